@@ -1,0 +1,1 @@
+//! cached-server

@@ -1,0 +1,2 @@
+//! The `cached` server binary.
+fn main() {}
