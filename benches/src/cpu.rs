@@ -1,0 +1,44 @@
+//! Cores: pinning a thread to one, and the limits a process with a thousand connections needs.
+
+use std::io;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// Pins the calling thread, and every thread it starts later, to one core.
+///
+/// # Errors
+/// Fails when the core does not exist or may not be used here.
+pub fn pin_current_thread(cpu: usize) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("there is no core {cpu}")));
+    }
+    set.set(cpu);
+    sched_setaffinity(None, &set)?;
+    Ok(())
+}
+
+/// Cores this process may use, lowest first.
+///
+/// # Errors
+/// Passes on the kernel's refusal.
+pub fn usable_cpus() -> io::Result<Vec<usize>> {
+    let set = sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
+}
+
+/// Raises the soft limit of open files to the hard one, and says whether `wanted` descriptors fit.
+///
+/// # Errors
+/// Names both numbers when they do not fit.
+pub fn reserve_descriptors(wanted: u64) -> io::Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    match getrlimit(Resource::Nofile).current {
+        Some(current) if current < wanted => Err(io::Error::other(format!(
+            "{wanted} descriptors are needed and {current} are allowed; raise `ulimit -n`"
+        ))),
+        _ => Ok(()),
+    }
+}

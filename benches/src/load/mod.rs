@@ -1,0 +1,348 @@
+//! The load generator: what to send ([`LoadSpec`]), sending it ([`run`], [`preload`]), what came of it ([`LoadReport`]).
+//!
+//! One thread per core, each with its own epoll set and its own connections; nothing is shared while a run goes on.
+//! Every reply is checked against the key space: wrong order, length or content ends the run with an error.
+//!
+//! - **Closed loop**: each connection sends `pipeline` requests, waits for all replies, sends the next. Latency is
+//!   counted from just before the send. It says what a server can do at most, and what a request costs.
+//! - **Open loop**: requests are due at times drawn beforehand, whatever the server does. Latency is counted from
+//!   the due time, so that a stall shows in every request it delayed (no coordinated omission).
+
+mod connection;
+mod replies;
+mod report;
+mod requests;
+mod schedule;
+mod stream;
+mod tally;
+mod worker;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+pub use report::{Latency, LoadReport};
+pub use schedule::ArrivalKind;
+pub use stream::Stream;
+
+use crate::cpu;
+use crate::keyspace::{KeySpace, Verify};
+use crate::process::{CpuClock, Resident};
+use crate::protocol::Protocol;
+use connection::Connection;
+use requests::RequestMaker;
+use worker::{Outcome, Worker};
+
+/// Most connections of one run.
+pub const CONNECTIONS_MAX: usize = 50_000;
+/// Most requests that one connection has under way.
+pub const PIPELINE_MAX: usize = 1_024;
+/// Most keys of one get.
+pub const KEYS_PER_GET_MAX: usize = 1_000;
+/// Most bytes that all connections together may have under way, in requests or in replies.
+const BYTES_UNDER_WAY_MAX: usize = 4 << 30;
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A TCP address.
+    Tcp(SocketAddr),
+    /// A unix socket's path.
+    Unix(PathBuf),
+}
+
+/// Which keys are asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum KeyChoice {
+    /// Every key as often as any other.
+    Uniform,
+    /// Rank k with a frequency of k to the power of minus this; ranks are scattered over the indexes.
+    Zipf(f64),
+    /// One after the other, each thread its own part.
+    Sequential,
+}
+
+/// When requests are sent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Arrival {
+    /// When the last ones of the connection have been answered.
+    Closed,
+    /// At this many requests per second, all connections together, whatever the server does.
+    Open {
+        /// Requests per second.
+        requests_per_s: f64,
+        /// Spacing of the arrivals.
+        kind: ArrivalKind,
+    },
+}
+
+/// When a run is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// After a warm-up that is not counted and a span that is.
+    Time {
+        /// Not counted.
+        warmup: Duration,
+        /// Counted.
+        measured: Duration,
+    },
+    /// After this many requests, all counted.
+    Requests(u64),
+}
+
+/// Expiry times of the sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Expiry {
+    /// Seconds to live; 0 is forever.
+    pub seconds: u32,
+    /// Only keys of odd index expire.
+    pub odd_only: bool,
+}
+
+/// Nothing expires.
+pub const EXPIRY_NEVER: Expiry = Expiry { seconds: 0, odd_only: false };
+
+/// A load, in full.
+#[derive(Clone, Debug)]
+pub struct LoadSpec {
+    /// The server.
+    pub target: Target,
+    /// What is spoken.
+    pub protocol: Protocol,
+    /// Keys and values that exist.
+    pub keys: KeySpace,
+    /// Which of them are asked for.
+    pub key_choice: KeyChoice,
+    /// Share of requests that are sets, 0 to 1; the others are gets.
+    pub set_share: f64,
+    /// Keys of each get.
+    pub keys_per_get: usize,
+    /// Requests sent together.
+    pub pipeline: usize,
+    /// Connections, all threads together.
+    pub connections: usize,
+    /// Threads.
+    pub threads: usize,
+    /// Cores that the threads are pinned to, in turn; empty: not pinned.
+    pub cpus: Vec<usize>,
+    /// When requests are sent.
+    pub arrival: Arrival,
+    /// When the run is over.
+    pub limit: Limit,
+    /// Expiry of what is set.
+    pub expiry: Expiry,
+    /// How closely values are looked at.
+    pub verify: Verify,
+    /// Decides keys, operations and arrivals.
+    pub seed: u64,
+    /// Process whose CPU time and memory are measured.
+    pub server_pid: Option<u32>,
+    /// Longest wait for any reply at all before the run fails.
+    pub stall_limit: Duration,
+}
+
+impl LoadSpec {
+    /// A closed loop of single uniform gets for one second over 50 connections; the base of most scenarios.
+    pub fn new(target: Target, keys: KeySpace) -> Self {
+        Self {
+            target,
+            protocol: Protocol::Text,
+            keys,
+            key_choice: KeyChoice::Uniform,
+            set_share: 0.0,
+            keys_per_get: 1,
+            pipeline: 1,
+            connections: 50,
+            threads: 1,
+            cpus: Vec::new(),
+            arrival: Arrival::Closed,
+            limit: Limit::Time { warmup: Duration::from_millis(200), measured: Duration::from_secs(1) },
+            expiry: EXPIRY_NEVER,
+            verify: Verify::Ends,
+            seed: 1,
+            server_pid: None,
+            stall_limit: Duration::from_secs(10),
+        }
+    }
+
+    /// Checks every bound.
+    fn check(&self) -> Result<()> {
+        ensure!((1..=CONNECTIONS_MAX).contains(&self.connections), "1 to {CONNECTIONS_MAX} connections");
+        ensure!((1..=PIPELINE_MAX).contains(&self.pipeline), "a pipeline of 1 to {PIPELINE_MAX}");
+        ensure!((1..=KEYS_PER_GET_MAX).contains(&self.keys_per_get), "1 to {KEYS_PER_GET_MAX} keys per get");
+        ensure!((1..=self.connections).contains(&self.threads), "1 thread to as many as connections");
+        ensure!((0.0..=1.0).contains(&self.set_share), "a share of sets between 0 and 1");
+        if let KeyChoice::Zipf(exponent) = self.key_choice {
+            ensure!(exponent > 0.0 && exponent <= 10.0, "a Zipf exponent above 0, at most 10");
+        }
+        if let Arrival::Open { requests_per_s, .. } = self.arrival {
+            ensure!((0.01..=1e9).contains(&requests_per_s), "a rate of 0.01 to 1e9 requests per second");
+            ensure!(matches!(self.limit, Limit::Time { .. }), "an open loop runs for a time, not a count");
+        }
+        let item_bytes = self.keys.key_bytes() + self.keys.value_bytes_bounds().max + 64;
+        let bytes = item_bytes * self.connections * self.pipeline * self.keys_per_get;
+        ensure!(
+            bytes <= BYTES_UNDER_WAY_MAX,
+            "connections x pipeline x keys x size is {bytes} bytes under way, above {BYTES_UNDER_WAY_MAX}"
+        );
+        Ok(cpu::reserve_descriptors(self.connections as u64 + 64)?)
+    }
+}
+
+/// Runs a load to its end.
+///
+/// # Errors
+/// When a bound is exceeded, the server cannot be reached, closes, stalls, or sends anything but the right reply.
+pub fn run(spec: &LoadSpec) -> Result<LoadReport> {
+    spec.check()?;
+    let cpu_clock = spec.server_pid.map(CpuClock::of).transpose()?;
+    let failed = AtomicBool::new(false);
+    let mut workers = Vec::with_capacity(spec.threads);
+    for thread in 0..spec.threads {
+        let connections = (part(spec.connections as u64, thread, spec.threads)).count();
+        let connections = (0..connections)
+            .map(|_| Connection::open(spec).with_context(|| format!("connecting to {:?}", spec.target)))
+            .collect::<Result<Vec<_>>>()?;
+        workers.push((thread, connections));
+    }
+    let base = Instant::now();
+    let cpu_before_ns = cpu_clock.map(CpuClock::now_ns).transpose()?;
+    let mut outcomes: Vec<Outcome> = thread::scope(|scope| {
+        let failed = &failed;
+        let handles: Vec<_> = workers
+            .into_iter()
+            .map(|(thread, connections)| {
+                let cpu_clock = cpu_clock.filter(|_| thread == 0);
+                scope.spawn(move || {
+                    let outcome = run_worker(spec, thread, connections, base, cpu_clock, failed);
+                    if outcome.is_err() {
+                        failed.store(true, Ordering::Relaxed);
+                    }
+                    outcome
+                })
+            })
+            .collect();
+        // A worker that stopped because another one failed has nothing to say of its own: report the other.
+        let results: Vec<_> = handles.into_iter().map(|handle| handle.join()).collect();
+        let mut outcomes = Vec::new();
+        for result in results {
+            match result {
+                Ok(outcome) => outcomes.push(outcome?),
+                Err(_) => bail!("a load thread panicked"),
+            }
+        }
+        Ok(outcomes)
+    })?;
+    if let (Limit::Requests(_), Some(clock), Some(before_ns)) = (spec.limit, cpu_clock, cpu_before_ns) {
+        // All threads have ended: the whole run is the window.
+        outcomes[0].server_cpu_ns = Some(clock.now_ns()?.saturating_sub(before_ns));
+    }
+    let resident = spec.server_pid.map(Resident::of).transpose()?;
+    Ok(LoadReport::new(spec, outcomes, resident))
+}
+
+fn run_worker(
+    spec: &LoadSpec,
+    thread: usize,
+    connections: Vec<Connection>,
+    base: Instant,
+    cpu_clock: Option<CpuClock>,
+    failed: &AtomicBool,
+) -> Result<Outcome> {
+    if !spec.cpus.is_empty() {
+        let cpu = spec.cpus[thread % spec.cpus.len()];
+        cpu::pin_current_thread(cpu).with_context(|| format!("pinning a load thread to core {cpu}"))?;
+    }
+    let requests = RequestMaker::new(spec, thread);
+    Worker::new(spec, thread, connections, requests, base, cpu_clock, failed)?.run()
+}
+
+/// What a preload did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct PreloadReport {
+    /// Sets acknowledged.
+    pub stored: u64,
+    /// Sets that the server refused.
+    pub refused: u64,
+    /// Keys that were there, with the right value, when all were asked for afterwards.
+    pub found: u64,
+    /// Keys that were not.
+    pub missing: u64,
+}
+
+/// Sets every key of `spec` once, in order, then gets every key once and checks each value.
+///
+/// # Errors
+/// As [`run`]. A missing key is no error here: the caller knows whether all should fit.
+pub fn preload(spec: &LoadSpec) -> Result<PreloadReport> {
+    let stored = run(&sweep(spec, true))?;
+    let found = run(&sweep(spec, false))?;
+    Ok(PreloadReport {
+        stored: stored.sets - stored.refused,
+        refused: stored.refused,
+        found: found.hits.min(spec.keys.count()),
+        missing: found.misses,
+    })
+}
+
+/// Sets every key once, without reading them back.
+///
+/// # Errors
+/// As [`run`].
+pub fn store_all(spec: &LoadSpec) -> Result<LoadReport> {
+    run(&sweep(spec, true))
+}
+
+/// Gets every key once.
+///
+/// # Errors
+/// As [`run`].
+pub fn read_all(spec: &LoadSpec) -> Result<LoadReport> {
+    run(&sweep(spec, false))
+}
+
+/// One pass over all keys in order, in batches of up to 256 KiB.
+fn sweep(spec: &LoadSpec, is_set: bool) -> LoadSpec {
+    const BATCH_BYTES: usize = 256 << 10;
+    let item_bytes = spec.keys.key_bytes() + spec.keys.value_bytes_bounds().max + 64;
+    let pipeline = (BATCH_BYTES / item_bytes).clamp(1, 64);
+    LoadSpec {
+        key_choice: KeyChoice::Sequential,
+        set_share: if is_set { 1.0 } else { 0.0 },
+        keys_per_get: 1,
+        pipeline,
+        connections: spec.threads * 4,
+        arrival: Arrival::Closed,
+        limit: Limit::Requests(spec.keys.count()),
+        ..spec.clone()
+    }
+}
+
+/// The share of `count` things that falls to `thread` of `threads`: as even as can be, in order.
+fn part(count: u64, thread: usize, threads: usize) -> std::ops::Range<u64> {
+    let (thread, threads) = (thread as u128, threads as u128);
+    let cut = |place: u128| (u128::from(count) * place / threads) as u64;
+    cut(thread)..cut(thread + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_everything_once() {
+        for (count, threads) in [(10, 3), (1, 4), (0, 2), (1_000_003, 7)] {
+            let mut next = 0;
+            for thread in 0..threads {
+                let range = part(count, thread, threads);
+                assert_eq!(range.start, next);
+                next = range.end;
+            }
+            assert_eq!(next, count);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Requests to bytes and reply heads from bytes, for the three protocols; pure functions, no sockets.
+//!
+//! A reply is a sequence of *heads* (a line, or a binary header with extras and key). A [`Head::Value`] is
+//! followed by the value's bytes, which the caller takes from the stream itself, so that a large value is never
+//! collected anywhere.
+//!
+//! | request | text | meta | binary |
+//! |---|---|---|---|
+//! | get of one | `get k` | `mg k v` | GET |
+//! | get of many | `get k1 k2 …` | `mg k q k v` each, then `mn` | GETKQ each, then NOOP |
+//! | set | `set k 0 exp len` | `ms k len Texp` | SET |
+
+mod binary;
+mod meta;
+mod text;
+
+use crate::keyspace::KeySpace;
+
+/// Longest head: a key of 250 bytes with everything around it, or an error line.
+pub const HEAD_BYTES_MAX: usize = 1024;
+
+/// What a connection speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Protocol {
+    /// The classic text commands.
+    Text,
+    /// The meta commands.
+    Meta,
+    /// The binary protocol.
+    Binary,
+}
+
+/// One step of a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Head<'a> {
+    /// `value_bytes` bytes of value follow, then [`Protocol::trailer`].
+    Value {
+        /// The key, where the reply repeats it.
+        key: Option<&'a [u8]>,
+        /// Length of the value, without the trailer.
+        value_bytes: usize,
+    },
+    /// The one key asked for is not there.
+    Miss,
+    /// Nothing more comes for this get.
+    End,
+    /// The set was done.
+    Stored,
+    /// The server could not do it, for example for lack of memory; the connection goes on.
+    Refused(&'a [u8]),
+}
+
+/// Bytes that are no reply to what was asked.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum HeadError {
+    /// A complete head that means nothing here, `CLIENT_ERROR` included: we sent something wrong.
+    #[error("unexpected reply: {0}")]
+    Unexpected(String),
+}
+
+impl HeadError {
+    fn unexpected(bytes: &[u8]) -> Self {
+        Self::Unexpected(bytes[..bytes.len().min(120)].escape_ascii().to_string())
+    }
+}
+
+impl Protocol {
+    /// Appends a get of all `indexes` (at least one).
+    pub fn push_get(self, keys: &KeySpace, indexes: &[u64], out: &mut Vec<u8>) {
+        match self {
+            Self::Text => text::push_get(keys, indexes, out),
+            Self::Meta => meta::push_get(keys, indexes, out),
+            Self::Binary => binary::push_get(keys, indexes, out),
+        }
+    }
+
+    /// Appends a set of `index` to its value, to expire after `expiry_s` seconds (0: never).
+    pub fn push_set(self, keys: &KeySpace, index: u64, expiry_s: u32, out: &mut Vec<u8>) {
+        match self {
+            Self::Text => text::push_set(keys, index, expiry_s, out),
+            Self::Meta => meta::push_set(keys, index, expiry_s, out),
+            Self::Binary => binary::push_set(keys, index, expiry_s, out),
+        }
+    }
+
+    /// The head at the start of `bytes` and its length, or `None` when more bytes are needed.
+    ///
+    /// # Errors
+    /// When the bytes are no reply.
+    pub fn parse_head(self, bytes: &[u8]) -> Result<Option<(Head<'_>, usize)>, HeadError> {
+        match self {
+            Self::Text => text::parse_head(bytes),
+            Self::Meta => meta::parse_head(bytes),
+            Self::Binary => binary::parse_head(bytes),
+        }
+    }
+
+    /// Whether the value of a get of one key is the whole reply (text sends `END` after it).
+    pub fn value_is_last(self) -> bool {
+        !matches!(self, Self::Text)
+    }
+
+    /// What follows every value.
+    pub fn trailer(self) -> &'static [u8] {
+        match self {
+            Self::Text | Self::Meta => b"\r\n",
+            Self::Binary => b"",
+        }
+    }
+}
+
+/// The line at the start of `bytes` without its CRLF, and its length with it.
+fn line(bytes: &[u8]) -> Result<Option<(&[u8], usize)>, HeadError> {
+    match memchr::memchr(b'\n', bytes) {
+        Some(end) if end > 0 && bytes[end - 1] == b'\r' => Ok(Some((&bytes[..end - 1], end + 1))),
+        Some(end) => Err(HeadError::unexpected(&bytes[..end])),
+        None => Ok(None),
+    }
+}
+
+/// A decimal number without sign or spaces.
+fn decimal(digits: &[u8]) -> Option<usize> {
+    if digits.is_empty() || digits.len() > 10 {
+        return None;
+    }
+    digits
+        .iter()
+        .try_fold(0_usize, |sum, &digit| digit.is_ascii_digit().then(|| sum * 10 + usize::from(digit - b'0')))
+}
+
+/// Appends a number in decimal.
+fn push_decimal(number: usize, out: &mut Vec<u8>) {
+    use std::io::Write;
+    // Writing into a Vec cannot fail.
+    let _ = write!(out, "{number}");
+}

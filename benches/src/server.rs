@@ -1,0 +1,291 @@
+//! Servers under measurement: child processes on a free loopback port, pinned, always ended.
+//!
+//! A child is ended by its process id when its [`Server`] is dropped, whatever happened, and by the kernel
+//! (`PR_SET_PDEATHSIG`) when this process is killed before it can do so. Start servers from the main thread: that
+//! signal is tied to the thread that starts them.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
+
+use crate::cpu;
+use crate::load::Target;
+use crate::text_client::TextClient;
+
+/// Longest wait for a server to listen; one under valgrind takes seconds.
+const START_LIMIT: Duration = Duration::from_secs(60);
+/// Longest wait for a server to end by itself before it is killed.
+const STOP_LIMIT: Duration = Duration::from_secs(30);
+/// Longest part of a server's messages that an error repeats.
+const MESSAGE_BYTES_MAX: usize = 2_000;
+
+/// How to start a server that takes memcached's flags.
+#[derive(Clone, Debug)]
+pub struct ServerSpec {
+    /// The program.
+    pub program: PathBuf,
+    /// What it is called in output.
+    pub name: String,
+    /// Put before the program: valgrind and its options, say.
+    pub wrapper: Vec<OsString>,
+    /// Core that all its threads are pinned to.
+    pub cpu: Option<usize>,
+    /// `-m`, in MiB.
+    pub memory_mib: usize,
+    /// `-c`.
+    pub connections_max: usize,
+    /// `-I` in bytes, where not the default of 1 MiB.
+    pub item_bytes_max: Option<usize>,
+    /// Further flags.
+    pub extra: Vec<OsString>,
+}
+
+impl ServerSpec {
+    /// One thread, 1 GiB, 4096 connections.
+    pub fn new(name: &str, program: &Path) -> Self {
+        Self {
+            program: program.to_owned(),
+            name: name.to_owned(),
+            wrapper: Vec::new(),
+            cpu: None,
+            memory_mib: 1024,
+            connections_max: 4096,
+            item_bytes_max: None,
+            extra: Vec::new(),
+        }
+    }
+
+    /// Starts it on a free loopback port and waits until it answers.
+    ///
+    /// # Errors
+    /// When it cannot be started, ends at once (its messages are in the error), or does not answer in time.
+    pub fn start(&self) -> Result<Server> {
+        let address = free_address().context("looking for a free port")?;
+        let mut words: Vec<OsString> = self.wrapper.clone();
+        words.push(self.program.clone().into());
+        let flags = ["-t", "1", "-U", "0", "-l", "127.0.0.1", "-p"].map(OsString::from);
+        words.extend(flags);
+        words.extend(
+            [address.port().to_string(), "-m".into(), self.memory_mib.to_string()].map(OsString::from),
+        );
+        words.extend(["-c".into(), self.connections_max.to_string()].map(OsString::from));
+        if rustix::process::geteuid().is_root() {
+            // memcached does not run as root without being told to.
+            words.extend(["-u", "root"].map(OsString::from));
+        }
+        if let Some(bytes) = self.item_bytes_max {
+            words.extend(["-I".into(), bytes.to_string()].map(OsString::from));
+        }
+        words.extend(self.extra.iter().cloned());
+        Server::spawn(&self.name, &words, self.cpu, address)
+    }
+}
+
+/// A running server; dropping it ends it.
+#[derive(Debug)]
+pub struct Server {
+    name: String,
+    child: Child,
+    address: SocketAddr,
+    messages: File,
+}
+
+impl Server {
+    /// Starts `words[0]` with the other words as arguments and waits until `address` answers `version`.
+    ///
+    /// # Errors
+    /// As [`ServerSpec::start`].
+    pub fn spawn(name: &str, words: &[OsString], cpu: Option<usize>, address: SocketAddr) -> Result<Self> {
+        let messages = tempfile::tempfile().context("a file for the server's messages")?;
+        let (program, arguments) = words.split_first().context("no program to start")?;
+        let mut command = Command::new(program);
+        command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(messages.try_clone()?);
+        bind_to_parent(&mut command, cpu);
+        let child = command.spawn().with_context(|| format!("starting {name}: {}", program.display()))?;
+        let mut server = Self { name: name.to_owned(), child, address, messages };
+        server.wait_until_listening()?;
+        Ok(server)
+    }
+
+    /// What it is called in output.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Where it listens.
+    pub fn target(&self) -> Target {
+        Target::Tcp(self.address)
+    }
+
+    /// Where it listens, as an address.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// A new connection for commands.
+    ///
+    /// # Errors
+    /// When it does not take one.
+    pub fn client(&self) -> Result<TextClient> {
+        TextClient::connect(&self.target()).with_context(|| format!("connecting to {}", self.name))
+    }
+
+    /// Asks it to end (SIGTERM) and waits; kills it after thirty seconds.
+    ///
+    /// # Errors
+    /// When it had to be killed.
+    pub fn stop(mut self) -> Result<ExitStatus> {
+        let pid = Pid::from_child(&self.child);
+        kill_process(pid, Signal::TERM).with_context(|| format!("ending {}", self.name))?;
+        let start = Instant::now();
+        while start.elapsed() < STOP_LIMIT {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        bail!("{} did not end within {} s of SIGTERM", self.name, STOP_LIMIT.as_secs())
+    }
+
+    fn wait_until_listening(&mut self) -> Result<()> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("{} ended at once ({status}): {}", self.name, self.message_tail());
+            }
+            let error = match TextClient::connect(&self.target()) {
+                Ok(mut client) => {
+                    client.version().with_context(|| format!("{} does not speak memcached", self.name))?;
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            if start.elapsed() > START_LIMIT {
+                return Err(error.context(format!("{} does not listen: {}", self.name, self.message_tail())));
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The end of what the server has said.
+    fn message_tail(&self) -> String {
+        // Read at a place, so that the offset the child writes at stays where it is.
+        let length = self.messages.metadata().map_or(0, |metadata| metadata.len());
+        let start = length.saturating_sub(MESSAGE_BYTES_MAX as u64);
+        let mut bytes = vec![0; MESSAGE_BYTES_MAX];
+        let read = self.messages.read_at(&mut bytes, start).unwrap_or(0);
+        match read {
+            0 => "it said nothing".to_owned(),
+            _ => String::from_utf8_lossy(&bytes[..read]).trim().to_owned(),
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Both fail only when the child has been waited for already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Makes a command's process end with this one, and run on one core.
+pub fn bind_to_parent(command: &mut Command, cpu: Option<usize>) {
+    let parent = rustix::process::getpid();
+    let prepare = move || -> io::Result<()> {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        if getppid() != Some(parent) {
+            return Err(io::Error::other("the bench ended while it started a server"));
+        }
+        cpu.map_or(Ok(()), cpu::pin_current_thread)
+    };
+    // SAFETY: between fork and exec, `prepare` makes three system calls on values it owns; it takes no lock and
+    // allocates nothing unless it fails, when the child ends at once.
+    unsafe { command.pre_exec(prepare) };
+}
+
+/// A loopback address whose port is free now.
+///
+/// # Errors
+/// When there is none.
+pub fn free_address() -> io::Result<SocketAddr> {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
+}
+
+/// Finds a program: a path as it is, a bare name in PATH.
+///
+/// # Errors
+/// When it is not there; the hint is part of the message.
+pub fn find_program(name: &Path, hint: &str) -> Result<PathBuf> {
+    if name.components().count() > 1 {
+        return match name.is_file() {
+            true => Ok(name.to_owned()),
+            false => bail!("there is no program {}; {hint}", name.display()),
+        };
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .map(|directory| directory.join(name))
+        .find(|candidate| candidate.is_file())
+        .with_context(|| format!("`{}` is not in PATH; {hint}", name.display()))
+}
+
+/// The release binary of `cached` of this workspace, built first unless `is_built` already.
+///
+/// # Errors
+/// When it cannot be built, or is not there.
+pub fn workspace_cached(is_built: bool) -> Result<PathBuf> {
+    let own = std::env::current_exe().context("finding this program")?;
+    let profile_directory = own.parent().context("this program lies in no directory")?;
+    let target_directory = profile_directory.parent().context("this program lies in no target directory")?;
+    if !is_built {
+        eprintln!("building cached (--no-build to leave that out, --cached PATH for another one)");
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml");
+        let status = Command::new(cargo)
+            .args(["build", "--release", "--quiet", "-p", "cached-server", "--manifest-path"])
+            .arg(manifest)
+            .arg("--target-dir")
+            .arg(target_directory)
+            .status()
+            .context("starting cargo")?;
+        anyhow::ensure!(status.success(), "cargo build -p cached-server failed: {status}");
+    }
+    find_program(&target_directory.join("release/cached"), "build it, or give its path with --cached PATH")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_ends_at_once_is_an_error_with_its_words() {
+        let words = ["sh", "-c", "echo no memory today >&2; exit 3"].map(OsString::from);
+        let error = Server::spawn("fake", &words, None, free_address().unwrap()).unwrap_err().to_string();
+        assert!(error.contains("no memory today") && error.contains("fake"), "{error}");
+    }
+
+    #[test]
+    fn programs_are_found_in_path_or_not_at_all() {
+        assert!(find_program(Path::new("sh"), "").is_ok());
+        assert!(
+            find_program(Path::new("no-such-program-here"), "hint").unwrap_err().to_string().contains("hint")
+        );
+        assert!(find_program(Path::new("/no/such/program"), "hint").is_err());
+    }
+}
