@@ -1,0 +1,141 @@
+//! The scenarios of the comparison and the bars they are held against.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use crate::keyspace::{KeySpace, ValueBytes, Verify};
+use crate::load::{Arrival, ArrivalKind, KeyChoice, Limit, LoadSpec, Target};
+use crate::protocol::Protocol;
+
+/// Length of every key, in bytes.
+pub const KEY_BYTES: usize = 20;
+
+/// What a scenario compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Measure {
+    /// CPU time of the server per key, in a closed loop.
+    CpuPerKey,
+    /// 99th percentile of the latency, in an open loop at half of the slower server's maximum.
+    TailLatency,
+}
+
+/// One load that both servers get.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Scenario {
+    /// What it is called everywhere.
+    pub name: &'static str,
+    /// What is compared.
+    pub measure: Measure,
+    /// What is spoken.
+    pub protocol: Protocol,
+    /// Connections.
+    pub connections: usize,
+    /// Requests sent together.
+    pub pipeline: usize,
+    /// Keys of each get.
+    pub keys_per_get: usize,
+    /// Share of sets.
+    pub set_share: f64,
+    /// Value size.
+    pub value_bytes: usize,
+    /// Keys, all preloaded.
+    pub keys: u64,
+    /// Zipf exponent; uniform without.
+    pub zipf: Option<f64>,
+    /// Highest ratio of cached to memcached that is good enough.
+    pub bar: Option<f64>,
+    /// The same after the canned server's figure is taken off both.
+    pub bar_over_floor: Option<f64>,
+    /// Left out unless all are asked for.
+    pub is_extra: bool,
+}
+
+/// One get of 100 bytes at a time over 50 connections, 100 000 keys.
+const BASE: Scenario = Scenario {
+    name: "",
+    measure: Measure::CpuPerKey,
+    protocol: Protocol::Text,
+    connections: 50,
+    pipeline: 1,
+    keys_per_get: 1,
+    set_share: 0.0,
+    value_bytes: 100,
+    keys: 100_000,
+    zipf: None,
+    bar: None,
+    bar_over_floor: None,
+    is_extra: false,
+};
+
+/// As [`BASE`], without a bar, and only run when all scenarios are asked for.
+const EXTRA: Scenario = Scenario { is_extra: true, ..BASE };
+
+/// All scenarios, the ones with bars first.
+pub const SCENARIOS: &[Scenario] = &[
+    Scenario { name: "one get", bar: Some(0.92), bar_over_floor: Some(0.65), ..BASE },
+    Scenario { name: "one set", set_share: 1.0, bar: Some(0.92), bar_over_floor: Some(0.65), ..BASE },
+    Scenario { name: "16 gets pipelined", pipeline: 16, bar: Some(0.70), ..BASE },
+    Scenario { name: "multiget of 16", keys_per_get: 16, bar: Some(0.65), ..BASE },
+    Scenario { name: "multiget of 100", keys_per_get: 100, bar: Some(0.35), ..BASE },
+    Scenario { name: "16 pipelined 90/10", pipeline: 16, set_share: 0.1, bar: Some(0.70), ..BASE },
+    Scenario { name: "1000 connections", connections: 1_000, bar: Some(0.80), ..BASE },
+    Scenario { name: "4 KiB values", value_bytes: 4 << 10, keys: 20_000, bar: Some(0.85), ..BASE },
+    Scenario { name: "64 KiB values", value_bytes: 64 << 10, keys: 2_000, bar: Some(1.0), ..BASE },
+    Scenario { name: "p99 open loop", measure: Measure::TailLatency, bar: Some(1.1), ..BASE },
+    Scenario { name: "one get, Zipf 1.0", zipf: Some(1.0), ..EXTRA },
+    Scenario { name: "90/10, one at a time", set_share: 0.1, ..EXTRA },
+    Scenario { name: "one meta get", protocol: Protocol::Meta, ..EXTRA },
+    Scenario { name: "16 meta gets pipelined", protocol: Protocol::Meta, pipeline: 16, ..EXTRA },
+    Scenario { name: "one binary get", protocol: Protocol::Binary, ..EXTRA },
+    Scenario { name: "binary multiget of 16", protocol: Protocol::Binary, keys_per_get: 16, ..EXTRA },
+    Scenario { name: "10 B values", value_bytes: 10, ..EXTRA },
+    Scenario { name: "4 KiB sets", value_bytes: 4 << 10, keys: 20_000, set_share: 1.0, ..EXTRA },
+    Scenario { name: "64 KiB sets", value_bytes: 64 << 10, keys: 2_000, set_share: 1.0, ..EXTRA },
+    // Just below 1 MiB: memcached counts the item's header against its limit of 1 MiB.
+    Scenario { name: "1 MiB values", value_bytes: 1_048_000, keys: 200, ..EXTRA },
+];
+
+impl Scenario {
+    /// The load on `target`, in a closed loop.
+    ///
+    /// # Errors
+    /// When keys and sizes do not fit together.
+    pub fn load(
+        &self,
+        target: Target,
+        cpu: usize,
+        server_pid: u32,
+        limit: Limit,
+        seed: u64,
+    ) -> Result<LoadSpec> {
+        let keys = KeySpace::new(0, self.keys, KEY_BYTES, ValueBytes::fixed(self.value_bytes), 0)?;
+        Ok(LoadSpec {
+            protocol: self.protocol,
+            key_choice: self.zipf.map_or(KeyChoice::Uniform, KeyChoice::Zipf),
+            set_share: self.set_share,
+            keys_per_get: self.keys_per_get,
+            pipeline: self.pipeline,
+            connections: self.connections,
+            cpus: vec![cpu],
+            limit,
+            verify: Verify::Ends,
+            seed,
+            server_pid: Some(server_pid),
+            stall_limit: Duration::from_secs(10),
+            ..LoadSpec::new(target, keys)
+        })
+    }
+
+    /// Whether the canned server can answer it.
+    pub fn has_floor(&self) -> bool {
+        self.protocol == Protocol::Text && self.measure == Measure::CpuPerKey
+    }
+}
+
+/// An open loop at `requests_per_s`, with arrivals as from many independent users.
+pub fn open_loop(requests_per_s: f64) -> Arrival {
+    Arrival::Open { requests_per_s, kind: ArrivalKind::Poisson }
+}
