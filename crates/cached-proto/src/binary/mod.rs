@@ -1,0 +1,30 @@
+//! The binary protocol: frames with a fixed header.
+//!
+//! A frame is decoded once header, extras and key are there; a value may follow later. What is malformed is answered with
+//! status 04 and closed upon, lengths that contradict each other with 81. Three oddities of memcached are kept because a
+//! client's stream would go out of step without them: an unknown opcode throws away `body length` bytes *after* extras and
+//! key; `STAT`, `TOUCH` and `GAT` leave a value that they should not have in the stream, where it is read as the next
+//! header; and a frame whose extras and key exceed a 16 KiB buffer closes the connection once that is full.
+
+mod header;
+mod request;
+mod response;
+
+pub use header::{HEADER_LEN, Header, MAGIC_REQUEST, MAGIC_RESPONSE};
+pub use request::{Arithmetic, Command, Head, Request, Store, StoreHeader, StoreVerb, opcode};
+pub use response::{
+    ErrorReply, Status, encode_done, encode_error, encode_error_text, encode_miss, encode_number,
+    encode_response, encode_stat, encode_stat_end, encode_value_head, encode_version,
+};
+
+/// What [`decode`] finds.
+pub type Decoded<'a> = crate::Decoded<Request<'a>, StoreHeader<'a>, ErrorReply>;
+
+/// Decodes the frame at the start of `input`.
+#[inline]
+pub fn decode(input: &[u8]) -> Decoded<'_> {
+    match Header::read(input) {
+        Some(header) => request::decode(&header, input),
+        None => Decoded::Incomplete,
+    }
+}

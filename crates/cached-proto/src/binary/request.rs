@@ -1,0 +1,542 @@
+//! Requests: which opcode takes which extras, key and value.
+
+use self::opcode as op;
+use super::{Decoded, ErrorReply, HEADER_LEN, Header, MAGIC_REQUEST, Status};
+use crate::limits::{BINARY_BODY_LEN_MAX, BINARY_FRAME_HEAD_LEN_MAX, KEY_LEN_MAX};
+
+/// The opcodes, those that end in `Q` in their loud form's line.
+pub mod opcode {
+    #![allow(missing_docs, reason = "the names are the protocol's")]
+    pub const GET: u8 = 0x00;
+    pub const SET: u8 = 0x01;
+    pub const ADD: u8 = 0x02;
+    pub const REPLACE: u8 = 0x03;
+    pub const DELETE: u8 = 0x04;
+    pub const INCREMENT: u8 = 0x05;
+    pub const DECREMENT: u8 = 0x06;
+    pub const QUIT: u8 = 0x07;
+    pub const FLUSH: u8 = 0x08;
+    pub const GETQ: u8 = 0x09;
+    pub const NOOP: u8 = 0x0a;
+    pub const VERSION: u8 = 0x0b;
+    pub const GETK: u8 = 0x0c;
+    pub const GETKQ: u8 = 0x0d;
+    pub const APPEND: u8 = 0x0e;
+    pub const PREPEND: u8 = 0x0f;
+    pub const STAT: u8 = 0x10;
+    pub const SETQ: u8 = 0x11;
+    pub const ADDQ: u8 = 0x12;
+    pub const REPLACEQ: u8 = 0x13;
+    pub const DELETEQ: u8 = 0x14;
+    pub const INCREMENTQ: u8 = 0x15;
+    pub const DECREMENTQ: u8 = 0x16;
+    pub const QUITQ: u8 = 0x17;
+    pub const FLUSHQ: u8 = 0x18;
+    pub const APPENDQ: u8 = 0x19;
+    pub const PREPENDQ: u8 = 0x1a;
+    pub const TOUCH: u8 = 0x1c;
+    pub const GAT: u8 = 0x1d;
+    pub const GATQ: u8 = 0x1e;
+    pub const SASL_LIST_MECHS: u8 = 0x20;
+    pub const SASL_AUTH: u8 = 0x21;
+    pub const SASL_STEP: u8 = 0x22;
+    pub const GATK: u8 = 0x23;
+    pub const GATKQ: u8 = 0x24;
+}
+
+/// What a response needs to know of its request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The opcode as it was sent, quiet or not; the response repeats it.
+    pub opcode: u8,
+    /// Echoed.
+    pub opaque: u32,
+    /// The CAS value to compare with, or 0.
+    pub cas: u64,
+    /// No answer if all went well (a get: if it missed). Errors are always sent, `Not found` of a quiet delete among them.
+    pub quiet: bool,
+}
+
+/// One whole binary request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request<'a> {
+    /// What the response repeats.
+    pub head: Head,
+    /// What is asked for.
+    pub command: Command<'a>,
+}
+
+/// What a binary request asks for. Keys have 1 to 250 bytes, any bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Command<'a> {
+    /// GET, GETK, GAT, GATK and their quiet forms.
+    Get {
+        /// The key.
+        key: &'a [u8],
+        /// GETK, GATK: the response carries the key, of a miss too.
+        with_key: bool,
+        /// GAT, GATK: the new expiry.
+        exptime: Option<u32>,
+    },
+    /// TOUCH: answered like a GET, without the value.
+    Touch {
+        /// The key.
+        key: &'a [u8],
+        /// The new expiry.
+        exptime: u32,
+    },
+    /// SET, ADD, REPLACE, APPEND, PREPEND, with the value.
+    Store(Store<'a>),
+    /// DELETE; `head.cas` guards it unless 0.
+    Delete {
+        /// The key.
+        key: &'a [u8],
+    },
+    /// INCREMENT, DECREMENT.
+    Arithmetic(Arithmetic<'a>),
+    /// FLUSH.
+    Flush {
+        /// Seconds (or Unix time, above 30 days) until what is there now is gone; 0 is now.
+        exptime: u32,
+    },
+    /// NOOP: answered, and what has gathered is sent.
+    Noop,
+    /// VERSION.
+    Version,
+    /// STAT; an empty key asks for the plain statistics.
+    Stat {
+        /// Which statistics; up to 250 bytes.
+        key: &'a [u8],
+    },
+    /// QUIT: answered unless quiet, then close.
+    Quit,
+}
+
+/// INCREMENT or DECREMENT; `head.cas` guards it unless 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arithmetic<'a> {
+    /// The key.
+    pub key: &'a [u8],
+    /// Downwards, stopping at 0; upwards it wraps at 2^64.
+    pub decrement: bool,
+    /// How far.
+    pub delta: u64,
+    /// What a missing number starts with.
+    pub initial: u64,
+    /// The expiry of a number created; `None` (all bits set) creates none.
+    pub exptime: Option<u32>,
+}
+
+/// How a value is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreVerb {
+    /// Whatever was there.
+    Set,
+    /// If nothing is there; refused with 02.
+    Add,
+    /// If something is there; refused with 01.
+    Replace,
+    /// Behind what is there; refused with 05.
+    Append,
+    /// In front of what is there; refused with 05.
+    Prepend,
+}
+
+/// All that a storage request says besides its value.
+///
+/// A nonzero `head.cas` turns set, add and replace alike into compare-and-store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreHeader<'a> {
+    /// What the response repeats.
+    pub head: Head,
+    /// How to store.
+    pub verb: StoreVerb,
+    /// The key.
+    pub key: &'a [u8],
+    /// The client's flags; 0 for append and prepend.
+    pub flags: u32,
+    /// 0 never, up to 30 days relative, beyond that Unix time; there is no "at once". 0 for append and prepend.
+    pub exptime: u32,
+    /// Bytes of the value; up to 1 GiB. Too large is status 03, and the value is thrown away.
+    pub value_len: usize,
+}
+
+/// A storage request with its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Store<'a> {
+    /// All else.
+    pub header: StoreHeader<'a>,
+    /// The value.
+    pub value: &'a [u8],
+}
+
+/// The lengths a command insists on.
+#[derive(Clone, Copy)]
+enum Shape {
+    /// No body at all.
+    Empty,
+    /// A key alone.
+    Key,
+    /// So many bytes of extras, then a key.
+    ExtrasKey(u8),
+    /// The same; what follows is left in the stream.
+    ExtrasKeyLoose(u8),
+    /// Extras, a key and a value.
+    Value(u8),
+}
+
+impl Shape {
+    #[inline]
+    fn fits(self, header: &Header) -> bool {
+        let has_key = header.key_len > 0;
+        let has_value =
+            header.body_len as usize > usize::from(header.key_len) + usize::from(header.extras_len);
+        match self {
+            Shape::Empty => header.extras_len == 0 && header.body_len == 0,
+            Shape::Key => header.extras_len == 0 && has_key && !has_value,
+            Shape::ExtrasKey(extras) => header.extras_len == extras && has_key && !has_value,
+            Shape::ExtrasKeyLoose(extras) => header.extras_len == extras && has_key,
+            Shape::Value(extras) => header.extras_len == extras && has_key,
+        }
+    }
+}
+
+/// Decodes the frame whose header begins `input`.
+#[inline]
+pub(super) fn decode<'a>(header: &Header, input: &'a [u8]) -> Decoded<'a> {
+    if header.magic != MAGIC_REQUEST {
+        return Decoded::Close;
+    }
+    let head_len = header.head_len();
+    let Some(frame) = input.get(HEADER_LEN..head_len) else {
+        let buffer_full = head_len > BINARY_FRAME_HEAD_LEN_MAX && input.len() >= BINARY_FRAME_HEAD_LEN_MAX;
+        return if buffer_full { Decoded::Close } else { Decoded::Incomplete };
+    };
+    let (extras, key) = frame.split_at(usize::from(header.extras_len));
+    let (command, quiet) = loud(header.opcode);
+    let head = Head { opcode: header.opcode, opaque: header.opaque, cas: header.cas, quiet };
+
+    let error = |status| ErrorReply { head, status };
+    let malformed = || Decoded::refused_close(error(Status::InvalidArguments), head_len);
+    // Widths: 24 + 255 + 65535 bytes and 32 bits fit a usize.
+    let Some(value_len) = (HEADER_LEN + header.body_len as usize).checked_sub(head_len) else {
+        return Decoded::refused_close(error(Status::UnknownCommand), head_len);
+    };
+    if header.body_len > BINARY_BODY_LEN_MAX || key.len() > KEY_LEN_MAX {
+        return malformed();
+    }
+
+    let shape = match command {
+        op::GET | op::GETK | op::DELETE => Shape::Key,
+        op::SET | op::ADD | op::REPLACE => Shape::Value(8),
+        op::APPEND | op::PREPEND => Shape::Value(0),
+        op::INCREMENT | op::DECREMENT => Shape::ExtrasKey(20),
+        op::TOUCH | op::GAT | op::GATK => Shape::ExtrasKeyLoose(4),
+        op::QUIT | op::NOOP | op::VERSION | op::SASL_LIST_MECHS => Shape::Empty,
+        op::SASL_AUTH | op::SASL_STEP => Shape::Value(0),
+        op::FLUSH if key.is_empty() && value_len == 0 && matches!(extras.len(), 0 | 4) => {
+            return request(head, Command::Flush { exptime: be_u32(extras, 0) }, head_len);
+        }
+        op::STAT if extras.is_empty() => return request(head, Command::Stat { key }, head_len),
+        op::FLUSH | op::STAT => return malformed(),
+        _ => {
+            let reply = error(Status::UnknownCommand);
+            return Decoded::swallow(reply, head_len, header.body_len as usize);
+        }
+    };
+    if !shape.fits(header) {
+        return malformed();
+    }
+    let command = match command {
+        op::GET | op::GETK => Command::Get { key, with_key: command == op::GETK, exptime: None },
+        op::GAT | op::GATK => {
+            Command::Get { key, with_key: command == op::GATK, exptime: Some(be_u32(extras, 0)) }
+        }
+        op::TOUCH => Command::Touch { key, exptime: be_u32(extras, 0) },
+        op::DELETE => Command::Delete { key },
+        op::INCREMENT | op::DECREMENT => Command::Arithmetic(Arithmetic {
+            key,
+            decrement: command == op::DECREMENT,
+            delta: be_u64(extras, 0),
+            initial: be_u64(extras, 8),
+            exptime: Some(be_u32(extras, 16)).filter(|exptime| *exptime != u32::MAX),
+        }),
+        op::QUIT => Command::Quit,
+        op::NOOP => Command::Noop,
+        op::VERSION => Command::Version,
+        op::SASL_LIST_MECHS | op::SASL_AUTH | op::SASL_STEP => {
+            // Not built yet: as a memcached without -S.
+            return Decoded::swallow(error(Status::UnknownCommand), head_len, value_len);
+        }
+        op::SET | op::ADD | op::REPLACE | op::APPEND | op::PREPEND => {
+            let verb = match command {
+                op::SET => StoreVerb::Set,
+                op::ADD => StoreVerb::Add,
+                op::REPLACE => StoreVerb::Replace,
+                op::APPEND => StoreVerb::Append,
+                _ => StoreVerb::Prepend,
+            };
+            let header = StoreHeader {
+                head,
+                verb,
+                key,
+                flags: be_u32(extras, 0),
+                exptime: be_u32(extras, 4),
+                value_len,
+            };
+            let Some(value) = input.get(head_len..head_len + value_len) else {
+                return Decoded::Body { header, consumed: head_len, body_len: value_len };
+            };
+            return request(head, Command::Store(Store { header, value }), head_len + value_len);
+        }
+        _ => return Decoded::swallow(error(Status::UnknownCommand), head_len, value_len),
+    };
+    request(head, command, head_len)
+}
+
+#[inline]
+fn request(head: Head, command: Command<'_>, consumed: usize) -> Decoded<'_> {
+    Decoded::Request { request: Request { head, command }, consumed }
+}
+
+/// The loud form of an opcode, and whether it was quiet.
+#[inline]
+fn loud(opcode: u8) -> (u8, bool) {
+    match opcode {
+        op::GETQ => (op::GET, true),
+        op::GETKQ => (op::GETK, true),
+        op::GATQ => (op::GAT, true),
+        op::GATKQ => (op::GATK, true),
+        op::SETQ..=op::PREPENDQ => {
+            let loud = match opcode {
+                op::SETQ => op::SET,
+                op::ADDQ => op::ADD,
+                op::REPLACEQ => op::REPLACE,
+                op::DELETEQ => op::DELETE,
+                op::INCREMENTQ => op::INCREMENT,
+                op::DECREMENTQ => op::DECREMENT,
+                op::QUITQ => op::QUIT,
+                op::FLUSHQ => op::FLUSH,
+                op::APPENDQ => op::APPEND,
+                _ => op::PREPEND,
+            };
+            (loud, true)
+        }
+        _ => (opcode, false),
+    }
+}
+
+/// A number in the extras, or 0 where the command has none.
+#[inline]
+fn be_u32(extras: &[u8], at: usize) -> u32 {
+    extras.get(at..at + 4).map_or(0, |bytes| u32::from_be_bytes(bytes.try_into().expect("four bytes")))
+}
+
+#[inline]
+fn be_u64(extras: &[u8], at: usize) -> u64 {
+    extras.get(at..at + 8).map_or(0, |bytes| u64::from_be_bytes(bytes.try_into().expect("eight bytes")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::decode;
+    use super::*;
+
+    fn frame(opcode: u8, extras: &[u8], key: &[u8], value: &[u8]) -> Vec<u8> {
+        let header = Header {
+            magic: MAGIC_REQUEST,
+            opcode,
+            key_len: key.len() as u16,
+            extras_len: extras.len() as u8,
+            body_len: (extras.len() + key.len() + value.len()) as u32,
+            opaque: 0xdead_beef,
+            cas: 7,
+        };
+        [&header.to_bytes()[..], extras, key, value].concat()
+    }
+
+    fn command(input: &[u8]) -> (Command<'_>, bool) {
+        match decode(input) {
+            Decoded::Request { request, consumed } => {
+                assert_eq!(consumed, input.len());
+                assert_eq!(
+                    (request.head.opcode, request.head.opaque, request.head.cas),
+                    (input[1], 0xdead_beef, 7)
+                );
+                (request.command, request.head.quiet)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Status, bytes consumed, bytes to swallow, whether to close.
+    fn refusal(input: &[u8]) -> (Status, usize, usize, bool) {
+        match decode(input) {
+            Decoded::Refused(refused) => {
+                (refused.reply.status, refused.consumed, refused.swallow, refused.close)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    const INVALID: Status = Status::InvalidArguments;
+    const UNKNOWN: Status = Status::UnknownCommand;
+
+    #[test]
+    fn gets() {
+        for (opcode, with_key, touch, quiet) in [
+            (opcode::GET, false, false, false),
+            (opcode::GETQ, false, false, true),
+            (opcode::GETK, true, false, false),
+            (opcode::GETKQ, true, false, true),
+            (opcode::GAT, false, true, false),
+            (opcode::GATQ, false, true, true),
+            (opcode::GATK, true, true, false),
+            (opcode::GATKQ, true, true, true),
+        ] {
+            let extras: &[u8] = if touch { &[0, 0, 0, 9] } else { &[] };
+            let get = Command::Get { key: b"key", with_key, exptime: touch.then_some(9) };
+            assert_eq!(command(&frame(opcode, extras, b"key", b"")), (get, quiet));
+            assert_eq!(refusal(&frame(opcode, &[0; 5], b"key", b"")).0, INVALID);
+            assert_eq!(refusal(&frame(opcode, extras, b"", b"")).0, INVALID);
+        }
+        assert_eq!(refusal(&frame(opcode::GET, b"", b"key", b"v")), (INVALID, 27, 0, true));
+        let touch = Command::Touch { key: b"k", exptime: 0xffff_ffff };
+        assert_eq!(command(&frame(opcode::TOUCH, &[0xff; 4], b"k", b"")), (touch, false));
+        // A value where none belongs is read as the next frame.
+        assert!(matches!(
+            decode(&frame(opcode::TOUCH, &[0; 4], b"k", b"v")),
+            Decoded::Request { consumed: 29, .. }
+        ));
+    }
+
+    #[test]
+    fn stores() {
+        let extras = [0, 0, 0, 5, 0, 0, 0, 6];
+        for (opcode, verb, quiet) in [
+            (opcode::SET, StoreVerb::Set, false),
+            (opcode::SETQ, StoreVerb::Set, true),
+            (opcode::ADD, StoreVerb::Add, false),
+            (opcode::ADDQ, StoreVerb::Add, true),
+            (opcode::REPLACE, StoreVerb::Replace, false),
+            (opcode::REPLACEQ, StoreVerb::Replace, true),
+            (opcode::APPEND, StoreVerb::Append, false),
+            (opcode::APPENDQ, StoreVerb::Append, true),
+            (opcode::PREPEND, StoreVerb::Prepend, false),
+            (opcode::PREPENDQ, StoreVerb::Prepend, true),
+        ] {
+            let concat = matches!(verb, StoreVerb::Append | StoreVerb::Prepend);
+            let extras: &[u8] = if concat { &[] } else { &extras };
+            let input = frame(opcode, extras, b"key", b"value");
+            let (Command::Store(store), seen) = command(&input) else { panic!("not a store") };
+            let (flags, exptime) = if concat { (0, 0) } else { (5, 6) };
+            let header = store.header;
+            assert_eq!((header.verb, seen, store.value), (verb, quiet, &b"value"[..]));
+            assert_eq!((header.key, header.flags, header.exptime), (&b"key"[..], flags, exptime));
+            assert_eq!(header.value_len, 5);
+            assert_eq!(refusal(&frame(opcode, extras, b"", b"v")).0, INVALID);
+            assert_eq!(refusal(&frame(opcode, &[0; 4], b"k", b"v")).0, INVALID);
+            for have in 27 + extras.len()..input.len() {
+                let Decoded::Body { header: announced, consumed, body_len } = decode(&input[..have]) else {
+                    panic!("with {have} bytes");
+                };
+                assert_eq!((announced, consumed, body_len), (header, 27 + extras.len(), 5));
+            }
+        }
+    }
+
+    #[test]
+    fn deletes_and_numbers() {
+        assert_eq!(command(&frame(opcode::DELETE, b"", b"k", b"")), (Command::Delete { key: b"k" }, false));
+        assert_eq!(command(&frame(opcode::DELETEQ, b"", b"k", b"")), (Command::Delete { key: b"k" }, true));
+        assert_eq!(refusal(&frame(opcode::DELETE, b"", b"", b"")), (INVALID, 24, 0, true));
+        let mut extras = [0; 20];
+        (extras[7], extras[15], extras[19]) = (1, 2, 3);
+        let number = Arithmetic { key: b"k", decrement: false, delta: 1, initial: 2, exptime: Some(3) };
+        assert_eq!(
+            command(&frame(opcode::INCREMENT, &extras, b"k", b"")),
+            (Command::Arithmetic(number), false)
+        );
+        extras[16..].fill(0xff);
+        let number = Arithmetic { decrement: true, exptime: None, ..number };
+        assert_eq!(
+            command(&frame(opcode::DECREMENTQ, &extras, b"k", b"")),
+            (Command::Arithmetic(number), true)
+        );
+        assert_eq!(refusal(&frame(opcode::INCREMENT, &extras[..19], b"k", b"")).0, INVALID);
+        assert_eq!(refusal(&frame(opcode::INCREMENT, &extras, b"k", b"v")).0, INVALID);
+    }
+
+    #[test]
+    fn commands_without_a_key() {
+        for (opcode, wanted, quiet) in [
+            (opcode::NOOP, Command::Noop, false),
+            (opcode::VERSION, Command::Version, false),
+            (opcode::QUIT, Command::Quit, false),
+            (opcode::QUITQ, Command::Quit, true),
+            (opcode::FLUSH, Command::Flush { exptime: 0 }, false),
+            (opcode::FLUSHQ, Command::Flush { exptime: 0 }, true),
+            (opcode::STAT, Command::Stat { key: b"" }, false),
+        ] {
+            assert_eq!(command(&frame(opcode, b"", b"", b"")), (wanted, quiet));
+            assert_eq!(refusal(&frame(opcode, &[0; 3], b"", b"")), (INVALID, 27, 0, true));
+        }
+        assert_eq!(refusal(&frame(opcode::NOOP, b"", b"k", b"")).0, INVALID);
+        assert_eq!(refusal(&frame(opcode::VERSION, b"", b"", b"v")).0, INVALID);
+        assert_eq!(refusal(&frame(opcode::FLUSH, b"", b"k", b"")).0, INVALID);
+        assert_eq!(refusal(&frame(opcode::FLUSH, b"", b"", b"v")).0, INVALID);
+        assert_eq!(command(&frame(opcode::FLUSH, &[0, 0, 0, 9], b"", b"")).0, Command::Flush { exptime: 9 });
+        assert_eq!(command(&frame(opcode::STAT, b"", b"items", b"")).0, Command::Stat { key: b"items" });
+    }
+
+    #[test]
+    fn unknown_opcodes_throw_away_what_memcached_does() {
+        assert_eq!(refusal(&frame(0xff, b"", b"k", b"vvvv")), (UNKNOWN, 25, 5, false));
+        assert_eq!(refusal(&frame(0x1b, &[0; 4], b"", b"")), (UNKNOWN, 28, 4, false));
+        assert_eq!(refusal(&frame(opcode::SASL_AUTH, b"", b"PLAIN", b"\0a\0b")), (UNKNOWN, 29, 4, false));
+        assert_eq!(refusal(&frame(opcode::SASL_STEP, b"", b"", b"x")), (INVALID, 24, 0, true));
+        assert_eq!(refusal(&frame(opcode::SASL_LIST_MECHS, b"", b"", b"")), (UNKNOWN, 24, 0, false));
+        assert_eq!(refusal(&frame(opcode::SASL_LIST_MECHS, b"", b"k", b"")), (INVALID, 25, 0, true));
+    }
+
+    #[test]
+    fn lengths_that_contradict_each_other() {
+        for opcode in 0..=u8::MAX {
+            let mut input = frame(opcode, &[0; 8], b"key", b"");
+            input[11] = 10;
+            assert_eq!(
+                decode(&input[..input.len() - 1]),
+                Decoded::Incomplete,
+                "not before they have arrived"
+            );
+            assert_eq!(refusal(&input), (UNKNOWN, 35, 0, true));
+            for body_len in [BINARY_BODY_LEN_MAX + 1, 0x7fff_ffff, 0x8000_0000, 0xffff_ffe8, 0xffff_ffff] {
+                input[8..12].copy_from_slice(&body_len.to_be_bytes());
+                assert_eq!(refusal(&input), (INVALID, 35, 0, true));
+            }
+            let long = frame(opcode, &[0; 8], &[b'k'; 251], b"v");
+            assert_eq!(refusal(&long), (INVALID, 24 + 8 + 251, 0, true));
+        }
+        let mut input = frame(opcode::SET, &[0; 8], b"key", b"");
+        input[8..12].copy_from_slice(&BINARY_BODY_LEN_MAX.to_be_bytes());
+        assert!(matches!(decode(&input), Decoded::Body { body_len, .. } if body_len == (1 << 30) - 11));
+    }
+
+    #[test]
+    fn a_frame_head_above_the_buffer_closes() {
+        let input = frame(opcode::GET, b"", &[b'k'; 17_000], b"");
+        assert_eq!(decode(&input[..BINARY_FRAME_HEAD_LEN_MAX - 1]), Decoded::Incomplete);
+        assert_eq!(decode(&input[..BINARY_FRAME_HEAD_LEN_MAX]), Decoded::Close);
+        let input = frame(opcode::GET, b"", &[b'k'; 16_360], b"");
+        assert_eq!(decode(&input[..input.len() - 1]), Decoded::Incomplete);
+        assert_eq!(refusal(&input), (INVALID, input.len(), 0, true));
+    }
+
+    #[test]
+    fn another_magic_closes() {
+        let mut input = frame(opcode::NOOP, b"", b"", b"");
+        input[0] = 0x81;
+        assert_eq!(decode(&input[..23]), Decoded::Incomplete);
+        assert_eq!(decode(&input), Decoded::Close);
+    }
+}

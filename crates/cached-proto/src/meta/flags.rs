@@ -1,0 +1,560 @@
+//! The flags of a meta command.
+//!
+//! They are parsed once into numbers and bits, without allocation, and the struct outlives the input: a reply that comes
+//! after a body was read from elsewhere is written from it. What is wrong is reported as memcached does: a repeated or unknown letter at
+//! once, a bad number only when all flags were seen, so that the last such complaint wins.
+
+use std::fmt;
+
+use super::MetaKey;
+use crate::limits::{KEY_LEN_MAX, META_TOKENS_MAX, OPAQUE_LEN_MAX, TOKENS_MAX};
+use crate::{number, reply, scan};
+
+/// A flag's letter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Flag {
+    /// `b`: the key is base64.
+    BinaryKey = b'b',
+    /// `c`: return the CAS value.
+    Cas = b'c',
+    /// `f`: return the client's flags.
+    ClientFlags = b'f',
+    /// `h`: return whether the item was fetched before.
+    Hit = b'h',
+    /// `k`: return the key.
+    Key = b'k',
+    /// `l`: return the seconds since the last access.
+    LastAccess = b'l',
+    /// `O`: return this opaque.
+    Opaque = b'O',
+    /// `q`: hide the usual answer.
+    Quiet = b'q',
+    /// `s`: return the size.
+    Size = b's',
+    /// `t`: return the seconds left to live.
+    TtlLeft = b't',
+    /// `u`: leave the item's place and last access as they are.
+    NoUpdate = b'u',
+    /// `v`: return the value.
+    Value = b'v',
+    /// `x`: leave an empty value behind.
+    RemoveValue = b'x',
+    /// `C`: compare with this CAS value.
+    CompareCas = b'C',
+    /// `D`: the delta.
+    Delta = b'D',
+    /// `E`: the CAS value to give.
+    NewCas = b'E',
+    /// `F`: the client's flags to store.
+    SetClientFlags = b'F',
+    /// `I`: mark as stale; `ms`: let an older CAS value pass, marking the item stale.
+    Invalidate = b'I',
+    /// `J`: the initial number.
+    Initial = b'J',
+    /// `L`: for a router; ignored.
+    Route = b'L',
+    /// `M`: the mode.
+    Mode = b'M',
+    /// `N`: create on a miss, with this expiry.
+    Vivify = b'N',
+    /// `P`: for a router; ignored.
+    Path = b'P',
+    /// `R`: win the right to recache below this many seconds to live.
+    Recache = b'R',
+    /// `T`: the new expiry.
+    Ttl = b'T',
+}
+
+/// The flags of a meta command; the accessors without an argument speak for single flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MetaFlags {
+    /// A bit per letter, counted from `A`.
+    present: u64,
+    /// What the reply echoes, in order.
+    pub returns: ReturnFlags,
+    /// The opaque, with its `O`; empty if there is none.
+    pub opaque: Opaque,
+    /// The byte behind `M`, or 0.
+    pub(super) mode: u8,
+    /// `t` came before `T` or `N`, whichever the item's expiry was set by.
+    ttl_left_first: u8,
+    recache_after_ttl: bool,
+    ttl: i32,
+    vivify: i32,
+    recache: i32,
+    client_flags: u32,
+    compare_cas: u64,
+    new_cas: u64,
+    delta: u64,
+    initial: u64,
+}
+
+const TTL_LEFT_BEFORE_TTL: u8 = 1;
+const TTL_LEFT_BEFORE_VIVIFY: u8 = 2;
+
+impl MetaFlags {
+    /// No flags at all.
+    pub const NONE: MetaFlags = MetaFlags {
+        present: 0,
+        returns: ReturnFlags(0),
+        opaque: Opaque { len: 0, bytes: [0; OPAQUE_LEN_MAX + 1] },
+        mode: 0,
+        ttl_left_first: 0,
+        recache_after_ttl: false,
+        ttl: 0,
+        vivify: 0,
+        recache: 0,
+        client_flags: 0,
+        compare_cas: 0,
+        new_cas: 0,
+        delta: 1,
+        initial: 0,
+    };
+
+    /// Whether the flag was given.
+    #[inline]
+    pub fn has(&self, flag: Flag) -> bool {
+        self.present & bit(flag as u8) != 0
+    }
+
+    /// `q`.
+    #[inline]
+    pub fn quiet(&self) -> bool {
+        self.has(Flag::Quiet)
+    }
+
+    /// `v`.
+    #[inline]
+    pub fn value(&self) -> bool {
+        self.has(Flag::Value)
+    }
+
+    /// `T`: the new expiry as the client sent it (negative is at once).
+    #[inline]
+    pub fn ttl(&self) -> Option<i32> {
+        self.has(Flag::Ttl).then_some(self.ttl)
+    }
+
+    /// `N`: the expiry of an item created on a miss.
+    #[inline]
+    pub fn vivify(&self) -> Option<i32> {
+        self.has(Flag::Vivify).then_some(self.vivify)
+    }
+
+    /// `R`: the client that finds less than this to live wins the right to recache.
+    #[inline]
+    pub fn recache(&self) -> Option<i32> {
+        self.has(Flag::Recache).then_some(self.recache)
+    }
+
+    /// `C`: the CAS value to compare with.
+    #[inline]
+    pub fn compare_cas(&self) -> Option<u64> {
+        self.has(Flag::CompareCas).then_some(self.compare_cas)
+    }
+
+    /// `E`: the CAS value the item gets.
+    #[inline]
+    pub fn new_cas(&self) -> Option<u64> {
+        self.has(Flag::NewCas).then_some(self.new_cas)
+    }
+
+    /// `F`: the client's flags to store, or 0.
+    #[inline]
+    pub fn client_flags(&self) -> u32 {
+        self.client_flags
+    }
+
+    /// `D`: the delta of `ma`, 1 if not given.
+    #[inline]
+    pub fn delta(&self) -> u64 {
+        self.delta
+    }
+
+    /// `J`: the number that `ma … N` starts with, 0 if not given.
+    #[inline]
+    pub fn initial(&self) -> u64 {
+        self.initial
+    }
+
+    /// Whether `t` came before `T`: flags act in order, so it shows the time to live from before the update.
+    #[inline]
+    pub fn shows_ttl_before_update(&self) -> bool {
+        self.ttl_left_first & TTL_LEFT_BEFORE_TTL != 0
+    }
+
+    /// Whether `t` came before `N`: a new item's time to live shows as -1 (or as `T` has set it by then).
+    #[inline]
+    pub fn shows_ttl_before_vivify(&self) -> bool {
+        self.ttl_left_first & TTL_LEFT_BEFORE_VIVIFY != 0
+    }
+
+    /// Whether `R` came after `T`: it is then judged by the new time to live.
+    #[inline]
+    pub fn recaches_after_update(&self) -> bool {
+        self.recache_after_ttl
+    }
+
+    fn add(&mut self, text: &[u8], start: usize, end: usize, key: &[u8]) -> Result<(), Complaint> {
+        let token = &text[start..end];
+        let (letter, argument) = (token[0], &token[1..]);
+        if letter.is_ascii_digit() {
+            return Err(Complaint::Stop(reply::META_INVALID_FLAG));
+        }
+        if self.present & bit(letter) != 0 {
+            return Err(Complaint::Stop(reply::META_DUPLICATE_FLAG));
+        }
+        match letter {
+            b'k' => self.returns.push(ReturnFlag::Key),
+            b's' => self.returns.push(ReturnFlag::Size),
+            b't' => self.returns.push(ReturnFlag::TtlLeft),
+            b'c' => self.returns.push(ReturnFlag::Cas),
+            b'f' => self.returns.push(ReturnFlag::ClientFlags),
+            b'l' => self.returns.push(ReturnFlag::LastAccess),
+            b'h' => self.returns.push(ReturnFlag::Hit),
+            b'O' => {
+                self.returns.push(ReturnFlag::Opaque);
+                // One that is too long stays too long, for whoever asks in the end.
+                self.opaque.set(token);
+            }
+            b'v' | b'q' | b'u' | b'x' | b'I' | b'P' | b'L' => {}
+            b'M' => self.mode = *text.get(start + 1).unwrap_or(&b'\n'),
+            b'b' => {
+                if MetaKey::base64_len(key).is_none() {
+                    return Err(Complaint::Later(Some(reply::META_BAD_KEY)));
+                }
+            }
+            b'T' => {
+                self.ttl_left_first |= if self.has(Flag::TtlLeft) { TTL_LEFT_BEFORE_TTL } else { 0 };
+                self.ttl = signed(argument)?;
+            }
+            b'N' => {
+                self.ttl_left_first |= if self.has(Flag::TtlLeft) { TTL_LEFT_BEFORE_VIVIFY } else { 0 };
+                self.vivify = signed(argument)?;
+            }
+            b'R' => {
+                self.recache_after_ttl = self.has(Flag::Ttl);
+                self.recache = signed(argument)?;
+            }
+            b'F' => match number::token_u32(argument) {
+                Some(flags) if !argument.is_empty() => self.client_flags = flags,
+                // memcached has no words of its own here: another complaint's stay, or the general ones.
+                _ => return Err(Complaint::Later(None)),
+            },
+            b'C' => self.compare_cas = unsigned(argument, reply::META_BAD_TOKEN)?,
+            b'E' => self.new_cas = unsigned(argument, reply::META_BAD_TOKEN)?,
+            b'J' => self.initial = unsigned(argument, reply::META_INVALID_INITIAL)?,
+            b'D' => self.delta = unsigned(argument, reply::META_INVALID_DELTA)?,
+            _ => return Err(Complaint::Stop(reply::META_INVALID_FLAG)),
+        }
+        Ok(())
+    }
+}
+
+/// A fault of one flag.
+enum Complaint {
+    /// The command is refused with this.
+    Stop(&'static [u8]),
+    /// The command is refused once all flags have been seen, with this unless a later fault has other words.
+    Later(Option<&'static [u8]>),
+}
+
+fn signed(argument: &[u8]) -> Result<i32, Complaint> {
+    match number::token_i32(argument) {
+        Some(value) if !argument.is_empty() => Ok(value),
+        _ => Err(Complaint::Later(Some(reply::META_BAD_TOKEN))),
+    }
+}
+
+fn unsigned(argument: &[u8], words: &'static [u8]) -> Result<u64, Complaint> {
+    match number::token_u64(argument) {
+        Some(value) if !argument.is_empty() => Ok(value),
+        _ => Err(Complaint::Later(Some(words))),
+    }
+}
+
+#[inline]
+fn bit(letter: u8) -> u64 {
+    // The splitter lets only `A` to `z` and digits pass, and digits are refused before they are looked up.
+    1 << (letter.wrapping_sub(b'A') & 63)
+}
+
+/// A meta command's line, split: its key and where its flags begin.
+pub(super) struct Line<'a> {
+    text: &'a [u8],
+    /// The key as it was sent, of any length.
+    pub(super) key: &'a [u8],
+    /// The word between key and flags, if the command has one (`ms`: the length).
+    pub(super) argument: &'a [u8],
+    flags_at: usize,
+    /// Words of the line, at most 23.
+    pub(super) words: usize,
+}
+
+impl<'a> Line<'a> {
+    /// Splits a line; `None` if key or argument are missing, or if a flag does not begin with a letter or digit.
+    pub(super) fn split(text: &'a [u8], argument: bool) -> Option<Line<'a>> {
+        let (start, mut end) = scan::next_word(text, 2)?;
+        let key = &text[start..end];
+        let mut words = 2;
+        let mut between = &text[end..end];
+        if argument {
+            let (start, argument_end) = scan::next_word(text, end)?;
+            between = &text[start..argument_end];
+            end = argument_end;
+            words += 1;
+        }
+        let flags_at = end;
+        while words < TOKENS_MAX
+            && let Some((start, word_end)) = scan::next_word(text, end)
+        {
+            if !matches!(text[start], b'A'..=b'z' | b'0'..=b'9') {
+                return None;
+            }
+            words += 1;
+            end = word_end;
+        }
+        Some(Line { text, key, argument: between, flags_at, words })
+    }
+
+    /// The first flag's letter and whether it stands alone, if there is one.
+    pub(super) fn first_flag(&self) -> Option<&'a [u8]> {
+        scan::next_word(self.text, self.flags_at).map(|(start, end)| &self.text[start..end])
+    }
+
+    /// Parses the flags; an error comes with the words to answer with.
+    pub(super) fn flags(&self) -> Result<(MetaKey<'a>, MetaFlags), &'static [u8]> {
+        if self.key.len() > KEY_LEN_MAX {
+            return Err(reply::BAD_FORMAT);
+        }
+        if self.words > META_TOKENS_MAX {
+            return Err(reply::META_TOO_MANY_FLAGS);
+        }
+        let mut flags = MetaFlags::NONE;
+        let mut complaint = None;
+        let mut at = self.flags_at;
+        while let Some((start, end)) = scan::next_word(self.text, at) {
+            match flags.add(self.text, start, end, self.key) {
+                Ok(()) => {}
+                Err(Complaint::Stop(words)) => return Err(words),
+                Err(Complaint::Later(words)) => {
+                    complaint = words.or(complaint).or(Some(reply::BAD_FORMAT));
+                }
+            }
+            flags.present |= bit(self.text[start]);
+            at = end;
+        }
+        match complaint {
+            Some(words) => Err(words),
+            None => Ok((MetaKey::new(self.key, flags.has(Flag::BinaryKey)), flags)),
+        }
+    }
+}
+
+/// A flag that asks for something in the reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ReturnFlag {
+    /// `O`
+    Opaque = 1,
+    /// `k`
+    Key,
+    /// `s`
+    Size,
+    /// `t`
+    TtlLeft,
+    /// `c`
+    Cas,
+    /// `f`
+    ClientFlags,
+    /// `l`
+    LastAccess,
+    /// `h`
+    Hit,
+}
+
+/// Which flags the reply echoes, in the order of the request: half a byte each, the first in the lowest bits.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct ReturnFlags(u32);
+
+impl ReturnFlags {
+    fn push(&mut self, flag: ReturnFlag) {
+        // No flag repeats, so the eight of them fit.
+        let used = (u32::BITS - self.0.leading_zeros()).next_multiple_of(4);
+        self.0 |= (flag as u32) << used;
+    }
+
+    /// The flags in order.
+    #[inline]
+    pub fn iter(self) -> impl Iterator<Item = ReturnFlag> {
+        let mut rest = self.0;
+        std::iter::from_fn(move || {
+            let flag = match rest & 15 {
+                1 => ReturnFlag::Opaque,
+                2 => ReturnFlag::Key,
+                3 => ReturnFlag::Size,
+                4 => ReturnFlag::TtlLeft,
+                5 => ReturnFlag::Cas,
+                6 => ReturnFlag::ClientFlags,
+                7 => ReturnFlag::LastAccess,
+                8 => ReturnFlag::Hit,
+                _ => return None,
+            };
+            rest >>= 4;
+            Some(flag)
+        })
+    }
+
+    /// Whether the reply is its code alone.
+    #[inline]
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl fmt::Debug for ReturnFlags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+/// An opaque with its `O`, at most 32 bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Opaque {
+    /// Above 32 if it was too long to keep.
+    len: u8,
+    bytes: [u8; OPAQUE_LEN_MAX + 1],
+}
+
+impl Opaque {
+    fn set(&mut self, token: &[u8]) {
+        self.len = token.len().min(u8::MAX as usize) as u8;
+        if let Some(bytes) = self.bytes.get_mut(..token.len()) {
+            bytes.copy_from_slice(token);
+        }
+    }
+
+    pub(super) fn is_too_long(&self) -> bool {
+        self.len as usize > self.bytes.len()
+    }
+
+    /// The opaque with its `O`, or nothing.
+    #[inline]
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..(self.len as usize).min(self.bytes.len())]
+    }
+
+    /// Appends a space and the opaque.
+    #[inline]
+    pub(super) fn encode(&self, out: &mut Vec<u8>) {
+        out.push(b' ');
+        out.extend_from_slice(self.as_bytes());
+    }
+}
+
+impl fmt::Debug for Opaque {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\"", self.as_bytes().escape_ascii())
+    }
+}
+
+const _: () = assert!(size_of::<MetaFlags>() <= 104);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<MetaFlags, &'static [u8]> {
+        let line = Line::split(line.as_bytes(), false).ok_or(reply::BAD_FORMAT)?;
+        line.flags().map(|(_, flags)| flags)
+    }
+
+    #[test]
+    fn every_flag() {
+        let flags = parse("mg k s v f h l t k c Oxyz q u x").unwrap();
+        assert_eq!(
+            format!("{:?}", flags.returns),
+            "[Size, ClientFlags, Hit, LastAccess, TtlLeft, Key, Cas, Opaque]"
+        );
+        assert_eq!(flags.opaque.as_bytes(), b"Oxyz");
+        assert!(flags.value() && flags.quiet() && flags.has(Flag::NoUpdate) && flags.has(Flag::RemoveValue));
+        let flags =
+            parse("mg Zm9v b T30 N-1 R5 F4294967295 C18446744073709551615 E7 J3 D4 MX I Pa Lb").unwrap();
+        assert_eq!((flags.ttl(), flags.vivify(), flags.recache()), (Some(30), Some(-1), Some(5)));
+        assert_eq!((flags.client_flags(), flags.compare_cas()), (u32::MAX, Some(u64::MAX)));
+        assert_eq!((flags.new_cas(), flags.initial(), flags.delta(), flags.mode), (Some(7), 3, 4, b'X'));
+        assert!(flags.has(Flag::Invalidate) && flags.has(Flag::BinaryKey) && flags.returns.is_empty());
+        let none = parse("mg k").unwrap();
+        assert_eq!(none, MetaFlags::NONE);
+        assert_eq!((none.ttl(), none.compare_cas(), none.delta()), (None, None, 1));
+    }
+
+    #[test]
+    fn order_counts_for_times() {
+        assert!(!parse("mg k T30 t").unwrap().shows_ttl_before_update());
+        assert!(parse("mg k t T30").unwrap().shows_ttl_before_update());
+        assert!(parse("mg k t N30").unwrap().shows_ttl_before_vivify());
+        assert!(parse("mg k T30 R5").unwrap().recaches_after_update());
+        assert!(!parse("mg k R5 T30").unwrap().recaches_after_update());
+    }
+
+    #[test]
+    fn what_is_wrong_with_flags() {
+        for (line, words) in [
+            ("mg k v v", reply::META_DUPLICATE_FLAG),
+            ("mg k T1 T2", reply::META_DUPLICATE_FLAG),
+            ("mg k a", reply::META_INVALID_FLAG),
+            ("mg k 5", reply::META_INVALID_FLAG),
+            ("mg k 5 5", reply::META_INVALID_FLAG),
+            ("mg k [", reply::META_INVALID_FLAG),
+            ("mg k ?", reply::BAD_FORMAT),
+            ("mg k v {", reply::BAD_FORMAT),
+            ("mg k \u{e9}", reply::BAD_FORMAT),
+            ("mg k T", reply::META_BAD_TOKEN),
+            ("mg k Nx", reply::META_BAD_TOKEN),
+            ("mg k R+1", reply::META_BAD_TOKEN),
+            ("mg k C-1", reply::META_BAD_TOKEN),
+            ("mg k E", reply::META_BAD_TOKEN),
+            ("mg k Jx", reply::META_INVALID_INITIAL),
+            ("mg k Dx", reply::META_INVALID_DELTA),
+            ("mg k F", reply::BAD_FORMAT),
+            ("mg k F-1", reply::BAD_FORMAT),
+            ("mg Zm9 b", reply::META_BAD_KEY),
+            ("mg Zm9 b T", reply::META_BAD_TOKEN),
+            ("mg Zm9 T b", reply::META_BAD_KEY),
+            ("mg Zm9 b F", reply::META_BAD_KEY),
+            ("mg k F T", reply::META_BAD_TOKEN),
+            ("mg k T a", reply::META_INVALID_FLAG),
+        ] {
+            assert_eq!(parse(line), Err(words), "{line}");
+        }
+    }
+
+    #[test]
+    fn how_many_flags() {
+        let letters = "bcfhklOqstuvxCDEFIJLMNPRT";
+        let line = |flags: usize| {
+            let mut line = String::from("mg Zm9v");
+            for letter in letters.chars().take(flags) {
+                line += &format!(" {letter}1");
+            }
+            line
+        };
+        assert!(parse(&line(18)).is_ok());
+        assert_eq!(parse(&line(19)), Err(reply::META_TOO_MANY_FLAGS));
+        assert_eq!(parse(&line(25)), Err(reply::META_TOO_MANY_FLAGS));
+        // The 24th word is not looked at, the 23rd is.
+        assert_eq!(parse(&(line(21) + " ?")), Err(reply::META_TOO_MANY_FLAGS));
+        assert_eq!(parse(&(line(20) + " ?")), Err(reply::BAD_FORMAT));
+    }
+
+    #[test]
+    fn opaques_have_a_limit() {
+        let opaque = |len: usize| parse(&format!("mg k O{}", "x".repeat(len))).unwrap().opaque;
+        assert!(!opaque(31).is_too_long());
+        assert_eq!(opaque(31).as_bytes().len(), 32);
+        assert!(opaque(32).is_too_long());
+        assert!(opaque(1000).is_too_long());
+    }
+}

@@ -1,0 +1,105 @@
+//! The fixed replies of text and meta, each with its CRLF.
+//!
+//! The decoders answer malformed input with them; the server uses the same words for what only it can know.
+
+macro_rules! replies {
+    ($($(#[$doc:meta])* $name:ident = $text:literal;)*) => {
+        $($(#[$doc])* #[doc = concat!("\n\n`", $text, "`")] pub const $name: &[u8] = concat!($text, "\r\n").as_bytes();)*
+    };
+}
+
+replies! {
+    /// A value was stored.
+    STORED = "STORED";
+    /// The condition of `add`, `replace`, `append` or `prepend` did not hold.
+    NOT_STORED = "NOT_STORED";
+    /// `cas`: someone else has stored since.
+    EXISTS = "EXISTS";
+    /// No such key.
+    NOT_FOUND = "NOT_FOUND";
+    /// The key is gone.
+    DELETED = "DELETED";
+    /// The key has a new expiry.
+    TOUCHED = "TOUCHED";
+    /// Done.
+    OK = "OK";
+    /// Statistics are zero again.
+    RESET = "RESET";
+    /// The last line of a `get` or of statistics.
+    END = "END";
+    /// Unknown command, or one that is switched off.
+    ERROR = "ERROR";
+
+    /// A line that is too short, has too few arguments, a key that is too long or a bad number.
+    BAD_FORMAT = "CLIENT_ERROR bad command line format";
+    /// The body does not end in CRLF.
+    BAD_DATA_CHUNK = "CLIENT_ERROR bad data chunk";
+    /// `touch`, `gat`, `gats`, `flush_all`.
+    INVALID_EXPTIME = "CLIENT_ERROR invalid exptime argument";
+    /// `incr`, `decr`.
+    INVALID_DELTA = "CLIENT_ERROR invalid numeric delta argument";
+    /// `incr`, `decr`, `ma` on a value that is no number.
+    NON_NUMERIC = "CLIENT_ERROR cannot increment or decrement non-numeric value";
+    /// `flush_all` under `-F`.
+    FLUSH_NOT_ALLOWED = "CLIENT_ERROR flush_all not allowed";
+    /// `shutdown` with an unknown argument.
+    INVALID_SHUTDOWN_MODE = "CLIENT_ERROR invalid shutdown mode";
+    /// `shutdown` without `-A`.
+    SHUTDOWN_NOT_ENABLED = "SERVER_ERROR: shutdown not enabled";
+    /// The item is above the item limit. A `set` or `ms` also removes the old value.
+    TOO_LARGE = "SERVER_ERROR object too large for cache";
+    /// No memory for the item (`-M`, say).
+    OUT_OF_MEMORY_STORING = "SERVER_ERROR out of memory storing object";
+    /// No memory for `incr`, `decr`, `ma`, `md`.
+    OUT_OF_MEMORY = "SERVER_ERROR out of memory";
+    /// A line without an end; the connection is closed.
+    OUT_OF_MEMORY_READING = "SERVER_ERROR out of memory reading request";
+    /// A `get` could not be answered.
+    OUT_OF_MEMORY_GET = "SERVER_ERROR out of memory writing get response";
+
+    /// `mn`.
+    META_NOOP = "MN";
+    /// A flag appears twice.
+    META_DUPLICATE_FLAG = "CLIENT_ERROR duplicate flag";
+    /// A letter that is no flag.
+    META_INVALID_FLAG = "CLIENT_ERROR invalid flag";
+    /// All that can be wrong with the flags of `ma`.
+    META_INVALID_OR_DUPLICATE_FLAG = "CLIENT_ERROR invalid or duplicate flag";
+    /// A flag's number is missing or malformed.
+    META_BAD_TOKEN = "CLIENT_ERROR bad token in command line format";
+    /// More than twenty tokens.
+    META_TOO_MANY_FLAGS = "CLIENT_ERROR options flags are too long";
+    /// More than 31 bytes of opaque.
+    META_OPAQUE_TOO_LONG = "CLIENT_ERROR opaque token too long";
+    /// The key is not base64.
+    META_BAD_KEY = "CLIENT_ERROR error decoding key";
+    /// The `J` flag's number.
+    META_INVALID_INITIAL = "CLIENT_ERROR invalid numeric initial value";
+    /// The `D` flag's number.
+    META_INVALID_DELTA = "CLIENT_ERROR invalid numeric delta value";
+    /// An unknown mode of `ms`.
+    META_SET_MODE = "CLIENT_ERROR invalid mode for ms M token";
+    /// An unknown mode of `ma`.
+    META_ARITHMETIC_MODE = "CLIENT_ERROR invalid mode for ma M token";
+    /// A key that too many replies under way refer to.
+    META_REFCOUNT_OVERFLOW = "SERVER_ERROR refcount overflow during fetch";
+    /// `ma` with `N` found no room.
+    META_OUT_OF_MEMORY_NEW_ITEM = "SERVER_ERROR Out of memory allocating new item";
+}
+
+/// Nothing: a reply held back by `noreply`.
+pub const SILENT: &[u8] = b"";
+
+/// Appends `reply`, unless the request said `noreply`.
+#[inline]
+pub fn push_unless(out: &mut Vec<u8>, noreply: bool, reply: &[u8]) {
+    if !noreply {
+        out.extend_from_slice(reply);
+    }
+}
+
+/// The reply, or nothing under `noreply`.
+#[inline]
+pub(crate) fn unless(noreply: bool, reply: &'static [u8]) -> &'static [u8] {
+    if noreply { SILENT } else { reply }
+}

@@ -1,0 +1,186 @@
+//! Commands for an operator: split into words, judged by the server.
+//!
+//! Most of them compare words by prefix (`stats r` resets), so [`Tokens::is_prefix_of`] is here too. Which verbs exist in a build
+//! or are switched on is the server's to know: for one that is not there it answers [`reply::ERROR`], unless `noreply`.
+
+use std::fmt;
+
+use super::{Decoded, Request, simple};
+use crate::limits::TOKENS_MAX;
+use crate::reply::{self, unless};
+use crate::scan;
+
+/// An operator's command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admin<'a> {
+    /// Which one.
+    pub verb: Verb,
+    /// All words of the line; 0 is the verb itself.
+    pub tokens: Tokens<'a>,
+    /// Send nothing, errors included. Always false for [`Verb::Watch`].
+    pub noreply: bool,
+}
+
+/// An operator's command by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// `cache_memlimit MB`
+    CacheMemlimit,
+    /// `debugitem …`, in debug builds of memcached.
+    DebugItem,
+    /// `debugtime …`, in debug builds of memcached.
+    DebugTime,
+    /// `extstore …`
+    Extstore,
+    /// `lru …`
+    Lru,
+    /// `lru_crawler …`
+    LruCrawler,
+    /// `misbehave`, in debug builds of memcached.
+    Misbehave,
+    /// `refresh_certs`, in builds with TLS.
+    RefreshCerts,
+    /// `shutdown [graceful]`
+    Shutdown,
+    /// `slabs …`
+    Slabs,
+    /// `watch …`
+    Watch,
+}
+
+/// The words of a line: at most 23, parted by spaces, none empty.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Tokens<'a> {
+    text: &'a [u8],
+    count: usize,
+}
+
+impl<'a> Tokens<'a> {
+    /// Splits a line without its end.
+    pub(crate) fn split(text: &'a [u8]) -> Tokens<'a> {
+        let count = Tokens { text, count: TOKENS_MAX }.iter().count();
+        Tokens { text, count }
+    }
+
+    /// How many words there are, the verb among them.
+    #[expect(clippy::len_without_is_empty, reason = "the verb is always there")]
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// The word at `index`; 0 is the verb.
+    pub fn get(&self, index: usize) -> Option<&'a [u8]> {
+        self.iter().nth(index)
+    }
+
+    /// The words in order.
+    pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        let (text, mut at) = (self.text, 0);
+        std::iter::from_fn(move || {
+            let (start, end) = scan::next_word(text, at)?;
+            at = end;
+            Some(&text[start..end])
+        })
+        .take(self.count)
+    }
+
+    /// Whether the word at `index` is there and `name` begins with it: how memcached compares sub-commands.
+    pub fn is_prefix_of(&self, index: usize, name: &str) -> bool {
+        self.get(index).is_some_and(|token| name.as_bytes().starts_with(token))
+    }
+}
+
+impl fmt::Debug for Tokens<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter().map(|token| token.escape_ascii().to_string())).finish()
+    }
+}
+
+/// `watch …`: it alone is known by what stands before the first space, and knows no `noreply`.
+pub(super) fn decode_watch<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
+    let admin = Admin { verb: Verb::Watch, tokens: Tokens::split(text), noreply: false };
+    Decoded::Request { request: Request::Admin(admin), consumed: line_len }
+}
+
+/// A line whose verb is none of the data commands'.
+pub(crate) fn decode<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
+    let tokens = Tokens::split(text);
+    let (Some(first), Some(last)) = (tokens.get(0), tokens.iter().last()) else {
+        return Decoded::refused(reply::ERROR, line_len);
+    };
+    let noreply = last == b"noreply";
+    let verb = match first {
+        b"flush_all" => return simple::decode_flush_all(tokens, noreply, line_len),
+        b"verbosity" => return simple::decode_verbosity(tokens, noreply, line_len),
+        b"cache_memlimit" => Verb::CacheMemlimit,
+        b"debugitem" => Verb::DebugItem,
+        b"debugtime" => Verb::DebugTime,
+        b"extstore" => Verb::Extstore,
+        b"lru" => Verb::Lru,
+        b"lru_crawler" => Verb::LruCrawler,
+        b"misbehave" => Verb::Misbehave,
+        b"refresh_certs" => Verb::RefreshCerts,
+        b"shutdown" => Verb::Shutdown,
+        b"slabs" => Verb::Slabs,
+        // A browser, or somebody who makes one send things here.
+        _ if tokens.len() > 1 && last.starts_with(b"HTTP/") => return Decoded::Close,
+        _ => return Decoded::refused(unless(noreply, reply::ERROR), line_len),
+    };
+    Decoded::Request { request: Request::Admin(Admin { verb, tokens, noreply }), consumed: line_len }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::decode;
+    use super::*;
+    use crate::Limits;
+
+    fn decoded(input: &[u8]) -> Decoded<'_> {
+        decode(input, 0, &Limits::DEFAULT)
+    }
+
+    fn admin(input: &[u8]) -> Admin<'_> {
+        match decoded(input) {
+            Decoded::Request { request: Request::Admin(admin), .. } => admin,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn words_are_split_for_the_server() {
+        let slabs = admin(b"slabs  reassign 1 -5 \r\n");
+        assert_eq!((slabs.verb, slabs.tokens.len(), slabs.noreply), (Verb::Slabs, 4, false));
+        assert_eq!(slabs.tokens.get(3), Some(&b"-5"[..]));
+        assert_eq!(slabs.tokens.get(4), None);
+        assert!(slabs.tokens.is_prefix_of(1, "reassign"));
+        assert!(admin(b"lru m flat\r\n").tokens.is_prefix_of(1, "mode"));
+        assert!(!admin(b"lru model\r\n").tokens.is_prefix_of(1, "mode"));
+        assert!(!admin(b"lru\r\n").tokens.is_prefix_of(1, "mode"));
+        assert!(admin(b"  shutdown noreply\r\n").noreply);
+        assert_eq!(admin(b"lru_crawler metadump all\n").verb, Verb::LruCrawler);
+        let many = [&b"slabs"[..], &b" x".repeat(50), b"\r\n"].concat();
+        assert_eq!(admin(&many).tokens.len(), 23);
+    }
+
+    #[test]
+    fn watch_and_stats_know_no_noreply() {
+        let watch = admin(b"watch noreply\r\n");
+        assert_eq!((watch.verb, watch.noreply, watch.tokens.len()), (Verb::Watch, false, 2));
+        assert_eq!(decoded(b" watch\r\n"), Decoded::refused(reply::ERROR, 8));
+        let Decoded::Request { request: Request::Stats(tokens), .. } = decoded(b"stats r\r\n") else {
+            panic!("not stats");
+        };
+        assert!(tokens.is_prefix_of(1, "reset"));
+        assert_eq!(format!("{tokens:?}"), r#"["stats", "r"]"#);
+    }
+
+    #[test]
+    fn what_is_unknown() {
+        assert_eq!(decoded(b"bogus\r\n"), Decoded::refused(reply::ERROR, 7));
+        assert_eq!(decoded(b"bogus noreply\r\n"), Decoded::refused(reply::SILENT, 15));
+        assert_eq!(decoded(b"     \r\n"), Decoded::refused(reply::ERROR, 7));
+        assert_eq!(decoded(b"slabs\tx\r\n"), Decoded::refused(reply::ERROR, 9));
+        assert_eq!(decoded(b"GET / HTTP/1.1\r\n"), Decoded::Close);
+        assert_eq!(decoded(b"HTTP/1.1\r\n"), Decoded::refused(reply::ERROR, 10));
+    }
+}

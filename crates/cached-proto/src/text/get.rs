@@ -1,0 +1,244 @@
+//! `get`, `gets`, `gat`, `gats`: any number of keys, walked one at a time.
+//!
+//! A line of keys is as long as the client likes, and so are the replies. The keys stay in the input and are found as they
+//! are asked for; [`Get::cursor`] is all that a connection must remember to go on later, when its output has been read.
+//!
+//! One key above 250 bytes refuses the whole line, before any key is served. (memcached serves the keys in front of it, drops
+//! those replies again, with whatever else was pipelined before, and adds a stray CRLF to the error. The wire shows the
+//! error alone here.)
+
+use memchr::memrchr;
+
+use super::{Decoded, Request};
+use crate::limits::{KEY_LEN_MAX, TOKENIZED_LEN_MAX};
+use crate::{number, reply, scan};
+
+/// A retrieval of one or more keys.
+///
+/// Answer each hit with [`encode_value_head`], the value and CRLF, misses with nothing, and the whole with [`reply::END`]. There is no `noreply`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Get<'a> {
+    /// `gets`, `gats`: show the CAS value.
+    pub with_cas: bool,
+    /// `gat`, `gats`: the new expiry of each key that is found, as the client sent it.
+    pub exptime: Option<i32>,
+    /// The line up to its end.
+    line: &'a [u8],
+    /// Where in `line` the next key is looked for.
+    at: usize,
+}
+
+impl<'a> Get<'a> {
+    /// The next key, 1 to 250 bytes. The first call always finds one.
+    #[inline]
+    pub fn next_key(&mut self) -> Option<&'a [u8]> {
+        let (start, end) = scan::next_word(self.line, self.at)?;
+        self.at = end;
+        Some(&self.line[start..end])
+    }
+
+    /// What to remember in order to go on with the next key later.
+    #[inline]
+    pub fn cursor(&self) -> GetCursor {
+        GetCursor { with_cas: self.with_cas, exptime: self.exptime, at: self.at, end: self.line.len() }
+    }
+}
+
+/// A [`Get`] at rest: keep the line in the input, and `resume` when there is room again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GetCursor {
+    with_cas: bool,
+    exptime: Option<i32>,
+    at: usize,
+    end: usize,
+}
+
+impl GetCursor {
+    /// The retrieval again, at the key where it stopped.
+    ///
+    /// `input` must begin with the same line as when the cursor was made; bytes may have been added behind it. With any other
+    /// input the keys are wrong, or there are none.
+    #[inline]
+    pub fn resume<'a>(&self, input: &'a [u8]) -> Get<'a> {
+        let line = &input[..self.end.min(input.len())];
+        Get { with_cas: self.with_cas, exptime: self.exptime, line, at: self.at }
+    }
+}
+
+/// `get k…`, `gets k…`; the verb is `at` bytes long.
+#[inline]
+pub(super) fn decode_get<'a>(text: &'a [u8], at: usize, with_cas: bool, line_len: usize) -> Decoded<'a> {
+    keys(text, at, with_cas, None, line_len)
+}
+
+/// `gat exptime k…`, `gats exptime k…`; the verb is `at` bytes long.
+pub(super) fn decode_gat<'a>(text: &'a [u8], at: usize, with_cas: bool, line_len: usize) -> Decoded<'a> {
+    let Some((start, end)) = scan::next_word(text, at) else {
+        return Decoded::refused(reply::BAD_FORMAT, line_len);
+    };
+    if scan::next_word(text, end).is_none() {
+        return Decoded::refused(reply::BAD_FORMAT, line_len);
+    }
+    let Some(exptime) = number::token_i32(&text[start..end]) else {
+        return Decoded::refused(reply::INVALID_EXPTIME, line_len);
+    };
+    keys(text, end, with_cas, Some(exptime), line_len)
+}
+
+#[inline]
+fn keys<'a>(
+    line: &'a [u8],
+    mut at: usize,
+    with_cas: bool,
+    exptime: Option<i32>,
+    line_len: usize,
+) -> Decoded<'a> {
+    while line.get(at) == Some(&b' ') {
+        at += 1;
+    }
+    let keys = &line[at..];
+    if keys.is_empty() || keys.len() > KEY_LEN_MAX && (at >= TOKENIZED_LEN_MAX - 1 || has_long_key(keys)) {
+        return Decoded::refused(reply::BAD_FORMAT, line_len);
+    }
+    Decoded::Request { request: Request::Get(Get { with_cas, exptime, line, at }), consumed: line_len }
+}
+
+/// Whether more than 250 bytes in a row hold no space. One look per 250 bytes, however many keys.
+fn has_long_key(mut keys: &[u8]) -> bool {
+    while let Some(window) = keys.get(..=KEY_LEN_MAX) {
+        match memrchr(b' ', window) {
+            Some(space) => keys = &keys[space + 1..],
+            None => return true,
+        }
+    }
+    false
+}
+
+/// Appends `VALUE key flags len [cas]` and CRLF; the value and another CRLF belong behind it.
+#[inline]
+pub fn encode_value_head(out: &mut Vec<u8>, key: &[u8], flags: u32, value_len: usize, cas: Option<u64>) {
+    // "VALUE ", three numbers with a space each, CRLF.
+    const ROOM: usize = 6 + 11 + 21 + 21 + 2;
+    out.reserve(ROOM + key.len());
+    out.extend_from_slice(b"VALUE ");
+    out.extend_from_slice(key);
+    out.push(b' ');
+    number::write_u64(out, u64::from(flags));
+    out.push(b' ');
+    number::write_u64(out, value_len as u64);
+    if let Some(cas) = cas {
+        out.push(b' ');
+        number::write_u64(out, cas);
+    }
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends a whole hit whose value is in one piece.
+#[inline]
+pub fn encode_value(out: &mut Vec<u8>, key: &[u8], flags: u32, value: &[u8], cas: Option<u64>) {
+    out.reserve(key.len() + value.len() + 64);
+    encode_value_head(out, key, flags, value.len(), cas);
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::decode;
+    use super::*;
+    use crate::Limits;
+
+    fn get(input: &[u8]) -> Option<Get<'_>> {
+        match decode(input, 0, &Limits::DEFAULT) {
+            Decoded::Request { request: Request::Get(get), consumed } => {
+                assert_eq!(consumed, input.len());
+                Some(get)
+            }
+            _ => None,
+        }
+    }
+
+    fn keys_of(input: &[u8]) -> Vec<&[u8]> {
+        let mut get = get(input).expect("a get");
+        std::iter::from_fn(|| get.next_key()).collect()
+    }
+
+    fn refusal(input: &[u8]) -> &'static [u8] {
+        match decode(input, 0, &Limits::DEFAULT) {
+            Decoded::Refused(refused) => {
+                assert_eq!((refused.consumed, refused.swallow, refused.close), (input.len(), 0, false));
+                refused.reply
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn keys_are_parted_by_spaces_alone() {
+        assert_eq!(keys_of(b"get k\r\n"), [b"k"]);
+        assert_eq!(keys_of(b"get k\n"), [b"k"]);
+        assert_eq!(keys_of(b"get   a  bc   \r\n"), [&b"a"[..], b"bc"]);
+        assert_eq!(keys_of(b"get a\tb\0c\r\r\n"), [b"a\tb\0c\r"]);
+        assert_eq!(keys_of(b"get k noreply\r\n"), [&b"k"[..], b"noreply"]);
+        let many = [&b"gets"[..], &b" key".repeat(10_000), b"\r\n"].concat();
+        assert_eq!(keys_of(&many).len(), 10_000);
+    }
+
+    #[test]
+    fn the_four_verbs() {
+        let plain = get(b"get k\r\n").unwrap();
+        assert_eq!((plain.with_cas, plain.exptime), (false, None));
+        let gets = get(b"gets k\r\n").unwrap();
+        assert_eq!((gets.with_cas, gets.exptime), (true, None));
+        let gat = get(b"gat -1 k\r\n").unwrap();
+        assert_eq!((gat.with_cas, gat.exptime), (false, Some(-1)));
+        let gats = get(b"gats 10 k l\r\n").unwrap();
+        assert_eq!((gats.with_cas, gats.exptime), (true, Some(10)));
+    }
+
+    #[test]
+    fn missing_and_bad_arguments() {
+        for line in [&b"get\r\n"[..], b"gets\r\n", b"get   \r\n", b"gat\r\n", b"gat 1\r\n", b"gats x\r\n"] {
+            assert_eq!(refusal(line), reply::BAD_FORMAT, "{line:?}");
+        }
+        assert_eq!(refusal(b"gat x k\r\n"), reply::INVALID_EXPTIME);
+        assert_eq!(refusal(b"gat +1 k\r\n"), reply::INVALID_EXPTIME);
+        assert_eq!(refusal(b" get k\r\n"), reply::ERROR);
+        assert_eq!(refusal(b"GET k\r\n"), reply::ERROR);
+    }
+
+    #[test]
+    fn one_key_too_long_refuses_all() {
+        let (good, bad) = ([b'k'; 250], [b'k'; 251]);
+        let line = |keys: &[&[u8]]| [&b"get "[..], &keys.join(&b' '), b"\r\n"].concat();
+        assert_eq!(keys_of(&line(&[&good, b"a", &good, &good])).len(), 4);
+        for keys in [&[&bad[..]][..], &[b"a", &bad], &[&good, &bad, b"c"], &[b"a", &good, b"b", &bad]] {
+            assert_eq!(refusal(&line(keys)), reply::BAD_FORMAT);
+        }
+    }
+
+    #[test]
+    fn a_cursor_goes_on_where_it_stopped() {
+        let input = b"gats 5 one two three\r\nget other\r\n";
+        let Decoded::Request { request: Request::Get(mut get), .. } = decode(input, 0, &Limits::DEFAULT)
+        else {
+            panic!("not a get");
+        };
+        assert_eq!(get.next_key(), Some(&b"one"[..]));
+        let moved = input.to_vec();
+        let mut resumed = get.cursor().resume(&moved);
+        assert_eq!(resumed, get);
+        assert_eq!(resumed.next_key(), Some(&b"two"[..]));
+        assert_eq!(resumed.next_key(), Some(&b"three"[..]));
+        assert_eq!(resumed.cursor().resume(&moved).next_key(), None);
+        assert_eq!(get.cursor().resume(b"gats").next_key(), None, "another input does no harm");
+    }
+
+    #[test]
+    fn values_are_framed() {
+        let mut out = Vec::new();
+        encode_value(&mut out, b"k", 5, b"hi", None);
+        encode_value(&mut out, b"key", u32::MAX, b"", Some(u64::MAX));
+        assert_eq!(out, b"VALUE k 5 2\r\nhi\r\nVALUE key 4294967295 0 18446744073709551615\r\n\r\n".to_vec());
+    }
+}

@@ -1,0 +1,277 @@
+//! Commands of one line and one key, or none: `delete`, `incr`, `decr`, `touch`, `flush_all`, `verbosity`; and small replies.
+
+use super::store::Words;
+use super::{Decoded, Request, Tokens};
+use crate::limits::KEY_LEN_MAX;
+use crate::reply::{self, unless};
+use crate::{number, scan};
+
+/// `delete key [noreply]`. Further words are ignored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Delete<'a> {
+    /// 1 to 250 bytes.
+    pub key: &'a [u8],
+    /// Send nothing.
+    pub noreply: bool,
+}
+
+/// `incr key delta [noreply]`, `decr key delta [noreply]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arithmetic<'a> {
+    /// 1 to 250 bytes.
+    pub key: &'a [u8],
+    /// How far.
+    pub delta: u64,
+    /// Downwards, stopping at 0; upwards it wraps at 2^64.
+    pub decrement: bool,
+    /// Send nothing.
+    pub noreply: bool,
+}
+
+/// `touch key exptime [noreply]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Touch<'a> {
+    /// 1 to 250 bytes.
+    pub key: &'a [u8],
+    /// Expiry as the client sent it.
+    pub exptime: i32,
+    /// Send nothing.
+    pub noreply: bool,
+}
+
+/// `flush_all [delay] [noreply]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlushAll {
+    /// Seconds (or Unix time, above 30 days) until what is there now is gone; 0 or less is now.
+    ///
+    /// `None` is a malformed delay: [`reply::INVALID_EXPTIME`], after [`reply::FLUSH_NOT_ALLOWED`] where that applies.
+    pub delay: Option<i32>,
+    /// Send nothing.
+    pub noreply: bool,
+}
+
+/// `verbosity level [noreply]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verbosity {
+    /// As many `v` as the client likes.
+    pub level: u32,
+    /// Send nothing.
+    pub noreply: bool,
+}
+
+/// A command, its key and up to one argument: what the three keyed commands share.
+struct Keyed<'a> {
+    key: &'a [u8],
+    argument: &'a [u8],
+    noreply: bool,
+}
+
+/// Splits a line with a key and, if `argument` is wanted, one word more.
+fn keyed<'a>(text: &'a [u8], argument: bool, line_len: usize) -> Result<Keyed<'a>, Decoded<'a>> {
+    let mut words = Words { text, at: scan::word_len(text), count: 1 };
+    let Some(key) = words.next() else {
+        return Err(Decoded::refused(reply::BAD_FORMAT, line_len));
+    };
+    let next = words.next();
+    if argument && next.is_none() {
+        return Err(Decoded::refused(reply::BAD_FORMAT, line_len));
+    }
+    let noreply = words.noreply(next.unwrap_or(key));
+    let (key, argument) = (words.of(key), next.map_or(&b""[..], |word| words.of(word)));
+    if key.len() > KEY_LEN_MAX {
+        return Err(Decoded::refused(unless(noreply, reply::BAD_FORMAT), line_len));
+    }
+    Ok(Keyed { key, argument, noreply })
+}
+
+pub(super) fn decode_delete<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
+    match keyed(text, false, line_len) {
+        Ok(Keyed { key, noreply, .. }) => {
+            Decoded::Request { request: Request::Delete(Delete { key, noreply }), consumed: line_len }
+        }
+        Err(refused) => refused,
+    }
+}
+
+pub(super) fn decode_arithmetic<'a>(text: &'a [u8], decrement: bool, line_len: usize) -> Decoded<'a> {
+    let Keyed { key, argument, noreply } = match keyed(text, true, line_len) {
+        Ok(keyed) => keyed,
+        Err(refused) => return refused,
+    };
+    match number::token_u64(argument) {
+        Some(delta) => Decoded::Request {
+            request: Request::Arithmetic(Arithmetic { key, delta, decrement, noreply }),
+            consumed: line_len,
+        },
+        None => Decoded::refused(unless(noreply, reply::INVALID_DELTA), line_len),
+    }
+}
+
+pub(super) fn decode_touch<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
+    let Keyed { key, argument, noreply } = match keyed(text, true, line_len) {
+        Ok(keyed) => keyed,
+        Err(refused) => return refused,
+    };
+    match number::token_i32(argument) {
+        Some(exptime) => {
+            Decoded::Request { request: Request::Touch(Touch { key, exptime, noreply }), consumed: line_len }
+        }
+        None => Decoded::refused(unless(noreply, reply::INVALID_EXPTIME), line_len),
+    }
+}
+
+pub(super) fn decode_flush_all<'a>(tokens: Tokens<'a>, noreply: bool, line_len: usize) -> Decoded<'a> {
+    let bare = if noreply { 2 } else { 1 };
+    let delay = match tokens.get(1) {
+        Some(delay) if tokens.len() != bare => number::token_i32(delay),
+        _ => Some(0),
+    };
+    Decoded::Request { request: Request::FlushAll(FlushAll { delay, noreply }), consumed: line_len }
+}
+
+pub(super) fn decode_verbosity<'a>(tokens: Tokens<'a>, noreply: bool, line_len: usize) -> Decoded<'a> {
+    match tokens.get(1).and_then(number::token_u32) {
+        Some(level) => {
+            Decoded::Request { request: Request::Verbosity(Verbosity { level, noreply }), consumed: line_len }
+        }
+        None => Decoded::refused(unless(noreply, reply::BAD_FORMAT), line_len),
+    }
+}
+
+/// Appends the new number, the answer to `incr` and `decr`.
+pub fn encode_number(out: &mut Vec<u8>, number: u64) {
+    number::write_u64(out, number);
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends `VERSION …`.
+pub fn encode_version(out: &mut Vec<u8>, version: &str) {
+    out.extend_from_slice(b"VERSION ");
+    out.extend_from_slice(version.as_bytes());
+    out.extend_from_slice(b"\r\n");
+}
+
+/// Appends `STAT name value`; [`reply::END`] follows the last.
+pub fn encode_stat(out: &mut Vec<u8>, name: &[u8], value: &[u8]) {
+    out.reserve(name.len() + value.len() + 8);
+    out.extend_from_slice(b"STAT ");
+    out.extend_from_slice(name);
+    out.push(b' ');
+    out.extend_from_slice(value);
+    out.extend_from_slice(b"\r\n");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::decode;
+    use super::*;
+    use crate::Limits;
+
+    fn request(input: &str) -> Request<'_> {
+        match decode(input.as_bytes(), 0, &Limits::DEFAULT) {
+            Decoded::Request { request, consumed } => {
+                assert_eq!(consumed, input.len());
+                request
+            }
+            other => panic!("{input:?}: {other:?}"),
+        }
+    }
+
+    fn refusal(input: &str) -> &'static [u8] {
+        match decode(input.as_bytes(), 0, &Limits::DEFAULT) {
+            Decoded::Refused(refused) => {
+                assert_eq!((refused.consumed, refused.swallow, refused.close), (input.len(), 0, false));
+                refused.reply
+            }
+            other => panic!("{input:?}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn delete_ignores_what_follows_its_key() {
+        for (line, noreply) in
+            [("k", false), ("k 0", false), ("k foo bar", false), ("k noreply", true), ("k 0 noreply", true)]
+        {
+            assert_eq!(
+                request(&format!("delete {line}\r\n")),
+                Request::Delete(Delete { key: b"k", noreply })
+            );
+        }
+        assert_eq!(refusal("delete\r\n"), reply::BAD_FORMAT);
+        let key = "k".repeat(251);
+        assert_eq!(refusal(&format!("delete {key}\r\n")), reply::BAD_FORMAT);
+        assert_eq!(refusal(&format!("delete {key} noreply\r\n")), reply::SILENT);
+    }
+
+    #[test]
+    fn incr_and_decr() {
+        let up = Arithmetic { key: b"n", delta: 3, decrement: false, noreply: false };
+        assert_eq!(request("incr n 3\r\n"), Request::Arithmetic(up));
+        let down = Arithmetic { decrement: true, noreply: true, delta: u64::MAX, ..up };
+        assert_eq!(request("decr n 18446744073709551615 noreply\r\n"), Request::Arithmetic(down));
+        assert_eq!(refusal("incr n\r\n"), reply::BAD_FORMAT);
+        for bad in ["-1", "abc", "1x", "+1", "18446744073709551616"] {
+            assert_eq!(refusal(&format!("incr n {bad}\r\n")), reply::INVALID_DELTA);
+        }
+        assert_eq!(refusal("incr n x noreply\r\n"), reply::SILENT);
+        assert_eq!(refusal("incr n noreply\r\n"), reply::SILENT);
+    }
+
+    #[test]
+    fn touch_takes_a_signed_time() {
+        assert_eq!(
+            request("touch k -1\r\n"),
+            Request::Touch(Touch { key: b"k", exptime: -1, noreply: false })
+        );
+        assert_eq!(
+            request("touch k - noreply\r\n"),
+            Request::Touch(Touch { key: b"k", exptime: 0, noreply: true })
+        );
+        assert_eq!(refusal("touch k\r\n"), reply::BAD_FORMAT);
+        assert_eq!(refusal("touch k abc\r\n"), reply::INVALID_EXPTIME);
+        assert_eq!(refusal("touch k abc noreply\r\n"), reply::SILENT);
+    }
+
+    #[test]
+    fn flush_all_leaves_a_bad_delay_to_the_server() {
+        let flush = |delay, noreply| Request::FlushAll(FlushAll { delay, noreply });
+        assert_eq!(request("flush_all\r\n"), flush(Some(0), false));
+        assert_eq!(request("  flush_all  \r\n"), flush(Some(0), false));
+        assert_eq!(request("flush_all noreply\r\n"), flush(Some(0), true));
+        assert_eq!(request("flush_all 10\r\n"), flush(Some(10), false));
+        assert_eq!(request("flush_all -1 noreply\r\n"), flush(Some(-1), true));
+        assert_eq!(request("flush_all x\r\n"), flush(None, false));
+        assert_eq!(request("flush_all noreply noreply\r\n"), flush(None, true));
+    }
+
+    #[test]
+    fn verbosity_needs_a_level() {
+        assert_eq!(request("verbosity 1\r\n"), Request::Verbosity(Verbosity { level: 1, noreply: false }));
+        assert_eq!(
+            request("verbosity 0 noreply\r\n"),
+            Request::Verbosity(Verbosity { level: 0, noreply: true })
+        );
+        for bad in ["verbosity\r\n", "verbosity x\r\n", "verbosity -1\r\n"] {
+            assert_eq!(refusal(bad), reply::BAD_FORMAT);
+        }
+        assert_eq!(refusal("verbosity noreply\r\n"), reply::SILENT);
+    }
+
+    #[test]
+    fn version_and_quit_ignore_their_arguments() {
+        assert_eq!(request("version\r\n"), Request::Version);
+        assert_eq!(request("version noreply\r\n"), Request::Version);
+        assert_eq!(request("quit\n"), Request::Quit);
+        assert_eq!(request("quit foo\r\n"), Request::Quit);
+        assert_eq!(refusal("quitx\r\n"), reply::ERROR);
+    }
+
+    #[test]
+    fn small_replies() {
+        let mut out = Vec::new();
+        encode_number(&mut out, 18_446_744_073_709_551_615);
+        encode_version(&mut out, "1.6.45");
+        encode_stat(&mut out, b"pid", b"1");
+        assert_eq!(out, b"18446744073709551615\r\nVERSION 1.6.45\r\nSTAT pid 1\r\n");
+    }
+}
