@@ -1,0 +1,59 @@
+//! Items held after the value size has shifted: 100 B, then 2 KiB, then 300 B, against 300 B from a fresh start.
+//!
+//! Each phase stores new keys worth one and a half times the memory limit, so that the server is full of that size
+//! and must find its memory for the next in what it has.
+
+use anyhow::Result;
+use cached_benches::figure::Figure;
+use cached_benches::server::Server;
+
+use crate::subject::{KEY_BYTES, Subject, count_held, keys, store};
+use crate::{Bar, tell};
+
+const VALUE_SIZES_BYTES: [usize; 3] = [100, 2 << 10, 300];
+
+pub(crate) fn measure(subjects: &[Subject], memory_mib: usize, figures: &mut Vec<Figure>) -> Result<()> {
+    for subject in subjects {
+        let name = &subject.name;
+        let last_bytes = VALUE_SIZES_BYTES[VALUE_SIZES_BYTES.len() - 1];
+        let fresh = subject.start(memory_mib, None)?;
+        let held_fresh = fill(&fresh, memory_mib, 0, last_bytes, figures)?;
+        drop(fresh);
+        let shifted = subject.start(memory_mib, None)?;
+        let mut first = 0;
+        let mut held_shifted = 0;
+        for value_bytes in VALUE_SIZES_BYTES {
+            held_shifted = fill(&shifted, memory_mib, first, value_bytes, figures)?;
+            first += count_to_fill(memory_mib, value_bytes);
+        }
+        let figure =
+            |what: &str, value, unit: &str| Figure::new(format!("{name}: shift, {what}"), value, unit);
+        tell(figures, figure("300 B held from a fresh start", held_fresh as f64, "items"), None);
+        tell(figures, figure("300 B held after 100 B and 2 KiB", held_shifted as f64, "items"), None);
+        let bar = (name == "cached").then_some(Bar::AtLeast(0.9));
+        tell(figures, figure("after / fresh", held_shifted as f64 / held_fresh as f64, ""), bar);
+    }
+    Ok(())
+}
+
+/// How many items are one and a half times the memory limit.
+fn count_to_fill(memory_mib: usize, value_bytes: usize) -> u64 {
+    ((memory_mib << 20) * 3 / 2 / (KEY_BYTES + value_bytes)) as u64
+}
+
+/// Stores items from index `first` on, and says how many of them are held.
+fn fill(
+    server: &Server,
+    memory_mib: usize,
+    first: u64,
+    value_bytes: usize,
+    figures: &mut Vec<Figure>,
+) -> Result<u64> {
+    let count = count_to_fill(memory_mib, value_bytes);
+    let report = store(server, keys(first, count, value_bytes)?, None)?;
+    if report.refused > 0 {
+        let name = format!("{}: shift, sets of {value_bytes} B refused", server.name());
+        tell(figures, Figure::new(name, report.refused as f64, "sets"), None);
+    }
+    count_held(server, keys(first, count, value_bytes)?)
+}
