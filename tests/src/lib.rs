@@ -1,1 +1,33 @@
-//! tests
+//! The harness of the black-box tests: it starts a server as a program and talks to its sockets.
+//!
+//! Nothing here knows how the server is built inside. The same tests run against any server that takes
+//! memcached's flags, so they are first proved on memcached 1.6.45 itself:
+//! `CACHED_TEST_SERVER=/path/to/memcached cargo test -p cached-tests`. Without the variable they build and
+//! run this workspace's own `cached`.
+//!
+//! | module | what it owns |
+//! |---|---|
+//! | [`program`] | which server binary is under test, and building it |
+//! | [`server`] | one running server: start, readiness, memory, stop |
+//! | [`conn`] | one client connection with deadlines and fragmented writes |
+//! | [`bytes`] | writing bytes as text and back |
+//! | [`frame`] | binary protocol frames |
+//! | [`pattern`] | expected bytes with wildcards |
+//! | [`script`], [`play`] | the wire script language and the runner of its cases |
+//! | [`differences`] | where we differ from memcached 1.6.45 on purpose |
+//! | [`outside`] | programs and files from outside; skipping loudly without them |
+//! | [`abuse`] | what the tests of bad clients share |
+//! | [`generate`] | seeded random command sequences |
+
+pub mod abuse;
+pub mod bytes;
+pub mod conn;
+pub mod differences;
+pub mod frame;
+pub mod generate;
+pub mod outside;
+pub mod pattern;
+pub mod play;
+pub mod program;
+pub mod script;
+pub mod server;

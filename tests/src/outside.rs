@@ -1,0 +1,66 @@
+//! Programs and files from outside the repository: looked for, and skipped loudly without them.
+//!
+//! `CACHED_REQUIRE_ALL=1`, as `.ci/run` sets it, turns every skip into a failure.
+
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// Whether a skip counts as a failure.
+pub fn require_all() -> bool {
+    std::env::var("CACHED_REQUIRE_ALL").is_ok_and(|value| value == "1")
+}
+
+/// Says that a test is skipped, past the test runner's capture.
+///
+/// # Panics
+/// With `CACHED_REQUIRE_ALL=1`.
+pub fn skip(test: &str, why: &str) {
+    assert!(!require_all(), "{test}: {why}, and CACHED_REQUIRE_ALL=1 allows no skip");
+    // The test runner captures the print macros of a passing test; a skip must be seen, so it goes to the
+    // descriptor itself.
+    let line = format!("\n*** SKIPPED {test}: {why} ***\n");
+    // SAFETY: a live buffer of that length; descriptor 2 may be anything, an error is ignored.
+    unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+}
+
+/// The full path of a program in `PATH`.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    std::env::split_paths(&std::env::var_os("PATH")?).map(|dir| dir.join(name)).find(|path| path.is_file())
+}
+
+/// Runs a command to its end and returns what it said.
+///
+/// # Panics
+/// When it cannot be started or is still running at the deadline; then it is killed.
+pub fn run(command: &mut Command, deadline: Duration) -> Output {
+    let child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|err| panic!("{command:?}: {err}"));
+    let pid = child.id() as libc::pid_t;
+    let (done, ended) = std::sync::mpsc::channel::<()>();
+    let watchdog = std::thread::spawn(move || {
+        let until = Instant::now() + deadline;
+        let timed_out = ended
+            .recv_timeout(deadline)
+            .is_err_and(|err| err == std::sync::mpsc::RecvTimeoutError::Timeout && Instant::now() >= until);
+        if timed_out {
+            // SAFETY: kill touches no memory. The child is waited for only just before this thread is told.
+            unsafe { libc::kill(pid, libc::SIGKILL) };
+        }
+        timed_out
+    });
+    let output = child.wait_with_output().expect("output of a child");
+    drop(done);
+    let timed_out = watchdog.join().expect("the watchdog");
+    assert!(!timed_out, "{command:?} did not end within {deadline:?}; it wrote:\n{}", text(&output));
+    output
+}
+
+/// Both streams of a program's output as text.
+pub fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}

@@ -1,0 +1,214 @@
+//! Plays the cases of a wire script against a fresh server each, in several ways of sending.
+
+use crate::conn::Conn;
+use crate::differences;
+use crate::frame::{Request, Response, op};
+use crate::pattern::{Captures, Pattern};
+use crate::program::Program;
+use crate::script::{Case, Step};
+use crate::server::{Server, Start};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// How a case is sent. The three differ in transport and log level too, so that every case also crosses the
+/// unix socket and the logging paths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    /// Each request in one write, its reply read before the next; TCP.
+    Whole,
+    /// Each request byte by byte; TCP, and the server logs with `-vv`.
+    Fragmented,
+    /// All requests in one write, as far as they do not depend on replies; unix socket.
+    Pipelined,
+}
+
+impl Shape {
+    /// The shape with this name.
+    ///
+    /// # Errors
+    /// A text naming what is no shape.
+    pub fn named(name: &str) -> Result<Self, String> {
+        match name {
+            "whole" => Ok(Self::Whole),
+            "fragmented" => Ok(Self::Fragmented),
+            "pipelined" => Ok(Self::Pipelined),
+            other => Err(format!("no shape called {other}")),
+        }
+    }
+}
+
+/// Plays all cases in all their shapes and panics with the names of those that failed.
+///
+/// `CACHED_WIRE_ONLY` plays only cases whose name holds its value.
+pub fn play_all(cases: &[Case]) {
+    // Not once per case: without a server there is nothing to say about cases.
+    let _ = Program::under_test();
+    let only = std::env::var("CACHED_WIRE_ONLY").unwrap_or_default();
+    let mut failed = Vec::new();
+    let mut played = 0;
+    for case in cases.iter().filter(|case| case.name.contains(&only)) {
+        if let Some(name) = &case.differs {
+            differences::known(name);
+        }
+        for &shape in &case.shapes {
+            played += 1;
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| play(case, shape))) {
+                let message = panic
+                    .downcast_ref::<String>()
+                    .cloned()
+                    .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+                    .unwrap_or_default();
+                failed.push(format!("{} ({shape:?})\n  {}", case.name, message.replace('\n', "\n  ")));
+            }
+        }
+    }
+    println!("{played} plays of {} cases", cases.len());
+    assert!(failed.is_empty(), "{} of {played} failed:\n\n{}", failed.len(), failed.join("\n\n"));
+}
+
+fn play(case: &Case, shape: Shape) {
+    let start = Start::new().args(&case.args);
+    let server = match shape {
+        Shape::Whole => start.start(),
+        Shape::Fragmented => start.args("-vv").start(),
+        Shape::Pipelined => start.unix().start(),
+    };
+    Player::new(&server, shape).play(case);
+}
+
+/// The state of one play: the connection, and what is gathered but not yet sent or checked.
+struct Player<'a> {
+    server: &'a Server,
+    shape: Shape,
+    conn: Conn,
+    captures: Captures,
+    to_send: Vec<u8>,
+    to_expect: Vec<(Step, usize)>,
+    is_binary: Option<bool>,
+    steps_done: usize,
+}
+
+impl<'a> Player<'a> {
+    fn new(server: &'a Server, shape: Shape) -> Self {
+        Self {
+            server,
+            shape,
+            conn: server.connect(),
+            captures: Captures::default(),
+            to_send: Vec::new(),
+            to_expect: Vec::new(),
+            is_binary: None,
+            steps_done: 0,
+        }
+    }
+
+    fn play(&mut self, case: &Case) {
+        let mut closed = false;
+        for step in &case.steps {
+            self.steps_done += 1;
+            closed = matches!(step, Step::Closed);
+            self.step(step);
+        }
+        if closed || !case.fence {
+            self.flush();
+        } else {
+            self.fence();
+        }
+        // The engine behind the connection is still there, whatever the case did to the connection.
+        self.conn = self.server.connect();
+        self.conn.send(b"mn\r\n");
+        self.conn.expect(b"MN\r\n", "a fresh connection after the case");
+    }
+
+    fn step(&mut self, step: &Step) {
+        match step {
+            Step::Send(template) => {
+                if !template.is_ready(&self.captures) {
+                    self.flush();
+                }
+                let bytes = template.bytes(&self.captures);
+                self.send(&bytes);
+            }
+            Step::SendFrame(fields) => {
+                if !fields.is_ready(&self.captures) {
+                    self.flush();
+                }
+                let bytes = fields.request(&self.captures);
+                self.send(&bytes);
+            }
+            Step::Expect(..) | Step::ExpectFrame(_) => {
+                self.to_expect.push((step.clone(), self.steps_done));
+                if self.shape != Shape::Pipelined {
+                    self.flush();
+                }
+            }
+            Step::Closed => {
+                self.flush();
+                self.conn.expect_closed("expected the server to close");
+            }
+            Step::Connect => {
+                self.flush();
+                self.conn = self.server.connect();
+                self.is_binary = None;
+            }
+        }
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        if let Some(&first) = bytes.first() {
+            self.is_binary.get_or_insert(first == 0x80);
+        }
+        match self.shape {
+            Shape::Whole => self.conn.send(bytes),
+            Shape::Fragmented => self.conn.send_fragments(bytes, fragment_sizes(bytes.len())),
+            Shape::Pipelined => self.to_send.extend_from_slice(bytes),
+        }
+    }
+
+    /// Sends what is gathered and checks the replies to it.
+    fn flush(&mut self) {
+        if !self.to_send.is_empty() {
+            self.conn.send(&std::mem::take(&mut self.to_send));
+        }
+        for (step, number) in std::mem::take(&mut self.to_expect) {
+            let about = format!("step {number}");
+            let pattern = match &step {
+                Step::Expect(_, Some(flavour)) if *flavour != self.server.flavour => continue,
+                Step::Expect(template, _) => template.pattern(&self.captures),
+                Step::ExpectFrame(fields) => fields.response(&self.captures),
+                _ => continue,
+            };
+            self.conn.expect_pattern(&pattern, &mut self.captures, &about);
+        }
+    }
+
+    /// Asks for a reply of known form: if exactly that comes next, nothing else was sent before it.
+    fn fence(&mut self) {
+        const FENCE_OPAQUE: u32 = 0x0fe1_ce00;
+        let noop = op("NOOP").expect("the operation NOOP");
+        let (request, reply) = if self.is_binary == Some(true) {
+            let request = Request { opaque: Some(FENCE_OPAQUE), ..Request::new(noop) };
+            (request.bytes(), Response { opaque: FENCE_OPAQUE, ..Response::new(noop) }.pattern())
+        } else {
+            (b"mn\r\n".to_vec(), Pattern::literal(b"MN\r\n"))
+        };
+        self.to_send.extend_from_slice(&request);
+        self.flush();
+        self.conn.expect_pattern(&reply, &mut self.captures, "in step at the end of the case");
+    }
+}
+
+/// Single bytes for short sends; for long ones single bytes at both ends and pieces between.
+fn fragment_sizes(len: usize) -> Vec<usize> {
+    const SINGLE_MAX: usize = 1024;
+    const PIECE: usize = 1009;
+    if len <= 2 * SINGLE_MAX {
+        return vec![1; len];
+    }
+    let mut sizes = vec![1; SINGLE_MAX];
+    let middle = len - 2 * SINGLE_MAX;
+    sizes.extend(std::iter::repeat_n(PIECE, middle / PIECE));
+    sizes.push(middle % PIECE);
+    sizes.retain(|&size| size > 0);
+    sizes.extend(std::iter::repeat_n(1, SINGLE_MAX));
+    sizes
+}

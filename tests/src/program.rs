@@ -1,0 +1,105 @@
+//! Which server binary is under test.
+//!
+//! `CACHED_TEST_SERVER` names one; without it the workspace's own `cached` is built once per test process,
+//! with the profile and target directory this test was built with, and cargo itself says where it lies.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Whose behaviour is to be expected: replies that differ on purpose differ by this.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flavour {
+    /// The server of this workspace.
+    Cached,
+    /// memcached itself: `CACHED_TEST_SERVER` names a file called `memcached…`.
+    Memcached,
+}
+
+/// A server binary and whose behaviour it has.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// The file to run.
+    pub path: PathBuf,
+    /// Whose replies to expect.
+    pub flavour: Flavour,
+}
+
+impl Program {
+    /// The server at a path; its file name tells the flavour.
+    pub fn at(path: impl Into<PathBuf>) -> Self {
+        let path = path.into();
+        let is_memcached =
+            path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("memcached"));
+        let flavour = if is_memcached { Flavour::Memcached } else { Flavour::Cached };
+        Self { path, flavour }
+    }
+
+    /// The server under test; the first call may build it.
+    ///
+    /// # Panics
+    /// When it does not build; it is tried once.
+    pub fn under_test() -> &'static Self {
+        static PROGRAM: OnceLock<Result<Program, String>> = OnceLock::new();
+        let program = PROGRAM.get_or_init(|| match std::env::var_os("CACHED_TEST_SERVER") {
+            Some(path) if !path.is_empty() => Ok(Self::at(PathBuf::from(path))),
+            _ => build_cached().map(|path| Self { path, flavour: Flavour::Cached }),
+        });
+        program.as_ref().unwrap_or_else(|problem| panic!("{problem}"))
+    }
+}
+
+/// The repository's root.
+pub fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package lies in the repository")
+}
+
+/// Builds `cached` and returns its path, or cargo's words when that fails.
+fn build_cached() -> Result<PathBuf, String> {
+    let (target_dir, profile) = this_build();
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo
+        .current_dir(repository())
+        .args(["build", "--package", "cached-server", "--bin", "cached", "--message-format", "json"])
+        .args(["--profile", &profile, "--target-dir"])
+        .arg(target_dir);
+    // What `cargo test` sets for this package would make the inner cargo see a changed environment and
+    // rebuild crates that read it.
+    for (name, _) in std::env::vars_os() {
+        let text = name.to_string_lossy();
+        if text.starts_with("CARGO_PKG_")
+            || text.starts_with("CARGO_MANIFEST")
+            || text.starts_with("CARGO_BIN")
+        {
+            cargo.env_remove(&name);
+        }
+    }
+    let output = cargo.output().expect("cargo runs");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let path = stdout
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter(|message| message["target"]["name"] == "cached")
+        .find_map(|message| message["executable"].as_str().map(PathBuf::from));
+    match path {
+        Some(path) if output.status.success() => Ok(path),
+        _ => Err(format!("`cached` does not build:\n{}", String::from_utf8_lossy(&output.stderr))),
+    }
+}
+
+/// The target directory and profile of the running test: `<target>/[<triple>/]<profile>/deps/<test>`.
+fn this_build() -> (PathBuf, String) {
+    let test = std::env::current_exe().expect("a path of the running test");
+    let profile_dir = test.ancestors().nth(2).expect("tests lie in deps/");
+    let target_dir = profile_dir
+        .ancestors()
+        .skip(1)
+        .find(|dir| dir.join("CACHEDIR.TAG").exists())
+        .or_else(|| profile_dir.parent())
+        .expect("a profile lies in a target directory");
+    let profile = match profile_dir.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => "dev",
+        Some(other) => other,
+    };
+    (target_dir.to_path_buf(), profile.to_owned())
+}

@@ -1,0 +1,316 @@
+//! One running server: started on a free port or a unix socket, ready when it listens, killed on drop.
+
+use crate::conn::Conn;
+use crate::program::{Flavour, Program};
+use std::fs::File;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a server may take to listen, or to exit once told to. Generous: the machine may be busy.
+pub const START_STOP_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Where a server listens.
+#[derive(Clone, Debug)]
+pub enum Address {
+    /// A loopback TCP port.
+    Tcp(SocketAddr),
+    /// A unix socket.
+    Unix(PathBuf),
+}
+
+/// A running server; dropping it kills the process.
+#[derive(Debug)]
+pub struct Server {
+    /// Where it listens.
+    pub address: Address,
+    /// Whose replies it gives.
+    pub flavour: Flavour,
+    child: Child,
+    dir: tempfile::TempDir,
+}
+
+/// What to start: arguments, and how to be reached.
+#[derive(Clone, Debug)]
+pub struct Start {
+    program: Program,
+    args: Vec<String>,
+    unix: bool,
+}
+
+impl Start {
+    /// The server under test, on a TCP port, with default options.
+    pub fn new() -> Self {
+        Self::program(Program::under_test().clone())
+    }
+
+    /// Another server, to compare with.
+    pub fn program(program: Program) -> Self {
+        Self { program, args: Vec::new(), unix: false }
+    }
+
+    /// More arguments, separated by blanks.
+    pub fn args(mut self, args: &str) -> Self {
+        self.args.extend(args.split_whitespace().map(str::to_owned));
+        self
+    }
+
+    /// Listen on a unix socket instead of a port.
+    pub fn unix(mut self) -> Self {
+        self.unix = true;
+        self
+    }
+
+    /// Starts the server and waits until it listens.
+    ///
+    /// # Panics
+    /// When it does not, with what it wrote.
+    pub fn start(self) -> Server {
+        // Another process may take a free port between our look and the server's bind.
+        for _attempt in 0..10 {
+            if let Some(server) = self.try_start() {
+                return server;
+            }
+        }
+        panic!("no free port found in ten attempts");
+    }
+
+    /// Runs the server with these arguments alone until it exits by itself: for start-up errors.
+    ///
+    /// # Panics
+    /// When it goes on running.
+    pub fn run_to_exit(self) -> (ExitStatus, String) {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let mut child = self.command(&dir).args(as_root_args()).spawn().expect("the server starts");
+        let status = wait_for_exit(&mut child);
+        if status.is_none() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let text = std::fs::read(dir.path().join("stderr")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        (status.unwrap_or_else(|| panic!("the server did not exit; it wrote:\n{text}")), text)
+    }
+
+    fn try_start(&self) -> Option<Server> {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let mut command = self.command(&dir);
+        let address = if self.unix {
+            let path = dir.path().join("socket");
+            command.arg("-s").arg(&path);
+            Address::Unix(path)
+        } else {
+            let address = free_port();
+            command.args(["-l", "127.0.0.1", "-p", &address.port().to_string()]);
+            Address::Tcp(address)
+        };
+        command.args(as_root_args());
+        let child =
+            command.spawn().unwrap_or_else(|err| panic!("cannot run {}: {err}", self.program.path.display()));
+        let mut server = Server { address, flavour: self.program.flavour, child, dir };
+        server.wait_until_listening().then_some(server)
+    }
+
+    fn command(&self, dir: &tempfile::TempDir) -> Command {
+        let stderr = File::create(dir.path().join("stderr")).expect("a log file");
+        let stdout = stderr.try_clone().expect("a log file");
+        let mut command = Command::new(&self.program.path);
+        command.args(&self.args).current_dir(dir.path()).stdin(Stdio::null()).stdout(stdout).stderr(stderr);
+        // SAFETY: prctl is async-signal-safe and touches no memory of ours. The signal comes when the
+        // thread that starts the server ends, so a test keeps its servers on the thread that made them.
+        unsafe {
+            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            });
+        }
+        command
+    }
+}
+
+impl Default for Start {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Server {
+    /// The server under test with default options plus these.
+    pub fn start(args: &str) -> Self {
+        Start::new().args(args).start()
+    }
+
+    /// A fresh connection.
+    pub fn connect(&self) -> Conn {
+        Conn::open(&self.address).unwrap_or_else(|err| panic!("connecting to {:?}: {err}", self.address))
+    }
+
+    /// The TCP port.
+    ///
+    /// # Panics
+    /// For a unix socket.
+    pub fn port(&self) -> u16 {
+        match &self.address {
+            Address::Tcp(address) => address.port(),
+            Address::Unix(path) => panic!("{} has no port", path.display()),
+        }
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).expect("a process id")
+    }
+
+    /// Resident memory in KiB, as the kernel counts it.
+    pub fn rss_kib(&self) -> u64 {
+        self.status_kib("VmRSS:")
+    }
+
+    /// The highest resident memory so far, in KiB.
+    pub fn rss_peak_kib(&self) -> u64 {
+        self.status_kib("VmHWM:")
+    }
+
+    /// What the server wrote to its standard output and error.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.dir.path().join("stderr")).unwrap_or_default())
+            .into_owned()
+    }
+
+    /// One number of plain `stats`.
+    pub fn stat(&self, name: &str) -> u64 {
+        let mut conn = self.connect();
+        conn.send(b"stats\r\n");
+        let mut found = None;
+        loop {
+            let line = conn.read_line();
+            let line = String::from_utf8_lossy(&line).into_owned();
+            if line == "END" {
+                break;
+            }
+            let mut words = line.split(' ').skip(1);
+            if words.next() == Some(name) {
+                found = words.next().and_then(|value| value.parse().ok());
+            }
+        }
+        found.unwrap_or_else(|| panic!("no number called {name} in stats"))
+    }
+
+    /// Asserts that the process runs and answers a new client.
+    pub fn assert_serves(&mut self, after: &str) {
+        if let Some(status) = self.child.try_wait().expect("the state of the server") {
+            panic!("the server ended ({status}) after {after}; its log:\n{}", self.log_tail());
+        }
+        let mut conn = self.connect();
+        conn.send(b"set alive 0 0 2\r\nok\r\nget alive\r\n");
+        conn.expect(b"STORED\r\nVALUE alive 0 2\r\nok\r\nEND\r\n", after);
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: our own child, not yet waited for, so the id is still its own.
+        let sent = unsafe { libc::kill(self.pid(), signal) };
+        assert_eq!(sent, 0, "signal {signal}: {}", std::io::Error::last_os_error());
+    }
+
+    /// Waits for the process to end by itself.
+    ///
+    /// # Panics
+    /// When it does not end in time.
+    pub fn wait_exit(&mut self) -> ExitStatus {
+        wait_for_exit(&mut self.child).unwrap_or_else(|| panic!("no exit in time; log:\n{}", self.log_tail()))
+    }
+
+    fn status_kib(&self, field: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix(field))
+            .and_then(|rest| rest.split_whitespace().next()?.parse().ok())
+            .unwrap_or_else(|| panic!("no {field} for the server: has it ended? Log:\n{}", self.log_tail()))
+    }
+
+    /// True once it listens, false when it ended before (its port was taken, as a rule).
+    fn wait_until_listening(&mut self) -> bool {
+        let deadline = Instant::now() + START_STOP_DEADLINE;
+        loop {
+            let listening = match &self.address {
+                Address::Tcp(address) => listens_on(self.child.id(), address.port()),
+                Address::Unix(_) => Conn::open(&self.address).is_ok(),
+            };
+            if listening {
+                return true;
+            }
+            if let Some(status) = self.child.try_wait().expect("the state of the server") {
+                let log = self.log_tail();
+                assert!(log.contains("in use"), "the server ended at once ({status}); it wrote:\n{log}");
+                return false;
+            }
+            assert!(Instant::now() < deadline, "not listening in time; log:\n{}", self.log_tail());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn log_tail(&self) -> String {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().filter(|line| !line.starts_with("slab class")).collect();
+        lines[lines.len().saturating_sub(30)..].join("\n")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let log = self.log_tail();
+            if !log.is_empty() {
+                eprintln!("--- the server's log ends ---\n{log}\n---");
+            }
+        }
+    }
+}
+
+/// memcached refuses to run as root without a user name.
+fn as_root_args() -> &'static [&'static str] {
+    // SAFETY: geteuid has no preconditions.
+    if unsafe { libc::geteuid() } == 0 { &["-u", "root"] } else { &[] }
+}
+
+fn free_port() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a free port")
+}
+
+fn wait_for_exit(child: &mut Child) -> Option<ExitStatus> {
+    let deadline = Instant::now() + START_STOP_DEADLINE;
+    while Instant::now() < deadline {
+        if let Some(status) = child.try_wait().expect("the state of the server") {
+            return Some(status);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    None
+}
+
+/// Whether that very process listens on the port: a stranger that took the port does not count.
+fn listens_on(pid: u32, port: u16) -> bool {
+    const LISTEN: &str = "0A";
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap_or_default();
+    let inode = table.lines().skip(1).find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let local_port = fields.get(1)?.rsplit(':').next()?;
+        let local_port = u16::from_str_radix(local_port, 16).ok()?;
+        (local_port == port && fields.get(3) == Some(&LISTEN))
+            .then(|| fields.get(9).map(|text| (*text).to_owned()))?
+    });
+    let Some(inode) = inode else { return false };
+    let wanted = format!("socket:[{inode}]");
+    std::fs::read_dir(format!("/proc/{pid}/fd")).is_ok_and(|entries| {
+        entries
+            .filter_map(Result::ok)
+            .filter_map(|entry| std::fs::read_link(entry.path()).ok())
+            .any(|link| link.to_string_lossy() == wanted)
+    })
+}

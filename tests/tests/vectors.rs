@@ -1,0 +1,188 @@
+//! Replays the recorded replies of memcached 1.6.45: 157 raw inputs, each on a fresh connection, in order, on
+//! one server, as they were recorded (later inputs meet the items that earlier ones left).
+//!
+//! The file is measured data beside the repository and is not part of it; without it the test is skipped.
+
+use cached_tests::bytes::{from_base64, from_hex, show};
+use cached_tests::conn::Conn;
+use cached_tests::outside;
+use cached_tests::pattern::{Captures, Pattern, Piece};
+use cached_tests::program::{Flavour, repository};
+use cached_tests::server::Server;
+use serde::Deserialize;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+/// How long nothing more may come after a complete reply; waited once, for all connections together.
+const QUIET: Duration = Duration::from_millis(300);
+
+/// Inputs whose reply differs on purpose, with the name in `DIFFERENCES.md` and the reply of ours.
+const DIFFERENT: &[(&str, &str, &[u8])] =
+    &[("T get 251b key", "stray-crlf", b"CLIENT_ERROR bad command line format\r\n")];
+
+/// What has to be there before an input: the recording server had it from earlier, unrecorded requests.
+const BEFORE: &[(&str, &[u8])] = &[("M ms append miss", b"set av 0 0 1\r\nx\r\n")];
+
+/// Goes on talking by itself after its reply.
+const TALKS_ON: &str = "T watch";
+
+#[derive(Deserialize)]
+struct Vector {
+    name: String,
+    send_b64: String,
+    recv: Option<String>,
+    recv_hex: Option<String>,
+    closed: bool,
+}
+
+impl Vector {
+    fn sent(&self) -> Vec<u8> {
+        from_base64(&self.send_b64).expect("base64")
+    }
+
+    fn pattern(&self, flavour: Flavour) -> Pattern {
+        if flavour == Flavour::Cached {
+            if let Some((_, difference, ours)) = DIFFERENT.iter().find(|(name, ..)| *name == self.name) {
+                cached_tests::differences::known(difference);
+                return Pattern::literal(ours);
+            }
+        }
+        match (&self.recv, &self.recv_hex) {
+            (Some(text), _) => text_pattern(text.as_bytes(), &self.sent()),
+            (None, Some(hex)) => frames_pattern(&from_hex(hex).expect("hex")),
+            (None, None) => Pattern::default(),
+        }
+    }
+}
+
+#[test]
+fn recorded_replies() {
+    let file = repository().join("../shared/vectors/memcached-1.6.45.json");
+    let Ok(text) = std::fs::read_to_string(&file) else {
+        outside::skip("recorded_replies", "the recorded vectors are not beside the repository");
+        return;
+    };
+    let vectors: Vec<Vector> = serde_json::from_str(&text).expect("the vectors");
+    let mut server = Server::start("");
+    let mut failed = Vec::new();
+    let mut played: Vec<(&Vector, Conn)> = Vec::new();
+    for vector in &vectors {
+        if let Some((_, request)) = BEFORE.iter().find(|(name, _)| *name == vector.name) {
+            server.connect().ask(request, b"STORED\r\n");
+        }
+        let mut conn = server.connect();
+        let pattern = vector.pattern(server.flavour);
+        let answered = catch_unwind(AssertUnwindSafe(|| {
+            conn.send(&vector.sent());
+            conn.expect_pattern(&pattern, &mut Captures::default(), &vector.name);
+            if vector.closed {
+                conn.expect_closed(&vector.name);
+            }
+        }));
+        match answered {
+            Ok(()) if vector.name == TALKS_ON => {}
+            Ok(()) => played.push((vector, conn)),
+            Err(_) => failed.push(vector.name.clone()),
+        }
+    }
+    // One silence for all: nothing may follow a reply, and only what was closed there is closed here.
+    let mut quiet = QUIET;
+    for (vector, conn) in &mut played {
+        let rest = conn.read_until_quiet(quiet);
+        if !rest.is_empty() || conn.is_ended() != vector.closed {
+            println!("{}: after the reply came {}, closed {}", vector.name, show(&rest), conn.is_ended());
+            failed.push(vector.name.clone());
+        }
+        quiet = Duration::from_millis(1);
+    }
+    println!("{} of {} inputs answered as recorded", vectors.len() - failed.len(), vectors.len());
+    assert!(failed.is_empty(), "answered otherwise: {failed:#?}");
+    drop(played);
+    server.assert_serves("the recorded inputs");
+}
+
+/// Text as recorded, but for the version and for CAS values that no `E` flag set.
+fn text_pattern(recorded: &[u8], sent: &[u8]) -> Pattern {
+    let sets_cas = sent.windows(2).any(|pair| pair == b" E") && sent.starts_with(b"m")
+        || sent.windows(3).any(|three| three == b" E5" || three == b" E3" || three == b" E7");
+    let mut pieces = Vec::new();
+    for line in recorded.split_inclusive(|&byte| byte == b'\n') {
+        let words: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
+        if line.starts_with(b"VERSION ") {
+            pieces.push(Piece::Literal(b"VERSION 1.6.".to_vec()));
+            pieces.push(Piece::Digits(None));
+            pieces.push(Piece::Literal(b"\r\n".to_vec()));
+        } else if line.starts_with(b"VALUE ") && words.len() == 5 {
+            let cas_at = line.len() - words[4].len();
+            pieces.push(Piece::Literal(line[..cas_at].to_vec()));
+            pieces.push(Piece::Digits(None));
+            pieces.push(Piece::Literal(b"\r\n".to_vec()));
+        } else if [&b"VA "[..], b"HD "].iter().any(|start| line.starts_with(start)) && !sets_cas {
+            meta_line(&mut pieces, line);
+        } else {
+            pieces.push(Piece::Literal(line.to_vec()));
+        }
+    }
+    Pattern(joined(pieces))
+}
+
+/// A meta reply line: `c<digits>` may be any number, `t<digits>` some seconds less.
+fn meta_line(pieces: &mut Vec<Piece>, line: &[u8]) {
+    let text = String::from_utf8_lossy(line);
+    let body = text.trim_end_matches("\r\n");
+    for (index, word) in body.split(' ').enumerate() {
+        if index > 0 {
+            pieces.push(Piece::Literal(b" ".to_vec()));
+        }
+        let digits =
+            word.get(1..).filter(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()));
+        match (word.as_bytes().first(), digits) {
+            (Some(b'c'), Some(_)) => {
+                pieces.push(Piece::Literal(b"c".to_vec()));
+                pieces.push(Piece::Digits(None));
+            }
+            (Some(b't'), Some(digits)) => {
+                pieces.push(Piece::Literal(b"t".to_vec()));
+                pieces.push(Piece::AtMost(digits.parse().expect("a ttl")));
+            }
+            _ => pieces.push(Piece::Literal(word.as_bytes().to_vec())),
+        }
+    }
+    pieces.push(Piece::Literal(b"\r\n".to_vec()));
+}
+
+/// Frames as recorded, but for CAS values, which only have to be there, and the version.
+fn frames_pattern(recorded: &[u8]) -> Pattern {
+    const VERSION: u8 = 0x0b;
+    let mut pieces = Vec::new();
+    let mut rest = recorded;
+    while let Some(head) = rest.first_chunk::<24>() {
+        let body_len = u32::from_be_bytes([head[8], head[9], head[10], head[11]]) as usize;
+        let body = &rest[24..24 + body_len];
+        pieces.push(Piece::Literal(head[..16].to_vec()));
+        match &head[16..] {
+            [0, 0, 0, 0, 0, 0, 0, 0] => pieces.push(Piece::Literal(vec![0; 8])),
+            _ => pieces.push(Piece::Cas(None)),
+        }
+        if head[1] == VERSION && body.starts_with(b"1.6.") {
+            // The length is pinned by the header: a version of two digits, as 1.6.45 itself.
+            pieces.push(Piece::Literal(b"1.6.".to_vec()));
+            pieces.extend(std::iter::repeat_n(Piece::Digit, body.len() - 4));
+        } else {
+            pieces.push(Piece::Literal(body.to_vec()));
+        }
+        rest = &rest[24 + body_len..];
+    }
+    Pattern(joined(pieces))
+}
+
+fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
+    let mut out: Vec<Piece> = Vec::new();
+    for piece in pieces {
+        match (out.last_mut(), piece) {
+            (Some(Piece::Literal(before)), Piece::Literal(more)) => before.extend(more),
+            (_, piece) => out.push(piece),
+        }
+    }
+    out
+}

@@ -1,0 +1,74 @@
+//! Plays every wire script in `wire/`: what memcached 1.6.45 answers, byte by byte.
+
+use cached_tests::differences;
+use cached_tests::play::play_all;
+use cached_tests::script::{Case, parse};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+/// One test per script, so that they run beside each other.
+macro_rules! scripts {
+    ($($name:ident),+ $(,)?) => {
+        const SCRIPTS: &[&str] = &[$(stringify!($name)),+];
+        $(
+            #[test]
+            fn $name() {
+                play_all(&cases(stringify!($name)));
+            }
+        )+
+    };
+}
+
+scripts! {
+    admin,
+    arithmetic,
+    binary_broken,
+    binary_get,
+    binary_other,
+    binary_store,
+    cas,
+    delete_touch,
+    dumps,
+    exptime,
+    lines,
+    meta_arithmetic,
+    meta_delete,
+    meta_errors,
+    meta_get,
+    meta_set,
+    meta_stale,
+    misc,
+    noreply,
+    retrieval,
+    sizes,
+    stats,
+    storage,
+}
+
+fn dir() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("wire")
+}
+
+fn cases(name: &str) -> Vec<Case> {
+    let file = format!("{name}.wire");
+    let text = std::fs::read_to_string(dir().join(&file)).expect("a script");
+    parse(&file, &text).unwrap_or_else(|problem| panic!("{problem}"))
+}
+
+#[test]
+fn every_script_is_played() {
+    let listed: BTreeSet<String> = SCRIPTS.iter().map(|name| format!("{name}.wire")).collect();
+    let there: BTreeSet<String> = std::fs::read_dir(dir())
+        .expect("the folder of scripts")
+        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+        .collect();
+    assert_eq!(listed, there);
+}
+
+#[test]
+fn every_listed_difference_is_shown_by_a_script() {
+    let shown: BTreeSet<String> =
+        SCRIPTS.iter().flat_map(|name| cases(name)).filter_map(|case| case.differs).collect();
+    let listed: BTreeSet<String> = differences::names().map(str::to_owned).collect();
+    assert_eq!(shown, listed);
+}
