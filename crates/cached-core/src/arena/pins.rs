@@ -1,0 +1,102 @@
+//! A reader count with a *draining* mark: who frees a region is decided by one atomic word.
+//!
+//! ```text
+//!  31        30                                   0
+//! ┌──────────┬─────────────────────────────────────┐
+//! │ draining │ pins                                │
+//! └──────────┴─────────────────────────────────────┘
+//! ```
+//! The owner sets *draining* when it is done with the region; nobody takes new pins from then on.
+//! Whoever brings the word to "draining, no pins" frees the region, and exactly one thread does.
+
+use crate::sync::{AtomicU32, Ordering};
+
+const DRAINING: u32 = 1 << 31;
+
+#[derive(Debug)]
+pub(crate) struct Pins(AtomicU32);
+
+impl Pins {
+    pub(crate) fn new() -> Self {
+        Pins(AtomicU32::new(0))
+    }
+
+    /// Adds a reader. The caller makes sure that draining has not begun (it holds the lock of a
+    /// bucket whose item lies in the region).
+    pub(crate) fn pin(&self) {
+        let before = self.0.fetch_add(1, Ordering::Relaxed);
+        debug_assert!(before & DRAINING == 0, "a draining region was pinned");
+    }
+
+    /// Drops a reader; true when the caller must free the region now.
+    #[must_use]
+    pub(crate) fn unpin(&self) -> bool {
+        // Release: our reads happen before the region is reused; Acquire: so do everybody else's.
+        self.0.fetch_sub(1, Ordering::AcqRel) == DRAINING | 1
+    }
+
+    /// Begins draining; true when the caller must free the region now.
+    #[must_use]
+    pub(crate) fn drain(&self) -> bool {
+        self.0.fetch_or(DRAINING, Ordering::AcqRel) == 0
+    }
+
+    /// Forgets the mark, once the region is free.
+    pub(crate) fn reset(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+
+    /// Readers at this moment.
+    pub(crate) fn count(&self) -> u32 {
+        self.0.load(Ordering::Acquire) & !DRAINING
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_one_frees() {
+        let pins = Pins::new();
+        pins.pin();
+        pins.pin();
+        assert!(!pins.drain());
+        assert!(!pins.unpin());
+        assert!(pins.unpin());
+        pins.reset();
+        assert!(pins.drain(), "nobody reads: the owner frees");
+    }
+}
+
+#[cfg(all(test, shuttle))]
+mod shuttle_tests {
+    use super::*;
+    use crate::sync::Arc;
+
+    /// However two readers and the owner interleave, exactly one of them frees.
+    #[test]
+    fn exactly_one_frees() {
+        shuttle::check_random(
+            || {
+                let pins = Arc::new(Pins::new());
+                let freed = Arc::new(AtomicU32::new(0));
+                pins.pin();
+                pins.pin();
+                let threads: Vec<_> = (0..3)
+                    .map(|i| {
+                        let (pins, freed) = (pins.clone(), freed.clone());
+                        shuttle::thread::spawn(move || {
+                            if if i == 0 { pins.drain() } else { pins.unpin() } {
+                                freed.fetch_add(1, Ordering::SeqCst);
+                            }
+                        })
+                    })
+                    .collect();
+                threads.into_iter().for_each(|t| t.join().unwrap());
+                assert_eq!(freed.load(Ordering::SeqCst), 1);
+            },
+            2000,
+        );
+    }
+}

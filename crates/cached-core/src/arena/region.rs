@@ -1,0 +1,331 @@
+//! One region: its state, who reads and writes it, and what it holds; and the header at its start.
+//!
+//! ```text
+//!   free ──take──> active ──seal──> sealed ──claim──> reclaiming ──release──> free
+//!                    │                 ^                  │  │
+//!                    │                 └────requeue───────┘  └─(pinned)─> draining ──last unpin──> free
+//!                    └──abandon (empty)──> reclaiming
+//! ```
+//! *active*: a stream appends to it. *sealed*: full, in a queue. *reclaiming*: the reclaimer walks it.
+
+use super::Owner;
+use super::pins::Pins;
+use crate::clock::Expiry;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
+
+/// What may be done with a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum RegionState {
+    Free = 0,
+    Active = 1,
+    Sealed = 2,
+    Reclaiming = 3,
+}
+
+/// Bytes that expire within a span after the region was opened; each span is twice the one before.
+const EXPIRY_SPANS: usize = 12;
+/// The first span, seconds.
+const EXPIRY_SPAN_FIRST_SECS: u32 = 2;
+
+/// The volatile record of one region, beside the arena. One cache line for what writers touch.
+#[repr(align(64))]
+#[derive(Debug)]
+pub(crate) struct Region {
+    state: AtomicU32,
+    pins: Pins,
+    /// Low half: bytes of entries that are alive or being written. High half: writers, that is
+    /// entries allocated but not yet published; while there are any the region is not reclaimed.
+    usage: AtomicU64,
+    /// Bytes handed out, the header included. Written by the stream that appends.
+    used_bytes: AtomicU32,
+    owner: AtomicU32,
+    /// Rises with every region taken or requeued: the age order of the queues.
+    sequence: AtomicU64,
+    /// When the region was opened or requeued, clock seconds.
+    opened_at: AtomicU32,
+    /// Bytes written with an expiry, by how long after `opened_at` they expire.
+    expiring: [AtomicU32; EXPIRY_SPANS],
+}
+
+const WRITER: u64 = 1 << 32;
+
+impl Region {
+    pub(crate) fn new() -> Self {
+        Region {
+            state: AtomicU32::new(RegionState::Free as u32),
+            pins: Pins::new(),
+            usage: AtomicU64::new(0),
+            used_bytes: AtomicU32::new(0),
+            owner: AtomicU32::new(0),
+            sequence: AtomicU64::new(0),
+            opened_at: AtomicU32::new(0),
+            expiring: std::array::from_fn(|_| AtomicU32::new(0)),
+        }
+    }
+
+    pub(crate) fn open(&self, owner: Owner, sequence: u64) {
+        self.usage.store(0, Ordering::Relaxed);
+        self.used_bytes.store(REGION_HEADER_BYTES as u32, Ordering::Relaxed);
+        self.owner.store(owner as u32, Ordering::Relaxed);
+        self.sequence.store(sequence, Ordering::Release);
+        self.expiring.iter().for_each(|span| span.store(0, Ordering::Relaxed));
+        self.state.store(RegionState::Active as u32, Ordering::Release);
+    }
+
+    /// The region goes back to nobody; tells who had it.
+    pub(crate) fn close(&self) -> Owner {
+        self.state.store(RegionState::Free as u32, Ordering::Release);
+        self.pins.reset();
+        if self.owner.load(Ordering::Relaxed) == Owner::Objects as u32 { Owner::Objects } else { Owner::Kv }
+    }
+
+    pub(crate) fn state(&self) -> RegionState {
+        match self.state.load(Ordering::Acquire) {
+            0 => RegionState::Free,
+            1 => RegionState::Active,
+            2 => RegionState::Sealed,
+            _ => RegionState::Reclaiming,
+        }
+    }
+
+    /// Moves from one state to another, if it is in the first.
+    pub(crate) fn shift(&self, from: RegionState, to: RegionState) -> bool {
+        self.state
+            .compare_exchange(from as u32, to as u32, Ordering::AcqRel, Ordering::Relaxed)
+            .is_ok()
+    }
+
+    pub(crate) fn pin(&self) {
+        self.pins.pin();
+    }
+
+    pub(crate) fn pins(&self) -> u32 {
+        self.pins.count()
+    }
+
+    #[must_use]
+    pub(crate) fn unpin(&self) -> bool {
+        self.pins.unpin()
+    }
+
+    #[must_use]
+    pub(crate) fn drain(&self) -> bool {
+        self.pins.drain()
+    }
+
+    /// An entry of `bytes` is being written: it counts as alive and the region is held.
+    pub(crate) fn begin_entry(&self, bytes: u32) {
+        self.usage.fetch_add(WRITER + u64::from(bytes), Ordering::Relaxed);
+    }
+
+    /// The entry is published.
+    pub(crate) fn end_entry(&self) {
+        self.usage.fetch_sub(WRITER, Ordering::Release);
+    }
+
+    /// The entry is given up before it was published.
+    pub(crate) fn abandon_entry(&self, bytes: u32) {
+        self.usage.fetch_sub(WRITER + u64::from(bytes), Ordering::Release);
+    }
+
+    /// An entry died; tells the bytes still alive.
+    pub(crate) fn entry_died(&self, bytes: u32) -> u32 {
+        let before = self.usage.fetch_sub(u64::from(bytes), Ordering::AcqRel);
+        debug_assert!(before as u32 >= bytes, "more bytes died than lived");
+        (before as u32).wrapping_sub(bytes)
+    }
+
+    pub(crate) fn live_bytes(&self) -> u32 {
+        self.usage.load(Ordering::Acquire) as u32
+    }
+
+    pub(crate) fn writers(&self) -> u32 {
+        (self.usage.load(Ordering::Acquire) >> 32) as u32
+    }
+
+    pub(crate) fn used_bytes(&self) -> u32 {
+        self.used_bytes.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_used_bytes(&self, bytes: u32) {
+        self.used_bytes.store(bytes, Ordering::Release);
+    }
+
+    pub(crate) fn sequence(&self) -> u64 {
+        self.sequence.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn opened_at(&self) -> u32 {
+        self.opened_at.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_opened_at(&self, now: u32) {
+        self.opened_at.store(now, Ordering::Relaxed);
+    }
+
+    /// The region goes round once more: a new place in the age order.
+    pub(crate) fn renew(&self, sequence: u64, now: u32) {
+        self.sequence.store(sequence, Ordering::Release);
+        self.set_opened_at(now);
+        self.expiring.iter().for_each(|span| span.store(0, Ordering::Relaxed));
+    }
+
+    /// A region of survivors takes the place of the one they come from.
+    pub(crate) fn inherit_sequence(&self, sequence: u64) {
+        self.sequence.store(sequence, Ordering::Release);
+    }
+
+    /// Remembers that `bytes` written here expire at `expiry`.
+    pub(crate) fn note_expiry(&self, bytes: u32, expiry: Expiry) {
+        if expiry == Expiry::NEVER {
+            return;
+        }
+        let after = expiry.as_secs().saturating_sub(self.opened_at());
+        let span = (after / EXPIRY_SPAN_FIRST_SECS).checked_ilog2().map_or(0, |log| log as usize + 1);
+        if let Some(span) = self.expiring.get(span) {
+            span.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Bytes that are garbage at `now`, from below: the dead, or the expired if those are more
+    /// (an entry may be both, so the two are not added).
+    pub(crate) fn garbage_bytes(&self, now: u32) -> u32 {
+        let used = self.used_bytes().saturating_sub(REGION_HEADER_BYTES as u32);
+        let live = self.live_bytes().min(used);
+        let age = now.saturating_sub(self.opened_at());
+        let mut span_end = EXPIRY_SPAN_FIRST_SECS;
+        let mut expired = 0u32;
+        for span in &self.expiring {
+            if age < span_end {
+                break;
+            }
+            expired = expired.saturating_add(span.load(Ordering::Relaxed));
+            span_end = span_end.saturating_mul(2);
+        }
+        (used - live).max(expired.min(used))
+    }
+}
+
+/// Bytes of the header at the start of every region in use.
+pub const REGION_HEADER_BYTES: usize = 32;
+const MAGIC: u32 = u32::from_le_bytes(*b"CRGN");
+const VERSION: u16 = 1;
+
+/// What stands at the start of a region, so that a later process can tell what it finds.
+///
+/// ```text
+///  0       4        6       7       8               16          20            28       32
+/// ┌───────┬────────┬───────┬───────┬───────────────┬───────────┬─────────────┬────────┐
+/// │ magic │version │ owner │granule│   sequence    │ opened at │ reserved, 0 │ CRC-32 │
+/// │ u32   │ u16    │ u8    │ log2  │   u64         │ u32, secs │ 8 bytes     │ u32    │
+/// └───────┴────────┴───────┴───────┴───────────────┴───────────┴─────────────┴────────┘
+/// ```
+/// Little-endian. The CRC (IEEE) covers the 28 bytes before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RegionHeader {
+    /// 1 the byte-keyed store, 2 the object cache.
+    pub owner: u8,
+    /// Entries start at multiples of `1 << granule_shift` bytes.
+    pub granule_shift: u8,
+    /// The region's place in the age order.
+    pub sequence: u64,
+    /// Clock seconds.
+    pub opened_at: u32,
+}
+
+/// Why bytes are not a region header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RegionHeaderError {
+    /// The first four bytes are something else.
+    #[error("not a region header: magic {0:#010x}")]
+    Magic(u32),
+    /// Written by another version.
+    #[error("region header version {0}, this program reads version 1")]
+    Version(u16),
+    /// The bytes changed after they were written.
+    #[error("region header checksum {found:#010x}, computed {computed:#010x}")]
+    Checksum {
+        /// In the header.
+        found: u32,
+        /// Over its bytes.
+        computed: u32,
+    },
+}
+
+impl RegionHeader {
+    /// The header's bytes.
+    pub fn encode(&self) -> [u8; REGION_HEADER_BYTES] {
+        let mut bytes = [0u8; REGION_HEADER_BYTES];
+        bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[6] = self.owner;
+        bytes[7] = self.granule_shift;
+        bytes[8..16].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.opened_at.to_le_bytes());
+        let crc = crc32fast::hash(&bytes[..28]);
+        bytes[28..32].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header back.
+    ///
+    /// # Errors
+    /// [`RegionHeaderError`]; arbitrary bytes never panic.
+    pub fn decode(bytes: &[u8; REGION_HEADER_BYTES]) -> Result<RegionHeader, RegionHeaderError> {
+        let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        if u32_at(0) != MAGIC {
+            return Err(RegionHeaderError::Magic(u32_at(0)));
+        }
+        let version = u16::from_le_bytes([bytes[4], bytes[5]]);
+        if version != VERSION {
+            return Err(RegionHeaderError::Version(version));
+        }
+        let (found, computed) = (u32_at(28), crc32fast::hash(&bytes[..28]));
+        if found != computed {
+            return Err(RegionHeaderError::Checksum { found, computed });
+        }
+        Ok(RegionHeader {
+            owner: bytes[6],
+            granule_shift: bytes[7],
+            sequence: u64::from(u32_at(8)) | u64::from(u32_at(12)) << 32,
+            opened_at: u32_at(16),
+        })
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_round_trips_and_refuses_damage() {
+        let header = RegionHeader { owner: 1, granule_shift: 2, sequence: 0x0123_4567_89ab_cdef, opened_at: 99 };
+        let bytes = header.encode();
+        assert_eq!(bytes.len(), 32);
+        assert_eq!(RegionHeader::decode(&bytes), Ok(header));
+        for bit in 0..bytes.len() * 8 {
+            let mut damaged = bytes;
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(RegionHeader::decode(&damaged).is_err(), "bit {bit} flipped unnoticed");
+        }
+    }
+
+    #[test]
+    fn garbage_counts_the_dead_and_the_expired() {
+        let region = Region::new();
+        region.open(Owner::Kv, 1);
+        region.set_opened_at(100);
+        region.set_used_bytes(REGION_HEADER_BYTES as u32 + 1000);
+        region.begin_entry(1000);
+        region.end_entry();
+        assert_eq!(region.garbage_bytes(100), 0);
+        region.note_expiry(400, Expiry::at(110));
+        region.note_expiry(300, Expiry::at(140));
+        assert_eq!(region.garbage_bytes(110), 0, "an open span does not count yet");
+        assert_eq!(region.garbage_bytes(116), 400);
+        assert_eq!(region.garbage_bytes(100 + 64), 700);
+        assert_eq!(region.entry_died(900), 100);
+        assert_eq!(region.garbage_bytes(100 + 64), 900);
+    }
+}

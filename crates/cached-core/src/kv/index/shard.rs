@@ -1,0 +1,453 @@
+//! One shard: a linear-hashing table whose buckets are locked one by one.
+//!
+//! The table has `(base << level) + split` buckets. A hash belongs to bucket `hash mod base·2^level`,
+//! or, when that one is below `split`, to `hash mod base·2^(level+1)`: the buckets below `split` have
+//! already been divided in this round. An insertion that pushes the mean load over the target
+//! divides the bucket at `split` and moves on. Dividing holds that one bucket's lock; a reader that
+//! waited for it checks afterwards that its hash still belongs there.
+//!
+//! Lock order: the growth lock, then a bucket, then the overflow pool.
+
+use super::bucket::{Bucket, SLOTS};
+use super::{ITEMS_PER_BUCKET, reserve};
+use crate::KeyHash;
+use crate::arena::Memory;
+use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
+
+/// Buckets a shard starts with.
+const BUCKETS_INITIAL: u32 = 16;
+
+/// One table.
+#[repr(align(128))]
+pub(crate) struct Shard {
+    /// `level << 32 | split`. Written under `growing` only.
+    extent: AtomicU64,
+    buckets: Memory,
+    overflow: Memory,
+    buckets_max: u32,
+    overflow_max: u32,
+    growing: Mutex<()>,
+    overflow_pool: Mutex<OverflowPool>,
+    counters: Counters,
+}
+
+/// What mutations count, on a line of its own so that lookups do not share it.
+#[repr(align(128))]
+pub(super) struct Counters {
+    items: AtomicU64,
+    bytes: AtomicU64,
+    stored: AtomicU64,
+    cas: AtomicU64,
+}
+
+struct OverflowPool {
+    free: Vec<u32>,
+    /// Lines never used so far start here.
+    unused: u32,
+}
+
+fn bucket_count(extent: u64) -> u64 {
+    (u64::from(BUCKETS_INITIAL) << (extent >> 32)) + u64::from(extent as u32)
+}
+
+#[inline]
+fn address(extent: u64, hash: KeyHash) -> u32 {
+    let round = BUCKETS_INITIAL << (extent >> 32);
+    let narrow = hash.low() & (round - 1);
+    if narrow >= extent as u32 { narrow } else { hash.low() & (round * 2 - 1) }
+}
+
+impl Shard {
+    pub(super) fn new(items_max: u64) -> std::io::Result<Shard> {
+        let buckets_max = (items_max.div_ceil(ITEMS_PER_BUCKET) as u32).max(BUCKETS_INITIAL) + 1;
+        // At the target load less than a third of the buckets have a second line; half is ample, and
+        // a shard that has used all its buckets can still chain.
+        let overflow_max = buckets_max / 2 + 64;
+        Ok(Shard {
+            extent: AtomicU64::new(0),
+            buckets: reserve(buckets_max as usize)?,
+            overflow: reserve(overflow_max as usize)?,
+            buckets_max,
+            overflow_max,
+            growing: Mutex::new(()),
+            overflow_pool: Mutex::new(OverflowPool { free: Vec::new(), unused: 0 }),
+            counters: Counters {
+                items: AtomicU64::new(0),
+                bytes: AtomicU64::new(0),
+                stored: AtomicU64::new(0),
+                cas: AtomicU64::new(0),
+            },
+        })
+    }
+
+    pub(super) fn bytes_max(&self) -> usize {
+        (self.buckets_max as usize + self.overflow_max as usize) * size_of::<Bucket>()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let lines = self.bucket_count() + u64::from(lock(&self.overflow_pool).unused);
+        lines as usize * size_of::<Bucket>()
+    }
+
+    pub(crate) fn bucket_count(&self) -> u64 {
+        bucket_count(self.extent.load(Ordering::Acquire))
+    }
+
+    /// Items in this shard.
+    pub(crate) fn items(&self) -> u64 {
+        self.counters.items.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the entries of those items, large values included.
+    pub(crate) fn item_bytes(&self) -> u64 {
+        self.counters.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Items ever stored here.
+    pub(crate) fn stored(&self) -> u64 {
+        self.counters.stored.load(Ordering::Relaxed)
+    }
+
+    /// The next CAS value: rising, and unique for every key of the shard.
+    pub(crate) fn next_cas(&self) -> u64 {
+        self.counters.cas.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(crate) fn count_stored(&self) {
+        self.counters.stored.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Adjusts the bytes after an in-place change or a move of part of an item.
+    pub(crate) fn adjust_bytes(&self, added: u64, removed: u64) {
+        self.counters.bytes.fetch_add(added.wrapping_sub(removed), Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn bucket(&self, index: u32) -> &Bucket {
+        debug_assert!(index < self.buckets_max);
+        // SAFETY: the mapping holds `buckets_max` zero-initialised buckets, an all-zero bucket is a
+        // valid empty one, every index comes from `address` or a loop below `bucket_count`, and the
+        // mapping lives as long as the shard. Buckets are shared and hold only atomics.
+        unsafe { &*self.buckets.base().cast::<Bucket>().add(index as usize) }
+    }
+
+    #[inline]
+    fn line(&self, link: u32) -> &Bucket {
+        debug_assert!(link != 0 && link <= self.overflow_max);
+        // SAFETY: as in `bucket`; links are one above an index that the pool handed out.
+        unsafe { &*self.overflow.base().cast::<Bucket>().add(link as usize - 1) }
+    }
+
+    /// Asks the processor for the bucket's line.
+    #[inline]
+    pub(crate) fn prefetch_bucket(&self, hash: KeyHash) {
+        let bucket = self.bucket(address(self.extent.load(Ordering::Relaxed), hash));
+        super::super::prefetch(std::ptr::from_ref(bucket).cast());
+    }
+
+    /// A guess, without the lock, at where the item lies; only good for a prefetch.
+    #[inline]
+    pub(crate) fn peek(&self, hash: KeyHash) -> Option<u32> {
+        let bucket = self.bucket(address(self.extent.load(Ordering::Relaxed), hash));
+        let mut mask = bucket.matches(hash.tag());
+        while mask != 0 {
+            let location = bucket.location(mask.trailing_zeros() as usize);
+            if location != 0 {
+                return Some(location);
+            }
+            mask &= mask - 1;
+        }
+        None
+    }
+
+    /// Locks the bucket that `hash` belongs to.
+    #[inline]
+    pub(crate) fn lock(&self, hash: KeyHash) -> Locked<'_> {
+        loop {
+            let index = address(self.extent.load(Ordering::Acquire), hash);
+            let bucket = self.bucket(index);
+            bucket.lock();
+            // Dividing a bucket happens under its lock, so once we hold it the answer is final.
+            if address(self.extent.load(Ordering::Acquire), hash) == index {
+                return Locked { shard: self, bucket };
+            }
+            bucket.unlock();
+        }
+    }
+
+    /// Locks a bucket by number, for a walk over everything.
+    pub(crate) fn lock_bucket(&self, index: u64) -> Option<Locked<'_>> {
+        (index < self.bucket_count()).then(|| {
+            let bucket = self.bucket(index as u32);
+            bucket.lock();
+            Locked { shard: self, bucket }
+        })
+    }
+
+    /// Divides one bucket if the shard is fuller than it should be. `rehash` tells the hash of the
+    /// item at a location; it is called with the bucket's lock held.
+    pub(crate) fn grow(&self, rehash: impl Fn(u32) -> KeyHash) {
+        let count = self.bucket_count();
+        if self.items() <= count * ITEMS_PER_BUCKET || count >= u64::from(self.buckets_max) {
+            return;
+        }
+        // Somebody else is at it already: the load is only a mean, there is no hurry.
+        let Some(_growing) = try_lock(&self.growing) else { return };
+        let extent = self.extent.load(Ordering::Acquire);
+        let count = bucket_count(extent);
+        if count >= u64::from(self.buckets_max) {
+            return;
+        }
+        let (level, split) = ((extent >> 32) as u32, extent as u32);
+        let new = count as u32;
+        let old = Locked { shard: self, bucket: self.bucket(split) };
+        old.bucket.lock();
+        let round = BUCKETS_INITIAL << level;
+        let moved_bit = round;
+        // Nobody can reach the new bucket before `extent` is written below, so its lock is not taken.
+        let fresh = self.bucket(new);
+        let mut tail = fresh;
+        let mut filled = 0;
+        let mut complete = true;
+        old.for_each_slot(|line, slot| {
+            let location = line.location(slot);
+            if !complete || rehash(location).low() & moved_bit == 0 {
+                return;
+            }
+            if filled == SLOTS {
+                match self.take_line() {
+                    Some(link) => {
+                        tail.set_link(link);
+                        tail = self.line(link);
+                        filled = 0;
+                    }
+                    None => {
+                        complete = false;
+                        return;
+                    }
+                }
+            }
+            tail.set(filled, line.tag(slot), location);
+            filled += 1;
+        });
+        if !complete {
+            // No line is left for the new chain: undo, and leave the table as it was.
+            self.clear_chain(fresh);
+            return;
+        }
+        old.for_each_slot(|line, slot| {
+            if rehash(line.location(slot)).low() & moved_bit != 0 {
+                line.set_location(slot, 0);
+            }
+        });
+        old.compact();
+        let next = if split + 1 == round { u64::from(level + 1) << 32 } else { extent + 1 };
+        self.extent.store(next, Ordering::Release);
+    }
+
+    fn clear_chain(&self, bucket: &Bucket) {
+        let mut link = bucket.link();
+        bucket.set_link(0);
+        for slot in 0..SLOTS {
+            bucket.set_location(slot, 0);
+        }
+        while link != 0 {
+            let line = self.line(link);
+            let next = line.link();
+            self.give_line(link);
+            link = next;
+        }
+    }
+
+    fn take_line(&self) -> Option<u32> {
+        let mut pool = lock(&self.overflow_pool);
+        if let Some(link) = pool.free.pop() {
+            return Some(link);
+        }
+        if pool.unused == self.overflow_max {
+            return None;
+        }
+        pool.unused += 1;
+        Some(pool.unused)
+    }
+
+    fn give_line(&self, link: u32) {
+        let line = self.line(link);
+        line.set_link(0);
+        for slot in 0..SLOTS {
+            line.set_location(slot, 0);
+        }
+        lock(&self.overflow_pool).free.push(link);
+    }
+}
+
+/// A bucket whose lock is held: the right to read and change the items it leads to.
+pub(crate) struct Locked<'a> {
+    shard: &'a Shard,
+    bucket: &'a Bucket,
+}
+
+/// A slot found in a locked bucket.
+#[derive(Clone, Copy)]
+pub(crate) struct Slot<'a> {
+    line: &'a Bucket,
+    slot: usize,
+}
+
+impl Slot<'_> {
+    /// Where the item lies, in granules.
+    #[inline]
+    pub(crate) fn location(&self) -> u32 {
+        self.line.location(self.slot)
+    }
+
+    /// The item has moved. The caller holds the bucket's lock.
+    pub(crate) fn set_location(&self, location: u32) {
+        self.line.set_location(self.slot, location);
+    }
+}
+
+impl<'a> Locked<'a> {
+    pub(crate) fn shard(&self) -> &'a Shard {
+        self.shard
+    }
+
+    /// The slot with this tag whose location `is_it` accepts.
+    #[inline]
+    pub(crate) fn find(&self, hash: KeyHash, mut is_it: impl FnMut(u32) -> bool) -> Option<Slot<'a>> {
+        let mut line = self.bucket;
+        loop {
+            let mut mask = line.matches(hash.tag());
+            while mask != 0 {
+                let slot = mask.trailing_zeros() as usize;
+                let location = line.location(slot);
+                if location != 0 && is_it(location) {
+                    return Some(Slot { line, slot });
+                }
+                mask &= mask - 1;
+            }
+            match line.link() {
+                0 => return None,
+                link => line = self.shard.line(link),
+            }
+        }
+    }
+
+    /// Adds an item; false when the shard has no room left.
+    #[must_use]
+    pub(crate) fn insert(&self, hash: KeyHash, location: u32, entry_bytes: u64) -> bool {
+        debug_assert_ne!(location, 0);
+        let mut line = self.bucket;
+        let slot = loop {
+            if let Some(slot) = line.empty_slot() {
+                break slot;
+            }
+            match line.link() {
+                0 => {
+                    let Some(link) = self.shard.take_line() else { return false };
+                    line.set_link(link);
+                    line = self.shard.line(link);
+                }
+                link => line = self.shard.line(link),
+            }
+        };
+        line.set(slot, hash.tag(), location);
+        self.shard.counters.items.fetch_add(1, Ordering::Relaxed);
+        self.shard.adjust_bytes(entry_bytes, 0);
+        true
+    }
+
+    /// Removes an item, filling the hole from the chain's last line so that chains stay short.
+    pub(crate) fn remove(&self, slot: Slot<'a>, entry_bytes: u64) {
+        slot.line.set_location(slot.slot, 0);
+        self.shard.counters.items.fetch_sub(1, Ordering::Relaxed);
+        self.shard.adjust_bytes(0, entry_bytes);
+        if self.bucket.link() != 0 {
+            self.compact();
+        }
+    }
+
+    /// Moves items of later lines into the holes of earlier ones and gives empty lines back.
+    fn compact(&self) {
+        let mut into = self.bucket;
+        while into.link() != 0 {
+            let Some(hole) = into.empty_slot() else {
+                into = self.shard.line(into.link());
+                continue;
+            };
+            // The last line, and the one before it.
+            let (mut before, mut last) = (into, self.shard.line(into.link()));
+            while last.link() != 0 {
+                (before, last) = (last, self.shard.line(last.link()));
+            }
+            if let Some(slot) = (0..SLOTS).rev().find(|&slot| last.location(slot) != 0) {
+                into.set(hole, last.tag(slot), last.location(slot));
+                last.set_location(slot, 0);
+            }
+            if last.is_empty() {
+                let link = before.link();
+                before.set_link(0);
+                self.shard.give_line(link);
+            }
+        }
+    }
+
+    fn for_each_slot(&self, mut each: impl FnMut(&'a Bucket, usize)) {
+        let mut line = self.bucket;
+        loop {
+            for slot in 0..SLOTS {
+                if line.location(slot) != 0 {
+                    each(line, slot);
+                }
+            }
+            match line.link() {
+                0 => return,
+                link => line = self.shard.line(link),
+            }
+        }
+    }
+
+    /// Calls `each` with every location in this bucket.
+    pub(crate) fn for_each(&self, mut each: impl FnMut(u32)) {
+        self.for_each_slot(|line, slot| each(line.location(slot)));
+    }
+}
+
+impl Drop for Locked<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.bucket.unlock();
+    }
+}
+
+/// For tests: everything the shard holds, and that its counters and chains agree.
+#[cfg(any(test, feature = "validate"))]
+impl Shard {
+    /// Walks the shard. Not for a shard in use: nothing else may run.
+    pub(crate) fn validate(&self, mut each: impl FnMut(u64, u32)) {
+        let mut items = 0;
+        let mut lines = 0;
+        for index in 0..self.bucket_count() {
+            let locked = self.lock_bucket(index).expect("below the count");
+            locked.for_each(|location| {
+                items += 1;
+                each(index, location);
+            });
+            let mut link = locked.bucket.link();
+            while link != 0 {
+                lines += 1;
+                assert!(!self.line(link).is_empty(), "an empty overflow line stays in a chain");
+                link = self.line(link).link();
+            }
+        }
+        assert_eq!(items, self.items(), "items counted and found");
+        let pool = lock(&self.overflow_pool);
+        assert_eq!(lines + pool.free.len(), pool.unused as usize, "overflow lines used and free");
+    }
+
+    /// Whether `hash` belongs to bucket `index`.
+    pub(crate) fn belongs(&self, index: u64, hash: KeyHash) -> bool {
+        u64::from(address(self.extent.load(Ordering::Acquire), hash)) == index
+    }
+}
+

@@ -1,0 +1,411 @@
+//! The bytes of one item in a region, and how to read and change them.
+//!
+//! ```text
+//!  0                4                8       9          17?       21?       25?
+//! ┌────────────────┬────────────────┬───────┬──────────┬─────────┬─────────┬───────┬─────────┬─────┐
+//! │ shape          │ last access    │ state │ CAS      │ expiry  │ client  │ key   │ payload │ pad │
+//! │ u32, immutable │ u32, seconds   │ u8    │ u64 if   │ u32 if  │ flags   │ 1-250 │         │     │
+//! │                │                │       │ HAS_CAS  │ HAS_EXP │ u32 if… │ bytes │         │     │
+//! └────────────────┴────────────────┴───────┴──────────┴─────────┴─────────┴───────┴─────────┴─────┘
+//!  shape:  31          30        29           28          27       26                8 7        0
+//!         ┌───────────┬─────────┬────────────┬───────────┬────────┬───────────────────┬──────────┐
+//!         │KEY_BINARY │ EXTENTS │ HAS_CLIENT │ HAS_EXPIRY│ HAS_CAS│ payload bytes, 19 │ key bytes│
+//!         └───────────┴─────────┴────────────┴───────────┴────────┴───────────────────┴──────────┘
+//! ```
+//! Little-endian; an entry starts at a multiple of the granule (4 bytes or more) and is padded to one. The payload is the value, or
+//! with EXTENTS the list of the pieces where the value lies (see `extent.rs`). An entry with 255 in
+//! the key's place is such a piece, not an item.
+//!
+//! Who may touch what: shape and key never change after the entry is written, so anybody who keeps
+//! the region from being reused may read them. The rest belongs to whoever holds the lock of the
+//! key's hash bucket. The payload of a pinned region does not change either: writers check the pins.
+
+use crate::clock::Expiry;
+use crate::sync::{AtomicU32, Ordering};
+
+/// Keys have 1 to 250 bytes, as in memcached.
+pub const KEY_BYTES_MAX: usize = 250;
+
+/// Fixed bytes in front of the optional fields.
+const FIXED_BYTES: usize = 9;
+const STATE_AT: usize = 8;
+
+const KEY_BITS: u32 = 8;
+const PAYLOAD_BITS: u32 = 19;
+pub(crate) const PAYLOAD_BYTES_MAX: usize = (1 << PAYLOAD_BITS) - 1;
+const HAS_CAS: u32 = 1 << 27;
+const HAS_EXPIRY: u32 = 1 << 28;
+const HAS_CLIENT_FLAGS: u32 = 1 << 29;
+const EXTENTS: u32 = 1 << 30;
+const KEY_BINARY: u32 = 1 << 31;
+const _: () = assert!(KEY_BITS + PAYLOAD_BITS == 27, "the shape word is full");
+
+/// In the key's place: this entry is a piece of a large value.
+const PIECE: u32 = 255;
+const _: () = assert!(KEY_BYTES_MAX < PIECE as usize);
+
+/// Volatile marks of an item; the upper three bits belong to the eviction policy.
+pub(crate) mod state {
+    /// Marked stale by `md I`; the next reader wins the right to refresh it.
+    pub(crate) const STALE: u8 = 1;
+    /// Somebody was told that they won.
+    pub(crate) const TOKEN_SENT: u8 = 2;
+    /// Read since it was stored.
+    pub(crate) const FETCHED: u8 = 4;
+    /// Where the policy's three bits start.
+    pub(crate) const POLICY_SHIFT: u32 = 5;
+}
+
+/// What an entry consists of, as its first word tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape(u32);
+
+impl Shape {
+    /// The shape of an item. Key and payload are within their limits (the callers check).
+    pub(crate) fn item(key: usize, payload: usize, fields: Fields) -> Shape {
+        debug_assert!((1..=KEY_BYTES_MAX).contains(&key) && payload <= PAYLOAD_BYTES_MAX);
+        let mut word = key as u32 | (payload as u32) << KEY_BITS;
+        for (on, bit) in [
+            (fields.cas, HAS_CAS),
+            (fields.expiry, HAS_EXPIRY),
+            (fields.client_flags, HAS_CLIENT_FLAGS),
+            (fields.extents, EXTENTS),
+            (fields.key_binary, KEY_BINARY),
+        ] {
+            if on {
+                word |= bit;
+            }
+        }
+        Shape(word)
+    }
+
+    /// The shape of a piece that holds `data` bytes of a large value.
+    pub(crate) fn piece(data: u32) -> Shape {
+        Shape(PIECE | data << KEY_BITS)
+    }
+
+    /// Reads the first word of the entry at `ptr`.
+    ///
+    /// # Safety
+    /// `ptr` points at an entry (4-byte aligned) whose first word has been written, in memory that
+    /// stays mapped.
+    pub(crate) unsafe fn read(ptr: *const u8) -> Shape {
+        // SAFETY: the caller promises an aligned, initialised word; it may be rewritten at the same
+        // size by an in-place update, hence the atomic access.
+        Shape(unsafe { &*ptr.cast::<AtomicU32>() }.load(Ordering::Relaxed))
+    }
+
+    /// The word itself.
+    pub(crate) fn word(self) -> u32 {
+        self.0
+    }
+
+    /// Data bytes of a piece, or `None` for an item.
+    pub(crate) fn piece_bytes(self) -> Option<u32> {
+        (self.0 & 0xff == PIECE).then_some(self.0 >> KEY_BITS)
+    }
+
+    pub(crate) fn key_bytes(self) -> usize {
+        (self.0 & 0xff) as usize
+    }
+
+    pub(crate) fn payload_bytes(self) -> usize {
+        ((self.0 >> KEY_BITS) & ((1 << PAYLOAD_BITS) - 1)) as usize
+    }
+
+    pub(crate) fn fields(self) -> Fields {
+        Fields {
+            cas: self.0 & HAS_CAS != 0,
+            expiry: self.0 & HAS_EXPIRY != 0,
+            client_flags: self.0 & HAS_CLIENT_FLAGS != 0,
+            extents: self.0 & EXTENTS != 0,
+            key_binary: self.0 & KEY_BINARY != 0,
+        }
+    }
+
+    #[inline]
+    fn key_at(self) -> usize {
+        FIXED_BYTES
+            + if self.0 & HAS_CAS != 0 { 8 } else { 0 }
+            + if self.0 & HAS_EXPIRY != 0 { 4 } else { 0 }
+            + if self.0 & HAS_CLIENT_FLAGS != 0 { 4 } else { 0 }
+    }
+
+    #[inline]
+    fn expiry_at(self) -> usize {
+        FIXED_BYTES + if self.0 & HAS_CAS != 0 { 8 } else { 0 }
+    }
+
+    #[inline]
+    fn client_flags_at(self) -> usize {
+        self.expiry_at() + if self.0 & HAS_EXPIRY != 0 { 4 } else { 0 }
+    }
+
+    /// Bytes of the entry, before padding.
+    pub(crate) fn entry_bytes(self) -> usize {
+        match self.piece_bytes() {
+            Some(data) => super::extent::PIECE_HEADER_BYTES + data as usize,
+            None => self.key_at() + self.key_bytes() + self.payload_bytes(),
+        }
+    }
+}
+
+/// Which optional parts an item has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Fields {
+    pub(crate) cas: bool,
+    pub(crate) expiry: bool,
+    pub(crate) client_flags: bool,
+    pub(crate) extents: bool,
+    pub(crate) key_binary: bool,
+}
+
+/// Everything about an item but key and payload: what is written when it is stored.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Attributes {
+    pub(crate) cas: u64,
+    pub(crate) expiry: Expiry,
+    pub(crate) client_flags: u32,
+    pub(crate) last_access: u32,
+    pub(crate) state: u8,
+}
+
+/// The smallest entry there can be: one byte of key, no value. It bounds the number of items.
+pub(crate) fn entry_bytes_min(with_cas: bool) -> usize {
+    FIXED_BYTES + if with_cas { 8 } else { 0 } + 1
+}
+
+/// A pointer at an item's entry.
+///
+/// Constructing one is the promise that the region is not reused while it is used: the holder has
+/// the lock of the item's bucket (all fields), or keeps the region otherwise (shape and key only).
+#[derive(Clone, Copy)]
+pub(crate) struct ItemPtr {
+    ptr: *mut u8,
+    shape: Shape,
+}
+
+impl ItemPtr {
+    /// # Safety
+    /// `ptr` points at a complete item entry of a mapped region that is not reused while the
+    /// result is in use; for anything but shape and key the caller holds the bucket's lock.
+    #[inline]
+    pub(crate) unsafe fn new(ptr: *mut u8) -> ItemPtr {
+        // SAFETY: as the caller promises.
+        ItemPtr { ptr, shape: unsafe { Shape::read(ptr) } }
+    }
+
+    /// Writes a new entry: everything but the payload, which the caller fills at [`ItemPtr::payload_ptr`].
+    ///
+    /// # Safety
+    /// `ptr` points at `shape.entry_bytes()` writable bytes (granule-aligned) that nobody else uses.
+    pub(crate) unsafe fn write(ptr: *mut u8, shape: Shape, key: &[u8], attributes: &Attributes) -> ItemPtr {
+        debug_assert_eq!(key.len(), shape.key_bytes());
+        let item = ItemPtr { ptr, shape };
+        // SAFETY: all offsets below are inside `shape.entry_bytes()`, which the caller provides.
+        unsafe {
+            (*ptr.cast::<AtomicU32>()).store(shape.0, Ordering::Relaxed);
+            std::ptr::copy_nonoverlapping(key.as_ptr(), ptr.add(shape.key_at()), key.len());
+        }
+        item.set_attributes(attributes);
+        item
+    }
+
+    /// Writes all attributes the shape has room for.
+    pub(crate) fn set_attributes(self, attributes: &Attributes) {
+        self.set_last_access(attributes.last_access);
+        self.set_state(attributes.state);
+        self.set_cas(attributes.cas);
+        if self.shape.0 & HAS_EXPIRY != 0 {
+            self.put_u32(self.shape.expiry_at(), attributes.expiry.as_secs());
+        }
+        if self.shape.0 & HAS_CLIENT_FLAGS != 0 {
+            self.put_u32(self.shape.client_flags_at(), attributes.client_flags);
+        }
+    }
+
+    pub(crate) fn attributes(self) -> Attributes {
+        Attributes {
+            cas: self.cas(),
+            expiry: self.expiry(),
+            client_flags: self.client_flags(),
+            last_access: self.last_access(),
+            state: self.state(),
+        }
+    }
+
+    /// Gives the payload another length of the same padded size (in-place overwrite).
+    pub(crate) fn set_payload_bytes(&mut self, payload: usize) {
+        self.shape = Shape::item(self.shape.key_bytes(), payload, self.shape.fields());
+        // SAFETY: the entry's first word, aligned; the lock of the bucket is held.
+        unsafe { (*self.ptr.cast::<AtomicU32>()).store(self.shape.0, Ordering::Relaxed) };
+    }
+
+    #[inline]
+    pub(crate) fn shape(self) -> Shape {
+        self.shape
+    }
+
+    #[inline]
+    fn get_u32(self, at: usize) -> u32 {
+        // SAFETY: `at` is the offset of a field the shape has; unaligned reads are asked for.
+        u32::from_le(unsafe { self.ptr.add(at).cast::<u32>().read_unaligned() })
+    }
+
+    #[inline]
+    fn put_u32(self, at: usize, value: u32) {
+        // SAFETY: as in `get_u32`, and the bucket's lock makes us the only one.
+        unsafe { self.ptr.add(at).cast::<u32>().write_unaligned(value.to_le()) };
+    }
+
+    /// The key. It lives as long as the caller keeps the region.
+    #[inline]
+    pub(crate) fn key<'a>(self) -> &'a [u8] {
+        // SAFETY: the key lies inside the entry and never changes; the lifetime is the caller's
+        // duty, as the constructor says.
+        unsafe { std::slice::from_raw_parts(self.ptr.add(self.shape.key_at()), self.shape.key_bytes()) }
+    }
+
+    #[inline]
+    pub(crate) fn payload_ptr(self) -> *mut u8 {
+        // SAFETY: at most one past the entry's end when the payload is empty.
+        unsafe { self.ptr.add(self.shape.key_at() + self.shape.key_bytes()) }
+    }
+
+    /// The payload: the value, or the list of extents.
+    #[inline]
+    pub(crate) fn payload<'a>(self) -> &'a [u8] {
+        // SAFETY: inside the entry; only changed under the bucket's lock, which the caller holds
+        // (or by nobody, while the region is pinned).
+        unsafe { std::slice::from_raw_parts(self.payload_ptr(), self.shape.payload_bytes()) }
+    }
+
+    pub(crate) fn last_access(self) -> u32 {
+        // SAFETY: the second word of the entry, aligned.
+        unsafe { &*self.ptr.add(4).cast::<AtomicU32>() }.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_last_access(self, secs: u32) {
+        // SAFETY: the second word of the entry, aligned.
+        unsafe { &*self.ptr.add(4).cast::<AtomicU32>() }.store(secs, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn state(self) -> u8 {
+        // SAFETY: inside every item's entry.
+        unsafe { self.ptr.add(STATE_AT).read() }
+    }
+
+    #[inline]
+    pub(crate) fn set_state(self, state: u8) {
+        // SAFETY: inside every item's entry; the bucket's lock makes us the only one.
+        unsafe { self.ptr.add(STATE_AT).write(state) };
+    }
+
+    pub(crate) fn policy_bits(self) -> u8 {
+        self.state() >> state::POLICY_SHIFT
+    }
+
+    pub(crate) fn set_policy_bits(self, bits: u8) {
+        let marks = self.state() & ((1 << state::POLICY_SHIFT) - 1);
+        self.set_state(marks | bits << state::POLICY_SHIFT);
+    }
+
+    /// The CAS value; 0 when the store keeps none.
+    #[inline]
+    pub(crate) fn cas(self) -> u64 {
+        if self.shape.0 & HAS_CAS == 0 {
+            return 0;
+        }
+        // SAFETY: the shape has the field; unaligned read.
+        u64::from_le(unsafe { self.ptr.add(FIXED_BYTES).cast::<u64>().read_unaligned() })
+    }
+
+    pub(crate) fn set_cas(self, cas: u64) {
+        if self.shape.0 & HAS_CAS != 0 {
+            // SAFETY: the shape has the field; the bucket's lock makes us the only one.
+            unsafe { self.ptr.add(FIXED_BYTES).cast::<u64>().write_unaligned(cas.to_le()) };
+        }
+    }
+
+    #[inline]
+    pub(crate) fn expiry(self) -> Expiry {
+        if self.shape.0 & HAS_EXPIRY == 0 {
+            return Expiry::NEVER;
+        }
+        Expiry::from_secs(self.get_u32(self.shape.expiry_at()))
+    }
+
+    /// Sets the expiry; false when the entry has no room for one (only an item that never expires
+    /// has none), and must be rewritten.
+    #[must_use]
+    pub(crate) fn set_expiry(self, expiry: Expiry) -> bool {
+        if self.shape.0 & HAS_EXPIRY == 0 {
+            return expiry == Expiry::NEVER;
+        }
+        self.put_u32(self.shape.expiry_at(), expiry.as_secs());
+        true
+    }
+
+    pub(crate) fn client_flags(self) -> u32 {
+        if self.shape.0 & HAS_CLIENT_FLAGS == 0 {
+            return 0;
+        }
+        self.get_u32(self.shape.client_flags_at())
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn sizes_are_pinned() {
+        let plain = Fields { cas: true, ..Fields::default() };
+        assert_eq!(Shape::item(20, 100, plain).entry_bytes(), 137, "17 bytes beyond key and value");
+        assert_eq!(Shape::item(20, 100, Fields::default()).entry_bytes(), 129);
+        let full = Fields { cas: true, expiry: true, client_flags: true, ..Fields::default() };
+        assert_eq!(Shape::item(20, 100, full).entry_bytes(), 145);
+        assert_eq!(Shape::piece(1000).entry_bytes(), 1016);
+        assert_eq!(Shape::piece(1 << 20).piece_bytes(), Some(1 << 20));
+        assert_eq!(entry_bytes_min(true), 18);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            key in proptest::collection::vec(any::<u8>(), 1..=KEY_BYTES_MAX),
+            payload in proptest::collection::vec(any::<u8>(), 0..300),
+            cas in any::<u64>(), expiry in any::<u32>(), client_flags in any::<u32>(),
+            last_access in any::<u32>(), state in any::<u8>(),
+            has in any::<[bool; 5]>(),
+        ) {
+            let fields = Fields {
+                cas: has[0], expiry: has[1], client_flags: has[2], extents: has[3], key_binary: has[4],
+            };
+            let shape = Shape::item(key.len(), payload.len(), fields);
+            let mut memory = vec![0u64; shape.entry_bytes().div_ceil(8)];
+            let attributes = Attributes {
+                cas, expiry: Expiry::from_secs(expiry), client_flags, last_access, state,
+            };
+            // SAFETY: the vector has room for the entry, is aligned, and is ours alone.
+            let item = unsafe {
+                let item = ItemPtr::write(memory.as_mut_ptr().cast(), shape, &key, &attributes);
+                std::ptr::copy_nonoverlapping(payload.as_ptr(), item.payload_ptr(), payload.len());
+                ItemPtr::new(memory.as_mut_ptr().cast())
+            };
+            prop_assert_eq!(item.key(), &key[..]);
+            prop_assert_eq!(item.payload(), &payload[..]);
+            prop_assert_eq!(item.shape().fields(), fields);
+            prop_assert_eq!(item.cas(), if has[0] { cas } else { 0 });
+            prop_assert_eq!(item.expiry().as_secs(), if has[1] { expiry } else { 0 });
+            prop_assert_eq!(item.client_flags(), if has[2] { client_flags } else { 0 });
+            prop_assert_eq!(item.last_access(), last_access);
+            prop_assert_eq!(item.state(), state);
+            item.set_policy_bits(5);
+            prop_assert_eq!(item.policy_bits(), 5);
+            prop_assert_eq!(item.state() & 31, state & 31);
+        }
+    }
+}

@@ -1,0 +1,257 @@
+//! Where an item's bytes go: lanes of streams, each appending to a region of its own.
+//!
+//! Every thread has a lane (threads share lanes when there are more of them), so that appending
+//! takes a lock nobody else wants. A lane keeps one open region per queue and lifetime class: items
+//! that expire at about the same time lie together, and their region dies as a whole.
+
+use super::policy::QUEUES_MAX;
+use super::queues::LARGE;
+use super::{Inner, RECLAIM_RESERVE};
+use crate::arena::{Owner, REGION_HEADER_BYTES, RegionHeader, RegionId, RegionState};
+use crate::clock::Expiry;
+use crate::sync::{Mutex, lock, try_lock};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Lifetimes told apart: a day and more or none, an hour and more, two minutes and more, less.
+pub(super) const TTL_CLASSES: usize = 4;
+const TTL_CLASS_SECS: [u32; TTL_CLASSES - 1] = [86_400, 3_600, 120];
+
+/// Streams of a lane: one per queue and class, and one for pieces of large values.
+const STREAMS: usize = QUEUES_MAX * TTL_CLASSES + 1;
+pub(super) const LARGE_STREAM: usize = STREAMS - 1;
+
+/// The queue that a stream's regions join when they are full.
+pub(super) fn queue_of_stream(stream: usize) -> usize {
+    if stream == LARGE_STREAM { LARGE } else { stream / TTL_CLASSES }
+}
+
+/// An open region, if any.
+pub(super) struct Stream {
+    pub(super) region: Option<RegionId>,
+    used: u32,
+}
+
+impl Stream {
+    pub(super) const fn new() -> Stream {
+        Stream { region: None, used: 0 }
+    }
+
+    /// Bytes left in the open region.
+    pub(super) fn room(&self, region_bytes: usize) -> u32 {
+        if self.region.is_some() { region_bytes as u32 - self.used } else { 0 }
+    }
+}
+
+/// The streams of one lane, on cache lines of their own.
+#[repr(align(128))]
+pub(super) struct Lane(Mutex<[Stream; STREAMS]>);
+
+impl Lane {
+    pub(super) fn new() -> Lane {
+        Lane(Mutex::new([const { Stream::new() }; STREAMS]))
+    }
+}
+
+/// Space for one entry, not yet known to anybody. It must be published or abandoned.
+#[derive(Debug, Clone, Copy)]
+#[must_use]
+pub(super) struct Entry {
+    pub(super) region: RegionId,
+    /// In granules.
+    pub(super) location: u32,
+    /// Padded.
+    pub(super) bytes: u32,
+}
+
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+thread_local! {
+    static THREAD: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+/// A small number for this thread.
+fn thread_number() -> usize {
+    THREAD.with(|thread| {
+        if thread.get() == usize::MAX {
+            thread.set(THREADS.fetch_add(1, Ordering::Relaxed));
+        }
+        thread.get()
+    })
+}
+
+impl Inner {
+    fn lane(&self) -> &Lane {
+        &self.lanes[thread_number() % self.lanes.len()]
+    }
+
+    /// The stream for an item of this queue and expiry.
+    pub(super) fn stream_for(&self, queue: usize, expiry: Expiry, now: u32) -> usize {
+        let class = match expiry.remaining_secs(now) {
+            Some(secs) if self.ttl_classes > 1 => TTL_CLASS_SECS.iter().filter(|&&limit| secs < limit).count(),
+            _ => 0,
+        };
+        queue * TTL_CLASSES + class
+    }
+
+    /// Space in the open region of a stream; never waits, so it may be called under a bucket's lock.
+    #[inline]
+    pub(super) fn try_alloc(&self, stream: usize, bytes: u32) -> Option<Entry> {
+        if self.arena.kv_available() < self.pace_below {
+            return None;
+        }
+        let mut streams = try_lock(&self.lane().0)?;
+        self.append(&mut streams[stream], bytes)
+    }
+
+    /// Space in a stream, reclaiming if need be. Not under a bucket's lock. `None`: no memory.
+    pub(super) fn alloc(&self, stream: usize, bytes: u32, now: u32) -> Option<Entry> {
+        self.pace(now);
+        let mut streams = lock(&self.lane().0);
+        let open = &mut streams[stream];
+        if let Some(entry) = self.append(open, bytes) {
+            return Some(entry);
+        }
+        let region = self.obtain_region(now)?;
+        self.seal(open, queue_of_stream(stream));
+        self.open(open, region, now);
+        self.append(open, bytes)
+    }
+
+    /// Space for a piece of at most `wanted` bytes of data: whatever is left of the open region, or
+    /// a fresh one when too little is left. Tells how much data fit.
+    pub(super) fn alloc_piece(&self, wanted: usize, now: u32) -> Option<(Entry, u32)> {
+        let header = super::extent::PIECE_HEADER_BYTES;
+        let region_bytes = self.arena.region_bytes();
+        self.pace(now);
+        let mut streams = lock(&self.lane().0);
+        let open = &mut streams[LARGE_STREAM];
+        // A last sliver is cheaper wasted than listed.
+        if (open.room(region_bytes) as usize) < (header + wanted).min(region_bytes / 64) {
+            let region = self.obtain_region(now)?;
+            self.seal(open, LARGE);
+            self.open(open, region, now);
+        }
+        let data = wanted.min(open.room(region_bytes) as usize - header) as u32;
+        let entry = self.append(open, self.padded(header + data as usize))?;
+        Some((entry, data))
+    }
+
+    #[inline]
+    pub(super) fn append(&self, stream: &mut Stream, bytes: u32) -> Option<Entry> {
+        let region = stream.region?;
+        if stream.used as usize + bytes as usize > self.arena.region_bytes() {
+            return None;
+        }
+        let at = self.arena.offset_of(region, stream.used);
+        stream.used += bytes;
+        self.arena.region(region).begin_entry(bytes);
+        Some(Entry { region, location: (at >> self.granule_shift) as u32, bytes })
+    }
+
+    /// Makes a region just taken the open one of a stream that has none.
+    pub(super) fn open(&self, stream: &mut Stream, region: RegionId, now: u32) {
+        debug_assert!(stream.region.is_none());
+        let record = self.arena.region(region);
+        record.set_opened_at(now);
+        self.arena.write_header(
+            region,
+            &RegionHeader {
+                owner: Owner::Kv as u8,
+                granule_shift: self.granule_shift as u8,
+                sequence: record.sequence(),
+                opened_at: now,
+            },
+        );
+        *stream = Stream {
+            region: Some(region),
+            used: (REGION_HEADER_BYTES as u32).next_multiple_of(1 << self.granule_shift),
+        };
+    }
+
+    /// Closes the open region of a stream, if there is one, and puts it into its queue.
+    pub(super) fn seal(&self, stream: &mut Stream, queue: usize) {
+        let Some(region) = stream.region.take() else { return };
+        let record = self.arena.region(region);
+        record.set_used_bytes(stream.used);
+        {
+            let mut queues = lock(&self.queues);
+            queues.insert(&self.arena, queue, region);
+            record.shift(RegionState::Active, RegionState::Sealed);
+        }
+        if record.live_bytes() == 0 {
+            self.free_if_dead(region);
+        }
+    }
+
+    /// Closes every open region of every lane.
+    pub(super) fn seal_lanes(&self) {
+        for lane in &self.lanes {
+            let mut streams = lock(&lane.0);
+            for (stream, open) in streams.iter_mut().enumerate() {
+                self.seal(open, queue_of_stream(stream));
+            }
+        }
+    }
+
+    /// A free region, reclaiming until there is one. `None` when nothing more can be reclaimed.
+    fn obtain_region(&self, now: u32) -> Option<RegionId> {
+        if let Some(region) = self.arena.take(Owner::Kv, RECLAIM_RESERVE) {
+            return Some(region);
+        }
+        let mut reclaimer = lock(&self.reclaimer);
+        // Every walk frees a quarter of a region at least; only pins can make us give up.
+        let jobs_max = reclaimer.jobs() + 4 * u64::from(self.arena.region_count()) + 64;
+        loop {
+            if let Some(region) = self.arena.take(Owner::Kv, RECLAIM_RESERVE) {
+                return Some(region);
+            }
+            if reclaimer.jobs() > jobs_max || !self.reclaim_step(&mut reclaimer, now, 256, true) {
+                return None;
+            }
+        }
+    }
+
+    /// Reclaims a little when free regions run low, so that nobody has to reclaim a whole region.
+    #[inline]
+    fn pace(&self, now: u32) {
+        if self.arena.kv_available() < self.pace_below
+            && let Some(mut reclaimer) = try_lock(&self.reclaimer)
+        {
+            self.reclaim_step(&mut reclaimer, now, 8, true);
+        }
+    }
+
+    /// The entry is in the index: its region may be reclaimed again.
+    #[inline]
+    pub(super) fn publish(&self, entry: Entry) {
+        self.arena.region(entry.region).end_entry();
+    }
+
+    /// The entry is not wanted. Its first word must have been written, so that walks can step over it.
+    pub(super) fn abandon(&self, entry: Entry) {
+        let record = self.arena.region(entry.region);
+        record.abandon_entry(entry.bytes);
+        if record.live_bytes() == 0 {
+            self.free_if_dead(entry.region);
+        }
+    }
+
+    /// Frees a sealed region in which nothing lives, without a walk.
+    pub(super) fn free_if_dead(&self, region: RegionId) {
+        let record = self.arena.region(region);
+        if record.state() != RegionState::Sealed {
+            return;
+        }
+        {
+            let mut queues = lock(&self.queues);
+            if record.live_bytes() != 0
+                || record.writers() != 0
+                || !record.shift(RegionState::Sealed, RegionState::Reclaiming)
+            {
+                return;
+            }
+            queues.remove(region);
+        }
+        self.arena.release(region);
+    }
+}

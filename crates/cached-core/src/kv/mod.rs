@@ -1,0 +1,339 @@
+//! The byte-keyed store: memcached's semantics on a log of regions.
+//!
+//! Items are appended to regions and found through the index; what is overwritten, deleted or
+//! expired leaves garbage behind, and the reclaimer turns the oldest or emptiest regions back into free
+//! ones, keeping what the policy wants kept. There are no size classes, so memory goes to whatever
+//! sizes are in use.
+//!
+//! Open in this order: `ops/get.rs` and `ops/store.rs` (what commands do), `item.rs` (the bytes),
+//! `index/` (finding), `log.rs` (placing), `reclaim.rs` (making room), `extent.rs` (large values).
+//!
+//! # Lock order
+//! lane → reclaimer → shard growth → bucket → {overflow pool, queues, free regions}. The last three
+//! are leaves. A lane is only ever *tried* while a bucket is held.
+
+mod config;
+mod extent;
+mod front;
+pub mod hook;
+mod index;
+mod item;
+mod log;
+mod ops;
+pub mod policy;
+mod queues;
+mod reclaim;
+mod request;
+mod stats;
+#[cfg(all(test, not(shuttle)))]
+mod tests;
+#[cfg(any(test, feature = "validate"))]
+mod validate;
+mod view;
+
+pub use config::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN, KvConfig, KvConfigError};
+pub use item::KEY_BYTES_MAX;
+pub use ops::{Reservation, ScanCursor};
+pub use request::*;
+pub use stats::{KvLimits, KvStats};
+pub use view::{ItemView, PinnedValue};
+
+use crate::KeyHash;
+use crate::arena::{Arena, ArenaConfig, RegionId, region_bytes_for};
+use crate::clock::Clock;
+use crate::hash::{KeyHasher, random_seed};
+use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering};
+use extent::{List, PIECE_HEADER_BYTES, Piece};
+use hook::{Mutation, MutationHook};
+use index::{Index, Locked, Slot};
+use item::ItemPtr;
+use log::Lane;
+use policy::Policy;
+use queues::Queues;
+use reclaim::Reclaimer;
+use stats::Events;
+
+/// A handle on a store. Clones share the store.
+#[derive(Clone)]
+pub struct Kv {
+    inner: Arc<Inner>,
+}
+
+/// The store itself.
+struct Inner {
+    arena: Arena,
+    index: Index,
+    hasher: KeyHasher,
+    clock: Arc<dyn Clock>,
+    /// An entry starts at a multiple of `1 << granule_shift` bytes; locations count granules.
+    granule_shift: u32,
+    /// The policy's answer to a hit, for each of its eight bit patterns.
+    hit_bits: [u8; 8],
+    /// Items in regions with a lower sequence number are gone; 0 while no flush is being cleaned up.
+    flush_boundary: AtomicU64,
+    /// The clock's second of a flush asked for in advance; 0 for none.
+    flush_due: AtomicU32,
+    cas: bool,
+    evict: bool,
+    /// Entries up to this size lie in one piece.
+    inline_bytes_max: usize,
+    item_bytes_max: AtomicU64,
+    /// Below so many free regions, whoever allocates also reclaims a little.
+    pace_below: u32,
+    lanes: Box<[Lane]>,
+    ttl_classes: usize,
+    policy: Box<dyn Policy>,
+    hook: Option<Arc<dyn MutationHook>>,
+    queues: Mutex<Queues>,
+    reclaimer: Mutex<Reclaimer>,
+    events: Events,
+    /// Bytes reserved for values that are still being received, and their limit.
+    bodies_bytes: AtomicU64,
+    bodies_bytes_max: u64,
+}
+
+/// An item found under its bucket's lock.
+#[derive(Clone, Copy)]
+struct Found<'a> {
+    slot: Slot<'a>,
+    item: ItemPtr,
+    location: u32,
+}
+
+/// Free regions that only the reclaimer may take, so that survivors always find a place.
+const RECLAIM_RESERVE: u32 = 2;
+
+impl Kv {
+    /// Makes an empty store. Memory is mapped, not touched.
+    ///
+    /// # Errors
+    /// [`KvConfigError`] when the configuration contradicts itself or the system refuses the memory.
+    pub fn new(config: KvConfig) -> Result<Kv, KvConfigError> {
+        config.check()?;
+        let region_bytes = region_bytes_for(config.arena_bytes);
+        let regions = (config.arena_bytes / region_bytes) as u32;
+        let arena = Arena::new(ArenaConfig {
+            bytes: config.arena_bytes,
+            region_bytes,
+            kv_regions_max: regions,
+            objects_regions_max: 0,
+            huge_pages: config.huge_pages,
+        })?;
+        // Locations have 32 bits: 4-byte granules reach 16 GiB, each doubling doubles the reach.
+        let granule_shift = (2..).find(|shift| arena.bytes() >> shift <= u32::MAX as usize).unwrap_or(2);
+        let entry_bytes_min = item::entry_bytes_min(config.cas).next_multiple_of(1 << granule_shift);
+        let index = Index::new((arena.bytes() / entry_bytes_min) as u64).map_err(KvConfigError::Index)?;
+        // A lane may hold several half-filled regions: few lanes where there are few regions.
+        let lanes = config.lanes.min(regions as usize / 32).max(1);
+        let inner = Inner {
+            index,
+            hasher: KeyHasher::new(config.hash_seed.unwrap_or_else(random_seed)),
+            clock: config.clock,
+            granule_shift,
+            hit_bits: std::array::from_fn(|bits| config.policy.hit(bits as u8) & 7),
+            flush_boundary: AtomicU64::new(0),
+            flush_due: AtomicU32::new(0),
+            cas: config.cas,
+            evict: config.evict,
+            inline_bytes_max: region_bytes / 16,
+            item_bytes_max: AtomicU64::new(config.item_bytes_max as u64),
+            pace_below: RECLAIM_RESERVE + lanes as u32 + 2,
+            lanes: (0..lanes).map(|_| Lane::new()).collect(),
+            ttl_classes: if regions as usize >= 64 * lanes { log::TTL_CLASSES } else { 1 },
+            policy: config.policy,
+            hook: config.hook,
+            queues: Mutex::new(Queues::new(arena.region_count())),
+            reclaimer: Mutex::new(Reclaimer::new()),
+            events: Events::default(),
+            bodies_bytes: AtomicU64::new(0),
+            bodies_bytes_max: (arena.bytes() as u64 / 4).max(config.item_bytes_max as u64),
+            arena,
+        };
+        Ok(Kv { inner: Arc::new(inner) })
+    }
+
+    /// Hashes a key for this store: the first step of every operation.
+    #[inline]
+    pub fn hash(&self, key: &[u8]) -> KeyHash {
+        self.inner.hasher.hash(key)
+    }
+
+    /// Asks the processor for the index line of a key. Worth it for batches of four keys and more.
+    #[inline]
+    pub fn prefetch_bucket(&self, hash: KeyHash) {
+        self.inner.index.shard(hash).prefetch_bucket(hash);
+    }
+
+    /// Asks the processor for the item of a key, once its index line has come.
+    #[inline]
+    pub fn prefetch_item(&self, hash: KeyHash) {
+        if let Some(location) = self.inner.index.shard(hash).peek(hash) {
+            let item = self.inner.ptr(location);
+            prefetch(item);
+            prefetch(item.wrapping_add(64));
+        }
+    }
+
+    /// The store's clock, now.
+    pub fn now_secs(&self) -> u32 {
+        self.inner.clock.now_secs()
+    }
+
+    /// The largest item, header included.
+    pub fn item_bytes_max(&self) -> usize {
+        self.inner.item_bytes_max.load(Ordering::Relaxed) as usize
+    }
+}
+
+impl Inner {
+    /// The time, after a flush that has become due.
+    #[inline]
+    fn now(&self) -> u32 {
+        let now = self.clock.now_secs();
+        let due = self.flush_due.load(Ordering::Relaxed);
+        if due != 0 && due <= now {
+            self.flush_if_due(due);
+        }
+        now
+    }
+
+    #[inline]
+    fn ptr(&self, location: u32) -> *mut u8 {
+        self.arena.at((location as usize) << self.granule_shift)
+    }
+
+    #[inline]
+    fn region_of(&self, location: u32) -> RegionId {
+        self.arena.region_of((location as usize) << self.granule_shift)
+    }
+
+    #[inline]
+    fn padded(&self, bytes: usize) -> u32 {
+        let mask = (1usize << self.granule_shift) - 1;
+        ((bytes + mask) & !mask) as u32
+    }
+
+    /// The item at a location that was found in a locked bucket.
+    #[inline]
+    fn item_at(&self, location: u32) -> ItemPtr {
+        // SAFETY: locations in the index lead to complete items, and a region is not reused before
+        // the reclaimer has taken each of its items out of the index, under the lock of its bucket,
+        // which our caller holds.
+        unsafe { ItemPtr::new(self.ptr(location)) }
+    }
+
+    /// Where a piece's data lie.
+    fn piece_data(&self, piece: Piece) -> *const u8 {
+        self.ptr(piece.location).wrapping_add(PIECE_HEADER_BYTES)
+    }
+
+    /// Memory an item takes, with its pieces.
+    fn item_bytes(&self, item: ItemPtr) -> u64 {
+        let mut bytes = u64::from(self.padded(item.shape().entry_bytes()));
+        if item.shape().fields().extents {
+            for piece in List::new(item.payload()).pieces() {
+                bytes += u64::from(self.padded(PIECE_HEADER_BYTES + piece.bytes as usize));
+            }
+        }
+        bytes
+    }
+
+    /// Looks a key up in its locked bucket, whatever the state of the item.
+    #[inline]
+    fn find_any<'a>(&self, locked: &Locked<'a>, hash: KeyHash, key: &[u8]) -> Option<Found<'a>> {
+        let slot = locked.find(hash, |location| self.item_at(location).key() == key)?;
+        let location = slot.location();
+        Some(Found { slot, item: self.item_at(location), location })
+    }
+
+    /// Looks a key up in its locked bucket; what is flushed or expired is removed and missed.
+    #[inline]
+    fn find<'a>(&self, locked: &Locked<'a>, hash: KeyHash, key: &[u8], now: u32) -> Result<Found<'a>, Miss> {
+        let found = self.find_any(locked, hash, key).ok_or(Miss::Absent)?;
+        if self.is_flushed(found.location) {
+            self.remove(locked, found, Mutation::Flushed);
+            return Err(Miss::Flushed);
+        }
+        if found.item.expiry().is_past(now) {
+            self.count_expired(found.item);
+            self.remove(locked, found, Mutation::Expired);
+            return Err(Miss::Expired);
+        }
+        Ok(found)
+    }
+
+    #[inline]
+    fn is_flushed(&self, location: u32) -> bool {
+        let boundary = self.flush_boundary.load(Ordering::Acquire);
+        boundary != 0 && self.arena.region(self.region_of(location)).sequence() < boundary
+    }
+
+    fn count_expired(&self, item: ItemPtr) {
+        if item.state() & item::state::FETCHED == 0 {
+            self.events.expired_unfetched.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Notes a use of the item: at most two writes to its first words, and none if nothing changes.
+    #[inline]
+    fn bump(&self, item: ItemPtr, now: u32) {
+        let before = item.state();
+        let marks = before & ((1 << item::state::POLICY_SHIFT) - 1);
+        let bits = self.hit_bits[usize::from(before >> item::state::POLICY_SHIFT)];
+        let after = marks | item::state::FETCHED | bits << item::state::POLICY_SHIFT;
+        if after != before {
+            item.set_state(after);
+        }
+        if item.last_access() != now {
+            item.set_last_access(now);
+        }
+    }
+
+    /// Takes an item out of the index and leaves its bytes to the reclaimer.
+    fn remove(&self, locked: &Locked<'_>, found: Found<'_>, mutation: Mutation) {
+        self.tell(mutation, found.item.key(), found.item.cas());
+        locked.remove(found.slot, self.item_bytes(found.item));
+        self.bury(found.item, found.location);
+    }
+
+    /// The item's entry and pieces are garbage from now on.
+    fn bury(&self, item: ItemPtr, location: u32) {
+        if item.shape().fields().extents {
+            for piece in List::new(item.payload()).pieces() {
+                self.bury_entry(piece.location, self.padded(PIECE_HEADER_BYTES + piece.bytes as usize));
+            }
+        }
+        self.bury_entry(location, self.padded(item.shape().entry_bytes()));
+    }
+
+    fn bury_entry(&self, location: u32, bytes: u32) {
+        let region = self.region_of(location);
+        if self.arena.region(region).entry_died(bytes) == 0 {
+            self.free_if_dead(region);
+        }
+    }
+
+    #[inline]
+    fn tell(&self, mutation: Mutation, key: &[u8], version: u64) {
+        if let Some(hook) = &self.hook {
+            hook.on_mutation(mutation, key, version);
+        }
+    }
+
+    /// Divides a bucket of the shard if it has become too full. Not under a bucket's lock.
+    fn grow_index(&self, hash: KeyHash) {
+        self.index.shard(hash).grow(|location| self.hasher.hash(self.item_at(location).key()));
+    }
+}
+
+/// Asks the processor for a cache line.
+#[inline]
+fn prefetch(at: *const u8) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: a prefetch is only a hint; it never faults, whatever the address.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = at;
+}

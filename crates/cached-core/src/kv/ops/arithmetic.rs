@@ -1,0 +1,179 @@
+//! Counting: decimal numbers in values, added to or subtracted from in place where they fit.
+
+use super::store::Over;
+use crate::KeyHash;
+use crate::kv::hook::Mutation;
+use crate::kv::{
+    ArithmeticOptions, ArithmeticOutcome, Inner, Kv, Miss, StoreMode, StoreOptions, StoreOutcome,
+};
+
+/// Digits of 2^64 − 1.
+const DIGITS_MAX: usize = 20;
+
+impl Kv {
+    /// Adds to or subtracts from a number. A shorter result is padded with spaces on the right.
+    pub fn arithmetic(&self, key: &[u8], hash: KeyHash, options: &ArithmeticOptions) -> ArithmeticOutcome {
+        let inner = &self.inner;
+        loop {
+            let now = inner.now();
+            let locked = inner.index.shard(hash).lock(hash);
+            let Ok(found) = inner.find(&locked, hash, key, now) else {
+                drop(locked);
+                match self.create_number(key, hash, options) {
+                    Some(outcome) => return outcome,
+                    None => continue,
+                }
+            };
+            let item = found.item;
+            let shape = item.shape();
+            if shape.fields().extents || shape.payload_bytes() == 0 {
+                return ArithmeticOutcome::NonNumeric;
+            }
+            if options.compare != 0 && options.compare != item.cas() {
+                return ArithmeticOutcome::Exists;
+            }
+            let Some(before) = parse(item.payload()) else { return ArithmeticOutcome::NonNumeric };
+            let value = if options.decrement {
+                before.saturating_sub(options.delta)
+            } else {
+                before.wrapping_add(options.delta)
+            };
+            if let Some(expiry) = options.touch
+                && !item.set_expiry(expiry)
+            {
+                drop(locked);
+                match self.give_expiry_room(key, hash) {
+                    Err(Miss::OutOfMemory) => return ArithmeticOutcome::OutOfMemory,
+                    _ => continue,
+                }
+            }
+            let mut buffer = [b' '; DIGITS_MAX];
+            let digits = format(value, &mut buffer);
+            if digits.len() <= shape.payload_bytes() && inner.nobody_reads(found.location) {
+                // SAFETY: the digits fit the payload; the bucket's lock keeps readers away, and with
+                // no pin on the region nobody reads outside of it.
+                unsafe {
+                    let to = item.payload_ptr();
+                    std::ptr::copy_nonoverlapping(digits.as_ptr(), to, digits.len());
+                    std::ptr::write_bytes(
+                        to.add(digits.len()),
+                        b' ',
+                        shape.payload_bytes() - digits.len(),
+                    );
+                }
+                item.set_cas(inner.next_cas(&locked, options.new_cas));
+                item.set_last_access(now);
+                inner.tell(Mutation::Stored, key, item.cas());
+                return ArithmeticOutcome::Done {
+                    value,
+                    cas: item.cas(),
+                    expiry: item.expiry(),
+                    created: false,
+                };
+            }
+            // A longer number, or one that is being read: written anew.
+            let (location, cas, expiry) = (found.location, item.cas(), item.expiry());
+            let store = StoreOptions {
+                mode: StoreMode::Set,
+                client_flags: item.client_flags(),
+                expiry,
+                key_binary: shape.fields().key_binary,
+                new_cas: options.new_cas,
+                ..StoreOptions::default()
+            };
+            let width = digits.len().max(shape.payload_bytes().min(DIGITS_MAX));
+            let text = [digits, &[b' '; DIGITS_MAX][..width - digits.len()]].concat();
+            drop(locked);
+            let Ok(mut reservation) = self.reserve(key, hash, text.len(), &store) else {
+                return ArithmeticOutcome::OutOfMemory;
+            };
+            if !reservation.write(&text) {
+                return ArithmeticOutcome::OutOfMemory;
+            }
+            let over = Over { location, cas, number: Some(before), marks: 0 };
+            match reservation.commit_over(over) {
+                Some(StoreOutcome::Stored { cas, .. }) => {
+                    return ArithmeticOutcome::Done { value, cas, expiry, created: false };
+                }
+                Some(_) => return ArithmeticOutcome::OutOfMemory,
+                None => {}
+            }
+        }
+    }
+
+    /// `None` when somebody else has created the number meanwhile.
+    fn create_number(&self, key: &[u8], hash: KeyHash, options: &ArithmeticOptions) -> Option<ArithmeticOutcome> {
+        let Some((value, expiry)) = options.vivify else { return Some(ArithmeticOutcome::NotFound) };
+        let mut buffer = [b' '; DIGITS_MAX];
+        let store = StoreOptions {
+            mode: StoreMode::Add,
+            expiry,
+            new_cas: options.new_cas,
+            key_binary: options.key_binary,
+            ..StoreOptions::default()
+        };
+        match self.store(key, hash, format(value, &mut buffer), &store) {
+            StoreOutcome::Stored { cas, .. } => {
+                Some(ArithmeticOutcome::Done { value, cas, expiry, created: true })
+            }
+            StoreOutcome::NotStored => None,
+            _ => Some(ArithmeticOutcome::OutOfMemory),
+        }
+    }
+}
+
+impl Inner {
+    fn nobody_reads(&self, location: u32) -> bool {
+        self.arena.region(self.region_of(location)).pins() == 0
+    }
+}
+
+/// A number as memcached reads it: blanks, an optional plus, digits, then the end or a blank.
+pub(super) fn parse(text: &[u8]) -> Option<u64> {
+    let start = text.iter().position(|byte| !byte.is_ascii_whitespace())?;
+    let text = text[start..].strip_prefix(b"+").unwrap_or(&text[start..]);
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let ends = text.get(digits).is_none_or(u8::is_ascii_whitespace);
+    if digits == 0 || !ends {
+        return None;
+    }
+    text[..digits].iter().try_fold(0u64, |number, digit| {
+        number.checked_mul(10)?.checked_add(u64::from(digit - b'0'))
+    })
+}
+
+/// Writes a number from the left; the rest of the buffer keeps its blanks.
+fn format(mut value: u64, buffer: &mut [u8; DIGITS_MAX]) -> &[u8] {
+    let digits = value.checked_ilog10().map_or(1, |log| log as usize + 1);
+    for place in buffer[..digits].iter_mut().rev() {
+        *place = b'0' + (value % 10) as u8;
+        value /= 10;
+    }
+    &buffer[..digits]
+}
+
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_as_memcached_reads_them() {
+        assert_eq!(parse(b"0"), Some(0));
+        assert_eq!(parse(b"18446744073709551615"), Some(u64::MAX));
+        assert_eq!(parse(b"18446744073709551616"), None);
+        assert_eq!(parse(b"12  "), Some(12));
+        assert_eq!(parse(b" 12"), Some(12));
+        assert_eq!(parse(b"+12"), Some(12));
+        for bad in [&b""[..], b" ", b"-1", b"1a", b"a1", b"1.5", b"+"] {
+            assert_eq!(parse(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_written() {
+        for value in [0, 1, 9, 10, 99, 100, u64::MAX] {
+            assert_eq!(format(value, &mut [b' '; DIGITS_MAX]), value.to_string().as_bytes());
+        }
+    }
+}

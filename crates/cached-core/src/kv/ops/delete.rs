@@ -1,0 +1,73 @@
+//! Deleting an item, or leaving it behind as stale or empty.
+
+use super::store::Over;
+use crate::KeyHash;
+use crate::clock::Expiry;
+use crate::kv::hook::Mutation;
+use crate::kv::item::state;
+use crate::kv::{DeleteOptions, DeleteOutcome, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
+
+impl Kv {
+    /// Deletes an item, or marks or empties it, as the options say.
+    pub fn delete(&self, key: &[u8], hash: KeyHash, options: &DeleteOptions) -> DeleteOutcome {
+        let inner = &self.inner;
+        loop {
+            let now = inner.now();
+            let locked = inner.index.shard(hash).lock(hash);
+            let Ok(found) = inner.find(&locked, hash, key, now) else { return DeleteOutcome::NotFound };
+            let item = found.item;
+            if options.compare.is_some_and(|cas| cas != item.cas()) {
+                return DeleteOutcome::Exists;
+            }
+            if options.clear_value {
+                let (location, cas) = (found.location, item.cas());
+                let key_binary = item.shape().fields().key_binary;
+                drop(locked);
+                match self.clear_value(key, hash, options, location, cas, key_binary) {
+                    Some(outcome) => return outcome,
+                    None => continue,
+                }
+            }
+            if !options.invalidate {
+                inner.remove(&locked, found, Mutation::Deleted);
+                return DeleteOutcome::Done;
+            }
+            if let Some(expiry) = options.expiry
+                && !item.set_expiry(expiry)
+            {
+                drop(locked);
+                match self.give_expiry_room(key, hash) {
+                    Err(Miss::OutOfMemory) => return DeleteOutcome::OutOfMemory,
+                    _ => continue,
+                }
+            }
+            item.set_state(item.state() & !state::TOKEN_SENT | state::STALE);
+            item.set_cas(inner.next_cas(&locked, options.new_cas));
+            inner.tell(Mutation::Touched, key, item.cas());
+            return DeleteOutcome::Done;
+        }
+    }
+
+    /// Puts an empty item in place of the one at `location`; `None` if it is not there any more.
+    fn clear_value(
+        &self, key: &[u8], hash: KeyHash, options: &DeleteOptions, location: u32, cas: u64, key_binary: bool,
+    ) -> Option<DeleteOutcome> {
+        let store = StoreOptions {
+            mode: StoreMode::Set,
+            expiry: options.expiry.unwrap_or(Expiry::NEVER),
+            key_binary,
+            // An emptied item keeps its CAS value; only marking it stale makes a new one.
+            new_cas: options.new_cas.or((!options.invalidate).then_some(cas)),
+            ..StoreOptions::default()
+        };
+        let Ok(reservation) = self.reserve(key, hash, 0, &store) else {
+            return Some(DeleteOutcome::OutOfMemory);
+        };
+        let marks = if options.invalidate { state::STALE } else { 0 };
+        let outcome = reservation.commit_over(Over { location, cas, number: None, marks })?;
+        Some(match outcome {
+            StoreOutcome::Stored { .. } => DeleteOutcome::Done,
+            _ => DeleteOutcome::OutOfMemory,
+        })
+    }
+}

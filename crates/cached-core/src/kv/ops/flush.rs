@@ -1,0 +1,72 @@
+//! Forgetting everything at once.
+//!
+//! A flush closes all open regions and draws a line in the age order: items in older regions are
+//! gone from that moment. Their bytes are cleaned up afterwards, a region at a time, by
+//! [`Kv::maintain`] and by whoever needs memory.
+
+use crate::arena::RegionId;
+use crate::kv::{Inner, Kv};
+use crate::sync::{Ordering, lock};
+
+impl Kv {
+    /// Every item stored before this call is gone when it returns.
+    pub fn flush_all(&self) {
+        self.inner.flush_due.store(0, Ordering::Relaxed);
+        self.inner.flush();
+    }
+
+    /// Everything that is stored when the clock reaches `secs` is gone from then on. A later call
+    /// replaces an earlier one; 0 takes it back.
+    pub fn flush_at(&self, secs: u32) {
+        self.inner.flush_due.store(secs, Ordering::Relaxed);
+    }
+
+    /// Background work, a few milliseconds at most; true when more is waiting. Call it about once a
+    /// second (and again at once while it returns true), from any thread.
+    pub fn maintain(&self) -> bool {
+        let inner = &self.inner;
+        let now = inner.now();
+        let boundary = inner.flush_boundary.load(Ordering::Acquire);
+        if boundary == 0 {
+            return false;
+        }
+        if !inner.has_regions_before(boundary) {
+            // Nothing older is left: lookups need not compare any more. A flush that came in
+            // between has moved the line, and stays.
+            let _ = inner.flush_boundary.compare_exchange(boundary, 0, Ordering::AcqRel, Ordering::Relaxed);
+            return false;
+        }
+        let mut reclaimer = lock(&inner.reclaimer);
+        for _ in 0..16 {
+            // Flushed regions are all garbage, so they come first.
+            inner.reclaim_step(&mut reclaimer, now, 256, false);
+        }
+        true
+    }
+}
+
+impl Inner {
+    #[cold]
+    pub(in crate::kv) fn flush_if_due(&self, due: u32) {
+        let mine = self.flush_due.compare_exchange(due, 0, Ordering::AcqRel, Ordering::Relaxed);
+        if mine.is_ok() {
+            self.flush();
+        }
+    }
+
+    fn flush(&self) {
+        self.seal_lanes();
+        // The reclaimer must not move items across the line while it is drawn.
+        let mut reclaimer = lock(&self.reclaimer);
+        self.seal_survivors(&mut reclaimer);
+        let boundary = self.arena.next_sequence();
+        self.flush_boundary.fetch_max(boundary, Ordering::AcqRel);
+    }
+
+    fn has_regions_before(&self, boundary: u64) -> bool {
+        (0..self.arena.region_count()).map(RegionId).any(|region| {
+            let record = self.arena.region(region);
+            record.state() != crate::arena::RegionState::Free && record.sequence() < boundary
+        })
+    }
+}

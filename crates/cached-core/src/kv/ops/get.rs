@@ -1,0 +1,191 @@
+//! Reading an item: a plain hit, and the fetches that touch, create, or hand out tokens.
+
+use crate::KeyHash;
+use crate::clock::Expiry;
+use crate::kv::hook::Mutation;
+use crate::kv::item::{ItemPtr, Shape, state};
+use crate::kv::{FetchOptions, Fetched, Inner, ItemView, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
+use crate::sync::Arc;
+
+impl Kv {
+    /// Reads an item; it counts as used. `f` runs while the key's bucket is locked.
+    ///
+    /// # Errors
+    /// [`Miss`] tells why there is no item.
+    #[inline]
+    pub fn read<R>(&self, key: &[u8], hash: KeyHash, f: impl FnOnce(&ItemView<'_>) -> R) -> Result<R, Miss> {
+        let inner = &self.inner;
+        let now = inner.now();
+        let locked = inner.index.shard(hash).lock(hash);
+        let found = inner.find(&locked, hash, key, now)?;
+        inner.bump(found.item, now);
+        Ok(f(&ItemView { kv: inner, item: found.item, location: found.location, now }))
+    }
+
+    /// Reads an item without a trace: it does not count as used.
+    ///
+    /// # Errors
+    /// [`Miss`] tells why there is no item.
+    pub fn peek<R>(&self, key: &[u8], hash: KeyHash, f: impl FnOnce(&ItemView<'_>) -> R) -> Result<R, Miss> {
+        let inner = &self.inner;
+        let now = inner.now();
+        let locked = inner.index.shard(hash).lock(hash);
+        let found = inner.find(&locked, hash, key, now)?;
+        Ok(f(&ItemView { kv: inner, item: found.item, location: found.location, now }))
+    }
+
+    /// Reads an item, and on the way touches or creates it, or decides who is to refresh it.
+    ///
+    /// # Errors
+    /// [`Miss`] tells why there is no item; with `vivify` only [`Miss::OutOfMemory`] remains.
+    pub fn fetch<R>(
+        &self, key: &[u8], hash: KeyHash, options: &FetchOptions,
+        f: impl FnOnce(&ItemView<'_>, &Fetched) -> R,
+    ) -> Result<R, Miss> {
+        let inner = &self.inner;
+        let mut created = false;
+        loop {
+            let now = inner.now();
+            let locked = inner.index.shard(hash).lock(hash);
+            let found = match inner.find(&locked, hash, key, now) {
+                Ok(found) => found,
+                Err(miss) => {
+                    drop(locked);
+                    let Some(expiry) = options.vivify else { return Err(miss) };
+                    let store = StoreOptions {
+                        mode: StoreMode::Add,
+                        expiry,
+                        key_binary: options.key_binary,
+                        new_cas: options.new_cas,
+                        ..StoreOptions::default()
+                    };
+                    match self.store(key, hash, b"", &store) {
+                        StoreOutcome::Stored { .. } if expiry.is_past(now) => return Err(miss),
+                        StoreOutcome::Stored { .. } => created = true,
+                        StoreOutcome::NotStored => {} // Somebody was faster: take theirs.
+                        _ => return Err(Miss::OutOfMemory),
+                    }
+                    continue;
+                }
+            };
+            let item = found.item;
+            let expiry_before = item.expiry();
+            if let Some(expiry) = options.touch
+                && !item.set_expiry(expiry)
+            {
+                drop(locked);
+                self.give_expiry_room(key, hash)?;
+                continue;
+            }
+            let mut fetched = Fetched {
+                created,
+                fetched_before: item.state() & state::FETCHED != 0,
+                idle_secs: now.saturating_sub(item.last_access()),
+                expiry_before,
+                ..Fetched::default()
+            };
+            if options.tokens {
+                hand_out_token(item, options, now, &mut fetched);
+            }
+            if options.touch.is_some() {
+                inner.tell(Mutation::Touched, key, item.cas());
+            }
+            let result = f(&ItemView { kv: inner, item, location: found.location, now }, &fetched);
+            if !options.no_bump {
+                inner.bump(item, now);
+            }
+            return Ok(result);
+        }
+    }
+
+    /// Rewrites an item that never expires so that it has room for an expiry.
+    pub(super) fn give_expiry_room(&self, key: &[u8], hash: KeyHash) -> Result<(), Miss> {
+        let inner: &Arc<Inner> = &self.inner;
+        loop {
+            let now = inner.now();
+            let (location, shape) = {
+                let locked = inner.index.shard(hash).lock(hash);
+                let found = inner.find(&locked, hash, key, now)?;
+                (found.location, found.item.shape())
+            };
+            let mut fields = shape.fields();
+            if fields.expiry {
+                return Ok(());
+            }
+            fields.expiry = true;
+            let shape = Shape::item(shape.key_bytes(), shape.payload_bytes(), fields);
+            let stream = inner.stream_for(0, Expiry::NEVER, now);
+            let entry = inner
+                .alloc(stream, inner.padded(shape.entry_bytes()), now)
+                .ok_or(Miss::OutOfMemory)?;
+            let locked = inner.index.shard(hash).lock(hash);
+            let found = inner.find(&locked, hash, key, now);
+            let attributes = match &found {
+                Ok(found) => found.item.attributes(),
+                Err(_) => crate::kv::item::Attributes {
+                    cas: 0,
+                    expiry: Expiry::NEVER,
+                    client_flags: 0,
+                    last_access: now,
+                    state: 0,
+                },
+            };
+            // SAFETY: the entry is ours, with room for the shape.
+            let new = unsafe { ItemPtr::write(inner.ptr(entry.location), shape, key, &attributes) };
+            match found {
+                // The same entry at the same place with the same payload length: copy it.
+                Ok(old)
+                    if old.location == location
+                        && old.item.shape().payload_bytes() == shape.payload_bytes()
+                        && !old.item.shape().fields().expiry =>
+                {
+                    let payload = old.item.payload();
+                    // SAFETY: the new entry's payload has this length; the two entries are apart.
+                    unsafe {
+                        std::ptr::copy_nonoverlapping(payload.as_ptr(), new.payload_ptr(), payload.len());
+                    }
+                    let old_bytes = inner.padded(old.item.shape().entry_bytes());
+                    old.slot.set_location(entry.location);
+                    locked.shard().adjust_bytes(u64::from(entry.bytes), u64::from(old_bytes));
+                    // Only the entry moves; pieces of a large value stay where they are.
+                    inner.bury_entry(old.location, old_bytes);
+                    inner.publish(entry);
+                    return Ok(());
+                }
+                Ok(_) => inner.abandon(entry),
+                Err(miss) => {
+                    inner.abandon(entry);
+                    return Err(miss);
+                }
+            }
+        }
+    }
+
+    /// Gives an item a new expiry without reading it.
+    ///
+    /// # Errors
+    /// [`Miss`] tells why there is no item.
+    pub fn touch(&self, key: &[u8], hash: KeyHash, expiry: Expiry) -> Result<(), Miss> {
+        let options = FetchOptions { touch: Some(expiry), ..FetchOptions::default() };
+        self.fetch(key, hash, &options, |_, _| ())
+    }
+}
+
+/// Stampede protection: of all who read a stale, vanished or soon-to-expire item, one wins the right
+/// to refresh it.
+fn hand_out_token(item: ItemPtr, options: &FetchOptions, now: u32, fetched: &mut Fetched) {
+    let marks = item.state();
+    fetched.token_sent = marks & state::TOKEN_SENT != 0;
+    fetched.stale = marks & state::STALE != 0;
+    fetched.won = fetched.created;
+    if !fetched.token_sent {
+        let soon = options
+            .recache_below_secs
+            .zip(item.expiry().remaining_secs(now))
+            .is_some_and(|(below, remaining)| remaining < below);
+        fetched.won |= fetched.stale || soon && !fetched.created;
+    }
+    if fetched.won {
+        item.set_state(marks | state::TOKEN_SENT);
+    }
+}

@@ -1,0 +1,424 @@
+//! Making room: one region at a time is walked, what should stay is copied out, the rest goes.
+//!
+//! Two reasons to walk a region. *Compaction*: a seventh or more of it is garbage (dead or expired);
+//! all that lives is copied together, nothing is evicted. *Eviction*: no region has that much
+//! garbage; the policy names a queue, and judges every item of its oldest region. So expired items
+//! go before live ones, and memory follows the sizes in use.
+//!
+//! An eviction keeps at most three quarters of its region, whatever the policy says. So every walk
+//! frees something, a byte freed costs at most three copied, and a cache in which every item has
+//! just been hit does not stand still while all of it goes round.
+//!
+//! Work is done in small steps by whoever allocates while free regions are few; the reclaimer's lock
+//! lets one thread at a time take a step.
+
+use super::extent::{self, List, PIECE_HEADER_BYTES};
+use super::hook::Mutation;
+use super::index::{Locked, Slot};
+use super::item::{ItemPtr, Shape, state};
+use super::log::{Entry, Stream};
+use super::policy::{Candidate, QUEUES_MAX, QueueId, Verdict};
+use super::queues::{LARGE, QUEUES, Queues};
+use super::{Found, Inner};
+use crate::KeyHash;
+use crate::arena::{Owner, REGION_HEADER_BYTES, RegionId, RegionState};
+use crate::sync::{Ordering, lock};
+
+/// A region with at least this share of garbage is compacted before anything is evicted: 1/7.
+const GARBAGE_SHARE: u32 = 7;
+/// At most this share of a region survives an eviction: 3/4.
+const SURVIVORS: (u32, u32) = (3, 4);
+/// Regions of large values that may go round in a row before one is evicted all the same.
+const REQUEUES_MAX: u32 = 8;
+/// Regions looked at per choice, per queue: the choice stays cheap in a very large arena.
+const REGIONS_LOOKED_AT: usize = 2048;
+/// Entries whose index lines are fetched together.
+const BATCH: usize = 16;
+
+/// What the reclaimer is at, and where survivors go.
+pub(super) struct Reclaimer {
+    job: Option<Job>,
+    /// Kept by the policy: they go to the head of their queue.
+    kept: [Stream; QUEUES],
+    /// Moved by compaction: they keep their region's place in the age order.
+    compacted: [Stream; QUEUES],
+    jobs: u64,
+    /// Regions that just went round, in a row.
+    requeues: u32,
+    /// The last compaction found no place for survivors: evict once before trying again.
+    no_place: bool,
+}
+
+struct Job {
+    region: RegionId,
+    queue: usize,
+    /// Where the next entry starts, and where the last one ends.
+    cursor: u32,
+    end: u32,
+    evict: bool,
+    /// The region stays where it is: nearly all of it is kept (pieces of large values).
+    requeue: bool,
+    /// Bytes kept so far, of an eviction.
+    kept: u32,
+}
+
+/// An entry met on the walk.
+#[derive(Clone, Copy)]
+struct Met {
+    location: u32,
+    hash: KeyHash,
+    piece: bool,
+}
+
+/// There is no place for a survivor.
+struct NoPlace;
+
+impl Reclaimer {
+    pub(super) fn new() -> Reclaimer {
+        Reclaimer {
+            job: None,
+            kept: [const { Stream::new() }; QUEUES],
+            compacted: [const { Stream::new() }; QUEUES],
+            jobs: 0,
+            requeues: 0,
+            no_place: false,
+        }
+    }
+
+    /// Regions walked so far.
+    pub(super) fn jobs(&self) -> u64 {
+        self.jobs
+    }
+}
+
+impl Inner {
+    /// Walks at most about `entries` entries. False when there is nothing to reclaim. A job that
+    /// evicts is only begun if `may_evict` and the store evicts at all.
+    pub(super) fn reclaim_step(
+        &self, reclaimer: &mut Reclaimer, now: u32, entries: usize, may_evict: bool,
+    ) -> bool {
+        let may_evict = may_evict && self.evict;
+        let next = reclaimer.job.take().or_else(|| self.pick(reclaimer, now, may_evict));
+        let Some(mut job) = next else { return false };
+        let mut left = entries;
+        while left > 0 && job.cursor < job.end {
+            let mut met = [Met { location: 0, hash: KeyHash(0), piece: false }; BATCH];
+            let count = self.meet(&mut job, &mut met[..BATCH.min(left)]);
+            for met in &met[..count] {
+                if self.settle(reclaimer, &mut job, *met, now).is_err() {
+                    reclaimer.jobs += 1;
+                    reclaimer.no_place = true;
+                    self.put_back(&job);
+                    return may_evict;
+                }
+            }
+            left -= count;
+        }
+        if job.cursor < job.end {
+            reclaimer.job = Some(job);
+            return true;
+        }
+        reclaimer.jobs += 1;
+        if job.requeue {
+            reclaimer.requeues += 1;
+            self.arena.region(job.region).renew(self.arena.take_sequence(), now);
+            self.put_back(&job);
+        } else {
+            reclaimer.requeues = 0;
+            debug_assert_eq!(self.arena.region(job.region).live_bytes(), 0, "an entry was overlooked");
+            self.arena.release(job.region);
+        }
+        true
+    }
+
+    /// The region goes back into its queue.
+    fn put_back(&self, job: &Job) {
+        let mut queues = lock(&self.queues);
+        queues.insert(&self.arena, job.queue, job.region);
+        self.arena.region(job.region).shift(RegionState::Reclaiming, RegionState::Sealed);
+        drop(queues);
+        if self.arena.region(job.region).live_bytes() == 0 {
+            self.free_if_dead(job.region);
+        }
+    }
+
+    /// Collects the next entries and asks for their index lines.
+    fn meet(&self, job: &mut Job, met: &mut [Met]) -> usize {
+        let mut count = 0;
+        while count < met.len() && job.cursor < job.end {
+            let at = self.arena.offset_of(job.region, job.cursor);
+            let entry = self.arena.at(at);
+            // SAFETY: the cursor stands on an entry of a region that only this job can give away;
+            // entries are complete, since the region had no writers when the job began.
+            let shape = unsafe { Shape::read(entry) };
+            let piece = shape.piece_bytes().is_some();
+            let hash = if piece {
+                // SAFETY: as above, and the shape says it is a piece.
+                unsafe { extent::piece_owner(entry) }
+            } else {
+                // SAFETY: as above; only the key is read, which never changes.
+                self.hasher.hash(unsafe { ItemPtr::new(entry) }.key())
+            };
+            self.index.shard(hash).prefetch_bucket(hash);
+            met[count] = Met { location: (at >> self.granule_shift) as u32, hash, piece };
+            count += 1;
+            job.cursor += self.padded(shape.entry_bytes());
+        }
+        count
+    }
+
+    /// Decides about one entry: dead ones are passed over.
+    fn settle(&self, reclaimer: &mut Reclaimer, job: &mut Job, met: Met, now: u32) -> Result<(), NoPlace> {
+        let locked = self.index.shard(met.hash).lock(met.hash);
+        if met.piece {
+            self.settle_piece(reclaimer, job, met, &locked, now)
+        } else {
+            self.settle_item(reclaimer, job, met, &locked, now)
+        }
+    }
+
+    fn settle_item(
+        &self, reclaimer: &mut Reclaimer, job: &mut Job, met: Met, locked: &Locked<'_>, now: u32,
+    ) -> Result<(), NoPlace> {
+        let Some(slot) = locked.find(met.hash, |location| location == met.location) else { return Ok(()) };
+        let found = Found { slot, item: self.item_at(met.location), location: met.location };
+        if self.remove_if_over(locked, found, now) {
+            return Ok(());
+        }
+        let item = found.item;
+        if !job.evict {
+            return self.move_item(&mut reclaimer.compacted[job.queue], job, job.queue, slot, item, now);
+        }
+        let verdict = self.policy.judge(&Candidate {
+            bits: item.policy_bits(),
+            queue: QueueId(job.queue as u8),
+            idle_secs: now.saturating_sub(item.last_access()),
+            bytes: self.item_bytes(item),
+        });
+        if let Verdict::Keep { queue, bits } = verdict
+            && self.may_keep(job, self.padded(item.shape().entry_bytes()))
+        {
+            let queue = usize::from(queue.0).min(QUEUES_MAX - 1);
+            let before = item.policy_bits();
+            item.set_policy_bits(bits);
+            if self.move_item(&mut reclaimer.kept[queue], job, queue, slot, item, now).is_ok() {
+                return Ok(());
+            }
+            item.set_policy_bits(before);
+        }
+        self.evict(locked, found);
+        Ok(())
+    }
+
+    fn settle_piece(
+        &self, reclaimer: &mut Reclaimer, job: &mut Job, met: Met, locked: &Locked<'_>, now: u32,
+    ) -> Result<(), NoPlace> {
+        let Some((found, n)) = self.owner_of_piece(locked, met) else { return Ok(()) };
+        if self.remove_if_over(locked, found, now) {
+            return Ok(());
+        }
+        if job.requeue && self.keeps_piece(job.region, found.item) {
+            return Ok(());
+        }
+        // SAFETY: the entry is a piece in the region of this job.
+        let bytes = self.padded(unsafe { Shape::read(self.ptr(met.location)) }.entry_bytes());
+        if job.evict && !(self.keeps_piece(job.region, found.item) && self.may_keep(job, bytes)) {
+            self.evict(locked, found);
+            return Ok(());
+        }
+        let stream = if job.evict { &mut reclaimer.kept[LARGE] } else { &mut reclaimer.compacted[LARGE] };
+        match self.place(stream, job, LARGE, bytes, now) {
+            Ok(entry) => {
+                self.copy_entry(met.location, entry);
+                // SAFETY: the payload is the list in which the piece was found at `n`, and the lock
+                // of its bucket is held.
+                unsafe { extent::set_piece_location(found.item.payload_ptr(), n, entry.location) };
+                self.arena.region(job.region).entry_died(bytes);
+                self.publish(entry);
+                Ok(())
+            }
+            Err(NoPlace) if job.evict => {
+                self.evict(locked, found);
+                Ok(())
+            }
+            Err(NoPlace) => Err(NoPlace),
+        }
+    }
+
+    /// Whether an eviction may keep so much more.
+    fn may_keep(&self, job: &mut Job, bytes: u32) -> bool {
+        let allowed = self.arena.region_bytes() as u32 / SURVIVORS.1 * SURVIVORS.0;
+        let may = job.kept + bytes <= allowed;
+        if may {
+            job.kept += bytes;
+        }
+        may
+    }
+
+    /// The item whose list has this piece, and the piece's place in the list.
+    fn owner_of_piece<'a>(&self, locked: &Locked<'a>, met: Met) -> Option<(Found<'a>, usize)> {
+        let mut n = 0;
+        let slot = locked.find(met.hash, |location| {
+            let item = self.item_at(location);
+            item.shape().fields().extents
+                && List::new(item.payload()).position(met.location).inspect(|at| n = *at).is_some()
+        })?;
+        let location = slot.location();
+        Some((Found { slot, item: self.item_at(location), location }, n))
+    }
+
+    /// A large value stays if it was used since its region was opened or last went round.
+    fn keeps_piece(&self, region: RegionId, item: ItemPtr) -> bool {
+        item.last_access() > self.arena.region(region).opened_at()
+    }
+
+    fn remove_if_over(&self, locked: &Locked<'_>, found: Found<'_>, now: u32) -> bool {
+        if self.is_flushed(found.location) {
+            self.remove(locked, found, Mutation::Flushed);
+            return true;
+        }
+        if found.item.expiry().is_past(now) {
+            self.count_expired(found.item);
+            self.events.reclaimed.fetch_add(1, Ordering::Relaxed);
+            self.remove(locked, found, Mutation::Expired);
+            return true;
+        }
+        false
+    }
+
+    fn evict(&self, locked: &Locked<'_>, found: Found<'_>) {
+        self.events.evictions.fetch_add(1, Ordering::Relaxed);
+        if found.item.state() & state::FETCHED == 0 {
+            self.events.evicted_unfetched.fetch_add(1, Ordering::Relaxed);
+        }
+        self.remove(locked, found, Mutation::Evicted);
+    }
+
+    fn move_item(
+        &self, stream: &mut Stream, job: &Job, queue: usize, slot: Slot<'_>, item: ItemPtr, now: u32,
+    ) -> Result<(), NoPlace> {
+        let bytes = self.padded(item.shape().entry_bytes());
+        let from = slot.location();
+        let entry = self.place(stream, job, queue, bytes, now)?;
+        self.copy_entry(from, entry);
+        if item.shape().fields().expiry {
+            self.arena.region(entry.region).note_expiry(bytes, item.expiry());
+        }
+        slot.set_location(entry.location);
+        self.arena.region(self.region_of(from)).entry_died(bytes);
+        self.publish(entry);
+        Ok(())
+    }
+
+    fn copy_entry(&self, from: u32, to: Entry) {
+        let bytes = to.bytes as usize;
+        // SAFETY: both are whole entries of `bytes` bytes in different regions; the target is known
+        // to us alone, and the bucket's lock keeps writers off the source.
+        unsafe { std::ptr::copy_nonoverlapping(self.ptr(from), self.ptr(to.location), bytes) };
+    }
+
+    /// Space for a survivor, in the stream's open region or a new one from the reserve.
+    fn place(&self, stream: &mut Stream, job: &Job, queue: usize, bytes: u32, now: u32) -> Result<Entry, NoPlace> {
+        if let Some(entry) = self.append(stream, bytes) {
+            return Ok(entry);
+        }
+        let region = self.arena.take(Owner::Kv, 0).ok_or(NoPlace)?;
+        self.seal(stream, queue);
+        if !job.evict {
+            // The age order is about the items, and these are as old as the region they come from.
+            self.arena.region(region).inherit_sequence(self.arena.region(job.region).sequence());
+        }
+        self.open(stream, region, now);
+        self.append(stream, bytes).ok_or(NoPlace)
+    }
+
+    /// Closes the regions that survivors are copied to.
+    pub(super) fn seal_survivors(&self, reclaimer: &mut Reclaimer) {
+        let Reclaimer { kept, compacted, .. } = reclaimer;
+        for streams in [kept, compacted] {
+            for (queue, stream) in streams.iter_mut().enumerate() {
+                self.seal(stream, queue);
+            }
+        }
+    }
+
+    /// Chooses the next region and takes it out of its queue.
+    fn pick(&self, reclaimer: &mut Reclaimer, now: u32, may_evict: bool) -> Option<Job> {
+        let compact = !std::mem::take(&mut reclaimer.no_place);
+        let mut queues = lock(&self.queues);
+        let (region, evict) = match compact.then(|| self.most_garbage(&queues, now)).flatten() {
+            Some(region) => (region, false),
+            None if may_evict => (self.oldest_victim(&queues)?, true),
+            None => return None,
+        };
+        if !self.arena.region(region).shift(RegionState::Sealed, RegionState::Reclaiming) {
+            return None;
+        }
+        let queue = queues.remove(region);
+        drop(queues);
+        let cursor = (REGION_HEADER_BYTES as u32).next_multiple_of(1 << self.granule_shift);
+        let end = self.arena.region(region).used_bytes();
+        let mut job = Job { region, queue, cursor, end, evict, requeue: false, kept: 0 };
+        job.requeue =
+            evict && queue == LARGE && reclaimer.requeues < REQUEUES_MAX && self.mostly_kept(&job);
+        Some(job)
+    }
+
+    /// Whether nobody reads the region for longer than a lookup, and nobody writes to it.
+    fn is_quiet(&self, region: RegionId) -> bool {
+        let record = self.arena.region(region);
+        record.pins() == 0 && record.writers() == 0
+    }
+
+    /// The region with the most garbage, if that is enough to be worth its copying.
+    fn most_garbage(&self, queues: &Queues, now: u32) -> Option<RegionId> {
+        let boundary = self.flush_boundary.load(Ordering::Acquire);
+        let region_bytes = self.arena.region_bytes() as u32;
+        let mut best = (region_bytes / GARBAGE_SHARE, None);
+        for queue in 0..QUEUES {
+            for region in queues.oldest_first(queue).take(REGIONS_LOOKED_AT) {
+                let record = self.arena.region(region);
+                let garbage = if record.sequence() < boundary { region_bytes } else { record.garbage_bytes(now) };
+                if garbage > best.0 && self.is_quiet(region) {
+                    best = (garbage, Some(region));
+                }
+            }
+        }
+        best.1
+    }
+
+    /// The oldest region of the queue that the policy names, or of the large values if that is older.
+    fn oldest_victim(&self, queues: &Queues) -> Option<RegionId> {
+        let oldest = |queue: usize| queues.oldest_first(queue).find(|region| self.is_quiet(*region));
+        let named = self.policy.victim(std::array::from_fn(|queue| queues.regions(queue)));
+        let named = usize::from(named.0).min(QUEUES_MAX - 1);
+        let item = oldest(named).or_else(|| (0..QUEUES_MAX).find_map(oldest));
+        match (item, oldest(LARGE)) {
+            (Some(item), Some(large)) => {
+                let age = |region| self.arena.region(region).sequence();
+                Some(if age(large) < age(item) { large } else { item })
+            }
+            (item, large) => item.or(large),
+        }
+    }
+
+    /// Whether at least three quarters of a region of pieces would be kept: then it is not copied.
+    fn mostly_kept(&self, job: &Job) -> bool {
+        let mut walk = Job { ..*job };
+        let mut kept = 0u64;
+        let mut met = [Met { location: 0, hash: KeyHash(0), piece: false }; BATCH];
+        while walk.cursor < walk.end {
+            let count = self.meet(&mut walk, &mut met);
+            for met in met[..count].iter().filter(|met| met.piece) {
+                let locked = self.index.shard(met.hash).lock(met.hash);
+                if let Some((found, n)) = self.owner_of_piece(&locked, *met)
+                    && self.keeps_piece(job.region, found.item)
+                {
+                    let piece = List::new(found.item.payload()).pieces().nth(n);
+                    kept += piece.map_or(0, |piece| u64::from(piece.bytes) + PIECE_HEADER_BYTES as u64);
+                }
+            }
+        }
+        kept * 4 >= self.arena.region_bytes() as u64 * 3
+    }
+}

@@ -1,0 +1,111 @@
+//! What the store counts, and what it may take at most.
+
+use super::Kv;
+use super::queues::QUEUES;
+use crate::arena::{RegionId, RegionState};
+use crate::sync::{AtomicU64, Ordering, lock};
+
+/// Counted where it happens; all off the hot path.
+#[derive(Default)]
+pub(super) struct Events {
+    pub(super) evictions: AtomicU64,
+    pub(super) evicted_unfetched: AtomicU64,
+    pub(super) expired_unfetched: AtomicU64,
+    pub(super) reclaimed: AtomicU64,
+}
+
+/// A store's figures at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct KvStats {
+    /// Items in the index (expired ones count until they are met).
+    pub items: u64,
+    /// Memory of those items, headers and padding included.
+    pub item_bytes: u64,
+    /// Items ever stored.
+    pub items_stored: u64,
+    /// Items removed to make room.
+    pub evictions: u64,
+    /// Of those, never read.
+    pub evicted_unfetched: u64,
+    /// Items that expired without ever having been read.
+    pub expired_unfetched: u64,
+    /// Expired items removed while making room.
+    pub reclaimed: u64,
+    /// Regions walked by the reclaimer.
+    pub regions_reclaimed: u64,
+    /// Memory of the index in use.
+    pub index_bytes: usize,
+    /// Memory of the arena, used or not.
+    pub arena_bytes: usize,
+    /// Regions that belong to nobody.
+    pub regions_free: u32,
+    /// All regions.
+    pub regions: u32,
+    /// Bytes in sealed regions that are dead.
+    pub garbage_bytes: u64,
+    /// Bytes reserved for values that are still arriving.
+    pub bodies_bytes: u64,
+}
+
+/// What a store may take at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvLimits {
+    /// Keys, values, their headers.
+    pub arena_bytes: usize,
+    /// The index, if the arena were full of the smallest items.
+    pub index_bytes_max: usize,
+    /// Values under way that are not items yet; part of the arena.
+    pub bodies_bytes_max: u64,
+}
+
+impl Kv {
+    /// The store's figures now. Takes a walk over the region table, not over the items.
+    pub fn stats(&self) -> KvStats {
+        let inner = &self.inner;
+        let mut stats = KvStats {
+            arena_bytes: inner.arena.bytes(),
+            index_bytes: inner.index.bytes(),
+            regions: inner.arena.region_count(),
+            evictions: inner.events.evictions.load(Ordering::Relaxed),
+            evicted_unfetched: inner.events.evicted_unfetched.load(Ordering::Relaxed),
+            expired_unfetched: inner.events.expired_unfetched.load(Ordering::Relaxed),
+            reclaimed: inner.events.reclaimed.load(Ordering::Relaxed),
+            bodies_bytes: inner.bodies_bytes.load(Ordering::Relaxed),
+            regions_reclaimed: lock(&inner.reclaimer).jobs(),
+            ..KvStats::default()
+        };
+        for shard in inner.index.shards() {
+            stats.items += shard.items();
+            stats.item_bytes += shard.item_bytes();
+            stats.items_stored += shard.stored();
+        }
+        for region in (0..stats.regions).map(RegionId) {
+            let record = inner.arena.region(region);
+            match record.state() {
+                RegionState::Free => stats.regions_free += 1,
+                RegionState::Sealed => {
+                    stats.garbage_bytes += u64::from(record.used_bytes().saturating_sub(record.live_bytes()));
+                }
+                _ => {}
+            }
+        }
+        stats
+    }
+
+    /// What the store may take at most.
+    pub fn limits(&self) -> KvLimits {
+        KvLimits {
+            arena_bytes: self.inner.arena.bytes(),
+            index_bytes_max: self.inner.index.bytes_max(),
+            bodies_bytes_max: self.inner.bodies_bytes_max,
+        }
+    }
+
+    /// Regions sealed in each queue, the pieces of large values last.
+    #[doc(hidden)]
+    pub fn queue_regions(&self) -> Vec<usize> {
+        let queues = lock(&self.inner.queues);
+        (0..QUEUES).map(|queue| queues.regions(queue)).collect()
+    }
+}

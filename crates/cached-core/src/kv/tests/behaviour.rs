@@ -1,0 +1,174 @@
+//! Single behaviours, each with a name.
+
+use super::{store, store_with, value_of};
+use crate::clock::Expiry;
+use crate::kv::hook::{Mutation, MutationHook};
+use crate::kv::*;
+use std::sync::{Arc, Mutex};
+
+#[test]
+fn the_front_does_what_it_says() {
+    let (kv, clock) = store(8 << 20, 1 << 20);
+    assert_eq!(kv.get(b"a"), None);
+    kv.set(b"a", b"1").unwrap();
+    assert!(!kv.add(b"a", b"2").unwrap());
+    assert!(kv.replace(b"a", b"2").unwrap());
+    assert!(!kv.replace(b"b", b"2").unwrap());
+    assert!(kv.append(b"a", b"0").unwrap() && kv.prepend(b"a", b"1").unwrap());
+    assert_eq!(kv.get(b"a").unwrap(), b"120");
+    assert_eq!(kv.increment(b"a", 5), Ok(125));
+    assert_eq!(kv.decrement(b"a", 100), Ok(25));
+    assert_eq!(kv.get(b"a").unwrap(), b"25 ");
+    let (_, cas) = kv.get_with_cas(b"a").unwrap();
+    assert!(kv.compare_and_set(b"a", b"x", cas).is_ok());
+    assert!(kv.compare_and_set(b"a", b"y", cas).is_err());
+    kv.set_for(b"t", b"1", 10).unwrap();
+    assert!(kv.touch_for(b"a", 10));
+    clock.advance(9);
+    assert!(kv.get(b"a").is_some() && kv.get(b"t").is_some());
+    clock.advance(1);
+    assert!(kv.get(b"a").is_none() && kv.get(b"t").is_none());
+    kv.set(b"d", b"1").unwrap();
+    assert!(kv.remove(b"d") && !kv.remove(b"d"));
+    kv.validate();
+}
+
+#[test]
+fn keys_outside_their_limits_are_refused() {
+    let (kv, _) = store(8 << 20, 1 << 20);
+    assert!(kv.set(b"", b"x").is_err());
+    assert!(kv.set(&[b'k'; 251], b"x").is_err());
+    assert!(kv.set(&[b'k'; 250], b"x").is_ok());
+    assert!(kv.get(b"").is_none());
+    assert!(kv.set(b"k", &vec![0; 1 << 20]).is_err(), "key and value exceed the item limit together");
+    kv.validate();
+}
+
+#[test]
+fn large_values_come_back_whole() {
+    let (kv, _) = store(64 << 20, 32 << 20);
+    for bytes in [16_000, 16_384, 17_000, 262_000, 262_144, 1 << 20, 20 << 20] {
+        let value = value_of(bytes as u64, bytes);
+        kv.set(b"large", &value).unwrap();
+        assert!(kv.get(b"large").unwrap() == value, "{bytes} bytes");
+        kv.validate();
+    }
+    kv.set(b"large", b"small").unwrap();
+    assert_eq!(kv.stats().item_bytes, 17 + 5 + 5 + 1);
+    kv.validate();
+}
+
+#[test]
+fn a_stale_item_gives_one_token() {
+    let (kv, _) = store(8 << 20, 1 << 20);
+    kv.set(b"k", b"v").unwrap();
+    let hash = kv.hash(b"k");
+    let invalidate =
+        DeleteOptions { invalidate: true, expiry: Some(Expiry::at(100)), ..DeleteOptions::default() };
+    assert_eq!(kv.delete(b"k", hash, &invalidate), DeleteOutcome::Done);
+    let options = FetchOptions { tokens: true, ..FetchOptions::default() };
+    let tokens = || kv.fetch(b"k", hash, &options, |_, f| (f.stale, f.won, f.token_sent)).unwrap();
+    assert_eq!(tokens(), (true, true, false));
+    assert_eq!(tokens(), (true, false, true));
+    kv.set(b"k", b"new").unwrap();
+    assert_eq!(tokens(), (false, false, false));
+    assert_eq!(kv.peek(b"k", hash, ItemView::expiry), Ok(Expiry::NEVER));
+}
+
+#[test]
+fn an_older_cas_value_may_store_stale() {
+    let (kv, _) = store(8 << 20, 1 << 20);
+    let hash = kv.hash(b"k");
+    let set = |cas| StoreOptions { new_cas: Some(cas), expiry: Expiry::at(500), ..StoreOptions::default() };
+    kv.store(b"k", hash, b"v", &set(100));
+    let cas = |compare| StoreOptions {
+        mode: StoreMode::Cas, compare, allow_stale: true, ..StoreOptions::default()
+    };
+    assert_eq!(kv.store(b"k", hash, b"w", &cas(101)), StoreOutcome::Exists);
+    assert!(matches!(kv.store(b"k", hash, b"w", &cas(50)), StoreOutcome::Stored { .. }));
+    assert_eq!(kv.peek(b"k", hash, |item| (item.stale(), item.expiry())), Ok((true, Expiry::at(500))));
+}
+
+#[test]
+fn without_cas_items_are_eight_bytes_smaller() {
+    let (with, _) = store(8 << 20, 1 << 20);
+    let (without, _) = store_with(KvConfig { arena_bytes: 8 << 20, cas: false, ..KvConfig::default() });
+    for kv in [&with, &without] {
+        kv.set(b"0123456789", b"0123456789").unwrap();
+    }
+    assert_eq!(with.stats().item_bytes - without.stats().item_bytes, 8);
+    assert_eq!(without.get_with_cas(b"0123456789").unwrap().1, 0);
+}
+
+#[test]
+fn without_eviction_a_full_store_refuses() {
+    let (kv, _) = store_with(KvConfig { arena_bytes: 2 << 20, evict: false, ..KvConfig::default() });
+    let mut stored = 0u32;
+    while kv.set(&stored.to_le_bytes(), &[1; 100]).is_ok() {
+        stored += 1;
+    }
+    assert!(stored > 8_000, "only {stored} items fit");
+    assert_eq!(kv.stats().evictions, 0);
+    assert!((0..stored).all(|n| kv.get(&n.to_le_bytes()).is_some()));
+    // Deleting makes room again.
+    (0..stored).for_each(|n| assert!(kv.remove(&n.to_le_bytes())));
+    assert!(kv.set(b"again", &[1; 1000]).is_ok());
+    kv.validate();
+}
+
+#[derive(Default)]
+struct Recorder(Mutex<Vec<(Mutation, Vec<u8>, u64)>>);
+
+impl MutationHook for Recorder {
+    fn on_mutation(&self, mutation: Mutation, key: &[u8], version: u64) {
+        self.0.lock().unwrap().push((mutation, key.to_vec(), version));
+    }
+}
+
+#[test]
+fn the_hook_hears_of_every_mutation_in_order() {
+    let recorder = Arc::new(Recorder::default());
+    let (kv, clock) = store_with(KvConfig { hook: Some(recorder.clone()), ..KvConfig::default() });
+    kv.set(b"k", b"1").unwrap();
+    kv.increment(b"k", 1).unwrap();
+    kv.append(b"k", b"0").unwrap();
+    kv.touch_for(b"k", 5);
+    clock.advance(5);
+    assert!(kv.get(b"k").is_none());
+    kv.set(b"k", b"1").unwrap();
+    kv.remove(b"k");
+    let heard = recorder.0.lock().unwrap();
+    let mutations: Vec<_> = heard.iter().map(|(mutation, _, _)| *mutation).collect();
+    use Mutation::{Deleted, Expired, Stored, Touched};
+    assert_eq!(mutations, [Stored, Stored, Stored, Touched, Expired, Stored, Deleted]);
+    assert!(heard.iter().all(|(_, key, _)| key == b"k"));
+    let versions: Vec<_> = heard.iter().map(|(_, _, version)| *version).collect();
+    assert!(versions.is_sorted(), "versions rise: {versions:?}");
+}
+
+#[test]
+fn a_flush_forgets_what_was_before_and_nothing_after() {
+    let (kv, clock) = store(8 << 20, 1 << 20);
+    for n in 0..1000u32 {
+        kv.set(&n.to_le_bytes(), &[7; 50]).unwrap();
+    }
+    kv.flush_all();
+    kv.set(&1u32.to_le_bytes(), b"new").unwrap();
+    assert!(kv.get(&0u32.to_le_bytes()).is_none());
+    assert_eq!(kv.get(&1u32.to_le_bytes()).unwrap(), b"new");
+    while kv.maintain() {}
+    assert_eq!(kv.stats().items, 1);
+    kv.flush_at(clock_now(&kv) + 10);
+    kv.set(b"later", b"1").unwrap();
+    clock.advance(9);
+    assert!(kv.get(b"later").is_some());
+    clock.advance(1);
+    assert!(kv.get(b"later").is_none());
+    kv.set(b"after", b"1").unwrap();
+    assert!(kv.get(b"after").is_some());
+    kv.validate();
+}
+
+fn clock_now(kv: &Kv) -> u32 {
+    kv.now_secs()
+}

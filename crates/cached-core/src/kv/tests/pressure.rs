@@ -1,0 +1,174 @@
+//! More data than memory: what stays, what goes, and that memory follows the sizes in use.
+
+use super::{store, store_with, value_of};
+use crate::kv::*;
+
+fn fill(kv: &Kv, tag: u8, items: u32, bytes: usize) {
+    for n in 0..items {
+        kv.set(&[&[tag][..], &n.to_le_bytes()].concat(), &vec![tag; bytes]).unwrap();
+    }
+}
+
+fn count(kv: &Kv, tag: u8, items: u32) -> u32 {
+    (0..items).filter(|n| kv.peek(&[&[tag][..], &n.to_le_bytes()].concat(), kv.hash(&[&[tag][..], &n.to_le_bytes()].concat()), |_| ()).is_ok()).count() as u32
+}
+
+#[test]
+fn memory_follows_the_sizes_in_use() {
+    let fresh = {
+        let (kv, _) = store(16 << 20, 1 << 20);
+        fill(&kv, 3, 100_000, 300);
+        count(&kv, 3, 100_000)
+    };
+    let (kv, _) = store(16 << 20, 1 << 20);
+    fill(&kv, 1, 300_000, 100);
+    fill(&kv, 2, 20_000, 2_048);
+    fill(&kv, 3, 100_000, 300);
+    let shifted = count(&kv, 3, 100_000);
+    println!("300-byte items held: {fresh} fresh, {shifted} after two shifts");
+    assert!(shifted * 100 >= fresh * 97);
+    kv.validate();
+}
+
+#[test]
+fn most_of_the_arena_holds_items() {
+    let (kv, _) = store(64 << 20, 1 << 20);
+    fill(&kv, 1, 600_000, 100);
+    let stats = kv.stats();
+    println!("{} of {} bytes are items", stats.item_bytes, stats.arena_bytes);
+    assert!(stats.item_bytes * 100 > stats.arena_bytes as u64 * 93);
+}
+
+#[test]
+fn used_items_stay() {
+    let (kv, _) = store(4 << 20, 1 << 20);
+    let hot: Vec<_> = (0..2_000u32).map(|n| [b"hot".as_slice(), &n.to_le_bytes()].concat()).collect();
+    for key in &hot {
+        kv.set(key, &[9; 100]).unwrap();
+    }
+    for n in 0..100_000u32 {
+        kv.set(&n.to_le_bytes(), &[1; 100]).unwrap();
+        assert_eq!(kv.read(&hot[n as usize % hot.len()], kv.hash(&hot[n as usize % hot.len()]), |_| ()), Ok(()), "at {n}");
+    }
+    assert!(kv.stats().evictions > 60_000);
+    kv.validate();
+}
+
+#[test]
+fn expired_items_go_before_live_ones() {
+    let (kv, clock) = store(8 << 20, 1 << 20);
+    fill(&kv, 1, 20_000, 100);
+    for n in 0..25_000u32 {
+        kv.set_for(&[b"short".as_slice(), &n.to_le_bytes()].concat(), &[2; 100], 2).unwrap();
+    }
+    assert_eq!(kv.stats().evictions, 0, "everything fits so far");
+    clock.advance(10);
+    // As much again as has expired.
+    fill(&kv, 3, 22_000, 100);
+    assert_eq!(kv.stats().evictions, 0, "there was garbage enough");
+    assert_eq!(count(&kv, 1, 20_000), 20_000);
+    kv.validate();
+}
+
+#[test]
+fn a_cache_in_which_everything_is_hit_still_takes_new_items() {
+    let (kv, _) = store(4 << 20, 1 << 20);
+    fill(&kv, 1, 60_000, 50);
+    for n in 0..60_000u32 {
+        kv.get(&[&[1][..], &n.to_le_bytes()].concat());
+    }
+    let before = kv.stats().regions_reclaimed;
+    kv.set(b"new", &[0; 100]).unwrap();
+    let walked = kv.stats().regions_reclaimed - before;
+    assert!(walked <= 8, "{walked} regions were walked for one item");
+    fill(&kv, 2, 10_000, 50);
+    assert!(count(&kv, 2, 10_000) > 9_000);
+    kv.validate();
+}
+
+#[test]
+fn large_values_give_way_to_small_ones_and_back() {
+    let (kv, _) = store(16 << 20, 4 << 20);
+    for round in 0..3u8 {
+        for n in 0..20u32 {
+            let value = value_of(u64::from(n), 1 << 20);
+            kv.set(&n.to_le_bytes(), &value).unwrap();
+            assert!(kv.get(&n.to_le_bytes()).unwrap() == value);
+        }
+        assert!((17..20u32).all(|n| kv.get(&n.to_le_bytes()).is_some()), "the newest stay");
+        kv.validate();
+        fill(&kv, 10 + round, 150_000, 100);
+        assert!(count(&kv, 10 + round, 150_000) > 90_000);
+        kv.validate();
+    }
+}
+
+#[test]
+fn pins_outlast_everything() {
+    let (kv, _) = store(4 << 20, 1 << 20);
+    let value = value_of(1, 300_000);
+    kv.set(b"pinned", &value).unwrap();
+    let pin = kv.peek(b"pinned", kv.hash(b"pinned"), ItemView::pin).unwrap();
+    kv.set(b"pinned", b"other").unwrap();
+    fill(&kv, 1, 200_000, 100);
+    kv.flush_all();
+    while kv.maintain() && kv.stats().items > 0 {}
+    fill(&kv, 2, 200_000, 100);
+    assert!(pin.to_vec() == value);
+    drop(pin);
+    fill(&kv, 3, 100_000, 100);
+    kv.validate();
+}
+
+#[test]
+fn a_store_full_of_pins_refuses_and_recovers() {
+    let (kv, _) = store(2 << 20, 512 << 10);
+    let mut pins = Vec::new();
+    for n in 0..200u32 {
+        if kv.set(&n.to_le_bytes(), &value_of(u64::from(n), 100_000)).is_err() {
+            break;
+        }
+        pins.push(kv.peek(&n.to_le_bytes(), kv.hash(&n.to_le_bytes()), ItemView::pin).unwrap());
+    }
+    assert!(pins.len() >= 15 && pins.len() < 40, "{} values of 100 kB were pinned in 2 MiB", pins.len());
+    assert!(pins.iter().enumerate().all(|(n, pin)| pin.to_vec() == value_of(n as u64, 100_000)));
+    pins.clear();
+    kv.set(b"again", &value_of(0, 100_000)).unwrap();
+    kv.validate();
+}
+
+#[test]
+fn overwriting_the_same_sizes_makes_no_garbage() {
+    let (kv, _) = store(8 << 20, 1 << 20);
+    for round in 0..20u8 {
+        for n in 0..40_000u32 {
+            kv.set(&n.to_le_bytes(), &[round; 100]).unwrap();
+        }
+    }
+    assert_eq!(kv.stats().evictions, 0);
+    assert_eq!(kv.stats().items, 40_000);
+    assert_eq!(kv.stats().regions_reclaimed, 0);
+    kv.validate();
+}
+
+#[test]
+fn values_under_way_are_limited() {
+    let (kv, _) = store_with(KvConfig { arena_bytes: 16 << 20, item_bytes_max: 1 << 20, ..KvConfig::default() });
+    let mut under_way = Vec::new();
+    let refused = (0..1000u32).find(|n| {
+        let key = n.to_le_bytes();
+        match kv.reserve(&key, kv.hash(&key), 900_000, &StoreOptions::default()) {
+            Ok(mut reservation) if reservation.spare().is_some() => {
+                under_way.push(reservation);
+                false
+            }
+            _ => true,
+        }
+    });
+    let reserved = kv.stats().bodies_bytes;
+    println!("{} values under way hold {reserved} bytes", under_way.len());
+    assert!(refused.is_some() && reserved <= kv.limits().bodies_bytes_max);
+    kv.set(b"small", b"still goes").unwrap();
+    under_way.clear();
+    kv.validate();
+}

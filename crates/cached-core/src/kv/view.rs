@@ -1,0 +1,196 @@
+//! Looking at an item: borrowed under its bucket's lock, or pinned to outlive it.
+
+use super::extent::List;
+use super::item::{ItemPtr, state};
+use super::Inner;
+use crate::arena::RegionId;
+use crate::clock::Expiry;
+use crate::sync::Arc;
+
+/// An item, borrowed for the length of a closure. Other users of its hash bucket wait meanwhile:
+/// copy or [pin](ItemView::pin) what is needed, and return.
+pub struct ItemView<'a> {
+    pub(super) kv: &'a Arc<Inner>,
+    pub(super) item: ItemPtr,
+    pub(super) location: u32,
+    pub(super) now: u32,
+}
+
+impl<'a> ItemView<'a> {
+    /// The key.
+    pub fn key(&self) -> &'a [u8] {
+        self.item.key()
+    }
+
+    /// Whether the key was stored with the *binary* mark (base64 in meta commands).
+    pub fn key_binary(&self) -> bool {
+        self.item.shape().fields().key_binary
+    }
+
+    /// Bytes of the value.
+    #[inline]
+    pub fn value_bytes(&self) -> usize {
+        if self.item.shape().fields().extents {
+            List::new(self.item.payload()).value_bytes()
+        } else {
+            self.item.shape().payload_bytes()
+        }
+    }
+
+    /// The value, if it lies in one piece (all but very large ones do).
+    #[inline]
+    pub fn inline_value(&self) -> Option<&'a [u8]> {
+        (!self.item.shape().fields().extents).then(|| self.item.payload())
+    }
+
+    /// Appends the value to `to`.
+    pub fn copy_value_to(&self, to: &mut Vec<u8>) {
+        if let Some(value) = self.inline_value() {
+            to.extend_from_slice(value);
+            return;
+        }
+        for piece in List::new(self.item.payload()).pieces() {
+            let data = self.kv.piece_data(piece);
+            // SAFETY: the piece belongs to this item, whose bucket is locked: its region is not
+            // reused, and pieces are never changed once their item is published.
+            to.extend_from_slice(unsafe { std::slice::from_raw_parts(data, piece.bytes as usize) });
+        }
+    }
+
+    /// Keeps the value readable after the closure, without a copy. The memory is not reused until the
+    /// result is dropped: hold it as briefly as an answer takes to be written.
+    pub fn pin(&self) -> PinnedValue {
+        let pieces = match self.inline_value() {
+            Some(value) => {
+                let region = self.kv.region_of(self.location);
+                self.kv.arena.region(region).pin();
+                Pieces::One(PinnedPiece { region, data: value.as_ptr(), bytes: value.len() })
+            }
+            None => Pieces::Many(
+                List::new(self.item.payload())
+                    .pieces()
+                    .map(|piece| {
+                        let region = self.kv.region_of(piece.location);
+                        self.kv.arena.region(region).pin();
+                        PinnedPiece { region, data: self.kv.piece_data(piece), bytes: piece.bytes as usize }
+                    })
+                    .collect(),
+            ),
+        };
+        PinnedValue { kv: self.kv.clone(), pieces }
+    }
+
+    /// The client's flags.
+    #[inline]
+    pub fn client_flags(&self) -> u32 {
+        self.item.client_flags()
+    }
+
+    /// The CAS value; 0 when the store keeps none.
+    #[inline]
+    pub fn cas(&self) -> u64 {
+        self.item.cas()
+    }
+
+    /// When the item is gone.
+    pub fn expiry(&self) -> Expiry {
+        self.item.expiry()
+    }
+
+    /// The clock's second in which the item is looked at.
+    pub fn now(&self) -> u32 {
+        self.now
+    }
+
+    /// The clock's second of the last use.
+    pub fn last_access(&self) -> u32 {
+        self.item.last_access()
+    }
+
+    /// Whether the item has been read since it was stored.
+    pub fn fetched(&self) -> bool {
+        self.item.state() & state::FETCHED != 0
+    }
+
+    /// Whether the item is marked stale.
+    pub fn stale(&self) -> bool {
+        self.item.state() & state::STALE != 0
+    }
+
+    /// Memory the item takes: its entry, padding included, and those of its pieces.
+    pub fn bytes(&self) -> u64 {
+        self.kv.item_bytes(self.item)
+    }
+}
+
+struct PinnedPiece {
+    region: RegionId,
+    data: *const u8,
+    bytes: usize,
+}
+
+enum Pieces {
+    One(PinnedPiece),
+    Many(Box<[PinnedPiece]>),
+}
+
+/// A value that stays readable until this is dropped, whatever happens to its item.
+pub struct PinnedValue {
+    kv: Arc<Inner>,
+    pieces: Pieces,
+}
+
+// SAFETY: the pointers lead into regions that this value has pinned: nobody writes them, and they
+// are not reused, until it is dropped; which thread reads or drops does not matter.
+unsafe impl Send for PinnedValue {}
+// SAFETY: as above; sharing it only reads.
+unsafe impl Sync for PinnedValue {}
+
+impl PinnedValue {
+    fn pieces(&self) -> &[PinnedPiece] {
+        match &self.pieces {
+            Pieces::One(piece) => std::slice::from_ref(piece),
+            Pieces::Many(pieces) => pieces,
+        }
+    }
+
+    /// The value's bytes in order.
+    pub fn chunks(&self) -> impl ExactSizeIterator<Item = &[u8]> {
+        self.pieces().iter().map(|piece| {
+            // SAFETY: pinned, and pinned values are not written (see `ItemPtr`).
+            unsafe { std::slice::from_raw_parts(piece.data, piece.bytes) }
+        })
+    }
+
+    /// The chunk at `index`, if there are so many.
+    pub fn chunk(&self, index: usize) -> Option<&[u8]> {
+        self.chunks().nth(index)
+    }
+
+    /// Bytes in all.
+    pub fn bytes(&self) -> usize {
+        self.pieces().iter().map(|piece| piece.bytes).sum()
+    }
+
+    /// The value as one vector.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut value = Vec::with_capacity(self.bytes());
+        self.chunks().for_each(|chunk| value.extend_from_slice(chunk));
+        value
+    }
+}
+
+impl Drop for PinnedValue {
+    fn drop(&mut self) {
+        for piece in self.pieces() {
+            self.kv.arena.unpin(piece.region);
+        }
+    }
+}
+
+impl std::fmt::Debug for PinnedValue {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PinnedValue({} bytes in {} pieces)", self.bytes(), self.pieces().len())
+    }
+}
+
