@@ -1,7 +1,7 @@
 //! `ma key flags*`: count up or down, creating the number if asked to.
 
 use super::flags::Line;
-use super::{MetaFlags, MetaItem, MetaKey, ReturnFlag};
+use super::{Flag, MetaFlags, MetaItem, MetaKey, ReturnFlag};
 use crate::text::{Decoded, Request};
 use crate::{number, reply};
 
@@ -57,7 +57,8 @@ pub(super) fn decode<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
     let Ok((key, flags)) = line.flags() else {
         return Decoded::refused(reply::META_INVALID_OR_DUPLICATE_FLAG, line_len);
     };
-    let decrement = match flags.mode {
+    let letter = if flags.has(Flag::Mode) { line.mode() } else { 0 };
+    let decrement = match letter {
         0 | b'I' | b'+' => false,
         b'D' | b'-' => true,
         _ => return Decoded::refused(reply::META_ARITHMETIC_MODE, line_len),

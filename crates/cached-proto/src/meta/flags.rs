@@ -75,8 +75,6 @@ pub struct MetaFlags {
     pub returns: ReturnFlags,
     /// The opaque, with its `O`; empty if there is none.
     pub opaque: Opaque,
-    /// The byte behind `M`, or 0.
-    pub(super) mode: u8,
     /// `t` came before `T` or `N`, whichever the item's expiry was set by.
     ttl_left_first: u8,
     recache_after_ttl: bool,
@@ -99,7 +97,6 @@ impl MetaFlags {
         present: 0,
         returns: ReturnFlags(0),
         opaque: Opaque { len: 0, bytes: [0; OPAQUE_LEN_MAX + 1] },
-        mode: 0,
         ttl_left_first: 0,
         recache_after_ttl: false,
         ttl: 0,
@@ -196,8 +193,7 @@ impl MetaFlags {
         self.recache_after_ttl
     }
 
-    fn add(&mut self, text: &[u8], start: usize, end: usize, key: &[u8]) -> Result<(), Complaint> {
-        let token = &text[start..end];
+    fn add(&mut self, token: &[u8], key: &[u8]) -> Result<(), Complaint> {
         let (letter, argument) = (token[0], &token[1..]);
         if letter.is_ascii_digit() {
             return Err(Complaint::Stop(reply::META_INVALID_FLAG));
@@ -218,8 +214,7 @@ impl MetaFlags {
                 // One that is too long stays too long, for whoever asks in the end.
                 self.opaque.set(token);
             }
-            b'v' | b'q' | b'u' | b'x' | b'I' | b'P' | b'L' => {}
-            b'M' => self.mode = *text.get(start + 1).unwrap_or(&b'\n'),
+            b'v' | b'q' | b'u' | b'x' | b'I' | b'M' | b'P' | b'L' => {}
             b'b' => {
                 if MetaKey::base64_len(key).is_none() {
                     return Err(Complaint::Later(Some(reply::META_BAD_KEY)));
@@ -323,6 +318,18 @@ impl<'a> Line<'a> {
         scan::next_word(self.text, self.flags_at).map(|(start, end)| &self.text[start..end])
     }
 
+    /// The byte behind `M`, or 0 if there is no such flag. One that stands alone gets an end of line, which is no mode.
+    pub(super) fn mode(&self) -> u8 {
+        let mut at = self.flags_at;
+        while let Some((start, end)) = scan::next_word(self.text, at) {
+            if self.text[start] == Flag::Mode as u8 {
+                return if end - start > 1 { self.text[start + 1] } else { b'\n' };
+            }
+            at = end;
+        }
+        0
+    }
+
     /// Parses the flags; an error comes with the words to answer with.
     pub(super) fn flags(&self) -> Result<(MetaKey<'a>, MetaFlags), &'static [u8]> {
         if self.key.len() > KEY_LEN_MAX {
@@ -335,7 +342,7 @@ impl<'a> Line<'a> {
         let mut complaint = None;
         let mut at = self.flags_at;
         while let Some((start, end)) = scan::next_word(self.text, at) {
-            match flags.add(self.text, start, end, self.key) {
+            match flags.add(&self.text[start..end], self.key) {
                 Ok(()) => {}
                 Err(Complaint::Stop(words)) => return Err(words),
                 Err(Complaint::Later(words)) => {
@@ -483,8 +490,13 @@ mod tests {
             parse("mg Zm9v b T30 N-1 R5 F4294967295 C18446744073709551615 E7 J3 D4 MX I Pa Lb").unwrap();
         assert_eq!((flags.ttl(), flags.vivify(), flags.recache()), (Some(30), Some(-1), Some(5)));
         assert_eq!((flags.client_flags(), flags.compare_cas()), (u32::MAX, Some(u64::MAX)));
-        assert_eq!((flags.new_cas(), flags.initial(), flags.delta(), flags.mode), (Some(7), 3, 4, b'X'));
-        assert!(flags.has(Flag::Invalidate) && flags.has(Flag::BinaryKey) && flags.returns.is_empty());
+        assert_eq!((flags.new_cas(), flags.initial(), flags.delta()), (Some(7), 3, 4));
+        assert!(
+            flags.has(Flag::Invalidate)
+                && flags.has(Flag::BinaryKey)
+                && flags.has(Flag::Mode)
+                && flags.returns.is_empty()
+        );
         let none = parse("mg k").unwrap();
         assert_eq!(none, MetaFlags::NONE);
         assert_eq!((none.ttl(), none.compare_cas(), none.delta()), (None, None, 1));

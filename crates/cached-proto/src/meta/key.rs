@@ -38,6 +38,12 @@ impl<'a> MetaKey<'a> {
         MetaKey { text, binary }
     }
 
+    /// The key as it was sent, base64 or not.
+    #[inline]
+    pub fn as_sent(&self) -> &'a [u8] {
+        self.text
+    }
+
     /// Whether the key was sent as base64. `ms` remembers this with the item, so that later replies show it in base64 too.
     #[inline]
     pub fn is_binary(&self) -> bool {

@@ -76,7 +76,8 @@ pub(super) fn decode<'a>(input: &'a [u8], text: &'a [u8], line_len: usize) -> De
         Ok(parsed) => parsed,
         Err(words) => return Decoded::swallow(words, line_len, body_len),
     };
-    let mode = match flags.mode {
+    let letter = if flags.has(Flag::Mode) { line.mode() } else { 0 };
+    let mode = match letter {
         0 | b'S' => SetMode::Set,
         b'E' => SetMode::Add,
         b'R' => SetMode::Replace,

@@ -7,6 +7,8 @@
 //! those replies again, with whatever else was pipelined before, and adds a stray CRLF to the error. The wire shows the
 //! error alone here.)
 
+use std::fmt;
+
 use memchr::memrchr;
 
 use super::{Decoded, Request};
@@ -16,7 +18,7 @@ use crate::{number, reply, scan};
 /// A retrieval of one or more keys.
 ///
 /// Answer each hit with [`encode_value_head`], the value and CRLF, misses with nothing, and the whole with [`reply::END`]. There is no `noreply`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Get<'a> {
     /// `gets`, `gats`: show the CAS value.
     pub with_cas: bool,
@@ -41,6 +43,19 @@ impl<'a> Get<'a> {
     #[inline]
     pub fn cursor(&self) -> GetCursor {
         GetCursor { with_cas: self.with_cas, exptime: self.exptime, at: self.at, end: self.line.len() }
+    }
+}
+
+impl fmt::Debug for Get<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rest = *self;
+        let keys: Vec<_> =
+            std::iter::from_fn(|| rest.next_key()).map(|key| key.escape_ascii().to_string()).collect();
+        f.debug_struct("Get")
+            .field("with_cas", &self.with_cas)
+            .field("exptime", &self.exptime)
+            .field("keys", &keys)
+            .finish()
     }
 }
 

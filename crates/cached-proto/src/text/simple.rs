@@ -66,58 +66,48 @@ struct Keyed<'a> {
     noreply: bool,
 }
 
-/// Splits a line with a key and, if `argument` is wanted, one word more.
-fn keyed<'a>(text: &'a [u8], argument: bool, line_len: usize) -> Result<Keyed<'a>, Decoded<'a>> {
+/// Splits a line with a key and, if `argument` is wanted, one word more; an error is the reply.
+fn keyed(text: &[u8], argument: bool) -> Result<Keyed<'_>, &'static [u8]> {
     let mut words = Words { text, at: scan::word_len(text), count: 1 };
-    let Some(key) = words.next() else {
-        return Err(Decoded::refused(reply::BAD_FORMAT, line_len));
-    };
+    let key = words.next().ok_or(reply::BAD_FORMAT)?;
     let next = words.next();
     if argument && next.is_none() {
-        return Err(Decoded::refused(reply::BAD_FORMAT, line_len));
+        return Err(reply::BAD_FORMAT);
     }
     let noreply = words.noreply(next.unwrap_or(key));
     let (key, argument) = (words.of(key), next.map_or(&b""[..], |word| words.of(word)));
     if key.len() > KEY_LEN_MAX {
-        return Err(Decoded::refused(unless(noreply, reply::BAD_FORMAT), line_len));
+        return Err(unless(noreply, reply::BAD_FORMAT));
     }
     Ok(Keyed { key, argument, noreply })
 }
 
-pub(super) fn decode_delete<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
-    match keyed(text, false, line_len) {
-        Ok(Keyed { key, noreply, .. }) => {
-            Decoded::Request { request: Request::Delete(Delete { key, noreply }), consumed: line_len }
-        }
-        Err(refused) => refused,
+fn done<'a>(request: Result<Request<'a>, &'static [u8]>, line_len: usize) -> Decoded<'a> {
+    match request {
+        Ok(request) => Decoded::Request { request, consumed: line_len },
+        Err(words) => Decoded::refused(words, line_len),
     }
+}
+
+pub(super) fn decode_delete<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
+    let delete = |Keyed { key, noreply, .. }| Request::Delete(Delete { key, noreply });
+    done(keyed(text, false).map(delete), line_len)
 }
 
 pub(super) fn decode_arithmetic<'a>(text: &'a [u8], decrement: bool, line_len: usize) -> Decoded<'a> {
-    let Keyed { key, argument, noreply } = match keyed(text, true, line_len) {
-        Ok(keyed) => keyed,
-        Err(refused) => return refused,
-    };
-    match number::token_u64(argument) {
-        Some(delta) => Decoded::Request {
-            request: Request::Arithmetic(Arithmetic { key, delta, decrement, noreply }),
-            consumed: line_len,
-        },
-        None => Decoded::refused(unless(noreply, reply::INVALID_DELTA), line_len),
-    }
+    let request = keyed(text, true).and_then(|Keyed { key, argument, noreply }| {
+        let delta = number::token_u64(argument).ok_or(unless(noreply, reply::INVALID_DELTA))?;
+        Ok(Request::Arithmetic(Arithmetic { key, delta, decrement, noreply }))
+    });
+    done(request, line_len)
 }
 
 pub(super) fn decode_touch<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
-    let Keyed { key, argument, noreply } = match keyed(text, true, line_len) {
-        Ok(keyed) => keyed,
-        Err(refused) => return refused,
-    };
-    match number::token_i32(argument) {
-        Some(exptime) => {
-            Decoded::Request { request: Request::Touch(Touch { key, exptime, noreply }), consumed: line_len }
-        }
-        None => Decoded::refused(unless(noreply, reply::INVALID_EXPTIME), line_len),
-    }
+    let request = keyed(text, true).and_then(|Keyed { key, argument, noreply }| {
+        let exptime = number::token_i32(argument).ok_or(unless(noreply, reply::INVALID_EXPTIME))?;
+        Ok(Request::Touch(Touch { key, exptime, noreply }))
+    });
+    done(request, line_len)
 }
 
 pub(super) fn decode_flush_all<'a>(tokens: Tokens<'a>, noreply: bool, line_len: usize) -> Decoded<'a> {

@@ -1,0 +1,9 @@
+//! The same as `text`, and the bytes once more as key and flags of each meta command.
+
+#![no_main]
+
+// The checks are the tests' own, so that `cargo test` replays the corpus through the same functions.
+#[path = "../../crates/cached-proto/tests/checks/mod.rs"]
+mod checks;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| checks::meta(data));
