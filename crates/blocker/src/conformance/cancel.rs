@@ -1,0 +1,67 @@
+//! Cancellation at every await: poll a reply n times, drop it, and see what is left.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::context::{Check, Cx, ensure};
+use crate::error::Error;
+use crate::executor::poll_times;
+use crate::request::*;
+
+/// A reply that needs more polls than this is not cut at each of them.
+const POLLS_MAX: usize = 6;
+/// How long to wait for the wake-up between two polls.
+const WAKE: Duration = Duration::from_millis(20);
+
+pub(super) fn a_cancelled_change_is_all_or_nothing(cx: &Cx<'_>) -> Check {
+    let (old, new) = (vec![1_u8; 4096], Bytes::from(vec![2_u8; 4096]));
+    for polls in 0..POLLS_MAX {
+        for round in 0..cx.options.effort {
+            let object = cx.object(format!("cut-{polls}-{round}"));
+            cx.write(&object, 0, &old)?;
+            let request = WriteRequest::new(object.clone(), 0, new.clone());
+            let finished = poll_times(cx.backend().write(request), polls, WAKE).is_some_and(|r| r.is_ok());
+            let found = cx.read(&object)?;
+            ensure!(found == *new || (found == old && !finished), "cut after {polls} polls, it is half done");
+
+            // A cancelled creation: there wholly, or not at all.
+            let created = cx.object(format!("new-{polls}-{round}"));
+            let request = WriteFullRequest::new(created.clone(), new.clone());
+            poll_times(cx.backend().write_full(request), polls, WAKE);
+            let read = ReadRequest::new(created.clone(), 0, 4096);
+            match cx.wait("read", |b| b.read(read.clone()))? {
+                Ok(reply) => ensure!(reply.data == *new, "a cancelled creation left half an object"),
+                Err(error) => ensure!(error == Error::Missing, "after a cancelled creation: {error}"),
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn a_cancelled_call_blocks_nobody(cx: &Cx<'_>) -> Check {
+    for polls in 0..POLLS_MAX {
+        let object = cx.object(format!("free-{polls}"));
+        let backend = cx.backend();
+        cx.write(&object, 0, &[1; 8192])?;
+        let scope = Scope::Namespace(cx.namespace());
+        let id = || object.clone();
+        poll_times(backend.read(ReadRequest::new(id(), 0, 4096)), polls, WAKE);
+        poll_times(backend.write_zeroes(WriteZeroesRequest::new(id(), 0, 512)), polls, WAKE);
+        poll_times(backend.discard(DiscardRequest::new(id(), 512, 512)), polls, WAKE);
+        poll_times(backend.flush(FlushRequest::new(scope.clone())), polls, WAKE);
+        poll_times(backend.info(InfoRequest::new(id())), polls, WAKE);
+        poll_times(backend.list(ListRequest::new(cx.namespace())), polls, WAKE);
+        poll_times(backend.copy(CopyRequest::new(id(), cx.object("copied"))), polls, WAKE);
+        poll_times(backend.invalidate(InvalidateRequest::new(scope.clone())), polls, WAKE);
+        // The other bucket of the same object is still to be had, read and written and flushed.
+        cx.write(&object, 4096, &[2; 4096])?;
+        let found = cx.read(&object)?;
+        ensure!(found[4096..] == [2; 4096], "a write after cancelled calls is not there");
+        ensure!(found[1024..4096] == [1; 3072], "cancelled calls touched bytes that were not theirs");
+        cx.flush(scope)?;
+        cx.delete(&object)?;
+        cx.is_missing(&object)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! Conditions and versions: check and change in one step, and no version used twice.
+
+use std::collections::HashMap;
+
+use super::context::{Check, Cx, ensure};
+use crate::blocker::Blocker;
+use crate::error::Error;
+use crate::name::ObjectId;
+use crate::order::{Durability, Version};
+use crate::reply::Reply;
+use crate::request::*;
+use crate::response::ChangeReply;
+use crate::segment::Segments;
+
+/// Every operation that changes an object which is there, under the given terms.
+pub(super) fn changes(cx: &Cx<'_>) -> Vec<(&'static str, ChangeCall)> {
+    let mut all: Vec<(&'static str, ChangeCall)> = vec![
+        ("write", |b, o, c| b.write(WriteRequest::new(o, 1, b"new").change(c))),
+        ("write_zeroes", |b, o, c| b.write_zeroes(WriteZeroesRequest::new(o, 1, 3).change(c))),
+        ("discard", |b, o, c| b.discard(DiscardRequest::new(o, 1, 3).change(c))),
+        ("write_full", |b, o, c| b.write_full(WriteFullRequest::new(o, b"whole").change(c))),
+        ("truncate", |b, o, c| b.truncate(TruncateRequest::new(o, 2).change(c))),
+        ("copy", |b, o, c| b.copy(CopyRequest::new(source_of(&o), o).change(c))),
+        ("delete", |b, o, c| {
+            let gone = |_| ChangeReply::new(Version(0), 0, Durability::Cached);
+            b.delete(DeleteRequest::new(o).change(c)).then(move |reply| reply.map(gone))
+        }),
+    ];
+    if cx.caps.compare_bytes_max > 0 {
+        all.push(("compare_and_write", |b, o, c| {
+            b.compare_and_write(CompareAndWriteRequest::new(o, 0, Segments::new(), b"cas").change(c))
+        }));
+    }
+    all
+}
+
+pub(super) type ChangeCall = fn(&dyn Blocker, ObjectId, Change) -> Reply<ChangeReply>;
+
+/// What a copy of [`changes`] copies from; a case that uses it makes the object first.
+pub(super) fn source_of(object: &ObjectId) -> ObjectId {
+    let name = crate::name::Name::new("source").expect("a proper name");
+    ObjectId::new(object.namespace.clone(), name)
+}
+
+fn under(condition: Condition) -> Change {
+    Change { condition, ..Change::default() }
+}
+
+pub(super) fn every_change_gives_a_new_version(cx: &Cx<'_>) -> Check {
+    let object = cx.object("versions");
+    cx.write(&source_of(&object), 0, b"source")?;
+    let mut seen = vec![cx.write(&object, 0, b"0123456789")?.version];
+    for (what, change) in changes(cx).into_iter().filter(|(what, _)| *what != "delete") {
+        let reply = cx.ok(what, |b| change(b, object.clone(), Change::default()))?;
+        ensure!(!seen.contains(&reply.version), "{what} gave a version used before");
+        let info = cx.info(&object)?;
+        ensure!(info.version == reply.version, "info after {what} shows another version than its reply");
+        ensure!(info.size_bytes == reply.size_bytes, "info after {what} shows another size than its reply");
+        seen.push(reply.version);
+    }
+    Ok(())
+}
+
+pub(super) fn a_version_is_never_used_twice(cx: &Cx<'_>) -> Check {
+    let object = cx.object("reborn");
+    let mut seen: HashMap<Version, u32> = HashMap::new();
+    for round in 0..10_u32 {
+        let version = cx.write(&object, 0, &round.to_le_bytes())?.version;
+        let before = seen.insert(version, round);
+        ensure!(before.is_none(), "version {version} of round {before:?} is back in round {round}");
+        cx.delete(&object)?;
+    }
+    Ok(())
+}
+
+pub(super) fn if_version_guards_every_operation(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.conditions, "conditions")?;
+    for (what, change) in changes(cx) {
+        let object = cx.object(what);
+        cx.write(&source_of(&object), 0, b"source")?;
+        let old = cx.write(&object, 0, b"old")?.version;
+        let current = cx.write(&object, 0, b"current")?.version;
+        let failed = Error::ConditionFailed { version: current };
+        let stale = under(Condition::Version(old));
+        cx.fails(what, |b| change(b, object.clone(), stale), |error| *error == failed)?;
+        cx.expect(&object, b"current")?;
+        ensure!(cx.info(&object)?.version == current, "a refused {what} gave a new version");
+        cx.ok(what, |b| change(b, object.clone(), under(Condition::Version(current))))?;
+        let absent = cx.object("absent");
+        let conditional = under(Condition::Version(current));
+        cx.fails(what, |b| change(b, absent.clone(), conditional), |error| *error == Error::Missing)?;
+        cx.is_missing(&absent)?;
+    }
+    let (from, to) = (cx.object("from"), cx.object("to"));
+    let old = cx.write(&from, 0, b"old")?.version;
+    let current = cx.write(&from, 0, b"new")?.version;
+    let copy = |version| CopyRequest::new(from.clone(), to.clone()).if_from_version(version);
+    let failed = Error::ConditionFailed { version: current };
+    cx.fails("copy of an older version", |b| b.copy(copy(old)), |error| *error == failed)?;
+    cx.is_missing(&to)?;
+    cx.ok("copy of the current version", |b| b.copy(copy(current)))?;
+    cx.expect(&to, b"new")
+}
+
+pub(super) fn absent_and_present_guard_creation(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.conditions, "conditions")?;
+    cx.write(&source_of(&cx.object("x")), 0, b"source")?;
+    for (what, change) in changes(cx) {
+        let object = cx.object(what);
+        if ["write", "write_zeroes", "write_full", "copy"].contains(&what) {
+            let present = under(Condition::Present);
+            cx.fails(what, |b| change(b, object.clone(), present), |error| *error == Error::Missing)?;
+            cx.is_missing(&object)?;
+            cx.ok(what, |b| change(b, object.clone(), under(Condition::Absent)))?;
+        } else {
+            cx.write(&object, 0, b"there")?;
+        }
+        let before = cx.read_reply(&object)?;
+        let absent = under(Condition::Absent);
+        cx.fails(what, |b| change(b, object.clone(), absent), |error| *error == Error::Exists)?;
+        let after = cx.read_reply(&object)?;
+        ensure!(after.version == before.version, "a refused {what} changed the object");
+        cx.ok(what, |b| change(b, object.clone(), under(Condition::Present)))?;
+    }
+    Ok(())
+}
+
+pub(super) fn a_failed_change_changes_nothing(cx: &Cx<'_>) -> Check {
+    let object = cx.object("intact");
+    let before = cx.write(&object, 0, b"intact")?;
+    let limit = cx.caps.object_bytes_max;
+    let too_large = |error: &Error| matches!(error, Error::TooLarge { .. });
+    cx.fails("write past the limit", |b| b.write(WriteRequest::new(object.clone(), limit, b"x")), too_large)?;
+    let truncate = TruncateRequest::new(object.clone(), limit + 1);
+    cx.fails("truncate past the limit", |b| b.truncate(truncate.clone()), too_large)?;
+    let zeroes = WriteZeroesRequest::new(object.clone(), 0, limit + 1);
+    cx.fails("write_zeroes past the limit", |b| b.write_zeroes(zeroes.clone()), too_large)?;
+    let after = cx.read_reply(&object)?;
+    ensure!(after.version == before.version, "a refused change gave a new version");
+    cx.expect(&object, b"intact")
+}
+
+pub(super) fn reads_can_ask_for_a_version(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.conditions, "conditions")?;
+    let object = cx.object("pinned");
+    let old = cx.write(&object, 0, b"old")?.version;
+    let current = cx.write(&object, 0, b"new")?.version;
+    let read = |version| ReadRequest::new(object.clone(), 0, 10).if_version(version);
+    let reply = cx.ok("read of this version", |b| b.read(read(current)))?;
+    ensure!(reply.data.to_vec() == b"new", "a conditional read gives other bytes");
+    let failed = Error::ConditionFailed { version: current };
+    cx.fails("read of an older version", |b| b.read(read(old)), |error| *error == failed)?;
+    Ok(())
+}
+
+pub(super) fn replies_give_the_durability_asked_for(cx: &Cx<'_>) -> Check {
+    let object = cx.object("durable");
+    let strongest = cx.caps.durability_max;
+    cx.write(&source_of(&object), 0, b"source")?;
+    for wanted in [Durability::Cached, strongest] {
+        for (what, change) in changes(cx) {
+            if what == "delete" {
+                continue;
+            }
+            cx.write(&object, 0, b"0123456789")?;
+            let terms = Change { durability: wanted, ..Change::default() };
+            let given = cx.ok(what, |b| change(b, object.clone(), terms))?.durability;
+            ensure!(given >= wanted, "{what} gave {given} where {wanted} was wanted");
+        }
+        let request = DeleteRequest::new(object.clone()).durability(wanted);
+        let given = cx.ok("delete", |b| b.delete(request.clone()))?.durability;
+        ensure!(given >= wanted, "delete gave {given} where {wanted} was wanted");
+    }
+    Ok(())
+}

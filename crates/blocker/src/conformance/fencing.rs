@@ -1,0 +1,174 @@
+//! Fencing: a deposed or late writer is refused, always.
+
+use super::conditions::{changes, source_of};
+use super::context::{Check, Cx, ensure};
+use crate::error::Error;
+use crate::name::ObjectId;
+use crate::order::{Epoch, OrderDomain, Stamp};
+use crate::request::*;
+use crate::response::ChangeReply;
+
+fn stamped(cx: &Cx<'_>, object: &ObjectId, stamp: Stamp, data: &'static [u8]) -> Check<ChangeReply> {
+    let request = WriteRequest::new(object.clone(), 0, data).stamp(stamp);
+    cx.ok("stamped write", |b| b.write(request.clone()))
+}
+
+fn claim(cx: &Cx<'_>, scope: Scope, epoch: u64) -> Check {
+    let reply = cx.ok("claim", |b| b.claim(ClaimRequest::new(scope.clone(), Epoch(epoch))))?;
+    ensure!(reply.epoch == Epoch(epoch), "a claim of {epoch} gave {}", reply.epoch);
+    Ok(())
+}
+
+fn refused(cx: &Cx<'_>, object: &ObjectId, change: Change, wanted: &Error) -> Check {
+    let request = WriteRequest::new(object.clone(), 0, b"late").change(change);
+    cx.fails("late write", |b| b.write(request.clone()), |error| error == wanted).map(drop)
+}
+
+fn with(stamp: Option<Stamp>) -> Change {
+    Change { stamp, ..Change::default() }
+}
+
+pub(super) fn stamps_rise_or_are_refused(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.fencing, "fencing")?;
+    let object = cx.object("stamps");
+    stamped(cx, &object, Stamp::new(1, 5), b"first")?;
+    stamped(cx, &object, Stamp::new(1, 6), b"again")?;
+    let carried = Error::Superseded { stamp: Stamp::new(1, 6) };
+    refused(cx, &object, with(Some(Stamp::new(1, 6))), &carried)?;
+    refused(cx, &object, with(Some(Stamp::new(1, 0))), &carried)?;
+    cx.expect(&object, b"again")?;
+    // A new epoch starts its own count.
+    stamped(cx, &object, Stamp::new(2, 0), b"epoch")?;
+    cx.expect(&object, b"epoch")
+}
+
+pub(super) fn the_stamp_is_shown_and_kept(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.fencing, "fencing")?;
+    let object = cx.object("shown");
+    cx.write(&object, 0, b"plain")?;
+    ensure!(cx.info(&object)?.stamp.is_none(), "an unstamped object shows a stamp");
+    stamped(cx, &object, Stamp::new(0, 3), b"zero")?;
+    // An epoch of 0 guards against late changes, but keeps nobody out.
+    cx.write(&object, 0, b"plain")?;
+    ensure!(cx.info(&object)?.stamp == Some(Stamp::new(0, 3)), "an unstamped change moved the stamp");
+    stamped(cx, &object, Stamp::new(4, 1), b"four")?;
+    ensure!(cx.info(&object)?.stamp == Some(Stamp::new(4, 1)), "info does not show the last stamp");
+    Ok(())
+}
+
+pub(super) fn older_epochs_are_refused_by_every_operation(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.fencing, "fencing")?;
+    for (what, change) in changes(cx) {
+        let object = cx.object(what);
+        cx.write(&source_of(&object), 0, b"source")?;
+        stamped(cx, &object, Stamp::new(7, 1), b"current")?;
+        let before = cx.info(&object)?;
+        let fenced = Error::Fenced { epoch: Epoch(7) };
+        for stamp in [None, Some(Stamp::new(6, 99))] {
+            cx.fails(what, |b| change(b, object.clone(), with(stamp)), |error| *error == fenced)?;
+        }
+        let superseded = Error::Superseded { stamp: Stamp::new(7, 1) };
+        let replayed = with(Some(Stamp::new(7, 1)));
+        cx.fails(what, |b| change(b, object.clone(), replayed), |error| *error == superseded)?;
+        cx.expect(&object, b"current")?;
+        ensure!(cx.info(&object)?.version == before.version, "a refused {what} gave a new version");
+        cx.ok(what, |b| change(b, object.clone(), with(Some(Stamp::new(7, 2)))))?;
+    }
+    Ok(())
+}
+
+pub(super) fn a_claim_refuses_older_epochs_in_its_scope_only(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.fencing, "fencing")?;
+    let (one, other) = (cx.object("one"), cx.object("other"));
+    // Epochs on a real store outlive the run; start from what is there.
+    claim(cx, Scope::Object(one.clone()), 10)?;
+    let fenced = Error::Fenced { epoch: Epoch(10) };
+    refused(cx, &one, with(None), &fenced)?;
+    refused(cx, &one, with(Some(Stamp::new(9, 1))), &fenced)?;
+    cx.is_missing(&one)?;
+    stamped(cx, &one, Stamp::new(10, 1), b"mine")?;
+    cx.write(&other, 0, b"free")?;
+
+    claim(cx, Scope::Namespace(cx.namespace()), 20)?;
+    let fenced = Error::Fenced { epoch: Epoch(20) };
+    refused(cx, &other, with(None), &fenced)?;
+    refused(cx, &one, with(Some(Stamp::new(10, 2))), &fenced)?;
+    stamped(cx, &one, Stamp::new(20, 0), b"newer")?;
+    let elsewhere = ObjectId::new(cx.other_namespace(), one.name.clone());
+    cx.write(&elsewhere, 0, b"free")?;
+    // Reading is for everyone.
+    cx.expect(&one, b"newer")?;
+    cx.expect(&other, b"free")
+}
+
+pub(super) fn a_claim_of_a_domain_binds_its_changes(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.fencing, "fencing")?;
+    let object = cx.object("volume");
+    let domain = OrderDomain(7);
+    claim(cx, Scope::Domain(cx.namespace(), domain), 5)?;
+    let fenced = Error::Fenced { epoch: Epoch(5) };
+    let inside = Change { domain: Some(domain), ..with(Some(Stamp::new(4, 1))) };
+    refused(cx, &object, inside, &fenced)?;
+    let outside = Change { domain: Some(OrderDomain(8)), ..with(Some(Stamp::new(4, 1))) };
+    let request = WriteRequest::new(object.clone(), 0, b"other domain").change(outside);
+    cx.ok("write in another domain", |b| b.write(request.clone()))?;
+    let inside = Change { domain: Some(domain), ..with(Some(Stamp::new(5, 1))) };
+    let request = WriteRequest::new(object.clone(), 0, b"own").change(inside);
+    cx.ok("write of the claimant", |b| b.write(request.clone()))?;
+    Ok(())
+}
+
+pub(super) fn claims_never_fall(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.fencing, "fencing")?;
+    let scope = Scope::Object(cx.object("claimed"));
+    claim(cx, scope.clone(), 8)?;
+    claim(cx, scope.clone(), 8)?;
+    let fenced = Error::Fenced { epoch: Epoch(8) };
+    let lower = ClaimRequest::new(scope.clone(), Epoch(7));
+    cx.fails("lower claim", |b| b.claim(lower.clone()), |error| *error == fenced)?;
+    refused(cx, &cx.object("claimed"), with(Some(Stamp::new(7, 1))), &fenced)?;
+    claim(cx, scope, 9)
+}
+
+pub(super) fn a_claim_of_everything_binds_everything(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.fencing, "fencing")?;
+    cx.skip_unless(cx.options.exclusive, "leave to claim what is not the suite's own")?;
+    claim(cx, Scope::All, 1)?;
+    let fenced = Error::Fenced { epoch: Epoch(1) };
+    refused(cx, &cx.object("any"), with(None), &fenced)?;
+    refused(cx, &ObjectId::new(cx.other_namespace(), cx.object("any").name), with(None), &fenced)
+}
+
+pub(super) fn a_deleted_object_is_not_brought_back_by_a_late_change(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.fencing && cx.caps.tombstones, "memory of deletions")?;
+    let object = cx.object("dead");
+    stamped(cx, &object, Stamp::new(3, 1), b"alive")?;
+    let delete = DeleteRequest::new(object.clone()).stamp(Stamp::new(3, 3));
+    cx.ok("stamped delete", |b| b.delete(delete.clone()))?;
+    let buried = Error::Superseded { stamp: Stamp::new(3, 3) };
+    refused(cx, &object, with(Some(Stamp::new(3, 2))), &buried)?;
+    refused(cx, &object, with(None), &Error::Fenced { epoch: Epoch(3) })?;
+    cx.is_missing(&object)?;
+    ensure!(cx.names(&ListRequest::new(cx.namespace()))?.is_empty(), "the memory of a deletion is listed");
+    stamped(cx, &object, Stamp::new(3, 4), b"reborn")?;
+    cx.expect(&object, b"reborn")?;
+    let delete = DeleteRequest::new(object.clone()).stamp(Stamp::new(3, 5));
+    cx.ok("stamped delete", |b| b.delete(delete.clone()))?;
+    // A claim takes over what the memory of the deletion was for.
+    claim(cx, Scope::Object(object.clone()), 4)?;
+    refused(cx, &object, with(Some(Stamp::new(3, 9))), &Error::Fenced { epoch: Epoch(4) })?;
+    cx.is_missing(&object)
+}
+
+pub(super) fn copies_do_not_take_the_stamp_along(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.fencing, "fencing")?;
+    let (from, to) = (cx.object("from"), cx.object("to"));
+    stamped(cx, &from, Stamp::new(5, 5), b"stamped")?;
+    cx.ok("copy", |b| b.copy(CopyRequest::new(from.clone(), to.clone())))?;
+    ensure!(cx.info(&to)?.stamp.is_none(), "a copy carries its source's stamp");
+    cx.write(&to, 0, b"free!!!")?;
+    let copy = CopyRequest::new(from.clone(), to.clone()).stamp(Stamp::new(2, 1));
+    cx.ok("stamped copy", |b| b.copy(copy.clone()))?;
+    ensure!(cx.info(&to)?.stamp == Some(Stamp::new(2, 1)), "a stamped copy does not carry its own stamp");
+    Ok(())
+}

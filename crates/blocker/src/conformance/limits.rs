@@ -1,0 +1,110 @@
+//! Limits: exactly as large as the capabilities say, and clear words beyond.
+
+use super::context::{Check, Cx, ensure, same_bytes};
+use crate::capabilities::BUCKET_BYTES;
+use crate::error::Error;
+use crate::order::{Epoch, Stamp};
+use crate::request::*;
+use crate::segment::Segments;
+
+fn is_too_large(error: &Error) -> bool {
+    matches!(error, Error::TooLarge { .. })
+}
+
+pub(super) fn an_object_may_be_as_large_as_it_says(cx: &Cx<'_>) -> Check {
+    let (object, limit) = (cx.object("large"), cx.caps.object_bytes_max);
+    ensure!(cx.caps.request_bytes_max >= BUCKET_BYTES, "a request must be able to carry a bucket");
+    let reply = cx.write(&object, limit - 1, b"x")?;
+    ensure!(reply.size_bytes == limit, "the largest object has {} bytes", reply.size_bytes);
+    let last = cx.ok("read", |b| b.read(ReadRequest::new(object.clone(), limit - 2, 4)))?;
+    same_bytes(&last.data.to_vec(), b"\0x")?;
+    cx.ok("truncate", |b| b.truncate(TruncateRequest::new(object.clone(), 0)))?;
+    cx.ok("truncate", |b| b.truncate(TruncateRequest::new(object.clone(), limit)))?;
+    ensure!(cx.info(&object)?.size_bytes == limit, "truncate does not reach the limit");
+    // The largest payload, at the object's very end.
+    let largest = cx.caps.request_bytes_max.min(limit).min(16 << 20);
+    let data = cx.bytes(largest as usize);
+    cx.write(&object, limit - largest, &data)?;
+    let read = cx.ok("read", |b| b.read(ReadRequest::new(object.clone(), limit - largest, largest)))?;
+    same_bytes(&read.data.to_vec(), &data)?;
+    if largest == limit {
+        let full = WriteFullRequest::new(object.clone(), data.clone());
+        cx.ok("write_full of the largest object", |b| b.write_full(full.clone()))?;
+        cx.ok("copy of the largest object", |b| b.copy(CopyRequest::new(object.clone(), cx.object("copy"))))?;
+        cx.expect(&cx.object("copy"), &data)?;
+    }
+    Ok(())
+}
+
+pub(super) fn one_byte_more_is_too_large(cx: &Cx<'_>) -> Check {
+    let (object, limit) = (cx.object("larger"), cx.caps.object_bytes_max);
+    cx.fails("write", |b| b.write(WriteRequest::new(object.clone(), limit, b"x")), is_too_large)?;
+    cx.fails("write", |b| b.write(WriteRequest::new(object.clone(), limit - 1, b"xy")), is_too_large)?;
+    let zeroes = WriteZeroesRequest::new(object.clone(), limit - 1, 2);
+    cx.fails("write_zeroes", |b| b.write_zeroes(zeroes.clone()), is_too_large)?;
+    if limit <= 16 << 20 {
+        let full = WriteFullRequest::new(object.clone(), Segments::zeros(limit as usize + 1));
+        cx.fails("write_full", |b| b.write_full(full.clone()), is_too_large)?;
+    }
+    cx.is_missing(&object)?;
+    cx.write(&object, 0, b"x")?;
+    cx.fails("truncate", |b| b.truncate(TruncateRequest::new(object.clone(), limit + 1)), is_too_large)?;
+    let read = ReadRequest::new(object.clone(), 0, cx.caps.request_bytes_max + 1);
+    cx.fails("read beyond request_bytes_max", |b| b.read(read.clone()), is_too_large)?;
+    cx.expect(&object, b"x")
+}
+
+pub(super) fn overflowing_ranges_are_refused(cx: &Cx<'_>) -> Check {
+    let object = cx.object("overflow");
+    cx.write(&object, 0, b"x")?;
+    let write = WriteRequest::new(object.clone(), u64::MAX, b"xy");
+    cx.fails("write", |b| b.write(write.clone()), is_too_large)?;
+    let zeroes = WriteZeroesRequest::new(object.clone(), u64::MAX - 1, u64::MAX);
+    cx.fails("write_zeroes", |b| b.write_zeroes(zeroes.clone()), is_too_large)?;
+    let truncate = TruncateRequest::new(object.clone(), u64::MAX);
+    cx.fails("truncate", |b| b.truncate(truncate.clone()), is_too_large)?;
+    cx.ok("discard", |b| b.discard(DiscardRequest::new(object.clone(), u64::MAX, u64::MAX)))?;
+    cx.expect(&object, b"x")
+}
+
+pub(super) fn compare_goes_as_far_as_it_says(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.compare_bytes_max > 0, "compare_and_write")?;
+    let object = cx.object("compare");
+    let len = cx.caps.compare_bytes_max.min(cx.caps.object_bytes_max - 1).min(8 << 20) as usize;
+    let old = cx.bytes(len + 1);
+    cx.write(&object, 0, &old)?;
+    let request = CompareAndWriteRequest::new(object.clone(), 0, old.slice(..len), b"new");
+    cx.ok("compare_and_write of the largest size", |b| b.compare_and_write(request.clone()))?;
+    if len as u64 == cx.caps.compare_bytes_max {
+        let request = CompareAndWriteRequest::new(object.clone(), 0, old, b"NO!");
+        cx.fails(
+            "compare_and_write of one byte more",
+            |b| b.compare_and_write(request.clone()),
+            is_too_large,
+        )?;
+    }
+    let read = cx.ok("read", |b| b.read(ReadRequest::new(object.clone(), 0, 3)))?;
+    same_bytes(&read.data.to_vec(), b"new")
+}
+
+pub(super) fn what_is_not_supported_says_so(cx: &Cx<'_>) -> Check {
+    let caps = cx.caps;
+    let object = cx.object("unsupported");
+    cx.write(&object, 0, b"x")?;
+    let unsupported = |error: &Error| matches!(error, Error::Unsupported(_));
+    if !caps.conditions {
+        let request = WriteRequest::new(object.clone(), 0, b"y").condition(Condition::Present);
+        cx.fails("conditional write", |b| b.write(request.clone()), unsupported)?;
+    }
+    if !caps.fencing {
+        let request = WriteRequest::new(object.clone(), 0, b"y").stamp(Stamp::new(1, 1));
+        cx.fails("stamped write", |b| b.write(request.clone()), unsupported)?;
+        let request = ClaimRequest::new(Scope::Object(object.clone()), Epoch(1));
+        cx.fails("claim", |b| b.claim(request.clone()), unsupported)?;
+    }
+    if caps.compare_bytes_max == 0 {
+        let request = CompareAndWriteRequest::new(object.clone(), 0, b"x", b"y");
+        cx.fails("compare_and_write", |b| b.compare_and_write(request.clone()), unsupported)?;
+    }
+    cx.expect(&object, b"x")
+}

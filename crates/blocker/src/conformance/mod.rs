@@ -1,0 +1,309 @@
+//! One conformance suite for every backend and every layer: a function of a [`Harness`].
+//!
+//! The suite knows a backend only by its [`Blocker`] face. It takes nothing to be instantaneous, needs
+//! no runtime, uses namespaces of its own and leaves them empty, so it runs as well against a store on
+//! the network that others use too. Each case is one sentence of the contract; a case that a capability
+//! rules out is skipped, and says so. What loss of power may do is checked where the harness can cut it.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use blocker::conformance::{Options, Plain, run};
+//!
+//! let report = run(&Plain::new(Arc::new(blocker::Memory::default())), &Options::default());
+//! report.assert_passed();
+//! ```
+
+mod cancel;
+mod concurrent;
+mod conditions;
+mod content;
+mod context;
+mod crash;
+mod fencing;
+mod limits;
+mod listing;
+mod names;
+mod news;
+mod random;
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::blocker::Blocker;
+use crate::clock::{Clock, SystemClock};
+
+use context::{Check, Cx, Stop};
+
+/// What is put to the test, and how its world is worked.
+pub trait Harness {
+    /// The backend. Called once per case; may be the same each time, or a fresh one.
+    fn backend(&self) -> Arc<dyn Blocker>;
+
+    /// The clock that the backend takes deadlines by.
+    fn clock(&self) -> Arc<dyn Clock> {
+        Arc::new(SystemClock)
+    }
+
+    /// Cuts the power of what [`Self::backend`] gave last, loses what the store may lose, and brings it
+    /// up again. `None`, the default, where that cannot be done: those cases are skipped.
+    fn power_cycle(&self) -> Option<Arc<dyn Blocker>> {
+        None
+    }
+}
+
+/// One backend on the system's clock, whose power cannot be cut.
+pub struct Plain(Arc<dyn Blocker>);
+
+impl Plain {
+    /// Puts `backend` to the test.
+    #[must_use]
+    pub fn new(backend: Arc<dyn Blocker>) -> Self {
+        Self(backend)
+    }
+}
+
+impl Harness for Plain {
+    fn backend(&self) -> Arc<dyn Blocker> {
+        Arc::clone(&self.0)
+    }
+}
+
+/// How to run the suite.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Options {
+    /// Where every random choice comes from; the report shows it.
+    pub seed: u64,
+    /// The suite's namespaces begin with this. Objects found there are removed.
+    pub namespace_prefix: String,
+    /// Only cases whose name contains this.
+    pub filter: String,
+    /// A reply that takes longer than this has been lost.
+    pub patience: Duration,
+    /// How much random work to do: 1 is a second or less on a fast backend.
+    pub effort: u32,
+    /// No one else uses the backend: scopes that span all namespaces may be claimed. Once claimed they
+    /// stay so.
+    pub exclusive: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            seed: 1,
+            namespace_prefix: "conformance".into(),
+            filter: String::new(),
+            patience: Duration::from_secs(60),
+            effort: 1,
+            exclusive: false,
+        }
+    }
+}
+
+/// One sentence of the contract, and how to check it.
+struct Case {
+    name: &'static str,
+    check: fn(&Cx<'_>) -> Check,
+}
+
+macro_rules! cases {
+    ($($module:ident: $($name:ident)+;)*) => {
+        const CASES: &[Case] = &[$($(Case {
+            name: concat!(stringify!($module), "::", stringify!($name)),
+            check: $module::$name,
+        },)+)*];
+    };
+}
+
+cases! {
+    content:
+        an_absent_object_is_missing
+        what_was_written_is_read
+        a_read_stops_at_the_end
+        holes_read_as_zeros
+        an_empty_write_creates_but_never_extends
+        unaligned_writes_touch_only_their_bytes
+        write_zeroes_is_a_write_of_zeros
+        discard_zeroes_and_keeps_the_size
+        truncate_moves_the_end
+        what_was_cut_off_never_comes_back
+        write_full_replaces_everything
+        delete_leaves_nothing
+        copy_replaces_the_target_and_keeps_the_source
+        copy_onto_itself_changes_no_byte
+        compare_and_write_writes_only_if_equal
+        payloads_of_many_segments_are_one_run
+        info_is_exact;
+    names:
+        any_bytes_are_a_name
+        names_are_never_folded
+        namespaces_are_apart;
+    conditions:
+        every_change_gives_a_new_version
+        a_version_is_never_used_twice
+        if_version_guards_every_operation
+        absent_and_present_guard_creation
+        a_failed_change_changes_nothing
+        reads_can_ask_for_a_version
+        replies_give_the_durability_asked_for;
+    fencing:
+        stamps_rise_or_are_refused
+        the_stamp_is_shown_and_kept
+        older_epochs_are_refused_by_every_operation
+        a_claim_refuses_older_epochs_in_its_scope_only
+        a_claim_of_a_domain_binds_its_changes
+        claims_never_fall
+        a_claim_of_everything_binds_everything
+        a_deleted_object_is_not_brought_back_by_a_late_change
+        copies_do_not_take_the_stamp_along;
+    limits:
+        an_object_may_be_as_large_as_it_says
+        one_byte_more_is_too_large
+        overflowing_ranges_are_refused
+        compare_goes_as_far_as_it_says
+        what_is_not_supported_says_so;
+    listing:
+        an_unused_namespace_is_empty
+        a_listing_is_in_order_and_complete
+        pages_join_without_gap_or_repeat
+        a_prefix_selects
+        objects_that_stay_are_listed_once_under_change;
+    concurrent:
+        a_bucket_is_never_seen_half_written
+        conditional_changes_lose_no_update
+        compare_and_write_loses_no_update
+        only_one_creator_wins
+        objects_do_not_disturb_each_other;
+    cancel:
+        a_cancelled_change_is_all_or_nothing
+        a_cancelled_call_blocks_nobody;
+    news:
+        a_deadline_in_the_past_changes_nothing
+        a_deadline_far_away_does_no_harm
+        subscribers_hear_of_invalidations
+        subscribers_hear_of_claims
+        flush_of_every_scope_answers_stored;
+    random:
+        any_sequence_matches_a_plain_map;
+    crash:
+        what_is_stored_survives
+        a_flush_stores_what_was_acknowledged
+        flushes_of_wider_scopes_store_it_too
+        sectors_are_old_or_new
+        generations_are_kept_in_order
+        a_full_write_is_all_or_nothing
+        removals_that_are_stored_stay
+        claims_and_stamps_survive
+        versions_are_not_reused_after_a_crash;
+}
+
+/// What became of a case.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// The backend keeps its word.
+    Pass,
+    /// Not applicable, and why.
+    Skip(String),
+    /// The backend breaks the contract, and how.
+    Fail(String),
+}
+
+/// One case and what became of it.
+#[derive(Clone, Debug)]
+pub struct CaseReport {
+    /// `theme::sentence`.
+    pub name: &'static str,
+    /// What became of it.
+    pub verdict: Verdict,
+    /// How long it took.
+    pub took: Duration,
+}
+
+impl fmt::Display for CaseReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.verdict {
+            Verdict::Pass => write!(f, "pass {} ({} ms)", self.name, self.took.as_millis()),
+            Verdict::Skip(why) => write!(f, "skip {}: {why}", self.name),
+            Verdict::Fail(how) => write!(f, "FAIL {}: {how}", self.name),
+        }
+    }
+}
+
+/// What became of all of them.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The cases, in the order in which they ran.
+    pub cases: Vec<CaseReport>,
+    /// The seed of the run.
+    pub seed: u64,
+}
+
+impl Report {
+    /// The cases that failed.
+    pub fn failures(&self) -> impl Iterator<Item = &CaseReport> {
+        self.cases.iter().filter(|case| matches!(case.verdict, Verdict::Fail(_)))
+    }
+
+    /// How many passed, were skipped, failed.
+    #[must_use]
+    pub fn counts(&self) -> (usize, usize, usize) {
+        let failed = self.failures().count();
+        let passed = self.cases.iter().filter(|case| case.verdict == Verdict::Pass).count();
+        (passed, self.cases.len() - passed - failed, failed)
+    }
+
+    /// For tests.
+    ///
+    /// # Panics
+    /// If a case failed, or none passed; with all failures and the seed.
+    #[track_caller]
+    pub fn assert_passed(&self) {
+        let failures: Vec<_> = self.failures().map(ToString::to_string).collect();
+        assert!(failures.is_empty(), "seed {}:\n{}", self.seed, failures.join("\n"));
+        assert!(self.counts().0 > 0, "no case ran");
+    }
+}
+
+/// Runs the suite.
+pub fn run(harness: &dyn Harness, options: &Options) -> Report {
+    run_with(harness, options, |_| ())
+}
+
+/// Runs the suite, and tells `progress` of each case as soon as it is done.
+pub fn run_with(harness: &dyn Harness, options: &Options, mut progress: impl FnMut(&CaseReport)) -> Report {
+    let mut cases = Vec::new();
+    for (index, case) in CASES.iter().enumerate().filter(|(_, case)| case.name.contains(&options.filter)) {
+        let start = Instant::now();
+        let verdict = run_case(harness, options, case, index);
+        let report = CaseReport { name: case.name, verdict, took: start.elapsed() };
+        progress(&report);
+        cases.push(report);
+    }
+    Report { cases, seed: options.seed }
+}
+
+/// The names of all cases.
+pub fn case_names() -> impl Iterator<Item = &'static str> {
+    CASES.iter().map(|case| case.name)
+}
+
+fn run_case(harness: &dyn Harness, options: &Options, case: &Case, index: usize) -> Verdict {
+    let cx = Cx::new(harness, options, index);
+    let checked = catch_unwind(AssertUnwindSafe(|| {
+        cx.clean()?;
+        (case.check)(&cx)?;
+        cx.clean()
+    }));
+    match checked {
+        Ok(Ok(())) => Verdict::Pass,
+        Ok(Err(Stop::Skip(why))) => Verdict::Skip(why),
+        Ok(Err(Stop::Fail(how))) => Verdict::Fail(how),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+            Verdict::Fail(format!("panicked: {}", text.unwrap_or("without words")))
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Errors as decisions: each variant is something a caller can act on, and says what has happened to
+//! the data.
+//!
+//! The question a caller asks first is "was anything changed?". It is *no* for every variant except
+//! [`Error::OutcomeUnknown`] (perhaps) and [`Error::WritesLost`] (something acknowledged earlier, as
+//! less than stored, is gone).
+
+use std::borrow::Cow;
+use std::io;
+
+use crate::order::{Epoch, Stamp, Version};
+
+/// What a person reads about an error; no program should.
+pub type Reason = Cow<'static, str>;
+
+/// The result of an operation of the contract.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an operation did not do what was asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no such object. Decide: create it, or tell the user.
+    #[error("no such object")]
+    Missing,
+    /// The object is there, and the request said that it must not be.
+    #[error("the object exists already")]
+    Exists,
+    /// The object has another version than the request demanded. Decide: read again, then retry.
+    #[error("the object has version {version}, not the one asked for")]
+    ConditionFailed {
+        /// The version it has.
+        version: Version,
+    },
+    /// `compare_and_write` found other bytes. Decide: read again, then retry.
+    #[error("the bytes differ from those expected, first at offset {offset}")]
+    Mismatch {
+        /// The first offset within the object at which they differ.
+        offset: u64,
+    },
+    /// A writer with a newer epoch has taken over. Decide: stop writing; retrying never helps.
+    #[error("fenced off: epoch {epoch} has taken over")]
+    Fenced {
+        /// The epoch in force.
+        epoch: Epoch,
+    },
+    /// The object carries this stamp already, or a later one of the same epoch. If it equals the
+    /// request's, that very change was applied before: take it as done.
+    #[error("superseded: the object carries stamp {stamp} already")]
+    Superseded {
+        /// The stamp it carries.
+        stamp: Stamp,
+    },
+    /// A flush did not finish (in time). What it covered is still dirty and readable; flush again.
+    #[error("not stored: {0}")]
+    NotStored(Reason),
+    /// The change may have been applied, wholly, or not; it may even be applied later. Decide: read
+    /// the stamp or the bytes back before the next change of that object.
+    #[error("outcome unknown: {0}")]
+    OutcomeUnknown(Reason),
+    /// The deadline passed before anything was begun; nothing was changed, and nothing will be.
+    #[error("the deadline passed before the operation began")]
+    DeadlinePassed,
+    /// The store is full, or the namespace's quota is used up. Decide: free something, slow down.
+    #[error("out of space: {0}")]
+    OutOfSpace(Reason),
+    /// Nothing was done, and the same request may well succeed shortly.
+    #[error("try again: {0}")]
+    Retryable(Reason),
+    /// What is stored fails its checks, or the medium does not give it back. Decide: repair from
+    /// another copy; retrying does not help.
+    #[error("corrupt: {0}")]
+    Corrupt(Reason),
+    /// Changes acknowledged as less than *stored* have been lost below (a failed fsync, say). Decide:
+    /// write again what was not yet stored. The error stays until the object is written in full,
+    /// deleted, or invalidated.
+    #[error("writes not yet stored were lost: {0}")]
+    WritesLost(Reason),
+    /// This backend cannot do that, ever. `capabilities` says so beforehand.
+    #[error("unsupported: {0}")]
+    Unsupported(Reason),
+    /// The request, or the object it would make, is beyond a limit. Decide: split it.
+    #[error("too large: the limit is {limit_bytes} bytes")]
+    TooLarge {
+        /// The limit it is beyond.
+        limit_bytes: u64,
+    },
+    /// The caller is not allowed to, or the store is held by someone else.
+    #[error("denied: {0}")]
+    Denied(Reason),
+    /// The request contradicts itself: our caller's bug.
+    #[error("invalid request: {0}")]
+    Invalid(Reason),
+}
+
+impl Error {
+    /// Whether the same request, unchanged, may succeed later without anybody's doing.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Retryable(_) | Self::NotStored(_) | Self::OutOfSpace(_))
+    }
+
+    /// Whether the change may have been applied nevertheless.
+    #[must_use]
+    pub fn is_ambiguous(&self) -> bool {
+        matches!(self, Self::OutcomeUnknown(_))
+    }
+
+    /// One word for it, the same in logs, metrics and JSON.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Missing => "missing",
+            Self::Exists => "exists",
+            Self::ConditionFailed { .. } => "condition_failed",
+            Self::Mismatch { .. } => "mismatch",
+            Self::Fenced { .. } => "fenced",
+            Self::Superseded { .. } => "superseded",
+            Self::NotStored(_) => "not_stored",
+            Self::OutcomeUnknown(_) => "outcome_unknown",
+            Self::DeadlinePassed => "deadline_passed",
+            Self::OutOfSpace(_) => "out_of_space",
+            Self::Retryable(_) => "retryable",
+            Self::Corrupt(_) => "corrupt",
+            Self::WritesLost(_) => "writes_lost",
+            Self::Unsupported(_) => "unsupported",
+            Self::TooLarge { .. } => "too_large",
+            Self::Denied(_) => "denied",
+            Self::Invalid(_) => "invalid",
+        }
+    }
+
+    /// The decision behind an operating system's error, for an operation that had changed nothing
+    /// when it failed.
+    #[must_use]
+    pub fn from_io(error: &io::Error, what: &str) -> Self {
+        use io::ErrorKind as Kind;
+        let reason = || Reason::from(format!("{what}: {error}"));
+        match error.kind() {
+            Kind::StorageFull | Kind::QuotaExceeded => Self::OutOfSpace(reason()),
+            Kind::PermissionDenied | Kind::ReadOnlyFilesystem => Self::Denied(reason()),
+            Kind::Unsupported => Self::Unsupported(reason()),
+            Kind::Interrupted | Kind::WouldBlock | Kind::OutOfMemory | Kind::ResourceBusy => {
+                Self::Retryable(reason())
+            }
+            // EMFILE and ENFILE have no stable kind of their own.
+            _ if matches!(error.raw_os_error(), Some(23 | 24)) => Self::Retryable(reason()),
+            _ => Self::Corrupt(reason()),
+        }
+    }
+}
+
+const _: () = assert!(size_of::<Error>() <= 32);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_os_error_becomes_a_decision() {
+        let kind = |code| Error::from_io(&io::Error::from_raw_os_error(code), "x").kind();
+        assert_eq!(kind(28), "out_of_space");
+        assert_eq!(kind(13), "denied");
+        assert_eq!(kind(24), "retryable");
+        assert_eq!(kind(5), "corrupt");
+    }
+}

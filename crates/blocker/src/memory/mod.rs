@@ -1,0 +1,284 @@
+//! The memory backend: the model that all others are measured against.
+//!
+//! One map under one lock; every operation is one critical section and answers at once. It is the
+//! *store* of its process, so it calls everything *stored*, and says by `Survives::Nothing` what that is
+//! worth. Simple is the goal: anyone should be able to check it by reading. Speed is not, though a small
+//! read costs no more than a copy.
+
+mod model;
+mod mutation;
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::blocker::Blocker;
+use crate::capabilities::{Capabilities, OBJECT_BYTES_MAX_DEFAULT};
+use crate::clock::{Clock, SystemClock};
+use crate::control::{Attachment, Control, Quota, Statistics};
+use crate::error::{Error, Reason, Result};
+use crate::event::{Event, EventHub, Subscription};
+use crate::name::{Namespace, ObjectId};
+use crate::order::{Durability, Stamp, Version};
+use crate::reply::Reply;
+use crate::request::*;
+use crate::response::*;
+
+use model::Model;
+use mutation::Mutation;
+
+/// The limits of a memory backend.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryConfig {
+    /// The largest object.
+    pub object_bytes_max: u64,
+    /// The most that all objects together may take, each counted with [`OBJECT_OVERHEAD_BYTES`] and its
+    /// name; remembered deletions count as well.
+    pub bytes_max: u64,
+}
+
+/// What an object, or the memory of a deleted one, is counted with beyond its content and name.
+pub const OBJECT_OVERHEAD_BYTES: u64 = 256;
+
+impl Default for MemoryConfig {
+    fn default() -> Self {
+        Self { object_bytes_max: OBJECT_BYTES_MAX_DEFAULT, bytes_max: 1 << 30 }
+    }
+}
+
+/// Objects in a map.
+pub struct Memory {
+    config: MemoryConfig,
+    clock: Arc<dyn Clock>,
+    model: Mutex<Model>,
+    events: EventHub,
+    broken: Option<Mutation>,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self::new(MemoryConfig::default(), Arc::new(SystemClock))
+    }
+}
+
+impl Memory {
+    /// An empty backend with these limits, taking deadlines by `clock`.
+    #[must_use]
+    pub fn new(config: MemoryConfig, clock: Arc<dyn Clock>) -> Self {
+        Self { config, clock, model: Mutex::new(Model::new(config)), events: EventHub::new(), broken: None }
+    }
+
+    /// One that breaks one rule, to see whether the suite notices.
+    #[cfg(test)]
+    pub(crate) fn broken(mutation: Mutation) -> Self {
+        let memory = Self { broken: Some(mutation), ..Self::default() };
+        memory.model.lock().broken = Some(mutation);
+        memory
+    }
+
+    /// Puts an object in place as it is elsewhere, past all checks; for layers that keep their live
+    /// state here.
+    pub(crate) fn adopt(&self, object: ObjectId, data: Vec<u8>, version: Version, stamp: Option<Stamp>) {
+        self.model.lock().adopt(object, data, version, stamp);
+    }
+
+    /// Forgets everything, as if it had never been written, except which versions were used.
+    pub(crate) fn forget_all(&self) {
+        self.model.lock().forget_all();
+    }
+
+    /// A version never used before.
+    pub(crate) fn fresh_version(&self) -> Version {
+        self.model.lock().fresh_version()
+    }
+
+    fn broken_by(&self, mutation: Mutation) -> bool {
+        self.broken == Some(mutation)
+    }
+
+    fn check_call(&self, call: &Call) -> Result<()> {
+        let is_late = call.deadline.is_some_and(|deadline| self.clock.now() >= deadline);
+        if is_late && !self.broken_by(Mutation::DeadlineIgnored) {
+            return Err(Error::DeadlinePassed);
+        }
+        Ok(())
+    }
+
+    /// One change in one critical section.
+    fn change(
+        &self,
+        call: &Call,
+        change: &Change,
+        act: impl FnOnce(&mut Model) -> Result<(Version, u64)>,
+    ) -> Reply<ChangeReply> {
+        let done = self.check_call(call).and_then(|()| act(&mut self.model.lock()));
+        if matches!(done, Err(Error::OutOfSpace(_))) {
+            self.events.publish(&Event::Full);
+        }
+        done.map(|(version, size_bytes)| ChangeReply::new(version, size_bytes, self.durability(change)))
+            .into()
+    }
+
+    fn durability(&self, _change: &Change) -> Durability {
+        if self.broken_by(Mutation::DurabilityUnderstated) { Durability::Cached } else { Durability::Stored }
+    }
+}
+
+impl Blocker for Memory {
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::full(self.config.object_bytes_max);
+        if self.broken_by(Mutation::LimitOverstated) {
+            capabilities.object_bytes_max += 1;
+        }
+        if self.broken_by(Mutation::CompareOverstated) {
+            capabilities.compare_bytes_max *= 2;
+        }
+        capabilities
+    }
+
+    fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
+        let ReadRequest { object, offset, len_bytes, condition, call } = request;
+        let read = |()| self.model.lock().read(&object, offset, len_bytes, condition);
+        self.check_call(&call).and_then(read).into()
+    }
+
+    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
+        let WriteRequest { object, offset, data, change, call } = request;
+        if self.broken_by(Mutation::WriteTorn) && data.len_bytes() > 1 {
+            // As a backend without a lock would: in two steps, others in between.
+            let half = data.len_bytes() / 2;
+            let (first, second) = (data.slice(0..half), data.slice(half..data.len_bytes()));
+            let unstamped = Change { condition: Condition::None, ..change };
+            let second_offset = offset + half as u64;
+            let _ = self.change(&call, &change, |model| model.write(&object, offset, &first, &change));
+            std::thread::yield_now();
+            return self
+                .change(&call, &change, |model| model.write(&object, second_offset, &second, &unstamped));
+        }
+        if self.broken_by(Mutation::ConditionCheckedTooEarly) {
+            let found = self.model.lock().read(&object, 0, 0, change.condition);
+            if let Err(error) = found.map(drop).or_else(|error| match change.condition {
+                Condition::Version(_) => Err(error),
+                _ => Ok(()),
+            }) {
+                return Reply::err(error);
+            }
+            std::thread::yield_now();
+            if matches!(change.condition, Condition::Version(_)) {
+                let unchecked = Change { condition: Condition::None, ..change };
+                return self.change(&call, &change, |model| model.write(&object, offset, &data, &unchecked));
+            }
+        }
+        self.change(&call, &change, |model| model.write(&object, offset, &data, &change))
+    }
+
+    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
+        let WriteZeroesRequest { object, offset, len_bytes, change, call } = request;
+        self.change(&call, &change, |model| model.write_zeroes(&object, offset, len_bytes, &change))
+    }
+
+    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
+        let DiscardRequest { object, offset, len_bytes, change, call } = request;
+        self.change(&call, &change, |model| model.discard(&object, offset, len_bytes, &change))
+    }
+
+    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
+        let CompareAndWriteRequest { object, offset, expected, data, change, call } = request;
+        self.change(&call, &change, |model| {
+            model.compare_and_write(&object, offset, &expected, &data, &change)
+        })
+    }
+
+    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
+        let WriteFullRequest { object, data, change, call } = request;
+        self.change(&call, &change, |model| model.write_full(&object, &data, &change))
+    }
+
+    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
+        let TruncateRequest { object, size_bytes, change, call } = request;
+        self.change(&call, &change, |model| model.truncate(&object, size_bytes, &change))
+    }
+
+    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
+        let DeleteRequest { object, change, call } = request;
+        let done = self.check_call(&call).and_then(|()| self.model.lock().delete(&object, &change));
+        done.map(|()| DeleteReply::new(self.durability(&change))).into()
+    }
+
+    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
+        let CopyRequest { from, from_condition, to, change, call } = request;
+        self.change(&call, &change, |model| model.copy(&from, from_condition, &to, &change))
+    }
+
+    fn info(&self, request: InfoRequest) -> Reply<Info> {
+        self.check_call(&request.call).and_then(|()| self.model.lock().info(&request.object)).into()
+    }
+
+    fn list(&self, request: ListRequest) -> Reply<ListReply> {
+        let entries_max = request.entries_max.clamp(1, self.capabilities().list_entries_max) as usize;
+        let listed = self.check_call(&request.call);
+        listed.map(|()| self.model.lock().list(&request, entries_max)).into()
+    }
+
+    fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
+        // There is nothing between here and the store: this is the store.
+        self.check_call(&request.call).map(|()| FlushReply::new(Durability::Stored)).into()
+    }
+
+    fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
+        let ClaimRequest { scope, epoch, call } = request;
+        let claimed = self.check_call(&call).and_then(|()| self.model.lock().claim(&scope, epoch));
+        if claimed == Ok(true) && !self.broken_by(Mutation::ClaimSilent) {
+            self.events.publish(&Event::Fenced(scope, epoch));
+        }
+        claimed.map(|_| ClaimReply::new(epoch)).into()
+    }
+
+    fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
+        let checked = self.check_call(&request.call);
+        if checked.is_ok() && !self.broken_by(Mutation::InvalidateSilent) {
+            self.events.publish(&Event::Changed(request.scope));
+        }
+        checked.map(|()| InvalidateReply::new(0)).into()
+    }
+
+    fn subscribe(&self) -> Subscription {
+        self.events.subscribe()
+    }
+}
+
+impl Control for Memory {
+    fn attach(&self, namespace: Namespace) -> Reply<Attachment> {
+        let epoch = self.model.lock().namespace_epoch(&namespace);
+        Reply::ok(Attachment::new(self.capabilities(), epoch))
+    }
+
+    fn detach(&self, _namespace: Namespace) -> Reply<()> {
+        // Nothing is held beside the objects themselves.
+        Reply::ok(())
+    }
+
+    fn quota(&self, namespace: &Namespace) -> Result<Quota> {
+        Ok(self.model.lock().quota(namespace))
+    }
+
+    fn set_quota(&self, namespace: Namespace, bytes_max: Option<u64>) -> Reply<()> {
+        self.model.lock().set_quota(namespace, bytes_max).into()
+    }
+
+    fn statistics(&self) -> Statistics {
+        let model = self.model.lock();
+        let objects = model.object_count() as u64;
+        let figures =
+            vec![("objects", objects), ("used_bytes", model.used_bytes()), ("changes", model.change_count())];
+        Statistics { figures }
+    }
+
+    fn namespaces(&self) -> Reply<Vec<Namespace>> {
+        Reply::ok(self.model.lock().namespaces())
+    }
+}
+
+fn full(what: &'static str) -> Error {
+    Error::OutOfSpace(Reason::Borrowed(what))
+}

@@ -1,0 +1,101 @@
+//! The words for "how safe" and "which came first": durability, versions, stamps, order domains.
+
+use std::fmt;
+
+/// How safe a change is. The same word means the same thing on every layer; a reply says which one it
+/// gives, a request which one it wants. Ordered from weakest to strongest.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum Durability {
+    /// In RAM here (or in the page cache): lost if this process or host dies.
+    #[default]
+    Cached,
+    /// In a synced local log: survives a crash of process and host, not the loss of the disk.
+    Journaled,
+    /// In the RAM or log of this many other nodes.
+    Replicated(u8),
+    /// The backing store has acknowledged it as stored.
+    Stored,
+}
+
+impl fmt::Display for Durability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cached => f.write_str("cached"),
+            Self::Journaled => f.write_str("journaled"),
+            Self::Replicated(count) => write!(f, "replicated({count})"),
+            Self::Stored => f.write_str("stored"),
+        }
+    }
+}
+
+/// The version of an object's content. Every change gives the object a new one, never used before for
+/// that name, not even before a delete or a crash: same name and same version, same bytes. Larger is
+/// not promised to mean later.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Version(pub u64);
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A fencing epoch: who is entitled to write. A claim raises it, and older epochs are then refused. A
+/// change without a stamp counts as epoch 0.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Epoch(pub u64);
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Where a change stands in its writer's history of one object: the writer's epoch, then a number that
+/// rises with each change of that object. A store applies a stamped change only if its stamp is above
+/// the one the object carries, atomically with the data.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Stamp {
+    /// The writer's epoch.
+    pub epoch: Epoch,
+    /// Rises with every change of the object within the epoch.
+    pub sequence: u64,
+}
+
+impl Stamp {
+    /// The change `sequence` of the writer that claimed `epoch`.
+    #[must_use]
+    pub fn new(epoch: u64, sequence: u64) -> Self {
+        Self { epoch: Epoch(epoch), sequence }
+    }
+}
+
+impl fmt::Display for Stamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.epoch, self.sequence)
+    }
+}
+
+/// A set of changes whose order matters across objects: a volume, say. Scoped to its namespace.
+///
+/// A flush of the domain closes its generation. A store that has, after whatever loss, any change of
+/// generation g + 1 has all of generation g.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct OrderDomain(pub u64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durability_is_ordered_from_weak_to_strong() {
+        use Durability::{Cached, Journaled, Replicated, Stored};
+        let words = [Cached, Journaled, Replicated(1), Replicated(2), Stored];
+        assert!(words.is_sorted_by(|a, b| a < b));
+    }
+
+    #[test]
+    fn an_epoch_outranks_any_sequence() {
+        assert!(Stamp::new(2, 0) > Stamp::new(1, u64::MAX));
+    }
+}

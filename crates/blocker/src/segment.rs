@@ -1,0 +1,406 @@
+//! Payloads: owned, reference-counted runs of bytes, the same both ways.
+//!
+//! A segment keeps what it points at alive until it is dropped. That makes a request sound under
+//! cancellation (a kernel or a library may still read the memory after the caller has gone) and a hit
+//! free of copies: a cache hands out its own buckets through [`SegmentOwner`], without an allocation.
+//! A segment of zeros costs no memory. What this leaves out: writing into a segment; the bytes behind
+//! one never change while it lives.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+/// The longest single segment of zeros, in bytes.
+const ZEROS_BYTES: usize = 64 * 1024;
+static ZEROS: [u8; ZEROS_BYTES] = [0; ZEROS_BYTES];
+
+/// Who owns the memory behind a pinned segment: a cache's arena, say, with the bucket as `token`.
+///
+/// The caller of [`Segment::pinned`] hands over one count of `token`; each clone asks for one more by
+/// `retain`, each drop gives one back by `release`. From the first to the last of them the owner owes
+/// the same bytes at the same place.
+pub trait SegmentOwner: Send + Sync {
+    /// The bytes that `token` stands for. Must not change while a count of it is held.
+    fn bytes(&self, token: u64) -> &[u8];
+    /// One more segment points at `token`.
+    fn retain(&self, token: u64);
+    /// One segment less points at `token`.
+    fn release(&self, token: u64);
+}
+
+/// One contiguous run of bytes, owned and reference-counted.
+#[derive(Clone)]
+pub struct Segment(Repr);
+
+#[derive(Clone)]
+enum Repr {
+    Bytes(Bytes),
+    Zeros(usize),
+    Pinned(Pinned),
+}
+
+struct Pinned {
+    owner: Arc<dyn SegmentOwner>,
+    token: u64,
+    start: u32,
+    end: u32,
+}
+
+impl Clone for Pinned {
+    fn clone(&self) -> Self {
+        self.owner.retain(self.token);
+        Self { owner: Arc::clone(&self.owner), ..*self }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        self.owner.release(self.token);
+    }
+}
+
+impl Segment {
+    /// The part `range` of what `token` stands for at `owner`; takes over one count of `token`.
+    ///
+    /// # Panics
+    /// If `range` lies outside the owner's bytes or beyond 4 GiB.
+    #[must_use]
+    pub fn pinned(owner: Arc<dyn SegmentOwner>, token: u64, range: Range<usize>) -> Self {
+        let part = |at: usize| u32::try_from(at).expect("a pinned segment lies below 4 GiB");
+        assert!(
+            range.start <= range.end && range.end <= owner.bytes(token).len(),
+            "outside the owner's bytes"
+        );
+        Self(Repr::Pinned(Pinned { token, start: part(range.start), end: part(range.end), owner }))
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        match &self.0 {
+            Repr::Bytes(bytes) => bytes,
+            Repr::Zeros(len) => &ZEROS[..*len],
+            Repr::Pinned(pin) => &pin.owner.bytes(pin.token)[pin.start as usize..pin.end as usize],
+        }
+    }
+
+    /// How many bytes there are.
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        match &self.0 {
+            Repr::Bytes(bytes) => bytes.len(),
+            Repr::Zeros(len) => *len,
+            Repr::Pinned(pin) => (pin.end - pin.start) as usize,
+        }
+    }
+
+    /// Whether this is known, without looking, to be a hole. `false` does not mean that a byte is set.
+    #[must_use]
+    pub fn is_hole(&self) -> bool {
+        matches!(self.0, Repr::Zeros(_))
+    }
+
+    /// The part `range` of it, sharing the memory.
+    ///
+    /// # Panics
+    /// If `range` lies outside.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len_bytes(), "outside the segment");
+        Self(match &self.0 {
+            Repr::Bytes(bytes) => Repr::Bytes(bytes.slice(range)),
+            Repr::Zeros(_) => Repr::Zeros(range.len()),
+            Repr::Pinned(pin) => {
+                let mut part = pin.clone();
+                // Within the old range, which fits.
+                part.end = part.start + range.end as u32;
+                part.start += range.start as u32;
+                Repr::Pinned(part)
+            }
+        })
+    }
+}
+
+impl From<Bytes> for Segment {
+    fn from(bytes: Bytes) -> Self {
+        Self(Repr::Bytes(bytes))
+    }
+}
+
+/// A payload: segments that read one after the other as one run of bytes. Empty segments are never
+/// kept; a payload of one segment needs no allocation.
+#[derive(Clone, Default)]
+pub struct Segments(List);
+
+#[derive(Clone, Default)]
+enum List {
+    #[default]
+    Empty,
+    One(Segment),
+    Many(Vec<Segment>),
+}
+
+impl Segments {
+    /// No bytes.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// This many zeros, without the memory for them.
+    #[must_use]
+    pub fn zeros(len_bytes: usize) -> Self {
+        let mut zeros = Self::new();
+        let mut left = len_bytes;
+        while left > 0 {
+            let run = left.min(ZEROS_BYTES);
+            zeros.push(Segment(Repr::Zeros(run)));
+            left -= run;
+        }
+        zeros
+    }
+
+    /// Appends a segment; an empty one is dropped.
+    pub fn push(&mut self, segment: Segment) {
+        if segment.len_bytes() == 0 {
+            return;
+        }
+        match &mut self.0 {
+            List::Empty => self.0 = List::One(segment),
+            List::Many(many) => many.push(segment),
+            List::One(_) => {
+                let List::One(first) = std::mem::take(&mut self.0) else { unreachable!("matched above") };
+                self.0 = List::Many(vec![first, segment]);
+            }
+        }
+    }
+
+    /// The segments, in order.
+    #[must_use]
+    pub fn as_slice(&self) -> &[Segment] {
+        match &self.0 {
+            List::Empty => &[],
+            List::One(one) => std::slice::from_ref(one),
+            List::Many(many) => many,
+        }
+    }
+
+    /// The segments, in order.
+    pub fn iter(&self) -> std::slice::Iter<'_, Segment> {
+        self.as_slice().iter()
+    }
+
+    /// How many bytes there are in all.
+    #[must_use]
+    pub fn len_bytes(&self) -> usize {
+        self.iter().map(Segment::len_bytes).sum()
+    }
+
+    /// Whether there are no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        matches!(self.0, List::Empty)
+    }
+
+    /// The part `range` of it, sharing the memory.
+    ///
+    /// # Panics
+    /// If `range` lies outside.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        assert!(range.start <= range.end && range.end <= self.len_bytes(), "outside the payload");
+        let mut part = Self::new();
+        let mut at = 0;
+        for segment in self {
+            let len = segment.len_bytes();
+            let (from, to) = (range.start.max(at), range.end.min(at + len));
+            if from < to {
+                part.push(segment.slice(from - at..to - at));
+            }
+            at += len;
+        }
+        part
+    }
+
+    /// Copies all bytes into `target`.
+    ///
+    /// # Panics
+    /// If `target` has another length.
+    pub fn copy_to(&self, target: &mut [u8]) {
+        assert_eq!(self.len_bytes(), target.len(), "the target must have the payload's length");
+        let mut at = 0;
+        for segment in self {
+            let bytes = segment.as_slice();
+            target[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        }
+    }
+
+    /// All bytes in one run: shared where there is one segment that allows it, copied otherwise.
+    #[must_use]
+    pub fn to_bytes(&self) -> Bytes {
+        match &self.0 {
+            List::One(Segment(Repr::Bytes(bytes))) => bytes.clone(),
+            _ => self.to_vec().into(),
+        }
+    }
+
+    /// A copy of all bytes.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut all = Vec::with_capacity(self.len_bytes());
+        self.iter().for_each(|segment| all.extend_from_slice(segment.as_slice()));
+        all
+    }
+
+    /// The first index at which these bytes differ from `other`; a missing byte differs.
+    #[must_use]
+    pub fn first_difference(&self, other: &[u8]) -> Option<usize> {
+        let mut at = 0;
+        for segment in self {
+            let mine = segment.as_slice();
+            let theirs = &other[at.min(other.len())..];
+            if let Some(found) = mine.iter().zip(theirs).position(|(a, b)| a != b) {
+                return Some(at + found);
+            }
+            if mine.len() > theirs.len() {
+                return Some(other.len());
+            }
+            at += mine.len();
+        }
+        (at < other.len()).then_some(at)
+    }
+}
+
+impl<'a> IntoIterator for &'a Segments {
+    type Item = &'a Segment;
+    type IntoIter = std::slice::Iter<'a, Segment>;
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+impl From<Segment> for Segments {
+    fn from(segment: Segment) -> Self {
+        let mut one = Self::new();
+        one.push(segment);
+        one
+    }
+}
+
+impl From<Bytes> for Segments {
+    fn from(bytes: Bytes) -> Self {
+        Segment::from(bytes).into()
+    }
+}
+
+impl From<Vec<u8>> for Segments {
+    fn from(bytes: Vec<u8>) -> Self {
+        Bytes::from(bytes).into()
+    }
+}
+
+impl From<&'static [u8]> for Segments {
+    fn from(bytes: &'static [u8]) -> Self {
+        Bytes::from_static(bytes).into()
+    }
+}
+
+impl<const N: usize> From<&'static [u8; N]> for Segments {
+    fn from(bytes: &'static [u8; N]) -> Self {
+        Bytes::from_static(bytes).into()
+    }
+}
+
+impl FromIterator<Segment> for Segments {
+    fn from_iter<I: IntoIterator<Item = Segment>>(segments: I) -> Self {
+        let mut all = Self::new();
+        segments.into_iter().for_each(|segment| all.push(segment));
+        all
+    }
+}
+
+impl PartialEq<[u8]> for Segments {
+    fn eq(&self, other: &[u8]) -> bool {
+        self.first_difference(other).is_none()
+    }
+}
+
+impl fmt::Debug for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.is_hole() { "zeros" } else { "bytes" };
+        write!(f, "{} {kind}", self.len_bytes())
+    }
+}
+
+impl fmt::Debug for Segments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicI64, Ordering};
+
+    use super::*;
+
+    struct Arena {
+        bytes: Vec<u8>,
+        counts: AtomicI64,
+    }
+
+    impl SegmentOwner for Arena {
+        fn bytes(&self, token: u64) -> &[u8] {
+            &self.bytes[token as usize * 4..][..4]
+        }
+        fn retain(&self, _: u64) {
+            self.counts.fetch_add(1, Ordering::Relaxed);
+        }
+        fn release(&self, _: u64) {
+            self.counts.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_pinned_segment_gives_back_every_count_it_took() {
+        let arena = Arc::new(Arena { bytes: (0..8).collect(), counts: AtomicI64::new(1) });
+        let owner: Arc<dyn SegmentOwner> = Arc::clone(&arena) as _;
+        let segment = Segment::pinned(owner, 1, 0..4);
+        let part = segment.slice(1..3).slice(1..2);
+        assert_eq!(part.as_slice(), [6]);
+        let all = Segments::from_iter([segment.clone(), part]);
+        assert!(all == *[4, 5, 6, 7, 6].as_slice());
+        drop(segment);
+        assert_eq!(arena.counts.load(Ordering::Relaxed), 2);
+        drop(all);
+        assert_eq!(arena.counts.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_payload_reads_as_one_run() {
+        let mut payload = Segments::from(b"abc");
+        payload.push(Bytes::new().into());
+        Segments::zeros(ZEROS_BYTES + 2).iter().for_each(|zeros| payload.push(zeros.clone()));
+        payload.push(Bytes::from_static(b"de").into());
+        assert_eq!(payload.as_slice().len(), 4);
+        assert_eq!(payload.len_bytes(), ZEROS_BYTES + 7);
+        let tail = payload.slice(ZEROS_BYTES + 4..ZEROS_BYTES + 7);
+        assert_eq!(tail.to_vec(), b"\0de");
+        assert_eq!(payload.slice(2..5).to_bytes(), &b"c\0\0"[..]);
+        assert!(payload.slice(1..1).is_empty());
+    }
+
+    #[test]
+    fn the_first_difference_counts_missing_bytes() {
+        let payload =
+            Segments::from_iter([Bytes::from_static(b"ab").into(), Bytes::from_static(b"cd").into()]);
+        assert_eq!(payload.first_difference(b"abcd"), None);
+        assert_eq!(payload.first_difference(b"abXd"), Some(2));
+        assert_eq!(payload.first_difference(b"abc"), Some(3));
+        assert_eq!(payload.first_difference(b""), Some(0));
+        assert_eq!(payload.first_difference(b"abcde"), Some(4));
+    }
+}
