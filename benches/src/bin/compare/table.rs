@@ -71,6 +71,6 @@ pub(crate) fn plot(comparisons: &[Comparison], machine: &Machine, versions: &(St
         .map(|comparison| Row { name: comparison.name.clone(), ratio: comparison.ratio, bar: comparison.bar })
         .collect();
     let title =
-        format!("cached {} against memcached {}: server CPU time per request", versions.0, versions.1);
+        format!("cached {} against memcached {}: CPU time per key, p99 latency", versions.0, versions.1);
     svg::draw(&title, &machine.to_string(), &rows)
 }

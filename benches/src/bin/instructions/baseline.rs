@@ -44,7 +44,7 @@ impl Baseline {
             let Some((_, base)) = known else { bail!("the baseline has no `{}`", figure.name) };
             let percent = (figure.value / base - 1.0) * 100.0;
             println!("{:<52} {percent:>+14.1} % against the baseline of {base}", figure.name);
-            if percent > gate {
+            if figure.value > base * (1.0 + gate / 100.0) {
                 above.push(format!("{} by {percent:.1} %", figure.name));
             }
         }
