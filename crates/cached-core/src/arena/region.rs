@@ -171,8 +171,8 @@ impl Region {
         self.expiring.iter().for_each(|span| span.store(0, Ordering::Relaxed));
     }
 
-    /// A region of survivors takes the place of the one they come from.
-    pub(crate) fn inherit_sequence(&self, sequence: u64) {
+    /// Gives the region another place in the age order.
+    pub(crate) fn set_sequence(&self, sequence: u64) {
         self.sequence.store(sequence, Ordering::Release);
     }
 

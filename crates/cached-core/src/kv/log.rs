@@ -53,6 +53,16 @@ impl Lane {
     }
 }
 
+/// Where in its queue a region goes when it is full.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// To the newest end, however long it took to fill: everything in it gets at least one whole
+    /// round before it is judged.
+    Newest,
+    /// Where the region's sequence number says: it holds items compacted out of regions of that age.
+    Inherited,
+}
+
 /// Space for one entry, not yet known to anybody. It must be published or abandoned.
 #[derive(Debug, Clone, Copy)]
 #[must_use]
@@ -112,7 +122,7 @@ impl Inner {
             return Some(entry);
         }
         let region = self.obtain_region(now)?;
-        self.seal(open, queue_of_stream(stream));
+        self.seal(open, queue_of_stream(stream), Place::Newest);
         self.open(open, region, now);
         self.append(open, bytes)
     }
@@ -128,7 +138,7 @@ impl Inner {
         // A last sliver is cheaper wasted than listed.
         if (open.room(region_bytes) as usize) < (header + wanted).min(region_bytes / 64) {
             let region = self.obtain_region(now)?;
-            self.seal(open, LARGE);
+            self.seal(open, LARGE, Place::Newest);
             self.open(open, region, now);
         }
         let data = wanted.min(open.room(region_bytes) as usize - header) as u32;
@@ -169,10 +179,13 @@ impl Inner {
     }
 
     /// Closes the open region of a stream, if there is one, and puts it into its queue.
-    pub(super) fn seal(&self, stream: &mut Stream, queue: usize) {
+    pub(super) fn seal(&self, stream: &mut Stream, queue: usize, place: Place) {
         let Some(region) = stream.region.take() else { return };
         let record = self.arena.region(region);
         record.set_used_bytes(stream.used);
+        if place == Place::Newest {
+            record.set_sequence(self.arena.take_sequence());
+        }
         {
             let mut queues = lock(&self.queues);
             queues.insert(&self.arena, queue, region);
@@ -188,7 +201,7 @@ impl Inner {
         for lane in &self.lanes {
             let mut streams = lock(&lane.0);
             for (stream, open) in streams.iter_mut().enumerate() {
-                self.seal(open, queue_of_stream(stream));
+                self.seal(open, queue_of_stream(stream), Place::Newest);
             }
         }
     }

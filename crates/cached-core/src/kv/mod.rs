@@ -143,7 +143,7 @@ impl Kv {
             policy: config.policy,
             hook: config.hook,
             queues: Mutex::new(Queues::new(arena.region_count())),
-            reclaimer: Mutex::new(Reclaimer::new()),
+            reclaimer: Mutex::new(Reclaimer::new(region_bytes)),
             events: Events::default(),
             bodies_bytes: AtomicU64::new(0),
             bodies_bytes_max: (arena.bytes() as u64 / 4).max(config.item_bytes_max as u64),

@@ -78,6 +78,7 @@ impl Queues {
     }
 
     /// The queue a region is in.
+    #[cfg(any(test, feature = "validate"))]
     pub(crate) fn queue_of(&self, id: RegionId) -> Option<usize> {
         let queue = self.links[id.0 as usize].queue;
         (queue != u8::MAX).then_some(queue as usize)

@@ -5,8 +5,8 @@
 //! garbage; the policy names a queue, and judges every item of its oldest region. So expired items
 //! go before live ones, and memory follows the sizes in use.
 //!
-//! An eviction keeps at most three quarters of its region, whatever the policy says. So every walk
-//! frees something, a byte freed costs at most three copied, and a cache in which every item has
+//! Evictions keep at most three quarters of what they walk, whatever the policy says, averaged over
+//! a few regions. So a byte freed costs at most three copied, and a cache in which every item has
 //! just been hit does not stand still while all of it goes round.
 //!
 //! Work is done in small steps by whoever allocates while free regions are few; the reclaimer's lock
@@ -16,7 +16,7 @@ use super::extent::{self, List, PIECE_HEADER_BYTES};
 use super::hook::Mutation;
 use super::index::{Locked, Slot};
 use super::item::{ItemPtr, Shape, state};
-use super::log::{Entry, Stream};
+use super::log::{Entry, Place, Stream};
 use super::policy::{Candidate, QUEUES_MAX, QueueId, Verdict};
 use super::queues::{LARGE, QUEUES, Queues};
 use super::{Found, Inner};
@@ -26,8 +26,9 @@ use crate::sync::{Ordering, lock};
 
 /// A region with at least this share of garbage is compacted before anything is evicted: 1/7.
 const GARBAGE_SHARE: u32 = 7;
-/// At most this share of a region survives an eviction: 3/4.
+/// At most this share of the regions walked survives evictions: 3/4, averaged over so many regions.
 const SURVIVORS: (u32, u32) = (3, 4);
+const SURVIVORS_AVERAGED_REGIONS: u32 = 8;
 /// Regions of large values that may go round in a row before one is evicted all the same.
 const REQUEUES_MAX: u32 = 8;
 /// Regions looked at per choice, per queue: the choice stays cheap in a very large arena.
@@ -45,6 +46,8 @@ pub(super) struct Reclaimer {
     jobs: u64,
     /// Regions that just went round, in a row.
     requeues: u32,
+    /// Bytes that evictions may still keep: the share of every region walked is added, up to a bound.
+    keep_credit: u32,
     /// The last compaction found no place for survivors: evict once before trying again.
     no_place: bool,
 }
@@ -58,8 +61,6 @@ struct Job {
     evict: bool,
     /// The region stays where it is: nearly all of it is kept (pieces of large values).
     requeue: bool,
-    /// Bytes kept so far, of an eviction.
-    kept: u32,
 }
 
 /// An entry met on the walk.
@@ -70,19 +71,32 @@ struct Met {
     piece: bool,
 }
 
+/// What an eviction of one region may keep, on average.
+fn survivors_share(region_bytes: usize) -> u32 {
+    region_bytes as u32 / SURVIVORS.1 * SURVIVORS.0
+}
+
 /// There is no place for a survivor.
 struct NoPlace;
 
 impl Reclaimer {
-    pub(super) fn new() -> Reclaimer {
+    pub(super) fn new(region_bytes: usize) -> Reclaimer {
         Reclaimer {
             job: None,
             kept: [const { Stream::new() }; QUEUES],
             compacted: [const { Stream::new() }; QUEUES],
             jobs: 0,
             requeues: 0,
+            keep_credit: survivors_share(region_bytes) * SURVIVORS_AVERAGED_REGIONS,
             no_place: false,
         }
+    }
+
+    /// Whether an eviction may keep so much more; if so, it is spent.
+    fn may_keep(&mut self, bytes: u32) -> bool {
+        let left = self.keep_credit.checked_sub(bytes);
+        self.keep_credit = left.unwrap_or(self.keep_credit);
+        left.is_some()
     }
 
     /// Regions walked so far.
@@ -105,7 +119,7 @@ impl Inner {
             let mut met = [Met { location: 0, hash: KeyHash(0), piece: false }; BATCH];
             let count = self.meet(&mut job, &mut met[..BATCH.min(left)]);
             for met in &met[..count] {
-                if self.settle(reclaimer, &mut job, *met, now).is_err() {
+                if self.settle(reclaimer, &job, *met, now).is_err() {
                     reclaimer.jobs += 1;
                     reclaimer.no_place = true;
                     self.put_back(&job);
@@ -168,7 +182,7 @@ impl Inner {
     }
 
     /// Decides about one entry: dead ones are passed over.
-    fn settle(&self, reclaimer: &mut Reclaimer, job: &mut Job, met: Met, now: u32) -> Result<(), NoPlace> {
+    fn settle(&self, reclaimer: &mut Reclaimer, job: &Job, met: Met, now: u32) -> Result<(), NoPlace> {
         let locked = self.index.shard(met.hash).lock(met.hash);
         if met.piece {
             self.settle_piece(reclaimer, job, met, &locked, now)
@@ -178,7 +192,7 @@ impl Inner {
     }
 
     fn settle_item(
-        &self, reclaimer: &mut Reclaimer, job: &mut Job, met: Met, locked: &Locked<'_>, now: u32,
+        &self, reclaimer: &mut Reclaimer, job: &Job, met: Met, locked: &Locked<'_>, now: u32,
     ) -> Result<(), NoPlace> {
         let Some(slot) = locked.find(met.hash, |location| location == met.location) else { return Ok(()) };
         let found = Found { slot, item: self.item_at(met.location), location: met.location };
@@ -196,7 +210,7 @@ impl Inner {
             bytes: self.item_bytes(item),
         });
         if let Verdict::Keep { queue, bits } = verdict
-            && self.may_keep(job, self.padded(item.shape().entry_bytes()))
+            && reclaimer.may_keep(self.padded(item.shape().entry_bytes()))
         {
             let queue = usize::from(queue.0).min(QUEUES_MAX - 1);
             let before = item.policy_bits();
@@ -211,7 +225,7 @@ impl Inner {
     }
 
     fn settle_piece(
-        &self, reclaimer: &mut Reclaimer, job: &mut Job, met: Met, locked: &Locked<'_>, now: u32,
+        &self, reclaimer: &mut Reclaimer, job: &Job, met: Met, locked: &Locked<'_>, now: u32,
     ) -> Result<(), NoPlace> {
         let Some((found, n)) = self.owner_of_piece(locked, met) else { return Ok(()) };
         if self.remove_if_over(locked, found, now) {
@@ -222,7 +236,7 @@ impl Inner {
         }
         // SAFETY: the entry is a piece in the region of this job.
         let bytes = self.padded(unsafe { Shape::read(self.ptr(met.location)) }.entry_bytes());
-        if job.evict && !(self.keeps_piece(job.region, found.item) && self.may_keep(job, bytes)) {
+        if job.evict && !(self.keeps_piece(job.region, found.item) && reclaimer.may_keep(bytes)) {
             self.evict(locked, found);
             return Ok(());
         }
@@ -243,16 +257,6 @@ impl Inner {
             }
             Err(NoPlace) => Err(NoPlace),
         }
-    }
-
-    /// Whether an eviction may keep so much more.
-    fn may_keep(&self, job: &mut Job, bytes: u32) -> bool {
-        let allowed = self.arena.region_bytes() as u32 / SURVIVORS.1 * SURVIVORS.0;
-        let may = job.kept + bytes <= allowed;
-        if may {
-            job.kept += bytes;
-        }
-        may
     }
 
     /// The item whose list has this piece, and the piece's place in the list.
@@ -323,10 +327,11 @@ impl Inner {
             return Ok(entry);
         }
         let region = self.arena.take(Owner::Kv, 0).ok_or(NoPlace)?;
-        self.seal(stream, queue);
+        let age = if job.evict { Place::Newest } else { Place::Inherited };
+        self.seal(stream, queue, age);
         if !job.evict {
             // The age order is about the items, and these are as old as the region they come from.
-            self.arena.region(region).inherit_sequence(self.arena.region(job.region).sequence());
+            self.arena.region(region).set_sequence(self.arena.region(job.region).sequence());
         }
         self.open(stream, region, now);
         self.append(stream, bytes).ok_or(NoPlace)
@@ -335,9 +340,9 @@ impl Inner {
     /// Closes the regions that survivors are copied to.
     pub(super) fn seal_survivors(&self, reclaimer: &mut Reclaimer) {
         let Reclaimer { kept, compacted, .. } = reclaimer;
-        for streams in [kept, compacted] {
+        for (streams, place) in [(kept, Place::Newest), (compacted, Place::Inherited)] {
             for (queue, stream) in streams.iter_mut().enumerate() {
-                self.seal(stream, queue);
+                self.seal(stream, queue, place);
             }
         }
     }
@@ -356,9 +361,14 @@ impl Inner {
         }
         let queue = queues.remove(region);
         drop(queues);
+        if evict {
+            let share = survivors_share(self.arena.region_bytes());
+            reclaimer.keep_credit =
+                (reclaimer.keep_credit + share).min(share * SURVIVORS_AVERAGED_REGIONS);
+        }
         let cursor = (REGION_HEADER_BYTES as u32).next_multiple_of(1 << self.granule_shift);
         let end = self.arena.region(region).used_bytes();
-        let mut job = Job { region, queue, cursor, end, evict, requeue: false, kept: 0 };
+        let mut job = Job { region, queue, cursor, end, evict, requeue: false };
         job.requeue =
             evict && queue == LARGE && reclaimer.requeues < REQUEUES_MAX && self.mostly_kept(&job);
         Some(job)

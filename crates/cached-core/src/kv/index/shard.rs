@@ -367,27 +367,26 @@ impl<'a> Locked<'a> {
         }
     }
 
-    /// Moves items of later lines into the holes of earlier ones and gives empty lines back.
+    /// Moves items of the last line into the holes of earlier ones and gives empty lines back.
     fn compact(&self) {
-        let mut into = self.bucket;
-        while into.link() != 0 {
-            let Some(hole) = into.empty_slot() else {
-                into = self.shard.line(into.link());
-                continue;
-            };
-            // The last line, and the one before it.
-            let (mut before, mut last) = (into, self.shard.line(into.link()));
+        while self.bucket.link() != 0 {
+            let (mut before, mut last) = (self.bucket, self.shard.line(self.bucket.link()));
+            let mut hole = before.empty_slot().map(|slot| (before, slot));
             while last.link() != 0 {
+                hole = hole.or_else(|| last.empty_slot().map(|slot| (last, slot)));
                 (before, last) = (last, self.shard.line(last.link()));
             }
-            if let Some(slot) = (0..SLOTS).rev().find(|&slot| last.location(slot) != 0) {
-                into.set(hole, last.tag(slot), last.location(slot));
-                last.set_location(slot, 0);
-            }
-            if last.is_empty() {
-                let link = before.link();
-                before.set_link(0);
-                self.shard.give_line(link);
+            match ((0..SLOTS).find(|&slot| last.location(slot) != 0), hole) {
+                (None, _) => {
+                    let link = before.link();
+                    before.set_link(0);
+                    self.shard.give_line(link);
+                }
+                (Some(slot), Some((into, hole))) => {
+                    into.set(hole, last.tag(slot), last.location(slot));
+                    last.set_location(slot, 0);
+                }
+                (Some(_), None) => return,
             }
         }
     }

@@ -18,6 +18,8 @@ impl Kv {
     /// Everything that is stored when the clock reaches `secs` is gone from then on. A later call
     /// replaces an earlier one; 0 takes it back.
     pub fn flush_at(&self, secs: u32) {
+        // One that is due already happens first.
+        self.inner.now();
         self.inner.flush_due.store(secs, Ordering::Relaxed);
     }
 

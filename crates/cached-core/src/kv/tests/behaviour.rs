@@ -72,7 +72,7 @@ fn a_stale_item_gives_one_token() {
     assert_eq!(tokens(), (true, false, true));
     kv.set(b"k", b"new").unwrap();
     assert_eq!(tokens(), (false, false, false));
-    assert_eq!(kv.peek(b"k", hash, ItemView::expiry), Ok(Expiry::NEVER));
+    assert_eq!(kv.peek(b"k", hash, |item| item.expiry()), Ok(Expiry::NEVER));
 }
 
 #[test]

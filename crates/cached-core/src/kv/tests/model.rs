@@ -252,7 +252,7 @@ impl World {
                     DeleteOutcome::Done => {
                         assert!(present && !wrong_cas);
                         let kv = self.kv.clone();
-                        let now_cas = kv.peek(&key, kv.hash(&key), ItemView::cas);
+                        let now_cas = kv.peek(&key, kv.hash(&key), |item| item.cas());
                         if !invalidate && !clear {
                             self.map.remove(&key);
                         } else if let Some(old) = self.map.get_mut(&key) {
@@ -359,7 +359,7 @@ impl World {
             Op::Pin(key) => {
                 let key = Self::key(key);
                 if self.check(&key) && self.pinned.len() < 4 {
-                    let pin = self.kv.peek(&key, self.kv.hash(&key), ItemView::pin).unwrap();
+                    let pin = self.kv.peek(&key, self.kv.hash(&key), |item| item.pin()).unwrap();
                     self.pinned.push((pin, self.map[&key].value.clone()));
                 }
             }

@@ -108,7 +108,7 @@ fn pins_outlast_everything() {
     let (kv, _) = store(4 << 20, 1 << 20);
     let value = value_of(1, 300_000);
     kv.set(b"pinned", &value).unwrap();
-    let pin = kv.peek(b"pinned", kv.hash(b"pinned"), ItemView::pin).unwrap();
+    let pin = kv.peek(b"pinned", kv.hash(b"pinned"), |item| item.pin()).unwrap();
     kv.set(b"pinned", b"other").unwrap();
     fill(&kv, 1, 200_000, 100);
     kv.flush_all();
@@ -128,7 +128,7 @@ fn a_store_full_of_pins_refuses_and_recovers() {
         if kv.set(&n.to_le_bytes(), &value_of(u64::from(n), 100_000)).is_err() {
             break;
         }
-        pins.push(kv.peek(&n.to_le_bytes(), kv.hash(&n.to_le_bytes()), ItemView::pin).unwrap());
+        pins.push(kv.peek(&n.to_le_bytes(), kv.hash(&n.to_le_bytes()), |item| item.pin()).unwrap());
     }
     assert!(pins.len() >= 15 && pins.len() < 40, "{} values of 100 kB were pinned in 2 MiB", pins.len());
     assert!(pins.iter().enumerate().all(|(n, pin)| pin.to_vec() == value_of(n as u64, 100_000)));
@@ -157,13 +157,12 @@ fn values_under_way_are_limited() {
     let mut under_way = Vec::new();
     let refused = (0..1000u32).find(|n| {
         let key = n.to_le_bytes();
-        match kv.reserve(&key, kv.hash(&key), 900_000, &StoreOptions::default()) {
-            Ok(mut reservation) if reservation.spare().is_some() => {
-                under_way.push(reservation);
-                false
-            }
-            _ => true,
-        }
+        let Ok(mut reservation) = kv.reserve(&key, kv.hash(&key), 900_000, &StoreOptions::default()) else {
+            return true;
+        };
+        let has_room = reservation.spare().is_some();
+        under_way.push(reservation);
+        !has_room
     });
     let reserved = kv.stats().bodies_bytes;
     println!("{} values under way hold {reserved} bytes", under_way.len());

@@ -60,7 +60,7 @@ fn values_are_never_torn() {
                             kv.delete(&name, hash, &DeleteOptions::default());
                         }
                         92..96 => {
-                            if let Ok(pin) = kv.peek(&name, hash, ItemView::pin) {
+                            if let Ok(pin) = kv.peek(&name, hash, |item| item.pin()) {
                                 pins.push((key, pin));
                             }
                             if pins.len() > 3 {
@@ -106,7 +106,7 @@ fn no_count_is_lost() {
                 for n in 0..counts {
                     kv.increment(&[(n % 4) as u8], 1).unwrap();
                     // A reader with a pin forces the counter to be written anew elsewhere.
-                    let pin = kv.peek(&[1], kv.hash(&[1]), ItemView::pin).unwrap();
+                    let pin = kv.peek(&[1], kv.hash(&[1]), |item| item.pin()).unwrap();
                     assert!(std::str::from_utf8(&pin.to_vec()).unwrap().trim().parse::<u64>().is_ok());
                 }
             });
