@@ -3,6 +3,7 @@
 use super::store::Over;
 use crate::KeyHash;
 use crate::kv::hook::Mutation;
+use crate::kv::item::state;
 use crate::kv::{
     ArithmeticOptions, ArithmeticOutcome, Inner, Kv, Miss, StoreMode, StoreOptions, StoreOutcome,
 };
@@ -73,6 +74,8 @@ impl Kv {
             }
             // A longer number, or one that is being read: written anew.
             let (location, cas, expiry) = (found.location, item.cas(), item.expiry());
+            // As a number that fits in its place keeps its marks, so does one that does not.
+            let marks = item.state() & (state::STALE | state::TOKEN_SENT | state::FETCHED);
             let store = StoreOptions {
                 mode: StoreMode::Set,
                 client_flags: item.client_flags(),
@@ -90,7 +93,7 @@ impl Kv {
             if !reservation.write(&text) {
                 return ArithmeticOutcome::OutOfMemory;
             }
-            let over = Over { location, cas, number: Some(before), marks: 0 };
+            let over = Over { location, cas, number: Some(before), marks };
             match reservation.commit_over(over) {
                 Some(StoreOutcome::Stored { cas, .. }) => {
                     return ArithmeticOutcome::Done { value, cas, expiry, created: false };
