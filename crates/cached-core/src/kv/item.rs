@@ -21,7 +21,8 @@
 //! key's hash bucket. The payload of a pinned region does not change either: writers check the pins.
 
 use crate::clock::Expiry;
-use crate::sync::{AtomicU32, Ordering};
+// Not from `crate::sync`: these words lie in raw memory, and order nothing between threads.
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Keys have 1 to 250 bytes, as in memcached.
 pub const KEY_BYTES_MAX: usize = 250;
@@ -95,9 +96,13 @@ impl Shape {
         Shape(unsafe { &*ptr.cast::<AtomicU32>() }.load(Ordering::Relaxed))
     }
 
-    /// The word itself.
-    pub(crate) fn word(self) -> u32 {
-        self.0
+    /// Writes the first word of an entry.
+    ///
+    /// # Safety
+    /// `ptr` points at four writable bytes, 4-byte aligned, in memory that stays mapped.
+    pub(crate) unsafe fn write(self, ptr: *mut u8) {
+        // SAFETY: as the caller promises; atomic, since a walk may read the word meanwhile.
+        unsafe { &*ptr.cast::<AtomicU32>() }.store(self.0, Ordering::Relaxed);
     }
 
     /// Data bytes of a piece, or `None` for an item.
@@ -204,7 +209,7 @@ impl ItemPtr {
         let item = ItemPtr { ptr, shape };
         // SAFETY: all offsets below are inside `shape.entry_bytes()`, which the caller provides.
         unsafe {
-            (*ptr.cast::<AtomicU32>()).store(shape.0, Ordering::Relaxed);
+            shape.write(ptr);
             std::ptr::copy_nonoverlapping(key.as_ptr(), ptr.add(shape.key_at()), key.len());
         }
         item.set_attributes(attributes);
@@ -238,7 +243,7 @@ impl ItemPtr {
     pub(crate) fn set_payload_bytes(&mut self, payload: usize) {
         self.shape = Shape::item(self.shape.key_bytes(), payload, self.shape.fields());
         // SAFETY: the entry's first word, aligned; the lock of the bucket is held.
-        unsafe { (*self.ptr.cast::<AtomicU32>()).store(self.shape.0, Ordering::Relaxed) };
+        unsafe { self.shape.write(self.ptr) };
     }
 
     #[inline]

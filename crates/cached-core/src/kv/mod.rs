@@ -25,6 +25,8 @@ mod queues;
 mod reclaim;
 mod request;
 mod stats;
+#[cfg(all(test, shuttle))]
+mod shuttle_tests;
 #[cfg(all(test, not(shuttle)))]
 mod tests;
 #[cfg(any(test, feature = "validate"))]

@@ -11,6 +11,8 @@
 //! line guards the whole chain and every item it leads to.
 
 use crate::sync::{AtomicU32, Ordering, relax};
+// Only the lock orders anything between threads; the rest need not be seen by a test scheduler.
+use std::sync::atomic::AtomicU32 as PlainU32;
 
 pub(super) const SLOTS: usize = 12;
 const LOCK: u32 = 1 << 31;
@@ -18,15 +20,58 @@ const LOCK: u32 = 1 << 31;
 #[repr(C, align(64))]
 pub(super) struct Bucket {
     header: AtomicU32,
-    tags: [AtomicU32; 3],
-    locations: [AtomicU32; SLOTS],
+    tags: [PlainU32; 3],
+    locations: [PlainU32; SLOTS],
 }
 
 // The size is the layout; under shuttle its atomics are larger, and only the shape of the code counts.
 #[cfg(not(shuttle))]
 const _: () = assert!(size_of::<Bucket>() == 64);
 
+/// An array of empty buckets at a fixed place, touched lazily.
+#[cfg(not(shuttle))]
+pub(super) struct Buckets(crate::arena::Memory);
+
+#[cfg(not(shuttle))]
+impl Buckets {
+    pub(super) fn reserve(count: u32) -> std::io::Result<Buckets> {
+        Ok(Buckets(crate::arena::Memory::map(count as usize * size_of::<Bucket>(), false)?))
+    }
+
+    #[inline]
+    pub(super) fn get(&self, index: u32) -> &Bucket {
+        debug_assert!((index as usize) < self.0.len() / size_of::<Bucket>());
+        // SAFETY: callers stay below the count (checked in debug builds), the mapping is aligned to a
+        // page, all-zero bytes are a valid empty bucket, buckets are shared and hold only atomics.
+        unsafe { &*self.0.base().cast::<Bucket>().add(index as usize) }
+    }
+}
+
+/// Under shuttle atomics are objects that must be made one by one.
+#[cfg(shuttle)]
+pub(super) struct Buckets(Box<[Bucket]>);
+
+#[cfg(shuttle)]
+impl Buckets {
+    pub(super) fn reserve(count: u32) -> std::io::Result<Buckets> {
+        Ok(Buckets((0..count).map(|_| Bucket::new()).collect()))
+    }
+
+    pub(super) fn get(&self, index: u32) -> &Bucket {
+        &self.0[index as usize]
+    }
+}
+
 impl Bucket {
+    #[cfg(any(test, shuttle))]
+    fn new() -> Bucket {
+        Bucket {
+            header: AtomicU32::new(0),
+            tags: std::array::from_fn(|_| PlainU32::new(0)),
+            locations: std::array::from_fn(|_| PlainU32::new(0)),
+        }
+    }
+
     /// Takes the lock. Short critical sections only: waiting burns cycles.
     #[inline]
     pub(super) fn lock(&self) {
@@ -115,17 +160,9 @@ impl Bucket {
 mod tests {
     use super::*;
 
-    fn empty() -> Bucket {
-        Bucket {
-            header: AtomicU32::new(0),
-            tags: std::array::from_fn(|_| AtomicU32::new(0)),
-            locations: std::array::from_fn(|_| AtomicU32::new(0)),
-        }
-    }
-
     #[test]
     fn tags_match_exactly() {
-        let bucket = empty();
+        let bucket = Bucket::new();
         for slot in 0..SLOTS {
             bucket.set(slot, (slot as u8) * 21 + 1, slot as u32 + 1);
         }
@@ -141,7 +178,7 @@ mod tests {
 
     #[test]
     fn lock_and_link_share_a_word() {
-        let bucket = empty();
+        let bucket = Bucket::new();
         bucket.lock();
         bucket.set_link(7);
         assert_eq!(bucket.link(), 7);

@@ -14,7 +14,6 @@ mod shard;
 pub(crate) use shard::{Locked, Shard, Slot};
 
 use crate::KeyHash;
-use crate::arena::Memory;
 
 /// Top bits of the hash that choose the shard, at most.
 const SHARD_BITS_MAX: u32 = 6;
@@ -61,9 +60,4 @@ impl Index {
     pub(crate) fn bytes(&self) -> usize {
         self.shards.iter().map(Shard::bytes).sum()
     }
-}
-
-/// Memory for an array of buckets.
-fn reserve(buckets: usize) -> std::io::Result<Memory> {
-    Memory::map(buckets * size_of::<bucket::Bucket>(), false)
 }

@@ -8,10 +8,9 @@
 //!
 //! Lock order: the growth lock, then a bucket, then the overflow pool.
 
-use super::bucket::{Bucket, SLOTS};
-use super::{ITEMS_PER_BUCKET, reserve};
+use super::ITEMS_PER_BUCKET;
+use super::bucket::{Bucket, Buckets, SLOTS};
 use crate::KeyHash;
-use crate::arena::Memory;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
 
 /// Buckets a shard starts with.
@@ -22,8 +21,8 @@ const BUCKETS_INITIAL: u32 = 16;
 pub(crate) struct Shard {
     /// `level << 32 | split`. Written under `growing` only.
     extent: AtomicU64,
-    buckets: Memory,
-    overflow: Memory,
+    buckets: Buckets,
+    overflow: Buckets,
     buckets_max: u32,
     overflow_max: u32,
     growing: Mutex<()>,
@@ -65,8 +64,8 @@ impl Shard {
         let overflow_max = buckets_max / 2 + 64;
         Ok(Shard {
             extent: AtomicU64::new(0),
-            buckets: reserve(buckets_max as usize)?,
-            overflow: reserve(overflow_max as usize)?,
+            buckets: Buckets::reserve(buckets_max)?,
+            overflow: Buckets::reserve(overflow_max)?,
             buckets_max,
             overflow_max,
             growing: Mutex::new(()),
@@ -124,18 +123,14 @@ impl Shard {
 
     #[inline]
     fn bucket(&self, index: u32) -> &Bucket {
-        debug_assert!(index < self.buckets_max);
-        // SAFETY: the mapping holds `buckets_max` zero-initialised buckets, an all-zero bucket is a
-        // valid empty one, every index comes from `address` or a loop below `bucket_count`, and the
-        // mapping lives as long as the shard. Buckets are shared and hold only atomics.
-        unsafe { &*self.buckets.base().cast::<Bucket>().add(index as usize) }
+        self.buckets.get(index)
     }
 
+    /// A line of the overflow area, by its link.
     #[inline]
     fn line(&self, link: u32) -> &Bucket {
-        debug_assert!(link != 0 && link <= self.overflow_max);
-        // SAFETY: as in `bucket`; links are one above an index that the pool handed out.
-        unsafe { &*self.overflow.base().cast::<Bucket>().add(link as usize - 1) }
+        debug_assert!(link != 0);
+        self.overflow.get(link - 1)
     }
 
     /// Asks the processor for the bucket's line.
@@ -450,3 +445,71 @@ impl Shard {
     }
 }
 
+
+#[cfg(all(test, shuttle))]
+mod shuttle_tests {
+    use super::*;
+    use crate::sync::Arc;
+
+    fn hash_of(location: u32) -> KeyHash {
+        KeyHash(u64::from(location).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    fn holds(shard: &Shard, location: u32) -> bool {
+        let hash = hash_of(location);
+        shard.lock(hash).find(hash, |found| found == location).is_some()
+    }
+
+    /// While buckets are divided, what was there is found, what is added is found, what is removed is gone.
+    #[test]
+    fn dividing_loses_nothing() {
+        shuttle::check_random(
+            || {
+                let shard = Arc::new(Shard::new(1000).unwrap());
+                let add = |shard: &Shard, location: u32| {
+                    let hash = hash_of(location);
+                    assert!(shard.lock(hash).insert(hash, location, 1));
+                };
+                (1..=165).for_each(|location| add(&shard, location));
+                let writer = {
+                    let shard = shard.clone();
+                    shuttle::thread::spawn(move || {
+                        for location in 200..206 {
+                            add(&shard, location);
+                            shard.grow(hash_of);
+                            assert!(holds(&shard, location));
+                        }
+                    })
+                };
+                let remover = {
+                    let shard = shard.clone();
+                    shuttle::thread::spawn(move || {
+                        for location in 1..5 {
+                            let hash = hash_of(location);
+                            {
+                                let locked = shard.lock(hash);
+                                let slot = locked.find(hash, |found| found == location).unwrap();
+                                locked.remove(slot, 1);
+                            }
+                            shard.grow(hash_of);
+                            assert!(!holds(&shard, location));
+                        }
+                    })
+                };
+                for location in (10..165).step_by(23) {
+                    assert!(holds(&shard, location), "{location} was lost");
+                }
+                writer.join().unwrap();
+                remover.join().unwrap();
+                assert!(shard.bucket_count() > u64::from(BUCKETS_INITIAL));
+                let mut seen = 0;
+                shard.validate(|bucket, location| {
+                    assert!(shard.belongs(bucket, hash_of(location)));
+                    seen += 1;
+                });
+                assert_eq!(seen, 165 + 6 - 4);
+            },
+            300,
+        );
+    }
+}

@@ -6,7 +6,7 @@ use crate::kv::extent::{self, PIECE_HEADER_BYTES, Piece};
 use crate::kv::item::{ItemPtr, KEY_BYTES_MAX, Shape};
 use crate::kv::log::Entry;
 use crate::kv::{Inner, Kv, StoreOptions, StoreOutcome};
-use crate::sync::{Arc, AtomicU32, Ordering};
+use crate::sync::{Arc, Ordering};
 
 /// Room for one value. Fill it with [`spare`](Reservation::spare) and [`advance`](Reservation::advance)
 /// or [`write`](Reservation::write), then [`commit`](Reservation::commit); dropped before, it leaves no trace.
@@ -132,7 +132,7 @@ impl Reservation {
         let at = self.inner.ptr(entry.location);
         // SAFETY: the entry is ours, has room for the header, and is aligned to a granule.
         unsafe {
-            (*at.cast::<AtomicU32>()).store(Shape::piece(data).word(), Ordering::Relaxed);
+            Shape::piece(data).write(at);
             extent::write_piece_owner(at, self.hash);
         }
         if let Place::Pieces(pieces) = &mut self.place {

@@ -1,0 +1,130 @@
+//! The store under a scheduler that tries interleavings: `RUSTFLAGS="--cfg shuttle" cargo test -p cached-core`.
+
+use super::{Kv, KvConfig, Miss, StoreOptions};
+use crate::clock::TickClock;
+use crate::sync::Arc;
+
+fn store() -> Kv {
+    Kv::new(KvConfig {
+        arena_bytes: 1 << 20,
+        item_bytes_max: 64 << 10,
+        lanes: 1,
+        clock: Arc::new(TickClock::new()),
+        hash_seed: Some(7),
+        ..KvConfig::default()
+    })
+    .unwrap()
+}
+
+fn uniform(value: &[u8]) -> bool {
+    value.iter().all(|byte| *byte == value[0])
+}
+
+/// Writers, a deleter, a counter and a pin on one key: readers see whole values, pins do not change.
+#[test]
+fn one_key() {
+    shuttle::check_random(
+        || {
+            let kv = store();
+            kv.set(b"k", &[1; 40]).unwrap();
+            let pin = kv.peek(b"k", kv.hash(b"k"), |item| item.pin()).unwrap();
+            let writers: Vec<_> = (2..4u8)
+                .map(|n| {
+                    let kv = kv.clone();
+                    shuttle::thread::spawn(move || {
+                        kv.set(b"k", &[n; 40]).unwrap();
+                        kv.append(b"k", &[n; 2]).unwrap();
+                        kv.set(b"k", &vec![n; 9_000]).unwrap();
+                    })
+                })
+                .collect();
+            let deleter = {
+                let kv = kv.clone();
+                shuttle::thread::spawn(move || kv.remove(b"k"))
+            };
+            for _ in 0..3 {
+                if let Some(value) = kv.get(b"k") {
+                    assert!(value.len() == 42 || value.len() == 2 || uniform(&value));
+                }
+                assert_eq!(pin.to_vec(), [1; 40]);
+            }
+            writers.into_iter().for_each(|thread| thread.join().unwrap());
+            deleter.join().unwrap();
+            drop(pin);
+            kv.validate();
+        },
+        400,
+    );
+}
+
+/// Counting from two threads while a third pins and unpins: nothing is lost.
+#[test]
+fn counting() {
+    shuttle::check_random(
+        || {
+            let kv = store();
+            kv.set(b"n", b"98").unwrap();
+            let threads: Vec<_> = (0..2)
+                .map(|_| {
+                    let kv = kv.clone();
+                    shuttle::thread::spawn(move || (0..2).for_each(|_| drop(kv.increment(b"n", 1).unwrap())))
+                })
+                .collect();
+            for _ in 0..2 {
+                drop(kv.peek(b"n", kv.hash(b"n"), |item| item.pin()));
+            }
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            assert_eq!(kv.increment(b"n", 0), Ok(102));
+            kv.validate();
+        },
+        400,
+    );
+}
+
+/// A full store: storing reclaims while others read, pin, delete and flush.
+#[test]
+fn reclaiming() {
+    shuttle::check_random(
+        || {
+            let kv = store();
+            for n in 0..240u32 {
+                kv.set(&n.to_le_bytes(), &[n as u8; 3_500]).unwrap();
+            }
+            let writers: Vec<_> = (0..2u32)
+                .map(|thread| {
+                    let kv = kv.clone();
+                    shuttle::thread::spawn(move || {
+                        for n in 0..25 {
+                            let key = 1_000 * (thread + 1) + n;
+                            let value = [key as u8; 3_500];
+                            let options = StoreOptions::default();
+                            kv.store(&key.to_le_bytes(), kv.hash(&key.to_le_bytes()), &value, &options);
+                        }
+                    })
+                })
+                .collect();
+            let flusher = {
+                let kv = kv.clone();
+                shuttle::thread::spawn(move || {
+                    kv.flush_all();
+                    kv.maintain();
+                })
+            };
+            let mut pins = Vec::new();
+            for n in (0..240u32).step_by(40) {
+                let key = n.to_le_bytes();
+                match kv.peek(&key, kv.hash(&key), |item| item.pin()) {
+                    Ok(pin) => pins.push((n, pin)),
+                    Err(miss) => assert!(matches!(miss, Miss::Absent | Miss::Flushed)),
+                }
+            }
+            writers.into_iter().for_each(|thread| thread.join().unwrap());
+            flusher.join().unwrap();
+            for (n, pin) in pins {
+                assert_eq!(pin.to_vec(), [n as u8; 3_500]);
+            }
+            kv.validate();
+        },
+        100,
+    );
+}
