@@ -124,8 +124,8 @@ impl Arena {
         }
         let count = u32::try_from(count).map_err(|_| bad("too many regions"))?;
         let bytes = count as usize * region_bytes;
-        let memory = Memory::map(bytes, config.huge_pages)
-            .map_err(|source| ArenaError::Map { bytes, source })?;
+        let memory =
+            Memory::map(bytes, config.huge_pages).map_err(|source| ArenaError::Map { bytes, source })?;
         Ok(Arena {
             memory,
             region_bytes,

@@ -91,9 +91,7 @@ impl Region {
 
     /// Moves from one state to another, if it is in the first.
     pub(crate) fn shift(&self, from: RegionState, to: RegionState) -> bool {
-        self.state
-            .compare_exchange(from as u32, to as u32, Ordering::AcqRel, Ordering::Relaxed)
-            .is_ok()
+        self.state.compare_exchange(from as u32, to as u32, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     pub(crate) fn pin(&self) {
@@ -300,7 +298,8 @@ mod tests {
 
     #[test]
     fn header_round_trips_and_refuses_damage() {
-        let header = RegionHeader { owner: 1, granule_shift: 2, sequence: 0x0123_4567_89ab_cdef, opened_at: 99 };
+        let header =
+            RegionHeader { owner: 1, granule_shift: 2, sequence: 0x0123_4567_89ab_cdef, opened_at: 99 };
         let bytes = header.encode();
         assert_eq!(bytes.len(), 32);
         assert_eq!(RegionHeader::decode(&bytes), Ok(header));

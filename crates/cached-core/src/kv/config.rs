@@ -62,7 +62,9 @@ pub enum KvConfigError {
     #[error("arena_bytes is {0}; a store needs at least {ARENA_BYTES_MIN}")]
     ArenaTooSmall(usize),
     /// The item limit is out of range.
-    #[error("item_bytes_max is {item}; it must be between {ITEM_BYTES_MIN} and {ITEM_BYTES_MAX}, and at most half of arena_bytes ({arena})")]
+    #[error(
+        "item_bytes_max is {item}; it must be between {ITEM_BYTES_MIN} and {ITEM_BYTES_MAX}, and at most half of arena_bytes ({arena})"
+    )]
     ItemLimit {
         /// The item limit asked for.
         item: usize,

@@ -1,8 +1,8 @@
 //! The plain front for a program that embeds the store: owned values, ordinary errors.
 
 use super::{
-    ArithmeticOptions, ArithmeticOutcome, DeleteOptions, DeleteOutcome, FetchOptions, Kv, ScanCursor, StoreMode,
-    StoreOptions, StoreOutcome,
+    ArithmeticOptions, ArithmeticOutcome, DeleteOptions, DeleteOutcome, FetchOptions, Kv, ScanCursor,
+    StoreMode, StoreOptions, StoreOutcome,
 };
 use crate::clock::Expiry;
 

@@ -97,7 +97,9 @@ impl Inner {
     /// The stream for an item of this queue and expiry.
     pub(super) fn stream_for(&self, queue: usize, expiry: Expiry, now: u32) -> usize {
         let class = match expiry.remaining_secs(now) {
-            Some(secs) if self.ttl_classes > 1 => TTL_CLASS_SECS.iter().filter(|&&limit| secs < limit).count(),
+            Some(secs) if self.ttl_classes > 1 => {
+                TTL_CLASS_SECS.iter().filter(|&&limit| secs < limit).count()
+            }
             _ => 0,
         };
         queue * TTL_CLASSES + class

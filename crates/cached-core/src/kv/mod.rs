@@ -24,9 +24,9 @@ pub mod policy;
 mod queues;
 mod reclaim;
 mod request;
-mod stats;
 #[cfg(all(test, shuttle))]
 mod shuttle_tests;
+mod stats;
 #[cfg(all(test, not(shuttle)))]
 mod tests;
 #[cfg(any(test, feature = "validate"))]

@@ -109,7 +109,11 @@ impl Inner {
     /// Walks at most about `entries` entries. False when there is nothing to reclaim. A job that
     /// evicts is only begun if `may_evict` and the store evicts at all.
     pub(super) fn reclaim_step(
-        &self, reclaimer: &mut Reclaimer, now: u32, entries: usize, may_evict: bool,
+        &self,
+        reclaimer: &mut Reclaimer,
+        now: u32,
+        entries: usize,
+        may_evict: bool,
     ) -> bool {
         let may_evict = may_evict && self.evict;
         let next = reclaimer.job.take().or_else(|| self.pick(reclaimer, now, may_evict));
@@ -192,7 +196,12 @@ impl Inner {
     }
 
     fn settle_item(
-        &self, reclaimer: &mut Reclaimer, job: &Job, met: Met, locked: &Locked<'_>, now: u32,
+        &self,
+        reclaimer: &mut Reclaimer,
+        job: &Job,
+        met: Met,
+        locked: &Locked<'_>,
+        now: u32,
     ) -> Result<(), NoPlace> {
         let Some(slot) = locked.find(met.hash, |location| location == met.location) else { return Ok(()) };
         let found = Found { slot, item: self.item_at(met.location), location: met.location };
@@ -225,7 +234,12 @@ impl Inner {
     }
 
     fn settle_piece(
-        &self, reclaimer: &mut Reclaimer, job: &Job, met: Met, locked: &Locked<'_>, now: u32,
+        &self,
+        reclaimer: &mut Reclaimer,
+        job: &Job,
+        met: Met,
+        locked: &Locked<'_>,
+        now: u32,
     ) -> Result<(), NoPlace> {
         let Some((found, n)) = self.owner_of_piece(locked, met) else { return Ok(()) };
         if self.remove_if_over(locked, found, now) {
@@ -299,7 +313,13 @@ impl Inner {
     }
 
     fn move_item(
-        &self, stream: &mut Stream, job: &Job, queue: usize, slot: Slot<'_>, item: ItemPtr, now: u32,
+        &self,
+        stream: &mut Stream,
+        job: &Job,
+        queue: usize,
+        slot: Slot<'_>,
+        item: ItemPtr,
+        now: u32,
     ) -> Result<(), NoPlace> {
         let bytes = self.padded(item.shape().entry_bytes());
         let from = slot.location();
@@ -322,7 +342,14 @@ impl Inner {
     }
 
     /// Space for a survivor, in the stream's open region or a new one from the reserve.
-    fn place(&self, stream: &mut Stream, job: &Job, queue: usize, bytes: u32, now: u32) -> Result<Entry, NoPlace> {
+    fn place(
+        &self,
+        stream: &mut Stream,
+        job: &Job,
+        queue: usize,
+        bytes: u32,
+        now: u32,
+    ) -> Result<Entry, NoPlace> {
         if let Some(entry) = self.append(stream, bytes) {
             return Ok(entry);
         }
@@ -363,14 +390,12 @@ impl Inner {
         drop(queues);
         if evict {
             let share = survivors_share(self.arena.region_bytes());
-            reclaimer.keep_credit =
-                (reclaimer.keep_credit + share).min(share * SURVIVORS_AVERAGED_REGIONS);
+            reclaimer.keep_credit = (reclaimer.keep_credit + share).min(share * SURVIVORS_AVERAGED_REGIONS);
         }
         let cursor = (REGION_HEADER_BYTES as u32).next_multiple_of(1 << self.granule_shift);
         let end = self.arena.region(region).used_bytes();
         let mut job = Job { region, queue, cursor, end, evict, requeue: false };
-        job.requeue =
-            evict && queue == LARGE && reclaimer.requeues < REQUEUES_MAX && self.mostly_kept(&job);
+        job.requeue = evict && queue == LARGE && reclaimer.requeues < REQUEUES_MAX && self.mostly_kept(&job);
         Some(job)
     }
 
@@ -388,7 +413,8 @@ impl Inner {
         for queue in 0..QUEUES {
             for region in queues.oldest_first(queue).take(REGIONS_LOOKED_AT) {
                 let record = self.arena.region(region);
-                let garbage = if record.sequence() < boundary { region_bytes } else { record.garbage_bytes(now) };
+                let garbage =
+                    if record.sequence() < boundary { region_bytes } else { record.garbage_bytes(now) };
                 if garbage > best.0 && self.is_quiet(region) {
                     best = (garbage, Some(region));
                 }

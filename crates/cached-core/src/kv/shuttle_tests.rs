@@ -67,7 +67,10 @@ fn counting() {
             let threads: Vec<_> = (0..2)
                 .map(|_| {
                     let kv = kv.clone();
-                    shuttle::thread::spawn(move || (0..2).for_each(|_| drop(kv.increment(b"n", 1).unwrap())))
+                    shuttle::thread::spawn(move || {
+                        kv.increment(b"n", 1).unwrap();
+                        kv.increment(b"n", 1).unwrap();
+                    })
                 })
                 .collect();
             for _ in 0..2 {

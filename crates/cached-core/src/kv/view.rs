@@ -1,8 +1,8 @@
 //! Looking at an item: borrowed under its bucket's lock, or pinned to outlive it.
 
+use super::Inner;
 use super::extent::List;
 use super::item::{ItemPtr, state};
-use super::Inner;
 use crate::arena::RegionId;
 use crate::clock::Expiry;
 use crate::sync::Arc;
@@ -193,4 +193,3 @@ impl std::fmt::Debug for PinnedValue {
         write!(f, "PinnedValue({} bytes in {} pieces)", self.bytes(), self.pieces().len())
     }
 }
-

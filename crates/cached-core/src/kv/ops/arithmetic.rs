@@ -56,11 +56,7 @@ impl Kv {
                 unsafe {
                     let to = item.payload_ptr();
                     std::ptr::copy_nonoverlapping(digits.as_ptr(), to, digits.len());
-                    std::ptr::write_bytes(
-                        to.add(digits.len()),
-                        b' ',
-                        shape.payload_bytes() - digits.len(),
-                    );
+                    std::ptr::write_bytes(to.add(digits.len()), b' ', shape.payload_bytes() - digits.len());
                 }
                 item.set_cas(inner.next_cas(&locked, options.new_cas));
                 item.set_last_access(now);
@@ -105,7 +101,12 @@ impl Kv {
     }
 
     /// `None` when somebody else has created the number meanwhile.
-    fn create_number(&self, key: &[u8], hash: KeyHash, options: &ArithmeticOptions) -> Option<ArithmeticOutcome> {
+    fn create_number(
+        &self,
+        key: &[u8],
+        hash: KeyHash,
+        options: &ArithmeticOptions,
+    ) -> Option<ArithmeticOutcome> {
         let Some((value, expiry)) = options.vivify else { return Some(ArithmeticOutcome::NotFound) };
         let mut buffer = [b' '; DIGITS_MAX];
         let store = StoreOptions {
@@ -140,9 +141,9 @@ pub(super) fn parse(text: &[u8]) -> Option<u64> {
     if digits == 0 || !ends {
         return None;
     }
-    text[..digits].iter().try_fold(0u64, |number, digit| {
-        number.checked_mul(10)?.checked_add(u64::from(digit - b'0'))
-    })
+    text[..digits]
+        .iter()
+        .try_fold(0u64, |number, digit| number.checked_mul(10)?.checked_add(u64::from(digit - b'0')))
 }
 
 /// Writes a number from the left; the rest of the buffer keeps its blanks.
@@ -154,7 +155,6 @@ fn format(mut value: u64, buffer: &mut [u8; DIGITS_MAX]) -> &[u8] {
     }
     &buffer[..digits]
 }
-
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {

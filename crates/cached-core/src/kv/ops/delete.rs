@@ -50,7 +50,13 @@ impl Kv {
 
     /// Puts an empty item in place of the one at `location`; `None` if it is not there any more.
     fn clear_value(
-        &self, key: &[u8], hash: KeyHash, options: &DeleteOptions, location: u32, cas: u64, key_binary: bool,
+        &self,
+        key: &[u8],
+        hash: KeyHash,
+        options: &DeleteOptions,
+        location: u32,
+        cas: u64,
+        key_binary: bool,
     ) -> Option<DeleteOutcome> {
         let store = StoreOptions {
             mode: StoreMode::Set,

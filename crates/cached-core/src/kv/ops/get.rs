@@ -39,7 +39,10 @@ impl Kv {
     /// # Errors
     /// [`Miss`] tells why there is no item; with `vivify` only [`Miss::OutOfMemory`] remains.
     pub fn fetch<R>(
-        &self, key: &[u8], hash: KeyHash, options: &FetchOptions,
+        &self,
+        key: &[u8],
+        hash: KeyHash,
+        options: &FetchOptions,
         f: impl FnOnce(&ItemView<'_>, &Fetched) -> R,
     ) -> Result<R, Miss> {
         let inner = &self.inner;
@@ -115,9 +118,8 @@ impl Kv {
             fields.expiry = true;
             let shape = Shape::item(shape.key_bytes(), shape.payload_bytes(), fields);
             let stream = inner.stream_for(0, Expiry::NEVER, now);
-            let entry = inner
-                .alloc(stream, inner.padded(shape.entry_bytes()), now)
-                .ok_or(Miss::OutOfMemory)?;
+            let entry =
+                inner.alloc(stream, inner.padded(shape.entry_bytes()), now).ok_or(Miss::OutOfMemory)?;
             let locked = inner.index.shard(hash).lock(hash);
             let found = inner.find(&locked, hash, key, now);
             let attributes = match &found {

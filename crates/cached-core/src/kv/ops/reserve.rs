@@ -47,7 +47,11 @@ impl Kv {
     /// [`StoreOutcome::TooLarge`], or [`StoreOutcome::OutOfMemory`] when there is no room, or too
     /// many values are under way.
     pub fn reserve(
-        &self, key: &[u8], hash: KeyHash, value_bytes: usize, options: &StoreOptions,
+        &self,
+        key: &[u8],
+        hash: KeyHash,
+        value_bytes: usize,
+        options: &StoreOptions,
     ) -> Result<Reservation, StoreOutcome> {
         let inner = &self.inner;
         if !inner.fits(key.len(), value_bytes) {

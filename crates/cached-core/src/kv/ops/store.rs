@@ -212,7 +212,11 @@ impl Inner {
 
     /// Applies the mode to the item that is there. The bucket is locked.
     pub(super) fn decide(
-        &self, locked: &Locked<'_>, old: Option<Found<'_>>, options: &StoreOptions, now: u32,
+        &self,
+        locked: &Locked<'_>,
+        old: Option<Found<'_>>,
+        options: &StoreOptions,
+        now: u32,
     ) -> Decision {
         let mut attributes = self.fresh_attributes(options, now);
         match (options.mode, old) {
@@ -253,7 +257,12 @@ impl Inner {
     /// Overwrites an item in its place, when it has the same shape and size and nobody is reading it.
     /// Saves the log a write, and the reclaimer a dead entry.
     fn overwrite(
-        &self, locked: &Locked<'_>, old: Found<'_>, shape: Shape, value: &[u8], attributes: &Attributes,
+        &self,
+        locked: &Locked<'_>,
+        old: Found<'_>,
+        shape: Shape,
+        value: &[u8],
+        attributes: &Attributes,
         options: &StoreOptions,
     ) -> Option<StoreOutcome> {
         let mut item = old.item;
@@ -282,8 +291,15 @@ impl Inner {
     /// Puts a complete entry into the index in place of `old`, and publishes it.
     #[allow(clippy::too_many_arguments)] // One call's worth of facts, each used once.
     pub(super) fn link(
-        &self, locked: &Locked<'_>, hash: KeyHash, key: &[u8], entry: Entry, old: Option<Found<'_>>,
-        value_bytes: usize, attributes: &Attributes, options: &StoreOptions,
+        &self,
+        locked: &Locked<'_>,
+        hash: KeyHash,
+        key: &[u8],
+        entry: Entry,
+        old: Option<Found<'_>>,
+        value_bytes: usize,
+        attributes: &Attributes,
+        options: &StoreOptions,
     ) -> StoreOutcome {
         let item = self.item_at(entry.location);
         let bytes = self.item_bytes(item);
@@ -314,8 +330,14 @@ impl Inner {
     /// item still lies there.
     #[allow(clippy::too_many_arguments)] // As above.
     pub(super) fn decide_and_link(
-        &self, hash: KeyHash, key: &[u8], entry: Entry, value_bytes: usize, options: &StoreOptions,
-        over: Option<Over>, now: u32,
+        &self,
+        hash: KeyHash,
+        key: &[u8],
+        entry: Entry,
+        value_bytes: usize,
+        options: &StoreOptions,
+        over: Option<Over>,
+        now: u32,
     ) -> Linked {
         let locked = self.index.shard(hash).lock(hash);
         let old = self.find(&locked, hash, key, now).ok();

@@ -82,7 +82,10 @@ fn an_older_cas_value_may_store_stale() {
     let set = |cas| StoreOptions { new_cas: Some(cas), expiry: Expiry::at(500), ..StoreOptions::default() };
     kv.store(b"k", hash, b"v", &set(100));
     let cas = |compare| StoreOptions {
-        mode: StoreMode::Cas, compare, allow_stale: true, ..StoreOptions::default()
+        mode: StoreMode::Cas,
+        compare,
+        allow_stale: true,
+        ..StoreOptions::default()
     };
     assert_eq!(kv.store(b"k", hash, b"w", &cas(101)), StoreOutcome::Exists);
     assert!(matches!(kv.store(b"k", hash, b"w", &cas(50)), StoreOutcome::Stored { .. }));

@@ -21,5 +21,7 @@ fn store_with(config: KvConfig) -> (Kv, Arc<TickClock>) {
 
 /// Bytes that tell key, version and length apart at every place.
 fn value_of(seed: u64, bytes: usize) -> Vec<u8> {
-    (0..bytes).map(|at| (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u8 ^ (at as u8) ^ ((at >> 8) as u8)).collect()
+    (0..bytes)
+        .map(|at| (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u8 ^ (at as u8) ^ ((at >> 8) as u8))
+        .collect()
 }

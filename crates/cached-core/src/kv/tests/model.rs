@@ -127,11 +127,22 @@ impl World {
             let mut value = Vec::new();
             item.copy_value_to(&mut value);
             assert_eq!(item.key(), key);
-            Expected { value, flags: item.client_flags(), expiry: item.expiry(), cas: item.cas(), stale: item.stale() }
+            Expected {
+                value,
+                flags: item.client_flags(),
+                expiry: item.expiry(),
+                cas: item.cas(),
+                stale: item.stale(),
+            }
         });
         match (seen, self.map.get(key)) {
             (Ok(seen), Some(expected)) => {
-                assert!(seen.value == expected.value, "wrong value ({} bytes for {})", seen.value.len(), expected.value.len());
+                assert!(
+                    seen.value == expected.value,
+                    "wrong value ({} bytes for {})",
+                    seen.value.len(),
+                    expected.value.len()
+                );
                 assert_eq!(
                     (seen.flags, seen.expiry, seen.cas, seen.stale),
                     (expected.flags, expected.expiry, expected.cas, expected.stale)
@@ -185,12 +196,18 @@ impl World {
                     _ => 0,
                 };
                 let options = StoreOptions {
-                    mode, client_flags: flags, expiry: self.ttl(ttl), compare, ..StoreOptions::default()
+                    mode,
+                    client_flags: flags,
+                    expiry: self.ttl(ttl),
+                    compare,
+                    ..StoreOptions::default()
                 };
                 let outcome = self.kv.store(&key, self.kv.hash(&key), &value, &options);
-                let fresh = Expected { value: value.clone(), flags, expiry: options.expiry, cas: 0, stale: false };
+                let fresh =
+                    Expected { value: value.clone(), flags, expiry: options.expiry, cas: 0, stale: false };
                 match (mode, old) {
-                    (StoreMode::Add, Some(_)) | (StoreMode::Replace | StoreMode::Append | StoreMode::Prepend, None) => {
+                    (StoreMode::Add, Some(_))
+                    | (StoreMode::Replace | StoreMode::Append | StoreMode::Prepend, None) => {
                         assert_eq!(outcome, StoreOutcome::NotStored);
                     }
                     (StoreMode::Cas, None) => assert_eq!(outcome, StoreOutcome::NotFound),
@@ -216,7 +233,8 @@ impl World {
                 self.versions += 1;
                 let value = value_of(self.versions, size.0);
                 let options = StoreOptions::default();
-                let Ok(mut reservation) = self.kv.reserve(&key, self.kv.hash(&key), value.len(), &options) else {
+                let Ok(mut reservation) = self.kv.reserve(&key, self.kv.hash(&key), value.len(), &options)
+                else {
                     assert!(!self.exact);
                     return;
                 };
@@ -274,29 +292,41 @@ impl World {
                 self.check(&key);
                 let value = number.to_string().into_bytes();
                 let outcome = self.kv.store(&key, self.kv.hash(&key), &value, &StoreOptions::default());
-                self.stored(&key, outcome, Expected { value, flags: 0, expiry: Expiry::NEVER, cas: 0, stale: false });
+                self.stored(
+                    &key,
+                    outcome,
+                    Expected { value, flags: 0, expiry: Expiry::NEVER, cas: 0, stale: false },
+                );
             }
             Op::Count { key, decrement, delta, vivify } => {
                 let key = Self::key(key);
                 self.check(&key);
                 let options = ArithmeticOptions {
-                    decrement, delta, vivify: vivify.map(|n| (n, Expiry::NEVER)), ..ArithmeticOptions::default()
+                    decrement,
+                    delta,
+                    vivify: vivify.map(|n| (n, Expiry::NEVER)),
+                    ..ArithmeticOptions::default()
                 };
                 let outcome = self.kv.arithmetic(&key, self.kv.hash(&key), &options);
-                let number = |value: &[u8]| std::str::from_utf8(value).ok()?.trim_end_matches(' ').parse::<u64>().ok();
+                let number =
+                    |value: &[u8]| std::str::from_utf8(value).ok()?.trim_end_matches(' ').parse::<u64>().ok();
                 match (self.map.get_mut(&key), outcome) {
                     (None, ArithmeticOutcome::NotFound) => assert!(vivify.is_none()),
                     (None, ArithmeticOutcome::Done { value, cas, created, .. }) => {
                         assert!(created && Some(value) == vivify);
                         let value = value.to_string().into_bytes();
-                        self.map.insert(key, Expected { value, flags: 0, expiry: Expiry::NEVER, cas, stale: false });
+                        self.map.insert(
+                            key,
+                            Expected { value, flags: 0, expiry: Expiry::NEVER, cas, stale: false },
+                        );
                     }
                     (Some(old), ArithmeticOutcome::NonNumeric) => {
                         assert_eq!(number(&old.value), None, "a number was refused");
                     }
                     (Some(old), ArithmeticOutcome::Done { value, cas, created, .. }) => {
                         let before = number(&old.value).expect("text was counted");
-                        let sum = if decrement { before.saturating_sub(delta) } else { before.wrapping_add(delta) };
+                        let sum =
+                            if decrement { before.saturating_sub(delta) } else { before.wrapping_add(delta) };
                         assert!(value == sum && cas > old.cas && !created);
                         let width = old.value.len();
                         old.value = format!("{value:<width$}").into_bytes();
@@ -372,7 +402,10 @@ impl World {
                     seen.insert(key.to_vec(), value.to_vec());
                 });
                 for (key, value) in &seen {
-                    assert!(self.map.get(key).is_some_and(|e| &e.value == value), "scan shows what is not there");
+                    assert!(
+                        self.map.get(key).is_some_and(|e| &e.value == value),
+                        "scan shows what is not there"
+                    );
                 }
                 if self.exact {
                     assert_eq!(seen.len(), self.map.len(), "scan overlooks items");
@@ -386,7 +419,11 @@ impl World {
 
     fn run(arena_bytes: usize, exact: bool, cas: bool, ops: Vec<Op>) {
         let (kv, clock) = store_with(KvConfig {
-            arena_bytes, item_bytes_max: 512 << 10, cas, policy: Box::new(Lru), ..KvConfig::default()
+            arena_bytes,
+            item_bytes_max: 512 << 10,
+            cas,
+            policy: Box::new(Lru),
+            ..KvConfig::default()
         });
         let mut world =
             World { kv, clock, map: HashMap::new(), flush_at: None, pinned: Vec::new(), versions: 0, exact };

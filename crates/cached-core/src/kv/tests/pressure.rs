@@ -10,7 +10,16 @@ fn fill(kv: &Kv, tag: u8, items: u32, bytes: usize) {
 }
 
 fn count(kv: &Kv, tag: u8, items: u32) -> u32 {
-    (0..items).filter(|n| kv.peek(&[&[tag][..], &n.to_le_bytes()].concat(), kv.hash(&[&[tag][..], &n.to_le_bytes()].concat()), |_| ()).is_ok()).count() as u32
+    (0..items)
+        .filter(|n| {
+            kv.peek(
+                &[&[tag][..], &n.to_le_bytes()].concat(),
+                kv.hash(&[&[tag][..], &n.to_le_bytes()].concat()),
+                |_| (),
+            )
+            .is_ok()
+        })
+        .count() as u32
 }
 
 #[test]
@@ -48,7 +57,11 @@ fn used_items_stay() {
     }
     for n in 0..100_000u32 {
         kv.set(&n.to_le_bytes(), &[1; 100]).unwrap();
-        assert_eq!(kv.read(&hot[n as usize % hot.len()], kv.hash(&hot[n as usize % hot.len()]), |_| ()), Ok(()), "at {n}");
+        assert_eq!(
+            kv.read(&hot[n as usize % hot.len()], kv.hash(&hot[n as usize % hot.len()]), |_| ()),
+            Ok(()),
+            "at {n}"
+        );
     }
     assert!(kv.stats().evictions > 60_000);
     kv.validate();
@@ -153,7 +166,8 @@ fn overwriting_the_same_sizes_makes_no_garbage() {
 
 #[test]
 fn values_under_way_are_limited() {
-    let (kv, _) = store_with(KvConfig { arena_bytes: 16 << 20, item_bytes_max: 1 << 20, ..KvConfig::default() });
+    let (kv, _) =
+        store_with(KvConfig { arena_bytes: 16 << 20, item_bytes_max: 1 << 20, ..KvConfig::default() });
     let mut under_way = Vec::new();
     let refused = (0..1000u32).find(|n| {
         let key = n.to_le_bytes();

@@ -54,7 +54,12 @@ fn values_are_never_torn() {
                             } else {
                                 crate::clock::Expiry::NEVER
                             };
-                            kv.store(&name, hash, &value, &StoreOptions { expiry, ..StoreOptions::default() });
+                            kv.store(
+                                &name,
+                                hash,
+                                &value,
+                                &StoreOptions { expiry, ..StoreOptions::default() },
+                            );
                         }
                         85..92 => {
                             kv.delete(&name, hash, &DeleteOptions::default());
@@ -125,7 +130,9 @@ fn appends_from_many_threads_all_arrive() {
     std::thread::scope(|scope| {
         for thread in 0..4u8 {
             let kv = kv.clone();
-            scope.spawn(move || (0..rounds).for_each(|_| assert!(kv.append(b"list", &[b'a' + thread]).unwrap())));
+            scope.spawn(move || {
+                (0..rounds).for_each(|_| assert!(kv.append(b"list", &[b'a' + thread]).unwrap()))
+            });
         }
     });
     let list = kv.get(b"list").unwrap();
@@ -144,7 +151,9 @@ fn the_index_grows_under_readers() {
     }
     std::thread::scope(|scope| {
         let writer = kv.clone();
-        scope.spawn(move || (100..items).for_each(|n| writer.set(&n.to_le_bytes(), &n.to_le_bytes()).unwrap()));
+        scope.spawn(move || {
+            (100..items).for_each(|n| writer.set(&n.to_le_bytes(), &n.to_le_bytes()).unwrap())
+        });
         for _ in 0..2 {
             let kv = kv.clone();
             scope.spawn(move || {
