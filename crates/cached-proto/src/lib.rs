@@ -54,6 +54,18 @@
 //! assert_eq!(out, b"STORED\r\nVALUE greeting 5 2\r\nhi\r\nEND\r\nERROR\r\n");
 //! ```
 //!
+//! # What differs from memcached 1.6.45
+//! - One key above 250 bytes in a `get` refuses the line before any of its keys is served, with the error alone. memcached touches the keys
+//!   in front of it, drops all replies not yet sent (those to earlier commands too), and adds a stray CRLF; if the last
+//!   key is called `noreply`, that CRLF is all it sends.
+//! - An opaque above 31 bytes is refused before anything is done; memcached notices when it writes the reply.
+//! - An error is answered at once; memcached holds it back until the body has been thrown away.
+//! - Replies that are due are sent before a close; memcached drops them where it closes without a word.
+//! - A `get` line without an end is refused at [`Limits::get_line_len_max`], not at 1 GiB.
+//!
+//! Like memcached, a decoder judges a line above 2048 bytes (a binary frame head above 16 KiB) by whether its end is there already. For
+//! all other input, how it was cut into pieces makes no difference.
+//!
 //! # Where to read
 //! [`text`] has the line rules and classic commands, [`meta`] the two-letter ones that share the connection with them,
 //! [`binary`] the framed protocol. [`limits`] and [`number`] hold the rules that all commands share.

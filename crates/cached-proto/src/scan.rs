@@ -1,7 +1,5 @@
 //! Finding spaces, and words between them: the inner loops of the text decoders.
 
-use memchr::memchr;
-
 /// The word that starts at or after `at`, past any spaces: where it begins and where it ends.
 ///
 /// Keys are short, so eight bytes at a time inline beat a call of `memchr`.
@@ -16,25 +14,52 @@ pub(crate) fn next_word(line: &[u8], mut at: usize) -> Option<(usize, usize)> {
 /// Bytes before the first space, or all of them.
 #[inline]
 pub(crate) fn word_len(text: &[u8]) -> usize {
-    const ONES: u64 = u64::MAX / 255;
-    const SPACES: u64 = ONES * b' ' as u64;
-    let mut chunks = text.chunks_exact(8);
-    let mut len = 0;
-    for chunk in &mut chunks {
-        let word = u64::from_le_bytes(chunk.try_into().expect("chunks of eight")) ^ SPACES;
-        // The lowest set bit marks the first zero byte, that is, the first space.
-        let zero = word.wrapping_sub(ONES) & !word & (ONES << 7);
-        if zero != 0 {
-            return len + zero.trailing_zeros() as usize / 8;
+    let mut rest = text;
+    while let Some((chunk, tail)) = rest.split_first_chunk() {
+        if let Some(at) = first_zero(u64::from_le_bytes(*chunk) ^ SPACES) {
+            return text.len() - rest.len() + at;
         }
-        len += 8;
-        if len >= 64 {
-            // A long word after all.
-            return memchr(b' ', &text[len..]).map_or(text.len(), |more| len + more);
-        }
+        rest = tail;
     }
-    let tail = chunks.remainder();
-    len + tail.iter().position(|byte| *byte == b' ').unwrap_or(tail.len())
+    match text.last_chunk() {
+        // Fewer than eight bytes are left: look at the last eight again, of which the first hold no space.
+        Some(chunk) => {
+            first_zero(u64::from_le_bytes(*chunk) ^ SPACES).map_or(text.len(), |at| text.len() - 8 + at)
+        }
+        None => text.iter().position(|byte| *byte == b' ').unwrap_or(text.len()),
+    }
+}
+
+/// Length of the word at the start of `text`, if it is plain (no control characters) and CRLF follows it at once.
+///
+/// Answers for the usual `get key` without looking for the end of the line first; `None` says nothing about the input.
+#[inline]
+pub(crate) fn word_before_crlf(text: &[u8]) -> Option<usize> {
+    let mut rest = text;
+    while let Some((chunk, tail)) = rest.split_first_chunk() {
+        let word = u64::from_le_bytes(*chunk);
+        // The lowest set bit marks the first byte up to and including the space.
+        let blank = word.wrapping_sub(ONES * ABOVE_SPACE) & !word & HIGH_BITS;
+        if blank != 0 {
+            let at = text.len() - rest.len() + blank.trailing_zeros() as usize / 8;
+            return text[at..].starts_with(b"\r\n").then_some(at);
+        }
+        rest = tail;
+    }
+    let at = text.len() - rest.len() + rest.iter().position(|byte| *byte <= b' ')?;
+    text[at..].starts_with(b"\r\n").then_some(at)
+}
+
+const ONES: u64 = u64::MAX / 255;
+const HIGH_BITS: u64 = ONES << 7;
+const SPACES: u64 = ONES * b' ' as u64;
+const ABOVE_SPACE: u64 = b' ' as u64 + 1;
+
+/// Which of the eight bytes is the first that is zero, counted from the lowest.
+#[inline]
+fn first_zero(word: u64) -> Option<usize> {
+    let zero = word.wrapping_sub(ONES) & !word & HIGH_BITS;
+    (zero != 0).then(|| zero.trailing_zeros() as usize / 8)
 }
 
 #[cfg(test)]
@@ -49,9 +74,32 @@ mod tests {
             text.extend_from_slice(b" x ");
             assert_eq!(word_len(&text), len, "a space at {len}");
         }
+        for len in 0..40 {
+            for start in 0..9 {
+                // A space in front is no part of the word, however it is looked at.
+                let text = [&vec![b' '; start][..], &vec![b'!'; len], b" "].concat();
+                assert_eq!(word_len(&text[start..]), len);
+            }
+        }
         assert_eq!(next_word(b"  ab c", 0), Some((2, 4)));
         assert_eq!(next_word(b"  ab c", 4), Some((5, 6)));
         assert_eq!(next_word(b"  ab c", 6), None);
         assert_eq!(next_word(b"   ", 0), None);
+    }
+
+    #[test]
+    fn plain_words_before_crlf() {
+        for len in 0..60 {
+            let word = vec![b'k'; len];
+            for (end, plain) in [(&b"\r\nget"[..], true), (b"\r\n", true), (b"\n", false), (b" a\r\n", false)]
+            {
+                let text = [&word, end].concat();
+                assert_eq!(word_before_crlf(&text), plain.then_some(len), "{len} and {end:?}");
+            }
+            assert_eq!(word_before_crlf(&word), None);
+            assert_eq!(word_before_crlf(&[&word[..], b"\r"].concat()), None);
+            assert_eq!(word_before_crlf(&[&word[..], b"\x01k\r\n"].concat()), None);
+            assert_eq!(word_before_crlf(&[&word[..], b"\xff\x80\r\n"].concat()), Some(len + 2));
+        }
     }
 }

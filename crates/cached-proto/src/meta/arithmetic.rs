@@ -1,7 +1,7 @@
 //! `ma key flags*`: count up or down, creating the number if asked to.
 
 use super::flags::Line;
-use super::{Flag, MetaFlags, MetaItem, MetaKey, ReturnFlag};
+use super::{MetaFlags, MetaItem, MetaKey, ReturnFlag};
 use crate::text::{Decoded, Request};
 use crate::{number, reply};
 
@@ -50,23 +50,22 @@ impl Arithmetic<'_> {
 }
 
 pub(super) fn decode<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
-    let Some(line) = Line::split(text, false) else {
+    let Some(line) = Line::read(text, false) else {
         return Decoded::refused(reply::BAD_FORMAT, line_len);
     };
     // Whatever it is, this command has one sentence for it.
-    let Ok((key, flags)) = line.flags() else {
+    if line.fault.is_some() {
         return Decoded::refused(reply::META_INVALID_OR_DUPLICATE_FLAG, line_len);
-    };
-    let letter = if flags.has(Flag::Mode) { line.mode() } else { 0 };
-    let decrement = match letter {
+    }
+    let decrement = match line.mode {
         0 | b'I' | b'+' => false,
         b'D' | b'-' => true,
         _ => return Decoded::refused(reply::META_ARITHMETIC_MODE, line_len),
     };
-    if flags.opaque.is_too_long() {
+    if line.flags.opaque.is_too_long() {
         return Decoded::refused(reply::META_OPAQUE_TOO_LONG, line_len);
     }
-    let request = Request::MetaArithmetic(Arithmetic { key, decrement, flags });
+    let request = Request::MetaArithmetic(Arithmetic { key: line.key(), decrement, flags: line.flags });
     Decoded::Request { request, consumed: line_len }
 }
 

@@ -70,11 +70,11 @@ impl Debug<'_> {
 /// `me key [b anything]`: base64 counts only if another word follows the `b`, as in memcached.
 pub(super) fn decode<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
     let refused = Decoded::refused(reply::BAD_FORMAT, line_len);
-    let Some(line) = Line::split(text, false) else { return refused };
+    let Some(line) = Line::read(text, false) else { return refused };
     if line.key.len() > KEY_LEN_MAX {
         return refused;
     }
-    let binary = line.words >= 4 && line.first_flag() == Some(b"b");
+    let binary = line.words >= 4 && line.first_flag == b"b";
     if binary && MetaKey::base64_len(line.key).is_none() {
         return refused;
     }

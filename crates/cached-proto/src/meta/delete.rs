@@ -18,18 +18,17 @@ pub struct Delete<'a> {
 }
 
 pub(super) fn decode<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
-    let Some(line) = Line::split(text, false) else {
+    let Some(line) = Line::read(text, false) else {
         return Decoded::refused(reply::BAD_FORMAT, line_len);
     };
-    match line.flags() {
-        Ok((_, flags)) if flags.opaque.is_too_long() => {
-            Decoded::refused(reply::META_OPAQUE_TOO_LONG, line_len)
-        }
-        Ok((key, flags)) => {
-            Decoded::Request { request: Request::MetaDelete(Delete { key, flags }), consumed: line_len }
-        }
-        Err(words) => Decoded::refused(words, line_len),
+    if let Some(words) = line.fault {
+        return Decoded::refused(words, line_len);
     }
+    if line.flags.opaque.is_too_long() {
+        return Decoded::refused(reply::META_OPAQUE_TOO_LONG, line_len);
+    }
+    let request = Request::MetaDelete(Delete { key: line.key(), flags: line.flags });
+    Decoded::Request { request, consumed: line_len }
 }
 
 #[cfg(test)]

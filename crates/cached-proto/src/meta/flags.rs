@@ -193,6 +193,7 @@ impl MetaFlags {
         self.recache_after_ttl
     }
 
+    #[inline]
     fn add(&mut self, token: &[u8], key: &[u8]) -> Result<(), Complaint> {
         let (letter, argument) = (token[0], &token[1..]);
         if letter.is_ascii_digit() {
@@ -275,87 +276,81 @@ fn bit(letter: u8) -> u64 {
     1 << (letter.wrapping_sub(b'A') & 63)
 }
 
-/// A meta command's line, split: its key and where its flags begin.
+/// A meta command's line, read in one pass.
 pub(super) struct Line<'a> {
-    text: &'a [u8],
     /// The key as it was sent, of any length.
     pub(super) key: &'a [u8],
     /// The word between key and flags, if the command has one (`ms`: the length).
     pub(super) argument: &'a [u8],
-    flags_at: usize,
+    /// The first flag as it was sent; empty if there is none.
+    pub(super) first_flag: &'a [u8],
     /// Words of the line, at most 23.
     pub(super) words: usize,
+    /// The byte behind `M`; 0 if there is no such flag, an end of line (which is no mode) if it stands alone.
+    pub(super) mode: u8,
+    /// The flags; worth nothing if there is a `fault`.
+    pub(super) flags: MetaFlags,
+    /// What is wrong with key or flags, in the words to answer with.
+    pub(super) fault: Option<&'static [u8]>,
 }
 
 impl<'a> Line<'a> {
-    /// Splits a line; `None` if key or argument are missing, or if a flag does not begin with a letter or digit.
-    pub(super) fn split(text: &'a [u8], argument: bool) -> Option<Line<'a>> {
-        let (start, mut end) = scan::next_word(text, 2)?;
-        let key = &text[start..end];
-        let mut words = 2;
-        let mut between = &text[end..end];
+    /// Reads a line; `None` if key or argument are missing, or if a flag does not begin with a letter or digit.
+    #[inline]
+    pub(super) fn read(text: &'a [u8], argument: bool) -> Option<Line<'a>> {
+        let (start, mut at) = scan::next_word(text, 2)?;
+        let key = &text[start..at];
+        let mut line = Line {
+            key,
+            argument: b"",
+            first_flag: b"",
+            words: 2,
+            mode: 0,
+            flags: MetaFlags::NONE,
+            fault: if key.len() > KEY_LEN_MAX { Some(reply::BAD_FORMAT) } else { None },
+        };
         if argument {
-            let (start, argument_end) = scan::next_word(text, end)?;
-            between = &text[start..argument_end];
-            end = argument_end;
-            words += 1;
+            let (start, end) = scan::next_word(text, at)?;
+            (line.argument, line.words, at) = (&text[start..end], 3, end);
         }
-        let flags_at = end;
-        while words < TOKENS_MAX
-            && let Some((start, word_end)) = scan::next_word(text, end)
+        // A fault of key or number of words outdoes one that stops, and that one those that come later or are only noted.
+        let (mut stopped, mut noted) = (line.fault.is_some(), None);
+        while line.words < TOKENS_MAX
+            && let Some((start, end)) = scan::next_word(text, at)
         {
-            if !matches!(text[start], b'A'..=b'z' | b'0'..=b'9') {
+            let token = &text[start..end];
+            if !matches!(token[0], b'A'..=b'z' | b'0'..=b'9') {
                 return None;
             }
-            words += 1;
-            end = word_end;
-        }
-        Some(Line { text, key, argument: between, flags_at, words })
-    }
-
-    /// The first flag's letter and whether it stands alone, if there is one.
-    pub(super) fn first_flag(&self) -> Option<&'a [u8]> {
-        scan::next_word(self.text, self.flags_at).map(|(start, end)| &self.text[start..end])
-    }
-
-    /// The byte behind `M`, or 0 if there is no such flag. One that stands alone gets an end of line, which is no mode.
-    pub(super) fn mode(&self) -> u8 {
-        let mut at = self.flags_at;
-        while let Some((start, end)) = scan::next_word(self.text, at) {
-            if self.text[start] == Flag::Mode as u8 {
-                return if end - start > 1 { self.text[start + 1] } else { b'\n' };
+            if line.first_flag.is_empty() {
+                line.first_flag = token;
             }
+            line.words += 1;
             at = end;
-        }
-        0
-    }
-
-    /// Parses the flags; an error comes with the words to answer with.
-    pub(super) fn flags(&self) -> Result<(MetaKey<'a>, MetaFlags), &'static [u8]> {
-        if self.key.len() > KEY_LEN_MAX {
-            return Err(reply::BAD_FORMAT);
-        }
-        if self.words > META_TOKENS_MAX {
-            return Err(reply::META_TOO_MANY_FLAGS);
-        }
-        let mut flags = MetaFlags::NONE;
-        let mut complaint = None;
-        let mut at = self.flags_at;
-        while let Some((start, end)) = scan::next_word(self.text, at) {
-            match flags.add(&self.text[start..end], self.key) {
+            if stopped {
+                continue;
+            }
+            match line.flags.add(token, key) {
                 Ok(()) => {}
-                Err(Complaint::Stop(words)) => return Err(words),
-                Err(Complaint::Later(words)) => {
-                    complaint = words.or(complaint).or(Some(reply::BAD_FORMAT));
-                }
+                Err(Complaint::Stop(words)) => (line.fault, stopped) = (Some(words), true),
+                Err(Complaint::Later(words)) => noted = words.or(noted).or(Some(reply::BAD_FORMAT)),
             }
-            flags.present |= bit(self.text[start]);
-            at = end;
+            if token[0] == Flag::Mode as u8 {
+                line.mode = *token.get(1).unwrap_or(&b'\n');
+            }
+            line.flags.present |= bit(token[0]);
         }
-        match complaint {
-            Some(words) => Err(words),
-            None => Ok((MetaKey::new(self.key, flags.has(Flag::BinaryKey)), flags)),
+        if line.words > META_TOKENS_MAX && key.len() <= KEY_LEN_MAX {
+            line.fault = Some(reply::META_TOO_MANY_FLAGS);
         }
+        line.fault = line.fault.or(noted);
+        Some(line)
+    }
+
+    /// The key, once the flags are known to be right.
+    #[inline]
+    pub(super) fn key(&self) -> MetaKey<'a> {
+        MetaKey::new(self.key, self.flags.has(Flag::BinaryKey))
     }
 }
 
@@ -473,8 +468,8 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> Result<MetaFlags, &'static [u8]> {
-        let line = Line::split(line.as_bytes(), false).ok_or(reply::BAD_FORMAT)?;
-        line.flags().map(|(_, flags)| flags)
+        let line = Line::read(line.as_bytes(), false).ok_or(reply::BAD_FORMAT)?;
+        line.fault.map_or(Ok(line.flags), Err)
     }
 
     #[test]

@@ -69,15 +69,13 @@ pub fn encode_set(out: &mut Vec<u8>, status: Status, flags: &MetaFlags, item: &M
 
 pub(super) fn decode<'a>(input: &'a [u8], text: &'a [u8], line_len: usize) -> Decoded<'a> {
     let refused = Decoded::refused(reply::BAD_FORMAT, line_len);
-    let Some(line) = Line::split(text, true) else { return refused };
+    let Some(line) = Line::read(text, true) else { return refused };
     let Some(value_len) = value_len(line.argument) else { return refused };
     let body_len = value_len + TERMINATOR_LEN;
-    let (key, flags) = match line.flags() {
-        Ok(parsed) => parsed,
-        Err(words) => return Decoded::swallow(words, line_len, body_len),
-    };
-    let letter = if flags.has(Flag::Mode) { line.mode() } else { 0 };
-    let mode = match letter {
+    if let Some(words) = line.fault {
+        return Decoded::swallow(words, line_len, body_len);
+    }
+    let mode = match line.mode {
         0 | b'S' => SetMode::Set,
         b'E' => SetMode::Add,
         b'R' => SetMode::Replace,
@@ -85,10 +83,10 @@ pub(super) fn decode<'a>(input: &'a [u8], text: &'a [u8], line_len: usize) -> De
         b'P' => SetMode::Prepend,
         _ => return Decoded::swallow(reply::META_SET_MODE, line_len, body_len),
     };
-    if flags.opaque.is_too_long() {
+    if line.flags.opaque.is_too_long() {
         return Decoded::swallow(reply::META_OPAQUE_TOO_LONG, line_len, body_len);
     }
-    let header = SetHeader { key, mode, value_len, flags };
+    let header = SetHeader { key: line.key(), mode, value_len, flags: line.flags };
     match input.get(line_len..line_len + body_len) {
         Some(body) => Decoded::Request {
             request: Request::MetaSet(Set { header, body }),

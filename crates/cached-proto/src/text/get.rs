@@ -28,14 +28,19 @@ pub struct Get<'a> {
     line: &'a [u8],
     /// Where in `line` the next key is looked for.
     at: usize,
+    /// Where the key that begins at `at` ends, if that is known; otherwise 0.
+    key_end: usize,
 }
 
 impl<'a> Get<'a> {
     /// The next key, 1 to 250 bytes. The first call always finds one.
     #[inline]
     pub fn next_key(&mut self) -> Option<&'a [u8]> {
-        let (start, end) = scan::next_word(self.line, self.at)?;
-        self.at = end;
+        let (start, end) = match self.key_end {
+            0 => scan::next_word(self.line, self.at)?,
+            end => (self.at, end),
+        };
+        (self.at, self.key_end) = (end, 0);
         Some(&self.line[start..end])
     }
 
@@ -76,8 +81,23 @@ impl GetCursor {
     #[inline]
     pub fn resume<'a>(&self, input: &'a [u8]) -> Get<'a> {
         let line = &input[..self.end.min(input.len())];
-        Get { with_cas: self.with_cas, exptime: self.exptime, line, at: self.at }
+        Get { with_cas: self.with_cas, exptime: self.exptime, line, at: self.at, key_end: 0 }
     }
+}
+
+/// `get k` and CRLF, nothing else: what most requests are. `None` says nothing about the input.
+#[inline]
+pub(super) fn decode_plain(input: &[u8]) -> Option<Decoded<'_>> {
+    const KEY_AT: usize = 4;
+    let rest = input.strip_prefix(b"get ")?;
+    // No further than the longest key: an endless line is not gone over anew with every piece of it.
+    let key_len = scan::word_before_crlf(&rest[..rest.len().min(KEY_LEN_MAX + 2)])?;
+    if key_len == 0 || key_len > KEY_LEN_MAX {
+        return None;
+    }
+    let key_end = KEY_AT + key_len;
+    let get = Get { with_cas: false, exptime: None, line: &input[..key_end], at: KEY_AT, key_end };
+    Some(Decoded::Request { request: Request::Get(get), consumed: key_end + 2 })
 }
 
 /// `get k…`, `gets k…`; the verb is `at` bytes long.
@@ -115,7 +135,10 @@ fn keys<'a>(
     if keys.is_empty() || keys.len() > KEY_LEN_MAX && (at >= TOKENIZED_LEN_MAX - 1 || has_long_key(keys)) {
         return Decoded::refused(reply::BAD_FORMAT, line_len);
     }
-    Decoded::Request { request: Request::Get(Get { with_cas, exptime, line, at }), consumed: line_len }
+    Decoded::Request {
+        request: Request::Get(Get { with_cas, exptime, line, at, key_end: 0 }),
+        consumed: line_len,
+    }
 }
 
 /// Whether more than 250 bytes in a row hold no space. One look per 250 bytes, however many keys.
@@ -233,6 +256,17 @@ mod tests {
     }
 
     #[test]
+    fn keys_of_every_length() {
+        for len in 1..=250 {
+            let key = vec![b'k'; len];
+            for end in [&b"\r\n"[..], b"\n", b" \r\n"] {
+                assert_eq!(keys_of(&[b"get ", &key[..], end].concat()), [&key]);
+                assert_eq!(keys_of(&[b"gets  ", &key[..], b" ", &key, end].concat()), [&key, &key]);
+            }
+        }
+    }
+
+    #[test]
     fn a_cursor_goes_on_where_it_stopped() {
         let input = b"gats 5 one two three\r\nget other\r\n";
         let Decoded::Request { request: Request::Get(mut get), .. } = decode(input, 0, &Limits::DEFAULT)
@@ -242,7 +276,7 @@ mod tests {
         assert_eq!(get.next_key(), Some(&b"one"[..]));
         let moved = input.to_vec();
         let mut resumed = get.cursor().resume(&moved);
-        assert_eq!(resumed, get);
+        assert_eq!(format!("{resumed:?}"), format!("{get:?}"));
         assert_eq!(resumed.next_key(), Some(&b"two"[..]));
         assert_eq!(resumed.next_key(), Some(&b"three"[..]));
         assert_eq!(resumed.cursor().resume(&moved).next_key(), None);

@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn what_was_scanned_is_not_scanned_again() {
-        let line = b"get key\r\n";
+        let line = b"gets key\r\n";
         for scanned in 0..line.len() {
             assert_eq!(decode(line, scanned, &Limits::DEFAULT), decoded(line));
         }

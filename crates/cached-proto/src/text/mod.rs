@@ -85,6 +85,14 @@ pub enum BodyHeader<'a> {
 /// upon if its end is not there yet, and decoded if it is.
 #[inline]
 pub fn decode<'a>(input: &'a [u8], scanned: usize, limits: &Limits) -> Decoded<'a> {
+    if let Some(get) = get::decode_plain(input) {
+        return get;
+    }
+    decode_line(input, scanned, limits)
+}
+
+/// All but a plain `get` of one key; out of line so that [`decode`] stays small enough to inline.
+fn decode_line<'a>(input: &'a [u8], scanned: usize, limits: &Limits) -> Decoded<'a> {
     let Some(line_len) = line::len(input, scanned) else {
         return line::unfinished(input, limits);
     };
@@ -95,11 +103,9 @@ pub fn decode<'a>(input: &'a [u8], scanned: usize, limits: &Limits) -> Decoded<'
     if text.starts_with(b"get ") {
         return get::decode_get(text, 3, false, line_len);
     }
-    decode_other(input, text, line_len)
-}
-
-/// All but a plain `get`; kept out of line so that [`decode`] stays small enough to inline.
-fn decode_other<'a>(input: &'a [u8], text: &'a [u8], line_len: usize) -> Decoded<'a> {
+    if text.starts_with(b"set ") {
+        return store::decode(StoreVerb::Set, input, line::tokenized(text), line_len);
+    }
     let verb_len = scan::word_len(text);
     let verb = &text[..verb_len];
     if let [b'm', letter] = *verb {

@@ -88,6 +88,59 @@ pub fn check_terminator(body: &[u8]) -> Option<&[u8]> {
 
 /// `set key flags exptime len [noreply]`, `cas key flags exptime len unique [noreply]`.
 pub(super) fn decode<'a>(verb: StoreVerb, input: &'a [u8], text: &'a [u8], line_len: usize) -> Decoded<'a> {
+    match plain_header(verb, text) {
+        Some(header) => with_body(header, input, line_len),
+        None => decode_unusual(verb, input, text, line_len),
+    }
+}
+
+/// A line with single spaces, short plain numbers and at most `noreply` behind them; `None` says nothing about the input.
+#[inline]
+fn plain_header(verb: StoreVerb, text: &[u8]) -> Option<StoreHeader<'_>> {
+    if verb == StoreVerb::Cas {
+        return None;
+    }
+    let (start, end) = scan::next_word(text, scan::word_len(text))?;
+    let (flags, at) = plain_number(text, end)?;
+    let (exptime, at) = plain_number(text, at)?;
+    let (value_len, at) = plain_number(text, at)?;
+    let noreply = match &text[at..] {
+        b"" => false,
+        b" noreply" => true,
+        _ => return None,
+    };
+    let key = &text[start..end];
+    let header = StoreHeader {
+        verb,
+        key,
+        flags,
+        exptime: exptime as i32,
+        cas: 0,
+        value_len: value_len as usize,
+        noreply,
+    };
+    (key.len() <= KEY_LEN_MAX).then_some(header)
+}
+
+/// One space and one to nine digits, up to a space or the end; the number, and where it ends.
+#[inline]
+fn plain_number(text: &[u8], at: usize) -> Option<(u32, usize)> {
+    let (b' ', rest) = text.get(at..)?.split_first()? else { return None };
+    let mut number = 0;
+    for (digits, byte) in rest.iter().take(10).enumerate() {
+        let digit = byte.wrapping_sub(b'0');
+        if digit > 9 {
+            return (*byte == b' ' && digits > 0).then_some((number, at + 1 + digits));
+        }
+        if digits == 9 {
+            return None;
+        }
+        number = number * 10 + u32::from(digit);
+    }
+    (!rest.is_empty()).then_some((number, text.len()))
+}
+
+fn decode_unusual<'a>(verb: StoreVerb, input: &'a [u8], text: &'a [u8], line_len: usize) -> Decoded<'a> {
     let mut words = Words { text, at: scan::word_len(text), count: 1 };
     let (Some(key), Some(flags), Some(exptime), Some(len)) =
         (words.next(), words.next(), words.next(), words.next())
@@ -106,10 +159,8 @@ pub(super) fn decode<'a>(verb: StoreVerb, input: &'a [u8], text: &'a [u8], line_
     if key.len() > KEY_LEN_MAX {
         return refused();
     }
-    let (Some(flags), Some(exptime)) = (
-        digits(words.of(flags)).or_else(|| number::c_flags(&text[flags.0..])),
-        digits(words.of(exptime)).map(|value| value as i32).or_else(|| number::c_i32(&text[exptime.0..])),
-    ) else {
+    let (Some(flags), Some(exptime)) = (number::c_flags(&text[flags.0..]), number::c_i32(&text[exptime.0..]))
+    else {
         return refused();
     };
     let mut cas = 0;
@@ -120,7 +171,13 @@ pub(super) fn decode<'a>(verb: StoreVerb, input: &'a [u8], text: &'a [u8], line_
         }
     }
 
-    let header = StoreHeader { verb, key, flags, exptime, cas, value_len, noreply };
+    with_body(StoreHeader { verb, key, flags, exptime, cas, value_len, noreply }, input, line_len)
+}
+
+/// The header with its body, if that is there.
+#[inline]
+fn with_body<'a>(header: StoreHeader<'a>, input: &'a [u8], line_len: usize) -> Decoded<'a> {
+    let body_len = header.value_len + TERMINATOR_LEN;
     match input.get(line_len..line_len + body_len) {
         Some(body) => Decoded::Request {
             request: Request::Store(Store { header, body }),
@@ -134,18 +191,6 @@ pub(super) fn decode<'a>(verb: StoreVerb, input: &'a [u8], text: &'a [u8], line_
 pub(crate) fn value_len(token: &[u8]) -> Option<usize> {
     let len = usize::try_from(number::token_i32(token)?).ok()?;
     (len <= VALUE_LEN_MAX).then_some(len)
-}
-
-/// The usual case of a C number: up to nine digits and nothing else.
-#[inline]
-fn digits(token: &[u8]) -> Option<u32> {
-    if token.len() > 9 {
-        return None;
-    }
-    token.iter().try_fold(0, |sum: u32, byte| {
-        let digit = byte.wrapping_sub(b'0');
-        (digit < 10).then(|| sum * 10 + u32::from(digit))
-    })
 }
 
 /// The words of a line in order, counted because memcached stops at [`TOKENS_MAX`].
@@ -272,6 +317,33 @@ mod tests {
             );
             let input = format!("{line} noreply\r\n");
             assert_eq!(decoded(input.as_bytes()), Decoded::swallow(reply::SILENT, input.len(), 7), "{line}");
+        }
+    }
+
+    #[test]
+    fn usual_and_unusual_lines_mean_the_same() {
+        for numbers in ["0 0 2", "7 60 2", "999999999 999999999 2", "0 0 02"] {
+            for noreply in ["", " noreply"] {
+                let usual = format!("set key {numbers}{noreply}\r\nhi\r\n");
+                assert!(
+                    plain_header(StoreVerb::Set, &usual.as_bytes()[..usual.len() - 6]).is_some(),
+                    "{usual}"
+                );
+                let unusual = format!("set  key {numbers} {noreply} \r\nhi\r\n");
+                let (one, other) = (store(usual.as_bytes()), store(unusual.as_bytes()));
+                assert_eq!(format!("{one:?}"), format!("{other:?}"));
+            }
+        }
+        for line in [
+            "set k 0 0",
+            "set k 0 0 ",
+            "set k 0 0 1x",
+            "set k 0 0 1234567890",
+            "set k  0 0 1",
+            "set k 0 0 1 x",
+            "set",
+        ] {
+            assert!(plain_header(StoreVerb::Set, line.as_bytes()).is_none(), "{line}");
         }
     }
 

@@ -39,6 +39,10 @@ pub(super) fn text(request: &Request<'_>) -> Vec<u8> {
         }
         Request::Delete(delete) => {
             line.word("delete").bytes(delete.key);
+            if delete.key == b"noreply" && !delete.noreply {
+                // A last word that is ignored, lest the key be taken for one.
+                line.word("0");
+            }
             quiet = delete.noreply;
         }
         Request::Arithmetic(number) => {
