@@ -84,6 +84,42 @@ fn counting() {
     );
 }
 
+/// A store is flushed and cleaned up while values are being stored: what is stored is whole.
+#[test]
+fn flushing_under_writers() {
+    // A priority scheduler: one thread may run through everything inside another's short window.
+    shuttle::check_pct(
+        || {
+            let kv = store();
+            (0..40u32).for_each(|n| kv.set(&n.to_le_bytes(), &[n as u8; 3_500]).unwrap());
+            let writer = {
+                let kv = kv.clone();
+                shuttle::thread::spawn(move || {
+                    for n in 100..104u32 {
+                        kv.set(&n.to_le_bytes(), &[n as u8; 3_500]).unwrap();
+                    }
+                })
+            };
+            let flusher = {
+                let kv = kv.clone();
+                shuttle::thread::spawn(move || {
+                    kv.flush_all();
+                    kv.maintain();
+                    (200..230u32).for_each(|n| kv.set(&n.to_le_bytes(), &[n as u8; 3_500]).unwrap());
+                })
+            };
+            writer.join().unwrap();
+            flusher.join().unwrap();
+            kv.validate();
+            for n in (0..230u32).filter_map(|n| kv.get(&n.to_le_bytes()).map(|value| (n, value))) {
+                assert!(n.0 >= 100 && n.1 == [n.0 as u8; 3_500], "key {}", n.0);
+            }
+        },
+        600,
+        3,
+    );
+}
+
 /// A full store: storing reclaims while others read, pin, delete and flush.
 #[test]
 fn reclaiming() {
