@@ -7,11 +7,12 @@
 //! header; and a frame whose extras and key exceed a 16 KiB buffer closes the connection once that is full.
 
 mod header;
+pub mod opcode;
 mod request;
 mod response;
 
 pub use header::{HEADER_LEN, Header, MAGIC_REQUEST, MAGIC_RESPONSE};
-pub use request::{Arithmetic, Command, Head, Request, Store, StoreHeader, StoreVerb, opcode};
+pub use request::{Arithmetic, Command, Head, Request, Store, StoreHeader, StoreVerb};
 pub use response::{
     ErrorReply, Status, encode_done, encode_error, encode_error_text, encode_miss, encode_number,
     encode_response, encode_stat, encode_stat_end, encode_value_head, encode_version,

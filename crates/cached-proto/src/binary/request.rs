@@ -1,48 +1,8 @@
 //! Requests: which opcode takes which extras, key and value.
 
-use self::opcode as op;
+use super::opcode as op;
 use super::{Decoded, ErrorReply, HEADER_LEN, Header, MAGIC_REQUEST, Status};
 use crate::limits::{BINARY_BODY_LEN_MAX, BINARY_FRAME_HEAD_LEN_MAX, KEY_LEN_MAX};
-
-/// The opcodes, those that end in `Q` in their loud form's line.
-pub mod opcode {
-    #![allow(missing_docs, reason = "the names are the protocol's")]
-    pub const GET: u8 = 0x00;
-    pub const SET: u8 = 0x01;
-    pub const ADD: u8 = 0x02;
-    pub const REPLACE: u8 = 0x03;
-    pub const DELETE: u8 = 0x04;
-    pub const INCREMENT: u8 = 0x05;
-    pub const DECREMENT: u8 = 0x06;
-    pub const QUIT: u8 = 0x07;
-    pub const FLUSH: u8 = 0x08;
-    pub const GETQ: u8 = 0x09;
-    pub const NOOP: u8 = 0x0a;
-    pub const VERSION: u8 = 0x0b;
-    pub const GETK: u8 = 0x0c;
-    pub const GETKQ: u8 = 0x0d;
-    pub const APPEND: u8 = 0x0e;
-    pub const PREPEND: u8 = 0x0f;
-    pub const STAT: u8 = 0x10;
-    pub const SETQ: u8 = 0x11;
-    pub const ADDQ: u8 = 0x12;
-    pub const REPLACEQ: u8 = 0x13;
-    pub const DELETEQ: u8 = 0x14;
-    pub const INCREMENTQ: u8 = 0x15;
-    pub const DECREMENTQ: u8 = 0x16;
-    pub const QUITQ: u8 = 0x17;
-    pub const FLUSHQ: u8 = 0x18;
-    pub const APPENDQ: u8 = 0x19;
-    pub const PREPENDQ: u8 = 0x1a;
-    pub const TOUCH: u8 = 0x1c;
-    pub const GAT: u8 = 0x1d;
-    pub const GATQ: u8 = 0x1e;
-    pub const SASL_LIST_MECHS: u8 = 0x20;
-    pub const SASL_AUTH: u8 = 0x21;
-    pub const SASL_STEP: u8 = 0x22;
-    pub const GATK: u8 = 0x23;
-    pub const GATKQ: u8 = 0x24;
-}
 
 /// What a response needs to know of its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,7 +173,7 @@ pub(super) fn decode<'a>(header: &Header, input: &'a [u8]) -> Decoded<'a> {
         return if buffer_full { Decoded::Close } else { Decoded::Incomplete };
     };
     let (extras, key) = frame.split_at(usize::from(header.extras_len));
-    let (command, quiet) = loud(header.opcode);
+    let (command, quiet) = op::loud(header.opcode);
     let head = Head { opcode: header.opcode, opaque: header.opaque, cas: header.cas, quiet };
 
     let error = |status| ErrorReply { head, status };
@@ -299,33 +259,6 @@ fn request(head: Head, command: Command<'_>, consumed: usize) -> Decoded<'_> {
     Decoded::Request { request: Request { head, command }, consumed }
 }
 
-/// The loud form of an opcode, and whether it was quiet.
-#[inline]
-fn loud(opcode: u8) -> (u8, bool) {
-    match opcode {
-        op::GETQ => (op::GET, true),
-        op::GETKQ => (op::GETK, true),
-        op::GATQ => (op::GAT, true),
-        op::GATKQ => (op::GATK, true),
-        op::SETQ..=op::PREPENDQ => {
-            let loud = match opcode {
-                op::SETQ => op::SET,
-                op::ADDQ => op::ADD,
-                op::REPLACEQ => op::REPLACE,
-                op::DELETEQ => op::DELETE,
-                op::INCREMENTQ => op::INCREMENT,
-                op::DECREMENTQ => op::DECREMENT,
-                op::QUITQ => op::QUIT,
-                op::FLUSHQ => op::FLUSH,
-                op::APPENDQ => op::APPEND,
-                _ => op::PREPEND,
-            };
-            (loud, true)
-        }
-        _ => (opcode, false),
-    }
-}
-
 /// A number in the extras, or 0 where the command has none.
 #[inline]
 fn be_u32(extras: &[u8], at: usize) -> u32 {
@@ -339,7 +272,7 @@ fn be_u64(extras: &[u8], at: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::decode;
+    use super::super::{decode, opcode};
     use super::*;
 
     fn frame(opcode: u8, extras: &[u8], key: &[u8], value: &[u8]) -> Vec<u8> {

@@ -1,6 +1,6 @@
 //! `ma key flags*`: count up or down, creating the number if asked to.
 
-use super::flags::Line;
+use super::line::Line;
 use super::{MetaFlags, MetaItem, MetaKey, ReturnFlag};
 use crate::text::{Decoded, Request};
 use crate::{number, reply};

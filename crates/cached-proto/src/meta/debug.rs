@@ -1,7 +1,7 @@
 //! `me key`: what a person wants to know of an item.
 
-use super::flags::Line;
 use super::key::encode;
+use super::line::Line;
 use super::{MetaKey, Status};
 use crate::limits::KEY_LEN_MAX;
 use crate::text::{Decoded, Request};

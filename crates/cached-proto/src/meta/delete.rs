@@ -1,6 +1,6 @@
 //! `md key flags*`: delete, mark as stale, or leave an empty value.
 
-use super::flags::Line;
+use super::line::Line;
 use super::{MetaFlags, MetaKey};
 use crate::reply;
 use crate::text::{Decoded, Request};

@@ -1,14 +1,10 @@
 //! The flags of a meta command.
 //!
 //! They are parsed once into numbers and bits, without allocation, and the struct outlives the input: a reply that comes
-//! after a body was read from elsewhere is written from it. What is wrong is reported as memcached does: a repeated or unknown letter at
-//! once, a bad number only when all flags were seen, so that the last such complaint wins.
+//! after a body was read from elsewhere is written from it.
 
-use std::fmt;
-
-use super::MetaKey;
-use crate::limits::{KEY_LEN_MAX, META_TOKENS_MAX, OPAQUE_LEN_MAX, TOKENS_MAX};
-use crate::{number, reply, scan};
+use super::{MetaKey, Opaque, ReturnFlag, ReturnFlags};
+use crate::{number, reply};
 
 /// A flag's letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,8 +91,8 @@ impl MetaFlags {
     /// No flags at all.
     pub const NONE: MetaFlags = MetaFlags {
         present: 0,
-        returns: ReturnFlags(0),
-        opaque: Opaque { len: 0, bytes: [0; OPAQUE_LEN_MAX + 1] },
+        returns: ReturnFlags::NONE,
+        opaque: Opaque::NONE,
         ttl_left_first: 0,
         recache_after_ttl: false,
         ttl: 0,
@@ -193,8 +189,15 @@ impl MetaFlags {
         self.recache_after_ttl
     }
 
+    /// Notes that the flag was given.
     #[inline]
-    fn add(&mut self, token: &[u8], key: &[u8]) -> Result<(), Complaint> {
+    pub(super) fn mark(&mut self, letter: u8) {
+        self.present |= bit(letter);
+    }
+
+    /// Takes one flag: its token, and the command's key.
+    #[inline]
+    pub(super) fn add(&mut self, token: &[u8], key: &[u8]) -> Result<(), Complaint> {
         let (letter, argument) = (token[0], &token[1..]);
         if letter.is_ascii_digit() {
             return Err(Complaint::Stop(reply::META_INVALID_FLAG));
@@ -249,7 +252,7 @@ impl MetaFlags {
 }
 
 /// A fault of one flag.
-enum Complaint {
+pub(super) enum Complaint {
     /// The command is refused with this.
     Stop(&'static [u8]),
     /// The command is refused once all flags have been seen, with this unless a later fault has other words.
@@ -276,201 +279,12 @@ fn bit(letter: u8) -> u64 {
     1 << (letter.wrapping_sub(b'A') & 63)
 }
 
-/// A meta command's line, read in one pass.
-pub(super) struct Line<'a> {
-    /// The key as it was sent, of any length.
-    pub(super) key: &'a [u8],
-    /// The word between key and flags, if the command has one (`ms`: the length).
-    pub(super) argument: &'a [u8],
-    /// The first flag as it was sent; empty if there is none.
-    pub(super) first_flag: &'a [u8],
-    /// Words of the line, at most 23.
-    pub(super) words: usize,
-    /// The byte behind `M`; 0 if there is no such flag, an end of line (which is no mode) if it stands alone.
-    pub(super) mode: u8,
-    /// The flags; worth nothing if there is a `fault`.
-    pub(super) flags: MetaFlags,
-    /// What is wrong with key or flags, in the words to answer with.
-    pub(super) fault: Option<&'static [u8]>,
-}
-
-impl<'a> Line<'a> {
-    /// Reads a line; `None` if key or argument are missing, or if a flag does not begin with a letter or digit.
-    #[inline]
-    pub(super) fn read(text: &'a [u8], argument: bool) -> Option<Line<'a>> {
-        let (start, mut at) = scan::next_word(text, 2)?;
-        let key = &text[start..at];
-        let mut line = Line {
-            key,
-            argument: b"",
-            first_flag: b"",
-            words: 2,
-            mode: 0,
-            flags: MetaFlags::NONE,
-            fault: if key.len() > KEY_LEN_MAX { Some(reply::BAD_FORMAT) } else { None },
-        };
-        if argument {
-            let (start, end) = scan::next_word(text, at)?;
-            (line.argument, line.words, at) = (&text[start..end], 3, end);
-        }
-        // A fault of key or number of words outdoes one that stops, and that one those that come later or are only noted.
-        let (mut stopped, mut noted) = (line.fault.is_some(), None);
-        while line.words < TOKENS_MAX
-            && let Some((start, end)) = scan::next_word(text, at)
-        {
-            let token = &text[start..end];
-            if !matches!(token[0], b'A'..=b'z' | b'0'..=b'9') {
-                return None;
-            }
-            if line.first_flag.is_empty() {
-                line.first_flag = token;
-            }
-            line.words += 1;
-            at = end;
-            if stopped {
-                continue;
-            }
-            match line.flags.add(token, key) {
-                Ok(()) => {}
-                Err(Complaint::Stop(words)) => (line.fault, stopped) = (Some(words), true),
-                Err(Complaint::Later(words)) => noted = words.or(noted).or(Some(reply::BAD_FORMAT)),
-            }
-            if token[0] == Flag::Mode as u8 {
-                line.mode = *token.get(1).unwrap_or(&b'\n');
-            }
-            line.flags.present |= bit(token[0]);
-        }
-        if line.words > META_TOKENS_MAX && key.len() <= KEY_LEN_MAX {
-            line.fault = Some(reply::META_TOO_MANY_FLAGS);
-        }
-        line.fault = line.fault.or(noted);
-        Some(line)
-    }
-
-    /// The key, once the flags are known to be right.
-    #[inline]
-    pub(super) fn key(&self) -> MetaKey<'a> {
-        MetaKey::new(self.key, self.flags.has(Flag::BinaryKey))
-    }
-}
-
-/// A flag that asks for something in the reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum ReturnFlag {
-    /// `O`
-    Opaque = 1,
-    /// `k`
-    Key,
-    /// `s`
-    Size,
-    /// `t`
-    TtlLeft,
-    /// `c`
-    Cas,
-    /// `f`
-    ClientFlags,
-    /// `l`
-    LastAccess,
-    /// `h`
-    Hit,
-}
-
-/// Which flags the reply echoes, in the order of the request: half a byte each, the first in the lowest bits.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct ReturnFlags(u32);
-
-impl ReturnFlags {
-    fn push(&mut self, flag: ReturnFlag) {
-        // No flag repeats, so the eight of them fit.
-        let used = (u32::BITS - self.0.leading_zeros()).next_multiple_of(4);
-        self.0 |= (flag as u32) << used;
-    }
-
-    /// The flags in order.
-    #[inline]
-    pub fn iter(self) -> impl Iterator<Item = ReturnFlag> {
-        let mut rest = self.0;
-        std::iter::from_fn(move || {
-            let flag = match rest & 15 {
-                1 => ReturnFlag::Opaque,
-                2 => ReturnFlag::Key,
-                3 => ReturnFlag::Size,
-                4 => ReturnFlag::TtlLeft,
-                5 => ReturnFlag::Cas,
-                6 => ReturnFlag::ClientFlags,
-                7 => ReturnFlag::LastAccess,
-                8 => ReturnFlag::Hit,
-                _ => return None,
-            };
-            rest >>= 4;
-            Some(flag)
-        })
-    }
-
-    /// Whether the reply is its code alone.
-    #[inline]
-    pub fn is_empty(self) -> bool {
-        self.0 == 0
-    }
-}
-
-impl fmt::Debug for ReturnFlags {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self.iter()).finish()
-    }
-}
-
-/// An opaque with its `O`, at most 32 bytes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Opaque {
-    /// Above 32 if it was too long to keep.
-    len: u8,
-    bytes: [u8; OPAQUE_LEN_MAX + 1],
-}
-
-impl Opaque {
-    fn set(&mut self, token: &[u8]) {
-        self.len = token.len().min(u8::MAX as usize) as u8;
-        if let Some(bytes) = self.bytes.get_mut(..token.len()) {
-            bytes.copy_from_slice(token);
-        }
-    }
-
-    pub(super) fn is_too_long(&self) -> bool {
-        self.len as usize > self.bytes.len()
-    }
-
-    /// The opaque with its `O`, or nothing.
-    #[inline]
-    pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..(self.len as usize).min(self.bytes.len())]
-    }
-
-    /// Appends a space and the opaque.
-    #[inline]
-    pub(super) fn encode(&self, out: &mut Vec<u8>) {
-        out.push(b' ');
-        out.extend_from_slice(self.as_bytes());
-    }
-}
-
-impl fmt::Debug for Opaque {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "\"{}\"", self.as_bytes().escape_ascii())
-    }
-}
-
 const _: () = assert!(size_of::<MetaFlags>() <= 104);
 
 #[cfg(test)]
 mod tests {
+    use super::super::line::parse;
     use super::*;
-
-    fn parse(line: &str) -> Result<MetaFlags, &'static [u8]> {
-        let line = Line::read(line.as_bytes(), false).ok_or(reply::BAD_FORMAT)?;
-        line.fault.map_or(Ok(line.flags), Err)
-    }
 
     #[test]
     fn every_flag() {
@@ -504,64 +318,5 @@ mod tests {
         assert!(parse("mg k t N30").unwrap().shows_ttl_before_vivify());
         assert!(parse("mg k T30 R5").unwrap().recaches_after_update());
         assert!(!parse("mg k R5 T30").unwrap().recaches_after_update());
-    }
-
-    #[test]
-    fn what_is_wrong_with_flags() {
-        for (line, words) in [
-            ("mg k v v", reply::META_DUPLICATE_FLAG),
-            ("mg k T1 T2", reply::META_DUPLICATE_FLAG),
-            ("mg k a", reply::META_INVALID_FLAG),
-            ("mg k 5", reply::META_INVALID_FLAG),
-            ("mg k 5 5", reply::META_INVALID_FLAG),
-            ("mg k [", reply::META_INVALID_FLAG),
-            ("mg k ?", reply::BAD_FORMAT),
-            ("mg k v {", reply::BAD_FORMAT),
-            ("mg k \u{e9}", reply::BAD_FORMAT),
-            ("mg k T", reply::META_BAD_TOKEN),
-            ("mg k Nx", reply::META_BAD_TOKEN),
-            ("mg k R+1", reply::META_BAD_TOKEN),
-            ("mg k C-1", reply::META_BAD_TOKEN),
-            ("mg k E", reply::META_BAD_TOKEN),
-            ("mg k Jx", reply::META_INVALID_INITIAL),
-            ("mg k Dx", reply::META_INVALID_DELTA),
-            ("mg k F", reply::BAD_FORMAT),
-            ("mg k F-1", reply::BAD_FORMAT),
-            ("mg Zm9 b", reply::META_BAD_KEY),
-            ("mg Zm9 b T", reply::META_BAD_TOKEN),
-            ("mg Zm9 T b", reply::META_BAD_KEY),
-            ("mg Zm9 b F", reply::META_BAD_KEY),
-            ("mg k F T", reply::META_BAD_TOKEN),
-            ("mg k T a", reply::META_INVALID_FLAG),
-        ] {
-            assert_eq!(parse(line), Err(words), "{line}");
-        }
-    }
-
-    #[test]
-    fn how_many_flags() {
-        let letters = "bcfhklOqstuvxCDEFIJLMNPRT";
-        let line = |flags: usize| {
-            let mut line = String::from("mg Zm9v");
-            for letter in letters.chars().take(flags) {
-                line += &format!(" {letter}1");
-            }
-            line
-        };
-        assert!(parse(&line(18)).is_ok());
-        assert_eq!(parse(&line(19)), Err(reply::META_TOO_MANY_FLAGS));
-        assert_eq!(parse(&line(25)), Err(reply::META_TOO_MANY_FLAGS));
-        // The 24th word is not looked at, the 23rd is.
-        assert_eq!(parse(&(line(21) + " ?")), Err(reply::META_TOO_MANY_FLAGS));
-        assert_eq!(parse(&(line(20) + " ?")), Err(reply::BAD_FORMAT));
-    }
-
-    #[test]
-    fn opaques_have_a_limit() {
-        let opaque = |len: usize| parse(&format!("mg k O{}", "x".repeat(len))).unwrap().opaque;
-        assert!(!opaque(31).is_too_long());
-        assert_eq!(opaque(31).as_bytes().len(), 32);
-        assert!(opaque(32).is_too_long());
-        assert!(opaque(1000).is_too_long());
     }
 }

@@ -1,7 +1,7 @@
 //! `mg key flags*`: fetch, look at, touch, or create on a miss; the winner of a stampede is told.
 
-use super::flags::Line;
 use super::key::encode_flag;
+use super::line::Line;
 use super::{Flag, MetaFlags, MetaKey, ReturnFlag};
 use crate::text::{Decoded, Request};
 use crate::{number, reply};

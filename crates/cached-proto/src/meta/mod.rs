@@ -13,14 +13,17 @@ mod delete;
 mod flags;
 mod get;
 mod key;
+mod line;
+mod returns;
 mod set;
 
 pub use arithmetic::Arithmetic;
 pub use debug::{Debug, DebugItem};
 pub use delete::Delete;
-pub use flags::{Flag, MetaFlags, Opaque, ReturnFlag, ReturnFlags};
+pub use flags::{Flag, MetaFlags};
 pub use get::{Get, MetaItem};
 pub use key::{KEY_DECODED_LEN_MAX, KeyBuffer, MetaKey};
+pub use returns::{Opaque, ReturnFlag, ReturnFlags};
 pub use set::{Set, SetHeader, SetMode, encode_set};
 
 use crate::text::{Decoded, Request};

@@ -1,6 +1,6 @@
 //! `ms key len flags*` and a data block: all the ways to store.
 
-use super::flags::Line;
+use super::line::Line;
 use super::{Flag, MetaFlags, MetaItem, MetaKey, Status};
 use crate::reply;
 use crate::text::{BodyHeader, Decoded, Request, TERMINATOR_LEN, check_terminator, value_len};
