@@ -1,1 +1,34 @@
-//! cached-server
+//! The memcached-compatible server: sockets, connections, commands, statistics.
+//!
+//! To follow one `get` from socket to socket, open in this order: `listen/acceptor.rs` (a connection comes in and is
+//! dealt to a worker), `worker.rs` (its task is woken), `conn/mod.rs` (bytes in, requests out), `cached-proto` (what
+//! they mean), `exec/get.rs` (asking the store), `conn/output.rs` (the reply goes out).
+//!
+//! ```no_run
+//! use cached_server::{Logging, Server, Settings};
+//!
+//! let server = Server::open(Settings::default(), Logging::embedded(0))?;
+//! println!("{:?}", server.addresses());
+//! server.run(std::future::pending())?;
+//! # Ok::<(), cached_server::StartError>(())
+//! ```
+
+pub mod cli;
+pub mod clock;
+pub mod limits;
+pub mod process;
+pub mod settings;
+pub mod signals;
+
+mod conn;
+mod exec;
+mod listen;
+mod logging;
+mod server;
+mod shared;
+mod stats;
+mod worker;
+
+pub use logging::Logging;
+pub use server::{Server, StartError, Stopper};
+pub use settings::Settings;

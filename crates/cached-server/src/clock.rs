@@ -1,0 +1,131 @@
+//! Time for the whole server: one counter of seconds, stepped by one ticker.
+//!
+//! No request reads the system's clock. The engine and the workers look at a [`TickClock`]; the
+//! acceptor's thread moves it every second by the monotonic clock, so that a change of the wall clock
+//! neither expires nor revives anything. Absolute expiry times are turned into the counter's seconds with the
+//! wall clock as it was at start, as memcached does.
+
+use cached_core::clock::{Clock, Expiry, FIRST_SECOND, TickClock};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// Expiry times up to this many seconds (30 days) are relative, larger ones are Unix time.
+pub const RELATIVE_SECS_MAX: i64 = 60 * 60 * 24 * 30;
+
+/// The server's clock.
+#[derive(Debug)]
+pub struct ServerClock {
+    ticks: Arc<TickClock>,
+    started: Instant,
+    /// Unix time at which the counter would have been 0.
+    origin_unix_secs: i64,
+}
+
+impl ServerClock {
+    /// A clock that starts now.
+    pub fn new() -> ServerClock {
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        ServerClock {
+            ticks: Arc::new(TickClock::new()),
+            started: Instant::now(),
+            origin_unix_secs: unix.as_secs() as i64 - i64::from(FIRST_SECOND),
+        }
+    }
+
+    /// The counter, for the engine.
+    pub fn ticks(&self) -> Arc<TickClock> {
+        self.ticks.clone()
+    }
+
+    /// Moves the counter to the present. Called once a second.
+    pub fn tick(&self) {
+        let elapsed = u32::try_from(self.started.elapsed().as_secs()).unwrap_or(u32::MAX / 2);
+        self.ticks.set(FIRST_SECOND + elapsed);
+    }
+
+    /// Seconds on the counter.
+    #[inline]
+    pub fn now_secs(&self) -> u32 {
+        self.ticks.now_secs()
+    }
+
+    /// Seconds since the start.
+    pub fn uptime_secs(&self) -> u32 {
+        self.now_secs() - FIRST_SECOND
+    }
+
+    /// Unix time, as far as the counter knows.
+    pub fn unix_secs(&self) -> i64 {
+        self.origin_unix_secs + i64::from(self.now_secs())
+    }
+
+    /// Unix time of a second on the counter.
+    pub fn unix_secs_of(&self, secs: u32) -> i64 {
+        self.origin_unix_secs + i64::from(secs)
+    }
+
+    /// An expiry as text and meta clients give it: 0 never, negative at once, up to 30 days relative,
+    /// above that Unix time.
+    #[inline]
+    pub fn expiry(&self, exptime: i32) -> Expiry {
+        match exptime {
+            0 => Expiry::NEVER,
+            i32::MIN..0 => Expiry::PAST,
+            _ => self.expiry_unsigned(exptime as u32),
+        }
+    }
+
+    /// An expiry as binary clients give it, where nothing is negative.
+    #[inline]
+    pub fn expiry_unsigned(&self, exptime: u32) -> Expiry {
+        if exptime == 0 {
+            Expiry::NEVER
+        } else if i64::from(exptime) <= RELATIVE_SECS_MAX {
+            Expiry::after(self.now_secs(), exptime)
+        } else {
+            let secs = i64::from(exptime) - self.origin_unix_secs;
+            if secs <= 0 { Expiry::PAST } else { Expiry::at(u32::try_from(secs).unwrap_or(u32::MAX)) }
+        }
+    }
+}
+
+impl Default for ServerClock {
+    fn default() -> Self {
+        ServerClock::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn expiry_follows_memcached() {
+        let clock = ServerClock::new();
+        let now = clock.now_secs();
+        assert_eq!(clock.expiry(0), Expiry::NEVER);
+        assert_eq!(clock.expiry(-1), Expiry::PAST);
+        assert_eq!(clock.expiry(10), Expiry::at(now + 10));
+        assert_eq!(clock.expiry(2_592_000), Expiry::at(now + 2_592_000), "30 days are relative");
+        assert_eq!(clock.expiry(2_592_001), Expiry::PAST, "a moment in 1970");
+        let soon = i32::try_from(clock.unix_secs()).unwrap() + 100;
+        assert_eq!(clock.expiry(soon), Expiry::at(now + 100));
+        assert_eq!(clock.expiry(soon - 200), Expiry::PAST);
+    }
+
+    #[test]
+    fn binary_expiry_has_no_past_but_the_real_one() {
+        let clock = ServerClock::new();
+        assert!(!clock.expiry_unsigned(u32::MAX).is_past(clock.now_secs()));
+        assert_eq!(clock.expiry_unsigned(2_592_001), Expiry::PAST);
+        assert_eq!(clock.expiry_unsigned(0), Expiry::NEVER);
+    }
+
+    #[test]
+    fn uptime_starts_at_zero() {
+        let clock = ServerClock::new();
+        clock.tick();
+        assert!(clock.uptime_secs() <= 1);
+        assert_eq!(clock.unix_secs_of(clock.now_secs()), clock.unix_secs());
+    }
+}

@@ -1,0 +1,149 @@
+//! A value on its way in that is too large to wait for in a buffer.
+//!
+//! ```text
+//!  set k 0 0 1000000␍␊ │ a million bytes            │ ␍␊
+//!  kept as `head`       │ straight into their place  │ checked, not kept
+//! ```
+//! The command line is kept and decoded again when the value is complete: its reply needs key and flags, and large
+//! values are rare enough that a second look is cheaper than a second representation.
+
+use cached_core::kv::{Kv, Reservation, StoreOptions, StoreOutcome};
+use cached_proto::Protocol;
+
+/// A value on its way in.
+pub(crate) struct Body {
+    /// The protocol that `head` is written in.
+    pub(crate) protocol: Protocol,
+    /// The request up to its value.
+    pub(crate) head: Box<[u8]>,
+    place: Place,
+    /// The two bytes after a text value, as far as they have come.
+    terminator: [u8; 2],
+    terminator_bytes: u8,
+    terminator_missing: u8,
+}
+
+/// Where a value goes.
+#[expect(clippy::large_enum_variant, reason = "it lives in the box of its `Body`")]
+enum Place {
+    /// Into the store's own memory.
+    Reserved(Reservation),
+    /// Into a buffer: appending and prepending need the whole value first.
+    /// `value` holds `filled` bytes of it, and behind them room for more.
+    Collected { value: Vec<u8>, filled: usize, missing: usize },
+}
+
+/// The least by which a collected value's buffer grows.
+const COLLECT_STEP_BYTES: usize = 64 << 10;
+
+/// No memory for more of the value.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct OutOfMemory;
+
+impl Body {
+    /// A value that goes into the store's memory as it arrives.
+    pub(crate) fn reserved(protocol: Protocol, head: &[u8], reservation: Reservation) -> Body {
+        Body::new(protocol, head, Place::Reserved(reservation))
+    }
+
+    /// A value that is collected first.
+    pub(crate) fn collected(protocol: Protocol, head: &[u8], value_bytes: usize) -> Body {
+        Body::new(protocol, head, Place::Collected { value: Vec::new(), filled: 0, missing: value_bytes })
+    }
+
+    fn new(protocol: Protocol, head: &[u8], place: Place) -> Body {
+        let terminator_missing = match protocol {
+            Protocol::Text => 2,
+            Protocol::Binary => 0,
+        };
+        Body {
+            protocol,
+            head: head.into(),
+            place,
+            terminator: [0; 2],
+            terminator_bytes: 0,
+            terminator_missing,
+        }
+    }
+
+    /// Bytes of the value, without its terminator, that have not come.
+    pub(crate) fn value_missing(&self) -> usize {
+        match &self.place {
+            Place::Reserved(reservation) => reservation.remaining(),
+            Place::Collected { missing, .. } => *missing,
+        }
+    }
+
+    /// Bytes to come, with the terminator.
+    pub(crate) fn missing(&self) -> usize {
+        self.value_missing() + usize::from(self.terminator_missing)
+    }
+
+    /// Memory held outside the store.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.head.len()
+            + match &self.place {
+                Place::Reserved(_) => 0,
+                Place::Collected { value, .. } => value.capacity(),
+            }
+    }
+
+    /// Takes what belongs to the body from the front of `input`; tells how much that was.
+    pub(crate) fn feed(&mut self, input: &[u8]) -> (usize, Result<(), OutOfMemory>) {
+        let mut used = 0;
+        while self.value_missing() > 0 && used < input.len() {
+            let Some(room) = self.spare() else { return (used, Err(OutOfMemory)) };
+            let count = room.len().min(input.len() - used);
+            room[..count].copy_from_slice(&input[used..used + count]);
+            self.advance(count);
+            used += count;
+        }
+        while self.value_missing() == 0 && self.terminator_missing > 0 && used < input.len() {
+            self.terminator[usize::from(self.terminator_bytes)] = input[used];
+            self.terminator_bytes += 1;
+            self.terminator_missing -= 1;
+            used += 1;
+        }
+        (used, Ok(()))
+    }
+
+    /// The next place for bytes of the value; not empty while any are missing. `None` if there is no memory.
+    pub(crate) fn spare(&mut self) -> Option<&mut [u8]> {
+        match &mut self.place {
+            Place::Reserved(reservation) => reservation.spare(),
+            Place::Collected { value, filled, missing } => {
+                if *filled == value.len() && *missing > 0 {
+                    // As much again as has come: what is only announced costs little.
+                    let step = COLLECT_STEP_BYTES.max(*filled).min(*missing);
+                    value.try_reserve_exact(step).ok()?;
+                    value.resize(*filled + step, 0);
+                }
+                Some(&mut value[*filled..])
+            }
+        }
+    }
+
+    /// `count` bytes were written to what [`spare`](Body::spare) gave.
+    pub(crate) fn advance(&mut self, count: usize) {
+        match &mut self.place {
+            Place::Reserved(reservation) => reservation.advance(count),
+            Place::Collected { filled, missing, .. } => {
+                *filled += count;
+                *missing -= count;
+            }
+        }
+    }
+
+    /// Whether the value ends as it must.
+    pub(crate) fn is_terminated(&self) -> bool {
+        self.terminator_bytes == 0 || self.terminator == *b"\r\n"
+    }
+
+    /// Stores the complete value.
+    pub(crate) fn store(self, kv: &Kv, key: &[u8], options: &StoreOptions) -> StoreOutcome {
+        match self.place {
+            Place::Reserved(reservation) => reservation.commit(),
+            Place::Collected { value, .. } => kv.store(key, kv.hash(key), &value, options),
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! What others may know about a connection, and the table of all of them.
+//!
+//! The worker that serves a connection writes its [`ConnInfo`]; `stats conns` reads it, and so does whoever
+//! finds that connections together hold too much memory and must choose which of them to close.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+/// What a connection is doing, in memcached's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum ConnState {
+    /// Waits for a request.
+    Read,
+    /// Waits for the rest of a value.
+    ReadBody,
+    /// Throws away a value that was refused.
+    Swallow,
+    /// Waits for the client to take replies.
+    Write,
+}
+
+impl ConnState {
+    fn text(state: u8) -> &'static str {
+        match state {
+            0 => "conn_read",
+            1 => "conn_nread",
+            2 => "conn_swallow",
+            _ => "conn_mwrite",
+        }
+    }
+}
+
+/// The two ends of a connection.
+#[derive(Debug, Clone)]
+pub(crate) enum Ends {
+    Tcp { peer: SocketAddr, local: Option<SocketAddr> },
+    Unix { path: PathBuf },
+}
+
+/// One connection, as others see it.
+#[derive(Debug)]
+pub(crate) struct ConnInfo {
+    pub(crate) fd: RawFd,
+    pub(crate) ends: Ends,
+    state: AtomicU8,
+    /// The clock's second of the last wake-up.
+    last_active: AtomicU32,
+    /// Memory kept for this connection: unfinished input, unread output, pinned values.
+    held_bytes: AtomicUsize,
+    /// The clock's second since which it has held memory without a break.
+    held_since: AtomicU32,
+    /// Set by whoever wants the connection closed.
+    kicked: AtomicBool,
+    /// How to wake it then. Set whenever it waits with memory held.
+    waker: Mutex<Option<Waker>>,
+}
+
+impl ConnInfo {
+    pub(crate) fn new(fd: RawFd, ends: Ends, now: u32) -> ConnInfo {
+        ConnInfo {
+            fd,
+            ends,
+            state: AtomicU8::new(ConnState::Read as u8),
+            last_active: AtomicU32::new(now),
+            held_bytes: AtomicUsize::new(0),
+            held_since: AtomicU32::new(0),
+            kicked: AtomicBool::new(false),
+            waker: Mutex::new(None),
+        }
+    }
+
+    #[inline]
+    pub(crate) fn set_state(&self, state: ConnState) {
+        self.state.store(state as u8, Ordering::Relaxed);
+    }
+
+    pub(crate) fn state_text(&self) -> &'static str {
+        ConnState::text(self.state.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    pub(crate) fn set_active(&self, now: u32) {
+        self.last_active.store(now, Ordering::Relaxed);
+    }
+
+    pub(crate) fn last_active(&self) -> u32 {
+        self.last_active.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.held_bytes.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn is_kicked(&self) -> bool {
+        self.kicked.load(Ordering::Relaxed)
+    }
+
+    fn kick(&self) {
+        self.kicked.store(true, Ordering::Relaxed);
+        if let Some(waker) = lock(&self.waker).take() {
+            waker.wake();
+        }
+    }
+}
+
+/// All connections, and what they hold.
+#[derive(Debug, Default)]
+pub(crate) struct Connections {
+    table: Mutex<BTreeMap<RawFd, Arc<ConnInfo>>>,
+    count: AtomicUsize,
+    count_peak: AtomicUsize,
+    /// Accepted since the start.
+    pub(crate) total: AtomicU64,
+    /// Turned away because the table was full.
+    pub(crate) rejected: AtomicU64,
+    /// Closed because connections together held too much.
+    pub(crate) kicked: AtomicU64,
+    held_bytes: AtomicUsize,
+}
+
+impl Connections {
+    /// Enters a connection.
+    pub(crate) fn add(&self, info: Arc<ConnInfo>) {
+        let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        self.count_peak.fetch_max(count, Ordering::Relaxed);
+        self.total.fetch_add(1, Ordering::Relaxed);
+        lock(&self.table).insert(info.fd, info);
+    }
+
+    /// Strikes a connection out. Before its socket is closed, or the number may be another's already.
+    pub(crate) fn remove(&self, info: &ConnInfo) {
+        self.set_held(info, 0, 0, None);
+        lock(&self.table).remove(&info.fd);
+        self.count.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Connections now.
+    pub(crate) fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// The most there have been at once.
+    pub(crate) fn count_peak(&self) -> usize {
+        self.count_peak.load(Ordering::Relaxed)
+    }
+
+    /// Memory held by all.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.held_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Every connection, by descriptor.
+    pub(crate) fn snapshot(&self) -> Vec<Arc<ConnInfo>> {
+        lock(&self.table).values().cloned().collect()
+    }
+
+    /// Notes how much a connection holds from now on, and how to wake it.
+    pub(crate) fn set_held(&self, info: &ConnInfo, bytes: usize, now: u32, waker: Option<&Waker>) {
+        let before = info.held_bytes.swap(bytes, Ordering::Relaxed);
+        if bytes >= before {
+            self.held_bytes.fetch_add(bytes - before, Ordering::Relaxed);
+        } else {
+            self.held_bytes.fetch_sub(before - bytes, Ordering::Relaxed);
+        }
+        if before == 0 {
+            info.held_since.store(now, Ordering::Relaxed);
+        }
+        *lock(&info.waker) = waker.cloned();
+    }
+
+    /// Closes the connection that has held the most for the longest time, if all of them together hold
+    /// more than `limit`.
+    pub(crate) fn relieve(&self, limit: usize, now: u32) {
+        if self.held_bytes() <= limit {
+            return;
+        }
+        let weight = |info: &ConnInfo| {
+            let secs = now.saturating_sub(info.held_since.load(Ordering::Relaxed));
+            (u64::from(secs) + 1) * info.held_bytes() as u64
+        };
+        let table = lock(&self.table);
+        let slowest = table.values().filter(|info| !info.is_kicked()).max_by_key(|info| weight(info));
+        if let Some(slowest) = slowest.filter(|info| info.held_bytes() > 0) {
+            self.kicked.fetch_add(1, Ordering::Relaxed);
+            slowest.kick();
+        }
+    }
+}
+
+/// Nothing here is left half-done by a panic, so a poisoned lock is as good as any.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info(fd: RawFd) -> Arc<ConnInfo> {
+        Arc::new(ConnInfo::new(fd, Ends::Unix { path: "/x".into() }, 2))
+    }
+
+    #[test]
+    fn the_slowest_holder_is_closed_first() {
+        let connections = Connections::default();
+        let (quick, slow, idle) = (info(1), info(2), info(3));
+        for info in [&quick, &slow, &idle] {
+            connections.add(info.clone());
+        }
+        connections.set_held(&slow, 1000, 10, None);
+        connections.set_held(&quick, 2000, 99, None);
+        connections.relieve(3000, 100);
+        assert!(!slow.is_kicked(), "within the limit");
+        connections.relieve(2999, 100);
+        assert!(slow.is_kicked() && !quick.is_kicked() && !idle.is_kicked());
+        connections.remove(&slow);
+        assert_eq!((connections.held_bytes(), connections.count(), connections.count_peak()), (2000, 2, 3));
+    }
+}

@@ -1,0 +1,504 @@
+//! A connection: bytes in, requests executed, replies out.
+//!
+//! ```text
+//!             ┌──────────────── input ──────────────┐
+//!             ▼                                     │
+//!  ──► Command ──complete request──► execute ──► replies ──► one write ──► Command
+//!        │  ▲                          │               │
+//!        │  └─── value complete ── Body│               └─ client does not take them: held, nothing more
+//!        │                         ▲   │                  is read or executed until it has
+//!        ├── value too large to    │   ├─ replies fill the buffer: Get keeps its place, the rest waits
+//!        │   wait for ─────────────┘   │
+//!        └── refused with a value ── Swallow
+//! ```
+//! Reading and writing use the worker's buffers; a connection that waits for its client holds none, but for
+//! the little that is unfinished: part of a request, or replies the client has not taken. These are counted ([`info`]).
+//!
+//! `Connection` knows no runtime: it is driven with a [`Transport`](transport::Transport) whenever that may get further.
+
+pub(crate) mod body;
+pub(crate) mod info;
+pub(crate) mod output;
+pub(crate) mod transport;
+
+use crate::exec::{self, Executor, Next};
+use crate::shared::Shared;
+use crate::stats::counters::Counters;
+use body::{Body, OutOfMemory};
+use cached_proto::text::GetCursor;
+use cached_proto::{Decoded, Limits, Protocol, binary, text};
+use info::{ConnInfo, ConnState};
+use output::Output;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use transport::Transport;
+
+/// Bytes asked for by one read.
+const READ_BYTES: usize = 16 << 10;
+/// A worker's input buffer: one read, and what was left of the one before.
+pub(crate) const INPUT_BYTES: usize = 2 * READ_BYTES;
+/// Values up to this size are waited for in a buffer, larger ones get their place at once.
+const BUFFERED_BODY_BYTES_MAX: usize = 4 << 10;
+/// Above so many missing bytes, a value is read straight into its place; below, one read brings the next commands along.
+const DIRECT_READ_BYTES_MIN: usize = 4 << 10;
+
+/// The worker's things that a connection uses while it is driven.
+pub(crate) struct Desk<'a> {
+    pub(crate) shared: &'a Shared,
+    pub(crate) counters: &'a Counters,
+    /// `INPUT_BYTES` long.
+    pub(crate) input: &'a mut [u8],
+    /// Empty between connections.
+    pub(crate) output: &'a mut Output,
+}
+
+/// What became of a turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// The transport will wake the connection.
+    Wait,
+    /// There is more to do, after others have had their turn.
+    Again,
+    /// Done with it.
+    Close,
+}
+
+/// Where a connection stands between two bytes of input.
+enum Phase {
+    /// At the start of a request, or within one that is still short.
+    Command,
+    /// Within a retrieval that filled the output buffer; its line is still in the input and `line_bytes` long.
+    Get { cursor: GetCursor, line_bytes: usize },
+    /// Within a value.
+    Body(Box<Body>),
+    /// Within a value that was refused.
+    Swallow(usize),
+}
+
+/// Why execution stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    /// All input is used, but for the start of a request.
+    Input,
+    /// The output is to be sent before more is executed.
+    Output,
+    /// The connection is to be closed once the output is sent.
+    Close,
+}
+
+/// One client.
+pub(crate) struct Connection {
+    pub(crate) info: Arc<ConnInfo>,
+    protocol: Option<Protocol>,
+    phase: Phase,
+    /// Input that could not be used yet.
+    input: Vec<u8>,
+    /// Bytes at the front of the input that hold no line feed.
+    scanned: usize,
+    /// `input` can be executed as it is.
+    runnable: bool,
+    /// Replies that the client has not taken.
+    output: Option<Box<Output>>,
+    /// Close when they are taken.
+    closing: bool,
+}
+
+impl Connection {
+    pub(crate) fn new(info: Arc<ConnInfo>) -> Connection {
+        Connection {
+            info,
+            protocol: None,
+            phase: Phase::Command,
+            input: Vec::new(),
+            scanned: 0,
+            runnable: false,
+            output: None,
+            closing: false,
+        }
+    }
+
+    /// Gets as far as the transport lets it, within the budget of one turn.
+    #[inline]
+    pub(crate) fn drive(&mut self, desk: &mut Desk<'_>, io: &mut impl Transport) -> Turn {
+        if self.info.is_kicked() {
+            return Turn::Close;
+        }
+        self.info.set_active(desk.shared.clock.now_secs());
+        let mut budget = desk.shared.settings.batches_per_wake;
+        loop {
+            let turn = self.step(desk, io, &mut budget);
+            match turn {
+                None if budget > 0 => {}
+                None | Some(Turn::Again) => {
+                    desk.counters.conn_yields.bump();
+                    return Turn::Again;
+                }
+                Some(turn) => return turn,
+            }
+        }
+    }
+
+    /// One read and what follows from it; `None` to go on.
+    #[inline]
+    fn step(&mut self, desk: &mut Desk<'_>, io: &mut impl Transport, budget: &mut u32) -> Option<Turn> {
+        if self.output.is_some()
+            && let Some(turn) = self.send_held(desk, io)
+        {
+            return Some(turn);
+        }
+        *budget = budget.saturating_sub(1);
+        if self.runnable {
+            return self.run_held(desk, io, budget);
+        }
+        if let Phase::Body(body) = &mut self.phase
+            && body.value_missing() >= DIRECT_READ_BYTES_MIN
+        {
+            return self.read_body(desk, io);
+        }
+        let held = self.input.len();
+        if held > INPUT_BYTES - READ_BYTES {
+            return self.read_long(desk, io, budget);
+        }
+        // Away from the desk, so that the rest of it can be lent out meanwhile.
+        let buffer = std::mem::take(&mut desk.input);
+        buffer[..held].copy_from_slice(&self.input);
+        let turn = match io.read(&mut buffer[held..]) {
+            Poll::Ready(Ok(0) | Err(_)) => Some(Turn::Close),
+            Poll::Ready(Ok(count)) => {
+                desk.counters.bytes_read.add(count as u64);
+                if held > 0 {
+                    self.input = Vec::new();
+                }
+                let (used, turn) = self.run(desk, io, &buffer[..held + count], budget);
+                if used < held + count {
+                    self.input = buffer[used..held + count].to_vec();
+                }
+                turn
+            }
+            Poll::Pending => Some(Turn::Wait),
+        };
+        desk.input = buffer;
+        turn
+    }
+
+    /// Sends what the client has not taken yet; `None` when it has all of it.
+    #[cold]
+    fn send_held(&mut self, desk: &mut Desk<'_>, io: &mut impl Transport) -> Option<Turn> {
+        let output = self.output.as_mut()?;
+        let mut sent = 0;
+        let polled = output.send(io, &mut sent);
+        desk.counters.bytes_written.add(sent);
+        match polled {
+            Poll::Pending => Some(Turn::Wait),
+            Poll::Ready(Err(_)) => Some(Turn::Close),
+            Poll::Ready(Ok(())) => {
+                self.output = None;
+                self.closing.then_some(Turn::Close)
+            }
+        }
+    }
+
+    /// Executes input that had to wait for the output.
+    #[cold]
+    fn run_held(&mut self, desk: &mut Desk<'_>, io: &mut impl Transport, budget: &mut u32) -> Option<Turn> {
+        self.runnable = false;
+        let mut input = std::mem::take(&mut self.input);
+        let (used, turn) = self.run(desk, io, &input, budget);
+        input.drain(..used);
+        if !input.is_empty() {
+            self.input = input;
+        }
+        turn
+    }
+
+    /// Reads more of a line that is too long for the worker's buffer.
+    #[cold]
+    fn read_long(&mut self, desk: &mut Desk<'_>, io: &mut impl Transport, budget: &mut u32) -> Option<Turn> {
+        let held = self.input.len();
+        self.input.resize(held + READ_BYTES, 0);
+        let read = io.read(&mut self.input[held..]);
+        self.input.truncate(held + if let Poll::Ready(Ok(count)) = read { count } else { 0 });
+        match read {
+            Poll::Ready(Ok(0) | Err(_)) => Some(Turn::Close),
+            Poll::Ready(Ok(count)) => {
+                desk.counters.bytes_read.add(count as u64);
+                self.run_held(desk, io, budget)
+            }
+            Poll::Pending => Some(Turn::Wait),
+        }
+    }
+
+    /// Reads a large value straight into its place.
+    fn read_body(&mut self, desk: &mut Desk<'_>, io: &mut impl Transport) -> Option<Turn> {
+        let Phase::Body(body) = &mut self.phase else { return None };
+        let Some(room) = body.spare() else {
+            self.refuse_body(&mut Executor::new(desk.shared, desk.counters, desk.output));
+            return self.send(desk, io);
+        };
+        match io.read(room) {
+            Poll::Ready(Ok(0) | Err(_)) => Some(Turn::Close),
+            Poll::Ready(Ok(count)) => {
+                desk.counters.bytes_read.add(count as u64);
+                body.advance(count);
+                if body.missing() == 0 {
+                    let mut executor = Executor::new(desk.shared, desk.counters, desk.output);
+                    self.finish_body(&mut executor);
+                    return self.send(desk, io);
+                }
+                None
+            }
+            Poll::Pending => Some(Turn::Wait),
+        }
+    }
+
+    /// Executes input and sends the replies; how much of it was used, and `None` to go on reading.
+    #[inline]
+    fn run(
+        &mut self,
+        desk: &mut Desk<'_>,
+        io: &mut impl Transport,
+        input: &[u8],
+        budget: &mut u32,
+    ) -> (usize, Option<Turn>) {
+        let mut used = 0;
+        loop {
+            let (count, stop) = self.execute(desk, &input[used..]);
+            used += count;
+            let turn = if desk.output.is_empty() { None } else { self.send(desk, io) };
+            match (stop, turn) {
+                (Stop::Close, None) => return (used, Some(Turn::Close)),
+                (Stop::Close, Some(turn)) => {
+                    self.closing = true;
+                    return (used, Some(turn));
+                }
+                (Stop::Input, turn) => return (used, turn),
+                (Stop::Output, Some(turn)) => {
+                    self.runnable = true;
+                    return (used, Some(turn));
+                }
+                (Stop::Output, None) => {
+                    *budget = budget.saturating_sub(1);
+                    if *budget == 0 {
+                        self.runnable = true;
+                        return (used, Some(Turn::Again));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends the worker's output buffer; what the client does not take becomes the connection's own. `None` when all is sent.
+    #[inline]
+    fn send(&mut self, desk: &mut Desk<'_>, io: &mut impl Transport) -> Option<Turn> {
+        let mut sent = 0;
+        let polled = desk.output.send(io, &mut sent);
+        desk.counters.bytes_written.add(sent);
+        match polled {
+            Poll::Ready(Ok(())) => None,
+            Poll::Ready(Err(_)) => {
+                desk.output.clear();
+                Some(Turn::Close)
+            }
+            Poll::Pending => {
+                self.output = Some(Box::new(desk.output.take_unsent()));
+                Some(Turn::Wait)
+            }
+        }
+    }
+
+    /// Executes what is complete in `input`, into the output buffer.
+    fn execute(&mut self, desk: &mut Desk<'_>, input: &[u8]) -> (usize, Stop) {
+        let mut executor = Executor::new(desk.shared, desk.counters, desk.output);
+        let mut used = 0;
+        let mut scanned = std::mem::take(&mut self.scanned);
+        loop {
+            let rest = &input[used..];
+            if !matches!(self.phase, Phase::Command) {
+                match self.resume(&mut executor, rest) {
+                    Ok(count) => {
+                        used += count;
+                        // Still within something, and no input left for it.
+                        if used == input.len() && !matches!(self.phase, Phase::Command) {
+                            return (used, Stop::Input);
+                        }
+                    }
+                    Err(stop) => return (used, stop),
+                }
+                if executor.out.is_full() {
+                    return (used, Stop::Output);
+                }
+                continue;
+            }
+            let Some(&first) = rest.first() else { return (used, Stop::Input) };
+            let protocol = *self.protocol.get_or_insert_with(|| Protocol::detect(first));
+            let next = match protocol {
+                Protocol::Text => match text::decode(rest, scanned, &Limits::DEFAULT) {
+                    Decoded::Request { request, consumed } => match exec::text(&mut executor, &request) {
+                        Next::Suspend(cursor) => {
+                            self.phase = Phase::Get { cursor, line_bytes: consumed };
+                            return (used, Stop::Output);
+                        }
+                        next => {
+                            used += consumed;
+                            next
+                        }
+                    },
+                    Decoded::Body { header, consumed, body_len } => {
+                        if body_len <= BUFFERED_BODY_BYTES_MAX {
+                            return (used, Stop::Input);
+                        }
+                        let head = &rest[..consumed];
+                        used += consumed;
+                        self.phase = match exec::begin_text(&mut executor, &header) {
+                            exec::Begun::Reserved(reservation) => {
+                                Phase::Body(Box::new(Body::reserved(protocol, head, reservation)))
+                            }
+                            exec::Begun::Collect(bytes) => {
+                                Phase::Body(Box::new(Body::collected(protocol, head, bytes)))
+                            }
+                            exec::Begun::Refused => Phase::Swallow(body_len),
+                        };
+                        Next::Go
+                    }
+                    Decoded::Refused(refused) => {
+                        executor.out.bytes.extend_from_slice(refused.reply);
+                        used += refused.consumed;
+                        self.swallow(refused.swallow);
+                        if refused.close { Next::Close } else { Next::Go }
+                    }
+                    Decoded::Incomplete => {
+                        self.scanned = rest.len();
+                        return (used, Stop::Input);
+                    }
+                    Decoded::Close => Next::Close,
+                },
+                Protocol::Binary => match binary::decode(rest) {
+                    Decoded::Request { request, consumed } => {
+                        used += consumed;
+                        exec::binary(&mut executor, &request)
+                    }
+                    Decoded::Body { header, consumed, body_len } => {
+                        if body_len <= BUFFERED_BODY_BYTES_MAX {
+                            return (used, Stop::Input);
+                        }
+                        let head = &rest[..consumed];
+                        used += consumed;
+                        self.phase = match exec::begin_binary(&mut executor, &header) {
+                            exec::Begun::Reserved(reservation) => {
+                                Phase::Body(Box::new(Body::reserved(protocol, head, reservation)))
+                            }
+                            exec::Begun::Collect(bytes) => {
+                                Phase::Body(Box::new(Body::collected(protocol, head, bytes)))
+                            }
+                            exec::Begun::Refused => Phase::Swallow(body_len),
+                        };
+                        Next::Go
+                    }
+                    Decoded::Refused(refused) => {
+                        refused.reply.encode(&mut executor.out.bytes);
+                        used += refused.consumed;
+                        self.swallow(refused.swallow);
+                        if refused.close { Next::Close } else { Next::Go }
+                    }
+                    Decoded::Incomplete => return (used, Stop::Input),
+                    Decoded::Close => Next::Close,
+                },
+            };
+            scanned = 0;
+            match next {
+                Next::Go if executor.out.is_full() => return (used, Stop::Output),
+                Next::Go | Next::Suspend(_) => {}
+                Next::Close => return (used, Stop::Close),
+            }
+        }
+    }
+
+    fn swallow(&mut self, bytes: usize) {
+        if bytes > 0 {
+            self.phase = Phase::Swallow(bytes);
+        }
+    }
+
+    /// Goes on with what is not a new command: how much of the input that took, or why it stopped.
+    #[cold]
+    fn resume(&mut self, executor: &mut Executor<'_>, input: &[u8]) -> Result<usize, Stop> {
+        match &mut self.phase {
+            Phase::Command => Ok(0),
+            Phase::Get { cursor, line_bytes } => match exec::resume_get(executor, cursor.resume(input)) {
+                Next::Suspend(further) => {
+                    *cursor = further;
+                    Err(Stop::Output)
+                }
+                _ => {
+                    let used = *line_bytes;
+                    self.phase = Phase::Command;
+                    Ok(used)
+                }
+            },
+            Phase::Body(body) => {
+                let (used, result) = body.feed(input);
+                match result {
+                    Err(OutOfMemory) => self.refuse_body(executor),
+                    Ok(()) if body.missing() == 0 => self.finish_body(executor),
+                    Ok(()) => {}
+                }
+                Ok(used)
+            }
+            Phase::Swallow(bytes) => {
+                let used = input.len().min(*bytes);
+                *bytes -= used;
+                if *bytes == 0 {
+                    self.phase = Phase::Command;
+                }
+                Ok(used)
+            }
+        }
+    }
+
+    /// Stores the value that is complete now, and answers.
+    fn finish_body(&mut self, executor: &mut Executor<'_>) {
+        let Phase::Body(body) = std::mem::replace(&mut self.phase, Phase::Command) else { return };
+        exec::finish(executor, *body);
+    }
+
+    /// Gives a value up for lack of memory: answers, and throws the rest of it away.
+    #[cold]
+    fn refuse_body(&mut self, executor: &mut Executor<'_>) {
+        let Phase::Body(body) = std::mem::replace(&mut self.phase, Phase::Command) else { return };
+        self.phase = Phase::Swallow(body.missing());
+        exec::give_up(executor, *body);
+    }
+
+    /// Memory this connection keeps while it waits.
+    fn held_bytes(&self) -> usize {
+        let output = self.output.as_ref().map_or(0, |output| output.capacity() + output.pinned_bytes());
+        let body = match &self.phase {
+            Phase::Body(body) => body.held_bytes(),
+            _ => 0,
+        };
+        self.input.capacity() + output + body
+    }
+
+    /// Tells the table of connections what this one holds and is doing, before it waits.
+    #[inline]
+    pub(crate) fn settle(&mut self, shared: &Shared, waker: &Waker) {
+        let plain = matches!(self.phase, Phase::Command) && self.input.is_empty() && self.output.is_none();
+        if !plain || self.info.held_bytes() > 0 {
+            self.settle_held(shared, waker);
+        }
+    }
+
+    #[cold]
+    fn settle_held(&mut self, shared: &Shared, waker: &Waker) {
+        self.info.set_state(match &self.phase {
+            _ if self.output.is_some() => ConnState::Write,
+            Phase::Body(_) => ConnState::ReadBody,
+            Phase::Swallow(_) => ConnState::Swallow,
+            Phase::Command | Phase::Get { .. } => ConnState::Read,
+        });
+        let held = self.held_bytes();
+        let now = shared.clock.now_secs();
+        shared.connections.set_held(&self.info, held, now, Some(waker));
+        shared.connections.relieve(shared.settings.connection_bytes_max, now);
+    }
+}

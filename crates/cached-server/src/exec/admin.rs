@@ -1,0 +1,207 @@
+//! Commands for an operator.
+//!
+//! What this engine has, it does; what only has a meaning for memcached's slabs and LRU threads is checked and
+//! taken note of, as settings that change nothing; what is not built is refused in words that memcached has for
+//! a feature that is switched off.
+
+use super::{Executor, Next};
+use crate::stats::classes;
+use cached_proto::number;
+use cached_proto::reply;
+use cached_proto::text::{Admin, Tokens, Verb, Verbosity};
+use std::sync::atomic::Ordering;
+
+/// `verbosity`.
+pub(super) fn verbosity(executor: &mut Executor<'_>, command: &Verbosity) {
+    executor.shared.logging.set(u8::try_from(command.level).unwrap_or(u8::MAX).min(2));
+    executor.reply_unless(command.noreply, reply::OK);
+}
+
+/// All others.
+pub(super) fn execute(executor: &mut Executor<'_>, command: &Admin<'_>) -> Next {
+    let tokens = &command.tokens;
+    let words: &[u8] = match command.verb {
+        Verb::CacheMemlimit => memory_limit(executor, tokens),
+        Verb::Shutdown => match shutdown(executor, tokens) {
+            Ok(()) => return Next::Close,
+            Err(words) => words,
+        },
+        Verb::Slabs => slabs(tokens),
+        Verb::Lru => lru(executor, tokens),
+        Verb::LruCrawler => lru_crawler(executor, tokens),
+        Verb::Watch => watch(tokens),
+        // In memcached too they are missing from a usual build, or have nothing to work on.
+        Verb::RefreshCerts | Verb::Extstore | Verb::DebugItem | Verb::DebugTime | Verb::Misbehave => {
+            reply::ERROR
+        }
+    };
+    executor.reply_unless(command.noreply, words);
+    Next::Go
+}
+
+/// The word at `index` as a number, as the commands of operators read it.
+fn number_u32(tokens: &Tokens<'_>, index: usize) -> Option<u32> {
+    tokens.get(index).and_then(number::token_u32)
+}
+
+fn number_f64(tokens: &Tokens<'_>, index: usize) -> Option<f64> {
+    std::str::from_utf8(tokens.get(index)?).ok()?.parse().ok().filter(|number: &f64| number.is_finite())
+}
+
+fn memory_limit(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
+    match number_u32(tokens, 1) {
+        None => reply::ERROR,
+        Some(0..8) => b"MEMLIMIT_TOO_SMALL cannot set maxbytes to less than 8m\r\n",
+        Some(1_000_000_001..) => b"MEMLIMIT_ADJUST_FAILED input value is megabytes not bytes\r\n",
+        Some(limit) if limit as usize == executor.shared.settings.memory_bytes >> 20 => reply::OK,
+        // The arena's address range is fixed at start.
+        Some(_) => b"MEMLIMIT_ADJUST_FAILED out of bounds or unable to adjust\r\n",
+    }
+}
+
+fn shutdown(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<(), &'static [u8]> {
+    if !executor.shared.settings.shutdown_command {
+        return Err(reply::SHUTDOWN_NOT_ENABLED);
+    }
+    if tokens.len() == 1 || tokens.len() == 2 && tokens.get(1) == Some(b"graceful") {
+        tracing::info!("shutdown asked for by a client");
+        executor.shared.stop.request();
+        return Ok(());
+    }
+    Err(reply::INVALID_SHUTDOWN_MODE)
+}
+
+/// There are no slabs to move between, so no class ever has a page to spare.
+fn slabs(tokens: &Tokens<'_>) -> &'static [u8] {
+    if tokens.len() == 4 && tokens.is_prefix_of(1, "reassign") {
+        let class = |index| tokens.get(index).and_then(number::token_i32);
+        return match (class(2), class(3)) {
+            (Some(from), Some(to)) if from == to => b"SAME src and dst class are identical\r\n",
+            (Some(from), Some(to)) => {
+                let known = |class: i32| (0..=classes::CLASS_MAX as i32).contains(&class);
+                // -1 stands for any source.
+                if (from == -1 || known(from)) && known(to) {
+                    b"NOSPARE source class has no spare pages\r\n"
+                } else {
+                    b"BADCLASS invalid src or dst class id\r\n"
+                }
+            }
+            _ => reply::BAD_FORMAT,
+        };
+    }
+    if tokens.len() < 3 || !tokens.is_prefix_of(1, "automove") {
+        return reply::ERROR;
+    }
+    if tokens.is_prefix_of(2, "ratio") || tokens.is_prefix_of(2, "freeratio") {
+        return if number_f64(tokens, 3).is_some() { reply::OK } else { reply::ERROR };
+    }
+    if tokens.is_prefix_of(2, "window") {
+        return match number_u32(tokens, 3) {
+            Some(3..=1800) => reply::OK,
+            Some(_) => b"CLIENT_ERROR automove window too low or too high\r\n",
+            None => reply::BAD_FORMAT,
+        };
+    }
+    match number_u32(tokens, 2) {
+        Some(0..=2) => reply::OK,
+        Some(_) => reply::ERROR,
+        None => reply::BAD_FORMAT,
+    }
+}
+
+/// Settings of memcached's LRU: noted, and shown by `stats settings`.
+fn lru(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
+    let noted = &executor.shared.noted;
+    if tokens.is_prefix_of(1, "tune") && tokens.len() >= 6 {
+        let (Some(hot), Some(warm)) = (number_u32(tokens, 2), number_u32(tokens, 3)) else {
+            return reply::ERROR;
+        };
+        let (Some(hot_factor), Some(factor)) = (number_f64(tokens, 4), number_f64(tokens, 5)) else {
+            return reply::ERROR;
+        };
+        if hot.saturating_add(warm) > 80 {
+            return b"ERROR hot and warm pcts must not exceed 80\r\n";
+        }
+        if factor <= 0.0 || hot_factor <= 0.0 {
+            return b"ERROR hot/warm age factors must be greater than 0\r\n";
+        }
+        noted.hot_lru_pct.store(hot, Ordering::Relaxed);
+        noted.warm_lru_pct.store(warm, Ordering::Relaxed);
+        noted.hot_max_factor.store(hot_factor.to_bits(), Ordering::Relaxed);
+        noted.warm_max_factor.store(factor.to_bits(), Ordering::Relaxed);
+        return reply::OK;
+    }
+    if tokens.is_prefix_of(1, "mode") && tokens.len() >= 3 {
+        let segmented = match tokens.get(2) {
+            Some(b"flat") => false,
+            Some(b"segmented") => true,
+            _ => return reply::ERROR,
+        };
+        noted.lru_segmented.store(segmented, Ordering::Relaxed);
+        return reply::OK;
+    }
+    if tokens.is_prefix_of(1, "temp_ttl") && tokens.len() >= 3 {
+        let Some(ttl) = tokens.get(2).and_then(number::token_i32) else { return reply::ERROR };
+        noted.temp_lru.store(ttl >= 0, Ordering::Relaxed);
+        if let Ok(ttl) = u32::try_from(ttl) {
+            noted.temporary_ttl.store(ttl, Ordering::Relaxed);
+        }
+        return reply::OK;
+    }
+    reply::ERROR
+}
+
+/// Expired items are found without a crawler; dumps are not built yet.
+fn lru_crawler(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
+    let noted = &executor.shared.noted;
+    if tokens.len() == 3 {
+        let known = tokens.get(2).is_some_and(classes::is_known);
+        if tokens.is_prefix_of(1, "crawl") {
+            return if known { reply::OK } else { b"BADCLASS invalid class id\r\n" };
+        }
+        if tokens.is_prefix_of(1, "metadump") {
+            return if known { b"ERROR metadump not allowed\r\n" } else { b"BADCLASS invalid class id\r\n" };
+        }
+        if tokens.is_prefix_of(1, "mgdump") {
+            return if known { b"ERROR key dump not allowed\r\n" } else { b"BADCLASS invalid class id\r\n" };
+        }
+        if tokens.is_prefix_of(1, "tocrawl") {
+            let Some(count) = number_u32(tokens, 2) else { return reply::BAD_FORMAT };
+            noted.lru_crawler_tocrawl.store(count, Ordering::Relaxed);
+            return reply::OK;
+        }
+        if tokens.is_prefix_of(1, "sleep") {
+            return match number_u32(tokens, 2) {
+                Some(micros @ 0..=1_000_000) => {
+                    noted.lru_crawler_sleep.store(micros, Ordering::Relaxed);
+                    reply::OK
+                }
+                Some(_) => b"CLIENT_ERROR sleep must be one second or less\r\n",
+                None => reply::BAD_FORMAT,
+            };
+        }
+    }
+    if tokens.len() == 2 && (tokens.is_prefix_of(1, "enable") || tokens.is_prefix_of(1, "disable")) {
+        noted.lru_crawler.store(tokens.is_prefix_of(1, "enable"), Ordering::Relaxed);
+        return reply::OK;
+    }
+    reply::ERROR
+}
+
+/// Watching is not built yet: refused as with `-W`, unless the words are wrong in themselves.
+fn watch(tokens: &Tokens<'_>) -> &'static [u8] {
+    const KINDS: [&str; 10] = [
+        "rawcmds",
+        "evictions",
+        "fetchers",
+        "mutations",
+        "sysevents",
+        "connevents",
+        "proxyreqs",
+        "proxyevents",
+        "proxyuser",
+        "deletions",
+    ];
+    let known = (1..tokens.len()).all(|index| KINDS.iter().any(|kind| tokens.is_prefix_of(index, kind)));
+    if known { b"CLIENT_ERROR watch commands not allowed\r\n" } else { reply::ERROR }
+}

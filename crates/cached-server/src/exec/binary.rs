@@ -1,0 +1,90 @@
+//! Which function answers which binary request; GET, TOUCH and the small commands.
+
+use super::get::count_touch;
+use super::{Executor, Next, arithmetic, delete, flush, store};
+use crate::conn::output::Output;
+use crate::settings::MEMCACHED_VERSION;
+use crate::stats;
+use cached_core::kv::{FetchOptions, ItemView};
+use cached_proto::binary::{
+    Command, Head, Request, encode_done, encode_miss, encode_value_head, encode_version,
+};
+
+/// Carries out one binary request.
+pub(crate) fn execute(executor: &mut Executor<'_>, request: &Request<'_>) -> Next {
+    let head = &request.head;
+    match &request.command {
+        Command::Get { key, with_key, exptime: None } => get(executor, head, key, *with_key),
+        Command::Get { key, with_key, exptime: Some(exptime) } => {
+            touch(executor, head, key, *with_key, true, *exptime);
+        }
+        Command::Touch { key, exptime } => touch(executor, head, key, false, false, *exptime),
+        Command::Store(command) => store::binary(executor, command),
+        Command::Delete { key } => delete::binary(executor, head, key),
+        Command::Arithmetic(command) => arithmetic::binary(executor, head, command),
+        Command::Flush { exptime } => flush::binary(executor, head, *exptime),
+        Command::Noop => encode_done(&mut executor.out.bytes, head, 0),
+        Command::Version => encode_version(&mut executor.out.bytes, head, MEMCACHED_VERSION),
+        Command::Stat { key } => stats::binary(executor.shared, &mut executor.out.bytes, head, key),
+        Command::Quit => {
+            encode_done(&mut executor.out.bytes, head, 0);
+            return Next::Close;
+        }
+    }
+    Next::Go
+}
+
+/// GET, GETK.
+fn get(executor: &mut Executor<'_>, head: &Head, key: &[u8], with_key: bool) {
+    let (kv, counters) = (executor.kv(), executor.counters);
+    counters.get_cmds.bump();
+    let out = &mut *executor.out;
+    let returned = with_key.then_some(key);
+    let result = kv.read(key, kv.hash(key), |item| encode_hit(out, head, returned, item));
+    match result {
+        Ok(()) => counters.get_hits.bump(),
+        Err(miss) => {
+            counters.get_misses.bump();
+            executor.count_miss_kind(miss);
+            encode_miss(&mut executor.out.bytes, head, returned);
+        }
+    }
+    if executor.detail {
+        executor.shared.detail.record_get(key, result.is_ok());
+    }
+}
+
+/// TOUCH, GAT, GATK.
+fn touch(
+    executor: &mut Executor<'_>,
+    head: &Head,
+    key: &[u8],
+    with_key: bool,
+    with_value: bool,
+    exptime: u32,
+) {
+    let kv = executor.kv();
+    let options = FetchOptions {
+        touch: Some(executor.shared.clock.expiry_unsigned(exptime)),
+        ..FetchOptions::default()
+    };
+    let out = &mut *executor.out;
+    let returned = with_key.then_some(key);
+    let result = kv.fetch(key, kv.hash(key), &options, |item, _| {
+        if with_value {
+            encode_hit(out, head, returned, item);
+        } else {
+            encode_value_head(&mut out.bytes, head, item.cas(), item.client_flags(), None, 0);
+        }
+    });
+    if result.is_err() {
+        encode_miss(&mut executor.out.bytes, head, returned);
+    }
+    count_touch(executor, key, result);
+}
+
+#[inline]
+fn encode_hit(out: &mut Output, head: &Head, key: Option<&[u8]>, item: &ItemView<'_>) {
+    encode_value_head(&mut out.bytes, head, item.cas(), item.client_flags(), key, item.value_bytes());
+    out.push_value(item);
+}

@@ -1,0 +1,37 @@
+//! `flush_all`, FLUSH.
+
+use super::Executor;
+use cached_core::clock::Expiry;
+use cached_proto::binary::{Head, encode_done};
+use cached_proto::{reply, text};
+
+impl Executor<'_> {
+    /// Makes everything that is there now gone, at once or at a moment to come.
+    fn flush(&self, delay: Expiry) {
+        match delay.as_secs() {
+            0 | 1 => self.kv().flush_all(),
+            // memcached counts the second before as the last one of the old items.
+            at if at - 1 <= self.shared.clock.now_secs() => self.kv().flush_all(),
+            at => self.kv().flush_at(at - 1),
+        }
+    }
+}
+
+/// `flush_all`.
+pub(super) fn text(executor: &mut Executor<'_>, command: &text::FlushAll) {
+    executor.counters.flush_cmds.bump();
+    match command.delay {
+        Some(delay) => {
+            executor.flush(executor.shared.clock.expiry(delay.max(0)));
+            executor.reply_unless(command.noreply, reply::OK);
+        }
+        None => executor.reply_unless(command.noreply, reply::INVALID_EXPTIME),
+    }
+}
+
+/// FLUSH.
+pub(super) fn binary(executor: &mut Executor<'_>, head: &Head, exptime: u32) {
+    executor.flush(executor.shared.clock.expiry_unsigned(exptime));
+    executor.counters.flush_cmds.bump();
+    encode_done(&mut executor.out.bytes, head, 0);
+}

@@ -1,0 +1,153 @@
+//! `get`, `gets`, `gat`, `gats`, `touch`.
+//!
+//! A single key takes the shortest path there is. Several keys go in batches: the index lines of all are asked for
+//! first, then their items, so that the waits for memory overlap.
+
+use super::{Executor, Next};
+use cached_core::KeyHash;
+use cached_core::clock::Expiry;
+use cached_core::kv::{FetchOptions, ItemView, Miss};
+use cached_proto::reply;
+use cached_proto::text::{Get, Touch, encode_value, encode_value_head};
+
+use crate::conn::output::{Output, PIN_BYTES_MIN};
+
+/// Keys looked up together.
+const BATCH: usize = 16;
+/// Below so many keys, asking ahead costs more than it saves.
+const PREFETCH_KEYS_MIN: usize = 4;
+
+/// A retrieval from its first key.
+#[inline]
+pub(super) fn get(executor: &mut Executor<'_>, mut get: Get<'_>) -> Next {
+    let mut rest = get;
+    if get.exptime.is_none()
+        && let Some(key) = get.next_key()
+    {
+        let mut after = get;
+        if after.next_key().is_none() {
+            let hash = executor.kv().hash(key);
+            read_one(executor, key, hash, get.with_cas);
+            executor.reply(reply::END);
+            return Next::Go;
+        }
+    }
+    many(executor, &mut rest)
+}
+
+/// A retrieval from where it was interrupted.
+pub(crate) fn resume(executor: &mut Executor<'_>, mut get: Get<'_>) -> Next {
+    many(executor, &mut get)
+}
+
+fn many(executor: &mut Executor<'_>, get: &mut Get<'_>) -> Next {
+    let touch = get.exptime.map(|exptime| executor.shared.clock.expiry(exptime));
+    let kv = executor.kv();
+    let mut batch: [(&[u8], Option<KeyHash>); BATCH] = [(&[], None); BATCH];
+    loop {
+        let mut count = 0;
+        while count < BATCH
+            && let Some(key) = get.next_key()
+        {
+            batch[count] = (key, Some(kv.hash(key)));
+            count += 1;
+        }
+        let keys = batch[..count].iter().filter_map(|(key, hash)| hash.map(|hash| (*key, hash)));
+        if count >= PREFETCH_KEYS_MIN {
+            keys.clone().for_each(|(_, hash)| kv.prefetch_bucket(hash));
+            keys.clone().for_each(|(_, hash)| kv.prefetch_item(hash));
+        }
+        for (key, hash) in keys {
+            match touch {
+                None => read_one(executor, key, hash, get.with_cas),
+                Some(expiry) => touch_one(executor, key, hash, expiry, get.with_cas),
+            }
+        }
+        if count < BATCH {
+            break;
+        }
+        if executor.out.is_full() {
+            return Next::Suspend(get.cursor());
+        }
+    }
+    executor.reply(reply::END);
+    Next::Go
+}
+
+/// Answers for one key of a `get`.
+#[inline]
+fn read_one(executor: &mut Executor<'_>, key: &[u8], hash: KeyHash, with_cas: bool) {
+    let counters = executor.counters;
+    counters.get_cmds.bump();
+    let out = &mut *executor.out;
+    let result = executor.shared.kv.read(key, hash, |item| encode(out, key, item, with_cas));
+    match result {
+        Ok(()) => counters.get_hits.bump(),
+        Err(miss) => {
+            counters.get_misses.bump();
+            executor.count_miss_kind(miss);
+        }
+    }
+    if executor.detail {
+        executor.shared.detail.record_get(key, result.is_ok());
+    }
+}
+
+/// Answers for one key of a `gat`.
+fn touch_one(executor: &mut Executor<'_>, key: &[u8], hash: KeyHash, expiry: Expiry, with_cas: bool) {
+    let out = &mut *executor.out;
+    let options = FetchOptions { touch: Some(expiry), ..FetchOptions::default() };
+    let result = executor.shared.kv.fetch(key, hash, &options, |item, _| encode(out, key, item, with_cas));
+    count_touch(executor, key, result);
+}
+
+/// Counts a touch, and a retrieval with one.
+pub(super) fn count_touch(executor: &Executor<'_>, key: &[u8], result: Result<(), Miss>) {
+    executor.counters.touch_cmds.bump();
+    match result {
+        Ok(()) => executor.counters.touch_hits.bump(),
+        Err(miss) => {
+            executor.counters.touch_misses.bump();
+            executor.count_miss_kind(miss);
+        }
+    }
+    if executor.detail {
+        executor.shared.detail.record_get(key, result.is_ok());
+    }
+}
+
+/// Appends `VALUE …`, the value and CRLF.
+#[inline]
+fn encode(out: &mut Output, key: &[u8], item: &ItemView<'_>, with_cas: bool) {
+    let cas = with_cas.then(|| item.cas());
+    match item.inline_value() {
+        Some(value) if value.len() < PIN_BYTES_MIN => {
+            encode_value(&mut out.bytes, key, item.client_flags(), value, cas);
+        }
+        _ => {
+            encode_value_head(&mut out.bytes, key, item.client_flags(), item.value_bytes(), cas);
+            out.push_value(item);
+            out.bytes.extend_from_slice(b"\r\n");
+        }
+    }
+}
+
+/// `touch`.
+pub(super) fn touch(executor: &mut Executor<'_>, command: &Touch<'_>) {
+    let expiry = executor.shared.clock.expiry(command.exptime);
+    let kv = executor.kv();
+    let result = kv.touch(command.key, kv.hash(command.key), expiry);
+    executor.counters.touch_cmds.bump();
+    let words = match result {
+        Ok(()) => {
+            executor.counters.touch_hits.bump();
+            reply::TOUCHED
+        }
+        Err(miss) => {
+            executor.counters.touch_misses.bump();
+            executor.count_miss_kind(miss);
+            reply::NOT_FOUND
+        }
+    };
+    executor.reply_unless(command.noreply, words);
+}

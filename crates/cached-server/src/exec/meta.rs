@@ -1,0 +1,74 @@
+//! `mg`: a get with everything optional.
+
+use super::Executor;
+use cached_core::kv::{FetchOptions, Fetched, ItemView};
+use cached_proto::meta::{Flag, Get, KeyBuffer, MetaItem, Status, encode_status};
+
+/// `mg`.
+pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
+    let (key, flags) = (&command.key, &command.flags);
+    let clock = &executor.shared.clock;
+    let touch = flags.ttl().map(|exptime| clock.expiry(exptime));
+    let vivify = flags.vivify().map(|exptime| clock.expiry(exptime));
+    let options = FetchOptions {
+        touch,
+        no_bump: flags.has(Flag::NoUpdate),
+        vivify,
+        recache_below_secs: flags.recache().map(|secs| u32::try_from(secs).unwrap_or(0)),
+        new_cas: flags.new_cas(),
+        key_binary: false,
+        tokens: true,
+    };
+    let mut buffer = KeyBuffer::new();
+    let key_bytes = key.bytes(&mut buffer);
+    let kv = executor.kv();
+    let out = &mut *executor.out;
+    let encode = |item: &ItemView<'_>, fetched: &Fetched| {
+        let now = item.now();
+        // Flags act in the order in which they were written.
+        let expiry = match (fetched.created, touch) {
+            (true, _) if flags.shows_ttl_before_vivify() => Default::default(),
+            (false, Some(_)) if flags.shows_ttl_before_update() => fetched.expiry_before,
+            _ => item.expiry(),
+        };
+        let told = MetaItem {
+            key: item.key(),
+            key_is_binary: item.key_binary(),
+            size: item.value_bytes(),
+            client_flags: item.client_flags(),
+            cas: item.cas(),
+            ttl: expiry.remaining_secs(now),
+            last_access: fetched.idle_secs,
+            fetched: fetched.fetched_before,
+            won: fetched.won,
+            stale: fetched.stale,
+            token_sent: fetched.token_sent,
+        };
+        command.encode_hit(&mut out.bytes, &told);
+        if command.returns_value(told.cas) {
+            out.push_value(item);
+            out.bytes.extend_from_slice(b"\r\n");
+        }
+    };
+    let result = kv.fetch(key_bytes, kv.hash(key_bytes), &options, encode);
+    let counters = executor.counters;
+    match result {
+        Ok(()) if touch.is_some() => {
+            counters.touch_cmds.bump();
+            counters.touch_hits.bump();
+        }
+        Ok(()) => {
+            counters.get_cmds.bump();
+            counters.get_hits.bump();
+        }
+        Err(miss) => {
+            // memcached counts a miss as a get's, whatever else was asked for.
+            counters.get_cmds.bump();
+            counters.get_misses.bump();
+            executor.count_miss_kind(miss);
+            if !flags.quiet() {
+                encode_status(&mut executor.out.bytes, Status::Miss, flags, key);
+            }
+        }
+    }
+}

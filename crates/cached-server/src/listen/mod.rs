@@ -1,0 +1,26 @@
+//! Sockets that clients connect to, and dealing the connections to the workers.
+
+pub(crate) mod acceptor;
+mod tcp;
+mod unix;
+
+pub(crate) use tcp::bind as bind_tcp;
+pub(crate) use unix::{Bound as BoundUnix, bind as bind_unix};
+
+use socket2::Socket;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// An open listening socket.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    pub(crate) socket: Socket,
+    pub(crate) at: At,
+}
+
+/// Where a listening socket listens.
+#[derive(Debug, Clone)]
+pub(crate) enum At {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}

@@ -1,0 +1,185 @@
+//! What all threads of one server see.
+
+use crate::clock::ServerClock;
+use crate::conn::info::{Connections, Ends};
+use crate::logging::Logging;
+use crate::settings::Settings;
+use crate::stats::counters::{Counters, Totals};
+use crate::stats::detail::Detail;
+use cached_core::kv::{Kv, KvStats};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+use tokio::sync::Notify;
+
+/// The server's shared state. Everything in it may be used from any thread.
+pub(crate) struct Shared {
+    pub(crate) kv: Kv,
+    pub(crate) clock: ServerClock,
+    pub(crate) settings: Settings,
+    pub(crate) logging: Logging,
+    pub(crate) connections: Connections,
+    pub(crate) detail: Detail,
+    pub(crate) noted: Noted,
+    pub(crate) stop: Stop,
+    /// Whether new connections are being accepted.
+    pub(crate) accepting: AtomicBool,
+    /// Times that accepting had to pause for lack of descriptors.
+    pub(crate) listen_disabled: AtomicU64,
+    /// How long those pauses were in all.
+    pub(crate) listen_disabled_micros: AtomicU64,
+    /// The listening sockets, set once they are open.
+    pub(crate) listeners: OnceLock<Vec<ListenerInfo>>,
+    /// One set of counters per worker.
+    counters: Box<[Counters]>,
+    /// What had been counted at the last `stats reset`.
+    baseline: Mutex<Baseline>,
+}
+
+/// A listening socket, for `stats conns`.
+#[derive(Debug)]
+pub(crate) struct ListenerInfo {
+    pub(crate) fd: RawFd,
+    pub(crate) ends: Ends,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Baseline {
+    totals: Totals,
+    kv: KvStats,
+    connections: u64,
+    rejected: u64,
+}
+
+/// Settings that clients may change and that change nothing here: memcached's LRU and crawler.
+#[derive(Debug)]
+pub(crate) struct Noted {
+    pub(crate) lru_segmented: AtomicBool,
+    pub(crate) hot_lru_pct: AtomicU32,
+    pub(crate) warm_lru_pct: AtomicU32,
+    /// The bits of an `f64`.
+    pub(crate) hot_max_factor: AtomicU64,
+    /// The bits of an `f64`.
+    pub(crate) warm_max_factor: AtomicU64,
+    pub(crate) temp_lru: AtomicBool,
+    pub(crate) temporary_ttl: AtomicU32,
+    pub(crate) lru_crawler: AtomicBool,
+    pub(crate) lru_crawler_sleep: AtomicU32,
+    pub(crate) lru_crawler_tocrawl: AtomicU32,
+}
+
+impl Default for Noted {
+    fn default() -> Self {
+        Noted {
+            lru_segmented: AtomicBool::new(true),
+            hot_lru_pct: AtomicU32::new(20),
+            warm_lru_pct: AtomicU32::new(40),
+            hot_max_factor: AtomicU64::new(0.2f64.to_bits()),
+            warm_max_factor: AtomicU64::new(2.0f64.to_bits()),
+            temp_lru: AtomicBool::new(false),
+            temporary_ttl: AtomicU32::new(61),
+            lru_crawler: AtomicBool::new(true),
+            lru_crawler_sleep: AtomicU32::new(100),
+            lru_crawler_tocrawl: AtomicU32::new(0),
+        }
+    }
+}
+
+/// Asks the server to stop, from anywhere.
+#[derive(Debug, Default)]
+pub(crate) struct Stop {
+    notify: Notify,
+}
+
+impl Stop {
+    /// Asks. The first ask counts, also if nobody waits yet.
+    pub(crate) fn request(&self) {
+        self.notify.notify_one();
+    }
+
+    /// Waits for somebody to ask. For one waiter.
+    pub(crate) async fn requested(&self) {
+        self.notify.notified().await;
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(kv: Kv, clock: ServerClock, settings: Settings, logging: Logging) -> Shared {
+        Shared {
+            kv,
+            clock,
+            logging,
+            connections: Connections::default(),
+            detail: Detail::default(),
+            noted: Noted::default(),
+            stop: Stop::default(),
+            accepting: AtomicBool::new(true),
+            listen_disabled: AtomicU64::new(0),
+            listen_disabled_micros: AtomicU64::new(0),
+            listeners: OnceLock::new(),
+            counters: (0..settings.threads).map(|_| Counters::default()).collect(),
+            baseline: Mutex::new(Baseline::default()),
+            settings,
+        }
+    }
+
+    /// The counters of one worker.
+    pub(crate) fn counters(&self, worker: usize) -> &Counters {
+        &self.counters[worker]
+    }
+
+    /// Descriptors in use besides clients': listeners, and what the runtimes need.
+    pub(crate) fn reserved_descriptors(&self) -> usize {
+        // Of each runtime an epoll instance, its waker, and the pipe of the signals.
+        self.listeners.get().map_or(0, Vec::len) + 4 * (self.settings.threads + 1)
+    }
+
+    fn sum(&self) -> Totals {
+        let mut totals = Totals::default();
+        self.counters.iter().for_each(|worker| totals.add(worker));
+        totals
+    }
+
+    /// Counts of all workers since the last reset.
+    pub(crate) fn totals(&self) -> Totals {
+        self.sum().since(&self.baseline().totals)
+    }
+
+    /// The engine's figures, its events counted since the last reset.
+    pub(crate) fn engine_stats(&self) -> KvStats {
+        let before = self.baseline().kv;
+        let mut stats = self.kv.stats();
+        stats.items_stored = stats.items_stored.saturating_sub(before.items_stored);
+        stats.evictions = stats.evictions.saturating_sub(before.evictions);
+        stats.evicted_unfetched = stats.evicted_unfetched.saturating_sub(before.evicted_unfetched);
+        stats.expired_unfetched = stats.expired_unfetched.saturating_sub(before.expired_unfetched);
+        stats.reclaimed = stats.reclaimed.saturating_sub(before.reclaimed);
+        stats
+    }
+
+    pub(crate) fn connections_total(&self) -> u64 {
+        self.connections.total.load(Ordering::Relaxed) - self.baseline().connections
+    }
+
+    pub(crate) fn connections_rejected(&self) -> u64 {
+        self.connections.rejected.load(Ordering::Relaxed) - self.baseline().rejected
+    }
+
+    /// `stats reset`.
+    pub(crate) fn reset_stats(&self) {
+        let now = Baseline {
+            totals: self.sum(),
+            kv: self.kv.stats(),
+            connections: self.connections.total.load(Ordering::Relaxed),
+            rejected: self.connections.rejected.load(Ordering::Relaxed),
+        };
+        *self.baseline.lock().unwrap_or_else(PoisonError::into_inner) = now;
+        self.listen_disabled.store(0, Ordering::Relaxed);
+        self.listen_disabled_micros.store(0, Ordering::Relaxed);
+        self.detail.clear();
+    }
+
+    fn baseline(&self) -> Baseline {
+        *self.baseline.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

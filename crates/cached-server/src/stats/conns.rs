@@ -1,0 +1,47 @@
+//! `stats conns`: every listener and every connection, by file descriptor.
+
+use super::Sink;
+use crate::conn::info::Ends;
+use crate::shared::Shared;
+use std::fmt;
+use std::net::SocketAddr;
+
+/// `tcp:127.0.0.1:11211`, `tcp6:[::1]:11211`.
+struct Address<'a>(&'a SocketAddr);
+
+impl fmt::Display for Address<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let family = if self.0.is_ipv6() { "tcp6" } else { "tcp" };
+        write!(f, "{family}:{}", self.0)
+    }
+}
+
+pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
+    let now = shared.clock.now_secs();
+    for listener in shared.listeners.get().into_iter().flatten() {
+        let fd = listener.fd;
+        match &listener.ends {
+            Ends::Tcp { peer, .. } => sink.put(&format!("{fd}:addr"), Address(peer)),
+            Ends::Unix { path } => sink.put(&format!("{fd}:addr"), format_args!("unix:{}", path.display())),
+        }
+        sink.put(&format!("{fd}:state"), "conn_listening");
+        sink.put(&format!("{fd}:secs_since_last_cmd"), shared.clock.uptime_secs());
+    }
+    for conn in shared.connections.snapshot() {
+        let fd = conn.fd;
+        match &conn.ends {
+            Ends::Tcp { peer, local } => {
+                sink.put(&format!("{fd}:addr"), Address(peer));
+                if let Some(local) = local {
+                    sink.put(&format!("{fd}:listen_addr"), Address(local));
+                }
+            }
+            Ends::Unix { path } => {
+                sink.put(&format!("{fd}:addr"), "unix:");
+                sink.put(&format!("{fd}:listen_addr"), format_args!("unix:{}", path.display()));
+            }
+        }
+        sink.put(&format!("{fd}:state"), conn.state_text());
+        sink.put(&format!("{fd}:secs_since_last_cmd"), now.saturating_sub(conn.last_active()));
+    }
+}

@@ -1,0 +1,148 @@
+//! `stats` and all its sub-commands, in text and binary.
+//!
+//! A report is a list of names and values written to a [`Sink`], which knows how the client wants them.
+
+pub(crate) mod classes;
+mod conns;
+pub(crate) mod counters;
+pub(crate) mod detail;
+mod general;
+mod items;
+mod settings;
+
+use crate::shared::Shared;
+use cached_proto::binary::{Head, Status, encode_error, encode_stat, encode_stat_end};
+use cached_proto::text::{self, Tokens};
+use cached_proto::{number, reply};
+use std::fmt::{Display, Write as _};
+
+/// Where a report goes.
+pub(crate) struct Sink<'a> {
+    out: &'a mut Vec<u8>,
+    /// The request, if it was a binary one.
+    head: Option<&'a Head>,
+    value: String,
+}
+
+impl<'a> Sink<'a> {
+    fn new(out: &'a mut Vec<u8>, head: Option<&'a Head>) -> Sink<'a> {
+        Sink { out, head, value: String::new() }
+    }
+
+    /// One name and its value.
+    pub(crate) fn put(&mut self, name: &str, value: impl Display) {
+        self.value.clear();
+        // Writing to a String cannot fail.
+        let _ = write!(self.value, "{value}");
+        match self.head {
+            None => text::encode_stat(self.out, name.as_bytes(), self.value.as_bytes()),
+            Some(head) => encode_stat(self.out, head, name.as_bytes(), self.value.as_bytes()),
+        }
+    }
+
+    fn end(self) {
+        match self.head {
+            None => self.out.extend_from_slice(reply::END),
+            Some(head) => encode_stat_end(self.out, head),
+        }
+    }
+}
+
+/// Writes the report that `name` asks for; false if there is none.
+fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8]) -> bool {
+    match name {
+        b"" => general::write(shared, sink),
+        b"settings" => settings::write(shared, sink),
+        b"items" => items::write_items(shared, sink),
+        b"slabs" => items::write_slabs(shared, sink),
+        b"sizes" => sink.put("sizes_status", "disabled"),
+        b"conns" => conns::write(shared, sink),
+        _ => return false,
+    }
+    true
+}
+
+/// `stats …`.
+pub(crate) fn text(shared: &Shared, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
+    if tokens.len() > 1 {
+        if tokens.is_prefix_of(1, "reset") {
+            shared.reset_stats();
+            return out.extend_from_slice(reply::RESET);
+        }
+        if tokens.is_prefix_of(1, "detail") {
+            return detail(shared, out, tokens);
+        }
+        if !tokens.is_prefix_of(1, "settings") && tokens.is_prefix_of(1, "cachedump") {
+            return cachedump(out, tokens);
+        }
+    }
+    // `settings` and `conns` may be cut short, as `reset` may; the engine's own names not.
+    let name = match tokens.get(1) {
+        None => &b""[..],
+        Some(_) if tokens.is_prefix_of(1, "settings") => b"settings",
+        Some(_) if tokens.is_prefix_of(1, "conns") => b"conns",
+        Some(name) => name,
+    };
+    let mut sink = Sink::new(out, None);
+    if report(shared, &mut sink, name) {
+        sink.end();
+    } else {
+        out.extend_from_slice(reply::ERROR);
+    }
+}
+
+/// STAT.
+pub(crate) fn binary(shared: &Shared, out: &mut Vec<u8>, head: &Head, name: &[u8]) {
+    if name.starts_with(b"reset") {
+        shared.reset_stats();
+        return encode_stat_end(out, head);
+    }
+    if let Some(what) = name.strip_prefix(b"detail") {
+        let known = [&b" dump"[..], b" on", b" off"].into_iter().find(|known| what.starts_with(known));
+        match known {
+            Some(b" dump") => {
+                let mut dump = Vec::new();
+                shared.detail.dump(&mut dump);
+                encode_stat(out, head, b"detailed", &dump);
+            }
+            Some(on_or_off) => shared.detail.set(on_or_off == b" on"),
+            None => return encode_error(out, head, Status::NotFound),
+        }
+        return encode_stat_end(out, head);
+    }
+    let name = if name.starts_with(b"settings") { b"settings" } else { name };
+    let mut sink = Sink::new(out, Some(head));
+    // memcached's `conns` is for text alone.
+    if name != b"conns" && report(shared, &mut sink, name) {
+        sink.end();
+    } else {
+        encode_error(out, head, Status::NotFound);
+    }
+}
+
+fn detail(shared: &Shared, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
+    let what = if tokens.len() < 3 { 0 } else { 2 };
+    if tokens.is_prefix_of(what, "on") {
+        shared.detail.set(true);
+        out.extend_from_slice(reply::OK);
+    } else if tokens.is_prefix_of(what, "off") {
+        shared.detail.set(false);
+        out.extend_from_slice(reply::OK);
+    } else if tokens.is_prefix_of(what, "dump") {
+        shared.detail.dump(out);
+    } else {
+        out.extend_from_slice(b"CLIENT_ERROR usage: stats detail on|off|dump\r\n");
+    }
+}
+
+/// `stats cachedump class limit`: not built; refused as when dumping is switched off, unless the words are wrong.
+fn cachedump(out: &mut Vec<u8>, tokens: &Tokens<'_>) {
+    let number = |index| tokens.get(index).and_then(number::token_u32);
+    let words: &[u8] = match (tokens.len(), number(2), number(3)) {
+        (0..4, _, _) => b"CLIENT_ERROR bad command line\r\n",
+        (_, Some(class), Some(_)) if class > classes::CLASS_MAX => b"CLIENT_ERROR Illegal slab id\r\n",
+        (_, Some(_), Some(_)) => b"CLIENT_ERROR stats cachedump not allowed\r\n",
+        _ => reply::BAD_FORMAT,
+    };
+    out.extend_from_slice(words);
+}

@@ -1,0 +1,85 @@
+//! `stats settings`: memcached's names in memcached's order.
+//!
+//! Settings of parts that this engine does not have show memcached's defaults, or what a client set them to: programs
+//! that read them find what they expect, and nothing depends on them.
+
+use super::Sink;
+use crate::shared::Shared;
+use std::sync::atomic::Ordering;
+
+pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
+    let settings = &shared.settings;
+    let noted = &shared.noted;
+    let yes_no = |yes: bool| if yes { "yes" } else { "no" };
+    let factor = |bits: u64| format!("{:.2}", f64::from_bits(bits));
+
+    sink.put("maxbytes", settings.memory_bytes);
+    sink.put("maxconns", settings.connections_max);
+    sink.put("tcpport", settings.port);
+    sink.put("udpport", 0);
+    sink.put("inter", settings.interface.as_deref().unwrap_or("NULL"));
+    sink.put("verbosity", shared.logging.verbosity());
+    sink.put("oldest", 0);
+    sink.put("evictions", if settings.evict { "on" } else { "off" });
+    match &settings.unix_path {
+        Some(path) => sink.put("domain_socket", path.display()),
+        None => sink.put("domain_socket", "NULL"),
+    }
+    sink.put("umask", format_args!("{:o}", settings.unix_mask));
+    sink.put("shutdown_command", yes_no(settings.shutdown_command));
+    sink.put("growth_factor", "1.25");
+    sink.put("chunk_size", 48);
+    sink.put("num_threads", settings.threads);
+    sink.put("num_threads_per_udp", settings.threads);
+    sink.put("stat_key_prefix", ":");
+    sink.put("detail_enabled", yes_no(shared.detail.is_on()));
+    sink.put("reqs_per_event", settings.batches_per_wake);
+    sink.put("cas_enabled", yes_no(settings.cas));
+    sink.put("tcp_backlog", settings.backlog);
+    sink.put("binding_protocol", "auto-negotiate");
+    sink.put("auth_enabled_sasl", "no");
+    sink.put("auth_enabled_ascii", "no");
+    sink.put("item_size_max", settings.item_bytes_max);
+    sink.put("maxconns_fast", "yes");
+    sink.put("hashpower_init", 0);
+    sink.put("slab_reassign", "yes");
+    sink.put("slab_automove", 1);
+    sink.put("slab_automove_ratio", "0.80");
+    sink.put("slab_automove_window", 10);
+    sink.put("slab_chunk_max", 524_288);
+    sink.put("lru_crawler", yes_no(noted.lru_crawler.load(Ordering::Relaxed)));
+    sink.put("lru_crawler_sleep", noted.lru_crawler_sleep.load(Ordering::Relaxed));
+    sink.put("lru_crawler_tocrawl", noted.lru_crawler_tocrawl.load(Ordering::Relaxed));
+    sink.put("tail_repair_time", 0);
+    sink.put("flush_enabled", "yes");
+    sink.put("dump_enabled", "no");
+    sink.put("hash_algorithm", "foldhash");
+    sink.put("lru_maintainer_thread", "yes");
+    sink.put("lru_segmented", yes_no(noted.lru_segmented.load(Ordering::Relaxed)));
+    sink.put("hot_lru_pct", noted.hot_lru_pct.load(Ordering::Relaxed));
+    sink.put("warm_lru_pct", noted.warm_lru_pct.load(Ordering::Relaxed));
+    sink.put("hot_max_factor", factor(noted.hot_max_factor.load(Ordering::Relaxed)));
+    sink.put("warm_max_factor", factor(noted.warm_max_factor.load(Ordering::Relaxed)));
+    sink.put("temp_lru", yes_no(noted.temp_lru.load(Ordering::Relaxed)));
+    sink.put("temporary_ttl", noted.temporary_ttl.load(Ordering::Relaxed));
+    sink.put("idle_timeout", 0);
+    sink.put("watcher_logbuf_size", 262_144);
+    sink.put("worker_logbuf_size", 65_536);
+    sink.put("read_buf_mem_limit", settings.connection_bytes_max);
+    sink.put("track_sizes", "no");
+    sink.put("inline_ascii_response", "no");
+    sink.put("ext_item_size", 512);
+    sink.put("ext_item_age", u32::MAX);
+    sink.put("ext_low_ttl", 0);
+    sink.put("ext_recache_rate", 2000);
+    sink.put("ext_wbuf_size", 4_194_304);
+    sink.put("ext_compact_under", 0);
+    sink.put("ext_drop_under", 0);
+    sink.put("ext_max_sleep", 1_000_000);
+    sink.put("ext_max_frag", "0.80");
+    sink.put("slab_automove_freeratio", "0.010");
+    sink.put("ext_drop_unread", "no");
+    sink.put("num_napi_ids", 0);
+    sink.put("memory_file", "(null)");
+    sink.put("client_flags_size", 4);
+}
