@@ -33,6 +33,7 @@ mod tests;
 mod validate;
 mod view;
 
+pub use front::{CasError, CountError, StoreError};
 pub use config::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN, KvConfig, KvConfigError};
 pub use item::KEY_BYTES_MAX;
 pub use ops::{Reservation, ScanCursor};

@@ -1,0 +1,58 @@
+//! The store inside another program: `cargo run --release -p cached-core --example embed`.
+//!
+//! Two threads share one handle; time is the system's; a hook counts what leaves the store unasked.
+
+use cached_core::kv::hook::{Mutation, MutationHook};
+use cached_core::kv::{CasError, Kv, KvConfig};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[derive(Default)]
+struct CountEvictions(AtomicU64);
+
+impl MutationHook for CountEvictions {
+    fn on_mutation(&self, mutation: Mutation, _key: &[u8], _version: u64) {
+        if mutation == Mutation::Evicted {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let evictions = Arc::new(CountEvictions::default());
+    let kv = Kv::new(KvConfig { arena_bytes: 16 << 20, hook: Some(evictions.clone()), ..KvConfig::default() })?;
+
+    // Values, lifetimes, counters.
+    kv.set(b"greeting", b"hello")?;
+    kv.append(b"greeting", b", world")?;
+    assert_eq!(kv.get(b"greeting").as_deref(), Some(&b"hello, world"[..]));
+    kv.set_for(b"session:42", b"{}", 300)?;
+    kv.set(b"visits", b"0")?;
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| (0..1000).for_each(|_| { kv.increment(b"visits", 1).expect("it is a number"); }));
+        }
+    });
+    assert_eq!(kv.increment(b"visits", 0)?, 2000);
+
+    // Optimistic change: read with the CAS value, store only if nobody else did.
+    let (_, cas) = kv.get_with_cas(b"greeting").expect("set above");
+    kv.compare_and_set(b"greeting", b"bonjour", cas)?;
+    assert_eq!(kv.compare_and_set(b"greeting", b"too late", cas), Err(CasError::Changed));
+
+    // More than fits: the least recently used items go.
+    for n in 0..200_000u32 {
+        kv.set(&n.to_le_bytes(), &[0; 100])?;
+        let _ = kv.get(b"greeting");
+    }
+    let stats = kv.stats();
+    println!(
+        "{} items in {} bytes of memory, {} evicted (the hook heard of {})",
+        stats.items,
+        stats.arena_bytes,
+        stats.evictions,
+        evictions.0.load(Ordering::Relaxed)
+    );
+    assert_eq!(kv.get(b"greeting").as_deref(), Some(&b"bonjour"[..]), "it was in use all the time");
+    Ok(())
+}
