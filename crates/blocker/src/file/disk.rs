@@ -1,0 +1,89 @@
+//! The few file-system operations that the file backend stands on, so that a test can put a disk that
+//! loses power underneath.
+//!
+//! What the backend relies on, and no more: `sync_data` makes a file's bytes and length durable, `sync_dir`
+//! the entries of a directory; a rename is seen wholly or not at all; a 512-byte sector is written
+//! wholly or not at all. Without a sync, anything may be lost, in any order.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::segment::Segments;
+
+/// How to open a file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Open {
+    /// It must be there.
+    Existing,
+    /// Make it, empty, whatever was there.
+    Create,
+}
+
+/// A write that failed, and how much of it was done.
+#[derive(Debug)]
+pub(super) struct WriteFailed {
+    pub(super) written_bytes: u64,
+    pub(super) error: io::Error,
+}
+
+/// Directories and names.
+pub(super) trait Disk: Send + Sync {
+    fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn DiskFile>>;
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    fn unlink(&self, path: &Path) -> io::Result<()>;
+    /// Whether it was made now, rather than there before.
+    fn make_dir(&self, path: &Path) -> io::Result<bool>;
+    /// The names in a directory and whether each is a directory; none if there is no such directory.
+    fn read_dir(&self, path: &Path, each: &mut dyn FnMut(&[u8], bool)) -> io::Result<()>;
+    fn sync_dir(&self, path: &Path) -> io::Result<()>;
+}
+
+/// An open file.
+pub(super) trait DiskFile: Send + Sync {
+    fn len(&self) -> io::Result<u64>;
+    /// Up to `len` bytes; fewer only at the end of the file.
+    fn read_at(&self, offset: u64, len: usize) -> io::Result<Vec<u8>>;
+    /// As `read_at`, if that is possible without waiting for the disk.
+    fn read_at_once(&self, offset: u64, len: usize) -> Option<Vec<u8>>;
+    fn write_at(&self, offset: u64, data: &Segments) -> Result<(), WriteFailed>;
+    fn set_len(&self, len: u64) -> io::Result<()>;
+    /// Zeroes a range within the file, giving the space back where the file system can.
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()>;
+    /// Copies `len` bytes at `offset` of `from` to the same place here.
+    fn copy_from(&self, from: &dyn DiskFile, offset: u64, len: u64) -> io::Result<()>;
+    fn sync_data(&self) -> io::Result<()>;
+    /// The descriptor, if there is one.
+    fn raw(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        None
+    }
+}
+
+/// How much is copied or zeroed at a time where the kernel does not do it.
+const CHUNK_BYTES: u64 = 256 * 1024;
+
+/// Copies by reading and writing.
+pub(super) fn copy_by_hand(to: &dyn DiskFile, from: &dyn DiskFile, offset: u64, len: u64) -> io::Result<()> {
+    let (mut at, end) = (offset, offset + len);
+    while at < end {
+        let data = from.read_at(at, CHUNK_BYTES.min(end - at) as usize)?;
+        if data.is_empty() {
+            return Ok(());
+        }
+        let read = data.len() as u64;
+        to.write_at(at, &data.into()).map_err(|failed| failed.error)?;
+        at += read;
+    }
+    Ok(())
+}
+
+/// Zeroes by writing.
+pub(super) fn zero_by_hand(file: &dyn DiskFile, offset: u64, len: u64) -> io::Result<()> {
+    let mut at = offset;
+    while at < offset + len {
+        let run = CHUNK_BYTES.min(offset + len - at);
+        file.write_at(at, &Segments::zeros(run as usize)).map_err(|failed| failed.error)?;
+        at += run;
+    }
+    Ok(())
+}

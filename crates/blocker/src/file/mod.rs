@@ -1,0 +1,330 @@
+//! The file backend: objects as files in a directory tree, safe against kill -9 and loss of power.
+//!
+//! ```text
+//! DIR/lock         held while a process has the store open
+//! DIR/superblock   format, number of starts, whether it was closed in order
+//! DIR/claims       the fencing epochs in force
+//! DIR/tmp/         files on their way; emptied at every start
+//! DIR/objects/     NAMESPACE.ns/NAME.obj, see `path`
+//! ```
+//!
+//! An object's file is a header of 4 096 bytes (stamp and version, see `slot`), then its bytes, in
+//! place: a write is one `pwrite`. It is *cached* while it is in the page cache and *stored* after
+//! `fdatasync`, header and directory entry included. `write_full` and `copy` make a new file and rename
+//! it over the old one. A version is the number of the start and a count; after a start that was not
+//! preceded by an orderly close every object has a new version, since bytes may have changed that no
+//! header knows of.
+//!
+//! Blocking: reads that the page cache can answer at once (`RWF_NOWAIT`), and small writes that only
+//! go to the page cache, are done on the caller's thread; everything else by a few threads of its own.
+//! A write to the page cache can still wait, when the kernel throttles a process that dirties pages
+//! faster than the disk takes them; an embedder that cannot have that sets `inline_write_bytes_max` to 0.
+//!
+//! What this leaves out: checksums of the data (the file system's or the medium's business), and any
+//! notice of files changed behind its back.
+
+mod disk;
+mod object;
+mod path;
+mod pool;
+#[cfg(test)]
+mod power_loss_tests;
+mod real;
+mod records;
+#[cfg(test)]
+mod simulated;
+mod slot;
+mod store;
+
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::blocker::Blocker;
+use crate::capabilities::{Capabilities, OBJECT_BYTES_MAX_DEFAULT, Survives};
+use crate::clock::{Clock, SystemClock};
+use crate::control::{Attachment, Control, Statistics};
+use crate::error::{Error, Result};
+use crate::event::Subscription;
+use crate::name::Namespace;
+use crate::reply::Reply;
+use crate::request::*;
+use crate::response::*;
+
+use disk::Disk;
+use pool::{Late, Pool};
+use real::RealDisk;
+use store::Store;
+
+/// How a file backend works.
+#[derive(Clone, Copy, Debug)]
+pub struct FileConfig {
+    /// The largest object. A store opened with a smaller limit keeps its larger objects.
+    pub object_bytes_max: u64,
+    /// Bypass the page cache (O_DIRECT) for ranges that are aligned to 4 096 bytes.
+    pub direct: bool,
+    /// Threads for what may block. 0: everything is done on the caller's thread, which is what a
+    /// command-line tool wants.
+    pub threads: usize,
+    /// How many operations may wait for a thread; more are refused with `Retryable`.
+    pub queue_max: usize,
+    /// Writes of up to this size that need not be stored go to the page cache on the caller's thread.
+    /// Not with `direct`.
+    pub inline_write_bytes_max: u64,
+    /// About how many files are kept open.
+    pub open_files_max: usize,
+}
+
+impl Default for FileConfig {
+    fn default() -> Self {
+        Self {
+            object_bytes_max: OBJECT_BYTES_MAX_DEFAULT,
+            direct: false,
+            threads: 4,
+            queue_max: 4096,
+            inline_write_bytes_max: 64 * 1024,
+            open_files_max: 512,
+        }
+    }
+}
+
+/// Objects in a directory. Held by one process at a time.
+pub struct FileStore {
+    // In this order: the threads end before the lock is given up.
+    pool: Option<Pool>,
+    store: Arc<Store>,
+    clock: Arc<dyn Clock>,
+    _lock: Option<File>,
+}
+
+impl FileStore {
+    /// Opens the store in `dir` with the default configuration, making it if there is none.
+    ///
+    /// # Errors
+    /// As [`Self::open_with`].
+    pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
+        Self::open_with(dir, FileConfig::default(), Arc::new(SystemClock))
+    }
+
+    /// Opens the store in `dir`, making the directory and the store if they are not there.
+    ///
+    /// # Errors
+    /// `Denied` if another process holds it, it may not be written, or it is a directory of something
+    /// else; `Unsupported` if a newer program wrote it, or the file system has no O_DIRECT; `Corrupt`.
+    pub fn open_with(dir: impl AsRef<Path>, config: FileConfig, clock: Arc<dyn Clock>) -> Result<Self> {
+        let dir = dir.as_ref();
+        let failed = |error: std::io::Error| Error::from_io(&error, &format!("opening {}", dir.display()));
+        DirBuilder::new().recursive(true).create(dir).map_err(failed)?;
+        let lock = lock(dir)?;
+        if config.direct {
+            check_direct(dir)?;
+        }
+        let config = FileConfig {
+            inline_write_bytes_max: if config.direct { 0 } else { config.inline_write_bytes_max },
+            ..config
+        };
+        let disk = Arc::new(RealDisk { direct: config.direct });
+        Self::over(dir, config, clock, disk, Some(lock))
+    }
+
+    fn over(
+        dir: &Path,
+        config: FileConfig,
+        clock: Arc<dyn Clock>,
+        disk: Arc<dyn Disk>,
+        lock: Option<File>,
+    ) -> Result<Self> {
+        let store = Arc::new(Store::open(dir, config, disk)?);
+        let pool = match config.threads {
+            0 => None,
+            threads => Some(
+                Pool::new(threads, config.queue_max).map_err(|e| Error::from_io(&e, "starting threads"))?,
+            ),
+        };
+        Ok(Self { pool, store, clock, _lock: lock })
+    }
+
+    /// Stores everything and closes in order, so that versions stay as they are. Every operation
+    /// afterwards is `Denied`. Blocks. Dropping a store without this is like a crash: safe, but what was
+    /// only *cached* is stored when the kernel sees fit, and every object gets a new version.
+    ///
+    /// # Errors
+    /// As a flush; the store is closed nevertheless.
+    pub fn close(&self) -> Result<()> {
+        self.store.close()
+    }
+
+    fn is_late(&self, call: &Call) -> bool {
+        call.deadline.is_some_and(|deadline| self.clock.now() >= deadline)
+    }
+
+    /// Does it here, or has it done.
+    fn run<T: Send + 'static>(
+        &self,
+        call: Call,
+        late: Late,
+        act: impl FnOnce(&Store) -> Result<T> + Send + 'static,
+    ) -> Reply<T> {
+        if self.is_late(&call) {
+            return Reply::err(Error::DeadlinePassed);
+        }
+        let Some(pool) = &self.pool else { return Reply::Ready(act(&self.store)) };
+        let store = Arc::clone(&self.store);
+        let deadline = call.deadline.map(|deadline| (deadline, &*self.clock));
+        pool.submit(deadline, late, move || act(&store))
+    }
+}
+
+/// Takes the directory's lock, which the kernel gives back when the process ends, however it ends.
+fn lock(dir: &Path) -> Result<File> {
+    let path = dir.join("lock");
+    let failed = |error: std::io::Error| Error::from_io(&error, &format!("opening {}", path.display()));
+    let mut file =
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
+    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let mut holder = String::new();
+            // For the message only.
+            let _ = file.read_to_string(&mut holder);
+            let holder =
+                holder.trim().parse::<u32>().map_or(String::new(), |pid| format!(" (process {pid})"));
+            return Err(Error::Denied(
+                format!("{} is held by another process{holder}", dir.display()).into(),
+            ));
+        }
+        Err(errno) => return Err(failed(errno.into())),
+    }
+    // Whose it is helps whoever finds it held; the lock works without.
+    let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+    Ok(file)
+}
+
+fn check_direct(dir: &Path) -> Result<()> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
+    let opened = OpenOptions::new().read(true).custom_flags(flags).open(dir.join("lock"));
+    opened.map(drop).map_err(|error| {
+        Error::Unsupported(format!("the file system of {} has no O_DIRECT: {error}", dir.display()).into())
+    })
+}
+
+const LATE_READ: Late = || Error::DeadlinePassed;
+const LATE_CHANGE: Late = || Error::OutcomeUnknown("the deadline passed while it was being done".into());
+const LATE_FLUSH: Late = || Error::NotStored("the deadline passed".into());
+
+impl Blocker for FileStore {
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::full(self.store.config.object_bytes_max);
+        capabilities.crash_atomic_bytes = 512;
+        capabilities.survives = Survives::PowerLoss;
+        capabilities
+    }
+
+    fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
+        if self.is_late(&request.call) {
+            return Reply::err(Error::DeadlinePassed);
+        }
+        match self.store.read_at_once(&request) {
+            Some(answer) => Reply::Ready(answer),
+            None => self.run(request.call, LATE_READ, move |store| store.read(&request)),
+        }
+    }
+
+    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
+        if self.is_late(&request.call) {
+            return Reply::err(Error::DeadlinePassed);
+        }
+        match self.store.write_at_once(&request) {
+            Some(answer) => Reply::Ready(answer),
+            None => self.run(request.call, LATE_CHANGE, move |store| store.write(&request)),
+        }
+    }
+
+    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
+        self.run(request.call, LATE_CHANGE, move |store| store.write_zeroes(&request))
+    }
+
+    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
+        self.run(request.call, LATE_CHANGE, move |store| store.discard(&request))
+    }
+
+    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
+        self.run(request.call, LATE_CHANGE, move |store| store.compare_and_write(&request))
+    }
+
+    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
+        self.run(request.call, LATE_CHANGE, move |store| store.write_full(&request))
+    }
+
+    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
+        self.run(request.call, LATE_CHANGE, move |store| store.truncate(&request))
+    }
+
+    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
+        self.run(request.call, LATE_CHANGE, move |store| store.delete(&request))
+    }
+
+    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
+        self.run(request.call, LATE_CHANGE, move |store| store.copy(&request))
+    }
+
+    fn info(&self, request: InfoRequest) -> Reply<Info> {
+        if self.is_late(&request.call) {
+            return Reply::err(Error::DeadlinePassed);
+        }
+        match self.store.info_at_once(&request.object) {
+            Some(answer) => Reply::Ready(answer),
+            None => self.run(request.call, LATE_READ, move |store| store.info(&request.object)),
+        }
+    }
+
+    fn list(&self, request: ListRequest) -> Reply<ListReply> {
+        let entries_max = request.entries_max.clamp(1, self.capabilities().list_entries_max) as usize;
+        self.run(request.call, LATE_READ, move |store| store.list(&request, entries_max))
+    }
+
+    fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
+        self.run(request.call, LATE_FLUSH, move |store| store.flush(&request.scope))
+    }
+
+    fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
+        self.run(request.call, LATE_CHANGE, move |store| store.claim(&request))
+    }
+
+    fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
+        self.run(request.call, LATE_READ, move |store| store.invalidate(&request))
+    }
+
+    fn subscribe(&self) -> Subscription {
+        self.store.events.subscribe()
+    }
+}
+
+impl Control for FileStore {
+    fn attach(&self, namespace: Namespace) -> Reply<Attachment> {
+        Reply::ok(Attachment::new(self.capabilities(), self.store.namespace_epoch(&namespace)))
+    }
+
+    fn detach(&self, namespace: Namespace) -> Reply<()> {
+        self.run(Call::default(), LATE_FLUSH, move |store| store.detach(&namespace))
+    }
+
+    fn statistics(&self) -> Statistics {
+        let counters = &self.store.counters;
+        let figures = vec![
+            ("reads", counters.reads.load(Ordering::Relaxed)),
+            ("changes", counters.changes.load(Ordering::Relaxed)),
+            ("syncs", counters.syncs.load(Ordering::Relaxed)),
+            ("objects_open", self.store.open_count()),
+            ("objects_unsynced", self.store.unsynced_count()),
+        ];
+        Statistics { figures }
+    }
+
+    fn namespaces(&self) -> Reply<Vec<Namespace>> {
+        self.run(Call::default(), LATE_READ, Store::namespaces)
+    }
+}

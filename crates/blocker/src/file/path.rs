@@ -1,0 +1,153 @@
+//! Names to paths and back: any 1 to 255 bytes become a path that every file system takes, readable
+//! where the name was.
+//!
+//! Letters, digits, `-` and `_` stay, a dot too unless it comes first; every other byte becomes `%XX`.
+//! What grows beyond one component is cut into several, all but the last a directory ending in `~`:
+//!
+//! ```text
+//! objects/vm.ns/disk-0%2Fa.obj           namespace "vm", object "disk-0/a"
+//! objects/vm.ns/nnnn…nnn~/nnn.obj        a name longer than one component
+//! ```
+//!
+//! `~` and a leading dot are always escaped, so no name meets another, a directory, or `..`.
+
+use std::path::{Path, PathBuf};
+
+/// The longest piece of an escaped name in one component; with its suffix it stays below 255.
+const PIECE_BYTES_MAX: usize = 200;
+
+/// The end of an object's file name.
+pub(super) const OBJECT_SUFFIX: &str = ".obj";
+/// The end of a namespace's directory name.
+pub(super) const NAMESPACE_SUFFIX: &str = ".ns";
+/// The end of a directory that holds the rest of longer names.
+const PIECE_SUFFIX: char = '~';
+
+/// Where `name` lies below `dir`.
+pub(super) fn encode(dir: &Path, name: &[u8], suffix: &str) -> PathBuf {
+    let escaped = escape(name);
+    let mut path = dir.to_path_buf();
+    let mut rest = escaped.as_str();
+    while rest.len() > PIECE_BYTES_MAX {
+        let (piece, after) = rest.split_at(PIECE_BYTES_MAX);
+        path.push(format!("{piece}{PIECE_SUFFIX}"));
+        rest = after;
+    }
+    path.push(format!("{rest}{suffix}"));
+    path
+}
+
+fn escape(name: &[u8]) -> String {
+    let mut escaped = String::with_capacity(name.len());
+    for (index, byte) in name.iter().enumerate() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => escaped.push(char::from(*byte)),
+            // A dot may not begin a component; the first of a later component is never a bare dot
+            // either, because only the first byte of the name can begin it unescaped.
+            b'.' if index > 0 => {
+                escaped.push_str(if escaped.len() % PIECE_BYTES_MAX == 0 { "%2E" } else { "." })
+            }
+            _ => escaped.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    escaped
+}
+
+/// What a directory entry is.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Entry {
+    /// The last piece of a name; the escaped text so far.
+    Last(String),
+    /// A directory with the rest of longer names; the escaped text so far.
+    More(String),
+}
+
+/// What the entry `file_name`, found below the pieces `before`, is. `None`: nothing of ours.
+pub(super) fn entry(
+    before: &str,
+    file_name: &[u8],
+    is_last_dir: bool,
+    is_dir: bool,
+    suffix: &str,
+) -> Option<Entry> {
+    let text = std::str::from_utf8(file_name).ok()?;
+    if is_dir && let Some(piece) = text.strip_suffix(PIECE_SUFFIX) {
+        return (piece.len() == PIECE_BYTES_MAX).then(|| Entry::More(format!("{before}{piece}")));
+    }
+    let piece = text.strip_suffix(suffix)?;
+    (is_dir == is_last_dir && piece.len() <= PIECE_BYTES_MAX).then(|| Entry::Last(format!("{before}{piece}")))
+}
+
+/// The name that was escaped so; `None` if no name is.
+pub(super) fn decode(escaped: &str) -> Option<Vec<u8>> {
+    let mut name = Vec::with_capacity(escaped.len());
+    let mut rest = escaped.as_bytes();
+    while let [byte, after @ ..] = rest {
+        rest = after;
+        if *byte != b'%' {
+            name.push(*byte);
+            continue;
+        }
+        let [high, low, after @ ..] = rest else { return None };
+        let digit = |byte: u8| char::from(byte).to_digit(16);
+        name.push(u8::try_from(digit(*high)? * 16 + digit(*low)?).ok()?);
+        rest = after;
+    }
+    // Only what we would write ourselves: two spellings of one name must not both count.
+    ((1..=255).contains(&name.len()) && escape(&name) == escaped).then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn there_and_back(name: &[u8]) {
+        let path = encode(Path::new("d"), name, OBJECT_SUFFIX);
+        let mut text = String::new();
+        let components: Vec<_> = path.iter().skip(1).collect();
+        for (index, component) in components.iter().enumerate() {
+            assert!(component.len() <= 255, "{component:?} is too long");
+            assert!(!component.as_encoded_bytes().starts_with(b"."), "{component:?}");
+            let is_dir = index + 1 < components.len();
+            match entry(&text, component.as_encoded_bytes(), false, is_dir, OBJECT_SUFFIX) {
+                Some(Entry::More(so_far) | Entry::Last(so_far)) => text = so_far,
+                None => panic!("{component:?} is not recognised"),
+            }
+        }
+        assert_eq!(decode(&text).as_deref(), Some(name));
+    }
+
+    #[test]
+    fn readable_names_stay_readable() {
+        assert_eq!(encode(Path::new("o"), b"disk-0/a.b", ".obj"), Path::new("o/disk-0%2Fa.b.obj"));
+        assert_eq!(encode(Path::new("o"), b"..", ".obj"), Path::new("o/%2E..obj"));
+    }
+
+    #[test]
+    fn other_spellings_of_a_name_are_not_names() {
+        for text in ["%41", "%2f", "%", "%2", ".a", "a~", "", "%zz"] {
+            assert_eq!(decode(text), None, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_name_comes_back(name in prop::collection::vec(any::<u8>(), 1..=255)) {
+            there_and_back(&name);
+        }
+
+        #[test]
+        fn dotted_names_come_back(name in "[.%a]{1,255}") {
+            there_and_back(name.as_bytes());
+        }
+
+        #[test]
+        fn any_file_name_is_taken_or_left(name in prop::collection::vec(any::<u8>(), 0..255), dir: bool) {
+            if let Some(Entry::Last(text)) = entry("", &name, false, dir, OBJECT_SUFFIX) {
+                let _ = decode(&text);
+            }
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! The file backend when the power goes: at every step of seeded workloads, and under the whole suite.
+//!
+//! A workload is run once to count the disk's steps, then again for each of them, with the power cut
+//! there. What comes up must be explained by what was acknowledged: what was stored is exactly there;
+//! of an object with changes not yet stored each byte is that of one of its states since; a stored stamp
+//! stands for stored data; no version stands for two contents.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::simulated::SimulatedDisk;
+use super::{FileConfig, FileStore};
+use crate::blocker::Blocker;
+use crate::clock::SystemClock;
+use crate::conformance::{Harness, Options, run};
+use crate::error::{Error, Result};
+use crate::executor::block_on;
+use crate::name::{Name, Namespace, ObjectId};
+use crate::order::{Durability, Epoch, Stamp, Version};
+use crate::reply::Reply;
+use crate::request::*;
+use crate::response::ChangeReply;
+use crate::rng::Rng;
+
+const ROOT: &str = "/store";
+const OBJECTS: u64 = 4;
+const EPOCH: u64 = 5;
+
+fn open(disk: &SimulatedDisk) -> Result<FileStore> {
+    // Few open files, so that closing them to make room is put to the test as well.
+    let config = FileConfig { threads: 0, open_files_max: 32, ..FileConfig::default() };
+    FileStore::over(Path::new(ROOT), config, Arc::new(SystemClock), Arc::new(disk.clone()), None)
+}
+
+fn object(key: u64) -> ObjectId {
+    let namespace = Namespace::new("volume").unwrap();
+    // One of them needs more than one directory.
+    let name = if key == 3 { vec![b'/'; 200] } else { vec![b'a' + key as u8] };
+    ObjectId::new(namespace, Name::new(name).unwrap())
+}
+
+/// An object as it was after some change.
+#[derive(Clone, PartialEq, Debug, Default)]
+struct Seen {
+    content: Option<Vec<u8>>,
+    stamp: Option<Stamp>,
+}
+
+/// What has been acknowledged of an object: its state when it was last stored, and all since.
+#[derive(Default)]
+struct History {
+    states: Vec<Seen>,
+}
+
+impl History {
+    fn last(&self) -> Seen {
+        self.states.last().cloned().unwrap_or_default()
+    }
+
+    fn push(&mut self, seen: Seen, is_stored: bool) {
+        if self.states.is_empty() {
+            self.states.push(Seen::default());
+        }
+        if is_stored {
+            self.states.clear();
+        }
+        self.states.push(seen);
+    }
+
+    fn stored(&mut self) {
+        let last = self.last();
+        self.states = vec![last];
+    }
+}
+
+#[derive(Default)]
+struct Model {
+    objects: BTreeMap<u64, History>,
+    versions: HashMap<(u64, Version), Vec<u8>>,
+    claimed: bool,
+}
+
+/// Runs the seed's workload until it ends or the power goes. Whether it ended.
+fn work(store: &FileStore, seed: u64, model: &mut Model) -> bool {
+    let mut rng = Rng::new(seed);
+    for sequence in 1..=30 {
+        let key = rng.below(OBJECTS);
+        let before = model.objects.entry(key).or_default().last();
+        let stamp = before.stamp.map_or(rng.below(3) == 0, |_| true).then(|| Stamp::new(EPOCH, sequence));
+        let durability = if rng.below(3) == 0 { Durability::Stored } else { Durability::Cached };
+        let change = Change { stamp, durability, ..Change::default() };
+        let (offset, len) = (rng.below(12) * 300, 1 + rng.below(9) * 300);
+        let (from, to) = (offset as usize, (offset + len) as usize);
+        let data = rng.bytes(len as usize);
+        let mut after = before.content.clone();
+        let kind = rng.below(10);
+        let reply: Reply<ChangeReply> = match kind {
+            0..=3 => {
+                let content = after.get_or_insert_default();
+                content.resize(content.len().max(to), 0);
+                content[from..to].copy_from_slice(&data);
+                store.write(WriteRequest::new(object(key), offset, data).change(change))
+            }
+            4 => {
+                after = Some(data.clone());
+                store.write_full(WriteFullRequest::new(object(key), data).change(change))
+            }
+            5 => {
+                if let Some(content) = &mut after {
+                    content.resize(from, 0);
+                }
+                store.truncate(TruncateRequest::new(object(key), offset).change(change))
+            }
+            6 => {
+                if let Some(content) = &mut after {
+                    let size = content.len();
+                    content[from.min(size)..to.min(size)].fill(0);
+                }
+                store.discard(DiscardRequest::new(object(key), offset, len).change(change))
+            }
+            7 => {
+                after = None;
+                let request = DeleteRequest::new(object(key)).change(change);
+                store.delete(request).then(|r| r.map(|d| ChangeReply::new(Version(0), 0, d.durability)))
+            }
+            8 => {
+                let source = (key + 1) % OBJECTS;
+                after = model.objects.get(&source).and_then(|history| history.last().content);
+                store.copy(CopyRequest::new(object(source), object(key)).change(change))
+            }
+            _ => {
+                let flushed = block_on(store.flush(FlushRequest::new(Scope::All)));
+                match flushed {
+                    Ok(_) => model.objects.values_mut().for_each(History::stored),
+                    Err(_) => return false,
+                }
+                continue;
+            }
+        };
+        // A delete without a stamp forgets the one there was.
+        let stamp_after = if kind == 7 { stamp } else { stamp.or(before.stamp) };
+        let history = model.objects.entry(key).or_default();
+        match block_on(reply) {
+            Ok(done) => {
+                if let Some(content) = &after {
+                    model.versions.insert((key, done.version), content.clone());
+                }
+                let is_stored = durability == Durability::Stored;
+                history.push(Seen { content: after, stamp: stamp_after }, is_stored);
+            }
+            Err(Error::Missing) => {}
+            Err(_) => {
+                // The power went: it may have happened.
+                history.push(Seen { content: after, stamp: stamp_after }, false);
+                return false;
+            }
+        }
+        if sequence == 15 {
+            let request = ClaimRequest::new(Scope::Namespace(object(0).namespace), Epoch(1));
+            match block_on(store.claim(request)) {
+                // From here on every change needs a stamp.
+                Ok(_) => model.claimed = true,
+                Err(_) => return false,
+            }
+            model.objects.entry(0).or_default();
+            for key in 0..OBJECTS {
+                let history = model.objects.entry(key).or_default();
+                let stamp = Stamp::new(EPOCH, 16);
+                let mut after = history.last().content.unwrap_or_default();
+                after.resize(after.len().max(1), 0);
+                after[0] = b'!';
+                let request = WriteRequest::new(object(key), 0, b"!").stamp(stamp);
+                let done = block_on(store.write(request));
+                history.push(Seen { content: Some(after), stamp: Some(stamp) }, false);
+                if done.is_err() {
+                    return false;
+                }
+            }
+        }
+    }
+    true
+}
+
+/// What is there must be explained by the history.
+fn check(store: &FileStore, key: u64, history: &History, versions: &HashMap<(u64, Version), Vec<u8>>) {
+    let info = block_on(store.info(InfoRequest::new(object(key))));
+    let possible = &history.states;
+    let info = match info {
+        Err(Error::Missing) => {
+            let may_be_absent = possible.is_empty() || possible.iter().any(|seen| seen.content.is_none());
+            assert!(may_be_absent, "object {key} is gone");
+            return;
+        }
+        info => info.unwrap(),
+    };
+    // A stored stamp stands for the data up to it.
+    let since = possible.iter().position(|seen| seen.stamp == info.stamp && seen.content.is_some());
+    let unstamped_tail = possible.iter().any(|seen| seen.stamp.is_none() && seen.content.is_some());
+    assert!(
+        since.is_some() || (info.stamp.is_none() && unstamped_tail) || possible.len() > 1,
+        "object {key}: {info:?}"
+    );
+    let possible = &possible[since.unwrap_or(0)..];
+    let read = block_on(store.read(ReadRequest::new(object(key), 0, 100_000))).unwrap();
+    let found = read.data.to_vec();
+    if let [only] = possible {
+        assert_eq!(only.stamp, info.stamp, "object {key}: another stamp");
+        let wanted = only.content.as_ref().unwrap_or_else(|| panic!("object {key} is back"));
+        assert!(found == *wanted, "object {key}: what was stored is not what is there");
+    }
+    for (at, byte) in found.iter().enumerate() {
+        let known = possible.iter().any(|seen| match &seen.content {
+            Some(content) => content.get(at).map_or(*byte == 0, |known| known == byte),
+            None => *byte == 0,
+        });
+        assert!(known, "object {key}: byte {at} was never written");
+    }
+    if let Some(content) = versions.get(&(key, read.version)) {
+        assert!(*content == found, "object {key}: its version stands for other bytes");
+    }
+}
+
+fn check_all(store: &FileStore, model: &Model) {
+    for (key, history) in &model.objects {
+        check(store, *key, history, &model.versions);
+    }
+    let late = WriteRequest::new(ObjectId::new(object(0).namespace, Name::new("late").unwrap()), 0, b"x");
+    match block_on(store.write(late)) {
+        Err(Error::Fenced { .. }) => {}
+        done => assert!(done.is_ok() && !model.claimed, "a claim is forgotten: {done:?}"),
+    }
+}
+
+/// And it must be as good as new.
+fn use_again(store: &FileStore) {
+    for key in 0..OBJECTS {
+        let stamp = Stamp::new(EPOCH + 1, key);
+        let change = Change { stamp: Some(stamp), durability: Durability::Stored, ..Change::default() };
+        block_on(store.write_full(WriteFullRequest::new(object(key), b"again").change(change))).unwrap();
+        let read = block_on(store.read(ReadRequest::new(object(key), 0, 10))).unwrap();
+        assert_eq!(read.data.to_vec(), b"again");
+    }
+    let listed = block_on(store.list(ListRequest::new(object(0).namespace))).unwrap();
+    let count = listed.entries.iter().filter(|entry| entry.name.as_bytes() != b"late").count();
+    assert_eq!(count as u64, OBJECTS);
+}
+
+#[test]
+fn the_power_may_go_at_every_step() {
+    let mut cuts = 0;
+    for seed in 0..6 {
+        let disk = SimulatedDisk::new(Path::new(ROOT));
+        let mut model = Model::default();
+        let store = open(&disk).unwrap();
+        assert!(work(&store, seed, &mut model));
+        check_all(&store, &model);
+        store.close().unwrap();
+        let steps = disk.steps();
+        for cut in 1..=steps {
+            cuts += 1;
+            println!("seed {seed}, power cut at step {cut} of {steps}");
+            let disk = SimulatedDisk::new(Path::new(ROOT));
+            disk.cut_at(cut);
+            let mut model = Model::default();
+            if let Ok(store) = open(&disk) {
+                let ended = work(&store, seed, &mut model);
+                let closed = ended && store.close().is_ok();
+                assert!(!closed || cut > steps, "the power was not cut");
+            }
+            disk.power_cycle(seed << 32 | cut);
+            let store = open(&disk).unwrap();
+            check_all(&store, &model);
+            use_again(&store);
+            store.close().unwrap();
+            drop(store);
+            // What was closed in order is the same after another loss of power.
+            disk.power_cycle(cut);
+            let store = open(&disk).unwrap();
+            let read = block_on(store.read(ReadRequest::new(object(1), 0, 10))).unwrap();
+            assert_eq!(read.data.to_vec(), b"again");
+        }
+    }
+    assert!(cuts > 500, "only {cuts} cuts");
+}
+
+#[test]
+fn the_power_may_go_while_starting_again() {
+    let disk = SimulatedDisk::new(Path::new(ROOT));
+    let store = open(&disk).unwrap();
+    block_on(store.write(WriteRequest::new(object(0), 0, b"kept").durability(Durability::Stored))).unwrap();
+    drop(store);
+    for cut in 1..10 {
+        disk.cut_at(cut);
+        let _ = open(&disk);
+        disk.power_cycle(cut);
+        let store = open(&disk).unwrap();
+        let read = block_on(store.read(ReadRequest::new(object(0), 0, 10))).unwrap();
+        assert_eq!(read.data.to_vec(), b"kept");
+        drop(store);
+        disk.power_cycle(cut);
+    }
+}
+
+#[test]
+fn versions_survive_an_orderly_close_and_nothing_else() {
+    let disk = SimulatedDisk::new(Path::new(ROOT));
+    let write = |store: &FileStore, data: &'static [u8]| {
+        block_on(store.write(WriteRequest::new(object(0), 0, data))).unwrap().version
+    };
+    let info = |store: &FileStore| block_on(store.info(InfoRequest::new(object(0)))).unwrap().version;
+    let store = open(&disk).unwrap();
+    write(&store, b"one");
+    let version = write(&store, b"two");
+    store.close().unwrap();
+    assert_eq!(block_on(store.read(ReadRequest::new(object(0), 0, 1))).unwrap_err().kind(), "denied");
+    let store = open(&disk).unwrap();
+    assert_eq!(info(&store), version);
+    // Not closed: as after kill -9.
+    drop(store);
+    let store = open(&disk).unwrap();
+    assert_ne!(info(&store), version);
+}
+
+/// The suite, with the power cut where it asks for it.
+struct Simulated {
+    disk: SimulatedDisk,
+    cycles: Mutex<u64>,
+    store: Mutex<Option<Arc<FileStore>>>,
+}
+
+impl Harness for Simulated {
+    fn backend(&self) -> Arc<dyn Blocker> {
+        let mut store = self.store.lock();
+        let open = || Arc::new(open(&self.disk).unwrap());
+        Arc::clone(store.get_or_insert_with(open)) as _
+    }
+
+    fn power_cycle(&self) -> Option<Arc<dyn Blocker>> {
+        *self.store.lock() = None;
+        let mut cycles = self.cycles.lock();
+        *cycles += 1;
+        self.disk.power_cycle(*cycles);
+        drop(cycles);
+        Some(self.backend())
+    }
+}
+
+#[test]
+fn the_suite_passes_with_the_power_cut() {
+    for seed in 0..4 {
+        let disk = SimulatedDisk::new(Path::new(ROOT));
+        let harness = Simulated { disk, cycles: Mutex::new(seed << 32), store: Mutex::new(None) };
+        let mut options = Options { seed, ..Options::default() };
+        options.filter = if seed == 0 { String::new() } else { "crash".into() };
+        options.effort = if seed == 0 { 1 } else { 4 };
+        let report = run(&harness, &options);
+        report.assert_passed();
+        assert_eq!(
+            report.cases.iter().filter(|case| case.name.starts_with("crash")).count(),
+            report
+                .cases
+                .iter()
+                .filter(|case| case.name.starts_with("crash")
+                    && case.verdict == crate::conformance::Verdict::Pass)
+                .count()
+        );
+    }
+}

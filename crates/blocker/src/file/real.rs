@@ -1,0 +1,237 @@
+//! The operating system's disk.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use rustix::fs::FallocateFlags;
+use rustix::io::{Errno, ReadWriteFlags};
+
+use super::disk::{Disk, DiskFile, Open, WriteFailed, copy_by_hand, zero_by_hand};
+use crate::segment::{Segment, Segments};
+
+/// What O_DIRECT wants offset, length and memory to be a multiple of, on any common disk.
+const DIRECT_ALIGN_BYTES: u64 = 4096;
+
+/// The operating system's file system.
+pub(super) struct RealDisk {
+    /// Whether to bypass the page cache where a range allows it.
+    pub(super) direct: bool,
+}
+
+impl Disk for RealDisk {
+    fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn DiskFile>> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(how == Open::Create).truncate(how == Open::Create);
+        let buffered = options.open(path)?;
+        let mut direct = None;
+        if self.direct {
+            let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
+            direct = Some(OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?);
+        }
+        Ok(Arc::new(RealFile { buffered, direct, never_at_once: AtomicBool::new(self.direct) }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn unlink(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
+    fn make_dir(&self, path: &Path) -> io::Result<bool> {
+        match fs::create_dir(path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(false),
+            made => made.map(|()| true),
+        }
+    }
+
+    fn read_dir(&self, path: &Path, each: &mut dyn FnMut(&[u8], bool)) -> io::Result<()> {
+        let entries = match fs::read_dir(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
+        };
+        for entry in entries {
+            let entry = entry?;
+            each(entry.file_name().as_bytes(), entry.file_type()?.is_dir());
+        }
+        Ok(())
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        File::open(path)?.sync_all()
+    }
+}
+
+struct RealFile {
+    buffered: File,
+    /// A second descriptor for aligned ranges. The kernel keeps the two coherent as long as they do
+    /// not touch one range at the same time; the object's lock sees to that for writes.
+    direct: Option<File>,
+    /// The file system does not know RWF_NOWAIT, or there is no page cache to read from.
+    never_at_once: AtomicBool,
+}
+
+impl RealFile {
+    fn direct_for(&self, offset: u64, len: u64) -> Option<&File> {
+        let is_aligned = offset.is_multiple_of(DIRECT_ALIGN_BYTES) && len.is_multiple_of(DIRECT_ALIGN_BYTES);
+        self.direct.as_ref().filter(|_| is_aligned && len > 0)
+    }
+
+    fn write_slices(&self, mut offset: u64, slices: &mut [IoSlice<'_>]) -> Result<(), WriteFailed> {
+        let start = offset;
+        let failed = |error: io::Error, at: u64| WriteFailed { written_bytes: at - start, error };
+        let mut left = slices;
+        while !left.is_empty() {
+            // The kernel takes at most 1 024 slices at a time.
+            let count = left.len().min(1024);
+            match rustix::io::pwritev(&self.buffered, &left[..count], offset) {
+                Ok(0) => return Err(failed(io::ErrorKind::WriteZero.into(), offset)),
+                Ok(written) => {
+                    offset += written as u64;
+                    IoSlice::advance_slices(&mut left, written);
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(failed(errno.into(), offset)),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl DiskFile for RealFile {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.buffered.metadata()?.len())
+    }
+
+    fn read_at(&self, offset: u64, len: usize) -> io::Result<Vec<u8>> {
+        if let Some(direct) = self.direct_for(offset, len as u64) {
+            let (mut buffer, skip) = aligned_buffer(len);
+            let mut done = 0;
+            while done < len {
+                match direct.read_at(&mut buffer[skip + done..skip + len], offset + done as u64) {
+                    Ok(0) => break,
+                    Ok(read) => done += read,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(error),
+                }
+                if !(done as u64).is_multiple_of(DIRECT_ALIGN_BYTES) {
+                    break;
+                }
+            }
+            buffer.truncate(skip + done);
+            buffer.drain(..skip);
+            return Ok(buffer);
+        }
+        let mut buffer = Vec::with_capacity(len);
+        while buffer.len() < len {
+            let at = offset + buffer.len() as u64;
+            match rustix::io::pread(&self.buffered, rustix::buffer::spare_capacity(&mut buffer), at) {
+                Ok(0) => break,
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        // The allocator may have given more room than was asked for.
+        buffer.truncate(len);
+        Ok(buffer)
+    }
+
+    fn read_at_once(&self, offset: u64, len: usize) -> Option<Vec<u8>> {
+        if self.never_at_once.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut buffer = vec![0; len];
+        let mut slices = [IoSliceMut::new(&mut buffer)];
+        match rustix::io::preadv2(&self.buffered, &mut slices, offset, ReadWriteFlags::NOWAIT) {
+            // Fewer bytes: the rest is on disk, or past the end. Let the slow way find out.
+            Ok(read) if read == len => Some(buffer),
+            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => None,
+            Err(_) => {
+                self.never_at_once.store(true, Ordering::Relaxed);
+                None
+            }
+        }
+    }
+
+    fn write_at(&self, offset: u64, data: &Segments) -> Result<(), WriteFailed> {
+        let len = data.len_bytes();
+        if let Some(direct) = self.direct_for(offset, len as u64) {
+            let (mut buffer, skip) = aligned_buffer(len);
+            data.copy_to(&mut buffer[skip..skip + len]);
+            // How far a failed write has come is not told; none of it counts as done for sure.
+            let failed = |error| WriteFailed { written_bytes: len as u64, error };
+            return direct.write_all_at(&buffer[skip..skip + len], offset).map_err(failed);
+        }
+        let mut inline = [IoSlice::new(&[])];
+        if let [one] = data.as_slice() {
+            inline[0] = IoSlice::new(one.as_slice());
+            return self.write_slices(offset, &mut inline);
+        }
+        let mut slices: Vec<_> = data.iter().map(|segment| IoSlice::new(segment.as_slice())).collect();
+        self.write_slices(offset, &mut slices)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.buffered.set_len(len)
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> io::Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        loop {
+            match rustix::fs::fallocate(&self.buffered, flags, offset, len) {
+                Err(Errno::INTR) => {}
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => return zero_by_hand(self, offset, len),
+                punched => return Ok(punched?),
+            }
+        }
+    }
+
+    fn copy_from(&self, from: &dyn DiskFile, offset: u64, len: u64) -> io::Result<()> {
+        let Some(source) = from.raw() else { return copy_by_hand(self, from, offset, len) };
+        let (mut from_at, mut to_at, end) = (offset, offset, offset + len);
+        while to_at < end {
+            let (left, out) = ((end - to_at) as usize, self.buffered.as_fd());
+            match rustix::fs::copy_file_range(source, Some(&mut from_at), out, Some(&mut to_at), left) {
+                Ok(0) => return Ok(()),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(Errno::XDEV | Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => {
+                    return copy_by_hand(self, from, to_at, end - to_at);
+                }
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.buffered.sync_data()
+    }
+
+    fn raw(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.buffered.as_fd())
+    }
+}
+
+/// A buffer, and how many of its bytes to skip to come to an aligned address with `len` bytes behind.
+fn aligned_buffer(len: usize) -> (Vec<u8>, usize) {
+    let align = DIRECT_ALIGN_BYTES as usize;
+    let buffer = vec![0; len + align];
+    let skip = buffer.as_ptr().align_offset(align);
+    (buffer, skip)
+}
+
+/// Payloads from a file are whole buffers.
+pub(super) fn payload(buffer: Vec<u8>) -> Segments {
+    Segment::from(Bytes::from(buffer)).into()
+}
