@@ -125,19 +125,21 @@ fn plain_header(verb: StoreVerb, text: &[u8]) -> Option<StoreHeader<'_>> {
 /// One space and one to nine digits, up to a space or the end; the number, and where it ends.
 #[inline]
 fn plain_number(text: &[u8], at: usize) -> Option<(u32, usize)> {
-    let (b' ', rest) = text.get(at..)?.split_first()? else { return None };
-    let mut number = 0;
-    for (digits, byte) in rest.iter().take(10).enumerate() {
+    if text.get(at) != Some(&b' ') {
+        return None;
+    }
+    let (start, mut end, mut number) = (at + 1, at + 1, 0u32);
+    while let Some(byte) = text.get(end) {
         let digit = byte.wrapping_sub(b'0');
         if digit > 9 {
-            return (*byte == b' ' && digits > 0).then_some((number, at + 1 + digits));
+            break;
         }
-        if digits == 9 {
-            return None;
-        }
-        number = number * 10 + u32::from(digit);
+        // Wraps only where there are too many digits anyway.
+        number = number.wrapping_mul(10).wrapping_add(u32::from(digit));
+        end += 1;
     }
-    (!rest.is_empty()).then_some((number, text.len()))
+    let ended = text.get(end).is_none_or(|byte| *byte == b' ');
+    (ended && (1..=9).contains(&(end - start))).then_some((number, end))
 }
 
 fn decode_unusual<'a>(verb: StoreVerb, input: &'a [u8], text: &'a [u8], line_len: usize) -> Decoded<'a> {
