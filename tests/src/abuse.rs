@@ -1,1 +1,78 @@
-//! abuse
+//! What the tests of bad clients share: a witness that must go on being served, and a bound on memory.
+
+use crate::conn::Conn;
+use crate::server::Server;
+use std::time::{Duration, Instant};
+
+/// A well-behaved client beside the bad ones.
+pub struct Witness {
+    conn: Conn,
+    slowest: Duration,
+    served: usize,
+}
+
+impl Witness {
+    /// Connects and stores the item it will ask for.
+    pub fn new(server: &Server) -> Self {
+        let mut conn = server.connect();
+        conn.ask(b"set witness 3 0 7\r\nis here\r\n", b"STORED\r\n");
+        Self { conn, slowest: Duration::ZERO, served: 0 }
+    }
+
+    /// Asks and measures.
+    ///
+    /// # Panics
+    /// When the reply is wrong or does not come in time.
+    pub fn check(&mut self, during: &str) {
+        let start = Instant::now();
+        self.conn.send(b"get witness\r\n");
+        self.conn.expect(b"VALUE witness 3 7\r\nis here\r\nEND\r\n", during);
+        self.slowest = self.slowest.max(start.elapsed());
+        self.served += 1;
+    }
+
+    /// Stores something as well.
+    pub fn check_store(&mut self, during: &str) {
+        self.conn.send(b"set witness 3 0 7\r\nis here\r\n");
+        self.conn.expect(b"STORED\r\n", during);
+        self.check(during);
+    }
+
+    /// Says how it was served.
+    pub fn report(&self, test: &str) {
+        println!("{test}: the witness was served {} times, slowest {:?}", self.served, self.slowest);
+    }
+}
+
+/// Resident memory of a server before an abuse.
+pub struct Memory {
+    before_kib: u64,
+}
+
+impl Memory {
+    /// Measures now.
+    pub fn of(server: &Server) -> Self {
+        Self { before_kib: server.rss_kib() }
+    }
+
+    /// Asserts that at most so many MiB have been added, now and at any time, and says how many.
+    ///
+    /// # Panics
+    /// When it is more.
+    pub fn assert_grew_at_most(&self, server: &Server, limit_mib: u64, test: &str) {
+        let now = server.rss_kib().saturating_sub(self.before_kib);
+        let peak = server.rss_peak_kib().saturating_sub(self.before_kib);
+        println!(
+            "{test}: resident memory grew by {now} KiB, at its peak by {peak} KiB (limit {limit_mib} MiB)"
+        );
+        assert!(peak <= limit_mib << 10, "{test}: memory grew by {peak} KiB, more than {limit_mib} MiB");
+    }
+}
+
+/// Runs `times` rounds of `step` over many connections, with the witness asked once a round.
+pub fn rounds(witness: &mut Witness, times: usize, during: &str, mut step: impl FnMut(usize)) {
+    for round in 0..times {
+        step(round);
+        witness.check(during);
+    }
+}

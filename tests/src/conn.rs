@@ -150,6 +150,21 @@ impl Conn {
         }
     }
 
+    /// Reads one line, or nothing when the server closes before one has begun.
+    ///
+    /// # Panics
+    /// When the server closes within a line.
+    pub fn try_read_line(&mut self) -> Option<Vec<u8>> {
+        let deadline = Instant::now() + DEADLINE;
+        while !self.received.contains(&b'\n') {
+            if !self.fill(deadline) {
+                assert!(self.ended && self.received.is_empty(), "cut off: {}", show(&self.received));
+                return None;
+            }
+        }
+        Some(self.read_line())
+    }
+
     /// Reads exactly so many bytes.
     pub fn read_exact(&mut self, count: usize) -> Vec<u8> {
         let deadline = Instant::now() + DEADLINE;

@@ -5,7 +5,7 @@ use crate::program::{Flavour, Program};
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -37,7 +37,7 @@ pub struct Server {
 pub struct Start {
     program: Program,
     args: Vec<String>,
-    unix: bool,
+    unix: Option<Option<PathBuf>>,
 }
 
 impl Start {
@@ -48,7 +48,7 @@ impl Start {
 
     /// Another server, to compare with.
     pub fn program(program: Program) -> Self {
-        Self { program, args: Vec::new(), unix: false }
+        Self { program, args: Vec::new(), unix: None }
     }
 
     /// More arguments, separated by blanks.
@@ -59,7 +59,13 @@ impl Start {
 
     /// Listen on a unix socket instead of a port.
     pub fn unix(mut self) -> Self {
-        self.unix = true;
+        self.unix = Some(None);
+        self
+    }
+
+    /// Listen on a unix socket at this path.
+    pub fn unix_at(mut self, path: &Path) -> Self {
+        self.unix = Some(Some(path.to_path_buf()));
         self
     }
 
@@ -97,8 +103,8 @@ impl Start {
     fn try_start(&self) -> Option<Server> {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let mut command = self.command(&dir);
-        let address = if self.unix {
-            let path = dir.path().join("socket");
+        let address = if let Some(path) = &self.unix {
+            let path = path.clone().unwrap_or_else(|| dir.path().join("socket"));
             command.arg("-s").arg(&path);
             Address::Unix(path)
         } else {

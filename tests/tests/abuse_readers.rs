@@ -1,0 +1,171 @@
+//! Clients that ask and do not read: they hold bounded memory and hurt nobody, and when they read at last,
+//! every reply is there.
+
+use cached_tests::abuse::{Memory, Witness};
+use cached_tests::conn::Conn;
+use cached_tests::frame::{Request, op};
+use cached_tests::server::Server;
+use std::time::Duration;
+
+/// How long a write may stall before the client counts as stuck. Being too early only makes the abuse milder.
+const STUCK: Duration = Duration::from_millis(200);
+
+/// What all clients of one test together may add: their reply buffers, whatever the replies' total.
+const GROWTH_MIB: u64 = 64;
+
+fn store(server: &Server, key: &str, len: usize) {
+    let mut conn = server.connect();
+    conn.ask(format!("set {key} 0 0 {len}\r\n{}\r\n", "v".repeat(len)).as_bytes(), b"STORED\r\n");
+}
+
+/// Lets so many clients send the same request until the server takes no more.
+fn stuck_clients(server: &Server, count: usize, request: &[u8]) -> Vec<Conn> {
+    (0..count)
+        .map(|_| {
+            let mut conn = server.connect();
+            conn.send_until_stuck(request, STUCK);
+            conn
+        })
+        .collect()
+}
+
+#[test]
+fn unread_big_values() {
+    const TEST: &str = "unread_big_values";
+    let mut server = Server::start("");
+    store(&server, "big", 1_000_000);
+    let mut witness = Witness::new(&server);
+    let memory = Memory::of(&server);
+    let conns = stuck_clients(&server, 20, &b"get big\r\n".repeat(5_000));
+    for _ in 0..100 {
+        witness.check_store(TEST);
+    }
+    memory.assert_grew_at_most(&server, GROWTH_MIB, TEST);
+    witness.report(TEST);
+    drop(conns);
+    server.assert_serves(TEST);
+}
+
+#[test]
+fn unread_multigets() {
+    const TEST: &str = "unread_multigets";
+    let mut server = Server::start("");
+    store(&server, "k", 10_000);
+    let mut witness = Witness::new(&server);
+    let memory = Memory::of(&server);
+    let request = format!("get{}\r\n", " k".repeat(100)).into_bytes().repeat(200);
+    let conns = stuck_clients(&server, 20, &request);
+    for _ in 0..100 {
+        witness.check_store(TEST);
+    }
+    memory.assert_grew_at_most(&server, GROWTH_MIB, TEST);
+    witness.report(TEST);
+    drop(conns);
+    server.assert_serves(TEST);
+}
+
+/// A single get line whose reply is a gigabyte.
+#[test]
+fn one_unread_reply_of_a_gigabyte() {
+    const TEST: &str = "one_unread_reply_of_a_gigabyte";
+    let mut server = Server::start("");
+    store(&server, "big", 1_000_000);
+    let mut witness = Witness::new(&server);
+    let memory = Memory::of(&server);
+    let mut conn = server.connect();
+    conn.send(format!("get{}\r\n", " big".repeat(1_000)).as_bytes());
+    for _ in 0..100 {
+        witness.check_store(TEST);
+    }
+    memory.assert_grew_at_most(&server, GROWTH_MIB, TEST);
+    let bytes = conn.skip_until_seen(b"\r\nEND\r\n", 1);
+    println!("{TEST}: {bytes} bytes came once they were read");
+    assert_eq!(bytes, 1_000 * (b"VALUE big 0 1000000\r\n".len() + 1_000_002) + 5);
+    memory.assert_grew_at_most(&server, GROWTH_MIB, TEST);
+    witness.report(TEST);
+    server.assert_serves(TEST);
+}
+
+/// CVE-2018-1000127 and the like: references of one item by many unread replies.
+#[test]
+fn seventy_thousand_unread_gets_of_one_key() {
+    const TEST: &str = "seventy_thousand_unread_gets_of_one_key";
+    const COUNT: usize = 70_000;
+    let mut server = Server::start("");
+    store(&server, "k", 10);
+    let mut witness = Witness::new(&server);
+    let memory = Memory::of(&server);
+    let get = b"get k\r\n".repeat(COUNT);
+    let meta = b"mg k v\r\n".repeat(COUNT);
+    let getq = Request::new(op("GETQ").unwrap()).key(b"k").bytes().repeat(COUNT);
+    let mut text = server.connect();
+    let text_taken = text.send_until_stuck(&get, STUCK);
+    let others = [meta, getq].map(|request| {
+        let mut conn = server.connect();
+        let taken = conn.send_until_stuck(&request, STUCK);
+        (conn, taken)
+    });
+    // Meanwhile the item comes and goes.
+    let mut changer = server.connect();
+    for _ in 0..200 {
+        changer.ask(b"delete k\r\nset k 0 0 10\r\n0123456789\r\n", b"DELETED\r\nSTORED\r\n");
+        witness.check(TEST);
+    }
+    memory.assert_grew_at_most(&server, GROWTH_MIB, TEST);
+    witness.report(TEST);
+    // The text client goes on and reads: every get is answered, hit or miss.
+    text.send(&get[text_taken..]);
+    let bytes = text.skip_until_seen(b"END\r\n", COUNT);
+    println!(
+        "{TEST}: {COUNT} gets answered with {bytes} bytes after {text_taken} bytes had been taken unread"
+    );
+    text.ask(b"mn\r\n", b"MN\r\n");
+    drop(others);
+    server.assert_serves(TEST);
+}
+
+/// One line with 70 000 keys, all the same.
+#[test]
+fn seventy_thousand_keys_in_one_unread_get() {
+    const TEST: &str = "seventy_thousand_keys_in_one_unread_get";
+    const COUNT: usize = 70_000;
+    let mut server = Server::start("");
+    store(&server, "k", 10);
+    let mut witness = Witness::new(&server);
+    let memory = Memory::of(&server);
+    let request = format!("get{}\r\n", " k".repeat(COUNT)).into_bytes();
+    let mut conns: Vec<Conn> = (0..3).map(|_| server.connect()).collect();
+    for conn in &mut conns {
+        conn.send_until_stuck(&request, STUCK);
+    }
+    let mut changer = server.connect();
+    for _ in 0..50 {
+        changer.ask(b"delete k\r\nset k 0 0 10\r\n0123456789\r\n", b"DELETED\r\nSTORED\r\n");
+        witness.check(TEST);
+    }
+    memory.assert_grew_at_most(&server, GROWTH_MIB, TEST);
+    witness.report(TEST);
+    drop(conns);
+    server.assert_serves(TEST);
+}
+
+/// A client that leaves with everything unread, with a reset, many times over.
+#[test]
+fn leaving_with_unread_replies() {
+    const TEST: &str = "leaving_with_unread_replies";
+    let mut server = Server::start("");
+    store(&server, "big", 500_000);
+    let mut witness = Witness::new(&server);
+    let memory = Memory::of(&server);
+    for round in 0..200 {
+        let mut conn = server.connect();
+        conn.send(&b"get big big big\r\n".repeat(20));
+        if round % 2 == 0 {
+            conn.reset();
+        }
+        witness.check(TEST);
+    }
+    memory.assert_grew_at_most(&server, GROWTH_MIB, TEST);
+    witness.report(TEST);
+    server.assert_serves(TEST);
+}

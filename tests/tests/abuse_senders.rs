@@ -1,0 +1,363 @@
+//! Clients that send too little, too much, too slowly or nonsense.
+
+use cached_tests::abuse::{Memory, Witness, rounds};
+use cached_tests::conn::Conn;
+use cached_tests::frame::{Request, op};
+use cached_tests::program::Flavour;
+use cached_tests::server::Server;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use std::time::Duration;
+
+const STUCK: Duration = Duration::from_millis(200);
+
+/// Many clients that send one byte at a time, each of them in the middle of something all the while.
+#[test]
+fn slow_drips() {
+    const TEST: &str = "slow_drips";
+    const CLIENTS: usize = 600;
+    let mut server = Server::start("");
+    let mut witness = Witness::new(&server);
+    let memory = Memory::of(&server);
+    let requests: [(Vec<u8>, &[u8]); 4] = [
+        (b"get some_key_or_other\r\n".to_vec(), b"END\r\n"),
+        (b"set drip 0 0 10\r\n0123456789\r\n".to_vec(), b"STORED\r\n"),
+        (b"ms drip 10 T100\r\n0123456789\r\n".to_vec(), b"HD\r\n"),
+        (Request::new(op("VERSION").unwrap()).bytes(), b"\x81\x0b"),
+    ];
+    let mut conns: Vec<Conn> = (0..CLIENTS).map(|_| server.connect()).collect();
+    let longest = requests.iter().map(|(request, _)| request.len()).max().unwrap();
+    rounds(&mut witness, longest, TEST, |at| {
+        for (index, conn) in conns.iter_mut().enumerate() {
+            let (request, _) = &requests[index % requests.len()];
+            if let Some(byte) = request.get(at) {
+                conn.send(&[*byte]);
+            }
+        }
+    });
+    memory.assert_grew_at_most(&server, 32, TEST);
+    for (index, conn) in conns.iter_mut().enumerate() {
+        conn.expect(requests[index % requests.len()].1, TEST);
+    }
+    witness.report(TEST);
+    server.assert_serves(TEST);
+}
+
+/// Every client announces a megabyte and sends ten bytes: the announcements do not add up to memory.
+#[test]
+fn announced_and_not_sent() {
+    const TEST: &str = "announced_and_not_sent";
+    const CLIENTS: usize = 800;
+    let mut server = Server::start("-m 64 -c 1024");
+    let mut witness = Witness::new(&server);
+    let memory = Memory::of(&server);
+    let mut conns: Vec<Conn> = Vec::new();
+    for index in 0..CLIENTS {
+        let mut conn = server.connect();
+        match index % 3 {
+            0 => conn.send(format!("set half{index} 0 0 1000000\r\n0123456789").as_bytes()),
+            1 => conn.send(format!("ms half{index} 1000000\r\n0123456789").as_bytes()),
+            _ => conn.send(
+                &Request {
+                    bodylen: Some(1_000_011),
+                    ..Request::new(op("SET").unwrap()).extras(&[0; 8]).key(b"abc").value(b"0123456789")
+                }
+                .bytes(),
+            ),
+        }
+        conns.push(conn);
+        if index % 50 == 0 {
+            witness.check(TEST);
+        }
+    }
+    witness.check(TEST);
+    // -m, and what 800 connections need beside it.
+    memory.assert_grew_at_most(&server, 64 + 32, TEST);
+    if server.flavour == Flavour::Cached {
+        witness.check_store("a small set while the bodies are under way");
+    }
+    for (index, conn) in conns.into_iter().enumerate() {
+        if index % 2 == 0 {
+            conn.reset();
+        }
+    }
+    witness.check(TEST);
+    witness.report(TEST);
+    let mut conn = server.connect();
+    conn.ask(b"get half0 half1 half3\r\n", b"END\r\n");
+    if server.flavour == Flavour::Cached {
+        let value = "v".repeat(1_000_000);
+        conn.ask(format!("set whole 0 0 1000000\r\n{value}\r\n").as_bytes(), b"STORED\r\n");
+    }
+    server.assert_serves(TEST);
+}
+
+/// Lengths beyond every limit cost nothing.
+#[test]
+fn huge_announced_lengths() {
+    const TEST: &str = "huge_announced_lengths";
+    let mut server = Server::start("");
+    let mut witness = Witness::new(&server);
+    let memory = Memory::of(&server);
+    let mut conns: Vec<Conn> = Vec::new();
+    for length in
+        ["1073741824", "2147483645", "2147483646", "2147483647", "4294967295", "-1", "99999999999999999999"]
+    {
+        for line in [
+            format!("set k 0 0 {length}\r\n"),
+            format!("ms k {length}\r\n"),
+            format!("append k 0 0 {length}\r\n"),
+        ] {
+            let mut conn = server.connect();
+            conn.send(line.as_bytes());
+            conn.send(b"some bytes");
+            conns.push(conn);
+        }
+    }
+    for bodylen in [1u32 << 30, (1 << 30) + 1, 0x7fff_ffff, 0x8000_0000, 0xffff_ffff] {
+        for name in ["SET", "ADDQ", "APPEND", "SASL_AUTH", "GET", "STAT", "0x55"] {
+            let extras: &[u8] = if name == "SET" || name == "ADDQ" { &[0; 8] } else { &[] };
+            let mut conn = server.connect();
+            let request = Request {
+                bodylen: Some(bodylen),
+                ..Request::new(op(name).unwrap()).extras(extras).key(b"key")
+            };
+            conn.send(&request.bytes());
+            conn.send(b"some bytes");
+            conns.push(conn);
+        }
+    }
+    for _ in 0..50 {
+        witness.check_store(TEST);
+    }
+    memory.assert_grew_at_most(&server, 16, TEST);
+    witness.report(TEST);
+    server.assert_serves(TEST);
+}
+
+/// CVE-2010-1152: lines without end. Only a get line may be long, and that not without limit.
+#[test]
+fn endless_lines() {
+    const TEST: &str = "endless_lines";
+    let mut server = Server::start("");
+    let mut witness = Witness::new(&server);
+    let memory = Memory::of(&server);
+    for unit in ["x", " ", "\r", "\0", "set ", "mg k ", "getx "] {
+        let mut conn = server.connect();
+        let taken = conn.send_until_stuck(&unit.as_bytes().repeat((32 << 20) / unit.len()), STUCK);
+        let reply = conn.read_to_end();
+        println!(
+            "{TEST}: {unit:?} without end: {taken} bytes sent before the close, {} bytes of reply",
+            reply.len()
+        );
+        witness.check(TEST);
+    }
+    memory.assert_grew_at_most(&server, 16, TEST);
+    witness.report(TEST);
+    server.assert_serves(TEST);
+}
+
+/// The line of a get may be long, so its memory is the server's to limit: here 64 MiB arrive.
+#[test]
+fn endless_get_line() {
+    const TEST: &str = "endless_get_line";
+    let mut server = Server::start("");
+    let mut witness = Witness::new(&server);
+    let memory = Memory::of(&server);
+    for command in ["get", "gets"] {
+        let mut conn = server.connect();
+        conn.send_until_stuck(format!("{command} ").as_bytes(), STUCK);
+        let taken = conn.send_until_stuck(&b"key_number_one ".repeat((64 << 20) / 15), STUCK);
+        println!("{TEST}: {command} took {taken} bytes");
+        witness.check(TEST);
+    }
+    // 1.6.45 doubles its read buffer for as long as memory lasts; ours is to stop.
+    let limit_mib = if server.flavour == Flavour::Cached { 32 } else { 512 };
+    memory.assert_grew_at_most(&server, limit_mib, TEST);
+    witness.report(TEST);
+    server.assert_serves(TEST);
+}
+
+/// Up to 16 KiB of blanks, with and without a line end (an over-read in older versions).
+#[test]
+fn only_spaces() {
+    const TEST: &str = "only_spaces";
+    let mut server = Server::start("");
+    let mut witness = Witness::new(&server);
+    for count in (1..=16_384).step_by(251) {
+        let mut conn = server.connect();
+        conn.send(&b" ".repeat(count));
+        if count <= 2048 {
+            conn.send(b"\r\n");
+            conn.expect(
+                if count == 1 { b"CLIENT_ERROR bad command line format\r\n" } else { b"ERROR\r\n" },
+                TEST,
+            );
+            conn.ask(b"mn\r\n", b"MN\r\n");
+        } else {
+            conn.expect_closed(TEST);
+        }
+        witness.check(TEST);
+    }
+    server.assert_serves(TEST);
+}
+
+/// Ten thousand keys in segments of a few bytes (a use after free in older versions).
+#[test]
+fn a_multiget_in_tiny_segments() {
+    const TEST: &str = "a_multiget_in_tiny_segments";
+    const KEYS: usize = 10_000;
+    let mut server = Server::start("");
+    let mut witness = Witness::new(&server);
+    let mut conn = server.connect();
+    let mut line = b"get".to_vec();
+    let mut expected = Vec::new();
+    for index in 0..KEYS {
+        let key = format!("key{index}");
+        line.extend(format!(" {key}").bytes());
+        if index % 100 == 0 {
+            conn.ask(format!("set {key} 7 0 {}\r\n{key}\r\n", key.len()).as_bytes(), b"STORED\r\n");
+            expected.extend(format!("VALUE {key} 7 {}\r\n{key}\r\n", key.len()).bytes());
+        }
+    }
+    line.extend(b"\r\n");
+    expected.extend(b"END\r\n");
+    for sizes in [7, 100, 1400] {
+        conn.send_fragments(&line, std::iter::repeat(sizes));
+        conn.expect(&expected, TEST);
+        witness.check(TEST);
+    }
+    server.assert_serves(TEST);
+}
+
+/// Clients that leave in the middle of a body, politely or with a reset.
+#[test]
+fn leaving_in_the_middle_of_a_body() {
+    const TEST: &str = "leaving_in_the_middle_of_a_body";
+    let mut server = Server::start("");
+    let mut witness = Witness::new(&server);
+    let items = server.stat("curr_items");
+    let memory = Memory::of(&server);
+    for index in 0..1_000 {
+        let mut conn = server.connect();
+        match index % 4 {
+            0 => conn.send(b"set left 0 0 100000\r\npart of it"),
+            1 => conn.send(b"ms left 500000 T0\r\npart of it"),
+            2 => conn.send(b"set left 0 0 10\r\n0123456789\r"),
+            _ => conn.send(
+                &Request {
+                    bodylen: Some(300_000),
+                    ..Request::new(op("SET").unwrap()).extras(&[0; 8]).key(b"left").value(b"part of it")
+                }
+                .bytes(),
+            ),
+        }
+        if index % 3 == 0 {
+            conn.reset();
+        }
+        if index % 50 == 0 {
+            witness.check_store(TEST);
+        }
+    }
+    memory.assert_grew_at_most(&server, 64, TEST);
+    server.connect().ask(b"get left\r\n", b"END\r\n");
+    assert_eq!(server.stat("curr_items"), items);
+    witness.report(TEST);
+    server.assert_serves(TEST);
+}
+
+/// A good binary frame and then random bytes; the seed is printed.
+#[test]
+fn garbage_after_binary() {
+    const TEST: &str = "garbage_after_binary";
+    let seed = rand::random::<u64>();
+    println!("{TEST}: seed {seed}");
+    let mut random = SmallRng::seed_from_u64(seed);
+    let mut server = Server::start("-vv");
+    let mut witness = Witness::new(&server);
+    let memory = Memory::of(&server);
+    for _ in 0..300 {
+        let mut conn = server.connect();
+        conn.send(&Request::new(op("NOOP").unwrap()).bytes());
+        let len = random.random_range(1..2000);
+        let mut garbage: Vec<u8> = (0..len).map(|_| random.random()).collect();
+        if random.random_bool(0.7) {
+            // Near enough to a frame to get past the first checks.
+            garbage[0] = 0x80;
+            if len > 24 {
+                garbage[1] %= 0x25;
+                garbage[2] = 0;
+                garbage[4] %= 24;
+                garbage[8..11].fill(0);
+            }
+        }
+        conn.send(&garbage);
+        conn.finish_sending();
+        conn.read_to_end();
+        witness.check(TEST);
+    }
+    memory.assert_grew_at_most(&server, 64, TEST);
+    witness.report(TEST);
+    server.assert_serves(TEST);
+}
+
+/// Connections up to the limit and beyond: who is in stays in, who comes too late is told, room is reused.
+#[test]
+fn connection_flood() {
+    const TEST: &str = "connection_flood";
+    const LIMIT: usize = 100;
+    let mut server = Server::start(&format!("-c {LIMIT}"));
+    let mut witness = Witness::new(&server);
+    let memory = Memory::of(&server);
+    let (mut inside, mut turned_away) = (Vec::new(), 0);
+    for _ in 0..LIMIT + 100 {
+        let mut conn = server.connect();
+        conn.send(b"mn\r\n");
+        let line = conn.read_line();
+        match line.as_slice() {
+            b"MN" => inside.push(conn),
+            b"ERROR Too many open connections" => {
+                turned_away += 1;
+                // The request may cross with the close, which then comes as a reset.
+                conn.read_to_end();
+            }
+            other => panic!("{}", cached_tests::bytes::show(other)),
+        }
+        witness.check(TEST);
+    }
+    println!(
+        "{TEST}: with -c {LIMIT}, {} were let in beside the witness, {turned_away} turned away",
+        inside.len()
+    );
+    // 1.6.45 takes its own descriptors out of the number.
+    assert!((LIMIT / 2..=LIMIT).contains(&inside.len()), "{} connections", inside.len());
+    assert!(turned_away >= 100);
+    memory.assert_grew_at_most(&server, 32, TEST);
+    for conn in &mut inside {
+        conn.ask(b"get witness\r\n", b"VALUE witness 3 7\r\nis here\r\nEND\r\n");
+    }
+    let mut last = inside.pop().expect("a connection");
+    drop(inside);
+    // Room is free again as soon as the server has seen them go; it says so itself.
+    let deadline = std::time::Instant::now() + cached_tests::conn::DEADLINE;
+    loop {
+        last.send(b"stats\r\n");
+        let mut current = 0;
+        loop {
+            let line = String::from_utf8_lossy(&last.read_line()).into_owned();
+            if let Some(value) = line.strip_prefix("STAT curr_connections ") {
+                current = value.parse().expect("a number");
+            }
+            if line == "END" {
+                break;
+            }
+        }
+        if current < 10 {
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "{current} connections still count");
+    }
+    assert!(server.stat("rejected_connections") >= 100);
+    witness.report(TEST);
+    server.assert_serves(TEST);
+}

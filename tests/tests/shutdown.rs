@@ -1,0 +1,125 @@
+//! Stopping: what was accepted is answered, whole; nobody can keep the server from ending.
+
+use cached_tests::program::Flavour;
+use cached_tests::server::{Server, Start};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
+
+const VALUE_LEN: usize = 10_000;
+
+/// memcached drops what is under way; what it does is no promise of ours.
+fn finishes_what_it_accepted(server: &Server) -> bool {
+    server.flavour == Flavour::Cached
+}
+
+#[test]
+fn a_signal_ends_an_idle_server() {
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        let mut server = Server::start("");
+        server.connect().ask(b"mn\r\n", b"MN\r\n");
+        let start = Instant::now();
+        server.signal(signal);
+        let status = server.wait_exit();
+        println!("signal {signal}: {status} after {:?}", start.elapsed());
+        assert!(status.success(), "signal {signal}: {status}");
+    }
+}
+
+/// A reader of replies that were not read when the signal came gets whole replies only, then the end.
+#[test]
+fn accepted_requests_are_answered() {
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        let mut server = Server::start("");
+        let mut conn = server.connect();
+        conn.ask(format!("set k 0 0 {VALUE_LEN}\r\n{}\r\n", "v".repeat(VALUE_LEN)).as_bytes(), b"STORED\r\n");
+        conn.send(&b"get k\r\n".repeat(100));
+        // One reply has been read, so the batch has been accepted.
+        let mut reply = format!("VALUE k 0 {VALUE_LEN}\r\n").into_bytes();
+        reply.extend(std::iter::repeat_n(b'v', VALUE_LEN));
+        reply.extend(b"\r\nEND\r\n");
+        conn.expect(&reply, "the first reply");
+        server.signal(signal);
+        let rest = conn.read_to_end();
+        println!("signal {signal}: {} of 99 more replies came", rest.len() / reply.len());
+        if finishes_what_it_accepted(&server) {
+            assert!(rest.len().is_multiple_of(reply.len()), "a reply was cut off after {} bytes", rest.len());
+            assert!(rest.chunks(reply.len()).all(|one| one == reply));
+        }
+        let status = server.wait_exit();
+        assert!(status.success(), "signal {signal}: {status}");
+    }
+}
+
+/// A client that never reads does not keep the server alive.
+#[test]
+fn a_client_that_never_reads_cannot_stop_the_stop() {
+    let mut server = Server::start("");
+    let mut conn = server.connect();
+    conn.ask(format!("set k 0 0 {VALUE_LEN}\r\n{}\r\n", "v".repeat(VALUE_LEN)).as_bytes(), b"STORED\r\n");
+    conn.send_until_stuck(&b"get k\r\n".repeat(20_000), std::time::Duration::from_millis(200));
+    let mut half = server.connect();
+    half.send(b"set half 0 0 100\r\nabc");
+    let start = Instant::now();
+    server.signal(libc::SIGTERM);
+    let status = server.wait_exit();
+    println!("{status} after {:?}", start.elapsed());
+    assert!(status.success(), "{status}");
+}
+
+/// Many clients work while the signal comes: every reply that comes is whole, and the server ends.
+#[test]
+fn a_stop_under_load() {
+    let mut server = Server::start("");
+    let stopping = AtomicBool::new(false);
+    let (answered, running) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for client in 0..8 {
+            let mut conn = server.connect();
+            let (stopping, answered, running) = (&stopping, &answered, &running);
+            scope.spawn(move || {
+                let mut counted = false;
+                for number in 0.. {
+                    conn.send(format!("ms key{client} 5 Onumber{number}\r\n01234\r\n").as_bytes());
+                    match conn.try_read_line() {
+                        Some(line) => assert_eq!(line, format!("HD Onumber{number}").as_bytes()),
+                        None => {
+                            assert!(stopping.load(Ordering::Acquire), "closed before the signal");
+                            return;
+                        }
+                    }
+                    answered.fetch_add(1, Ordering::Relaxed);
+                    if !counted {
+                        counted = true;
+                        running.fetch_add(1, Ordering::Release);
+                    }
+                }
+            });
+        }
+        while running.load(Ordering::Acquire) < 8 {
+            std::thread::yield_now();
+        }
+        stopping.store(true, Ordering::Release);
+        server.signal(libc::SIGTERM);
+    });
+    let status = server.wait_exit();
+    println!("{} requests answered, {status}", answered.load(Ordering::Relaxed));
+    assert!(status.success(), "{status}");
+}
+
+/// The unix socket is gone after a stop, and a new server takes its place.
+#[test]
+fn a_unix_socket_can_be_taken_over() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("cached.sock");
+    for _ in 0..2 {
+        let mut server = Start::new().unix_at(&path).start();
+        server.connect().ask(b"mn\r\n", b"MN\r\n");
+        server.signal(libc::SIGTERM);
+        assert!(server.wait_exit().success());
+    }
+    // One that was killed leaves its socket behind; the next one starts all the same.
+    for _ in 0..2 {
+        let server = Start::new().unix_at(&path).start();
+        server.connect().ask(b"mn\r\n", b"MN\r\n");
+    }
+}
