@@ -55,8 +55,12 @@ impl Replies {
             out.extend_from_slice(&self.template[..self.keys_max * self.block_bytes]);
             keys -= self.keys_max;
         }
-        let start = self.template.len() - END.len() - keys * self.block_bytes;
-        out.extend_from_slice(&self.template[start..]);
+        out.extend_from_slice(self.values(keys));
+    }
+
+    /// The reply to a get of `keys` keys, at most `keys_max`.
+    fn values(&self, keys: usize) -> &[u8] {
+        &self.template[self.template.len() - END.len() - keys * self.block_bytes..]
     }
 }
 
@@ -70,6 +74,17 @@ struct Requests {
 }
 
 impl Requests {
+    /// The reply, where `bytes` are exactly one get that has a prepared one.
+    fn as_one_get<'a>(&self, bytes: &[u8], replies: &'a Replies) -> Option<&'a [u8]> {
+        let is_between = self.line_part.is_empty() && self.value_bytes_left == 0;
+        let is_one_line = memchr::memchr(b'\n', bytes).is_some_and(|end| end + 1 == bytes.len());
+        if !is_between || !is_one_line || !bytes.starts_with(b"get ") {
+            return None;
+        }
+        let keys = memchr::memchr_iter(b' ', bytes).count();
+        (keys <= replies.keys_max).then(|| replies.values(keys))
+    }
+
     /// Answers every complete command of `bytes` into `out`.
     fn answer(&mut self, mut bytes: &[u8], replies: &Replies, out: &mut Vec<u8>) -> io::Result<()> {
         loop {
@@ -132,7 +147,10 @@ impl Client {
         if self.out.is_empty() {
             match self.stream.read(buffer) {
                 Ok(0) => return Ok(false),
-                Ok(bytes) => self.requests.answer(&buffer[..bytes], replies, &mut self.out)?,
+                Ok(bytes) => match self.requests.as_one_get(&buffer[..bytes], replies) {
+                    Some(reply) => self.send_uncopied(reply)?,
+                    None => self.requests.answer(&buffer[..bytes], replies, &mut self.out)?,
+                },
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
@@ -147,6 +165,17 @@ impl Client {
         self.out.clear();
         self.out_sent = 0;
         Ok(true)
+    }
+
+    /// Sends a prepared reply from where it lies; only what the socket does not take is copied.
+    fn send_uncopied(&mut self, reply: &[u8]) -> io::Result<()> {
+        let sent_bytes = match self.stream.write(reply) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
+            Err(error) => return Err(error),
+        };
+        self.out.extend_from_slice(&reply[sent_bytes..]);
+        Ok(())
     }
 }
 

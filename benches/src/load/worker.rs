@@ -174,7 +174,11 @@ impl<'a> Worker<'a> {
                 return Ok(0);
             }
             if now_ns > drain_end_ns {
-                return Ok(0);
+                bail!(
+                    "{} requests not answered {} s after the end",
+                    self.pending_count,
+                    DRAIN_NS_MAX / 1_000_000_000
+                );
             }
             self.check_stall(now_ns)?;
             let deadline_ns = if self.phase == Phase::Warmup { self.window.0 } else { self.window.1 };

@@ -129,6 +129,8 @@ fn run(options: &Options) -> Result<()> {
     let memcached = find_program(&options.memcached, "install it, or give its path with --memcached PATH")?;
     // Before pinning, which leaves this process one core.
     let machine = Machine::read();
+    // Servers inherit this limit; not all raise it themselves.
+    cpu::reserve_descriptors(4_096)?;
     // Everything that is not a server runs beside the load.
     cpu::pin_current_thread(client_cpu).with_context(|| format!("pinning to core {client_cpu}"))?;
     let server = |name: &str, path| ServerSpec { cpu: Some(server_cpu), ..ServerSpec::new(name, path) };

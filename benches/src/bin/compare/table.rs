@@ -50,19 +50,26 @@ pub(crate) fn print_notes(comparisons: &[Comparison]) {
         if let Some(rate) = comparison.requests_per_s_offered {
             println!("{}: {} requests/s, Poisson arrivals.", comparison.name, Number(rate));
         }
-        let is_idle = |share: Option<f64>| share.is_some_and(|share| share < 0.9);
-        let idle = comparison.requests_per_s_offered.is_none()
-            && comparison.pairs.iter().any(|pair| {
-                let reports = [&pair.cached, &pair.memcached];
-                reports.into_iter().flatten().any(|report| is_idle(report.server_cpu_share))
-            });
-        if idle {
-            println!(
-                "{}: a server was not busy all the time: the load, or other work on its core, was the limit.",
-                comparison.name
-            );
-        }
     }
+    let idle: Vec<&str> =
+        comparisons.iter().filter(|one| was_idle(one)).map(|one| one.name.as_str()).collect();
+    if !idle.is_empty() {
+        let names = idle.join(", ");
+        println!(
+            "a server was not busy all the time (the load or other work on its core was the limit): {names}."
+        );
+    }
+}
+
+/// Whether a server had a tenth of its core or more to spare in a closed loop.
+fn was_idle(comparison: &Comparison) -> bool {
+    comparison.requests_per_s_offered.is_none()
+        && comparison
+            .pairs
+            .iter()
+            .flat_map(|pair| [&pair.cached, &pair.memcached])
+            .flatten()
+            .any(|report| report.server_cpu_share.is_some_and(|share| share < 0.9))
 }
 
 pub(crate) fn plot(comparisons: &[Comparison], machine: &Machine, versions: &(String, String)) -> String {
