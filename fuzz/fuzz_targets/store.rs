@@ -1,0 +1,9 @@
+//! Any bytes as a program of operations on a small store, beside a plain map.
+
+#![no_main]
+
+// The interpreter is the tests' own, so that `cargo test` replays the corpus through the same code.
+#[path = "../../crates/cached-core/tests/store_ops/mod.rs"]
+mod store_ops;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| store_ops::run(data));
