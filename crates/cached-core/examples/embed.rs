@@ -20,7 +20,8 @@ impl MutationHook for CountEvictions {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let evictions = Arc::new(CountEvictions::default());
-    let kv = Kv::new(KvConfig { arena_bytes: 16 << 20, hook: Some(evictions.clone()), ..KvConfig::default() })?;
+    let kv =
+        Kv::new(KvConfig { arena_bytes: 16 << 20, hook: Some(evictions.clone()), ..KvConfig::default() })?;
 
     // Values, lifetimes, counters.
     kv.set(b"greeting", b"hello")?;
@@ -30,7 +31,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     kv.set(b"visits", b"0")?;
     std::thread::scope(|scope| {
         for _ in 0..2 {
-            scope.spawn(|| (0..1000).for_each(|_| { kv.increment(b"visits", 1).expect("it is a number"); }));
+            scope.spawn(|| {
+                for _ in 0..1000 {
+                    kv.increment(b"visits", 1).expect("it is a number");
+                }
+            });
         }
     });
     assert_eq!(kv.increment(b"visits", 0)?, 2000);

@@ -38,9 +38,12 @@ pub(crate) struct KeyHasher {
 }
 
 impl KeyHasher {
-    pub(crate) fn new(seed: u64) -> Self {
-        // The shared part of the seed lives as long as the process: a few hundred bytes per store.
-        let shared: &'static SharedSeed = Box::leak(Box::new(SharedSeed::from_u64(seed.rotate_left(32))));
+    /// A hasher that nobody outside can predict, or, given a seed, the same one every time.
+    pub(crate) fn new(seed: Option<u64>) -> Self {
+        let (seed, shared) = match seed {
+            Some(seed) => (seed, SharedSeed::global_fixed()),
+            None => (random_seed(), SharedSeed::global_random()),
+        };
         KeyHasher { state: SeedableRandomState::with_seed(seed, shared) }
     }
 
@@ -53,6 +56,6 @@ impl KeyHasher {
 }
 
 /// A seed nobody can guess, from the standard library's own random state.
-pub(crate) fn random_seed() -> u64 {
+fn random_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }

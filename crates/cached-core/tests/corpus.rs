@@ -18,7 +18,8 @@ fn the_corpus_runs_clean() {
 
 #[test]
 fn random_programs_run_clean() {
-    let seed = std::env::var("CACHED_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(rand::random);
+    let seed =
+        std::env::var("CACHED_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or_else(rand::random);
     println!("CACHED_TEST_SEED={seed}");
     let mut rng = SmallRng::seed_from_u64(seed);
     for _ in 0..60 {

@@ -1,6 +1,6 @@
 //! One span of memory, cut into regions that change hands whole.
 //!
-//! The arena is mapped once and touched lazily. It is cut into [regions](Region) of equal, power-of-two
+//! The arena is mapped once and touched lazily. It is cut into *regions* of equal, power-of-two
 //! size. A region belongs to nobody, to the byte-keyed store (a log segment) or to the object cache
 //! (4 KiB buckets); only whole regions move between them, within each owner's share. Inside, everything is named
 //! by index, never by pointer, so that the memory could be mapped elsewhere and still make sense.

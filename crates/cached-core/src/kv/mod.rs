@@ -33,8 +33,8 @@ mod tests;
 mod validate;
 mod view;
 
-pub use front::{CasError, CountError, StoreError};
 pub use config::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN, KvConfig, KvConfigError};
+pub use front::{CasError, CountError, StoreError};
 pub use item::KEY_BYTES_MAX;
 pub use ops::{Reservation, ScanCursor};
 pub use request::*;
@@ -44,7 +44,7 @@ pub use view::{ItemView, PinnedValue};
 use crate::KeyHash;
 use crate::arena::{Arena, ArenaConfig, RegionId, region_bytes_for};
 use crate::clock::Clock;
-use crate::hash::{KeyHasher, random_seed};
+use crate::hash::KeyHasher;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering};
 use extent::{List, PIECE_HEADER_BYTES, Piece};
 use hook::{Mutation, MutationHook};
@@ -130,7 +130,7 @@ impl Kv {
         let lanes = config.lanes.min(regions as usize / 32).max(1);
         let inner = Inner {
             index,
-            hasher: KeyHasher::new(config.hash_seed.unwrap_or_else(random_seed)),
+            hasher: KeyHasher::new(config.hash_seed),
             clock: config.clock,
             granule_shift,
             hit_bits: std::array::from_fn(|bits| config.policy.hit(bits as u8) & 7),
@@ -295,7 +295,11 @@ impl Inner {
     /// Takes an item out of the index and leaves its bytes to the reclaimer.
     fn remove(&self, locked: &Locked<'_>, found: Found<'_>, mutation: Mutation) {
         self.tell(mutation, found.item.key(), found.item.cas());
-        locked.remove(found.slot, self.item_bytes(found.item));
+        let bytes = self.item_bytes(found.item);
+        locked.remove(found.slot, bytes);
+        if mutation == Mutation::Flushed {
+            locked.shard().flushed_item_gone(bytes);
+        }
         self.bury(found.item, found.location);
     }
 

@@ -18,7 +18,7 @@ pub(super) struct Events {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct KvStats {
-    /// Items in the index (expired ones count until they are met).
+    /// Items (expired ones count until they are met, flushed ones do not).
     pub items: u64,
     /// Memory of those items, headers and padding included.
     pub item_bytes: u64,
@@ -76,8 +76,9 @@ impl Kv {
             ..KvStats::default()
         };
         for shard in inner.index.shards() {
-            stats.items += shard.items();
-            stats.item_bytes += shard.item_bytes();
+            let (flushed_items, flushed_bytes) = shard.flushed();
+            stats.items += shard.items().saturating_sub(flushed_items);
+            stats.item_bytes += shard.item_bytes().saturating_sub(flushed_bytes);
             stats.items_stored += shard.stored();
         }
         for region in (0..stats.regions).map(RegionId) {

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Runs the program; panics when the store is wrong or an invariant is broken.
-pub fn run(program: &[u8]) {
+pub(crate) fn run(program: &[u8]) {
     let (&head, mut rest) = program.split_first().unwrap_or((&0, &[]));
     let clock = Arc::new(TickClock::new());
     let kv = Kv::new(KvConfig {
@@ -33,13 +33,15 @@ pub fn run(program: &[u8]) {
         let hash = kv.hash(&name);
         let now = clock.now_secs();
         map.retain(|_, (_, expiry)| !expiry.is_past(now));
-        let expiry = if op & 0x80 == 0 { Expiry::NEVER } else { Expiry::after(now, u32::from(*size % 16) + 1) };
+        let expiry =
+            if op & 0x80 == 0 { Expiry::NEVER } else { Expiry::after(now, u32::from(*size % 16) + 1) };
         let bytes = usize::from(*size).pow(2) * if op & 0x40 == 0 { 1 } else { 5 };
         version = version.wrapping_add(1);
         let value = vec![version; bytes];
         match op & 15 {
             0..4 => {
-                let options = StoreOptions { expiry, client_flags: u32::from(*size), ..StoreOptions::default() };
+                let options =
+                    StoreOptions { expiry, client_flags: u32::from(*size), ..StoreOptions::default() };
                 if let StoreOutcome::Stored { .. } = kv.store(&name, hash, &value, &options) {
                     map.insert(name, (value, expiry));
                 }
@@ -83,7 +85,11 @@ pub fn run(program: &[u8]) {
                 }
             }
             13 => {
-                let count = ArithmeticOptions { delta: u64::MAX / 3, vivify: Some((9, expiry)), ..Default::default() };
+                let count = ArithmeticOptions {
+                    delta: u64::MAX / 3,
+                    vivify: Some((9, expiry)),
+                    ..Default::default()
+                };
                 match kv.arithmetic(&name, hash, &count) {
                     ArithmeticOutcome::Done { value, created, .. } => {
                         let (text, kept) = map.remove(&name).unwrap_or_default();
@@ -115,7 +121,10 @@ pub fn run(program: &[u8]) {
     pins.clear();
     for (name, (value, expiry)) in map {
         let is = kv.get(&name);
-        assert!(is.is_none_or(|is| is == value && !expiry.is_past(clock.now_secs())), "a wrong value at the end");
+        assert!(
+            is.is_none_or(|is| is == value && !expiry.is_past(clock.now_secs())),
+            "a wrong value at the end"
+        );
     }
     kv.validate();
     kv.flush_all();

@@ -37,6 +37,9 @@ pub(super) struct Counters {
     bytes: AtomicU64,
     stored: AtomicU64,
     cas: AtomicU64,
+    /// Items, and their bytes, that a flush has ended but nobody has removed yet.
+    flushed_items: AtomicU64,
+    flushed_bytes: AtomicU64,
 }
 
 struct OverflowPool {
@@ -75,6 +78,8 @@ impl Shard {
                 bytes: AtomicU64::new(0),
                 stored: AtomicU64::new(0),
                 cas: AtomicU64::new(0),
+                flushed_items: AtomicU64::new(0),
+                flushed_bytes: AtomicU64::new(0),
             },
         })
     }
@@ -100,6 +105,32 @@ impl Shard {
     /// Bytes of the entries of those items, large values included.
     pub(crate) fn item_bytes(&self) -> u64 {
         self.counters.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Items, and their bytes, that a flush has ended and that are still to be removed.
+    pub(crate) fn flushed(&self) -> (u64, u64) {
+        let Counters { flushed_items, flushed_bytes, .. } = &self.counters;
+        (flushed_items.load(Ordering::Relaxed), flushed_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Everything here has been flushed, or, with `done`, nothing flushed is left.
+    ///
+    /// Items stored while a flush is drawing its line may be counted on the wrong side until then.
+    pub(crate) fn count_flushed(&self, done: bool) {
+        let (items, bytes) = if done { (0, 0) } else { (self.items(), self.item_bytes()) };
+        self.counters.flushed_items.store(items, Ordering::Relaxed);
+        self.counters.flushed_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// One of them has been removed.
+    pub(crate) fn flushed_item_gone(&self, bytes: u64) {
+        let take = |counter: &AtomicU64, amount| {
+            let less = |left: u64| Some(left.saturating_sub(amount));
+            // The closure always gives a value, so the update cannot fail.
+            let _ = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        };
+        take(&self.counters.flushed_items, 1);
+        take(&self.counters.flushed_bytes, bytes);
     }
 
     /// Items ever stored here.

@@ -35,7 +35,11 @@ impl Kv {
         if !inner.has_regions_before(boundary) {
             // Nothing older is left: lookups need not compare any more. A flush that came in
             // between has moved the line, and stays.
-            let _ = inner.flush_boundary.compare_exchange(boundary, 0, Ordering::AcqRel, Ordering::Relaxed);
+            let moved =
+                inner.flush_boundary.compare_exchange(boundary, 0, Ordering::AcqRel, Ordering::Relaxed);
+            if moved.is_ok() {
+                inner.index.shards().iter().for_each(|shard| shard.count_flushed(true));
+            }
             return false;
         }
         let mut reclaimer = lock(&inner.reclaimer);
@@ -63,6 +67,7 @@ impl Inner {
         self.seal_survivors(&mut reclaimer);
         let boundary = self.arena.next_sequence();
         self.flush_boundary.fetch_max(boundary, Ordering::AcqRel);
+        self.index.shards().iter().for_each(|shard| shard.count_flushed(false));
     }
 
     fn has_regions_before(&self, boundary: u64) -> bool {

@@ -156,7 +156,9 @@ fn a_flush_forgets_what_was_before_and_nothing_after() {
         kv.set(&n.to_le_bytes(), &[7; 50]).unwrap();
     }
     kv.flush_all();
+    assert_eq!((kv.stats().items, kv.stats().item_bytes), (0, 0), "before anything is cleaned up");
     kv.set(&1u32.to_le_bytes(), b"new").unwrap();
+    assert_eq!(kv.stats().items, 1);
     assert!(kv.get(&0u32.to_le_bytes()).is_none());
     assert_eq!(kv.get(&1u32.to_le_bytes()).unwrap(), b"new");
     while kv.maintain() {}

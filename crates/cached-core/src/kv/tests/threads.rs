@@ -131,7 +131,9 @@ fn appends_from_many_threads_all_arrive() {
         for thread in 0..4u8 {
             let kv = kv.clone();
             scope.spawn(move || {
-                (0..rounds).for_each(|_| assert!(kv.append(b"list", &[b'a' + thread]).unwrap()))
+                for _ in 0..rounds {
+                    assert!(kv.append(b"list", &[b'a' + thread]).unwrap());
+                }
             });
         }
     });
@@ -152,7 +154,9 @@ fn the_index_grows_under_readers() {
     std::thread::scope(|scope| {
         let writer = kv.clone();
         scope.spawn(move || {
-            (100..items).for_each(|n| writer.set(&n.to_le_bytes(), &n.to_le_bytes()).unwrap())
+            for n in 100..items {
+                writer.set(&n.to_le_bytes(), &n.to_le_bytes()).unwrap();
+            }
         });
         for _ in 0..2 {
             let kv = kv.clone();
