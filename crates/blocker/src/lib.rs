@@ -37,6 +37,7 @@ mod control;
 mod error;
 pub mod event;
 pub mod executor;
+pub mod faulty;
 pub mod file;
 mod layer;
 pub mod memory;
@@ -55,6 +56,7 @@ pub use crate::control::{Attachment, Control, Policy, Quota, Statistics, WritePo
 pub use crate::error::{Error, Reason, Result};
 pub use crate::event::{Event, EventHub, Subscription};
 
+pub use crate::faulty::Faulty;
 pub use crate::file::FileStore;
 pub use crate::layer::PassThrough;
 pub use crate::memory::Memory;

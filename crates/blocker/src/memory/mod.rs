@@ -76,10 +76,10 @@ impl Memory {
         memory
     }
 
-    /// Puts an object in place as it is elsewhere, past all checks; for layers that keep their live
-    /// state here.
-    pub(crate) fn adopt(&self, object: ObjectId, data: Vec<u8>, version: Version, stamp: Option<Stamp>) {
-        self.model.lock().adopt(object, data, version, stamp);
+    /// Puts an object, or the memory of a deleted one, in place as it is elsewhere, past all checks; for
+    /// layers that keep their live state here.
+    pub(crate) fn adopt(&self, object: ObjectId, content: Option<(Vec<u8>, Version)>, stamp: Option<Stamp>) {
+        self.model.lock().adopt(object, content, stamp);
     }
 
     /// Forgets everything, as if it had never been written, except which versions were used.

@@ -444,9 +444,15 @@ impl Model {
         Version(self.version_last)
     }
 
-    pub(super) fn adopt(&mut self, object: ObjectId, data: Vec<u8>, version: Version, stamp: Option<Stamp>) {
-        self.account(&object, Some(data.len() as u64));
-        self.objects.insert(object, Record { content: Some(Content { data, version }), stamp });
+    pub(super) fn adopt(
+        &mut self,
+        object: ObjectId,
+        content: Option<(Vec<u8>, Version)>,
+        stamp: Option<Stamp>,
+    ) {
+        self.account(&object, Some(content.as_ref().map_or(0, |(data, _)| data.len() as u64)));
+        let content = content.map(|(data, version)| Content { data, version });
+        self.objects.insert(object, Record { content, stamp });
     }
 
     pub(super) fn forget_all(&mut self) {

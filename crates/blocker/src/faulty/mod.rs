@@ -1,0 +1,441 @@
+//! The faulty backend: any backend, and what can go wrong with it, from a seed.
+//!
+//! Delays on the injected clock, errors with and without effect, stalls, a full store, crashes at a
+//! chosen step, and a volatile cache whose contents a crash loses, tears and reorders. For tests, of
+//! whatever stands on the contract. What this leaves out: damaged data; nothing it returns was never
+//! written.
+//!
+//! A call's faults are drawn when it is made. A delayed or stalled call keeps its deadline: if that
+//! passes before it is done, nothing was done; if after, the outcome is unknown.
+
+mod gate;
+mod plan;
+mod volatile;
+
+use std::collections::HashMap;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use parking_lot::Mutex;
+
+use crate::blocker::Blocker;
+use crate::capabilities::{BUCKET_BYTES, Capabilities};
+use crate::clock::Clock;
+use crate::error::{Error, Result};
+use crate::event::Subscription;
+use crate::executor::block_on;
+use crate::name::ObjectId;
+use crate::order::Durability;
+use crate::reply::Reply;
+use crate::request::*;
+use crate::response::*;
+use crate::rng::Rng;
+
+use gate::Gate;
+pub use plan::FaultPlan;
+use plan::{Failure, Fate, Kind};
+use volatile::{Logged, SECTOR_BYTES, Volatile};
+
+/// A backend with faults.
+pub struct Faulty {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    inner: Arc<dyn Blocker>,
+    clock: Arc<dyn Clock>,
+    volatile: Option<Volatile>,
+    plan: FaultPlan,
+    state: Mutex<State>,
+    stalled: Gate,
+}
+
+struct State {
+    rng: Rng,
+    step: u64,
+    crashed: bool,
+    sizes: HashMap<ObjectId, u64>,
+}
+
+impl Faulty {
+    /// `inner`, with what `plan` says going wrong, by `clock`.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Blocker>, plan: FaultPlan, clock: Arc<dyn Clock>) -> Self {
+        let volatile =
+            plan.volatile.then(|| Volatile::new(Arc::clone(&inner), Arc::clone(&clock), plan.flush_lies));
+        let rng = Rng::new(plan.seed);
+        let state = Mutex::new(State { rng, step: 0, crashed: false, sizes: HashMap::new() });
+        Self { shared: Arc::new(Shared { inner, clock, volatile, plan, state, stalled: Gate::default() }) }
+    }
+
+    /// How many calls have been made.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.shared.state.lock().step
+    }
+
+    /// From now on no call makes progress, until [`Self::resume`] or its deadline.
+    pub fn stall(&self) {
+        self.shared.stalled.close();
+    }
+
+    /// Ends a stall.
+    pub fn resume(&self) {
+        self.shared.stalled.open();
+    }
+
+    /// Crashes: from now on every call is `Retryable`, calls under way answer `OutcomeUnknown`.
+    pub fn crash(&self) {
+        self.shared.state.lock().crashed = true;
+    }
+
+    /// Whether it has crashed and not been restarted.
+    #[must_use]
+    pub fn is_crashed(&self) -> bool {
+        self.shared.state.lock().crashed
+    }
+
+    /// Comes up again. With a volatile cache, what was not stored is lost now. Blocks; nothing else may
+    /// be under way.
+    ///
+    /// # Errors
+    /// What the backend below says while it takes over what had reached it.
+    pub fn restart(&self) -> Result<()> {
+        let rng = {
+            let mut state = self.shared.state.lock();
+            Rng::new(state.rng.next())
+        };
+        if let Some(volatile) = &self.shared.volatile {
+            block_on(Box::pin(volatile.crash(rng)))?;
+        }
+        self.shared.state.lock().crashed = false;
+        Ok(())
+    }
+
+    /// Meets the call's fate around `act`.
+    fn run<T: Send + Unpin + 'static>(
+        &self,
+        kind: Kind,
+        call: Call,
+        act: impl FnOnce(&Arc<Shared>) -> Reply<T> + Send + 'static,
+    ) -> Reply<T> {
+        let shared = &self.shared;
+        let fate = {
+            let mut state = shared.state.lock();
+            if state.crashed {
+                return Reply::err(crashed());
+            }
+            state.step += 1;
+            let step = state.step;
+            shared.plan.draw(&mut state.rng, step, kind)
+        };
+        if fate == Fate::default() && !shared.stalled.is_closed() {
+            return act(shared);
+        }
+        let shared = Arc::clone(shared);
+        Reply::pending(async move { shared.meet(fate, kind, call, act).await })
+    }
+}
+
+fn crashed() -> Error {
+    Error::Retryable("the backend has crashed".into())
+}
+
+impl Shared {
+    async fn meet<T: Unpin>(
+        self: &Arc<Self>,
+        fate: Fate,
+        kind: Kind,
+        call: Call,
+        act: impl FnOnce(&Arc<Self>) -> Reply<T>,
+    ) -> Result<T> {
+        let before = async {
+            if let Some(delay) = fate.delay_before {
+                self.clock.sleep(delay).await;
+            }
+            self.stalled.pass().await;
+        };
+        self.in_time(call, before).await.ok_or(Error::DeadlinePassed)?;
+        if self.state.lock().crashed {
+            return Err(crashed());
+        }
+        match fate.failure {
+            Some(Failure::Retryable) => return Err(Error::Retryable("by plan".into())),
+            Some(Failure::NotStored) => return Err(Error::NotStored("by plan".into())),
+            Some(Failure::Crash { done: false }) => {
+                self.state.lock().crashed = true;
+                return Err(self.unknown(kind));
+            }
+            Some(Failure::Unknown { done: false }) => return Err(self.unknown(kind)),
+            _ => {}
+        }
+        let answer = act(self).await;
+        if let Some(Failure::Crash { .. }) = fate.failure {
+            self.state.lock().crashed = true;
+        }
+        if fate.failure.is_some() {
+            return answer.and_then(|_| Err(self.unknown(kind)));
+        }
+        let after = async {
+            if let Some(delay) = fate.delay_after {
+                self.clock.sleep(delay).await;
+            }
+            self.stalled.pass().await;
+        };
+        if self.in_time(call, after).await.is_none() || self.state.lock().crashed {
+            return answer.and_then(|_| Err(self.unknown(kind)));
+        }
+        answer
+    }
+
+    /// What a call answers whose own answer was lost.
+    fn unknown(&self, kind: Kind) -> Error {
+        match kind {
+            Kind::Read => Error::Retryable("the answer was lost".into()),
+            Kind::Change => Error::OutcomeUnknown("the answer was lost".into()),
+            Kind::Flush => Error::NotStored("the answer was lost".into()),
+        }
+    }
+
+    /// Waits for `wait`, at most until the call's deadline.
+    async fn in_time(&self, call: Call, wait: impl Future<Output = ()>) -> Option<()> {
+        let mut wait = pin!(wait);
+        let mut timer = call.deadline.map(|deadline| self.clock.sleep_until(deadline));
+        poll_fn(move |cx| {
+            if wait.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Some(()));
+            }
+            match timer.as_mut().map(|timer| timer.as_mut().poll(cx)) {
+                Some(Poll::Ready(())) => Poll::Ready(None),
+                _ => Poll::Pending,
+            }
+        })
+        .await
+    }
+
+    /// Whether an object may grow to `end`.
+    fn check_space(&self, object: &ObjectId, end: u64) -> Result<()> {
+        let Some(limit) = self.plan.space_bytes_max else { return Ok(()) };
+        let state = self.state.lock();
+        let old = state.sizes.get(object).copied().unwrap_or(0);
+        let used: u64 = state.sizes.values().sum();
+        if end > old && used - old + end > limit {
+            return Err(Error::OutOfSpace("by plan".into()));
+        }
+        Ok(())
+    }
+
+    fn note_size(&self, object: ObjectId, size_bytes: Option<u64>) {
+        if self.plan.space_bytes_max.is_some() {
+            let mut state = self.state.lock();
+            match size_bytes {
+                Some(size_bytes) => state.sizes.insert(object, size_bytes),
+                None => state.sizes.remove(&object),
+            };
+        }
+    }
+
+    fn sized(self: &Arc<Self>, object: ObjectId, reply: Reply<ChangeReply>) -> Reply<ChangeReply> {
+        if self.plan.space_bytes_max.is_none() {
+            return reply;
+        }
+        let shared = Arc::clone(self);
+        reply.then(move |answer| answer.inspect(|reply| shared.note_size(object, Some(reply.size_bytes))))
+    }
+
+    /// Does a change in the volatile cache.
+    fn cached<F>(self: &Arc<Self>, touched: Vec<ObjectId>, change: Change, act: F) -> Reply<ChangeReply>
+    where
+        F: FnOnce(&crate::memory::Memory) -> Result<(ChangeReply, Logged)> + Send + 'static,
+    {
+        let shared = Arc::clone(self);
+        Reply::pending(async move {
+            let Some(volatile) = &shared.volatile else { unreachable!("only asked where there is one") };
+            let (mut reply, is_stored) = volatile.change(&touched, change.durability, act).await?;
+            reply.durability = if is_stored { Durability::Stored } else { Durability::Cached };
+            Ok(reply)
+        })
+    }
+}
+
+/// Calls through the volatile cache where there is one, else straight below.
+macro_rules! through {
+    ($self:ident, $kind:ident, $request:ident, $method:ident) => {{
+        let call = $request.call;
+        $self.run(Kind::$kind, call, move |shared| {
+            if shared.volatile.is_none() {
+                return shared.inner.$method($request);
+            }
+            let shared = Arc::clone(shared);
+            Reply::pending(async move {
+                let Some(volatile) = &shared.volatile else { unreachable!("checked before") };
+                volatile.$method($request).await
+            })
+        })
+    }};
+}
+
+macro_rules! changing {
+    ($self:ident, $request:ident, $method:ident, $logged:ident, $end:expr) => {{
+        let (call, object) = ($request.call, $request.object.clone());
+        let end: u64 = $end;
+        $self.run(Kind::Change, call, move |shared| {
+            if let Err(error) = shared.check_space(&object, end) {
+                return Reply::err(error);
+            }
+            let reply = if shared.volatile.is_some() {
+                shared.cached(vec![object.clone()], $request.change, move |front| {
+                    let reply = block_on(front.$method($request.clone()))?;
+                    Ok((reply, Logged::$logged($request)))
+                })
+            } else {
+                shared.inner.$method($request)
+            };
+            shared.sized(object, reply)
+        })
+    }};
+}
+
+impl Blocker for Faulty {
+    fn capabilities(&self) -> Capabilities {
+        let inner = self.shared.inner.capabilities();
+        let Some(volatile) = &self.shared.volatile else { return inner };
+        let mut capabilities = volatile.front().capabilities();
+        capabilities.request_bytes_max = inner.request_bytes_max.min(capabilities.request_bytes_max);
+        capabilities.crash_atomic_bytes = SECTOR_BYTES.min(inner.crash_atomic_bytes);
+        capabilities.write_full_atomic = inner.write_full_atomic;
+        capabilities.compare_bytes_max = BUCKET_BYTES;
+        capabilities.fencing = inner.fencing;
+        capabilities.tombstones = inner.tombstones;
+        capabilities.survives = inner.survives;
+        capabilities
+    }
+
+    fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
+        through!(self, Read, request, read)
+    }
+
+    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
+        let end = request.offset.saturating_add(request.data.len_bytes() as u64);
+        changing!(self, request, write, Write, end)
+    }
+
+    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
+        let end = request.offset.saturating_add(request.len_bytes);
+        changing!(self, request, write_zeroes, Zeroes, end)
+    }
+
+    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
+        changing!(self, request, discard, Discard, 0)
+    }
+
+    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
+        let (call, object) = (request.call, request.object.clone());
+        let end = request.offset.saturating_add(request.data.len_bytes() as u64);
+        self.run(Kind::Change, call, move |shared| {
+            if let Err(error) = shared.check_space(&object, end) {
+                return Reply::err(error);
+            }
+            let reply = if shared.volatile.is_some() {
+                shared.cached(vec![object.clone()], request.change, move |front| {
+                    let reply = block_on(front.compare_and_write(request.clone()))?;
+                    let mut write = WriteRequest::new(request.object, request.offset, request.data);
+                    write.change = request.change;
+                    Ok((reply, Logged::Write(write)))
+                })
+            } else {
+                shared.inner.compare_and_write(request)
+            };
+            shared.sized(object, reply)
+        })
+    }
+
+    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
+        let end = request.data.len_bytes() as u64;
+        changing!(self, request, write_full, Full, end)
+    }
+
+    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
+        let end = request.size_bytes;
+        changing!(self, request, truncate, Truncate, end)
+    }
+
+    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
+        let (call, object) = (request.call, request.object.clone());
+        self.run(Kind::Change, call, move |shared| {
+            let reply = if shared.volatile.is_some() {
+                let change = request.change;
+                let cached = shared.cached(vec![object.clone()], change, move |front| {
+                    let reply = block_on(front.delete(request.clone()))?;
+                    let gone = ChangeReply::new(front.fresh_version(), 0, reply.durability);
+                    Ok((gone, Logged::Delete(request)))
+                });
+                cached.then(|answer| answer.map(|reply| DeleteReply::new(reply.durability)))
+            } else {
+                shared.inner.delete(request)
+            };
+            let shared = Arc::clone(shared);
+            reply.then(move |answer| answer.inspect(|_| shared.note_size(object, None)))
+        })
+    }
+
+    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
+        let (call, object) = (request.call, request.to.clone());
+        self.run(Kind::Change, call, move |shared| {
+            let reply = if shared.volatile.is_some() {
+                let touched = vec![request.from.clone(), request.to.clone()];
+                shared.cached(touched, request.change, move |front| {
+                    let reply = block_on(front.copy(request.clone()))?;
+                    let whole = ReadRequest::new(request.to.clone(), 0, reply.size_bytes);
+                    let mut full = WriteFullRequest::new(request.to, block_on(front.read(whole))?.data);
+                    full.change = request.change;
+                    Ok((reply, Logged::Full(full)))
+                })
+            } else {
+                shared.inner.copy(request)
+            };
+            shared.sized(object, reply)
+        })
+    }
+
+    fn info(&self, request: InfoRequest) -> Reply<Info> {
+        through!(self, Read, request, info)
+    }
+
+    fn list(&self, request: ListRequest) -> Reply<ListReply> {
+        through!(self, Read, request, list)
+    }
+
+    fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
+        let call = request.call;
+        self.run(Kind::Flush, call, move |shared| {
+            if shared.volatile.is_none() {
+                return shared.inner.flush(request);
+            }
+            let is_late = call.deadline.is_some_and(|deadline| shared.clock.now() >= deadline);
+            if is_late {
+                return Reply::err(Error::DeadlinePassed);
+            }
+            let shared = Arc::clone(shared);
+            Reply::pending(async move {
+                let Some(volatile) = &shared.volatile else { unreachable!("checked before") };
+                volatile.flush().await
+            })
+        })
+    }
+
+    fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
+        through!(self, Change, request, claim)
+    }
+
+    fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
+        let call = request.call;
+        self.run(Kind::Read, call, move |shared| shared.inner.invalidate(request))
+    }
+
+    fn subscribe(&self) -> Subscription {
+        self.shared.inner.subscribe()
+    }
+}

@@ -1,0 +1,100 @@
+//! What goes wrong, how often, and the seeded draw that decides it for each call.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use crate::rng::Rng;
+
+/// What goes wrong. Everything is drawn from the seed, in the order of the calls: a run of one caller
+/// can be replayed. The default is that nothing does.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct FaultPlan {
+    /// Where every draw comes from.
+    pub seed: u64,
+    /// How many calls in 1 000 are delayed, before or after they are done.
+    pub delay_permille: u32,
+    /// How long a delayed call takes longer, on the injected clock.
+    pub delay: Range<Duration>,
+    /// How many calls in 1 000 fail with `Retryable`, with nothing done.
+    pub error_permille: u32,
+    /// How many changes in 1 000 answer `OutcomeUnknown`, done or not.
+    pub unknown_permille: u32,
+    /// How many flushes in 1 000 answer `NotStored`.
+    pub not_stored_permille: u32,
+    /// Changes stay in a volatile cache until they are flushed; a crash loses, tears and reorders them.
+    pub volatile: bool,
+    /// A flush says *stored* without storing: the broken disk that crash tests must notice.
+    pub flush_lies: bool,
+    /// The call with this number, counted from 1, crashes the backend.
+    pub crash_at_step: Option<u64>,
+    /// How many bytes fit, counting what was written through this layer.
+    pub space_bytes_max: Option<u64>,
+}
+
+impl FaultPlan {
+    /// Nothing goes wrong.
+    #[must_use]
+    pub fn benign(seed: u64) -> Self {
+        Self {
+            seed,
+            delay_permille: 0,
+            delay: Duration::ZERO..Duration::ZERO,
+            error_permille: 0,
+            unknown_permille: 0,
+            not_stored_permille: 0,
+            volatile: false,
+            flush_lies: false,
+            crash_at_step: None,
+            space_bytes_max: None,
+        }
+    }
+}
+
+/// What kind of call it is: decides which faults can meet it, and what lateness means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    Read,
+    Change,
+    Flush,
+}
+
+/// What becomes of a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Fate {
+    pub(super) delay_before: Option<Duration>,
+    pub(super) delay_after: Option<Duration>,
+    pub(super) failure: Option<Failure>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Failure {
+    Retryable,
+    NotStored,
+    Unknown { done: bool },
+    Crash { done: bool },
+}
+
+impl FaultPlan {
+    pub(super) fn draw(&self, rng: &mut Rng, step: u64, kind: Kind) -> Fate {
+        let mut fate = Fate::default();
+        if rng.permille(self.delay_permille) {
+            let spread = self.delay.end.saturating_sub(self.delay.start).as_nanos() as u64;
+            let delay = self.delay.start + Duration::from_nanos(rng.below(spread));
+            *(if rng.below(2) == 0 { &mut fate.delay_before } else { &mut fate.delay_after }) = Some(delay);
+        }
+        let done = rng.below(2) == 0;
+        fate.failure = if self.crash_at_step == Some(step) {
+            Some(Failure::Crash { done })
+        } else if rng.permille(self.error_permille) {
+            Some(Failure::Retryable)
+        } else if kind == Kind::Change && rng.permille(self.unknown_permille) {
+            Some(Failure::Unknown { done })
+        } else if kind == Kind::Flush && rng.permille(self.not_stored_permille) {
+            Some(Failure::NotStored)
+        } else {
+            None
+        };
+        fate
+    }
+}

@@ -1,0 +1,300 @@
+//! A volatile cache in front of the backend, as a disk has one: what is not flushed, a crash may lose,
+//! tear or reorder.
+//!
+//! The live state is a memory backend that takes objects over from below when they are first touched.
+//! Changes are done there and noted in a log; a flush does them below, in order. A crash draws what of
+//! the log had reached the store by itself: of an object with plain changes any sector of any of
+//! them, of one with stamped changes the first few (a stamp must never be there before its data).
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::gate::AsyncLock;
+use crate::blocker::Blocker;
+use crate::clock::Clock;
+use crate::error::{Error, Result};
+use crate::memory::{Memory, MemoryConfig};
+use crate::name::ObjectId;
+use crate::order::{Durability, Epoch, Stamp};
+use crate::request::*;
+use crate::response::*;
+use crate::rng::Rng;
+
+/// What is never torn.
+pub(super) const SECTOR_BYTES: u64 = 512;
+
+pub(super) struct Volatile {
+    inner: Arc<dyn Blocker>,
+    front: Memory,
+    /// One at a time: the order of the log is the order of the changes.
+    turn: Arc<AsyncLock>,
+    book: Mutex<Book>,
+    flush_lies: bool,
+}
+
+#[derive(Default)]
+struct Book {
+    /// Objects whose live state is in front.
+    taken_over: HashSet<ObjectId>,
+    log: Vec<Logged>,
+    claims: Vec<(Scope, Epoch)>,
+    /// Deletions that are stored and remembered below.
+    buried: HashMap<ObjectId, Stamp>,
+}
+
+/// A change that has been done in front, ready to be done below.
+#[derive(Clone)]
+pub(super) enum Logged {
+    Write(WriteRequest),
+    Zeroes(WriteZeroesRequest),
+    Discard(DiscardRequest),
+    Full(WriteFullRequest),
+    Truncate(TruncateRequest),
+    Delete(DeleteRequest),
+}
+
+impl Logged {
+    fn target(&self) -> (&ObjectId, &Change) {
+        match self {
+            Self::Write(request) => (&request.object, &request.change),
+            Self::Zeroes(request) => (&request.object, &request.change),
+            Self::Discard(request) => (&request.object, &request.change),
+            Self::Full(request) => (&request.object, &request.change),
+            Self::Truncate(request) => (&request.object, &request.change),
+            Self::Delete(request) => (&request.object, &request.change),
+        }
+    }
+
+    /// Without what has been checked already, or will be asked of the flush.
+    fn plain(mut self) -> Self {
+        let (change, call) = match &mut self {
+            Self::Write(request) => (&mut request.change, &mut request.call),
+            Self::Zeroes(request) => (&mut request.change, &mut request.call),
+            Self::Discard(request) => (&mut request.change, &mut request.call),
+            Self::Full(request) => (&mut request.change, &mut request.call),
+            Self::Truncate(request) => (&mut request.change, &mut request.call),
+            Self::Delete(request) => (&mut request.change, &mut request.call),
+        };
+        (change.condition, change.durability) = (Condition::None, Durability::Cached);
+        call.deadline = None;
+        self
+    }
+
+    async fn apply(self, to: &dyn Blocker) -> Result<()> {
+        match self {
+            Self::Write(request) => to.write(request).await.map(drop),
+            Self::Zeroes(request) => to.write_zeroes(request).await.map(drop),
+            Self::Discard(request) => to.discard(request).await.map(drop),
+            Self::Full(request) => to.write_full(request).await.map(drop),
+            Self::Truncate(request) => to.truncate(request).await.map(drop),
+            Self::Delete(request) => to.delete(request).await.map(drop),
+        }
+    }
+
+    /// The sectors of a write, each a write of its own; other changes stay whole.
+    fn pieces(self) -> Vec<Self> {
+        let Self::Write(request) = self else { return vec![self] };
+        let mut pieces = Vec::new();
+        let (mut done, len) = (0, request.data.len_bytes());
+        while done < len {
+            let offset = request.offset + done as u64;
+            let end = len.min(done + (SECTOR_BYTES - offset % SECTOR_BYTES) as usize);
+            let mut piece = WriteRequest::new(request.object.clone(), offset, request.data.slice(done..end));
+            piece.change = request.change;
+            pieces.push(Self::Write(piece));
+            done = end;
+        }
+        if pieces.is_empty() { vec![Self::Write(request)] } else { pieces }
+    }
+}
+
+impl Volatile {
+    pub(super) fn new(inner: Arc<dyn Blocker>, clock: Arc<dyn Clock>, flush_lies: bool) -> Self {
+        let object_bytes_max = inner.capabilities().object_bytes_max;
+        let config = MemoryConfig { object_bytes_max, bytes_max: u64::MAX };
+        let front = Memory::new(config, clock);
+        Self { inner, front, turn: Arc::default(), book: Mutex::default(), flush_lies }
+    }
+
+    pub(super) fn front(&self) -> &Memory {
+        &self.front
+    }
+
+    /// Has the live state of `object` in front.
+    async fn take_over(&self, object: &ObjectId) -> Result<()> {
+        if self.book.lock().taken_over.contains(object) {
+            return Ok(());
+        }
+        match self.inner.info(InfoRequest::new(object.clone())).await {
+            Ok(info) => {
+                let data = self.read_below(object, info.size_bytes).await?;
+                let version = self.front.fresh_version();
+                self.front.adopt(object.clone(), Some((data, version)), info.stamp);
+            }
+            Err(Error::Missing) => {
+                let buried = self.book.lock().buried.get(object).copied();
+                if buried.is_some() {
+                    self.front.adopt(object.clone(), None, buried);
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        self.book.lock().taken_over.insert(object.clone());
+        Ok(())
+    }
+
+    async fn read_below(&self, object: &ObjectId, size_bytes: u64) -> Result<Vec<u8>> {
+        let step = self.inner.capabilities().request_bytes_max;
+        let mut data = Vec::new();
+        while (data.len() as u64) < size_bytes {
+            let request = ReadRequest::new(object.clone(), data.len() as u64, step);
+            let part = self.inner.read(request).await?.data;
+            if part.is_empty() {
+                break;
+            }
+            data.extend(part.to_vec());
+        }
+        Ok(data)
+    }
+
+    pub(super) async fn read(&self, request: ReadRequest) -> Result<ReadReply> {
+        let _turn = self.turn.lock().await;
+        self.take_over(&request.object).await?;
+        self.front.read(request).await
+    }
+
+    pub(super) async fn info(&self, request: InfoRequest) -> Result<Info> {
+        let _turn = self.turn.lock().await;
+        self.take_over(&request.object).await?;
+        self.front.info(request).await
+    }
+
+    pub(super) async fn list(&self, request: ListRequest) -> Result<ListReply> {
+        let _turn = self.turn.lock().await;
+        let mut below = ListRequest::new(request.namespace.clone());
+        loop {
+            let page = self.inner.list(below.clone()).await?;
+            for entry in &page.entries {
+                self.take_over(&ObjectId::new(request.namespace.clone(), entry.name.clone())).await?;
+            }
+            let Some(last) = page.entries.last().filter(|_| page.has_more) else { break };
+            below = below.after(last.name.clone());
+        }
+        self.front.list(request).await
+    }
+
+    /// Does a change in front, and notes it. `logged` is the change in its simplest form.
+    pub(super) async fn change<T, F>(
+        &self,
+        touched: &[ObjectId],
+        durability: Durability,
+        act: F,
+    ) -> Result<(T, bool)>
+    where
+        F: FnOnce(&Memory) -> Result<(T, Logged)>,
+    {
+        let _turn = self.turn.lock().await;
+        for object in touched {
+            self.take_over(object).await?;
+        }
+        let (reply, logged) = act(&self.front)?;
+        self.book.lock().log.push(logged.plain());
+        let is_stored = durability > Durability::Cached;
+        if is_stored {
+            self.write_back().await?;
+        }
+        Ok((reply, is_stored))
+    }
+
+    pub(super) async fn flush(&self) -> Result<FlushReply> {
+        let _turn = self.turn.lock().await;
+        self.write_back().await?;
+        Ok(FlushReply::new(Durability::Stored))
+    }
+
+    /// Does the log below, in order, and has it stored.
+    async fn write_back(&self) -> Result<()> {
+        if self.flush_lies {
+            return Ok(());
+        }
+        loop {
+            let Some(next) = self.book.lock().log.first().cloned() else { break };
+            self.apply_below(next).await?;
+            self.book.lock().log.remove(0);
+        }
+        self.inner.flush(FlushRequest::new(Scope::All)).await.map(drop)
+    }
+
+    async fn apply_below(&self, logged: Logged) -> Result<()> {
+        let (object, change) = logged.target();
+        let (object, stamp) = (object.clone(), change.stamp);
+        let is_delete = matches!(logged, Logged::Delete(_));
+        match logged.apply(&*self.inner).await {
+            // Done before: the reply was lost on the way.
+            Ok(()) | Err(Error::Superseded { .. } | Error::Missing) => {}
+            Err(error) => return Err(error),
+        }
+        let mut book = self.book.lock();
+        match stamp {
+            Some(stamp) if is_delete => book.buried.insert(object, stamp),
+            _ => book.buried.remove(&object),
+        };
+        Ok(())
+    }
+
+    pub(super) async fn claim(&self, request: ClaimRequest) -> Result<ClaimReply> {
+        let _turn = self.turn.lock().await;
+        // What was admitted before the claim must not be refused below after it.
+        self.write_back().await?;
+        let reply = self.inner.claim(request.clone()).await?;
+        self.front.claim(ClaimRequest::new(request.scope.clone(), request.epoch)).await?;
+        self.book.lock().claims.push((request.scope, request.epoch));
+        Ok(reply)
+    }
+
+    /// Loses what was not flushed, but for what the draw says had reached the store by itself.
+    pub(super) async fn crash(&self, mut rng: Rng) -> Result<()> {
+        let _turn = self.turn.lock().await;
+        let log = std::mem::take(&mut self.book.lock().log);
+        let stamped: HashSet<ObjectId> = log
+            .iter()
+            .map(Logged::target)
+            .filter(|(_, change)| change.stamp.is_some())
+            .map(|(object, _)| object.clone())
+            .collect();
+        let mut ended: HashSet<ObjectId> = HashSet::new();
+        for logged in log {
+            let object = logged.target().0.clone();
+            if stamped.contains(&object) {
+                if ended.contains(&object) || rng.below(2) == 0 {
+                    ended.insert(object);
+                    continue;
+                }
+                self.apply_below(logged).await?;
+                continue;
+            }
+            let chance = [0, 1000, 500][rng.below(3) as usize];
+            for piece in logged.pieces() {
+                if rng.permille(chance) {
+                    self.apply_below(piece).await?;
+                }
+            }
+        }
+        self.inner.flush(FlushRequest::new(Scope::All)).await?;
+        self.front.forget_all();
+        let claims = {
+            let mut book = self.book.lock();
+            book.taken_over.clear();
+            book.claims.clone()
+        };
+        for (scope, epoch) in claims {
+            match self.front.claim(ClaimRequest::new(scope, epoch)).await {
+                Ok(_) | Err(Error::Fenced { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
