@@ -65,6 +65,15 @@ pub struct Cli {
     /// disable use of CAS
     #[arg(short = 'C', long = "disable-cas")]
     disable_cas: bool,
+    /// disable flush_all command
+    #[arg(short = 'F', long = "disable-flush-all")]
+    disable_flush_all: bool,
+    /// disable stats cachedump, stats detail, and lru_crawler metadump
+    #[arg(short = 'X', long = "disable-dumping")]
+    disable_dumping: bool,
+    /// disable watch commands
+    #[arg(short = 'W', long = "disable-watch")]
+    disable_watch: bool,
     /// set the backlog queue limit
     #[arg(short = 'b', long = "listen-backlog", value_name = "num", default_value = "1024")]
     listen_backlog: String,
@@ -151,6 +160,9 @@ impl Cli {
             evict: !self.disable_evictions,
             cas: !self.disable_cas,
             verbosity: self.verbose.min(3),
+            flush_enabled: !self.disable_flush_all,
+            dump_enabled: !self.disable_dumping,
+            watch_enabled: !self.disable_watch,
             shutdown_command: self.enable_shutdown,
             batches_per_wake,
             backlog,

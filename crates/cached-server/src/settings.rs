@@ -32,6 +32,12 @@ pub struct Settings {
     pub cas: bool,
     /// How much to log: 0 to 3.
     pub verbosity: u8,
+    /// Whether `flush_all` works.
+    pub flush_enabled: bool,
+    /// Whether keys may be dumped, and counted by prefix.
+    pub dump_enabled: bool,
+    /// Whether `watch` may be asked for.
+    pub watch_enabled: bool,
     /// Whether `shutdown` works.
     pub shutdown_command: bool,
     /// Batches (one read, or one full output buffer) that a connection may take before others get their turn.
@@ -76,6 +82,9 @@ impl Default for Settings {
             evict: true,
             cas: true,
             verbosity: 0,
+            flush_enabled: true,
+            dump_enabled: true,
+            watch_enabled: true,
             shutdown_command: false,
             batches_per_wake: 20,
             backlog: 1024,

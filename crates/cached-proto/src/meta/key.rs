@@ -116,7 +116,7 @@ fn decode<'b>(text: &[u8], buffer: &'b mut KeyBuffer) -> &'b [u8] {
 }
 
 /// Appends the base64 of a key.
-pub(super) fn encode(out: &mut Vec<u8>, key: &[u8]) {
+pub fn encode(out: &mut Vec<u8>, key: &[u8]) {
     for chunk in key.chunks(3) {
         let mut bytes = [0; 4];
         bytes[1..=chunk.len()].copy_from_slice(chunk);

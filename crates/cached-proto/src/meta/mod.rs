@@ -22,7 +22,7 @@ pub use debug::{Debug, DebugItem};
 pub use delete::Delete;
 pub use flags::{Flag, MetaFlags};
 pub use get::{Get, MetaItem};
-pub use key::{KEY_DECODED_LEN_MAX, KeyBuffer, MetaKey};
+pub use key::{KEY_DECODED_LEN_MAX, KeyBuffer, MetaKey, encode as encode_key};
 pub use returns::{Opaque, ReturnFlag, ReturnFlags};
 pub use set::{Set, SetHeader, SetMode, encode_set};
 

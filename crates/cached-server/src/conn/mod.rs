@@ -21,7 +21,7 @@ pub(crate) mod info;
 pub(crate) mod output;
 pub(crate) mod transport;
 
-use crate::exec::{self, Executor, Next};
+use crate::exec::{self, Dump, Executor, Next};
 use crate::shared::Shared;
 use crate::stats::counters::Counters;
 use body::{Body, OutOfMemory};
@@ -69,6 +69,8 @@ enum Phase {
     Command,
     /// Within a retrieval that filled the output buffer; its line is still in the input and `line_bytes` long.
     Get { cursor: GetCursor, line_bytes: usize },
+    /// Within a dump.
+    Dump(Dump),
     /// Within a value.
     Body(Box<Body>),
     /// Within a value that was refused.
@@ -406,6 +408,10 @@ impl Connection {
             };
             scanned = 0;
             match next {
+                Next::Dump(dump) => {
+                    self.phase = Phase::Dump(dump);
+                    return (used, Stop::Output);
+                }
                 Next::Go if executor.out.is_full() => return (used, Stop::Output),
                 Next::Go | Next::Suspend(_) => {}
                 Next::Close => return (used, Stop::Close),
@@ -433,6 +439,16 @@ impl Connection {
                     let used = *line_bytes;
                     self.phase = Phase::Command;
                     Ok(used)
+                }
+            },
+            Phase::Dump(dump) => match exec::resume_dump(executor, *dump) {
+                Next::Dump(further) => {
+                    *dump = further;
+                    Err(Stop::Output)
+                }
+                _ => {
+                    self.phase = Phase::Command;
+                    Ok(0)
                 }
             },
             Phase::Body(body) => {
@@ -494,7 +510,7 @@ impl Connection {
             _ if self.output.is_some() => ConnState::Write,
             Phase::Body(_) => ConnState::ReadBody,
             Phase::Swallow(_) => ConnState::Swallow,
-            Phase::Command | Phase::Get { .. } => ConnState::Read,
+            Phase::Command | Phase::Get { .. } | Phase::Dump(_) => ConnState::Read,
         });
         let held = self.held_bytes();
         let now = shared.clock.now_secs();

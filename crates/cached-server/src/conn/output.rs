@@ -231,7 +231,7 @@ impl Output {
     pub(crate) fn clear(&mut self) {
         self.bytes.clear();
         self.sent.bytes = 0;
-        if !self.pins.is_empty() {
+        if self.pinned_bytes > 0 {
             self.pins.clear();
             self.pinned_bytes = 0;
             self.sent = Progress::default();
@@ -323,6 +323,7 @@ mod tests {
                 assert!(output.send(&mut sink, &mut count).is_pending());
                 let mut rest = output.take_unsent();
                 assert!(output.is_empty());
+                assert_eq!((output.sent, output.pinned_bytes), (Progress::default(), 0), "as good as new");
                 assert!(rest.pinned_bytes() == 0 || rest.pinned_bytes() > COPY_BYTES_MAX);
                 sink.room = usize::MAX;
                 assert!(rest.send(&mut sink, &mut count).is_ready());

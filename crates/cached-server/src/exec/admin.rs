@@ -4,8 +4,10 @@
 //! taken note of, as settings that change nothing; what is not built is refused in words that memcached has for
 //! a feature that is switched off.
 
+use super::dump::{Dump, DumpKind};
 use super::{Executor, Next};
 use crate::stats::classes;
+use cached_core::kv::ScanCursor;
 use cached_proto::number;
 use cached_proto::reply;
 use cached_proto::text::{Admin, Tokens, Verb, Verbosity};
@@ -28,8 +30,14 @@ pub(super) fn execute(executor: &mut Executor<'_>, command: &Admin<'_>) -> Next 
         },
         Verb::Slabs => slabs(tokens),
         Verb::Lru => lru(executor, tokens),
-        Verb::LruCrawler => lru_crawler(executor, tokens),
-        Verb::Watch => watch(tokens),
+        Verb::LruCrawler => match lru_crawler(executor, tokens) {
+            Crawl::Reply(words) => words,
+            Crawl::Dump(kind) => {
+                executor.reply(reply::OK);
+                return Next::Dump(Dump { kind, cursor: ScanCursor::default() });
+            }
+        },
+        Verb::Watch => watch(executor, tokens),
         // In memcached too they are missing from a usual build, or have nothing to work on.
         Verb::RefreshCerts | Verb::Extstore | Verb::DebugItem | Verb::DebugTime | Verb::Misbehave => {
             reply::ERROR
@@ -151,19 +159,50 @@ fn lru(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
     reply::ERROR
 }
 
-/// Expired items are found without a crawler; dumps are not built yet.
-fn lru_crawler(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
+/// What `lru_crawler` comes to.
+enum Crawl {
+    Reply(&'static [u8]),
+    Dump(DumpKind),
+}
+
+/// Expired items are found without a crawler; dumps need none.
+fn lru_crawler(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Crawl {
+    if tokens.len() == 3 && tokens.is_prefix_of(1, "metadump") && !tokens.is_prefix_of(1, "crawl") {
+        return dump(executor, tokens, DumpKind::Attributes);
+    }
+    if tokens.len() == 3 && tokens.is_prefix_of(1, "mgdump") {
+        return dump(executor, tokens, DumpKind::Requests);
+    }
+    Crawl::Reply(crawler_setting(executor, tokens))
+}
+
+/// A dump, unless something forbids it. It must come first in its batch, as in memcached.
+fn dump(executor: &Executor<'_>, tokens: &Tokens<'_>, kind: DumpKind) -> Crawl {
+    let words: [&[u8]; 2] = match kind {
+        DumpKind::Attributes => {
+            [b"ERROR metadump not allowed\r\n", b"ERROR cannot pipeline other commands before metadump\r\n"]
+        }
+        DumpKind::Requests => {
+            [b"ERROR key dump not allowed\r\n", b"ERROR cannot pipeline other commands before mgdump\r\n"]
+        }
+    };
+    if !executor.shared.settings.dump_enabled {
+        Crawl::Reply(words[0])
+    } else if !executor.out.is_empty() {
+        Crawl::Reply(words[1])
+    } else if !tokens.get(2).is_some_and(classes::is_known) {
+        Crawl::Reply(b"BADCLASS invalid class id\r\n")
+    } else {
+        Crawl::Dump(kind)
+    }
+}
+
+fn crawler_setting(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
     let noted = &executor.shared.noted;
     if tokens.len() == 3 {
         let known = tokens.get(2).is_some_and(classes::is_known);
         if tokens.is_prefix_of(1, "crawl") {
             return if known { reply::OK } else { b"BADCLASS invalid class id\r\n" };
-        }
-        if tokens.is_prefix_of(1, "metadump") {
-            return if known { b"ERROR metadump not allowed\r\n" } else { b"BADCLASS invalid class id\r\n" };
-        }
-        if tokens.is_prefix_of(1, "mgdump") {
-            return if known { b"ERROR key dump not allowed\r\n" } else { b"BADCLASS invalid class id\r\n" };
         }
         if tokens.is_prefix_of(1, "tocrawl") {
             let Some(count) = number_u32(tokens, 2) else { return reply::BAD_FORMAT };
@@ -189,7 +228,14 @@ fn lru_crawler(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
 }
 
 /// Watching is not built yet: refused as with `-W`, unless the words are wrong in themselves.
-fn watch(tokens: &Tokens<'_>) -> &'static [u8] {
+fn watch(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
+    const FORBIDDEN: &[u8] = b"CLIENT_ERROR watch commands not allowed\r\n";
+    if !executor.shared.settings.watch_enabled {
+        return FORBIDDEN;
+    }
+    if !executor.out.is_empty() {
+        return b"ERROR cannot pipeline other commands before watch\r\n";
+    }
     const KINDS: [&str; 10] = [
         "rawcmds",
         "evictions",
@@ -203,5 +249,5 @@ fn watch(tokens: &Tokens<'_>) -> &'static [u8] {
         "deletions",
     ];
     let known = (1..tokens.len()).all(|index| KINDS.iter().any(|kind| tokens.is_prefix_of(index, kind)));
-    if known { b"CLIENT_ERROR watch commands not allowed\r\n" } else { reply::ERROR }
+    if known { FORBIDDEN } else { reply::ERROR }
 }

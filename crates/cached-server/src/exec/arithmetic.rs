@@ -59,11 +59,25 @@ pub(super) fn meta(executor: &mut Executor<'_>, command: &meta::Arithmetic<'_>) 
         key_binary: false,
     };
     let mut buffer = KeyBuffer::new();
-    let outcome = executor.arithmetic(key.bytes(&mut buffer), &options);
+    let key_bytes = key.bytes(&mut buffer);
+    // Flags act in the order in which they were written: `t` before `T` shows what was there before.
+    let before = match touch {
+        Some(_) if flags.shows_ttl_before_update() => {
+            let kv = executor.kv();
+            kv.peek(key_bytes, kv.hash(key_bytes), |item| item.expiry()).ok()
+        }
+        _ => None,
+    };
+    let outcome = executor.arithmetic(key_bytes, &options);
     let out = &mut executor.out.bytes;
     let status = match outcome {
         ArithmeticOutcome::Done { .. } if flags.quiet() => return,
-        ArithmeticOutcome::Done { value, cas, expiry, .. } => {
+        ArithmeticOutcome::Done { value, cas, expiry, created } => {
+            let expiry = match before {
+                _ if created && flags.shows_ttl_before_vivify() => touch.unwrap_or_default(),
+                Some(before) if !created => before,
+                _ => expiry,
+            };
             let ttl = expiry.remaining_secs(clock.now_secs());
             return command.encode_number(out, value, &MetaItem { cas, ttl, ..MetaItem::default() });
         }

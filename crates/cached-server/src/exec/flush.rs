@@ -2,7 +2,7 @@
 
 use super::Executor;
 use cached_core::clock::Expiry;
-use cached_proto::binary::{Head, encode_done};
+use cached_proto::binary::{Head, Status, encode_done, encode_error};
 use cached_proto::{reply, text};
 
 impl Executor<'_> {
@@ -20,6 +20,9 @@ impl Executor<'_> {
 /// `flush_all`.
 pub(super) fn text(executor: &mut Executor<'_>, command: &text::FlushAll) {
     executor.counters.flush_cmds.bump();
+    if !executor.shared.settings.flush_enabled {
+        return executor.reply_unless(command.noreply, reply::FLUSH_NOT_ALLOWED);
+    }
     match command.delay {
         Some(delay) => {
             executor.flush(executor.shared.clock.expiry(delay.max(0)));
@@ -31,6 +34,9 @@ pub(super) fn text(executor: &mut Executor<'_>, command: &text::FlushAll) {
 
 /// FLUSH.
 pub(super) fn binary(executor: &mut Executor<'_>, head: &Head, exptime: u32) {
+    if !executor.shared.settings.flush_enabled {
+        return encode_error(&mut executor.out.bytes, head, Status::AuthError);
+    }
     executor.flush(executor.shared.clock.expiry_unsigned(exptime));
     executor.counters.flush_cmds.bump();
     encode_done(&mut executor.out.bytes, head, 0);

@@ -1,7 +1,8 @@
 //! `mg`: a get with everything optional.
 
 use super::Executor;
-use cached_core::kv::{FetchOptions, Fetched, ItemView};
+use cached_core::clock::Expiry;
+use cached_core::kv::{FetchOptions, Fetched, ItemView, Miss};
 use cached_proto::meta::{Flag, Get, KeyBuffer, MetaItem, Status, encode_status};
 
 /// `mg`.
@@ -60,6 +61,22 @@ pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
         Ok(()) => {
             counters.get_cmds.bump();
             counters.get_hits.bump();
+        }
+        // An item created to be expired at once is shown to its creator, and to nobody after.
+        Err(miss) if vivify == Some(Expiry::PAST) && miss != Miss::OutOfMemory => {
+            counters.get_cmds.bump();
+            counters.get_hits.bump();
+            let told = MetaItem {
+                key: key_bytes,
+                key_is_binary: key.is_binary(),
+                ttl: Some(Expiry::PAST.as_secs().wrapping_sub(clock.now_secs())),
+                won: true,
+                ..MetaItem::default()
+            };
+            command.encode_hit(&mut executor.out.bytes, &told);
+            if command.returns_value(told.cas) {
+                executor.reply(b"\r\n");
+            }
         }
         Err(miss) => {
             // memcached counts a miss as a get's, whatever else was asked for.

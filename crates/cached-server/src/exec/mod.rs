@@ -8,6 +8,7 @@ mod arithmetic;
 mod binary;
 mod debug;
 mod delete;
+mod dump;
 mod flush;
 mod get;
 mod meta;
@@ -15,6 +16,7 @@ mod store;
 mod text;
 
 pub(crate) use binary::execute as binary;
+pub(crate) use dump::{Dump, cachedump, resume as resume_dump};
 pub(crate) use get::resume as resume_get;
 pub(crate) use store::{Begun, begin_binary, begin_text, finish, give_up};
 pub(crate) use text::execute as text;
@@ -41,6 +43,8 @@ pub(crate) enum Next {
     Go,
     /// With the same retrieval, once there is room for more values.
     Suspend(GetCursor),
+    /// With the rest of a dump, once there is room for more of it.
+    Dump(Dump),
     /// Not at all: close when the replies are sent.
     Close,
 }

@@ -415,7 +415,7 @@ pub(crate) fn give_up(executor: &mut Executor<'_>, mut body: Body) {
     let head: Box<[u8]> = std::mem::take(&mut body.head);
     match announced(body.protocol, &head) {
         Some(Announced::Text(BodyHeader::Store(header))) => {
-            text_refused(executor, &header, Refusal::OutOfMemory)
+            text_refused(executor, &header, Refusal::OutOfMemory);
         }
         Some(Announced::Text(BodyHeader::MetaSet(header))) => {
             meta_refused(executor, &header, Refusal::OutOfMemory);

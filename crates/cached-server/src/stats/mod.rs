@@ -10,6 +10,7 @@ mod general;
 mod items;
 mod settings;
 
+use crate::exec;
 use crate::shared::Shared;
 use cached_proto::binary::{Head, Status, encode_error, encode_stat, encode_stat_end};
 use cached_proto::text::{self, Tokens};
@@ -73,7 +74,7 @@ pub(crate) fn text(shared: &Shared, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
             return detail(shared, out, tokens);
         }
         if !tokens.is_prefix_of(1, "settings") && tokens.is_prefix_of(1, "cachedump") {
-            return cachedump(out, tokens);
+            return cachedump(shared, out, tokens);
         }
     }
     // `settings` and `conns` may be cut short, as `reset` may; the engine's own names not.
@@ -98,6 +99,9 @@ pub(crate) fn binary(shared: &Shared, out: &mut Vec<u8>, head: &Head, name: &[u8
         return encode_stat_end(out, head);
     }
     if let Some(what) = name.strip_prefix(b"detail") {
+        if !shared.settings.dump_enabled {
+            return encode_error(out, head, Status::NotFound);
+        }
         let known = [&b" dump"[..], b" on", b" off"].into_iter().find(|known| what.starts_with(known));
         match known {
             Some(b" dump") => {
@@ -121,6 +125,9 @@ pub(crate) fn binary(shared: &Shared, out: &mut Vec<u8>, head: &Head, name: &[u8
 }
 
 fn detail(shared: &Shared, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
+    if !shared.settings.dump_enabled {
+        return out.extend_from_slice(b"CLIENT_ERROR stats detail not allowed\r\n");
+    }
     let what = if tokens.len() < 3 { 0 } else { 2 };
     if tokens.is_prefix_of(what, "on") {
         shared.detail.set(true);
@@ -135,13 +142,14 @@ fn detail(shared: &Shared, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
     }
 }
 
-/// `stats cachedump class limit`: not built; refused as when dumping is switched off, unless the words are wrong.
-fn cachedump(out: &mut Vec<u8>, tokens: &Tokens<'_>) {
+/// `stats cachedump class limit`.
+fn cachedump(shared: &Shared, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
     let number = |index| tokens.get(index).and_then(number::token_u32);
-    let words: &[u8] = match (tokens.len(), number(2), number(3)) {
-        (0..4, _, _) => b"CLIENT_ERROR bad command line\r\n",
-        (_, Some(class), Some(_)) if class > classes::CLASS_MAX => b"CLIENT_ERROR Illegal slab id\r\n",
-        (_, Some(_), Some(_)) => b"CLIENT_ERROR stats cachedump not allowed\r\n",
+    let words: &[u8] = match (number(2), number(3)) {
+        _ if !shared.settings.dump_enabled => b"CLIENT_ERROR stats cachedump not allowed\r\n",
+        _ if tokens.len() < 4 => b"CLIENT_ERROR bad command line\r\n",
+        (Some(class), Some(_)) if class > classes::CLASS_MAX => b"CLIENT_ERROR Illegal slab id\r\n",
+        (Some(class), Some(limit)) => return exec::cachedump(shared, out, class, limit),
         _ => reply::BAD_FORMAT,
     };
     out.extend_from_slice(words);

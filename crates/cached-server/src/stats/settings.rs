@@ -51,8 +51,8 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("lru_crawler_sleep", noted.lru_crawler_sleep.load(Ordering::Relaxed));
     sink.put("lru_crawler_tocrawl", noted.lru_crawler_tocrawl.load(Ordering::Relaxed));
     sink.put("tail_repair_time", 0);
-    sink.put("flush_enabled", "yes");
-    sink.put("dump_enabled", "no");
+    sink.put("flush_enabled", yes_no(settings.flush_enabled));
+    sink.put("dump_enabled", yes_no(settings.dump_enabled));
     sink.put("hash_algorithm", "foldhash");
     sink.put("lru_maintainer_thread", "yes");
     sink.put("lru_segmented", yes_no(noted.lru_segmented.load(Ordering::Relaxed)));
