@@ -4,7 +4,7 @@ use crate::conn::Conn;
 use crate::differences;
 use crate::frame::{Request, Response, op};
 use crate::pattern::{Captures, Pattern};
-use crate::program::Program;
+use crate::program::{Flavour, Program};
 use crate::script::{Case, Step};
 use crate::server::{Server, Start};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -44,8 +44,12 @@ pub fn play_all(cases: &[Case]) {
     let _ = Program::under_test();
     let only = std::env::var("CACHED_WIRE_ONLY").unwrap_or_default();
     let mut failed = Vec::new();
-    let mut played = 0;
+    let (mut played, mut waiting) = (0, 0);
     for case in cases.iter().filter(|case| case.name.contains(&only)) {
+        if case.later.as_ref().is_some_and(|part| waits_for(part)) {
+            waiting += 1;
+            continue;
+        }
         if let Some(name) = &case.differs {
             differences::known(name);
         }
@@ -61,8 +65,16 @@ pub fn play_all(cases: &[Case]) {
             }
         }
     }
-    println!("{played} plays of {} cases", cases.len());
+    println!("{played} plays of {} cases, {waiting} wait for later parts", cases.len());
     assert!(failed.is_empty(), "{} of {played} failed:\n\n{}", failed.len(), failed.join("\n\n"));
+}
+
+/// Whether a test waits for a part of `cached` that is not built yet: never with memcached as the server, and
+/// not when `CACHED_TEST_LATER` names the part, as it does while that part is being built.
+pub fn waits_for(part: &str) -> bool {
+    let is_tried =
+        std::env::var("CACHED_TEST_LATER").is_ok_and(|parts| parts.split(',').any(|tried| tried == part));
+    Program::under_test().flavour == Flavour::Cached && !is_tried
 }
 
 fn play(case: &Case, shape: Shape) {

@@ -5,6 +5,7 @@
 //! case set and gets            a new case, on a fresh server and connection
 //! args -I 2m                   more server arguments for this case
 //! shapes whole fragmented      only these ways of sending (default: whole fragmented pipelined)
+//! later drop-in                waits for a part that `cached` does not have yet; memcached plays it
 //! differs stray-crlf           names the entry of DIFFERENCES.md behind `<cached` and `<memcached` lines
 //! > set k 5 0 2                send this and \r\n
 //! >> hi\r\n                    send exactly this
@@ -45,6 +46,8 @@ pub struct Case {
     pub shapes: Vec<Shape>,
     /// The difference from memcached it shows.
     pub differs: Option<String>,
+    /// The part of `cached` that is not built yet and that it waits for.
+    pub later: Option<String>,
     /// Whether to check at the end that requests and replies are in step.
     pub fence: bool,
     /// What to do.
@@ -103,6 +106,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Case>, String> {
                 args: String::new(),
                 shapes: vec![Shape::Whole, Shape::Fragmented, Shape::Pipelined],
                 differs: None,
+                later: None,
                 fence: true,
                 steps: Vec::new(),
             });
@@ -127,6 +131,10 @@ fn parse_line(case: &mut Case, word: &str, rest: &str) -> Result<(), String> {
         }
         "differs" => {
             case.differs = Some(rest.to_owned());
+            return Ok(());
+        }
+        "later" => {
+            case.later = Some(rest.to_owned());
             return Ok(());
         }
         "nofence" => {

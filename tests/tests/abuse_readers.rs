@@ -86,6 +86,51 @@ fn one_unread_reply_of_a_gigabyte() {
     server.assert_serves(TEST);
 }
 
+/// Clients that read late and little by little get every byte, whatever is stored, deleted and read meanwhile.
+#[test]
+fn late_readers_get_every_byte() {
+    const TEST: &str = "late_readers_get_every_byte";
+    const TIMES: usize = 60;
+    let mut server = Server::start("-m 128");
+    let mut conn = server.connect();
+    let mut expected = Vec::new();
+    let mut keys = String::new();
+    for (index, len) in [3, 5_000, 8_191, 8_192, 40_000, 131_072, 300_000, 1_000_000].into_iter().enumerate()
+    {
+        // Every byte tells where it belongs.
+        let value: Vec<u8> = (0..len).map(|at| (at * 7 + at / 251 + index * 31) as u8).collect();
+        let mut set = format!("set value{index} {index} 0 {len}\r\n").into_bytes();
+        set.extend(&value);
+        set.extend(b"\r\n");
+        conn.ask(&set, b"STORED\r\n");
+        expected.extend(format!("VALUE value{index} {index} {len}\r\n").bytes());
+        expected.extend(&value);
+        expected.extend(b"\r\n");
+        keys.push_str(&format!(" value{index}"));
+    }
+    expected.extend(b"END\r\n");
+    let request = format!("get{keys}\r\n").into_bytes().repeat(TIMES);
+    let mut witness = Witness::new(&server);
+    let mut readers = stuck_clients(&server, 4, &request);
+    for round in 0..TIMES {
+        for reader in &mut readers {
+            let got = reader.read_exact(expected.len());
+            if got != expected {
+                let at = got.iter().zip(&expected).take_while(|(got, expected)| got == expected).count();
+                panic!("{TEST}: reply {round} is wrong from byte {at} of {}", expected.len());
+            }
+        }
+        conn.ask(b"set other 0 0 5\r\nother\r\ndelete other\r\n", b"STORED\r\nDELETED\r\n");
+        witness.check_store(TEST);
+    }
+    println!("{TEST}: {} MiB came right", (TIMES * readers.len() * expected.len()) >> 20);
+    for reader in &mut readers {
+        reader.ask(b"mn\r\n", b"MN\r\n");
+    }
+    witness.report(TEST);
+    server.assert_serves(TEST);
+}
+
 /// CVE-2018-1000127 and the like: references of one item by many unread replies.
 #[test]
 fn seventy_thousand_unread_gets_of_one_key() {

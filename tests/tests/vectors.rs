@@ -41,11 +41,10 @@ impl Vector {
     }
 
     fn pattern(&self, flavour: Flavour) -> Pattern {
-        if flavour == Flavour::Cached {
-            if let Some((_, difference, ours)) = DIFFERENT.iter().find(|(name, ..)| *name == self.name) {
-                cached_tests::differences::known(difference);
-                return Pattern::literal(ours);
-            }
+        let different = DIFFERENT.iter().find(|(name, ..)| *name == self.name);
+        if let (Flavour::Cached, Some((_, difference, ours))) = (flavour, different) {
+            cached_tests::differences::known(difference);
+            return Pattern::literal(ours);
         }
         match (&self.recv, &self.recv_hex) {
             (Some(text), _) => text_pattern(text.as_bytes(), &self.sent()),
