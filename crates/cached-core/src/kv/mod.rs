@@ -244,9 +244,11 @@ impl Inner {
     /// Looks a key up in its locked bucket, whatever the state of the item.
     #[inline]
     fn find_any<'a>(&self, locked: &Locked<'a>, hash: KeyHash, key: &[u8]) -> Option<Found<'a>> {
-        let slot = locked.find(hash, |location| self.item_at(location).key() == key)?;
-        let location = slot.location();
-        Some(Found { slot, item: self.item_at(location), location })
+        let (slot, (item, location)) = locked.find_map(hash, |location| {
+            let item = self.item_at(location);
+            (item.key() == key).then_some((item, location))
+        })?;
+        Some(Found { slot, item, location })
     }
 
     /// Looks a key up in its locked bucket; what is flushed or expired is removed and missed.

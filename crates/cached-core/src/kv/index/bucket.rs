@@ -1,26 +1,29 @@
 //! One cache line of the index: a lock, a link, twelve tags and twelve locations.
 //!
 //! ```text
-//!  word 0                     1     2     3      4 … 15
-//! ┌────┬───────────────────┬─────────────────┬──────────────────────────┐
-//! │lock│ link: next line   │ 12 tags, 8 bits │ 12 locations, 32 bits:   │
-//! │ 1b │ 31 bits, 0 = none │ each            │ granules from the base   │
-//! └────┴───────────────────┴─────────────────┴──────────────────────────┘
+//!  bits 0-30           31     32 … 63       64 … 127      12 × 32 bits
+//! ┌──────────────────┬──────┬─────────────┬─────────────┬──────────────────────────┐
+//! │ link: next line, │ lock │ tags 0 … 3, │ tags 4 … 11 │ 12 locations, granules   │
+//! │ 0 = none         │      │ 8 bits each │             │ from the arena's base    │
+//! └──────────────────┴──────┴─────────────┴─────────────┴──────────────────────────┘
 //! ```
 //! A location of 0 is an empty slot (granule 0 is a region's header). The lock of a bucket's first
 //! line guards the whole chain and every item it leads to.
 
-use crate::sync::{AtomicU32, Ordering, relax};
+use crate::sync::{AtomicU64, Ordering, relax};
 // Only the lock orders anything between threads; the rest need not be seen by a test scheduler.
-use std::sync::atomic::AtomicU32 as PlainU32;
+use std::sync::atomic::{AtomicU32 as PlainU32, AtomicU64 as PlainU64};
 
 pub(super) const SLOTS: usize = 12;
-const LOCK: u32 = 1 << 31;
+const LOCK: u64 = 1 << 31;
+const LINK: u64 = LOCK - 1;
+/// Tags in the head word; the others are in the word of tags.
+const HEAD_TAGS: usize = 4;
 
 #[repr(C, align(64))]
 pub(super) struct Bucket {
-    header: AtomicU32,
-    tags: [PlainU32; 3],
+    head: AtomicU64,
+    tags: PlainU64,
     locations: [PlainU32; SLOTS],
 }
 
@@ -66,8 +69,8 @@ impl Bucket {
     #[cfg(any(test, shuttle))]
     fn new() -> Bucket {
         Bucket {
-            header: AtomicU32::new(0),
-            tags: std::array::from_fn(|_| PlainU32::new(0)),
+            head: AtomicU64::new(0),
+            tags: PlainU64::new(0),
             locations: std::array::from_fn(|_| PlainU32::new(0)),
         }
     }
@@ -75,53 +78,58 @@ impl Bucket {
     /// Takes the lock. Short critical sections only: waiting burns cycles.
     #[inline]
     pub(super) fn lock(&self) {
+        let head = self.head.load(Ordering::Relaxed);
+        if head & LOCK != 0
+            || self
+                .head
+                .compare_exchange_weak(head, head | LOCK, Ordering::Acquire, Ordering::Relaxed)
+                .is_err()
+        {
+            self.wait_for_lock();
+        }
+    }
+
+    #[cold]
+    fn wait_for_lock(&self) {
         let mut spins = 0;
         loop {
-            let header = self.header.load(Ordering::Relaxed);
-            if header & LOCK == 0
+            relax(&mut spins);
+            let head = self.head.load(Ordering::Relaxed);
+            if head & LOCK == 0
                 && self
-                    .header
-                    .compare_exchange_weak(header, header | LOCK, Ordering::Acquire, Ordering::Relaxed)
+                    .head
+                    .compare_exchange_weak(head, head | LOCK, Ordering::Acquire, Ordering::Relaxed)
                     .is_ok()
             {
                 return;
             }
-            relax(&mut spins);
         }
     }
 
-    /// Gives the lock back.
+    /// Gives the lock back. While it is held nobody else writes the head: who waits only reads.
     #[inline]
     pub(super) fn unlock(&self) {
-        let header = self.header.load(Ordering::Relaxed);
-        debug_assert!(header & LOCK != 0);
-        self.header.store(header & !LOCK, Ordering::Release);
+        let head = self.head.load(Ordering::Relaxed);
+        debug_assert!(head & LOCK != 0);
+        self.head.store(head & !LOCK, Ordering::Release);
     }
 
     /// The next line of the chain: its index in the overflow area plus one, 0 for none.
     #[inline]
     pub(super) fn link(&self) -> u32 {
-        self.header.load(Ordering::Relaxed) & !LOCK
+        (self.head.load(Ordering::Relaxed) & LINK) as u32
     }
 
     pub(super) fn set_link(&self, link: u32) {
-        let lock = self.header.load(Ordering::Relaxed) & LOCK;
-        self.header.store(lock | link, Ordering::Relaxed);
+        let rest = self.head.load(Ordering::Relaxed) & !LINK;
+        self.head.store(rest | u64::from(link), Ordering::Relaxed);
     }
 
     /// The slots whose tag is `tag`, as a bit mask; empty slots may be among them.
     #[inline]
     pub(super) fn matches(&self, tag: u8) -> u32 {
-        let wanted = u32::from(tag) * 0x0101_0101;
-        let mut mask = 0;
-        for (word, tags) in self.tags.iter().enumerate() {
-            let differs = tags.load(Ordering::Relaxed) ^ wanted;
-            // High bit of each byte that is zero; exact, unlike the shorter well-known form.
-            let zero = !(((differs & 0x7f7f_7f7f) + 0x7f7f_7f7f) | differs | 0x7f7f_7f7f);
-            let nibble = (zero >> 7).wrapping_mul(0x0102_0408) >> 24;
-            mask |= nibble << (word * 4);
-        }
-        mask
+        let (head, tags) = (self.head.load(Ordering::Relaxed), self.tags.load(Ordering::Relaxed));
+        matches_of(head, tags, tag) >> HEAD_TAGS
     }
 
     #[inline]
@@ -130,15 +138,25 @@ impl Bucket {
     }
 
     pub(super) fn tag(&self, slot: usize) -> u8 {
-        (self.tags[slot / 4].load(Ordering::Relaxed) >> (slot % 4 * 8)) as u8
+        match slot.checked_sub(HEAD_TAGS) {
+            None => (self.head.load(Ordering::Relaxed) >> (32 + slot * 8)) as u8,
+            Some(slot) => (self.tags.load(Ordering::Relaxed) >> (slot * 8)) as u8,
+        }
     }
 
+    /// Fills a slot. The lock of the chain is held; a line behind the first has no lock of its own.
     #[inline]
     pub(super) fn set(&self, slot: usize, tag: u8, location: u32) {
-        let word = &self.tags[slot / 4];
-        let shift = slot % 4 * 8;
-        let others = word.load(Ordering::Relaxed) & !(0xff << shift);
-        word.store(others | u32::from(tag) << shift, Ordering::Relaxed);
+        match slot.checked_sub(HEAD_TAGS) {
+            None => {
+                let others = self.head.load(Ordering::Relaxed) & !(0xff << (32 + slot * 8));
+                self.head.store(others | u64::from(tag) << (32 + slot * 8), Ordering::Relaxed);
+            }
+            Some(slot) => {
+                let others = self.tags.load(Ordering::Relaxed) & !(0xff << (slot * 8));
+                self.tags.store(others | u64::from(tag) << (slot * 8), Ordering::Relaxed);
+            }
+        }
         self.locations[slot].store(location, Ordering::Relaxed);
     }
 
@@ -154,6 +172,33 @@ impl Bucket {
     pub(super) fn is_empty(&self) -> bool {
         self.locations.iter().all(|location| location.load(Ordering::Relaxed) == 0)
     }
+}
+
+/// Which of the sixteen bytes of two words are `tag`, as a bit mask.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn matches_of(low: u64, high: u64, tag: u8) -> u32 {
+    use std::arch::x86_64::{_mm_cmpeq_epi8, _mm_movemask_epi8, _mm_set_epi64x, _mm_set1_epi8};
+    // SAFETY: SSE2 is part of every x86-64 processor.
+    let mask = unsafe {
+        let bytes = _mm_set_epi64x(high as i64, low as i64);
+        _mm_movemask_epi8(_mm_cmpeq_epi8(bytes, _mm_set1_epi8(tag as i8)))
+    };
+    mask as u32
+}
+
+/// Which of the sixteen bytes of two words are `tag`, as a bit mask.
+#[cfg(not(target_arch = "x86_64"))]
+#[inline]
+fn matches_of(low: u64, high: u64, tag: u8) -> u32 {
+    let zeros = |word: u64| {
+        let differs = word ^ (u64::from(tag) * 0x0101_0101_0101_0101);
+        // The high bit of each byte that is zero; exact, unlike the shorter well-known form.
+        const LOW: u64 = 0x7f7f_7f7f_7f7f_7f7f;
+        let zero = !(((differs & LOW) + LOW) | differs | LOW);
+        (zero >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56
+    };
+    (zeros(low) | zeros(high) << 8) as u32
 }
 
 #[cfg(all(test, not(shuttle)))]

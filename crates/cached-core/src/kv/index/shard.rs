@@ -339,16 +339,27 @@ impl<'a> Locked<'a> {
     }
 
     /// The slot with this tag whose location `is_it` accepts.
-    #[inline]
     pub(crate) fn find(&self, hash: KeyHash, mut is_it: impl FnMut(u32) -> bool) -> Option<Slot<'a>> {
+        self.find_map(hash, |location| is_it(location).then_some(())).map(|(slot, ())| slot)
+    }
+
+    /// The slot with this tag for whose location `is_it` has something to give.
+    #[inline]
+    pub(crate) fn find_map<T>(
+        &self,
+        hash: KeyHash,
+        mut is_it: impl FnMut(u32) -> Option<T>,
+    ) -> Option<(Slot<'a>, T)> {
         let mut line = self.bucket;
         loop {
             let mut mask = line.matches(hash.tag());
             while mask != 0 {
                 let slot = mask.trailing_zeros() as usize;
                 let location = line.location(slot);
-                if location != 0 && is_it(location) {
-                    return Some(Slot { line, slot });
+                if location != 0
+                    && let Some(found) = is_it(location)
+                {
+                    return Some((Slot { line, slot }, found));
                 }
                 mask &= mask - 1;
             }
