@@ -5,8 +5,8 @@ use std::io;
 
 /// Makes room for so many connections and what else needs descriptors. The count that is to be had.
 pub fn raise_descriptor_limit(connections: usize, threads: usize) -> u64 {
-    // Listeners, log, and for each runtime an epoll instance and its wakers.
-    let wanted = (connections + 16 + 4 * (threads + 1)) as u64;
+    // Listeners, log, the acceptor's runtime, and two for each worker's event loop.
+    let wanted = (connections + 32 + 2 * threads) as u64;
     let limit = getrlimit(Resource::Nofile);
     let current = limit.current.unwrap_or(u64::MAX);
     if current >= wanted {

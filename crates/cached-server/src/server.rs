@@ -7,7 +7,7 @@ use crate::listen::{self, At, BoundUnix, Listener, acceptor};
 use crate::logging::Logging;
 use crate::settings::Settings;
 use crate::shared::{ListenerInfo, Shared};
-use crate::worker::{self, Mail};
+use crate::worker::{Mail, Mailbox, Worker};
 use cached_core::kv::{Kv, KvConfig, KvConfigError};
 use std::io;
 use std::net::SocketAddr;
@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::mpsc::unbounded_channel;
 use tokio::task::LocalSet;
 
 /// Why the server cannot start: one line each.
@@ -139,16 +138,16 @@ impl Server {
         let mut threads = Vec::new();
         let mut workers = Vec::new();
         for index in 0..self.shared.settings.threads {
-            let (sender, mail) = unbounded_channel();
-            let shared = self.shared.clone();
-            let runtime = self::runtime()?;
-            let name = format!("cached-{index}");
+            let mailbox = Arc::new(Mailbox::new().map_err(StartError::Thread)?);
+            let worker =
+                Worker::new(index, self.shared.clone(), mailbox.clone()).map_err(StartError::Thread)?;
             let body = move || {
                 pin_to_core(index);
-                runtime.block_on(worker::run(index, shared, mail));
+                worker.run();
             };
-            threads.push(thread::Builder::new().name(name).spawn(body).map_err(StartError::Thread)?);
-            workers.push(sender);
+            let thread = thread::Builder::new().name(format!("cached-{index}"));
+            threads.push(thread.spawn(body).map_err(StartError::Thread)?);
+            workers.push(mailbox);
         }
         let workers: Rc<[_]> = workers.into();
         let shared = self.shared;
@@ -168,10 +167,7 @@ impl Server {
         // Closes the listeners: from now on clients are refused by the system.
         drop(tasks);
         drop(self.unix);
-        for worker in workers.iter() {
-            // A worker that is gone needs no telling.
-            let _ = worker.send(Mail::Shutdown);
-        }
+        workers.iter().for_each(|worker| worker.send(Mail::Shutdown));
         for thread in threads {
             if thread.join().is_err() {
                 tracing::error!("a worker has panicked");

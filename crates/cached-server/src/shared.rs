@@ -130,8 +130,8 @@ impl Shared {
 
     /// Descriptors in use besides clients': listeners, and what the runtimes need.
     pub(crate) fn reserved_descriptors(&self) -> usize {
-        // Of each runtime an epoll instance, its waker, and the pipe of the signals.
-        self.listeners.get().map_or(0, Vec::len) + 4 * (self.settings.threads + 1)
+        // Two for each worker's event loop, and what the acceptor's runtime needs for itself and the signals.
+        self.listeners.get().map_or(0, Vec::len) + 2 * self.settings.threads + 8
     }
 
     fn sum(&self) -> Totals {

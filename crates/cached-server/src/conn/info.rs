@@ -3,13 +3,13 @@
 //! The worker that serves a connection writes its [`ConnInfo`]; `stats conns` reads it, and so does whoever
 //! finds that connections together hold too much memory and must choose which of them to close.
 
+use crate::worker::{Mail, Mailbox};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Waker;
 
 /// What a connection is doing, in memcached's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,12 +57,13 @@ pub(crate) struct ConnInfo {
     held_since: AtomicU32,
     /// Set by whoever wants the connection closed.
     kicked: AtomicBool,
-    /// How to wake it then. Set whenever it waits with memory held.
-    waker: Mutex<Option<Waker>>,
+    /// Whom to tell then: its worker, and where it sits there.
+    mailbox: Arc<Mailbox>,
+    seat: AtomicUsize,
 }
 
 impl ConnInfo {
-    pub(crate) fn new(fd: RawFd, ends: Ends, now: u32) -> ConnInfo {
+    pub(crate) fn new(fd: RawFd, ends: Ends, mailbox: Arc<Mailbox>, now: u32) -> ConnInfo {
         ConnInfo {
             fd,
             ends,
@@ -71,8 +72,14 @@ impl ConnInfo {
             held_bytes: AtomicUsize::new(0),
             held_since: AtomicU32::new(0),
             kicked: AtomicBool::new(false),
-            waker: Mutex::new(None),
+            mailbox,
+            seat: AtomicUsize::new(usize::MAX),
         }
+    }
+
+    /// Notes where its worker has put it.
+    pub(crate) fn set_seat(&self, seat: usize) {
+        self.seat.store(seat, Ordering::Relaxed);
     }
 
     #[inline]
@@ -104,9 +111,7 @@ impl ConnInfo {
 
     fn kick(&self) {
         self.kicked.store(true, Ordering::Relaxed);
-        if let Some(waker) = lock(&self.waker).take() {
-            waker.wake();
-        }
+        self.mailbox.send(Mail::Look(self.seat.load(Ordering::Relaxed)));
     }
 }
 
@@ -136,7 +141,7 @@ impl Connections {
 
     /// Strikes a connection out. Before its socket is closed, or the number may be another's already.
     pub(crate) fn remove(&self, info: &ConnInfo) {
-        self.set_held(info, 0, 0, None);
+        self.set_held(info, 0, 0);
         lock(&self.table).remove(&info.fd);
         self.count.fetch_sub(1, Ordering::Relaxed);
     }
@@ -161,8 +166,8 @@ impl Connections {
         lock(&self.table).values().cloned().collect()
     }
 
-    /// Notes how much a connection holds from now on, and how to wake it.
-    pub(crate) fn set_held(&self, info: &ConnInfo, bytes: usize, now: u32, waker: Option<&Waker>) {
+    /// Notes how much a connection holds from now on.
+    pub(crate) fn set_held(&self, info: &ConnInfo, bytes: usize, now: u32) {
         let before = info.held_bytes.swap(bytes, Ordering::Relaxed);
         if bytes >= before {
             self.held_bytes.fetch_add(bytes - before, Ordering::Relaxed);
@@ -172,7 +177,6 @@ impl Connections {
         if before == 0 {
             info.held_since.store(now, Ordering::Relaxed);
         }
-        *lock(&info.waker) = waker.cloned();
     }
 
     /// Closes the connection that has held the most for the longest time, if all of them together hold
@@ -204,7 +208,8 @@ mod tests {
     use super::*;
 
     fn info(fd: RawFd) -> Arc<ConnInfo> {
-        Arc::new(ConnInfo::new(fd, Ends::Unix { path: "/x".into() }, 2))
+        let mailbox = Arc::new(Mailbox::new().expect("a descriptor"));
+        Arc::new(ConnInfo::new(fd, Ends::Unix { path: "/x".into() }, mailbox, 2))
     }
 
     #[test]
@@ -214,8 +219,8 @@ mod tests {
         for info in [&quick, &slow, &idle] {
             connections.add(info.clone());
         }
-        connections.set_held(&slow, 1000, 10, None);
-        connections.set_held(&quick, 2000, 99, None);
+        connections.set_held(&slow, 1000, 10);
+        connections.set_held(&quick, 2000, 99);
         connections.relieve(3000, 100);
         assert!(!slow.is_kicked(), "within the limit");
         connections.relieve(2999, 100);

@@ -14,7 +14,7 @@
 //! Reading and writing use the worker's buffers; a connection that waits for its client holds none, but for
 //! the little that is unfinished: part of a request, or replies the client has not taken. These are counted ([`info`]).
 //!
-//! `Connection` knows no runtime: it is driven with a [`Transport`](transport::Transport) whenever that may get further.
+//! `Connection` knows no event loop: it is driven with a [`Transport`](transport::Transport) whenever that may get further.
 
 pub(crate) mod body;
 pub(crate) mod info;
@@ -30,7 +30,7 @@ use cached_proto::{Decoded, Limits, Protocol, binary, text};
 use info::{ConnInfo, ConnState};
 use output::Output;
 use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::task::Poll;
 use transport::Transport;
 
 /// Bytes asked for by one read.
@@ -497,15 +497,15 @@ impl Connection {
 
     /// Tells the table of connections what this one holds and is doing, before it waits.
     #[inline]
-    pub(crate) fn settle(&mut self, shared: &Shared, waker: &Waker) {
+    pub(crate) fn settle(&mut self, shared: &Shared) {
         let plain = matches!(self.phase, Phase::Command) && self.input.is_empty() && self.output.is_none();
         if !plain || self.info.held_bytes() > 0 {
-            self.settle_held(shared, waker);
+            self.settle_held(shared);
         }
     }
 
     #[cold]
-    fn settle_held(&mut self, shared: &Shared, waker: &Waker) {
+    fn settle_held(&mut self, shared: &Shared) {
         self.info.set_state(match &self.phase {
             _ if self.output.is_some() => ConnState::Write,
             Phase::Body(_) => ConnState::ReadBody,
@@ -514,7 +514,7 @@ impl Connection {
         });
         let held = self.held_bytes();
         let now = shared.clock.now_secs();
-        shared.connections.set_held(&self.info, held, now, Some(waker));
+        shared.connections.set_held(&self.info, held, now);
         shared.connections.relieve(shared.settings.connection_bytes_max, now);
     }
 }

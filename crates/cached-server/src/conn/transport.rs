@@ -1,13 +1,13 @@
 //! What a connection needs from the outside: bytes in, bytes out.
 //!
-//! The state machine in this folder knows nothing of tokio; another event loop (epoll, io_uring) would
-//! implement [`Transport`] and call [`Connection::drive`](super::Connection::drive) when it is woken.
+//! The state machine in this folder knows no event loop. Whoever has one implements [`Transport`] and calls
+//! [`Connection::drive`](super::Connection::drive) when a socket may get further; the workers' own is in `worker/`.
 
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
 use std::io::{self, IoSlice};
-use std::pin::Pin;
-use std::task::{Context, Poll};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpStream, UnixStream};
+use std::os::fd::BorrowedFd;
+use std::task::Poll;
 
 /// A byte stream that never blocks.
 ///
@@ -21,68 +21,98 @@ pub(crate) trait Transport {
     fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>>;
 }
 
-/// A client's socket.
-#[derive(Debug)]
-pub(crate) enum Stream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
+/// What is known of a socket without asking the system. The system tells of changes (edges) only.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Readiness {
+    /// There may be something to read.
+    pub(crate) read: bool,
+    /// There may be room to write.
+    pub(crate) write: bool,
+    /// The other side has closed or failed: reading always gets an answer.
+    pub(crate) closed: bool,
 }
 
-/// A socket together with the task that is to be woken for it.
-pub(crate) struct Socket<'a, 'b> {
-    pub(crate) stream: &'a mut Stream,
-    pub(crate) context: &'a mut Context<'b>,
+impl Readiness {
+    /// A new socket: nobody knows, so trying is right.
+    pub(crate) const NEW: Readiness = Readiness { read: true, write: true, closed: false };
 }
 
-/// Calls one method of the stream, whichever it is.
-macro_rules! on_stream {
-    ($self:ident, $stream:ident => $call:expr) => {
-        match $self.stream {
-            Stream::Tcp(stream) => {
-                let $stream = Pin::new(stream);
-                $call
-            }
-            Stream::Unix(stream) => {
-                let $stream = Pin::new(stream);
-                $call
-            }
-        }
-    };
+/// A socket and its readiness.
+pub(crate) struct Socket<'a> {
+    pub(crate) fd: BorrowedFd<'a>,
+    pub(crate) ready: &'a mut Readiness,
 }
 
-impl Transport for Socket<'_, '_> {
+impl Transport for Socket<'_> {
     #[inline]
     fn read(&mut self, into: &mut [u8]) -> Poll<io::Result<usize>> {
-        // A short read also clears tokio's readiness: the next call answers `Pending` without a system call.
-        let mut buffer = ReadBuf::new(into);
-        let polled = on_stream!(self, stream => stream.poll_read(self.context, &mut buffer));
-        polled.map(|result| result.map(|()| buffer.filled().len()))
+        if !self.ready.read {
+            return Poll::Pending;
+        }
+        let wanted = into.len();
+        loop {
+            match rustix::net::recv(self.fd, &mut *into, RecvFlags::empty()) {
+                Ok((count, _)) => {
+                    // A short read has emptied the socket: more will come with an event of its own. Unless the end
+                    // has been announced, which is announced once.
+                    self.ready.read = count == wanted || self.ready.closed;
+                    return Poll::Ready(Ok(count));
+                }
+                Err(Errno::AGAIN) => {
+                    self.ready.read = false;
+                    return Poll::Pending;
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
+        }
     }
 
     #[inline]
     fn write(&mut self, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        on_stream!(self, stream => stream.poll_write(self.context, bytes))
+        if !self.ready.write {
+            return Poll::Pending;
+        }
+        self.written(rustix::net::send(self.fd, bytes, SendFlags::NOSIGNAL), bytes.len())
     }
 
-    #[inline]
     fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        on_stream!(self, stream => stream.poll_write_vectored(self.context, pieces))
+        if !self.ready.write {
+            return Poll::Pending;
+        }
+        let wanted = pieces.iter().map(|piece| piece.len()).sum();
+        let sent = rustix::net::sendmsg(self.fd, pieces, &mut Default::default(), SendFlags::NOSIGNAL);
+        self.written(sent, wanted)
     }
 }
 
-/// A socket at shutdown: what has arrived is still read, whether or not an event has told of it.
-pub(crate) struct Draining<'a, 'b>(pub(crate) Socket<'a, 'b>);
+impl Socket<'_> {
+    #[inline]
+    fn written(&mut self, sent: rustix::io::Result<usize>, wanted: usize) -> Poll<io::Result<usize>> {
+        match sent {
+            Ok(count) => {
+                // A short write has filled the socket.
+                self.ready.write = count == wanted;
+                Poll::Ready(Ok(count))
+            }
+            Err(Errno::AGAIN) => {
+                self.ready.write = false;
+                Poll::Pending
+            }
+            Err(error) => Poll::Ready(Err(error.into())),
+        }
+    }
+}
 
-impl Transport for Draining<'_, '_> {
+/// A socket at shutdown: what has arrived is still read, and when there is no more that is the end.
+pub(crate) struct Draining<'a>(pub(crate) Socket<'a>);
+
+impl Transport for Draining<'_> {
     fn read(&mut self, into: &mut [u8]) -> Poll<io::Result<usize>> {
-        let read = match self.0.stream {
-            Stream::Tcp(stream) => rustix::io::read(stream, into),
-            Stream::Unix(stream) => rustix::io::read(stream, into),
-        };
-        match read {
-            // Nothing more was accepted before the end: as good as the end of the stream.
-            Err(rustix::io::Errno::AGAIN) => Poll::Ready(Ok(0)),
-            other => Poll::Ready(other.map_err(io::Error::from)),
+        self.0.ready.read = true;
+        match self.0.read(into) {
+            Poll::Pending => Poll::Ready(Ok(0)),
+            ready => ready,
         }
     }
 

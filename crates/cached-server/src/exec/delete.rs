@@ -9,7 +9,7 @@ use cached_proto::{reply, text};
 impl Executor<'_> {
     fn delete(&self, key: &[u8], options: &DeleteOptions) -> DeleteOutcome {
         let kv = self.kv();
-        if self.detail {
+        if self.detail() {
             self.shared.detail.record_delete(key);
         }
         kv.delete(key, kv.hash(key), options)

@@ -88,7 +88,7 @@ fn read_one(executor: &mut Executor<'_>, key: &[u8], hash: KeyHash, with_cas: bo
             executor.count_miss_kind(miss);
         }
     }
-    if executor.detail {
+    if executor.detail() {
         executor.shared.detail.record_get(key, result.is_ok());
     }
 }
@@ -111,7 +111,7 @@ pub(super) fn count_touch(executor: &Executor<'_>, key: &[u8], result: Result<()
             executor.count_miss_kind(miss);
         }
     }
-    if executor.detail {
+    if executor.detail() {
         executor.shared.detail.record_get(key, result.is_ok());
     }
 }

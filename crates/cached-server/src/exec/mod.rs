@@ -32,8 +32,6 @@ pub(crate) struct Executor<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) counters: &'a Counters,
     pub(crate) out: &'a mut Output,
-    /// Statistics by key prefix are on.
-    detail: bool,
 }
 
 /// How the connection goes on.
@@ -52,12 +50,18 @@ pub(crate) enum Next {
 impl<'a> Executor<'a> {
     #[inline]
     pub(crate) fn new(shared: &'a Shared, counters: &'a Counters, out: &'a mut Output) -> Executor<'a> {
-        Executor { detail: shared.detail.is_on(), shared, counters, out }
+        Executor { shared, counters, out }
     }
 
     #[inline]
     fn kv(&self) -> &'a Kv {
         &self.shared.kv
+    }
+
+    /// Whether statistics by key prefix are on. A request may switch them in the middle of a batch.
+    #[inline]
+    fn detail(&self) -> bool {
+        self.shared.detail.is_on()
     }
 
     #[inline]

@@ -109,7 +109,7 @@ impl Executor<'_> {
                 _ => {}
             }
         }
-        if self.detail {
+        if self.detail() {
             self.shared.detail.record_set(key);
         }
     }

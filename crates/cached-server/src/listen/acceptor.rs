@@ -1,20 +1,20 @@
 //! Accepting connections and dealing them to the workers in turn.
 
 use super::{At, Listener};
+use crate::conn::info::ConnInfo;
 use crate::conn::info::Ends;
 use crate::shared::Shared;
-use crate::worker::{Mail, Newcomer};
+use crate::worker::{Mail, Mailbox, Newcomer};
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use std::cell::Cell;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
-use tokio::sync::mpsc::UnboundedSender;
 
 /// Connections accepted before others on the acceptor's thread get their turn.
 const BATCH: usize = 64;
@@ -26,12 +26,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub(crate) type Turn = Rc<Cell<usize>>;
 
 /// Accepts from one listener until it is dropped.
-pub(crate) async fn accept(
-    listener: Listener,
-    shared: Arc<Shared>,
-    workers: Rc<[UnboundedSender<Mail>]>,
-    turn: Turn,
-) {
+pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, workers: Rc<[Arc<Mailbox>]>, turn: Turn) {
     let at = listener.at;
     // SAFETY: the descriptor is owned by the `AsyncFd`, an `OwnedFd` always gives the same number, and it is
     // closed with the `AsyncFd` only.
@@ -87,10 +82,9 @@ fn admit(
     peer: Option<std::net::SocketAddr>,
     at: &At,
     shared: &Shared,
-    workers: &[UnboundedSender<Mail>],
+    workers: &[Arc<Mailbox>],
     turn: &Turn,
 ) {
-    // Those that a worker has not entered yet do not count; that makes the limit late by a few at most.
     if shared.connections.count() >= shared.settings.connections_max {
         shared.connections.rejected.fetch_add(1, Ordering::Relaxed);
         tracing::info!("too many open connections: one is turned away");
@@ -109,6 +103,8 @@ fn admit(
     };
     let worker = turn.get() % workers.len();
     turn.set(worker + 1);
-    // Fails only at shutdown, and then the socket is closed with the message.
-    let _ = workers[worker].send(Mail::Connection(Newcomer::enter(fd, ends, shared)));
+    let mailbox = &workers[worker];
+    let info = Arc::new(ConnInfo::new(fd.as_raw_fd(), ends, mailbox.clone(), shared.clock.now_secs()));
+    shared.connections.add(info.clone());
+    mailbox.send(Mail::Connection(Newcomer { fd, info }));
 }
