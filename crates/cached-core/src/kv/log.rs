@@ -198,14 +198,15 @@ impl Inner {
         }
     }
 
-    /// Closes every open region of every lane.
-    pub(super) fn seal_lanes(&self) {
-        for lane in &self.lanes {
-            let mut streams = lock(&lane.0);
+    /// Closes every open region of every lane, then calls `f` while none can be opened.
+    pub(super) fn with_lanes_sealed(&self, f: impl FnOnce()) {
+        let mut lanes: Vec<_> = self.lanes.iter().map(|lane| lock(&lane.0)).collect();
+        for streams in &mut lanes {
             for (stream, open) in streams.iter_mut().enumerate() {
                 self.seal(open, queue_of_stream(stream), Place::Newest);
             }
         }
+        f();
     }
 
     /// A free region, reclaiming until there is one. `None` when nothing more can be reclaimed.

@@ -9,7 +9,7 @@
 //! `index/` (finding), `log.rs` (placing), `reclaim.rs` (making room), `extent.rs` (large values).
 //!
 //! # Lock order
-//! lane → reclaimer → shard growth → bucket → {overflow pool, queues, free regions}. The last three
+//! lanes in their order → reclaimer → shard growth → bucket → {overflow pool, queues, free regions}. The last three
 //! are leaves. A lane is only ever *tried* while a bucket is held.
 
 mod config;

@@ -120,6 +120,41 @@ fn flushing_under_writers() {
     );
 }
 
+/// What is stored after a flush has returned stays, also when regions are opened while it is drawing its line.
+#[test]
+fn stored_after_a_flush_stays() {
+    shuttle::check_pct(
+        || {
+            let kv = Kv::new(KvConfig {
+                arena_bytes: 4 << 20,
+                lanes: 2,
+                clock: Arc::new(TickClock::new()),
+                hash_seed: Some(7),
+                ..KvConfig::default()
+            })
+            .unwrap();
+            let writer = {
+                let kv = kv.clone();
+                // Every few values open a region.
+                shuttle::thread::spawn(move || {
+                    (0..40u32).for_each(|n| kv.set(&n.to_le_bytes(), &[1; 4_000]).unwrap());
+                })
+            };
+            kv.flush_all();
+            kv.set(b"after", b"1").unwrap();
+            writer.join().unwrap();
+            assert!(kv.get(b"after").is_some());
+            (0..40u32).for_each(|n| kv.set(&n.to_le_bytes(), &[2; 4_000]).unwrap());
+            assert!((0..40u32).all(|n| kv.get(&n.to_le_bytes()).is_some_and(|value| value[0] == 2)));
+            kv.flush_all();
+            assert!((0..40u32).all(|n| kv.get(&n.to_le_bytes()).is_none()));
+            kv.validate();
+        },
+        300,
+        3,
+    );
+}
+
 /// A full store: storing reclaims while others read, pin, delete and flush.
 #[test]
 fn reclaiming() {

@@ -61,12 +61,13 @@ impl Inner {
     }
 
     fn flush(&self) {
-        self.seal_lanes();
-        // The reclaimer must not move items across the line while it is drawn.
-        let mut reclaimer = lock(&self.reclaimer);
-        self.seal_survivors(&mut reclaimer);
-        let boundary = self.arena.next_sequence();
-        self.flush_boundary.fetch_max(boundary, Ordering::AcqRel);
+        // While the line is drawn no region may be opened, sealed or filled: one that is open on
+        // both sides of it would take later items along, or give earlier ones a later number.
+        self.with_lanes_sealed(|| {
+            let mut reclaimer = lock(&self.reclaimer);
+            self.seal_survivors(&mut reclaimer);
+            self.flush_boundary.fetch_max(self.arena.next_sequence(), Ordering::AcqRel);
+        });
         self.index.shards().iter().for_each(|shard| shard.count_flushed(false));
     }
 
