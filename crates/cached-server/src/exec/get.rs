@@ -8,8 +8,9 @@ use cached_core::KeyHash;
 use cached_core::clock::Expiry;
 use cached_core::kv::{FetchOptions, ItemView, Miss};
 use cached_proto::reply;
-use cached_proto::text::{Get, Touch, encode_value, encode_value_head};
+use cached_proto::text::{Get, Touch, encode_value_head};
 
+use super::encode::encode_value;
 use crate::conn::output::{Output, PIN_BYTES_MIN};
 
 /// Keys looked up together.
@@ -27,7 +28,13 @@ pub(super) fn get(executor: &mut Executor<'_>, mut get: Get<'_>) -> Next {
         let mut after = get;
         if after.next_key().is_none() {
             let hash = executor.kv().hash(key);
-            read_one(executor, key, hash, get.with_cas);
+            let counters = executor.counters;
+            counters.get_cmds.bump();
+            if read_one(executor, key, hash, get.with_cas) {
+                counters.get_hits.bump();
+            } else {
+                counters.get_misses.bump();
+            }
             executor.reply(reply::END);
             return Next::Go;
         }
@@ -41,31 +48,54 @@ pub(crate) fn resume(executor: &mut Executor<'_>, mut get: Get<'_>) -> Next {
 }
 
 fn many(executor: &mut Executor<'_>, get: &mut Get<'_>) -> Next {
-    let touch = get.exptime.map(|exptime| executor.shared.clock.expiry(exptime));
+    if let Some(exptime) = get.exptime {
+        return touch_many(executor, get, exptime);
+    }
     let kv = executor.kv();
-    let mut batch: [(&[u8], Option<KeyHash>); BATCH] = [(&[], None); BATCH];
+    let Some(first) = get.next_key() else {
+        executor.reply(reply::END);
+        return Next::Go;
+    };
+    let mut keys: [&[u8]; BATCH] = [first; BATCH];
+    let mut hashes = [kv.hash(first); BATCH];
+    let mut count = 1;
     loop {
-        let mut count = 0;
         while count < BATCH
             && let Some(key) = get.next_key()
         {
-            batch[count] = (key, Some(kv.hash(key)));
+            keys[count] = key;
+            hashes[count] = kv.hash(key);
             count += 1;
         }
-        let keys = batch[..count].iter().filter_map(|(key, hash)| hash.map(|hash| (*key, hash)));
+        let batch = keys[..count].iter().zip(&hashes[..count]);
         if count >= PREFETCH_KEYS_MIN {
-            keys.clone().for_each(|(_, hash)| kv.prefetch_bucket(hash));
-            keys.clone().for_each(|(_, hash)| kv.prefetch_item(hash));
+            hashes[..count].iter().for_each(|hash| kv.prefetch_bucket(*hash));
+            hashes[..count].iter().for_each(|hash| kv.prefetch_item(*hash));
         }
-        for (key, hash) in keys {
-            match touch {
-                None => read_one(executor, key, hash, get.with_cas),
-                Some(expiry) => touch_one(executor, key, hash, expiry, get.with_cas),
-            }
+        let mut hits = 0;
+        for (key, hash) in batch {
+            hits += u64::from(read_one(executor, key, *hash, get.with_cas));
         }
+        executor.counters.get_cmds.add(count as u64);
+        executor.counters.get_hits.add(hits);
+        executor.counters.get_misses.add(count as u64 - hits);
         if count < BATCH {
             break;
         }
+        if executor.out.is_full() {
+            return Next::Suspend(get.cursor());
+        }
+        count = 0;
+    }
+    executor.reply(reply::END);
+    Next::Go
+}
+
+/// `gat`, `gats`, of however many keys.
+fn touch_many(executor: &mut Executor<'_>, get: &mut Get<'_>, exptime: i32) -> Next {
+    let expiry = executor.shared.clock.expiry(exptime);
+    while let Some(key) = get.next_key() {
+        touch_one(executor, key, executor.kv().hash(key), expiry, get.with_cas);
         if executor.out.is_full() {
             return Next::Suspend(get.cursor());
         }
@@ -74,23 +104,18 @@ fn many(executor: &mut Executor<'_>, get: &mut Get<'_>) -> Next {
     Next::Go
 }
 
-/// Answers for one key of a `get`.
+/// Answers for one key of a `get`; whether it was found. Counting hits is the caller's.
 #[inline]
-fn read_one(executor: &mut Executor<'_>, key: &[u8], hash: KeyHash, with_cas: bool) {
-    let counters = executor.counters;
-    counters.get_cmds.bump();
+fn read_one(executor: &mut Executor<'_>, key: &[u8], hash: KeyHash, with_cas: bool) -> bool {
     let out = &mut *executor.out;
     let result = executor.shared.kv.read(key, hash, |item| encode(out, key, item, with_cas));
-    match result {
-        Ok(()) => counters.get_hits.bump(),
-        Err(miss) => {
-            counters.get_misses.bump();
-            executor.count_miss_kind(miss);
-        }
+    if let Err(miss) = result {
+        executor.count_miss_kind(miss);
     }
     if executor.detail() {
         executor.shared.detail.record_get(key, result.is_ok());
     }
+    result.is_ok()
 }
 
 /// Answers for one key of a `gat`.

@@ -9,6 +9,7 @@ mod binary;
 mod debug;
 mod delete;
 mod dump;
+mod encode;
 mod flush;
 mod get;
 mod meta;

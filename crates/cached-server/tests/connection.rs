@@ -1,0 +1,324 @@
+//! A whole server in this process, and clients that make its connections' life hard: fragments, tiny
+//! buffers, slow readers, large values, more than allowed.
+
+use cached_server::settings::ListenAddress;
+use cached_server::{Logging, Server, Settings, Stopper};
+use socket2::{Domain, Socket, Type};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+/// A server that runs until it is dropped.
+struct Running {
+    address: SocketAddr,
+    stopper: Stopper,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Running {
+    fn start(change: impl FnOnce(&mut Settings)) -> Running {
+        let mut settings = Settings {
+            listen: vec![ListenAddress { host: Some("127.0.0.1".into()), port: 0 }],
+            threads: 2,
+            ..Settings::default()
+        };
+        change(&mut settings);
+        let server = Server::open(settings, Logging::embedded(0)).expect("a server");
+        let address = server.addresses().first().copied().unwrap_or_else(|| ([0, 0, 0, 0], 0).into());
+        let stopper = server.stopper();
+        let thread = thread::spawn(move || server.run(std::future::pending()).expect("threads"));
+        Running { address, stopper, thread: Some(thread) }
+    }
+
+    fn connect(&self) -> Client<TcpStream> {
+        let stream = TcpStream::connect(self.address).expect("a connection");
+        stream.set_nodelay(true).expect("a socket option");
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket option");
+        Client { stream }
+    }
+
+    /// A client with the smallest receive buffer that can be had.
+    fn connect_narrow(&self) -> Client<TcpStream> {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+        socket.set_recv_buffer_size(1).expect("a socket option");
+        socket.connect(&self.address.into()).expect("a connection");
+        let stream: TcpStream = socket.into();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket option");
+        Client { stream }
+    }
+
+    fn stop(&mut self) {
+        self.stopper.stop();
+        if let Some(thread) = self.thread.take() {
+            thread.join().expect("the server ends in order");
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            self.stop();
+        }
+    }
+}
+
+struct Client<S> {
+    stream: S,
+}
+
+impl<S: Read + Write> Client<S> {
+    fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        self.stream.write_all(bytes.as_ref()).expect("the server reads");
+    }
+
+    fn expect(&mut self, reply: impl AsRef<[u8]>) {
+        let reply = reply.as_ref();
+        let mut got = vec![0; reply.len()];
+        self.stream.read_exact(&mut got).expect("as many bytes as expected");
+        if got != reply {
+            let at = got.iter().zip(reply).position(|(got, wanted)| got != wanted).unwrap_or(0);
+            let shown = |bytes: &[u8]| bytes[at..bytes.len().min(at + 60)].escape_ascii().to_string();
+            panic!("differs at {at} of {}: got {}, expected {}", reply.len(), shown(&got), shown(reply));
+        }
+    }
+
+    fn ask(&mut self, request: impl AsRef<[u8]>, reply: impl AsRef<[u8]>) {
+        self.send(request);
+        self.expect(reply);
+    }
+
+    fn expect_end(&mut self) {
+        let mut rest = Vec::new();
+        // A reset is an end, too.
+        let _ = self.stream.read_to_end(&mut rest);
+        assert_eq!(rest.escape_ascii().to_string(), "");
+    }
+}
+
+fn value(bytes: usize, seed: usize) -> Vec<u8> {
+    (0..bytes).map(|at| b'a' + ((at * 7 + at / 1000 + seed) % 26) as u8).collect()
+}
+
+fn set(key: &str, value: &[u8]) -> Vec<u8> {
+    [format!("set {key} 0 0 {}\r\n", value.len()).as_bytes(), value, b"\r\n"].concat()
+}
+
+fn hit(key: &str, value: &[u8]) -> Vec<u8> {
+    [format!("VALUE {key} 0 {}\r\n", value.len()).as_bytes(), value, b"\r\n"].concat()
+}
+
+#[test]
+fn requests_in_single_bytes() {
+    let server = Running::start(|_| {});
+    let mut client = server.connect();
+    for byte in b"set k 5 0 4\r\nhihi\r\nget k none\r\nms m 2 c\r\n" {
+        client.send([*byte]);
+    }
+    client.expect("STORED\r\nVALUE k 5 4\r\nhihi\r\nEND\r\n");
+    for byte in b"ab\r\nmg m v\r\nbogus\r\nquit\r\n" {
+        client.send([*byte]);
+    }
+    let mut rest = Vec::new();
+    client.stream.read_to_end(&mut rest).expect("the end");
+    let rest = String::from_utf8(rest).expect("text");
+    assert!(rest.starts_with("HD c") && rest.ends_with("\r\nVA 2\r\nab\r\nERROR\r\n"), "{rest:?}");
+}
+
+#[test]
+fn values_of_every_kind_of_size_whole_and_in_pieces() {
+    let server = Running::start(|_| {});
+    let mut client = server.connect();
+    let sizes = [0, 1, 100, 4095, 4096, 4097, 8191, 8192, 16_000, 16_384, 40_000, 65_536, 300_000, 1_000_000];
+    for (seed, size) in sizes.into_iter().enumerate() {
+        let value = value(size, seed);
+        let request = [set("k", &value), b"get k\r\n".to_vec()].concat();
+        let reply = [b"STORED\r\n".to_vec(), hit("k", &value), b"END\r\n".to_vec()].concat();
+        client.ask(&request, &reply);
+        for piece in [777, 5000, 16_383, 70_000] {
+            for chunk in request.chunks(piece) {
+                client.send(chunk);
+                if size < 70_000 {
+                    thread::sleep(Duration::from_micros(200));
+                }
+            }
+            client.expect(&reply);
+        }
+    }
+}
+
+#[test]
+fn large_values_are_joined_and_conditions_hold() {
+    let server = Running::start(|_| {});
+    let mut client = server.connect();
+    let (first, second) = (value(200_000, 1), value(300_000, 2));
+    client.ask(set("k", &first), "STORED\r\n");
+    let append = [b"append k 0 0 300000\r\n", &second[..], b"\r\nget k\r\n"].concat();
+    let both = [first.clone(), second.clone()].concat();
+    client.ask(append, [b"STORED\r\n".to_vec(), hit("k", &both), b"END\r\n".to_vec()].concat());
+    client.ask([b"add k 0 0 300000\r\n", &second[..], b"\r\n"].concat(), "NOT_STORED\r\n");
+    client.ask([b"cas k 0 0 300000 1\r\n", &second[..], b"\r\n"].concat(), "EXISTS\r\n");
+    client.ask([b"ms k 300000 Oabc s\r\n", &second[..], b"\r\n"].concat(), "HD Oabc s300000\r\n");
+    client.ask([b"ms k 300000 q\r\n", &second[..], b"\r\nmn\r\n"].concat(), "MN\r\n");
+    // Joined they would be too large.
+    client.ask(set("k", &value(900_000, 3)), "STORED\r\n");
+    client.ask([b"append k 0 0 300000\r\n", &second[..], b"\r\n"].concat(), "NOT_STORED\r\n");
+}
+
+#[test]
+fn refused_values_are_thrown_away() {
+    let server = Running::start(|_| {});
+    let mut client = server.connect();
+    client.ask("set k 0 0 1\r\nx\r\nset l 0 0 1\r\nx\r\n", "STORED\r\nSTORED\r\n");
+    let large = value(3_000_000, 0);
+    client.ask(set("k", &large), "SERVER_ERROR object too large for cache\r\n");
+    client.ask("get k\r\n", "END\r\n");
+    let add = [b"add l 0 0 3000000\r\n", &large[..], b"\r\n"].concat();
+    client.ask(add, "SERVER_ERROR object too large for cache\r\n");
+    client.ask("get l\r\n", "VALUE l 0 1\r\nx\r\nEND\r\n");
+    // A body that does not end as it must, too long to wait for in a buffer.
+    let bad = [b"set l 0 0 100000\r\n", &value(100_000, 0)[..], b"xx"].concat();
+    client.ask(bad, "CLIENT_ERROR bad data chunk\r\n");
+    client.ask("get l\r\n", "VALUE l 0 1\r\nx\r\nEND\r\n");
+}
+
+#[test]
+fn replies_wait_for_a_slow_reader() {
+    let server = Running::start(|_| {});
+    let mut client = server.connect();
+    let values: Vec<Vec<u8>> = (0..20).map(|seed| value(1 + seed * 4_000, seed)).collect();
+    let mut line = String::from("get");
+    let mut reply = Vec::new();
+    for (index, value) in values.iter().enumerate() {
+        client.ask(set(&format!("key{index}"), value), "STORED\r\n");
+    }
+    for round in 0..400 {
+        let index = round * 7 % values.len();
+        line += &format!(" key{index} nokey{round}");
+        reply.extend_from_slice(&hit(&format!("key{index}"), &values[index]));
+    }
+    reply.extend_from_slice(b"END\r\n");
+    let mut narrow = server.connect_narrow();
+    // Twice, with requests behind, all unread for a while.
+    narrow.send([line.as_bytes(), b"\r\nversion\r\n", line.as_bytes(), b"\r\nget key0\r\n"].concat());
+    thread::sleep(Duration::from_millis(300));
+    client.ask("get nobody\r\n", "END\r\n");
+    narrow.expect(&reply);
+    narrow.expect("VERSION 1.6.45\r\n");
+    narrow.expect(&reply);
+    narrow.expect([hit("key0", &values[0]), b"END\r\n".to_vec()].concat());
+}
+
+#[test]
+fn a_large_value_for_a_slow_reader_stays_as_it_was() {
+    let server = Running::start(|_| {});
+    let mut client = server.connect();
+    let before = value(1_000_000, 1);
+    client.ask(set("k", &before), "STORED\r\n");
+    let mut narrow = server.connect_narrow();
+    narrow.send("get k\r\nget k\r\n");
+    thread::sleep(Duration::from_millis(200));
+    // Replaced, and the memory churned through, while half of it is on its way.
+    client.ask(set("k", b"other"), "STORED\r\n");
+    for round in 0..150 {
+        client.ask(set(&format!("churn{round}"), &value(900_000, round)), "STORED\r\n");
+    }
+    narrow.expect([hit("k", &before), b"END\r\n".to_vec()].concat());
+}
+
+#[test]
+fn whoever_holds_too_much_for_too_long_is_closed() {
+    let server = Running::start(|settings| settings.connection_bytes_max = 1 << 20);
+    let mut client = server.connect();
+    client.ask(set("k", &value(900_000, 1)), "STORED\r\n");
+    let mut slow: Vec<_> = (0..4).map(|_| server.connect_narrow()).collect();
+    for slow in &mut slow {
+        slow.send("get k k k k k k k k\r\n");
+        thread::sleep(Duration::from_millis(50));
+    }
+    thread::sleep(Duration::from_millis(300));
+    let closed = |slow: &mut Client<TcpStream>| {
+        let mut rest = Vec::new();
+        slow.stream.set_read_timeout(Some(Duration::from_millis(300))).expect("a socket option");
+        let whole = 8 * hit("k", &value(900_000, 1)).len() + 5;
+        // Ends early, by an end or a reset.
+        let _ = slow.stream.read_to_end(&mut rest);
+        rest.len() < whole
+    };
+    assert!(closed(&mut slow[0]), "the first has held the most for the longest");
+    client.ask("get nobody\r\n", "END\r\n");
+}
+
+#[test]
+fn a_full_table_turns_clients_away() {
+    let server = Running::start(|settings| settings.connections_max = 2);
+    let mut first = server.connect();
+    let mut second = server.connect();
+    first.ask("mn\r\n", "MN\r\n");
+    second.ask("mn\r\n", "MN\r\n");
+    let mut third = server.connect();
+    third.expect("ERROR Too many open connections\r\n");
+    third.expect_end();
+    drop(second);
+    thread::sleep(Duration::from_millis(200));
+    server.connect().ask("mn\r\n", "MN\r\n");
+}
+
+#[test]
+fn what_was_received_is_answered_at_shutdown() {
+    let mut server = Running::start(|_| {});
+    let mut client = server.connect();
+    client.ask("mn\r\n", "MN\r\n");
+    let large = value(500_000, 5);
+    client.send([set("k", &large), b"get k\r\nget k".to_vec()].concat());
+    thread::sleep(Duration::from_millis(100));
+    let reader = thread::spawn(move || {
+        client.expect([b"STORED\r\n".to_vec(), hit("k", &large), b"END\r\n".to_vec()].concat());
+        client.expect_end();
+    });
+    server.stop();
+    reader.join().expect("all replies, and then the end");
+}
+
+#[test]
+fn a_unix_socket_comes_and_goes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("socket");
+    let mut server = Running::start(|settings| {
+        settings.listen.clear();
+        settings.unix_path = Some(path.clone());
+        settings.unix_mask = 0o700;
+    });
+    let mut client = Client { stream: UnixStream::connect(&path).expect("a connection") };
+    let large = value(700_000, 9);
+    client.ask(set("k", &large), "STORED\r\n");
+    client.ask("get k\r\n", [hit("k", &large), b"END\r\n".to_vec()].concat());
+    drop(client);
+    server.stop();
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_dump_goes_on_for_a_slow_reader() {
+    let server = Running::start(|_| {});
+    let mut client = server.connect();
+    const COUNT: usize = 20_000;
+    let sets: Vec<u8> =
+        (0..COUNT).flat_map(|n| format!("set key:{n} 0 0 1 noreply\r\nx\r\n").into_bytes()).collect();
+    client.ask([sets, b"mn\r\n".to_vec()].concat(), "MN\r\n");
+    let mut narrow = server.connect_narrow();
+    narrow.send("lru_crawler mgdump all\r\nmn\r\n");
+    thread::sleep(Duration::from_millis(200));
+    let mut all = Vec::new();
+    while !all.ends_with(b"EN\r\nMN\r\n") {
+        let mut piece = [0; 8192];
+        let count = narrow.stream.read(&mut piece).expect("more");
+        assert!(count > 0, "the end came early");
+        all.extend_from_slice(&piece[..count]);
+    }
+    let keys: std::collections::BTreeSet<&[u8]> =
+        all.split(|byte| *byte == b'\n').filter(|line| line.starts_with(b"mg key:")).collect();
+    assert_eq!(keys.len(), COUNT);
+}
