@@ -38,7 +38,6 @@ pub(super) struct Store {
     disk: Arc<dyn Disk>,
     root: PathBuf,
     shards: [Mutex<HashMap<ObjectId, Arc<Object>, foldhash::fast::RandomState>>; SHARDS],
-    hasher: foldhash::fast::RandomState,
     /// Objects with something that is not stored. Entered under the object's lock.
     unsynced: Mutex<HashMap<ObjectId, Arc<Object>, foldhash::fast::RandomState>>,
     /// Directories with entries that are not stored.
@@ -101,7 +100,6 @@ impl Store {
             disk,
             root: root.to_path_buf(),
             shards: Default::default(),
-            hasher: foldhash::fast::RandomState::default(),
             unsynced: Mutex::default(),
             unsynced_dirs: Mutex::default(),
             claims: RwLock::new(claims),
@@ -166,8 +164,10 @@ impl Store {
     // ---- the table of objects
 
     fn shard(&self, id: &ObjectId) -> &Mutex<HashMap<ObjectId, Arc<Object>, foldhash::fast::RandomState>> {
-        use std::hash::BuildHasher;
-        &self.shards[self.hasher.hash_one(id) as usize >> 8 & (SHARDS - 1)]
+        // The map hashes properly; to spread objects over a few locks the end of the name will do.
+        let name = id.name.as_bytes();
+        let last = name.last().copied().unwrap_or(0);
+        &self.shards[(usize::from(last) ^ name.len()) % SHARDS]
     }
 
     /// The object if it is in memory.

@@ -1,0 +1,295 @@
+//! What the contract costs: an empty layer per call, and the file backend against bare pread and pwrite.
+//!
+//! One line per figure. Two things that are compared are run in turn, in the same process, over the same
+//! amount of data, and the median of the rounds is given. `cargo bench -p blocker`.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::fs::{File, OpenOptions};
+use std::hint::black_box;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use blocker::executor::block_on;
+use blocker::file::FileConfig;
+use blocker::*;
+use bytes::Bytes;
+
+/// The system's allocator, counting.
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: every call is handed on unchanged to the system's allocator, which keeps the trait's promises.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's promises are those that System asks for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: `pointer` came from System, through `alloc`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Answers at once, with bytes that are always the same: a hit, without a cache.
+struct Hit {
+    data: Segments,
+    events: EventHub,
+}
+
+fn no<T>() -> Reply<T> {
+    Reply::err(Error::Unsupported("only reads and writes are measured".into()))
+}
+
+impl Blocker for Hit {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::full(4096)
+    }
+    fn read(&self, _: ReadRequest) -> Reply<ReadReply> {
+        Reply::ok(ReadReply::new(self.data.clone(), 4096, Version(1)))
+    }
+    fn write(&self, _: WriteRequest) -> Reply<ChangeReply> {
+        Reply::ok(ChangeReply::new(Version(1), 4096, Durability::Cached))
+    }
+    fn write_zeroes(&self, _: WriteZeroesRequest) -> Reply<ChangeReply> {
+        no()
+    }
+    fn discard(&self, _: DiscardRequest) -> Reply<ChangeReply> {
+        no()
+    }
+    fn compare_and_write(&self, _: CompareAndWriteRequest) -> Reply<ChangeReply> {
+        no()
+    }
+    fn write_full(&self, _: WriteFullRequest) -> Reply<ChangeReply> {
+        no()
+    }
+    fn truncate(&self, _: TruncateRequest) -> Reply<ChangeReply> {
+        no()
+    }
+    fn delete(&self, _: DeleteRequest) -> Reply<DeleteReply> {
+        no()
+    }
+    fn copy(&self, _: CopyRequest) -> Reply<ChangeReply> {
+        no()
+    }
+    fn info(&self, _: InfoRequest) -> Reply<Info> {
+        no()
+    }
+    fn list(&self, _: ListRequest) -> Reply<ListReply> {
+        no()
+    }
+    fn flush(&self, _: FlushRequest) -> Reply<FlushReply> {
+        no()
+    }
+    fn claim(&self, _: ClaimRequest) -> Reply<ClaimReply> {
+        no()
+    }
+    fn invalidate(&self, _: InvalidateRequest) -> Reply<InvalidateReply> {
+        no()
+    }
+    fn subscribe(&self) -> Subscription {
+        self.events.subscribe()
+    }
+}
+
+fn object(index: u64) -> ObjectId {
+    ObjectId::new(Namespace::new("bench").unwrap(), Name::new(format!("object-{index:02}")).unwrap())
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
+
+/// CPU time of the whole process, threads of a pool included.
+fn cpu_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+fn layers() {
+    const CALLS: u32 = 200_000;
+    const DEPTH: usize = 8;
+    let data = Bytes::from(vec![7; 4096]);
+    let hit: Arc<dyn Blocker> = Arc::new(Hit { data: data.clone().into(), events: EventHub::new() });
+    let mut stack = Arc::clone(&hit);
+    for _ in 0..DEPTH {
+        stack = Arc::new(PassThrough::new(stack));
+    }
+    let object = object(0);
+    let read = |backend: &dyn Blocker| {
+        let reply = backend.read(ReadRequest::new(object.clone(), 0, 4096));
+        assert!(matches!(black_box(reply), Reply::Ready(Ok(_))));
+    };
+    let write = |backend: &dyn Blocker| {
+        let reply = backend.write(WriteRequest::new(object.clone(), 0, data.clone()));
+        assert!(matches!(black_box(reply), Reply::Ready(Ok(_))));
+    };
+    let time = |backend: &dyn Blocker, call: &dyn Fn(&dyn Blocker)| {
+        let start = Instant::now();
+        (0..CALLS).for_each(|_| call(black_box(backend)));
+        start.elapsed().as_nanos() as f64 / f64::from(CALLS)
+    };
+    for (what, call) in [("read", &read as &dyn Fn(&dyn Blocker)), ("write", &write)] {
+        let rounds = (0..15).map(|_| (time(&*stack, call) - time(&*hit, call)) / DEPTH as f64);
+        let layer_ns = median(rounds.collect());
+        let bare_ns = median((0..5).map(|_| time(&*hit, call)).collect());
+        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        (0..1000).for_each(|_| call(&*stack));
+        let allocations = ALLOCATIONS.load(Ordering::Relaxed) - before;
+        println!("empty_layer_{what}_ns {layer_ns:.1} (bar 30; the call itself {bare_ns:.1})");
+        println!("empty_layer_{what}_allocations_per_1000_calls {allocations} (bar 0)");
+        assert_eq!(allocations, 0, "a ready reply must not allocate");
+    }
+}
+
+const FILES: u64 = 16;
+const FILE_BYTES: u64 = 4 << 20;
+const OP_BYTES: usize = 4096;
+
+/// Where the n-th operation goes: all over 64 MiB, the same for both sides.
+fn place(n: u64) -> (usize, u64) {
+    let hash = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
+    ((hash % FILES) as usize, hash / FILES % (FILE_BYTES / OP_BYTES as u64) * OP_BYTES as u64)
+}
+
+fn per_op(ops: u64, mut act: impl FnMut(u64)) -> f64 {
+    let start = cpu_ns();
+    (0..ops).for_each(&mut act);
+    (cpu_ns() - start) as f64 / ops as f64
+}
+
+fn bare_files(dir: &std::path::Path) -> Vec<File> {
+    let data = vec![1; FILE_BYTES as usize];
+    let make = |index| {
+        let path = dir.join(format!("bare-{index}"));
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path).unwrap();
+        file.write_all_at(&data, 0).unwrap();
+        file.sync_all().unwrap();
+        file
+    };
+    (0..FILES).map(make).collect()
+}
+
+fn store(dir: &std::path::Path, config: FileConfig) -> (FileStore, Vec<ObjectId>) {
+    let store = FileStore::open_with(dir, config, Arc::new(SystemClock)).unwrap();
+    let objects: Vec<_> = (0..FILES).map(object).collect();
+    for object in &objects {
+        let data = vec![1; FILE_BYTES as usize];
+        let request = WriteFullRequest::new(object.clone(), data).durability(Durability::Stored);
+        block_on(store.write_full(request)).unwrap();
+    }
+    (store, objects)
+}
+
+fn report(what: &str, rounds: &[(f64, f64)], bar: &str) {
+    let bare = median(rounds.iter().map(|(bare, _)| *bare).collect());
+    let ours = median(rounds.iter().map(|(_, ours)| *ours).collect());
+    let ratio = median(rounds.iter().map(|(bare, ours)| ours / bare).collect());
+    println!("{what} {ratio:.2} ({bar}; bare {bare:.0} ns CPU, file backend {ours:.0} ns)");
+}
+
+fn file_backend() {
+    const OPS: u64 = 20_000;
+    const ROUNDS: usize = 11;
+    let dir = tempfile::tempdir_in(std::env::var_os("BENCH_DIR").unwrap_or("/tmp".into())).unwrap();
+    let files = bare_files(dir.path());
+    let (inline, objects) = store(&dir.path().join("inline"), FileConfig::default());
+    let pooled_config = FileConfig { inline_write_bytes_max: 0, threads: 2, ..FileConfig::default() };
+    let (pooled, _) = store(&dir.path().join("pooled"), pooled_config);
+    let payload = Bytes::from(vec![9; OP_BYTES]);
+    let mut buffer = vec![0; OP_BYTES];
+
+    let read = |store: &FileStore, n| {
+        let (file, offset) = place(n);
+        let request = ReadRequest::new(objects[file].clone(), offset, OP_BYTES as u64);
+        black_box(block_on(store.read(request)).unwrap());
+    };
+    let write = |store: &FileStore, n| {
+        let (file, offset) = place(n);
+        store.write(WriteRequest::new(objects[file].clone(), offset, payload.clone()))
+    };
+
+    let mut rounds = [const { Vec::new() }; 3];
+    // In turn, the other one first each time: the kernel's own state drifts.
+    let compare = |rounds: &mut Vec<(f64, f64)>, bare: &mut dyn FnMut(u64), ours: &mut dyn FnMut(u64)| {
+        let pair = if rounds.len() % 2 == 0 {
+            let bare = per_op(OPS, &mut *bare);
+            (bare, per_op(OPS, &mut *ours))
+        } else {
+            let ours = per_op(OPS, &mut *ours);
+            (per_op(OPS, &mut *bare), ours)
+        };
+        rounds.push(pair);
+    };
+    for _ in 0..ROUNDS {
+        compare(
+            &mut rounds[0],
+            &mut |n| {
+                let (file, offset) = place(n);
+                files[file].read_exact_at(&mut buffer, offset).unwrap();
+                black_box(&buffer);
+            },
+            &mut |n| read(&inline, n),
+        );
+        let mut bare_write = |n| {
+            let (file, offset) = place(n);
+            files[file].write_all_at(&payload, offset).unwrap();
+        };
+        compare(&mut rounds[1], &mut bare_write, &mut |n| drop(block_on(write(&inline, n)).unwrap()));
+        // Through the pool, 32 in flight, as a server has them.
+        let mut flight = Vec::with_capacity(32);
+        compare(&mut rounds[2], &mut bare_write, &mut |n| {
+            flight.push(write(&pooled, n));
+            if flight.len() == 32 {
+                flight.drain(..).for_each(|reply| drop(block_on(reply).unwrap()));
+            }
+        });
+    }
+    report("file_read_4096_cpu_ratio", &rounds[0], "bar 1.2");
+    report("file_write_4096_cpu_ratio", &rounds[1], "bar 1.2");
+    report("file_write_4096_pooled_depth32_cpu_ratio", &rounds[2], "no bar");
+    inline.close().unwrap();
+    pooled.close().unwrap();
+}
+
+fn memory() {
+    let memory = Memory::default();
+    let data = Bytes::from(vec![9; OP_BYTES]);
+    block_on(memory.write_full(WriteFullRequest::new(object(0), vec![1; FILE_BYTES as usize]))).unwrap();
+    let read = median(
+        (0..7)
+            .map(|_| {
+                per_op(20_000, |n| {
+                    let request = ReadRequest::new(object(0), place(n).1, OP_BYTES as u64);
+                    black_box(block_on(memory.read(request)).unwrap());
+                })
+            })
+            .collect(),
+    );
+    let write = median(
+        (0..7)
+            .map(|_| {
+                per_op(20_000, |n| {
+                    let request = WriteRequest::new(object(0), place(n).1, data.clone());
+                    black_box(block_on(memory.write(request)).unwrap());
+                })
+            })
+            .collect(),
+    );
+    println!("memory_read_4096_ns {read:.0}");
+    println!("memory_write_4096_ns {write:.0}");
+}
+
+fn main() {
+    layers();
+    memory();
+    file_backend();
+}

@@ -1,0 +1,124 @@
+//! `--backend`: which backend is meant, and how to open it. A new kind of backend is one more variant
+//! here; no command knows which one it talks to.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blocker::faulty::FaultPlan;
+use blocker::file::FileConfig;
+use blocker::{Blocker, Faulty, FileStore, Memory, Result, SystemClock};
+
+/// A backend as it is written on the command line.
+#[derive(Clone, Debug)]
+pub(crate) enum BackendSpec {
+    File(PathBuf),
+    Memory,
+    Faulty(FaultPlan, Box<BackendSpec>),
+}
+
+impl FromStr for BackendSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let (kind, rest) =
+            text.split_once(':').ok_or("a backend is written KIND:..., for example file:DIR")?;
+        match kind {
+            "file" if rest.is_empty() => Err("file: needs a directory".into()),
+            "file" => Ok(Self::File(rest.into())),
+            "memory" if rest.is_empty() => Ok(Self::Memory),
+            "memory" => Err("memory: takes nothing after the colon".into()),
+            "faulty" => {
+                let example = "faulty: is written faulty:seed=1,error_permille=10:BACKEND";
+                let (keys, inner) = rest.split_once(':').ok_or(example)?;
+                Ok(Self::Faulty(plan(keys)?, Box::new(inner.parse()?)))
+            }
+            _ => Err(format!("{kind:?} is no kind of backend; there are file:DIR, memory: and faulty:...")),
+        }
+    }
+}
+
+fn plan(keys: &str) -> std::result::Result<FaultPlan, String> {
+    let mut plan = FaultPlan::benign(1);
+    for pair in keys.split(',').filter(|pair| !pair.is_empty()) {
+        let (key, value) = pair.split_once('=').ok_or(format!("{pair:?} is not KEY=NUMBER"))?;
+        let number: u64 = value.parse().map_err(|_| format!("{value:?} is not a number"))?;
+        let permille = u32::try_from(number).ok().filter(|permille| *permille <= 1000);
+        let permille = permille.ok_or(format!("{key}={number}: at most 1000"));
+        match key {
+            "seed" => plan.seed = number,
+            "delay_us" => {
+                plan.delay = Duration::ZERO..Duration::from_micros(number);
+                plan.delay_permille = plan.delay_permille.max(1000);
+            }
+            "delay_permille" => plan.delay_permille = permille?,
+            "error_permille" => plan.error_permille = permille?,
+            "unknown_permille" => plan.unknown_permille = permille?,
+            _ => return Err(format!("{key:?} is no fault")),
+        }
+    }
+    Ok(plan)
+}
+
+/// A backend, and what must be closed when the command is done.
+pub(crate) struct Opened {
+    pub(crate) backend: Arc<dyn Blocker>,
+    file: Option<Arc<FileStore>>,
+}
+
+impl Opened {
+    /// # Errors
+    /// What opening it says.
+    pub(crate) fn open(spec: &BackendSpec) -> Result<Self> {
+        match spec {
+            BackendSpec::Memory => Ok(Self { backend: Arc::new(Memory::default()), file: None }),
+            BackendSpec::File(dir) => {
+                // One call at a time: threads would only cost.
+                let config = FileConfig { threads: 0, ..FileConfig::default() };
+                let file = Arc::new(FileStore::open_with(dir, config, Arc::new(SystemClock))?);
+                Ok(Self { backend: Arc::clone(&file) as _, file: Some(file) })
+            }
+            BackendSpec::Faulty(plan, inner) => {
+                let Self { backend, file } = Self::open(inner)?;
+                let backend = Arc::new(Faulty::new(backend, plan.clone(), Arc::new(SystemClock)));
+                Ok(Self { backend, file })
+            }
+        }
+    }
+
+    /// # Errors
+    /// What closing it says: something may not be stored.
+    pub(crate) fn close(self) -> Result<()> {
+        self.file.map_or(Ok(()), |file| file.close())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backends_are_written_as_kind_and_rest() {
+        assert!(matches!("memory:".parse(), Ok(BackendSpec::Memory)));
+        assert!(matches!("file:a:b".parse(), Ok(BackendSpec::File(dir)) if dir == PathBuf::from("a:b")));
+        let Ok(BackendSpec::Faulty(plan, inner)) = "faulty:seed=7,error_permille=5:file:d".parse() else {
+            panic!("not taken for a faulty backend")
+        };
+        assert_eq!((plan.seed, plan.error_permille), (7, 5));
+        assert!(matches!(*inner, BackendSpec::File(_)));
+        for wrong in [
+            "",
+            "file",
+            "file:",
+            "memory:x",
+            "tape:0",
+            "faulty:seed=1",
+            "faulty:seed=x:memory:",
+            "faulty:error_permille=1001:memory:",
+            "faulty:oops=1:memory:",
+        ] {
+            assert!(wrong.parse::<BackendSpec>().is_err(), "{wrong}");
+        }
+    }
+}

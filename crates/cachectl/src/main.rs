@@ -1,0 +1,66 @@
+//! `cachectl`: a person's way to try any backend.
+//!
+//! ```text
+//! cachectl --backend file:DIR put NAME FILE
+//! ```
+//!
+//! One subcommand per file in `command/`, one backend per function in `backend`. Output goes to standard
+//! output, as text or with `--json` as one JSON value per line; progress and errors go to standard error,
+//! an error as one line. The exit code says what kind of error it was, see [`exit`].
+
+mod backend;
+mod command;
+mod exit;
+mod output;
+mod progress;
+
+use clap::Parser;
+
+use backend::{BackendSpec, Opened};
+use command::Command;
+use output::Output;
+
+/// Try a storage backend of cached: put, get, copy, list, flush, or test it against the contract.
+///
+/// Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such object, 4 refused (exists, condition, fenced,
+/// denied), 5 try again later (busy, out of space, not stored), 6 corrupt or lost, 7 outcome unknown.
+#[derive(Parser)]
+#[command(name = "cachectl", version, max_term_width = 100)]
+struct Arguments {
+    /// file:DIR, memory: or faulty:seed=N,...:BACKEND (keys: delay_us, delay_permille, error_permille,
+    /// unknown_permille)
+    #[arg(short, long, value_name = "BACKEND", env = "CACHECTL_BACKEND")]
+    backend: BackendSpec,
+
+    /// The namespace of the objects.
+    #[arg(short, long, default_value = "default")]
+    namespace: String,
+
+    /// Write one JSON value per line instead of text.
+    #[arg(long)]
+    json: bool,
+
+    #[command(subcommand)]
+    command: Command,
+}
+
+fn main() -> std::process::ExitCode {
+    let arguments = Arguments::parse();
+    let output = Output::new(arguments.json);
+    match run(arguments, &output) {
+        Ok(()) => std::process::ExitCode::SUCCESS,
+        Err(failure) => {
+            output.failure(&failure);
+            failure.code()
+        }
+    }
+}
+
+fn run(arguments: Arguments, output: &Output) -> Result<(), exit::Failure> {
+    let namespace = blocker::Namespace::new(arguments.namespace.into_bytes())?;
+    let opened = Opened::open(&arguments.backend)?;
+    let done = arguments.command.run(&opened, &namespace, output);
+    // Close in order even after a failure; the first failure is the one to tell.
+    let closed = opened.close();
+    done.and(closed.map_err(Into::into))
+}

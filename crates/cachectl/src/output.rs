@@ -1,0 +1,33 @@
+//! What a command says: text for people, or one JSON value per line for programs.
+
+use std::io::Write;
+
+use serde_json::Value;
+
+use crate::exit::Failure;
+
+pub(crate) struct Output {
+    json: bool,
+}
+
+impl Output {
+    pub(crate) fn new(json: bool) -> Self {
+        Self { json }
+    }
+
+    /// One result, either way.
+    pub(crate) fn say(&self, text: impl std::fmt::Display, value: &Value) -> Result<(), Failure> {
+        let mut out = std::io::stdout().lock();
+        let written = if self.json { writeln!(out, "{value}") } else { writeln!(out, "{text}") };
+        written.map_err(Failure::io("standard output"))
+    }
+
+    /// The last word when something went wrong: one line on standard error.
+    pub(crate) fn failure(&self, failure: &Failure) {
+        if self.json {
+            eprintln!("{}", serde_json::json!({ "error": failure.kind(), "message": failure.to_string() }));
+        } else {
+            eprintln!("cachectl: {failure}");
+        }
+    }
+}

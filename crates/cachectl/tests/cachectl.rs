@@ -1,0 +1,189 @@
+//! The real binary, as a person uses it.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+struct Probe {
+    dir: tempfile::TempDir,
+}
+
+impl Probe {
+    fn new() -> Self {
+        Self { dir: tempfile::tempdir().unwrap() }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cachectl"));
+        command.arg("--backend").arg(format!("file:{}", self.path("store").display())).args(arguments);
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).stdin(Stdio::null()).output().unwrap()
+    }
+
+    #[track_caller]
+    fn ok(&self, arguments: &[&str]) -> Vec<u8> {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
+    }
+
+    /// It fails with this code and one line that contains the text.
+    #[track_caller]
+    fn fails(&self, arguments: &[&str], code: i32, text: &str) {
+        let output = self.run(arguments);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {error}");
+        assert!(error.contains(text), "{error:?} does not say {text:?}");
+        assert_eq!(error.lines().count(), 1, "more than one line: {error:?}");
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn file(&self, name: &str, content: &[u8]) -> String {
+        std::fs::write(self.path(name), content).unwrap();
+        self.path(name).to_str().unwrap().to_owned()
+    }
+}
+
+fn pattern(len: usize) -> Vec<u8> {
+    (0..len).map(|n| (n * 31 + n / 251) as u8).collect()
+}
+
+#[test]
+fn what_is_put_is_got_copied_listed_and_removed() {
+    let probe = Probe::new();
+    let content = pattern(3_000_001);
+    let input = probe.file("in", &content);
+    let said = String::from_utf8(probe.ok(&["put", "disk/0", &input])).unwrap();
+    assert!(said.starts_with("3000001 bytes stored as default/disk/0"), "{said}");
+    assert_eq!(probe.ok(&["get", "disk/0"]), content);
+    probe.ok(&["cp", "disk/0", "copy"]);
+    let out = probe.path("out");
+    probe.ok(&["get", "copy", out.to_str().unwrap()]);
+    assert_eq!(std::fs::read(&out).unwrap(), content);
+    let listed = String::from_utf8(probe.ok(&["ls"])).unwrap();
+    assert_eq!(listed.split_whitespace().collect::<Vec<_>>(), ["3000001", "copy", "3000001", "disk/0"]);
+    assert_eq!(probe.ok(&["ls", "-1", "disk"]), b"disk/0\n");
+    probe.ok(&["rm", "disk/0"]);
+    assert_eq!(probe.ok(&["ls", "-1"]), b"copy\n");
+    assert_eq!(probe.ok(&["flush"]), b"stored\n");
+    // Another namespace is another world.
+    assert_eq!(probe.ok(&["--namespace", "other", "ls"]), b"");
+}
+
+#[test]
+fn standard_input_is_taken_and_versions_stay_between_runs() {
+    let probe = Probe::new();
+    let mut child = probe.command(&["--json", "put", "piped"]);
+    let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"from a pipe").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let put: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(put["size_bytes"], 11);
+    let info: serde_json::Value = serde_json::from_slice(&probe.ok(&["--json", "info", "piped"])).unwrap();
+    assert_eq!(info["version"], put["version"]);
+    assert_eq!(info["stamp"], serde_json::Value::Null);
+    assert_eq!(probe.ok(&["get", "piped", "-"]), b"from a pipe");
+}
+
+#[test]
+fn errors_are_one_clear_line_and_an_exit_code() {
+    let probe = Probe::new();
+    let input = probe.file("in", b"x");
+    probe.fails(&["get", "absent"], 3, "default/absent: no such object");
+    probe.fails(&["rm", "absent"], 3, "no such object");
+    probe.fails(&["info", ""], 2, "1 to 255 bytes");
+    probe.fails(&["put", "x", "/no/such/file"], 1, "/no/such/file");
+    probe.ok(&["put", "x", &input]);
+    probe.fails(&["put", "--new", "x", &input], 4, "exists already");
+    probe.fails(&["--json", "get", "absent"], 3, r#""error":"missing""#);
+    // A failed get leaves no file behind.
+    let out = probe.path("out");
+    probe.fails(&["get", "absent", out.to_str().unwrap()], 3, "no such object");
+    assert!(!out.exists());
+    let usage =
+        Command::new(env!("CARGO_BIN_EXE_cachectl")).args(["--backend", "tape:0", "ls"]).output().unwrap();
+    assert_eq!(usage.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&usage.stderr).contains("no kind of backend"));
+}
+
+#[test]
+fn a_directory_of_something_else_is_left_alone() {
+    let probe = Probe::new();
+    std::fs::create_dir(probe.path("store")).unwrap();
+    probe.file("store/precious", b"data");
+    probe.fails(&["ls"], 4, "is not a store");
+    assert_eq!(std::fs::read(probe.path("store/precious")).unwrap(), b"data");
+}
+
+#[test]
+fn a_held_directory_is_refused_and_names_its_holder() {
+    let probe = Probe::new();
+    let mut holder = probe.command(&["put", "slow"]);
+    let mut holder = holder.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    // It has the store open once its superblock is there, and waits for its input.
+    while !probe.path("store/superblock").exists() {
+        assert!(holder.try_wait().unwrap().is_none(), "the holder has ended");
+        std::thread::yield_now();
+    }
+    probe.fails(&["ls"], 4, &format!("held by another process (process {})", holder.id()));
+    drop(holder.stdin.take());
+    assert!(holder.wait().unwrap().success());
+    assert_eq!(probe.ok(&["ls", "-1"]), b"slow\n");
+}
+
+#[test]
+fn what_is_larger_than_an_object_is_refused_or_striped() {
+    let probe = Probe::new();
+    let content = pattern(9_000_000);
+    let input = probe.file("in", &content);
+    probe.fails(&["put", "big", &input], 2, "larger than an object may be (4194304 bytes); --stripe");
+    let said: serde_json::Value =
+        serde_json::from_slice(&probe.ok(&["--json", "put", "--stripe", "big", &input])).unwrap();
+    assert_eq!(said["stripes"], 3);
+    assert_eq!(probe.ok(&["get", "--stripe", "big"]), content);
+    // Putting less leaves nothing of the old stripes.
+    let less = probe.file("less", b"less");
+    probe.ok(&["put", "--stripe", "big", &less]);
+    assert_eq!(probe.ok(&["get", "--stripe", "big"]), b"less");
+    probe.ok(&["rm", "--stripe", "big"]);
+    probe.fails(&["get", "--stripe", "big"], 3, "no such object");
+    // An object of exactly the limit is one object.
+    let exact = probe.file("exact", &content[..4 << 20]);
+    probe.ok(&["put", "exact", &exact]);
+    assert_eq!(probe.ok(&["get", "exact"]).len(), 4 << 20);
+}
+
+#[test]
+fn any_backend_can_be_tested_against_the_contract() {
+    let probe = Probe::new();
+    let said = String::from_utf8(probe.ok(&["conformance"])).unwrap();
+    assert!(said.contains("pass content::holes_read_as_zeros"), "{said}");
+    assert!(said.contains("skip crash::"), "{said}");
+    assert!(said.lines().last().unwrap().contains(" 0 failed"), "{said}");
+    probe.fails(&["conformance", "no such case"], 2, "no case is called");
+    let faulty = Command::new(env!("CARGO_BIN_EXE_cachectl"))
+        .args(["--backend", "faulty:seed=3,unknown_permille=200:memory:", "--json", "conformance", "content"])
+        .output()
+        .unwrap();
+    assert_eq!(faulty.status.code(), Some(1));
+    let lines = String::from_utf8(faulty.stdout).unwrap();
+    let last: serde_json::Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
+    assert!(last["failed"].as_u64().unwrap() > 0, "{last}");
+}
+
+#[test]
+fn a_damaged_store_is_refused() {
+    let probe = Probe::new();
+    probe.ok(&["ls"]);
+    let path = probe.path("store/superblock");
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[10] ^= 0xff;
+    std::fs::write(Path::new(&path), &bytes).unwrap();
+    probe.fails(&["ls"], 6, "corrupt: the superblock fails its checks");
+}
