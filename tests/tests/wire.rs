@@ -40,6 +40,7 @@ scripts! {
     meta_stale,
     misc,
     noreply,
+    options,
     retrieval,
     sizes,
     stats,
