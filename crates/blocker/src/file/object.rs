@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! none ──create──> blank slots or live slot, unsynced ──sync──> live slot
-//! live ──stamped delete──> tombstone slot, no data ──create──> data, tombstone slot ──sync──> live slot
+//! live ──stamped delete──> tombstone slot, no data ──create──> live slot with the tombstone's stamp
 //! live ──delete──> none          live ──write_full, copy──> another file, renamed over it
 //! ```
 //!

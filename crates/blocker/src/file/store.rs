@@ -445,8 +445,16 @@ impl Store {
         }
         let failed = |error: io::Error| Error::from_io(&error, "creating an object");
         if let Some(file) = &state.file {
-            // A tombstone's file: no data. It stays a tombstone on disk until the object is synced.
-            file.set_len(HEADER_BYTES).map_err(failed)?;
+            // A tombstone's file. The object lives again from here on, so that it survives kill -9; it
+            // keeps the tombstone's stamp until its own data are stored. Synced in between: the old
+            // data must be gone from the disk before there can be an object again.
+            let mut slot = object.slot.lock();
+            let alive = Slot { count: 0, version, stamp: state.stamp, tombstone: false };
+            let revived = file
+                .set_len(HEADER_BYTES)
+                .and_then(|()| file.sync_data())
+                .and_then(|()| object.write_slot(&**file, &mut slot, alive));
+            revived.map_err(failed)?;
             return Ok(Arc::clone(file));
         }
         self.make_parents(&object.path).map_err(failed)?;
