@@ -16,6 +16,13 @@ pub(crate) fn next_word(line: &[u8], mut at: usize) -> Option<(usize, usize)> {
 pub(crate) fn word_len(text: &[u8]) -> usize {
     let mut rest = text;
     while let Some((chunk, tail)) = rest.split_first_chunk() {
+        let spaces = spaces(chunk);
+        if spaces != 0 {
+            return text.len() - rest.len() + spaces.trailing_zeros() as usize;
+        }
+        rest = tail;
+    }
+    while let Some((chunk, tail)) = rest.split_first_chunk() {
         if let Some(at) = first_zero(u64::from_le_bytes(*chunk) ^ SPACES) {
             return text.len() - rest.len() + at;
         }
@@ -48,6 +55,25 @@ pub(crate) fn word_before_crlf(text: &[u8]) -> Option<usize> {
     }
     let at = text.len() - rest.len() + rest.iter().position(|byte| *byte <= b' ')?;
     text[at..].starts_with(b"\r\n").then_some(at)
+}
+
+/// A bit for each of sixteen bytes that is a space, the first in the lowest bit.
+#[inline]
+fn spaces(chunk: &[u8; 16]) -> u32 {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use std::arch::x86_64::{_mm_cmpeq_epi8, _mm_movemask_epi8, _mm_set_epi64x, _mm_set1_epi8};
+        let all = u128::from_le_bytes(*chunk);
+        // SAFETY: these need SSE2, which every x86-64 has, and touch no memory.
+        unsafe {
+            let all = _mm_set_epi64x((all >> 64) as i64, all as i64);
+            _mm_movemask_epi8(_mm_cmpeq_epi8(all, _mm_set1_epi8(b' ' as i8))) as u32
+        }
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    {
+        chunk.iter().enumerate().fold(0, |mask, (at, byte)| mask | u32::from(*byte == b' ') << at)
+    }
 }
 
 const ONES: u64 = u64::MAX / 255;

@@ -14,7 +14,7 @@ mod store;
 
 pub(crate) use admin::decode as decode_unknown;
 pub use admin::{Admin, Tokens, Verb};
-pub use get::{Get, GetCursor, encode_value, encode_value_head};
+pub use get::{Get, GetCursor, encode_value, encode_value_head, plain_get};
 pub use simple::{
     Arithmetic, Delete, FlushAll, Touch, Verbosity, encode_number, encode_stat, encode_version,
 };
@@ -91,8 +91,8 @@ pub fn decode<'a>(input: &'a [u8], scanned: usize, limits: &Limits) -> Decoded<'
     decode_line(input, scanned, limits)
 }
 
-/// All but a plain `get` of one key; out of line so that [`decode`] stays small enough to inline.
-fn decode_line<'a>(input: &'a [u8], scanned: usize, limits: &Limits) -> Decoded<'a> {
+/// [`decode`], for input in which [`plain_get`] has found nothing; out of line so that `decode` stays small enough to inline.
+pub fn decode_line<'a>(input: &'a [u8], scanned: usize, limits: &Limits) -> Decoded<'a> {
     let Some(line_len) = line::len(input, scanned) else {
         return line::unfinished(input, limits);
     };

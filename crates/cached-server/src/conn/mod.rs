@@ -334,7 +334,12 @@ impl Connection {
             let Some(&first) = rest.first() else { return (used, Stop::Input) };
             let protocol = *self.protocol.get_or_insert_with(|| Protocol::detect(first));
             let next = match protocol {
-                Protocol::Text => match text::decode(rest, scanned, &Limits::DEFAULT) {
+                Protocol::Text if let Some((key, consumed)) = text::plain_get(rest) => {
+                    exec::get_plain(&mut executor, key);
+                    used += consumed;
+                    Next::Go
+                }
+                Protocol::Text => match text::decode_line(rest, scanned, &Limits::DEFAULT) {
                     Decoded::Request { request, consumed } => match exec::text(&mut executor, &request) {
                         Next::Suspend(cursor) => {
                             self.phase = Phase::Get { cursor, line_bytes: consumed };
@@ -430,7 +435,7 @@ impl Connection {
     fn resume(&mut self, executor: &mut Executor<'_>, input: &[u8]) -> Result<usize, Stop> {
         match &mut self.phase {
             Phase::Command => Ok(0),
-            Phase::Get { cursor, line_bytes } => match exec::resume_get(executor, cursor.resume(input)) {
+            Phase::Get { cursor, line_bytes } => match exec::get_many(executor, &mut cursor.resume(input)) {
                 Next::Suspend(further) => {
                     *cursor = further;
                     Err(Stop::Output)

@@ -18,36 +18,21 @@ const BATCH: usize = 16;
 /// Below so many keys, asking ahead costs more than it saves.
 const PREFETCH_KEYS_MIN: usize = 4;
 
-/// A retrieval from its first key.
+/// `get` of one key: the shortest path there is.
 #[inline]
-pub(super) fn get(executor: &mut Executor<'_>, mut get: Get<'_>) -> Next {
-    let mut rest = get;
-    if get.exptime.is_none()
-        && let Some(key) = get.next_key()
-    {
-        let mut after = get;
-        if after.next_key().is_none() {
-            let hash = executor.kv().hash(key);
-            let counters = executor.counters;
-            counters.get_cmds.bump();
-            if read_one(executor, key, hash, get.with_cas) {
-                counters.get_hits.bump();
-            } else {
-                counters.get_misses.bump();
-            }
-            executor.reply(reply::END);
-            return Next::Go;
-        }
+pub(crate) fn plain(executor: &mut Executor<'_>, key: &[u8]) {
+    let counters = executor.counters;
+    counters.get_cmds.bump();
+    if read_one(executor, key, executor.kv().hash(key), false) {
+        counters.get_hits.bump();
+    } else {
+        counters.get_misses.bump();
     }
-    many(executor, &mut rest)
+    executor.reply(reply::END);
 }
 
-/// A retrieval from where it was interrupted.
-pub(crate) fn resume(executor: &mut Executor<'_>, mut get: Get<'_>) -> Next {
-    many(executor, &mut get)
-}
-
-fn many(executor: &mut Executor<'_>, get: &mut Get<'_>) -> Next {
+/// A retrieval of any number of keys, from the first or from where it was interrupted.
+pub(crate) fn many(executor: &mut Executor<'_>, get: &mut Get<'_>) -> Next {
     if let Some(exptime) = get.exptime {
         return touch_many(executor, get, exptime);
     }

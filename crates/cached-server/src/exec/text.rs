@@ -10,7 +10,7 @@ use cached_proto::text::{self, Request};
 #[inline]
 pub(crate) fn execute(executor: &mut Executor<'_>, request: &Request<'_>) -> Next {
     if let Request::Get(get) = request {
-        return get::get(executor, *get);
+        return get::many(executor, &mut get.clone());
     }
     execute_other(executor, request)
 }
@@ -19,7 +19,7 @@ pub(crate) fn execute(executor: &mut Executor<'_>, request: &Request<'_>) -> Nex
 #[inline(never)]
 fn execute_other(executor: &mut Executor<'_>, request: &Request<'_>) -> Next {
     match request {
-        Request::Get(get) => return get::get(executor, *get),
+        Request::Get(get) => return get::many(executor, &mut get.clone()),
         Request::Store(command) => store::text(executor, command),
         Request::MetaGet(command) => meta::get(executor, command),
         Request::MetaSet(command) => store::meta(executor, command),
