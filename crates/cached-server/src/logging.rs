@@ -9,6 +9,7 @@
 //!
 //! Requests are never logged one by one.
 
+use std::io::IsTerminal;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use tracing_subscriber::filter::LevelFilter;
@@ -26,7 +27,10 @@ impl Logging {
     /// Sends the process's logs to standard error. At most once per process.
     pub fn install(verbosity: u8) -> Logging {
         let (filter, handle) = reload::Layer::new(level(verbosity));
-        let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+        let lines = tracing_subscriber::fmt::layer()
+            .with_writer(std::io::stderr)
+            .with_target(false)
+            .with_ansi(std::io::stderr().is_terminal());
         tracing_subscriber::registry().with(filter).with(lines).init();
         let apply = move |verbosity| {
             // Fails only if the subscriber is gone, and then nobody reads.

@@ -74,6 +74,7 @@ pub struct MetaFlags {
     /// `t` came before `T` or `N`, whichever the item's expiry was set by.
     ttl_left_first: u8,
     recache_after_ttl: bool,
+    ttl_after_vivify: bool,
     ttl: i32,
     vivify: i32,
     recache: i32,
@@ -95,6 +96,7 @@ impl MetaFlags {
         opaque: Opaque::NONE,
         ttl_left_first: 0,
         recache_after_ttl: false,
+        ttl_after_vivify: false,
         ttl: 0,
         vivify: 0,
         recache: 0,
@@ -183,6 +185,12 @@ impl MetaFlags {
         self.ttl_left_first & TTL_LEFT_BEFORE_VIVIFY != 0
     }
 
+    /// Whether `T` came after `N`: an item created then has the expiry of `T`, and otherwise that of `N`.
+    #[inline]
+    pub fn updates_after_vivify(&self) -> bool {
+        self.ttl_after_vivify
+    }
+
     /// Whether `R` came after `T`: it is then judged by the new time to live.
     #[inline]
     pub fn recaches_after_update(&self) -> bool {
@@ -226,6 +234,7 @@ impl MetaFlags {
             }
             b'T' => {
                 self.ttl_left_first |= if self.has(Flag::TtlLeft) { TTL_LEFT_BEFORE_TTL } else { 0 };
+                self.ttl_after_vivify = self.has(Flag::Vivify);
                 self.ttl = signed(argument)?;
             }
             b'N' => {

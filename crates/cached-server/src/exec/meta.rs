@@ -24,14 +24,24 @@ pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
     let key_bytes = key.bytes(&mut buffer);
     let kv = executor.kv();
     let out = &mut *executor.out;
+    let mut created = false;
     let encode = |item: &ItemView<'_>, fetched: &Fetched| {
         let now = item.now();
         // Flags act in the order in which they were written.
-        let expiry = match (fetched.created, touch) {
-            (true, _) if flags.shows_ttl_before_vivify() => Default::default(),
-            (false, Some(_)) if flags.shows_ttl_before_update() => fetched.expiry_before,
-            _ => item.expiry(),
+        let touched = touch.filter(|_| !flags.shows_ttl_before_update());
+        let made = vivify.filter(|_| fetched.created && !flags.shows_ttl_before_vivify());
+        let expiry = match (touched, made) {
+            (Some(touched), Some(made)) => {
+                if flags.updates_after_vivify() {
+                    touched
+                } else {
+                    made
+                }
+            }
+            (None, None) if fetched.created => Expiry::NEVER,
+            (touched, made) => touched.or(made).unwrap_or(fetched.expiry_before),
         };
+        created = fetched.created;
         let told = MetaItem {
             key: item.key(),
             key_is_binary: item.key_binary(),
@@ -52,6 +62,15 @@ pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
         }
     };
     let result = kv.fetch(key_bytes, kv.hash(key_bytes), &options, encode);
+    // `T` has been applied to what was just made; if `N` came after it, `N` has the last word.
+    if let Some(expiry) = vivify
+        && created
+        && touch.is_some()
+        && !flags.updates_after_vivify()
+    {
+        // Gone already: then there is nothing to put right.
+        let _ = kv.touch(key_bytes, kv.hash(key_bytes), expiry);
+    }
     let counters = executor.counters;
     match result {
         Ok(()) if touch.is_some() => {
