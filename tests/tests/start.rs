@@ -1,0 +1,68 @@
+//! The start: options that cannot be, what `-V` says, the unix socket's mode, a port that is taken.
+
+use cached_tests::program::Flavour;
+use cached_tests::server::{Server, Start};
+use std::os::unix::fs::PermissionsExt;
+
+/// Wrong options end the start with a word about them, not with a panic.
+#[test]
+fn wrong_options() {
+    for (args, word) in [
+        ("-I 1000", "Item max size cannot be less than 1024 bytes."),
+        ("-I 40m -m 64", "Cannot set item size limit higher than 1/2 of memory max."),
+        ("-I 1025m -m 4096", ""),
+        ("-t 0", ""),
+        ("-c 0", ""),
+        ("-l 203.0.113.7 -p 20001", ""),
+        ("-p 99999", ""),
+        ("-s /nonexistent/folder/socket", ""),
+        ("--no-such-option", "no-such-option"),
+    ] {
+        let (status, text) = Start::new().args(args).run_to_exit();
+        println!("{args}: {status}: {}", text.trim().lines().next().unwrap_or_default());
+        assert!(!status.success(), "{args} is accepted");
+        assert!(status.code().is_some(), "{args}: {status}");
+        assert!(text.contains(word) && !text.trim().is_empty(), "{args}: {text}");
+        assert!(!text.contains("panicked"), "{args}: {text}");
+    }
+}
+
+#[test]
+fn version_and_help() {
+    let (status, text) = Start::new().args("-V").run_to_exit();
+    assert!(status.success() && text.starts_with("memcached 1.6."), "{text}");
+    let (status, text) = Start::new().args("-h").run_to_exit();
+    assert!(status.success() && text.contains("-p") && text.contains("-m"), "{text}");
+}
+
+#[test]
+fn a_port_that_is_taken() {
+    let mut first = Server::start("");
+    let (status, text) = Start::new().args(&format!("-l 127.0.0.1 -p {}", first.port())).run_to_exit();
+    assert!(!status.success() && text.contains("in use"), "{status}: {text}");
+    first.assert_serves("a second start on its port");
+}
+
+#[test]
+fn the_mode_of_the_unix_socket() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    for (args, mode) in [("", 0o700), ("-a 0777", 0o777), ("-a 0750", 0o750)] {
+        let path = dir.path().join("socket");
+        let mut server = Start::new().args(args).unix_at(&path).start();
+        let found = std::fs::metadata(&path).expect("the socket").permissions().mode() & 0o777;
+        assert_eq!(found, mode, "{args}: mode {found:o}");
+        server.assert_serves(args);
+    }
+}
+
+/// What the first lines of a start promise to a newcomer.
+#[test]
+fn the_start_says_what_it_serves() {
+    let server = Server::start("");
+    if server.flavour == Flavour::Cached {
+        let log = server.log();
+        assert!(log.contains(&format!("127.0.0.1:{}", server.port())), "{log}");
+        assert!(log.contains("memory: ") && log.contains(" MiB"), "{log}");
+        assert!(log.lines().count() <= 8, "a few lines, not these:\n{log}");
+    }
+}
