@@ -230,7 +230,8 @@ fn a_large_value_for_a_slow_reader_stays_as_it_was() {
 
 #[test]
 fn whoever_holds_too_much_for_too_long_is_closed() {
-    let server = Running::start(|settings| settings.connection_bytes_max = 1 << 20);
+    // A quarter of the memory may be pinned for slow readers: two of four.
+    let server = Running::start(|settings| settings.memory_bytes = 64 << 20);
     let mut client = server.connect();
     client.ask(set("k", &value(900_000, 1)), "STORED\r\n");
     let mut slow: Vec<_> = (0..4).map(|_| server.connect_narrow()).collect();
@@ -242,12 +243,13 @@ fn whoever_holds_too_much_for_too_long_is_closed() {
     let closed = |slow: &mut Client<TcpStream>| {
         let mut rest = Vec::new();
         slow.stream.set_read_timeout(Some(Duration::from_millis(300))).expect("a socket option");
-        let whole = 8 * hit("k", &value(900_000, 1)).len() + 5;
+        let whole = 8 * hit("k", &value(900_000, 1)).len() + b"END\r\n".len();
         // Ends early, by an end or a reset.
         let _ = slow.stream.read_to_end(&mut rest);
         rest.len() < whole
     };
-    assert!(closed(&mut slow[0]), "the first has held the most for the longest");
+    let count = slow.iter_mut().map(closed).filter(|closed| *closed).count();
+    assert!((1..4).contains(&count), "{count} of four were closed");
     client.ask("get nobody\r\n", "END\r\n");
 }
 

@@ -43,6 +43,15 @@ pub(crate) enum Ends {
     Unix { path: PathBuf },
 }
 
+/// What a connection keeps while it waits for its client.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Holding {
+    /// Memory of its own: unfinished input, unread output.
+    pub(crate) bytes: usize,
+    /// Values in the store's memory, which cannot be used for others meanwhile.
+    pub(crate) pinned: usize,
+}
+
 /// One connection, as others see it.
 #[derive(Debug)]
 pub(crate) struct ConnInfo {
@@ -51,8 +60,10 @@ pub(crate) struct ConnInfo {
     state: AtomicU8,
     /// The clock's second of the last wake-up.
     last_active: AtomicU32,
-    /// Memory kept for this connection: unfinished input, unread output, pinned values.
+    /// Memory kept for this connection: unfinished input, unread output.
     held_bytes: AtomicUsize,
+    /// Values that wait in the store's memory for the client to take them.
+    pinned_bytes: AtomicUsize,
     /// The clock's second since which it has held memory without a break.
     held_since: AtomicU32,
     /// Set by whoever wants the connection closed.
@@ -70,6 +81,7 @@ impl ConnInfo {
             state: AtomicU8::new(ConnState::Read as u8),
             last_active: AtomicU32::new(now),
             held_bytes: AtomicUsize::new(0),
+            pinned_bytes: AtomicUsize::new(0),
             held_since: AtomicU32::new(0),
             kicked: AtomicBool::new(false),
             mailbox,
@@ -100,11 +112,13 @@ impl ConnInfo {
         self.last_active.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn held_bytes(&self) -> usize {
-        self.held_bytes.load(Ordering::Relaxed)
+    fn holding(&self) -> Holding {
+        Holding {
+            bytes: self.held_bytes.load(Ordering::Relaxed),
+            pinned: self.pinned_bytes.load(Ordering::Relaxed),
+        }
     }
 
-    #[inline]
     pub(crate) fn is_kicked(&self) -> bool {
         self.kicked.load(Ordering::Relaxed)
     }
@@ -128,6 +142,7 @@ pub(crate) struct Connections {
     /// Closed because connections together held too much.
     pub(crate) kicked: AtomicU64,
     held_bytes: AtomicUsize,
+    pinned_bytes: AtomicUsize,
 }
 
 impl Connections {
@@ -141,7 +156,7 @@ impl Connections {
 
     /// Strikes a connection out. Before its socket is closed, or the number may be another's already.
     pub(crate) fn remove(&self, info: &ConnInfo) {
-        self.set_held(info, 0, 0);
+        self.set_held(info, Holding::default(), 0);
         lock(&self.table).remove(&info.fd);
         self.count.fetch_sub(1, Ordering::Relaxed);
     }
@@ -167,35 +182,51 @@ impl Connections {
     }
 
     /// Notes how much a connection holds from now on.
-    pub(crate) fn set_held(&self, info: &ConnInfo, bytes: usize, now: u32) {
-        let before = info.held_bytes.swap(bytes, Ordering::Relaxed);
-        if bytes >= before {
-            self.held_bytes.fetch_add(bytes - before, Ordering::Relaxed);
-        } else {
-            self.held_bytes.fetch_sub(before - bytes, Ordering::Relaxed);
-        }
-        if before == 0 {
+    pub(crate) fn set_held(&self, info: &ConnInfo, holding: Holding, now: u32) {
+        let before = info.holding();
+        replace(&self.held_bytes, &info.held_bytes, holding.bytes);
+        replace(&self.pinned_bytes, &info.pinned_bytes, holding.pinned);
+        if before == Holding::default() {
             info.held_since.store(now, Ordering::Relaxed);
         }
     }
 
     /// Closes the connection that has held the most for the longest time, if all of them together hold
-    /// more than `limit`.
-    pub(crate) fn relieve(&self, limit: usize, now: u32) {
-        if self.held_bytes() <= limit {
-            return;
+    /// more than `limit`. A value that is alone in being pinned may be as large as it likes.
+    pub(crate) fn relieve(&self, limit: Holding, now: u32) {
+        if self.held_bytes() > limit.bytes {
+            self.kick_slowest(now, 1, |info| info.holding().bytes);
         }
+        if self.pinned_bytes.load(Ordering::Relaxed) > limit.pinned {
+            self.kick_slowest(now, 2, |info| info.holding().pinned);
+        }
+    }
+
+    /// Closes the one that holds the most, by size and time, if there are so many that hold any.
+    #[cold]
+    fn kick_slowest(&self, now: u32, holders_min: usize, held: impl Fn(&ConnInfo) -> usize) {
         let weight = |info: &ConnInfo| {
             let secs = now.saturating_sub(info.held_since.load(Ordering::Relaxed));
-            (u64::from(secs) + 1) * info.held_bytes() as u64
+            (u64::from(secs) + 1) * held(info) as u64
         };
         let table = lock(&self.table);
-        let slowest = table.values().filter(|info| !info.is_kicked()).max_by_key(|info| weight(info));
-        if let Some(slowest) = slowest.filter(|info| info.held_bytes() > 0) {
+        let holders = || table.values().filter(|info| !info.is_kicked() && held(info) > 0);
+        if holders().count() < holders_min {
+            return;
+        }
+        if let Some(slowest) = holders().max_by_key(|info| weight(info)) {
             self.kicked.fetch_add(1, Ordering::Relaxed);
+            tracing::info!(fd = slowest.fd, "connections hold too much: the slowest is closed");
             slowest.kick();
         }
     }
+}
+
+/// Puts `now` in place of one share of a sum.
+fn replace(sum: &AtomicUsize, share: &AtomicUsize, now: usize) {
+    let before = share.swap(now, Ordering::Relaxed);
+    // Wrapping, so that it goes down as well.
+    sum.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
 }
 
 /// Nothing here is left half-done by a panic, so a poisoned lock is as good as any.
@@ -219,13 +250,29 @@ mod tests {
         for info in [&quick, &slow, &idle] {
             connections.add(info.clone());
         }
-        connections.set_held(&slow, 1000, 10);
-        connections.set_held(&quick, 2000, 99);
-        connections.relieve(3000, 100);
+        let bytes = |bytes| Holding { bytes, pinned: 0 };
+        connections.set_held(&slow, bytes(1000), 10);
+        connections.set_held(&quick, bytes(2000), 99);
+        connections.relieve(bytes(3000), 100);
         assert!(!slow.is_kicked(), "within the limit");
-        connections.relieve(2999, 100);
+        connections.relieve(bytes(2999), 100);
         assert!(slow.is_kicked() && !quick.is_kicked() && !idle.is_kicked());
         connections.remove(&slow);
         assert_eq!((connections.held_bytes(), connections.count(), connections.count_peak()), (2000, 2, 3));
+    }
+
+    #[test]
+    fn one_pinned_value_may_be_large_two_may_not() {
+        let connections = Connections::default();
+        let (first, second) = (info(1), info(2));
+        connections.add(first.clone());
+        connections.add(second.clone());
+        let limit = Holding { bytes: 10, pinned: 100 };
+        connections.set_held(&first, Holding { bytes: 5, pinned: 1000 }, 10);
+        connections.relieve(limit, 100);
+        assert!(!first.is_kicked());
+        connections.set_held(&second, Holding { bytes: 5, pinned: 1000 }, 90);
+        connections.relieve(limit, 100);
+        assert!(first.is_kicked() && !second.is_kicked());
     }
 }

@@ -27,7 +27,7 @@ use crate::stats::counters::Counters;
 use body::{Body, OutOfMemory};
 use cached_proto::text::GetCursor;
 use cached_proto::{Decoded, Limits, Protocol, binary, text};
-use info::{ConnInfo, ConnState};
+use info::{ConnInfo, ConnState, Holding};
 use output::Output;
 use std::sync::Arc;
 use std::task::Poll;
@@ -103,6 +103,10 @@ pub(crate) struct Connection {
     output: Option<Box<Output>>,
     /// Close when they are taken.
     closing: bool,
+    /// The table of connections has been told that this one holds memory or is in the middle of something.
+    noted: bool,
+    /// The clock's second of the last turn.
+    last_active: u32,
 }
 
 impl Connection {
@@ -116,16 +120,20 @@ impl Connection {
             runnable: false,
             output: None,
             closing: false,
+            noted: false,
+            last_active: 0,
         }
     }
 
     /// Gets as far as the transport lets it, within the budget of one turn.
     #[inline]
     pub(crate) fn drive(&mut self, desk: &mut Desk<'_>, io: &mut impl Transport) -> Turn {
-        if self.info.is_kicked() {
-            return Turn::Close;
+        let now = desk.shared.clock.now_secs();
+        if self.last_active != now {
+            // Told to others once a second at most: their copy is on a line of its own.
+            self.last_active = now;
+            self.info.set_active(now);
         }
-        self.info.set_active(desk.shared.clock.now_secs());
         let mut budget = desk.shared.settings.batches_per_wake;
         loop {
             let turn = self.step(desk, io, &mut budget);
@@ -490,21 +498,25 @@ impl Connection {
         exec::give_up(executor, *body);
     }
 
-    /// Memory this connection keeps while it waits.
-    fn held_bytes(&self) -> usize {
-        let output = self.output.as_ref().map_or(0, |output| output.capacity() + output.pinned_bytes());
+    /// What this connection keeps while it waits.
+    fn holding(&self) -> Holding {
         let body = match &self.phase {
             Phase::Body(body) => body.held_bytes(),
             _ => 0,
         };
-        self.input.capacity() + output + body
+        let output = self.output.as_deref();
+        Holding {
+            bytes: self.input.capacity() + output.map_or(0, Output::capacity) + body,
+            pinned: output.map_or(0, Output::pinned_bytes),
+        }
     }
 
     /// Tells the table of connections what this one holds and is doing, before it waits.
     #[inline]
     pub(crate) fn settle(&mut self, shared: &Shared) {
         let plain = matches!(self.phase, Phase::Command) && self.input.is_empty() && self.output.is_none();
-        if !plain || self.info.held_bytes() > 0 {
+        if !plain || self.noted {
+            self.noted = !plain;
             self.settle_held(shared);
         }
     }
@@ -517,9 +529,11 @@ impl Connection {
             Phase::Swallow(_) => ConnState::Swallow,
             Phase::Command | Phase::Get { .. } | Phase::Dump(_) => ConnState::Read,
         });
-        let held = self.held_bytes();
         let now = shared.clock.now_secs();
-        shared.connections.set_held(&self.info, held, now);
-        shared.connections.relieve(shared.settings.connection_bytes_max, now);
+        shared.connections.set_held(&self.info, self.holding(), now);
+        let settings = &shared.settings;
+        // Memory that waits for slow readers is missing for everybody else.
+        let limit = Holding { bytes: settings.connection_bytes_max, pinned: settings.memory_bytes / 4 };
+        shared.connections.relieve(limit, now);
     }
 }

@@ -278,11 +278,12 @@ fn meta_refused(executor: &mut Executor<'_>, header: &SetHeader<'_>, refusal: Re
 // ---- binary ----
 
 fn binary_options(executor: &Executor<'_>, header: &binary::StoreHeader<'_>) -> StoreOptions {
+    let compare = if executor.shared.settings.cas { header.head.cas } else { 0 };
     let mode = match header.verb {
         binary::StoreVerb::Append => StoreMode::Append,
         binary::StoreVerb::Prepend => StoreMode::Prepend,
-        // A CAS value turns all of these into compare-and-store.
-        _ if header.head.cas != 0 => StoreMode::Cas,
+        // A CAS value turns all of these into compare-and-store, if items have any.
+        _ if compare != 0 => StoreMode::Cas,
         binary::StoreVerb::Set => StoreMode::Set,
         binary::StoreVerb::Add => StoreMode::Add,
         binary::StoreVerb::Replace => StoreMode::Replace,
@@ -291,7 +292,7 @@ fn binary_options(executor: &Executor<'_>, header: &binary::StoreHeader<'_>) -> 
         mode,
         client_flags: header.flags,
         expiry: executor.shared.clock.expiry_unsigned(header.exptime),
-        compare: header.head.cas,
+        compare,
         ..StoreOptions::default()
     }
 }

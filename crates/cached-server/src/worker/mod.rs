@@ -32,10 +32,14 @@ const DRAIN_TIME: Duration = Duration::from_secs(2);
 /// Events taken at once.
 const EVENTS_MAX: usize = 256;
 
+/// How many events ahead a connection is fetched into the cache: one turn is about as long as that takes.
+const PREFETCH_AHEAD: usize = 2;
+
 /// The mailbox's number among the seats.
 const MAILBOX: u64 = u64::MAX;
 
-/// A connection and its socket.
+/// A connection and its socket: two cache lines, all that a wake-up touches of a connection.
+#[repr(align(64))]
 pub(crate) struct Seat {
     socket: OwnedFd,
     ready: Readiness,
@@ -44,13 +48,15 @@ pub(crate) struct Seat {
     listed: bool,
 }
 
+const _: () = assert!(size_of::<Option<Seat>>() == 128);
+
 /// What belongs to one thread.
 pub(crate) struct Worker {
     index: usize,
     shared: Arc<Shared>,
     mailbox: Arc<Mailbox>,
     epoll: OwnedFd,
-    seats: Vec<Option<Box<Seat>>>,
+    seats: Vec<Option<Seat>>,
     free: Vec<usize>,
     /// Seats that have more to do.
     again: Vec<usize>,
@@ -109,7 +115,11 @@ impl Worker {
             }
         }
         let mut mail = false;
-        for event in events.iter() {
+        for (index, event) in events.iter().enumerate() {
+            // With many connections each is cold when its turn comes.
+            if let Some(next) = events.get(index + PREFETCH_AHEAD) {
+                self.prefetch(next.data.u64() as usize);
+            }
             let (flags, number) = (event.flags, event.data.u64());
             if number == MAILBOX {
                 mail = true;
@@ -130,11 +140,33 @@ impl Worker {
         }
     }
 
+    /// Asks the processor for a seat's cache lines.
+    #[inline]
+    fn prefetch(&self, number: usize) {
+        let Some(seat) = self.seats.get(number) else { return };
+        let at = std::ptr::from_ref(seat).cast::<i8>();
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: a prefetch is only a hint; it never faults, whatever the address.
+        unsafe {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            _mm_prefetch::<_MM_HINT_T0>(at);
+            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64));
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        let _ = at;
+    }
+
     fn read_mail(&mut self) {
         for mail in self.mailbox.take() {
             match mail {
                 Mail::Connection(newcomer) => self.welcome(newcomer),
-                Mail::Look(number) => self.visit(number),
+                Mail::Look(number) => {
+                    if let Some(Some(seat)) = self.seats.get(number)
+                        && seat.connection.info.is_kicked()
+                    {
+                        self.leave(number);
+                    }
+                }
                 Mail::Shutdown => self.stopping = true,
             }
         }
@@ -159,8 +191,7 @@ impl Worker {
         tracing::debug!(fd = info.fd, "new connection");
         info.set_seat(number);
         let connection = Connection::new(info);
-        self.seats[number] =
-            Some(Box::new(Seat { socket: fd, ready: Readiness::NEW, connection, listed: false }));
+        self.seats[number] = Some(Seat { socket: fd, ready: Readiness::NEW, connection, listed: false });
     }
 
     /// Gives one connection its turn.
