@@ -112,11 +112,11 @@ impl Subscription {
     ///
     /// # Cancel safety
     /// Dropping the future loses no event.
-    pub fn next(&mut self) -> impl Future<Output = Option<Event>> + Send + '_ {
+    pub fn recv(&mut self) -> impl Future<Output = Option<Event>> + Send + '_ {
         std::future::poll_fn(|cx| self.poll_next(cx))
     }
 
-    /// [`Self::next`], for those who poll.
+    /// [`Self::recv`], for those who poll.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
         let mut queue = self.queue.lock();
         if let Some(event) = queue.events.pop_front() {
@@ -151,11 +151,11 @@ mod tests {
     fn a_waiting_listener_is_woken_and_sees_the_end() {
         let hub = EventHub::new();
         let mut listener = hub.subscribe();
-        let waiting = std::thread::spawn(move || block_on(listener.next()).map(|event| (event, listener)));
+        let waiting = std::thread::spawn(move || block_on(listener.recv()).map(|event| (event, listener)));
         hub.publish(&Event::Recovered);
         let (event, mut listener) = waiting.join().unwrap().unwrap();
         assert_eq!(event, Event::Recovered);
         drop(hub);
-        assert_eq!(block_on(listener.next()), None);
+        assert_eq!(block_on(listener.recv()), None);
     }
 }

@@ -19,10 +19,15 @@ impl Wake for Unpark {
     }
 }
 
+thread_local! {
+    /// Made once per thread: an answer that is ready should cost no allocation here either.
+    static WAKER: Waker = Arc::new(Unpark(std::thread::current())).into();
+}
+
 /// A waker that unparks the current thread.
 #[must_use]
 pub fn thread_waker() -> Waker {
-    Arc::new(Unpark(std::thread::current())).into()
+    WAKER.with(Waker::clone)
 }
 
 /// Runs `future` on this thread until it completes. Takes a [`crate::Reply`] as well.

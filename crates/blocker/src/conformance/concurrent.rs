@@ -24,7 +24,7 @@ fn on_threads(count: u8, work: impl Fn(u8) -> Check + Sync) -> Check {
         let work = &work;
         let threads: Vec<_> = (0..count).map(|index| scope.spawn(move || work(index))).collect();
         let failed = |_| Err(Stop::Fail("a caller panicked".into()));
-        threads.into_iter().map(|thread| thread.join().unwrap_or_else(failed)).collect()
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(failed))
     })
 }
 

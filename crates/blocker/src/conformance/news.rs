@@ -60,7 +60,7 @@ pub(super) fn a_deadline_far_away_does_no_harm(cx: &Cx<'_>) -> Check {
 fn hears(cx: &Cx<'_>, listener: &mut Subscription, is: impl Fn(&Event) -> bool, what: &str) -> Check {
     loop {
         let lost = || Stop::Fail(format!("no news of {what} within {:?}", cx.options.patience.min(NEWS)));
-        match block_on_for(listener.next(), cx.options.patience.min(NEWS)).ok_or_else(lost)? {
+        match block_on_for(listener.recv(), cx.options.patience.min(NEWS)).ok_or_else(lost)? {
             Some(event) if is(&event) => return Ok(()),
             Some(_) => {}
             None => return Err(lost()),

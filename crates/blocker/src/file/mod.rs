@@ -125,7 +125,7 @@ impl FileStore {
             inline_write_bytes_max: if config.direct { 0 } else { config.inline_write_bytes_max },
             ..config
         };
-        let disk = Arc::new(RealDisk { direct: config.direct });
+        let disk = Arc::new(RealDisk::new(config.direct));
         Self::over(dir, config, clock, disk, Some(lock))
     }
 

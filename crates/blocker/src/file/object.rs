@@ -39,7 +39,7 @@ pub(super) struct Object {
     pub(super) unsynced: AtomicBool,
     /// A sync has failed: what was not stored then may be gone.
     pub(super) lost: AtomicBool,
-    /// When it was last looked up, on the table's own count.
+    /// When it was last looked up, as the number of evictions before.
     pub(super) used: AtomicU64,
 }
 

@@ -42,11 +42,8 @@ fn escape(name: &[u8]) -> String {
     for (index, byte) in name.iter().enumerate() {
         match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => escaped.push(char::from(*byte)),
-            // A dot may not begin a component; the first of a later component is never a bare dot
-            // either, because only the first byte of the name can begin it unescaped.
-            b'.' if index > 0 => {
-                escaped.push_str(if escaped.len() % PIECE_BYTES_MAX == 0 { "%2E" } else { "." })
-            }
+            // A dot may not begin a component, the first or a later one.
+            b'.' if index > 0 && !escaped.len().is_multiple_of(PIECE_BYTES_MAX) => escaped.push('.'),
             _ => escaped.push_str(&format!("%{byte:02X}")),
         }
     }

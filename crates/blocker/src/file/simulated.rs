@@ -13,6 +13,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::disk::{Disk, DiskFile, Open, WriteFailed, copy_by_hand, zero_by_hand};
@@ -326,8 +327,8 @@ impl DiskFile for SimulatedFile {
         Ok(content[from..(from + len).min(content.len())].to_vec())
     }
 
-    fn read_at_once(&self, offset: u64, len: usize) -> Option<Vec<u8>> {
-        self.read_at(offset, len).ok().filter(|data| data.len() == len)
+    fn read_at_once(&self, offset: u64, len: usize) -> Option<Bytes> {
+        self.read_at(offset, len).ok().filter(|data| data.len() == len).map(Bytes::from)
     }
 
     fn write_at(&self, offset: u64, data: &Segments) -> Result<(), WriteFailed> {

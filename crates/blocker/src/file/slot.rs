@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     fn slot(count: u64) -> Slot {
-        Slot { count, version: Version(9), stamp: Some(Stamp::new(3, 4)), tombstone: count % 3 == 0 }
+        Slot { count, version: Version(9), stamp: Some(Stamp::new(3, 4)), tombstone: count.is_multiple_of(3) }
     }
 
     fn header(slots: &[Slot]) -> Vec<u8> {

@@ -48,7 +48,8 @@ pub(super) struct Store {
     version_floor: u64,
     version_count: AtomicU64,
     temporary_count: AtomicU64,
-    lookups: AtomicU64,
+    /// How often files were closed to make room: the time by which objects are old or young.
+    evictions: AtomicU64,
     closed: AtomicBool,
     full: AtomicBool,
     pub(super) events: EventHub,
@@ -107,7 +108,7 @@ impl Store {
             version_floor,
             version_count: AtomicU64::new(0),
             temporary_count: AtomicU64::new(0),
-            lookups: AtomicU64::new(0),
+            evictions: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             full: AtomicBool::new(false),
             events: EventHub::new(),
@@ -173,7 +174,11 @@ impl Store {
     /// The object if it is in memory.
     pub(super) fn known(&self, id: &ObjectId) -> Option<Arc<Object>> {
         let object = Arc::clone(self.shard(id).lock().get(id)?);
-        object.used.store(self.lookups.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
+        // Written only when it changes: a hit must not write what every hit writes.
+        let now = self.evictions.load(Ordering::Relaxed);
+        if object.used.load(Ordering::Relaxed) != now {
+            object.used.store(now, Ordering::Relaxed);
+        }
         Some(object)
     }
 
@@ -206,6 +211,7 @@ impl Store {
             }
             shard.values().cloned().collect()
         };
+        count(&self.evictions);
         oldest.sort_by_key(|object| object.used.load(Ordering::Relaxed));
         oldest.truncate(shard_max.div_ceil(4));
         for object in oldest {
@@ -287,7 +293,7 @@ impl Store {
         let (from, len) = within(request.offset, request.len_bytes, state.size_bytes);
         let data = match len {
             0 => Segments::new(),
-            _ => payload(file.read_at_once(HEADER_BYTES + from, len as usize)?),
+            _ => file.read_at_once(HEADER_BYTES + from, len as usize)?.into(),
         };
         count(&self.counters.reads);
         Some(Ok(ReadReply::new(data, state.size_bytes, state.version)))
