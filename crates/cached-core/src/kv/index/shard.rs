@@ -190,11 +190,13 @@ impl Shard {
     #[inline]
     pub(crate) fn lock(&self, hash: KeyHash) -> Locked<'_> {
         loop {
-            let index = address(self.extent.load(Ordering::Acquire), hash);
+            let extent = self.extent.load(Ordering::Acquire);
+            let index = address(extent, hash);
             let bucket = self.bucket(index);
             bucket.lock();
             // Dividing a bucket happens under its lock, so once we hold it the answer is final.
-            if address(self.extent.load(Ordering::Acquire), hash) == index {
+            let current = self.extent.load(Ordering::Acquire);
+            if current == extent || address(current, hash) == index {
                 return Locked { shard: self, bucket };
             }
             bucket.unlock();
@@ -344,7 +346,7 @@ impl<'a> Locked<'a> {
     }
 
     /// The slot with this tag for whose location `is_it` has something to give.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn find_map<T>(
         &self,
         hash: KeyHash,
