@@ -5,23 +5,34 @@
 //! and the pieces are stored where they belong; a test holds the two against each other.
 
 /// `VALUE `, flags, length and CAS value with a space each, two CRLFs, and the slack of the copies below.
-const OVERHEAD_BYTES: usize = 6 + 1 + 10 + 1 + 20 + 1 + 20 + 2 + 2 + 32;
+const OVERHEAD_BYTES: usize = 6 + 1 + 10 + 1 + 20 + 1 + 20 + 2 + 2 + 5 + 32;
 
-/// Appends `VALUE key flags len[ cas]`, CRLF, the value, CRLF. Keys have at most 250 bytes.
-#[inline]
-pub(super) fn encode_value(out: &mut Vec<u8>, key: &[u8], flags: u32, value: &[u8], cas: Option<u64>) {
+/// Appends `VALUE key flags len[ cas]`, CRLF, the value, CRLF, and with `LAST` the `END` of the whole reply.
+/// Keys have at most 250 bytes.
+#[inline(always)]
+pub(super) fn encode_value<const LAST: bool>(
+    out: &mut Vec<u8>,
+    key: &[u8],
+    flags: u32,
+    value: &[u8],
+    cas: Option<u64>,
+) {
     out.reserve(OVERHEAD_BYTES + key.len() + value.len());
     let start = out.len();
     // SAFETY: `reserve` has made room for everything that is written from `start` on: the key, the value and
-    // `OVERHEAD_BYTES` for all else, of which `put_short`'s slack is a part. So every pointer stays within the
-    // vector's allocation. All bytes up to `at` have been written when the length is set.
+    // `OVERHEAD_BYTES` for all else, of which `put_short`'s and `put_number`'s slack is a part. So every pointer stays within
+    // the vector's allocation. All bytes up to `at` have been written when the length is set.
     unsafe {
         let mut at = out.as_mut_ptr().add(start);
         at = put(at, *b"VALUE ");
         at = put_short(at, key);
-        at = put(at, *b" ");
-        at = put_number(at, u64::from(flags));
-        at = put(at, *b" ");
+        if flags == 0 {
+            at = put(at, *b" 0 ");
+        } else {
+            at = put(at, *b" ");
+            at = put_number(at, u64::from(flags));
+            at = put(at, *b" ");
+        }
         at = put_number(at, value.len() as u64);
         if let Some(cas) = cas {
             at = put(at, *b" ");
@@ -29,7 +40,8 @@ pub(super) fn encode_value(out: &mut Vec<u8>, key: &[u8], flags: u32, value: &[u
         }
         at = put(at, *b"\r\n");
         std::ptr::copy_nonoverlapping(value.as_ptr(), at, value.len());
-        at = put(at.add(value.len()), *b"\r\n");
+        at = at.add(value.len());
+        at = if LAST { put(at, *b"\r\nEND\r\n") } else { put(at, *b"\r\n") };
         let end = at.offset_from_unsigned(out.as_ptr());
         out.set_len(end);
     }
@@ -78,37 +90,39 @@ unsafe fn put_short(at: *mut u8, text: &[u8]) -> *mut u8 {
     }
 }
 
+/// The digits of the numbers below 1000, from the lowest byte, and in the highest byte how many there are.
+static DIGITS: [u32; 1000] = {
+    let mut table = [0; 1000];
+    let mut number = 0;
+    while number < 1000 {
+        let [a, b, c] = [number / 100, number / 10 % 10, number % 10];
+        let (digits, count) = match number {
+            0..10 => ([c, 0, 0], 1),
+            10..100 => ([b, c, 0], 2),
+            _ => ([a, b, c], 3),
+        };
+        let [a, b, c] = [digits[0] + 48, digits[1] + 48, digits[2] + 48];
+        table[number as usize] = count << 24 | c << 16 | b << 8 | a;
+        number += 1;
+    }
+    table
+};
+
 /// Writes a number in decimal; the next place.
 ///
 /// # Safety
 /// 20 bytes can be written at `at`.
 #[inline(always)]
 unsafe fn put_number(at: *mut u8, number: u64) -> *mut u8 {
-    if number < 10 {
+    match DIGITS.get(number as usize) {
+        // SAFETY: as the caller owes; what is written behind the last digit is written over.
+        Some(&entry) => unsafe {
+            at.cast::<u32>().write_unaligned(entry);
+            at.add((entry >> 24) as usize)
+        },
         // SAFETY: as the caller owes.
-        return unsafe { put(at, [b'0' + number as u8]) };
+        None => unsafe { put_long_number(at, number) },
     }
-    if number < 10_000 {
-        let number = number as u32;
-        let digits = if number < 100 {
-            2
-        } else if number < 1000 {
-            3
-        } else {
-            4
-        };
-        // The digits of a number below 10 000, the highest in the lowest byte.
-        let (high, low) = (number / 100, number % 100);
-        let all =
-            u32::from_le_bytes([high / 10, high % 10, low / 10, low % 10].map(|digit| b'0' + digit as u8));
-        // SAFETY: as the caller owes; four bytes are written, and those behind the last digit are written over.
-        return unsafe {
-            at.cast::<u32>().write_unaligned(all >> (8 * (4 - digits)));
-            at.add(digits as usize)
-        };
-    }
-    // SAFETY: as the caller owes.
-    unsafe { put_long_number(at, number) }
 }
 
 /// # Safety
@@ -136,8 +150,11 @@ mod tests {
             for (index, number) in numbers.into_iter().enumerate() {
                 let value = vec![b'v'; [0, 1, 9, 10, 100, 999, 1000, 5000, 9999, 10_000, 70_000][index]];
                 for cas in [None, Some(number)] {
-                    encode_value(&mut ours, &key, number as u32, &value, cas);
+                    encode_value::<false>(&mut ours, &key, number as u32, &value, cas);
                     cached_proto::text::encode_value(&mut codecs, &key, number as u32, &value, cas);
+                    encode_value::<true>(&mut ours, &key, number as u32, &value, cas);
+                    cached_proto::text::encode_value(&mut codecs, &key, number as u32, &value, cas);
+                    codecs.extend_from_slice(b"END\r\n");
                     assert!(ours == codecs, "key of {key_len} bytes, number {number}");
                     if ours.len() > 100_000 {
                         (ours, codecs) = (Vec::new(), Vec::new());

@@ -23,12 +23,12 @@ const PREFETCH_KEYS_MIN: usize = 4;
 pub(crate) fn plain(executor: &mut Executor<'_>, key: &[u8]) {
     let counters = executor.counters;
     counters.get_cmds.bump();
-    if read_one(executor, key, executor.kv().hash(key), false) {
+    if read_one::<true>(executor, key, executor.kv().hash(key), false) {
         counters.get_hits.bump();
     } else {
         counters.get_misses.bump();
+        executor.reply(reply::END);
     }
-    executor.reply(reply::END);
 }
 
 /// A retrieval of any number of keys, from the first or from where it was interrupted.
@@ -59,7 +59,7 @@ pub(crate) fn many(executor: &mut Executor<'_>, get: &mut Get<'_>) -> Next {
         }
         let mut hits = 0;
         for (key, hash) in batch {
-            hits += u64::from(read_one(executor, key, *hash, get.with_cas));
+            hits += u64::from(read_one::<false>(executor, key, *hash, get.with_cas));
         }
         executor.counters.get_cmds.add(count as u64);
         executor.counters.get_hits.add(hits);
@@ -89,11 +89,16 @@ fn touch_many(executor: &mut Executor<'_>, get: &mut Get<'_>, exptime: i32) -> N
     Next::Go
 }
 
-/// Answers for one key of a `get`; whether it was found. Counting hits is the caller's.
-#[inline]
-fn read_one(executor: &mut Executor<'_>, key: &[u8], hash: KeyHash, with_cas: bool) -> bool {
+/// Answers for one key of a `get`, with `LAST` for the whole if it is found; whether it was. Counting hits is the caller's.
+#[inline(always)]
+fn read_one<const LAST: bool>(
+    executor: &mut Executor<'_>,
+    key: &[u8],
+    hash: KeyHash,
+    with_cas: bool,
+) -> bool {
     let out = &mut *executor.out;
-    let result = executor.shared.kv.read(key, hash, |item| encode(out, key, item, with_cas));
+    let result = executor.shared.kv.read(key, hash, |item| encode::<LAST>(out, key, item, with_cas));
     if let Err(miss) = result {
         executor.count_miss_kind(miss);
     }
@@ -107,7 +112,8 @@ fn read_one(executor: &mut Executor<'_>, key: &[u8], hash: KeyHash, with_cas: bo
 fn touch_one(executor: &mut Executor<'_>, key: &[u8], hash: KeyHash, expiry: Expiry, with_cas: bool) {
     let out = &mut *executor.out;
     let options = FetchOptions { touch: Some(expiry), ..FetchOptions::default() };
-    let result = executor.shared.kv.fetch(key, hash, &options, |item, _| encode(out, key, item, with_cas));
+    let result =
+        executor.shared.kv.fetch(key, hash, &options, |item, _| encode::<false>(out, key, item, with_cas));
     count_touch(executor, key, result);
 }
 
@@ -126,20 +132,24 @@ pub(super) fn count_touch(executor: &Executor<'_>, key: &[u8], result: Result<()
     }
 }
 
-/// Appends `VALUE …`, the value and CRLF.
-#[inline]
-fn encode(out: &mut Output, key: &[u8], item: &ItemView<'_>, with_cas: bool) {
+/// Appends `VALUE …`, the value and CRLF, and with `LAST` the end of the reply.
+#[inline(always)]
+fn encode<const LAST: bool>(out: &mut Output, key: &[u8], item: &ItemView<'_>, with_cas: bool) {
     let cas = with_cas.then(|| item.cas());
     match item.inline_value() {
         Some(value) if value.len() < PIN_BYTES_MIN => {
-            encode_value(&mut out.bytes, key, item.client_flags(), value, cas);
+            encode_value::<LAST>(&mut out.bytes, key, item.client_flags(), value, cas);
         }
-        _ => {
-            encode_value_head(&mut out.bytes, key, item.client_flags(), item.value_bytes(), cas);
-            out.push_value(item);
-            out.bytes.extend_from_slice(b"\r\n");
-        }
+        _ => encode_large::<LAST>(out, key, item, cas),
     }
+}
+
+/// The same for a value that is sent from where it lies, or is not in one piece.
+#[cold]
+fn encode_large<const LAST: bool>(out: &mut Output, key: &[u8], item: &ItemView<'_>, cas: Option<u64>) {
+    encode_value_head(&mut out.bytes, key, item.client_flags(), item.value_bytes(), cas);
+    out.push_value(item);
+    out.bytes.extend_from_slice(if LAST { b"\r\nEND\r\n" } else { b"\r\n" });
 }
 
 /// `touch`.
