@@ -2,8 +2,8 @@
 //! the data.
 //!
 //! The question a caller asks first is "was anything changed?". It is *no* for every variant except
-//! [`Error::OutcomeUnknown`] (perhaps) and [`Error::WritesLost`] (something acknowledged earlier, as
-//! less than stored, is gone).
+//! [`Error::OutcomeUnknown`] (perhaps), [`Error::NotStored`] (yes, but it is not stored) and
+//! [`Error::WritesLost`] (yes, and something that was not stored yet may be gone).
 
 use std::borrow::Cow;
 use std::io;
@@ -51,7 +51,8 @@ pub enum Error {
         /// The stamp it carries.
         stamp: Stamp,
     },
-    /// A flush did not finish (in time). What it covered is still dirty and readable; flush again.
+    /// A flush did not finish (in time), or a change was made but could not be stored as it asked. What
+    /// it covered is still dirty and readable; flush again.
     #[error("not stored: {0}")]
     NotStored(Reason),
     /// The change may have been applied, wholly, or not; it may even be applied later. Decide: read

@@ -17,6 +17,7 @@ use crate::blocker::Blocker;
 use crate::clock::SystemClock;
 use crate::conformance::{Harness, Options, Verdict, run};
 use crate::error::{Error, Result};
+use crate::event::Event;
 use crate::executor::block_on;
 use crate::name::{Name, Namespace, ObjectId};
 use crate::order::{Durability, Epoch, Stamp, Version};
@@ -324,6 +325,55 @@ fn versions_survive_an_orderly_close_and_nothing_else() {
     drop(store);
     let store = open(&disk).unwrap();
     assert_ne!(info(&store), version);
+}
+
+#[test]
+fn a_failed_sync_is_not_forgotten() {
+    let disk = SimulatedDisk::new(Path::new(ROOT));
+    let store = open(&disk).unwrap();
+    let flush = || block_on(store.flush(FlushRequest::new(Scope::All))).map(|reply| reply.durability);
+    let kind = |result: Result<Durability>| result.unwrap_err().kind();
+    for heal in ["write_full", "delete", "invalidate"] {
+        block_on(store.write(WriteRequest::new(object(0), 0, b"perhaps lost"))).unwrap();
+        disk.fail_syncs(true);
+        assert_eq!(kind(flush()), "writes_lost");
+        disk.fail_syncs(false);
+        // The disk now says that all is well. It is not.
+        assert_eq!(kind(flush()), "writes_lost");
+        let request = WriteRequest::new(object(0), 0, b"more").durability(Durability::Stored);
+        assert_eq!(block_on(store.write(request)).unwrap_err().kind(), "writes_lost");
+        match heal {
+            "write_full" => block_on(store.write_full(WriteFullRequest::new(object(0), b"anew"))).map(drop),
+            "delete" => block_on(store.delete(DeleteRequest::new(object(0)))).map(drop),
+            _ => block_on(store.invalidate(InvalidateRequest::new(Scope::Object(object(0))))).map(drop),
+        }
+        .unwrap();
+        assert_eq!(flush(), Ok(Durability::Stored), "after {heal}");
+    }
+}
+
+#[test]
+fn a_full_disk_changes_nothing_and_is_told_once() {
+    let disk = SimulatedDisk::new(Path::new(ROOT));
+    let store = open(&disk).unwrap();
+    let mut news = store.subscribe();
+    let before = block_on(store.write(WriteRequest::new(object(0), 0, b"before"))).unwrap();
+    disk.fill(true);
+    for _ in 0..2 {
+        let failed = block_on(store.write(WriteRequest::new(object(0), 0, b"after!")));
+        assert_eq!(failed.unwrap_err().kind(), "out_of_space");
+        let failed = block_on(store.write_full(WriteFullRequest::new(object(0), b"after!")));
+        assert_eq!(failed.unwrap_err().kind(), "out_of_space");
+        let failed = block_on(store.write(WriteRequest::new(object(1), 0, b"new")));
+        assert_eq!(failed.unwrap_err().kind(), "out_of_space");
+    }
+    let read = block_on(store.read(ReadRequest::new(object(0), 0, 100))).unwrap();
+    assert_eq!((read.data.to_vec(), read.version), (b"before".to_vec(), before.version));
+    assert_eq!(block_on(store.info(InfoRequest::new(object(1)))).unwrap_err(), Error::Missing);
+    disk.fill(false);
+    block_on(store.write(WriteRequest::new(object(1), 0, b"new"))).unwrap();
+    assert_eq!((news.try_next(), news.try_next()), (Some(Event::Full), Some(Event::Recovered)));
+    assert_eq!(news.try_next(), None);
 }
 
 /// The suite, with the power cut where it asks for it.

@@ -32,6 +32,8 @@ struct World {
     step: u64,
     cut_at: Option<u64>,
     dead: bool,
+    sync_fails: bool,
+    is_full: bool,
     /// Files opened before the power was cut are of no use afterwards.
     power: u64,
     dirs: BTreeMap<PathBuf, Dir>,
@@ -164,6 +166,16 @@ impl SimulatedDisk {
         let disk = Self::default();
         disk.world.lock().dirs.insert(root.to_path_buf(), Dir::default());
         disk
+    }
+
+    /// From now on every sync of a file fails, or none.
+    pub(super) fn fail_syncs(&self, fails: bool) {
+        self.world.lock().sync_fails = fails;
+    }
+
+    /// From now on no write finds room, or each does.
+    pub(super) fn fill(&self, is_full: bool) {
+        self.world.lock().is_full = is_full;
     }
 
     /// How many steps were taken since the power came on.
@@ -332,6 +344,9 @@ impl DiskFile for SimulatedFile {
     }
 
     fn write_at(&self, offset: u64, data: &Segments) -> Result<(), WriteFailed> {
+        if self.world.lock().is_full {
+            return Err(WriteFailed { written_bytes: 0, error: io::ErrorKind::StorageFull.into() });
+        }
         let written = self.apply(FileOp::Write(offset as usize, data.to_vec()));
         written.map_err(|error| WriteFailed { written_bytes: data.len_bytes() as u64, error })
     }
@@ -350,6 +365,9 @@ impl DiskFile for SimulatedFile {
 
     fn sync_data(&self) -> io::Result<()> {
         self.world.lock().step(self.power, |world| {
+            if world.sync_fails {
+                return Err(io::Error::from_raw_os_error(5));
+            }
             let content = world.file(self.file);
             content.stored = content.live.clone();
             content.pending.clear();
