@@ -242,7 +242,7 @@ impl Inner {
     }
 
     /// Looks a key up in its locked bucket, whatever the state of the item.
-    #[inline]
+    #[inline(always)]
     fn find_any<'a>(&self, locked: &Locked<'a>, hash: KeyHash, key: &[u8]) -> Option<Found<'a>> {
         let (slot, (item, location)) = locked.find_map(hash, |location| {
             let item = self.item_at(location);
@@ -252,9 +252,18 @@ impl Inner {
     }
 
     /// Looks a key up in its locked bucket; what is flushed or expired is removed and missed.
-    #[inline]
+    #[inline(always)] // On the way of every request; what is rare is kept out of it.
     fn find<'a>(&self, locked: &Locked<'a>, hash: KeyHash, key: &[u8], now: u32) -> Result<Found<'a>, Miss> {
         let found = self.find_any(locked, hash, key).ok_or(Miss::Absent)?;
+        if self.flush_boundary.load(Ordering::Acquire) != 0 || found.item.expiry().is_past(now) {
+            self.judge(locked, found, now)?;
+        }
+        Ok(found)
+    }
+
+    /// Removes an item that is flushed or expired.
+    #[cold]
+    fn judge(&self, locked: &Locked<'_>, found: Found<'_>, now: u32) -> Result<(), Miss> {
         if self.is_flushed(found.location) {
             self.remove(locked, found, Mutation::Flushed);
             return Err(Miss::Flushed);
@@ -264,7 +273,7 @@ impl Inner {
             self.remove(locked, found, Mutation::Expired);
             return Err(Miss::Expired);
         }
-        Ok(found)
+        Ok(())
     }
 
     #[inline]
