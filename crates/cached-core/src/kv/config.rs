@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 /// The limits and choices of a [`Kv`](super::Kv).
 pub struct KvConfig {
-    /// Memory for items: keys, values and their headers. At least 1 MiB.
+    /// Memory for items (keys, values and their headers) and what the policy remembers of evicted
+    /// ones. At least 1 MiB.
     pub arena_bytes: usize,
     /// The largest item, key and header included; at least 1 KiB, at most half the arena and 1 GiB.
     pub item_bytes_max: usize,

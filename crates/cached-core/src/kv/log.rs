@@ -1,10 +1,10 @@
 //! Where an item's bytes go: lanes of streams, each appending to a region of its own.
 //!
 //! Every thread has a lane (threads share lanes when there are more of them), so that appending
-//! takes a lock nobody else wants. A lane keeps one open region per queue and lifetime class: items
+//! takes a lock nobody else wants. A lane keeps one open region per lifetime class: items
 //! that expire at about the same time lie together, and their region dies as a whole.
 
-use super::policy::QUEUES_MAX;
+use super::policy::QueueId;
 use super::queues::LARGE;
 use super::{Inner, RECLAIM_RESERVE};
 use crate::arena::{Owner, REGION_HEADER_BYTES, RegionHeader, RegionId, RegionState};
@@ -17,13 +17,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub(super) const TTL_CLASSES: usize = 4;
 const TTL_CLASS_SECS: [u32; TTL_CLASSES - 1] = [86_400, 3_600, 120];
 
-/// Streams of a lane: one per queue and class, and one for pieces of large values.
-const STREAMS: usize = QUEUES_MAX * TTL_CLASSES + 1;
+/// Streams of a lane: one per class, and one for pieces of large values.
+const STREAMS: usize = TTL_CLASSES + 1;
 pub(super) const LARGE_STREAM: usize = STREAMS - 1;
 
 /// The queue that a stream's regions join when they are full.
 pub(super) fn queue_of_stream(stream: usize) -> usize {
-    if stream == LARGE_STREAM { LARGE } else { stream / TTL_CLASSES }
+    if stream == LARGE_STREAM { LARGE } else { usize::from(QueueId::ENTRY.0) }
 }
 
 /// An open region, if any.
@@ -94,15 +94,14 @@ impl Inner {
         &self.lanes[thread_number() % self.lanes.len()]
     }
 
-    /// The stream for an item of this queue and expiry.
-    pub(super) fn stream_for(&self, queue: usize, expiry: Expiry, now: u32) -> usize {
-        let class = match expiry.remaining_secs(now) {
+    /// The stream for a new item of this expiry.
+    pub(super) fn stream_for(&self, expiry: Expiry, now: u32) -> usize {
+        match expiry.remaining_secs(now) {
             Some(secs) if self.ttl_classes > 1 => {
                 TTL_CLASS_SECS.iter().filter(|&&limit| secs < limit).count()
             }
             _ => 0,
-        };
-        queue * TTL_CLASSES + class
+        }
     }
 
     /// Space in the open region of a stream; never waits, so it may be called under a bucket's lock.

@@ -86,6 +86,8 @@ struct Inner {
     lanes: Box<[Lane]>,
     ttl_classes: usize,
     policy: Box<dyn Policy>,
+    /// What the policy takes of the memory for itself.
+    policy_bytes: usize,
     hook: Option<Arc<dyn MutationHook>>,
     queues: Mutex<Queues>,
     reclaimer: Mutex<Reclaimer>,
@@ -113,10 +115,13 @@ impl Kv {
     /// [`KvConfigError`] when the configuration contradicts itself or the system refuses the memory.
     pub fn new(config: KvConfig) -> Result<Kv, KvConfigError> {
         config.check()?;
+        let mut policy = config.policy;
+        // What the policy remembers of evicted items comes out of the same memory.
+        let policy_bytes = if config.evict { policy.attach(config.arena_bytes) } else { 0 };
         let region_bytes = region_bytes_for(config.arena_bytes);
-        let regions = (config.arena_bytes / region_bytes) as u32;
+        let regions = ((config.arena_bytes - policy_bytes) / region_bytes) as u32;
         let arena = Arena::new(ArenaConfig {
-            bytes: config.arena_bytes,
+            bytes: regions as usize * region_bytes,
             region_bytes,
             kv_regions_max: regions,
             objects_regions_max: 0,
@@ -133,7 +138,7 @@ impl Kv {
             hasher: KeyHasher::new(config.hash_seed),
             clock: config.clock,
             granule_shift,
-            hit_bits: std::array::from_fn(|bits| config.policy.hit(bits as u8) & 7),
+            hit_bits: std::array::from_fn(|bits| policy.hit(bits as u8) & 7),
             flush_boundary: AtomicU64::new(0),
             flush_due: AtomicU32::new(0),
             cas: config.cas,
@@ -143,7 +148,8 @@ impl Kv {
             pace_below: RECLAIM_RESERVE + lanes as u32 + 2,
             lanes: (0..lanes).map(|_| Lane::new()).collect(),
             ttl_classes: if regions as usize >= 64 * lanes { log::TTL_CLASSES } else { 1 },
-            policy: config.policy,
+            policy,
+            policy_bytes,
             hook: config.hook,
             queues: Mutex::new(Queues::new(arena.region_count())),
             reclaimer: Mutex::new(Reclaimer::new(region_bytes)),

@@ -212,13 +212,14 @@ impl Inner {
         if !job.evict {
             return self.move_item(&mut reclaimer.compacted[job.queue], job, job.queue, slot, item, now);
         }
-        let verdict = self.policy.judge(&Candidate {
+        let candidate = Candidate {
+            hash: met.hash.0,
             bits: item.policy_bits(),
             queue: QueueId(job.queue as u8),
             idle_secs: now.saturating_sub(item.last_access()),
             bytes: self.item_bytes(item),
-        });
-        if let Verdict::Keep { queue, bits } = verdict
+        };
+        if let Verdict::Keep { queue, bits } = self.policy.judge(&candidate)
             && reclaimer.may_keep(self.padded(item.shape().entry_bytes()))
         {
             let queue = usize::from(queue.0).min(QUEUES_MAX - 1);
@@ -229,6 +230,7 @@ impl Inner {
             }
             item.set_policy_bits(before);
         }
+        self.policy.evicted(&candidate);
         self.evict(locked, found);
         Ok(())
     }

@@ -55,6 +55,9 @@ pub struct KvLimits {
     pub arena_bytes: usize,
     /// The index, if the arena were full of the smallest items.
     pub index_bytes_max: usize,
+    /// What the eviction policy remembers of evicted items. With the arena no more than the
+    /// configuration's `arena_bytes`.
+    pub policy_bytes: usize,
     /// Values under way that are not items yet; part of the arena.
     pub bodies_bytes_max: u64,
 }
@@ -98,6 +101,7 @@ impl Kv {
     pub fn limits(&self) -> KvLimits {
         KvLimits {
             arena_bytes: self.inner.arena.bytes(),
+            policy_bytes: self.inner.policy_bytes,
             index_bytes_max: self.inner.index.bytes_max(),
             bodies_bytes_max: self.inner.bodies_bytes_max,
         }

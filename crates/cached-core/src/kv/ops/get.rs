@@ -117,7 +117,7 @@ impl Kv {
             }
             fields.expiry = true;
             let shape = Shape::item(shape.key_bytes(), shape.payload_bytes(), fields);
-            let stream = inner.stream_for(0, Expiry::NEVER, now);
+            let stream = inner.stream_for(Expiry::NEVER, now);
             let entry =
                 inner.alloc(stream, inner.padded(shape.entry_bytes()), now).ok_or(Miss::OutOfMemory)?;
             let locked = inner.index.shard(hash).lock(hash);

@@ -75,7 +75,7 @@ impl Kv {
         if let Some(shape) = inner.inline_shape(key.len(), value_bytes, options) {
             let bytes = inner.padded(shape.entry_bytes());
             reservation.count(u64::from(bytes))?;
-            let stream = inner.stream_for(usize::from(inner.policy.insert().0.0), options.expiry, now);
+            let stream = inner.stream_for(options.expiry, now);
             let entry = inner.alloc(stream, bytes, now).ok_or(StoreOutcome::OutOfMemory)?;
             inner.fill(entry, shape, key, b"", &inner.fresh_attributes(options, now));
             reservation.place = Place::Inline(entry);
@@ -223,7 +223,7 @@ impl Reservation {
     fn write_list(&self, pieces: &[(Entry, u32)], key: &[u8], now: u32) -> Option<Entry> {
         let inner = &self.inner;
         let shape = inner.large_shape(key.len(), pieces.len(), &self.options)?;
-        let stream = inner.stream_for(usize::from(inner.policy.insert().0.0), self.options.expiry, now);
+        let stream = inner.stream_for(self.options.expiry, now);
         let entry = inner.alloc(stream, inner.padded(shape.entry_bytes()), now)?;
         let attributes = inner.fresh_attributes(&self.options, now);
         // SAFETY: the entry has room for the shape, whose payload is the list's size.

@@ -7,6 +7,7 @@ use crate::kv::hook::Mutation;
 use crate::kv::index::Locked;
 use crate::kv::item::{Attributes, Fields, ItemPtr, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, Shape, state};
 use crate::kv::log::Entry;
+use crate::kv::policy::Newcomer;
 use crate::kv::{Found, Inner, ItemView, Kv, PinnedValue, StoreMode, StoreOptions, StoreOutcome};
 use crate::sync::Ordering;
 
@@ -62,7 +63,7 @@ impl Kv {
         };
         let now = inner.now();
         let bytes = inner.padded(shape.entry_bytes());
-        let stream = inner.stream_for(usize::from(inner.policy.insert().0.0), options.expiry, now);
+        let stream = inner.stream_for(options.expiry, now);
         let outcome = {
             let locked = inner.index.shard(hash).lock(hash);
             let old = inner.find(&locked, hash, key, now).ok();
@@ -206,7 +207,7 @@ impl Inner {
             expiry: options.expiry,
             client_flags: options.client_flags,
             last_access: now,
-            state: self.policy.insert().1 << state::POLICY_SHIFT,
+            state: 0,
         }
     }
 
@@ -303,6 +304,8 @@ impl Inner {
     ) -> StoreOutcome {
         let item = self.item_at(entry.location);
         let bytes = self.item_bytes(item);
+        let replaces = old.map(|old| old.item.policy_bits());
+        item.set_policy_bits(self.policy.insert(&Newcomer { hash: hash.0, bytes, replaces }));
         match old {
             Some(old) => {
                 locked.shard().adjust_bytes(bytes, self.item_bytes(old.item));

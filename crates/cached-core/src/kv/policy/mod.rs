@@ -1,0 +1,160 @@
+//! Which items stay when memory is needed: a small trait over queues of regions.
+//!
+//! Items are appended to the region at the head of a queue; memory comes back by walking the region
+//! at a queue's tail and asking the policy about every item that is still alive in it. *Keep* copies
+//! the item to the head of a queue, *evict* drops it. So promotion is lazy, costs nothing on a hit
+//! but a bit or two in the item, and reclaiming a region compacts it at the same time.
+//!
+//! A policy has three bits in each item. What else it remembers (ghosts: names of what was evicted)
+//! is taken out of the memory that it is given. Nothing here knows of regions, or of items: whoever
+//! has queues of anything can use the same policies.
+
+mod ghosts;
+mod lru;
+mod mru;
+mod s3fifo;
+
+pub use lru::Lru;
+pub use mru::Mru;
+pub use s3fifo::S3Fifo;
+
+/// A queue of regions. A policy with fewer queues leaves the others empty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueueId(pub u8);
+
+impl QueueId {
+    /// The queue that every new item enters.
+    pub const ENTRY: QueueId = QueueId(0);
+    /// The other one.
+    pub const MAIN: QueueId = QueueId(1);
+}
+
+/// How many queues a policy may use.
+pub const QUEUES_MAX: usize = 2;
+
+/// What a policy hears about an item that is stored.
+#[derive(Debug, Clone, Copy)]
+pub struct Newcomer {
+    /// The hash of the item's key, the same every time.
+    pub hash: u64,
+    /// Memory that the item takes.
+    pub bytes: u64,
+    /// The bits of the item of the same key whose place it takes.
+    pub replaces: Option<u8>,
+}
+
+/// What a policy hears about an item at the tail.
+#[derive(Debug, Clone, Copy)]
+pub struct Candidate {
+    /// The hash of the item's key.
+    pub hash: u64,
+    /// The policy's three bits.
+    pub bits: u8,
+    /// The queue that is being reclaimed.
+    pub queue: QueueId,
+    /// Seconds since the item was read or stored.
+    pub idle_secs: u32,
+    /// Memory that its eviction frees.
+    pub bytes: u64,
+}
+
+/// What becomes of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is dropped.
+    Evict,
+    /// It moves to the head of a queue, with these bits.
+    Keep {
+        /// Where to.
+        queue: QueueId,
+        /// The item's new bits.
+        bits: u8,
+    },
+}
+
+/// An eviction policy.
+///
+/// The caller owes: `attach` before anything else; one call at a time for `victim`, `judge` and
+/// `evicted` (`insert` may come from any thread at any time); every new item in [`QueueId::ENTRY`].
+/// It may evict what was to be kept, when too much is kept. The implementor owes: bits below 8, O(1),
+/// no allocation after `attach`, and progress: an item that is judged again and again without a hit
+/// in between is evicted at last.
+pub trait Policy: Send + Sync + 'static {
+    /// The name used in settings and statistics.
+    fn name(&self) -> &'static str;
+    /// Gets ready to look after so much memory; tells how much of it the policy itself will take.
+    fn attach(&mut self, memory_bytes: usize) -> usize {
+        let _ = memory_bytes;
+        0
+    }
+    /// The bits of an item that has just been stored.
+    fn insert(&self, newcomer: &Newcomer) -> u8 {
+        let _ = newcomer;
+        0
+    }
+    /// The bits after a hit on an item with `bits`. Must depend on `bits` only: it is tabulated.
+    fn hit(&self, bits: u8) -> u8;
+    /// The queue to reclaim from, given the regions in each. At least one is not empty; if the one
+    /// named is, another is taken.
+    fn victim(&self, regions: [usize; QUEUES_MAX]) -> QueueId;
+    /// What becomes of an item at the tail.
+    fn judge(&self, candidate: &Candidate) -> Verdict;
+    /// An item that was judged has been evicted, whatever the verdict was.
+    fn evicted(&self, candidate: &Candidate) {
+        let _ = candidate;
+    }
+}
+
+/// The names that [`by_name`] knows, the default first.
+pub const NAMES: &[&str] = &["balanced", "lru", "s3fifo", "mru"];
+
+/// A policy by its name in settings, as listed in [`NAMES`].
+pub fn by_name(name: &str) -> Option<Box<dyn Policy>> {
+    Some(match name {
+        "balanced" => Box::new(S3Fifo::balanced()),
+        "lru" => Box::new(Lru),
+        "s3fifo" => Box::new(S3Fifo::fixed()),
+        "mru" => Box::new(Mru::default()),
+        _ => return None,
+    })
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lead_to_policies() {
+        for name in NAMES {
+            assert_eq!(by_name(name).unwrap().name(), *name);
+        }
+        assert!(by_name("best").is_none());
+    }
+
+    #[test]
+    fn bits_stay_bits_and_what_is_not_hit_goes_at_last() {
+        for name in NAMES {
+            let mut policy = by_name(name).unwrap();
+            policy.attach(1 << 20);
+            for bits in 0..8 {
+                assert!(policy.hit(bits) < 8, "{name}");
+                let replaces = (bits != 0).then_some(bits);
+                assert!(policy.insert(&Newcomer { hash: 1, bytes: 1, replaces }) < 8, "{name}");
+                let (mut bits, mut queue) = (bits, QueueId::ENTRY);
+                let rounds = (0..20).take_while(|_| {
+                    let candidate = Candidate { hash: 1, bits, queue, idle_secs: 0, bytes: 100 };
+                    policy.victim([8, 8]);
+                    match policy.judge(&candidate) {
+                        Verdict::Evict => false,
+                        Verdict::Keep { queue: to, bits: with } => {
+                            assert!(with < 8 && usize::from(to.0) < QUEUES_MAX);
+                            (queue, bits) = (to, with);
+                            true
+                        }
+                    }
+                });
+                assert!(rounds.count() < 10, "{name} keeps what is never hit");
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Most recently used: for loads in which what has just been used is what will not be used soon.
+
+use super::{Candidate, Policy, QUEUES_MAX, QueueId, Verdict};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// What was read goes first, then what came last: for swap, prefetched data and loops longer than
+/// the memory, where a second read is far away or never comes.
+///
+/// Newcomers pass through a short entry queue. At its end they settle in the main queue while there
+/// is room; when there is none they go, and what is there stays. The main queue is walked for items
+/// that have been read, as often as that yields something.
+#[derive(Debug, Default)]
+pub struct Mru {
+    /// Whether the main queue has all the room there is.
+    main_is_full: std::sync::atomic::AtomicBool,
+    /// Walks of the entry queue between two of the main queue; doubled by each that is in vain.
+    pause: AtomicU32,
+    /// Walks of the entry queue since the last of the main queue.
+    walks: AtomicU32,
+    /// Items of the main queue judged since its walk began, and evicted.
+    judged: AtomicU32,
+    used: AtomicU32,
+}
+
+/// The entry queue's share of all regions: 1/16.
+const ENTRY_SHARE: usize = 16;
+const PAUSE_MAX: u32 = 64;
+/// Walks of the main queue are worth it if one of so many items goes.
+const YIELD: u32 = 4;
+/// Bit 0: read. Bit 1: settled.
+const READ: u8 = 1;
+
+impl Policy for Mru {
+    fn name(&self) -> &'static str {
+        "mru"
+    }
+
+    fn hit(&self, bits: u8) -> u8 {
+        bits | READ
+    }
+
+    fn victim(&self, regions: [usize; QUEUES_MAX]) -> QueueId {
+        let [entry, main] = regions;
+        let full = entry <= (entry + main).div_ceil(ENTRY_SHARE) + 1;
+        self.main_is_full.store(full, Ordering::Relaxed);
+        let judged = self.judged.swap(0, Ordering::Relaxed);
+        if judged > 0 {
+            let in_vain = self.used.swap(0, Ordering::Relaxed) * YIELD < judged;
+            let pause = self.pause.load(Ordering::Relaxed).max(1);
+            let next = if in_vain { (pause * 2).min(PAUSE_MAX) } else { pause / 2 };
+            self.pause.store(next, Ordering::Relaxed);
+        }
+        let walks = self.walks.load(Ordering::Relaxed);
+        let is_time = walks >= self.pause.load(Ordering::Relaxed);
+        if main > 0 && (entry == 0 || full && is_time) {
+            self.walks.store(0, Ordering::Relaxed);
+            return QueueId::MAIN;
+        }
+        self.walks.store(walks.saturating_add(1), Ordering::Relaxed);
+        QueueId::ENTRY
+    }
+
+    fn judge(&self, candidate: &Candidate) -> Verdict {
+        let is_main = candidate.queue == QueueId::MAIN;
+        if is_main {
+            self.judged.fetch_add(1, Ordering::Relaxed);
+        }
+        if candidate.bits & READ != 0 {
+            if is_main {
+                self.used.fetch_add(1, Ordering::Relaxed);
+            }
+            return Verdict::Evict;
+        }
+        if !is_main && self.main_is_full.load(Ordering::Relaxed) {
+            return Verdict::Evict;
+        }
+        // The three bits count rounds, so that nothing stays for ever that nobody asks for.
+        match candidate.bits >> 1 {
+            3 => Verdict::Evict,
+            rounds => Verdict::Keep { queue: QueueId::MAIN, bits: (rounds + 1) << 1 },
+        }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_read_goes_first() {
+        let mru = Mru::default();
+        let at = |bits, queue| Candidate { hash: 0, bits, queue, idle_secs: 0, bytes: 1 };
+        assert_eq!(mru.victim([16, 0]), QueueId::ENTRY);
+        assert_eq!(mru.judge(&at(0, QueueId::ENTRY)), Verdict::Keep { queue: QueueId::MAIN, bits: 2 });
+        assert_eq!(mru.judge(&at(mru.hit(0), QueueId::ENTRY)), Verdict::Evict);
+        assert_eq!(mru.victim([2, 30]), QueueId::MAIN, "full: is there something read?");
+        assert_eq!(mru.judge(&at(2, QueueId::MAIN)), Verdict::Keep { queue: QueueId::MAIN, bits: 4 });
+        assert_eq!(mru.victim([2, 30]), QueueId::ENTRY, "that walk was in vain");
+        assert_eq!(mru.judge(&at(0, QueueId::ENTRY)), Verdict::Evict, "no room to settle");
+        assert_eq!(mru.judge(&at(mru.hit(2), QueueId::MAIN)), Verdict::Evict);
+    }
+}
