@@ -154,8 +154,13 @@ impl Line {
         if !flags.recaches_after_update() {
             before.push(recache.clone());
         }
-        (if flags.shows_ttl_before_update() { &mut after } else { &mut before }).push(ttl);
-        (if flags.shows_ttl_before_vivify() { &mut after } else { &mut before }).push(vivify);
+        let mut updates = [(flags.shows_ttl_before_update(), ttl), (flags.shows_ttl_before_vivify(), vivify)];
+        if flags.updates_after_vivify() {
+            updates.reverse();
+        }
+        for (behind, word) in updates {
+            (if behind { &mut after } else { &mut before }).push(word);
+        }
         if flags.recaches_after_update() {
             after.push(recache);
         }
