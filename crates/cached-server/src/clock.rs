@@ -7,6 +7,7 @@
 
 use cached_core::clock::{Clock, Expiry, FIRST_SECOND, TickClock};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Expiry times up to this many seconds (30 days) are relative, larger ones are Unix time.
@@ -19,6 +20,9 @@ pub struct ServerClock {
     started: Instant,
     /// Unix time at which the counter would have been 0.
     origin_unix_secs: i64,
+    /// Seconds by which tests have moved the counter, and whether they have stopped it.
+    shift_secs: AtomicI64,
+    paused: AtomicBool,
 }
 
 impl ServerClock {
@@ -29,6 +33,8 @@ impl ServerClock {
             ticks: Arc::new(TickClock::new()),
             started: Instant::now(),
             origin_unix_secs: unix.as_secs() as i64 - i64::from(FIRST_SECOND),
+            shift_secs: AtomicI64::new(0),
+            paused: AtomicBool::new(false),
         }
     }
 
@@ -39,8 +45,24 @@ impl ServerClock {
 
     /// Moves the counter to the present. Called once a second.
     pub fn tick(&self) {
-        let elapsed = u32::try_from(self.started.elapsed().as_secs()).unwrap_or(u32::MAX / 2);
-        self.ticks.set(FIRST_SECOND + elapsed);
+        if self.paused.load(Ordering::Relaxed) {
+            return;
+        }
+        let elapsed = self.started.elapsed().as_secs() as i64 + self.shift_secs.load(Ordering::Relaxed);
+        // Never back: what has expired stays so.
+        let secs = u32::try_from(elapsed.max(0)).unwrap_or(u32::MAX / 2).min(u32::MAX / 2);
+        self.ticks.set((FIRST_SECOND + secs).max(self.now_secs()));
+    }
+
+    /// Moves the counter by so many seconds more, for tests. It never goes back.
+    pub fn shift(&self, secs: i32) {
+        self.shift_secs.fetch_add(secs.into(), Ordering::Relaxed);
+        self.tick();
+    }
+
+    /// Stops the counter, or lets it go on, for tests.
+    pub fn pause(&self, paused: bool) {
+        self.paused.store(paused, Ordering::Relaxed);
     }
 
     /// Seconds on the counter.

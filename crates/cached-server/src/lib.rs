@@ -16,9 +16,11 @@
 pub mod cli;
 pub mod clock;
 pub mod limits;
+pub mod pid_file;
 pub mod process;
 pub mod settings;
 pub mod signals;
+pub mod systemd;
 
 mod conn;
 mod exec;
@@ -27,6 +29,7 @@ mod logging;
 mod server;
 mod shared;
 mod stats;
+mod watch;
 mod worker;
 
 pub use logging::Logging;

@@ -2,6 +2,7 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
+use std::os::fd::AsRawFd;
 
 /// Makes room for so many connections and what else needs descriptors. The count that is to be had.
 pub fn raise_descriptor_limit(connections: usize, threads: usize) -> u64 {
@@ -64,6 +65,65 @@ pub fn become_user(name: &str) -> io::Result<()> {
     // SAFETY: plain numbers.
     if unsafe { libc::setgid(gid) != 0 || libc::setuid(uid) != 0 } {
         return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// Allows core files of any size, or of as much as the system lets us.
+///
+/// # Errors
+/// When no core file would be written at all.
+pub fn allow_core_dumps() -> io::Result<()> {
+    let limit = getrlimit(Resource::Core);
+    if setrlimit(Resource::Core, Rlimit { current: None, maximum: None }).is_err() {
+        setrlimit(Resource::Core, Rlimit { current: limit.maximum, maximum: limit.maximum })?;
+    }
+    match getrlimit(Resource::Core).current {
+        Some(0) => Err(io::Error::other("failed to ensure corefile creation")),
+        _ => Ok(()),
+    }
+}
+
+/// Keeps the process's memory, now and later, from being paged out, as soon as it is used for the first time.
+///
+/// # Errors
+/// When the system refuses, as a rule for want of rights.
+pub fn lock_memory() -> io::Result<()> {
+    // SAFETY: plain numbers.
+    match unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Leaves the terminal: goes on in a child of its own session, while the parent exits. With `keep_folder` the working
+/// directory stays, with `keep_output` the standard streams do.
+///
+/// # Errors
+/// When the system refuses.
+///
+/// Call before threads are started.
+pub fn daemonize(keep_folder: bool, keep_output: bool) -> io::Result<()> {
+    // SAFETY: there is one thread only, so the child is as whole as the parent; the parent leaves without
+    // running anything of what the child goes on with.
+    match unsafe { libc::fork() } {
+        -1 => return Err(io::Error::last_os_error()),
+        0 => {}
+        // SAFETY: ends the process, nothing else.
+        _ => unsafe { libc::_exit(0) },
+    }
+    rustix::process::setsid()?;
+    if !keep_folder {
+        std::env::set_current_dir("/")?;
+    }
+    if !keep_output {
+        let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
+        for stream in [libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO] {
+            // SAFETY: plain numbers; what the standard streams led to is closed, and nobody holds it otherwise.
+            if unsafe { libc::dup2(null.as_raw_fd(), stream) } < 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
     }
     Ok(())
 }

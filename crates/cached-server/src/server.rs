@@ -7,11 +7,12 @@ use crate::listen::{self, At, BoundUnix, Listener, acceptor};
 use crate::logging::Logging;
 use crate::settings::Settings;
 use crate::shared::{ListenerInfo, Shared};
+use crate::watch::{Evictions, Watch};
 use crate::worker::{Mail, Mailbox, Worker};
 use cached_core::kv::{Kv, KvConfig, KvConfigError};
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -73,23 +74,45 @@ impl std::fmt::Debug for Stopper {
 }
 
 impl Server {
-    /// Makes the store and opens the sockets.
+    /// Makes the store and opens the sockets, or takes those that were inherited instead.
     ///
     /// # Errors
     /// [`StartError`] when the store or a socket cannot be had.
     pub fn open(settings: Settings, logging: Logging) -> Result<Server, StartError> {
+        Server::open_with(settings, logging, Vec::new())
+    }
+
+    /// The same, with sockets that are open already; if there are any, what the settings say of listening is
+    /// left aside.
+    ///
+    /// # Errors
+    /// [`StartError`] when the store or a socket cannot be had.
+    pub fn open_with(
+        settings: Settings,
+        logging: Logging,
+        inherited: Vec<OwnedFd>,
+    ) -> Result<Server, StartError> {
         let clock = ServerClock::new();
+        let pending_bytes = settings.worker_buffer_bytes.saturating_mul(settings.threads);
+        let watch = Watch::new(pending_bytes, settings.watcher_buffer_bytes).map_err(StartError::Thread)?;
+        let watch = Arc::new(watch);
         let kv = Kv::new(KvConfig {
             arena_bytes: settings.memory_bytes,
             item_bytes_max: settings.item_bytes_max,
             lanes: settings.threads,
             cas: settings.cas,
             evict: settings.evict,
+            huge_pages: settings.huge_pages,
             clock: clock.ticks(),
+            eviction_hook: Some(Arc::new(Evictions::new(watch.clone(), &settings))),
             ..KvConfig::default()
         })?;
-        let (listeners, unix) = open_listeners(&settings)?;
-        let shared = Arc::new(Shared::new(kv, clock, settings, logging));
+        let (listeners, unix) = if inherited.is_empty() {
+            open_listeners(&settings)?
+        } else {
+            (adopt(&settings, inherited)?, None)
+        };
+        let shared = Arc::new(Shared::new(kv, clock, settings, logging, watch));
         let infos = listeners.iter().map(|listener| ListenerInfo {
             fd: listener.socket.as_raw_fd(),
             ends: match &listener.at {
@@ -104,11 +127,7 @@ impl Server {
 
     /// The TCP addresses it listens on.
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        let tcp = self.listeners.iter().filter_map(|listener| match &listener.at {
-            At::Tcp(address) => Some(*address),
-            At::Unix(_) => None,
-        });
-        tcp.collect()
+        tcp_addresses(&self.listeners)
     }
 
     /// The unix socket it listens on.
@@ -177,6 +196,14 @@ impl Server {
     }
 }
 
+fn tcp_addresses(listeners: &[Listener]) -> Vec<SocketAddr> {
+    let tcp = listeners.iter().filter_map(|listener| match &listener.at {
+        At::Tcp(address) => Some(*address),
+        At::Unix(_) => None,
+    });
+    tcp.collect()
+}
+
 fn open_listeners(settings: &Settings) -> Result<(Vec<Listener>, Option<BoundUnix>), StartError> {
     let mut listeners = Vec::new();
     for address in &settings.listen {
@@ -186,11 +213,25 @@ fn open_listeners(settings: &Settings) -> Result<(Vec<Listener>, Option<BoundUni
         })?;
         listeners.extend(opened);
     }
-    let Some(path) = &settings.unix_path else { return Ok((listeners, None)) };
-    let (listener, bound) = listen::bind_unix(path, settings.unix_mask, settings.backlog)
+    let Some(path) = &settings.unix_path else {
+        if let Err(error) = listen::write_port_file(&tcp_addresses(&listeners)) {
+            tracing::warn!(cause = %error, "cannot write the file that MEMCACHED_PORT_FILENAME names");
+        }
+        return Ok((listeners, None));
+    };
+    let (listener, bound) = listen::bind_unix(path, settings.unix_mask, settings.protocol, settings.backlog)
         .map_err(|cause| StartError::Listen { address: path.display().to_string(), cause })?;
     listeners.push(listener);
     Ok((listeners, Some(bound)))
+}
+
+/// Makes listeners of sockets that are open already.
+fn adopt(settings: &Settings, sockets: Vec<OwnedFd>) -> Result<Vec<Listener>, StartError> {
+    let adopted = sockets.into_iter().map(|socket| {
+        listen::adopt(socket, settings.protocol, settings.backlog)
+            .map_err(|cause| StartError::Listen { address: "a socket of LISTEN_FDS".into(), cause })
+    });
+    adopted.collect()
 }
 
 fn runtime() -> Result<Runtime, StartError> {
@@ -205,6 +246,7 @@ async fn tick(shared: Arc<Shared>) {
     loop {
         seconds.tick().await;
         shared.clock.tick();
+        shared.close_idle();
         for _ in 0..UPKEEP_STEPS {
             if !shared.kv.maintain() {
                 break;

@@ -3,13 +3,15 @@
 use crate::clock::ServerClock;
 use crate::conn::info::{Connections, Ends};
 use crate::logging::Logging;
-use crate::settings::Settings;
+use crate::settings::{NotedSettings, Settings};
+use crate::stats::classes::Classes;
 use crate::stats::counters::{Counters, Totals};
 use crate::stats::detail::Detail;
+use crate::watch::Watch;
 use cached_core::kv::{Kv, KvStats};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tokio::sync::Notify;
 
 /// The server's shared state. Everything in it may be used from any thread.
@@ -21,6 +23,10 @@ pub(crate) struct Shared {
     pub(crate) connections: Connections,
     pub(crate) detail: Detail,
     pub(crate) noted: Noted,
+    pub(crate) classes: Classes,
+    /// What somebody wants to hear of, so that requests look at one word only.
+    pub(crate) observed: Arc<AtomicU32>,
+    pub(crate) watch: Arc<Watch>,
     pub(crate) stop: Stop,
     /// Whether new connections are being accepted.
     pub(crate) accepting: AtomicBool,
@@ -28,6 +34,8 @@ pub(crate) struct Shared {
     pub(crate) listen_disabled: AtomicU64,
     /// How long those pauses were in all.
     pub(crate) listen_disabled_micros: AtomicU64,
+    /// Connections closed for being idle.
+    idle_kicks: AtomicU64,
     /// The listening sockets, set once they are open.
     pub(crate) listeners: OnceLock<Vec<ListenerInfo>>,
     /// One set of counters per worker.
@@ -68,19 +76,19 @@ pub(crate) struct Noted {
     pub(crate) lru_crawler_tocrawl: AtomicU32,
 }
 
-impl Default for Noted {
-    fn default() -> Self {
+impl Noted {
+    fn new(settings: &NotedSettings) -> Self {
         Noted {
-            lru_segmented: AtomicBool::new(true),
-            hot_lru_pct: AtomicU32::new(20),
-            warm_lru_pct: AtomicU32::new(40),
-            hot_max_factor: AtomicU64::new(0.2f64.to_bits()),
-            warm_max_factor: AtomicU64::new(2.0f64.to_bits()),
-            temp_lru: AtomicBool::new(false),
-            temporary_ttl: AtomicU32::new(61),
-            lru_crawler: AtomicBool::new(true),
-            lru_crawler_sleep: AtomicU32::new(100),
-            lru_crawler_tocrawl: AtomicU32::new(0),
+            lru_segmented: AtomicBool::new(settings.lru_segmented),
+            hot_lru_pct: AtomicU32::new(settings.hot_lru_pct),
+            warm_lru_pct: AtomicU32::new(settings.warm_lru_pct),
+            hot_max_factor: AtomicU64::new(settings.hot_max_factor.to_bits()),
+            warm_max_factor: AtomicU64::new(settings.warm_max_factor.to_bits()),
+            temp_lru: AtomicBool::new(settings.temp_lru),
+            temporary_ttl: AtomicU32::new(settings.temporary_ttl),
+            lru_crawler: AtomicBool::new(settings.lru_crawler),
+            lru_crawler_sleep: AtomicU32::new(settings.lru_crawler_sleep),
+            lru_crawler_tocrawl: AtomicU32::new(settings.lru_crawler_tocrawl),
         }
     }
 }
@@ -104,18 +112,29 @@ impl Stop {
 }
 
 impl Shared {
-    pub(crate) fn new(kv: Kv, clock: ServerClock, settings: Settings, logging: Logging) -> Shared {
+    pub(crate) fn new(
+        kv: Kv,
+        clock: ServerClock,
+        settings: Settings,
+        logging: Logging,
+        watch: Arc<Watch>,
+    ) -> Shared {
+        let observed = watch.observed();
         Shared {
             kv,
             clock,
             logging,
             connections: Connections::default(),
-            detail: Detail::default(),
-            noted: Noted::default(),
+            detail: Detail::new(settings.prefix_delimiter, observed.clone()),
+            noted: Noted::new(&settings.noted),
+            classes: Classes::new(&settings.classes),
+            observed,
+            watch,
             stop: Stop::default(),
             accepting: AtomicBool::new(true),
             listen_disabled: AtomicU64::new(0),
             listen_disabled_micros: AtomicU64::new(0),
+            idle_kicks: AtomicU64::new(0),
             listeners: OnceLock::new(),
             counters: (0..settings.threads).map(|_| Counters::default()).collect(),
             baseline: Mutex::new(Baseline::default()),
@@ -132,6 +151,11 @@ impl Shared {
     pub(crate) fn reserved_descriptors(&self) -> usize {
         // Two for each worker's event loop, and what the acceptor's runtime needs for itself and the signals.
         self.listeners.get().map_or(0, Vec::len) + 2 * self.settings.threads + 8
+    }
+
+    /// Whether as many clients are connected as may be.
+    pub(crate) fn is_full(&self) -> bool {
+        self.connections.count() >= self.settings.connections_max
     }
 
     fn sum(&self) -> Totals {
@@ -161,6 +185,25 @@ impl Shared {
         self.connections.total.load(Ordering::Relaxed) - self.baseline().connections
     }
 
+    /// Connections closed for being idle.
+    pub(crate) fn idle_kicks(&self) -> u64 {
+        self.idle_kicks.load(Ordering::Relaxed)
+    }
+
+    /// Closes TCP connections that have been idle for too long. Called once a second.
+    pub(crate) fn close_idle(&self) {
+        let timeout = self.settings.idle_timeout_secs;
+        if timeout == 0 {
+            return;
+        }
+        let since = self.clock.now_secs().saturating_sub(timeout);
+        for info in self.connections.snapshot() {
+            if matches!(info.ends, Ends::Tcp { .. }) && info.close_if_idle(since) {
+                self.idle_kicks.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
     pub(crate) fn connections_rejected(&self) -> u64 {
         self.connections.rejected.load(Ordering::Relaxed) - self.baseline().rejected
     }
@@ -176,6 +219,8 @@ impl Shared {
         *self.baseline.lock().unwrap_or_else(PoisonError::into_inner) = now;
         self.listen_disabled.store(0, Ordering::Relaxed);
         self.listen_disabled_micros.store(0, Ordering::Relaxed);
+        self.idle_kicks.store(0, Ordering::Relaxed);
+        self.watch.counts.reset();
         self.detail.clear();
     }
 

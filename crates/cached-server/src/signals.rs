@@ -1,18 +1,86 @@
-//! Signals: INT and TERM stop the server in order.
+//! Signals: INT and TERM stop the server, USR1 stops it gracefully, HUP is taken note of.
+//!
+//! They are blocked from the start and read from a descriptor, so that one that comes early is neither lost
+//! nor deadly.
 
-use tokio::signal::unix::{SignalKind, signal};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use tokio::io::unix::AsyncFd;
 
-/// Ready when the process is asked to end. Must be polled on a runtime.
-pub async fn end_requested() {
-    let (Ok(mut interrupt), Ok(mut terminate)) =
-        (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
-    else {
-        tracing::error!("cannot listen for signals; the default action ends the process");
-        return std::future::pending().await;
-    };
-    let name = tokio::select! {
-        _ = interrupt.recv() => "SIGINT",
-        _ = terminate.recv() => "SIGTERM",
-    };
-    tracing::info!(signal = name, "asked to end");
+/// The signals that the server answers to, waiting to be read.
+#[derive(Debug)]
+pub struct Signals {
+    descriptor: OwnedFd,
+}
+
+impl Signals {
+    /// Takes the signals over. Call before any other thread exists.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn take_over() -> io::Result<Signals> {
+        // SAFETY: an all-zero signal set is a valid value to be overwritten, the pointers lead to it, and the signal
+        // numbers exist. Each call is checked, or cannot fail with these arguments.
+        let descriptor = unsafe {
+            let mut set: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&mut set);
+            for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGUSR1, libc::SIGHUP] {
+                libc::sigaddset(&mut set, signal);
+            }
+            if libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK)
+        };
+        if descriptor < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new and nobody else's.
+        Ok(Signals { descriptor: unsafe { OwnedFd::from_raw_fd(descriptor) } })
+    }
+
+    /// Ready when the process is asked to end. Must be polled on a runtime.
+    pub async fn end_requested(self) {
+        // SAFETY: the descriptor is owned by the `AsyncFd`, an `OwnedFd` always gives the same number, and it is
+        // closed with the `AsyncFd` only.
+        let registered = unsafe { AsyncFd::register(self.descriptor) };
+        let descriptor = match registered {
+            Ok(descriptor) => descriptor,
+            Err(error) => {
+                tracing::error!(cause = %error, "cannot wait for signals; only SIGKILL ends the process");
+                return std::future::pending().await;
+            }
+        };
+        loop {
+            let Ok(mut ready) = descriptor.readable().await else { return };
+            match read(descriptor.get_ref()) {
+                None => ready.clear_ready(),
+                Some(libc::SIGHUP) => tracing::info!("SIGHUP: there is nothing to read again"),
+                Some(libc::SIGUSR1) => {
+                    // memcached's words, whatever the verbosity.
+                    eprintln!("Gracefully stopping");
+                    return;
+                }
+                Some(signal) => {
+                    let name = if signal == libc::SIGINT { "SIGINT" } else { "SIGTERM" };
+                    tracing::info!(signal = name, "asked to end");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// One signal's number, if one has come.
+fn read(descriptor: &OwnedFd) -> Option<i32> {
+    let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
+    let count = rustix::io::read(descriptor, &mut info).ok()?;
+    // The number is the first field.
+    (count == info.len()).then(|| i32::from_ne_bytes([info[0], info[1], info[2], info[3]]))
+}
+
+impl AsRawFd for Signals {
+    fn as_raw_fd(&self) -> i32 {
+        self.descriptor.as_raw_fd()
+    }
 }

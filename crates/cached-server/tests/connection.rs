@@ -20,7 +20,7 @@ struct Running {
 impl Running {
     fn start(change: impl FnOnce(&mut Settings)) -> Running {
         let mut settings = Settings {
-            listen: vec![ListenAddress { host: Some("127.0.0.1".into()), port: 0 }],
+            listen: vec![ListenAddress { host: Some("127.0.0.1".into()), port: 0, protocol: None }],
             threads: 2,
             ..Settings::default()
         };

@@ -1,6 +1,6 @@
 //! The limits and choices of a byte-keyed store, and what they cost at most.
 
-use super::hook::MutationHook;
+use super::hook::{EvictionHook, MutationHook};
 use super::policy::{Lru, Policy};
 use crate::arena::ArenaError;
 use crate::clock::{Clock, SystemClock};
@@ -27,6 +27,8 @@ pub struct KvConfig {
     pub clock: Arc<dyn Clock>,
     /// Hears of every mutation.
     pub hook: Option<Arc<dyn MutationHook>>,
+    /// Hears of every eviction, with the item.
+    pub eviction_hook: Option<Arc<dyn EvictionHook>>,
     /// The seed of the key hash; `None` draws one.
     pub hash_seed: Option<u64>,
 }
@@ -44,6 +46,7 @@ impl Default for KvConfig {
             huge_pages: false,
             clock: Arc::new(SystemClock::new()),
             hook: None,
+            eviction_hook: None,
             hash_seed: None,
         }
     }

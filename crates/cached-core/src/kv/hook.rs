@@ -1,5 +1,7 @@
 //! The one place every mutation passes: watchers, warm restart and replication hang here.
 
+use crate::clock::Expiry;
+
 /// What happened to a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mutation {
@@ -22,4 +24,30 @@ pub trait MutationHook: Send + Sync + 'static {
     /// Called while the key's bucket is locked: be quick, do not call the store, do not block.
     /// `version` is the item's CAS value (the last one, for a removal); 0 without CAS.
     fn on_mutation(&self, mutation: Mutation, key: &[u8], version: u64);
+}
+
+/// An item that is about to be removed to make room.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Evicted<'a> {
+    /// Its key.
+    pub key: &'a [u8],
+    /// Bytes of its value.
+    pub value_bytes: usize,
+    /// The client's flags.
+    pub client_flags: u32,
+    /// When it would have gone by itself.
+    pub expiry: Expiry,
+    /// The clock's second of its last use.
+    pub last_access: u32,
+    /// Whether it was ever read.
+    pub fetched: bool,
+    /// The clock's second now.
+    pub now: u32,
+}
+
+/// Hears of items that are removed to make room.
+pub trait EvictionHook: Send + Sync + 'static {
+    /// Called while the key's bucket is locked: be quick, do not call the store, do not block.
+    fn on_eviction(&self, evicted: &Evicted<'_>);
 }

@@ -47,7 +47,7 @@ use crate::clock::Clock;
 use crate::hash::KeyHasher;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering};
 use extent::{List, PIECE_HEADER_BYTES, Piece};
-use hook::{Mutation, MutationHook};
+use hook::{EvictionHook, Mutation, MutationHook};
 use index::{Index, Locked, Slot};
 use item::ItemPtr;
 use log::Lane;
@@ -89,6 +89,7 @@ struct Inner {
     /// What the policy takes of the memory for itself.
     policy_bytes: usize,
     hook: Option<Arc<dyn MutationHook>>,
+    eviction_hook: Option<Arc<dyn EvictionHook>>,
     queues: Mutex<Queues>,
     reclaimer: Mutex<Reclaimer>,
     events: Events,
@@ -151,6 +152,7 @@ impl Kv {
             policy,
             policy_bytes,
             hook: config.hook,
+            eviction_hook: config.eviction_hook,
             queues: Mutex::new(Queues::new(arena.region_count())),
             reclaimer: Mutex::new(Reclaimer::new(region_bytes)),
             events: Events::default(),

@@ -13,7 +13,7 @@
 //! lets one thread at a time take a step.
 
 use super::extent::{self, List, PIECE_HEADER_BYTES};
-use super::hook::Mutation;
+use super::hook::{Evicted, Mutation};
 use super::index::{Locked, Slot};
 use super::item::{ItemPtr, Shape, state};
 use super::log::{Entry, Place, Stream};
@@ -310,6 +310,23 @@ impl Inner {
         self.events.evictions.fetch_add(1, Ordering::Relaxed);
         if found.item.state() & state::FETCHED == 0 {
             self.events.evicted_unfetched.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(hook) = &self.eviction_hook {
+            let item = found.item;
+            let shape = item.shape();
+            let value_bytes = match shape.fields().extents {
+                true => List::new(item.payload()).value_bytes(),
+                false => shape.payload_bytes(),
+            };
+            hook.on_eviction(&Evicted {
+                key: item.key(),
+                value_bytes,
+                client_flags: item.client_flags(),
+                expiry: item.expiry(),
+                last_access: item.last_access(),
+                fetched: item.state() & state::FETCHED != 0,
+                now: self.now(),
+            });
         }
         self.remove(locked, found, Mutation::Evicted);
     }

@@ -4,6 +4,7 @@
 //! finds that connections together hold too much memory and must choose which of them to close.
 
 use crate::worker::{Mail, Mailbox};
+use cached_proto::Protocol;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
@@ -23,6 +24,8 @@ pub(crate) enum ConnState {
     Swallow,
     /// Waits for the client to take replies.
     Write,
+    /// Is told what goes on, and asks nothing more.
+    Watch,
 }
 
 impl ConnState {
@@ -31,6 +34,7 @@ impl ConnState {
             0 => "conn_read",
             1 => "conn_nread",
             2 => "conn_swallow",
+            4 => "conn_watch",
             _ => "conn_mwrite",
         }
     }
@@ -68,13 +72,23 @@ pub(crate) struct ConnInfo {
     held_since: AtomicU32,
     /// Set by whoever wants the connection closed.
     kicked: AtomicBool,
+    /// It was closed for being idle.
+    timed_out: AtomicBool,
+    /// What its listener speaks; `None` to tell by the first byte.
+    pub(crate) protocol: Option<Protocol>,
     /// Whom to tell then: its worker, and where it sits there.
     mailbox: Arc<Mailbox>,
     seat: AtomicUsize,
 }
 
 impl ConnInfo {
-    pub(crate) fn new(fd: RawFd, ends: Ends, mailbox: Arc<Mailbox>, now: u32) -> ConnInfo {
+    pub(crate) fn new(
+        fd: RawFd,
+        ends: Ends,
+        protocol: Option<Protocol>,
+        mailbox: Arc<Mailbox>,
+        now: u32,
+    ) -> ConnInfo {
         ConnInfo {
             fd,
             ends,
@@ -84,6 +98,8 @@ impl ConnInfo {
             pinned_bytes: AtomicUsize::new(0),
             held_since: AtomicU32::new(0),
             kicked: AtomicBool::new(false),
+            timed_out: AtomicBool::new(false),
+            protocol,
             mailbox,
             seat: AtomicUsize::new(usize::MAX),
         }
@@ -121,6 +137,22 @@ impl ConnInfo {
 
     pub(crate) fn is_kicked(&self) -> bool {
         self.kicked.load(Ordering::Relaxed)
+    }
+
+    /// Closes the connection if it has had nothing to do since before `since`.
+    pub(crate) fn close_if_idle(&self, since: u32) -> bool {
+        let waits = self.state.load(Ordering::Relaxed) == ConnState::Read as u8;
+        let idle = waits && self.last_active() < since && !self.is_kicked();
+        if idle {
+            self.timed_out.store(true, Ordering::Relaxed);
+            self.kick();
+        }
+        idle
+    }
+
+    /// Whether it was closed for being idle.
+    pub(crate) fn is_timed_out(&self) -> bool {
+        self.timed_out.load(Ordering::Relaxed)
     }
 
     fn kick(&self) {
@@ -240,7 +272,7 @@ mod tests {
 
     fn info(fd: RawFd) -> Arc<ConnInfo> {
         let mailbox = Arc::new(Mailbox::new().expect("a descriptor"));
-        Arc::new(ConnInfo::new(fd, Ends::Unix { path: "/x".into() }, mailbox, 2))
+        Arc::new(ConnInfo::new(fd, Ends::Unix { path: "/x".into() }, None, mailbox, 2))
     }
 
     #[test]

@@ -24,11 +24,13 @@ pub(crate) mod transport;
 use crate::exec::{self, Dump, Executor, Next};
 use crate::shared::Shared;
 use crate::stats::counters::Counters;
+use crate::watch::Watching;
 use body::{Body, OutOfMemory};
 use cached_proto::text::GetCursor;
 use cached_proto::{Decoded, Limits, Protocol, binary, text};
 use info::{ConnInfo, ConnState, Holding};
 use output::Output;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::task::Poll;
 use transport::Transport;
@@ -50,6 +52,15 @@ pub(crate) struct Desk<'a> {
     pub(crate) input: &'a mut [u8],
     /// Empty between connections.
     pub(crate) output: &'a mut Output,
+    /// The connection's socket.
+    pub(crate) client: BorrowedFd<'a>,
+}
+
+impl Desk<'_> {
+    #[inline]
+    fn executor(&mut self) -> Executor<'_> {
+        Executor::new(self.shared, self.counters, self.output, self.client.as_raw_fd())
+    }
 }
 
 /// What became of a turn.
@@ -75,6 +86,8 @@ enum Phase {
     Body(Box<Body>),
     /// Within a value that was refused.
     Swallow(usize),
+    /// Told what goes on by somebody else; what it says is ignored.
+    Watch(#[expect(dead_code, reason = "it tells when it is dropped")] Watching),
 }
 
 /// Why execution stopped.
@@ -112,8 +125,8 @@ pub(crate) struct Connection {
 impl Connection {
     pub(crate) fn new(info: Arc<ConnInfo>) -> Connection {
         Connection {
+            protocol: info.protocol,
             info,
-            protocol: None,
             phase: Phase::Command,
             input: Vec::new(),
             scanned: 0,
@@ -242,7 +255,7 @@ impl Connection {
     fn read_body(&mut self, desk: &mut Desk<'_>, io: &mut impl Transport) -> Option<Turn> {
         let Phase::Body(body) = &mut self.phase else { return None };
         let Some(room) = body.spare() else {
-            self.refuse_body(&mut Executor::new(desk.shared, desk.counters, desk.output));
+            self.refuse_body(&mut desk.executor());
             return self.send(desk, io);
         };
         match io.read(room) {
@@ -251,7 +264,7 @@ impl Connection {
                 desk.counters.bytes_read.add(count as u64);
                 body.advance(count);
                 if body.missing() == 0 {
-                    let mut executor = Executor::new(desk.shared, desk.counters, desk.output);
+                    let mut executor = desk.executor();
                     self.finish_body(&mut executor);
                     return self.send(desk, io);
                 }
@@ -318,7 +331,8 @@ impl Connection {
 
     /// Executes what is complete in `input`, into the output buffer.
     fn execute(&mut self, desk: &mut Desk<'_>, input: &[u8]) -> (usize, Stop) {
-        let mut executor = Executor::new(desk.shared, desk.counters, desk.output);
+        let (shared, client) = (desk.shared, desk.client);
+        let mut executor = desk.executor();
         let mut used = 0;
         let mut scanned = std::mem::take(&mut self.scanned);
         loop {
@@ -425,6 +439,10 @@ impl Connection {
                     self.phase = Phase::Dump(dump);
                     return (used, Stop::Output);
                 }
+                Next::Watch(kinds) => match shared.watch.add(client, kinds) {
+                    Ok(watching) => self.phase = Phase::Watch(watching),
+                    Err(refused) => executor.refuse_watcher(refused),
+                },
                 Next::Go if executor.out.is_full() => return (used, Stop::Output),
                 Next::Go | Next::Suspend(_) => {}
                 Next::Close => return (used, Stop::Close),
@@ -473,6 +491,7 @@ impl Connection {
                 }
                 Ok(used)
             }
+            Phase::Watch(_) => Ok(input.len()),
             Phase::Swallow(bytes) => {
                 let used = input.len().min(*bytes);
                 *bytes -= used;
@@ -527,6 +546,7 @@ impl Connection {
             _ if self.output.is_some() => ConnState::Write,
             Phase::Body(_) => ConnState::ReadBody,
             Phase::Swallow(_) => ConnState::Swallow,
+            Phase::Watch(_) => ConnState::Watch,
             Phase::Command | Phase::Get { .. } | Phase::Dump(_) => ConnState::Read,
         });
         let now = shared.clock.now_secs();

@@ -1,12 +1,12 @@
 //! Commands for an operator.
 //!
 //! What this engine has, it does; what only has a meaning for memcached's slabs and LRU threads is checked and
-//! taken note of, as settings that change nothing; what is not built is refused in words that memcached has for
-//! a feature that is switched off.
+//! taken note of, as settings that change nothing.
 
 use super::dump::{Dump, DumpKind};
 use super::{Executor, Next};
 use crate::stats::classes;
+use crate::watch::{Refused, observe};
 use cached_core::kv::ScanCursor;
 use cached_proto::number;
 use cached_proto::reply;
@@ -37,11 +37,13 @@ pub(super) fn execute(executor: &mut Executor<'_>, command: &Admin<'_>) -> Next 
                 return Next::Dump(Dump { kind, cursor: ScanCursor::default() });
             }
         },
-        Verb::Watch => watch(executor, tokens),
+        Verb::Watch => match watch(executor, tokens) {
+            Ok(kinds) => return Next::Watch(kinds),
+            Err(words) => words,
+        },
+        Verb::DebugTime => debug_time(executor, tokens),
         // In memcached too they are missing from a usual build, or have nothing to work on.
-        Verb::RefreshCerts | Verb::Extstore | Verb::DebugItem | Verb::DebugTime | Verb::Misbehave => {
-            reply::ERROR
-        }
+        Verb::RefreshCerts | Verb::Extstore | Verb::DebugItem | Verb::Misbehave => reply::ERROR,
     };
     executor.reply_unless(command.noreply, words);
     Next::Go
@@ -227,27 +229,48 @@ fn crawler_setting(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8
     reply::ERROR
 }
 
-/// Watching is not built yet: refused as with `-W`, unless the words are wrong in themselves.
-fn watch(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
-    const FORBIDDEN: &[u8] = b"CLIENT_ERROR watch commands not allowed\r\n";
+/// The kinds of events that a client wants to be told of from now on.
+fn watch(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<u32, &'static [u8]> {
     if !executor.shared.settings.watch_enabled {
-        return FORBIDDEN;
+        return Err(b"CLIENT_ERROR watch commands not allowed\r\n");
     }
     if !executor.out.is_empty() {
-        return b"ERROR cannot pipeline other commands before watch\r\n";
+        return Err(b"ERROR cannot pipeline other commands before watch\r\n");
     }
-    const KINDS: [&str; 10] = [
-        "rawcmds",
-        "evictions",
-        "fetchers",
-        "mutations",
-        "sysevents",
-        "connevents",
-        "proxyreqs",
-        "proxyevents",
-        "proxyuser",
-        "deletions",
-    ];
-    let known = (1..tokens.len()).all(|index| KINDS.iter().any(|kind| tokens.is_prefix_of(index, kind)));
-    if known { FORBIDDEN } else { reply::ERROR }
+    if tokens.len() == 1 {
+        return Ok(observe::FETCHERS);
+    }
+    let kind = |index| {
+        let found = observe::NAMES.iter().find(|(name, _)| tokens.is_prefix_of(index, name));
+        found.map(|(_, kind)| *kind)
+    };
+    (1..tokens.len()).try_fold(0, |all, index| Some(all | kind(index)?)).ok_or(reply::ERROR)
+}
+
+impl Executor<'_> {
+    /// Answers a client that cannot watch.
+    #[cold]
+    pub(crate) fn refuse_watcher(&mut self, refused: Refused) {
+        self.reply(match refused {
+            Refused::TooMany => b"WATCHER_TOO_MANY log watcher limit reached\r\n",
+            Refused::Failed => b"WATCHER_FAILED failed to add log watcher\r\n",
+        });
+    }
+}
+
+/// `debugtime`: stops the clock, lets it go on, or moves it by seconds. For tests, and only with their flag.
+fn debug_time(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
+    let shared = executor.shared;
+    if !shared.settings.debug_clock || tokens.len() < 2 {
+        return reply::ERROR;
+    }
+    if tokens.is_prefix_of(1, "p") {
+        shared.clock.pause(true);
+    } else if tokens.is_prefix_of(1, "r") {
+        shared.clock.pause(false);
+    } else {
+        let Some(secs) = tokens.get(1).and_then(number::token_i32) else { return reply::ERROR };
+        shared.clock.shift(secs);
+    }
+    reply::OK
 }

@@ -1,7 +1,7 @@
 //! `incr`, `decr`, `ma`, INCREMENT, DECREMENT.
 
 use super::Executor;
-use cached_core::kv::{ArithmeticOptions, ArithmeticOutcome};
+use cached_core::kv::{ArithmeticOptions, ArithmeticOutcome, StoreMode, StoreOutcome};
 use cached_proto::binary::{self, Head, encode_error, encode_error_text};
 use cached_proto::meta::{self, KeyBuffer, MetaItem, Status, encode_status};
 use cached_proto::{reply, text};
@@ -14,6 +14,9 @@ impl Executor<'_> {
         let counters = self.counters;
         match (outcome, options.decrement) {
             // A number that is created has been missed, but memcached counts neither.
+            (ArithmeticOutcome::Done { created: true, cas, .. }, _) if self.observed() => {
+                self.tell_store(key, 0, StoreMode::Add, StoreOutcome::Stored { cas, value_bytes: 0 });
+            }
             (ArithmeticOutcome::Done { created: true, .. }, _) => {}
             (ArithmeticOutcome::Done { .. }, false) => counters.incr_hits.bump(),
             (ArithmeticOutcome::Done { .. }, true) => counters.decr_hits.bump(),

@@ -49,8 +49,8 @@ fn get(executor: &mut Executor<'_>, head: &Head, key: &[u8], with_key: bool) {
             encode_miss(&mut executor.out.bytes, head, returned);
         }
     }
-    if executor.detail() {
-        executor.shared.detail.record_get(key, result.is_ok());
+    if executor.observed() {
+        executor.tell_get(key, result);
     }
 }
 

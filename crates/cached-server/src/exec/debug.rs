@@ -1,7 +1,6 @@
 //! `me`: what the server knows of an item.
 
 use super::Executor;
-use crate::stats::classes;
 use cached_proto::meta::{Debug, DebugItem, KeyBuffer};
 
 /// `me`. It does not count as a use of the item.
@@ -21,7 +20,12 @@ pub(super) fn meta(executor: &mut Executor<'_>, command: &Debug<'_>) {
                 last_access: item.now().saturating_sub(item.last_access()),
                 cas: item.cas(),
                 fetched: item.fetched(),
-                class: classes::class_of(size),
+                class: executor.shared.classes.class_of_item(
+                    item.key().len(),
+                    item.value_bytes(),
+                    item.client_flags(),
+                    executor.shared.settings.cas,
+                ),
                 size,
             },
         );

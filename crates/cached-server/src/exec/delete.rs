@@ -7,18 +7,23 @@ use cached_proto::meta::{self, Flag, KeyBuffer, Status, encode_status};
 use cached_proto::{reply, text};
 
 impl Executor<'_> {
-    fn delete(&self, key: &[u8], options: &DeleteOptions) -> DeleteOutcome {
+    fn delete(&self, key: &[u8], options: &DeleteOptions, command: &str) -> DeleteOutcome {
         let kv = self.kv();
-        if self.detail() {
-            self.shared.detail.record_delete(key);
+        let seen = if self.observed() { self.look_before_delete(key) } else { None };
+        let outcome = kv.delete(key, kv.hash(key), options);
+        if let Some(seen) = seen
+            && outcome == DeleteOutcome::Done
+            && !(options.invalidate || options.clear_value)
+        {
+            self.tell_delete(key, seen, command);
         }
-        kv.delete(key, kv.hash(key), options)
+        outcome
     }
 }
 
 /// `delete`.
 pub(super) fn text(executor: &mut Executor<'_>, command: &text::Delete<'_>) {
-    let words = match executor.delete(command.key, &DeleteOptions::default()) {
+    let words = match executor.delete(command.key, &DeleteOptions::default(), "delete") {
         DeleteOutcome::Done => {
             executor.counters.delete_hits.bump();
             reply::DELETED
@@ -46,7 +51,7 @@ pub(super) fn meta(executor: &mut Executor<'_>, command: &meta::Delete<'_>) {
         new_cas: flags.new_cas(),
         clear_value,
     };
-    let outcome = executor.delete(key.bytes(&mut buffer), &options);
+    let outcome = executor.delete(key.bytes(&mut buffer), &options, "md");
     let status = match outcome {
         DeleteOutcome::Done => {
             if !invalidate {
@@ -73,7 +78,7 @@ pub(super) fn meta(executor: &mut Executor<'_>, command: &meta::Delete<'_>) {
 /// DELETE.
 pub(super) fn binary(executor: &mut Executor<'_>, head: &Head, key: &[u8]) {
     let compare = (head.cas != 0).then_some(head.cas);
-    let outcome = executor.delete(key, &DeleteOptions { compare, ..DeleteOptions::default() });
+    let outcome = executor.delete(key, &DeleteOptions { compare, ..DeleteOptions::default() }, "delete");
     let out = &mut executor.out.bytes;
     match outcome {
         DeleteOutcome::Done => {

@@ -4,7 +4,7 @@
 //! holds nothing but its place. It sees what is there throughout; what comes and goes meanwhile may be in it or not.
 
 use super::{Executor, Next};
-use crate::stats::classes;
+use crate::shared::Shared;
 use cached_core::clock::Expiry;
 use cached_core::kv::{ItemView, ScanCursor};
 use cached_proto::meta::encode_key;
@@ -33,13 +33,15 @@ pub(crate) enum DumpKind {
 
 /// Goes on with a dump until it is done or the output is full.
 pub(crate) fn resume(executor: &mut Executor<'_>, mut dump: Dump) -> Next {
-    let clock = &executor.shared.clock;
+    let shared = executor.shared;
+    let clock = &shared.clock;
     let kv = &executor.shared.kv;
     let out = &mut executor.out.bytes;
     loop {
         let next = kv.scan(dump.cursor, |item| match dump.kind {
             DumpKind::Attributes => {
-                write_attributes(out, item, |secs| clock.unix_secs_of(secs));
+                let class = class_of(shared, item);
+                write_attributes(out, item, class, |secs| clock.unix_secs_of(secs));
             }
             DumpKind::Requests => {
                 out.extend_from_slice(b"mg ");
@@ -67,7 +69,12 @@ pub(crate) fn resume(executor: &mut Executor<'_>, mut dump: Dump) -> Next {
     Next::Go
 }
 
-fn write_attributes(out: &mut Vec<u8>, item: &ItemView<'_>, unix_secs_of: impl Fn(u32) -> i64) {
+fn class_of(shared: &Shared, item: &ItemView<'_>) -> u32 {
+    let (key, value) = (item.key().len(), item.value_bytes());
+    shared.classes.class_of_item(key, value, item.client_flags(), shared.settings.cas)
+}
+
+fn write_attributes(out: &mut Vec<u8>, item: &ItemView<'_>, class: u32, unix_secs_of: impl Fn(u32) -> i64) {
     out.extend_from_slice(b"key=");
     write_escaped(out, item.key());
     let size = item.bytes();
@@ -79,7 +86,7 @@ fn write_attributes(out: &mut Vec<u8>, item: &ItemView<'_>, unix_secs_of: impl F
         unix_secs_of(item.last_access()),
         item.cas(),
         if item.fetched() { "yes" } else { "no" },
-        classes::class_of(size as usize),
+        class,
         item.client_flags(),
     );
 }
@@ -99,7 +106,7 @@ fn write_escaped(out: &mut Vec<u8>, key: &[u8]) {
 
 /// `stats cachedump class limit`: items of one size class, no more than fit 2 MiB, and no more than so many
 /// buckets are looked at.
-pub(crate) fn cachedump(shared: &crate::shared::Shared, out: &mut Vec<u8>, class: u32, limit: u32) {
+pub(crate) fn cachedump(shared: &Shared, out: &mut Vec<u8>, class: u32, limit: u32) {
     /// A report must not keep a worker busy for long: about a millisecond's worth.
     const BUCKETS_MAX: usize = 20_000;
     let limit = if limit == 0 { usize::MAX } else { limit as usize };
@@ -113,7 +120,7 @@ pub(crate) fn cachedump(shared: &crate::shared::Shared, out: &mut Vec<u8>, class
     {
         buckets += 1;
         cursor = shared.kv.scan(at, |item| {
-            if shown == limit || item.key_binary() || classes::class_of(item.bytes() as usize) != class {
+            if shown == limit || item.key_binary() || class_of(shared, item) != class {
                 return;
             }
             out.extend_from_slice(b"ITEM ");

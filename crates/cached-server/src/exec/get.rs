@@ -102,8 +102,8 @@ fn read_one<const LAST: bool>(
     if let Err(miss) = result {
         executor.count_miss_kind(miss);
     }
-    if executor.detail() {
-        executor.shared.detail.record_get(key, result.is_ok());
+    if executor.observed() {
+        executor.tell_get(key, result);
     }
     result.is_ok()
 }
@@ -127,8 +127,8 @@ pub(super) fn count_touch(executor: &Executor<'_>, key: &[u8], result: Result<()
             executor.count_miss_kind(miss);
         }
     }
-    if executor.detail() {
-        executor.shared.detail.record_get(key, result.is_ok());
+    if executor.observed() {
+        executor.tell_get(key, result);
     }
 }
 

@@ -71,6 +71,9 @@ pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
         // Gone already: then there is nothing to put right.
         let _ = kv.touch(key_bytes, kv.hash(key_bytes), expiry);
     }
+    if executor.observed() {
+        executor.tell_get(key_bytes, result);
+    }
     let counters = executor.counters;
     match result {
         Ok(()) if touch.is_some() => {

@@ -13,6 +13,7 @@ mod encode;
 mod flush;
 mod get;
 mod meta;
+mod observe;
 mod store;
 mod text;
 
@@ -27,12 +28,15 @@ use crate::shared::Shared;
 use crate::stats::counters::Counters;
 use cached_core::kv::{Kv, Miss};
 use cached_proto::text::GetCursor;
+use std::os::fd::RawFd;
 
 /// What a request is carried out with.
 pub(crate) struct Executor<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) counters: &'a Counters,
     pub(crate) out: &'a mut Output,
+    /// The client's socket, by which event lines name it.
+    pub(crate) client: RawFd,
 }
 
 /// How the connection goes on.
@@ -44,25 +48,26 @@ pub(crate) enum Next {
     Suspend(GetCursor),
     /// With the rest of a dump, once there is room for more of it.
     Dump(Dump),
+    /// As a watcher of these kinds of events.
+    Watch(u32),
     /// Not at all: close when the replies are sent.
     Close,
 }
 
 impl<'a> Executor<'a> {
     #[inline]
-    pub(crate) fn new(shared: &'a Shared, counters: &'a Counters, out: &'a mut Output) -> Executor<'a> {
-        Executor { shared, counters, out }
+    pub(crate) fn new(
+        shared: &'a Shared,
+        counters: &'a Counters,
+        out: &'a mut Output,
+        client: RawFd,
+    ) -> Executor<'a> {
+        Executor { shared, counters, out, client }
     }
 
     #[inline]
     fn kv(&self) -> &'a Kv {
         &self.shared.kv
-    }
-
-    /// Whether statistics by key prefix are on. A request may switch them in the middle of a batch.
-    #[inline]
-    fn detail(&self) -> bool {
-        self.shared.detail.is_on()
     }
 
     #[inline]

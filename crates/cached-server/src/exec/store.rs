@@ -89,16 +89,24 @@ impl Executor<'_> {
         }
     }
 
-    fn count_refusal(&self, refusal: Refusal) {
+    #[cold]
+    fn count_refusal(&self, key: &[u8], mode: StoreMode, refusal: Refusal) {
         match refusal {
             Refusal::TooLarge => self.counters.store_too_large.bump(),
             Refusal::OutOfMemory => self.counters.store_no_memory.bump(),
+        }
+        if self.observed() {
+            let outcome = match refusal {
+                Refusal::TooLarge => StoreOutcome::TooLarge,
+                Refusal::OutOfMemory => StoreOutcome::OutOfMemory,
+            };
+            self.tell_store(key, 0, mode, outcome);
         }
     }
 
     /// Counts a store by its outcome.
     #[inline]
-    fn count_store(&self, key: &[u8], mode: StoreMode, outcome: StoreOutcome) {
+    fn count_store(&self, key: &[u8], value_bytes: usize, mode: StoreMode, outcome: StoreOutcome) {
         let counters = self.counters;
         counters.set_cmds.bump();
         if mode == StoreMode::Cas {
@@ -109,8 +117,8 @@ impl Executor<'_> {
                 _ => {}
             }
         }
-        if self.detail() {
-            self.shared.detail.record_set(key);
+        if self.observed() {
+            self.tell_store(key, value_bytes, mode, outcome);
         }
     }
 }
@@ -156,7 +164,7 @@ fn text_done(executor: &mut Executor<'_>, header: &StoreHeader<'_>, mode: StoreM
     if let Some(refusal) = Refusal::of(outcome) {
         return text_refused(executor, header, refusal);
     }
-    executor.count_store(header.key, mode, outcome);
+    executor.count_store(header.key, header.value_len, mode, outcome);
     if header.noreply {
         return;
     }
@@ -170,7 +178,8 @@ fn text_done(executor: &mut Executor<'_>, header: &StoreHeader<'_>, mode: StoreM
 
 #[cold]
 fn text_refused(executor: &mut Executor<'_>, header: &StoreHeader<'_>, refusal: Refusal) {
-    executor.count_refusal(refusal);
+    let mode = text_options(executor, header).mode;
+    executor.count_refusal(header.key, mode, refusal);
     if header.verb == StoreVerb::Set {
         executor.remove(header.key);
     }
@@ -255,7 +264,7 @@ fn meta_done(
     if let Some(refusal) = Refusal::of(outcome) {
         return meta_refused(executor, header, refusal);
     }
-    executor.count_store(key, options.mode, outcome);
+    executor.count_store(key, header.value_len, options.mode, outcome);
     let (status, cas, size) = match outcome {
         StoreOutcome::Stored { .. } if header.flags.quiet() => return,
         StoreOutcome::Stored { cas, value_bytes } => (meta::Status::Done, cas, value_bytes),
@@ -269,9 +278,11 @@ fn meta_done(
 
 #[cold]
 fn meta_refused(executor: &mut Executor<'_>, header: &SetHeader<'_>, refusal: Refusal) {
-    executor.count_refusal(refusal);
+    let mode = meta_options(executor, header).mode;
     let mut buffer = KeyBuffer::new();
-    executor.remove(header.key.bytes(&mut buffer));
+    let key = header.key.bytes(&mut buffer);
+    executor.count_refusal(key, mode, refusal);
+    executor.remove(key);
     executor.reply(refusal.words());
 }
 
@@ -319,7 +330,7 @@ fn binary_done(
     if let Some(refusal) = Refusal::of(outcome) {
         return binary_refused(executor, header, refusal);
     }
-    executor.count_store(header.key, mode, outcome);
+    executor.count_store(header.key, header.value_len, mode, outcome);
     let status = match (outcome, mode) {
         (StoreOutcome::Stored { cas, .. }, _) => {
             return encode_done(&mut executor.out.bytes, &header.head, cas);

@@ -5,6 +5,7 @@ use crate::conn::info::ConnInfo;
 use crate::conn::info::Ends;
 use crate::shared::Shared;
 use crate::worker::{Mail, Mailbox, Newcomer};
+use cached_proto::Protocol;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use std::cell::Cell;
@@ -27,7 +28,7 @@ pub(crate) type Turn = Rc<Cell<usize>>;
 
 /// Accepts from one listener until it is dropped.
 pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, workers: Rc<[Arc<Mailbox>]>, turn: Turn) {
-    let at = listener.at;
+    let (at, protocol) = (listener.at, listener.protocol);
     // SAFETY: the descriptor is owned by the `AsyncFd`, an `OwnedFd` always gives the same number, and it is
     // closed with the `AsyncFd` only.
     let registered =
@@ -46,7 +47,10 @@ pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, workers: Rc<
             {
                 Ok((fd, peer)) => {
                     let peer = peer.and_then(|peer| std::net::SocketAddr::try_from(peer).ok());
-                    admit(fd, peer, &at, &shared, &workers, &turn);
+                    admit(fd, peer, (&at, protocol), &shared, &workers, &turn);
+                    if shared.is_full() && !shared.settings.connections_max_fast {
+                        wait_for_room(&shared).await;
+                    }
                 }
                 Err(Errno::AGAIN) => {
                     ready.clear_ready();
@@ -77,15 +81,30 @@ async fn pause(shared: &Shared) {
     shared.accepting.store(true, Ordering::Relaxed);
 }
 
+/// Lets clients wait until there is a seat again.
+async fn wait_for_room(shared: &Shared) {
+    let start = Instant::now();
+    if shared.accepting.swap(false, Ordering::Relaxed) {
+        tracing::info!("too many open connections: new ones wait");
+    }
+    shared.listen_disabled.fetch_add(1, Ordering::Relaxed);
+    while shared.is_full() {
+        tokio::time::sleep(PAUSE).await;
+    }
+    let micros = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
+    shared.listen_disabled_micros.fetch_add(micros, Ordering::Relaxed);
+    shared.accepting.store(true, Ordering::Relaxed);
+}
+
 fn admit(
     fd: OwnedFd,
     peer: Option<std::net::SocketAddr>,
-    at: &At,
+    (at, protocol): (&At, Option<Protocol>),
     shared: &Shared,
     workers: &[Arc<Mailbox>],
     turn: &Turn,
 ) {
-    if shared.connections.count() >= shared.settings.connections_max {
+    if shared.is_full() {
         shared.connections.rejected.fetch_add(1, Ordering::Relaxed);
         tracing::info!("too many open connections: one is turned away");
         // If the client does not take it, that is its loss.
@@ -104,7 +123,9 @@ fn admit(
     let worker = turn.get() % workers.len();
     turn.set(worker + 1);
     let mailbox = &workers[worker];
-    let info = Arc::new(ConnInfo::new(fd.as_raw_fd(), ends, mailbox.clone(), shared.clock.now_secs()));
+    let info = ConnInfo::new(fd.as_raw_fd(), ends, protocol, mailbox.clone(), shared.clock.now_secs());
+    let info = Arc::new(info);
     shared.connections.add(info.clone());
+    shared.watch.connection_opened(&info);
     mailbox.send(Mail::Connection(Newcomer { fd, info }));
 }

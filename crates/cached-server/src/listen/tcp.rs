@@ -23,7 +23,7 @@ pub(crate) fn bind(address: &ListenAddress, backlog: u32) -> io::Result<Vec<List
         {
             candidate.set_port(first.port());
         }
-        match open(candidate, backlog) {
+        match open(candidate, address.protocol, backlog) {
             Ok(listener) => listeners.push(listener),
             Err(error) => failure = Some(error),
         }
@@ -36,7 +36,7 @@ pub(crate) fn bind(address: &ListenAddress, backlog: u32) -> io::Result<Vec<List
     }
 }
 
-fn open(address: SocketAddr, backlog: u32) -> io::Result<Listener> {
+fn open(address: SocketAddr, protocol: Option<cached_proto::Protocol>, backlog: u32) -> io::Result<Listener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     if address.is_ipv6() {
         socket.set_only_v6(true)?;
@@ -48,5 +48,5 @@ fn open(address: SocketAddr, backlog: u32) -> io::Result<Listener> {
     socket.bind(&address.into())?;
     socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
     let at = socket.local_addr()?.as_socket().unwrap_or(address);
-    Ok(Listener { socket, at: At::Tcp(at) })
+    Ok(Listener { socket, at: At::Tcp(at), protocol })
 }

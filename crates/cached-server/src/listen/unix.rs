@@ -1,6 +1,7 @@
 //! Listening on a unix socket.
 
 use super::{At, Listener};
+use cached_proto::Protocol;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fs;
 use std::io;
@@ -21,7 +22,12 @@ impl Drop for Bound {
 }
 
 /// Opens a listening socket; a socket left behind at this path is replaced, any other file is not.
-pub(crate) fn bind(path: &Path, mask: u32, backlog: u32) -> io::Result<(Listener, Bound)> {
+pub(crate) fn bind(
+    path: &Path,
+    mask: u32,
+    protocol: Option<Protocol>,
+    backlog: u32,
+) -> io::Result<(Listener, Bound)> {
     if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
         fs::remove_file(path)?;
     }
@@ -32,5 +38,5 @@ pub(crate) fn bind(path: &Path, mask: u32, backlog: u32) -> io::Result<(Listener
     // Nobody is let in before `listen`, so the permissions come in time.
     fs::set_permissions(path, fs::Permissions::from_mode(mask))?;
     socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
-    Ok((Listener { socket, at: At::Unix(path.to_owned()) }, bound))
+    Ok((Listener { socket, at: At::Unix(path.to_owned()), protocol }, bound))
 }

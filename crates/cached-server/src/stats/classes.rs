@@ -1,37 +1,69 @@
 //! Size classes, for the places where memcached's operators expect them.
 //!
-//! The engine has no slabs; items are reported by the class that memcached would put their size in, with its
-//! default growth factor of 1.25 and smallest item of 48 bytes.
+//! The engine has no slabs; items are reported by the class that memcached would have put them in, by its own reckoning of what
+//! an item takes, its growth factor (`-f`), its smallest chunk (`-n`) and its largest.
+
+use crate::settings::SlabClasses;
 
 /// The highest class number memcached knows.
 pub(crate) const CLASS_MAX: u32 = 63;
 
-/// The largest chunk before values are cut into pieces.
-const CHUNK_BYTES_MAX: usize = 512 << 10;
+/// What memcached adds to key, flags, value and CAS value.
+const ITEM_HEADER_BYTES: usize = 48;
+
+/// One page of chunks in memcached.
+pub(crate) const PAGE_BYTES: usize = 1 << 20;
 
 /// The chunk sizes of classes 1, 2, ….
-pub(crate) fn chunk_sizes() -> impl Iterator<Item = usize> {
-    // memcached: the item header and the smallest value, aligned to 8, times 1.25 each.
-    let mut size = 96usize;
-    let mut done = false;
-    std::iter::from_fn(move || {
-        if done {
-            return None;
-        }
-        let this = size;
-        if this as f64 > CHUNK_BYTES_MAX as f64 / 1.25 {
-            done = true;
-            return Some(CHUNK_BYTES_MAX);
-        }
-        size = ((size as f64 * 1.25) as usize).next_multiple_of(8);
-        Some(this)
-    })
+#[derive(Debug)]
+pub(crate) struct Classes {
+    sizes: Vec<usize>,
 }
 
-/// The class of an item of so many bytes.
-pub(crate) fn class_of(bytes: usize) -> u32 {
-    let index = chunk_sizes().position(|size| bytes <= size).unwrap_or(chunk_sizes().count() - 1);
-    index as u32 + 1
+impl Classes {
+    pub(crate) fn new(settings: &SlabClasses) -> Classes {
+        let aligned = |size: usize| size.next_multiple_of(8);
+        if !settings.sizes.is_empty() {
+            let mut sizes: Vec<usize> = settings.sizes.iter().map(|size| aligned(*size)).collect();
+            sizes.push(settings.chunk_bytes_max);
+            return Classes { sizes };
+        }
+        let mut sizes = Vec::new();
+        let mut size = ITEM_HEADER_BYTES + settings.chunk_bytes_min;
+        // The last class is for the largest chunk, whatever came before.
+        while sizes.len() < CLASS_MAX as usize - 1
+            && (size as f64) < settings.chunk_bytes_max as f64 / settings.factor
+        {
+            size = aligned(size);
+            sizes.push(size);
+            size = (size as f64 * settings.factor) as usize;
+        }
+        sizes.push(settings.chunk_bytes_max);
+        Classes { sizes }
+    }
+
+    /// The class of an item of so many bytes in memcached.
+    pub(crate) fn class_of(&self, bytes: usize) -> u32 {
+        let index = self.sizes.partition_point(|size| *size < bytes).min(self.sizes.len() - 1);
+        index as u32 + 1
+    }
+
+    /// The class of an item.
+    pub(crate) fn class_of_item(&self, key: usize, value: usize, client_flags: u32, cas: bool) -> u32 {
+        self.class_of(item_bytes(key, value, client_flags, cas))
+    }
+
+    /// The chunk size of a class.
+    pub(crate) fn chunk_bytes(&self, class: u32) -> usize {
+        self.sizes[class as usize - 1]
+    }
+}
+
+/// What an item would take in memcached.
+pub(crate) fn item_bytes(key: usize, value: usize, client_flags: u32, cas: bool) -> usize {
+    let flags_bytes = if client_flags == 0 { 0 } else { 4 };
+    let cas_bytes = if cas { 8 } else { 0 };
+    ITEM_HEADER_BYTES + key + 1 + flags_bytes + value + 2 + cas_bytes
 }
 
 /// Whether a word names classes for a crawler: `all`, `hash`, or numbers parted by commas.
@@ -50,13 +82,26 @@ mod tests {
 
     #[test]
     fn classes_are_memcacheds() {
-        let sizes: Vec<usize> = chunk_sizes().collect();
+        let classes = Classes::new(&SlabClasses::default());
         // From `memcached -vv`.
-        assert_eq!(sizes[..6], [96, 120, 152, 192, 240, 304]);
-        assert_eq!(sizes.len(), 39);
-        assert_eq!(sizes[38], 524_288);
+        assert_eq!(classes.sizes[..6], [96, 120, 152, 192, 240, 304]);
+        assert_eq!(classes.sizes.len(), 39);
+        assert_eq!((classes.chunk_bytes(25), classes.chunk_bytes(39)), (21_696, 524_288));
+        let class_of = |bytes| classes.class_of(bytes);
         assert_eq!((class_of(1), class_of(96), class_of(97), class_of(1 << 30)), (1, 1, 2, 39));
-        assert!(sizes.len() < CLASS_MAX as usize);
+        assert_eq!(item_bytes(3, 20_000, 0, true), 20_062);
+        assert_eq!(classes.class_of_item(3, 20_000, 0, true), 25);
+    }
+
+    #[test]
+    fn factor_and_smallest_chunk_change_them() {
+        let settings = SlabClasses { factor: 2.0, chunk_bytes_min: 100, ..SlabClasses::default() };
+        let classes = Classes::new(&settings);
+        // From `memcached -vv -f 2 -n 100`.
+        assert_eq!(classes.sizes[..3], [152, 304, 608]);
+        assert_eq!(classes.sizes.last(), Some(&524_288));
+        let tiny = Classes::new(&SlabClasses { factor: 1.01, ..SlabClasses::default() });
+        assert_eq!(tiny.sizes.len(), CLASS_MAX as usize);
     }
 
     #[test]

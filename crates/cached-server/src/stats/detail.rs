@@ -2,14 +2,15 @@
 //!
 //! Off unless asked for. The table is bounded: once it is full, new prefixes are not recorded.
 
+use crate::watch::observe;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Prefixes recorded at most, as in memcached 1.6.45.
 const PREFIXES_MAX: usize = 65_536;
 
-/// What divides a prefix from the rest of its key.
+/// What divides a prefix from the rest of its key, unless `-D` says otherwise.
 const DELIMITER: u8 = b':';
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -21,20 +22,38 @@ struct Counts {
 }
 
 /// Counts by prefix.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Detail {
-    on: AtomicBool,
+    /// Holds [`observe::DETAIL`] while counting is on.
+    observed: Arc<AtomicU32>,
+    delimiter: u8,
     table: Mutex<HashMap<Box<[u8]>, Counts>>,
 }
 
 impl Detail {
+    /// An empty table. With a delimiter given, counting is on from the start.
+    pub(crate) fn new(delimiter: Option<u8>, observed: Arc<AtomicU32>) -> Detail {
+        let detail = Detail { observed, delimiter: delimiter.unwrap_or(DELIMITER), table: Mutex::default() };
+        detail.set(delimiter.is_some());
+        detail
+    }
+
+    /// What ends a prefix.
+    pub(crate) fn delimiter(&self) -> char {
+        char::from(self.delimiter)
+    }
+
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
-        self.on.load(Ordering::Relaxed)
+        self.observed.load(Ordering::Relaxed) & observe::DETAIL != 0
     }
 
     pub(crate) fn set(&self, on: bool) {
-        self.on.store(on, Ordering::Relaxed);
+        if on {
+            self.observed.fetch_or(observe::DETAIL, Ordering::Relaxed);
+        } else {
+            self.observed.fetch_and(!observe::DETAIL, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn clear(&self) {
@@ -61,7 +80,7 @@ impl Detail {
 
     /// Keys without the delimiter have no prefix and are not counted.
     fn record(&self, key: &[u8], count: impl FnOnce(&mut Counts)) {
-        let Some(end) = key.iter().position(|byte| *byte == DELIMITER) else { return };
+        let Some(end) = key.iter().position(|byte| *byte == self.delimiter) else { return };
         let mut table = self.table();
         if let Some(counts) = table.get_mut(&key[..end]) {
             count(counts);
@@ -92,7 +111,7 @@ mod tests {
 
     #[test]
     fn counts_by_prefix() {
-        let detail = Detail::default();
+        let detail = Detail::new(None, Arc::default());
         detail.record_get(b"user:1", true);
         detail.record_get(b"user:2", false);
         detail.record_set(b"user:1");
@@ -104,7 +123,7 @@ mod tests {
 
     #[test]
     fn the_table_is_bounded() {
-        let detail = Detail::default();
+        let detail = Detail::new(None, Arc::default());
         for number in 0..PREFIXES_MAX + 10 {
             detail.record_set(format!("{number}:k").as_bytes());
         }

@@ -5,13 +5,15 @@
 use super::Sink;
 use crate::settings::MEMCACHED_VERSION;
 use crate::shared::Shared;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     let totals = shared.totals();
     let kv = shared.engine_stats();
     let connections = &shared.connections;
     let settings = &shared.settings;
+    let watch = &shared.watch.counts;
+    let logged = |count: &AtomicU64| count.load(Ordering::Relaxed);
 
     sink.put("pid", std::process::id());
     sink.put("uptime", shared.clock.uptime_secs());
@@ -60,6 +62,9 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("store_no_memory", totals.store_no_memory);
     sink.put("auth_cmds", 0);
     sink.put("auth_errors", 0);
+    if settings.idle_timeout_secs > 0 {
+        sink.put("idle_kicks", shared.idle_kicks());
+    }
     sink.put("bytes_read", totals.bytes_read);
     sink.put("bytes_written", totals.bytes_written);
     sink.put("limit_maxbytes", settings.memory_bytes);
@@ -71,24 +76,30 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("hash_power_level", (kv.index_bytes / 8).max(1).ilog2());
     sink.put("hash_bytes", kv.index_bytes);
     sink.put("hash_is_expanding", 0);
-    sink.put("slab_reassign_rescues", 0);
-    sink.put("slab_reassign_chunk_rescues", 0);
-    sink.put("slab_reassign_inline_reclaim", 0);
-    sink.put("slab_reassign_busy_items", 0);
-    sink.put("slab_reassign_busy_deletes", 0);
-    sink.put("slab_reassign_busy_nomem", 0);
-    sink.put("slab_reassign_last_busy_status", "none");
-    sink.put("slab_reassign_running", 0);
-    sink.put("slabs_moved", 0);
-    sink.put("lru_crawler_running", 0);
-    sink.put("lru_crawler_starts", 0);
-    sink.put("lru_maintainer_juggles", 0);
+    if settings.noted.slab_reassign {
+        sink.put("slab_reassign_rescues", 0);
+        sink.put("slab_reassign_chunk_rescues", 0);
+        sink.put("slab_reassign_inline_reclaim", 0);
+        sink.put("slab_reassign_busy_items", 0);
+        sink.put("slab_reassign_busy_deletes", 0);
+        sink.put("slab_reassign_busy_nomem", 0);
+        sink.put("slab_reassign_last_busy_status", "none");
+        sink.put("slab_reassign_running", 0);
+        sink.put("slabs_moved", 0);
+    }
+    if settings.noted.lru_crawler {
+        sink.put("lru_crawler_running", 0);
+        sink.put("lru_crawler_starts", 0);
+    }
+    if settings.noted.lru_maintainer {
+        sink.put("lru_maintainer_juggles", 0);
+    }
     sink.put("malloc_fails", 0);
-    sink.put("log_worker_dropped", 0);
-    sink.put("log_worker_written", 0);
-    sink.put("log_watcher_skipped", 0);
-    sink.put("log_watcher_sent", 0);
-    sink.put("log_watchers", 0);
+    sink.put("log_worker_dropped", logged(&watch.worker_dropped));
+    sink.put("log_worker_written", logged(&watch.worker_written));
+    sink.put("log_watcher_skipped", logged(&watch.watcher_skipped));
+    sink.put("log_watcher_sent", logged(&watch.watcher_sent));
+    sink.put("log_watchers", logged(&watch.watchers));
     sink.put("unexpected_napi_ids", 0);
     sink.put("round_robin_fallback", 0);
     sink.put("bytes", kv.item_bytes);
@@ -97,17 +108,21 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("slab_global_page_pool", kv.regions_free);
     sink.put("expired_unfetched", kv.expired_unfetched);
     sink.put("evicted_unfetched", kv.evicted_unfetched);
-    sink.put("evicted_active", 0);
+    if settings.noted.lru_maintainer {
+        sink.put("evicted_active", 0);
+    }
     sink.put("evictions", kv.evictions);
     sink.put("reclaimed", kv.reclaimed);
     sink.put("crawler_reclaimed", 0);
     sink.put("crawler_items_checked", 0);
     sink.put("lrutail_reflocked", 0);
-    sink.put("moves_to_cold", 0);
-    sink.put("moves_to_warm", 0);
-    sink.put("moves_within_lru", 0);
-    sink.put("direct_reclaims", 0);
-    sink.put("lru_bumps_dropped", 0);
+    if settings.noted.lru_maintainer {
+        sink.put("moves_to_cold", 0);
+        sink.put("moves_to_warm", 0);
+        sink.put("moves_within_lru", 0);
+        sink.put("direct_reclaims", 0);
+        sink.put("lru_bumps_dropped", 0);
+    }
 }
 
 /// Processor time used so far, in user and system mode, as seconds with six digits.

@@ -1,74 +1,163 @@
-//! `stats items` and `stats slabs`, as far as an engine without slabs can tell without walking over all items.
+//! `stats items`, `stats slabs` and `stats sizes`: items by the size classes that memcached would have.
 //!
-//! Items by size class need a walk over the index, which a report must not make. So all items are reported as one
-//! class, the one that holds items of the mean size; the sums are right, and dashboards that add classes up show them.
+//! Nothing counts items by class while they come and go. A report looks at the first so many buckets of the index; keys are
+//! spread over buckets by a seeded hash, so that is a fair sample. A small cache is seen whole and told exactly, of a
+//! large one each class's share is scaled up. What is only counted for the whole cache (hits, evictions) is told
+//! with the class that has the most items, so that sums over classes are right.
 
-use super::{Sink, classes};
+use super::Sink;
+use super::classes::{PAGE_BYTES, item_bytes};
 use crate::shared::Shared;
+use cached_core::kv::ScanCursor;
+use std::collections::BTreeMap;
 
-pub(super) fn write_items(shared: &Shared, sink: &mut Sink<'_>) {
-    let kv = shared.engine_stats();
-    let Some(mean_bytes) = kv.item_bytes.checked_div(kv.items) else { return };
-    let totals = shared.totals();
-    let class = classes::class_of(mean_bytes as usize);
-    let mut put = |name: &str, value: u64| sink.put(&format!("items:{class}:{name}"), value);
-    put("number", kv.items);
-    put("number_hot", 0);
-    put("number_warm", 0);
-    put("number_cold", kv.items);
-    put("age_hot", 0);
-    put("age_warm", 0);
-    put("age", 0);
-    put("mem_requested", kv.item_bytes);
-    put("evicted", kv.evictions);
-    put("evicted_nonzero", 0);
-    put("evicted_time", 0);
-    put("outofmemory", totals.store_no_memory);
-    put("tailrepairs", 0);
-    put("reclaimed", kv.reclaimed);
-    put("expired_unfetched", kv.expired_unfetched);
-    put("evicted_unfetched", kv.evicted_unfetched);
-    put("evicted_active", 0);
-    put("crawler_reclaimed", 0);
-    put("crawler_items_checked", 0);
-    put("lrutail_reflocked", 0);
-    put("moves_to_cold", 0);
-    put("moves_to_warm", 0);
-    put("moves_within_lru", 0);
-    put("direct_reclaims", 0);
-    put("hits_to_hot", 0);
-    put("hits_to_warm", 0);
-    put("hits_to_cold", totals.get_hits);
-    put("hits_to_temp", 0);
+/// Buckets that a report looks at, at most: some ten thousand items, about a millisecond.
+const BUCKETS_MAX: usize = 2048;
+
+/// `stats sizes` counts in steps of so many bytes.
+const SIZE_STEP_BYTES: usize = 32;
+
+/// What is known of one class.
+#[derive(Debug, Default, Clone, Copy)]
+struct Class {
+    items: u64,
+    bytes: u64,
+    idle_secs_max: u32,
 }
 
-pub(super) fn write_slabs(shared: &Shared, sink: &mut Sink<'_>) {
+/// Items by class, and by size as memcached would count it.
+#[derive(Debug, Default)]
+struct Sample {
+    classes: BTreeMap<u32, Class>,
+    sizes: BTreeMap<usize, u64>,
+}
+
+impl Sample {
+    fn take(shared: &Shared) -> Sample {
+        let mut sample = Sample::default();
+        let mut seen = 0u64;
+        let mut cursor = Some(ScanCursor::default());
+        for _ in 0..BUCKETS_MAX {
+            let Some(at) = cursor else { break };
+            cursor = shared.kv.scan(at, |item| {
+                seen += 1;
+                let cas = shared.settings.cas;
+                let bytes = item_bytes(item.key().len(), item.value_bytes(), item.client_flags(), cas);
+                let class = sample.classes.entry(shared.classes.class_of(bytes)).or_default();
+                class.items += 1;
+                class.bytes += item.bytes();
+                class.idle_secs_max = class.idle_secs_max.max(item.now().saturating_sub(item.last_access()));
+                *sample.sizes.entry(bytes.next_multiple_of(SIZE_STEP_BYTES)).or_default() += 1;
+            });
+        }
+        if cursor.is_some() {
+            let items = shared.kv.stats().items;
+            let scale = |count: u64| {
+                u64::try_from(u128::from(count) * u128::from(items) / u128::from(seen.max(1)))
+                    .unwrap_or(count)
+            };
+            for class in sample.classes.values_mut() {
+                class.items = scale(class.items).max(1);
+                class.bytes = scale(class.bytes);
+            }
+            sample.sizes.values_mut().for_each(|count| *count = scale(*count).max(1));
+        }
+        sample
+    }
+
+    /// The class that whole-cache figures are told with.
+    fn largest(&self) -> Option<u32> {
+        self.classes.iter().max_by_key(|(_, class)| class.items).map(|(number, _)| *number)
+    }
+}
+
+/// `stats items`.
+pub(super) fn write_items(shared: &Shared, sink: &mut Sink<'_>) {
+    let sample = Sample::take(shared);
     let kv = shared.engine_stats();
     let totals = shared.totals();
-    let region_bytes = kv.arena_bytes as u64 / u64::from(kv.regions.max(1));
-    let regions_used = u64::from(kv.regions - kv.regions_free);
-    if let Some(mean_bytes) = kv.item_bytes.checked_div(kv.items) {
-        let mean_bytes = mean_bytes.max(1);
-        let class = classes::class_of(mean_bytes as usize);
-        let chunks_per_page = (region_bytes / mean_bytes).max(1);
-        let chunks = (chunks_per_page * regions_used).max(kv.items);
-        let mut put = |name: &str, value: u64| sink.put(&format!("{class}:{name}"), value);
-        put("chunk_size", mean_bytes);
-        put("chunks_per_page", chunks_per_page);
-        put("total_pages", regions_used);
-        put("total_chunks", chunks);
-        put("used_chunks", kv.items);
-        put("free_chunks", chunks - kv.items);
-        put("free_chunks_end", 0);
-        put("get_hits", totals.get_hits);
-        put("cmd_set", totals.set_cmds);
-        put("delete_hits", totals.delete_hits);
-        put("incr_hits", totals.incr_hits);
-        put("decr_hits", totals.decr_hits);
-        put("cas_hits", totals.cas_hits);
-        put("cas_badval", totals.cas_badval);
-        put("touch_hits", totals.touch_hits);
+    let largest = sample.largest();
+    let maintained = shared.settings.noted.lru_maintainer;
+    for (number, class) in &sample.classes {
+        let whole = |figure: u64| if largest == Some(*number) { figure } else { 0 };
+        let mut put = |name: &str, value: u64| sink.put(&format!("items:{number}:{name}"), value);
+        put("number", class.items);
+        if maintained {
+            put("number_hot", 0);
+            put("number_warm", 0);
+            put("number_cold", class.items);
+            put("age_hot", 0);
+            put("age_warm", 0);
+        }
+        put("age", class.idle_secs_max.into());
+        put("mem_requested", class.bytes);
+        put("evicted", whole(kv.evictions));
+        put("evicted_nonzero", 0);
+        put("evicted_time", 0);
+        put("outofmemory", whole(totals.store_no_memory));
+        put("tailrepairs", 0);
+        put("reclaimed", whole(kv.reclaimed));
+        put("expired_unfetched", whole(kv.expired_unfetched));
+        put("evicted_unfetched", whole(kv.evicted_unfetched));
+        if maintained {
+            put("evicted_active", 0);
+        }
+        put("crawler_reclaimed", 0);
+        put("crawler_items_checked", 0);
+        put("lrutail_reflocked", 0);
+        if maintained {
+            put("moves_to_cold", 0);
+            put("moves_to_warm", 0);
+            put("moves_within_lru", 0);
+            put("direct_reclaims", 0);
+            put("hits_to_hot", 0);
+            put("hits_to_warm", 0);
+            put("hits_to_cold", whole(totals.get_hits));
+            put("hits_to_temp", 0);
+        }
     }
-    sink.put("active_slabs", u8::from(kv.items > 0));
-    sink.put("total_malloced", regions_used * region_bytes);
+}
+
+/// `stats slabs`. Pages are what the class's share of the memory in use comes to.
+pub(super) fn write_slabs(shared: &Shared, sink: &mut Sink<'_>) {
+    let sample = Sample::take(shared);
+    let kv = shared.engine_stats();
+    let totals = shared.totals();
+    let largest = sample.largest();
+    for (number, class) in &sample.classes {
+        let whole = |figure: u64| if largest == Some(*number) { figure } else { 0 };
+        let chunk_bytes = shared.classes.chunk_bytes(*number);
+        let chunks_per_page = (PAGE_BYTES / chunk_bytes) as u64;
+        let pages = class.bytes.div_ceil(PAGE_BYTES as u64).max(1);
+        let chunks = (chunks_per_page * pages).max(class.items);
+        let mut put = |name: &str, value: u64| sink.put(&format!("{number}:{name}"), value);
+        put("chunk_size", chunk_bytes as u64);
+        put("chunks_per_page", chunks_per_page);
+        put("total_pages", pages);
+        put("total_chunks", chunks);
+        put("used_chunks", class.items);
+        put("free_chunks", chunks - class.items);
+        put("free_chunks_end", 0);
+        put("get_hits", whole(totals.get_hits));
+        put("cmd_set", whole(totals.set_cmds));
+        put("delete_hits", whole(totals.delete_hits));
+        put("incr_hits", whole(totals.incr_hits));
+        put("decr_hits", whole(totals.decr_hits));
+        put("cas_hits", whole(totals.cas_hits));
+        put("cas_badval", whole(totals.cas_badval));
+        put("touch_hits", whole(totals.touch_hits));
+    }
+    let region_bytes = kv.arena_bytes as u64 / u64::from(kv.regions.max(1));
+    sink.put("active_slabs", sample.classes.len());
+    sink.put("total_malloced", u64::from(kv.regions - kv.regions_free) * region_bytes);
+}
+
+/// `stats sizes`: how many items there are of each size, in steps of 32 bytes.
+pub(super) fn write_sizes(shared: &Shared, sink: &mut Sink<'_>) {
+    if !shared.settings.track_sizes {
+        return sink.put("sizes_status", "disabled");
+    }
+    for (bytes, count) in Sample::take(shared).sizes {
+        sink.put(&bytes.to_string(), count);
+    }
 }

@@ -56,7 +56,9 @@ fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8]) -> bool {
         b"settings" => settings::write(shared, sink),
         b"items" => items::write_items(shared, sink),
         b"slabs" => items::write_slabs(shared, sink),
-        b"sizes" => sink.put("sizes_status", "disabled"),
+        b"sizes" => items::write_sizes(shared, sink),
+        // There is no external storage to tell of; memcached says as little.
+        b"extstore" => {}
         b"conns" => conns::write(shared, sink),
         _ => return false,
     }

@@ -5,11 +5,19 @@
 
 use super::Sink;
 use crate::shared::Shared;
+use cached_proto::Protocol;
 use std::sync::atomic::Ordering;
 
 pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     let settings = &shared.settings;
+    // What was given at the start, and what clients may have changed since.
+    let given = &settings.noted;
     let noted = &shared.noted;
+    let protocol = match settings.protocol {
+        None => "auto-negotiate",
+        Some(Protocol::Text) => "ascii",
+        Some(Protocol::Binary) => "binary",
+    };
     let yes_no = |yes: bool| if yes { "yes" } else { "no" };
     let factor = |bits: u64| format!("{:.2}", f64::from_bits(bits));
 
@@ -27,34 +35,34 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     }
     sink.put("umask", format_args!("{:o}", settings.unix_mask));
     sink.put("shutdown_command", yes_no(settings.shutdown_command));
-    sink.put("growth_factor", "1.25");
-    sink.put("chunk_size", 48);
+    sink.put("growth_factor", format_args!("{:.2}", settings.classes.factor));
+    sink.put("chunk_size", settings.classes.chunk_bytes_min);
     sink.put("num_threads", settings.threads);
     sink.put("num_threads_per_udp", settings.threads);
-    sink.put("stat_key_prefix", ":");
+    sink.put("stat_key_prefix", shared.detail.delimiter());
     sink.put("detail_enabled", yes_no(shared.detail.is_on()));
     sink.put("reqs_per_event", settings.batches_per_wake);
     sink.put("cas_enabled", yes_no(settings.cas));
     sink.put("tcp_backlog", settings.backlog);
-    sink.put("binding_protocol", "auto-negotiate");
+    sink.put("binding_protocol", protocol);
     sink.put("auth_enabled_sasl", "no");
     sink.put("auth_enabled_ascii", "no");
     sink.put("item_size_max", settings.item_bytes_max);
-    sink.put("maxconns_fast", "yes");
-    sink.put("hashpower_init", 0);
-    sink.put("slab_reassign", "yes");
-    sink.put("slab_automove", 1);
-    sink.put("slab_automove_ratio", "0.80");
-    sink.put("slab_automove_window", 10);
-    sink.put("slab_chunk_max", 524_288);
+    sink.put("maxconns_fast", yes_no(settings.connections_max_fast));
+    sink.put("hashpower_init", given.hashpower_init);
+    sink.put("slab_reassign", yes_no(given.slab_reassign));
+    sink.put("slab_automove", given.slab_automove);
+    sink.put("slab_automove_ratio", format_args!("{:.2}", given.slab_automove_ratio));
+    sink.put("slab_automove_window", given.slab_automove_window);
+    sink.put("slab_chunk_max", settings.classes.chunk_bytes_max);
     sink.put("lru_crawler", yes_no(noted.lru_crawler.load(Ordering::Relaxed)));
     sink.put("lru_crawler_sleep", noted.lru_crawler_sleep.load(Ordering::Relaxed));
     sink.put("lru_crawler_tocrawl", noted.lru_crawler_tocrawl.load(Ordering::Relaxed));
-    sink.put("tail_repair_time", 0);
+    sink.put("tail_repair_time", given.tail_repair_time);
     sink.put("flush_enabled", yes_no(settings.flush_enabled));
     sink.put("dump_enabled", yes_no(settings.dump_enabled));
     sink.put("hash_algorithm", "foldhash");
-    sink.put("lru_maintainer_thread", "yes");
+    sink.put("lru_maintainer_thread", yes_no(given.lru_maintainer));
     sink.put("lru_segmented", yes_no(noted.lru_segmented.load(Ordering::Relaxed)));
     sink.put("hot_lru_pct", noted.hot_lru_pct.load(Ordering::Relaxed));
     sink.put("warm_lru_pct", noted.warm_lru_pct.load(Ordering::Relaxed));
@@ -62,11 +70,11 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("warm_max_factor", factor(noted.warm_max_factor.load(Ordering::Relaxed)));
     sink.put("temp_lru", yes_no(noted.temp_lru.load(Ordering::Relaxed)));
     sink.put("temporary_ttl", noted.temporary_ttl.load(Ordering::Relaxed));
-    sink.put("idle_timeout", 0);
-    sink.put("watcher_logbuf_size", 262_144);
-    sink.put("worker_logbuf_size", 65_536);
+    sink.put("idle_timeout", given.idle_timeout);
+    sink.put("watcher_logbuf_size", settings.watcher_buffer_bytes);
+    sink.put("worker_logbuf_size", settings.worker_buffer_bytes);
     sink.put("read_buf_mem_limit", settings.connection_bytes_max);
-    sink.put("track_sizes", "no");
+    sink.put("track_sizes", yes_no(settings.track_sizes));
     sink.put("inline_ascii_response", "no");
     sink.put("ext_item_size", 512);
     sink.put("ext_item_age", u32::MAX);
@@ -77,7 +85,7 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("ext_drop_under", 0);
     sink.put("ext_max_sleep", 1_000_000);
     sink.put("ext_max_frag", "0.80");
-    sink.put("slab_automove_freeratio", "0.010");
+    sink.put("slab_automove_freeratio", format_args!("{:.3}", given.slab_automove_freeratio));
     sink.put("ext_drop_unread", "no");
     sink.put("num_napi_ids", 0);
     sink.put("memory_file", "(null)");

@@ -203,6 +203,7 @@ impl Worker {
             counters: self.shared.counters(self.index),
             input: &mut self.input,
             output: &mut self.output,
+            client: seat.socket.as_fd(),
         };
         let mut socket = Socket { fd: seat.socket.as_fd(), ready: &mut seat.ready };
         let turn = seat.connection.drive(&mut desk, &mut socket);
@@ -221,6 +222,7 @@ impl Worker {
     fn leave(&mut self, number: usize) {
         if let Some(seat) = self.seats.get_mut(number).and_then(Option::take) {
             self.shared.connections.remove(&seat.connection.info);
+            self.shared.watch.connection_closed(&seat.connection.info);
             tracing::debug!(fd = seat.connection.info.fd, "connection closed");
             self.free.push(number);
         }
@@ -257,6 +259,7 @@ impl Worker {
                 counters: self.shared.counters(self.index),
                 input: &mut self.input,
                 output: &mut self.output,
+                client: seat.socket.as_fd(),
             };
             let socket = Socket { fd: seat.socket.as_fd(), ready: &mut seat.ready };
             match seat.connection.drive(&mut desk, &mut Draining(socket)) {

@@ -1,0 +1,318 @@
+//! `-o`: memcached's extended options.
+//!
+//! Those that mean something here are carried out; those that tune slabs, LRU threads and the hash table are checked as
+//! memcached checks them, shown by `stats settings`, and otherwise without effect.
+
+use super::{FAILURE, USAGE, UsageError, wrong};
+use crate::settings::NotedSettings;
+
+/// memcached's page of chunks.
+const PAGE_BYTES: usize = 1 << 20;
+/// The largest chunk, unless told otherwise.
+const CHUNK_BYTES_MAX: usize = PAGE_BYTES / 2;
+
+/// What all `-o` together say.
+#[derive(Debug, Clone)]
+pub(super) struct Extended {
+    pub(super) noted: NotedSettings,
+    pub(super) maxconns_fast: bool,
+    pub(super) track_sizes: bool,
+    pub(super) watcher_buffer_bytes: usize,
+    pub(super) worker_buffer_bytes: usize,
+    pub(super) chunk_bytes_max: usize,
+    chunk_changed: bool,
+    pub(super) slab_sizes: Vec<usize>,
+    /// What was given and changes nothing.
+    pub(super) without_effect: Vec<String>,
+}
+
+impl Default for Extended {
+    fn default() -> Self {
+        Extended {
+            noted: NotedSettings::default(),
+            maxconns_fast: true,
+            track_sizes: false,
+            watcher_buffer_bytes: 256 << 10,
+            worker_buffer_bytes: 64 << 10,
+            chunk_bytes_max: CHUNK_BYTES_MAX,
+            chunk_changed: false,
+            slab_sizes: Vec::new(),
+            without_effect: Vec::new(),
+        }
+    }
+}
+
+impl Extended {
+    /// Reads one list.
+    pub(super) fn read(&mut self, list: &str) -> Result<(), UsageError> {
+        for part in list.trim_start().split(',').filter(|part| !part.is_empty()) {
+            let (name, value) = match part.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (part, None),
+            };
+            self.option(part, name, value)?;
+        }
+        Ok(())
+    }
+
+    fn option(&mut self, part: &str, name: &str, value: Option<&str>) -> Result<(), UsageError> {
+        match name {
+            "maxconns_fast" => self.maxconns_fast = true,
+            "no_maxconns_fast" => self.maxconns_fast = false,
+            "track_sizes" => self.track_sizes = true,
+            "idle_timeout" => {
+                self.noted.idle_timeout = integer(given(value, "Missing numeric argument for idle_timeout")?);
+            }
+            "watcher_logbuf_size" => self.watcher_buffer_bytes = kibibytes(name, value)?,
+            "worker_logbuf_size" => self.worker_buffer_bytes = kibibytes(name, value)?,
+            "read_buf_mem_limit" => {
+                self.noted.read_buf_mem_limit = unsigned(name, value)?.saturating_mul(1 << 20);
+            }
+            "slab_sizes" => self.slab_sizes = slab_sizes(value)?,
+            "slab_chunk_max" => {
+                self.chunk_bytes_max = chunk_max(value)?;
+                self.chunk_changed = true;
+            }
+            "no_chunked_items" => self.chunk_bytes_max = PAGE_BYTES,
+            "modern" | "no_inline_ascii_resp" | "inline_ascii_resp" => {}
+            // Who drops privileges by system call filters is not this program; and they may be kept.
+            "no_drop_privileges" | "drop_privileges" | "relaxed_privileges" => {}
+            "resp_obj_mem_limit" => {}
+            _ if name.starts_with("ssl_") => {
+                return wrong(USAGE, format!("-o {name}: This server is not built with TLS support."));
+            }
+            _ if name.starts_with("ext_") => {
+                return wrong(USAGE, format!("-o {name}: this server has no external storage yet."));
+            }
+            _ if self.tuning(name, value)? => {}
+            _ => return wrong(FAILURE, format!("Illegal suboption \"{part}\"")),
+        }
+        let has_effect = matches!(
+            name,
+            "maxconns_fast"
+                | "no_maxconns_fast"
+                | "track_sizes"
+                | "idle_timeout"
+                | "watcher_logbuf_size"
+                | "worker_logbuf_size"
+                | "read_buf_mem_limit"
+                | "slab_sizes"
+                | "slab_chunk_max"
+                | "no_chunked_items"
+        );
+        if !has_effect {
+            self.without_effect.push(format!("-o {name}"));
+        }
+        Ok(())
+    }
+
+    /// Options of parts that this engine does not have; false for a name that memcached does not know either.
+    fn tuning(&mut self, name: &str, value: Option<&str>) -> Result<bool, UsageError> {
+        let noted = &mut self.noted;
+        match name {
+            "hashpower" => {
+                let power = integer(given(value, "Missing numeric argument for hashpower")?);
+                match power {
+                    12..=32 => noted.hashpower_init = power,
+                    ..12 => {
+                        return wrong(FAILURE, format!("Initial hashtable multiplier of {power} is too low"));
+                    }
+                    _ => {
+                        return wrong(
+                            FAILURE,
+                            format!("Initial hashtable multiplier of {power} is too high"),
+                        );
+                    }
+                }
+            }
+            "no_hashexpand" => {}
+            "slab_reassign" => noted.slab_reassign = true,
+            "no_slab_reassign" => noted.slab_reassign = false,
+            "slab_automove" => {
+                noted.slab_automove = value.map_or(1, integer);
+                require((0..=2).contains(&noted.slab_automove), "slab_automove must be between 0 and 2")?;
+            }
+            "no_slab_automove" => noted.slab_automove = 0,
+            "slab_automove_ratio" => {
+                noted.slab_automove_ratio =
+                    leading_f64(given(value, "Missing slab_automove_ratio argument")?);
+                let known = noted.slab_automove_ratio > 0.0 && noted.slab_automove_ratio <= 1.0;
+                require(known, "slab_automove_ratio must be > 0 and < 1")?;
+            }
+            "slab_automove_window" => {
+                noted.slab_automove_window = integer(given(value, "Missing slab_automove_window argument")?);
+                let known = (3..=1800).contains(&noted.slab_automove_window);
+                require(known, "slab_automove_window must be > 2 and < 1800")?;
+            }
+            "slab_automove_freeratio" => {
+                noted.slab_automove_freeratio =
+                    leading_f64(given(value, "Missing slab_automove_freeratio argument")?);
+            }
+            "tail_repair_time" => {
+                let secs = integer(given(value, "Missing numeric argument for tail_repair_time")?);
+                require(secs >= 10, "Cannot set tail_repair_time to less than 10 seconds")?;
+                noted.tail_repair_time = secs;
+            }
+            "hash_algorithm" => {
+                let known = ["jenkins", "murmur3", "xxh3"];
+                let asked = given(value, "Missing hash_algorithm argument")?;
+                let found = known.into_iter().find(|name| *name == asked);
+                require(found.is_some(), "Unknown hash_algorithm option (jenkins, murmur3, xxh3)")?;
+            }
+            "lru_crawler" => noted.lru_crawler = true,
+            "no_lru_crawler" => noted.lru_crawler = false,
+            "lru_crawler_sleep" => {
+                let micros = integer(given(value, "Missing lru_crawler_sleep value")?);
+                require(
+                    (0..=1_000_000).contains(&micros),
+                    "LRU crawler sleep must be between 0 and 1 second",
+                )?;
+                noted.lru_crawler_sleep = micros as u32;
+            }
+            "lru_crawler_tocrawl" => {
+                let count = given(value, "Missing lru_crawler_tocrawl value")?.parse();
+                require(count.is_ok(), "lru_crawler_tocrawl takes a numeric 32bit value")?;
+                noted.lru_crawler_tocrawl = count.unwrap_or(0);
+            }
+            "lru_maintainer" => (noted.lru_maintainer, noted.lru_segmented) = (true, true),
+            "no_lru_maintainer" => (noted.lru_maintainer, noted.lru_segmented) = (false, false),
+            "hot_lru_pct" => noted.hot_lru_pct = percentage(name, value)?,
+            "warm_lru_pct" => noted.warm_lru_pct = percentage(name, value)?,
+            "hot_max_factor" => noted.hot_max_factor = factor(name, value)?,
+            "warm_max_factor" => noted.warm_max_factor = factor(name, value)?,
+            "temporary_ttl" => {
+                noted.temp_lru = true;
+                noted.temporary_ttl = integer(given(value, "Missing temporary_ttl argument")?) as u32;
+            }
+            "no_modern" => {
+                if !self.chunk_changed {
+                    self.chunk_bytes_max = PAGE_BYTES;
+                }
+                self.maxconns_fast = false;
+                (noted.slab_reassign, noted.slab_automove) = (false, 0);
+                (noted.lru_crawler, noted.lru_maintainer, noted.lru_segmented) = (false, false, false);
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// What must go together.
+    pub(super) fn check(&mut self, item_bytes_max: usize) -> Result<(), UsageError> {
+        let chunk = self.chunk_bytes_max;
+        if item_bytes_max > PAGE_BYTES && !self.chunk_changed {
+            self.chunk_bytes_max = CHUNK_BYTES_MAX;
+        } else if self.chunk_changed && chunk > item_bytes_max {
+            let line = format!(
+                "slab_chunk_max (bytes: {chunk}) cannot be larger than -I (item_size_max {item_bytes_max})"
+            );
+            return wrong(USAGE, line);
+        } else if self.chunk_changed && !item_bytes_max.is_multiple_of(chunk) {
+            let line = format!(
+                "-I (item_size_max: {item_bytes_max}) must be evenly divisible by slab_chunk_max (bytes: {chunk})"
+            );
+            return wrong(USAGE, line);
+        } else if self.chunk_changed && !PAGE_BYTES.is_multiple_of(chunk) {
+            let line = format!(
+                "slab_chunk_max (bytes: {chunk}) must divide evenly into {PAGE_BYTES} (slab_page_size)"
+            );
+            return wrong(USAGE, line);
+        }
+        let noted = &self.noted;
+        if noted.hot_lru_pct + noted.warm_lru_pct > 80 {
+            return wrong(USAGE, "hot_lru_pct + warm_lru_pct cannot be more than 80% combined");
+        }
+        if noted.temp_lru && !noted.lru_maintainer {
+            return wrong(USAGE, "temporary_ttl requires lru_maintainer to be enabled");
+        }
+        Ok(())
+    }
+}
+
+fn require(holds: bool, otherwise: &str) -> Result<(), UsageError> {
+    if holds { Ok(()) } else { wrong(FAILURE, otherwise) }
+}
+
+fn given<'a>(value: Option<&'a str>, otherwise: &str) -> Result<&'a str, UsageError> {
+    value.map_or_else(|| wrong(FAILURE, otherwise), Ok)
+}
+
+fn unsigned(name: &str, value: Option<&str>) -> Result<usize, UsageError> {
+    let text = given(value, &format!("Missing {name} argument"))?;
+    let number = text.parse::<u32>().map(|number| number as usize);
+    number.or_else(|_| wrong(FAILURE, format!("could not parse argument to {name}")))
+}
+
+fn kibibytes(name: &str, value: Option<&str>) -> Result<usize, UsageError> {
+    /// Above that, a slip of the pen is more likely than a wish.
+    const KIBIBYTES_MAX: usize = 1 << 20;
+    let kibibytes = unsigned(name, value)?;
+    require(kibibytes <= KIBIBYTES_MAX, &format!("{name} must be at most {KIBIBYTES_MAX} kilobytes"))?;
+    // One line always fits.
+    Ok((kibibytes << 10).max(4 << 10))
+}
+
+fn percentage(name: &str, value: Option<&str>) -> Result<u32, UsageError> {
+    let number = integer(given(value, &format!("Missing {name} argument"))?);
+    require((1..80).contains(&number), &format!("{name} must be > 1 and < 80"))?;
+    Ok(number as u32)
+}
+
+fn factor(name: &str, value: Option<&str>) -> Result<f64, UsageError> {
+    let number = leading_f64(given(value, &format!("Missing {name} argument"))?);
+    require(number > 0.0, &format!("{name} must be > 0"))?;
+    Ok(number)
+}
+
+fn chunk_max(value: Option<&str>) -> Result<usize, UsageError> {
+    let text = given(value, "Missing slab_chunk_max argument")?;
+    let Ok(kibibytes) = text.parse::<i32>() else {
+        return wrong(FAILURE, "could not parse argument to slab_chunk_max");
+    };
+    require(kibibytes > 0, "slab_chunk_max must be >= 0")?;
+    require(kibibytes <= 1 << 10, "slab_chunk_max must be specified in kilobytes.")?;
+    Ok((kibibytes as usize) << 10)
+}
+
+/// Sizes parted by `-`, at least a pointer apart, in order.
+fn slab_sizes(value: Option<&str>) -> Result<Vec<usize>, UsageError> {
+    const CHUNK_BYTES_MIN: usize = 48;
+    let text = given(value, "Missing slab_sizes argument")?;
+    let mut sizes: Vec<usize> = Vec::new();
+    for part in text.split('-') {
+        let size = part.parse().unwrap_or(0);
+        let after = sizes.last().copied().unwrap_or(0);
+        if !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&size) {
+            let line = format!("slab size {part} is not within {CHUNK_BYTES_MIN}-{CHUNK_BYTES_MAX}");
+            return wrong(USAGE, line);
+        }
+        if size <= after + 8 && after > 0 {
+            let line = format!("slab size {size} cannot be less than or equal to {after} or too close to it");
+            return wrong(USAGE, line);
+        }
+        sizes.push(size);
+    }
+    require(sizes.len() < 63, "too many slab sizes")?;
+    Ok(sizes)
+}
+
+/// The number that a text begins with, and the rest of it.
+pub(super) fn leading_number(text: &str) -> Option<(i64, &str)> {
+    let text = text.trim_start();
+    let digits_from = usize::from(text.starts_with(['-', '+']));
+    let end = text[digits_from..].find(|letter: char| !letter.is_ascii_digit());
+    let (number, rest) = text.split_at(end.map_or(text.len(), |end| digits_from + end));
+    number.parse().ok().map(|number| (number, rest))
+}
+
+/// As `atoi`: 0 where there is no number.
+fn integer(text: &str) -> i32 {
+    leading_number(text).map_or(0, |(number, _)| number.clamp(i32::MIN.into(), i32::MAX.into()) as i32)
+}
+
+/// As `atof`, for the plain form.
+pub(super) fn leading_f64(text: &str) -> f64 {
+    let text = text.trim_start();
+    let end = text.find(|letter: char| !letter.is_ascii_digit() && !matches!(letter, '.' | '-' | '+'));
+    text[..end.unwrap_or(text.len())].parse().unwrap_or(0.0)
+}

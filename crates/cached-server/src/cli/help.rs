@@ -1,0 +1,96 @@
+//! What `-h`, `-i` and `-V` print.
+//!
+//! Tools look for words in the help to learn what a server can do, so it names what works and nothing else: neither the
+//! flags that are refused nor the options that change nothing.
+
+use crate::settings::MEMCACHED_VERSION;
+
+/// What `-V` prints: clients and tools parse the second word.
+pub fn version_text() -> String {
+    format!("memcached {MEMCACHED_VERSION} (cached {})\n", env!("CARGO_PKG_VERSION"))
+}
+
+/// What `-i` prints.
+pub fn license_text() -> String {
+    format!("{}\ncached is licensed under MIT or Apache-2.0, at your choice.\n", version_text())
+}
+
+/// What `-h` prints.
+pub fn help_text() -> String {
+    version_text() + FLAGS
+}
+
+const FLAGS: &str = "\
+-p, --port=<num>          TCP port to listen on (default: 11211; 0: none, -1: any free one)
+-U, --udp-port=<num>      only 0 (off) is possible
+-s, --unix-socket=<file>  UNIX socket to listen on (disables network support)
+-a, --unix-mask=<mask>    access mask for UNIX socket, in octal (default: 700)
+-A, --enable-shutdown     enable ascii \"shutdown\" command
+-l, --listen=<addr>       interface to listen on (default: all; without any flag at all: 127.0.0.1)
+                          several may be given, separated by commas, each with a port and a protocol:
+                          proto[ascii|binary|negotiating]:host:port, IPv6 as [address]:port
+-d, --daemon              run as a daemon
+-r, --enable-coredumps    maximize core file limit
+-u, --user=<user>         assume identity of <username> (only when run as root)
+-m, --memory-limit=<num>  item memory in megabytes (default: 64)
+-M, --disable-evictions   return error on memory exhausted instead of evicting
+-c, --conn-limit=<num>    max simultaneous connections (default: 1024)
+-k, --lock-memory         lock down all paged memory
+-v, --verbose             verbose (warnings, refused connections, shutdown)
+-vv                       very verbose (also connections that come and go)
+-vvv                      extremely verbose
+-h, --help                print this help and exit
+-i, --license             print license and exit
+-V, --version             print version and exit
+-P, --pidfile=<file>      save PID in <file>; removed at the end with -d
+-f, --slab-growth-factor=<num> growth factor of the size classes in reports (default: 1.25)
+-n, --slab-min-size=<bytes> smallest size class in reports: key+value+flags (default: 48)
+-L, --enable-largepages   try to use large memory pages (if available)
+-D <char>                 use <char> as the delimiter between key prefixes and IDs in
+                          \"stats detail\", and start with it turned on (default: \":\", off)
+-t, --threads=<num>       number of threads to use (default: 4)
+-R, --max-reqs-per-event  how many batches of requests one connection may have carried out
+                          before others get their turn (default: 20)
+-C, --disable-cas         disable use of CAS
+-b, --listen-backlog=<num> set the backlog queue limit (default: 1024)
+-B, --protocol=<name>     protocol - one of ascii, binary, or auto (default: auto)
+-I, --max-item-size=<num> adjusts max item size (default: 1m, min: 1k, max: 1024m)
+-F, --disable-flush-all   disable flush_all command
+-X, --disable-dumping     disable stats cachedump, stats detail, and lru_crawler metadump
+-W, --disable-watch       disable watch commands (live logging)
+-o, --extended            comma separated list of extended options
+   - maxconns_fast:       turn connections above the limit away at once (default);
+                          no_maxconns_fast lets them wait
+   - idle_timeout:        seconds after which an idle TCP connection is closed (default: 0, never)
+   - read_buf_mem_limit:  megabytes for unfinished requests and unread replies of all connections
+                          (default: 64 KiB for each of -c, within 16 and 256 MiB)
+   - watcher_logbuf_size: size in kilobytes of per-watcher write buffer (default: 256)
+   - worker_logbuf_size:  size in kilobytes, for each thread, of what watchers have not been
+                          handed yet (default: 64)
+   - track_sizes:         enable reports of the \"stats sizes\" command
+   - slab_sizes, slab_chunk_max, no_chunked_items: size classes in reports
+   Other options of memcached that tune its slabs, LRU and hash table are accepted without effect
+   and named once in the log. docs/memcached-support.md lists all.
+-N, --napi-ids            accepted without effect
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_is_parsable() {
+        assert_eq!(version_text().split(' ').nth(1), Some("1.6.45"));
+    }
+
+    #[test]
+    fn only_what_works_is_named() {
+        let help = help_text().to_lowercase();
+        for works in ["unix-socket", "shutdown", "--pidfile", "idle_timeout", "--daemon", "--disable-watch"] {
+            assert!(help.contains(works), "{works}");
+        }
+        for missing in ["sasl", "ssl", "tls", "auth", "ext_path", "proxy", "memory-file", "drop_privileges"] {
+            assert!(!help.contains(missing), "{missing}");
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! `-l`: where to listen, and what each listener speaks.
+//!
+//! `[proto[ascii|binary|negotiating]:][tag[name]:]host[:port]`, parted by commas. Tags are for memcached's proxy; they
+//! are checked and forgotten.
+
+use super::{FAILURE, USAGE, UsageError, wrong};
+use crate::settings::ListenAddress;
+use cached_proto::Protocol;
+
+/// All listeners. Without `-l`: every interface, or the loopback one when there was no argument at all.
+pub(super) fn addresses(
+    arguments: &[String],
+    port: i32,
+    protocol: Option<Protocol>,
+    bare: bool,
+) -> Result<Vec<ListenAddress>, UsageError> {
+    if port == 0 {
+        return Ok(Vec::new());
+    }
+    let port = u16::try_from(port).unwrap_or(0);
+    if arguments.is_empty() {
+        let host = bare.then(|| "127.0.0.1".into());
+        return Ok(vec![ListenAddress { host, port, protocol }]);
+    }
+    let mut addresses: Vec<ListenAddress> = Vec::new();
+    for part in arguments.iter().flat_map(|list| list.split([',', ';'])) {
+        let part = part.trim();
+        if part.is_empty() {
+            continue;
+        }
+        let address = address(part, port, protocol)?;
+        // Given twice, it is still one.
+        if !addresses.contains(&address) || address.port == 0 {
+            addresses.push(address);
+        }
+    }
+    Ok(addresses)
+}
+
+/// One listener.
+fn address(text: &str, port: u16, protocol: Option<Protocol>) -> Result<ListenAddress, UsageError> {
+    for tls in ["notls", "btls", "mtls"] {
+        if text.starts_with(tls) {
+            return wrong(USAGE, format!("'{tls}' option is valid only when SSL is enabled"));
+        }
+    }
+    let (text, protocol) = match text.strip_prefix("proto[") {
+        None => (text, protocol),
+        Some(rest) => {
+            let Some((name, rest)) = rest.split_once(']') else {
+                return wrong(USAGE, format!("Invalid protocol spec: \"{text}\""));
+            };
+            let protocol = match name {
+                "ascii" => Some(Protocol::Text),
+                "binary" => Some(Protocol::Binary),
+                "negotiating" => None,
+                "proxy" => return wrong(USAGE, format!("Server not built with proxy: \"{text}\"")),
+                _ => return wrong(USAGE, format!("Invalid protocol spec: \"{text}\"")),
+            };
+            (rest.strip_prefix(':').unwrap_or(rest), protocol)
+        }
+    };
+    let text = untagged(text)?;
+    let (host, given) = host_and_port(text)?;
+    let port = match given.map(str::parse::<u16>) {
+        None => port,
+        Some(Ok(port)) => port,
+        Some(Err(_)) => {
+            return wrong(FAILURE, format!("Invalid port number: \"{}\"", given.unwrap_or_default()));
+        }
+    };
+    Ok(ListenAddress { host: (host != "*").then(|| host.to_owned()), port, protocol })
+}
+
+/// What follows `tag[name]:` or `tag_name_:`.
+fn untagged(text: &str) -> Result<&str, UsageError> {
+    let rest = match text.strip_prefix("tag") {
+        Some(rest) if rest.starts_with(['[', '_']) => &rest[1..],
+        _ => return Ok(text),
+    };
+    let Some((name, rest)) = rest.split_once([']', '_']) else {
+        return wrong(USAGE, format!("Invalid tag in socket config: \"{text}\""));
+    };
+    if !(1..=8).contains(&name.len()) {
+        return wrong(USAGE, format!("Listener tags must be between 1 and 8 characters: \"{name}\""));
+    }
+    Ok(rest.strip_prefix(':').unwrap_or(rest))
+}
+
+fn host_and_port(text: &str) -> Result<(&str, Option<&str>), UsageError> {
+    let bad = || {
+        let line = format!("-l {text}: an address must be a host, host:port, [IPv6] or [IPv6]:port");
+        UsageError { line, status: USAGE }
+    };
+    if let Some(rest) = text.strip_prefix('[') {
+        let Some((host, rest)) = rest.split_once(']') else {
+            return wrong(USAGE, format!("Invalid IPV6 address: \"{text}\""));
+        };
+        return match rest.strip_prefix(':') {
+            Some(given) => Ok((host, Some(given))),
+            None if rest.is_empty() => Ok((host, None)),
+            None => Err(bad()),
+        };
+    }
+    match text.split_once(':') {
+        // An IPv6 address without brackets.
+        Some((_, rest)) if rest.contains(':') => Ok((text, None)),
+        Some((host, given)) if !host.is_empty() => Ok((host, Some(given))),
+        Some(_) => Err(bad()),
+        None if text.is_empty() => Err(bad()),
+        None => Ok((text, None)),
+    }
+}
