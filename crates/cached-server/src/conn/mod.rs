@@ -357,8 +357,7 @@ impl Connection {
             let protocol = *self.protocol.get_or_insert_with(|| Protocol::detect(first));
             let next = match protocol {
                 Protocol::Text if let Some((key, consumed)) = text::plain_get(rest) => {
-                    exec::get_plain(&mut executor, key);
-                    used += consumed;
+                    used += exec::get_plain_run(&mut executor, rest, key, consumed);
                     Next::Go
                 }
                 Protocol::Text => match text::decode_line(rest, scanned, &Limits::DEFAULT) {

@@ -8,19 +8,75 @@ use cached_core::KeyHash;
 use cached_core::clock::Expiry;
 use cached_core::kv::{FetchOptions, ItemView, Miss};
 use cached_proto::reply;
-use cached_proto::text::{Get, Touch, encode_value_head};
+use cached_proto::text::{Get, Touch, encode_value_head, plain_get};
 
 use super::encode::encode_value;
 use crate::conn::output::{Output, PIN_BYTES_MIN};
 
 /// Keys looked up together.
 const BATCH: usize = 16;
-/// Below so many keys, asking ahead costs more than it saves.
+/// Below so many keys, asking ahead costs more than it saves. Above, it costs 84 instructions a key and saves a
+/// fifth of the time of a multiget of 16, a third of one of 100 (`compare`, with more items than the caches hold).
 const PREFETCH_KEYS_MIN: usize = 4;
+
+/// The `get`s of one key each at the front of `input`, as a pipelining client sends them; `key` and `consumed` are the first's.
+/// How much of the input they took.
+#[inline]
+pub(crate) fn plain_run(executor: &mut Executor<'_>, input: &[u8], key: &[u8], consumed: usize) -> usize {
+    if input.len() == consumed {
+        plain(executor, key);
+        return consumed;
+    }
+    plain_batch(executor, input, key, consumed)
+}
+
+/// Up to [`BATCH`] of them, asked for ahead like the keys of one retrieval.
+#[inline(never)]
+fn plain_batch(executor: &mut Executor<'_>, input: &[u8], key: &[u8], consumed: usize) -> usize {
+    let kv = executor.kv();
+    let mut keys: [&[u8]; BATCH] = [key; BATCH];
+    let mut hashes = [kv.hash(key); BATCH];
+    let (mut count, mut used) = (1, consumed);
+    while count < BATCH
+        && let Some((key, consumed)) = plain_get(&input[used..])
+    {
+        keys[count] = key;
+        hashes[count] = kv.hash(key);
+        count += 1;
+        used += consumed;
+    }
+    prefetch(executor, &hashes[..count]);
+    let mut hits = 0;
+    for (key, hash) in keys[..count].iter().zip(&hashes[..count]) {
+        if read_one::<true>(executor, key, *hash, false) {
+            hits += 1;
+        } else {
+            executor.reply(reply::END);
+        }
+    }
+    count_gets(executor, count as u64, hits);
+    used
+}
+
+/// Asks for the index lines of all, then for their items.
+#[inline]
+fn prefetch(executor: &Executor<'_>, hashes: &[KeyHash]) {
+    if hashes.len() >= PREFETCH_KEYS_MIN {
+        let kv = executor.kv();
+        hashes.iter().for_each(|hash| kv.prefetch_bucket(*hash));
+        hashes.iter().for_each(|hash| kv.prefetch_item(*hash));
+    }
+}
+
+fn count_gets(executor: &Executor<'_>, keys: u64, hits: u64) {
+    executor.counters.get_cmds.add(keys);
+    executor.counters.get_hits.add(hits);
+    executor.counters.get_misses.add(keys - hits);
+}
 
 /// `get` of one key: the shortest path there is.
 #[inline]
-pub(crate) fn plain(executor: &mut Executor<'_>, key: &[u8]) {
+fn plain(executor: &mut Executor<'_>, key: &[u8]) {
     let counters = executor.counters;
     counters.get_cmds.bump();
     if read_one::<true>(executor, key, executor.kv().hash(key), false) {
@@ -52,18 +108,12 @@ pub(crate) fn many(executor: &mut Executor<'_>, get: &mut Get<'_>) -> Next {
             hashes[count] = kv.hash(key);
             count += 1;
         }
-        let batch = keys[..count].iter().zip(&hashes[..count]);
-        if count >= PREFETCH_KEYS_MIN {
-            hashes[..count].iter().for_each(|hash| kv.prefetch_bucket(*hash));
-            hashes[..count].iter().for_each(|hash| kv.prefetch_item(*hash));
-        }
+        prefetch(executor, &hashes[..count]);
         let mut hits = 0;
-        for (key, hash) in batch {
+        for (key, hash) in keys[..count].iter().zip(&hashes[..count]) {
             hits += u64::from(read_one::<false>(executor, key, *hash, get.with_cas));
         }
-        executor.counters.get_cmds.add(count as u64);
-        executor.counters.get_hits.add(hits);
-        executor.counters.get_misses.add(count as u64 - hits);
+        count_gets(executor, count as u64, hits);
         if count < BATCH {
             break;
         }
