@@ -376,8 +376,11 @@ impl Inner {
         let age = if job.evict { Place::Newest } else { Place::Inherited };
         self.seal(stream, queue, age);
         if !job.evict {
-            // The age order is about the items, and these are as old as the region they come from.
-            self.arena.region(region).set_sequence(self.arena.region(job.region).sequence());
+            // The age order is about the items, and these are as old as the region they come from; but
+            // what survives a flush (a piece older than its item) must not look flushed for ever.
+            let inherited = self.arena.region(job.region).sequence();
+            let boundary = self.flush_boundary.load(Ordering::Acquire);
+            self.arena.region(region).set_sequence(inherited.max(boundary));
         }
         self.open(stream, region, now);
         self.append(stream, bytes).ok_or(NoPlace)
