@@ -1,7 +1,7 @@
 //! The limits and choices of a byte-keyed store, and what they cost at most.
 
 use super::hook::{EvictionHook, MutationHook};
-use super::policy::{Lru, Policy};
+use super::policy::{Policy, S3Fifo};
 use crate::arena::ArenaError;
 use crate::clock::{Clock, SystemClock};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub struct KvConfig {
     pub cas: bool,
     /// What to do when memory is used up: evict (true) or refuse to store (false, memcached's `-M`).
     pub evict: bool,
-    /// Which items stay.
+    /// Which items stay; [`by_name`](super::policy::by_name) knows them by name.
     pub policy: Box<dyn Policy>,
     /// Ask for huge pages (best effort).
     pub huge_pages: bool,
@@ -34,7 +34,7 @@ pub struct KvConfig {
 }
 
 impl Default for KvConfig {
-    /// 64 MiB, items to 1 MiB, four lanes, with CAS, evicting by LRU: memcached's defaults.
+    /// 64 MiB, items to 1 MiB, four lanes, with CAS, evicting: memcached's defaults, but for the policy.
     fn default() -> Self {
         KvConfig {
             arena_bytes: 64 << 20,
@@ -42,7 +42,7 @@ impl Default for KvConfig {
             lanes: 4,
             cas: true,
             evict: true,
-            policy: Box::new(Lru),
+            policy: Box::new(S3Fifo::balanced()),
             huge_pages: false,
             clock: Arc::new(SystemClock::new()),
             hook: None,

@@ -21,12 +21,16 @@ use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 const SET: usize = 16;
 /// Bytes of memory for each byte of ghosts.
 const MEMORY_SHARE: usize = 64;
+/// Bytes of memory for each set.
+const SET_SPAN: usize = MEMORY_SHARE * SET * size_of::<u16>();
 const TAG_BITS: u32 = 11;
 const TAG_MASK: u16 = (1 << TAG_BITS) - 1;
 const STAMP_MASK: u16 = 15;
 const QUEUE_BIT: u32 = 15;
 /// Stamps that a ghost lasts, and that the memory is divided into.
-const STAMPS: u64 = 8;
+const STAMPS: u16 = 8;
+/// The age of an empty slot.
+const EMPTY: u16 = STAMP_MASK + 1;
 /// Sets that the hand passes at most at one eviction.
 const SWEEP_MAX: u64 = 64;
 
@@ -35,21 +39,28 @@ const SWEEP_MAX: u64 = 64;
 pub(super) struct Ghosts {
     /// Each is only a hint: a race between two threads loses one at most.
     slots: Box<[AtomicU16]>,
-    memory_bytes: u64,
-    /// Bytes evicted so far, by queue.
-    evicted_bytes: [AtomicU64; 2],
+    /// Bytes of memory for each stamp.
+    stamp_span: u64,
+    /// The stamp of each queue, and bytes to be evicted from it before the next.
+    stamps: [AtomicU16; 2],
+    stamp_left: [AtomicU64; 2],
+    /// Bytes evicted so far: where the hand is.
+    evicted_bytes: AtomicU64,
 }
 
 impl Ghosts {
     /// A table for so much memory.
     pub(super) fn new(memory_bytes: usize) -> Ghosts {
-        let sets = (memory_bytes / MEMORY_SHARE / (SET * size_of::<u16>())).max(1);
+        let sets = (memory_bytes / SET_SPAN).max(1);
         // Zeroed by the system when first touched, which a loop over atomics would do at once.
         let zeroed = Box::into_raw(vec![0u16; sets * SET].into_boxed_slice());
         // SAFETY: the pointer comes from a box of the same layout: an atomic has its integer's size,
         // alignment and valid values.
         let slots = unsafe { Box::from_raw(zeroed as *mut [AtomicU16]) };
-        Ghosts { slots, memory_bytes: memory_bytes.max(STAMPS as usize) as u64, ..Ghosts::default() }
+        let stamp_span = (memory_bytes as u64 / u64::from(STAMPS)).max(1);
+        let stamp_left = [const { AtomicU64::new(0) }; 2];
+        stamp_left.iter().for_each(|left| left.store(stamp_span, Ordering::Relaxed));
+        Ghosts { slots, stamp_span, stamp_left, ..Ghosts::default() }
     }
 
     /// What the table takes.
@@ -62,33 +73,37 @@ impl Ghosts {
     }
 
     /// The set of a hash, and its tag.
-    fn find(&self, hash: u64) -> Option<(&[AtomicU16], u16)> {
+    fn find(&self, hash: u64) -> Option<(&[AtomicU16; SET], u16)> {
         let mixed = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let set = (((mixed >> 32) * self.sets()) >> 32) as usize;
         let tag = (mixed >> 21) as u16 & TAG_MASK;
-        Some((self.slots.get(set * SET..(set + 1) * SET)?, tag.max(1)))
+        let (sets, _) = self.slots.as_chunks::<SET>();
+        Some((sets.get(set)?, tag.max(1)))
     }
 
-    fn stamp(&self, queue: usize) -> u16 {
-        let bytes = self.evicted_bytes[queue].load(Ordering::Relaxed);
-        (bytes / (self.memory_bytes / STAMPS)) as u16 & STAMP_MASK
+    fn stamps(&self) -> [u16; 2] {
+        [self.stamps[0].load(Ordering::Relaxed), self.stamps[1].load(Ordering::Relaxed)]
     }
 
-    /// Stamps since the ghost was made; 16 for an empty slot.
+    /// Stamps since the ghost was made; [`EMPTY`] if there is none.
+    #[inline]
     fn age(ghost: u16, stamps: [u16; 2]) -> u16 {
-        if ghost & TAG_MASK == 0 {
-            return STAMP_MASK + 1;
-        }
-        stamps[usize::from(ghost >> QUEUE_BIT)].wrapping_sub(ghost >> TAG_BITS) & STAMP_MASK
+        // Without branches or lookups: it is asked of a whole set.
+        let is_second = (ghost >> QUEUE_BIT).wrapping_neg();
+        let stamp = stamps[0] ^ (stamps[0] ^ stamps[1]) & is_second;
+        let age = stamp.wrapping_sub(ghost >> TAG_BITS) & STAMP_MASK;
+        if ghost & TAG_MASK == 0 { EMPTY } else { age }
     }
 
     /// Forgets the ghost of a hash; tells the queue that it was evicted from, if there is one.
     pub(super) fn take(&self, hash: u64) -> Option<QueueId> {
+        if self.evicted_bytes.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
         let (set, tag) = self.find(hash)?;
         let slot = set.iter().find(|slot| slot.load(Ordering::Relaxed) & TAG_MASK == tag)?;
         let ghost = slot.swap(0, Ordering::Relaxed);
-        let stamps = [self.stamp(0), self.stamp(1)];
-        let is_young = ghost & TAG_MASK == tag && u64::from(Self::age(ghost, stamps)) < STAMPS;
+        let is_young = ghost & TAG_MASK == tag && Self::age(ghost, self.stamps()) < STAMPS;
         is_young.then_some(QueueId((ghost >> QUEUE_BIT) as u8))
     }
 
@@ -96,31 +111,36 @@ impl Ghosts {
     pub(super) fn add(&self, hash: u64, queue: QueueId, bytes: u64) {
         let queue = usize::from(queue.0 & 1);
         let Some((set, tag)) = self.find(hash) else { return };
-        let before = self.evicted_bytes[0]
-            .load(Ordering::Relaxed)
-            .wrapping_add(self.evicted_bytes[1].load(Ordering::Relaxed));
-        self.evicted_bytes[queue].fetch_add(bytes, Ordering::Relaxed);
-        let stamps = [self.stamp(0), self.stamp(1)];
-        self.sweep(before % self.memory_bytes, bytes, stamps);
-        let worth = |slot: &&AtomicU16| {
+        self.pass_time(queue, bytes);
+        let stamps = self.stamps();
+        // The same name, an empty slot or the oldest ghost: age and place in one number.
+        let mut best = 0;
+        for (at, slot) in set.iter().enumerate() {
             let ghost = slot.load(Ordering::Relaxed);
-            if ghost & TAG_MASK == tag { u16::MAX } else { Self::age(ghost, stamps) }
-        };
-        if let Some(slot) = set.iter().max_by_key(worth) {
-            let ghost = (queue as u16) << QUEUE_BIT | stamps[queue] << TAG_BITS | tag;
-            slot.store(ghost, Ordering::Relaxed);
+            let age = if ghost & TAG_MASK == tag { EMPTY + 1 } else { Self::age(ghost, stamps) };
+            best = best.max(usize::from(age) << 4 | at);
         }
+        let ghost = (queue as u16) << QUEUE_BIT | stamps[queue] << TAG_BITS | tag;
+        set[best % SET].store(ghost, Ordering::Relaxed);
     }
 
-    /// Moves the hand on in step with the bytes evicted, and removes what is too old.
-    fn sweep(&self, at_bytes: u64, bytes: u64, stamps: [u16; 2]) {
-        let set_at =
-            |bytes: u64| (u128::from(bytes) * u128::from(self.sets()) / u128::from(self.memory_bytes)) as u64;
-        let (from, to) = (set_at(at_bytes), set_at(at_bytes.saturating_add(bytes)));
+    /// Moves the queue's stamp and the hand on by so many bytes evicted; the hand removes what is too old.
+    fn pass_time(&self, queue: usize, bytes: u64) {
+        let left = self.stamp_left[queue].load(Ordering::Relaxed);
+        let passed = if bytes < left { 0 } else { (bytes - left) / self.stamp_span + 1 };
+        self.stamp_left[queue].store(left + passed * self.stamp_span - bytes, Ordering::Relaxed);
+        if passed > 0 {
+            let stamp = self.stamps[queue].load(Ordering::Relaxed).wrapping_add(passed as u16);
+            self.stamps[queue].store(stamp & STAMP_MASK, Ordering::Relaxed);
+        }
+        let before = self.evicted_bytes.load(Ordering::Relaxed);
+        let after = before.wrapping_add(bytes);
+        self.evicted_bytes.store(after, Ordering::Relaxed);
+        let (from, to) = (before / SET_SPAN as u64, after / SET_SPAN as u64);
         for set in from..to.min(from + SWEEP_MAX) {
-            let set = (set % self.sets()) as usize;
-            for slot in &self.slots[set * SET..(set + 1) * SET] {
-                if u64::from(Self::age(slot.load(Ordering::Relaxed), stamps)) >= STAMPS {
+            let at = (set % self.sets()) as usize * SET;
+            for slot in &self.slots[at..at + SET] {
+                if Self::age(slot.load(Ordering::Relaxed), self.stamps()) >= STAMPS {
                     slot.store(0, Ordering::Relaxed);
                 }
             }

@@ -68,6 +68,93 @@ fn used_items_stay() {
 }
 
 #[test]
+fn a_scan_does_not_cost_what_is_used_its_place() {
+    let (kv, _) = store(4 << 20, 1 << 20);
+    let asked = |kv: &Kv| {
+        let before = kv.stats().items_stored;
+        for n in 0..15_000u32 {
+            let key = [&[1][..], &n.to_le_bytes()].concat();
+            if kv.get(&key).is_none() {
+                kv.set(&key, &[1; 100]).unwrap();
+            }
+        }
+        kv.stats().items_stored - before
+    };
+    // Used often enough to be told from newcomers, then not at all while twice the memory goes by.
+    for _ in 0..6 {
+        asked(&kv);
+    }
+    assert_eq!(asked(&kv), 0, "it fits");
+    fill(&kv, 2, 60_000, 100);
+    let lost = asked(&kv);
+    println!("{lost} of 15000 used items were lost to a scan");
+    assert!(lost < 5_000);
+    kv.validate();
+}
+
+/// Every item is asked for once more, when so many others have been stored.
+fn misses_of_second_uses(policy: &str, distance: u32) -> u32 {
+    let policy = policy::by_name(policy).unwrap();
+    let (kv, _) = store_with(KvConfig { arena_bytes: 4 << 20, policy, ..KvConfig::default() });
+    let mut misses = 0;
+    for n in 0..200_000u32 {
+        kv.set(&n.to_le_bytes(), &[1; 100]).unwrap();
+        if let Some(first) = n.checked_sub(distance).map(u32::to_le_bytes)
+            && kv.get(&first).is_none()
+        {
+            kv.set(&first, &[1; 100]).unwrap();
+            misses += 1;
+        }
+    }
+    kv.validate();
+    misses
+}
+
+#[test]
+fn the_balance_keeps_what_lru_would_keep() {
+    // Twice that many other items lie between two uses: most of the memory, far beyond a fifth.
+    let [balanced, fixed, lru] = ["balanced", "s3fifo", "lru"].map(|name| misses_of_second_uses(name, 9_000));
+    println!("misses of 200000: balanced {balanced}, fixed {fixed}, lru {lru}");
+    assert!(fixed > 150_000 && lru < 20_000);
+    // It has to learn first.
+    assert!(balanced < 60_000);
+}
+
+#[test]
+fn what_a_policy_remembers_is_part_of_the_memory() {
+    for (name, share) in [("lru", 0), ("balanced", 64)] {
+        let policy = policy::by_name(name).unwrap();
+        let (kv, _) = store_with(KvConfig { arena_bytes: 32 << 20, policy, ..KvConfig::default() });
+        let limits = kv.limits();
+        assert!(limits.arena_bytes + limits.policy_bytes <= 32 << 20);
+        assert_eq!(limits.policy_bytes, (32usize << 20).checked_div(share).unwrap_or(0));
+        assert_eq!(kv.stats().arena_bytes, limits.arena_bytes);
+    }
+    // Without evictions there is nothing to remember.
+    let (kv, _) = store_with(KvConfig { evict: false, ..KvConfig::default() });
+    assert_eq!(kv.limits().policy_bytes, 0);
+}
+
+#[test]
+fn every_policy_takes_new_items_and_bounds_its_work() {
+    for name in policy::NAMES {
+        let policy = policy::by_name(name).unwrap();
+        let (kv, _) = store_with(KvConfig { arena_bytes: 4 << 20, policy, ..KvConfig::default() });
+        let before = kv.stats().regions_reclaimed;
+        for n in 0..100_000u32 {
+            kv.set(&n.to_le_bytes(), &[1; 100]).unwrap();
+            kv.get(&(n - n % 7).to_le_bytes());
+            kv.get(&(n / 2).to_le_bytes());
+        }
+        let stored = 100_000 * 130;
+        let walked = (kv.stats().regions_reclaimed - before) * (64 << 10);
+        println!("{name}: {walked} bytes were walked for {stored} stored");
+        assert!(walked < stored * 4, "{name}: a byte freed costs three copied at most");
+        kv.validate();
+    }
+}
+
+#[test]
 fn expired_items_go_before_live_ones() {
     let (kv, clock) = store(8 << 20, 1 << 20);
     fill(&kv, 1, 20_000, 100);
