@@ -14,7 +14,8 @@ use cached_core::kv::{ItemView, PinnedValue};
 use std::io::{self, IoSlice};
 use std::task::{Poll, ready};
 
-/// Values from this size on are sent from the arena, smaller ones copied.
+/// Values from this size on are sent from the arena, smaller ones copied: at 4 KiB a pin and a gathering write cost 1 to 3 %
+/// more CPU time than the copy (`compare --only "4 KiB"`).
 pub(crate) const PIN_BYTES_MIN: usize = 8 << 10;
 
 /// Bytes after which the buffer is sent before more is executed.
