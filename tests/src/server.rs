@@ -88,8 +88,21 @@ impl Start {
     /// # Panics
     /// When it goes on running.
     pub fn run_to_exit(self) -> (ExitStatus, String) {
+        let args = as_root_args();
+        self.run_with(args)
+    }
+
+    /// The same, without a word about the user.
+    ///
+    /// # Panics
+    /// When it goes on running.
+    pub fn run_to_exit_as_given(self) -> (ExitStatus, String) {
+        self.run_with(&[])
+    }
+
+    fn run_with(self, more: &[&str]) -> (ExitStatus, String) {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        let mut child = self.command(&dir).args(as_root_args()).spawn().expect("the server starts");
+        let mut child = self.command(&dir).args(more).spawn().expect("the server starts");
         let status = wait_for_exit(&mut child);
         if status.is_none() {
             let _ = child.kill();

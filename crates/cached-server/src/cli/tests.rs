@@ -75,7 +75,7 @@ fn flags_may_be_joined_to_their_values() {
 
 #[test]
 fn the_last_of_two_counts_and_long_names_may_be_short() {
-    let settings = settings(&["-m", "64", "--memory=128", "--thr", "2", "--verbose", "-MM"]);
+    let settings = settings(&["-m", "64", "--memory-l=128", "--thr", "2", "--verbose", "-MM"]);
     assert_eq!((settings.memory_bytes, settings.threads, settings.verbosity), (128 << 20, 2, 1));
 }
 

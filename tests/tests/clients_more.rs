@@ -1,0 +1,237 @@
+//! Clients of other languages do what applications do with a cache: the programs in `clients/`.
+//!
+//! Their packages are fetched by each language's own tool, once, into a copy below the target directory. What is missing on
+//! this machine, a runtime or the way to a registry, is a loud skip.
+
+use cached_tests::outside;
+use cached_tests::server::Server;
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const INSTALL_DEADLINE: Duration = Duration::from_secs(400);
+const CLIENT_DEADLINE: Duration = Duration::from_secs(120);
+
+/// libmemcached, by way of Python, in both protocols.
+#[test]
+fn pylibmc() {
+    play("pylibmc", || {
+        let python = outside::find_program("python3").ok_or("there is no python3")?;
+        let environment = workshop("pylibmc");
+        let interpreter = environment.join("bin/python");
+        once(&environment, b"pylibmc==1.6.3", || {
+            install(Command::new(&python).args(["-m", "venv", "--clear"]).arg(&environment))?;
+            let pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "pylibmc==1.6.3"];
+            install(Command::new(&interpreter).args(pip))
+        })?;
+        let mut command = Command::new(interpreter);
+        command.arg(clients().join("everyday_pylibmc.py"));
+        Ok((command, Form::HostPort))
+    });
+}
+
+/// Node, binary protocol.
+#[test]
+fn memjs() {
+    play("memjs", || {
+        let (npm, node) = (program("npm")?, program("node")?);
+        let folder = copied("node", &["package.json", "package-lock.json", "everyday.js"])?;
+        once(&folder, &read("node/package-lock.json"), || {
+            install(Command::new(npm).args(["ci", "--no-audit", "--no-fund"]).current_dir(&folder))
+        })?;
+        let mut command = Command::new(node);
+        command.arg("everyday.js").current_dir(folder);
+        Ok((command, Form::Joined))
+    });
+}
+
+/// Go, text protocol.
+#[test]
+fn gomemcache() {
+    play("gomemcache", || {
+        let go = program("go")?;
+        let folder = copied("go", &["go.mod", "go.sum", "everyday.go"])?;
+        let mut sources = read("go/go.sum");
+        sources.extend(read("go/everyday.go"));
+        once(&folder, &sources, || {
+            install(Command::new(go).args(["build", "-o", "everyday", "."]).current_dir(&folder))
+        })?;
+        Ok((Command::new(folder.join("everyday")), Form::Joined))
+    });
+}
+
+/// Java: spymemcached in the binary protocol, xmemcached in text.
+#[test]
+fn spymemcached_and_xmemcached() {
+    play("spymemcached_and_xmemcached", || {
+        let (maven, java) = (program("mvn")?, program("java")?);
+        let folder = copied("java", &["pom.xml", "src/main/java/Everyday.java"])?;
+        let mut sources = read("java/pom.xml");
+        sources.extend(read("java/src/main/java/Everyday.java"));
+        once(&folder, &sources, || {
+            let goals =
+                ["-q", "-B", "compile", "dependency:build-classpath", "-Dmdep.outputFile=classpath.txt"];
+            install(Command::new(maven).args(goals).current_dir(&folder))
+        })?;
+        let libraries =
+            std::fs::read_to_string(folder.join("classpath.txt")).map_err(|err| err.to_string())?;
+        let mut command = Command::new(java);
+        command.arg("-cp").arg(format!("target/classes:{}", libraries.trim())).arg("Everyday");
+        command.current_dir(folder);
+        Ok((command, Form::HostPort))
+    });
+}
+
+/// Ruby: dalli, in the binary protocol, and in meta where it is new enough.
+#[test]
+fn dalli() {
+    play("dalli", || {
+        let ruby = program("ruby")?;
+        let known = Command::new(&ruby).args(["-rdalli", "-e", "exit"]).output();
+        if !known.is_ok_and(|output| output.status.success()) {
+            return Err("dalli is not installed for ruby".to_owned());
+        }
+        let mut command = Command::new(ruby);
+        command.arg(clients().join("everyday_dalli.rb"));
+        Ok((command, Form::HostPort))
+    });
+}
+
+/// The exporter for Prometheus reads our statistics, and what it makes of them can be read.
+#[test]
+fn memcached_exporter() {
+    const PACKAGE: &str = "github.com/prometheus/memcached_exporter/cmd/memcached_exporter";
+    let test = "memcached_exporter";
+    let built = program("go").and_then(|go| {
+        let folder = copied("exporter", &["go.mod", "go.sum"])?;
+        once(&folder, &read("exporter/go.sum"), || {
+            install(Command::new(go).args(["build", "-o", "exporter", PACKAGE]).current_dir(&folder))
+        })?;
+        Ok(folder.join("exporter"))
+    });
+    let exporter = match built {
+        Ok(exporter) => exporter,
+        Err(why) => return outside::skip(test, &why),
+    };
+    let server = Server::start("");
+    let mut conn = server.connect();
+    conn.ask(b"set a 0 0 1\r\nx\r\nget a\r\n", b"STORED\r\nVALUE a 0 1\r\nx\r\nEND\r\n");
+    let port =
+        TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
+    let mut command = Command::new(exporter);
+    command.arg(format!("--memcached.address=127.0.0.1:{}", server.port()));
+    command.arg(format!("--web.listen-address=127.0.0.1:{port}"));
+    let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    let mut child = child.expect("the exporter starts");
+    let page = metrics(port);
+    let _ = child.kill();
+    let _ = child.wait();
+    let page = page.expect("the exporter answers");
+    let metrics: BTreeMap<&str, f64> = page
+        .lines()
+        .filter(|line| line.starts_with("memcached_"))
+        .map(|line| {
+            let (name, value) = line.rsplit_once(' ').expect("a name and a value");
+            (name, value.parse().unwrap_or_else(|_| panic!("no number: {line}")))
+        })
+        .collect();
+    let number = |name: &str| *metrics.get(name).unwrap_or_else(|| panic!("no {name} in\n{page}"));
+    assert_eq!(number("memcached_up"), 1.0);
+    assert_eq!(number("memcached_current_items"), 1.0);
+    assert_eq!(number("memcached_limit_bytes"), 67_108_864.0);
+    assert_eq!(number("memcached_max_connections"), 1024.0);
+    assert_eq!(number("memcached_commands_total{command=\"get\",status=\"hit\"}"), 1.0);
+    assert_eq!(number("memcached_slab_current_items{slab=\"1\"}"), 1.0);
+    assert_eq!(number("memcached_slab_chunk_size_bytes{slab=\"1\"}"), 96.0);
+    assert!(page.contains("memcached_version{version=\"1.6.45\"} 1"), "{page}");
+    println!("memcached_exporter: {} metrics, memcached_up 1", metrics.len());
+}
+
+/// The page of metrics, once somebody serves it.
+fn metrics(port: u16) -> Option<String> {
+    let deadline = Instant::now() + CLIENT_DEADLINE;
+    while Instant::now() < deadline {
+        if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", port)) {
+            stream.set_read_timeout(Some(CLIENT_DEADLINE)).ok()?;
+            stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").ok()?;
+            let mut page = String::new();
+            stream.read_to_string(&mut page).ok()?;
+            return Some(page);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    None
+}
+
+/// How a client is told where the server is.
+enum Form {
+    HostPort,
+    Joined,
+}
+
+/// Runs a client, once it is there, against a fresh server.
+fn play(test: &str, prepare: impl FnOnce() -> Result<(Command, Form), String>) {
+    let (mut command, form) = match prepare() {
+        Ok(prepared) => prepared,
+        Err(why) => return outside::skip(test, &why),
+    };
+    let mut server = Server::start("");
+    let port = server.port();
+    match form {
+        Form::HostPort => command.args(["127.0.0.1", &port.to_string()]),
+        Form::Joined => command.arg(format!("127.0.0.1:{port}")),
+    };
+    let output = outside::run(&mut command, CLIENT_DEADLINE);
+    assert!(output.status.success(), "{test}:\n{}", outside::text(&output));
+    print!("{}", outside::text(&output));
+    server.assert_serves(test);
+}
+
+fn clients() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("clients")
+}
+
+fn workshop(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-client"))
+}
+
+fn program(name: &str) -> Result<PathBuf, String> {
+    outside::find_program(name).ok_or_else(|| format!("there is no {name}"))
+}
+
+fn read(file: &str) -> Vec<u8> {
+    std::fs::read(clients().join(file)).unwrap_or_else(|err| panic!("{file}: {err}"))
+}
+
+/// A copy of a client's sources, where its language's tool may leave what it fetches.
+fn copied(name: &str, files: &[&str]) -> Result<PathBuf, String> {
+    let folder = workshop(name);
+    for file in files {
+        let to = folder.join(file);
+        std::fs::create_dir_all(to.parent().unwrap_or(&folder)).map_err(|err| err.to_string())?;
+        std::fs::copy(clients().join(name).join(file), to).map_err(|err| format!("{file}: {err}"))?;
+    }
+    Ok(folder)
+}
+
+/// Does what has not been done for these sources yet; what was broken off is done again.
+fn once(folder: &Path, sources: &[u8], work: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+    let done = folder.join("installed.txt");
+    if std::fs::read(&done).is_ok_and(|found| found == sources) {
+        return Ok(());
+    }
+    work()?;
+    std::fs::write(&done, sources).map_err(|err| err.to_string())
+}
+
+fn install(command: &mut Command) -> Result<(), String> {
+    let output = outside::run(command, INSTALL_DEADLINE);
+    let text = outside::text(&output);
+    // The last lines say why.
+    let lines: Vec<&str> = text.trim().lines().collect();
+    let end = lines[lines.len().saturating_sub(5)..].join("\n");
+    if output.status.success() { Ok(()) } else { Err(format!("cannot be installed: {end}")) }
+}

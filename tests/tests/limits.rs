@@ -1,0 +1,171 @@
+//! Connections: idle ones, too many of them, and what they cost.
+
+use cached_tests::conn::Conn;
+use cached_tests::program::Flavour;
+use cached_tests::server::{Server, Start};
+use std::time::{Duration, Instant};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// `idle_timeout`: an idle TCP connection is closed and counted, a watcher is not. The clock is moved, not waited for.
+#[test]
+fn idle_connections_are_closed() {
+    let mut server = Server::start("-o idle_timeout=60 --debug-clock");
+    if server.flavour == Flavour::Memcached {
+        return;
+    }
+    let mut idle = server.connect();
+    idle.ask(b"mn\r\n", b"MN\r\n");
+    let mut watcher = server.connect();
+    watcher.ask(b"watch connevents\r\n", b"OK\r\n");
+    let mut mover = server.connect();
+    mover.ask(b"debugtime 50\r\n", b"OK\r\n");
+    idle.ask(b"mn\r\n", b"MN\r\n");
+    mover.ask(b"debugtime 100\r\n", b"OK\r\n");
+    idle.expect_closed("being idle");
+    assert!(server.stat("idle_kicks") >= 1);
+    let line = String::from_utf8_lossy(&watcher.read_line()).into_owned();
+    assert!(line.contains("type=conn_close") || line.contains("type=conn_new"), "{line}");
+    server.assert_serves("closing idle connections");
+}
+
+#[test]
+fn without_the_flag_the_clock_cannot_be_moved() {
+    let server = Server::start("");
+    server.connect().ask(b"debugtime 5\r\n", b"ERROR\r\n");
+}
+
+#[test]
+fn items_expire_when_the_clock_is_moved() {
+    let server = Server::start("--debug-clock");
+    if server.flavour == Flavour::Cached {
+        let mut conn = server.connect();
+        conn.ask(b"set a 0 100 1\r\nx\r\n", b"STORED\r\n");
+        conn.ask(b"debugtime 99\r\nmg a\r\n", b"OK\r\nHD\r\n");
+        conn.ask(b"debugtime p\r\ndebugtime r\r\ndebugtime 2\r\nmg a\r\n", b"OK\r\nOK\r\nOK\r\nEN\r\n");
+    }
+}
+
+/// A full table: new clients are told and turned away at once, those inside go on, and a free seat is taken again.
+#[test]
+fn a_full_connection_table() {
+    let server = Server::start("-c 64");
+    if server.flavour == Flavour::Memcached {
+        return;
+    }
+    let mut inside: Vec<Conn> = (0..64)
+        .map(|_| {
+            let mut conn = server.connect();
+            conn.ask(b"mn\r\n", b"MN\r\n");
+            conn
+        })
+        .collect();
+    let mut outside = server.connect();
+    outside.expect(b"ERROR Too many open connections\r\n", "a full table");
+    outside.expect_closed("being turned away");
+    inside[0].ask(b"set a 0 0 1\r\nx\r\n", b"STORED\r\n");
+    inside.pop();
+    let deadline = Instant::now() + DEADLINE;
+    let mut rejected = 0;
+    while rejected == 0 {
+        let mut conn = server.connect();
+        conn.send(b"get a\r\n");
+        if conn.read_line() == b"VALUE a 0 1" {
+            rejected = server_stat(&mut inside[0], "rejected_connections");
+        }
+        assert!(Instant::now() < deadline, "no seat becomes free");
+    }
+    println!("a full table of 64: {rejected} turned away, the others served");
+}
+
+/// `no_maxconns_fast`: new clients wait until somebody leaves.
+#[test]
+fn a_full_table_that_lets_clients_wait() {
+    let server = Server::start("-c 4 -o no_maxconns_fast");
+    if server.flavour == Flavour::Memcached {
+        return;
+    }
+    let mut inside: Vec<Conn> = (0..4)
+        .map(|_| {
+            let mut conn = server.connect();
+            conn.ask(b"mn\r\n", b"MN\r\n");
+            conn
+        })
+        .collect();
+    let mut waiting = server.connect();
+    waiting.send(b"mn\r\n");
+    let deadline = Instant::now() + DEADLINE;
+    while server_stat(&mut inside[0], "listen_disabled_num") == 0 {
+        assert!(Instant::now() < deadline, "accepting does not pause");
+    }
+    assert_eq!(server_stat(&mut inside[0], "accepting_conns"), 0);
+    inside.pop();
+    waiting.expect(b"MN\r\n", "somebody has left");
+    assert_eq!(server_stat(&mut inside[0], "rejected_connections"), 0);
+}
+
+/// Ten thousand clients that say nothing: what each takes, and that others are served at once.
+#[test]
+fn ten_thousand_idle_connections() {
+    const WANTED: usize = 10_000;
+    let count = descriptors().saturating_sub(200).min(WANTED);
+    if count < WANTED {
+        cached_tests::outside::skip(
+            "ten_thousand_idle_connections",
+            &format!("only {count} descriptors are to be had"),
+        );
+        return;
+    }
+    let mut server = Start::new().unix().args("-c 11000").start();
+    server.assert_serves("its start");
+    let before_kib = server.rss_kib();
+    let start = Instant::now();
+    let mut idle: Vec<Conn> = (0..count).map(|_| server.connect()).collect();
+    let accepted = start.elapsed();
+    // Each has been seen: every hundredth has asked something, and goes on waiting.
+    idle.iter_mut().step_by(100).for_each(|conn| conn.ask(b"mn\r\n", b"MN\r\n"));
+    let mut conn = server.connect();
+    let deadline = Instant::now() + DEADLINE;
+    while server_stat(&mut conn, "curr_connections") < count as u64 {
+        assert!(Instant::now() < deadline, "not all are accepted");
+    }
+    let start = Instant::now();
+    for _ in 0..1000 {
+        conn.ask(b"get none\r\n", b"END\r\n");
+    }
+    let request_micros = start.elapsed().as_micros() / 1000;
+    let taken_kib = server.rss_kib().saturating_sub(before_kib);
+    println!(
+        "{count} idle connections: {taken_kib} KiB resident more, {} bytes each; accepted in {accepted:?}; \
+         a request beside them takes {request_micros} us",
+        taken_kib * 1024 / count as u64
+    );
+    assert!(taken_kib < 30 << 10, "{taken_kib} KiB for {count} idle connections");
+    server.assert_serves("ten thousand idle connections");
+}
+
+/// How many descriptors this process may have, raised as far as it goes.
+fn descriptors() -> usize {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls are given a live struct of ours.
+    unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+        limit.rlim_cur = limit.rlim_max;
+        libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+    }
+    usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
+}
+
+fn server_stat(conn: &mut Conn, name: &str) -> u64 {
+    conn.send(b"stats\r\n");
+    let mut value = None;
+    loop {
+        let line = String::from_utf8_lossy(&conn.read_line()).into_owned();
+        if line == "END" {
+            return value.unwrap_or_else(|| panic!("no {name}"));
+        }
+        if let Some(found) = line.strip_prefix(&format!("STAT {name} ")) {
+            value = found.parse().ok();
+        }
+    }
+}
