@@ -129,6 +129,14 @@ struct PinnedPiece {
     bytes: usize,
 }
 
+impl PinnedPiece {
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: the piece's region is pinned for as long as the value that owns it lives, and what
+        // lies in a pinned region is not written (see `ItemPtr`).
+        unsafe { std::slice::from_raw_parts(self.data, self.bytes) }
+    }
+}
+
 enum Pieces {
     One(PinnedPiece),
     Many(Box<[PinnedPiece]>),
@@ -156,15 +164,12 @@ impl PinnedValue {
 
     /// The value's bytes in order.
     pub fn chunks(&self) -> impl ExactSizeIterator<Item = &[u8]> {
-        self.pieces().iter().map(|piece| {
-            // SAFETY: pinned, and pinned values are not written (see `ItemPtr`).
-            unsafe { std::slice::from_raw_parts(piece.data, piece.bytes) }
-        })
+        self.pieces().iter().map(PinnedPiece::bytes)
     }
 
     /// The chunk at `index`, if there are so many.
     pub fn chunk(&self, index: usize) -> Option<&[u8]> {
-        self.chunks().nth(index)
+        self.pieces().get(index).map(PinnedPiece::bytes)
     }
 
     /// Bytes in all.
