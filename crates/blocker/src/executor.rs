@@ -31,16 +31,18 @@ pub fn thread_waker() -> Waker {
 }
 
 /// Runs `future` on this thread until it completes. Takes a [`crate::Reply`] as well.
+#[inline]
 pub fn block_on<F: IntoFuture>(future: F) -> F::Output {
     let mut future = pin!(future.into_future());
-    let waker = thread_waker();
-    let mut cx = Context::from_waker(&waker);
-    loop {
-        match future.as_mut().poll(&mut cx) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => std::thread::park(),
+    WAKER.with(|waker| {
+        let mut cx = Context::from_waker(waker);
+        loop {
+            match future.as_mut().poll(&mut cx) {
+                Poll::Ready(output) => return output,
+                Poll::Pending => std::thread::park(),
+            }
         }
-    }
+    })
 }
 
 /// Like [`block_on`], but gives up, dropping the future, after `patience`.

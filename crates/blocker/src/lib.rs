@@ -30,6 +30,7 @@
 
 pub mod admission;
 mod blocker;
+mod buffer;
 pub mod capabilities;
 pub mod clock;
 pub mod conformance;

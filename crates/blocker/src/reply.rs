@@ -65,6 +65,7 @@ impl<T> From<Result<T>> for Reply<T> {
 impl<T: Unpin> IntoFuture for Reply<T> {
     type Output = Result<T>;
     type IntoFuture = ReplyFuture<T>;
+    #[inline]
     fn into_future(self) -> ReplyFuture<T> {
         ReplyFuture(Some(self))
     }
@@ -76,6 +77,7 @@ pub struct ReplyFuture<T>(Option<Reply<T>>);
 impl<T: Unpin> Future for ReplyFuture<T> {
     type Output = Result<T>;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if let Some(Reply::Pending(future)) = &mut self.0 {
             let answer = std::task::ready!(future.as_mut().poll(cx));

@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::buffer::Buffer;
+
 /// The longest single segment of zeros, in bytes.
 const ZEROS_BYTES: usize = 64 * 1024;
 static ZEROS: [u8; ZEROS_BYTES] = [0; ZEROS_BYTES];
@@ -37,6 +39,7 @@ pub struct Segment(Repr);
 #[derive(Clone)]
 enum Repr {
     Bytes(Bytes),
+    Buffer(Buffer),
     Zeros(usize),
     Pinned(Pinned),
 }
@@ -81,6 +84,7 @@ impl Segment {
     pub fn as_slice(&self) -> &[u8] {
         match &self.0 {
             Repr::Bytes(bytes) => bytes,
+            Repr::Buffer(buffer) => buffer.as_slice(),
             Repr::Zeros(len) => &ZEROS[..*len],
             Repr::Pinned(pin) => &pin.owner.bytes(pin.token)[pin.start as usize..pin.end as usize],
         }
@@ -91,6 +95,7 @@ impl Segment {
     pub fn len_bytes(&self) -> usize {
         match &self.0 {
             Repr::Bytes(bytes) => bytes.len(),
+            Repr::Buffer(buffer) => buffer.len_bytes(),
             Repr::Zeros(len) => *len,
             Repr::Pinned(pin) => (pin.end - pin.start) as usize,
         }
@@ -111,6 +116,7 @@ impl Segment {
         assert!(range.start <= range.end && range.end <= self.len_bytes(), "outside the segment");
         Self(match &self.0 {
             Repr::Bytes(bytes) => Repr::Bytes(bytes.slice(range)),
+            Repr::Buffer(buffer) => Repr::Buffer(buffer.slice(range)),
             Repr::Zeros(_) => Repr::Zeros(range.len()),
             Repr::Pinned(pin) => {
                 let mut part = pin.clone();
@@ -126,6 +132,13 @@ impl Segment {
 impl From<Bytes> for Segment {
     fn from(bytes: Bytes) -> Self {
         Self(Repr::Bytes(bytes))
+    }
+}
+
+impl From<Buffer> for Segment {
+    #[inline]
+    fn from(buffer: Buffer) -> Self {
+        Self(Repr::Buffer(buffer))
     }
 }
 
@@ -243,6 +256,7 @@ impl Segments {
     pub fn to_bytes(&self) -> Bytes {
         match &self.0 {
             List::One(Segment(Repr::Bytes(bytes))) => bytes.clone(),
+            List::One(Segment(Repr::Buffer(buffer))) => Bytes::from_owner(buffer.clone()),
             _ => self.to_vec().into(),
         }
     }
@@ -283,10 +297,9 @@ impl<'a> IntoIterator for &'a Segments {
 }
 
 impl From<Segment> for Segments {
+    #[inline]
     fn from(segment: Segment) -> Self {
-        let mut one = Self::new();
-        one.push(segment);
-        one
+        Self(if segment.len_bytes() == 0 { List::Empty } else { List::One(segment) })
     }
 }
 

@@ -9,9 +9,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use bytes::Bytes;
-
-use crate::segment::Segments;
+use crate::segment::{Segment, Segments};
 
 /// How to open a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,7 +45,7 @@ pub(super) trait DiskFile: Send + Sync {
     /// Up to `len` bytes; fewer only at the end of the file.
     fn read_at(&self, offset: u64, len: usize) -> io::Result<Vec<u8>>;
     /// As `read_at`, if that is possible without waiting for the disk.
-    fn read_at_once(&self, offset: u64, len: usize) -> Option<Bytes>;
+    fn read_at_once(&self, offset: u64, len: usize) -> Option<Segment>;
     fn write_at(&self, offset: u64, data: &Segments) -> Result<(), WriteFailed>;
     fn set_len(&self, len: u64) -> io::Result<()>;
     /// Zeroes a range within the file, giving the space back where the file system can.

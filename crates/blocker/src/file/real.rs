@@ -1,6 +1,5 @@
 //! The operating system's disk.
 
-use std::cell::RefCell;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -15,6 +14,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::disk::{Disk, DiskFile, Open, WriteFailed, copy_by_hand, zero_by_hand};
+use crate::buffer::{BUFFER_BYTES, Buffer};
 use crate::segment::{Segment, Segments};
 
 /// What O_DIRECT wants offset, length and memory to be a multiple of, on any common disk.
@@ -29,48 +29,6 @@ pub(super) struct RealDisk {
 impl RealDisk {
     pub(super) fn new(direct: bool) -> Self {
         Self { direct }
-    }
-}
-
-/// The size of a buffer that is worth keeping.
-const RECYCLED_BYTES: usize = 4096;
-/// How many a thread keeps.
-const RECYCLED_COUNT_MAX: usize = 64;
-
-thread_local! {
-    /// Buffers for small reads, used again: their first zeroing is their last.
-    static BUFFERS: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
-}
-
-/// A buffer that is kept when the last who reads it has gone, by the thread on which that happens.
-struct Recycled(Vec<u8>);
-
-impl Recycled {
-    fn take(len: usize) -> Self {
-        let pop = |buffers: &RefCell<Vec<Vec<u8>>>| buffers.borrow_mut().pop();
-        let kept = if len <= RECYCLED_BYTES { BUFFERS.try_with(pop).ok().flatten() } else { None };
-        Self(kept.unwrap_or_else(|| vec![0; len.max(RECYCLED_BYTES)]))
-    }
-}
-
-impl AsRef<[u8]> for Recycled {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl Drop for Recycled {
-    fn drop(&mut self) {
-        if self.0.len() == RECYCLED_BYTES {
-            let buffer = std::mem::take(&mut self.0);
-            // A thread that is ending has no place for it.
-            let _ = BUFFERS.try_with(|buffers| {
-                let mut buffers = buffers.borrow_mut();
-                if buffers.len() < RECYCLED_COUNT_MAX {
-                    buffers.push(buffer);
-                }
-            });
-        }
     }
 }
 
@@ -193,25 +151,27 @@ impl DiskFile for RealFile {
         Ok(buffer)
     }
 
-    fn read_at_once(&self, offset: u64, len: usize) -> Option<Bytes> {
+    fn read_at_once(&self, offset: u64, len: usize) -> Option<Segment> {
         if self.never_at_once.load(Ordering::Relaxed) {
             return None;
         }
-        let mut buffer = Recycled::take(len);
-        let mut slices = [IoSliceMut::new(&mut buffer.0[..len])];
-        match rustix::io::preadv2(&self.buffered, &mut slices, offset, ReadWriteFlags::NOWAIT) {
-            // Fewer bytes: the rest is on disk, or past the end. Let the slow way find out.
-            Ok(read) if read == len => {
-                let mut bytes = Bytes::from_owner(buffer);
-                bytes.truncate(len);
-                Some(bytes)
+        let fill = |target: &mut [u8]| {
+            let mut slices = [IoSliceMut::new(target)];
+            match rustix::io::preadv2(&self.buffered, &mut slices, offset, ReadWriteFlags::NOWAIT) {
+                // Fewer bytes: the rest is on disk, or past the end. Let the slow way find out.
+                Ok(read) => read == len,
+                Err(Errno::AGAIN | Errno::INTR) => false,
+                Err(_) => {
+                    self.never_at_once.store(true, Ordering::Relaxed);
+                    false
+                }
             }
-            Ok(_) | Err(Errno::AGAIN | Errno::INTR) => None,
-            Err(_) => {
-                self.never_at_once.store(true, Ordering::Relaxed);
-                None
-            }
+        };
+        if len <= BUFFER_BYTES {
+            return Buffer::filled(len, fill).map(Segment::from);
         }
+        let mut bytes = vec![0; len];
+        fill(&mut bytes).then(|| Bytes::from(bytes).into())
     }
 
     fn write_at(&self, offset: u64, data: &Segments) -> Result<(), WriteFailed> {

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use super::disk::{Disk, DiskFile, Open, WriteFailed, copy_by_hand, zero_by_hand};
 use crate::rng::Rng;
-use crate::segment::Segments;
+use crate::segment::{Segment, Segments};
 
 pub(super) const SECTOR_BYTES: usize = 512;
 
@@ -339,8 +339,8 @@ impl DiskFile for SimulatedFile {
         Ok(content[from..(from + len).min(content.len())].to_vec())
     }
 
-    fn read_at_once(&self, offset: u64, len: usize) -> Option<Bytes> {
-        self.read_at(offset, len).ok().filter(|data| data.len() == len).map(Bytes::from)
+    fn read_at_once(&self, offset: u64, len: usize) -> Option<Segment> {
+        self.read_at(offset, len).ok().filter(|data| data.len() == len).map(|data| Bytes::from(data).into())
     }
 
     fn write_at(&self, offset: u64, data: &Segments) -> Result<(), WriteFailed> {

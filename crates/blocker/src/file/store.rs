@@ -29,7 +29,12 @@ use crate::request::*;
 use crate::response::*;
 use crate::segment::Segments;
 
+/// Objects by name.
+type Table = HashMap<ObjectId, Arc<Object>, foldhash::fast::RandomState>;
+
 const SHARDS: usize = 16;
+/// Up to how many bytes are read under a shard's lock. More would keep those waiting who enter objects.
+const SHORT_READ_BYTES: u64 = 4096;
 /// Versions of one boot: the boot in the upper bits, a count below.
 const BOOT_SHIFT: u32 = 40;
 
@@ -37,9 +42,9 @@ pub(super) struct Store {
     pub(super) config: FileConfig,
     disk: Arc<dyn Disk>,
     root: PathBuf,
-    shards: [Mutex<HashMap<ObjectId, Arc<Object>, foldhash::fast::RandomState>>; SHARDS],
+    shards: [RwLock<Table>; SHARDS],
     /// Objects with something that is not stored. Entered under the object's lock.
-    unsynced: Mutex<HashMap<ObjectId, Arc<Object>, foldhash::fast::RandomState>>,
+    unsynced: Mutex<Table>,
     /// Directories with entries that are not stored.
     /// For each, how many times it has been entered: a sync removes it only if it was not entered again.
     unsynced_dirs: Mutex<BTreeMap<PathBuf, u64>>,
@@ -164,7 +169,7 @@ impl Store {
 
     // ---- the table of objects
 
-    fn shard(&self, id: &ObjectId) -> &Mutex<HashMap<ObjectId, Arc<Object>, foldhash::fast::RandomState>> {
+    fn shard(&self, id: &ObjectId) -> &RwLock<Table> {
         // The map hashes properly; to spread objects over a few locks the end of the name will do.
         let name = id.name.as_bytes();
         let last = name.last().copied().unwrap_or(0);
@@ -173,13 +178,17 @@ impl Store {
 
     /// The object if it is in memory.
     pub(super) fn known(&self, id: &ObjectId) -> Option<Arc<Object>> {
-        let object = Arc::clone(self.shard(id).lock().get(id)?);
+        let object = Arc::clone(self.shard(id).read().get(id)?);
+        self.note_use(&object);
+        Some(object)
+    }
+
+    fn note_use(&self, object: &Object) {
         // Written only when it changes: a hit must not write what every hit writes.
         let now = self.evictions.load(Ordering::Relaxed);
         if object.used.load(Ordering::Relaxed) != now {
             object.used.store(now, Ordering::Relaxed);
         }
-        Some(object)
     }
 
     fn object(&self, id: &ObjectId) -> Result<Arc<Object>> {
@@ -188,7 +197,7 @@ impl Store {
         }
         self.make_room(id)?;
         let object = || Arc::new(Object::new(id.clone(), self.path_of(id)));
-        Ok(Arc::clone(self.shard(id).lock().entry(id.clone()).or_insert_with(object)))
+        Ok(Arc::clone(self.shard(id).write().entry(id.clone()).or_insert_with(object)))
     }
 
     fn namespace_dir(&self, namespace: &Namespace) -> PathBuf {
@@ -205,7 +214,7 @@ impl Store {
         let shard_max = self.config.open_files_max.div_ceil(SHARDS).max(2);
         let shard = self.shard(id);
         let mut oldest: Vec<Arc<Object>> = {
-            let shard = shard.lock();
+            let shard = shard.read();
             if shard.len() < shard_max {
                 return Ok(());
             }
@@ -219,13 +228,14 @@ impl Store {
             if self.sync_object(&object, true).is_err() {
                 continue;
             }
-            let mut shard = shard.lock();
-            // Two: the table's and ours. More: someone is at work on it.
+            let mut shard = shard.write();
+            // Two: the table's and ours. More: someone is at work on it. (Who works on it under the
+            // shard's lock has let go by now.)
             if Arc::strong_count(&object) == 2 && !object.unsynced.load(Ordering::Acquire) {
                 shard.remove(&object.id);
             }
         }
-        if shard.lock().len() >= 4 * shard_max {
+        if shard.read().len() >= 4 * shard_max {
             return Err(Error::Retryable("too many objects are in use at once".into()));
         }
         Ok(())
@@ -265,7 +275,6 @@ impl Store {
         let file = state.live()?;
         check_condition(Some(state.version), request.condition)?;
         let (from, len) = within(request.offset, request.len_bytes, state.size_bytes);
-        count(&self.counters.reads);
         let data = read_range(&**file, from, len)?;
         Ok(ReadReply::new(data, state.size_bytes, state.version))
     }
@@ -281,22 +290,18 @@ impl Store {
         if let Err(error) = self.check_read(request) {
             return Some(Err(error));
         }
-        let object = self.known(&request.object)?;
-        let state = object.state.try_read().filter(|state| state.loaded)?;
-        let file = match state.live() {
-            Ok(file) => file,
-            Err(error) => return Some(Err(error)),
-        };
-        if let Err(error) = check_condition(Some(state.version), request.condition) {
-            return Some(Err(error));
-        }
-        let (from, len) = within(request.offset, request.len_bytes, state.size_bytes);
-        let data = match len {
-            0 => Segments::new(),
-            _ => file.read_at_once(HEADER_BYTES + from, len as usize)?.into(),
-        };
+        // Here and nowhere else: every read comes this way first. And before the bytes are copied: an
+        // atomic operation right behind the copy would wait for all of its stores.
         count(&self.counters.reads);
-        Some(Ok(ReadReply::new(data, state.size_bytes, state.version)))
+        let shard = self.shard(&request.object).read();
+        let object = shard.get(&request.object)?;
+        self.note_use(object);
+        if request.len_bytes <= SHORT_READ_BYTES {
+            return object_read_at_once(object, request);
+        }
+        let object = Arc::clone(object);
+        drop(shard);
+        object_read_at_once(&object, request)
     }
 
     pub(super) fn info(&self, id: &ObjectId) -> Result<Info> {
@@ -762,7 +767,7 @@ impl Store {
         self.check_open()?;
         for shard in &self.shards {
             let lost =
-                shard.lock().values().filter(|o| o.lost.load(Ordering::Acquire)).cloned().collect::<Vec<_>>();
+                shard.read().values().filter(|o| o.lost.load(Ordering::Acquire)).cloned().collect::<Vec<_>>();
             for object in lost.iter().filter(|object| request.scope.covers(&object.id, None)) {
                 object.lost.store(false, Ordering::Release);
             }
@@ -781,7 +786,7 @@ impl Store {
         }
         // Whoever is at work has finished once its object's lock is to be had.
         for shard in &self.shards {
-            let objects: Vec<_> = shard.lock().values().cloned().collect();
+            let objects: Vec<_> = shard.read().values().cloned().collect();
             for object in objects {
                 self.sync_object(&object, true)?;
             }
@@ -928,10 +933,10 @@ impl Store {
         self.flush(&Scope::Namespace(namespace.clone()))?;
         for shard in &self.shards {
             let objects: Vec<_> =
-                shard.lock().values().filter(|object| object.id.namespace == *namespace).cloned().collect();
+                shard.read().values().filter(|object| object.id.namespace == *namespace).cloned().collect();
             for object in objects {
                 self.sync_object(&object, true)?;
-                let mut shard = shard.lock();
+                let mut shard = shard.write();
                 if Arc::strong_count(&object) == 2 && !object.unsynced.load(Ordering::Acquire) {
                     shard.remove(&object.id);
                 }
@@ -945,7 +950,7 @@ impl Store {
     }
 
     pub(super) fn open_count(&self) -> u64 {
-        self.shards.iter().map(|shard| shard.lock().len() as u64).sum()
+        self.shards.iter().map(|shard| shard.read().len() as u64).sum()
     }
 
     pub(super) fn unsynced_count(&self) -> u64 {
@@ -957,6 +962,24 @@ impl Store {
 fn within(offset: u64, len: u64, size: u64) -> (u64, u64) {
     let from = offset.min(size);
     (from, len.min(size - from))
+}
+
+/// The read, if nothing of the object's must be waited for.
+fn object_read_at_once(object: &Object, request: &ReadRequest) -> Option<Result<ReadReply>> {
+    let state = object.state.try_read().filter(|state| state.loaded)?;
+    let file = match state.live() {
+        Ok(file) => file,
+        Err(error) => return Some(Err(error)),
+    };
+    if let Err(error) = check_condition(Some(state.version), request.condition) {
+        return Some(Err(error));
+    }
+    let (from, len) = within(request.offset, request.len_bytes, state.size_bytes);
+    let data = match len {
+        0 => Segments::new(),
+        _ => file.read_at_once(HEADER_BYTES + from, len as usize)?.into(),
+    };
+    Some(Ok(ReadReply::new(data, state.size_bytes, state.version)))
 }
 
 fn read_range(file: &dyn DiskFile, from: u64, len: u64) -> Result<Segments> {

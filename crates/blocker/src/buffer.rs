@@ -1,0 +1,125 @@
+//! Small buffers that are used again: for a backend that answers a read in less time than an allocator
+//! needs for a page.
+//!
+//! Each thread keeps a few. A buffer is taken, filled while nobody else can see it, shared as a segment,
+//! and kept again by the thread on which the last who points at it lets go. Reference count and bytes
+//! are one allocation, and both are kept: in the steady state a read allocates nothing.
+//! What this leaves out: larger buffers, for which the allocator's share of the cost is small.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// How long a buffer is.
+pub(crate) const BUFFER_BYTES: usize = 4096;
+/// How many a thread keeps.
+const KEPT_MAX: usize = 64;
+
+type Memory = [u8; BUFFER_BYTES];
+
+thread_local! {
+    static KEPT: RefCell<Vec<Arc<Memory>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A part of a buffer that others may point at too.
+#[derive(Clone)]
+pub(crate) struct Buffer {
+    /// There until it is dropped.
+    memory: Option<Arc<Memory>>,
+    start: u32,
+    end: u32,
+}
+
+impl Buffer {
+    /// A buffer whose first `len` bytes `fill` has written; what it leaves alone is of no account.
+    /// `None` if `fill` says that it did not.
+    ///
+    /// # Panics
+    /// If `len` is beyond [`BUFFER_BYTES`].
+    #[inline]
+    pub(crate) fn filled(len: usize, fill: impl FnOnce(&mut [u8]) -> bool) -> Option<Self> {
+        assert!(len <= BUFFER_BYTES, "longer than a buffer");
+        let kept = KEPT.try_with(|kept| kept.borrow_mut().pop()).ok().flatten();
+        let mut memory = kept.unwrap_or_else(|| Arc::new([0; BUFFER_BYTES]));
+        // What was kept has no other owner, so this copies nothing.
+        let is_filled = fill(&mut Arc::make_mut(&mut memory)[..len]);
+        // Below 4 096.
+        let buffer = Self { memory: Some(memory), start: 0, end: len as u32 };
+        is_filled.then_some(buffer)
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        let memory = self.memory.as_deref().map_or(&[][..], |memory| memory);
+        memory.get(self.start as usize..self.end as usize).unwrap_or_default()
+    }
+
+    pub(crate) fn len_bytes(&self) -> usize {
+        (self.end - self.start) as usize
+    }
+
+    /// The part `range` of it, which the caller has found to lie within.
+    pub(crate) fn slice(&self, range: Range<usize>) -> Self {
+        let at = |index: usize| self.start + index as u32;
+        Self { memory: self.memory.clone(), start: at(range.start), end: at(range.end) }
+    }
+}
+
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        self.as_slice()
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // One owner, and that is us: nobody can make it two meanwhile. Should two let go at once, each
+        // sees two, and the buffer is freed instead.
+        let Some(memory) = self.memory.take_if(|memory| Arc::strong_count(memory) == 1) else { return };
+        // A thread that is ending has no place for it.
+        let _ = KEPT.try_with(|kept| {
+            let mut kept = kept.borrow_mut();
+            if kept.len() < KEPT_MAX {
+                kept.push(memory);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(byte: u8, len: usize) -> Buffer {
+        let fill = |bytes: &mut [u8]| {
+            bytes.fill(byte);
+            true
+        };
+        Buffer::filled(len, fill).unwrap()
+    }
+
+    #[test]
+    fn a_buffer_is_used_again_when_the_last_part_of_it_has_gone() {
+        let first = filled(1, 10);
+        let address = first.as_slice().as_ptr();
+        let part = first.slice(2..8).slice(1..3);
+        drop(first);
+        let second = filled(2, BUFFER_BYTES);
+        assert_ne!(second.as_slice().as_ptr(), address);
+        assert_eq!(part.as_slice(), [1, 1]);
+        drop(part);
+        assert_eq!(filled(3, 4).as_slice().as_ptr(), address);
+    }
+
+    #[test]
+    fn a_buffer_that_was_not_filled_is_kept() {
+        let address = filled(1, 1).as_slice().as_ptr();
+        assert!(Buffer::filled(1, |_| false).is_none());
+        assert_eq!(filled(2, 1).as_slice().as_ptr(), address);
+    }
+
+    #[test]
+    fn a_buffer_may_end_on_another_thread() {
+        let buffer = filled(5, 5);
+        std::thread::spawn(move || assert_eq!(buffer.clone().as_slice(), [5; 5])).join().unwrap();
+    }
+}
