@@ -3,7 +3,6 @@
 use cached_tests::abuse::{Memory, Witness};
 use cached_tests::frame::{CasField, Request, Response, op, store};
 use cached_tests::pattern::Captures;
-use cached_tests::play::waits_for;
 use cached_tests::server::Server;
 use std::time::Duration;
 
@@ -67,9 +66,6 @@ fn a_dump_tells_every_key() {
 /// 32ea7d8b5: a watcher of mutations while a binary SET fails because it is too large.
 #[test]
 fn a_watcher_and_a_failing_set() {
-    if waits_for("drop-in") {
-        return;
-    }
     let mut server = Server::start("");
     let mut watcher = server.connect();
     watcher.ask(b"watch mutations fetchers evictions\r\n", b"OK\r\n");
@@ -88,9 +84,6 @@ fn a_watcher_and_a_failing_set() {
 /// e7793811f and others: watchers that come and go under load.
 #[test]
 fn watchers_come_and_go() {
-    if waits_for("drop-in") {
-        return;
-    }
     let mut server = Server::start("");
     let mut conn = server.connect();
     for round in 0..100 {

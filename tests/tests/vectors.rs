@@ -7,7 +7,6 @@ use cached_tests::bytes::{from_base64, from_hex, show};
 use cached_tests::conn::Conn;
 use cached_tests::outside;
 use cached_tests::pattern::{Captures, Pattern, Piece};
-use cached_tests::play::waits_for;
 use cached_tests::program::{Flavour, repository};
 use cached_tests::server::Server;
 use serde::Deserialize;

@@ -38,6 +38,13 @@ impl Refusal {
         }
     }
 
+    fn outcome(self) -> StoreOutcome {
+        match self {
+            Refusal::TooLarge => StoreOutcome::TooLarge,
+            Refusal::OutOfMemory => StoreOutcome::OutOfMemory,
+        }
+    }
+
     fn words(self) -> &'static [u8] {
         match self {
             Refusal::TooLarge => reply::TOO_LARGE,
@@ -96,11 +103,7 @@ impl Executor<'_> {
             Refusal::OutOfMemory => self.counters.store_no_memory.bump(),
         }
         if self.observed() {
-            let outcome = match refusal {
-                Refusal::TooLarge => StoreOutcome::TooLarge,
-                Refusal::OutOfMemory => StoreOutcome::OutOfMemory,
-            };
-            self.tell_store(key, 0, mode, outcome);
+            self.tell_store(key, 0, mode, refusal.outcome());
         }
     }
 
@@ -344,6 +347,11 @@ fn binary_done(
 
 #[cold]
 fn binary_refused(executor: &mut Executor<'_>, header: &binary::StoreHeader<'_>, refusal: Refusal) {
+    // Told, but not counted, as in memcached.
+    if executor.observed() {
+        let mode = binary_options(executor, header).mode;
+        executor.tell_store(header.key, 0, mode, refusal.outcome());
+    }
     if header.verb == binary::StoreVerb::Set {
         executor.remove(header.key);
     }
