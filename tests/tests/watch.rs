@@ -135,7 +135,8 @@ fn a_watcher_that_does_not_read() {
 fn what_cannot_be_watched() {
     let server = Server::start("");
     server.connect().ask(b"watch bogus\r\n", b"ERROR\r\n");
-    server.connect().ask(b"mn\r\nwatch\r\n", b"MN\r\nERROR cannot pipeline other commands before watch\r\n");
+    let refused = b"END\r\nERROR cannot pipeline other commands before watch\r\n";
+    server.connect().ask(b"get none\r\nwatch\r\n", refused);
     let watchers: Vec<Conn> = (0..20).map(|_| watch(&server, "sysevents rawcmds proxyreqs")).collect();
     server.connect().ask(b"watch\r\n", b"WATCHER_TOO_MANY log watcher limit reached\r\n");
     drop(watchers);
