@@ -1,0 +1,190 @@
+//! Changes of an object's file in place: writes, zeroes, discards, truncation, and the first creation.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::read::read_range;
+use super::{Store, ambiguous, within};
+use crate::admission::{admit, range_end};
+use crate::capabilities::BUCKET_BYTES;
+use crate::error::{Error, Result};
+use crate::file::disk::{DiskFile, Open, WriteFailed};
+use crate::file::object::{Object, State};
+use crate::file::slot::{HEADER_BYTES, Slot};
+use crate::order::{Durability, Version};
+use crate::request::{
+    CompareAndWriteRequest, DiscardRequest, TruncateRequest, WriteRequest, WriteZeroesRequest,
+};
+use crate::response::ChangeReply;
+use crate::segment::Segments;
+
+impl Store {
+    pub(in crate::file) fn write(&self, request: &WriteRequest) -> Result<ChangeReply> {
+        let len = request.data.len_bytes() as u64;
+        range_end(request.offset, len, self.config.object_bytes_max)?;
+        self.change(&request.object, &request.change, |object, state, version| {
+            self.write_range(object, state, version, request.offset, &request.data)
+        })
+    }
+
+    /// The write, if it takes no more than copying into the page cache.
+    pub(in crate::file) fn write_at_once(&self, request: &WriteRequest) -> Option<Result<ChangeReply>> {
+        let len = request.data.len_bytes() as u64;
+        let change = &request.change;
+        if change.durability != Durability::Cached || len > self.config.inline_write_bytes_max {
+            return None;
+        }
+        let checked = self
+            .check_open()
+            .and_then(|()| range_end(request.offset, len, self.config.object_bytes_max).map(drop));
+        if let Err(error) = checked {
+            return Some(Err(error));
+        }
+        let object = self.known(&request.object)?;
+        let claims = self.claims.try_read()?;
+        let mut state = object.state.try_write().filter(|state| state.loaded && state.alive)?;
+        let admitted = admit(state.head(), claims.in_force(&request.object, change.domain), change);
+        let applied = admitted.and_then(|()| {
+            self.apply(&object, &mut state, change, |object, state, version| {
+                self.write_range(object, state, version, request.offset, &request.data)
+            })
+        });
+        Some(applied.map(|(version, size)| ChangeReply::new(version, size, Durability::Cached)))
+    }
+
+    fn write_range(
+        &self,
+        object: &Object,
+        state: &mut State,
+        version: Version,
+        offset: u64,
+        data: &Segments,
+    ) -> Result<u64> {
+        let file = self.writable(object, state, version)?;
+        let (old_size, len) = (state.size_bytes, data.len_bytes() as u64);
+        if len == 0 {
+            return Ok(old_size);
+        }
+        match file.write_at(HEADER_BYTES + offset, data) {
+            Ok(()) => Ok(old_size.max(offset + len)),
+            Err(failed) => Err(undo(&*file, state, offset, failed)),
+        }
+    }
+
+    /// The object's file, made if it is not there.
+    fn writable(&self, object: &Object, state: &mut State, version: Version) -> Result<Arc<dyn DiskFile>> {
+        if let (Some(file), true) = (&state.file, state.alive) {
+            return Ok(Arc::clone(file));
+        }
+        let failed = |error: io::Error| Error::from_io(&error, "creating an object");
+        if let Some(file) = &state.file {
+            // A tombstone's file. The object lives again from here on, so that it survives kill -9; it
+            // keeps the tombstone's stamp until its own data are stored. Synced in between: the old
+            // data must be gone from the disk before there can be an object again.
+            let mut slot = object.slot.lock();
+            let alive = Slot { count: 0, version, stamp: state.stamp, tombstone: false };
+            let revived = file
+                .set_len(HEADER_BYTES)
+                .and_then(|()| file.sync_data())
+                .and_then(|()| object.write_slot(&**file, &mut slot, alive));
+            revived.map_err(failed)?;
+            return Ok(Arc::clone(file));
+        }
+        self.make_parents(&object.path).map_err(failed)?;
+        let file = self.disk.open(&object.path, Open::Create).map_err(failed)?;
+        let mut slot = object.slot.lock();
+        let first = Slot { count: 0, version, stamp: None, tombstone: false };
+        let prepared = file.set_len(HEADER_BYTES).and_then(|()| object.write_slot(&*file, &mut slot, first));
+        if let Err(error) = prepared {
+            // A blank file is no object; the next creation finds and reuses it.
+            let _ = self.disk.unlink(&object.path);
+            return Err(failed(error));
+        }
+        drop(slot);
+        self.entry_changed(&object.path);
+        state.file = Some(Arc::clone(&file));
+        state.stamp = None;
+        Ok(file)
+    }
+
+    pub(super) fn make_parents(&self, path: &Path) -> io::Result<()> {
+        let objects = self.root.join("objects");
+        let mut missing: Vec<&Path> = path.ancestors().skip(1).take_while(|dir| **dir != objects).collect();
+        while let Some(dir) = missing.pop() {
+            if self.disk.make_dir(dir)? {
+                self.disk.sync_dir(dir.parent().unwrap_or(&objects))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(in crate::file) fn write_zeroes(&self, request: &WriteZeroesRequest) -> Result<ChangeReply> {
+        let (offset, len) = (request.offset, request.len_bytes);
+        let end = range_end(offset, len, self.config.object_bytes_max)?;
+        self.change(&request.object, &request.change, |object, state, version| {
+            let file = self.writable(object, state, version)?;
+            let old_size = state.size_bytes;
+            let (from, within_len) = within(offset, len, old_size);
+            let grows = len > 0 && end > old_size;
+            if grows {
+                let grown = file.set_len(HEADER_BYTES + end);
+                grown.map_err(|error| Error::from_io(&error, "extending an object"))?;
+            }
+            if within_len > 0 {
+                file.punch(HEADER_BYTES + from, within_len).map_err(|error| ambiguous(&error))?;
+            }
+            Ok(if grows { end } else { old_size })
+        })
+    }
+
+    pub(in crate::file) fn discard(&self, request: &DiscardRequest) -> Result<ChangeReply> {
+        self.change(&request.object, &request.change, |_, state, _| {
+            let file = state.live()?;
+            let (from, len) = within(request.offset, request.len_bytes, state.size_bytes);
+            if len > 0 {
+                file.punch(HEADER_BYTES + from, len).map_err(|error| ambiguous(&error))?;
+            }
+            Ok(state.size_bytes)
+        })
+    }
+
+    pub(in crate::file) fn truncate(&self, request: &TruncateRequest) -> Result<ChangeReply> {
+        range_end(0, request.size_bytes, self.config.object_bytes_max)?;
+        self.change(&request.object, &request.change, |_, state, _| {
+            let resized = state.live()?.set_len(HEADER_BYTES + request.size_bytes);
+            resized.map_err(|error| Error::from_io(&error, "truncating an object"))?;
+            Ok(request.size_bytes)
+        })
+    }
+
+    pub(in crate::file) fn compare_and_write(&self, request: &CompareAndWriteRequest) -> Result<ChangeReply> {
+        let CompareAndWriteRequest { object, offset, expected, data, change, .. } = request;
+        if expected.len_bytes() as u64 > BUCKET_BYTES {
+            return Err(Error::TooLarge { limit_bytes: BUCKET_BYTES });
+        }
+        range_end(*offset, data.len_bytes() as u64, self.config.object_bytes_max)?;
+        self.change(object, change, |object, state, version| {
+            let (from, len) = within(*offset, expected.len_bytes() as u64, state.size_bytes);
+            let found = read_range(&**state.live()?, from, len)?.to_vec();
+            if let Some(at) = expected.first_difference(&found) {
+                return Err(Error::Mismatch { offset: offset + at as u64 });
+            }
+            self.write_range(object, state, version, *offset, data)
+        })
+    }
+}
+
+/// Takes back what a failed write has done, where that is possible.
+fn undo(file: &dyn DiskFile, state: &State, offset: u64, failed: WriteFailed) -> Error {
+    let WriteFailed { written_bytes, error } = failed;
+    let beyond_end = offset >= state.size_bytes;
+    if written_bytes == 0 || (beyond_end && file.set_len(HEADER_BYTES + state.size_bytes).is_ok()) {
+        // EIO on a write is the medium's failure, not evidence that stored data are damaged.
+        return match Error::from_io(&error, "writing an object") {
+            Error::Corrupt(reason) => Error::Retryable(reason),
+            other => other,
+        };
+    }
+    ambiguous(&error)
+}
