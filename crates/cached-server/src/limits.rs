@@ -14,7 +14,7 @@ const _: () = assert!(size_of::<ConnInfo>() + size_of::<crate::worker::Seat>() <
 /// What each part may take at most, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Keys, values and their headers.
+    /// What `-m` gives: keys, values and their headers, and what the eviction policy remembers.
     pub arena: usize,
     /// The index, if the arena were full of the smallest items.
     pub index: usize,
@@ -30,7 +30,7 @@ impl Limits {
     /// Adds up what the settings and the store allow.
     pub fn new(settings: &Settings, store: &KvLimits) -> Limits {
         Limits {
-            arena: store.arena_bytes,
+            arena: store.arena_bytes + store.policy_bytes,
             index: store.index_bytes_max,
             connection_buffers: settings.connection_bytes_max,
             connections: settings.connections_max * CONNECTION_BYTES,

@@ -9,7 +9,7 @@ use crate::settings::Settings;
 use crate::shared::{ListenerInfo, Shared};
 use crate::watch::{Evictions, Watch};
 use crate::worker::{Mail, Mailbox, Worker};
-use cached_core::kv::{Kv, KvConfig, KvConfigError};
+use cached_core::kv::{Kv, KvConfig, KvConfigError, policy};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -102,6 +102,7 @@ impl Server {
             lanes: settings.threads,
             cas: settings.cas,
             evict: settings.evict,
+            policy: policy::by_name(settings.eviction_policy).unwrap_or_else(|| KvConfig::default().policy),
             huge_pages: settings.huge_pages,
             clock: clock.ticks(),
             eviction_hook: Some(Arc::new(Evictions::new(watch.clone(), &settings))),

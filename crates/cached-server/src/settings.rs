@@ -39,6 +39,8 @@ pub struct Settings {
     pub item_bytes_max: usize,
     /// Make room by evicting; otherwise refuse to store.
     pub evict: bool,
+    /// Which items stay, one of [`cached_core::kv::policy::NAMES`].
+    pub eviction_policy: &'static str,
     /// Keep CAS values.
     pub cas: bool,
     /// How much to log: 0 to 3.
@@ -193,6 +195,7 @@ impl Default for Settings {
             threads: 4,
             item_bytes_max: 1 << 20,
             evict: true,
+            eviction_policy: cached_core::kv::policy::NAMES[0],
             cas: true,
             verbosity: 0,
             flush_enabled: true,

@@ -5,6 +5,7 @@
 
 use super::{FAILURE, USAGE, UsageError, wrong};
 use crate::settings::NotedSettings;
+use cached_core::kv::policy;
 
 /// memcached's page of chunks.
 const PAGE_BYTES: usize = 1 << 20;
@@ -17,6 +18,8 @@ pub(super) struct Extended {
     pub(super) noted: NotedSettings,
     pub(super) maxconns_fast: bool,
     pub(super) track_sizes: bool,
+    /// Our own, one of [`policy::NAMES`].
+    pub(super) eviction_policy: &'static str,
     pub(super) watcher_buffer_bytes: usize,
     pub(super) worker_buffer_bytes: usize,
     pub(super) chunk_bytes_max: usize,
@@ -32,6 +35,7 @@ impl Default for Extended {
             noted: NotedSettings::default(),
             maxconns_fast: true,
             track_sizes: false,
+            eviction_policy: policy::NAMES[0],
             watcher_buffer_bytes: 256 << 10,
             worker_buffer_bytes: 64 << 10,
             chunk_bytes_max: CHUNK_BYTES_MAX,
@@ -60,6 +64,7 @@ impl Extended {
             "maxconns_fast" => self.maxconns_fast = true,
             "no_maxconns_fast" => self.maxconns_fast = false,
             "track_sizes" => self.track_sizes = true,
+            "eviction_policy" => self.eviction_policy = eviction_policy(value)?,
             "idle_timeout" => {
                 self.noted.idle_timeout = integer(given(value, "Missing numeric argument for idle_timeout")?);
             }
@@ -92,6 +97,7 @@ impl Extended {
             "maxconns_fast"
                 | "no_maxconns_fast"
                 | "track_sizes"
+                | "eviction_policy"
                 | "idle_timeout"
                 | "watcher_logbuf_size"
                 | "worker_logbuf_size"
@@ -241,6 +247,21 @@ fn unsigned(name: &str, value: Option<&str>) -> Result<usize, UsageError> {
     let text = given(value, &format!("Missing {name} argument"))?;
     let number = text.parse::<u32>().map(|number| number as usize);
     number.or_else(|_| wrong(FAILURE, format!("could not parse argument to {name}")))
+}
+
+/// The name of a policy that there is.
+fn eviction_policy(value: Option<&str>) -> Result<&'static str, UsageError> {
+    let name = value.unwrap_or_default();
+    let known = policy::NAMES.iter().find(|known| **known == name);
+    known.copied().map_or_else(
+        || {
+            wrong(
+                FAILURE,
+                format!("eviction_policy is \"{name}\"; it must be one of {}", policy::NAMES.join(", ")),
+            )
+        },
+        Ok,
+    )
 }
 
 fn kibibytes(name: &str, value: Option<&str>) -> Result<usize, UsageError> {

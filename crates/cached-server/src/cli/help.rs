@@ -67,6 +67,7 @@ const FLAGS: &str = "\
    - watcher_logbuf_size: size in kilobytes of per-watcher write buffer (default: 256)
    - worker_logbuf_size:  size in kilobytes, for each thread, of what watchers have not been
                           handed yet (default: 64)
+   - eviction_policy:     which items stay when memory is full: balanced (default), lru, s3fifo, mru
    - track_sizes:         enable reports of the \"stats sizes\" command
    - slab_sizes, slab_chunk_max, no_chunked_items: size classes in reports
    Other options of memcached that tune its slabs, LRU and hash table are accepted without effect

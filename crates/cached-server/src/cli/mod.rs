@@ -261,6 +261,7 @@ impl Cli {
             threads: threads as usize,
             item_bytes_max,
             evict: self.disable_evictions == 0,
+            eviction_policy: extended.eviction_policy,
             cas: self.disable_cas == 0,
             verbosity: u8::try_from(usize::from(self.verbose) + self.verbose_long.len()).unwrap_or(3).min(3),
             flush_enabled: self.disable_flush_all == 0,

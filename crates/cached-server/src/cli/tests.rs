@@ -125,12 +125,13 @@ fn every_long_name() {
 fn extended_options() {
     let settings = settings(&[
         "-o",
-        "no_maxconns_fast,idle_timeout=30,track_sizes,watcher_logbuf_size=8,read_buf_mem_limit=20",
+        "no_maxconns_fast,idle_timeout=30,track_sizes,eviction_policy=lru,watcher_logbuf_size=8,read_buf_mem_limit=20",
         "-o",
         "hashpower=20,slab_reassign,lru_crawler,hot_lru_pct=30,modern",
     ]);
     assert!(!settings.connections_max_fast && settings.track_sizes);
     assert_eq!((settings.idle_timeout_secs, settings.watcher_buffer_bytes), (30, 8192));
+    assert_eq!(settings.eviction_policy, "lru");
     assert_eq!((settings.connection_bytes_max, settings.noted.hot_lru_pct), (20 << 20, 30));
     assert_eq!(settings.notes.len(), 1);
     assert!(
@@ -157,6 +158,11 @@ fn bad_values_are_named_in_memcacheds_words() {
         (&["-Z"], "This server is not built with TLS support.", 64),
         (&["-o", "bogus"], "Illegal suboption \"bogus\"", 1),
         (&["-o", "hashpower=3"], "Initial hashtable multiplier of 3 is too low", 1),
+        (
+            &["-o", "eviction_policy=best"],
+            "eviction_policy is \"best\"; it must be one of balanced, lru, s3fifo, mru",
+            1,
+        ),
         (&["-o", "idle_timeout"], "Missing numeric argument for idle_timeout", 1),
         (
             &["-o", "hot_lru_pct=70,warm_lru_pct=20"],

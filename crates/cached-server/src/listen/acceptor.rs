@@ -43,14 +43,14 @@ pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, workers: Rc<
             Err(error) => return tracing::error!(cause = %error, "cannot wait for connections"),
         };
         for _ in 0..BATCH {
+            if shared.is_full() && !shared.settings.connections_max_fast {
+                wait_for_room(&shared).await;
+            }
             match rustix::net::acceptfrom_with(socket.get_ref(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
             {
                 Ok((fd, peer)) => {
                     let peer = peer.and_then(|peer| std::net::SocketAddr::try_from(peer).ok());
                     admit(fd, peer, (&at, protocol), &shared, &workers, &turn);
-                    if shared.is_full() && !shared.settings.connections_max_fast {
-                        wait_for_room(&shared).await;
-                    }
                 }
                 Err(Errno::AGAIN) => {
                     ready.clear_ready();
