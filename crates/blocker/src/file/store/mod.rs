@@ -92,7 +92,7 @@ impl Store {
             Some(bytes) => decode_claims(&bytes)?,
             None => Claims::default(),
         };
-        let boot = before.map_or(1, |before| before.boot + 1);
+        let boot = before.map_or(1, |before| before.boot.saturating_add(1));
         if boot >= 1 << (64 - BOOT_SHIFT) {
             return Err(Error::Unsupported(
                 "the store has been opened too often to give new versions".into(),

@@ -1,0 +1,12 @@
+//! Any bytes as a file of a file store; the first byte says which.
+
+#![no_main]
+
+// The checks are the tests' own, so that `cargo test` replays the corpus through the same functions.
+#[path = "../../crates/blocker/tests/disk_bytes/mod.rs"]
+mod disk_bytes;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    disk_bytes::run(dir.path(), data);
+});
