@@ -10,6 +10,7 @@ pub mod args;
 pub mod canned;
 pub mod cpu;
 pub mod figure;
+pub mod files;
 pub mod keyspace;
 pub mod load;
 pub mod machine;

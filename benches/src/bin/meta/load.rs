@@ -1,10 +1,9 @@
 //! Keys, value sizes, lifetimes and requests, drawn from histograms; the same for the same seed.
 
-use std::fs::File;
-use std::io::{BufReader, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use cached_benches::files::read_plain_or_zst;
 use rand::distr::Uniform;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -127,15 +126,8 @@ impl Load {
 }
 
 fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T> {
-    let file = BufReader::new(File::open(path).with_context(|| format!("opening {}", path.display()))?);
-    let mut text = String::new();
-    if path.extension().is_some_and(|ending| ending == "zst") {
-        ruzstd::decoding::StreamingDecoder::new(file)?.read_to_string(&mut text)?;
-    } else {
-        let mut file = file;
-        file.read_to_string(&mut text)?;
-    }
-    serde_json::from_str(&text).with_context(|| format!("reading {}", path.display()))
+    let (_, text) = read_plain_or_zst(path)?;
+    serde_json::from_slice(&text).with_context(|| format!("reading {}", path.display()))
 }
 
 #[cfg(test)]

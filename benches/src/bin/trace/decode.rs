@@ -5,12 +5,11 @@
 //! - `.csv`: CacheLib's, with a header: `key` and `size`, or `block_id` and `io_size`; `op_count` requests a line.
 
 use std::collections::HashMap;
-use std::fs::{self, File};
 use std::hash::Hash;
-use std::io::{BufReader, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
+use cached_benches::files::read_plain_or_zst;
 
 /// Requests for objects numbered from 0 in the order in which they first appear.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,19 +26,8 @@ pub(crate) struct Trace {
 impl Trace {
     /// Reads a file.
     pub(crate) fn read(path: &Path) -> Result<Trace> {
-        let file_name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let bare = file_name.strip_suffix(".zst");
-        let bytes = match bare {
-            Some(_) => {
-                let file = BufReader::new(File::open(path)?);
-                let mut decoder = ruzstd::decoding::StreamingDecoder::new(file)?;
-                let mut bytes = Vec::new();
-                decoder.read_to_end(&mut bytes)?;
-                bytes
-            }
-            None => fs::read(path)?,
-        };
-        Trace::decode(bare.unwrap_or(file_name), &bytes)
+        let (name, bytes) = read_plain_or_zst(path)?;
+        Trace::decode(&name, &bytes)
     }
 
     /// Decodes a file's plain content.
@@ -207,7 +195,7 @@ mod tests {
         ruzstd::encoding::compress(&plain[..], &mut packed, ruzstd::encoding::CompressionLevel::Fastest);
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("t.be32.zst");
-        fs::write(&path, packed).unwrap();
+        std::fs::write(&path, packed).unwrap();
         assert_eq!(Trace::read(&path).unwrap(), Trace::decode("t.be32", &plain).unwrap());
     }
 

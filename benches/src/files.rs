@@ -1,0 +1,29 @@
+//! Input files, plain or compressed.
+
+use std::fs::File;
+use std::io::{BufReader, Read};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+/// The content of a file, unpacked if its name ends in `.zst`, and its name without that ending.
+///
+/// # Errors
+/// When the file cannot be read or is not what its ending says.
+pub fn read_plain_or_zst(path: &Path) -> Result<(String, Vec<u8>)> {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let mut file = BufReader::new(File::open(path).with_context(|| format!("opening {}", path.display()))?);
+    let mut bytes = Vec::new();
+    match name.strip_suffix(".zst") {
+        Some(bare) => {
+            ruzstd::decoding::StreamingDecoder::new(file)
+                .with_context(|| format!("{} is not zstd", path.display()))?
+                .read_to_end(&mut bytes)?;
+            Ok((bare.to_owned(), bytes))
+        }
+        None => {
+            file.read_to_end(&mut bytes)?;
+            Ok((name.to_owned(), bytes))
+        }
+    }
+}
