@@ -90,6 +90,19 @@ enum Phase {
     Watch(#[expect(dead_code, reason = "it tells when it is dropped")] Watching),
 }
 
+impl Phase {
+    /// The way of a value of `body_len` bytes behind `head`, once its command has been begun.
+    fn of_body(begun: exec::Begun, protocol: Protocol, head: &[u8], body_len: usize) -> Phase {
+        match begun {
+            exec::Begun::Reserved(reservation) => {
+                Phase::Body(Box::new(Body::reserved(protocol, head, reservation)))
+            }
+            exec::Begun::Collect(bytes) => Phase::Body(Box::new(Body::collected(protocol, head, bytes))),
+            exec::Begun::Refused => Phase::Swallow(body_len),
+        }
+    }
+}
+
 /// Why execution stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stop {
@@ -377,15 +390,8 @@ impl Connection {
                         }
                         let head = &rest[..consumed];
                         used += consumed;
-                        self.phase = match exec::begin_text(&mut executor, &header) {
-                            exec::Begun::Reserved(reservation) => {
-                                Phase::Body(Box::new(Body::reserved(protocol, head, reservation)))
-                            }
-                            exec::Begun::Collect(bytes) => {
-                                Phase::Body(Box::new(Body::collected(protocol, head, bytes)))
-                            }
-                            exec::Begun::Refused => Phase::Swallow(body_len),
-                        };
+                        let begun = exec::begin_text(&mut executor, &header);
+                        self.phase = Phase::of_body(begun, protocol, head, body_len);
                         Next::Go
                     }
                     Decoded::Refused(refused) => {
@@ -411,15 +417,8 @@ impl Connection {
                         }
                         let head = &rest[..consumed];
                         used += consumed;
-                        self.phase = match exec::begin_binary(&mut executor, &header) {
-                            exec::Begun::Reserved(reservation) => {
-                                Phase::Body(Box::new(Body::reserved(protocol, head, reservation)))
-                            }
-                            exec::Begun::Collect(bytes) => {
-                                Phase::Body(Box::new(Body::collected(protocol, head, bytes)))
-                            }
-                            exec::Begun::Refused => Phase::Swallow(body_len),
-                        };
+                        let begun = exec::begin_binary(&mut executor, &header);
+                        self.phase = Phase::of_body(begun, protocol, head, body_len);
                         Next::Go
                     }
                     Decoded::Refused(refused) => {
