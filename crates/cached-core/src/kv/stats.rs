@@ -1,7 +1,6 @@
 //! What the store counts, and what it may take at most.
 
 use super::Kv;
-use super::queues::QUEUES;
 use crate::arena::{RegionId, RegionState};
 use crate::sync::{AtomicU64, Ordering, lock};
 
@@ -105,12 +104,5 @@ impl Kv {
             index_bytes_max: self.inner.index.bytes_max(),
             bodies_bytes_max: self.inner.bodies_bytes_max,
         }
-    }
-
-    /// Regions sealed in each queue, the pieces of large values last.
-    #[doc(hidden)]
-    pub fn queue_regions(&self) -> Vec<usize> {
-        let queues = lock(&self.inner.queues);
-        (0..QUEUES).map(|queue| queues.regions(queue)).collect()
     }
 }

@@ -124,13 +124,8 @@ impl Kv {
             let found = inner.find(&locked, hash, key, now);
             let attributes = match &found {
                 Ok(found) => found.item.attributes(),
-                Err(_) => crate::kv::item::Attributes {
-                    cas: 0,
-                    expiry: Expiry::NEVER,
-                    client_flags: 0,
-                    last_access: now,
-                    state: 0,
-                },
+                // It is abandoned below; only its shape and key must be there for walks.
+                Err(_) => inner.fresh_attributes(&StoreOptions::default(), now),
             };
             // SAFETY: the entry is ours, with room for the shape.
             let new = unsafe { ItemPtr::write(inner.ptr(entry.location), shape, key, &attributes) };
