@@ -3,7 +3,7 @@
 //!
 //! Open the files in this order to follow one `get`: [`kv`] (the store's front), `kv/ops/get.rs`,
 //! `kv/index/` (hash → item), `kv/item.rs` (the bytes of an item). And one `set`:
-//! `kv/ops/store.rs`, `kv/log.rs` (where an item's bytes go), `kv/reclaim.rs` (what makes room).
+//! `kv/ops/store.rs`, `kv/log.rs` (where an item's bytes go), `kv/reclaim.rs` (what makes room), [`policy`] (who stays).
 //!
 //! ```
 //! use cached_core::kv::{Kv, KvConfig};
@@ -18,6 +18,7 @@ pub mod arena;
 pub mod clock;
 mod hash;
 pub mod kv;
+pub mod policy;
 mod sync;
 
 pub use hash::KeyHash;

@@ -1,9 +1,9 @@
 //! The limits and choices of a byte-keyed store, and what they cost at most.
 
 use super::hook::{EvictionHook, MutationHook};
-use super::policy::{Policy, S3Fifo};
 use crate::arena::ArenaError;
 use crate::clock::{Clock, SystemClock};
+use crate::policy::{Policy, S3Fifo};
 use std::sync::Arc;
 
 /// The limits and choices of a [`Kv`](super::Kv).
@@ -19,7 +19,7 @@ pub struct KvConfig {
     pub cas: bool,
     /// What to do when memory is used up: evict (true) or refuse to store (false, memcached's `-M`).
     pub evict: bool,
-    /// Which items stay; [`by_name`](super::policy::by_name) knows them by name.
+    /// Which items stay; [`by_name`](crate::policy::by_name) knows them by name.
     pub policy: Box<dyn Policy>,
     /// Ask for huge pages (best effort).
     pub huge_pages: bool,

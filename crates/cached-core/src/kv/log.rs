@@ -4,11 +4,11 @@
 //! takes a lock nobody else wants. A lane keeps one open region per lifetime class: items
 //! that expire at about the same time lie together, and their region dies as a whole.
 
-use super::policy::QueueId;
 use super::queues::LARGE;
 use super::{Inner, RECLAIM_RESERVE};
 use crate::arena::{Owner, REGION_HEADER_BYTES, RegionHeader, RegionId, RegionState};
 use crate::clock::Expiry;
+use crate::policy::QueueId;
 use crate::sync::{Mutex, lock, try_lock};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -20,7 +20,6 @@ mod index;
 mod item;
 mod log;
 mod ops;
-pub mod policy;
 mod queues;
 mod reclaim;
 mod request;
@@ -33,6 +32,7 @@ mod tests;
 mod validate;
 mod view;
 
+pub use crate::policy;
 pub use config::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN, KvConfig, KvConfigError};
 pub use front::{CasError, CountError, StoreError};
 pub use item::KEY_BYTES_MAX;

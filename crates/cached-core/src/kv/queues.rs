@@ -2,8 +2,8 @@
 //!
 //! A leaf lock: nothing else is taken while it is held.
 
-use super::policy::QUEUES_MAX;
 use crate::arena::{Arena, RegionId};
+use crate::policy::QUEUES_MAX;
 
 /// The queue of regions that hold pieces of large values.
 pub(crate) const LARGE: usize = QUEUES_MAX;

@@ -17,11 +17,11 @@ use super::hook::{Evicted, Mutation};
 use super::index::{Locked, Slot};
 use super::item::{ItemPtr, Shape, state};
 use super::log::{Entry, Place, Stream};
-use super::policy::{Candidate, QUEUES_MAX, QueueId, Verdict};
 use super::queues::{LARGE, QUEUES, Queues};
 use super::{Found, Inner};
 use crate::KeyHash;
 use crate::arena::{Owner, REGION_HEADER_BYTES, RegionId, RegionState};
+use crate::policy::{Candidate, QUEUES_MAX, QueueId, Verdict};
 use crate::sync::{Ordering, lock};
 
 /// A region with at least this share of garbage is compacted before anything is evicted: 1/7.

@@ -7,8 +7,8 @@ use crate::kv::hook::Mutation;
 use crate::kv::index::Locked;
 use crate::kv::item::{Attributes, Fields, ItemPtr, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, Shape, state};
 use crate::kv::log::Entry;
-use crate::kv::policy::Newcomer;
 use crate::kv::{Found, Inner, ItemView, Kv, PinnedValue, StoreMode, StoreOptions, StoreOutcome};
+use crate::policy::Newcomer;
 use crate::sync::Ordering;
 
 /// What the mode says about an item that is there, or is not.

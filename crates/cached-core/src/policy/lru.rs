@@ -16,7 +16,7 @@ impl Policy for Lru {
         bits | 1
     }
 
-    fn victim(&self, _regions: [usize; QUEUES_MAX]) -> QueueId {
+    fn victim(&self, _lengths: [usize; QUEUES_MAX]) -> QueueId {
         QueueId::ENTRY
     }
 

@@ -106,8 +106,8 @@ impl Policy for S3Fifo {
         (bits + 1).min(HITS_MAX)
     }
 
-    fn victim(&self, regions: [usize; QUEUES_MAX]) -> QueueId {
-        let [entry, main] = regions.map(|count| count as u64);
+    fn victim(&self, lengths: [usize; QUEUES_MAX]) -> QueueId {
+        let [entry, main] = lengths.map(|count| count as u64);
         let share = u64::from(self.entry_share.load(Ordering::Relaxed));
         if main == 0 || entry << 32 >= (entry + main) * share { QueueId::ENTRY } else { QueueId::MAIN }
     }

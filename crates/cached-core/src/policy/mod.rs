@@ -1,13 +1,14 @@
-//! Which items stay when memory is needed: a small trait over queues of regions.
+//! Which items or buckets stay when memory is needed: a small trait over queues.
 //!
-//! Items are appended to the region at the head of a queue; memory comes back by walking the region
-//! at a queue's tail and asking the policy about every item that is still alive in it. *Keep* copies
-//! the item to the head of a queue, *evict* drops it. So promotion is lazy, costs nothing on a hit
-//! but a bit or two in the item, and reclaiming a region compacts it at the same time.
+//! The byte-keyed store has queues of regions full of items, the object cache has queues of buckets;
+//! both are *entries* here. Entries join the head of a queue; memory comes back from a queue's tail,
+//! where the policy is asked about every entry that is still alive. *Keep* moves the entry to
+//! the head of a queue, *evict* drops it. So promotion is lazy and costs nothing on a hit but a bit
+//! or two in the entry; and where entries lie in regions, reclaiming a region compacts it.
 //!
-//! A policy has three bits in each item. What else it remembers (ghosts: names of what was evicted)
-//! is taken out of the memory that it is given. Nothing here knows of regions, or of items: whoever
-//! has queues of anything can use the same policies.
+//! A policy has three bits in each entry. What else it remembers (ghosts: names of what was evicted)
+//! is taken out of the memory that it is given. Nothing here knows of regions, items or buckets:
+//! whoever has queues of anything can use the same policies.
 
 mod ghosts;
 mod lru;
@@ -18,12 +19,12 @@ pub use lru::Lru;
 pub use mru::Mru;
 pub use s3fifo::S3Fifo;
 
-/// A queue of regions. A policy with fewer queues leaves the others empty.
+/// A queue of entries. A policy with fewer queues leaves the others empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueId(pub u8);
 
 impl QueueId {
-    /// The queue that every new item enters.
+    /// The queue that every new entry joins.
     pub const ENTRY: QueueId = QueueId(0);
     /// The other one.
     pub const MAIN: QueueId = QueueId(1);
@@ -32,27 +33,27 @@ impl QueueId {
 /// How many queues a policy may use.
 pub const QUEUES_MAX: usize = 2;
 
-/// What a policy hears about an item that is stored.
+/// What a policy hears about an item or bucket that is stored.
 #[derive(Debug, Clone, Copy)]
 pub struct Newcomer {
-    /// The hash of the item's key, the same every time.
+    /// The hash of its name (an item's key; a bucket's object and position), the same every time.
     pub hash: u64,
-    /// Memory that the item takes.
+    /// Memory that it takes, the same when it is evicted.
     pub bytes: u64,
-    /// The bits of the item of the same key whose place it takes.
+    /// The bits of the entry of the same name whose place it takes.
     pub replaces: Option<u8>,
 }
 
-/// What a policy hears about an item at the tail.
+/// What a policy hears about an item or bucket at the tail.
 #[derive(Debug, Clone, Copy)]
 pub struct Candidate {
-    /// The hash of the item's key.
+    /// The hash of its name, as in [`Newcomer::hash`].
     pub hash: u64,
     /// The policy's three bits.
     pub bits: u8,
     /// The queue that is being reclaimed.
     pub queue: QueueId,
-    /// Seconds since the item was read or stored.
+    /// Seconds since it was read or stored; 0 where nobody notes that.
     pub idle_secs: u32,
     /// Memory that its eviction frees.
     pub bytes: u64,
@@ -67,7 +68,7 @@ pub enum Verdict {
     Keep {
         /// Where to.
         queue: QueueId,
-        /// The item's new bits.
+        /// Its new bits.
         bits: u8,
     },
 }
@@ -75,9 +76,10 @@ pub enum Verdict {
 /// An eviction policy.
 ///
 /// The caller owes: `attach` before anything else; one call at a time for `victim`, `judge` and
-/// `evicted` (`insert` may come from any thread at any time); every new item in [`QueueId::ENTRY`].
-/// It may evict what was to be kept, when too much is kept. The implementor owes: bits below 8, O(1),
-/// no allocation after `attach`, and progress: an item that is judged again and again without a hit
+/// `evicted` (`insert` may come from any thread at any time); every new entry in [`QueueId::ENTRY`].
+/// It may evict what was to be kept, when too much is kept, and keep what was to be evicted, where it
+/// is (pinned or dirty, say): then it does not call `evicted`. The implementor owes: bits below 8, O(1),
+/// no allocation after `attach`, and progress: an entry that is judged again and again without a hit
 /// in between is evicted at last.
 pub trait Policy: Send + Sync + 'static {
     /// The name used in settings and statistics.
@@ -87,19 +89,19 @@ pub trait Policy: Send + Sync + 'static {
         let _ = memory_bytes;
         0
     }
-    /// The bits of an item that has just been stored.
+    /// The bits of an entry that has just been stored.
     fn insert(&self, newcomer: &Newcomer) -> u8 {
         let _ = newcomer;
         0
     }
-    /// The bits after a hit on an item with `bits`. Must depend on `bits` only: it is tabulated.
+    /// The bits after a hit on an entry with `bits`. Must depend on `bits` only: it is tabulated.
     fn hit(&self, bits: u8) -> u8;
-    /// The queue to reclaim from, given the regions in each. At least one is not empty; if the one
-    /// named is, another is taken.
-    fn victim(&self, regions: [usize; QUEUES_MAX]) -> QueueId;
-    /// What becomes of an item at the tail.
+    /// The queue to reclaim from, given their lengths in any one unit (regions, buckets, bytes). At
+    /// least one is not empty; if the one named is, another is taken.
+    fn victim(&self, lengths: [usize; QUEUES_MAX]) -> QueueId;
+    /// What becomes of an entry at the tail.
     fn judge(&self, candidate: &Candidate) -> Verdict;
-    /// An item that was judged has been evicted, whatever the verdict was.
+    /// An entry that was judged has been evicted, whatever the verdict was.
     fn evicted(&self, candidate: &Candidate) {
         let _ = candidate;
     }

@@ -39,8 +39,8 @@ impl Policy for Mru {
         bits | READ
     }
 
-    fn victim(&self, regions: [usize; QUEUES_MAX]) -> QueueId {
-        let [entry, main] = regions;
+    fn victim(&self, lengths: [usize; QUEUES_MAX]) -> QueueId {
+        let [entry, main] = lengths;
         let full = entry <= (entry + main).div_ceil(ENTRY_SHARE) + 1;
         self.main_is_full.store(full, Ordering::Relaxed);
         let judged = self.judged.swap(0, Ordering::Relaxed);
