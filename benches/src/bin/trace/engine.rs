@@ -92,7 +92,8 @@ pub(crate) struct Replay {
     pub(crate) regions_walked: u64,
 }
 
-/// Replays a trace: a miss stores the object.
+/// Replays a trace: a miss stores the object. Never inlined, so that a profiler can tell it apart.
+#[inline(never)]
 pub(crate) fn replay(trace: &Trace, scale: &Scale, policy: &str) -> Result<Replay> {
     let kv = scale.store(policy)?;
     let value = vec![0; scale.value_bytes];

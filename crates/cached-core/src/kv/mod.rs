@@ -106,6 +106,9 @@ struct Found<'a> {
     location: u32,
 }
 
+/// Items take so much and more, nearly always; the policy's ghosts are as many as fits that.
+const ENTRY_BYTES_USUAL: usize = 256;
+
 /// Free regions that only the reclaimer may take, so that survivors always find a place.
 const RECLAIM_RESERVE: u32 = 2;
 
@@ -118,7 +121,8 @@ impl Kv {
         config.check()?;
         let mut policy = config.policy;
         // What the policy remembers of evicted items comes out of the same memory.
-        let policy_bytes = if config.evict { policy.attach(config.arena_bytes) } else { 0 };
+        let policy_bytes =
+            if config.evict { policy.attach(config.arena_bytes, ENTRY_BYTES_USUAL) } else { 0 };
         let region_bytes = region_bytes_for(config.arena_bytes);
         let regions = ((config.arena_bytes - policy_bytes) / region_bytes) as u32;
         let arena = Arena::new(ArenaConfig {

@@ -1,145 +1,216 @@
 //! Names of what was evicted not long ago, so that who comes back soon can be told from who is new.
 //!
 //! ```text
-//!  a set is 32 bytes, half a cache line:  16 ghosts, found by the upper bits of the mixed hash
+//!  a set is half a cache line:  four words of four ghosts, found by the upper bits of the mixed hash
 //!   15        14      11 10                    0
 //!  ┌────────┬───────────┬───────────────────────┐
-//!  │ queue  │ stamp     │ tag (0: empty)        │   stamp: eighths of the memory evicted from that
-//!  └────────┴───────────┴───────────────────────┘   queue, modulo 16; eight and more are too old
+//!  │ queue  │ stamp     │ tag (0: empty)        │   stamp: quarters of the memory evicted from that
+//!  └────────┴───────────┴───────────────────────┘   queue, modulo 16; four and more are too old
 //! ```
-//! A ghost counts until as much as the whole memory has been evicted from its queue since: bytes, not
-//! names, so it is the same for small items and large. A hand goes once round the table in that time
-//! and removes what is too old, before its stamp could be taken for a young one. One name in 128
-//! takes another for its own; the worst of that is an item kept a little longer.
+//! A ghost counts until about as much as the whole memory has been evicted from its queue since: bytes, not
+//! names, so it is the same for small entries and large. A hand goes round the table and removes what
+//! is too old, before its stamp could be taken for a young one. One name in 128 takes another for its
+//! own; the worst of that is an entry kept a little longer.
 //!
-//! The table has two bytes for every 128 of memory. With items about as small as that, a full set gives
-//! up any: some are forgotten early, and what is remembered stays bounded. It is touched only once something is evicted.
+//! There are four bytes, two ghosts, for every entry of the usual size that the memory could hold. A full set gives
+//! up any: some are forgotten early, and what is remembered stays bounded. It is touched only once
+//! something is evicted. A lookup is one cache line and about forty instructions: words of four ghosts
+//! are compared at once.
 
 use super::QueueId;
-use std::sync::atomic::{AtomicU16, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
-const SET: usize = 16;
-/// Bytes of memory for each byte of ghosts.
-const MEMORY_SHARE: usize = 64;
-/// Bytes of memory for each set.
-const SET_SPAN: usize = MEMORY_SHARE * SET * size_of::<u16>();
+/// Ghosts in a word, words in a set.
+const LANES: usize = 4;
+const WORDS: usize = 4;
+const LANE_BITS: u32 = u64::BITS / LANES as u32;
+type Set = [AtomicU64; WORDS];
+
+/// Each of two queues remembers as much as the memory holds.
+const GHOSTS_PER_ENTRY: usize = 2;
 const TAG_BITS: u32 = 11;
-const TAG_MASK: u16 = (1 << TAG_BITS) - 1;
-const STAMP_MASK: u16 = 15;
 const QUEUE_BIT: u32 = 15;
-/// Stamps that a ghost lasts, and that the memory is divided into.
-const STAMPS: u16 = 8;
-/// Sets that the hand passes at most at one eviction.
-const SWEEP_MAX: u64 = 64;
+/// The same in every lane of a word.
+const LOWEST: u64 = 0x0001_0001_0001_0001;
+const HIGHEST: u64 = LOWEST << (LANE_BITS - 1);
+const TAGS: u64 = LOWEST * ((1 << TAG_BITS) - 1);
+const STAMPS: u64 = LOWEST * STAMP_MASK;
+
+const STAMP_MASK: u64 = 15;
+/// Stamps that the memory is divided into, and that a ghost lasts.
+const STAMPS_PER_MEMORY: u64 = 4;
+const STAMPS_YOUNG: u64 = 4;
+/// The hand passes so many sets at a time, and goes round while the memory is evicted so often: less
+/// often, and a stamp could come round before the hand.
+const SWEEP_SETS: usize = 8;
+const SWEEP_MEMORIES: usize = 2;
+const _: () = assert!(STAMPS_YOUNG + SWEEP_MEMORIES as u64 * STAMPS_PER_MEMORY < STAMP_MASK);
+
+/// The time of a queue: how much has been evicted from it.
+#[derive(Debug, Default)]
+struct QueueTime {
+    stamp: AtomicU64,
+    /// Bytes to be evicted before the next stamp.
+    left: AtomicI64,
+}
 
 /// The table. Made with no sets it remembers nothing.
 #[derive(Debug, Default)]
 pub(super) struct Ghosts {
-    /// Each is only a hint: a race between two threads loses one at most.
-    slots: Box<[AtomicU16]>,
+    /// Each ghost is only a hint: a race between two threads loses a word of them at most, or brings
+    /// back what was there a moment ago.
+    sets: Box<[Set]>,
+    times: [QueueTime; 2],
     /// Bytes of memory for each stamp.
-    stamp_span: u64,
-    /// The stamp of each queue, and bytes to be evicted from it before the next.
-    stamps: [AtomicU16; 2],
-    stamp_left: [AtomicU64; 2],
-    /// Bytes evicted so far: where the hand is.
-    evicted_bytes: AtomicU64,
-    /// Ghosts that had to go for others, which takes turns between the slots.
-    pushed_out: AtomicUsize,
+    stamp_bytes: i64,
+    /// Bytes evicted between two steps of the hand; what is left of them; the set where it stands.
+    sweep_bytes: i64,
+    sweep_left: AtomicI64,
+    hand: AtomicU64,
+    /// Ghosts that had to go for others, which takes turns between the lanes.
+    pushed_out: AtomicU64,
 }
 
 impl Ghosts {
-    /// A table for so much memory.
-    pub(super) fn new(memory_bytes: usize) -> Ghosts {
-        let sets = (memory_bytes / SET_SPAN).max(1);
+    /// A table for so much memory, in entries of about so many bytes or more.
+    pub(super) fn new(memory_bytes: usize, entry_bytes: usize) -> Ghosts {
+        let set_bytes = entry_bytes.max(1) * WORDS * LANES / GHOSTS_PER_ENTRY;
+        let count = (memory_bytes / set_bytes).max(1);
         // Zeroed by the system when first touched, which a loop over atomics would do at once.
-        let zeroed = Box::into_raw(vec![0u16; sets * SET].into_boxed_slice());
+        let zeroed = Box::into_raw(vec![[0u64; WORDS]; count].into_boxed_slice());
         // SAFETY: the pointer comes from a box of the same layout: an atomic has its integer's size,
         // alignment and valid values.
-        let slots = unsafe { Box::from_raw(zeroed as *mut [AtomicU16]) };
-        let stamp_span = (memory_bytes as u64 / u64::from(STAMPS)).max(1);
-        let stamp_left = [const { AtomicU64::new(0) }; 2];
-        stamp_left.iter().for_each(|left| left.store(stamp_span, Ordering::Relaxed));
-        Ghosts { slots, stamp_span, stamp_left, ..Ghosts::default() }
+        let sets = unsafe { Box::from_raw(zeroed as *mut [Set]) };
+        let stamp_bytes = (memory_bytes as u64 / STAMPS_PER_MEMORY).max(1) as i64;
+        let sweep_bytes = (SWEEP_SETS * SWEEP_MEMORIES * set_bytes) as i64;
+        let ghosts = Ghosts { sets, stamp_bytes, sweep_bytes, ..Ghosts::default() };
+        ghosts.times.iter().for_each(|time| time.left.store(stamp_bytes, Relaxed));
+        ghosts.sweep_left.store(sweep_bytes, Relaxed);
+        ghosts
     }
 
     /// What the table takes.
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(&*self.slots)
-    }
-
-    fn sets(&self) -> u64 {
-        (self.slots.len() / SET) as u64
+        size_of_val(&*self.sets)
     }
 
     /// The set of a hash, and its tag.
-    fn find(&self, hash: u64) -> Option<(&[AtomicU16; SET], u16)> {
+    #[inline]
+    fn find(&self, hash: u64) -> Option<(&Set, u64)> {
         let mixed = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let set = (((mixed >> 32) * self.sets()) >> 32) as usize;
-        let tag = (mixed >> 21) as u16 & TAG_MASK;
-        let (sets, _) = self.slots.as_chunks::<SET>();
-        Some((sets.get(set)?, tag.max(1)))
+        let set = (((mixed >> 32) * self.sets.len() as u64) >> 32) as usize;
+        let tag = (mixed >> (32 - TAG_BITS)) & ((1 << TAG_BITS) - 1);
+        Some((self.sets.get(set)?, tag.max(1)))
     }
 
-    /// Stamps since the ghost was made.
+    /// The lanes of a word, a bit in each, whose tag is this (0: that are empty).
     #[inline]
-    fn age(&self, ghost: u16) -> u16 {
-        let stamp = self.stamps[usize::from(ghost >> QUEUE_BIT)].load(Ordering::Relaxed);
-        stamp.wrapping_sub(ghost >> TAG_BITS) & STAMP_MASK
+    fn lanes_of(word: u64, tag: u64) -> u64 {
+        // Without its tag bits, a lane's highest bit is 0, and stays if the rest is not.
+        let differs = ((word ^ (tag * LOWEST)) & TAGS) | HIGHEST;
+        !(differs - LOWEST) & HIGHEST
     }
 
     /// Forgets the ghost of a hash; tells the queue that it was evicted from, if there is one.
+    #[inline]
     pub(super) fn take(&self, hash: u64) -> Option<QueueId> {
-        if self.evicted_bytes.load(Ordering::Relaxed) == 0 {
-            return None;
-        }
         let (set, tag) = self.find(hash)?;
-        let slot = set.iter().find(|slot| slot.load(Ordering::Relaxed) & TAG_MASK == tag)?;
-        let ghost = slot.swap(0, Ordering::Relaxed);
-        let is_young = ghost & TAG_MASK == tag && self.age(ghost) < STAMPS;
-        is_young.then_some(QueueId((ghost >> QUEUE_BIT) as u8))
+        for place in set {
+            let word = place.load(Relaxed);
+            let lanes = Self::lanes_of(word, tag);
+            if lanes != 0 {
+                let shift = lanes.trailing_zeros() + 1 - LANE_BITS;
+                place.store(word & !(0xffff << shift), Relaxed);
+                let ghost = word >> shift;
+                let queue = (ghost >> QUEUE_BIT) & 1;
+                let stamp = self.times[queue as usize].stamp.load(Relaxed);
+                let age = stamp.wrapping_sub(ghost >> TAG_BITS) & STAMP_MASK;
+                return (age < STAMPS_YOUNG).then_some(QueueId(queue as u8));
+            }
+        }
+        None
     }
 
     /// Remembers an eviction. One thread at a time.
+    #[inline]
     pub(super) fn add(&self, hash: u64, queue: QueueId, bytes: u64) {
         let queue = usize::from(queue.0 & 1);
         let Some((set, tag)) = self.find(hash) else { return };
-        self.pass_time(queue, bytes);
-        // The same name, an empty slot, or any: the hand has removed what is old.
-        let fits = |slot: &AtomicU16| {
-            let there = slot.load(Ordering::Relaxed) & TAG_MASK;
-            there == 0 || there == tag
-        };
-        let at = set
-            .iter()
-            .position(fits)
-            .unwrap_or_else(|| self.pushed_out.fetch_add(1, Ordering::Relaxed) % SET);
-        let stamp = self.stamps[queue].load(Ordering::Relaxed);
-        set[at].store((queue as u16) << QUEUE_BIT | stamp << TAG_BITS | tag, Ordering::Relaxed);
-    }
-
-    /// Moves the queue's stamp and the hand on by so many bytes evicted; the hand removes what is too old.
-    fn pass_time(&self, queue: usize, bytes: u64) {
-        let left = self.stamp_left[queue].load(Ordering::Relaxed);
-        let passed = if bytes < left { 0 } else { (bytes - left) / self.stamp_span + 1 };
-        self.stamp_left[queue].store(left + passed * self.stamp_span - bytes, Ordering::Relaxed);
-        if passed > 0 {
-            let stamp = self.stamps[queue].load(Ordering::Relaxed).wrapping_add(passed as u16);
-            self.stamps[queue].store(stamp & STAMP_MASK, Ordering::Relaxed);
-        }
-        let before = self.evicted_bytes.load(Ordering::Relaxed);
-        let after = before.wrapping_add(bytes);
-        self.evicted_bytes.store(after, Ordering::Relaxed);
-        let (from, to) = (before / SET_SPAN as u64, after / SET_SPAN as u64);
-        for set in from..to.min(from + SWEEP_MAX) {
-            let at = (set % self.sets()) as usize * SET;
-            for slot in &self.slots[at..at + SET] {
-                let ghost = slot.load(Ordering::Relaxed);
-                if ghost != 0 && self.age(ghost) >= STAMPS {
-                    slot.store(0, Ordering::Relaxed);
-                }
+        let stamp = self.pass_time(queue, bytes as i64);
+        let ghost = (queue as u64) << QUEUE_BIT | stamp << TAG_BITS | tag;
+        // An empty lane, or any: the hand has removed what is old.
+        for place in set {
+            let word = place.load(Relaxed);
+            let lanes = Self::lanes_of(word & TAGS, 0);
+            if lanes != 0 {
+                let shift = lanes.trailing_zeros() + 1 - LANE_BITS;
+                place.store(word & !(0xffff << shift) | ghost << shift, Relaxed);
+                return;
             }
         }
+        self.push_out(set, ghost);
+    }
+
+    /// Puts a ghost into a full set.
+    #[cold]
+    fn push_out(&self, set: &Set, ghost: u64) {
+        let turn = self.pushed_out.load(Relaxed);
+        self.pushed_out.store(turn.wrapping_add(1), Relaxed);
+        let place = &set[turn as usize / LANES % WORDS];
+        let shift = (turn as u32 % LANES as u32) * LANE_BITS;
+        place.store(place.load(Relaxed) & !(0xffff << shift) | ghost << shift, Relaxed);
+    }
+
+    /// Moves the queue's time and the hand on by so many bytes evicted; tells the queue's stamp.
+    #[inline]
+    fn pass_time(&self, queue: usize, bytes: i64) -> u64 {
+        let time = &self.times[queue];
+        let left = time.left.load(Relaxed) - bytes;
+        time.left.store(left, Relaxed);
+        if left < 0 {
+            // An entry of more than a stamp moves the time on by as many as it is worth.
+            let passed = -left / self.stamp_bytes + 1;
+            time.left.store(left + passed * self.stamp_bytes, Relaxed);
+            time.stamp.store((time.stamp.load(Relaxed) + passed as u64) & STAMP_MASK, Relaxed);
+        }
+        let left = self.sweep_left.load(Relaxed) - bytes;
+        self.sweep_left.store(left, Relaxed);
+        if left < 0 {
+            self.sweep(left);
+        }
+        time.stamp.load(Relaxed)
+    }
+
+    /// Moves the hand on and removes what is too old on its way.
+    #[cold]
+    fn sweep(&self, left: i64) {
+        // A very large entry moves the hand once round at most.
+        let steps = (-left / self.sweep_bytes + 1).min(self.sets.len().div_ceil(SWEEP_SETS) as i64);
+        self.sweep_left.store(self.sweep_bytes, Relaxed);
+        let [entry, main] = [0, 1].map(|queue: usize| self.times[queue].stamp.load(Relaxed));
+        let mut hand = self.hand.load(Relaxed) as usize;
+        for _ in 0..steps {
+            let end = (hand + SWEEP_SETS).min(self.sets.len());
+            for place in self.sets[hand..end].as_flattened() {
+                let word = place.load(Relaxed);
+                if word != 0 {
+                    place.store(word & !Self::lanes_too_old(word, entry, main), Relaxed);
+                }
+            }
+            hand = if end == self.sets.len() { 0 } else { end };
+        }
+        self.hand.store(hand as u64, Relaxed);
+    }
+
+    /// All bits of the lanes whose ghosts are too old, at these stamps of the two queues.
+    fn lanes_too_old(word: u64, entry: u64, main: u64) -> u64 {
+        let now = (entry * LOWEST) ^ (((word >> QUEUE_BIT) & LOWEST) * (entry ^ main));
+        // One bit more than a stamp has, so that no lane borrows from the next.
+        let age = ((now | LOWEST << 4) - ((word >> TAG_BITS) & STAMPS)) & STAMPS;
+        // Four and more: one of the two upper bits.
+        let old = (age >> 2 | age >> 3) & LOWEST;
+        const { assert!(STAMPS_YOUNG == 4) };
+        old * 0xffff
     }
 }
 
@@ -154,24 +225,24 @@ mod tests {
 
     #[test]
     fn a_ghost_lasts_until_the_memory_has_gone_round() {
-        // Items of 256 bytes make as many ghosts as there are slots: some push others out.
-        for (item_bytes, percent) in [(256, 75), (4096, 95)] {
-            let ghosts = Ghosts::new(1 << 20);
-            let round = (1 << 20) / item_bytes;
-            (0..round * 3).for_each(|n| ghosts.add(hash(n), QueueId(n as u8 % 2), item_bytes));
-            // Two queues with half of the evictions each: names of two rounds count.
-            let last = round * 3;
-            let young =
-                (last - round * 3 / 2..last).filter(|n| ghosts.take(hash(*n)).is_some()).count() as u64;
-            assert!(young * 100 >= round * 3 / 2 * percent, "{young} of {} are left", round * 3 / 2);
+        // Entries of 256 bytes make as many ghosts as there is room for: some push others out.
+        for (entry_bytes, percent) in [(256, 70), (4096, 95)] {
+            let ghosts = Ghosts::new(1 << 20, 256);
+            let round = (1 << 20) / entry_bytes;
+            (0..round * 9).for_each(|n| ghosts.add(hash(n), QueueId(n as u8 % 2), entry_bytes));
+            // Two queues with half of the evictions each: names of two rounds count, but for the
+            // quarter that the last stamp may be old.
+            let last = round * 9;
+            let young = (last - round * 3 / 2..last).filter(|n| ghosts.take(hash(*n)).is_some()).count();
+            assert!(young as u64 * 100 >= round * 3 / 2 * percent, "{young} of {} are left", round * 3 / 2);
             let old = (0..last - round * 2).filter(|n| ghosts.take(hash(*n)).is_some()).count() as u64;
-            assert!(old * 100 <= round * 3, "{old} of {round} are too old");
+            assert!(old * 100 <= round * 7, "{old} of {} are too old", round * 7);
         }
     }
 
     #[test]
     fn it_tells_queues_and_strangers_apart_and_forgets_what_it_told() {
-        let ghosts = Ghosts::new(1 << 20);
+        let ghosts = Ghosts::new(1 << 20, 256);
         (0..4_000).for_each(|n| ghosts.add(hash(n), QueueId(n as u8 % 2), 100));
         let right = (0..4_000).filter(|n| ghosts.take(hash(*n)) == Some(QueueId(*n as u8 % 2))).count();
         assert!(right > 3_900, "{right}");
@@ -182,9 +253,40 @@ mod tests {
     }
 
     #[test]
+    fn lanes_are_judged_one_by_one() {
+        for entry in 0..16 {
+            for main in 0..16 {
+                for lane in 0..LANES {
+                    for (queue, stamp) in (0..2).flat_map(|queue| (0..16).map(move |stamp| (queue, stamp))) {
+                        let shift = lane as u32 * LANE_BITS;
+                        let word = (queue << QUEUE_BIT | stamp << TAG_BITS | 5) << shift;
+                        // What stands beside it is as young as can be.
+                        let young = (LOWEST * (entry << TAG_BITS | 7)) & !(0xffff << shift);
+                        let age = [entry, main][queue as usize].wrapping_sub(stamp) & STAMP_MASK;
+                        let old = if age < STAMPS_YOUNG { 0 } else { 0xffff << shift };
+                        assert_eq!(Ghosts::lanes_too_old(word | young, entry, main), old);
+                        assert_eq!(Ghosts::lanes_of(word | young, 5), 0x8000 << shift);
+                        assert_eq!(Ghosts::lanes_of(word, 0), HIGHEST & !(0x8000 << shift));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn entries_larger_than_the_memory_age_everything() {
+        let ghosts = Ghosts::new(1 << 20, 4096);
+        ghosts.add(hash(1), QueueId::ENTRY, 4096);
+        ghosts.add(hash(2), QueueId::ENTRY, 3 << 20);
+        assert_eq!(ghosts.take(hash(1)), None);
+        assert_eq!(ghosts.take(hash(2)), Some(QueueId::ENTRY));
+    }
+
+    #[test]
     fn memory_is_bounded_and_accounted_for() {
-        let ghosts = Ghosts::new(64 << 20);
-        assert_eq!(ghosts.bytes(), 1 << 20);
+        assert_eq!(Ghosts::new(64 << 20, 256).bytes(), 1 << 20);
+        assert_eq!(Ghosts::new(64 << 20, 4096).bytes(), 64 << 10);
+        assert_eq!(Ghosts::new(1, 0).bytes(), 32);
         assert_eq!(Ghosts::default().bytes(), 0);
         Ghosts::default().add(1, QueueId(0), 1);
         assert_eq!(Ghosts::default().take(1), None);

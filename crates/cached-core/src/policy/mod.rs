@@ -84,9 +84,10 @@ pub enum Verdict {
 pub trait Policy: Send + Sync + 'static {
     /// The name used in settings and statistics.
     fn name(&self) -> &'static str;
-    /// Gets ready to look after so much memory; tells how much of it the policy itself will take.
-    fn attach(&mut self, memory_bytes: usize) -> usize {
-        let _ = memory_bytes;
+    /// Gets ready to look after so much memory, in entries that usually take `entry_bytes` or more
+    /// (what is remembered is sized by it); tells how much of the memory the policy itself will take.
+    fn attach(&mut self, memory_bytes: usize, entry_bytes: usize) -> usize {
+        let _ = (memory_bytes, entry_bytes);
         0
     }
     /// The bits of an entry that has just been stored.
@@ -137,7 +138,7 @@ mod tests {
     fn bits_stay_bits_and_what_is_not_hit_goes_at_last() {
         for name in NAMES {
             let mut policy = by_name(name).unwrap();
-            policy.attach(1 << 20);
+            policy.attach(1 << 20, 256);
             for bits in 0..8 {
                 assert!(policy.hit(bits) < 8, "{name}");
                 let replaces = (bits != 0).then_some(bits);

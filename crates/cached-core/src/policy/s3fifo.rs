@@ -44,6 +44,8 @@ pub struct S3Fifo {
     is_balanced: bool,
     ghosts: Ghosts,
     memory_bytes: u64,
+    /// A byte's share of the memory, in 2^-63: so that nothing is divided when something comes back.
+    byte_share: u64,
     /// What part of the regions the entry queue should have.
     entry_share: AtomicU32,
 }
@@ -56,6 +58,7 @@ impl S3Fifo {
             is_balanced: false,
             ghosts: Ghosts::default(),
             memory_bytes: 1,
+            byte_share: 0,
             entry_share: AtomicU32::new(SHARE_MIN),
         }
     }
@@ -67,8 +70,7 @@ impl S3Fifo {
 
     /// Moves the share by what an item of so many bytes that came back from a queue tells.
     fn balance(&self, from: QueueId, bytes: u64) {
-        let step =
-            ((u128::from(bytes) << 32) / u128::from(self.memory_bytes)).min(u128::from(SHARE_MIN)) as u32;
+        let step = ((bytes.min(self.memory_bytes) * self.byte_share) >> 31).min(u64::from(SHARE_MIN)) as u32;
         let share = self.entry_share.load(Ordering::Relaxed);
         let share = match from {
             QueueId::ENTRY => share.saturating_add(step >> GROW_SHIFT).min(SHARE_MAX),
@@ -84,9 +86,10 @@ impl Policy for S3Fifo {
         self.name
     }
 
-    fn attach(&mut self, memory_bytes: usize) -> usize {
-        self.ghosts = Ghosts::new(memory_bytes);
+    fn attach(&mut self, memory_bytes: usize, entry_bytes: usize) -> usize {
+        self.ghosts = Ghosts::new(memory_bytes, entry_bytes);
         self.memory_bytes = memory_bytes.max(1) as u64;
+        self.byte_share = (1 << 63) / self.memory_bytes;
         self.ghosts.bytes()
     }
 
@@ -140,7 +143,7 @@ mod tests {
     }
 
     fn attached(mut policy: S3Fifo) -> S3Fifo {
-        assert_eq!(policy.attach(1 << 20), 16 << 10);
+        assert_eq!(policy.attach(1 << 20, 256), 16 << 10);
         policy
     }
 

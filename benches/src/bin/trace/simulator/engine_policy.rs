@@ -11,6 +11,9 @@ use crate::engine::hash;
 /// In object-count mode an object counts as so many bytes when the policy takes memory for itself.
 const OBJECT_BYTES: u64 = 1024;
 
+/// As in the engine.
+const ENTRY_BYTES_USUAL: usize = 256;
+
 pub(crate) struct EnginePolicy {
     policy: Box<dyn Policy>,
     queues: [VecDeque<u32>; QUEUES_MAX],
@@ -28,7 +31,7 @@ impl EnginePolicy {
             sizes.iter_mut().for_each(|bytes| *bytes = OBJECT_BYTES);
             capacity *= OBJECT_BYTES;
         }
-        capacity -= policy.attach(capacity as usize) as u64;
+        capacity -= policy.attach(capacity as usize, ENTRY_BYTES_USUAL) as u64;
         EnginePolicy {
             policy,
             queues: Default::default(),
