@@ -6,7 +6,7 @@
 //! takes [`SystemClock`].
 
 use crate::sync::{AtomicU32, Ordering};
-use std::time::Instant;
+use rustix::time::{ClockId, Timespec, clock_gettime};
 
 /// Tells the engine what time it is.
 ///
@@ -53,14 +53,17 @@ impl Clock for TickClock {
     }
 }
 
-/// Reads the system's monotonic clock at every call (about 25 ns).
+/// Reads the system's monotonic clock at every call: the coarse one, which the kernel steps every few milliseconds
+/// and which costs a few loads (2 ns where the fine one takes 25, a fifth of an embedded hit).
 #[derive(Debug)]
-pub struct SystemClock(Instant);
+pub struct SystemClock {
+    start: Timespec,
+}
 
 impl SystemClock {
     /// A clock that starts now.
     pub fn new() -> Self {
-        SystemClock(Instant::now())
+        SystemClock { start: clock_gettime(ClockId::MonotonicCoarse) }
     }
 }
 
@@ -73,8 +76,16 @@ impl Default for SystemClock {
 impl Clock for SystemClock {
     fn now_secs(&self) -> u32 {
         // A process that runs for 136 years keeps its last second.
-        u32::try_from(self.0.elapsed().as_secs()).unwrap_or(u32::MAX - FIRST_SECOND) + FIRST_SECOND
+        u32::try_from(secs_between(self.start, clock_gettime(ClockId::MonotonicCoarse)))
+            .unwrap_or(u32::MAX - FIRST_SECOND)
+            .saturating_add(FIRST_SECOND)
     }
+}
+
+/// Whole seconds.
+#[inline]
+fn secs_between(from: Timespec, to: Timespec) -> i64 {
+    to.tv_sec - from.tv_sec - i64::from(to.tv_nsec < from.tv_nsec)
 }
 
 /// When an item stops being readable, in the clock's seconds.
@@ -130,6 +141,16 @@ mod tests {
         assert!(Expiry::at(0).is_past(FIRST_SECOND));
         assert_eq!(Expiry::after(10, 5).remaining_secs(12), Some(3));
         assert_eq!(Expiry::NEVER.remaining_secs(12), None);
+    }
+
+    #[test]
+    fn a_begun_second_does_not_count() {
+        let at = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
+        assert_eq!(secs_between(at(5, 300), at(5, 300)), 0);
+        assert_eq!(secs_between(at(5, 300), at(6, 299)), 0);
+        assert_eq!(secs_between(at(5, 300), at(6, 300)), 1);
+        assert_eq!(secs_between(at(5, 300), at(6, 999_999_999)), 1);
+        assert!(SystemClock::new().now_secs() >= FIRST_SECOND);
     }
 
     #[test]

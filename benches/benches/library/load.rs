@@ -1,0 +1,204 @@
+//! The load: which keys, in which order, and what a caller does with the answers.
+
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+use cached_benches::cpu::{pin_current_thread, usable_cpus};
+use cached_benches::process::CpuClock;
+use cached_benches::zipf::Zipf;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use super::subject::Subject;
+
+/// Keys that are asked for, in all.
+const KEYS: u64 = 1_000_000;
+/// Items that every cache has room for.
+pub(crate) const ENTRIES: u64 = 100_000;
+/// Requests drawn beforehand and repeated.
+const DRAWN: usize = 1 << 22;
+/// One request in so many is a set.
+const SET_EVERY: u32 = 10;
+const SET: u32 = 1 << 31;
+const SEED: u64 = 0x00ca_c4ed;
+
+/// The two kinds of items.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Items {
+    /// Keys of 8 bytes, values of 64.
+    Small,
+    /// Keys of 20 bytes, values of 100.
+    Medium,
+}
+
+impl Items {
+    pub(crate) const ALL: [Items; 2] = [Items::Small, Items::Medium];
+
+    pub(crate) fn key_bytes(self) -> usize {
+        match self {
+            Items::Small => 8,
+            Items::Medium => 20,
+        }
+    }
+
+    pub(crate) fn value_bytes(self) -> usize {
+        match self {
+            Items::Small => 64,
+            Items::Medium => 100,
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Items::Small => "key8_value64",
+            Items::Medium => "key20_value100",
+        }
+    }
+}
+
+/// By what a run is timed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TimedBy {
+    /// The CPU clocks of the threads: their mean.
+    ThreadCpu,
+    /// The clock on the wall.
+    Wall,
+}
+
+/// What came of a run.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tally {
+    gets: u64,
+    hits: u64,
+}
+
+impl Tally {
+    pub(crate) fn hit_share(self) -> f64 {
+        self.hits as f64 / self.gets as f64
+    }
+}
+
+/// Requests, drawn beforehand so that drawing them costs nothing while the time runs.
+pub(crate) struct Load {
+    pub(crate) items: Items,
+    /// A rank, and the mark of a set.
+    requests: Vec<u32>,
+}
+
+impl Load {
+    pub(crate) fn new(items: Items) -> Load {
+        let zipf = Zipf::new(KEYS, 1.0);
+        let mut random = SmallRng::seed_from_u64(SEED);
+        let requests = (0..DRAWN)
+            .map(|_| {
+                let rank = zipf.sample(&mut random) as u32;
+                if random.random_ratio(1, SET_EVERY) { rank | SET } else { rank }
+            })
+            .collect();
+        Load { items, requests }
+    }
+
+    /// Runs `ops` requests from the `from`th on.
+    ///
+    /// # Errors
+    /// When a value is not its key's: then there is no figure.
+    pub(crate) fn run<S: Subject>(&self, subject: &S, from: usize, ops: usize) -> Result<Tally> {
+        match self.items {
+            Items::Small => self.run_sized::<S, 8, 64>(subject, from, ops),
+            Items::Medium => self.run_sized::<S, 20, 100>(subject, from, ops),
+        }
+    }
+
+    fn run_sized<S: Subject, const KEY: usize, const VALUE: usize>(
+        &self,
+        subject: &S,
+        from: usize,
+        ops: usize,
+    ) -> Result<Tally> {
+        let mut tally = Tally::default();
+        let mut wrong = 0u64;
+        let mut value = [0x5a; VALUE];
+        let mut at = from % DRAWN;
+        for _ in 0..ops {
+            let request = self.requests[at];
+            at = (at + 1) % DRAWN;
+            let key = key::<KEY>(request & !SET);
+            if request & SET == 0 {
+                tally.gets += 1;
+                let found = subject.get(&key, |found: &[u8]| {
+                    // The first and the last byte are looked at, so the value is there as a whole.
+                    found.len() == VALUE && found[..8] == key[..8] && found[VALUE - 1] == key[7]
+                });
+                if let Some(right) = found {
+                    tally.hits += 1;
+                    wrong += u64::from(!right);
+                    continue;
+                }
+            }
+            value[..8].copy_from_slice(&key[..8]);
+            value[VALUE - 1] = key[7];
+            subject.set(&key, &value);
+        }
+        if wrong > 0 {
+            bail!("{}: {wrong} values were not their key's", S::NAME);
+        }
+        Ok(tally)
+    }
+
+    /// The time of `ops` requests on each of `threads` threads, each with a stretch of requests and a core of its own.
+    ///
+    /// # Errors
+    /// As [`Load::run`]; and when there are fewer cores than threads.
+    pub(crate) fn time<S: Subject>(
+        &self,
+        subject: &S,
+        ops: u64,
+        threads: usize,
+        by: TimedBy,
+    ) -> Result<Duration> {
+        let cores = usable_cpus()?;
+        if cores.len() < threads {
+            bail!("{threads} threads want as many cores, and there are {}", cores.len());
+        }
+        let ops = usize::try_from(ops)?;
+        let start = &Barrier::new(threads);
+        let times = thread::scope(|scope| {
+            let handles: Vec<_> = (0..threads)
+                .map(|thread| {
+                    let core = cores[thread];
+                    scope.spawn(move || -> Result<Duration> {
+                        pin_current_thread(core)?;
+                        let clock = CpuClock::of_this_thread();
+                        start.wait();
+                        let (wall, cpu) = (Instant::now(), clock.now_ns()?);
+                        // Criterion's calls begin at the same place; so that a long run is not always the same.
+                        self.run(subject, thread * (DRAWN / 2) + ops, ops)?;
+                        Ok(match by {
+                            TimedBy::ThreadCpu => Duration::from_nanos(clock.now_ns()? - cpu),
+                            TimedBy::Wall => wall.elapsed(),
+                        })
+                    })
+                })
+                .collect();
+            handles
+                .into_iter()
+                .map(|handle| handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .collect::<Result<Vec<_>>>()
+        })?;
+        Ok(times.iter().sum::<Duration>() / u32::try_from(threads)?)
+    }
+}
+
+/// The key of a rank: what is frequent lies nowhere in particular.
+#[inline]
+fn key<const KEY: usize>(rank: u32) -> [u8; KEY] {
+    let mut key = [b'k'; KEY];
+    let id = u64::from(rank).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    key[..8].copy_from_slice(&id.to_le_bytes());
+    if KEY >= 16 {
+        key[KEY - 8..].copy_from_slice(&id.rotate_left(29).to_le_bytes());
+    }
+    key
+}

@@ -1,0 +1,223 @@
+//! The caches, each as its documentation would have it used, behind one small trait.
+//!
+//! Values are shared by count (`Arc<[u8]>`) where a get is to borrow them, and owned (`Box<[u8]>`) where it is to copy
+//! them, as quick_cache and moka hand out clones. foyer's entries are counted handles, so it has the first kind only.
+//! Hashers, shards and policies are each cache's own defaults.
+
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use cached_core::kv::{Kv, KvConfig};
+
+use super::load::{ENTRIES, Items, Load};
+
+/// A cache under measurement.
+pub(crate) trait Subject: Sized + Sync {
+    /// Its name in the table.
+    const NAME: &'static str;
+
+    /// What to ask for so that a hundred thousand items are held: an item count, or bytes.
+    fn room(_load: &Load) -> Result<u64> {
+        Ok(ENTRIES)
+    }
+
+    fn new(items: Items, room: u64) -> Result<Self>;
+
+    /// Shows the value to `look`, if there is one.
+    fn get(&self, key: &[u8], look: impl FnOnce(&[u8]) -> bool) -> Option<bool>;
+
+    fn set(&self, key: &[u8], value: &[u8]);
+
+    /// Items held.
+    fn entries(&self) -> u64;
+}
+
+/// The arena in which a hundred thousand items live once eviction has settled: found by trying.
+fn kv_room<S: Subject>(load: &Load) -> Result<u64> {
+    let items = load.items;
+    let mut room = ENTRIES * (items.key_bytes() + items.value_bytes() + 25) as u64;
+    for _ in 0..8 {
+        let subject = S::new(items, room)?;
+        load.run(&subject, 0, 2_000_000)?;
+        let held = subject.entries();
+        if held.abs_diff(ENTRIES) < ENTRIES / 100 {
+            return Ok(room);
+        }
+        room = room * ENTRIES / held;
+    }
+    bail!("no arena holds a hundred thousand items of {}", items.name())
+}
+
+/// Ours, copying values out; with a CAS value in each item or, as the others, without.
+pub(crate) struct KvCopy<const CAS: bool>(Kv);
+
+impl<const CAS: bool> Subject for KvCopy<CAS> {
+    const NAME: &'static str = if CAS { "cached, CAS" } else { "cached" };
+
+    fn room(load: &Load) -> Result<u64> {
+        kv_room::<Self>(load)
+    }
+
+    fn new(_: Items, room: u64) -> Result<Self> {
+        let arena_bytes = usize::try_from(room)?;
+        Ok(Self(Kv::new(KvConfig { arena_bytes, cas: CAS, ..KvConfig::default() })?))
+    }
+
+    fn get(&self, key: &[u8], look: impl FnOnce(&[u8]) -> bool) -> Option<bool> {
+        self.0.get(key).map(|value| look(&value))
+    }
+
+    fn set(&self, key: &[u8], value: &[u8]) {
+        self.0.set(key, value).expect("an evicting store has room");
+    }
+
+    fn entries(&self) -> u64 {
+        self.0.stats().items
+    }
+}
+
+/// Ours, reading values where they lie.
+pub(crate) struct KvBorrow<const CAS: bool>(KvCopy<CAS>);
+
+impl<const CAS: bool> Subject for KvBorrow<CAS> {
+    const NAME: &'static str = KvCopy::<CAS>::NAME;
+
+    fn room(load: &Load) -> Result<u64> {
+        kv_room::<Self>(load)
+    }
+
+    fn new(items: Items, room: u64) -> Result<Self> {
+        Ok(Self(KvCopy::new(items, room)?))
+    }
+
+    fn get(&self, key: &[u8], look: impl FnOnce(&[u8]) -> bool) -> Option<bool> {
+        let kv = &self.0.0;
+        kv.read(key, kv.hash(key), |item| look(item.inline_value().expect("small values lie in one piece")))
+            .ok()
+    }
+
+    fn set(&self, key: &[u8], value: &[u8]) {
+        self.0.set(key, value);
+    }
+
+    fn entries(&self) -> u64 {
+        self.0.entries()
+    }
+}
+
+/// quick_cache with owned values.
+pub(crate) struct QuickCopy(quick_cache::sync::Cache<Box<[u8]>, Box<[u8]>>);
+
+impl Subject for QuickCopy {
+    const NAME: &'static str = "quick_cache";
+
+    fn new(_: Items, room: u64) -> Result<Self> {
+        Ok(Self(quick_cache::sync::Cache::new(usize::try_from(room)?)))
+    }
+
+    fn get(&self, key: &[u8], look: impl FnOnce(&[u8]) -> bool) -> Option<bool> {
+        self.0.get(key).map(|value| look(&value))
+    }
+
+    fn set(&self, key: &[u8], value: &[u8]) {
+        self.0.insert(key.into(), value.into());
+    }
+
+    fn entries(&self) -> u64 {
+        self.0.len() as u64
+    }
+}
+
+/// quick_cache with counted values.
+pub(crate) struct QuickBorrow(quick_cache::sync::Cache<Box<[u8]>, Arc<[u8]>>);
+
+impl Subject for QuickBorrow {
+    const NAME: &'static str = "quick_cache";
+
+    fn new(_: Items, room: u64) -> Result<Self> {
+        Ok(Self(quick_cache::sync::Cache::new(usize::try_from(room)?)))
+    }
+
+    fn get(&self, key: &[u8], look: impl FnOnce(&[u8]) -> bool) -> Option<bool> {
+        self.0.get(key).map(|value| look(&value))
+    }
+
+    fn set(&self, key: &[u8], value: &[u8]) {
+        self.0.insert(key.into(), value.into());
+    }
+
+    fn entries(&self) -> u64 {
+        self.0.len() as u64
+    }
+}
+
+/// moka with owned values.
+pub(crate) struct MokaCopy(moka::sync::Cache<Box<[u8]>, Box<[u8]>>);
+
+impl Subject for MokaCopy {
+    const NAME: &'static str = "moka";
+
+    fn new(_: Items, room: u64) -> Result<Self> {
+        Ok(Self(moka::sync::Cache::new(room)))
+    }
+
+    fn get(&self, key: &[u8], look: impl FnOnce(&[u8]) -> bool) -> Option<bool> {
+        self.0.get(key).map(|value| look(&value))
+    }
+
+    fn set(&self, key: &[u8], value: &[u8]) {
+        self.0.insert(key.into(), value.into());
+    }
+
+    fn entries(&self) -> u64 {
+        self.0.run_pending_tasks();
+        self.0.entry_count()
+    }
+}
+
+/// moka with counted values.
+pub(crate) struct MokaBorrow(moka::sync::Cache<Box<[u8]>, Arc<[u8]>>);
+
+impl Subject for MokaBorrow {
+    const NAME: &'static str = "moka";
+
+    fn new(_: Items, room: u64) -> Result<Self> {
+        Ok(Self(moka::sync::Cache::new(room)))
+    }
+
+    fn get(&self, key: &[u8], look: impl FnOnce(&[u8]) -> bool) -> Option<bool> {
+        self.0.get(key).map(|value| look(&value))
+    }
+
+    fn set(&self, key: &[u8], value: &[u8]) {
+        self.0.insert(key.into(), value.into());
+    }
+
+    fn entries(&self) -> u64 {
+        self.0.run_pending_tasks();
+        self.0.entry_count()
+    }
+}
+
+/// foyer's memory part.
+pub(crate) struct FoyerBorrow(foyer_memory::Cache<Box<[u8]>, Box<[u8]>>);
+
+impl Subject for FoyerBorrow {
+    const NAME: &'static str = "foyer";
+
+    fn new(_: Items, room: u64) -> Result<Self> {
+        Ok(Self(foyer_memory::CacheBuilder::new(usize::try_from(room)?).build()))
+    }
+
+    fn get(&self, key: &[u8], look: impl FnOnce(&[u8]) -> bool) -> Option<bool> {
+        self.0.get(key).map(|entry| look(entry.value()))
+    }
+
+    fn set(&self, key: &[u8], value: &[u8]) {
+        self.0.insert(key.into(), value.into());
+    }
+
+    fn entries(&self) -> u64 {
+        self.0.entries() as u64
+    }
+}
