@@ -54,6 +54,15 @@ struct QueueTime {
     left: AtomicI64,
 }
 
+/// What is known of an entry that came back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ghost {
+    /// Where it was evicted from.
+    pub(super) queue: QueueId,
+    /// No more than a quarter of the memory has been evicted from there since.
+    pub(super) is_recent: bool,
+}
+
 /// The table. Made with no sets it remembers nothing.
 #[derive(Debug, Default)]
 pub(super) struct Ghosts {
@@ -111,9 +120,9 @@ impl Ghosts {
         !(differs - LOWEST) & HIGHEST
     }
 
-    /// Forgets the ghost of a hash; tells the queue that it was evicted from, if there is one.
+    /// Forgets the ghost of a hash; tells what it was, if there is one.
     #[inline]
-    pub(super) fn take(&self, hash: u64) -> Option<QueueId> {
+    pub(super) fn take(&self, hash: u64) -> Option<Ghost> {
         let (set, tag) = self.find(hash)?;
         for place in set {
             let word = place.load(Relaxed);
@@ -125,7 +134,8 @@ impl Ghosts {
                 let queue = (ghost >> QUEUE_BIT) & 1;
                 let stamp = self.times[queue as usize].stamp.load(Relaxed);
                 let age = stamp.wrapping_sub(ghost >> TAG_BITS) & STAMP_MASK;
-                return (age < STAMPS_YOUNG).then_some(QueueId(queue as u8));
+                return (age < STAMPS_YOUNG)
+                    .then_some(Ghost { queue: QueueId(queue as u8), is_recent: age == 0 });
             }
         }
         None
@@ -244,7 +254,9 @@ mod tests {
     fn it_tells_queues_and_strangers_apart_and_forgets_what_it_told() {
         let ghosts = Ghosts::new(1 << 20, 256);
         (0..4_000).for_each(|n| ghosts.add(hash(n), QueueId(n as u8 % 2), 100));
-        let right = (0..4_000).filter(|n| ghosts.take(hash(*n)) == Some(QueueId(*n as u8 % 2))).count();
+        let right = (0..4_000)
+            .filter(|n| ghosts.take(hash(*n)).is_some_and(|ghost| ghost.queue == QueueId(*n as u8 % 2)))
+            .count();
         assert!(right > 3_900, "{right}");
         assert!((0..4_000).all(|n| ghosts.take(hash(n)).is_none()));
         (0..4_000).for_each(|n| ghosts.add(hash(n), QueueId(0), 100));
@@ -279,7 +291,7 @@ mod tests {
         ghosts.add(hash(1), QueueId::ENTRY, 4096);
         ghosts.add(hash(2), QueueId::ENTRY, 3 << 20);
         assert_eq!(ghosts.take(hash(1)), None);
-        assert_eq!(ghosts.take(hash(2)), Some(QueueId::ENTRY));
+        assert_eq!(ghosts.take(hash(2)), Some(Ghost { queue: QueueId::ENTRY, is_recent: true }));
     }
 
     #[test]

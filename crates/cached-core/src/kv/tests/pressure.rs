@@ -181,8 +181,9 @@ fn a_cache_in_which_everything_is_hit_still_takes_new_items() {
     kv.set(b"new", &[0; 100]).unwrap();
     let walked = kv.stats().regions_reclaimed - before;
     assert!(walked <= 8, "{walked} regions were walked for one item");
-    fill(&kv, 2, 10_000, 50);
-    assert!(count(&kv, 2, 10_000) > 9_000);
+    // Less than what newcomers may have at least.
+    fill(&kv, 2, 4_000, 50);
+    assert!(count(&kv, 2, 4_000) > 3_600);
     kv.validate();
 }
 
