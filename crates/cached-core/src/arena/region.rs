@@ -117,6 +117,11 @@ impl Region {
         self.usage.fetch_add(WRITER + u64::from(bytes), Ordering::Relaxed);
     }
 
+    /// An entry of `bytes` moves in from elsewhere, complete as far as anybody can see.
+    pub(crate) fn entry_moved_in(&self, bytes: u32) {
+        self.usage.fetch_add(u64::from(bytes), Ordering::Relaxed);
+    }
+
     /// The entry is published.
     pub(crate) fn end_entry(&self) {
         self.usage.fetch_sub(WRITER, Ordering::Release);

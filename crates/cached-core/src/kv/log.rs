@@ -149,13 +149,28 @@ impl Inner {
 
     #[inline]
     pub(super) fn append(&self, stream: &mut Stream, bytes: u32) -> Option<Entry> {
+        let entry = self.cut(stream, bytes)?;
+        self.arena.region(entry.region).begin_entry(bytes);
+        Some(entry)
+    }
+
+    /// As [`append`](Inner::append), for an entry that counts as published at once: only where whoever
+    /// writes it is also the only one to close the region.
+    #[inline]
+    pub(super) fn append_survivor(&self, stream: &mut Stream, bytes: u32) -> Option<Entry> {
+        let entry = self.cut(stream, bytes)?;
+        self.arena.region(entry.region).entry_moved_in(bytes);
+        Some(entry)
+    }
+
+    #[inline]
+    fn cut(&self, stream: &mut Stream, bytes: u32) -> Option<Entry> {
         let region = stream.region?;
         if stream.used as usize + bytes as usize > self.arena.region_bytes() {
             return None;
         }
         let at = self.arena.offset_of(region, stream.used);
         stream.used += bytes;
-        self.arena.region(region).begin_entry(bytes);
         Some(Entry { region, location: (at >> self.granule_shift) as u32, bytes })
     }
 

@@ -33,6 +33,9 @@ const SURVIVORS_AVERAGED_REGIONS: u32 = 8;
 const REQUEUES_MAX: u32 = 8;
 /// Regions looked at per choice, per queue: the choice stays cheap in a very large arena.
 const REGIONS_LOOKED_AT: usize = 2048;
+/// When no region had garbage enough, one in so many of all regions may be evicted in the same second
+/// before they are looked at again: looking at all of them each time would cost as much as the walks.
+const LOOK_AGAIN_SHARE: u32 = 32;
 /// Entries whose index lines are fetched together.
 const BATCH: usize = 16;
 
@@ -50,6 +53,18 @@ pub(super) struct Reclaimer {
     keep_credit: u32,
     /// The last compaction found no place for survivors: evict once before trying again.
     no_place: bool,
+    /// When no region had garbage enough: the clock's second, and the jobs until then.
+    looked: Option<(u32, u64)>,
+    tally: Tally,
+}
+
+/// What a step has done to counters that others share, told to them at its end.
+#[derive(Default)]
+struct Tally {
+    evictions: u64,
+    evicted_unfetched: u64,
+    /// Bytes that died in the region of the job.
+    dead_bytes: u32,
 }
 
 struct Job {
@@ -68,8 +83,12 @@ struct Job {
 struct Met {
     location: u32,
     hash: KeyHash,
+    /// Padded; the same for as long as the entry stands.
+    bytes: u32,
     piece: bool,
 }
+
+const NOT_MET: Met = Met { location: 0, hash: KeyHash(0), bytes: 0, piece: false };
 
 /// What an eviction of one region may keep, on average.
 fn survivors_share(region_bytes: usize) -> u32 {
@@ -89,6 +108,8 @@ impl Reclaimer {
             requeues: 0,
             keep_credit: survivors_share(region_bytes) * SURVIVORS_AVERAGED_REGIONS,
             no_place: false,
+            looked: None,
+            tally: Tally::default(),
         }
     }
 
@@ -120,18 +141,20 @@ impl Inner {
         let Some(mut job) = next else { return false };
         let mut left = entries;
         while left > 0 && job.cursor < job.end {
-            let mut met = [Met { location: 0, hash: KeyHash(0), piece: false }; BATCH];
+            let mut met = [NOT_MET; BATCH];
             let count = self.meet(&mut job, &mut met[..BATCH.min(left)]);
             for met in &met[..count] {
                 if self.settle(reclaimer, &job, *met, now).is_err() {
                     reclaimer.jobs += 1;
                     reclaimer.no_place = true;
+                    self.tell_tally(reclaimer, job.region);
                     self.put_back(&job);
                     return may_evict;
                 }
             }
             left -= count;
         }
+        self.tell_tally(reclaimer, job.region);
         if job.cursor < job.end {
             reclaimer.job = Some(job);
             return true;
@@ -147,6 +170,18 @@ impl Inner {
             self.arena.release(job.region);
         }
         true
+    }
+
+    /// Adds up what a step has done. The region is still the job's.
+    fn tell_tally(&self, reclaimer: &mut Reclaimer, region: RegionId) {
+        let Tally { evictions, evicted_unfetched, dead_bytes } = std::mem::take(&mut reclaimer.tally);
+        if evictions > 0 {
+            self.events.evictions.fetch_add(evictions, Ordering::Relaxed);
+            self.events.evicted_unfetched.fetch_add(evicted_unfetched, Ordering::Relaxed);
+        }
+        if dead_bytes > 0 {
+            self.arena.region(region).entry_died(dead_bytes);
+        }
     }
 
     /// The region goes back into its queue.
@@ -178,9 +213,10 @@ impl Inner {
                 self.hasher.hash(unsafe { ItemPtr::new(entry) }.key())
             };
             self.index.shard(hash).prefetch_bucket(hash);
-            met[count] = Met { location: (at >> self.granule_shift) as u32, hash, piece };
+            let bytes = self.padded(shape.entry_bytes());
+            met[count] = Met { location: (at >> self.granule_shift) as u32, hash, bytes, piece };
             count += 1;
-            job.cursor += self.padded(shape.entry_bytes());
+            job.cursor += bytes;
         }
         count
     }
@@ -210,28 +246,37 @@ impl Inner {
         }
         let item = found.item;
         if !job.evict {
-            return self.move_item(&mut reclaimer.compacted[job.queue], job, job.queue, slot, item, now);
+            return self.move_item(reclaimer, false, job, job.queue, slot, met.bytes, now);
         }
+        let large = item.shape().fields().extents;
         let candidate = Candidate {
             hash: met.hash.0,
             bits: item.policy_bits(),
             queue: QueueId(job.queue as u8),
             idle_secs: now.saturating_sub(item.last_access()),
-            bytes: self.item_bytes(item),
+            bytes: if large { self.item_bytes(item) } else { u64::from(met.bytes) },
         };
         if let Verdict::Keep { queue, bits } = self.policy.judge(&candidate)
-            && reclaimer.may_keep(self.padded(item.shape().entry_bytes()))
+            && reclaimer.may_keep(met.bytes)
         {
             let queue = usize::from(queue.0).min(QUEUES_MAX - 1);
-            let before = item.policy_bits();
+            let before = candidate.bits;
             item.set_policy_bits(bits);
-            if self.move_item(&mut reclaimer.kept[queue], job, queue, slot, item, now).is_ok() {
+            if self.move_item(reclaimer, true, job, queue, slot, met.bytes, now).is_ok() {
                 return Ok(());
             }
             item.set_policy_bits(before);
         }
         self.policy.evicted(&candidate);
-        self.evict(locked, found);
+        self.note_eviction(&mut reclaimer.tally, item);
+        if large {
+            self.remove(locked, found, Mutation::Evicted);
+        } else {
+            // As `remove`, with the region's share told at the end of the step.
+            self.tell(Mutation::Evicted, item.key(), item.cas());
+            locked.remove(slot, u64::from(met.bytes));
+            reclaimer.tally.dead_bytes += met.bytes;
+        }
         Ok(())
     }
 
@@ -250,10 +295,10 @@ impl Inner {
         if job.requeue && self.keeps_piece(job.region, found.item) {
             return Ok(());
         }
-        // SAFETY: the entry is a piece in the region of this job.
-        let bytes = self.padded(unsafe { Shape::read(self.ptr(met.location)) }.entry_bytes());
+        let bytes = met.bytes;
         if job.evict && !(self.keeps_piece(job.region, found.item) && reclaimer.may_keep(bytes)) {
-            self.evict(locked, found);
+            self.note_eviction(&mut reclaimer.tally, found.item);
+            self.remove(locked, found, Mutation::Evicted);
             return Ok(());
         }
         let stream = if job.evict { &mut reclaimer.kept[LARGE] } else { &mut reclaimer.compacted[LARGE] };
@@ -263,12 +308,12 @@ impl Inner {
                 // SAFETY: the payload is the list in which the piece was found at `n`, and the lock
                 // of its bucket is held.
                 unsafe { extent::set_piece_location(found.item.payload_ptr(), n, entry.location) };
-                self.arena.region(job.region).entry_died(bytes);
-                self.publish(entry);
+                reclaimer.tally.dead_bytes += bytes;
                 Ok(())
             }
             Err(NoPlace) if job.evict => {
-                self.evict(locked, found);
+                self.note_eviction(&mut reclaimer.tally, found.item);
+                self.remove(locked, found, Mutation::Evicted);
                 Ok(())
             }
             Err(NoPlace) => Err(NoPlace),
@@ -306,13 +351,11 @@ impl Inner {
         false
     }
 
-    fn evict(&self, locked: &Locked<'_>, found: Found<'_>) {
-        self.events.evictions.fetch_add(1, Ordering::Relaxed);
-        if found.item.state() & state::FETCHED == 0 {
-            self.events.evicted_unfetched.fetch_add(1, Ordering::Relaxed);
-        }
+    /// Counts an eviction, and tells the hook.
+    fn note_eviction(&self, tally: &mut Tally, item: ItemPtr) {
+        tally.evictions += 1;
+        tally.evicted_unfetched += u64::from(item.state() & state::FETCHED == 0);
         if let Some(hook) = &self.eviction_hook {
-            let item = found.item;
             let shape = item.shape();
             let value_bytes = match shape.fields().extents {
                 true => List::new(item.payload()).value_bytes(),
@@ -328,28 +371,29 @@ impl Inner {
                 now: self.now(),
             });
         }
-        self.remove(locked, found, Mutation::Evicted);
     }
 
+    /// Copies an item of the job's region to the open region of a queue, for those kept or those compacted.
+    #[allow(clippy::too_many_arguments)] // One move's worth of facts, each used once.
     fn move_item(
         &self,
-        stream: &mut Stream,
+        reclaimer: &mut Reclaimer,
+        kept: bool,
         job: &Job,
         queue: usize,
         slot: Slot<'_>,
-        item: ItemPtr,
+        bytes: u32,
         now: u32,
     ) -> Result<(), NoPlace> {
-        let bytes = self.padded(item.shape().entry_bytes());
-        let from = slot.location();
-        let entry = self.place(stream, job, queue, bytes, now)?;
-        self.copy_entry(from, entry);
+        let streams = if kept { &mut reclaimer.kept } else { &mut reclaimer.compacted };
+        let entry = self.place(&mut streams[queue], job, queue, bytes, now)?;
+        self.copy_entry(slot.location(), entry);
+        let item = self.item_at(entry.location);
         if item.shape().fields().expiry {
             self.arena.region(entry.region).note_expiry(bytes, item.expiry());
         }
         slot.set_location(entry.location);
-        self.arena.region(self.region_of(from)).entry_died(bytes);
-        self.publish(entry);
+        reclaimer.tally.dead_bytes += bytes;
         Ok(())
     }
 
@@ -360,7 +404,8 @@ impl Inner {
         unsafe { std::ptr::copy_nonoverlapping(self.ptr(from), self.ptr(to.location), bytes) };
     }
 
-    /// Space for a survivor, in the stream's open region or a new one from the reserve.
+    /// Space for a survivor, in the stream's open region or a new one from the reserve. It counts as
+    /// published: nobody but the reclaimer closes that region, so nothing has to wait for the writer.
     fn place(
         &self,
         stream: &mut Stream,
@@ -369,7 +414,7 @@ impl Inner {
         bytes: u32,
         now: u32,
     ) -> Result<Entry, NoPlace> {
-        if let Some(entry) = self.append(stream, bytes) {
+        if let Some(entry) = self.append_survivor(stream, bytes) {
             return Ok(entry);
         }
         let region = self.arena.take(Owner::Kv, 0).ok_or(NoPlace)?;
@@ -383,7 +428,7 @@ impl Inner {
             self.arena.region(region).set_sequence(inherited.max(boundary));
         }
         self.open(stream, region, now);
-        self.append(stream, bytes).ok_or(NoPlace)
+        self.append_survivor(stream, bytes).ok_or(NoPlace)
     }
 
     /// Closes the regions that survivors are copied to.
@@ -398,9 +443,21 @@ impl Inner {
 
     /// Chooses the next region and takes it out of its queue.
     fn pick(&self, reclaimer: &mut Reclaimer, now: u32, may_evict: bool) -> Option<Job> {
-        let compact = !std::mem::take(&mut reclaimer.no_place);
+        let mut compact = !std::mem::take(&mut reclaimer.no_place);
+        if let Some((second, jobs)) = reclaimer.looked
+            && second == now
+            && reclaimer.jobs - jobs <= u64::from(self.arena.region_count() / LOOK_AGAIN_SHARE)
+            && may_evict
+            && self.flush_boundary.load(Ordering::Acquire) == 0
+        {
+            compact = false;
+        }
         let mut queues = lock(&self.queues);
-        let (region, evict) = match compact.then(|| self.most_garbage(&queues, now)).flatten() {
+        let garbage = compact.then(|| self.most_garbage(&queues, now));
+        if garbage == Some(None) {
+            reclaimer.looked = Some((now, reclaimer.jobs));
+        }
+        let (region, evict) = match garbage.flatten() {
             Some(region) => (region, false),
             None if may_evict => (self.oldest_victim(&queues)?, true),
             None => return None,
@@ -464,7 +521,7 @@ impl Inner {
     fn mostly_kept(&self, job: &Job) -> bool {
         let mut walk = Job { ..*job };
         let mut kept = 0u64;
-        let mut met = [Met { location: 0, hash: KeyHash(0), piece: false }; BATCH];
+        let mut met = [NOT_MET; BATCH];
         while walk.cursor < walk.end {
             let count = self.meet(&mut walk, &mut met);
             for met in met[..count].iter().filter(|met| met.piece) {
