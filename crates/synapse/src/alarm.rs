@@ -1,0 +1,52 @@
+//! One timer of a connection, on the injected clock.
+//!
+//! A clock's sleep leaves an entry behind each time it is polled, so it is polled only when it is set and
+//! when the task has another waker; whether it is due is asked of the clock.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use blocker::clock::Sleep;
+use blocker::{Clock, Timestamp};
+
+pub(crate) struct Alarm {
+    clock: Arc<dyn Clock>,
+    at: Timestamp,
+    sleep: Option<Sleep>,
+    waker: Option<Waker>,
+}
+
+impl Alarm {
+    /// Goes off after `delay`.
+    pub(crate) fn after(clock: Arc<dyn Clock>, delay: Duration) -> Self {
+        let at = clock.now() + delay;
+        Self { clock, at, sleep: None, waker: None }
+    }
+
+    /// Goes off at `at` instead.
+    pub(crate) fn set(&mut self, at: Timestamp) {
+        if at != self.at {
+            (self.at, self.sleep, self.waker) = (at, None, None);
+        }
+    }
+
+    /// Ready once its time has come, and from then on until it is set again.
+    pub(crate) fn poll(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Poll<()> {
+        if now >= self.at {
+            return Poll::Ready(());
+        }
+        if self.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            return Poll::Pending;
+        }
+        let sleep = self.sleep.get_or_insert_with(|| self.clock.sleep_until(self.at));
+        self.waker = Some(cx.waker().clone());
+        sleep.as_mut().poll(cx)
+    }
+
+    /// Completes when it goes off.
+    pub(crate) async fn ring(mut self) {
+        let clock = Arc::clone(&self.clock);
+        std::future::poll_fn(move |cx| self.poll(cx, clock.now())).await;
+    }
+}

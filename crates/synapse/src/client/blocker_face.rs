@@ -1,0 +1,149 @@
+//! The client's face as a [`Blocker`]: what can be told here is told here, the rest goes to the server.
+
+use std::sync::Arc;
+
+use blocker::*;
+
+use super::call::Call;
+use super::{SynapseBlocker, unwrap};
+use crate::codec::{Answer, Request, is_hopeless_prefix};
+
+macro_rules! send {
+    ($self:ident, $request:expr, $answer:ident) => {{
+        let call = Call::new(Arc::clone(&$self.core), $request);
+        Reply::pending(unwrap(call, |answer| match answer {
+            Answer::$answer(reply) => Some(reply),
+            _ => None,
+        }))
+    }};
+}
+pub(super) use send;
+
+impl SynapseBlocker {
+    fn check_deadline(&self, call: &blocker::Call) -> Result<()> {
+        match call.deadline {
+            Some(deadline) if self.core.config.clock.now() >= deadline => Err(Error::DeadlinePassed),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_bytes(&self, bytes: u64, limit_bytes: u64) -> Result<()> {
+        if bytes > limit_bytes { Err(Error::TooLarge { limit_bytes }) } else { Ok(()) }
+    }
+
+    fn check_payload(&self, call: &blocker::Call, payload: &Segments) -> Result<()> {
+        self.check_deadline(call)?;
+        self.check_bytes(payload.len_bytes() as u64, self.core.shared.capabilities.request_bytes_max)
+    }
+}
+
+/// Returns early with an error that is known here.
+macro_rules! check {
+    ($result:expr) => {
+        if let Err(error) = $result {
+            return Reply::err(error);
+        }
+    };
+}
+
+impl Blocker for SynapseBlocker {
+    fn capabilities(&self) -> Capabilities {
+        self.core.shared.capabilities
+    }
+
+    fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
+        check!(self.check_deadline(&request.call));
+        check!(self.check_bytes(request.len_bytes, self.core.shared.capabilities.request_bytes_max));
+        send!(self, Request::Read(request), Read)
+    }
+
+    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
+        check!(self.check_payload(&request.call, &request.data));
+        send!(self, Request::Write(request), Change)
+    }
+
+    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
+        check!(self.check_deadline(&request.call));
+        send!(self, Request::WriteZeroes(request), Change)
+    }
+
+    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
+        check!(self.check_deadline(&request.call));
+        send!(self, Request::Discard(request), Change)
+    }
+
+    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
+        check!(self.check_payload(&request.call, &request.data));
+        let compare_bytes_max = self.core.shared.capabilities.compare_bytes_max;
+        if compare_bytes_max > 0 {
+            check!(self.check_bytes(request.expected.len_bytes() as u64, compare_bytes_max));
+        }
+        send!(self, Request::CompareAndWrite(request), Change)
+    }
+
+    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
+        check!(self.check_payload(&request.call, &request.data));
+        send!(self, Request::WriteFull(request), Change)
+    }
+
+    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
+        check!(self.check_deadline(&request.call));
+        send!(self, Request::Truncate(request), Change)
+    }
+
+    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
+        check!(self.check_deadline(&request.call));
+        send!(self, Request::Delete(request), Delete)
+    }
+
+    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
+        check!(self.check_deadline(&request.call));
+        send!(self, Request::Copy(request), Change)
+    }
+
+    fn info(&self, request: InfoRequest) -> Reply<Info> {
+        check!(self.check_deadline(&request.call));
+        send!(self, Request::Info(request), Info)
+    }
+
+    fn list(&self, mut request: ListRequest) -> Reply<ListReply> {
+        check!(self.check_deadline(&request.call));
+        if is_hopeless_prefix(&request.prefix) {
+            return Reply::ok(ListReply::new(Vec::new(), false));
+        }
+        request.entries_max = request.entries_max.clamp(1, self.core.shared.capabilities.list_entries_max);
+        send!(self, Request::List(request), List)
+    }
+
+    fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
+        check!(self.check_deadline(&request.call));
+        check!(self.core.shared.unflushed.check(&request.scope));
+        let (shared, scope) = (Arc::clone(&self.core.shared), request.scope.clone());
+        let begun = shared.unflushed.flush_begins();
+        let call = Call::new(Arc::clone(&self.core), Request::Flush(request));
+        Reply::pending(async move {
+            let flushed = unwrap(call, |answer| match answer {
+                Answer::Flush(reply) => Some(reply),
+                _ => None,
+            });
+            let reply = flushed.await?;
+            shared.unflushed.flushed(&scope, begun)?;
+            Ok(reply)
+        })
+    }
+
+    fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
+        check!(self.check_deadline(&request.call));
+        send!(self, Request::Claim(request), Claim)
+    }
+
+    fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
+        check!(self.check_deadline(&request.call));
+        send!(self, Request::Invalidate(request), Invalidate)
+    }
+
+    /// News of the time without a connection are missed, and [`Event::Missed`] says so.
+    fn subscribe(&self) -> Subscription {
+        self.core.shared.events.subscribe()
+    }
+}

@@ -1,0 +1,370 @@
+//! A lane's task: keeps a connection, sends what is queued, hands out what is answered.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use blocker::{Durability, Error, Event, ObjectId, OrderDomain, Scope, Segments, Timestamp};
+
+use super::connect::{Connected, connect};
+use super::lane::Lane;
+use super::{Core, Shared};
+use crate::alarm::Alarm;
+use crate::auth::random;
+use crate::codec::{self, Answer, Features, Flags, InstanceId, Names, Op, Outcome, Request, Status};
+use crate::input::Input;
+use crate::output::Output;
+use crate::stream::Stream;
+
+/// How often a lane reads before others get their turn.
+const ROUNDS_MAX: u32 = 8;
+
+/// Why a connection is given up.
+enum End {
+    /// The client is gone.
+    Closed,
+    /// It broke, or the server did.
+    Broken(Error),
+}
+
+/// Serves a lane until the client is gone. `first` is a connection that is there already.
+pub(super) async fn run(lane: Arc<Lane>, shared: Arc<Shared>, first: Option<Connected>) {
+    serve(&lane, &shared, first).await;
+    lane.end();
+}
+
+async fn serve(lane: &Lane, shared: &Arc<Shared>, first: Option<Connected>) {
+    let mut upkeep = Upkeep::new(shared);
+    let mut next = first.map(Ok);
+    let mut failures = 0;
+    loop {
+        let attempt = match next.take() {
+            Some(attempt) => attempt,
+            None => {
+                let session = shared.session(lane.index);
+                let connecting = connect(&shared.config, session, &shared.pool);
+                match upkeep.during(lane, connecting).await {
+                    Some(attempt) => attempt,
+                    None => return,
+                }
+            }
+        };
+        let ended = match attempt.and_then(|connected| shared.accept(connected)) {
+            Ok(connected) => {
+                failures = 0;
+                let mut connection = Connection::new(lane, shared, connected);
+                let end = poll_fn(|cx| connection.poll(&mut upkeep, cx)).await;
+                match end {
+                    End::Closed => return connection.say_goodbye().await,
+                    End::Broken(error) => error,
+                }
+            }
+            Err(error) => error,
+        };
+        let now = shared.config.clock.now();
+        tracing::debug!(server = %shared.config.address, lane = lane.index, cause = %ended, "not connected");
+        lane.disconnected(now, ended);
+        let pause = backoff(shared, failures);
+        failures = failures.saturating_add(1);
+        if upkeep.during(lane, shared.config.clock.sleep(pause)).await.is_none() {
+            return;
+        }
+    }
+}
+
+/// Twice as long each time, at most the longest, and somewhere in the upper half, so that many clients of
+/// a server that comes back do not come all at once.
+fn backoff(shared: &Shared, failures: u32) -> Duration {
+    let config = &shared.config;
+    let full = config.backoff_min.saturating_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX));
+    let full = full.min(config.backoff_max);
+    let spread = match config.seed {
+        None => u16::from_le_bytes(random()),
+        Some(seed) => (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(failures * 7) >> 48) as u16,
+    };
+    full / 2 + full.mul_f64(f64::from(spread) / f64::from(u16::MAX) / 2.0)
+}
+
+/// What goes on whether there is a connection or not: deadlines.
+struct Upkeep {
+    alarm: Alarm,
+    shared: Arc<Shared>,
+}
+
+impl Upkeep {
+    fn new(shared: &Arc<Shared>) -> Self {
+        let alarm = Alarm::after(Arc::clone(&shared.config.clock), Duration::MAX);
+        Self { alarm, shared: Arc::clone(shared) }
+    }
+
+    fn poll(&mut self, lane: &Lane, now: Timestamp, cx: &mut Context<'_>) {
+        loop {
+            let (due, late) = lane.sweep(now);
+            self.shared.counters.late.fetch_add(late, Ordering::Relaxed);
+            self.alarm.set(due);
+            if self.alarm.poll(cx, now).is_pending() {
+                return;
+            }
+        }
+    }
+
+    /// Keeps deadlines while it waits for `future`; `None` if the client is gone.
+    async fn during<T>(&mut self, lane: &Lane, future: impl Future<Output = T>) -> Option<T> {
+        let mut future = pin!(future);
+        poll_fn(|cx| {
+            if lane.register(cx.waker()) {
+                return Poll::Ready(None);
+            }
+            self.poll(lane, self.shared.config.clock.now(), cx);
+            future.as_mut().poll(cx).map(Some)
+        })
+        .await
+    }
+}
+
+struct Connection<'a> {
+    lane: &'a Lane,
+    shared: &'a Shared,
+    stream: Stream,
+    input: Input,
+    output: Output,
+    names: Names,
+    instance: InstanceId,
+    has_crc: bool,
+    /// After so long a silence the server is asked whether it is alive.
+    keep_alive: Duration,
+    alarm: Alarm,
+    pinged_at: Timestamp,
+}
+
+impl<'a> Connection<'a> {
+    fn new(lane: &'a Lane, shared: &'a Shared, connected: Connected) -> Self {
+        let Connected { stream, mut input, output, welcome } = connected;
+        let now = shared.config.clock.now();
+        input.heard_at = now;
+        let request_bytes_max = welcome.capabilities.request_bytes_max;
+        let again = lane.connected(welcome.is_resumed, welcome.credits, request_bytes_max);
+        shared.counters.connects.fetch_add(1, Ordering::Relaxed);
+        shared.counters.resends.fetch_add(again.resends, Ordering::Relaxed);
+        shared.counters.unanswered.fetch_add(again.unanswered, Ordering::Relaxed);
+        // The server wants to hear from us, too.
+        let server = Duration::from_millis(welcome.peer_timeout_ms.into());
+        let keep_alive = shared.config.keep_alive.min(server / 3).max(Duration::from_millis(1));
+        Self {
+            alarm: Alarm::after(Arc::clone(&shared.config.clock), keep_alive),
+            names: Names::default(),
+            instance: welcome.instance,
+            has_crc: welcome.features.has(Features::PAYLOAD_CRC),
+            pinged_at: now,
+            keep_alive,
+            stream,
+            input,
+            output,
+            lane,
+            shared,
+        }
+    }
+
+    fn poll(&mut self, upkeep: &mut Upkeep, cx: &mut Context<'_>) -> Poll<End> {
+        let now = self.shared.config.clock.now();
+        upkeep.poll(self.lane, now, cx);
+        match self.poll_rounds(now, cx) {
+            Poll::Ready(Ok(())) => cx.waker().wake_by_ref(),
+            Poll::Ready(Err(end)) => return Poll::Ready(end),
+            Poll::Pending => {}
+        }
+        self.poll_keep_alive(now, cx)
+    }
+
+    /// Pending when nothing is left to do; ready when there may be more, or at the end.
+    fn poll_rounds(&mut self, now: Timestamp, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
+        for _ in 0..ROUNDS_MAX {
+            if self.lane.register(cx.waker()) {
+                return Poll::Ready(Err(End::Closed));
+            }
+            if !self.shared.is_current(self.instance) {
+                let why = Error::Retryable("the server has started anew".into());
+                return Poll::Ready(Err(End::Broken(why)));
+            }
+            self.lane.fill(&mut self.output, now, self.has_crc);
+            if let Poll::Ready(Err(error)) = self.output.poll_flush(cx, &mut self.stream) {
+                return Poll::Ready(Err(self.broken(&error)));
+            }
+            match self.input.poll_fill(cx, &mut self.stream) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(0)) => return Poll::Ready(Err(self.broken(&"the server has gone"))),
+                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(self.broken(&error))),
+            }
+            self.input.heard_at = now;
+            self.handle_frames()?;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_keep_alive(&mut self, now: Timestamp, cx: &mut Context<'_>) -> Poll<End> {
+        while self.alarm.poll(cx, now).is_ready() {
+            let silence = now.since(self.input.heard_at);
+            if silence >= self.shared.config.peer_timeout {
+                return Poll::Ready(self.broken(&"the server is silent"));
+            }
+            if silence >= self.keep_alive && now.since(self.pinged_at) >= self.keep_alive {
+                self.pinged_at = now;
+                self.output.push(|out| {
+                    codec::encode_ping(out, false);
+                    Segments::new()
+                });
+                if let Poll::Ready(Err(error)) = self.output.poll_flush(cx, &mut self.stream) {
+                    return Poll::Ready(self.broken(&error));
+                }
+            }
+            let from = self.input.heard_at.max(self.pinged_at);
+            self.alarm
+                .set((from + self.keep_alive).min(self.input.heard_at + self.shared.config.peer_timeout));
+        }
+        Poll::Pending
+    }
+
+    fn handle_frames(&mut self) -> Result<(), End> {
+        let address = &self.shared.config.address;
+        let broken = |error: &dyn std::fmt::Display| {
+            End::Broken(Error::Retryable(format!("{address}: {error}").into()))
+        };
+        loop {
+            let frame = self.input.next_frame(|_| None).map_err(|error| broken(&error))?;
+            let Some(frame) = frame else { return Ok(()) };
+            let header = frame.head.header;
+            let is_damaged = frame.is_damaged();
+            match header.op {
+                Op::Ping if header.flags.has(Flags::REPLY) => {}
+                Op::Event => {
+                    let payload = frame.payload.into_segments().to_bytes();
+                    let event = codec::decode_event(&frame.head, &payload, &mut self.names);
+                    self.shared.events.publish(&event.map_err(|error| broken(&error))?);
+                }
+                Op::Goodbye => {
+                    let payload = frame.payload.into_segments().to_bytes();
+                    return Err(broken(&codec::decode_goodbye(&header, &payload)));
+                }
+                op if header.flags.has(Flags::REPLY) => {
+                    let (shared, instance) = (self.shared, self.instance);
+                    let head = frame.head;
+                    let payload = frame.payload;
+                    let op = if header.status == Status::Cancelled { Op::Cancel } else { op };
+                    let done = if op == Op::Cancel {
+                        self.lane.cancelled(header.id)
+                    } else {
+                        let decode = || {
+                            if is_damaged {
+                                return Err(damaged(op));
+                            }
+                            Outcome::decode(&head, payload.into_segments())
+                        };
+                        self.lane.answered(header.id, op, decode, |request, outcome| {
+                            shared.note(instance, request, outcome);
+                        })
+                    };
+                    done.map_err(|error| broken(&error))?;
+                }
+                op => return Err(broken(&format!("{op:?} is not for a client"))),
+            }
+        }
+    }
+
+    fn broken(&self, why: &dyn std::fmt::Display) -> End {
+        End::Broken(Error::Retryable(format!("{}: {why}", self.shared.config.address).into()))
+    }
+
+    /// Best effort: the connection is closed in any case.
+    async fn say_goodbye(mut self) {
+        self.output.push(|out| {
+            codec::encode_goodbye(out, Ok(Status::Ending));
+            Segments::new()
+        });
+        let _ = poll_fn(|cx| match self.output.poll_flush(cx, &mut self.stream) {
+            Poll::Ready(done) => Poll::Ready(done),
+            // The server does not take it: it will see the end.
+            Poll::Pending => Poll::Ready(Ok(())),
+        })
+        .await;
+        let _ = self.stream.shutdown().await;
+    }
+}
+
+/// What a request answers whose answer arrived damaged: only the head can be believed.
+fn damaged(op: Op) -> Error {
+    match op.kind() {
+        codec::Kind::Change => Error::OutcomeUnknown("the answer was damaged on the way".into()),
+        _ => Error::Retryable("the answer was damaged on the way".into()),
+    }
+}
+
+impl Shared {
+    /// Takes a connection that has been greeted, if its server is still the same backend.
+    fn accept(&self, connected: Connected) -> Result<Connected, Error> {
+        let welcome = &connected.welcome;
+        if welcome.capabilities != self.capabilities {
+            let text = format!("{}: the server can do other things than before", self.config.address);
+            return Err(Error::Retryable(text.into()));
+        }
+        if self.unflushed.greeted(welcome.instance) {
+            // The other lanes still speak to the old one, or think so.
+            tracing::info!(server = %self.config.address, "the server has started anew");
+            self.lanes().iter().for_each(|lane| lane.nudge());
+        }
+        *self.instance.lock() = Some(welcome.instance);
+        if welcome.features.has(Features::EVENTS) && self.has_events.swap(true, Ordering::AcqRel) {
+            // News may have been missed in between.
+            self.events.publish(&Event::Missed);
+        }
+        Ok(connected)
+    }
+
+    fn is_current(&self, instance: InstanceId) -> bool {
+        *self.instance.lock() == Some(instance)
+    }
+
+    fn lanes(&self) -> Vec<Arc<Lane>> {
+        self.core.get().and_then(Weak::upgrade).map_or_else(Vec::new, |core: Arc<Core>| core.lanes.clone())
+    }
+
+    /// Remembers what would be lost with the server.
+    fn note(&self, instance: InstanceId, request: &Request, outcome: &Outcome) {
+        let Outcome::Answered(answer) = outcome else { return };
+        let (Answer::Change(_) | Answer::Delete(_) | Answer::Invalidate(_)) = answer else { return };
+        if let (Request::Invalidate(request), _) = (request, answer) {
+            return self.unflushed.forgive(&request.scope);
+        }
+        let durability = match answer {
+            Answer::Change(reply) => reply.durability,
+            Answer::Delete(reply) => reply.durability,
+            _ => return,
+        };
+        let Some((object, domain)) = changed(request) else { return };
+        if matches!(request.op(), Op::WriteFull | Op::Delete | Op::Copy) {
+            // Whatever was lost of it is made good.
+            self.unflushed.forgive(&Scope::Object(object.clone()));
+        }
+        if durability == Durability::Cached {
+            self.unflushed.acknowledged(instance, object, domain);
+        }
+    }
+}
+
+/// Which object a request changes.
+fn changed(request: &Request) -> Option<(&ObjectId, Option<OrderDomain>)> {
+    Some(match request {
+        Request::Write(r) => (&r.object, r.change.domain),
+        Request::WriteZeroes(r) => (&r.object, r.change.domain),
+        Request::Discard(r) => (&r.object, r.change.domain),
+        Request::CompareAndWrite(r) => (&r.object, r.change.domain),
+        Request::WriteFull(r) => (&r.object, r.change.domain),
+        Request::Truncate(r) => (&r.object, r.change.domain),
+        Request::Delete(r) => (&r.object, r.change.domain),
+        Request::Copy(r) => (&r.to, r.change.domain),
+        _ => return None,
+    })
+}

@@ -1,0 +1,260 @@
+//! The fixed header of every frame: 104 bytes, little-endian.
+//!
+//! ```text
+//!       0       1       2       3       4       5       6       7
+//!   +-------+-------+-------+-------+-------+-------+-------+-------+
+//!  0|  'S'     'Y'     'N'     'A'  |version|  op   |     flags     |
+//!   +-------+-------+-------+-------+-------+-------+-------+-------+
+//!  8|             slot              |         slot sequence         |  together: the request id
+//!   +-------+-------+-------+-------+-------+-------+-------+-------+
+//! 16|status |durab. |replic.|condit.| ns len|namelen|to ns  |toname |
+//!   +-------+-------+-------+-------+-------+-------+-------+-------+
+//! 24|       extension length        |        payload length         |
+//!   +-------+-------+-------+-------+-------+-------+-------+-------+
+//! 32|                            offset                             |
+//! 40|                            length                             |
+//! 48|                        object version                         |
+//! 56|                             epoch                             |
+//! 64|                           sequence                            |
+//! 72|                         order domain                          |
+//! 80|                          deadline µs                          |
+//!   +-------+-------+-------+-------+-------+-------+-------+-------+
+//! 88|             hints             |priorit|      reserved: 0      |
+//!   +-------+-------+-------+-------+-------+-------+-------+-------+
+//! 96|        payload CRC-32         |          head CRC-32          |
+//!   +-------+-------+-------+-------+-------+-------+-------+-------+
+//! 104: namespace, name, to-namespace, to-name, extensions; then the payload
+//! ```
+//!
+//! The head CRC covers the first 100 bytes, the names and the extensions.
+
+use super::frame::FrameError;
+use super::op::Op;
+use super::status::Status;
+
+/// How long the fixed header is.
+pub const HEADER_BYTES: usize = 104;
+/// The first four bytes of every frame.
+pub const MAGIC: [u8; 4] = *b"SYNA";
+/// The version of the protocol that this speaks.
+pub const VERSION: u8 = 1;
+/// Where the head CRC stands.
+pub(super) const HEAD_CRC_AT: usize = 100;
+
+/// The flags of a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Flags(pub u16);
+
+impl Flags {
+    /// This is an answer.
+    pub const REPLY: u16 = 1 << 0;
+    /// `payload CRC` is that of the payload.
+    pub const PAYLOAD_CRC: u16 = 1 << 1;
+    /// `epoch` and `sequence` are a stamp.
+    pub const STAMP: u16 = 1 << 2;
+    /// `order domain` is one.
+    pub const DOMAIN: u16 = 1 << 3;
+    /// `deadline` is one.
+    pub const DEADLINE: u16 = 1 << 4;
+    /// In the answer to a hello: the session was known, its outcomes are remembered.
+    pub const RESUMED: u16 = 1 << 5;
+    /// In the answer to a listing: there may be more.
+    pub const MORE: u16 = 1 << 6;
+    /// In quotas: `length` is a limit. Without it there is none.
+    pub const LIMIT: u16 = 1 << 7;
+    const ALL: u16 = (1 << 8) - 1;
+
+    /// Whether all bits of `flag` are set.
+    #[must_use]
+    pub const fn has(self, flag: u16) -> bool {
+        self.0 & flag == flag
+    }
+
+    /// Sets the bits of `flag` if `is`.
+    pub const fn put(&mut self, flag: u16, is: bool) {
+        if is {
+            self.0 |= flag;
+        }
+    }
+}
+
+/// Which request a frame belongs to: a place in the session, and how often it was used.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct RequestId {
+    /// The place. Below the number of slots that the hello agreed on.
+    pub slot: u32,
+    /// Rises by one or more with each request in that place; wraps around.
+    pub sequence: u32,
+}
+
+/// All fields of a header but the lengths and CRCs, which follow from what is sent with it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// What is asked or answered.
+    pub op: Op,
+    /// See [`Flags`].
+    pub flags: Flags,
+    /// Which request.
+    pub id: RequestId,
+    /// How it went; in a request [`Status::Ok`].
+    pub status: Status,
+    /// 0 cached, 1 journaled, 2 replicated, 3 stored.
+    pub durability: u8,
+    /// How many nodes, where durability is *replicated*.
+    pub replicas: u8,
+    /// 0 none, 1 absent, 2 present, 3 the object version.
+    pub condition: u8,
+    /// Where a range begins, or bytes differ.
+    pub offset: u64,
+    /// How long a range is; an object's size; a limit.
+    pub length: u64,
+    /// An object's version: demanded, or found.
+    pub version: u64,
+    /// A fencing epoch.
+    pub epoch: u64,
+    /// A stamp's sequence.
+    pub sequence: u64,
+    /// An order domain.
+    pub domain: u64,
+    /// How long the caller still waits.
+    pub deadline_us: u64,
+    /// [`blocker::Hints`].
+    pub hints: u32,
+    /// 0 background, 1 normal, 2 urgent.
+    pub priority: u8,
+}
+
+impl Header {
+    /// A header for `op` with nothing else in it.
+    #[must_use]
+    pub const fn new(op: Op, id: RequestId) -> Self {
+        Self {
+            op,
+            flags: Flags(0),
+            id,
+            status: Status::Ok,
+            durability: 0,
+            replicas: 0,
+            condition: 0,
+            offset: 0,
+            length: 0,
+            version: 0,
+            epoch: 0,
+            sequence: 0,
+            domain: 0,
+            deadline_us: 0,
+            hints: 0,
+            priority: 1,
+        }
+    }
+}
+
+/// The lengths in a header, and the payload's CRC.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Lengths {
+    /// Of namespace, name, to-namespace and to-name.
+    pub(super) names: [u8; 4],
+    /// Of the extensions.
+    pub(super) extension: u32,
+    /// Of the payload.
+    pub(super) payload: u32,
+    /// Of the payload, where the flag says so.
+    pub(super) payload_crc: u32,
+}
+
+impl Lengths {
+    /// From the first byte of the header to the last of the extensions.
+    #[must_use]
+    pub(super) fn head_bytes(&self) -> usize {
+        let names: usize = self.names.iter().map(|len| usize::from(*len)).sum();
+        HEADER_BYTES + names + self.extension as usize
+    }
+}
+
+/// Writes header and lengths; the head CRC is left 0.
+pub(super) fn write(header: &Header, lengths: &Lengths) -> [u8; HEADER_BYTES] {
+    let mut bytes = [0; HEADER_BYTES];
+    bytes[0..4].copy_from_slice(&MAGIC);
+    bytes[4] = VERSION;
+    bytes[5] = header.op.code();
+    bytes[6..8].copy_from_slice(&header.flags.0.to_le_bytes());
+    bytes[8..12].copy_from_slice(&header.id.slot.to_le_bytes());
+    bytes[12..16].copy_from_slice(&header.id.sequence.to_le_bytes());
+    bytes[16] = header.status.code();
+    bytes[17] = header.durability;
+    bytes[18] = header.replicas;
+    bytes[19] = header.condition;
+    bytes[20..24].copy_from_slice(&lengths.names);
+    bytes[24..28].copy_from_slice(&lengths.extension.to_le_bytes());
+    bytes[28..32].copy_from_slice(&lengths.payload.to_le_bytes());
+    let longs = [
+        header.offset,
+        header.length,
+        header.version,
+        header.epoch,
+        header.sequence,
+        header.domain,
+        header.deadline_us,
+    ];
+    for (at, long) in bytes[32..88].chunks_exact_mut(8).zip(longs) {
+        at.copy_from_slice(&long.to_le_bytes());
+    }
+    bytes[88..92].copy_from_slice(&header.hints.to_le_bytes());
+    bytes[92] = header.priority;
+    bytes[96..100].copy_from_slice(&lengths.payload_crc.to_le_bytes());
+    bytes
+}
+
+/// The lengths, which say how much more is to come before anything else can be told.
+pub(super) fn read_lengths(bytes: &[u8; HEADER_BYTES]) -> Lengths {
+    Lengths {
+        names: [bytes[20], bytes[21], bytes[22], bytes[23]],
+        extension: long32(bytes, 24),
+        payload: long32(bytes, 28),
+        payload_crc: long32(bytes, 96),
+    }
+}
+
+/// All other fields, each within its range.
+pub(super) fn read(bytes: &[u8; HEADER_BYTES]) -> Result<Header, FrameError> {
+    let flags = u16::from_le_bytes([bytes[6], bytes[7]]);
+    let header = Header {
+        op: Op::from_code(bytes[5])?,
+        flags: Flags(flags),
+        id: RequestId { slot: long32(bytes, 8), sequence: long32(bytes, 12) },
+        status: Status::from_code(bytes[16])?,
+        durability: bytes[17],
+        replicas: bytes[18],
+        condition: bytes[19],
+        offset: long64(bytes, 32),
+        length: long64(bytes, 40),
+        version: long64(bytes, 48),
+        epoch: long64(bytes, 56),
+        sequence: long64(bytes, 64),
+        domain: long64(bytes, 72),
+        deadline_us: long64(bytes, 80),
+        hints: long32(bytes, 88),
+        priority: bytes[92],
+    };
+    let field = |name, value: u64, is_right: bool| {
+        if is_right { Ok(()) } else { Err(FrameError::Field { name, value }) }
+    };
+    field("flags", u64::from(flags), flags & !Flags::ALL == 0)?;
+    field("status of a request", u64::from(bytes[16]), {
+        header.flags.has(Flags::REPLY) || header.status == Status::Ok || header.op == Op::Goodbye
+    })?;
+    field("durability", u64::from(bytes[17]), bytes[17] <= 3)?;
+    field("replicas", u64::from(bytes[18]), bytes[18] == 0 || bytes[17] == 2)?;
+    field("condition", u64::from(bytes[19]), bytes[19] <= 3)?;
+    field("priority", u64::from(bytes[92]), bytes[92] <= 2)?;
+    field("reserved", u64::from(long32(bytes, 92) >> 8), bytes[93..96] == [0; 3])?;
+    Ok(header)
+}
+
+fn long32(bytes: &[u8; HEADER_BYTES], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+fn long64(bytes: &[u8; HEADER_BYTES], at: usize) -> u64 {
+    u64::from(long32(bytes, at)) | u64::from(long32(bytes, at + 4)) << 32
+}

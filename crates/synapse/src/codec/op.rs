@@ -1,0 +1,146 @@
+//! The operations, and what kind each of them is.
+
+use super::frame::FrameError;
+
+macro_rules! ops {
+    ($($(#[$doc:meta])* $name:ident = $code:literal, $kind:ident;)*) => {
+        /// What a frame asks for, or answers.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[repr(u8)]
+        pub enum Op {
+            $($(#[$doc])* $name = $code,)*
+        }
+
+        impl Op {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// From the byte on the wire.
+            ///
+            /// # Errors
+            /// [`FrameError::Op`] if there is none with this code.
+            pub fn from_code(code: u8) -> Result<Self, FrameError> {
+                match code {
+                    $($code => Ok(Self::$name),)*
+                    _ => Err(FrameError::Op { code }),
+                }
+            }
+
+            /// The byte on the wire.
+            #[must_use]
+            pub const fn code(self) -> u8 {
+                self as u8
+            }
+
+            /// What may be done with it when its answer is lost.
+            #[must_use]
+            pub const fn kind(self) -> Kind {
+                match self {
+                    $(Self::$name => Kind::$kind,)*
+                }
+            }
+        }
+    };
+}
+
+/// What may be done with an operation when its answer is lost, and what its lateness means.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Kind {
+    /// Belongs to the connection itself; has no answer that anyone waits for.
+    Connection,
+    /// Changes nothing: may be done again at will.
+    Query,
+    /// Changes an object: done again only if the server remembers that it was not done before.
+    Change,
+    /// Makes things stored: may be done again, but says nothing about what another instance has lost.
+    Flush,
+    /// Has the same effect done once or twice.
+    Repeatable,
+}
+
+ops! {
+    /// First frame of a connection: who the client is and what it can do.
+    Hello = 1, Connection;
+    /// The client's proof that it knows the secret.
+    Prove = 2, Connection;
+    /// Is the other side alive? Its answer is the same frame with the reply flag.
+    Ping = 3, Connection;
+    /// The caller of the request with this id has gone.
+    Cancel = 4, Connection;
+    /// Last frame of a connection: why it is closed.
+    Goodbye = 5, Connection;
+    /// News from the backend.
+    Event = 6, Connection;
+    /// Read a range.
+    Read = 16, Query;
+    /// Write a range.
+    Write = 17, Change;
+    /// Write zeros over a range.
+    WriteZeroes = 18, Change;
+    /// Give up a range.
+    Discard = 19, Change;
+    /// Write if the bytes are as expected.
+    CompareAndWrite = 20, Change;
+    /// Replace the content.
+    WriteFull = 21, Change;
+    /// Move the end.
+    Truncate = 22, Change;
+    /// Remove.
+    Delete = 23, Change;
+    /// Replace the content by another object's.
+    Copy = 24, Change;
+    /// Size, version, stamp.
+    Info = 25, Query;
+    /// One page of a namespace.
+    List = 26, Query;
+    /// Make everything acknowledged in a scope stored.
+    Flush = 27, Flush;
+    /// Take over a scope with an epoch.
+    Claim = 28, Repeatable;
+    /// The scope may have changed behind the backend's back.
+    Invalidate = 29, Repeatable;
+    /// The namespace is going to be used.
+    Attach = 48, Repeatable;
+    /// The namespace will not be used for a while.
+    Detach = 49, Flush;
+    /// The namespace's policy.
+    Policy = 50, Query;
+    /// Change the namespace's policy.
+    SetPolicy = 51, Repeatable;
+    /// The namespace's limit and use.
+    Quota = 52, Query;
+    /// Change the namespace's limit.
+    SetQuota = 53, Repeatable;
+    /// The backend's figures.
+    Statistics = 54, Query;
+    /// The namespaces that have objects or claims.
+    Namespaces = 55, Query;
+}
+
+impl Op {
+    /// Whether the server keeps its outcome until the slot is used again.
+    #[must_use]
+    pub const fn keeps_outcome(self) -> bool {
+        !matches!(self.kind(), Kind::Query | Kind::Connection)
+    }
+
+    /// Whether it is a request that takes a slot.
+    #[must_use]
+    pub const fn takes_slot(self) -> bool {
+        !matches!(self.kind(), Kind::Connection)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_is_one_operation_and_no_other() {
+        for op in Op::ALL {
+            assert_eq!(Op::from_code(op.code()), Ok(*op));
+        }
+        let known = (0..=u8::MAX).filter(|code| Op::from_code(*code).is_ok()).count();
+        assert_eq!(known, Op::ALL.len());
+    }
+}

@@ -1,0 +1,536 @@
+//! A request of the contract, as frames carry it.
+//!
+//! [`Request::encode`] and [`Request::decode`] stand side by side, an arm for each operation in both. A
+//! request that can be read but makes no sense is [`Error::Invalid`]: it is answered so, and the
+//! connection lives on.
+
+use std::time::Duration;
+
+use blocker::*;
+use bytes::Bytes;
+
+use super::extension::Writer;
+use super::frame::{Attached, Head, encode, is_plain, kind};
+use super::header::{Flags, Header, RequestId};
+use super::hello::{durability_bytes, durability_of};
+use super::names::Names;
+use super::op::Op;
+
+/// Everything that can be asked of a server.
+#[derive(Clone, Debug)]
+pub enum Request {
+    /// Read a range.
+    Read(ReadRequest),
+    /// Write a range.
+    Write(WriteRequest),
+    /// Write zeros over a range.
+    WriteZeroes(WriteZeroesRequest),
+    /// Give up a range.
+    Discard(DiscardRequest),
+    /// Write if the bytes are as expected.
+    CompareAndWrite(CompareAndWriteRequest),
+    /// Replace the content.
+    WriteFull(WriteFullRequest),
+    /// Move the end.
+    Truncate(TruncateRequest),
+    /// Remove.
+    Delete(DeleteRequest),
+    /// Replace the content by another object's.
+    Copy(CopyRequest),
+    /// Size, version, stamp.
+    Info(InfoRequest),
+    /// One page of a namespace.
+    List(ListRequest),
+    /// Make everything acknowledged in a scope stored.
+    Flush(FlushRequest),
+    /// Take over a scope.
+    Claim(ClaimRequest),
+    /// The scope may have changed.
+    Invalidate(InvalidateRequest),
+    /// [`Control::attach`].
+    Attach(Namespace),
+    /// [`Control::detach`].
+    Detach(Namespace),
+    /// [`Control::policy`].
+    Policy(Namespace),
+    /// [`Control::set_policy`].
+    SetPolicy(Namespace, Policy),
+    /// [`Control::quota`].
+    Quota(Namespace),
+    /// [`Control::set_quota`].
+    SetQuota(Namespace, Option<u64>),
+    /// [`Control::statistics`].
+    Statistics,
+    /// [`Control::namespaces`], a page of them: those after this one.
+    Namespaces(Option<Namespace>),
+}
+
+/// The most bytes an entry of a listing, or a name or figure of a control reply, takes on the wire.
+pub const LIST_ENTRY_BYTES_MAX: u64 = 1 + 255 + 8 + 8;
+/// The most names or figures in a control reply.
+pub const CONTROL_ENTRIES_MAX: usize = 1000;
+
+/// What a request costs of the byte credit: what it sends and the most that its answer may bring back.
+#[must_use]
+pub fn cost_bytes(header: &Header, head_bytes: usize, payload_bytes: usize, request_bytes_max: u64) -> u64 {
+    let answer = match header.op {
+        Op::Read => header.length.min(request_bytes_max),
+        Op::List => header.length.min(u64::from(u32::MAX)) * LIST_ENTRY_BYTES_MAX,
+        Op::Statistics | Op::Namespaces => CONTROL_ENTRIES_MAX as u64 * LIST_ENTRY_BYTES_MAX,
+        _ => 0,
+    };
+    (head_bytes + payload_bytes) as u64 + 2 * super::header::HEADER_BYTES as u64 + answer
+}
+
+impl Request {
+    /// Which operation it is.
+    #[must_use]
+    pub fn op(&self) -> Op {
+        match self {
+            Self::Read(_) => Op::Read,
+            Self::Write(_) => Op::Write,
+            Self::WriteZeroes(_) => Op::WriteZeroes,
+            Self::Discard(_) => Op::Discard,
+            Self::CompareAndWrite(_) => Op::CompareAndWrite,
+            Self::WriteFull(_) => Op::WriteFull,
+            Self::Truncate(_) => Op::Truncate,
+            Self::Delete(_) => Op::Delete,
+            Self::Copy(_) => Op::Copy,
+            Self::Info(_) => Op::Info,
+            Self::List(_) => Op::List,
+            Self::Flush(_) => Op::Flush,
+            Self::Claim(_) => Op::Claim,
+            Self::Invalidate(_) => Op::Invalidate,
+            Self::Attach(_) => Op::Attach,
+            Self::Detach(_) => Op::Detach,
+            Self::Policy(_) => Op::Policy,
+            Self::SetPolicy(..) => Op::SetPolicy,
+            Self::Quota(_) => Op::Quota,
+            Self::SetQuota(..) => Op::SetQuota,
+            Self::Statistics => Op::Statistics,
+            Self::Namespaces(_) => Op::Namespaces,
+        }
+    }
+
+    /// What goes for every call; the control requests have none.
+    #[must_use]
+    pub fn call(&self) -> Call {
+        match self {
+            Self::Read(r) => r.call,
+            Self::Write(r) => r.call,
+            Self::WriteZeroes(r) => r.call,
+            Self::Discard(r) => r.call,
+            Self::CompareAndWrite(r) => r.call,
+            Self::WriteFull(r) => r.call,
+            Self::Truncate(r) => r.call,
+            Self::Delete(r) => r.call,
+            Self::Copy(r) => r.call,
+            Self::Info(r) => r.call,
+            Self::List(r) => r.call,
+            Self::Flush(r) => r.call,
+            Self::Claim(r) => r.call,
+            Self::Invalidate(r) => r.call,
+            _ => Call::default(),
+        }
+    }
+
+    /// How many bytes of payload it has.
+    #[must_use]
+    pub fn payload_bytes(&self) -> usize {
+        match self {
+            Self::Write(r) => r.data.len_bytes(),
+            Self::WriteFull(r) => r.data.len_bytes(),
+            Self::CompareAndWrite(r) => r.expected.len_bytes() + r.data.len_bytes(),
+            Self::List(r) => r.prefix.len(),
+            _ => 0,
+        }
+    }
+
+    /// What it costs of the byte credit, at most.
+    #[must_use]
+    pub fn cost_bytes(&self, request_bytes_max: u64) -> u64 {
+        let mut header = Header::new(self.op(), RequestId::default());
+        match self {
+            Self::Read(r) => header.length = r.len_bytes,
+            Self::List(r) => header.length = r.entries_max.into(),
+            _ => {}
+        }
+        // Names and extensions at their longest.
+        let head_bytes = super::header::HEADER_BYTES + 4 * 255 + 16;
+        cost_bytes(&header, head_bytes, self.payload_bytes(), request_bytes_max)
+    }
+
+    /// Appends the head to `out`; the payload to send after it is returned. The time that is left until
+    /// the deadline is counted from `now`; `has_crc` protects the payload.
+    ///
+    /// # Panics
+    /// If the payload has 4 GiB or more: the caller has checked it against `request_bytes_max`.
+    pub fn encode(&self, id: RequestId, now: Timestamp, has_crc: bool, out: &mut Vec<u8>) -> Segments {
+        let mut header = Header::new(self.op(), id);
+        let mut names: [&[u8]; 4] = [&[]; 4];
+        let mut extension = Writer::default();
+        let mut payload = Segments::new();
+        put_call(&mut header, &self.call(), now);
+        match self {
+            Self::Read(r) => {
+                put_object(&mut names, &r.object);
+                (header.offset, header.length) = (r.offset, r.len_bytes);
+                (header.condition, header.version) = condition_bytes(r.condition);
+            }
+            Self::Write(r) => {
+                put_change(&mut header, &mut names, &r.object, &r.change);
+                header.offset = r.offset;
+                payload = r.data.clone();
+            }
+            Self::WriteZeroes(r) => {
+                put_change(&mut header, &mut names, &r.object, &r.change);
+                (header.offset, header.length) = (r.offset, r.len_bytes);
+            }
+            Self::Discard(r) => {
+                put_change(&mut header, &mut names, &r.object, &r.change);
+                (header.offset, header.length) = (r.offset, r.len_bytes);
+            }
+            Self::CompareAndWrite(r) => {
+                put_change(&mut header, &mut names, &r.object, &r.change);
+                (header.offset, header.length) = (r.offset, r.expected.len_bytes() as u64);
+                payload = r.expected.iter().chain(&r.data).cloned().collect();
+            }
+            Self::WriteFull(r) => {
+                put_change(&mut header, &mut names, &r.object, &r.change);
+                payload = r.data.clone();
+            }
+            Self::Truncate(r) => {
+                put_change(&mut header, &mut names, &r.object, &r.change);
+                header.length = r.size_bytes;
+            }
+            Self::Delete(r) => put_change(&mut header, &mut names, &r.object, &r.change),
+            Self::Copy(r) => {
+                put_change(&mut header, &mut names, &r.from, &r.change);
+                (names[2], names[3]) = (r.to.namespace.as_bytes(), r.to.name.as_bytes());
+                if r.from_condition != Condition::None {
+                    let (condition, version) = condition_bytes(r.from_condition);
+                    let mut value = [condition; 9];
+                    value[1..].copy_from_slice(&version.to_le_bytes());
+                    extension.put(kind::FROM_CONDITION, &value);
+                }
+            }
+            Self::Info(r) => put_object(&mut names, &r.object),
+            Self::List(r) => {
+                names[0] = r.namespace.as_bytes();
+                names[1] = r.after.as_ref().map_or(&[], |after| after.as_bytes());
+                header.length = r.entries_max.into();
+                payload = r.prefix.clone().into();
+            }
+            Self::Flush(r) => put_scope(&mut header, &mut names, &r.scope),
+            Self::Claim(r) => {
+                put_scope(&mut header, &mut names, &r.scope);
+                header.epoch = r.epoch.0;
+            }
+            Self::Invalidate(r) => put_scope(&mut header, &mut names, &r.scope),
+            Self::Attach(namespace)
+            | Self::Detach(namespace)
+            | Self::Policy(namespace)
+            | Self::Quota(namespace) => names[0] = namespace.as_bytes(),
+            Self::SetPolicy(namespace, policy) => {
+                names[0] = namespace.as_bytes();
+                header.length = policy_code(policy);
+            }
+            Self::SetQuota(namespace, bytes_max) => {
+                names[0] = namespace.as_bytes();
+                header.flags.put(Flags::LIMIT, bytes_max.is_some());
+                header.length = bytes_max.unwrap_or(0);
+            }
+            Self::Namespaces(after) => names[0] = after.as_ref().map_or(&[], |after| after.as_bytes()),
+            Self::Statistics => {}
+        }
+        let payload_crc = protect(&mut header, &payload, has_crc);
+        let payload_bytes = u32::try_from(payload.len_bytes()).expect("a payload below 4 GiB");
+        let attached = Attached { names, extension: extension.bytes(), payload_bytes, payload_crc };
+        encode(out, &header, &attached);
+        payload
+    }
+
+    /// The request that a head and its payload stand for. Its deadline is counted from `now`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if it makes no sense; answer so.
+    pub fn decode(
+        head: &Head<'_>,
+        payload: Segments,
+        names: &mut Names,
+        now: Timestamp,
+    ) -> Result<Self, Error> {
+        let header = &head.header;
+        let call = take_call(header, now);
+        if !payload.is_empty()
+            && !matches!(header.op, Op::Write | Op::WriteFull | Op::CompareAndWrite | Op::List)
+        {
+            return Err(invalid("this operation has no payload"));
+        }
+        if !head.to_namespace.is_empty() && header.op != Op::Copy {
+            return Err(invalid("only a copy has a target"));
+        }
+        let request = match header.op {
+            Op::Read => {
+                let mut r = ReadRequest::new(object(head, names)?, header.offset, header.length);
+                r.condition = condition_of(header.condition, header.version)?;
+                r.call = call;
+                Self::Read(r)
+            }
+            Op::Write => {
+                let mut r = WriteRequest::new(object(head, names)?, header.offset, payload);
+                (r.change, r.call) = (take_change(header)?, call);
+                Self::Write(r)
+            }
+            Op::WriteZeroes => {
+                let mut r = WriteZeroesRequest::new(object(head, names)?, header.offset, header.length);
+                (r.change, r.call) = (take_change(header)?, call);
+                Self::WriteZeroes(r)
+            }
+            Op::Discard => {
+                let mut r = DiscardRequest::new(object(head, names)?, header.offset, header.length);
+                (r.change, r.call) = (take_change(header)?, call);
+                Self::Discard(r)
+            }
+            Op::CompareAndWrite => {
+                let all = payload.len_bytes();
+                let expected = usize::try_from(header.length).ok().filter(|expected| *expected <= all);
+                let expected = expected.ok_or_else(|| invalid("more is expected than was sent"))?;
+                let (first, second) = (payload.slice(0..expected), payload.slice(expected..all));
+                let mut r = CompareAndWriteRequest::new(object(head, names)?, header.offset, first, second);
+                (r.change, r.call) = (take_change(header)?, call);
+                Self::CompareAndWrite(r)
+            }
+            Op::WriteFull => {
+                let mut r = WriteFullRequest::new(object(head, names)?, payload);
+                (r.change, r.call) = (take_change(header)?, call);
+                Self::WriteFull(r)
+            }
+            Op::Truncate => {
+                let mut r = TruncateRequest::new(object(head, names)?, header.length);
+                (r.change, r.call) = (take_change(header)?, call);
+                Self::Truncate(r)
+            }
+            Op::Delete => {
+                let mut r = DeleteRequest::new(object(head, names)?);
+                (r.change, r.call) = (take_change(header)?, call);
+                Self::Delete(r)
+            }
+            Op::Copy => {
+                let to = ObjectId::new(names.namespace(head.to_namespace)?, names.name(head.to_name)?);
+                let mut r = CopyRequest::new(object(head, names)?, to);
+                if let Some(value) = head.extensions.get(kind::FROM_CONDITION) {
+                    let wrong = || invalid("a source's condition has 9 bytes");
+                    let (condition, version) = value.split_first().ok_or_else(wrong)?;
+                    let version = version.try_into().map(u64::from_le_bytes).map_err(|_| wrong())?;
+                    r.from_condition = condition_of(*condition, version)?;
+                }
+                (r.change, r.call) = (take_change(header)?, call);
+                Self::Copy(r)
+            }
+            Op::Info => {
+                let mut r = InfoRequest::new(object(head, names)?);
+                r.call = call;
+                Self::Info(r)
+            }
+            Op::List => {
+                let mut r = ListRequest::new(names.namespace(head.namespace)?).prefix(payload.to_bytes());
+                if !head.name.is_empty() {
+                    r = r.after(Name::copy_from(head.name)?);
+                }
+                r.entries_max = u32::try_from(header.length).unwrap_or(u32::MAX);
+                r.call = call;
+                Self::List(r)
+            }
+            Op::Flush => {
+                let mut r = FlushRequest::new(take_scope(head, names)?);
+                r.call = call;
+                Self::Flush(r)
+            }
+            Op::Claim => {
+                let mut r = ClaimRequest::new(take_scope(head, names)?, Epoch(header.epoch));
+                r.call = call;
+                Self::Claim(r)
+            }
+            Op::Invalidate => {
+                let mut r = InvalidateRequest::new(take_scope(head, names)?);
+                r.call = call;
+                Self::Invalidate(r)
+            }
+            Op::Attach => Self::Attach(names.namespace(head.namespace)?),
+            Op::Detach => Self::Detach(names.namespace(head.namespace)?),
+            Op::Policy => Self::Policy(names.namespace(head.namespace)?),
+            Op::SetPolicy => Self::SetPolicy(names.namespace(head.namespace)?, policy_of(header.length)?),
+            Op::Quota => Self::Quota(names.namespace(head.namespace)?),
+            Op::SetQuota => {
+                let bytes_max = header.flags.has(Flags::LIMIT).then_some(header.length);
+                Self::SetQuota(names.namespace(head.namespace)?, bytes_max)
+            }
+            Op::Statistics if !is_plain(head) => return Err(invalid("this operation takes no names")),
+            Op::Statistics => Self::Statistics,
+            Op::Namespaces if head.namespace.is_empty() => Self::Namespaces(None),
+            Op::Namespaces => Self::Namespaces(Some(names.namespace(head.namespace)?)),
+            Op::Hello | Op::Prove | Op::Ping | Op::Cancel | Op::Goodbye | Op::Event => {
+                return Err(invalid("not a request"));
+            }
+        };
+        Ok(request)
+    }
+}
+
+pub(super) fn invalid(what: &'static str) -> Error {
+    Error::Invalid(what.into())
+}
+
+fn put_object<'a>(names: &mut [&'a [u8]; 4], object: &'a ObjectId) {
+    (names[0], names[1]) = (object.namespace.as_bytes(), object.name.as_bytes());
+}
+
+fn object(head: &Head<'_>, names: &mut Names) -> Result<ObjectId, Error> {
+    Ok(ObjectId::new(names.namespace(head.namespace)?, names.name(head.name)?))
+}
+
+fn put_call(header: &mut Header, call: &Call, now: Timestamp) {
+    if let Some(deadline) = call.deadline {
+        header.flags.put(Flags::DEADLINE, true);
+        // Rounded up: the caller's own timer is what decides.
+        header.deadline_us = deadline.0.saturating_sub(now.0).div_ceil(1000);
+    }
+    header.hints = call.hints.bits();
+    header.priority = match call.priority {
+        Priority::Background => 0,
+        Priority::Normal => 1,
+        Priority::Urgent => 2,
+    };
+}
+
+fn take_call(header: &Header, now: Timestamp) -> Call {
+    let mut call = Call::default();
+    if header.flags.has(Flags::DEADLINE) {
+        call.deadline = Some(now + Duration::from_micros(header.deadline_us));
+    }
+    call.hints = Hints::from_bits(header.hints);
+    call.priority = match header.priority {
+        0 => Priority::Background,
+        1 => Priority::Normal,
+        _ => Priority::Urgent,
+    };
+    call
+}
+
+fn put_change<'a>(header: &mut Header, names: &mut [&'a [u8]; 4], object: &'a ObjectId, change: &Change) {
+    put_object(names, object);
+    (header.durability, header.replicas) = durability_bytes(change.durability);
+    if let Some(stamp) = change.stamp {
+        header.flags.put(Flags::STAMP, true);
+        (header.epoch, header.sequence) = (stamp.epoch.0, stamp.sequence);
+    }
+    if let Some(domain) = change.domain {
+        header.flags.put(Flags::DOMAIN, true);
+        header.domain = domain.0;
+    }
+    (header.condition, header.version) = condition_bytes(change.condition);
+}
+
+fn take_change(header: &Header) -> Result<Change, Error> {
+    let mut change = Change::default();
+    let durability = durability_of(header.durability, header.replicas);
+    change.durability = durability.ok_or_else(|| invalid("no such durability"))?;
+    if header.flags.has(Flags::STAMP) {
+        change.stamp = Some(Stamp::new(header.epoch, header.sequence));
+    }
+    if header.flags.has(Flags::DOMAIN) {
+        change.domain = Some(OrderDomain(header.domain));
+    }
+    change.condition = condition_of(header.condition, header.version)?;
+    Ok(change)
+}
+
+fn condition_bytes(condition: Condition) -> (u8, u64) {
+    match condition {
+        Condition::Absent => (1, 0),
+        Condition::Present => (2, 0),
+        Condition::Version(version) => (3, version.0),
+        _ => (0, 0),
+    }
+}
+
+fn condition_of(code: u8, version: u64) -> Result<Condition, Error> {
+    Ok(match code {
+        0 => Condition::None,
+        1 => Condition::Absent,
+        2 => Condition::Present,
+        3 => Condition::Version(Version(version)),
+        _ => return Err(invalid("no such condition")),
+    })
+}
+
+/// A scope is told by which names are there, and by the flag for a domain.
+pub(super) fn put_scope<'a>(header: &mut Header, names: &mut [&'a [u8]; 4], scope: &'a Scope) {
+    match scope {
+        Scope::Object(object) => put_object(names, object),
+        Scope::Domain(namespace, domain) => {
+            names[0] = namespace.as_bytes();
+            header.flags.put(Flags::DOMAIN, true);
+            header.domain = domain.0;
+        }
+        Scope::Namespace(namespace) => names[0] = namespace.as_bytes(),
+        // All, and what a later version has: wider is what is safe.
+        _ => {}
+    }
+}
+
+pub(super) fn take_scope(head: &Head<'_>, names: &mut Names) -> Result<Scope, Error> {
+    let is_domain = head.header.flags.has(Flags::DOMAIN);
+    Ok(match (head.namespace.is_empty(), head.name.is_empty(), is_domain) {
+        (true, true, false) => Scope::All,
+        (false, true, false) => Scope::Namespace(names.namespace(head.namespace)?),
+        (false, true, true) => {
+            Scope::Domain(names.namespace(head.namespace)?, OrderDomain(head.header.domain))
+        }
+        (false, false, false) => Scope::Object(object(head, names)?),
+        _ => return Err(invalid("no such scope")),
+    })
+}
+
+pub(super) fn policy_code(policy: &Policy) -> u64 {
+    match policy.write {
+        WritePolicy::Back => 0,
+        WritePolicy::Through => 1,
+        WritePolicy::Around => 2,
+    }
+}
+
+pub(super) fn policy_of(code: u64) -> Result<Policy, Error> {
+    let mut policy = Policy::default();
+    policy.write = match code {
+        0 => WritePolicy::Back,
+        1 => WritePolicy::Through,
+        2 => WritePolicy::Around,
+        _ => return Err(invalid("no such policy")),
+    };
+    Ok(policy)
+}
+
+/// Sets the flag and computes the CRC where a payload is to be protected.
+pub(super) fn protect(header: &mut Header, payload: &Segments, has_crc: bool) -> u32 {
+    if !has_crc || payload.is_empty() {
+        return 0;
+    }
+    header.flags.put(Flags::PAYLOAD_CRC, true);
+    payload_crc(payload)
+}
+
+/// The CRC-32 of a payload.
+#[must_use]
+pub fn payload_crc(payload: &Segments) -> u32 {
+    let mut crc = crc32fast::Hasher::new();
+    payload.iter().for_each(|segment| crc.update(segment.as_slice()));
+    crc.finalize()
+}
+
+/// The prefix of a listing that nothing can begin with needs no server.
+#[must_use]
+pub fn is_hopeless_prefix(prefix: &Bytes) -> bool {
+    prefix.len() > NAME_BYTES_MAX
+}

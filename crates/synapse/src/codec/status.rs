@@ -1,0 +1,184 @@
+//! How a request went: one status per error of the contract, and back.
+//!
+//! A status carries its error's values in the header's own fields and its reason as the payload.
+
+use std::borrow::Cow;
+
+use blocker::{Epoch, Error, Stamp, Version};
+
+use super::frame::FrameError;
+use super::header::Header;
+
+/// The longest reason that is sent; the rest is cut off.
+pub const REASON_BYTES_MAX: usize = 512;
+
+macro_rules! statuses {
+    ($($(#[$doc:meta])* $name:ident = $code:literal;)*) => {
+        /// How a request went.
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+        #[repr(u8)]
+        pub enum Status {
+            $($(#[$doc])* $name = $code,)*
+        }
+
+        impl Status {
+            /// All of them.
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
+            /// From the byte on the wire.
+            ///
+            /// # Errors
+            /// [`FrameError::Field`] if there is none with this code.
+            pub fn from_code(code: u8) -> Result<Self, FrameError> {
+                match code {
+                    $($code => Ok(Self::$name),)*
+                    _ => Err(FrameError::Field { name: "status", value: u64::from(code) }),
+                }
+            }
+        }
+    };
+}
+
+statuses! {
+    /// It worked.
+    Ok = 0;
+    /// [`Error::Missing`].
+    Missing = 1;
+    /// [`Error::Exists`].
+    Exists = 2;
+    /// [`Error::ConditionFailed`]: `object version`.
+    ConditionFailed = 3;
+    /// [`Error::Mismatch`]: `offset`.
+    Mismatch = 4;
+    /// [`Error::Fenced`]: `epoch`.
+    Fenced = 5;
+    /// [`Error::Superseded`]: `epoch`, `sequence`.
+    Superseded = 6;
+    /// [`Error::NotStored`].
+    NotStored = 7;
+    /// [`Error::OutcomeUnknown`].
+    OutcomeUnknown = 8;
+    /// [`Error::DeadlinePassed`].
+    DeadlinePassed = 9;
+    /// [`Error::OutOfSpace`].
+    OutOfSpace = 10;
+    /// [`Error::Retryable`].
+    Retryable = 11;
+    /// [`Error::Corrupt`].
+    Corrupt = 12;
+    /// [`Error::WritesLost`].
+    WritesLost = 13;
+    /// [`Error::Unsupported`].
+    Unsupported = 14;
+    /// [`Error::TooLarge`]: `length`.
+    TooLarge = 15;
+    /// [`Error::Denied`].
+    Denied = 16;
+    /// [`Error::Invalid`].
+    Invalid = 17;
+    /// The request was cancelled by its caller; nobody waits for this.
+    Cancelled = 64;
+    /// In the answer to a hello: prove that you know the secret.
+    Challenge = 65;
+    /// In a goodbye: another connection has taken the session over.
+    Replaced = 66;
+    /// In a goodbye: the server is ending in order.
+    Ending = 67;
+}
+
+impl Status {
+    /// The byte on the wire.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        self as u8
+    }
+}
+
+/// Puts an error into a header; what is left to send as payload is its reason.
+pub(super) fn put_error<'a>(header: &mut Header, error: &'a Error) -> &'a str {
+    let mut reason = "";
+    header.status = match error {
+        Error::Missing => Status::Missing,
+        Error::Exists => Status::Exists,
+        Error::ConditionFailed { version } => {
+            header.version = version.0;
+            Status::ConditionFailed
+        }
+        Error::Mismatch { offset } => {
+            header.offset = *offset;
+            Status::Mismatch
+        }
+        Error::Fenced { epoch } => {
+            header.epoch = epoch.0;
+            Status::Fenced
+        }
+        Error::Superseded { stamp } => {
+            (header.epoch, header.sequence) = (stamp.epoch.0, stamp.sequence);
+            Status::Superseded
+        }
+        Error::DeadlinePassed => Status::DeadlinePassed,
+        Error::TooLarge { limit_bytes } => {
+            header.length = *limit_bytes;
+            Status::TooLarge
+        }
+        Error::NotStored(text)
+        | Error::OutcomeUnknown(text)
+        | Error::OutOfSpace(text)
+        | Error::Retryable(text)
+        | Error::Corrupt(text)
+        | Error::WritesLost(text)
+        | Error::Unsupported(text)
+        | Error::Denied(text)
+        | Error::Invalid(text) => {
+            reason = text;
+            match error {
+                Error::NotStored(_) => Status::NotStored,
+                Error::OutOfSpace(_) => Status::OutOfSpace,
+                Error::Retryable(_) => Status::Retryable,
+                Error::Corrupt(_) => Status::Corrupt,
+                Error::WritesLost(_) => Status::WritesLost,
+                Error::Unsupported(_) => Status::Unsupported,
+                Error::Denied(_) => Status::Denied,
+                Error::Invalid(_) => Status::Invalid,
+                _ => Status::OutcomeUnknown,
+            }
+        }
+        // An error that this version has no word for claims the least.
+        _ => Status::OutcomeUnknown,
+    };
+    let mut end = reason.len().min(REASON_BYTES_MAX);
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    &reason[..end]
+}
+
+/// The error that a reply's header and payload stand for; `None` if it is none of the contract's.
+pub(super) fn take_error(header: &Header, reason: &[u8]) -> Option<Error> {
+    let text = || {
+        let cut = &reason[..reason.len().min(REASON_BYTES_MAX)];
+        Cow::Owned(String::from_utf8_lossy(cut).into_owned())
+    };
+    Some(match header.status {
+        Status::Missing => Error::Missing,
+        Status::Exists => Error::Exists,
+        Status::ConditionFailed => Error::ConditionFailed { version: Version(header.version) },
+        Status::Mismatch => Error::Mismatch { offset: header.offset },
+        Status::Fenced => Error::Fenced { epoch: Epoch(header.epoch) },
+        Status::Superseded => Error::Superseded { stamp: Stamp::new(header.epoch, header.sequence) },
+        Status::NotStored => Error::NotStored(text()),
+        Status::OutcomeUnknown => Error::OutcomeUnknown(text()),
+        Status::DeadlinePassed => Error::DeadlinePassed,
+        Status::OutOfSpace => Error::OutOfSpace(text()),
+        Status::Retryable => Error::Retryable(text()),
+        Status::Corrupt => Error::Corrupt(text()),
+        Status::WritesLost => Error::WritesLost(text()),
+        Status::Unsupported => Error::Unsupported(text()),
+        Status::TooLarge => Error::TooLarge { limit_bytes: header.length },
+        Status::Denied => Error::Denied(text()),
+        Status::Invalid => Error::Invalid(text()),
+        Status::Ok | Status::Cancelled | Status::Challenge | Status::Replaced | Status::Ending => {
+            return None;
+        }
+    })
+}

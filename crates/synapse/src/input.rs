@@ -1,0 +1,186 @@
+//! What arrives on a connection: one buffer for heads and small payloads, and large payloads read straight
+//! to where they belong.
+//!
+//! After a large frame the next read asks for little more than a head, because another large one is likely
+//! to follow, and what arrives with its head must be copied. After a small frame it asks for all there is.
+
+use std::io::{self, IoSliceMut};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use blocker::{Segments, Timestamp};
+use bytes::Bytes;
+
+use crate::codec::{self, FrameError, HEAD_BYTES_MAX, Head, payload_crc};
+use crate::landing::{LARGE_BYTES, PayloadPool, Reserved};
+use crate::stream::Stream;
+
+/// How much is read at once, at most.
+const BUFFER_BYTES: usize = 128 * 1024;
+/// How much is read at once where a large frame is expected: most heads, and little of the payload.
+const HEAD_READ_BYTES: usize = 512;
+const _: () = assert!(BUFFER_BYTES >= HEAD_BYTES_MAX + LARGE_BYTES);
+
+/// A connection's receiving side.
+pub(crate) struct Input {
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    /// The large frame that is arriving.
+    body: Option<Body>,
+    /// The head of the large frame that has arrived last.
+    large_head: Vec<u8>,
+    read_bytes: usize,
+    pool: Arc<PayloadPool>,
+    /// How long a payload may be.
+    pub(crate) payload_bytes_max: u32,
+    /// How many bytes of large payloads have been copied.
+    pub(crate) copied_bytes: u64,
+    /// When something arrived last.
+    pub(crate) heard_at: Timestamp,
+}
+
+struct Body {
+    reserved: Box<dyn Reserved>,
+    left_bytes: usize,
+}
+
+/// The payload of a frame.
+pub(crate) enum Payload<'a> {
+    /// In the buffer; to be copied by whoever keeps it.
+    Here(&'a [u8]),
+    /// Where it belongs.
+    Landed(Segments),
+}
+
+impl Payload<'_> {
+    pub(crate) fn into_segments(self) -> Segments {
+        match self {
+            Self::Here([]) => Segments::new(),
+            Self::Here(bytes) => Bytes::copy_from_slice(bytes).into(),
+            Self::Landed(segments) => segments,
+        }
+    }
+
+    fn crc(&self) -> u32 {
+        match self {
+            Self::Here(bytes) => crc32fast::hash(bytes),
+            Self::Landed(segments) => payload_crc(segments),
+        }
+    }
+}
+
+/// A whole frame.
+pub(crate) struct Frame<'a> {
+    pub(crate) head: Head<'a>,
+    pub(crate) payload: Payload<'a>,
+}
+
+impl Frame<'_> {
+    /// Whether the payload fails its checksum.
+    pub(crate) fn is_damaged(&self) -> bool {
+        self.head.payload_crc.is_some_and(|crc| crc != self.payload.crc())
+    }
+}
+
+impl Input {
+    pub(crate) fn new(pool: Arc<PayloadPool>, now: Timestamp) -> Self {
+        Self {
+            buffer: vec![0; BUFFER_BYTES].into(),
+            start: 0,
+            end: 0,
+            body: None,
+            large_head: Vec::new(),
+            read_bytes: BUFFER_BYTES,
+            pool,
+            payload_bytes_max: 0,
+            copied_bytes: 0,
+            heard_at: now,
+        }
+    }
+
+    /// One read. 0 is the end of the stream.
+    pub(crate) fn poll_fill(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<usize>> {
+        if let Some(body) = &mut self.body
+            && body.left_bytes > 0
+        {
+            let mut read = |places: &mut [IoSliceMut<'_>]| match stream.poll_read_vectored(cx, places) {
+                Poll::Ready(done) => done,
+                Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
+            };
+            return match body.reserved.fill(&mut read) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
+                Err(error) => Poll::Ready(Err(error)),
+                Ok(count) => {
+                    body.left_bytes = body.left_bytes.saturating_sub(count);
+                    Poll::Ready(Ok(count))
+                }
+            };
+        }
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.start > 0 && self.buffer.len() - self.end < self.read_bytes.min(BUFFER_BYTES / 2) {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        let room = (self.end + self.read_bytes).min(self.buffer.len());
+        let count = ready!(stream.poll_read(cx, &mut self.buffer[self.end..room]))?;
+        self.end += count;
+        Poll::Ready(Ok(count))
+    }
+
+    /// The next whole frame, if it is there. `land` may say where a large payload belongs.
+    ///
+    /// # Errors
+    /// [`FrameError`]: close the connection.
+    pub(crate) fn next_frame(
+        &mut self,
+        land: impl FnOnce(&Head<'_>) -> Option<Box<dyn Reserved>>,
+    ) -> Result<Option<Frame<'_>>, FrameError> {
+        if let Some(body) = self.body.take_if(|body| body.left_bytes == 0) {
+            let head = codec::parse(&self.large_head)?;
+            return Ok(Some(Frame { head, payload: Payload::Landed(body.reserved.finish()) }));
+        }
+        if self.body.is_some() {
+            return Ok(None);
+        }
+        let waiting = &self.buffer[self.start..self.end];
+        if waiting.is_empty() {
+            return Ok(None);
+        }
+        let Some(measured) = codec::measure(waiting, self.payload_bytes_max)? else { return Ok(None) };
+        let (head_bytes, payload_bytes) = (measured.head_bytes, measured.payload_bytes);
+        if payload_bytes < LARGE_BYTES {
+            self.read_bytes = BUFFER_BYTES;
+            if waiting.len() < head_bytes + payload_bytes {
+                return Ok(None);
+            }
+            let (head, rest) = waiting.split_at(head_bytes);
+            self.start += head_bytes + payload_bytes;
+            return Ok(Some(Frame {
+                head: codec::parse(head)?,
+                payload: Payload::Here(&rest[..payload_bytes]),
+            }));
+        }
+        self.read_bytes = HEAD_READ_BYTES;
+        self.large_head.clear();
+        self.large_head.extend_from_slice(&waiting[..head_bytes]);
+        let head = codec::parse(&self.large_head)?;
+        let mut reserved = land(&head).unwrap_or_else(|| self.pool.reserve(payload_bytes));
+        let here = &waiting[head_bytes..waiting.len().min(head_bytes + payload_bytes)];
+        copy_into(&mut *reserved, here);
+        self.copied_bytes += here.len() as u64;
+        self.start += head_bytes + here.len();
+        if here.len() == payload_bytes {
+            return Ok(Some(Frame { head, payload: Payload::Landed(reserved.finish()) }));
+        }
+        self.body = Some(Body { reserved, left_bytes: payload_bytes - here.len() });
+        Ok(None)
+    }
+}
+
+fn copy_into(reserved: &mut dyn Reserved, mut bytes: &[u8]) {
+    let mut read = |places: &mut [IoSliceMut<'_>]| io::Read::read_vectored(&mut bytes, places);
+    // Reading from a slice never fails, and what was reserved has room for all of it.
+    while reserved.fill(&mut read).is_ok_and(|count| count > 0) {}
+}

@@ -1,0 +1,130 @@
+//! What a connection has to send: heads and small payloads in one buffer, large payloads by reference, all
+//! of it in as few vectored writes as the socket takes.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::task::{Context, Poll, ready};
+
+use blocker::{Segment, Segments};
+
+use crate::stream::Stream;
+
+/// Payloads below this are copied next to their head: cheaper than a part of their own.
+const INLINE_BYTES: usize = 1024;
+/// The most parts of one write.
+const PARTS_MAX: usize = 128;
+/// A buffer that has grown beyond this is given back once it is empty.
+const KEPT_BYTES: usize = 256 * 1024;
+
+/// A connection's sending side.
+#[derive(Default)]
+pub(crate) struct Output {
+    /// Heads and small payloads, in order; those before `sent` have gone.
+    small: Vec<u8>,
+    sent: usize,
+    parts: VecDeque<Part>,
+    pending_bytes: usize,
+}
+
+enum Part {
+    /// The next bytes of `small`.
+    Small(usize),
+    /// A payload, from this offset on.
+    Segment(Segment, usize),
+}
+
+impl Output {
+    /// How much is still to be sent.
+    pub(crate) fn pending_bytes(&self) -> usize {
+        self.pending_bytes
+    }
+
+    /// Appends what `write` puts into the buffer, and the payload that it returns.
+    pub(crate) fn push(&mut self, write: impl FnOnce(&mut Vec<u8>) -> Segments) {
+        let start = self.small.len();
+        let payload = write(&mut self.small);
+        let mut small = self.small.len() - start;
+        for segment in &payload {
+            let length = segment.len_bytes();
+            if length < INLINE_BYTES {
+                self.small.extend_from_slice(segment.as_slice());
+                small += length;
+            } else {
+                self.push_small(small);
+                small = 0;
+                self.pending_bytes += length;
+                self.parts.push_back(Part::Segment(segment.clone(), 0));
+            }
+        }
+        self.push_small(small);
+    }
+
+    fn push_small(&mut self, count: usize) {
+        self.pending_bytes += count;
+        match self.parts.back_mut() {
+            _ if count == 0 => {}
+            Some(Part::Small(before)) => *before += count,
+            _ => self.parts.push_back(Part::Small(count)),
+        }
+    }
+
+    /// Writes as much as the socket takes. Ready when nothing is left.
+    pub(crate) fn poll_flush(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<()>> {
+        while self.pending_bytes > 0 {
+            let count = {
+                let mut slices = [IoSlice::new(&[]); PARTS_MAX];
+                let mut small = &self.small[self.sent..];
+                let mut used = 0;
+                for (slice, part) in slices.iter_mut().zip(&self.parts) {
+                    *slice = IoSlice::new(match part {
+                        Part::Small(count) => {
+                            let (first, rest) = small.split_at(*count);
+                            small = rest;
+                            first
+                        }
+                        Part::Segment(segment, from) => &segment.as_slice()[*from..],
+                    });
+                    used += 1;
+                }
+                ready!(stream.poll_write_vectored(cx, &slices[..used]))?
+            };
+            if count == 0 {
+                return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+            }
+            self.advance(count);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn advance(&mut self, mut count: usize) {
+        self.pending_bytes -= count;
+        while count > 0 {
+            let Some(part) = self.parts.front_mut() else { break };
+            let (done, is_over) = match part {
+                Part::Small(left) => {
+                    let done = count.min(*left);
+                    *left -= done;
+                    self.sent += done;
+                    (done, *left == 0)
+                }
+                Part::Segment(segment, from) => {
+                    let done = count.min(segment.len_bytes() - *from);
+                    *from += done;
+                    (done, *from == segment.len_bytes())
+                }
+            };
+            count -= done;
+            if is_over {
+                self.parts.pop_front();
+            }
+        }
+        if self.sent == self.small.len() {
+            (self.sent, self.small) = (0, std::mem::take(&mut self.small));
+            self.small.clear();
+            self.small.shrink_to(KEPT_BYTES);
+        } else if self.sent > KEPT_BYTES {
+            self.small.drain(..self.sent);
+            self.sent = 0;
+        }
+    }
+}

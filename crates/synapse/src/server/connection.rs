@@ -1,0 +1,444 @@
+//! One connection: greeting, then requests as they come and answers as they are ready.
+//!
+//! Per wake-up: what tasks have done is answered, one write, one read, and everything complete is done. A
+//! request whose answer is at hand is done right here and its reply is part of the next write; only one
+//! that has to wait gets a task. Nothing more is read while much is still to be sent.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use blocker::{Error, Event, Subscription, Timestamp};
+
+use super::Shared;
+use super::budget::Grant;
+use super::execute::Step;
+use super::session::{Completion, Owned};
+use super::slots::{Begin, Cancel, Slots};
+use super::statistics::Counts;
+use crate::alarm::Alarm;
+use crate::auth::random;
+use crate::codec::{
+    self, Challenge, Credits, Features, Flags, FrameError, Hello, Names, Op, Outcome, Request, RequestId,
+    Status, Welcome, cost_bytes,
+};
+use crate::input::{Frame, Input};
+use crate::output::Output;
+use crate::stream::Stream;
+
+/// What a connection takes beside its requests: buffers and names.
+pub(super) const FIXED_BYTES: u64 = 512 * 1024;
+/// While more than this is still to be sent, nothing more is read.
+const OUTPUT_HIGH_BYTES: usize = 1 << 20;
+/// How often a connection reads before others get their turn.
+const ROUNDS_MAX: u32 = 8;
+/// How long a goodbye may take to be sent.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// Why a connection ends.
+#[derive(Debug)]
+pub(super) enum End {
+    /// The client has closed it, or it broke.
+    Closed(io::Result<()>),
+    /// The client said goodbye.
+    Goodbye,
+    /// The client cannot be understood, or breaks the rules.
+    Broken(String),
+    /// The client is not let in.
+    Refused(Error),
+    /// The client is dead, as far as can be told.
+    Silent,
+    /// Another connection has taken the session.
+    Replaced,
+    /// The server ends.
+    Ending,
+}
+
+impl From<io::Error> for End {
+    fn from(error: io::Error) -> Self {
+        Self::Closed(Err(error))
+    }
+}
+
+impl From<FrameError> for End {
+    fn from(error: FrameError) -> Self {
+        Self::Broken(error.to_string())
+    }
+}
+
+pub(super) struct Connection {
+    shared: Arc<Shared>,
+    stream: Stream,
+    input: Input,
+    output: Output,
+    names: Names,
+    mail: Vec<Completion>,
+    counts: Counts,
+}
+
+/// What the greeting has brought.
+struct Open {
+    owned: Owned,
+    has_crc: bool,
+    events: Option<Subscription>,
+    /// What this connection may cost, given back when it ends.
+    grant: Grant,
+    alarm: Alarm,
+    wrote_at: Timestamp,
+}
+
+impl Connection {
+    pub(super) fn new(shared: Arc<Shared>, stream: Stream) -> Self {
+        let now = shared.config.clock.now();
+        let input = Input::new(Arc::clone(&shared.pool), now);
+        Self {
+            stream,
+            input,
+            output: Output::default(),
+            names: Names::default(),
+            mail: Vec::new(),
+            counts: Counts::default(),
+            shared,
+        }
+    }
+
+    /// Serves the connection to its end.
+    pub(super) async fn run(mut self) -> End {
+        let mut end = match self.greet().await {
+            Ok(mut open) => {
+                let end = poll_fn(|cx| self.poll_open(&mut open, cx)).await;
+                if matches!(end, End::Ending) {
+                    self.finish(&mut open).await;
+                }
+                end
+            }
+            Err(end) => end,
+        };
+        let why = match &end {
+            End::Broken(text) => Err(Error::Invalid(text.clone().into())),
+            End::Refused(error) => Err(error.clone()),
+            End::Replaced => Ok(Status::Replaced),
+            End::Ending => Ok(Status::Ending),
+            End::Closed(_) | End::Goodbye | End::Silent => return end,
+        };
+        self.output.push(|out| {
+            codec::encode_goodbye(out, why.as_ref().map(|status| *status));
+            blocker::Segments::new()
+        });
+        if let Err(error) = self.say_goodbye().await
+            && matches!(end, End::Ending | End::Replaced)
+        {
+            end = End::Closed(Err(error));
+        }
+        end
+    }
+
+    async fn say_goodbye(&mut self) -> io::Result<()> {
+        let clock = Arc::clone(&self.shared.config.clock);
+        let alarm = Alarm::after(clock, GOODBYE);
+        let mut ring = pin!(alarm.ring());
+        poll_fn(|cx| match ring.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => self.output.poll_flush(cx, &mut self.stream),
+        })
+        .await?;
+        self.stream.shutdown().await
+    }
+
+    // ---- greeting
+
+    async fn greet(&mut self) -> Result<Open, End> {
+        let shared = Arc::clone(&self.shared);
+        let alarm = Alarm::after(Arc::clone(&shared.config.clock), shared.config.greeting_timeout);
+        let mut ring = pin!(alarm.ring());
+        let mut greeting = pin!(self.greeting());
+        poll_fn(|cx| {
+            if let Poll::Ready(done) = greeting.as_mut().poll(cx) {
+                return Poll::Ready(done);
+            }
+            ready!(ring.as_mut().poll(cx));
+            Poll::Ready(Err(End::Silent))
+        })
+        .await
+    }
+
+    async fn greeting(&mut self) -> Result<Open, End> {
+        let shared = Arc::clone(&self.shared);
+        let config = &shared.config;
+        let hello = self.expect(Op::Hello, Hello::decode).await?;
+        let mut proof = [0; 32];
+        if let Some(secret) = &config.secret {
+            let challenge = Challenge { nonce: random(), instance: shared.instance };
+            self.output.push(|out| {
+                challenge.encode(out);
+                blocker::Segments::new()
+            });
+            let said = self.expect(Op::Prove, codec::decode_proof).await?;
+            if !secret.is_client_proof(&said, &hello, &challenge) {
+                return Err(End::Refused(Error::Denied("the secret is not the server's".into())));
+            }
+            proof = secret.server_proof(&hello, &challenge);
+        }
+        if shared.sessions.is_ending() {
+            return Err(End::Ending);
+        }
+        let grant = shared.budget.take(hello.credits.bytes).map_err(End::Refused)?;
+        let slots = hello.credits.slots.min(config.session_slots_max);
+        let new = || Slots::new(slots, config.remembers_outcomes());
+        let attached = shared.sessions.attach(hello.session, config.clock.now(), new).await;
+        let (owned, is_resumed) = attached.map_err(End::Refused)?;
+        let features = Features(hello.features.0 & Features::ALL);
+        let welcome = Welcome {
+            instance: shared.instance,
+            is_resumed,
+            features,
+            credits: Credits { slots: owned.slots.count(), bytes: grant.bytes() },
+            peer_timeout_ms: u32::try_from(config.peer_timeout.as_millis()).unwrap_or(u32::MAX),
+            capabilities: shared.capabilities,
+            proof,
+        };
+        // News from before the welcome are not missed.
+        let events = features.has(Features::EVENTS).then(|| shared.backend.subscribe());
+        self.output.push(|out| {
+            welcome.encode(out);
+            blocker::Segments::new()
+        });
+        self.input.payload_bytes_max = shared.payload_bytes_max;
+        let alarm = Alarm::after(Arc::clone(&config.clock), config.peer_timeout);
+        let wrote_at = config.clock.now();
+        let has_crc = features.has(Features::PAYLOAD_CRC);
+        Ok(Open { owned, has_crc, events, grant, alarm, wrote_at })
+    }
+
+    /// Sends what there is, then waits for one frame of the greeting.
+    async fn expect<T>(
+        &mut self,
+        op: Op,
+        decode: impl Fn(&codec::Head<'_>) -> Result<T, Error>,
+    ) -> Result<T, End> {
+        poll_fn(|cx| {
+            ready!(self.output.poll_flush(cx, &mut self.stream))?;
+            loop {
+                if let Some(frame) = self.input.next_frame(|_| None)? {
+                    if frame.head.header.op != op || frame.head.header.flags.has(Flags::REPLY) {
+                        let text = format!("{:?} instead of {op:?} in the greeting", frame.head.header.op);
+                        return Poll::Ready(Err(End::Broken(text)));
+                    }
+                    return Poll::Ready(decode(&frame.head).map_err(End::Refused));
+                }
+                if ready!(self.input.poll_fill(cx, &mut self.stream))? == 0 {
+                    return Poll::Ready(Err(End::Closed(Ok(()))));
+                }
+            }
+        })
+        .await
+    }
+
+    // ---- requests
+
+    fn poll_open(&mut self, open: &mut Open, cx: &mut Context<'_>) -> Poll<End> {
+        open.owned.register(cx.waker());
+        let end = self.poll_rounds(open, cx);
+        self.counts.copied_bytes += std::mem::take(&mut self.input.copied_bytes);
+        self.shared.counters.add(&mut self.counts);
+        match end {
+            Poll::Ready(Ok(())) => {
+                // Others first.
+                cx.waker().wake_by_ref();
+            }
+            Poll::Ready(Err(end)) => return Poll::Ready(end),
+            Poll::Pending => {}
+        }
+        let now = self.shared.config.clock.now();
+        open.owned.now = now;
+        let timeout = self.shared.config.peer_timeout;
+        while open.alarm.poll(cx, now).is_ready() {
+            let last = self.input.heard_at.max(open.wrote_at);
+            if now.since(last) >= timeout {
+                return Poll::Ready(End::Silent);
+            }
+            open.alarm.set(last + timeout);
+        }
+        Poll::Pending
+    }
+
+    /// Pending when nothing is left to do; ready when there may be more, or at the end.
+    fn poll_rounds(&mut self, open: &mut Open, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
+        let now = self.shared.config.clock.now();
+        for _ in 0..ROUNDS_MAX {
+            if open.owned.is_replaced() {
+                return Poll::Ready(Err(End::Replaced));
+            }
+            if self.shared.sessions.is_ending() {
+                return Poll::Ready(Err(End::Ending));
+            }
+            self.answer_mail(open);
+            self.take_events(open, cx);
+            let is_stopped = self.handle_frames(open, now)?;
+            let before = self.output.pending_bytes();
+            let is_flushed = self.output.poll_flush(cx, &mut self.stream)?.is_ready();
+            if self.output.pending_bytes() < before {
+                open.wrote_at = now;
+            }
+            if is_stopped {
+                if !is_flushed && self.output.pending_bytes() >= OUTPUT_HIGH_BYTES {
+                    return Poll::Pending;
+                }
+                continue;
+            }
+            let count = ready!(self.input.poll_fill(cx, &mut self.stream))?;
+            if count == 0 {
+                return Poll::Ready(Err(End::Closed(Ok(()))));
+            }
+            self.input.heard_at = now;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Does everything complete. Whether it stopped because too much is still to be sent.
+    fn handle_frames(&mut self, open: &mut Open, now: Timestamp) -> Result<bool, End> {
+        loop {
+            if self.output.pending_bytes() >= OUTPUT_HIGH_BYTES {
+                return Ok(true);
+            }
+            let shared = &self.shared;
+            let names = &mut self.names;
+            let frame = self.input.next_frame(|head| shared.land(head, names))?;
+            let Some(frame) = frame else { return Ok(false) };
+            let header = frame.head.header;
+            match header.op {
+                Op::Ping if !header.flags.has(Flags::REPLY) => self.output.push(|out| {
+                    codec::encode_ping(out, true);
+                    blocker::Segments::new()
+                }),
+                Op::Cancel => {
+                    self.counts.cancels += 1;
+                    match open.owned.slots.cancel(header.id) {
+                        Cancel::Abort(task) => task.abort(),
+                        Cancel::Answer => {
+                            reply(&mut self.output, Outcome::Cancelled, Op::Cancel, header.id, false);
+                        }
+                        Cancel::Ignore => {}
+                        Cancel::Refuse(why) => return Err(End::Broken(why.into())),
+                    }
+                }
+                Op::Goodbye => return Err(End::Goodbye),
+                op if op.takes_slot() && !header.flags.has(Flags::REPLY) => {
+                    let (shared, output) = (&self.shared, &mut self.output);
+                    handle_request(shared, open, frame, output, &mut self.names, &mut self.counts, now)?;
+                }
+                op => return Err(End::Broken(format!("{op:?} has no place here"))),
+            }
+        }
+    }
+
+    /// Answers what tasks have done.
+    fn answer_mail(&mut self, open: &mut Open) {
+        open.owned.take_mail(&mut self.mail);
+        for (id, outcome) in self.mail.drain(..) {
+            if let Some((op, outcome)) = open.owned.slots.complete(id, outcome) {
+                reply(&mut self.output, outcome, op, id, open.has_crc);
+            }
+        }
+    }
+
+    /// Passes on news, as long as the client takes them.
+    fn take_events(&mut self, open: &mut Open, cx: &mut Context<'_>) {
+        while let Some(events) = &mut open.events
+            && self.output.pending_bytes() < OUTPUT_HIGH_BYTES
+        {
+            match events.poll_next(cx) {
+                Poll::Ready(Some(event)) => self.output.push(|out| {
+                    codec::encode_event(out, &event);
+                    blocker::Segments::new()
+                }),
+                Poll::Ready(None) => {
+                    self.output.push(|out| {
+                        codec::encode_event(out, &Event::Missed);
+                        blocker::Segments::new()
+                    });
+                    open.events = None;
+                }
+                Poll::Pending => break,
+            }
+        }
+    }
+
+    // ---- the end
+
+    /// Waits for what is being done, and sends its answers; the embedder bounds how long.
+    async fn finish(&mut self, open: &mut Open) {
+        let done = poll_fn(|cx| {
+            open.owned.register(cx.waker());
+            self.answer_mail(open);
+            let flushed = self.output.poll_flush(cx, &mut self.stream);
+            match flushed {
+                Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+                _ if open.owned.slots.executing_count() > 0 => Poll::Pending,
+                flushed => flushed,
+            }
+        });
+        if let Err(error) = done.await {
+            tracing::debug!(cause = %error, "a client went before its last answers");
+        }
+    }
+}
+
+fn handle_request(
+    shared: &Arc<Shared>,
+    open: &mut Open,
+    frame: Frame<'_>,
+    output: &mut Output,
+    names: &mut Names,
+    counts: &mut Counts,
+    now: Timestamp,
+) -> Result<(), End> {
+    let head = &frame.head;
+    let (op, id) = (head.header.op, head.header.id);
+    let request_bytes_max = shared.capabilities.request_bytes_max;
+    let cost = cost_bytes(&head.header, head.head_bytes, head.payload_bytes, request_bytes_max);
+    counts.requests += 1;
+    match open.owned.slots.begin(id, op, cost) {
+        Begin::Execute => {}
+        Begin::Replay(outcome) => {
+            counts.replays += 1;
+            reply(output, outcome, op, id, open.has_crc);
+            return Ok(());
+        }
+        Begin::Wait => return Ok(()),
+        Begin::Refuse(why) => return Err(End::Broken(why.into())),
+    }
+    if open.owned.slots.cost_bytes() > open.grant.bytes() {
+        return Err(End::Broken("more is under way than was granted".into()));
+    }
+    let decoded = if frame.is_damaged() {
+        Err(Error::Retryable("the payload was damaged on the way".into()))
+    } else {
+        Request::decode(&frame.head, frame.payload.into_segments(), names, now)
+    };
+    let step = match decoded {
+        Ok(request) => shared.execute(request),
+        Err(error) => Step::Ready(Outcome::Failed(error)),
+    };
+    match step {
+        Step::Ready(outcome) => {
+            if let Some((op, outcome)) = open.owned.slots.complete(id, Some(outcome)) {
+                reply(output, outcome, op, id, open.has_crc);
+            }
+        }
+        Step::Pending(future) => {
+            counts.waits += 1;
+            let reporter = open.owned.reporter(id);
+            let task = tokio::spawn(async move { reporter.report(future.await) });
+            open.owned.slots.set_abort(id, task.abort_handle());
+        }
+    }
+    Ok(())
+}
+
+fn reply(output: &mut Output, outcome: Outcome, op: Op, id: RequestId, has_crc: bool) {
+    output.push(|out| outcome.encode(op, id, has_crc, out));
+}

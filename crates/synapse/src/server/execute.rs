@@ -1,0 +1,102 @@
+//! One request, done by the backend: an arm for each operation.
+
+use std::future::Future;
+use std::pin::Pin;
+
+use blocker::{Control, Error, Reply};
+
+use super::Shared;
+use crate::codec::{Answer, CONTROL_ENTRIES_MAX, Outcome, Request};
+
+/// What becomes of a request: known already, or to come.
+pub(super) enum Step {
+    Ready(Outcome),
+    Pending(Pin<Box<dyn Future<Output = Outcome> + Send>>),
+}
+
+impl Shared {
+    pub(super) fn execute(&self, request: Request) -> Step {
+        if let Some(limit_bytes) = self.exceeds(&request) {
+            return Step::Ready(Outcome::Failed(Error::TooLarge { limit_bytes }));
+        }
+        let backend = &*self.backend;
+        match request {
+            Request::Read(r) => step(backend.read(r), Answer::Read),
+            Request::Write(r) => step(backend.write(r), Answer::Change),
+            Request::WriteZeroes(r) => step(backend.write_zeroes(r), Answer::Change),
+            Request::Discard(r) => step(backend.discard(r), Answer::Change),
+            Request::CompareAndWrite(r) => step(backend.compare_and_write(r), Answer::Change),
+            Request::WriteFull(r) => step(backend.write_full(r), Answer::Change),
+            Request::Truncate(r) => step(backend.truncate(r), Answer::Change),
+            Request::Delete(r) => step(backend.delete(r), Answer::Delete),
+            Request::Copy(r) => step(backend.copy(r), Answer::Change),
+            Request::Info(r) => step(backend.info(r), Answer::Info),
+            Request::List(mut r) => {
+                r.entries_max = r.entries_max.min(self.capabilities.list_entries_max);
+                step(backend.list(r), Answer::List)
+            }
+            Request::Flush(r) => step(backend.flush(r), Answer::Flush),
+            Request::Claim(r) => step(backend.claim(r), Answer::Claim),
+            Request::Invalidate(r) => step(backend.invalidate(r), Answer::Invalidate),
+            Request::Statistics => Step::Ready(Outcome::Answered(Answer::Statistics(self.figures()))),
+            request => match &self.control {
+                Some(control) => self.control(&**control, request),
+                None => {
+                    let why = "this server has nothing to control";
+                    Step::Ready(Outcome::Failed(Error::Unsupported(why.into())))
+                }
+            },
+        }
+    }
+
+    fn control(&self, control: &dyn Control, request: Request) -> Step {
+        match request {
+            Request::Attach(namespace) => {
+                let own = self.capabilities;
+                step(control.attach(namespace), move |mut attachment| {
+                    attachment.capabilities = super::narrowed(attachment.capabilities, &own);
+                    Answer::Attach(attachment)
+                })
+            }
+            Request::Detach(namespace) => step(control.detach(namespace), |()| Answer::Done),
+            Request::Policy(namespace) => Step::Ready(control.policy(&namespace).map(Answer::Policy).into()),
+            Request::SetPolicy(namespace, policy) => {
+                step(control.set_policy(namespace, policy), |()| Answer::Done)
+            }
+            Request::Quota(namespace) => Step::Ready(control.quota(&namespace).map(Answer::Quota).into()),
+            Request::SetQuota(namespace, bytes_max) => {
+                step(control.set_quota(namespace, bytes_max), |()| Answer::Done)
+            }
+            Request::Namespaces(after) => step(control.namespaces(), move |mut namespaces| {
+                if let Some(after) = after {
+                    namespaces.retain(|namespace| *namespace > after);
+                }
+                let has_more = namespaces.len() > CONTROL_ENTRIES_MAX;
+                namespaces.truncate(CONTROL_ENTRIES_MAX);
+                Answer::Namespaces(namespaces, has_more)
+            }),
+            _ => Step::Ready(Outcome::Failed(Error::Invalid("not a control request".into()))),
+        }
+    }
+
+    /// The limit that a request is beyond, before the backend is asked.
+    fn exceeds(&self, request: &Request) -> Option<u64> {
+        let limits = &self.capabilities;
+        let over = |bytes: u64, limit: u64| (bytes > limit).then_some(limit);
+        match request {
+            Request::Read(r) => over(r.len_bytes, limits.request_bytes_max),
+            Request::CompareAndWrite(r) if limits.compare_bytes_max > 0 => {
+                let expected = over(r.expected.len_bytes() as u64, limits.compare_bytes_max);
+                expected.or_else(|| over(r.data.len_bytes() as u64, limits.request_bytes_max))
+            }
+            _ => over(request.payload_bytes() as u64, limits.request_bytes_max),
+        }
+    }
+}
+
+fn step<T: 'static>(reply: Reply<T>, wrap: impl FnOnce(T) -> Answer + Send + 'static) -> Step {
+    match reply {
+        Reply::Ready(answer) => Step::Ready(answer.map(wrap).into()),
+        Reply::Pending(future) => Step::Pending(Box::pin(async move { future.await.map(wrap).into() })),
+    }
+}

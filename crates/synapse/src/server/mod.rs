@@ -1,0 +1,203 @@
+//! The server: any backend, served to any number of clients.
+//!
+//! ```text
+//! listen ──► connection ──► slots: seen before? ──► backend ──► reply: answered in the same write
+//!                 ▲                                    └──────► pending: a task, then the session's mail
+//!                 └── session: outlives the connection
+//! ```
+
+mod budget;
+mod config;
+mod connection;
+mod execute;
+mod listen;
+mod session;
+mod slots;
+mod statistics;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use blocker::{Blocker, Capabilities, Control};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use crate::auth::random;
+use crate::codec::{HEAD_BYTES_MAX, Head, InstanceId, LIST_ENTRY_BYTES_MAX, Names, Op};
+use crate::landing::{PayloadPool, Reserved};
+
+use budget::Budget;
+pub use config::ServerConfig;
+use session::Sessions;
+use statistics::{Counters, Counts};
+
+/// Serves a backend.
+///
+/// Listening and connections run on the runtime that [`Self::listen`] is called in, or on those of
+/// [`ServerConfig::workers`]. Dropping the server stops listening and breaks its connections off;
+/// [`Self::shutdown`] ends them in order.
+pub struct Server {
+    shared: Arc<Shared>,
+    listeners: Mutex<Vec<AbortHandle>>,
+}
+
+pub(crate) struct Shared {
+    backend: Arc<dyn Blocker>,
+    control: Option<Arc<dyn Control>>,
+    config: ServerConfig,
+    /// The backend's, as far as they go over the wire.
+    capabilities: Capabilities,
+    payload_bytes_max: u32,
+    instance: InstanceId,
+    sessions: Sessions,
+    budget: Arc<Budget>,
+    pool: Arc<PayloadPool>,
+    counters: Counters,
+    connection_count: AtomicUsize,
+    connection_ended: Notify,
+    tasks: Mutex<Vec<AbortHandle>>,
+}
+
+impl Server {
+    /// A server for `backend`, and for `control` if it has that face. Listens to nothing yet.
+    ///
+    /// # Errors
+    /// One line that says which setting to mend.
+    pub fn new(
+        backend: Arc<dyn Blocker>,
+        control: Option<Arc<dyn Control>>,
+        config: ServerConfig,
+    ) -> Result<Self, String> {
+        config.check()?;
+        let mut limits = backend.capabilities();
+        limits.request_bytes_max = limits.request_bytes_max.min(config.request_bytes_max);
+        limits.compare_bytes_max = limits.compare_bytes_max.min(config.request_bytes_max);
+        limits.list_entries_max = limits.list_entries_max.min(config.list_entries_max);
+        let capabilities = limits;
+        let payload_bytes_max = capabilities.request_bytes_max + capabilities.compare_bytes_max;
+        let list_bytes = u64::from(capabilities.list_entries_max) * LIST_ENTRY_BYTES_MAX;
+        let least_bytes = payload_bytes_max.max(list_bytes) + 2 * HEAD_BYTES_MAX as u64;
+        if least_bytes > config.session_bytes_max {
+            return Err(format!("session_bytes_max must be at least {least_bytes} for this backend"));
+        }
+        let shared = Shared {
+            capabilities,
+            // Each at most 1 GiB, by the check.
+            payload_bytes_max: payload_bytes_max as u32,
+            instance: random(),
+            sessions: Sessions::new(config.sessions_max, config.session_linger),
+            budget: Budget::new(config.bytes_max, least_bytes, config.session_bytes_max),
+            pool: PayloadPool::new(config.payload_pool_bytes_max),
+            counters: Counters::default(),
+            connection_count: AtomicUsize::new(0),
+            connection_ended: Notify::new(),
+            tasks: Mutex::default(),
+            backend,
+            control,
+            config,
+        };
+        Ok(Self { shared: Arc::new(shared), listeners: Mutex::default() })
+    }
+
+    /// Which run of a server this is. Another one knows nothing of this one's sessions.
+    #[must_use]
+    pub fn instance(&self) -> InstanceId {
+        self.shared.instance
+    }
+
+    /// What it has counted so far: name and value.
+    #[must_use]
+    pub fn statistics(&self) -> Vec<(&'static str, u64)> {
+        let mut figures = self.shared.counters.figures();
+        let connections = self.shared.connection_count.load(Ordering::Relaxed) as u64;
+        figures.push(("synapse_connections_open", connections));
+        figures.push(("synapse_sessions", self.shared.sessions.count() as u64));
+        figures
+    }
+
+    /// The figure called `name`, or 0.
+    #[must_use]
+    pub fn figure(&self, name: &str) -> u64 {
+        self.statistics().iter().find(|(each, _)| *each == name).map_or(0, |(_, value)| *value)
+    }
+
+    /// Stops listening, answers what has been received, says goodbye to every client, and waits for all
+    /// of that, at most for `patience`. What takes longer is broken off. Whether all ended in order.
+    pub async fn shutdown(&self, patience: Duration) -> bool {
+        self.stop_listening();
+        self.shared.sessions.end();
+        let clock = Arc::clone(&self.shared.config.clock);
+        let all_ended = async {
+            loop {
+                let ended = self.shared.connection_ended.notified();
+                if self.shared.connection_count.load(Ordering::Acquire) == 0 {
+                    break;
+                }
+                ended.await;
+            }
+        };
+        let in_order = tokio::select! {
+            () = all_ended => true,
+            () = clock.sleep(patience) => false,
+        };
+        self.break_off();
+        in_order
+    }
+
+    /// Breaks all connections off, as a crash would, and goes on listening. For tests.
+    pub fn break_connections(&self) {
+        self.break_off();
+    }
+
+    fn stop_listening(&self) {
+        self.listeners.lock().drain(..).for_each(|listener| listener.abort());
+    }
+
+    fn break_off(&self) {
+        self.shared.tasks.lock().drain(..).for_each(|task| task.abort());
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop_listening();
+        self.break_off();
+    }
+}
+
+impl Shared {
+    /// Memory for a large payload, where the backend has something better than the pool.
+    fn land(&self, head: &Head<'_>, names: &mut Names) -> Option<Box<dyn Reserved>> {
+        let landing = self.config.landing.as_ref()?;
+        if !matches!(head.header.op, Op::Write | Op::WriteFull) {
+            return None;
+        }
+        let namespace = names.namespace(head.namespace).ok()?;
+        let object = blocker::ObjectId::new(namespace, names.name(head.name).ok()?);
+        landing.reserve(&object, head.header.offset, head.payload_bytes)
+    }
+
+    /// The backend's figures and our own.
+    fn figures(&self) -> Vec<(String, u64)> {
+        let backend = self.control.as_ref().map(|control| control.statistics().figures);
+        let own = self.counters.figures();
+        let all = backend.into_iter().flatten().chain(own);
+        all.map(|(name, value)| (name.to_owned(), value)).collect()
+    }
+
+    fn count(&self, count: impl FnOnce(&mut Counts)) {
+        let mut counts = Counts::default();
+        count(&mut counts);
+        self.counters.add(&mut counts);
+    }
+}
+
+/// What a backend can do, with the limits of the wire.
+fn narrowed(mut capabilities: Capabilities, limits: &Capabilities) -> Capabilities {
+    capabilities.request_bytes_max = capabilities.request_bytes_max.min(limits.request_bytes_max);
+    capabilities.compare_bytes_max = capabilities.compare_bytes_max.min(limits.compare_bytes_max);
+    capabilities.list_entries_max = capabilities.list_entries_max.min(limits.list_entries_max);
+    capabilities
+}

@@ -1,0 +1,303 @@
+//! The slots of a session: what was asked in each last, and what became of it.
+//!
+//! A client uses a slot again only when it has the answer (sessions as in NFSv4.1, RFC 8881, 2.10.6), so
+//! one outcome per slot is all that a server must remember to answer a request that is sent again without
+//! doing it again. The window is exactly as large as the credit, and a request is either in it or finished.
+//!
+//! ```text
+//!            begin, new sequence              complete
+//!   idle ───────────────────────► executing ───────────► answered ──┐
+//!     ▲                             │  begin, same: wait            │ begin, same: replay
+//!     │                             │  cancel: abort                │ cancel: answer, unless it was
+//!     └── never again               └───────────────────────────────┴─► begin, new: executing
+//! ```
+
+use tokio::task::AbortHandle;
+
+use crate::codec::{Op, Outcome, RequestId};
+
+/// What a slot takes.
+pub(super) const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
+const _: () = assert!(SLOT_BYTES <= 192);
+
+/// What to do with a request that has arrived.
+#[derive(Debug)]
+pub(super) enum Begin {
+    /// It is new, or may be done again: do it, then [`Slots::complete`].
+    Execute,
+    /// It was done before; this is what became of it.
+    Replay(Outcome),
+    /// It is being done.
+    Wait,
+    /// The client breaks the rules.
+    Refuse(&'static str),
+}
+
+/// What to do with a cancellation.
+#[derive(Debug)]
+pub(super) enum Cancel {
+    /// Stop doing it; the answer follows by [`Slots::complete`].
+    Abort(AbortHandle),
+    /// It was never begun, or its answer was lost: answer *cancelled*.
+    Answer,
+    /// Its answer is on the way.
+    Ignore,
+    /// The client breaks the rules.
+    Refuse(&'static str),
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    sequence: u32,
+    /// Whether the client waits on this connection for the answer, or has been sent it there.
+    is_asked: bool,
+    state: State,
+    cost_bytes: u64,
+}
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    Idle,
+    Executing {
+        op: Op,
+        abort: Option<AbortHandle>,
+        is_cancelled: bool,
+    },
+    /// `None` for what is not kept.
+    Answered(Option<Outcome>),
+}
+
+/// All slots of a session. Owned by the connection that serves it.
+#[derive(Debug)]
+pub(super) struct Slots {
+    slots: Vec<Slot>,
+    /// What the requests under way cost together.
+    cost_bytes: u64,
+    executing_count: u32,
+    remembers: bool,
+}
+
+const NO_SLOT: &str = "the slot is beyond what was granted";
+
+impl Slots {
+    pub(super) fn new(count: u32, remembers: bool) -> Self {
+        let slots = (0..count).map(|_| Slot::default()).collect();
+        Self { slots, cost_bytes: 0, executing_count: 0, remembers }
+    }
+
+    pub(super) fn count(&self) -> u32 {
+        // Made from one.
+        self.slots.len() as u32
+    }
+
+    /// How many requests are being done.
+    pub(super) fn executing_count(&self) -> u32 {
+        self.executing_count
+    }
+
+    /// What the requests under way cost together.
+    pub(super) fn cost_bytes(&self) -> u64 {
+        self.cost_bytes
+    }
+
+    /// A request has arrived.
+    pub(super) fn begin(&mut self, id: RequestId, op: Op, cost_bytes: u64) -> Begin {
+        let Some(slot) = self.slots.get_mut(id.slot as usize) else { return Begin::Refuse(NO_SLOT) };
+        let step = id.sequence.wrapping_sub(slot.sequence);
+        let is_fresh = matches!(slot.state, State::Idle);
+        if step == 0 && !is_fresh {
+            match &slot.state {
+                State::Executing { op: under_way, .. } if *under_way == op => {
+                    slot.is_asked = true;
+                    return Begin::Wait;
+                }
+                State::Answered(Some(outcome)) if self.remembers => {
+                    slot.is_asked = true;
+                    return Begin::Replay(outcome.clone());
+                }
+                // What is not kept may be done again.
+                State::Answered(_) | State::Idle => {}
+                State::Executing { .. } => return Begin::Refuse("the slot is in use by another operation"),
+            }
+        } else if step > u32::MAX / 2 && !is_fresh {
+            return Begin::Refuse("the slot has moved on");
+        } else if matches!(slot.state, State::Executing { .. }) {
+            return Begin::Refuse("the slot is in use");
+        }
+        slot.sequence = id.sequence;
+        slot.is_asked = true;
+        slot.cost_bytes = cost_bytes;
+        slot.state = State::Executing { op, abort: None, is_cancelled: false };
+        self.cost_bytes += cost_bytes;
+        self.executing_count += 1;
+        Begin::Execute
+    }
+
+    /// The request is being done by a task that can be stopped.
+    pub(super) fn set_abort(&mut self, id: RequestId, handle: AbortHandle) {
+        if let Some(Slot { sequence, state: State::Executing { abort, .. }, .. }) =
+            self.slots.get_mut(id.slot as usize)
+            && *sequence == id.sequence
+        {
+            *abort = Some(handle);
+        }
+    }
+
+    /// A request is done; `None`: its task has ended without an outcome. What to answer, if anybody waits.
+    pub(super) fn complete(&mut self, id: RequestId, outcome: Option<Outcome>) -> Option<(Op, Outcome)> {
+        let slot = self.slots.get_mut(id.slot as usize)?;
+        let State::Executing { op, is_cancelled, .. } = slot.state else { return None };
+        if slot.sequence != id.sequence {
+            return None;
+        }
+        self.executing_count -= 1;
+        self.cost_bytes -= std::mem::take(&mut slot.cost_bytes);
+        let outcome = match outcome {
+            Some(outcome) => outcome,
+            None if is_cancelled => Outcome::Cancelled,
+            None => Outcome::Failed(blocker::Error::OutcomeUnknown("the server's backend has failed".into())),
+        };
+        let is_kept = op.keeps_outcome() && self.remembers;
+        if slot.is_asked {
+            slot.state = State::Answered(is_kept.then(|| outcome.clone()));
+            Some((op, outcome))
+        } else {
+            slot.state = State::Answered(is_kept.then_some(outcome));
+            None
+        }
+    }
+
+    /// The caller of a request has gone.
+    pub(super) fn cancel(&mut self, id: RequestId) -> Cancel {
+        let Some(slot) = self.slots.get_mut(id.slot as usize) else { return Cancel::Refuse(NO_SLOT) };
+        let step = id.sequence.wrapping_sub(slot.sequence);
+        match &mut slot.state {
+            State::Executing { abort, is_cancelled, .. } if step == 0 => {
+                slot.is_asked = true;
+                *is_cancelled = true;
+                abort.take().map_or(Cancel::Ignore, Cancel::Abort)
+            }
+            State::Answered(_) if step == 0 => {
+                if std::mem::replace(&mut slot.is_asked, true) {
+                    Cancel::Ignore
+                } else {
+                    Cancel::Answer
+                }
+            }
+            State::Executing { .. } => Cancel::Refuse("a cancellation for a slot in use"),
+            State::Answered(_) if step > u32::MAX / 2 => Cancel::Ignore,
+            // It has not come here before, and never will.
+            _ => {
+                (slot.sequence, slot.is_asked) = (id.sequence, true);
+                slot.state = State::Answered(Some(Outcome::Cancelled));
+                Cancel::Answer
+            }
+        }
+    }
+
+    /// The connection has gone: nobody waits any more, until the client asks again on another.
+    pub(super) fn disconnect(&mut self) {
+        self.slots.iter_mut().for_each(|slot| slot.is_asked = false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blocker::{ChangeReply, Durability, Version};
+
+    use super::*;
+    use crate::codec::Answer;
+
+    fn id(sequence: u32) -> RequestId {
+        RequestId { slot: 0, sequence }
+    }
+
+    fn changed(version: u64) -> Outcome {
+        Outcome::Answered(Answer::Change(ChangeReply::new(Version(version), 0, Durability::Stored)))
+    }
+
+    fn version(outcome: &Outcome) -> u64 {
+        match outcome {
+            Outcome::Answered(Answer::Change(reply)) => reply.version.0,
+            other => panic!("not a change: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_was_done_is_answered_again_but_not_done_again() {
+        let mut slots = Slots::new(1, true);
+        assert!(matches!(slots.begin(id(1), Op::Write, 10), Begin::Execute));
+        assert_eq!((slots.cost_bytes(), slots.executing_count()), (10, 1));
+        // Lost with its connection while it is being done: nobody is told, then it is asked again.
+        slots.disconnect();
+        assert!(slots.complete(id(1), Some(changed(7))).is_none());
+        assert_eq!((slots.cost_bytes(), slots.executing_count()), (0, 0));
+        for _ in 0..2 {
+            let Begin::Replay(outcome) = slots.begin(id(1), Op::Write, 10) else { panic!("not replayed") };
+            assert_eq!(version(&outcome), 7);
+        }
+        assert!(matches!(slots.begin(id(2), Op::Write, 10), Begin::Execute));
+        assert!(matches!(slots.begin(id(1), Op::Write, 10), Begin::Refuse(_)));
+    }
+
+    #[test]
+    fn one_that_is_asked_again_while_it_is_done_is_answered_once() {
+        let mut slots = Slots::new(1, true);
+        assert!(matches!(slots.begin(id(1), Op::Write, 0), Begin::Execute));
+        slots.disconnect();
+        assert!(matches!(slots.begin(id(1), Op::Write, 0), Begin::Wait));
+        assert!(matches!(slots.begin(id(2), Op::Write, 0), Begin::Refuse(_)));
+        assert!(matches!(slots.begin(id(1), Op::Delete, 0), Begin::Refuse(_)));
+        assert!(slots.complete(id(1), Some(changed(1))).is_some());
+        assert!(slots.complete(id(1), Some(changed(1))).is_none());
+    }
+
+    #[test]
+    fn queries_are_done_again_and_not_kept() {
+        let mut slots = Slots::new(1, true);
+        assert!(matches!(slots.begin(id(1), Op::Info, 0), Begin::Execute));
+        assert!(slots.complete(id(1), Some(changed(1))).is_some());
+        assert!(matches!(slots.slots[0].state, State::Answered(None)));
+        slots.disconnect();
+        assert!(matches!(slots.begin(id(1), Op::Info, 0), Begin::Execute));
+    }
+
+    #[test]
+    fn a_cancellation_is_answered_exactly_once_whatever_it_meets() {
+        let mut slots = Slots::new(1, true);
+        // Before the request: it never begins.
+        assert!(matches!(slots.cancel(id(1)), Cancel::Answer));
+        let Begin::Replay(outcome) = slots.begin(id(1), Op::Write, 0) else { panic!("begun after all") };
+        assert!(matches!(outcome, Outcome::Cancelled));
+        // While it is done on the spot: the answer is on its way.
+        assert!(matches!(slots.begin(id(2), Op::Write, 0), Begin::Execute));
+        assert!(matches!(slots.cancel(id(2)), Cancel::Ignore));
+        assert!(matches!(slots.complete(id(2), None), Some((Op::Write, Outcome::Cancelled))));
+        // Late.
+        assert!(matches!(slots.cancel(id(2)), Cancel::Ignore));
+        assert!(matches!(slots.cancel(id(1)), Cancel::Ignore));
+        // Its answer was lost with the connection.
+        slots.disconnect();
+        assert!(matches!(slots.cancel(id(2)), Cancel::Answer));
+        assert!(matches!(slots.cancel(id(2)), Cancel::Ignore));
+        assert!(matches!(slots.cancel(RequestId { slot: 1, sequence: 1 }), Cancel::Refuse(_)));
+    }
+
+    #[test]
+    fn sequences_wrap_around() {
+        let mut slots = Slots::new(1, true);
+        for sequence in [u32::MAX / 2, u32::MAX - 1, u32::MAX, 0, 1] {
+            assert!(matches!(slots.begin(id(sequence), Op::Write, 0), Begin::Execute), "{sequence}");
+            slots.complete(id(sequence), Some(changed(1)));
+        }
+    }
+
+    #[test]
+    fn a_task_that_died_leaves_an_unknown_outcome() {
+        let mut slots = Slots::new(1, true);
+        slots.begin(id(1), Op::Write, 0);
+        let Some((_, Outcome::Failed(error))) = slots.complete(id(1), None) else { panic!("not told") };
+        assert!(error.is_ambiguous());
+    }
+}

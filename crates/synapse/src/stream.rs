@@ -1,0 +1,177 @@
+//! A connection's bytes: TCP or a unix socket, and how either is written as an address.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::io::{self, IoSlice, IoSliceMut};
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, UnixStream};
+
+/// The port of the object door, unless told otherwise.
+pub const PORT_DEFAULT: u16 = 11311;
+
+/// Where a server is to be found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Address {
+    /// `HOST:PORT`, looked up anew at each connection.
+    Tcp(String),
+    /// The path of a unix socket.
+    Unix(PathBuf),
+}
+
+impl FromStr for Address {
+    type Err = String;
+
+    /// `unix:PATH`, `HOST:PORT`, `[V6]:PORT`, or `HOST` for [`PORT_DEFAULT`].
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            let is_there = !path.is_empty();
+            return is_there.then(|| Self::Unix(path.into())).ok_or_else(|| "unix: needs a path".into());
+        }
+        let (host, port) = match text.rsplit_once(':') {
+            // A bare address of IPv6 has colons of its own.
+            Some((host, port)) if !host.contains(':') || host.ends_with(']') => (host, Some(port)),
+            _ => (text, None),
+        };
+        if host.is_empty() {
+            return Err(format!("{text:?} names no host; write HOST:PORT or unix:PATH"));
+        }
+        match port.map(str::parse::<u16>) {
+            None if host.contains(':') => Ok(Self::Tcp(format!("[{host}]:{PORT_DEFAULT}"))),
+            None => Ok(Self::Tcp(format!("{host}:{PORT_DEFAULT}"))),
+            Some(Ok(port)) => Ok(Self::Tcp(format!("{host}:{port}"))),
+            Some(Err(_)) => Err(format!("{text:?}: the port is a number up to 65535")),
+        }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => f.write_str(address),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// Any stream of bytes both ways: a tunnel, or a simulated network.
+pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Duplex for S {}
+
+/// A stream that is being opened.
+pub type Opening = Pin<Box<dyn Future<Output = io::Result<Box<dyn Duplex>>> + Send>>;
+
+/// Opens streams to a server that is not reached by an [`Address`].
+pub type Connector = Arc<dyn Fn() -> Opening + Send + Sync>;
+
+/// An open connection. TLS will be another kind.
+pub(crate) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+    Other(Box<dyn Duplex>),
+}
+
+impl Stream {
+    pub(crate) async fn connect(address: &Address) -> io::Result<Self> {
+        match address {
+            Address::Tcp(address) => Self::tcp(TcpStream::connect(address.as_str()).await?),
+            Address::Unix(path) => UnixStream::connect(path).await.map(Self::Unix),
+        }
+    }
+
+    pub(crate) fn tcp(stream: TcpStream) -> io::Result<Self> {
+        // Frames are put together here; the kernel is not to wait for more.
+        stream.set_nodelay(true)?;
+        Ok(Self::Tcp(stream))
+    }
+
+    /// One read. 0 is the end.
+    pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>, bytes: &mut [u8]) -> Poll<io::Result<usize>> {
+        let mut buffer = ReadBuf::new(bytes);
+        let read = match self {
+            Self::Tcp(stream) => Pin::new(stream).poll_read(cx, &mut buffer),
+            Self::Unix(stream) => Pin::new(stream).poll_read(cx, &mut buffer),
+            Self::Other(stream) => Pin::new(stream).poll_read(cx, &mut buffer),
+        };
+        read.map_ok(|()| buffer.filled().len())
+    }
+
+    /// One read into several places. 0 is the end.
+    pub(crate) fn poll_read_vectored(
+        &mut self,
+        cx: &mut Context<'_>,
+        places: &mut [IoSliceMut<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if let [place] = places {
+            // Saves finding out that there is no more.
+            return self.poll_read(cx, place);
+        }
+        loop {
+            let read = match self {
+                Self::Tcp(stream) => {
+                    ready!(stream.poll_read_ready(cx))?;
+                    stream.try_read_vectored(places)
+                }
+                Self::Unix(stream) => {
+                    ready!(stream.poll_read_ready(cx))?;
+                    stream.try_read_vectored(places)
+                }
+                // Cannot do several at once.
+                Self::Other(_) => {
+                    let first = places.iter_mut().find(|place| !place.is_empty());
+                    return first.map_or(Poll::Ready(Ok(0)), |place| self.poll_read(cx, place));
+                }
+            };
+            match read {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                done => return Poll::Ready(done),
+            }
+        }
+    }
+
+    /// One write from several places.
+    pub(crate) fn poll_write_vectored(
+        &mut self,
+        cx: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
+            Self::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
+            Self::Other(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
+        }
+    }
+
+    /// Says that nothing more will be written.
+    pub(crate) async fn shutdown(&mut self) -> io::Result<()> {
+        poll_fn(|cx| match self {
+            Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+            Self::Other(stream) => Pin::new(stream).poll_shutdown(cx),
+        })
+        .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_hosts_with_ports_or_paths() {
+        let tcp = |text: &str| Ok(Address::Tcp(text.into()));
+        assert_eq!("node1:7000".parse(), tcp("node1:7000"));
+        assert_eq!("node1".parse(), tcp("node1:11311"));
+        assert_eq!("[::1]:7".parse(), tcp("[::1]:7"));
+        assert_eq!("::1".parse(), tcp("[::1]:11311"));
+        assert_eq!("unix:/run/x".parse(), Ok(Address::Unix("/run/x".into())));
+        for wrong in ["", ":7", "unix:", "a:b", "a:70000"] {
+            assert!(wrong.parse::<Address>().is_err(), "{wrong}");
+        }
+    }
+}
