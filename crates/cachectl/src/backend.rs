@@ -9,12 +9,14 @@ use std::time::Duration;
 use blocker::faulty::FaultPlan;
 use blocker::file::FileConfig;
 use blocker::{Blocker, Faulty, FileStore, Memory, Result, SystemClock};
+use blocker_rados::{RadosConfig, RadosStore};
 
 /// A backend as it is written on the command line.
 #[derive(Clone, Debug)]
 pub(crate) enum BackendSpec {
     File(PathBuf),
     Memory,
+    Rados(Box<RadosConfig>),
     Faulty(FaultPlan, Box<BackendSpec>),
 }
 
@@ -29,12 +31,15 @@ impl FromStr for BackendSpec {
             "file" => Ok(Self::File(rest.into())),
             "memory" if rest.is_empty() => Ok(Self::Memory),
             "memory" => Err("memory: takes nothing after the colon".into()),
+            "rados" => Ok(Self::Rados(Box::new(rest.parse()?))),
             "faulty" => {
                 let example = "faulty: is written faulty:seed=1,error_permille=10:BACKEND";
                 let (keys, inner) = rest.split_once(':').ok_or(example)?;
                 Ok(Self::Faulty(plan(keys)?, Box::new(inner.parse()?)))
             }
-            _ => Err(format!("{kind:?} is no kind of backend; there are file:DIR, memory: and faulty:...")),
+            _ => Err(format!(
+                "{kind:?} is no kind of backend; there are file:DIR, memory:, rados:POOL and faulty:..."
+            )),
         }
     }
 }
@@ -64,25 +69,39 @@ fn plan(keys: &str) -> std::result::Result<FaultPlan, String> {
 /// A backend, and what must be closed when the command is done.
 pub(crate) struct Opened {
     pub(crate) backend: Arc<dyn Blocker>,
-    file: Option<Arc<FileStore>>,
+    open: Open,
 }
+
+/// What is to be closed in order.
+enum Open {
+    Nothing,
+    File(Arc<FileStore>),
+    Rados(Arc<RadosStore>),
+}
+
+/// How long the connection to a cluster may take to close.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Opened {
     /// # Errors
     /// What opening it says.
     pub(crate) fn open(spec: &BackendSpec) -> Result<Self> {
         match spec {
-            BackendSpec::Memory => Ok(Self { backend: Arc::new(Memory::default()), file: None }),
+            BackendSpec::Memory => Ok(Self { backend: Arc::new(Memory::default()), open: Open::Nothing }),
             BackendSpec::File(dir) => {
                 // One call at a time: threads would only cost.
                 let config = FileConfig { threads: 0, ..FileConfig::default() };
                 let file = Arc::new(FileStore::open_with(dir, config, Arc::new(SystemClock))?);
-                Ok(Self { backend: Arc::clone(&file) as _, file: Some(file) })
+                Ok(Self { backend: Arc::clone(&file) as _, open: Open::File(file) })
+            }
+            BackendSpec::Rados(config) => {
+                let rados = Arc::new(RadosStore::open(config.as_ref().clone())?);
+                Ok(Self { backend: Arc::clone(&rados) as _, open: Open::Rados(rados) })
             }
             BackendSpec::Faulty(plan, inner) => {
-                let Self { backend, file } = Self::open(inner)?;
+                let Self { backend, open } = Self::open(inner)?;
                 let backend = Arc::new(Faulty::new(backend, plan.clone(), Arc::new(SystemClock)));
-                Ok(Self { backend, file })
+                Ok(Self { backend, open })
             }
         }
     }
@@ -90,7 +109,18 @@ impl Opened {
     /// # Errors
     /// What closing it says: something may not be stored.
     pub(crate) fn close(self) -> Result<()> {
-        self.file.map_or(Ok(()), |file| file.close())
+        drop(self.backend);
+        match self.open {
+            Open::Nothing => Ok(()),
+            Open::File(file) => file.close(),
+            Open::Rados(rados) => {
+                // Everything acknowledged is stored; closing is only tidy.
+                if let Some(rados) = Arc::into_inner(rados) {
+                    rados.close(CLOSE_PATIENCE);
+                }
+                Ok(())
+            }
+        }
     }
 }
 
@@ -107,8 +137,12 @@ mod tests {
         };
         assert_eq!((plan.seed, plan.error_permille), (7, 5));
         assert!(matches!(*inner, BackendSpec::File(_)));
+        let Ok(BackendSpec::Rados(config)) = "rados:vm,user=u".parse() else { panic!("not taken for RADOS") };
+        assert_eq!((config.pool.as_str(), config.user.as_str()), ("vm", "u"));
         for wrong in [
             "",
+            "rados:",
+            "rados:p,oops=1",
             "file",
             "file:",
             "memory:x",

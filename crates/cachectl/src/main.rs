@@ -27,8 +27,9 @@ use output::Output;
 #[derive(Parser)]
 #[command(name = "cachectl", version, max_term_width = 100)]
 struct Arguments {
-    /// file:DIR, memory: or faulty:seed=N,...:BACKEND (keys: delay_us, delay_permille, error_permille,
-    /// unknown_permille)
+    /// file:DIR, memory:, rados:POOL[,KEY=VALUE]... (keys: conf, user, keyring, root, prefix, op_timeout_s
+    /// and more; a wrong one lists them) or faulty:seed=N,...:BACKEND (keys: delay_us, delay_permille,
+    /// error_permille, unknown_permille)
     #[arg(short, long, value_name = "BACKEND", env = "CACHECTL_BACKEND")]
     backend: BackendSpec,
 

@@ -1,0 +1,423 @@
+//! From librados's completions to futures.
+//!
+//! An operation under way owns all that librados may touch: a [`Flight`] holds the handle, the place that a
+//! read lands in and the permits that bound how much is under way. librados has one count of it, the future
+//! another. Dropping the future gives up the answer and nothing else; the operation runs to its end, and only
+//! then memory and permits are given back. The completion arrives on a thread of librados, which records the
+//! outcome, wakes the future, and does nothing that could block.
+
+use std::cell::UnsafeCell;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::cluster::IoCtx;
+use crate::ffi::{COMPARE_GT, FULL_TRY, Handle, ORDER_READS_WRITES, errno};
+use crate::op::{ReadOp, WriteOp};
+
+/// How an operation ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Outcome {
+    /// 0 or more: it worked; else a negative error number.
+    pub(crate) code: i32,
+    /// The object's version after it.
+    pub(crate) version: u64,
+}
+
+/// Where a read lands. librados writes to it until the operation has ended.
+#[derive(Default)]
+struct Landing {
+    buffer: Vec<u8>,
+    read_bytes: usize,
+    read_code: c_int,
+    size_bytes: u64,
+    modified: i64,
+    stat_code: c_int,
+    iterator: Handle0,
+    attributes_code: c_int,
+}
+
+/// A handle that is null at first.
+struct Handle0(Handle);
+
+impl Default for Handle0 {
+    fn default() -> Self {
+        Self(std::ptr::null_mut())
+    }
+}
+
+/// What a read found.
+#[derive(Default)]
+pub(crate) struct Found {
+    pub(crate) data: Vec<u8>,
+    pub(crate) size_bytes: u64,
+    pub(crate) attributes: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// What happens on librados's thread when a change ends in a timeout, whether anyone waits or not.
+pub(crate) type OnTimeout = Box<dyn FnOnce() + Send>;
+
+struct Flight {
+    ioctx: Arc<IoCtx>,
+    landing: UnsafeCell<Landing>,
+    state: Mutex<State>,
+    on_timeout: Mutex<Option<OnTimeout>>,
+    permits: Mutex<Option<Permits>>,
+    stats: Arc<Stats>,
+}
+
+#[derive(Default)]
+struct State {
+    outcome: Option<Outcome>,
+    waker: Option<Waker>,
+}
+
+// SAFETY: `landing` is written by librados until the completion, and read by the one `InFlight` after the
+// outcome was published under `state`'s lock; everything else is Sync by itself.
+unsafe impl Sync for Flight {}
+// SAFETY: nothing in it is bound to a thread; the raw iterator handle is used by one thread at a time.
+unsafe impl Send for Flight {}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        let iterator = self.landing.get_mut().iterator.0;
+        if !iterator.is_null() {
+            // SAFETY: librados made it for this read and nobody has ended it; `attributes` nulls what it ends.
+            unsafe { (self.ioctx.api().getxattrs_end)(iterator) };
+        }
+    }
+}
+
+/// Counters of all operations of a store.
+#[derive(Default)]
+pub(crate) struct Stats {
+    pub(crate) begun: AtomicU64,
+    pub(crate) ended: AtomicU64,
+    pub(crate) failed: AtomicU64,
+    pub(crate) timed_out: AtomicU64,
+    pub(crate) retried: AtomicU64,
+    pub(crate) introduced: AtomicU64,
+    pub(crate) settled: AtomicU64,
+}
+
+/// Leave to have an operation under way.
+struct Permits {
+    _op: OwnedSemaphorePermit,
+    _bytes: OwnedSemaphorePermit,
+}
+
+/// How much may be under way at once.
+#[derive(Clone)]
+pub(crate) struct Limits {
+    ops: Arc<Semaphore>,
+    /// In units of 1 KiB.
+    kibibytes: Arc<Semaphore>,
+    kibibytes_max: u32,
+    pub(crate) stats: Arc<Stats>,
+}
+
+impl Limits {
+    pub(crate) fn new(ops_max: u32, bytes_max: u64) -> Self {
+        let kibibytes_max = u32::try_from(bytes_max >> 10).unwrap_or(u32::MAX).min(1 << 28);
+        Self {
+            ops: Arc::new(Semaphore::new(ops_max as usize)),
+            kibibytes: Arc::new(Semaphore::new(kibibytes_max as usize)),
+            kibibytes_max,
+            stats: Arc::default(),
+        }
+    }
+
+    /// Waits its turn. Cancel safe: a waiter that gives up leaves no trace.
+    async fn permits(&self, bytes: usize) -> Permits {
+        let kibibytes = u32::try_from(bytes.div_ceil(1024)).unwrap_or(u32::MAX).min(self.kibibytes_max);
+        // Neither semaphore is ever closed.
+        let op = Arc::clone(&self.ops).acquire_owned().await.expect("an open semaphore");
+        let bytes = Arc::clone(&self.kibibytes).acquire_many_owned(kibibytes).await;
+        Permits { _op: op, _bytes: bytes.expect("an open semaphore") }
+    }
+
+    /// Begins a change and waits for its end. `begun` is called right before it is handed to librados.
+    pub(crate) async fn change(
+        &self,
+        ioctx: &Arc<IoCtx>,
+        object: &CStr,
+        op: WriteOp,
+        on_timeout: Option<OnTimeout>,
+        begun: impl FnOnce(),
+    ) -> Outcome {
+        let permits = self.permits(op.payload_bytes()).await;
+        begun();
+        let flight = self.flight(ioctx, Landing::default(), permits, on_timeout);
+        let started = flight.start(|api, completion| {
+            // SAFETY: all handles are live; the name is copied; a null time means now. librados takes the
+            // steps over, so that the operation may be released right after.
+            unsafe {
+                (api.aio_write_op_operate)(
+                    op.raw(),
+                    ioctx.raw(),
+                    completion,
+                    object.as_ptr(),
+                    std::ptr::null(),
+                    FULL_TRY,
+                )
+            }
+        });
+        drop(op);
+        match started {
+            Ok(in_flight) => in_flight.await.0,
+            Err(code) => Outcome { code, version: 0 },
+        }
+    }
+
+    /// Begins a read and waits for its end.
+    pub(crate) async fn read(&self, ioctx: &Arc<IoCtx>, object: &CStr, op: ReadOp) -> (Outcome, Found) {
+        let permits = self.permits(op.range.1).await;
+        let landing = Landing { buffer: Vec::with_capacity(op.range.1), ..Landing::default() };
+        let flight = self.flight(ioctx, landing, permits, None);
+        let started = flight.start_read(ioctx, object, &op);
+        match started {
+            Ok(in_flight) => {
+                let (outcome, flight) = in_flight.await;
+                (outcome, flight.found(outcome, &op))
+            }
+            Err(code) => (Outcome { code, version: 0 }, Found::default()),
+        }
+    }
+
+    /// Tells whoever watches `object`, and waits until they have acknowledged or the time is over.
+    pub(crate) async fn notify(
+        &self,
+        ioctx: &Arc<IoCtx>,
+        object: &CStr,
+        text: &[u8],
+        timeout_ms: u64,
+    ) -> Outcome {
+        let permits = self.permits(text.len()).await;
+        let flight = self.flight(ioctx, Landing::default(), permits, None);
+        let len = c_int::try_from(text.len()).unwrap_or(c_int::MAX);
+        let started = flight.start(|api, completion| {
+            // SAFETY: all handles are live; name and text are copied; no reply is asked for.
+            unsafe {
+                (api.aio_notify)(
+                    ioctx.raw(),
+                    object.as_ptr(),
+                    completion,
+                    text.as_ptr().cast(),
+                    len,
+                    timeout_ms,
+                    std::ptr::null_mut(),
+                    std::ptr::null_mut(),
+                )
+            }
+        });
+        match started {
+            Ok(in_flight) => in_flight.await.0,
+            Err(code) => Outcome { code, version: 0 },
+        }
+    }
+
+    fn flight(
+        &self,
+        ioctx: &Arc<IoCtx>,
+        landing: Landing,
+        permits: Permits,
+        on_timeout: Option<OnTimeout>,
+    ) -> Arc<Flight> {
+        Arc::new(Flight {
+            ioctx: Arc::clone(ioctx),
+            landing: UnsafeCell::new(landing),
+            state: Mutex::default(),
+            on_timeout: Mutex::new(on_timeout),
+            permits: Mutex::new(Some(permits)),
+            stats: Arc::clone(&self.stats),
+        })
+    }
+}
+
+impl Flight {
+    /// Hands the operation to librados with one count of this.
+    fn start(
+        self: Arc<Self>,
+        begin: impl FnOnce(&crate::ffi::Api, Handle) -> c_int,
+    ) -> Result<InFlight, i32> {
+        let ioctx = Arc::clone(&self.ioctx);
+        let api = ioctx.api();
+        let mut completion = std::ptr::null_mut();
+        let counted = Arc::into_raw(Arc::clone(&self));
+        // SAFETY: `completed` takes exactly this argument, and is called once if the operation begins.
+        let made = unsafe {
+            (api.aio_create_completion2)(counted.cast_mut().cast::<c_void>(), completed, &mut completion)
+        };
+        assert!(made >= 0, "librados makes a completion or runs out of memory");
+        self.stats.begun.fetch_add(1, Ordering::Relaxed);
+        let begun = begin(api, completion);
+        if begun < 0 {
+            // SAFETY: it did not begin, so the callback never comes: its count and the completion are ours.
+            unsafe {
+                (api.aio_release)(completion);
+                drop(Arc::from_raw(counted));
+            }
+            self.stats.ended.fetch_add(1, Ordering::Relaxed);
+            self.stats.failed.fetch_add(1, Ordering::Relaxed);
+            return Err(begun);
+        }
+        Ok(InFlight { flight: Some(self) })
+    }
+
+    fn start_read(self: Arc<Self>, ioctx: &IoCtx, object: &CStr, op: &ReadOp) -> Result<InFlight, i32> {
+        let api = ioctx.api();
+        let landing = self.landing.get();
+        let flags = if op.ordered { ORDER_READS_WRITES } else { 0 };
+        // SAFETY: the steps' places lie in the landing, which librados's count of the flight keeps alive at
+        // its address until the operation has ended; nobody else looks at it until then. The buffer has room
+        // for what is asked. Names and values are copied.
+        unsafe {
+            let raw = (api.create_read_op)();
+            assert!(!raw.is_null(), "librados has no memory left");
+            if let Some((name, value)) = op.above {
+                (api.read_op_cmpxattr)(raw, name.as_ptr(), COMPARE_GT, value.as_ptr().cast(), value.len());
+            }
+            if let Some(version) = op.version {
+                (api.read_op_assert_version)(raw, version);
+            }
+            if op.stat {
+                (api.read_op_stat)(
+                    raw,
+                    &raw mut (*landing).size_bytes,
+                    &raw mut (*landing).modified,
+                    &raw mut (*landing).stat_code,
+                );
+            }
+            if op.attributes {
+                (api.read_op_getxattrs)(
+                    raw,
+                    &raw mut (*landing).iterator.0,
+                    &raw mut (*landing).attributes_code,
+                );
+            }
+            // A length of 0 would mean everything.
+            if op.range.1 > 0 {
+                let buffer = (*landing).buffer.as_mut_ptr().cast::<c_char>();
+                (api.read_op_read)(
+                    raw,
+                    op.range.0,
+                    op.range.1,
+                    buffer,
+                    &raw mut (*landing).read_bytes,
+                    &raw mut (*landing).read_code,
+                );
+            }
+            let started = self.start(|api, completion| {
+                (api.aio_read_op_operate)(raw, ioctx.raw(), completion, object.as_ptr(), flags)
+            });
+            (api.release_read_op)(raw);
+            started
+        }
+    }
+
+    /// What the read has found. Called once, by the one that waited, after the end.
+    fn found(&self, outcome: Outcome, op: &ReadOp) -> Found {
+        if outcome.code < 0 {
+            return Found::default();
+        }
+        // SAFETY: the operation has ended, so librados is done with the landing; the only other one who
+        // looks at it is `drop`.
+        let landing = unsafe { &mut *self.landing.get() };
+        let mut data = std::mem::take(&mut landing.buffer);
+        if op.range.1 > 0 && landing.read_code >= 0 {
+            let len = landing.read_bytes.min(data.capacity());
+            // SAFETY: librados has written so many bytes, from the buffer's start, within its capacity.
+            unsafe { data.set_len(len) };
+        }
+        let attributes = if op.attributes { self.attributes(landing) } else { Vec::new() };
+        Found { data, size_bytes: landing.size_bytes, attributes }
+    }
+
+    fn attributes(&self, landing: &mut Landing) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let mut all = Vec::new();
+        let iterator = std::mem::take(&mut landing.iterator).0;
+        if iterator.is_null() {
+            return all;
+        }
+        let api = self.ioctx.api();
+        loop {
+            let (mut name, mut value, mut len) = (std::ptr::null(), std::ptr::null(), 0);
+            // SAFETY: the iterator is live until `getxattrs_end` below; the places are written.
+            let code = unsafe { (api.getxattrs_next)(iterator, &mut name, &mut value, &mut len) };
+            if code < 0 || name.is_null() {
+                break;
+            }
+            // SAFETY: librados gives a C string, which lives until the iterator is ended.
+            let name = unsafe { CStr::from_ptr(name) }.to_bytes().to_vec();
+            let value = if value.is_null() || len == 0 {
+                Vec::new()
+            } else {
+                // SAFETY: librados gives so many bytes, which live until the iterator is ended.
+                unsafe { std::slice::from_raw_parts(value.cast::<u8>(), len) }.to_vec()
+            };
+            all.push((name, value));
+        }
+        // SAFETY: ended once; the landing does not name it any more.
+        unsafe { (api.getxattrs_end)(iterator) };
+        all
+    }
+}
+
+/// librados's callback.
+unsafe extern "C" fn completed(completion: Handle, arg: *mut c_void) {
+    // SAFETY: `start` has handed over one count, and this is called once.
+    let flight = unsafe { Arc::from_raw(arg.cast_const().cast::<Flight>()) };
+    let api = flight.ioctx.api();
+    // SAFETY: the completion is live until it is released, here; the operation has ended.
+    let outcome = unsafe {
+        let code = (api.aio_get_return_value)(completion);
+        let version = (api.aio_get_version)(completion);
+        (api.aio_release)(completion);
+        Outcome { code, version }
+    };
+    let stats = &flight.stats;
+    stats.ended.fetch_add(1, Ordering::Relaxed);
+    if outcome.code == errno::TIMEDOUT {
+        stats.timed_out.fetch_add(1, Ordering::Relaxed);
+        if let Some(tell) = flight.on_timeout.lock().take() {
+            tell();
+        }
+    }
+    drop(flight.permits.lock().take());
+    let waker = {
+        let mut state = flight.state.lock();
+        state.outcome = Some(outcome);
+        state.waker.take()
+    };
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+/// An operation under way. Dropping it gives up the answer, not the operation.
+struct InFlight {
+    /// There until the answer has been given.
+    flight: Option<Arc<Flight>>,
+}
+
+impl Future for InFlight {
+    type Output = (Outcome, Arc<Flight>);
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let flight = self.flight.as_ref().expect("not polled after the answer");
+        let mut state = flight.state.lock();
+        let Some(outcome) = state.outcome else {
+            state.waker = Some(cx.waker().clone());
+            return Poll::Pending;
+        };
+        drop(state);
+        let flight = self.flight.take().expect("seen above");
+        Poll::Ready((outcome, flight))
+    }
+}

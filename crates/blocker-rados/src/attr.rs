@@ -1,0 +1,152 @@
+//! What an object carries beside its bytes, in extended attributes, so that one RADOS operation can compare
+//! it, change it, and change the bytes.
+//!
+//! ```text
+//! cached.head              kind u8 │ size u64 │ gate u64    kind 1: an object; 2: a ghost (size 0)
+//! cached.fence             epoch u64                        no change of an older epoch is applied
+//! cached.fence.<domain>    epoch u64                        the same for changes in that order domain
+//! cached.stamp             epoch u64 │ sequence u64         of the last stamped change
+//! cached.intro             nonce u64                        an introduction is under way, see `fence.rs`
+//!
+//! cached.epoch             epoch u64                        of a scope, on %scope and %domain.*
+//! cached.namespace         bytes                            the namespace's own name, on %scope
+//! ```
+//!
+//! Integers are big-endian, so that RADOS's bytewise comparison is theirs. A *ghost* is a RADOS object that
+//! is no object to anyone: one that is being created, or the memory of a claim or of a stamped deletion. A
+//! RADOS object without a head was put there by another program; it is an object, and gets a head with its
+//! first change. The *gate* is a random number that every change compares: to change it is to shut out
+//! whatever is still under way (`settle.rs`).
+
+use std::ffi::{CStr, CString};
+
+use blocker::{OrderDomain, Stamp};
+
+pub(crate) const HEAD: &CStr = c"cached.head";
+pub(crate) const FENCE: &CStr = c"cached.fence";
+pub(crate) const STAMP: &CStr = c"cached.stamp";
+pub(crate) const INTRO: &CStr = c"cached.intro";
+pub(crate) const EPOCH: &CStr = c"cached.epoch";
+pub(crate) const NAMESPACE: &CStr = c"cached.namespace";
+const DOMAIN_FENCE: &[u8] = b"cached.fence.";
+
+const LIVE: u8 = 1;
+const GHOST: u8 = 2;
+/// Above the head of every object, and below that of every ghost.
+pub(crate) const BELOW_GHOSTS: [u8; 1] = [GHOST];
+
+/// How long an encoded head is.
+pub(crate) const HEAD_BYTES: usize = 17;
+
+/// What is behind a name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Head {
+    /// No RADOS object.
+    Absent,
+    /// A RADOS object that is no object.
+    Ghost { gate: u64 },
+    /// An object.
+    Live { size_bytes: u64, gate: u64 },
+    /// An object that another program has made, so long as RADOS says.
+    Foreign { size_bytes: u64 },
+}
+
+impl Head {
+    /// The attribute's value; `None` where there is no attribute.
+    pub(crate) fn encode(self) -> Option<[u8; HEAD_BYTES]> {
+        let (kind, size_bytes, gate) = match self {
+            Self::Absent | Self::Foreign { .. } => return None,
+            Self::Ghost { gate } => (GHOST, 0, gate),
+            Self::Live { size_bytes, gate } => (LIVE, size_bytes, gate),
+        };
+        let mut bytes = [kind; HEAD_BYTES];
+        bytes[1..9].copy_from_slice(&size_bytes.to_be_bytes());
+        bytes[9..].copy_from_slice(&gate.to_be_bytes());
+        Some(bytes)
+    }
+
+    /// The head behind an attribute's value; `None` if it is none that we write.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (kind, rest) = bytes.split_first()?;
+        let (size_bytes, gate) = rest.split_at_checked(8)?;
+        let (size_bytes, gate) = (u64_of(size_bytes)?, u64_of(gate)?);
+        match *kind {
+            LIVE => Some(Self::Live { size_bytes, gate }),
+            GHOST if size_bytes == 0 => Some(Self::Ghost { gate }),
+            _ => None,
+        }
+    }
+
+    /// The object's size; `None` where there is no object.
+    pub(crate) fn size_bytes(self) -> Option<u64> {
+        match self {
+            Self::Absent | Self::Ghost { .. } => None,
+            Self::Live { size_bytes, .. } | Self::Foreign { size_bytes } => Some(size_bytes),
+        }
+    }
+}
+
+/// A number that was never there before.
+pub(crate) fn nonce() -> u64 {
+    rand::random()
+}
+
+pub(crate) fn u64_of(bytes: &[u8]) -> Option<u64> {
+    bytes.try_into().ok().map(u64::from_be_bytes)
+}
+
+pub(crate) fn encode_stamp(stamp: Stamp) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&stamp.epoch.0.to_be_bytes());
+    bytes[8..].copy_from_slice(&stamp.sequence.to_be_bytes());
+    bytes
+}
+
+pub(crate) fn decode_stamp(bytes: &[u8]) -> Option<Stamp> {
+    let (epoch, sequence) = bytes.split_at_checked(8)?;
+    Some(Stamp::new(u64_of(epoch)?, u64_of(sequence)?))
+}
+
+/// The attribute with the fence of a domain.
+pub(crate) fn domain_fence(domain: OrderDomain) -> CString {
+    CString::new(format!("cached.fence.{:016x}", domain.0)).expect("text without NUL")
+}
+
+/// The domain whose fence an attribute of this name is.
+pub(crate) fn fenced_domain(name: &[u8]) -> Option<OrderDomain> {
+    let digits = std::str::from_utf8(name.strip_prefix(DOMAIN_FENCE)?).ok()?;
+    (digits.len() == 16).then(|| u64::from_str_radix(digits, 16).ok().map(OrderDomain))?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn heads_come_back_and_ghosts_lie_above_objects() {
+        for head in [Head::Live { size_bytes: 4096, gate: u64::MAX }, Head::Ghost { gate: 0 }] {
+            let bytes = head.encode().unwrap();
+            assert_eq!(Head::decode(&bytes), Some(head));
+            assert_eq!(BELOW_GHOSTS[..] > bytes[..], head.size_bytes().is_some());
+        }
+        for wrong in [&b""[..], &[1; 16], &[3; 17], &[2; 17], &[1; 18]] {
+            assert_eq!(Head::decode(wrong), None);
+        }
+    }
+
+    #[test]
+    fn stamps_are_ordered_as_their_bytes_are() {
+        let stamps = [Stamp::new(0, u64::MAX), Stamp::new(1, 0), Stamp::new(1, 256), Stamp::new(256, 1)];
+        assert!(stamps.map(encode_stamp).is_sorted());
+        assert_eq!(stamps.map(|stamp| decode_stamp(&encode_stamp(stamp))), stamps.map(Some));
+        assert_eq!(decode_stamp(&[0; 15]), None);
+    }
+
+    #[test]
+    fn a_domains_fence_names_its_domain() {
+        let name = domain_fence(OrderDomain(0xab));
+        assert_eq!(fenced_domain(name.as_bytes()), Some(OrderDomain(0xab)));
+        assert_eq!(fenced_domain(FENCE.to_bytes()), None);
+        assert_eq!(fenced_domain(b"cached.fence.12"), None);
+    }
+}

@@ -1,0 +1,408 @@
+//! One change, from request to reply: look, decide, apply if what was seen still holds, else again.
+//!
+//! ```text
+//! settle ── look (or recall) ── introduce? ── admit ── one RADOS operation ──┬─ applied: remember, reply
+//!    ▲                                                                       └─ refused: something else had
+//!    └───────────────────────────────────────────────────────────────────────   changed; look again
+//! ```
+//!
+//! The decision is [`blocker::admission::admit`]'s, on what was seen; the operation compares everything the
+//! decision stood on, and RADOS applies it wholly or not at all. So decision and change are one step, and
+//! the reply is exact: the size in it follows from the head that was compared.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use blocker::admission::{Head as AdmissionHead, admit, range_end};
+use blocker::{BUCKET_BYTES, Change, Condition, Epoch, Error, ObjectId, Result, Segments, Version};
+
+use crate::attr::{self, FENCE, HEAD, Head, INTRO, STAMP};
+use crate::core::{Core, Space};
+use crate::fence::Scopes;
+use crate::ffi::{COMPARE_EQ, COMPARE_GT, errno};
+use crate::op::{ReadOp, WriteOp};
+use crate::view::View;
+
+/// How often a change is prepared anew because others changed the object at the same time. Each of them
+/// means that someone's change was applied.
+const TRIES: u32 = 200;
+
+/// What is to be done with an object.
+pub(crate) enum Act {
+    Write {
+        offset: u64,
+        data: Segments,
+    },
+    Zeroes {
+        offset: u64,
+        len_bytes: u64,
+    },
+    Discard {
+        offset: u64,
+        len_bytes: u64,
+    },
+    CompareAndWrite {
+        offset: u64,
+        expected: Segments,
+        data: Segments,
+    },
+    Full {
+        data: Segments,
+    },
+    Truncate {
+        size_bytes: u64,
+    },
+    Delete,
+    /// A new version of the same bytes.
+    Touch,
+}
+
+impl Act {
+    /// # Errors
+    /// `TooLarge`.
+    fn check(&self, object_bytes_max: u64) -> Result<()> {
+        let fits = |offset, len| range_end(offset, len, object_bytes_max).map(drop);
+        match self {
+            Self::Write { offset, data } => fits(*offset, data.len_bytes() as u64),
+            Self::Zeroes { offset, len_bytes } => fits(*offset, *len_bytes),
+            Self::CompareAndWrite { expected, .. } if expected.len_bytes() as u64 > BUCKET_BYTES => {
+                Err(Error::TooLarge { limit_bytes: BUCKET_BYTES })
+            }
+            Self::CompareAndWrite { offset, data, .. } => fits(*offset, data.len_bytes() as u64),
+            Self::Full { data } => fits(0, data.len_bytes() as u64),
+            Self::Truncate { size_bytes } => fits(0, *size_bytes),
+            Self::Discard { .. } | Self::Delete | Self::Touch => Ok(()),
+        }
+    }
+
+    fn creates(&self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Zeroes { .. } | Self::Full { .. })
+    }
+
+    /// The object's size afterwards, where it has `size` bytes before.
+    fn new_size(&self, size: u64) -> u64 {
+        match self {
+            Self::Write { offset, data } | Self::CompareAndWrite { offset, data, .. } => {
+                let len = data.len_bytes() as u64;
+                if len == 0 { size } else { size.max(offset + len) }
+            }
+            Self::Zeroes { offset, len_bytes } if *len_bytes > 0 => size.max(offset + len_bytes),
+            Self::Zeroes { .. } | Self::Discard { .. } | Self::Touch => size,
+            Self::Full { data } => data.len_bytes() as u64,
+            Self::Truncate { size_bytes } => *size_bytes,
+            Self::Delete => 0,
+        }
+    }
+
+    /// The steps that change bytes.
+    fn add_to(&self, op: WriteOp, size: u64) -> WriteOp {
+        match self {
+            Self::Write { data, .. } if data.is_empty() => op,
+            Self::Write { offset, data } => op.write(*offset, &data.to_bytes()),
+            Self::CompareAndWrite { offset, expected, data } => {
+                let op =
+                    if expected.is_empty() { op } else { op.compare_bytes(*offset, &expected.to_bytes()) };
+                if data.is_empty() { op } else { op.write(*offset, &data.to_bytes()) }
+            }
+            Self::Zeroes { offset, len_bytes } | Self::Discard { offset, len_bytes } => {
+                let from = (*offset).min(size);
+                let to = offset.saturating_add(*len_bytes).min(size);
+                let op = if from < to { op.zero(from, to - from) } else { op };
+                // A zeroed range that reaches the end would cut it off.
+                let new_size = self.new_size(size);
+                let cuts = from < to && to == size;
+                if cuts || new_size > size { op.truncate(new_size) } else { op }
+            }
+            Self::Full { data } => op.write_full(&data.to_bytes()),
+            Self::Truncate { size_bytes } => op.truncate(*size_bytes),
+            Self::Delete | Self::Touch => op,
+        }
+    }
+}
+
+/// Whether a change has been handed to the store, for whoever stops waiting.
+#[derive(Clone, Default)]
+pub(crate) struct Begun(Arc<AtomicBool>);
+
+impl Begun {
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set(&self, begun: bool) {
+        self.0.store(begun, Ordering::Release);
+    }
+}
+
+/// An introduction that has come as far as the change itself.
+struct Introduced {
+    nonce: u64,
+    scopes: Scopes,
+}
+
+impl Core {
+    /// Applies one change. The object's version and size afterwards.
+    pub(crate) async fn change(
+        self: &Arc<Self>,
+        object: &ObjectId,
+        act: &Act,
+        change: &Change,
+        begun: &Begun,
+    ) -> Result<(Version, u64)> {
+        act.check(self.config.object_bytes_max)?;
+        let space = self.space(&object.namespace)?;
+        let mut recalled = self.objects.recall(object);
+        for attempt in 0..TRIES {
+            if attempt > 0 {
+                self.limits.stats.retried.fetch_add(1, Ordering::Relaxed);
+            }
+            if self.objects.is_unsettled(object) {
+                recalled = None;
+                self.settle(&space, object).await?;
+            }
+            let is_fresh = recalled.is_none();
+            let view = match recalled.take() {
+                Some(view) => view,
+                None => self.look(&space, &object.name, false).await?,
+            };
+            match self.try_change(&space, object, act, change, begun, view, is_fresh).await? {
+                Some(done) => return Ok(done),
+                None => self.objects.forget(object),
+            }
+        }
+        Err(Error::Retryable("the object is changed by others all the time".into()))
+    }
+
+    /// One attempt from what was seen; `None` if that does not hold any more.
+    #[allow(clippy::too_many_arguments)]
+    async fn try_change(
+        self: &Arc<Self>,
+        space: &Arc<Space>,
+        object: &ObjectId,
+        act: &Act,
+        change: &Change,
+        begun: &Begun,
+        mut view: View,
+        is_fresh: bool,
+    ) -> Result<Option<(Version, u64)>> {
+        let seen_version = view.version;
+        let lacks_fence = |view: &View| {
+            view.head.encode().is_none()
+                || view.fence.is_none()
+                || change.domain.is_some_and(|domain| view.domain_fence(domain).is_none())
+        };
+        let mut introduced = None;
+        if lacks_fence(&view) {
+            if !is_fresh {
+                // What follows stands on a version that was read.
+                return Ok(None);
+            }
+            let wants_object = matches!(change.condition, Condition::Present | Condition::Version(_));
+            let scopes = if !view.is_there() && (!act.creates() || wants_object) {
+                // It will be refused; only why is open.
+                self.scopes(space, &object.namespace, change.domain).await?
+            } else {
+                let Some(begun) = self.introduce(space, object, view).await? else { return Ok(None) };
+                view = begun;
+                let scopes = self.scopes(space, &object.namespace, change.domain).await?;
+                introduced = view.intro.map(|nonce| Introduced { nonce, scopes });
+                scopes
+            };
+            if let Err(error) = self.decide(space, act, change, &view, seen_version, scopes) {
+                self.withdraw(space, object, &view).await;
+                return if is_fresh { Err(error) } else { Ok(None) };
+            }
+        } else if let Err(error) = self.decide(space, act, change, &view, seen_version, Scopes::default()) {
+            return if is_fresh { Err(error) } else { Ok(None) };
+        }
+        if let Act::CompareAndWrite { offset, expected, .. } = act
+            && let Some(size) = view.head.size_bytes()
+            && !expected.is_empty()
+            && offset.saturating_add(expected.len_bytes() as u64) > size
+        {
+            if !is_fresh {
+                return Ok(None);
+            }
+            // RADOS would take what lies past the end for zeros.
+            return self.mismatch_at_end(space, object, *offset, expected, view.version).await;
+        }
+        let after = self.after(act, change, &view, introduced.as_ref());
+        let op = self.prepare(space, act, change, &view, introduced.as_ref(), &after);
+        let Some(op) = op else { return Ok(None) };
+        let outcome = self.change_object(space, object, op, || begun.set(true)).await;
+        match outcome.code {
+            0.. => {
+                let size_bytes = after.head.size_bytes().unwrap_or(0);
+                if after.head == Head::Absent {
+                    self.objects.forget(object);
+                } else if !self.objects.is_unsettled(object) {
+                    self.objects.remember(object, after);
+                }
+                Ok(Some((self.version(space, outcome.version), size_bytes)))
+            }
+            errno::CANCELED | errno::RANGE | errno::OVERFLOW | errno::EXIST => {
+                begun.set(false);
+                Ok(None)
+            }
+            errno::NOENT => {
+                begun.set(false);
+                match self.failed_read(space, errno::NOENT) {
+                    Error::Missing => Ok(None),
+                    gone => Err(gone),
+                }
+            }
+            code if code <= errno::MISMATCH => {
+                let Act::CompareAndWrite { offset, .. } = act else {
+                    return Err(self.failed_change(space, code));
+                };
+                Err(Error::Mismatch { offset: offset + u64::from((errno::MISMATCH - code).unsigned_abs()) })
+            }
+            code => Err(self.failed_change(space, code)),
+        }
+    }
+
+    /// Whether the change may be applied to what was seen.
+    fn decide(
+        &self,
+        space: &Space,
+        act: &Act,
+        change: &Change,
+        view: &View,
+        seen_version: u64,
+        scopes: Scopes,
+    ) -> Result<()> {
+        let domain = change.domain.map_or(0, |domain| view.domain_fence(domain).unwrap_or(scopes.domain));
+        let claimed = view.fence.unwrap_or(scopes.whole).max(domain);
+        // A view that follows from our own change has no version: the operation asserts the one wanted.
+        let version = match (view.is_there(), seen_version, change.condition) {
+            (false, ..) => None,
+            (true, 0, Condition::Version(wanted)) => Some(wanted),
+            (true, ..) => Some(self.version(space, seen_version)),
+        };
+        admit(AdmissionHead { version, stamp: view.stamp }, Epoch(claimed), change)?;
+        if version.is_none() && !act.creates() { Err(Error::Missing) } else { Ok(()) }
+    }
+
+    /// What will be there once the change has been applied.
+    fn after(&self, act: &Act, change: &Change, view: &View, introduced: Option<&Introduced>) -> View {
+        let epoch = change.stamp.map_or(0, |stamp| stamp.epoch.0);
+        let mut after = View { intro: None, version: 0, stamp: change.stamp.or(view.stamp), ..view.clone() };
+        let fence = view.fence.or(introduced.map(|introduced| introduced.scopes.whole)).unwrap_or(0);
+        after.fence = Some(fence.max(epoch));
+        if let (Some(domain), Some(introduced)) = (change.domain, introduced)
+            && view.domain_fence(domain).is_none()
+        {
+            after.set_domain_fence(domain, introduced.scopes.domain);
+        }
+        let size_bytes = act.new_size(view.head.size_bytes().unwrap_or(0));
+        after.head = match (act, view.head) {
+            (Act::Delete, _) if change.stamp.is_some() => Head::Ghost { gate: attr::nonce() },
+            (Act::Delete, _) => Head::Absent,
+            (_, Head::Live { gate, .. }) => Head::Live { size_bytes, gate },
+            _ => Head::Live { size_bytes, gate: attr::nonce() },
+        };
+        after
+    }
+
+    /// The operation that leads from `view` to `after`, and compares all that it stands on. `None` if the
+    /// change is conditional on a version that this pool cannot have.
+    fn prepare(
+        &self,
+        space: &Space,
+        act: &Act,
+        change: &Change,
+        view: &View,
+        introduced: Option<&Introduced>,
+        after: &View,
+    ) -> Option<WriteOp> {
+        let value = |epoch: Option<u64>| epoch.map(u64::to_be_bytes);
+        fn bytes(value: &Option<[u8; 8]>) -> &[u8] {
+            value.as_ref().map_or(&[], |bytes| &bytes[..])
+        }
+        let mut op = WriteOp::new(&space.ioctx.cluster.api);
+        // ---- what must still hold
+        op = op.compare(HEAD, COMPARE_EQ, &view.head.encode()?);
+        op = op.compare(FENCE, COMPARE_EQ, bytes(&value(view.fence)));
+        let domain = change.domain.map(|domain| (domain, attr::domain_fence(domain)));
+        if let Some((domain, name)) = &domain {
+            op = op.compare(name, COMPARE_EQ, bytes(&value(view.domain_fence(*domain))));
+        }
+        if let Some(Introduced { nonce, .. }) = introduced {
+            op = op.compare(INTRO, COMPARE_EQ, &nonce.to_be_bytes());
+        }
+        if let Some(stamp) = change.stamp {
+            op = op.compare(STAMP, COMPARE_GT, &attr::encode_stamp(stamp));
+        }
+        if let Condition::Version(wanted) = change.condition {
+            // An introduction has just given it another; it asserted the one that was seen.
+            let wanted = if view.version > 0 { view.version } else { self.rados_version(space, wanted)? };
+            op = op.assert_version(wanted);
+        }
+        // ---- the change
+        if after.head == Head::Absent {
+            return Some(op.remove());
+        }
+        op = act.add_to(op, view.head.size_bytes().unwrap_or(0));
+        if let Act::Delete = act {
+            op = op.truncate(0);
+        }
+        if let Some(stamp) = change.stamp {
+            op = op.set(STAMP, &attr::encode_stamp(stamp));
+        }
+        if after.fence != view.fence {
+            op = op.set(FENCE, bytes(&value(after.fence)));
+        }
+        if introduced.is_some() {
+            op = op.unset(INTRO);
+        }
+        if let Some((domain, name)) = &domain
+            && view.domain_fence(*domain).is_none()
+        {
+            op = op.set(name, bytes(&value(after.domain_fence(*domain))));
+        }
+        let changes_no_byte = match act {
+            Act::Touch => true,
+            Act::Write { data, .. } => data.is_empty(),
+            // Clipped away, perhaps.
+            Act::Zeroes { .. } | Act::Discard { .. } | Act::CompareAndWrite { .. } => true,
+            _ => false,
+        };
+        if after.head != view.head || changes_no_byte {
+            op = op.set(HEAD, &after.head.encode()?);
+        }
+        Some(op)
+    }
+
+    /// Where a comparison fails that goes beyond the object's end. `None` if the object has changed.
+    async fn mismatch_at_end(
+        self: &Arc<Self>,
+        space: &Space,
+        object: &ObjectId,
+        offset: u64,
+        expected: &Segments,
+        version: u64,
+    ) -> Result<Option<(Version, u64)>> {
+        let version = (version > 0).then_some(version);
+        let op =
+            ReadOp { version, stat: true, range: clip(offset, expected.len_bytes()), ..ReadOp::default() };
+        let (outcome, found) = self.limits.read(&space.ioctx, &self.layout.object(&object.name), op).await;
+        match outcome.code {
+            0.. => match expected.first_difference(&found.data) {
+                Some(at) => Err(Error::Mismatch { offset: offset + at as u64 }),
+                // It has grown since, and is what was expected.
+                None => Ok(None),
+            },
+            errno::RANGE | errno::OVERFLOW => Ok(None),
+            code => match self.failed_read(space, code) {
+                Error::Missing => Ok(None),
+                error => Err(error),
+            },
+        }
+    }
+}
+
+/// A range as RADOS takes it: offsets are signed there.
+pub(crate) fn clip(offset: u64, len_bytes: usize) -> (u64, usize) {
+    let end_max = i64::MAX as u64;
+    if offset >= end_max - len_bytes as u64 { (0, 0) } else { (offset, len_bytes) }
+}

@@ -1,0 +1,248 @@
+//! The connection: one `rados_t`, and a handle per RADOS namespace.
+//!
+//! Handles outlive every operation that was begun on them, because each operation holds its own count. The
+//! last count may be given back on one of librados's own threads, where nothing of librados may be torn down:
+//! a handle that is done with is only put aside, and the connection is closed on a thread of its own.
+
+use std::ffi::{CStr, CString, c_char};
+use std::sync::Arc;
+
+use blocker::{Error, Result};
+use parking_lot::{Condvar, Mutex};
+
+use crate::config::RadosConfig;
+use crate::ffi::{Api, Handle, errno};
+
+/// A handle of librados that may be used and moved between threads.
+struct Shared(Handle);
+
+// SAFETY: librados's cluster and io handles may be used from any thread, by several at once (librados.h,
+// "thread safety"); the one exception, changing an io handle's settings, happens before it is shared.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+/// A connection to a cluster.
+pub(crate) struct Cluster {
+    pub(crate) api: Arc<Api>,
+    handle: Shared,
+    /// Handles that nobody uses any more.
+    retired: Mutex<Vec<Shared>>,
+    /// Told when the connection has been closed.
+    closed: Arc<Closed>,
+}
+
+/// Whether a connection has been closed.
+#[derive(Default)]
+pub(crate) struct Closed {
+    done: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Closed {
+    /// Waits until the connection is closed, at most so long. Whether it is.
+    pub(crate) fn wait(&self, patience: std::time::Duration) -> bool {
+        let mut done = self.done.lock();
+        if !*done {
+            self.changed.wait_for(&mut done, patience);
+        }
+        *done
+    }
+}
+
+fn c_string(what: &str, text: &str) -> Result<CString> {
+    CString::new(text).map_err(|_| Error::Invalid(format!("{what} must not contain a NUL byte").into()))
+}
+
+impl Cluster {
+    /// Connects. Blocks for as long as the configuration says.
+    ///
+    /// # Errors
+    /// One line that says what is missing: the library, the configuration file, the keyring, the monitor.
+    pub(crate) fn connect(config: &RadosConfig) -> Result<Arc<Self>> {
+        let api = Arc::new(Api::load()?);
+        let user = c_string("user", &format!("client.{}", config.user))?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: both strings end in NUL and live during the call; `handle` is written before it is read.
+        let made = unsafe { (api.create2)(&mut handle, c"ceph".as_ptr(), user.as_ptr(), 0) };
+        if made < 0 {
+            return Err(Error::Denied(format!("librados gives no client: {}", describe(made)).into()));
+        }
+        let cluster = Self { api, handle: Shared(handle), retired: Mutex::default(), closed: Arc::default() };
+        cluster.configure(config)?;
+        // SAFETY: the handle is configured and not connected yet.
+        let connected = unsafe { (cluster.api.connect)(cluster.handle.0) };
+        if connected < 0 {
+            return Err(refused(config, connected));
+        }
+        Ok(Arc::new(cluster))
+    }
+
+    fn configure(&self, config: &RadosConfig) -> Result<()> {
+        let file =
+            config.conf_file.as_ref().map(|path| c_string("conf", &path.to_string_lossy())).transpose()?;
+        let path = file.as_ref().map_or(std::ptr::null(), |file| file.as_ptr());
+        // SAFETY: the path is null (the usual places are tried) or ends in NUL and lives during the call.
+        let read = unsafe { (self.api.conf_read_file)(self.handle.0, path) };
+        if read < 0 {
+            let which =
+                config.conf_file.as_ref().map_or("ceph.conf in any of the usual places".into(), |path| {
+                    format!("the configuration file {}", path.display())
+                });
+            let why = format!("{which} cannot be read ({}); name one with conf=FILE", describe(read));
+            return Err(Error::Invalid(why.into()));
+        }
+        for (key, value) in config.options() {
+            let (name, text) = (c_string("an option", &key)?, c_string(&key, &value)?);
+            // SAFETY: both strings end in NUL and live during the call.
+            let set = unsafe { (self.api.conf_set)(self.handle.0, name.as_ptr(), text.as_ptr()) };
+            if set < 0 {
+                return Err(Error::Invalid(format!("librados does not take {key} = {value}").into()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The pool's number now; asks the monitor if it is not known here. Blocks.
+    ///
+    /// # Errors
+    /// `Missing` if there is no such pool; `Retryable`.
+    pub(crate) fn find_pool(&self, name: &str) -> Result<i64> {
+        let name = c_string("pool", name)?;
+        // SAFETY: the name ends in NUL and lives during the call.
+        match unsafe { (self.api.pool_lookup)(self.handle.0, name.as_ptr()) } {
+            pool if pool >= 0 => Ok(pool),
+            missing if missing == i64::from(errno::NOENT) => Err(Error::Missing),
+            failed => Err(Error::Retryable(describe(failed as i32).into())),
+        }
+    }
+
+    /// Whether the map that is known here has the pool. Does not block.
+    pub(crate) fn has_pool(&self, pool: i64) -> bool {
+        let mut name = [0_u8; 256];
+        // SAFETY: the buffer is as long as is said.
+        let found = unsafe {
+            (self.api.pool_reverse_lookup)(
+                self.handle.0,
+                pool,
+                name.as_mut_ptr().cast::<c_char>(),
+                name.len(),
+            )
+        };
+        // A name longer than the buffer is there as well.
+        found != errno::NOENT
+    }
+
+    /// A handle for one RADOS namespace of a pool.
+    ///
+    /// # Errors
+    /// `Missing` if the pool is gone.
+    pub(crate) fn open(self: &Arc<Self>, pool: i64, namespace: &CStr) -> Result<Arc<IoCtx>> {
+        self.bury();
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: `handle` is written before it is read.
+        let made = unsafe { (self.api.ioctx_create2)(self.handle.0, pool, &mut handle) };
+        if made < 0 {
+            return Err(if made == errno::NOENT {
+                Error::Missing
+            } else {
+                Error::Retryable(describe(made).into())
+            });
+        }
+        // SAFETY: nobody else knows the handle yet; the string is copied.
+        unsafe { (self.api.ioctx_set_namespace)(handle, namespace.as_ptr()) };
+        Ok(Arc::new(IoCtx { cluster: Arc::clone(self), handle: Shared(handle), pool }))
+    }
+
+    /// Frees the handles that were put aside.
+    fn bury(&self) {
+        for handle in std::mem::take(&mut *self.retired.lock()) {
+            // SAFETY: it was put aside by the drop of its only owner, and taken out of the list by us alone.
+            unsafe { (self.api.ioctx_destroy)(handle.0) };
+        }
+    }
+
+    pub(crate) fn closed(&self) -> Arc<Closed> {
+        Arc::clone(&self.closed)
+    }
+
+    pub(crate) fn raw(&self) -> Handle {
+        self.handle.0
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let retired = std::mem::take(self.retired.get_mut());
+        let (api, handle, closed) = (Arc::clone(&self.api), Shared(self.handle.0), Arc::clone(&self.closed));
+        let close = move || {
+            // Taken whole, so that the wrappers move, not the bare pointers in them.
+            let (handle, retired) = (handle, retired);
+            for each in retired {
+                // SAFETY: as in `bury`.
+                unsafe { (api.ioctx_destroy)(each.0) };
+            }
+            // SAFETY: every operation holds a count of the cluster, so none is under way and nobody has
+            // the handle any more.
+            unsafe { (api.shutdown)(handle.0) };
+            *closed.done.lock() = true;
+            closed.changed.notify_all();
+        };
+        // Not here: this may be a thread of librados. If there are no threads left, the connection stays
+        // open until the process ends.
+        let _ = std::thread::Builder::new().name("rados-close".into()).spawn(close);
+    }
+}
+
+/// A pool seen through one RADOS namespace.
+pub(crate) struct IoCtx {
+    pub(crate) cluster: Arc<Cluster>,
+    handle: Shared,
+    pub(crate) pool: i64,
+}
+
+impl IoCtx {
+    pub(crate) fn raw(&self) -> Handle {
+        self.handle.0
+    }
+
+    pub(crate) fn api(&self) -> &Api {
+        &self.cluster.api
+    }
+}
+
+impl Drop for IoCtx {
+    fn drop(&mut self) {
+        self.cluster.retired.lock().push(Shared(self.handle.0));
+    }
+}
+
+/// What an error number of librados means to a person.
+pub(crate) fn describe(code: i32) -> String {
+    std::io::Error::from_raw_os_error(-code).to_string()
+}
+
+/// Why connecting failed, and what to look at.
+fn refused(config: &RadosConfig, code: i32) -> Error {
+    let user = &config.user;
+    match code {
+        errno::TIMEDOUT => Error::Retryable(
+            format!(
+                "no monitor answers within {:?}; is the cluster up, is mon_host right?",
+                config.connect_timeout
+            )
+            .into(),
+        ),
+        errno::NOENT => Error::Denied(
+            format!("there is no keyring with a key of client.{user}; name one with keyring=FILE").into(),
+        ),
+        errno::PERM | errno::ACCES | errno::OPNOTSUPP => Error::Denied(
+            format!(
+                "the cluster does not accept client.{user} ({}); look at user and keyring",
+                describe(code)
+            )
+            .into(),
+        ),
+        _ => Error::Retryable(format!("the cluster cannot be reached: {}", describe(code)).into()),
+    }
+}

@@ -1,0 +1,228 @@
+//! What to connect to, and the limits.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use blocker::{Error, OBJECT_BYTES_MAX_DEFAULT, Result};
+
+/// The limits and the place of a store on RADOS. Written as text (`FromStr`) it is
+/// `POOL[,key=value]...`, with the keys that [`RadosConfig::KEYS`] names.
+#[derive(Clone, Debug)]
+pub struct RadosConfig {
+    /// The pool.
+    pub pool: String,
+    /// Ceph's configuration file. None: `$CEPH_CONF`, then the usual places.
+    pub conf_file: Option<PathBuf>,
+    /// The user without `client.`.
+    pub user: String,
+    /// The file with the user's key. None: what the configuration file says.
+    pub keyring: Option<PathBuf>,
+    /// Under which RADOS namespace everything lies, at most 50 characters, without `/` and `%`; empty:
+    /// each namespace has a RADOS namespace of its own name.
+    pub root: String,
+    /// What the name of every RADOS object begins with: at most 50 printable characters without `%`.
+    pub prefix: String,
+    /// The largest object; at most what the OSDs allow (`osd_max_object_size`, 128 MiB).
+    pub object_bytes_max: u64,
+    /// How long to wait for a monitor when connecting.
+    pub connect_timeout: Duration,
+    /// After how long without an answer from the OSD an operation fails: a read as *try again*, a change as
+    /// *outcome unknown*. Zero: it waits for ever (or to its caller's deadline).
+    pub op_timeout: Duration,
+    /// How many operations may be under way; others wait their turn.
+    pub ops_in_flight_max: u32,
+    /// How many bytes of payload may be under way.
+    pub bytes_in_flight_max: u64,
+    /// How many objects' heads are remembered between changes, at about 150 bytes each.
+    pub heads_remembered_max: usize,
+    /// Hear of claims and invalidations that other clients make (a RADOS watch), and tell them of ours.
+    pub watch: bool,
+    /// Settings handed to librados as they are.
+    pub librados: Vec<(String, String)>,
+}
+
+impl Default for RadosConfig {
+    fn default() -> Self {
+        Self {
+            pool: String::new(),
+            conf_file: None,
+            user: "admin".into(),
+            keyring: None,
+            root: String::new(),
+            prefix: String::new(),
+            object_bytes_max: OBJECT_BYTES_MAX_DEFAULT,
+            connect_timeout: Duration::from_secs(10),
+            op_timeout: Duration::from_secs(30),
+            ops_in_flight_max: 512,
+            bytes_in_flight_max: 64 << 20,
+            heads_remembered_max: 64 * 1024,
+            watch: false,
+            librados: Vec::new(),
+        }
+    }
+}
+
+impl RadosConfig {
+    /// The keys of the text form: name, value, meaning.
+    pub const KEYS: &[(&str, &str, &str)] = &[
+        ("conf", "FILE", "Ceph's configuration file"),
+        ("user", "NAME", "the user, without client."),
+        ("keyring", "FILE", "the file with the user's key"),
+        ("root", "NAME", "the RADOS namespace under which everything lies"),
+        ("prefix", "TEXT", "what the name of every RADOS object begins with"),
+        ("object_bytes_max", "BYTES", "the largest object"),
+        ("connect_timeout_s", "SECONDS", "how long to wait for a monitor"),
+        ("op_timeout_s", "SECONDS", "how long to wait for an OSD; 0: for ever"),
+        ("ops_in_flight_max", "COUNT", "operations under way at once"),
+        ("bytes_in_flight_max", "BYTES", "payload under way at once"),
+        ("heads_remembered_max", "COUNT", "objects remembered between changes"),
+        ("watch", "true|false", "hear of other clients' claims and invalidations"),
+        ("librados.KEY", "VALUE", "any setting of librados"),
+    ];
+
+    /// A store in `pool`, all else by default.
+    #[must_use]
+    pub fn new(pool: impl Into<String>) -> Self {
+        Self { pool: pool.into(), ..Self::default() }
+    }
+
+    /// # Errors
+    /// [`Error::Invalid`], with what is wrong and what would be right.
+    pub(crate) fn check(&self) -> Result<()> {
+        let wrong = |text: String| Err(Error::Invalid(text.into()));
+        let printable = |text: &str, no: &str| {
+            text.len() <= 50
+                && text.bytes().all(|byte| byte.is_ascii_graphic())
+                && !text.contains(|c| no.contains(c))
+        };
+        if self.pool.is_empty() {
+            return wrong("a pool must be named: rados:POOL".into());
+        }
+        if !printable(&self.root, "%/") {
+            return wrong("root takes at most 50 printable ASCII characters, without / and %".into());
+        }
+        if !printable(&self.prefix, "%") {
+            return wrong("prefix takes at most 50 printable ASCII characters, without %".into());
+        }
+        if !(4096..=1 << 30).contains(&self.object_bytes_max) {
+            return wrong("object_bytes_max must be 4096 bytes to 1 GiB".into());
+        }
+        if !(1..=65_536).contains(&self.ops_in_flight_max) {
+            return wrong("ops_in_flight_max must be 1 to 65536".into());
+        }
+        if self.bytes_in_flight_max < self.object_bytes_max || self.bytes_in_flight_max > 1 << 40 {
+            return wrong("bytes_in_flight_max must be object_bytes_max to 1 TiB".into());
+        }
+        if self.heads_remembered_max < 1024 {
+            return wrong("heads_remembered_max must be 1024 or more".into());
+        }
+        Ok(())
+    }
+
+    /// What librados is told.
+    pub(crate) fn options(&self) -> Vec<(String, String)> {
+        let seconds = |time: Duration| time.as_secs_f64().to_string();
+        let mut options: Vec<(String, String)> = [
+            ("client_mount_timeout", seconds(self.connect_timeout)),
+            ("rados_mon_op_timeout", seconds(self.connect_timeout)),
+            ("rados_osd_op_timeout", seconds(self.op_timeout)),
+            // Its own throttle blocks the caller's thread; ours comes first.
+            ("objecter_inflight_ops", (u64::from(self.ops_in_flight_max) * 2).to_string()),
+            ("objecter_inflight_op_bytes", (self.bytes_in_flight_max * 2).to_string()),
+            // An error is told by whoever called, once.
+            ("log_to_stderr", "false".into()),
+            ("err_to_stderr", "false".into()),
+        ]
+        .map(|(key, value)| (key.to_owned(), value))
+        .into();
+        options.extend(self.keyring.iter().map(|file| ("keyring".into(), file.display().to_string())));
+        options.extend(self.librados.iter().cloned());
+        options
+    }
+}
+
+impl FromStr for RadosConfig {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let mut parts = text.split(',');
+        let mut config = Self::new(parts.next().unwrap_or_default());
+        for part in parts {
+            let (key, value) = part.split_once('=').ok_or_else(|| format!("{part:?} is not KEY=VALUE"))?;
+            config.set(key, value)?;
+        }
+        config.check().map_err(|error| match error {
+            Error::Invalid(reason) => reason.into_owned(),
+            other => other.to_string(),
+        })?;
+        Ok(config)
+    }
+}
+
+impl RadosConfig {
+    fn set(&mut self, key: &str, value: &str) -> std::result::Result<(), String> {
+        fn number<T: FromStr>(key: &str, value: &str) -> std::result::Result<T, String> {
+            value.parse().map_err(|_| format!("{key}={value}: a whole number is wanted"))
+        }
+        let seconds = |key, value| number::<u32>(key, value).map(|n| Duration::from_secs(n.into()));
+        match key {
+            "conf" => self.conf_file = Some(value.into()),
+            "user" => value.clone_into(&mut self.user),
+            "keyring" => self.keyring = Some(value.into()),
+            "root" => value.clone_into(&mut self.root),
+            "prefix" => value.clone_into(&mut self.prefix),
+            "object_bytes_max" => self.object_bytes_max = number(key, value)?,
+            "connect_timeout_s" => self.connect_timeout = seconds(key, value)?,
+            "op_timeout_s" => self.op_timeout = seconds(key, value)?,
+            "ops_in_flight_max" => self.ops_in_flight_max = number(key, value)?,
+            "bytes_in_flight_max" => self.bytes_in_flight_max = number(key, value)?,
+            "heads_remembered_max" => self.heads_remembered_max = number(key, value)?,
+            "watch" => self.watch = value.parse().map_err(|_| format!("watch={value}: true or false"))?,
+            _ => match key.strip_prefix("librados.") {
+                Some(name) => self.librados.push((name.to_owned(), value.to_owned())),
+                None => {
+                    let keys: Vec<_> = Self::KEYS.iter().map(|(key, ..)| *key).collect();
+                    return Err(format!("{key:?} is no key of rados:; there are {}", keys.join(", ")));
+                }
+            },
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_form_names_pool_and_keys() {
+        let config: RadosConfig =
+            "vm,conf=/etc/c,user=u,root=r,prefix=p.,op_timeout_s=5,watch=true,librados.ms_async_op_threads=1"
+                .parse()
+                .unwrap();
+        assert_eq!((config.pool.as_str(), config.user.as_str(), config.root.as_str()), ("vm", "u", "r"));
+        assert_eq!((config.op_timeout, config.watch), (Duration::from_secs(5), true));
+        let options = config.options();
+        assert!(options.contains(&("ms_async_op_threads".into(), "1".into())));
+        assert!(options.contains(&("rados_osd_op_timeout".into(), "5".into())));
+    }
+
+    #[test]
+    fn mistakes_are_told() {
+        for (text, word) in [
+            ("", "pool"),
+            ("p,x", "KEY=VALUE"),
+            ("p,x=1", "no key"),
+            ("p,op_timeout_s=soon", "whole number"),
+            ("p,root=a/b", "root"),
+            ("p,prefix=%", "prefix"),
+            ("p,object_bytes_max=1", "object_bytes_max"),
+            ("p,bytes_in_flight_max=5000", "bytes_in_flight_max"),
+            ("p,watch=maybe", "true or false"),
+        ] {
+            let error = text.parse::<RadosConfig>().unwrap_err();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+}

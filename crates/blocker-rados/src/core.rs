@@ -1,0 +1,309 @@
+//! What all operations share: the pool as it is now, the handle of a namespace, what an error number means,
+//! and how the store is.
+
+use std::collections::HashMap;
+use std::ffi::CStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use blocker::event::{Event, EventHub};
+use blocker::{Clock, Error, Name, Namespace, ObjectId, Result, Version};
+use parking_lot::{Mutex, RwLock};
+
+use crate::aio::{Limits, Outcome};
+use crate::cluster::{Cluster, IoCtx, describe};
+use crate::config::RadosConfig;
+use crate::ffi::errno;
+use crate::layout::Layout;
+use crate::op::{ReadOp, WriteOp};
+use crate::view::{Objects, View};
+use crate::watch::Watch;
+use crate::worker::Worker;
+
+/// How many namespaces have a handle at once.
+const SPACES_MAX: usize = 4096;
+/// How many bits of a version are RADOS's own; the others say which pool.
+const VERSION_BITS: u32 = 48;
+
+/// The store behind its face.
+pub(crate) struct Core {
+    pub(crate) config: RadosConfig,
+    pub(crate) layout: Layout,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) limits: Limits,
+    pub(crate) objects: Arc<Objects>,
+    pub(crate) events: Arc<EventHub>,
+    pub(crate) worker: Worker,
+    pub(crate) watch: Watch,
+    /// Different for each store that is open: tells our own news from others'.
+    pub(crate) mark: u64,
+    pool: RwLock<Arc<Pool>>,
+    is_full: AtomicBool,
+    is_slow: AtomicBool,
+    is_searching: AtomicBool,
+    is_closed: AtomicBool,
+}
+
+/// A pool, under the number it has: one that is deleted and made again has another.
+pub(crate) struct Pool {
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) number: i64,
+    pub(crate) root: Arc<Space>,
+    spaces: Mutex<HashMap<Namespace, Arc<Space>>>,
+}
+
+/// A RADOS namespace.
+pub(crate) struct Space {
+    pub(crate) ioctx: Arc<IoCtx>,
+    /// Whether its `%scope` is known to be there, with the namespace's name.
+    pub(crate) is_named: AtomicBool,
+}
+
+impl Pool {
+    fn open(cluster: &Arc<Cluster>, config: &RadosConfig, layout: &Layout) -> Result<Arc<Self>> {
+        let number = cluster.find_pool(&config.pool)?;
+        let ioctx = cluster.open(number, &layout.root())?;
+        let root = Arc::new(Space { ioctx, is_named: true.into() });
+        Ok(Arc::new(Self { cluster: Arc::clone(cluster), number, root, spaces: Mutex::default() }))
+    }
+}
+
+impl Core {
+    /// Connects. Blocks.
+    pub(crate) fn open(config: RadosConfig, clock: Arc<dyn Clock>) -> Result<Arc<Self>> {
+        config.check()?;
+        let layout = Layout::new(&config.root, &config.prefix);
+        let cluster = Cluster::connect(&config)?;
+        let pool = Pool::open(&cluster, &config, &layout).map_err(|error| match error {
+            Error::Missing => Error::Denied(format!("the cluster has no pool {:?}", config.pool).into()),
+            other => other,
+        })?;
+        let core = Arc::new(Self {
+            layout,
+            clock,
+            limits: Limits::new(config.ops_in_flight_max, config.bytes_in_flight_max),
+            objects: Arc::new(Objects::new(config.heads_remembered_max)),
+            events: Arc::default(),
+            worker: Worker::start()?,
+            watch: Watch::default(),
+            mark: crate::attr::nonce(),
+            pool: RwLock::new(pool),
+            is_full: false.into(),
+            is_slow: false.into(),
+            is_searching: false.into(),
+            is_closed: false.into(),
+            config,
+        });
+        if core.config.watch {
+            core.watch.begin(&core, &core.pool())?;
+        }
+        Ok(core)
+    }
+
+    /// Answers no call from now on. What is under way goes on.
+    pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        self.watch.end();
+    }
+
+    pub(crate) fn pool(&self) -> Arc<Pool> {
+        Arc::clone(&self.pool.read())
+    }
+
+    /// The RADOS namespace of `namespace`.
+    pub(crate) fn space(self: &Arc<Self>, namespace: &Namespace) -> Result<Arc<Space>> {
+        if self.is_closed.load(Ordering::Acquire) {
+            return Err(Error::Denied("the store was closed".into()));
+        }
+        let pool = self.pool();
+        let mut spaces = pool.spaces.lock();
+        if let Some(space) = spaces.get(namespace) {
+            return Ok(Arc::clone(space));
+        }
+        if !pool.cluster.has_pool(pool.number) {
+            drop(spaces);
+            return Err(self.pool_is_gone());
+        }
+        let ioctx =
+            pool.cluster.open(pool.number, &self.layout.namespace(namespace)).map_err(
+                |error| match error {
+                    Error::Missing => self.pool_is_gone(),
+                    other => other,
+                },
+            )?;
+        if spaces.len() >= SPACES_MAX {
+            // Those in use are held by their users; the others are made again when they are wanted.
+            spaces.clear();
+        }
+        let space = Arc::new(Space { ioctx, is_named: false.into() });
+        spaces.insert(namespace.clone(), Arc::clone(&space));
+        Ok(space)
+    }
+
+    /// The contract's version of a RADOS version. A pool that was made again counts anew, so its number is
+    /// part of it: no version stands for two contents.
+    pub(crate) fn version(&self, space: &Space, version: u64) -> Version {
+        Version((space.ioctx.pool as u64) << VERSION_BITS | version & ((1 << VERSION_BITS) - 1))
+    }
+
+    /// The RADOS version of one of the contract; `None` if it cannot be this pool's.
+    pub(crate) fn rados_version(&self, space: &Space, version: Version) -> Option<u64> {
+        let raw = version.0 & ((1 << VERSION_BITS) - 1);
+        (raw > 0 && self.version(space, raw) == version).then_some(raw)
+    }
+
+    // ---- operations
+
+    /// A change of one object, in one step. An error that is no verdict of the steps is told by itself.
+    pub(crate) async fn change_object(
+        self: &Arc<Self>,
+        space: &Space,
+        object: &ObjectId,
+        op: WriteOp,
+        begun: impl FnOnce(),
+    ) -> Outcome {
+        let (objects, id) = (Arc::clone(&self.objects), object.clone());
+        let on_timeout: crate::aio::OnTimeout = Box::new(move || objects.unsettle(&id));
+        let name = self.layout.object(&object.name);
+        let outcome = self.limits.change(&space.ioctx, &name, op, Some(on_timeout), begun).await;
+        self.observe(outcome.code, true);
+        outcome
+    }
+
+    /// A change of an object of the store's own.
+    pub(crate) async fn change_own(&self, space: &Space, name: &CStr, op: WriteOp) -> Outcome {
+        let outcome = self.limits.change(&space.ioctx, name, op, None, || ()).await;
+        self.observe(outcome.code, true);
+        outcome
+    }
+
+    /// A read of one object.
+    pub(crate) async fn read_object(
+        &self,
+        space: &Space,
+        name: &CStr,
+        op: ReadOp,
+    ) -> (Outcome, crate::aio::Found) {
+        let read = self.limits.read(&space.ioctx, name, op).await;
+        self.observe(read.0.code, false);
+        read
+    }
+
+    /// What is behind a name, attributes and all.
+    ///
+    /// # Errors
+    /// Those of reads, but `Missing`.
+    pub(crate) async fn look(self: &Arc<Self>, space: &Space, name: &Name, ordered: bool) -> Result<View> {
+        let op = ReadOp { stat: true, attributes: true, ordered, ..ReadOp::default() };
+        let (outcome, found) = self.read_object(space, &self.layout.object(name), op).await;
+        match outcome.code {
+            0.. => View::read(outcome, &found),
+            code => match self.failed_read(space, code) {
+                Error::Missing => Ok(View::ABSENT),
+                error => Err(error),
+            },
+        }
+    }
+
+    // ---- errors
+
+    /// Why a read, or a change that changed nothing, failed.
+    pub(crate) fn failed_read(self: &Arc<Self>, space: &Space, code: i32) -> Error {
+        let text = || describe(code).into();
+        match code {
+            // librados answers so as well when there is no pool any more.
+            errno::NOENT if !space.ioctx.cluster.has_pool(space.ioctx.pool) => self.pool_is_gone(),
+            errno::NOENT => Error::Missing,
+            errno::TIMEDOUT => {
+                Error::Retryable(format!("no OSD has answered within {:?}", self.config.op_timeout).into())
+            }
+            errno::NOSPC => Error::OutOfSpace("the cluster or the pool is full".into()),
+            errno::DQUOT => Error::OutOfSpace("the pool's quota is used up".into()),
+            errno::PERM | errno::ACCES => Error::Denied(
+                format!("client.{} may not do that in pool {}", self.config.user, self.config.pool).into(),
+            ),
+            errno::SHUTDOWN => Error::Denied("the cluster has put this client on its blocklist".into()),
+            errno::IO => Error::Corrupt(text()),
+            errno::FBIG | errno::MSGSIZE => Error::TooLarge { limit_bytes: self.config.object_bytes_max },
+            errno::NAMETOOLONG => {
+                Error::Unsupported("the OSDs do not take names that long (osd_max_object_name_len)".into())
+            }
+            errno::INVAL | errno::OPNOTSUPP => Error::Unsupported(
+                format!("the pool does not support that operation: {}", describe(code)).into(),
+            ),
+            _ => Error::Retryable(text()),
+        }
+    }
+
+    /// Why a change failed that had been handed to librados.
+    pub(crate) fn failed_change(self: &Arc<Self>, space: &Space, code: i32) -> Error {
+        match code {
+            errno::TIMEDOUT => Error::OutcomeUnknown(
+                format!(
+                    "no OSD has answered within {:?}; the change may still be made",
+                    self.config.op_timeout
+                )
+                .into(),
+            ),
+            _ => self.failed_read(space, code),
+        }
+    }
+
+    /// Keeps an eye on how the store is, and tells when that changes.
+    fn observe(&self, code: i32, is_change: bool) {
+        match code {
+            errno::NOSPC | errno::DQUOT if !self.is_full.swap(true, Ordering::Relaxed) => {
+                self.events.publish(&Event::Full);
+            }
+            errno::TIMEDOUT if !self.is_slow.swap(true, Ordering::Relaxed) => {
+                self.events.publish(&Event::Degraded("OSDs do not answer".into()));
+            }
+            0.. => {
+                let was_slow =
+                    self.is_slow.load(Ordering::Relaxed) && self.is_slow.swap(false, Ordering::Relaxed);
+                let was_full = is_change
+                    && self.is_full.load(Ordering::Relaxed)
+                    && self.is_full.swap(false, Ordering::Relaxed);
+                if was_slow || was_full {
+                    self.events.publish(&Event::Recovered);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The pool is gone: has the worker look whether there is one of that name again.
+    pub(crate) fn pool_is_gone(self: &Arc<Self>) -> Error {
+        self.search_pool();
+        Error::Retryable(
+            format!("the pool {:?} is gone; waiting for one of that name", self.config.pool).into(),
+        )
+    }
+
+    /// Looks for a pool of the configured name, if the one in use is gone.
+    fn search_pool(self: &Arc<Self>) {
+        let old = self.pool();
+        if old.cluster.has_pool(old.number) || self.is_searching.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let core = Arc::clone(self);
+        let search = move || {
+            if let Ok(pool) = Pool::open(&old.cluster, &core.config, &core.layout)
+                && pool.number != old.number
+            {
+                if core.config.watch {
+                    // Without news from others nothing is wrong but late; the next search tries again.
+                    let _ = core.watch.begin(&core, &pool);
+                }
+                *core.pool.write() = pool;
+                core.objects.forget_all();
+                // Another pool is another store: nothing that was known holds.
+                core.events.publish(&Event::Missed);
+            }
+            core.is_searching.store(false, Ordering::Release);
+        };
+        if self.worker.run(Box::new(search)).is_err() {
+            self.is_searching.store(false, Ordering::Release);
+        }
+    }
+}

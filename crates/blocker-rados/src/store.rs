@@ -1,0 +1,240 @@
+//! The store's face: the contract's calls, each checked against its deadline, each handed to the module that
+//! knows how.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+use std::time::Duration;
+
+use blocker::event::Event;
+use blocker::*;
+
+use crate::change::{Act, Begun};
+use crate::config::RadosConfig;
+use crate::core::Core;
+
+/// The longest page of a listing.
+const LIST_ENTRIES_MAX: u32 = 10_000;
+
+/// Objects in a RADOS pool.
+///
+/// What librados acknowledges is on stable storage of all replicas, so every reply says *stored*, and a flush
+/// has nothing to do. Several stores, in several processes, may use the same pool, root and prefix: every
+/// change is decided by the store itself.
+pub struct RadosStore {
+    core: Arc<Core>,
+}
+
+impl RadosStore {
+    /// Connects. Blocks, at most for the time that the configuration gives.
+    ///
+    /// # Errors
+    /// One line that says what is missing: `Unsupported` without librados, `Invalid` for a configuration that
+    /// cannot be, `Denied` without keyring or pool, `Retryable` if no monitor answers.
+    pub fn open(config: RadosConfig) -> Result<Self> {
+        Self::open_with(config, Arc::new(SystemClock))
+    }
+
+    /// As [`Self::open`], with deadlines taken by `clock`.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_with(config: RadosConfig, clock: Arc<dyn Clock>) -> Result<Self> {
+        Core::open(config, clock).map(|core| Self { core })
+    }
+
+    /// Closes the connection and waits until that is done, at most `patience`. What is under way ends first.
+    /// Whether it was done in time; if not it goes on by itself. Without this call the connection is closed
+    /// in the background, some time after the store and all its replies have been dropped.
+    pub fn close(self, patience: Duration) -> bool {
+        self.core.close();
+        let closed = self.core.pool().cluster.closed();
+        drop(self);
+        closed.wait(patience)
+    }
+
+    fn check<T: 'static>(
+        &self,
+        call: &Call,
+        begun: Begun,
+        changed: Option<&ObjectId>,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Reply<T> {
+        let Some(deadline) = call.deadline else { return Reply::pending(work) };
+        if self.core.clock.now() >= deadline {
+            return Reply::err(Error::DeadlinePassed);
+        }
+        let (core, changed) = (Arc::clone(&self.core), changed.cloned());
+        Reply::pending(async move {
+            let mut work = pin!(work);
+            let mut alarm = core.clock.sleep_until(deadline);
+            std::future::poll_fn(move |cx| {
+                if let Poll::Ready(answer) = work.as_mut().poll(cx) {
+                    return Poll::Ready(answer);
+                }
+                std::task::ready!(alarm.as_mut().poll(cx));
+                if !begun.is_set() {
+                    return Poll::Ready(Err(Error::DeadlinePassed));
+                }
+                if let Some(object) = &changed {
+                    core.objects.unsettle(object);
+                }
+                Poll::Ready(Err(Error::OutcomeUnknown("the deadline passed before the OSD answered".into())))
+            })
+            .await
+        })
+    }
+
+    fn change(&self, object: ObjectId, act: Act, change: Change, call: &Call) -> Reply<ChangeReply> {
+        let (core, begun) = (Arc::clone(&self.core), Begun::default());
+        let watched = begun.clone();
+        let id = object.clone();
+        self.check(call, watched, Some(&id), async move {
+            let (version, size_bytes) = core.change(&object, &act, &change, &begun).await?;
+            Ok(ChangeReply::new(version, size_bytes, Durability::Stored))
+        })
+    }
+}
+
+impl Blocker for RadosStore {
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::full(self.core.config.object_bytes_max);
+        capabilities.list_entries_max = LIST_ENTRIES_MAX;
+        capabilities.copy_native = false;
+        capabilities.survives = Survives::PowerLoss;
+        capabilities
+    }
+
+    fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
+        let (core, call) = (Arc::clone(&self.core), request.call);
+        self.check(&call, Begun::default(), None, async move { core.read(request).await })
+    }
+
+    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
+        let WriteRequest { object, offset, data, change, call, .. } = request;
+        self.change(object, Act::Write { offset, data }, change, &call)
+    }
+
+    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
+        let WriteZeroesRequest { object, offset, len_bytes, change, call, .. } = request;
+        self.change(object, Act::Zeroes { offset, len_bytes }, change, &call)
+    }
+
+    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
+        let DiscardRequest { object, offset, len_bytes, change, call, .. } = request;
+        self.change(object, Act::Discard { offset, len_bytes }, change, &call)
+    }
+
+    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
+        let CompareAndWriteRequest { object, offset, expected, data, change, call, .. } = request;
+        self.change(object, Act::CompareAndWrite { offset, expected, data }, change, &call)
+    }
+
+    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
+        let WriteFullRequest { object, data, change, call, .. } = request;
+        self.change(object, Act::Full { data }, change, &call)
+    }
+
+    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
+        let TruncateRequest { object, size_bytes, change, call, .. } = request;
+        self.change(object, Act::Truncate { size_bytes }, change, &call)
+    }
+
+    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
+        let DeleteRequest { object, change, call, .. } = request;
+        let done = self.change(object, Act::Delete, change, &call);
+        done.then(|reply| reply.map(|reply| DeleteReply::new(reply.durability)))
+    }
+
+    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
+        let (core, begun, call) = (Arc::clone(&self.core), Begun::default(), request.call);
+        let (watched, to) = (begun.clone(), request.to.clone());
+        self.check(&call, watched, Some(&to), async move {
+            let (version, size_bytes) = core.copy(&request, &begun).await?;
+            Ok(ChangeReply::new(version, size_bytes, Durability::Stored))
+        })
+    }
+
+    fn info(&self, request: InfoRequest) -> Reply<Info> {
+        let (core, call) = (Arc::clone(&self.core), request.call);
+        self.check(&call, Begun::default(), None, async move { core.info(request).await })
+    }
+
+    fn list(&self, request: ListRequest) -> Reply<ListReply> {
+        let (core, call) = (Arc::clone(&self.core), request.call);
+        let entries_max = request.entries_max.clamp(1, LIST_ENTRIES_MAX) as usize;
+        self.check(&call, Begun::default(), None, async move { core.list(request, entries_max).await })
+    }
+
+    fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
+        // What was acknowledged is stored.
+        match request.call.deadline {
+            Some(deadline) if self.core.clock.now() >= deadline => Reply::err(Error::DeadlinePassed),
+            _ => Reply::ok(FlushReply::new(Durability::Stored)),
+        }
+    }
+
+    fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
+        let (core, call) = (Arc::clone(&self.core), request.call);
+        let begun = Begun::default();
+        let watched = begun.clone();
+        self.check(&call, watched, None, async move {
+            // From its first step on it may have made a difference.
+            begun.set(true);
+            core.claim(request.scope, request.epoch).await
+        })
+    }
+
+    fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
+        let (core, call) = (Arc::clone(&self.core), request.call);
+        self.check(&call, Begun::default(), None, async move {
+            // Heads that are remembered are compared by every change; forgetting saves it a round trip.
+            core.objects.forget_all();
+            let event = Event::Changed(request.scope);
+            core.events.publish(&event);
+            core.tell_others(&event).await;
+            Ok(InvalidateReply::new(0))
+        })
+    }
+
+    fn subscribe(&self) -> Subscription {
+        self.core.events.subscribe()
+    }
+}
+
+impl Control for RadosStore {
+    fn attach(&self, namespace: Namespace) -> Reply<Attachment> {
+        let (core, capabilities) = (Arc::clone(&self.core), self.capabilities());
+        Reply::pending(
+            async move { Ok(Attachment::new(capabilities, core.namespace_epoch(&namespace).await?)) },
+        )
+    }
+
+    fn detach(&self, _namespace: Namespace) -> Reply<()> {
+        Reply::ok(())
+    }
+
+    fn statistics(&self) -> Statistics {
+        let stats = &self.core.limits.stats;
+        let figure = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let (begun, ended) = (figure(&stats.begun), figure(&stats.ended));
+        Statistics {
+            figures: vec![
+                ("rados_ops", begun),
+                ("rados_ops_in_flight", begun.saturating_sub(ended)),
+                ("rados_ops_timed_out", figure(&stats.timed_out)),
+                ("rados_changes_retried", figure(&stats.retried)),
+                ("rados_objects_introduced", figure(&stats.introduced)),
+                ("rados_objects_settled", figure(&stats.settled)),
+                ("rados_objects_unsettled", self.core.objects.unsettled_count() as u64),
+            ],
+        }
+    }
+
+    fn namespaces(&self) -> Reply<Vec<Namespace>> {
+        let core = Arc::clone(&self.core);
+        Reply::pending(async move { core.namespaces().await })
+    }
+}

@@ -1,0 +1,236 @@
+//! What was last seen of an object, and the memory of it between changes.
+//!
+//! A change is prepared from a [`View`] and applied only if the view still holds (RADOS compares), so a view
+//! may be old: it then costs a round trip, never correctness. Views are remembered in two generations: when
+//! the young one is full it becomes the old one, whose unused half is forgotten. Bounded, and O(1).
+//!
+//! The same table knows which objects are *unsettled*: a change of theirs ended without an answer, and
+//! may still land. Nothing is read from them or changed before `settle.rs` has found out.
+
+use std::collections::{HashMap, HashSet};
+
+use blocker::{Error, ObjectId, OrderDomain, Result, Stamp};
+use parking_lot::Mutex;
+
+use crate::aio::{Found, Outcome};
+use crate::attr;
+use crate::attr::Head;
+
+/// What is known of an object.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    pub(crate) head: Head,
+    /// The fence; `None`: it has not been introduced to fencing.
+    pub(crate) fence: Option<u64>,
+    /// Fences of the order domains that have changed it.
+    pub(crate) domains: Vec<(OrderDomain, u64)>,
+    /// The nonce of an introduction that is under way.
+    pub(crate) intro: Option<u64>,
+    pub(crate) stamp: Option<Stamp>,
+    /// RADOS's version; 0 if the view was not read but follows from a change of ours.
+    pub(crate) version: u64,
+}
+
+impl View {
+    pub(crate) const ABSENT: Self =
+        Self { head: Head::Absent, fence: None, domains: Vec::new(), intro: None, stamp: None, version: 0 };
+
+    /// What a read of size and attributes found.
+    ///
+    /// # Errors
+    /// `Corrupt` if an attribute of ours holds what we never write.
+    pub(crate) fn read(outcome: Outcome, found: &Found) -> Result<Self> {
+        let mut view = Self { version: outcome.version, ..Self::ABSENT };
+        view.head = Head::Foreign { size_bytes: found.size_bytes };
+        for (name, value) in &found.attributes {
+            let number = || attr::u64_of(value).ok_or_else(|| unreadable(name));
+            match name.as_slice() {
+                name if name == attr::HEAD.to_bytes() => {
+                    view.head = Head::decode(value).ok_or_else(|| unreadable(name))?;
+                }
+                name if name == attr::FENCE.to_bytes() => view.fence = Some(number()?),
+                name if name == attr::INTRO.to_bytes() => view.intro = Some(number()?),
+                name if name == attr::STAMP.to_bytes() => {
+                    view.stamp = Some(attr::decode_stamp(value).ok_or_else(|| unreadable(name))?);
+                }
+                name => {
+                    if let Some(domain) = attr::fenced_domain(name) {
+                        view.domains.push((domain, number()?));
+                    }
+                }
+            }
+        }
+        Ok(view)
+    }
+
+    pub(crate) fn domain_fence(&self, domain: OrderDomain) -> Option<u64> {
+        self.domains.iter().find(|(each, _)| *each == domain).map(|(_, epoch)| *epoch)
+    }
+
+    pub(crate) fn set_domain_fence(&mut self, domain: OrderDomain, epoch: u64) {
+        self.domains.retain(|(each, _)| *each != domain);
+        self.domains.push((domain, epoch));
+    }
+
+    /// Whether there is an object for everyone to see.
+    pub(crate) fn is_there(&self) -> bool {
+        self.head.size_bytes().is_some()
+    }
+}
+
+fn unreadable(name: &[u8]) -> Error {
+    Error::Corrupt(
+        format!("the attribute {} of an object is not as this program writes it", name.escape_ascii()).into(),
+    )
+}
+
+const SHARDS: usize = 16;
+
+/// Views of objects, and the unsettled ones.
+pub(crate) struct Objects {
+    shards: [Mutex<Shard>; SHARDS],
+    young_max: usize,
+    hasher: std::hash::RandomState,
+    /// Bounded by the changes that were under way, and by the first who use an object again.
+    unsettled: Mutex<HashSet<ObjectId>>,
+    has_unsettled: std::sync::atomic::AtomicBool,
+}
+
+#[derive(Default)]
+struct Shard {
+    young: HashMap<ObjectId, View>,
+    old: HashMap<ObjectId, View>,
+}
+
+impl Objects {
+    pub(crate) fn new(remembered_max: usize) -> Self {
+        Self {
+            shards: std::array::from_fn(|_| Mutex::default()),
+            young_max: (remembered_max / SHARDS / 2).max(1),
+            hasher: std::hash::RandomState::new(),
+            unsettled: Mutex::default(),
+            has_unsettled: false.into(),
+        }
+    }
+
+    fn shard(&self, object: &ObjectId) -> &Mutex<Shard> {
+        let hash = std::hash::BuildHasher::hash_one(&self.hasher, object);
+        &self.shards[hash as usize % SHARDS]
+    }
+
+    /// What was last seen of it.
+    pub(crate) fn recall(&self, object: &ObjectId) -> Option<View> {
+        let mut shard = self.shard(object).lock();
+        if let Some(view) = shard.young.get(object) {
+            return Some(view.clone());
+        }
+        let view = shard.old.remove(object)?;
+        self.put(&mut shard, object, view.clone());
+        Some(view)
+    }
+
+    pub(crate) fn remember(&self, object: &ObjectId, view: View) {
+        let mut shard = self.shard(object).lock();
+        shard.old.remove(object);
+        self.put(&mut shard, object, view);
+    }
+
+    fn put(&self, shard: &mut Shard, object: &ObjectId, view: View) {
+        if shard.young.len() >= self.young_max && !shard.young.contains_key(object) {
+            shard.old = std::mem::take(&mut shard.young);
+        }
+        shard.young.insert(object.clone(), view);
+    }
+
+    pub(crate) fn forget(&self, object: &ObjectId) {
+        let mut shard = self.shard(object).lock();
+        shard.young.remove(object);
+        shard.old.remove(object);
+    }
+
+    pub(crate) fn forget_all(&self) {
+        for shard in &self.shards {
+            *shard.lock() = Shard::default();
+        }
+    }
+
+    /// A change of it may still land.
+    pub(crate) fn unsettle(&self, object: &ObjectId) {
+        self.forget(object);
+        self.unsettled.lock().insert(object.clone());
+        self.has_unsettled.store(true, std::sync::atomic::Ordering::Release);
+    }
+
+    pub(crate) fn is_unsettled(&self, object: &ObjectId) -> bool {
+        self.has_unsettled.load(std::sync::atomic::Ordering::Acquire)
+            && self.unsettled.lock().contains(object)
+    }
+
+    pub(crate) fn settled(&self, object: &ObjectId) {
+        let mut unsettled = self.unsettled.lock();
+        unsettled.remove(object);
+        self.has_unsettled.store(!unsettled.is_empty(), std::sync::atomic::Ordering::Release);
+    }
+
+    pub(crate) fn unsettled_count(&self) -> usize {
+        self.unsettled.lock().len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blocker::{Name, Namespace};
+
+    use super::*;
+
+    fn object(number: u32) -> ObjectId {
+        ObjectId::new(Namespace::new("n").unwrap(), Name::new(number.to_string()).unwrap())
+    }
+
+    #[test]
+    fn as_many_are_remembered_as_may_be_and_the_used_ones_stay() {
+        let objects = Objects::new(1024);
+        for number in 0..100_000 {
+            objects.remember(&object(number), View::ABSENT);
+            assert!(objects.recall(&object(0)).is_some(), "used all the time, forgotten at {number}");
+        }
+        let count_of = |shard: &Mutex<Shard>| {
+            let shard = shard.lock();
+            shard.young.len() + shard.old.len()
+        };
+        let count: usize = objects.shards.iter().map(count_of).sum();
+        assert!((512..=1024).contains(&count), "{count} are remembered");
+        objects.forget(&object(0));
+        assert!(objects.recall(&object(0)).is_none());
+    }
+
+    #[test]
+    fn an_unsettled_object_is_known_until_it_is_settled() {
+        let objects = Objects::new(1024);
+        objects.remember(&object(1), View::ABSENT);
+        objects.unsettle(&object(1));
+        assert!(objects.is_unsettled(&object(1)) && !objects.is_unsettled(&object(2)));
+        assert!(objects.recall(&object(1)).is_none(), "what was seen before is of no use any more");
+        objects.settled(&object(1));
+        assert!(!objects.is_unsettled(&object(1)));
+    }
+
+    #[test]
+    fn attributes_become_a_view_or_are_corrupt() {
+        let outcome = Outcome { code: 0, version: 9 };
+        let with = |name: &[u8], value: &[u8]| Found {
+            size_bytes: 5,
+            attributes: vec![(name.to_vec(), value.to_vec()), (b"other".to_vec(), vec![1])],
+            ..Found::default()
+        };
+        let view = View::read(outcome, &with(b"cached.fence", &7_u64.to_be_bytes())).unwrap();
+        assert_eq!((view.head, view.fence, view.version), (Head::Foreign { size_bytes: 5 }, Some(7), 9));
+        let domain = attr::domain_fence(OrderDomain(3));
+        let view = View::read(outcome, &with(domain.as_bytes(), &8_u64.to_be_bytes())).unwrap();
+        assert_eq!(view.domain_fence(OrderDomain(3)), Some(8));
+        for name in [attr::HEAD, attr::FENCE, attr::STAMP, attr::INTRO] {
+            let read = View::read(outcome, &with(name.to_bytes(), b"?"));
+            assert!(matches!(read, Err(Error::Corrupt(_))), "{name:?}");
+        }
+    }
+}

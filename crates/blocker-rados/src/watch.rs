@@ -1,0 +1,259 @@
+//! News from other clients, by RADOS's watch and notify on one object of the store's own.
+//!
+//! Claims and invalidations are told, each as one small message; changes are not, since that would cost a
+//! message per write. A watch that breaks is begun again, and whoever listens here is told that something may
+//! have been missed. Messages come from the network: what cannot be read is *missed* too, never more.
+
+use std::ffi::{CString, c_int, c_void};
+use std::sync::{Arc, Weak};
+
+use blocker::event::{Event, EventHub};
+use blocker::{Epoch, Error, Name, Namespace, ObjectId, OrderDomain, Result, Scope};
+use parking_lot::Mutex;
+
+use crate::attr;
+use crate::cluster::{IoCtx, describe};
+use crate::core::{Core, Pool};
+use crate::ffi::errno;
+use crate::layout::NEWS;
+use crate::op::WriteOp;
+
+/// After how many seconds without a sign of life a watcher counts as gone.
+const WATCH_TIMEOUT_S: u32 = 10;
+/// How long a message waits for watchers that do not answer.
+const NOTIFY_TIMEOUT_MS: u64 = 2000;
+
+/// The watch, while there is one.
+#[derive(Default)]
+pub(crate) struct Watch {
+    registered: Mutex<Option<Registered>>,
+}
+
+struct Registered {
+    ioctx: Arc<IoCtx>,
+    cookie: u64,
+    /// What the callbacks are given: owned, and freed once no callback can come any more.
+    listener: *mut Listener,
+}
+
+// SAFETY: the pointer is only turned back into its box, by the one who takes the registration.
+unsafe impl Send for Registered {}
+
+struct Listener {
+    core: Weak<Core>,
+    events: Arc<EventHub>,
+    ioctx: Arc<IoCtx>,
+    name: CString,
+    /// Marks our own messages.
+    own: u64,
+}
+
+impl Watch {
+    /// Begins to listen; what was listened to before is let go. Blocks.
+    pub(crate) fn begin(&self, core: &Arc<Core>, pool: &Arc<Pool>) -> Result<()> {
+        self.end();
+        let name = core.layout.internal(NEWS);
+        let op = WriteOp::new(&pool.cluster.api).create();
+        let made = blocker::executor::block_on(Box::pin(core.change_own(&pool.root, &name, op)));
+        if made.code < 0 && made.code != errno::EXIST {
+            return Err(core.failed_read(&pool.root, made.code));
+        }
+        let ioctx = Arc::clone(&pool.root.ioctx);
+        let listener = Box::into_raw(Box::new(Listener {
+            core: Arc::downgrade(core),
+            events: Arc::clone(&core.events),
+            ioctx: Arc::clone(&ioctx),
+            name: name.clone(),
+            own: core.mark,
+        }));
+        let mut cookie = 0;
+        // SAFETY: the listener lives until `end` has made sure that no callback comes any more.
+        let watched = unsafe {
+            (ioctx.api().watch3)(
+                ioctx.raw(),
+                name.as_ptr(),
+                &mut cookie,
+                notified,
+                watch_failed,
+                WATCH_TIMEOUT_S,
+                listener.cast::<c_void>(),
+            )
+        };
+        if watched < 0 {
+            // SAFETY: there is no watch, so nobody else has it.
+            drop(unsafe { Box::from_raw(listener) });
+            return Err(Error::Retryable(format!("news cannot be watched: {}", describe(watched)).into()));
+        }
+        *self.registered.lock() = Some(Registered { ioctx, cookie, listener });
+        Ok(())
+    }
+
+    /// Stops to listen. Blocks until the last callback has returned; not to be called from one.
+    pub(crate) fn end(&self) {
+        let Some(Registered { ioctx, cookie, listener }) = self.registered.lock().take() else { return };
+        // SAFETY: the watch was begun with this cookie and is ended once. The flush waits for callbacks that
+        // are running, so that the listener can go.
+        unsafe {
+            (ioctx.api().unwatch2)(ioctx.raw(), cookie);
+            (ioctx.api().watch_flush)(ioctx.cluster.raw());
+            drop(Box::from_raw(listener));
+        }
+    }
+}
+
+impl Core {
+    /// Sends news to whoever watches. News are hints: what cannot be sent is lost.
+    pub(crate) async fn tell_others(self: &Arc<Self>, event: &Event) {
+        if !self.config.watch {
+            return;
+        }
+        let Some(message) = encode(event, self.mark) else { return };
+        let pool = self.pool();
+        let name = self.layout.internal(NEWS);
+        self.limits.notify(&pool.root.ioctx, &name, &message, NOTIFY_TIMEOUT_MS).await;
+    }
+}
+
+/// librados's callback for a message.
+unsafe extern "C" fn notified(
+    arg: *mut c_void,
+    notify_id: u64,
+    cookie: u64,
+    _notifier: u64,
+    data: *mut c_void,
+    len: usize,
+) {
+    // SAFETY: `begin` gave the listener, which lives until no callback can come.
+    let listener = unsafe { &*arg.cast_const().cast::<Listener>() };
+    let message = if data.is_null() {
+        &[][..]
+    } else {
+        // SAFETY: librados gives so many bytes for the time of the call.
+        unsafe { std::slice::from_raw_parts(data.cast_const().cast::<u8>(), len) }
+    };
+    match decode(message) {
+        Some((own, _)) if own == listener.own => {}
+        Some((_, event)) => listener.events.publish(&event),
+        None => listener.events.publish(&Event::Missed),
+    }
+    // SAFETY: the handle is live; the name ends in NUL; the answer is empty.
+    unsafe {
+        (listener.ioctx.api().notify_ack)(
+            listener.ioctx.raw(),
+            listener.name.as_ptr(),
+            notify_id,
+            cookie,
+            std::ptr::null(),
+            0 as c_int,
+        );
+    }
+}
+
+/// librados's callback for a watch that has broken.
+unsafe extern "C" fn watch_failed(arg: *mut c_void, _cookie: u64, _error: c_int) {
+    // SAFETY: as in `notified`.
+    let listener = unsafe { &*arg.cast_const().cast::<Listener>() };
+    listener.events.publish(&Event::Missed);
+    if let Some(core) = listener.core.upgrade() {
+        let again = Arc::clone(&core);
+        // Not here: ending a watch waits for its callbacks. If the queue is full, listeners have been told.
+        let _ = core.worker.run(Box::new(move || {
+            let pool = again.pool();
+            let _ = again.watch.begin(&again, &pool);
+        }));
+    }
+}
+
+// ---- messages: version u8 │ sender u64 │ kind u8 │ epoch u64 │ scope u8 │ domain u64 │ namespace │ name,
+// ---- the last two with a length u8 before them
+
+const MESSAGE_VERSION: u8 = 1;
+const CHANGED: u8 = 1;
+const FENCED: u8 = 2;
+
+fn encode(event: &Event, own: u64) -> Option<Vec<u8>> {
+    let (kind, scope, epoch) = match event {
+        Event::Changed(scope) => (CHANGED, scope, 0),
+        Event::Fenced(scope, epoch) => (FENCED, scope, epoch.0),
+        _ => return None,
+    };
+    let (tag, domain, namespace, name) = match scope {
+        Scope::All => (0, 0, &[][..], &[][..]),
+        Scope::Namespace(namespace) => (1, 0, namespace.as_bytes(), &[][..]),
+        Scope::Domain(namespace, domain) => (2, domain.0, namespace.as_bytes(), &[][..]),
+        Scope::Object(object) => (3, 0, object.namespace.as_bytes(), object.name.as_bytes()),
+        _ => return None,
+    };
+    let mut message = vec![MESSAGE_VERSION];
+    message.extend(own.to_be_bytes());
+    message.push(kind);
+    message.extend(epoch.to_be_bytes());
+    message.push(tag);
+    message.extend(domain.to_be_bytes());
+    for text in [namespace, name] {
+        // Names have at most 255 bytes.
+        message.push(text.len() as u8);
+        message.extend(text);
+    }
+    Some(message)
+}
+
+fn decode(message: &[u8]) -> Option<(u64, Event)> {
+    let mut rest = message;
+    let mut take = |len: usize| {
+        let (taken, left) = rest.split_at_checked(len)?;
+        rest = left;
+        Some(taken)
+    };
+    if take(1)? != [MESSAGE_VERSION] {
+        return None;
+    }
+    let own = attr::u64_of(take(8)?)?;
+    let kind = take(1)?[0];
+    let epoch = Epoch(attr::u64_of(take(8)?)?);
+    let tag = take(1)?[0];
+    let domain = OrderDomain(attr::u64_of(take(8)?)?);
+    let len = usize::from(take(1)?[0]);
+    let namespace = Namespace::copy_from(take(len)?);
+    let len = usize::from(take(1)?[0]);
+    let name = Name::copy_from(take(len)?);
+    let scope = match tag {
+        0 => Scope::All,
+        1 => Scope::Namespace(namespace.ok()?),
+        2 => Scope::Domain(namespace.ok()?, domain),
+        3 => Scope::Object(ObjectId::new(namespace.ok()?, name.ok()?)),
+        _ => return None,
+    };
+    match kind {
+        CHANGED => Some((own, Event::Changed(scope))),
+        FENCED => Some((own, Event::Fenced(scope, epoch))),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn news_arrive_as_they_were_sent_and_nothing_else_is_news() {
+        let namespace = Namespace::new("vm").unwrap();
+        let object = ObjectId::new(namespace.clone(), Name::new(vec![0; 255]).unwrap());
+        let scopes = [
+            Scope::All,
+            Scope::Namespace(namespace.clone()),
+            Scope::Domain(namespace, OrderDomain(7)),
+            Scope::Object(object),
+        ];
+        for scope in scopes {
+            for event in [Event::Changed(scope.clone()), Event::Fenced(scope.clone(), Epoch(9))] {
+                let message = encode(&event, 5).unwrap();
+                assert_eq!(decode(&message), Some((5, event)));
+                for len in 0..message.len() {
+                    assert_eq!(decode(&message[..len]), None, "cut off after {len} bytes");
+                }
+            }
+        }
+        assert_eq!(encode(&Event::Full, 1), None);
+    }
+}
