@@ -18,6 +18,7 @@ pub mod arena;
 pub mod clock;
 mod hash;
 pub mod kv;
+pub mod object;
 pub mod policy;
 mod sync;
 

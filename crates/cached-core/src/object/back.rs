@@ -1,0 +1,401 @@
+//! Changing in the cache first: applied in RAM, acknowledged as *cached*, stored later; or now, if the
+//! caller wants it *stored*.
+//!
+//! The order in which a change gets what it needs: what the object is, then room for dirty data, then
+//! buckets, then (only if the store must be asked, or has a change of its own under way) the range. So
+//! nobody holds a range or a bucket while waiting for what another holder of one needs.
+
+use blocker::admission::{Head as StoreHead, admit};
+use blocker::{
+    Call, Change, ChangeReply, Durability, Error, ObjectId, OrderDomain, Result, Scope, Segments, Timestamp,
+    Version,
+};
+
+use super::gauges::add;
+use super::handle::{Handle, OwnedMeans};
+use super::load::{ask, load_head};
+use super::object::{Env, Known, Means, Need, Object, buckets_of};
+use super::pool::{BUCKET, Reserved};
+use super::ranges::{Buckets, Kind, WHOLE};
+use super::shared::Shared;
+use super::waiter::{FlushTicket, Stored};
+use crate::sync::Arc;
+
+/// What is to become of an object.
+#[derive(Clone, Debug)]
+pub(crate) enum Mutation {
+    Write {
+        offset: u64,
+        data: Segments,
+    },
+    WriteZeroes {
+        offset: u64,
+        len: u64,
+    },
+    Discard {
+        offset: u64,
+        len: u64,
+    },
+    CompareAndWrite {
+        offset: u64,
+        expected: Segments,
+        data: Segments,
+    },
+    WriteFull {
+        data: Segments,
+    },
+    Truncate {
+        size: u64,
+    },
+    Delete,
+    /// A change that leaves every byte as it is: copying onto itself.
+    Touch,
+}
+
+impl Mutation {
+    /// The buckets it is about.
+    pub(crate) fn buckets(&self) -> Buckets {
+        match self {
+            Self::Write { offset, data } => buckets_of(*offset, data.len_bytes() as u64),
+            Self::CompareAndWrite { offset, expected, data } => {
+                buckets_of(*offset, data.len_bytes().max(expected.len_bytes()) as u64)
+            }
+            Self::WriteZeroes { offset, len } | Self::Discard { offset, len } => buckets_of(*offset, *len),
+            Self::WriteFull { .. } | Self::Truncate { .. } | Self::Delete | Self::Touch => WHOLE,
+        }
+    }
+
+    /// The most buckets it can use.
+    fn buckets_max(&self) -> u32 {
+        match self {
+            // Only its two ends are written, the rest becomes a state.
+            Self::WriteZeroes { .. } | Self::Discard { .. } => 2,
+            Self::WriteFull { data } => data.len_bytes().div_ceil(BUCKET) as u32,
+            Self::Truncate { .. } => 1,
+            Self::Delete | Self::Touch => 0,
+            Self::Write { .. } | Self::CompareAndWrite { .. } => {
+                let buckets = self.buckets();
+                buckets.end - buckets.start
+            }
+        }
+    }
+
+    /// Whether it needs an object to be there.
+    fn needs_present(&self) -> bool {
+        !matches!(self, Self::Write { .. } | Self::WriteZeroes { .. } | Self::WriteFull { .. })
+    }
+}
+
+/// Why a change was not applied.
+pub(crate) enum Blocked {
+    /// It never will be.
+    Failed(Error),
+    /// The store must be asked what the object is.
+    Head,
+    /// The store must be asked for the epoch of the order domain.
+    Domain(OrderDomain),
+    /// A change of the same range is on its way to the store.
+    Changing,
+    Need(Need),
+}
+
+/// A change that was applied.
+pub(crate) struct Applied {
+    pub(crate) reply: ChangeReply,
+    /// The number to hurry the object's flush by, and whether anything is left to store.
+    registered: u64,
+    is_pending: bool,
+}
+
+impl Shared {
+    /// Applies a change in the object's turn, or tells what it lacks. `owns_range`: the caller speaks for
+    /// the range.
+    pub(crate) fn apply(
+        &self,
+        object: &mut Object,
+        env: &Env<'_>,
+        mutation: &Mutation,
+        id: &ObjectId,
+        change: &Change,
+        owns_range: bool,
+        means: &mut Means<'_>,
+    ) -> Result<Applied, Blocked> {
+        let fences = self.fences_callers();
+        if object.head.known == Known::Unknown || fences && !object.head.is_full {
+            return Err(Blocked::Head);
+        }
+        if fences && let Some(domain) = change.domain.filter(|it| object.head.domain_asked != Some(*it)) {
+            return Err(Blocked::Domain(domain));
+        }
+        if !owns_range && object.is_changing(&mutation.buckets()) {
+            return Err(Blocked::Changing);
+        }
+        let is_present = object.head.known == Known::Present;
+        let version = is_present.then_some(Version(object.head.version));
+        let claimed = self.claimed(id, change.domain).0.max(object.head.claimed);
+        let head = StoreHead { version, stamp: object.head.stamp };
+        admit(head, blocker::Epoch(claimed), change).map_err(Blocked::Failed)?;
+        if mutation.needs_present() && !is_present {
+            return Err(Blocked::Failed(Error::Missing));
+        }
+        let need = object.need_of(env, mutation, means)?;
+        if need.load.is_some() || need.buckets > means.reserved.count() || need.credits > means.credits {
+            return Err(Blocked::Need(need));
+        }
+        object.mutate(env, mutation, means);
+        let now = if object.pending.registered == 0 { self.clock.now() } else { Timestamp(0) };
+        let version = self.next_version(env.hash);
+        object.note_change(now, version, change.domain);
+        let is_pending = self.register(object, env);
+        add(&self.gauges.writes_back, 1);
+        let reply = ChangeReply::new(Version(version), object.head.size, Durability::Cached);
+        Ok(Applied { reply, registered: object.pending.registered, is_pending })
+    }
+
+    /// Tells the registry if something waits to be stored now; settles if nothing does.
+    pub(crate) fn register(&self, object: &mut Object, env: &Env<'_>) -> bool {
+        let is_pending = object.has_pending() || object.flushing.is_some();
+        if object.has_pending() && object.pending.registered == 0 {
+            object.pending.registered = self.registry.enter(env.node, object.pending.dirty_since);
+            if self.is_under_pressure() || self.registry.is_first() {
+                self.background.wake();
+            }
+        } else if !is_pending {
+            object.settle().into_iter().for_each(|(ticket, result)| ticket.settle(result));
+        }
+        is_pending
+    }
+
+    /// Whether flushing should not wait for age.
+    pub(crate) fn is_under_pressure(&self) -> bool {
+        self.gauges.dirty() > self.gauges.dirty_max() / 2
+            || self.gauges.dirty_waiters.has_waiters()
+            || self.pool.waiters().has_waiters()
+            || self.node_waiters.has_waiters()
+    }
+
+    /// Applies a change right now, if everything for it is at hand.
+    #[inline]
+    pub(crate) fn apply_at_once(
+        &self,
+        id: &ObjectId,
+        hash: u64,
+        mutation: &Mutation,
+        change: &Change,
+    ) -> Option<Result<ChangeReply>> {
+        let in_use = self.find(hash, id)?;
+        let mut means = Means { reserved: Reserved::none(&self.pool), credits: 0, loaded: None };
+        let mut answer = None;
+        for is_last in [false, true] {
+            let applied = self.try_enter(in_use, |object, env| {
+                self.apply(object, env, mutation, id, change, false, &mut means)
+            });
+            match applied {
+                Some(Ok(applied)) => answer = Some(Ok(applied.reply)),
+                Some(Err(Blocked::Failed(error))) => answer = Some(Err(error)),
+                Some(Err(Blocked::Need(need))) if !is_last && need.load.is_none() => {
+                    let gauges = &self.gauges;
+                    let has_room = || gauges.take_credits(need.credits).then_some(());
+                    if gauges.dirty_waiters.try_take(has_room).is_some() {
+                        means.credits = need.credits;
+                        if let Some(reserved) = self.pool.waiters().try_take(|| self.reserve(need.buckets)) {
+                            means.reserved = reserved;
+                            continue;
+                        }
+                    }
+                }
+                _ => (),
+            }
+            break;
+        }
+        self.gauges.give_back(means.credits);
+        drop(means);
+        self.unuse(in_use);
+        answer
+    }
+}
+
+impl Object {
+    fn need_of(&self, env: &Env<'_>, mutation: &Mutation, means: &Means<'_>) -> Result<Need, Blocked> {
+        Ok(match mutation {
+            Mutation::Write { offset, data } => {
+                self.need_of_write(env, *offset, data.len_bytes() as u64, means)
+            }
+            Mutation::WriteZeroes { offset, len } => self.need_of_zeroes(env, *offset, *len, means),
+            Mutation::Discard { offset, len } => {
+                self.need_of_zeroes(env, *offset, self.within(*offset, *len), means)
+            }
+            Mutation::CompareAndWrite { offset, expected, data } => {
+                let len = expected.len_bytes() as u64;
+                let found = match self.read(env, *offset, len, means.loaded) {
+                    Ok(found) => found,
+                    Err(need) => return Ok(need),
+                };
+                if let Some(at) = expected.first_difference(&found.to_bytes()) {
+                    return Err(Blocked::Failed(Error::Mismatch { offset: offset + at as u64 }));
+                }
+                self.need_of_write(env, *offset, data.len_bytes() as u64, means)
+            }
+            Mutation::WriteFull { data } => {
+                let buckets = data.len_bytes().div_ceil(BUCKET) as u32;
+                Need { buckets, credits: buckets, load: None }
+            }
+            Mutation::Truncate { size } => self.need_of_truncate(env, *size),
+            Mutation::Delete | Mutation::Touch => Need::default(),
+        })
+    }
+
+    /// The part of a range that lies within the object.
+    fn within(&self, offset: u64, len: u64) -> u64 {
+        self.head.size.saturating_sub(offset).min(len)
+    }
+
+    fn mutate(&mut self, env: &Env<'_>, mutation: &Mutation, means: &mut Means<'_>) {
+        let creates = self.head.known == Known::Absent && !matches!(mutation, Mutation::Delete);
+        if creates {
+            self.head.known = Known::Present;
+            self.head.size = 0;
+            self.pending.size_dirty = true;
+        }
+        match mutation {
+            Mutation::Write { offset, data } | Mutation::CompareAndWrite { offset, data, .. } => {
+                self.write(env, *offset, data, means);
+            }
+            Mutation::WriteZeroes { offset, len } => self.write_zeroes(env, *offset, *len, true, means),
+            Mutation::Discard { offset, len } => {
+                self.write_zeroes(env, *offset, self.within(*offset, *len), false, means);
+            }
+            Mutation::WriteFull { data } => {
+                self.replace(env, Known::Present);
+                self.write(env, 0, data, means);
+            }
+            Mutation::Truncate { size } => self.truncate(env, *size, means),
+            Mutation::Delete => self.replace(env, Known::Absent),
+            Mutation::Touch => (),
+        }
+    }
+}
+
+/// A change that could not be applied at once, or that is to be stored.
+pub(crate) async fn change(
+    shared: Arc<Shared>,
+    id: ObjectId,
+    hash: u64,
+    mutation: Mutation,
+    change: Change,
+    call: Call,
+) -> Result<ChangeReply> {
+    let deadline = call.deadline;
+    let work = apply_when_possible(&shared, &id, hash, mutation, change, call);
+    let (handle, applied) = shared.until(deadline, || Error::DeadlinePassed, work).await?;
+    if change.durability == Durability::Cached || !applied.is_pending {
+        let durability = if applied.is_pending { Durability::Cached } else { change.durability };
+        return Ok(safe_as(applied.reply, durability));
+    }
+    let ticket = Arc::new(FlushTicket::default());
+    shared.wait_stored(&handle, &ticket, applied.registered).await;
+    let late = || Error::NotStored(ticket.why());
+    shared.until(deadline, late, Stored(Arc::clone(&ticket))).await?;
+    Ok(safe_as(applied.reply, Durability::Stored))
+}
+
+impl Shared {
+    /// Adds to `ticket` that all of an object up to now is to be stored, and hurries it.
+    pub(crate) async fn wait_stored(&self, handle: &Handle, ticket: &Arc<FlushTicket>, registered: u64) {
+        let own = Arc::clone(ticket);
+        let shared = Arc::clone(&handle.shared);
+        handle
+            .enter(move |object, _| {
+                if object.pending.is_lost {
+                    own.add();
+                    let lost = "the store has refused changes that were not stored yet";
+                    return own.settle(Err(Error::WritesLost(lost.into())));
+                }
+                if object.flushing.is_none() && !object.has_pending() {
+                    return;
+                }
+                own.add();
+                let seq = object.pending.change_seq;
+                object.activity().flush_waiters.push((seq, own));
+                shared.registry.hurry(object.pending.registered);
+            })
+            .await;
+        self.registry.hurry(registered);
+        self.background.wake();
+    }
+}
+
+async fn apply_when_possible(
+    shared: &Arc<Shared>,
+    id: &ObjectId,
+    hash: u64,
+    mutation: Mutation,
+    change: Change,
+    call: Call,
+) -> Result<(Handle, Applied)> {
+    let handle = Handle::acquire(shared, id, hash).await?;
+    let mutation = Arc::new(mutation);
+    let most = mutation.buckets_max();
+    let mut means = None;
+    let mut guard = None;
+    let mut loaded = None;
+    loop {
+        let mut lent = means.take().unwrap_or_else(|| OwnedMeans::none(shared));
+        let (own, wanted, owns_range, bytes) =
+            (handle.clone(), Arc::clone(&mutation), guard.is_some(), loaded.take());
+        let (applied, back) = handle
+            .enter(move |object, env| {
+                let applied = lent.lend(bytes.as_ref(), |means| {
+                    own.shared.apply(object, env, &wanted, own.id(), &change, owns_range, means)
+                });
+                (applied, lent)
+            })
+            .await;
+        match applied {
+            Ok(applied) => return Ok((handle, applied)),
+            Err(Blocked::Failed(error)) => return Err(error),
+            Err(Blocked::Head) => {
+                (guard, means) = (None, Some(back));
+                load_head(&handle, call).await?;
+            }
+            Err(Blocked::Domain(domain)) => {
+                let scope = Scope::Domain(id.namespace.clone(), domain);
+                let epoch = shared.ask_epoch(scope.clone()).await?;
+                shared.note_claim(&scope, epoch);
+                handle.enter(move |object, _| object.head.domain_asked = Some(domain)).await;
+                means = Some(back);
+            }
+            Err(Blocked::Changing) => {
+                means = Some(back);
+                guard = Some(handle.lock_range(mutation.buckets(), Kind::Change).await?);
+            }
+            Err(Blocked::Need(need)) if need.load.is_none() => {
+                drop(back);
+                guard = None;
+                means =
+                    Some(OwnedMeans::acquire(shared, most.max(need.buckets), most.max(need.credits)).await?);
+            }
+            Err(Blocked::Need(need)) => {
+                means = Some(back);
+                if guard.is_none() {
+                    guard = Some(handle.lock_range(mutation.buckets(), Kind::Change).await?);
+                    continue;
+                }
+                // The range is ours, so what comes stays true until it is used.
+                let brought = ask(&handle, need.load.unwrap_or_default(), call).await?;
+                loaded = Some(brought.loaded);
+            }
+        }
+    }
+}
+
+/// The reply, for a change that is as safe as this.
+pub(crate) fn safe_as(mut reply: ChangeReply, durability: Durability) -> ChangeReply {
+    reply.durability = durability;
+    reply
+}
+
+/// Whether a change is too large for the cache, and must go to the store at once.
+pub(crate) fn is_too_large(shared: &Shared, mutation: &Mutation) -> bool {
+    u64::from(mutation.buckets_max()) > u64::from(shared.pool.count() / 4).min(shared.gauges.dirty_max())
+}

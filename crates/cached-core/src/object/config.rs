@@ -1,0 +1,155 @@
+//! What an object cache is told at its start, and which of it makes no sense.
+
+use std::time::Duration;
+
+use blocker::{BUCKET_BYTES, Capabilities, Namespace, OBJECT_BYTES_MAX_DEFAULT, WritePolicy};
+
+use crate::policy;
+
+/// The largest object a cache can be told to take: a bucket's place in its object is a 16-bit number.
+pub const OBJECT_BYTES_LIMIT: u64 = BUCKET_BYTES << 16;
+
+/// Who stands behind the changes that reach the store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Writer {
+    /// The callers: their stamps and claims go down to the store as they come.
+    #[default]
+    Callers,
+    /// This cache: it claims every namespace it changes with a new epoch and stamps every change it
+    /// sends, so that a cache that has been replaced can harm nothing. Callers' own stamps and claims
+    /// are `Unsupported`.
+    Cache,
+}
+
+/// How one namespace is treated.
+#[derive(Clone, Debug)]
+pub struct NamespaceConfig {
+    /// Which one.
+    pub namespace: Namespace,
+    /// What becomes of writes to it.
+    pub write: WritePolicy,
+}
+
+/// How an [`super::ObjectCache`] is cut. All sizes in bytes.
+#[derive(Clone, Debug)]
+pub struct ObjectCacheConfig {
+    /// Memory for buckets, touched as it is used. Whole regions of up to 1 MiB; at least four of them.
+    pub memory_bytes_max: u64,
+    /// How many objects can be known at once, whatever they hold; 1 to 2^31. Each takes about 350 bytes.
+    pub objects_count_max: u32,
+    /// The largest object: a multiple of 4 096, up to [`OBJECT_BYTES_LIMIT`] and to what the store takes.
+    pub object_bytes_max: u64,
+    /// The most that may wait to be stored; at most three quarters of the memory.
+    pub dirty_bytes_max: u64,
+    /// How long a change may wait until its flush begins.
+    pub dirty_age_max: Duration,
+    /// The most requests of flushes that are under way at once.
+    pub flush_requests_max: usize,
+    /// The most reads of the store that are under way at once.
+    pub load_requests_max: usize,
+    /// A failed flush is tried again after this long, doubled each time …
+    pub retry_delay_min: Duration,
+    /// … up to this long.
+    pub retry_delay_max: Duration,
+    /// The eviction policy's name, one of [`policy::NAMES`].
+    pub eviction_policy: String,
+    /// What becomes of writes to namespaces that are not named in `namespaces`.
+    pub write: WritePolicy,
+    /// Namespaces that are treated in a way of their own.
+    pub namespaces: Vec<NamespaceConfig>,
+    /// Who stands behind the changes.
+    pub writer: Writer,
+    /// Ask the kernel for huge pages, as advice.
+    pub huge_pages: bool,
+}
+
+impl Default for ObjectCacheConfig {
+    fn default() -> Self {
+        Self {
+            memory_bytes_max: 256 << 20,
+            objects_count_max: 64 * 1024,
+            object_bytes_max: OBJECT_BYTES_MAX_DEFAULT,
+            dirty_bytes_max: 128 << 20,
+            dirty_age_max: Duration::from_secs(30),
+            flush_requests_max: 64,
+            load_requests_max: 256,
+            retry_delay_min: Duration::from_millis(50),
+            retry_delay_max: Duration::from_secs(5),
+            eviction_policy: policy::NAMES[0].into(),
+            write: WritePolicy::Through,
+            namespaces: Vec::new(),
+            writer: Writer::Callers,
+            huge_pages: false,
+        }
+    }
+}
+
+/// A configuration that cannot work: which key, and what would be right.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {why}")]
+pub struct ConfigError {
+    /// The field of [`ObjectCacheConfig`].
+    pub key: &'static str,
+    /// What is wrong with it, and what would be right.
+    pub why: String,
+}
+
+impl ObjectCacheConfig {
+    /// Whether this can work over a store with `below`.
+    ///
+    /// # Errors
+    /// The first key that cannot.
+    pub fn check(&self, below: &Capabilities) -> Result<(), ConfigError> {
+        let wrong = |key, why: String| Err(ConfigError { key, why });
+        if self.memory_bytes_max < MEMORY_BYTES_MIN {
+            return wrong("memory_bytes_max", format!("must be at least {MEMORY_BYTES_MIN}"));
+        }
+        if self.objects_count_max == 0 || self.objects_count_max > 1 << 31 {
+            return wrong("objects_count_max", "must be between 1 and 2147483648".into());
+        }
+        if self.object_bytes_max == 0
+            || !self.object_bytes_max.is_multiple_of(BUCKET_BYTES)
+            || self.object_bytes_max > OBJECT_BYTES_LIMIT
+        {
+            let why = format!("must be a multiple of {BUCKET_BYTES} up to {OBJECT_BYTES_LIMIT}");
+            return wrong("object_bytes_max", why);
+        }
+        if self.object_bytes_max > below.object_bytes_max {
+            let why = format!("the store takes objects of up to {} bytes", below.object_bytes_max);
+            return wrong("object_bytes_max", why);
+        }
+        if self.dirty_bytes_max < BUCKET_BYTES || self.dirty_bytes_max > self.memory_bytes_max / 4 * 3 {
+            let most = self.memory_bytes_max / 4 * 3;
+            return wrong(
+                "dirty_bytes_max",
+                format!("must be between {BUCKET_BYTES} and {most}, three quarters of memory_bytes_max"),
+            );
+        }
+        if self.flush_requests_max == 0 {
+            return wrong("flush_requests_max", "must be at least 1".into());
+        }
+        if self.load_requests_max == 0 {
+            return wrong("load_requests_max", "must be at least 1".into());
+        }
+        if self.retry_delay_min.is_zero() || self.retry_delay_min > self.retry_delay_max {
+            return wrong("retry_delay_min", "must be above 0 and not above retry_delay_max".into());
+        }
+        if policy::by_name(&self.eviction_policy).is_none() {
+            return wrong("eviction_policy", format!("must be one of {}", policy::NAMES.join(", ")));
+        }
+        if self.writer == Writer::Cache && !below.fencing {
+            return wrong("writer", "the store below refuses no one: it has no fencing".into());
+        }
+        Ok(())
+    }
+
+    /// What becomes of writes to `namespace`.
+    #[must_use]
+    pub fn write_policy(&self, namespace: &Namespace) -> WritePolicy {
+        let own = self.namespaces.iter().find(|each| each.namespace == *namespace);
+        own.map_or(self.write, |each| each.write)
+    }
+}
+
+/// The least memory a cache works with.
+pub const MEMORY_BYTES_MIN: u64 = 1 << 20;

@@ -1,0 +1,378 @@
+//! What one flush of one object sends: made in its turn, sent outside of it, settled in its turn again.
+//!
+//! ```text
+//!  begin: Dirty ──> Writing, bytes pinned      send: [remove | replace | cut] [runs …] [extend]
+//!  end, stored: Writing ──> Clean              end, failed: Writing ──> Dirty, all of it once more
+//! ```
+//! One flush of an object at a time. What changes meanwhile goes to new buckets and waits for the next.
+//! A flush is idempotent: after a failure everything is sent again, with what is newer merged in.
+
+use blocker::{Error, Result, Segment, Segments};
+
+use super::object::{Env, Flushing, Known, Object};
+use super::pool::BUCKET;
+use super::slots::{SECTOR_BYTES, Slot, State};
+use super::waiter::FlushTicket;
+use crate::sync::Arc;
+
+const SECTORS: usize = BUCKET / SECTOR_BYTES;
+
+/// Bytes of the object that go in one request.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    /// `None`: zeros.
+    pub(crate) data: Option<Segments>,
+}
+
+impl Run {
+    fn end(&self) -> u64 {
+        self.offset + self.len
+    }
+}
+
+/// One flush.
+#[derive(Debug)]
+pub(crate) struct FlushPlan {
+    seq: u64,
+    /// Whether the object is there, and how long.
+    pub(crate) is_present: bool,
+    pub(crate) size: u64,
+    /// The object's content is replaced as a whole (or, absent, it is removed).
+    pub(crate) replace: bool,
+    /// It is cut there first.
+    pub(crate) truncate_to: Option<u64>,
+    truncate_before: u64,
+    size_dirty: bool,
+    /// How long the object is in the store before the runs; 0 if it is not there.
+    pub(crate) store_size: u64,
+    pub(crate) store_exists: bool,
+    /// A flush failed before: where the store's end is now is not known.
+    pub(crate) is_retry: bool,
+    /// For a replacement all of the object, otherwise what is newer.
+    pub(crate) runs: Vec<Run>,
+    slots: Vec<Sent>,
+}
+
+#[derive(Debug)]
+struct Sent {
+    at: u32,
+    mask: u8,
+    was: State,
+}
+
+impl FlushPlan {
+    /// The bytes it sends.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.runs.iter().filter(|run| run.data.is_some()).map(|run| run.len).sum()
+    }
+
+    /// The store's end after all runs.
+    pub(crate) fn end_of_runs(&self) -> u64 {
+        let from = self.truncate_to.map_or(self.store_size, |to| to.min(self.store_size));
+        self.runs.iter().map(Run::end).max().unwrap_or(0).max(if self.replace { 0 } else { from })
+    }
+}
+
+impl Object {
+    /// Begins a flush; `None` if one is under way, or nothing waits. Runs have at most `run_max` bytes.
+    pub(crate) fn begin_flush(&mut self, env: &Env<'_>, run_max: u64) -> Option<FlushPlan> {
+        if self.flushing.is_some() || !self.has_pending() {
+            return None;
+        }
+        let (head, pending) = (self.head, self.pending);
+        let truncate_to = (pending.truncate_to < head.store_size && !pending.replace && head.store_exists)
+            .then_some(pending.truncate_to);
+        let mut plan = FlushPlan {
+            seq: pending.change_seq,
+            is_present: head.known == Known::Present,
+            size: head.size,
+            replace: pending.replace,
+            truncate_to,
+            truncate_before: pending.truncate_to,
+            size_dirty: pending.size_dirty,
+            store_size: if head.store_exists { head.store_size } else { 0 },
+            store_exists: head.store_exists,
+            is_retry: pending.failures > 0,
+            runs: Vec::new(),
+            slots: Vec::new(),
+        };
+        let known: Vec<(u32, Slot)> = self.slots.known_from(0).collect();
+        for (at, slot) in known {
+            self.plan_slot(env, &mut plan, at, slot, run_max);
+        }
+        if plan.replace {
+            fill_gaps(&mut plan.runs, plan.size, run_max);
+        }
+        let flushing = Flushing { replace: pending.replace, truncate_to: pending.truncate_to };
+        self.flushing = Some(Box::new(flushing));
+        (self.pending.replace, self.pending.truncate_to, self.pending.size_dirty) = (false, u64::MAX, false);
+        self.head.store_steps += 1;
+        self.head.store_changes += 1;
+        Some(plan)
+    }
+
+    fn plan_slot(&mut self, env: &Env<'_>, plan: &mut FlushPlan, at: u32, slot: Slot, run_max: u64) {
+        let start = u64::from(at) * BUCKET as u64;
+        let reach = plan.size.saturating_sub(start).min(BUCKET as u64) as usize;
+        let mask = match slot.state() {
+            State::Dirty => env.meta(slot.bucket()).dirty(),
+            State::DirtyWhole => env.meta(slot.bucket()).valid(),
+            State::ZeroDirty => u8::MAX,
+            // Part of a replacement all the same.
+            State::Clean if plan.replace => env.meta(slot.bucket()).valid(),
+            _ => return,
+        };
+        // A replacement is of all bytes: what is not valid here is zeros.
+        let wanted =
+            if plan.replace && slot.state().has_bucket() { env.meta(slot.bucket()).valid() } else { mask };
+        if slot.state().has_bucket() {
+            for (lo, hi) in spans(wanted) {
+                let hi = hi.min(reach);
+                if lo < hi {
+                    let bytes = pinned(env, slot.bucket(), lo..hi);
+                    push(&mut plan.runs, start + lo as u64, (hi - lo) as u64, Some(bytes), run_max);
+                }
+            }
+        } else if reach > 0 {
+            push(&mut plan.runs, start, reach as u64, None, run_max);
+        }
+        if slot.state() == State::Clean {
+            return;
+        }
+        plan.slots.push(Sent { at, mask, was: slot.state() });
+        let writing = if slot.state().has_bucket() {
+            Slot::of(State::Writing, slot.bucket())
+        } else {
+            Slot::bare(State::ZeroWriting)
+        };
+        // The slot's credit is the plan's from now on.
+        self.slots.set(at, writing);
+        env.gauges.shift(slot, writing);
+    }
+
+    /// Ends a flush; gives back who waited for what is stored now, with what to tell them.
+    pub(crate) fn end_flush(
+        &mut self,
+        env: &Env<'_>,
+        plan: &FlushPlan,
+        result: &Result<Option<u64>>,
+    ) -> Vec<(Arc<FlushTicket>, Result<()>)> {
+        self.flushing = None;
+        self.head.store_steps += 1;
+        self.head.store_changes -= 1;
+        match result {
+            Ok(version) => {
+                plan.slots.iter().for_each(|sent| self.stored(env, sent));
+                self.head.store_exists = plan.is_present;
+                self.head.store_size = if plan.is_present { plan.size } else { 0 };
+                self.head.store_version = *version;
+                self.pending.stored_seq = self.pending.stored_seq.max(plan.seq);
+                self.pending.failures = 0;
+                if self.has_pending() {
+                    // What came during this flush has waited no longer than it took.
+                    self.pending.dirty_since = env.clock.now();
+                }
+            }
+            Err(Error::Fenced { .. }) => return self.lose(env, plan),
+            Err(_) => {
+                plan.slots.iter().for_each(|sent| self.not_stored(env, sent));
+                self.head.store_version = None;
+                // Perhaps some of it has come to pass.
+                self.head.store_exists = true;
+                self.head.store_size = self.head.store_size.max(plan.end_of_runs()).max(plan.size);
+                self.pending.failures = self.pending.failures.saturating_add(1);
+                self.restore(plan);
+            }
+        }
+        self.settle()
+    }
+
+    /// What was to be done with the whole object is still to be done, unless it has been overtaken.
+    fn restore(&mut self, plan: &FlushPlan) {
+        let pending = &mut self.pending;
+        if !pending.replace {
+            pending.replace = plan.replace;
+            pending.truncate_to = pending.truncate_to.min(plan.truncate_before);
+            pending.size_dirty |= plan.size_dirty;
+        }
+    }
+
+    /// A slot's flush is stored.
+    fn stored(&mut self, env: &Env<'_>, sent: &Sent) {
+        env.gauges.give_back(if sent.was == State::ZeroDirty { 0 } else { 1 });
+        let slot = self.slots.get(sent.at);
+        match slot.state() {
+            State::ZeroWriting => self.set_state(env, sent.at, Slot::bare(State::ZeroClean)),
+            State::Writing => {
+                let meta = env.meta(slot.bucket());
+                if meta.owner().is_none() {
+                    // It was another object's once, and is nobody's now.
+                    meta.set_owner(Some((env.node, sent.at)));
+                }
+                if meta.owner() == Some((env.node, sent.at)) {
+                    meta.set_dirty(0);
+                    self.set_state(env, sent.at, Slot::of(State::Clean, slot.bucket()));
+                    env.queues.link(env.pool, slot.bucket(), env.bucket_name(sent.at), false);
+                } else {
+                    // Clean data have one owner, who can be found when the bucket is to go.
+                    self.forget(env, sent.at..sent.at + 1);
+                }
+            }
+            // Changed meanwhile: its own flush will follow.
+            _ => (),
+        }
+    }
+
+    /// A slot's flush failed: what it sent is dirty still, with what is newer.
+    fn not_stored(&mut self, env: &Env<'_>, sent: &Sent) {
+        let slot = self.slots.get(sent.at);
+        match slot.state() {
+            // The credit is the slot's again.
+            State::Writing => self.set_state(env, sent.at, Slot::of(sent.was, slot.bucket())),
+            State::ZeroWriting => self.set_state(env, sent.at, Slot::bare(State::ZeroDirty)),
+            state => {
+                if state == State::Dirty {
+                    let meta = env.meta(slot.bucket());
+                    meta.set_dirty(meta.dirty() | sent.mask & meta.valid());
+                }
+                env.gauges.give_back(if sent.was == State::ZeroDirty { 0 } else { 1 });
+            }
+        }
+    }
+
+    fn set_state(&mut self, env: &Env<'_>, at: u32, slot: Slot) {
+        let old = self.slots.set(at, slot);
+        env.gauges.shift(old, slot);
+    }
+
+    /// The store refuses this writer for good: what it does not have is dropped, and says so.
+    fn lose(&mut self, env: &Env<'_>, plan: &FlushPlan) -> Vec<(Arc<FlushTicket>, Result<()>)> {
+        let lost = u64::from(self.slots.dirty_count()) * BUCKET as u64 + plan.bytes();
+        super::gauges::add(&env.gauges.lost_bytes, lost);
+        let sent = plan.slots.iter().filter(|sent| sent.was != State::ZeroDirty).count();
+        self.forget(env, 0..u32::MAX);
+        env.gauges.give_back(sent as u32);
+        self.spoil_loads(0);
+        self.head.known = Known::Unknown;
+        self.head.is_full = false;
+        (self.pending.replace, self.pending.truncate_to, self.pending.size_dirty) = (false, u64::MAX, false);
+        self.pending.is_lost = true;
+        self.pending.stored_seq = self.pending.change_seq;
+        let lost = || Error::WritesLost("another writer has taken over".into());
+        let waiters = std::mem::take(&mut self.activity().flush_waiters);
+        self.tidy();
+        waiters.into_iter().map(|(_, ticket)| (ticket, Err(lost()))).collect()
+    }
+
+    /// Whose changes are stored now.
+    pub(crate) fn settle(&mut self) -> Vec<(Arc<FlushTicket>, Result<()>)> {
+        if self.flushing.is_none() && !self.has_pending() {
+            self.pending.stored_seq = self.pending.change_seq;
+        }
+        let stored = self.pending.stored_seq;
+        let Some(activity) = self.activity_mut() else { return Vec::new() };
+        let (done, waiting) = std::mem::take(&mut activity.flush_waiters)
+            .into_iter()
+            .partition::<Vec<_>, _>(|(seq, _)| *seq <= stored);
+        activity.flush_waiters = waiting;
+        self.tidy();
+        done.into_iter().map(|(_, ticket)| (ticket, Ok(()))).collect()
+    }
+}
+
+/// The runs of set bits, as bytes.
+fn spans(mask: u8) -> impl Iterator<Item = (usize, usize)> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        while at < SECTORS && mask & 1 << at == 0 {
+            at += 1;
+        }
+        let from = at;
+        while at < SECTORS && mask & 1 << at != 0 {
+            at += 1;
+        }
+        (from < at).then_some((from * SECTOR_BYTES, at * SECTOR_BYTES))
+    })
+}
+
+fn pinned(env: &Env<'_>, bucket: u32, range: std::ops::Range<usize>) -> Segment {
+    let copied = || Segment::from(bytes::Bytes::copy_from_slice(&env.pool.bytes(bucket)[range.clone()]));
+    env.pool.pin(bucket, range.clone()).unwrap_or_else(copied)
+}
+
+/// Appends bytes, to the last run if they continue it.
+fn push(runs: &mut Vec<Run>, offset: u64, len: u64, data: Option<Segment>, run_max: u64) {
+    if let Some(last) = runs.last_mut()
+        && last.end() == offset
+        && last.len + len <= run_max
+        && last.data.is_some() == data.is_some()
+    {
+        last.len += len;
+        if let (Some(all), Some(more)) = (&mut last.data, data) {
+            all.push(more);
+        }
+        return;
+    }
+    runs.push(Run { offset, len, data: data.map(Segments::from) });
+}
+
+/// Makes the runs all of the object, from its start to its end: zeros between them, in as few as fit.
+fn fill_gaps(runs: &mut Vec<Run>, size: u64, run_max: u64) {
+    let mut whole: Vec<Run> = Vec::new();
+    let mut add = |offset: u64, data: Segments| {
+        let mut done = 0;
+        let len = data.len_bytes() as u64;
+        while done < len {
+            let room = whole.last().map_or(0, |last| run_max - last.len);
+            if room == 0 {
+                whole.push(Run { offset: offset + done, len: 0, data: Some(Segments::new()) });
+                continue;
+            }
+            let part = room.min(len - done);
+            let last = whole.last_mut().expect("pushed above");
+            let all = last.data.get_or_insert_default();
+            data.slice(done as usize..(done + part) as usize).iter().for_each(|it| all.push(it.clone()));
+            last.len += part;
+            done += part;
+        }
+    };
+    let mut at = 0;
+    for run in runs.drain(..) {
+        add(at, Segments::zeros((run.offset - at) as usize));
+        at = run.end();
+        add(run.offset, run.data.unwrap_or_else(|| Segments::zeros(run.len as usize)));
+    }
+    add(at, Segments::zeros((size - at) as usize));
+    *runs = whole;
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_runs_of_sectors() {
+        assert_eq!(spans(0b1100_0110).collect::<Vec<_>>(), [(512, 1536), (3072, 4096)]);
+        assert_eq!(spans(255).collect::<Vec<_>>(), [(0, 4096)]);
+        assert_eq!(spans(0).count(), 0);
+    }
+
+    #[test]
+    fn runs_are_joined_and_gaps_of_a_replacement_filled() {
+        let data = |len: usize| Some(Segment::from(bytes::Bytes::from(vec![1; len])));
+        let mut runs = Vec::new();
+        push(&mut runs, 0, 10, data(10), 25);
+        push(&mut runs, 10, 10, data(10), 25);
+        push(&mut runs, 20, 10, data(10), 25);
+        push(&mut runs, 40, 5, None, 25);
+        push(&mut runs, 45, 5, None, 25);
+        let shape = |runs: &[Run]| runs.iter().map(|run| (run.offset, run.len)).collect::<Vec<_>>();
+        assert_eq!(shape(&runs), [(0, 20), (20, 10), (40, 10)]);
+        fill_gaps(&mut runs, 60, 25);
+        assert_eq!(shape(&runs), [(0, 25), (25, 25), (50, 10)]);
+        let all: Vec<u8> = runs.iter().flat_map(|run| run.data.as_ref().unwrap().to_vec()).collect();
+        assert_eq!(all, [vec![1; 30], vec![0; 30]].concat());
+    }
+}

@@ -1,0 +1,474 @@
+//! The bucket pool: 4 KiB buckets in the arena's regions, who points at each, and which are free.
+//!
+//! ```text
+//!  region   ┌────────┬──────────┬──────────┬─ ─ ─┐   the header keeps the first bucket's place
+//!           │ header │ bucket 0 │ bucket 1 │     │
+//!           └────────┴──────────┴──────────┴─ ─ ─┘
+//!  beside   20 bytes for each bucket: [`Meta`]
+//! ```
+//! A bucket is *free*, *reserved* (taken for a job that has not begun) or *in use*, with a count of who
+//! points at it: slots of objects, segments in callers' hands, flushes. It is written only while one
+//! slot alone points at it, in that object's turn; so bytes that somebody can see never change.
+//! Reserve, then enter, then use or give back: no job waits for a bucket while it holds others.
+//!
+//! Free buckets form stacks through `Meta::next`, one per group of threads, so that what was used last
+//! is used next; buckets never used come in order of address.
+
+use std::cell::Cell;
+
+use blocker::{BUCKET_BYTES, Segment, SegmentOwner};
+
+use super::slots::BUCKETS_MAX;
+use super::wait::WaitQueue;
+use crate::arena::{Arena, ArenaConfig, ArenaError, Owner, REGION_BYTES_MAX, REGION_BYTES_MIN};
+use crate::arena::{RegionHeader, RegionId};
+use crate::sync::{Arc, AtomicU8, AtomicU16, AtomicU32, Mutex, Ordering, lock};
+
+/// Bytes of one bucket.
+pub(crate) const BUCKET: usize = BUCKET_BYTES as usize;
+/// No bucket, no object.
+pub(crate) const NONE: u32 = u32::MAX;
+
+const STRIPES: usize = 8;
+/// From here on a reader gets a copy instead of one more pin.
+const PINS_MAX: u16 = 0x8000;
+/// A count that has come here stays: the bucket is never used again. It takes 2^15 clones of one segment.
+const REFS_STUCK: u16 = u16::MAX;
+
+/// What is kept beside each bucket. All zero: never used.
+#[derive(Default)]
+pub(crate) struct Meta {
+    /// The object, plus one, whose clean or dirty slot this bucket belongs to; 0: nobody's.
+    owner: AtomicU32,
+    /// The neighbours in an eviction queue, plus one each; `next` also links free buckets.
+    pub(super) next: AtomicU32,
+    pub(super) prev: AtomicU32,
+    /// Which slot of the owner.
+    slot: AtomicU16,
+    /// Who points at it.
+    refs: AtomicU16,
+    /// Sectors whose bytes mean something, and sectors newer than the store.
+    valid: AtomicU8,
+    dirty: AtomicU8,
+    /// The policy's bits.
+    pub(super) bits: AtomicU8,
+    /// Whether it is in a queue, and in which: see `queue.rs`. Guarded by the queue's lock.
+    pub(super) place: AtomicU8,
+}
+
+#[cfg(not(shuttle))]
+const _: () = assert!(size_of::<Meta>() == 20);
+
+impl Meta {
+    /// The object and slot that it belongs to.
+    pub(crate) fn owner(&self) -> Option<(u32, u32)> {
+        let owner = self.owner.load(Ordering::Relaxed).checked_sub(1)?;
+        Some((owner, u32::from(self.slot.load(Ordering::Relaxed))))
+    }
+
+    pub(crate) fn set_owner(&self, owner: Option<(u32, u32)>) {
+        let (object, slot) = owner.map_or((0, 0), |(object, slot)| (object + 1, slot));
+        // A slot's number is below 2^16: `OBJECT_BYTES_LIMIT`.
+        self.slot.store(slot as u16, Ordering::Relaxed);
+        self.owner.store(object, Ordering::Relaxed);
+    }
+
+    pub(crate) fn valid(&self) -> u8 {
+        self.valid.load(Ordering::Relaxed)
+    }
+    pub(crate) fn set_valid(&self, mask: u8) {
+        self.valid.store(mask, Ordering::Relaxed);
+    }
+    pub(crate) fn dirty(&self) -> u8 {
+        self.dirty.load(Ordering::Relaxed)
+    }
+    pub(crate) fn set_dirty(&self, mask: u8) {
+        self.dirty.store(mask, Ordering::Relaxed);
+    }
+    pub(crate) fn refs(&self) -> u16 {
+        self.refs.load(Ordering::Acquire)
+    }
+}
+
+/// All buckets.
+pub(crate) struct Pool {
+    core: Arc<Core>,
+    /// One for each region, so that two readers of different regions write no common line.
+    owners: Box<[Arc<RegionOwner>]>,
+}
+
+struct Core {
+    arena: Arena,
+    regions: Box<[RegionId]>,
+    metas: Box<[Meta]>,
+    per_region: u32,
+    stripes: [Stripe; STRIPES],
+    /// Buckets from here on were never used.
+    fresh: Mutex<u32>,
+    /// Free ones, fresh ones included.
+    free: AtomicU32,
+    /// Who waits for buckets.
+    waiters: WaitQueue,
+}
+
+#[repr(align(64))]
+struct Stripe(Mutex<Stack>);
+
+/// Free buckets, linked through `Meta::next`.
+#[derive(Default)]
+struct Stack {
+    top: u32,
+    count: u32,
+}
+
+/// Hands out pins of one region's buckets.
+struct RegionOwner(Arc<Core>);
+
+impl Pool {
+    /// Buckets in `bytes` of memory.
+    ///
+    /// # Errors
+    /// As [`Arena::new`].
+    pub(crate) fn new(bytes: u64, huge_pages: bool) -> Result<Self, ArenaError> {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let wanted = (bytes / 16).max(1);
+        let region_bytes = (1 << wanted.ilog2()).clamp(REGION_BYTES_MIN, REGION_BYTES_MAX);
+        let count = u32::try_from(bytes / region_bytes).unwrap_or(u32::MAX);
+        let arena = Arena::new(ArenaConfig {
+            bytes,
+            region_bytes,
+            kv_regions_max: 0,
+            objects_regions_max: count,
+            huge_pages,
+        })?;
+        let regions: Box<[_]> = std::iter::from_fn(|| arena.take(Owner::Objects, 0)).collect();
+        let per_region = (region_bytes / BUCKET) as u32 - 1;
+        let buckets = (regions.len() as u64 * u64::from(per_region)).min(u64::from(BUCKETS_MAX)) as u32;
+        let core = Arc::new(Core {
+            arena,
+            metas: (0..buckets).map(|_| Meta::default()).collect(),
+            per_region,
+            stripes: std::array::from_fn(|_| Stripe(Mutex::new(Stack::default()))),
+            fresh: Mutex::new(0),
+            free: AtomicU32::new(buckets),
+            waiters: WaitQueue::default(),
+            regions,
+        });
+        let owners = core.regions.iter().map(|_| Arc::new(RegionOwner(Arc::clone(&core)))).collect();
+        Ok(Self { core, owners })
+    }
+
+    /// How many buckets there are.
+    pub(crate) fn count(&self) -> u32 {
+        self.core.metas.len() as u32
+    }
+
+    /// How many are free; exact when nothing happens.
+    pub(crate) fn free(&self) -> u32 {
+        self.core.free.load(Ordering::Relaxed)
+    }
+
+    /// Where tasks wait for buckets.
+    pub(crate) fn waiters(&self) -> &WaitQueue {
+        &self.core.waiters
+    }
+
+    #[inline]
+    pub(crate) fn meta(&self, bucket: u32) -> &Meta {
+        &self.core.metas[bucket as usize]
+    }
+
+    /// The first byte of a bucket.
+    #[inline]
+    pub(crate) fn at(&self, bucket: u32) -> *mut u8 {
+        self.core.at(bucket)
+    }
+
+    /// Takes up to `count` free buckets.
+    pub(crate) fn reserve_up_to(&self, count: u32) -> Reserved<'_> {
+        let mut reserved = Reserved { pool: self, top: 0, count: 0 };
+        let own = stripe();
+        for turn in 0..STRIPES {
+            if reserved.count == count {
+                return reserved;
+            }
+            let mut stack = lock(&self.core.stripes[(own + turn) % STRIPES].0);
+            while reserved.count < count && stack.count > 0 {
+                let top = stack.top;
+                stack.top = self.meta(top - 1).next.load(Ordering::Relaxed);
+                stack.count -= 1;
+                reserved.put(top - 1);
+            }
+        }
+        if reserved.count < count {
+            let mut fresh = lock(&self.core.fresh);
+            let more = (count - reserved.count).min(self.count() - *fresh);
+            // Put last first, so that they are taken in order of address.
+            (*fresh..*fresh + more).rev().for_each(|bucket| reserved.put(bucket));
+            self.core.write_headers(*fresh, more);
+            *fresh += more;
+        }
+        self.core.free.fetch_sub(reserved.count, Ordering::Relaxed);
+        reserved
+    }
+
+    /// One more slot or flush points at it.
+    pub(crate) fn retain(&self, bucket: u32) {
+        self.core.retain(bucket);
+    }
+
+    /// One less points at it; free when nobody does.
+    pub(crate) fn release(&self, bucket: u32) {
+        self.core.release(bucket);
+    }
+
+    /// A segment of the bytes `range` of it; `None` if too many point at it already.
+    #[inline]
+    pub(crate) fn pin(&self, bucket: u32, range: std::ops::Range<usize>) -> Option<Segment> {
+        if self.meta(bucket).refs() >= PINS_MAX {
+            return None;
+        }
+        self.core.retain(bucket);
+        let owner = &self.owners[(bucket / self.core.per_region) as usize];
+        Some(Segment::pinned(Arc::clone(owner) as _, u64::from(bucket), range))
+    }
+
+    /// The bytes, for whoever knows that nobody writes them: in the turn of an object that points at it.
+    #[inline]
+    pub(crate) fn bytes(&self, bucket: u32) -> &[u8] {
+        self.core.bytes(bucket)
+    }
+
+    /// Every bucket that is on a free stack or was never used, for [`super::ObjectCache::validate`].
+    pub(crate) fn free_list(&self) -> Vec<u32> {
+        let mut free: Vec<u32> = (*lock(&self.core.fresh)..self.count()).collect();
+        for stripe in &self.core.stripes {
+            let stack = lock(&stripe.0);
+            let mut at = stack.top;
+            for _ in 0..stack.count {
+                free.push(at - 1);
+                at = self.meta(at - 1).next.load(Ordering::Relaxed);
+            }
+        }
+        free
+    }
+}
+
+impl Core {
+    #[inline]
+    fn at(&self, bucket: u32) -> *mut u8 {
+        let region = self.regions[(bucket / self.per_region) as usize];
+        let within = (bucket % self.per_region + 1) * BUCKET as u32;
+        self.arena.at(self.arena.offset_of(region, within))
+    }
+
+    #[inline]
+    fn bytes(&self, bucket: u32) -> &[u8] {
+        // SAFETY: the bucket lies whole within the arena, which lives as long as `self`. It is written
+        // only through `Reserved` before anybody else knows it, or in its owner's turn while one
+        // slot alone points at it; who calls this points at it, or is in that turn.
+        unsafe { std::slice::from_raw_parts(self.at(bucket), BUCKET) }
+    }
+
+    /// Writes the headers of the regions that fresh buckets begin.
+    fn write_headers(&self, fresh: u32, more: u32) {
+        let first = fresh.div_ceil(self.per_region);
+        for index in first..(fresh + more).div_ceil(self.per_region) {
+            let region = self.regions[index as usize];
+            let sequence = self.arena.region(region).sequence();
+            let header = RegionHeader {
+                owner: Owner::Objects as u8,
+                granule_shift: BUCKET.trailing_zeros() as u8,
+                sequence,
+                opened_at: 0,
+            };
+            self.arena.write_header(region, &header);
+        }
+    }
+
+    #[inline]
+    fn retain(&self, bucket: u32) {
+        let refs = &self.metas[bucket as usize].refs;
+        if refs.fetch_add(1, Ordering::Relaxed) >= REFS_STUCK - 1024 {
+            // Cold, and far from wrapping round: a thousand threads would have to stand right here.
+            refs.store(REFS_STUCK - 512, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn release(&self, bucket: u32) {
+        let meta = &self.metas[bucket as usize];
+        if meta.refs.load(Ordering::Relaxed) >= REFS_STUCK - 1024 {
+            return;
+        }
+        // Release: what we read is read before it is written anew; Acquire: so it is for all the others.
+        if meta.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
+            meta.set_owner(None);
+            meta.set_valid(0);
+            meta.set_dirty(0);
+            self.put_free(bucket);
+            self.waiters.notify();
+        }
+    }
+
+    fn put_free(&self, bucket: u32) {
+        let mut stack = lock(&self.stripes[stripe()].0);
+        self.metas[bucket as usize].next.store(stack.top, Ordering::Relaxed);
+        stack.top = bucket + 1;
+        stack.count += 1;
+        drop(stack);
+        self.free.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl SegmentOwner for RegionOwner {
+    #[inline]
+    fn bytes(&self, token: u64) -> &[u8] {
+        self.0.bytes(token as u32)
+    }
+    fn retain(&self, token: u64) {
+        self.0.retain(token as u32);
+    }
+    fn release(&self, token: u64) {
+        self.0.release(token as u32);
+    }
+}
+
+/// The thread's place among the stripes.
+fn stripe() -> usize {
+    static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+    thread_local! {
+        static STRIPE: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+    // A thread that is ending has no place of its own any more.
+    let own = STRIPE.try_with(|stripe| {
+        if stripe.get() == usize::MAX {
+            stripe.set(NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % STRIPES);
+        }
+        stripe.get()
+    });
+    own.unwrap_or(0)
+}
+
+/// Buckets taken for a job; what it does not use goes back.
+pub(crate) struct Reserved<'a> {
+    pool: &'a Pool,
+    /// Linked like a stack of free ones.
+    top: u32,
+    count: u32,
+}
+
+impl<'a> Reserved<'a> {
+    /// None at all.
+    pub(crate) fn none(pool: &'a Pool) -> Self {
+        Self { pool, top: 0, count: 0 }
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.count
+    }
+
+    fn put(&mut self, bucket: u32) {
+        self.pool.meta(bucket).next.store(self.top, Ordering::Relaxed);
+        self.top = bucket + 1;
+        self.count += 1;
+    }
+
+    /// Adds what another holds.
+    pub(crate) fn merge(&mut self, mut other: Reserved<'a>) {
+        while let Some(bucket) = other.pop() {
+            self.put(bucket);
+        }
+    }
+
+    fn pop(&mut self) -> Option<u32> {
+        let bucket = self.top.checked_sub(1)?;
+        let meta = self.pool.meta(bucket);
+        self.top = meta.next.load(Ordering::Relaxed);
+        self.count -= 1;
+        Some(bucket)
+    }
+
+    /// One of them, to be filled by `fill` before anybody else sees it; its caller points at it from now on.
+    pub(crate) fn take(&mut self, fill: impl FnOnce(&mut [u8])) -> Option<u32> {
+        let bucket = self.pop()?;
+        let meta = self.pool.meta(bucket);
+        meta.refs.store(1, Ordering::Relaxed);
+        // SAFETY: the bucket was free and is ours alone; it lies whole within the arena, whose memory is
+        // initialised (zeroed by the system, or written before).
+        fill(unsafe { std::slice::from_raw_parts_mut(self.pool.at(bucket), BUCKET) });
+        Some(bucket)
+    }
+
+    /// Lets the reservation outlive the borrow of the pool: leaves only its shape.
+    pub(crate) fn detach(mut self) -> Detached {
+        let detached = Detached { top: self.top, count: self.count };
+        (self.top, self.count) = (0, 0);
+        detached
+    }
+}
+
+/// A reservation without its pool. Must go back into one by [`Reserved::attach`].
+#[must_use]
+pub(crate) struct Detached {
+    top: u32,
+    count: u32,
+}
+
+impl<'a> Reserved<'a> {
+    pub(crate) fn attach(pool: &'a Pool, detached: Detached) -> Self {
+        Self { pool, top: detached.top, count: detached.count }
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        if self.count == 0 {
+            return;
+        }
+        while let Some(bucket) = self.pop() {
+            self.pool.core.put_free(bucket);
+        }
+        self.pool.core.waiters.notify();
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bucket_is_handed_out_once_and_comes_back() {
+        let pool = Pool::new(1 << 20, false).unwrap();
+        assert_eq!(pool.count(), 16 * 15, "the header takes the first of 16 in each region");
+        let mut reserved = pool.reserve_up_to(u32::MAX);
+        assert_eq!((reserved.count(), pool.free()), (240, 0));
+        let mut taken: Vec<u32> = std::iter::from_fn(|| reserved.take(|bytes| bytes.fill(1))).collect();
+        assert!(taken.is_sorted(), "in order of address");
+        taken.dedup();
+        assert_eq!(taken.len(), 240);
+        let segment = pool.pin(taken[7], 10..20).unwrap();
+        taken.iter().for_each(|bucket| pool.release(*bucket));
+        assert_eq!(pool.free(), 239, "one is pinned");
+        assert_eq!(segment.as_slice(), [1; 10]);
+        drop(segment);
+        assert_eq!(pool.free(), 240);
+        assert_eq!(pool.free_list().len(), 240);
+    }
+
+    #[test]
+    fn what_was_used_last_is_used_next_and_headers_tell_the_owner() {
+        let pool = Pool::new(1 << 20, false).unwrap();
+        let mut reserved = pool.reserve_up_to(16);
+        let (first, second) = (reserved.take(|_| ()).unwrap(), reserved.take(|_| ()).unwrap());
+        drop(reserved);
+        pool.release(first);
+        assert_eq!(pool.reserve_up_to(1).take(|_| ()), Some(first));
+        pool.release(second);
+        pool.release(first);
+        for region in &pool.core.regions[..2] {
+            assert_eq!(pool.core.arena.read_header(*region).unwrap().owner, Owner::Objects as u8);
+        }
+        assert!(pool.core.arena.read_header(pool.core.regions[2]).is_err(), "never used");
+    }
+}

@@ -1,0 +1,211 @@
+//! Which ranges of an object are spoken for while the store works on them, first come, first served.
+//!
+//! A *load* reads a range of the store into the cache; loads share. A *change* is on its way to the
+//! store and has its range alone. An entry is granted when no earlier one conflicts, so nobody is
+//! overtaken for ever; entries that wait conflict like those that are granted. No lock is held across
+//! I/O: an entry is a note in the object's state, made and removed in its turn.
+//!
+//! A load becomes *stale* when something in its range is thrown away (cut off, replaced, invalidated)
+//! while it is under way: what it brings must not be kept.
+
+use std::task::Waker;
+
+/// The most entries of one object.
+pub(crate) const ENTRIES_MAX: usize = 16 * 1024;
+
+/// A range of buckets, the end excluded.
+pub(crate) type Buckets = std::ops::Range<u32>;
+
+/// The whole object, whatever its size.
+pub(crate) const WHOLE: Buckets = 0..u32::MAX;
+
+/// What the store does with the range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// Reads it.
+    Load,
+    /// Changes it.
+    Change,
+}
+
+/// Names an entry of one object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Ticket(u64);
+
+#[derive(Debug)]
+struct Entry {
+    ticket: Ticket,
+    buckets: Buckets,
+    kind: Kind,
+    is_granted: bool,
+    is_stale: bool,
+    /// Who made it, while it waits.
+    waker: Option<Waker>,
+    /// Who waits for its end.
+    followers: Vec<Waker>,
+}
+
+impl Entry {
+    fn conflicts(&self, buckets: &Buckets, kind: Kind) -> bool {
+        (kind == Kind::Change || self.kind == Kind::Change) && overlap(&self.buckets, buckets)
+    }
+}
+
+fn overlap(a: &Buckets, b: &Buckets) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+/// The entries of one object.
+#[derive(Debug, Default)]
+pub(crate) struct Ranges {
+    entries: Vec<Entry>,
+    next: u64,
+}
+
+impl Ranges {
+    pub(crate) fn is_idle(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.entries.len() >= ENTRIES_MAX
+    }
+
+    /// Speaks for `buckets`; granted at once if nothing earlier conflicts.
+    pub(crate) fn enter(&mut self, buckets: Buckets, kind: Kind) -> (Ticket, bool) {
+        let is_granted = !self.entries.iter().any(|entry| entry.conflicts(&buckets, kind));
+        let ticket = Ticket(self.next);
+        self.next += 1;
+        let (waker, followers) = (None, Vec::new());
+        self.entries.push(Entry { ticket, buckets, kind, is_granted, is_stale: false, waker, followers });
+        (ticket, is_granted)
+    }
+
+    /// Whether the entry is granted; if not, `waker` will be woken when it is.
+    pub(crate) fn poll(&mut self, ticket: Ticket, waker: &Waker) -> bool {
+        let Some(entry) = self.find(ticket) else { return true };
+        if !entry.is_granted {
+            entry.waker = Some(waker.clone());
+        }
+        entry.is_granted
+    }
+
+    /// Removes the entry; tells who may go on now.
+    pub(crate) fn leave(&mut self, ticket: Ticket) -> Vec<Waker> {
+        let Some(at) = self.entries.iter().position(|entry| entry.ticket == ticket) else {
+            return Vec::new();
+        };
+        let gone = self.entries.remove(at);
+        let mut woken = gone.followers;
+        for at in at..self.entries.len() {
+            let (earlier, later) = self.entries.split_at_mut(at);
+            let entry = &mut later[0];
+            if !entry.is_granted && !earlier.iter().any(|other| other.conflicts(&entry.buckets, entry.kind)) {
+                entry.is_granted = true;
+                woken.extend(entry.waker.take());
+            }
+        }
+        woken
+    }
+
+    /// A granted load that covers `buckets`, to be waited for instead of loading again.
+    pub(crate) fn load_of(&self, buckets: &Buckets) -> Option<Ticket> {
+        let covers = |entry: &&Entry| {
+            entry.kind == Kind::Load
+                && entry.is_granted
+                && !entry.is_stale
+                && entry.buckets.start <= buckets.start
+                && entry.buckets.end >= buckets.end
+        };
+        self.entries.iter().find(covers).map(|entry| entry.ticket)
+    }
+
+    /// Waits for the end of an entry; false if it has ended.
+    pub(crate) fn follow(&mut self, ticket: Ticket, waker: &Waker) -> bool {
+        let Some(entry) = self.find(ticket) else { return false };
+        if !entry.followers.iter().any(|each| each.will_wake(waker)) {
+            entry.followers.push(waker.clone());
+        }
+        true
+    }
+
+    /// Whether a change is on its way to, or waits for, any of `buckets`.
+    pub(crate) fn is_changing(&self, buckets: &Buckets) -> bool {
+        self.entries.iter().any(|entry| entry.kind == Kind::Change && overlap(&entry.buckets, buckets))
+    }
+
+    /// Whether a load of `bucket` is under way.
+    pub(crate) fn is_loading(&self, bucket: u32) -> bool {
+        let one = bucket..bucket + 1;
+        self.entries.iter().any(|entry| entry.kind == Kind::Load && overlap(&entry.buckets, &one))
+    }
+
+    /// What is being loaded from `from` on is not to be kept.
+    pub(crate) fn spoil_loads(&mut self, from: u32) {
+        let loads = self.entries.iter_mut().filter(|entry| entry.kind == Kind::Load);
+        loads.filter(|entry| entry.buckets.end > from).for_each(|entry| entry.is_stale = true);
+    }
+
+    /// Whether what the load brings must not be kept.
+    pub(crate) fn is_stale(&self, ticket: Ticket) -> bool {
+        self.entries.iter().any(|entry| entry.ticket == ticket && entry.is_stale)
+    }
+
+    fn find(&mut self, ticket: Ticket) -> Option<&mut Entry> {
+        self.entries.iter_mut().find(|entry| entry.ticket == ticket)
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loads_share_and_changes_do_not() {
+        let mut ranges = Ranges::default();
+        let (load, granted) = ranges.enter(0..8, Kind::Load);
+        assert!(granted);
+        assert!(ranges.enter(4..12, Kind::Load).1);
+        let (change, granted) = ranges.enter(7..8, Kind::Change);
+        assert!(!granted);
+        assert!(ranges.enter(20..21, Kind::Change).1, "elsewhere");
+        let (late, granted) = ranges.enter(7..8, Kind::Load);
+        assert!(!granted, "it must not overtake the change");
+        ranges.leave(load);
+        assert!(!ranges.poll(change, Waker::noop()), "the other load is still there");
+        assert_eq!(ranges.load_of(&(5..6)), Some(Ticket(1)));
+        assert_eq!(ranges.leave(Ticket(1)).len(), 1, "the change's maker is woken");
+        assert!(ranges.poll(change, Waker::noop()));
+        assert!(!ranges.poll(late, Waker::noop()));
+        ranges.leave(change);
+        assert!(ranges.poll(late, Waker::noop()));
+    }
+
+    #[test]
+    fn one_that_gives_up_leaves_no_trace() {
+        let mut ranges = Ranges::default();
+        let (first, _) = ranges.enter(WHOLE, Kind::Change);
+        let (second, _) = ranges.enter(WHOLE, Kind::Change);
+        let (third, _) = ranges.enter(3..4, Kind::Load);
+        assert!(!ranges.poll(third, Waker::noop()));
+        assert!(ranges.leave(second).is_empty());
+        assert_eq!(ranges.leave(first).len(), 1);
+        assert!(ranges.poll(third, Waker::noop()));
+        ranges.leave(third);
+        assert!(ranges.is_idle());
+    }
+
+    #[test]
+    fn followers_hear_of_the_end_and_of_staleness() {
+        let mut ranges = Ranges::default();
+        let (load, _) = ranges.enter(2..6, Kind::Load);
+        assert!(ranges.follow(load, Waker::noop()));
+        ranges.spoil_loads(6);
+        assert!(!ranges.is_stale(load));
+        ranges.spoil_loads(5);
+        assert!(ranges.is_stale(load));
+        assert_eq!(ranges.load_of(&(2..3)), None, "nobody follows a stale load");
+        assert_eq!(ranges.leave(load).len(), 1);
+        assert!(!ranges.follow(load, Waker::noop()));
+    }
+}

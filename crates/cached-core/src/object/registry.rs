@@ -1,0 +1,139 @@
+//! What waits to be stored, in the order in which it became dirty, and what is in a hurry.
+//!
+//! An object is here from its first change until all of it is stored: waiting, *urgent* (somebody waits
+//! for it, or needs its memory), *failed* (to be tried again at a time), or *flying* (its flush is under
+//! way). A leaf lock.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use blocker::Timestamp;
+
+use crate::sync::{Mutex, lock};
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Registry {
+    lists: Mutex<Lists>,
+}
+
+#[derive(Default)]
+struct Lists {
+    next: u64,
+    /// By the number that the object got when it entered.
+    waiting: BTreeMap<u64, (u32, Timestamp)>,
+    urgent: BTreeMap<u64, u32>,
+    failed: BTreeSet<(Timestamp, u64)>,
+    failed_nodes: HashMap<u64, u32>,
+    flying: HashMap<u64, u32>,
+}
+
+impl Registry {
+    /// The object has something the store lacks, since `since`; its number here.
+    pub(crate) fn enter(&self, node: u32, since: Timestamp) -> u64 {
+        let mut lists = lock(&self.lists);
+        lists.next += 1;
+        let number = lists.next;
+        lists.waiting.insert(number, (node, since));
+        number
+    }
+
+    /// Somebody needs it stored soon.
+    pub(crate) fn hurry(&self, number: u64) {
+        let mut lists = lock(&self.lists);
+        if let Some((node, _)) = lists.waiting.remove(&number) {
+            lists.urgent.insert(number, node);
+        }
+    }
+
+    /// The next to be flushed: one in a hurry, one whose retry is due, one that has waited since before
+    /// `since`, or, under `pressure`, the one that has waited longest. It flies from now on.
+    pub(crate) fn next(&self, now: Timestamp, since: Timestamp, pressure: bool) -> Option<(u64, u32)> {
+        let mut lists = lock(&self.lists);
+        let lists = &mut *lists;
+        let due = lists.failed.first().copied().filter(|(at, _)| *at <= now);
+        let (number, node) = if let Some((number, node)) = lists.urgent.pop_first() {
+            (number, node)
+        } else if let Some((at, number)) = due {
+            lists.failed.remove(&(at, number));
+            (number, lists.failed_nodes.remove(&number)?)
+        } else {
+            let first = lists.waiting.first_entry()?;
+            if !pressure && first.get().1 > since {
+                return None;
+            }
+            let (number, (node, _)) = first.remove_entry();
+            (number, node)
+        };
+        lists.flying.insert(number, node);
+        Some((number, node))
+    }
+
+    /// When the next will be due without anybody's doing: the first change, and the first retry.
+    pub(crate) fn next_due(&self) -> (Option<Timestamp>, Option<Timestamp>) {
+        let lists = lock(&self.lists);
+        let oldest = lists.waiting.first_key_value().map(|(_, (_, since))| *since);
+        (oldest, lists.failed.first().map(|(at, _)| *at))
+    }
+
+    /// Its flush is over, and all of it is stored.
+    pub(crate) fn leave(&self, number: u64) {
+        lock(&self.lists).flying.remove(&number);
+    }
+
+    /// Its flush is over, and there is more.
+    pub(crate) fn again(&self, number: u64, since: Timestamp, is_urgent: bool) {
+        let mut lists = lock(&self.lists);
+        let Some(node) = lists.flying.remove(&number) else { return };
+        if is_urgent {
+            lists.urgent.insert(number, node);
+        } else {
+            lists.waiting.insert(number, (node, since));
+        }
+    }
+
+    /// Its flush failed: the next try is at `at`.
+    pub(crate) fn failed(&self, number: u64, at: Timestamp) {
+        let mut lists = lock(&self.lists);
+        let Some(node) = lists.flying.remove(&number) else { return };
+        lists.failed.insert((at, number));
+        lists.failed_nodes.insert(number, node);
+    }
+
+    /// Whether one object alone waits: the background may be asleep.
+    pub(crate) fn is_first(&self) -> bool {
+        lock(&self.lists).waiting.len() == 1
+    }
+
+    /// All objects here.
+    pub(crate) fn nodes(&self) -> Vec<u32> {
+        let lists = lock(&self.lists);
+        let waiting = lists.waiting.values().map(|(node, _)| *node);
+        let others = lists.urgent.values().chain(lists.failed_nodes.values()).chain(lists.flying.values());
+        waiting.chain(others.copied()).collect()
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_goes_first_and_the_urgent_before_it() {
+        let registry = Registry::default();
+        let at = Timestamp;
+        let numbers: Vec<u64> = (0..4).map(|node| registry.enter(node, at(u64::from(node)))).collect();
+        assert_eq!(registry.next(at(9), at(0), false), Some((numbers[0], 0)));
+        assert_eq!(registry.next(at(9), at(0), false), None, "the next is younger");
+        registry.hurry(numbers[2]);
+        assert_eq!(registry.next(at(9), at(0), false), Some((numbers[2], 2)));
+        registry.failed(numbers[0], at(20));
+        assert_eq!(registry.next_due(), (Some(at(1)), Some(at(20))));
+        assert_eq!(registry.next(at(19), at(0), true), Some((numbers[1], 1)));
+        assert_eq!(registry.next(at(20), at(0), true), Some((numbers[0], 0)));
+        registry.again(numbers[0], at(7), false);
+        registry.leave(numbers[2]);
+        let mut nodes = registry.nodes();
+        nodes.sort_unstable();
+        assert_eq!(nodes, [0, 1, 3]);
+    }
+}

@@ -1,0 +1,466 @@
+//! The serial executor: whatever touches one object runs one at a time, in order, and nobody spins.
+//!
+//! ```text
+//!  head:  0            free, nothing waits          ── try_run ──> locked
+//!         LOCKED       somebody is inside
+//!         job | LOCKED somebody is inside, and will run these jobs (last come first)
+//!         job          nobody is inside, yet jobs wait: handed off, see below
+//! ```
+//! Who finds the object free runs at once, on its own core. Who does not leaves a job behind and goes;
+//! whoever is inside runs it before it leaves. A job never waits for I/O: it looks, changes, and ends.
+//! What must wait parks elsewhere and comes again with another job.
+//!
+//! Draining has a budget. When it is used up the jobs that are left stay on the stack, the lock is
+//! given up, and the task that waits for the first of them is woken to go on; any newcomer goes on as
+//! well. So no caller works for others without end, and no job depends on one task alone.
+//!
+//! After `xworkq` of the object cache of 2013 (SOURCES §1); the stack is Treiber's, taken whole, so
+//! that it knows no ABA.
+
+use std::cell::UnsafeCell;
+use std::future::Future;
+use std::ops::Deref;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use crate::sync::{Arc, AtomicPtr, Mutex, Ordering, lock};
+
+/// Jobs of others that one caller runs at most before it hands off.
+const DRAIN_JOBS_MAX: usize = 64;
+const LOCKED: usize = 1;
+
+/// A value that one job at a time may touch.
+pub(crate) struct Serial<T> {
+    head: AtomicPtr<Job<T>>,
+    value: UnsafeCell<T>,
+}
+
+/// What waits for its turn. Aligned so that the lowest bit of a pointer to it is free.
+#[repr(align(8))]
+struct Job<T> {
+    next: *mut Job<T>,
+    run: Box<dyn FnOnce(&mut T) + Send>,
+    /// Who should go on when the one inside has done enough.
+    heir: Option<Arc<dyn Heir>>,
+}
+
+/// A task that can be woken to go on with the queue.
+trait Heir: Send + Sync {
+    fn wake(&self);
+}
+
+// SAFETY: the value is touched only by who holds the lock bit of `head`, one thread at a time, with
+// acquire and release on taking and leaving; jobs are `Send`. So sharing needs `T: Send` and no more.
+unsafe impl<T: Send> Sync for Serial<T> {}
+// SAFETY: owning it is owning the value and the jobs, which are `Send`.
+unsafe impl<T: Send> Send for Serial<T> {}
+
+fn is_locked<T>(head: *mut Job<T>) -> bool {
+    head.addr() & LOCKED != 0
+}
+fn locked<T>(head: *mut Job<T>) -> *mut Job<T> {
+    head.map_addr(|addr| addr | LOCKED)
+}
+fn unlocked<T>(head: *mut Job<T>) -> *mut Job<T> {
+    head.map_addr(|addr| addr & !LOCKED)
+}
+
+impl<T> Serial<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { head: AtomicPtr::new(std::ptr::null_mut()), value: UnsafeCell::new(value) }
+    }
+
+    /// Runs `job` now if nobody is inside and nothing waits; gives it back otherwise.
+    #[inline]
+    pub(crate) fn try_run<R, F: FnOnce(&mut T) -> R>(&self, job: F) -> Result<R, F> {
+        let free = std::ptr::null_mut();
+        if self.head.compare_exchange(free, locked(free), Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return Err(job);
+        }
+        let _leave = Leave(self);
+        // SAFETY: the exchange above took the lock bit, which `_leave` gives up after the job.
+        Ok(job(unsafe { &mut *self.value.get() }))
+    }
+
+    /// Runs `job` now, or leaves it to who is inside.
+    pub(crate) fn post(&self, job: impl FnOnce(&mut T) + Send + 'static) {
+        if let Err(job) = self.try_run(job) {
+            self.enqueue(Box::new(Job { next: std::ptr::null_mut(), run: Box::new(job), heir: None }));
+        }
+    }
+
+    /// Runs `job` when its turn comes, at once if it is now; `handle` leads to this executor.
+    ///
+    /// # Cancel safety
+    /// Dropped before its turn, the job never runs.
+    pub(crate) fn run<H, R, F>(handle: H, job: F) -> Run<H, T, R>
+    where
+        H: Deref<Target = Self>,
+        R: Send + 'static,
+        F: FnOnce(&mut T) -> R + Send + 'static,
+    {
+        match handle.try_run(job) {
+            Ok(done) => Run { handle, ticket: None, done: Some(done), _value: std::marker::PhantomData },
+            Err(job) => {
+                let ticket = Arc::new(Ticket { slot: Mutex::new(Slot::Waiting(None)) });
+                let own = Arc::clone(&ticket);
+                let run = Box::new(move |value: &mut T| {
+                    if own.is_wanted() {
+                        own.complete(job(value));
+                    }
+                });
+                let heir: Arc<dyn Heir> = Arc::clone(&ticket) as _;
+                handle.enqueue(Box::new(Job { next: std::ptr::null_mut(), run, heir: Some(heir) }));
+                Run { handle, ticket: Some(ticket), done: None, _value: std::marker::PhantomData }
+            }
+        }
+    }
+
+    /// Leaves a job; runs the queue if nobody is inside.
+    fn enqueue(&self, mut job: Box<Job<T>>) {
+        let mut head = self.head.load(Ordering::Relaxed);
+        let raw = loop {
+            job.next = unlocked(head);
+            let raw = Box::into_raw(job);
+            match self.head.compare_exchange_weak(head, locked(raw), Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => break raw,
+                Err(now) => {
+                    head = now;
+                    // SAFETY: the exchange failed, so nobody else has seen the pointer that
+                    // `into_raw` gave just above.
+                    job = unsafe { Box::from_raw(raw) };
+                }
+            }
+        };
+        let _ = raw;
+        if !is_locked(head) {
+            self.drain();
+        }
+    }
+
+    /// Goes on with jobs that were handed off, if nobody else has.
+    fn resume(&self) {
+        let head = self.head.load(Ordering::Acquire);
+        let waits = !head.is_null() && !is_locked(head);
+        if waits
+            && self.head.compare_exchange(head, locked(head), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        {
+            self.drain();
+        }
+    }
+
+    /// Runs what waits, then leaves. The caller holds the lock bit.
+    fn drain(&self) {
+        let mut budget = DRAIN_JOBS_MAX;
+        let leave = Leave(self);
+        let mut waiting = Vec::new();
+        loop {
+            self.take_all(&mut waiting);
+            if waiting.is_empty() {
+                // `leave` looks once more, and comes back here if somebody was quicker.
+                return drop(leave);
+            }
+            let count = waiting.len().min(budget);
+            for job in waiting.drain(..count) {
+                // SAFETY: we hold the lock bit.
+                (job.run)(unsafe { &mut *self.value.get() });
+            }
+            budget -= count;
+            if budget == 0 && !waiting.is_empty() {
+                std::mem::forget(leave);
+                return self.hand_off(waiting);
+            }
+        }
+    }
+
+    /// Appends all jobs that wait, in the order in which they came.
+    fn take_all(&self, to: &mut Vec<Box<Job<T>>>) {
+        let empty = locked(std::ptr::null_mut());
+        let mut at = unlocked(self.head.swap(empty, Ordering::AcqRel));
+        let from = to.len();
+        while !at.is_null() {
+            // SAFETY: every pointer on the stack came from `Box::into_raw` in `enqueue` or `hand_off`,
+            // and the swap made the whole stack ours alone.
+            let job = unsafe { Box::from_raw(at) };
+            at = job.next;
+            to.push(job);
+        }
+        to[from..].reverse();
+    }
+
+    /// Puts the jobs back, gives up the lock, and wakes who waits for the first.
+    fn hand_off(&self, mut waiting: Vec<Box<Job<T>>>) {
+        loop {
+            self.take_all(&mut waiting);
+            let heir = waiting.iter().find_map(|job| job.heir.clone());
+            let mut top = std::ptr::null_mut();
+            for mut job in waiting.drain(..) {
+                job.next = top;
+                top = Box::into_raw(job);
+            }
+            let empty = locked(std::ptr::null_mut());
+            // Without anyone to wake there is nobody but us to go on.
+            let next = if heir.is_some() { top } else { locked(top) };
+            if self.head.compare_exchange(empty, next, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                return match heir {
+                    Some(heir) => heir.wake(),
+                    None => self.drain(),
+                };
+            }
+            // Others came in between: they go to the end.
+            while !top.is_null() {
+                // SAFETY: the exchange failed, so what `into_raw` gave above is still ours.
+                let job = unsafe { Box::from_raw(top) };
+                top = job.next;
+                waiting.push(job);
+            }
+            waiting.reverse();
+        }
+    }
+}
+
+/// Gives up the lock bit, after what has come meanwhile.
+struct Leave<'a, T>(&'a Serial<T>);
+
+impl<T> Drop for Leave<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        let free = std::ptr::null_mut();
+        let head = &self.0.head;
+        if head.compare_exchange(locked(free), free, Ordering::Release, Ordering::Relaxed).is_err() {
+            self.0.drain();
+        }
+    }
+}
+
+impl<T> Drop for Serial<T> {
+    fn drop(&mut self) {
+        let mut left = Vec::new();
+        self.take_all(&mut left);
+    }
+}
+
+struct Ticket<R> {
+    slot: Mutex<Slot<R>>,
+}
+
+enum Slot<R> {
+    Waiting(Option<Waker>),
+    Done(R),
+    Gone,
+}
+
+impl<R> Ticket<R> {
+    fn is_wanted(&self) -> bool {
+        !matches!(*lock(&self.slot), Slot::Gone)
+    }
+
+    fn complete(&self, done: R) {
+        let before = {
+            let mut slot = lock(&self.slot);
+            if matches!(*slot, Slot::Gone) {
+                return;
+            }
+            std::mem::replace(&mut *slot, Slot::Done(done))
+        };
+        if let Slot::Waiting(Some(waker)) = before {
+            waker.wake();
+        }
+    }
+}
+
+impl<R: Send> Heir for Ticket<R> {
+    fn wake(&self) {
+        let waker = match &mut *lock(&self.slot) {
+            Slot::Waiting(waker) => waker.take(),
+            _ => None,
+        };
+        waker.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// The turn that a job waits for.
+pub(crate) struct Run<H, T, R>
+where
+    H: Deref<Target = Serial<T>>,
+{
+    handle: H,
+    ticket: Option<Arc<Ticket<R>>>,
+    done: Option<R>,
+    _value: std::marker::PhantomData<fn(T)>,
+}
+
+impl<H: Deref<Target = Serial<T>> + Unpin, T, R: Unpin> Future for Run<H, T, R> {
+    type Output = R;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<R> {
+        if let Some(done) = self.done.take() {
+            return Poll::Ready(done);
+        }
+        for last in [false, true] {
+            let ticket = self.ticket.as_ref().expect("polled after completion");
+            let mut slot = lock(&ticket.slot);
+            match &mut *slot {
+                Slot::Waiting(waker) => *waker = Some(cx.waker().clone()),
+                _ => {
+                    let Slot::Done(done) = std::mem::replace(&mut *slot, Slot::Gone) else {
+                        unreachable!("only a drop makes it gone")
+                    };
+                    drop(slot);
+                    self.ticket = None;
+                    return Poll::Ready(done);
+                }
+            }
+            drop(slot);
+            if !last {
+                self.handle.resume();
+            }
+        }
+        Poll::Pending
+    }
+}
+
+impl<H: Deref<Target = Serial<T>>, T, R> Drop for Run<H, T, R> {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            *lock(&ticket.slot) = Slot::Gone;
+            // It may be this task that was woken to go on.
+            self.handle.resume();
+        }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    type Handle = Arc<Serial<Vec<u32>>>;
+
+    fn serial() -> Handle {
+        Arc::new(Serial::new(Vec::new()))
+    }
+
+    #[test]
+    fn jobs_left_behind_run_in_order_before_the_holder_leaves() {
+        let serial = serial();
+        let inner = Arc::clone(&serial);
+        let ran = serial.try_run(move |values| {
+            for n in 1..=3 {
+                let job = move |values: &mut Vec<u32>| values.push(n);
+                assert!(inner.try_run(job).is_err());
+                inner.post(job);
+            }
+            values.push(0);
+        });
+        assert!(ran.is_ok());
+        assert_eq!(serial.try_run(|values| values.clone()).ok(), Some(vec![0, 1, 2, 3]));
+    }
+
+    #[test]
+    fn a_job_dropped_before_its_turn_never_runs() {
+        let serial = serial();
+        let inner = Arc::clone(&serial);
+        let _ = serial.try_run(move |_| {
+            let kept = Serial::run(Arc::clone(&inner), |values| values.push(1));
+            drop(Serial::run(Arc::clone(&inner), |values| values.push(2)));
+            std::mem::forget(kept);
+        });
+        assert_eq!(serial.try_run(|values| values.clone()).ok(), Some(vec![1]));
+    }
+
+    #[test]
+    fn one_caller_does_not_work_for_others_without_end() {
+        let serial = serial();
+        let inner = Arc::clone(&serial);
+        let mut waiting = Vec::new();
+        let many = DRAIN_JOBS_MAX as u32 + 10;
+        let _ = serial.try_run(|_| {
+            waiting = (0..many)
+                .map(|n| Serial::run(Arc::clone(&inner), move |values: &mut Vec<u32>| values.push(n)))
+                .collect();
+        });
+        assert!(serial.try_run(|_| ()).is_err(), "ten wait for their heir");
+        let mut cx = Context::from_waker(Waker::noop());
+        let last = waiting.pop().unwrap();
+        drop(waiting);
+        let mut last = std::pin::pin!(last);
+        assert!(last.as_mut().poll(&mut cx).is_ready(), "whoever comes goes on");
+        let seen = serial.try_run(|values| values.clone()).ok().unwrap();
+        assert_eq!(seen.last(), Some(&(many - 1)));
+    }
+
+    #[test]
+    fn a_panic_inside_does_not_lock_out_others() {
+        let serial = serial();
+        let inner = Arc::clone(&serial);
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _ = inner.try_run(|_| panic!("on purpose"));
+        }));
+        assert!(panicked.is_err());
+        assert!(serial.try_run(|_| ()).is_ok());
+    }
+}
+
+#[cfg(all(test, shuttle))]
+mod shuttle_tests {
+    use super::*;
+
+    /// However callers interleave, each job runs once, alone, and none is forgotten.
+    #[test]
+    fn every_job_runs_once_and_alone() {
+        shuttle::check_random(
+            || {
+                let serial: Arc<Serial<(bool, u32)>> = Arc::new(Serial::new((false, 0)));
+                let job = |value: &mut (bool, u32)| {
+                    assert!(!std::mem::replace(&mut value.0, true), "two inside");
+                    shuttle::thread::yield_now();
+                    value.1 += 1;
+                    value.0 = false;
+                };
+                let threads: Vec<_> = (0..3)
+                    .map(|n| {
+                        let serial = Arc::clone(&serial);
+                        shuttle::thread::spawn(move || {
+                            if n == 0 {
+                                serial.post(job);
+                                serial.post(job);
+                            } else {
+                                shuttle::future::block_on(Serial::run(Arc::clone(&serial), job));
+                                shuttle::future::block_on(Serial::run(serial, job));
+                            }
+                        })
+                    })
+                    .collect();
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
+                let count = serial.try_run(|value| value.1).ok().expect("nobody is inside");
+                assert_eq!(count, 6);
+            },
+            2_000,
+        );
+    }
+
+    /// A waiter that gives up leaves no trace and stops nobody, even if it was to go on.
+    #[test]
+    fn who_gives_up_stops_nobody() {
+        shuttle::check_random(
+            || {
+                let serial: Arc<Serial<u32>> = Arc::new(Serial::new(0));
+                let threads: Vec<_> = (0..3)
+                    .map(|n| {
+                        let serial = Arc::clone(&serial);
+                        shuttle::thread::spawn(move || {
+                            let run = Serial::run(serial, |value: &mut u32| *value += 1);
+                            if n > 0 {
+                                shuttle::future::block_on(run);
+                            }
+                        })
+                    })
+                    .collect();
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
+                let count = serial.try_run(|value| *value).ok().expect("nobody is inside");
+                assert!((2..=3).contains(&count));
+            },
+            2_000,
+        );
+    }
+}

@@ -1,0 +1,539 @@
+//! Changing the store first: forwarded as it came, then taken over into the cache (*write-through*), or
+//! forgotten there (*write-around*).
+//!
+//! The range is spoken for from before the store is asked until the cache knows the answer, so a load
+//! cannot bring back what was there before, and two changes of one range reach store and cache in the
+//! same order; changes of other ranges go on beside it. Once the store has been asked, the work goes on
+//! to its end even if nobody waits for it any more.
+
+use blocker::admission::check_condition;
+use blocker::{
+    Call, Change, ChangeReply, CompareAndWriteRequest, Condition, CopyRequest, DeleteRequest, DiscardRequest,
+    Durability, Error, InfoRequest, ObjectId, Result, TruncateRequest, Version, WriteFullRequest,
+    WritePolicy, WriteRequest, WriteZeroesRequest,
+};
+
+use super::back::{Mutation, safe_as};
+use super::gauges::add;
+use super::handle::{Handle, OwnedMeans, RangeGuard, shielded};
+use super::object::{Env, Known, Object};
+use super::ranges::{Kind, WHOLE};
+use super::shared::Shared;
+use super::waiter::{FlushTicket, Stored};
+use crate::sync::{Arc, AtomicU32, Ordering};
+
+/// A change by way of the store.
+pub(crate) async fn change(
+    shared: Arc<Shared>,
+    id: ObjectId,
+    hash: u64,
+    mutation: Mutation,
+    change: Change,
+    call: Call,
+) -> Result<ChangeReply> {
+    let begun = Arc::new(AtomicU32::new(0));
+    let own = Arc::clone(&begun);
+    let late = move || match own.load(Ordering::Acquire) {
+        0 => Error::DeadlinePassed,
+        _ => Error::OutcomeUnknown("the deadline passed while the store was at work".into()),
+    };
+    let work = forward(&shared, &id, hash, mutation, change, call, begun);
+    shared.until(call.deadline, late, work).await
+}
+
+async fn forward(
+    shared: &Arc<Shared>,
+    id: &ObjectId,
+    hash: u64,
+    mutation: Mutation,
+    mut change: Change,
+    call: Call,
+    begun: Arc<AtomicU32>,
+) -> Result<ChangeReply> {
+    let handle = Handle::acquire(shared, id, hash).await?;
+    let policy = shared.write_policy(&id.namespace);
+    let needs_version = matches!(change.condition, Condition::Version(_));
+    let is_whole = policy == WritePolicy::Back || needs_version;
+    let buckets = if is_whole { WHOLE } else { mutation.buckets() };
+    let mut guard = handle.lock_range(buckets, Kind::Change).await?;
+    if handle.enter(|object, _| object.has_pending() || object.flushing.is_some()).await {
+        if !is_whole {
+            drop(guard);
+            guard = handle.lock_range(WHOLE, Kind::Change).await?;
+        }
+        store_pending(&handle).await?;
+    }
+    if needs_version {
+        change.condition = store_condition(&handle, change.condition, call).await?;
+    }
+    if let Some(stamp) = shared.own_stamp(&id.namespace).await? {
+        change.stamp = Some(stamp);
+    }
+    if call.deadline.is_some_and(|deadline| shared.clock.now() >= deadline) {
+        return Err(Error::DeadlinePassed);
+    }
+    begun.store(1, Ordering::Release);
+    let asked = change.durability;
+    let work = {
+        let shared = Arc::clone(shared);
+        async move { send(&shared, &handle, guard, mutation, change, call, policy).await }
+    };
+    let reply = shielded(shared, work).await?;
+    let durability = reply.durability.max(asked);
+    Ok(safe_as(reply, durability))
+}
+
+/// Waits until all of an object that waits to be stored is; its range is spoken for, so no more comes.
+pub(crate) async fn store_pending(handle: &Handle) -> Result<()> {
+    let ticket = Arc::new(FlushTicket::default());
+    handle.shared.wait_stored(handle, &ticket, 0).await;
+    Stored(ticket).await
+}
+
+/// What callers see as one version is another in the store: the condition as the store must check it. The
+/// whole object is spoken for.
+pub(crate) async fn store_condition(handle: &Handle, condition: Condition, call: Call) -> Result<Condition> {
+    let Condition::Version(_) = condition else { return Ok(condition) };
+    let known = handle.enter(|object, _| object.head.known).await;
+    if known == Known::Unknown {
+        ask_head(handle, call).await?;
+    }
+    let (checked, mut version) = handle
+        .enter(move |object, _| {
+            let version = (object.head.known == Known::Present).then_some(Version(object.head.version));
+            (check_condition(version, condition), object.head.store_version)
+        })
+        .await;
+    checked?;
+    if version.is_none() {
+        version = ask_head(handle, call).await?;
+    }
+    Ok(version.map_or(Condition::Present, |version| Condition::Version(Version(version))))
+}
+
+/// Asks for size and version while the object is spoken for; the store's version, if it is there.
+async fn ask_head(handle: &Handle, call: Call) -> Result<Option<u64>> {
+    let mut request = InfoRequest::new(handle.id().clone());
+    request.call = call;
+    let info = match handle.shared.below.info(request).await {
+        Ok(info) => Some(info),
+        Err(Error::Missing) => None,
+        Err(error) => return Err(error),
+    };
+    let version = info.as_ref().map(|info| info.version.0);
+    handle
+        .enter(move |object, _| {
+            object.head.store_version = version;
+            if object.head.known == Known::Unknown {
+                object.set_head(info.as_ref().map(|info| (info.size_bytes, info.version.0)));
+            }
+        })
+        .await;
+    Ok(version)
+}
+
+/// Asks the store, and brings the cache up to date with its answer.
+async fn send(
+    shared: &Arc<Shared>,
+    handle: &Handle,
+    guard: RangeGuard,
+    mutation: Mutation,
+    change: Change,
+    call: Call,
+    policy: WritePolicy,
+) -> Result<ChangeReply> {
+    let started = handle.enter(|object, _| object.begin_change()).await;
+    let id = handle.id().clone();
+    let answer = ask(shared, id, &mutation, change, call).await;
+    let keeps = policy != WritePolicy::Around && matches!(answer, Ok(_));
+    let most = if keeps { mutation.buckets_kept() } else { 0 };
+    let mut means = OwnedMeans::at_hand(shared, most);
+    let (hash, own) = (handle.in_use().node.hash(), Arc::clone(shared));
+    let answer = handle
+        .enter(move |object, env| {
+            let is_exact = object.end_change(&started);
+            match &answer {
+                Ok(reply) => {
+                    means.lend(None, |means| object.take_over_change(env, &mutation, &change, policy, means));
+                    object.changed_below(&mutation, &change, reply, is_exact, || own.next_version(hash));
+                    object.settle().into_iter().for_each(|(ticket, result)| ticket.settle(result));
+                }
+                Err(error) => object.perhaps_changed(env, &mutation, error),
+            }
+            let version = Version(object.head.version);
+            answer.map(|reply| ChangeReply::new(version, object.head.size, reply.durability))
+        })
+        .await;
+    drop(guard);
+    add(&shared.gauges.writes_through, 1);
+    answer
+}
+
+async fn ask(
+    shared: &Shared,
+    id: ObjectId,
+    mutation: &Mutation,
+    change: Change,
+    call: Call,
+) -> Result<ChangeReply> {
+    macro_rules! send {
+        ($operation:ident, $request:expr) => {{
+            let mut request = $request.change(change);
+            request.call = call;
+            shared.below.$operation(request).await
+        }};
+    }
+    match mutation.clone() {
+        Mutation::Write { offset, data } => send!(write, WriteRequest::new(id, offset, data)),
+        Mutation::WriteZeroes { offset, len } => {
+            send!(write_zeroes, WriteZeroesRequest::new(id, offset, len))
+        }
+        Mutation::Discard { offset, len } => send!(discard, DiscardRequest::new(id, offset, len)),
+        Mutation::CompareAndWrite { offset, expected, data } => {
+            send!(compare_and_write, CompareAndWriteRequest::new(id, offset, expected, data))
+        }
+        Mutation::WriteFull { data } => send!(write_full, WriteFullRequest::new(id, data)),
+        Mutation::Truncate { size } => send!(truncate, TruncateRequest::new(id, size)),
+        Mutation::Touch => send!(copy, CopyRequest::new(id.clone(), id)),
+        Mutation::Delete => {
+            let reply = send!(delete, DeleteRequest::new(id))?;
+            Ok(ChangeReply::new(Version(0), 0, reply.durability))
+        }
+    }
+}
+
+impl Mutation {
+    /// The most buckets that taking it over can use.
+    fn buckets_kept(&self) -> u32 {
+        match self {
+            Self::Write { .. } | Self::CompareAndWrite { .. } => {
+                let buckets = self.buckets();
+                buckets.end - buckets.start
+            }
+            Self::WriteFull { data } => data.len_bytes().div_ceil(super::pool::BUCKET) as u32,
+            Self::WriteZeroes { .. } | Self::Discard { .. } => 2,
+            Self::Truncate { .. } | Self::Delete | Self::Touch => 0,
+        }
+    }
+}
+
+/// A change that has begun at the store, to tell whether another overlapped it.
+pub(crate) struct Started {
+    steps: u32,
+    was_alone: bool,
+}
+
+impl Object {
+    /// What the store says of the object as a whole.
+    pub(crate) fn set_head(&mut self, found: Option<(u64, u64)>) {
+        let head = &mut self.head;
+        head.known = if found.is_some() { Known::Present } else { Known::Absent };
+        let (size, version) = found.unwrap_or((0, head.version));
+        (head.size, head.version, head.store_size) = (size, version, size);
+        (head.store_exists, head.store_version) = (found.is_some(), found.map(|(_, version)| version));
+    }
+
+    pub(crate) fn begin_change(&mut self) -> Started {
+        let head = &mut self.head;
+        let was_alone = head.store_changes == 0;
+        head.store_changes += 1;
+        head.store_steps += 1;
+        Started { steps: head.store_steps, was_alone }
+    }
+
+    /// Whether no other change of the object was under way at any time during this one.
+    pub(crate) fn end_change(&mut self, started: &Started) -> bool {
+        let head = &mut self.head;
+        let is_exact = started.was_alone && head.store_steps == started.steps;
+        head.store_changes -= 1;
+        head.store_steps += 1;
+        is_exact
+    }
+
+    /// Brings the slots up to date with what the store has done.
+    fn take_over_change(
+        &mut self,
+        env: &Env<'_>,
+        mutation: &Mutation,
+        _change: &Change,
+        policy: WritePolicy,
+        means: &mut super::object::Means<'_>,
+    ) {
+        if policy == WritePolicy::Around && !matches!(mutation, Mutation::Truncate { .. } | Mutation::Delete)
+        {
+            if !matches!(mutation, Mutation::Touch) {
+                self.forget(env, mutation.buckets());
+            }
+            return;
+        }
+        match mutation {
+            Mutation::Write { offset, data } | Mutation::CompareAndWrite { offset, data, .. } => {
+                self.write_through(env, *offset, data, means);
+            }
+            Mutation::WriteZeroes { offset, len } => self.zero_through(env, *offset, *len, means),
+            Mutation::Discard { offset, len } => {
+                // Without knowing the end we do not know what has become zeros.
+                let is_known = self.head.known == Known::Present;
+                let within = self.head.size.saturating_sub(*offset).min(*len);
+                if is_known && within > 0 {
+                    self.zero_through(env, *offset, within, means);
+                } else if !is_known {
+                    self.forget(env, mutation.buckets());
+                }
+            }
+            Mutation::WriteFull { data } => {
+                self.spoil_loads(0);
+                self.forget(env, WHOLE);
+                self.write_through(env, 0, data, means);
+            }
+            Mutation::Truncate { size } => self.truncated(env, *size),
+            Mutation::Delete => {
+                self.spoil_loads(0);
+                self.forget(env, WHOLE);
+            }
+            Mutation::Touch => (),
+        }
+    }
+
+    /// Brings the head up to date.
+    fn changed_below(
+        &mut self,
+        mutation: &Mutation,
+        change: &Change,
+        reply: &ChangeReply,
+        is_exact: bool,
+        next_version: impl FnOnce() -> u64,
+    ) {
+        let head = &mut self.head;
+        let was_known = head.known == Known::Present;
+        let size = match mutation {
+            Mutation::Write { offset, data } | Mutation::CompareAndWrite { offset, data, .. }
+                if was_known =>
+            {
+                let end = if data.is_empty() { 0 } else { offset + data.len_bytes() as u64 };
+                head.size.max(end)
+            }
+            Mutation::WriteZeroes { offset, len } if was_known => {
+                head.size.max(if *len == 0 { 0 } else { offset + len })
+            }
+            Mutation::Discard { .. } | Mutation::Touch if was_known => head.size,
+            Mutation::Delete => 0,
+            _ => reply.size_bytes,
+        };
+        let is_delete = matches!(mutation, Mutation::Delete);
+        head.known = if is_delete { Known::Absent } else { Known::Present };
+        (head.size, head.store_size, head.store_exists) = (size, size, !is_delete);
+        head.store_version = (is_exact && !is_delete).then_some(reply.version.0);
+        head.version = head.store_version.unwrap_or_else(next_version);
+        if change.stamp.is_some() && head.is_full {
+            head.stamp = change.stamp;
+        }
+        if matches!(mutation, Mutation::Delete | Mutation::WriteFull { .. }) {
+            self.pending.is_lost = false;
+        }
+    }
+
+    /// Something may have been changed below, or what we took for known has turned out wrong.
+    pub(crate) fn perhaps_changed(&mut self, env: &Env<'_>, mutation: &Mutation, error: &Error) {
+        let doubts = matches!(
+            error,
+            Error::OutcomeUnknown(_)
+                | Error::Missing
+                | Error::Exists
+                | Error::ConditionFailed { .. }
+                | Error::Fenced { .. }
+                | Error::Superseded { .. }
+                | Error::WritesLost(_)
+                | Error::NotStored(_)
+        );
+        if !doubts {
+            return;
+        }
+        if matches!(error, Error::OutcomeUnknown(_) | Error::NotStored(_)) {
+            self.forget(env, mutation.buckets());
+            if matches!(mutation, Mutation::Truncate { .. } | Mutation::WriteFull { .. } | Mutation::Delete) {
+                self.spoil_loads(0);
+            }
+        } else {
+            self.drop_clean(env);
+        }
+        if !self.has_pending() {
+            (self.head.known, self.head.is_full, self.head.store_version) = (Known::Unknown, false, None);
+        }
+    }
+}
+
+/// Copies one object's content to another.
+pub(crate) async fn copy(
+    shared: Arc<Shared>,
+    request: CopyRequest,
+    hashes: (u64, u64),
+) -> Result<ChangeReply> {
+    let begun = Arc::new(AtomicU32::new(0));
+    let own = Arc::clone(&begun);
+    let late = move || match own.load(Ordering::Acquire) {
+        0 => Error::DeadlinePassed,
+        _ => Error::OutcomeUnknown("the deadline passed while the store was at work".into()),
+    };
+    let deadline = request.call.deadline;
+    let asked = request.change.durability;
+    let (to, pending) = shared.until(deadline, late, copy_objects(&shared, request, hashes, begun)).await?;
+    let Pending { reply, is_pending } = pending;
+    if asked == Durability::Cached || !is_pending {
+        let durability = if is_pending { Durability::Cached } else { reply.durability.max(asked) };
+        return Ok(safe_as(reply, durability));
+    }
+    let ticket = Arc::new(FlushTicket::default());
+    shared.wait_stored(&to, &ticket, 0).await;
+    let late = || Error::NotStored(ticket.why());
+    shared.until(deadline, late, Stored(Arc::clone(&ticket))).await?;
+    Ok(safe_as(reply, Durability::Stored))
+}
+
+struct Pending {
+    reply: ChangeReply,
+    is_pending: bool,
+}
+
+/// Both objects are spoken for as a whole, in the order of their places, so that two copies in opposite
+/// directions cannot wait for each other. The source's dirty buckets become the target's as well, shared
+/// until either is written; the rest the store copies.
+async fn copy_objects(
+    shared: &Arc<Shared>,
+    request: CopyRequest,
+    hashes: (u64, u64),
+    begun: Arc<AtomicU32>,
+) -> Result<(Handle, Pending)> {
+    let CopyRequest { from, from_condition, to, mut change, call, .. } = request;
+    let source = Handle::acquire(shared, &from, hashes.0).await?;
+    let target = Handle::acquire(shared, &to, hashes.1).await?;
+    let (first, second) = if source.at() < target.at() { (&source, &target) } else { (&target, &source) };
+    let guards =
+        (first.lock_range(WHOLE, Kind::Change).await?, second.lock_range(WHOLE, Kind::Change).await?);
+    store_pending(&target).await?;
+    let shares = shared.write_policy(&to.namespace) == WritePolicy::Back && change.stamp.is_none();
+    let can_share = source
+        .enter(move |object, _| {
+            !object.pending.replace
+                && object.pending.truncate_to == u64::MAX
+                && object.flushing.as_ref().is_none_or(|it| !it.replace && it.truncate_to == u64::MAX)
+                && object.head.store_exists
+        })
+        .await;
+    if !(shares && can_share) {
+        store_pending(&source).await?;
+    }
+    let mut from_condition = from_condition;
+    if matches!(from_condition, Condition::Version(_)) {
+        from_condition = store_condition(&source, from_condition, call).await?;
+        // The store's version moves with a flush under way; nobody else changes it while we hold it.
+        if shares && can_share {
+            from_condition = Condition::Present;
+        }
+    }
+    change.condition = store_condition(&target, change.condition, call).await?;
+    if let Some(stamp) = shared.own_stamp(&to.namespace).await? {
+        change.stamp = Some(stamp);
+    }
+    let mut taken = take_shared(shared, &source, shares && can_share).await;
+    if taken.is_none() {
+        store_pending(&source).await?;
+        taken = take_shared(shared, &source, false).await;
+    }
+    let taken = taken.unwrap_or_else(|| Taken::nothing(shared));
+    if call.deadline.is_some_and(|deadline| shared.clock.now() >= deadline) {
+        return Err(Error::DeadlinePassed);
+    }
+    begun.store(1, Ordering::Release);
+    let (own, handle) = (Arc::clone(shared), target.clone());
+    let work = async move {
+        let started = handle.enter(|object, _| object.begin_change()).await;
+        let mut request = CopyRequest::new(from, to).change(change);
+        (request.from_condition, request.call) = (from_condition, call);
+        let answer = own.below.copy(request).await;
+        let hash = handle.in_use().node.hash();
+        let shared = Arc::clone(&own);
+        let done = handle.enter(move |object, env| {
+            let is_exact = object.end_change(&started);
+            match answer {
+                Ok(reply) => {
+                    object.spoil_loads(0);
+                    object.forget(env, WHOLE);
+                    object.set_head(Some((reply.size_bytes, reply.version.0)));
+                    object.head.store_version = is_exact.then_some(reply.version.0);
+                    if change.stamp.is_some() && object.head.is_full {
+                        object.head.stamp = change.stamp;
+                    }
+                    object.pending.is_lost = false;
+                    let is_pending = taken.give(&shared, object, env);
+                    if is_pending || !is_exact {
+                        object.head.version = shared.next_version(hash);
+                    }
+                    let version = Version(object.head.version);
+                    let reply = ChangeReply::new(version, object.head.size, reply.durability);
+                    Ok(Pending { reply, is_pending })
+                }
+                Err(error) => {
+                    object.perhaps_changed(env, &Mutation::WriteFull { data: Default::default() }, &error);
+                    Err(error)
+                }
+            }
+        });
+        let done = done.await;
+        drop(guards);
+        done
+    };
+    let pending = shielded(shared, work).await?;
+    Ok((target, pending))
+}
+
+/// Buckets that a copy has taken over from its source, until its target has them.
+struct Taken {
+    shared: Arc<Shared>,
+    slots: Vec<(u32, super::slots::Slot)>,
+    size: u64,
+    credits: u32,
+}
+
+impl Taken {
+    fn nothing(shared: &Arc<Shared>) -> Self {
+        Self { shared: Arc::clone(shared), slots: Vec::new(), size: 0, credits: 0 }
+    }
+
+    /// The target's from now on; whether there is anything for the store in it.
+    fn give(mut self, shared: &Shared, object: &mut Object, env: &Env<'_>) -> bool {
+        let slots = std::mem::take(&mut self.slots);
+        self.credits = 0;
+        if slots.is_empty() && self.size <= object.head.size {
+            return false;
+        }
+        object.head.size = object.head.size.max(self.size);
+        object.pending.size_dirty = true;
+        object.adopt(env, slots);
+        let version = object.head.version;
+        object.note_change(shared.clock.now(), version, None);
+        shared.register(object, env)
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        let buckets = self.slots.iter().filter(|(_, slot)| slot.state().has_bucket());
+        buckets.for_each(|(_, slot)| self.shared.pool.release(slot.bucket()));
+        self.shared.gauges.give_back(self.credits);
+    }
+}
+
+/// Shares what waits to be stored of the source; `None` if there is no room for so much more dirty data.
+async fn take_shared(shared: &Arc<Shared>, source: &Handle, shares: bool) -> Option<Taken> {
+    let own = Arc::clone(shared);
+    let taken = source.enter(move |object, env| {
+        let slots = if shares { object.share(env, false) } else { Vec::new() };
+        let credits = slots.iter().filter(|(_, slot)| slot.state().has_bucket()).count() as u32;
+        let size = if shares { object.head.size } else { 0 };
+        let has_room = own.gauges.take_credits(credits);
+        let taken = Taken { shared: own, slots, size, credits: if has_room { credits } else { 0 } };
+        has_room.then_some(taken)
+    });
+    taken.await
+}
