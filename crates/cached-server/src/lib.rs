@@ -15,6 +15,7 @@
 
 pub mod cli;
 pub mod clock;
+pub mod config;
 pub mod limits;
 pub mod pid_file;
 pub mod process;
@@ -32,6 +33,7 @@ mod stats;
 mod watch;
 mod worker;
 
+pub use config::Config;
 pub use logging::Logging;
 pub use server::{Server, StartError, Stopper};
 pub use settings::Settings;

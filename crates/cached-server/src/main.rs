@@ -36,7 +36,7 @@ fn main() -> ExitCode {
             let _ = std::io::stdout().write_all(text.as_bytes());
             return ExitCode::SUCCESS;
         }
-        Ok(Request::Serve(settings)) => serve(*settings, inherited, arguments.len() == 1),
+        Ok(Request::Serve(config)) => serve(config.settings, inherited),
         Err(error) => Err(Failure { line: error.to_string(), status: error.status }),
     };
     match result {
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
 
 /// Serves until asked to end. The order of the first steps is memcached's: what needs root's rights comes before they
 /// are given up, sockets and files come after.
-fn serve(settings: Settings, inherited: Vec<OwnedFd>, bare: bool) -> Result<(), Failure> {
+fn serve(settings: Settings, inherited: Vec<OwnedFd>) -> Result<(), Failure> {
     let signals = Signals::take_over().map_err(Failure::refused)?;
     if settings.core_dumps {
         process::allow_core_dumps().map_err(Failure::refused)?;
@@ -90,7 +90,7 @@ fn serve(settings: Settings, inherited: Vec<OwnedFd>, bare: bool) -> Result<(), 
     {
         tracing::warn!(cause = %error, path = %path.display(), "cannot write the pid file");
     }
-    if !bare && !activated && server.addresses().iter().any(|address| address.ip().is_unspecified()) {
+    if !activated && server.addresses().iter().any(|address| address.ip().is_unspecified()) {
         tracing::warn!(
             "listening on all interfaces, and anyone who can connect may do anything; -l narrows that"
         );

@@ -1,4 +1,4 @@
-//! What the server was told to do: the command line, judged and in plain types.
+//! What the server was told to do: command line and configuration file, judged and in plain types.
 
 use cached_proto::Protocol;
 use std::path::PathBuf;

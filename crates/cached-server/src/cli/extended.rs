@@ -4,7 +4,7 @@
 //! memcached checks them, shown by `stats settings`, and otherwise without effect.
 
 use super::{FAILURE, USAGE, UsageError, wrong};
-use crate::settings::NotedSettings;
+use crate::settings::{NotedSettings, Settings};
 use cached_core::kv::policy;
 
 /// memcached's page of chunks.
@@ -29,24 +29,38 @@ pub(super) struct Extended {
     pub(super) without_effect: Vec<String>,
 }
 
-impl Default for Extended {
-    fn default() -> Self {
+impl Extended {
+    /// What holds when nothing more is said.
+    pub(super) fn over(settings: &Settings) -> Extended {
         Extended {
-            noted: NotedSettings::default(),
-            maxconns_fast: true,
-            track_sizes: false,
-            eviction_policy: policy::NAMES[0],
-            watcher_buffer_bytes: 256 << 10,
-            worker_buffer_bytes: 64 << 10,
-            chunk_bytes_max: CHUNK_BYTES_MAX,
-            chunk_changed: false,
-            slab_sizes: Vec::new(),
+            noted: settings.noted.clone(),
+            maxconns_fast: settings.connections_max_fast,
+            track_sizes: settings.track_sizes,
+            eviction_policy: settings.eviction_policy,
+            watcher_buffer_bytes: settings.watcher_buffer_bytes,
+            worker_buffer_bytes: settings.worker_buffer_bytes,
+            chunk_bytes_max: settings.classes.chunk_bytes_max,
+            chunk_changed: settings.classes.chunk_bytes_max != CHUNK_BYTES_MAX,
+            slab_sizes: settings.classes.sizes.clone(),
             without_effect: Vec::new(),
         }
     }
-}
 
-impl Extended {
+    /// Carries over what was said, but for the size classes.
+    pub(super) fn settle(self, settings: &mut Settings) {
+        settings.connections_max_fast = self.maxconns_fast;
+        settings.idle_timeout_secs = u32::try_from(self.noted.idle_timeout).unwrap_or(0);
+        settings.eviction_policy = self.eviction_policy;
+        settings.track_sizes = self.track_sizes;
+        settings.watcher_buffer_bytes = self.watcher_buffer_bytes;
+        settings.worker_buffer_bytes = self.worker_buffer_bytes;
+        settings.connection_bytes_max = match self.noted.read_buf_mem_limit {
+            0 => Settings::connection_bytes_for(settings.connections_max),
+            bytes => bytes,
+        };
+        settings.noted = self.noted;
+    }
+
     /// Reads one list.
     pub(super) fn read(&mut self, list: &str) -> Result<(), UsageError> {
         for part in list.trim_start().split(',').filter(|part| !part.is_empty()) {

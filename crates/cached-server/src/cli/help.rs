@@ -73,6 +73,9 @@ const FLAGS: &str = "\
    Other options of memcached that tune its slabs, LRU and hash table are accepted without effect
    and named once in the log. docs/memcached-support.md lists all.
 -N, --napi-ids            accepted without effect
+    --config=<file>       read settings from a TOML file; flags win over it (see deploy/cached.toml)
+    --check-config        say whether flags and file are right, and start nothing
+    --print-config        print what flags and file come to as such a file, and start nothing
 ";
 
 #[cfg(test)]

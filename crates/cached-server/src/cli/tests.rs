@@ -1,7 +1,7 @@
 //! Command lines and what they come to.
 
 use super::*;
-use crate::settings::ListenAddress;
+use crate::settings::{ListenAddress, Settings};
 use cached_proto::Protocol;
 
 fn judge(arguments: &[&str]) -> Result<Request, UsageError> {
@@ -11,7 +11,7 @@ fn judge(arguments: &[&str]) -> Result<Request, UsageError> {
 
 fn settings(arguments: &[&str]) -> Settings {
     match judge(arguments) {
-        Ok(Request::Serve(settings)) => *settings,
+        Ok(Request::Serve(config)) => config.settings,
         other => panic!("{arguments:?}: {other:?}"),
     }
 }
@@ -217,5 +217,139 @@ fn numbers_are_read_as_by_atoi_and_noted() {
 fn what_is_printed() {
     for flag in ["-V", "-h", "-i", "--version", "--help", "--license"] {
         assert!(matches!(judge(&[flag]), Ok(Request::Print(text)) if text.starts_with("memcached 1.6.45")));
+    }
+}
+
+/// A configuration file, and `--config` with its path.
+fn file(text: &str) -> (tempfile::NamedTempFile, String) {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), text).expect("its text");
+    let flag = format!("--config={}", file.path().display());
+    (file, flag)
+}
+
+#[test]
+fn flags_win_over_the_file() {
+    let (_file, config) = file(
+        "[process]\nverbosity = 1\n[memcached]\nmemory_bytes_max = \"128 MiB\"\nthreads = 2\n\
+         connections_max = 50\nevict = false\nidle_timeout_secs = 9\neviction_policy = \"lru\"\n\
+         size_class_bytes_max = \"256 KiB\"\nconnections_excess = \"wait\"\n",
+    );
+    let from_file = settings(&[&config]);
+    assert_eq!((from_file.memory_bytes, from_file.threads, from_file.verbosity), (128 << 20, 2, 1));
+    assert_eq!((from_file.connections_max, from_file.evict, from_file.idle_timeout_secs), (50, false, 9));
+    assert_eq!((from_file.noted.idle_timeout, from_file.eviction_policy), (9, "lru"));
+    assert_eq!((from_file.classes.chunk_bytes_max, from_file.connections_max_fast), (256 << 10, false));
+    let over =
+        settings(&[&config, "-m", "100", "-vv", "-o", "idle_timeout=3,eviction_policy=mru", "-c", "9000"]);
+    assert_eq!((over.memory_bytes, over.threads, over.verbosity), (100 << 20, 2, 2));
+    assert_eq!((over.idle_timeout_secs, over.eviction_policy), (3, "mru"));
+    assert_eq!((over.evict, over.connection_bytes_max), (false, 256 << 20), "buffers follow the connections");
+}
+
+#[test]
+fn where_to_listen_with_a_file() {
+    let (_file, config) = file("[memcached]\nlisten = [\"127.0.0.1:5\", \"[::1]:6\", \"127.0.0.1:7\"]\n");
+    let own = settings(&[&config, "-m", "100"]);
+    assert_eq!(
+        own.listen,
+        [address(Some("127.0.0.1"), 5), address(Some("::1"), 6), address(Some("127.0.0.1"), 7)]
+    );
+    assert_eq!((own.port, own.interface.as_deref()), (5, Some("127.0.0.1:5,[::1]:6,127.0.0.1:7")));
+    assert_eq!(
+        settings(&[&config, "-p", "8"]).listen,
+        [address(Some("127.0.0.1"), 8), address(Some("::1"), 8)]
+    );
+    assert_eq!(settings(&[&config, "-l", "*", "-p", "8"]).listen, [address(None, 8)]);
+    assert_eq!(settings(&[&config, "-l", "h"]).listen, [address(Some("h"), 11211)]);
+    assert!(settings(&[&config, "-p", "0"]).listen.is_empty());
+    let unix = settings(&[&config, "-s", "/x"]);
+    assert!(unix.listen.is_empty() && unix.unix_path.is_some());
+
+    let (_file, config) = file("[memcached]\nunix_path = \"/x\"\n");
+    let both = settings(&[&config]);
+    assert_eq!(
+        (both.listen.len(), both.unix_path.is_some()),
+        (1, true),
+        "in a file one does not rule out the other"
+    );
+    assert_eq!(both.listen, [address(Some("127.0.0.1"), 11211)], "this host only, unless told otherwise");
+
+    let (_file, config) = file("[memcached]\nlisten = []\n");
+    let none = settings(&[&config]);
+    assert_eq!((none.listen.len(), none.port), (0, 0));
+    assert_eq!(settings(&[&config, "-p", "5"]).listen, [address(Some("127.0.0.1"), 5)]);
+}
+
+#[test]
+fn what_the_file_gets_wrong_is_named_by_its_key() {
+    for (text, arguments, words, status) in [
+        ("[memcached]\nlisten = [\"h:x\"]", &[][..], ": memcached.listen: Invalid port number: \"x\"", 78),
+        (
+            "[memcached]\nitem_bytes_max = \"64 MiB\"",
+            &[],
+            ": memcached.item_bytes_max: is more than half of memory_bytes_max, 67108864 bytes",
+            78,
+        ),
+        // With a flag in play it is the flag that is named.
+        (
+            "[memcached]\nitem_bytes_max = \"64 MiB\"",
+            &["-m", "100"],
+            "Cannot set item size limit higher than 1/2 of memory max.",
+            64,
+        ),
+        ("[memcached]\nthreads = 0", &[], ": memcached.threads: is 0; it must be between 1 and 1024", 78),
+        ("[process]\nverbosity = 4", &["-v"], ": process.verbosity: is 4; it must be between 0 and 3", 78),
+    ] {
+        let (_file, config) = file(text);
+        let mut all = vec![config.as_str()];
+        all.extend(arguments);
+        for mode in [&[][..], &["--check-config"], &["--print-config"]] {
+            all.extend(mode);
+            let error = judge(&all).expect_err(text);
+            assert!(error.to_string().ends_with(words), "{text}: {error}");
+            assert_eq!((error.status, error.to_string().lines().count()), (status, 1), "{text}");
+        }
+    }
+}
+
+fn printed(arguments: &[&str]) -> String {
+    match judge(arguments) {
+        Ok(Request::Print(text)) => text,
+        other => panic!("{arguments:?}: {other:?}"),
+    }
+}
+
+/// What is printed can be fed back, prints the same again, and means the same.
+#[test]
+fn the_printed_configuration_is_a_file_that_says_the_same() {
+    let (_first, before) = file("[process]\npid_file = \"/p\"\n[memcached]\nlisten = [\"[::1]\"]\n");
+    for arguments in [
+        &[][..],
+        &["-m", "100", "-vv", "-l", "127.0.0.1,[::1]:5", "-p", "7"],
+        &["-p", "0"],
+        &["-s", "/tmp/x", "-a", "777", "-d", "-P", "/p", "-u", "nobody", "-k", "-r"],
+        &["-p", "-1", "-B", "binary", "-l", "proto[negotiating]:h:1,proto[ascii]:h:2", "-D", "/", "-MCFXWAL"],
+        &["-o", "idle_timeout=5,read_buf_mem_limit=9,slab_sizes=100-200,slab_chunk_max=64,track_sizes"],
+        &[
+            "-o",
+            "no_maxconns_fast,eviction_policy=mru,watcher_logbuf_size=9,worker_logbuf_size=70",
+            "-f",
+            "1.08",
+        ],
+        &["-n", "7", "-I", "1000000", "-m", "100", "-b", "3", "-R", "9", "-c", "77", "-t", "3"],
+        &[&before, "-t", "9"],
+    ] {
+        let text = printed(&[arguments, &["--print-config"]].concat());
+        let (_file, config) = file(&text);
+        assert_eq!(printed(&[&config, "--print-config"]), text, "{arguments:?}");
+        let meaning = |mut settings: Settings| {
+            // What `stats settings` shows of the addresses: as they were written, and as they came to be.
+            (settings.interface, settings.port) = (None, 0);
+            format!("{settings:?}")
+        };
+        assert_eq!(meaning(settings(&[&config])), meaning(settings(arguments)), "{arguments:?}");
+        let check = printed(&[&config, "--check-config"]);
+        assert!(check.ends_with(": nothing is wrong with the configuration\n"), "{check}");
     }
 }

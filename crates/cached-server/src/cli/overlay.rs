@@ -1,0 +1,322 @@
+//! Flags over the file over what is built in: each flag that was given replaces one setting, then all of them together are
+//! judged.
+//!
+//! Complaints about flags are in memcached's words; those about the file name its key.
+
+use super::extended::{self, Extended};
+use super::{Cli, FAILURE, USAGE, UsageError, listen, wrong};
+use crate::config::{Config, ConfigError, File, Mistake};
+use crate::settings::{ListenAddress, Settings, SlabClasses};
+use cached_proto::Protocol;
+use std::path::Path;
+
+/// A file that was read, and where.
+pub(super) type Given<'a> = (&'a Path, File);
+
+/// Where memcached listens.
+const PORT: i32 = 11211;
+
+impl Cli {
+    /// All settings. `bare` says that there were no flags but ours.
+    pub(super) fn overlay(self, file: Option<Given<'_>>, bare: bool) -> Result<Config, UsageError> {
+        let path = file.as_ref().map(|(path, _)| *path);
+        let blame = |mistake: Mistake| match path {
+            Some(path) => UsageError::from(ConfigError::of_key(path, mistake)),
+            None => UsageError { line: mistake.why, status: USAGE },
+        };
+        let mut settings = match &file {
+            Some((_, file)) => file.settings().map_err(blame)?,
+            None => Settings::default(),
+        };
+        let mut extended = Extended::over(&settings);
+        for list in &self.extended {
+            extended.read(list)?;
+        }
+        let mut notes = Vec::new();
+        let port = self.port_given(&mut notes)?;
+        self.sizes(&mut settings, &mut notes)?;
+        self.counts(&mut settings, &mut notes)?;
+        self.switches(&mut settings)?;
+        settings.classes = self.classes(&settings, &mut notes, &extended)?;
+        let sizes_given = self.memory_limit.is_some() || self.max_item_size.is_some();
+        if settings.item_bytes_max > settings.memory_bytes / 2 {
+            let why = "Cannot set item size limit higher than 1/2 of memory max.";
+            if path.is_none() || sizes_given {
+                return wrong(USAGE, why);
+            }
+            let why = format!("is more than half of memory_bytes_max, {} bytes", settings.memory_bytes);
+            return Err(blame(Mistake { key: "memcached.item_bytes_max".into(), why }));
+        }
+        if let Err(error) = extended.check(settings.item_bytes_max) {
+            if path.is_none() || sizes_given || !self.extended.is_empty() {
+                return Err(error);
+            }
+            let why = error.to_string();
+            return Err(blame(Mistake { key: "memcached.size_class_bytes_max".into(), why }));
+        }
+        settings.classes.chunk_bytes_max = extended.chunk_bytes_max;
+        self.napi_ids(&settings, &mut extended, &mut notes)?;
+        match &file {
+            Some((_, file)) => self.listen_over(file, &mut settings, port).map_err(|error| {
+                if !self.listen.is_empty() {
+                    return error;
+                }
+                blame(Mistake { key: "memcached.listen".into(), why: error.to_string() })
+            })?,
+            None => self.listen_alone(&mut settings, port.unwrap_or(PORT), bare)?,
+        }
+        if !self.rest.is_empty() {
+            notes.push(format!("words without a flag are ignored: {}", self.rest.join(" ")));
+        }
+        if !extended.without_effect.is_empty() {
+            let names = extended.without_effect.join(", ");
+            notes.push(format!("accepted, but without effect in this engine: {names}"));
+        }
+        extended.settle(&mut settings);
+        settings.notes = notes;
+        Ok(Config { settings })
+    }
+
+    /// `-p`, if given.
+    fn port_given(&self, notes: &mut Vec<String>) -> Result<Option<i32>, UsageError> {
+        let Some(text) = &self.port else { return Ok(None) };
+        match number("-p", text, notes)? {
+            port if port > 65535 => wrong(USAGE, format!("ERROR: Invalid port number {port}.")),
+            port if port < -1 => {
+                let line = format!("-p {port}: the TCP port must be 0 to 65535, or -1 for any free one");
+                wrong(USAGE, line)
+            }
+            port => Ok(Some(port as i32)),
+        }
+    }
+
+    /// `-a`, `-m`, `-I`.
+    fn sizes(&self, settings: &mut Settings, notes: &mut Vec<String>) -> Result<(), UsageError> {
+        if let Some(text) = &self.unix_mask {
+            let Ok(mask) = u32::from_str_radix(text.trim(), 8) else {
+                return wrong(USAGE, format!("-a {text}: the access mask must be octal"));
+            };
+            settings.unix_mask = mask & 0o777;
+        }
+        if let Some(text) = &self.memory_limit {
+            let mib = number("-m", text, notes)?.max(0);
+            if mib > 4 << 20 {
+                return wrong(USAGE, format!("-m {mib}: item memory must be at most 4194304 megabytes"));
+            }
+            settings.memory_bytes = (mib as usize) << 20;
+        }
+        if let Some(text) = &self.max_item_size {
+            settings.item_bytes_max = item_size(text, settings.memory_bytes)?;
+        }
+        Ok(())
+    }
+
+    /// `-c`, `-t`, `-R`, `-b`.
+    fn counts(&self, settings: &mut Settings, notes: &mut Vec<String>) -> Result<(), UsageError> {
+        if let Some(text) = &self.conn_limit {
+            settings.connections_max = positive("-c", text, "Maximum connections", notes)? as usize;
+        }
+        if let Some(text) = &self.threads {
+            let threads = positive("-t", text, "Number of threads", notes)?;
+            if threads > 1024 {
+                return wrong(USAGE, format!("-t {threads}: the number of threads must be at most 1024"));
+            }
+            settings.threads = threads as usize;
+        }
+        if let Some(text) = &self.max_reqs_per_event {
+            settings.batches_per_wake = positive("-R", text, "Number of requests per event", notes)? as u32;
+        }
+        if let Some(text) = &self.listen_backlog {
+            settings.backlog = number("-b", text, notes)?.clamp(0, i64::from(i32::MAX)) as u32;
+        }
+        Ok(())
+    }
+
+    /// Flags that turn something on or off, and names.
+    fn switches(&self, settings: &mut Settings) -> Result<(), UsageError> {
+        if let Some(name) = &self.protocol {
+            settings.protocol = match name.trim() {
+                "auto" => None,
+                "ascii" => Some(Protocol::Text),
+                "binary" => Some(Protocol::Binary),
+                other => {
+                    let line = format!(
+                        "Invalid value for binding protocol: {other} -- should be one of auto, binary, or ascii"
+                    );
+                    return wrong(USAGE, line);
+                }
+            };
+        }
+        if let Some(text) = &self.prefix_delimiter {
+            let Some(delimiter) = text.trim_start().bytes().next() else {
+                return wrong(FAILURE, "No delimiter specified");
+            };
+            settings.prefix_delimiter = Some(delimiter);
+        }
+        if let Some(user) = &self.user {
+            settings.user = Some(user.clone()).filter(|user| !user.is_empty());
+        }
+        if let Some(path) = &self.pid_file {
+            settings.pid_file = Some(path.clone());
+        }
+        let loud = usize::from(self.verbose) + self.verbose_long.len();
+        if loud > 0 {
+            settings.verbosity = loud.min(3) as u8;
+        }
+        settings.huge_pages |= self.large_pages > 0;
+        settings.lock_memory |= self.lock_memory > 0;
+        settings.evict &= self.disable_evictions == 0;
+        settings.cas &= self.disable_cas == 0;
+        settings.flush_enabled &= self.disable_flush_all == 0;
+        settings.dump_enabled &= self.disable_dumping == 0;
+        settings.watch_enabled &= self.disable_watch == 0;
+        settings.shutdown_command |= self.enable_shutdown > 0;
+        settings.debug_clock |= self.debug_clock > 0;
+        settings.daemon |= self.daemon > 0;
+        settings.core_dumps |= self.core_dumps > 0;
+        Ok(())
+    }
+
+    /// `-f`, `-n`, and what `-o` says of chunks: they name size classes here, and place nothing.
+    fn classes(
+        &self,
+        settings: &Settings,
+        notes: &mut Vec<String>,
+        extended: &Extended,
+    ) -> Result<SlabClasses, UsageError> {
+        let mut classes = settings.classes.clone();
+        if let Some(text) = &self.growth_factor {
+            classes.factor = extended::leading_f64(text);
+            if classes.factor.is_nan() || classes.factor <= 1.0 {
+                return wrong(FAILURE, "Factor must be greater than 1");
+            }
+        }
+        if let Some(text) = &self.slab_min_size {
+            let bytes = positive("-n", text, "Chunk size", notes)?;
+            classes.chunk_bytes_min = usize::try_from(bytes).unwrap_or(usize::MAX).min(1 << 20);
+        }
+        classes.chunk_bytes_max = extended.chunk_bytes_max;
+        classes.sizes = extended.slab_sizes.clone();
+        Ok(classes)
+    }
+
+    /// `-N`.
+    fn napi_ids(
+        &self,
+        settings: &Settings,
+        extended: &mut Extended,
+        notes: &mut Vec<String>,
+    ) -> Result<(), UsageError> {
+        let Some(text) = &self.napi_ids else { return Ok(()) };
+        let ids = number("-N", text, notes)?;
+        if ids <= 0 {
+            return wrong(FAILURE, "Maximum number of NAPI IDs must be greater than 0");
+        }
+        let threads = settings.threads;
+        if ids > threads as i64 {
+            let line =
+                format!("Number of napi_ids({ids}) cannot be greater than number of threads({threads})");
+            return wrong(USAGE, line);
+        }
+        extended.without_effect.push(format!("-N {ids}"));
+        Ok(())
+    }
+
+    /// Where to listen without a file, as memcached decides it.
+    fn listen_alone(&self, settings: &mut Settings, port: i32, bare: bool) -> Result<(), UsageError> {
+        settings.interface = match self.listen.is_empty() {
+            true => bare.then(|| "127.0.0.1".into()),
+            false => Some(self.listen.join(",")),
+        };
+        settings.port = port;
+        settings.unix_path = self.unix_socket.clone();
+        settings.listen = match &settings.unix_path {
+            Some(_) => Vec::new(),
+            None => listen::addresses(&self.listen, port, settings.protocol, bare)?,
+        };
+        Ok(())
+    }
+
+    /// Where to listen with a file: `-s` and `-l` replace what it says, `-p` alone moves it to another port.
+    fn listen_over(&self, file: &File, settings: &mut Settings, port: Option<i32>) -> Result<(), UsageError> {
+        if let Some(path) = &self.unix_socket {
+            settings.unix_path = Some(path.clone());
+            settings.interface = None;
+            settings.listen = Vec::new();
+            settings.port = port.unwrap_or(PORT);
+            return Ok(());
+        }
+        let own = &file.memcached.listen;
+        let texts = if self.listen.is_empty() { own } else { &self.listen };
+        settings.interface = (!texts.is_empty()).then(|| texts.join(","));
+        settings.listen = match port {
+            Some(0) => Vec::new(),
+            // No listener in the file, and a port on the command line: for this host.
+            Some(port) if texts.is_empty() => listen::addresses(&[], port, settings.protocol, true)?,
+            None if texts.is_empty() => Vec::new(),
+            port => listen::addresses(texts, port.unwrap_or(PORT), settings.protocol, false)?,
+        };
+        if let Some(port) = port.filter(|_| self.listen.is_empty()) {
+            move_to(&mut settings.listen, u16::try_from(port).unwrap_or(0));
+        }
+        settings.port = match settings.listen.first() {
+            None => 0,
+            Some(ListenAddress { port: 0, .. }) => -1,
+            Some(first) => first.port.into(),
+        };
+        Ok(())
+    }
+}
+
+/// The same hosts at another port, each once.
+fn move_to(listen: &mut Vec<ListenAddress>, port: u16) {
+    let mut moved: Vec<ListenAddress> = Vec::new();
+    for address in listen.drain(..) {
+        let address = ListenAddress { port, ..address };
+        if !moved.contains(&address) {
+            moved.push(address);
+        }
+    }
+    *listen = moved;
+}
+
+/// A number as `atoi` reads it; letters behind it are ignored as there, but noted.
+fn number(flag: &str, text: &str, notes: &mut Vec<String>) -> Result<i64, UsageError> {
+    let Some((number, rest)) = extended::leading_number(text) else {
+        return wrong(USAGE, format!("{flag} {text}: must be a number"));
+    };
+    if !rest.is_empty() {
+        notes.push(format!("{flag} {text} is read as {number}"));
+    }
+    Ok(number)
+}
+
+fn positive(flag: &str, text: &str, what: &str, notes: &mut Vec<String>) -> Result<i64, UsageError> {
+    match number(flag, text, notes) {
+        Ok(number @ 1..=0x7fff_ffff) => Ok(number),
+        Ok(number @ 0x8000_0000..) => wrong(FAILURE, format!("{flag} {number}: too large")),
+        _ => wrong(FAILURE, format!("{what} must be greater than 0")),
+    }
+}
+
+/// `-I`: bytes, or kibi-, mebi-, gibibytes with a letter.
+fn item_size(text: &str, memory_bytes: usize) -> Result<usize, UsageError> {
+    let (number, rest) = extended::leading_number(text).unwrap_or((0, ""));
+    let unit = match rest {
+        "k" | "K" => 1i64 << 10,
+        "m" | "M" => 1 << 20,
+        "g" | "G" => 1 << 30,
+        _ => 1,
+    };
+    let bytes = number.saturating_mul(unit);
+    if bytes < 1024 {
+        return wrong(USAGE, "Item max size cannot be less than 1024 bytes.");
+    }
+    if bytes > (memory_bytes / 2) as i64 {
+        return wrong(USAGE, "Cannot set item size limit higher than 1/2 of memory max.");
+    }
+    if bytes > 1 << 30 {
+        return wrong(USAGE, "Cannot set item size limit higher than a gigabyte.");
+    }
+    Ok(bytes as usize)
+}

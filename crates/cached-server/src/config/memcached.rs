@@ -1,0 +1,277 @@
+//! `[memcached]`: the door for memcached's protocols. Each key stands for one of memcached's flags, with a clear name and its unit.
+//!
+//! Flags that change nothing in this engine have no key: they are accepted on command lines that exist, not asked for.
+
+use super::error::{Mistake, mistake, require, within};
+use super::size::Size;
+use crate::settings::{ListenAddress, NotedSettings, Settings, SlabClasses};
+use cached_core::kv::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN};
+use cached_core::policy;
+use cached_proto::Protocol;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// The table. An empty text means none.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, expecting = "a table")]
+pub(crate) struct MemcachedTable {
+    /// `-l` and `-p`, one listener each.
+    pub(crate) listen: Vec<String>,
+    /// `-s`; beside TCP, not instead of it.
+    unix_path: PathBuf,
+    /// `-a`.
+    unix_mode: String,
+    /// `-B`.
+    protocol: Speaks,
+    /// `-m`.
+    memory_bytes_max: Size,
+    /// `-L`.
+    huge_pages: bool,
+    /// `-I`.
+    item_bytes_max: Size,
+    /// Not `-M`.
+    evict: bool,
+    /// `-o eviction_policy`.
+    eviction_policy: String,
+    /// Not `-C`.
+    cas: bool,
+    /// `-t`.
+    threads: u32,
+    /// `-c`.
+    connections_max: u32,
+    /// `-o maxconns_fast` and `no_maxconns_fast`.
+    connections_excess: Excess,
+    /// `-o read_buf_mem_limit`; 0 is by `connections_max`.
+    connection_bytes_max: Size,
+    /// `-o idle_timeout`.
+    idle_timeout_secs: u32,
+    /// `-b`.
+    listen_backlog: u32,
+    /// `-R`.
+    batches_per_wake: u32,
+    /// Not `-F`.
+    flush_command: bool,
+    /// Not `-X`.
+    dump_commands: bool,
+    /// Not `-W`.
+    watch_command: bool,
+    /// `-A`.
+    shutdown_command: bool,
+    /// `-D`.
+    prefix_delimiter: String,
+    /// `-o watcher_logbuf_size`.
+    watcher_buffer_bytes: Size,
+    /// `-o worker_logbuf_size`.
+    worker_buffer_bytes: Size,
+    /// `-f`.
+    size_class_factor: f64,
+    /// `-n`.
+    size_class_bytes_min: Size,
+    /// `-o slab_chunk_max`.
+    size_class_bytes_max: Size,
+    /// `-o slab_sizes`.
+    size_classes_bytes: Vec<Size>,
+    /// `-o track_sizes`.
+    size_report: bool,
+}
+
+/// What clients speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Speaks {
+    /// Told by a client's first byte.
+    Auto,
+    /// Text and meta.
+    Text,
+    Binary,
+}
+
+/// What becomes of clients above `connections_max`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Excess {
+    Refuse,
+    Wait,
+}
+
+impl Default for MemcachedTable {
+    fn default() -> Self {
+        MemcachedTable::from(&Settings::default())
+    }
+}
+
+impl From<&Settings> for MemcachedTable {
+    fn from(settings: &Settings) -> Self {
+        let speaks = |protocol| match protocol {
+            None => Speaks::Auto,
+            Some(Protocol::Text) => Speaks::Text,
+            Some(Protocol::Binary) => Speaks::Binary,
+        };
+        MemcachedTable {
+            listen: settings.listen.iter().map(|address| listener(address, settings.protocol)).collect(),
+            unix_path: settings.unix_path.clone().unwrap_or_default(),
+            unix_mode: format!("{:o}", settings.unix_mask),
+            protocol: speaks(settings.protocol),
+            memory_bytes_max: settings.memory_bytes.into(),
+            huge_pages: settings.huge_pages,
+            item_bytes_max: settings.item_bytes_max.into(),
+            evict: settings.evict,
+            eviction_policy: settings.eviction_policy.into(),
+            cas: settings.cas,
+            threads: u32::try_from(settings.threads).unwrap_or(u32::MAX),
+            connections_max: u32::try_from(settings.connections_max).unwrap_or(u32::MAX),
+            connections_excess: if settings.connections_max_fast { Excess::Refuse } else { Excess::Wait },
+            connection_bytes_max: settings.noted.read_buf_mem_limit.into(),
+            idle_timeout_secs: settings.idle_timeout_secs,
+            listen_backlog: settings.backlog,
+            batches_per_wake: settings.batches_per_wake,
+            flush_command: settings.flush_enabled,
+            dump_commands: settings.dump_enabled,
+            watch_command: settings.watch_enabled,
+            shutdown_command: settings.shutdown_command,
+            prefix_delimiter: settings.prefix_delimiter.map(char::from).map(String::from).unwrap_or_default(),
+            watcher_buffer_bytes: settings.watcher_buffer_bytes.into(),
+            worker_buffer_bytes: settings.worker_buffer_bytes.into(),
+            size_class_factor: settings.classes.factor,
+            size_class_bytes_min: settings.classes.chunk_bytes_min.into(),
+            size_class_bytes_max: settings.classes.chunk_bytes_max.into(),
+            size_classes_bytes: settings.classes.sizes.iter().map(|size| Size::from(*size)).collect(),
+            size_report: settings.track_sizes,
+        }
+    }
+}
+
+/// An address as `-l` takes it.
+fn listener(address: &ListenAddress, protocol: Option<Protocol>) -> String {
+    let speaks = match address.protocol {
+        own if own == protocol => "",
+        None => "proto[negotiating]:",
+        Some(Protocol::Text) => "proto[ascii]:",
+        Some(Protocol::Binary) => "proto[binary]:",
+    };
+    let port = address.port;
+    match address.host.as_deref().unwrap_or("*") {
+        host if host.contains(':') => format!("{speaks}[{host}]:{port}"),
+        host => format!("{speaks}{host}:{port}"),
+    }
+}
+
+const MIB: u64 = 1 << 20;
+/// As for `-m`: above that, a slip of the pen is more likely than a wish.
+const MEMORY_BYTES_MAX: u64 = 4 << 40;
+const LOG_BYTES_MAX: u64 = 1 << 30;
+const CLASS_BYTES_MIN: u64 = 48;
+const CLASS_BYTES_MAX: u64 = 512 << 10;
+
+impl MemcachedTable {
+    /// Carries the table over. Addresses are left to whoever knows which flags there are.
+    pub(super) fn apply(&self, settings: &mut Settings) -> Result<(), Mistake> {
+        settings.unix_path = Some(self.unix_path.clone()).filter(|path| !path.as_os_str().is_empty());
+        settings.unix_mask = unix_mode("memcached.unix_mode", &self.unix_mode)?;
+        settings.protocol = match self.protocol {
+            Speaks::Auto => None,
+            Speaks::Text => Some(Protocol::Text),
+            Speaks::Binary => Some(Protocol::Binary),
+        };
+        let least = Size::from(ARENA_BYTES_MIN);
+        let memory =
+            within("memcached.memory_bytes_max", self.memory_bytes_max, least..=Size(MEMORY_BYTES_MAX))?;
+        settings.memory_bytes = memory.to_usize();
+        settings.huge_pages = self.huge_pages;
+        let (least, most) = (Size::from(ITEM_BYTES_MIN), Size::from(ITEM_BYTES_MAX));
+        settings.item_bytes_max =
+            within("memcached.item_bytes_max", self.item_bytes_max, least..=most)?.to_usize();
+        settings.evict = self.evict;
+        settings.eviction_policy = eviction_policy("memcached.eviction_policy", &self.eviction_policy)?;
+        settings.cas = self.cas;
+        settings.threads = within("memcached.threads", self.threads, 1..=1024)? as usize;
+        settings.connections_max =
+            within("memcached.connections_max", self.connections_max, 1..=i32::MAX as u32)? as usize;
+        settings.connections_max_fast = self.connections_excess == Excess::Refuse;
+        self.apply_buffers(settings)?;
+        let idle = within("memcached.idle_timeout_secs", self.idle_timeout_secs, 0..=i32::MAX as u32)?;
+        settings.idle_timeout_secs = idle;
+        settings.noted = NotedSettings { idle_timeout: idle as i32, ..settings.noted.clone() };
+        settings.backlog = within("memcached.listen_backlog", self.listen_backlog, 0..=i32::MAX as u32)?;
+        settings.batches_per_wake =
+            within("memcached.batches_per_wake", self.batches_per_wake, 1..=i32::MAX as u32)?;
+        settings.flush_enabled = self.flush_command;
+        settings.dump_enabled = self.dump_commands;
+        settings.watch_enabled = self.watch_command;
+        settings.shutdown_command = self.shutdown_command;
+        settings.prefix_delimiter = match self.prefix_delimiter.as_bytes() {
+            [] => None,
+            [letter] => Some(*letter),
+            _ => return mistake("memcached.prefix_delimiter", "must be one ASCII letter or sign, or empty"),
+        };
+        settings.classes = self.classes()?;
+        settings.track_sizes = self.size_report;
+        Ok(())
+    }
+
+    fn apply_buffers(&self, settings: &mut Settings) -> Result<(), Mistake> {
+        let bytes = self.connection_bytes_max;
+        let enough = bytes.0 == 0 || (MIB..=MEMORY_BYTES_MAX).contains(&bytes.0);
+        require(enough, "memcached.connection_bytes_max", || {
+            format!("is {bytes}; it must be at least 1 MiB, or 0 for 64 KiB for each connection")
+        })?;
+        settings.noted.read_buf_mem_limit = bytes.to_usize();
+        settings.connection_bytes_max = match bytes.to_usize() {
+            0 => Settings::connection_bytes_for(settings.connections_max),
+            bytes => bytes,
+        };
+        let range = Size(4 << 10)..=Size(LOG_BYTES_MAX);
+        let watcher = within("memcached.watcher_buffer_bytes", self.watcher_buffer_bytes, range.clone())?;
+        let worker = within("memcached.worker_buffer_bytes", self.worker_buffer_bytes, range)?;
+        settings.watcher_buffer_bytes = watcher.to_usize();
+        settings.worker_buffer_bytes = worker.to_usize();
+        Ok(())
+    }
+
+    fn classes(&self) -> Result<SlabClasses, Mistake> {
+        let factor = self.size_class_factor;
+        require(factor.is_finite() && factor > 1.0, "memcached.size_class_factor", || {
+            format!("is {factor}; it must be above 1")
+        })?;
+        let chunk_min =
+            within("memcached.size_class_bytes_min", self.size_class_bytes_min, Size(1)..=Size(MIB))?;
+        let chunk_max = self.size_class_bytes_max;
+        let fits = (1024..=MIB).contains(&chunk_max.0) && MIB.is_multiple_of(chunk_max.0);
+        require(fits, "memcached.size_class_bytes_max", || {
+            format!("is {chunk_max}; it must be at least 1 KiB and divide 1 MiB")
+        })?;
+        let mut after = 0;
+        for size in &self.size_classes_bytes {
+            let rising = after == 0 || size.0 > after + 8;
+            let known = (CLASS_BYTES_MIN..=CLASS_BYTES_MAX).contains(&size.0);
+            require(rising && known, "memcached.size_classes_bytes", || {
+                format!("has {size}; sizes must be from 48 to 512 KiB, each more than 8 above the one before")
+            })?;
+            after = size.0;
+        }
+        let count = self.size_classes_bytes.len();
+        require(count < 63, "memcached.size_classes_bytes", || format!("has {count} sizes; at most 62 do"))?;
+        Ok(SlabClasses {
+            factor,
+            chunk_bytes_min: chunk_min.to_usize(),
+            chunk_bytes_max: chunk_max.to_usize(),
+            sizes: self.size_classes_bytes.iter().map(|size| size.to_usize()).collect(),
+        })
+    }
+}
+
+/// A unix socket's permissions, in octal.
+pub(super) fn unix_mode(key: &str, text: &str) -> Result<u32, Mistake> {
+    match u32::from_str_radix(text, 8) {
+        Ok(mode @ 0..=0o777) => Ok(mode),
+        _ => mistake(key, format!("is \"{text}\"; it must be permissions in octal, as in \"660\"")),
+    }
+}
+
+/// The name of a policy that there is.
+pub(super) fn eviction_policy(key: &str, name: &str) -> Result<&'static str, Mistake> {
+    match policy::NAMES.iter().find(|known| **known == name) {
+        Some(known) => Ok(known),
+        None => mistake(key, format!("is \"{name}\"; it must be one of {}", policy::NAMES.join(", "))),
+    }
+}
