@@ -70,8 +70,8 @@ struct Inner {
     clock: Arc<dyn Clock>,
     /// An entry starts at a multiple of `1 << granule_shift` bytes; locations count granules.
     granule_shift: u32,
-    /// The policy's answer to a hit, for each of its eight bit patterns.
-    hit_bits: [u8; 8],
+    /// The policy's answer to a hit, for each of its eight bit patterns; renewed as regions are walked.
+    hit_bits: HitBits,
     /// Items in regions with a lower sequence number are gone; 0 while no flush is being cleaned up.
     flush_boundary: AtomicU64,
     /// The clock's second of a flush asked for in advance; 0 for none.
@@ -143,7 +143,7 @@ impl Kv {
             hasher: KeyHasher::new(config.hash_seed),
             clock: config.clock,
             granule_shift,
-            hit_bits: std::array::from_fn(|bits| policy.hit(bits as u8) & 7),
+            hit_bits: HitBits::new(&*policy),
             flush_boundary: AtomicU64::new(0),
             flush_due: AtomicU32::new(0),
             cas: config.cas,
@@ -305,7 +305,7 @@ impl Inner {
     fn bump(&self, item: ItemPtr, now: u32) {
         let before = item.state();
         let marks = before & ((1 << item::state::POLICY_SHIFT) - 1);
-        let bits = self.hit_bits[usize::from(before >> item::state::POLICY_SHIFT)];
+        let bits = self.hit_bits.after(before >> item::state::POLICY_SHIFT);
         let after = marks | item::state::FETCHED | bits << item::state::POLICY_SHIFT;
         if after != before {
             item.set_state(after);
@@ -353,6 +353,29 @@ impl Inner {
     /// Divides a bucket of the shard if it has become too full. Not under a bucket's lock.
     fn grow_index(&self, hash: KeyHash) {
         self.index.shard(hash).grow(|location| self.hasher.hash(self.item_at(location).key()));
+    }
+}
+
+/// What a hit makes of the policy's bits: a byte for each of their eight patterns.
+struct HitBits(AtomicU64);
+
+impl HitBits {
+    fn new(policy: &dyn Policy) -> HitBits {
+        let table = HitBits(AtomicU64::new(0));
+        table.renew(policy);
+        table
+    }
+
+    /// Asks the policy again.
+    fn renew(&self, policy: &dyn Policy) {
+        let bytes = std::array::from_fn(|bits| policy.hit(bits as u8) & 7);
+        self.0.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
+    }
+
+    /// The bits after a hit.
+    #[inline]
+    fn after(&self, bits: u8) -> u8 {
+        (self.0.load(Ordering::Relaxed) >> (bits * 8)) as u8
     }
 }
 

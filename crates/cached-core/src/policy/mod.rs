@@ -95,7 +95,8 @@ pub trait Policy: Send + Sync + 'static {
         let _ = newcomer;
         0
     }
-    /// The bits after a hit on an entry with `bits`. Must depend on `bits` only: it is tabulated.
+    /// The bits after a hit on an entry with `bits`. It may be tabulated: the answer changes only when
+    /// something is judged, and a table need not be newer than the last `victim`.
     fn hit(&self, bits: u8) -> u8;
     /// The queue to reclaim from, given their lengths in any one unit (regions, buckets, bytes). At
     /// least one is not empty; if the one named is, another is taken.
@@ -115,7 +116,7 @@ pub const NAMES: &[&str] = &["balanced", "lru", "s3fifo", "mru"];
 pub fn by_name(name: &str) -> Option<Box<dyn Policy>> {
     Some(match name {
         "balanced" => Box::new(S3Fifo::balanced()),
-        "lru" => Box::new(Lru),
+        "lru" => Box::new(Lru::default()),
         "s3fifo" => Box::new(S3Fifo::fixed()),
         "mru" => Box::new(Mru::default()),
         _ => return None,

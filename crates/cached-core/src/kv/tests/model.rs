@@ -422,7 +422,7 @@ impl World {
             arena_bytes,
             item_bytes_max: 512 << 10,
             cas,
-            policy: Box::new(Lru),
+            policy: Box::new(Lru::default()),
             ..KvConfig::default()
         });
         let mut world =
