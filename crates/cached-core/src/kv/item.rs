@@ -40,6 +40,7 @@ const HAS_CLIENT_FLAGS: u32 = 1 << 29;
 const EXTENTS: u32 = 1 << 30;
 const KEY_BINARY: u32 = 1 << 31;
 const _: () = assert!(KEY_BITS + PAYLOAD_BITS == 27, "the shape word is full");
+const _: () = assert!(HAS_CAS >> 24 == 8 && HAS_EXPIRY >> 26 == 4 && HAS_CLIENT_FLAGS >> 27 == 4);
 
 /// In the key's place: this entry is a piece of a large value.
 const PIECE: u32 = 255;
@@ -128,22 +129,20 @@ impl Shape {
         }
     }
 
+    // Without branches: each optional field's bit, shifted to where it says how long the field is.
     #[inline]
     fn key_at(self) -> usize {
-        FIXED_BYTES
-            + if self.0 & HAS_CAS != 0 { 8 } else { 0 }
-            + if self.0 & HAS_EXPIRY != 0 { 4 } else { 0 }
-            + if self.0 & HAS_CLIENT_FLAGS != 0 { 4 } else { 0 }
+        self.client_flags_at() + (self.0 >> 27 & 4) as usize
     }
 
     #[inline]
     fn expiry_at(self) -> usize {
-        FIXED_BYTES + if self.0 & HAS_CAS != 0 { 8 } else { 0 }
+        FIXED_BYTES + (self.0 >> 24 & 8) as usize
     }
 
     #[inline]
     fn client_flags_at(self) -> usize {
-        self.expiry_at() + if self.0 & HAS_EXPIRY != 0 { 4 } else { 0 }
+        self.expiry_at() + (self.0 >> 26 & 4) as usize
     }
 
     /// Bytes of the entry, before padding.
@@ -188,6 +187,8 @@ pub(crate) fn entry_bytes_min(with_cas: bool) -> usize {
 pub(crate) struct ItemPtr {
     ptr: *mut u8,
     shape: Shape,
+    /// Of the shape, worked out once.
+    key_at: u32,
 }
 
 impl ItemPtr {
@@ -197,7 +198,12 @@ impl ItemPtr {
     #[inline]
     pub(crate) unsafe fn new(ptr: *mut u8) -> ItemPtr {
         // SAFETY: as the caller promises.
-        ItemPtr { ptr, shape: unsafe { Shape::read(ptr) } }
+        ItemPtr::shaped(ptr, unsafe { Shape::read(ptr) })
+    }
+
+    #[inline]
+    fn shaped(ptr: *mut u8, shape: Shape) -> ItemPtr {
+        ItemPtr { ptr, shape, key_at: shape.key_at() as u32 }
     }
 
     /// Writes a new entry: everything but the payload, which the caller fills at [`ItemPtr::payload_ptr`].
@@ -206,7 +212,7 @@ impl ItemPtr {
     /// `ptr` points at `shape.entry_bytes()` writable bytes (granule-aligned) that nobody else uses.
     pub(crate) unsafe fn write(ptr: *mut u8, shape: Shape, key: &[u8], attributes: &Attributes) -> ItemPtr {
         debug_assert_eq!(key.len(), shape.key_bytes());
-        let item = ItemPtr { ptr, shape };
+        let item = ItemPtr::shaped(ptr, shape);
         // SAFETY: all offsets below are inside `shape.entry_bytes()`, which the caller provides.
         unsafe {
             shape.write(ptr);
@@ -268,13 +274,31 @@ impl ItemPtr {
     pub(crate) fn key<'a>(self) -> &'a [u8] {
         // SAFETY: the key lies inside the entry and never changes; the lifetime is the caller's
         // duty, as the constructor says.
-        unsafe { std::slice::from_raw_parts(self.ptr.add(self.shape.key_at()), self.shape.key_bytes()) }
+        unsafe { std::slice::from_raw_parts(self.ptr.add(self.key_at as usize), self.shape.key_bytes()) }
+    }
+
+    /// Whether this is the item of `key`. Keys of usual length are compared without a call.
+    #[inline]
+    pub(crate) fn is_of(self, key: &[u8]) -> bool {
+        let own = self.key();
+        if own.len() != key.len() {
+            return false;
+        }
+        if (16..=32).contains(&key.len())
+            && let (Some(front), Some(back), Some(own_front), Some(own_back)) =
+                (key.first_chunk(), key.last_chunk(), own.first_chunk(), own.last_chunk())
+        {
+            let [front, back, own_front, own_back] =
+                [front, back, own_front, own_back].map(|chunk: &[u8; 16]| u128::from_ne_bytes(*chunk));
+            return (front ^ own_front) | (back ^ own_back) == 0;
+        }
+        own == key
     }
 
     #[inline]
     pub(crate) fn payload_ptr(self) -> *mut u8 {
         // SAFETY: at most one past the entry's end when the payload is empty.
-        unsafe { self.ptr.add(self.shape.key_at() + self.shape.key_bytes()) }
+        unsafe { self.ptr.add(self.key_at as usize + self.shape.key_bytes()) }
     }
 
     /// The payload: the value, or the list of extents.

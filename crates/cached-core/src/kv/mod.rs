@@ -36,7 +36,7 @@ pub use crate::policy;
 pub use config::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN, KvConfig, KvConfigError};
 pub use front::{CasError, CountError, StoreError};
 pub use item::KEY_BYTES_MAX;
-pub use ops::{Reservation, ScanCursor};
+pub use ops::{READ_BATCH, Reservation, ScanCursor};
 pub use request::*;
 pub use stats::{KvLimits, KvStats};
 pub use view::{ItemView, PinnedValue};
@@ -173,22 +173,6 @@ impl Kv {
         self.inner.hasher.hash(key)
     }
 
-    /// Asks the processor for the index line of a key. Worth it for batches of four keys and more.
-    #[inline]
-    pub fn prefetch_bucket(&self, hash: KeyHash) {
-        self.inner.index.shard(hash).prefetch_bucket(hash);
-    }
-
-    /// Asks the processor for the item of a key, once its index line has come.
-    #[inline]
-    pub fn prefetch_item(&self, hash: KeyHash) {
-        if let Some(location) = self.inner.index.shard(hash).peek(hash) {
-            let item = self.inner.ptr(location);
-            prefetch(item);
-            prefetch(item.wrapping_add(64));
-        }
-    }
-
     /// The store's clock, now.
     pub fn now_secs(&self) -> u32 {
         self.inner.clock.now_secs()
@@ -258,7 +242,7 @@ impl Inner {
     fn find_any<'a>(&self, locked: &Locked<'a>, hash: KeyHash, key: &[u8]) -> Option<Found<'a>> {
         let (slot, (item, location)) = locked.find_map(hash, |location| {
             let item = self.item_at(location);
-            (item.key() == key).then_some((item, location))
+            item.is_of(key).then_some((item, location))
         })?;
         Some(Found { slot, item, location })
     }

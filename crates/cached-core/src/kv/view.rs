@@ -9,6 +9,7 @@ use crate::sync::Arc;
 
 /// An item, borrowed for the length of a closure. Other users of its hash bucket wait meanwhile:
 /// copy or [pin](ItemView::pin) what is needed, and return.
+#[derive(Clone, Copy)]
 pub struct ItemView<'a> {
     pub(super) kv: &'a Arc<Inner>,
     pub(super) item: ItemPtr,

@@ -44,6 +44,24 @@ impl<'a> Get<'a> {
         Some(&self.line[start..end])
     }
 
+    /// The next keys, as many as there are and `into` has room for; how many. Fewer than there was room for were the last.
+    #[inline]
+    pub fn next_keys(&mut self, into: &mut [&'a [u8]]) -> usize {
+        if self.key_end != 0 {
+            // A line of one key, whose end is known.
+            return match into.first_mut().zip(self.next_key()) {
+                Some((place, key)) => {
+                    *place = key;
+                    1
+                }
+                None => 0,
+            };
+        }
+        let (count, at) = scan::words(self.line, self.at, into);
+        self.at = at;
+        count
+    }
+
     /// What to remember in order to go on with the next key later.
     #[inline]
     pub fn cursor(&self) -> GetCursor {
@@ -228,6 +246,12 @@ mod tests {
         assert_eq!(keys_of(b"get k noreply\r\n"), [&b"k"[..], b"noreply"]);
         let many = [&b"gets"[..], &b" key".repeat(10_000), b"\r\n"].concat();
         assert_eq!(keys_of(&many).len(), 10_000);
+        let mut get = get(&many).unwrap();
+        let mut into = [&b""[..]; 16];
+        let counts: Vec<_> =
+            std::iter::from_fn(|| Some(get.next_keys(&mut into)).filter(|count| *count != 0)).collect();
+        assert_eq!(counts, [16; 625]);
+        assert_eq!(into, [b"key"; 16]);
     }
 
     #[test]
@@ -240,6 +264,19 @@ mod tests {
         assert_eq!((gat.with_cas, gat.exptime), (false, Some(-1)));
         let gats = get(b"gats 10 k l\r\n").unwrap();
         assert_eq!((gats.with_cas, gats.exptime), (true, Some(10)));
+    }
+
+    #[test]
+    fn a_batch_of_keys_is_what_there_is() {
+        let mut into = [&b""[..]; 3];
+        let mut one = get(b"get k\r\n").unwrap();
+        assert_eq!((one.next_keys(&mut into), into[0]), (1, &b"k"[..]));
+        assert_eq!(one.next_keys(&mut into), 0);
+        let mut many = get(b"get a  b c d\r\n").unwrap();
+        assert_eq!((many.next_keys(&mut into), into), (3, [&b"a"[..], b"b", b"c"]));
+        assert_eq!(many.cursor().resume(b"get a  b c d\r\n").next_key(), Some(&b"d"[..]));
+        assert_eq!((many.next_keys(&mut into), into[0]), (1, &b"d"[..]));
+        assert_eq!(many.next_keys(&mut into), 0);
     }
 
     #[test]

@@ -73,16 +73,12 @@ unsafe fn put_short(at: *mut u8, text: &[u8]) -> *mut u8 {
         let from = text.as_ptr();
         match len {
             16..=32 => {
-                let (front, back) =
-                    (from.cast::<[u8; 16]>().read(), from.add(len - 16).cast::<[u8; 16]>().read());
-                at.cast::<[u8; 16]>().write(front);
-                at.add(len - 16).cast::<[u8; 16]>().write(back);
+                at.cast::<[u8; 16]>().write(from.cast::<[u8; 16]>().read());
+                at.add(len - 16).cast::<[u8; 16]>().write(from.add(len - 16).cast::<[u8; 16]>().read());
             }
             8..16 => {
-                let (front, back) =
-                    (from.cast::<[u8; 8]>().read(), from.add(len - 8).cast::<[u8; 8]>().read());
-                at.cast::<[u8; 8]>().write(front);
-                at.add(len - 8).cast::<[u8; 8]>().write(back);
+                at.cast::<[u8; 8]>().write(from.cast::<[u8; 8]>().read());
+                at.add(len - 8).cast::<[u8; 8]>().write(from.add(len - 8).cast::<[u8; 8]>().read());
             }
             _ => std::ptr::copy_nonoverlapping(from, at, len),
         }

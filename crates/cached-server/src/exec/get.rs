@@ -1,23 +1,17 @@
 //! `get`, `gets`, `gat`, `gats`, `touch`.
 //!
-//! A single key takes the shortest path there is. Several keys go in batches: the index lines of all are asked for
-//! first, then their items, so that the waits for memory overlap.
+//! A single key takes the shortest path there is. Several keys go in batches ([`Kv::read_many`](cached_core::kv::Kv::read_many)), so that the
+//! waits for memory overlap.
 
 use super::{Executor, Next};
 use cached_core::KeyHash;
 use cached_core::clock::Expiry;
-use cached_core::kv::{FetchOptions, ItemView, Miss};
+use cached_core::kv::{FetchOptions, ItemView, Miss, READ_BATCH};
 use cached_proto::reply;
 use cached_proto::text::{Get, Touch, encode_value_head, plain_get};
 
 use super::encode::encode_value;
 use crate::conn::output::{Output, PIN_BYTES_MIN};
-
-/// Keys looked up together.
-const BATCH: usize = 16;
-/// Below so many keys, asking ahead costs more than it saves. Above, it costs 84 instructions a key and saves a
-/// fifth of the time of a multiget of 16, a third of one of 100 (`compare`, with more items than the caches hold).
-const PREFETCH_KEYS_MIN: usize = 4;
 
 /// The `get`s of one key each at the front of `input`, as a pipelining client sends them; `key` and `consumed` are the first's.
 /// How much of the input they took.
@@ -30,42 +24,58 @@ pub(crate) fn plain_run(executor: &mut Executor<'_>, input: &[u8], key: &[u8], c
     plain_batch(executor, input, key, consumed)
 }
 
-/// Up to [`BATCH`] of them, asked for ahead like the keys of one retrieval.
+/// Up to [`READ_BATCH`] of them, asked for ahead like the keys of one retrieval.
 #[inline(never)]
 fn plain_batch(executor: &mut Executor<'_>, input: &[u8], key: &[u8], consumed: usize) -> usize {
-    let kv = executor.kv();
-    let mut keys: [&[u8]; BATCH] = [key; BATCH];
-    let mut hashes = [kv.hash(key); BATCH];
+    let mut keys: [&[u8]; READ_BATCH] = [key; READ_BATCH];
     let (mut count, mut used) = (1, consumed);
-    while count < BATCH
+    while count < READ_BATCH
         && let Some((key, consumed)) = plain_get(&input[used..])
     {
         keys[count] = key;
-        hashes[count] = kv.hash(key);
         count += 1;
         used += consumed;
     }
-    prefetch(executor, &hashes[..count]);
-    let mut hits = 0;
-    for (key, hash) in keys[..count].iter().zip(&hashes[..count]) {
-        if read_one::<true>(executor, key, *hash, false) {
-            hits += 1;
-        } else {
-            executor.reply(reply::END);
-        }
-    }
-    count_gets(executor, count as u64, hits);
+    read_batch::<true>(executor, &keys[..count], false);
     used
 }
 
-/// Asks for the index lines of all, then for their items.
-#[inline]
-fn prefetch(executor: &Executor<'_>, hashes: &[KeyHash]) {
-    if hashes.len() >= PREFETCH_KEYS_MIN {
-        let kv = executor.kv();
-        hashes.iter().for_each(|hash| kv.prefetch_bucket(*hash));
-        hashes.iter().for_each(|hash| kv.prefetch_item(*hash));
+/// Answers for a batch of keys, each by itself with `LAST`, else together, and counts them.
+#[inline(always)]
+fn read_batch<const LAST: bool>(executor: &mut Executor<'_>, keys: &[&[u8]], with_cas: bool) {
+    if executor.observed() {
+        return read_one_by_one::<LAST>(executor, keys, with_cas);
     }
+    let kv = executor.kv();
+    let mut answer = (executor, 0);
+    kv.read_many(
+        keys,
+        &mut answer,
+        |(executor, _), key, item| encode::<LAST>(executor.out, key, item, with_cas),
+        |(executor, misses), _, miss| {
+            *misses += 1;
+            executor.count_miss_kind(miss);
+            if LAST {
+                executor.reply(reply::END);
+            }
+        },
+    );
+    let (executor, misses) = answer;
+    count_gets(executor, keys.len() as u64, keys.len() as u64 - misses);
+}
+
+/// The same while somebody wants to hear of each: what is told of an item is looked up when its bucket is free again.
+#[cold]
+fn read_one_by_one<const LAST: bool>(executor: &mut Executor<'_>, keys: &[&[u8]], with_cas: bool) {
+    let mut hits = 0;
+    for key in keys {
+        if read_one::<LAST>(executor, key, executor.kv().hash(key), with_cas) {
+            hits += 1;
+        } else if LAST {
+            executor.reply(reply::END);
+        }
+    }
+    count_gets(executor, keys.len() as u64, hits);
 }
 
 fn count_gets(executor: &Executor<'_>, keys: u64, hits: u64) {
@@ -92,35 +102,16 @@ pub(crate) fn many(executor: &mut Executor<'_>, get: &mut Get<'_>) -> Next {
     if let Some(exptime) = get.exptime {
         return touch_many(executor, get, exptime);
     }
-    let kv = executor.kv();
-    let Some(first) = get.next_key() else {
-        executor.reply(reply::END);
-        return Next::Go;
-    };
-    let mut keys: [&[u8]; BATCH] = [first; BATCH];
-    let mut hashes = [kv.hash(first); BATCH];
-    let mut count = 1;
+    let mut keys: [&[u8]; READ_BATCH] = [b""; READ_BATCH];
     loop {
-        while count < BATCH
-            && let Some(key) = get.next_key()
-        {
-            keys[count] = key;
-            hashes[count] = kv.hash(key);
-            count += 1;
-        }
-        prefetch(executor, &hashes[..count]);
-        let mut hits = 0;
-        for (key, hash) in keys[..count].iter().zip(&hashes[..count]) {
-            hits += u64::from(read_one::<false>(executor, key, *hash, get.with_cas));
-        }
-        count_gets(executor, count as u64, hits);
-        if count < BATCH {
+        let count = get.next_keys(&mut keys);
+        read_batch::<false>(executor, &keys[..count], get.with_cas);
+        if count < READ_BATCH {
             break;
         }
         if executor.out.is_full() {
             return Next::Suspend(get.cursor());
         }
-        count = 0;
     }
     executor.reply(reply::END);
     Next::Go
@@ -190,7 +181,8 @@ fn encode<const LAST: bool>(out: &mut Output, key: &[u8], item: &ItemView<'_>, w
         Some(value) if value.len() < PIN_BYTES_MIN => {
             encode_value::<LAST>(&mut out.bytes, key, item.client_flags(), value, cas);
         }
-        _ => encode_large::<LAST>(out, key, item, cas),
+        // A copy, so that the view itself need not be in memory for the others.
+        _ => encode_large::<LAST>(out, key, &{ *item }, cas),
     }
 }
 

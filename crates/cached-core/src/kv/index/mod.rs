@@ -11,7 +11,7 @@
 mod bucket;
 mod shard;
 
-pub(crate) use shard::{Locked, Shard, Slot};
+pub(crate) use shard::{Locked, Shard, Slot, Spot};
 
 use crate::KeyHash;
 

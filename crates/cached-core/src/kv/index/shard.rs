@@ -19,7 +19,7 @@ const BUCKETS_INITIAL: u32 = 16;
 /// One table.
 #[repr(align(128))]
 pub(crate) struct Shard {
-    /// `level << 32 | split`. Written under `growing` only.
+    /// `(2 · base · 2^level − 1) << 32 | split`: the mask of the wider addresses. Written under `growing` only.
     extent: AtomicU64,
     buckets: Buckets,
     overflow: Buckets,
@@ -48,15 +48,23 @@ struct OverflowPool {
     unused: u32,
 }
 
+/// An empty table's extent.
+const EXTENT_INITIAL: u64 = (BUCKETS_INITIAL as u64 * 2 - 1) << 32;
+
+/// Buckets at the start of this round.
+fn round_of(extent: u64) -> u32 {
+    (extent >> 33) as u32 + 1
+}
+
 fn bucket_count(extent: u64) -> u64 {
-    (u64::from(BUCKETS_INITIAL) << (extent >> 32)) + u64::from(extent as u32)
+    u64::from(round_of(extent)) + u64::from(extent as u32)
 }
 
 #[inline]
 fn address(extent: u64, hash: KeyHash) -> u32 {
-    let round = BUCKETS_INITIAL << (extent >> 32);
-    let narrow = hash.low() & (round - 1);
-    if narrow >= extent as u32 { narrow } else { hash.low() & (round * 2 - 1) }
+    let wide = hash.low() & (extent >> 32) as u32;
+    let narrow = wide & (extent >> 33) as u32;
+    if narrow >= extent as u32 { narrow } else { wide }
 }
 
 impl Shard {
@@ -66,7 +74,7 @@ impl Shard {
         // a shard that has used all its buckets can still chain.
         let overflow_max = buckets_max / 2 + 64;
         Ok(Shard {
-            extent: AtomicU64::new(0),
+            extent: AtomicU64::new(EXTENT_INITIAL),
             buckets: Buckets::reserve(buckets_max)?,
             overflow: Buckets::reserve(overflow_max)?,
             buckets_max,
@@ -164,42 +172,36 @@ impl Shard {
         self.overflow.get(link - 1)
     }
 
+    /// Where `hash` leads now.
+    #[inline]
+    pub(crate) fn spot(&self, hash: KeyHash) -> Spot<'_> {
+        let extent = self.extent.load(Ordering::Acquire);
+        Spot { shard: self, bucket: self.bucket(address(extent, hash)), extent }
+    }
+
     /// Asks the processor for the bucket's line.
     #[inline]
     pub(crate) fn prefetch_bucket(&self, hash: KeyHash) {
-        let bucket = self.bucket(address(self.extent.load(Ordering::Relaxed), hash));
-        super::super::prefetch(std::ptr::from_ref(bucket).cast());
-    }
-
-    /// A guess, without the lock, at where the item lies; only good for a prefetch.
-    #[inline]
-    pub(crate) fn peek(&self, hash: KeyHash) -> Option<u32> {
-        let bucket = self.bucket(address(self.extent.load(Ordering::Relaxed), hash));
-        let mut mask = bucket.matches(hash.tag());
-        while mask != 0 {
-            let location = bucket.location(mask.trailing_zeros() as usize);
-            if location != 0 {
-                return Some(location);
-            }
-            mask &= mask - 1;
-        }
-        None
+        self.spot(hash).prefetch();
     }
 
     /// Locks the bucket that `hash` belongs to.
     #[inline]
     pub(crate) fn lock(&self, hash: KeyHash) -> Locked<'_> {
+        self.spot(hash).lock(hash)
+    }
+
+    /// Locks the bucket that `hash` belongs to, after the table has grown while another one, or the same, was locked for it.
+    #[cold]
+    fn lock_anew<'a>(&'a self, hash: KeyHash, mut held: &'a Bucket) -> Locked<'a> {
         loop {
-            let extent = self.extent.load(Ordering::Acquire);
-            let index = address(extent, hash);
-            let bucket = self.bucket(index);
-            bucket.lock();
-            // Dividing a bucket happens under its lock, so once we hold it the answer is final.
-            let current = self.extent.load(Ordering::Acquire);
-            if current == extent || address(current, hash) == index {
+            let bucket = self.spot(hash).bucket;
+            if std::ptr::eq(bucket, held) {
                 return Locked { shard: self, bucket };
             }
-            bucket.unlock();
+            held.unlock();
+            bucket.lock();
+            held = bucket;
         }
     }
 
@@ -226,11 +228,11 @@ impl Shard {
         if count >= u64::from(self.buckets_max) {
             return;
         }
-        let (level, split) = ((extent >> 32) as u32, extent as u32);
+        let split = extent as u32;
         let new = count as u32;
         let old = Locked { shard: self, bucket: self.bucket(split) };
         old.bucket.lock();
-        let round = BUCKETS_INITIAL << level;
+        let round = round_of(extent);
         let moved_bit = round;
         // Nobody can reach the new bucket before `extent` is written below, so its lock is not taken.
         let fresh = self.bucket(new);
@@ -269,7 +271,7 @@ impl Shard {
             }
         });
         old.compact();
-        let next = if split + 1 == round { u64::from(level + 1) << 32 } else { extent + 1 };
+        let next = if split + 1 == round { (u64::from(round) * 4 - 1) << 32 } else { extent + 1 };
         self.extent.store(next, Ordering::Release);
     }
 
@@ -306,6 +308,43 @@ impl Shard {
             line.set_location(slot, 0);
         }
         lock(&self.overflow_pool).free.push(link);
+    }
+}
+
+/// Where a hash leads, as long as its bucket is not divided: worked out once, asked for early, locked later.
+#[derive(Clone, Copy)]
+pub(crate) struct Spot<'a> {
+    shard: &'a Shard,
+    bucket: &'a Bucket,
+    /// The shard's, of which `bucket` follows.
+    extent: u64,
+}
+
+impl<'a> Spot<'a> {
+    /// Asks the processor for the bucket's line.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        super::super::prefetch(std::ptr::from_ref(self.bucket).cast());
+    }
+
+    /// A guess, without the lock, at where the item lies; only good for a prefetch.
+    #[inline]
+    pub(crate) fn peek(&self, hash: KeyHash) -> Option<u32> {
+        let mask = self.bucket.matches(hash.tag());
+        // The first slot with the tag. It may be an empty one, or another key's: then the guess was bad, once in forty.
+        (mask != 0).then(|| self.bucket.location(mask.trailing_zeros() as usize))
+    }
+
+    /// Locks the bucket that `hash` belongs to.
+    #[inline(always)]
+    pub(crate) fn lock(&self, hash: KeyHash) -> Locked<'a> {
+        let Spot { shard, bucket, extent } = *self;
+        bucket.lock();
+        // Dividing a bucket happens under its lock, so once we hold it the answer is final.
+        if shard.extent.load(Ordering::Acquire) == extent {
+            return Locked { shard, bucket };
+        }
+        shard.lock_anew(hash, bucket)
     }
 }
 

@@ -3,6 +3,7 @@
 mod behaviour;
 mod model;
 mod pressure;
+mod read_many;
 mod threads;
 
 use super::{Kv, KvConfig};
