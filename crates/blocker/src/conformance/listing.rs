@@ -61,7 +61,10 @@ pub(super) fn pages_join_without_gap_or_repeat(cx: &Cx<'_>) -> Check {
     // After a name that is not there, and after the last.
     let request = ListRequest::new(cx.namespace()).after(cx.object("b").name);
     let wanted: Vec<_> = names.iter().filter(|name| name.as_slice() > b"b".as_slice()).cloned().collect();
-    ensure!(cx.names(&request)? == wanted, "a page after an absent name is wrong");
+    let page = cx.names(&request)?;
+    // A backend may have smaller pages.
+    let is_right = !page.is_empty() && wanted.starts_with(&page);
+    ensure!(is_right, "a page after an absent name is wrong");
     let request = ListRequest::new(cx.namespace()).after(cx.object(names.last().expect("some")).name);
     ensure!(cx.names(&request)?.is_empty(), "there is something after the last");
     Ok(())

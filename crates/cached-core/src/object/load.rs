@@ -125,7 +125,7 @@ impl Object {
         match (head.known, brought.head) {
             (Known::Unknown, Some((size, version))) => {
                 *head = Head { known: Known::Present, is_full: false, ..*head };
-                (head.size, head.version) = (size, version);
+                (head.size, head.version) = (size, env.versions.shown_for(env.hash, version));
                 (head.store_size, head.store_exists, head.store_version) = (size, true, Some(version));
             }
             (Known::Unknown, None) => {
@@ -193,9 +193,9 @@ pub(crate) async fn load_head(handle: &Handle, call: Call) -> Result<()> {
         true => shared.ask_epoch(Scope::Object(handle.id().clone())).await?.0,
         false => 0,
     };
-    let ticket = guard.ticket();
+    let (ticket, fences) = (guard.ticket(), shared.fences_callers());
     handle
-        .enter(move |object, _| {
+        .enter(move |object, env| {
             if object.activity_ref().is_some_and(|activity| activity.ranges.is_stale(ticket)) {
                 return;
             }
@@ -203,13 +203,16 @@ pub(crate) async fn load_head(handle: &Handle, call: Call) -> Result<()> {
             let head = &mut object.head;
             head.is_full = true;
             head.claimed = head.claimed.max(claimed);
-            head.stamp = info.as_ref().and_then(|info| info.stamp).or(head.stamp);
+            // Where the cache is the writer, stamps are its own, and no caller's business.
+            let stamp = info.as_ref().and_then(|info| info.stamp).filter(|_| fences);
+            head.stamp = stamp.or(head.stamp);
             if was_known {
                 return;
             }
             head.known = if info.is_some() { Known::Present } else { Known::Absent };
             if let Some(info) = info {
-                (head.size, head.version) = (info.size_bytes, info.version.0);
+                (head.size, head.version) =
+                    (info.size_bytes, env.versions.shown_for(env.hash, info.version.0));
                 head.store_version = Some(info.version.0);
             }
             head.store_size = head.size;

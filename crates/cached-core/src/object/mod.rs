@@ -49,6 +49,7 @@ mod shared;
 mod slots;
 mod through;
 mod validate;
+mod versions;
 mod wait;
 mod waiter;
 mod whole;
@@ -203,6 +204,11 @@ impl Shared {
         self.can.request_bytes_max
     }
 
+    /// Whether the caller does not wait any more.
+    fn is_late(&self, call: Call) -> bool {
+        call.deadline.is_some_and(|deadline| self.clock.now() >= deadline)
+    }
+
     /// Whether a change can be made at all, and still.
     fn check_change(&self, change: &Change, call: Call) -> Result<()> {
         if change.stamp.is_some() && !self.fences_callers() {
@@ -218,7 +224,7 @@ impl Shared {
                 format!("the store below gives {} at most", self.can.durability_max).into(),
             ));
         }
-        if call.deadline.is_some_and(|deadline| self.clock.now() >= deadline) {
+        if self.is_late(call) {
             return Err(Error::DeadlinePassed);
         }
         Ok(())
@@ -244,6 +250,9 @@ impl Blocker for ObjectCache {
         if !matches!(request.condition, Condition::None) && !shared.can.conditions {
             return Reply::err(Error::Unsupported("the store below has no conditions".into()));
         }
+        if shared.is_late(request.call) {
+            return Reply::err(Error::DeadlinePassed);
+        }
         let hash = shared.hash(&request.object);
         if let Some(in_use) = shared.find(hash, &request.object) {
             let answer = shared.try_enter(in_use, |object, env| object.read_at_once(env, &request, None));
@@ -252,9 +261,6 @@ impl Blocker for ObjectCache {
                 shared.gauges.count_hit(hash);
                 return Reply::Ready(answer);
             }
-        }
-        if request.call.deadline.is_some_and(|deadline| shared.clock.now() >= deadline) {
-            return Reply::err(Error::DeadlinePassed);
         }
         Reply::pending(read::read(Arc::clone(shared), request, hash))
     }
@@ -273,9 +279,11 @@ impl Blocker for ObjectCache {
     }
 
     fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
-        let DiscardRequest { object, offset, len_bytes: len, change, call, .. } = request;
-        let end = self.end(offset, len);
-        self.change(object, Mutation::Discard { offset, len }, change, call, end)
+        let DiscardRequest { object, offset, len_bytes, change, call, .. } = request;
+        // What lies past the end is left out, however far the range goes.
+        let len = len_bytes.min(self.shared().config.object_bytes_max.saturating_sub(offset));
+        let offset = if len == 0 { 0 } else { offset };
+        self.change(object, Mutation::Discard { offset, len }, change, call, Ok(0))
     }
 
     fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
@@ -330,6 +338,9 @@ impl Blocker for ObjectCache {
 
     fn info(&self, request: InfoRequest) -> Reply<Info> {
         let shared = self.shared();
+        if shared.is_late(request.call) {
+            return Reply::err(Error::DeadlinePassed);
+        }
         let hash = shared.hash(&request.object);
         if let Some(in_use) = shared.find(hash, &request.object) {
             let answer = shared.try_enter(in_use, |object, _| object.info());
@@ -337,9 +348,6 @@ impl Blocker for ObjectCache {
             if let Some(Some(answer)) = answer {
                 return Reply::Ready(answer);
             }
-        }
-        if request.call.deadline.is_some_and(|deadline| shared.clock.now() >= deadline) {
-            return Reply::err(Error::DeadlinePassed);
         }
         Reply::pending(whole::info(Arc::clone(shared), request, hash))
     }
@@ -359,7 +367,7 @@ impl Blocker for ObjectCache {
                 "no claims here: the store has no fencing, or the cache is the writer".into(),
             ));
         }
-        if request.call.deadline.is_some_and(|deadline| shared.clock.now() >= deadline) {
+        if shared.is_late(request.call) {
             return Reply::err(Error::DeadlinePassed);
         }
         Reply::pending(whole::claim(Arc::clone(shared), request))

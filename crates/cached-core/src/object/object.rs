@@ -21,6 +21,7 @@ use super::pool::{BUCKET, Meta, Pool, Reserved};
 use super::queue::{Queues, bucket_hash};
 use super::ranges::{Buckets, Ranges};
 use super::slots::{SECTOR_BYTES, STATES, Slot, Slots, State};
+use super::versions::Versions;
 use super::waiter::FlushTicket;
 use crate::sync::Arc;
 
@@ -33,6 +34,7 @@ pub(crate) struct Env<'a> {
     pub(crate) pool: &'a Pool,
     pub(crate) queues: &'a Queues,
     pub(crate) gauges: &'a Gauges,
+    pub(crate) versions: &'a Versions,
     /// The object's number and the hash of its name.
     pub(crate) node: u32,
     pub(crate) hash: u64,
@@ -338,7 +340,17 @@ impl Object {
     /// Forgets everything; what an object that leaves the cache does.
     pub(crate) fn clear_all(&mut self, env: &Env<'_>) {
         self.clear_from(env, 0);
+        self.forget_head(env);
         *self = Self::default();
+    }
+
+    /// Forgets what is known of the object as a whole, all of which the store has.
+    pub(crate) fn forget_head(&mut self, env: &Env<'_>) {
+        let head = &mut self.head;
+        if let Some(store) = head.store_version.filter(|store| *store != head.version) {
+            env.versions.remember(env.hash, store, head.version);
+        }
+        (head.known, head.is_full, head.store_version) = (Known::Unknown, false, None);
     }
 
     /// Forgets what the store has as well; tells how many buckets went.
@@ -476,7 +488,7 @@ impl Object {
                     let meta = env.meta(slot.bucket());
                     let missing = touched(lo, hi) & !meta.valid();
                     if missing == 0 {
-                        env.queues.hit(meta);
+                        env.queues.hit(meta, env.bucket_name(at));
                         let pinned = env.pool.pin(slot.bucket(), lo..hi);
                         let copied = || {
                             let bytes = env.pool.bytes(slot.bucket())[lo..hi].to_vec();
@@ -824,7 +836,7 @@ impl Object {
         meta.set_valid(valid);
         meta.set_dirty(0);
         if slot == Slot::of(State::Clean, bucket) {
-            env.queues.hit(meta);
+            env.queues.hit(meta, env.bucket_name(at));
         } else {
             let is_new = slot.state() != State::Clean;
             self.put(env, at, Slot::of(State::Clean, bucket));

@@ -190,7 +190,7 @@ impl Pool {
         let own = stripe();
         for turn in 0..STRIPES {
             if reserved.count == count {
-                return reserved;
+                break;
             }
             let mut stack = lock(&self.core.stripes[(own + turn) % STRIPES].0);
             while reserved.count < count && stack.count > 0 {

@@ -8,7 +8,7 @@
 
 use super::pool::{Meta, NONE, Pool};
 use crate::policy::{self, Candidate, Newcomer, Policy, QUEUES_MAX, QueueId, Verdict};
-use crate::sync::{Mutex, Ordering, lock};
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
 /// Buckets of one shard, at least: below, a policy sees too little.
 const SHARD_BUCKETS_MIN: u32 = 8192;
@@ -24,7 +24,9 @@ const POPPED: u8 = 4;
 /// All queues.
 pub(crate) struct Queues {
     shards: Box<[Mutex<Shard>]>,
-    hit: [u8; 8],
+    /// What a hit makes of each of the eight values of a bucket's bits, a byte each, for each shard. Renewed
+    /// whenever the shard's policy has been asked for a victim.
+    hits: Box<[AtomicU64]>,
     policy_bytes: usize,
 }
 
@@ -53,15 +55,15 @@ impl Queues {
         let count = (buckets / SHARD_BUCKETS_MIN).clamp(1, SHARDS_MAX);
         let count = 1 << count.ilog2();
         let memory = u64::from(buckets / count) * POLICY_BYTES;
-        let (mut policy_bytes, mut hit) = (0, [0; 8]);
+        let mut policy_bytes = 0;
         let shards = (0..count).map(|_| {
             let mut policy = policy::by_name(name)?;
             policy_bytes += policy.attach(memory as usize, POLICY_BYTES as usize);
-            hit = std::array::from_fn(|bits| policy.hit(bits as u8));
             Some(Mutex::new(Shard { policy, lists: Default::default() }))
         });
         let shards = shards.collect::<Option<Box<[_]>>>()?;
-        Some(Self { shards, hit, policy_bytes })
+        let hits = shards.iter().map(|shard| AtomicU64::new(tabulated(&*lock(shard).policy))).collect();
+        Some(Self { shards, hits, policy_bytes })
     }
 
     /// What the policies remember takes so much.
@@ -73,16 +75,22 @@ impl Queues {
         lock(&self.shards[0]).policy.name()
     }
 
-    fn shard(&self, hash: u64) -> &Mutex<Shard> {
-        // The upper bits; the policy's ghosts mix the hash once more.
-        &self.shards[(hash >> 48) as usize & (self.shards.len() - 1)]
+    /// Which shard a name leads to: by the upper bits; the policy's ghosts mix the hash once more.
+    #[inline]
+    fn shard_of(&self, hash: u64) -> usize {
+        (hash >> 48) as usize & (self.shards.len() - 1)
     }
 
-    /// The bucket was read.
+    fn shard(&self, hash: u64) -> &Mutex<Shard> {
+        &self.shards[self.shard_of(hash)]
+    }
+
+    /// The bucket called `hash` was read.
     #[inline]
-    pub(crate) fn hit(&self, meta: &Meta) {
+    pub(crate) fn hit(&self, meta: &Meta, hash: u64) {
         let bits = meta.bits.load(Ordering::Relaxed) & 7;
-        let after = self.hit[usize::from(bits)];
+        let table = self.hits[self.shard_of(hash)].load(Ordering::Relaxed).to_le_bytes();
+        let after = table[usize::from(bits)];
         if after != bits {
             meta.bits.store(after, Ordering::Relaxed);
         }
@@ -115,8 +123,11 @@ impl Queues {
     pub(crate) fn victim(&self, pool: &Pool, turn: usize, hash_of: impl Fn(u32) -> u64) -> Option<u32> {
         let count = self.shards.len();
         (0..count).find_map(|each| {
-            let mut shard = lock(&self.shards[(turn + each) % count]);
-            let bucket = shard.victim(pool, &hash_of)?;
+            let at = (turn + each) % count;
+            let mut shard = lock(&self.shards[at]);
+            let victim = shard.victim(pool, &hash_of);
+            self.hits[at].store(tabulated(&*shard.policy), Ordering::Relaxed);
+            let bucket = victim?;
             pool.meta(bucket).place.store(POPPED, Ordering::Relaxed);
             Some(bucket)
         })
@@ -162,6 +173,11 @@ impl Queues {
         }
         Ok(all)
     }
+}
+
+/// What a hit makes of each value of the bits, for now.
+fn tabulated(policy: &dyn Policy) -> u64 {
+    u64::from_le_bytes(std::array::from_fn(|bits| policy.hit(bits as u8) & 7))
 }
 
 impl Shard {

@@ -20,6 +20,7 @@ use super::object::{Env, Object};
 use super::pool::{Pool, Reserved};
 use super::queue::{Queues, bucket_hash};
 use super::registry::Registry;
+use super::versions::Versions;
 use super::wait::{Permits, WaitQueue};
 use crate::hash::KeyHasher;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, lock};
@@ -50,6 +51,7 @@ pub(crate) struct Shared {
     pub(crate) claims: Mutex<Claims>,
     pub(crate) claims_count: AtomicU32,
     versions: [AtomicU64; VERSION_STRIPES],
+    pub(crate) remembered: Versions,
     turn: AtomicU32,
     pub(crate) node_waiters: WaitQueue,
     pub(crate) load_permits: Permits,
@@ -128,6 +130,7 @@ impl Shared {
             hasher: KeyHasher::new(None),
             claims: Mutex::new(Claims::default()),
             claims_count: AtomicU32::new(0),
+            remembered: Versions::new(config.objects_count_max),
             versions: std::array::from_fn(|stripe| AtomicU64::new(random(stripe))),
             turn: AtomicU32::new(0),
             node_waiters: WaitQueue::default(),
@@ -246,7 +249,15 @@ impl Shared {
     // --- a turn with an object ----------------------------------------------------------------------
 
     pub(crate) fn env(&self, node: u32, hash: u64) -> Env<'_> {
-        Env { pool: &self.pool, queues: &self.queues, gauges: &self.gauges, node, hash, clock: &*self.clock }
+        Env {
+            pool: &self.pool,
+            queues: &self.queues,
+            gauges: &self.gauges,
+            versions: &self.remembered,
+            node,
+            hash,
+            clock: &*self.clock,
+        }
     }
 
     /// The object if it is known, in use.

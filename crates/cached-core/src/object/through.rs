@@ -9,7 +9,7 @@
 use blocker::admission::check_condition;
 use blocker::{
     Call, Change, ChangeReply, CompareAndWriteRequest, Condition, CopyRequest, DeleteRequest, DiscardRequest,
-    Durability, Error, InfoRequest, ObjectId, Result, TruncateRequest, Version, WriteFullRequest,
+    Durability, Error, InfoRequest, ObjectId, Result, Stamp, TruncateRequest, Version, WriteFullRequest,
     WritePolicy, WriteRequest, WriteZeroesRequest,
 };
 
@@ -66,9 +66,7 @@ async fn forward(
     if needs_version {
         change.condition = store_condition(&handle, change.condition, call).await?;
     }
-    if let Some(stamp) = shared.own_stamp(&id.namespace).await? {
-        change.stamp = Some(stamp);
-    }
+    let own_stamp = shared.own_stamp(&id.namespace).await?;
     if call.deadline.is_some_and(|deadline| shared.clock.now() >= deadline) {
         return Err(Error::DeadlinePassed);
     }
@@ -76,7 +74,7 @@ async fn forward(
     let asked = change.durability;
     let work = {
         let shared = Arc::clone(shared);
-        async move { send(&shared, &handle, guard, mutation, change, call, policy).await }
+        async move { send(&shared, &handle, guard, mutation, change, own_stamp, call).await }
     };
     let reply = shielded(shared, work).await?;
     let durability = reply.durability.max(asked);
@@ -122,10 +120,11 @@ async fn ask_head(handle: &Handle, call: Call) -> Result<Option<u64>> {
     };
     let version = info.as_ref().map(|info| info.version.0);
     handle
-        .enter(move |object, _| {
+        .enter(move |object, env| {
             object.head.store_version = version;
             if object.head.known == Known::Unknown {
                 object.set_head(info.as_ref().map(|info| (info.size_bytes, info.version.0)));
+                object.head.version = version.map_or(0, |it| env.versions.shown_for(env.hash, it));
             }
         })
         .await;
@@ -139,12 +138,15 @@ async fn send(
     guard: RangeGuard,
     mutation: Mutation,
     change: Change,
+    own_stamp: Option<Stamp>,
     call: Call,
-    policy: WritePolicy,
 ) -> Result<ChangeReply> {
+    let policy = shared.write_policy(&handle.id().namespace);
     let started = handle.enter(|object, _| object.begin_change()).await;
     let id = handle.id().clone();
-    let answer = ask(shared, id, &mutation, change, call).await;
+    let mut terms = change;
+    terms.stamp = own_stamp.or(change.stamp);
+    let answer = ask(shared, id, &mutation, terms, call).await;
     let keeps = policy != WritePolicy::Around && matches!(answer, Ok(_));
     let most = if keeps { mutation.buckets_kept() } else { 0 };
     let mut means = OwnedMeans::at_hand(shared, most);
@@ -325,7 +327,7 @@ impl Object {
         (head.size, head.store_size, head.store_exists) = (size, size, !is_delete);
         head.store_version = (is_exact && !is_delete).then_some(reply.version.0);
         head.version = head.store_version.unwrap_or_else(next_version);
-        if change.stamp.is_some() && head.is_full {
+        if change.stamp.is_some() {
             head.stamp = change.stamp;
         }
         if matches!(mutation, Mutation::Delete | Mutation::WriteFull { .. }) {
@@ -358,7 +360,8 @@ impl Object {
             self.drop_clean(env);
         }
         if !self.has_pending() {
-            (self.head.known, self.head.is_full, self.head.store_version) = (Known::Unknown, false, None);
+            self.head.store_version = None;
+            self.forget_head(env);
         }
     }
 }
@@ -432,9 +435,7 @@ async fn copy_objects(
         }
     }
     change.condition = store_condition(&target, change.condition, call).await?;
-    if let Some(stamp) = shared.own_stamp(&to.namespace).await? {
-        change.stamp = Some(stamp);
-    }
+    let own_stamp = shared.own_stamp(&to.namespace).await?;
     let mut taken = take_shared(shared, &source, shares && can_share).await;
     if taken.is_none() {
         store_pending(&source).await?;
@@ -449,6 +450,7 @@ async fn copy_objects(
     let work = async move {
         let started = handle.enter(|object, _| object.begin_change()).await;
         let mut request = CopyRequest::new(from, to).change(change);
+        request.change.stamp = own_stamp.or(change.stamp);
         (request.from_condition, request.call) = (from_condition, call);
         let answer = own.below.copy(request).await;
         let hash = handle.in_use().node.hash();
@@ -461,7 +463,7 @@ async fn copy_objects(
                     object.forget(env, WHOLE);
                     object.set_head(Some((reply.size_bytes, reply.version.0)));
                     object.head.store_version = is_exact.then_some(reply.version.0);
-                    if change.stamp.is_some() && object.head.is_full {
+                    if change.stamp.is_some() {
                         object.head.stamp = change.stamp;
                     }
                     object.pending.is_lost = false;

@@ -120,11 +120,15 @@ async fn known_better(
 ) -> Option<ListEntry> {
     let id = ObjectId::new(request.namespace.clone(), name.clone());
     let hash = shared.hash(&id);
-    let Some(in_use) = shared.find(hash, &id) else { return Some(entry) };
+    let shown = || {
+        let version = Version(shared.remembered.shown_for(hash, entry.version.0));
+        ListEntry::new(entry.name.clone(), entry.size_bytes, version)
+    };
+    let Some(in_use) = shared.find(hash, &id) else { return Some(shown()) };
     let handle = Handle::of(shared, in_use);
     let known = handle.enter(move |object, _| (object.head.known, object.entry(name))).await;
     match known {
-        (Known::Unknown, _) => Some(entry),
+        (Known::Unknown, _) => Some(shown()),
         (_, known) => known,
     }
 }
@@ -235,7 +239,7 @@ pub(crate) async fn drop_clean(shared: &Arc<Shared>, scope: &Scope) -> u64 {
                 let dropped = object.drop_clean(env);
                 object.pending.is_lost = false;
                 if !object.has_pending() && object.flushing.is_none() && object.head.store_changes == 0 {
-                    (object.head.known, object.head.is_full) = (Known::Unknown, false);
+                    object.forget_head(env);
                 }
                 object.head.store_version = None;
                 dropped

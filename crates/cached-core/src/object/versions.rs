@@ -1,0 +1,64 @@
+//! Which version callers knew an object by, after it has left the cache.
+//!
+//! A change that is acknowledged before the store has seen it gets a version of the cache's own; the
+//! store gives it another when it is flushed. While the object is in the cache callers keep seeing the
+//! first. This table lets them see it when the object comes back as well: it remembers, for names that
+//! left lately, the store's version and the one that stood for it. It is bounded, and forgets: then
+//! callers see the store's version, as if the object had been changed by nothing, and a conditional
+//! request finds that it has to look again.
+
+use crate::sync::{Mutex, lock};
+
+const STRIPES: usize = 16;
+const ENTRIES_MIN: u32 = 1024;
+
+#[derive(Clone, Copy, Default)]
+struct Entry {
+    hash: u64,
+    store: u64,
+    shown: u64,
+}
+
+/// See the module.
+pub(crate) struct Versions {
+    stripes: Box<[Mutex<Box<[Entry]>>]>,
+}
+
+impl Versions {
+    /// For an index of `objects`.
+    pub(crate) fn new(objects: u32) -> Self {
+        let entries = objects.clamp(ENTRIES_MIN, 1 << 20).next_power_of_two() as usize / STRIPES;
+        let stripe = || Mutex::new(vec![Entry::default(); entries].into_boxed_slice());
+        Self { stripes: (0..STRIPES).map(|_| stripe()).collect() }
+    }
+
+    fn with<R>(&self, hash: u64, job: impl FnOnce(&mut Entry) -> R) -> R {
+        let mut entries = lock(&self.stripes[hash as usize % STRIPES]);
+        let at = (hash >> 8) as usize & (entries.len() - 1);
+        job(&mut entries[at])
+    }
+
+    /// The object leaves; `shown` stood for the store's version `store`.
+    pub(crate) fn remember(&self, hash: u64, store: u64, shown: u64) {
+        self.with(hash, |entry| *entry = Entry { hash, store, shown });
+    }
+
+    /// What stood for the store's version `store`; that itself if nothing else is remembered.
+    pub(crate) fn shown_for(&self, hash: u64, store: u64) -> u64 {
+        self.with(hash, |entry| if (entry.hash, entry.store) == (hash, store) { entry.shown } else { store })
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_shown_again_as_long_as_the_store_has_what_it_stood_for() {
+        let versions = Versions::new(1);
+        versions.remember(5, 100, 7);
+        assert_eq!(versions.shown_for(5, 100), 7);
+        assert_eq!(versions.shown_for(5, 101), 101, "changed below");
+        assert_eq!(versions.shown_for(6, 100), 100, "another object");
+    }
+}
