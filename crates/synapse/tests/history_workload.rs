@@ -1,0 +1,97 @@
+//! The workload on trial, without a network: over a slow store its histories have an order and agree with
+//! what the store applied; over a store that breaks a promise they do not.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blocker::faulty::FaultPlan;
+use blocker::{Blocker, Faulty};
+
+use support::history::check::{CLIENTS_MAX, Refusal, assert_linearizable, linearize};
+use support::history::operation::{Action, Operation};
+use support::world::broken::{Broken, Promise};
+use support::world::clock::TokioClock;
+use support::world::ledger::{Ledger, assert_applied, compare};
+use support::world::workload::{Told, Workload, prepare, register, run};
+
+/// Puts a layer on a store.
+type Wrap = fn(Arc<dyn Blocker>) -> Arc<dyn Blocker>;
+
+/// What [`CLIENTS_MAX`] clients are told by a store whose answers take time, below `wrap`.
+fn play(workload: &Workload, wrap: Wrap) -> (Told, Arc<Ledger>) {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+    runtime.block_on(async {
+        let clock = TokioClock::new();
+        let ledger = Ledger::new();
+        prepare(&*ledger, workload).await;
+        let mut plan = FaultPlan::benign(workload.seed);
+        (plan.delay_permille, plan.delay) = (700, Duration::from_micros(1)..Duration::from_millis(80));
+        (plan.error_permille, plan.unknown_permille) = (20, 10);
+        let slow = Faulty::new(wrap(Arc::clone(&ledger) as _), plan, Arc::new(clock));
+        let doors = vec![Arc::new(slow) as Arc<dyn Blocker>; CLIENTS_MAX];
+        let told = run(&doors, workload, clock).await;
+        // What was given up may still come to pass.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        (told, ledger)
+    })
+}
+
+#[test]
+fn over_a_slow_store_histories_have_an_order_and_agree_with_the_store() {
+    let (mut unknown, mut swaps, mut overlaps) = (0, 0, 0);
+    for seed in 0..20 {
+        let workload = Workload::new(seed);
+        let (told, ledger) = play(&workload, |inner| inner);
+        for (number, history) in told.histories.iter().enumerate() {
+            let context = format!("seed {seed}, register {number}");
+            assert!(history.len() > workload.operations / 2, "{context}: {} operations", history.len());
+            assert_linearizable(history, &context);
+            // The first write made the register.
+            assert_applied(&ledger.applied(&register(number))[1..], history, &context);
+            unknown += history.iter().filter(|operation| operation.action.is_unknown()).count();
+            swaps +=
+                history.iter().filter(|operation| matches!(operation.action, Action::Swap { .. })).count();
+            overlaps += overlapping(history);
+        }
+    }
+    // The histories are worth checking.
+    assert!(unknown > 20 && swaps > 200 && overlaps > 10_000, "{unknown} {swaps} {overlaps}");
+}
+
+fn overlapping(history: &[Operation]) -> usize {
+    let overlap = |a: &Operation, b: &Operation| a.called < b.answered && b.called < a.answered;
+    history.iter().map(|a| history.iter().filter(|b| overlap(a, b)).count() - 1).sum()
+}
+
+#[test]
+fn a_seed_repeats_its_history() {
+    let workload = Workload::new(5);
+    assert_eq!(play(&workload, |inner| inner).0, play(&workload, |inner| inner).0);
+}
+
+#[test]
+fn every_broken_promise_is_noticed() {
+    const WRAPS: [Wrap; 5] = [
+        |inner| Broken::new(inner, Promise::Once, 20),
+        |inner| Broken::new(inner, Promise::Acknowledged, 20),
+        |inner| Broken::new(inner, Promise::Refused, 20),
+        |inner| Broken::new(inner, Promise::Order, 20),
+        |inner| Broken::new(inner, Promise::Unknown, 20),
+    ];
+    for (promise, wrap) in Promise::ALL.into_iter().zip(WRAPS) {
+        let (mut by_order, mut by_ledger) = (0, 0);
+        for seed in 0..8 {
+            let (told, ledger) = play(&Workload::new(seed), wrap);
+            for (number, history) in told.histories.iter().enumerate() {
+                by_order += usize::from(matches!(linearize(history), Err(Refusal::NotLinearizable { .. })));
+                let applied = ledger.applied(&register(number))[1..].to_vec();
+                by_ledger += usize::from(compare(&applied, history).is_err());
+            }
+        }
+        // In most of sixteen histories, by each of them.
+        assert!(by_order >= 9 && by_ledger >= 9, "{promise:?}: {by_order} by order, {by_ledger} by ledger");
+    }
+}

@@ -1,0 +1,253 @@
+//! Is there one order of the operations that explains every answer, and in which nothing comes before
+//! what was answered before it was called? *Linearizable*, that is, for one register.
+//!
+//! The search is Wing and Gong's (*Testing and verifying concurrent objects*, 1993): take any operation
+//! that was called before the first answer still missing, see whether the register allows it, go on from
+//! there, go back when stuck. Lowe's addition (*Testing for linearizability*, 2017) makes it fast enough:
+//! a set of operations done and a value of the register that have been tried once are not tried again.
+//! Three shortcuts change no verdict:
+//!
+//! - An observation that fits now is taken now. It changes nothing, so an order that has it later stays
+//!   right when it is moved here.
+//! - An operation of unknown outcome need not happen. So a point with the same known operations done and
+//!   the same value, but with fewer unknown ones used up, can do all that another can: only points with
+//!   the fewest used are kept.
+//! - An unknown one is taken only if something that depends on it can come next: where a write follows, the
+//!   order without it is as good.
+//!
+//! Registers are independent: a history of several is linearizable if each one's is, so it is cut by
+//! register before it comes here.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use super::operation::{Operation, Value};
+
+/// The longest history, in operations.
+pub const OPERATIONS_MAX: usize = 200;
+/// The most clients of one history.
+pub const CLIENTS_MAX: usize = 8;
+/// The most operations of unknown outcome in one history.
+pub const UNKNOWN_MAX: usize = 10;
+/// The most points that are tried before the search is given up: no verdict, which is a failure too.
+const POINTS_MAX: usize = 4_000_000;
+
+/// Why a history is not accepted.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// It is beyond a limit, or not a history: says why.
+    Unfit(String),
+    /// No order explains it. Shows the longest order found, and what could not follow.
+    NotLinearizable { order: Vec<Operation>, stuck: Vec<Operation>, held: Value },
+    /// The search was given up.
+    Undecided,
+}
+
+/// An order that explains `history`, as indices into it; unknown operations that need not have happened
+/// are left out.
+///
+/// # Errors
+/// The reason why there is none, or why it was not looked for.
+pub fn linearize(history: &[Operation]) -> Result<Vec<usize>, Refusal> {
+    fit(history)?;
+    let mut by_call: Vec<usize> = (0..history.len()).collect();
+    by_call.sort_by_key(|&at| history[at].called);
+    let sorted: Vec<Operation> = by_call.iter().map(|&at| history[at]).collect();
+    let order = Search::new(&sorted).run()?;
+    Ok(order.into_iter().map(|at| by_call[at]).collect())
+}
+
+/// Panics, with the history in full, unless it is linearizable. `context` tells how to get it again.
+///
+/// # Panics
+/// If it is not.
+#[track_caller]
+pub fn assert_linearizable(history: &[Operation], context: &str) {
+    if let Err(refusal) = linearize(history) {
+        let mut lines: Vec<_> = history.to_vec();
+        lines.sort_by_key(|operation| operation.called);
+        let lines: Vec<_> = lines.iter().map(Operation::to_string).collect();
+        panic!("{context}: {refusal:?}\nthe history:\n{}", lines.join("\n"));
+    }
+}
+
+fn fit(history: &[Operation]) -> Result<(), Refusal> {
+    let unfit = |why: String| Err(Refusal::Unfit(why));
+    if history.len() > OPERATIONS_MAX {
+        return unfit(format!("{} operations", history.len()));
+    }
+    let unknown = history.iter().filter(|operation| operation.action.is_unknown()).count();
+    if unknown > UNKNOWN_MAX {
+        return unfit(format!("{unknown} operations of unknown outcome"));
+    }
+    if let Some(operation) = history.iter().find(|operation| operation.client >= CLIENTS_MAX) {
+        return unfit(format!("{operation}: no such client"));
+    }
+    let timed = |o: &Operation| o.called < o.answered && (o.answered == u64::MAX) == o.action.is_unknown();
+    if let Some(operation) = history.iter().find(|operation| !timed(operation)) {
+        return unfit(format!("{operation}: not a span of time"));
+    }
+    Ok(())
+}
+
+/// Operations by their place in the history, a bit each.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+struct Set([u64; OPERATIONS_MAX.div_ceil(64)]);
+
+impl Set {
+    fn has(&self, at: usize) -> bool {
+        self.0[at / 64] & 1 << (at % 64) != 0
+    }
+
+    fn with(mut self, at: usize) -> Self {
+        self.0[at / 64] |= 1 << (at % 64);
+        self
+    }
+
+    fn without(mut self, other: &Self) -> Self {
+        self.0.iter_mut().zip(other.0).for_each(|(mine, theirs)| *mine &= !theirs);
+        self
+    }
+
+    fn and(mut self, other: &Self) -> Self {
+        self.0.iter_mut().zip(other.0).for_each(|(mine, theirs)| *mine &= theirs);
+        self
+    }
+
+    fn is_within(&self, other: &Self) -> bool {
+        self.without(other) == Self::default()
+    }
+}
+
+/// A point of the search: what has been put in order, and what the register then holds.
+#[derive(Clone, Copy)]
+struct Point {
+    done: Set,
+    held: Value,
+}
+
+struct Search<'a> {
+    /// By the time of the call.
+    history: &'a [Operation],
+    unknown: Set,
+    known_count: usize,
+    /// Known operations done and value held, with the unknown ones used up: no set within another.
+    tried: HashMap<(Set, Value), Vec<Set>>,
+    tried_count: usize,
+    /// The most known operations put in order so far, and how.
+    best: (usize, Vec<usize>, Value),
+}
+
+impl<'a> Search<'a> {
+    fn new(history: &'a [Operation]) -> Self {
+        let unknown = (0..history.len())
+            .filter(|&at| history[at].action.is_unknown())
+            .fold(Set::default(), |set, at| set.with(at));
+        let known_count = history.iter().filter(|operation| !operation.action.is_unknown()).count();
+        let best = (0, Vec::new(), Value::INITIAL);
+        Self { history, unknown, known_count, tried: HashMap::new(), tried_count: 0, best }
+    }
+
+    fn run(mut self) -> Result<Vec<usize>, Refusal> {
+        // A point and what is still to be tried from it, last first; `order` leads to the top one.
+        let start = Point { done: Set::default(), held: Value::INITIAL };
+        let mut stack = vec![(start, self.choices(&start))];
+        let mut order: Vec<usize> = Vec::new();
+        while let Some((point, choices)) = stack.last_mut() {
+            self.keep_best(&order, point.held);
+            if self.best.0 == self.known_count {
+                return Ok(self.best.1);
+            }
+            let Some(at) = choices.pop() else {
+                stack.pop();
+                order.pop();
+                continue;
+            };
+            let held = self.history[at].action.apply(point.held).expect("a choice fits");
+            let next = Point { done: point.done.with(at), held };
+            if self.is_new(&next) {
+                let choices = self.choices(&next);
+                stack.push((next, choices));
+                order.push(at);
+            }
+            if self.tried_count > POINTS_MAX {
+                return Err(Refusal::Undecided);
+            }
+        }
+        let all = |set: &[usize]| set.iter().map(|&at| self.history[at]).collect::<Vec<_>>();
+        let (_, order, held) = &self.best;
+        let stuck: Vec<usize> = (0..self.history.len())
+            .filter(|at| !order.contains(at) && !self.unknown.has(*at))
+            .take(CLIENTS_MAX)
+            .collect();
+        Err(Refusal::NotLinearizable { order: all(order), stuck: all(&stuck), held: *held })
+    }
+
+    /// What may come next at `point`, the most promising last.
+    fn choices(&self, point: &Point) -> Vec<usize> {
+        let open = || (0..self.history.len()).filter(|&at| !point.done.has(at));
+        let first_answer = open().map(|at| self.history[at].answered).min().unwrap_or(u64::MAX);
+        let near: Vec<usize> = open().take_while(|&at| self.history[at].called < first_answer).collect();
+        let mut choices = near.clone();
+        choices.retain(|&at| match self.history[at].action.apply(point.held) {
+            Some(held) => {
+                !self.unknown.has(at) || near.iter().any(|&next| self.depends(next, point.held, held))
+            }
+            None => false,
+        });
+        if let Some(&at) = choices.iter().find(|&&at| self.history[at].action.is_observation()) {
+            return vec![at];
+        }
+        // Tried from the last: known ones before unknown ones, and the first answered first.
+        choices.sort_by_key(|&at| std::cmp::Reverse(self.history[at].answered));
+        choices
+    }
+
+    /// Whether `at` becomes possible when the register goes from `before` to `held`.
+    fn depends(&self, at: usize, before: Value, held: Value) -> bool {
+        let action = self.history[at].action;
+        action.apply(before).is_none() && action.apply(held).is_some()
+    }
+
+    fn is_new(&mut self, point: &Point) -> bool {
+        let used = point.done.and(&self.unknown);
+        let tried = self.tried.entry((point.done.without(&self.unknown), point.held)).or_default();
+        if tried.iter().any(|earlier| earlier.is_within(&used)) {
+            return false;
+        }
+        tried.retain(|earlier| !used.is_within(earlier));
+        tried.push(used);
+        self.tried_count += 1;
+        true
+    }
+
+    fn keep_best(&mut self, order: &[usize], held: Value) {
+        let known = order.iter().filter(|&&at| !self.unknown.has(at)).count();
+        if known > self.best.0 || self.known_count == 0 {
+            self.best = (known, order.to_vec(), held);
+        }
+    }
+}
+
+impl fmt::Debug for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lines = |operations: &[Operation]| {
+            operations.iter().map(|operation| format!("  {operation}\n")).collect::<String>()
+        };
+        match self {
+            Self::Unfit(why) => write!(f, "unfit: {why}"),
+            Self::Undecided => write!(f, "undecided after {POINTS_MAX} points"),
+            Self::NotLinearizable { order, stuck, held } => {
+                let tail = &order[order.len().saturating_sub(8)..];
+                write!(
+                    f,
+                    "not linearizable. {} can be put in order, the last of them\n{}then the register \
+                     holds {held:?}, and the next to explain are\n{}",
+                    order.len(),
+                    lines(tail),
+                    lines(stuck)
+                )
+            }
+        }
+    }
+}

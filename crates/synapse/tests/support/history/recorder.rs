@@ -1,0 +1,78 @@
+//! How a test writes a history down: one counter for all clients, ticked before each call and after
+//! each answer, and a budget of outcomes that may stay unknown.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::check::UNKNOWN_MAX;
+use super::operation::{Action, Operation};
+
+/// The history of one register, as its clients write it.
+pub struct Recorder {
+    ticks: AtomicU64,
+    written: Mutex<Written>,
+}
+
+#[derive(Default)]
+struct Written {
+    operations: Vec<Operation>,
+    /// Changes under way or of unknown outcome: each could end up unknown.
+    perhaps_unknown: usize,
+}
+
+/// A call under way: made before it, ended by [`Recorder::answered`] or dropped.
+#[derive(Debug)]
+pub struct Called {
+    client: usize,
+    at: u64,
+    is_change: bool,
+}
+
+impl Recorder {
+    /// Nothing has happened yet.
+    pub fn new() -> Self {
+        Self { ticks: AtomicU64::new(1), written: Mutex::default() }
+    }
+
+    /// `client` is about to read.
+    pub fn reads(&self, client: usize) -> Called {
+        Called { client, at: self.tick(), is_change: false }
+    }
+
+    /// `client` is about to make a change; none if too many outcomes could become unknown by it. Then
+    /// read instead.
+    pub fn changes(&self, client: usize) -> Option<Called> {
+        {
+            let mut written = self.written.lock();
+            if written.perhaps_unknown == UNKNOWN_MAX {
+                return None;
+            }
+            written.perhaps_unknown += 1;
+        }
+        Some(Called { client, at: self.tick(), is_change: true })
+    }
+
+    /// The answer has come. `None`: for certain nothing was done, and nothing will be.
+    pub fn answered(&self, called: Called, action: Option<Action>) {
+        let is_unknown = action.is_some_and(Action::is_unknown);
+        let answered = if is_unknown { u64::MAX } else { self.tick() };
+        let mut written = self.written.lock();
+        if called.is_change && !is_unknown {
+            written.perhaps_unknown -= 1;
+        }
+        if let Some(action) = action {
+            let Called { client, at, .. } = called;
+            written.operations.push(Operation { client, action, called: at, answered });
+        }
+    }
+
+    /// What has been written.
+    pub fn history(&self) -> Vec<Operation> {
+        self.written.lock().operations.clone()
+    }
+
+    fn tick(&self) -> u64 {
+        self.ticks.fetch_add(1, Ordering::SeqCst)
+    }
+}

@@ -1,0 +1,192 @@
+//! What goes wrong on one connection: faults at byte positions of either direction, drawn from a seed
+//! and the connection's number alone, so that no interleaving changes them.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use tokio::sync::Notify;
+
+/// A fault of one direction, once so many bytes have passed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// Both directions end at once, in the middle of whatever was under way.
+    Cut,
+    /// The same, because the server has died: see [`Hits::kill`].
+    Kill,
+    /// This direction swallows everything from here on; the other goes on. No side is told.
+    HalfOpen,
+    /// Nothing is taken from the sender for so long: the receiver seems paused.
+    Pause(Duration),
+    /// What comes next arrives so much later.
+    Delay(Duration),
+    /// Bits of the next byte are turned over.
+    Corrupt(u8),
+}
+
+/// The kinds of [`Fault`], to choose from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    Cut,
+    Kill,
+    HalfOpen,
+    Pause,
+    Delay,
+    Corrupt,
+}
+
+impl Kind {
+    pub const ALL: [Self; 6] =
+        [Self::Cut, Self::Kill, Self::HalfOpen, Self::Pause, Self::Delay, Self::Corrupt];
+}
+
+/// The faults of one direction of one connection, by rising byte position.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Direction {
+    pub faults: VecDeque<(u64, Fault)>,
+}
+
+impl Direction {
+    /// One fault, after `bytes`.
+    pub fn one(bytes: u64, fault: Fault) -> Self {
+        Self { faults: VecDeque::from([(bytes, fault)]) }
+    }
+}
+
+/// The faults of one connection.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Plan {
+    /// From the client to the server.
+    pub up: Direction,
+    /// From the server to the client.
+    pub down: Direction,
+}
+
+/// Which faults there are to be, and where. Connections beyond `faulty_connections` have none, so that
+/// every run comes to an end.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    pub seed: u64,
+    pub kinds: Vec<Kind>,
+    pub faulty_connections: u64,
+    /// How many of a thousand directions have faults.
+    pub permille: u32,
+    /// A fault lies below so many bytes, at every order of magnitude alike: handshakes are hit as well
+    /// as payloads.
+    pub bytes_max: u64,
+    pub pause: Range<Duration>,
+    pub delay: Range<Duration>,
+}
+
+impl Profile {
+    /// No faults.
+    pub fn benign() -> Self {
+        Self {
+            seed: 0,
+            kinds: Vec::new(),
+            faulty_connections: 0,
+            permille: 0,
+            bytes_max: 1,
+            pause: Duration::ZERO..Duration::ZERO,
+            delay: Duration::ZERO..Duration::ZERO,
+        }
+    }
+
+    /// Faults of these kinds on most connections, pauses from harmless to beyond every deadline.
+    pub fn rough(seed: u64, kinds: &[Kind]) -> Self {
+        Self {
+            seed,
+            kinds: kinds.to_vec(),
+            faulty_connections: 40,
+            permille: 600,
+            bytes_max: 256 * 1024,
+            pause: Duration::from_millis(1)..Duration::from_secs(20),
+            delay: Duration::from_micros(10)..Duration::from_millis(200),
+        }
+    }
+
+    /// What goes wrong on the connection with this number.
+    pub fn draw(&self, connection: u64) -> Plan {
+        if connection >= self.faulty_connections || self.kinds.is_empty() {
+            return Plan::default();
+        }
+        let mut rng = SmallRng::seed_from_u64(self.seed ^ connection.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        Plan { up: self.draw_direction(&mut rng), down: self.draw_direction(&mut rng) }
+    }
+
+    fn draw_direction(&self, rng: &mut SmallRng) -> Direction {
+        if rng.random_range(0..1000) >= self.permille {
+            return Direction::default();
+        }
+        let mut faults: Vec<_> = (0..rng.random_range(1..=3)).map(|_| self.draw_fault(rng)).collect();
+        faults.sort_by_key(|&(bytes, _)| bytes);
+        Direction { faults: faults.into() }
+    }
+
+    fn draw_fault(&self, rng: &mut SmallRng) -> (u64, Fault) {
+        let magnitude = rng.random_range(0..=self.bytes_max.ilog2());
+        let bytes = rng.random_range(0..1_u64 << magnitude);
+        let fault = match self.kinds[rng.random_range(0..self.kinds.len())] {
+            Kind::Cut => Fault::Cut,
+            Kind::Kill => Fault::Kill,
+            Kind::HalfOpen => Fault::HalfOpen,
+            Kind::Pause => Fault::Pause(rng.random_range(self.pause.clone())),
+            Kind::Delay => Fault::Delay(rng.random_range(self.delay.clone())),
+            Kind::Corrupt => Fault::Corrupt(rng.random_range(1..=255)),
+        };
+        (bytes, fault)
+    }
+}
+
+/// How often each kind of fault has really happened: a test proves by it that it was not played on a
+/// quiet network.
+#[derive(Default, Debug)]
+pub struct Hits {
+    pub connections: AtomicU64,
+    pub refused: AtomicU64,
+    pub cut: AtomicU64,
+    pub killed: AtomicU64,
+    /// Told when the server is to die; whoever runs it listens.
+    pub kill: Notify,
+    pub half_open: AtomicU64,
+    pub pause: AtomicU64,
+    pub delay: AtomicU64,
+    pub corrupt: AtomicU64,
+    /// Bytes carried from clients to servers.
+    pub up_bytes: AtomicU64,
+    /// Bytes carried from servers to clients.
+    pub down_bytes: AtomicU64,
+}
+
+impl Hits {
+    pub fn count(&self, fault: Fault) {
+        let counter = match fault {
+            Fault::Cut => &self.cut,
+            Fault::Kill => &self.killed,
+            Fault::HalfOpen => &self.half_open,
+            Fault::Pause(_) => &self.pause,
+            Fault::Delay(_) => &self.delay,
+            Fault::Corrupt(_) => &self.corrupt,
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+        if fault == Fault::Kill {
+            self.kill.notify_one();
+        }
+    }
+
+    /// How often `kind` has happened.
+    pub fn of(&self, kind: Kind) -> u64 {
+        let counter = match kind {
+            Kind::Cut => &self.cut,
+            Kind::Kill => &self.killed,
+            Kind::HalfOpen => &self.half_open,
+            Kind::Pause => &self.pause,
+            Kind::Delay => &self.delay,
+            Kind::Corrupt => &self.corrupt,
+        };
+        counter.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,112 @@
+//! A network in memory. On a runtime of one thread with tokio's clock paused, a run takes no real time
+//! and depends on its seed alone, as far as what is tested does.
+
+use std::future::poll_fn;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+
+use parking_lot::Mutex;
+use tokio::io::DuplexStream;
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::plan::{Hits, Plan, Profile};
+use super::relay::relay;
+
+/// What one side may send before the other has read, in bytes: small, so that frames come in pieces.
+const WINDOW_BYTES: usize = 8 * 1024;
+
+/// Takes in a connection at the server's end; the task it starts is ended with the server.
+pub type Accept = Arc<dyn Fn(DuplexStream) -> AbortHandle + Send + Sync>;
+
+/// What goes wrong on the connection with a number.
+type Plans = Box<dyn Fn(u64) -> Plan + Send + Sync>;
+
+/// The network between clients and one server.
+#[derive(Clone)]
+pub struct Sim {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    plans: Plans,
+    hits: Arc<Hits>,
+    server: Mutex<Server>,
+}
+
+/// The server's side as the network sees it.
+#[derive(Default)]
+struct Server {
+    /// None: nobody listens.
+    accept: Option<Accept>,
+    /// Tasks of connections that were taken in.
+    connections: Vec<AbortHandle>,
+    relays: JoinSet<()>,
+}
+
+impl Sim {
+    /// A network with these faults, and nobody who listens.
+    pub fn new(profile: Profile) -> Self {
+        Self::with(move |connection| profile.draw(connection))
+    }
+
+    /// A network with the faults that `plans` tells for each connection, by its number.
+    pub fn with(plans: impl Fn(u64) -> Plan + Send + Sync + 'static) -> Self {
+        let plans = Box::new(plans);
+        Self { shared: Arc::new(Shared { plans, hits: Arc::default(), server: Mutex::default() }) }
+    }
+
+    /// From now on `accept` takes in connections.
+    pub fn listen(&self, accept: Accept) {
+        self.shared.server.lock().accept = Some(accept);
+    }
+
+    /// The server is gone, as if killed: what it was doing ends where it stands, connections with it,
+    /// and new ones are refused until somebody listens again.
+    pub fn kill_server(&self) {
+        let mut server = self.shared.server.lock();
+        server.accept = None;
+        server.connections.drain(..).for_each(|connection| connection.abort());
+        server.relays.abort_all();
+    }
+
+    /// What has gone wrong so far.
+    pub fn hits(&self) -> &Hits {
+        &self.shared.hits
+    }
+
+    /// Connects to the server.
+    ///
+    /// # Errors
+    /// `ConnectionRefused` if nobody listens.
+    pub async fn dial(&self) -> io::Result<DuplexStream> {
+        // As with sockets, the answer never comes in the same breath.
+        yield_once().await;
+        let mut server = self.shared.server.lock();
+        let hits = &self.shared.hits;
+        let Some(accept) = server.accept.clone() else {
+            hits.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        };
+        let plan = (self.shared.plans)(hits.connections.fetch_add(1, Ordering::Relaxed));
+        let (client, client_far) = tokio::io::duplex(WINDOW_BYTES);
+        let (server_far, served) = tokio::io::duplex(WINDOW_BYTES);
+        let hits = Arc::clone(hits);
+        server.relays.spawn(async move { relay(client_far, server_far, plan, &hits).await });
+        server.connections.push(accept(served));
+        Ok(client)
+    }
+}
+
+async fn yield_once() {
+    let mut yielded = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}

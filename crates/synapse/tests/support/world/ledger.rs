@@ -1,0 +1,135 @@
+//! A store that writes down which changes were applied to it, in order. Values are written once each, so an
+//! entry names the change: applied twice is there twice, lost is not there.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use blocker::{
+    Blocker, ChangeReply, CompareAndWriteRequest, Memory, ObjectId, ReadRequest, Reply, WriteFullRequest,
+    WriteRequest,
+};
+use parking_lot::Mutex;
+
+use crate::support::history::operation::{Action, Operation, Value};
+use crate::support::world::forward::{forward, forward_one};
+
+/// [`Memory`] with a ledger.
+pub struct Ledger {
+    memory: Memory,
+    applied: Mutex<Vec<(ObjectId, Value)>>,
+}
+
+impl Ledger {
+    /// Empty, with nothing applied.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { memory: Memory::default(), applied: Mutex::default() })
+    }
+
+    /// The values written to `object`, in order.
+    pub fn applied(&self, object: &ObjectId) -> Vec<Value> {
+        let applied = self.applied.lock();
+        applied.iter().filter(|(changed, _)| changed == object).map(|&(_, value)| value).collect()
+    }
+
+    /// What `object` holds now.
+    ///
+    /// # Panics
+    /// If it is not a whole value.
+    pub fn value(&self, object: &ObjectId) -> Value {
+        let read = blocker::executor::block_on(self.memory.read(ReadRequest::new(object.clone(), 0, 4096)));
+        Value::from_bytes(&read.expect("the register is there").data.to_vec()).expect("a whole value")
+    }
+
+    /// Writes `reply`'s change down if it was made. The store answers at once, so this is the order of the
+    /// changes.
+    fn note(
+        &self,
+        object: ObjectId,
+        value: Value,
+        change: impl FnOnce() -> Reply<ChangeReply>,
+    ) -> Reply<ChangeReply> {
+        let mut applied = self.applied.lock();
+        let reply = change();
+        assert!(reply.is_ready(), "memory answers at once");
+        if matches!(reply, Reply::Ready(Ok(_))) {
+            applied.push((object, value));
+        }
+        reply
+    }
+}
+
+/// Checks what was applied to a register against what its clients were told: what was acknowledged is there
+/// once, what is of unknown outcome once or not at all, what was refused never; and what was answered before
+/// something else was called lies before it.
+///
+/// # Errors
+/// Says what is wrong.
+pub fn compare(applied: &[Value], history: &[Operation]) -> Result<(), String> {
+    let mut places: HashMap<Value, usize> = HashMap::new();
+    for (place, &value) in applied.iter().enumerate() {
+        if places.insert(value, place).is_some() {
+            return Err(format!("{value:?} was applied twice"));
+        }
+    }
+    let mut changes: Vec<(&Operation, usize)> = Vec::new();
+    for operation in history {
+        let (value, is_certain) = match operation.action {
+            Action::Write(value) | Action::Swap { value, .. } => (value, true),
+            Action::WriteUnknown(value) | Action::SwapUnknown { value, .. } => (value, false),
+            Action::Read(_) | Action::Mismatch { .. } => continue,
+        };
+        match places.remove(&value) {
+            Some(place) => changes.push((operation, place)),
+            None if is_certain => return Err(format!("lost, though acknowledged: {operation}")),
+            None => {}
+        }
+    }
+    if !places.is_empty() {
+        return Err(format!("applied, though refused: {places:?}"));
+    }
+    for (earlier, first) in &changes {
+        for (later, second) in &changes {
+            if earlier.answered < later.called && first > second {
+                return Err(format!("applied in the wrong order: {earlier}, and {later}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Panics, with what was applied and what was told, unless they agree. See [`compare`].
+///
+/// # Panics
+/// If they do not.
+#[track_caller]
+pub fn assert_applied(applied: &[Value], history: &[Operation], context: &str) {
+    if let Err(why) = compare(applied, history) {
+        let told: Vec<_> = history.iter().map(Operation::to_string).collect();
+        panic!("{context}: {why}\napplied: {applied:?}\ntold:\n{}", told.join("\n"));
+    }
+}
+
+/// The value of a payload; all zeros if it is not one, which is nobody's.
+fn value_of(data: &blocker::Segments) -> Value {
+    Value::from_bytes(&data.to_vec()).unwrap_or(Value(u32::MAX))
+}
+
+impl Blocker for Ledger {
+    forward!(memory: capabilities read write_zeroes discard truncate delete copy info list flush claim);
+    forward!(memory: invalidate subscribe);
+
+    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
+        let (object, value) = (request.object.clone(), value_of(&request.data));
+        self.note(object, value, || self.memory.write(request))
+    }
+
+    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
+        let (object, value) = (request.object.clone(), value_of(&request.data));
+        self.note(object, value, || self.memory.compare_and_write(request))
+    }
+
+    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
+        let (object, value) = (request.object.clone(), value_of(&request.data));
+        self.note(object, value, || self.memory.write_full(request))
+    }
+}
