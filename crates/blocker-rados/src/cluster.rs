@@ -2,10 +2,12 @@
 //!
 //! Handles outlive every operation that was begun on them, because each operation holds its own count. The
 //! last count may be given back on one of librados's own threads, where nothing of librados may be torn down:
-//! a handle that is done with is only put aside, and the connection is closed on a thread of its own.
+//! a handle that is done with is only put aside, and the connection is closed on a thread of its own. A process
+//! that ends waits for such threads: librados does not bear its statics going away under it.
 
 use std::ffi::{CStr, CString, c_char};
-use std::sync::Arc;
+use std::sync::{Arc, Once};
+use std::time::{Duration, Instant};
 
 use blocker::{Error, Result};
 use parking_lot::{Condvar, Mutex};
@@ -41,13 +43,35 @@ pub(crate) struct Closed {
 
 impl Closed {
     /// Waits until the connection is closed, at most so long. Whether it is.
-    pub(crate) fn wait(&self, patience: std::time::Duration) -> bool {
+    pub(crate) fn wait(&self, patience: Duration) -> bool {
         let mut done = self.done.lock();
         if !*done {
             self.changed.wait_for(&mut done, patience);
         }
         *done
     }
+}
+
+/// How many connections are being closed.
+static CLOSING: Mutex<usize> = Mutex::new(0);
+static CLOSING_CHANGED: Condvar = Condvar::new();
+/// How long the end of the process waits for them.
+const EXIT_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Runs when the process ends, before librados's statics are destroyed: handlers run in reverse order, and
+/// this one is registered after librados was loaded.
+extern "C" fn wait_for_closing() {
+    let until = Instant::now() + EXIT_PATIENCE;
+    let mut closing = CLOSING.lock();
+    while *closing > 0 && !CLOSING_CHANGED.wait_until(&mut closing, until).timed_out() {}
+}
+
+fn wait_at_exit() {
+    static REGISTERED: Once = Once::new();
+    REGISTERED.call_once(|| {
+        // SAFETY: the handler may run at any time. If there is no room for it, the end is as without it.
+        let _ = unsafe { libc::atexit(wait_for_closing) };
+    });
 }
 
 fn c_string(what: &str, text: &str) -> Result<CString> {
@@ -61,6 +85,7 @@ impl Cluster {
     /// One line that says what is missing: the library, the configuration file, the keyring, the monitor.
     pub(crate) fn connect(config: &RadosConfig) -> Result<Arc<Self>> {
         let api = Arc::new(Api::load()?);
+        wait_at_exit();
         let user = c_string("user", &format!("client.{}", config.user))?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: both strings end in NUL and live during the call; `handle` is written before it is read.
@@ -133,6 +158,12 @@ impl Cluster {
         found != errno::NOENT
     }
 
+    /// Gets the newest map of the cluster from a monitor: where the OSDs are now. Blocks.
+    pub(crate) fn refresh(&self) {
+        // SAFETY: the handle is live. If it fails, the next timeout tries again.
+        unsafe { (self.api.wait_for_latest_osdmap)(self.handle.0) };
+    }
+
     /// A handle for one RADOS namespace of a pool.
     ///
     /// # Errors
@@ -187,10 +218,15 @@ impl Drop for Cluster {
             unsafe { (api.shutdown)(handle.0) };
             *closed.done.lock() = true;
             closed.changed.notify_all();
+            *CLOSING.lock() -= 1;
+            CLOSING_CHANGED.notify_all();
         };
+        *CLOSING.lock() += 1;
         // Not here: this may be a thread of librados. If there are no threads left, the connection stays
         // open until the process ends.
-        let _ = std::thread::Builder::new().name("rados-close".into()).spawn(close);
+        if std::thread::Builder::new().name("rados-close".into()).spawn(close).is_err() {
+            *CLOSING.lock() -= 1;
+        }
     }
 }
 

@@ -41,6 +41,7 @@ pub(crate) struct Core {
     is_full: AtomicBool,
     is_slow: AtomicBool,
     is_searching: AtomicBool,
+    is_refreshing: Arc<AtomicBool>,
     is_closed: AtomicBool,
 }
 
@@ -91,6 +92,7 @@ impl Core {
             is_full: false.into(),
             is_slow: false.into(),
             is_searching: false.into(),
+            is_refreshing: Arc::default(),
             is_closed: false.into(),
             config,
         });
@@ -251,6 +253,9 @@ impl Core {
 
     /// Keeps an eye on how the store is, and tells when that changes.
     fn observe(&self, code: i32, is_change: bool) {
+        if code == errno::TIMEDOUT {
+            self.refresh();
+        }
         match code {
             errno::NOSPC | errno::DQUOT if !self.is_full.swap(true, Ordering::Relaxed) => {
                 self.events.publish(&Event::Full);
@@ -269,6 +274,22 @@ impl Core {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// After a timeout: the OSD may be elsewhere by now. librados asks for the new map by itself only when an
+    /// operation is older than `objecter_timeout`, which those with a shorter timeout never are.
+    fn refresh(&self) {
+        if self.is_refreshing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (pool, is_refreshing) = (self.pool(), Arc::clone(&self.is_refreshing));
+        let refresh = move || {
+            pool.cluster.refresh();
+            is_refreshing.store(false, Ordering::Release);
+        };
+        if self.worker.run(Box::new(refresh)).is_err() {
+            self.is_refreshing.store(false, Ordering::Release);
         }
     }
 

@@ -85,6 +85,7 @@ functions! {
     shutdown(Handle);
     pool_lookup(Handle, *const c_char) -> i64;
     pool_reverse_lookup(Handle, i64, *mut c_char, usize) -> c_int;
+    wait_for_latest_osdmap(Handle) -> c_int;
     ioctx_create2(Handle, i64, *mut Handle) -> c_int;
     ioctx_set_namespace(Handle, *const c_char);
     ioctx_destroy(Handle);

@@ -1,0 +1,76 @@
+//! The contract's conformance suite on a real RADOS.
+
+mod support;
+
+use std::sync::{Arc, Mutex};
+
+use blocker::Blocker;
+use blocker::conformance::{Harness, Options, run};
+use blocker_rados::RadosStore;
+
+use support::Cluster;
+
+/// Each case has a root of its own, so that whatever it claims binds no other.
+struct Rados<'a> {
+    cluster: &'a Cluster,
+    store: Mutex<Option<Arc<RadosStore>>>,
+    kills: bool,
+}
+
+impl<'a> Rados<'a> {
+    fn new(cluster: &'a Cluster, kills: bool) -> Self {
+        Self { cluster, store: Mutex::default(), kills }
+    }
+}
+
+impl Harness for Rados<'_> {
+    fn backend(&self) -> Arc<dyn Blocker> {
+        let mut config = self.cluster.config();
+        config.watch = true;
+        let store = self.cluster.open(&config);
+        *self.store.lock().unwrap() = Some(Arc::clone(&store));
+        store
+    }
+
+    /// Kills the OSD, and starts it on the same store. The client stays, as it would.
+    fn power_cycle(&self) -> Option<Arc<dyn Blocker>> {
+        if !self.kills {
+            return None;
+        }
+        self.cluster.dev("osd", &["restart"]);
+        self.store.lock().unwrap().clone().map(|store| store as _)
+    }
+}
+
+fn passes(harness: &dyn Harness, filter: &str) {
+    let mut options = Options::default();
+    options.exclusive = true;
+    filter.clone_into(&mut options.filter);
+    let report = run(harness, &options);
+    report.cases.iter().for_each(|case| println!("{case}"));
+    report.assert_passed();
+}
+
+#[test]
+fn memstore() {
+    let Some(cluster) = Cluster::up("memstore") else { return };
+    passes(&Rados::new(&cluster, false), "");
+}
+
+#[test]
+fn bluestore_and_the_osd_killed_in_between() {
+    let Some(cluster) = Cluster::up("bluestore") else { return };
+    for theme in ["content::", "conditions::", "fencing::", "concurrent::", "cancel::", "random::"] {
+        passes(&Rados::new(&cluster, false), theme);
+    }
+    // A restart takes seconds, so only what each of them says most; all of them with the variable.
+    let all = std::env::var_os("CACHED_RADOS_ALL_CRASHES").is_some();
+    let cases: &[&str] = if all {
+        &["crash::"]
+    } else {
+        &["what_is_stored_survives", "removals_that_are_stored_stay", "claims_and_stamps_survive"]
+    };
+    for filter in cases {
+        passes(&Rados::new(&cluster, true), filter);
+    }
+}

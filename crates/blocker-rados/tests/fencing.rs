@@ -1,0 +1,165 @@
+//! Two writers: once the newer one's claim has returned, nothing of the older one's lands any more, on any
+//! object of the scope, whether it was there before or not.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use blocker::executor::block_on;
+use blocker::{
+    Blocker, Change, ClaimRequest, Control, DeleteRequest, Epoch, Error, Event, InfoRequest,
+    InvalidateRequest, ListRequest, ObjectId, OrderDomain, Scope, Stamp, WriteFullRequest, WriteRequest,
+};
+use blocker_rados::RadosStore;
+
+use support::{Cluster, object, read, write};
+
+const WRITERS: u64 = 4;
+
+fn stamped(epoch: u64, sequence: u64, domain: Option<OrderDomain>) -> Change {
+    let mut change = Change::default();
+    change.stamp = Some(Stamp::new(epoch, sequence));
+    change.domain = domain;
+    change
+}
+
+/// Everything in the namespace: name, content, stamp.
+fn snapshot(store: &RadosStore) -> Vec<(ObjectId, Vec<u8>, Option<Stamp>)> {
+    let page = block_on(store.list(ListRequest::new(object("x").namespace).entries_max(10_000))).unwrap();
+    let of = |name| {
+        let object = ObjectId::new(object("x").namespace, name);
+        let info = block_on(store.info(InfoRequest::new(object.clone()))).unwrap();
+        (object.clone(), read(store, &object).unwrap(), info.stamp)
+    };
+    page.entries.into_iter().map(|entry| of(entry.name)).collect()
+}
+
+/// A deposed writer goes on creating, overwriting and deleting while the claim is made, and after.
+fn depose(cluster: &Cluster, scope: &Scope, domain: Option<OrderDomain>, round: u64) {
+    let config = cluster.config();
+    let (old, new) = (cluster.open(&config), cluster.open(&config));
+    let claimed = |scope: &Scope, epoch| block_on(new.claim(ClaimRequest::new(scope.clone(), Epoch(epoch))));
+    claimed(scope, 1).unwrap();
+    let (is_claimed, stop) = (AtomicBool::new(false), AtomicBool::new(false));
+    let (landed, refused) = (AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|threads| {
+        for writer in 0..WRITERS {
+            let (old, is_claimed, stop, landed, refused) = (&old, &is_claimed, &stop, &landed, &refused);
+            threads.spawn(move || {
+                for sequence in 1.. {
+                    if stop.load(Ordering::Acquire) {
+                        break;
+                    }
+                    // One that is there, one that never was, one that comes and goes.
+                    let name = match sequence % 3 {
+                        0 => format!("kept-{writer}"),
+                        1 => format!("new-{writer}-{sequence}"),
+                        _ => format!("gone-{writer}"),
+                    };
+                    let late = is_claimed.load(Ordering::Acquire);
+                    let change = stamped(1, sequence, domain);
+                    let request = WriteRequest::new(object(&name), 0, sequence.to_be_bytes().to_vec());
+                    let mut done = block_on(old.write(request.change(change))).map(drop);
+                    if done.is_ok() && sequence % 3 == 2 {
+                        let request = DeleteRequest::new(object(&name));
+                        let change = stamped(1, sequence + 1, domain);
+                        done = block_on(old.delete(request.change(change))).map(drop);
+                    }
+                    match done {
+                        Ok(()) => assert!(!late, "round {round}: {name} was changed after the claim"),
+                        Err(Error::Fenced { epoch }) => {
+                            assert_eq!(epoch, Epoch(2), "round {round}: {name}");
+                            refused.fetch_add(1, Ordering::Relaxed);
+                            continue;
+                        }
+                        Err(error) => panic!("round {round}: {name}: {error}"),
+                    }
+                    landed.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        while landed.load(Ordering::Relaxed) < 40 {
+            std::thread::yield_now();
+        }
+        claimed(scope, 2).unwrap();
+        is_claimed.store(true, Ordering::Release);
+        let at_claim = snapshot(&new);
+        let before = refused.load(Ordering::Relaxed);
+        while refused.load(Ordering::Relaxed) < before + 40 {
+            std::thread::yield_now();
+        }
+        stop.store(true, Ordering::Release);
+        assert!(!at_claim.is_empty());
+        assert!(at_claim == snapshot(&new), "round {round}: something landed after the claim had returned");
+    });
+    // The new owner goes on, the old one hears who it is now.
+    let request = WriteFullRequest::new(object("kept-0"), b"newer").change(stamped(2, 1, domain));
+    block_on(new.write_full(request)).unwrap();
+    assert_eq!(read(&*old, &object("kept-0")).unwrap(), b"newer");
+}
+
+#[test]
+fn a_deposed_writer_is_refused_by_the_store_on_every_object() {
+    let Some(cluster) = Cluster::up("memstore") else { return };
+    let cluster = Arc::new(cluster);
+    let namespace = object("x").namespace;
+    let domain = OrderDomain(7);
+    for round in 0..10 {
+        depose(&cluster, &Scope::Namespace(namespace.clone()), None, round);
+        depose(&cluster, &Scope::Domain(namespace.clone(), domain), Some(domain), round);
+        depose(&cluster, &Scope::All, None, round);
+    }
+    claims_meet_what_others_left(&cluster);
+    news_reach_other_clients(&cluster);
+    namespaces_are_found(&cluster);
+}
+
+/// Objects of other programs, ghosts, and memories of deletions.
+fn claims_meet_what_others_left(cluster: &Cluster) {
+    let store = cluster.open(&cluster.config());
+    let claim = |scope: Scope, epoch| block_on(store.claim(ClaimRequest::new(scope, Epoch(epoch))));
+    let fenced = |epoch| Err(Error::Fenced { epoch: Epoch(epoch) });
+    // An object claimed by itself before it exists stays claimed.
+    claim(Scope::Object(object("early")), 5).unwrap();
+    assert_eq!(write(&*store, &object("early"), b"late"), fenced(5));
+    // A stamped deletion is forgotten by a claim that makes it needless, and by no other.
+    for name in ["forgotten", "remembered"] {
+        let write = WriteRequest::new(object(name), 0, b"x").change(stamped(4, 1, None));
+        block_on(store.write(write)).unwrap();
+        block_on(store.delete(DeleteRequest::new(object(name)).change(stamped(4, 2, None)))).unwrap();
+    }
+    claim(Scope::Object(object("remembered")), 9).unwrap();
+    claim(Scope::Namespace(object("x").namespace), 6).unwrap();
+    assert_eq!(write(&*store, &object("forgotten"), b"late"), fenced(6));
+    assert_eq!(write(&*store, &object("remembered"), b"late"), fenced(9));
+    assert_eq!(write(&*store, &object("early"), b"late"), fenced(6));
+    assert_eq!(snapshot(&store), []);
+    let attached = block_on(store.attach(object("x").namespace)).unwrap();
+    assert_eq!(attached.epoch, Epoch(6));
+}
+
+fn news_reach_other_clients(cluster: &Cluster) {
+    let mut config = cluster.config();
+    config.watch = true;
+    let (here, there) = (cluster.open(&config), cluster.open(&config));
+    let mut listener = there.subscribe();
+    let scope = Scope::Object(object("claimed"));
+    block_on(here.claim(ClaimRequest::new(scope.clone(), Epoch(3)))).unwrap();
+    assert_eq!(block_on(listener.recv()), Some(Event::Fenced(scope, Epoch(3))));
+    let scope = Scope::Namespace(object("x").namespace);
+    block_on(here.invalidate(InvalidateRequest::new(scope.clone()))).unwrap();
+    assert_eq!(block_on(listener.recv()), Some(Event::Changed(scope)));
+}
+
+fn namespaces_are_found(cluster: &Cluster) {
+    let store = cluster.open(&cluster.config());
+    let mut names: Vec<_> =
+        [&b"a"[..], b"b/c", &[0; 255]].map(|name| blocker::Namespace::copy_from(name).unwrap()).into();
+    for namespace in &names {
+        let object = ObjectId::new(namespace.clone(), object("x").name);
+        write(&*store, &object, b"x").unwrap();
+    }
+    names.sort();
+    assert_eq!(block_on(store.namespaces()).unwrap(), names);
+}

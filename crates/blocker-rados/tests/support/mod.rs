@@ -1,0 +1,119 @@
+//! A real Ceph for the tests of one file, brought up by `deploy/dev/ceph-dev`, gone when the test process is.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use blocker::executor::block_on;
+use blocker::{Blocker, Name, Namespace, ObjectId, ReadRequest, Result, WriteRequest};
+use blocker_rados::{RadosConfig, RadosStore};
+
+pub(crate) struct Cluster {
+    dir: PathBuf,
+}
+
+impl Cluster {
+    /// A cluster on `store` (memstore or bluestore); `None`, and a loud word, where Ceph is not installed.
+    ///
+    /// # Panics
+    /// If it does not come up; without Ceph if `CACHED_REQUIRE_ALL=1`.
+    pub(crate) fn up(store: &str) -> Option<Self> {
+        if let Some(missing) = ["ceph-mon", "ceph-osd", "ceph", "rados"].into_iter().find(|name| !has(name)) {
+            skip(&format!("tests on RADOS ({store})"), &format!("{missing} is not installed"));
+            return None;
+        }
+        let dir =
+            PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("ceph-{}-{store}", std::process::id()));
+        let cluster = Self { dir };
+        let until = std::process::id().to_string();
+        cluster.dev("up", &["--store", store, "--size", "2147483648", "--until", &until]);
+        Some(cluster)
+    }
+
+    /// One command of `ceph-dev` on this cluster.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub(crate) fn dev(&self, command: &str, arguments: &[&str]) {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/dev/ceph-dev");
+        // Into a file: the daemons keep whatever the script was given open.
+        let log = self.dir.with_extension("log");
+        let file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
+        let status = Command::new(script)
+            .arg(command)
+            .arg(&self.dir)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().unwrap())
+            .stderr(file)
+            .status()
+            .unwrap();
+        let said = || std::fs::read_to_string(&log).unwrap_or_default();
+        assert!(status.success(), "ceph-dev {command} {arguments:?} failed:\n{}", said());
+    }
+
+    /// A configuration with a root of its own.
+    pub(crate) fn config(&self) -> RadosConfig {
+        static ROOTS: AtomicU32 = AtomicU32::new(0);
+        let mut config = RadosConfig::new("cached");
+        config.conf_file = Some(self.dir.join("ceph.conf"));
+        config.root = format!("t{}", ROOTS.fetch_add(1, Ordering::Relaxed));
+        config
+    }
+
+    pub(crate) fn open(&self, config: &RadosConfig) -> Arc<RadosStore> {
+        Arc::new(RadosStore::open(config.clone()).unwrap())
+    }
+}
+
+fn has(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
+}
+
+/// Says that tests are skipped, past the test runner's capture.
+///
+/// # Panics
+/// With `CACHED_REQUIRE_ALL=1`.
+fn skip(what: &str, why: &str) {
+    let all = std::env::var("CACHED_REQUIRE_ALL").is_ok_and(|value| value == "1");
+    assert!(!all, "{what}: {why}, and CACHED_REQUIRE_ALL=1 allows no skip");
+    let line = format!("\n*** SKIPPED {what}: {why} ***\n");
+    // SAFETY: a live buffer of that length; descriptor 2 may be anything, an error is ignored.
+    unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
+}
+
+pub(crate) fn object(name: impl AsRef<[u8]>) -> ObjectId {
+    ObjectId::new(Namespace::new("vm").unwrap(), Name::copy_from(name.as_ref()).unwrap())
+}
+
+pub(crate) fn write(store: &dyn Blocker, object: &ObjectId, data: &[u8]) -> Result<()> {
+    block_on(store.write(WriteRequest::new(object.clone(), 0, data.to_vec()))).map(drop)
+}
+
+pub(crate) fn read(store: &dyn Blocker, object: &ObjectId) -> Result<Vec<u8>> {
+    block_on(store.read(ReadRequest::new(object.clone(), 0, 65_536))).map(|reply| reply.data.to_vec())
+}
+
+/// Tries until it works; the failures on the way must be ones that a caller may wait out.
+///
+/// # Panics
+/// On another failure, or after a minute.
+#[track_caller]
+pub(crate) fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Result<T>) -> T {
+    let start = std::time::Instant::now();
+    loop {
+        match attempt() {
+            Ok(value) => return value,
+            Err(error) => {
+                assert!(error.is_retryable() || error.is_ambiguous(), "{what}: {error}");
+                assert!(start.elapsed() < Duration::from_secs(60), "{what}, after a minute still: {error}");
+                std::thread::park_timeout(Duration::from_millis(20));
+            }
+        }
+    }
+}
