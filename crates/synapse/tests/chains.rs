@@ -1,0 +1,90 @@
+//! The conformance suite over chains: cache → synapse → TCP → cache → files, and shorter ones.
+//!
+//! The upper cache writes through or back, the lower one too; what holds for one layer holds for all of
+//! them together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blocker::conformance::{Options, Plain, run};
+use blocker::file::FileConfig;
+use blocker::{Blocker, FileStore, Memory, SystemClock, WritePolicy};
+use cached_core::object::{ObjectCache, ObjectCacheConfig, Writer};
+use synapse::{Address, ClientConfig, Server, ServerConfig, SynapseBlocker};
+use tokio::runtime::Runtime;
+
+/// A server, what is below it, and a client, all in this process.
+struct Chain {
+    runtime: Runtime,
+    // Ends with the chain.
+    _servers: Vec<Server>,
+    top: Arc<dyn Blocker>,
+}
+
+impl Chain {
+    fn new(bottom: Arc<dyn Blocker>) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        Self { runtime: runtime.expect("a runtime"), _servers: Vec::new(), top: bottom }
+    }
+
+    /// Puts a cache on top.
+    fn cache(mut self, write: WritePolicy) -> Self {
+        let mut config = ObjectCacheConfig::default();
+        (config.memory_bytes_max, config.dirty_bytes_max) = (32 << 20, 8 << 20);
+        (config.write, config.writer) = (write, Writer::Callers);
+        let cache = ObjectCache::new(self.top, config, Arc::new(SystemClock)).expect("a cache");
+        self.runtime.spawn(cache.run());
+        self.top = Arc::new(cache);
+        self
+    }
+
+    /// Puts a server and a client on top, with TCP between them.
+    fn wire(mut self) -> Self {
+        let server = Server::new(self.top, None, ServerConfig::default()).expect("a server");
+        let address = self.runtime.block_on(server.listen(&Address::Tcp("127.0.0.1:0".into())));
+        let mut config = ClientConfig::new(address.expect("a port"));
+        config.payload_crc = true;
+        let client = self.runtime.block_on(SynapseBlocker::connect(config)).expect("a connection");
+        self._servers.push(server);
+        self.top = Arc::new(client);
+        self
+    }
+
+    #[track_caller]
+    fn conforms(self) {
+        let mut options = Options::default();
+        options.seed = 11;
+        options.patience = Duration::from_secs(30);
+        let report = run(&Plain::new(Arc::clone(&self.top)), &options);
+        report.cases.iter().for_each(|case| println!("{case}"));
+        report.assert_passed();
+    }
+}
+
+fn files(dir: &tempfile::TempDir) -> Arc<dyn Blocker> {
+    let store = FileStore::open_with(dir.path(), FileConfig::default(), Arc::new(SystemClock));
+    Arc::new(store.expect("a file store"))
+}
+
+#[test]
+fn cache_over_synapse_over_cache_over_files() {
+    let dir = tempfile::tempdir().expect("a directory");
+    Chain::new(files(&dir)).cache(WritePolicy::Through).wire().cache(WritePolicy::Through).conforms();
+}
+
+#[test]
+fn a_writer_back_over_synapse_over_a_cache_that_writes_through_over_files() {
+    let dir = tempfile::tempdir().expect("a directory");
+    Chain::new(files(&dir)).cache(WritePolicy::Through).wire().cache(WritePolicy::Back).conforms();
+}
+
+#[test]
+fn synapse_over_a_writer_back_over_memory() {
+    Chain::new(Arc::new(Memory::default())).cache(WritePolicy::Back).wire().conforms();
+}
+
+#[test]
+fn synapse_over_synapse_over_files() {
+    let dir = tempfile::tempdir().expect("a directory");
+    Chain::new(files(&dir)).wire().wire().conforms();
+}
