@@ -89,19 +89,58 @@ fn spaces_of_tail(rest: &[u8]) -> u64 {
 /// Answers for the usual `get key` without looking for the end of the line first; `None` says nothing about the input.
 #[inline]
 pub(crate) fn word_before_crlf(text: &[u8]) -> Option<usize> {
+    let at = first_blank(text)?;
+    text[at..].starts_with(b"\r\n").then_some(at)
+}
+
+/// Where the first byte up to and including the space is.
+#[inline]
+fn first_blank(text: &[u8]) -> Option<usize> {
     let mut rest = text;
     while let Some((chunk, tail)) = rest.split_first_chunk() {
-        let word = u64::from_le_bytes(*chunk);
-        // The lowest set bit marks the first byte up to and including the space.
-        let blank = word.wrapping_sub(ONES * ABOVE_SPACE) & !word & HIGH_BITS;
-        if blank != 0 {
-            let at = text.len() - rest.len() + blank.trailing_zeros() as usize / 8;
-            return text[at..].starts_with(b"\r\n").then_some(at);
+        let blanks = blanks(chunk);
+        if blanks != 0 {
+            return Some(text.len() - rest.len() + blanks.trailing_zeros() as usize);
         }
         rest = tail;
     }
-    let at = text.len() - rest.len() + rest.iter().position(|byte| *byte <= b' ')?;
-    text[at..].starts_with(b"\r\n").then_some(at)
+    match text.last_chunk() {
+        // Fewer than sixteen bytes are left: look at the last sixteen again, of which the first hold no blank.
+        Some(chunk) => match blanks(chunk) {
+            0 => None,
+            blanks => Some(text.len() - 16 + blanks.trailing_zeros() as usize),
+        },
+        None => text.iter().position(|byte| *byte <= b' '),
+    }
+}
+
+/// A bit for each of sixteen bytes up to and including the space, the first in the lowest bit.
+#[inline]
+fn blanks(chunk: &[u8; 16]) -> u32 {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use std::arch::x86_64::{
+            _mm_cmpeq_epi8, _mm_movemask_epi8, _mm_set1_epi8, _mm_setzero_si128, _mm_subs_epu8,
+        };
+        // SAFETY: these need SSE2, which every x86-64 has, and touch no memory.
+        unsafe {
+            let above = _mm_subs_epu8(vector(chunk), _mm_set1_epi8(b' ' as i8));
+            _mm_movemask_epi8(_mm_cmpeq_epi8(above, _mm_setzero_si128())) as u32
+        }
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    {
+        chunk.iter().enumerate().fold(0, |mask, (at, byte)| mask | u32::from(*byte <= b' ') << at)
+    }
+}
+
+/// Sixteen bytes in a register.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[inline]
+fn vector(chunk: &[u8; 16]) -> std::arch::x86_64::__m128i {
+    let all = u128::from_le_bytes(*chunk);
+    // SAFETY: it needs SSE2, which every x86-64 has, and touches no memory.
+    unsafe { std::arch::x86_64::_mm_set_epi64x((all >> 64) as i64, all as i64) }
 }
 
 /// A bit for each of sixteen bytes that is a space, the first in the lowest bit.
@@ -109,13 +148,9 @@ pub(crate) fn word_before_crlf(text: &[u8]) -> Option<usize> {
 fn spaces(chunk: &[u8; 16]) -> u32 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     {
-        use std::arch::x86_64::{_mm_cmpeq_epi8, _mm_movemask_epi8, _mm_set_epi64x, _mm_set1_epi8};
-        let all = u128::from_le_bytes(*chunk);
+        use std::arch::x86_64::{_mm_cmpeq_epi8, _mm_movemask_epi8, _mm_set1_epi8};
         // SAFETY: these need SSE2, which every x86-64 has, and touch no memory.
-        unsafe {
-            let all = _mm_set_epi64x((all >> 64) as i64, all as i64);
-            _mm_movemask_epi8(_mm_cmpeq_epi8(all, _mm_set1_epi8(b' ' as i8))) as u32
-        }
+        unsafe { _mm_movemask_epi8(_mm_cmpeq_epi8(vector(chunk), _mm_set1_epi8(b' ' as i8))) as u32 }
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     {
@@ -126,7 +161,6 @@ fn spaces(chunk: &[u8; 16]) -> u32 {
 const ONES: u64 = u64::MAX / 255;
 const HIGH_BITS: u64 = ONES << 7;
 const SPACES: u64 = ONES * b' ' as u64;
-const ABOVE_SPACE: u64 = b' ' as u64 + 1;
 
 /// Which of the eight bytes is the first that is zero, counted from the lowest.
 #[inline]
@@ -216,6 +250,10 @@ mod tests {
             assert_eq!(word_before_crlf(&[&word[..], b"\r"].concat()), None);
             assert_eq!(word_before_crlf(&[&word[..], b"\x01k\r\n"].concat()), None);
             assert_eq!(word_before_crlf(&[&word[..], b"\xff\x80\r\n"].concat()), Some(len + 2));
+            for byte in 0..=255u8 {
+                let text = [&word[..], &[byte], b"!\r\n"].concat();
+                assert_eq!(word_before_crlf(&text), (byte > b' ').then_some(len + 2), "{byte:#x} at {len}");
+            }
         }
     }
 }

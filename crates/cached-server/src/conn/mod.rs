@@ -197,7 +197,9 @@ impl Connection {
         }
         // Away from the desk, so that the rest of it can be lent out meanwhile.
         let buffer = std::mem::take(&mut desk.input);
-        buffer[..held].copy_from_slice(&self.input);
+        if held > 0 {
+            buffer[..held].copy_from_slice(&self.input);
+        }
         let turn = match io.read(&mut buffer[held..]) {
             Poll::Ready(Ok(0) | Err(_)) => Some(Turn::Close),
             Poll::Ready(Ok(count)) => {
