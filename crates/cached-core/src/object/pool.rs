@@ -302,12 +302,17 @@ impl Core {
             return;
         }
         // Release: what we read is read before it is written anew; Acquire: so it is for all the others.
-        if meta.refs.fetch_sub(1, Ordering::AcqRel) == 1 {
-            meta.set_owner(None);
-            meta.set_valid(0);
-            meta.set_dirty(0);
-            self.put_free(bucket);
-            self.waiters.notify();
+        match meta.refs.fetch_sub(1, Ordering::AcqRel) {
+            1 => {
+                meta.set_owner(None);
+                meta.set_valid(0);
+                meta.set_dirty(0);
+                self.put_free(bucket);
+                self.waiters.notify();
+            }
+            // No longer pinned: it can be evicted for whoever waits.
+            2 => self.waiters.notify(),
+            _ => (),
         }
     }
 

@@ -47,7 +47,7 @@ impl Registry {
 
     /// The next to be flushed: one in a hurry, one whose retry is due, one that has waited since before
     /// `since`, or, under `pressure`, the one that has waited longest. It flies from now on.
-    pub(crate) fn next(&self, now: Timestamp, since: Timestamp, pressure: bool) -> Option<(u64, u32)> {
+    pub(crate) fn next(&self, now: Timestamp, since: Option<Timestamp>, pressure: bool) -> Option<(u64, u32)> {
         let mut lists = lock(&self.lists);
         let lists = &mut *lists;
         let due = lists.failed.first().copied().filter(|(at, _)| *at <= now);
@@ -58,7 +58,7 @@ impl Registry {
             (number, lists.failed_nodes.remove(&number)?)
         } else {
             let first = lists.waiting.first_entry()?;
-            if !pressure && first.get().1 > since {
+            if !pressure && since.is_none_or(|since| first.get().1 > since) {
                 return None;
             }
             let (number, (node, _)) = first.remove_entry();
@@ -122,14 +122,15 @@ mod tests {
         let registry = Registry::default();
         let at = Timestamp;
         let numbers: Vec<u64> = (0..4).map(|node| registry.enter(node, at(u64::from(node)))).collect();
-        assert_eq!(registry.next(at(9), at(0), false), Some((numbers[0], 0)));
-        assert_eq!(registry.next(at(9), at(0), false), None, "the next is younger");
+        assert_eq!(registry.next(at(9), None, false), None, "nothing is old enough");
+        assert_eq!(registry.next(at(9), Some(at(0)), false), Some((numbers[0], 0)));
+        assert_eq!(registry.next(at(9), Some(at(0)), false), None, "the next is younger");
         registry.hurry(numbers[2]);
-        assert_eq!(registry.next(at(9), at(0), false), Some((numbers[2], 2)));
+        assert_eq!(registry.next(at(9), Some(at(0)), false), Some((numbers[2], 2)));
         registry.failed(numbers[0], at(20));
         assert_eq!(registry.next_due(), (Some(at(1)), Some(at(20))));
-        assert_eq!(registry.next(at(19), at(0), true), Some((numbers[1], 1)));
-        assert_eq!(registry.next(at(20), at(0), true), Some((numbers[0], 0)));
+        assert_eq!(registry.next(at(19), Some(at(0)), true), Some((numbers[1], 1)));
+        assert_eq!(registry.next(at(20), Some(at(0)), true), Some((numbers[0], 0)));
         registry.again(numbers[0], at(7), false);
         registry.leave(numbers[2]);
         let mut nodes = registry.nodes();

@@ -64,11 +64,9 @@ impl Runner {
         let now = shared.clock.now();
         let age = u64::try_from(shared.config.dirty_age_max.as_nanos()).unwrap_or(u64::MAX);
         // Nothing can be older than the clock.
-        let since = now.0.checked_sub(age).map_or(Timestamp(0), Timestamp);
-        let is_old_possible = now.0 >= age;
+        let since = now.0.checked_sub(age).map(Timestamp);
         while self.flights.len() < self.flights_max {
             let pressure = shared.is_under_pressure();
-            let since = if is_old_possible { since } else { Timestamp(0) };
             let next = shared.registry.next(now, since, pressure);
             let Some((number, node)) = next else { return };
             self.flights.push(Box::pin(flush_object(Arc::clone(shared), number, node)));
