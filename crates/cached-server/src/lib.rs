@@ -17,6 +17,7 @@ pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod limits;
+pub mod objects;
 pub mod pid_file;
 pub mod process;
 pub mod settings;

@@ -24,6 +24,8 @@ pub struct Limits {
     pub connections: usize,
     /// Buffers of the worker threads.
     pub workers: usize,
+    /// The object cache with its door; 0 without one.
+    pub objects: usize,
 }
 
 impl Limits {
@@ -35,12 +37,19 @@ impl Limits {
             connection_buffers: settings.connection_bytes_max,
             connections: settings.connections_max * CONNECTION_BYTES,
             workers: settings.threads * (INPUT_BYTES + 8 * FULL_BYTES + COPY_BYTES_MAX),
+            objects: 0,
         }
+    }
+
+    /// The same with an object cache of so many bytes.
+    #[must_use]
+    pub fn with_objects(self, bytes: u64) -> Limits {
+        Limits { objects: usize::try_from(bytes).unwrap_or(usize::MAX), ..self }
     }
 
     /// All of it.
     pub fn sum(&self) -> usize {
-        self.arena + self.index + self.connection_buffers + self.connections + self.workers
+        self.arena + self.index + self.connection_buffers + self.connections + self.workers + self.objects
     }
 }
 
@@ -56,6 +65,10 @@ impl fmt::Display for Limits {
             mib(self.connection_buffers),
             mib(self.connections),
             mib(self.workers)
-        )
+        )?;
+        if self.objects > 0 {
+            write!(f, " + objects {}", mib(self.objects))?;
+        }
+        Ok(())
     }
 }

@@ -1,18 +1,29 @@
 //! `cached`: reads the command line, says what it serves, serves it.
 
 use cached_server::cli::{self, Request};
+use cached_server::config::Secrets;
+use cached_server::objects::{Objects, ObjectsError};
 use cached_server::signals::Signals;
-use cached_server::{Logging, Server, Settings, pid_file, process, systemd};
+use cached_server::{Config, Logging, Server, pid_file, process, systemd};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::process::ExitCode;
+use std::time::Duration;
+use tokio::runtime::Builder;
 
 /// `EX_NOUSER`: there is no such user.
 const NO_USER: u8 = 67;
 /// `EX_OSERR`: the system refused something.
 const REFUSED: u8 = 71;
+/// `EX_IOERR`: something that was acknowledged could not be stored at the end.
+const NOT_STORED: u8 = 74;
+/// `EX_CONFIG`: the configuration cannot work, as it turned out late.
+const CONFIGURATION: u8 = 78;
+
+/// What a service manager is asked for beyond the time that storing may take.
+const END_MARGIN: Duration = Duration::from_secs(5);
 
 /// Why there is no server: a line, and memcached's exit status.
 struct Failure {
@@ -36,7 +47,7 @@ fn main() -> ExitCode {
             let _ = std::io::stdout().write_all(text.as_bytes());
             return ExitCode::SUCCESS;
         }
-        Ok(Request::Serve(config)) => serve(config.settings, inherited),
+        Ok(Request::Serve(config)) => serve(*config, inherited),
         Err(error) => Err(Failure { line: error.to_string(), status: error.status }),
     };
     match result {
@@ -50,12 +61,16 @@ fn main() -> ExitCode {
 
 /// Serves until asked to end. The order of the first steps is memcached's: what needs root's rights comes before they
 /// are given up, sockets and files come after.
-fn serve(settings: Settings, inherited: Vec<OwnedFd>) -> Result<(), Failure> {
+fn serve(config: Config, inherited: Vec<OwnedFd>) -> Result<(), Failure> {
     let signals = Signals::take_over().map_err(Failure::refused)?;
+    let settings = &config.settings;
     if settings.core_dumps {
         process::allow_core_dumps().map_err(Failure::refused)?;
     }
-    let descriptors = process::raise_descriptor_limit(settings.connections_max, settings.threads);
+    let connections = settings.connections_max + config.object_descriptors();
+    let descriptors = process::raise_descriptor_limit(connections, settings.threads);
+    // Perhaps for root's eyes only.
+    let secrets = config.secrets().map_err(|line| Failure { line, status: CONFIGURATION })?;
     let without_user = process::is_root() && settings.user.is_none();
     if let Some(user) = settings.user.as_deref().filter(|_| process::is_root()) {
         process::become_user(user).map_err(|error| {
@@ -71,8 +86,8 @@ fn serve(settings: Settings, inherited: Vec<OwnedFd>) -> Result<(), Failure> {
     }
     let logging = Logging::install(settings.verbosity);
     settings.notes.iter().for_each(|note| tracing::warn!("{note}"));
-    if descriptors < settings.connections_max as u64 {
-        tracing::warn!(descriptors, "fewer file descriptors than connections (-c)");
+    if descriptors < connections as u64 {
+        tracing::warn!(descriptors, "fewer file descriptors than connections and files may need");
     }
     if without_user {
         tracing::warn!("running as root; -u names a user to become");
@@ -84,7 +99,8 @@ fn serve(settings: Settings, inherited: Vec<OwnedFd>) -> Result<(), Failure> {
     }
     let activated = !inherited.is_empty();
     let (pid_path, daemon) = (settings.pid_file.clone(), settings.daemon);
-    let server = Server::open_with(settings, logging, inherited).map_err(Failure::refused)?;
+    let objects = open_objects(&config, secrets)?;
+    let server = Server::open_with(config.settings, logging, inherited).map_err(Failure::refused)?;
     if let Some(path) = &pid_path
         && let Err(error) = pid_file::write(path)
     {
@@ -95,21 +111,60 @@ fn serve(settings: Settings, inherited: Vec<OwnedFd>) -> Result<(), Failure> {
             "listening on all interfaces, and anyone who can connect may do anything; -l narrows that"
         );
     }
-    let places = greet(&server);
-    systemd::notify(&format!("READY=1\nMAINPID={}\nSTATUS=Serving {places}", std::process::id()));
-    let end = async {
-        signals.end_requested().await;
-        systemd::notify("STOPPING=1");
-    };
-    let result = server.run(end).map_err(Failure::refused);
+    let places = greet(&server, objects.as_ref());
+    let result = run(server, objects, &signals, &places);
     if let Some(path) = pid_path.filter(|_| daemon) {
         pid_file::remove(&path);
     }
     result
 }
 
+/// The object cache, if one is configured.
+fn open_objects(config: &Config, secrets: Secrets) -> Result<Option<Objects>, Failure> {
+    let Some(table) = &config.objects else { return Ok(None) };
+    let objects = Objects::open(table, config.synapse.as_ref(), secrets);
+    objects.map(Some).map_err(|error| match error {
+        ObjectsError::Config(line) => Failure { line, status: CONFIGURATION },
+        other => Failure::refused(other),
+    })
+}
+
+/// Serves at all doors until asked to end, then ends in order: first nothing more comes in, then what is dirty is stored.
+fn run(server: Server, objects: Option<Objects>, signals: &Signals, places: &str) -> Result<(), Failure> {
+    let objects = match objects {
+        Some(objects) => {
+            server.report_objects(objects.figures());
+            Some(objects.serve().map_err(Failure::refused)?)
+        }
+        None => None,
+    };
+    let ender = objects.as_ref().map(|objects| (objects.ender(), objects.end_max()));
+    systemd::notify(&format!("READY=1\nMAINPID={}\nSTATUS=Serving {places}", std::process::id()));
+    let end = async {
+        signals.end_requested().await;
+        match ender {
+            None => systemd::notify("STOPPING=1"),
+            Some((objects, most)) => {
+                objects.ask();
+                let micros = (most + END_MARGIN).as_micros();
+                systemd::notify(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS=Storing objects"));
+            }
+        }
+    };
+    let result = server.run(end).map_err(Failure::refused);
+    let Some(objects) = objects else { return result };
+    let ended = Builder::new_current_thread().enable_all().build().map_err(Failure::refused)?;
+    let forced = async {
+        signals.end_requested().await;
+        tracing::warn!("asked to end again");
+    };
+    let stored = ended.block_on(objects.end(forced));
+    result?;
+    stored.map_err(|unfinished| Failure { line: unfinished.to_string(), status: NOT_STORED })
+}
+
 /// Says what is served and how to try it; returns where.
-fn greet(server: &Server) -> String {
+fn greet(server: &Server, objects: Option<&Objects>) -> String {
     let mut text = String::from("cached serves memcached's protocols (text, meta, binary)");
     let addresses = server.addresses();
     let places: Vec<String> = (addresses.iter().map(ToString::to_string))
@@ -122,7 +177,14 @@ fn greet(server: &Server) -> String {
         let command = r"printf 'set greeting 0 0 5\r\nhello\r\nget greeting\r\nquit\r\n'";
         let _ = writeln!(text, "try:    {command} | nc {host} {}", first.port());
     }
-    let _ = writeln!(text, "memory: {}", server.limits());
+    let mut limits = server.limits();
+    if let Some(objects) = objects {
+        limits = limits.with_objects(objects.memory_bytes_max());
+        let doors = objects.places();
+        let doors = if doors.is_empty() { "nowhere: there is no [synapse]".into() } else { doors.join(", ") };
+        let _ = writeln!(text, "objects on {doors}");
+    }
+    let _ = writeln!(text, "memory: {limits}");
     // Whoever started us may not be listening; that is no reason to stop.
     let _ = std::io::stdout().write_all(text.as_bytes());
     places

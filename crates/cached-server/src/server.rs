@@ -5,6 +5,7 @@ use crate::conn::info::Ends;
 use crate::limits::Limits;
 use crate::listen::{self, At, BoundUnix, Listener, acceptor};
 use crate::logging::Logging;
+use crate::objects::Figures;
 use crate::settings::Settings;
 use crate::shared::{ListenerInfo, Shared};
 use crate::watch::{Evictions, Watch};
@@ -142,6 +143,12 @@ impl Server {
     /// What it may take at most.
     pub fn limits(&self) -> Limits {
         Limits::new(&self.shared.settings, &self.shared.kv.limits())
+    }
+
+    /// Shows an object cache's figures in `stats objects`. The first call counts.
+    pub fn report_objects(&self, figures: Figures) {
+        // Set already: the first call counts.
+        let _ = self.shared.objects.set(figures);
     }
 
     /// A handle that stops it.

@@ -3,6 +3,7 @@
 use crate::clock::ServerClock;
 use crate::conn::info::{Connections, Ends};
 use crate::logging::Logging;
+use crate::objects::Figures;
 use crate::settings::{NotedSettings, Settings};
 use crate::stats::classes::Classes;
 use crate::stats::counters::{Counters, Totals};
@@ -38,6 +39,8 @@ pub(crate) struct Shared {
     idle_kicks: AtomicU64,
     /// The listening sockets, set once they are open.
     pub(crate) listeners: OnceLock<Vec<ListenerInfo>>,
+    /// Figures of the object cache, if there is one; set before anyone is served.
+    pub(crate) objects: OnceLock<Figures>,
     /// One set of counters per worker.
     counters: Box<[Counters]>,
     /// What had been counted at the last `stats reset`.
@@ -136,6 +139,7 @@ impl Shared {
             listen_disabled_micros: AtomicU64::new(0),
             idle_kicks: AtomicU64::new(0),
             listeners: OnceLock::new(),
+            objects: OnceLock::new(),
             counters: (0..settings.threads).map(|_| Counters::default()).collect(),
             baseline: Mutex::new(Baseline::default()),
             settings,

@@ -4,7 +4,7 @@
 //! nor deadly.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use tokio::io::unix::AsyncFd;
 
 /// The signals that the server answers to, waiting to be read.
@@ -39,11 +39,11 @@ impl Signals {
         Ok(Signals { descriptor: unsafe { OwnedFd::from_raw_fd(descriptor) } })
     }
 
-    /// Ready when the process is asked to end. Must be polled on a runtime.
-    pub async fn end_requested(self) {
-        // SAFETY: the descriptor is owned by the `AsyncFd`, an `OwnedFd` always gives the same number, and it is
-        // closed with the `AsyncFd` only.
-        let registered = unsafe { AsyncFd::register(self.descriptor) };
+    /// Ready when the process is asked to end, each time. Must be polled on a runtime.
+    pub async fn end_requested(&self) {
+        // SAFETY: the descriptor is borrowed for as long as the `AsyncFd` lives, so it stays open, and a `BorrowedFd`
+        // always gives the same number.
+        let registered = unsafe { AsyncFd::register(self.descriptor.as_fd()) };
         let descriptor = match registered {
             Ok(descriptor) => descriptor,
             Err(error) => {
@@ -53,7 +53,7 @@ impl Signals {
         };
         loop {
             let Ok(mut ready) = descriptor.readable().await else { return };
-            match read(descriptor.get_ref()) {
+            match read(*descriptor.get_ref()) {
                 None => ready.clear_ready(),
                 Some(libc::SIGHUP) => tracing::info!("SIGHUP: there is nothing to read again"),
                 Some(libc::SIGUSR1) => {
@@ -72,7 +72,7 @@ impl Signals {
 }
 
 /// One signal's number, if one has come.
-fn read(descriptor: &OwnedFd) -> Option<i32> {
+fn read(descriptor: BorrowedFd<'_>) -> Option<i32> {
     let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
     let count = rustix::io::read(descriptor, &mut info).ok()?;
     // The number is the first field.

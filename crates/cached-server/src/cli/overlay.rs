@@ -74,7 +74,11 @@ impl Cli {
         }
         extended.settle(&mut settings);
         settings.notes = notes;
-        Ok(Config { settings })
+        let (objects, synapse) = match file {
+            Some((_, file)) => (file.objects, file.synapse),
+            None => (None, None),
+        };
+        Ok(Config { settings, objects, synapse })
     }
 
     /// `-p`, if given.

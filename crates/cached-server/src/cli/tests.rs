@@ -323,7 +323,12 @@ fn printed(arguments: &[&str]) -> String {
 /// What is printed can be fed back, prints the same again, and means the same.
 #[test]
 fn the_printed_configuration_is_a_file_that_says_the_same() {
-    let (_first, before) = file("[process]\npid_file = \"/p\"\n[memcached]\nlisten = [\"[::1]\"]\n");
+    let (_first, objects) = file(
+        "[objects]\nwrite = \"back\"\ndirty_bytes_max = 4097\n[[objects.namespaces]]\nname = \"scratch\"\n\
+         write = \"around\"\n[objects.backend]\nkind = \"file\"\npath = \"/x\"\n[synapse]\nlisten = [\"[::1]\"]\n",
+    );
+    let (_second, rados) =
+        file("[objects.backend]\nkind = \"rados\"\npool = \"p\"\nlibrados = { ms_type = \"async\" }\n");
     for arguments in [
         &[][..],
         &["-m", "100", "-vv", "-l", "127.0.0.1,[::1]:5", "-p", "7"],
@@ -338,7 +343,8 @@ fn the_printed_configuration_is_a_file_that_says_the_same() {
             "1.08",
         ],
         &["-n", "7", "-I", "1000000", "-m", "100", "-b", "3", "-R", "9", "-c", "77", "-t", "3"],
-        &[&before, "-t", "9"],
+        &[&objects, "-t", "9"],
+        &[&rados],
     ] {
         let text = printed(&[arguments, &["--print-config"]].concat());
         let (_file, config) = file(&text);

@@ -1,9 +1,11 @@
 //! The file as a whole: reading it, checking it, and writing one down.
 
 use super::Config;
-use super::error::{ConfigError, Mistake};
+use super::error::{ConfigError, Mistake, mistake};
 use super::memcached::MemcachedTable;
+use super::objects::ObjectsTable;
 use super::process::ProcessTable;
+use super::synapse::SynapseTable;
 use crate::settings::Settings;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -17,6 +19,10 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 pub(crate) struct File {
     process: ProcessTable,
     pub(crate) memcached: MemcachedTable,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) objects: Option<ObjectsTable>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) synapse: Option<SynapseTable>,
 }
 
 impl From<&Config> for File {
@@ -24,6 +30,8 @@ impl From<&Config> for File {
         File {
             process: ProcessTable::from(&config.settings),
             memcached: MemcachedTable::from(&config.settings),
+            objects: config.objects.clone().map(ObjectsTable::filled_in),
+            synapse: config.synapse.clone(),
         }
     }
 }
@@ -62,7 +70,20 @@ impl File {
     }
 
     fn check(&self) -> Result<(), Mistake> {
-        self.settings().map(drop)
+        self.settings()?;
+        if let Some(objects) = &self.objects {
+            objects.check()?;
+        }
+        if let Some(synapse) = &self.synapse {
+            synapse.check()?;
+            if self.objects.is_none() {
+                return mistake(
+                    "synapse",
+                    "serves the object cache; an [objects] table must say what that is",
+                );
+            }
+        }
+        Ok(())
     }
 
     /// What the file says of the process and of memcached's door, but for the addresses.

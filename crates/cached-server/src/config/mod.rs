@@ -8,33 +8,84 @@
 //! | module | what it owns |
 //! |---|---|
 //! | `file` | the file as a whole |
-//! | `process`, `memcached` | a table each |
-//! | `size` | sizes with units |
-//! | `error` | the one line |
+//! | [`process`], [`memcached`], [`objects`], [`backend`], [`synapse`] | a table each |
+//! | [`size`] | sizes with units |
+//! | [`error`] | the one line |
 
+mod backend;
 mod error;
 mod file;
 mod memcached;
+mod objects;
 mod process;
 mod size;
+mod synapse;
 #[cfg(test)]
 mod tests;
 
+pub use backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
 pub use error::ConfigError;
+pub use objects::{NamespaceTable, ObjectsTable, Write, WriterName};
+pub use size::Size;
+pub use synapse::SynapseTable;
 
 pub(crate) use error::Mistake;
 pub(crate) use file::File;
 
 use crate::settings::Settings;
+use ::synapse::Secret;
 
 /// All that the program was told, flags and file together.
 #[derive(Debug, Clone, Default)]
 pub struct Config {
     /// The process, and memcached's door.
     pub settings: Settings,
+    /// The object cache, if there is to be one.
+    pub objects: Option<ObjectsTable>,
+    /// The object door on the network, if there is to be one.
+    pub synapse: Option<SynapseTable>,
 }
 
+/// What is shared with others and shown to nobody.
+#[derive(Debug, Clone, Default)]
+pub struct Secrets {
+    /// What clients of the object door must know.
+    pub door: Option<Secret>,
+    /// What the server behind the cache demands.
+    pub store: Option<Secret>,
+}
+
+/// Connections to monitors and to as many OSDs as most clusters have.
+const RADOS_DESCRIPTORS: usize = 1024;
+
 impl Config {
+    /// The secrets of the object door and of the store. Their files are read here: do so while there are rights to.
+    ///
+    /// # Errors
+    /// What is wrong with one, in one line.
+    pub fn secrets(&self) -> Result<Secrets, String> {
+        let line = |mistake: Mistake| format!("{}: {}", mistake.key, mistake.why);
+        let door = self.synapse.as_ref().map_or(Ok(None), SynapseTable::secret).map_err(line)?;
+        let store = match self.objects.as_ref().and_then(|objects| objects.backend.as_ref()) {
+            Some(BackendTable::Synapse(table)) => table.secret().map_err(line)?,
+            _ => None,
+        };
+        Ok(Secrets { door, store })
+    }
+
+    /// File descriptors that the object cache may need, beyond those of memcached's door.
+    pub fn object_descriptors(&self) -> usize {
+        let door =
+            self.synapse.as_ref().map_or(0, |door| door.connections_max as usize + 3 * door.threads + 16);
+        let store = match self.objects.as_ref().and_then(|objects| objects.backend.as_ref()) {
+            Some(BackendTable::File(file)) => file.open_files_max + file.threads + 16,
+            Some(BackendTable::Memory(_)) | None => 0,
+            Some(BackendTable::Rados(_)) => RADOS_DESCRIPTORS,
+            Some(BackendTable::Synapse(remote)) => usize::from(remote.connections) + 8,
+        };
+        door + store
+    }
+
     /// As a file that says the same: what `--print-config` prints.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use std::fmt;
 
 /// A number of bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub(crate) struct Size(pub(crate) u64);
+pub struct Size(pub u64);
 
 /// The units, the largest first.
 const UNITS: [(&str, u32); 5] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10), ("B", 0)];
@@ -29,7 +29,7 @@ impl Size {
     }
 
     /// The same as a count of things in memory.
-    pub(crate) fn to_usize(self) -> usize {
+    pub fn to_usize(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
     }
 }

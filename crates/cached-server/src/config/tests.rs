@@ -11,6 +11,11 @@ fn complaint(text: &str) -> String {
     parse(text).expect_err(text).to_string()
 }
 
+/// A file with these lines in `[objects]`, over a store in memory.
+fn objects(lines: &str) -> String {
+    format!("[objects]\n{lines}\n[objects.backend]\nkind = \"memory\"\n")
+}
+
 #[test]
 fn an_empty_file_changes_nothing() {
     assert_eq!(parse("").expect("a file"), File::default());
@@ -24,7 +29,8 @@ fn a_mistake_is_one_line_with_file_key_and_what_is_right() {
         ("\n[memcached]\nthreads = 2\nthreads = 3", "cached.toml:4: duplicate key"),
         (
             "\n[memcachd]",
-            "cached.toml:2: memcachd: unknown field `memcachd`, expected `process` or `memcached`",
+            "cached.toml:2: memcachd: unknown field `memcachd`, expected one of `process`, `memcached`, \
+             `objects`, `synapse`",
         ),
         (
             "[memcached]\nthreads = \"four\"",
@@ -53,6 +59,70 @@ fn a_mistake_is_one_line_with_file_key_and_what_is_right() {
             "[memcached]\nunix_mode = \"rwx\"",
             "cached.toml: memcached.unix_mode: is \"rwx\"; it must be permissions in octal, as in \"660\"",
         ),
+        (
+            "[objects]",
+            "cached.toml: objects.backend: is missing; its kind must say where the objects are kept",
+        ),
+        (
+            "[objects.backend]\npath = \"x\"",
+            "cached.toml:1: objects.backend: kind: is missing; it must be one of \"memory\", \"file\", \
+             \"rados\", \"synapse\"",
+        ),
+        (
+            "[objects.backend]\nkind = \"tape\"",
+            "cached.toml:1: objects.backend: kind: is \"tape\"; it must be one of \"memory\", \
+             \"file\", \"rados\", \"synapse\"",
+        ),
+        (
+            "[objects.backend]\nkind = \"file\"\npool = \"x\"\npath = \"y\"",
+            "cached.toml:1: objects.backend: pool: unknown field `pool`, expected one of `path`, `direct`, \
+             `threads`, `open_files_max`",
+        ),
+        (
+            "[objects.backend]\nkind = \"file\"",
+            "cached.toml: objects.backend.path: is missing; it must name a directory",
+        ),
+        (
+            "[objects.backend]\nkind = \"synapse\"\naddress = \"a:b\"",
+            "cached.toml: objects.backend.address: \"a:b\": the port is a number up to 65535",
+        ),
+        (
+            &objects("dirty_bytes_max = \"200 MiB\""),
+            "cached.toml: objects.dirty_bytes_max: must be between 4096 and 201326592, three quarters of \
+             memory_bytes_max",
+        ),
+        (
+            &objects("retry_delay_ms_min = 9\nretry_delay_ms_max = 8"),
+            "cached.toml: objects.retry_delay_ms_min: must be above 0 and not above retry_delay_max",
+        ),
+        (
+            &(objects("") + "[synapse]\nlisten = [\"0.0.0.0\"]"),
+            "cached.toml: synapse.listen: 0.0.0.0:11311 can be reached from other machines, and there is no secret: \
+             name a secret_file, or set allow_exposed = true",
+        ),
+        (
+            &(objects("") + "[synapse]\nsessions_max = 3"),
+            "cached.toml: synapse.sessions_max: must be at least connections_max, or clients push each other's \
+             outcomes out",
+        ),
+        (
+            &(objects("") + "[synapse]\nsecret_file = \"/nonexistent/secret\""),
+            "cached.toml: synapse.secret_file: /nonexistent/secret: No such file or directory (os error 2)",
+        ),
+        (
+            "[objects.backend]\nkind = \"file\"\npath = \"y\"\nthreads = \"x\"",
+            "cached.toml:1: objects.backend: threads: invalid type: string \"x\", expected usize",
+        ),
+        (
+            &objects(
+                "namespaces = [{ name = \"a\", write = \"back\" }, { name = \"a\", write = \"around\" }]",
+            ),
+            "cached.toml: objects.namespaces[1].name: \"a\" is there twice; once is right",
+        ),
+        (
+            "[synapse]",
+            "cached.toml: synapse: serves the object cache; an [objects] table must say what that is",
+        ),
     ] {
         assert_eq!(complaint(text), line, "{text}");
     }
@@ -64,10 +134,22 @@ fn a_file_that_is_not_there() {
     assert!(error.to_string().starts_with("/nonexistent/cached.toml: cannot be read: "), "{error}");
 }
 
-/// `deploy/cached.toml`.
-fn deployed() -> String {
+/// `deploy/cached.toml`, cut at each alternative for `[objects.backend]`: what comes before all, each of them, what comes
+/// after.
+fn deployed() -> (String, Vec<String>, String) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/cached.toml");
-    std::fs::read_to_string(path).expect("deploy/cached.toml")
+    let text = std::fs::read_to_string(path).expect("deploy/cached.toml");
+    let mut parts: Vec<String> = vec![String::new()];
+    for line in text.lines() {
+        if line == "#[objects.backend]" || line.starts_with("#[synapse]") {
+            parts.push(String::new());
+        }
+        let part = parts.last_mut().expect("one at least");
+        part.push_str(line);
+        part.push('\n');
+    }
+    let (first, last) = (parts.remove(0), parts.pop().expect("the object door's part"));
+    (first, parts, last)
 }
 
 /// The lines that are settings, `#` taken away; with `examples` alone, those and the names of tables only.
@@ -95,7 +177,7 @@ fn uncommented(text: &str, examples: bool) -> String {
 fn filled_in(text: &str) -> toml::Table {
     let file = parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let settings = file.settings().expect("settings");
-    let mut full = File::from(&Config { settings });
+    let mut full = File::from(&Config { settings, objects: file.objects, synapse: file.synapse });
     // Whoever knows the flags as well makes addresses of them.
     full.memcached.listen = file.memcached.listen;
     toml::Table::try_from(full).expect("TOML")
@@ -104,9 +186,14 @@ fn filled_in(text: &str) -> toml::Table {
 /// The file that documents every key cannot rot: it has every key, and each default it shows is the built-in one.
 #[test]
 fn the_deployed_file_shows_every_key_with_its_default() {
-    let text = deployed();
-    assert!(parse(&text).expect("it is right as it is") == File::default());
-    let (all, examples) = (uncommented(&text, false), uncommented(&text, true));
-    let shown: toml::Table = toml::from_str(&all).expect("TOML");
-    assert_eq!(shown, filled_in(&examples), "left: shown in deploy/cached.toml, right: built in");
+    let (first, backends, last) = deployed();
+    assert!(parse(&format!("{first}{last}")).expect("it is right as it is") == File::default());
+    assert_eq!(backends.len(), BackendTable::KINDS.len(), "one alternative for each kind of backend");
+    for (backend, kind) in backends.iter().zip(BackendTable::KINDS) {
+        let whole = format!("{first}{backend}{last}");
+        let (all, examples) = (uncommented(&whole, false), uncommented(&whole, true));
+        let shown: toml::Table = toml::from_str(&all).expect("TOML");
+        assert_eq!(shown["objects"]["backend"]["kind"].as_str(), Some(kind));
+        assert_eq!(shown, filled_in(&examples), "left: shown in deploy/cached.toml, right: built in");
+    }
 }

@@ -8,6 +8,7 @@ pub(crate) mod counters;
 pub(crate) mod detail;
 mod general;
 mod items;
+mod objects;
 mod settings;
 
 use crate::exec;
@@ -60,6 +61,10 @@ fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8]) -> bool {
         // There is no external storage to tell of; memcached says as little.
         b"extstore" => {}
         b"conns" => conns::write(shared, sink),
+        b"objects" => match shared.objects.get() {
+            Some(figures) => objects::write(figures, sink),
+            None => return false,
+        },
         _ => return false,
     }
     true

@@ -1,0 +1,225 @@
+//! `[objects]`: the object cache. It is off unless this table is there.
+
+use super::backend::BackendTable;
+use super::error::{Mistake, mistake, require, within};
+use super::memcached::eviction_policy;
+use super::size::Size;
+use blocker::{Capabilities, NAME_BYTES_MAX, Namespace, WritePolicy};
+use cached_core::object::{
+    ConfigError as CacheConfigError, NamespaceConfig, OBJECT_BYTES_LIMIT, ObjectCacheConfig, Writer,
+};
+use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
+/// The table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, expecting = "a table")]
+pub struct ObjectsTable {
+    /// Memory for buckets.
+    pub memory_bytes_max: Size,
+    /// How many objects can be known at once.
+    pub objects_count_max: u32,
+    /// The largest object.
+    pub object_bytes_max: Size,
+    /// The most that may wait to be stored; `None` for half of the memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dirty_bytes_max: Option<Size>,
+    /// How long a change may wait until its flush begins.
+    pub dirty_age_ms_max: u64,
+    /// The most flush requests under way at once.
+    pub flush_requests_max: u32,
+    /// The most reads of the store under way at once.
+    pub load_requests_max: u32,
+    /// A failed flush is tried again after this long, doubled each time …
+    pub retry_delay_ms_min: u64,
+    /// … up to this long.
+    pub retry_delay_ms_max: u64,
+    /// Which clean buckets stay.
+    pub eviction_policy: String,
+    /// Ask for huge pages.
+    pub huge_pages: bool,
+    /// What becomes of writes.
+    pub write: Write,
+    /// Who stands behind the changes that reach the store.
+    pub writer: WriterName,
+    /// How long an orderly end may take to store what is dirty.
+    pub shutdown_flush_secs: u64,
+    /// Where the objects are kept; required.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backend: Option<BackendTable>,
+    /// Namespaces with a policy of their own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub namespaces: Vec<NamespaceTable>,
+}
+
+/// What becomes of writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Write {
+    /// Stored before they are acknowledged, and kept.
+    Through,
+    /// Acknowledged from memory, stored later.
+    Back,
+    /// Stored, not kept.
+    Around,
+}
+
+/// Who stands behind changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WriterName {
+    /// The clients, with stamps and claims of their own.
+    Callers,
+    /// The cache: it claims what it changes.
+    Cache,
+}
+
+/// One of `[[objects.namespaces]]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, expecting = "a table")]
+pub struct NamespaceTable {
+    /// Its name.
+    pub name: String,
+    /// What becomes of writes to it.
+    pub write: Write,
+}
+
+impl Default for ObjectsTable {
+    fn default() -> Self {
+        ObjectsTable::from(&ObjectCacheConfig::default())
+    }
+}
+
+/// How long SIGTERM may take, unless told otherwise.
+const SHUTDOWN_FLUSH_SECS: u64 = 60;
+
+impl From<&ObjectCacheConfig> for ObjectsTable {
+    fn from(cache: &ObjectCacheConfig) -> Self {
+        let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        ObjectsTable {
+            memory_bytes_max: Size(cache.memory_bytes_max),
+            objects_count_max: cache.objects_count_max,
+            object_bytes_max: Size(cache.object_bytes_max),
+            dirty_bytes_max: None,
+            dirty_age_ms_max: millis(cache.dirty_age_max),
+            flush_requests_max: count(cache.flush_requests_max),
+            load_requests_max: count(cache.load_requests_max),
+            retry_delay_ms_min: millis(cache.retry_delay_min),
+            retry_delay_ms_max: millis(cache.retry_delay_max),
+            eviction_policy: cache.eviction_policy.clone(),
+            huge_pages: cache.huge_pages,
+            write: cache.write.into(),
+            writer: match cache.writer {
+                Writer::Callers => WriterName::Callers,
+                Writer::Cache => WriterName::Cache,
+            },
+            shutdown_flush_secs: SHUTDOWN_FLUSH_SECS,
+            backend: None,
+            namespaces: Vec::new(),
+        }
+    }
+}
+
+impl From<WritePolicy> for Write {
+    fn from(policy: WritePolicy) -> Write {
+        match policy {
+            WritePolicy::Through => Write::Through,
+            WritePolicy::Back => Write::Back,
+            WritePolicy::Around => Write::Around,
+        }
+    }
+}
+
+impl From<Write> for WritePolicy {
+    fn from(write: Write) -> WritePolicy {
+        match write {
+            Write::Through => WritePolicy::Through,
+            Write::Back => WritePolicy::Back,
+            Write::Around => WritePolicy::Around,
+        }
+    }
+}
+
+impl ObjectsTable {
+    /// The most that may wait to be stored.
+    pub fn dirty_bytes_max(&self) -> Size {
+        self.dirty_bytes_max.unwrap_or(Size(self.memory_bytes_max.0 / 2))
+    }
+
+    /// The same, with what follows from other keys.
+    pub(super) fn filled_in(self) -> ObjectsTable {
+        ObjectsTable { dirty_bytes_max: Some(self.dirty_bytes_max()), ..self }
+    }
+
+    /// How long an orderly end may take to store what is dirty.
+    pub fn shutdown_flush(&self) -> Duration {
+        Duration::from_secs(self.shutdown_flush_secs)
+    }
+
+    /// What the cache is told.
+    pub(crate) fn cache(&self) -> Result<ObjectCacheConfig, Mistake> {
+        let mut namespaces = Vec::new();
+        for (index, table) in self.namespaces.iter().enumerate() {
+            let key = || format!("objects.namespaces[{index}].name");
+            let Ok(namespace) = Namespace::copy_from(table.name.as_bytes()) else {
+                let count = table.name.len();
+                return mistake(key(), format!("has {count} bytes; a namespace has 1 to {NAME_BYTES_MAX}"));
+            };
+            let twice = self.namespaces[..index].iter().any(|other| other.name == table.name);
+            require(!twice, &key(), || format!("\"{}\" is there twice; once is right", table.name))?;
+            namespaces.push(NamespaceConfig { namespace, write: table.write.into() });
+        }
+        Ok(ObjectCacheConfig {
+            memory_bytes_max: self.memory_bytes_max.0,
+            objects_count_max: self.objects_count_max,
+            object_bytes_max: self.object_bytes_max.0,
+            dirty_bytes_max: self.dirty_bytes_max().0,
+            dirty_age_max: Duration::from_millis(self.dirty_age_ms_max),
+            flush_requests_max: self.flush_requests_max as usize,
+            load_requests_max: self.load_requests_max as usize,
+            retry_delay_min: Duration::from_millis(self.retry_delay_ms_min),
+            retry_delay_max: Duration::from_millis(self.retry_delay_ms_max),
+            eviction_policy: self.eviction_policy.clone(),
+            write: self.write.into(),
+            namespaces,
+            writer: match self.writer {
+                WriterName::Callers => Writer::Callers,
+                WriterName::Cache => Writer::Cache,
+            },
+            huge_pages: self.huge_pages,
+        })
+    }
+
+    /// Whether it can work, as far as can be told without opening the store.
+    pub(super) fn check(&self) -> Result<(), Mistake> {
+        let Some(backend) = &self.backend else {
+            return mistake("objects.backend", "is missing; its kind must say where the objects are kept");
+        };
+        backend.check()?;
+        within("objects.shutdown_flush_secs", self.shutdown_flush_secs, 1..=24 * 60 * 60)?;
+        eviction_policy("objects.eviction_policy", &self.eviction_policy)?;
+        // Above that, a slip of the pen is more likely than a wish.
+        within("objects.memory_bytes_max", self.memory_bytes_max, Size(0)..=Size(MEMORY_BYTES_MAX))?;
+        within("objects.dirty_age_ms_max", self.dirty_age_ms_max, 0..=TIME_MS_MAX)?;
+        within("objects.retry_delay_ms_max", self.retry_delay_ms_max, 1..=TIME_MS_MAX)?;
+        self.cache()?.check(&Capabilities::full(OBJECT_BYTES_LIMIT)).map_err(|error| Mistake::from(&error))
+    }
+}
+
+const MEMORY_BYTES_MAX: u64 = 4 << 40;
+/// A day.
+const TIME_MS_MAX: u64 = 24 * 60 * 60 * 1000;
+
+/// The cache names its own fields; here they have their unit in the name.
+impl From<&CacheConfigError> for Mistake {
+    fn from(error: &CacheConfigError) -> Mistake {
+        let key = match error.key {
+            "dirty_age_max" => "dirty_age_ms_max",
+            "retry_delay_min" => "retry_delay_ms_min",
+            "retry_delay_max" => "retry_delay_ms_max",
+            key => key,
+        };
+        Mistake { key: format!("objects.{key}"), why: error.why.clone() }
+    }
+}

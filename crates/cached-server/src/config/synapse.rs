@@ -1,0 +1,150 @@
+//! `[synapse]`: the object door on the network. It is off unless this table is there.
+
+use super::error::{Mistake, mistake, within};
+use super::memcached::unix_mode;
+use super::size::Size;
+use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use synapse::{Address, PORT_DEFAULT, Secret, ServerConfig};
+
+/// The table. An empty text means none.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, expecting = "a table")]
+pub struct SynapseTable {
+    /// Where to listen: `host:port`, or `unix:` and a path.
+    pub listen: Vec<String>,
+    /// Permissions of unix sockets, in octal.
+    pub unix_mode: String,
+    /// A file with the secret that clients must know.
+    pub secret_file: PathBuf,
+    /// Listen beyond this host without a secret.
+    pub allow_exposed: bool,
+    /// Threads that serve connections.
+    pub threads: usize,
+    /// Connections at the same time.
+    pub connections_max: u32,
+    /// Sessions remembered, connected or not.
+    pub sessions_max: u32,
+    /// After how long a session without a connection is forgotten.
+    pub session_linger_secs: u64,
+    /// Requests under way for each session.
+    pub session_slots_max: u32,
+    /// Their bytes for each session.
+    pub session_bytes_max: Size,
+    /// Their bytes in all.
+    pub bytes_max: Size,
+    /// The largest payload of one request.
+    pub request_bytes_max: Size,
+    /// Buffers for large payloads that are kept to be used again.
+    pub payload_pool_bytes_max: Size,
+    /// After how long a client that is silent is given up.
+    pub peer_timeout_ms: u64,
+    /// How long a greeting may take.
+    pub greeting_timeout_ms: u64,
+}
+
+impl Default for SynapseTable {
+    fn default() -> Self {
+        let config = ServerConfig::default();
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        SynapseTable {
+            listen: vec![format!("127.0.0.1:{PORT_DEFAULT}")],
+            unix_mode: "700".into(),
+            secret_file: PathBuf::new(),
+            allow_exposed: config.allow_exposed,
+            threads: THREADS,
+            connections_max: config.connections_max,
+            sessions_max: config.sessions_max,
+            session_linger_secs: config.session_linger.as_secs(),
+            session_slots_max: config.session_slots_max,
+            session_bytes_max: Size(config.session_bytes_max),
+            bytes_max: Size(config.bytes_max),
+            request_bytes_max: Size(config.request_bytes_max),
+            payload_pool_bytes_max: config.payload_pool_bytes_max.into(),
+            peer_timeout_ms: millis(config.peer_timeout),
+            greeting_timeout_ms: millis(config.greeting_timeout),
+        }
+    }
+}
+
+/// As many as for memcached's door.
+const THREADS: usize = 4;
+
+impl SynapseTable {
+    /// Where to listen.
+    pub(crate) fn addresses(&self) -> Result<Vec<Address>, Mistake> {
+        let wrong = |why| Mistake { key: "synapse.listen".into(), why };
+        self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
+    }
+
+    /// Permissions of unix sockets.
+    pub(crate) fn unix_mode(&self) -> Result<u32, Mistake> {
+        unix_mode("synapse.unix_mode", &self.unix_mode)
+    }
+
+    /// The secret, if there is to be one; reads its file.
+    pub(crate) fn secret(&self) -> Result<Option<Secret>, Mistake> {
+        secret("synapse.secret_file", &self.secret_file)
+    }
+
+    /// What the server is told, but for the secret.
+    pub(crate) fn server(&self) -> ServerConfig {
+        let mut config = ServerConfig::default();
+        config.allow_exposed = self.allow_exposed;
+        config.connections_max = self.connections_max;
+        config.sessions_max = self.sessions_max;
+        config.session_linger = Duration::from_secs(self.session_linger_secs);
+        config.session_slots_max = self.session_slots_max;
+        config.session_bytes_max = self.session_bytes_max.0;
+        config.bytes_max = self.bytes_max.0;
+        config.request_bytes_max = self.request_bytes_max.0;
+        config.payload_pool_bytes_max = self.payload_pool_bytes_max.to_usize();
+        config.peer_timeout = Duration::from_millis(self.peer_timeout_ms);
+        config.greeting_timeout = Duration::from_millis(self.greeting_timeout_ms);
+        config
+    }
+
+    /// Whether it can work, as far as can be told without opening a socket.
+    pub(super) fn check(&self) -> Result<(), Mistake> {
+        self.unix_mode()?;
+        within("synapse.threads", self.threads, 1..=1024)?;
+        within("synapse.session_linger_secs", self.session_linger_secs, 0..=24 * 60 * 60)?;
+        within("synapse.peer_timeout_ms", self.peer_timeout_ms, 10..=24 * 60 * 60 * 1000)?;
+        within("synapse.greeting_timeout_ms", self.greeting_timeout_ms, 1..=24 * 60 * 60 * 1000)?;
+        // Its lines begin with the key.
+        self.server().check().map_err(|line| {
+            let (key, why) = line.split_once(' ').unwrap_or(("", &line));
+            Mistake { key: format!("synapse.{key}"), why: why.to_owned() }
+        })?;
+        let secret = self.secret()?;
+        let addresses = self.addresses()?;
+        if addresses.is_empty() {
+            return mistake("synapse.listen", "is empty; it must say where to listen");
+        }
+        let exposed = addresses.iter().find_map(|address| match address {
+            // A name is looked up when it is listened to, and judged again.
+            Address::Tcp(text) => text.parse::<SocketAddr>().ok().filter(|at| !at.ip().is_loopback()),
+            Address::Unix(_) => None,
+        });
+        match exposed.filter(|_| secret.is_none() && !self.allow_exposed) {
+            None => Ok(()),
+            Some(at) => mistake(
+                "synapse.listen",
+                format!(
+                    "{at} can be reached from other machines, and there is no secret: name a secret_file, or set \
+                     allow_exposed = true"
+                ),
+            ),
+        }
+    }
+}
+
+/// The secret in a file, if one is named.
+pub(super) fn secret(key: &str, path: &Path) -> Result<Option<Secret>, Mistake> {
+    if path.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    Secret::from_file(path).map(Some).map_err(|why| Mistake { key: key.into(), why })
+}

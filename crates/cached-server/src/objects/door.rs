@@ -1,0 +1,76 @@
+//! The object door: a synapse server with threads of its own.
+
+use super::{ObjectsError, spawn};
+use crate::config::SynapseTable;
+use blocker::{Blocker, Control};
+use cached_core::object::ObjectCache;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::Duration;
+use synapse::{Address, Secret, Server};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
+
+/// A door that listens.
+pub(super) struct Door {
+    server: Arc<Server>,
+    addresses: Vec<Address>,
+    memory_bytes_max: u64,
+    /// Dropped, they let the threads end.
+    _threads: Vec<oneshot::Sender<()>>,
+}
+
+impl Door {
+    /// Opens the sockets, and starts the threads that connections are dealt to. Accepting runs on `control`.
+    pub(super) fn open(
+        table: &SynapseTable,
+        secret: Option<Secret>,
+        cache: &ObjectCache,
+        control: &Runtime,
+    ) -> Result<Door, ObjectsError> {
+        let mut config = table.server();
+        config.secret = secret;
+        let mut threads = Vec::new();
+        for index in 0..table.threads {
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            config.workers.push(runtime.handle().clone());
+            let (keep, end) = oneshot::channel::<()>();
+            // An error is what is waited for: the other half has gone.
+            spawn(&format!("cached-door-{index}"), move || drop(runtime.block_on(end)))?;
+            threads.push(keep);
+        }
+        let memory_bytes_max = config.memory_bytes_max();
+        let backend: Arc<dyn Blocker> = Arc::new(cache.clone());
+        let face: Arc<dyn Control> = Arc::new(cache.clone());
+        let server = Server::new(backend, Some(face), config).map_err(ObjectsError::Door)?;
+        let mut addresses = Vec::new();
+        for address in table.addresses()? {
+            let bound = control.block_on(server.listen(&address)).map_err(ObjectsError::Door)?;
+            if let Address::Unix(path) = &bound {
+                let mode = Permissions::from_mode(table.unix_mode()?);
+                fs::set_permissions(path, mode)
+                    .map_err(|error| ObjectsError::Door(format!("{}: {error}", path.display())))?;
+            }
+            addresses.push(bound);
+        }
+        Ok(Door { server: Arc::new(server), addresses, memory_bytes_max, _threads: threads })
+    }
+
+    pub(super) fn server(&self) -> Arc<Server> {
+        self.server.clone()
+    }
+
+    pub(super) fn places(&self) -> Vec<String> {
+        self.addresses.iter().map(ToString::to_string).collect()
+    }
+
+    pub(super) fn memory_bytes_max(&self) -> u64 {
+        self.memory_bytes_max
+    }
+
+    /// Answers what has been received, and ends. Whether all clients took their answers in time.
+    pub(super) async fn shutdown(self, patience: Duration) -> bool {
+        self.server.shutdown(patience).await
+    }
+}

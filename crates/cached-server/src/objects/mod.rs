@@ -1,0 +1,210 @@
+//! The object cache as a part of the server: the store that is configured, the cache before it, the door to it, and an
+//! end that loses nothing.
+//!
+//! ```text
+//! synapse clients ──► door (threads of its own) ──► ObjectCache ──► store (memory, file, …)
+//!                                                      ▲
+//!                               control thread: flushing by age, listening, the end
+//! ```
+//!
+//! Memcached's workers never wait for any of it; they only read its figures, for `stats objects`.
+
+mod door;
+mod end;
+mod store;
+
+pub use end::Unfinished;
+
+use crate::config::{Mistake, ObjectsTable, Secrets, SynapseTable};
+use blocker::{Control, SystemClock};
+use cached_core::object::ObjectCache;
+use door::Door;
+use std::io;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+use store::Store;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{Notify, oneshot};
+
+/// Why there is no object cache: one line.
+#[derive(Debug, thiserror::Error)]
+pub enum ObjectsError {
+    /// The configuration cannot work, as it turned out only now.
+    #[error("{0}")]
+    Config(String),
+    /// The store cannot be opened.
+    #[error("cannot open the store of objects: {0}")]
+    Store(#[from] blocker::Error),
+    /// The door cannot be opened.
+    #[error("the object door: {0}")]
+    Door(String),
+    /// A thread or its runtime cannot be had.
+    #[error("cannot start a thread of the object cache: {0}")]
+    Thread(#[from] io::Error),
+}
+
+impl From<Mistake> for ObjectsError {
+    fn from(mistake: Mistake) -> ObjectsError {
+        ObjectsError::Config(format!("{}: {}", mistake.key, mistake.why))
+    }
+}
+
+/// Where figures come from: name and value.
+pub type Figures = Arc<dyn Fn() -> Vec<(&'static str, u64)> + Send + Sync>;
+
+/// An object cache whose sockets are open, and which nobody serves yet.
+pub struct Objects {
+    cache: ObjectCache,
+    store: Store,
+    door: Option<Door>,
+    control: Runtime,
+    flush_max: Duration,
+    memory_bytes_max: u64,
+}
+
+impl Objects {
+    /// Opens the store, makes the cache, and listens. The secrets are read apart, while there are still rights to.
+    ///
+    /// # Errors
+    /// [`ObjectsError`] for the first that cannot be had.
+    pub fn open(
+        objects: &ObjectsTable,
+        synapse: Option<&SynapseTable>,
+        secrets: Secrets,
+    ) -> Result<Objects, ObjectsError> {
+        let store = Store::open(objects, secrets.store)?;
+        let cache = ObjectCache::new(store.backend(), objects.cache()?, Arc::new(SystemClock));
+        let cache = cache.map_err(|error| Mistake::from(&error))?;
+        let control = Builder::new_current_thread().enable_all().build()?;
+        let door = match synapse {
+            Some(table) => Some(Door::open(table, secrets.door, &cache, &control)?),
+            None => None,
+        };
+        let memory_bytes_max = cache_bytes_max(objects)
+            + door.as_ref().map_or(0, Door::memory_bytes_max)
+            + store.memory_bytes_max();
+        Ok(Objects { cache, store, door, control, flush_max: objects.shutdown_flush(), memory_bytes_max })
+    }
+
+    /// The most memory that all of it takes.
+    pub fn memory_bytes_max(&self) -> u64 {
+        self.memory_bytes_max
+    }
+
+    /// Where it listens.
+    pub fn places(&self) -> Vec<String> {
+        self.door.as_ref().map_or_else(Vec::new, Door::places)
+    }
+
+    /// What the cache, the store and the door count.
+    pub fn figures(&self) -> Figures {
+        let cache = self.cache.clone();
+        let door = self.door.as_ref().map(Door::server);
+        Arc::new(move || {
+            let mut figures = cache.statistics().figures;
+            figures.extend(door.iter().flat_map(|door| door.statistics()));
+            figures
+        })
+    }
+
+    /// Serves, on threads of its own, until it is asked to end.
+    ///
+    /// # Errors
+    /// When a thread cannot be had.
+    pub fn serve(self) -> Result<Serving, ObjectsError> {
+        let asked = Arc::new(Notify::new());
+        let (tell, ended) = oneshot::channel();
+        let serving =
+            Serving { asked: asked.clone(), ended, cache: self.cache.clone(), flush_max: self.flush_max };
+        let Objects { cache, store, door, control, flush_max, .. } = self;
+        let body = move || {
+            let result = control.block_on(async {
+                let background = tokio::spawn(cache.run());
+                asked.notified().await;
+                let result = end::finish(&cache, door, flush_max).await;
+                background.abort();
+                result
+            });
+            drop(cache);
+            // Nobody waits any more if the end was forced.
+            let _ = tell.send(end::closed(result, store));
+        };
+        spawn("cached-objects", body)?;
+        Ok(serving)
+    }
+}
+
+impl std::fmt::Debug for Objects {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Objects").field("places", &self.places()).finish_non_exhaustive()
+    }
+}
+
+/// What a bucket takes beside its content: its masks and count, and its share of the policy's queues.
+const BUCKET_OVERHEAD_BYTES: u64 = 24;
+/// What an object takes in the index, with a name of usual length.
+const OBJECT_BYTES: u64 = 350;
+
+fn cache_bytes_max(objects: &ObjectsTable) -> u64 {
+    let buckets = objects.memory_bytes_max.0 / blocker::BUCKET_BYTES;
+    objects.memory_bytes_max.0
+        + buckets * BUCKET_OVERHEAD_BYTES
+        + u64::from(objects.objects_count_max) * OBJECT_BYTES
+}
+
+/// An object cache at work.
+pub struct Serving {
+    asked: Arc<Notify>,
+    ended: oneshot::Receiver<Result<(), Unfinished>>,
+    cache: ObjectCache,
+    flush_max: Duration,
+}
+
+/// Asks an object cache to end, from anywhere.
+#[derive(Clone, Debug)]
+pub struct EndObjects(Arc<Notify>);
+
+impl EndObjects {
+    /// Asks: it stops listening, answers what it has received, stores what is dirty. The first ask counts.
+    pub fn ask(&self) {
+        self.0.notify_one();
+    }
+}
+
+impl Serving {
+    /// A handle that asks it to end.
+    pub fn ender(&self) -> EndObjects {
+        EndObjects(self.asked.clone())
+    }
+
+    /// How long the end may take, as a rule.
+    pub fn end_max(&self) -> Duration {
+        end::DOOR_PATIENCE + self.flush_max
+    }
+
+    /// Asks it to end, and waits until it has, or until `forced` is ready.
+    ///
+    /// # Errors
+    /// [`Unfinished`] says what was acknowledged and is not stored.
+    pub async fn end(self, forced: impl Future<Output = ()>) -> Result<(), Unfinished> {
+        self.asked.notify_one();
+        tokio::select! {
+            ended = self.ended => match ended {
+                Ok(result) => result,
+                Err(_) => Err(Unfinished::left(&self.cache, "its thread has panicked")),
+            },
+            () = forced => Err(Unfinished::left(&self.cache, "a second signal forced the end")),
+        }
+    }
+}
+
+impl std::fmt::Debug for Serving {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Serving").field("flush_max", &self.flush_max).finish_non_exhaustive()
+    }
+}
+
+fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, io::Error> {
+    thread::Builder::new().name(name.into()).spawn(body)
+}
