@@ -190,6 +190,16 @@ impl Segments {
         }
     }
 
+    /// Appends another payload.
+    pub fn append(&mut self, other: Self) {
+        match other.0 {
+            List::Empty => (),
+            List::One(one) => self.push(one),
+            List::Many(many) if self.is_empty() => self.0 = List::Many(many),
+            List::Many(many) => many.into_iter().for_each(|segment| self.push(segment)),
+        }
+    }
+
     /// The segments, in order.
     #[must_use]
     pub fn as_slice(&self) -> &[Segment] {

@@ -77,6 +77,16 @@ impl KeyHasher {
     fn state(&self, seed: u64) -> impl Hasher + use<> {
         SeedableRandomState::with_seed(seed, self.shared).build_hasher()
     }
+
+    /// The hash of two byte strings; where one ends and the other begins counts.
+    #[inline]
+    pub(crate) fn hash_pair(&self, first: &[u8], second: &[u8]) -> u64 {
+        let mut hasher = self.state(self.seed);
+        hasher.write(first);
+        hasher.write_usize(first.len());
+        hasher.write(second);
+        hasher.finish()
+    }
 }
 
 /// A seed nobody can guess, from the standard library's own random state.

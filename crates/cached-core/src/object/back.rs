@@ -11,7 +11,6 @@ use blocker::{
     Version,
 };
 
-use super::gauges::add;
 use super::handle::{Handle, OwnedMeans};
 use super::load::{ask, load_head};
 use super::object::{Env, Known, Means, Need, Object, buckets_of};
@@ -147,7 +146,7 @@ impl Shared {
         let version = self.next_version(env.hash);
         object.note_change(now, version, change.domain);
         let is_pending = self.register(object, env);
-        add(&self.gauges.writes_back, 1);
+        self.gauges.count_write(env.hash);
         let reply = ChangeReply::new(Version(version), object.head.size, Durability::Cached);
         Ok(Applied { reply, registered: object.pending.registered, is_pending })
     }

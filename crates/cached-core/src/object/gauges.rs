@@ -65,7 +65,7 @@ pub(crate) struct Gauges {
     hits: [Padded; STRIPES],
     pub(crate) loading: AtomicU64,
     pub(crate) misses: AtomicU64,
-    pub(crate) writes_back: AtomicU64,
+    writes_back: [Padded; STRIPES],
     pub(crate) writes_through: AtomicU64,
     pub(crate) throttled: AtomicU64,
     pub(crate) flushes: AtomicU64,
@@ -98,7 +98,7 @@ impl Gauges {
             hits: Default::default(),
             loading: zero(),
             misses: zero(),
-            writes_back: zero(),
+            writes_back: Default::default(),
             writes_through: zero(),
             throttled: zero(),
             flushes: zero(),
@@ -164,6 +164,16 @@ impl Gauges {
     pub(crate) fn count_hit(&self, hash: u64) {
         // Striped by object: two threads that read different objects write different lines.
         add(&self.hits[hash as usize % STRIPES].0, 1);
+    }
+
+    /// A change was applied here.
+    #[inline]
+    pub(crate) fn count_write(&self, hash: u64) {
+        add(&self.writes_back[hash as usize % STRIPES].0, 1);
+    }
+
+    pub(crate) fn writes_back(&self) -> u64 {
+        self.writes_back.iter().map(|stripe| stripe.0.load(Ordering::Relaxed)).sum()
     }
 
     pub(crate) fn hits(&self) -> u64 {

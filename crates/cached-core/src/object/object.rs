@@ -14,7 +14,7 @@
 
 use std::task::Waker;
 
-use blocker::{Clock, Error, OrderDomain, ReadReply, Result, Segment, Segments, Stamp, Timestamp, Version};
+use blocker::{Clock, OrderDomain, ReadReply, Result, Segment, Segments, Stamp, Timestamp, Version};
 
 use super::gauges::Gauges;
 use super::pool::{BUCKET, Meta, Pool, Reserved};
@@ -177,7 +177,7 @@ impl Loaded {
         let (low, high) = ((from - start).min(len), (to - start).min(len));
         let mut part = data.slice(low as usize..high as usize);
         let rest = (to - from) - (high - low);
-        Segments::zeros(rest as usize).iter().for_each(|zeros| part.push(zeros.clone()));
+        part.append(Segments::zeros(rest as usize));
         Some(part)
     }
 
@@ -507,7 +507,7 @@ impl Object {
                 None => zeros += hi - lo,
                 Some(part) => {
                     push_zeros(&mut data, &mut zeros);
-                    part.iter().for_each(|segment| data.push(segment.clone()));
+                    data.append(part);
                 }
             }
         }
@@ -523,7 +523,7 @@ impl Object {
             return part;
         }
         let mut clipped = part.slice(0..within);
-        Segments::zeros(len - within).iter().for_each(|zeros| clipped.push(zeros.clone()));
+        clipped.append(Segments::zeros(len - within));
         clipped
     }
 
@@ -657,6 +657,9 @@ impl Object {
         let touched = touched(lo, hi);
         meta.set_valid(meta.valid() | touched);
         meta.set_dirty(meta.dirty() | touched);
+        if slot == Slot::of(State::Dirty, bucket) {
+            return;
+        }
         if was_dirty {
             // `put` gives the slot's credit back: it goes on with it.
             env.gauges.take_again(1);
@@ -963,7 +966,7 @@ pub(crate) fn buckets_of(offset: u64, len: u64) -> Buckets {
 
 fn push_zeros(data: &mut Segments, zeros: &mut usize) {
     if *zeros > 0 {
-        Segments::zeros(std::mem::take(zeros)).iter().for_each(|segment| data.push(segment.clone()));
+        data.append(Segments::zeros(std::mem::take(zeros)));
     }
 }
 

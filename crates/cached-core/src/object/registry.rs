@@ -47,7 +47,12 @@ impl Registry {
 
     /// The next to be flushed: one in a hurry, one whose retry is due, one that has waited since before
     /// `since`, or, under `pressure`, the one that has waited longest. It flies from now on.
-    pub(crate) fn next(&self, now: Timestamp, since: Option<Timestamp>, pressure: bool) -> Option<(u64, u32)> {
+    pub(crate) fn next(
+        &self,
+        now: Timestamp,
+        since: Option<Timestamp>,
+        pressure: bool,
+    ) -> Option<(u64, u32)> {
         let mut lists = lock(&self.lists);
         let lists = &mut *lists;
         let due = lists.failed.first().copied().filter(|(at, _)| *at <= now);

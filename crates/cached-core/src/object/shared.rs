@@ -154,9 +154,7 @@ impl Shared {
 
     #[inline]
     pub(crate) fn hash(&self, id: &ObjectId) -> u64 {
-        let name = self.hasher.hash(id.name.as_bytes()).0;
-        // A namespace is mostly the same again: cheap to mix in.
-        name ^ self.hasher.hash(id.namespace.as_bytes()).0.rotate_left(23)
+        self.hasher.hash_pair(id.namespace.as_bytes(), id.name.as_bytes())
     }
 
     /// A version never used before.

@@ -26,7 +26,7 @@ impl Shared {
             loading_bytes: read(&gauges.loading) * BUCKET_BYTES,
             read_hits: gauges.hits(),
             read_misses: read(&gauges.misses),
-            writes_back: read(&gauges.writes_back),
+            writes_back: gauges.writes_back(),
             writes_through: read(&gauges.writes_through),
             writes_throttled: read(&gauges.throttled),
             flushes: read(&gauges.flushes),
