@@ -26,6 +26,9 @@ pub(super) fn queue_of_stream(stream: usize) -> usize {
     if stream == LARGE_STREAM { LARGE } else { usize::from(QueueId::ENTRY.0) }
 }
 
+/// Who needs a region watches so many being walked in which all may be kept.
+const PATIENCE_JOBS: u64 = 3;
+
 /// An open region, if any.
 pub(super) struct Stream {
     pub(super) region: Option<RegionId>,
@@ -230,8 +233,12 @@ impl Inner {
         }
         let mut reclaimer = lock(&self.reclaimer);
         // Every walk frees a quarter of a region at least; only pins can make us give up.
-        let jobs_max = reclaimer.jobs() + 4 * u64::from(self.arena.region_count()) + 64;
+        let begun = reclaimer.jobs();
+        let jobs_max = begun + 4 * u64::from(self.arena.region_count()) + 64;
         loop {
+            if reclaimer.jobs() == begun + PATIENCE_JOBS {
+                reclaimer.keep_no_more();
+            }
             if let Some(region) = self.arena.take(Owner::Kv, RECLAIM_RESERVE) {
                 return Some(region);
             }

@@ -6,8 +6,9 @@
 //! go before live ones, and memory follows the sizes in use.
 //!
 //! Evictions keep at most three quarters of what they walk, whatever the policy says, averaged over
-//! a few regions. So a byte freed costs at most three copied, and a cache in which every item has
-//! just been hit does not stand still while all of it goes round.
+//! a number of regions. So a byte freed costs at most three copied, and a cache in which every item has
+//! just been hit does not stand still while all of it goes round: who has to wait for a region waits
+//! for a few walks, then the average counts from there.
 //!
 //! Work is done in small steps by whoever allocates while free regions are few; the reclaimer's lock
 //! lets one thread at a time take a step.
@@ -28,7 +29,7 @@ use crate::sync::{Ordering, lock};
 const GARBAGE_SHARE: u32 = 7;
 /// At most this share of the regions walked survives evictions: 3/4, averaged over so many regions.
 const SURVIVORS: (u32, u32) = (3, 4);
-const SURVIVORS_AVERAGED_REGIONS: u32 = 8;
+const SURVIVORS_AVERAGED_REGIONS: u32 = 32;
 /// Regions of large values that may go round in a row before one is evicted all the same.
 const REQUEUES_MAX: u32 = 8;
 /// Regions looked at per choice, per queue: the choice stays cheap in a very large arena.
@@ -118,6 +119,11 @@ impl Reclaimer {
         let left = self.keep_credit.checked_sub(bytes);
         self.keep_credit = left.unwrap_or(self.keep_credit);
         left.is_some()
+    }
+
+    /// From now on no more is kept than the share: somebody has waited long enough.
+    pub(super) fn keep_no_more(&mut self) {
+        self.keep_credit = 0;
     }
 
     /// Regions walked so far.

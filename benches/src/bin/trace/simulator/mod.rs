@@ -7,6 +7,7 @@ mod arc;
 mod belady;
 mod clock;
 pub(crate) mod engine_policy;
+mod lirs;
 mod lists;
 mod lru;
 mod s3fifo;
@@ -45,6 +46,7 @@ pub(crate) const KINDS: &[Kind] = &[
     Kind { name: "sieve", published: Some("Sieve"), make: |c, s| Box::new(sieve::Sieve::new(c, s)) },
     Kind { name: "2q", published: Some("TwoQ"), make: |c, s| Box::new(twoq::TwoQ::new(c, s)) },
     Kind { name: "arc", published: Some("ARC"), make: |c, s| Box::new(arc::Arc::new(c, s)) },
+    Kind { name: "lirs", published: Some("LIRS"), make: |c, s| Box::new(lirs::Lirs::new(c, s)) },
     Kind { name: "s3fifo", published: Some("S3FIFO"), make: |c, s| Box::new(s3fifo::S3Fifo::new(c, s)) },
     Kind {
         name: "wtinylfu",
@@ -123,7 +125,7 @@ mod tests {
                 (0..180).map(|n| n % 60).chain(scan..scan + 100)
             })
             .collect();
-        for name in ["arc", "s3fifo", "wtinylfu", "sieve"] {
+        for name in ["arc", "lirs", "s3fifo", "wtinylfu", "sieve"] {
             let (smart, lru) = (kind(name), kind("lru"));
             let sizes = vec![1; 5_060];
             assert!(run(smart, &scanned, 100, &sizes) < run(lru, &scanned, 100, &sizes) * 9 / 10, "{name}");
