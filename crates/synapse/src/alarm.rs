@@ -31,7 +31,8 @@ impl Alarm {
         }
     }
 
-    /// Ready once its time has come, and from then on until it is set again.
+    /// Ready once its time has come, by the clock or by `now`, and from then on until it is set again. The
+    /// clock may be ahead of `now`: whoever decides by `now` has himself woken once more.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Poll<()> {
         if now >= self.at {
             return Poll::Ready(());
@@ -40,8 +41,12 @@ impl Alarm {
             return Poll::Pending;
         }
         let sleep = self.sleep.get_or_insert_with(|| self.clock.sleep_until(self.at));
+        if sleep.as_mut().poll(cx).is_ready() {
+            self.sleep = None;
+            return Poll::Ready(());
+        }
         self.waker = Some(cx.waker().clone());
-        sleep.as_mut().poll(cx)
+        Poll::Pending
     }
 
     /// Completes when it goes off.

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::task::{Context, Poll, ready};
 
-use blocker::{Segment, Segments};
+use blocker::Segments;
 
 use crate::stream::Stream;
 
@@ -29,8 +29,8 @@ pub(crate) struct Output {
 enum Part {
     /// The next bytes of `small`.
     Small(usize),
-    /// A payload, from this offset on.
-    Segment(Segment, usize),
+    /// A payload, from this segment and this offset in it on.
+    Payload { payload: Segments, index: usize, from: usize },
 }
 
 impl Output {
@@ -43,20 +43,14 @@ impl Output {
     pub(crate) fn push(&mut self, write: impl FnOnce(&mut Vec<u8>) -> Segments) {
         let start = self.small.len();
         let payload = write(&mut self.small);
-        let mut small = self.small.len() - start;
-        for segment in &payload {
-            let length = segment.len_bytes();
-            if length < INLINE_BYTES {
-                self.small.extend_from_slice(segment.as_slice());
-                small += length;
-            } else {
-                self.push_small(small);
-                small = 0;
-                self.pending_bytes += length;
-                self.parts.push_back(Part::Segment(segment.clone(), 0));
-            }
+        let length = payload.len_bytes();
+        if length < INLINE_BYTES {
+            payload.iter().for_each(|segment| self.small.extend_from_slice(segment.as_slice()));
+            return self.push_small(self.small.len() - start);
         }
-        self.push_small(small);
+        self.push_small(self.small.len() - start);
+        self.pending_bytes += length;
+        self.parts.push_back(Part::Payload { payload, index: 0, from: 0 });
     }
 
     fn push_small(&mut self, count: usize) {
@@ -73,19 +67,7 @@ impl Output {
         while self.pending_bytes > 0 {
             let count = {
                 let mut slices = [IoSlice::new(&[]); PARTS_MAX];
-                let mut small = &self.small[self.sent..];
-                let mut used = 0;
-                for (slice, part) in slices.iter_mut().zip(&self.parts) {
-                    *slice = IoSlice::new(match part {
-                        Part::Small(count) => {
-                            let (first, rest) = small.split_at(*count);
-                            small = rest;
-                            first
-                        }
-                        Part::Segment(segment, from) => &segment.as_slice()[*from..],
-                    });
-                    used += 1;
-                }
+                let used = self.gather(&mut slices);
                 ready!(stream.poll_write_vectored(cx, &slices[..used]))?
             };
             if count == 0 {
@@ -96,30 +78,60 @@ impl Output {
         Poll::Ready(Ok(()))
     }
 
+    /// The next bytes to be sent, and in how many slices.
+    fn gather<'a>(&'a self, slices: &mut [IoSlice<'a>; PARTS_MAX]) -> usize {
+        let mut small = &self.small[self.sent..];
+        let mut places = slices.iter_mut();
+        for part in &self.parts {
+            match part {
+                Part::Small(count) => {
+                    let Some(place) = places.next() else { break };
+                    let (first, rest) = small.split_at(*count);
+                    small = rest;
+                    *place = IoSlice::new(first);
+                }
+                Part::Payload { payload, index, from } => {
+                    let mut from = *from;
+                    for segment in &payload.as_slice()[*index..] {
+                        let Some(place) = places.next() else { break };
+                        *place = IoSlice::new(&segment.as_slice()[from..]);
+                        from = 0;
+                    }
+                }
+            }
+        }
+        PARTS_MAX - places.len()
+    }
+
     fn advance(&mut self, mut count: usize) {
         self.pending_bytes -= count;
         while count > 0 {
             let Some(part) = self.parts.front_mut() else { break };
-            let (done, is_over) = match part {
+            let is_over = match part {
                 Part::Small(left) => {
                     let done = count.min(*left);
+                    count -= done;
                     *left -= done;
                     self.sent += done;
-                    (done, *left == 0)
+                    *left == 0
                 }
-                Part::Segment(segment, from) => {
-                    let done = count.min(segment.len_bytes() - *from);
+                Part::Payload { payload, index, from } => {
+                    let length = payload.as_slice()[*index].len_bytes();
+                    let done = count.min(length - *from);
+                    count -= done;
                     *from += done;
-                    (done, *from == segment.len_bytes())
+                    if *from == length {
+                        (*index, *from) = (*index + 1, 0);
+                    }
+                    *index == payload.as_slice().len()
                 }
             };
-            count -= done;
             if is_over {
                 self.parts.pop_front();
             }
         }
         if self.sent == self.small.len() {
-            (self.sent, self.small) = (0, std::mem::take(&mut self.small));
+            self.sent = 0;
             self.small.clear();
             self.small.shrink_to(KEPT_BYTES);
         } else if self.sent > KEPT_BYTES {

@@ -22,7 +22,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::config::ClientConfig;
-use crate::codec::{self, Credits, Kind, Op, Outcome, Request, RequestId};
+use crate::codec::{self, Credits, Kind, Op, Outcome, Request, RequestId, Welcome};
 use crate::output::Output;
 
 /// While more than this is still to be sent, no more requests are put into frames.
@@ -46,6 +46,8 @@ struct State {
     cancels: Vec<RequestId>,
     waiting: BTreeMap<u64, Waiter>,
     next_ticket: u64,
+    /// Of the session that this lane was welcomed to last.
+    birth: Option<u64>,
     /// What was granted.
     credits: Credits,
     /// What is sent and not answered.
@@ -78,6 +80,8 @@ struct Slot {
     cost_bytes: u64,
     /// Whether the server still owes an answer.
     is_owed: bool,
+    /// Whether it was ever sent: it may have been done, then, even if it is queued once more.
+    was_sent: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -121,6 +125,7 @@ impl Lane {
             cancels: Vec::new(),
             waiting: BTreeMap::new(),
             next_ticket: 0,
+            birth: None,
             credits: Credits::default(),
             sent_bytes: 0,
             task: None,
@@ -189,6 +194,7 @@ impl Lane {
         place.cost_bytes = request.cost_bytes(request_bytes_max);
         place.request = Some(*request);
         place.outcome = None;
+        place.was_sent = false;
         place.deadline = deadline;
         place.waker = Some(cx.waker().clone());
         let id = RequestId { slot, sequence: place.sequence };
@@ -273,14 +279,19 @@ impl Lane {
     }
 
     /// There is a connection. Requests that were sent on the last one are sent again where that is safe.
-    pub(super) fn connected(&self, is_resumed: bool, credits: Credits, request_bytes_max: u64) -> Again {
+    pub(super) fn connected(&self, welcome: &Welcome) -> Again {
+        let credits = welcome.credits;
         let mut wakers = Vec::new();
         let mut again = Again::default();
         {
             let mut state = self.state.lock();
             state.credits = credits;
             state.sent_bytes = 0;
-            state.request_bytes_max = request_bytes_max;
+            state.request_bytes_max = welcome.capabilities.request_bytes_max;
+            // The name alone says nothing: the server may have heard it in a greeting whose welcome was lost,
+            // and have begun the session then.
+            let is_resumed = welcome.is_resumed && state.birth == Some(welcome.birth);
+            state.birth = Some(welcome.birth);
             state.down = None;
             state.cancels.clear();
             let older = std::mem::take(&mut state.queue);
@@ -340,7 +351,7 @@ impl Lane {
                     break;
                 }
                 state.sent_bytes += slot.cost_bytes;
-                (slot.state, slot.is_owed) = (SlotState::Sent, true);
+                (slot.state, slot.is_owed, slot.was_sent) = (SlotState::Sent, true, true);
                 output.push(|out| request.encode(id, now, has_crc, out));
             }
             state.queue.pop_front();
@@ -447,7 +458,7 @@ impl Lane {
                     continue;
                 }
                 let op = slot.request.as_ref().map_or(Op::Ping, Request::op);
-                let error = if slot.state == SlotState::Sent { late(op) } else { Error::DeadlinePassed };
+                let error = if slot.was_sent { late(op) } else { Error::DeadlinePassed };
                 late_count += 1;
                 slot.fail(error, &mut wakers);
             }
@@ -483,9 +494,8 @@ impl Lane {
             let mut state = self.state.lock();
             for slot in &mut state.slots {
                 match slot.state {
-                    SlotState::Queued if slot.is_owed => slot.fail_unanswered(&mut wakers),
+                    SlotState::Queued | SlotState::Sent if slot.was_sent => slot.fail_unanswered(&mut wakers),
                     SlotState::Queued => slot.fail(unreachable(why), &mut wakers),
-                    SlotState::Sent => slot.fail_unanswered(&mut wakers),
                     _ => {}
                 }
             }
@@ -593,6 +603,7 @@ impl State {
                 }
             }
             SlotState::Queued if is_granted => {}
+            SlotState::Queued | SlotState::Sent if slot.was_sent => slot.fail_unanswered(wakers),
             SlotState::Queued | SlotState::Sent => {
                 slot.fail(Error::Retryable("the server grants fewer requests than before".into()), wakers);
             }

@@ -101,13 +101,12 @@ impl Upkeep {
     }
 
     fn poll(&mut self, lane: &Lane, now: Timestamp, cx: &mut Context<'_>) {
-        loop {
-            let (due, late) = lane.sweep(now);
-            self.shared.counters.late.fetch_add(late, Ordering::Relaxed);
-            self.alarm.set(due);
-            if self.alarm.poll(cx, now).is_pending() {
-                return;
-            }
+        let (due, late) = lane.sweep(now);
+        self.shared.counters.late.fetch_add(late, Ordering::Relaxed);
+        self.alarm.set(due);
+        if self.alarm.poll(cx, now).is_ready() {
+            // Due since, or between the sweep and now.
+            cx.waker().wake_by_ref();
         }
     }
 
@@ -145,8 +144,7 @@ impl<'a> Connection<'a> {
         let Connected { stream, mut input, output, welcome } = connected;
         let now = shared.config.clock.now();
         input.heard_at = now;
-        let request_bytes_max = welcome.capabilities.request_bytes_max;
-        let again = lane.connected(welcome.is_resumed, welcome.credits, request_bytes_max);
+        let again = lane.connected(&welcome);
         shared.counters.connects.fetch_add(1, Ordering::Relaxed);
         shared.counters.resends.fetch_add(again.resends, Ordering::Relaxed);
         shared.counters.unanswered.fetch_add(again.unanswered, Ordering::Relaxed);
@@ -206,7 +204,7 @@ impl<'a> Connection<'a> {
     }
 
     fn poll_keep_alive(&mut self, now: Timestamp, cx: &mut Context<'_>) -> Poll<End> {
-        while self.alarm.poll(cx, now).is_ready() {
+        if self.alarm.poll(cx, now).is_ready() {
             let silence = now.since(self.input.heard_at);
             if silence >= self.shared.config.peer_timeout {
                 return Poll::Ready(self.broken(&"the server is silent"));
@@ -224,6 +222,8 @@ impl<'a> Connection<'a> {
             let from = self.input.heard_at.max(self.pinged_at);
             self.alarm
                 .set((from + self.keep_alive).min(self.input.heard_at + self.shared.config.peer_timeout));
+            // The alarm is set at the next poll.
+            cx.waker().wake_by_ref();
         }
         Poll::Pending
     }

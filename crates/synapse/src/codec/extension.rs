@@ -35,6 +35,8 @@ pub mod kind {
     pub const PEER_TIMEOUT: u16 = 7;
     /// Welcome: what the backend can do.
     pub const CAPABILITIES: u16 = 8;
+    /// Welcome: `u64` drawn when the session began. Another one is another session, whatever its name.
+    pub const BIRTH: u16 = 11;
     /// Hello: kept for the start of TLS.
     pub const TLS: u16 = 9 | CRITICAL;
     /// Hello: kept for what the client is allowed to.

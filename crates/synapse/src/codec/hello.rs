@@ -92,6 +92,9 @@ pub struct Welcome {
     pub instance: InstanceId,
     /// Whether the session was known, and with it the outcomes of its last requests.
     pub is_resumed: bool,
+    /// Drawn at random when the session began. A client goes on with a session only if it has been welcomed
+    /// to this very one before: the server may know the name from a greeting whose welcome was lost.
+    pub birth: u64,
     /// What is granted.
     pub features: Features,
     /// How much may be under way.
@@ -179,6 +182,7 @@ impl Welcome {
             .put(kind::CREDITS, &credit_bytes(&self.credits))
             .put(kind::PEER_TIMEOUT, &self.peer_timeout_ms.to_le_bytes())
             .put(kind::CAPABILITIES, &encode_capabilities(&self.capabilities))
+            .put(kind::BIRTH, &self.birth.to_le_bytes())
             .put(kind::PROOF, &self.proof);
         let mut header = Header::new(Op::Hello, RequestId::default());
         header.flags.put(Flags::REPLY, true);
@@ -197,6 +201,7 @@ impl Welcome {
         Ok(Self {
             instance: get.get_array(kind::INSTANCE).ok_or_else(|| lacks("an instance"))?,
             is_resumed: head.header.flags.has(Flags::RESUMED),
+            birth: get.get_array(kind::BIRTH).map(u64::from_le_bytes).ok_or_else(|| lacks("a birth"))?,
             features: features(head),
             credits: credits(head)?,
             peer_timeout_ms: u32::from_le_bytes(timeout),
@@ -394,6 +399,7 @@ mod tests {
         let welcome = Welcome {
             instance: [4; 16],
             is_resumed: true,
+            birth: 77,
             features: Features(1),
             credits,
             peer_timeout_ms: 30_000,

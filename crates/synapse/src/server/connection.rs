@@ -194,6 +194,7 @@ impl Connection {
         let welcome = Welcome {
             instance: shared.instance,
             is_resumed,
+            birth: owned.birth(),
             features,
             credits: Credits { slots: owned.slots.count(), bytes: grant.bytes() },
             peer_timeout_ms: u32::try_from(config.peer_timeout.as_millis()).unwrap_or(u32::MAX),
@@ -252,23 +253,25 @@ impl Connection {
             Poll::Ready(Err(end)) => return Poll::Ready(end),
             Poll::Pending => {}
         }
-        let now = self.shared.config.clock.now();
-        open.owned.now = now;
+        // The time of the last read, not of now: what came while we were busy has not been heard yet.
+        let now = open.owned.now;
         let timeout = self.shared.config.peer_timeout;
-        while open.alarm.poll(cx, now).is_ready() {
+        if open.alarm.poll(cx, now).is_ready() {
             let last = self.input.heard_at.max(open.wrote_at);
             if now.since(last) >= timeout {
                 return Poll::Ready(End::Silent);
             }
             open.alarm.set(last + timeout);
+            cx.waker().wake_by_ref();
         }
         Poll::Pending
     }
 
     /// Pending when nothing is left to do; ready when there may be more, or at the end.
     fn poll_rounds(&mut self, open: &mut Open, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
-        let now = self.shared.config.clock.now();
         for _ in 0..ROUNDS_MAX {
+            let now = self.shared.config.clock.now();
+            open.owned.now = now;
             if open.owned.is_replaced() {
                 return Poll::Ready(Err(End::Replaced));
             }
@@ -278,6 +281,8 @@ impl Connection {
             self.answer_mail(open);
             self.take_events(open, cx);
             let is_stopped = self.handle_frames(open, now)?;
+            // Whoever has the answer finds it counted.
+            self.shared.counters.add(&mut self.counts);
             let before = self.output.pending_bytes();
             let is_flushed = self.output.poll_flush(cx, &mut self.stream)?.is_ready();
             if self.output.pending_bytes() < before {

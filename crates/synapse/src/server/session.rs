@@ -16,12 +16,15 @@ use blocker::{Error, Timestamp};
 use parking_lot::Mutex;
 
 use super::slots::Slots;
+use crate::auth::random;
 use crate::codec::{Outcome, RequestId, SessionId};
 
 /// A request that a task has done; `None`: the task has ended without an outcome.
 pub(super) type Completion = (RequestId, Option<Outcome>);
 
 pub(super) struct Session {
+    /// Drawn when it began.
+    birth: u64,
     /// Counts those who have come for the session; the last of them is its owner, or will be.
     turn: AtomicU64,
     has_mail: AtomicBool,
@@ -43,7 +46,8 @@ struct State {
 impl Session {
     fn new(slots: Slots, now: Timestamp) -> Self {
         let state = State { slots: Some(slots), mail: Vec::new(), owner: None, next: None, left_at: now };
-        Self { turn: AtomicU64::new(0), has_mail: AtomicBool::new(false), state: Mutex::new(state) }
+        let birth = u64::from_le_bytes(random());
+        Self { birth, turn: AtomicU64::new(0), has_mail: AtomicBool::new(false), state: Mutex::new(state) }
     }
 
     /// Waits until whoever owns the slots has handed them over.
@@ -96,6 +100,11 @@ pub(super) struct Owned {
 }
 
 impl Owned {
+    /// Tells this session from another one of the same name, before or after.
+    pub(super) fn birth(&self) -> u64 {
+        self.session.birth
+    }
+
     /// Whether someone else has come for the session.
     pub(super) fn is_replaced(&self) -> bool {
         self.session.turn.load(Ordering::Acquire) != self.turn

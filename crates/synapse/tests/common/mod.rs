@@ -2,10 +2,13 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub(crate) mod raw;
+
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use blocker::{Blocker, Control, Memory};
+use blocker::*;
 use synapse::{Address, ClientConfig, Server, ServerConfig, SynapseBlocker};
 use tokio::runtime::Runtime;
 
@@ -68,5 +71,140 @@ impl Host {
 
     pub(crate) fn client_with(&self, config: ClientConfig) -> SynapseBlocker {
         self.runtime.block_on(SynapseBlocker::connect(config)).unwrap()
+    }
+}
+
+/// The object called `name`.
+pub(crate) fn object(name: &str) -> ObjectId {
+    ObjectId::new(Namespace::new("test").unwrap(), Name::copy_from(name.as_bytes()).unwrap())
+}
+
+/// A backend that does nothing until it is told to, and counts what it is asked.
+pub(crate) struct Gated {
+    inner: Memory,
+    pub(crate) writes: AtomicU64,
+    pub(crate) begun: AtomicU64,
+    pub(crate) dropped: Arc<AtomicU64>,
+    gate: tokio::sync::watch::Sender<bool>,
+}
+
+impl Gated {
+    pub(crate) fn new() -> Arc<Self> {
+        let (gate, _) = tokio::sync::watch::channel(false);
+        let (inner, writes, begun, dropped) = Default::default();
+        Arc::new(Self { inner, writes, begun, dropped, gate })
+    }
+
+    pub(crate) fn open(&self) {
+        self.gate.send_replace(true);
+    }
+}
+
+/// Counts a future that was dropped before it was done.
+struct Dropped(Arc<AtomicU64>);
+
+impl Drop for Dropped {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Reads and writes wait at the gate; the rest goes straight through.
+impl Blocker for Gated {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        let mut gate = self.gate.subscribe();
+        let answer = self.inner.read(request);
+        let dropped = Dropped(Arc::clone(&self.dropped));
+        Reply::pending(async move {
+            let _ = gate.wait_for(|open| *open).await;
+            std::mem::forget(dropped);
+            answer.await
+        })
+    }
+
+    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        self.writes.fetch_add(1, Ordering::SeqCst);
+        let mut gate = self.gate.subscribe();
+        let answer = self.inner.write(request);
+        let dropped = Dropped(Arc::clone(&self.dropped));
+        Reply::pending(async move {
+            let _ = gate.wait_for(|open| *open).await;
+            std::mem::forget(dropped);
+            answer.await
+        })
+    }
+
+    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
+        self.inner.write_zeroes(request)
+    }
+
+    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
+        self.inner.discard(request)
+    }
+
+    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
+        self.inner.compare_and_write(request)
+    }
+
+    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
+        // Acknowledged from memory only.
+        self.inner.write_full(request).then(|answer| {
+            answer.map(|mut reply| {
+                reply.durability = Durability::Cached;
+                reply
+            })
+        })
+    }
+
+    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
+        self.inner.truncate(request)
+    }
+
+    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
+        self.inner.delete(request)
+    }
+
+    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
+        self.inner.copy(request)
+    }
+
+    fn info(&self, request: InfoRequest) -> Reply<Info> {
+        self.inner.info(request)
+    }
+
+    fn list(&self, request: ListRequest) -> Reply<ListReply> {
+        self.inner.list(request)
+    }
+
+    fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
+        self.inner.flush(request)
+    }
+
+    fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
+        self.inner.claim(request)
+    }
+
+    fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
+        self.inner.invalidate(request)
+    }
+
+    fn subscribe(&self) -> Subscription {
+        self.inner.subscribe()
+    }
+}
+
+/// Waits until `is` holds, which some other thread is about to bring about.
+#[track_caller]
+pub(crate) fn until(what: &str, is: impl Fn() -> bool) {
+    let give_up = std::time::Instant::now() + Duration::from_secs(20);
+    while !is() {
+        assert!(std::time::Instant::now() < give_up, "in vain: {what}");
+        std::thread::yield_now();
     }
 }

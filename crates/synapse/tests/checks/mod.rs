@@ -1,0 +1,84 @@
+//! What must hold for any bytes at all; called by the tests with recorded and random bytes, and by the fuzz
+//! targets.
+
+use blocker::{Segments, Timestamp};
+use synapse::codec::*;
+
+/// As large as a payload may be here.
+const PAYLOAD_BYTES_MAX: u32 = 4096;
+
+/// Any bytes as what a client sent: they are requests, errors, or incomplete. What is a request is written
+/// and read again, and is the same.
+pub(crate) fn requests(data: &[u8]) {
+    let mut names = Names::default();
+    each_frame(data, |head, payload| {
+        let _ = Hello::decode(head);
+        let _ = decode_proof(head);
+        let Ok(request) = Request::decode(head, payload.to_vec().into(), &mut names, Timestamp(0)) else {
+            return;
+        };
+        let mut again = Vec::new();
+        let has_crc = head.payload_crc.is_some();
+        let sent = request.encode(head.header.id, Timestamp(0), has_crc, &mut again);
+        again.extend_from_slice(&sent.to_vec());
+        let second = decode(&again, u32::MAX).expect("our own frame").expect("a whole one");
+        let payload = Segments::from(again[second.head_bytes..].to_vec());
+        let request_again = Request::decode(&second, payload, &mut names, Timestamp(0)).expect("our own");
+        assert_eq!(format!("{request:?}"), format!("{request_again:?}"));
+        assert!(head.head_bytes > EXTENSION_BYTES_MAX as usize / 2 || request.cost_bytes(1 << 20) > 0);
+    });
+}
+
+/// Any bytes as what a server sent.
+pub(crate) fn answers(data: &[u8]) {
+    let mut names = Names::default();
+    each_frame(data, |head, payload| {
+        let _ = Welcome::decode(head);
+        let _ = Challenge::decode(head);
+        let _ = decode_event(head, payload, &mut names);
+        let _ = decode_goodbye(&head.header, payload);
+        let Ok(outcome) = Outcome::decode(head, payload.to_vec().into()) else { return };
+        let shown = format!("{outcome:?}");
+        let mut again = Vec::new();
+        let sent = outcome.encode(head.header.op, head.header.id, false, &mut again);
+        again.extend_from_slice(&sent.to_vec());
+        let second = decode(&again, u32::MAX).expect("our own frame").expect("a whole one");
+        let payload = Segments::from(again[second.head_bytes..].to_vec());
+        let outcome_again = Outcome::decode(&second, payload).expect("our own");
+        assert_eq!(shown, format!("{outcome_again:?}"));
+    });
+}
+
+/// Cuts frames off until something is wrong or incomplete. The first byte says whether checksums are mended
+/// first: a fuzzer does not find them by itself.
+fn each_frame(data: &[u8], mut check: impl FnMut(&Head<'_>, &[u8])) {
+    let Some((mode, rest)) = data.split_first() else { return };
+    let mut rest = rest.to_vec();
+    loop {
+        if mode & 1 == 1 {
+            mend(&mut rest);
+        }
+        let Ok(Some(head)) = decode(&rest, PAYLOAD_BYTES_MAX) else { return };
+        let Some(payload) = rest.get(head.head_bytes..head.head_bytes + head.payload_bytes) else { return };
+        check(&head, payload);
+        let used = head.head_bytes + head.payload_bytes;
+        rest.drain(..used);
+    }
+}
+
+/// Makes the beginning a header, as far as magic, version and checksum go.
+fn mend(bytes: &mut [u8]) {
+    if bytes.len() < HEADER_BYTES {
+        return;
+    }
+    bytes[..4].copy_from_slice(&MAGIC);
+    bytes[4] = VERSION;
+    let names: usize = bytes[20..24].iter().map(|len| usize::from(*len)).sum();
+    let extension = u32::from_le_bytes([bytes[24], bytes[25], bytes[26], bytes[27]]) as usize;
+    let Some(rest) = bytes.get(HEADER_BYTES..HEADER_BYTES + names + extension) else { return };
+    let mut crc = crc32fast::Hasher::new();
+    crc.update(&bytes[..100]);
+    crc.update(rest);
+    let crc = crc.finalize().to_le_bytes();
+    bytes[100..104].copy_from_slice(&crc);
+}

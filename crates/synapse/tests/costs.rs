@@ -1,0 +1,191 @@
+//! What a request costs in memory: allocations on a hit, copies of large payloads. Counted, not timed.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+
+use blocker::*;
+use bytes::Bytes;
+use common::raw::{Raw, hello, id, request_bytes};
+use common::{Kind, object};
+use synapse::codec::*;
+use synapse::{Server, ServerConfig};
+
+/// Counts the allocations of the threads that want it.
+struct Counting;
+
+thread_local! {
+    static COUNT: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+// SAFETY: hands every call on to the system's allocator, unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // A thread that is ending has no counter.
+        let _ = COUNT.try_with(|count| count.set(count.get().map(|count| count + 1)));
+        // SAFETY: the caller's own promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's own promise.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocations() -> u64 {
+    COUNT.with(|count| count.get().unwrap_or(0))
+}
+
+/// A server on a thread of its own that counts; the function given runs beside it.
+fn beside_a_counting_server(
+    backend: Arc<dyn Blocker>,
+    test: impl FnOnce(&synapse::Address, &dyn Fn() -> u64, &Server),
+) {
+    let (ready, wait) = std::sync::mpsc::channel();
+    let (ask, asked) = tokio::sync::mpsc::unbounded_channel::<std::sync::mpsc::Sender<u64>>();
+    let thread = std::thread::spawn(move || {
+        let mut asked = asked;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let server = Arc::new(Server::new(backend, None, ServerConfig::default()).unwrap());
+            let address = server.listen(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
+            COUNT.with(|count| count.set(Some(0)));
+            ready.send((address, Arc::clone(&server))).unwrap();
+            while let Some(answer) = asked.recv().await {
+                answer.send(allocations()).unwrap();
+            }
+        });
+    });
+    let (address, server) = wait.recv().unwrap();
+    let count = || {
+        let (answer, wait) = std::sync::mpsc::channel();
+        ask.send(answer).unwrap();
+        wait.recv().unwrap()
+    };
+    test(&address, &count, &server);
+    drop(server);
+    drop(ask);
+    thread.join().unwrap();
+}
+
+fn filled() -> Arc<Memory> {
+    let memory = Arc::new(Memory::default());
+    let write = WriteRequest::new(object("disk/0001"), 0, vec![7; 1 << 20]);
+    executor::block_on(memory.write(write)).unwrap();
+    memory
+}
+
+/// A bucket, and how many point at it.
+struct Arena {
+    bytes: Vec<u8>,
+    pins: std::sync::atomic::AtomicI64,
+}
+impl SegmentOwner for Arena {
+    fn bytes(&self, _: u64) -> &[u8] {
+        &self.bytes
+    }
+    fn retain(&self, _: u64) {
+        self.pins.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+    }
+    fn release(&self, _: u64) {
+        self.pins.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+    }
+}
+struct Buckets(Arc<Arena>, PassThrough<Memory>);
+macro_rules! through {
+    ($($name:ident $request:ident $answer:ident)*) => {
+        impl Blocker for Buckets {
+            fn capabilities(&self) -> Capabilities { self.1.capabilities() }
+            fn subscribe(&self) -> Subscription { self.1.subscribe() }
+            fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
+                let bucket = |_| {
+                    self.0.retain(0);
+                    Segment::pinned(Arc::clone(&self.0) as _, 0, 0..4096)
+                };
+                let data = (0..request.len_bytes / 4096).map(bucket).collect();
+                Reply::ok(ReadReply::new(data, request.len_bytes, Version(1)))
+            }
+            $(fn $name(&self, request: $request) -> Reply<$answer> { self.1.$name(request) })*
+        }
+    };
+}
+through! {
+    write WriteRequest ChangeReply  write_zeroes WriteZeroesRequest ChangeReply
+    discard DiscardRequest ChangeReply  compare_and_write CompareAndWriteRequest ChangeReply
+    write_full WriteFullRequest ChangeReply  truncate TruncateRequest ChangeReply
+    delete DeleteRequest DeleteReply  copy CopyRequest ChangeReply
+    info InfoRequest Info  list ListRequest ListReply  flush FlushRequest FlushReply
+    claim ClaimRequest ClaimReply  invalidate InvalidateRequest InvalidateReply
+}
+fn buckets() -> (Arc<Arena>, Arc<Buckets>) {
+    let arena = Arc::new(Arena { bytes: vec![9; 4096], pins: Default::default() });
+    (Arc::clone(&arena), Arc::new(Buckets(arena, PassThrough::new(filled()))))
+}
+
+#[test]
+fn a_small_read_allocates_nothing() {
+    beside_a_counting_server(buckets().1, |address, count, _| {
+        let (mut raw, _) = Raw::greeted(address, &hello(0));
+        let read = Request::Read(ReadRequest::new(object("disk/0001"), 8192, 4096));
+        let info = Request::Info(InfoRequest::new(object("disk/0001")));
+        let mut round = |sequence| {
+            raw.request(id(0, sequence), &read);
+            assert_eq!(raw.frame().payload().len(), 4096);
+            raw.request(id(1, sequence), &info);
+            raw.frame();
+        };
+        (1..20).for_each(&mut round);
+        // Asking how many there were allocates a little, too: measured, and taken off.
+        let idle = count();
+        let asking = count() - idle;
+        let before = count();
+        (20..1020).for_each(&mut round);
+        let took = count() - before - asking;
+        assert!(took <= 10, "2000 requests took {took} allocations");
+    });
+}
+
+#[test]
+fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
+    beside_a_counting_server(filled(), |address, _, server| {
+        let (mut raw, _) = Raw::greeted(address, &hello(0));
+        let size = 256 * 1024;
+        let write = Request::Write(WriteRequest::new(object("disk/0001"), 0, vec![1; size]));
+        let bytes = request_bytes(id(0, 1), &write);
+        let rounds = 50;
+        for sequence in 1..=rounds {
+            let mut bytes = bytes.clone();
+            bytes[12..16].copy_from_slice(&u32::to_le_bytes(sequence));
+            let mut crc = crc32fast::Hasher::new();
+            let head = bytes.len() - size;
+            crc.update(&bytes[..100]);
+            crc.update(&bytes[HEADER_BYTES..head]);
+            bytes[100..104].copy_from_slice(&crc.finalize().to_le_bytes());
+            raw.send(|out| *out = bytes);
+            assert!(matches!(raw.frame().outcome(), Outcome::Answered(_)));
+        }
+        let copied = server.figure("synapse_copied_bytes");
+        // The first came while nobody expected it: a buffer full. The others: what one short read brings.
+        let most = 128 * 1024 + 512 * u64::from(rounds);
+        assert!(copied <= most, "{copied} of {} bytes were copied", size * rounds as usize);
+    });
+}
+
+#[test]
+fn what_a_read_points_at_goes_to_the_socket_from_where_it_lies() {
+    let (arena, backend) = buckets();
+    let host = common::Host::new(Kind::Tcp, backend, ServerConfig::default());
+    let client = host.client();
+    let read = |len| host.runtime.block_on(client.read(ReadRequest::new(object("o"), 0, len)).into_future());
+    for len in [4096, 1 << 20, 4 << 20] {
+        let data: Bytes = read(len).unwrap().data.to_bytes();
+        assert!(data.len() as u64 == len && data.iter().all(|byte| *byte == 9));
+    }
+    common::until("nothing is pinned any more", || arena.pins.load(std::sync::atomic::Ordering::SeqCst) == 0);
+}

@@ -1,0 +1,205 @@
+//! Peers that fall silent, deadlines, and the patience of those who wait; all on a clock that stands still
+//! until it is told otherwise.
+
+mod common;
+
+use std::io::Read;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use blocker::*;
+use common::raw::{Raw, hello, id};
+use common::{Gated, Host, Kind, object, until};
+use synapse::codec::*;
+use synapse::{Address, ClientConfig, ServerConfig, SynapseBlocker};
+
+fn clocked(backend: Arc<dyn Blocker>) -> (Host, ManualClock) {
+    let clock = ManualClock::new();
+    let mut config = ServerConfig::default();
+    config.clock = Arc::new(clock.clone());
+    (Host::new(Kind::Tcp, backend, config), clock)
+}
+
+/// Steps the clock until `is` holds.
+#[track_caller]
+fn step_until(clock: &ManualClock, step: Duration, what: &str, is: impl Fn() -> bool) {
+    let give_up = Instant::now() + Duration::from_secs(20);
+    while !is() {
+        assert!(Instant::now() < give_up, "in vain: {what}");
+        clock.advance(step);
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+#[test]
+fn a_silent_client_is_let_go_and_one_that_pings_is_not() {
+    let (host, clock) = clocked(Arc::new(Memory::default()));
+    let (mut silent, welcome) = Raw::greeted(&host.address, &hello(0));
+    assert_eq!(welcome.peer_timeout_ms, 30_000);
+    let (mut alive, _) = Raw::greeted(&host.address, &hello(1));
+    for _ in 0..5 {
+        clock.advance(Duration::from_secs(20));
+        alive.send(|out| encode_ping(out, false));
+        let pong = alive.frame();
+        assert_eq!((pong.head().header.op, pong.head().header.flags), (Op::Ping, Flags(Flags::REPLY)));
+    }
+    assert!(silent.try_frame().is_none());
+    until("it is counted", || host.server.figure("synapse_connections_silent") == 1);
+    assert_eq!(host.server.figure("synapse_connections_open"), 1);
+}
+
+#[test]
+fn a_client_that_takes_nothing_is_let_go_and_costs_no_more_than_its_grant() {
+    let clock = ManualClock::new();
+    let mut config = ServerConfig::default();
+    config.clock = Arc::new(clock.clone());
+    let memory = Arc::new(Memory::default());
+    let host = Host::new(Kind::Tcp, Arc::clone(&memory) as _, config);
+    host.runtime
+        .block_on(memory.write(WriteRequest::new(object("o"), 0, vec![1; 4 << 20])).into_future())
+        .unwrap();
+    let (mut raw, _) = Raw::greeted(&host.address, &hello(0));
+    let read = Request::Read(ReadRequest::new(object("o"), 0, 4 << 20));
+    // What the sockets hold is nobody's; what is beyond waits, and the server stops reading.
+    for slot in 0..4 {
+        raw.request(id(slot, 1), &read);
+    }
+    until("the server has begun", || host.server.figure("synapse_requests") >= 1);
+    let mut first = [0; 1];
+    raw.stream.read_exact(&mut first).unwrap();
+    step_until(&clock, Duration::from_secs(1), "the client is let go", || {
+        host.server.figure("synapse_connections_silent") == 1
+    });
+}
+
+#[test]
+fn a_client_finds_out_that_its_server_is_silent_and_connects_again() {
+    // A server that greets, and then says nothing more.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = Address::Tcp(listener.local_addr().unwrap().to_string());
+    let greeted = std::thread::spawn(move || {
+        let mut kept = Vec::new();
+        for _ in 0..2 {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut buffer = vec![0; 4096];
+            let mut filled = 0;
+            while decode(&buffer[..filled], 0).unwrap().is_none() {
+                filled += stream.read(&mut buffer[filled..]).unwrap();
+            }
+            let welcome = Welcome {
+                instance: [1; 16],
+                is_resumed: !kept.is_empty(),
+                birth: 1,
+                features: Features(0),
+                credits: Credits { slots: 1, bytes: 1 << 24 },
+                peer_timeout_ms: 30_000,
+                capabilities: Capabilities::full(4096),
+                proof: [0; 32],
+            };
+            let mut out = Vec::new();
+            welcome.encode(&mut out);
+            std::io::Write::write_all(&mut stream, &out).unwrap();
+            kept.push(stream);
+        }
+        kept
+    });
+    let clock = ManualClock::new();
+    let mut config = ClientConfig::new(address);
+    (config.connections, config.clock) = (1, Arc::new(clock.clone()));
+    // The clock runs on while the second connection is greeted.
+    config.connect_timeout = Duration::from_secs(3600);
+    let runtime = common::runtime();
+    let client = runtime.block_on(SynapseBlocker::connect(config)).unwrap();
+    step_until(&clock, Duration::from_millis(500), "it has connected again", || client.figures()[0].1 == 2);
+    // On the first connection it has asked whether anybody is there.
+    let mut first = greeted.join().unwrap().swap_remove(0);
+    let mut heard = Vec::new();
+    let mut chunk = [0; 4096];
+    while !heard.windows(6).any(|bytes| bytes == [b'S', b'Y', b'N', b'A', VERSION, Op::Ping.code()]) {
+        let count = first.read(&mut chunk).unwrap();
+        assert!(count > 0, "it has never asked");
+        heard.extend_from_slice(&chunk[..count]);
+    }
+}
+
+#[test]
+fn an_idle_connection_is_kept_alive() {
+    let (host, clock) = clocked(Arc::new(Memory::default()));
+    let mut config = host.client_config();
+    config.clock = Arc::new(clock.clone());
+    let client = host.client_with(config);
+    for _ in 0..100 {
+        clock.advance(Duration::from_secs(4));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    host.runtime.block_on(client.write(WriteRequest::new(object("o"), 0, b"x")).into_future()).unwrap();
+    assert_eq!(client.figures()[0], ("connects", 2));
+}
+
+#[test]
+fn at_its_deadline_every_call_answers() {
+    let backend = Gated::new();
+    let (host, clock) = clocked(Arc::clone(&backend) as _);
+    let mut config = host.client_config();
+    (config.clock, config.connections, config.slots) = (Arc::new(clock.clone()), 1, 3);
+    let client = host.client_with(config);
+    let deadline = clock.now() + Duration::from_secs(2);
+    let late =
+        host.runtime.block_on(client.info(InfoRequest::new(object("o")).deadline(clock.now())).into_future());
+    assert_eq!(late.unwrap_err(), Error::DeadlinePassed);
+    let write = client.write(WriteRequest::new(object("o"), 0, b"x").deadline(deadline));
+    let write = host.runtime.spawn(write.into_future());
+    let read = client.read(ReadRequest::new(object("o"), 0, 1).deadline(deadline));
+    let read = host.runtime.spawn(read.into_future());
+    let other = host.runtime.spawn(client.read(ReadRequest::new(object("o"), 0, 1)).into_future());
+    until("all three are under way", || backend.begun.load(Ordering::SeqCst) == 3);
+    // No slot is left for this one.
+    let waits = client.write(WriteRequest::new(object("o"), 0, b"y").deadline(deadline));
+    let waits = host.runtime.spawn(waits.into_future());
+    let done = || write.is_finished() && read.is_finished() && waits.is_finished();
+    step_until(&clock, Duration::from_millis(500), "the deadline has passed", done);
+    assert!(host.runtime.block_on(write).unwrap().unwrap_err().is_ambiguous());
+    assert_eq!(host.runtime.block_on(read).unwrap().unwrap_err(), Error::DeadlinePassed);
+    assert_eq!(host.runtime.block_on(waits).unwrap().unwrap_err(), Error::DeadlinePassed);
+    assert!(!other.is_finished());
+    backend.open();
+    // Which of the two came first is open.
+    let other = host.runtime.block_on(other).unwrap();
+    assert!(matches!(other, Ok(_) | Err(Error::Missing)), "{other:?}");
+    assert_eq!(backend.writes.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn without_a_server_calls_wait_and_then_give_up_each_in_its_way() {
+    let backend = Gated::new();
+    let (host, clock) = clocked(Arc::clone(&backend) as _);
+    let mut config = host.client_config();
+    (config.clock, config.patience) = (Arc::new(clock.clone()), Duration::from_secs(10));
+    let runtime = common::runtime();
+    let client = runtime.block_on(SynapseBlocker::connect(config)).unwrap();
+    let sent = runtime.spawn(client.write(WriteRequest::new(object("o"), 0, b"x")).into_future());
+    until("the write is under way", || backend.begun.load(Ordering::SeqCst) == 1);
+    drop(host);
+    let queued = runtime.spawn(client.info(InfoRequest::new(object("o"))).into_future());
+    step_until(&clock, Duration::from_millis(500), "both have given up", || {
+        sent.is_finished() && queued.is_finished()
+    });
+    assert!(runtime.block_on(sent).unwrap().unwrap_err().is_ambiguous());
+    assert!(matches!(runtime.block_on(queued).unwrap().unwrap_err(), Error::Retryable(_)));
+    // From then on at once.
+    let error = runtime.block_on(client.info(InfoRequest::new(object("o"))).into_future()).unwrap_err();
+    assert!(matches!(error, Error::Retryable(_)), "{error}");
+}
+
+#[test]
+fn dropping_the_client_ends_its_connections() {
+    let host = Host::memory();
+    let client = host.client();
+    let reply = client.info(InfoRequest::new(object("o")));
+    until("both lanes are connected", || host.server.figure("synapse_connections_open") == 2);
+    drop(client);
+    // A reply keeps them as long as it lives.
+    assert_eq!(host.runtime.block_on(reply.into_future()).unwrap_err(), Error::Missing);
+    until("all are closed", || host.server.figure("synapse_connections_open") == 0);
+}

@@ -1,0 +1,264 @@
+//! What is not let in, not understood, or against the rules: a clear word, the connection closed where it
+//! must be, and nobody else troubled.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blocker::*;
+use common::raw::{Raw, hello, id, request_bytes};
+use common::{Host, Kind, object};
+use synapse::codec::{self, *};
+use synapse::{Address, ClientConfig, Secret, Server, ServerConfig, SynapseBlocker};
+
+fn read(len: u64) -> Request {
+    Request::Read(ReadRequest::new(object("o"), 0, len))
+}
+
+fn mend(bytes: &mut [u8]) {
+    let mut crc = crc32fast::Hasher::new();
+    let end = HEADER_BYTES + bytes[20..24].iter().map(|len| usize::from(*len)).sum::<usize>();
+    crc.update(&bytes[..100]);
+    crc.update(&bytes[HEADER_BYTES..end]);
+    let crc = crc.finalize().to_le_bytes();
+    bytes[100..104].copy_from_slice(&crc);
+}
+
+#[test]
+fn what_cannot_be_understood_closes_its_connection_and_no_other() {
+    let host = Host::memory();
+    let bystander = host.client();
+    let write = WriteRequest::new(object("o"), 0, b"safe");
+    host.runtime.block_on(bystander.write(write).into_future()).unwrap();
+    let good = request_bytes(id(0, 1), &read(4));
+    type Damage = fn(&mut Vec<u8>);
+    let cases: [(&str, Damage, &str); 12] = [
+        ("another protocol", |b| b[..4].copy_from_slice(b"GET "), "not the synapse protocol"),
+        ("another version", |b| b[4] = 9, "version 9"),
+        ("a damaged head", |b| b[40] ^= 1, "checksum"),
+        ("no such operation", |b| (b[5] = 200, mend(b)).1, "no operation"),
+        ("an unknown flag", |b| (b[7] = 0x40, mend(b)).1, "flags cannot be"),
+        ("a status", |b| (b[16] = 3, mend(b)).1, "status of a request"),
+        ("a durability", |b| (b[17] = 9, mend(b)).1, "durability cannot be 9"),
+        ("a condition", |b| (b[19] = 9, mend(b)).1, "condition cannot be 9"),
+        ("a payload beyond all limits", |b| (b[31] = 0xff, mend(b)).1, "a payload of"),
+        ("an answer", |b| (b[6] |= 1, mend(b)).1, "has no place here"),
+        ("a slot beyond the grant", |b| (b[8] = 4, mend(b)).1, "beyond what was granted"),
+        ("a greeting in the middle", |b| (b[5] = 1, mend(b)).1, "has no place here"),
+    ];
+    for (lane, (what, damage, words)) in cases.into_iter().enumerate() {
+        let (mut raw, _) = Raw::greeted(&host.address, &hello(lane as u16));
+        let mut bytes = good.clone();
+        damage(&mut bytes);
+        raw.send(|out| out.extend_from_slice(&bytes));
+        let error = raw.frame().goodbye();
+        assert!(matches!(&error, Error::Invalid(text) if text.contains(words)), "{what}: {error}");
+        assert!(raw.try_frame().is_none(), "{what}: still open");
+        let safe = host.runtime.block_on(bystander.read(ReadRequest::new(object("o"), 0, 4)).into_future());
+        assert_eq!(safe.unwrap().data.to_vec(), b"safe", "{what}");
+    }
+    assert_eq!(host.server.figure("synapse_connections_broken"), 12);
+    assert_eq!(bystander.figures()[0], ("connects", 2), "the bystander had to connect again");
+}
+
+#[test]
+fn a_request_that_makes_no_sense_is_answered_and_the_connection_lives_on() {
+    let host = Host::memory();
+    let (mut raw, _) = Raw::greeted(&host.address, &hello(0));
+    let mut nameless = request_bytes(id(0, 1), &read(4));
+    nameless[21] = 0;
+    nameless.pop();
+    mend(&mut nameless);
+    raw.send(|out| out.extend_from_slice(&nameless));
+    let arrived = raw.frame();
+    assert!(matches!(arrived.outcome(), Outcome::Failed(Error::Invalid(_))), "{arrived:?}");
+    let limit = Memory::default().capabilities().request_bytes_max;
+    raw.request(id(0, 2), &read(limit + 1));
+    assert!(
+        matches!(raw.frame().outcome(), Outcome::Failed(Error::TooLarge { limit_bytes }) if limit_bytes == limit)
+    );
+    raw.request(id(0, 3), &read(4));
+    assert!(matches!(raw.frame().outcome(), Outcome::Failed(Error::Missing)));
+    raw.request(id(0, 4), &Request::Quota(object("o").namespace));
+    assert!(matches!(raw.frame().outcome(), Outcome::Failed(Error::Unsupported(_))));
+}
+
+#[test]
+fn a_payload_that_is_damaged_on_the_way_changes_nothing() {
+    let host = Host::memory();
+    let mut greeting = hello(0);
+    greeting.features = Features(Features::PAYLOAD_CRC);
+    let (mut raw, welcome) = Raw::greeted(&host.address, &greeting);
+    assert!(welcome.features.has(Features::PAYLOAD_CRC));
+    for (sequence, len) in [(1, 100), (2, 100_000)] {
+        let request = Request::Write(WriteRequest::new(object("o"), 0, vec![1; len]));
+        let mut out = Vec::new();
+        let payload = request.encode(id(0, sequence), Timestamp(0), true, &mut out);
+        out.extend_from_slice(&payload.to_vec());
+        *out.last_mut().unwrap() ^= 1;
+        raw.send(|all| all.extend_from_slice(&out));
+        let outcome = raw.frame().outcome();
+        let Outcome::Failed(Error::Retryable(text)) = outcome else { panic!("{outcome:?}") };
+        assert!(text.contains("damaged"), "{text}");
+    }
+    raw.request(id(0, 3), &Request::Info(InfoRequest::new(object("o"))));
+    assert!(matches!(raw.frame().outcome(), Outcome::Failed(Error::Missing)));
+}
+
+#[test]
+fn breaking_the_rules_of_slots_and_credits_closes_the_connection() {
+    let host = Host::new(Kind::Tcp, common::Gated::new(), ServerConfig::default());
+    // A slot that is in use.
+    let (mut raw, _) = Raw::greeted(&host.address, &hello(0));
+    raw.request(id(0, 1), &read(4));
+    raw.request(id(0, 2), &read(4));
+    assert!(raw.frame().goodbye().to_string().contains("in use"));
+    // More bytes than granted.
+    let mut greeting = hello(1);
+    greeting.credits.bytes = 1;
+    let (mut raw, welcome) = Raw::greeted(&host.address, &greeting);
+    let most = welcome.capabilities.request_bytes_max;
+    assert!(welcome.credits.bytes >= most, "a grant that is of no use");
+    for slot in 0..=(welcome.credits.bytes / most) as u32 {
+        raw.request(id(slot, 1), &read(most));
+    }
+    assert!(raw.frame().goodbye().to_string().contains("than was granted"));
+}
+
+#[test]
+fn a_greeting_is_to_be_a_greeting_and_in_time() {
+    let clock = ManualClock::new();
+    let mut config = ServerConfig::default();
+    config.clock = Arc::new(clock.clone());
+    let host = Host::new(Kind::Tcp, Arc::new(Memory::default()), config);
+    let mut raw = Raw::new(&host.address);
+    raw.request(id(0, 1), &read(4));
+    assert!(raw.frame().goodbye().to_string().contains("instead of Hello"));
+    let mut raw = Raw::new(&host.address);
+    raw.send(|out| codec::encode(out, &Header::new(Op::Hello, id(0, 0)), &Attached::default()));
+    assert!(raw.frame().goodbye().to_string().contains("lacks a session"));
+    // TLS is asked for, which this version has not.
+    let mut raw = Raw::new(&host.address);
+    let mut writer = Writer::default();
+    writer.put(kind::TLS, b"");
+    let attached = Attached { extension: writer.bytes(), ..Attached::default() };
+    raw.send(|out| codec::encode(out, &Header::new(Op::Hello, id(0, 0)), &attached));
+    assert!(raw.frame().goodbye().to_string().contains("critical extension"));
+    // Nothing is said at all.
+    let mut raw = Raw::new(&host.address);
+    common::until("the server waits for a greeting", || clock.next_alarm().is_some());
+    let give_up = std::time::Instant::now() + Duration::from_secs(20);
+    raw.stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+    let mut byte = [0];
+    while !matches!(std::io::Read::read(&mut raw.stream, &mut byte), Ok(0)) {
+        assert!(std::time::Instant::now() < give_up, "not closed");
+        clock.advance(Duration::from_secs(1));
+    }
+}
+
+#[test]
+fn beyond_loopback_only_with_a_secret_or_by_explicit_word() {
+    let runtime = common::runtime();
+    let server = |change: fn(&mut ServerConfig)| {
+        let mut config = ServerConfig::default();
+        change(&mut config);
+        Server::new(Arc::new(Memory::default()), None, config).unwrap()
+    };
+    let everywhere: Address = "0.0.0.0:0".parse().unwrap();
+    let refused = runtime.block_on(server(|_| ()).listen(&everywhere)).unwrap_err();
+    assert!(refused.contains("no secret is configured"), "{refused}");
+    // What is asked is whether it would listen; an address that cannot be bound says so without opening a door.
+    let elsewhere: Address = "192.0.2.1:0".parse().unwrap();
+    for allowed in [
+        server(|config| config.allow_exposed = true),
+        server(|config| config.secret = Some(Secret::new(&[7; 32]).unwrap())),
+    ] {
+        let refused = runtime.block_on(allowed.listen(&elsewhere)).unwrap_err();
+        assert!(refused.contains("cannot listen"), "{refused}");
+    }
+}
+
+fn with_secret(secret: &[u8]) -> Host {
+    let mut config = ServerConfig::default();
+    config.secret = Some(Secret::new(secret).unwrap());
+    Host::new(Kind::Tcp, Arc::new(Memory::default()), config)
+}
+
+fn connect(host: &Host, secret: Option<&[u8]>) -> Result<SynapseBlocker> {
+    let mut config = ClientConfig::new(host.address.clone());
+    config.secret = secret.map(|secret| Secret::new(secret).unwrap());
+    host.runtime.block_on(SynapseBlocker::connect(config))
+}
+
+#[test]
+fn who_does_not_know_the_secret_is_not_let_in() {
+    let host = with_secret(b"correct horse battery");
+    let client = connect(&host, Some(b"correct horse battery")).unwrap();
+    host.runtime.block_on(client.write(WriteRequest::new(object("o"), 0, b"x")).into_future()).unwrap();
+    for wrong in [Some(&b"incorrect horse battery"[..]), None] {
+        let error = connect(&host, wrong).err().expect("let in without the secret");
+        assert!(matches!(error, Error::Denied(_)), "{error}");
+    }
+    common::until("both are counted", || host.server.figure("synapse_connections_refused") >= 1);
+    // A server that knows nothing of a secret is not trusted by a client that has one.
+    let open = Host::memory();
+    let error = connect(&open, Some(b"correct horse battery")).err().expect("an impostor is trusted");
+    assert!(error.to_string().contains("does not prove"), "{error}");
+}
+
+#[test]
+fn the_secret_never_crosses_the_wire_and_a_proof_cannot_be_sent_again() {
+    let secret = b"correct horse battery";
+    let host = with_secret(secret);
+    // Before the proof there is nothing to be had.
+    let mut raw = Raw::new(&host.address);
+    raw.send(|out| hello(0).encode(out));
+    let challenge = raw.frame();
+    assert_eq!(challenge.head().header.status, Status::Challenge);
+    assert!(!challenge.bytes.windows(secret.len()).any(|window| window == secret));
+    raw.request(id(0, 1), &read(4));
+    assert!(raw.frame().goodbye().to_string().contains("instead of Prove"));
+    // Every challenge is another one.
+    let mut again = Raw::new(&host.address);
+    again.send(|out| hello(0).encode(out));
+    let second = again.frame();
+    let nonce = |arrived: &common::raw::Arrived| Challenge::decode(&arrived.head()).unwrap().nonce;
+    assert_ne!(nonce(&challenge), nonce(&second));
+    again.send(|out| codec::encode_proof(out, &[0; 32]));
+    assert!(matches!(again.frame().goodbye(), Error::Denied(_)));
+}
+
+#[test]
+fn one_connection_too_many_is_closed_and_the_others_live_on() {
+    let mut config = ServerConfig::default();
+    config.connections_max = 2;
+    let host = Host::new(Kind::Tcp, Arc::new(Memory::default()), config);
+    let (mut first, _) = Raw::greeted(&host.address, &hello(0));
+    let (second, _) = Raw::greeted(&host.address, &hello(1));
+    let mut third = Raw::new(&host.address);
+    assert!(third.try_frame().is_none());
+    first.request(id(0, 1), &read(4));
+    assert!(matches!(first.frame().outcome(), Outcome::Failed(Error::Missing)));
+    drop(second);
+    common::until("a place is free", || host.server.figure("synapse_connections_open") == 1);
+    Raw::greeted(&host.address, &hello(2));
+}
+
+#[test]
+fn settings_that_make_no_sense_stop_the_start() {
+    type Change = fn(&mut ServerConfig);
+    let cases: [(Change, &str); 5] = [
+        (|c| c.connections_max = 0, "connections_max"),
+        (|c| c.sessions_max = 1, "sessions_max"),
+        (|c| c.session_slots_max = 0, "session_slots_max"),
+        (|c| c.session_bytes_max = 1 << 20, "session_bytes_max"),
+        (|c| c.bytes_max = 1 << 20, "bytes_max"),
+    ];
+    for (change, words) in cases {
+        let mut config = ServerConfig::default();
+        change(&mut config);
+        let refused = Server::new(Arc::new(Memory::default()), None, config).err().expect("accepted");
+        assert!(refused.contains(words) && refused.lines().count() == 1, "{refused}");
+    }
+}

@@ -1,0 +1,253 @@
+//! What survives a connection: requests under way, their outcomes, and what a new server makes of them.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use blocker::executor::poll_times;
+use blocker::*;
+use common::raw::{Raw, hello, id};
+use common::{Gated, Host, Kind, object, until};
+use synapse::codec::*;
+use synapse::{Server, ServerConfig};
+
+fn write(byte: u8) -> Request {
+    Request::Write(WriteRequest::new(object("o"), 0, vec![byte; 16]))
+}
+
+fn figure(client: &synapse::SynapseBlocker, name: &str) -> u64 {
+    client.figures().into_iter().find(|(each, _)| *each == name).unwrap().1
+}
+
+#[test]
+fn a_change_that_is_sent_again_is_done_once() {
+    let backend = Gated::new();
+    backend.open();
+    let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default());
+    let (mut raw, welcome) = Raw::greeted(&host.address, &hello(0));
+    assert!(!welcome.is_resumed);
+    raw.request(id(0, 1), &write(1));
+    let Outcome::Answered(Answer::Change(first)) = raw.frame().outcome() else { panic!("not changed") };
+    drop(raw);
+    for _ in 0..2 {
+        let (mut raw, welcome) = Raw::greeted(&host.address, &hello(0));
+        assert!(welcome.is_resumed);
+        raw.request(id(0, 1), &write(1));
+        let Outcome::Answered(Answer::Change(again)) = raw.frame().outcome() else { panic!("not replayed") };
+        assert_eq!(again.version, first.version);
+    }
+    assert_eq!(backend.writes.load(Ordering::SeqCst), 1);
+    assert_eq!(host.server.figure("synapse_replays"), 2);
+    // Another session's slot is another one's.
+    let (mut other, welcome) = Raw::greeted(&host.address, &hello(1));
+    assert!(!welcome.is_resumed);
+    other.request(id(0, 1), &write(1));
+    other.frame();
+    assert_eq!(backend.writes.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn a_change_under_way_when_its_connection_breaks_is_done_once_and_answered_on_the_next() {
+    let backend = Gated::new();
+    let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default());
+    let client = host.client();
+    let writing = {
+        let client = client.clone();
+        host.runtime.spawn(client.write(WriteRequest::new(object("o"), 0, b"once")).into_future())
+    };
+    until("the write is under way", || backend.begun.load(Ordering::SeqCst) == 1);
+    for _ in 0..3 {
+        until("both lanes are up", || host.server.figure("synapse_connections_open") == 2);
+        let before = figure(&client, "connects");
+        host.server.break_connections();
+        until("the client has come again", || figure(&client, "connects") >= before + 2);
+    }
+    backend.open();
+    host.runtime.block_on(writing).unwrap().unwrap();
+    assert_eq!(backend.writes.load(Ordering::SeqCst), 1);
+    assert_eq!(backend.dropped.load(Ordering::SeqCst), 0, "what had begun was given up");
+    assert!(figure(&client, "resends") >= 1);
+    assert_eq!(figure(&client, "unanswered"), 0);
+}
+
+/// Stops a server and starts another one at the same place.
+fn restart(host: &mut Host, backend: Arc<dyn Blocker>) {
+    let (place, config) = (host.address.clone(), ServerConfig::default());
+    let server = Arc::new(Server::new(backend, None, config).unwrap());
+    let old = std::mem::replace(&mut host.server, Arc::clone(&server));
+    drop(old);
+    let listening = async {
+        // The old listener goes with its task, a moment later.
+        while server.listen(&place).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    };
+    host.runtime.block_on(async { tokio::time::timeout(Duration::from_secs(20), listening).await.unwrap() });
+}
+
+#[test]
+fn after_a_restart_the_outcome_of_what_was_under_way_is_unknown_and_the_rest_goes_on() {
+    let backend = Gated::new();
+    let mut host = Host::new(Kind::Unix, Arc::clone(&backend) as _, ServerConfig::default());
+    let client = host.client();
+    let writing =
+        host.runtime.spawn(client.write(WriteRequest::new(object("o"), 0, b"perhaps")).into_future());
+    let reading = host.runtime.spawn(client.read(ReadRequest::new(object("o"), 0, 7)).into_future());
+    until("both are under way", || backend.begun.load(Ordering::SeqCst) == 2);
+    restart(&mut host, Arc::clone(&backend) as _);
+    let error = host.runtime.block_on(writing).unwrap().unwrap_err();
+    assert!(error.is_ambiguous(), "{error}");
+    backend.open();
+    // A read may be done again.
+    host.runtime
+        .block_on(reading)
+        .unwrap()
+        .map(drop)
+        .or_else(|e| if e == Error::Missing { Ok(()) } else { Err(e) })
+        .unwrap();
+    assert_eq!(
+        backend.writes.load(Ordering::SeqCst),
+        1,
+        "a change was sent to a server that knows nothing of it"
+    );
+    host.runtime.block_on(client.write(WriteRequest::new(object("o"), 0, b"next")).into_future()).unwrap();
+}
+
+#[test]
+fn a_flush_after_a_restart_tells_of_writes_that_were_only_cached() {
+    let backend = Gated::new();
+    backend.open();
+    let mut host = Host::new(Kind::Unix, Arc::clone(&backend) as _, ServerConfig::default());
+    let client = host.client();
+    let run = |host: &Host, reply: Reply<FlushReply>| host.runtime.block_on(reply.into_future());
+    let full = |name| WriteFullRequest::new(object(name), b"cached");
+    for name in ["flushed", "lost"] {
+        let reply = host.runtime.block_on(client.write_full(full(name)).into_future()).unwrap();
+        assert_eq!(reply.durability, Durability::Cached);
+        if name == "flushed" {
+            run(&host, client.flush(FlushRequest::new(Scope::All))).unwrap();
+        }
+    }
+    until("both lanes are up", || figure(&client, "connects") == 2);
+    let before = figure(&client, "connects");
+    restart(&mut host, Arc::clone(&backend) as _);
+    until("the client has come again", || figure(&client, "connects") >= before + 2);
+    let lost = |reply| matches!(reply, Err(Error::WritesLost(_)));
+    assert!(lost(run(&host, client.flush(FlushRequest::new(Scope::All)))));
+    assert!(lost(run(&host, client.flush(FlushRequest::new(Scope::Object(object("lost")))))));
+    run(&host, client.flush(FlushRequest::new(Scope::Object(object("flushed"))))).unwrap();
+    // Written anew, it is as good as ever.
+    host.runtime.block_on(client.write_full(full("lost")).into_future()).unwrap();
+    run(&host, client.flush(FlushRequest::new(Scope::All))).unwrap();
+}
+
+#[test]
+fn a_second_connection_of_a_session_ends_the_first_which_begins_nothing_more() {
+    let backend = Gated::new();
+    let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default());
+    let (mut first, _) = Raw::greeted(&host.address, &hello(0));
+    first.request(id(0, 1), &write(1));
+    until("the write is under way", || backend.writes.load(Ordering::SeqCst) == 1);
+    let (mut second, welcome) = Raw::greeted(&host.address, &hello(0));
+    assert!(welcome.is_resumed);
+    assert!(first.frame().goodbye().to_string().contains("taken the session"));
+    second.request(id(0, 1), &write(1));
+    backend.open();
+    assert!(matches!(second.frame().outcome(), Outcome::Answered(_)));
+    assert_eq!(backend.writes.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_cancelled_request_is_given_up_by_the_backend_and_its_slot_used_again() {
+    let backend = Gated::new();
+    let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default());
+    let mut config = host.client_config();
+    (config.connections, config.slots) = (1, 1);
+    let client = host.client_with(config);
+    for round in 1..=3 {
+        let reply = client.read(ReadRequest::new(object("o"), 0, 4));
+        let reading = host.runtime.spawn(reply.into_future());
+        until("the read is under way", || backend.begun.load(Ordering::SeqCst) == round);
+        reading.abort();
+        until("the backend has let go", || backend.dropped.load(Ordering::SeqCst) == round);
+    }
+    assert_eq!(host.server.figure("synapse_cancels"), 3);
+    backend.open();
+    let reply = host.runtime.block_on(client.write(WriteRequest::new(object("o"), 0, b"x")).into_future());
+    reply.unwrap();
+}
+
+#[test]
+fn a_call_dropped_before_it_was_sent_never_arrives() {
+    let backend = Gated::new();
+    let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default());
+    let mut config = host.client_config();
+    (config.connections, config.slots) = (1, 1);
+    let client = host.client_with(config);
+    let first = host.runtime.spawn(client.write(WriteRequest::new(object("o"), 0, b"first")).into_future());
+    until("the only slot is taken", || backend.begun.load(Ordering::SeqCst) == 1);
+    for polls in 0..4 {
+        let reply = client.write(WriteRequest::new(object("o"), 0, b"never"));
+        assert!(poll_times(reply, polls, Duration::from_millis(1)).is_none());
+    }
+    // Those who waited in between do not hold up the next one.
+    let next = host.runtime.spawn(client.write(WriteRequest::new(object("o"), 0, b"next")).into_future());
+    backend.open();
+    host.runtime.block_on(first).unwrap().unwrap();
+    host.runtime.block_on(next).unwrap().unwrap();
+    assert_eq!(backend.writes.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn a_server_that_ends_in_order_answers_what_it_has_begun() {
+    let backend = Gated::new();
+    let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default());
+    let (mut raw, _) = Raw::greeted(&host.address, &hello(0));
+    raw.request(id(0, 1), &write(1));
+    until("the write is under way", || backend.begun.load(Ordering::SeqCst) == 1);
+    let server = Arc::clone(&host.server);
+    let ending = host.runtime.spawn(async move { server.shutdown(Duration::from_secs(20)).await });
+    backend.open();
+    assert!(matches!(raw.frame().outcome(), Outcome::Answered(_)));
+    assert!(raw.frame().goodbye().to_string().contains("ending"));
+    assert!(raw.try_frame().is_none());
+    assert!(host.runtime.block_on(ending).unwrap(), "not in order");
+    // Nobody listens any more.
+    let synapse::Address::Tcp(address) = &host.address else { panic!("TCP") };
+    assert!(std::net::TcpStream::connect(address.as_str()).is_err());
+}
+
+#[test]
+fn a_backend_that_panics_leaves_an_unknown_outcome_and_the_server_alive() {
+    struct Panics(PassThrough<Memory>);
+    impl Panics {
+        fn poll(&self) -> Reply<ChangeReply> {
+            Reply::pending(async { panic!("a bug in the backend, on purpose") })
+        }
+    }
+    macro_rules! through {
+        ($($name:ident $request:ident $answer:ident)*) => {
+            impl Blocker for Panics {
+                fn capabilities(&self) -> Capabilities { self.0.capabilities() }
+                fn subscribe(&self) -> Subscription { self.0.subscribe() }
+                fn truncate(&self, _: TruncateRequest) -> Reply<ChangeReply> { self.poll() }
+                $(fn $name(&self, request: $request) -> Reply<$answer> { self.0.$name(request) })*
+            }
+        };
+    }
+    through! {
+        read ReadRequest ReadReply  write WriteRequest ChangeReply  write_zeroes WriteZeroesRequest ChangeReply
+        discard DiscardRequest ChangeReply  compare_and_write CompareAndWriteRequest ChangeReply
+        write_full WriteFullRequest ChangeReply  delete DeleteRequest DeleteReply  copy CopyRequest ChangeReply
+        info InfoRequest Info  list ListRequest ListReply  flush FlushRequest FlushReply
+        claim ClaimRequest ClaimReply  invalidate InvalidateRequest InvalidateReply
+    }
+    let backend = Panics(PassThrough::new(Arc::new(Memory::default())));
+    let host = Host::new(Kind::Tcp, Arc::new(backend), ServerConfig::default());
+    let client = host.client();
+    let error = host.runtime.block_on(client.truncate(TruncateRequest::new(object("o"), 1)).into_future());
+    assert!(error.as_ref().is_err_and(Error::is_ambiguous), "{error:?}");
+    host.runtime.block_on(client.write(WriteRequest::new(object("o"), 0, b"x")).into_future()).unwrap();
+}

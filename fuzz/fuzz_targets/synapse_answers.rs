@@ -1,0 +1,10 @@
+//! Any bytes as what a synapse server sends; the first byte says whether checksums are mended first.
+
+#![no_main]
+
+// The checks are the tests' own, so that `cargo test` replays the corpus through the same functions.
+#[path = "../../crates/synapse/tests/checks/mod.rs"]
+#[allow(dead_code, reason = "the other direction is another target's")]
+mod checks;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| checks::answers(data));
