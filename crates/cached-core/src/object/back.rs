@@ -13,10 +13,10 @@ use blocker::{
 
 use super::handle::{Handle, OwnedMeans};
 use super::load::{ask, load_head};
-use super::object::{Env, Known, Means, Need, Object, buckets_of};
 use super::pool::{BUCKET, Reserved};
 use super::ranges::{Buckets, Kind, WHOLE};
 use super::shared::Shared;
+use super::state::{Env, Known, Means, Need, Object, buckets_of};
 use super::waiter::{FlushTicket, Stored};
 use crate::sync::Arc;
 
@@ -98,6 +98,16 @@ pub(crate) enum Blocked {
     Need(Need),
 }
 
+/// A change to be applied.
+#[derive(Clone, Copy)]
+pub(crate) struct Wanted<'a> {
+    id: &'a ObjectId,
+    mutation: &'a Mutation,
+    change: &'a Change,
+    /// Whether the caller speaks for the range.
+    owns_range: bool,
+}
+
 /// A change that was applied.
 pub(crate) struct Applied {
     pub(crate) reply: ChangeReply,
@@ -107,18 +117,15 @@ pub(crate) struct Applied {
 }
 
 impl Shared {
-    /// Applies a change in the object's turn, or tells what it lacks. `owns_range`: the caller speaks for
-    /// the range.
+    /// Applies a change in the object's turn, or tells what it lacks.
     pub(crate) fn apply(
         &self,
         object: &mut Object,
         env: &Env<'_>,
-        mutation: &Mutation,
-        id: &ObjectId,
-        change: &Change,
-        owns_range: bool,
+        wanted: &Wanted<'_>,
         means: &mut Means<'_>,
     ) -> Result<Applied, Blocked> {
+        let Wanted { id, mutation, change, owns_range } = *wanted;
         let fences = self.fences_callers();
         if object.head.known == Known::Unknown || fences && !object.head.is_full {
             return Err(Blocked::Head);
@@ -184,11 +191,10 @@ impl Shared {
     ) -> Option<Result<ChangeReply>> {
         let in_use = self.find(hash, id)?;
         let mut means = Means { reserved: Reserved::none(&self.pool), credits: 0, loaded: None };
+        let wanted = Wanted { id, mutation, change, owns_range: false };
         let mut answer = None;
         for is_last in [false, true] {
-            let applied = self.try_enter(in_use, |object, env| {
-                self.apply(object, env, mutation, id, change, false, &mut means)
-            });
+            let applied = self.try_enter(in_use, |object, env| self.apply(object, env, &wanted, &mut means));
             match applied {
                 Some(Ok(applied)) => answer = Some(Ok(applied.reply)),
                 Some(Err(Blocked::Failed(error))) => answer = Some(Err(error)),
@@ -345,7 +351,8 @@ async fn apply_when_possible(
         let (applied, back) = handle
             .enter(move |object, env| {
                 let applied = lent.lend(bytes.as_ref(), |means| {
-                    own.shared.apply(object, env, &wanted, own.id(), &change, owns_range, means)
+                    let wanted = Wanted { id: own.id(), mutation: &wanted, change: &change, owns_range };
+                    own.shared.apply(object, env, &wanted, means)
                 });
                 (applied, lent)
             })

@@ -9,9 +9,9 @@
 
 use blocker::{Error, Result, Segment, Segments};
 
-use super::object::{Env, Flushing, Known, Object};
 use super::pool::BUCKET;
 use super::slots::{SECTOR_BYTES, Slot, State};
+use super::state::{Env, Flushing, Known, Object};
 use super::waiter::FlushTicket;
 use crate::sync::Arc;
 

@@ -10,11 +10,11 @@ use blocker::{Error, ObjectId, Result};
 
 use super::gauges::add;
 use super::index::{Entered, InUse};
-use super::object::{Env, Loaded, Means, Object};
 use super::pool::{Detached, Reserved};
 use super::ranges::{Buckets, Kind, Ticket};
 use super::serial::Serial;
 use super::shared::{Shared, Task};
+use super::state::{Env, Loaded, Means, Object};
 use super::wait::{WaitQueue, wait};
 use crate::sync::{Arc, Mutex, lock};
 
@@ -242,16 +242,12 @@ impl OwnedMeans {
     /// only room, which is no use to others but for the same.
     pub(crate) async fn acquire(shared: &Arc<Shared>, buckets: u32, credits: u32) -> Result<Self> {
         let mut means = Self::none(shared);
-        if !shared
-            .gauges
-            .dirty_waiters
-            .try_take(|| shared.gauges.take_credits(credits).then_some(()))
-            .is_some()
-        {
+        let has_room = || shared.gauges.take_credits(credits).then_some(());
+        if shared.gauges.dirty_waiters.try_take(has_room).is_none() {
             add(&shared.gauges.throttled, 1);
             let queue = DirtyQueue(Arc::clone(shared));
             // Who waits is seen by the background, which flushes for it.
-            let taking = wait(queue, || shared.gauges.take_credits(credits).then_some(()));
+            let taking = wait(queue, has_room);
             woken_while(shared, taking).await?;
         }
         means.credits = credits;

@@ -14,8 +14,8 @@ use std::sync::OnceLock;
 
 use blocker::{Name, ObjectId};
 
-use super::object::Object;
 use super::serial::Serial;
+use super::state::Object;
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
 
 const CHUNK_NODES: usize = 256;

@@ -1,15 +1,13 @@
 //! Asking the store: what an object is, and what is in a range of it. Once for all who wait.
 
-use std::future::{Future, poll_fn};
-use std::task::Poll;
-
-use blocker::{Call, Error, InfoRequest, ReadReply, ReadRequest, ReplyFuture, Result, Scope};
+use blocker::{Call, Error, InfoRequest, ReadReply, ReadRequest, Result, Scope};
+use futures_util::future::join_all;
 
 use super::gauges::add;
 use super::handle::{Handle, OwnedMeans, RangeGuard};
-use super::object::{Env, Head, Known, Loaded, Object};
 use super::pool::BUCKET;
 use super::ranges::{Buckets, Kind, WHOLE};
+use super::state::{Env, Head, Known, Loaded, Object};
 use super::wait::Permits;
 use crate::sync::{Arc, Ordering};
 
@@ -35,15 +33,19 @@ pub(crate) async fn ask(handle: &Handle, buckets: Buckets, call: Call) -> Result
     let bytes: u64 = runs.iter().map(|(_, len)| len / BUCKET as u64).sum();
     let _loading = Loading::begin(&shared, bytes);
     let mut brought = Brought { loaded: Loaded::default(), head: None, steps, asked };
-    let mut waiting = Vec::with_capacity(runs.len());
-    for (start, len) in runs {
-        let permit = Permits::acquire(SharedLoads(Arc::clone(&shared))).await?;
+    let reads = runs.into_iter().map(|(start, len)| {
+        let shared = Arc::clone(&shared);
         let mut request = ReadRequest::new(handle.id().clone(), start, len);
         request.call = call;
-        waiting.push((start, len, permit, shared.below.read(request).into()));
-    }
-    for (start, len, _permit, state) in join(waiting).await {
-        let ReadReply { data, size_bytes, version, .. } = match state {
+        async move {
+            // One for each, until its answer is there: none is held while another is waited for.
+            let _permit = Permits::acquire(SharedLoads(Arc::clone(&shared))).await?;
+            Ok::<_, Error>((start, len, shared.below.read(request).await))
+        }
+    });
+    for answer in join_all(reads).await {
+        let (start, len, answer) = answer?;
+        let ReadReply { data, size_bytes, version, .. } = match answer {
             Ok(reply) => reply,
             Err(Error::Missing) => return Ok(Brought { head: None, ..brought }),
             Err(error) => return Err(error),
@@ -52,40 +54,6 @@ pub(crate) async fn ask(handle: &Handle, buckets: Buckets, call: Call) -> Result
         brought.loaded.runs.push((start, len, data));
     }
     Ok(brought)
-}
-
-enum Waiting {
-    Asked(ReplyFuture<ReadReply>),
-    Answered(Result<ReadReply>),
-}
-
-impl From<blocker::Reply<ReadReply>> for Waiting {
-    fn from(reply: blocker::Reply<ReadReply>) -> Self {
-        use std::future::IntoFuture;
-        Self::Asked(reply.into_future())
-    }
-}
-
-/// Waits for all of them at once.
-async fn join<P>(mut waiting: Vec<(u64, u64, P, Waiting)>) -> Vec<(u64, u64, P, Result<ReadReply>)> {
-    poll_fn(|cx| {
-        let mut all_done = true;
-        for (_, _, _, state) in &mut waiting {
-            if let Waiting::Asked(reply) = state {
-                match std::pin::Pin::new(reply).poll(cx) {
-                    Poll::Ready(answer) => *state = Waiting::Answered(answer),
-                    Poll::Pending => all_done = false,
-                }
-            }
-        }
-        if all_done { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    let answers = waiting.into_iter().map(|(start, len, permit, state)| match state {
-        Waiting::Answered(answer) => (start, len, permit, answer),
-        Waiting::Asked(_) => unreachable!("all are answered"),
-    });
-    answers.collect()
 }
 
 /// The permits for loads, reached through the cache.
@@ -159,9 +127,9 @@ pub(crate) async fn load(
     keep: bool,
 ) -> Result<Option<Loaded>> {
     let brought = ask(handle, buckets.clone(), call).await?;
-    let wanted = if keep { buckets.end - buckets.start } else { 0 };
-    let mut means =
-        OwnedMeans::at_hand(&handle.shared, if brought.loaded.runs.is_empty() { 0 } else { wanted });
+    // As many as came, not as were asked for: a read may reach far beyond the object's end.
+    let came = brought.loaded.runs.iter().map(|(_, _, data)| data.len_bytes().div_ceil(BUCKET) as u32);
+    let mut means = OwnedMeans::at_hand(&handle.shared, if keep { came.sum() } else { 0 });
     let ticket = guard.ticket();
     let loaded = handle.enter(move |object, env| {
         if object.activity_ref().is_some_and(|activity| activity.ranges.is_stale(ticket)) {

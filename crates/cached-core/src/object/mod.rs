@@ -30,6 +30,7 @@
 
 mod back;
 mod config;
+mod copy;
 mod flush;
 mod flush_plan;
 mod gauges;
@@ -37,7 +38,6 @@ mod handle;
 mod hooks;
 mod index;
 mod load;
-mod object;
 mod pool;
 mod queue;
 mod ranges;
@@ -47,6 +47,7 @@ mod runner;
 mod serial;
 mod shared;
 mod slots;
+mod state;
 mod through;
 mod validate;
 mod versions;
@@ -333,7 +334,7 @@ impl Blocker for ObjectCache {
             return self.change(to, Mutation::Touch, change, call, Ok(0));
         }
         let hashes = (shared.hash(&request.from), shared.hash(&request.to));
-        Reply::pending(through::copy(Arc::clone(shared), request, hashes))
+        Reply::pending(copy::copy(Arc::clone(shared), request, hashes))
     }
 
     fn info(&self, request: InfoRequest) -> Reply<Info> {

@@ -71,6 +71,7 @@ impl Queues {
         self.policy_bytes
     }
 
+    #[cfg(test)]
     pub(crate) fn policy_name(&self) -> &'static str {
         lock(&self.shards[0]).policy.name()
     }
@@ -147,6 +148,7 @@ impl Queues {
     }
 
     /// How many buckets are in queues.
+    #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| lock(shard).lists.iter().map(|list| list.len).sum::<usize>()).sum()
     }

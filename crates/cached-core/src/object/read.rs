@@ -6,9 +6,9 @@ use blocker::{Error, Hints, ReadReply, ReadRequest, Result, Version};
 use super::gauges::add;
 use super::handle::Handle;
 use super::load::{load, load_head};
-use super::object::{Env, Known, Loaded, Object, buckets_of};
 use super::ranges::{Buckets, Kind, Ticket};
 use super::shared::Shared;
+use super::state::{Env, Known, Loaded, Object, buckets_of};
 use crate::sync::Arc;
 
 /// Loads that a reader tries before it takes the bytes as they come, however short they stay in the cache.

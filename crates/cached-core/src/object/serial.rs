@@ -17,6 +17,9 @@
 //! After `xworkq` of the object cache of 2013 (SOURCES §1); the stack is Treiber's, taken whole, so
 //! that it knows no ABA.
 
+// Boxes that come off the stack as pointers go back on it as pointers.
+#![allow(clippy::vec_box)]
+
 use std::cell::UnsafeCell;
 use std::future::Future;
 use std::ops::Deref;

@@ -172,6 +172,7 @@ impl Slots {
     }
 
     /// Whether nothing is known of any.
+    #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.counts.iter().all(|count| *count == 0)
     }

@@ -97,20 +97,6 @@ impl Shared {
         debug_assert_eq!(Slot::ABSENT.state(), State::Absent);
         Ok(())
     }
-
-    /// Buckets that nothing points at and that are not free: none, once no reader and no request holds any.
-    #[cfg(test)]
-    pub(crate) fn leaked(&self) -> u32 {
-        let mut used = 0;
-        self.index.for_each(|in_use| {
-            used += self
-                .try_enter(in_use, |object, _| {
-                    object.slots.known_from(0).filter(|(_, slot)| slot.state().has_bucket()).count() as u32
-                })
-                .unwrap_or(0);
-        });
-        self.pool.count() - self.pool.free() - used
-    }
 }
 
 impl Counters {

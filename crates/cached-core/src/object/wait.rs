@@ -164,7 +164,7 @@ impl Permits {
     where
         H: Deref<Target = Self> + Clone + Unpin,
     {
-        wait(QueueOf(&*permits), || {
+        wait(QueueOf(&permits), || {
             let down = |left: u32| left.checked_sub(1);
             permits.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, down).ok()
         })
@@ -201,7 +201,7 @@ mod tests {
     fn first_come_first_served_and_no_overtaking() {
         let permits = Arc::new(Permits::new(1));
         let mut cx = Context::from_waker(Waker::noop());
-        let mut take = |permits: &Arc<Permits>| Box::pin(Permits::acquire(Arc::clone(permits)));
+        let take = |permits: &Arc<Permits>| Box::pin(Permits::acquire(Arc::clone(permits)));
         let mut first = take(&permits);
         let Poll::Ready(Ok(held)) = first.as_mut().poll(&mut cx) else { panic!("one is there") };
         let (mut second, mut third) = (take(&permits), take(&permits));

@@ -10,9 +10,9 @@ use blocker::{
 
 use super::handle::Handle;
 use super::load::load_head;
-use super::object::{Known, Object};
 use super::pool::BUCKET;
 use super::shared::Shared;
+use super::state::{Known, Object};
 use super::waiter::{FlushTicket, Stored};
 use crate::sync::Arc;
 

@@ -1,0 +1,64 @@
+//! Every invariant that one object can tell by itself; and leaving a range.
+
+use std::task::Waker;
+
+use super::super::slots::{STATES, State};
+use super::parts::BUCKET_U64;
+use super::{Env, Known, Object};
+
+impl Object {
+    /// Every invariant that one object can tell by itself.
+    pub(crate) fn validate(&self, env: &Env<'_>) -> Result<[u64; STATES], String> {
+        let mut counts = [0; STATES];
+        let end = self.head.size.div_ceil(BUCKET_U64);
+        for (at, slot) in self.slots.known_from(0) {
+            counts[slot.state() as usize] += 1;
+            if self.head.known == Known::Present && u64::from(at) >= end {
+                return Err(format!("slot {at} is {:?} beyond the end {}", slot.state(), self.head.size));
+            }
+            if slot.state().has_bucket() {
+                let meta = env.meta(slot.bucket());
+                if meta.refs() == 0 {
+                    return Err(format!("slot {at} points at a free bucket"));
+                }
+                let is_own = meta.owner() == Some((env.node, at));
+                if slot.state() == State::Clean && !is_own {
+                    return Err(format!("clean slot {at} does not own its bucket"));
+                }
+                // None may be dirty: those that were can have been cut off.
+                if slot.state() == State::Dirty && (!is_own || meta.dirty() & !meta.valid() != 0) {
+                    return Err(format!(
+                        "dirty slot {at}: dirty {:08b} valid {:08b}",
+                        meta.dirty(),
+                        meta.valid()
+                    ));
+                }
+            }
+        }
+        for state in State::ALL.into_iter().skip(1) {
+            if counts[state as usize] != u64::from(self.slots.count_of(state)) {
+                return Err(format!(
+                    "{} slots are {state:?}, counted {}",
+                    counts[state as usize],
+                    self.slots.count_of(state)
+                ));
+            }
+        }
+        if self.has_pending() != (self.pending.change_seq > self.pending.stored_seq)
+            && self.flushing.is_none()
+        {
+            return Err(format!("pending {:?} with {} dirty slots", self.pending, self.slots.dirty_count()));
+        }
+        if self.has_pending() && self.pending.registered == 0 {
+            return Err("something waits to be stored and nobody knows".into());
+        }
+        Ok(counts)
+    }
+
+    /// Who may go on after an entry is removed.
+    pub(crate) fn leave_range(&mut self, ticket: super::super::ranges::Ticket) -> Vec<Waker> {
+        let woken = self.activity.as_mut().map_or_else(Vec::new, |activity| activity.ranges.leave(ticket));
+        self.tidy();
+        woken
+    }
+}
