@@ -12,10 +12,10 @@ use crate::reply::Reply;
 pub enum WritePolicy {
     /// Acknowledged from the cache, stored later.
     Back,
-    /// Stored below before it is acknowledged, and kept.
+    /// Done below, as safe as was asked for, before it is acknowledged; and kept.
     #[default]
     Through,
-    /// Stored below, not kept.
+    /// Done below, as safe as was asked for; not kept.
     Around,
 }
 

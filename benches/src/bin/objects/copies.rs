@@ -1,0 +1,160 @@
+//! Hits that copy, beside memcpy: random 4 KiB over 256 MiB, 64 KiB after churn, one thread and two.
+
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::time::Instant;
+
+use blocker::executor::block_on;
+use blocker::{Blocker, ObjectId, ReadRequest, WritePolicy, WriteRequest};
+use bytes::Bytes;
+use cached_core::object::ObjectCache;
+
+use crate::setup::{BLOCK, OBJECT, Places, ample, cache, fill, median, memory_store, objects, ratio, timed};
+
+const BYTES: u64 = 256 << 20;
+const CALLS: u64 = 100_000;
+
+fn full() -> anyhow::Result<(ObjectCache, Vec<ObjectId>)> {
+    let ids = objects(BYTES / OBJECT);
+    let cache = cache(memory_store(), ample(BYTES, 1024, WritePolicy::Back))?;
+    fill(&cache, &ids)?;
+    Ok((cache, ids))
+}
+
+/// Bare memory of the same size, touched.
+fn bare() -> Vec<u8> {
+    vec![7u8; BYTES as usize]
+}
+
+fn memcpy(memory: &[u8], places: &mut Places, target: &mut [u8]) {
+    let at = (places.below(BYTES / BLOCK) * BLOCK) as usize;
+    target.copy_from_slice(black_box(&memory[at..at + target.len()]));
+    black_box(target);
+}
+
+fn read(cache: &ObjectCache, ids: &[ObjectId], places: &mut Places, len: u64) -> blocker::ReadReply {
+    let at = places.below(BYTES / len) * len;
+    let request = ReadRequest::new(ids[(at / OBJECT) as usize].clone(), at % OBJECT, len);
+    block_on(cache.read(request)).expect("a hit")
+}
+
+fn write(cache: &ObjectCache, ids: &[ObjectId], places: &mut Places, data: &Bytes) {
+    let len = data.len() as u64;
+    let at = places.below(BYTES / len) * len;
+    let request = WriteRequest::new(ids[(at / OBJECT) as usize].clone(), at % OBJECT, data.clone());
+    block_on(cache.write(request)).expect("a hit");
+}
+
+/// Random 4 KiB hits over 256 MiB.
+pub(crate) fn hits(rounds: u32) -> anyhow::Result<()> {
+    let (cache, ids) = full()?;
+    let memory = bare();
+    let (mut target, data) = (vec![0u8; BLOCK as usize], Bytes::from(vec![9u8; BLOCK as usize]));
+    let mut times: [Vec<f64>; 4] = Default::default();
+    for round in 0..u64::from(rounds) {
+        let places = || Places::new(round * 77 + 5);
+        let mut at = places();
+        times[0].push(timed(CALLS, || memcpy(&memory, &mut at, &mut target)));
+        let mut at = places();
+        times[1].push(timed(CALLS, || {
+            read(&cache, &ids, &mut at, BLOCK).data.copy_to(&mut target);
+            black_box(&target);
+        }));
+        let mut at = places();
+        times[2].push(timed(CALLS, || {
+            black_box(read(&cache, &ids, &mut at, BLOCK));
+        }));
+        let mut at = places();
+        times[3].push(timed(CALLS, || write(&cache, &ids, &mut at, &data)));
+    }
+    let [bare, copied, shared, written] = &mut times;
+    println!("4 KiB random over 256 MiB: memcpy {:.0} ns", median(&mut bare.clone()));
+    println!(
+        "  read hit, copied: {:.0} ns, rate ÷ memcpy {} (bar 0.55)",
+        median(&mut copied.clone()),
+        ratio(bare, copied)
+    );
+    println!("  read hit, by reference: {:.0} ns", median(&mut shared.clone()));
+    println!(
+        "  write hit: {:.0} ns, rate ÷ memcpy {} (bar 0.55)",
+        median(&mut written.clone()),
+        ratio(bare, written)
+    );
+    Ok(())
+}
+
+/// 64 KiB after the buckets have been shuffled by random 4 KiB rewriting, beside sixteen random 4 KiB copies.
+pub(crate) fn churn(rounds: u32) -> anyhow::Result<()> {
+    const LEN: u64 = 64 << 10;
+    let (cache, ids) = full()?;
+    let data = Bytes::from(vec![9u8; BLOCK as usize]);
+    let mut places = Places::new(3);
+    // Readers hold on to what is rewritten, so that it is rewritten elsewhere.
+    let mut held = std::collections::VecDeque::new();
+    for _ in 0..2 * BYTES / BLOCK {
+        held.push_back(read(&cache, &ids, &mut places, BLOCK));
+        if held.len() > 4096 {
+            held.pop_front();
+        }
+        write(&cache, &ids, &mut places, &data);
+    }
+    drop(held);
+    let memory = bare();
+    let (mut small, mut target) = (vec![0u8; BLOCK as usize], vec![0u8; LEN as usize]);
+    let data = Bytes::from(vec![9u8; LEN as usize]);
+    let calls = CALLS / 16;
+    let mut times: [Vec<f64>; 3] = Default::default();
+    for round in 0..u64::from(rounds) {
+        let mut at = Places::new(round + 1);
+        times[0].push(timed(calls, || (0..16).for_each(|_| memcpy(&memory, &mut at, &mut small))));
+        let mut at = Places::new(round + 1);
+        times[1].push(timed(calls, || {
+            read(&cache, &ids, &mut at, LEN).data.copy_to(&mut target);
+            black_box(&target);
+        }));
+        let mut at = Places::new(round + 1);
+        times[2].push(timed(calls, || write(&cache, &ids, &mut at, &data)));
+    }
+    let [bare, reads, writes] = &times;
+    println!("64 KiB after churn, beside sixteen random 4 KiB copies:");
+    println!("  read, rate ÷ copies {} (bar 0.80)", ratio(bare, reads));
+    println!("  write, rate ÷ copies {} (bar 0.80)", ratio(bare, writes));
+    Ok(())
+}
+
+/// Two threads on different objects beside one.
+pub(crate) fn threads(rounds: u32) -> anyhow::Result<()> {
+    let (cache, ids) = full()?;
+    let run = |threads: usize, seed: u64| {
+        let barrier = Barrier::new(threads + 1);
+        std::thread::scope(|scope| {
+            for (thread, ids) in ids.chunks(ids.len() / 2).take(threads).enumerate() {
+                let (barrier, cache) = (&barrier, &cache);
+                scope.spawn(move || {
+                    let mut places = Places::new(seed + 13 * thread as u64);
+                    let mut target = vec![0u8; BLOCK as usize];
+                    barrier.wait();
+                    for _ in 0..CALLS {
+                        let at = places.below(BYTES / 2 / BLOCK) * BLOCK;
+                        let id = ids[(at / OBJECT) as usize].clone();
+                        let reply = block_on(cache.read(ReadRequest::new(id, at % OBJECT, BLOCK)));
+                        reply.expect("a hit").data.copy_to(&mut target);
+                        black_box(&target);
+                    }
+                    barrier.wait();
+                });
+            }
+            barrier.wait();
+            let start = Instant::now();
+            barrier.wait();
+            threads as f64 * CALLS as f64 / start.elapsed().as_secs_f64()
+        })
+    };
+    let (mut one, mut two) = (Vec::new(), Vec::new());
+    for round in 0..u64::from(rounds) {
+        one.push(run(1, round + 1));
+        two.push(run(2, round + 1));
+    }
+    println!("two threads on different objects, rate ÷ one: {} (bar 1.7)", ratio(&two, &one));
+    Ok(())
+}

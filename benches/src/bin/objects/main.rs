@@ -1,0 +1,52 @@
+//! The object cache in process, beside bare memcpy over the same addresses and beside the bare store.
+//!
+//! `cargo run --release -p cached-benches --bin objects [-- --only hits,churn,index,threads,depth,twice,foyer,memory]`.
+//! One line per figure; rounds alternate between the two that are compared, and medians are printed.
+
+mod copies;
+mod depth;
+mod foyer;
+mod index;
+mod memory;
+mod setup;
+mod slow;
+mod twice;
+
+use clap::Parser;
+
+#[derive(Parser)]
+#[command(about = "The object cache beside memcpy, its store, and foyer")]
+struct Args {
+    /// Which figures: hits, churn, index, threads, depth, twice, foyer, memory
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Rounds; the median is printed
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    type Part = fn(u32) -> anyhow::Result<()>;
+    let parts: [(&str, Part); 8] = [
+        ("hits", copies::hits),
+        ("churn", copies::churn),
+        ("index", index::index),
+        ("threads", copies::threads),
+        ("depth", depth::depth),
+        ("twice", twice::twice),
+        ("foyer", foyer::foyer),
+        ("memory", memory::memory),
+    ];
+    if let Some(unknown) = args.only.iter().find(|name| parts.iter().all(|(part, _)| part != name)) {
+        anyhow::bail!(
+            "--only {unknown}: must be some of hits, churn, index, threads, depth, twice, foyer, memory"
+        );
+    }
+    for (name, part) in parts {
+        if args.only.is_empty() || args.only.iter().any(|only| only == name) {
+            part(args.rounds)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,91 @@
+//! A cache over a store, its background on a thread, and what the parts share.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use blocker::executor::block_on;
+use blocker::{Blocker, Memory, Name, Namespace, ObjectId, SystemClock, WritePolicy, WriteRequest};
+use bytes::Bytes;
+use cached_core::object::{ObjectCache, ObjectCacheConfig};
+
+pub(crate) const OBJECT: u64 = 4 << 20;
+pub(crate) const BLOCK: u64 = 4096;
+
+pub(crate) fn cache(below: Arc<dyn Blocker>, config: ObjectCacheConfig) -> anyhow::Result<ObjectCache> {
+    let cache = ObjectCache::new(below, config, Arc::new(SystemClock))?;
+    let work = cache.run();
+    std::thread::Builder::new().name("background".into()).spawn(move || block_on(work))?;
+    Ok(cache)
+}
+
+/// Room for `bytes` of data, all of which may be dirty, and nothing is flushed by age.
+pub(crate) fn ample(bytes: u64, objects: u32, write: WritePolicy) -> ObjectCacheConfig {
+    ObjectCacheConfig {
+        memory_bytes_max: bytes * 2,
+        dirty_bytes_max: bytes * 3 / 2,
+        objects_count_max: objects,
+        dirty_age_max: Duration::from_secs(86_400),
+        write,
+        ..ObjectCacheConfig::default()
+    }
+}
+
+pub(crate) fn object(number: u64) -> ObjectId {
+    let namespace = Namespace::new("bench").expect("a name");
+    ObjectId::new(namespace, Name::new(format!("volume.{number:08}")).expect("a name"))
+}
+
+/// Names made beforehand: making one costs more than a hit.
+pub(crate) fn objects(count: u64) -> Vec<ObjectId> {
+    (0..count).map(object).collect()
+}
+
+/// Objects of 4 MiB, full of something.
+pub(crate) fn fill(store: &dyn Blocker, ids: &[ObjectId]) -> anyhow::Result<()> {
+    let data = Bytes::from(vec![7u8; OBJECT as usize]);
+    for id in ids {
+        block_on(store.write(WriteRequest::new(id.clone(), 0, data.clone())))?;
+    }
+    Ok(())
+}
+
+pub(crate) fn memory_store() -> Arc<dyn Blocker> {
+    Arc::new(Memory::default())
+}
+
+/// A cheap, good enough source of places.
+pub(crate) struct Places(u64);
+
+impl Places {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed | 1)
+    }
+
+    pub(crate) fn below(&mut self, count: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        ((u128::from(self.0) * u128::from(count)) >> 64) as u64
+    }
+}
+
+/// Time per call.
+pub(crate) fn timed(calls: u64, mut call: impl FnMut()) -> f64 {
+    let start = Instant::now();
+    for _ in 0..calls {
+        call();
+    }
+    start.elapsed().as_nanos() as f64 / calls as f64
+}
+
+pub(crate) fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// `a ÷ b` of each round, its median and spread.
+pub(crate) fn ratio(a: &[f64], b: &[f64]) -> String {
+    let mut ratios: Vec<f64> = a.iter().zip(b).map(|(a, b)| a / b).collect();
+    let median = median(&mut ratios);
+    format!("{median:.2} ({:.2}-{:.2})", ratios[0], ratios[ratios.len() - 1])
+}
