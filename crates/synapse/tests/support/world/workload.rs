@@ -17,8 +17,6 @@ use crate::support::history::operation::{Action, Operation, REGISTER_BYTES, Valu
 use crate::support::history::recorder::Recorder;
 use crate::support::world::clock::TokioClock;
 
-/// How much later than its deadline an answer may come, on the simulated clock.
-const LATENESS_MAX: Duration = Duration::from_millis(5);
 /// A call without a deadline that takes longer hangs. Far beyond every pause and backoff.
 const HANG: Duration = Duration::from_secs(3600);
 
@@ -31,6 +29,8 @@ pub struct Workload {
     pub operations: usize,
     /// The time that a call with a deadline is given.
     pub deadline: std::ops::Range<Duration>,
+    /// How much later than its deadline an answer may come: little where time is simulated.
+    pub lateness_max: Duration,
     /// How many calls of a thousand have no deadline.
     pub patient_permille: u32,
     /// How many calls of a thousand are dropped before their answer.
@@ -47,6 +47,7 @@ impl Workload {
             registers: 2,
             operations: OPERATIONS_MAX,
             deadline: Duration::from_millis(50)..Duration::from_secs(30),
+            lateness_max: Duration::from_millis(5),
             patient_permille: 100,
             cancelled_permille: 20,
             rest: Duration::from_millis(20),
@@ -249,7 +250,7 @@ impl Client {
         patience: Option<Duration>,
     ) -> Ended<T> {
         let limit = match deadline {
-            Some(deadline) => deadline.since(self.clock.now()) + LATENESS_MAX,
+            Some(deadline) => deadline.since(self.clock.now()) + self.workload.lateness_max,
             None => HANG,
         };
         let wait = patience.unwrap_or(limit);

@@ -1,0 +1,181 @@
+//! Histories through synapse, with everything going wrong that a network and a server can do: each has an
+//! order that explains it, and agrees with what the store applied. With a safety rule switched off, that is
+//! noticed.
+
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blocker::faulty::FaultPlan;
+use blocker::{Blocker, Faulty};
+use synapse::{ClientConfig, ServerConfig};
+
+use support::history::check::{CLIENTS_MAX, Refusal, assert_linearizable, linearize};
+use support::history::operation::{Action, Operation};
+use support::net::plan::{Kind, Profile};
+use support::world::clock::TokioClock;
+use support::world::door::{Door, client_config, server_config, simulate};
+use support::world::ledger::{Ledger, assert_applied, compare};
+use support::world::workload::{Told, Workload, prepare, register, run};
+
+/// Which safety rule is switched off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Rule {
+    None,
+    /// The server forgets what became of requests, and does again what is sent again.
+    Outcomes,
+    /// The client sends again what another instance may have done.
+    Instances,
+}
+
+/// What became of one run.
+struct Run {
+    told: Told,
+    ledger: Arc<Ledger>,
+    hits: Vec<(Kind, u64)>,
+    replays: u64,
+}
+
+/// Clients on a rough network before a store whose answers take time: half of them share a connection.
+fn play(seed: u64, kinds: &[Kind], off: Rule) -> Run {
+    simulate(async {
+        let (workload, clock) = (Workload::new(seed), TokioClock::new());
+        let ledger = Ledger::new();
+        prepare(&*ledger, &workload).await;
+        let mut plan = FaultPlan::benign(seed);
+        (plan.delay_permille, plan.delay) = (500, Duration::from_micros(1)..Duration::from_millis(30));
+        let slow = Faulty::new(Arc::clone(&ledger) as _, plan, Arc::new(clock));
+        let profile = Profile::rough(seed, kinds);
+        let config = sabotaged_server(server_config(clock), off);
+        let door = Door::open(Arc::new(slow), move |connection| profile.draw(connection), clock, config);
+        let mut doors: Vec<Arc<dyn Blocker>> = Vec::new();
+        for _ in 0..CLIENTS_MAX / 2 {
+            let client = door.client_with(sabotaged_client(client_config(&door), off)).await;
+            doors.extend([Arc::new(client.clone()) as _, Arc::new(client) as _]);
+        }
+        let told = run(&doors, &workload, clock).await;
+        let replays = door.figure("synapse_replays");
+        // What was given up may still come to pass.
+        drop(doors);
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        let hits = kinds.iter().map(|&kind| (kind, door.sim.hits().of(kind))).collect();
+        Run { told, ledger, hits, replays }
+    })
+}
+
+fn sabotaged_server(mut config: ServerConfig, off: Rule) -> ServerConfig {
+    config.forgets_outcomes = off == Rule::Outcomes;
+    config
+}
+
+fn sabotaged_client(mut config: ClientConfig, off: Rule) -> ClientConfig {
+    config.guesses_outcomes = off == Rule::Instances;
+    config
+}
+
+/// What was written to register `number` by clients: the first write made it.
+fn applied(run: &Run, number: usize) -> Vec<support::history::operation::Value> {
+    run.ledger.applied(&register(number))[1..].to_vec()
+}
+
+fn assert_safe(seed: u64, kinds: &[Kind], run: &Run) {
+    for (number, history) in run.told.histories.iter().enumerate() {
+        let context = format!("seed {seed}, {kinds:?}, register {number}");
+        assert_applied(&applied(run, number), history, &context);
+        assert_linearizable(&with_final_read(run, number, history), &context);
+        assert!(history.len() > 60, "{context}: only {} operations came through", history.len());
+    }
+}
+
+/// The history, and what the store holds in the end.
+fn with_final_read(run: &Run, number: usize, history: &[Operation]) -> Vec<Operation> {
+    let mut history = history.to_vec();
+    let end = history.iter().map(|o| o.called.max(if o.answered == u64::MAX { 0 } else { o.answered })).max();
+    let end = end.unwrap_or(0);
+    let action = Action::Read(run.ledger.value(&register(number)));
+    // The longest history has room for no more: then its last read is as good.
+    if history.len() < support::history::check::OPERATIONS_MAX {
+        history.push(Operation { client: 0, action, called: end + 1, answered: end + 2 });
+    }
+    history
+}
+
+fn safe_under(kinds: &[Kind], seeds: std::ops::Range<u64>) {
+    let mut hits = vec![0; kinds.len()];
+    let (mut unknown, mut replays) = (0, 0);
+    for seed in seeds {
+        let run = play(seed, kinds, Rule::None);
+        assert_safe(seed, kinds, &run);
+        run.hits.iter().zip(&mut hits).for_each(|((_, count), sum)| *sum += count);
+        let all = run.told.histories.iter().flatten();
+        unknown += all.filter(|operation| operation.action.is_unknown()).count();
+        replays += run.replays;
+    }
+    println!(
+        "{kinds:?} happened {hits:?} times; {unknown} outcomes stayed unknown, {replays} were told again"
+    );
+    assert!(hits.iter().all(|&count| count > 0), "a quiet network proves nothing: {kinds:?} {hits:?}");
+}
+
+#[test]
+fn cuts_in_the_middle_of_frames() {
+    safe_under(&[Kind::Cut], 0..12);
+}
+
+#[test]
+fn a_server_that_dies_and_comes_back_as_another() {
+    safe_under(&[Kind::Kill], 100..112);
+}
+
+#[test]
+fn connections_that_are_open_on_one_side_only() {
+    safe_under(&[Kind::HalfOpen], 200..212);
+}
+
+#[test]
+fn peers_that_pause_beyond_the_deadline() {
+    safe_under(&[Kind::Pause, Kind::Delay], 300..312);
+}
+
+#[test]
+fn damaged_bytes() {
+    safe_under(&[Kind::Corrupt], 400..412);
+}
+
+#[test]
+fn everything_at_once() {
+    safe_under(&Kind::ALL, 500..530);
+}
+
+/// How many of `runs` runs with `off` switched off are refused by the order of their histories, and how
+/// many by the ledger.
+fn refused(off: Rule, kinds: &[Kind], seeds: std::ops::Range<u64>) -> (usize, usize) {
+    let (mut by_order, mut by_ledger) = (0, 0);
+    for seed in seeds {
+        let run = play(seed, kinds, off);
+        let histories = || run.told.histories.iter().enumerate();
+        let disordered = |(number, history): (usize, &Vec<Operation>)| {
+            let history = with_final_read(&run, number, history);
+            matches!(linearize(&history), Err(Refusal::NotLinearizable { .. }))
+        };
+        by_order += usize::from(histories().any(disordered));
+        by_ledger += usize::from(
+            histories().any(|(number, history)| compare(&applied(&run, number), history).is_err()),
+        );
+    }
+    println!("without {off:?}: {by_order} refused by order, {by_ledger} by the ledger");
+    (by_order, by_ledger)
+}
+
+#[test]
+fn a_server_that_forgets_outcomes_is_noticed() {
+    let (by_order, by_ledger) = refused(Rule::Outcomes, &[Kind::Cut], 0..12);
+    assert!(by_order > 0 && by_ledger > 0);
+}
+
+#[test]
+fn a_client_that_guesses_across_instances_is_noticed() {
+    let (by_order, by_ledger) = refused(Rule::Instances, &[Kind::Kill], 100..112);
+    assert!(by_order > 0 && by_ledger > 0);
+}
