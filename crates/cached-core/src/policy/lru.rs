@@ -1,4 +1,4 @@
-//! Least recently used, approximated to within one per cent.
+//! Least recently used, approximated: within one per cent of exact on the traces of docs/eviction.md.
 //!
 //! ```text
 //!              ┌──────────────────────┐ hit lately      Time passes as memory is placed anew. Its epochs
