@@ -1,7 +1,9 @@
 //! Copying one object to another: the store copies what it has, and what it does not have yet the two
 //! objects share, until either is written.
 
-use blocker::{ChangeReply, Condition, CopyRequest, Durability, Error, Result, Version, WritePolicy};
+use blocker::{
+    ChangeReply, Condition, CopyRequest, Durability, Error, OrderDomain, Result, Version, WritePolicy,
+};
 
 use super::back::{Mutation, safe_as};
 use super::handle::{Handle, shielded};
@@ -9,7 +11,7 @@ use super::ranges::{Kind, WHOLE};
 use super::shared::Shared;
 use super::slots::Slot;
 use super::state::{Env, Object};
-use super::through::{store_condition, store_pending};
+use super::through::{forwarded_durability, store_condition, store_pending};
 use super::waiter::{FlushTicket, Stored};
 use crate::sync::{Arc, AtomicU32, Ordering};
 
@@ -61,7 +63,8 @@ async fn copy_objects(
     let guards =
         (first.lock_range(WHOLE, Kind::Change).await?, second.lock_range(WHOLE, Kind::Change).await?);
     store_pending(&target).await?;
-    let shares = shared.write_policy(&to.namespace) == WritePolicy::Back && change.stamp.is_none();
+    let policy = shared.write_policy(&to.namespace);
+    let shares = policy == WritePolicy::Back && change.stamp.is_none();
     let can_share = source
         .enter(move |object, _| {
             !object.pending.replace
@@ -98,6 +101,7 @@ async fn copy_objects(
         let started = handle.enter(|object, _| object.begin_change()).await;
         let mut request = CopyRequest::new(from, to).change(change);
         request.change.stamp = own_stamp.or(change.stamp);
+        request.change.durability = forwarded_durability(policy, change.durability);
         (request.from_condition, request.call) = (from_condition, call);
         let answer = own.below.copy(request).await;
         let hash = handle.in_use().node.hash();
@@ -114,7 +118,7 @@ async fn copy_objects(
                         object.head.stamp = change.stamp;
                     }
                     object.pending.is_lost = false;
-                    let is_pending = taken.give(&shared, object, env);
+                    let is_pending = taken.give(&shared, object, env, change.domain);
                     if is_pending || !is_exact {
                         object.head.version = shared.next_version(hash);
                     }
@@ -150,7 +154,13 @@ impl Taken {
     }
 
     /// The target's from now on; whether there is anything for the store in it.
-    fn give(mut self, shared: &Shared, object: &mut Object, env: &Env<'_>) -> bool {
+    fn give(
+        mut self,
+        shared: &Shared,
+        object: &mut Object,
+        env: &Env<'_>,
+        domain: Option<OrderDomain>,
+    ) -> bool {
         let slots = std::mem::take(&mut self.slots);
         self.credits = 0;
         if slots.is_empty() && self.size <= object.head.size {
@@ -160,7 +170,7 @@ impl Taken {
         object.pending.size_dirty = true;
         object.adopt(env, slots);
         let version = object.head.version;
-        object.note_change(shared.clock.now(), version, None);
+        object.note_change(shared.clock.now(), version, domain);
         shared.register(object, env)
     }
 }

@@ -139,13 +139,15 @@ async fn send(
 ) -> Result<Option<u64>> {
     let below = &shared.below;
     let terms = || shared.flush_change(id, domain);
+    let mut exists = plan.store_exists;
     if plan.is_retry {
         // What failed may have been done all the same, and be on its way still: the store owes that it is
         // not, once it has told what there is.
-        match below.info(InfoRequest::new(id.clone())).await {
-            Ok(_) | Err(Error::Missing) => (),
+        exists = match below.info(InfoRequest::new(id.clone())).await {
+            Ok(_) => true,
+            Err(Error::Missing) => false,
             Err(error) => return Err(error),
-        }
+        };
     }
     if !plan.is_present {
         if plan.replace {
@@ -173,7 +175,7 @@ async fn send(
             Err(error) => return Err(error),
         }
     }
-    if !plan.replace && !plan.store_exists && rest.is_empty() {
+    if !plan.replace && !exists && rest.is_empty() {
         let request = WriteRequest::new(id.clone(), 0, blocker::Segments::new()).change(terms().await?);
         version = Some(below.write(request).await?.version.0);
     }

@@ -9,8 +9,8 @@
 use blocker::admission::check_condition;
 use blocker::{
     Call, Change, ChangeReply, CompareAndWriteRequest, Condition, CopyRequest, DeleteRequest, DiscardRequest,
-    Error, InfoRequest, ObjectId, Result, Stamp, TruncateRequest, Version, WriteFullRequest, WritePolicy,
-    WriteRequest, WriteZeroesRequest,
+    Durability, Error, InfoRequest, ObjectId, Result, Stamp, TruncateRequest, Version, WriteFullRequest,
+    WritePolicy, WriteRequest, WriteZeroesRequest,
 };
 
 use super::back::{Mutation, safe_as};
@@ -81,11 +81,21 @@ async fn forward(
     Ok(safe_as(reply, durability))
 }
 
+/// What to ask of the store. Where the cache keeps what it has acknowledged until it is stored, it keeps no
+/// copy of what it forwards: so that must be stored, or a crash of the store would lose it.
+pub(crate) fn forwarded_durability(policy: WritePolicy, asked: Durability) -> Durability {
+    if policy == WritePolicy::Back { Durability::Stored } else { asked }
+}
+
 /// Waits until all of an object that waits to be stored is; its range is spoken for, so no more comes.
 pub(crate) async fn store_pending(handle: &Handle) -> Result<()> {
     let ticket = Arc::new(FlushTicket::default());
     handle.shared.wait_stored(handle, &ticket, 0).await;
-    Stored(ticket).await
+    Stored(ticket).await.map_err(|error| match error {
+        // About what was there before: whoever asks has changed nothing yet.
+        Error::NotStored(why) => Error::Retryable(why),
+        error => error,
+    })
 }
 
 /// What callers see as one version is another in the store: the condition as the store must check it. The
@@ -146,6 +156,7 @@ async fn send(
     let id = handle.id().clone();
     let mut terms = change;
     terms.stamp = own_stamp.or(change.stamp);
+    terms.durability = forwarded_durability(policy, change.durability);
     let answer = ask(shared, id, &mutation, terms, call).await;
     let keeps = policy != WritePolicy::Around && answer.is_ok();
     let most = if keeps { mutation.buckets_kept() } else { 0 };
