@@ -1,0 +1,228 @@
+//! The contract's own suite over the object cache: every write policy, tiny and ample memory, over each
+//! store; and with power cuts, which lose the cache and what the store below had not stored.
+
+mod object_support;
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use blocker::conformance::{Harness, Options, run};
+use blocker::executor::block_on;
+use blocker::faulty::FaultPlan;
+use blocker::{Blocker, Faulty, FileStore, Memory, SystemClock, WritePolicy};
+use cached_core::object::{ObjectCache, ObjectCacheConfig, Writer};
+use object_support::{KIB, small};
+
+const POLICIES: [WritePolicy; 3] = [WritePolicy::Back, WritePolicy::Through, WritePolicy::Around];
+
+/// Far less memory than the suite's objects have bytes, and fewer objects than it uses.
+fn tiny(write: WritePolicy) -> ObjectCacheConfig {
+    let mut config = small(write);
+    config.objects_count_max = 4;
+    config.dirty_bytes_max = 128 * KIB;
+    config.dirty_age_max = Duration::from_millis(2);
+    config
+}
+
+fn ample(write: WritePolicy) -> ObjectCacheConfig {
+    ObjectCacheConfig {
+        memory_bytes_max: 64 << 20,
+        dirty_bytes_max: 32 << 20,
+        objects_count_max: 1000,
+        ..small(write)
+    }
+}
+
+/// A cache whose power can be cut, with its background's work on a thread.
+struct Powered {
+    store: Arc<dyn Blocker>,
+    /// What has a volatile cache of its own loses that as well.
+    faulty: Option<Arc<Faulty>>,
+    config: ObjectCacheConfig,
+    running: RefCell<Option<Running>>,
+}
+
+struct Running {
+    cache: ObjectCache,
+    background: JoinHandle<()>,
+}
+
+impl Powered {
+    fn new(store: Arc<dyn Blocker>, config: ObjectCacheConfig) -> Self {
+        Self { store, faulty: None, config, running: RefCell::new(None) }
+    }
+
+    fn volatile(faulty: Arc<Faulty>, config: ObjectCacheConfig) -> Self {
+        Self { faulty: Some(Arc::clone(&faulty)), ..Self::new(faulty, config) }
+    }
+
+    /// Ends the cache as the loss of its host would: nothing is flushed.
+    fn cut(&self) {
+        if let Some(Running { cache, background }) = self.running.take() {
+            drop(cache);
+            background.join().expect("the background's work ends with the last handle");
+        }
+    }
+
+    #[track_caller]
+    fn passes(self, options: &Options) {
+        let report = run(&self, options);
+        if let Some(running) = &*self.running.borrow() {
+            validate(&running.cache);
+        }
+        report.cases.iter().for_each(|case| println!("{case}"));
+        report.assert_passed();
+        // Most of it applies.
+        let (passed, skipped, _) = report.counts();
+        let is_part = !options.filter.is_empty();
+        assert!(is_part || passed > 3 * skipped, "{passed} passed, {skipped} skipped");
+        self.cut();
+    }
+}
+
+/// Walks the invariants once the background's thread has come to rest.
+fn validate(cache: &ObjectCache) {
+    let mut last = Ok(());
+    for _ in 0..1000 {
+        last = cache.validate();
+        if last.is_ok() {
+            return;
+        }
+        std::thread::yield_now();
+    }
+    last.unwrap_or_else(|why| panic!("validate: {why}"));
+}
+
+impl Harness for Powered {
+    fn backend(&self) -> Arc<dyn Blocker> {
+        let mut running = self.running.borrow_mut();
+        let running = running.get_or_insert_with(|| {
+            let clock = Arc::new(SystemClock);
+            let cache = ObjectCache::new(Arc::clone(&self.store), self.config.clone(), clock).unwrap();
+            let work = cache.run();
+            Running { cache, background: std::thread::spawn(move || block_on(work)) }
+        });
+        Arc::new(running.cache.clone())
+    }
+
+    fn power_cycle(&self) -> Option<Arc<dyn Blocker>> {
+        self.cut();
+        if let Some(faulty) = &self.faulty {
+            faulty.crash();
+            faulty.restart().unwrap();
+        }
+        Some(self.backend())
+    }
+}
+
+fn options(seed: u64) -> Options {
+    let mut options = Options::default();
+    options.seed = seed;
+    options
+}
+
+fn faulty(below: Arc<dyn Blocker>, change: impl FnOnce(&mut FaultPlan)) -> Arc<Faulty> {
+    let mut plan = FaultPlan::benign(7);
+    change(&mut plan);
+    Arc::new(Faulty::new(below, plan, Arc::new(SystemClock)))
+}
+
+#[test]
+fn over_memory() {
+    for policy in POLICIES {
+        for config in [tiny(policy), ample(policy)] {
+            Powered::new(Arc::new(Memory::default()), config).passes(&options(1));
+        }
+    }
+}
+
+#[test]
+fn over_files() {
+    for policy in POLICIES {
+        for config in [tiny(policy), ample(policy)] {
+            let dir = tempfile::tempdir().unwrap();
+            let store = Arc::new(FileStore::open(dir.path()).unwrap());
+            Powered::new(store, config).passes(&options(2));
+        }
+    }
+}
+
+#[test]
+fn over_a_slow_store() {
+    for policy in POLICIES {
+        let slow = faulty(Arc::new(Memory::default()), |plan| {
+            plan.delay_permille = 200;
+            plan.delay = Duration::from_micros(10)..Duration::from_micros(300);
+        });
+        Powered::new(slow, tiny(policy)).passes(&options(3));
+    }
+}
+
+#[test]
+fn over_a_store_that_says_try_again() {
+    for policy in POLICIES {
+        // The suite tries again, except where it drops replies half-way.
+        for filter in ["content", "random", "fencing", "conditions", "listing"] {
+            let noisy = faulty(Arc::new(Memory::default()), |plan| plan.error_permille = 20);
+            let mut options = options(4);
+            options.filter = filter.into();
+            Powered::new(noisy, tiny(policy)).passes(&options);
+        }
+    }
+}
+
+#[test]
+fn over_a_volatile_store_whose_power_is_cut() {
+    for policy in POLICIES {
+        for config in [tiny(policy), ample(policy)] {
+            let store = faulty(Arc::new(Memory::default()), |plan| plan.volatile = true);
+            Powered::volatile(store, config.clone()).passes(&options(5));
+            for seed in 6..12 {
+                let store =
+                    faulty(Arc::new(Memory::default()), |plan| (plan.volatile, plan.seed) = (true, seed));
+                let mut options = options(seed);
+                options.filter = "crash".into();
+                options.effort = 3;
+                Powered::volatile(store, config.clone()).passes(&options);
+            }
+        }
+    }
+}
+
+#[test]
+fn as_the_only_writer() {
+    for policy in POLICIES {
+        let mut config = tiny(policy);
+        config.writer = Writer::Cache;
+        Powered::new(Arc::new(Memory::default()), config.clone()).passes(&options(13));
+        let store = faulty(Arc::new(Memory::default()), |plan| plan.volatile = true);
+        Powered::volatile(store, config).passes(&options(14));
+    }
+}
+
+#[test]
+fn over_a_store_that_can_do_little() {
+    for policy in POLICIES {
+        let store = object_support::steered::Steered::new();
+        store.limit(|capabilities| {
+            capabilities.copy_native = false;
+            capabilities.holes_native = false;
+            capabilities.list_entries_max = 7;
+        });
+        Powered::new(store, tiny(policy)).passes(&options(15));
+    }
+}
+
+#[test]
+fn a_cache_over_a_cache() {
+    for policy in POLICIES {
+        let clock = Arc::new(SystemClock);
+        let below = ObjectCache::new(Arc::new(Memory::default()), tiny(policy), clock).unwrap();
+        let work = below.run();
+        let background = std::thread::spawn(move || block_on(work));
+        Powered::new(Arc::new(below), tiny(WritePolicy::Back)).passes(&options(16));
+        background.join().unwrap();
+    }
+}

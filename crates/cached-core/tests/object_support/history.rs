@@ -1,0 +1,279 @@
+//! What may be read where several write: a history of intervals, one register per sector.
+//!
+//! Each change is noted with when it was asked and when it was answered, and gives each of its sectors a
+//! value of its own (zeros have none). A reader may find what a change wrote unless another, answered
+//! before the read was asked, began after it was answered. What was cancelled, or whose outcome is
+//! unknown, may come at any time and overwrites nothing for certain. Beyond that: two reads one after
+//! the other never go back in time, and within a bucket no mix of two changes is seen.
+
+use std::ops::Range;
+
+pub const SECTOR: usize = 512;
+const SECTORS_PER_BUCKET: usize = 8;
+/// Never answered.
+const NEVER: u64 = u64::MAX;
+
+/// A moment; each is taken once.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Moment(pub u64);
+
+#[derive(Clone, Debug)]
+struct Change {
+    /// 0 for zeros.
+    value: u64,
+    sectors: Range<usize>,
+    asked: u64,
+    /// [`NEVER`] while it is not answered, or if the answer is unknown.
+    answered: u64,
+    /// Has failed without effect.
+    is_void: bool,
+    /// Was answered as *stored*.
+    is_stored: bool,
+    /// What a copy may have left in the store before it was stored: the source's bytes there, older
+    /// than those that were copied.
+    is_loose: bool,
+    /// The order domain, as far as the test has some.
+    domain: u64,
+    what: &'static str,
+}
+
+/// What was read of one sector, and when.
+struct Seen {
+    value: u64,
+    answered: u64,
+    asked: u64,
+}
+
+/// The history of one object of fixed size.
+pub struct History {
+    changes: Vec<Change>,
+    seen: Vec<Vec<Seen>>,
+}
+
+/// The bytes of a sector of this value.
+pub fn sector(value: u64) -> Vec<u8> {
+    value.to_le_bytes().repeat(SECTOR / 8)
+}
+
+/// What a sector's bytes stand for.
+fn value_of(bytes: &[u8]) -> Result<u64, String> {
+    let value = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    match bytes.chunks(8).all(|word| *word == value.to_le_bytes()) {
+        true => Ok(value),
+        false => Err("a sector holds a mix of two values".into()),
+    }
+}
+
+impl History {
+    /// An object of so many sectors, all zeros at first.
+    pub fn new(sectors: usize) -> Self {
+        let seen = (0..sectors).map(|_| Vec::new()).collect();
+        let mut history = Self { changes: Vec::new(), seen };
+        let first = history.asked(Moment(0), 0, 0..sectors, 0, "first");
+        history.answered(first, Moment(0));
+        history
+    }
+
+    /// A change has been asked for; `value` is new to this object, or 0.
+    pub fn asked(
+        &mut self,
+        at: Moment,
+        value: u64,
+        sectors: Range<usize>,
+        domain: u64,
+        what: &'static str,
+    ) -> usize {
+        let change = Change {
+            value,
+            sectors,
+            asked: at.0,
+            answered: NEVER,
+            is_void: false,
+            is_stored: false,
+            is_loose: false,
+            domain,
+            what,
+        };
+        self.changes.push(change);
+        self.changes.len() - 1
+    }
+
+    /// It was answered: done.
+    pub fn answered(&mut self, change: usize, at: Moment) {
+        self.changes[change].answered = at.0;
+    }
+
+    /// It was answered, and as *stored*.
+    pub fn stored_at_once(&mut self, change: usize) {
+        self.changes[change].is_stored = true;
+    }
+
+    /// A copy of `source`, whose history is complete, from when it was asked until it was answered:
+    /// each sector is one of those that could be read there meanwhile.
+    pub fn copied(&mut self, change: usize, source: &History) {
+        let copy = self.changes[change].clone();
+        if copy.is_void {
+            return;
+        }
+        // The copy itself stands for the overwriting; its value is none that is ever read.
+        for sector in copy.sectors.clone() {
+            let one = |value| Change { value, sectors: sector..sector + 1, ..copy.clone() };
+            for from in source.allowed(sector, copy.answered, |each| each.answered < copy.asked) {
+                self.changes.push(one(from.value));
+            }
+            for from in source.allowed(sector, copy.answered, |_| false) {
+                self.changes.push(Change { is_loose: true, ..one(from.value) });
+            }
+        }
+    }
+
+    pub fn describe(&self, change: usize) -> String {
+        let Change { value, sectors, asked, what, .. } = &self.changes[change];
+        format!("{what} of {value} to {sectors:?}, asked at {asked}")
+    }
+
+    /// It has failed, and changed nothing.
+    pub fn failed(&mut self, change: usize) {
+        self.changes[change].is_void = true;
+    }
+
+    /// What a look at `at` may find in a sector, if all that `settled` says yes to has surely happened.
+    fn allowed(&self, sector: usize, until: u64, settled: impl Fn(&Change) -> bool) -> Vec<&Change> {
+        let here = |change: &&Change| !change.is_void && !change.is_loose && change.sectors.contains(&sector);
+        let begun: Vec<&Change> =
+            self.changes.iter().filter(here).filter(|change| change.asked < until).collect();
+        let newest = begun.iter().filter(|change| settled(change)).map(|change| change.asked).max();
+        begun.into_iter().filter(|change| newest.is_none_or(|newest| change.answered >= newest)).collect()
+    }
+
+    /// A read asked and answered then has found these bytes from `first` on.
+    pub fn read(
+        &mut self,
+        asked: Moment,
+        answered: Moment,
+        first: usize,
+        bytes: &[u8],
+    ) -> Result<(), String> {
+        let values = values_of(bytes, first)?;
+        for (sector, value) in (first..).zip(&values) {
+            let allowed = self.allowed(sector, answered.0, |change| change.answered < asked.0);
+            self.check(sector, *value, &allowed)?;
+            self.check_monotonic(sector, *value, asked.0)?;
+        }
+        self.check_untorn(first, &values)?;
+        for (sector, value) in (first..).zip(values) {
+            self.seen[sector].push(Seen { value, asked: asked.0, answered: answered.0 });
+        }
+        Ok(())
+    }
+
+    /// The store holds these bytes after the cache was lost at `at`; for each domain, what was answered
+    /// before `flushed(domain)` is stored.
+    pub fn stored(&self, flushed: impl Fn(u64) -> Moment, bytes: &[u8]) -> Result<(), String> {
+        let values = values_of(bytes, 0)?;
+        for (sector, value) in values.iter().enumerate() {
+            let is_stored = |change: &Change| change.is_stored || change.answered < flushed(change.domain).0;
+            let mut allowed = self.allowed(sector, NEVER, is_stored);
+            // A copy that is not stored yet may have been made without what waits in its source.
+            let loose = |each: &&Change| each.is_loose && each.sectors.contains(&sector) && !is_stored(each);
+            allowed.extend(self.changes.iter().filter(loose));
+            self.check(sector, *value, &allowed)?;
+        }
+        Ok(())
+    }
+
+    fn check(&self, sector: usize, value: u64, allowed: &[&Change]) -> Result<(), String> {
+        if allowed.iter().any(|change| change.value == value) {
+            return Ok(());
+        }
+        let from = self.changes.iter().find(|c| c.value == value && c.sectors.contains(&sector));
+        let wanted: Vec<_> = allowed.iter().map(|c| (c.what, c.value, c.asked, c.answered)).collect();
+        Err(format!("sector {sector} holds {value} of {from:?}, allowed are {wanted:?}"))
+    }
+
+    /// The one change that gave a sector its value.
+    fn change_of(&self, sector: usize, value: u64) -> Option<&Change> {
+        let writes =
+            |change: &&Change| change.value == value && !change.is_loose && change.sectors.contains(&sector);
+        let mut found = self.changes.iter().filter(writes);
+        let first = found.next().filter(|_| value != 0)?;
+        // Copied more than once: no telling.
+        found.next().is_none().then_some(first)
+    }
+
+    fn check_monotonic(&self, sector: usize, value: u64, asked: u64) -> Result<(), String> {
+        let Some(now) = self.change_of(sector, value) else { return Ok(()) };
+        for seen in self.seen[sector].iter().filter(|seen| seen.answered < asked) {
+            if let Some(before) = self.change_of(sector, seen.value)
+                && now.answered < before.asked
+            {
+                let at = (seen.asked, seen.answered);
+                return Err(format!("sector {sector}: {now:?} is found after {before:?}, seen at {at:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_untorn(&self, first: usize, values: &[u64]) -> Result<(), String> {
+        for (a, b) in (first..).zip(values).zip((first..).zip(values).skip(1)) {
+            let ((sector_a, value_a), (sector_b, value_b)) = (a, b);
+            if sector_a / SECTORS_PER_BUCKET != sector_b / SECTORS_PER_BUCKET || value_a == value_b {
+                continue;
+            }
+            let both = |value| {
+                let change = self.change_of(sector_a, value).or_else(|| self.change_of(sector_b, value))?;
+                let covers = change.sectors.contains(&sector_a) && change.sectors.contains(&sector_b);
+                covers.then_some(change)
+            };
+            if let (Some(a), Some(b)) = (both(*value_a), both(*value_b)) {
+                return Err(format!("sectors {sector_a} and {sector_b} are a mix of {a:?} and {b:?}"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn values_of(bytes: &[u8], first: usize) -> Result<Vec<u64>, String> {
+    let each = bytes.chunks(SECTOR).enumerate();
+    each.map(|(at, bytes)| value_of(bytes).map_err(|why| format!("sector {}: {why}", first + at))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(values: &[u64]) -> Vec<u8> {
+        values.iter().flat_map(|value| sector(*value)).collect()
+    }
+
+    #[test]
+    fn a_history_knows_what_may_be_read() {
+        let mut history = History::new(2);
+        let first = history.asked(Moment(1), 7, 0..2, 0, "write");
+        history.answered(first, Moment(2));
+        let second = history.asked(Moment(3), 8, 0..1, 0, "write");
+        // The second is under way: old or new.
+        history.read(Moment(4), Moment(5), 0, &bytes(&[7, 7])).unwrap();
+        history.read(Moment(6), Moment(7), 0, &bytes(&[8, 7])).unwrap();
+        assert!(history.read(Moment(8), Moment(9), 0, &bytes(&[0, 7])).is_err(), "overwritten zeros");
+        assert!(history.read(Moment(8), Moment(9), 1, &bytes(&[8])).is_err(), "never written there");
+        history.answered(second, Moment(10));
+        assert!(history.read(Moment(11), Moment(12), 0, &bytes(&[7, 7])).is_err(), "overwritten");
+        // Nothing is flushed: anything may be stored; after a flush only the newest.
+        history.stored(|_| Moment(0), &bytes(&[0, 7])).unwrap();
+        assert!(history.stored(|_| Moment(3), &bytes(&[0, 7])).is_err());
+        history.stored(|_| Moment(3), &bytes(&[8, 7])).unwrap();
+        assert!(history.stored(|_| Moment(11), &bytes(&[7, 7])).is_err());
+    }
+
+    #[test]
+    fn a_history_notices_time_going_back_and_torn_buckets() {
+        let mut history = History::new(2);
+        let first = history.asked(Moment(1), 7, 0..2, 0, "write");
+        history.answered(first, Moment(2));
+        history.asked(Moment(3), 8, 0..2, 0, "write");
+        assert!(history.read(Moment(4), Moment(5), 0, &bytes(&[7, 8])).is_err(), "torn");
+        history.read(Moment(4), Moment(5), 0, &bytes(&[8, 8])).unwrap();
+        assert!(history.read(Moment(6), Moment(7), 0, &bytes(&[7, 7])).is_err(), "back in time");
+    }
+}
