@@ -1,0 +1,186 @@
+//! The measure: a header of 64 bytes and a payload over blocking sockets, one thread on each side, the same working
+//! set. No names, no checks, no deadlines; a write goes from the socket into its slot, a read from its slot to the
+//! socket, and what is small and there at the same time leaves in one send.
+
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::measure::Meter;
+use crate::shape::{Operation, Shape};
+
+const HEADER_BYTES: usize = 64;
+/// What is received at once, in bytes.
+const INPUT_BYTES: usize = 256 * 1024;
+/// A payload from this size on is sent and received without passing through a buffer, in bytes.
+const DIRECT_BYTES_MIN: usize = 32 * 1024;
+
+/// Request and reply alike.
+struct Header {
+    is_write: bool,
+    slot: u32,
+    payload_bytes: u32,
+}
+
+impl Header {
+    fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0] = u8::from(self.is_write);
+        bytes[4..8].copy_from_slice(&self.slot.to_le_bytes());
+        bytes[8..12].copy_from_slice(&self.payload_bytes.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Self {
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        Self { is_write: bytes[0] == 1, slot: word(4), payload_bytes: word(8) }
+    }
+}
+
+/// Serves one connection after the other, for ever.
+///
+/// # Errors
+/// When the socket cannot be used. A client that leaves is none.
+pub(crate) fn serve(listener: &TcpListener, slot_count: usize, slot_bytes: usize) -> Result<()> {
+    let mut slots: Vec<Vec<u8>> = (0..slot_count).map(|n| vec![n as u8 | 1; slot_bytes]).collect();
+    loop {
+        let (stream, _) = listener.accept().context("accepting")?;
+        stream.set_nodelay(true)?;
+        match serve_one(&stream, &mut slots) {
+            Err(error) if error.kind() != ErrorKind::ConnectionReset => return Err(error.into()),
+            _ => {}
+        }
+    }
+}
+
+fn serve_one(mut stream: &TcpStream, slots: &mut [Vec<u8>]) -> io::Result<()> {
+    let mut input = Input::for_payloads(slots.first().map_or(0, Vec::len));
+    let mut output: Vec<u8> = Vec::with_capacity(INPUT_BYTES);
+    loop {
+        while let Some(header) = input.take(HEADER_BYTES).map(Header::decode) {
+            let slot = slots.get_mut(header.slot as usize).ok_or(ErrorKind::InvalidInput)?;
+            if header.is_write {
+                if header.payload_bytes as usize != slot.len() {
+                    return Err(ErrorKind::InvalidInput.into());
+                }
+                input.fill(stream, slot)?;
+                output.extend_from_slice(&Header { payload_bytes: 0, ..header }.encode());
+                continue;
+            }
+            output.extend_from_slice(&Header { payload_bytes: slot.len() as u32, ..header }.encode());
+            if slot.len() >= DIRECT_BYTES_MIN {
+                write_both(stream, &output, slot)?;
+                output.clear();
+            } else {
+                output.extend_from_slice(slot);
+            }
+        }
+        stream.write_all(&output)?;
+        output.clear();
+        if !input.receive(stream)? {
+            return Ok(());
+        }
+    }
+}
+
+/// Puts the closed loop `shape` on the server at `address`.
+///
+/// # Errors
+/// When the connection fails or an answer is not what it should be.
+pub(crate) fn load(address: SocketAddr, shape: &Shape, meter: &mut Meter) -> Result<()> {
+    let stream = TcpStream::connect(address).context("connecting")?;
+    stream.set_nodelay(true)?;
+    let mut input = Input::for_payloads(if shape.operation == Operation::Read { shape.bytes } else { 0 });
+    let mut output = Vec::with_capacity(INPUT_BYTES);
+    let payload = vec![0x5a; shape.bytes];
+    let mut target = vec![0; shape.bytes];
+    let (mut sent, mut answered) = (0, 0);
+    while !meter.is_done() {
+        while sent - answered < shape.depth as u64 {
+            send(&stream, shape, shape.slot(sent), &payload, &mut output)?;
+            sent += 1;
+        }
+        (&stream).write_all(&output)?;
+        output.clear();
+        ensure!(input.receive(&stream)?, "the server has left");
+        while let Some(header) = input.take(HEADER_BYTES).map(Header::decode) {
+            if shape.operation == Operation::Read {
+                ensure!(header.payload_bytes as usize == shape.bytes, "a reply of another length");
+                input.fill(&stream, &mut target)?;
+            }
+            answered += 1;
+            meter.count();
+        }
+    }
+    Ok(())
+}
+
+fn send(
+    stream: &TcpStream,
+    shape: &Shape,
+    slot: usize,
+    payload: &[u8],
+    output: &mut Vec<u8>,
+) -> io::Result<()> {
+    let is_write = shape.operation == Operation::Write;
+    let payload_bytes = if is_write { shape.bytes as u32 } else { 0 };
+    output.extend_from_slice(&Header { is_write, slot: slot as u32, payload_bytes }.encode());
+    if is_write && shape.bytes >= DIRECT_BYTES_MIN {
+        write_both(stream, output, payload)?;
+        output.clear();
+    } else if is_write {
+        output.extend_from_slice(payload);
+    }
+    Ok(())
+}
+
+/// All of both, in as few sends as the kernel allows.
+fn write_both(mut stream: &TcpStream, first: &[u8], second: &[u8]) -> io::Result<()> {
+    let mut slices = [IoSlice::new(first), IoSlice::new(second)];
+    let mut rest = &mut slices[..];
+    while !rest.is_empty() {
+        let written = stream.write_vectored(rest)?;
+        IoSlice::advance_slices(&mut rest, written);
+    }
+    Ok(())
+}
+
+/// What has been received and not been taken yet.
+struct Input {
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+impl Input {
+    /// Before large payloads only the header is received, so that they are not copied.
+    fn for_payloads(bytes: usize) -> Self {
+        let len = if bytes >= DIRECT_BYTES_MIN { HEADER_BYTES } else { INPUT_BYTES };
+        Self { buffer: vec![0; len], start: 0, end: 0 }
+    }
+
+    /// Waits for more. False: there is no more.
+    fn receive(&mut self, mut stream: &TcpStream) -> io::Result<bool> {
+        self.buffer.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        let received = stream.read(&mut self.buffer[self.end..])?;
+        self.end += received;
+        Ok(received > 0)
+    }
+
+    /// The next `len` bytes, if they are here.
+    fn take(&mut self, len: usize) -> Option<&[u8]> {
+        let bytes = self.buffer[self.start..self.end].get(..len)?;
+        self.start += len;
+        Some(bytes)
+    }
+
+    /// Fills `target` with what comes next: from here, then straight from the socket.
+    fn fill(&mut self, mut stream: &TcpStream, target: &mut [u8]) -> io::Result<()> {
+        let here = target.len().min(self.end - self.start);
+        target[..here].copy_from_slice(&self.buffer[self.start..self.start + here]);
+        self.start += here;
+        stream.read_exact(&mut target[here..])
+    }
+}

@@ -1,0 +1,93 @@
+//! What one measurement asks for, the same of every service: which operation, how large, how many at once, over
+//! which working set.
+
+use std::fmt;
+use std::time::Duration;
+
+use clap::ValueEnum;
+
+/// Reads or writes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Operation {
+    /// The payload comes back.
+    Read,
+    /// The payload goes out.
+    Write,
+}
+
+/// The services that are compared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum Kind {
+    /// A small header and the payload over blocking sockets, one thread each side: nothing can do much less.
+    Raw,
+    /// The object door's protocol, payloads without a checksum.
+    Synapse,
+    /// The same with payload checksums.
+    SynapseCrc,
+    /// The same operations as unary calls of tonic.
+    Grpc,
+}
+
+impl Kind {
+    /// Those that this program was built with.
+    pub(crate) fn built() -> Vec<Self> {
+        let mut kinds = vec![Self::Raw, Self::Synapse, Self::SynapseCrc];
+        if cfg!(feature = "grpc") {
+            kinds.push(Self::Grpc);
+        }
+        kinds
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.pad(match self {
+            Self::Raw => "raw TCP",
+            Self::Synapse => "synapse",
+            Self::SynapseCrc => "synapse+crc",
+            Self::Grpc => "tonic/gRPC",
+        })
+    }
+}
+
+/// A closed loop of one operation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// Which.
+    pub(crate) operation: Operation,
+    /// Payload of each request.
+    pub(crate) bytes: usize,
+    /// Requests on their way at any time.
+    pub(crate) depth: usize,
+    /// How long it is counted.
+    pub(crate) duration: Duration,
+    /// Bytes that the requests go over; whole slots of `bytes`.
+    pub(crate) working_set_bytes: usize,
+}
+
+impl Shape {
+    /// How many slots the working set has.
+    pub(crate) fn slots(&self) -> usize {
+        (self.working_set_bytes / self.bytes).max(1)
+    }
+
+    /// Slot of the request with this number: all of them in turn, far apart, in the same order for every service.
+    pub(crate) fn slot(&self, number: u64) -> usize {
+        // An odd step visits every slot of a power of two.
+        let slots = self.slots().next_power_of_two() as u64;
+        let slot = number.wrapping_mul(0x9e37_79b1) % slots;
+        (slot as usize).min(self.slots() - 1)
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let operation = if self.operation == Operation::Read { "read" } else { "write" };
+        let size = if self.bytes < 1 << 20 {
+            format!("{} KiB", self.bytes >> 10)
+        } else {
+            format!("{} MiB", self.bytes >> 20)
+        };
+        out.pad(&format!("{size} {operation} × {}", self.depth))
+    }
+}

@@ -1,0 +1,147 @@
+//! The working set, behind every service the same: slots of payload in memory.
+//!
+//! A read hands a slot's bytes out without a copy; a write replaces them by what came in. So what is measured
+//! above it is the way to it. As a [`Blocker`] it knows reads and writes of whole slots and refuses the rest.
+
+use std::sync::Arc;
+
+use blocker::{
+    Blocker, Capabilities, ChangeReply, ClaimReply, ClaimRequest, CompareAndWriteRequest, CopyRequest,
+    DeleteReply, DeleteRequest, DiscardRequest, Durability, Error, EventHub, FlushReply, FlushRequest, Info,
+    InfoRequest, InvalidateReply, InvalidateRequest, ListReply, ListRequest, Name, Namespace, ObjectId,
+    ReadReply, ReadRequest, Reply, Segments, Subscription, TruncateRequest, Version, WriteFullRequest,
+    WriteRequest, WriteZeroesRequest,
+};
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+/// The size of an object: as in a store of blocks.
+pub(crate) const OBJECT_BYTES: usize = 4 << 20;
+
+/// Where slot `slot` of `bytes` lies: which object, and where in it.
+pub(crate) fn place(slot: usize, bytes: usize) -> (usize, usize) {
+    let at = slot * bytes;
+    (at / OBJECT_BYTES, at % OBJECT_BYTES)
+}
+
+/// The object with this number.
+///
+/// # Panics
+/// Never: the names are short.
+pub(crate) fn object(number: usize) -> ObjectId {
+    let namespace = Namespace::new(Bytes::from_static(b"bench")).expect("a short name");
+    ObjectId::new(namespace, Name::new(format!("{number:08}").into_bytes()).expect("a short name"))
+}
+
+/// Slots of `slot_bytes` each.
+pub(crate) struct Slots {
+    slot_bytes: usize,
+    slots: Vec<Mutex<Segments>>,
+    events: EventHub,
+}
+
+impl Slots {
+    /// `count` slots, each page of them touched.
+    pub(crate) fn new(count: usize, slot_bytes: usize) -> Arc<Self> {
+        let slot = |n: usize| Mutex::new(Segments::from(vec![n as u8 | 1; slot_bytes]));
+        Arc::new(Self { slot_bytes, slots: (0..count).map(slot).collect(), events: EventHub::default() })
+    }
+
+    /// The bytes of a slot.
+    ///
+    /// # Errors
+    /// `Missing` if there is no such slot.
+    pub(crate) fn get(&self, slot: usize) -> Result<Segments, Error> {
+        Ok(self.slots.get(slot).ok_or(Error::Missing)?.lock().clone())
+    }
+
+    /// Replaces the bytes of a slot.
+    ///
+    /// # Errors
+    /// `Missing` if there is no such slot, `Invalid` if it has another length.
+    pub(crate) fn put(&self, slot: usize, data: Segments) -> Result<(), Error> {
+        if data.len_bytes() != self.slot_bytes {
+            return Err(Error::Invalid("not a whole slot".into()));
+        }
+        let old = {
+            let mut slot = self.slots.get(slot).ok_or(Error::Missing)?.lock();
+            std::mem::replace(&mut *slot, data)
+        };
+        drop(old);
+        Ok(())
+    }
+
+    /// The slot at `offset` of `object`.
+    ///
+    /// # Errors
+    /// `Missing` if it is not one of the objects.
+    pub(crate) fn slot_at(&self, object: &ObjectId, offset: u64) -> Result<usize, Error> {
+        let digits = std::str::from_utf8(object.name.as_bytes()).ok();
+        let number: usize = digits.and_then(|digits| digits.parse().ok()).ok_or(Error::Missing)?;
+        Ok((number * OBJECT_BYTES + offset as usize) / self.slot_bytes)
+    }
+}
+
+fn refused<T>() -> Reply<T> {
+    Reply::err(Error::Unsupported("slots are read and written, no more".into()))
+}
+
+impl Blocker for Slots {
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = Capabilities::full(OBJECT_BYTES as u64);
+        capabilities.compare_bytes_max = 0;
+        (capabilities.conditions, capabilities.fencing, capabilities.tombstones) = (false, false, false);
+        capabilities
+    }
+
+    fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
+        let data = self.slot_at(&request.object, request.offset).and_then(|slot| self.get(slot));
+        Reply::Ready(data.map(|data| ReadReply::new(data, OBJECT_BYTES as u64, Version(1))))
+    }
+
+    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
+        let slot = self.slot_at(&request.object, request.offset);
+        let done = slot.and_then(|slot| self.put(slot, request.data));
+        Reply::Ready(done.map(|()| ChangeReply::new(Version(1), OBJECT_BYTES as u64, Durability::Cached)))
+    }
+
+    fn write_zeroes(&self, _: WriteZeroesRequest) -> Reply<ChangeReply> {
+        refused()
+    }
+    fn discard(&self, _: DiscardRequest) -> Reply<ChangeReply> {
+        refused()
+    }
+    fn compare_and_write(&self, _: CompareAndWriteRequest) -> Reply<ChangeReply> {
+        refused()
+    }
+    fn write_full(&self, _: WriteFullRequest) -> Reply<ChangeReply> {
+        refused()
+    }
+    fn truncate(&self, _: TruncateRequest) -> Reply<ChangeReply> {
+        refused()
+    }
+    fn delete(&self, _: DeleteRequest) -> Reply<DeleteReply> {
+        refused()
+    }
+    fn copy(&self, _: CopyRequest) -> Reply<ChangeReply> {
+        refused()
+    }
+    fn info(&self, _: InfoRequest) -> Reply<Info> {
+        refused()
+    }
+    fn list(&self, _: ListRequest) -> Reply<ListReply> {
+        refused()
+    }
+    fn flush(&self, _: FlushRequest) -> Reply<FlushReply> {
+        refused()
+    }
+    fn claim(&self, _: ClaimRequest) -> Reply<ClaimReply> {
+        refused()
+    }
+    fn invalidate(&self, _: InvalidateRequest) -> Reply<InvalidateReply> {
+        refused()
+    }
+    fn subscribe(&self) -> Subscription {
+        self.events.subscribe()
+    }
+}

@@ -1,0 +1,62 @@
+//! The object door: a server for the slots, and a client with many callers.
+
+use std::cell::{Cell, RefCell};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use anyhow::{Error, Result, ensure};
+use blocker::{Blocker, ObjectId, ReadRequest, WriteRequest};
+use bytes::Bytes;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use synapse::{Address, ClientConfig, Server, ServerConfig, SynapseBlocker};
+
+use crate::measure::Meter;
+use crate::shape::{Operation, Shape};
+use crate::slots::{Slots, object, place};
+
+/// Serves the slots on a free loopback port, as long as the server lives.
+///
+/// # Errors
+/// When the server is not content with its settings, or cannot listen.
+pub(crate) async fn serve(slots: Arc<Slots>) -> Result<(SocketAddr, Server)> {
+    let server = Server::new(slots, None, ServerConfig::default()).map_err(Error::msg)?;
+    let bound = server.listen(&Address::Tcp("127.0.0.1:0".to_owned())).await.map_err(Error::msg)?;
+    Ok((bound.to_string().parse()?, server))
+}
+
+/// Puts the closed loop `shape` on the server at `address`, over one connection, as on the raw side.
+///
+/// # Errors
+/// When a call fails.
+pub(crate) async fn load(address: SocketAddr, shape: &Shape, has_crc: bool, meter: &mut Meter) -> Result<()> {
+    let mut config = ClientConfig::new(Address::Tcp(address.to_string()));
+    (config.connections, config.payload_crc) = (1, has_crc);
+    let door = SynapseBlocker::connect(config).await?;
+    drive(&door, shape, meter).await
+}
+
+/// The closed loop on any door: as many callers as the depth says, each with one call at a time.
+async fn drive(door: &dyn Blocker, shape: &Shape, meter: &mut Meter) -> Result<()> {
+    let payload = Bytes::from(vec![0x5a; shape.bytes]);
+    let objects: Vec<ObjectId> = (0..=place(shape.slots(), shape.bytes).0).map(object).collect();
+    let (meter, sent) = (RefCell::new(meter), Cell::new(0));
+    let caller = || async {
+        while !meter.borrow().is_done() {
+            let (number, offset) = place(shape.slot(sent.get()), shape.bytes);
+            let (id, offset) = (objects[number].clone(), offset as u64);
+            sent.set(sent.get() + 1);
+            match shape.operation {
+                Operation::Read => {
+                    let reply = door.read(ReadRequest::new(id, offset, shape.bytes as u64)).await?;
+                    ensure!(reply.data.len_bytes() == shape.bytes, "an answer of another length");
+                }
+                Operation::Write => _ = door.write(WriteRequest::new(id, offset, payload.clone())).await?,
+            }
+            meter.borrow_mut().count();
+        }
+        Ok(())
+    };
+    let mut callers: FuturesUnordered<_> = (0..shape.depth).map(|_| caller()).collect();
+    // The first to find that the time is over ends it for all.
+    callers.next().await.expect("there is a caller")
+}
