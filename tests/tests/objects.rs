@@ -1,0 +1,391 @@
+//! The object cache in the server, seen through its door: an end that loses nothing, an end that says what it lost, stores that
+//! cannot be had, and figures.
+
+use blocker::executor::block_on;
+use blocker::{
+    Blocker, Durability, Error, FlushRequest, Name, Namespace, ObjectId, ReadRequest, Scope, WriteRequest,
+};
+use cached_tests::program::{Flavour, Program};
+use cached_tests::server::{Server, Start};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use synapse::{Address, ClientConfig, Secret, SynapseBlocker};
+
+const DEADLINE: Duration = Duration::from_secs(30);
+const OBJECT_BYTES: usize = 5000;
+
+/// memcached has no such thing.
+fn is_cached() -> bool {
+    Program::under_test().flavour == Flavour::Cached
+}
+
+/// A place for one server: its configuration, its store, its socket.
+struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        Place { dir: tempfile::tempdir().expect("a temporary directory") }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.path("socket")
+    }
+
+    /// A file store here.
+    fn file_backend(&self) -> String {
+        format!("kind = \"file\"\npath = \"{}\"", self.path("store").display())
+    }
+
+    /// A cache with these settings over a backend, and a door on a unix socket.
+    fn configure(&self, objects: &str, backend: &str) -> String {
+        let text = format!(
+            "[process]\nverbosity = 1\n[objects]\n{objects}\n[objects.backend]\n{backend}\n[synapse]\n\
+             listen = [\"unix:{}\"]\nthreads = 2\n",
+            self.socket().display()
+        );
+        let path = self.path("cached.toml");
+        std::fs::write(&path, text).expect("a configuration");
+        format!("--config={}", path.display())
+    }
+
+    fn start(&self, objects: &str, backend: &str) -> Server {
+        Server::start(&self.configure(objects, backend))
+    }
+
+    fn connect(&self) -> SynapseBlocker {
+        connect(&self.socket(), None).expect("a connection to the object door")
+    }
+}
+
+fn connect(socket: &Path, secret: Option<&str>) -> blocker::Result<SynapseBlocker> {
+    let mut config = ClientConfig::new(Address::Unix(socket.into()));
+    config.secret = secret.map(|text| Secret::new(text.as_bytes()).expect("long enough"));
+    SynapseBlocker::connect_on_thread(config)
+}
+
+fn object(number: usize) -> ObjectId {
+    let name = Name::new(format!("object.{number}")).expect("a name");
+    ObjectId::new(Namespace::new("vm").expect("a namespace"), name)
+}
+
+fn content(number: usize) -> Vec<u8> {
+    (0..OBJECT_BYTES).map(|index| (number * 31 + index) as u8).collect()
+}
+
+/// Writes objects, and says how durable the weakest acknowledgement was.
+fn write(client: &SynapseBlocker, count: usize) -> Durability {
+    let reply = |number| {
+        let request = WriteRequest::new(object(number), 0, content(number));
+        block_on(client.write(request)).unwrap_or_else(|error| panic!("object {number}: {error}")).durability
+    };
+    (0..count).map(reply).min().expect("one at least")
+}
+
+fn assert_there(client: &SynapseBlocker, count: usize) {
+    for number in 0..count {
+        let read = block_on(client.read(ReadRequest::new(object(number), 0, 1 << 20)));
+        let data = read.unwrap_or_else(|error| panic!("object {number}: {error}")).data.to_vec();
+        assert!(data == content(number), "object {number} has other bytes, {} of them", data.len());
+    }
+}
+
+/// `stats objects`, as text has it.
+fn figures(server: &Server) -> Vec<String> {
+    let mut conn = server.connect();
+    conn.send(b"stats objects\r\n");
+    let mut lines = Vec::new();
+    loop {
+        let line = String::from_utf8_lossy(&conn.read_line()).into_owned();
+        if !line.starts_with("STAT ") {
+            lines.push(line);
+            return lines;
+        }
+        lines.push(line);
+    }
+}
+
+fn figure(server: &Server, name: &str) -> u64 {
+    let lines = figures(server);
+    let value = lines.iter().find_map(|line| line.strip_prefix(&format!("STAT {name} "))?.parse().ok());
+    value.unwrap_or_else(|| panic!("no {name} in\n{}", lines.join("\n")))
+}
+
+/// The files that hold objects.
+fn stored(store: &Path) -> usize {
+    let Ok(entries) = std::fs::read_dir(store) else { return 0 };
+    let count = |entry: std::fs::DirEntry| {
+        let path = entry.path();
+        if path.is_dir() {
+            stored(&path)
+        } else {
+            usize::from(path.extension().is_some_and(|it| it == "obj"))
+        }
+    };
+    entries.filter_map(Result::ok).map(count).sum()
+}
+
+fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < DEADLINE, "{what} did not come");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+const BACK: &str = "write = \"back\"\ndirty_age_ms_max = 86400000";
+
+/// Acknowledged from memory, nothing of it stored; then SIGTERM; then all of it is there.
+#[test]
+fn sigterm_stores_what_is_dirty() {
+    if !is_cached() {
+        return;
+    }
+    let place = Place::new();
+    let backend = place.file_backend();
+    let mut server = place.start(BACK, &backend);
+    let client = place.connect();
+    assert_eq!(write(&client, 100), Durability::Cached);
+    assert_eq!(stored(&place.path("store")), 0, "stored already: this would prove nothing");
+    assert!(figure(&server, "cache_dirty_bytes") >= 100 * OBJECT_BYTES as u64);
+    assert_there(&client, 100);
+    server.signal(libc::SIGTERM);
+    let status = server.wait_exit();
+    assert!(status.success(), "{status}: {}", server.log());
+    assert_eq!(stored(&place.path("store")), 100);
+    assert!(!place.socket().exists(), "the socket stays behind");
+    drop(client);
+
+    let server = place.start(BACK, &backend);
+    assert_there(&place.connect(), 100);
+    assert_eq!(figure(&server, "cache_dirty_bytes"), 0);
+}
+
+/// What has been flushed, or written through, needs no orderly end; what was only cached is gone with the process.
+#[test]
+fn kill_takes_only_what_was_not_flushed() {
+    if !is_cached() {
+        return;
+    }
+    let place = Place::new();
+    let backend = place.file_backend();
+    let mut server = place.start(BACK, &backend);
+    let client = place.connect();
+    write(&client, 10);
+    block_on(client.flush(FlushRequest::new(Scope::All))).expect("a flush");
+    let late = object(10);
+    block_on(client.write(WriteRequest::new(late.clone(), 0, b"never flushed"))).expect("a write");
+    server.signal(libc::SIGKILL);
+    server.wait_exit();
+    drop(client);
+    for policy in ["through", "around"] {
+        let mut server = place.start(&format!("write = \"{policy}\""), &backend);
+        let client = place.connect();
+        assert_there(&client, 10);
+        let read = block_on(client.read(ReadRequest::new(late.clone(), 0, 100)));
+        assert!(matches!(read, Err(Error::Missing)), "{read:?}");
+        let mut request = WriteRequest::new(object(0), 0, content(0));
+        request.change.durability = Durability::Stored;
+        let reply = block_on(client.write(request)).expect("a write");
+        assert_eq!(reply.durability, Durability::Stored, "{policy}");
+        // Asked for no more, it is with the store all the same, and the kernel keeps it.
+        write(&client, 10);
+        server.signal(libc::SIGKILL);
+        server.wait_exit();
+    }
+    let _server = place.start("", &backend);
+    assert_there(&place.connect(), 10);
+}
+
+/// A cache over another server's door, whose store does not answer any more.
+fn cut_off(store: &Place, cache: &Place, flush_secs: u64) -> (Server, Server) {
+    let behind = store.start("", &store.file_backend());
+    let backend = format!("kind = \"synapse\"\naddress = \"unix:{}\"", store.socket().display());
+    let front = cache.start(&format!("{BACK}\nshutdown_flush_secs = {flush_secs}"), &backend);
+    let client = cache.connect();
+    assert_eq!(write(&client, 20), Durability::Cached);
+    assert_eq!(stored(&store.path("store")), 0);
+    behind.signal(libc::SIGSTOP);
+    (behind, front)
+}
+
+/// At the end of its time it says what is lost, and the exit status does.
+#[test]
+fn what_cannot_be_stored_is_told() {
+    if !is_cached() {
+        return;
+    }
+    let (store, cache) = (Place::new(), Place::new());
+    let (mut behind, mut front) = cut_off(&store, &cache, 1);
+    front.signal(libc::SIGTERM);
+    let status = front.wait_exit();
+    assert_eq!(status.code(), Some(74), "{}", front.log());
+    let log = front.log();
+    let line = log.lines().last().unwrap_or_default();
+    assert!(line.starts_with("the object cache ended with "), "{log}");
+    let bytes: u64 = line.split(' ').nth(5).and_then(|word| word.parse().ok()).expect("how much");
+    assert!(bytes >= 20 * OBJECT_BYTES as u64, "{line}");
+    assert!(line.contains("bytes of acknowledged writes not stored: "), "{line}");
+    behind.signal(libc::SIGCONT);
+    behind.signal(libc::SIGTERM);
+    assert!(behind.wait_exit().success());
+}
+
+/// Somebody who does not want to wait asks twice.
+#[test]
+fn a_second_signal_forces_the_end() {
+    if !is_cached() {
+        return;
+    }
+    let (store, cache) = (Place::new(), Place::new());
+    let (behind, mut front) = cut_off(&store, &cache, 24 * 60 * 60);
+    front.signal(libc::SIGTERM);
+    wait_for("the end of listening", || !cache.socket().exists());
+    front.signal(libc::SIGTERM);
+    let status = front.wait_exit();
+    assert_eq!(status.code(), Some(74), "{}", front.log());
+    assert!(front.log().contains("not stored: a second signal forced the end"), "{}", front.log());
+    behind.signal(libc::SIGCONT);
+}
+
+/// The store comes back in time: the end waits for it, and nothing is lost.
+#[test]
+fn the_end_waits_for_the_store() {
+    if !is_cached() {
+        return;
+    }
+    let (store, cache) = (Place::new(), Place::new());
+    let (behind, mut front) = cut_off(&store, &cache, 60);
+    front.signal(libc::SIGTERM);
+    wait_for("the end of listening", || !cache.socket().exists());
+    behind.signal(libc::SIGCONT);
+    let status = front.wait_exit();
+    assert!(status.success(), "{status}: {}", front.log());
+    assert_there(&store.connect(), 20);
+}
+
+#[test]
+fn namespaces_have_their_own_policies() {
+    if !is_cached() {
+        return;
+    }
+    let place = Place::new();
+    let own =
+        "write = \"around\"\nnamespaces = [{ name = \"vm\", write = \"back\" }]\ndirty_age_ms_max = 86400000";
+    let server = place.start(own, &place.file_backend());
+    let client = place.connect();
+    assert_eq!(write(&client, 1), Durability::Cached);
+    let other = ObjectId::new(Namespace::new("other").expect("it"), Name::new("x").expect("it"));
+    let dirty_bytes = figure(&server, "cache_dirty_bytes");
+    assert!(dirty_bytes > 0 && stored(&place.path("store")) == 0);
+    block_on(client.write(WriteRequest::new(other, 0, b"x"))).expect("a write");
+    assert_eq!((figure(&server, "cache_dirty_bytes"), stored(&place.path("store"))), (dirty_bytes, 1));
+}
+
+/// One line, and no server.
+#[test]
+fn stores_and_doors_that_cannot_be_had() {
+    if !is_cached() {
+        return;
+    }
+    let (first, second) = (Place::new(), Place::new());
+    let _holder = first.start("", &first.file_backend());
+    let flag = second.configure("", &first.file_backend());
+    let (status, text) = Start::new().args(&flag).run_to_exit();
+    assert!(text.contains("cannot open the store of objects: denied: "), "{text}");
+    assert!(text.contains("is held by another process"), "{text}");
+    assert_eq!((status.code(), text.trim_end().lines().count()), (Some(71), 1), "{text}");
+
+    let taken = first.socket();
+    let flag = second.configure("", &second.file_backend());
+    let path = second.path("cached.toml");
+    let text = std::fs::read_to_string(&path)
+        .expect("it")
+        .replace(&second.socket().display().to_string(), &taken.display().to_string());
+    std::fs::write(&path, text).expect("it");
+    let (status, text) = Start::new().args(&flag).run_to_exit();
+    assert!(
+        text.starts_with(&format!("the object door: cannot listen to unix:{}", taken.display())),
+        "{text}"
+    );
+    assert_eq!((status.code(), text.trim_end().lines().count()), (Some(71), 1), "{text}");
+}
+
+/// Beyond this host only with a secret; with one, who does not know it is not let in.
+#[test]
+fn the_door_has_a_lock() {
+    if !is_cached() {
+        return;
+    }
+    let place = Place::new();
+    let flag = place.configure("", "kind = \"memory\"");
+    let path = place.path("cached.toml");
+    let text = std::fs::read_to_string(&path).expect("it");
+    let exposed = text.replace("listen = [", "listen = [\"0.0.0.0:0\", ");
+    std::fs::write(&path, &exposed).expect("it");
+    let (status, said) = Start::new().args(&flag).run_to_exit();
+    assert_eq!(status.code(), Some(78), "{said}");
+    assert!(said.contains("synapse.listen: 0.0.0.0:0 can be reached from other machines"), "{said}");
+
+    let secret = place.path("secret");
+    std::fs::write(&secret, "too short").expect("it");
+    let locked = format!("{exposed}secret_file = \"{}\"\n", secret.display());
+    std::fs::write(&path, locked).expect("it");
+    let (status, said) = Start::new().args(&flag).run_to_exit();
+    assert_eq!(status.code(), Some(78), "{said}");
+    assert!(said.contains("synapse.secret_file: ") && said.contains("can be guessed"), "{said}");
+
+    std::fs::write(&secret, "a secret of many bytes\n").expect("it");
+    let server = Server::start(&flag);
+    let client = connect(&place.socket(), Some("a secret of many bytes")).expect("who knows it is let in");
+    write(&client, 3);
+    assert_there(&client, 3);
+    for wrong in [None, Some("another one of many bytes")] {
+        let refused = connect(&place.socket(), wrong).err();
+        assert!(matches!(refused, Some(Error::Denied(_))), "{wrong:?}: {refused:?}");
+    }
+    assert!(!server.log().contains("a secret of many"), "the secret is in the log");
+}
+
+#[test]
+fn figures_and_memory_are_shown() {
+    if !is_cached() {
+        return;
+    }
+    let place = Place::new();
+    let server = place.start("memory_bytes_max = \"64 MiB\"", "kind = \"memory\"\nbytes_max = \"32 MiB\"");
+    let log = server.log();
+    assert!(log.contains(&format!("objects on unix:{}", place.socket().display())), "{log}");
+    assert!(log.contains(" + objects "), "{log}");
+    let client = place.connect();
+    write(&client, 5);
+    // The first read of each may have to ask the store how long it is.
+    assert_there(&client, 5);
+    assert_there(&client, 5);
+    assert!(figure(&server, "cache_objects") >= 5);
+    assert!(figure(&server, "cache_read_hits") >= 5);
+    assert!(figure(&server, "synapse_requests") >= 10);
+    // Without an object cache it is a name that memcached does not know either.
+    assert_eq!(figures(&Server::start("")), ["ERROR"]);
+}
+
+/// A cache without a door keeps nobody from starting, and says so.
+#[test]
+fn a_cache_without_a_door() {
+    if !is_cached() {
+        return;
+    }
+    let place = Place::new();
+    let path = place.path("cached.toml");
+    std::fs::write(&path, format!("[objects.backend]\n{}\n", place.file_backend())).expect("it");
+    let mut server = Server::start(&format!("--config={}", path.display()));
+    server.assert_serves("a start without a door");
+    assert!(server.log().contains("objects on nowhere"), "{}", server.log());
+    server.signal(libc::SIGTERM);
+    assert!(server.wait_exit().success());
+}
