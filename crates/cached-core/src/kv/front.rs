@@ -125,6 +125,17 @@ impl Kv {
 
     /// Stores a value if the item still has the CAS value read before; tells the new one.
     ///
+    /// ```
+    /// # use cached_core::kv::{CasError, Kv, KvConfig};
+    /// # let kv = Kv::new(KvConfig::default())?;
+    /// kv.set(b"list", b"a")?;
+    /// let (mut list, cas) = kv.get_with_cas(b"list").expect("just set");
+    /// list.extend_from_slice(b",b");
+    /// kv.compare_and_set(b"list", &list, cas)?;
+    /// assert_eq!(kv.compare_and_set(b"list", b"too late", cas), Err(CasError::Changed));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`CasError`].
     pub fn compare_and_set(&self, key: &[u8], value: &[u8], cas: u64) -> Result<u64, CasError> {

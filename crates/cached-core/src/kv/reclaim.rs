@@ -40,7 +40,9 @@ const LOOK_AGAIN_SHARE: u32 = 32;
 /// Entries whose index lines are fetched together.
 const BATCH: usize = 16;
 
-/// What the reclaimer is at, and where survivors go.
+/// What the reclaimer is at, and where survivors go. With its lock on lines of its own: it is written with nearly every store of a
+/// full cache, and every hit of every thread reads what would lie beside it.
+#[repr(align(128))]
 pub(super) struct Reclaimer {
     job: Option<Job>,
     /// Kept by the policy: they go to the head of their queue.

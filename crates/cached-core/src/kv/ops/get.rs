@@ -8,7 +8,20 @@ use crate::kv::{FetchOptions, Fetched, Inner, ItemView, Kv, Miss, StoreMode, Sto
 use crate::sync::Arc;
 
 impl Kv {
-    /// Reads an item; it counts as used. `f` runs while the key's bucket is locked.
+    /// Reads an item; it counts as used. `f` runs while the key's bucket is locked: the value is read where it lies, and
+    /// nothing is allocated.
+    ///
+    /// ```
+    /// # use cached_core::kv::{Kv, KvConfig};
+    /// # let kv = Kv::new(KvConfig::default())?;
+    /// kv.set(b"port", b"11211")?;
+    /// let port = kv.read(b"port", kv.hash(b"port"), |item| {
+    ///     // Only values above a 16th of a region (4 KiB at least) may lie in several pieces.
+    ///     item.inline_value().and_then(|value| str::from_utf8(value).ok()?.parse::<u16>().ok())
+    /// });
+    /// assert_eq!(port, Ok(Some(11211)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// [`Miss`] tells why there is no item.
