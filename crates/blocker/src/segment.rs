@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::buffer::Buffer;
+use crate::buffer::{BUFFER_BYTES, Buffer};
 
 /// The longest single segment of zeros, in bytes.
 const ZEROS_BYTES: usize = 64 * 1024;
@@ -77,6 +77,18 @@ impl Segment {
             "outside the owner's bytes"
         );
         Self(Repr::Pinned(Pinned { token, start: part(range.start), end: part(range.end), owner }))
+    }
+
+    /// A copy of `bytes`; up to a bucket of them in memory that the thread keeps for such, without an
+    /// allocation in the steady state.
+    #[must_use]
+    pub fn copied(bytes: &[u8]) -> Self {
+        let fill = |target: &mut [u8]| {
+            target.copy_from_slice(bytes);
+            true
+        };
+        let buffer = (bytes.len() <= BUFFER_BYTES).then(|| Buffer::filled(bytes.len(), fill)).flatten();
+        buffer.map_or_else(|| Bytes::copy_from_slice(bytes).into(), Self::from)
     }
 
     /// The bytes.
@@ -400,6 +412,13 @@ mod tests {
         assert_eq!(arena.counts.load(Ordering::Relaxed), 2);
         drop(all);
         assert_eq!(arena.counts.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn a_copy_is_a_copy_whatever_its_length() {
+        for len in [0, 1, 4096, 4097] {
+            assert_eq!(Segment::copied(&vec![3; len]).as_slice(), vec![3; len]);
+        }
     }
 
     #[test]
