@@ -188,8 +188,17 @@ async fn send(
     } else {
         let mut sending: FuturesUnordered<_> =
             rest.iter().map(|run| async { send_run(shared, id, run, terms().await?).await }).collect();
+        // All answers are waited for, even after a failure: a request that is left behind could reach the
+        // store after newer ones.
+        let mut failure = None;
         while let Some(sent) = sending.next().await {
-            version = Some(sent?).filter(|_| count == 1);
+            match sent {
+                Ok(sent) => version = Some(sent).filter(|_| count == 1),
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        if let Some(error) = failure {
+            return Err(error);
         }
     }
     if plan.is_retry || plan.size > plan.end_of_runs() {

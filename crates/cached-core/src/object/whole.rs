@@ -67,9 +67,13 @@ async fn list_page(shared: Arc<Shared>, mut request: ListRequest) -> Result<List
             page.entries.into_iter().map(|entry| (entry.name.clone(), entry)).collect();
         for (name, entry) in ours {
             let is_beyond = page.has_more && last.as_ref().is_some_and(|last| name > *last);
-            if !is_beyond && let Some(entry) = entry {
-                merged.entry(name).or_insert(entry);
-            }
+            // The page may be older than what was here before it was asked for, and by now that may be
+            // stored and forgotten.
+            match entry {
+                _ if is_beyond => None,
+                Some(entry) => merged.insert(name, entry),
+                None => merged.remove(&name),
+            };
         }
         let mut entries = Vec::with_capacity(merged.len());
         for (name, entry) in merged {
