@@ -1,6 +1,9 @@
 //! Histories through synapse, with everything going wrong that a network and a server can do: each has an
 //! order that explains it, and agrees with what the store applied. With a safety rule switched off, that is
 //! noticed.
+//!
+//! A seed repeats its faults, its delays and what the clients ask for. What synapse draws for itself (names of
+//! sessions, pauses between attempts to connect) differs from run to run: each run tries a little more.
 
 mod support;
 
@@ -37,7 +40,7 @@ struct Run {
     replays: u64,
 }
 
-/// Clients on a rough network before a store whose answers take time: half of them share a connection.
+/// Clients on a rough network before a store whose answers take time: two share a connection, or two have two.
 fn play(seed: u64, kinds: &[Kind], off: Rule) -> Run {
     simulate(async {
         let (workload, clock) = (Workload::new(seed), TokioClock::new());
@@ -50,8 +53,10 @@ fn play(seed: u64, kinds: &[Kind], off: Rule) -> Run {
         let config = sabotaged_server(server_config(clock), off);
         let door = Door::open(Arc::new(slow), move |connection| profile.draw(connection), clock, config);
         let mut doors: Vec<Arc<dyn Blocker>> = Vec::new();
-        for _ in 0..CLIENTS_MAX / 2 {
-            let client = door.client_with(sabotaged_client(client_config(&door), off)).await;
+        for number in 0..CLIENTS_MAX / 2 {
+            let mut config = sabotaged_client(client_config(&door), off);
+            config.connections = 1 + (number % 2) as u16;
+            let client = door.client_with(config).await;
             doors.extend([Arc::new(client.clone()) as _, Arc::new(client) as _]);
         }
         let told = run(&doors, &workload, clock).await;
