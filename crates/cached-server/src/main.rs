@@ -142,17 +142,18 @@ fn run(server: Server, objects: Option<Objects>, signals: &Signals, places: &str
     systemd::notify(&format!("READY=1\nMAINPID={}\nSTATUS=Serving {places}", std::process::id()));
     let end = async {
         signals.end_requested().await;
-        match ender {
+        match &ender {
             None => systemd::notify("STOPPING=1"),
             Some((objects, most)) => {
                 objects.ask();
-                let micros = (most + END_MARGIN).as_micros();
-                systemd::notify(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS=Storing objects"));
+                ask_for_time(*most);
             }
         }
     };
     let result = server.run(end).map_err(Failure::refused);
     let Some(objects) = objects else { return result };
+    // Also when a client has asked for the end.
+    ask_for_time(objects.end_max());
     let ended = Builder::new_current_thread().enable_all().build().map_err(Failure::refused)?;
     let forced = async {
         signals.end_requested().await;
@@ -161,6 +162,12 @@ fn run(server: Server, objects: Option<Objects>, signals: &Signals, places: &str
     let stored = ended.block_on(objects.end(forced));
     result?;
     stored.map_err(|unfinished| Failure { line: unfinished.to_string(), status: NOT_STORED })
+}
+
+/// Tells the service manager how long the end may take.
+fn ask_for_time(most: Duration) {
+    let micros = (most + END_MARGIN).as_micros();
+    systemd::notify(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS=Storing objects"));
 }
 
 /// Says what is served and how to try it; returns where.

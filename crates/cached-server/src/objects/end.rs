@@ -44,6 +44,7 @@ pub(super) async fn finish(
         tracing::info!(dirty_bytes, "storing what is dirty");
     }
     let deadline = SystemClock.now() + flush_max;
+    let mut told = String::new();
     loop {
         let mut request = FlushRequest::new(Scope::All);
         request.call.deadline = Some(deadline);
@@ -60,7 +61,11 @@ pub(super) async fn finish(
         if again >= deadline {
             return Err(Unfinished::left(cache, error.to_string()));
         }
-        tracing::warn!(cause = %error, "cannot store what is dirty yet");
+        let words = error.to_string();
+        if words != told {
+            tracing::warn!(cause = words, "cannot store what is dirty yet");
+            told = words;
+        }
         SystemClock.sleep_until(again).await;
     }
 }

@@ -145,12 +145,18 @@ impl std::fmt::Debug for Objects {
 const BUCKET_OVERHEAD_BYTES: u64 = 24;
 /// What an object takes in the index, with a name of usual length.
 const OBJECT_BYTES: u64 = 350;
+/// An object's slots come in chunks of so many, each of so many bytes.
+const CHUNK_SLOTS: u64 = 64;
+const CHUNK_BYTES: u64 = 280;
 
+/// Content, and bookkeeping as if every object were of the largest size and known throughout: after copies and discards
+/// that takes no content.
 fn cache_bytes_max(objects: &ObjectsTable) -> u64 {
     let buckets = objects.memory_bytes_max.0 / blocker::BUCKET_BYTES;
+    let chunks = (objects.object_bytes_max.0 / blocker::BUCKET_BYTES).div_ceil(CHUNK_SLOTS);
     objects.memory_bytes_max.0
         + buckets * BUCKET_OVERHEAD_BYTES
-        + u64::from(objects.objects_count_max) * OBJECT_BYTES
+        + u64::from(objects.objects_count_max) * (OBJECT_BYTES + chunks * CHUNK_BYTES)
 }
 
 /// An object cache at work.
