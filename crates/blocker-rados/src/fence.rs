@@ -218,6 +218,13 @@ impl Core {
     // ---- claiming
 
     pub(crate) async fn claim(self: &Arc<Self>, scope: Scope, epoch: Epoch) -> Result<ClaimReply> {
+        if epoch == Epoch(0) {
+            // Binds nobody, so it changes nothing; it tells who has claimed.
+            return match self.epoch_in_force(&scope).await? {
+                0 => Ok(ClaimReply::new(epoch)),
+                in_force => Err(Error::Fenced { epoch: Epoch(in_force) }),
+            };
+        }
         let raised = match &scope {
             Scope::Object(object) => self.claim_object(object, epoch.0).await?,
             _ => self.claim_scope(&scope, epoch.0).await?,
@@ -227,6 +234,31 @@ impl Core {
             self.tell_others(&Event::Fenced(scope, epoch)).await;
         }
         Ok(ClaimReply::new(epoch))
+    }
+
+    async fn epoch_in_force(self: &Arc<Self>, scope: &Scope) -> Result<u64> {
+        match scope {
+            Scope::Object(object) => {
+                let space = self.space(&object.namespace)?;
+                match self.look(&space, &object.name, false).await?.fence {
+                    Some(fence) => Ok(fence),
+                    None => Ok(self.scopes(&space, &object.namespace, None).await?.whole),
+                }
+            }
+            Scope::Domain(namespace, domain) => {
+                let space = self.space(namespace)?;
+                let scopes = self.scopes(&space, namespace, Some(*domain)).await?;
+                Ok(scopes.whole.max(scopes.domain))
+            }
+            Scope::Namespace(namespace) => {
+                let space = self.space(namespace)?;
+                Ok(self.scopes(&space, namespace, None).await?.whole)
+            }
+            _ => {
+                let root = &self.pool().root;
+                Ok(self.epoch(root, &self.layout.internal(crate::layout::SCOPE)).await?.unwrap_or(0))
+            }
+        }
     }
 
     /// Raises the scope's epoch, then meets every object in it.

@@ -163,6 +163,9 @@ fn a_change_that_comes_late_is_refused(cluster: &Cluster) {
     for id in [&one, &two] {
         eventually("write", || write(&*store, id, b"first"));
     }
+    // Another client, that has seen the object as it was before.
+    let other = cluster.open(&config);
+    write(&*other, &one, b"first").unwrap();
     cluster.dev("osd", &["pause"]);
     let begun = Instant::now();
     let late = write(&*store, &one, b"late!");
@@ -188,6 +191,11 @@ fn a_change_that_comes_late_is_refused(cluster: &Cluster) {
         assert_eq!(eventually("read", || read(&*store, id)), b"newer");
     }
     assert_eq!(store.statistics().get("rados_objects_unsettled"), Some(0));
+    // Settling has moved the gate: a change prepared before it is refused by the store, whoever sends it, and
+    // has to be prepared anew. That is what keeps the late one out.
+    assert_eq!(other.statistics().get("rados_changes_retried"), Some(0));
+    write(&*other, &one, b"other").unwrap();
+    assert_eq!(other.statistics().get("rados_changes_retried"), Some(1));
     assert_eq!(listener.try_next(), Some(Event::Recovered));
 }
 

@@ -120,6 +120,11 @@ fn claims_meet_what_others_left(cluster: &Cluster) {
     let store = cluster.open(&cluster.config());
     let claim = |scope: Scope, epoch| block_on(store.claim(ClaimRequest::new(scope, Epoch(epoch))));
     let fenced = |epoch| Err(Error::Fenced { epoch: Epoch(epoch) });
+    // Epoch 0 binds nobody, and leaves nothing.
+    for scope in [Scope::All, Scope::Namespace(object("x").namespace), Scope::Object(object("asked"))] {
+        claim(scope, 0).unwrap();
+    }
+    assert_eq!(store.statistics().get("rados_objects_introduced"), Some(0));
     // An object claimed by itself before it exists stays claimed.
     claim(Scope::Object(object("early")), 5).unwrap();
     assert_eq!(write(&*store, &object("early"), b"late"), fenced(5));
@@ -134,6 +139,8 @@ fn claims_meet_what_others_left(cluster: &Cluster) {
     assert_eq!(write(&*store, &object("forgotten"), b"late"), fenced(6));
     assert_eq!(write(&*store, &object("remembered"), b"late"), fenced(9));
     assert_eq!(write(&*store, &object("early"), b"late"), fenced(6));
+    assert_eq!(claim(Scope::Object(object("remembered")), 0).map(drop), fenced(9));
+    assert_eq!(claim(Scope::Namespace(object("x").namespace), 0).map(drop), fenced(6));
     assert_eq!(snapshot(&store), []);
     let attached = block_on(store.attach(object("x").namespace)).unwrap();
     assert_eq!(attached.epoch, Epoch(6));

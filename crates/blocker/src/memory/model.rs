@@ -331,6 +331,10 @@ impl Model {
             Err(Error::Fenced { .. }) if self.is_broken(Mutation::ClaimLowers) => Ok(true),
             claimed => claimed,
         }?;
+        if !claimed {
+            // Nothing new: whoever only asks should not pay for a walk.
+            return Ok(false);
+        }
         // Deletions with an older epoch need no memory any more: whoever could undo them is fenced.
         let (claims, mut forgotten) = (&self.claims, Vec::new());
         self.objects.retain(|object, record| {
