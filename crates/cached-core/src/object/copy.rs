@@ -71,6 +71,8 @@ async fn copy_objects(
                 && object.pending.truncate_to == u64::MAX
                 && object.flushing.as_ref().is_none_or(|it| !it.replace && it.truncate_to == u64::MAX)
                 && object.head.store_exists
+                // After a failure that is a guess.
+                && object.pending.failures == 0
         })
         .await;
     if !(shares && can_share) {
