@@ -162,6 +162,8 @@ fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
         for sequence in 1..=rounds {
             let mut bytes = bytes.clone();
             bytes[12..16].copy_from_slice(&u32::to_le_bytes(sequence));
+            let check = crc32fast::hash(&bytes[..93]).to_le_bytes();
+            bytes[93..96].copy_from_slice(&check[..3]);
             let mut crc = crc32fast::Hasher::new();
             let head = bytes.len() - size;
             crc.update(&bytes[..100]);

@@ -17,6 +17,8 @@ fn read(len: u64) -> Request {
 }
 
 fn mend(bytes: &mut [u8]) {
+    let check = crc32fast::hash(&bytes[..93]).to_le_bytes();
+    bytes[93..96].copy_from_slice(&check[..3]);
     let mut crc = crc32fast::Hasher::new();
     let end = HEADER_BYTES + bytes[20..24].iter().map(|len| usize::from(*len)).sum::<usize>();
     crc.update(&bytes[..100]);

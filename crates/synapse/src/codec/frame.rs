@@ -119,6 +119,9 @@ pub fn measure(input: &[u8], payload_bytes_max: u32) -> Result<Option<Measured>,
         return Err(FrameError::Version { found });
     }
     let Some(fixed) = input.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
+    if !header::is_checked(fixed) {
+        return Err(FrameError::HeadChecksum);
+    }
     let lengths = header::read_lengths(fixed);
     let limit = |name, length: u32, limit: u32| {
         let error = FrameError::TooLong { name, length: length.into(), limit: limit.into() };
@@ -131,7 +134,6 @@ pub fn measure(input: &[u8], payload_bytes_max: u32) -> Result<Option<Measured>,
     if said != head_crc(fixed, rest) {
         return Err(FrameError::HeadChecksum);
     }
-    // Only now can the length be believed to be what was sent.
     limit("a payload", lengths.payload, payload_bytes_max)?;
     Ok(Some(Measured { head_bytes, payload_bytes: lengths.payload as usize }))
 }

@@ -19,14 +19,16 @@
 //! 72|                         order domain                          |
 //! 80|                          deadline µs                          |
 //!   +-------+-------+-------+-------+-------+-------+-------+-------+
-//! 88|             hints             |priorit|      reserved: 0      |
+//! 88|             hints             |priorit|     header check      |
 //!   +-------+-------+-------+-------+-------+-------+-------+-------+
 //! 96|        payload CRC-32         |          head CRC-32          |
 //!   +-------+-------+-------+-------+-------+-------+-------+-------+
 //! 104: namespace, name, to-namespace, to-name, extensions; then the payload
 //! ```
 //!
-//! The head CRC covers the first 100 bytes, the names and the extensions.
+//! The header check is the low 24 bits of the CRC-32 of the first 93 bytes: the lengths among them must be
+//! known to be right before as many bytes are waited for. The head CRC covers the first 100 bytes, the
+//! names and the extensions.
 
 use super::frame::FrameError;
 use super::op::Op;
@@ -38,6 +40,8 @@ pub const HEADER_BYTES: usize = 104;
 pub const MAGIC: [u8; 4] = *b"SYNA";
 /// The version of the protocol that this speaks.
 pub const VERSION: u8 = 1;
+/// Where the header check stands.
+const CHECK_AT: usize = 93;
 /// Where the head CRC stands.
 pub(super) const HEAD_CRC_AT: usize = 100;
 
@@ -201,8 +205,21 @@ pub(super) fn write(header: &Header, lengths: &Lengths) -> [u8; HEADER_BYTES] {
     }
     bytes[88..92].copy_from_slice(&header.hints.to_le_bytes());
     bytes[92] = header.priority;
+    let check = check(&bytes);
+    bytes[CHECK_AT..CHECK_AT + 3].copy_from_slice(&check);
     bytes[96..100].copy_from_slice(&lengths.payload_crc.to_le_bytes());
     bytes
+}
+
+/// What the header check must be.
+fn check(bytes: &[u8; HEADER_BYTES]) -> [u8; 3] {
+    let [low, middle, high, _] = crc32fast::hash(&bytes[..CHECK_AT]).to_le_bytes();
+    [low, middle, high]
+}
+
+/// Whether the header is undamaged as far as the lengths, at least, are concerned.
+pub(super) fn is_checked(bytes: &[u8; HEADER_BYTES]) -> bool {
+    bytes[CHECK_AT..CHECK_AT + 3] == check(bytes)
 }
 
 /// The lengths, which say how much more is to come before anything else can be told.
@@ -247,7 +264,6 @@ pub(super) fn read(bytes: &[u8; HEADER_BYTES]) -> Result<Header, FrameError> {
     field("replicas", u64::from(bytes[18]), bytes[18] == 0 || bytes[17] == 2)?;
     field("condition", u64::from(bytes[19]), bytes[19] <= 3)?;
     field("priority", u64::from(bytes[92]), bytes[92] <= 2)?;
-    field("reserved", u64::from(long32(bytes, 92) >> 8), bytes[93..96] == [0; 3])?;
     Ok(header)
 }
 

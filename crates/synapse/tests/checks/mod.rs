@@ -73,6 +73,8 @@ fn mend(bytes: &mut [u8]) {
     }
     bytes[..4].copy_from_slice(&MAGIC);
     bytes[4] = VERSION;
+    let check = crc32fast::hash(&bytes[..93]).to_le_bytes();
+    bytes[93..96].copy_from_slice(&check[..3]);
     let names: usize = bytes[20..24].iter().map(|len| usize::from(*len)).sum();
     let extension = u32::from_le_bytes([bytes[24], bytes[25], bytes[26], bytes[27]]) as usize;
     let Some(rest) = bytes.get(HEADER_BYTES..HEADER_BYTES + names + extension) else { return };
