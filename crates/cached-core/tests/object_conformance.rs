@@ -23,6 +23,8 @@ fn tiny(write: WritePolicy) -> ObjectCacheConfig {
     config.objects_count_max = 4;
     config.dirty_bytes_max = 128 * KIB;
     config.dirty_age_max = Duration::from_millis(2);
+    // Versions must be new after each power cut.
+    config.hash_seed = None;
     config
 }
 
@@ -31,6 +33,7 @@ fn ample(write: WritePolicy) -> ObjectCacheConfig {
         memory_bytes_max: 64 << 20,
         dirty_bytes_max: 32 << 20,
         objects_count_max: 1000,
+        hash_seed: None,
         ..small(write)
     }
 }

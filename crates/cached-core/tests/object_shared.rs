@@ -98,6 +98,7 @@ impl World {
         config.dirty_age_max = Duration::from_millis(*rng.pick(&[1, 10, 10_000]));
         config.flush_requests_max = *rng.pick(&[1, 2, 8]);
         config.load_requests_max = *rng.pick(&[1, 16]);
+        config.hash_seed = Some(rng.next());
         let told = format!("{config:?}");
         let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
         let mut world = Self {

@@ -61,6 +61,9 @@ pub struct ObjectCacheConfig {
     pub writer: Writer,
     /// Ask the kernel for huge pages, as advice.
     pub huge_pages: bool,
+    /// What names are hashed with and versions begin with, so that a test can replay a run; `None` draws
+    /// it, which a cache of real data needs: its versions must be new after every start.
+    pub hash_seed: Option<u64>,
 }
 
 impl Default for ObjectCacheConfig {
@@ -80,6 +83,7 @@ impl Default for ObjectCacheConfig {
             namespaces: Vec::new(),
             writer: Writer::Callers,
             huge_pages: false,
+            hash_seed: None,
         }
     }
 }

@@ -118,7 +118,11 @@ impl Shared {
         pool: Pool,
         queues: Queues,
     ) -> Self {
-        let random = |_| KeyHasher::new(None).hash(b"versions").0;
+        let seed = config.hash_seed;
+        let random = |stripe: usize| {
+            let own = seed.map(|seed| seed.wrapping_add(1 + stripe as u64));
+            KeyHasher::new(own).hash(b"versions").0
+        };
         let dirty_max = config.dirty_bytes_max / blocker::BUCKET_BYTES;
         Self {
             can: below.capabilities(),
@@ -127,7 +131,7 @@ impl Shared {
             index: Index::new(config.objects_count_max),
             registry: Registry::default(),
             hub: EventHub::new(),
-            hasher: KeyHasher::new(None),
+            hasher: KeyHasher::new(seed),
             claims: Mutex::new(Claims::default()),
             claims_count: AtomicU32::new(0),
             remembered: Versions::new(config.objects_count_max),

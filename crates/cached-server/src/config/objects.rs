@@ -188,6 +188,7 @@ impl ObjectsTable {
                 WriterName::Cache => Writer::Cache,
             },
             huge_pages: self.huge_pages,
+            hash_seed: None,
         })
     }
 
