@@ -1,0 +1,59 @@
+//! `synapsed`: the storage-node daemon. Serves a backend to clients of the synapse protocol.
+//!
+//! ```text
+//! synapsed --config /etc/synapsed.toml
+//! ```
+
+mod backend;
+mod config;
+mod logging;
+mod serve;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use config::Config;
+
+/// Serve a storage backend over TCP and unix sockets.
+#[derive(Parser)]
+#[command(name = "synapsed", version, max_term_width = 100)]
+struct Arguments {
+    /// The configuration file; deploy/synapsed.toml has every key with its comment.
+    #[arg(short, long, value_name = "FILE")]
+    config: PathBuf,
+
+    /// Say whether the configuration is right, and end.
+    #[arg(long)]
+    check_config: bool,
+
+    /// Print the configuration with all defaults filled in, and end.
+    #[arg(long)]
+    print_config: bool,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(text) => {
+            eprintln!("synapsed: {text}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<(), String> {
+    let config = Config::read(&arguments.config)?;
+    config.check()?;
+    if arguments.print_config {
+        print!("{}", config.effective());
+        return Ok(());
+    }
+    if arguments.check_config {
+        println!("{} is right", arguments.config.display());
+        return Ok(());
+    }
+    logging::install(logging::level(&config.log_level)?);
+    serve::run(&config)
+}

@@ -1,0 +1,121 @@
+//! The life of the daemon: threads, listening, and the end in order.
+
+use std::io::{self, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::Arc;
+use std::time::Duration;
+
+use synapse::{Address, Server};
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::config::Config;
+
+/// Serves until SIGTERM or SIGINT. Nothing is lost then that was acknowledged as stored; requests that had
+/// begun are answered.
+///
+/// # Errors
+/// One line that says what went wrong.
+pub(crate) fn run(config: &Config) -> Result<(), String> {
+    let (addresses, mut server_config) = (config.addresses()?, config.server()?);
+    let patience = Duration::from_secs(config.shutdown_patience_s);
+    let opened = config.backend()?.open().map_err(|error| format!("{}: {error}", config.backend))?;
+    // A runtime per thread: connections stay where they are, and nothing is stolen.
+    let failed = |error: io::Error| format!("a runtime: {error}");
+    let workers: Vec<Worker> =
+        (1..config.threads).map(Worker::start).collect::<io::Result<_>>().map_err(failed)?;
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    server_config.workers = std::iter::once(runtime.handle().clone())
+        .chain(workers.iter().map(|worker| worker.handle.clone()))
+        .collect();
+    let memory_bytes_max = server_config.memory_bytes_max();
+    let server = Server::new(Arc::clone(&opened.blocker), opened.control.clone(), server_config)?;
+    let in_order = runtime.block_on(async {
+        let mut places = Vec::new();
+        for address in &addresses {
+            places.push(server.listen(address).await?);
+        }
+        say(&places, config, memory_bytes_max);
+        notify("READY=1");
+        until_told().await.map_err(failed)?;
+        notify("STOPPING=1");
+        tracing::info!("ending");
+        Ok::<_, String>(server.shutdown(patience).await)
+    })?;
+    if !in_order {
+        tracing::warn!(patience_s = config.shutdown_patience_s, "some requests were broken off");
+    }
+    drop(server);
+    drop(workers);
+    runtime.shutdown_timeout(patience);
+    opened.close(patience).map_err(|error| format!("closing {}: {error}", config.backend))
+}
+
+/// The first lines on standard output, for people and for whoever started it with port 0.
+fn say(places: &[Address], config: &Config, memory_bytes_max: u64) {
+    let mut out = io::stdout().lock();
+    for place in places {
+        // Nobody may be reading any more: no reason not to serve.
+        let _ = writeln!(out, "synapsed: {} at {place}", config.backend);
+    }
+    let mib = memory_bytes_max >> 20;
+    tracing::info!(
+        backend = config.backend,
+        threads = config.threads,
+        "serving; at most {mib} MiB beside the backend"
+    );
+}
+
+async fn until_told() -> io::Result<()> {
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    tokio::select! {
+        _ = term.recv() => {}
+        _ = int.recv() => {}
+    }
+    Ok(())
+}
+
+/// A thread with a runtime of its own, which ends with this.
+struct Worker {
+    handle: Handle,
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Worker {
+    fn start(index: usize) -> io::Result<Self> {
+        let runtime: Runtime = Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        let serve = move || {
+            // An error is the sender's end: the same.
+            let _ = runtime.block_on(stopped);
+        };
+        let thread = std::thread::Builder::new().name(format!("synapse-{index}")).spawn(serve)?;
+        Ok(Self { handle, stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("a worker has panicked");
+        }
+    }
+}
+
+/// Tells a service manager of a change of state, if there is one (systemd's `sd_notify`).
+fn notify(state: &str) {
+    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let address = match path.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(&path),
+    };
+    let send = |address| UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address);
+    if let Err(error) = address.and_then(send) {
+        tracing::warn!(cause = %error, "cannot notify the service manager");
+    }
+}
