@@ -97,7 +97,8 @@ pub(crate) fn run(store: &Arc<dyn Blocker>, load: &Load) -> Result<Outcome> {
     })
 }
 
-fn histogram() -> Histogram<u64> {
+/// Nanoseconds, up to ten minutes.
+pub(crate) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 600_000_000_000, 3).expect("proper bounds")
 }
 

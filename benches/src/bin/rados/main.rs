@@ -370,13 +370,13 @@ impl Bench {
             let backend: Arc<dyn Blocker> = Arc::new(cache.clone());
             let data = bytes::Bytes::from(vec![1; 4096]);
             let ids: Vec<_> = (0..u64::from(count)).map(load::object).collect();
-            let mut cold = hdrhistogram::Histogram::<u64>::new(3).context("bounds")?;
+            let mut cold = load::histogram();
             for id in &ids {
                 let begun = Instant::now();
                 block_on(backend.write(blocker::WriteRequest::new(id.clone(), 0, data.clone())))?;
                 cold.saturating_record(begun.elapsed().as_nanos() as u64);
             }
-            let mut warm = hdrhistogram::Histogram::<u64>::new(3).context("bounds")?;
+            let mut warm = load::histogram();
             for step in 0..1_u64 << 19 {
                 // Visits in an order without pattern: an odd multiplier over a power of two.
                 let at = (step.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) % u64::from(count);
