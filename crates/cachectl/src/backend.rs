@@ -6,10 +6,12 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blocker::executor::block_on;
 use blocker::faulty::FaultPlan;
 use blocker::file::FileConfig;
-use blocker::{Blocker, Faulty, FileStore, Memory, Result, SystemClock};
+use blocker::{Blocker, Control, Faulty, FileStore, Memory, Namespace, Policy, Result, SystemClock};
 use blocker_rados::{RadosConfig, RadosStore};
+use synapse::{Address, ClientConfig, Secret, SynapseBlocker};
 
 /// A backend as it is written on the command line.
 #[derive(Clone, Debug)]
@@ -17,6 +19,7 @@ pub(crate) enum BackendSpec {
     File(PathBuf),
     Memory,
     Rados(Box<RadosConfig>),
+    Synapse(Address),
     Faulty(FaultPlan, Box<BackendSpec>),
 }
 
@@ -32,13 +35,15 @@ impl FromStr for BackendSpec {
             "memory" if rest.is_empty() => Ok(Self::Memory),
             "memory" => Err("memory: takes nothing after the colon".into()),
             "rados" => Ok(Self::Rados(Box::new(rest.parse()?))),
+            "synapse" => Ok(Self::Synapse(rest.parse()?)),
             "faulty" => {
                 let example = "faulty: is written faulty:seed=1,error_permille=10:BACKEND";
                 let (keys, inner) = rest.split_once(':').ok_or(example)?;
                 Ok(Self::Faulty(plan(keys)?, Box::new(inner.parse()?)))
             }
             _ => Err(format!(
-                "{kind:?} is no kind of backend; there are file:DIR, memory:, rados:POOL and faulty:..."
+                "{kind:?} is no kind of backend; there are file:DIR, memory:, rados:POOL, synapse:HOST:PORT and \
+                 faulty:..."
             )),
         }
     }
@@ -69,7 +74,16 @@ fn plan(keys: &str) -> std::result::Result<FaultPlan, String> {
 /// A backend, and what must be closed when the command is done.
 pub(crate) struct Opened {
     pub(crate) backend: Arc<dyn Blocker>,
+    /// What is not data path.
+    pub(crate) control: Face,
     open: Open,
+}
+
+/// How a backend is controlled: here, or by its server.
+#[derive(Clone)]
+pub(crate) enum Face {
+    Here(Arc<dyn Control>),
+    There(SynapseBlocker),
 }
 
 /// What is to be closed in order.
@@ -82,26 +96,77 @@ enum Open {
 /// How long the connection to a cluster may take to close.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 
+impl Face {
+    /// The figures of the backend and of what is before it, by name.
+    ///
+    /// # Errors
+    /// What its server says.
+    pub(crate) fn statistics(&self) -> Result<Vec<(String, u64)>> {
+        match self {
+            Self::Here(control) => {
+                let figures = control.statistics().figures;
+                Ok(figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+            }
+            Self::There(server) => block_on(server.statistics()),
+        }
+    }
+
+    /// How a namespace is treated.
+    ///
+    /// # Errors
+    /// `Unsupported` where nothing is cached.
+    pub(crate) fn policy(&self, namespace: &Namespace) -> Result<Policy> {
+        match self {
+            Self::Here(control) => control.policy(namespace),
+            Self::There(server) => block_on(server.policy(namespace.clone())),
+        }
+    }
+
+    /// Treats a namespace otherwise.
+    ///
+    /// # Errors
+    /// `Unsupported` where nothing is cached.
+    pub(crate) fn set_policy(&self, namespace: &Namespace, policy: Policy) -> Result<()> {
+        match self {
+            Self::Here(control) => block_on(control.set_policy(namespace.clone(), policy)),
+            Self::There(server) => block_on(server.set_policy(namespace.clone(), policy)),
+        }
+    }
+}
+
 impl Opened {
     /// # Errors
     /// What opening it says.
-    pub(crate) fn open(spec: &BackendSpec) -> Result<Self> {
+    pub(crate) fn open(spec: &BackendSpec, secret: Option<&Secret>) -> Result<Self> {
         match spec {
-            BackendSpec::Memory => Ok(Self { backend: Arc::new(Memory::default()), open: Open::Nothing }),
+            BackendSpec::Memory => {
+                let memory = Arc::new(Memory::default());
+                let control = Face::Here(Arc::clone(&memory) as _);
+                Ok(Self { backend: memory, control, open: Open::Nothing })
+            }
             BackendSpec::File(dir) => {
                 // One call at a time: threads would only cost.
                 let config = FileConfig { threads: 0, ..FileConfig::default() };
                 let file = Arc::new(FileStore::open_with(dir, config, Arc::new(SystemClock))?);
-                Ok(Self { backend: Arc::clone(&file) as _, open: Open::File(file) })
+                let control = Face::Here(Arc::clone(&file) as _);
+                Ok(Self { backend: Arc::clone(&file) as _, control, open: Open::File(file) })
             }
             BackendSpec::Rados(config) => {
                 let rados = Arc::new(RadosStore::open(config.as_ref().clone())?);
-                Ok(Self { backend: Arc::clone(&rados) as _, open: Open::Rados(rados) })
+                let control = Face::Here(Arc::clone(&rados) as _);
+                Ok(Self { backend: Arc::clone(&rados) as _, control, open: Open::Rados(rados) })
+            }
+            BackendSpec::Synapse(address) => {
+                let mut config = ClientConfig::new(address.clone());
+                config.secret = secret.cloned();
+                let client = SynapseBlocker::connect_on_thread(config)?;
+                let control = Face::There(client.clone());
+                Ok(Self { backend: Arc::new(client), control, open: Open::Nothing })
             }
             BackendSpec::Faulty(plan, inner) => {
-                let Self { backend, open } = Self::open(inner)?;
+                let Self { backend, control, open } = Self::open(inner, secret)?;
                 let backend = Arc::new(Faulty::new(backend, plan.clone(), Arc::new(SystemClock)));
-                Ok(Self { backend, open })
+                Ok(Self { backend, control, open })
             }
         }
     }
@@ -109,7 +174,7 @@ impl Opened {
     /// # Errors
     /// What closing it says: something may not be stored.
     pub(crate) fn close(self) -> Result<()> {
-        drop(self.backend);
+        drop((self.backend, self.control));
         match self.open {
             Open::Nothing => Ok(()),
             Open::File(file) => file.close(),
@@ -139,8 +204,14 @@ mod tests {
         assert!(matches!(*inner, BackendSpec::File(_)));
         let Ok(BackendSpec::Rados(config)) = "rados:vm,user=u".parse() else { panic!("not taken for RADOS") };
         assert_eq!((config.pool.as_str(), config.user.as_str()), ("vm", "u"));
+        assert!(
+            matches!("synapse:node:7".parse(), Ok(BackendSpec::Synapse(Address::Tcp(at))) if at == "node:7")
+        );
+        assert!(matches!("synapse:unix:/run/s".parse(), Ok(BackendSpec::Synapse(Address::Unix(_)))));
         for wrong in [
             "",
+            "synapse:",
+            "synapse:node:port",
             "rados:",
             "rados:p,oops=1",
             "file",

@@ -29,9 +29,13 @@ use output::Output;
 struct Arguments {
     /// file:DIR, memory:, rados:POOL[,KEY=VALUE]... (keys: conf, user, keyring, root, prefix, op_timeout_s
     /// and more; a wrong one lists them) or faulty:seed=N,...:BACKEND (keys: delay_us, delay_permille,
-    /// error_permille, unknown_permille)
+    /// error_permille, unknown_permille), synapse:HOST:PORT or synapse:unix:PATH for a server
     #[arg(short, long, value_name = "BACKEND", env = "CACHECTL_BACKEND")]
     backend: BackendSpec,
+
+    /// The file with the secret of a synapse: server.
+    #[arg(long, value_name = "FILE", env = "CACHECTL_SECRET_FILE")]
+    secret_file: Option<std::path::PathBuf>,
 
     /// The namespace of the objects.
     #[arg(short, long, default_value = "default")]
@@ -59,7 +63,9 @@ fn main() -> std::process::ExitCode {
 
 fn run(arguments: Arguments, output: &Output) -> Result<(), exit::Failure> {
     let namespace = blocker::Namespace::new(arguments.namespace.into_bytes())?;
-    let opened = Opened::open(&arguments.backend)?;
+    let secret = arguments.secret_file.as_deref().map(synapse::Secret::from_file).transpose();
+    let secret = secret.map_err(exit::Failure::Usage)?;
+    let opened = Opened::open(&arguments.backend, secret.as_ref())?;
     let done = arguments.command.run(&opened, &namespace, output);
     // Close in order even after a failure; the first failure is the one to tell.
     let closed = opened.close();

@@ -1,9 +1,11 @@
 //! The subcommands, one per file.
 
+mod bench;
 mod conformance;
 mod get;
 mod object;
 mod put;
+mod stats;
 mod striped;
 
 use blocker::{Name, Namespace, ObjectId};
@@ -31,6 +33,12 @@ pub(crate) enum Command {
     Flush(object::Flush),
     /// Test the backend against the storage contract.
     Conformance(conformance::Conformance),
+    /// Show the figures of the backend, and of what is before it.
+    Stats(stats::Stats),
+    /// Show or change how writes to the namespace are treated.
+    Policy(stats::SetPolicy),
+    /// Measure reads and writes at random offsets.
+    Bench(bench::Bench),
 }
 
 impl Command {
@@ -45,6 +53,9 @@ impl Command {
             Self::Rm(remove) => remove.run(&context),
             Self::Flush(flush) => flush.run(&context),
             Self::Conformance(conformance) => conformance.run(&context),
+            Self::Stats(stats) => stats.run(&context),
+            Self::Policy(policy) => policy.run(&context),
+            Self::Bench(bench) => bench.run(&context),
         }
     }
 }

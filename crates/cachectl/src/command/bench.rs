@@ -1,0 +1,156 @@
+//! `bench`: how fast a backend is from here, at random offsets, with so many requests under way.
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::task::Context as TaskContext;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use blocker::executor::{block_on, thread_waker};
+use blocker::{DeleteRequest, ObjectId, ReadRequest, Segments, WriteRequest};
+use bytes::Bytes;
+use clap::Args;
+use serde_json::json;
+
+use super::Context;
+use crate::exit::{About, Failure};
+
+/// How many latencies are kept; beyond that, the first ones speak for all.
+const SAMPLES_MAX: usize = 4 << 20;
+
+#[derive(Args)]
+pub(crate) struct Bench {
+    /// Bytes per request.
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u64).range(1..=64 << 20))]
+    size: u64,
+    /// Requests under way at a time.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1024))]
+    depth: u64,
+    /// How many seconds to go on.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    seconds: u64,
+    /// How many of 100 requests are writes.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=100))]
+    writes: u64,
+    /// How many objects to work on; they are made first and removed afterwards.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    objects: u64,
+    /// Bytes per object.
+    #[arg(long, default_value_t = 1 << 20)]
+    object_size: u64,
+    /// Where the offsets come from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+}
+
+type Pending = Pin<Box<dyn Future<Output = blocker::Result<()>>>>;
+
+impl Bench {
+    pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
+        let limits = context.opened.backend.capabilities();
+        let most = limits.object_bytes_max.min(limits.request_bytes_max);
+        if self.size > self.object_size || self.object_size > most {
+            let text = format!("--size must be at most --object-size, and that at most {most}");
+            return Err(Failure::Usage(text));
+        }
+        let objects = (0..self.objects).map(|n| context.object(&format!("cachectl-bench/{n:08}")));
+        let objects = objects.collect::<Result<Vec<_>, _>>()?;
+        for object in &objects {
+            let data = Bytes::from(vec![0x5a; self.object_size as usize]);
+            block_on(context.opened.backend.write(WriteRequest::new(object.clone(), 0, data)))
+                .about(object)?;
+        }
+        let measured = self.measure(context, &objects);
+        // Removed whatever came of it; the first failure is the one to tell.
+        let mut removed = Ok(());
+        for object in &objects {
+            let gone =
+                block_on(context.opened.backend.delete(DeleteRequest::new(object.clone()))).about(object);
+            removed = removed.and(gone.map(drop));
+        }
+        let (mut latencies, count, took) = measured?;
+        removed?;
+        latencies.sort_unstable();
+        let at = |permille: usize| {
+            latencies.get(latencies.len().saturating_sub(1) * permille / 1000).copied().unwrap_or(0)
+        };
+        let rate = count as f64 / took.as_secs_f64();
+        let mib = rate * self.size as f64 / f64::from(1 << 20);
+        let (half, most, nearly_all) = (at(500), at(990), at(999));
+        let text = format!(
+            "{rate:.0} requests/s, {mib:.1} MiB/s; latency µs: median {half}, 99 % {most}, 99.9 % {nearly_all}, \
+             worst {}",
+            at(1000)
+        );
+        let value = json!({
+            "requests": count, "seconds": took.as_secs_f64(), "requests_per_s": rate, "mib_per_s": mib,
+            "latency_us": { "p50": half, "p99": most, "p999": nearly_all, "max": at(1000) },
+            "size_bytes": self.size, "depth": self.depth, "writes_percent": self.writes, "seed": self.seed,
+        });
+        context.output.say(text, &value)
+    }
+
+    /// The latencies in µs, how many requests there were, and how long all of it took.
+    fn measure(
+        &self,
+        context: &Context<'_>,
+        objects: &[ObjectId],
+    ) -> Result<(Vec<u32>, u64, Duration), Failure> {
+        let data = Segments::from(Bytes::from(vec![0xa5; self.size as usize]));
+        let mut random = self.seed;
+        let mut slots: Vec<Option<(Instant, Pending)>> = (0..self.depth).map(|_| None).collect();
+        let (mut latencies, mut count) = (Vec::new(), 0);
+        let start = Instant::now();
+        let end = start + Duration::from_secs(self.seconds);
+        let waker = thread_waker();
+        let mut cx = TaskContext::from_waker(&waker);
+        loop {
+            let mut is_moving = false;
+            let mut is_idle = true;
+            for slot in &mut slots {
+                if slot.is_none() && Instant::now() < end {
+                    *slot = Some((Instant::now(), self.request(context, objects, &data, &mut random)));
+                }
+                let Some((since, pending)) = slot else { continue };
+                is_idle = false;
+                if let Poll::Ready(done) = pending.as_mut().poll(&mut cx) {
+                    if latencies.len() < SAMPLES_MAX {
+                        latencies.push(u32::try_from(since.elapsed().as_micros()).unwrap_or(u32::MAX));
+                    }
+                    (*slot, count, is_moving) = (None, count + 1, true);
+                    done?;
+                }
+            }
+            if is_idle {
+                return Ok((latencies, count, start.elapsed()));
+            }
+            if !is_moving {
+                std::thread::park();
+            }
+        }
+    }
+
+    fn request(
+        &self,
+        context: &Context<'_>,
+        objects: &[ObjectId],
+        data: &Segments,
+        random: &mut u64,
+    ) -> Pending {
+        // SplitMix64.
+        *random = random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (*random ^ (*random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let drawn = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 7;
+        let object = objects[(drawn % self.objects) as usize].clone();
+        let places = self.object_size / self.size;
+        let offset = drawn / self.objects % places * self.size;
+        let backend = &context.opened.backend;
+        if (drawn >> 40) % 100 < self.writes {
+            let write = backend.write(WriteRequest::new(object, offset, data.clone())).into_future();
+            Box::pin(async move { write.await.map(drop) })
+        } else {
+            let read = backend.read(ReadRequest::new(object, offset, self.size)).into_future();
+            Box::pin(async move { read.await.map(drop) })
+        }
+    }
+}

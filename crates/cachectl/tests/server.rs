@@ -1,0 +1,100 @@
+//! Everything that works on a backend works on a server.
+
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use blocker::Memory;
+use synapse::{Address, Secret, Server, ServerConfig};
+use tokio::runtime::Runtime;
+
+struct Host {
+    address: Address,
+    _server: Server,
+    _runtime: Runtime,
+}
+
+impl Host {
+    fn new(config: ServerConfig) -> Self {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let memory = Arc::new(Memory::default());
+        let server = Server::new(Arc::clone(&memory) as _, Some(memory), config).unwrap();
+        let address = runtime.block_on(server.listen(&"127.0.0.1:0".parse().unwrap())).unwrap();
+        Self { address, _server: server, _runtime: runtime }
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        let backend = format!("synapse:{}", self.address);
+        Command::new(env!("CARGO_BIN_EXE_cachectl"))
+            .args(["--backend", &backend])
+            .args(arguments)
+            .output()
+            .unwrap()
+    }
+
+    #[track_caller]
+    fn ok(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    #[track_caller]
+    fn fails(&self, arguments: &[&str], code: i32, text: &str) {
+        let output = self.run(arguments);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {error}");
+        assert!(error.contains(text), "{error:?} does not say {text:?}");
+    }
+}
+
+#[test]
+fn a_server_is_used_like_any_backend() {
+    let host = Host::new(ServerConfig::default());
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("in");
+    std::fs::write(&file, vec![b'x'; 300_000]).unwrap();
+    host.ok(&["put", "a", file.to_str().unwrap()]);
+    assert_eq!(host.ok(&["get", "a"]).len(), 300_000);
+    host.ok(&["cp", "a", "b"]);
+    assert_eq!(host.ok(&["ls", "-1"]), "a\nb\n");
+    host.ok(&["rm", "a"]);
+    assert_eq!(host.ok(&["flush"]), "stored\n");
+    host.fails(&["get", "a"], 3, "no such object");
+    let figures = host.ok(&["stats"]);
+    assert!(figures.contains("objects") && figures.contains("synapse_requests"), "{figures}");
+    host.fails(&["policy"], 1, "no policies");
+    let said = host.ok(&["--json", "bench", "--seconds", "1", "--objects", "2", "--writes", "30"]);
+    let measured: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert!(measured["requests"].as_u64().unwrap() > 0, "{said}");
+    assert_eq!(host.ok(&["ls", "-1"]), "b\n", "the bench has left something");
+    let report = host.ok(&["conformance", "content"]);
+    assert!(report.lines().last().unwrap().contains(" 0 failed"), "{report}");
+}
+
+#[test]
+fn a_secret_is_taken_from_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let secret = dir.path().join("secret");
+    std::fs::write(&secret, "0123456789abcdef\n").unwrap();
+    let mut config = ServerConfig::default();
+    config.secret = Some(Secret::from_file(&secret).unwrap());
+    let host = Host::new(config);
+    host.fails(&["ls"], 4, "wants a secret");
+    assert_eq!(host.ok(&["--secret-file", secret.to_str().unwrap(), "ls"]), "");
+    host.fails(&["--secret-file", "/no/such/file", "ls"], 2, "/no/such/file");
+}
+
+#[test]
+fn a_server_that_is_not_there_is_told_in_one_line() {
+    let gone = Host::new(ServerConfig::default());
+    let address = gone.address.to_string();
+    drop(gone);
+    let output = Command::new(env!("CARGO_BIN_EXE_cachectl"))
+        .args(["--backend", &format!("synapse:{address}"), "ls"])
+        .output()
+        .unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(5), "{error}");
+    assert!(error.contains(&address) && error.lines().count() == 1, "{error}");
+}
