@@ -4,7 +4,7 @@
 //! for it, or needs its memory), *failed* (to be tried again at a time), or *flying* (its flush is under
 //! way). A leaf lock.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use blocker::Timestamp;
 
@@ -23,8 +23,8 @@ struct Lists {
     waiting: BTreeMap<u64, (u32, Timestamp)>,
     urgent: BTreeMap<u64, u32>,
     failed: BTreeSet<(Timestamp, u64)>,
-    failed_nodes: HashMap<u64, u32>,
-    flying: HashMap<u64, u32>,
+    failed_nodes: BTreeMap<u64, u32>,
+    flying: BTreeMap<u64, u32>,
 }
 
 impl Registry {
