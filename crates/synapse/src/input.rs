@@ -8,7 +8,7 @@ use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use blocker::{Segments, Timestamp};
+use blocker::{Segment, Segments, Timestamp};
 use bytes::Bytes;
 
 use crate::codec::{self, FrameError, HEAD_BYTES_MAX, Head, payload_crc};
@@ -17,6 +17,8 @@ use crate::stream::Stream;
 
 /// How much is read at once, at most.
 const BUFFER_BYTES: usize = 128 * 1024;
+/// Payloads from this size on, up to a bucket, lie in memory that the thread keeps for such.
+const COPIED_BYTES_MIN: usize = 1024;
 /// How much is read at once where a large frame is expected: most heads, and little of the payload.
 const HEAD_READ_BYTES: usize = 512;
 const _: () = assert!(BUFFER_BYTES >= HEAD_BYTES_MAX + LARGE_BYTES);
@@ -57,6 +59,8 @@ impl Payload<'_> {
     pub(crate) fn into_segments(self) -> Segments {
         match self {
             Self::Here([]) => Segments::new(),
+            // A small one is not to keep a whole bucket of memory wherever it ends up.
+            Self::Here(bytes) if bytes.len() >= COPIED_BYTES_MIN => Segment::copied(bytes).into(),
             Self::Here(bytes) => Bytes::copy_from_slice(bytes).into(),
             Self::Landed(segments) => segments,
         }
