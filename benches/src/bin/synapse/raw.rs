@@ -2,7 +2,7 @@
 //! set. No names, no checks, no deadlines; a write goes from the socket into its slot, a read from its slot to the
 //! socket, and what is small and there at the same time leaves in one send.
 
-use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use anyhow::{Context, Result, ensure};
@@ -154,7 +154,7 @@ struct Input {
 }
 
 impl Input {
-    /// Before large payloads only the header is received, so that they are not copied.
+    /// Before large payloads only a header is received, so that they are not copied.
     fn for_payloads(bytes: usize) -> Self {
         let len = if bytes >= DIRECT_BYTES_MIN { HEADER_BYTES } else { INPUT_BYTES };
         Self { buffer: vec![0; len], start: 0, end: 0 }
@@ -176,11 +176,23 @@ impl Input {
         Some(bytes)
     }
 
-    /// Fills `target` with what comes next: from here, then straight from the socket.
+    /// Fills `target` with what comes next: from here, then straight from the socket, and what follows with it.
     fn fill(&mut self, mut stream: &TcpStream, target: &mut [u8]) -> io::Result<()> {
         let here = target.len().min(self.end - self.start);
         target[..here].copy_from_slice(&self.buffer[self.start..self.start + here]);
         self.start += here;
-        stream.read_exact(&mut target[here..])
+        let mut filled = here;
+        while filled < target.len() {
+            // Nothing is left here: the buffer takes what comes after the target.
+            let room = target.len() - filled;
+            let mut places = [IoSliceMut::new(&mut target[filled..]), IoSliceMut::new(&mut self.buffer)];
+            let count = stream.read_vectored(&mut places)?;
+            if count == 0 {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+            (self.start, self.end) = (0, count.saturating_sub(room));
+            filled += count.min(room);
+        }
+        Ok(())
     }
 }
