@@ -361,7 +361,7 @@ fn figures_and_memory_are_shown() {
     let server = place.start("memory_bytes_max = \"64 MiB\"", "kind = \"memory\"\nbytes_max = \"32 MiB\"");
     let log = server.log();
     assert!(log.contains(&format!("objects on unix:{}", place.socket().display())), "{log}");
-    assert!(log.contains(" + objects "), "{log}");
+    assert!(log.contains(" + objects ") && log.contains(" + object door "), "{log}");
     let client = place.connect();
     write(&client, 5);
     // The first read of each may have to ask the store how long it is.

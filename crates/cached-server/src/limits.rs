@@ -24,8 +24,10 @@ pub struct Limits {
     pub connections: usize,
     /// Buffers of the worker threads.
     pub workers: usize,
-    /// The object cache with its door; 0 without one.
+    /// The object cache and its store's buffers; 0 without one.
     pub objects: usize,
+    /// The object cache's door; 0 without one.
+    pub object_door: usize,
 }
 
 impl Limits {
@@ -38,18 +40,21 @@ impl Limits {
             connections: settings.connections_max * CONNECTION_BYTES,
             workers: settings.threads * (INPUT_BYTES + 8 * FULL_BYTES + COPY_BYTES_MAX),
             objects: 0,
+            object_door: 0,
         }
     }
 
-    /// The same with an object cache of so many bytes.
+    /// The same with an object cache and a door of so many bytes.
     #[must_use]
-    pub fn with_objects(self, bytes: u64) -> Limits {
-        Limits { objects: usize::try_from(bytes).unwrap_or(usize::MAX), ..self }
+    pub fn with_objects(self, cache: u64, door: u64) -> Limits {
+        let bytes = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
+        Limits { objects: bytes(cache), object_door: bytes(door), ..self }
     }
 
     /// All of it.
     pub fn sum(&self) -> usize {
-        self.arena + self.index + self.connection_buffers + self.connections + self.workers + self.objects
+        let memcached = self.arena + self.index + self.connection_buffers + self.connections + self.workers;
+        memcached + self.objects + self.object_door
     }
 }
 
@@ -68,6 +73,9 @@ impl fmt::Display for Limits {
         )?;
         if self.objects > 0 {
             write!(f, " + objects {}", mib(self.objects))?;
+        }
+        if self.object_door > 0 {
+            write!(f, " + object door {}", mib(self.object_door))?;
         }
         Ok(())
     }

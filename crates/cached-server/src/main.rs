@@ -186,7 +186,7 @@ fn greet(server: &Server, objects: Option<&Objects>) -> String {
     }
     let mut limits = server.limits();
     if let Some(objects) = objects {
-        limits = limits.with_objects(objects.memory_bytes_max());
+        limits = limits.with_objects(objects.memory_bytes_max(), objects.door_bytes_max());
         let doors = objects.places();
         let doors = if doors.is_empty() { "nowhere: there is no [synapse]".into() } else { doors.join(", ") };
         let _ = writeln!(text, "objects on {doors}");

@@ -8,9 +8,9 @@
 //! | module | what it owns |
 //! |---|---|
 //! | `file` | the file as a whole |
-//! | [`process`], [`memcached`], [`objects`], [`backend`], [`synapse`] | a table each |
-//! | [`size`] | sizes with units |
-//! | [`error`] | the one line |
+//! | `process`, `memcached`, `objects`, `backend`, `synapse` | a table each |
+//! | `size` | sizes with units |
+//! | `error` | the one line |
 
 mod backend;
 mod error;

@@ -81,15 +81,18 @@ impl Objects {
             Some(table) => Some(Door::open(table, secrets.door, &cache, &control)?),
             None => None,
         };
-        let memory_bytes_max = cache_bytes_max(objects)
-            + door.as_ref().map_or(0, Door::memory_bytes_max)
-            + store.memory_bytes_max();
+        let memory_bytes_max = cache_bytes_max(objects) + store.memory_bytes_max();
         Ok(Objects { cache, store, door, control, flush_max: objects.shutdown_flush(), memory_bytes_max })
     }
 
-    /// The most memory that all of it takes.
+    /// The most memory that cache and store take.
     pub fn memory_bytes_max(&self) -> u64 {
         self.memory_bytes_max
+    }
+
+    /// The most memory that the door takes.
+    pub fn door_bytes_max(&self) -> u64 {
+        self.door.as_ref().map_or(0, Door::memory_bytes_max)
     }
 
     /// Where it listens.
