@@ -6,7 +6,7 @@ use blocker::{
 };
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use super::flush_plan::{FlushPlan, Run};
+use super::flush_plan::{FlushPlan, Run, RunLimits};
 use super::gauges::add;
 use super::handle::Handle;
 use super::pool::BUCKET;
@@ -18,10 +18,13 @@ use crate::sync::{Arc, Ordering};
 pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
     let Some(handle) = Handle::of_node(&shared, node) else { return shared.registry.leave(number) };
     let bucket = BUCKET as u64;
-    let run_max = (shared.can.request_bytes_max / bucket * bucket).max(bucket);
+    let limits = RunLimits {
+        run_bytes_max: (shared.can.request_bytes_max / bucket * bucket).max(bucket),
+        gap_bytes_max: shared.config.flush_gap_bytes_max,
+    };
     let begun = handle.enter(move |object, env| {
         let pending = object.pending;
-        let plan = object.begin_flush(env, run_max)?;
+        let plan = object.begin_flush(env, limits)?;
         Some((plan, pending.domain.filter(|_| !pending.domains_mixed)))
     });
     let result = match begun.await {

@@ -11,11 +11,20 @@ use blocker::{Error, Result, Segment, Segments};
 
 use super::pool::BUCKET;
 use super::slots::{SECTOR_BYTES, Slot, State};
-use super::state::{Env, Flushing, Known, Object};
+use super::state::{Env, Flushing, Known, Object, parts, touched};
 use super::waiter::FlushTicket;
 use crate::sync::Arc;
 
 const SECTORS: usize = BUCKET / SECTOR_BYTES;
+
+/// How large requests may be, and what they may contain.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RunLimits {
+    /// Bytes of one request, a multiple of a bucket.
+    pub(crate) run_bytes_max: u64,
+    /// Clean bytes between two dirty runs of one request.
+    pub(crate) gap_bytes_max: u64,
+}
 
 /// Bytes of the object that go in one request.
 #[derive(Debug)]
@@ -76,8 +85,9 @@ impl FlushPlan {
 }
 
 impl Object {
-    /// Begins a flush; `None` if one is under way, or nothing waits. Runs have at most `run_max` bytes.
-    pub(crate) fn begin_flush(&mut self, env: &Env<'_>, run_max: u64) -> Option<FlushPlan> {
+    /// Begins a flush; `None` if one is under way, or nothing waits.
+    pub(crate) fn begin_flush(&mut self, env: &Env<'_>, limits: RunLimits) -> Option<FlushPlan> {
+        let run_max = limits.run_bytes_max;
         if self.flushing.is_some() || !self.has_pending() {
             return None;
         }
@@ -104,6 +114,8 @@ impl Object {
         }
         if plan.replace {
             fill_gaps(&mut plan.runs, plan.size, run_max);
+        } else {
+            self.bridge_gaps(env, &mut plan.runs, limits);
         }
         let flushing = Flushing { replace: pending.replace, truncate_to: pending.truncate_to };
         self.flushing = Some(Box::new(flushing));
@@ -111,6 +123,42 @@ impl Object {
         self.head.store_steps += 1;
         self.head.store_changes += 1;
         Some(plan)
+    }
+
+    /// Joins runs of data between which little lies, if all of that is here.
+    fn bridge_gaps(&self, env: &Env<'_>, runs: &mut Vec<Run>, limits: RunLimits) {
+        let mut joined: Vec<Run> = Vec::with_capacity(runs.len());
+        for run in runs.drain(..) {
+            if let (Some(last), Some(data)) = (joined.last_mut(), &run.data)
+                && let Some(before) = &mut last.data
+                && run.offset - (last.offset + last.len) <= limits.gap_bytes_max
+                && run.offset + run.len - last.offset <= limits.run_bytes_max
+                && let Some(between) = self.clean_bytes(env, last.offset + last.len, run.offset)
+            {
+                before.append(between);
+                before.append(data.clone());
+                last.len = run.offset + run.len - last.offset;
+            } else {
+                joined.push(run);
+            }
+        }
+        *runs = joined;
+    }
+
+    /// The bytes between two runs, as the store has them; `None` if not all are here.
+    fn clean_bytes(&self, env: &Env<'_>, from: u64, to: u64) -> Option<Segments> {
+        let mut bytes = Segments::new();
+        for (at, lo, hi) in parts(from, to - from) {
+            let slot = self.slots.get(at);
+            match slot.state() {
+                State::ZeroClean => bytes.append(Segments::zeros(hi - lo)),
+                state if state.has_bucket() && touched(lo, hi) & !env.meta(slot.bucket()).valid() == 0 => {
+                    bytes.push(pinned(env, slot.bucket(), lo..hi));
+                }
+                _ => return None,
+            }
+        }
+        Some(bytes)
     }
 
     fn plan_slot(&mut self, env: &Env<'_>, plan: &mut FlushPlan, at: u32, slot: Slot, run_max: u64) {

@@ -354,6 +354,9 @@ impl Blocker for ObjectCache {
     }
 
     fn list(&self, request: ListRequest) -> Reply<ListReply> {
+        if self.shared().is_late(request.call) {
+            return Reply::err(Error::DeadlinePassed);
+        }
         Reply::pending(whole::list(Arc::clone(self.shared()), request))
     }
 
@@ -375,6 +378,9 @@ impl Blocker for ObjectCache {
     }
 
     fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
+        if self.shared().is_late(request.call) {
+            return Reply::err(Error::DeadlinePassed);
+        }
         Reply::pending(whole::invalidate(Arc::clone(self.shared()), request))
     }
 

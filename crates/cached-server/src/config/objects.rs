@@ -188,6 +188,7 @@ impl ObjectsTable {
                 WriterName::Cache => Writer::Cache,
             },
             huge_pages: self.huge_pages,
+            flush_gap_bytes_max: ObjectCacheConfig::default().flush_gap_bytes_max,
             hash_seed: None,
         })
     }

@@ -32,7 +32,7 @@ use super::waiter::FlushTicket;
 use crate::sync::Arc;
 
 use parts::BUCKET_U64;
-pub(crate) use parts::buckets_of;
+pub(crate) use parts::{buckets_of, parts, touched};
 
 /// What a step can reach beside the object itself.
 #[derive(Clone, Copy)]

@@ -10,7 +10,7 @@ pub(super) const BUCKET_U64: u64 = BUCKET as u64;
 pub(super) const SECTORS: usize = BUCKET / SECTOR_BYTES;
 
 /// A mask with a bit for each sector from that of `lo` to that of `hi`, the end excluded.
-pub(super) fn touched(lo: usize, hi: usize) -> u8 {
+pub(crate) fn touched(lo: usize, hi: usize) -> u8 {
     let (first, last) = (lo / SECTOR_BYTES, hi.div_ceil(SECTOR_BYTES));
     (((1u16 << last) - 1) & !((1u16 << first) - 1)) as u8
 }
