@@ -28,6 +28,8 @@ pub struct ObjectsTable {
     pub dirty_age_ms_max: u64,
     /// The most flush requests under way at once.
     pub flush_requests_max: u32,
+    /// How much that is not dirty may be written between two dirty runs, to save a request.
+    pub flush_gap_bytes_max: Size,
     /// The most reads of the store under way at once.
     pub load_requests_max: u32,
     /// A failed flush is tried again after this long, doubled each time …
@@ -104,6 +106,7 @@ impl From<&ObjectCacheConfig> for ObjectsTable {
             dirty_bytes_max: None,
             dirty_age_ms_max: millis(cache.dirty_age_max),
             flush_requests_max: count(cache.flush_requests_max),
+            flush_gap_bytes_max: Size(cache.flush_gap_bytes_max),
             load_requests_max: count(cache.load_requests_max),
             retry_delay_ms_min: millis(cache.retry_delay_min),
             retry_delay_ms_max: millis(cache.retry_delay_max),
@@ -188,7 +191,7 @@ impl ObjectsTable {
                 WriterName::Cache => Writer::Cache,
             },
             huge_pages: self.huge_pages,
-            flush_gap_bytes_max: ObjectCacheConfig::default().flush_gap_bytes_max,
+            flush_gap_bytes_max: self.flush_gap_bytes_max.0,
             hash_seed: None,
         })
     }
