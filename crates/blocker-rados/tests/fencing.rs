@@ -5,6 +5,7 @@ mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use blocker::executor::block_on;
 use blocker::{
@@ -79,16 +80,23 @@ fn depose(cluster: &Cluster, scope: &Scope, domain: Option<OrderDomain>, round: 
                 }
             });
         }
-        while landed.load(Ordering::Relaxed) < 40 {
-            std::thread::yield_now();
-        }
+        let wait_for = |counter: &AtomicU64, count: u64| {
+            let start = Instant::now();
+            while counter.load(Ordering::Relaxed) < count {
+                if start.elapsed() > Duration::from_secs(30) {
+                    // The writers have failed, and say so themselves.
+                    stop.store(true, Ordering::Release);
+                    panic!("round {round}: the deposed writers do not come on");
+                }
+                std::thread::yield_now();
+            }
+        };
+        wait_for(&landed, 40);
         claimed(scope, 2).unwrap();
         is_claimed.store(true, Ordering::Release);
         let at_claim = snapshot(&new);
         let before = refused.load(Ordering::Relaxed);
-        while refused.load(Ordering::Relaxed) < before + 40 {
-            std::thread::yield_now();
-        }
+        wait_for(&refused, before + 40);
         stop.store(true, Ordering::Release);
         assert!(!at_claim.is_empty());
         assert!(at_claim == snapshot(&new), "round {round}: something landed after the claim had returned");
