@@ -10,7 +10,7 @@ use super::handle::{Handle, shielded};
 use super::ranges::{Kind, WHOLE};
 use super::shared::Shared;
 use super::slots::Slot;
-use super::state::{Env, Object};
+use super::state::{Env, Known, Object};
 use super::through::{forwarded_durability, store_condition, store_pending};
 use super::waiter::{FlushTicket, Stored};
 use crate::sync::{Arc, AtomicU32, Ordering};
@@ -191,7 +191,8 @@ async fn take_shared(shared: &Arc<Shared>, source: &Handle, shares: bool) -> Opt
     let taken = source.enter(move |object, env| {
         let slots = if shares { object.share(env, false) } else { Vec::new() };
         let credits = slots.iter().filter(|(_, slot)| slot.state().has_bucket()).count() as u32;
-        let size = if shares { object.head.size } else { 0 };
+        // What is not known to be there has nothing that the store lacks, and an old size.
+        let size = if shares && object.head.known == Known::Present { object.head.size } else { 0 };
         let has_room = own.gauges.take_credits(credits);
         let taken = Taken { shared: own, slots, size, credits: if has_room { credits } else { 0 } };
         has_room.then_some(taken)

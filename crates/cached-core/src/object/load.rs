@@ -90,7 +90,10 @@ impl Object {
             return;
         }
         let head = &mut self.head;
+        let is_quiet = head.store_steps == brought.steps && head.store_changes == 0;
         match (head.known, brought.head) {
+            // A change overlapped it: this may be from before.
+            (Known::Unknown, _) if !is_quiet => (),
             (Known::Unknown, Some((size, version))) => {
                 *head = Head { known: Known::Present, is_full: false, ..*head };
                 (head.size, head.version) = (size, env.versions.shown_for(env.hash, version));
@@ -136,7 +139,9 @@ pub(crate) async fn load(
             return None;
         }
         object.absorb(env, &brought);
-        means.lend(Some(&brought.loaded), |means| object.install(env, means));
+        if object.head.known != Known::Unknown {
+            means.lend(Some(&brought.loaded), |means| object.install(env, means));
+        }
         Some(brought.loaded)
     });
     Ok(loaded.await)

@@ -51,7 +51,8 @@ impl Object {
         }
         let wanted = if self.head.known == Known::Unknown {
             let within = object_bytes_max.saturating_sub(request.offset).min(request.len_bytes);
-            if within == 0 {
+            // While others change it, only who waits for them learns where it ends.
+            if within == 0 || self.head.store_changes > 0 {
                 return Look::Head;
             }
             buckets_of(request.offset, within)

@@ -217,6 +217,8 @@ impl Shared {
         match self.below.claim(ClaimRequest::new(scope, Epoch(0))).await {
             Ok(reply) => Ok(reply.epoch),
             Err(Error::Fenced { epoch }) => Ok(epoch),
+            // A question changes nothing, whatever became of it.
+            Err(Error::OutcomeUnknown(why)) => Err(Error::Retryable(why)),
             Err(error) => Err(error),
         }
     }

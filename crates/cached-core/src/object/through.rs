@@ -334,7 +334,12 @@ impl Object {
             _ => reply.size_bytes,
         };
         let is_delete = matches!(mutation, Mutation::Delete);
-        head.known = if is_delete { Known::Absent } else { Known::Present };
+        head.known = match (is_delete, was_known || is_exact) {
+            (true, _) => Known::Absent,
+            (false, true) => Known::Present,
+            // Others overlapped it: this size may be from before theirs.
+            (false, false) => Known::Unknown,
+        };
         (head.size, head.store_size, head.store_exists) = (size, size, !is_delete);
         head.store_version = (is_exact && !is_delete).then_some(reply.version.0);
         head.version = head.store_version.unwrap_or_else(next_version);
