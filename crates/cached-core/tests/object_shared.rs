@@ -78,7 +78,7 @@ impl World {
         // A store that loses things at its crash; meant for the loss of the cache, which ends the run.
         plan.volatile = has_lasting_faults && rng.permille(700);
         let is_volatile = plan.volatile;
-        let memory = Arc::new(Memory::default());
+        let memory = Arc::new(object_support::memory(&sim.clock));
         for filler in 0..3_u64 {
             object_support::fill(&memory, &id(&format!("filler-{filler}")), pattern(filler, 0, 400 << 10));
         }
@@ -507,7 +507,7 @@ impl World {
 
 #[test]
 fn several_clients_see_one_history() {
-    each_seed(1500, |seed, is_told| {
+    each_seed(1000, |seed, is_told| {
         let policies = [WritePolicy::Back, WritePolicy::Back, WritePolicy::Through, WritePolicy::Around];
         let mut world = World::new(seed, is_told, policies[seed as usize % 4], false);
         while world.operations < 100 {
@@ -519,7 +519,7 @@ fn several_clients_see_one_history() {
 
 #[test]
 fn a_lost_cache_leaves_a_prefix_of_history() {
-    each_seed(2000, |seed, is_told| {
+    each_seed(1000, |seed, is_told| {
         let policies = [WritePolicy::Back, WritePolicy::Back, WritePolicy::Back, WritePolicy::Through];
         let mut world = World::new(seed, is_told, policies[seed as usize % 4], true);
         let steps = world.rng.within(10, 1200);

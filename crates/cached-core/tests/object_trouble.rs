@@ -30,7 +30,7 @@ fn faulty_world(
     prepare: impl FnOnce(&Memory),
 ) -> World {
     let mut sim = Sim::new(None);
-    let memory = Arc::new(Memory::default());
+    let memory = Arc::new(object_support::memory(&sim.clock));
     prepare(&memory);
     let mut plan = FaultPlan::benign(1);
     change(&mut plan);

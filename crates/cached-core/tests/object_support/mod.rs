@@ -32,6 +32,11 @@ pub fn id(name: &str) -> ObjectId {
     ObjectId::new(namespace("ns"), Name::copy_from(name.as_bytes()).unwrap())
 }
 
+/// An empty store that takes deadlines by `clock`.
+pub fn memory(clock: &ManualClock) -> Memory {
+    Memory::new(blocker::memory::MemoryConfig::default(), Arc::new(clock.clone()))
+}
+
 /// The smallest cache, with room for 16 objects.
 pub fn small(write: WritePolicy) -> ObjectCacheConfig {
     ObjectCacheConfig {
@@ -97,19 +102,24 @@ pub fn same(found: &[u8], wanted: &[u8], what: &str) {
 }
 
 /// Where a test's seeds begin and how many there are: `OBJECT_SEED=n` runs that one alone, told,
-/// `OBJECT_SEEDS=n` so many.
+/// `OBJECT_SEEDS=n` so many, from `OBJECT_FIRST=n` on.
 pub fn seeds(default_count: u64) -> (std::ops::Range<u64>, bool) {
     let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     match number("OBJECT_SEED") {
         Some(seed) => (seed..seed + 1, true),
-        None => (0..number("OBJECT_SEEDS").unwrap_or(default_count), false),
+        None => {
+            let first = number("OBJECT_FIRST").unwrap_or(0);
+            (first..first + number("OBJECT_SEEDS").unwrap_or(default_count), false)
+        }
     }
 }
 
 /// Runs `run` for each seed; a failure tells the seed that replays it.
 pub fn each_seed(default_count: u64, run: impl Fn(u64, bool) + std::panic::RefUnwindSafe) {
     let (seeds, is_told) = seeds(default_count);
+    let told = std::env::var("OBJECT_TELL").ok().map(|text| text.parse::<u64>().expect("a number"));
     for seed in seeds {
+        let is_told = is_told || told == Some(seed);
         let ran = std::panic::catch_unwind(|| run(seed, is_told));
         if let Err(panic) = ran {
             eprintln!("replay with OBJECT_SEED={seed}");
