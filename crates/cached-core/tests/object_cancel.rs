@@ -311,7 +311,7 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
             sim.run(cache.write(write)).unwrap_or_else(|error| panic!("{label}: later: {error}"));
         }
         let read = sim.run(cache.read(ReadRequest::new(object.clone(), 0, 24 * 16 * KIB))).unwrap();
-        assert!(read.data == *pattern(round, 0, 24 * 16 << 10), "{label}: later");
+        assert!(read.data == *pattern(round, 0, 24 * (16 << 10)), "{label}: later");
         drop(read);
         validate(&cache);
     }

@@ -1084,9 +1084,9 @@ impl World {
         let mut rounds = 0;
         while is_tainted(&self) || self.must_invalidate {
             if self.must_invalidate {
-                self.begin_invalidate(Scope::All)
+                self.begin_invalidate(Scope::All);
             } else {
-                self.read_tainted()
+                self.read_tainted();
             }
             self.end_flights();
             rounds += 1;

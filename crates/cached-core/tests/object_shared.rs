@@ -31,6 +31,9 @@ enum Asked {
     Other,
 }
 
+/// When a read was asked and answered, from which sector on, and what it found.
+type Seen = (Moment, Moment, usize, Vec<u8>);
+
 enum Answer {
     Done(Durability),
     Bytes(Vec<u8>),
@@ -49,7 +52,8 @@ struct World {
     config: String,
     objects: Vec<ObjectId>,
     histories: Vec<History>,
-    reads: Vec<Vec<(Moment, Moment, usize, Vec<u8>)>>,
+    /// What was read of each object.
+    reads: Vec<Vec<Seen>>,
     /// Which change of which object is a copy of which.
     copies: Vec<(usize, usize, usize)>,
     /// When the last flush that worked was asked for, by domain and by object.
