@@ -121,7 +121,8 @@ impl History {
             for from in source.allowed(sector, copy.answered, |each| each.answered < copy.asked) {
                 self.changes.push(one(from.value));
             }
-            for from in source.allowed(sector, copy.answered, |_| false) {
+            let loose = source.changes.iter().filter(|each| each.is_loose && each.sectors.contains(&sector));
+            for from in source.allowed(sector, copy.answered, |_| false).into_iter().chain(loose) {
                 self.changes.push(Change { is_loose: true, ..one(from.value) });
             }
         }
@@ -139,7 +140,11 @@ impl History {
 
     /// What a look at `at` may find in a sector, if all that `settled` says yes to has surely happened.
     fn allowed(&self, sector: usize, until: u64, settled: impl Fn(&Change) -> bool) -> Vec<&Change> {
-        let here = |change: &&Change| !change.is_void && !change.is_loose && change.sectors.contains(&sector);
+        let here = |change: &&Change| {
+            !change.is_void
+                && (!change.is_loose || change.answered == NEVER)
+                && change.sectors.contains(&sector)
+        };
         let begun: Vec<&Change> =
             self.changes.iter().filter(here).filter(|change| change.asked < until).collect();
         let newest = begun.iter().filter(|change| settled(change)).map(|change| change.asked).max();
