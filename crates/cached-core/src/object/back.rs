@@ -11,6 +11,7 @@ use blocker::{
     Version,
 };
 
+use super::copy::Adoption;
 use super::handle::{Handle, OwnedMeans};
 use super::load::{ask, load_head};
 use super::pool::{BUCKET, Reserved};
@@ -49,6 +50,8 @@ pub(crate) enum Mutation {
     Delete,
     /// A change that leaves every byte as it is: copying onto itself.
     Touch,
+    /// All content is replaced by that of another object; in the cache only.
+    Adopt(Adoption),
 }
 
 impl Mutation {
@@ -60,7 +63,9 @@ impl Mutation {
                 buckets_of(*offset, data.len_bytes().max(expected.len_bytes()) as u64)
             }
             Self::WriteZeroes { offset, len } | Self::Discard { offset, len } => buckets_of(*offset, *len),
-            Self::WriteFull { .. } | Self::Truncate { .. } | Self::Delete | Self::Touch => WHOLE,
+            Self::WriteFull { .. } | Self::Truncate { .. } | Self::Delete | Self::Touch | Self::Adopt(_) => {
+                WHOLE
+            }
         }
     }
 
@@ -71,7 +76,7 @@ impl Mutation {
             Self::WriteZeroes { .. } | Self::Discard { .. } => 2,
             Self::WriteFull { data } => data.len_bytes().div_ceil(BUCKET) as u32,
             Self::Truncate { .. } => 1,
-            Self::Delete | Self::Touch => 0,
+            Self::Delete | Self::Touch | Self::Adopt(_) => 0,
             Self::Write { .. } | Self::CompareAndWrite { .. } => {
                 let buckets = self.buckets();
                 buckets.end - buckets.start
@@ -81,7 +86,10 @@ impl Mutation {
 
     /// Whether it needs an object to be there.
     fn needs_present(&self) -> bool {
-        !matches!(self, Self::Write { .. } | Self::WriteZeroes { .. } | Self::WriteFull { .. })
+        !matches!(
+            self,
+            Self::Write { .. } | Self::WriteZeroes { .. } | Self::WriteFull { .. } | Self::Adopt(_)
+        )
     }
 }
 
@@ -246,7 +254,7 @@ impl Object {
                 Need { buckets, credits: buckets, load: None }
             }
             Mutation::Truncate { size } => self.need_of_truncate(env, *size),
-            Mutation::Delete | Mutation::Touch => Need::default(),
+            Mutation::Delete | Mutation::Touch | Mutation::Adopt(_) => Need::default(),
         })
     }
 
@@ -277,6 +285,7 @@ impl Object {
             Mutation::Truncate { size } => self.truncate(env, *size, means),
             Mutation::Delete => self.replace(env, Known::Absent),
             Mutation::Touch => (),
+            Mutation::Adopt(adoption) => self.become_copy(env, adoption),
         }
     }
 }

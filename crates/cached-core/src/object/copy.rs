@@ -1,19 +1,19 @@
-//! Copying one object to another: the store copies what it has, and what it does not have yet the two
-//! objects share, until either is written.
+//! Copying one object to another. Where the cache may answer first (write-back) and has all of a source
+//! that the store does not have yet, the two objects share its buckets until either is written, and
+//! nothing is asked of the store. Otherwise what waits of the source is stored first and the store copies:
+//! had it copied the old bytes, a crash could leave the target with neither its old content nor its new.
 
-use blocker::{
-    ChangeReply, Condition, CopyRequest, Durability, Error, OrderDomain, Result, Version, WritePolicy,
-};
+use blocker::admission::check_condition;
+use blocker::{ChangeReply, CopyRequest, Error, Result, Version, WritePolicy};
 
-use super::back::{Mutation, safe_as};
+use super::back::{self, Mutation};
 use super::handle::{Handle, shielded};
 use super::ranges::{Kind, WHOLE};
 use super::shared::Shared;
 use super::slots::Slot;
 use super::state::{Env, Known, Object};
 use super::through::{forwarded_durability, store_condition, store_pending};
-use super::waiter::{FlushTicket, Stored};
-use crate::sync::{Arc, AtomicU32, Ordering};
+use crate::sync::{Arc, AtomicU32, Mutex, Ordering, lock};
 
 /// Copies one object's content to another.
 pub(crate) async fn copy(
@@ -21,41 +21,32 @@ pub(crate) async fn copy(
     request: CopyRequest,
     hashes: (u64, u64),
 ) -> Result<ChangeReply> {
+    let deadline = request.call.deadline;
+    let is_back = shared.write_policy(&request.to.namespace) == WritePolicy::Back;
+    if is_back && request.change.stamp.is_none() {
+        let taking = take(&shared, &request, hashes.0);
+        if let Some(taken) = shared.until(deadline, || Error::DeadlinePassed, taking).await? {
+            let CopyRequest { to, change, call, .. } = request;
+            return back::change(shared, to, hashes.1, Mutation::Adopt(taken), change, call).await;
+        }
+    }
     let begun = Arc::new(AtomicU32::new(0));
     let own = Arc::clone(&begun);
     let late = move || match own.load(Ordering::Acquire) {
         0 => Error::DeadlinePassed,
         _ => Error::OutcomeUnknown("the deadline passed while the store was at work".into()),
     };
-    let deadline = request.call.deadline;
-    let asked = request.change.durability;
-    let (to, pending) = shared.until(deadline, late, copy_objects(&shared, request, hashes, begun)).await?;
-    let Pending { reply, is_pending } = pending;
-    if asked == Durability::Cached || !is_pending {
-        let durability = if is_pending { Durability::Cached } else { reply.durability.max(asked) };
-        return Ok(safe_as(reply, durability));
-    }
-    let ticket = Arc::new(FlushTicket::default());
-    shared.wait_stored(&to, &ticket, 0).await;
-    let late = || Error::NotStored(ticket.why());
-    shared.until(deadline, late, Stored(Arc::clone(&ticket))).await?;
-    Ok(safe_as(reply, Durability::Stored))
+    shared.until(deadline, late, copy_below(&shared, request, hashes, begun)).await
 }
 
-struct Pending {
-    reply: ChangeReply,
-    is_pending: bool,
-}
-
-/// Both objects are spoken for as a whole, in the order of their places, so that two copies in opposite
-/// directions cannot wait for each other. The source's dirty buckets become the target's as well, shared
-/// until either is written; the rest the store copies.
-async fn copy_objects(
+/// By the store. Both objects are spoken for as a whole, in the order of their places, so that two copies
+/// in opposite directions cannot wait for each other.
+async fn copy_below(
     shared: &Arc<Shared>,
     request: CopyRequest,
     hashes: (u64, u64),
     begun: Arc<AtomicU32>,
-) -> Result<(Handle, Pending)> {
+) -> Result<ChangeReply> {
     let CopyRequest { from, from_condition, to, mut change, call, .. } = request;
     let source = Handle::acquire(shared, &from, hashes.0).await?;
     let target = Handle::acquire(shared, &to, hashes.1).await?;
@@ -63,37 +54,11 @@ async fn copy_objects(
     let guards =
         (first.lock_range(WHOLE, Kind::Change).await?, second.lock_range(WHOLE, Kind::Change).await?);
     store_pending(&target).await?;
+    store_pending(&source).await?;
     let policy = shared.write_policy(&to.namespace);
-    let shares = policy == WritePolicy::Back && change.stamp.is_none();
-    let can_share = source
-        .enter(move |object, _| {
-            !object.pending.replace
-                && object.pending.truncate_to == u64::MAX
-                && object.flushing.as_ref().is_none_or(|it| !it.replace && it.truncate_to == u64::MAX)
-                && object.head.store_exists
-                // After a failure that is a guess.
-                && object.pending.failures == 0
-        })
-        .await;
-    if !(shares && can_share) {
-        store_pending(&source).await?;
-    }
-    let mut from_condition = from_condition;
-    if matches!(from_condition, Condition::Version(_)) {
-        from_condition = store_condition(&source, from_condition, call).await?;
-        // The store's version moves with a flush under way; nobody else changes it while we hold it.
-        if shares && can_share {
-            from_condition = Condition::Present;
-        }
-    }
+    let from_condition = store_condition(&source, from_condition, call).await?;
     change.condition = store_condition(&target, change.condition, call).await?;
     let own_stamp = shared.own_stamp(&to.namespace).await?;
-    let mut taken = take_shared(shared, &source, shares && can_share).await;
-    if taken.is_none() {
-        store_pending(&source).await?;
-        taken = take_shared(shared, &source, false).await;
-    }
-    let taken = taken.unwrap_or_else(|| Taken::nothing(shared));
     if call.deadline.is_some_and(|deadline| shared.clock.now() >= deadline) {
         return Err(Error::DeadlinePassed);
     }
@@ -120,13 +85,12 @@ async fn copy_objects(
                         object.head.stamp = change.stamp;
                     }
                     object.pending.is_lost = false;
-                    let is_pending = taken.give(&shared, object, env, change.domain);
-                    if is_pending || !is_exact {
+                    if !is_exact {
                         object.head.version = shared.next_version(hash);
                     }
                     let version = Version(object.head.version);
-                    let reply = ChangeReply::new(version, object.head.size, reply.durability);
-                    Ok(Pending { reply, is_pending })
+                    let durability = reply.durability.max(change.durability);
+                    Ok(ChangeReply::new(version, object.head.size, durability))
                 }
                 Err(error) => {
                     object.perhaps_changed(env, &Mutation::WriteFull { data: Default::default() }, &error);
@@ -138,43 +102,25 @@ async fn copy_objects(
         drop(guards);
         done
     };
-    let pending = shielded(shared, work).await?;
-    Ok((target, pending))
+    shielded(shared, work).await
 }
 
-/// Buckets that a copy has taken over from its source, until its target has them.
+/// All of an object's content, until another object has it.
+#[derive(Clone)]
+pub(crate) struct Adoption(Arc<Mutex<Option<Taken>>>);
+
+impl std::fmt::Debug for Adoption {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("the content of another object")
+    }
+}
+
+/// Buckets with one more count each, and room for as many dirty ones.
 struct Taken {
     shared: Arc<Shared>,
     slots: Vec<(u32, Slot)>,
     size: u64,
     credits: u32,
-}
-
-impl Taken {
-    fn nothing(shared: &Arc<Shared>) -> Self {
-        Self { shared: Arc::clone(shared), slots: Vec::new(), size: 0, credits: 0 }
-    }
-
-    /// The target's from now on; whether there is anything for the store in it.
-    fn give(
-        mut self,
-        shared: &Shared,
-        object: &mut Object,
-        env: &Env<'_>,
-        domain: Option<OrderDomain>,
-    ) -> bool {
-        let slots = std::mem::take(&mut self.slots);
-        self.credits = 0;
-        if slots.is_empty() && self.size <= object.head.size {
-            return false;
-        }
-        object.head.size = object.head.size.max(self.size);
-        object.pending.size_dirty = true;
-        object.adopt(env, slots);
-        let version = object.head.version;
-        object.note_change(shared.clock.now(), version, domain);
-        shared.register(object, env)
-    }
 }
 
 impl Drop for Taken {
@@ -185,17 +131,37 @@ impl Drop for Taken {
     }
 }
 
-/// Shares what waits to be stored of the source; `None` if there is no room for so much more dirty data.
-async fn take_shared(shared: &Arc<Shared>, source: &Handle, shares: bool) -> Option<Taken> {
-    let own = Arc::clone(shared);
+impl Object {
+    /// Becomes what was taken of another; nothing the second time.
+    pub(crate) fn become_copy(&mut self, env: &Env<'_>, adoption: &Adoption) {
+        let Some(mut taken) = lock(&adoption.0).take() else { return };
+        self.replace(env, Known::Present);
+        self.head.size = taken.size;
+        taken.credits = 0;
+        self.adopt(env, std::mem::take(&mut taken.slots));
+    }
+}
+
+/// Takes all of the source, if the store lacks some of it (or cannot copy by itself), all of it is here,
+/// and there is room for so much more dirty data.
+async fn take(shared: &Arc<Shared>, request: &CopyRequest, hash: u64) -> Result<Option<Adoption>> {
+    let source = Handle::acquire(shared, &request.from, hash).await?;
+    let (own, condition) = (Arc::clone(shared), request.from_condition);
     let taken = source.enter(move |object, env| {
-        let slots = if shares { object.share(env, false) } else { Vec::new() };
-        let credits = slots.iter().filter(|(_, slot)| slot.state().has_bucket()).count() as u32;
-        // What is not known to be there has nothing that the store lacks, and an old size.
-        let size = if shares && object.head.known == Known::Present { object.head.size } else { 0 };
-        let has_room = own.gauges.take_credits(credits);
-        let taken = Taken { shared: own, slots, size, credits: if has_room { credits } else { 0 } };
-        has_room.then_some(taken)
+        let is_wanted = object.has_pending() || object.flushing.is_some() || !own.can.copy_native;
+        if object.head.known != Known::Present || !is_wanted || object.is_changing(&WHOLE) {
+            return Ok(None);
+        }
+        check_condition(Some(Version(object.head.version)), condition)?;
+        if !object.is_whole(env) {
+            return Ok(None);
+        }
+        let credits = object.buckets_held();
+        if !own.gauges.take_credits(credits) {
+            return Ok(None);
+        }
+        let (slots, size) = (object.share(env), object.head.size);
+        Ok(Some(Adoption(Arc::new(Mutex::new(Some(Taken { shared: own, slots, size, credits }))))))
     });
     taken.await
 }

@@ -98,15 +98,18 @@ impl Handle {
 
     /// Speaks for a range and waits until it is granted.
     pub(crate) async fn lock_range(&self, buckets: Buckets, kind: Kind) -> Result<RangeGuard> {
+        let own = self.clone();
+        // The guard is made in the turn itself: should the caller give up between the turn and hearing of
+        // it, the guard is dropped with the answer, and the range let go.
         let entered = self.enter(move |object, _| {
             let ranges = &mut object.activity().ranges;
             let entered = (!ranges.is_full()).then(|| ranges.enter(buckets, kind));
             object.tidy();
-            entered
+            let (ticket, is_granted) = entered?;
+            Some((RangeGuard { handle: own, ticket }, is_granted))
         });
         let full = || Error::Retryable("too many requests wait for one object".into());
-        let (ticket, is_granted) = entered.await.ok_or_else(full)?;
-        let guard = RangeGuard { handle: self.clone(), ticket };
+        let (guard, is_granted) = entered.await.ok_or_else(full)?;
         if !is_granted {
             guard.granted().await;
         }

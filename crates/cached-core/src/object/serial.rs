@@ -326,7 +326,9 @@ impl<H: Deref<Target = Serial<T>> + Unpin, T, R: Unpin> Future for Run<H, T, R> 
 impl<H: Deref<Target = Serial<T>>, T, R> Drop for Run<H, T, R> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
-            *lock(&ticket.slot) = Slot::Gone;
+            // What the job gave is dropped outside of the lock: it may have something to give back.
+            let given = std::mem::replace(&mut *lock(&ticket.slot), Slot::Gone);
+            drop(given);
             // It may be this task that was woken to go on.
             self.handle.resume();
         }

@@ -207,6 +207,7 @@ async fn ask(
         }
         Mutation::WriteFull { data } => send!(write_full, WriteFullRequest::new(id, data)),
         Mutation::Truncate { size } => send!(truncate, TruncateRequest::new(id, size)),
+        Mutation::Adopt(_) => Err(Error::Invalid("what is copied in memory is not forwarded".into())),
         Mutation::Touch => send!(copy, CopyRequest::new(id.clone(), id)),
         Mutation::Delete => {
             let reply = send!(delete, DeleteRequest::new(id))?;
@@ -225,7 +226,7 @@ impl Mutation {
             }
             Self::WriteFull { data } => data.len_bytes().div_ceil(super::pool::BUCKET) as u32,
             Self::WriteZeroes { .. } | Self::Discard { .. } => 2,
-            Self::Truncate { .. } | Self::Delete | Self::Touch => 0,
+            Self::Truncate { .. } | Self::Delete | Self::Touch | Self::Adopt(_) => 0,
         }
     }
 }
@@ -304,7 +305,7 @@ impl Object {
                 self.spoil_loads(0);
                 self.forget(env, WHOLE);
             }
-            Mutation::Touch => (),
+            Mutation::Touch | Mutation::Adopt(_) => (),
         }
     }
 

@@ -1,29 +1,32 @@
-//! Sharing dirty buckets with the target of a copy.
+//! Sharing an object's buckets with the target of a copy.
 
 use super::super::slots::{Slot, State};
+use super::parts::BUCKET_U64;
 use super::{Env, Object};
 
 impl Object {
-    /// The dirty slots, and one more count of each bucket among them: what a copy takes over.
-    pub(crate) fn share(&self, env: &Env<'_>, all: bool) -> Vec<(u32, Slot)> {
-        let is_shared = |slot: &Slot| match slot.state() {
-            State::Absent => false,
-            State::ZeroClean | State::Clean => all,
-            _ => true,
-        };
-        let shared: Vec<_> = self.slots.known_from(0).filter(|(_, slot)| is_shared(slot)).collect();
-        let buckets = shared.iter().filter(|(_, slot)| slot.state().has_bucket());
-        buckets.for_each(|(_, slot)| env.pool.retain(slot.bucket()));
-        let taken = shared.into_iter().map(|(at, slot)| {
-            let has_bucket = slot.state().has_bucket();
-            let slot = if has_bucket {
-                Slot::of(State::DirtyWhole, slot.bucket())
+    /// Whether every byte of it is known here.
+    pub(crate) fn is_whole(&self, env: &Env<'_>) -> bool {
+        let buckets = self.head.size.div_ceil(BUCKET_U64) as u32;
+        (0..buckets).all(|at| self.valid(env, at) | self.beyond(at) == u8::MAX)
+    }
+
+    /// How many of its slots have a bucket.
+    pub(crate) fn buckets_held(&self) -> u32 {
+        State::ALL.iter().filter(|state| state.has_bucket()).map(|state| self.slots.count_of(*state)).sum()
+    }
+
+    /// All known slots, with one more count of each bucket: what a copy of a whole object takes over.
+    pub(crate) fn share(&self, env: &Env<'_>) -> Vec<(u32, Slot)> {
+        let shared = self.slots.known_from(0).map(|(at, slot)| {
+            if slot.state().has_bucket() {
+                env.pool.retain(slot.bucket());
+                (at, Slot::of(State::DirtyWhole, slot.bucket()))
             } else {
-                Slot::bare(State::ZeroDirty)
-            };
-            (at, slot)
+                (at, Slot::bare(State::ZeroDirty))
+            }
         });
-        taken.collect()
+        shared.collect()
     }
 
     /// Takes over what [`Self::share`] gave, with a credit for each bucket.
