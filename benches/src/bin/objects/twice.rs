@@ -68,7 +68,9 @@ pub(crate) fn twice(rounds: u32) -> anyhow::Result<()> {
                 };
                 let cached: Arc<dyn Blocker> = Arc::new(cache(Arc::clone(&slow), config)?);
                 // Until it is full.
-                (0..3).for_each(|seed| drop(rate(&cached, is_write, skewed, 100 + seed)));
+                for seed in 0..3 {
+                    rate(&cached, is_write, skewed, 100 + seed);
+                }
                 let (mut with, mut without) = (Vec::new(), Vec::new());
                 for round in 0..u64::from(rounds) {
                     without.push(rate(&slow, is_write, skewed, round));

@@ -29,9 +29,6 @@ struct Change {
     is_void: bool,
     /// Was answered as *stored*.
     is_stored: bool,
-    /// What a copy may have left in the store before it was stored: the source's bytes there, older
-    /// than those that were copied.
-    is_loose: bool,
     /// The order domain, as far as the test has some.
     domain: u64,
     what: &'static str,
@@ -90,7 +87,6 @@ impl History {
             answered: NEVER,
             is_void: false,
             is_stored: false,
-            is_loose: false,
             domain,
             what,
         };
@@ -121,10 +117,6 @@ impl History {
             for from in source.allowed(sector, copy.answered, |each| each.answered < copy.asked) {
                 self.changes.push(one(from.value));
             }
-            let loose = source.changes.iter().filter(|each| each.is_loose && each.sectors.contains(&sector));
-            for from in source.allowed(sector, copy.answered, |_| false).into_iter().chain(loose) {
-                self.changes.push(Change { is_loose: true, ..one(from.value) });
-            }
         }
     }
 
@@ -140,11 +132,7 @@ impl History {
 
     /// What a look at `at` may find in a sector, if all that `settled` says yes to has surely happened.
     fn allowed(&self, sector: usize, until: u64, settled: impl Fn(&Change) -> bool) -> Vec<&Change> {
-        let here = |change: &&Change| {
-            !change.is_void
-                && (!change.is_loose || change.answered == NEVER)
-                && change.sectors.contains(&sector)
-        };
+        let here = |change: &&Change| !change.is_void && change.sectors.contains(&sector);
         let begun: Vec<&Change> =
             self.changes.iter().filter(here).filter(|change| change.asked < until).collect();
         let newest = begun.iter().filter(|change| settled(change)).map(|change| change.asked).max();
@@ -178,10 +166,7 @@ impl History {
         let values = values_of(bytes, 0)?;
         for (sector, value) in values.iter().enumerate() {
             let is_stored = |change: &Change| change.is_stored || change.answered < flushed(change.domain).0;
-            let mut allowed = self.allowed(sector, NEVER, is_stored);
-            // A copy that is not stored yet may have been made without what waits in its source.
-            let loose = |each: &&Change| each.is_loose && each.sectors.contains(&sector) && !is_stored(each);
-            allowed.extend(self.changes.iter().filter(loose));
+            let allowed = self.allowed(sector, NEVER, is_stored);
             self.check(sector, *value, &allowed)?;
         }
         Ok(())
@@ -198,8 +183,7 @@ impl History {
 
     /// The one change that gave a sector its value.
     fn change_of(&self, sector: usize, value: u64) -> Option<&Change> {
-        let writes =
-            |change: &&Change| change.value == value && !change.is_loose && change.sectors.contains(&sector);
+        let writes = |change: &&Change| change.value == value && change.sectors.contains(&sector);
         let mut found = self.changes.iter().filter(writes);
         let first = found.next().filter(|_| value != 0)?;
         // Copied more than once: no telling.
