@@ -166,7 +166,8 @@ pub trait Blocker: Send + Sync {
     /// `NotStored`: still dirty and readable. `WritesLost`: see there. `DeadlinePassed`, `Retryable`.
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply>;
 
-    /// Takes over a scope with an epoch.
+    /// Takes over a scope with an epoch. With epoch 0 it changes nothing, and tells which epoch is in force:
+    /// by its answer, or by `Fenced`.
     ///
     /// # Errors
     /// `Fenced` if a newer epoch is in force; `OutOfSpace` if too many scopes are claimed;
