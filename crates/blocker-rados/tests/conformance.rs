@@ -4,8 +4,9 @@ mod support;
 
 use std::sync::{Arc, Mutex};
 
-use blocker::Blocker;
 use blocker::conformance::{Harness, Options, run};
+use blocker::executor::block_on;
+use blocker::{Blocker, Error, InfoRequest, Name, Namespace, ObjectId};
 use blocker_rados::RadosStore;
 
 use support::Cluster;
@@ -32,13 +33,21 @@ impl Harness for Rados<'_> {
         store
     }
 
-    /// Kills the OSD, and starts it on the same store. The client stays, as it would.
+    /// Kills the OSD, and starts it on the same store. The client stays, as it would, and is given the time
+    /// to find it again: on a busy machine that can take longer than one operation waits.
     fn power_cycle(&self) -> Option<Arc<dyn Blocker>> {
         if !self.kills {
             return None;
         }
         self.cluster.dev("osd", &["restart"]);
-        self.store.lock().unwrap().clone().map(|store| store as _)
+        let store = self.store.lock().unwrap().clone()?;
+        let nobody = ObjectId::new(Namespace::new("power").unwrap(), Name::new("on?").unwrap());
+        for _ in 0..5 {
+            if !matches!(block_on(store.info(InfoRequest::new(nobody.clone()))), Err(Error::Retryable(_))) {
+                break;
+            }
+        }
+        Some(store)
     }
 }
 
