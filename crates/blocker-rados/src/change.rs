@@ -14,7 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use blocker::admission::{Head as AdmissionHead, admit, range_end};
-use blocker::{BUCKET_BYTES, Change, Condition, Epoch, Error, ObjectId, Result, Segments, Version};
+use blocker::{
+    BUCKET_BYTES, Change, Condition, Epoch, Error, ObjectId, Result, Run, RunContent, Segments, Version,
+};
 
 use crate::attr::{self, FENCE, HEAD, Head, INTRO, STAMP};
 use crate::core::{Core, Space};
@@ -37,6 +39,8 @@ pub(crate) enum Act {
         offset: u64,
         len_bytes: u64,
     },
+    /// Checked already: in order, none empty, within all limits.
+    Runs(Vec<Run>),
     Discard {
         offset: u64,
         len_bytes: u64,
@@ -71,12 +75,12 @@ impl Act {
             Self::CompareAndWrite { offset, data, .. } => fits(*offset, data.len_bytes() as u64),
             Self::Full { data } => fits(0, data.len_bytes() as u64),
             Self::Truncate { size_bytes } => fits(0, *size_bytes),
-            Self::Discard { .. } | Self::Delete | Self::Touch => Ok(()),
+            Self::Runs(_) | Self::Discard { .. } | Self::Delete | Self::Touch => Ok(()),
         }
     }
 
     fn creates(&self) -> bool {
-        matches!(self, Self::Write { .. } | Self::Zeroes { .. } | Self::Full { .. })
+        matches!(self, Self::Write { .. } | Self::Zeroes { .. } | Self::Runs(_) | Self::Full { .. })
     }
 
     /// The object's size afterwards, where it has `size` bytes before.
@@ -87,6 +91,7 @@ impl Act {
                 if len == 0 { size } else { size.max(offset + len) }
             }
             Self::Zeroes { offset, len_bytes } if *len_bytes > 0 => size.max(offset + len_bytes),
+            Self::Runs(runs) => size.max(runs.last().map_or(0, |run| run.offset + run.len_bytes())),
             Self::Zeroes { .. } | Self::Discard { .. } | Self::Touch => size,
             Self::Full { data } => data.len_bytes() as u64,
             Self::Truncate { size_bytes } => *size_bytes,
@@ -98,11 +103,12 @@ impl Act {
     fn add_to(&self, op: WriteOp, size: u64) -> WriteOp {
         match self {
             Self::Write { data, .. } if data.is_empty() => op,
-            Self::Write { offset, data } => op.write(*offset, &data.to_bytes()),
+            Self::Write { offset, data } => with_bytes(data, |bytes| op.write(*offset, bytes)),
+            Self::Runs(runs) => add_runs(op, runs, size),
             Self::CompareAndWrite { offset, expected, data } => {
                 let op =
                     if expected.is_empty() { op } else { op.compare_bytes(*offset, &expected.to_bytes()) };
-                if data.is_empty() { op } else { op.write(*offset, &data.to_bytes()) }
+                if data.is_empty() { op } else { with_bytes(data, |bytes| op.write(*offset, bytes)) }
             }
             Self::Zeroes { offset, len_bytes } | Self::Discard { offset, len_bytes } => {
                 let from = (*offset).min(size);
@@ -113,10 +119,41 @@ impl Act {
                 let cuts = from < to && to == size;
                 if cuts || new_size > size { op.truncate(new_size) } else { op }
             }
-            Self::Full { data } => op.write_full(&data.to_bytes()),
+            Self::Full { data } => with_bytes(data, |bytes| op.write_full(bytes)),
             Self::Truncate { size_bytes } => op.truncate(*size_bytes),
             Self::Delete | Self::Touch => op,
         }
+    }
+}
+
+/// The steps of several runs on an object of `size` bytes. What RADOS does with its size at each step is
+/// followed, because zeroing a range that reaches the end cuts it off.
+fn add_runs(mut op: WriteOp, runs: &[Run], size: u64) -> WriteOp {
+    let (mut now, mut wanted) = (size, size);
+    for run in runs {
+        let end = run.offset + run.len_bytes();
+        wanted = wanted.max(end);
+        match &run.content {
+            RunContent::Data(data) => {
+                op = with_bytes(data, |bytes| op.write(run.offset, bytes));
+                now = now.max(end);
+            }
+            RunContent::Zeroes(_) if run.offset < now => {
+                let to = end.min(now);
+                op = op.zero(run.offset, to - run.offset);
+                now = if to == now { run.offset } else { now };
+            }
+            RunContent::Zeroes(_) => (),
+        }
+    }
+    if now == wanted { op } else { op.truncate(wanted) }
+}
+
+/// Lends the bytes in one piece: as they are where they lie in one, else a copy.
+fn with_bytes<R>(data: &Segments, use_them: impl FnOnce(&[u8]) -> R) -> R {
+    match data.as_slice() {
+        [one] => use_them(one.as_slice()),
+        _ => use_them(&data.to_vec()),
     }
 }
 
@@ -364,7 +401,7 @@ impl Core {
             Act::Touch => true,
             Act::Write { data, .. } => data.is_empty(),
             // Clipped away, perhaps.
-            Act::Zeroes { .. } | Act::Discard { .. } | Act::CompareAndWrite { .. } => true,
+            Act::Zeroes { .. } | Act::Runs(_) | Act::Discard { .. } | Act::CompareAndWrite { .. } => true,
             _ => false,
         };
         if after.head != view.head || changes_no_byte {

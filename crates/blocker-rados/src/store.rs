@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
+use blocker::admission::runs_end;
 use blocker::event::Event;
 use blocker::*;
 
@@ -17,6 +18,10 @@ use crate::core::Core;
 
 /// The longest page of a listing.
 const LIST_ENTRIES_MAX: u32 = 10_000;
+
+/// The most runs of one change, each a step of one RADOS operation. The OSD applies it in one go, so that many
+/// more would hold up others of the same placement group.
+const RUNS_MAX: u32 = 1024;
 
 /// Objects in a RADOS pool.
 ///
@@ -102,6 +107,7 @@ impl Blocker for RadosStore {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::full(self.core.config.object_bytes_max);
         capabilities.list_entries_max = LIST_ENTRIES_MAX;
+        capabilities.runs_max = RUNS_MAX;
         capabilities.copy_native = false;
         capabilities.survives = Survives::PowerLoss;
         capabilities
@@ -120,6 +126,14 @@ impl Blocker for RadosStore {
     fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
         let WriteZeroesRequest { object, offset, len_bytes, change, call, .. } = request;
         self.change(object, Act::Zeroes { offset, len_bytes }, change, &call)
+    }
+
+    fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
+        if let Err(error) = runs_end(&request.runs, &self.capabilities()) {
+            return Reply::err(error);
+        }
+        let WriteRunsRequest { object, runs, change, call, .. } = request;
+        self.change(object, Act::Runs(runs), change, &call)
     }
 
     fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {

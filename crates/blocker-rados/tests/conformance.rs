@@ -69,7 +69,9 @@ fn memstore() {
 #[test]
 fn bluestore_and_the_osd_killed_in_between() {
     let Some(cluster) = Cluster::up("bluestore") else { return };
-    for theme in ["content::", "conditions::", "fencing::", "concurrent::", "cancel::", "random::"] {
+    for theme in
+        ["content::", "conditions::", "fencing::", "limits::", "concurrent::", "cancel::", "random::"]
+    {
         passes(&Rados::new(&cluster, false), theme);
     }
     // A restart takes seconds, so only what each of them says most; all of them with the variable.
@@ -77,7 +79,12 @@ fn bluestore_and_the_osd_killed_in_between() {
     let cases: &[&str] = if all {
         &["crash::"]
     } else {
-        &["what_is_stored_survives", "removals_that_are_stored_stay", "claims_and_stamps_survive"]
+        &[
+            "what_is_stored_survives",
+            "removals_that_are_stored_stay",
+            "claims_and_stamps_survive",
+            "runs_are_stored_with_their_stamp",
+        ]
     };
     for filter in cases {
         passes(&Rados::new(&cluster, true), filter);

@@ -5,10 +5,11 @@
 
 use std::collections::HashMap;
 
+use crate::capabilities::Capabilities;
 use crate::error::{Error, Result};
 use crate::name::{Name, Namespace, ObjectId};
 use crate::order::{Epoch, OrderDomain, Stamp, Version};
-use crate::request::{Change, Condition, Scope};
+use crate::request::{Change, Condition, Run, Scope};
 
 /// What a store knows about an object before it is changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,6 +64,41 @@ pub fn check_condition(version: Option<Version>, condition: Condition) -> Result
 pub fn range_end(offset: u64, len_bytes: u64, object_bytes_max: u64) -> Result<u64> {
     let end = offset.checked_add(len_bytes).filter(|end| *end <= object_bytes_max);
     end.ok_or(Error::TooLarge { limit_bytes: object_bytes_max })
+}
+
+/// The end of the last of several runs, once they have been checked: each by itself, their order, and against
+/// the backend's limits.
+///
+/// # Errors
+/// [`Error::Unsupported`], [`Error::Invalid`] and [`Error::TooLarge`], as [`crate::Blocker::write_runs`] says.
+pub fn runs_end(runs: &[Run], can: &Capabilities) -> Result<u64> {
+    let invalid = |text: String| Err(Error::Invalid(text.into()));
+    if can.runs_max == 0 {
+        return Err(Error::Unsupported("no writing of several ranges in one change here".into()));
+    }
+    if runs.is_empty() {
+        return invalid("there is no run to write; at least one is needed".into());
+    }
+    if runs.len() > can.runs_max as usize {
+        return invalid(format!("{} runs in one change, where {} are the most", runs.len(), can.runs_max));
+    }
+    let (mut end, mut bytes) = (0, 0_u64);
+    for (index, run) in runs.iter().enumerate() {
+        let len = run.len_bytes();
+        if len == 0 {
+            return invalid(format!("run {index} at offset {} has no bytes", run.offset));
+        }
+        if run.offset < end {
+            let offset = run.offset;
+            return invalid(format!("run {index} begins at {offset}, before the end of the last one, {end}"));
+        }
+        end = range_end(run.offset, len, can.object_bytes_max)?;
+        bytes = bytes.saturating_add(len);
+    }
+    if bytes > can.request_bytes_max {
+        return Err(Error::TooLarge { limit_bytes: can.request_bytes_max });
+    }
+    Ok(end)
 }
 
 /// The epochs that scopes have been claimed with. Bounded.
@@ -209,5 +245,27 @@ mod tests {
         assert_eq!(range_end(4, 6, 10), Ok(10));
         assert_eq!(range_end(5, 6, 10), Err(Error::TooLarge { limit_bytes: 10 }));
         assert_eq!(range_end(u64::MAX, 2, 10), Err(Error::TooLarge { limit_bytes: 10 }));
+    }
+
+    #[test]
+    fn runs_ascend_and_stay_within_every_limit() {
+        let mut can = Capabilities::full(100);
+        let zeroes =
+            |runs: &[(u64, u64)]| runs.iter().map(|(at, len)| Run::zeroes(*at, *len)).collect::<Vec<_>>();
+        let kind = |can: &Capabilities, runs: &[(u64, u64)]| match runs_end(&zeroes(runs), can) {
+            Ok(end) => end.to_string(),
+            Err(error) => error.kind().to_owned(),
+        };
+        assert_eq!(kind(&can, &[(0, 1)]), "unsupported");
+        (can.runs_max, can.request_bytes_max) = (3, 50);
+        assert_eq!(kind(&can, &[(0, 1), (1, 1), (98, 2)]), "100", "they may touch");
+        assert_eq!(kind(&can, &[]), "invalid");
+        assert_eq!(kind(&can, &[(0, 1), (2, 0)]), "invalid");
+        assert_eq!(kind(&can, &[(0, 2), (1, 1)]), "invalid");
+        assert_eq!(kind(&can, &[(5, 1), (0, 1)]), "invalid");
+        assert_eq!(kind(&can, &[(0, 1), (2, 1), (4, 1), (6, 1)]), "invalid", "too many");
+        assert_eq!(kind(&can, &[(0, 1), (99, 2)]), "too_large");
+        assert_eq!(kind(&can, &[(0, 1), (u64::MAX, 2)]), "too_large");
+        assert_eq!(kind(&can, &[(0, 25), (30, 26)]), "too_large", "51 bytes");
     }
 }

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use crate::capabilities::Capabilities;
+use crate::error::Error;
 use crate::event::Subscription;
 use crate::reply::Reply;
 use crate::request::{
     ClaimRequest, CompareAndWriteRequest, CopyRequest, DeleteRequest, DiscardRequest, FlushRequest,
     InfoRequest, InvalidateRequest, ListRequest, ReadRequest, TruncateRequest, WriteFullRequest,
-    WriteRequest, WriteZeroesRequest,
+    WriteRequest, WriteRunsRequest, WriteZeroesRequest,
 };
 use crate::response::{
     ChangeReply, ClaimReply, DeleteReply, FlushReply, Info, InvalidateReply, ListReply, ReadReply,
@@ -47,12 +48,16 @@ use crate::response::{
 /// remembered if `tombstones` says so, until a claim makes remembering it needless. Stamps take part
 /// in durability like data: never stored before the data they stand for.
 ///
-/// **Conditions.** Checked after fencing, before anything is changed. `write`, `write_zeroes`,
+/// **Conditions.** Checked after fencing, before anything is changed. `write`, `write_zeroes`, `write_runs`,
 /// `write_full` and `copy` create their object if it is missing; `discard`, `truncate`,
 /// `compare_and_write` and `delete` fail with `Missing`.
 ///
 /// **Limits.** A range that ends beyond `object_bytes_max`, a request beyond `request_bytes_max`:
 /// `TooLarge`, and nothing is changed. A read may ask beyond the object's limit.
+///
+/// **Runs.** `write_runs` is one change, however many its runs: admitted once, one stamp, one new version, and
+/// what a reply, a crash or a lost answer says of it is true of all runs together. It is as atomic as one
+/// write that reaches from the first run's begin to the last one's end.
 ///
 /// # When time runs out
 ///
@@ -107,6 +112,18 @@ pub trait Blocker: Send + Sync {
     /// # Errors
     /// As [`Self::write`].
     fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply>;
+
+    /// Writes several ranges in one change; what lies between them stays. Not every backend has it: the one that
+    /// is not written by an implementor refuses, and `runs_max` is 0 there.
+    ///
+    /// # Errors
+    /// As [`Self::write`]; `Invalid` if there is no run, more than `runs_max`, an empty one, or one that begins
+    /// before the end of the one before it; `TooLarge` if they have more than `request_bytes_max` bytes
+    /// together, zeros included; `Unsupported` where `runs_max` is 0.
+    fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
+        drop(request);
+        Reply::err(Error::Unsupported("no writing of several ranges in one change here".into()))
+    }
 
     /// Zeroes the part of the range that lies within the object, giving the space back where it can.
     /// The size stays.
@@ -194,6 +211,9 @@ macro_rules! forward {
             fn write(&self, request: WriteRequest) -> Reply<ChangeReply> { (**self).write(request) }
             fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
                 (**self).write_zeroes(request)
+            }
+            fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
+                (**self).write_runs(request)
             }
             fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> { (**self).discard(request) }
             fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {

@@ -29,6 +29,9 @@ pub struct Capabilities {
     pub request_bytes_max: u64,
     /// The largest `expected` of a compare-and-write; 0 if there is no compare-and-write.
     pub compare_bytes_max: u64,
+    /// The most runs of one `write_runs`; 0 if there is no such operation. Their bytes together are bounded by
+    /// `request_bytes_max`.
+    pub runs_max: u32,
     /// The largest page of a listing.
     pub list_entries_max: u32,
     /// A write of up to this size is atomic for concurrent readers wherever it lies. Every backend
@@ -58,13 +61,15 @@ pub struct Capabilities {
 
 impl Capabilities {
     /// A backend that keeps every word of the contract, with objects of up to `object_bytes_max`
-    /// bytes, and loses everything with its process. A backend starts here and changes what differs.
+    /// bytes, and loses everything with its process. A backend starts here and changes what differs;
+    /// `runs_max` is 0 here, because [`crate::Blocker::write_runs`] has to be written to be had.
     #[must_use]
     pub fn full(object_bytes_max: u64) -> Self {
         Self {
             object_bytes_max,
             request_bytes_max: object_bytes_max.max(BUCKET_BYTES),
             compare_bytes_max: BUCKET_BYTES,
+            runs_max: 0,
             list_entries_max: 10_000,
             atomic_bytes: object_bytes_max,
             crash_atomic_bytes: BUCKET_BYTES,

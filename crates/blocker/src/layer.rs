@@ -40,6 +40,10 @@ impl<B: Blocker + ?Sized> Blocker for PassThrough<B> {
         self.inner.write_zeroes(request)
     }
 
+    fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
+        self.inner.write_runs(request)
+    }
+
     fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
         self.inner.discard(request)
     }

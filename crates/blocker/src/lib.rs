@@ -67,7 +67,8 @@ pub use crate::reply::{Pending, Reply, ReplyFuture};
 pub use crate::request::{
     Call, Change, ClaimRequest, CompareAndWriteRequest, Condition, CopyRequest, DeleteRequest,
     DiscardRequest, FlushRequest, Hints, InfoRequest, InvalidateRequest, ListRequest, Priority, ReadRequest,
-    Scope, TruncateRequest, WriteFullRequest, WriteRequest, WriteZeroesRequest,
+    Run, RunContent, Scope, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest,
+    WriteZeroesRequest,
 };
 pub use crate::response::{
     ChangeReply, ClaimReply, DeleteReply, FlushReply, Info, InvalidateReply, ListEntry, ListReply, ReadReply,

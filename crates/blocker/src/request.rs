@@ -285,6 +285,81 @@ impl WriteZeroesRequest {
     }
 }
 
+/// One range of a [`WriteRunsRequest`]: where it begins, and what it shall be.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Run {
+    /// Where the range begins.
+    pub offset: u64,
+    /// What it shall be; at least one byte.
+    pub content: RunContent,
+}
+
+/// What a range shall be.
+#[derive(Clone, Debug)]
+pub enum RunContent {
+    /// These bytes.
+    Data(Segments),
+    /// So many zeros, which are not sent.
+    Zeroes(u64),
+}
+
+impl Run {
+    /// `data` at `offset`.
+    #[must_use]
+    pub fn data(offset: u64, data: impl Into<Segments>) -> Self {
+        Self { offset, content: RunContent::Data(data.into()) }
+    }
+
+    /// `len_bytes` zeros at `offset`.
+    #[must_use]
+    pub fn zeroes(offset: u64, len_bytes: u64) -> Self {
+        Self { offset, content: RunContent::Zeroes(len_bytes) }
+    }
+
+    /// How long it is.
+    #[must_use]
+    pub fn len_bytes(&self) -> u64 {
+        match &self.content {
+            RunContent::Data(data) => data.len_bytes() as u64,
+            RunContent::Zeroes(len_bytes) => *len_bytes,
+        }
+    }
+
+    /// How many bytes are sent for it.
+    #[must_use]
+    pub fn payload_bytes(&self) -> u64 {
+        match &self.content {
+            RunContent::Data(data) => data.len_bytes() as u64,
+            RunContent::Zeroes(_) => 0,
+        }
+    }
+}
+
+/// Write several ranges of one object in one change, creating it if need be and moving its end if the last
+/// range goes beyond. What lies between them stays as it is.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct WriteRunsRequest {
+    /// Which object.
+    pub object: ObjectId,
+    /// What to write where: at least one, none empty, each beginning where the one before ends or later.
+    pub runs: Vec<Run>,
+    /// How, and when: for all of them together.
+    pub change: Change,
+    /// What goes for every call.
+    pub call: Call,
+}
+
+impl WriteRunsRequest {
+    /// Write `runs`.
+    #[must_use]
+    pub fn new(object: ObjectId, runs: Vec<Run>) -> Self {
+        let (change, call) = Default::default();
+        Self { object, runs, change, call }
+    }
+}
+
 /// Give up a range: it reads as zeros afterwards and should cost no space. Never moves the end.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -561,12 +636,12 @@ impl InvalidateRequest {
 }
 
 with_call! {
-    ReadRequest WriteRequest WriteZeroesRequest DiscardRequest CompareAndWriteRequest WriteFullRequest
+    ReadRequest WriteRequest WriteZeroesRequest WriteRunsRequest DiscardRequest CompareAndWriteRequest WriteFullRequest
     TruncateRequest DeleteRequest CopyRequest InfoRequest ListRequest FlushRequest ClaimRequest
     InvalidateRequest
 }
 
 with_change! {
-    WriteRequest WriteZeroesRequest DiscardRequest CompareAndWriteRequest WriteFullRequest
+    WriteRequest WriteZeroesRequest WriteRunsRequest DiscardRequest CompareAndWriteRequest WriteFullRequest
     TruncateRequest DeleteRequest CopyRequest
 }

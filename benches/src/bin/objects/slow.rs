@@ -86,6 +86,7 @@ impl Blocker for Slow {
         read: ReadRequest => ReadReply,
         write: WriteRequest => ChangeReply,
         write_zeroes: WriteZeroesRequest => ChangeReply,
+        write_runs: WriteRunsRequest => ChangeReply,
         discard: DiscardRequest => ChangeReply,
         compare_and_write: CompareAndWriteRequest => ChangeReply,
         write_full: WriteFullRequest => ChangeReply,

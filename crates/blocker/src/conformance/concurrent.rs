@@ -82,6 +82,44 @@ pub(super) fn a_bucket_is_never_seen_half_written(cx: &Cx<'_>) -> Check {
     Ok(())
 }
 
+pub(super) fn runs_are_seen_all_or_none(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.runs_max > 2, "write_runs")?;
+    let object = cx.object("runs");
+    let rounds = 300 * cx.options.effort;
+    // Within one bucket; and as far apart as one write would be atomic.
+    let far = cx.caps.atomic_bytes.clamp(BUCKET_BYTES, 64 << 10).min(cx.caps.object_bytes_max);
+    for size in [BUCKET_BYTES, far] {
+        let places = [0, size / 2, size - 1];
+        cx.write(&object, 0, &vec![0; size as usize])?;
+        let shared = (cx.backend(), cx.options.patience);
+        let done = AtomicBool::new(false);
+        on_threads(WRITERS + 1, |index| {
+            if index < WRITERS {
+                for round in 0..rounds {
+                    if done.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    let byte = (round as u8).wrapping_mul(WRITERS).wrapping_add(index);
+                    let run = |at: &u64| Run::data(*at, Bytes::from(vec![byte]));
+                    let request = WriteRunsRequest::new(object.clone(), places.iter().map(run).collect());
+                    call!(shared, shared.0.write_runs(request.clone())).map_err(failed)?;
+                }
+                return Ok(());
+            }
+            for _ in 0..rounds {
+                let request = ReadRequest::new(object.clone(), 0, size);
+                let reply = call!(shared, shared.0.read(request.clone())).map_err(failed)?;
+                let bytes = reply.data.to_vec();
+                let found = places.map(|at| bytes[at as usize]);
+                ensure!(found == [found[0]; 3], "a reader found runs of several changes: {found:?}");
+            }
+            done.store(true, Ordering::Relaxed);
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
 /// Each thread adds to a counter in the object, by whatever makes that safe.
 fn count_up(cx: &Cx<'_>, name: &str, add: impl Fn(&Shared) -> Check<bool> + Sync) -> Check {
     let object = cx.object(name);

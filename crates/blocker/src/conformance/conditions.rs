@@ -26,6 +26,12 @@ pub(super) fn changes(cx: &Cx<'_>) -> Vec<(&'static str, ChangeCall)> {
             b.delete(DeleteRequest::new(o).change(c)).then(move |reply| reply.map(gone))
         }),
     ];
+    if cx.caps.runs_max > 1 {
+        all.push(("write_runs", |b, o, c| {
+            let runs = vec![Run::data(1, b"new"), Run::zeroes(6, 2)];
+            b.write_runs(WriteRunsRequest::new(o, runs).change(c))
+        }));
+    }
     if cx.caps.compare_bytes_max > 0 {
         all.push(("compare_and_write", |b, o, c| {
             b.compare_and_write(CompareAndWriteRequest::new(o, 0, Segments::new(), b"cas").change(c))
@@ -107,7 +113,7 @@ pub(super) fn absent_and_present_guard_creation(cx: &Cx<'_>) -> Check {
     cx.write(&source_of(&cx.object("x")), 0, b"source")?;
     for (what, change) in changes(cx) {
         let object = cx.object(what);
-        if ["write", "write_zeroes", "write_full", "copy"].contains(&what) {
+        if ["write", "write_zeroes", "write_runs", "write_full", "copy"].contains(&what) {
             let present = under(Condition::Present);
             cx.fails(what, |b| change(b, object.clone(), present), |error| *error == Error::Missing)?;
             cx.is_missing(&object)?;

@@ -112,6 +112,52 @@ pub(super) fn write_zeroes_is_a_write_of_zeros(cx: &Cx<'_>) -> Check {
     Ok(())
 }
 
+pub(super) fn runs_are_written_and_what_lies_between_stays(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.runs_max > 3, "write_runs")?;
+    let object = cx.object("runs");
+    // One that creates, with a hole before and between.
+    let runs = vec![Run::data(10, b"one"), Run::data(5_000, b"two")];
+    let first = WriteRunsRequest::new(object.clone(), runs);
+    let reply = cx.ok("write_runs", |b| b.write_runs(first.clone()))?;
+    let mut wanted = vec![0; 5_003];
+    wanted[10..13].copy_from_slice(b"one");
+    wanted[5_000..].copy_from_slice(b"two");
+    ensure!(reply.size_bytes == 5_003, "write_runs gives size {}", reply.size_bytes);
+    ensure!(cx.info(&object)?.version == reply.version, "several runs have given more than one version");
+    cx.expect(&object, &wanted)?;
+    wanted = cx.bytes(20_000).to_vec();
+    cx.write(&object, 0, &wanted)?;
+    let of: &[&[(usize, usize, bool)]] = &[
+        // In one bucket, across buckets, side by side, past the end, zeros at the end, one run alone.
+        &[(1, 100, true), (600, 1, false), (1_024, 512, true)],
+        &[(4_000, 200, true), (8_192, 4_096, false), (12_288, 4_096, true), (19_990, 10, false)],
+        &[(0, 512, false), (512, 512, true), (1_024, 1, false), (30_000, 5_000, true)],
+        &[(34_000, 2_000, false)],
+        &[(3, 1, true), (36_100, 100, false)],
+        &[(36_199, 1, true), (40_000, 4_096, true)],
+    ];
+    for ranges in of {
+        let mut runs = Vec::new();
+        for (offset, len, is_data) in ranges.iter().copied() {
+            wanted.resize(wanted.len().max(offset + len), 0);
+            let range = offset..offset + len;
+            runs.push(if is_data {
+                let data = cx.bytes(len);
+                wanted[range].copy_from_slice(&data);
+                Run::data(offset as u64, data)
+            } else {
+                wanted[range].fill(0);
+                Run::zeroes(offset as u64, len as u64)
+            });
+        }
+        let request = WriteRunsRequest::new(object.clone(), runs);
+        let reply = cx.ok("write_runs", |b| b.write_runs(request.clone()))?;
+        ensure!(reply.size_bytes == wanted.len() as u64, "write_runs gives size {}", reply.size_bytes);
+        cx.expect(&object, &wanted)?;
+    }
+    Ok(())
+}
+
 pub(super) fn discard_zeroes_and_keeps_the_size(cx: &Cx<'_>) -> Check {
     let object = cx.object("discard");
     let mut wanted = cx.bytes(20_000).to_vec();

@@ -202,6 +202,38 @@ pub(super) fn claims_and_stamps_survive(cx: &Cx<'_>) -> Check {
     cx.is_missing(&dead)
 }
 
+pub(super) fn runs_are_stored_with_their_stamp(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.runs_max > 2, "write_runs")?;
+    cx.skip_unless(cx.caps.fencing, "fencing")?;
+    let object = cx.object("runs");
+    let places = [0_u64, 5_000, 12_288];
+    let mut number = 0_u64;
+    for round in 0..4 * cx.options.effort {
+        let (stored, last) = (number + 1, number + 3);
+        while number < last {
+            number += 1;
+            let run = |at: &u64| Run::data(*at, bytes::Bytes::from(number.to_le_bytes().to_vec()));
+            let mut request = WriteRunsRequest::new(object.clone(), places.iter().map(run).collect());
+            request = request.stamp(Stamp::new(1, number));
+            if number == stored {
+                request = request.durability(Durability::Stored);
+            }
+            cx.ok("write_runs", |b| b.write_runs(request.clone()))?;
+        }
+        cx.power_cycle()?;
+        let found = cx.info(&object)?.stamp.map_or(0, |stamp| stamp.sequence);
+        ensure!((stored..=last).contains(&found), "round {round}: stamp {found}, where {stored} was stored");
+        let bytes = cx.read(&object)?;
+        for at in places {
+            let at = at as usize;
+            let written = u64::from_le_bytes(bytes[at..at + 8].try_into().expect("8 bytes"));
+            ensure!(written >= found, "round {round}: a run of change {written} under stamp {found}");
+        }
+        number = found;
+    }
+    Ok(())
+}
+
 pub(super) fn versions_are_not_reused_after_a_crash(cx: &Cx<'_>) -> Check {
     let object = cx.object("versions");
     let mut seen: HashMap<Version, Vec<u8>> = HashMap::new();

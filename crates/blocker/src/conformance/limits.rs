@@ -87,6 +87,67 @@ pub(super) fn compare_goes_as_far_as_it_says(cx: &Cx<'_>) -> Check {
     same_bytes(&read.data.to_vec(), b"new")
 }
 
+pub(super) fn runs_go_as_far_as_it_says(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.runs_max > 1, "write_runs")?;
+    let object = cx.object("runs");
+    let count = cx.caps.runs_max.min(64 << 10) as usize;
+    let data = cx.bytes(count + 1);
+    let run = |index: usize| Run::data(2 * index as u64, data.slice(index..index + 1));
+    let most = WriteRunsRequest::new(object.clone(), (0..count).map(run).collect());
+    cx.ok("write_runs of the most runs", |b| b.write_runs(most.clone()))?;
+    let wanted: Vec<u8> = (0..2 * count - 1).map(|at| if at % 2 == 0 { data[at / 2] } else { 0 }).collect();
+    cx.expect(&object, &wanted)?;
+    if count == cx.caps.runs_max as usize {
+        let more = WriteRunsRequest::new(object.clone(), (0..=count).map(run).collect());
+        cx.fails("write_runs of one more", |b| b.write_runs(more.clone()), is_invalid)?;
+    }
+    // As many bytes as one request can have, to the object's very end.
+    let limit = cx.caps.object_bytes_max;
+    let largest = cx.caps.request_bytes_max.min(limit - 1).min(16 << 20);
+    let data = cx.bytes(largest as usize);
+    let half = data.len() / 2;
+    let runs = vec![
+        Run::data(limit - largest - 1, data.slice(..half)),
+        Run::data(limit - largest + half as u64, data.slice(half..)),
+    ];
+    let request = WriteRunsRequest::new(object.clone(), runs);
+    cx.ok("write_runs of the most bytes", |b| b.write_runs(request.clone()))?;
+    let read = ReadRequest::new(object, limit - largest + half as u64, largest);
+    let read = cx.ok("read", |b| b.read(read.clone()))?;
+    same_bytes(&read.data.to_vec(), &data[half..])
+}
+
+/// Whether it was refused in the right way.
+type Refusal = fn(&Error) -> bool;
+
+fn is_invalid(error: &Error) -> bool {
+    matches!(error, Error::Invalid(_))
+}
+
+pub(super) fn runs_that_cannot_be_are_refused(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.runs_max > 1, "write_runs")?;
+    let object = cx.object("refused");
+    let before = cx.write(&object, 0, b"intact")?.version;
+    let limit = cx.caps.object_bytes_max;
+    let refused: Vec<(&str, Vec<Run>, Refusal)> = vec![
+        ("no run", Vec::new(), is_invalid),
+        ("an empty run", vec![Run::data(0, b"x"), Run::data(8, b"")], is_invalid),
+        ("an empty run of zeros", vec![Run::zeroes(0, 0)], is_invalid),
+        ("runs that overlap", vec![Run::data(0, b"xy"), Run::data(1, b"z")], is_invalid),
+        ("runs in another order", vec![Run::data(4, b"x"), Run::data(0, b"y")], is_invalid),
+        ("a run past the limit", vec![Run::data(0, b"x"), Run::data(limit, b"y")], is_too_large),
+        ("a run past all limits", vec![Run::data(0, b"x"), Run::zeroes(u64::MAX, 2)], is_too_large),
+        ("more zeros than there can be", vec![Run::zeroes(0, u64::MAX)], is_too_large),
+    ];
+    for (what, runs, is_right) in refused {
+        let request = WriteRunsRequest::new(object.clone(), runs);
+        cx.fails(what, |b| b.write_runs(request.clone()), is_right)?;
+        cx.expect(&object, b"intact")?;
+        ensure!(cx.info(&object)?.version == before, "{what}: refused, and changed all the same");
+    }
+    Ok(())
+}
+
 pub(super) fn what_is_not_supported_says_so(cx: &Cx<'_>) -> Check {
     let caps = cx.caps;
     let object = cx.object("unsupported");
@@ -101,6 +162,10 @@ pub(super) fn what_is_not_supported_says_so(cx: &Cx<'_>) -> Check {
         cx.fails("stamped write", |b| b.write(request.clone()), unsupported)?;
         let request = ClaimRequest::new(Scope::Object(object.clone()), Epoch(1));
         cx.fails("claim", |b| b.claim(request.clone()), unsupported)?;
+    }
+    if caps.runs_max == 0 {
+        let request = WriteRunsRequest::new(object.clone(), vec![Run::data(0, b"y")]);
+        cx.fails("write_runs", |b| b.write_runs(request.clone()), unsupported)?;
     }
     if caps.compare_bytes_max == 0 {
         let request = CompareAndWriteRequest::new(object.clone(), 0, b"x", b"y");

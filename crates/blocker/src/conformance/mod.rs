@@ -126,6 +126,7 @@ cases! {
         an_empty_write_creates_but_never_extends
         unaligned_writes_touch_only_their_bytes
         write_zeroes_is_a_write_of_zeros
+        runs_are_written_and_what_lies_between_stays
         discard_zeroes_and_keeps_the_size
         truncate_moves_the_end
         what_was_cut_off_never_comes_back
@@ -163,6 +164,8 @@ cases! {
         one_byte_more_is_too_large
         overflowing_ranges_are_refused
         compare_goes_as_far_as_it_says
+        runs_go_as_far_as_it_says
+        runs_that_cannot_be_are_refused
         what_is_not_supported_says_so;
     listing:
         an_unused_namespace_is_empty
@@ -172,6 +175,7 @@ cases! {
         objects_that_stay_are_listed_once_under_change;
     concurrent:
         a_bucket_is_never_seen_half_written
+        runs_are_seen_all_or_none
         conditional_changes_lose_no_update
         compare_and_write_loses_no_update
         only_one_creator_wins
@@ -196,6 +200,7 @@ cases! {
         a_full_write_is_all_or_nothing
         removals_that_are_stored_stay
         claims_and_stamps_survive
+        runs_are_stored_with_their_stamp
         versions_are_not_reused_after_a_crash;
 }
 

@@ -22,7 +22,7 @@ pub(super) fn any_sequence_matches_a_plain_map(cx: &Cx<'_>) -> Check {
         let (from, to) = (offset as usize, (offset + len) as usize);
         let durability = if cx.below(8) == 0 { Durability::Stored } else { Durability::Cached };
         let at = |what: &str| format!("{what} at step {step}");
-        match cx.below(9) {
+        match cx.below(if cx.caps.runs_max > 2 { 10 } else { 9 }) {
             0..=2 => {
                 let data = cx.bytes(len as usize);
                 let request = WriteRequest::new(object, offset, data.clone()).durability(durability);
@@ -69,6 +69,26 @@ pub(super) fn any_sequence_matches_a_plain_map(cx: &Cx<'_>) -> Check {
                 let request = DeleteRequest::new(object).durability(durability);
                 let done = cx.wait(&at("delete"), |b| b.delete(request.clone()))?;
                 expect_as(&at("delete"), done.map(drop), model.remove(&key).is_some())?;
+            }
+            9 => {
+                let content = model.entry(key).or_default();
+                let (mut runs, mut end) = (Vec::new(), offset);
+                for _ in 0..=cx.below(2) {
+                    let (at, len) = (end + cx.below(5_000) / align * align, 1 + cx.below(2_000));
+                    end = at + len.next_multiple_of(align);
+                    let (from, to) = (at as usize, end as usize);
+                    content.resize(content.len().max(to), 0);
+                    if cx.below(3) == 0 {
+                        runs.push(Run::zeroes(at, end - at));
+                        content[from..to].fill(0);
+                    } else {
+                        let data = cx.bytes(to - from);
+                        content[from..to].copy_from_slice(&data);
+                        runs.push(Run::data(at, data));
+                    }
+                }
+                let request = WriteRunsRequest::new(object, runs).durability(durability);
+                cx.ok(&at("write_runs"), |b| b.write_runs(request.clone()))?;
             }
             _ => {
                 let source = cx.below(OBJECTS);

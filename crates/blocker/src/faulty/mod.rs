@@ -20,6 +20,7 @@ use std::task::Poll;
 
 use parking_lot::Mutex;
 
+use crate::admission::runs_end;
 use crate::blocker::Blocker;
 use crate::capabilities::{BUCKET_BYTES, Capabilities};
 use crate::clock::Clock;
@@ -303,6 +304,7 @@ impl Blocker for Faulty {
         let inner = self.shared.inner.capabilities();
         let Some(volatile) = &self.shared.volatile else { return inner };
         let mut capabilities = volatile.front().capabilities();
+        capabilities.runs_max = inner.runs_max.min(capabilities.runs_max);
         capabilities.request_bytes_max = inner.request_bytes_max.min(capabilities.request_bytes_max);
         capabilities.crash_atomic_bytes = SECTOR_BYTES.min(inner.crash_atomic_bytes);
         capabilities.write_full_atomic = inner.write_full_atomic;
@@ -325,6 +327,14 @@ impl Blocker for Faulty {
     fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
         let end = request.offset.saturating_add(request.len_bytes);
         changing!(self, request, write_zeroes, Zeroes, end)
+    }
+
+    fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
+        if let Err(error) = runs_end(&request.runs, &self.capabilities()) {
+            return Reply::err(error);
+        }
+        let end = request.runs.last().map_or(0, |run| run.offset + run.len_bytes());
+        changing!(self, request, write_runs, Runs, end)
     }
 
     fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {

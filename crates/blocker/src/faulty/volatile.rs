@@ -21,6 +21,7 @@ use crate::order::{Durability, Epoch, Stamp};
 use crate::request::*;
 use crate::response::*;
 use crate::rng::Rng;
+use crate::segment::Segments;
 
 /// What is never torn.
 pub(super) const SECTOR_BYTES: u64 = 512;
@@ -49,6 +50,7 @@ struct Book {
 pub(super) enum Logged {
     Write(WriteRequest),
     Zeroes(WriteZeroesRequest),
+    Runs(WriteRunsRequest),
     Discard(DiscardRequest),
     Full(WriteFullRequest),
     Truncate(TruncateRequest),
@@ -60,6 +62,7 @@ impl Logged {
         match self {
             Self::Write(request) => (&request.object, &request.change),
             Self::Zeroes(request) => (&request.object, &request.change),
+            Self::Runs(request) => (&request.object, &request.change),
             Self::Discard(request) => (&request.object, &request.change),
             Self::Full(request) => (&request.object, &request.change),
             Self::Truncate(request) => (&request.object, &request.change),
@@ -72,6 +75,7 @@ impl Logged {
         let (change, call) = match &mut self {
             Self::Write(request) => (&mut request.change, &mut request.call),
             Self::Zeroes(request) => (&mut request.change, &mut request.call),
+            Self::Runs(request) => (&mut request.change, &mut request.call),
             Self::Discard(request) => (&mut request.change, &mut request.call),
             Self::Full(request) => (&mut request.change, &mut request.call),
             Self::Truncate(request) => (&mut request.change, &mut request.call),
@@ -86,6 +90,7 @@ impl Logged {
         match self {
             Self::Write(request) => to.write(request).await.map(drop),
             Self::Zeroes(request) => to.write_zeroes(request).await.map(drop),
+            Self::Runs(request) => to.write_runs(request).await.map(drop),
             Self::Discard(request) => to.discard(request).await.map(drop),
             Self::Full(request) => to.write_full(request).await.map(drop),
             Self::Truncate(request) => to.truncate(request).await.map(drop),
@@ -93,21 +98,39 @@ impl Logged {
         }
     }
 
-    /// The sectors of a write, each a write of its own; other changes stay whole.
+    /// The sectors of what is written, each a change of its own; other changes stay whole.
     fn pieces(self) -> Vec<Self> {
-        let Self::Write(request) = self else { return vec![self] };
-        let mut pieces = Vec::new();
-        let (mut done, len) = (0, request.data.len_bytes());
-        while done < len {
-            let offset = request.offset + done as u64;
-            let end = len.min(done + (SECTOR_BYTES - offset % SECTOR_BYTES) as usize);
-            let mut piece = WriteRequest::new(request.object.clone(), offset, request.data.slice(done..end));
-            piece.change = request.change;
-            pieces.push(Self::Write(piece));
-            done = end;
+        match self {
+            Self::Write(request) if !request.data.is_empty() => {
+                sectors(&request.object, request.offset, &request.data, request.change)
+            }
+            Self::Runs(request) => {
+                let WriteRunsRequest { object, runs, change, .. } = request;
+                let pieces = runs.iter().flat_map(|run| match &run.content {
+                    RunContent::Data(data) => sectors(&object, run.offset, data, change),
+                    RunContent::Zeroes(len_bytes) => {
+                        let zeroes = WriteZeroesRequest::new(object.clone(), run.offset, *len_bytes);
+                        vec![Self::Zeroes(zeroes.change(change))]
+                    }
+                });
+                pieces.collect()
+            }
+            whole => vec![whole],
         }
-        if pieces.is_empty() { vec![Self::Write(request)] } else { pieces }
     }
+}
+
+fn sectors(object: &ObjectId, offset: u64, data: &Segments, change: Change) -> Vec<Logged> {
+    let mut pieces = Vec::new();
+    let (mut done, len) = (0, data.len_bytes());
+    while done < len {
+        let at = offset + done as u64;
+        let end = len.min(done + (SECTOR_BYTES - at % SECTOR_BYTES) as usize);
+        let piece = WriteRequest::new(object.clone(), at, data.slice(done..end));
+        pieces.push(Logged::Write(piece.change(change)));
+        done = end;
+    }
+    pieces
 }
 
 impl Volatile {

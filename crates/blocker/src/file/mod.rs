@@ -42,6 +42,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use crate::admission::runs_end;
 use crate::blocker::Blocker;
 use crate::capabilities::{Capabilities, OBJECT_BYTES_MAX_DEFAULT, Survives};
 use crate::clock::{Clock, SystemClock};
@@ -76,6 +77,9 @@ pub struct FileConfig {
     /// About how many files are kept open.
     pub open_files_max: usize,
 }
+
+/// The most runs of one change: each is a system call.
+const RUNS_MAX: u32 = 1024;
 
 impl Default for FileConfig {
     fn default() -> Self {
@@ -218,6 +222,7 @@ const LATE_FLUSH: Late = || Error::NotStored("the deadline passed".into());
 impl Blocker for FileStore {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::full(self.store.config.object_bytes_max);
+        capabilities.runs_max = RUNS_MAX;
         capabilities.crash_atomic_bytes = 512;
         capabilities.survives = Survives::PowerLoss;
         capabilities
@@ -245,6 +250,13 @@ impl Blocker for FileStore {
 
     fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
         self.run(request.call, LATE_CHANGE, move |store| store.write_zeroes(&request))
+    }
+
+    fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
+        if let Err(error) = runs_end(&request.runs, &self.capabilities()) {
+            return Reply::err(error);
+        }
+        self.run(request.call, LATE_CHANGE, move |store| store.write_runs(&request))
     }
 
     fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {

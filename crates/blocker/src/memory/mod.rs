@@ -40,6 +40,9 @@ pub struct MemoryConfig {
 /// What an object, or the memory of a deleted one, is counted with beyond its content and name.
 pub const OBJECT_OVERHEAD_BYTES: u64 = 256;
 
+/// The most runs of one change.
+const RUNS_MAX: u32 = 1024;
+
 impl Default for MemoryConfig {
     fn default() -> Self {
         Self { object_bytes_max: OBJECT_BYTES_MAX_DEFAULT, bytes_max: 1 << 30 }
@@ -127,6 +130,10 @@ impl Memory {
 impl Blocker for Memory {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::full(self.config.object_bytes_max);
+        capabilities.runs_max = RUNS_MAX;
+        if self.broken_by(Mutation::RunsOverstated) {
+            capabilities.runs_max += 1;
+        }
         if self.broken_by(Mutation::LimitOverstated) {
             capabilities.object_bytes_max += 1;
         }
@@ -175,6 +182,19 @@ impl Blocker for Memory {
     fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
         let WriteZeroesRequest { object, offset, len_bytes, change, call } = request;
         self.change(&call, &change, |model| model.write_zeroes(&object, offset, len_bytes, &change))
+    }
+
+    fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
+        let WriteRunsRequest { object, mut runs, change, call } = request;
+        if self.broken_by(Mutation::RunsTorn) && runs.len() > 1 {
+            // As a backend that sends them one by one would.
+            let rest = runs.split_off(1);
+            let _ = self.change(&call, &change, |model| model.write_runs(&object, &runs, &change));
+            std::thread::yield_now();
+            let unstamped = Change { condition: Condition::None, stamp: None, ..change };
+            return self.change(&call, &change, |model| model.write_runs(&object, &rest, &unstamped));
+        }
+        self.change(&call, &change, |model| model.write_runs(&object, &runs, &change))
     }
 
     fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {

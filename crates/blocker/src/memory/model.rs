@@ -9,14 +9,14 @@ use std::ops::Bound;
 use bytes::Bytes;
 
 use super::mutation::Mutation;
-use super::{MemoryConfig, OBJECT_OVERHEAD_BYTES, full};
-use crate::admission::{Claims, Head, admit, check_condition, range_end};
-use crate::capabilities::BUCKET_BYTES;
+use super::{MemoryConfig, OBJECT_OVERHEAD_BYTES, RUNS_MAX, full};
+use crate::admission::{Claims, Head, admit, check_condition, range_end, runs_end};
+use crate::capabilities::{BUCKET_BYTES, Capabilities};
 use crate::control::Quota;
 use crate::error::{Error, Result};
 use crate::name::{Namespace, ObjectId};
 use crate::order::{Epoch, Stamp, Version};
-use crate::request::{Change, Condition, ListRequest, Scope};
+use crate::request::{Change, Condition, ListRequest, Run, RunContent, Scope};
 use crate::response::{Info, ListEntry, ListReply, ReadReply};
 use crate::segment::Segments;
 
@@ -180,6 +180,44 @@ impl Model {
         self.apply(object, change, new_size, |content| {
             content.resize(new_size as usize, 0);
             content[offset.min(new_size) as usize..end.min(new_size) as usize].fill(0);
+        })
+    }
+
+    pub(super) fn write_runs(&mut self, object: &ObjectId, runs: &[Run], change: &Change) -> Done {
+        let mut can = Capabilities::full(self.config.object_bytes_max);
+        can.runs_max = RUNS_MAX;
+        let end = match runs_end(runs, &can) {
+            Err(Error::Invalid(_)) if self.is_broken(Mutation::RunsUnchecked) => self.size(object),
+            checked => checked?,
+        };
+        if !self.is_broken(Mutation::RunsUnfenced) {
+            self.admit(object, change)?;
+        }
+        let new_size = self.size(object).max(end);
+        let (skips_last, skips_zeroes) =
+            (self.is_broken(Mutation::RunsLastIgnored), self.is_broken(Mutation::RunsZeroesIgnored));
+        let fills_gaps = self.is_broken(Mutation::RunsGapsZeroed);
+        let unchecked = self.is_broken(Mutation::RunsUnchecked);
+        self.apply(object, change, new_size, |content| {
+            content.resize(new_size as usize, 0);
+            let mut before = None;
+            for (index, run) in runs.iter().enumerate() {
+                let range = run.offset as usize..(run.offset + run.len_bytes()) as usize;
+                if skips_last && index > 0 && index + 1 == runs.len()
+                    || unchecked && range.end > content.len()
+                {
+                    continue;
+                }
+                if let (Some(before), true) = (before, fills_gaps) {
+                    content[before..range.start].fill(0);
+                }
+                before = Some(range.end);
+                match &run.content {
+                    RunContent::Data(data) => data.copy_to(&mut content[range]),
+                    RunContent::Zeroes(_) if skips_zeroes => (),
+                    RunContent::Zeroes(_) => content[range].fill(0),
+                }
+            }
         })
     }
 

@@ -7,8 +7,8 @@
 
 use blocker::admission::{Head as StoreHead, admit};
 use blocker::{
-    Call, Change, ChangeReply, Durability, Error, ObjectId, OrderDomain, Result, Scope, Segments, Timestamp,
-    Version,
+    Call, Change, ChangeReply, Durability, Error, ObjectId, OrderDomain, Result, Run, RunContent, Scope,
+    Segments, Timestamp, Version,
 };
 
 use super::copy::Adoption;
@@ -31,6 +31,10 @@ pub(crate) enum Mutation {
     WriteZeroes {
         offset: u64,
         len: u64,
+    },
+    /// At least one, in order, none empty.
+    WriteRuns {
+        runs: Vec<Run>,
     },
     Discard {
         offset: u64,
@@ -63,6 +67,10 @@ impl Mutation {
                 buckets_of(*offset, data.len_bytes().max(expected.len_bytes()) as u64)
             }
             Self::WriteZeroes { offset, len } | Self::Discard { offset, len } => buckets_of(*offset, *len),
+            Self::WriteRuns { runs } => {
+                let from = runs.first().map_or(0, |run| run.offset);
+                buckets_of(from, self.end().saturating_sub(from))
+            }
             Self::WriteFull { .. } | Self::Truncate { .. } | Self::Delete | Self::Touch | Self::Adopt(_) => {
                 WHOLE
             }
@@ -74,6 +82,7 @@ impl Mutation {
         match self {
             // Only its two ends are written, the rest becomes a state.
             Self::WriteZeroes { .. } | Self::Discard { .. } => 2,
+            Self::WriteRuns { runs } => runs.iter().map(run_buckets_max).sum(),
             Self::WriteFull { data } => data.len_bytes().div_ceil(BUCKET) as u32,
             Self::Truncate { .. } => 1,
             Self::Delete | Self::Touch | Self::Adopt(_) => 0,
@@ -84,12 +93,41 @@ impl Mutation {
         }
     }
 
+    /// Where the bytes that it writes end, for what moves the object's end by writing beyond; 0 if it writes
+    /// none.
+    pub(super) fn end(&self) -> u64 {
+        let end = |offset: u64, len: u64| if len == 0 { 0 } else { offset + len };
+        match self {
+            Self::Write { offset, data } | Self::CompareAndWrite { offset, data, .. } => {
+                end(*offset, data.len_bytes() as u64)
+            }
+            Self::WriteZeroes { offset, len } => end(*offset, *len),
+            Self::WriteRuns { runs } => runs.last().map_or(0, |run| end(run.offset, run.len_bytes())),
+            _ => 0,
+        }
+    }
+
     /// Whether it needs an object to be there.
     fn needs_present(&self) -> bool {
         !matches!(
             self,
-            Self::Write { .. } | Self::WriteZeroes { .. } | Self::WriteFull { .. } | Self::Adopt(_)
+            Self::Write { .. }
+                | Self::WriteZeroes { .. }
+                | Self::WriteRuns { .. }
+                | Self::WriteFull { .. }
+                | Self::Adopt(_)
         )
+    }
+}
+
+/// The most buckets that one of several runs can use.
+pub(super) fn run_buckets_max(run: &Run) -> u32 {
+    match &run.content {
+        RunContent::Data(_) => {
+            let buckets = buckets_of(run.offset, run.len_bytes());
+            buckets.end - buckets.start
+        }
+        RunContent::Zeroes(_) => 2,
     }
 }
 
@@ -235,6 +273,10 @@ impl Object {
                 self.need_of_write(env, *offset, data.len_bytes() as u64, means)
             }
             Mutation::WriteZeroes { offset, len } => self.need_of_zeroes(env, *offset, *len, means),
+            // Two runs in one bucket count it twice: what is left over is given back.
+            Mutation::WriteRuns { runs } => {
+                runs.iter().fold(Need::default(), |sum, run| sum.and(self.need_of_run(env, run, means)))
+            }
             Mutation::Discard { offset, len } => {
                 self.need_of_zeroes(env, *offset, self.within(*offset, *len), means)
             }
@@ -258,6 +300,13 @@ impl Object {
         })
     }
 
+    fn need_of_run(&self, env: &Env<'_>, run: &Run, means: &Means<'_>) -> Need {
+        match &run.content {
+            RunContent::Data(data) => self.need_of_write(env, run.offset, data.len_bytes() as u64, means),
+            RunContent::Zeroes(len) => self.need_of_zeroes(env, run.offset, *len, means),
+        }
+    }
+
     /// The part of a range that lies within the object.
     fn within(&self, offset: u64, len: u64) -> u64 {
         self.head.size.saturating_sub(offset).min(len)
@@ -275,6 +324,10 @@ impl Object {
                 self.write(env, *offset, data, means);
             }
             Mutation::WriteZeroes { offset, len } => self.write_zeroes(env, *offset, *len, true, means),
+            Mutation::WriteRuns { runs } => runs.iter().for_each(|run| match &run.content {
+                RunContent::Data(data) => self.write(env, run.offset, data, means),
+                RunContent::Zeroes(len) => self.write_zeroes(env, run.offset, *len, true, means),
+            }),
             Mutation::Discard { offset, len } => {
                 self.write_zeroes(env, *offset, self.within(*offset, *len), false, means);
             }

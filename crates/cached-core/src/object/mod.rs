@@ -58,13 +58,13 @@ mod whole;
 use std::future::Future;
 use std::sync::Arc;
 
-use blocker::admission::range_end;
+use blocker::admission::{range_end, runs_end};
 use blocker::{
     Attachment, Blocker, Call, Capabilities, Change, ChangeReply, ClaimReply, ClaimRequest, Clock,
     CompareAndWriteRequest, Condition, Control, CopyRequest, DeleteReply, DeleteRequest, DiscardRequest,
     Durability, Error, FlushReply, FlushRequest, Info, InfoRequest, InvalidateReply, InvalidateRequest,
     ListReply, ListRequest, Namespace, ObjectId, Policy, ReadReply, ReadRequest, Reply, Result, Scope,
-    Statistics, Subscription, TruncateRequest, WriteFullRequest, WritePolicy, WriteRequest,
+    Statistics, Subscription, TruncateRequest, WriteFullRequest, WritePolicy, WriteRequest, WriteRunsRequest,
     WriteZeroesRequest,
 };
 
@@ -277,6 +277,12 @@ impl Blocker for ObjectCache {
         let WriteZeroesRequest { object, offset, len_bytes: len, change, call, .. } = request;
         let end = self.end(offset, len);
         self.change(object, Mutation::WriteZeroes { offset, len }, change, call, end)
+    }
+
+    fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
+        let WriteRunsRequest { object, runs, change, call, .. } = request;
+        let end = runs_end(&runs, &self.capabilities());
+        self.change(object, Mutation::WriteRuns { runs }, change, call, end)
     }
 
     fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {

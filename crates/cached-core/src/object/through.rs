@@ -9,11 +9,11 @@
 use blocker::admission::check_condition;
 use blocker::{
     Call, Change, ChangeReply, CompareAndWriteRequest, Condition, CopyRequest, DeleteRequest, DiscardRequest,
-    Durability, Error, InfoRequest, ObjectId, Result, Stamp, TruncateRequest, Version, WriteFullRequest,
-    WritePolicy, WriteRequest, WriteZeroesRequest,
+    Durability, Error, InfoRequest, ObjectId, Result, RunContent, Stamp, TruncateRequest, Version,
+    WriteFullRequest, WritePolicy, WriteRequest, WriteRunsRequest, WriteZeroesRequest,
 };
 
-use super::back::{Mutation, safe_as};
+use super::back::{Mutation, run_buckets_max, safe_as};
 use super::gauges::add;
 use super::handle::{Handle, OwnedMeans, RangeGuard, shielded};
 use super::ranges::{Kind, WHOLE};
@@ -201,6 +201,7 @@ async fn ask(
         Mutation::WriteZeroes { offset, len } => {
             send!(write_zeroes, WriteZeroesRequest::new(id, offset, len))
         }
+        Mutation::WriteRuns { runs } => send!(write_runs, WriteRunsRequest::new(id, runs)),
         Mutation::Discard { offset, len } => send!(discard, DiscardRequest::new(id, offset, len)),
         Mutation::CompareAndWrite { offset, expected, data } => {
             send!(compare_and_write, CompareAndWriteRequest::new(id, offset, expected, data))
@@ -224,6 +225,7 @@ impl Mutation {
                 let buckets = self.buckets();
                 buckets.end - buckets.start
             }
+            Self::WriteRuns { runs } => runs.iter().map(run_buckets_max).sum(),
             Self::WriteFull { data } => data.len_bytes().div_ceil(super::pool::BUCKET) as u32,
             Self::WriteZeroes { .. } | Self::Discard { .. } => 2,
             Self::Truncate { .. } | Self::Delete | Self::Touch | Self::Adopt(_) => 0,
@@ -285,6 +287,10 @@ impl Object {
                 self.write_through(env, *offset, data, means);
             }
             Mutation::WriteZeroes { offset, len } => self.zero_through(env, *offset, *len, means),
+            Mutation::WriteRuns { runs } => runs.iter().for_each(|run| match &run.content {
+                RunContent::Data(data) => self.write_through(env, run.offset, data, means),
+                RunContent::Zeroes(len) => self.zero_through(env, run.offset, *len, means),
+            }),
             Mutation::Discard { offset, len } => {
                 // Without knowing the end we do not know what has become zeros.
                 let is_known = self.head.known == Known::Present;
@@ -321,14 +327,13 @@ impl Object {
         let head = &mut self.head;
         let was_known = head.known == Known::Present;
         let size = match mutation {
-            Mutation::Write { offset, data } | Mutation::CompareAndWrite { offset, data, .. }
+            Mutation::Write { .. }
+            | Mutation::CompareAndWrite { .. }
+            | Mutation::WriteZeroes { .. }
+            | Mutation::WriteRuns { .. }
                 if was_known =>
             {
-                let end = if data.is_empty() { 0 } else { offset + data.len_bytes() as u64 };
-                head.size.max(end)
-            }
-            Mutation::WriteZeroes { offset, len } if was_known => {
-                head.size.max(if *len == 0 { 0 } else { offset + len })
+                head.size.max(mutation.end())
             }
             Mutation::Discard { .. } | Mutation::Touch if was_known => head.size,
             Mutation::Delete => 0,

@@ -149,6 +149,7 @@ detached! {
     read(ReadRequest) -> ReadReply;
     write(WriteRequest) -> ChangeReply;
     write_zeroes(WriteZeroesRequest) -> ChangeReply;
+    write_runs(WriteRunsRequest) -> ChangeReply;
     discard(DiscardRequest) -> ChangeReply;
     compare_and_write(CompareAndWriteRequest) -> ChangeReply;
     write_full(WriteFullRequest) -> ChangeReply;

@@ -16,6 +16,7 @@ pub enum Op {
     Read,
     Write,
     WriteZeroes,
+    WriteRuns,
     Discard,
     CompareAndWrite,
     WriteFull,
@@ -302,6 +303,13 @@ impl Blocker for Steered {
         let (object, change) = (Some(&request.object), Some(&request.change));
         let info = info(Op::WriteZeroes, object, request.offset, request.len_bytes, change);
         self.call(info, move |inner| inner.write_zeroes(request))
+    }
+    fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
+        let (object, change) = (Some(&request.object), Some(&request.change));
+        let from = request.runs.first().map_or(0, |run| run.offset);
+        let end = request.runs.last().map_or(0, |run| run.offset + run.len_bytes());
+        let info = info(Op::WriteRuns, object, from, end - from, change);
+        self.call(info, move |inner| inner.write_runs(request))
     }
     fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
         let (object, change) = (Some(&request.object), Some(&request.change));

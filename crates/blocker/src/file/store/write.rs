@@ -14,7 +14,8 @@ use crate::file::object::{Object, State};
 use crate::file::slot::{HEADER_BYTES, Slot};
 use crate::order::{Durability, Version};
 use crate::request::{
-    CompareAndWriteRequest, DiscardRequest, TruncateRequest, WriteRequest, WriteZeroesRequest,
+    CompareAndWriteRequest, DiscardRequest, RunContent, TruncateRequest, WriteRequest, WriteRunsRequest,
+    WriteZeroesRequest,
 };
 use crate::response::ChangeReply;
 use crate::segment::Segments;
@@ -121,20 +122,40 @@ impl Store {
 
     pub(in crate::file) fn write_zeroes(&self, request: &WriteZeroesRequest) -> Result<ChangeReply> {
         let (offset, len) = (request.offset, request.len_bytes);
-        let end = range_end(offset, len, self.config.object_bytes_max)?;
+        range_end(offset, len, self.config.object_bytes_max)?;
         self.change(&request.object, &request.change, |object, state, version| {
             let file = self.writable(object, state, version)?;
-            let old_size = state.size_bytes;
-            let (from, within_len) = within(offset, len, old_size);
-            let grows = len > 0 && end > old_size;
-            if grows {
-                let grown = file.set_len(HEADER_BYTES + end);
-                grown.map_err(|error| Error::from_io(&error, "extending an object"))?;
+            zero_range(&*file, state.size_bytes, offset, len)
+        })
+    }
+
+    /// Several ranges, which have been checked, one after the other: readers wait meanwhile, and the header
+    /// that has the change's stamp is written when all of them are stored. A failure after the first has
+    /// begun leaves an unknown outcome, as one in the middle of a write does.
+    pub(in crate::file) fn write_runs(&self, request: &WriteRunsRequest) -> Result<ChangeReply> {
+        self.change(&request.object, &request.change, |object, state, version| {
+            let file = self.writable(object, state, version)?;
+            let mut size_bytes = state.size_bytes;
+            for (index, run) in request.runs.iter().enumerate() {
+                let written = match &run.content {
+                    RunContent::Data(data) => match file.write_at(HEADER_BYTES + run.offset, data) {
+                        Ok(()) => Ok(size_bytes.max(run.offset + run.len_bytes())),
+                        Err(failed) if index == 0 => Err(undo(&*file, state, run.offset, failed)),
+                        Err(failed) => Err(ambiguous(&failed.error)),
+                    },
+                    RunContent::Zeroes(len) => zero_range(&*file, size_bytes, run.offset, *len),
+                };
+                size_bytes = match written {
+                    Ok(size_bytes) => size_bytes,
+                    Err(error) if index == 0 => return Err(error),
+                    Err(error) => {
+                        // What lies past the end is nobody's, but would be read if the end moved out again.
+                        let cut = file.set_len(HEADER_BYTES + state.size_bytes);
+                        return Err(cut.map_or_else(|error| ambiguous(&error), |()| unsure(error)));
+                    }
+                };
             }
-            if within_len > 0 {
-                file.punch(HEADER_BYTES + from, within_len).map_err(|error| ambiguous(&error))?;
-            }
-            Ok(if grows { end } else { old_size })
+            Ok(size_bytes)
         })
     }
 
@@ -173,6 +194,26 @@ impl Store {
             self.write_range(object, state, version, *offset, data)
         })
     }
+}
+
+/// Zeroes a range of an object of `size_bytes`; its new size.
+fn zero_range(file: &dyn DiskFile, size_bytes: u64, offset: u64, len: u64) -> Result<u64> {
+    let (from, within_len) = within(offset, len, size_bytes);
+    let end = offset + len;
+    let grows = len > 0 && end > size_bytes;
+    if grows {
+        let grown = file.set_len(HEADER_BYTES + end);
+        grown.map_err(|error| Error::from_io(&error, "extending an object"))?;
+    }
+    if within_len > 0 {
+        file.punch(HEADER_BYTES + from, within_len).map_err(|error| ambiguous(&error))?;
+    }
+    Ok(if grows { end } else { size_bytes })
+}
+
+/// A failure of a later step of a change, the first of which were done.
+fn unsure(error: Error) -> Error {
+    if error.is_ambiguous() { error } else { Error::OutcomeUnknown(error.to_string().into()) }
 }
 
 /// Takes back what a failed write has done, where that is possible.

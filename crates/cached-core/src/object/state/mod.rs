@@ -160,6 +160,17 @@ pub(crate) struct Need {
 }
 
 impl Need {
+    /// Both together.
+    pub(crate) fn and(mut self, other: Self) -> Self {
+        self.buckets += other.buckets;
+        self.credits += other.credits;
+        if let Some(load) = other.load {
+            self.load_of(load.start);
+            self.load_of(load.end - 1);
+        }
+        self
+    }
+
     fn load_of(&mut self, at: u32) {
         let range = self.load.get_or_insert(at..at + 1);
         range.start = range.start.min(at);

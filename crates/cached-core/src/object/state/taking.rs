@@ -48,8 +48,10 @@ impl Object {
         let is_whole = hi - lo == BUCKET;
         debug_assert!(!slot.state().is_dirty(), "the object was flushed before");
         let skipped = &mut [0; BUCKET][..hi - lo];
-        if slot == Slot::ABSENT && touched(lo, hi) & !edges(lo, hi) == 0 {
-            // Not one whole sector: nothing that could be kept.
+        let keeps = touched(lo, hi) & (!edges(lo, hi) | self.beyond(at));
+        if slot == Slot::ABSENT && keeps == 0 {
+            // Not one whole sector: nothing that could be kept. But what reaches beyond the content must be, or
+            // another run of the same change would find zeros there.
             return fill(skipped);
         }
         let bucket = if Self::is_exclusive(env, slot) {
