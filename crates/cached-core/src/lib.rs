@@ -20,6 +20,7 @@ mod hash;
 pub mod kv;
 pub mod object;
 pub mod policy;
+mod prefetch;
 mod sync;
 
 pub use hash::KeyHash;

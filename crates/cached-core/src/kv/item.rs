@@ -64,6 +64,7 @@ pub(crate) struct Shape(u32);
 
 impl Shape {
     /// The shape of an item. Key and payload are within their limits (the callers check).
+    #[inline]
     pub(crate) fn item(key: usize, payload: usize, fields: Fields) -> Shape {
         debug_assert!((1..=KEY_BYTES_MAX).contains(&key) && payload <= PAYLOAD_BYTES_MAX);
         let mut word = key as u32 | (payload as u32) << KEY_BITS;
@@ -91,6 +92,7 @@ impl Shape {
     /// # Safety
     /// `ptr` points at an entry (4-byte aligned) whose first word has been written, in memory that
     /// stays mapped.
+    #[inline]
     pub(crate) unsafe fn read(ptr: *const u8) -> Shape {
         // SAFETY: the caller promises an aligned, initialised word; it may be rewritten at the same
         // size by an in-place update, hence the atomic access.
@@ -107,18 +109,22 @@ impl Shape {
     }
 
     /// Data bytes of a piece, or `None` for an item.
+    #[inline]
     pub(crate) fn piece_bytes(self) -> Option<u32> {
         (self.0 & 0xff == PIECE).then_some(self.0 >> KEY_BITS)
     }
 
+    #[inline]
     pub(crate) fn key_bytes(self) -> usize {
         (self.0 & 0xff) as usize
     }
 
+    #[inline]
     pub(crate) fn payload_bytes(self) -> usize {
         ((self.0 >> KEY_BITS) & ((1 << PAYLOAD_BITS) - 1)) as usize
     }
 
+    #[inline]
     pub(crate) fn fields(self) -> Fields {
         Fields {
             cas: self.0 & HAS_CAS != 0,
@@ -146,6 +152,7 @@ impl Shape {
     }
 
     /// Bytes of the entry, before padding.
+    #[inline]
     pub(crate) fn entry_bytes(self) -> usize {
         match self.piece_bytes() {
             Some(data) => super::extent::PIECE_HEADER_BYTES + data as usize,
@@ -223,6 +230,7 @@ impl ItemPtr {
     }
 
     /// Writes all attributes the shape has room for.
+    #[inline]
     pub(crate) fn set_attributes(self, attributes: &Attributes) {
         self.set_last_access(attributes.last_access);
         self.set_state(attributes.state);
@@ -309,11 +317,13 @@ impl ItemPtr {
         unsafe { std::slice::from_raw_parts(self.payload_ptr(), self.shape.payload_bytes()) }
     }
 
+    #[inline]
     pub(crate) fn last_access(self) -> u32 {
         // SAFETY: the second word of the entry, aligned.
         unsafe { &*self.ptr.add(4).cast::<AtomicU32>() }.load(Ordering::Relaxed)
     }
 
+    #[inline]
     pub(crate) fn set_last_access(self, secs: u32) {
         // SAFETY: the second word of the entry, aligned.
         unsafe { &*self.ptr.add(4).cast::<AtomicU32>() }.store(secs, Ordering::Relaxed);
@@ -331,10 +341,12 @@ impl ItemPtr {
         unsafe { self.ptr.add(STATE_AT).write(state) };
     }
 
+    #[inline]
     pub(crate) fn policy_bits(self) -> u8 {
         self.state() >> state::POLICY_SHIFT
     }
 
+    #[inline]
     pub(crate) fn set_policy_bits(self, bits: u8) {
         let marks = self.state() & ((1 << state::POLICY_SHIFT) - 1);
         self.set_state(marks | bits << state::POLICY_SHIFT);
@@ -350,6 +362,7 @@ impl ItemPtr {
         u64::from_le(unsafe { self.ptr.add(FIXED_BYTES).cast::<u64>().read_unaligned() })
     }
 
+    #[inline]
     pub(crate) fn set_cas(self, cas: u64) {
         if self.shape.0 & HAS_CAS != 0 {
             // SAFETY: the shape has the field; the bucket's lock makes us the only one.
@@ -376,6 +389,7 @@ impl ItemPtr {
         true
     }
 
+    #[inline]
     pub(crate) fn client_flags(self) -> u32 {
         if self.shape.0 & HAS_CLIENT_FLAGS == 0 {
             return 0;

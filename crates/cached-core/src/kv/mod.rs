@@ -45,6 +45,7 @@ use crate::KeyHash;
 use crate::arena::{Arena, ArenaConfig, RegionId, region_bytes_for};
 use crate::clock::Clock;
 use crate::hash::KeyHasher;
+use crate::prefetch::prefetch;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering};
 use extent::{List, PIECE_HEADER_BYTES, Piece};
 use hook::{EvictionHook, Mutation, MutationHook};
@@ -361,16 +362,4 @@ impl HitBits {
     fn after(&self, bits: u8) -> u8 {
         (self.0.load(Ordering::Relaxed) >> (bits * 8)) as u8
     }
-}
-
-/// Asks the processor for a cache line.
-#[inline]
-fn prefetch(at: *const u8) {
-    #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a prefetch is only a hint; it never faults, whatever the address.
-    unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
-    }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-    let _ = at;
 }

@@ -14,8 +14,8 @@
 //! lets one thread at a time take a step.
 
 use super::extent::{self, List, PIECE_HEADER_BYTES};
-use super::hook::{Evicted, Mutation};
-use super::index::{Locked, Slot};
+use super::hook::{Evicted, EvictionHook, Mutation};
+use super::index::{Locked, Slot, Spot};
 use super::item::{ItemPtr, Shape, state};
 use super::log::{Entry, Place, Stream};
 use super::queues::{LARGE, QUEUES, Queues};
@@ -59,6 +59,8 @@ pub(super) struct Reclaimer {
     /// When no region had garbage enough: the clock's second, and the jobs until then.
     looked: Option<(u32, u64)>,
     tally: Tally,
+    /// What the policy has not been told of yet: `BATCH` at most.
+    evicted: Vec<Candidate>,
 }
 
 /// What a step has done to counters that others share, told to them at its end.
@@ -83,15 +85,17 @@ struct Job {
 
 /// An entry met on the walk.
 #[derive(Clone, Copy)]
-struct Met {
-    location: u32,
+struct Met<'a> {
+    /// Where the index has it; `None`: nothing was met.
+    spot: Option<Spot<'a>>,
     hash: KeyHash,
+    location: u32,
     /// Padded; the same for as long as the entry stands.
     bytes: u32,
     piece: bool,
 }
 
-const NOT_MET: Met = Met { location: 0, hash: KeyHash(0), bytes: 0, piece: false };
+const NOT_MET: Met<'_> = Met { spot: None, hash: KeyHash(0), location: 0, bytes: 0, piece: false };
 
 /// What an eviction of one region may keep, on average.
 fn survivors_share(region_bytes: usize) -> u32 {
@@ -113,6 +117,7 @@ impl Reclaimer {
             no_place: false,
             looked: None,
             tally: Tally::default(),
+            evicted: Vec::with_capacity(BATCH),
         }
     }
 
@@ -152,7 +157,7 @@ impl Inner {
             let mut met = [NOT_MET; BATCH];
             let count = self.meet(&mut job, &mut met[..BATCH.min(left)]);
             for met in &met[..count] {
-                if self.settle(reclaimer, &job, *met, now).is_err() {
+                if self.settle(reclaimer, &job, met, now).is_err() {
                     reclaimer.jobs += 1;
                     reclaimer.no_place = true;
                     self.tell_tally(reclaimer, job.region);
@@ -161,6 +166,7 @@ impl Inner {
                 }
             }
             left -= count;
+            self.tell_evicted(reclaimer);
         }
         self.tell_tally(reclaimer, job.region);
         if job.cursor < job.end {
@@ -180,8 +186,17 @@ impl Inner {
         true
     }
 
+    /// Tells the policy what has been evicted.
+    fn tell_evicted(&self, reclaimer: &mut Reclaimer) {
+        if !reclaimer.evicted.is_empty() {
+            self.policy.evicted(&reclaimer.evicted);
+            reclaimer.evicted.clear();
+        }
+    }
+
     /// Adds up what a step has done. The region is still the job's.
     fn tell_tally(&self, reclaimer: &mut Reclaimer, region: RegionId) {
+        self.tell_evicted(reclaimer);
         let Tally { evictions, evicted_unfetched, dead_bytes } = std::mem::take(&mut reclaimer.tally);
         if evictions > 0 {
             self.events.evictions.fetch_add(evictions, Ordering::Relaxed);
@@ -204,7 +219,7 @@ impl Inner {
     }
 
     /// Collects the next entries and asks for their index lines.
-    fn meet(&self, job: &mut Job, met: &mut [Met]) -> usize {
+    fn meet<'a>(&'a self, job: &mut Job, met: &mut [Met<'a>]) -> usize {
         let mut count = 0;
         while count < met.len() && job.cursor < job.end {
             let at = self.arena.offset_of(job.region, job.cursor);
@@ -220,9 +235,11 @@ impl Inner {
                 // SAFETY: as above; only the key is read, which never changes.
                 self.hasher.hash(unsafe { ItemPtr::new(entry) }.key())
             };
-            self.index.shard(hash).prefetch_bucket(hash);
+            let spot = self.index.shard(hash).spot(hash);
+            spot.prefetch();
             let bytes = self.padded(shape.entry_bytes());
-            met[count] = Met { location: (at >> self.granule_shift) as u32, hash, bytes, piece };
+            let location = (at >> self.granule_shift) as u32;
+            met[count] = Met { spot: Some(spot), hash, location, bytes, piece };
             count += 1;
             job.cursor += bytes;
         }
@@ -230,8 +247,10 @@ impl Inner {
     }
 
     /// Decides about one entry: dead ones are passed over.
-    fn settle(&self, reclaimer: &mut Reclaimer, job: &Job, met: Met, now: u32) -> Result<(), NoPlace> {
-        let locked = self.index.shard(met.hash).lock(met.hash);
+    #[inline]
+    fn settle(&self, reclaimer: &mut Reclaimer, job: &Job, met: &Met<'_>, now: u32) -> Result<(), NoPlace> {
+        let Some(spot) = met.spot else { return Ok(()) };
+        let locked = spot.lock(met.hash);
         if met.piece {
             self.settle_piece(reclaimer, job, met, &locked, now)
         } else {
@@ -243,7 +262,7 @@ impl Inner {
         &self,
         reclaimer: &mut Reclaimer,
         job: &Job,
-        met: Met,
+        met: &Met<'_>,
         locked: &Locked<'_>,
         now: u32,
     ) -> Result<(), NoPlace> {
@@ -275,7 +294,7 @@ impl Inner {
             }
             item.set_policy_bits(before);
         }
-        self.policy.evicted(&candidate);
+        reclaimer.evicted.push(candidate);
         self.note_eviction(&mut reclaimer.tally, item);
         if large {
             self.remove(locked, found, Mutation::Evicted);
@@ -292,7 +311,7 @@ impl Inner {
         &self,
         reclaimer: &mut Reclaimer,
         job: &Job,
-        met: Met,
+        met: &Met<'_>,
         locked: &Locked<'_>,
         now: u32,
     ) -> Result<(), NoPlace> {
@@ -329,7 +348,7 @@ impl Inner {
     }
 
     /// The item whose list has this piece, and the piece's place in the list.
-    fn owner_of_piece<'a>(&self, locked: &Locked<'a>, met: Met) -> Option<(Found<'a>, usize)> {
+    fn owner_of_piece<'a>(&self, locked: &Locked<'a>, met: &Met<'_>) -> Option<(Found<'a>, usize)> {
         let mut n = 0;
         let slot = locked.find(met.hash, |location| {
             let item = self.item_at(location);
@@ -345,7 +364,15 @@ impl Inner {
         item.last_access() > self.arena.region(region).opened_at()
     }
 
+    #[inline]
     fn remove_if_over(&self, locked: &Locked<'_>, found: Found<'_>, now: u32) -> bool {
+        if self.flush_boundary.load(Ordering::Acquire) == 0 && !found.item.shape().fields().expiry {
+            return false;
+        }
+        self.remove_if_flushed_or_expired(locked, found, now)
+    }
+
+    fn remove_if_flushed_or_expired(&self, locked: &Locked<'_>, found: Found<'_>, now: u32) -> bool {
         if self.is_flushed(found.location) {
             self.remove(locked, found, Mutation::Flushed);
             return true;
@@ -360,28 +387,35 @@ impl Inner {
     }
 
     /// Counts an eviction, and tells the hook.
+    #[inline]
     fn note_eviction(&self, tally: &mut Tally, item: ItemPtr) {
         tally.evictions += 1;
         tally.evicted_unfetched += u64::from(item.state() & state::FETCHED == 0);
         if let Some(hook) = &self.eviction_hook {
-            let shape = item.shape();
-            let value_bytes = match shape.fields().extents {
-                true => List::new(item.payload()).value_bytes(),
-                false => shape.payload_bytes(),
-            };
-            hook.on_eviction(&Evicted {
-                key: item.key(),
-                value_bytes,
-                client_flags: item.client_flags(),
-                expiry: item.expiry(),
-                last_access: item.last_access(),
-                fetched: item.state() & state::FETCHED != 0,
-                now: self.now(),
-            });
+            self.tell_eviction(&**hook, item);
         }
     }
 
+    #[cold]
+    fn tell_eviction(&self, hook: &dyn EvictionHook, item: ItemPtr) {
+        let shape = item.shape();
+        let value_bytes = match shape.fields().extents {
+            true => List::new(item.payload()).value_bytes(),
+            false => shape.payload_bytes(),
+        };
+        hook.on_eviction(&Evicted {
+            key: item.key(),
+            value_bytes,
+            client_flags: item.client_flags(),
+            expiry: item.expiry(),
+            last_access: item.last_access(),
+            fetched: item.state() & state::FETCHED != 0,
+            now: self.now(),
+        });
+    }
+
     /// Copies an item of the job's region to the open region of a queue, for those kept or those compacted.
+    #[inline]
     #[allow(clippy::too_many_arguments)] // One move's worth of facts, each used once.
     fn move_item(
         &self,
@@ -405,6 +439,7 @@ impl Inner {
         Ok(())
     }
 
+    #[inline]
     fn copy_entry(&self, from: u32, to: Entry) {
         let bytes = to.bytes as usize;
         // SAFETY: both are whole entries of `bytes` bytes in different regions; the target is known
@@ -414,6 +449,7 @@ impl Inner {
 
     /// Space for a survivor, in the stream's open region or a new one from the reserve. It counts as
     /// published: nobody but the reclaimer closes that region, so nothing has to wait for the writer.
+    #[inline]
     fn place(
         &self,
         stream: &mut Stream,
@@ -422,9 +458,22 @@ impl Inner {
         bytes: u32,
         now: u32,
     ) -> Result<Entry, NoPlace> {
-        if let Some(entry) = self.append_survivor(stream, bytes) {
-            return Ok(entry);
+        match self.append_survivor(stream, bytes) {
+            Some(entry) => Ok(entry),
+            None => self.place_anew(stream, job, queue, bytes, now),
         }
+    }
+
+    /// The same in a new region.
+    #[cold]
+    fn place_anew(
+        &self,
+        stream: &mut Stream,
+        job: &Job,
+        queue: usize,
+        bytes: u32,
+        now: u32,
+    ) -> Result<Entry, NoPlace> {
         let region = self.arena.take(Owner::Kv, 0).ok_or(NoPlace)?;
         let age = if job.evict { Place::Newest } else { Place::Inherited };
         self.seal(stream, queue, age);
@@ -535,7 +584,7 @@ impl Inner {
             let count = self.meet(&mut walk, &mut met);
             for met in met[..count].iter().filter(|met| met.piece) {
                 let locked = self.index.shard(met.hash).lock(met.hash);
-                if let Some((found, n)) = self.owner_of_piece(&locked, *met)
+                if let Some((found, n)) = self.owner_of_piece(&locked, met)
                     && self.keeps_piece(job.region, found.item)
                 {
                     let piece = List::new(found.item.payload()).pieces().nth(n);

@@ -232,7 +232,7 @@ impl Shard {
             let candidate = Candidate { hash, bits, queue, idle_secs: 0, bytes: POLICY_BYTES };
             match self.policy.judge(&candidate) {
                 Verdict::Evict => {
-                    self.policy.evicted(&candidate);
+                    self.policy.evicted(&[candidate]);
                     return Some(bucket);
                 }
                 Verdict::Keep { queue, bits } => {

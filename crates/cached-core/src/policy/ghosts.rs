@@ -14,8 +14,7 @@
 //!
 //! There are four bytes, two ghosts, for every entry of the usual size that the memory could hold. A full set gives
 //! up any: some are forgotten early, and what is remembered stays bounded. It is touched only once
-//! something is evicted. A lookup is one cache line and about forty instructions: words of four ghosts
-//! are compared at once.
+//! something is evicted. A lookup is one cache line and about thirty instructions: a whole set is compared at once.
 
 use super::QueueId;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -25,6 +24,9 @@ const LANES: usize = 4;
 const WORDS: usize = 4;
 const LANE_BITS: u32 = u64::BITS / LANES as u32;
 type Set = [AtomicU64; WORDS];
+/// A set starts at a multiple of its size, so that it lies in one cache line.
+const SET_BYTES: usize = size_of::<Set>();
+const _: () = assert!(SET_BYTES == 32);
 
 /// Each of two queues remembers as much as the memory holds.
 const GHOSTS_PER_ENTRY: usize = 2;
@@ -32,7 +34,6 @@ const TAG_BITS: u32 = 11;
 const QUEUE_BIT: u32 = 15;
 /// The same in every lane of a word.
 const LOWEST: u64 = 0x0001_0001_0001_0001;
-const HIGHEST: u64 = LOWEST << (LANE_BITS - 1);
 const TAGS: u64 = LOWEST * ((1 << TAG_BITS) - 1);
 const STAMPS: u64 = LOWEST * STAMP_MASK;
 
@@ -66,9 +67,11 @@ pub(super) struct Ghost {
 /// The table. Made with no sets it remembers nothing.
 #[derive(Debug, Default)]
 pub(super) struct Ghosts {
-    /// Each ghost is only a hint: a race between two threads loses a word of them at most, or brings
-    /// back what was there a moment ago.
-    sets: Box<[Set]>,
+    /// The sets, from `first` on. Each ghost is only a hint: a race between two threads loses a word of them at most, or
+    /// brings back what was there a moment ago.
+    words: Box<[AtomicU64]>,
+    first: usize,
+    sets: usize,
     times: [QueueTime; 2],
     /// Bytes of memory for each stamp.
     stamp_bytes: i64,
@@ -84,15 +87,17 @@ impl Ghosts {
     /// A table for so much memory, in entries of about so many bytes or more.
     pub(super) fn new(memory_bytes: usize, entry_bytes: usize) -> Ghosts {
         let set_bytes = entry_bytes.max(1) * WORDS * LANES / GHOSTS_PER_ENTRY;
-        let count = (memory_bytes / set_bytes).max(1);
-        // Zeroed by the system when first touched, which a loop over atomics would do at once.
-        let zeroed = Box::into_raw(vec![[0u64; WORDS]; count].into_boxed_slice());
+        let sets = (memory_bytes / set_bytes).max(1);
+        // Zeroed by the system when first touched, which a loop over atomics would do at once, and so would asking for the
+        // sets' alignment.
+        let zeroed = Box::into_raw(vec![0u64; (sets + 1) * WORDS].into_boxed_slice());
         // SAFETY: the pointer comes from a box of the same layout: an atomic has its integer's size,
         // alignment and valid values.
-        let sets = unsafe { Box::from_raw(zeroed as *mut [Set]) };
+        let words = unsafe { Box::from_raw(zeroed as *mut [AtomicU64]) };
+        let first = words.as_ptr().align_offset(SET_BYTES).min(WORDS);
         let stamp_bytes = (memory_bytes as u64 / STAMPS_PER_MEMORY).max(1) as i64;
         let sweep_bytes = (SWEEP_SETS * SWEEP_MEMORIES * set_bytes) as i64;
-        let ghosts = Ghosts { sets, stamp_bytes, sweep_bytes, ..Ghosts::default() };
+        let ghosts = Ghosts { words, first, sets, stamp_bytes, sweep_bytes, ..Ghosts::default() };
         ghosts.times.iter().for_each(|time| time.left.store(stamp_bytes, Relaxed));
         ghosts.sweep_left.store(sweep_bytes, Relaxed);
         ghosts
@@ -100,65 +105,104 @@ impl Ghosts {
 
     /// What the table takes.
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(&*self.sets)
+        self.sets * SET_BYTES
     }
 
     /// The set of a hash, and its tag.
     #[inline]
     fn find(&self, hash: u64) -> Option<(&Set, u64)> {
         let mixed = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let set = (((mixed >> 32) * self.sets.len() as u64) >> 32) as usize;
+        let set = (((mixed >> 32) * self.sets as u64) >> 32) as usize;
         let tag = (mixed >> (32 - TAG_BITS)) & ((1 << TAG_BITS) - 1);
-        Some((self.sets.get(set)?, tag.max(1)))
+        Some((self.words.get(self.first + set * WORDS..)?.first_chunk()?, tag.max(1)))
     }
 
-    /// The lanes of a word, a bit in each, whose tag is this (0: that are empty).
+    /// The lanes of a set, a bit for each, whose tag is this (0: that are empty).
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     #[inline]
-    fn lanes_of(word: u64, tag: u64) -> u64 {
-        // Without its tag bits, a lane's highest bit is 0, and stays if the rest is not.
-        let differs = ((word ^ (tag * LOWEST)) & TAGS) | HIGHEST;
-        !(differs - LOWEST) & HIGHEST
+    fn lanes(set: &Set, tag: u64) -> u32 {
+        use std::arch::x86_64::{
+            _mm_and_si128, _mm_cmpeq_epi16, _mm_movemask_epi8, _mm_packs_epi16, _mm_set_epi64x,
+            _mm_set1_epi16,
+        };
+        let [a, b, c, d] = set;
+        let of = |high: &AtomicU64, low: &AtomicU64| {
+            // SAFETY: it needs SSE2, which every x86-64 has, and touches no memory.
+            unsafe { _mm_set_epi64x(high.load(Relaxed) as i64, low.load(Relaxed) as i64) }
+        };
+        // SAFETY: these need SSE2, which every x86-64 has, and touch no memory.
+        unsafe {
+            let (mask, wanted) = (_mm_set1_epi16(TAGS as i16), _mm_set1_epi16(tag as i16));
+            let are = |lanes| _mm_cmpeq_epi16(_mm_and_si128(lanes, mask), wanted);
+            let both = _mm_packs_epi16(are(of(b, a)), are(of(d, c)));
+            _mm_movemask_epi8(both) as u32
+        }
+    }
+
+    /// The lanes of a set, a bit for each, whose tag is this (0: that are empty).
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    #[inline]
+    fn lanes(set: &Set, tag: u64) -> u32 {
+        let lane = |at: usize| set[at / LANES].load(Relaxed) >> (at % LANES * LANE_BITS as usize);
+        (0..WORDS * LANES).filter(|at| lane(*at) & TAGS & 0xffff == tag).map(|at| 1 << at).sum()
+    }
+
+    /// The first lane of some: its word, and how far up it lies there.
+    #[inline]
+    fn first_of(set: &Set, lanes: u32) -> (&AtomicU64, u32) {
+        let lane = lanes.trailing_zeros();
+        (&set[lane as usize / LANES % WORDS], lane % LANES as u32 * LANE_BITS)
     }
 
     /// Forgets the ghost of a hash; tells what it was, if there is one.
     #[inline]
     pub(super) fn take(&self, hash: u64) -> Option<Ghost> {
         let (set, tag) = self.find(hash)?;
-        for place in set {
-            let word = place.load(Relaxed);
-            let lanes = Self::lanes_of(word, tag);
-            if lanes != 0 {
-                let shift = lanes.trailing_zeros() + 1 - LANE_BITS;
-                place.store(word & !(0xffff << shift), Relaxed);
-                let ghost = word >> shift;
-                let queue = (ghost >> QUEUE_BIT) & 1;
-                let stamp = self.times[queue as usize].stamp.load(Relaxed);
-                let age = stamp.wrapping_sub(ghost >> TAG_BITS) & STAMP_MASK;
-                return (age < STAMPS_YOUNG)
-                    .then_some(Ghost { queue: QueueId(queue as u8), is_recent: age == 0 });
-            }
+        let lanes = Self::lanes(set, tag);
+        if lanes == 0 {
+            return None;
         }
-        None
+        let (place, shift) = Self::first_of(set, lanes);
+        let word = place.load(Relaxed);
+        place.store(word & !(0xffff << shift), Relaxed);
+        let ghost = word >> shift;
+        let queue = (ghost >> QUEUE_BIT) & 1;
+        let stamp = self.times[queue as usize].stamp.load(Relaxed);
+        let age = stamp.wrapping_sub(ghost >> TAG_BITS) & STAMP_MASK;
+        (age < STAMPS_YOUNG).then_some(Ghost { queue: QueueId(queue as u8), is_recent: age == 0 })
     }
 
-    /// Remembers an eviction. One thread at a time.
-    #[inline]
-    pub(super) fn add(&self, hash: u64, queue: QueueId, bytes: u64) {
+    /// Remembers evictions from one queue, of so many bytes in all. One thread at a time.
+    pub(super) fn add_all(&self, queue: QueueId, bytes: u64, hashes: impl Iterator<Item = u64> + Clone) {
+        if self.sets == 0 {
+            return;
+        }
         let queue = usize::from(queue.0 & 1);
-        let Some((set, tag)) = self.find(hash) else { return };
         let stamp = self.pass_time(queue, bytes as i64);
-        let ghost = (queue as u64) << QUEUE_BIT | stamp << TAG_BITS | tag;
-        // An empty lane, or any: the hand has removed what is old.
-        for place in set {
-            let word = place.load(Relaxed);
-            let lanes = Self::lanes_of(word & TAGS, 0);
-            if lanes != 0 {
-                let shift = lanes.trailing_zeros() + 1 - LANE_BITS;
-                place.store(word & !(0xffff << shift) | ghost << shift, Relaxed);
-                return;
+        let dated = (queue as u64) << QUEUE_BIT | stamp << TAG_BITS;
+        // So that the waits for the sets overlap.
+        for hash in hashes.clone() {
+            if let Some((set, _)) = self.find(hash) {
+                crate::prefetch::prefetch(set.as_ptr().cast());
             }
         }
-        self.push_out(set, ghost);
+        for hash in hashes {
+            if let Some((set, tag)) = self.find(hash) {
+                self.put(set, dated | tag);
+            }
+        }
+    }
+
+    /// Puts a ghost into its set.
+    #[inline]
+    fn put(&self, set: &Set, ghost: u64) {
+        // An empty lane, or any: the hand has removed what is old.
+        let lanes = Self::lanes(set, 0);
+        if lanes == 0 {
+            return self.push_out(set, ghost);
+        }
+        let (place, shift) = Self::first_of(set, lanes);
+        place.store(place.load(Relaxed) & !(0xffff << shift) | ghost << shift, Relaxed);
     }
 
     /// Puts a ghost into a full set.
@@ -195,19 +239,19 @@ impl Ghosts {
     #[cold]
     fn sweep(&self, left: i64) {
         // A very large entry moves the hand once round at most.
-        let steps = (-left / self.sweep_bytes + 1).min(self.sets.len().div_ceil(SWEEP_SETS) as i64);
+        let steps = (-left / self.sweep_bytes + 1).min(self.sets.div_ceil(SWEEP_SETS) as i64);
         self.sweep_left.store(self.sweep_bytes, Relaxed);
         let [entry, main] = [0, 1].map(|queue: usize| self.times[queue].stamp.load(Relaxed));
         let mut hand = self.hand.load(Relaxed) as usize;
         for _ in 0..steps {
-            let end = (hand + SWEEP_SETS).min(self.sets.len());
-            for place in self.sets[hand..end].as_flattened() {
+            let end = (hand + SWEEP_SETS).min(self.sets);
+            for place in &self.words[self.first + hand * WORDS..self.first + end * WORDS] {
                 let word = place.load(Relaxed);
                 if word != 0 {
                     place.store(word & !Self::lanes_too_old(word, entry, main), Relaxed);
                 }
             }
-            hand = if end == self.sets.len() { 0 } else { end };
+            hand = if end == self.sets { 0 } else { end };
         }
         self.hand.store(hand as u64, Relaxed);
     }
@@ -227,6 +271,12 @@ impl Ghosts {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+
+    impl Ghosts {
+        fn add(&self, hash: u64, queue: QueueId, bytes: u64) {
+            self.add_all(queue, bytes, std::iter::once(hash));
+        }
+    }
 
     /// Well mixed, as the hashes of keys are.
     fn hash(n: u64) -> u64 {
@@ -277,8 +327,13 @@ mod tests {
                         let age = [entry, main][queue as usize].wrapping_sub(stamp) & STAMP_MASK;
                         let old = if age < STAMPS_YOUNG { 0 } else { 0xffff << shift };
                         assert_eq!(Ghosts::lanes_too_old(word | young, entry, main), old);
-                        assert_eq!(Ghosts::lanes_of(word | young, 5), 0x8000 << shift);
-                        assert_eq!(Ghosts::lanes_of(word, 0), HIGHEST & !(0x8000 << shift));
+                        for at in 0..WORDS {
+                            let mut set = [(); WORDS].map(|()| AtomicU64::new(0));
+                            *set[at].get_mut() = word | young;
+                            assert_eq!(Ghosts::lanes(&set, 5), 1 << (at * LANES + lane));
+                            *set[at].get_mut() = word;
+                            assert_eq!(Ghosts::lanes(&set, 0), 0xffff & !(1 << (at * LANES + lane)));
+                        }
                     }
                 }
             }
@@ -296,6 +351,9 @@ mod tests {
 
     #[test]
     fn memory_is_bounded_and_accounted_for() {
+        let many = Ghosts::new(64 << 20, 4096);
+        many.add_all(QueueId::MAIN, 100 << 12, (0..100).map(hash));
+        assert_eq!((0..100).filter(|n| many.take(hash(*n)).is_some()).count(), 100);
         assert_eq!(Ghosts::new(64 << 20, 256).bytes(), 1 << 20);
         assert_eq!(Ghosts::new(64 << 20, 4096).bytes(), 64 << 10);
         assert_eq!(Ghosts::new(1, 0).bytes(), 32);

@@ -103,9 +103,10 @@ pub trait Policy: Send + Sync + 'static {
     fn victim(&self, lengths: [usize; QUEUES_MAX]) -> QueueId;
     /// What becomes of an entry at the tail.
     fn judge(&self, candidate: &Candidate) -> Verdict;
-    /// An entry that was judged has been evicted, whatever the verdict was.
-    fn evicted(&self, candidate: &Candidate) {
-        let _ = candidate;
+    /// Entries that were judged have been evicted in this order, whatever the verdicts were. They may be told
+    /// together, a few at a time, which costs less than one by one.
+    fn evicted(&self, candidates: &[Candidate]) {
+        let _ = candidates;
     }
 }
 

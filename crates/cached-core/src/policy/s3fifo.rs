@@ -173,26 +173,30 @@ impl Policy for S3Fifo {
             CREDIT_2 if self.gives_credit(candidate.hash) => keep(CREDIT_1),
             CREDIT_1 | CREDIT_2 => Verdict::Evict,
             LAST_CREDIT => {
-                self.credit.count();
+                self.credit.count(1);
                 Verdict::Evict
             }
             _ => {
-                self.credit.count();
+                self.credit.count(1);
                 self.credit.hit();
                 keep(0)
             }
         }
     }
 
-    fn evicted(&self, candidate: &Candidate) {
-        if self.is_balanced {
-            if candidate.queue == QueueId::MAIN {
-                self.back.count();
+    fn evicted(&self, candidates: &[Candidate]) {
+        for of_queue in candidates.chunk_by(|one, next| one.queue == next.queue) {
+            let queue = of_queue[0].queue;
+            if self.is_balanced {
+                if queue == QueueId::MAIN {
+                    self.back.count(of_queue.len() as u32);
+                }
+            } else if queue != QueueId::ENTRY {
+                continue;
             }
-        } else if candidate.queue != QueueId::ENTRY {
-            return;
+            let bytes = of_queue.iter().map(|candidate| candidate.bytes).sum();
+            self.ghosts.add_all(queue, bytes, of_queue.iter().map(|candidate| candidate.hash));
         }
-        self.ghosts.add(candidate.hash, candidate.queue, candidate.bytes);
     }
 }
 
@@ -216,8 +220,8 @@ impl Rate {
         self.hits.store(self.hits.load(Relaxed).saturating_add(1), Relaxed);
     }
 
-    fn count(&self) {
-        let all = self.all.load(Relaxed) + 1;
+    fn count(&self, more: u32) {
+        let all = self.all.load(Relaxed) + more;
         self.all.store(all, Relaxed);
         if all >= Rate::ALL_MAX {
             self.all.store(all / 2, Relaxed);
@@ -251,7 +255,7 @@ mod tests {
 
     fn come_back(policy: &S3Fifo, queue: QueueId, times: usize) {
         for _ in 0..times {
-            policy.evicted(&at(0, queue));
+            policy.evicted(&[at(0, queue)]);
             assert_eq!(policy.insert(&new(7 << 20)), 1);
         }
     }
@@ -295,7 +299,7 @@ mod tests {
         assert_eq!(policy.insert(&new(7 << 20)), 0);
         come_back(&policy, QueueId::ENTRY, 1);
         assert_eq!(policy.insert(&new(7 << 20)), 0, "a ghost is told once");
-        policy.evicted(&at(0, QueueId::MAIN));
+        policy.evicted(&[at(0, QueueId::MAIN)]);
         assert_eq!(policy.insert(&new(7 << 20)), 0, "the fixed one remembers only who left early");
         come_back(&attached(S3Fifo::balanced()), QueueId::MAIN, 1);
     }
@@ -316,10 +320,10 @@ mod tests {
     fn what_comes_back_late_moves_nothing() {
         let policy = attached(S3Fifo::balanced());
         for n in 0..100 {
-            policy.evicted(&at(0, QueueId::ENTRY));
+            policy.evicted(&[at(0, QueueId::ENTRY)]);
             // Half of the memory goes by: still remembered, no longer the margin.
             let other = Candidate { hash: n + 1, bytes: 512 << 10, ..at(0, QueueId::ENTRY) };
-            policy.evicted(&other);
+            policy.evicted(&[other]);
             assert_eq!(policy.insert(&new(7 << 20)), 1);
         }
         assert_eq!((policy.victim([9, 91]), policy.victim([11, 89])), (QueueId::MAIN, QueueId::ENTRY));
@@ -340,7 +344,7 @@ mod tests {
         // All that are tried are hit, and few come back.
         for _ in 0..2_000 {
             policy.judge(&at(PAID, QueueId::MAIN));
-            policy.evicted(&at(0, QueueId::MAIN));
+            policy.evicted(&[at(0, QueueId::MAIN)]);
         }
         assert_eq!(rounds(&policy, 3), 3);
     }

@@ -59,7 +59,7 @@ impl EnginePolicy {
         let candidate = Candidate { hash: hash(object), bits, queue, idle_secs: 0, bytes };
         match self.policy.judge(&candidate) {
             Verdict::Evict => {
-                self.policy.evicted(&candidate);
+                self.policy.evicted(&[candidate]);
                 self.bits[object as usize] = None;
             }
             Verdict::Keep { queue, bits } => {

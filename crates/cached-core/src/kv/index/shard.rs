@@ -179,12 +179,6 @@ impl Shard {
         Spot { shard: self, bucket: self.bucket(address(extent, hash)), extent }
     }
 
-    /// Asks the processor for the bucket's line.
-    #[inline]
-    pub(crate) fn prefetch_bucket(&self, hash: KeyHash) {
-        self.spot(hash).prefetch();
-    }
-
     /// Locks the bucket that `hash` belongs to.
     #[inline]
     pub(crate) fn lock(&self, hash: KeyHash) -> Locked<'_> {
@@ -324,7 +318,7 @@ impl<'a> Spot<'a> {
     /// Asks the processor for the bucket's line.
     #[inline]
     pub(crate) fn prefetch(&self) {
-        super::super::prefetch(std::ptr::from_ref(self.bucket).cast());
+        crate::prefetch::prefetch(std::ptr::from_ref(self.bucket).cast());
     }
 
     /// A guess, without the lock, at where the item lies; only good for a prefetch.
