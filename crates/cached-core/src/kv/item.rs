@@ -40,7 +40,9 @@ const HAS_CLIENT_FLAGS: u32 = 1 << 29;
 const EXTENTS: u32 = 1 << 30;
 const KEY_BINARY: u32 = 1 << 31;
 const _: () = assert!(KEY_BITS + PAYLOAD_BITS == 27, "the shape word is full");
-const _: () = assert!(HAS_CAS >> 24 == 8 && HAS_EXPIRY >> 26 == 4 && HAS_CLIENT_FLAGS >> 27 == 4);
+const HAS_SHIFT: u32 = HAS_CAS.trailing_zeros();
+const _: () = assert!(HAS_CAS >> 24 == 8 && HAS_EXPIRY >> 26 == 4);
+const _: () = assert!(HAS_EXPIRY >> HAS_SHIFT == 2 && HAS_CLIENT_FLAGS >> HAS_SHIFT == 4);
 
 /// In the key's place: this entry is a piece of a large value.
 const PIECE: u32 = 255;
@@ -57,6 +59,18 @@ pub(crate) mod state {
     /// Where the policy's three bits start.
     pub(crate) const POLICY_SHIFT: u32 = 5;
 }
+
+/// Where the key begins, for each set of optional fields: the first question of every lookup.
+static KEY_AT: [u8; 8] = {
+    let mut table = [0; 8];
+    let mut has = 0;
+    while has < table.len() {
+        table[has] =
+            FIXED_BYTES as u8 + (has & 1) as u8 * 8 + (has >> 1 & 1) as u8 * 4 + (has >> 2) as u8 * 4;
+        has += 1;
+    }
+    table
+};
 
 /// What an entry consists of, as its first word tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,12 +149,12 @@ impl Shape {
         }
     }
 
-    // Without branches: each optional field's bit, shifted to where it says how long the field is.
     #[inline]
     fn key_at(self) -> usize {
-        self.client_flags_at() + (self.0 >> 27 & 4) as usize
+        usize::from(KEY_AT[(self.0 >> HAS_SHIFT & 7) as usize])
     }
 
+    // Without branches: each optional field's bit, shifted to where it says how long the field is.
     #[inline]
     fn expiry_at(self) -> usize {
         FIXED_BYTES + (self.0 >> 24 & 8) as usize

@@ -258,6 +258,40 @@ impl Inner {
         Ok(found)
     }
 
+    /// Looks a key up where a [`peek`](index::Spot::peek) has seen it, and then as [`find`](Inner::find) does.
+    #[inline(always)]
+    fn find_peeked<'a>(
+        &self,
+        locked: &Locked<'a>,
+        slot: usize,
+        hash: KeyHash,
+        key: &[u8],
+        now: u32,
+    ) -> Result<Found<'a>, Miss> {
+        if let Some((slot, location)) = locked.slot(slot) {
+            let item = self.item_at(location);
+            if item.is_of(key)
+                && self.flush_boundary.load(Ordering::Acquire) == 0
+                && !item.expiry().is_past(now)
+            {
+                return Ok(Found { slot, item, location });
+            }
+        }
+        self.find_anywhere(locked, hash, key, now)
+    }
+
+    /// [`find`](Inner::find) out of line.
+    #[inline(never)]
+    fn find_anywhere<'a>(
+        &self,
+        locked: &Locked<'a>,
+        hash: KeyHash,
+        key: &[u8],
+        now: u32,
+    ) -> Result<Found<'a>, Miss> {
+        self.find(locked, hash, key, now)
+    }
+
     /// Removes an item that is flushed or expired.
     #[cold]
     fn judge(&self, locked: &Locked<'_>, found: Found<'_>, now: u32) -> Result<(), Miss> {

@@ -62,6 +62,12 @@ impl<'a> Get<'a> {
         count
     }
 
+    /// Whether no key can follow: the line is used up.
+    #[inline]
+    pub fn is_done(&self) -> bool {
+        self.at >= self.line.len()
+    }
+
     /// What to remember in order to go on with the next key later.
     #[inline]
     pub fn cursor(&self) -> GetCursor {

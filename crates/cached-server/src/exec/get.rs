@@ -106,7 +106,7 @@ pub(crate) fn many(executor: &mut Executor<'_>, get: &mut Get<'_>) -> Next {
     loop {
         let count = get.next_keys(&mut keys);
         read_batch::<false>(executor, &keys[..count], get.with_cas);
-        if count < READ_BATCH {
+        if count < READ_BATCH || get.is_done() {
             break;
         }
         if executor.out.is_full() {

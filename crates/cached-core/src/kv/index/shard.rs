@@ -321,12 +321,14 @@ impl<'a> Spot<'a> {
         crate::prefetch::prefetch(std::ptr::from_ref(self.bucket).cast());
     }
 
-    /// A guess, without the lock, at where the item lies; only good for a prefetch.
+    /// A guess, without the lock, at the item's slot and where it lies: good for a prefetch, and for
+    /// [`Locked::slot`] to look there first.
     #[inline]
-    pub(crate) fn peek(&self, hash: KeyHash) -> Option<u32> {
+    pub(crate) fn peek(&self, hash: KeyHash) -> Option<(usize, u32)> {
         let mask = self.bucket.matches(hash.tag());
         // The first slot with the tag. It may be an empty one, or another key's: then the guess was bad, once in forty.
-        (mask != 0).then(|| self.bucket.location(mask.trailing_zeros() as usize))
+        let slot = mask.trailing_zeros() as usize;
+        (mask != 0).then(|| (slot, self.bucket.location(slot)))
     }
 
     /// Locks the bucket that `hash` belongs to.
@@ -371,6 +373,14 @@ impl Slot<'_> {
 impl<'a> Locked<'a> {
     pub(crate) fn shard(&self) -> &'a Shard {
         self.shard
+    }
+
+    /// A slot of the first line by its number (modulo 16), if there is an item in it: anybody's.
+    #[inline]
+    pub(crate) fn slot(&self, number: usize) -> Option<(Slot<'a>, u32)> {
+        let slot = number % SLOTS.next_power_of_two();
+        let location = if slot < SLOTS { self.bucket.location(slot) } else { 0 };
+        (location != 0).then_some((Slot { line: self.bucket, slot }, location))
     }
 
     /// The slot with this tag whose location `is_it` accepts.

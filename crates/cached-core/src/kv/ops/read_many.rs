@@ -1,8 +1,8 @@
 //! Reading several items, so that the waits for memory overlap.
 //!
 //! A lookup waits for its bucket's line and then for the item's lines. For a batch of keys all buckets are worked out and
-//! asked for first, then the items that their tags lead to; then each key is read as ever, from where it was found
-//! out to lead. Nothing is locked meanwhile: what is asked for may turn out not to be needed.
+//! asked for first, then the items that their tags lead to; then each key is read as ever, beginning with the slot in which
+//! its tag was seen. Nothing is locked meanwhile: what is asked for may turn out not to be needed, and what was seen to be gone.
 
 use crate::KeyHash;
 use crate::kv::index::Spot;
@@ -10,9 +10,6 @@ use crate::kv::{Found, ItemView, Kv, Miss, prefetch};
 
 /// Keys asked for together: more waits than a core overlaps, and few enough that nothing asked for is gone again.
 pub const READ_BATCH: usize = 16;
-
-/// Below so many keys, asking ahead costs more than it saves.
-const AHEAD_KEYS_MIN: usize = 4;
 
 impl Kv {
     /// Reads items as [`Kv::read`] does, one after the other in the order of `keys`: `hit` is given each that is found, `miss`
@@ -55,16 +52,16 @@ impl Kv {
     ) {
         let inner = &self.inner;
         let now = inner.now();
-        let ahead = |key: &[u8]| -> (KeyHash, Spot<'_>) {
+        let ahead = |key: &[u8]| -> Ahead<'_> {
             let hash = self.hash(key);
             let spot = inner.index.shard(hash).spot(hash);
             spot.prefetch();
-            (hash, spot)
+            Ahead { hash, spot, slot: usize::MAX }
         };
         let Some(first) = keys.first() else { return };
         let mut last = ahead(first);
         // A batch that is not full ends with its last key several times over, which nobody looks at.
-        let spots: [_; READ_BATCH] = std::array::from_fn(|at| {
+        let mut spots: [_; READ_BATCH] = std::array::from_fn(|at| {
             if at > 0
                 && let Some(key) = keys.get(at)
             {
@@ -72,18 +69,17 @@ impl Kv {
             }
             last
         });
-        if keys.len() >= AHEAD_KEYS_MIN {
-            for (_, (hash, spot)) in keys.iter().zip(&spots) {
-                if let Some(location) = spot.peek(*hash) {
-                    let item = inner.ptr(location);
-                    prefetch(item);
-                    prefetch(item.wrapping_add(64));
-                }
+        for (_, Ahead { hash, spot, slot }) in keys.iter().zip(&mut spots) {
+            if let Some((seen, location)) = spot.peek(*hash) {
+                *slot = seen;
+                let item = inner.ptr(location);
+                prefetch(item);
+                prefetch(item.wrapping_add(64));
             }
         }
-        for (key, (hash, spot)) in keys.iter().zip(&spots) {
+        for (key, Ahead { hash, spot, slot }) in keys.iter().zip(&spots) {
             let locked = spot.lock(*hash);
-            match inner.find(&locked, *hash, key, now) {
+            match inner.find_peeked(&locked, *slot, *hash, key, now) {
                 Ok(Found { item, location, .. }) => {
                     inner.bump(item, now);
                     hit(into, key, &ItemView { kv: inner, item, location, now });
@@ -92,4 +88,13 @@ impl Kv {
             }
         }
     }
+}
+
+/// What is worked out of a key before it is looked up.
+#[derive(Clone, Copy)]
+struct Ahead<'a> {
+    hash: KeyHash,
+    spot: Spot<'a>,
+    /// Where it was seen in the bucket's first line; otherwise no slot.
+    slot: usize,
 }
