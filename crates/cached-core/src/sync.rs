@@ -7,7 +7,9 @@
 mod imp {
     pub(crate) use parking_lot::{Mutex, MutexGuard};
     pub(crate) use std::sync::Arc;
-    pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+    pub(crate) use std::sync::atomic::{
+        AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,
+    };
 
     /// Lets a mutex be tried with the same words under both schedulers.
     pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
@@ -35,7 +37,9 @@ mod imp {
 
 #[cfg(shuttle)]
 mod imp {
-    pub(crate) use shuttle::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+    pub(crate) use shuttle::sync::atomic::{
+        AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,
+    };
     pub(crate) use shuttle::sync::{Mutex, MutexGuard};
     pub(crate) use std::sync::Arc;
 

@@ -44,13 +44,38 @@ fn bytes_of(content: &Content) -> &[u8] {
 
 #[derive(Clone, Debug)]
 enum Act {
-    Write { offset: u64, len: u64, tag: u64 },
-    Zeroes { offset: u64, len: u64 },
-    Discard { offset: u64, len: u64 },
-    Truncate { size: u64 },
-    Full { len: u64, tag: u64 },
+    Write {
+        offset: u64,
+        len: u64,
+        tag: u64,
+    },
+    Zeroes {
+        offset: u64,
+        len: u64,
+    },
+    /// Where, how long, and whether data or zeros.
+    Runs {
+        runs: Rc<Vec<(u64, u64, bool)>>,
+        tag: u64,
+    },
+    Discard {
+        offset: u64,
+        len: u64,
+    },
+    Truncate {
+        size: u64,
+    },
+    Full {
+        len: u64,
+        tag: u64,
+    },
     Delete,
-    CompareAndWrite { offset: u64, expected: Rc<Vec<u8>>, len: u64, tag: u64 },
+    CompareAndWrite {
+        offset: u64,
+        expected: Rc<Vec<u8>>,
+        len: u64,
+        tag: u64,
+    },
     CopyFrom(usize),
 }
 
@@ -84,6 +109,18 @@ fn effect(
             overwrite(*offset, *len, Some(pattern(*tag, *offset, *len as usize)))
         }
         Act::Zeroes { offset, len } => overwrite(*offset, *len, None),
+        Act::Runs { runs, tag } => {
+            let mut after = bytes_of(before).to_vec();
+            for (offset, len, is_data) in runs.iter() {
+                let range = *offset as usize..(offset + len) as usize;
+                after.resize(after.len().max(range.end), 0);
+                match is_data {
+                    true => after[range].copy_from_slice(&pattern(*tag, *offset, *len as usize)),
+                    false => after[range].fill(0),
+                }
+            }
+            Ok(Some(Rc::new(after)))
+        }
         Act::Discard { offset, len } => {
             let size = existing()?.len() as u64;
             let from = (*offset).min(size);
@@ -288,9 +325,16 @@ impl World {
         let faulty = Arc::new(Faulty::new(Arc::clone(&memory) as _, plan, clock));
         let ready_permille = *rng.pick(&[0, 300, 1000]);
         let store = Detached::new(Arc::clone(&faulty) as _, sim.spawner(), rng.next(), ready_permille);
-        if rng.permille(400) {
-            store.limit(|capabilities| capabilities.copy_native = false);
-        }
+        // With copies and runs of its own, without, and with few runs in one change.
+        let limits: [fn(&mut Capabilities); 6] = [
+            |_| (),
+            |can| can.copy_native = false,
+            |can| can.runs_max = 0,
+            |can| (can.copy_native, can.runs_max) = (false, 0),
+            |can| can.runs_max = 3,
+            |can| (can.copy_native, can.runs_max) = (false, 3),
+        ];
+        store.limit(*rng.pick(&limits));
         if is_told {
             store.tell();
         }
@@ -421,7 +465,8 @@ impl World {
         }
         let (offset, len) = self.range();
         let tag = 100 + self.operations;
-        let act = match self.rng.weighted(&[50, 8, 8, 8, 6, 6, 6, 8]) {
+        let has_runs = self.cache().capabilities().runs_max > 0;
+        let act = match self.rng.weighted(&[50, 8, 8, 8, 6, 6, 6, 8, if has_runs { 10 } else { 0 }]) {
             0 => Act::Write { offset, len, tag },
             1 => Act::Zeroes { offset, len },
             2 => Act::Discard { offset, len },
@@ -438,6 +483,17 @@ impl World {
                 }
                 expected.truncate(4096);
                 Act::CompareAndWrite { offset, expected: Rc::new(expected), len, tag }
+            }
+            8 => {
+                let mut cuts: Vec<u64> = (0..2 * (1 + self.rng.index(3))).map(|_| self.range().0).collect();
+                cuts.sort_unstable();
+                let runs = cuts.chunks(2).filter(|cut| cut[0] < cut[1]);
+                let runs: Vec<_> =
+                    runs.map(|cut| (cut[0], cut[1] - cut[0], self.rng.permille(750))).collect();
+                if runs.is_empty() {
+                    return;
+                }
+                Act::Runs { runs: Rc::new(runs), tag }
             }
             _ => {
                 let source = self.rng.index(OBJECTS);
@@ -502,6 +558,13 @@ impl World {
             }
             Act::Zeroes { offset, len } => {
                 send!(write_zeroes, WriteZeroesRequest::new(id, offset, len), Answer::Change);
+            }
+            Act::Runs { runs, tag } => {
+                let runs = runs.iter().map(|(offset, len, is_data)| match is_data {
+                    true => Run::data(*offset, payload(&mut self.rng, pattern(tag, *offset, *len as usize))),
+                    false => Run::zeroes(*offset, *len),
+                });
+                send!(write_runs, WriteRunsRequest::new(id, runs.collect()), Answer::Change);
             }
             Act::Discard { offset, len } => {
                 send!(discard, DiscardRequest::new(id, offset, len), Answer::Change);

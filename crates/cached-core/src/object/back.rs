@@ -194,11 +194,15 @@ impl Shared {
         if need.load.is_some() || need.buckets > means.reserved.count() || need.credits > means.credits {
             return Err(Blocked::Need(need));
         }
+        let credits = means.credits;
         object.mutate(env, mutation, means);
-        let now = if object.pending.registered == 0 { self.clock.now() } else { Timestamp(0) };
+        let now = if object.asks_for_time() { self.clock.now() } else { Timestamp(0) };
         let version = self.next_version(env.hash);
         object.note_change(now, version, change.domain);
         let is_pending = self.register(object, env);
+        if means.credits < credits && self.gauges.has_begun_to_press() {
+            self.background.wake();
+        }
         self.gauges.count_write(env.hash);
         let reply = ChangeReply::new(Version(version), object.head.size, Durability::Cached);
         Ok(Applied { reply, registered: object.pending.registered, is_pending })
@@ -220,7 +224,7 @@ impl Shared {
 
     /// Whether flushing should not wait for age.
     pub(crate) fn is_under_pressure(&self) -> bool {
-        self.gauges.dirty() > self.gauges.dirty_max() / 2
+        self.gauges.presses()
             || self.gauges.dirty_waiters.has_waiters()
             || self.pool.waiters().has_waiters()
             || self.node_waiters.has_waiters()
@@ -410,13 +414,13 @@ async fn apply_when_possible(
         let mut lent = means.take().unwrap_or_else(|| OwnedMeans::none(shared));
         let (own, wanted, owns_range, bytes) =
             (handle.clone(), Arc::clone(&mutation), guard.is_some(), loaded.take());
-        let (applied, back) = handle
+        let (applied, back, bytes) = handle
             .enter(move |object, env| {
                 let applied = lent.lend(bytes.as_ref(), |means| {
                     let wanted = Wanted { id: own.id(), mutation: &wanted, change: &change, owns_range };
                     own.shared.apply(object, env, &wanted, means)
                 });
-                (applied, lent)
+                (applied, lent, bytes)
             })
             .await;
         match applied {
@@ -449,9 +453,12 @@ async fn apply_when_possible(
                     guard = Some(handle.lock_range(mutation.buckets(), Kind::Change).await?);
                     continue;
                 }
-                // The range is ours, so what comes stays true until it is used.
+                // The range is ours, so what comes stays true until it is used; so does what came before. What
+                // was in the cache then may have been evicted meanwhile.
                 let brought = ask(&handle, need.load.unwrap_or_default(), call).await?;
-                loaded = Some(brought.loaded);
+                let mut all = bytes.unwrap_or_default();
+                all.runs.extend(brought.loaded.runs);
+                loaded = Some(all);
             }
         }
     }

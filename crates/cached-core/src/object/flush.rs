@@ -2,7 +2,7 @@
 
 use blocker::{
     Change, DeleteRequest, Durability, Error, Event, InfoRequest, ObjectId, OrderDomain, Result,
-    TruncateRequest, WriteFullRequest, WriteRequest, WriteZeroesRequest,
+    TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest, WriteZeroesRequest,
 };
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
@@ -21,6 +21,7 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
     let limits = RunLimits {
         run_bytes_max: (shared.can.request_bytes_max / bucket * bucket).max(bucket),
         gap_bytes_max: shared.config.flush_gap_bytes_max,
+        runs_max: shared.can.runs_max as usize,
     };
     let begun = handle.enter(move |object, env| {
         let pending = object.pending;
@@ -30,7 +31,7 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
     let result = match begun.await {
         None => None,
         Some((plan, domain)) => {
-            let result = send(&shared, handle.id(), &plan, domain).await;
+            let result = send(&shared, handle.id(), &plan, limits, domain).await;
             if let Err(error) = &result {
                 tell_failure(&shared, handle.id(), error);
             }
@@ -138,6 +139,7 @@ async fn send(
     shared: &Arc<Shared>,
     id: &ObjectId,
     plan: &FlushPlan,
+    limits: RunLimits,
     domain: Option<OrderDomain>,
 ) -> Result<Option<u64>> {
     let below = &shared.below;
@@ -164,10 +166,8 @@ async fn send(
         return Ok(None);
     }
     let mut version = None;
-    let mut rest = &plan.runs[..];
     if plan.replace {
-        let first = rest.first().and_then(|run| run.data.clone()).unwrap_or_default();
-        rest = rest.get(1..).unwrap_or_default();
+        let first = plan.runs.first().and_then(|run| run.data.clone()).unwrap_or_default();
         let request = WriteFullRequest::new(id.clone(), first).change(terms().await?);
         version = Some(below.write_full(request).await?.version.0);
     } else if let Some(to) = plan.truncate_to {
@@ -178,6 +178,7 @@ async fn send(
             Err(error) => return Err(error),
         }
     }
+    let rest = plan.requests(usize::from(plan.replace), limits);
     if !plan.replace && !exists && rest.is_empty() {
         let request = WriteRequest::new(id.clone(), 0, blocker::Segments::new()).change(terms().await?);
         version = Some(below.write(request).await?.version.0);
@@ -185,12 +186,14 @@ async fn send(
     let count = rest.len();
     if shared.config.writer == super::Writer::Cache {
         // Stamps must reach the store in their order.
-        for run in rest {
-            version = Some(send_run(shared, id, run, terms().await?).await?);
+        for runs in rest {
+            version = Some(send_runs(shared, id, runs, terms().await?).await?);
         }
     } else {
-        let mut sending: FuturesUnordered<_> =
-            rest.iter().map(|run| async { send_run(shared, id, run, terms().await?).await }).collect();
+        let mut sending: FuturesUnordered<_> = rest
+            .into_iter()
+            .map(|runs| async { send_runs(shared, id, runs, terms().await?).await })
+            .collect();
         // All answers are waited for, even after a failure: a request that is left behind could reach the
         // store after newer ones.
         let mut failure = None;
@@ -213,17 +216,26 @@ async fn send(
     Ok(version)
 }
 
-async fn send_run(shared: &Arc<Shared>, id: &ObjectId, run: &Run, change: Change) -> Result<u64> {
+/// Sends what makes one request.
+async fn send_runs(shared: &Arc<Shared>, id: &ObjectId, runs: &[Run], change: Change) -> Result<u64> {
     let _permit = Permits::acquire(SharedFlushes(Arc::clone(shared))).await?;
     add(&shared.gauges.flush_requests, 1);
-    let reply = match &run.data {
-        Some(data) => {
-            let request = WriteRequest::new(id.clone(), run.offset, data.clone());
+    let reply = match runs {
+        [Run { offset, data: Some(data), .. }] => {
+            let request = WriteRequest::new(id.clone(), *offset, data.clone());
             shared.below.write(request.change(change)).await?
         }
-        None => {
-            let request = WriteZeroesRequest::new(id.clone(), run.offset, run.len);
+        [Run { offset, len, data: None }] => {
+            let request = WriteZeroesRequest::new(id.clone(), *offset, *len);
             shared.below.write_zeroes(request.change(change)).await?
+        }
+        several => {
+            let run = |run: &Run| match &run.data {
+                Some(data) => blocker::Run::data(run.offset, data.clone()),
+                None => blocker::Run::zeroes(run.offset, run.len),
+            };
+            let request = WriteRunsRequest::new(id.clone(), several.iter().map(run).collect());
+            shared.below.write_runs(request.change(change)).await?
         }
     };
     Ok(reply.version.0)

@@ -22,8 +22,10 @@ const SECTORS: usize = BUCKET / SECTOR_BYTES;
 pub(crate) struct RunLimits {
     /// Bytes of one request, a multiple of a bucket.
     pub(crate) run_bytes_max: u64,
-    /// Clean bytes between two dirty runs of one request.
+    /// Clean bytes between two dirty runs that become one.
     pub(crate) gap_bytes_max: u64,
+    /// Runs of one request; 0 and 1: it takes one range.
+    pub(crate) runs_max: usize,
 }
 
 /// Bytes of the object that go in one request.
@@ -77,6 +79,34 @@ impl FlushPlan {
         self.runs.iter().filter(|run| run.data.is_some()).map(|run| run.len).sum()
     }
 
+    /// Where the object ends beyond all runs: a run of zeros takes the store's end there in the same change.
+    fn extend_with_zeros(&mut self, limits: RunLimits) {
+        let end = self.end_of_runs();
+        let len = self.size.saturating_sub(end);
+        let is_due = self.is_present && !self.is_retry && len > 0 && len <= limits.run_bytes_max;
+        if is_due && limits.runs_max > 1 && !self.runs.is_empty() {
+            self.runs.push(Run { offset: end, len, data: None });
+        }
+    }
+
+    /// The requests that its runs make, in order: as many in one change as the store takes.
+    pub(crate) fn requests(&self, from: usize, limits: RunLimits) -> Vec<&[Run]> {
+        let mut rest = self.runs.get(from..).unwrap_or_default();
+        let mut requests = Vec::new();
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |run: &&Run| {
+                bytes += run.len;
+                bytes <= limits.run_bytes_max
+            };
+            let count = rest.iter().take(limits.runs_max.max(1)).take_while(fits).count().max(1);
+            let (request, later) = rest.split_at(count);
+            requests.push(request);
+            rest = later;
+        }
+        requests
+    }
+
     /// The store's end after all runs.
     pub(crate) fn end_of_runs(&self) -> u64 {
         let from = self.truncate_to.map_or(self.store_size, |to| to.min(self.store_size));
@@ -116,8 +146,10 @@ impl Object {
             fill_gaps(&mut plan.runs, plan.size, run_max);
         } else {
             self.bridge_gaps(env, &mut plan.runs, limits);
+            plan.extend_with_zeros(limits);
         }
-        let flushing = Flushing { replace: pending.replace, truncate_to: pending.truncate_to };
+        let flushing =
+            Flushing { replace: pending.replace, truncate_to: pending.truncate_to, newer_since: None };
         self.flushing = Some(Box::new(flushing));
         (self.pending.replace, self.pending.truncate_to, self.pending.size_dirty) = (false, u64::MAX, false);
         self.head.store_steps += 1;
@@ -207,7 +239,7 @@ impl Object {
         plan: &FlushPlan,
         result: &Result<Option<u64>>,
     ) -> Vec<(Arc<FlushTicket>, Result<()>)> {
-        self.flushing = None;
+        let newer_since = self.flushing.take().and_then(|flushing| flushing.newer_since);
         self.head.store_steps += 1;
         self.head.store_changes -= 1;
         match result {
@@ -218,15 +250,16 @@ impl Object {
                 self.head.store_version = *version;
                 self.pending.stored_seq = self.pending.stored_seq.max(plan.seq);
                 self.pending.failures = 0;
-                if self.has_pending() {
-                    // What came during this flush has waited no longer than it took.
-                    self.pending.dirty_since = env.clock.now();
+                // What has come during this flush has waited since its own first change.
+                if let Some(since) = newer_since {
+                    self.pending.dirty_since = since;
                 }
             }
             Err(Error::Fenced { .. }) => return self.lose(env, plan),
             Err(_) => {
                 plan.slots.iter().for_each(|sent| self.not_stored(env, sent));
                 self.head.store_version = None;
+                // All of it waits on, since the oldest.
                 // Perhaps some of it has come to pass.
                 self.head.store_exists = true;
                 self.head.store_size = self.head.store_size.max(plan.end_of_runs()).max(plan.size);
@@ -405,6 +438,38 @@ mod tests {
         assert_eq!(spans(0b1100_0110).collect::<Vec<_>>(), [(512, 1536), (3072, 4096)]);
         assert_eq!(spans(255).collect::<Vec<_>>(), [(0, 4096)]);
         assert_eq!(spans(0).count(), 0);
+    }
+
+    #[test]
+    fn runs_share_a_request_as_far_as_its_limits_go() {
+        let run = |offset, len| Run { offset, len, data: None };
+        let mut plan = FlushPlan {
+            seq: 0,
+            is_present: true,
+            size: 200,
+            replace: false,
+            truncate_to: None,
+            truncate_before: u64::MAX,
+            size_dirty: true,
+            store_size: 50,
+            store_exists: true,
+            is_retry: false,
+            runs: vec![run(0, 10), run(20, 10), run(40, 10), run(60, 25), run(90, 10)],
+            slots: Vec::new(),
+        };
+        let shape = |plan: &FlushPlan, from, runs_max| {
+            let limits = RunLimits { run_bytes_max: 35, gap_bytes_max: 0, runs_max };
+            plan.requests(from, limits).iter().map(|runs| runs.len()).collect::<Vec<_>>()
+        };
+        assert_eq!(shape(&plan, 0, 0), [1, 1, 1, 1, 1], "not offered");
+        assert_eq!(shape(&plan, 0, 2), [2, 2, 1]);
+        assert_eq!(shape(&plan, 0, 9), [3, 2]);
+        assert_eq!(shape(&plan, 1, 9), [2, 2]);
+        assert_eq!(shape(&plan, 5, 9), [0; 0]);
+        plan.extend_with_zeros(RunLimits { run_bytes_max: 35, gap_bytes_max: 0, runs_max: 9 });
+        assert_eq!(plan.runs.len(), 5, "too far for one request");
+        plan.extend_with_zeros(RunLimits { run_bytes_max: 100, gap_bytes_max: 0, runs_max: 9 });
+        assert_eq!((plan.runs[5].offset, plan.end_of_runs()), (100, 200));
     }
 
     #[test]

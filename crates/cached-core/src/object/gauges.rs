@@ -5,7 +5,7 @@
 
 use super::slots::{STATES, Slot, State};
 use super::wait::WaitQueue;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
 const STRIPES: usize = 8;
 
@@ -60,6 +60,8 @@ pub(crate) struct Gauges {
     states: [AtomicU64; STATES],
     dirty: AtomicU64,
     dirty_max: u64,
+    /// More than half of the room has been taken since somebody last asked.
+    is_half_full: AtomicBool,
     /// Who waits until less is dirty.
     pub(crate) dirty_waiters: WaitQueue,
     hits: [Padded; STRIPES],
@@ -94,6 +96,7 @@ impl Gauges {
             states: std::array::from_fn(|_| zero()),
             dirty: zero(),
             dirty_max,
+            is_half_full: AtomicBool::new(false),
             dirty_waiters: WaitQueue::default(),
             hits: Default::default(),
             loading: zero(),
@@ -143,7 +146,30 @@ impl Gauges {
             let after = dirty + u64::from(count);
             (after <= self.dirty_max || dirty == 0).then_some(after)
         };
-        self.dirty.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
+        let taken = self.dirty.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
+        if let Ok(before) = taken
+            && !self.is_above_half(before)
+            && self.is_above_half(before + u64::from(count))
+        {
+            self.is_half_full.store(true, Ordering::SeqCst);
+        }
+        taken.is_ok()
+    }
+
+    /// Whether so many dirty buckets are more than half of those that may be: then flushing begins, so that
+    /// writers are seldom kept waiting for it.
+    fn is_above_half(&self, dirty: u64) -> bool {
+        dirty > self.dirty_max / 2
+    }
+
+    /// Whether flushing should not wait for age.
+    pub(crate) fn presses(&self) -> bool {
+        self.is_above_half(self.dirty())
+    }
+
+    /// Whether that has just become so. True once each time.
+    pub(crate) fn has_begun_to_press(&self) -> bool {
+        self.is_half_full.load(Ordering::Relaxed) && self.is_half_full.swap(false, Ordering::SeqCst)
     }
 
     /// Takes back what was given back a moment ago, or will be in a moment, by the same slot.
@@ -195,5 +221,16 @@ mod tests {
         assert!(gauges.take_credits(9), "alone, even beyond the limit");
         assert!(!gauges.take_credits(1));
         assert!(gauges.take_credits(0));
+    }
+
+    #[test]
+    fn half_of_the_room_taken_is_told_once_each_time() {
+        let gauges = Gauges::new(4);
+        assert!(gauges.take_credits(2) && !gauges.has_begun_to_press());
+        assert!(gauges.take_credits(1) && gauges.presses());
+        assert!(gauges.has_begun_to_press() && !gauges.has_begun_to_press());
+        assert!(gauges.take_credits(1) && !gauges.has_begun_to_press(), "told before");
+        gauges.give_back(3);
+        assert!(gauges.take_credits(2) && gauges.has_begun_to_press());
     }
 }

@@ -19,12 +19,21 @@ pub(crate) struct Registry {
 #[derive(Default)]
 struct Lists {
     next: u64,
-    /// By the number that the object got when it entered.
-    waiting: BTreeMap<u64, (u32, Timestamp)>,
+    /// By since when, then by the number that the object got when it entered.
+    waiting: BTreeMap<(Timestamp, u64), u32>,
+    /// Since when each of them waits.
+    waiting_since: BTreeMap<u64, Timestamp>,
     urgent: BTreeMap<u64, u32>,
     failed: BTreeSet<(Timestamp, u64)>,
     failed_nodes: BTreeMap<u64, u32>,
     flying: BTreeMap<u64, u32>,
+}
+
+impl Lists {
+    fn wait(&mut self, number: u64, node: u32, since: Timestamp) {
+        self.waiting.insert((since, number), node);
+        self.waiting_since.insert(number, since);
+    }
 }
 
 impl Registry {
@@ -33,14 +42,15 @@ impl Registry {
         let mut lists = lock(&self.lists);
         lists.next += 1;
         let number = lists.next;
-        lists.waiting.insert(number, (node, since));
+        lists.wait(number, node, since);
         number
     }
 
     /// Somebody needs it stored soon.
     pub(crate) fn hurry(&self, number: u64) {
         let mut lists = lock(&self.lists);
-        if let Some((node, _)) = lists.waiting.remove(&number) {
+        let Some(since) = lists.waiting_since.remove(&number) else { return };
+        if let Some(node) = lists.waiting.remove(&(since, number)) {
             lists.urgent.insert(number, node);
         }
     }
@@ -63,10 +73,11 @@ impl Registry {
             (number, lists.failed_nodes.remove(&number)?)
         } else {
             let first = lists.waiting.first_entry()?;
-            if !pressure && since.is_none_or(|since| first.get().1 > since) {
+            if !pressure && since.is_none_or(|since| first.key().0 > since) {
                 return None;
             }
-            let (number, (node, _)) = first.remove_entry();
+            let ((_, number), node) = first.remove_entry();
+            lists.waiting_since.remove(&number);
             (number, node)
         };
         lists.flying.insert(number, node);
@@ -76,7 +87,7 @@ impl Registry {
     /// When the next will be due without anybody's doing: the first change, and the first retry.
     pub(crate) fn next_due(&self) -> (Option<Timestamp>, Option<Timestamp>) {
         let lists = lock(&self.lists);
-        let oldest = lists.waiting.first_key_value().map(|(_, (_, since))| *since);
+        let oldest = lists.waiting.first_key_value().map(|((since, _), _)| *since);
         (oldest, lists.failed.first().map(|(at, _)| *at))
     }
 
@@ -85,14 +96,15 @@ impl Registry {
         lock(&self.lists).flying.remove(&number);
     }
 
-    /// Its flush is over, and there is more.
+    /// Its flush is over, and there is more, since `since`: it takes its place among those that wait by that,
+    /// not the one it had.
     pub(crate) fn again(&self, number: u64, since: Timestamp, is_urgent: bool) {
         let mut lists = lock(&self.lists);
         let Some(node) = lists.flying.remove(&number) else { return };
         if is_urgent {
             lists.urgent.insert(number, node);
         } else {
-            lists.waiting.insert(number, (node, since));
+            lists.wait(number, node, since);
         }
     }
 
@@ -112,7 +124,7 @@ impl Registry {
     /// All objects here.
     pub(crate) fn nodes(&self) -> Vec<u32> {
         let lists = lock(&self.lists);
-        let waiting = lists.waiting.values().map(|(node, _)| *node);
+        let waiting = lists.waiting.values().copied();
         let others = lists.urgent.values().chain(lists.failed_nodes.values()).chain(lists.flying.values());
         waiting.chain(others.copied()).collect()
     }
@@ -121,6 +133,21 @@ impl Registry {
 #[cfg(all(test, not(shuttle)))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_came_during_a_flush_waits_by_its_own_age() {
+        let registry = Registry::default();
+        let at = Timestamp;
+        let (first, second) = (registry.enter(0, at(1)), registry.enter(1, at(5)));
+        assert_eq!(registry.next(at(9), None, true), Some((first, 0)));
+        registry.again(first, at(7), false);
+        // The one that has waited longer has its turn, however many there are before it by number.
+        assert_eq!(registry.next(at(9), None, true), Some((second, 1)));
+        registry.leave(second);
+        assert_eq!(registry.next_due().0, Some(at(7)));
+        registry.hurry(first);
+        assert_eq!(registry.next(at(9), None, false), Some((first, 0)));
+    }
 
     #[test]
     fn the_oldest_goes_first_and_the_urgent_before_it() {

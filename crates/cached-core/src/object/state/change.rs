@@ -178,9 +178,17 @@ impl Object {
         self.head.size = 0;
     }
 
-    /// Notes a change that the store does not know of.
+    /// Whether the next change is the first of its kind, so that its time must be known.
+    pub(crate) fn asks_for_time(&self) -> bool {
+        self.pending.registered == 0 || self.flushing.as_ref().is_some_and(|it| it.newer_since.is_none())
+    }
+
+    /// Notes a change that the store does not know of, made `now` if [`Self::asks_for_time`].
     pub(crate) fn note_change(&mut self, now: Timestamp, version: u64, domain: Option<OrderDomain>) {
         let was_pending = self.pending.change_seq > self.pending.stored_seq;
+        if let Some(flushing) = &mut self.flushing {
+            flushing.newer_since.get_or_insert(now);
+        }
         let pending = &mut self.pending;
         if !was_pending {
             (pending.dirty_since, pending.domain, pending.domains_mixed) = (now, domain, false);

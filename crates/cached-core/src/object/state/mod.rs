@@ -124,11 +124,13 @@ impl Default for Pending {
     }
 }
 
-/// The part of a flush under way that reads must know.
+/// The part of a flush under way that reads and changes must know.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Flushing {
     pub(crate) replace: bool,
     pub(crate) truncate_to: u64,
+    /// Since when there is something that it does not have.
+    pub(crate) newer_since: Option<Timestamp>,
 }
 
 /// What exists only while the store is asked, or somebody waits.

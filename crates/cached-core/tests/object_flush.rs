@@ -1,0 +1,177 @@
+//! What a flush sends: as few requests as the store takes, each one change, none older or later than its age
+//! allows.
+
+mod object_support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blocker::*;
+use cached_core::object::{ObjectCache, ObjectCacheConfig, Writer};
+use object_support::sim::{Handle, Sim};
+use object_support::steered::{CallInfo, Op, Steered};
+use object_support::{BUCKET, KIB, cache, content, fill, id, pattern, same, small};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+struct World {
+    sim: Sim,
+    store: Arc<Steered>,
+    cache: ObjectCache,
+    running: Handle<()>,
+}
+
+fn world(config: ObjectCacheConfig, limit: fn(&mut Capabilities)) -> World {
+    let mut sim = Sim::new(None);
+    let store = Steered::new();
+    store.limit(limit);
+    let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
+    let running = sim.spawn(cache.run());
+    World { sim, store, cache, running }
+}
+
+impl World {
+    fn write(&mut self, object: &ObjectId, offset: u64, bytes: Vec<u8>) {
+        let reply = self.cache.write(WriteRequest::new(object.clone(), offset, bytes));
+        self.sim.run(reply).unwrap();
+    }
+
+    fn flush(&mut self) {
+        let flush = self.cache.flush(FlushRequest::new(Scope::All));
+        self.sim.run(flush).unwrap();
+        assert_eq!(self.cache.counters().dirty_bytes, 0);
+        self.cache.validate().unwrap();
+    }
+
+    fn changes(&self) -> Vec<CallInfo> {
+        self.store.log().into_iter().filter(|call| call.op.is_change()).collect()
+    }
+
+    fn end(self) {
+        let Self { mut sim, cache, running, .. } = self;
+        drop(cache);
+        sim.settle();
+        assert!(running.take().is_some(), "the background ends with the cache");
+    }
+}
+
+fn back() -> ObjectCacheConfig {
+    ObjectCacheConfig { writer: Writer::Cache, ..small(WritePolicy::Back) }
+}
+
+/// Every other bucket of an object, over a store that has it already.
+fn scatter(world: &mut World, object: &ObjectId, count: u64) -> Vec<u8> {
+    let mut wanted = pattern(1, 0, (2 * count * BUCKET) as usize);
+    fill(world.store.memory(), object, wanted.clone());
+    for n in 0..count {
+        let at = 2 * n * BUCKET;
+        let bytes = pattern(100 + n, at, BUCKET as usize);
+        wanted[at as usize..][..BUCKET as usize].copy_from_slice(&bytes);
+        world.write(object, at, bytes);
+    }
+    wanted
+}
+
+#[test]
+fn scattered_buckets_go_in_one_change() {
+    let mut world = world(back(), |_| ());
+    let object = id("scattered");
+    let wanted = scatter(&mut world, &object, 20);
+    let before = world.changes().len();
+    world.flush();
+    let sent = world.changes().split_off(before);
+    assert_eq!(sent.iter().map(|call| call.op).collect::<Vec<_>>(), [Op::WriteRuns]);
+    assert_eq!((sent[0].offset, sent[0].end()), (0, 39 * BUCKET));
+    assert!(sent[0].stamp.is_some() && sent[0].durability == Some(Durability::Stored));
+    same(&content(world.store.memory(), &object).unwrap(), &wanted, "flushed");
+    assert_eq!(world.cache.counters().flush_requests, 1);
+    world.end();
+}
+
+#[test]
+fn a_store_that_takes_few_runs_gets_as_many_changes_as_it_needs() {
+    type Limit = fn(&mut Capabilities);
+    let few: [(Limit, usize, Op); 3] = [
+        (|can| can.runs_max = 0, 20, Op::Write),
+        (|can| can.runs_max = 6, 4, Op::WriteRuns),
+        (|can| can.request_bytes_max = 5 * BUCKET, 4, Op::WriteRuns),
+    ];
+    for (limit, count, op) in few {
+        let mut world = world(back(), limit);
+        let object = id("scattered");
+        let wanted = scatter(&mut world, &object, 20);
+        world.flush();
+        let sent = world.changes();
+        assert_eq!(sent.iter().map(|call| call.op).collect::<Vec<_>>(), vec![op; count]);
+        let stamps: Vec<_> = sent.iter().map(|call| call.stamp.unwrap()).collect();
+        assert!(stamps.is_sorted(), "stamps reach the store in their order: {stamps:?}");
+        same(&content(world.store.memory(), &object).unwrap(), &wanted, "flushed");
+        world.end();
+    }
+}
+
+/// The end of the object moves out in the change that brings the bytes.
+#[test]
+fn the_end_rides_along() {
+    let mut world = world(back(), |_| ());
+    let object = id("longer");
+    world.write(&object, 0, pattern(1, 0, 100));
+    let longer = world.cache.truncate(TruncateRequest::new(object.clone(), 50_000));
+    world.sim.run(longer).unwrap();
+    world.flush();
+    assert_eq!(world.changes().iter().map(|call| call.op).collect::<Vec<_>>(), [Op::WriteRuns]);
+    let mut wanted = pattern(1, 0, 100);
+    wanted.resize(50_000, 0);
+    same(&content(world.store.memory(), &object).unwrap(), &wanted, "flushed");
+    world.end();
+}
+
+/// What is acknowledged while a flush of the same object takes its time is as old as it is, not as old as
+/// that flush's end: its own flush begins when its age is reached.
+#[test]
+fn what_comes_during_a_long_flush_keeps_its_age() {
+    let mut config = back();
+    config.dirty_age_max = 10 * SECOND;
+    let mut world = world(config, |_| ());
+    let object = id("busy");
+    world.write(&object, 0, pattern(1, 0, 4096));
+    world.store.hold(&[Op::Write, Op::WriteRuns]);
+    world.sim.advance(10 * SECOND);
+    assert_eq!(world.store.held().len(), 1, "the first flush is under way");
+    world.sim.advance(SECOND);
+    world.write(&object, 0, pattern(2, 0, 4096));
+    world.sim.advance(8 * SECOND);
+    world.store.open();
+    world.sim.settle();
+    assert!(world.cache.counters().dirty_bytes > 0, "the second write is nine seconds old at most");
+    world.sim.advance(2 * SECOND);
+    assert_eq!(world.cache.counters().dirty_bytes, 0, "and now it has been stored");
+    same(&content(world.store.memory(), &object).unwrap(), &pattern(2, 0, 4096), "flushed");
+    world.end();
+}
+
+/// Under pressure the object that has waited longest goes, not the one that was flushed a moment ago.
+#[test]
+fn pressure_flushes_in_turn() {
+    let mut config = back();
+    config.dirty_bytes_max = 64 * KIB;
+    config.flush_requests_max = 1;
+    let mut world = world(config, |_| ());
+    let objects: Vec<_> = (0..4).map(|n| id(&format!("object-{n}"))).collect();
+    // The first is written again and again; the others have as much that waits.
+    for round in 0..40 {
+        for (n, object) in objects.iter().enumerate() {
+            world.sim.advance(Duration::from_millis(1));
+            if n == 0 || round % 4 == 0 {
+                world.write(object, round % 8 * BUCKET, pattern(round, 0, 4096));
+            }
+        }
+    }
+    let flushed = |object: &ObjectId| {
+        world.changes().iter().filter(|call| call.object.as_ref() == Some(object)).count()
+    };
+    for object in &objects {
+        assert!(flushed(object) > 1, "{object} was flushed {} times", flushed(object));
+    }
+    world.end();
+}
