@@ -1,8 +1,8 @@
 //! Asking for memory before it is needed.
 
-/// Asks the processor for a cache line.
+/// Asks the processor for the cache line at `at`. Only a hint: any address will do.
 #[inline]
-pub(crate) fn prefetch(at: *const u8) {
+pub(crate) fn prefetch<T>(at: *const T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: a prefetch is only a hint; it never faults, whatever the address.
     unsafe {

@@ -9,7 +9,10 @@ use blocker::{Blocker, ObjectId, ReadRequest, WritePolicy, WriteRequest};
 use bytes::Bytes;
 use cached_core::object::ObjectCache;
 
-use crate::setup::{BLOCK, OBJECT, Places, ample, cache, fill, median, memory_store, objects, ratio, timed};
+use crate::setup::{
+    BLOCK, OBJECT, Places, Target, ample, bytes_of, cache, fill, held, median, memory_store, objects, ratio,
+    timed, timed_over,
+};
 
 const BYTES: u64 = 256 << 20;
 const CALLS: u64 = 100_000;
@@ -45,29 +48,65 @@ fn write(cache: &ObjectCache, ids: &[ObjectId], places: &mut Places, data: &Byte
     block_on(cache.write(request)).expect("a hit");
 }
 
-/// Random 4 KiB hits over 256 MiB.
+/// Random 4 KiB hits over 256 MiB. The bare copies are made from the cache's own buckets.
 pub(crate) fn hits(rounds: u32) -> anyhow::Result<()> {
     let (cache, ids) = full()?;
-    let memory = bare();
-    let (mut target, data) = (vec![0u8; BLOCK as usize], Bytes::from(vec![9u8; BLOCK as usize]));
-    let mut times: [Vec<f64>; 4] = Default::default();
+    let data = Bytes::from(vec![9u8; BLOCK as usize]);
+    let mut target = Target::new();
+    let target = target.bytes();
+    let pick = |places: &mut Places| {
+        let at = places.below(BYTES / BLOCK) * BLOCK;
+        (ids[(at / OBJECT) as usize].clone(), at % OBJECT)
+    };
+    let mut times: [Vec<f64>; 5] = Default::default();
     for round in 0..u64::from(rounds) {
         let places = || Places::new(round * 77 + 5);
+        let buckets = held(&cache, &ids, OBJECT / BLOCK)?;
         let mut at = places();
-        times[0].push(timed(CALLS, || memcpy(&memory, &mut at, &mut target)));
-        let mut at = places();
-        times[1].push(timed(CALLS, || {
-            read(&cache, &ids, &mut at, BLOCK).data.copy_to(&mut target);
-            black_box(&target);
+        let bare = || bytes_of(&buckets[at.below(BYTES / BLOCK) as usize]);
+        times[0].push(timed_over(CALLS, bare, |from| {
+            target.copy_from_slice(black_box(from));
+            black_box(&*target);
         }));
         let mut at = places();
-        times[2].push(timed(CALLS, || {
-            black_box(read(&cache, &ids, &mut at, BLOCK));
-        }));
+        times[1].push(timed_over(
+            CALLS,
+            || pick(&mut at),
+            |(id, at)| {
+                let reply = block_on(cache.read(ReadRequest::new(id, at, BLOCK))).expect("a hit");
+                reply.data.copy_to(target);
+                black_box(&*target);
+            },
+        ));
         let mut at = places();
-        times[3].push(timed(CALLS, || write(&cache, &ids, &mut at, &data)));
+        times[2].push(timed_over(
+            CALLS,
+            || pick(&mut at),
+            |(id, at)| {
+                black_box(block_on(cache.read(ReadRequest::new(id, at, BLOCK))).expect("a hit"));
+            },
+        ));
+        // What is written must not be held, or it would be written elsewhere.
+        drop(buckets);
+        let mut at = places();
+        times[3].push(timed_over(
+            CALLS,
+            || pick(&mut at),
+            |(id, at)| {
+                block_on(cache.write(WriteRequest::new(id, at, data.clone()))).expect("a hit");
+            },
+        ));
     }
-    let [bare, copied, shared, written] = &mut times;
+    // The same direction as a write, for comparison; into memory of its own, as a cache's is not to be written.
+    let mut memory = bare();
+    for round in 0..u64::from(rounds) {
+        let mut at = Places::new(round * 77 + 5);
+        let place = || (at.below(BYTES / BLOCK) * BLOCK) as usize;
+        times[4].push(timed_over(CALLS, place, |at| {
+            memory[at..at + BLOCK as usize].copy_from_slice(black_box(&data));
+        }));
+    }
+    let [bare, copied, shared, written, stored] = &mut times;
     println!("4 KiB random over 256 MiB: memcpy {:.0} ns", median(&mut bare.clone()));
     println!(
         "  read hit, copied: {:.0} ns, rate ÷ memcpy {} (bar 0.55)",
@@ -76,9 +115,11 @@ pub(crate) fn hits(rounds: u32) -> anyhow::Result<()> {
     );
     println!("  read hit, by reference: {:.0} ns", median(&mut shared.clone()));
     println!(
-        "  write hit: {:.0} ns, rate ÷ memcpy {} (bar 0.55)",
+        "  write hit: {:.0} ns, rate ÷ memcpy {} (bar 0.55), ÷ memcpy into such places ({:.0} ns) {}",
         median(&mut written.clone()),
-        ratio(bare, written)
+        ratio(bare, written),
+        median(&mut stored.clone()),
+        ratio(stored, written)
     );
     Ok(())
 }

@@ -1,63 +1,100 @@
-//! What a hit costs beyond its bytes, from 128 thousand to a million objects of one bucket: warm (the same few
-//! again) and cold (any of them).
+//! What a hit costs beyond its bytes, with 128 thousand objects of one bucket and with a million: warm (the same
+//! few again) and cold (any of them).
 
 use std::hint::black_box;
 
 use blocker::executor::block_on;
-use blocker::{Blocker, ReadRequest, WritePolicy, WriteRequest};
+use blocker::{Blocker, ObjectId, ReadRequest, Segments, WritePolicy, WriteRequest};
 use bytes::Bytes;
+use cached_core::object::ObjectCache;
 
-use crate::setup::{BLOCK, Places, ample, cache, median, memory_store, objects, ratio, timed};
+use crate::setup::{
+    BLOCK, Places, Target, ample, bytes_of, cache, held, median, memory_store, objects, ratio, timed_over,
+};
 
 const CALLS: u64 = 200_000;
 const WARM: u64 = 1000;
+const COUNTS: [u64; 2] = [128 << 10, 1 << 20];
 
-pub(crate) fn index(rounds: u32) -> anyhow::Result<()> {
-    // The first and the last are compared.
-    let counts = [128 << 10, 256 << 10, 512 << 10, 1 << 20];
-    let mut overheads: Vec<[Vec<f64>; 2]> = Vec::new();
-    for count in counts {
+/// A cache full of objects, and the buckets that it keeps them in.
+struct Population {
+    ids: Vec<ObjectId>,
+    cache: ObjectCache,
+    buckets: Vec<Segments>,
+    /// Time beyond the bare copy, warm and cold.
+    beyond: [Vec<f64>; 2],
+    /// Time by reference, where no byte is touched, warm and cold.
+    shared: [Vec<f64>; 2],
+}
+
+impl Population {
+    fn new(count: u64) -> anyhow::Result<Self> {
         let ids = objects(count);
-        let mut config = ample(count * 16, count as u32 * 5 / 4, WritePolicy::Back);
-        // A sector each: what is measured is the index, and a million objects fit in memory.
-        config.memory_bytes_max = count * BLOCK + (64 << 20);
-        config.dirty_bytes_max = config.memory_bytes_max / 4 * 3;
-        config.write = WritePolicy::Through;
+        // All of it stays dirty, so that the store below keeps no second copy of so much.
+        let config = ample(count * BLOCK, count as u32 * 5 / 4, WritePolicy::Back);
         let cache = cache(memory_store(), config)?;
         let data = Bytes::from(vec![1u8; BLOCK as usize]);
         for id in &ids {
             block_on(cache.write(WriteRequest::new(id.clone(), 0, data.clone())))?;
         }
-        let memory = vec![1u8; (count * BLOCK) as usize];
-        let mut target = vec![0u8; BLOCK as usize];
-        let mut found = [Vec::new(), Vec::new()];
-        for round in 0..u64::from(rounds) {
-            for (kind, span) in [WARM, count].into_iter().enumerate() {
-                let mut at = Places::new(round + 7);
-                let bare = timed(CALLS, || {
-                    let from = (at.below(span) * BLOCK) as usize;
-                    target.copy_from_slice(black_box(&memory[from..from + BLOCK as usize]));
-                    black_box(&target);
-                });
-                let mut at = Places::new(round + 7);
-                let hit = timed(CALLS, || {
-                    let id = ids[at.below(span) as usize].clone();
-                    let reply = block_on(cache.read(ReadRequest::new(id, 0, BLOCK))).expect("a hit");
-                    reply.data.copy_to(&mut target);
-                    black_box(&target);
-                });
-                found[kind].push(hit - bare);
-            }
-        }
-        println!(
-            "{count} objects: a hit costs beyond its memcpy {:.0} ns warm, {:.0} ns cold",
-            median(&mut found[0].clone()),
-            median(&mut found[1].clone())
-        );
-        overheads.push(found);
+        let buckets = held(&cache, &ids, 1)?;
+        Ok(Self { ids, cache, buckets, beyond: Default::default(), shared: Default::default() })
     }
-    let (first, last) = (&overheads[0], &overheads[overheads.len() - 1]);
-    println!("from 128 k to 1 M objects: warm x {} (bar 1.3)", ratio(&last[0], &first[0]));
-    println!("from 128 k to 1 M objects: cold x {} (bar 1.3)", ratio(&last[1], &first[1]));
+
+    fn round(&mut self, round: u64) {
+        let mut target = Target::new();
+        let target = target.bytes();
+        for (kind, span) in [WARM, self.ids.len() as u64].into_iter().enumerate() {
+            let mut at = Places::new(round + 7);
+            let bare = || bytes_of(&self.buckets[at.below(span) as usize]);
+            let bare = timed_over(CALLS, bare, |from| {
+                target.copy_from_slice(black_box(from));
+                black_box(&*target);
+            });
+            let read = |id| block_on(self.cache.read(ReadRequest::new(id, 0, BLOCK))).expect("a hit");
+            let mut at = Places::new(round + 7);
+            let name = || {
+                let id = self.ids[at.below(span) as usize].clone();
+                black_box(id.name.as_bytes()[0]);
+                id
+            };
+            let hit = timed_over(CALLS, name, |id| {
+                read(id).data.copy_to(target);
+                black_box(&*target);
+            });
+            let mut at = Places::new(round + 77);
+            let name = || {
+                let id = self.ids[at.below(span) as usize].clone();
+                black_box(id.name.as_bytes()[0]);
+                id
+            };
+            let shared = timed_over(CALLS, name, |id| {
+                black_box(read(id));
+            });
+            self.beyond[kind].push(hit - bare);
+            self.shared[kind].push(shared);
+        }
+    }
+}
+
+pub(crate) fn index(rounds: u32) -> anyhow::Result<()> {
+    let mut populations = COUNTS.into_iter().map(Population::new).collect::<anyhow::Result<Vec<_>>>()?;
+    for round in 0..u64::from(rounds) {
+        populations.iter_mut().for_each(|population| population.round(round));
+    }
+    let [few, many] = &populations[..] else { unreachable!("as many as counts") };
+    for each in [few, many] {
+        let [warm, cold] = &each.beyond;
+        println!(
+            "{} objects: a hit costs beyond its memcpy {:.0} ns warm, {:.0} ns cold; by reference {:.0}, {:.0} ns",
+            each.ids.len(),
+            median(&mut warm.clone()),
+            median(&mut cold.clone()),
+            median(&mut each.shared[0].clone()),
+            median(&mut each.shared[1].clone())
+        );
+    }
+    println!("  from the one to the other: warm x {} (bar 1.3)", ratio(&many.beyond[0], &few.beyond[0]));
+    println!("  from the one to the other: cold x {} (bar 1.3)", ratio(&many.beyond[1], &few.beyond[1]));
     Ok(())
 }

@@ -23,10 +23,14 @@ struct Args {
     /// Rounds; the median is printed
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
+    /// Let the caches ask for huge pages
+    #[arg(long)]
+    huge_pages: bool,
 }
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
+    setup::HUGE_PAGES.store(args.huge_pages, std::sync::atomic::Ordering::Relaxed);
     type Part = fn(u32) -> anyhow::Result<()>;
     let parts: [(&str, Part); 8] = [
         ("hits", copies::hits),
@@ -38,6 +42,14 @@ fn main() -> anyhow::Result<()> {
         ("foyer", foyer::foyer),
         ("memory", memory::memory),
     ];
+    // What `memory` starts processes of its own for.
+    let children: [(&str, Part); 3] =
+        [("memory-dirty", memory::dirty), ("memory-clean", memory::clean), ("memory-full", memory::full)];
+    if let [only] = &args.only[..]
+        && let Some((_, child)) = children.iter().find(|(name, _)| name == only)
+    {
+        return child(args.rounds);
+    }
     if let Some(unknown) = args.only.iter().find(|name| parts.iter().all(|(part, _)| part != name)) {
         anyhow::bail!(
             "--only {unknown}: must be some of hits, churn, index, threads, depth, twice, foyer, memory"

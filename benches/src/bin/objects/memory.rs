@@ -1,8 +1,13 @@
-//! What the cache keeps beside the data: per object of one bucket, per bucket of full objects.
+//! What the cache keeps beside the data: per object of one bucket, per bucket of full objects. Resident memory of a
+//! process of its own for each, so that no memory freed by another is used again unseen.
 
+use std::process::Command;
+
+use anyhow::Context;
 use blocker::executor::block_on;
-use blocker::{Blocker, WritePolicy, WriteRequest};
+use blocker::{Blocker, ReadRequest, WritePolicy, WriteRequest};
 use bytes::Bytes;
+use cached_core::object::ObjectCacheConfig;
 
 use crate::setup::{BLOCK, OBJECT, ample, cache, memory_store, objects};
 
@@ -13,37 +18,89 @@ fn resident() -> anyhow::Result<f64> {
     Ok(pages * 4096.0)
 }
 
-pub(crate) fn memory(_rounds: u32) -> anyhow::Result<()> {
-    let count = 200_000;
-    let ids = objects(count);
-    // Kept dirty, so that the store below has none of it.
-    let mut config = ample(count * BLOCK, count as u32, WritePolicy::Back);
-    config.objects_count_max = count as u32 * 5 / 4;
-    let small = cache(memory_store(), config)?;
-    let data = Bytes::from(vec![1u8; BLOCK as usize]);
-    let before = resident()?;
-    for id in &ids {
-        block_on(small.write(WriteRequest::new(id.clone(), 0, data.clone())))?;
-    }
-    let name = ids[0].name.as_bytes().len() as f64;
-    let each = (resident()? - before) / count as f64 - BLOCK as f64;
-    println!(
-        "an object of one bucket: {each:.0} bytes beyond its data, {name:.0} of them its name (bar 700)"
-    );
-    drop(small);
+/// Objects of one bucket each, and full ones, in each of two steps: the second tells what each of them takes, the
+/// first what a process takes that has begun.
+const SMALL: u64 = 100_000;
+const FULL: u64 = 150;
 
-    let ids = objects(128);
-    let full = cache(memory_store(), ample(128 * OBJECT, 1000, WritePolicy::Back))?;
-    let before = resident()?;
-    for id in &ids {
-        for at in 0..OBJECT / BLOCK {
-            block_on(full.write(WriteRequest::new(id.clone(), at * BLOCK, data.clone())))?;
+pub(crate) fn memory(_rounds: u32) -> anyhow::Result<()> {
+    let child = |part: &str| -> anyhow::Result<f64> {
+        let program = std::env::current_exe().context("where this program is")?;
+        let output = Command::new(program).args(["--only", part]).output().context("cannot start a child")?;
+        let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        text.parse().with_context(|| format!("the child for {part} printed {text:?}"))
+    };
+    let name = objects(1)[0].name.as_bytes().len() + objects(1)[0].namespace.as_bytes().len();
+    for (part, what) in [("memory-dirty", "dirty"), ("memory-clean", "clean")] {
+        let each = child(part)?;
+        println!(
+            "an object of one bucket, {what}: {each:.0} bytes beyond its data, {name} of them its name (bar 700)"
+        );
+    }
+    println!(
+        "a bucket of a full object: {:.1} bytes beyond its data, 16 of them its share of the region's header (bar 24 \
+         without it)",
+        child("memory-full")?
+    );
+    Ok(())
+}
+
+/// One bucket each, waiting to be stored.
+pub(crate) fn dirty(_rounds: u32) -> anyhow::Result<()> {
+    small(WritePolicy::Back)
+}
+
+/// One bucket each, as read from a store.
+pub(crate) fn clean(_rounds: u32) -> anyhow::Result<()> {
+    small(WritePolicy::Through)
+}
+
+/// So much room that nothing is flushed by need: the store's copy would count as ours.
+fn roomy(bytes: u64, objects: u32, write: WritePolicy) -> ObjectCacheConfig {
+    let mut config = ample(bytes * 2, objects, write);
+    config.huge_pages = false;
+    config
+}
+
+fn small(write: WritePolicy) -> anyhow::Result<()> {
+    let ids = objects(2 * SMALL);
+    let data = Bytes::from(vec![1u8; BLOCK as usize]);
+    let store = memory_store();
+    if write == WritePolicy::Through {
+        for id in &ids {
+            block_on(store.write(WriteRequest::new(id.clone(), 0, data.clone())))?;
         }
     }
-    let buckets = (128 * OBJECT / BLOCK) as f64;
-    let each = (resident()? - before) / buckets - BLOCK as f64;
-    println!(
-        "a bucket of a full object: {each:.1} bytes beyond its data, its share of the object included (bar 24)"
-    );
+    let cache = cache(store, roomy(2 * SMALL * BLOCK, SMALL as u32 * 5 / 2, write))?;
+    let mut before = 0.0;
+    for ids in ids.chunks(SMALL as usize) {
+        before = resident()?;
+        for id in ids {
+            if write == WritePolicy::Through {
+                block_on(cache.read(ReadRequest::new(id.clone(), 0, BLOCK)))?;
+            } else {
+                block_on(cache.write(WriteRequest::new(id.clone(), 0, data.clone())))?;
+            }
+        }
+    }
+    println!("{}", (resident()? - before) / SMALL as f64 - BLOCK as f64);
+    Ok(())
+}
+
+/// Full objects.
+pub(crate) fn full(_rounds: u32) -> anyhow::Result<()> {
+    let ids = objects(2 * FULL);
+    let data = Bytes::from(vec![1u8; BLOCK as usize]);
+    let cache = cache(memory_store(), roomy(2 * FULL * OBJECT, 1000, WritePolicy::Back))?;
+    let mut before = 0.0;
+    for ids in ids.chunks(FULL as usize) {
+        before = resident()?;
+        for id in ids {
+            for at in 0..OBJECT / BLOCK {
+                block_on(cache.write(WriteRequest::new(id.clone(), at * BLOCK, data.clone())))?;
+            }
+        }
+    }
+    println!("{}", (resident()? - before) / (FULL * OBJECT / BLOCK) as f64 - BLOCK as f64);
     Ok(())
 }

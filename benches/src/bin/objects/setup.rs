@@ -1,15 +1,21 @@
 //! A cache over a store, its background on a thread, and what the parts share.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use blocker::executor::block_on;
-use blocker::{Blocker, Memory, Name, Namespace, ObjectId, SystemClock, WritePolicy, WriteRequest};
+use blocker::{
+    Blocker, Memory, Name, Namespace, ObjectId, ReadRequest, Segments, SystemClock, WritePolicy, WriteRequest,
+};
 use bytes::Bytes;
 use cached_core::object::{ObjectCache, ObjectCacheConfig};
 
 pub(crate) const OBJECT: u64 = 4 << 20;
 pub(crate) const BLOCK: u64 = 4096;
+
+/// Whether caches ask for huge pages. Bare copies are made from the same memory, so they have them as well.
+pub(crate) static HUGE_PAGES: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn cache(below: Arc<dyn Blocker>, config: ObjectCacheConfig) -> anyhow::Result<ObjectCache> {
     let cache = ObjectCache::new(below, config, Arc::new(SystemClock))?;
@@ -26,6 +32,7 @@ pub(crate) fn ample(bytes: u64, objects: u32, write: WritePolicy) -> ObjectCache
         objects_count_max: objects,
         dirty_age_max: Duration::from_secs(86_400),
         write,
+        huge_pages: HUGE_PAGES.load(Ordering::Relaxed),
         ..ObjectCacheConfig::default()
     }
 }
@@ -67,6 +74,57 @@ impl Places {
         self.0 ^= self.0 << 17;
         ((u128::from(self.0) * u128::from(count)) >> 64) as u64
     }
+}
+
+/// Calls made ready at a time by [`timed_over`]: few enough to stay in the nearest cache.
+const BATCH: u64 = 64;
+
+/// Time per call of what is made ready beforehand, so that neither side of a comparison pays for finding out what
+/// to ask for: in a server the name has just been received, and does not come from far away in memory.
+pub(crate) fn timed_over<T>(calls: u64, mut ready: impl FnMut() -> T, mut call: impl FnMut(T)) -> f64 {
+    let mut batch = Vec::with_capacity(BATCH as usize);
+    let (mut spent, mut made) = (Duration::ZERO, 0);
+    while made < calls {
+        batch.extend((0..BATCH).map(|_| ready()));
+        let start = Instant::now();
+        batch.drain(..).for_each(&mut call);
+        spent += start.elapsed();
+        made += BATCH;
+    }
+    spent.as_nanos() as f64 / made as f64
+}
+
+/// What the cache holds of these blocks, where it holds it: what a bare copy is made from.
+pub(crate) fn held(cache: &ObjectCache, ids: &[ObjectId], blocks_each: u64) -> anyhow::Result<Vec<Segments>> {
+    let blocks = ids.iter().flat_map(|id| (0..blocks_each).map(move |block| (id, block * BLOCK)));
+    let read =
+        |(id, at): (&ObjectId, u64)| Ok(block_on(cache.read(ReadRequest::new(id.clone(), at, BLOCK)))?.data);
+    blocks.map(read).collect()
+}
+
+/// Where a block is copied to: at the same place within a page in every run, half a page away from where blocks begin,
+/// so that no load waits for an unrelated store whose address looks alike.
+pub(crate) struct Target {
+    memory: Vec<u8>,
+    from: usize,
+}
+
+impl Target {
+    pub(crate) fn new() -> Self {
+        const PAGE: usize = 4096;
+        let memory = vec![0u8; BLOCK as usize + 2 * PAGE];
+        let from = memory.as_ptr().align_offset(PAGE) + PAGE / 2;
+        Self { memory, from }
+    }
+
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        &mut self.memory[self.from..][..BLOCK as usize]
+    }
+}
+
+/// The bytes of a block that is [`held`].
+pub(crate) fn bytes_of(block: &Segments) -> &[u8] {
+    block.as_slice()[0].as_slice()
 }
 
 /// Time per call.

@@ -190,12 +190,16 @@ impl Shared {
         if mutation.needs_present() && !is_present {
             return Err(Blocked::Failed(Error::Missing));
         }
-        let need = object.need_of(env, mutation, means)?;
-        if need.load.is_some() || need.buckets > means.reserved.count() || need.credits > means.credits {
-            return Err(Blocked::Need(need));
-        }
         let credits = means.credits;
-        object.mutate(env, mutation, means);
+        let is_rewrite = is_present
+            && matches!(mutation, Mutation::Write { offset, data } if object.rewrite(env, *offset, data));
+        if !is_rewrite {
+            let need = object.need_of(env, mutation, means)?;
+            if need.load.is_some() || need.buckets > means.reserved.count() || need.credits > means.credits {
+                return Err(Blocked::Need(need));
+            }
+            object.mutate(env, mutation, means);
+        }
         let now = if object.asks_for_time() { self.clock.now() } else { Timestamp(0) };
         let version = self.next_version(env.hash);
         object.note_change(now, version, change.domain);
@@ -239,13 +243,17 @@ impl Shared {
         mutation: &Mutation,
         change: &Change,
     ) -> Option<Result<ChangeReply>> {
-        let in_use = self.find(hash, id)?;
         let mut means = Means { reserved: Reserved::none(&self.pool), credits: 0, loaded: None };
         let wanted = Wanted { id, mutation, change, owns_range: false };
         let mut answer = None;
         for is_last in [false, true] {
-            let applied = self.try_enter(in_use, |object, env| self.apply(object, env, &wanted, &mut means));
-            match applied {
+            let ahead = |object: &Object, env: &Env<'_>| {
+                if let Mutation::Write { offset, .. } = mutation {
+                    object.prefetch(env, *offset, super::state::LINES_WRITTEN);
+                }
+            };
+            let apply = |object: &mut Object, env: &Env<'_>| self.apply(object, env, &wanted, &mut means);
+            match self.at_once(hash, id, ahead, apply) {
                 Some(Ok(applied)) => answer = Some(Ok(applied.reply)),
                 Some(Err(Blocked::Failed(error))) => answer = Some(Err(error)),
                 Some(Err(Blocked::Need(need))) if !is_last && need.load.is_none() => {
@@ -264,8 +272,6 @@ impl Shared {
             break;
         }
         self.gauges.give_back(means.credits);
-        drop(means);
-        self.unuse(in_use);
         answer
     }
 }

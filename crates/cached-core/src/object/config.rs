@@ -35,7 +35,7 @@ pub struct NamespaceConfig {
 pub struct ObjectCacheConfig {
     /// Memory for buckets, touched as it is used. Whole regions of up to 1 MiB; at least four of them.
     pub memory_bytes_max: u64,
-    /// How many objects can be known at once, whatever they hold; 1 to 2^31. Each takes about 350 bytes.
+    /// How many objects can be known at once, whatever they hold; 1 to 2^31. Each takes about 340 bytes.
     pub objects_count_max: u32,
     /// The largest object: a multiple of 4 096, up to [`OBJECT_BYTES_LIMIT`] and to what the store takes.
     pub object_bytes_max: u64,
@@ -63,7 +63,7 @@ pub struct ObjectCacheConfig {
     pub namespaces: Vec<NamespaceConfig>,
     /// Who stands behind the changes.
     pub writer: Writer,
-    /// Ask the kernel for huge pages, as advice.
+    /// Ask the kernel for huge pages for the buckets, as advice; for the index it is asked in any case.
     pub huge_pages: bool,
     /// What names are hashed with and versions begin with, so that a test can replay a run; `None` draws
     /// it, which a cache of real data needs: its versions must be new after every start.

@@ -4,6 +4,7 @@
 use std::future::{Future, poll_fn};
 use std::ops::Deref;
 use std::pin::Pin;
+use std::sync::OnceLock;
 use std::task::{Context, Poll};
 
 use blocker::{Error, ObjectId, Result};
@@ -22,12 +23,14 @@ use crate::sync::{Arc, Mutex, lock};
 pub(crate) struct Handle {
     pub(crate) shared: Arc<Shared>,
     at: u32,
+    /// Its name, once somebody has asked for it.
+    id: OnceLock<ObjectId>,
 }
 
 impl Clone for Handle {
     fn clone(&self) -> Self {
         self.shared.index.use_again(self.at);
-        Self { shared: Arc::clone(&self.shared), at: self.at }
+        Self { shared: Arc::clone(&self.shared), at: self.at, id: OnceLock::new() }
     }
 }
 
@@ -47,7 +50,7 @@ impl Deref for Handle {
 impl Handle {
     /// Takes over a use.
     pub(crate) fn of(shared: &Arc<Shared>, in_use: InUse<'_>) -> Self {
-        Self { shared: Arc::clone(shared), at: in_use.at }
+        Self { shared: Arc::clone(shared), at: in_use.at, id: OnceLock::new() }
     }
 
     /// A use of the object at `at`, if there is one.
@@ -73,7 +76,7 @@ impl Handle {
     }
 
     pub(crate) fn id(&self) -> &ObjectId {
-        self.shared.index.id(self.in_use())
+        self.id.get_or_init(|| self.shared.index.id(self.in_use()))
     }
 
     /// Runs `job` in the object's turn.
@@ -176,7 +179,7 @@ impl Shared {
             Entered::Full { leaving } => {
                 for at in leaving {
                     let Some(in_use) = self.index.use_placed(at) else { continue };
-                    self.hooks.on_evict(self.index.id(in_use));
+                    self.hooks.on_evict(&self.index.id(in_use));
                     let number = self.try_enter(in_use, |object, _| object.pending.registered);
                     self.index.unuse(in_use);
                     self.registry.hurry(number.unwrap_or(0));
@@ -355,5 +358,147 @@ impl<T> Drop for Shield<T> {
         if let Some(task) = self.task.take() {
             self.shared.background.adopt(task);
         }
+    }
+}
+
+#[cfg(all(test, shuttle))]
+mod shuttle_tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Waker;
+
+    use blocker::{Memory, Name, Namespace, SystemClock};
+    use shuttle::future::block_on;
+    use shuttle::thread::{spawn, yield_now};
+
+    use super::super::config::{MEMORY_BYTES_MIN, ObjectCacheConfig};
+    use super::super::{ObjectCache, shared::Shared};
+    use super::*;
+
+    fn id(name: &'static str) -> ObjectId {
+        ObjectId::new(Namespace::new("n").unwrap(), Name::new(name).unwrap())
+    }
+
+    /// A cache of one object, which may have two dirty buckets.
+    fn shared() -> Arc<Shared> {
+        let config = ObjectCacheConfig {
+            memory_bytes_max: MEMORY_BYTES_MIN,
+            objects_count_max: 1,
+            dirty_bytes_max: 2 * 4096,
+            hash_seed: Some(1),
+            ..ObjectCacheConfig::default()
+        };
+        let cache = ObjectCache::new(Arc::new(Memory::default()), config, Arc::new(SystemClock)).unwrap();
+        Arc::clone(cache.shared())
+    }
+
+    fn acquire(shared: &Arc<Shared>, id: &ObjectId) -> Handle {
+        block_on(Handle::acquire(shared, id, shared.hash(id))).unwrap()
+    }
+
+    /// Polls once, and gives up.
+    fn give_up<T>(work: impl Future<Output = T>) -> Option<T> {
+        match std::pin::pin!(work).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(done) => Some(done),
+            Poll::Pending => None,
+        }
+    }
+
+    /// Ranges that overlap are held by one at a time, by all who ask, though some give up; and nothing is left.
+    #[test]
+    fn a_range_has_one_holder_and_nobody_waits_for_ever() {
+        shuttle::check_random(
+            || {
+                let shared = shared();
+                let handle = acquire(&shared, &id("a"));
+                let inside = Arc::new(AtomicU32::new(0));
+                let threads: Vec<_> = (0..3u32)
+                    .map(|n| {
+                        let (handle, inside) = (handle.clone(), Arc::clone(&inside));
+                        spawn(move || {
+                            let guard = handle.lock_range(n..n + 3, Kind::Change);
+                            let guard = if n == 1 { give_up(guard) } else { Some(block_on(guard)) };
+                            if let Some(guard) = guard {
+                                let guard = guard.unwrap();
+                                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two inside");
+                                yield_now();
+                                inside.fetch_sub(1, Ordering::SeqCst);
+                                drop(guard);
+                            }
+                        })
+                    })
+                    .collect();
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
+                let is_idle = block_on(handle.enter(|object, _| object.activity_ref().is_none()));
+                assert!(is_idle, "something is left of a range");
+            },
+            1_000,
+        );
+    }
+
+    /// An object in use keeps its place, and its name; whoever needs the place gets it once nobody uses it, also
+    /// when a short look at the object was all that stood in the way.
+    #[test]
+    fn an_object_in_use_stays_and_its_place_is_handed_on() {
+        shuttle::check_random(
+            || {
+                let shared = shared();
+                let first = acquire(&shared, &id("a"));
+                let other = Arc::clone(&shared);
+                let second = spawn(move || {
+                    let handle = acquire(&other, &id("b"));
+                    assert_eq!(*handle.id(), id("b"));
+                    yield_now();
+                    assert_eq!(other.index.id(handle.in_use()), id("b"));
+                });
+                let other = Arc::clone(&shared);
+                let looker = spawn(move || {
+                    for name in ["a", "b"] {
+                        let id = id(name);
+                        other.at_once(other.hash(&id), &id, |_, _| yield_now(), |_, _| yield_now());
+                    }
+                });
+                yield_now();
+                assert_eq!(shared.index.id(first.in_use()), id("a"));
+                drop(first.clone());
+                yield_now();
+                assert_eq!(shared.index.id(first.in_use()), id("a"));
+                drop(first);
+                second.join().unwrap();
+                looker.join().unwrap();
+                assert_eq!(shared.index.count(), 1);
+                shared.index.validate().unwrap();
+                assert!(!shared.node_waiters.has_waiters());
+            },
+            1_000,
+        );
+    }
+
+    /// Room and buckets that were taken come back, and reach whoever waits, though some give up.
+    #[test]
+    fn what_is_taken_comes_back_to_those_who_wait() {
+        shuttle::check_random(
+            || {
+                let shared = shared();
+                let buckets = shared.pool.count();
+                let threads: Vec<_> = (0..3u32)
+                    .map(|n| {
+                        let shared = Arc::clone(&shared);
+                        spawn(move || {
+                            // Each needs all the room, and most of the buckets.
+                            let taking = OwnedMeans::acquire(&shared, buckets - 2, 2);
+                            let means = if n == 1 { give_up(taking) } else { Some(block_on(taking)) };
+                            if let Some(means) = means {
+                                yield_now();
+                                drop(means.unwrap());
+                            }
+                        })
+                    })
+                    .collect();
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
+                assert_eq!((shared.pool.free(), shared.gauges.dirty()), (buckets, 0));
+                assert!(!shared.pool.waiters().has_waiters() && !shared.gauges.dirty_waiters.has_waiters());
+            },
+            300,
+        );
     }
 }

@@ -37,6 +37,7 @@ mod gauges;
 mod handle;
 mod hooks;
 mod index;
+mod label;
 mod load;
 mod pool;
 mod queue;
@@ -75,9 +76,11 @@ pub use gauges::Counters;
 pub use hooks::Hooks;
 
 use back::{Mutation, is_too_large};
+use index::Index;
 use pool::Pool;
 use queue::Queues;
 use shared::Shared;
+use state::{Env, LINES_READ, Object};
 
 /// A cache of objects before a store. Cheap to clone; all clones are the same cache.
 ///
@@ -133,7 +136,10 @@ impl ObjectCache {
         let bytes = config.memory_bytes_max.saturating_sub(remembered as u64);
         let pool = Pool::new(bytes, config.huge_pages).map_err(|error| memory(error.to_string()))?;
         let queues = Queues::new(&config.eviction_policy, pool.count()).ok_or(policy)?;
-        let shared = Shared::new(below, config, clock, hooks, pool, queues);
+        let objects =
+            |error: std::io::Error| ConfigError { key: "objects_count_max", why: error.to_string() };
+        let index = Index::new(config.objects_count_max).map_err(objects)?;
+        let shared = Shared::new(below, config, clock, hooks, pool, queues, index);
         Ok(Self { inner: Arc::new(Inner { shared: Arc::new(shared) }) })
     }
 
@@ -255,13 +261,11 @@ impl Blocker for ObjectCache {
             return Reply::err(Error::DeadlinePassed);
         }
         let hash = shared.hash(&request.object);
-        if let Some(in_use) = shared.find(hash, &request.object) {
-            let answer = shared.try_enter(in_use, |object, env| object.read_at_once(env, &request, None));
-            shared.unuse(in_use);
-            if let Some(Some(answer)) = answer {
-                shared.gauges.count_hit(hash);
-                return Reply::Ready(answer);
-            }
+        let ahead = |object: &Object, env: &Env<'_>| object.prefetch(env, request.offset, LINES_READ);
+        let read = |object: &mut Object, env: &Env<'_>| object.read_at_once(env, &request, None);
+        if let Some(Some(answer)) = shared.at_once(hash, &request.object, ahead, read) {
+            shared.gauges.count_hit(hash);
+            return Reply::Ready(answer);
         }
         Reply::pending(read::read(Arc::clone(shared), request, hash))
     }
@@ -349,12 +353,10 @@ impl Blocker for ObjectCache {
             return Reply::err(Error::DeadlinePassed);
         }
         let hash = shared.hash(&request.object);
-        if let Some(in_use) = shared.find(hash, &request.object) {
-            let answer = shared.try_enter(in_use, |object, _| object.info());
-            shared.unuse(in_use);
-            if let Some(Some(answer)) = answer {
-                return Reply::Ready(answer);
-            }
+        if let Some(Some(answer)) =
+            shared.at_once(hash, &request.object, |_, _| (), |object, _| object.info())
+        {
+            return Reply::Ready(answer);
         }
         Reply::pending(whole::info(Arc::clone(shared), request, hash))
     }

@@ -6,6 +6,9 @@
 //!           └────────┴──────────┴──────────┴─ ─ ─┘
 //!  beside   20 bytes for each bucket: [`Meta`]
 //! ```
+//! A bucket's number names its region in the upper bits and its place there in the lower ones, so that no hit
+//! divides; the numbers that would be headers are no buckets.
+//!
 //! A bucket is *free*, *reserved* (taken for a job that has not begun) or *in use*, with a count of who
 //! points at it: slots of objects, segments in callers' hands, flushes. It is written only while one
 //! slot alone points at it, in that object's turn; so bytes that somebody can see never change.
@@ -20,6 +23,8 @@ use blocker::{BUCKET_BYTES, Segment, SegmentOwner};
 
 use super::slots::BUCKETS_MAX;
 use super::wait::WaitQueue;
+#[cfg(not(shuttle))]
+use crate::arena::Memory;
 use crate::arena::{Arena, ArenaConfig, ArenaError, Owner, REGION_BYTES_MAX, REGION_BYTES_MIN};
 use crate::arena::{RegionHeader, RegionId};
 use crate::sync::{Arc, AtomicU8, AtomicU16, AtomicU32, Mutex, Ordering, lock};
@@ -100,15 +105,62 @@ pub(crate) struct Pool {
 struct Core {
     arena: Arena,
     regions: Box<[RegionId]>,
-    metas: Box<[Meta]>,
-    per_region: u32,
+    metas: Metas,
+    /// Buckets; a few numbers less are in use than `metas` has.
+    count: u32,
+    /// Places of a region, its header's included, are this power of two.
+    region_shift: u32,
     stripes: [Stripe; STRIPES],
-    /// Buckets from here on were never used.
+    /// How many buckets were ever used.
     fresh: Mutex<u32>,
     /// Free ones, fresh ones included.
     free: AtomicU32,
     /// Who waits for buckets.
     waiters: WaitQueue,
+}
+
+/// One [`Meta`] for each number, in memory of its own that is touched as buckets are used. Looked up at random by
+/// every hit, so huge pages are asked for, whatever the arena has: there are few pages of it.
+#[cfg(not(shuttle))]
+struct Metas {
+    memory: Memory,
+    count: usize,
+}
+
+#[cfg(not(shuttle))]
+impl Metas {
+    fn new(count: usize) -> std::io::Result<Self> {
+        Ok(Self { memory: Memory::map(count * size_of::<Meta>(), true)?, count })
+    }
+}
+
+#[cfg(not(shuttle))]
+impl std::ops::Deref for Metas {
+    type Target = [Meta];
+    #[inline]
+    fn deref(&self) -> &[Meta] {
+        // SAFETY: the mapping is large enough, aligned to a page, lives as long as `self`, and was zeroed, which
+        // is a valid `Meta`: it is made of atomic integers alone, and is touched in no other way.
+        unsafe { std::slice::from_raw_parts(self.memory.base().cast(), self.count) }
+    }
+}
+
+#[cfg(shuttle)]
+struct Metas(Box<[Meta]>);
+
+#[cfg(shuttle)]
+impl Metas {
+    fn new(count: usize) -> std::io::Result<Self> {
+        Ok(Self((0..count).map(|_| Meta::default()).collect()))
+    }
+}
+
+#[cfg(shuttle)]
+impl std::ops::Deref for Metas {
+    type Target = [Meta];
+    fn deref(&self) -> &[Meta] {
+        &self.0
+    }
 }
 
 #[repr(align(64))]
@@ -142,15 +194,18 @@ impl Pool {
             huge_pages,
         })?;
         let regions: Box<[_]> = std::iter::from_fn(|| arena.take(Owner::Objects, 0)).collect();
-        let per_region = (region_bytes / BUCKET) as u32 - 1;
-        let buckets = (regions.len() as u64 * u64::from(per_region)).min(u64::from(BUCKETS_MAX)) as u32;
+        let region_shift = (region_bytes / BUCKET).trailing_zeros();
+        // Of a cache so large that numbers run out the rest is left alone.
+        let numbers = ((regions.len() as u64) << region_shift).min(u64::from(BUCKETS_MAX)) as u32;
+        let count = numbers - (numbers >> region_shift);
         let core = Arc::new(Core {
             arena,
-            metas: (0..buckets).map(|_| Meta::default()).collect(),
-            per_region,
+            metas: Metas::new(numbers as usize).map_err(|source| ArenaError::Map { bytes, source })?,
+            count,
+            region_shift,
             stripes: std::array::from_fn(|_| Stripe(Mutex::new(Stack::default()))),
             fresh: Mutex::new(0),
-            free: AtomicU32::new(buckets),
+            free: AtomicU32::new(count),
             waiters: WaitQueue::default(),
             regions,
         });
@@ -160,7 +215,7 @@ impl Pool {
 
     /// How many buckets there are.
     pub(crate) fn count(&self) -> u32 {
-        self.core.metas.len() as u32
+        self.core.count
     }
 
     /// How many are free; exact when nothing happens.
@@ -204,7 +259,7 @@ impl Pool {
             let mut fresh = lock(&self.core.fresh);
             let more = (count - reserved.count).min(self.count() - *fresh);
             // Put last first, so that they are taken in order of address.
-            (*fresh..*fresh + more).rev().for_each(|bucket| reserved.put(bucket));
+            (*fresh..*fresh + more).rev().for_each(|nth| reserved.put(self.core.number(nth)));
             self.core.write_headers(*fresh, more);
             *fresh += more;
         }
@@ -229,7 +284,7 @@ impl Pool {
             return None;
         }
         self.core.retain(bucket);
-        let owner = &self.owners[(bucket / self.core.per_region) as usize];
+        let owner = &self.owners[(bucket >> self.core.region_shift) as usize];
         Some(Segment::pinned(Arc::clone(owner) as _, u64::from(bucket), range))
     }
 
@@ -241,7 +296,8 @@ impl Pool {
 
     /// Every bucket that is on a free stack or was never used, for [`super::ObjectCache::validate`].
     pub(crate) fn free_list(&self) -> Vec<u32> {
-        let mut free: Vec<u32> = (*lock(&self.core.fresh)..self.count()).collect();
+        let fresh = *lock(&self.core.fresh);
+        let mut free: Vec<u32> = (fresh..self.count()).map(|nth| self.core.number(nth)).collect();
         for stripe in &self.core.stripes {
             let stack = lock(&stripe.0);
             let mut at = stack.top;
@@ -255,10 +311,19 @@ impl Pool {
 }
 
 impl Core {
+    /// The number of the `nth` bucket: headers, the first place of each region, are none.
+    fn number(&self, nth: u32) -> u32 {
+        nth + nth / self.per_region() + 1
+    }
+
+    fn per_region(&self) -> u32 {
+        (1 << self.region_shift) - 1
+    }
+
     #[inline]
     fn at(&self, bucket: u32) -> *mut u8 {
-        let region = self.regions[(bucket / self.per_region) as usize];
-        let within = (bucket % self.per_region + 1) * BUCKET as u32;
+        let region = self.regions[(bucket >> self.region_shift) as usize];
+        let within = (bucket & ((1 << self.region_shift) - 1)) * BUCKET as u32;
         self.arena.at(self.arena.offset_of(region, within))
     }
 
@@ -272,8 +337,8 @@ impl Core {
 
     /// Writes the headers of the regions that fresh buckets begin.
     fn write_headers(&self, fresh: u32, more: u32) {
-        let first = fresh.div_ceil(self.per_region);
-        for index in first..(fresh + more).div_ceil(self.per_region) {
+        let first = fresh.div_ceil(self.per_region());
+        for index in first..(fresh + more).div_ceil(self.per_region()) {
             let region = self.regions[index as usize];
             let sequence = self.arena.region(region).sequence();
             let header = RegionHeader {
@@ -475,5 +540,103 @@ mod tests {
             assert_eq!(pool.core.arena.read_header(*region).unwrap().owner, Owner::Objects as u8);
         }
         assert!(pool.core.arena.read_header(pool.core.regions[2]).is_err(), "never used");
+    }
+}
+
+#[cfg(all(test, shuttle))]
+mod shuttle_tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    const BUCKETS: u32 = 15;
+
+    fn pool() -> Arc<Pool> {
+        let pool = Pool::new(REGION_BYTES_MIN as u64, false).unwrap();
+        assert_eq!(pool.count(), BUCKETS);
+        Arc::new(pool)
+    }
+
+    fn all_free(pool: &Pool) {
+        let free: HashSet<u32> = pool.free_list().into_iter().collect();
+        assert_eq!(
+            (free.len() as u32, pool.free_list().len() as u32, pool.free()),
+            (BUCKETS, BUCKETS, BUCKETS)
+        );
+    }
+
+    /// However claims, uses and returns interleave, no bucket has two holders, and in the end all are free.
+    #[test]
+    fn no_bucket_has_two_holders() {
+        shuttle::check_random(
+            || {
+                let pool = pool();
+                let held = Arc::new(std::sync::Mutex::new(HashSet::new()));
+                let threads: Vec<_> = (1..=3)
+                    .map(|wanted| {
+                        let (pool, held) = (Arc::clone(&pool), Arc::clone(&held));
+                        shuttle::thread::spawn(move || {
+                            for _ in 0..2 {
+                                let mut reserved = pool.reserve_up_to(4 * wanted);
+                                // One goes back unused.
+                                let taken: Vec<u32> = (1..reserved.count())
+                                    .filter_map(|_| reserved.take(|bytes| bytes[0] = wanted as u8))
+                                    .collect();
+                                for bucket in &taken {
+                                    assert!(held.lock().unwrap().insert(*bucket), "{bucket} has two holders");
+                                }
+                                drop(reserved);
+                                shuttle::thread::yield_now();
+                                for bucket in &taken {
+                                    assert_eq!(pool.bytes(*bucket)[0], wanted as u8);
+                                    assert!(held.lock().unwrap().remove(bucket));
+                                    pool.release(*bucket);
+                                }
+                            }
+                        })
+                    })
+                    .collect();
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
+                all_free(&pool);
+            },
+            1_000,
+        );
+    }
+
+    /// Whoever holds a pin, or a clone of one, sees the same bytes until it lets go, whatever becomes of the slot.
+    #[test]
+    fn what_is_pinned_stays_as_it_is() {
+        shuttle::check_random(
+            || {
+                let pool = pool();
+                let bucket = pool.reserve_up_to(1).take(|bytes| bytes.fill(1)).unwrap();
+                let pins = [pool.pin(bucket, 0..10).unwrap(), pool.pin(bucket, 5..15).unwrap()];
+                let mut threads: Vec<_> = pins
+                    .into_iter()
+                    .map(|pin| {
+                        shuttle::thread::spawn(move || {
+                            let part = pin.slice(2..6);
+                            assert_eq!(pin.as_slice(), [1; 10]);
+                            drop(pin);
+                            shuttle::thread::yield_now();
+                            assert_eq!(part.as_slice(), [1; 4]);
+                        })
+                    })
+                    .collect();
+                let own = Arc::clone(&pool);
+                threads.push(shuttle::thread::spawn(move || own.release(bucket)));
+                let own = Arc::clone(&pool);
+                // Somebody who takes whatever there is, and writes on it.
+                threads.push(shuttle::thread::spawn(move || {
+                    let mut reserved = own.reserve_up_to(BUCKETS);
+                    let taken: Vec<u32> =
+                        std::iter::from_fn(|| reserved.take(|bytes| bytes.fill(2))).collect();
+                    taken.into_iter().for_each(|bucket| own.release(bucket));
+                }));
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
+                all_free(&pool);
+            },
+            1_000,
+        );
     }
 }

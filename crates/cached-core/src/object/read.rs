@@ -41,6 +41,9 @@ impl Object {
         if let Err(error) = check_condition(Some(Version(self.head.version)), request.condition) {
             return Some(Err(error));
         }
+        if let Some(data) = self.read_within(env, request.offset, request.len_bytes) {
+            return Some(Ok(self.reply(data)));
+        }
         let data = self.read(env, request.offset, request.len_bytes, loaded).ok()?;
         Some(Ok(self.reply(data)))
     }

@@ -33,6 +33,7 @@ const DRAIN_JOBS_MAX: usize = 64;
 const LOCKED: usize = 1;
 
 /// A value that one job at a time may touch.
+#[repr(C)]
 pub(crate) struct Serial<T> {
     head: AtomicPtr<Job<T>>,
     value: UnsafeCell<T>,
@@ -76,13 +77,18 @@ impl<T> Serial<T> {
     /// Runs `job` now if nobody is inside and nothing waits; gives it back otherwise.
     #[inline]
     pub(crate) fn try_run<R, F: FnOnce(&mut T) -> R>(&self, job: F) -> Result<R, F> {
-        let free = std::ptr::null_mut();
-        if self.head.compare_exchange(free, locked(free), Ordering::Acquire, Ordering::Relaxed).is_err() {
-            return Err(job);
+        match self.try_enter() {
+            Some(mut turn) => Ok(job(turn.value())),
+            None => Err(job),
         }
-        let _leave = Leave(self);
-        // SAFETY: the exchange above took the lock bit, which `_leave` gives up after the job.
-        Ok(job(unsafe { &mut *self.value.get() }))
+    }
+
+    /// A turn, now, if nobody is inside and nothing waits. Short: whoever comes meanwhile waits for its end.
+    #[inline]
+    pub(crate) fn try_enter(&self) -> Option<Turn<'_, T>> {
+        let free = std::ptr::null_mut();
+        let taken = self.head.compare_exchange(free, locked(free), Ordering::SeqCst, Ordering::Relaxed);
+        taken.is_ok().then(|| Turn(Leave(self)))
     }
 
     /// Runs `job` now, or leaves it to who is inside.
@@ -222,6 +228,17 @@ impl<T> Serial<T> {
     }
 }
 
+/// Being inside, until this is dropped.
+pub(crate) struct Turn<'a, T>(Leave<'a, T>);
+
+impl<T> Turn<'_, T> {
+    #[inline]
+    pub(crate) fn value(&mut self) -> &mut T {
+        // SAFETY: a turn is made by whoever took the lock bit, and gives it up when it is dropped.
+        unsafe { &mut *self.0.0.value.get() }
+    }
+}
+
 /// Gives up the lock bit, after what has come meanwhile.
 struct Leave<'a, T>(&'a Serial<T>);
 
@@ -230,7 +247,9 @@ impl<T> Drop for Leave<'_, T> {
     fn drop(&mut self) {
         let free = std::ptr::null_mut();
         let head = &self.0.head;
-        if head.compare_exchange(locked(free), free, Ordering::Release, Ordering::Relaxed).is_err() {
+        // Sequentially consistent, as entering is: who found it taken and waits for something else is seen by
+        // whoever leaves and looks for waiters afterwards.
+        if head.compare_exchange(locked(free), free, Ordering::SeqCst, Ordering::Relaxed).is_err() {
             self.0.drain();
         }
     }

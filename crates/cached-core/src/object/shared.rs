@@ -117,6 +117,7 @@ impl Shared {
         hooks: Arc<dyn Hooks>,
         pool: Pool,
         queues: Queues,
+        index: Index,
     ) -> Self {
         let seed = config.hash_seed;
         let random = |stripe: usize| {
@@ -128,7 +129,7 @@ impl Shared {
             can: below.capabilities(),
             policies: config.namespaces.iter().map(|each| (each.namespace.clone(), each.write)).collect(),
             gauges: Gauges::new(dirty_max.min(u64::from(pool.count()) / 4 * 3).max(1)),
-            index: Index::new(config.objects_count_max),
+            index,
             registry: Registry::default(),
             hub: EventHub::new(),
             hasher: KeyHasher::new(seed),
@@ -272,6 +273,33 @@ impl Shared {
             self.hooks.on_reinsert(id);
         }
         Some(in_use)
+    }
+
+    /// Runs `job` in the turn of the object called `id`, if it is known and its turn is now. `ahead` comes before
+    /// the name has been compared, and may ask for memory that `job` will want.
+    #[inline]
+    pub(crate) fn at_once<R>(
+        &self,
+        hash: u64,
+        id: &ObjectId,
+        ahead: impl FnOnce(&Object, &Env<'_>),
+        job: impl FnOnce(&mut Object, &Env<'_>) -> R,
+    ) -> Option<R> {
+        let mut found = self.index.turn(hash)?;
+        let env = self.env(found.at, hash);
+        ahead(found.turn.value(), &env);
+        if !found.is(id) {
+            return None;
+        }
+        let reinserted = found.reinserted;
+        let answer = job(found.turn.value(), &env);
+        drop(found);
+        if reinserted {
+            self.hooks.on_reinsert(id);
+        }
+        // Who wanted to evict the object may have found us inside.
+        self.node_waiters.notify();
+        Some(answer)
     }
 
     /// Runs `job` in the object's turn if that is now.

@@ -7,14 +7,16 @@
 //! └───────┴────────────────────────────────┘
 //! ```
 //! State belongs to the slot, not to the bucket: after a copy one bucket can be clean for one object and
-//! dirty for another. Slots come in chunks of 64, made when one of them is used and dropped with the
-//! last, so that an object of one bucket is small and a full one costs little more than its slots.
+//! dirty for another. The first four slots lie in the object itself, so that a small one needs no more. The
+//! others come in chunks of 64, made when one of them is used and dropped with the last, so that a full object
+//! costs little more than its slots.
 
 /// Buckets that 29 bits can name.
 pub(crate) const BUCKETS_MAX: u32 = 1 << 29;
 /// Sectors of a bucket, a bit each in its masks.
 pub(crate) const SECTOR_BYTES: usize = 512;
 
+const FEW_SLOTS: usize = 4;
 const CHUNK_SLOTS: usize = 64;
 const STATE_SHIFT: u32 = 29;
 /// How many states there are.
@@ -64,18 +66,20 @@ impl State {
     ];
 
     /// Whether there is a bucket.
+    #[inline]
     pub(crate) fn has_bucket(self) -> bool {
         self as u8 >= State::Clean as u8
     }
 
     /// Whether it waits for a flush to begin.
+    #[inline]
     pub(crate) fn is_dirty(self) -> bool {
         matches!(self, State::ZeroDirty | State::Dirty | State::DirtyWhole)
     }
 }
 
 /// One slot.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Slot(u32);
 
 impl Slot {
@@ -112,15 +116,22 @@ struct Chunk {
 
 /// All slots of one object.
 #[derive(Default)]
+#[repr(C)]
 pub(crate) struct Slots {
-    chunks: Vec<Option<Box<Chunk>>>,
-    counts: [u32; STATES],
+    /// The first ones; their places in the first chunk stay empty.
+    few: [Slot; FEW_SLOTS],
+    chunks: Box<[Option<Box<Chunk>>]>,
+    dirty: u32,
+    held: u32,
 }
 
 impl Slots {
     #[inline]
     pub(crate) fn get(&self, at: u32) -> Slot {
         let at = at as usize;
+        if let Some(slot) = self.few.get(at) {
+            return *slot;
+        }
         match self.chunks.get(at / CHUNK_SLOTS) {
             Some(Some(chunk)) => chunk.slots[at % CHUNK_SLOTS],
             _ => Slot::ABSENT,
@@ -129,13 +140,27 @@ impl Slots {
 
     /// Sets a slot; tells what it was.
     pub(crate) fn set(&mut self, at: u32, slot: Slot) -> Slot {
-        let (index, within) = (at as usize / CHUNK_SLOTS, at as usize % CHUNK_SLOTS);
+        let before = match self.few.get_mut(at as usize) {
+            Some(place) => std::mem::replace(place, slot),
+            None => self.set_far(at as usize, slot),
+        };
+        self.dirty -= u32::from(before.state().is_dirty());
+        self.dirty += u32::from(slot.state().is_dirty());
+        self.held -= u32::from(before.state().has_bucket());
+        self.held += u32::from(slot.state().has_bucket());
+        before
+    }
+
+    fn set_far(&mut self, at: usize, slot: Slot) -> Slot {
+        let (index, within) = (at / CHUNK_SLOTS, at % CHUNK_SLOTS);
         if self.chunks.len() <= index {
             if slot == Slot::ABSENT {
                 return Slot::ABSENT;
             }
-            self.chunks.reserve_exact(index + 1 - self.chunks.len());
-            self.chunks.resize_with(index + 1, || None);
+            let mut more = Vec::with_capacity(index + 1);
+            more.append(&mut std::mem::take(&mut self.chunks).into_vec());
+            more.resize_with(index + 1, || None);
+            self.chunks = more.into();
         }
         let place = &mut self.chunks[index];
         if place.is_none() && slot == Slot::ABSENT {
@@ -149,43 +174,26 @@ impl Slots {
         if chunk.used == 0 {
             *place = None;
         }
-        self.count(before, u32::wrapping_sub);
-        self.count(slot, u32::wrapping_add);
         before
     }
 
-    fn count(&mut self, slot: Slot, by: fn(u32, u32) -> u32) {
-        if slot != Slot::ABSENT {
-            let count = &mut self.counts[slot.state() as usize];
-            *count = by(*count, 1);
-        }
-    }
-
-    /// How many slots are in `state`; those that are absent are not counted.
-    pub(crate) fn count_of(&self, state: State) -> u32 {
-        self.counts[state as usize]
+    /// How many have a bucket.
+    pub(crate) fn held_count(&self) -> u32 {
+        self.held
     }
 
     /// How many wait for a flush to begin.
     pub(crate) fn dirty_count(&self) -> u32 {
-        State::ALL.iter().filter(|state| state.is_dirty()).map(|state| self.count_of(*state)).sum()
-    }
-
-    /// Whether nothing is known of any.
-    #[cfg(test)]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.counts.iter().all(|count| *count == 0)
+        self.dirty
     }
 
     /// The slots from `from` on of which something is known, in order.
     pub(crate) fn known_from(&self, from: u32) -> impl Iterator<Item = (u32, Slot)> + '_ {
         let chunks = self.chunks.iter().enumerate().skip(from as usize / CHUNK_SLOTS);
         let chunks = chunks.filter_map(|(index, chunk)| Some((index, chunk.as_deref()?)));
-        chunks.flat_map(move |(index, chunk)| {
-            let first = (index * CHUNK_SLOTS) as u32;
-            let slots = (first..).zip(chunk.slots);
-            slots.filter(move |(at, slot)| *at >= from && *slot != Slot::ABSENT)
-        })
+        let far = chunks.flat_map(|(index, chunk)| ((index * CHUNK_SLOTS) as u32..).zip(chunk.slots));
+        let all = (0..).zip(self.few).chain(far);
+        all.filter(move |(at, slot)| *at >= from && *slot != Slot::ABSENT)
     }
 }
 
@@ -202,13 +210,17 @@ mod tests {
         slots.set(1000, Slot::of(State::Clean, 7));
         slots.set(3, Slot::bare(State::ZeroDirty));
         assert_eq!(slots.get(1000).bucket(), 7);
-        assert_eq!((slots.count_of(State::Clean), slots.dirty_count()), (1, 1));
+        assert_eq!((slots.held_count(), slots.dirty_count()), (1, 1));
         assert_eq!(slots.known_from(4).map(|(at, _)| at).collect::<Vec<_>>(), [1000]);
         assert_eq!(slots.set(1000, Slot::of(State::Dirty, 8)).state(), State::Clean);
         assert_eq!(slots.dirty_count(), 2);
+        slots.set(65, Slot::bare(State::ZeroClean));
+        assert_eq!(slots.known_from(0).map(|(at, _)| at).collect::<Vec<_>>(), [3, 65, 1000]);
+        slots.set(65, Slot::ABSENT);
         slots.set(3, Slot::ABSENT);
         slots.set(1000, Slot::ABSENT);
-        assert!(slots.is_empty() && slots.chunks.iter().all(Option::is_none));
+        assert_eq!((slots.held_count(), slots.dirty_count(), slots.known_from(0).count()), (0, 0, 0));
+        assert!(slots.chunks.iter().all(Option::is_none));
     }
 
     #[test]

@@ -183,7 +183,7 @@ impl Ghosts {
         // So that the waits for the sets overlap.
         for hash in hashes.clone() {
             if let Some((set, _)) = self.find(hash) {
-                crate::prefetch::prefetch(set.as_ptr().cast());
+                crate::prefetch::prefetch(set.as_ptr());
             }
         }
         for hash in hashes {

@@ -318,7 +318,7 @@ impl<'a> Spot<'a> {
     /// Asks the processor for the bucket's line.
     #[inline]
     pub(crate) fn prefetch(&self) {
-        crate::prefetch::prefetch(std::ptr::from_ref(self.bucket).cast());
+        crate::prefetch::prefetch(std::ptr::from_ref(self.bucket));
     }
 
     /// A guess, without the lock, at the item's slot and where it lies: good for a prefetch, and for

@@ -7,6 +7,7 @@ use super::{Env, Known, Loaded, Means, Object};
 
 impl Object {
     /// Whether the slot's bucket may be changed in its place.
+    #[inline]
     pub(super) fn is_exclusive(env: &Env<'_>, slot: Slot) -> bool {
         slot.state().has_bucket() && slot.state() != State::Writing && env.meta(slot.bucket()).refs() == 1
     }

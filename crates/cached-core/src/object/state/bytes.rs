@@ -7,8 +7,45 @@ use super::super::ranges::Buckets;
 use super::super::slots::{SECTOR_BYTES, Slot, State};
 use super::parts::{BUCKET_U64, SECTORS, push_zeros, touched};
 use super::{Env, Loaded, Means, Need, Object};
+use crate::prefetch::prefetch;
+
+/// Lines of a bucket that are asked for ahead: the processor goes on by itself once it sees them read.
+pub(crate) const LINES_READ: usize = 2;
+pub(crate) const LINES_WRITTEN: usize = 8;
+const LINE_BYTES: usize = 64;
 
 impl Object {
+    /// Asks the memory for the bucket in which `offset` lies, and for what is kept beside it.
+    #[inline]
+    pub(crate) fn prefetch(&self, env: &Env<'_>, offset: u64, lines: usize) {
+        let slot = self.slots.get((offset / BUCKET_U64) as u32);
+        if slot.state().has_bucket() {
+            prefetch(env.meta(slot.bucket()));
+            let within = (offset % BUCKET_U64) as usize;
+            let from = env.pool.at(slot.bucket()).wrapping_add(within);
+            (0..lines).for_each(|line| prefetch(from.wrapping_add(line * LINE_BYTES)));
+        }
+    }
+
+    /// The bytes of a range that lies in one bucket and is valid there: what most hits are. `None` is no answer.
+    #[inline]
+    pub(crate) fn read_within(&self, env: &Env<'_>, offset: u64, len: u64) -> Option<Segments> {
+        let within = (offset % BUCKET_U64) as usize;
+        let is_inside = offset <= self.head.size && len <= self.head.size - offset;
+        let fits = is_inside && len > 0 && len <= BUCKET_U64 - within as u64;
+        let slot = self.slots.get((offset / BUCKET_U64) as u32);
+        if !fits || !slot.state().has_bucket() {
+            return None;
+        }
+        let range = within..within + len as usize;
+        let meta = env.meta(slot.bucket());
+        if touched(range.start, range.end) & !meta.valid() != 0 {
+            return None;
+        }
+        env.queues.hit(meta, env.bucket_name((offset / BUCKET_U64) as u32));
+        env.pool.pin(slot.bucket(), range).map(Segments::from)
+    }
+
     /// The bytes of a range, up to the object's end; `Err` names what the store must be asked for.
     pub(crate) fn read(
         &self,

@@ -23,6 +23,27 @@ impl Object {
         need
     }
 
+    /// Writes over what is newer than the store already, in its place: what most writes that find something are.
+    /// False: nothing was done, and it takes more than that.
+    #[inline]
+    pub(crate) fn rewrite(&mut self, env: &Env<'_>, offset: u64, data: &Segments) -> bool {
+        let (at, lo, len) = ((offset / BUCKET_U64) as u32, (offset % BUCKET_U64) as usize, data.len_bytes());
+        let fits = len > 0 && lo + len <= BUCKET && offset + len as u64 <= self.head.size;
+        let slot = self.slots.get(at);
+        if !fits || slot.state() != State::Dirty || !Self::is_exclusive(env, slot) {
+            return false;
+        }
+        let (hi, meta) = (lo + len, env.meta(slot.bucket()));
+        if edges(lo, hi) & !meta.valid() != 0 {
+            return false;
+        }
+        data.copy_to(&mut env.bytes_mut(slot.bucket())[lo..hi]);
+        let touched = touched(lo, hi);
+        meta.set_valid(meta.valid() | touched);
+        meta.set_dirty(meta.dirty() | touched);
+        true
+    }
+
     /// Writes a range as newer than the store. `means` has what [`Self::need_of_write`] asked for.
     pub(crate) fn write(&mut self, env: &Env<'_>, offset: u64, data: &Segments, means: &mut Means<'_>) {
         let mut from = Cursor::new(data);

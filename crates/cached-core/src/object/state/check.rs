@@ -35,13 +35,15 @@ impl Object {
                 }
             }
         }
-        for state in State::ALL.into_iter().skip(1) {
-            if counts[state as usize] != u64::from(self.slots.count_of(state)) {
-                return Err(format!(
-                    "{} slots are {state:?}, counted {}",
-                    counts[state as usize],
-                    self.slots.count_of(state)
-                ));
+        type Kind = fn(State) -> bool;
+        for (what, kind, counted) in [
+            ("dirty", State::is_dirty as Kind, self.slots.dirty_count()),
+            ("held", State::has_bucket as Kind, self.slots.held_count()),
+        ] {
+            let found = State::ALL.into_iter().filter(|state| kind(*state));
+            let found: u64 = found.map(|state| counts[state as usize]).sum();
+            if found != u64::from(counted) {
+                return Err(format!("{found} slots are {what}, counted {counted}"));
             }
         }
         if self.has_pending() != (self.pending.change_seq > self.pending.stored_seq)

@@ -31,6 +31,7 @@ use super::versions::Versions;
 use super::waiter::FlushTicket;
 use crate::sync::Arc;
 
+pub(crate) use bytes::{LINES_READ, LINES_WRITTEN};
 use parts::BUCKET_U64;
 pub(crate) use parts::{buckets_of, parts, touched};
 
@@ -59,25 +60,26 @@ pub(crate) enum Known {
 
 /// What is known of an object as a whole.
 #[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
 pub(crate) struct Head {
     pub(crate) known: Known,
+    /// Whether `stamp` and `claimed` are known as well.
+    pub(crate) is_full: bool,
+    pub(crate) store_exists: bool,
+    /// Changes on their way to the store now.
+    pub(crate) store_changes: u32,
     pub(crate) size: u64,
     /// The version that callers see.
     pub(crate) version: u64,
-    /// Whether `stamp` and `claimed` are known as well.
-    pub(crate) is_full: bool,
     pub(crate) stamp: Option<Stamp>,
     /// The epoch the store said is in force for the object.
     pub(crate) claimed: u64,
     /// What the store has, as far as we know.
     pub(crate) store_size: u64,
-    pub(crate) store_exists: bool,
     /// The store's version of what we know; `None` after changes that overlapped.
     pub(crate) store_version: Option<u64>,
     /// Changes of the store begun and ended, to tell ours from those of others.
     pub(crate) store_steps: u32,
-    /// Changes on their way to the store now.
-    pub(crate) store_changes: u32,
     /// The order domain whose epoch in force has been asked for.
     pub(crate) domain_asked: Option<OrderDomain>,
 }
@@ -141,11 +143,12 @@ pub(crate) struct Activity {
     pub(crate) flush_waiters: Vec<(u64, Arc<FlushTicket>)>,
 }
 
-/// See the module.
+/// See the module. What a read looks at comes first: `index.rs` asks the memory for that alone.
 #[derive(Default)]
+#[repr(C)]
 pub(crate) struct Object {
-    pub(crate) head: Head,
     pub(crate) slots: Slots,
+    pub(crate) head: Head,
     pub(crate) pending: Pending,
     pub(crate) flushing: Option<Box<Flushing>>,
     activity: Option<Box<Activity>>,

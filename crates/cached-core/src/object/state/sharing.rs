@@ -13,7 +13,7 @@ impl Object {
 
     /// How many of its slots have a bucket.
     pub(crate) fn buckets_held(&self) -> u32 {
-        State::ALL.iter().filter(|state| state.has_bucket()).map(|state| self.slots.count_of(*state)).sum()
+        self.slots.held_count()
     }
 
     /// All known slots, with one more count of each bucket: what a copy of a whole object takes over.
