@@ -1,5 +1,6 @@
-//! Reading: one RADOS operation gives bytes, size and version, all of one moment. A ghost's head fails the
-//! comparison in it, so that it is as if there were nothing.
+//! Reading: one RADOS operation gives bytes, size and version, all of one moment. A ghost has no bytes, so what
+//! has any is there; of what has none the operation is made once more, with a comparison that a ghost's head
+//! fails, so that it is as if there were nothing.
 
 use std::sync::Arc;
 
@@ -42,19 +43,21 @@ impl Core {
             Condition::Version(version) => Some(self.rados_version(&space, version)),
             _ => None,
         };
+        let mut may_be_ghost = false;
         for _ in 0..TRIES {
             self.settle(&space, object).await?;
             // A version of another pool is one that no object has.
             let version = wanted.map(|version| version.unwrap_or(u64::MAX));
             let op = ReadOp {
                 version,
-                above: Some((HEAD, &BELOW_GHOSTS)),
+                above: may_be_ghost.then_some((HEAD, &BELOW_GHOSTS)),
                 stat: true,
                 range: clip(offset, len),
                 ..ReadOp::default()
             };
             let (outcome, found) = self.read_object(&space, &name, op).await;
             match outcome.code {
+                0.. if found.size_bytes == 0 && !may_be_ghost => may_be_ghost = true,
                 0.. => {
                     let version = self.version(&space, outcome.version);
                     check_condition(Some(version), condition)?;
