@@ -97,6 +97,18 @@ impl Inner {
         &self.lanes[thread_number() % self.lanes.len()]
     }
 
+    /// The thread's lane, which is about to get a region: another free one is kept for it from now on.
+    fn lane_in_use(&self) -> &Lane {
+        let number = thread_number() % self.lanes.len();
+        let bit = 1 << number.min(63);
+        if self.lanes_used.load(Ordering::Relaxed) & bit == 0
+            && self.lanes_used.fetch_or(bit, Ordering::Relaxed) & bit == 0
+        {
+            self.pace_below.fetch_add(1, Ordering::Relaxed);
+        }
+        &self.lanes[number]
+    }
+
     /// The stream for a new item of this expiry.
     pub(super) fn stream_for(&self, expiry: Expiry, now: u32) -> usize {
         match expiry.remaining_secs(now) {
@@ -110,7 +122,7 @@ impl Inner {
     /// Space in the open region of a stream; never waits, so it may be called under a bucket's lock.
     #[inline]
     pub(super) fn try_alloc(&self, stream: usize, bytes: u32) -> Option<Entry> {
-        if self.arena.kv_available() < self.pace_below {
+        if self.arena.kv_available() < self.pace_below.load(Ordering::Relaxed) {
             return None;
         }
         let mut streams = try_lock(&self.lane().0)?;
@@ -120,7 +132,7 @@ impl Inner {
     /// Space in a stream, reclaiming if need be. Not under a bucket's lock. `None`: no memory.
     pub(super) fn alloc(&self, stream: usize, bytes: u32, now: u32) -> Option<Entry> {
         self.pace(now);
-        let mut streams = lock(&self.lane().0);
+        let mut streams = lock(&self.lane_in_use().0);
         let open = &mut streams[stream];
         if let Some(entry) = self.append(open, bytes) {
             return Some(entry);
@@ -137,7 +149,7 @@ impl Inner {
         let header = super::extent::PIECE_HEADER_BYTES;
         let region_bytes = self.arena.region_bytes();
         self.pace(now);
-        let mut streams = lock(&self.lane().0);
+        let mut streams = lock(&self.lane_in_use().0);
         let open = &mut streams[LARGE_STREAM];
         // A last sliver is cheaper wasted than listed.
         if (open.room(region_bytes) as usize) < (header + wanted).min(region_bytes / 64) {
@@ -251,7 +263,7 @@ impl Inner {
     /// Reclaims a little when free regions run low, so that nobody has to reclaim a whole region.
     #[inline]
     fn pace(&self, now: u32) {
-        if self.arena.kv_available() < self.pace_below
+        if self.arena.kv_available() < self.pace_below.load(Ordering::Relaxed)
             && let Some(mut reclaimer) = try_lock(&self.reclaimer)
         {
             self.reclaim_step(&mut reclaimer, now, 8, true);

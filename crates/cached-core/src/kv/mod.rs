@@ -82,8 +82,11 @@ struct Inner {
     /// Entries up to this size lie in one piece.
     inline_bytes_max: usize,
     item_bytes_max: AtomicU64,
-    /// Below so many free regions, whoever allocates also reclaims a little.
-    pace_below: u32,
+    /// Below so many free regions, whoever allocates also reclaims a little. One more with every lane that comes into use:
+    /// what is kept free is memory without items.
+    pace_below: AtomicU32,
+    /// A bit for each of the first lanes that has been used.
+    lanes_used: AtomicU64,
     lanes: Box<[Lane]>,
     ttl_classes: usize,
     policy: Box<dyn Policy>,
@@ -151,7 +154,8 @@ impl Kv {
             evict: config.evict,
             inline_bytes_max: region_bytes / 16,
             item_bytes_max: AtomicU64::new(config.item_bytes_max as u64),
-            pace_below: RECLAIM_RESERVE + lanes as u32 + 2,
+            pace_below: AtomicU32::new(RECLAIM_RESERVE + 2),
+            lanes_used: AtomicU64::new(0),
             lanes: (0..lanes).map(|_| Lane::new()).collect(),
             ttl_classes: if regions as usize >= 64 * lanes { log::TTL_CLASSES } else { 1 },
             policy,
@@ -260,36 +264,31 @@ impl Inner {
 
     /// Looks a key up where a [`peek`](index::Spot::peek) has seen it, and then as [`find`](Inner::find) does.
     #[inline(always)]
-    fn find_peeked<'a>(
+    fn find_peeked(
         &self,
-        locked: &Locked<'a>,
+        locked: &Locked<'_>,
         slot: usize,
         hash: KeyHash,
         key: &[u8],
         now: u32,
-    ) -> Result<Found<'a>, Miss> {
-        if let Some((slot, location)) = locked.slot(slot) {
+    ) -> Result<(ItemPtr, u32), Miss> {
+        if let Some(location) = locked.location(slot) {
             let item = self.item_at(location);
             if item.is_of(key)
                 && self.flush_boundary.load(Ordering::Acquire) == 0
                 && !item.expiry().is_past(now)
             {
-                return Ok(Found { slot, item, location });
+                return Ok((item, location));
             }
         }
-        self.find_anywhere(locked, hash, key, now)
+        let location = self.find_anywhere(locked, hash, key, now)?;
+        Ok((self.item_at(location), location))
     }
 
-    /// [`find`](Inner::find) out of line.
+    /// [`find`](Inner::find) out of line: only where the item lies, which fits a register.
     #[inline(never)]
-    fn find_anywhere<'a>(
-        &self,
-        locked: &Locked<'a>,
-        hash: KeyHash,
-        key: &[u8],
-        now: u32,
-    ) -> Result<Found<'a>, Miss> {
-        self.find(locked, hash, key, now)
+    fn find_anywhere(&self, locked: &Locked<'_>, hash: KeyHash, key: &[u8], now: u32) -> Result<u32, Miss> {
+        self.find(locked, hash, key, now).map(|found| found.location)
     }
 
     /// Removes an item that is flushed or expired.

@@ -36,22 +36,22 @@ fn plain_batch(executor: &mut Executor<'_>, input: &[u8], key: &[u8], consumed: 
         count += 1;
         used += consumed;
     }
-    read_batch::<true>(executor, &keys[..count], false);
+    read_batch::<true, false>(executor, &keys[..count]);
     used
 }
 
 /// Answers for a batch of keys, each by itself with `LAST`, else together, and counts them.
 #[inline(always)]
-fn read_batch<const LAST: bool>(executor: &mut Executor<'_>, keys: &[&[u8]], with_cas: bool) {
+fn read_batch<const LAST: bool, const WITH_CAS: bool>(executor: &mut Executor<'_>, keys: &[&[u8]]) {
     if executor.observed() {
-        return read_one_by_one::<LAST>(executor, keys, with_cas);
+        return read_one_by_one::<LAST>(executor, keys, WITH_CAS);
     }
     let kv = executor.kv();
     let mut answer = (executor, 0);
     kv.read_many(
         keys,
         &mut answer,
-        |(executor, _), key, item| encode::<LAST>(executor.out, key, item, with_cas),
+        |(executor, _), key, item| encode::<LAST>(executor.out, key, item, WITH_CAS),
         |(executor, misses), _, miss| {
             *misses += 1;
             executor.count_miss_kind(miss);
@@ -102,10 +102,16 @@ pub(crate) fn many(executor: &mut Executor<'_>, get: &mut Get<'_>) -> Next {
     if let Some(exptime) = get.exptime {
         return touch_many(executor, get, exptime);
     }
+    if get.with_cas { many_of::<true>(executor, get) } else { many_of::<false>(executor, get) }
+}
+
+/// `get` or `gets` of several keys.
+#[inline(never)]
+fn many_of<const WITH_CAS: bool>(executor: &mut Executor<'_>, get: &mut Get<'_>) -> Next {
     let mut keys: [&[u8]; READ_BATCH] = [b""; READ_BATCH];
     loop {
         let count = get.next_keys(&mut keys);
-        read_batch::<false>(executor, &keys[..count], get.with_cas);
+        read_batch::<false, WITH_CAS>(executor, &keys[..count]);
         if count < READ_BATCH || get.is_done() {
             break;
         }

@@ -137,6 +137,12 @@ impl Bucket {
         self.locations[slot].load(Ordering::Relaxed)
     }
 
+    /// The same for any number: an empty slot where there is none.
+    #[inline]
+    pub(super) fn location_or_none(&self, slot: usize) -> u32 {
+        self.locations.get(slot).map_or(0, |location| location.load(Ordering::Relaxed))
+    }
+
     pub(super) fn tag(&self, slot: usize) -> u8 {
         match slot.checked_sub(HEAD_TAGS) {
             None => (self.head.load(Ordering::Relaxed) >> (32 + slot * 8)) as u8,

@@ -322,7 +322,7 @@ impl<'a> Spot<'a> {
     }
 
     /// A guess, without the lock, at the item's slot and where it lies: good for a prefetch, and for
-    /// [`Locked::slot`] to look there first.
+    /// [`Locked::location`] to look there first.
     #[inline]
     pub(crate) fn peek(&self, hash: KeyHash) -> Option<(usize, u32)> {
         let mask = self.bucket.matches(hash.tag());
@@ -375,12 +375,11 @@ impl<'a> Locked<'a> {
         self.shard
     }
 
-    /// A slot of the first line by its number (modulo 16), if there is an item in it: anybody's.
+    /// Where the item in a slot of the first line lies, if there is one: anybody's.
     #[inline]
-    pub(crate) fn slot(&self, number: usize) -> Option<(Slot<'a>, u32)> {
-        let slot = number % SLOTS.next_power_of_two();
-        let location = if slot < SLOTS { self.bucket.location(slot) } else { 0 };
-        (location != 0).then_some((Slot { line: self.bucket, slot }, location))
+    pub(crate) fn location(&self, slot: usize) -> Option<u32> {
+        let location = self.bucket.location_or_none(slot);
+        (location != 0).then_some(location)
     }
 
     /// The slot with this tag whose location `is_it` accepts.

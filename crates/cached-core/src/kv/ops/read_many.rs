@@ -6,7 +6,7 @@
 
 use crate::KeyHash;
 use crate::kv::index::Spot;
-use crate::kv::{Found, ItemView, Kv, Miss, prefetch};
+use crate::kv::{ItemView, Kv, Miss, prefetch};
 
 /// Keys asked for together: more waits than a core overlaps, and few enough that nothing asked for is gone again.
 pub const READ_BATCH: usize = 16;
@@ -80,7 +80,7 @@ impl Kv {
         for (key, Ahead { hash, spot, slot }) in keys.iter().zip(&spots) {
             let locked = spot.lock(*hash);
             match inner.find_peeked(&locked, *slot, *hash, key, now) {
-                Ok(Found { item, location, .. }) => {
+                Ok((item, location)) => {
                     inner.bump(item, now);
                     hit(into, key, &ItemView { kv: inner, item, location, now });
                 }
