@@ -2,7 +2,8 @@
 //! to where they belong.
 //!
 //! After a large frame the next read asks for little more than a head, because another large one is likely
-//! to follow, and what arrives with its head must be copied. After a small frame it asks for all there is.
+//! to follow, and what arrives with its head must be copied. After a small frame it asks for several small
+//! ones, not for all there is: while we work on them the other side gets their answers and goes on.
 
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
@@ -15,8 +16,10 @@ use crate::codec::{self, FrameError, HEAD_BYTES_MAX, Head, payload_crc};
 use crate::landing::{LARGE_BYTES, PayloadPool, Reserved};
 use crate::stream::Stream;
 
-/// How much is read at once, at most.
+/// The longest frame that passes through the buffer, several times over.
 const BUFFER_BYTES: usize = 128 * 1024;
+/// How much is read at once, at most.
+const READ_BYTES: usize = 32 * 1024;
 /// Payloads from this size on, up to a bucket, lie in memory that the thread keeps for such.
 const COPIED_BYTES_MIN: usize = 1024;
 /// How much is read at once where a large frame is expected: most heads, and little of the payload.
@@ -95,7 +98,7 @@ impl Input {
             end: 0,
             body: None,
             large_head: Vec::new(),
-            read_bytes: BUFFER_BYTES,
+            read_bytes: READ_BYTES,
             pool,
             payload_bytes_max: 0,
             copied_bytes: 0,
@@ -123,7 +126,7 @@ impl Input {
         }
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
-        } else if self.start > 0 && self.buffer.len() - self.end < self.read_bytes.min(BUFFER_BYTES / 2) {
+        } else if self.start > 0 && self.buffer.len() - self.end < self.read_bytes {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
@@ -155,7 +158,7 @@ impl Input {
         let Some(measured) = codec::measure(waiting, self.payload_bytes_max)? else { return Ok(None) };
         let (head_bytes, payload_bytes) = (measured.head_bytes, measured.payload_bytes);
         if payload_bytes < LARGE_BYTES {
-            self.read_bytes = BUFFER_BYTES;
+            self.read_bytes = READ_BYTES;
             if waiting.len() < head_bytes + payload_bytes {
                 return Ok(None);
             }

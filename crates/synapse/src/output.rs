@@ -9,8 +9,9 @@ use blocker::Segments;
 
 use crate::stream::Stream;
 
-/// Payloads below this are copied next to their head: cheaper than a part of their own.
-const INLINE_BYTES: usize = 1024;
+/// Payloads below this are copied next to their head: the kernel takes bytes that the processor has at hand faster
+/// than it fetches them from far memory itself (4 KiB: a third of a microsecond).
+const INLINE_BYTES: usize = 16 * 1024;
 /// The most parts of one write.
 const PARTS_MAX: usize = 128;
 /// A buffer that has grown beyond this is given back once it is empty.

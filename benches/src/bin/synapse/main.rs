@@ -37,10 +37,10 @@ struct Options {
     #[command(subcommand)]
     command: Option<Command>,
     /// Rounds of each scenario; medians of their ratios are printed.
-    #[arg(long, default_value_t = 7)]
+    #[arg(long, default_value_t = 15)]
     rounds: usize,
     /// How long each service is counted in a round, after a fifth of it to warm up.
-    #[arg(long, default_value = "600ms", value_parser = parse_duration)]
+    #[arg(long, default_value = "250ms", value_parser = parse_duration)]
     duration: Duration,
     /// A first look: 2 rounds of 200 ms.
     #[arg(long)]

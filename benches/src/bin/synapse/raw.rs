@@ -11,8 +11,9 @@ use crate::measure::Meter;
 use crate::shape::{Operation, Shape};
 
 const HEADER_BYTES: usize = 64;
-/// What is received at once, in bytes.
-const INPUT_BYTES: usize = 256 * 1024;
+/// What is received or sent at once, in bytes: not all there is, so that the other side works on some while this one
+/// works on the next.
+const INPUT_BYTES: usize = 32 * 1024;
 /// A payload from this size on is sent and received without passing through a buffer, in bytes.
 const DIRECT_BYTES_MIN: usize = 32 * 1024;
 
@@ -48,7 +49,9 @@ pub(crate) fn serve(listener: &TcpListener, slot_count: usize, slot_bytes: usize
         let (stream, _) = listener.accept().context("accepting")?;
         stream.set_nodelay(true)?;
         match serve_one(&stream, &mut slots) {
-            Err(error) if error.kind() != ErrorKind::ConnectionReset => return Err(error.into()),
+            // The client has left.
+            Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {}
+            Err(error) => return Err(error.into()),
             _ => {}
         }
     }
@@ -67,6 +70,10 @@ fn serve_one(mut stream: &TcpStream, slots: &mut [Vec<u8>]) -> io::Result<()> {
                 input.fill(stream, slot)?;
                 output.extend_from_slice(&Header { payload_bytes: 0, ..header }.encode());
                 continue;
+            }
+            if output.len() >= INPUT_BYTES {
+                stream.write_all(&output)?;
+                output.clear();
             }
             output.extend_from_slice(&Header { payload_bytes: slot.len() as u32, ..header }.encode());
             if slot.len() >= DIRECT_BYTES_MIN {
@@ -100,6 +107,10 @@ pub(crate) fn load(address: SocketAddr, shape: &Shape, meter: &mut Meter) -> Res
         while sent - answered < shape.depth as u64 {
             send(&stream, shape, shape.slot(sent), &payload, &mut output)?;
             sent += 1;
+            if output.len() >= INPUT_BYTES {
+                (&stream).write_all(&output)?;
+                output.clear();
+            }
         }
         (&stream).write_all(&output)?;
         output.clear();

@@ -36,8 +36,7 @@ impl Call {
         ticket: Option<u64>,
         cx: &Context<'_>,
     ) -> Poll<Error> {
-        let now = self.core.config.clock.now();
-        self.state = match self.core.lanes[lane].submit(request, ticket, now, cx) {
+        self.state = match self.core.lanes[lane].submit(request, ticket, cx) {
             Submitted::Queued(id) => State::UnderWay { lane, id },
             Submitted::Waits(request, ticket) => State::Waits { lane, request, ticket },
             Submitted::Failed(error) => return Poll::Ready(error),

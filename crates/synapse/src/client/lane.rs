@@ -25,8 +25,9 @@ use super::config::ClientConfig;
 use crate::codec::{self, Credits, Kind, Op, Outcome, Request, RequestId, Welcome};
 use crate::output::Output;
 
-/// While more than this is still to be sent, no more requests are put into frames.
-const OUTPUT_HIGH_BYTES: usize = 1 << 20;
+/// With so much to send, some is sent before more requests are put into frames: the server works on the
+/// first while we encode the next.
+const SEND_BYTES: usize = 32 * 1024;
 
 pub(super) struct Lane {
     pub(super) index: u16,
@@ -72,7 +73,7 @@ struct Waiter {
 struct Slot {
     sequence: u32,
     state: SlotState,
-    request: Option<Request>,
+    request: Option<Box<Request>>,
     /// What the request's caller gets, once it is done.
     outcome: Option<Result<Outcome, Error>>,
     waker: Option<Waker>,
@@ -150,16 +151,10 @@ impl Lane {
     // ---- callers
 
     /// Gives a request a slot, or a ticket to wait for one. Who comes with a ticket keeps his turn.
-    pub(super) fn submit(
-        &self,
-        request: Box<Request>,
-        ticket: Option<u64>,
-        now: Timestamp,
-        cx: &Context<'_>,
-    ) -> Submitted {
+    pub(super) fn submit(&self, request: Box<Request>, ticket: Option<u64>, cx: &Context<'_>) -> Submitted {
         let mut state = self.state.lock();
         let deadline = request.call().deadline.unwrap_or(NEVER);
-        if let Err(error) = state.may_submit(&self.config, now, deadline) {
+        if let Err(error) = state.may_submit(&self.config, deadline) {
             if let Some(ticket) = ticket {
                 state.leave(ticket);
                 self.load.fetch_sub(1, Ordering::Relaxed);
@@ -192,7 +187,7 @@ impl Lane {
         place.sequence = place.sequence.wrapping_add(1);
         place.state = SlotState::Queued;
         place.cost_bytes = request.cost_bytes(request_bytes_max);
-        place.request = Some(*request);
+        place.request = Some(request);
         place.outcome = None;
         place.was_sent = false;
         place.deadline = deadline;
@@ -329,8 +324,9 @@ impl Lane {
         }
     }
 
-    /// Puts requests into frames, as far as the credit goes and the output is not too full.
-    pub(super) fn fill(&self, output: &mut Output, now: Timestamp, has_crc: bool) {
+    /// Puts requests into frames, as far as the credit goes and until it is time to send some. Whether there
+    /// are more.
+    pub(super) fn fill(&self, output: &mut Output, now: Timestamp, has_crc: bool) -> bool {
         let mut state = self.state.lock();
         let state = &mut *state;
         for id in state.cancels.drain(..) {
@@ -339,9 +335,10 @@ impl Lane {
                 Segments::new()
             });
         }
-        while output.pending_bytes() < OUTPUT_HIGH_BYTES
-            && let Some(id) = state.queue.front().copied()
-        {
+        while let Some(id) = state.queue.front().copied() {
+            if output.pending_bytes() >= SEND_BYTES {
+                return true;
+            }
             let slot = &mut state.slots[id.slot as usize];
             if slot.sequence == id.sequence
                 && slot.state == SlotState::Queued
@@ -356,6 +353,7 @@ impl Lane {
             }
             state.queue.pop_front();
         }
+        false
     }
 
     /// An answer has arrived. What was asked, if anybody still wants to know.
@@ -423,7 +421,7 @@ impl Lane {
         let op = {
             let state = self.state.lock();
             let slot = state.slots.get(id.slot as usize);
-            slot.and_then(|slot| slot.request.as_ref()).map_or(Op::Cancel, Request::op)
+            slot.and_then(|slot| slot.request.as_ref()).map_or(Op::Cancel, |request| request.op())
         };
         self.answered(id, op, || Ok(Outcome::Cancelled), |_, _| ())
     }
@@ -457,7 +455,7 @@ impl Lane {
                     due = due.min(slot.deadline);
                     continue;
                 }
-                let op = slot.request.as_ref().map_or(Op::Ping, Request::op);
+                let op = slot.request.as_ref().map_or(Op::Ping, |request| request.op());
                 let error = if slot.was_sent { late(op) } else { Error::DeadlinePassed };
                 late_count += 1;
                 slot.fail(error, &mut wakers);
@@ -507,8 +505,9 @@ impl Lane {
 }
 
 impl State {
-    fn may_submit(&self, config: &ClientConfig, now: Timestamp, deadline: Timestamp) -> Result<(), Error> {
-        if now >= deadline {
+    fn may_submit(&self, config: &ClientConfig, deadline: Timestamp) -> Result<(), Error> {
+        let clock = &config.clock;
+        if deadline != NEVER && clock.now() >= deadline {
             return Err(Error::DeadlinePassed);
         }
         if self.is_closed {
@@ -516,7 +515,7 @@ impl State {
         }
         match &self.down {
             Some((_, why @ Error::Denied(_))) => Err(why.clone()),
-            Some((since, why)) if now.since(*since) >= config.patience => Err(unreachable(why)),
+            Some((since, why)) if clock.now().since(*since) >= config.patience => Err(unreachable(why)),
             _ => Ok(()),
         }
     }
@@ -631,7 +630,7 @@ impl Slot {
 
     /// It was sent, and there will be no answer.
     fn fail_unanswered(&mut self, wakers: &mut Vec<Waker>) {
-        let op = self.request.as_ref().map_or(Op::Ping, Request::op);
+        let op = self.request.as_ref().map_or(Op::Ping, |request| request.op());
         self.fail(unanswered(op), wakers);
     }
 }

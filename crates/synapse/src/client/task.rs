@@ -170,7 +170,7 @@ impl<'a> Connection<'a> {
         let now = self.shared.config.clock.now();
         upkeep.poll(self.lane, now, cx);
         match self.poll_rounds(now, cx) {
-            Poll::Ready(Ok(())) => cx.waker().wake_by_ref(),
+            Poll::Ready(Ok(())) => yield_to_callers(cx),
             Poll::Ready(Err(end)) => return Poll::Ready(end),
             Poll::Pending => {}
         }
@@ -187,9 +187,13 @@ impl<'a> Connection<'a> {
                 let why = Error::Retryable("the server has started anew".into());
                 return Poll::Ready(Err(End::Broken(why)));
             }
-            self.lane.fill(&mut self.output, now, self.has_crc);
-            if let Poll::Ready(Err(error)) = self.output.poll_flush(cx, &mut self.stream) {
-                return Poll::Ready(Err(self.broken(&error)));
+            loop {
+                let has_more = self.lane.fill(&mut self.output, now, self.has_crc);
+                match self.output.poll_flush(cx, &mut self.stream) {
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(self.broken(&error))),
+                    Poll::Ready(Ok(())) if has_more => {}
+                    _ => break,
+                }
             }
             match self.input.poll_fill(cx, &mut self.stream) {
                 Poll::Pending => return Poll::Pending,
@@ -198,7 +202,10 @@ impl<'a> Connection<'a> {
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(self.broken(&error))),
             }
             self.input.heard_at = now;
-            self.handle_frames()?;
+            if self.handle_frames()? {
+                // Their callers are likely to ask for more, which the server can begin with while we read on.
+                break;
+            }
         }
         Poll::Ready(Ok(()))
     }
@@ -228,14 +235,16 @@ impl<'a> Connection<'a> {
         Poll::Pending
     }
 
-    fn handle_frames(&mut self) -> Result<(), End> {
+    /// Whether there were answers among them.
+    fn handle_frames(&mut self) -> Result<bool, End> {
         let address = &self.shared.config.address;
         let broken = |error: &dyn std::fmt::Display| {
             End::Broken(Error::Retryable(format!("{address}: {error}").into()))
         };
+        let mut has_answers = false;
         loop {
             let frame = self.input.next_frame(|_| None).map_err(|error| broken(&error))?;
-            let Some(frame) = frame else { return Ok(()) };
+            let Some(frame) = frame else { return Ok(has_answers) };
             let header = frame.head.header;
             let is_damaged = frame.is_damaged();
             match header.op {
@@ -250,6 +259,7 @@ impl<'a> Connection<'a> {
                     return Err(broken(&codec::decode_goodbye(&header, &payload)));
                 }
                 op if header.flags.has(Flags::REPLY) => {
+                    has_answers = true;
                     let (shared, instance) = (self.shared, self.instance);
                     let head = frame.head;
                     let payload = frame.payload;
@@ -291,6 +301,15 @@ impl<'a> Connection<'a> {
         })
         .await;
         let _ = self.stream.shutdown().await;
+    }
+}
+
+/// Has the task polled again once others had their turn. A task that merely wakes itself would come before
+/// a runtime's first future, where callers may well be.
+fn yield_to_callers(cx: &mut Context<'_>) {
+    // Pending at its first poll, and then woken; ready only where a budget says so.
+    if pin!(tokio::task::yield_now()).as_mut().poll(cx).is_ready() {
+        cx.waker().wake_by_ref();
     }
 }
 

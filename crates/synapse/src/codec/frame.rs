@@ -119,9 +119,7 @@ pub fn measure(input: &[u8], payload_bytes_max: u32) -> Result<Option<Measured>,
         return Err(FrameError::Version { found });
     }
     let Some(fixed) = input.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
-    if !header::is_checked(fixed) {
-        return Err(FrameError::HeadChecksum);
-    }
+    let mut crc = header::checked(fixed).ok_or(FrameError::HeadChecksum)?;
     let lengths = header::read_lengths(fixed);
     let limit = |name, length: u32, limit: u32| {
         let error = FrameError::TooLong { name, length: length.into(), limit: limit.into() };
@@ -131,7 +129,8 @@ pub fn measure(input: &[u8], payload_bytes_max: u32) -> Result<Option<Measured>,
     let head_bytes = lengths.head_bytes();
     let Some(rest) = input.get(HEADER_BYTES..head_bytes) else { return Ok(None) };
     let said = u32::from_le_bytes([fixed[100], fixed[101], fixed[102], fixed[103]]);
-    if said != head_crc(fixed, rest) {
+    crc.update(rest);
+    if said != crc.finalize() {
         return Err(FrameError::HeadChecksum);
     }
     limit("a payload", lengths.payload, payload_bytes_max)?;
@@ -196,32 +195,29 @@ pub struct Attached<'a> {
 pub fn encode(out: &mut Vec<u8>, header: &Header, attached: &Attached<'_>) {
     let len = |name: &[u8]| u8::try_from(name.len()).expect("a name has at most 255 bytes");
     assert!(attached.extension.len() <= EXTENSION_BYTES_MAX as usize, "extensions that fit");
+    let [namespace, name, to_namespace, to_name] = attached.names;
     let lengths = Lengths {
-        names: attached.names.map(len),
+        names: [len(namespace), len(name), len(to_namespace), len(to_name)],
         // Just checked.
         extension: attached.extension.len() as u32,
         payload: attached.payload_bytes,
         payload_crc: attached.payload_crc,
     };
-    let fixed = header::write(header, &lengths);
+    let (fixed, mut crc) = header::write(header, &lengths);
     let start = out.len();
     out.extend_from_slice(&fixed);
-    attached.names.iter().for_each(|name| out.extend_from_slice(name));
-    out.extend_from_slice(attached.extension);
-    let crc = head_crc(&fixed, &out[start + HEADER_BYTES..]);
-    out[start + HEAD_CRC_AT..start + HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
+    for part in [namespace, name, to_namespace, to_name, attached.extension] {
+        if !part.is_empty() {
+            out.extend_from_slice(part);
+        }
+    }
+    crc.update(&out[start + HEADER_BYTES..]);
+    out[start + HEAD_CRC_AT..start + HEADER_BYTES].copy_from_slice(&crc.finalize().to_le_bytes());
 }
 
 /// Appends a frame that is nothing but a header.
 pub fn encode_plain(out: &mut Vec<u8>, header: &Header) {
     encode(out, header, &Attached::default());
-}
-
-fn head_crc(fixed: &[u8; HEADER_BYTES], rest: &[u8]) -> u32 {
-    let mut crc = crc32fast::Hasher::new();
-    crc.update(&fixed[..HEAD_CRC_AT]);
-    crc.update(rest);
-    crc.finalize()
 }
 
 /// Checks that a frame has none of the names and extensions that its operation knows nothing of.

@@ -30,6 +30,10 @@
 //! known to be right before as many bytes are waited for. The head CRC covers the first 100 bytes, the
 //! names and the extensions.
 
+use std::sync::OnceLock;
+
+use crc32fast::Hasher;
+
 use super::frame::FrameError;
 use super::op::Op;
 use super::status::Status;
@@ -175,51 +179,57 @@ impl Lengths {
     }
 }
 
-/// Writes header and lengths; the head CRC is left 0.
-pub(super) fn write(header: &Header, lengths: &Lengths) -> [u8; HEADER_BYTES] {
+/// Writes header and lengths; the head CRC is left 0. With it the CRC of what it covers so far.
+pub(super) fn write(header: &Header, lengths: &Lengths) -> ([u8; HEADER_BYTES], Hasher) {
     let mut bytes = [0; HEADER_BYTES];
-    bytes[0..4].copy_from_slice(&MAGIC);
-    bytes[4] = VERSION;
-    bytes[5] = header.op.code();
-    bytes[6..8].copy_from_slice(&header.flags.0.to_le_bytes());
-    bytes[8..12].copy_from_slice(&header.id.slot.to_le_bytes());
-    bytes[12..16].copy_from_slice(&header.id.sequence.to_le_bytes());
-    bytes[16] = header.status.code();
-    bytes[17] = header.durability;
-    bytes[18] = header.replicas;
-    bytes[19] = header.condition;
-    bytes[20..24].copy_from_slice(&lengths.names);
-    bytes[24..28].copy_from_slice(&lengths.extension.to_le_bytes());
-    bytes[28..32].copy_from_slice(&lengths.payload.to_le_bytes());
-    let longs = [
-        header.offset,
-        header.length,
-        header.version,
-        header.epoch,
-        header.sequence,
-        header.domain,
-        header.deadline_us,
-    ];
-    for (at, long) in bytes[32..88].chunks_exact_mut(8).zip(longs) {
-        at.copy_from_slice(&long.to_le_bytes());
-    }
-    bytes[88..92].copy_from_slice(&header.hints.to_le_bytes());
+    put(&mut bytes, 0, MAGIC);
+    put(&mut bytes, 4, [VERSION, header.op.code()]);
+    put(&mut bytes, 6, header.flags.0.to_le_bytes());
+    put(&mut bytes, 8, header.id.slot.to_le_bytes());
+    put(&mut bytes, 12, header.id.sequence.to_le_bytes());
+    put(&mut bytes, 16, [header.status.code(), header.durability, header.replicas, header.condition]);
+    put(&mut bytes, 20, lengths.names);
+    put(&mut bytes, 24, lengths.extension.to_le_bytes());
+    put(&mut bytes, 28, lengths.payload.to_le_bytes());
+    put(&mut bytes, 32, header.offset.to_le_bytes());
+    put(&mut bytes, 40, header.length.to_le_bytes());
+    put(&mut bytes, 48, header.version.to_le_bytes());
+    put(&mut bytes, 56, header.epoch.to_le_bytes());
+    put(&mut bytes, 64, header.sequence.to_le_bytes());
+    put(&mut bytes, 72, header.domain.to_le_bytes());
+    put(&mut bytes, 80, header.deadline_us.to_le_bytes());
+    put(&mut bytes, 88, header.hints.to_le_bytes());
     bytes[92] = header.priority;
-    let check = check(&bytes);
-    bytes[CHECK_AT..CHECK_AT + 3].copy_from_slice(&check);
-    bytes[96..100].copy_from_slice(&lengths.payload_crc.to_le_bytes());
-    bytes
+    put(&mut bytes, 96, lengths.payload_crc.to_le_bytes());
+    let (mut crc, check) = begin_crc(&bytes);
+    put(&mut bytes, CHECK_AT, check);
+    crc.update(&bytes[CHECK_AT..HEAD_CRC_AT]);
+    (bytes, crc)
 }
 
-/// What the header check must be.
-fn check(bytes: &[u8; HEADER_BYTES]) -> [u8; 3] {
-    let [low, middle, high, _] = crc32fast::hash(&bytes[..CHECK_AT]).to_le_bytes();
-    [low, middle, high]
+#[inline(always)]
+fn put<const N: usize>(bytes: &mut [u8; HEADER_BYTES], at: usize, value: [u8; N]) {
+    bytes[at..at + N].copy_from_slice(&value);
 }
 
-/// Whether the header is undamaged as far as the lengths, at least, are concerned.
-pub(super) fn is_checked(bytes: &[u8; HEADER_BYTES]) -> bool {
-    bytes[CHECK_AT..CHECK_AT + 3] == check(bytes)
+/// The CRC of what the header check covers, which the head CRC goes on from; and the check.
+fn begin_crc(bytes: &[u8; HEADER_BYTES]) -> (Hasher, [u8; 3]) {
+    // Finding out what the processor can do takes as long as half a header.
+    static NEW: OnceLock<Hasher> = OnceLock::new();
+    let mut crc = NEW.get_or_init(Hasher::new).clone();
+    crc.update(&bytes[..CHECK_AT]);
+    let [low, middle, high, _] = crc.clone().finalize().to_le_bytes();
+    (crc, [low, middle, high])
+}
+
+/// Whether the header is undamaged as far as the lengths, at least, are concerned: then the CRC so far.
+pub(super) fn checked(bytes: &[u8; HEADER_BYTES]) -> Option<Hasher> {
+    let (mut crc, check) = begin_crc(bytes);
+    if bytes[CHECK_AT..CHECK_AT + 3] != check {
+        return None;
+    }
+    crc.update(&bytes[CHECK_AT..HEAD_CRC_AT]);
+    Some(crc)
 }
 
 /// The lengths, which say how much more is to come before anything else can be told.
@@ -267,10 +277,12 @@ pub(super) fn read(bytes: &[u8; HEADER_BYTES]) -> Result<Header, FrameError> {
     Ok(header)
 }
 
+#[inline(always)]
 fn long32(bytes: &[u8; HEADER_BYTES], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
+#[inline(always)]
 fn long64(bytes: &[u8; HEADER_BYTES], at: usize) -> u64 {
     u64::from(long32(bytes, at)) | u64::from(long32(bytes, at + 4)) << 32
 }

@@ -33,6 +33,9 @@ use crate::stream::Stream;
 pub(super) const FIXED_BYTES: u64 = 512 * 1024;
 /// While more than this is still to be sent, nothing more is read.
 const OUTPUT_HIGH_BYTES: usize = 1 << 20;
+/// With so much to send, some is sent before more is done: the client works on the first answers while we
+/// work on the next, and its wake-up costs neither of us time.
+const SEND_BYTES: usize = 32 * 1024;
 /// How often a connection reads before others get their turn.
 const ROUNDS_MAX: u32 = 8;
 /// How long a goodbye may take to be sent.
@@ -280,14 +283,10 @@ impl Connection {
             }
             self.answer_mail(open);
             self.take_events(open, cx);
-            let is_stopped = self.handle_frames(open, now)?;
+            let is_stopped = self.handle_frames(open, now, cx)?;
             // Whoever has the answer finds it counted.
             self.shared.counters.add(&mut self.counts);
-            let before = self.output.pending_bytes();
-            let is_flushed = self.output.poll_flush(cx, &mut self.stream)?.is_ready();
-            if self.output.pending_bytes() < before {
-                open.wrote_at = now;
-            }
+            let is_flushed = self.flush(open, now, cx)?;
             if is_stopped {
                 if !is_flushed && self.output.pending_bytes() >= OUTPUT_HIGH_BYTES {
                     return Poll::Pending;
@@ -303,11 +302,29 @@ impl Connection {
         Poll::Ready(Ok(()))
     }
 
+    /// Sends what the socket takes. Whether nothing is left.
+    fn flush(&mut self, open: &mut Open, now: Timestamp, cx: &mut Context<'_>) -> Result<bool, End> {
+        let before = self.output.pending_bytes();
+        let is_flushed = self.output.poll_flush(cx, &mut self.stream)?.is_ready();
+        if self.output.pending_bytes() < before {
+            open.wrote_at = now;
+        }
+        Ok(is_flushed)
+    }
+
     /// Does everything complete. Whether it stopped because too much is still to be sent.
-    fn handle_frames(&mut self, open: &mut Open, now: Timestamp) -> Result<bool, End> {
+    fn handle_frames(&mut self, open: &mut Open, now: Timestamp, cx: &mut Context<'_>) -> Result<bool, End> {
+        let mut send_at = SEND_BYTES;
         loop {
-            if self.output.pending_bytes() >= OUTPUT_HIGH_BYTES {
-                return Ok(true);
+            if self.output.pending_bytes() >= send_at {
+                // Whoever has the answer finds it counted.
+                self.shared.counters.add(&mut self.counts);
+                self.flush(open, now, cx)?;
+                if self.output.pending_bytes() >= OUTPUT_HIGH_BYTES {
+                    return Ok(true);
+                }
+                // What the socket does not take now is not offered for every frame again.
+                send_at = (self.output.pending_bytes() + SEND_BYTES).min(OUTPUT_HIGH_BYTES);
             }
             let shared = &self.shared;
             let names = &mut self.names;
