@@ -14,6 +14,14 @@
 //! What librados's C interface lacks: a copy within the store (copies go through the client), and listings in
 //! order of names (a page costs a walk of its namespace).
 //!
+//! A change of many ranges (`write_runs`) is one RADOS operation with a step for each.
+//!
+//! Known limit: the connection is one `rados_t` for the life of the store. An OSD that is killed and comes up at
+//! the same address before the monitor has missed it can leave librados asking the one that is gone: operations
+//! end in `OutcomeUnknown` or `Retryable` after `op_timeout`, and only a new process (or the next change of the
+//! OSD map) ends that. A new connection by ourselves would have to prove that nothing of the old one is still to
+//! land before the first change is made through it; `settle.rs` does so for an object, not for a connection.
+//!
 //! Other programs may read the objects, and objects that they put there are objects here; while this store
 //! changes an object, no one else should.
 //!
