@@ -6,12 +6,15 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use cached_objects::{Mistake, ObjectsTable};
 use serde::{Deserialize, Serialize};
 use synapse::{Address, Secret, ServerConfig};
 
 use crate::backend::BackendSpec;
 
 /// What is written in the file.
+///
+/// The keys of the cache are `cached`'s, by the same code; the store before which it stands is named by `backend`.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Config {
@@ -35,6 +38,9 @@ pub(crate) struct Config {
     pub(crate) limits: Limits,
     #[serde(default)]
     pub(crate) times: Times,
+    /// Before the backend, if there is to be one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) cache: Option<ObjectsTable>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
@@ -133,7 +139,8 @@ impl Config {
     /// # Panics
     /// Never: the structure has a text.
     pub(crate) fn effective(&self) -> String {
-        toml::to_string_pretty(self).expect("a configuration has a text")
+        let filled = Self { cache: self.cache.clone().map(ObjectsTable::filled_in), ..self.clone() };
+        toml::to_string_pretty(&filled).expect("a configuration has a text")
     }
 
     /// What is served.
@@ -187,6 +194,21 @@ impl Config {
         check.map(|()| server)
     }
 
+    /// The cache before the backend, if there is to be one.
+    ///
+    /// # Errors
+    /// One line that says what to mend.
+    pub(crate) fn cache(&self) -> Result<Option<&ObjectsTable>, String> {
+        let Some(table) = &self.cache else { return Ok(None) };
+        if table.backend.is_some() {
+            return Err("cache.backend: is not for here; what the cache stands before is named by backend, at the \
+                        top"
+                .into());
+        }
+        table.check_cache().map_err(line)?;
+        Ok(Some(table))
+    }
+
     /// Everything at once, as `--check-config` does.
     ///
     /// # Errors
@@ -195,9 +217,17 @@ impl Config {
         self.backend()?;
         self.addresses()?;
         self.server()?;
+        self.cache()?;
         crate::logging::level(&self.log_level)?;
         Ok(())
     }
+}
+
+/// The table of the cache has another name in `cached`.
+pub(crate) fn line(mistake: Mistake) -> String {
+    let Mistake { key, why } = mistake;
+    let key = key.strip_prefix("objects.").map_or_else(|| key.clone(), |key| format!("cache.{key}"));
+    format!("{key}: {why}")
 }
 
 #[cfg(test)]
@@ -221,6 +251,7 @@ mod tests {
         // Its own number of threads for each machine.
         defaults.threads = config.threads;
         assert_eq!(config, defaults);
+        assert_eq!(config.cache, None, "off unless the table is there");
         // Every key is told of, those commented out included.
         let all = toml::to_string(&Config { secret_file: Some("x".into()), ..config }).unwrap();
         for line in all.lines().filter(|line| line.contains('=')) {
@@ -243,11 +274,36 @@ mod tests {
             ("backend = \"memory:\"\nlog_level = \"loud\"", "log_level"),
             ("backend = \"memory:\"\nsecret_file = \"/no/such/file\"", "secret_file: /no/such/file"),
             ("backend = 5", "line 1: invalid type"),
+            ("backend = \"memory:\"\n[cache]\nmemory = 1", "line 3: unknown field `memory`"),
+            ("backend = \"memory:\"\n[cache]\nwrite = \"never\"", "line 3: unknown variant `never`"),
+            ("backend = \"memory:\"\n[cache]\nmemory_bytes_max = 5", "cache.memory_bytes_max: "),
+            ("backend = \"memory:\"\n[cache]\neviction_policy = \"best\"", "cache.eviction_policy: is \"best\""),
+            ("backend = \"memory:\"\n[cache.backend]\nkind = \"memory\"", "cache.backend: is not for here"),
         ];
         for (text, words) in cases {
             let error = Config::parse(text).and_then(|config| config.check()).unwrap_err();
             assert!(error.contains(words), "{text:?}: {error}");
             assert_eq!(error.lines().count(), 1, "{error}");
         }
+    }
+
+    /// The lines of `[cache]` and below, `#` taken away.
+    fn cache_shown() -> String {
+        let text = include_str!("../../../deploy/synapsed.toml");
+        let (_, cache) = text.split_once("#[cache]").expect("the table is shown");
+        let settings = cache.lines().filter_map(|line| line.strip_prefix('#'));
+        let settings = settings.filter(|line| !line.starts_with([' ', '[']) && !line.ends_with("# for example"));
+        settings.map(|line| format!("{line}\n")).collect()
+    }
+
+    #[test]
+    fn the_file_that_is_shipped_shows_every_key_of_the_cache_with_its_default() {
+        let shown: toml::Table = toml::from_str(&cache_shown()).unwrap();
+        let built_in = toml::Table::try_from(ObjectsTable::default().filled_in()).unwrap();
+        assert_eq!(shown, built_in, "left: shown, right: built in");
+        let text = format!("backend = \"memory:\"\n[cache]\n{}", cache_shown());
+        let config = Config::parse(&text).unwrap();
+        config.check().unwrap();
+        assert_eq!(config.cache.unwrap().filled_in(), ObjectsTable::default().filled_in());
     }
 }

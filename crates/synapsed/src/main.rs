@@ -1,10 +1,11 @@
-//! `synapsed`: the storage-node daemon. Serves a backend to clients of the synapse protocol.
+//! `synapsed`: the storage-node daemon. Serves a backend, or a cache over one, to clients of the synapse protocol.
 //!
 //! ```text
 //! synapsed --config /etc/synapsed.toml
 //! ```
 
 mod backend;
+mod cache;
 mod config;
 mod logging;
 mod serve;

@@ -11,15 +11,16 @@ use synapse::{Address, Server};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::cache::Cache;
 use crate::config::Config;
 
 /// Serves until SIGTERM or SIGINT. Nothing is lost then that was acknowledged as stored; requests that had
-/// begun are answered.
+/// begun are answered, and what a cache has not stored yet is stored.
 ///
 /// # Errors
 /// One line that says what went wrong.
 pub(crate) fn run(config: &Config) -> Result<(), String> {
-    let (addresses, mut server_config) = (config.addresses()?, config.server()?);
+    let (addresses, mut server_config, table) = (config.addresses()?, config.server()?, config.cache()?);
     let patience = Duration::from_secs(config.shutdown_patience_s);
     let opened = config.backend()?.open().map_err(|error| format!("{}: {error}", config.backend))?;
     // A runtime per thread: connections stay where they are, and nothing is stolen.
@@ -30,9 +31,16 @@ pub(crate) fn run(config: &Config) -> Result<(), String> {
     server_config.workers = std::iter::once(runtime.handle().clone())
         .chain(workers.iter().map(|worker| worker.handle.clone()))
         .collect();
-    let memory_bytes_max = server_config.memory_bytes_max();
-    let server = Server::new(Arc::clone(&opened.blocker), opened.control.clone(), server_config)?;
-    let in_order = runtime.block_on(async {
+    let stored = runtime.block_on(async {
+        let cache = table.map(|table| Cache::before(Arc::clone(&opened.blocker), table)).transpose()?;
+        let faces = cache.as_ref().map(Cache::faces);
+        let (blocker, control) = match faces {
+            Some((blocker, control)) => (blocker, Some(control)),
+            None => (Arc::clone(&opened.blocker), opened.control.clone()),
+        };
+        let cache_bytes_max = cache.as_ref().map_or(0, Cache::memory_bytes_max);
+        let memory_bytes_max = server_config.memory_bytes_max() + cache_bytes_max;
+        let server = Server::new(blocker, control, server_config)?;
         let mut places = Vec::new();
         for address in &addresses {
             places.push(server.listen(address).await?);
@@ -40,25 +48,34 @@ pub(crate) fn run(config: &Config) -> Result<(), String> {
         say(&places, config, memory_bytes_max);
         notify("READY=1");
         until_told().await.map_err(failed)?;
-        notify("STOPPING=1");
+        let most = patience + cache.as_ref().map_or(Duration::ZERO, Cache::flush_max);
+        notify(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}", (most + END_MARGIN).as_micros()));
         tracing::info!("ending");
-        Ok::<_, String>(server.shutdown(patience).await)
-    })?;
-    if !in_order {
-        tracing::warn!(patience_s = config.shutdown_patience_s, "some requests were broken off");
-    }
-    drop(server);
+        if !server.shutdown(patience).await {
+            tracing::warn!(patience_s = config.shutdown_patience_s, "some requests were broken off");
+        }
+        drop(server);
+        match cache {
+            Some(cache) => cache.end().await,
+            None => Ok(()),
+        }
+    });
     drop(workers);
     runtime.shutdown_timeout(patience);
-    opened.close(patience).map_err(|error| format!("closing {}: {error}", config.backend))
+    let closed = opened.close(patience).map_err(|error| format!("closing {}: {error}", config.backend));
+    stored.and(closed)
 }
+
+/// What a service manager is asked for beyond the time that the end may take.
+const END_MARGIN: Duration = Duration::from_secs(5);
 
 /// The first lines on standard output, for people and for whoever started it with port 0.
 fn say(places: &[Address], config: &Config, memory_bytes_max: u64) {
     let mut out = io::stdout().lock();
     for place in places {
         // Nobody may be reading any more: no reason not to serve.
-        let _ = writeln!(out, "synapsed: {} at {place}", config.backend);
+        let cache = if config.cache.is_some() { "a cache over " } else { "" };
+        let _ = writeln!(out, "synapsed: {cache}{} at {place}", config.backend);
     }
     let mib = memory_bytes_max >> 20;
     tracing::info!(

@@ -101,6 +101,35 @@ fn a_directory_is_served_and_found_again_after_a_restart() {
 }
 
 #[test]
+fn a_cache_over_a_directory_stores_at_the_end_what_it_has_acknowledged() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = |cache: &str| {
+        let store = dir.path().join("store");
+        format!("backend = \"file:{}\"\nlisten = [\"127.0.0.1:0\"]\n{cache}", store.display())
+    };
+    // Nothing is stored for its age: the end must do it.
+    let cache =
+        "[cache]\nmemory_bytes_max = \"4 MiB\"\nwrite = \"back\"\nwriter = \"cache\"\ndirty_age_ms_max = 86400000\n";
+    let daemon = Daemon::start(dir.path(), &text(cache));
+    let client = daemon.client();
+    let reply = block_on(client.write(WriteRequest::new(object("disk"), 0, vec![7; 100_000]))).unwrap();
+    assert_eq!(reply.durability, Durability::Cached);
+    let policy = block_on(client.policy(object("disk").namespace)).unwrap();
+    assert_eq!(policy.write, WritePolicy::Back);
+    let figures = block_on(client.statistics()).unwrap();
+    let dirty = figures.iter().find(|(name, _)| name == "cache_dirty_bytes").expect("the cache's figures");
+    assert_eq!(dirty.1, 100_000_u64.next_multiple_of(4096));
+    drop(client);
+    let (status, log) = daemon.end();
+    assert!(status.success(), "{log}");
+    // The store alone has it.
+    let daemon = Daemon::start(dir.path(), &text(""));
+    let found = block_on(daemon.client().read(ReadRequest::new(object("disk"), 0, 200_000))).unwrap();
+    assert_eq!(found.data.to_vec(), vec![7; 100_000]);
+    assert!(daemon.end().0.success());
+}
+
+#[test]
 fn the_secret_is_demanded() {
     let dir = tempfile::tempdir().unwrap();
     let secret = dir.path().join("secret");

@@ -3,36 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// A key whose value cannot work. Whoever knows the file makes a [`ConfigError`] of it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Mistake {
-    /// The key with its tables, parted by dots.
-    pub(crate) key: String,
-    /// What is wrong, and what would be right.
-    pub(crate) why: String,
-}
-
-/// Says that `key` is wrong.
-pub(crate) fn mistake<T>(key: impl Into<String>, why: impl Into<String>) -> Result<T, Mistake> {
-    Err(Mistake { key: key.into(), why: why.into() })
-}
-
-/// Holds, or says that `key` is wrong.
-pub(crate) fn require(holds: bool, key: &str, why: impl FnOnce() -> String) -> Result<(), Mistake> {
-    if holds { Ok(()) } else { mistake(key, why()) }
-}
-
-/// `value`, which must be within `range`.
-pub(crate) fn within<T: PartialOrd + fmt::Display>(
-    key: &str,
-    value: T,
-    range: std::ops::RangeInclusive<T>,
-) -> Result<T, Mistake> {
-    if range.contains(&value) {
-        return Ok(value);
-    }
-    mistake(key, format!("is {value}; it must be between {} and {}", range.start(), range.end()))
-}
+pub(crate) use cached_objects::{Mistake, mistake, require, within};
 
 /// Why a configuration file cannot be used: one line.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use super::Config;
 use super::error::{ConfigError, Mistake, mistake};
 use super::memcached::MemcachedTable;
-use super::objects::ObjectsTable;
+use cached_objects::ObjectsTable;
 use super::process::ProcessTable;
 use super::synapse::SynapseTable;
 use crate::settings::Settings;

@@ -3,10 +3,9 @@
 //! Flags that change nothing in this engine have no key: they are accepted on command lines that exist, not asked for.
 
 use super::error::{Mistake, mistake, require, within};
-use super::size::Size;
+use cached_objects::{Size, eviction_policy};
 use crate::settings::{ListenAddress, NotedSettings, Settings, SlabClasses};
 use cached_core::kv::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN};
-use cached_core::policy;
 use cached_proto::Protocol;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -265,13 +264,5 @@ pub(super) fn unix_mode(key: &str, text: &str) -> Result<u32, Mistake> {
     match u32::from_str_radix(text, 8) {
         Ok(mode @ 0..=0o777) => Ok(mode),
         _ => mistake(key, format!("is \"{text}\"; it must be permissions in octal, as in \"660\"")),
-    }
-}
-
-/// The name of a policy that there is.
-pub(super) fn eviction_policy(key: &str, name: &str) -> Result<&'static str, Mistake> {
-    match policy::NAMES.iter().find(|known| **known == name) {
-        Some(known) => Ok(known),
-        None => mistake(key, format!("is \"{name}\"; it must be one of {}", policy::NAMES.join(", "))),
     }
 }

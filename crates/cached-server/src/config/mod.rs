@@ -8,25 +8,23 @@
 //! | module | what it owns |
 //! |---|---|
 //! | `file` | the file as a whole |
-//! | `process`, `memcached`, `objects`, `backend`, `synapse` | a table each |
-//! | `size` | sizes with units |
+//! | `process`, `memcached`, `synapse` | a table each |
+//! | crate `cached-objects` | `[objects]` and its backend, sizes with units: what `synapsed` has as well |
 //! | `error` | the one line |
 
-mod backend;
 mod error;
 mod file;
 mod memcached;
-mod objects;
 mod process;
-mod size;
 mod synapse;
 #[cfg(test)]
 mod tests;
 
-pub use backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
+pub use cached_objects::{
+    BackendTable, FileTable, MemoryTable, NamespaceTable, ObjectsTable, RadosTable, RemoteTable, Size, Write,
+    WriterName,
+};
 pub use error::ConfigError;
-pub use objects::{NamespaceTable, ObjectsTable, Write, WriterName};
-pub use size::Size;
 pub use synapse::SynapseTable;
 
 pub(crate) use error::Mistake;

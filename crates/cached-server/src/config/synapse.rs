@@ -2,10 +2,10 @@
 
 use super::error::{Mistake, mistake, within};
 use super::memcached::unix_mode;
-use super::size::Size;
+use cached_objects::{Size, secret};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 use synapse::{Address, PORT_DEFAULT, Secret, ServerConfig};
 
@@ -139,12 +139,4 @@ impl SynapseTable {
             ),
         }
     }
-}
-
-/// The secret in a file, if one is named.
-pub(super) fn secret(key: &str, path: &Path) -> Result<Option<Secret>, Mistake> {
-    if path.as_os_str().is_empty() {
-        return Ok(None);
-    }
-    Secret::from_file(path).map(Some).map_err(|why| Mistake { key: key.into(), why })
 }

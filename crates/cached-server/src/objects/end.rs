@@ -2,31 +2,14 @@
 
 use super::door::Door;
 use super::store::Store;
-use blocker::{Blocker, Clock, Error, FlushRequest, Scope, SystemClock};
 use cached_core::object::ObjectCache;
+use cached_objects::store_all;
 use std::time::Duration;
+
+pub use cached_objects::Unfinished;
 
 /// How long clients get to take their answers.
 pub(super) const DOOR_PATIENCE: Duration = Duration::from_secs(5);
-
-/// Between tries, when storing fails at once.
-const RETRY_DELAY: Duration = Duration::from_millis(100);
-
-/// What was acknowledged and is not stored at the end.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the object cache ended with {dirty_bytes} bytes of acknowledged writes not stored: {why}")]
-pub struct Unfinished {
-    /// How much is lost, as far as the cache knows.
-    pub dirty_bytes: u64,
-    /// Why.
-    pub why: String,
-}
-
-impl Unfinished {
-    pub(super) fn left(cache: &ObjectCache, why: impl Into<String>) -> Unfinished {
-        Unfinished { dirty_bytes: cache.counters().dirty_bytes, why: why.into() }
-    }
-}
 
 /// Ends the door, then stores what is dirty, for as long as `flush_max`.
 pub(super) async fn finish(
@@ -39,35 +22,7 @@ pub(super) async fn finish(
     {
         tracing::warn!("clients of the object door were cut off: they did not take their answers");
     }
-    let dirty_bytes = cache.counters().dirty_bytes;
-    if dirty_bytes > 0 {
-        tracing::info!(dirty_bytes, "storing what is dirty");
-    }
-    let deadline = SystemClock.now() + flush_max;
-    let mut told = String::new();
-    loop {
-        let mut request = FlushRequest::new(Scope::All);
-        request.call.deadline = Some(deadline);
-        let error = match cache.flush(request).await {
-            Ok(_) => return Ok(()),
-            Err(error) => error,
-        };
-        let in_vain = matches!(error, Error::NotStored(_) | Error::DeadlinePassed);
-        if in_vain && SystemClock.now() >= deadline || cache.counters().dirty_bytes == 0 {
-            // With nothing dirty left, what failed cannot be stored by anyone: it was refused, or lost below.
-            return Err(Unfinished::left(cache, error.to_string()));
-        }
-        let again = SystemClock.now() + RETRY_DELAY;
-        if again >= deadline {
-            return Err(Unfinished::left(cache, error.to_string()));
-        }
-        let words = error.to_string();
-        if words != told {
-            tracing::warn!(cause = words, "cannot store what is dirty yet");
-            told = words;
-        }
-        SystemClock.sleep_until(again).await;
-    }
+    store_all(cache, flush_max).await
 }
 
 /// Closes the store, whatever the cache has come to.

@@ -81,7 +81,7 @@ impl Objects {
             Some(table) => Some(Door::open(table, secrets.door, &cache, &control)?),
             None => None,
         };
-        let memory_bytes_max = cache_bytes_max(objects) + store.memory_bytes_max();
+        let memory_bytes_max = objects.cache_bytes_max() + store.memory_bytes_max();
         Ok(Objects { cache, store, door, control, flush_max: objects.shutdown_flush(), memory_bytes_max })
     }
 
@@ -142,24 +142,6 @@ impl std::fmt::Debug for Objects {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Objects").field("places", &self.places()).finish_non_exhaustive()
     }
-}
-
-/// What a bucket takes beside its content: its masks and count, and its share of the policy's queues.
-const BUCKET_OVERHEAD_BYTES: u64 = 24;
-/// What an object takes in the index, with a name of usual length.
-const OBJECT_BYTES: u64 = 350;
-/// An object's slots come in chunks of so many, each of so many bytes.
-const CHUNK_SLOTS: u64 = 64;
-const CHUNK_BYTES: u64 = 280;
-
-/// Content, and bookkeeping as if every object were of the largest size and known throughout: after copies and discards
-/// that takes no content.
-fn cache_bytes_max(objects: &ObjectsTable) -> u64 {
-    let buckets = objects.memory_bytes_max.0 / blocker::BUCKET_BYTES;
-    let chunks = (objects.object_bytes_max.0 / blocker::BUCKET_BYTES).div_ceil(CHUNK_SLOTS);
-    objects.memory_bytes_max.0
-        + buckets * BUCKET_OVERHEAD_BYTES
-        + u64::from(objects.objects_count_max) * (OBJECT_BYTES + chunks * CHUNK_BYTES)
 }
 
 /// An object cache at work.

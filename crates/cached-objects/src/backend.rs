@@ -1,7 +1,7 @@
 //! `[objects.backend]`: the store behind the object cache. `kind` says which, and with it which other keys there are.
 
-use super::error::{Mistake, require, within};
-use super::size::Size;
+use crate::mistake::{Mistake, require, within};
+use crate::size::Size;
 use ::synapse::{Address, ClientConfig, Secret};
 use blocker::file::FileConfig;
 use blocker::memory::MemoryConfig;
@@ -121,7 +121,8 @@ impl Default for RadosTable {
 #[cfg(feature = "rados")]
 impl RadosTable {
     /// What the store is told.
-    pub(crate) fn store(&self, object_bytes_max: u64) -> blocker_rados::RadosConfig {
+    #[must_use]
+    pub fn store(&self, object_bytes_max: u64) -> blocker_rados::RadosConfig {
         let named = |path: &PathBuf| Some(path.clone()).filter(|path| !path.as_os_str().is_empty());
         let mut config = blocker_rados::RadosConfig::new(&self.pool);
         config.conf_file = named(&self.conf);
@@ -200,7 +201,10 @@ impl Default for RemoteTable {
 
 impl RemoteTable {
     /// What the client is told, but for the secret.
-    pub(crate) fn client(&self) -> Result<ClientConfig, Mistake> {
+    ///
+    /// # Errors
+    /// That the address is none.
+    pub fn client(&self) -> Result<ClientConfig, Mistake> {
         let wrong = |why| Mistake { key: "objects.backend.address".into(), why };
         let address = self.address.parse().map_err(wrong)?;
         let mut config = ClientConfig::new(address);
@@ -220,8 +224,11 @@ impl RemoteTable {
     }
 
     /// The secret, if there is to be one; reads its file.
-    pub(crate) fn secret(&self) -> Result<Option<Secret>, Mistake> {
-        super::synapse::secret("objects.backend.secret_file", &self.secret_file)
+    ///
+    /// # Errors
+    /// What is wrong with the file.
+    pub fn secret(&self) -> Result<Option<Secret>, Mistake> {
+        crate::mistake::secret("objects.backend.secret_file", &self.secret_file)
     }
 
     fn check(&self) -> Result<(), Mistake> {
@@ -281,10 +288,13 @@ fn keys<T: for<'de> Deserialize<'de>>(table: toml::Table) -> Result<T, String> {
 
 impl BackendTable {
     /// The kinds there are.
-    pub(super) const KINDS: [&str; 4] = ["memory", "file", "rados", "synapse"];
+    pub const KINDS: [&str; 4] = ["memory", "file", "rados", "synapse"];
 
     /// Whether it can work, as far as can be told without opening it.
-    pub(super) fn check(&self) -> Result<(), Mistake> {
+    ///
+    /// # Errors
+    /// What cannot.
+    pub fn check(&self) -> Result<(), Mistake> {
         match self {
             BackendTable::Memory(table) => {
                 within("objects.backend.bytes_max", table.bytes_max, Size(1 << 20)..=Size(1 << 50)).map(drop)

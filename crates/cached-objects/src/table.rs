@@ -1,9 +1,8 @@
 //! `[objects]`: the object cache. It is off unless this table is there.
 
-use super::backend::BackendTable;
-use super::error::{Mistake, mistake, require, within};
-use super::memcached::eviction_policy;
-use super::size::Size;
+use crate::backend::BackendTable;
+use crate::mistake::{Mistake, eviction_policy, mistake, require, within};
+use crate::size::Size;
 use blocker::{Capabilities, NAME_BYTES_MAX, Namespace, WritePolicy};
 use cached_core::object::{
     ConfigError as CacheConfigError, NamespaceConfig, OBJECT_BYTES_LIMIT, ObjectCacheConfig, Writer,
@@ -146,22 +145,28 @@ impl From<Write> for WritePolicy {
 
 impl ObjectsTable {
     /// The most that may wait to be stored.
+    #[must_use]
     pub fn dirty_bytes_max(&self) -> Size {
         self.dirty_bytes_max.unwrap_or(Size(self.memory_bytes_max.0 / 2))
     }
 
     /// The same, with what follows from other keys.
-    pub(super) fn filled_in(self) -> ObjectsTable {
+    #[must_use]
+    pub fn filled_in(self) -> ObjectsTable {
         ObjectsTable { dirty_bytes_max: Some(self.dirty_bytes_max()), ..self }
     }
 
     /// How long an orderly end may take to store what is dirty.
+    #[must_use]
     pub fn shutdown_flush(&self) -> Duration {
         Duration::from_secs(self.shutdown_flush_secs)
     }
 
     /// What the cache is told.
-    pub(crate) fn cache(&self) -> Result<ObjectCacheConfig, Mistake> {
+    ///
+    /// # Errors
+    /// Which namespace cannot be one.
+    pub fn cache(&self) -> Result<ObjectCacheConfig, Mistake> {
         let mut namespaces = Vec::new();
         for (index, table) in self.namespaces.iter().enumerate() {
             let key = || format!("objects.namespaces[{index}].name");
@@ -197,11 +202,22 @@ impl ObjectsTable {
     }
 
     /// Whether it can work, as far as can be told without opening the store.
-    pub(super) fn check(&self) -> Result<(), Mistake> {
+    ///
+    /// # Errors
+    /// What cannot.
+    pub fn check(&self) -> Result<(), Mistake> {
         let Some(backend) = &self.backend else {
             return mistake("objects.backend", "is missing; its kind must say where the objects are kept");
         };
         backend.check()?;
+        self.check_cache()
+    }
+
+    /// The same but for the store.
+    ///
+    /// # Errors
+    /// What cannot work.
+    pub fn check_cache(&self) -> Result<(), Mistake> {
         within("objects.shutdown_flush_secs", self.shutdown_flush_secs, 1..=24 * 60 * 60)?;
         eviction_policy("objects.eviction_policy", &self.eviction_policy)?;
         // Above that, a slip of the pen is more likely than a wish.
@@ -210,7 +226,26 @@ impl ObjectsTable {
         within("objects.retry_delay_ms_max", self.retry_delay_ms_max, 1..=TIME_MS_MAX)?;
         self.cache()?.check(&Capabilities::full(OBJECT_BYTES_LIMIT)).map_err(|error| Mistake::from(&error))
     }
+
+    /// The most memory that the cache takes: content, and bookkeeping as if every object were of the largest size and known
+    /// throughout; after copies and discards that takes no content.
+    #[must_use]
+    pub fn cache_bytes_max(&self) -> u64 {
+        let buckets = self.memory_bytes_max.0 / blocker::BUCKET_BYTES;
+        let chunks = (self.object_bytes_max.0 / blocker::BUCKET_BYTES).div_ceil(CHUNK_SLOTS);
+        self.memory_bytes_max.0
+            + buckets * BUCKET_OVERHEAD_BYTES
+            + u64::from(self.objects_count_max) * (OBJECT_BYTES + chunks * CHUNK_BYTES)
+    }
 }
+
+/// What a bucket takes beside its content: its masks and count, and its share of the policy's queues.
+const BUCKET_OVERHEAD_BYTES: u64 = 24;
+/// What an object takes in the index, with a name of usual length.
+const OBJECT_BYTES: u64 = 350;
+/// An object's slots come in chunks of so many, each of so many bytes.
+const CHUNK_SLOTS: u64 = 64;
+const CHUNK_BYTES: u64 = 280;
 
 const MEMORY_BYTES_MAX: u64 = 4 << 40;
 /// A day.

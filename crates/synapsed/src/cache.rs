@@ -1,0 +1,67 @@
+//! The cache before the backend, as `[cache]` has it: its background, and its end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blocker::{Blocker, Control, SystemClock};
+use cached_core::object::ObjectCache;
+use cached_objects::{ObjectsTable, store_all};
+use tokio::task::JoinHandle;
+
+use crate::config::line;
+
+/// A cache at work.
+pub(crate) struct Cache {
+    cache: ObjectCache,
+    background: JoinHandle<()>,
+    flush_max: Duration,
+    memory_bytes_max: u64,
+}
+
+impl Cache {
+    /// Puts a cache before `below`. Its background runs on the current runtime.
+    ///
+    /// # Errors
+    /// One line that says what to mend.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub(crate) fn before(below: Arc<dyn Blocker>, table: &ObjectsTable) -> Result<Self, String> {
+        let config = table.cache().map_err(line)?;
+        let cache = ObjectCache::new(below, config, Arc::new(SystemClock));
+        let cache = cache.map_err(|error| line((&error).into()))?;
+        Ok(Self {
+            background: tokio::spawn(cache.run()),
+            flush_max: table.shutdown_flush(),
+            memory_bytes_max: table.cache_bytes_max(),
+            cache,
+        })
+    }
+
+    /// What is served.
+    pub(crate) fn faces(&self) -> (Arc<dyn Blocker>, Arc<dyn Control>) {
+        (Arc::new(self.cache.clone()), Arc::new(self.cache.clone()))
+    }
+
+    /// How long its end may take.
+    pub(crate) fn flush_max(&self) -> Duration {
+        self.flush_max
+    }
+
+    /// The most memory it takes.
+    pub(crate) fn memory_bytes_max(&self) -> u64 {
+        self.memory_bytes_max
+    }
+
+    /// Stores what is dirty, once nobody uses it any more.
+    ///
+    /// # Errors
+    /// One line that says what was acknowledged and is not stored.
+    pub(crate) async fn end(self) -> Result<(), String> {
+        let stored = store_all(&self.cache, self.flush_max).await;
+        self.background.abort();
+        // Lets go of the store with it.
+        let _ = self.background.await;
+        stored.map_err(|unfinished| unfinished.to_string())
+    }
+}
