@@ -129,9 +129,12 @@ fn an_idle_connection_is_kept_alive() {
     let mut config = host.client_config();
     config.clock = Arc::new(clock.clone());
     let client = host.client_with(config);
-    for _ in 0..100 {
-        clock.advance(Duration::from_secs(4));
-        std::thread::sleep(Duration::from_millis(1));
+    common::until("both have connected", || client.figures().contains(&("connects", 2)));
+    // After five seconds of silence each of them asks, and is answered.
+    for asked in (1..=100).map(|round| 2 * round) {
+        clock.advance(Duration::from_secs(5));
+        let answered = || client.figures().contains(&("pings_answered", asked));
+        common::until("both have been answered", answered);
     }
     host.runtime.block_on(client.write(WriteRequest::new(object("o"), 0, b"x")).into_future()).unwrap();
     assert_eq!(client.figures()[0], ("connects", 2));

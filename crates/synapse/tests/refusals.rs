@@ -87,6 +87,28 @@ fn a_request_that_makes_no_sense_is_answered_and_the_connection_lives_on() {
 }
 
 #[test]
+fn only_who_knows_of_runs_hears_of_them() {
+    let host = Host::memory();
+    let (_, welcome) = Raw::greeted(&host.address, &hello(0));
+    assert_eq!(welcome.capabilities.runs_max, 0, "an older client");
+    let mut greeting = hello(1);
+    greeting.features = Features(Features::RUNS);
+    let (mut raw, welcome) = Raw::greeted(&host.address, &greeting);
+    assert!(welcome.features.has(Features::RUNS) && welcome.capabilities.runs_max > 0);
+    let runs = |runs| Request::WriteRuns(WriteRunsRequest::new(object("o"), runs));
+    raw.request(id(0, 1), &runs(vec![Run::data(10, b"ab"), Run::zeroes(12, 5)]));
+    let outcome = raw.frame().outcome();
+    let Outcome::Answered(Answer::Change(reply)) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(reply.size_bytes, 17);
+    for (slot, wrong) in [(1, vec![]), (2, vec![Run::data(5, b"x"), Run::data(0, b"y")])] {
+        raw.request(id(slot, 1), &runs(wrong));
+        assert!(matches!(raw.frame().outcome(), Outcome::Failed(Error::Invalid(_))));
+    }
+    raw.request(id(3, 1), &runs(vec![Run::zeroes(0, u64::MAX >> 1), Run::zeroes(u64::MAX >> 1, 9)]));
+    assert!(matches!(raw.frame().outcome(), Outcome::Failed(Error::TooLarge { .. })));
+}
+
+#[test]
 fn a_payload_that_is_damaged_on_the_way_changes_nothing() {
     let host = Host::memory();
     let mut greeting = hello(0);

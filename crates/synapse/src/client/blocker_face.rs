@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use blocker::admission::runs_end;
 use blocker::*;
 
 use super::call::Call;
@@ -65,6 +66,12 @@ impl Blocker for SynapseBlocker {
     fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
         check!(self.check_deadline(&request.call));
         send!(self, Request::WriteZeroes(request), Change)
+    }
+
+    fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
+        check!(self.check_deadline(&request.call));
+        check!(runs_end(&request.runs, &self.core.shared.capabilities));
+        send!(self, Request::WriteRuns(request), Change)
     }
 
     fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {

@@ -62,7 +62,7 @@ async fn greet(
     let mut output = Output::default();
     // Only errors have a payload in the greeting.
     input.payload_bytes_max = codec::REASON_BYTES_MAX as u32;
-    let mut features = Features::default();
+    let mut features = Features(Features::RUNS);
     features.0 |= if config.payload_crc { Features::PAYLOAD_CRC } else { 0 };
     features.0 |= if session.lane == 0 { Features::EVENTS } else { 0 };
     let credits = Credits { slots: config.slots, bytes: config.bytes };

@@ -78,6 +78,7 @@ pub(crate) struct Counters {
     resends: AtomicU64,
     unanswered: AtomicU64,
     late: AtomicU64,
+    pongs: AtomicU64,
 }
 
 impl SynapseBlocker {
@@ -127,6 +128,7 @@ impl SynapseBlocker {
             ("resends", &counters.resends),
             ("unanswered", &counters.unanswered),
             ("late", &counters.late),
+            ("pings_answered", &counters.pongs),
         ];
         all.map(|(name, counter)| (name, counter.load(Ordering::Relaxed))).into()
     }

@@ -248,7 +248,9 @@ impl<'a> Connection<'a> {
             let header = frame.head.header;
             let is_damaged = frame.is_damaged();
             match header.op {
-                Op::Ping if header.flags.has(Flags::REPLY) => {}
+                Op::Ping if header.flags.has(Flags::REPLY) => {
+                    self.shared.counters.pongs.fetch_add(1, Ordering::Relaxed);
+                }
                 Op::Event => {
                     let payload = frame.payload.into_segments().to_bytes();
                     let event = codec::decode_event(&frame.head, &payload, &mut self.names);
@@ -378,6 +380,7 @@ fn changed(request: &Request) -> Option<(&ObjectId, Option<OrderDomain>)> {
     Some(match request {
         Request::Write(r) => (&r.object, r.change.domain),
         Request::WriteZeroes(r) => (&r.object, r.change.domain),
+        Request::WriteRuns(r) => (&r.object, r.change.domain),
         Request::Discard(r) => (&r.object, r.change.domain),
         Request::CompareAndWrite(r) => (&r.object, r.change.domain),
         Request::WriteFull(r) => (&r.object, r.change.domain),

@@ -168,6 +168,7 @@ impl Answer {
             Op::Read => Self::Read(ReadReply::new(payload, header.length, Version(header.version))),
             Op::Write
             | Op::WriteZeroes
+            | Op::WriteRuns
             | Op::Discard
             | Op::CompareAndWrite
             | Op::WriteFull

@@ -28,8 +28,10 @@ impl Features {
     pub const PAYLOAD_CRC: u64 = 1 << 0;
     /// The server sends news from the backend on this connection.
     pub const EVENTS: u64 = 1 << 1;
+    /// Several ranges may be written in one change.
+    pub const RUNS: u64 = 1 << 2;
     /// Everything that this version knows.
-    pub const ALL: u64 = Self::PAYLOAD_CRC | Self::EVENTS;
+    pub const ALL: u64 = Self::PAYLOAD_CRC | Self::EVENTS | Self::RUNS;
 
     /// Whether all of `feature` is there.
     #[must_use]
@@ -281,8 +283,10 @@ fn credits(head: &Head<'_>) -> Result<Credits, Error> {
     Ok(credits)
 }
 
-/// Capabilities as sent: six `u64`, then bytes. Longer ones may follow in later versions.
-const CAPABILITY_BYTES: usize = 6 * 8 + 10;
+/// Capabilities as they were first sent: six `u64`, then bytes.
+const CAPABILITY_BYTES_MIN: usize = 6 * 8 + 10;
+/// As they are sent: the most runs after that. Longer ones may follow in later versions.
+const CAPABILITY_BYTES: usize = CAPABILITY_BYTES_MIN + 4;
 
 pub(super) fn encode_capabilities(capabilities: &Capabilities) -> [u8; CAPABILITY_BYTES] {
     let mut bytes = [0; CAPABILITY_BYTES];
@@ -316,17 +320,21 @@ pub(super) fn encode_capabilities(capabilities: &Capabilities) -> [u8; CAPABILIT
         *at = u8::from(is);
     }
     bytes[55..58].copy_from_slice(&[durability, replicas, survives]);
+    bytes[CAPABILITY_BYTES_MIN..].copy_from_slice(&capabilities.runs_max.to_le_bytes());
     bytes
 }
 
 pub(super) fn decode_capabilities(bytes: &[u8]) -> Option<Capabilities> {
-    let fixed = bytes.first_chunk::<CAPABILITY_BYTES>()?;
+    let fixed = bytes.first_chunk::<CAPABILITY_BYTES_MIN>()?;
     let long = |index: usize| {
         let at = &fixed[index * 8..index * 8 + 8];
         at.try_into().map(u64::from_le_bytes).unwrap_or_default()
     };
     let is = |index: usize| fixed[48 + index] != 0;
     let mut capabilities = Capabilities::full(long(0));
+    // Not known to the first servers of this version.
+    let runs_max = bytes.get(CAPABILITY_BYTES_MIN..CAPABILITY_BYTES).and_then(|runs| runs.try_into().ok());
+    capabilities.runs_max = runs_max.map_or(0, u32::from_le_bytes);
     capabilities.request_bytes_max = long(1);
     capabilities.compare_bytes_max = long(2);
     capabilities.list_entries_max = u32::try_from(long(3)).ok()?;

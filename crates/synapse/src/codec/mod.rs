@@ -12,6 +12,7 @@ mod hello;
 mod names;
 mod op;
 mod request;
+mod runs;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -32,4 +33,5 @@ pub use op::{Kind, Op};
 pub use request::{
     CONTROL_ENTRIES_MAX, LIST_ENTRY_BYTES_MAX, Request, cost_bytes, is_hopeless_prefix, payload_crc,
 };
+pub use runs::{RUN_BYTES, RUNS_MAX};
 pub use status::{REASON_BYTES_MAX, Status};

@@ -99,6 +99,8 @@ ops! {
     Claim = 28, Repeatable;
     /// The scope may have changed behind the backend's back.
     Invalidate = 29, Repeatable;
+    /// Write several ranges in one change. Only with the feature.
+    WriteRuns = 30, Change;
     /// The namespace is going to be used.
     Attach = 48, Repeatable;
     /// The namespace will not be used for a while.

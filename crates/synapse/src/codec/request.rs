@@ -15,6 +15,7 @@ use super::header::{Flags, Header, RequestId};
 use super::hello::{durability_bytes, durability_of};
 use super::names::Names;
 use super::op::Op;
+use super::runs;
 
 /// Everything that can be asked of a server.
 #[derive(Clone, Debug)]
@@ -25,6 +26,8 @@ pub enum Request {
     Write(WriteRequest),
     /// Write zeros over a range.
     WriteZeroes(WriteZeroesRequest),
+    /// Write several ranges in one change.
+    WriteRuns(WriteRunsRequest),
     /// Give up a range.
     Discard(DiscardRequest),
     /// Write if the bytes are as expected.
@@ -90,6 +93,7 @@ impl Request {
             Self::Read(_) => Op::Read,
             Self::Write(_) => Op::Write,
             Self::WriteZeroes(_) => Op::WriteZeroes,
+            Self::WriteRuns(_) => Op::WriteRuns,
             Self::Discard(_) => Op::Discard,
             Self::CompareAndWrite(_) => Op::CompareAndWrite,
             Self::WriteFull(_) => Op::WriteFull,
@@ -119,6 +123,7 @@ impl Request {
             Self::Read(r) => r.call,
             Self::Write(r) => r.call,
             Self::WriteZeroes(r) => r.call,
+            Self::WriteRuns(r) => r.call,
             Self::Discard(r) => r.call,
             Self::CompareAndWrite(r) => r.call,
             Self::WriteFull(r) => r.call,
@@ -140,6 +145,7 @@ impl Request {
         match self {
             Self::Write(r) => r.data.len_bytes(),
             Self::WriteFull(r) => r.data.len_bytes(),
+            Self::WriteRuns(r) => runs::payload_bytes(&r.runs),
             Self::CompareAndWrite(r) => r.expected.len_bytes() + r.data.len_bytes(),
             Self::List(r) => r.prefix.len(),
             _ => 0,
@@ -185,6 +191,11 @@ impl Request {
             Self::WriteZeroes(r) => {
                 put_change(&mut header, &mut names, &r.object, &r.change);
                 (header.offset, header.length) = (r.offset, r.len_bytes);
+            }
+            Self::WriteRuns(r) => {
+                put_change(&mut header, &mut names, &r.object, &r.change);
+                header.length = r.runs.len() as u64;
+                payload = runs::encode(&r.runs);
             }
             Self::Discard(r) => {
                 put_change(&mut header, &mut names, &r.object, &r.change);
@@ -263,7 +274,10 @@ impl Request {
         let header = &head.header;
         let call = take_call(header, now);
         if !payload.is_empty()
-            && !matches!(header.op, Op::Write | Op::WriteFull | Op::CompareAndWrite | Op::List)
+            && !matches!(
+                header.op,
+                Op::Write | Op::WriteFull | Op::WriteRuns | Op::CompareAndWrite | Op::List
+            )
         {
             return Err(invalid("this operation has no payload"));
         }
@@ -286,6 +300,12 @@ impl Request {
                 let mut r = WriteZeroesRequest::new(object(head, names)?, header.offset, header.length);
                 (r.change, r.call) = (take_change(header)?, call);
                 Self::WriteZeroes(r)
+            }
+            Op::WriteRuns => {
+                let runs = runs::decode(header.length, &payload)?;
+                let mut r = WriteRunsRequest::new(object(head, names)?, runs);
+                (r.change, r.call) = (take_change(header)?, call);
+                Self::WriteRuns(r)
             }
             Op::Discard => {
                 let mut r = DiscardRequest::new(object(head, names)?, header.offset, header.length);

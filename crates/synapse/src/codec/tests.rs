@@ -147,6 +147,10 @@ fn requests() -> Vec<Request> {
         Request::Read(ReadRequest::new(object("r"), u64::MAX, 1 << 40).if_version(Version(u64::MAX))),
         Request::Write(WriteRequest::new(object("empty"), 1, Segments::new())),
         Request::WriteZeroes(WriteZeroesRequest::new(object("z"), 1, u64::MAX).change(change())),
+        Request::WriteRuns(
+            WriteRunsRequest::new(object("w"), vec![Run::data(1, b"ab"), Run::zeroes(9, 1 << 40)])
+                .change(change()),
+        ),
         Request::Discard(DiscardRequest::new(object("d"), 3, 4).change(change())),
         Request::CompareAndWrite(
             CompareAndWriteRequest::new(object("c"), 5, payload(), b"new").change(change()),

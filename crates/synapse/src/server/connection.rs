@@ -194,6 +194,10 @@ impl Connection {
         let attached = shared.sessions.attach(hello.session, config.clock.now(), new).await;
         let (owned, is_resumed) = attached.map_err(End::Refused)?;
         let features = Features(hello.features.0 & Features::ALL);
+        let mut capabilities = shared.capabilities;
+        if !features.has(Features::RUNS) {
+            capabilities.runs_max = 0;
+        }
         let welcome = Welcome {
             instance: shared.instance,
             is_resumed,
@@ -201,7 +205,7 @@ impl Connection {
             features,
             credits: Credits { slots: owned.slots.count(), bytes: grant.bytes() },
             peer_timeout_ms: u32::try_from(config.peer_timeout.as_millis()).unwrap_or(u32::MAX),
-            capabilities: shared.capabilities,
+            capabilities,
             proof,
         };
         // News from before the welcome are not missed.

@@ -24,6 +24,7 @@ impl Shared {
             Request::Read(r) => step(backend.read(r), Answer::Read),
             Request::Write(r) => step(backend.write(r), Answer::Change),
             Request::WriteZeroes(r) => step(backend.write_zeroes(r), Answer::Change),
+            Request::WriteRuns(r) => step(backend.write_runs(r), Answer::Change),
             Request::Discard(r) => step(backend.discard(r), Answer::Change),
             Request::CompareAndWrite(r) => step(backend.compare_and_write(r), Answer::Change),
             Request::WriteFull(r) => step(backend.write_full(r), Answer::Change),
@@ -88,6 +89,11 @@ impl Shared {
             Request::CompareAndWrite(r) if limits.compare_bytes_max > 0 => {
                 let expected = over(r.expected.len_bytes() as u64, limits.compare_bytes_max);
                 expected.or_else(|| over(r.data.len_bytes() as u64, limits.request_bytes_max))
+            }
+            // Zeros that are not sent count as well: so says the contract.
+            Request::WriteRuns(r) => {
+                let bytes = r.runs.iter().fold(0_u64, |sum, run| sum.saturating_add(run.len_bytes()));
+                over(bytes, limits.request_bytes_max)
             }
             _ => over(request.payload_bytes() as u64, limits.request_bytes_max),
         }

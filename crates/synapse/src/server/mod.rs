@@ -25,7 +25,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use crate::auth::random;
-use crate::codec::{HEAD_BYTES_MAX, Head, InstanceId, LIST_ENTRY_BYTES_MAX, Names, Op};
+use crate::codec::{HEAD_BYTES_MAX, Head, InstanceId, LIST_ENTRY_BYTES_MAX, Names, Op, RUN_BYTES, RUNS_MAX};
 use crate::landing::{PayloadPool, Reserved};
 
 use budget::Budget;
@@ -75,8 +75,10 @@ impl Server {
         limits.request_bytes_max = limits.request_bytes_max.min(config.request_bytes_max);
         limits.compare_bytes_max = limits.compare_bytes_max.min(config.request_bytes_max);
         limits.list_entries_max = limits.list_entries_max.min(config.list_entries_max);
+        limits.runs_max = limits.runs_max.min(RUNS_MAX);
         let capabilities = limits;
-        let payload_bytes_max = capabilities.request_bytes_max + capabilities.compare_bytes_max;
+        let beside = capabilities.compare_bytes_max.max(u64::from(capabilities.runs_max) * RUN_BYTES as u64);
+        let payload_bytes_max = capabilities.request_bytes_max + beside;
         let list_bytes = u64::from(capabilities.list_entries_max) * LIST_ENTRY_BYTES_MAX;
         let least_bytes = payload_bytes_max.max(list_bytes) + 2 * HEAD_BYTES_MAX as u64;
         if least_bytes > config.session_bytes_max {
@@ -199,5 +201,6 @@ fn narrowed(mut capabilities: Capabilities, limits: &Capabilities) -> Capabiliti
     capabilities.request_bytes_max = capabilities.request_bytes_max.min(limits.request_bytes_max);
     capabilities.compare_bytes_max = capabilities.compare_bytes_max.min(limits.compare_bytes_max);
     capabilities.list_entries_max = capabilities.list_entries_max.min(limits.list_entries_max);
+    capabilities.runs_max = capabilities.runs_max.min(limits.runs_max);
     capabilities
 }
