@@ -201,9 +201,11 @@ impl Config {
     pub(crate) fn cache(&self) -> Result<Option<&ObjectsTable>, String> {
         let Some(table) = &self.cache else { return Ok(None) };
         if table.backend.is_some() {
-            return Err("cache.backend: is not for here; what the cache stands before is named by backend, at the \
+            return Err(
+                "cache.backend: is not for here; what the cache stands before is named by backend, at the \
                         top"
-                .into());
+                .into(),
+            );
         }
         table.check_cache().map_err(line)?;
         Ok(Some(table))
@@ -277,7 +279,10 @@ mod tests {
             ("backend = \"memory:\"\n[cache]\nmemory = 1", "line 3: unknown field `memory`"),
             ("backend = \"memory:\"\n[cache]\nwrite = \"never\"", "line 3: unknown variant `never`"),
             ("backend = \"memory:\"\n[cache]\nmemory_bytes_max = 5", "cache.memory_bytes_max: "),
-            ("backend = \"memory:\"\n[cache]\neviction_policy = \"best\"", "cache.eviction_policy: is \"best\""),
+            (
+                "backend = \"memory:\"\n[cache]\neviction_policy = \"best\"",
+                "cache.eviction_policy: is \"best\"",
+            ),
             ("backend = \"memory:\"\n[cache.backend]\nkind = \"memory\"", "cache.backend: is not for here"),
         ];
         for (text, words) in cases {
@@ -292,7 +297,8 @@ mod tests {
         let text = include_str!("../../../deploy/synapsed.toml");
         let (_, cache) = text.split_once("#[cache]").expect("the table is shown");
         let settings = cache.lines().filter_map(|line| line.strip_prefix('#'));
-        let settings = settings.filter(|line| !line.starts_with([' ', '[']) && !line.ends_with("# for example"));
+        let settings =
+            settings.filter(|line| !line.starts_with([' ', '[']) && !line.ends_with("# for example"));
         settings.map(|line| format!("{line}\n")).collect()
     }
 

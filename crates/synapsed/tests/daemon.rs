@@ -108,8 +108,7 @@ fn a_cache_over_a_directory_stores_at_the_end_what_it_has_acknowledged() {
         format!("backend = \"file:{}\"\nlisten = [\"127.0.0.1:0\"]\n{cache}", store.display())
     };
     // Nothing is stored for its age: the end must do it.
-    let cache =
-        "[cache]\nmemory_bytes_max = \"4 MiB\"\nwrite = \"back\"\nwriter = \"cache\"\ndirty_age_ms_max = 86400000\n";
+    let cache = "[cache]\nmemory_bytes_max = \"4 MiB\"\nwrite = \"back\"\nwriter = \"cache\"\ndirty_age_ms_max = 86400000\n";
     let daemon = Daemon::start(dir.path(), &text(cache));
     let client = daemon.client();
     let reply = block_on(client.write(WriteRequest::new(object("disk"), 0, vec![7; 100_000]))).unwrap();

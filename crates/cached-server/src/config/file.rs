@@ -3,10 +3,10 @@
 use super::Config;
 use super::error::{ConfigError, Mistake, mistake};
 use super::memcached::MemcachedTable;
-use cached_objects::ObjectsTable;
 use super::process::ProcessTable;
 use super::synapse::SynapseTable;
 use crate::settings::Settings;
+use cached_objects::ObjectsTable;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 

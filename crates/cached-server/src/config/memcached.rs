@@ -3,9 +3,9 @@
 //! Flags that change nothing in this engine have no key: they are accepted on command lines that exist, not asked for.
 
 use super::error::{Mistake, mistake, require, within};
-use cached_objects::{Size, eviction_policy};
 use crate::settings::{ListenAddress, NotedSettings, Settings, SlabClasses};
 use cached_core::kv::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN};
+use cached_objects::{Size, eviction_policy};
 use cached_proto::Protocol;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
