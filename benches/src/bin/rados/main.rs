@@ -10,6 +10,7 @@
 //! ```
 
 mod ceph;
+mod door;
 mod load;
 mod plot;
 
@@ -44,9 +45,12 @@ struct Arguments {
     /// Write the plot here.
     #[arg(long)]
     svg: Option<PathBuf>,
-    /// Only parts whose name contains this: alone, within, throttled, twice, threads, index.
+    /// Only parts whose name contains this: alone, within, throttled, twice, threads, index, door.
     #[arg(long, default_value = "")]
     only: String,
+    /// The `synapsed` that serves in `door`; the one beside this program unless given.
+    #[arg(long)]
+    synapsed: Option<PathBuf>,
     /// Where every random choice comes from.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -120,13 +124,14 @@ fn verb(write: bool) -> &'static str {
 impl Bench {
     fn run(&mut self, machine: &Machine) -> Result<()> {
         type Part = fn(&mut Bench) -> Result<()>;
-        let parts: [(&str, Part); 6] = [
+        let parts: [(&str, Part); 7] = [
             ("alone", Self::alone),
             ("within", Self::within),
             ("throttled", Self::throttled),
             ("twice", Self::twice),
             ("threads", Self::threads),
             ("index", Self::index),
+            ("door", Self::door),
         ];
         for (name, part) in parts {
             if name.contains(&self.arguments.only) {
