@@ -119,6 +119,16 @@ impl Segment {
         matches!(self.0, Repr::Zeros(_))
     }
 
+    /// Of a pinned segment: the owner, what it stands for there, and which part of that. An owner may know its
+    /// own bytes by it when they come back.
+    #[must_use]
+    pub fn pin(&self) -> Option<(&Arc<dyn SegmentOwner>, u64, Range<usize>)> {
+        match &self.0 {
+            Repr::Pinned(pin) => Some((&pin.owner, pin.token, pin.start as usize..pin.end as usize)),
+            _ => None,
+        }
+    }
+
     /// The part `range` of it, sharing the memory.
     ///
     /// # Panics

@@ -6,12 +6,14 @@
 
 mod backend;
 mod end;
+mod landing;
 mod mistake;
 mod size;
 mod table;
 
 pub use backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
 pub use end::{Unfinished, store_all};
+pub use landing::CacheLanding;
 pub use mistake::{Mistake, eviction_policy, mistake, require, secret, within};
 pub use size::Size;
 pub use table::{NamespaceTable, ObjectsTable, Write, WriterName};

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use blocker::{Blocker, Control, SystemClock};
 use cached_core::object::ObjectCache;
-use cached_objects::{ObjectsTable, store_all};
+use cached_objects::{CacheLanding, ObjectsTable, store_all};
 use tokio::task::JoinHandle;
 
 use crate::config::line;
@@ -41,6 +41,11 @@ impl Cache {
     /// What is served.
     pub(crate) fn faces(&self) -> (Arc<dyn Blocker>, Arc<dyn Control>) {
         (Arc::new(self.cache.clone()), Arc::new(self.cache.clone()))
+    }
+
+    /// Where large payloads land.
+    pub(crate) fn landing(&self) -> Arc<dyn synapse::Landing> {
+        Arc::new(CacheLanding::new(self.cache.clone()))
     }
 
     /// How long its end may take.

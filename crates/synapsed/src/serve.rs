@@ -38,6 +38,7 @@ pub(crate) fn run(config: &Config) -> Result<(), String> {
             Some((blocker, control)) => (blocker, Some(control)),
             None => (Arc::clone(&opened.blocker), opened.control.clone()),
         };
+        server_config.landing = cache.as_ref().map(Cache::landing);
         let cache_bytes_max = cache.as_ref().map_or(0, Cache::memory_bytes_max);
         let memory_bytes_max = server_config.memory_bytes_max() + cache_bytes_max;
         let server = Server::new(blocker, control, server_config)?;

@@ -279,9 +279,7 @@ impl Shared {
 impl Object {
     fn need_of(&self, env: &Env<'_>, mutation: &Mutation, means: &Means<'_>) -> Result<Need, Blocked> {
         Ok(match mutation {
-            Mutation::Write { offset, data } => {
-                self.need_of_write(env, *offset, data.len_bytes() as u64, means)
-            }
+            Mutation::Write { offset, data } => self.need_of_data(env, *offset, data, means),
             Mutation::WriteZeroes { offset, len } => self.need_of_zeroes(env, *offset, *len, means),
             // Two runs in one bucket count it twice: what is left over is given back.
             Mutation::WriteRuns { runs } => {
@@ -302,8 +300,8 @@ impl Object {
                 self.need_of_write(env, *offset, data.len_bytes() as u64, means)
             }
             Mutation::WriteFull { data } => {
-                let buckets = data.len_bytes().div_ceil(BUCKET) as u32;
-                Need { buckets, credits: buckets, load: None }
+                let credits = data.len_bytes().div_ceil(BUCKET) as u32;
+                Need { buckets: credits - self.adoptable(env, 0, data), credits, load: None }
             }
             Mutation::Truncate { size } => self.need_of_truncate(env, *size),
             Mutation::Delete | Mutation::Touch | Mutation::Adopt(_) => Need::default(),

@@ -29,6 +29,10 @@ pub struct Counters {
     pub zero_bytes: u64,
     /// What is being read from the store.
     pub loading_bytes: u64,
+    /// Buckets claimed for bytes that arrive, or have arrived and not been written yet.
+    pub landing_bytes: u64,
+    /// What writes have taken over from where it had landed, without a copy.
+    pub landed_bytes: u64,
     /// Reads answered at once, and reads for which the store was asked.
     pub read_hits: u64,
     /// See `read_hits`.
@@ -66,6 +70,8 @@ pub(crate) struct Gauges {
     pub(crate) dirty_waiters: WaitQueue,
     hits: [Padded; STRIPES],
     pub(crate) loading: AtomicU64,
+    /// Buckets that writes have taken over.
+    pub(crate) landed: AtomicU64,
     pub(crate) misses: AtomicU64,
     writes_back: [Padded; STRIPES],
     pub(crate) writes_through: AtomicU64,
@@ -100,6 +106,7 @@ impl Gauges {
             dirty_waiters: WaitQueue::default(),
             hits: Default::default(),
             loading: zero(),
+            landed: zero(),
             misses: zero(),
             writes_back: Default::default(),
             writes_through: zero(),

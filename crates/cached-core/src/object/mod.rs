@@ -38,6 +38,7 @@ mod handle;
 mod hooks;
 mod index;
 mod label;
+mod landing;
 mod load;
 mod pool;
 mod queue;
@@ -74,6 +75,7 @@ pub use config::{
 };
 pub use gauges::Counters;
 pub use hooks::Hooks;
+pub use landing::Landing;
 
 use back::{Mutation, is_too_large};
 use index::Index;

@@ -35,6 +35,8 @@ pub(crate) const BUCKET: usize = BUCKET_BYTES as usize;
 pub(crate) const NONE: u32 = u32::MAX;
 
 const STRIPES: usize = 8;
+/// In the place of an owner: bytes land here that no write has taken over yet.
+const LANDED: u32 = u32::MAX;
 /// From here on a reader gets a copy instead of one more pin.
 const PINS_MAX: u16 = 0x8000;
 /// A count that has come here stays: the bucket is never used again. It takes 2^15 clones of one segment.
@@ -67,7 +69,8 @@ const _: () = assert!(size_of::<Meta>() == 20);
 impl Meta {
     /// The object and slot that it belongs to.
     pub(crate) fn owner(&self) -> Option<(u32, u32)> {
-        let owner = self.owner.load(Ordering::Relaxed).checked_sub(1)?;
+        let owner = self.owner.load(Ordering::Relaxed);
+        let owner = if owner == LANDED { return None } else { owner.checked_sub(1)? };
         Some((owner, u32::from(self.slot.load(Ordering::Relaxed))))
     }
 
@@ -76,6 +79,11 @@ impl Meta {
         // A slot's number is below 2^16: `OBJECT_BYTES_LIMIT`.
         self.slot.store(slot as u16, Ordering::Relaxed);
         self.owner.store(object, Ordering::Relaxed);
+    }
+
+    /// Whether bytes land here that no write has taken over yet.
+    pub(crate) fn is_landed(&self) -> bool {
+        self.owner.load(Ordering::Relaxed) == LANDED
     }
 
     pub(crate) fn valid(&self) -> u8 {
@@ -115,6 +123,8 @@ struct Core {
     fresh: Mutex<u32>,
     /// Free ones, fresh ones included.
     free: AtomicU32,
+    /// Buckets that are claimed for bytes which no write has taken over yet.
+    landed: AtomicU32,
     /// Who waits for buckets.
     waiters: WaitQueue,
 }
@@ -206,6 +216,7 @@ impl Pool {
             stripes: std::array::from_fn(|_| Stripe(Mutex::new(Stack::default()))),
             fresh: Mutex::new(0),
             free: AtomicU32::new(count),
+            landed: AtomicU32::new(0),
             waiters: WaitQueue::default(),
             regions,
         });
@@ -265,6 +276,51 @@ impl Pool {
         }
         self.core.free.fetch_sub(reserved.count, Ordering::Relaxed);
         reserved
+    }
+
+    /// How many buckets are claimed for bytes that no write has taken over yet.
+    pub(crate) fn landed(&self) -> u32 {
+        self.core.landed.load(Ordering::Relaxed)
+    }
+
+    /// All of them, for [`super::ObjectCache::validate`].
+    pub(crate) fn landed_list(&self) -> Vec<u32> {
+        let all = self.core.metas.iter().enumerate();
+        // Numbers are below 2^29.
+        all.filter(|(_, meta)| meta.is_landed()).map(|(bucket, _)| bucket as u32).collect()
+    }
+
+    /// Room for so many more of them, unless that made more than `most`.
+    pub(crate) fn claim_landed(&self, count: u32, most: u32) -> bool {
+        let claim = |landed: u32| landed.checked_add(count).filter(|landed| *landed <= most);
+        self.core.landed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim).is_ok()
+    }
+
+    /// Gives back room that was not used.
+    pub(crate) fn unclaim_landed(&self, count: u32) {
+        self.core.landed.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    /// The whole bucket that a segment points at, if it is one of ours.
+    pub(crate) fn whole_bucket(&self, segment: &Segment) -> Option<u32> {
+        let (owner, token, range) = segment.pin()?;
+        let bucket = u32::try_from(token).ok().filter(|_| range == (0..BUCKET))?;
+        let ours = self.owners.get((bucket >> self.core.region_shift) as usize)?;
+        std::ptr::addr_eq(Arc::as_ptr(owner), Arc::as_ptr(ours)).then_some(bucket)
+    }
+
+    /// A slot takes over a bucket that a segment of its caller points at: one more count. True if bytes had landed
+    /// there and nobody has taken it over before.
+    pub(crate) fn adopt(&self, bucket: u32) -> bool {
+        self.core.retain(bucket);
+        self.core.settle_landed(bucket)
+    }
+
+    /// All that bytes land in whole: a segment of it, which has the caller's count.
+    pub(crate) fn landed_segment(&self, bucket: u32) -> Segment {
+        self.meta(bucket).set_valid(u8::MAX);
+        let owner = &self.owners[(bucket >> self.core.region_shift) as usize];
+        Segment::pinned(Arc::clone(owner) as _, u64::from(bucket), 0..BUCKET)
     }
 
     /// One more slot or flush points at it.
@@ -360,6 +416,17 @@ impl Core {
         }
     }
 
+    /// Whether bytes had landed in the bucket that nobody had taken over; now they are.
+    fn settle_landed(&self, bucket: u32) -> bool {
+        let owner = &self.metas[bucket as usize].owner;
+        let settled = owner.load(Ordering::Relaxed) == LANDED
+            && owner.compare_exchange(LANDED, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if settled {
+            self.landed.fetch_sub(1, Ordering::Relaxed);
+        }
+        settled
+    }
+
     #[inline]
     fn release(&self, bucket: u32) {
         let meta = &self.metas[bucket as usize];
@@ -369,6 +436,7 @@ impl Core {
         // Release: what we read is read before it is written anew; Acquire: so it is for all the others.
         match meta.refs.fetch_sub(1, Ordering::AcqRel) {
             1 => {
+                self.settle_landed(bucket);
                 meta.set_owner(None);
                 meta.set_valid(0);
                 meta.set_dirty(0);
@@ -467,6 +535,16 @@ impl<'a> Reserved<'a> {
         // SAFETY: the bucket was free and is ours alone; it lies whole within the arena, whose memory is
         // initialised (zeroed by the system, or written before).
         fill(unsafe { std::slice::from_raw_parts_mut(self.pool.at(bucket), BUCKET) });
+        Some(bucket)
+    }
+
+    /// One of them for bytes to land in, which the pool counts: [`Pool::claim_landed`] was asked for it. Its caller
+    /// points at it.
+    pub(crate) fn take_landed(&mut self) -> Option<u32> {
+        let bucket = self.pop()?;
+        let meta = self.pool.meta(bucket);
+        meta.refs.store(1, Ordering::Relaxed);
+        meta.owner.store(LANDED, Ordering::Relaxed);
         Some(bucket)
     }
 

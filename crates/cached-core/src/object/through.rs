@@ -159,7 +159,8 @@ async fn send(
     terms.durability = forwarded_durability(policy, change.durability);
     let answer = ask(shared, id, &mutation, terms, call).await;
     let keeps = policy != WritePolicy::Around && answer.is_ok();
-    let most = if keeps { mutation.buckets_kept() } else { 0 };
+    let landed = if keeps { mutation.landed(&shared.pool) } else { 0 };
+    let most = if keeps { mutation.buckets_kept().saturating_sub(landed) } else { 0 };
     let mut means = OwnedMeans::at_hand(shared, most);
     let (hash, own) = (handle.in_use().node.hash(), Arc::clone(shared));
     let answer = handle

@@ -23,6 +23,8 @@ impl Shared {
             dirty_bytes: bytes(&[State::Dirty, State::DirtyWhole, State::Writing]),
             writing_bytes: bytes(&[State::Writing]),
             zero_bytes: bytes(&[State::ZeroClean, State::ZeroDirty, State::ZeroWriting]),
+            landing_bytes: u64::from(self.pool.landed()) * BUCKET_BYTES,
+            landed_bytes: read(&gauges.landed) * BUCKET_BYTES,
             loading_bytes: read(&gauges.loading) * BUCKET_BYTES,
             read_hits: gauges.hits(),
             read_misses: read(&gauges.misses),
@@ -82,6 +84,15 @@ impl Shared {
         if let Some(bucket) = free.iter().find(|bucket| pointed.contains_key(bucket)) {
             return Err(format!("bucket {bucket} is free and in use"));
         }
+        let landed = self.pool.landed_list();
+        // Room may be claimed this very moment for buckets that are not marked yet.
+        if landed.len() as u64 > u64::from(self.pool.landed()) {
+            return Err(format!("{} buckets are landed in, counted {}", landed.len(), self.pool.landed()));
+        }
+        let is_free = |bucket: &u32| self.pool.meta(*bucket).refs() == 0 || free.contains(bucket);
+        if let Some(bucket) = landed.iter().find(|bucket| pointed.contains_key(bucket) || is_free(bucket)) {
+            return Err(format!("bucket {bucket} is landed in, and free or in use"));
+        }
         for (bucket, slots) in &pointed {
             let refs = u32::from(self.pool.meta(*bucket).refs());
             if refs < *slots {
@@ -108,7 +119,7 @@ impl Counters {
         }
         let figures = figures! {
             objects memory_bytes free_bytes clean_bytes dirty_bytes writing_bytes zero_bytes loading_bytes
-            read_hits read_misses writes_back writes_through writes_throttled flushes flush_failures
+            landing_bytes landed_bytes read_hits read_misses writes_back writes_through writes_throttled flushes flush_failures
             flush_requests flush_bytes lost_bytes bucket_evictions object_evictions
         };
         Statistics { figures }

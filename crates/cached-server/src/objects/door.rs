@@ -4,6 +4,7 @@ use super::{ObjectsError, spawn};
 use crate::config::SynapseTable;
 use blocker::{Blocker, Control};
 use cached_core::object::ObjectCache;
+use cached_objects::CacheLanding;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -31,6 +32,7 @@ impl Door {
     ) -> Result<Door, ObjectsError> {
         let mut config = table.server();
         config.secret = secret;
+        config.landing = Some(Arc::new(CacheLanding::new(cache.clone())));
         let mut threads = Vec::new();
         for index in 0..table.threads {
             let runtime = Builder::new_current_thread().enable_all().build()?;

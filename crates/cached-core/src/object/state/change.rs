@@ -49,7 +49,13 @@ impl Object {
         let mut from = Cursor::new(data);
         let len = data.len_bytes() as u64;
         for (at, lo, hi) in parts(offset, len) {
-            self.write_slot(env, at, lo, hi, means, |bytes| from.copy_to(bytes));
+            match self.to_adopt(env, at, lo, hi, &from) {
+                Some(bucket) => {
+                    from.skip(BUCKET);
+                    self.adopt_dirty(env, at, bucket, means);
+                }
+                None => self.write_slot(env, at, lo, hi, means, |bytes| from.copy_to(bytes)),
+            }
         }
         self.grow_to(offset + len, len > 0);
     }

@@ -16,6 +16,7 @@ mod buckets;
 mod bytes;
 mod change;
 mod check;
+mod landing;
 mod parts;
 mod sharing;
 mod taking;

@@ -56,6 +56,23 @@ impl<'a> Cursor<'a> {
         Self { rest: data.as_slice(), within: 0 }
     }
 
+    /// The segment that comes next, if none of it has been taken.
+    pub(super) fn next_whole(&self) -> Option<&'a Segment> {
+        self.rest.first().filter(|_| self.within == 0)
+    }
+
+    /// Passes over so many bytes.
+    pub(super) fn skip(&mut self, mut count: usize) {
+        while let (Some(first), true) = (self.rest.first(), count > 0) {
+            let step = count.min(first.len_bytes() - self.within);
+            self.within += step;
+            count -= step;
+            if self.within == first.len_bytes() {
+                (self.rest, self.within) = (&self.rest[1..], 0);
+            }
+        }
+    }
+
     pub(super) fn copy_to(&mut self, mut target: &mut [u8]) {
         while let (Some(first), false) = (self.rest.first(), target.is_empty()) {
             let bytes = &first.as_slice()[self.within..];

@@ -19,7 +19,10 @@ impl Object {
     ) {
         let mut from = Cursor::new(data);
         for (at, lo, hi) in parts(offset, data.len_bytes() as u64) {
-            self.take_over(env, at, lo, hi, means, |bytes| from.copy_to(bytes));
+            match self.to_adopt(env, at, lo, hi, &from) {
+                Some(bucket) if self.adopt_clean(env, at, bucket) => from.skip(BUCKET),
+                _ => self.take_over(env, at, lo, hi, means, |bytes| from.copy_to(bytes)),
+            }
         }
     }
 
