@@ -11,9 +11,10 @@ use crate::measure::Meter;
 use crate::shape::{Operation, Shape};
 
 const HEADER_BYTES: usize = 64;
-/// What is received or sent at once, in bytes: not all there is, so that the other side works on some while this one
-/// works on the next.
-const INPUT_BYTES: usize = 32 * 1024;
+/// What is received or sent at once, in bytes: all there is, so that the sides take turns.
+pub(crate) const WHOLE_BYTES: usize = 256 * 1024;
+/// The same where either side works on some while the other works on the next, as synapse does.
+pub(crate) const BATCH_BYTES: usize = 32 * 1024;
 /// A payload from this size on is sent and received without passing through a buffer, in bytes.
 const DIRECT_BYTES_MIN: usize = 32 * 1024;
 
@@ -43,12 +44,17 @@ impl Header {
 ///
 /// # Errors
 /// When the socket cannot be used. A client that leaves is none.
-pub(crate) fn serve(listener: &TcpListener, slot_count: usize, slot_bytes: usize) -> Result<()> {
+pub(crate) fn serve(
+    listener: &TcpListener,
+    slot_count: usize,
+    slot_bytes: usize,
+    batch_bytes: usize,
+) -> Result<()> {
     let mut slots: Vec<Vec<u8>> = (0..slot_count).map(|n| vec![n as u8 | 1; slot_bytes]).collect();
     loop {
         let (stream, _) = listener.accept().context("accepting")?;
         stream.set_nodelay(true)?;
-        match serve_one(&stream, &mut slots) {
+        match serve_one(&stream, &mut slots, batch_bytes) {
             // The client has left.
             Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {}
             Err(error) => return Err(error.into()),
@@ -57,9 +63,9 @@ pub(crate) fn serve(listener: &TcpListener, slot_count: usize, slot_bytes: usize
     }
 }
 
-fn serve_one(mut stream: &TcpStream, slots: &mut [Vec<u8>]) -> io::Result<()> {
-    let mut input = Input::for_payloads(slots.first().map_or(0, Vec::len));
-    let mut output: Vec<u8> = Vec::with_capacity(INPUT_BYTES);
+fn serve_one(mut stream: &TcpStream, slots: &mut [Vec<u8>], batch_bytes: usize) -> io::Result<()> {
+    let mut input = Input::for_payloads(slots.first().map_or(0, Vec::len), batch_bytes);
+    let mut output: Vec<u8> = Vec::with_capacity(batch_bytes);
     loop {
         while let Some(header) = input.take(HEADER_BYTES).map(Header::decode) {
             let slot = slots.get_mut(header.slot as usize).ok_or(ErrorKind::InvalidInput)?;
@@ -71,7 +77,7 @@ fn serve_one(mut stream: &TcpStream, slots: &mut [Vec<u8>]) -> io::Result<()> {
                 output.extend_from_slice(&Header { payload_bytes: 0, ..header }.encode());
                 continue;
             }
-            if output.len() >= INPUT_BYTES {
+            if output.len() >= batch_bytes {
                 stream.write_all(&output)?;
                 output.clear();
             }
@@ -95,11 +101,12 @@ fn serve_one(mut stream: &TcpStream, slots: &mut [Vec<u8>]) -> io::Result<()> {
 ///
 /// # Errors
 /// When the connection fails or an answer is not what it should be.
-pub(crate) fn load(address: SocketAddr, shape: &Shape, meter: &mut Meter) -> Result<()> {
+pub(crate) fn load(address: SocketAddr, shape: &Shape, batch_bytes: usize, meter: &mut Meter) -> Result<()> {
     let stream = TcpStream::connect(address).context("connecting")?;
     stream.set_nodelay(true)?;
-    let mut input = Input::for_payloads(if shape.operation == Operation::Read { shape.bytes } else { 0 });
-    let mut output = Vec::with_capacity(INPUT_BYTES);
+    let payload_bytes = if shape.operation == Operation::Read { shape.bytes } else { 0 };
+    let mut input = Input::for_payloads(payload_bytes, batch_bytes);
+    let mut output = Vec::with_capacity(batch_bytes);
     let payload = vec![0x5a; shape.bytes];
     let mut target = vec![0; shape.bytes];
     let (mut sent, mut answered) = (0, 0);
@@ -107,7 +114,7 @@ pub(crate) fn load(address: SocketAddr, shape: &Shape, meter: &mut Meter) -> Res
         while sent - answered < shape.depth as u64 {
             send(&stream, shape, shape.slot(sent), &payload, &mut output)?;
             sent += 1;
-            if output.len() >= INPUT_BYTES {
+            if output.len() >= batch_bytes {
                 (&stream).write_all(&output)?;
                 output.clear();
             }
@@ -166,8 +173,8 @@ struct Input {
 
 impl Input {
     /// Before large payloads only a header is received, so that they are not copied.
-    fn for_payloads(bytes: usize) -> Self {
-        let len = if bytes >= DIRECT_BYTES_MIN { HEADER_BYTES } else { INPUT_BYTES };
+    fn for_payloads(bytes: usize, batch_bytes: usize) -> Self {
+        let len = if bytes >= DIRECT_BYTES_MIN { HEADER_BYTES } else { batch_bytes };
         Self { buffer: vec![0; len], start: 0, end: 0 }
     }
 

@@ -47,10 +47,10 @@ pub(crate) fn serve(options: &ServeOptions) -> Result<()> {
         println!("{address}");
         std::io::stdout().flush()
     };
-    if options.kind == Kind::Raw {
+    if let Some(batch_bytes) = options.kind.raw_batch_bytes() {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         announce(listener.local_addr()?)?;
-        return raw::serve(&listener, options.slots, options.slot_bytes);
+        return raw::serve(&listener, options.slots, options.slot_bytes, batch_bytes);
     }
     runtime()?.block_on(async {
         let (address, serving) = start(options.kind, Slots::new(options.slots, options.slot_bytes)).await?;
@@ -87,13 +87,13 @@ async fn start(kind: Kind, slots: Arc<Slots>) -> Result<(SocketAddr, Serving)> {
 /// When either side fails.
 pub(crate) fn play(kind: Kind, shape: &Shape, requests: u64) -> Result<()> {
     let mut meter = Meter::counting(requests, shape)?;
-    if kind == Kind::Raw {
+    if let Some(batch_bytes) = kind.raw_batch_bytes() {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
         let (slots, bytes) = (shape.slots(), shape.bytes);
         // Ends with the process.
-        std::thread::spawn(move || raw::serve(&listener, slots, bytes));
-        return raw::load(address, shape, &mut meter);
+        std::thread::spawn(move || raw::serve(&listener, slots, bytes, batch_bytes));
+        return raw::load(address, shape, batch_bytes, &mut meter);
     }
     runtime()?.block_on(async {
         let (address, serving) = start(kind, Slots::new(shape.slots(), shape.bytes)).await?;
@@ -109,7 +109,7 @@ async fn load(kind: Kind, address: SocketAddr, shape: &Shape, meter: &mut Meter)
         Kind::Grpc => grpc_load(address, shape, meter).await,
         Kind::Synapse => wire::load(address, shape, false, meter).await,
         Kind::SynapseCrc => wire::load(address, shape, true, meter).await,
-        Kind::Raw => bail!("raw sockets block"),
+        Kind::Raw | Kind::RawBatched => bail!("raw sockets block"),
     }
 }
 
@@ -167,9 +167,9 @@ impl Service {
     /// When the load fails.
     pub(crate) fn measure(&self, shape: &Shape) -> Result<Sample> {
         let mut meter = Meter::new(self.child.id(), shape)?;
-        let done = match self.kind {
-            Kind::Raw => raw::load(self.address, shape, &mut meter),
-            kind => runtime()?.block_on(load(kind, self.address, shape, &mut meter)),
+        let done = match self.kind.raw_batch_bytes() {
+            Some(batch_bytes) => raw::load(self.address, shape, batch_bytes, &mut meter),
+            None => runtime()?.block_on(load(self.kind, self.address, shape, &mut meter)),
         };
         done.with_context(|| format!("{} of {shape}", self.kind))?;
         meter.sample()

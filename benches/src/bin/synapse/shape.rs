@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 
+use crate::raw;
+
 /// Reads or writes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Operation {
@@ -20,6 +22,8 @@ pub(crate) enum Operation {
 pub(crate) enum Kind {
     /// A small header and the payload over blocking sockets, one thread each side: nothing can do much less.
     Raw,
+    /// The same, working on some while the other side works on the next.
+    RawBatched,
     /// The object door's protocol, payloads without a checksum.
     Synapse,
     /// The same with payload checksums.
@@ -31,7 +35,7 @@ pub(crate) enum Kind {
 impl Kind {
     /// Those that this program was built with.
     pub(crate) fn built() -> Vec<Self> {
-        let mut kinds = vec![Self::Raw, Self::Synapse, Self::SynapseCrc];
+        let mut kinds = vec![Self::Raw, Self::RawBatched, Self::Synapse, Self::SynapseCrc];
         if cfg!(feature = "grpc") {
             kinds.push(Self::Grpc);
         }
@@ -39,10 +43,22 @@ impl Kind {
     }
 }
 
+impl Kind {
+    /// Of raw sockets, how much is received or sent at once.
+    pub(crate) fn raw_batch_bytes(self) -> Option<usize> {
+        match self {
+            Self::Raw => Some(raw::WHOLE_BYTES),
+            Self::RawBatched => Some(raw::BATCH_BYTES),
+            _ => None,
+        }
+    }
+}
+
 impl fmt::Display for Kind {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.pad(match self {
             Self::Raw => "raw TCP",
+            Self::RawBatched => "raw, batched",
             Self::Synapse => "synapse",
             Self::SynapseCrc => "synapse+crc",
             Self::Grpc => "tonic/gRPC",
