@@ -2,8 +2,8 @@
 //! to where they belong.
 //!
 //! After a large frame the next read asks for little more than a head, because another large one is likely
-//! to follow, and what arrives with its head must be copied. After a small frame it asks for several small
-//! ones, not for all there is: while we work on them the other side gets their answers and goes on.
+//! to follow, and what arrives with its head must be copied. After each small frame it asks for twice as much, up to
+//! several of them, not for all there is: while we work on them the other side gets their answers and goes on.
 
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
@@ -158,7 +158,8 @@ impl Input {
         let Some(measured) = codec::measure(waiting, self.payload_bytes_max)? else { return Ok(None) };
         let (head_bytes, payload_bytes) = (measured.head_bytes, measured.payload_bytes);
         if payload_bytes < LARGE_BYTES {
-            self.read_bytes = READ_BYTES;
+            // Step by step: between large frames there may be a small one now and then.
+            self.read_bytes = (2 * self.read_bytes).min(READ_BYTES);
             if waiting.len() < head_bytes + payload_bytes {
                 return Ok(None);
             }
