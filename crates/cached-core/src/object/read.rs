@@ -41,7 +41,10 @@ impl Object {
         if let Err(error) = check_condition(Some(Version(self.head.version)), request.condition) {
             return Some(Err(error));
         }
-        if let Some(data) = self.read_within(env, request.offset, request.len_bytes) {
+        // Not after a load: what has just come for this very read would count as read once more.
+        if loaded.is_none()
+            && let Some(data) = self.read_within(env, request.offset, request.len_bytes)
+        {
             return Some(Ok(self.reply(data)));
         }
         let data = self.read(env, request.offset, request.len_bytes, loaded).ok()?;

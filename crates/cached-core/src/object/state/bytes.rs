@@ -81,7 +81,10 @@ impl Object {
                     let meta = env.meta(slot.bucket());
                     let missing = touched(lo, hi) & !meta.valid();
                     if missing == 0 {
-                        env.queues.hit(meta, env.bucket_name(at));
+                        // Whoever has just loaded it reads it for the first time: a scan must not look like use.
+                        if loaded.is_none() {
+                            env.queues.hit(meta, env.bucket_name(at));
+                        }
                         let pinned = env.pool.pin(slot.bucket(), lo..hi);
                         let copied = || {
                             let bytes = env.pool.bytes(slot.bucket())[lo..hi].to_vec();
