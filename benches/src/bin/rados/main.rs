@@ -130,8 +130,9 @@ impl Bench {
             ("throttled", Self::throttled),
             ("twice", Self::twice),
             ("threads", Self::threads),
-            ("index", Self::index),
+            // Before `index`, whose objects keep the OSD busy for a while after they have gone.
             ("door", Self::door),
+            ("index", Self::index),
         ];
         for (name, part) in parts {
             if name.contains(&self.arguments.only) {
