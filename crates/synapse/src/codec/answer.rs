@@ -249,7 +249,7 @@ fn decode_list(mut bytes: Bytes) -> Result<Vec<ListEntry>, Error> {
 fn encode_figures(figures: &[(String, u64)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (name, value) in figures.iter().take(CONTROL_ENTRIES_MAX) {
-        put_name(&mut bytes, &name.as_bytes()[..name.len().min(NAME_BYTES_MAX)]);
+        put_name(&mut bytes, &name.as_bytes()[..name.floor_char_boundary(NAME_BYTES_MAX)]);
         bytes.extend_from_slice(&value.to_le_bytes());
     }
     bytes
@@ -258,7 +258,11 @@ fn encode_figures(figures: &[(String, u64)]) -> Vec<u8> {
 fn decode_figures(mut bytes: Bytes) -> Result<Vec<(String, u64)>, Error> {
     let mut figures = Vec::new();
     while !bytes.is_empty() {
-        let name = String::from_utf8_lossy(&take_name(&mut bytes)?).into_owned();
+        let name = String::from_utf8(take_name(&mut bytes)?.into());
+        let name = name.map_err(|_| invalid("the name of a figure is not UTF-8"))?;
+        if figures.len() == CONTROL_ENTRIES_MAX {
+            return Err(invalid("more figures than one answer may have"));
+        }
         figures.push((name, take_u64(&mut bytes)?));
     }
     Ok(figures)
