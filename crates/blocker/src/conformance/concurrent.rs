@@ -11,6 +11,7 @@ use crate::blocker::Blocker;
 use crate::capabilities::BUCKET_BYTES;
 use crate::error::Error;
 use crate::executor::block_on_for;
+use crate::name::ObjectId;
 use crate::request::*;
 
 const WRITERS: u8 = 3;
@@ -47,50 +48,47 @@ fn failed(error: Error) -> Stop {
 
 pub(super) fn a_bucket_is_never_seen_half_written(cx: &Cx<'_>) -> Check {
     let object = cx.object("torn");
-    let rounds = 300 * cx.options.effort;
-    let sizes =
-        [BUCKET_BYTES, cx.caps.atomic_bytes.clamp(BUCKET_BYTES, 64 << 10).min(cx.caps.object_bytes_max)];
-    for size in sizes {
+    let write = |shared: &Shared, size: u64, byte: u8| {
+        let data = Bytes::from(vec![byte; size as usize]);
+        let request = WriteRequest::new(object.clone(), 0, data);
+        call!(shared, shared.0.write(request.clone())).map(drop).map_err(failed)
+    };
+    never_seen_in_part(cx, &object, write, |size, bytes| {
         let len = size as usize;
-        cx.write(&object, 0, &vec![0; len])?;
-        let shared = (cx.backend(), cx.options.patience);
-        let done = AtomicBool::new(false);
-        on_threads(WRITERS + 1, |index| {
-            if index < WRITERS {
-                for round in 0..rounds {
-                    if done.load(Ordering::Relaxed) {
-                        break;
-                    }
-                    let data =
-                        Bytes::from(vec![(round as u8).wrapping_mul(WRITERS).wrapping_add(index); len]);
-                    let request = WriteRequest::new(object.clone(), 0, data);
-                    call!(shared, shared.0.write(request.clone())).map_err(failed)?;
-                }
-                return Ok(());
-            }
-            for _ in 0..rounds {
-                let request = ReadRequest::new(object.clone(), 0, size);
-                let reply = call!(shared, shared.0.read(request.clone())).map_err(failed)?;
-                let bytes = reply.data.to_vec();
-                ensure!(bytes.len() == len, "a reader found {} bytes of {len}", bytes.len());
-                ensure!(bytes.iter().all(|byte| *byte == bytes[0]), "a reader found a mix of two writes");
-            }
-            done.store(true, Ordering::Relaxed);
-            Ok(())
-        })?;
-    }
-    Ok(())
+        ensure!(bytes.len() == len, "a reader found {} bytes of {len}", bytes.len());
+        ensure!(bytes.iter().all(|byte| *byte == bytes[0]), "a reader found a mix of two writes");
+        Ok(())
+    })
 }
 
 pub(super) fn runs_are_seen_all_or_none(cx: &Cx<'_>) -> Check {
     cx.skip_unless(cx.caps.runs_max > 2, "write_runs")?;
     let object = cx.object("runs");
+    let places = |size: u64| [0, size / 2, size - 1];
+    let write = |shared: &Shared, size: u64, byte: u8| {
+        let run = |at| Run::data(at, Bytes::from(vec![byte]));
+        let request = WriteRunsRequest::new(object.clone(), places(size).map(run).into());
+        call!(shared, shared.0.write_runs(request.clone())).map(drop).map_err(failed)
+    };
+    never_seen_in_part(cx, &object, write, |size, bytes| {
+        let found = places(size).map(|at| bytes[at as usize]);
+        ensure!(found == [found[0]; 3], "a reader found runs of several changes: {found:?}");
+        Ok(())
+    })
+}
+
+/// Writers put a byte each time where `write` says, while a reader holds all that it finds against `check`. Both know the size:
+/// one bucket; and as many bytes as one write is atomic for.
+fn never_seen_in_part(
+    cx: &Cx<'_>,
+    object: &ObjectId,
+    write: impl Fn(&Shared, u64, u8) -> Check + Sync,
+    check: impl Fn(u64, &[u8]) -> Check + Sync,
+) -> Check {
     let rounds = 300 * cx.options.effort;
-    // Within one bucket; and as far apart as one write would be atomic.
     let far = cx.caps.atomic_bytes.clamp(BUCKET_BYTES, 64 << 10).min(cx.caps.object_bytes_max);
     for size in [BUCKET_BYTES, far] {
-        let places = [0, size / 2, size - 1];
-        cx.write(&object, 0, &vec![0; size as usize])?;
+        cx.write(object, 0, &vec![0; size as usize])?;
         let shared = (cx.backend(), cx.options.patience);
         let done = AtomicBool::new(false);
         on_threads(WRITERS + 1, |index| {
@@ -99,19 +97,14 @@ pub(super) fn runs_are_seen_all_or_none(cx: &Cx<'_>) -> Check {
                     if done.load(Ordering::Relaxed) {
                         break;
                     }
-                    let byte = (round as u8).wrapping_mul(WRITERS).wrapping_add(index);
-                    let run = |at: &u64| Run::data(*at, Bytes::from(vec![byte]));
-                    let request = WriteRunsRequest::new(object.clone(), places.iter().map(run).collect());
-                    call!(shared, shared.0.write_runs(request.clone())).map_err(failed)?;
+                    write(&shared, size, (round as u8).wrapping_mul(WRITERS).wrapping_add(index))?;
                 }
                 return Ok(());
             }
             for _ in 0..rounds {
                 let request = ReadRequest::new(object.clone(), 0, size);
                 let reply = call!(shared, shared.0.read(request.clone())).map_err(failed)?;
-                let bytes = reply.data.to_vec();
-                let found = places.map(|at| bytes[at as usize]);
-                ensure!(found == [found[0]; 3], "a reader found runs of several changes: {found:?}");
+                check(size, &reply.data.to_vec())?;
             }
             done.store(true, Ordering::Relaxed);
             Ok(())
