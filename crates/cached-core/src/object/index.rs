@@ -185,13 +185,17 @@ impl Index {
         unsafe { &*self.place_of(at) }
     }
 
+    /// The number of a shard's `nth` node. Numbers go round the shards, so that the memory of few objects is dense.
+    fn number(&self, shard: &Shard, nth: u32) -> u32 {
+        nth * self.shards.len() as u32 + shard.own
+    }
+
     /// The number of a node that was never used, made now.
     fn fresh(&self, shard: &mut Shard) -> Option<u32> {
         if shard.fresh == self.per_shard {
             return None;
         }
-        // Numbers go round the shards, so that the memory of few objects is dense.
-        let at = shard.fresh * self.shards.len() as u32 + shard.own;
+        let at = self.number(shard, shard.fresh);
         shard.fresh += 1;
         // SAFETY: the place lies within the mapping, and nobody but us, who hold the shard's lock, knows it yet.
         unsafe { self.place_of(at).write(Node::new()) };
@@ -199,14 +203,19 @@ impl Index {
     }
 
     #[inline]
+    fn shard_index(&self, hash: u64) -> usize {
+        (hash >> 58) as usize & (self.shards.len() - 1)
+    }
+
+    #[inline]
     fn shard(&self, hash: u64) -> &Mutex<Shard> {
-        &self.shards[(hash >> 58) as usize & (self.shards.len() - 1)]
+        &self.shards[self.shard_index(hash)]
     }
 
     /// Where the chain of a hash begins.
     #[inline]
     fn head_of(&self, hash: u64) -> *mut u32 {
-        let shard = (hash >> 58) as usize & (self.shards.len() - 1);
+        let shard = self.shard_index(hash);
         let chain = hash as usize & (self.heads_per_shard as usize - 1);
         // SAFETY: both are below their bounds, so the head lies within the mapping.
         unsafe { self.memory.base().cast::<u32>().add(shard * self.heads_per_shard as usize + chain) }
@@ -393,7 +402,7 @@ impl Index {
         leaving: &mut Vec<u32>,
     ) -> Option<(u32, ObjectId)> {
         for _ in 0..2 * self.per_shard {
-            let at = shard.hand * self.shards.len() as u32 + shard.own;
+            let at = self.number(shard, shard.hand);
             shard.hand = (shard.hand + 1) % self.per_shard;
             let node = self.node(at);
             if !self.is_unused(at) {
@@ -442,7 +451,7 @@ impl Index {
         for shard in &self.shards {
             let in_use: Vec<InUse<'a>> = {
                 let shard = lock(shard);
-                let placed = (0..shard.fresh).map(|nth| nth * self.shards.len() as u32 + shard.own);
+                let placed = (0..shard.fresh).map(|nth| self.number(&shard, nth));
                 // SAFETY: under the shard's lock.
                 let placed = placed.filter(|at| unsafe { &*self.node(*at).label.get() }.is_some());
                 placed.map(|at| self.use_again(at)).collect()
@@ -490,9 +499,8 @@ impl Drop for Index {
         for shard in &self.shards {
             let shard = lock(shard);
             for nth in 0..shard.fresh {
-                let at = nth * self.shards.len() as u32 + shard.own;
                 // SAFETY: `fresh` has made this node, nobody can use it any more, and it goes once.
-                unsafe { self.place_of(at).drop_in_place() };
+                unsafe { self.place_of(self.number(&shard, nth)).drop_in_place() };
             }
         }
     }
