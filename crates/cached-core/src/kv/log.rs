@@ -9,7 +9,7 @@ use super::{Inner, RECLAIM_RESERVE};
 use crate::arena::{Owner, REGION_HEADER_BYTES, RegionHeader, RegionId, RegionState};
 use crate::clock::Expiry;
 use crate::policy::QueueId;
-use crate::sync::{Mutex, lock, try_lock};
+use crate::sync::{AtomicBool, Mutex, lock, try_lock};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -48,11 +48,15 @@ impl Stream {
 
 /// The streams of one lane, on cache lines of their own.
 #[repr(align(128))]
-pub(super) struct Lane(Mutex<[Stream; STREAMS]>);
+pub(super) struct Lane {
+    streams: Mutex<[Stream; STREAMS]>,
+    /// Some thread has come to it for a region.
+    is_used: AtomicBool,
+}
 
 impl Lane {
     pub(super) fn new() -> Lane {
-        Lane(Mutex::new([const { Stream::new() }; STREAMS]))
+        Lane { streams: Mutex::new([const { Stream::new() }; STREAMS]), is_used: AtomicBool::new(false) }
     }
 }
 
@@ -99,14 +103,11 @@ impl Inner {
 
     /// The thread's lane, which is about to get a region: another free one is kept for it from now on.
     fn lane_in_use(&self) -> &Lane {
-        let number = thread_number() % self.lanes.len();
-        let bit = 1 << number.min(63);
-        if self.lanes_used.load(Ordering::Relaxed) & bit == 0
-            && self.lanes_used.fetch_or(bit, Ordering::Relaxed) & bit == 0
-        {
+        let lane = self.lane();
+        if !lane.is_used.load(Ordering::Relaxed) && !lane.is_used.swap(true, Ordering::Relaxed) {
             self.pace_below.fetch_add(1, Ordering::Relaxed);
         }
-        &self.lanes[number]
+        lane
     }
 
     /// The stream for a new item of this expiry.
@@ -125,14 +126,14 @@ impl Inner {
         if self.arena.kv_available() < self.pace_below.load(Ordering::Relaxed) {
             return None;
         }
-        let mut streams = try_lock(&self.lane().0)?;
+        let mut streams = try_lock(&self.lane().streams)?;
         self.append(&mut streams[stream], bytes)
     }
 
     /// Space in a stream, reclaiming if need be. Not under a bucket's lock. `None`: no memory.
     pub(super) fn alloc(&self, stream: usize, bytes: u32, now: u32) -> Option<Entry> {
         self.pace(now);
-        let mut streams = lock(&self.lane_in_use().0);
+        let mut streams = lock(&self.lane_in_use().streams);
         let open = &mut streams[stream];
         if let Some(entry) = self.append(open, bytes) {
             return Some(entry);
@@ -149,7 +150,7 @@ impl Inner {
         let header = super::extent::PIECE_HEADER_BYTES;
         let region_bytes = self.arena.region_bytes();
         self.pace(now);
-        let mut streams = lock(&self.lane_in_use().0);
+        let mut streams = lock(&self.lane_in_use().streams);
         let open = &mut streams[LARGE_STREAM];
         // A last sliver is cheaper wasted than listed.
         if (open.room(region_bytes) as usize) < (header + wanted).min(region_bytes / 64) {
@@ -229,7 +230,7 @@ impl Inner {
 
     /// Closes every open region of every lane, then calls `f` while none can be opened.
     pub(super) fn with_lanes_sealed(&self, f: impl FnOnce()) {
-        let mut lanes: Vec<_> = self.lanes.iter().map(|lane| lock(&lane.0)).collect();
+        let mut lanes: Vec<_> = self.lanes.iter().map(|lane| lock(&lane.streams)).collect();
         for streams in &mut lanes {
             for (stream, open) in streams.iter_mut().enumerate() {
                 self.seal(open, queue_of_stream(stream), Place::Newest);

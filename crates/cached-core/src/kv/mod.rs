@@ -85,8 +85,6 @@ struct Inner {
     /// Below so many free regions, whoever allocates also reclaims a little. One more with every lane that comes into use:
     /// what is kept free is memory without items.
     pace_below: AtomicU32,
-    /// A bit for each of the first lanes that has been used.
-    lanes_used: AtomicU64,
     lanes: Box<[Lane]>,
     ttl_classes: usize,
     policy: Box<dyn Policy>,
@@ -155,7 +153,6 @@ impl Kv {
             inline_bytes_max: region_bytes / 16,
             item_bytes_max: AtomicU64::new(config.item_bytes_max as u64),
             pace_below: AtomicU32::new(RECLAIM_RESERVE + 2),
-            lanes_used: AtomicU64::new(0),
             lanes: (0..lanes).map(|_| Lane::new()).collect(),
             ttl_classes: if regions as usize >= 64 * lanes { log::TTL_CLASSES } else { 1 },
             policy,
