@@ -303,7 +303,7 @@ pub fn encode_event(out: &mut Vec<u8>, event: &Event) {
         }
         Event::Full => 3,
         Event::Degraded(text) => {
-            reason = &text.as_bytes()[..text.len().min(status::REASON_BYTES_MAX)];
+            reason = status::cut(text).as_bytes();
             4
         }
         Event::Recovered => 5,
@@ -324,7 +324,7 @@ pub fn decode_event(head: &Head<'_>, payload: &[u8], names: &mut Names) -> Resul
         1 => Event::Changed(take_scope(head, names)?),
         2 => Event::Fenced(take_scope(head, names)?, Epoch(head.header.epoch)),
         3 => Event::Full,
-        4 => Event::Degraded(String::from_utf8_lossy(payload).into_owned().into()),
+        4 => Event::Degraded(status::read_reason(payload)),
         5 => Event::Recovered,
         6 => Event::Missed,
         _ => return Err(invalid("no such news")),

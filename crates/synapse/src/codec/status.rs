@@ -146,19 +146,25 @@ pub(super) fn put_error<'a>(header: &mut Header, error: &'a Error) -> &'a str {
         // An error that this version has no word for claims the least.
         _ => Status::OutcomeUnknown,
     };
-    let mut end = reason.len().min(REASON_BYTES_MAX);
-    while !reason.is_char_boundary(end) {
-        end -= 1;
-    }
-    &reason[..end]
+    cut(reason)
+}
+
+/// As much of a reason as is sent: whole characters.
+pub(super) fn cut(reason: &str) -> &str {
+    &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)]
+}
+
+/// A reason as it arrived. It is text for people and decides nothing, so one that is too long or not UTF-8 is
+/// shown as far as it goes: what counts, the status, must not be lost for its sake.
+pub(super) fn read_reason(payload: &[u8]) -> Cow<'static, str> {
+    let shown = String::from_utf8_lossy(&payload[..payload.len().min(REASON_BYTES_MAX)]);
+    // The characters that stand for what is no text may be longer than it was.
+    Cow::Owned(cut(&shown).to_owned())
 }
 
 /// The error that a reply's header and payload stand for; `None` if it is none of the contract's.
 pub(super) fn take_error(header: &Header, reason: &[u8]) -> Option<Error> {
-    let text = || {
-        let cut = &reason[..reason.len().min(REASON_BYTES_MAX)];
-        Cow::Owned(String::from_utf8_lossy(cut).into_owned())
-    };
+    let text = || read_reason(reason);
     Some(match header.status {
         Status::Missing => Error::Missing,
         Status::Exists => Error::Exists,

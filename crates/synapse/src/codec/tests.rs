@@ -322,6 +322,23 @@ fn a_long_reason_is_cut_between_characters() {
 }
 
 #[test]
+fn a_reason_that_is_no_text_costs_nobody_the_error() {
+    let mut header = Header::new(Op::Write, ID);
+    (header.status, header.flags) = (Status::OutOfSpace, Flags(Flags::REPLY));
+    for reason in [&b"disk 7\xff"[..], &[0xff; REASON_BYTES_MAX], &[b'x'; 3 * REASON_BYTES_MAX]] {
+        let mut bytes = Vec::new();
+        let attached = Attached { payload_bytes: reason.len() as u32, ..Attached::default() };
+        encode(&mut bytes, &header, &attached);
+        let head = decode(&bytes, 4096).unwrap().unwrap();
+        let outcome = Outcome::decode(&head, reason.to_vec().into()).unwrap();
+        let Outcome::Failed(Error::OutOfSpace(text)) = outcome else { panic!("not it") };
+        assert!(text.starts_with("disk 7\u{fffd}") || text.len() > REASON_BYTES_MAX - 4, "{text}");
+        assert!(text.len() <= REASON_BYTES_MAX, "{} bytes", text.len());
+        assert_eq!(decode_goodbye(&head.header, reason), Error::OutOfSpace(text));
+    }
+}
+
+#[test]
 fn news_arrive_as_they_were_sent() {
     let scope = Scope::Domain(object("x").namespace, OrderDomain(1));
     for event in [
@@ -330,6 +347,7 @@ fn news_arrive_as_they_were_sent() {
         Event::Fenced(scope, Epoch(9)),
         Event::Full,
         Event::Degraded("one disk is gone".into()),
+        Event::Degraded("ä".repeat(REASON_BYTES_MAX / 2).into()),
         Event::Recovered,
         Event::Missed,
     ] {

@@ -21,7 +21,7 @@ pub(crate) fn requests(data: &[u8]) {
         let has_crc = head.payload_crc.is_some();
         let sent = request.encode(head.header.id, Timestamp(0), has_crc, &mut again);
         again.extend_from_slice(&sent.to_vec());
-        let second = decode(&again, u32::MAX).expect("our own frame").expect("a whole one");
+        let second = whole(&again);
         let payload = Segments::from(again[second.head_bytes..].to_vec());
         let request_again = Request::decode(&second, payload, &mut names, Timestamp(0)).expect("our own");
         assert_eq!(format!("{request:?}"), format!("{request_again:?}"));
@@ -29,24 +29,38 @@ pub(crate) fn requests(data: &[u8]) {
     });
 }
 
-/// Any bytes as what a server sent.
+/// Any bytes as what a server sent. What makes sense is written and read again, and is the same.
 pub(crate) fn answers(data: &[u8]) {
     let mut names = Names::default();
     each_frame(data, |head, payload| {
         let _ = Welcome::decode(head);
         let _ = Challenge::decode(head);
-        let _ = decode_event(head, payload, &mut names);
-        let _ = decode_goodbye(&head.header, payload);
+        if let Ok(event) = decode_event(head, payload, &mut names) {
+            let mut again = Vec::new();
+            encode_event(&mut again, &event);
+            let second = whole(&again);
+            assert_eq!(decode_event(&second, &again[second.head_bytes..], &mut names), Ok(event));
+        }
+        let why = decode_goodbye(&head.header, payload);
+        let mut again = Vec::new();
+        encode_goodbye(&mut again, Err(&why));
+        let second = whole(&again);
+        assert_eq!(decode_goodbye(&second.header, &again[second.head_bytes..]), why);
         let Ok(outcome) = Outcome::decode(head, payload.to_vec().into()) else { return };
         let shown = format!("{outcome:?}");
         let mut again = Vec::new();
         let sent = outcome.encode(head.header.op, head.header.id, false, &mut again);
         again.extend_from_slice(&sent.to_vec());
-        let second = decode(&again, u32::MAX).expect("our own frame").expect("a whole one");
+        let second = whole(&again);
         let payload = Segments::from(again[second.head_bytes..].to_vec());
         let outcome_again = Outcome::decode(&second, payload).expect("our own");
         assert_eq!(shown, format!("{outcome_again:?}"));
     });
+}
+
+/// A frame that we have written ourselves.
+fn whole(frame: &[u8]) -> Head<'_> {
+    decode(frame, u32::MAX).expect("our own frame").expect("a whole one")
 }
 
 /// Cuts frames off until something is wrong or incomplete. The first byte says whether checksums are mended
