@@ -8,10 +8,11 @@ use std::sync::Arc;
 
 use blocker::*;
 use bytes::Bytes;
+use cached_core::object::{ObjectCache, ObjectCacheConfig};
 use common::raw::{Raw, hello, id, request_bytes};
 use common::{Kind, object};
 use synapse::codec::*;
-use synapse::{Server, ServerConfig};
+use synapse::{ClientConfig, Server, ServerConfig, SynapseBlocker};
 
 /// Counts the allocations of the threads that want it.
 struct Counting;
@@ -42,9 +43,11 @@ fn allocations() -> u64 {
     COUNT.with(|count| count.get().unwrap_or(0))
 }
 
-/// A server on a thread of its own that counts; the function given runs beside it.
+/// A server on a thread of its own that counts, with what its backend does in the background; the function given
+/// runs beside it.
 fn beside_a_counting_server(
     backend: Arc<dyn Blocker>,
+    background: impl Future<Output = ()> + Send + 'static,
     test: impl FnOnce(&synapse::Address, &dyn Fn() -> u64, &Server),
 ) {
     let (ready, wait) = std::sync::mpsc::channel();
@@ -53,6 +56,7 @@ fn beside_a_counting_server(
         let mut asked = asked;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
+            tokio::spawn(background);
             let server = Arc::new(Server::new(backend, None, ServerConfig::default()).unwrap());
             let address = server.listen(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
             COUNT.with(|count| count.set(Some(0)));
@@ -130,7 +134,7 @@ fn buckets() -> (Arc<Arena>, Arc<Buckets>) {
 
 #[test]
 fn a_small_read_allocates_nothing() {
-    beside_a_counting_server(buckets().1, |address, count, _| {
+    beside_a_counting_server(buckets().1, async {}, |address, count, _| {
         let (mut raw, _) = Raw::greeted(address, &hello(0));
         let read = Request::Read(ReadRequest::new(object("disk/0001"), 8192, 4096));
         let info = Request::Info(InfoRequest::new(object("disk/0001")));
@@ -151,9 +155,78 @@ fn a_small_read_allocates_nothing() {
     });
 }
 
+/// A cache that writes back, over memory.
+fn cache() -> ObjectCache {
+    let mut config = ObjectCacheConfig::default();
+    (config.memory_bytes_max, config.dirty_bytes_max) = (32 << 20, 8 << 20);
+    config.write = WritePolicy::Back;
+    ObjectCache::new(filled(), config, Arc::new(SystemClock)).unwrap()
+}
+
+#[test]
+fn a_hit_on_a_cache_allocates_nothing() {
+    let cache = cache();
+    let background = cache.run();
+    beside_a_counting_server(Arc::new(cache), background, |address, count, _| {
+        let (mut raw, _) = Raw::greeted(address, &hello(0));
+        let mut round = |sequence: u32| {
+            // Four requests in one go, over 128 buckets of the object.
+            let requests = (0..4).map(|slot| {
+                let offset = u64::from(sequence * 4 + slot) % 128 * 4096;
+                let disk = object("disk/0001");
+                let request = match (sequence + slot) % 2 {
+                    0 => Request::Read(ReadRequest::new(disk, offset, 4096)),
+                    _ => Request::Write(WriteRequest::new(disk, offset, vec![slot as u8; 4096])),
+                };
+                request_bytes(id(slot, sequence), &request)
+            });
+            let all: Vec<u8> = requests.flatten().collect();
+            raw.send(|out| *out = all);
+            for _ in 0..4 {
+                assert!(matches!(raw.frame().outcome(), Outcome::Answered(_)));
+            }
+        };
+        (1..200).for_each(&mut round);
+        let idle = count();
+        let asking = count() - idle;
+        let before = count();
+        (200..1200).for_each(&mut round);
+        let took = count() - before - asking;
+        assert!(took <= 10, "2000 reads and 2000 writes took {took} allocations");
+    });
+}
+
+#[test]
+fn a_call_of_the_client_allocates_no_more_than_its_reply() {
+    let host = common::Host::new(Kind::Tcp, Arc::new(cache()), ServerConfig::default());
+    let mut config: ClientConfig = host.client_config();
+    config.connections = 1;
+    let disk = object("disk/0001");
+    let payload = Bytes::from(vec![3; 4096]);
+    // A runtime of this thread, so that all that the client does is done, and counted, here.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = SynapseBlocker::connect(config).await.unwrap();
+        let round = async |n: u64| {
+            let offset = n % 128 * 4096;
+            client.read(ReadRequest::new(disk.clone(), offset, 4096)).await.unwrap();
+            client.write(WriteRequest::new(disk.clone(), offset, payload.clone())).await.unwrap();
+        };
+        for n in 0..200 {
+            round(n).await;
+        }
+        COUNT.with(|count| count.set(Some(0)));
+        for n in 0..1000 {
+            round(n).await;
+        }
+        let took = allocations();
+        assert!(took <= 2010, "2000 calls took {took} allocations");
+    });
+}
+
 #[test]
 fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
-    beside_a_counting_server(filled(), |address, _, server| {
+    beside_a_counting_server(filled(), async {}, |address, _, server| {
         let (mut raw, _) = Raw::greeted(address, &hello(0));
         let size = 256 * 1024;
         let write = Request::Write(WriteRequest::new(object("disk/0001"), 0, vec![1; size]));

@@ -5,14 +5,13 @@ use std::sync::Arc;
 use blocker::admission::runs_end;
 use blocker::*;
 
+use super::SynapseBlocker;
 use super::call::Call;
-use super::{SynapseBlocker, unwrap};
 use crate::codec::{Answer, Request, is_hopeless_prefix};
 
 macro_rules! send {
     ($self:ident, $request:expr, $answer:ident) => {{
-        let call = Call::new(Arc::clone(&$self.core), $request);
-        Reply::pending(unwrap(call, |answer| match answer {
+        Reply::pending(Call::new(Arc::clone(&$self.core), $request, |answer| match answer {
             Answer::$answer(reply) => Some(reply),
             _ => None,
         }))
@@ -127,13 +126,12 @@ impl Blocker for SynapseBlocker {
         check!(self.core.shared.unflushed.check(&request.scope));
         let (shared, scope) = (Arc::clone(&self.core.shared), request.scope.clone());
         let begun = shared.unflushed.flush_begins();
-        let call = Call::new(Arc::clone(&self.core), Request::Flush(request));
+        let call = Call::new(Arc::clone(&self.core), Request::Flush(request), |answer| match answer {
+            Answer::Flush(reply) => Some(reply),
+            _ => None,
+        });
         Reply::pending(async move {
-            let flushed = unwrap(call, |answer| match answer {
-                Answer::Flush(reply) => Some(reply),
-                _ => None,
-            });
-            let reply = flushed.await?;
+            let reply = call.await?;
             shared.unflushed.flushed(&scope, begun)?;
             Ok(reply)
         })

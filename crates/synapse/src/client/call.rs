@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use blocker::{Error, Result};
 
@@ -11,37 +11,51 @@ use super::Core;
 use super::lane::{Lane, Submitted};
 use crate::codec::{Answer, Outcome, Request, RequestId};
 
-/// A call; nothing happens before it is polled.
-pub(super) struct Call {
+/// A call that answers a `T`; nothing happens before it is polled.
+pub(super) struct Call<T> {
     core: Arc<Core>,
-    state: State,
+    /// What is asked, until it has a slot, which takes it over.
+    request: Option<Request>,
+    place: Place,
+    /// Takes the answer out of its envelope, if it is the right one.
+    take: fn(Answer) -> Option<T>,
 }
 
-enum State {
-    Start(Box<Request>),
-    Waits { lane: usize, request: Box<Request>, ticket: u64 },
+#[derive(Clone, Copy)]
+enum Place {
+    Start,
+    Waits { lane: usize, ticket: u64 },
     UnderWay { lane: usize, id: RequestId },
     Done,
 }
 
-impl Call {
-    pub(super) fn new(core: Arc<Core>, request: Request) -> Self {
-        Self { core, state: State::Start(Box::new(request)) }
+impl<T> Call<T> {
+    pub(super) fn new(core: Arc<Core>, request: Request, take: fn(Answer) -> Option<T>) -> Self {
+        Self { core, request: Some(request), place: Place::Start, take }
     }
 
-    fn submit(
-        &mut self,
-        lane: usize,
-        request: Box<Request>,
-        ticket: Option<u64>,
-        cx: &Context<'_>,
-    ) -> Poll<Error> {
-        self.state = match self.core.lanes[lane].submit(request, ticket, cx) {
-            Submitted::Queued(id) => State::UnderWay { lane, id },
-            Submitted::Waits(request, ticket) => State::Waits { lane, request, ticket },
-            Submitted::Failed(error) => return Poll::Ready(error),
+    fn submit(&mut self, lane: usize, ticket: Option<u64>, cx: &Context<'_>) -> Poll<Result<T>> {
+        self.place = match self.core.lanes[lane].submit(&mut self.request, ticket, cx) {
+            Submitted::Queued(id) => Place::UnderWay { lane, id },
+            Submitted::Waits(ticket) => Place::Waits { lane, ticket },
+            Submitted::Failed(error) => {
+                self.place = Place::Done;
+                return Poll::Ready(Err(error));
+            }
         };
         Poll::Pending
+    }
+
+    fn unwrap(&self, outcome: Result<Outcome>) -> Result<T> {
+        match outcome? {
+            Outcome::Answered(answer) => {
+                let wrong = || Error::Retryable("the server has answered something else".into());
+                (self.take)(answer).ok_or_else(wrong)
+            }
+            Outcome::Failed(error) => Err(error),
+            // Only what we have cancelled is, and then nobody asks.
+            Outcome::Cancelled => Err(Error::OutcomeUnknown("the server has cancelled the request".into())),
+        }
     }
 
     fn lane(&self, index: usize) -> &Lane {
@@ -49,44 +63,32 @@ impl Call {
     }
 }
 
-impl Future for Call {
-    type Output = Result<Answer>;
+impl<T> Future for Call<T> {
+    type Output = Result<T>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let failed = match std::mem::replace(&mut self.state, State::Done) {
-            State::Start(request) => {
+        match self.place {
+            Place::Start => {
                 let lane = self.core.choose_lane();
-                self.submit(lane, request, None, cx)
+                self.submit(lane, None, cx)
             }
-            State::Waits { lane, request, ticket } => self.submit(lane, request, Some(ticket), cx),
-            State::UnderWay { lane, id } => match self.lane(lane).poll(id, cx) {
-                Poll::Pending => {
-                    self.state = State::UnderWay { lane, id };
-                    Poll::Pending
-                }
-                Poll::Ready(outcome) => {
-                    return Poll::Ready(match outcome {
-                        Ok(Outcome::Answered(answer)) => Ok(answer),
-                        Ok(Outcome::Failed(error)) | Err(error) => Err(error),
-                        Ok(Outcome::Cancelled) => {
-                            // Only what we have cancelled is, and then nobody asks.
-                            Err(Error::OutcomeUnknown("the server has cancelled the request".into()))
-                        }
-                    });
-                }
-            },
-            State::Done => panic!("polled after completion"),
-        };
-        failed.map(Err)
+            Place::Waits { lane, ticket } => self.submit(lane, Some(ticket), cx),
+            Place::UnderWay { lane, id } => {
+                let outcome = ready!(self.lane(lane).poll(id, cx));
+                self.place = Place::Done;
+                Poll::Ready(self.unwrap(outcome))
+            }
+            Place::Done => panic!("polled after completion"),
+        }
     }
 }
 
-impl Drop for Call {
+impl<T> Drop for Call<T> {
     fn drop(&mut self) {
-        match &self.state {
-            State::Waits { lane, ticket, .. } => self.lane(*lane).leave(*ticket),
-            State::UnderWay { lane, id } => self.lane(*lane).abandon(*id),
-            State::Start(_) | State::Done => {}
+        match self.place {
+            Place::Waits { lane, ticket } => self.lane(lane).leave(ticket),
+            Place::UnderWay { lane, id } => self.lane(lane).abandon(id),
+            Place::Start | Place::Done => {}
         }
     }
 }

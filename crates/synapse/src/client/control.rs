@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use blocker::{Attachment, Namespace, Policy, Quota, Reply};
 
+use super::SynapseBlocker;
 use super::blocker_face::send;
 use super::call::Call;
-use super::{SynapseBlocker, unwrap};
 use crate::codec::{Answer, Request};
 
 impl SynapseBlocker {
@@ -52,8 +52,8 @@ impl SynapseBlocker {
         Reply::pending(async move {
             let mut all: Vec<Namespace> = Vec::new();
             loop {
-                let call = Call::new(Arc::clone(&core), Request::Namespaces(all.last().cloned()));
-                let page = unwrap(call, |answer| match answer {
+                let after = Request::Namespaces(all.last().cloned());
+                let page = Call::new(Arc::clone(&core), after, |answer| match answer {
                     Answer::Namespaces(namespaces, has_more) => Some((namespaces, has_more)),
                     _ => None,
                 });
@@ -68,7 +68,7 @@ impl SynapseBlocker {
     }
 
     fn done(&self, request: Request) -> Reply<()> {
-        let call = Call::new(Arc::clone(&self.core), request);
-        Reply::pending(unwrap(call, |answer| matches!(answer, Answer::Done).then_some(())))
+        let core = Arc::clone(&self.core);
+        Reply::pending(Call::new(core, request, |answer| matches!(answer, Answer::Done).then_some(())))
     }
 }

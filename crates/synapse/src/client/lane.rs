@@ -73,7 +73,7 @@ struct Waiter {
 struct Slot {
     sequence: u32,
     state: SlotState,
-    request: Option<Box<Request>>,
+    request: Option<Request>,
     /// What the request's caller gets, once it is done.
     outcome: Option<Result<Outcome, Error>>,
     waker: Option<Waker>,
@@ -99,8 +99,8 @@ enum SlotState {
 pub(super) enum Submitted {
     /// A slot.
     Queued(RequestId),
-    /// A place in the queue for slots; the request comes back.
-    Waits(Box<Request>, u64),
+    /// A place in the queue for slots.
+    Waits(u64),
     /// An error.
     Failed(Error),
 }
@@ -150,10 +150,20 @@ impl Lane {
 
     // ---- callers
 
-    /// Gives a request a slot, or a ticket to wait for one. Who comes with a ticket keeps his turn.
-    pub(super) fn submit(&self, request: Box<Request>, ticket: Option<u64>, cx: &Context<'_>) -> Submitted {
+    /// Gives a request a slot, which takes it over, or a ticket to wait for one. Who comes with a ticket keeps
+    /// his turn.
+    ///
+    /// # Panics
+    /// If there is no request.
+    pub(super) fn submit(
+        &self,
+        request: &mut Option<Request>,
+        ticket: Option<u64>,
+        cx: &Context<'_>,
+    ) -> Submitted {
+        let asked = request.as_ref().expect("who wants a slot has a request");
+        let deadline = asked.call().deadline.unwrap_or(NEVER);
         let mut state = self.state.lock();
-        let deadline = request.call().deadline.unwrap_or(NEVER);
         if let Err(error) = state.may_submit(&self.config, deadline) {
             if let Some(ticket) = ticket {
                 state.leave(ticket);
@@ -161,7 +171,8 @@ impl Lane {
             }
             return Submitted::Failed(error);
         }
-        let is_first = state.waiting.keys().next().is_none_or(|first| Some(*first) == ticket);
+        let is_first = state.waiting.is_empty()
+            || state.waiting.keys().next().is_none_or(|first| Some(*first) == ticket);
         let slot = if is_first { state.free.pop() } else { None };
         let Some(slot) = slot else {
             if ticket.is_none() && state.waiting.len() >= self.config.waiting_max {
@@ -176,7 +187,7 @@ impl Lane {
             let task = state.note_deadline(deadline);
             drop(state);
             task.into_iter().for_each(Waker::wake);
-            return Submitted::Waits(request, ticket);
+            return Submitted::Waits(ticket);
         };
         match ticket {
             Some(ticket) => state.leave(ticket),
@@ -186,8 +197,8 @@ impl Lane {
         let place = &mut state.slots[slot as usize];
         place.sequence = place.sequence.wrapping_add(1);
         place.state = SlotState::Queued;
-        place.cost_bytes = request.cost_bytes(request_bytes_max);
-        place.request = Some(request);
+        place.cost_bytes = asked.cost_bytes(request_bytes_max);
+        place.request = request.take();
         place.outcome = None;
         place.was_sent = false;
         place.deadline = deadline;
@@ -379,13 +390,11 @@ impl Lane {
         guard.sent_bytes = guard.sent_bytes.saturating_sub(slot.cost_bytes);
         match slot.state {
             SlotState::Sent => {
-                let request = slot.request.take();
-                let is_same_op = request.as_ref().is_some_and(|request| request.op() == op);
-                if !is_same_op {
-                    slot.request = request;
+                if slot.request.as_ref().is_none_or(|request| request.op() != op) {
                     slot.is_owed = true;
                     return Err(Error::Invalid("an answer to something else".into()));
                 }
+                let request = slot.request.take();
                 let outcome = decode();
                 if let (Some(request), Ok(outcome)) = (&request, &outcome) {
                     noted(request, outcome);
@@ -539,7 +548,7 @@ impl State {
 
     /// The one who is next in turn, if there is a slot for him.
     fn next_waiter(&mut self) -> Option<Waker> {
-        if self.free.is_empty() {
+        if self.free.is_empty() || self.waiting.is_empty() {
             return None;
         }
         self.waiting.values_mut().next().and_then(|waiter| waiter.waker.take())

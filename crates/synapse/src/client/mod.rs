@@ -15,7 +15,6 @@ mod lane;
 mod task;
 mod unflushed;
 
-use std::future::Future;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
@@ -23,7 +22,7 @@ use blocker::{Capabilities, Error, EventHub, Result};
 use parking_lot::Mutex;
 
 use crate::auth::random;
-use crate::codec::{Answer, InstanceId, SessionId};
+use crate::codec::{InstanceId, SessionId};
 use crate::landing::PayloadPool;
 
 pub use config::ClientConfig;
@@ -186,13 +185,4 @@ impl Shared {
     fn session(&self, lane: u16) -> SessionId {
         SessionId { client: self.client, lane }
     }
-}
-
-/// A call's answer, taken out of its envelope.
-async fn unwrap<T>(
-    call: impl Future<Output = Result<Answer>>,
-    take: impl FnOnce(Answer) -> Option<T>,
-) -> Result<T> {
-    let wrong = || Error::Retryable("the server has answered something else".into());
-    take(call.await?).ok_or_else(wrong)
 }

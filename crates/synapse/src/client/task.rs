@@ -263,8 +263,7 @@ impl<'a> Connection<'a> {
                 op if header.flags.has(Flags::REPLY) => {
                     has_answers = true;
                     let (shared, instance) = (self.shared, self.instance);
-                    let head = frame.head;
-                    let payload = frame.payload;
+                    let (head, payload) = (&frame.head, frame.payload);
                     let op = if header.status == Status::Cancelled { Op::Cancel } else { op };
                     let done = if op == Op::Cancel {
                         self.lane.cancelled(header.id)
@@ -273,7 +272,7 @@ impl<'a> Connection<'a> {
                             if is_damaged {
                                 return Err(damaged(op));
                             }
-                            Outcome::decode(&head, payload.into_segments())
+                            Outcome::decode(head, payload.into_segments())
                         };
                         self.lane.answered(header.id, op, decode, |request, outcome| {
                             shared.note(instance, request, outcome);

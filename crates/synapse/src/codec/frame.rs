@@ -129,7 +129,9 @@ pub fn measure(input: &[u8], payload_bytes_max: u32) -> Result<Option<Measured>,
     let head_bytes = lengths.head_bytes();
     let Some(rest) = input.get(HEADER_BYTES..head_bytes) else { return Ok(None) };
     let said = u32::from_le_bytes([fixed[100], fixed[101], fixed[102], fixed[103]]);
-    crc.update(rest);
+    if !rest.is_empty() {
+        crc.update(rest);
+    }
     if said != crc.finalize() {
         return Err(FrameError::HeadChecksum);
     }
@@ -141,6 +143,7 @@ pub fn measure(input: &[u8], payload_bytes_max: u32) -> Result<Option<Measured>,
 ///
 /// # Errors
 /// [`FrameError`]: close the connection.
+#[inline]
 pub fn parse(head: &[u8]) -> Result<Head<'_>, FrameError> {
     let Some(fixed) = head.first_chunk::<HEADER_BYTES>() else { return Err(FrameError::HeadChecksum) };
     let lengths = header::read_lengths(fixed);
@@ -211,7 +214,9 @@ pub fn encode(out: &mut Vec<u8>, header: &Header, attached: &Attached<'_>) {
             out.extend_from_slice(part);
         }
     }
-    crc.update(&out[start + HEADER_BYTES..]);
+    if out.len() > start + HEADER_BYTES {
+        crc.update(&out[start + HEADER_BYTES..]);
+    }
     out[start + HEAD_CRC_AT..start + HEADER_BYTES].copy_from_slice(&crc.finalize().to_le_bytes());
 }
 

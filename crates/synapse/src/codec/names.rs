@@ -55,9 +55,9 @@ impl Names {
 fn place(bytes: &[u8]) -> usize {
     let mut mixed = bytes.len() as u64;
     let mut mix = |word: u64| mixed = (mixed.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut words = bytes.chunks_exact(8);
-    words.by_ref().for_each(|word| mix(word.iter().fold(0, |all, byte| all << 8 | u64::from(*byte))));
-    mix(words.remainder().iter().fold(0, |all, byte| all << 8 | u64::from(*byte)));
+    let (words, rest) = bytes.as_chunks();
+    words.iter().for_each(|word| mix(u64::from_le_bytes(*word)));
+    mix(rest.iter().fold(0, |all, byte| all << 8 | u64::from(*byte)));
     (mixed >> 56) as usize
 }
 
