@@ -13,14 +13,17 @@ use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
 use std::hash::{BuildHasher, Hasher};
 
+/// Bits that choose the shard.
+pub(crate) const SHARD_BITS: u32 = 6;
+
 /// The hash of one key under one store's seed. It means nothing to another store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyHash(pub(crate) u64);
 
 impl KeyHash {
-    pub(crate) fn shard(self, shard_bits: u32) -> usize {
-        // In two steps, since there may be no shard bits and a shift by 64 is none.
-        ((self.0 >> 1) >> (63 - shard_bits)) as usize
+    /// The bits that choose the shard: where there are fewer shards, the lowest of them.
+    pub(crate) fn shard_bits(self) -> usize {
+        (self.0 >> (64 - SHARD_BITS)) as usize
     }
 
     pub(crate) fn tag(self) -> u8 {

@@ -44,11 +44,8 @@ pub(crate) fn word_len(text: &[u8]) -> usize {
 #[inline]
 pub(crate) fn words<'a>(line: &'a [u8], at: usize, into: &mut [&'a [u8]]) -> (usize, usize) {
     let (mut count, mut start, mut base) = (0, at, at);
-    while let Some(rest) = line.get(base..).filter(|rest| !rest.is_empty()) {
-        let mut mask = match rest.first_chunk() {
-            Some(block) => spaces_of_block(block),
-            None => spaces_of_tail(rest),
-        };
+    while base < line.len() {
+        let mut mask = mask_at(line, base, spaces);
         while mask != 0 {
             let end = base + mask.trailing_zeros() as usize;
             if end > start {
@@ -68,20 +65,54 @@ pub(crate) fn words<'a>(line: &'a [u8], at: usize, into: &mut [&'a [u8]]) -> (us
     (count, start)
 }
 
-const BLOCK: usize = 64;
-
-/// A bit for each byte of a block that is a space, the first in the lowest bit.
+/// The same up to CRLF, if the words are plain (no control characters) and all find room; how many there were, and where the CRLF is.
 #[inline]
-fn spaces_of_block(block: &[u8; BLOCK]) -> u64 {
-    let (chunks, _) = block.as_chunks();
-    chunks.iter().rev().fold(0, |mask, chunk| mask << 16 | u64::from(spaces(chunk)))
+pub(crate) fn words_before_crlf<'a>(
+    line: &'a [u8],
+    at: usize,
+    into: &mut [&'a [u8]],
+) -> Option<(usize, usize)> {
+    let (mut count, mut start, mut base) = (0, at, at);
+    while base < line.len() {
+        let mut mask = mask_at(line, base, blanks);
+        while mask != 0 {
+            let end = base + mask.trailing_zeros() as usize;
+            if end > start {
+                *into.get_mut(count)? = &line[start..end];
+                count += 1;
+            }
+            if line[end] != b' ' {
+                return line[end..].starts_with(b"\r\n").then_some((count, end));
+            }
+            mask &= mask - 1;
+            start = end + 1;
+        }
+        base += BLOCK;
+    }
+    None
 }
 
-/// The same for less than a block.
-fn spaces_of_tail(rest: &[u8]) -> u64 {
-    let mut block = [0; BLOCK];
+const BLOCK: usize = 64;
+
+/// A bit for each byte of the block at `base`, which is below the line's end, by what `bits` finds in sixteen of them.
+#[inline(always)]
+fn mask_at(line: &[u8], base: usize, bits: impl Fn(&[u8; 16]) -> u32) -> u64 {
+    let mask_of = |block: &[u8; BLOCK]| {
+        let (chunks, _) = block.as_chunks();
+        chunks.iter().rev().fold(0, |mask, chunk| mask << 16 | u64::from(bits(chunk)))
+    };
+    let rest = &line[base..];
+    if let Some(block) = rest.first_chunk() {
+        return mask_of(block);
+    }
+    if let Some(block) = line.last_chunk() {
+        // Less than a block is left: the last block again, without what lies before `base`.
+        return mask_of(block) >> (BLOCK - rest.len());
+    }
+    // Behind the end comes what is no word's end.
+    let mut block = [u8::MAX; BLOCK];
     block[..rest.len()].copy_from_slice(rest);
-    spaces_of_block(&block)
+    mask_of(&block)
 }
 
 /// Length of the word at the start of `text`, if it is plain (no control characters) and CRLF follows it at once.
@@ -234,6 +265,32 @@ mod tests {
                 "{batch} at once of {:?} from {from}",
                 line.escape_ascii().to_string()
             );
+        }
+    }
+
+    #[test]
+    fn plain_words_are_the_words_of_their_line() {
+        for len in 0..150 {
+            for parts in [1, 2, 7, 20, 33] {
+                // Words of `parts - 1` bytes, a space after each.
+                let mut text: Vec<u8> =
+                    (0..len).map(|at| if at % parts == parts - 1 { b' ' } else { b'k' }).collect();
+                text.extend_from_slice(b"\r\nget next\r\n");
+                for from in [0, len.min(3), len] {
+                    let (mut into, mut expected) = ([&b""[..]; 16], [&b""[..]; 17]);
+                    let found = words_before_crlf(&text, from, &mut into);
+                    let (count, _) = words(&text[..len], from, &mut expected);
+                    assert_eq!(found, (count <= 16).then_some((count, len)), "{len} {parts} {from}");
+                    assert!(found.is_none() || into[..count] == expected[..count]);
+                    assert_eq!(words_before_crlf(&text[..len], from, &mut into), None, "no end");
+                    assert_eq!(words_before_crlf(&text[..len + 1], from, &mut into), None, "half an end");
+                }
+                for bad in [b'\n', b'\t', 0] {
+                    let mut text = text.clone();
+                    text[len / 2] = bad;
+                    assert_eq!(words_before_crlf(&text, 0, &mut [&b""[..]; 200]), None);
+                }
+            }
         }
     }
 

@@ -47,15 +47,17 @@ use crate::clock::Clock;
 use crate::hash::KeyHasher;
 use crate::prefetch::prefetch;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering};
+// Not from `crate::sync`: a hint that orders nothing between threads, and 256 of them.
 use extent::{List, PIECE_HEADER_BYTES, Piece};
 use hook::{EvictionHook, Mutation, MutationHook};
-use index::{Index, Locked, Slot};
+use index::{Held, Index, Locked, Slot};
 use item::ItemPtr;
 use log::Lane;
 use policy::Policy;
 use queues::Queues;
 use reclaim::Reclaimer;
 use stats::Events;
+use std::sync::atomic::AtomicU8;
 
 /// A handle on a store. Clones share the store.
 #[derive(Clone)]
@@ -71,8 +73,8 @@ struct Inner {
     clock: Arc<dyn Clock>,
     /// An entry starts at a multiple of `1 << granule_shift` bytes; locations count granules.
     granule_shift: u32,
-    /// The policy's answer to a hit, for each of its eight bit patterns; renewed as regions are walked.
-    hit_bits: HitBits,
+    /// What a hit makes of an item's marks, the policy's bits among them; renewed as regions are walked.
+    hit_states: HitStates,
     /// Items in regions with a lower sequence number are gone; 0 while no flush is being cleaned up.
     flush_boundary: AtomicU64,
     /// The clock's second of a flush asked for in advance; 0 for none.
@@ -145,7 +147,7 @@ impl Kv {
             hasher: KeyHasher::new(config.hash_seed),
             clock: config.clock,
             granule_shift,
-            hit_bits: HitBits::new(&*policy),
+            hit_states: HitStates::new(&*policy),
             flush_boundary: AtomicU64::new(0),
             flush_due: AtomicU32::new(0),
             cas: config.cas,
@@ -259,33 +261,29 @@ impl Inner {
         Ok(found)
     }
 
-    /// Looks a key up where a [`peek`](index::Spot::peek) has seen it, and then as [`find`](Inner::find) does.
+    /// The live item of a key in a slot where a [`peek`](index::Guess::peek) has seen it, if it is still there.
     #[inline(always)]
-    fn find_peeked(
+    fn find_seen<'a>(
         &self,
-        locked: &Locked<'_>,
+        held: Held<'a>,
         slot: usize,
-        hash: KeyHash,
         key: &[u8],
         now: u32,
-    ) -> Result<(ItemPtr, u32), Miss> {
-        if let Some(location) = locked.location(slot) {
-            let item = self.item_at(location);
-            if item.is_of(key)
-                && self.flush_boundary.load(Ordering::Acquire) == 0
-                && !item.expiry().is_past(now)
-            {
-                return Ok((item, location));
-            }
-        }
-        let location = self.find_anywhere(locked, hash, key, now)?;
-        Ok((self.item_at(location), location))
+    ) -> Option<(Held<'a>, ItemPtr, u32)> {
+        let location = held.location(slot)?;
+        let item = self.item_at(location);
+        let live = item.is_of(key)
+            && self.flush_boundary.load(Ordering::Acquire) == 0
+            && !item.expiry().is_past(now);
+        live.then_some((held, item, location))
     }
 
-    /// [`find`](Inner::find) out of line: only where the item lies, which fits a register.
+    /// Locks and looks as [`find`](Inner::find) does, out of line: only where the item lies, which fits a register.
     #[inline(never)]
-    fn find_anywhere(&self, locked: &Locked<'_>, hash: KeyHash, key: &[u8], now: u32) -> Result<u32, Miss> {
-        self.find(locked, hash, key, now).map(|found| found.location)
+    fn find_anew(&self, hash: KeyHash, key: &[u8], now: u32) -> Result<(Held<'_>, u32), Miss> {
+        let locked = self.index.shard(hash).lock(hash);
+        let location = self.find(&locked, hash, key, now)?.location;
+        Ok((locked.into_held(), location))
     }
 
     /// Removes an item that is flushed or expired.
@@ -319,9 +317,7 @@ impl Inner {
     #[inline]
     fn bump(&self, item: ItemPtr, now: u32) {
         let before = item.state();
-        let marks = before & ((1 << item::state::POLICY_SHIFT) - 1);
-        let bits = self.hit_bits.after(before >> item::state::POLICY_SHIFT);
-        let after = marks | item::state::FETCHED | bits << item::state::POLICY_SHIFT;
+        let after = self.hit_states.after(before);
         if after != before {
             item.set_state(after);
         }
@@ -371,25 +367,42 @@ impl Inner {
     }
 }
 
-/// What a hit makes of the policy's bits: a byte for each of their eight patterns.
-struct HitBits(AtomicU64);
+/// What a hit makes of an item's state, for each that there is.
+struct HitStates {
+    states: [AtomicU8; 256],
+    /// The policy's answers for its eight bit patterns, a byte each, of which the states follow.
+    bits: AtomicU64,
+}
 
-impl HitBits {
-    fn new(policy: &dyn Policy) -> HitBits {
-        let table = HitBits(AtomicU64::new(0));
+impl HitStates {
+    fn new(policy: &dyn Policy) -> HitStates {
+        let table = HitStates {
+            states: std::array::from_fn(|_| AtomicU8::new(0)),
+            // No policy's: bits have three bits.
+            bits: AtomicU64::new(u64::MAX),
+        };
         table.renew(policy);
         table
     }
 
     /// Asks the policy again.
     fn renew(&self, policy: &dyn Policy) {
-        let bytes = std::array::from_fn(|bits| policy.hit(bits as u8) & 7);
-        self.0.store(u64::from_le_bytes(bytes), Ordering::Relaxed);
+        let bits: [u8; 8] = std::array::from_fn(|bits| policy.hit(bits as u8) & 7);
+        let word = u64::from_le_bytes(bits);
+        if self.bits.load(Ordering::Relaxed) == word {
+            return;
+        }
+        self.bits.store(word, Ordering::Relaxed);
+        for (before, after) in self.states.iter().enumerate() {
+            let marks = before as u8 & ((1 << item::state::POLICY_SHIFT) - 1);
+            let bits = bits[before >> item::state::POLICY_SHIFT];
+            after.store(marks | item::state::FETCHED | bits << item::state::POLICY_SHIFT, Ordering::Relaxed);
+        }
     }
 
-    /// The bits after a hit.
+    /// The state after a hit.
     #[inline]
-    fn after(&self, bits: u8) -> u8 {
-        (self.0.load(Ordering::Relaxed) >> (bits * 8)) as u8
+    fn after(&self, state: u8) -> u8 {
+        self.states[usize::from(state)].load(Ordering::Relaxed)
     }
 }

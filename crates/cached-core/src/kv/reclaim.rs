@@ -563,7 +563,7 @@ impl Inner {
     fn oldest_victim(&self, queues: &Queues) -> Option<RegionId> {
         let oldest = |queue: usize| queues.oldest_first(queue).find(|region| self.is_quiet(*region));
         let named = self.policy.victim(std::array::from_fn(|queue| queues.regions(queue)));
-        self.hit_bits.renew(&*self.policy);
+        self.hit_states.renew(&*self.policy);
         let named = usize::from(named.0).min(QUEUES_MAX - 1);
         let item = oldest(named).or_else(|| (0..QUEUES_MAX).find_map(oldest));
         match (item, oldest(LARGE)) {

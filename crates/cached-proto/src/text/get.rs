@@ -123,6 +123,20 @@ pub fn plain_get(input: &[u8]) -> Option<(&[u8], usize)> {
     (1..=KEY_LEN_MAX).contains(&key_len).then(|| (&rest[..key_len], KEY_AT + key_len + 2))
 }
 
+/// The keys of a `get k…` and CRLF, if `into` has room for all of them and nothing else is in the line; how many, and the bytes of
+/// that request.
+///
+/// Finds the keys and the end of the line in one go. `None` says nothing about the input, as with [`plain_get`].
+#[inline]
+pub fn plain_gets<'a>(input: &'a [u8], into: &mut [&'a [u8]]) -> Option<(usize, usize)> {
+    if !input.starts_with(b"get ") {
+        return None;
+    }
+    let (count, end) = scan::words_before_crlf(input, KEY_AT, into)?;
+    let keys = &into[..count];
+    (count > 0 && keys.iter().all(|key| key.len() <= KEY_LEN_MAX)).then_some((count, end + 2))
+}
+
 /// The same as a request.
 #[inline]
 pub(super) fn decode_plain(input: &[u8]) -> Option<Decoded<'_>> {
@@ -314,6 +328,43 @@ mod tests {
                 assert_eq!(keys_of(&[b"get ", &key[..], end].concat()), [&key]);
                 assert_eq!(keys_of(&[b"gets  ", &key[..], b" ", &key, end].concat()), [&key, &key]);
             }
+        }
+    }
+
+    #[test]
+    fn plain_gets_are_gets() {
+        let good = [b'k'; 250];
+        let bad = [b'k'; 251];
+        for count in 0..20 {
+            for (key, space, end) in [
+                (&b"k"[..], &b" "[..], &b"\r\n"[..]),
+                (b"a-key-of-some-length", b"  ", b" \r\n"),
+                (&good, b" ", b"\r\n"),
+            ] {
+                let words = [space, key].concat().repeat(count);
+                let line = [b"get", &words[..], end].concat();
+                let input = [&line[..], b"get next\r\n"].concat();
+                let mut into = [&b""[..]; 16];
+                let plain = plain_gets(&input, &mut into);
+                if (1..=16).contains(&count) {
+                    assert_eq!(plain, Some((count, line.len())));
+                    assert_eq!(into[..count], keys_of(&line));
+                } else {
+                    assert_eq!(plain, None);
+                }
+            }
+        }
+        for line in [
+            &b"gets a b\r\n"[..],
+            b"get a\tb\r\n",
+            b"get a b\n",
+            b"get a b\r",
+            b"get a b",
+            b"get",
+            b"",
+            &[b"get a ", &bad[..], b"\r\n"].concat(),
+        ] {
+            assert_eq!(plain_gets(line, &mut [&b""[..]; 16]), None, "{:?}", line.escape_ascii().to_string());
         }
     }
 

@@ -375,6 +375,10 @@ impl Connection {
                     used += exec::get_plain_run(&mut executor, rest, key, consumed);
                     Next::Go
                 }
+                Protocol::Text if let Some(consumed) = exec::get_plain_keys(&mut executor, rest) => {
+                    used += consumed;
+                    Next::Go
+                }
                 Protocol::Text => match text::decode_line(rest, scanned, &Limits::DEFAULT) {
                     Decoded::Request { request, consumed } => match exec::text(&mut executor, &request) {
                         Next::Suspend(cursor) => {

@@ -8,7 +8,7 @@ use cached_core::KeyHash;
 use cached_core::clock::Expiry;
 use cached_core::kv::{FetchOptions, ItemView, Miss, READ_BATCH};
 use cached_proto::reply;
-use cached_proto::text::{Get, Touch, encode_value_head, plain_get};
+use cached_proto::text::{Get, Touch, encode_value_head, plain_get, plain_gets};
 
 use super::encode::encode_value;
 use crate::conn::output::{Output, PIN_BYTES_MIN};
@@ -22,6 +22,16 @@ pub(crate) fn plain_run(executor: &mut Executor<'_>, input: &[u8], key: &[u8], c
         return consumed;
     }
     plain_batch(executor, input, key, consumed)
+}
+
+/// A `get` of two to [`READ_BATCH`] keys at the front of `input`, if that is what there is; how much of the input it took.
+#[inline(never)]
+pub(crate) fn plain_keys(executor: &mut Executor<'_>, input: &[u8]) -> Option<usize> {
+    let mut keys: [&[u8]; READ_BATCH] = [b""; READ_BATCH];
+    let (count, consumed) = plain_gets(input, &mut keys)?;
+    read_batch::<false, false>(executor, &keys[..count]);
+    executor.reply(reply::END);
+    Some(consumed)
 }
 
 /// Up to [`READ_BATCH`] of them, asked for ahead like the keys of one retrieval.
@@ -184,12 +194,25 @@ pub(super) fn count_touch(executor: &Executor<'_>, key: &[u8], result: Result<()
 fn encode<const LAST: bool>(out: &mut Output, key: &[u8], item: &ItemView<'_>, with_cas: bool) {
     let cas = with_cas.then(|| item.cas());
     match item.inline_value() {
-        Some(value) if value.len() < PIN_BYTES_MIN => {
-            encode_value::<LAST>(&mut out.bytes, key, item.client_flags(), value, cas);
-        }
+        Some(value) if value.len() < PIN_BYTES_MIN => match item.client_flags() {
+            0 => encode_value::<LAST>(&mut out.bytes, key, 0, value, cas),
+            flags => encode_flagged::<LAST>(out, key, flags, value, cas),
+        },
         // A copy, so that the view itself need not be in memory for the others.
         _ => encode_large::<LAST>(out, key, &{ *item }, cas),
     }
+}
+
+/// The same for an item with flags: apart, so that without them nothing asks twice.
+#[inline(never)]
+fn encode_flagged<const LAST: bool>(
+    out: &mut Output,
+    key: &[u8],
+    flags: u32,
+    value: &[u8],
+    cas: Option<u64>,
+) {
+    encode_value::<LAST>(&mut out.bytes, key, flags, value, cas);
 }
 
 /// The same for a value that is sent from where it lies, or is not in one piece.

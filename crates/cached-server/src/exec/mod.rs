@@ -19,7 +19,7 @@ mod text;
 
 pub(crate) use binary::execute as binary;
 pub(crate) use dump::{Dump, cachedump, resume as resume_dump};
-pub(crate) use get::{many as get_many, plain_run as get_plain_run};
+pub(crate) use get::{many as get_many, plain_keys as get_plain_keys, plain_run as get_plain_run};
 pub(crate) use store::{Begun, begin_binary, begin_text, finish, give_up};
 pub(crate) use text::execute as text;
 

@@ -11,6 +11,7 @@
 //! line guards the whole chain and every item it leads to.
 
 use crate::sync::{AtomicU64, Ordering, relax};
+use std::num::NonZero;
 // Only the lock orders anything between threads; the rest need not be seen by a test scheduler.
 use std::sync::atomic::{AtomicU32 as PlainU32, AtomicU64 as PlainU64};
 
@@ -78,13 +79,8 @@ impl Bucket {
     /// Takes the lock. Short critical sections only: waiting burns cycles.
     #[inline]
     pub(super) fn lock(&self) {
-        let head = self.head.load(Ordering::Relaxed);
-        if head & LOCK != 0
-            || self
-                .head
-                .compare_exchange_weak(head, head | LOCK, Ordering::Acquire, Ordering::Relaxed)
-                .is_err()
-        {
+        // One instruction (`lock bts`), which asks for the line for writing at once. Where the bit is set already it changes nothing.
+        if self.head.fetch_or(LOCK, Ordering::Acquire) & LOCK != 0 {
             self.wait_for_lock();
         }
     }
@@ -106,7 +102,7 @@ impl Bucket {
         }
     }
 
-    /// Gives the lock back. While it is held nobody else writes the head: who waits only reads.
+    /// Gives the lock back. While it is held nobody else changes the head: who comes sets the bit that is set, who waits only reads.
     #[inline]
     pub(super) fn unlock(&self) {
         let head = self.head.load(Ordering::Relaxed);
@@ -125,11 +121,11 @@ impl Bucket {
         self.head.store(rest | u64::from(link), Ordering::Relaxed);
     }
 
-    /// The slots whose tag is `tag`, as a bit mask; empty slots may be among them.
+    /// The slots whose tag is `tag`, from the first; empty slots may be among them.
     #[inline]
-    pub(super) fn matches(&self, tag: u8) -> u32 {
+    pub(super) fn matches(&self, tag: u8) -> Matches {
         let (head, tags) = (self.head.load(Ordering::Relaxed), self.tags.load(Ordering::Relaxed));
-        matches_of(head, tags, tag) >> HEAD_TAGS
+        Matches(matches_of(head, tags, tag) >> HEAD_TAGS)
     }
 
     #[inline]
@@ -180,6 +176,22 @@ impl Bucket {
     }
 }
 
+/// Slots, as a bit mask.
+pub(super) struct Matches(u32);
+
+impl Iterator for Matches {
+    type Item = usize;
+
+    #[inline]
+    fn next(&mut self) -> Option<usize> {
+        let slot = NonZero::new(self.0)?.trailing_zeros() as usize;
+        // SAFETY: the mask is one of sixteen bits of which the lowest four are shifted out.
+        unsafe { std::hint::assert_unchecked(slot < SLOTS) };
+        self.0 &= self.0 - 1;
+        Some(slot)
+    }
+}
+
 /// Which of the sixteen bytes of two words are `tag`, as a bit mask.
 #[cfg(target_arch = "x86_64")]
 #[inline]
@@ -219,12 +231,12 @@ mod tests {
         }
         for tag in 0..=255u8 {
             let expected: u32 = (0..SLOTS).filter(|&s| bucket.tag(s) == tag).map(|s| 1 << s).sum();
-            assert_eq!(bucket.matches(tag), expected, "tag {tag}");
+            assert_eq!(bucket.matches(tag).0, expected, "tag {tag}");
         }
         bucket.set(3, 0x80, 9);
         bucket.set(4, 0x80, 9);
         bucket.set(11, 0x80, 9);
-        assert_eq!(bucket.matches(0x80), 1 << 3 | 1 << 4 | 1 << 11);
+        assert_eq!(bucket.matches(0x80).collect::<Vec<_>>(), [3, 4, 11]);
     }
 
     #[test]

@@ -11,20 +11,22 @@
 mod bucket;
 mod shard;
 
-pub(crate) use shard::{Locked, Shard, Slot, Spot};
+pub(crate) use shard::{Guess, Held, Locked, Shard, Slot, Spot};
 
 use crate::KeyHash;
 
-/// Top bits of the hash that choose the shard, at most.
-const SHARD_BITS_MAX: u32 = 6;
+/// Bits of the hash that choose the shard, at most.
+const SHARD_BITS_MAX: u32 = crate::hash::SHARD_BITS;
 /// Items per bucket the shards grow towards. At 10 the index takes 7.7–8.3 bytes an item and a
 /// lookup touches 1.25 lines on average (12 slots a line; the unevenness of linear hashing included).
 pub(crate) const ITEMS_PER_BUCKET: u64 = 10;
 
 /// All shards.
 pub(crate) struct Index {
+    /// As many as a power of two.
     shards: Box<[Shard]>,
-    shard_bits: u32,
+    /// Their number less one.
+    shard_mask: usize,
     bytes_max: usize,
 }
 
@@ -39,12 +41,13 @@ impl Index {
         let per_shard = mean + 4 * mean.isqrt() + 64;
         let shards: Box<[Shard]> = (0..shards).map(|_| Shard::new(per_shard)).collect::<Result<_, _>>()?;
         let bytes_max = shards.iter().map(Shard::bytes_max).sum();
-        Ok(Index { shards, shard_bits, bytes_max })
+        Ok(Index { shard_mask: shards.len() - 1, shards, bytes_max })
     }
 
     #[inline]
     pub(crate) fn shard(&self, hash: KeyHash) -> &Shard {
-        &self.shards[hash.shard(self.shard_bits)]
+        // SAFETY: there is one shard at least, and the mask is the number of the last.
+        unsafe { self.shards.get_unchecked(hash.shard_bits() & self.shard_mask) }
     }
 
     pub(crate) fn shards(&self) -> &[Shard] {

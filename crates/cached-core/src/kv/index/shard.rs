@@ -179,6 +179,12 @@ impl Shard {
         Spot { shard: self, bucket: self.bucket(address(extent, hash)), extent }
     }
 
+    /// The bucket where `hash` leads now.
+    #[inline]
+    pub(crate) fn guess(&self, hash: KeyHash) -> Guess<'_> {
+        Guess(self.spot(hash).bucket)
+    }
+
     /// Locks the bucket that `hash` belongs to.
     #[inline]
     pub(crate) fn lock(&self, hash: KeyHash) -> Locked<'_> {
@@ -191,7 +197,7 @@ impl Shard {
         loop {
             let bucket = self.spot(hash).bucket;
             if std::ptr::eq(bucket, held) {
-                return Locked { shard: self, bucket };
+                return Locked { shard: self, held: Held(bucket) };
             }
             held.unlock();
             bucket.lock();
@@ -204,7 +210,7 @@ impl Shard {
         (index < self.bucket_count()).then(|| {
             let bucket = self.bucket(index as u32);
             bucket.lock();
-            Locked { shard: self, bucket }
+            Locked { shard: self, held: Held(bucket) }
         })
     }
 
@@ -224,8 +230,9 @@ impl Shard {
         }
         let split = extent as u32;
         let new = count as u32;
-        let old = Locked { shard: self, bucket: self.bucket(split) };
-        old.bucket.lock();
+        let bucket = self.bucket(split);
+        bucket.lock();
+        let old = Locked { shard: self, held: Held(bucket) };
         let round = round_of(extent);
         let moved_bit = round;
         // Nobody can reach the new bucket before `extent` is written below, so its lock is not taken.
@@ -321,16 +328,6 @@ impl<'a> Spot<'a> {
         crate::prefetch::prefetch(std::ptr::from_ref(self.bucket));
     }
 
-    /// A guess, without the lock, at the item's slot and where it lies: good for a prefetch, and for
-    /// [`Locked::location`] to look there first.
-    #[inline]
-    pub(crate) fn peek(&self, hash: KeyHash) -> Option<(usize, u32)> {
-        let mask = self.bucket.matches(hash.tag());
-        // The first slot with the tag. It may be an empty one, or another key's: then the guess was bad, once in forty.
-        let slot = mask.trailing_zeros() as usize;
-        (mask != 0).then(|| (slot, self.bucket.location(slot)))
-    }
-
     /// Locks the bucket that `hash` belongs to.
     #[inline(always)]
     pub(crate) fn lock(&self, hash: KeyHash) -> Locked<'a> {
@@ -338,16 +335,64 @@ impl<'a> Spot<'a> {
         bucket.lock();
         // Dividing a bucket happens under its lock, so once we hold it the answer is final.
         if shard.extent.load(Ordering::Acquire) == extent {
-            return Locked { shard, bucket };
+            return Locked { shard, held: Held(bucket) };
         }
         shard.lock_anew(hash, bucket)
     }
 }
 
+/// The bucket to which a hash led a moment ago. What is found in it, once it is locked, is right; what is not there may have moved
+/// when the bucket was divided.
+#[derive(Clone, Copy)]
+pub(crate) struct Guess<'a>(&'a Bucket);
+
+impl<'a> Guess<'a> {
+    /// Asks the processor for the bucket's line.
+    #[inline]
+    pub(crate) fn prefetch(self) {
+        crate::prefetch::prefetch(std::ptr::from_ref(self.0));
+    }
+
+    /// A guess, without the lock, at the item's slot and where it lies: good for a prefetch, and for
+    /// [`Held::location`] to look there first.
+    #[inline]
+    pub(crate) fn peek(self, hash: KeyHash) -> Option<(usize, u32)> {
+        // The first slot with the tag. It may be an empty one, or another key's: then the guess was bad, once in forty.
+        let slot = self.0.matches(hash.tag()).next()?;
+        Some((slot, self.0.location(slot)))
+    }
+
+    /// Locks the bucket.
+    #[inline]
+    pub(crate) fn lock(self) -> Held<'a> {
+        self.0.lock();
+        Held(self.0)
+    }
+}
+
 /// A bucket whose lock is held: the right to read and change the items it leads to.
+pub(crate) struct Held<'a>(&'a Bucket);
+
+impl Held<'_> {
+    /// Where the item in a slot of the first line lies, if there is one: anybody's.
+    #[inline]
+    pub(crate) fn location(&self, slot: usize) -> Option<u32> {
+        let location = self.0.location_or_none(slot);
+        (location != 0).then_some(location)
+    }
+}
+
+impl Drop for Held<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.unlock();
+    }
+}
+
+/// The bucket that a hash belongs to, its lock held: what is not found here is nowhere.
 pub(crate) struct Locked<'a> {
     shard: &'a Shard,
-    bucket: &'a Bucket,
+    held: Held<'a>,
 }
 
 /// A slot found in a locked bucket.
@@ -375,11 +420,15 @@ impl<'a> Locked<'a> {
         self.shard
     }
 
-    /// Where the item in a slot of the first line lies, if there is one: anybody's.
+    /// The lock alone.
     #[inline]
-    pub(crate) fn location(&self, slot: usize) -> Option<u32> {
-        let location = self.bucket.location_or_none(slot);
-        (location != 0).then_some(location)
+    pub(crate) fn into_held(self) -> Held<'a> {
+        self.held
+    }
+
+    #[inline]
+    fn bucket(&self) -> &'a Bucket {
+        self.held.0
     }
 
     /// The slot with this tag whose location `is_it` accepts.
@@ -394,18 +443,15 @@ impl<'a> Locked<'a> {
         hash: KeyHash,
         mut is_it: impl FnMut(u32) -> Option<T>,
     ) -> Option<(Slot<'a>, T)> {
-        let mut line = self.bucket;
+        let mut line = self.bucket();
         loop {
-            let mut mask = line.matches(hash.tag());
-            while mask != 0 {
-                let slot = mask.trailing_zeros() as usize;
+            for slot in line.matches(hash.tag()) {
                 let location = line.location(slot);
                 if location != 0
                     && let Some(found) = is_it(location)
                 {
                     return Some((Slot { line, slot }, found));
                 }
-                mask &= mask - 1;
             }
             match line.link() {
                 0 => return None,
@@ -418,7 +464,7 @@ impl<'a> Locked<'a> {
     #[must_use]
     pub(crate) fn insert(&self, hash: KeyHash, location: u32, entry_bytes: u64) -> bool {
         debug_assert_ne!(location, 0);
-        let mut line = self.bucket;
+        let mut line = self.bucket();
         let slot = loop {
             if let Some(slot) = line.empty_slot() {
                 break slot;
@@ -443,15 +489,15 @@ impl<'a> Locked<'a> {
         slot.line.set_location(slot.slot, 0);
         self.shard.counters.items.fetch_sub(1, Ordering::Relaxed);
         self.shard.adjust_bytes(0, entry_bytes);
-        if self.bucket.link() != 0 {
+        if self.bucket().link() != 0 {
             self.compact();
         }
     }
 
     /// Moves items of the last line into the holes of earlier ones and gives empty lines back.
     fn compact(&self) {
-        while self.bucket.link() != 0 {
-            let (mut before, mut last) = (self.bucket, self.shard.line(self.bucket.link()));
+        while self.bucket().link() != 0 {
+            let (mut before, mut last) = (self.bucket(), self.shard.line(self.bucket().link()));
             let mut hole = before.empty_slot().map(|slot| (before, slot));
             while last.link() != 0 {
                 hole = hole.or_else(|| last.empty_slot().map(|slot| (last, slot)));
@@ -473,7 +519,7 @@ impl<'a> Locked<'a> {
     }
 
     fn for_each_slot(&self, mut each: impl FnMut(&'a Bucket, usize)) {
-        let mut line = self.bucket;
+        let mut line = self.bucket();
         loop {
             for slot in 0..SLOTS {
                 if line.location(slot) != 0 {
@@ -493,13 +539,6 @@ impl<'a> Locked<'a> {
     }
 }
 
-impl Drop for Locked<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        self.bucket.unlock();
-    }
-}
-
 /// For tests: everything the shard holds, and that its counters and chains agree.
 #[cfg(any(test, feature = "validate"))]
 impl Shard {
@@ -513,7 +552,7 @@ impl Shard {
                 items += 1;
                 each(index, location);
             });
-            let mut link = locked.bucket.link();
+            let mut link = locked.bucket().link();
             while link != 0 {
                 lines += 1;
                 assert!(!self.line(link).is_empty(), "an empty overflow line stays in a chain");

@@ -5,15 +5,16 @@
 //! its tag was seen. Nothing is locked meanwhile: what is asked for may turn out not to be needed, and what was seen to be gone.
 
 use crate::KeyHash;
-use crate::kv::index::Spot;
+use crate::kv::index::Guess;
 use crate::kv::{ItemView, Kv, Miss, prefetch};
+use std::mem::MaybeUninit;
 
 /// Keys asked for together: more waits than a core overlaps, and few enough that nothing asked for is gone again.
 pub const READ_BATCH: usize = 16;
 
 impl Kv {
-    /// Reads items as [`Kv::read`] does, one after the other in the order of `keys`: `hit` is given each that is found, `miss`
-    /// the reason why another is not. Both run while the key's bucket is locked, and share `into`.
+    /// Reads items as [`Kv::read`] does, one after the other in the order of `keys`: `hit` is given each that is found, while its
+    /// bucket is locked, `miss` the reason why another is not. They share `into`.
     ///
     /// ```
     /// # use cached_core::kv::{Kv, KvConfig};
@@ -52,35 +53,32 @@ impl Kv {
     ) {
         let inner = &self.inner;
         let now = inner.now();
-        let ahead = |key: &[u8]| -> Ahead<'_> {
+        let mut ahead = [const { MaybeUninit::<Ahead<'_>>::uninit() }; READ_BATCH];
+        for (key, place) in keys.iter().zip(&mut ahead) {
             let hash = self.hash(key);
-            let spot = inner.index.shard(hash).spot(hash);
-            spot.prefetch();
-            Ahead { hash, spot, slot: usize::MAX }
-        };
-        let Some(first) = keys.first() else { return };
-        let mut last = ahead(first);
-        // A batch that is not full ends with its last key several times over, which nobody looks at.
-        let mut spots: [_; READ_BATCH] = std::array::from_fn(|at| {
-            if at > 0
-                && let Some(key) = keys.get(at)
-            {
-                last = ahead(key);
-            }
-            last
-        });
-        for (_, Ahead { hash, spot, slot }) in keys.iter().zip(&mut spots) {
-            if let Some((seen, location)) = spot.peek(*hash) {
+            let guess = inner.index.shard(hash).guess(hash);
+            guess.prefetch();
+            place.write(Ahead { hash, guess, slot: usize::MAX });
+        }
+        // SAFETY: there are at most `READ_BATCH` keys, and for each of them the loop above has written its place.
+        let ahead = unsafe { ahead[..keys.len()].assume_init_mut() };
+        for Ahead { hash, guess, slot } in &mut *ahead {
+            if let Some((seen, location)) = guess.peek(*hash) {
                 *slot = seen;
                 let item = inner.ptr(location);
                 prefetch(item);
                 prefetch(item.wrapping_add(64));
             }
         }
-        for (key, Ahead { hash, spot, slot }) in keys.iter().zip(&spots) {
-            let locked = spot.lock(*hash);
-            match inner.find_peeked(&locked, *slot, *hash, key, now) {
-                Ok((item, location)) => {
+        for (key, Ahead { hash, guess, slot }) in keys.iter().zip(&*ahead) {
+            let found = match inner.find_seen(guess.lock(), *slot, key, now) {
+                Some(found) => Ok(found),
+                None => inner
+                    .find_anew(*hash, key, now)
+                    .map(|(held, location)| (held, inner.item_at(location), location)),
+            };
+            match found {
+                Ok((_held, item, location)) => {
                     inner.bump(item, now);
                     hit(into, key, &ItemView { kv: inner, item, location, now });
                 }
@@ -94,7 +92,7 @@ impl Kv {
 #[derive(Clone, Copy)]
 struct Ahead<'a> {
     hash: KeyHash,
-    spot: Spot<'a>,
+    guess: Guess<'a>,
     /// Where it was seen in the bucket's first line; otherwise no slot.
     slot: usize,
 }

@@ -276,7 +276,7 @@ impl Inner {
         {
             return None;
         }
-        let bits = self.hit_bits.after(item.policy_bits());
+        let bits = self.hit_states.after(item.state()) >> state::POLICY_SHIFT;
         item.set_payload_bytes(value.len());
         // SAFETY: the padded size is unchanged, so the value fits; the bucket's lock keeps readers
         // away, and with no pin on the region nobody reads outside of it.
