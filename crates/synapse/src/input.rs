@@ -24,6 +24,8 @@ const READ_BYTES: usize = 32 * 1024;
 const COPIED_BYTES_MIN: usize = 1024;
 /// How much is read at once where a large frame is expected: most heads, and little of the payload.
 const HEAD_READ_BYTES: usize = 512;
+/// The most places of one read, the next head's included.
+const PLACES_MAX: usize = 65;
 const _: () = assert!(BUFFER_BYTES >= HEAD_BYTES_MAX + LARGE_BYTES);
 
 /// A connection's receiving side.
@@ -108,21 +110,8 @@ impl Input {
 
     /// One read. 0 is the end of the stream.
     pub(crate) fn poll_fill(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<usize>> {
-        if let Some(body) = &mut self.body
-            && body.left_bytes > 0
-        {
-            let mut read = |places: &mut [IoSliceMut<'_>]| match stream.poll_read_vectored(cx, places) {
-                Poll::Ready(done) => done,
-                Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
-            };
-            return match body.reserved.fill(&mut read) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
-                Err(error) => Poll::Ready(Err(error)),
-                Ok(count) => {
-                    body.left_bytes = body.left_bytes.saturating_sub(count);
-                    Poll::Ready(Ok(count))
-                }
-            };
+        if self.body.as_ref().is_some_and(|body| body.left_bytes > 0) {
+            return self.poll_fill_body(cx, stream);
         }
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -134,6 +123,50 @@ impl Input {
         let count = ready!(stream.poll_read(cx, &mut self.buffer[self.end..room]))?;
         self.end += count;
         Poll::Ready(Ok(count))
+    }
+
+    /// Whether a large payload is arriving.
+    pub(crate) fn is_in_payload(&self) -> bool {
+        self.body.is_some()
+    }
+
+    /// One read to where the large payload belongs, and of the next head, if all of the payload comes: as much as
+    /// the last one was long, so that next to nothing of the next payload comes with it.
+    fn poll_fill_body(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<usize>> {
+        let Some(body) = &mut self.body else { return Poll::Pending };
+        // The buffer is empty: the payload has taken all that was there.
+        let next_head = &mut self.buffer[..self.large_head.len()];
+        let left_bytes = body.left_bytes;
+        let mut beyond_count = 0;
+        let mut read = |places: &mut [IoSliceMut<'_>]| {
+            let offered: usize = places.iter().map(|place| place.len()).sum();
+            let done = if offered == left_bytes && places.len() < PLACES_MAX {
+                let mut all: [_; PLACES_MAX] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
+                let count = places.len();
+                all.iter_mut().zip(places).for_each(|(one, place)| *one = IoSliceMut::new(place));
+                all[count] = IoSliceMut::new(next_head);
+                stream.poll_read_vectored(cx, &mut all[..=count])
+            } else {
+                stream.poll_read_vectored(cx, places)
+            };
+            match done {
+                Poll::Ready(Ok(count)) => {
+                    beyond_count = count.saturating_sub(offered);
+                    Ok(count - beyond_count)
+                }
+                Poll::Ready(Err(error)) => Err(error),
+                Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
+            }
+        };
+        match body.reserved.fill(&mut read) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
+            Ok(count) => {
+                body.left_bytes = left_bytes.saturating_sub(count);
+                (self.start, self.end) = (0, beyond_count);
+                Poll::Ready(Ok(count + beyond_count))
+            }
+        }
     }
 
     /// The next whole frame, if it is there. `land` may say where a large payload belongs.

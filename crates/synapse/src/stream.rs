@@ -9,7 +9,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
 /// The port of the object door, unless told otherwise.
@@ -76,6 +76,20 @@ pub(crate) enum Stream {
     Other(Box<dyn Duplex>),
 }
 
+/// One transfer on a socket that is ready, of at most so many bytes. One of fewer has emptied the socket, or filled
+/// it: the runtime is told so at once, which spares the system call that would find out.
+macro_rules! transfer {
+    ($stream:ident, $interest:expr, $bytes_max:ident, $call:expr) => {{
+        let mut moved = None;
+        let done = $stream.try_io($interest, || {
+            let count = $call?;
+            moved = Some(count);
+            if count < $bytes_max { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(count) }
+        });
+        moved.map_or(done, Ok)
+    }};
+}
+
 impl Stream {
     pub(crate) async fn connect(address: &Address) -> io::Result<Self> {
         match address {
@@ -107,19 +121,16 @@ impl Stream {
         cx: &mut Context<'_>,
         places: &mut [IoSliceMut<'_>],
     ) -> Poll<io::Result<usize>> {
-        if let [place] = places {
-            // Saves finding out that there is no more.
-            return self.poll_read(cx, place);
-        }
+        let room = places.iter().map(|place| place.len()).sum();
         loop {
             let read = match self {
                 Self::Tcp(stream) => {
                     ready!(stream.poll_read_ready(cx))?;
-                    stream.try_read_vectored(places)
+                    transfer!(stream, Interest::READABLE, room, stream.try_read_vectored(places))
                 }
                 Self::Unix(stream) => {
                     ready!(stream.poll_read_ready(cx))?;
-                    stream.try_read_vectored(places)
+                    transfer!(stream, Interest::READABLE, room, stream.try_read_vectored(places))
                 }
                 // Cannot do several at once.
                 Self::Other(_) => {
@@ -140,10 +151,23 @@ impl Stream {
         cx: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match self {
-            Self::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
-            Self::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
-            Self::Other(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
+        let all = parts.iter().map(|part| part.len()).sum();
+        loop {
+            let written = match self {
+                Self::Tcp(stream) => {
+                    ready!(stream.poll_write_ready(cx))?;
+                    transfer!(stream, Interest::WRITABLE, all, stream.try_write_vectored(parts))
+                }
+                Self::Unix(stream) => {
+                    ready!(stream.poll_write_ready(cx))?;
+                    transfer!(stream, Interest::WRITABLE, all, stream.try_write_vectored(parts))
+                }
+                Self::Other(stream) => return Pin::new(stream).poll_write_vectored(cx, parts),
+            };
+            match written {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                done => return Poll::Ready(done),
+            }
         }
     }
 

@@ -249,6 +249,16 @@ fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
         // The first came while nobody expected it: a buffer full. The others: what one short read brings.
         let most = 128 * 1024 + 512 * u64::from(rounds);
         assert!(copied <= most, "{copied} of {} bytes were copied", size * rounds as usize);
+
+        // One after the other without a pause: each payload brings the next head with it, and nothing more.
+        let pipelined = (0..4).map(|slot| request_bytes(id(slot, rounds + 1), &write));
+        let all: Vec<u8> = pipelined.flatten().collect();
+        raw.send(|out| *out = all);
+        for _ in 0..4 {
+            assert!(matches!(raw.frame().outcome(), Outcome::Answered(_)));
+        }
+        let more = server.figure("synapse_copied_bytes") - copied;
+        assert!(more <= 512, "{more} bytes were copied of four payloads");
     });
 }
 

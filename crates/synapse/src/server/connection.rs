@@ -38,6 +38,8 @@ const OUTPUT_HIGH_BYTES: usize = 1 << 20;
 const SEND_BYTES: usize = 32 * 1024;
 /// How often a connection reads before others get their turn.
 const ROUNDS_MAX: u32 = 8;
+/// How many reads of large payloads the answers to those before may wait for: the client is woken once for several.
+const HELD_MAX: u32 = 3;
 /// How long a goodbye may take to be sent.
 const GOODBYE: Duration = Duration::from_secs(1);
 
@@ -276,6 +278,7 @@ impl Connection {
 
     /// Pending when nothing is left to do; ready when there may be more, or at the end.
     fn poll_rounds(&mut self, open: &mut Open, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
+        let mut held_count = 0;
         for _ in 0..ROUNDS_MAX {
             let now = self.shared.config.clock.now();
             open.owned.now = now;
@@ -290,19 +293,28 @@ impl Connection {
             let is_stopped = self.handle_frames(open, now, cx)?;
             // Whoever has the answer finds it counted.
             self.shared.counters.add(&mut self.counts);
-            let is_flushed = self.flush(open, now, cx)?;
-            if is_stopped {
-                if !is_flushed && self.output.pending_bytes() >= OUTPUT_HIGH_BYTES {
+            if self.input.is_in_payload() && held_count < HELD_MAX && !is_stopped {
+                held_count += 1;
+            } else {
+                held_count = 0;
+                let is_flushed = self.flush(open, now, cx)?;
+                if is_stopped {
+                    if !is_flushed && self.output.pending_bytes() >= OUTPUT_HIGH_BYTES {
+                        return Poll::Pending;
+                    }
+                    continue;
+                }
+            }
+            match self.input.poll_fill(cx, &mut self.stream)? {
+                Poll::Ready(0) => return Poll::Ready(Err(End::Closed(Ok(())))),
+                Poll::Ready(_) => self.input.heard_at = now,
+                Poll::Pending => {
+                    self.flush(open, now, cx)?;
                     return Poll::Pending;
                 }
-                continue;
             }
-            let count = ready!(self.input.poll_fill(cx, &mut self.stream))?;
-            if count == 0 {
-                return Poll::Ready(Err(End::Closed(Ok(()))));
-            }
-            self.input.heard_at = now;
         }
+        self.flush(open, open.owned.now, cx)?;
         Poll::Ready(Ok(()))
     }
 
