@@ -1,17 +1,23 @@
 //! The bytes of one item in a region, and how to read and change them.
 //!
 //! ```text
-//!  0                4                8       9          17?       21?       25?
-//! ┌────────────────┬────────────────┬───────┬──────────┬─────────┬─────────┬───────┬─────────┬─────┐
-//! │ shape          │ last access    │ state │ CAS      │ expiry  │ client  │ key   │ payload │ pad │
-//! │ u32, immutable │ u32, seconds   │ u8    │ u64 if   │ u32 if  │ flags   │ 1-250 │         │     │
-//! │                │                │       │ HAS_CAS  │ HAS_EXP │ u32 if… │ bytes │         │     │
-//! └────────────────┴────────────────┴───────┴──────────┴─────────┴─────────┴───────┴─────────┴─────┘
+//!  0                4                8          16?       20?       24?
+//! ┌────────────────┬────────────────┬──────────┬─────────┬─────────┬───────┬─────────┬─────┐
+//! │ shape          │ usage          │ CAS      │ expiry  │ client  │ key   │ payload │ pad │
+//! │ u32, immutable │ u32            │ u64 if   │ u32 if  │ flags   │ 1-250 │         │     │
+//! │                │                │ HAS_CAS  │ HAS_EXP │ u32 if… │ bytes │         │     │
+//! └────────────────┴────────────────┴──────────┴─────────┴─────────┴───────┴─────────┴─────┘
 //!  shape:  31          30        29           28          27       26                8 7        0
 //!         ┌───────────┬─────────┬────────────┬───────────┬────────┬───────────────────┬──────────┐
 //!         │KEY_BINARY │ EXTENTS │ HAS_CLIENT │ HAS_EXPIRY│ HAS_CAS│ payload bytes, 19 │ key bytes│
 //!         └───────────┴─────────┴────────────┴───────────┴────────┴───────────────────┴──────────┘
+//!  usage:  31                                                          6 5      3 2            0
+//!         ┌─────────────────────────────────────────────────────────────┬────────┬──────────────┐
+//!         │ the clock's second of the last use, its lower 26 bits        │ policy │ marks        │
+//!         └─────────────────────────────────────────────────────────────┴────────┴──────────────┘
 //! ```
+//! 26 bits are two years: an item that nobody has asked for since shows less.
+//!
 //! Little-endian; an entry starts at a multiple of the granule (4 bytes or more) and is padded to one. The payload is the value, or
 //! with EXTENTS the list of the pieces where the value lies (see `extent.rs`). An entry with 255 in
 //! the key's place is such a piece, not an item.
@@ -27,9 +33,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Keys have 1 to 250 bytes, as in memcached.
 pub const KEY_BYTES_MAX: usize = 250;
 
-/// Fixed bytes in front of the optional fields.
-const FIXED_BYTES: usize = 9;
-const STATE_AT: usize = 8;
+/// Fixed bytes in front of the optional fields: the shape and the usage.
+const FIXED_BYTES: usize = 8;
+const USAGE_AT: usize = 4;
 
 const KEY_BITS: u32 = 8;
 const PAYLOAD_BITS: u32 = 19;
@@ -48,7 +54,7 @@ const _: () = assert!(HAS_EXPIRY >> HAS_SHIFT == 2 && HAS_CLIENT_FLAGS >> HAS_SH
 const PIECE: u32 = 255;
 const _: () = assert!(KEY_BYTES_MAX < PIECE as usize);
 
-/// Volatile marks of an item; the upper three bits belong to the eviction policy.
+/// Volatile marks of an item; the upper three of its six bits belong to the eviction policy.
 pub(crate) mod state {
     /// Marked stale by `md I`; the next reader wins the right to refresh it.
     pub(crate) const STALE: u8 = 1;
@@ -57,7 +63,43 @@ pub(crate) mod state {
     /// Read since it was stored.
     pub(crate) const FETCHED: u8 = 4;
     /// Where the policy's three bits start.
-    pub(crate) const POLICY_SHIFT: u32 = 5;
+    pub(crate) const POLICY_SHIFT: u32 = 3;
+    /// How many states there are.
+    pub(crate) const COUNT: usize = 64;
+}
+
+/// A state, and when the item was last used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Usage(u32);
+
+impl Usage {
+    const STAMP_SHIFT: u32 = state::COUNT.ilog2();
+    const STAMP_MAX: u32 = u32::MAX >> Self::STAMP_SHIFT;
+    /// A thread may use an item a moment after another one has looked at the clock: so far ahead is now.
+    const AHEAD_SECS_MAX: u32 = 3600;
+
+    #[inline]
+    pub(crate) fn new(state: u8, now: u32) -> Usage {
+        Usage(now << Self::STAMP_SHIFT | u32::from(state))
+    }
+
+    /// With these marks too.
+    #[inline]
+    #[must_use]
+    pub(crate) fn with(self, marks: u8) -> Usage {
+        Usage(self.0 | u32::from(marks))
+    }
+
+    #[inline]
+    pub(crate) fn state(self) -> u8 {
+        self.0 as u8 & (state::COUNT as u8 - 1)
+    }
+
+    /// Seconds since the last use.
+    fn idle_secs(self, now: u32) -> u32 {
+        let idle = now.wrapping_sub(self.0 >> Self::STAMP_SHIFT) & Self::STAMP_MAX;
+        if idle > Self::STAMP_MAX - Self::AHEAD_SECS_MAX { 0 } else { idle }
+    }
 }
 
 /// Where the key begins, for each set of optional fields: the first question of every lookup.
@@ -191,8 +233,7 @@ pub(crate) struct Attributes {
     pub(crate) cas: u64,
     pub(crate) expiry: Expiry,
     pub(crate) client_flags: u32,
-    pub(crate) last_access: u32,
-    pub(crate) state: u8,
+    pub(crate) usage: Usage,
 }
 
 /// The smallest entry there can be: one byte of key, no value. It bounds the number of items.
@@ -246,8 +287,7 @@ impl ItemPtr {
     /// Writes all attributes the shape has room for.
     #[inline]
     pub(crate) fn set_attributes(self, attributes: &Attributes) {
-        self.set_last_access(attributes.last_access);
-        self.set_state(attributes.state);
+        self.set_usage(attributes.usage);
         self.set_cas(attributes.cas);
         if self.shape.0 & HAS_EXPIRY != 0 {
             self.put_u32(self.shape.expiry_at(), attributes.expiry.as_secs());
@@ -262,8 +302,7 @@ impl ItemPtr {
             cas: self.cas(),
             expiry: self.expiry(),
             client_flags: self.client_flags(),
-            last_access: self.last_access(),
-            state: self.state(),
+            usage: self.usage(),
         }
     }
 
@@ -333,27 +372,43 @@ impl ItemPtr {
     }
 
     #[inline]
-    pub(crate) fn last_access(self) -> u32 {
+    pub(crate) fn usage(self) -> Usage {
         // SAFETY: the second word of the entry, aligned.
-        unsafe { &*self.ptr.add(4).cast::<AtomicU32>() }.load(Ordering::Relaxed)
+        Usage(unsafe { &*self.ptr.add(USAGE_AT).cast::<AtomicU32>() }.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    pub(crate) fn set_usage(self, usage: Usage) {
+        // SAFETY: the second word of the entry, aligned.
+        unsafe { &*self.ptr.add(USAGE_AT).cast::<AtomicU32>() }.store(usage.0, Ordering::Relaxed);
+    }
+
+    /// Seconds since the last use.
+    #[inline]
+    pub(crate) fn idle_secs(self, now: u32) -> u32 {
+        self.usage().idle_secs(now)
+    }
+
+    /// The clock's second of the last use.
+    #[inline]
+    pub(crate) fn last_access(self, now: u32) -> u32 {
+        now.saturating_sub(self.idle_secs(now))
     }
 
     #[inline]
     pub(crate) fn set_last_access(self, secs: u32) {
-        // SAFETY: the second word of the entry, aligned.
-        unsafe { &*self.ptr.add(4).cast::<AtomicU32>() }.store(secs, Ordering::Relaxed);
+        self.set_usage(Usage::new(self.state(), secs));
     }
 
     #[inline]
     pub(crate) fn state(self) -> u8 {
-        // SAFETY: inside every item's entry.
-        unsafe { self.ptr.add(STATE_AT).read() }
+        self.usage().state()
     }
 
     #[inline]
     pub(crate) fn set_state(self, state: u8) {
-        // SAFETY: inside every item's entry; the bucket's lock makes us the only one.
-        unsafe { self.ptr.add(STATE_AT).write(state) };
+        let Usage(usage) = self.usage();
+        self.set_usage(Usage(usage & !(state::COUNT as u32 - 1) | u32::from(state)));
     }
 
     #[inline]
@@ -421,13 +476,25 @@ mod tests {
     #[test]
     fn sizes_are_pinned() {
         let plain = Fields { cas: true, ..Fields::default() };
-        assert_eq!(Shape::item(20, 100, plain).entry_bytes(), 137, "17 bytes beyond key and value");
-        assert_eq!(Shape::item(20, 100, Fields::default()).entry_bytes(), 129);
+        assert_eq!(Shape::item(20, 100, plain).entry_bytes(), 136, "16 bytes beyond key and value");
+        assert_eq!(Shape::item(20, 100, Fields::default()).entry_bytes(), 128);
         let full = Fields { cas: true, expiry: true, client_flags: true, ..Fields::default() };
-        assert_eq!(Shape::item(20, 100, full).entry_bytes(), 145);
+        assert_eq!(Shape::item(20, 100, full).entry_bytes(), 144);
         assert_eq!(Shape::piece(1000).entry_bytes(), 1016);
         assert_eq!(Shape::piece(1 << 20).piece_bytes(), Some(1 << 20));
-        assert_eq!(entry_bytes_min(true), 18);
+        assert_eq!(entry_bytes_min(true), 17);
+    }
+
+    #[test]
+    fn the_last_use_is_known_for_two_years() {
+        for now in [2, 1000, Usage::STAMP_MAX - 1, Usage::STAMP_MAX, 3 << 26, u32::MAX - 5] {
+            for idle in [0, 1, 59, 86_400, 2 * 365 * 86_400] {
+                let Some(then) = now.checked_sub(idle) else { continue };
+                let usage = Usage::new(45, then);
+                assert_eq!((usage.idle_secs(now), usage.state()), (idle, 45), "{now}");
+            }
+            assert_eq!(Usage::new(1, now + 1).idle_secs(now), 0, "used after the clock was looked at");
+        }
     }
 
     proptest! {
@@ -436,7 +503,7 @@ mod tests {
             key in proptest::collection::vec(any::<u8>(), 1..=KEY_BYTES_MAX),
             payload in proptest::collection::vec(any::<u8>(), 0..300),
             cas in any::<u64>(), expiry in any::<u32>(), client_flags in any::<u32>(),
-            last_access in any::<u32>(), state in any::<u8>(),
+            last_access in 0u32..1 << 26, state in 0u8..64,
             has in any::<[bool; 5]>(),
         ) {
             let fields = Fields {
@@ -445,7 +512,7 @@ mod tests {
             let shape = Shape::item(key.len(), payload.len(), fields);
             let mut memory = vec![0u64; shape.entry_bytes().div_ceil(8)];
             let attributes = Attributes {
-                cas, expiry: Expiry::from_secs(expiry), client_flags, last_access, state,
+                cas, expiry: Expiry::from_secs(expiry), client_flags, usage: Usage::new(state, last_access),
             };
             // SAFETY: the vector has room for the entry, is aligned, and is ours alone.
             let item = unsafe {
@@ -459,11 +526,13 @@ mod tests {
             prop_assert_eq!(item.cas(), if has[0] { cas } else { 0 });
             prop_assert_eq!(item.expiry().as_secs(), if has[1] { expiry } else { 0 });
             prop_assert_eq!(item.client_flags(), if has[2] { client_flags } else { 0 });
-            prop_assert_eq!(item.last_access(), last_access);
+            prop_assert_eq!(item.last_access(last_access + 7), last_access);
             prop_assert_eq!(item.state(), state);
             item.set_policy_bits(5);
             prop_assert_eq!(item.policy_bits(), 5);
-            prop_assert_eq!(item.state() & 31, state & 31);
+            prop_assert_eq!(item.state() & 7, state & 7);
+            item.set_last_access(9);
+            prop_assert_eq!((item.policy_bits(), item.last_access(10)), (5, 9));
         }
     }
 }

@@ -47,11 +47,11 @@ use crate::clock::Clock;
 use crate::hash::KeyHasher;
 use crate::prefetch::prefetch;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering};
-// Not from `crate::sync`: a hint that orders nothing between threads, and 256 of them.
+// Not from `crate::sync`: a hint that orders nothing between threads, and many of them.
 use extent::{List, PIECE_HEADER_BYTES, Piece};
 use hook::{EvictionHook, Mutation, MutationHook};
 use index::{Held, Index, Locked, Slot};
-use item::ItemPtr;
+use item::{ItemPtr, Usage, state};
 use log::Lane;
 use policy::Policy;
 use queues::Queues;
@@ -308,21 +308,18 @@ impl Inner {
     }
 
     fn count_expired(&self, item: ItemPtr) {
-        if item.state() & item::state::FETCHED == 0 {
+        if item.state() & state::FETCHED == 0 {
             self.events.expired_unfetched.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Notes a use of the item: at most two writes to its first words, and none if nothing changes.
+    /// Notes a use of the item: at most one write, and none if nothing changes.
     #[inline]
     fn bump(&self, item: ItemPtr, now: u32) {
-        let before = item.state();
-        let after = self.hit_states.after(before);
+        let before = item.usage();
+        let after = Usage::new(self.hit_states.after(before.state()), now);
         if after != before {
-            item.set_state(after);
-        }
-        if item.last_access() != now {
-            item.set_last_access(now);
+            item.set_usage(after);
         }
     }
 
@@ -369,7 +366,7 @@ impl Inner {
 
 /// What a hit makes of an item's state, for each that there is.
 struct HitStates {
-    states: [AtomicU8; 256],
+    states: [AtomicU8; state::COUNT],
     /// The policy's answers for its eight bit patterns, a byte each, of which the states follow.
     bits: AtomicU64,
 }
@@ -394,9 +391,9 @@ impl HitStates {
         }
         self.bits.store(word, Ordering::Relaxed);
         for (before, after) in self.states.iter().enumerate() {
-            let marks = before as u8 & ((1 << item::state::POLICY_SHIFT) - 1);
-            let bits = bits[before >> item::state::POLICY_SHIFT];
-            after.store(marks | item::state::FETCHED | bits << item::state::POLICY_SHIFT, Ordering::Relaxed);
+            let marks = before as u8 & ((1 << state::POLICY_SHIFT) - 1);
+            let bits = bits[before >> state::POLICY_SHIFT];
+            after.store(marks | state::FETCHED | bits << state::POLICY_SHIFT, Ordering::Relaxed);
         }
     }
 

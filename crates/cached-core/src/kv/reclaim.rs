@@ -280,7 +280,7 @@ impl Inner {
             hash: met.hash.0,
             bits: item.policy_bits(),
             queue: QueueId(job.queue as u8),
-            idle_secs: now.saturating_sub(item.last_access()),
+            idle_secs: item.idle_secs(now),
             bytes: if large { self.item_bytes(item) } else { u64::from(met.bytes) },
         };
         if let Verdict::Keep { queue, bits } = self.policy.judge(&candidate)
@@ -361,7 +361,7 @@ impl Inner {
 
     /// A large value stays if it was used since its region was opened or last went round.
     fn keeps_piece(&self, region: RegionId, item: ItemPtr) -> bool {
-        item.last_access() > self.arena.region(region).opened_at()
+        item.last_access(self.now()) > self.arena.region(region).opened_at()
     }
 
     #[inline]
@@ -408,7 +408,7 @@ impl Inner {
             value_bytes,
             client_flags: item.client_flags(),
             expiry: item.expiry(),
-            last_access: item.last_access(),
+            last_access: item.last_access(self.now()),
             fetched: item.state() & state::FETCHED != 0,
             now: self.now(),
         });

@@ -105,7 +105,7 @@ impl<'a> ItemView<'a> {
 
     /// The clock's second of the last use.
     pub fn last_access(&self) -> u32 {
-        self.item.last_access()
+        self.item.last_access(self.now)
     }
 
     /// Whether the item has been read since it was stored.

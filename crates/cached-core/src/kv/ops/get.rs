@@ -96,7 +96,7 @@ impl Kv {
             let mut fetched = Fetched {
                 created,
                 fetched_before: item.state() & state::FETCHED != 0,
-                idle_secs: now.saturating_sub(item.last_access()),
+                idle_secs: item.idle_secs(now),
                 expiry_before,
                 ..Fetched::default()
             };

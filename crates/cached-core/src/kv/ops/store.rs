@@ -5,7 +5,7 @@ use crate::clock::Expiry;
 use crate::kv::extent;
 use crate::kv::hook::Mutation;
 use crate::kv::index::Locked;
-use crate::kv::item::{Attributes, Fields, ItemPtr, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, Shape, state};
+use crate::kv::item::{Attributes, Fields, ItemPtr, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, Shape, Usage, state};
 use crate::kv::log::Entry;
 use crate::kv::{Found, Inner, ItemView, Kv, PinnedValue, StoreMode, StoreOptions, StoreOutcome};
 use crate::policy::Newcomer;
@@ -206,8 +206,7 @@ impl Inner {
             cas: 0,
             expiry: options.expiry,
             client_flags: options.client_flags,
-            last_access: now,
-            state: 0,
+            usage: Usage::new(0, now),
         }
     }
 
@@ -234,7 +233,8 @@ impl Inner {
                 }
                 if expected != is {
                     attributes.expiry = old.item.expiry();
-                    attributes.state |= state::STALE | old.item.state() & state::TOKEN_SENT;
+                    attributes.usage =
+                        attributes.usage.with(state::STALE | old.item.state() & state::TOKEN_SENT);
                 }
             }
             _ => {}
@@ -352,7 +352,7 @@ impl Inner {
         }
         match self.decide(&locked, old, options, now) {
             Decision::Store(mut attributes) => {
-                attributes.state |= over.map_or(0, |over| over.marks);
+                attributes.usage = attributes.usage.with(over.map_or(0, |over| over.marks));
                 let item = self.item_at(entry.location);
                 item.set_attributes(&attributes);
                 Linked::Done(self.link(&locked, hash, key, entry, old, value_bytes, &attributes, options))
