@@ -124,6 +124,13 @@ pub(crate) fn word_before_crlf(text: &[u8]) -> Option<usize> {
     text[at..].starts_with(b"\r\n").then_some(at)
 }
 
+/// The word at the start of `text`, if there is one and it ends there.
+#[inline]
+pub(crate) fn plain_word(text: &[u8]) -> Option<&[u8]> {
+    let len = first_blank(text)?;
+    (len > 0).then(|| &text[..len])
+}
+
 /// Where the first byte up to and including the space is.
 #[inline]
 fn first_blank(text: &[u8]) -> Option<usize> {

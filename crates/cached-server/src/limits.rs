@@ -1,8 +1,9 @@
 //! The sum of all limits: what the server may take at most, computed at start and printed.
 
+use crate::conn::info::ConnInfo;
 use crate::conn::output::{COPY_BYTES_MAX, FULL_BYTES};
-use crate::conn::{INPUT_BYTES, info::ConnInfo};
 use crate::settings::Settings;
+use crate::worker::INPUT_BUFFERS_BYTES;
 use cached_core::kv::KvLimits;
 use std::fmt;
 
@@ -38,7 +39,7 @@ impl Limits {
             index: store.index_bytes_max,
             connection_buffers: settings.connection_bytes_max,
             connections: settings.connections_max * CONNECTION_BYTES,
-            workers: settings.threads * (INPUT_BYTES + 8 * FULL_BYTES + COPY_BYTES_MAX),
+            workers: settings.threads * (INPUT_BUFFERS_BYTES + 8 * FULL_BYTES + COPY_BYTES_MAX),
             objects: 0,
             object_door: 0,
         }

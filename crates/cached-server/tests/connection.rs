@@ -149,6 +149,50 @@ fn values_of_every_kind_of_size_whole_and_in_pieces() {
     }
 }
 
+/// Requests of every kind, whole, in part, refused and cut off, meet in the same turns of one worker.
+#[test]
+fn those_who_are_ready_together_are_served_each_as_if_alone() {
+    let server = Running::start(|settings| settings.threads = 1);
+    let mut clients: Vec<_> = (0..24).map(|_| server.connect()).collect();
+    for round in 0..30 {
+        let (mut requests, mut replies) = (Vec::new(), Vec::new());
+        for number in 0..clients.len() {
+            let key = format!("key-{number}");
+            let value = value([5, 100, 3000, 5000, 20_000, 70_000][(number + round) % 6], round);
+            let store = set(&key, &value);
+            let found = hit(&key, &value);
+            let (request, reply) = match (number * 7 + round) % 5 {
+                0 => (store, b"STORED\r\n".to_vec()),
+                1 => {
+                    let gets = format!("get {key}\r\nget {key} none {key}\r\n");
+                    let both = [&found[..], b"END\r\n", &found, &found, b"END\r\n"].concat();
+                    ([store, gets.into_bytes()].concat(), [&b"STORED\r\n"[..], &both].concat())
+                }
+                2 => (b"get none\r\nset k 0 0 1\r\n".to_vec(), b"END\r\n".to_vec()),
+                3 => (b"bogus\r\nget none".to_vec(), b"ERROR\r\n".to_vec()),
+                _ => (b"mn\r\ngets none\r\n".to_vec(), b"MN\r\nEND\r\n".to_vec()),
+            };
+            requests.push(request);
+            replies.push(reply);
+        }
+        for (client, request) in clients.iter_mut().zip(&requests) {
+            client.send(request);
+        }
+        for (number, client) in clients.iter_mut().enumerate() {
+            client.expect(&replies[number]);
+        }
+        for (number, client) in clients.iter_mut().enumerate() {
+            // What was left in part is completed, or the client goes, and another one comes.
+            match (number * 7 + round) % 5 {
+                2 if round % 2 == 0 => client.ask("x\r\n", "STORED\r\n"),
+                3 if round % 2 == 0 => client.ask("\r\n", "END\r\n"),
+                2 | 3 => *client = server.connect(),
+                _ => {}
+            }
+        }
+    }
+}
+
 #[test]
 fn large_values_are_joined_and_conditions_hold() {
     let server = Running::start(|_| {});

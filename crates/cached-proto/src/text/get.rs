@@ -123,6 +123,13 @@ pub fn plain_get(input: &[u8]) -> Option<(&[u8], usize)> {
     (1..=KEY_LEN_MAX).contains(&key_len).then(|| (&rest[..key_len], KEY_AT + key_len + 2))
 }
 
+/// A guess at the first key that `input` asks for, if it begins with `get` or `set`: good for looking ahead, not for deciding anything.
+#[inline]
+pub fn first_key(input: &[u8]) -> Option<&[u8]> {
+    let rest = input.strip_prefix(b"get ").or_else(|| input.strip_prefix(b"set "))?;
+    scan::plain_word(&rest[..rest.len().min(KEY_LEN_MAX + 1)])
+}
+
 /// The keys of a `get k…` and CRLF, if `into` has room for all of them and nothing else is in the line; how many, and the bytes of
 /// that request.
 ///
@@ -329,6 +336,18 @@ mod tests {
                 assert_eq!(keys_of(&[b"gets  ", &key[..], b" ", &key, end].concat()), [&key, &key]);
             }
         }
+    }
+
+    #[test]
+    fn the_first_key_is_guessed() {
+        for input in [&b"get key\r\n"[..], b"get key k\r\n", b"get key ", b"set key 0 0 2\r\nhi\r\n"] {
+            assert_eq!(first_key(input), Some(&b"key"[..]));
+        }
+        assert_eq!(first_key(&[b"get ", &[b'k'; 250][..], b"\r\n"].concat()), Some(&[b'k'; 250][..]));
+        for input in [&b"gets key\r\n"[..], b"get key", b"get  key\r\n", b"get \r\n", b"", b"\x80\0\0"] {
+            assert_eq!(first_key(input), None, "{:?}", input.escape_ascii().to_string());
+        }
+        assert_eq!(first_key(&[b"set ", &[b'k'; 300][..], b" 0"].concat()), None);
     }
 
     #[test]

@@ -14,7 +14,7 @@ mod store;
 
 pub(crate) use admin::decode as decode_unknown;
 pub use admin::{Admin, Tokens, Verb};
-pub use get::{Get, GetCursor, encode_value, encode_value_head, plain_get, plain_gets};
+pub use get::{Get, GetCursor, encode_value, encode_value_head, first_key, plain_get, plain_gets};
 pub use simple::{
     Arithmetic, Delete, FlushAll, Touch, Verbosity, encode_number, encode_stat, encode_version,
 };

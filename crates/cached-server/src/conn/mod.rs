@@ -50,6 +50,8 @@ pub(crate) struct Desk<'a> {
     pub(crate) counters: &'a Counters,
     /// `INPUT_BYTES` long.
     pub(crate) input: &'a mut [u8],
+    /// What [`Connection::receive_ahead`] has put at its front.
+    pub(crate) received: Option<usize>,
     /// Empty between connections.
     pub(crate) output: &'a mut Output,
     /// The connection's socket.
@@ -151,6 +153,20 @@ impl Connection {
         }
     }
 
+    /// Reads into an empty buffer before the connection's turn, if it waits for a new request: how much has come, or 0 if nothing will any
+    /// more. The turn must be given it.
+    #[inline]
+    pub(crate) fn receive_ahead(&mut self, input: &mut [u8], io: &mut impl Transport) -> Option<usize> {
+        let waits = matches!(self.phase, Phase::Command) && self.input.is_empty() && self.output.is_none();
+        if !waits {
+            return None;
+        }
+        match io.read(input) {
+            Poll::Ready(read) => Some(read.unwrap_or(0)),
+            Poll::Pending => None,
+        }
+    }
+
     /// Gets as far as the transport lets it, within the budget of one turn.
     #[inline]
     pub(crate) fn drive(&mut self, desk: &mut Desk<'_>, io: &mut impl Transport) -> Turn {
@@ -200,7 +216,11 @@ impl Connection {
         if held > 0 {
             buffer[..held].copy_from_slice(&self.input);
         }
-        let turn = match io.read(&mut buffer[held..]) {
+        let read = match desk.received.take() {
+            Some(count) => Poll::Ready(Ok(count)),
+            None => io.read(&mut buffer[held..]),
+        };
+        let turn = match read {
             Poll::Ready(Ok(0) | Err(_)) => Some(Turn::Close),
             Poll::Ready(Ok(count)) => {
                 desk.counters.bytes_read.add(count as u64);

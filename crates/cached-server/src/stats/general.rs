@@ -34,8 +34,8 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("response_obj_count", 0);
     sink.put("response_obj_bytes", connections.held_bytes());
     sink.put("read_buf_count", settings.threads);
-    sink.put("read_buf_bytes", settings.threads * crate::conn::INPUT_BYTES);
-    sink.put("read_buf_bytes_free", settings.threads * crate::conn::INPUT_BYTES);
+    sink.put("read_buf_bytes", settings.threads * crate::worker::INPUT_BUFFERS_BYTES);
+    sink.put("read_buf_bytes_free", settings.threads * crate::worker::INPUT_BUFFERS_BYTES);
     sink.put("read_buf_oom", connections.kicked.load(Ordering::Relaxed));
     sink.put("reserved_fds", shared.reserved_descriptors());
     sink.put("cmd_get", totals.get_cmds);

@@ -9,6 +9,10 @@
 //! took twice the instructions of everything else for the same three calls; it still serves the acceptor's
 //! thread, where a connection, not a request, is the unit.)
 //!
+//! Connections that are ready together are served in groups: all of a group are read from, the items that their first requests
+//! ask for are fetched into the processor's cache, and then one after the other is answered. Each lookup would otherwise wait for
+//! memory by itself; so the waits of a group overlap, as those of a multiget's keys do.
+//!
 //! Sockets tell of changes only, so what is known of each is kept with its seat. A seat that has more to do than its turn
 //! allows comes again after all others, without waiting for its socket.
 
@@ -20,6 +24,8 @@ use crate::conn::output::{FULL_BYTES, Output};
 use crate::conn::transport::{Draining, Readiness, Socket};
 use crate::conn::{Connection, Desk, INPUT_BYTES, Turn};
 use crate::shared::Shared;
+use cached_core::KeyHash;
+use cached_proto::text;
 use rustix::event::{Timespec, epoll};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,8 +38,11 @@ const DRAIN_TIME: Duration = Duration::from_secs(2);
 /// Events taken at once.
 const EVENTS_MAX: usize = 256;
 
-/// How many events ahead a connection is fetched into the cache: one turn is about as long as that takes.
-const PREFETCH_AHEAD: usize = 2;
+/// Connections in a group: enough for their waits to overlap, and so few that the first reply is not late.
+const GROUP: usize = 4;
+
+/// The worker's input buffers: one for each connection of a group.
+pub(crate) const INPUT_BUFFERS_BYTES: usize = GROUP * INPUT_BYTES;
 
 /// The mailbox's number among the seats.
 const MAILBOX: u64 = u64::MAX;
@@ -49,6 +58,15 @@ pub(crate) struct Seat {
 }
 
 const _: () = assert!(size_of::<Option<Seat>>() == 128);
+
+/// What is known of a connection before its turn.
+#[derive(Clone, Copy, Default)]
+struct Ahead {
+    /// Bytes in its input buffer, or 0 where there will be no more; `None` if it has not been read from.
+    received: Option<usize>,
+    /// Of the key of its first request.
+    hash: Option<KeyHash>,
+}
 
 /// What belongs to one thread.
 pub(crate) struct Worker {
@@ -81,7 +99,7 @@ impl Worker {
             seats: Vec::new(),
             free: Vec::new(),
             again: Vec::new(),
-            input: vec![0; INPUT_BYTES].into(),
+            input: vec![0; INPUT_BUFFERS_BYTES].into(),
             output: Output::with_capacity(2 * FULL_BYTES),
             stopping: false,
         })
@@ -97,7 +115,7 @@ impl Worker {
                 if let Some(Some(seat)) = self.seats.get_mut(seat) {
                     seat.listed = false;
                 }
-                self.visit(seat);
+                self.visit(seat, 0, None);
             }
         }
         self.finish(&mut events);
@@ -114,30 +132,67 @@ impl Worker {
                 self.stopping = true;
             }
         }
-        let mut mail = false;
-        for (index, event) in events.iter().enumerate() {
-            // With many connections each is cold when its turn comes.
-            if let Some(next) = events.get(index + PREFETCH_AHEAD) {
-                self.prefetch(next.data.u64() as usize);
-            }
-            let (flags, number) = (event.flags, event.data.u64());
-            if number == MAILBOX {
-                mail = true;
-                continue;
-            }
-            let number = number as usize;
-            // An event of a seat that was left a moment ago may meet a newcomer there: it looks once too often.
-            let Some(Some(seat)) = self.seats.get_mut(number) else { continue };
-            let closed =
-                flags.intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR);
-            seat.ready.closed |= closed;
-            seat.ready.read |= closed || flags.contains(epoll::EventFlags::IN);
-            seat.ready.write |= closed || flags.contains(epoll::EventFlags::OUT);
-            self.visit(number);
+        if let [event] = events[..] {
+            self.note(event);
+            self.visit(event.data.u64() as usize, 0, None);
+        } else {
+            self.serve_groups(events);
         }
-        if mail {
+        if events.iter().any(|event| event.data.u64() == MAILBOX) {
             self.read_mail();
         }
+    }
+
+    /// Serves what is ready together.
+    fn serve_groups(&mut self, events: &[epoll::Event]) {
+        let mut groups = events.chunks(GROUP).peekable();
+        while let Some(group) = groups.next() {
+            // With many connections each is cold when its turn comes.
+            for event in groups.peek().copied().unwrap_or_default() {
+                self.prefetch(event.data.u64() as usize);
+            }
+            let mut ahead = [Ahead::default(); GROUP];
+            for (at, event) in group.iter().enumerate() {
+                self.note(*event);
+                ahead[at] = self.receive_ahead(event.data.u64() as usize, at);
+            }
+            for hash in ahead.iter().filter_map(|ahead| ahead.hash) {
+                self.shared.kv.prefetch_item(hash);
+            }
+            for (at, event) in group.iter().enumerate() {
+                self.visit(event.data.u64() as usize, at, ahead[at].received);
+            }
+        }
+    }
+
+    /// Notes what an event says of its seat's socket.
+    #[inline]
+    fn note(&mut self, event: epoll::Event) {
+        let (flags, number) = (event.flags, event.data.u64() as usize);
+        // An event of a seat that was left a moment ago may meet a newcomer there: it looks once too often. The mailbox has no seat.
+        let Some(Some(seat)) = self.seats.get_mut(number) else { return };
+        let closed =
+            flags.intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR);
+        seat.ready.closed |= closed;
+        seat.ready.read |= closed || flags.contains(epoll::EventFlags::IN);
+        seat.ready.write |= closed || flags.contains(epoll::EventFlags::OUT);
+    }
+
+    /// Reads from a connection before its turn, if it waits for a request, and asks for the line of the index where that will look.
+    #[inline]
+    fn receive_ahead(&mut self, number: usize, buffer: usize) -> Ahead {
+        let Some(Some(seat)) = self.seats.get_mut(number) else { return Ahead::default() };
+        let input = &mut self.input[buffer * INPUT_BYTES..][..INPUT_BYTES];
+        let mut socket = Socket { fd: seat.socket.as_fd(), ready: &mut seat.ready };
+        let Some(received) = seat.connection.receive_ahead(input, &mut socket) else {
+            return Ahead::default();
+        };
+        let key = text::first_key(&input[..received]);
+        let hash = key.map(|key| self.shared.kv.hash(key));
+        if let Some(hash) = hash {
+            self.shared.kv.prefetch_bucket(hash);
+        }
+        Ahead { received: Some(received), hash }
     }
 
     /// Asks the processor for a seat's cache lines.
@@ -194,14 +249,15 @@ impl Worker {
         self.seats[number] = Some(Seat { socket: fd, ready: Readiness::NEW, connection, listed: false });
     }
 
-    /// Gives one connection its turn.
+    /// Gives one connection its turn, with an input buffer and what has been received into that.
     #[inline]
-    fn visit(&mut self, number: usize) {
+    fn visit(&mut self, number: usize, buffer: usize, received: Option<usize>) {
         let Some(Some(seat)) = self.seats.get_mut(number) else { return };
         let mut desk = Desk {
             shared: &self.shared,
             counters: self.shared.counters(self.index),
-            input: &mut self.input,
+            input: &mut self.input[buffer * INPUT_BYTES..][..INPUT_BYTES],
+            received,
             output: &mut self.output,
             client: seat.socket.as_fd(),
         };
@@ -257,7 +313,8 @@ impl Worker {
             let mut desk = Desk {
                 shared: &self.shared,
                 counters: self.shared.counters(self.index),
-                input: &mut self.input,
+                input: &mut self.input[..INPUT_BYTES],
+                received: None,
                 output: &mut self.output,
                 client: seat.socket.as_fd(),
             };

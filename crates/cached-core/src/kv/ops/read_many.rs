@@ -6,13 +6,28 @@
 
 use crate::KeyHash;
 use crate::kv::index::Guess;
-use crate::kv::{ItemView, Kv, Miss, prefetch};
+use crate::kv::{Inner, ItemView, Kv, Miss, prefetch};
 use std::mem::MaybeUninit;
 
 /// Keys asked for together: more waits than a core overlaps, and few enough that nothing asked for is gone again.
 pub const READ_BATCH: usize = 16;
 
 impl Kv {
+    /// Asks the processor for the line of the index where a key will be looked for. Only a hint, as is [`Kv::prefetch_item`], which
+    /// is for a little later.
+    #[inline]
+    pub fn prefetch_bucket(&self, hash: KeyHash) {
+        self.inner.index.shard(hash).guess(hash).prefetch();
+    }
+
+    /// Asks the processor for the first lines of the item to which that line leads.
+    #[inline]
+    pub fn prefetch_item(&self, hash: KeyHash) {
+        if let Some((_, location)) = self.inner.index.shard(hash).guess(hash).peek(hash) {
+            self.inner.prefetch_item(location);
+        }
+    }
+
     /// Reads items as [`Kv::read`] does, one after the other in the order of `keys`: `hit` is given each that is found, while its
     /// bucket is locked, `miss` the reason why another is not. They share `into`.
     ///
@@ -65,9 +80,7 @@ impl Kv {
         for Ahead { hash, guess, slot } in &mut *ahead {
             if let Some((seen, location)) = guess.peek(*hash) {
                 *slot = seen;
-                let item = inner.ptr(location);
-                prefetch(item);
-                prefetch(item.wrapping_add(64));
+                inner.prefetch_item(location);
             }
         }
         for (key, Ahead { hash, guess, slot }) in keys.iter().zip(&*ahead) {
@@ -85,6 +98,15 @@ impl Kv {
                 Err(reason) => miss(into, key, reason),
             }
         }
+    }
+}
+
+impl Inner {
+    #[inline]
+    fn prefetch_item(&self, location: u32) {
+        let item = self.ptr(location);
+        prefetch(item);
+        prefetch(item.wrapping_add(64));
     }
 }
 
