@@ -173,6 +173,8 @@ impl Input {
     ///
     /// # Errors
     /// [`FrameError`]: close the connection.
+    // For the reason that `codec::parse` is.
+    #[inline(always)]
     pub(crate) fn next_frame(
         &mut self,
         land: impl FnOnce(&Head<'_>) -> Option<Box<dyn Reserved>>,

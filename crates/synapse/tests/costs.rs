@@ -5,6 +5,7 @@ mod common;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
+use std::time::Duration;
 
 use blocker::*;
 use bytes::Bytes;
@@ -209,8 +210,12 @@ fn a_call_of_the_client_allocates_no_more_than_its_reply() {
         let client = SynapseBlocker::connect(config).await.unwrap();
         let round = async |n: u64| {
             let offset = n % 128 * 4096;
-            client.read(ReadRequest::new(disk.clone(), offset, 4096)).await.unwrap();
-            client.write(WriteRequest::new(disk.clone(), offset, payload.clone())).await.unwrap();
+            // Deadlines share one timer of the connection.
+            let deadline = SystemClock.now() + Duration::from_secs(10);
+            let read = ReadRequest::new(disk.clone(), offset, 4096).deadline(deadline);
+            client.read(read).await.unwrap();
+            let write = WriteRequest::new(disk.clone(), offset, payload.clone()).deadline(deadline);
+            client.write(write).await.unwrap();
         };
         for n in 0..200 {
             round(n).await;

@@ -5,10 +5,10 @@
 //! the instance changes they count as lost, and flushes that cover them answer `WritesLost`, until they
 //! are written in full, deleted, or invalidated. Bounded: beyond the limit everything counts.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use blocker::{Error, ObjectId, OrderDomain, Scope};
+use foldhash::{HashMap, HashSet};
 use parking_lot::Mutex;
 
 use crate::codec::InstanceId;

@@ -13,6 +13,9 @@ pub const EXTENSION_BYTES_MAX: u32 = 4096;
 /// The longest head: header, four names, extensions.
 pub const HEAD_BYTES_MAX: usize = HEADER_BYTES + 4 * 255 + EXTENSION_BYTES_MAX as usize;
 
+/// How every frame begins.
+const BEGINNING: [u8; 5] = [MAGIC[0], MAGIC[1], MAGIC[2], MAGIC[3], VERSION];
+
 /// Why a stream cannot be understood.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -105,18 +108,8 @@ pub struct Measured {
 /// # Errors
 /// [`FrameError`]: close the connection.
 pub fn measure(input: &[u8], payload_bytes_max: u32) -> Result<Option<Measured>, FrameError> {
-    // What can be told from the first bytes is told at once: someone who does not speak this protocol
-    // may never send a whole header.
-    let magic_len = input.len().min(MAGIC.len());
-    if input[..magic_len] != MAGIC[..magic_len] {
-        let mut found = [0; 4];
-        found[..magic_len].copy_from_slice(&input[..magic_len]);
-        return Err(FrameError::Magic { found });
-    }
-    if let Some(&found) = input.get(4)
-        && found != VERSION
-    {
-        return Err(FrameError::Version { found });
+    if input.first_chunk() != Some(&BEGINNING) {
+        check_beginning(input)?;
     }
     let Some(fixed) = input.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
     let mut crc = header::checked(fixed).ok_or(FrameError::HeadChecksum)?;
@@ -139,11 +132,27 @@ pub fn measure(input: &[u8], payload_bytes_max: u32) -> Result<Option<Measured>,
     Ok(Some(Measured { head_bytes, payload_bytes: lengths.payload as usize }))
 }
 
+/// What can be told from the first bytes is told at once: someone who does not speak this protocol may never
+/// send a whole header.
+fn check_beginning(input: &[u8]) -> Result<(), FrameError> {
+    let magic_len = input.len().min(MAGIC.len());
+    if input[..magic_len] != MAGIC[..magic_len] {
+        let mut found = [0; 4];
+        found[..magic_len].copy_from_slice(&input[..magic_len]);
+        return Err(FrameError::Magic { found });
+    }
+    match input.get(4) {
+        Some(&found) if found != VERSION => Err(FrameError::Version { found }),
+        _ => Ok(()),
+    }
+}
+
 /// Reads a head that [`measure`] has found to be complete. Bytes after it are ignored.
 ///
 /// # Errors
 /// [`FrameError`]: close the connection.
-#[inline]
+// What it returns is large: inlined, it is made where it is wanted instead of being moved there, several times.
+#[inline(always)]
 pub fn parse(head: &[u8]) -> Result<Head<'_>, FrameError> {
     let Some(fixed) = head.first_chunk::<HEADER_BYTES>() else { return Err(FrameError::HeadChecksum) };
     let lengths = header::read_lengths(fixed);

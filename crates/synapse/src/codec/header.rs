@@ -246,8 +246,8 @@ pub(super) fn read_lengths(bytes: &[u8; HEADER_BYTES]) -> Lengths {
     }
 }
 
-/// All other fields, each within its range.
-#[inline]
+/// All other fields, each within its range. Inlined for the reason that [`super::frame::parse`] is.
+#[inline(always)]
 pub(super) fn read(bytes: &[u8; HEADER_BYTES]) -> Result<Header, FrameError> {
     let flags = u16::from_le_bytes([bytes[6], bytes[7]]);
     let header = Header {
