@@ -1,9 +1,10 @@
 //! What arrives on a connection: one buffer for heads and small payloads, and large payloads read straight
 //! to where they belong.
 //!
-//! After a large frame the next read asks for little more than a head, because another large one is likely
-//! to follow, and what arrives with its head must be copied. After each small frame it asks for twice as much, up to
-//! several of them, not for all there is: while we work on them the other side gets their answers and goes on.
+//! The read that may end a large payload has room for one more head, because another large one is likely to follow,
+//! and for little more, because what arrives with its head must be copied. After each small frame a read asks for
+//! twice as much, up to several of them, not for all there is: while we work on them the other side gets their
+//! answers and goes on.
 
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;

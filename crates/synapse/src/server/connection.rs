@@ -2,7 +2,8 @@
 //!
 //! Per wake-up: what tasks have done is answered, one write, one read, and everything complete is done. A
 //! request whose answer is at hand is done right here and its reply is part of the next write; only one
-//! that has to wait gets a task. Nothing more is read while much is still to be sent.
+//! that has to wait gets a task. Nothing more is read while much is still to be sent. While large payloads are
+//! arriving, answers to a few of them wait for each other.
 
 use std::future::poll_fn;
 use std::io;
