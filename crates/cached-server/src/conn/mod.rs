@@ -50,8 +50,8 @@ pub(crate) struct Desk<'a> {
     pub(crate) counters: &'a Counters,
     /// `INPUT_BYTES` long.
     pub(crate) input: &'a mut [u8],
-    /// What [`Connection::receive_ahead`] has put at its front.
-    pub(crate) received: Option<usize>,
+    /// What [`Connection::receive_ahead`] has read.
+    pub(crate) received: Option<&'a [u8]>,
     /// Empty between connections.
     pub(crate) output: &'a mut Output,
     /// The connection's socket.
@@ -153,7 +153,7 @@ impl Connection {
         }
     }
 
-    /// Reads into an empty buffer before the connection's turn, if it waits for a new request: how much has come, or 0 if nothing will any
+    /// Reads before the connection's turn, if it waits for a new request: how much has come, or 0 if nothing will any
     /// more. The turn must be given it.
     #[inline]
     pub(crate) fn receive_ahead(&mut self, input: &mut [u8], io: &mut impl Transport) -> Option<usize> {
@@ -213,28 +213,31 @@ impl Connection {
         }
         // Away from the desk, so that the rest of it can be lent out meanwhile.
         let buffer = std::mem::take(&mut desk.input);
-        if held > 0 {
-            buffer[..held].copy_from_slice(&self.input);
-        }
-        let read = match desk.received.take() {
-            Some(count) => Poll::Ready(Ok(count)),
-            None => io.read(&mut buffer[held..]),
-        };
-        let turn = match read {
-            Poll::Ready(Ok(0) | Err(_)) => Some(Turn::Close),
-            Poll::Ready(Ok(count)) => {
-                desk.counters.bytes_read.add(count as u64);
+        let (input, fresh) = match desk.received.take() {
+            Some(received) => (received, received.len()),
+            None => {
                 if held > 0 {
-                    self.input = Vec::new();
+                    buffer[..held].copy_from_slice(&self.input);
                 }
-                let (used, turn) = self.run(desk, io, &buffer[..held + count], budget);
-                if used < held + count {
-                    self.input = buffer[used..held + count].to_vec();
-                }
-                turn
+                let Poll::Ready(read) = io.read(&mut buffer[held..]) else {
+                    desk.input = buffer;
+                    return Some(Turn::Wait);
+                };
+                let count = read.unwrap_or(0);
+                (&buffer[..held + count], count)
             }
-            Poll::Pending => Some(Turn::Wait),
         };
+        if fresh == 0 {
+            return Some(Turn::Close);
+        }
+        desk.counters.bytes_read.add(fresh as u64);
+        if held > 0 {
+            self.input = Vec::new();
+        }
+        let (used, turn) = self.run(desk, io, input, budget);
+        if used < input.len() {
+            self.input = input[used..].to_vec();
+        }
         desk.input = buffer;
         turn
     }

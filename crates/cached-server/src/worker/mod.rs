@@ -28,6 +28,7 @@ use cached_core::KeyHash;
 use cached_proto::text;
 use rustix::event::{Timespec, epoll};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,8 +42,12 @@ const EVENTS_MAX: usize = 256;
 /// Connections in a group: enough for their waits to overlap, and so few that the first reply is not late.
 const GROUP: usize = 4;
 
-/// The worker's input buffers: one for each connection of a group.
-pub(crate) const INPUT_BUFFERS_BYTES: usize = GROUP * INPUT_BYTES;
+/// Bytes read ahead of a connection: a value of 4 KiB with its command. Of larger ones the rest is better read straight into its place,
+/// and buffers that are filled to the end by every sender are memory.
+const AHEAD_BYTES: usize = (4 << 10) + (1 << 9);
+
+/// A worker's input buffers.
+pub(crate) const INPUT_BUFFERS_BYTES: usize = INPUT_BYTES + GROUP * AHEAD_BYTES;
 
 /// The mailbox's number among the seats.
 const MAILBOX: u64 = u64::MAX;
@@ -62,7 +67,7 @@ const _: () = assert!(size_of::<Option<Seat>>() == 128);
 /// What is known of a connection before its turn.
 #[derive(Clone, Copy, Default)]
 struct Ahead {
-    /// Bytes in its input buffer, or 0 where there will be no more; `None` if it has not been read from.
+    /// Bytes read, or 0 where there will be no more; `None` if it has not been read from.
     received: Option<usize>,
     /// Of the key of its first request.
     hash: Option<KeyHash>,
@@ -79,6 +84,8 @@ pub(crate) struct Worker {
     /// Seats that have more to do.
     again: Vec<usize>,
     input: Box<[u8]>,
+    /// What is read ahead of the connections of a group.
+    ahead: Box<[u8]>,
     output: Output,
     stopping: bool,
 }
@@ -99,7 +106,8 @@ impl Worker {
             seats: Vec::new(),
             free: Vec::new(),
             again: Vec::new(),
-            input: vec![0; INPUT_BUFFERS_BYTES].into(),
+            input: vec![0; INPUT_BYTES].into(),
+            ahead: vec![0; GROUP * AHEAD_BYTES].into(),
             output: Output::with_capacity(2 * FULL_BYTES),
             stopping: false,
         })
@@ -115,7 +123,7 @@ impl Worker {
                 if let Some(Some(seat)) = self.seats.get_mut(seat) {
                     seat.listed = false;
                 }
-                self.visit(seat, 0, None);
+                self.visit(seat, None);
             }
         }
         self.finish(&mut events);
@@ -134,7 +142,7 @@ impl Worker {
         }
         if let [event] = events[..] {
             self.note(event);
-            self.visit(event.data.u64() as usize, 0, None);
+            self.visit(event.data.u64() as usize, None);
         } else {
             self.serve_groups(events);
         }
@@ -160,7 +168,8 @@ impl Worker {
                 self.shared.kv.prefetch_item(hash);
             }
             for (at, event) in group.iter().enumerate() {
-                self.visit(event.data.u64() as usize, at, ahead[at].received);
+                let received = ahead[at].received.map(|bytes| at * AHEAD_BYTES..at * AHEAD_BYTES + bytes);
+                self.visit(event.data.u64() as usize, received);
             }
         }
     }
@@ -180,9 +189,9 @@ impl Worker {
 
     /// Reads from a connection before its turn, if it waits for a request, and asks for the line of the index where that will look.
     #[inline]
-    fn receive_ahead(&mut self, number: usize, buffer: usize) -> Ahead {
+    fn receive_ahead(&mut self, number: usize, at: usize) -> Ahead {
         let Some(Some(seat)) = self.seats.get_mut(number) else { return Ahead::default() };
-        let input = &mut self.input[buffer * INPUT_BYTES..][..INPUT_BYTES];
+        let input = &mut self.ahead[at * AHEAD_BYTES..][..AHEAD_BYTES];
         let mut socket = Socket { fd: seat.socket.as_fd(), ready: &mut seat.ready };
         let Some(received) = seat.connection.receive_ahead(input, &mut socket) else {
             return Ahead::default();
@@ -249,15 +258,15 @@ impl Worker {
         self.seats[number] = Some(Seat { socket: fd, ready: Readiness::NEW, connection, listed: false });
     }
 
-    /// Gives one connection its turn, with an input buffer and what has been received into that.
+    /// Gives one connection its turn, with what has been read ahead for it.
     #[inline]
-    fn visit(&mut self, number: usize, buffer: usize, received: Option<usize>) {
+    fn visit(&mut self, number: usize, received: Option<Range<usize>>) {
         let Some(Some(seat)) = self.seats.get_mut(number) else { return };
         let mut desk = Desk {
             shared: &self.shared,
             counters: self.shared.counters(self.index),
-            input: &mut self.input[buffer * INPUT_BYTES..][..INPUT_BYTES],
-            received,
+            input: &mut self.input,
+            received: received.map(|range| &self.ahead[range]),
             output: &mut self.output,
             client: seat.socket.as_fd(),
         };
@@ -313,7 +322,7 @@ impl Worker {
             let mut desk = Desk {
                 shared: &self.shared,
                 counters: self.shared.counters(self.index),
-                input: &mut self.input[..INPUT_BYTES],
+                input: &mut self.input,
                 received: None,
                 output: &mut self.output,
                 client: seat.socket.as_fd(),
