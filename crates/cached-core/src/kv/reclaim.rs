@@ -59,8 +59,9 @@ pub(super) struct Reclaimer {
     /// When no region had garbage enough: the clock's second, and the jobs until then.
     looked: Option<(u32, u64)>,
     tally: Tally,
-    /// What the policy has not been told of yet: `BATCH` at most.
-    evicted: Vec<Candidate>,
+    /// Names and bytes of what was evicted from the job's queue and the policy has not been told of yet: `BATCH` at most.
+    evicted: Vec<u64>,
+    evicted_bytes: u64,
 }
 
 /// What a step has done to counters that others share, told to them at its end.
@@ -118,6 +119,7 @@ impl Reclaimer {
             looked: None,
             tally: Tally::default(),
             evicted: Vec::with_capacity(BATCH),
+            evicted_bytes: 0,
         }
     }
 
@@ -160,13 +162,14 @@ impl Inner {
                 if self.settle(reclaimer, &job, met, now).is_err() {
                     reclaimer.jobs += 1;
                     reclaimer.no_place = true;
+                    self.tell_evicted(reclaimer, &job);
                     self.tell_tally(reclaimer, job.region);
                     self.put_back(&job);
                     return may_evict;
                 }
             }
             left -= count;
-            self.tell_evicted(reclaimer);
+            self.tell_evicted(reclaimer, &job);
         }
         self.tell_tally(reclaimer, job.region);
         if job.cursor < job.end {
@@ -187,16 +190,16 @@ impl Inner {
     }
 
     /// Tells the policy what has been evicted.
-    fn tell_evicted(&self, reclaimer: &mut Reclaimer) {
+    fn tell_evicted(&self, reclaimer: &mut Reclaimer, job: &Job) {
         if !reclaimer.evicted.is_empty() {
-            self.policy.evicted(&reclaimer.evicted);
+            let bytes = std::mem::take(&mut reclaimer.evicted_bytes);
+            self.policy.evicted(QueueId(job.queue as u8), bytes, &reclaimer.evicted);
             reclaimer.evicted.clear();
         }
     }
 
     /// Adds up what a step has done. The region is still the job's.
     fn tell_tally(&self, reclaimer: &mut Reclaimer, region: RegionId) {
-        self.tell_evicted(reclaimer);
         let Tally { evictions, evicted_unfetched, dead_bytes } = std::mem::take(&mut reclaimer.tally);
         if evictions > 0 {
             self.events.evictions.fetch_add(evictions, Ordering::Relaxed);
@@ -294,7 +297,8 @@ impl Inner {
             }
             item.set_policy_bits(before);
         }
-        reclaimer.evicted.push(candidate);
+        reclaimer.evicted.push(candidate.hash);
+        reclaimer.evicted_bytes += candidate.bytes;
         self.note_eviction(&mut reclaimer.tally, item);
         if large {
             self.remove(locked, found, Mutation::Evicted);
@@ -562,7 +566,9 @@ impl Inner {
     /// The oldest region of the queue that the policy names, or of the large values if that is older.
     fn oldest_victim(&self, queues: &Queues) -> Option<RegionId> {
         let oldest = |queue: usize| queues.oldest_first(queue).find(|region| self.is_quiet(*region));
-        let named = self.policy.victim(std::array::from_fn(|queue| queues.regions(queue)));
+        let region_bytes = self.arena.region_bytes();
+        let lengths = std::array::from_fn(|queue| (queues.regions(queue) * region_bytes) as u64);
+        let named = self.policy.victim(lengths);
         self.hit_states.renew(&*self.policy);
         let named = usize::from(named.0).min(QUEUES_MAX - 1);
         let item = oldest(named).or_else(|| (0..QUEUES_MAX).find_map(oldest));

@@ -25,7 +25,7 @@ const POPPED: u8 = 4;
 pub(crate) struct Queues {
     shards: Box<[Mutex<Shard>]>,
     /// What a hit makes of each of the eight values of a bucket's bits, a byte each, for each shard. Renewed
-    /// whenever the shard's policy has been asked for a victim.
+    /// whenever the shard's policy has been asked for a victim, or says that it has changed.
     hits: Box<[AtomicU64]>,
     policy_bytes: usize,
 }
@@ -103,6 +103,9 @@ impl Queues {
         let meta = pool.meta(bucket);
         if is_new {
             let newcomer = Newcomer { hash, bytes: POLICY_BYTES, replaces: None };
+            if shard.policy.entering(POLICY_BYTES) {
+                self.hits[self.shard_of(hash)].store(tabulated(&*shard.policy), Ordering::Relaxed);
+            }
             meta.bits.store(shard.policy.insert(&newcomer) & 7, Ordering::Relaxed);
         }
         shard.push(pool, bucket, QueueId::ENTRY);
@@ -221,7 +224,7 @@ impl Shard {
             if lens == [0, 0] {
                 return None;
             }
-            let mut queue = self.policy.victim(lens);
+            let mut queue = self.policy.victim(lens.map(|buckets| buckets as u64 * POLICY_BYTES));
             if self.lists[usize::from(queue.0)].len == 0 {
                 queue = QueueId(1 - queue.0);
             }
@@ -232,7 +235,7 @@ impl Shard {
             let candidate = Candidate { hash, bits, queue, idle_secs: 0, bytes: POLICY_BYTES };
             match self.policy.judge(&candidate) {
                 Verdict::Evict => {
-                    self.policy.evicted(&[candidate]);
+                    self.policy.evicted(queue, POLICY_BYTES, &[hash]);
                     return Some(bucket);
                 }
                 Verdict::Keep { queue, bits } => {

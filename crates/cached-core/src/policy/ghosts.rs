@@ -173,7 +173,7 @@ impl Ghosts {
     }
 
     /// Remembers evictions from one queue, of so many bytes in all. One thread at a time.
-    pub(super) fn add_all(&self, queue: QueueId, bytes: u64, hashes: impl Iterator<Item = u64> + Clone) {
+    pub(super) fn add_all(&self, queue: QueueId, bytes: u64, hashes: &[u64]) {
         if self.sets == 0 {
             return;
         }
@@ -181,13 +181,13 @@ impl Ghosts {
         let stamp = self.pass_time(queue, bytes as i64);
         let dated = (queue as u64) << QUEUE_BIT | stamp << TAG_BITS;
         // So that the waits for the sets overlap.
-        for hash in hashes.clone() {
-            if let Some((set, _)) = self.find(hash) {
+        for hash in hashes {
+            if let Some((set, _)) = self.find(*hash) {
                 crate::prefetch::prefetch(set.as_ptr());
             }
         }
         for hash in hashes {
-            if let Some((set, tag)) = self.find(hash) {
+            if let Some((set, tag)) = self.find(*hash) {
                 self.put(set, dated | tag);
             }
         }
@@ -274,7 +274,7 @@ mod tests {
 
     impl Ghosts {
         fn add(&self, hash: u64, queue: QueueId, bytes: u64) {
-            self.add_all(queue, bytes, std::iter::once(hash));
+            self.add_all(queue, bytes, &[hash]);
         }
     }
 
@@ -352,7 +352,7 @@ mod tests {
     #[test]
     fn memory_is_bounded_and_accounted_for() {
         let many = Ghosts::new(64 << 20, 4096);
-        many.add_all(QueueId::MAIN, 100 << 12, (0..100).map(hash));
+        many.add_all(QueueId::MAIN, 100 << 12, &std::array::from_fn::<_, 100, _>(|n| hash(n as u64)));
         assert_eq!((0..100).filter(|n| many.take(hash(*n)).is_some()).count(), 100);
         assert_eq!(Ghosts::new(64 << 20, 256).bytes(), 1 << 20);
         assert_eq!(Ghosts::new(64 << 20, 4096).bytes(), 64 << 10);

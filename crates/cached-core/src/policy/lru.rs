@@ -82,7 +82,7 @@ impl Policy for Lru {
         self.epoch.load(Relaxed) as u8 + 1
     }
 
-    fn victim(&self, lengths: [usize; QUEUES_MAX]) -> QueueId {
+    fn victim(&self, lengths: [u64; QUEUES_MAX]) -> QueueId {
         let [entry, main] = lengths.map(|length| length as u128);
         let [to_entry, to_main] = [0, 1].map(|queue: usize| u128::from(self.placed[queue].load(Relaxed)));
         // Entries stay for the queue's length divided by what goes into it.

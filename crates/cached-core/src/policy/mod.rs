@@ -76,7 +76,7 @@ pub enum Verdict {
 /// An eviction policy.
 ///
 /// The caller owes: `attach` before anything else; one call at a time for `victim`, `judge` and
-/// `evicted` (`insert` may come from any thread at any time); every new entry in [`QueueId::ENTRY`].
+/// `evicted` (`entering` and `insert` may come from any thread at any time); every new entry in [`QueueId::ENTRY`].
 /// It may evict what was to be kept, when too much is kept, and keep what was to be evicted, where it
 /// is (pinned or dirty, say): then it does not call `evicted`. The implementor owes: bits below 8, O(1),
 /// no allocation after `attach`, and progress: an entry that is judged again and again without a hit
@@ -90,23 +90,30 @@ pub trait Policy: Send + Sync + 'static {
         let _ = (memory_bytes, entry_bytes);
         0
     }
+    /// So many bytes more are about to be stored: time passes. Bytes may be told in portions, up to a region
+    /// at a time, as long as all are. True: [`hit`](Policy::hit) answers otherwise from now on.
+    fn entering(&self, bytes: u64) -> bool {
+        let _ = bytes;
+        false
+    }
     /// The bits of an entry that has just been stored.
     fn insert(&self, newcomer: &Newcomer) -> u8 {
         let _ = newcomer;
         0
     }
-    /// The bits after a hit on an entry with `bits`. It may be tabulated: the answer changes only when
-    /// something is judged, and a table need not be newer than the last `victim`.
+    /// The bits after a hit on an entry with `bits`. It may be tabulated: a table need not be newer than the last
+    /// `victim`, or the last `entering` that was answered by true.
     fn hit(&self, bits: u8) -> u8;
-    /// The queue to reclaim from, given their lengths in any one unit (regions, buckets, bytes). At
-    /// least one is not empty; if the one named is, another is taken.
-    fn victim(&self, lengths: [usize; QUEUES_MAX]) -> QueueId;
+    /// The queue to reclaim from, given the bytes in each. At least one is not empty; if the one named is, another
+    /// is taken.
+    fn victim(&self, lengths: [u64; QUEUES_MAX]) -> QueueId;
     /// What becomes of an entry at the tail.
     fn judge(&self, candidate: &Candidate) -> Verdict;
-    /// Entries that were judged have been evicted in this order, whatever the verdicts were. They may be told
-    /// together, a few at a time, which costs less than one by one.
-    fn evicted(&self, candidates: &[Candidate]) {
-        let _ = candidates;
+    /// Entries of one queue that were judged have been evicted in this order, whatever the verdicts were: the
+    /// hashes of their names, and the bytes of all. They may be told together, a few at a time, which costs less
+    /// than one by one.
+    fn evicted(&self, queue: QueueId, bytes: u64, hashes: &[u64]) {
+        let _ = (queue, bytes, hashes);
     }
 }
 

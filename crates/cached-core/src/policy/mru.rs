@@ -23,7 +23,7 @@ pub struct Mru {
 }
 
 /// The entry queue's share of all regions: 1/16.
-const ENTRY_SHARE: usize = 16;
+const ENTRY_SHARE: u64 = 16;
 const PAUSE_MAX: u32 = 64;
 /// Walks of the main queue are worth it if one of so many items goes.
 const YIELD: u32 = 4;
@@ -39,7 +39,7 @@ impl Policy for Mru {
         bits | READ
     }
 
-    fn victim(&self, lengths: [usize; QUEUES_MAX]) -> QueueId {
+    fn victim(&self, lengths: [u64; QUEUES_MAX]) -> QueueId {
         let [entry, main] = lengths;
         let full = entry <= (entry + main).div_ceil(ENTRY_SHARE) + 1;
         self.main_is_full.store(full, Ordering::Relaxed);

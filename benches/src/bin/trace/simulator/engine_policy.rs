@@ -50,7 +50,7 @@ impl EnginePolicy {
 
     /// Judges one object.
     fn judge_one(&mut self) {
-        let named = self.policy.victim(self.queue_bytes.map(|bytes| bytes as usize));
+        let named = self.policy.victim(self.queue_bytes);
         let queue = if self.queues[usize::from(named.0)].is_empty() { QueueId(1 - named.0) } else { named };
         let Some(object) = self.queues[usize::from(queue.0)].pop_front() else { return };
         let bytes = self.sizes[object as usize];
@@ -59,7 +59,7 @@ impl EnginePolicy {
         let candidate = Candidate { hash: hash(object), bits, queue, idle_secs: 0, bytes };
         match self.policy.judge(&candidate) {
             Verdict::Evict => {
-                self.policy.evicted(&[candidate]);
+                self.policy.evicted(queue, bytes, &[candidate.hash]);
                 self.bits[object as usize] = None;
             }
             Verdict::Keep { queue, bits } => {
@@ -83,6 +83,7 @@ impl Simulator for EnginePolicy {
         while self.queue_bytes.iter().sum::<u64>() + bytes > self.capacity {
             self.judge_one();
         }
+        self.policy.entering(bytes);
         let bits = self.policy.insert(&Newcomer { hash: hash(object), bytes, replaces: None });
         self.bits[object as usize] = Some(bits);
         self.push(QueueId::ENTRY, object);
