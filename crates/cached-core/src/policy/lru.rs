@@ -83,7 +83,7 @@ impl Policy for Lru {
     }
 
     fn victim(&self, lengths: [u64; QUEUES_MAX]) -> QueueId {
-        let [entry, main] = lengths.map(|length| length as u128);
+        let [entry, main] = lengths.map(u128::from);
         let [to_entry, to_main] = [0, 1].map(|queue: usize| u128::from(self.placed[queue].load(Relaxed)));
         // Entries stay for the queue's length divided by what goes into it.
         if main == 0 || entry * to_main >= main * to_entry * u128::from(MAIN_LENGTHS) {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!               hit when no longer young,   ┌──────────────┐ hit
-//!               or a ghost                  │     MAIN     │──┐
+//!               or back soon                │     MAIN     │──┐
 //!  store ──> ENTRY ────────────────────────>│              │<─┘
 //!              │ neither                    └──────┬───────┘
 //!              v                                   v not hit
@@ -11,9 +11,10 @@
 //! ```
 //! Most of what is stored is never read again, and should not cost the rest its place: it leaves from
 //! the entry queue without having been copied. A newcomer whose ghost is still there was evicted too
-//! early: it counts as hit, and so moves on when it comes to the tail. (The paper puts it into the
+//! early: it counts as hit, and so moves on when it comes to the tail. So does who comes back soon from the main queue; who
+//! comes back later has had its time, and is as good as new. (The paper puts who comes back into the
 //! main queue at once. Here everything enters at one place, which needs one open region less per
-//! thread; the traces do not tell the difference.)
+//! thread, and the traces do not tell the difference.)
 //!
 //! *Uses just after the first* say little: they belong to it (one page view, one transaction), and who
 //! has only those is not seen again more often than others (correlated references: LRU-K, SIGMOD'93; 2Q,
@@ -162,7 +163,7 @@ impl Policy for S3Fifo {
         if self.is_balanced && is_recent {
             self.balance(queue, newcomer.bytes);
         }
-        HIT
+        if is_recent || queue == QueueId::ENTRY { HIT } else { self.newborn() }
     }
 
     fn hit(&self, bits: u8) -> u8 {
@@ -321,6 +322,9 @@ mod tests {
             // Half of the memory goes by: still remembered, no longer the margin.
             policy.evicted(QueueId::ENTRY, MEMORY / 2, &[n + 100]);
             assert_eq!(policy.insert(&new(7)), HIT);
+            evict(&policy, QueueId::MAIN);
+            policy.evicted(QueueId::MAIN, MEMORY / 2, &[n + 200]);
+            assert_eq!(policy.insert(&new(7)), 0, "from the main queue it is as good as new");
         }
         assert_eq!((policy.victim([9, 91]), policy.victim([11, 89])), (QueueId::MAIN, QueueId::ENTRY));
     }
