@@ -1,51 +1,52 @@
 //! Names of what was evicted not long ago, so that who comes back soon can be told from who is new.
 //!
 //! ```text
-//!  a set is half a cache line:  four words of four ghosts, found by the upper bits of the mixed hash
-//!   15        14      11 10                    0
-//!  ┌────────┬───────────┬───────────────────────┐
-//!  │ queue  │ stamp     │ tag (0: empty)        │   stamp: quarters of the memory evicted from that
-//!  └────────┴───────────┴───────────────────────┘   queue, modulo 16; four and more are too old
+//!  a set:  eight ghosts in two words, found by the upper bits of the mixed hash; the latest comes in at the
+//!          lowest place, moves the others up, and pushes the oldest out
+//!
+//!  a ghost:  15        14        10 9                   0
+//!           ┌────────┬─────────────┬─────────────────────┐
+//!           │ queue  │ stamp       │ tag (0: empty)      │   stamp: quarters of the memory evicted from
+//!           └────────┴─────────────┴─────────────────────┘   that queue, modulo 32; four and more are too old
 //! ```
 //! A ghost counts until about as much as the whole memory has been evicted from its queue since: bytes, not
 //! names, so it is the same for small entries and large. A hand goes round the table and removes what
 //! is too old, before its stamp could be taken for a young one. One name in 128 takes another for its
 //! own; the worst of that is an entry kept a little longer.
 //!
-//! There are four bytes, two ghosts, for every entry of the usual size that the memory could hold. A full set gives
-//! up any: some are forgotten early, and what is remembered stays bounded. It is touched only once
-//! something is evicted. A lookup is one cache line and about thirty instructions: a whole set is compared at once.
+//! There are four bytes, two ghosts, for every entry of the usual size that the memory could hold. Where entries are smaller
+//! the oldest are forgotten early, and what is remembered stays bounded. Making one looks at nothing that is there, so several are
+//! made while the first waits for memory; a whole set is compared at once. Each takes about twenty instructions.
 
 use super::QueueId;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
-/// Ghosts in a word, words in a set.
+/// Ghosts in a word, words in a set: the latest four in the first. An allocator aligns them so that a set lies in one cache line.
 const LANES: usize = 4;
-const WORDS: usize = 4;
+const WORDS: usize = 2;
 const LANE_BITS: u32 = u64::BITS / LANES as u32;
 type Set = [AtomicU64; WORDS];
-/// A set starts at a multiple of its size, so that it lies in one cache line.
 const SET_BYTES: usize = size_of::<Set>();
-const _: () = assert!(SET_BYTES == 32);
+const _: () = assert!(SET_BYTES == 16);
 
 /// Each of two queues remembers as much as the memory holds.
 const GHOSTS_PER_ENTRY: usize = 2;
-const TAG_BITS: u32 = 11;
+const TAG_BITS: u32 = 10;
 const QUEUE_BIT: u32 = 15;
+const TAG_MASK: u64 = (1 << TAG_BITS) - 1;
 /// The same in every lane of a word.
 const LOWEST: u64 = 0x0001_0001_0001_0001;
-const TAGS: u64 = LOWEST * ((1 << TAG_BITS) - 1);
 const STAMPS: u64 = LOWEST * STAMP_MASK;
 
-const STAMP_MASK: u64 = 15;
+const STAMP_MASK: u64 = 31;
 /// Stamps that the memory is divided into, and that a ghost lasts.
 const STAMPS_PER_MEMORY: u64 = 4;
 const STAMPS_YOUNG: u64 = 4;
-/// The hand passes so many sets at a time, and goes round while the memory is evicted so often: less
-/// often, and a stamp could come round before the hand.
-const SWEEP_SETS: usize = 8;
-const SWEEP_MEMORIES: usize = 2;
-const _: () = assert!(STAMPS_YOUNG + SWEEP_MEMORIES as u64 * STAMPS_PER_MEMORY < STAMP_MASK);
+/// The hand passes so many sets at a time, and goes round in so many stamps: in more, and a stamp could come
+/// round before the hand.
+const SWEEP_SETS: usize = 16;
+const SWEEP_STAMPS: usize = 26;
+const _: () = assert!(STAMPS_YOUNG + (SWEEP_STAMPS as u64) < STAMP_MASK);
 
 /// The time of a queue: how much has been evicted from it.
 #[derive(Debug, Default)]
@@ -67,11 +68,9 @@ pub(super) struct Ghost {
 /// The table. Made with no sets it remembers nothing.
 #[derive(Debug, Default)]
 pub(super) struct Ghosts {
-    /// The sets, from `first` on. Each ghost is only a hint: a race between two threads loses a word of them at most, or
+    /// Each ghost is only a hint: a race between two threads loses some of a set at most, or
     /// brings back what was there a moment ago.
-    words: Box<[AtomicU64]>,
-    first: usize,
-    sets: usize,
+    sets: Box<[Set]>,
     times: [QueueTime; 2],
     /// Bytes of memory for each stamp.
     stamp_bytes: i64,
@@ -79,25 +78,21 @@ pub(super) struct Ghosts {
     sweep_bytes: i64,
     sweep_left: AtomicI64,
     hand: AtomicU64,
-    /// Ghosts that had to go for others, which takes turns between the lanes.
-    pushed_out: AtomicU64,
 }
 
 impl Ghosts {
     /// A table for so much memory, in entries of about so many bytes or more.
     pub(super) fn new(memory_bytes: usize, entry_bytes: usize) -> Ghosts {
         let set_bytes = entry_bytes.max(1) * WORDS * LANES / GHOSTS_PER_ENTRY;
-        let sets = (memory_bytes / set_bytes).max(1);
-        // Zeroed by the system when first touched, which a loop over atomics would do at once, and so would asking for the
-        // sets' alignment.
-        let zeroed = Box::into_raw(vec![0u64; (sets + 1) * WORDS].into_boxed_slice());
+        let count = (memory_bytes / set_bytes).max(1);
+        // Zeroed by the system when first touched, which a loop over atomics would do at once.
+        let zeroed = Box::into_raw(vec![[0u64; WORDS]; count].into_boxed_slice());
         // SAFETY: the pointer comes from a box of the same layout: an atomic has its integer's size,
         // alignment and valid values.
-        let words = unsafe { Box::from_raw(zeroed as *mut [AtomicU64]) };
-        let first = words.as_ptr().align_offset(SET_BYTES).min(WORDS);
+        let sets = unsafe { Box::from_raw(zeroed as *mut [Set]) };
         let stamp_bytes = (memory_bytes as u64 / STAMPS_PER_MEMORY).max(1) as i64;
-        let sweep_bytes = (SWEEP_SETS * SWEEP_MEMORIES * set_bytes) as i64;
-        let ghosts = Ghosts { words, first, sets, stamp_bytes, sweep_bytes, ..Ghosts::default() };
+        let sweep_bytes = (SWEEP_SETS * set_bytes * SWEEP_STAMPS / STAMPS_PER_MEMORY as usize) as i64;
+        let ghosts = Ghosts { sets, stamp_bytes, sweep_bytes, ..Ghosts::default() };
         ghosts.times.iter().for_each(|time| time.left.store(stamp_bytes, Relaxed));
         ghosts.sweep_left.store(sweep_bytes, Relaxed);
         ghosts
@@ -105,46 +100,42 @@ impl Ghosts {
 
     /// What the table takes.
     pub(super) fn bytes(&self) -> usize {
-        self.sets * SET_BYTES
+        self.sets.len() * SET_BYTES
     }
 
     /// The set of a hash, and its tag.
     #[inline]
     fn find(&self, hash: u64) -> Option<(&Set, u64)> {
         let mixed = hash.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let set = (((mixed >> 32) * self.sets as u64) >> 32) as usize;
-        let tag = (mixed >> (32 - TAG_BITS)) & ((1 << TAG_BITS) - 1);
-        Some((self.words.get(self.first + set * WORDS..)?.first_chunk()?, tag.max(1)))
+        let set = ((mixed >> 32) * self.sets.len() as u64) >> 32;
+        let tag = (mixed >> (32 - TAG_BITS)) & TAG_MASK;
+        Some((self.sets.get(set as usize)?, tag.max(1)))
     }
 
-    /// The lanes of a set, a bit for each, whose tag is this (0: that are empty).
+    /// The lanes of a set, a bit for each, whose tag is this.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     #[inline]
     fn lanes(set: &Set, tag: u64) -> u32 {
         use std::arch::x86_64::{
             _mm_and_si128, _mm_cmpeq_epi16, _mm_movemask_epi8, _mm_packs_epi16, _mm_set_epi64x,
-            _mm_set1_epi16,
+            _mm_set1_epi16, _mm_setzero_si128,
         };
-        let [a, b, c, d] = set;
-        let of = |high: &AtomicU64, low: &AtomicU64| {
-            // SAFETY: it needs SSE2, which every x86-64 has, and touches no memory.
-            unsafe { _mm_set_epi64x(high.load(Relaxed) as i64, low.load(Relaxed) as i64) }
-        };
+        let [latest, older] = set;
+        let (latest, older) = (latest.load(Relaxed) as i64, older.load(Relaxed) as i64);
         // SAFETY: these need SSE2, which every x86-64 has, and touch no memory.
         unsafe {
-            let (mask, wanted) = (_mm_set1_epi16(TAGS as i16), _mm_set1_epi16(tag as i16));
-            let are = |lanes| _mm_cmpeq_epi16(_mm_and_si128(lanes, mask), wanted);
-            let both = _mm_packs_epi16(are(of(b, a)), are(of(d, c)));
-            _mm_movemask_epi8(both) as u32
+            let tags = _mm_and_si128(_mm_set_epi64x(older, latest), _mm_set1_epi16(TAG_MASK as i16));
+            let are = _mm_cmpeq_epi16(tags, _mm_set1_epi16(tag as i16));
+            _mm_movemask_epi8(_mm_packs_epi16(are, _mm_setzero_si128())) as u32
         }
     }
 
-    /// The lanes of a set, a bit for each, whose tag is this (0: that are empty).
+    /// The lanes of a set, a bit for each, whose tag is this.
     #[cfg(not(all(target_arch = "x86_64", not(miri))))]
     #[inline]
     fn lanes(set: &Set, tag: u64) -> u32 {
         let lane = |at: usize| set[at / LANES].load(Relaxed) >> (at % LANES * LANE_BITS as usize);
-        (0..WORDS * LANES).filter(|at| lane(*at) & TAGS & 0xffff == tag).map(|at| 1 << at).sum()
+        (0..WORDS * LANES).filter(|at| lane(*at) & TAG_MASK == tag).map(|at| 1 << at).sum()
     }
 
     /// The first lane of some: its word, and how far up it lies there.
@@ -174,45 +165,25 @@ impl Ghosts {
 
     /// Remembers evictions from one queue, of so many bytes in all. One thread at a time.
     pub(super) fn add_all(&self, queue: QueueId, bytes: u64, hashes: &[u64]) {
-        if self.sets == 0 {
+        if self.sets.is_empty() {
             return;
         }
         let queue = usize::from(queue.0 & 1);
         let stamp = self.pass_time(queue, bytes as i64);
         let dated = (queue as u64) << QUEUE_BIT | stamp << TAG_BITS;
-        // So that the waits for the sets overlap.
-        for hash in hashes {
-            if let Some((set, _)) = self.find(*hash) {
-                crate::prefetch::prefetch(set.as_ptr());
-            }
-        }
         for hash in hashes {
             if let Some((set, tag)) = self.find(*hash) {
-                self.put(set, dated | tag);
+                Self::put(set, dated | tag);
             }
         }
     }
 
-    /// Puts a ghost into its set.
+    /// Puts a ghost into its set; the oldest there gives its place.
     #[inline]
-    fn put(&self, set: &Set, ghost: u64) {
-        // An empty lane, or any: the hand has removed what is old.
-        let lanes = Self::lanes(set, 0);
-        if lanes == 0 {
-            return self.push_out(set, ghost);
-        }
-        let (place, shift) = Self::first_of(set, lanes);
-        place.store(place.load(Relaxed) & !(0xffff << shift) | ghost << shift, Relaxed);
-    }
-
-    /// Puts a ghost into a full set.
-    #[cold]
-    fn push_out(&self, set: &Set, ghost: u64) {
-        let turn = self.pushed_out.load(Relaxed);
-        self.pushed_out.store(turn.wrapping_add(1), Relaxed);
-        let place = &set[turn as usize / LANES % WORDS];
-        let shift = (turn as u32 % LANES as u32) * LANE_BITS;
-        place.store(place.load(Relaxed) & !(0xffff << shift) | ghost << shift, Relaxed);
+    fn put([latest, older]: &Set, ghost: u64) {
+        let word = latest.load(Relaxed);
+        older.store(older.load(Relaxed) << LANE_BITS | word >> (u64::BITS - LANE_BITS), Relaxed);
+        latest.store(word << LANE_BITS | ghost, Relaxed);
     }
 
     /// Moves the queue's time and the hand on by so many bytes evicted; tells the queue's stamp.
@@ -239,19 +210,19 @@ impl Ghosts {
     #[cold]
     fn sweep(&self, left: i64) {
         // A very large entry moves the hand once round at most.
-        let steps = (-left / self.sweep_bytes + 1).min(self.sets.div_ceil(SWEEP_SETS) as i64);
+        let steps = (-left / self.sweep_bytes + 1).min(self.sets.len().div_ceil(SWEEP_SETS) as i64);
         self.sweep_left.store(self.sweep_bytes, Relaxed);
         let [entry, main] = [0, 1].map(|queue: usize| self.times[queue].stamp.load(Relaxed));
         let mut hand = self.hand.load(Relaxed) as usize;
         for _ in 0..steps {
-            let end = (hand + SWEEP_SETS).min(self.sets);
-            for place in &self.words[self.first + hand * WORDS..self.first + end * WORDS] {
+            let end = (hand + SWEEP_SETS).min(self.sets.len());
+            for place in self.sets[hand..end].as_flattened() {
                 let word = place.load(Relaxed);
                 if word != 0 {
                     place.store(word & !Self::lanes_too_old(word, entry, main), Relaxed);
                 }
             }
-            hand = if end == self.sets { 0 } else { end };
+            hand = if end == self.sets.len() { 0 } else { end };
         }
         self.hand.store(hand as u64, Relaxed);
     }
@@ -260,9 +231,9 @@ impl Ghosts {
     fn lanes_too_old(word: u64, entry: u64, main: u64) -> u64 {
         let now = (entry * LOWEST) ^ (((word >> QUEUE_BIT) & LOWEST) * (entry ^ main));
         // One bit more than a stamp has, so that no lane borrows from the next.
-        let age = ((now | LOWEST << 4) - ((word >> TAG_BITS) & STAMPS)) & STAMPS;
-        // Four and more: one of the two upper bits.
-        let old = (age >> 2 | age >> 3) & LOWEST;
+        let age = ((now | LOWEST << 5) - ((word >> TAG_BITS) & STAMPS)) & STAMPS;
+        // Four and more: one of the three upper bits.
+        let old = (age >> 2 | age >> 3 | age >> 4) & LOWEST;
         const { assert!(STAMPS_YOUNG == 4) };
         old * 0xffff
     }
@@ -316,10 +287,10 @@ mod tests {
 
     #[test]
     fn lanes_are_judged_one_by_one() {
-        for entry in 0..16 {
-            for main in 0..16 {
+        for entry in 0..32 {
+            for main in 0..32 {
                 for lane in 0..LANES {
-                    for (queue, stamp) in (0..2).flat_map(|queue| (0..16).map(move |stamp| (queue, stamp))) {
+                    for (queue, stamp) in (0..2).flat_map(|queue| (0..32).map(move |stamp| (queue, stamp))) {
                         let shift = lane as u32 * LANE_BITS;
                         let word = (queue << QUEUE_BIT | stamp << TAG_BITS | 5) << shift;
                         // What stands beside it is as young as can be.
@@ -331,8 +302,6 @@ mod tests {
                             let mut set = [(); WORDS].map(|()| AtomicU64::new(0));
                             *set[at].get_mut() = word | young;
                             assert_eq!(Ghosts::lanes(&set, 5), 1 << (at * LANES + lane));
-                            *set[at].get_mut() = word;
-                            assert_eq!(Ghosts::lanes(&set, 0), 0xffff & !(1 << (at * LANES + lane)));
                         }
                     }
                 }
@@ -356,7 +325,7 @@ mod tests {
         assert_eq!((0..100).filter(|n| many.take(hash(*n)).is_some()).count(), 100);
         assert_eq!(Ghosts::new(64 << 20, 256).bytes(), 1 << 20);
         assert_eq!(Ghosts::new(64 << 20, 4096).bytes(), 64 << 10);
-        assert_eq!(Ghosts::new(1, 0).bytes(), 32);
+        assert_eq!(Ghosts::new(1, 0).bytes(), 16);
         assert_eq!(Ghosts::default().bytes(), 0);
         Ghosts::default().add(1, QueueId(0), 1);
         assert_eq!(Ghosts::default().take(1), None);
