@@ -270,7 +270,7 @@ impl Inner {
         if self.arena.kv_available() < self.pace_below.load(Ordering::Relaxed)
             && let Some(mut reclaimer) = try_lock(&self.reclaimer)
         {
-            self.reclaim_step(&mut reclaimer, now, 8, true);
+            self.reclaim_step(&mut reclaimer, now, 16, true);
         }
     }
 
