@@ -6,6 +6,7 @@
 
 mod decode;
 mod engine;
+mod made_up;
 mod published;
 mod report;
 mod simulator;
@@ -34,8 +35,11 @@ use simulator::{KINDS, belady_misses, misses};
 #[command(name = "trace", version)]
 struct Options {
     /// Traces: .be32, .lis or .csv, plain or with .zst behind it.
-    #[arg(required = true, value_name = "FILE")]
+    #[arg(required_unless_present = "made_up", value_name = "FILE")]
     files: Vec<PathBuf>,
+    /// Replay made-up loads too: popularity, recency, drift, scans, loops, bursts and others.
+    #[arg(long)]
+    made_up: bool,
     /// Policies: names, `core:` and `kv:` names, `core:*`, `kv:*`; all without it.
     #[arg(long, value_delimiter = ',')]
     policy: Vec<String>,
@@ -83,8 +87,10 @@ fn run(options: &Options) -> Result<()> {
     let machine = Machine::read();
     println!("{machine}");
     let mut outcomes = Vec::new();
-    for path in &options.files {
-        let trace = Trace::read(path).with_context(|| format!("reading {}", path.display()))?;
+    let read = |path: &PathBuf| Trace::read(path).with_context(|| format!("reading {}", path.display()));
+    let made_up = if options.made_up { made_up::all() } else { Vec::new() };
+    for trace in options.files.iter().map(read).chain(made_up.into_iter().map(Ok)) {
+        let trace = trace?;
         println!("\n{}: {} requests for {} objects", trace.name, trace.requests.len(), trace.objects);
         report::print_head();
         for size in &options.sizes {
