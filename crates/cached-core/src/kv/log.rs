@@ -139,8 +139,12 @@ impl Inner {
             return Some(entry);
         }
         let region = self.obtain_region(now)?;
-        if self.policy.entering(self.arena.region_bytes() as u64) {
-            self.hit_states.renew(&*self.policy);
+        {
+            // The reclaimer renews the table with the same lock.
+            let _queues = lock(&self.queues);
+            if self.policy.entering(self.arena.region_bytes() as u64) {
+                self.hit_states.renew(&*self.policy);
+            }
         }
         self.seal(open, queue_of_stream(stream), Place::Newest);
         self.open(open, region, now);
