@@ -91,7 +91,7 @@ impl Act {
                 if len == 0 { size } else { size.max(offset + len) }
             }
             Self::Zeroes { offset, len_bytes } if *len_bytes > 0 => size.max(offset + len_bytes),
-            Self::Runs(runs) => size.max(runs.last().map_or(0, |run| run.offset + run.len_bytes())),
+            Self::Runs(runs) => size.max(runs.last().map_or(0, |run| run.end())),
             Self::Zeroes { .. } | Self::Discard { .. } | Self::Touch => size,
             Self::Full { data } => data.len_bytes() as u64,
             Self::Truncate { size_bytes } => *size_bytes,
@@ -131,7 +131,7 @@ impl Act {
 fn add_runs(mut op: WriteOp, runs: &[Run], size: u64) -> WriteOp {
     let (mut now, mut wanted) = (size, size);
     for run in runs {
-        let end = run.offset + run.len_bytes();
+        let end = run.end();
         wanted = wanted.max(end);
         match &run.content {
             RunContent::Data(data) => {

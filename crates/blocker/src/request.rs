@@ -326,6 +326,12 @@ impl Run {
         }
     }
 
+    /// Where it ends.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.offset.saturating_add(self.len_bytes())
+    }
+
     /// How many bytes are sent for it.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {

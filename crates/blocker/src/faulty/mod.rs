@@ -333,7 +333,7 @@ impl Blocker for Faulty {
         if let Err(error) = runs_end(&request.runs, &self.capabilities()) {
             return Reply::err(error);
         }
-        let end = request.runs.last().map_or(0, |run| run.offset + run.len_bytes());
+        let end = request.runs.last().map_or(0, |run| run.end());
         changing!(self, request, write_runs, Runs, end)
     }
 

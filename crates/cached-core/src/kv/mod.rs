@@ -47,7 +47,6 @@ use crate::clock::Clock;
 use crate::hash::KeyHasher;
 use crate::prefetch::prefetch;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering};
-// Not from `crate::sync`: a hint that orders nothing between threads, and many of them.
 use extent::{List, PIECE_HEADER_BYTES, Piece};
 use hook::{EvictionHook, Mutation, MutationHook};
 use index::{Held, Index, Locked, Slot};
@@ -57,6 +56,7 @@ use policy::Policy;
 use queues::Queues;
 use reclaim::Reclaimer;
 use stats::Events;
+// Not from `crate::sync`: a hint that orders nothing between threads, and many of them.
 use std::sync::atomic::AtomicU8;
 
 /// A handle on a store. Clones share the store.

@@ -1,12 +1,13 @@
 //! Flushing one object: its plan sent to the store, and what became of it.
 
 use blocker::{
-    Change, DeleteRequest, Durability, Error, Event, InfoRequest, ObjectId, OrderDomain, Result,
-    TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest, WriteZeroesRequest,
+    Change, DeleteRequest, Durability, Error, Event, InfoRequest, ObjectId, OrderDomain, Result, Run,
+    RunContent, Segments, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest,
+    WriteZeroesRequest,
 };
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use super::flush_plan::{FlushPlan, Run, RunLimits};
+use super::flush_plan::{FlushPlan, RunLimits};
 use super::gauges::add;
 use super::handle::Handle;
 use super::pool::BUCKET;
@@ -167,7 +168,11 @@ async fn send(
     }
     let mut version = None;
     if plan.replace {
-        let first = plan.runs.first().and_then(|run| run.data.clone()).unwrap_or_default();
+        let first = match plan.runs.first().map(|run| &run.content) {
+            Some(RunContent::Data(data)) => data.clone(),
+            // All of the object's runs are data here: none is an empty object.
+            _ => Segments::new(),
+        };
         let request = WriteFullRequest::new(id.clone(), first).change(terms().await?);
         version = Some(below.write_full(request).await?.version.0);
     } else if let Some(to) = plan.truncate_to {
@@ -180,7 +185,7 @@ async fn send(
     }
     let rest = plan.requests(usize::from(plan.replace), limits);
     if !plan.replace && !exists && rest.is_empty() {
-        let request = WriteRequest::new(id.clone(), 0, blocker::Segments::new()).change(terms().await?);
+        let request = WriteRequest::new(id.clone(), 0, Segments::new()).change(terms().await?);
         version = Some(below.write(request).await?.version.0);
     }
     let count = rest.len();
@@ -221,20 +226,16 @@ async fn send_runs(shared: &Arc<Shared>, id: &ObjectId, runs: &[Run], change: Ch
     let _permit = Permits::acquire(SharedFlushes(Arc::clone(shared))).await?;
     add(&shared.gauges.flush_requests, 1);
     let reply = match runs {
-        [Run { offset, data: Some(data), .. }] => {
+        [Run { offset, content: RunContent::Data(data), .. }] => {
             let request = WriteRequest::new(id.clone(), *offset, data.clone());
             shared.below.write(request.change(change)).await?
         }
-        [Run { offset, len, data: None }] => {
-            let request = WriteZeroesRequest::new(id.clone(), *offset, *len);
+        [Run { offset, content: RunContent::Zeroes(len_bytes), .. }] => {
+            let request = WriteZeroesRequest::new(id.clone(), *offset, *len_bytes);
             shared.below.write_zeroes(request.change(change)).await?
         }
         several => {
-            let run = |run: &Run| match &run.data {
-                Some(data) => blocker::Run::data(run.offset, data.clone()),
-                None => blocker::Run::zeroes(run.offset, run.len),
-            };
-            let request = WriteRunsRequest::new(id.clone(), several.iter().map(run).collect());
+            let request = WriteRunsRequest::new(id.clone(), several.to_vec());
             shared.below.write_runs(request.change(change)).await?
         }
     };

@@ -7,7 +7,7 @@
 //! One flush of an object at a time. What changes meanwhile goes to new buckets and waits for the next.
 //! A flush is idempotent: after a failure everything is sent again, with what is newer merged in.
 
-use blocker::{Error, Result, Segment, Segments};
+use blocker::{Error, Result, Run, RunContent, Segment, Segments};
 
 use super::pool::BUCKET;
 use super::slots::{SECTOR_BYTES, Slot, State};
@@ -26,21 +26,6 @@ pub(crate) struct RunLimits {
     pub(crate) gap_bytes_max: u64,
     /// Runs of one request; 0 and 1: it takes one range.
     pub(crate) runs_max: usize,
-}
-
-/// Bytes of the object that go in one request.
-#[derive(Debug)]
-pub(crate) struct Run {
-    pub(crate) offset: u64,
-    pub(crate) len: u64,
-    /// `None`: zeros.
-    pub(crate) data: Option<Segments>,
-}
-
-impl Run {
-    fn end(&self) -> u64 {
-        self.offset + self.len
-    }
 }
 
 /// One flush.
@@ -76,7 +61,7 @@ struct Sent {
 impl FlushPlan {
     /// The bytes it sends.
     pub(crate) fn bytes(&self) -> u64 {
-        self.runs.iter().filter(|run| run.data.is_some()).map(|run| run.len).sum()
+        self.runs.iter().map(Run::payload_bytes).sum()
     }
 
     /// Where the object ends beyond all runs: a run of zeros takes the store's end there in the same change.
@@ -85,7 +70,7 @@ impl FlushPlan {
         let len = self.size.saturating_sub(end);
         let is_due = self.is_present && !self.is_retry && len > 0 && len <= limits.run_bytes_max;
         if is_due && limits.runs_max > 1 && !self.runs.is_empty() {
-            self.runs.push(Run { offset: end, len, data: None });
+            self.runs.push(Run::zeroes(end, len));
         }
     }
 
@@ -96,7 +81,7 @@ impl FlushPlan {
         while !rest.is_empty() {
             let mut bytes = 0;
             let fits = |run: &&Run| {
-                bytes += run.len;
+                bytes += run.len_bytes();
                 bytes <= limits.run_bytes_max
             };
             let count = rest.iter().take(limits.runs_max.max(1)).take_while(fits).count().max(1);
@@ -161,15 +146,15 @@ impl Object {
     fn bridge_gaps(&self, env: &Env<'_>, runs: &mut Vec<Run>, limits: RunLimits) {
         let mut joined: Vec<Run> = Vec::with_capacity(runs.len());
         for run in runs.drain(..) {
-            if let (Some(last), Some(data)) = (joined.last_mut(), &run.data)
-                && let Some(before) = &mut last.data
-                && run.offset - (last.offset + last.len) <= limits.gap_bytes_max
-                && run.offset + run.len - last.offset <= limits.run_bytes_max
-                && let Some(between) = self.clean_bytes(env, last.offset + last.len, run.offset)
+            if let Some((from, end)) = joined.last().map(|last| (last.offset, last.end()))
+                && run.offset - end <= limits.gap_bytes_max
+                && run.end() - from <= limits.run_bytes_max
+                && let (Some(Run { content: RunContent::Data(before), .. }), RunContent::Data(data)) =
+                    (joined.last_mut(), &run.content)
+                && let Some(between) = self.clean_bytes(env, end, run.offset)
             {
                 before.append(between);
                 before.append(data.clone());
-                last.len = run.offset + run.len - last.offset;
             } else {
                 joined.push(run);
             }
@@ -383,39 +368,31 @@ fn pinned(env: &Env<'_>, bucket: u32, range: std::ops::Range<usize>) -> Segment 
     env.pool.pin(bucket, range.clone()).unwrap_or_else(copied)
 }
 
-/// Appends bytes, to the last run if they continue it.
+/// Appends bytes, to the last run if they continue it. `None`: zeros.
 fn push(runs: &mut Vec<Run>, offset: u64, len: u64, data: Option<Segment>, run_max: u64) {
-    if let Some(last) = runs.last_mut()
-        && last.end() == offset
-        && last.len + len <= run_max
-        && last.data.is_some() == data.is_some()
-    {
-        last.len += len;
-        if let (Some(all), Some(more)) = (&mut last.data, data) {
-            all.push(more);
-        }
-        return;
+    let continued = runs.last_mut().filter(|last| last.end() == offset && last.len_bytes() + len <= run_max);
+    match (continued.map(|last| &mut last.content), data) {
+        (Some(RunContent::Data(all)), Some(more)) => all.push(more),
+        (Some(RunContent::Zeroes(all)), None) => *all += len,
+        (_, Some(data)) => runs.push(Run::data(offset, data)),
+        (_, None) => runs.push(Run::zeroes(offset, len)),
     }
-    runs.push(Run { offset, len, data: data.map(Segments::from) });
 }
 
 /// Makes the runs all of the object, from its start to its end: zeros between them, in as few as fit.
 fn fill_gaps(runs: &mut Vec<Run>, size: u64, run_max: u64) {
-    let mut whole: Vec<Run> = Vec::new();
+    let mut whole: Vec<(u64, Segments)> = Vec::new();
     let mut add = |offset: u64, data: Segments| {
         let mut done = 0;
         let len = data.len_bytes() as u64;
         while done < len {
-            let room = whole.last().map_or(0, |last| run_max - last.len);
-            if room == 0 {
-                whole.push(Run { offset: offset + done, len: 0, data: Some(Segments::new()) });
+            let Some((_, all)) = whole.last_mut().filter(|(_, all)| (all.len_bytes() as u64) < run_max)
+            else {
+                whole.push((offset + done, Segments::new()));
                 continue;
-            }
-            let part = room.min(len - done);
-            let last = whole.last_mut().expect("pushed above");
-            let all = last.data.get_or_insert_default();
+            };
+            let part = (run_max - all.len_bytes() as u64).min(len - done);
             data.slice(done as usize..(done + part) as usize).iter().for_each(|it| all.push(it.clone()));
-            last.len += part;
             done += part;
         }
     };
@@ -423,10 +400,14 @@ fn fill_gaps(runs: &mut Vec<Run>, size: u64, run_max: u64) {
     for run in runs.drain(..) {
         add(at, Segments::zeros((run.offset - at) as usize));
         at = run.end();
-        add(run.offset, run.data.unwrap_or_else(|| Segments::zeros(run.len as usize)));
+        let data = match run.content {
+            RunContent::Data(data) => data,
+            RunContent::Zeroes(len) => Segments::zeros(len as usize),
+        };
+        add(run.offset, data);
     }
     add(at, Segments::zeros((size - at) as usize));
-    *runs = whole;
+    runs.extend(whole.into_iter().map(|(offset, data)| Run::data(offset, data)));
 }
 
 #[cfg(all(test, not(shuttle)))]
@@ -442,7 +423,7 @@ mod tests {
 
     #[test]
     fn runs_share_a_request_as_far_as_its_limits_go() {
-        let run = |offset, len| Run { offset, len, data: None };
+        let run = Run::zeroes;
         let mut plan = FlushPlan {
             seq: 0,
             is_present: true,
@@ -481,11 +462,15 @@ mod tests {
         push(&mut runs, 20, 10, data(10), 25);
         push(&mut runs, 40, 5, None, 25);
         push(&mut runs, 45, 5, None, 25);
-        let shape = |runs: &[Run]| runs.iter().map(|run| (run.offset, run.len)).collect::<Vec<_>>();
+        let shape = |runs: &[Run]| runs.iter().map(|run| (run.offset, run.len_bytes())).collect::<Vec<_>>();
         assert_eq!(shape(&runs), [(0, 20), (20, 10), (40, 10)]);
         fill_gaps(&mut runs, 60, 25);
         assert_eq!(shape(&runs), [(0, 25), (25, 25), (50, 10)]);
-        let all: Vec<u8> = runs.iter().flat_map(|run| run.data.as_ref().unwrap().to_vec()).collect();
+        let bytes = |run: &Run| match &run.content {
+            RunContent::Data(data) => data.to_vec(),
+            RunContent::Zeroes(_) => panic!("a replacement has no runs of zeros"),
+        };
+        let all: Vec<u8> = runs.iter().flat_map(bytes).collect();
         assert_eq!(all, [vec![1; 30], vec![0; 30]].concat());
     }
 }

@@ -139,7 +139,7 @@ impl Store {
             for (index, run) in request.runs.iter().enumerate() {
                 let written = match &run.content {
                     RunContent::Data(data) => match file.write_at(HEADER_BYTES + run.offset, data) {
-                        Ok(()) => Ok(size_bytes.max(run.offset + run.len_bytes())),
+                        Ok(()) => Ok(size_bytes.max(run.end())),
                         Err(failed) if index == 0 => Err(undo(&*file, state, run.offset, failed)),
                         Err(failed) => Err(ambiguous(&failed.error)),
                     },
