@@ -202,7 +202,7 @@ impl Model {
             content.resize(new_size as usize, 0);
             let mut before = None;
             for (index, run) in runs.iter().enumerate() {
-                let range = run.offset as usize..(run.offset + run.len_bytes()) as usize;
+                let range = run.offset as usize..run.end() as usize;
                 if skips_last && index > 0 && index + 1 == runs.len()
                     || unchecked && range.end > content.len()
                 {

@@ -307,7 +307,7 @@ impl Blocker for Steered {
     fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
         let (object, change) = (Some(&request.object), Some(&request.change));
         let from = request.runs.first().map_or(0, |run| run.offset);
-        let end = request.runs.last().map_or(0, |run| run.offset + run.len_bytes());
+        let end = request.runs.last().map_or(0, |run| run.end());
         let info = info(Op::WriteRuns, object, from, end - from, change);
         self.call(info, move |inner| inner.write_runs(request))
     }
