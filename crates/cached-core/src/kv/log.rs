@@ -5,6 +5,7 @@
 //! that expire at about the same time lie together, and their region dies as a whole.
 
 use super::queues::LARGE;
+use super::reclaim::BATCH;
 use super::{Inner, RECLAIM_RESERVE};
 use crate::arena::{Owner, REGION_HEADER_BYTES, RegionHeader, RegionId, RegionState};
 use crate::clock::Expiry;
@@ -274,7 +275,7 @@ impl Inner {
         if self.arena.kv_available() < self.pace_below.load(Ordering::Relaxed)
             && let Some(mut reclaimer) = try_lock(&self.reclaimer)
         {
-            self.reclaim_step(&mut reclaimer, now, 16, true);
+            self.reclaim_step(&mut reclaimer, now, BATCH, true);
         }
     }
 

@@ -38,7 +38,7 @@ const REGIONS_LOOKED_AT: usize = 2048;
 /// before they are looked at again: looking at all of them each time would cost as much as the walks.
 const LOOK_AGAIN_SHARE: u32 = 32;
 /// Entries whose index lines are fetched together.
-const BATCH: usize = 16;
+pub(super) const BATCH: usize = 16;
 
 /// What the reclaimer is at, and where survivors go. With its lock on lines of its own: it is written with nearly every store of a
 /// full cache, and every hit of every thread reads what would lie beside it.
