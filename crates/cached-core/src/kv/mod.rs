@@ -384,7 +384,7 @@ impl HitStates {
 
     /// Asks the policy again.
     fn renew(&self, policy: &dyn Policy) {
-        let bits: [u8; 8] = std::array::from_fn(|bits| policy.hit(bits as u8) & 7);
+        let bits = policy::hits(policy);
         let word = u64::from_le_bytes(bits);
         if self.bits.load(Ordering::Relaxed) == word {
             return;

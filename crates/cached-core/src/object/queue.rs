@@ -180,9 +180,9 @@ impl Queues {
     }
 }
 
-/// What a hit makes of each value of the bits, for now.
+/// What a hit makes of each value of the bits, a byte each.
 fn tabulated(policy: &dyn Policy) -> u64 {
-    u64::from_le_bytes(std::array::from_fn(|bits| policy.hit(bits as u8) & 7))
+    u64::from_le_bytes(policy::hits(policy))
 }
 
 impl Shard {

@@ -117,6 +117,11 @@ pub trait Policy: Send + Sync + 'static {
     }
 }
 
+/// What a hit makes of each value of the three bits, for now.
+pub(crate) fn hits(policy: &dyn Policy) -> [u8; 8] {
+    std::array::from_fn(|bits| policy.hit(bits as u8) & 7)
+}
+
 /// The names that [`by_name`] knows, the default first.
 pub const NAMES: &[&str] = &["balanced", "lru", "s3fifo", "mru"];
 
