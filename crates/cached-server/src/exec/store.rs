@@ -78,7 +78,9 @@ impl Executor<'_> {
             return Err(Refusal::TooLarge);
         }
         if matches!(options.mode, StoreMode::Append | StoreMode::Prepend) {
-            return Ok(Begun::Collect(value_bytes));
+            // More than all connections may hold would only close this one half-way.
+            let fits = value_bytes < self.shared.settings.connection_bytes_max;
+            return if fits { Ok(Begun::Collect(value_bytes)) } else { Err(Refusal::OutOfMemory) };
         }
         match kv.reserve(key, kv.hash(key), value_bytes, options) {
             Ok(reservation) => Ok(Begun::Reserved(reservation)),
