@@ -188,9 +188,12 @@ impl Kv {
 }
 
 impl Inner {
-    /// The time, after a flush that has become due.
+    /// The time, after a flush that has become due. An operation asks once, before it takes a lock, and hands the answer on:
+    /// the flush takes every lane.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     fn now(&self) -> u32 {
+        lock_order::assert_none_from(order::LOWEST);
         let now = self.clock.now_secs();
         let due = self.flush_due.load(Ordering::Relaxed);
         if due != 0 && due <= now {
