@@ -5,6 +5,7 @@ mod model;
 mod pressure;
 mod read_many;
 mod threads;
+mod time;
 
 use super::{Kv, KvConfig};
 use crate::clock::TickClock;
