@@ -54,6 +54,8 @@ pub(crate) struct Holding {
     pub(crate) bytes: usize,
     /// Values in the store's memory, which cannot be used for others meanwhile.
     pub(crate) pinned: usize,
+    /// Memory of the store for a value that is on its way.
+    pub(crate) arriving: usize,
 }
 
 /// One connection, as others see it.
@@ -68,6 +70,8 @@ pub(crate) struct ConnInfo {
     held_bytes: AtomicUsize,
     /// Values that wait in the store's memory for the client to take them.
     pinned_bytes: AtomicUsize,
+    /// Memory of the store for a value that the client has announced and not sent in full.
+    arriving_bytes: AtomicUsize,
     /// The clock's second since which it has held memory without a break.
     held_since: AtomicU32,
     /// Set by whoever wants the connection closed.
@@ -96,6 +100,7 @@ impl ConnInfo {
             last_active: AtomicU32::new(now),
             held_bytes: AtomicUsize::new(0),
             pinned_bytes: AtomicUsize::new(0),
+            arriving_bytes: AtomicUsize::new(0),
             held_since: AtomicU32::new(0),
             kicked: AtomicBool::new(false),
             timed_out: AtomicBool::new(false),
@@ -132,6 +137,7 @@ impl ConnInfo {
         Holding {
             bytes: self.held_bytes.load(Ordering::Relaxed),
             pinned: self.pinned_bytes.load(Ordering::Relaxed),
+            arriving: self.arriving_bytes.load(Ordering::Relaxed),
         }
     }
 
@@ -175,7 +181,11 @@ pub(crate) struct Connections {
     pub(crate) kicked: AtomicU64,
     held_bytes: AtomicUsize,
     pinned_bytes: AtomicUsize,
+    arriving_bytes: AtomicUsize,
 }
+
+/// For how many of the clock's seconds a value may be on its way before it is closed for memory that others want.
+const ARRIVING_SECS_MIN: u32 = 2;
 
 impl Connections {
     /// Enters a connection.
@@ -231,6 +241,29 @@ impl Connections {
     fn put(&self, info: &ConnInfo, holding: Holding) {
         replace(&self.held_bytes, &info.held_bytes, holding.bytes);
         replace(&self.pinned_bytes, &info.pinned_bytes, holding.pinned);
+        replace(&self.arriving_bytes, &info.arriving_bytes, holding.arriving);
+    }
+
+    /// Closes the connection whose value has been on its way for the longest time, by size and time, because a store has found no
+    /// memory: what it has announced is given back with it. One that has only just begun is left alone.
+    #[inline]
+    pub(crate) fn close_stalled(&self, now: u32) {
+        if self.arriving_bytes.load(Ordering::Relaxed) > 0 {
+            self.close_slowest_arriving(now);
+        }
+    }
+
+    #[cold]
+    fn close_slowest_arriving(&self, now: u32) {
+        let table = lock(&self.table);
+        let age = |info: &ConnInfo| now.saturating_sub(info.held_since.load(Ordering::Relaxed));
+        let weight = |info: &ConnInfo| u64::from(age(info)) * info.holding().arriving as u64;
+        let stalled = table.values().filter(|info| !info.is_kicked() && age(info) >= ARRIVING_SECS_MIN);
+        let Some(slowest) = stalled.max_by_key(|info| weight(info)).filter(|info| weight(info) > 0) else { return };
+        self.kicked.fetch_add(1, Ordering::Relaxed);
+        tracing::info!(fd = slowest.fd, "memory is wanted: the slowest half-sent value is given up");
+        slowest.kick();
+        self.put(slowest, Holding::default());
     }
 
     /// Closes connections as long as all of them together hold more than `limit`: first those that have held the most for the
@@ -300,7 +333,7 @@ mod tests {
         for info in [&quick, &slow, &idle] {
             connections.add(info.clone());
         }
-        let bytes = |bytes| Holding { bytes, pinned: 0 };
+        let bytes = |bytes| Holding { bytes, ..Holding::default() };
         connections.set_held(&slow, bytes(1000), 10);
         connections.set_held(&quick, bytes(2000), 99);
         connections.relieve(bytes(3000), 100);
@@ -319,7 +352,7 @@ mod tests {
         for info in [&large, &small, &other] {
             connections.add(info.clone());
         }
-        let bytes = |bytes| Holding { bytes, pinned: 0 };
+        let bytes = |bytes| Holding { bytes, ..Holding::default() };
         connections.set_held(&small, bytes(10), 10);
         connections.set_held(&other, bytes(20), 10);
         connections.set_held(&large, bytes(5000), 100);
@@ -337,14 +370,35 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_is_wanted_is_taken_from_the_slowest_value() {
+        let connections = Connections::default();
+        let (quick, slow, reader) = (info(1), info(2), info(3));
+        let arriving = |arriving| Holding { arriving, ..Holding::default() };
+        for (info, holding, since) in [
+            (&quick, arriving(5000), 99),
+            (&slow, arriving(1000), 10),
+            (&reader, Holding { bytes: 90_000, ..Holding::default() }, 2),
+        ] {
+            connections.add(info.clone());
+            connections.set_held(info, holding, since);
+        }
+        connections.close_stalled(100);
+        assert!(slow.is_kicked() && !quick.is_kicked() && !reader.is_kicked());
+        connections.close_stalled(100);
+        assert!(!quick.is_kicked(), "it has only just begun");
+        connections.close_stalled(101);
+        assert!(quick.is_kicked() && !reader.is_kicked(), "who sends nothing has nothing to give back");
+    }
+
+    #[test]
     fn as_many_are_closed_as_it_takes() {
         let connections = Connections::default();
         let all: Vec<_> = (1..=5).map(info).collect();
         for (index, info) in all.iter().enumerate() {
             connections.add(info.clone());
-            connections.set_held(info, Holding { bytes: 100 * (index + 1), pinned: 0 }, 10);
+            connections.set_held(info, Holding { bytes: 100 * (index + 1), ..Holding::default() }, 10);
         }
-        connections.relieve(Holding { bytes: 600, pinned: 0 }, 10);
+        connections.relieve(Holding { bytes: 600, pinned: 100, arriving: 0 }, 10);
         let kicked: Vec<bool> = all.iter().map(|info| info.is_kicked()).collect();
         assert_eq!(kicked, [false, false, false, true, true]);
         assert_eq!(connections.held_bytes(), 600);
@@ -356,11 +410,11 @@ mod tests {
         let (first, second) = (info(1), info(2));
         connections.add(first.clone());
         connections.add(second.clone());
-        let limit = Holding { bytes: 10, pinned: 100 };
-        connections.set_held(&first, Holding { bytes: 5, pinned: 1000 }, 10);
+        let limit = Holding { bytes: 10, pinned: 100, arriving: 0 };
+        connections.set_held(&first, Holding { bytes: 5, pinned: 1000, arriving: 0 }, 10);
         connections.relieve(limit, 100);
         assert!(!first.is_kicked());
-        connections.set_held(&second, Holding { bytes: 5, pinned: 1000 }, 90);
+        connections.set_held(&second, Holding { bytes: 5, pinned: 1000, arriving: 0 }, 90);
         connections.relieve(limit, 100);
         assert!(first.is_kicked() && !second.is_kicked());
     }

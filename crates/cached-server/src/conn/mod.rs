@@ -594,14 +594,15 @@ impl Connection {
 
     /// What this connection keeps while it waits.
     fn holding(&self) -> Holding {
-        let body = match &self.phase {
-            Phase::Body(body) => body.held_bytes(),
-            _ => 0,
+        let (body, arriving) = match &self.phase {
+            Phase::Body(body) => (body.held_bytes(), body.reserved_bytes()),
+            _ => (0, 0),
         };
         let output = self.output.as_deref();
         Holding {
             bytes: self.input.capacity() + output.map_or(0, Output::capacity) + body,
             pinned: output.map_or(0, Output::pinned_bytes),
+            arriving,
         }
     }
 
@@ -630,7 +631,12 @@ impl Connection {
         shared.connections.set_held(&self.info, self.holding(), now);
         let settings = &shared.settings;
         // Memory that waits for slow readers is missing for everybody else.
-        let limit = Holding { bytes: settings.connection_bytes_max, pinned: settings.memory_bytes / 4 };
+        let limit = Holding {
+            bytes: settings.connection_bytes_max,
+            pinned: settings.memory_bytes / 4,
+            // The store limits these itself.
+            arriving: usize::MAX,
+        };
         shared.connections.relieve(limit, now);
     }
 }

@@ -6,9 +6,9 @@ use crate::conn::output::Output;
 use crate::settings::MEMCACHED_VERSION;
 use crate::stats;
 use crate::worker::Doing;
-use cached_core::kv::{FetchOptions, ItemView};
+use cached_core::kv::{FetchOptions, ItemView, Miss};
 use cached_proto::binary::{
-    Command, Head, Request, encode_done, encode_miss, encode_value_head, encode_version,
+    Command, Head, Request, Status, encode_done, encode_error, encode_miss, encode_value_head, encode_version,
 };
 
 /// Carries out one binary request.
@@ -85,8 +85,10 @@ fn touch(
             encode_value_head(&mut out.bytes, head, item.cas(), item.client_flags(), None, 0);
         }
     });
-    if result.is_err() {
-        encode_miss(&mut executor.out.bytes, head, returned);
+    match result {
+        Ok(()) => {}
+        Err(Miss::OutOfMemory) => encode_error(&mut executor.out.bytes, head, Status::OutOfMemory),
+        Err(_) => encode_miss(&mut executor.out.bytes, head, returned),
     }
     count_touch(executor, key, result);
 }
