@@ -118,6 +118,8 @@ impl Extended {
                 | "no_maxconns_fast"
                 | "track_sizes"
                 | "eviction_policy"
+                | "pin_workers"
+                | "no_pin_workers"
                 | "idle_timeout"
                 | "watcher_logbuf_size"
                 | "worker_logbuf_size"
