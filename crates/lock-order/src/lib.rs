@@ -171,7 +171,8 @@ mod imp {
 
     pub(super) fn leave((rank, number): (&'static Rank, u32)) {
         with(|held| {
-            let last = held.iter().rposition(|entry| std::ptr::eq(entry.rank, rank) && entry.number == number);
+            let last =
+                held.iter().rposition(|entry| std::ptr::eq(entry.rank, rank) && entry.number == number);
             if let Some(last) = last {
                 held.remove(last);
             }

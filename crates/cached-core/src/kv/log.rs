@@ -58,10 +58,7 @@ pub(super) struct Lane {
 impl Lane {
     pub(super) fn new(number: u32) -> Lane {
         let streams = [const { Stream::new() }; STREAMS];
-        Lane {
-            streams: Mutex::ranked_nth(streams, &order::LANE, number),
-            is_used: AtomicBool::new(false),
-        }
+        Lane { streams: Mutex::ranked_nth(streams, &order::LANE, number), is_used: AtomicBool::new(false) }
     }
 }
 

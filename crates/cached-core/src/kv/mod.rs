@@ -96,9 +96,12 @@ struct Inner {
     queues: Mutex<Queues>,
     reclaimer: Mutex<Reclaimer>,
     events: Events,
-    /// Bytes reserved for values that are still being received, and their limit.
+    /// Bytes announced by those who hold reservations for values that are still to come, and their limit.
     bodies_bytes: AtomicU64,
     bodies_bytes_max: u64,
+    /// Regions in which such values lie, which cannot be reclaimed meanwhile, and their limit.
+    bodies_regions: AtomicU32,
+    bodies_regions_max: u32,
 }
 
 /// An item found under its bucket's lock.
@@ -165,6 +168,9 @@ impl Kv {
             events: Events::default(),
             bodies_bytes: AtomicU64::new(0),
             bodies_bytes_max: (arena.bytes() as u64 / 4).max(config.item_bytes_max as u64),
+            bodies_regions: AtomicU32::new(0),
+            // One value alone may always come in.
+            bodies_regions_max: (regions / 4).max((config.item_bytes_max / region_bytes) as u32 + 2),
             arena,
         };
         Ok(Kv { inner: Arc::new(inner) })
@@ -323,6 +329,13 @@ impl Inner {
         if after != before {
             item.set_usage(after);
         }
+    }
+
+    /// Notes a use of the item by a client that was not shown it: it stays as a read one would, but does not count as read.
+    fn bump_unread(&self, item: ItemPtr, now: u32) {
+        let before = item.state();
+        let after = self.hit_states.after(before) & !state::FETCHED | before & state::FETCHED;
+        item.set_usage(Usage::new(after, now));
     }
 
     /// Takes an item out of the index and leaves its bytes to the reclaimer.

@@ -443,11 +443,12 @@ impl Inner {
         Ok(())
     }
 
+    /// Copies an entry to another place. The caller holds the lock of its bucket, or is the only one who knows of it.
     #[inline]
-    fn copy_entry(&self, from: u32, to: Entry) {
+    pub(super) fn copy_entry(&self, from: u32, to: Entry) {
         let bytes = to.bytes as usize;
-        // SAFETY: both are whole entries of `bytes` bytes in different regions; the target is known
-        // to us alone, and the bucket's lock keeps writers off the source.
+        // SAFETY: both are whole entries of `bytes` bytes, apart from each other; the target is known
+        // to us alone, and nobody writes the source meanwhile, as the caller makes sure.
         unsafe { std::ptr::copy_nonoverlapping(self.ptr(from), self.ptr(to.location), bytes) };
     }
 
@@ -535,7 +536,8 @@ impl Inner {
         let cursor = (REGION_HEADER_BYTES as u32).next_multiple_of(1 << self.granule_shift);
         let end = self.arena.region(region).used_bytes();
         let mut job = Job { region, queue, cursor, end, evict, requeue: false };
-        job.requeue = evict && queue == LARGE && reclaimer.requeues < REQUEUES_MAX && self.mostly_kept(&job, now);
+        job.requeue =
+            evict && queue == LARGE && reclaimer.requeues < REQUEUES_MAX && self.mostly_kept(&job, now);
         Some(job)
     }
 

@@ -28,6 +28,8 @@ pub(crate) struct Shard {
     overflow_max: u32,
     growing: Mutex<()>,
     overflow_pool: Mutex<OverflowPool>,
+    /// How many shards there are: each gives CAS values with a remainder of its own.
+    cas_step: u64,
     counters: Counters,
 }
 
@@ -37,6 +39,7 @@ pub(super) struct Counters {
     items: AtomicU64,
     bytes: AtomicU64,
     stored: AtomicU64,
+    /// The next one.
     cas: AtomicU64,
     /// Items, and their bytes, that a flush has ended but nobody has removed yet.
     flushed_items: AtomicU64,
@@ -69,7 +72,8 @@ fn address(extent: u64, hash: KeyHash) -> u32 {
 }
 
 impl Shard {
-    pub(super) fn new(items_max: u64) -> std::io::Result<Shard> {
+    /// An empty shard, the `number`th of `shards`.
+    pub(super) fn new(items_max: u64, number: u64, shards: u64) -> std::io::Result<Shard> {
         let buckets_max = (items_max.div_ceil(ITEMS_PER_BUCKET) as u32).max(BUCKETS_INITIAL) + 1;
         // At the target load less than a third of the buckets have a second line; half is ample, and
         // a shard that has used all its buckets can still chain.
@@ -82,11 +86,12 @@ impl Shard {
             overflow_max,
             growing: Mutex::ranked((), &order::GROWTH),
             overflow_pool: Mutex::ranked(OverflowPool { free: Vec::new(), unused: 0 }, &order::OVERFLOW),
+            cas_step: shards,
             counters: Counters {
                 items: AtomicU64::new(0),
                 bytes: AtomicU64::new(0),
                 stored: AtomicU64::new(0),
-                cas: AtomicU64::new(0),
+                cas: AtomicU64::new(shards + number),
                 flushed_items: AtomicU64::new(0),
                 flushed_bytes: AtomicU64::new(0),
             },
@@ -147,9 +152,9 @@ impl Shard {
         self.counters.stored.load(Ordering::Relaxed)
     }
 
-    /// The next CAS value: rising, and unique for every key of the shard.
+    /// The next CAS value: rising for every key of the shard, never 0, and no other key's in any shard.
     pub(crate) fn next_cas(&self) -> u64 {
-        self.counters.cas.fetch_add(1, Ordering::Relaxed) + 1
+        self.counters.cas.fetch_add(self.cas_step, Ordering::Relaxed)
     }
 
     pub(crate) fn count_stored(&self) {
@@ -207,9 +212,8 @@ impl Shard {
 
     /// Locks a bucket by number, for a walk over everything.
     pub(crate) fn lock_bucket(&self, index: u64) -> Option<Locked<'_>> {
-        (index < self.bucket_count()).then(|| {
-            Locked { shard: self, held: Held::lock(self.bucket(index as u32)) }
-        })
+        (index < self.bucket_count())
+            .then(|| Locked { shard: self, held: Held::lock(self.bucket(index as u32)) })
     }
 
     /// Divides one bucket if the shard is fuller than it should be. `rehash` tells the hash of the
@@ -597,7 +601,7 @@ mod shuttle_tests {
     fn dividing_loses_nothing() {
         shuttle::check_random(
             || {
-                let shard = Arc::new(Shard::new(1000).unwrap());
+                let shard = Arc::new(Shard::new(1000, 0, 1).unwrap());
                 let add = |shard: &Shard, location: u32| {
                     let hash = hash_of(location);
                     assert!(shard.lock(hash).insert(hash, location, 1));

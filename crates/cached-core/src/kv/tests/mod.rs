@@ -1,5 +1,6 @@
 //! Tests of the whole store: a model beside it, pressure, threads.
 
+mod arriving;
 mod behaviour;
 mod model;
 mod pressure;
