@@ -1,6 +1,6 @@
 //! Counting: decimal numbers in values, added to or subtracted from in place where they fit.
 
-use super::store::Over;
+use super::store::{Heritage, Over};
 use crate::KeyHash;
 use crate::kv::hook::Mutation;
 use crate::kv::item::state;
@@ -70,8 +70,6 @@ impl Kv {
             }
             // A longer number, or one that is being read: written anew.
             let (location, cas, expiry) = (found.location, item.cas(), item.expiry());
-            // As a number that fits in its place keeps its marks, so does one that does not.
-            let marks = item.state() & (state::STALE | state::TOKEN_SENT | state::FETCHED);
             let store = StoreOptions {
                 mode: StoreMode::Set,
                 client_flags: item.client_flags(),
@@ -83,13 +81,16 @@ impl Kv {
             let width = digits.len().max(shape.payload_bytes().min(DIGITS_MAX));
             let text = [digits, &[b' '; DIGITS_MAX][..width - digits.len()]].concat();
             drop(locked);
-            let Ok(mut reservation) = self.reserve(key, hash, text.len(), &store) else {
+            let Ok(mut reservation) = self.reserve_at_once(key, hash, text.len(), &store) else {
                 return ArithmeticOutcome::OutOfMemory;
             };
             if !reservation.write(&text) {
                 return ArithmeticOutcome::OutOfMemory;
             }
-            let over = Over { location, cas, number: Some(before), marks };
+            // As a number that fits in its place keeps its marks, so does one that does not.
+            let marks = state::STALE | state::TOKEN_SENT | state::FETCHED;
+            let heritage = Heritage::Attributes { marks };
+            let over = Over { location, cas, number: Some(before), marks: 0, heritage };
             match reservation.commit_over(over) {
                 Some(StoreOutcome::Stored { cas, .. }) => {
                     return ArithmeticOutcome::Done { value, cas, expiry, created: false };
