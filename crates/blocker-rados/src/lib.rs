@@ -7,6 +7,7 @@
 //! - `change.rs`: look, decide, and apply if what was seen still holds: one round trip for an object that was
 //!   changed before, whatever the change.
 //! - `fence.rs`: how a claim reaches every object of a scope, those included that do not exist yet. With proof.
+//! - `exclusive.rs`: why no two writers hold the same epoch in scopes that overlap.
 //! - `settle.rs`: what is done after a timeout, so that a change that comes late is refused.
 //! - `aio.rs`: completions as futures; what librados touches outlives a future that is dropped.
 //! - `ffi.rs`: the functions of librados that are used.
@@ -46,6 +47,7 @@ mod change;
 mod cluster;
 mod config;
 mod core;
+mod exclusive;
 mod fence;
 mod ffi;
 mod layout;

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -77,6 +78,22 @@ impl Cluster {
             .unwrap();
         let said = || std::fs::read_to_string(&log).unwrap_or_default();
         assert!(status.success(), "ceph-dev {command} {arguments:?} failed:\n{}", said());
+    }
+
+    /// Sets an attribute of a RADOS object behind the store's back.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub(crate) fn set_attribute(&self, namespace: &str, object: &str, name: &str, value: &[u8]) {
+        let mut rados = Command::new("rados")
+            .arg("-c")
+            .arg(self.file("ceph.conf"))
+            .args(["-p", "cached", "-N", namespace, "setxattr", object, name])
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        rados.stdin.take().unwrap().write_all(value).unwrap();
+        assert!(rados.wait().unwrap().success(), "{name} of {object} cannot be set");
     }
 
     /// A configuration with a root of its own.
