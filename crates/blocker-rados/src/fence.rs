@@ -196,7 +196,7 @@ impl Core {
                 return Err(Error::Fenced { epoch: Epoch(current.epoch) });
             }
             // One that was only asked for gives way to one that is held by way of a wider scope.
-            if current.excludes(epoch, writer) && !(above.is_held && !current.is_held) {
+            if current.excludes(epoch, writer) && (current.is_held || !above.is_held) {
                 return Err(Error::Fenced { epoch: Epoch(epoch) });
             }
             if current == claim || current.is_held_by(epoch, writer) {
@@ -413,7 +413,7 @@ impl Core {
             if own == held {
                 return Ok(());
             }
-            if own.excludes(epoch, writer) && !(above.is_held && !own.is_held) {
+            if own.excludes(epoch, writer) && (own.is_held || !above.is_held) {
                 return fenced(epoch);
             }
             let op = WriteOp::new(&space.ioctx.cluster.api);
