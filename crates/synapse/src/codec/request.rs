@@ -414,6 +414,9 @@ impl Request {
             }
             Op::Claim => {
                 let writer = WriterId(u128::from(header.length) << 64 | u128::from(header.offset));
+                if header.epoch > 0 && writer == WriterId(0) {
+                    return Err(invalid("a claim of an epoch needs the identity of its writer"));
+                }
                 let mut r = ClaimRequest::new(take_scope(head, names)?, Epoch(header.epoch), writer);
                 r.call = call;
                 Self::Claim(r)

@@ -304,10 +304,13 @@ impl Grant {
         member.waker = Some(waker.clone());
         let bytes = member.target_bytes;
         drop(state);
-        (bytes != self.told_bytes).then(|| {
-            self.told_bytes = bytes;
-            bytes
-        })
+        if bytes == self.told_bytes {
+            // Raised and lowered again before the client heard of it: what was reserved in between is to go back.
+            self.is_draining = true;
+            return None;
+        }
+        self.told_bytes = bytes;
+        Some(bytes)
     }
 
     /// Has this waker woken when the grant changes.
@@ -381,5 +384,198 @@ impl Drop for Grant {
         let wakers = self.budget.distribute(&mut state);
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn budget(all_bytes: u64, connections_max: u32) -> Arc<Budget> {
+        Budget::new(all_bytes, 4 * MIB, 64 * MIB, connections_max).unwrap()
+    }
+
+    /// Hears what there is to hear and keeps to it, with nothing under way.
+    fn obey(grant: &mut Grant) {
+        while let Some(bytes) = grant.take_news(Waker::noop()) {
+            grant.kept(bytes, 0).unwrap();
+        }
+    }
+
+    fn obey_all(grants: &mut [Grant]) {
+        for _ in 0..4 {
+            grants.iter_mut().for_each(obey);
+        }
+    }
+
+    #[test]
+    fn as_many_as_may_connect_find_a_grant_however_much_each_wants() {
+        let all = 1 << 30;
+        let budget = budget(all, 1024);
+        let mut grants = Vec::new();
+        for _ in 0..1024 {
+            let grant = budget.join(u64::MAX, false).unwrap();
+            assert!(grant.bytes() >= SHARE_BYTES_MIN);
+            grants.push(grant);
+            assert!(budget.reserved_bytes() <= all);
+        }
+        // Nobody has moved, and yet each of them can have one of the largest requests done in the end.
+        obey_all(&mut grants);
+        for index in 0..grants.len() {
+            grants[index].ask(u64::MAX);
+            obey_all(&mut grants);
+            assert!(grants[index].bytes() >= 4 * MIB, "{index}");
+            assert!(budget.reserved_bytes() <= all);
+        }
+    }
+
+    #[test]
+    fn who_comes_late_gets_an_equal_part_once_the_others_keep_to_theirs() {
+        let budget = budget(1 << 30, 1024);
+        let mut grants: Vec<_> = (0..16).map(|_| budget.join(u64::MAX, false).unwrap()).collect();
+        obey_all(&mut grants);
+        let mut late = budget.join(32 * MIB, false).unwrap();
+        assert!(late.bytes() >= budget.share_bytes, "refused");
+        // Those who hold more than their part are told, and it counts until they have answered.
+        obey(&mut late);
+        let before = late.bytes();
+        obey_all(&mut grants);
+        obey(&mut late);
+        assert!(late.bytes() >= before && late.bytes() >= 30 * MIB, "{} of {before}", late.bytes());
+        // When others go, what they had is dealt out.
+        grants.truncate(1);
+        obey_all(&mut grants);
+        obey(&mut late);
+        assert_eq!((late.bytes(), grants[0].bytes()), (32 * MIB, 64 * MIB));
+        drop((late, grants));
+        assert_eq!(budget.reserved_bytes(), 0);
+    }
+
+    #[test]
+    fn a_grant_that_shrinks_counts_until_what_is_under_way_is_done() {
+        let budget = budget(16 * MIB, 2);
+        let mut first = budget.join(u64::MAX, false).unwrap();
+        let mut second = budget.join(u64::MAX, false).unwrap();
+        let told = first.take_news(Waker::noop()).expect("it is to shrink");
+        assert!(told < first.bytes(), "it may use what it had until it has answered");
+        // A client that does not answer the right thing is not understood.
+        assert!(first.kept(told + 1, 0).is_err());
+        let before = budget.reserved_bytes();
+        first.kept(told, 11 * MIB).unwrap();
+        assert_eq!(first.bytes(), told);
+        assert!(budget.reserved_bytes() <= before);
+        let waiting = second.bytes();
+        first.settle(0);
+        obey(&mut second);
+        assert!(second.bytes() > waiting, "{}", second.bytes());
+        assert!(first.kept(told, 0).is_err(), "it was not asked again");
+    }
+
+    #[test]
+    fn fixed_grants_are_of_one_large_request_and_leave_room_for_others() {
+        let budget = budget(64 * MIB, 64);
+        let mut fixed = Vec::new();
+        while let Ok(grant) = budget.join(1 << 60, true) {
+            fixed.push(grant);
+        }
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(fixed.len() >= 4, "{}", fixed.len());
+        for grant in &mut fixed {
+            assert!(grant.poll_ready(&mut cx).is_ready());
+            assert_eq!(grant.bytes(), 4 * MIB);
+        }
+        let mut flexible = budget.join(1, false).unwrap();
+        flexible.ask(4 * MIB);
+        obey(&mut flexible);
+        assert_eq!(flexible.bytes(), 4 * MIB);
+        // Where others hold what there is, a fixed one waits until they have let go.
+        drop((flexible, fixed));
+        let mut greedy: Vec<_> = (0..2).map(|_| budget.join(u64::MAX, false).unwrap()).collect();
+        let mut fixed = budget.join(0, true).unwrap();
+        assert!(fixed.poll_ready(&mut cx).is_pending());
+        obey_all(&mut greedy);
+        assert!(fixed.poll_ready(&mut cx).is_ready());
+        assert_eq!(fixed.bytes(), 4 * MIB);
+    }
+
+    #[test]
+    fn too_little_for_two_requests_and_a_share_for_each_is_refused() {
+        let needed = Budget::new(MIB, 4 * MIB, 64 * MIB, 1024).err().unwrap();
+        assert_eq!(needed, 8 * MIB + 1024 * SHARE_BYTES_MIN);
+        assert!(Budget::new(needed, 4 * MIB, 64 * MIB, 1024).is_ok());
+    }
+
+    /// Clients that come, go, ask, use what they have and answer late, in any order: never more than there is, and
+    /// who asks is served.
+    #[test]
+    fn in_any_order_nothing_is_lost_and_every_ask_is_met() {
+        for seed in 1..=30 {
+            let all = 40 * MIB;
+            let budget = budget(all, 24);
+            let mut state: u64 = seed;
+            let mut random = |below: u64| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) % below
+            };
+            // With what is under way of each.
+            let mut clients: Vec<(Grant, u64)> = Vec::new();
+            for _ in 0..2_000 {
+                let count = clients.len() as u64;
+                match random(8) {
+                    0 if count < 24 => {
+                        if let Ok(grant) = budget.join(random(80) * MIB, random(8) == 0) {
+                            clients.push((grant, 0));
+                        }
+                    }
+                    1 if count > 0 && random(3) == 0 => {
+                        clients.swap_remove(random(count) as usize);
+                    }
+                    _ if count == 0 => {}
+                    2 | 3 => {
+                        let (grant, _) = &clients[random(count) as usize];
+                        if !grant.is_fixed() {
+                            grant.ask(random(5) * MIB);
+                        }
+                    }
+                    4 => {
+                        let (grant, cost) = &mut clients[random(count) as usize];
+                        if *cost < grant.bytes() {
+                            *cost += random(grant.bytes() - *cost);
+                        }
+                    }
+                    5 => {
+                        let (grant, cost) = &mut clients[random(count) as usize];
+                        *cost = random(*cost + 1);
+                        grant.settle(*cost);
+                    }
+                    _ => {
+                        let (grant, cost) = &mut clients[random(count) as usize];
+                        if grant.is_unanswered() {
+                            grant.kept(grant.told_bytes, *cost).unwrap();
+                        } else if !grant.is_fixed() {
+                            grant.take_news(Waker::noop());
+                        }
+                    }
+                }
+                let reserved = budget.reserved_bytes();
+                let used: u64 = clients.iter().map(|(_, cost)| *cost).sum();
+                assert!(used <= reserved && reserved <= all, "seed {seed}: {used} of {reserved} of {all}");
+            }
+            // Everyone finishes what is under way and keeps to what he is told: all that was asked for is there.
+            for _ in 0..200 {
+                for (grant, _) in &mut clients {
+                    if grant.is_unanswered() {
+                        grant.kept(grant.told_bytes, 0).unwrap();
+                    }
+                    grant.settle(0);
+                    if !grant.is_fixed() {
+                        grant.take_news(Waker::noop());
+                    }
+                }
+            }
+            assert!(budget.state.lock().asking.is_empty(), "seed {seed}: somebody waits for ever");
+        }
     }
 }

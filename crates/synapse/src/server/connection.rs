@@ -428,8 +428,9 @@ impl Connection {
 
     /// Tells the client of another grant, and gives back what it has let go of.
     fn update_grant(&mut self, open: &mut Open, now: Timestamp, cx: &mut Context<'_>) {
+        let news = open.grant.take_news(cx.waker());
         open.grant.settle(open.owned.slots.cost_bytes());
-        let Some(bytes) = open.grant.take_news(cx.waker()) else { return };
+        let Some(bytes) = news else { return };
         self.counts.grants += 1;
         open.told_at = now;
         self.output.push(|out| {
