@@ -10,7 +10,7 @@ use crate::settings::Settings;
 use crate::shared::{ListenerInfo, Shared};
 use crate::watch::{Evictions, Watch};
 use crate::worker::{self, DRAIN_TIME, Doing, Mail, Mailbox, Watchdog, Worker};
-use cached_core::kv::{Kv, KvConfig, KvConfigError, policy};
+use cached_core::kv::{ITEM_BYTES_MIN, Kv, KvConfig, KvConfigError, policy};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
@@ -118,7 +118,7 @@ impl Server {
         let watch = Arc::new(watch);
         let kv = Kv::new(KvConfig {
             arena_bytes: settings.memory_bytes,
-            item_bytes_max: settings.item_bytes_max,
+            item_bytes_max: settings.joined_bytes_max().max(ITEM_BYTES_MIN),
             lanes: settings.threads,
             cas: settings.cas,
             evict: settings.evict,
