@@ -54,7 +54,13 @@ pub const ALL: &[Configuration] = &[
         lossless: false,
         ..USUAL
     },
-    Configuration { name: "flushes", args: "-m 256 -t 4 --debug-clock", flushes: true, half_sent: 4, ..USUAL },
+    Configuration {
+        name: "flushes",
+        args: "-m 256 -t 4 --debug-clock",
+        flushes: true,
+        half_sent: 4,
+        ..USUAL
+    },
     Configuration {
         name: "half-sent",
         args: "-m 24 -t 3 -I 2m",

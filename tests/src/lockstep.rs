@@ -145,9 +145,8 @@ fn keys_by_opaque(sent: &[u8]) -> HashMap<u32, String> {
 /// The first batch whose replies differ, and how.
 pub fn play(play: &Play<'_>, kind: Kind, seed: u64) -> Result<u64, String> {
     let mut random = SmallRng::seed_from_u64(seed);
-    let start = |program: &Program| {
-        Start::program(program.clone()).args(play.configuration.compared_args).start()
-    };
+    let start =
+        |program: &Program| Start::program(program.clone()).args(play.configuration.compared_args).start();
     let servers = [start(play.program), start(play.reference)];
     let mut ours = Side::new("under test", &servers[0], play);
     let mut theirs = Side::new("reference", &servers[1], play);

@@ -2,6 +2,7 @@
 
 use crate::clock::ServerClock;
 use crate::conn::info::{Connections, Ends};
+use crate::locks::{BASELINE, Lock};
 use crate::logging::Logging;
 use crate::objects::Figures;
 use crate::settings::{NotedSettings, Settings};
@@ -14,7 +15,7 @@ use crate::worker::Pulse;
 use cached_core::kv::{Kv, KvStats};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use tokio::sync::Notify;
 
 /// The server's shared state. Everything in it may be used from any thread.
@@ -52,7 +53,7 @@ pub(crate) struct Shared {
     /// One set of counters per worker.
     counters: Box<[Counters]>,
     /// What had been counted at the last `stats reset`.
-    baseline: Mutex<Baseline>,
+    baseline: Lock<Baseline>,
 }
 
 /// A listening socket, for `stats conns`.
@@ -174,7 +175,7 @@ impl Shared {
             listeners: OnceLock::new(),
             objects: OnceLock::new(),
             counters: (0..settings.threads).map(|_| Counters::default()).collect(),
-            baseline: Mutex::new(Baseline::default()),
+            baseline: Lock::new(&BASELINE, Baseline::default()),
             settings,
         }
     }
@@ -253,7 +254,7 @@ impl Shared {
             connections: self.connections.total.load(Ordering::Relaxed),
             rejected: self.connections.rejected.load(Ordering::Relaxed),
         };
-        *self.baseline.lock().unwrap_or_else(PoisonError::into_inner) = now;
+        *self.baseline.lock() = now;
         self.listen_disabled.store(0, Ordering::Relaxed);
         self.listen_disabled_micros.store(0, Ordering::Relaxed);
         self.idle_kicks.store(0, Ordering::Relaxed);
@@ -262,6 +263,6 @@ impl Shared {
     }
 
     fn baseline(&self) -> Baseline {
-        *self.baseline.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.baseline.lock()
     }
 }

@@ -32,7 +32,6 @@ fn main() -> ExitCode {
         None => Until::Time(Duration::from_secs(arguments.seconds) / count),
     };
     println!("seed {}", arguments.seed);
-    let good: Vec<bool> =
-        chosen.iter().map(|it| check::run(&program, it, until, arguments.seed)).collect();
+    let good: Vec<bool> = chosen.iter().map(|it| check::run(&program, it, until, arguments.seed)).collect();
     if !good.is_empty() && good.iter().all(|good| *good) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

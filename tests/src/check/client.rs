@@ -146,20 +146,19 @@ impl Client {
                 match words[..] {
                     ["EN"] => None,
                     ["VA", bytes, cas, ..] => {
-                        let number = |text: &str| text.parse().unwrap_or_else(|_| unexpected(line.as_bytes()));
+                        let number =
+                            |text: &str| text.parse().unwrap_or_else(|_| unexpected(line.as_bytes()));
                         let value = self.read_body(number(bytes) as usize);
                         Some((value, number(cas.trim_start_matches('c'))))
                     }
                     _ => unexpected(line.as_bytes()),
                 }
             }
-            Speaks::Binary => {
-                match self.frame(&Request::new(op("GET").expect("GET")).key(key.as_bytes())) {
-                    (Answer::Done, value, cas) => Some((value, cas)),
-                    (Answer::Absent, ..) => None,
-                    (answer, value, _) => unexpected(format!("{answer:?} {value:?}").as_bytes()),
-                }
-            }
+            Speaks::Binary => match self.frame(&Request::new(op("GET").expect("GET")).key(key.as_bytes())) {
+                (Answer::Done, value, cas) => Some((value, cas)),
+                (Answer::Absent, ..) => None,
+                (answer, value, _) => unexpected(format!("{answer:?} {value:?}").as_bytes()),
+            },
         }
     }
 

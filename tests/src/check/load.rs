@@ -136,7 +136,10 @@ fn change_compared(shared: &Shared<'_>, key: &Key, client: &mut Client, random: 
         // Evicted, flushed or refused meanwhile: it is not stored.
         Answer::Absent | Answer::NoMemory => return set(client),
         Answer::Other => {
-            return shared.violation(format!("{}: no one else has changed it, but its CAS value is another", key.name));
+            return shared.violation(format!(
+                "{}: no one else has changed it, but its CAS value is another",
+                key.name
+            ));
         }
     }
     shared.figures.changes.fetch_add(1, Ordering::Relaxed);

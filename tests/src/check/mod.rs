@@ -205,10 +205,14 @@ pub fn run(program: &Program, configuration: &Configuration, until: Until, seed:
         let shared = &shared;
         for owner in 0..OWNERS {
             let speaks = [Speaks::Text, Speaks::Meta, Speaks::Binary][owner % 3];
-            spawn(scope, shared, format!("client {owner}"), seed, move |seed| load::usual(shared, owner, speaks, seed));
+            spawn(scope, shared, format!("client {owner}"), seed, move |seed| {
+                load::usual(shared, owner, speaks, seed)
+            });
         }
         for flood in 0..configuration.floods {
-            spawn(scope, shared, format!("flood {flood}"), seed, move |seed| load::flood(shared, flood, seed));
+            spawn(scope, shared, format!("flood {flood}"), seed, move |seed| {
+                load::flood(shared, flood, seed)
+            });
         }
         if configuration.half_sent > 0 {
             spawn(scope, shared, "half-sent".into(), seed, |seed| load::half_sent(shared, seed));
@@ -276,7 +280,12 @@ fn read_all(shared: &Shared<'_>) {
         // Whether one that was under way at the end got there is not known.
         let known = key.account.acknowledged() == key.account.sent();
         if found.is_some() || known {
-            shared.judge(key, before, shared.flushing.load(Ordering::SeqCst), found.as_ref().map(|found| &found.0[..]));
+            shared.judge(
+                key,
+                before,
+                shared.flushing.load(Ordering::SeqCst),
+                found.as_ref().map(|found| &found.0[..]),
+            );
         }
     }
 }
