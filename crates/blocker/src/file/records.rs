@@ -1,21 +1,24 @@
 //! The two small files beside the objects: the superblock and the claims. Both are replaced whole, by a
-//! rename, and carry a checksum.
+//! rename, carry a checksum, and are kept twice (see `twice`).
 //!
 //! ```text
 //! superblock   | "cachedFS" | format u32 | clean u32 | boot u64 | version_floor u64 | crc u32 |
 //! claims       | "cachedCL" | format u32 | count u32 | count × claim | crc u32 |
-//!   claim      | epoch u64 | kind u8 | namespace_len u8 | namespace | domain u64 or name_len u8, name |
+//!   claim      | epoch u64 | writer u128 | kind u8 | namespace_len u8 | namespace | domain u64 or name_len u8, name |
 //! ```
+//!
+//! A writer of 0 stands for none: no writer can repeat such a claim.
 
 use crate::admission::{CLAIMS_COUNT_MAX, Claims};
 use crate::error::{Error, Result};
 use crate::name::{Name, Namespace, ObjectId};
-use crate::order::{Epoch, OrderDomain};
+use crate::order::{Epoch, OrderDomain, WriterId};
 use crate::request::Scope;
 
 const SUPERBLOCK_MAGIC: &[u8; 8] = b"cachedFS";
 const CLAIMS_MAGIC: &[u8; 8] = b"cachedCL";
-const FORMAT: u32 = 1;
+/// Format 1 kept headers in another place; a store of it is refused.
+const FORMAT: u32 = 2;
 
 /// What a store remembers about itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,8 +54,9 @@ pub(super) fn encode_claims(claims: &Claims) -> Vec<u8> {
     let all: Vec<_> = claims.iter().collect();
     // Bounded by CLAIMS_COUNT_MAX.
     bytes.extend((all.len() as u32).to_le_bytes());
-    for (scope, epoch) in all {
+    for (scope, epoch, writer) in all {
         bytes.extend(epoch.0.to_le_bytes());
+        bytes.extend(writer.map_or(0, |writer| writer.0).to_le_bytes());
         let mut short = |kind: u8, namespace: &[u8]| {
             bytes.extend([kind, namespace.len() as u8]);
             bytes.extend_from_slice(namespace);
@@ -85,6 +89,8 @@ pub(super) fn decode_claims(bytes: &[u8]) -> Result<Claims> {
     }
     for _ in 0..count {
         let epoch = Epoch(input.u64()?);
+        let writer = u128::from_le_bytes(input.array()?);
+        let writer = (writer != 0).then_some(WriterId(writer));
         let kind = input.take(1)?[0];
         let namespace = input.short()?.to_vec();
         let scope = match kind {
@@ -94,11 +100,7 @@ pub(super) fn decode_claims(bytes: &[u8]) -> Result<Claims> {
             3 => Scope::Object(ObjectId::new(Namespace::new(namespace)?, Name::copy_from(input.short()?)?)),
             _ => return Err(damaged("the file of claims")),
         };
-        // A narrow claim may lie below a wider one that came later; it then binds nothing.
-        match claims.raise(&scope, epoch) {
-            Ok(_) | Err(Error::Fenced { .. }) => {}
-            Err(error) => return Err(error),
-        }
+        claims.note(&scope, epoch, writer)?;
     }
     Ok(claims)
 }
@@ -122,14 +124,18 @@ fn open<'a>(bytes: &'a [u8], magic: &[u8; 8], what: &'static str) -> Result<Inpu
         return Err(damaged(what));
     }
     let mut input = Input { rest: &body[magic.len()..], what };
-    match input.u32()? {
-        FORMAT => Ok(input),
+    let text = match input.u32()? {
+        FORMAT => return Ok(input),
+        0 => return Err(damaged(what)),
         format if format > FORMAT => {
-            let text = format!("{what} has format {format}; this program knows up to {FORMAT}");
-            Err(Error::Unsupported(text.into()))
+            format!("{what} has format {format}; this program reads format {FORMAT}: use a newer one")
         }
-        _ => Err(damaged(what)),
-    }
+        format => format!(
+            "{what} has format {format}, of an earlier program; this one reads format {FORMAT}: copy the \
+             objects out with the program that wrote them and into an empty directory with this one"
+        ),
+    };
+    Err(Error::Unsupported(text.into()))
 }
 
 fn damaged(what: &'static str) -> Error {
@@ -175,15 +181,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_superblock_comes_back_and_a_newer_one_is_refused() {
+    fn a_superblock_comes_back_and_other_formats_are_refused() {
         let superblock = Superblock { clean: true, boot: 7, version_floor: 1 << 41 };
         let mut bytes = superblock.encode();
         assert_eq!(Superblock::decode(&bytes), Ok(superblock));
-        bytes[8] = 2;
         bytes.truncate(bytes.len() - 4);
-        let newer = Superblock::decode(&seal(bytes)).unwrap_err();
-        assert_eq!(newer.kind(), "unsupported");
-        assert!(newer.to_string().contains("format 2"), "{newer}");
+        for (format, way_on) in [(1, "copy the objects out"), (3, "use a newer one")] {
+            bytes[8] = format;
+            let refused = Superblock::decode(&seal(bytes.clone())).unwrap_err();
+            assert_eq!(refused.kind(), "unsupported");
+            let text = refused.to_string();
+            assert!(text.contains(&format!("format {format}")) && text.contains(way_on), "{text}");
+        }
     }
 
     #[test]
@@ -191,10 +200,11 @@ mod tests {
         let namespace = Namespace::new("n").unwrap();
         let object = ObjectId::new(namespace.clone(), Name::new(vec![0; 255]).unwrap());
         let mut claims = Claims::default();
-        claims.raise(&Scope::Object(object), Epoch(3)).unwrap();
-        claims.raise(&Scope::Domain(namespace.clone(), OrderDomain(5)), Epoch(4)).unwrap();
-        claims.raise(&Scope::Namespace(namespace), Epoch(2)).unwrap();
-        claims.raise(&Scope::All, Epoch(1)).unwrap();
+        let writer = Some(WriterId(u128::MAX - 7));
+        claims.note(&Scope::Object(object), Epoch(3), writer).unwrap();
+        claims.note(&Scope::Domain(namespace.clone(), OrderDomain(5)), Epoch(4), writer).unwrap();
+        claims.note(&Scope::Namespace(namespace), Epoch(2), None).unwrap();
+        claims.note(&Scope::All, Epoch(u64::MAX), writer).unwrap();
         let back = decode_claims(&encode_claims(&claims)).unwrap();
         let sorted = |claims: &Claims| {
             let mut all: Vec<_> = claims.iter().map(|claim| format!("{claim:?}")).collect();
