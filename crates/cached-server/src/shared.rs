@@ -123,7 +123,7 @@ impl Stop {
     }
 }
 
-/// A panic in one of the server's threads, remembered until the server has ended because of it.
+/// Why the server cannot go on, remembered until it has ended because of it.
 #[derive(Debug, Default)]
 pub(crate) struct Defect(OnceLock<String>);
 
@@ -135,11 +135,15 @@ impl Defect {
 }
 
 impl Shared {
-    /// Notes that a thread has panicked, and asks the server to stop: it is not to go on with half of its threads.
-    pub(crate) fn fail(&self, thread: &str, payload: &(dyn std::any::Any + Send)) {
+    /// Notes that a thread has panicked.
+    pub(crate) fn fail_by_panic(&self, thread: &str, payload: &(dyn std::any::Any + Send)) {
         let words = payload.downcast_ref::<&str>().copied();
         let words = words.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-        let text = format!("{thread} has panicked: {}", words.unwrap_or("no reason is given"));
+        self.fail(format!("{thread} has panicked: {}", words.unwrap_or("no reason is given")));
+    }
+
+    /// Notes what keeps a part of the server from working, and asks it to stop: it is not to go on without that part.
+    pub(crate) fn fail(&self, text: String) {
         tracing::error!("{text}; the server ends");
         // The first one is the cause of what follows.
         let _ = self.defect.0.set(text);
