@@ -247,6 +247,9 @@ const MD_COUNTER_FLAGS: &[&str] = &["k", "Ox", "C"];
 const MA_FLAGS: &[&str] =
     &["v", "t", "c", "k", "Oy", "D5", "MD", "MI", "M+", "N1000 J700000000000", "N0 J700000000000", "C"];
 
+/// How many of the flags, from the first, make nothing.
+const MA_FLAGS_WORDS: usize = 9;
+
 /// How many of the flags, from the first, Debian's version knows.
 const MS_FLAGS_DEBIAN: usize = 12;
 const MD_FLAGS_DEBIAN: usize = 5;
@@ -264,7 +267,9 @@ pub fn meta(random: &mut SmallRng, dialect: Dialect) -> Generated {
         (0..6, true) => ("mg", MG_COUNTER_FLAGS),
         (6..10, true) => ("ms", MS_COUNTER_FLAGS),
         (10..12, true) => ("md", MD_COUNTER_FLAGS),
-        (12..19, true) | (17..19, false) => ("ma", MA_FLAGS),
+        (12..19, true) => ("ma", MA_FLAGS),
+        // No number is made of a word key: it would be marked stale, and counting carries marks on or not, as it happens.
+        (17..19, false) => ("ma", &MA_FLAGS[..MA_FLAGS_WORDS]),
         _ => return Generated::plain("mn\r\n"),
     };
     let mut seen = Vec::new();

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 /// Batches of a sequence, which begins with fresh servers; in a short run fewer, so that each configuration has its turn.
-const BATCHES: usize = 200;
+const BATCHES: usize = 2000;
 const BATCHES_SHORT: usize = 20;
 const CONNECTIONS: usize = 3;
 

@@ -206,12 +206,12 @@ pub fn run(program: &Program, configuration: &Configuration, until: Until, seed:
         for owner in 0..OWNERS {
             let speaks = [Speaks::Text, Speaks::Meta, Speaks::Binary][owner % 3];
             spawn(scope, shared, format!("client {owner}"), seed, move |seed| {
-                load::usual(shared, owner, speaks, seed)
+                load::usual(shared, owner, speaks, seed);
             });
         }
         for flood in 0..configuration.floods {
             spawn(scope, shared, format!("flood {flood}"), seed, move |seed| {
-                load::flood(shared, flood, seed)
+                load::flood(shared, flood, seed);
             });
         }
         if configuration.half_sent > 0 {
