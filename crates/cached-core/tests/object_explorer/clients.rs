@@ -17,7 +17,6 @@ pub enum Answer {
 
 /// An operation under way.
 pub struct Flight {
-    pub number: u64,
     pub what: String,
     cache: usize,
     asked: u64,
@@ -95,7 +94,7 @@ impl World {
         let what = format!("{number}: read {first}..{} of {id}", first + len);
         let request = ReadRequest::new(id, u64::from(first) * CELL, u64::from(len) * CELL);
         let reply = self.caches[cache].read(request);
-        self.launch(number, what, cache, Asked::Read { look, first, len }, reply, Answer::Read);
+        self.launch(what, cache, Asked::Read { look, first, len }, reply, Answer::Read);
     }
 
     fn info(&mut self, cache: usize, object: usize, number: u64) {
@@ -103,14 +102,14 @@ impl World {
         let id = self.ids[object].clone();
         let what = format!("{number}: info of {id}");
         let reply = self.caches[cache].info(InfoRequest::new(id));
-        self.launch(number, what, cache, Asked::Info { look }, reply, Answer::Info);
+        self.launch(what, cache, Asked::Info { look }, reply, Answer::Info);
     }
 
     pub fn flush(&mut self, cache: usize, scope: Scope, number: u64) {
         let what = format!("{number}: flush {scope:?}");
         let reply = self.caches[cache].flush(FlushRequest::new(scope.clone()));
         self.oracle.tick();
-        self.launch(number, what, cache, Asked::Flush { scope }, reply, |it| Answer::Done(it.map(drop)));
+        self.launch(what, cache, Asked::Flush { scope }, reply, |it| Answer::Done(it.map(drop)));
     }
 
     pub fn invalidate(&mut self, cache: usize, scope: Scope, number: u64) {
@@ -118,12 +117,11 @@ impl World {
         let now = self.oracle.tick();
         self.oracle.forgive(&scope, now);
         let reply = self.caches[cache].invalidate(InvalidateRequest::new(scope.clone()));
-        self.launch(number, what, cache, Asked::Invalidate { scope }, reply, |it| Answer::Done(it.map(drop)));
+        self.launch(what, cache, Asked::Invalidate { scope }, reply, |it| Answer::Done(it.map(drop)));
     }
 
     fn launch<T: Unpin + 'static>(
         &mut self,
-        number: u64,
         what: String,
         cache: usize,
         asks: Asked,
@@ -133,7 +131,7 @@ impl World {
         let asked = self.oracle.tick();
         tell!(self, "{asked} {what}{}", if self.caches.len() > 1 { format!(" by {cache}") } else { String::new() });
         let handle = self.sim.spawn(async move { wrap(reply.await) });
-        self.flights.push(Flight { number, what, cache, asked, asks, handle });
+        self.flights.push(Flight { what, cache, asked, asks, handle });
     }
 
     fn draw(&mut self, object: usize, ask: Ask, rng: &mut Rng, limit: u32) -> Option<Drawn> {
@@ -298,7 +296,6 @@ impl World {
                 let from = self.ids[*source].clone();
                 cache_at.copy(CopyRequest::new(from, id.clone()).change(change))
             }
-            (Kind::Touch, _) => return,
         };
         let what = format!(
             "{number}: {ask:?} #{value} {kind:?} of {id}{}{}{}",
@@ -307,7 +304,7 @@ impl World {
             compared.as_ref().map_or(String::new(), |(_, found)| format!(" if {found:?}")),
         );
         let asks = Asked::Change { object, id: value, kind, look, compared, source };
-        self.launch(number, what, cache, asks, reply, |reply| {
+        self.launch(what, cache, asks, reply, |reply| {
             Answer::Change(reply.map(|it| (it.durability, Some(it.size_bytes).filter(|size| *size != u64::MAX))))
         });
     }
@@ -315,7 +312,7 @@ impl World {
     /// The caller of a flight gives up.
     pub fn cancel(&mut self, at: usize) -> Result<(), String> {
         let flight = self.flights.swap_remove(at);
-        let Flight { what, cache, asked, asks, handle, .. } = flight;
+        let Flight { what, cache, asked, asks, handle } = flight;
         match self.sim.cancel(handle) {
             Some(answer) => self.answered(&what, cache, asked, asks, answer),
             None => {
@@ -451,6 +448,8 @@ impl World {
                 }
             }
             Err(Error::OutcomeUnknown(_) | Error::WritesLost(_)) if self.may_lose || !self.is_faultless() => {
+                // The caller reads back, as it owes.
+                self.store.settle(&self.ids[object]);
                 Ok(self.oracle.blind(look))
             }
             Err(error @ Error::NotStored(_)) => {
@@ -526,18 +525,18 @@ impl World {
     // ---- at rest
 
     /// Flushes everything; false if a loss was reported.
-    pub fn flush_to_rest(&mut self) -> Result<bool, String> {
+    pub fn flush_to_rest(&mut self, scope: Scope) -> Result<bool, String> {
         for _ in 0..20 {
-            let reply = self.caches[0].flush(FlushRequest::new(Scope::All));
+            let reply = self.caches[0].flush(FlushRequest::new(scope.clone()));
             let asked = self.oracle.tick();
-            tell!(self, "flush all");
+            tell!(self, "flush {scope:?}");
             let handle = std::rc::Rc::new(self.sim.spawn(reply));
             let own = std::rc::Rc::clone(&handle);
-            self.drain(move |_| own.is_done()).map_err(|why| format!("{why}, and a flush of all"))?;
+            self.drain(move |_| own.is_done()).map_err(|why| format!("{why}, and a flush of {scope:?}"))?;
             let answer = handle.take().expect("it is done");
             tell!(self, "flushed: {answer:?}");
             match answer {
-                Ok(_) => return self.flushed(0, &Scope::All, asked).map(|()| true),
+                Ok(_) => return self.flushed(0, &scope, asked).map(|()| true),
                 Err(Error::WritesLost(_)) if self.may_lose => return Ok(false),
                 Err(error) => self.excuse(&error)?,
             }
@@ -545,11 +544,11 @@ impl World {
         Err("endless: everything answers, and a flush never succeeds".into())
     }
 
-    pub fn invalidate_all(&mut self) -> Result<(), String> {
+    pub fn invalidate_at_rest(&mut self, scope: Scope) -> Result<(), String> {
         let now = self.oracle.tick();
-        self.oracle.forgive(&Scope::All, now);
-        tell!(self, "invalidate all");
-        let reply = self.caches[0].invalidate(InvalidateRequest::new(Scope::All));
+        self.oracle.forgive(&scope, now);
+        tell!(self, "invalidate {scope:?}");
+        let reply = self.caches[0].invalidate(InvalidateRequest::new(scope));
         let handle = std::rc::Rc::new(self.sim.spawn(reply));
         let own = std::rc::Rc::clone(&handle);
         self.drain(move |_| own.is_done())?;

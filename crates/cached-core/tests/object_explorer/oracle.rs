@@ -31,8 +31,6 @@ pub enum Kind {
     Full(u32),
     Delete,
     Copy(usize),
-    /// Nothing but a new version.
-    Touch,
 }
 
 impl Kind {
@@ -43,7 +41,6 @@ impl Kind {
             Self::Discard(from, to) => (*from..*to).contains(&cell),
             Self::Truncate(size) => cell >= *size,
             Self::Full(_) | Self::Delete | Self::Copy(_) => true,
-            Self::Touch => false,
         }
     }
 
@@ -64,13 +61,13 @@ impl Kind {
             Self::Truncate(size) => before.map(|_| *size),
             Self::Full(len) => Some(*len),
             Self::Delete => None,
-            Self::Discard(..) | Self::Copy(_) | Self::Touch => before,
+            Self::Discard(..) | Self::Copy(_) => before,
         }
     }
 
     /// Whether it wants the object to be there.
     pub fn needs_present(&self) -> bool {
-        matches!(self, Self::Discard(..) | Self::Truncate(_) | Self::Delete | Self::Touch)
+        matches!(self, Self::Discard(..) | Self::Truncate(_) | Self::Delete)
     }
 }
 
@@ -250,10 +247,6 @@ impl Oracle {
         ops.iter_mut().rev().find(|op| op.id == id).expect("an operation that was asked")
     }
 
-    pub fn knows_values(&self, object: usize) -> bool {
-        !self.objects[object].is_loose
-    }
-
     pub fn acknowledged(&mut self, object: usize, id: u32, is_stored: bool) -> Result<(), Problem> {
         let now = self.tick();
         if let Kind::Copy(source) = self.op(object, id).kind.clone() {
@@ -390,7 +383,9 @@ impl Oracle {
                 return false;
             }
             let found = it.found.get(&(op.id, cell)).copied().unwrap_or(NEVER);
-            op.answered.min(found) < from
+            // What was given up or is unknown overwrites nothing for certain, unless it has been seen.
+            let answered = if op.is_acknowledged { op.answered } else { NEVER };
+            answered.min(found) < from
         };
         let ended: Vec<&Op> = ops.iter().copied().filter(|op| over(op)).collect();
         ops.into_iter().filter(|op| !ended.iter().any(|newer| newer.asked > op.end_for(newer, false))).collect()
@@ -483,8 +478,13 @@ impl Oracle {
         })
     }
 
-    /// Whether other cells than these can have been there.
+    /// Whether other cells than these can have been there, or fewer.
     pub fn can_differ(&self, look: &Look, first: u32, cells: &[u32]) -> Result<(), Problem> {
+        let sizes = self.objects[look.object].looks.get(&look.key);
+        let end = first + cells.len() as u32;
+        if sizes.is_none_or(|sizes| sizes.iter().any(|size| size.unwrap_or(0) < end)) {
+            return Ok(());
+        }
         for (cell, value) in (first..).zip(cells) {
             if self.values_at(look.object, cell, look.asked, self.now + 1) != BTreeSet::from([*value]) {
                 return Ok(());

@@ -61,7 +61,7 @@ pub struct Profile {
     pub cancels: u64,
     /// … changes by another client …
     pub another: u64,
-    /// It deletes objects, too.
+    /// It deletes objects, and does nothing else.
     pub another_deletes: bool,
     /// … takings-over by another writer, of objects, domains and namespaces …
     pub claims: u64,
@@ -80,6 +80,8 @@ pub struct Profile {
     pub checks_stake: bool,
     /// Whether all objects are there from the beginning, as long as they may be.
     pub is_prefilled: bool,
+    /// Whether what is compared at rest is flushed object by object first.
+    pub flushes_objects: bool,
 }
 
 use Ask::*;
@@ -106,13 +108,15 @@ const ALL: &[(Ask, u64)] = &[
 ];
 
 const WRITES: &[(Ask, u64)] =
-    &[(Aligned, 8), (Unaligned, 20), (Read, 14), (FlushObject, 4), (FlushAll, 1)];
+    &[(Aligned, 4), (Unaligned, 20), (Read, 16), (FlushObject, 6), (FlushAll, 1)];
+
+const EVICTED: &[(Ask, u64)] = &[(Aligned, 2), (Unaligned, 16), (Read, 20), (FlushObject, 10)];
 
 const CUTS: &[(Ask, u64)] =
-    &[(Aligned, 4), (Unaligned, 8), (Truncate, 12), (Read, 16), (FlushObject, 5), (FlushAll, 1)];
+    &[(Aligned, 3), (Unaligned, 5), (Truncate, 12), (Read, 16), (FlushObject, 8), (FlushAll, 1)];
 
 const SHARED: &[(Ask, u64)] =
-    &[(Aligned, 5), (Sectors, 14), (Zeroes, 1), (Read, 16), (FlushObject, 5), (FlushAll, 1), (Invalidate, 2)];
+    &[(Aligned, 5), (Sectors, 14), (Read, 16), (FlushObject, 5), (FlushAll, 1), (Invalidate, 2)];
 
 const SPREAD: &[(Ask, u64)] = &[(Aligned, 8), (Sectors, 14), (Read, 8), (FlushObject, 2)];
 
@@ -129,6 +133,9 @@ const FENCED: &[(Ask, u64)] = &[
     (FlushAll, 3),
     (Invalidate, 1),
 ];
+
+const FENCED_OBJECTS: &[(Ask, u64)] =
+    &[(Aligned, 6), (Unaligned, 8), (Zeroes, 2), (Truncate, 2), (Read, 8), (FlushObject, 6)];
 
 const ZEROS: &[(Ask, u64)] = &[(Zeroes, 10), (Truncate, 4), (Discard, 4), (Full, 6), (Delete, 3), (Read, 3)];
 
@@ -165,18 +172,36 @@ fn base() -> Profile {
         operations: 60,
         checks_stake: false,
         is_prefilled: false,
+        flushes_objects: false,
     }
 }
 
 /// All of them, the narrow ones first.
 pub fn profiles() -> Vec<Profile> {
     vec![
-        Profile { name: "writes", asks: WRITES, objects: (1, 2), ..base() },
-        Profile { name: "bridges", asks: WRITES, gap_bytes: &[65536], objects: (1, 2), ..base() },
-        Profile { name: "cuts", asks: CUTS, objects: (1, 2), buckets: (12, 24), ..base() },
+        Profile { name: "writes", asks: WRITES, objects: (2, 4), buckets: (4, 8), ..base() },
+        Profile {
+            name: "bridges",
+            asks: WRITES,
+            gap_bytes: &[65536],
+            objects: (2, 4),
+            buckets: (4, 8),
+            ..base()
+        },
+        Profile {
+            name: "evictions",
+            asks: EVICTED,
+            gap_bytes: &[0, 65536],
+            objects: (3, 4),
+            buckets: (8, 14),
+            stored: 0,
+            ..base()
+        },
+        Profile { name: "cuts", asks: CUTS, objects: (1, 1), buckets: (12, 24), size_buckets: 2, ..base() },
         Profile { name: "copies", asks: COPIES, objects: (2, 4), places: (2, 4), ..base() },
         Profile { name: "roomy", buckets: (32, 64), ..base() },
-        Profile { name: "back", request_buckets: &[0, 1, 2], gap_bytes: &[0, 65536], ..base() },
+        Profile { name: "back", gap_bytes: &[0, 65536], ..base() },
+        Profile { name: "pieces", request_buckets: &[1, 2], gap_bytes: &[0, 65536], ..base() },
         Profile { name: "few-places", objects: (3, 6), places: (2, 3), namespaces: 2, ..base() },
         Profile { name: "through", policies: &[Through, Around], ..base() },
         Profile { name: "through-writes", policies: &[Through, Around], asks: WRITES, ..base() },
@@ -196,7 +221,6 @@ pub fn profiles() -> Vec<Profile> {
             retryable: 300,
             unknown: 200,
             policies: &[Back, Through],
-            request_buckets: &[0, 1, 2],
             ..base()
         },
         Profile { name: "failed-syncs", failed_sync: 60, is_volatile: true, ..base() },
@@ -222,7 +246,8 @@ pub fn profiles() -> Vec<Profile> {
         },
         Profile {
             name: "fenced-rumours",
-            asks: FENCED,
+            asks: FENCED_OBJECTS,
+            flushes_objects: true,
             claims: 50,
             rumours: 200,
             objects: (2, 3),
@@ -231,7 +256,8 @@ pub fn profiles() -> Vec<Profile> {
         },
         Profile {
             name: "fenced-places",
-            asks: FENCED,
+            asks: FENCED_OBJECTS,
+            flushes_objects: true,
             claims: 50,
             objects: (3, 6),
             namespaces: 2,

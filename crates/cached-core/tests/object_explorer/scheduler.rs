@@ -60,6 +60,7 @@ pub struct World {
     is_told: bool,
     pub trace: Vec<String>,
     steps: u64,
+    troubles: u64,
     /// Nothing fails any more.
     pub is_calm: bool,
     /// Another has taken over something, or a sync has failed: changes may be lost.
@@ -180,6 +181,7 @@ impl World {
             is_told,
             trace: Vec::new(),
             steps: 0,
+            troubles: 0,
             is_calm: false,
             may_lose: false,
             fences: Vec::new(),
@@ -205,9 +207,15 @@ impl World {
     pub fn run(&mut self) -> Result<(), String> {
         let last = self.without.from.unwrap_or(u64::MAX).min(self.profile.operations);
         let mut rest_at = self.rng.within(5, 40);
+        let (mut asked, mut since) = (0, 0);
         while self.asked < last {
             let moves = self.step()?;
             let unknown = (0..self.ids.len()).any(|object| self.oracle.unknown(object) > 9);
+            if self.asked > asked {
+                (asked, since) = (self.asked, self.steps);
+            }
+            // Nobody asks any more: somebody waits for ever, or goes round in circles.
+            let moves = moves && self.steps - since < 4_000;
             if !moves || self.asked >= rest_at || unknown {
                 rest_at = self.asked + self.rng.within(5, 40);
                 self.rest()?;
@@ -215,6 +223,7 @@ impl World {
                     self.compare()?;
                 }
                 self.is_calm = false;
+                since = self.steps;
             }
         }
         self.rest()?;
@@ -244,11 +253,11 @@ impl World {
             begin * self.ease_of(Stage::Queued) + self.ease_of(Stage::Stray) / 4,
             answer * self.ease_of(Stage::Done),
             if self.sim.clock.next_alarm().is_some() { time * 20 } else { 0 },
-            ask * rates / 10,
+            if self.troubles * 1000 < (self.asked + 4) * rates { ask * rates / 10 } else { 0 },
             news,
         ];
         if weights[..4].iter().sum::<u64>() == 0 {
-            return Ok(false);
+            return Ok(self.move_stuck());
         }
         match self.rng.weighted(&weights) {
             0 => self.ask(),
@@ -292,14 +301,22 @@ impl World {
         self.sim.step();
     }
 
-    /// How likely a request is moved on, of 100.
+    /// How likely a request is moved on, of 100; 0: only when nothing else can happen.
     fn ease(&mut self, number: u64) -> u64 {
-        if self.is_calm {
-            return 100;
-        }
         let (rng, permille) = (&mut self.rng, self.slow_permille);
-        let drawn = || if rng.permille(permille) { *rng.pick(&[1, 3, 10]) } else { 100 };
+        let drawn = || if rng.permille(permille) { *rng.pick(&[0, 0, 1, 3, 10]) } else { 100 };
         *self.slowness.entry(number).or_insert_with(drawn)
+    }
+
+    /// Moves on a request that waits for everything else; false if there is none.
+    fn move_stuck(&mut self) -> bool {
+        let waiting = self.store.waiting();
+        if waiting.is_empty() {
+            return false;
+        }
+        let (number, _) = *self.rng.pick(&waiting);
+        self.slowness.insert(number, 1);
+        true
     }
 
     fn ease_of(&mut self, stage: Stage) -> u64 {
@@ -395,6 +412,7 @@ impl World {
             it.claims,
             it.rumours,
         ];
+        self.troubles += 1;
         match self.rng.weighted(&rates) {
             0 => {
                 if let Some(number) = self.pick(Stage::Queued) {
@@ -468,7 +486,7 @@ impl World {
         let id = self.ids[object].clone();
         let Some(content) = self.store.current(&id) else { return };
         self.unpublished.push(id.clone());
-        if self.profile.another_deletes && self.rng.permille(500) {
+        if self.profile.another_deletes {
             tell!(self, "  another deletes {id}");
             self.oracle.by_another(object, 0, Kind::Delete);
             self.oracle.loosen(object);
@@ -547,6 +565,10 @@ impl World {
                 let is_ready = if self.sim.is_idle() { 0 } else { 100 };
                 let begin = self.ease_of(Stage::Queued) + self.ease_of(Stage::Stray);
                 let answer = self.ease_of(Stage::Done);
+                if begin + answer + is_ready == 0 {
+                    self.move_stuck();
+                    continue;
+                }
                 match self.rng.weighted(&[begin, answer, is_ready]) {
                     0 => self.begin_one(),
                     1 => self.answer_one(),
@@ -589,12 +611,23 @@ impl World {
         }
         self.is_calm = true;
         tell!(self, "flush, and compare");
-        if !self.flush_to_rest()? {
-            // What was lost is reported; now it is put up with.
-            self.invalidate_all()?;
-            if !self.flush_to_rest()? {
-                return Err("loss: reported again after an invalidation".into());
+        if self.profile.flushes_objects {
+            // A flush of all could hide behind one of an object.
+            for object in 0..self.ids.len() {
+                let scope = Scope::Object(self.ids[object].clone());
+                if !self.flush_to_rest(scope.clone())? {
+                    self.invalidate_at_rest(scope)?;
+                }
             }
+        }
+        let mut losses = 0;
+        while !self.flush_to_rest(Scope::All)? {
+            // What was lost is reported; now it is put up with. What is still dirty may be lost after that.
+            losses += 1;
+            if losses > 6 {
+                return Err("loss: reported again after each invalidation".into());
+            }
+            self.invalidate_at_rest(Scope::All)?;
         }
         let dirty = self.caches[0].counters().dirty_bytes;
         if dirty > 0 {

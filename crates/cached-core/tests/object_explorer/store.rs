@@ -220,8 +220,10 @@ impl Store {
         self.state().held[&number].request.clone()
     }
 
-    pub fn is_idle(&self) -> bool {
-        self.state().held.is_empty()
+    /// What may still come of an object comes now, or never will: its caller has read back.
+    pub fn settle(&self, object: &ObjectId) {
+        let mut state = self.state();
+        state.settle(object, &self.hub);
     }
 
     /// What has been done since the last time.
@@ -367,13 +369,8 @@ impl State {
         }
         if let (Some(object), false) = (&held.request.object, held.request.is_change) {
             // Whoever looks sees what is still to come of what has been answered as unknown: it comes now.
-            let strays: Vec<u64> = self
-                .held
-                .iter()
-                .filter(|(_, it)| it.stage == Stage::Stray && it.request.object.as_ref() == Some(object))
-                .map(|(number, _)| *number)
-                .collect();
-            strays.into_iter().for_each(|stray| self.begin(stray, hub));
+            let object = object.clone();
+            self.settle(&object, hub);
         }
         if let Some(scope) = &held.request.forgets {
             self.failed.retain(|object| !scope.covers(object, None));
@@ -397,6 +394,14 @@ impl State {
             }
         }
         self.pass_on(hub);
+    }
+
+    fn settle(&mut self, object: &ObjectId, hub: &EventHub) {
+        let is_stray =
+            |held: &Held| held.stage == Stage::Stray && held.request.object.as_ref() == Some(object);
+        let strays = self.held.iter().filter(|(_, held)| is_stray(held)).map(|(number, _)| *number);
+        let strays: Vec<u64> = strays.collect();
+        strays.into_iter().for_each(|stray| self.begin(stray, hub));
     }
 
     /// Makes stored what a change or a flush asks to be.
