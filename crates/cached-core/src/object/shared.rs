@@ -9,7 +9,7 @@ use std::task::{Poll, Waker};
 use blocker::admission::Claims;
 use blocker::{
     Blocker, Capabilities, ClaimRequest, Clock, Epoch, Error, EventHub, Namespace, ObjectId, OrderDomain,
-    Result, Scope, Stamp, Timestamp, WritePolicy,
+    Result, Scope, Stamp, Timestamp, WritePolicy, WriterId,
 };
 
 use super::config::{ObjectCacheConfig, Writer};
@@ -60,6 +60,8 @@ pub(crate) struct Shared {
     /// Epochs that this cache has claimed for itself, where it is the writer.
     epochs: Mutex<HashMap<Namespace, Epoch>>,
     claiming: Permits,
+    /// The identity that those epochs are claimed with.
+    writer: WriterId,
     /// Flushes that failed since one succeeded.
     pub(crate) failing: AtomicU32,
     sequence: AtomicU64,
@@ -144,6 +146,7 @@ impl Shared {
             background: Background::default(),
             epochs: Mutex::new(HashMap::new()),
             claiming: Permits::new(1),
+            writer: WriterId::random(),
             failing: AtomicU32::new(0),
             sequence: AtomicU64::new(0),
             below,
@@ -191,31 +194,44 @@ impl Shared {
     /// Notes that a scope is claimed.
     pub(crate) fn note_claim(&self, scope: &Scope, epoch: Epoch) {
         // Older news of the same scope, or more scopes than can be remembered: the store decides.
-        if matches!(lock(&self.claims).raise(scope, epoch), Ok(true)) {
+        if matches!(lock(&self.claims).note(scope, epoch, None), Ok(true)) {
             self.claims_count.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// Raises the epoch of a scope here, before the store is asked to; false where the store alone decides.
+    /// Raises the epoch of a scope here, before the store is asked to. Returns the scope's epoch before, for
+    /// [`Self::take_back_claim`]; `None` where the store alone decides.
     ///
     /// # Errors
     /// `Fenced` if a newer one is known to be in force.
-    pub(crate) fn try_claim(&self, scope: &Scope, epoch: Epoch) -> Result<bool> {
+    pub(crate) fn try_claim(&self, scope: &Scope, epoch: Epoch) -> Result<Option<Epoch>> {
         if !self.fences_callers() {
-            return Ok(false);
+            return Ok(None);
         }
-        let raised = lock(&self.claims).raise(scope, epoch);
-        match raised {
-            Ok(true) => self.claims_count.fetch_add(1, Ordering::Release),
-            Err(error @ Error::Fenced { .. }) => return Err(error),
-            Ok(false) | Err(_) => return Ok(false),
-        };
-        Ok(true)
+        let mut claims = lock(&self.claims);
+        let in_force = claims.scope_epoch(scope);
+        if epoch < in_force {
+            return Err(Error::Fenced { epoch: in_force });
+        }
+        // Of a claim that is in force already the store knows the writer; more scopes than can be remembered: the
+        // store decides.
+        let before = claims.own_epoch(scope);
+        if epoch == in_force || !matches!(claims.note(scope, epoch, None), Ok(true)) {
+            return Ok(None);
+        }
+        drop(claims);
+        self.claims_count.fetch_add(1, Ordering::Release);
+        Ok(Some(before))
+    }
+
+    /// Takes back a claim that the store has refused for good.
+    pub(crate) fn take_back_claim(&self, scope: &Scope, epoch: Epoch, before: Epoch) {
+        lock(&self.claims).take_back(scope, epoch, before);
     }
 
     /// The epoch in force for a scope: claiming with epoch 0 changes nothing, and tells.
     pub(crate) async fn ask_epoch(&self, scope: Scope) -> Result<Epoch> {
-        match self.below.claim(ClaimRequest::new(scope, Epoch(0))).await {
+        match self.below.claim(ClaimRequest::ask(scope)).await {
             Ok(reply) => Ok(reply.epoch),
             Err(Error::Fenced { epoch }) => Ok(epoch),
             // A question changes nothing, whatever became of it.
@@ -246,7 +262,7 @@ impl Shared {
         }
         let scope = Scope::Namespace(namespace.clone());
         let epoch = Epoch(self.ask_epoch(scope.clone()).await?.0 + 1);
-        self.below.claim(ClaimRequest::new(scope, epoch)).await?;
+        self.below.claim(ClaimRequest::new(scope, epoch, self.writer)).await?;
         lock(&self.epochs).insert(namespace.clone(), epoch);
         Ok(epoch)
     }

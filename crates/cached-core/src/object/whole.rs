@@ -199,10 +199,19 @@ pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<
         flush_scope(&shared, &request.scope, &ticket).await?;
         // From here on no older change is accepted here; what came during the flush is stored as well.
         let raised = shared.try_claim(&request.scope, request.epoch)?;
-        if raised {
+        if raised.is_some() {
             flush_scope(&shared, &request.scope, &Arc::new(FlushTicket::default())).await?;
         }
-        shared.below.claim(request.clone()).await
+        let claimed = shared.below.claim(request.clone()).await;
+        match (&claimed, raised) {
+            // Another claim of that epoch may have been taken back here meanwhile.
+            (Ok(_), _) => shared.note_claim(&request.scope, request.epoch),
+            (Err(Error::Invalid(_) | Error::OutOfSpace(_) | Error::Unsupported(_)), Some(before)) => {
+                shared.take_back_claim(&request.scope, request.epoch, before);
+            }
+            _ => {}
+        }
+        claimed
     };
     let late = || Error::OutcomeUnknown("the deadline passed while the claim was made".into());
     shared.until(deadline, late, work).await
