@@ -18,6 +18,7 @@ use super::pool::{BUCKET, Reserved};
 use super::ranges::{Buckets, Kind, WHOLE};
 use super::shared::Shared;
 use super::state::{Env, Known, Means, Need, Object, buckets_of};
+use super::through::store_pending;
 use super::waiter::{FlushTicket, Stored};
 use crate::sync::Arc;
 
@@ -139,6 +140,8 @@ pub(crate) enum Blocked {
     Head,
     /// The store must be asked for the epoch of the order domain.
     Domain(OrderDomain),
+    /// Changes of another order domain must be stored first: one flush is sent under one domain's epoch.
+    OtherDomain,
     /// A change of the same range is on its way to the store.
     Changing,
     Need(Need),
@@ -182,6 +185,9 @@ impl Shared {
         if !owns_range && object.is_changing(&mutation.buckets()) {
             return Err(Blocked::Changing);
         }
+        if object.has_other_domain(change.domain) {
+            return Err(Blocked::OtherDomain);
+        }
         let is_present = object.head.known == Known::Present;
         let version = is_present.then_some(Version(object.head.version));
         let claimed = self.claimed(id, change.domain).0.max(object.head.claimed);
@@ -199,6 +205,7 @@ impl Shared {
                 return Err(Blocked::Need(need));
             }
             object.mutate(env, mutation, means);
+            self.repaired_by(id, mutation);
         }
         let now = if object.asks_for_time() { self.clock.now() } else { Timestamp(0) };
         let version = self.next_version(env.hash);
@@ -210,6 +217,16 @@ impl Shared {
         self.gauges.count_write(env.hash);
         let reply = ChangeReply::new(Version(version), object.head.size, Durability::Cached);
         Ok(Applied { reply, registered: object.pending.registered, is_pending })
+    }
+
+    /// A change of an object has been made: what was lost of it is made good if all of it was written, or removed.
+    #[inline]
+    pub(crate) fn repaired_by(&self, id: &ObjectId, mutation: &Mutation) {
+        if self.losses.is_any()
+            && matches!(mutation, Mutation::WriteFull { .. } | Mutation::Delete | Mutation::Adopt(_))
+        {
+            self.losses.repair(&Scope::Object(id.clone()));
+        }
     }
 
     /// Tells the registry if something waits to be stored now; settles if nothing does.
@@ -371,6 +388,7 @@ pub(crate) async fn change(
     shared.wait_stored(&handle, &ticket, applied.registered).await;
     let late = || Error::NotStored(ticket.why());
     shared.until(deadline, late, Stored(Arc::clone(&ticket))).await?;
+    shared.losses.check(&Scope::Object(id))?;
     Ok(safe_as(applied.reply, Durability::Stored))
 }
 
@@ -381,11 +399,6 @@ impl Shared {
         let shared = Arc::clone(&handle.shared);
         handle
             .enter(move |object, _| {
-                if object.pending.is_lost {
-                    own.add();
-                    let lost = "the store has refused changes that were not stored yet";
-                    return own.settle(Err(Error::WritesLost(lost.into())));
-                }
                 if object.flushing.is_none() && !object.has_pending() {
                     return;
                 }
@@ -440,6 +453,14 @@ async fn apply_when_possible(
                 shared.note_claim(&scope, epoch);
                 handle.enter(move |object, _| object.head.domain_asked = Some(domain)).await;
                 means = Some(back);
+            }
+            Err(Blocked::OtherDomain) => {
+                (guard, means) = (None, Some(back));
+                match store_pending(&handle).await {
+                    // What was lost is recorded, and nothing of it is left.
+                    Ok(()) | Err(Error::WritesLost(_)) => (),
+                    Err(error) => return Err(error),
+                }
             }
             Err(Blocked::Changing) => {
                 means = Some(back);

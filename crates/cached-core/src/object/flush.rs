@@ -2,7 +2,7 @@
 
 use blocker::{
     Change, DeleteRequest, Durability, Error, Event, InfoRequest, ObjectId, OrderDomain, Result, Run,
-    RunContent, Segments, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest,
+    RunContent, Scope, Segments, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest,
     WriteZeroesRequest,
 };
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -10,6 +10,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use super::flush_plan::{FlushPlan, RunLimits};
 use super::gauges::add;
 use super::handle::Handle;
+use super::losses::Lost;
 use super::pool::BUCKET;
 use super::shared::Shared;
 use super::wait::Permits;
@@ -25,9 +26,8 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
         runs_max: shared.can.runs_max as usize,
     };
     let begun = handle.enter(move |object, env| {
-        let pending = object.pending;
-        let plan = object.begin_flush(env, limits)?;
-        Some((plan, pending.domain.filter(|_| !pending.domains_mixed)))
+        let domain = object.pending.domain;
+        Some((object.begin_flush(env, limits)?, domain))
     });
     let result = match begun.await {
         None => None,
@@ -39,15 +39,27 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
             Some((plan, result))
         }
     };
-    let own = Arc::clone(&shared);
-    handle
+    let (own, id) = (Arc::clone(&shared), handle.id().clone());
+    let loss = handle
         .enter(move |object, env| {
             let mut done = Vec::new();
-            let mut failure = None;
-            if let Some((plan, result)) = result {
-                done = object.end_flush(env, &plan, &result);
-                failure = result.err().filter(|error| !matches!(error, Error::Fenced { .. }));
-                add(if failure.is_some() { &own.gauges.flush_failures } else { &own.gauges.flushes }, 1);
+            let (mut failure, mut loss) = (None, None);
+            match result {
+                None => (),
+                Some((plan, Err(why @ Error::Fenced { .. }))) => {
+                    let (lost, waiters) = object.lose(env, &plan);
+                    // In the turn: whoever looks for the object's changes from now on finds that they are lost.
+                    loss = Some((own.losses.record(&id, lost, &why), lost, why));
+                    let is_lost = || Err(Error::WritesLost("another writer has taken over".into()));
+                    done.extend(waiters.into_iter().map(|ticket| (ticket, is_lost())));
+                }
+                Some((plan, result)) => {
+                    done = object.end_flush(env, &plan, &result);
+                    failure = result.err();
+                    let figure =
+                        if failure.is_some() { &own.gauges.flush_failures } else { &own.gauges.flushes };
+                    add(figure, 1);
+                }
             }
             if let Some(error) = failure {
                 let waiters = &mut object.activity().flush_waiters;
@@ -69,8 +81,12 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                 done.extend(object.settle());
             }
             done.into_iter().for_each(|(ticket, result)| ticket.settle(result));
+            loss
         })
         .await;
+    if let Some((is_first, lost, why)) = loss {
+        tell_loss(&shared, handle.id(), is_first, lost, &why);
+    }
     let node = handle.at();
     drop(handle);
     shared.finalize(node);
@@ -93,10 +109,11 @@ fn is_hopeless(error: &Error) -> bool {
 
 /// Failures are seen: in the log, in the figures, and by those who subscribe.
 fn tell_failure(shared: &Shared, id: &ObjectId, error: &Error) {
-    let before = shared.failing.fetch_add(1, Ordering::Relaxed);
     if matches!(error, Error::Fenced { .. }) {
-        tracing::error!(object = %id, %error, "flush refused for good: another writer has taken over");
-    } else if before.is_power_of_two() || before == 0 {
+        return;
+    }
+    let before = shared.failing.fetch_add(1, Ordering::Relaxed);
+    if before.is_power_of_two() || before == 0 {
         tracing::warn!(object = %id, %error, failures = before + 1, "flush failed, will be tried again");
     }
     if before == 0 {
@@ -105,6 +122,15 @@ fn tell_failure(shared: &Shared, id: &ObjectId, error: &Error) {
             _ => Event::Degraded(error.to_string().into()),
         };
         shared.hub.publish(&event);
+    }
+}
+
+/// Losses are seen as well, and stay in [`super::ObjectCache::lost`].
+fn tell_loss(shared: &Shared, object: &ObjectId, is_first: bool, lost: Lost, why: &Error) {
+    let Lost { changes, bytes, .. } = lost;
+    tracing::error!(%object, changes, bytes, %why, "acknowledged writes are lost: the store refuses them for good");
+    if is_first {
+        shared.hub.publish(&Event::WritesLost(Scope::Object(object.clone())));
     }
 }
 

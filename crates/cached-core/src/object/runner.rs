@@ -48,6 +48,11 @@ impl Runner {
                 drop_clean(&shared, &Scope::All).await;
                 shared.hub.publish(&Event::Missed);
             })),
+            // What others had written and this cache has copies of is gone below.
+            Event::WritesLost(scope) => self.others.push(Box::pin(async move {
+                drop_clean(&shared, &scope).await;
+                shared.hub.publish(&Event::WritesLost(scope));
+            })),
             Event::Fenced(scope, epoch) => {
                 if shared.fences_callers() {
                     shared.note_claim(&scope, epoch);

@@ -16,6 +16,7 @@ use super::config::{ObjectCacheConfig, Writer};
 use super::gauges::{Gauges, add};
 use super::hooks::Hooks;
 use super::index::{InUse, Index};
+use super::losses::Losses;
 use super::pool::{Pool, Reserved};
 use super::queue::{Queues, bucket_hash};
 use super::registry::Registry;
@@ -45,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) gauges: Gauges,
     pub(crate) index: Index,
     pub(crate) registry: Registry,
+    /// What was acknowledged here and can never be stored.
+    pub(crate) losses: Losses,
     pub(crate) hub: EventHub,
     hasher: KeyHasher,
     /// Claims that went through here or were asked for; and how many, to be looked at first.
@@ -133,6 +136,7 @@ impl Shared {
             gauges: Gauges::new(dirty_max.min(u64::from(pool.count()) / 4 * 3).max(1)),
             index,
             registry: Registry::default(),
+            losses: Losses::default(),
             hub: EventHub::new(),
             hasher: KeyHasher::new(seed),
             claims: Mutex::new(Claims::default()),

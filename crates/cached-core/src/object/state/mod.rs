@@ -98,13 +98,10 @@ pub(crate) struct Pending {
     /// Changes up to this one are stored.
     pub(crate) stored_seq: u64,
     pub(crate) dirty_since: Timestamp,
+    /// The order domain of all changes that are not stored: one of another waits until these are.
     pub(crate) domain: Option<OrderDomain>,
-    /// Changes of several domains, or of none and of one.
-    pub(crate) domains_mixed: bool,
     /// Its place in the registry of what waits to be stored; 0: none.
     pub(crate) registered: u64,
-    /// The store has refused changes that were acknowledged as cached: they are gone.
-    pub(crate) is_lost: bool,
     /// Flushes that failed in a row.
     pub(crate) failures: u32,
 }
@@ -119,9 +116,7 @@ impl Default for Pending {
             stored_seq: 0,
             dirty_since: Timestamp(0),
             domain: None,
-            domains_mixed: false,
             registered: 0,
-            is_lost: false,
             failures: 0,
         }
     }
@@ -264,6 +259,12 @@ impl Object {
             || self.slots.dirty_count() > 0
     }
 
+    /// Whether changes of another order domain than `domain` are not stored yet.
+    #[inline]
+    pub(crate) fn has_other_domain(&self, domain: Option<OrderDomain>) -> bool {
+        self.pending.domain != domain && self.pending.change_seq > self.pending.stored_seq
+    }
+
     /// Whether it can be forgotten: nothing waits, nothing is under way.
     pub(crate) fn is_idle(&self) -> bool {
         !self.has_pending()
@@ -271,7 +272,6 @@ impl Object {
             && self.head.store_changes == 0
             && self.activity.is_none()
             && self.pending.registered == 0
-            && !self.pending.is_lost
     }
 
     pub(crate) fn activity(&mut self) -> &mut Activity {
