@@ -140,6 +140,8 @@ pub(crate) enum Blocked {
     Head,
     /// The store must be asked for the epoch of the order domain.
     Domain(OrderDomain),
+    /// The namespace's epoch must be claimed, or looked up.
+    Owner,
     /// Changes of another order domain must be stored first: one flush is sent under one domain's epoch.
     OtherDomain,
     /// A change of the same range is on its way to the store.
@@ -176,6 +178,9 @@ impl Shared {
     ) -> Result<Applied, Blocked> {
         let Wanted { id, mutation, change, owns_range } = *wanted;
         let fences = self.fences_callers();
+        if !self.owns(object) {
+            return Err(Blocked::Owner);
+        }
         if object.head.known == Known::Unknown || fences && !object.head.is_full {
             return Err(Blocked::Head);
         }
@@ -446,6 +451,13 @@ async fn apply_when_possible(
             Err(Blocked::Head) => {
                 (guard, means) = (None, Some(back));
                 load_head(&handle, call).await?;
+            }
+            Err(Blocked::Owner) => {
+                drop(back);
+                (guard, means) = (None, None);
+                let generation = shared.owner.generation();
+                shared.own_epoch(&id.namespace).await?;
+                handle.enter(move |object, _| object.head.owned = generation).await;
             }
             Err(Blocked::Domain(domain)) => {
                 let scope = Scope::Domain(id.namespace.clone(), domain);

@@ -40,7 +40,8 @@ pub(crate) struct FlushPlan {
     pub(crate) replace: bool,
     /// It is cut there first.
     pub(crate) truncate_to: Option<u64>,
-    truncate_before: u64,
+    /// The smallest end the object had since it was last stored; `u64::MAX`: none.
+    pub(crate) truncate_before: u64,
     size_dirty: bool,
     /// How long the object is in the store before the runs; 0 if it is not there.
     pub(crate) store_size: u64,

@@ -158,6 +158,9 @@ async fn send(
     terms.stamp = own_stamp.or(change.stamp);
     terms.durability = forwarded_durability(policy, change.durability);
     let answer = ask(shared, id, &mutation, terms, call).await;
+    if let Err(Error::Fenced { epoch }) = &answer {
+        shared.was_fenced(handle.id(), *epoch);
+    }
     let keeps = policy != WritePolicy::Around && answer.is_ok();
     let landed = if keeps { mutation.landed(&shared.pool) } else { 0 };
     let most = if keeps { mutation.buckets_kept().saturating_sub(landed) } else { 0 };

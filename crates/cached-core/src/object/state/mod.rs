@@ -81,6 +81,8 @@ pub(crate) struct Head {
     pub(crate) store_version: Option<u64>,
     /// Changes of the store begun and ended, to tell ours from those of others.
     pub(crate) store_steps: u32,
+    /// The generation of the cache's own epochs under which it may be changed; 0: none.
+    pub(crate) owned: u32,
     /// The order domain whose epoch in force has been asked for.
     pub(crate) domain_asked: Option<OrderDomain>,
 }
@@ -104,6 +106,8 @@ pub(crate) struct Pending {
     pub(crate) registered: u64,
     /// Flushes that failed in a row.
     pub(crate) failures: u32,
+    /// The store has lost what it had of the object and had not stored: only all of it, in one write, ends that.
+    pub(crate) lost_below: bool,
 }
 
 impl Default for Pending {
@@ -118,6 +122,7 @@ impl Default for Pending {
             domain: None,
             registered: 0,
             failures: 0,
+            lost_below: false,
         }
     }
 }
@@ -137,6 +142,8 @@ pub(crate) struct Activity {
     pub(crate) ranges: Ranges,
     /// Who waits until changes up to a number are stored.
     pub(crate) flush_waiters: Vec<(u64, Arc<FlushTicket>)>,
+    /// An evictor has been sent away since a range was last let go.
+    kept_buckets: bool,
 }
 
 /// See the module. What a read looks at comes first: `index.rs` asks the memory for that alone.
