@@ -18,6 +18,7 @@ use super::pool::{BUCKET, Reserved};
 use super::ranges::{Buckets, Kind, WHOLE};
 use super::shared::Shared;
 use super::state::{Env, Known, Means, Need, Object, buckets_of};
+use super::through::store_pending;
 use super::waiter::{FlushTicket, Stored};
 use crate::sync::Arc;
 
@@ -139,6 +140,10 @@ pub(crate) enum Blocked {
     Head,
     /// The store must be asked for the epoch of the order domain.
     Domain(OrderDomain),
+    /// The namespace's epoch must be claimed, or looked up.
+    Owner,
+    /// Changes of another order domain must be stored first: one flush is sent under one domain's epoch.
+    OtherDomain,
     /// A change of the same range is on its way to the store.
     Changing,
     Need(Need),
@@ -173,6 +178,9 @@ impl Shared {
     ) -> Result<Applied, Blocked> {
         let Wanted { id, mutation, change, owns_range } = *wanted;
         let fences = self.fences_callers();
+        if !self.owns(object) {
+            return Err(Blocked::Owner);
+        }
         if object.head.known == Known::Unknown || fences && !object.head.is_full {
             return Err(Blocked::Head);
         }
@@ -181,6 +189,9 @@ impl Shared {
         }
         if !owns_range && object.is_changing(&mutation.buckets()) {
             return Err(Blocked::Changing);
+        }
+        if object.has_other_domain(change.domain) {
+            return Err(Blocked::OtherDomain);
         }
         let is_present = object.head.known == Known::Present;
         let version = is_present.then_some(Version(object.head.version));
@@ -199,6 +210,7 @@ impl Shared {
                 return Err(Blocked::Need(need));
             }
             object.mutate(env, mutation, means);
+            self.repaired_by(id, mutation);
         }
         let now = if object.asks_for_time() { self.clock.now() } else { Timestamp(0) };
         let version = self.next_version(env.hash);
@@ -210,6 +222,16 @@ impl Shared {
         self.gauges.count_write(env.hash);
         let reply = ChangeReply::new(Version(version), object.head.size, Durability::Cached);
         Ok(Applied { reply, registered: object.pending.registered, is_pending })
+    }
+
+    /// A change of an object has been made: what was lost of it is made good if all of it was written, or removed.
+    #[inline]
+    pub(crate) fn repaired_by(&self, id: &ObjectId, mutation: &Mutation) {
+        if self.losses.is_any()
+            && matches!(mutation, Mutation::WriteFull { .. } | Mutation::Delete | Mutation::Adopt(_))
+        {
+            self.losses.repair(&Scope::Object(id.clone()));
+        }
     }
 
     /// Tells the registry if something waits to be stored now; settles if nothing does.
@@ -371,6 +393,7 @@ pub(crate) async fn change(
     shared.wait_stored(&handle, &ticket, applied.registered).await;
     let late = || Error::NotStored(ticket.why());
     shared.until(deadline, late, Stored(Arc::clone(&ticket))).await?;
+    shared.losses.check(&Scope::Object(id))?;
     Ok(safe_as(applied.reply, Durability::Stored))
 }
 
@@ -381,11 +404,6 @@ impl Shared {
         let shared = Arc::clone(&handle.shared);
         handle
             .enter(move |object, _| {
-                if object.pending.is_lost {
-                    own.add();
-                    let lost = "the store has refused changes that were not stored yet";
-                    return own.settle(Err(Error::WritesLost(lost.into())));
-                }
                 if object.flushing.is_none() && !object.has_pending() {
                     return;
                 }
@@ -434,12 +452,27 @@ async fn apply_when_possible(
                 (guard, means) = (None, Some(back));
                 load_head(&handle, call).await?;
             }
+            Err(Blocked::Owner) => {
+                drop(back);
+                (guard, means) = (None, None);
+                let generation = shared.owner.generation();
+                shared.own_epoch(&id.namespace).await?;
+                handle.enter(move |object, _| object.head.owned = generation).await;
+            }
             Err(Blocked::Domain(domain)) => {
                 let scope = Scope::Domain(id.namespace.clone(), domain);
                 let epoch = shared.ask_epoch(scope.clone()).await?;
                 shared.note_claim(&scope, epoch);
                 handle.enter(move |object, _| object.head.domain_asked = Some(domain)).await;
                 means = Some(back);
+            }
+            Err(Blocked::OtherDomain) => {
+                (guard, means) = (None, Some(back));
+                match store_pending(&handle).await {
+                    // What was lost is recorded, and nothing of it is left.
+                    Ok(()) | Err(Error::WritesLost(_)) => (),
+                    Err(error) => return Err(error),
+                }
             }
             Err(Blocked::Changing) => {
                 means = Some(back);

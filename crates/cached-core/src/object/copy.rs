@@ -4,7 +4,7 @@
 //! had it copied the old bytes, a crash could leave the target with neither its old content nor its new.
 
 use blocker::admission::check_condition;
-use blocker::{ChangeReply, CopyRequest, Error, Result, Version, WritePolicy};
+use blocker::{ChangeReply, CopyRequest, Error, Result, Scope, Version, WritePolicy};
 
 use super::back::{self, Mutation};
 use super::handle::{Handle, shielded};
@@ -72,7 +72,7 @@ async fn copy_below(
         (request.from_condition, request.call) = (from_condition, call);
         let answer = own.below.copy(request).await;
         let hash = handle.in_use().node.hash();
-        let shared = Arc::clone(&own);
+        let (shared, target) = (Arc::clone(&own), handle.id().clone());
         let done = handle.enter(move |object, env| {
             let is_exact = object.end_change(&started);
             match answer {
@@ -84,7 +84,7 @@ async fn copy_below(
                     if change.stamp.is_some() {
                         object.head.stamp = change.stamp;
                     }
-                    object.pending.is_lost = false;
+                    shared.losses.repair(&Scope::Object(target));
                     if !is_exact {
                         object.head.version = shared.next_version(hash);
                     }

@@ -7,8 +7,9 @@
 //! One flush of an object at a time. What changes meanwhile goes to new buckets and waits for the next.
 //! A flush is idempotent: after a failure everything is sent again, with what is newer merged in.
 
-use blocker::{Error, Result, Run, RunContent, Segment, Segments};
+use blocker::{Result, Run, RunContent, Segment, Segments};
 
+use super::losses::Lost;
 use super::pool::BUCKET;
 use super::slots::{SECTOR_BYTES, Slot, State};
 use super::state::{Env, Flushing, Known, Object, parts, touched};
@@ -39,7 +40,8 @@ pub(crate) struct FlushPlan {
     pub(crate) replace: bool,
     /// It is cut there first.
     pub(crate) truncate_to: Option<u64>,
-    truncate_before: u64,
+    /// The smallest end the object had since it was last stored; `u64::MAX`: none.
+    pub(crate) truncate_before: u64,
     size_dirty: bool,
     /// How long the object is in the store before the runs; 0 if it is not there.
     pub(crate) store_size: u64,
@@ -217,7 +219,8 @@ impl Object {
         env.gauges.shift(slot, writing);
     }
 
-    /// Ends a flush; gives back who waited for what is stored now, with what to tell them.
+    /// Ends a flush that the store does not refuse for good; gives back who waited for what is stored now, with
+    /// what to tell them.
     pub(crate) fn end_flush(
         &mut self,
         env: &Env<'_>,
@@ -240,7 +243,6 @@ impl Object {
                     self.pending.dirty_since = since;
                 }
             }
-            Err(Error::Fenced { .. }) => return self.lose(env, plan),
             Err(_) => {
                 plan.slots.iter().for_each(|sent| self.not_stored(env, sent));
                 self.head.store_version = None;
@@ -313,10 +315,16 @@ impl Object {
         env.gauges.shift(old, slot);
     }
 
-    /// The store refuses this writer for good: what it does not have is dropped, and says so.
-    fn lose(&mut self, env: &Env<'_>, plan: &FlushPlan) -> Vec<(Arc<FlushTicket>, Result<()>)> {
-        let lost = u64::from(self.slots.dirty_count()) * BUCKET as u64 + plan.bytes();
-        super::gauges::add(&env.gauges.lost_bytes, lost);
+    /// Ends a flush that the store refuses for good: what the store does not have is dropped. Gives back what that
+    /// was, and who waited for it to be stored.
+    pub(crate) fn lose(&mut self, env: &Env<'_>, plan: &FlushPlan) -> (Lost, Vec<Arc<FlushTicket>>) {
+        self.flushing = None;
+        self.head.store_steps += 1;
+        self.head.store_changes -= 1;
+        let bytes = u64::from(self.slots.dirty_count()) * BUCKET as u64 + plan.bytes();
+        let changes = self.pending.change_seq - self.pending.stored_seq;
+        let lost = Lost { changes, bytes, domain: self.pending.domain };
+        super::gauges::add(&env.gauges.lost_bytes, bytes);
         let sent = plan.slots.iter().filter(|sent| sent.was != State::ZeroDirty).count();
         self.forget(env, 0..u32::MAX);
         env.gauges.give_back(sent as u32);
@@ -324,12 +332,11 @@ impl Object {
         self.head.known = Known::Unknown;
         self.head.is_full = false;
         (self.pending.replace, self.pending.truncate_to, self.pending.size_dirty) = (false, u64::MAX, false);
-        self.pending.is_lost = true;
+        self.pending.failures = 0;
         self.pending.stored_seq = self.pending.change_seq;
-        let lost = || Error::WritesLost("another writer has taken over".into());
         let waiters = std::mem::take(&mut self.activity().flush_waiters);
         self.tidy();
-        waiters.into_iter().map(|(_, ticket)| (ticket, Err(lost()))).collect()
+        (lost, waiters.into_iter().map(|(_, ticket)| ticket).collect())
     }
 
     /// Whose changes are stored now.

@@ -53,6 +53,8 @@ pub struct Counters {
     pub flush_bytes: u64,
     /// Dirty data that the store has refused for good (`Fenced`), and that are gone.
     pub lost_bytes: u64,
+    /// Objects that have lost changes and have not been made good: [`super::ObjectCache::lost`] names them.
+    pub lost_objects: u64,
     /// Buckets that have been evicted, and objects.
     pub bucket_evictions: u64,
     /// See `bucket_evictions`.

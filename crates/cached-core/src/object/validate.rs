@@ -36,6 +36,7 @@ impl Shared {
             flush_requests: read(&gauges.flush_requests),
             flush_bytes: read(&gauges.flush_bytes),
             lost_bytes: read(&gauges.lost_bytes),
+            lost_objects: self.losses.objects(),
             bucket_evictions: read(&gauges.bucket_evictions),
             object_evictions: read(&gauges.object_evictions),
         }
@@ -120,7 +121,7 @@ impl Counters {
         let figures = figures! {
             objects memory_bytes free_bytes clean_bytes dirty_bytes writing_bytes zero_bytes loading_bytes
             landing_bytes landed_bytes read_hits read_misses writes_back writes_through writes_throttled flushes flush_failures
-            flush_requests flush_bytes lost_bytes bucket_evictions object_evictions
+            flush_requests flush_bytes lost_bytes lost_objects bucket_evictions object_evictions
         };
         Statistics { figures }
     }

@@ -146,20 +146,24 @@ pub(crate) async fn flush(shared: Arc<Shared>, request: FlushRequest) -> Result<
         return Err(Error::NotStored("the deadline passed before the flush began".into()));
     }
     let work = async {
-        flush_scope(&shared, &request.scope, &ticket).await?;
+        store_scope(&shared, &request.scope, &ticket).await?;
         // What was forwarded may not be stored below either.
-        shared.below.flush(request.clone()).await
+        shared.below.flush(request.clone()).await?;
+        shared.losses.check(&request.scope)
     };
     shared.until(deadline, late, work).await?;
     Ok(FlushReply::new(Durability::Stored))
 }
 
-/// Waits until what the cache has within `scope` is stored.
-pub(crate) async fn flush_scope(
-    shared: &Arc<Shared>,
-    scope: &Scope,
-    ticket: &Arc<FlushTicket>,
-) -> Result<()> {
+/// Waits until what the cache has within `scope` is stored, or recorded as lost.
+async fn store_scope(shared: &Arc<Shared>, scope: &Scope, ticket: &Arc<FlushTicket>) -> Result<()> {
+    match flush_scope(shared, scope, ticket).await {
+        Err(Error::WritesLost(_)) => Ok(()),
+        result => result,
+    }
+}
+
+async fn flush_scope(shared: &Arc<Shared>, scope: &Scope, ticket: &Arc<FlushTicket>) -> Result<()> {
     if let Scope::Object(id) = scope {
         if let Some(in_use) = shared.find(shared.hash(id), id) {
             let handle = Handle::of(shared, in_use);
@@ -178,9 +182,7 @@ pub(crate) async fn flush_scope(
             }
             if let Scope::Domain(_, domain) = scope {
                 let domain = *domain;
-                let is_of_it = handle.enter(move |object, _| {
-                    object.pending.domains_mixed || object.pending.domain == Some(domain)
-                });
+                let is_of_it = handle.enter(move |object, _| object.pending.domain == Some(domain));
                 if !is_of_it.await {
                     continue;
                 }
@@ -196,11 +198,11 @@ pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<
     let deadline = request.call.deadline;
     let work = async {
         let ticket = Arc::new(FlushTicket::default());
-        flush_scope(&shared, &request.scope, &ticket).await?;
+        store_scope(&shared, &request.scope, &ticket).await?;
         // From here on no older change is accepted here; what came during the flush is stored as well.
         let raised = shared.try_claim(&request.scope, request.epoch)?;
         if raised.is_some() {
-            flush_scope(&shared, &request.scope, &Arc::new(FlushTicket::default())).await?;
+            store_scope(&shared, &request.scope, &Arc::new(FlushTicket::default())).await?;
         }
         let claimed = shared.below.claim(request.clone()).await;
         match (&claimed, raised) {
@@ -223,6 +225,8 @@ pub(crate) async fn invalidate(shared: Arc<Shared>, request: InvalidateRequest) 
     let deadline = request.call.deadline;
     let work = async { shared.below.invalidate(request.clone()).await };
     let reply = shared.until(deadline, || Error::DeadlinePassed, work).await?;
+    // Whoever invalidates lets go of what was lost. News from below do not: nobody has read of the loss by them.
+    shared.losses.repair(&request.scope);
     Ok(InvalidateReply::new(reply.dropped_bytes + dropped))
 }
 
@@ -250,7 +254,6 @@ pub(crate) async fn drop_clean(shared: &Arc<Shared>, scope: &Scope) -> u64 {
         buckets += handle
             .enter(|object, env| {
                 let dropped = object.drop_clean(env);
-                object.pending.is_lost = false;
                 if !object.has_pending() && object.flushing.is_none() && object.head.store_changes == 0 {
                     object.forget_head(env);
                 }
