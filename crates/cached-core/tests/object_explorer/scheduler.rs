@@ -525,7 +525,7 @@ impl World {
             (_, scope) => scope,
         };
         let in_force = self.store.by_another(|memory| {
-            match blocker::executor::block_on(memory.claim(ClaimRequest::new(scope.clone(), Epoch(0)))) {
+            match blocker::executor::block_on(memory.claim(super::compat::ask(scope.clone()))) {
                 Ok(reply) => reply.epoch,
                 Err(Error::Fenced { epoch }) => epoch,
                 Err(error) => panic!("{error}"),
