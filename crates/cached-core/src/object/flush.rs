@@ -7,6 +7,8 @@ use blocker::{
 };
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
+use super::bridging::gap_bytes_max;
+use super::doubt::{doubt_rest, dropped};
 use super::flush_plan::{FlushPlan, RunLimits};
 use super::gauges::add;
 use super::handle::Handle;
@@ -21,7 +23,7 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
     let bucket = BUCKET as u64;
     let limits = RunLimits {
         run_bytes_max: (shared.can.request_bytes_max / bucket * bucket).max(bucket),
-        gap_bytes_max: shared.config.flush_gap_bytes_max,
+        gap_bytes_max: gap_bytes_max(&shared, &handle.id().namespace).await,
         runs_max: shared.can.runs_max as usize,
     };
     let begun = handle.enter(move |object, env| {
@@ -40,12 +42,13 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
         }
     };
     let own = Arc::clone(&shared);
-    handle
+    let left = handle
         .enter(move |object, env| {
-            let mut done = Vec::new();
+            let (mut done, mut left) = (Vec::new(), 0);
             let mut failure = None;
             if let Some((plan, result)) = result {
-                done = object.end_flush(env, &plan, &result);
+                let result = object.outcome(&plan, result);
+                (done, left) = object.end_flush(env, &plan, &result);
                 failure = result.err().filter(|error| !matches!(error, Error::Fenced { .. }));
                 add(if failure.is_some() { &own.gauges.flush_failures } else { &own.gauges.flushes }, 1);
             }
@@ -69,8 +72,14 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                 done.extend(object.settle());
             }
             done.into_iter().for_each(|(ticket, result)| ticket.settle(result));
+            left
         })
         .await;
+    if left > 0 {
+        // Not here: a flush must not wait for memory.
+        let handle = handle.clone();
+        shared.background.adopt(Box::pin(async move { dropped(doubt_rest(handle, left).await) }));
+    }
     let node = handle.at();
     drop(handle);
     shared.finalize(node);

@@ -9,6 +9,7 @@ use blocker::clock::Sleep;
 use blocker::{Event, Scope, Subscription, Timestamp};
 use futures_util::stream::{FuturesUnordered, Stream};
 
+use super::doubt::dropped;
 use super::flush::flush_object;
 use super::shared::{Shared, Task};
 use super::whole::drop_clean;
@@ -41,11 +42,11 @@ impl Runner {
         let shared = Arc::clone(&self.shared);
         match event {
             Event::Changed(scope) => self.others.push(Box::pin(async move {
-                drop_clean(&shared, &scope).await;
+                dropped(drop_clean(&shared, &scope).await);
                 shared.hub.publish(&Event::Changed(scope));
             })),
             Event::Missed => self.others.push(Box::pin(async move {
-                drop_clean(&shared, &Scope::All).await;
+                dropped(drop_clean(&shared, &Scope::All).await);
                 shared.hub.publish(&Event::Missed);
             })),
             Event::Fenced(scope, epoch) => {

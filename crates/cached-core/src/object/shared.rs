@@ -60,6 +60,11 @@ pub(crate) struct Shared {
     /// Epochs that this cache has claimed for itself, where it is the writer.
     epochs: Mutex<HashMap<Namespace, Epoch>>,
     claiming: Permits,
+    /// For the one copy that may have one object's place while it waits for another's.
+    pub(crate) pairing: Permits,
+    /// Where nobody else can have changed what this cache has, since it has claimed it with this epoch: see
+    /// `bridging`.
+    pub(crate) sole: Mutex<HashMap<Namespace, Epoch>>,
     /// Flushes that failed since one succeeded.
     pub(crate) failing: AtomicU32,
     sequence: AtomicU64,
@@ -144,6 +149,8 @@ impl Shared {
             background: Background::default(),
             epochs: Mutex::new(HashMap::new()),
             claiming: Permits::new(1),
+            pairing: Permits::new(1),
+            sole: Mutex::new(HashMap::new()),
             failing: AtomicU32::new(0),
             sequence: AtomicU64::new(0),
             below,
@@ -236,6 +243,11 @@ impl Shared {
         };
         let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
         Ok(Some(Stamp { epoch, sequence }))
+    }
+
+    /// The epoch by which this cache is the writer of `namespace`, if it has claimed it.
+    pub(crate) fn claimed_own(&self, namespace: &Namespace) -> Option<Epoch> {
+        lock(&self.epochs).get(namespace).copied()
     }
 
     /// Takes a namespace over with an epoch above whatever is in force there.
@@ -400,14 +412,31 @@ impl Shared {
         late: impl FnOnce() -> Error,
         work: impl Future<Output = Result<T>>,
     ) -> Result<T> {
+        self.until_given_up(deadline, || true, late, work).await
+    }
+
+    /// As [`Self::until`], if at the deadline or later `give_up` says that the work can still be dropped without a
+    /// trace; while it cannot, its answer is about to come.
+    pub(crate) async fn until_given_up<T>(
+        &self,
+        deadline: Option<Timestamp>,
+        give_up: impl Fn() -> bool,
+        late: impl FnOnce() -> Error,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
         let Some(deadline) = deadline else { return work.await };
         let mut sleep = self.clock.sleep_until(deadline);
+        let mut is_late = false;
         let mut work = std::pin::pin!(work);
         let answer = poll_fn(|cx| {
             if let Poll::Ready(answer) = work.as_mut().poll(cx) {
                 return Poll::Ready(Some(answer));
             }
-            sleep.as_mut().poll(cx).map(|()| None)
+            if !is_late {
+                std::task::ready!(sleep.as_mut().poll(cx));
+                is_late = true;
+            }
+            if give_up() { Poll::Ready(None) } else { Poll::Pending }
         });
         answer.await.unwrap_or_else(|| Err(late()))
     }
