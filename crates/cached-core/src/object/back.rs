@@ -94,6 +94,22 @@ impl Mutation {
         }
     }
 
+    /// The most buckets that it makes zeros.
+    fn zeros_max(&self) -> u64 {
+        let bucket = BUCKET as u64;
+        match self {
+            Self::WriteZeroes { len, .. } | Self::Discard { len, .. } => len / bucket,
+            Self::WriteRuns { runs } => runs
+                .iter()
+                .map(|run| match run.content {
+                    RunContent::Zeroes(len) => len / bucket,
+                    RunContent::Data(_) => 0,
+                })
+                .sum(),
+            _ => 0,
+        }
+    }
+
     /// Where the bytes that it writes end, for what moves the object's end by writing beyond; 0 if it writes
     /// none.
     pub(super) fn end(&self) -> u64 {
@@ -205,11 +221,14 @@ impl Shared {
         let is_rewrite = is_present
             && matches!(mutation, Mutation::Write { offset, data } if object.rewrite(env, *offset, data));
         if !is_rewrite {
-            let need = object.need_of(env, mutation, means)?;
+            let mut need = object.need_of(env, mutation, means)?;
+            let room = object.room_for(mutation);
+            need.credits += room;
             if need.load.is_some() || need.buckets > means.reserved.count() || need.credits > means.credits {
                 return Err(Blocked::Need(need));
             }
             object.mutate(env, mutation, means);
+            object.keep_room(env, room, means);
             self.repaired_by(id, mutation);
         }
         let now = if object.asks_for_time() { self.clock.now() } else { Timestamp(0) };
@@ -509,5 +528,6 @@ pub(crate) fn safe_as(mut reply: ChangeReply, durability: Durability) -> ChangeR
 
 /// Whether a change is too large for the cache, and must go to the store at once.
 pub(crate) fn is_too_large(shared: &Shared, mutation: &Mutation) -> bool {
-    u64::from(mutation.buckets_max()) > u64::from(shared.pool.count() / 4).min(shared.gauges.dirty_max())
+    let (quarter, dirty_max) = (u64::from(shared.pool.count() / 4), shared.gauges.dirty_max());
+    u64::from(mutation.buckets_max()) > quarter.min(dirty_max) || mutation.zeros_max() > dirty_max
 }

@@ -121,6 +121,8 @@ struct Taken {
     slots: Vec<(u32, Slot)>,
     size: u64,
     credits: u32,
+    /// Of those, the ones for what has no bucket: zeros, and the change itself.
+    room: u32,
 }
 
 impl Drop for Taken {
@@ -138,6 +140,8 @@ impl Object {
         self.replace(env, Known::Present);
         self.head.size = taken.size;
         taken.credits = 0;
+        env.gauges.hold_room(taken.room);
+        self.pending.room += taken.room;
         self.adopt(env, std::mem::take(&mut taken.slots));
     }
 }
@@ -156,12 +160,13 @@ async fn take(shared: &Arc<Shared>, request: &CopyRequest, hash: u64) -> Result<
         if !object.is_whole(env) {
             return Ok(None);
         }
-        let credits = object.buckets_held();
+        let room = object.zeros_known() + 1;
+        let credits = object.buckets_held() + room;
         if !own.gauges.take_credits(credits) {
             return Ok(None);
         }
         let (slots, size) = (object.share(env), object.head.size);
-        Ok(Some(Adoption(Arc::new(Mutex::new(Some(Taken { shared: own, slots, size, credits }))))))
+        Ok(Some(Adoption(Arc::new(Mutex::new(Some(Taken { shared: own, slots, size, credits, room }))))))
     });
     taken.await
 }

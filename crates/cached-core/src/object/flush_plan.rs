@@ -51,6 +51,8 @@ pub(crate) struct FlushPlan {
     /// For a replacement all of the object, otherwise what is newer.
     pub(crate) runs: Vec<Run>,
     slots: Vec<Sent>,
+    /// Room taken for what it sends and no bucket stands for.
+    room: u32,
 }
 
 #[derive(Debug)]
@@ -124,6 +126,7 @@ impl Object {
             is_retry: pending.failures > 0,
             runs: Vec::new(),
             slots: Vec::new(),
+            room: std::mem::take(&mut self.pending.room),
         };
         let known: Vec<(u32, Slot)> = self.slots.known_from(0).collect();
         for (at, slot) in known {
@@ -233,6 +236,7 @@ impl Object {
         match result {
             Ok(version) => {
                 plan.slots.iter().for_each(|sent| self.stored(env, sent));
+                env.gauges.give_room_back(plan.room);
                 self.head.store_exists = plan.is_present;
                 self.head.store_size = if plan.is_present { plan.size } else { 0 };
                 self.head.store_version = *version;
@@ -260,6 +264,7 @@ impl Object {
     /// What was to be done with the whole object is still to be done, unless it has been overtaken.
     fn restore(&mut self, plan: &FlushPlan) {
         let pending = &mut self.pending;
+        pending.room += plan.room;
         if !pending.replace {
             pending.replace = plan.replace;
             pending.truncate_to = pending.truncate_to.min(plan.truncate_before);
@@ -328,6 +333,7 @@ impl Object {
         let sent = plan.slots.iter().filter(|sent| sent.was != State::ZeroDirty).count();
         self.forget(env, 0..u32::MAX);
         env.gauges.give_back(sent as u32);
+        env.gauges.give_room_back(plan.room + std::mem::take(&mut self.pending.room));
         self.spoil_loads(0);
         self.head.known = Known::Unknown;
         self.head.is_full = false;
@@ -444,6 +450,7 @@ mod tests {
             is_retry: false,
             runs: vec![run(0, 10), run(20, 10), run(40, 10), run(60, 25), run(90, 10)],
             slots: Vec::new(),
+            room: 0,
         };
         let shape = |plan: &FlushPlan, from, runs_max| {
             let limits = RunLimits { run_bytes_max: 35, gap_bytes_max: 0, runs_max };

@@ -18,6 +18,7 @@ mod change;
 mod check;
 mod landing;
 mod parts;
+mod room;
 mod sharing;
 mod taking;
 
@@ -102,6 +103,8 @@ pub(crate) struct Pending {
     pub(crate) dirty_since: Timestamp,
     /// The order domain of all changes that are not stored: one of another waits until these are.
     pub(crate) domain: Option<OrderDomain>,
+    /// Room taken for what no bucket stands for: see `room.rs`.
+    pub(crate) room: u32,
     /// Its place in the registry of what waits to be stored; 0: none.
     pub(crate) registered: u64,
     /// Flushes that failed in a row.
@@ -120,6 +123,7 @@ impl Default for Pending {
             stored_seq: 0,
             dirty_since: Timestamp(0),
             domain: None,
+            room: 0,
             registered: 0,
             failures: 0,
             lost_below: false,
