@@ -11,6 +11,7 @@ use blocker::executor::block_on;
 use blocker::{
     Blocker, Change, ClaimRequest, Control, DeleteRequest, Epoch, Error, Event, InfoRequest,
     InvalidateRequest, ListRequest, ObjectId, OrderDomain, Scope, Stamp, WriteFullRequest, WriteRequest,
+    WriterId,
 };
 use blocker_rados::RadosStore;
 
@@ -40,7 +41,9 @@ fn snapshot(store: &RadosStore) -> Vec<(ObjectId, Vec<u8>, Option<Stamp>)> {
 fn depose(cluster: &Cluster, scope: &Scope, domain: Option<OrderDomain>, round: u64) {
     let config = cluster.config();
     let (old, new) = (cluster.open(&config), cluster.open(&config));
-    let claimed = |scope: &Scope, epoch| block_on(new.claim(ClaimRequest::new(scope.clone(), Epoch(epoch))));
+    let claimed = |scope: &Scope, epoch| {
+        block_on(new.claim(ClaimRequest::new(scope.clone(), Epoch(epoch), WriterId(1))))
+    };
     claimed(scope, 1).unwrap();
     let (is_claimed, stop) = (AtomicBool::new(false), AtomicBool::new(false));
     let (landed, refused) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -126,7 +129,8 @@ fn a_deposed_writer_is_refused_by_the_store_on_every_object() {
 /// Objects of other programs, ghosts, and memories of deletions.
 fn claims_meet_what_others_left(cluster: &Cluster) {
     let store = cluster.open(&cluster.config());
-    let claim = |scope: Scope, epoch| block_on(store.claim(ClaimRequest::new(scope, Epoch(epoch))));
+    let claim =
+        |scope: Scope, epoch| block_on(store.claim(ClaimRequest::new(scope, Epoch(epoch), WriterId(1))));
     let fenced = |epoch| Err(Error::Fenced { epoch: Epoch(epoch) });
     // Epoch 0 binds nobody, and leaves nothing.
     for scope in [Scope::All, Scope::Namespace(object("x").namespace), Scope::Object(object("asked"))] {
@@ -160,7 +164,7 @@ fn news_reach_other_clients(cluster: &Cluster) {
     let (here, there) = (cluster.open(&config), cluster.open(&config));
     let mut listener = there.subscribe();
     let scope = Scope::Object(object("claimed"));
-    block_on(here.claim(ClaimRequest::new(scope.clone(), Epoch(3)))).unwrap();
+    block_on(here.claim(ClaimRequest::new(scope.clone(), Epoch(3), WriterId(1)))).unwrap();
     assert_eq!(block_on(listener.recv()), Some(Event::Fenced(scope, Epoch(3))));
     let scope = Scope::Namespace(object("x").namespace);
     block_on(here.invalidate(InvalidateRequest::new(scope.clone()))).unwrap();

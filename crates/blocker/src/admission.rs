@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use crate::capabilities::Capabilities;
 use crate::error::{Error, Result};
 use crate::name::{Name, Namespace, ObjectId};
-use crate::order::{Epoch, OrderDomain, Stamp, Version};
+use crate::order::{Epoch, OrderDomain, Stamp, Version, WriterId};
 use crate::request::{Change, Condition, Run, Scope};
 
 /// What a store knows about an object before it is changed.
@@ -28,19 +28,41 @@ impl Head {
 /// Whether `change` may be applied to an object with `head`, in a scope claimed by `claimed`.
 ///
 /// # Errors
-/// In this order: [`Error::Fenced`], [`Error::Superseded`], then those of [`check_condition`].
+/// In this order: [`Error::Fenced`], [`Error::Invalid`] (see [`EPOCH_STEP_MAX`]), [`Error::Superseded`], then those of
+/// [`check_condition`].
 pub fn admit(head: Head, claimed: Epoch, change: &Change) -> Result<()> {
     let carried = head.stamp.map_or(Epoch(0), |stamp| stamp.epoch);
     let in_force = claimed.max(carried);
-    if change.stamp.map_or(Epoch(0), |stamp| stamp.epoch) < in_force {
+    let epoch = change.stamp.map_or(Epoch(0), |stamp| stamp.epoch);
+    if epoch < in_force {
         return Err(Error::Fenced { epoch: in_force });
     }
+    check_epoch_step(in_force, epoch)?;
     if let (Some(new), Some(old)) = (change.stamp, head.stamp)
         && new <= old
     {
         return Err(Error::Superseded { stamp: old });
     }
     check_condition(head.version, change.condition)
+}
+
+/// How far an epoch may lie above the one in force. Far enough for epochs that are taken from a clock (milliseconds
+/// or microseconds since 1970 are below it, counted from 0, until the year 2041), and so small that the largest epoch
+/// is thousands of claims away, not one.
+pub const EPOCH_STEP_MAX: u64 = 1 << 51;
+
+/// Whether `epoch` may follow the one in force.
+///
+/// # Errors
+/// [`Error::Invalid`] if it is more than [`EPOCH_STEP_MAX`] above it.
+pub fn check_epoch_step(in_force: Epoch, epoch: Epoch) -> Result<()> {
+    if epoch.0.saturating_sub(in_force.0) <= EPOCH_STEP_MAX {
+        return Ok(());
+    }
+    let text = format!(
+        "epoch {epoch} is more than {EPOCH_STEP_MAX} above the one in force, {in_force}; a writer claims the one after it"
+    );
+    Err(Error::Invalid(text.into()))
 }
 
 /// Whether an object of this version (`None`: absent) meets `condition`.
@@ -101,19 +123,48 @@ pub fn runs_end(runs: &[Run], can: &Capabilities) -> Result<u64> {
     Ok(end)
 }
 
-/// The epochs that scopes have been claimed with. Bounded.
+/// The epochs that scopes have been claimed with, and by which writers. Bounded.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Claims {
-    all: Epoch,
+    all: Claimed,
     namespaces: HashMap<Namespace, NamespaceClaims, foldhash::fast::RandomState>,
     count: usize,
 }
 
+/// The highest claim of one scope; epoch 0 if there was none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Claimed {
+    epoch: Epoch,
+    /// `None` where the record of the claim does not name one.
+    writer: Option<WriterId>,
+}
+
+impl Claimed {
+    /// Whether this claim keeps `writer` from claiming `epoch` in a scope that overlaps.
+    fn excludes(self, epoch: Epoch, writer: WriterId) -> bool {
+        self.epoch == epoch && self.writer != Some(writer)
+    }
+}
+
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct NamespaceClaims {
-    whole: Epoch,
-    domains: HashMap<OrderDomain, Epoch, foldhash::fast::RandomState>,
-    objects: HashMap<Name, Epoch, foldhash::fast::RandomState>,
+    whole: Claimed,
+    domains: HashMap<OrderDomain, Claimed, foldhash::fast::RandomState>,
+    objects: HashMap<Name, Claimed, foldhash::fast::RandomState>,
+}
+
+impl NamespaceClaims {
+    fn domain(&self, domain: OrderDomain) -> Epoch {
+        self.domains.get(&domain).copied().unwrap_or_default().epoch
+    }
+
+    fn object(&self, name: &Name) -> Epoch {
+        self.objects.get(name).copied().unwrap_or_default().epoch
+    }
+
+    fn iter(&self) -> impl Iterator<Item = Claimed> + '_ {
+        [self.whole].into_iter().chain(self.domains.values().copied()).chain(self.objects.values().copied())
+    }
 }
 
 /// How many scopes can be claimed at one store.
@@ -124,69 +175,138 @@ impl Claims {
     #[must_use]
     pub fn in_force(&self, object: &ObjectId, domain: Option<OrderDomain>) -> Epoch {
         // The common case: nothing but epochs of namespaces, or nothing at all.
-        let Some(claims) = self.namespaces.get(&object.namespace) else { return self.all };
-        let domain = domain.and_then(|domain| claims.domains.get(&domain)).copied().unwrap_or_default();
-        let object = claims.objects.get(&object.name).copied().unwrap_or_default();
-        self.all.max(claims.whole).max(domain).max(object)
+        let Some(claims) = self.namespaces.get(&object.namespace) else { return self.all.epoch };
+        let domain = domain.map_or(Epoch(0), |domain| claims.domain(domain));
+        self.all.epoch.max(claims.whole.epoch).max(domain).max(claims.object(&object.name))
     }
 
-    /// Raises the epoch of `scope`. Whether that changed anything.
+    /// The epoch that a claim of `scope` must not fall below: that of the scope, or of a wider one.
+    #[must_use]
+    pub fn scope_epoch(&self, scope: &Scope) -> Epoch {
+        let of = |namespace, narrow: &dyn Fn(&NamespaceClaims) -> Epoch| {
+            let claims = self.namespaces.get(namespace);
+            self.all.epoch.max(claims.map_or(Epoch(0), |claims| claims.whole.epoch.max(narrow(claims))))
+        };
+        match scope {
+            Scope::All => self.all.epoch,
+            Scope::Namespace(namespace) => of(namespace, &|_| Epoch(0)),
+            Scope::Domain(namespace, domain) => of(namespace, &|claims| claims.domain(*domain)),
+            Scope::Object(object) => of(&object.namespace, &|claims| claims.object(&object.name)),
+        }
+    }
+
+    /// Raises the epoch of `scope` for `writer`. Returns whether that changed anything: it does not where the writer
+    /// holds that epoch already, nor for epoch 0, which only asks.
     ///
     /// # Errors
-    /// [`Error::Fenced`] if a newer epoch is in force; [`Error::OutOfSpace`] beyond
+    /// [`Error::Fenced`] if a newer epoch is in force, or this one by another writer's claim of any scope that
+    /// overlaps; [`Error::Invalid`] beyond [`EPOCH_STEP_MAX`]; [`Error::OutOfSpace`] beyond
     /// [`CLAIMS_COUNT_MAX`] scopes.
-    pub fn raise(&mut self, scope: &Scope, epoch: Epoch) -> Result<bool> {
+    pub fn raise(&mut self, scope: &Scope, epoch: Epoch, writer: WriterId) -> Result<bool> {
         let in_force = self.scope_epoch(scope);
         if epoch < in_force {
             return Err(Error::Fenced { epoch: in_force });
         }
+        if epoch == Epoch(0) {
+            return Ok(false);
+        }
+        if self.overlapping(scope).any(|claimed| claimed.excludes(epoch, writer)) {
+            return Err(Error::Fenced { epoch });
+        }
         if epoch == in_force {
             return Ok(false);
         }
-        if self.count >= CLAIMS_COUNT_MAX {
+        check_epoch_step(in_force, epoch)?;
+        self.note(scope, epoch, Some(writer))
+    }
+
+    /// Notes a claim that has been decided elsewhere, or before. Returns whether it is news: a higher epoch than what
+    /// is known of the scope itself.
+    ///
+    /// # Errors
+    /// [`Error::OutOfSpace`] beyond [`CLAIMS_COUNT_MAX`] scopes.
+    pub fn note(&mut self, scope: &Scope, epoch: Epoch, writer: Option<WriterId>) -> Result<bool> {
+        let is_known = self.own_epoch(scope) > Epoch(0);
+        if epoch <= self.own_epoch(scope) {
+            return Ok(false);
+        }
+        if !is_known && self.count >= CLAIMS_COUNT_MAX {
             return Err(Error::OutOfSpace("too many scopes have been claimed".into()));
         }
-        let slot = self.slot(scope);
-        let is_new = *slot == Epoch(0);
-        *slot = epoch;
-        self.count += usize::from(is_new);
+        *self.slot(scope) = Claimed { epoch, writer };
+        self.count += usize::from(!is_known);
         Ok(true)
     }
 
-    /// Every claimed scope and its epoch, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = (Scope, Epoch)> + '_ {
-        let all = (self.all > Epoch(0)).then_some((Scope::All, self.all));
-        all.into_iter().chain(self.namespaces.iter().flat_map(|(namespace, claims)| {
-            let whole =
-                (claims.whole > Epoch(0)).then(|| (Scope::Namespace(namespace.clone()), claims.whole));
-            let domains = claims.domains.iter();
-            let objects = claims.objects.iter();
-            whole
-                .into_iter()
-                .chain(domains.map(|(domain, epoch)| (Scope::Domain(namespace.clone(), *domain), *epoch)))
-                .chain(objects.map(|(name, epoch)| {
-                    (Scope::Object(ObjectId::new(namespace.clone(), name.clone())), *epoch)
-                }))
-        }))
-    }
-
-    /// The epoch that a claim of `scope` must not fall below.
-    fn scope_epoch(&self, scope: &Scope) -> Epoch {
-        let of = |namespace| self.namespaces.get(namespace);
-        match scope {
-            Scope::All => self.all,
-            Scope::Namespace(namespace) => {
-                self.all.max(of(namespace).map_or(Epoch(0), |claims| claims.whole))
-            }
-            Scope::Object(object) => self.in_force(object, None),
-            Scope::Domain(namespace, domain) => of(namespace).map_or(self.all, |claims| {
-                let domain = claims.domains.get(domain).copied().unwrap_or_default();
-                self.all.max(claims.whole).max(domain)
-            }),
+    /// Takes back what [`Self::note`] made of `scope`: its epoch becomes `before` if it is still `epoch`.
+    pub fn take_back(&mut self, scope: &Scope, epoch: Epoch, before: Epoch) {
+        if epoch > before && self.own_epoch(scope) == epoch {
+            *self.slot(scope) = Claimed { epoch: before, writer: None };
+            self.count -= usize::from(before == Epoch(0));
         }
     }
 
-    fn slot(&mut self, scope: &Scope) -> &mut Epoch {
+    /// Every claimed scope with its epoch and writer, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = (Scope, Epoch, Option<WriterId>)> + '_ {
+        let entry = |scope, claimed: Claimed| {
+            (claimed.epoch > Epoch(0)).then_some((scope, claimed.epoch, claimed.writer))
+        };
+        let namespaces = self.namespaces.iter().flat_map(move |(namespace, claims)| {
+            let whole = entry(Scope::Namespace(namespace.clone()), claims.whole);
+            let domains = claims.domains.iter().filter_map(move |(domain, claimed)| {
+                entry(Scope::Domain(namespace.clone(), *domain), *claimed)
+            });
+            let objects = claims.objects.iter().filter_map(move |(name, claimed)| {
+                entry(Scope::Object(ObjectId::new(namespace.clone(), name.clone())), *claimed)
+            });
+            whole.into_iter().chain(domains).chain(objects)
+        });
+        entry(Scope::All, self.all).into_iter().chain(namespaces)
+    }
+
+    /// Every claim of a scope that has a change in common with `scope`.
+    fn overlapping<'a>(&'a self, scope: &'a Scope) -> Box<dyn Iterator<Item = Claimed> + 'a> {
+        let all = std::iter::once(self.all);
+        let namespace = match scope {
+            Scope::All => {
+                return Box::new(all.chain(self.namespaces.values().flat_map(NamespaceClaims::iter)));
+            }
+            Scope::Namespace(namespace) | Scope::Domain(namespace, _) => namespace,
+            Scope::Object(object) => &object.namespace,
+        };
+        let Some(claims) = self.namespaces.get(namespace) else { return Box::new(all) };
+        let wide = all.chain([claims.whole]);
+        match scope {
+            // Any object may be changed in any domain.
+            Scope::Domain(_, domain) => {
+                let domain = claims.domains.get(domain).copied();
+                Box::new(wide.chain(domain).chain(claims.objects.values().copied()))
+            }
+            Scope::Object(object) => {
+                let object = claims.objects.get(&object.name).copied();
+                Box::new(wide.chain(object).chain(claims.domains.values().copied()))
+            }
+            _ => Box::new(wide.chain(claims.iter().skip(1))),
+        }
+    }
+
+    /// The epoch that this very scope was claimed with, wider ones aside.
+    #[must_use]
+    pub fn own_epoch(&self, scope: &Scope) -> Epoch {
+        let of = |namespace| self.namespaces.get(namespace);
+        match scope {
+            Scope::All => self.all.epoch,
+            Scope::Namespace(namespace) => of(namespace).map_or(Epoch(0), |claims| claims.whole.epoch),
+            Scope::Domain(namespace, domain) => {
+                of(namespace).map_or(Epoch(0), |claims| claims.domain(*domain))
+            }
+            Scope::Object(object) => {
+                of(&object.namespace).map_or(Epoch(0), |claims| claims.object(&object.name))
+            }
+        }
+    }
+
+    fn slot(&mut self, scope: &Scope) -> &mut Claimed {
         match scope {
             Scope::All => &mut self.all,
             Scope::Namespace(namespace) => &mut self.namespaces.entry(namespace.clone()).or_default().whole,
@@ -225,19 +345,72 @@ mod tests {
     #[test]
     fn claims_only_rise_and_wider_scopes_bind_narrower_ones() {
         let mut claims = Claims::default();
+        let mut raise = |scope: &Scope, epoch| claims.raise(scope, Epoch(epoch), WriterId(1));
         let namespace = object("a").namespace;
-        assert_eq!(claims.raise(&Scope::Object(object("a")), Epoch(5)), Ok(true));
-        assert_eq!(claims.raise(&Scope::Namespace(namespace.clone()), Epoch(3)), Ok(true));
-        assert_eq!(claims.raise(&Scope::Namespace(namespace.clone()), Epoch(3)), Ok(false));
+        assert_eq!(raise(&Scope::Object(object("a")), 5), Ok(true));
+        assert_eq!(raise(&Scope::Namespace(namespace.clone()), 3), Ok(true));
+        assert_eq!(raise(&Scope::Namespace(namespace.clone()), 3), Ok(false));
         let domain = Scope::Domain(namespace, OrderDomain(1));
-        assert_eq!(claims.raise(&domain, Epoch(2)), Err(Error::Fenced { epoch: Epoch(3) }));
-        assert_eq!(claims.raise(&domain, Epoch(4)), Ok(true));
+        assert_eq!(raise(&domain, 2), Err(Error::Fenced { epoch: Epoch(3) }));
+        assert_eq!(raise(&domain, 4), Ok(true));
         assert_eq!(claims.in_force(&object("a"), None), Epoch(5));
         assert_eq!(claims.in_force(&object("b"), None), Epoch(3));
         assert_eq!(claims.in_force(&object("b"), Some(OrderDomain(1))), Epoch(4));
-        assert_eq!(claims.raise(&Scope::All, Epoch(9)), Ok(true));
+        assert_eq!(claims.raise(&Scope::All, Epoch(9), WriterId(1)), Ok(true));
         assert_eq!(claims.in_force(&object("a"), None), Epoch(9));
         assert_eq!(claims.iter().count(), 4);
+    }
+
+    #[test]
+    fn an_epoch_in_force_belongs_to_one_writer() {
+        let namespace = object("a").namespace;
+        let (all, whole) = (Scope::All, Scope::Namespace(namespace.clone()));
+        let domain = |number| Scope::Domain(namespace.clone(), OrderDomain(number));
+        let (a, b) = (Scope::Object(object("a")), Scope::Object(object("b")));
+        let other = Scope::Namespace(Namespace::new("other").unwrap());
+        let overlapping = [
+            (&all, &whole),
+            (&all, &a),
+            (&all, &domain(1)),
+            (&whole, &a),
+            (&whole, &domain(1)),
+            (&a, &domain(1)),
+        ];
+        let fenced = Err(Error::Fenced { epoch: Epoch(5) });
+        for (one, two) in overlapping {
+            for (held, wanted) in [(one, two), (two, one), (one, one), (two, two)] {
+                let mut claims = Claims::default();
+                assert_eq!(claims.raise(held, Epoch(5), WriterId(1)), Ok(true));
+                assert_eq!(claims.raise(wanted, Epoch(5), WriterId(2)), fenced, "{held:?}, then {wanted:?}");
+                assert!(claims.raise(wanted, Epoch(5), WriterId(1)).is_ok(), "{held:?}, then {wanted:?}");
+                assert_eq!(claims.raise(wanted, Epoch(6), WriterId(2)), Ok(true));
+            }
+        }
+        for (one, two) in [(&a, &b), (&domain(1), &domain(2)), (&whole, &other)] {
+            let mut claims = Claims::default();
+            assert_eq!(claims.raise(one, Epoch(5), WriterId(1)), Ok(true));
+            assert_eq!(claims.raise(two, Epoch(5), WriterId(2)), Ok(true), "{one:?} and {two:?}");
+        }
+        // A record without a writer belongs to none that could ask.
+        let mut claims = Claims::default();
+        claims.note(&whole, Epoch(5), None).unwrap();
+        assert_eq!(claims.raise(&whole, Epoch(5), WriterId(0)), fenced);
+    }
+
+    #[test]
+    fn no_single_step_uses_up_the_epochs() {
+        let mut claims = Claims::default();
+        let scope = Scope::Object(object("a"));
+        let kind = |result: Result<bool>| result.map_err(|error| error.kind());
+        assert_eq!(kind(claims.raise(&scope, Epoch(u64::MAX), WriterId(1))), Err("invalid"));
+        assert_eq!(kind(claims.raise(&scope, Epoch(EPOCH_STEP_MAX + 1), WriterId(1))), Err("invalid"));
+        assert_eq!(kind(claims.raise(&scope, Epoch(EPOCH_STEP_MAX), WriterId(1))), Ok(true));
+        assert_eq!(kind(claims.raise(&scope, Epoch(2 * EPOCH_STEP_MAX), WriterId(1))), Ok(true));
+        let stamped = |epoch| Change { stamp: Some(Stamp::new(epoch, 1)), ..Change::default() };
+        let in_force = Epoch(2 * EPOCH_STEP_MAX);
+        assert_eq!(admit(Head::ABSENT, in_force, &stamped(3 * EPOCH_STEP_MAX)), Ok(()));
+        let far = admit(Head::ABSENT, in_force, &stamped(3 * EPOCH_STEP_MAX + 1));
+        assert_eq!(far.map_err(|error| error.kind()), Err("invalid"));
     }
 
     #[test]

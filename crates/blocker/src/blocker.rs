@@ -44,7 +44,11 @@ use crate::response::{
 /// **Fencing.** A change is refused with `Fenced` if its epoch is below the epoch claimed for its
 /// object, domain, namespace or everything, or below the object's own stamp's; a change without a stamp
 /// has epoch 0. It is refused with `Superseded` if its stamp is not above the object's. When `claim`
-/// has returned, no older change is still to land; the claim itself is stored. A stamped delete is
+/// has returned, no older change is still to land; the claim itself is stored. Epochs are exclusive: one that is
+/// in force anywhere in a claim's scope is refused with `Fenced` to every writer but the one that claimed it, for
+/// which the claim succeeds again. (A domain may have any object of its namespace, so the two overlap.) An epoch
+/// rises by at most [`EPOCH_STEP_MAX`](crate::admission::EPOCH_STEP_MAX) above the one in force, by a claim or by a
+/// stamp; a larger step is `Invalid`, so that no single mistake uses up all epochs there are. A stamped delete is
 /// remembered if `tombstones` says so, until a claim makes remembering it needless. Stamps take part
 /// in durability like data: never stored before the data they stand for.
 ///
@@ -183,12 +187,14 @@ pub trait Blocker: Send + Sync {
     /// `NotStored`: still dirty and readable. `WritesLost`: see there. `DeadlinePassed`, `Retryable`.
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply>;
 
-    /// Takes over a scope with an epoch. With epoch 0 it changes nothing, and tells which epoch is in force:
-    /// by its answer, or by `Fenced`.
+    /// Takes over a scope with an epoch. With epoch 0 ([`ClaimRequest::ask`]) it changes nothing, and the answer
+    /// names the epoch in force: 0, or that of `Fenced`.
     ///
     /// # Errors
-    /// `Fenced` if a newer epoch is in force; `OutOfSpace` if too many scopes are claimed;
-    /// `OutcomeUnknown`, `DeadlinePassed`, `Retryable`, `Unsupported`.
+    /// `Fenced` if a newer epoch is in force, or this one by a claim of another writer; `Invalid` if the epoch is
+    /// more than [`EPOCH_STEP_MAX`](crate::admission::EPOCH_STEP_MAX) above the one in force; `OutOfSpace` if too
+    /// many scopes are claimed; `OutcomeUnknown`, `DeadlinePassed`, `Retryable`, `Unsupported`. After any of the
+    /// last five but `Unsupported` the same claim may be made again.
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply>;
 
     /// The scope may have been changed behind this backend's back: drops clean copies, hands the news

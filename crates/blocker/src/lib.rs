@@ -62,7 +62,7 @@ pub use crate::file::FileStore;
 pub use crate::layer::PassThrough;
 pub use crate::memory::Memory;
 pub use crate::name::{NAME_BYTES_MAX, Name, Namespace, ObjectId};
-pub use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version};
+pub use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version, WriterId};
 pub use crate::reply::{Pending, Reply, ReplyFuture};
 pub use crate::request::{
     Call, Change, ClaimRequest, CompareAndWriteRequest, Condition, CopyRequest, DeleteRequest,

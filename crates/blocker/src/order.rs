@@ -51,6 +51,32 @@ impl fmt::Display for Epoch {
     }
 }
 
+/// The identity of a writer: random, picked once per life, so that two writers never share one.
+///
+/// A claim carries it, which makes epochs exclusive: the writer that holds an epoch may claim it again (its answer
+/// was lost, say), any other is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct WriterId(pub u128);
+
+impl WriterId {
+    /// Returns an identity that no other writer has.
+    ///
+    /// # Panics
+    /// If the operating system has no random bytes to give.
+    #[must_use]
+    pub fn random() -> Self {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).expect("random bytes from the operating system");
+        Self(u128::from_le_bytes(bytes))
+    }
+}
+
+impl fmt::Display for WriterId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
 /// Where a change stands in its writer's history of one object: the writer's epoch, then a number that
 /// rises with each change of that object. A store applies a stamped change only if its stamp is above
 /// the one the object carries, atomically with the data.

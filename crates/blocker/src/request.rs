@@ -7,7 +7,7 @@
 
 use crate::clock::Timestamp;
 use crate::name::{Name, Namespace, ObjectId};
-use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version};
+use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version, WriterId};
 use crate::segment::Segments;
 
 /// How urgent a call is, compared with others waiting for the same resource.
@@ -609,17 +609,26 @@ impl FlushRequest {
 pub struct ClaimRequest {
     /// What to take over.
     pub scope: Scope,
-    /// The new epoch; claiming the one in force again is allowed.
+    /// The new epoch, above the one in force; its holder may claim the one in force again. 0 only asks.
     pub epoch: Epoch,
+    /// The writer that takes the scope over. Of no meaning where `epoch` is 0.
+    pub writer: WriterId,
     /// What goes for every call.
     pub call: Call,
 }
 
 impl ClaimRequest {
-    /// Take over `scope` with `epoch`.
+    /// Takes over `scope` with `epoch`, for `writer`.
     #[must_use]
-    pub fn new(scope: Scope, epoch: Epoch) -> Self {
-        Self { scope, epoch, call: Call::default() }
+    pub fn new(scope: Scope, epoch: Epoch, writer: WriterId) -> Self {
+        Self { scope, epoch, writer, call: Call::default() }
+    }
+
+    /// Asks which epoch is in force in `scope`, and changes nothing: answered with epoch 0 if there is none, else
+    /// with [`Error::Fenced`](crate::Error::Fenced), which names it.
+    #[must_use]
+    pub fn ask(scope: Scope) -> Self {
+        Self::new(scope, Epoch(0), WriterId(0))
     }
 }
 

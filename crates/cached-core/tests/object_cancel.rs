@@ -159,7 +159,9 @@ fn kinds() -> Vec<Kind> {
         },
         Kind {
             name: "claim",
-            begin: |cache| wait(cache.claim(ClaimRequest::new(Scope::Object(id("claimed")), Epoch(3)))),
+            begin: |cache| {
+                wait(cache.claim(ClaimRequest::new(Scope::Object(id("claimed")), Epoch(3), WriterId(1))))
+            },
             after: |_, _| (),
         },
     ]

@@ -321,7 +321,7 @@ fn a_deposed_cache_loses_its_dirty_data_and_says_so() {
     world.write(&taken, 0, pattern(1, 0, 8192));
     world.write(&kept, 0, pattern(2, 0, 8192));
     // Another writer takes one object over, past this cache, and writes it.
-    let claim = ClaimRequest::new(Scope::Object(taken.clone()), Epoch(5));
+    let claim = ClaimRequest::new(Scope::Object(taken.clone()), Epoch(5), blocker::WriterId(1));
     blocker::executor::block_on(world.memory.claim(claim)).unwrap();
     let theirs = WriteFullRequest::new(taken.clone(), pattern(3, 0, 100)).stamp(Stamp::new(5, 1));
     blocker::executor::block_on(world.memory.write_full(theirs)).unwrap();

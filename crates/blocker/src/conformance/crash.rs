@@ -181,7 +181,9 @@ pub(super) fn claims_and_stamps_survive(cx: &Cx<'_>) -> Check {
     let write =
         |stamp| WriteRequest::new(stamped.clone(), 0, b"data").stamp(stamp).durability(Durability::Stored);
     cx.ok("stamped write", |b| b.write(write(Stamp::new(3, 5))))?;
-    cx.ok("claim", |b| b.claim(ClaimRequest::new(Scope::Object(claimed.clone()), Epoch(9))))?;
+    cx.ok("claim", |b| {
+        b.claim(ClaimRequest::new(Scope::Object(claimed.clone()), Epoch(9), super::fencing::WRITER))
+    })?;
     let request = WriteRequest::new(dead.clone(), 0, b"alive").stamp(Stamp::new(2, 1));
     cx.ok("stamped write", |b| b.write(request.clone()))?;
     let request = DeleteRequest::new(dead.clone()).stamp(Stamp::new(2, 5)).durability(Durability::Stored);

@@ -2,11 +2,17 @@
 
 use super::conditions::{changes, source_of};
 use super::context::{Check, Cx, ensure};
+use crate::admission::EPOCH_STEP_MAX;
 use crate::error::Error;
 use crate::name::ObjectId;
-use crate::order::{Epoch, OrderDomain, Stamp};
+use crate::order::{Epoch, OrderDomain, Stamp, WriterId};
 use crate::request::*;
 use crate::response::ChangeReply;
+
+/// The writer of the suite's own claims, the same in every run.
+pub(super) const WRITER: WriterId = WriterId(0x5eed);
+/// A second one.
+const OTHER_WRITER: WriterId = WriterId(0x07e4);
 
 fn stamped(cx: &Cx<'_>, object: &ObjectId, stamp: Stamp, data: &'static [u8]) -> Check<ChangeReply> {
     let request = WriteRequest::new(object.clone(), 0, data).stamp(stamp);
@@ -14,7 +20,7 @@ fn stamped(cx: &Cx<'_>, object: &ObjectId, stamp: Stamp, data: &'static [u8]) ->
 }
 
 fn claim(cx: &Cx<'_>, scope: Scope, epoch: u64) -> Check {
-    let reply = cx.ok("claim", |b| b.claim(ClaimRequest::new(scope.clone(), Epoch(epoch))))?;
+    let reply = cx.ok("claim", |b| b.claim(ClaimRequest::new(scope.clone(), Epoch(epoch), WRITER)))?;
     ensure!(reply.epoch == Epoch(epoch), "a claim of {epoch} gave {}", reply.epoch);
     Ok(())
 }
@@ -124,10 +130,58 @@ pub(super) fn claims_never_fall(cx: &Cx<'_>) -> Check {
     claim(cx, scope.clone(), 8)?;
     claim(cx, scope.clone(), 8)?;
     let fenced = Error::Fenced { epoch: Epoch(8) };
-    let lower = ClaimRequest::new(scope.clone(), Epoch(7));
+    let lower = ClaimRequest::new(scope.clone(), Epoch(7), WRITER);
     cx.fails("lower claim", |b| b.claim(lower.clone()), |error| *error == fenced)?;
     refused(cx, &cx.object("claimed"), with(Some(Stamp::new(7, 1))), &fenced)?;
     claim(cx, scope, 9)
+}
+
+pub(super) fn an_epoch_in_force_is_refused_to_another_writer(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.fencing, "fencing")?;
+    let object = cx.object("contested");
+    let whole = Scope::Namespace(cx.namespace());
+    let (one, domain) = (Scope::Object(object.clone()), Scope::Domain(cx.namespace(), OrderDomain(3)));
+    let refuses = |scope: &Scope, epoch, writer| {
+        let fenced = Error::Fenced { epoch: Epoch(epoch) };
+        let request = ClaimRequest::new(scope.clone(), Epoch(epoch), writer);
+        cx.fails("claim of another writer", |b| b.claim(request.clone()), |error| *error == fenced).map(drop)
+    };
+    for (epoch, scope) in [(10, &one), (20, &domain), (30, &whole)] {
+        claim(cx, scope.clone(), epoch)?;
+        refuses(scope, epoch, OTHER_WRITER)?;
+        // Its answer may have been lost.
+        claim(cx, scope.clone(), epoch)?;
+    }
+    // A wider claim holds in the narrower scopes, and a narrower one in the wider scope.
+    refuses(&one, 30, OTHER_WRITER)?;
+    refuses(&domain, 30, OTHER_WRITER)?;
+    claim(cx, one.clone(), 30)?;
+    claim(cx, one.clone(), 40)?;
+    refuses(&whole, 40, OTHER_WRITER)?;
+    refuses(&one, 40, OTHER_WRITER)?;
+    stamped(cx, &object, Stamp::new(40, 1), b"held")?;
+    let next = ClaimRequest::new(whole.clone(), Epoch(41), OTHER_WRITER);
+    cx.ok("claim of the next epoch", |b| b.claim(next.clone()))?;
+    refuses(&whole, 41, WRITER)?;
+    refused(cx, &object, with(Some(Stamp::new(40, 2))), &Error::Fenced { epoch: Epoch(41) })?;
+    cx.expect(&object, b"held")
+}
+
+pub(super) fn an_epoch_rises_by_limited_steps(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.fencing, "fencing")?;
+    let object = cx.object("stepped");
+    let scope = Scope::Object(object.clone());
+    let invalid = |error: &Error| matches!(error, Error::Invalid(_));
+    for epoch in [u64::MAX, EPOCH_STEP_MAX + 1] {
+        let far = ClaimRequest::new(scope.clone(), Epoch(epoch), WRITER);
+        cx.fails("claim of an epoch far above", |b| b.claim(far.clone()), invalid)?;
+        let far = WriteRequest::new(object.clone(), 0, b"far").stamp(Stamp::new(epoch, 1));
+        cx.fails("stamp of an epoch far above", |b| b.write(far.clone()), invalid)?;
+    }
+    cx.is_missing(&object)?;
+    claim(cx, scope, EPOCH_STEP_MAX)?;
+    stamped(cx, &object, Stamp::new(2 * EPOCH_STEP_MAX, 1), b"far enough")?;
+    cx.expect(&object, b"far enough")
 }
 
 pub(super) fn a_claim_of_everything_binds_everything(cx: &Cx<'_>) -> Check {

@@ -160,7 +160,7 @@ pub(super) fn what_is_not_supported_says_so(cx: &Cx<'_>) -> Check {
     if !caps.fencing {
         let request = WriteRequest::new(object.clone(), 0, b"y").stamp(Stamp::new(1, 1));
         cx.fails("stamped write", |b| b.write(request.clone()), unsupported)?;
-        let request = ClaimRequest::new(Scope::Object(object.clone()), Epoch(1));
+        let request = ClaimRequest::new(Scope::Object(object.clone()), Epoch(1), super::fencing::WRITER);
         cx.fails("claim", |b| b.claim(request.clone()), unsupported)?;
     }
     if caps.runs_max == 0 {

@@ -156,6 +156,8 @@ cases! {
         a_claim_refuses_older_epochs_in_its_scope_only
         a_claim_of_a_domain_binds_its_changes
         claims_never_fall
+        an_epoch_in_force_is_refused_to_another_writer
+        an_epoch_rises_by_limited_steps
         a_claim_of_everything_binds_everything
         a_deleted_object_is_not_brought_back_by_a_late_change
         copies_do_not_take_the_stamp_along;

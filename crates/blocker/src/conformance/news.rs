@@ -95,7 +95,7 @@ pub(super) fn subscribers_hear_of_claims(cx: &Cx<'_>) -> Check {
     // On a store that remembers an earlier run the claim may be old news: raise it step by step.
     let mut epoch = 1;
     loop {
-        let request = ClaimRequest::new(scope.clone(), Epoch(epoch));
+        let request = ClaimRequest::new(scope.clone(), Epoch(epoch), super::fencing::WRITER);
         match cx.wait("claim", |b| b.claim(request.clone()))? {
             Ok(_) if listener.try_next().is_none() && epoch < 3 => epoch += 1,
             Ok(_) => break,
@@ -104,7 +104,7 @@ pub(super) fn subscribers_hear_of_claims(cx: &Cx<'_>) -> Check {
         }
     }
     let mut listener = cx.backend().subscribe();
-    let request = ClaimRequest::new(scope.clone(), Epoch(epoch + 1));
+    let request = ClaimRequest::new(scope.clone(), Epoch(epoch + 1), super::fencing::WRITER);
     cx.ok("claim", |b| b.claim(request.clone()))?;
     let told = |event: &Event| matches!(event, Event::Fenced(s, e) if *s == scope && e.0 == epoch + 1);
     hears(cx, &mut listener, told, "a claim")

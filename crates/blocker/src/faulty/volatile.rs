@@ -17,7 +17,7 @@ use crate::clock::Clock;
 use crate::error::{Error, Result};
 use crate::memory::{Memory, MemoryConfig};
 use crate::name::ObjectId;
-use crate::order::{Durability, Epoch, Stamp};
+use crate::order::{Durability, Epoch, Stamp, WriterId};
 use crate::request::*;
 use crate::response::*;
 use crate::rng::Rng;
@@ -40,7 +40,7 @@ struct Book {
     /// Objects whose live state is in front.
     taken_over: HashSet<ObjectId>,
     log: Vec<Logged>,
-    claims: Vec<(Scope, Epoch)>,
+    claims: Vec<(Scope, Epoch, WriterId)>,
     /// Deletions that are stored and remembered below.
     buried: HashMap<ObjectId, Stamp>,
 }
@@ -272,8 +272,8 @@ impl Volatile {
         // What was admitted before the claim must not be refused below after it.
         self.write_back().await?;
         let reply = self.inner.claim(request.clone()).await?;
-        self.front.claim(ClaimRequest::new(request.scope.clone(), request.epoch)).await?;
-        self.book.lock().claims.push((request.scope, request.epoch));
+        self.front.claim(ClaimRequest::new(request.scope.clone(), request.epoch, request.writer)).await?;
+        self.book.lock().claims.push((request.scope, request.epoch, request.writer));
         Ok(reply)
     }
 
@@ -312,8 +312,8 @@ impl Volatile {
             book.taken_over.clear();
             book.claims.clone()
         };
-        for (scope, epoch) in claims {
-            match self.front.claim(ClaimRequest::new(scope, epoch)).await {
+        for (scope, epoch, writer) in claims {
+            match self.front.claim(ClaimRequest::new(scope, epoch, writer)).await {
                 Ok(_) | Err(Error::Fenced { .. }) => {}
                 Err(error) => return Err(error),
             }

@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::event::Event;
 use crate::executor::block_on;
 use crate::name::{Name, Namespace, ObjectId};
-use crate::order::{Durability, Epoch, Stamp, Version};
+use crate::order::{Durability, Epoch, Stamp, Version, WriterId};
 use crate::reply::Reply;
 use crate::request::*;
 use crate::response::ChangeReply;
@@ -161,7 +161,7 @@ fn work(store: &FileStore, seed: u64, model: &mut Model) -> bool {
             }
         }
         if sequence == 15 {
-            let request = ClaimRequest::new(Scope::Namespace(object(0).namespace), Epoch(1));
+            let request = ClaimRequest::new(Scope::Namespace(object(0).namespace), Epoch(1), WriterId(1));
             match block_on(store.claim(request)) {
                 // From here on every change needs a stamp.
                 Ok(_) => model.claimed = true,

@@ -4,18 +4,21 @@
 //! ```text
 //! superblock   | "cachedFS" | format u32 | clean u32 | boot u64 | version_floor u64 | crc u32 |
 //! claims       | "cachedCL" | format u32 | count u32 | count × claim | crc u32 |
-//!   claim      | epoch u64 | kind u8 | namespace_len u8 | namespace | domain u64 or name_len u8, name |
+//!   claim      | epoch u64 | writer u128 | kind u8 | namespace_len u8 | namespace | domain u64 or name_len u8, name |
 //! ```
+//!
+//! Claims of format 1 have no writer; nobody can repeat such a claim. A writer of 0 means the same.
 
 use crate::admission::{CLAIMS_COUNT_MAX, Claims};
 use crate::error::{Error, Result};
 use crate::name::{Name, Namespace, ObjectId};
-use crate::order::{Epoch, OrderDomain};
+use crate::order::{Epoch, OrderDomain, WriterId};
 use crate::request::Scope;
 
 const SUPERBLOCK_MAGIC: &[u8; 8] = b"cachedFS";
 const CLAIMS_MAGIC: &[u8; 8] = b"cachedCL";
-const FORMAT: u32 = 1;
+const SUPERBLOCK_FORMAT: u32 = 1;
+const CLAIMS_FORMAT: u32 = 2;
 
 /// What a store remembers about itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,7 +33,7 @@ pub(super) struct Superblock {
 
 impl Superblock {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut bytes = start(SUPERBLOCK_MAGIC);
+        let mut bytes = start(SUPERBLOCK_MAGIC, SUPERBLOCK_FORMAT);
         bytes.extend(u32::from(self.clean).to_le_bytes());
         bytes.extend(self.boot.to_le_bytes());
         bytes.extend(self.version_floor.to_le_bytes());
@@ -40,19 +43,20 @@ impl Superblock {
     /// # Errors
     /// `Corrupt`, or `Unsupported` if a newer program wrote it.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
-        let mut input = open(bytes, SUPERBLOCK_MAGIC, "the superblock")?;
+        let (_, mut input) = open(bytes, SUPERBLOCK_MAGIC, SUPERBLOCK_FORMAT, "the superblock")?;
         let clean = input.u32()? != 0;
         Ok(Self { clean, boot: input.u64()?, version_floor: input.u64()? })
     }
 }
 
 pub(super) fn encode_claims(claims: &Claims) -> Vec<u8> {
-    let mut bytes = start(CLAIMS_MAGIC);
+    let mut bytes = start(CLAIMS_MAGIC, CLAIMS_FORMAT);
     let all: Vec<_> = claims.iter().collect();
     // Bounded by CLAIMS_COUNT_MAX.
     bytes.extend((all.len() as u32).to_le_bytes());
-    for (scope, epoch) in all {
+    for (scope, epoch, writer) in all {
         bytes.extend(epoch.0.to_le_bytes());
+        bytes.extend(writer.map_or(0, |writer| writer.0).to_le_bytes());
         let mut short = |kind: u8, namespace: &[u8]| {
             bytes.extend([kind, namespace.len() as u8]);
             bytes.extend_from_slice(namespace);
@@ -77,7 +81,7 @@ pub(super) fn encode_claims(claims: &Claims) -> Vec<u8> {
 /// # Errors
 /// `Corrupt`, or `Unsupported` if a newer program wrote it.
 pub(super) fn decode_claims(bytes: &[u8]) -> Result<Claims> {
-    let mut input = open(bytes, CLAIMS_MAGIC, "the file of claims")?;
+    let (format, mut input) = open(bytes, CLAIMS_MAGIC, CLAIMS_FORMAT, "the file of claims")?;
     let mut claims = Claims::default();
     let count = input.u32()? as usize;
     if count > CLAIMS_COUNT_MAX {
@@ -85,6 +89,8 @@ pub(super) fn decode_claims(bytes: &[u8]) -> Result<Claims> {
     }
     for _ in 0..count {
         let epoch = Epoch(input.u64()?);
+        let writer = if format == 1 { 0 } else { u128::from_le_bytes(input.array()?) };
+        let writer = (writer != 0).then_some(WriterId(writer));
         let kind = input.take(1)?[0];
         let namespace = input.short()?.to_vec();
         let scope = match kind {
@@ -94,18 +100,14 @@ pub(super) fn decode_claims(bytes: &[u8]) -> Result<Claims> {
             3 => Scope::Object(ObjectId::new(Namespace::new(namespace)?, Name::copy_from(input.short()?)?)),
             _ => return Err(damaged("the file of claims")),
         };
-        // A narrow claim may lie below a wider one that came later; it then binds nothing.
-        match claims.raise(&scope, epoch) {
-            Ok(_) | Err(Error::Fenced { .. }) => {}
-            Err(error) => return Err(error),
-        }
+        claims.note(&scope, epoch, writer)?;
     }
     Ok(claims)
 }
 
-fn start(magic: &[u8; 8]) -> Vec<u8> {
+fn start(magic: &[u8; 8], format: u32) -> Vec<u8> {
     let mut bytes = magic.to_vec();
-    bytes.extend(FORMAT.to_le_bytes());
+    bytes.extend(format.to_le_bytes());
     bytes
 }
 
@@ -115,17 +117,17 @@ fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// Checks magic, checksum and format; the fields behind them.
-fn open<'a>(bytes: &'a [u8], magic: &[u8; 8], what: &'static str) -> Result<Input<'a>> {
+/// Checks magic, checksum and format. Returns the format, from 1 to `newest`, and the fields.
+fn open<'a>(bytes: &'a [u8], magic: &[u8; 8], newest: u32, what: &'static str) -> Result<(u32, Input<'a>)> {
     let (body, crc) = bytes.split_last_chunk::<4>().ok_or_else(|| damaged(what))?;
     if !body.starts_with(magic) || crc32fast::hash(body) != u32::from_le_bytes(*crc) {
         return Err(damaged(what));
     }
     let mut input = Input { rest: &body[magic.len()..], what };
     match input.u32()? {
-        FORMAT => Ok(input),
-        format if format > FORMAT => {
-            let text = format!("{what} has format {format}; this program knows up to {FORMAT}");
+        format if (1..=newest).contains(&format) => Ok((format, input)),
+        format if format > newest => {
+            let text = format!("{what} has format {format}; this program knows up to {newest}");
             Err(Error::Unsupported(text.into()))
         }
         _ => Err(damaged(what)),
@@ -191,10 +193,11 @@ mod tests {
         let namespace = Namespace::new("n").unwrap();
         let object = ObjectId::new(namespace.clone(), Name::new(vec![0; 255]).unwrap());
         let mut claims = Claims::default();
-        claims.raise(&Scope::Object(object), Epoch(3)).unwrap();
-        claims.raise(&Scope::Domain(namespace.clone(), OrderDomain(5)), Epoch(4)).unwrap();
-        claims.raise(&Scope::Namespace(namespace), Epoch(2)).unwrap();
-        claims.raise(&Scope::All, Epoch(1)).unwrap();
+        let writer = Some(WriterId(u128::MAX - 7));
+        claims.note(&Scope::Object(object), Epoch(3), writer).unwrap();
+        claims.note(&Scope::Domain(namespace.clone(), OrderDomain(5)), Epoch(4), writer).unwrap();
+        claims.note(&Scope::Namespace(namespace), Epoch(2), None).unwrap();
+        claims.note(&Scope::All, Epoch(u64::MAX), writer).unwrap();
         let back = decode_claims(&encode_claims(&claims)).unwrap();
         let sorted = |claims: &Claims| {
             let mut all: Vec<_> = claims.iter().map(|claim| format!("{claim:?}")).collect();
@@ -212,8 +215,8 @@ mod tests {
             // Most of the runs get past magic and checksum, to the fields.
             let bytes = match magic {
                 0 => body,
-                1 => seal([start(CLAIMS_MAGIC), body].concat()),
-                _ => seal([start(SUPERBLOCK_MAGIC), body].concat()),
+                1 => seal([start(CLAIMS_MAGIC, CLAIMS_FORMAT), body].concat()),
+                _ => seal([start(SUPERBLOCK_MAGIC, SUPERBLOCK_FORMAT), body].concat()),
             };
             let _ = decode_claims(&bytes);
             let _ = Superblock::decode(&bytes);

@@ -246,8 +246,8 @@ impl Blocker for Memory {
     }
 
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
-        let ClaimRequest { scope, epoch, call } = request;
-        let claimed = self.check_call(&call).and_then(|()| self.model.lock().claim(&scope, epoch));
+        let ClaimRequest { scope, epoch, writer, call } = request;
+        let claimed = self.check_call(&call).and_then(|()| self.model.lock().claim(&scope, epoch, writer));
         if claimed == Ok(true) && !self.broken_by(Mutation::ClaimSilent) {
             self.events.publish(&Event::Fenced(scope, epoch));
         }

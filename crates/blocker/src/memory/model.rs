@@ -15,7 +15,7 @@ use crate::capabilities::{BUCKET_BYTES, Capabilities};
 use crate::control::Quota;
 use crate::error::{Error, Result};
 use crate::name::{Namespace, ObjectId};
-use crate::order::{Epoch, Stamp, Version};
+use crate::order::{Epoch, Stamp, Version, WriterId};
 use crate::request::{Change, Condition, ListRequest, Run, RunContent, Scope};
 use crate::response::{Info, ListEntry, ListReply, ReadReply};
 use crate::segment::Segments;
@@ -361,12 +361,20 @@ impl Model {
         Ok(done)
     }
 
-    pub(super) fn claim(&mut self, scope: &Scope, epoch: Epoch) -> Result<bool> {
+    pub(super) fn claim(&mut self, scope: &Scope, epoch: Epoch, writer: WriterId) -> Result<bool> {
         if self.is_broken(Mutation::ClaimIgnored) {
             return Ok(true);
         }
-        let claimed = match self.claims.raise(scope, epoch) {
+        let claimed = match self.claims.raise(scope, epoch, writer) {
+            Err(Error::Fenced { epoch: in_force })
+                if in_force == epoch && self.is_broken(Mutation::ClaimShared) =>
+            {
+                Ok(true)
+            }
             Err(Error::Fenced { .. }) if self.is_broken(Mutation::ClaimLowers) => Ok(true),
+            Err(Error::Invalid(_)) if self.is_broken(Mutation::EpochStepIgnored) => {
+                self.claims.note(scope, epoch, Some(writer))
+            }
             claimed => claimed,
         }?;
         if !claimed {
@@ -508,7 +516,7 @@ impl Model {
 
     pub(super) fn namespace_epoch(&self, namespace: &Namespace) -> Epoch {
         let whole = Scope::Namespace(namespace.clone());
-        let of_it = |(scope, epoch)| (scope == whole || scope == Scope::All).then_some(epoch);
+        let of_it = |(scope, epoch, _)| (scope == whole || scope == Scope::All).then_some(epoch);
         self.claims.iter().filter_map(of_it).max().unwrap_or_default()
     }
 
@@ -541,7 +549,7 @@ impl Model {
     }
 
     pub(super) fn namespaces(&self) -> Vec<Namespace> {
-        let claimed = self.claims.iter().filter_map(|(scope, _)| match scope {
+        let claimed = self.claims.iter().filter_map(|(scope, _, _)| match scope {
             Scope::Namespace(namespace) | Scope::Domain(namespace, _) => Some(namespace),
             Scope::Object(object) => Some(object.namespace),
             Scope::All => None,

@@ -54,6 +54,8 @@ mutations! {
     // Fencing.
     ClaimIgnored,
     ClaimLowers,
+    ClaimShared,
+    EpochStepIgnored,
     DomainClaimIgnored,
     UnstampedNeverFenced,
     StampEpochIgnored,

@@ -79,5 +79,5 @@ fn use_it(store: &FileStore) {
     let _ = block_on(store.delete(DeleteRequest::new(object.clone())));
     let _ = block_on(store.write(WriteRequest::new(object.clone(), 0, b"again")));
     let _ = block_on(store.flush(FlushRequest::new(Scope::All)));
-    let _ = block_on(store.claim(ClaimRequest::new(Scope::Object(object), Epoch(7))));
+    let _ = block_on(store.claim(ClaimRequest::new(Scope::Object(object), Epoch(7), WriterId(1))));
 }

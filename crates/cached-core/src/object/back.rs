@@ -19,6 +19,7 @@ use super::ranges::{Buckets, Kind, WHOLE};
 use super::read::{LOADS_MAX, changes_too_fast};
 use super::shared::Shared;
 use super::state::{Env, Known, Means, Need, Object, buckets_of};
+use super::through::store_pending;
 use super::waiter::{FlushTicket, Stored};
 use crate::sync::{Arc, AtomicU32, Ordering};
 
@@ -94,6 +95,22 @@ impl Mutation {
         }
     }
 
+    /// The most buckets that it makes zeros.
+    fn zeros_max(&self) -> u64 {
+        let bucket = BUCKET as u64;
+        match self {
+            Self::WriteZeroes { len, .. } | Self::Discard { len, .. } => len / bucket,
+            Self::WriteRuns { runs } => runs
+                .iter()
+                .map(|run| match run.content {
+                    RunContent::Zeroes(len) => len / bucket,
+                    RunContent::Data(_) => 0,
+                })
+                .sum(),
+            _ => 0,
+        }
+    }
+
     /// Where the bytes that it writes end, for what moves the object's end by writing beyond; 0 if it writes
     /// none.
     pub(super) fn end(&self) -> u64 {
@@ -140,6 +157,10 @@ pub(crate) enum Blocked {
     Head,
     /// The store must be asked for the epoch of the order domain.
     Domain(OrderDomain),
+    /// The namespace's epoch must be claimed, or looked up.
+    Owner,
+    /// Changes of another order domain must be stored first: one flush is sent under one domain's epoch.
+    OtherDomain,
     /// A change of the same range is on its way to the store.
     Changing,
     Need(Need),
@@ -174,6 +195,9 @@ impl Shared {
     ) -> Result<Applied, Blocked> {
         let Wanted { id, mutation, change, owns_range } = *wanted;
         let fences = self.fences_callers();
+        if !self.owns(object) {
+            return Err(Blocked::Owner);
+        }
         if object.head.known == Known::Unknown || fences && !object.head.is_full {
             return Err(Blocked::Head);
         }
@@ -182,6 +206,9 @@ impl Shared {
         }
         if !owns_range && object.is_changing(&mutation.buckets()) {
             return Err(Blocked::Changing);
+        }
+        if object.has_other_domain(change.domain) {
+            return Err(Blocked::OtherDomain);
         }
         let is_present = object.head.known == Known::Present;
         let version = is_present.then_some(Version(object.head.version));
@@ -195,11 +222,15 @@ impl Shared {
         let is_rewrite = is_present
             && matches!(mutation, Mutation::Write { offset, data } if object.rewrite(env, *offset, data));
         if !is_rewrite {
-            let need = object.need_of(env, mutation, means)?;
+            let mut need = object.need_of(env, mutation, means)?;
+            let room = object.room_for(mutation);
+            need.credits += room;
             if need.load.is_some() || need.buckets > means.reserved.count() || need.credits > means.credits {
                 return Err(Blocked::Need(need));
             }
             object.mutate(env, mutation, means);
+            object.keep_room(env, room, means);
+            self.repaired_by(id, mutation);
         }
         let now = if object.asks_for_time() { self.clock.now() } else { Timestamp(0) };
         let version = self.next_version(env.hash);
@@ -211,6 +242,16 @@ impl Shared {
         self.gauges.count_write(env.hash);
         let reply = ChangeReply::new(Version(version), object.head.size, Durability::Cached);
         Ok(Applied { reply, registered: object.pending.registered, is_pending })
+    }
+
+    /// A change of an object has been made: what was lost of it is made good if all of it was written, or removed.
+    #[inline]
+    pub(crate) fn repaired_by(&self, id: &ObjectId, mutation: &Mutation) {
+        if self.losses.is_any()
+            && matches!(mutation, Mutation::WriteFull { .. } | Mutation::Delete | Mutation::Adopt(_))
+        {
+            self.losses.repair(&Scope::Object(id.clone()));
+        }
     }
 
     /// Tells the registry if something waits to be stored now; settles if nothing does.
@@ -407,6 +448,7 @@ pub(crate) async fn change(
     shared.wait_stored(&handle, &ticket, applied.registered).await;
     let late = || Error::NotStored(ticket.why());
     shared.until(deadline, late, Stored(Arc::clone(&ticket))).await?;
+    shared.losses.check(&Scope::Object(id))?;
     Ok(safe_as(applied.reply, Durability::Stored))
 }
 
@@ -417,11 +459,6 @@ impl Shared {
         let shared = Arc::clone(&handle.shared);
         handle
             .enter(move |object, _| {
-                if object.pending.is_lost {
-                    own.add();
-                    let lost = "the store has refused changes that were not stored yet";
-                    return own.settle(Err(Error::WritesLost(lost.into())));
-                }
                 if object.flushing.is_none() && !object.has_pending() {
                     return;
                 }
@@ -476,12 +513,27 @@ async fn apply_when_possible(
                 (guard, means) = (None, Some(back));
                 load_head(&handle, call).await?;
             }
+            Err(Blocked::Owner) => {
+                drop(back);
+                (guard, means) = (None, None);
+                let generation = shared.owner.generation();
+                shared.own_epoch(&id.namespace).await?;
+                handle.enter(move |object, _| object.head.owned = generation).await;
+            }
             Err(Blocked::Domain(domain)) => {
                 let scope = Scope::Domain(id.namespace.clone(), domain);
                 let epoch = shared.ask_epoch(scope.clone()).await?;
                 shared.note_claim(&scope, epoch);
                 handle.enter(move |object, _| object.head.domain_asked = Some(domain)).await;
                 means = Some(back);
+            }
+            Err(Blocked::OtherDomain) => {
+                (guard, means) = (None, Some(back));
+                match store_pending(&handle).await {
+                    // What was lost is recorded, and nothing of it is left.
+                    Ok(()) | Err(Error::WritesLost(_)) => (),
+                    Err(error) => return Err(error),
+                }
             }
             Err(Blocked::Changing) => {
                 means = Some(back);
@@ -521,7 +573,8 @@ pub(crate) fn safe_as(mut reply: ChangeReply, durability: Durability) -> ChangeR
 
 /// Whether a change is too large for the cache, and must go to the store at once.
 pub(crate) fn is_too_large(shared: &Shared, mutation: &Mutation) -> bool {
-    u64::from(mutation.buckets_max()) > u64::from(shared.pool.count() / 4).min(shared.gauges.dirty_max())
+    let (quarter, dirty_max) = (u64::from(shared.pool.count() / 4), shared.gauges.dirty_max());
+    u64::from(mutation.buckets_max()) > quarter.min(dirty_max) || mutation.zeros_max() > dirty_max
 }
 
 #[cfg(all(test, not(shuttle)))]

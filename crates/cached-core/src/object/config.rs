@@ -52,6 +52,9 @@ pub struct ObjectCacheConfig {
     /// there since: so this works only with [`Writer::Cache`], where there is no other. 0: only what is dirty is
     /// written.
     pub flush_gap_bytes_max: u64,
+    /// How long the store may take for one request of a flush. Then it owes the answer that the outcome is not known,
+    /// and is asked what it has before the flush is tried again.
+    pub flush_timeout: Duration,
     /// The most reads of the store that are under way at once.
     pub load_requests_max: usize,
     /// A failed flush is tried again after this long, doubled each time …
@@ -83,6 +86,7 @@ impl Default for ObjectCacheConfig {
             dirty_age_max: Duration::from_secs(30),
             flush_requests_max: 64,
             flush_gap_bytes_max: 64 << 10,
+            flush_timeout: Duration::from_secs(60),
             load_requests_max: 256,
             retry_delay_min: Duration::from_millis(50),
             retry_delay_max: Duration::from_secs(5),
@@ -139,6 +143,9 @@ impl ObjectCacheConfig {
         }
         if self.flush_requests_max == 0 {
             return wrong("flush_requests_max", "must be at least 1".into());
+        }
+        if self.flush_timeout.is_zero() {
+            return wrong("flush_timeout", "must be above 0".into());
         }
         if self.load_requests_max == 0 {
             return wrong("load_requests_max", "must be at least 1".into());

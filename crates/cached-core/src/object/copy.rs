@@ -4,7 +4,7 @@
 //! had it copied the old bytes, a crash could leave the target with neither its old content nor its new.
 
 use blocker::admission::check_condition;
-use blocker::{ChangeReply, CopyRequest, Error, ObjectId, Result, Version, WritePolicy};
+use blocker::{ChangeReply, CopyRequest, Error, ObjectId, Result, Scope, Version, WritePolicy};
 
 use super::back::{self, Mutation};
 use super::handle::{Handle, shielded};
@@ -74,7 +74,7 @@ async fn copy_below(
         (request.from_condition, request.call) = (from_condition, call);
         let answer = own.below.copy(request).await;
         let hash = handle.in_use().node.hash();
-        let shared = Arc::clone(&own);
+        let (shared, target) = (Arc::clone(&own), handle.id().clone());
         let done = handle.enter(move |object, env| {
             let is_exact = object.end_change(&started);
             match answer {
@@ -85,7 +85,7 @@ async fn copy_below(
                     if change.stamp.is_some() {
                         object.head.stamp = change.stamp;
                     }
-                    object.pending.is_lost = false;
+                    shared.losses.repair(&Scope::Object(target));
                     if !is_exact {
                         object.head.version = shared.next_version(hash);
                     }
@@ -142,6 +142,8 @@ struct Taken {
     slots: Vec<(u32, Slot)>,
     size: u64,
     credits: u32,
+    /// Of those, the ones for what has no bucket: zeros, and the change itself.
+    room: u32,
 }
 
 impl Drop for Taken {
@@ -159,6 +161,8 @@ impl Object {
         self.replace(env, Known::Present);
         self.head.size = taken.size;
         taken.credits = 0;
+        env.gauges.hold_room(taken.room);
+        self.pending.room += taken.room;
         self.adopt(env, std::mem::take(&mut taken.slots));
     }
 }
@@ -177,12 +181,13 @@ async fn take(shared: &Arc<Shared>, request: &CopyRequest, hash: u64) -> Result<
         if !object.is_whole(env) {
             return Ok(None);
         }
-        let credits = object.buckets_held();
+        let room = object.zeros_known() + 1;
+        let credits = object.buckets_held() + room;
         if !own.gauges.take_credits(credits) {
             return Ok(None);
         }
         let (slots, size) = (object.share(env), object.head.size);
-        Ok(Some(Adoption(Arc::new(Mutex::new(Some(Taken { shared: own, slots, size, credits }))))))
+        Ok(Some(Adoption(Arc::new(Mutex::new(Some(Taken { shared: own, slots, size, credits, room }))))))
     });
     taken.await
 }

@@ -9,6 +9,7 @@
 
 use blocker::{Error, Result, Run, RunContent, Segment, Segments};
 
+use super::losses::Lost;
 use super::pool::{BUCKET, Reserved};
 use super::slots::{SECTOR_BYTES, Slot, State};
 use super::state::{Env, Flushing, Known, Object, Sent, parts, touched};
@@ -39,7 +40,8 @@ pub(crate) struct FlushPlan {
     pub(crate) replace: bool,
     /// It is cut there first.
     pub(crate) truncate_to: Option<u64>,
-    truncate_before: u64,
+    /// The smallest end the object had since it was last stored; `u64::MAX`: none.
+    pub(crate) truncate_before: u64,
     size_dirty: bool,
     /// How long the object is in the store before the runs; 0 if it is not there.
     pub(crate) store_size: u64,
@@ -49,6 +51,8 @@ pub(crate) struct FlushPlan {
     /// For a replacement all of the object, otherwise what is newer.
     pub(crate) runs: Vec<Run>,
     slots: Arc<[Sent]>,
+    /// Room taken for what it sends and no bucket stands for.
+    room: u32,
 }
 
 impl FlushPlan {
@@ -115,6 +119,7 @@ impl Object {
             is_retry: pending.failures > 0,
             runs: Vec::new(),
             slots: Arc::from([]),
+            room: std::mem::take(&mut self.pending.room),
         };
         let mut sent = Vec::new();
         let known: Vec<(u32, Slot)> = self.slots.known_from(0).collect();
@@ -233,8 +238,8 @@ impl Object {
         })
     }
 
-    /// Ends a flush; gives back who waited for what is stored now, with what to tell them, and how many buckets are still
-    /// to be narrowed because others may have changed the object meanwhile.
+    /// Ends a flush that the store does not refuse for good; gives back who waited for what is stored now, with what to
+    /// tell them, and how many buckets are still to be narrowed because others may have changed the object meanwhile.
     pub(crate) fn end_flush(
         &mut self,
         env: &Env<'_>,
@@ -249,6 +254,7 @@ impl Object {
         match result {
             Ok(version) => {
                 plan.slots.iter().for_each(|sent| self.stored(env, sent));
+                env.gauges.give_room_back(plan.room);
                 // From where on the store has cut off or replaced what it had before. While that was on its way such
                 // bytes were clipped; now only what is asked for from here on is without them.
                 let cut_at = if plan.replace { 0 } else { plan.truncate_before };
@@ -269,7 +275,6 @@ impl Object {
                     left = self.doubt(env, &mut Reserved::none(env.pool)).left;
                 }
             }
-            Err(Error::Fenced { .. }) => return (self.lose(env, plan), 0),
             Err(_) => {
                 plan.slots.iter().for_each(|sent| self.not_stored(env, sent));
                 self.head.store_version = None;
@@ -287,6 +292,7 @@ impl Object {
     /// What was to be done with the whole object is still to be done, unless it has been overtaken.
     fn restore(&mut self, plan: &FlushPlan) {
         let pending = &mut self.pending;
+        pending.room += plan.room;
         if !pending.replace {
             pending.replace = plan.replace;
             pending.truncate_to = pending.truncate_to.min(plan.truncate_before);
@@ -342,23 +348,29 @@ impl Object {
         env.gauges.shift(old, slot);
     }
 
-    /// The store refuses this writer for good: what it does not have is dropped, and says so.
-    fn lose(&mut self, env: &Env<'_>, plan: &FlushPlan) -> Vec<(Arc<FlushTicket>, Result<()>)> {
-        let lost = u64::from(self.slots.dirty_count()) * BUCKET as u64 + plan.bytes();
-        super::gauges::add(&env.gauges.lost_bytes, lost);
+    /// Ends a flush that the store refuses for good: what the store does not have is dropped. Gives back what that
+    /// was, and who waited for it to be stored.
+    pub(crate) fn lose(&mut self, env: &Env<'_>, plan: &FlushPlan) -> (Lost, Vec<Arc<FlushTicket>>) {
+        self.flushing = None;
+        self.head.store_steps += 1;
+        self.head.store_changes -= 1;
+        let bytes = u64::from(self.slots.dirty_count()) * BUCKET as u64 + plan.bytes();
+        let changes = self.pending.change_seq - self.pending.stored_seq;
+        let lost = Lost { changes, bytes, domain: self.pending.domain };
+        super::gauges::add(&env.gauges.lost_bytes, bytes);
         let sent = plan.slots.iter().filter(|sent| sent.was != State::ZeroDirty).count();
         self.forget(env, 0..u32::MAX);
         env.gauges.give_back(sent as u32);
+        env.gauges.give_room_back(plan.room + std::mem::take(&mut self.pending.room));
         self.activity().ranges.spoil_all();
         self.head.known = Known::Unknown;
         self.head.is_full = false;
         (self.pending.replace, self.pending.truncate_to, self.pending.size_dirty) = (false, u64::MAX, false);
-        self.pending.is_lost = true;
+        self.pending.failures = 0;
         self.pending.stored_seq = self.pending.change_seq;
-        let lost = || Error::WritesLost("another writer has taken over".into());
         let waiters = std::mem::take(&mut self.activity().flush_waiters);
         self.tidy();
-        waiters.into_iter().map(|(_, ticket)| (ticket, Err(lost()))).collect()
+        (lost, waiters.into_iter().map(|(_, ticket)| ticket).collect())
     }
 
     /// Whose changes are stored now.
@@ -466,6 +478,7 @@ mod tests {
             is_retry: false,
             runs: vec![run(0, 10), run(20, 10), run(40, 10), run(60, 25), run(90, 10)],
             slots: Arc::from([]),
+            room: 0,
         };
         let shape = |plan: &FlushPlan, from, runs_max| {
             let limits = RunLimits { run_bytes_max: 35, gap_bytes_max: 0, runs_max };

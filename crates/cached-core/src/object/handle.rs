@@ -157,12 +157,15 @@ impl Shared {
     pub(crate) fn unuse(&self, in_use: InUse<'_>) {
         self.index.unuse(in_use);
         self.node_waiters.notify();
+        self.left_turn();
     }
 
     /// Finds the object or gives it a place; `None` if nothing can go for it now.
     fn enter_index(&self, hash: u64, id: &ObjectId) -> Option<InUse<'_>> {
         let clear = |at, hash, object: &mut Object| self.clear_to_leave(at, hash, object);
-        match self.index.enter(hash, id, clear) {
+        let entered = self.index.enter(hash, id, clear);
+        self.left_turn();
+        match entered {
             Entered::Found { in_use, reinserted } => {
                 if reinserted {
                     self.hooks.on_reinsert(id);
@@ -225,9 +228,13 @@ impl RangeGuard {
 
 impl Drop for RangeGuard {
     fn drop(&mut self) {
-        let ticket = self.ticket;
+        let (ticket, shared) = (self.ticket, Arc::clone(&self.handle.shared));
         self.handle.post(move |object, _| {
-            object.leave_range(ticket).into_iter().for_each(std::task::Waker::wake);
+            let (woken, kept_buckets) = object.leave_range(ticket);
+            woken.into_iter().for_each(std::task::Waker::wake);
+            if kept_buckets {
+                shared.note_missed_eviction();
+            }
         });
     }
 }
@@ -266,6 +273,8 @@ impl OwnedMeans {
     /// Buckets that are there, up to so many.
     pub(crate) fn at_hand(shared: &Arc<Shared>, buckets: u32) -> Self {
         let reserved = shared.reserve_up_to(buckets).detach();
+        // Whoever waits may have found in use what we have looked at.
+        shared.pool.waiters().notify();
         Self { shared: Arc::clone(shared), reserved: Some(reserved), credits: 0 }
     }
 

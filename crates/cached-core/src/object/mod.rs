@@ -42,11 +42,14 @@ mod index;
 mod label;
 mod landing;
 mod load;
+mod losses;
+mod owner;
 mod pool;
 mod queue;
 mod ranges;
 mod read;
 mod registry;
+mod restore;
 mod runner;
 mod serial;
 mod shared;
@@ -78,6 +81,7 @@ pub use config::{
 pub use gauges::Counters;
 pub use hooks::Hooks;
 pub use landing::Landing;
+pub use losses::{LostObject, LostWrites};
 
 use back::{Mutation, is_too_large};
 use index::Index;
@@ -158,6 +162,14 @@ impl ObjectCache {
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.shared().counters()
+    }
+
+    /// What has been acknowledged as *cached*, can never be stored, and has not been made good yet. Every flush that
+    /// covers any of it answers [`Error::WritesLost`] until the objects are written in full or deleted, or the scope
+    /// is invalidated.
+    #[must_use]
+    pub fn lost(&self) -> LostWrites {
+        self.shared().losses.all()
     }
 
     /// Walks every invariant. Operations may wait for the store meanwhile, none may be inside the cache.

@@ -575,14 +575,26 @@ impl<'a> Reserved<'a> {
     }
 }
 
+impl Reserved<'_> {
+    /// Gives them back and wakes nobody: they were too few for the first who waits, who is the one that took them, or
+    /// looks again when the caller has looked.
+    pub(crate) fn put_back(mut self) {
+        self.put_all_free();
+    }
+
+    fn put_all_free(&mut self) {
+        while let Some(bucket) = self.pop() {
+            self.pool.core.put_free(bucket);
+        }
+    }
+}
+
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
         if self.count == 0 {
             return;
         }
-        while let Some(bucket) = self.pop() {
-            self.pool.core.put_free(bucket);
-        }
+        self.put_all_free();
         self.pool.core.waiters.notify();
     }
 }

@@ -47,12 +47,16 @@ impl Runner {
             })),
             Event::Missed => self.others.push(Box::pin(async move {
                 dropped(drop_clean(&shared, &Scope::All).await);
+                shared.check_epochs().await;
                 shared.hub.publish(&Event::Missed);
             })),
+            // What others had written and this cache has copies of is gone below.
+            Event::WritesLost(scope) => self.others.push(Box::pin(async move {
+                dropped(drop_clean(&shared, &scope).await);
+                shared.hub.publish(&Event::WritesLost(scope));
+            })),
             Event::Fenced(scope, epoch) => {
-                if shared.fences_callers() {
-                    shared.note_claim(&scope, epoch);
-                }
+                shared.heard_of_claim(&scope, epoch);
                 shared.hub.publish(&Event::Fenced(scope, epoch));
             }
             event => shared.hub.publish(&event),

@@ -9,13 +9,15 @@ use std::task::{Poll, Waker};
 use blocker::admission::Claims;
 use blocker::{
     Blocker, Capabilities, ClaimRequest, Clock, Epoch, Error, EventHub, Namespace, ObjectId, OrderDomain,
-    Result, Scope, Stamp, Timestamp, WritePolicy,
+    Result, Scope, Timestamp, WritePolicy,
 };
 
 use super::config::{ObjectCacheConfig, Writer};
 use super::gauges::{Gauges, add};
 use super::hooks::Hooks;
 use super::index::{InUse, Index};
+use super::losses::Losses;
+use super::owner::Owner;
 use super::pool::{Pool, Reserved};
 use super::queue::{Queues, bucket_hash};
 use super::registry::Registry;
@@ -23,7 +25,7 @@ use super::state::{Env, Object};
 use super::versions::Versions;
 use super::wait::{Permits, WaitQueue};
 use crate::hash::KeyHasher;
-use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 
 /// A task that goes on although nobody waits for it any more.
 pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -45,6 +47,8 @@ pub(crate) struct Shared {
     pub(crate) gauges: Gauges,
     pub(crate) index: Index,
     pub(crate) registry: Registry,
+    /// What was acknowledged here and can never be stored.
+    pub(crate) losses: Losses,
     pub(crate) hub: EventHub,
     hasher: KeyHasher,
     /// Claims that went through here or were asked for; and how many, to be looked at first.
@@ -53,21 +57,20 @@ pub(crate) struct Shared {
     versions: [AtomicU64; VERSION_STRIPES],
     pub(crate) remembered: Versions,
     turn: AtomicU32,
+    /// An evictor has been sent away by an object that was busy; looked at by whoever leaves an object's turn.
+    has_missed_eviction: AtomicBool,
     pub(crate) node_waiters: WaitQueue,
     pub(crate) load_permits: Permits,
     pub(crate) flush_permits: Permits,
     pub(crate) background: Background,
-    /// Epochs that this cache has claimed for itself, where it is the writer.
-    epochs: Mutex<HashMap<Namespace, Epoch>>,
-    claiming: Permits,
+    /// What this cache has claimed for itself, where it is the writer.
+    pub(crate) owner: Owner,
+    /// One object at a time is read back and written in full.
+    pub(crate) restoring: Permits,
     /// For the one copy that may have one object's place while it waits for another's.
     pub(crate) pairing: Permits,
-    /// Where nobody else can have changed what this cache has, since it has claimed it with this epoch: see
-    /// `bridging`.
-    pub(crate) sole: Mutex<HashMap<Namespace, Epoch>>,
     /// Flushes that failed since one succeeded.
     pub(crate) failing: AtomicU32,
-    sequence: AtomicU64,
 }
 
 /// Work that the background takes over, and how to wake it.
@@ -136,6 +139,7 @@ impl Shared {
             gauges: Gauges::new(dirty_max.min(u64::from(pool.count()) / 4 * 3).max(1)),
             index,
             registry: Registry::default(),
+            losses: Losses::default(),
             hub: EventHub::new(),
             hasher: KeyHasher::new(seed),
             claims: Mutex::new(Claims::default()),
@@ -143,16 +147,15 @@ impl Shared {
             remembered: Versions::new(config.objects_count_max),
             versions: std::array::from_fn(|stripe| AtomicU64::new(random(stripe))),
             turn: AtomicU32::new(0),
+            has_missed_eviction: AtomicBool::new(false),
             node_waiters: WaitQueue::default(),
             load_permits: Permits::new(config.load_requests_max),
             flush_permits: Permits::new(config.flush_requests_max),
             background: Background::default(),
-            epochs: Mutex::new(HashMap::new()),
-            claiming: Permits::new(1),
+            owner: Owner::new(),
+            restoring: Permits::new(1),
             pairing: Permits::new(1),
-            sole: Mutex::new(HashMap::new()),
             failing: AtomicU32::new(0),
-            sequence: AtomicU64::new(0),
             below,
             config,
             clock,
@@ -198,69 +201,50 @@ impl Shared {
     /// Notes that a scope is claimed.
     pub(crate) fn note_claim(&self, scope: &Scope, epoch: Epoch) {
         // Older news of the same scope, or more scopes than can be remembered: the store decides.
-        if matches!(lock(&self.claims).raise(scope, epoch), Ok(true)) {
+        if matches!(lock(&self.claims).note(scope, epoch, None), Ok(true)) {
             self.claims_count.fetch_add(1, Ordering::Release);
         }
     }
 
-    /// Raises the epoch of a scope here, before the store is asked to; false where the store alone decides.
+    /// Raises the epoch of a scope here, before the store is asked to. Returns the scope's epoch before, for
+    /// [`Self::take_back_claim`]; `None` where the store alone decides.
     ///
     /// # Errors
     /// `Fenced` if a newer one is known to be in force.
-    pub(crate) fn try_claim(&self, scope: &Scope, epoch: Epoch) -> Result<bool> {
+    pub(crate) fn try_claim(&self, scope: &Scope, epoch: Epoch) -> Result<Option<Epoch>> {
         if !self.fences_callers() {
-            return Ok(false);
+            return Ok(None);
         }
-        let raised = lock(&self.claims).raise(scope, epoch);
-        match raised {
-            Ok(true) => self.claims_count.fetch_add(1, Ordering::Release),
-            Err(error @ Error::Fenced { .. }) => return Err(error),
-            Ok(false) | Err(_) => return Ok(false),
-        };
-        Ok(true)
+        let mut claims = lock(&self.claims);
+        let in_force = claims.scope_epoch(scope);
+        if epoch < in_force {
+            return Err(Error::Fenced { epoch: in_force });
+        }
+        // Of a claim that is in force already the store knows the writer; more scopes than can be remembered: the
+        // store decides.
+        let before = claims.own_epoch(scope);
+        if epoch == in_force || !matches!(claims.note(scope, epoch, None), Ok(true)) {
+            return Ok(None);
+        }
+        drop(claims);
+        self.claims_count.fetch_add(1, Ordering::Release);
+        Ok(Some(before))
+    }
+
+    /// Takes back a claim that the store has refused for good.
+    pub(crate) fn take_back_claim(&self, scope: &Scope, epoch: Epoch, before: Epoch) {
+        lock(&self.claims).take_back(scope, epoch, before);
     }
 
     /// The epoch in force for a scope: claiming with epoch 0 changes nothing, and tells.
     pub(crate) async fn ask_epoch(&self, scope: Scope) -> Result<Epoch> {
-        match self.below.claim(ClaimRequest::new(scope, Epoch(0))).await {
+        match self.below.claim(ClaimRequest::ask(scope)).await {
             Ok(reply) => Ok(reply.epoch),
             Err(Error::Fenced { epoch }) => Ok(epoch),
             // A question changes nothing, whatever became of it.
             Err(Error::OutcomeUnknown(why)) => Err(Error::Retryable(why)),
             Err(error) => Err(error),
         }
-    }
-
-    /// The stamp for the next change of this cache in `namespace`; `None` where callers are the writers.
-    pub(crate) async fn own_stamp(&self, namespace: &Namespace) -> Result<Option<Stamp>> {
-        if self.config.writer == Writer::Callers {
-            return Ok(None);
-        }
-        let known = lock(&self.epochs).get(namespace).copied();
-        let epoch = match known {
-            Some(epoch) => epoch,
-            None => self.claim_own(namespace).await?,
-        };
-        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
-        Ok(Some(Stamp { epoch, sequence }))
-    }
-
-    /// The epoch by which this cache is the writer of `namespace`, if it has claimed it.
-    pub(crate) fn claimed_own(&self, namespace: &Namespace) -> Option<Epoch> {
-        lock(&self.epochs).get(namespace).copied()
-    }
-
-    /// Takes a namespace over with an epoch above whatever is in force there.
-    async fn claim_own(&self, namespace: &Namespace) -> Result<Epoch> {
-        let _alone = Permits::acquire(&self.claiming).await?;
-        if let Some(epoch) = lock(&self.epochs).get(namespace).copied() {
-            return Ok(epoch);
-        }
-        let scope = Scope::Namespace(namespace.clone());
-        let epoch = Epoch(self.ask_epoch(scope.clone()).await?.0 + 1);
-        self.below.claim(ClaimRequest::new(scope, epoch)).await?;
-        lock(&self.epochs).insert(namespace.clone(), epoch);
-        Ok(epoch)
     }
 
     // --- a turn with an object ----------------------------------------------------------------------
@@ -309,9 +293,25 @@ impl Shared {
         if reinserted {
             self.hooks.on_reinsert(id);
         }
-        // Who wanted to evict the object may have found us inside.
+        // Who wanted to evict the object, or a bucket of it, may have found us inside.
         self.node_waiters.notify();
+        self.left_turn();
         Some(answer)
+    }
+
+    /// An evictor is about to be sent away: those who leave a turn from now on wake whoever waits for buckets.
+    pub(crate) fn note_missed_eviction(&self) {
+        self.has_missed_eviction.store(true, Ordering::SeqCst);
+    }
+
+    /// A turn has been left, or something else has ended that keeps buckets.
+    #[inline]
+    pub(crate) fn left_turn(&self) {
+        if self.has_missed_eviction.load(Ordering::SeqCst)
+            && self.has_missed_eviction.swap(false, Ordering::SeqCst)
+        {
+            self.pool.waiters().notify();
+        }
     }
 
     /// Runs `job` in the object's turn if that is now.
@@ -376,10 +376,14 @@ impl Shared {
         reserved
     }
 
-    /// Takes exactly `count`, or none.
+    /// Takes exactly `count`, or none. Called by [`WaitQueue`] alone, which lets others look afterwards.
     pub(crate) fn reserve(&self, count: u32) -> Option<Reserved<'_>> {
         let reserved = self.reserve_up_to(count);
-        (reserved.count() == count).then_some(reserved)
+        if reserved.count() == count {
+            return Some(reserved);
+        }
+        reserved.put_back();
+        None
     }
 
     /// Evicts a clean bucket, or finds that the one in question cannot go now. False if there is none.
@@ -395,10 +399,28 @@ impl Shared {
         let owner = self.index.node(node);
         let env = self.env(node, owner.hash());
         // The owner is only tried: it may be busy, and whoever is inside may be waiting for us.
-        if owner.serial.try_run(|object| object.evict(&env, at, bucket)).unwrap_or(false) {
+        let evict = |object: &mut Object| {
+            let goes = object.evict(&env, at, bucket);
+            if !goes {
+                object.note_kept();
+            }
+            goes
+        };
+        let tried = match owner.serial.try_run(evict) {
+            Ok(goes) => Some(goes),
+            Err(evict) => {
+                // Noted first, and tried once more: whoever was inside leaves before that, or sees the note.
+                self.note_missed_eviction();
+                owner.serial.try_run(evict).ok()
+            }
+        };
+        if tried == Some(true) {
             add(&self.gauges.bucket_evictions, 1);
         } else {
             self.queues.put_back(&self.pool, bucket, hash_of);
+        }
+        if tried.is_some() {
+            self.left_turn();
         }
         true
     }

@@ -165,11 +165,14 @@ async fn send(
     terms.stamp = own_stamp.or(change.stamp);
     terms.durability = forwarded_durability(policy, change.durability);
     let answer = ask(shared, id, &mutation, terms, call).await;
+    if let Err(Error::Fenced { epoch }) = &answer {
+        shared.was_fenced(handle.id(), *epoch);
+    }
     let keeps = policy != WritePolicy::Around && answer.is_ok();
     let landed = if keeps { mutation.landed(&shared.pool) } else { 0 };
     let most = if keeps { mutation.buckets_kept().saturating_sub(landed) } else { 0 };
     let mut means = OwnedMeans::at_hand(shared, most);
-    let (hash, own) = (handle.in_use().node.hash(), Arc::clone(shared));
+    let (hash, own, id) = (handle.in_use().node.hash(), Arc::clone(shared), handle.id().clone());
     let answer = handle
         .enter(move |object, env| {
             let is_exact = object.end_change(&started);
@@ -182,6 +185,7 @@ async fn send(
             }
             if let Ok(reply) = &answer {
                 object.changed_below(&mutation, &change, reply, is_exact, || own.next_version(hash));
+                own.repaired_by(&id, &mutation);
                 object.settle().into_iter().for_each(|(ticket, result)| ticket.settle(result));
             }
             let (version, size) = (Version(object.head.version), object.head.size);
@@ -364,9 +368,6 @@ impl Object {
         head.version = head.store_version.unwrap_or_else(next_version);
         if change.stamp.is_some() {
             head.stamp = change.stamp;
-        }
-        if matches!(mutation, Mutation::Delete | Mutation::WriteFull { .. }) {
-            self.pending.is_lost = false;
         }
     }
 

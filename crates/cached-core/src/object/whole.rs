@@ -147,20 +147,24 @@ pub(crate) async fn flush(shared: Arc<Shared>, request: FlushRequest) -> Result<
         return Err(Error::NotStored("the deadline passed before the flush began".into()));
     }
     let work = async {
-        flush_scope(&shared, &request.scope, &ticket).await?;
+        store_scope(&shared, &request.scope, &ticket).await?;
         // What was forwarded may not be stored below either.
-        shared.below.flush(request.clone()).await
+        shared.below.flush(request.clone()).await?;
+        shared.losses.check(&request.scope)
     };
     shared.until(deadline, late, work).await?;
     Ok(FlushReply::new(Durability::Stored))
 }
 
-/// Waits until what the cache has within `scope` is stored.
-pub(crate) async fn flush_scope(
-    shared: &Arc<Shared>,
-    scope: &Scope,
-    ticket: &Arc<FlushTicket>,
-) -> Result<()> {
+/// Waits until what the cache has within `scope` is stored, or recorded as lost.
+async fn store_scope(shared: &Arc<Shared>, scope: &Scope, ticket: &Arc<FlushTicket>) -> Result<()> {
+    match flush_scope(shared, scope, ticket).await {
+        Err(Error::WritesLost(_)) => Ok(()),
+        result => result,
+    }
+}
+
+async fn flush_scope(shared: &Arc<Shared>, scope: &Scope, ticket: &Arc<FlushTicket>) -> Result<()> {
     if let Scope::Object(id) = scope {
         if let Some(in_use) = shared.find(shared.hash(id), id) {
             let handle = Handle::of(shared, in_use);
@@ -179,9 +183,7 @@ pub(crate) async fn flush_scope(
             }
             if let Scope::Domain(_, domain) = scope {
                 let domain = *domain;
-                let is_of_it = handle.enter(move |object, _| {
-                    object.pending.domains_mixed || object.pending.domain == Some(domain)
-                });
+                let is_of_it = handle.enter(move |object, _| object.pending.domain == Some(domain));
                 if !is_of_it.await {
                     continue;
                 }
@@ -197,13 +199,22 @@ pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<
     let deadline = request.call.deadline;
     let work = async {
         let ticket = Arc::new(FlushTicket::default());
-        flush_scope(&shared, &request.scope, &ticket).await?;
+        store_scope(&shared, &request.scope, &ticket).await?;
         // From here on no older change is accepted here; what came during the flush is stored as well.
         let raised = shared.try_claim(&request.scope, request.epoch)?;
-        if raised {
-            flush_scope(&shared, &request.scope, &Arc::new(FlushTicket::default())).await?;
+        if raised.is_some() {
+            store_scope(&shared, &request.scope, &Arc::new(FlushTicket::default())).await?;
         }
-        shared.below.claim(request.clone()).await
+        let claimed = shared.below.claim(request.clone()).await;
+        match (&claimed, raised) {
+            // Another claim of that epoch may have been taken back here meanwhile.
+            (Ok(_), _) => shared.note_claim(&request.scope, request.epoch),
+            (Err(Error::Invalid(_) | Error::OutOfSpace(_) | Error::Unsupported(_)), Some(before)) => {
+                shared.take_back_claim(&request.scope, request.epoch, before);
+            }
+            _ => {}
+        }
+        claimed
     };
     let late = || Error::OutcomeUnknown("the deadline passed while the claim was made".into());
     shared.until(deadline, late, work).await
@@ -215,6 +226,8 @@ pub(crate) async fn invalidate(shared: Arc<Shared>, request: InvalidateRequest) 
     let work = async {
         let dropped = drop_clean(&shared, &request.scope).await?;
         let reply = shared.below.invalidate(request.clone()).await?;
+        // Whoever invalidates lets go of what was lost. News from below do not: nobody has read of the loss by them.
+        shared.losses.repair(&request.scope);
         Ok(InvalidateReply::new(reply.dropped_bytes + dropped))
     };
     shared.until(deadline, || Error::DeadlinePassed, work).await
@@ -228,7 +241,6 @@ pub(crate) async fn drop_clean(shared: &Arc<Shared>, scope: &Scope) -> Result<u6
     let mut dropped = 0;
     let mut rest = Vec::new();
     for handle in handles_of(shared, scope) {
-        handle.enter(|object, _| object.pending.is_lost = false).await;
         let doubted = doubt(&handle).await;
         dropped += u64::from(doubted.dropped) * BUCKET as u64;
         if doubted.left > 0 {

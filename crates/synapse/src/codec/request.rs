@@ -236,6 +236,7 @@ impl Request {
             Self::Claim(r) => {
                 put_scope(&mut header, &mut names, &r.scope);
                 header.epoch = r.epoch.0;
+                (header.offset, header.length) = (r.writer.0 as u64, (r.writer.0 >> 64) as u64);
             }
             Self::Invalidate(r) => put_scope(&mut header, &mut names, &r.scope),
             Self::Attach(namespace)
@@ -368,7 +369,8 @@ impl Request {
                 Self::Flush(r)
             }
             Op::Claim => {
-                let mut r = ClaimRequest::new(take_scope(head, names)?, Epoch(header.epoch));
+                let writer = WriterId(u128::from(header.length) << 64 | u128::from(header.offset));
+                let mut r = ClaimRequest::new(take_scope(head, names)?, Epoch(header.epoch), writer);
                 r.call = call;
                 Self::Claim(r)
             }

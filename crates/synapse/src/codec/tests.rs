@@ -168,7 +168,7 @@ fn requests() -> Vec<Request> {
         Request::List(ListRequest::new(namespace()).deadline(NOW)),
         Request::Flush(FlushRequest::new(Scope::All)),
         Request::Flush(FlushRequest::new(Scope::Domain(namespace(), OrderDomain(4)))),
-        Request::Claim(ClaimRequest::new(Scope::Object(object("o")), Epoch(u64::MAX))),
+        Request::Claim(ClaimRequest::new(Scope::Object(object("o")), Epoch(u64::MAX), WriterId(u128::MAX))),
         Request::Invalidate(InvalidateRequest::new(Scope::Namespace(namespace()))),
         Request::Attach(namespace()),
         Request::Detach(namespace()),

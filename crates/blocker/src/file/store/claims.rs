@@ -16,7 +16,7 @@ impl Store {
         self.check_open()?;
         let mut claims = self.claims.write();
         let mut raised = claims.clone();
-        if raised.raise(&request.scope, request.epoch)? {
+        if raised.raise(&request.scope, request.epoch, request.writer)? {
             let stored = self.replace_small("claims", encode_claims(&raised));
             // Perhaps it is in place: from here on it binds, whatever the disk says.
             *claims = raised;
@@ -43,7 +43,7 @@ impl Store {
     pub(in crate::file) fn namespace_epoch(&self, namespace: &Namespace) -> Epoch {
         let whole = Scope::Namespace(namespace.clone());
         let claims = self.claims.read();
-        let of_it = |(scope, epoch)| (scope == whole || scope == Scope::All).then_some(epoch);
+        let of_it = |(scope, epoch, _)| (scope == whole || scope == Scope::All).then_some(epoch);
         claims.iter().filter_map(of_it).max().unwrap_or_default()
     }
 }

@@ -124,7 +124,7 @@ impl Store {
         self.walk(&self.root.join("objects"), true, path::NAMESPACE_SUFFIX, &mut |name, _| {
             names.insert(name);
         })?;
-        for (scope, _) in self.claims.read().iter() {
+        for (scope, _, _) in self.claims.read().iter() {
             match scope {
                 Scope::Namespace(namespace) | Scope::Domain(namespace, _) => {
                     names.insert(namespace.as_bytes().to_vec())

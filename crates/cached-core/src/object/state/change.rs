@@ -198,7 +198,6 @@ impl Object {
         self.pending.replace = known == Known::Present || self.head.store_exists || self.flushing.is_some();
         self.pending.truncate_to = u64::MAX;
         self.pending.size_dirty = known == Known::Present;
-        self.pending.is_lost = false;
         self.head.known = known;
         self.head.size = 0;
     }
@@ -216,10 +215,9 @@ impl Object {
         }
         let pending = &mut self.pending;
         if !was_pending {
-            (pending.dirty_since, pending.domain, pending.domains_mixed) = (now, domain, false);
-        } else if pending.domain != domain {
-            pending.domains_mixed = true;
+            (pending.dirty_since, pending.domain) = (now, domain);
         }
+        debug_assert_eq!(pending.domain, domain, "changes of two domains wait for one flush");
         pending.change_seq += 1;
         self.head.version = version;
     }

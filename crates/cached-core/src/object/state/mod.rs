@@ -19,6 +19,7 @@ mod check;
 mod doubt;
 mod landing;
 mod parts;
+mod room;
 mod sharing;
 mod taking;
 
@@ -83,6 +84,8 @@ pub(crate) struct Head {
     pub(crate) store_version: Option<u64>,
     /// Changes of the store begun and ended, to tell ours from those of others.
     pub(crate) store_steps: u32,
+    /// The generation of the cache's own epochs under which it may be changed; 0: none.
+    pub(crate) owned: u32,
     /// The order domain whose epoch in force has been asked for.
     pub(crate) domain_asked: Option<OrderDomain>,
 }
@@ -100,15 +103,16 @@ pub(crate) struct Pending {
     /// Changes up to this one are stored.
     pub(crate) stored_seq: u64,
     pub(crate) dirty_since: Timestamp,
+    /// The order domain of all changes that are not stored: one of another waits until these are.
     pub(crate) domain: Option<OrderDomain>,
-    /// Changes of several domains, or of none and of one.
-    pub(crate) domains_mixed: bool,
+    /// Room taken for what no bucket stands for: see `room.rs`.
+    pub(crate) room: u32,
     /// Its place in the registry of what waits to be stored; 0: none.
     pub(crate) registered: u64,
-    /// The store has refused changes that were acknowledged as cached: they are gone.
-    pub(crate) is_lost: bool,
     /// Flushes that failed in a row.
     pub(crate) failures: u32,
+    /// The store has lost what it had of the object and had not stored: only all of it, in one write, ends that.
+    pub(crate) lost_below: bool,
 }
 
 impl Default for Pending {
@@ -121,10 +125,10 @@ impl Default for Pending {
             stored_seq: 0,
             dirty_since: Timestamp(0),
             domain: None,
-            domains_mixed: false,
+            room: 0,
             registered: 0,
-            is_lost: false,
             failures: 0,
+            lost_below: false,
         }
     }
 }
@@ -165,6 +169,8 @@ pub(crate) struct Activity {
     pub(crate) ranges: Ranges,
     /// Who waits until changes up to a number are stored.
     pub(crate) flush_waiters: Vec<(u64, Arc<FlushTicket>)>,
+    /// An evictor has been sent away since a range was last let go.
+    kept_buckets: bool,
 }
 
 /// See the module. What a read looks at comes first: `index.rs` asks the memory for that alone.
@@ -287,6 +293,12 @@ impl Object {
             || self.slots.dirty_count() > 0
     }
 
+    /// Whether changes of another order domain than `domain` are not stored yet.
+    #[inline]
+    pub(crate) fn has_other_domain(&self, domain: Option<OrderDomain>) -> bool {
+        self.pending.domain != domain && self.pending.change_seq > self.pending.stored_seq
+    }
+
     /// Whether it can be forgotten: nothing waits, nothing is under way.
     pub(crate) fn is_idle(&self) -> bool {
         !self.has_pending()
@@ -294,7 +306,6 @@ impl Object {
             && self.head.store_changes == 0
             && self.activity.is_none()
             && self.pending.registered == 0
-            && !self.pending.is_lost
     }
 
     pub(crate) fn activity(&mut self) -> &mut Activity {
