@@ -7,6 +7,8 @@ use blocker::{
 };
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
+use super::bridging::gap_bytes_max;
+use super::doubt::{doubt_rest, dropped};
 use super::flush_plan::{FlushPlan, RunLimits};
 use super::gauges::add;
 use super::handle::Handle;
@@ -23,7 +25,7 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
     let bucket = BUCKET as u64;
     let limits = RunLimits {
         run_bytes_max: (shared.can.request_bytes_max / bucket * bucket).max(bucket),
-        gap_bytes_max: shared.config.flush_gap_bytes_max,
+        gap_bytes_max: gap_bytes_max(&shared, &handle.id().namespace),
         runs_max: shared.can.runs_max as usize,
     };
     let begun = handle.enter(move |object, env| {
@@ -45,10 +47,14 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
         }
     };
     let (own, id) = (Arc::clone(&shared), handle.id().clone());
-    let (loss, done) = handle
+    let (loss, done, left) = handle
         .enter(move |object, env| {
-            let mut done = Vec::new();
+            let (mut done, mut left) = (Vec::new(), 0);
             let (mut failure, mut loss) = (None, None);
+            let result = result.map(|(plan, result)| {
+                let result = object.outcome(&plan, result);
+                (plan, result)
+            });
             match result {
                 None => (),
                 Some((plan, Err(why @ Error::Fenced { epoch }))) => {
@@ -60,7 +66,7 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                     done.extend(waiters.into_iter().map(|ticket| (ticket, is_lost())));
                 }
                 Some((plan, result)) => {
-                    done = object.end_flush(env, &plan, &result);
+                    (done, left) = object.end_flush(env, &plan, &result);
                     failure = result.err();
                     object.pending.lost_below = matches!(failure, Some(Error::WritesLost(_)))
                         || failure.is_some() && object.pending.lost_below;
@@ -88,12 +94,17 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                 own.registry.leave(number);
                 done.extend(object.settle());
             }
-            (loss, done)
+            (loss, done, left)
         })
         .await;
     done.into_iter().for_each(|(ticket, result)| ticket.settle(result));
     if let Some((is_first, lost, why)) = loss {
         tell_loss(&shared, handle.id(), is_first, lost, &why);
+    }
+    if left > 0 {
+        // Not here: a flush must not wait for memory.
+        let handle = handle.clone();
+        shared.background.adopt(Box::pin(async move { dropped(doubt_rest(handle, left).await) }));
     }
     let node = handle.at();
     drop(handle);

@@ -29,8 +29,10 @@
 //! ```
 
 mod back;
+mod bridging;
 mod config;
 mod copy;
+mod doubt;
 mod flush;
 mod flush_plan;
 mod gauges;
@@ -431,7 +433,7 @@ impl Control for ObjectCache {
         Reply::pending(async move {
             let scope = Scope::Namespace(namespace);
             whole::flush(Arc::clone(&shared), FlushRequest::new(scope.clone())).await?;
-            whole::drop_clean(&shared, &scope).await;
+            whole::drop_clean(&shared, &scope).await?;
             Ok(())
         })
     }

@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use blocker::{ClaimRequest, Epoch, Error, Event, Namespace, ObjectId, Result, Scope, Stamp, WriterId};
 
 use super::config::Writer;
+use super::doubt::dropped;
 use super::shared::Shared;
 use super::state::Object;
 use super::wait::Permits;
@@ -96,6 +97,11 @@ impl Owner {
         }
     }
 
+    /// Whether nobody else can have changed the namespace since it was claimed.
+    pub(crate) fn holds(&self, namespace: &Namespace) -> bool {
+        matches!(self.get(namespace), Some(Own::Held(_)))
+    }
+
     fn held(&self) -> Vec<Namespace> {
         let namespaces = lock(&self.namespaces);
         let held = namespaces.iter().filter(|(_, own)| matches!(own, Own::Held(_)));
@@ -157,8 +163,8 @@ impl Shared {
             }
             match self.claim_below(&scope, epoch).await {
                 Ok(()) => {
+                    drop_clean(self, &scope).await?;
                     self.owner.set(namespace, Own::Held(epoch));
-                    drop_clean(self, &scope).await;
                     return Ok(epoch);
                 }
                 Err(Error::Fenced { epoch: newer }) => in_force = newer.max(epoch),
@@ -186,8 +192,9 @@ impl Shared {
                     "another writer has taken over: changes are refused until this cache is started again"
                 );
                 self.hub.publish(&Event::Fenced(scope.clone(), newer));
-                // What the new writer changes this cache does not learn.
-                drop_clean(self, &scope).await;
+                // What the new writer changes this cache does not learn. Not here: a flush must not wait for memory.
+                let own = Arc::clone(self);
+                self.background.adopt(Box::pin(async move { dropped(drop_clean(&own, &scope).await) }));
                 Err(Error::Fenced { epoch: newer })
             }
             Err(error) => Err(error),

@@ -563,6 +563,12 @@ pub(crate) struct Detached {
     count: u32,
 }
 
+impl Detached {
+    pub(crate) fn count(&self) -> u32 {
+        self.count
+    }
+}
+
 impl<'a> Reserved<'a> {
     pub(crate) fn attach(pool: &'a Pool, detached: Detached) -> Self {
         Self { pool, top: detached.top, count: detached.count }

@@ -67,6 +67,8 @@ pub(crate) struct Shared {
     pub(crate) owner: Owner,
     /// One object at a time is read back and written in full.
     pub(crate) restoring: Permits,
+    /// For the one copy that may have one object's place while it waits for another's.
+    pub(crate) pairing: Permits,
     /// Flushes that failed since one succeeded.
     pub(crate) failing: AtomicU32,
 }
@@ -152,6 +154,7 @@ impl Shared {
             background: Background::default(),
             owner: Owner::new(),
             restoring: Permits::new(1),
+            pairing: Permits::new(1),
             failing: AtomicU32::new(0),
             below,
             config,
@@ -431,14 +434,31 @@ impl Shared {
         late: impl FnOnce() -> Error,
         work: impl Future<Output = Result<T>>,
     ) -> Result<T> {
+        self.until_given_up(deadline, || true, late, work).await
+    }
+
+    /// As [`Self::until`], if at the deadline or later `give_up` says that the work can still be dropped without a
+    /// trace; while it cannot, its answer is about to come.
+    pub(crate) async fn until_given_up<T>(
+        &self,
+        deadline: Option<Timestamp>,
+        give_up: impl Fn() -> bool,
+        late: impl FnOnce() -> Error,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
         let Some(deadline) = deadline else { return work.await };
         let mut sleep = self.clock.sleep_until(deadline);
+        let mut is_late = false;
         let mut work = std::pin::pin!(work);
         let answer = poll_fn(|cx| {
             if let Poll::Ready(answer) = work.as_mut().poll(cx) {
                 return Poll::Ready(Some(answer));
             }
-            sleep.as_mut().poll(cx).map(|()| None)
+            if !is_late {
+                std::task::ready!(sleep.as_mut().poll(cx));
+                is_late = true;
+            }
+            if give_up() { Poll::Ready(None) } else { Poll::Pending }
         });
         answer.await.unwrap_or_else(|| Err(late()))
     }

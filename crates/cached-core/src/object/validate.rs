@@ -20,7 +20,8 @@ impl Shared {
             memory_bytes: u64::from(self.pool.count()) * BUCKET_BYTES,
             free_bytes: u64::from(self.pool.free()) * BUCKET_BYTES,
             clean_bytes: bytes(&[State::Clean]),
-            dirty_bytes: bytes(&[State::Dirty, State::DirtyWhole, State::Writing]),
+            dirty_bytes: bytes(&[State::Dirty, State::DirtyWhole, State::Writing])
+                + gauges.room() * BUCKET_BYTES,
             writing_bytes: bytes(&[State::Writing]),
             zero_bytes: bytes(&[State::ZeroClean, State::ZeroDirty, State::ZeroWriting]),
             landing_bytes: u64::from(self.pool.landed()) * BUCKET_BYTES,
@@ -59,6 +60,10 @@ impl Shared {
                         clean.push(slot.bucket());
                     }
                     dirty += u64::from(matches!(slot.state(), State::Dirty | State::DirtyWhole));
+                }
+                dirty += u64::from(object.pending.room);
+                if object.pending.room > 0 && !object.has_pending() {
+                    return Err("room is held for nothing".into());
                 }
                 Ok(counts)
             });

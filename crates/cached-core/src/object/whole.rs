@@ -8,6 +8,7 @@ use blocker::{
     Version,
 };
 
+use super::doubt::{doubt, doubt_rest};
 use super::handle::Handle;
 use super::load::load_head;
 use super::pool::BUCKET;
@@ -221,17 +222,39 @@ pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<
 
 /// Drops what the scope has that is clean, here and below.
 pub(crate) async fn invalidate(shared: Arc<Shared>, request: InvalidateRequest) -> Result<InvalidateReply> {
-    let dropped = drop_clean(&shared, &request.scope).await;
     let deadline = request.call.deadline;
-    let work = async { shared.below.invalidate(request.clone()).await };
-    let reply = shared.until(deadline, || Error::DeadlinePassed, work).await?;
-    // Whoever invalidates lets go of what was lost. News from below do not: nobody has read of the loss by them.
-    shared.losses.repair(&request.scope);
-    Ok(InvalidateReply::new(reply.dropped_bytes + dropped))
+    let work = async {
+        let dropped = drop_clean(&shared, &request.scope).await?;
+        let reply = shared.below.invalidate(request.clone()).await?;
+        // Whoever invalidates lets go of what was lost. News from below do not: nobody has read of the loss by them.
+        shared.losses.repair(&request.scope);
+        Ok(InvalidateReply::new(reply.dropped_bytes + dropped))
+    };
+    shared.until(deadline, || Error::DeadlinePassed, work).await
 }
 
 /// Drops clean copies within a scope; how many bytes.
-pub(crate) async fn drop_clean(shared: &Arc<Shared>, scope: &Scope) -> u64 {
+///
+/// # Errors
+/// `Retryable` if that takes memory, and too many wait for it already.
+pub(crate) async fn drop_clean(shared: &Arc<Shared>, scope: &Scope) -> Result<u64> {
+    let mut dropped = 0;
+    let mut rest = Vec::new();
+    for handle in handles_of(shared, scope) {
+        let doubted = doubt(&handle).await;
+        dropped += u64::from(doubted.dropped) * BUCKET as u64;
+        if doubted.left > 0 {
+            rest.push((handle, doubted.left));
+        }
+    }
+    for (handle, left) in rest {
+        doubt_rest(handle, left).await?;
+    }
+    Ok(dropped)
+}
+
+/// The objects within a scope that are known here.
+pub(crate) fn handles_of(shared: &Arc<Shared>, scope: &Scope) -> Vec<Handle> {
     let mut handles = Vec::new();
     match scope {
         Scope::Object(id) => {
@@ -249,18 +272,5 @@ pub(crate) async fn drop_clean(shared: &Arc<Shared>, scope: &Scope) -> u64 {
             }
         }),
     }
-    let mut buckets = 0;
-    for handle in handles {
-        buckets += handle
-            .enter(|object, env| {
-                let dropped = object.drop_clean(env);
-                if !object.has_pending() && object.flushing.is_none() && object.head.store_changes == 0 {
-                    object.forget_head(env);
-                }
-                object.head.store_version = None;
-                dropped
-            })
-            .await;
-    }
-    buckets * BUCKET as u64
+    handles
 }

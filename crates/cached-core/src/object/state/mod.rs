@@ -16,8 +16,10 @@ mod buckets;
 mod bytes;
 mod change;
 mod check;
+mod doubt;
 mod landing;
 mod parts;
+mod room;
 mod sharing;
 mod taking;
 
@@ -26,13 +28,14 @@ use blocker::{Clock, OrderDomain, Segments, Stamp, Timestamp};
 use super::gauges::Gauges;
 use super::pool::{BUCKET, Meta, Pool, Reserved};
 use super::queue::{Queues, bucket_hash};
-use super::ranges::{Buckets, Ranges};
-use super::slots::Slots;
+use super::ranges::{Buckets, Ranges, Ticket};
+use super::slots::{Slots, State};
 use super::versions::Versions;
 use super::waiter::FlushTicket;
 use crate::sync::Arc;
 
 pub(crate) use bytes::{LINES_READ, LINES_WRITTEN};
+pub(crate) use doubt::Doubted;
 use parts::BUCKET_U64;
 pub(crate) use parts::{buckets_of, parts, touched};
 
@@ -102,6 +105,8 @@ pub(crate) struct Pending {
     pub(crate) dirty_since: Timestamp,
     /// The order domain of all changes that are not stored: one of another waits until these are.
     pub(crate) domain: Option<OrderDomain>,
+    /// Room taken for what no bucket stands for: see `room.rs`.
+    pub(crate) room: u32,
     /// Its place in the registry of what waits to be stored; 0: none.
     pub(crate) registered: u64,
     /// Flushes that failed in a row.
@@ -120,6 +125,7 @@ impl Default for Pending {
             stored_seq: 0,
             dirty_since: Timestamp(0),
             domain: None,
+            room: 0,
             registered: 0,
             failures: 0,
             lost_below: false,
@@ -128,12 +134,33 @@ impl Default for Pending {
 }
 
 /// The part of a flush under way that reads and changes must know.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Flushing {
     pub(crate) replace: bool,
     pub(crate) truncate_to: u64,
     /// Since when there is something that it does not have.
     pub(crate) newer_since: Option<Timestamp>,
+    /// What it sends of each slot, in order of the slots.
+    pub(crate) sent: Arc<[Sent]>,
+    /// Others may have changed the object since it began: what it stores need not be what the store has after it.
+    pub(crate) is_doubted: bool,
+}
+
+/// What a flush sends of one slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sent {
+    pub(crate) at: u32,
+    /// The sectors.
+    pub(crate) mask: u8,
+    /// The state of the slot before.
+    pub(crate) was: State,
+}
+
+impl Flushing {
+    /// The sectors of a slot that are on their way to the store.
+    pub(crate) fn mask_of(&self, at: u32) -> u8 {
+        self.sent.binary_search_by_key(&at, |sent| sent.at).map_or(0, |found| self.sent[found].mask)
+    }
 }
 
 /// What exists only while the store is asked, or somebody waits.
@@ -306,9 +333,20 @@ impl Object {
         self.activity.as_ref().is_some_and(|activity| activity.ranges.is_changing(buckets))
     }
 
-    pub(crate) fn spoil_loads(&mut self, from: u32) {
+    /// Bytes of the slots `buckets` that the store has been asked for are void.
+    pub(crate) fn spoil_bytes(&mut self, buckets: Buckets) {
         if let Some(activity) = &mut self.activity {
-            activity.ranges.spoil_loads(from);
+            activity.ranges.spoil_bytes(&buckets);
         }
+    }
+
+    /// Whether what was asked of the store under this entry is void.
+    pub(crate) fn is_stale(&self, ticket: Ticket) -> bool {
+        self.activity.as_ref().is_some_and(|activity| activity.ranges.is_stale(ticket))
+    }
+
+    /// As [`Self::is_stale`], and the entry asks for nothing from now on.
+    pub(crate) fn take_stale(&mut self, ticket: Ticket) -> bool {
+        self.activity.as_mut().is_some_and(|activity| activity.ranges.take_stale(ticket))
     }
 }
