@@ -408,7 +408,9 @@ impl World {
     fn excuse(&self, error: &Error) -> Result<(), String> {
         let is_excused = match error {
             Error::Retryable(_) | Error::NotStored(_) | Error::OutcomeUnknown(_) | Error::OutOfSpace(_) => {
-                !self.is_faultless()
+                // A flush under which another has removed the object is tried again.
+                let is_gone = self.profile.another_deletes && matches!(error, Error::NotStored(_));
+                !self.is_faultless() || is_gone
             }
             Error::WritesLost(_) | Error::Fenced { .. } => self.may_lose,
             _ => false,

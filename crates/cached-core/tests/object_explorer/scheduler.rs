@@ -151,6 +151,7 @@ impl World {
             oracle.add(id.clone(), size, value);
             ids.push(id);
         }
+        oracle.is_lenient = profile.another_deletes;
         oracle.checks_versions = profile.another == 0 && profile.claims == 0 && profile.caches == 1;
         store.sync_all(&ids);
         store.close(profile.is_volatile);
@@ -250,7 +251,7 @@ impl World {
         let weights = [
             if can_ask { ask * 100 } else { 0 },
             if self.sim.is_idle() { 0 } else { poll * 100 },
-            begin * self.ease_of(Stage::Queued) + self.ease_of(Stage::Stray) / 4,
+            begin * self.ease_of(Stage::Queued) + self.ease_of(Stage::Stray).div_ceil(4),
             answer * self.ease_of(Stage::Done),
             if self.sim.clock.next_alarm().is_some() { time * 20 } else { 0 },
             if self.troubles * 1000 < (self.asked + 4) * rates { ask * rates / 10 } else { 0 },
@@ -329,12 +330,15 @@ impl World {
     fn pick(&mut self, stage: Stage) -> Option<u64> {
         let waiting = self.store.waiting();
         let here: Vec<u64> = waiting.into_iter().filter(|(_, at)| *at == stage).map(|(it, _)| it).collect();
-        let weights: Vec<u64> = here.iter().map(|number| self.ease(*number)).collect();
+        let mut weights: Vec<u64> = here.iter().map(|number| self.ease(*number)).collect();
+        if weights.iter().sum::<u64>() == 0 {
+            weights.fill(1);
+        }
         (!here.is_empty()).then(|| here[self.rng.weighted(&weights)])
     }
 
     fn begin_one(&mut self) {
-        let (queued, strays) = (self.ease_of(Stage::Queued), self.ease_of(Stage::Stray) / 4);
+        let (queued, strays) = (self.ease_of(Stage::Queued), self.ease_of(Stage::Stray).div_ceil(4));
         let is_stray = queued == 0 || self.rng.below(queued + strays) >= queued;
         let stage = if is_stray { Stage::Stray } else { Stage::Queued };
         let Some(number) = self.pick(stage) else { return };
@@ -552,7 +556,8 @@ impl World {
                 if is_over(self) {
                     break;
                 }
-                let may_wait = !self.is_faultless() || self.may_lose;
+                // What another removes under a flush is sent again, a little later.
+                let may_wait = !self.is_faultless() || self.may_lose || self.profile.another_deletes;
                 let is_late = self.sim.clock.now().since(start) > PATIENCE;
                 let due = self.sim.clock.next_alarm();
                 let far = due.is_none_or(|due| due.since(start) > PATIENCE);
