@@ -235,6 +235,7 @@ impl Shared {
         let now = if object.asks_for_time() { self.clock.now() } else { Timestamp(0) };
         let version = self.next_version(env.hash);
         object.note_change(now, version, change.domain);
+        object.pending.is_acknowledged |= change.durability == Durability::Cached;
         let is_pending = self.register(object, env);
         if means.credits < credits && self.gauges.has_begun_to_press() {
             self.background.wake();
