@@ -61,7 +61,12 @@ impl Object {
             if within == 0 || self.head.store_changes > 0 {
                 return Look::Head;
             }
-            buckets_of(request.offset, within)
+            let wanted = buckets_of(request.offset, within);
+            // All of it is here, but not where the object ends: a load would ask the store for nothing.
+            if self.missing_runs(env, &wanted, u64::MAX).is_empty() {
+                return Look::Head;
+            }
+            wanted
         } else {
             match self.read(env, request.offset, request.len_bytes, None) {
                 Err(need) => need.load.unwrap_or_default(),
