@@ -109,7 +109,12 @@ async fn read_from_store(shared: &Arc<Shared>, request: ReadRequest, hash: u64) 
                 handle.follow(ticket).await;
                 continue;
             }
-            Look::Load(buckets) => buckets,
+            // What is here is not looked for, unless it was evicted while the rest came: then it is held as well.
+            Look::Load(buckets) if !is_counted => buckets,
+            Look::Load(_) => {
+                let within = object_bytes_max.saturating_sub(request.offset).min(request.len_bytes);
+                buckets_of(request.offset, within)
+            }
         };
         if !std::mem::replace(&mut is_counted, true) {
             add(&shared.gauges.misses, 1);
