@@ -259,6 +259,27 @@ fn a_write_that_must_be_stored_does_not_hide_a_loss() {
 }
 
 #[test]
+fn a_refused_write_that_was_never_acknowledged_is_no_loss() {
+    let store = Steered::new();
+    // It learns of the claim by its flush alone.
+    store.silence();
+    let mut world = over(store, back());
+    let object = id("taken");
+    let known = world.cache.info(InfoRequest::new(object.clone()));
+    assert!(matches!(world.run(known), Err(Error::Missing)));
+    world.taken_over(Scope::Object(object.clone()), 5);
+    let mut stored = WriteRequest::new(object.clone(), 0, pattern(4, 0, 10));
+    stored.change.durability = Durability::Stored;
+    let reply = world.cache.write(stored);
+    let answer = world.run(reply);
+    assert!(matches!(answer, Err(Error::WritesLost(_))), "{answer:?}");
+    for scope in scopes(&object, 1) {
+        assert!(!world.is_lost(scope));
+    }
+    assert_eq!(world.cache.counters().lost_objects, 0);
+}
+
+#[test]
 fn a_claim_of_a_domain_stops_what_was_changed_in_it_and_nothing_else() {
     let mut world = world(back());
     let object = id("shared");

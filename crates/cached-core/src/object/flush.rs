@@ -61,7 +61,7 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                     own.was_fenced(&id, epoch);
                     let (lost, waiters) = object.lose(env, &plan);
                     // In the turn: whoever looks for the object's changes from now on finds that they are lost.
-                    loss = Some((own.losses.record(&id, lost, &why), lost, why));
+                    loss = lost.map(|lost| (own.losses.record(&id, lost, &why), lost, why));
                     let is_lost = || Err(Error::WritesLost("another writer has taken over".into()));
                     done.extend(waiters.into_iter().map(|ticket| (ticket, is_lost())));
                 }

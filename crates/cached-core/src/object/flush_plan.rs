@@ -348,16 +348,17 @@ impl Object {
         env.gauges.shift(old, slot);
     }
 
-    /// Ends a flush that the store refuses for good: what the store does not have is dropped. Gives back what that
-    /// was, and who waited for it to be stored.
-    pub(crate) fn lose(&mut self, env: &Env<'_>, plan: &FlushPlan) -> (Lost, Vec<Arc<FlushTicket>>) {
+    /// Ends a flush that the store refuses for good: what the store does not have is dropped. Gives back what of that
+    /// had been acknowledged, if anything had, and who waited for it to be stored.
+    pub(crate) fn lose(&mut self, env: &Env<'_>, plan: &FlushPlan) -> (Option<Lost>, Vec<Arc<FlushTicket>>) {
         self.flushing = None;
         self.head.store_steps += 1;
         self.head.store_changes -= 1;
         let bytes = u64::from(self.slots.dirty_count()) * BUCKET as u64 + plan.bytes();
         let changes = self.pending.change_seq - self.pending.stored_seq;
         let lost = Lost { changes, bytes, domain: self.pending.domain };
-        super::gauges::add(&env.gauges.lost_bytes, bytes);
+        let lost = std::mem::take(&mut self.pending.is_acknowledged).then_some(lost);
+        super::gauges::add(&env.gauges.lost_bytes, lost.map_or(0, |lost| lost.bytes));
         let sent = plan.slots.iter().filter(|sent| sent.was != State::ZeroDirty).count();
         self.forget(env, 0..u32::MAX);
         env.gauges.give_back(sent as u32);
@@ -377,6 +378,7 @@ impl Object {
     pub(crate) fn settle(&mut self) -> Vec<(Arc<FlushTicket>, Result<()>)> {
         if self.flushing.is_none() && !self.has_pending() {
             self.pending.stored_seq = self.pending.change_seq;
+            self.pending.is_acknowledged = false;
         }
         let stored = self.pending.stored_seq;
         let Some(activity) = self.activity_mut() else { return Vec::new() };

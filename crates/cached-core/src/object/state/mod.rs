@@ -111,6 +111,8 @@ pub(crate) struct Pending {
     pub(crate) registered: u64,
     /// Flushes that failed in a row.
     pub(crate) failures: u32,
+    /// Some of what waits has been acknowledged; else all of it is waited for by whoever asked for it as *stored*.
+    pub(crate) is_acknowledged: bool,
     /// The store has lost what it had of the object and had not stored: only all of it, in one write, ends that.
     pub(crate) lost_below: bool,
 }
@@ -128,6 +130,7 @@ impl Default for Pending {
             room: 0,
             registered: 0,
             failures: 0,
+            is_acknowledged: false,
             lost_below: false,
         }
     }
