@@ -1,9 +1,8 @@
 //! The end: no more requests, everything stored, the store closed; or a word about what is lost.
 
 use super::door::Door;
-use super::store::Store;
 use cached_core::object::ObjectCache;
-use cached_objects::store_all;
+use cached_objects::{Store, store_all};
 use std::time::Duration;
 
 pub use cached_objects::Unfinished;
@@ -27,7 +26,7 @@ pub(super) async fn finish(
 
 /// Closes the store, whatever the cache has come to.
 pub(super) fn closed(result: Result<(), Unfinished>, store: Store) -> Result<(), Unfinished> {
-    let closed = store.close();
+    let closed = store.close(DOOR_PATIENCE);
     result?;
     closed.map_err(|error| Unfinished { dirty_bytes: 0, why: format!("closing the store: {error}") })
 }

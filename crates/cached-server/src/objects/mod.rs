@@ -18,12 +18,12 @@ pub use end::Unfinished;
 use crate::config::{Mistake, ObjectsTable, Secrets, SynapseTable};
 use blocker::{Control, SystemClock};
 use cached_core::object::ObjectCache;
+use cached_objects::Store;
 use door::Door;
 use std::io;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-use store::Store;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, oneshot};
 
@@ -73,7 +73,7 @@ impl Objects {
         synapse: Option<&SynapseTable>,
         secrets: Secrets,
     ) -> Result<Objects, ObjectsError> {
-        let store = Store::open(objects, secrets.store)?;
+        let store = store::open(objects, secrets.store)?;
         let cache = ObjectCache::new(store.backend(), objects.cache()?, Arc::new(SystemClock));
         let cache = cache.map_err(|error| Mistake::from(&error))?;
         let control = Builder::new_current_thread().enable_all().build()?;
