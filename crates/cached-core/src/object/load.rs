@@ -25,7 +25,9 @@ pub(crate) struct Brought {
 /// Asks the store for what is missing of `buckets`; the caller holds the range.
 pub(crate) async fn ask(handle: &Handle, buckets: Buckets, call: Call) -> Result<Brought> {
     let shared = Arc::clone(&handle.shared);
-    let run_max = (shared.can.request_bytes_max / BUCKET as u64 * BUCKET as u64).max(BUCKET as u64);
+    // As the store is now: one that is reached over a network may come back with other limits.
+    let request_bytes_max = shared.below.capabilities().request_bytes_max;
+    let run_max = (request_bytes_max / BUCKET as u64 * BUCKET as u64).max(BUCKET as u64);
     let (runs, steps) = handle
         .enter(move |object, env| (object.missing_runs(env, &buckets, run_max), object.head.store_steps))
         .await;
