@@ -8,7 +8,9 @@ use crate::settings::{NotedSettings, Settings};
 use crate::stats::classes::Classes;
 use crate::stats::counters::{Counters, Totals};
 use crate::stats::detail::Detail;
+use crate::trials::Trials;
 use crate::watch::Watch;
+use crate::worker::Pulse;
 use cached_core::kv::{Kv, KvStats};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -29,6 +31,12 @@ pub(crate) struct Shared {
     pub(crate) observed: Arc<AtomicU32>,
     pub(crate) watch: Arc<Watch>,
     pub(crate) stop: Stop,
+    /// The first defect that has shown itself: why the server ends.
+    pub(crate) defect: Defect,
+    /// Defects that tests have asked for.
+    pub(crate) trials: Trials,
+    /// Beats once a second.
+    pub(crate) acceptor_pulse: Pulse,
     /// Whether new connections are being accepted.
     pub(crate) accepting: AtomicBool,
     /// Times that accepting had to pause for lack of descriptors.
@@ -114,7 +122,29 @@ impl Stop {
     }
 }
 
+/// A panic in one of the server's threads, remembered until the server has ended because of it.
+#[derive(Debug, Default)]
+pub(crate) struct Defect(OnceLock<String>);
+
+impl Defect {
+    /// The first one, if there is any.
+    pub(crate) fn first(&self) -> Option<&str> {
+        self.0.get().map(String::as_str)
+    }
+}
+
 impl Shared {
+    /// Notes that a thread has panicked, and asks the server to stop: it is not to go on with half of its threads.
+    pub(crate) fn fail(&self, thread: &str, payload: &(dyn std::any::Any + Send)) {
+        let words = payload.downcast_ref::<&str>().copied();
+        let words = words.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+        let text = format!("{thread} has panicked: {}", words.unwrap_or("no reason is given"));
+        tracing::error!("{text}; the server ends");
+        // The first one is the cause of what follows.
+        let _ = self.defect.0.set(text);
+        self.stop.request();
+    }
+
     pub(crate) fn new(
         kv: Kv,
         clock: ServerClock,
@@ -134,6 +164,9 @@ impl Shared {
             observed,
             watch,
             stop: Stop::default(),
+            defect: Defect::default(),
+            trials: Trials::default(),
+            acceptor_pulse: Pulse::default(),
             accepting: AtomicBool::new(true),
             listen_disabled: AtomicU64::new(0),
             listen_disabled_micros: AtomicU64::new(0),

@@ -16,6 +16,7 @@ pub use region::{REGION_HEADER_BYTES, RegionHeader, RegionHeaderError};
 pub(crate) use region::{Region, RegionState};
 
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
+use lock_order::Rank;
 
 /// The index of a region in its arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -84,6 +85,9 @@ pub enum ArenaError {
     },
 }
 
+/// A leaf: nothing is taken while it is held.
+static FREE: Rank = Rank::new("arena: free regions", 55);
+
 /// The memory and the table of its regions.
 pub struct Arena {
     memory: Memory,
@@ -132,11 +136,14 @@ impl Arena {
             region_shift: region_bytes.trailing_zeros(),
             regions: (0..count).map(|_| Region::new()).collect(),
             // Popped from the end, so that memory is touched from the bottom up.
-            free: Mutex::new(FreeRegions {
-                ids: (0..count).rev().collect(),
-                held: [0; 2],
-                share: [config.kv_regions_max, config.objects_regions_max],
-            }),
+            free: Mutex::ranked(
+                FreeRegions {
+                    ids: (0..count).rev().collect(),
+                    held: [0; 2],
+                    share: [config.kv_regions_max, config.objects_regions_max],
+                },
+                &FREE,
+            ),
             free_count: AtomicU32::new(count.min(config.kv_regions_max)),
             next_sequence: AtomicU64::new(1),
         })

@@ -40,6 +40,8 @@ pub(crate) struct Region {
     /// Bytes handed out, the header included. Written by the stream that appends.
     used_bytes: AtomicU32,
     owner: AtomicU32,
+    /// Of the writers, those whose bytes are still to come from elsewhere, for as long as that takes.
+    arrivals: AtomicU32,
     /// Rises with every region taken or requeued: the age order of the queues.
     sequence: AtomicU64,
     /// When the region was opened or requeued, clock seconds.
@@ -58,6 +60,7 @@ impl Region {
             usage: AtomicU64::new(0),
             used_bytes: AtomicU32::new(0),
             owner: AtomicU32::new(0),
+            arrivals: AtomicU32::new(0),
             sequence: AtomicU64::new(0),
             opened_at: AtomicU32::new(0),
             expiring: std::array::from_fn(|_| AtomicU32::new(0)),
@@ -120,6 +123,16 @@ impl Region {
     /// An entry of `bytes` moves in from elsewhere, complete as far as anybody can see.
     pub(crate) fn entry_moved_in(&self, bytes: u32) {
         self.usage.fetch_add(u64::from(bytes), Ordering::Relaxed);
+    }
+
+    /// An entry waits for bytes from elsewhere; true if it is the only one of the region that does.
+    pub(crate) fn begin_arrival(&self) -> bool {
+        self.arrivals.fetch_add(1, Ordering::Relaxed) == 0
+    }
+
+    /// It does not wait any more; true if none of the region does now.
+    pub(crate) fn end_arrival(&self) -> bool {
+        self.arrivals.fetch_sub(1, Ordering::Relaxed) == 1
     }
 
     /// The entry is published.

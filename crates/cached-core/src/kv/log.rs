@@ -6,7 +6,7 @@
 
 use super::queues::LARGE;
 use super::reclaim::BATCH;
-use super::{Inner, RECLAIM_RESERVE};
+use super::{Inner, RECLAIM_RESERVE, order};
 use crate::arena::{Owner, REGION_HEADER_BYTES, RegionHeader, RegionId, RegionState};
 use crate::clock::Expiry;
 use crate::policy::QueueId;
@@ -56,8 +56,9 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub(super) fn new() -> Lane {
-        Lane { streams: Mutex::new([const { Stream::new() }; STREAMS]), is_used: AtomicBool::new(false) }
+    pub(super) fn new(number: u32) -> Lane {
+        let streams = [const { Stream::new() }; STREAMS];
+        Lane { streams: Mutex::ranked_nth(streams, &order::LANE, number), is_used: AtomicBool::new(false) }
     }
 }
 

@@ -8,9 +8,7 @@
 //! Open in this order: `ops/get.rs` and `ops/store.rs` (what commands do), `item.rs` (the bytes),
 //! `index/` (finding), `log.rs` (placing), `reclaim.rs` (making room), `extent.rs` (large values).
 //!
-//! # Lock order
-//! lanes in their order → reclaimer → shard growth → bucket → {overflow pool, queues, free regions}. The last three
-//! are leaves. A lane is only ever *tried* while a bucket is held.
+//! `order.rs` has the order of the locks.
 
 mod config;
 mod extent;
@@ -20,6 +18,7 @@ mod index;
 mod item;
 mod log;
 mod ops;
+mod order;
 mod queues;
 mod reclaim;
 mod request;
@@ -97,9 +96,12 @@ struct Inner {
     queues: Mutex<Queues>,
     reclaimer: Mutex<Reclaimer>,
     events: Events,
-    /// Bytes reserved for values that are still being received, and their limit.
+    /// Bytes announced by those who hold reservations for values that are still to come, and their limit.
     bodies_bytes: AtomicU64,
     bodies_bytes_max: u64,
+    /// Regions in which such values lie, which cannot be reclaimed meanwhile, and their limit.
+    bodies_regions: AtomicU32,
+    bodies_regions_max: u32,
 }
 
 /// An item found under its bucket's lock.
@@ -155,17 +157,20 @@ impl Kv {
             inline_bytes_max: region_bytes / 16,
             item_bytes_max: AtomicU64::new(config.item_bytes_max as u64),
             pace_below: AtomicU32::new(RECLAIM_RESERVE + 2),
-            lanes: (0..lanes).map(|_| Lane::new()).collect(),
+            lanes: (0..lanes).map(|number| Lane::new(number as u32)).collect(),
             ttl_classes: if regions as usize >= 64 * lanes { log::TTL_CLASSES } else { 1 },
             policy,
             policy_bytes,
             hook: config.hook,
             eviction_hook: config.eviction_hook,
-            queues: Mutex::new(Queues::new(arena.region_count())),
-            reclaimer: Mutex::new(Reclaimer::new(region_bytes)),
+            queues: Mutex::ranked(Queues::new(arena.region_count()), &order::QUEUES),
+            reclaimer: Mutex::ranked(Reclaimer::new(region_bytes), &order::RECLAIMER),
             events: Events::default(),
             bodies_bytes: AtomicU64::new(0),
             bodies_bytes_max: (arena.bytes() as u64 / 4).max(config.item_bytes_max as u64),
+            bodies_regions: AtomicU32::new(0),
+            // One value alone may always come in.
+            bodies_regions_max: (regions / 4).max((config.item_bytes_max / region_bytes) as u32 + 2),
             arena,
         };
         Ok(Kv { inner: Arc::new(inner) })
@@ -189,9 +194,12 @@ impl Kv {
 }
 
 impl Inner {
-    /// The time, after a flush that has become due.
+    /// The time, after a flush that has become due. An operation asks once, before it takes a lock, and hands the answer on:
+    /// the flush takes every lane.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     fn now(&self) -> u32 {
+        lock_order::assert_none_from(order::LOWEST);
         let now = self.clock.now_secs();
         let due = self.flush_due.load(Ordering::Relaxed);
         if due != 0 && due <= now {
@@ -321,6 +329,13 @@ impl Inner {
         if after != before {
             item.set_usage(after);
         }
+    }
+
+    /// Notes a use of the item by a client that was not shown it: it stays as a read one would, but does not count as read.
+    fn bump_unread(&self, item: ItemPtr, now: u32) {
+        let before = item.state();
+        let after = self.hit_states.after(before) & !state::FETCHED | before & state::FETCHED;
+        item.set_usage(Usage::new(after, now));
     }
 
     /// Takes an item out of the index and leaves its bytes to the reclaimer.

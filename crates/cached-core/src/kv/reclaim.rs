@@ -299,7 +299,7 @@ impl Inner {
         }
         reclaimer.evicted.push(candidate.hash);
         reclaimer.evicted_bytes += candidate.bytes;
-        self.note_eviction(&mut reclaimer.tally, item);
+        self.note_eviction(&mut reclaimer.tally, item, now);
         if large {
             self.remove(locked, found, Mutation::Evicted);
         } else {
@@ -323,12 +323,12 @@ impl Inner {
         if self.remove_if_over(locked, found, now) {
             return Ok(());
         }
-        if job.requeue && self.keeps_piece(job.region, found.item) {
+        if job.requeue && self.keeps_piece(job.region, found.item, now) {
             return Ok(());
         }
         let bytes = met.bytes;
-        if job.evict && !(self.keeps_piece(job.region, found.item) && reclaimer.may_keep(bytes)) {
-            self.note_eviction(&mut reclaimer.tally, found.item);
+        if job.evict && !(self.keeps_piece(job.region, found.item, now) && reclaimer.may_keep(bytes)) {
+            self.note_eviction(&mut reclaimer.tally, found.item, now);
             self.remove(locked, found, Mutation::Evicted);
             return Ok(());
         }
@@ -343,7 +343,7 @@ impl Inner {
                 Ok(())
             }
             Err(NoPlace) if job.evict => {
-                self.note_eviction(&mut reclaimer.tally, found.item);
+                self.note_eviction(&mut reclaimer.tally, found.item, now);
                 self.remove(locked, found, Mutation::Evicted);
                 Ok(())
             }
@@ -364,8 +364,8 @@ impl Inner {
     }
 
     /// A large value stays if it was used since its region was opened or last went round.
-    fn keeps_piece(&self, region: RegionId, item: ItemPtr) -> bool {
-        item.last_access(self.now()) > self.arena.region(region).opened_at()
+    fn keeps_piece(&self, region: RegionId, item: ItemPtr, now: u32) -> bool {
+        item.last_access(now) > self.arena.region(region).opened_at()
     }
 
     #[inline]
@@ -392,16 +392,16 @@ impl Inner {
 
     /// Counts an eviction, and tells the hook.
     #[inline]
-    fn note_eviction(&self, tally: &mut Tally, item: ItemPtr) {
+    fn note_eviction(&self, tally: &mut Tally, item: ItemPtr, now: u32) {
         tally.evictions += 1;
         tally.evicted_unfetched += u64::from(item.state() & state::FETCHED == 0);
         if let Some(hook) = &self.eviction_hook {
-            self.tell_eviction(&**hook, item);
+            self.tell_eviction(&**hook, item, now);
         }
     }
 
     #[cold]
-    fn tell_eviction(&self, hook: &dyn EvictionHook, item: ItemPtr) {
+    fn tell_eviction(&self, hook: &dyn EvictionHook, item: ItemPtr, now: u32) {
         let shape = item.shape();
         let value_bytes = match shape.fields().extents {
             true => List::new(item.payload()).value_bytes(),
@@ -412,9 +412,9 @@ impl Inner {
             value_bytes,
             client_flags: item.client_flags(),
             expiry: item.expiry(),
-            last_access: item.last_access(self.now()),
+            last_access: item.last_access(now),
             fetched: item.state() & state::FETCHED != 0,
-            now: self.now(),
+            now,
         });
     }
 
@@ -443,11 +443,12 @@ impl Inner {
         Ok(())
     }
 
+    /// Copies an entry to another place. The caller holds the lock of its bucket, or is the only one who knows of it.
     #[inline]
-    fn copy_entry(&self, from: u32, to: Entry) {
+    pub(super) fn copy_entry(&self, from: u32, to: Entry) {
         let bytes = to.bytes as usize;
-        // SAFETY: both are whole entries of `bytes` bytes in different regions; the target is known
-        // to us alone, and the bucket's lock keeps writers off the source.
+        // SAFETY: both are whole entries of `bytes` bytes, apart from each other; the target is known
+        // to us alone, and nobody writes the source meanwhile, as the caller makes sure.
         unsafe { std::ptr::copy_nonoverlapping(self.ptr(from), self.ptr(to.location), bytes) };
     }
 
@@ -535,7 +536,8 @@ impl Inner {
         let cursor = (REGION_HEADER_BYTES as u32).next_multiple_of(1 << self.granule_shift);
         let end = self.arena.region(region).used_bytes();
         let mut job = Job { region, queue, cursor, end, evict, requeue: false };
-        job.requeue = evict && queue == LARGE && reclaimer.requeues < REQUEUES_MAX && self.mostly_kept(&job);
+        job.requeue =
+            evict && queue == LARGE && reclaimer.requeues < REQUEUES_MAX && self.mostly_kept(&job, now);
         Some(job)
     }
 
@@ -582,7 +584,7 @@ impl Inner {
     }
 
     /// Whether at least three quarters of a region of pieces would be kept: then it is not copied.
-    fn mostly_kept(&self, job: &Job) -> bool {
+    fn mostly_kept(&self, job: &Job, now: u32) -> bool {
         let mut walk = Job { ..*job };
         let mut kept = 0u64;
         let mut met = [NOT_MET; BATCH];
@@ -591,7 +593,7 @@ impl Inner {
             for met in met[..count].iter().filter(|met| met.piece) {
                 let locked = self.index.shard(met.hash).lock(met.hash);
                 if let Some((found, n)) = self.owner_of_piece(&locked, met)
-                    && self.keeps_piece(job.region, found.item)
+                    && self.keeps_piece(job.region, found.item, now)
                 {
                     let piece = List::new(found.item.payload()).pieces().nth(n);
                     kept += piece.map_or(0, |piece| u64::from(piece.bytes) + PIECE_HEADER_BYTES as u64);

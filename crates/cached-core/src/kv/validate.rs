@@ -80,6 +80,7 @@ impl Kv {
         }
         assert_eq!(queued, 0, "regions in queues that are not sealed");
         assert_eq!(inner.bodies_bytes.load(Ordering::Relaxed), 0, "bytes of values under way are left");
+        assert_eq!(inner.bodies_regions.load(Ordering::Relaxed), 0, "regions of values under way are left");
     }
 }
 

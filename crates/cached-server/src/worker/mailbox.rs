@@ -14,6 +14,8 @@ pub(crate) enum Mail {
     Look(usize),
     /// Finish what has been received, then end.
     Shutdown,
+    /// End at once.
+    Abandon,
 }
 
 /// A connection that has been accepted and entered in the table.
@@ -61,6 +63,7 @@ impl std::fmt::Debug for Mail {
             Mail::Connection(newcomer) => write!(f, "Connection({})", newcomer.info.fd),
             Mail::Look(seat) => write!(f, "Look({seat})"),
             Mail::Shutdown => f.write_str("Shutdown"),
+            Mail::Abandon => f.write_str("Abandon"),
         }
     }
 }

@@ -39,7 +39,8 @@ impl Index {
         // Shards fill unevenly: four standard deviations, and a floor for tiny ones.
         let mean = items_max.div_ceil(shards);
         let per_shard = mean + 4 * mean.isqrt() + 64;
-        let shards: Box<[Shard]> = (0..shards).map(|_| Shard::new(per_shard)).collect::<Result<_, _>>()?;
+        let shard = |number| Shard::new(per_shard, number, shards);
+        let shards: Box<[Shard]> = (0..shards).map(shard).collect::<Result<_, _>>()?;
         let bytes_max = shards.iter().map(Shard::bytes_max).sum();
         Ok(Index { shard_mask: shards.len() - 1, shards, bytes_max })
     }

@@ -43,11 +43,12 @@ impl Kv {
             return false;
         }
         let mut reclaimer = lock(&inner.reclaimer);
+        // Flushed regions are all garbage, so they come first. Those that are read or written are left for another time.
+        let mut has_worked = false;
         for _ in 0..16 {
-            // Flushed regions are all garbage, so they come first.
-            inner.reclaim_step(&mut reclaimer, now, 256, false);
+            has_worked |= inner.reclaim_step(&mut reclaimer, now, 256, false);
         }
-        true
+        has_worked
     }
 }
 

@@ -86,7 +86,7 @@ impl Kv {
             };
             let item = found.item;
             let expiry_before = item.expiry();
-            if let Some(expiry) = options.touch
+            if let Some(expiry) = options.touch.filter(|_| !created)
                 && !item.set_expiry(expiry)
             {
                 drop(locked);
@@ -101,9 +101,9 @@ impl Kv {
                 ..Fetched::default()
             };
             if options.tokens {
-                hand_out_token(item, options, now, &mut fetched);
+                hand_out_token(item, options, &mut fetched);
             }
-            if options.touch.is_some() {
+            if options.touch.is_some() && !created {
                 inner.tell(Mutation::Touched, key, item.cas());
             }
             let result = f(&ItemView { kv: inner, item, location: found.location, now }, &fetched);
@@ -183,16 +183,16 @@ impl Kv {
 
 /// Stampede protection: of all who read a stale, vanished or soon-to-expire item, one wins the right
 /// to refresh it.
-fn hand_out_token(item: ItemPtr, options: &FetchOptions, now: u32, fetched: &mut Fetched) {
+fn hand_out_token(item: ItemPtr, options: &FetchOptions, fetched: &mut Fetched) {
     let marks = item.state();
     fetched.token_sent = marks & state::TOKEN_SENT != 0;
     fetched.stale = marks & state::STALE != 0;
     fetched.won = fetched.created;
     if !fetched.token_sent {
-        let soon = options
-            .recache_below_secs
-            .zip(item.expiry().remaining_secs(now))
-            .is_some_and(|(below, remaining)| remaining < below);
+        let expiry = if options.recache_after_touch { item.expiry() } else { fetched.expiry_before };
+        let soon = options.recache_below.is_some_and(|below| {
+            expiry != Expiry::NEVER && expiry.as_secs() < below.as_secs()
+        });
         fetched.won |= fetched.stale || soon && !fetched.created;
     }
     if fetched.won {
