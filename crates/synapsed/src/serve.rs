@@ -7,7 +7,8 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::Arc;
 use std::time::Duration;
 
-use synapse::{Address, Server};
+use blocker::SystemClock;
+use synapse::{Address, NodeRecord, Server, host_name};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -32,6 +33,9 @@ pub(crate) fn run(config: &Config) -> Result<(), String> {
         .chain(workers.iter().map(|worker| worker.handle.clone()))
         .collect();
     let stored = runtime.block_on(async {
+        let record = NodeRecord::open(&*opened.blocker, &SystemClock, RECORD_PATIENCE).await;
+        record.map_err(|error| format!("{}: {error}", config.backend))?.apply(&mut server_config);
+        server_config.name = host_name();
         let cache = table.map(|table| Cache::before(Arc::clone(&opened.blocker), table)).transpose()?;
         let faces = cache.as_ref().map(Cache::faces);
         let (blocker, control) = match faces {
@@ -55,11 +59,16 @@ pub(crate) fn run(config: &Config) -> Result<(), String> {
         if !server.shutdown(patience).await {
             tracing::warn!(patience_s = config.shutdown_patience_s, "some requests were broken off");
         }
+        let instance = server.instance();
         drop(server);
-        match cache {
-            Some(cache) => cache.end().await,
-            None => Ok(()),
+        if let Some(cache) = cache {
+            cache.end().await?;
         }
+        let closed = NodeRecord::close(&*opened.blocker, instance, &SystemClock, CLOSE_PATIENCE).await;
+        if let Err(error) = closed {
+            tracing::warn!(cause = %error, "clients will take this end for a crash");
+        }
+        Ok(())
     });
     drop(workers);
     runtime.shutdown_timeout(patience);
@@ -67,8 +76,14 @@ pub(crate) fn run(config: &Config) -> Result<(), String> {
     stored.and(closed)
 }
 
+/// How long reading the store's record of its servers may take.
+const RECORD_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long writing down an orderly end may take.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+
 /// What a service manager is asked for beyond the time that the end may take.
-const END_MARGIN: Duration = Duration::from_secs(5);
+const END_MARGIN: Duration = Duration::from_secs(5).saturating_add(CLOSE_PATIENCE);
 
 /// The first lines on standard output, for people and for whoever started it with port 0.
 fn say(places: &[Address], config: &Config, memory_bytes_max: u64) {

@@ -32,7 +32,7 @@ use crate::codec::{
 use crate::landing::{PayloadPool, Reserved};
 
 use budget::Budget;
-pub use config::ServerConfig;
+pub use config::{ServerConfig, host_name};
 pub use record::NodeRecord;
 use session::Sessions;
 use statistics::{Counters, Counts};
