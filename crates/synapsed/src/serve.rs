@@ -8,8 +8,9 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 use std::time::Duration;
 
+use blocker::SystemClock;
 use cached_objects::{ConfigError, Store, StoreError, Unfinished, log_news, raise_descriptor_limit};
-use synapse::{Address, Server};
+use synapse::{Address, NodeRecord, Server, host_name};
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::cache::Cache;
@@ -51,6 +52,11 @@ pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
         .chain(workers.iter().map(|worker| worker.handle.clone()))
         .collect();
     let ended = runtime.block_on(async {
+        let record = NodeRecord::open(&*store.backend(), &SystemClock, RECORD_PATIENCE).await;
+        record
+            .map_err(|error| Failure::refused(format!("{}: {error}", config.backend)))?
+            .apply(&mut server_config);
+        server_config.name = host_name();
         let cache = table.map(|table| Cache::before(store.backend(), table)).transpose().map_err(of_file)?;
         let faces = cache.as_ref().map(Cache::faces);
         let (blocker, control) = match faces {
@@ -79,12 +85,19 @@ pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
             if !server.shutdown(patience).await {
                 tracing::warn!(patience_secs = patience.as_secs(), "some requests were broken off");
             }
+            let instance = server.instance();
             stage.set("storing what is dirty");
             drop(server);
             let stored = match cache {
                 Some(cache) => cache.end().await.map_err(Failure::not_stored),
                 None => Ok(()),
             };
+            if stored.is_ok()
+                && let Err(error) =
+                    NodeRecord::close(&*store.backend(), instance, &SystemClock, CLOSE_PATIENCE).await
+            {
+                tracing::warn!(cause = %error, "clients will take this end for a crash");
+            }
             stage.set("closing the store");
             let closed = tokio::task::spawn_blocking(move || store.close(patience)).await;
             let closed = closed.map_err(|_| Failure::not_stored("closing the store has panicked"))?;
@@ -135,8 +148,14 @@ impl Stage {
     }
 }
 
+/// How long reading the store's record of its servers may take.
+const RECORD_PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long writing down an orderly end may take.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
+
 /// What a service manager is asked for beyond the time that the end may take.
-const END_MARGIN: Duration = Duration::from_secs(5);
+const END_MARGIN: Duration = Duration::from_secs(5).saturating_add(CLOSE_PATIENCE);
 
 /// The first lines on standard output, for people and for whoever started it with port 0.
 fn say(places: &[Address], config: &Config, memory_bytes_max: u64) {
