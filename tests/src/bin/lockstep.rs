@@ -15,7 +15,9 @@ use cached_tests::program::Program;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-const BATCHES: usize = 100;
+/// Batches of a sequence, which begins with fresh servers; in a short run fewer, so that each configuration has its turn.
+const BATCHES: usize = 200;
+const BATCHES_SHORT: usize = 20;
 const CONNECTIONS: usize = 3;
 
 fn main() -> ExitCode {
@@ -46,7 +48,11 @@ fn main() -> ExitCode {
             reference: &reference,
             configuration,
             connections: CONNECTIONS,
-            batches: BATCHES,
+            batches: if arguments.operations.is_none() && arguments.seconds < 60 {
+                BATCHES_SHORT
+            } else {
+                BATCHES
+            },
         };
         let (begun, mut requests, mut sequences, mut differences) = (Instant::now(), 0, 0, 0);
         let time = Duration::from_secs(arguments.seconds) / count as u32;
