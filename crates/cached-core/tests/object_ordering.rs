@@ -206,6 +206,31 @@ fn bytes_behind_a_cut_are_no_base_for_a_write() {
 }
 
 #[test]
+fn a_reader_that_keeps_nothing_gets_no_byte_behind_a_cut() {
+    let object = id("volume");
+    for has_newer in [false, true] {
+        let mut world = World::new(back());
+        world.others_write(&object, pattern(1, 0, 2 * 4096));
+        let cut = world.truncate(&object, 100);
+        world.at_once(cut).unwrap();
+        let mut wanted = pattern(1, 0, 100);
+        if has_newer {
+            // A bucket of which the cache has the newer part, and the store what lies before the cut.
+            world.written(&object, 1024, pattern(2, 1024, 512));
+            put(&mut wanted, 1024, &pattern(2, 1024, 512));
+        }
+        let out = world.truncate(&object, 3000);
+        world.at_once(out).unwrap();
+        wanted.resize(3000, 0);
+        let read = ReadRequest::new(object.clone(), 0, BUCKET).hints(Hints::NO_CACHE);
+        let read = world.sim.spawn(world.cache.read(read));
+        same(&world.at_once(read).unwrap().data.to_vec(), &wanted, "read, and not kept");
+        world.agrees(&object);
+        same(&world.stored(&object).unwrap(), &wanted, "in the store");
+    }
+}
+
+#[test]
 fn an_object_removed_below_is_missing() {
     let object = id("volume");
     let mut world = World::new(back());

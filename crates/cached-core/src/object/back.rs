@@ -95,19 +95,16 @@ impl Mutation {
         }
     }
 
-    /// The most buckets that it makes zeros.
-    fn zeros_max(&self) -> u64 {
-        let bucket = BUCKET as u64;
+    /// The most buckets of the dirty limit that what it writes takes: zeros count where they reach.
+    fn dirties_max(&self) -> u64 {
+        let reach = |offset, len| {
+            let buckets = buckets_of(offset, len);
+            u64::from(buckets.end - buckets.start)
+        };
         match self {
-            Self::WriteZeroes { len, .. } | Self::Discard { len, .. } => len / bucket,
-            Self::WriteRuns { runs } => runs
-                .iter()
-                .map(|run| match run.content {
-                    RunContent::Zeroes(len) => len / bucket,
-                    RunContent::Data(_) => 0,
-                })
-                .sum(),
-            _ => 0,
+            Self::WriteZeroes { offset, len } | Self::Discard { offset, len } => reach(*offset, *len),
+            Self::WriteRuns { runs } => runs.iter().map(|run| reach(run.offset, run.len_bytes())).sum(),
+            _ => u64::from(self.buckets_max()),
         }
     }
 
@@ -575,7 +572,7 @@ pub(crate) fn safe_as(mut reply: ChangeReply, durability: Durability) -> ChangeR
 /// Whether a change is too large for the cache, and must go to the store at once.
 pub(crate) fn is_too_large(shared: &Shared, mutation: &Mutation) -> bool {
     let (quarter, dirty_max) = (u64::from(shared.pool.count() / 4), shared.gauges.dirty_max());
-    u64::from(mutation.buckets_max()) > quarter.min(dirty_max) || mutation.zeros_max() > dirty_max
+    u64::from(mutation.buckets_max()) > quarter || mutation.dirties_max() > dirty_max
 }
 
 #[cfg(all(test, not(shuttle)))]

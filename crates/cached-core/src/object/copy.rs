@@ -8,6 +8,7 @@ use blocker::{ChangeReply, CopyRequest, Error, ObjectId, Result, Scope, Version,
 
 use super::back::{self, Mutation};
 use super::handle::{Handle, shielded};
+use super::pool::BUCKET;
 use super::ranges::{Kind, WHOLE};
 use super::shared::Shared;
 use super::slots::Slot;
@@ -173,7 +174,9 @@ async fn take(shared: &Arc<Shared>, request: &CopyRequest, hash: u64) -> Result<
     let source = Handle::acquire(shared, &request.from, hash).await?;
     let (own, condition) = (Arc::clone(shared), request.from_condition);
     let taken = source.enter(move |object, env| {
-        let is_wanted = object.has_pending() || object.flushing.is_some() || !own.can.copy_native;
+        // What takes several requests to be stored would be seen in the store half done.
+        let is_wanted = (object.has_pending() || object.flushing.is_some() || !own.can.copy_native)
+            && object.head.size <= own.can.request_bytes_max / BUCKET as u64 * BUCKET as u64;
         if object.head.known != Known::Present || !is_wanted || object.is_changing(&WHOLE) {
             return Ok(None);
         }

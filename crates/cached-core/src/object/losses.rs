@@ -61,6 +61,8 @@ pub(crate) struct Lost {
 }
 
 struct Listed {
+    /// The number of the last loss.
+    last: u64,
     changes: u64,
     bytes: u64,
     /// `None` once losses of different domains have come together.
@@ -70,6 +72,8 @@ struct Listed {
 
 #[derive(Default)]
 struct State {
+    /// How many losses there have been.
+    count: u64,
     objects: HashMap<ObjectId, Listed>,
     /// By namespace; `None`: in any.
     unlisted: HashMap<Option<Namespace>, Unlisted>,
@@ -77,6 +81,7 @@ struct State {
 
 #[derive(Clone, Copy, Default)]
 struct Unlisted {
+    last: u64,
     objects: u64,
     bytes: u64,
 }
@@ -100,10 +105,12 @@ impl Losses {
     pub(crate) fn record(&self, object: &ObjectId, lost: Lost, why: &Error) -> bool {
         let mut state = lock(&self.state);
         self.is_any.store(true, Ordering::Release);
-        let is_full = state.objects.len() >= OBJECTS_MAX;
+        state.count += 1;
+        let (last, is_full) = (state.count, state.objects.len() >= OBJECTS_MAX);
         match state.objects.entry(object.clone()) {
             Entry::Occupied(mut listed) => {
                 let listed = listed.get_mut();
+                listed.last = last;
                 listed.changes = listed.changes.saturating_add(lost.changes);
                 listed.bytes = listed.bytes.saturating_add(lost.bytes);
                 listed.domain = listed.domain.filter(|domain| *domain == lost.domain);
@@ -111,7 +118,8 @@ impl Losses {
             }
             Entry::Vacant(place) if !is_full => {
                 let Lost { changes, bytes, domain } = lost;
-                place.insert(Listed { changes, bytes, domain: Some(domain), why: why.to_string().into() });
+                let (domain, why) = (Some(domain), why.to_string().into());
+                place.insert(Listed { last, changes, bytes, domain, why });
                 return true;
             }
             Entry::Vacant(_) => (),
@@ -119,6 +127,7 @@ impl Losses {
         let namespace = Some(object.namespace.clone());
         let is_apart = state.unlisted.contains_key(&namespace) || state.unlisted.len() < NAMESPACES_MAX;
         let unlisted = state.unlisted.entry(namespace.filter(|_| is_apart)).or_default();
+        unlisted.last = last;
         unlisted.objects += 1;
         unlisted.bytes = unlisted.bytes.saturating_add(lost.bytes);
         true
@@ -168,24 +177,51 @@ impl Losses {
         }
     }
 
-    /// Forgets what was lost within `scope`: it has been made good, or its owner has let go of it.
+    /// How many losses there have been so far.
+    pub(crate) fn count(&self) -> u64 {
+        if self.is_any() { lock(&self.state).count } else { 0 }
+    }
+
+    /// Forgets what was lost within `scope`: it has been made good.
     pub(crate) fn repair(&self, scope: &Scope) {
+        self.repair_first(scope, u64::MAX);
+    }
+
+    /// Forgets what was lost within `scope` until there had been `count` losses: its owner has let go of it. An object
+    /// that has lost something since stays listed with all of its losses.
+    pub(crate) fn repair_first(&self, scope: &Scope, count: u64) {
         if !self.is_any() {
             return;
         }
         let mut state = lock(&self.state);
-        match scope {
-            Scope::Object(object) => drop(state.objects.remove(object)),
-            Scope::Domain(namespace, domain) => state.objects.retain(|object, listed| {
-                object.namespace != *namespace || listed.domain != Some(Some(*domain))
-            }),
-            Scope::Namespace(namespace) => {
-                state.objects.retain(|object, _| object.namespace != *namespace);
-                state.unlisted.remove(&Some(namespace.clone()));
+        let State { objects, unlisted, .. } = &mut *state;
+        if let Scope::Object(object) = scope {
+            // By its name: this comes with every change that makes good.
+            if objects.get(object).is_some_and(|listed| listed.last <= count) {
+                objects.remove(object);
             }
-            Scope::All => *state = State::default(),
-            _ => (),
+            self.is_any.store(!objects.is_empty() || !unlisted.is_empty(), Ordering::Release);
+            return;
         }
+        objects.retain(|object, listed| {
+            let is_meant = match scope {
+                Scope::Domain(namespace, domain) => {
+                    *namespace == object.namespace && listed.domain == Some(Some(*domain))
+                }
+                Scope::Namespace(namespace) => *namespace == object.namespace,
+                Scope::All => true,
+                _ => false,
+            };
+            !is_meant || listed.last > count
+        });
+        unlisted.retain(|namespace, unlisted| {
+            let is_meant = match scope {
+                Scope::Namespace(asked) => namespace.as_ref() == Some(asked),
+                Scope::All => true,
+                _ => false,
+            };
+            !is_meant || unlisted.last > count
+        });
         self.is_any.store(!state.objects.is_empty() || !state.unlisted.is_empty(), Ordering::Release);
     }
 

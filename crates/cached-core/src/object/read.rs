@@ -61,7 +61,12 @@ impl Object {
             if within == 0 || self.head.store_changes > 0 {
                 return Look::Head;
             }
-            buckets_of(request.offset, within)
+            let wanted = buckets_of(request.offset, within);
+            // All of it is here, but not where the object ends: a load would ask the store for nothing.
+            if self.missing_runs(env, &wanted, u64::MAX).is_empty() {
+                return Look::Head;
+            }
+            wanted
         } else {
             match self.read(env, request.offset, request.len_bytes, None) {
                 Err(need) => need.load.unwrap_or_default(),
@@ -104,7 +109,12 @@ async fn read_from_store(shared: &Arc<Shared>, request: ReadRequest, hash: u64) 
                 handle.follow(ticket).await;
                 continue;
             }
-            Look::Load(buckets) => buckets,
+            // What is here is not looked for, unless it was evicted while the rest came: then it is held as well.
+            Look::Load(buckets) if !is_counted => buckets,
+            Look::Load(_) => {
+                let within = object_bytes_max.saturating_sub(request.offset).min(request.len_bytes);
+                buckets_of(request.offset, within)
+            }
         };
         if !std::mem::replace(&mut is_counted, true) {
             add(&shared.gauges.misses, 1);

@@ -223,11 +223,13 @@ pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<
 /// Drops what the scope has that is clean, here and below.
 pub(crate) async fn invalidate(shared: Arc<Shared>, request: InvalidateRequest) -> Result<InvalidateReply> {
     let deadline = request.call.deadline;
+    let losses = shared.losses.count();
     let work = async {
         let dropped = drop_clean(&shared, &request.scope).await?;
         let reply = shared.below.invalidate(request.clone()).await?;
-        // Whoever invalidates lets go of what was lost. News from below do not: nobody has read of the loss by them.
-        shared.losses.repair(&request.scope);
+        // The caller lets go of what was lost before it asked. News from below do not: no caller has read of the loss by
+        // them.
+        shared.losses.repair_first(&request.scope, losses);
         Ok(InvalidateReply::new(reply.dropped_bytes + dropped))
     };
     shared.until(deadline, || Error::DeadlinePassed, work).await
