@@ -9,7 +9,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::bridging::gap_bytes_max;
 use super::doubt::{doubt_rest, dropped};
-use super::flush_plan::{FlushPlan, RunLimits};
+use super::flush_plan::{Ended, FlushPlan, RunLimits};
 use super::gauges::add;
 use super::handle::Handle;
 use super::losses::Lost;
@@ -68,7 +68,7 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                     done.extend(waiters.into_iter().map(|ticket| (ticket, is_lost())));
                 }
                 Some((plan, result)) => {
-                    (done, left) = object.end_flush(env, &plan, &result);
+                    Ended { done, left } = object.end_flush(env, &plan, &result);
                     failure = result.err();
                     object.pending.lost_below = matches!(failure, Some(Error::WritesLost(_)))
                         || failure.is_some() && object.pending.lost_below;
