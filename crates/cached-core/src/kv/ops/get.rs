@@ -196,9 +196,9 @@ fn hand_out_token(item: ItemPtr, options: &FetchOptions, fetched: &mut Fetched) 
     fetched.won = fetched.created;
     if !fetched.token_sent {
         let expiry = if options.recache_after_touch { item.expiry() } else { fetched.expiry_before };
-        let soon = options.recache_below.is_some_and(|below| {
-            expiry != Expiry::NEVER && expiry.as_secs() < below.as_secs()
-        });
+        let soon = options
+            .recache_below
+            .is_some_and(|below| expiry != Expiry::NEVER && expiry.as_secs() < below.as_secs());
         fetched.won |= fetched.stale || soon && !fetched.created;
     }
     if fetched.won {
