@@ -27,7 +27,7 @@ const NONE: u32 = u32::MAX;
 struct Notes {
     /// The clock's second that the spans count from.
     from: AtomicU32,
-    /// Nothing noted expires before; [`NONE`] less one where that is nothing, so that zeroed memory reads as nothing.
+    /// [`NONE`] less the second before which nothing noted expires: so zeroed memory reads as nothing noted.
     first_inverted: AtomicU32,
     spans: [AtomicU32; SPANS],
 }
@@ -69,6 +69,11 @@ fn start_of(span: usize) -> u64 {
 impl Expiring {
     pub(super) fn new(regions: u32) -> std::io::Result<Expiring> {
         Ok(Expiring { memory: Memory::map(regions as usize * size_of::<Notes>(), false)? })
+    }
+
+    /// Memory the notes take if something expires in every region.
+    pub(super) fn bytes(&self) -> usize {
+        self.memory.len()
     }
 
     fn notes(&self, region: u32) -> &Notes {

@@ -171,6 +171,11 @@ impl Arena {
         self.regions.len() * self.region_bytes
     }
 
+    /// Memory that the table of regions and what it knows of each may take beside the arena.
+    pub(crate) fn table_bytes(&self) -> usize {
+        self.regions.len() * size_of::<Region>() + self.expiring.bytes()
+    }
+
     /// Regions that `Owner::Kv` could still take; a hint.
     pub(crate) fn kv_available(&self) -> u32 {
         self.free_count.load(Ordering::Relaxed)

@@ -5,9 +5,11 @@
 //! garbage; the policy names a queue, and judges every item of its oldest region. So expired items
 //! go before live ones, and memory follows the sizes in use.
 //!
+//! What of a region has expired is an estimate. Where it may be a seventh, a walk (*sweep*) comes first, which removes what has
+//! expired and leaves the rest where it is.
+//!
 //! A store that does not evict has only its garbage to live on, and gets all of it: once there is a region's worth, what
-//! has the most is compacted, however little that is; before it gives up, a walk (*sweep*) removes what has expired from
-//! regions where something has.
+//! has the most is compacted, however little that is; before it gives up, all regions where something has expired are swept.
 //!
 //! Evictions keep at most three quarters of what they walk, whatever the policy says, averaged over
 //! a number of regions. So a byte freed costs at most three copied, and a cache in which every item has
@@ -50,6 +52,8 @@ pub(super) const SWEPT_FOR_ONE_BYTES_MAX: u64 = 64 << 20;
 /// When no region had garbage enough, one in so many of all regions may be evicted in the same second
 /// before they are looked at again: looking at all of them each time would cost as much as the walks.
 const LOOK_AGAIN_SHARE: u32 = 32;
+/// Sweeps in which a store that evicts may find little before it lets the time pass until it looks again.
+const BARREN_SWEEPS_MAX: u32 = 4;
 /// Entries whose index lines are fetched together.
 pub(super) const BATCH: usize = 16;
 
@@ -81,6 +85,8 @@ pub(super) struct Reclaimer {
     looked_at: (u64, u64),
     /// Regions swept so far.
     sweeps: u64,
+    /// Of those that the last look has chosen, the ones in which little was found.
+    barren_sweeps: u32,
     /// Bytes copied out of the job's region.
     copied_bytes: u32,
     tally: Tally,
@@ -127,6 +133,8 @@ struct Job {
     cursor: u32,
     end: u32,
     purpose: Purpose,
+    /// Bytes that lived when the walk began.
+    live_before: u32,
     /// The region stays where it is: nearly all of it is kept (pieces of large values).
     requeue: bool,
 }
@@ -169,6 +177,7 @@ impl Reclaimer {
             looked: None,
             looked_at: (0, 0),
             sweeps: 0,
+            barren_sweeps: 0,
             copied_bytes: 0,
             tally: Tally::default(),
             evicted: Vec::with_capacity(BATCH),
@@ -236,6 +245,7 @@ impl Inner {
         reclaimer.jobs += 1;
         if job.purpose == Purpose::Sweep {
             reclaimer.sweeps += 1;
+            self.note_sweep(reclaimer, &job, now);
             self.put_back(&job);
         } else if job.requeue {
             reclaimer.requeues += 1;
@@ -664,9 +674,10 @@ impl Inner {
             Purpose::Compact => {}
         }
         let cursor = (REGION_HEADER_BYTES as u32).next_multiple_of(1 << self.granule_shift);
-        let end = self.arena.region(region).used_bytes();
+        let record = self.arena.region(region);
+        let (end, live_before) = (record.used_bytes(), record.live_bytes());
         reclaimer.copied_bytes = 0;
-        let mut job = Job { region, queue, cursor, end, purpose, requeue: false };
+        let mut job = Job { region, queue, cursor, end, purpose, live_before, requeue: false };
         job.requeue = purpose == Purpose::Evict
             && queue == LARGE
             && reclaimer.requeues < REQUEUES_MAX
@@ -683,8 +694,9 @@ impl Inner {
     ) -> Option<(RegionId, usize, Purpose)> {
         let mut has_looked = false;
         loop {
-            while let Some((_, region)) = reclaimer.chosen.pop() {
-                if reclaimer.chosen_for == Purpose::Compact && self.garbage(region, now) == 0 {
+            while let Some((bytes, region)) = reclaimer.chosen.pop() {
+                // It may have been emptied and filled again since.
+                if reclaimer.chosen_for == Purpose::Compact && self.garbage(region, now) < bytes.div_ceil(2) {
                     continue;
                 }
                 let mut queues = lock(&self.queues);
@@ -735,7 +747,12 @@ impl Inner {
         let looked_at = if self.evict { (0, 0) } else { self.index.stored_and_items() };
         reclaimer.chosen_for = Purpose::Compact;
         self.choose(&mut reclaimer.chosen, region_bytes / GARBAGE_SHARE, |region| self.garbage(region, now));
-        if reclaimer.chosen.is_empty() && !self.evict {
+        if reclaimer.chosen.is_empty() && self.evict {
+            reclaimer.chosen_for = Purpose::Sweep;
+            reclaimer.barren_sweeps = 0;
+            let above = region_bytes / GARBAGE_SHARE;
+            self.choose(&mut reclaimer.chosen, above, |region| self.arena.expired(region, now).most);
+        } else if reclaimer.chosen.is_empty() {
             let dead = self.choose(&mut reclaimer.chosen, 0, |region| self.arena.region(region).dead_bytes());
             if dead < u64::from(region_bytes) {
                 reclaimer.chosen_for = Purpose::Sweep;
@@ -771,6 +788,19 @@ impl Inner {
         chosen.truncate(CHOSEN_MAX);
         chosen.reverse();
         sum
+    }
+
+    /// If sweeps find little, items expire one by one: then a store that evicts does not go on looking for them.
+    fn note_sweep(&self, reclaimer: &mut Reclaimer, job: &Job, now: u32) {
+        let freed = job.live_before.saturating_sub(self.arena.region(job.region).live_bytes());
+        if !self.evict || freed > self.arena.region_bytes() as u32 / GARBAGE_SHARE {
+            return;
+        }
+        reclaimer.barren_sweeps += 1;
+        if reclaimer.barren_sweeps == BARREN_SWEEPS_MAX {
+            reclaimer.chosen.clear();
+            reclaimer.looked = Some((now, reclaimer.jobs));
+        }
     }
 
     /// If a compaction has freed less than what makes one worth it, the estimates are bad just now: they are left alone for a while.

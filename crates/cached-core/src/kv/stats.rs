@@ -55,7 +55,7 @@ pub struct KvStats {
 pub struct KvLimits {
     /// Keys, values, their headers.
     pub arena_bytes: usize,
-    /// The index, if the arena were full of the smallest items.
+    /// The index, if the arena were full of the smallest items, and what is known of each region.
     pub index_bytes_max: usize,
     /// What the eviction policy remembers of evicted items. With the arena no more than the
     /// configuration's `arena_bytes`.
@@ -110,7 +110,7 @@ impl Kv {
         KvLimits {
             arena_bytes: self.inner.arena.bytes(),
             policy_bytes: self.inner.policy_bytes,
-            index_bytes_max: self.inner.index.bytes_max(),
+            index_bytes_max: self.inner.index.bytes_max() + self.inner.arena.table_bytes(),
             bodies_bytes_max: self.inner.bodies_bytes_max,
         }
     }

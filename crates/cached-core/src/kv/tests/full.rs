@@ -275,7 +275,7 @@ fn expired_items_of_any_life_go_before_live_ones() {
             }
             assert_eq!(kv.stats().evictions, 0);
             clock.advance(life_secs + late_secs);
-            for n in 0..50_000u32 {
+            for n in 0..65_000u32 {
                 kv.set(&[&b"new"[..], &n.to_le_bytes()].concat(), &[3; 200]).unwrap();
             }
             let gone =
