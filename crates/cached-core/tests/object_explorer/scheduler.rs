@@ -289,7 +289,9 @@ impl World {
             self.validate()?;
         }
         if self.profile.checks_stake && self.steps % 16 == 0 && !self.may_lose {
-            let (at_stake, most) = (self.oracle.buckets_at_stake(), self.dirty_buckets);
+            // What is cut off of an object counts as a bucket there or not, as it came about.
+            let most = self.dirty_buckets + self.ids.len() as u64;
+            let at_stake = self.oracle.buckets_at_stake();
             if at_stake > most {
                 return Err(format!("stake: {at_stake} acknowledged buckets are not stored, at most {most}"));
             }
