@@ -106,7 +106,9 @@ fn the_source_stands_still_while_the_store_copies_it() {
         assert!(writes.iter().all(|write| !write.is_done()), "{policy:?}");
         world.store.open();
         world.at_once(copy).unwrap();
-        writes.into_iter().for_each(|write| drop(world.at_once(write).unwrap()));
+        for write in writes {
+            world.at_once(write).unwrap();
+        }
         same(&world.stored(&to).unwrap(), &pattern(1, 0, 3 * 4096), "as it was");
         world.agrees(&from);
         world.agrees(&to);

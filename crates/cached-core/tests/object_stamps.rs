@@ -116,7 +116,9 @@ fn what_overlapping_writes_left_is_not_taken_for_a_change_of_others() {
     // The store's version is that of the second; the first is answered last.
     world.store.answer(held[1].number);
     world.store.answer(held[0].number);
-    writes.into_iter().for_each(|write| drop(world.at_once(write).unwrap()));
+    for write in writes {
+        world.at_once(write).unwrap();
+    }
     world.store.open();
     world.store.clear_log();
     let info = world.sim.spawn(world.cache.info(InfoRequest::new(object.clone())));

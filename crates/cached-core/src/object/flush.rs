@@ -9,7 +9,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::bridging::gap_bytes_max;
 use super::doubt::{doubt_rest, dropped};
-use super::flush_plan::{FlushPlan, RunLimits};
+use super::flush_plan::{Ended, FlushPlan, RunLimits};
 use super::gauges::add;
 use super::handle::Handle;
 use super::losses::Lost;
@@ -23,10 +23,12 @@ use crate::sync::{Arc, Ordering};
 pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
     let Some(handle) = Handle::of_node(&shared, node) else { return shared.registry.leave(number) };
     let bucket = BUCKET as u64;
+    // As the store is now: one that is reached over a network may come back with other limits.
+    let can = shared.below.capabilities();
     let limits = RunLimits {
-        run_bytes_max: (shared.can.request_bytes_max / bucket * bucket).max(bucket),
+        run_bytes_max: (can.request_bytes_max / bucket * bucket).max(bucket),
         gap_bytes_max: gap_bytes_max(&shared, &handle.id().namespace),
-        runs_max: shared.can.runs_max as usize,
+        runs_max: can.runs_max as usize,
     };
     let begun = handle.enter(move |object, env| {
         let (domain, lost_below) = (object.pending.domain, object.pending.lost_below);
@@ -66,7 +68,7 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                     done.extend(waiters.into_iter().map(|ticket| (ticket, is_lost())));
                 }
                 Some((plan, result)) => {
-                    (done, left) = object.end_flush(env, &plan, &result);
+                    Ended { done, left } = object.end_flush(env, &plan, &result);
                     failure = result.err();
                     object.pending.lost_below = matches!(failure, Some(Error::WritesLost(_)))
                         || failure.is_some() && object.pending.lost_below;

@@ -55,6 +55,14 @@ pub(crate) struct FlushPlan {
     room: u32,
 }
 
+/// What the end of a flush leaves to do.
+pub(crate) struct Ended {
+    /// Who waited for what is stored now, with what to tell them.
+    pub(crate) done: Vec<(Arc<FlushTicket>, Result<()>)>,
+    /// How many buckets are still to be narrowed because others may have changed the object meanwhile.
+    pub(crate) left: u32,
+}
+
 impl FlushPlan {
     /// The bytes it sends.
     pub(crate) fn bytes(&self) -> u64 {
@@ -238,14 +246,13 @@ impl Object {
         })
     }
 
-    /// Ends a flush that the store does not refuse for good; gives back who waited for what is stored now, with what to
-    /// tell them, and how many buckets are still to be narrowed because others may have changed the object meanwhile.
+    /// Ends a flush that the store does not refuse for good.
     pub(crate) fn end_flush(
         &mut self,
         env: &Env<'_>,
         plan: &FlushPlan,
         result: &Result<Option<u64>>,
-    ) -> (Vec<(Arc<FlushTicket>, Result<()>)>, u32) {
+    ) -> Ended {
         let mut left = 0;
         let flushing = self.flushing.take();
         let newer_since = flushing.as_ref().and_then(|flushing| flushing.newer_since);
@@ -287,7 +294,7 @@ impl Object {
                 self.restore(plan);
             }
         }
-        (self.settle(), left)
+        Ended { done: self.settle(), left }
     }
 
     /// What was to be done with the whole object is still to be done, unless it has been overtaken.

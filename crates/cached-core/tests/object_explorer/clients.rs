@@ -2,11 +2,11 @@
 
 use blocker::*;
 
+use super::object_support::rng::Rng;
 use super::object_support::sim::Handle;
 use super::oracle::{CELL, CELLS_PER_BUCKET, Kind, Look, bytes_of, cells_of};
 use super::profiles::Ask;
 use super::scheduler::{World, tell};
-use super::object_support::rng::Rng;
 
 pub enum Answer {
     Change(Result<(Durability, Option<u64>)>),
@@ -25,11 +25,28 @@ pub struct Flight {
 }
 
 enum Asked {
-    Change { object: usize, id: u32, kind: Kind, look: Look, compared: Option<(u32, Vec<u32>)>, source: Option<Look> },
-    Read { look: Look, first: u32, len: u32 },
-    Info { look: Look },
-    Flush { scope: Scope },
-    Invalidate { scope: Scope },
+    Change {
+        object: usize,
+        id: u32,
+        kind: Kind,
+        look: Look,
+        compared: Option<(u32, Vec<u32>)>,
+        source: Option<Look>,
+    },
+    Read {
+        look: Look,
+        first: u32,
+        len: u32,
+    },
+    Info {
+        look: Look,
+    },
+    Flush {
+        scope: Scope,
+    },
+    Invalidate {
+        scope: Scope,
+    },
 }
 
 /// What is drawn for a change.
@@ -129,7 +146,11 @@ impl World {
         wrap: impl FnOnce(Result<T>) -> Answer + 'static,
     ) {
         let asked = self.oracle.tick();
-        tell!(self, "{asked} {what}{}", if self.caches.len() > 1 { format!(" by {cache}") } else { String::new() });
+        tell!(
+            self,
+            "{asked} {what}{}",
+            if self.caches.len() > 1 { format!(" by {cache}") } else { String::new() }
+        );
         let handle = self.sim.spawn(async move { wrap(reply.await) });
         self.flights.push(Flight { what, cache, asked, asks, handle });
     }
@@ -138,8 +159,13 @@ impl World {
         let cells = self.oracle.cells;
         let range = |rng: &mut Rng, grain: u32| {
             let from = rng.below(u64::from(cells / grain)) as u32;
-            let most = (cells / grain - from).min((limit / grain).max(1)).min((3 * CELLS_PER_BUCKET / grain).max(1));
-            let len = if rng.permille(400) { rng.within(1, u64::from(most.min(3))) } else { rng.within(1, u64::from(most)) };
+            let most =
+                (cells / grain - from).min((limit / grain).max(1)).min((3 * CELLS_PER_BUCKET / grain).max(1));
+            let len = if rng.permille(400) {
+                rng.within(1, u64::from(most.min(3)))
+            } else {
+                rng.within(1, u64::from(most))
+            };
             (from * grain, (from + len as u32) * grain)
         };
         let mut compared = None;
@@ -174,7 +200,8 @@ impl World {
                     if from >= cells || left == 0 {
                         break;
                     }
-                    let to = rng.within(u64::from(from) + 1, u64::from(cells.min(from + left.min(12)))) as u32;
+                    let to =
+                        rng.within(u64::from(from) + 1, u64::from(cells.min(from + left.min(12)))) as u32;
                     runs.push((from, to, rng.permille(700)));
                     left -= to - from;
                     at = to;
@@ -291,7 +318,8 @@ impl World {
             }
             (Kind::Delete, _) => {
                 let reply = cache_at.delete(DeleteRequest::new(id.clone()).change(change));
-                reply.then(|reply| reply.map(|reply| ChangeReply::new(Version(0), u64::MAX, reply.durability)))
+                reply
+                    .then(|reply| reply.map(|reply| ChangeReply::new(Version(0), u64::MAX, reply.durability)))
             }
             (Kind::Copy(source), _) => {
                 let from = self.ids[*source].clone();
@@ -306,7 +334,9 @@ impl World {
         );
         let asks = Asked::Change { object, id: value, kind, look, compared, source };
         self.launch(what, cache, asks, reply, |reply| {
-            Answer::Change(reply.map(|it| (it.durability, Some(it.size_bytes).filter(|size| *size != u64::MAX))))
+            Answer::Change(
+                reply.map(|it| (it.durability, Some(it.size_bytes).filter(|size| *size != u64::MAX))),
+            )
         });
     }
 
@@ -471,15 +501,22 @@ impl World {
             Err(Error::Mismatch { .. }) if compared.is_some() => {
                 self.oracle.failed(object, id);
                 let (first, cells) = compared.expect("it compares");
-                let differs =
-                    if is_alone && !self.oracle.is_loose(object) { self.oracle.can_differ(look, first, &cells) } else { Ok(()) };
+                let differs = if is_alone && !self.oracle.is_loose(object) {
+                    self.oracle.can_differ(look, first, &cells)
+                } else {
+                    Ok(())
+                };
                 self.oracle.blind(look);
                 differs
             }
             Err(error @ Error::Superseded { .. }) => {
                 self.oracle.blind(look);
                 // After a lost answer it may stand for this very change.
-                if self.is_faultless() { Err(format!("error: {error}, where nothing has failed")) } else { Ok(()) }
+                if self.is_faultless() {
+                    Err(format!("error: {error}, where nothing has failed"))
+                } else {
+                    Ok(())
+                }
             }
             Err(error) => {
                 self.oracle.failed(object, id);
@@ -512,7 +549,13 @@ impl World {
             }
         };
         let cells = cells_of(&reply.data.to_vec(), first)?;
-        tell!(self, "  answered: {what}: {} of {} cells {}", cells.len(), reply.size_bytes / CELL, in_short(&cells));
+        tell!(
+            self,
+            "  answered: {what}: {} of {} cells {}",
+            cells.len(),
+            reply.size_bytes / CELL,
+            in_short(&cells)
+        );
         if self.caches.len() > 1 {
             return Ok(self.oracle.blind(look));
         }

@@ -162,7 +162,15 @@ pub fn bytes_of(value: u32, cells: u32) -> Vec<u8> {
 
 impl Oracle {
     pub fn new(cells: u32) -> Self {
-        Self { objects: Vec::new(), now: 1, next_key: 0, next_id: 1, cells, checks_versions: true, is_lenient: false }
+        Self {
+            objects: Vec::new(),
+            now: 1,
+            next_key: 0,
+            next_id: 1,
+            cells,
+            checks_versions: true,
+            is_lenient: false,
+        }
     }
 
     pub fn tick(&mut self) -> u64 {
@@ -390,7 +398,9 @@ impl Oracle {
             answered.min(found) < from
         };
         let ended: Vec<&Op> = ops.iter().copied().filter(|op| over(op)).collect();
-        ops.into_iter().filter(|op| !ended.iter().any(|newer| newer.asked > op.end_for(newer, false))).collect()
+        ops.into_iter()
+            .filter(|op| !ended.iter().any(|newer| newer.asked > op.end_for(newer, false)))
+            .collect()
     }
 
     pub fn look(&mut self, object: usize) -> Look {
@@ -509,10 +519,14 @@ impl Oracle {
         until: u64,
         what: &str,
     ) -> Result<(), Problem> {
-        if self.is_lenient || self.allowed(object, cell, from, until).iter().any(|op| {
-            op.values.is_none() && !matches!(op.kind, Kind::Copy(_)) && op.kind.value(op.id, cell) == value
-                || self.values(op, cell, until).contains(&value)
-        }) {
+        if self.is_lenient
+            || self.allowed(object, cell, from, until).iter().any(|op| {
+                op.values.is_none()
+                    && !matches!(op.kind, Kind::Copy(_))
+                    && op.kind.value(op.id, cell) == value
+                    || self.values(op, cell, until).contains(&value)
+            })
+        {
             return Ok(());
         }
         let it = &self.objects[object];
@@ -678,9 +692,8 @@ impl Oracle {
                     continue;
                 }
                 let value = it.stable[cell as usize];
-                let certain = |op: &&Op| {
-                    op.is_acknowledged && !op.is_void && !op.may_be_lost && op.kind.covers(cell)
-                };
+                let certain =
+                    |op: &&Op| op.is_acknowledged && !op.is_void && !op.may_be_lost && op.kind.covers(cell);
                 let newest = it.ops.iter().filter(certain).max_by_key(|op| op.asked);
                 let since = newest.map_or(0, |op| op.asked);
                 let is_there = |op: &Op| {

@@ -107,8 +107,7 @@ const ALL: &[(Ask, u64)] = &[
     (Invalidate, 1),
 ];
 
-const WRITES: &[(Ask, u64)] =
-    &[(Aligned, 4), (Unaligned, 20), (Read, 16), (FlushObject, 6), (FlushAll, 1)];
+const WRITES: &[(Ask, u64)] = &[(Aligned, 4), (Unaligned, 20), (Read, 16), (FlushObject, 6), (FlushAll, 1)];
 
 const EVICTED: &[(Ask, u64)] = &[(Aligned, 2), (Unaligned, 16), (Read, 20), (FlushObject, 10)];
 
@@ -214,15 +213,15 @@ pub fn profiles() -> Vec<Profile> {
             ..base()
         },
         Profile { name: "stamped-back", writer: Writer::Cache, ..base() },
-        Profile { name: "mixed", policies: &[Back, Through, Around], namespaces: 2, objects: (2, 4), ..base() },
-        Profile { name: "cancels", cancels: 200, policies: &[Back, Through], ..base() },
         Profile {
-            name: "failing",
-            retryable: 300,
-            unknown: 200,
-            policies: &[Back, Through],
+            name: "mixed",
+            policies: &[Back, Through, Around],
+            namespaces: 2,
+            objects: (2, 4),
             ..base()
         },
+        Profile { name: "cancels", cancels: 200, policies: &[Back, Through], ..base() },
+        Profile { name: "failing", retryable: 300, unknown: 200, policies: &[Back, Through], ..base() },
         Profile { name: "failed-syncs", failed_sync: 60, is_volatile: true, ..base() },
         Profile { name: "volatile", is_volatile: true, policies: &[Back, Through], domains: 500, ..base() },
         Profile {
@@ -278,7 +277,8 @@ pub fn profiles() -> Vec<Profile> {
         Profile {
             name: "shared",
             asks: SHARED,
-            another: 250, is_prefilled: true,
+            another: 250,
+            is_prefilled: true,
             objects: (1, 2),
             buckets: (12, 32),
             ..base()
@@ -286,7 +286,8 @@ pub fn profiles() -> Vec<Profile> {
         Profile {
             name: "shared-bridges",
             asks: SHARED,
-            another: 250, is_prefilled: true,
+            another: 250,
+            is_prefilled: true,
             objects: (1, 2),
             buckets: (12, 32),
             gap_bytes: &[65536],
@@ -296,7 +297,8 @@ pub fn profiles() -> Vec<Profile> {
             name: "shared-through",
             asks: SHARED,
             policies: &[Through],
-            another: 250, is_prefilled: true,
+            another: 250,
+            is_prefilled: true,
             objects: (1, 2),
             buckets: (12, 32),
             ..base()

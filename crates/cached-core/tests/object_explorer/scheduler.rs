@@ -107,11 +107,9 @@ impl World {
         let dirty_buckets = rng.within(1, (free / 4 * 3).max(1));
         let policy = *rng.pick(profile.policies);
         let ns = |index: u64| namespace(if index == 0 { "a" } else { "b" });
-        let mut namespaces =
-            vec![NamespaceConfig { namespace: namespace(HOG), write: WritePolicy::Through }];
+        let mut namespaces = vec![NamespaceConfig { namespace: namespace(HOG), write: WritePolicy::Through }];
         for index in 0..profile.namespaces {
-            namespaces
-                .push(NamespaceConfig { namespace: ns(index), write: *rng.pick(profile.policies) });
+            namespaces.push(NamespaceConfig { namespace: ns(index), write: *rng.pick(profile.policies) });
         }
         let config = ObjectCacheConfig {
             objects_count_max: rng.within(profile.places.0, profile.places.1) as u32,
@@ -130,7 +128,8 @@ impl World {
         let mut held = Vec::new();
         for index in 0..profile.caches {
             let below: Arc<dyn Blocker> = Arc::new(store.for_cache(index));
-            let config = ObjectCacheConfig { hash_seed: Some((seed | 1) + 2 * index as u64), ..config.clone() };
+            let config =
+                ObjectCacheConfig { hash_seed: Some((seed | 1) + 2 * index as u64), ..config.clone() };
             let cache = object_support::cache(below, config, &sim.clock);
             background.push(sim.spawn(cache.run()));
             held.extend(hold_all_but(&mut sim, &cache, free));
@@ -412,15 +411,7 @@ impl World {
             return Ok(());
         }
         let it = &self.profile;
-        let rates = [
-            it.retryable,
-            it.unknown,
-            it.failed_sync,
-            it.cancels,
-            it.another,
-            it.claims,
-            it.rumours,
-        ];
+        let rates = [it.retryable, it.unknown, it.failed_sync, it.cancels, it.another, it.claims, it.rumours];
         self.troubles += 1;
         match self.rng.weighted(&rates) {
             0 => {
@@ -684,7 +675,6 @@ impl World {
     pub fn is_left_out(&self, number: u64) -> bool {
         self.without.operations.contains(&number)
     }
-
 }
 
 /// Runs one seed.
@@ -707,12 +697,8 @@ pub fn run(profile: &Profile, seed: u64, without: Without, is_told: bool) -> Out
     let Some(own) = slot.as_mut() else {
         return Outcome { problem, trace: Vec::new(), asked: 0, steps: 0 };
     };
-    let outcome = Outcome {
-        problem,
-        trace: std::mem::take(&mut own.trace),
-        asked: own.asked,
-        steps: own.steps,
-    };
+    let outcome =
+        Outcome { problem, trace: std::mem::take(&mut own.trace), asked: own.asked, steps: own.steps };
     if outcome.problem.as_ref().is_some_and(|why| why.starts_with("panic")) {
         // Locks may be held by what has unwound.
         std::mem::forget(slot.take());
