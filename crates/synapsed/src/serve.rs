@@ -8,9 +8,9 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
 use std::time::Duration;
 
-use blocker::SystemClock;
+use blocker::{Error, SystemClock};
 use cached_objects::{ConfigError, Store, StoreError, Unfinished, log_news, raise_descriptor_limit};
-use synapse::{Address, NodeRecord, Server, host_name};
+use synapse::{Address, NodeRecord, Secret, Server, host_name};
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::cache::Cache;
@@ -41,29 +41,32 @@ pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
         Signals::take_over().map_err(failed)?
     };
     let secret = config.backend_secret().map_err(of_file)?;
-    let store =
-        Store::open(&config.backend, config.object_bytes_max(), secret).map_err(|error| match error {
-            StoreError::Config(mistake) => of_file(here(mistake)),
-            StoreError::Store(error) => Failure::refused(format!("{}: {error}", config.backend)),
-        })?;
+    let opened = runtime.block_on(open(config, secret, &mut signals)).map_err(|error| match error {
+        StoreError::Config(mistake) => of_file(here(mistake)),
+        StoreError::Store(error) => Failure::refused(format!("{}: {error}", config.backend)),
+    });
+    let Some(store) = opened? else { return Ok(()) };
     let workers: Vec<Worker> =
         (1..config.threads).map(Worker::start).collect::<io::Result<_>>().map_err(failed)?;
     server_config.workers = std::iter::once(runtime.handle().clone())
         .chain(workers.iter().map(|worker| worker.handle.clone()))
         .collect();
     let ended = runtime.block_on(async {
-        let record = NodeRecord::open(&*store.backend(), &SystemClock, RECORD_PATIENCE).await;
-        record
-            .map_err(|error| Failure::refused(format!("{}: {error}", config.backend)))?
-            .apply(&mut server_config);
-        server_config.name = host_name();
         let cache = table.map(|table| Cache::before(store.backend(), table)).transpose().map_err(of_file)?;
         let faces = cache.as_ref().map(Cache::faces);
         let (blocker, control) = match faces {
             Some((blocker, control)) => (blocker, Some(control)),
             None => (store.backend(), store.control()),
         };
+        server_config.name = host_name();
         server_config.landing = cache.as_ref().map(Cache::landing);
+        match NodeRecord::open(&*store.backend(), &SystemClock, RECORD_PATIENCE).await {
+            Ok(record) => record.apply(&mut server_config),
+            Err(error) => tracing::warn!(
+                cause = %error,
+                "which store this is cannot be known: clients cannot tell it from another"
+            ),
+        }
         let cache_bytes_max = cache.as_ref().map_or(0, Cache::memory_bytes_max);
         let memory_bytes_max = server_config.memory_bytes_max() + cache_bytes_max + store.memory_bytes_max();
         let server =
@@ -85,8 +88,8 @@ pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
             if !server.shutdown(patience).await {
                 tracing::warn!(patience_secs = patience.as_secs(), "some requests were broken off");
             }
-            let instance = server.instance();
             stage.set("storing what is dirty");
+            let instance = server.instance();
             drop(server);
             let stored = match cache {
                 Some(cache) => cache.end().await.map_err(Failure::not_stored),
@@ -94,9 +97,12 @@ pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
             };
             if stored.is_ok()
                 && let Err(error) =
-                    NodeRecord::close(&*store.backend(), instance, &SystemClock, CLOSE_PATIENCE).await
+                    NodeRecord::close(&*store.backend(), instance, &SystemClock, RECORD_PATIENCE).await
             {
-                tracing::warn!(cause = %error, "clients will take this end for a crash");
+                tracing::warn!(
+                    cause = %error,
+                    "that all is stored cannot be written down: clients take for lost what they have not flushed"
+                );
             }
             stage.set("closing the store");
             let closed = tokio::task::spawn_blocking(move || store.close(patience)).await;
@@ -129,6 +135,54 @@ pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
     ended
 }
 
+/// How long the store may take to answer what its record of servers is.
+const RECORD_PATIENCE: Duration = Duration::from_secs(10);
+/// Between two attempts to open a store that is away.
+const OPEN_DELAY: Duration = Duration::from_secs(1);
+
+/// Opens the store; waits for one that is away until it is there, or the process is asked to end: then there is none.
+///
+/// # Errors
+/// What waiting does not mend.
+async fn open(
+    config: &Config,
+    secret: Option<Secret>,
+    signals: &mut Signals,
+) -> Result<Option<Store>, StoreError> {
+    let mut said = String::new();
+    loop {
+        let (table, secret) = (config.backend.clone(), secret.clone());
+        let object_bytes_max = config.object_bytes_max();
+        let opening = tokio::task::spawn_blocking(move || Store::open(&table, object_bytes_max, secret));
+        let opened = tokio::select! {
+            opened = opening => opened,
+            signal = signals.end_requested() => {
+                tracing::info!(signal, "ending before the store was there");
+                return Ok(None);
+            }
+        };
+        let panicked = |_| Err(StoreError::Store(Error::Corrupt("opening the store has panicked".into())));
+        match opened.unwrap_or_else(panicked) {
+            Err(StoreError::Store(error)) if error.is_retryable() => {
+                let cause = error.to_string();
+                notify(&format!("STATUS=Waiting for {}\nEXTEND_TIMEOUT_USEC=60000000", config.backend));
+                if cause != said {
+                    tracing::warn!(cause, store = %config.backend, "waiting for the store");
+                    said = cause;
+                }
+            }
+            opened => return opened.map(Some),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(OPEN_DELAY) => {}
+            signal = signals.end_requested() => {
+                tracing::info!(signal, "ending before the store was there");
+                return Ok(None);
+            }
+        }
+    }
+}
+
 /// What the end is doing, for whoever asks.
 struct Stage(Cell<&'static str>);
 
@@ -148,14 +202,8 @@ impl Stage {
     }
 }
 
-/// How long reading the store's record of its servers may take.
-const RECORD_PATIENCE: Duration = Duration::from_secs(30);
-
-/// How long writing down an orderly end may take.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
-
 /// What a service manager is asked for beyond the time that the end may take.
-const END_MARGIN: Duration = Duration::from_secs(5).saturating_add(CLOSE_PATIENCE);
+const END_MARGIN: Duration = Duration::from_secs(5);
 
 /// The first lines on standard output, for people and for whoever started it with port 0.
 fn say(places: &[Address], config: &Config, memory_bytes_max: u64) {

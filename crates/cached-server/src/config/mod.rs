@@ -68,6 +68,16 @@ impl Config {
         Ok(Secrets { door, store })
     }
 
+    /// What is worth a warning about the files of the secrets.
+    pub fn secret_warnings(&self) -> Vec<String> {
+        let door = self.synapse.as_ref().map(|door| &door.secret_file);
+        let store = match self.objects.as_ref().and_then(|objects| objects.backend.as_ref()) {
+            Some(BackendTable::Synapse(table)) => Some(&table.secret_file),
+            _ => None,
+        };
+        door.into_iter().chain(store).filter_map(|path| cached_objects::secret_warning(path)).collect()
+    }
+
     /// File descriptors that the object cache may need, beyond those of memcached's door.
     pub fn object_descriptors(&self) -> usize {
         let door =
