@@ -421,6 +421,12 @@ impl Oracle {
         self.seen(look);
     }
 
+    /// A look of which the answer says nothing.
+    pub fn pass(&mut self, look: &Look) -> Result<(), Problem> {
+        self.blind(look);
+        Ok(())
+    }
+
     /// A look has found no object.
     pub fn missing(&mut self, look: &Look) -> Result<(), Problem> {
         let loose = self.is_loose(look.object);
