@@ -318,6 +318,29 @@ mod tests {
     }
 
     #[test]
+    fn letting_go_ends_only_what_was_lost_before() {
+        let losses = Losses::default();
+        let (one, other) = (id("n", 1), id("n", 2));
+        assert_eq!(losses.count(), 0);
+        record(&losses, &one, None);
+        record(&losses, &other, None);
+        let before = losses.count();
+        record(&losses, &other, None);
+        losses.repair_first(&Scope::All, before);
+        assert!(!is_lost(&losses, &Scope::Object(one.clone())), "lost before");
+        assert!(is_lost(&losses, &Scope::Object(other.clone())), "lost once more since");
+        losses.repair_first(&Scope::Object(other.clone()), before);
+        assert!(is_lost(&losses, &Scope::Namespace(other.namespace.clone())));
+        losses.repair_first(&Scope::Object(other), losses.count());
+        assert!(!losses.is_any());
+        // Asked while nothing was lost: what is lost afterwards stays.
+        let before = losses.count();
+        record(&losses, &one, None);
+        losses.repair_first(&Scope::All, before);
+        assert!(is_lost(&losses, &Scope::All));
+    }
+
+    #[test]
     fn what_does_not_fit_into_the_list_is_not_forgotten() {
         let losses = Losses::default();
         for n in 0..=OBJECTS_MAX {

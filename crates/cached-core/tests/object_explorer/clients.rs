@@ -395,7 +395,7 @@ impl World {
             (Asked::Info { look }, Answer::Info(result)) => {
                 tell!(self, "  answered: {what}: {result:?}");
                 match result {
-                    _ if self.caches.len() > 1 => Ok(self.oracle.blind(&look)),
+                    _ if self.caches.len() > 1 => self.oracle.pass(&look),
                     Ok(info) => self.oracle.present(&look, Some((info.size_bytes / CELL) as u32)),
                     Err(Error::Missing) => self.oracle.missing(&look),
                     Err(error) => {
@@ -477,13 +477,13 @@ impl World {
                 }
                 match size {
                     Some(size) if is_alone => self.oracle.present(look, Some((size / CELL) as u32)),
-                    _ => Ok(self.oracle.blind(look)),
+                    _ => self.oracle.pass(look),
                 }
             }
             Err(Error::OutcomeUnknown(_) | Error::WritesLost(_)) if self.may_lose || !self.is_faultless() => {
                 // The caller reads back, as it owes.
                 self.store.settle(&self.ids[object]);
-                Ok(self.oracle.blind(look))
+                self.oracle.pass(look)
             }
             Err(error @ Error::NotStored(_)) => {
                 self.oracle.blind(look);
@@ -492,11 +492,11 @@ impl World {
             }
             Err(Error::Missing) if kind.needs_present() || compared.is_some() => {
                 self.oracle.failed(object, id);
-                if is_alone { self.oracle.missing(look) } else { Ok(self.oracle.blind(look)) }
+                if is_alone { self.oracle.missing(look) } else { self.oracle.pass(look) }
             }
             Err(Error::Missing) if matches!(kind, Kind::Copy(_)) => {
                 self.oracle.failed(object, id);
-                Ok(self.oracle.blind(look))
+                self.oracle.pass(look)
             }
             Err(Error::Mismatch { .. }) if compared.is_some() => {
                 self.oracle.failed(object, id);
@@ -540,7 +540,7 @@ impl World {
                 tell!(self, "  answered: {what}: {error}");
                 return match error {
                     Error::Missing if self.caches.len() == 1 => self.oracle.missing(look),
-                    Error::Missing => Ok(self.oracle.blind(look)),
+                    Error::Missing => self.oracle.pass(look),
                     error => {
                         self.oracle.blind(look);
                         self.excuse(&error)
@@ -557,7 +557,7 @@ impl World {
             in_short(&cells)
         );
         if self.caches.len() > 1 {
-            return Ok(self.oracle.blind(look));
+            return self.oracle.pass(look);
         }
         let size = (reply.size_bytes / CELL) as u32;
         let wanted = size.saturating_sub(first).min(len);

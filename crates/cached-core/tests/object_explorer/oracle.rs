@@ -421,6 +421,12 @@ impl Oracle {
         self.seen(look);
     }
 
+    /// A look of which the answer says nothing.
+    pub fn pass(&mut self, look: &Look) -> Result<(), Problem> {
+        self.blind(look);
+        Ok(())
+    }
+
     /// A look has found no object.
     pub fn missing(&mut self, look: &Look) -> Result<(), Problem> {
         let loose = self.is_loose(look.object);
@@ -705,13 +711,23 @@ impl Oracle {
                 if it.ops.iter().any(is_there) {
                     continue;
                 }
-                match newest.map(|op| &op.kind) {
-                    Some(Kind::Truncate(_) | Kind::Delete) => is_cut = true,
-                    Some(Kind::Full(len)) if cell >= *len => is_cut = true,
-                    _ => {
-                        last = Some(cell / CELLS_PER_BUCKET);
-                        buckets += 1;
-                    }
+                let holds = |op: &&Op| {
+                    !op.is_void && op.kind.covers(cell) && self.values(op, cell, self.now).contains(&value)
+                };
+                let held_until = it.ops.iter().filter(holds).map(|op| op.ended).max().unwrap_or(0);
+                let cuts = |op: &Op| match op.kind {
+                    Kind::Truncate(_) | Kind::Delete => true,
+                    Kind::Full(len) => cell >= len,
+                    _ => false,
+                };
+                // Zeros over what is cut off are nothing new.
+                let is_zero = newest.is_none_or(|op| op.kind.value(op.id, cell) == 0);
+                let mut unsaved = it.ops.iter().filter(certain).filter(|op| op.asked > held_until);
+                if is_zero && unsaved.any(cuts) {
+                    is_cut = true;
+                } else {
+                    last = Some(cell / CELLS_PER_BUCKET);
+                    buckets += 1;
                 }
             }
             buckets += u64::from(is_cut);

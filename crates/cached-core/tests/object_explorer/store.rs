@@ -64,8 +64,10 @@ trait Call_: Send {
     fn is_dropped(&self) -> bool;
 }
 
+type Act<T> = Box<dyn FnOnce(&Memory) -> Reply<T> + Send>;
+
 struct CallOf<T> {
-    act: Option<Box<dyn FnOnce(&Memory) -> Reply<T> + Send>>,
+    act: Option<Act<T>>,
     done: Option<Result<T>>,
     slot: Arc<Mutex<Slot<T>>>,
 }
