@@ -33,7 +33,9 @@ fn world() -> World {
     };
     let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
     let running = sim.spawn(cache.run());
-    (0..40).for_each(|n| drop(sim.run(cache.info(InfoRequest::new(object(n)))).unwrap()));
+    for n in 0..40 {
+        sim.run(cache.info(InfoRequest::new(object(n)))).unwrap();
+    }
     store.hold_changes();
     World { sim, store, cache, _running: running }
 }
@@ -52,9 +54,9 @@ impl World {
         assert!(self.cache.counters().dirty_bytes <= LIMIT, "{:?}", self.cache.counters());
         self.cache.validate().unwrap();
         self.store.open();
-        changes
-            .into_iter()
-            .for_each(|change| drop(self.sim.wait(change).unwrap_or_else(|error| panic!("{error}"))));
+        for change in changes {
+            self.sim.wait(change).unwrap_or_else(|error| panic!("{error}"));
+        }
         let flush = self.cache.flush(FlushRequest::new(Scope::All));
         self.sim.run(flush).unwrap();
         assert_eq!(self.cache.counters().dirty_bytes, 0);

@@ -160,7 +160,9 @@ fn a_loss_is_made_good_by_a_full_write_a_delete_or_an_invalidation() {
         let reply = world.cache.write(request);
         world.run(reply).unwrap();
     };
-    let repairs: [(&str, &dyn Fn(&mut World, &ObjectId), bool); 6] = [
+    // What it is called, what it does, and whether it makes the loss good.
+    type Repair<'a> = (&'a str, &'a dyn Fn(&mut World, &ObjectId), bool);
+    let repairs: [Repair<'_>; 6] = [
         ("write_full", &stamped as &dyn Fn(&mut World, &ObjectId), true),
         ("delete", &delete, true),
         ("invalidate object", &one, true),
