@@ -104,6 +104,8 @@ impl Mutation {
         match self {
             Self::WriteZeroes { offset, len } | Self::Discard { offset, len } => reach(*offset, *len),
             Self::WriteRuns { runs } => runs.iter().map(|run| reach(run.offset, run.len_bytes())).sum(),
+            // And that all there was before is cut off.
+            Self::WriteFull { .. } => u64::from(self.buckets_max()) + 1,
             _ => u64::from(self.buckets_max()),
         }
     }

@@ -23,10 +23,12 @@ use crate::sync::{Arc, Ordering};
 pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
     let Some(handle) = Handle::of_node(&shared, node) else { return shared.registry.leave(number) };
     let bucket = BUCKET as u64;
+    // As the store is now: one that is reached over a network may come back with other limits.
+    let can = shared.below.capabilities();
     let limits = RunLimits {
-        run_bytes_max: (shared.can.request_bytes_max / bucket * bucket).max(bucket),
+        run_bytes_max: (can.request_bytes_max / bucket * bucket).max(bucket),
         gap_bytes_max: gap_bytes_max(&shared, &handle.id().namespace),
-        runs_max: shared.can.runs_max as usize,
+        runs_max: can.runs_max as usize,
     };
     let begun = handle.enter(move |object, env| {
         let (domain, lost_below) = (object.pending.domain, object.pending.lost_below);

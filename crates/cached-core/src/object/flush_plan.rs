@@ -277,8 +277,9 @@ impl Object {
                 if let Some(since) = newer_since {
                     self.pending.dirty_since = since;
                 }
-                if flushing.is_some_and(|flushing| flushing.is_doubted) {
-                    // What others have changed may be newer than what this flush has just stored.
+                if flushing.is_some_and(|flushing| flushing.is_doubted) || self.pending.is_doubted {
+                    // What others have changed may be newer than what this flush has just stored, and where the object
+                    // ends in the store may be another's doing.
                     left = self.doubt(env, &mut Reserved::none(env.pool)).left;
                 }
             }

@@ -31,7 +31,9 @@ struct Told {
 /// Asks the store for what is missing of `buckets`; the caller holds the range.
 async fn ask(handle: &Handle, guard: &RangeGuard, buckets: Buckets, call: Call) -> Result<Brought> {
     let shared = Arc::clone(&handle.shared);
-    let run_max = (shared.can.request_bytes_max / BUCKET as u64 * BUCKET as u64).max(BUCKET as u64);
+    // As the store is now: one that is reached over a network may come back with other limits.
+    let request_bytes_max = shared.below.capabilities().request_bytes_max;
+    let run_max = (request_bytes_max / BUCKET as u64 * BUCKET as u64).max(BUCKET as u64);
     let ticket = guard.ticket();
     let (runs, steps) = handle
         .enter(move |object, env| {

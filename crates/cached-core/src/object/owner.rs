@@ -202,9 +202,7 @@ impl Shared {
     }
 
     async fn claim_below(&self, scope: &Scope, epoch: Epoch) -> Result<()> {
-        let mut request = ClaimRequest::new(scope.clone(), epoch, self.owner.writer);
-        // One claim is made at a time: a store that does not answer must not keep the others for ever.
-        request.call.deadline = Some(self.clock.now() + self.config.flush_timeout);
+        let request = ClaimRequest::new(scope.clone(), epoch, self.owner.writer);
         match self.below.claim(request).await {
             Ok(_) => Ok(()),
             // The same writer may claim it again.

@@ -188,7 +188,8 @@ impl World {
                 Kind::Write(vec![(from, to, false)])
             }
             Ask::Runs => {
-                if self.caches[0].capabilities().runs_max < 3 {
+                // Each run waits for buckets of its own, though they may share one.
+                if self.caches[0].capabilities().runs_max < 3 || self.free_buckets < 8 {
                     return None;
                 }
                 let mut runs = Vec::new();

@@ -72,6 +72,8 @@ pub struct World {
     /// Another's changes of which there is no news yet.
     unpublished: Vec<ObjectId>,
     dirty_buckets: u64,
+    /// Buckets that are not held by a slow reader.
+    pub free_buckets: u64,
     /// How slow each request is.
     slowness: HashMap<u64, u64>,
     slow_permille: u64,
@@ -188,6 +190,7 @@ impl World {
             epochs: HashMap::new(),
             unpublished: Vec::new(),
             dirty_buckets,
+            free_buckets: free,
             slowness: HashMap::new(),
             slow_permille,
             weights,

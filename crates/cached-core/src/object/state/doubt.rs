@@ -48,7 +48,8 @@ impl Object {
 
     /// Forgets what the store is said to have as a whole.
     pub(crate) fn doubt_head(&mut self, env: &Env<'_>) {
-        if !self.has_pending() && self.flushing.is_none() {
+        self.pending.is_doubted = self.has_pending() || self.flushing.is_some();
+        if !self.pending.is_doubted {
             self.forget_head(env);
         }
         self.head.store_version = None;

@@ -115,11 +115,14 @@ pub(crate) struct Pending {
     pub(crate) is_acknowledged: bool,
     /// The store has lost what it had of the object and had not stored: only all of it, in one write, ends that.
     pub(crate) lost_below: bool,
+    /// Others may have changed the object below: where it ends there is asked for once what waits is stored.
+    pub(crate) is_doubted: bool,
 }
 
 impl Default for Pending {
     fn default() -> Self {
         Self {
+            is_doubted: false,
             replace: false,
             truncate_to: u64::MAX,
             size_dirty: false,
