@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use blocker::{Error, SystemClock};
 use cached_objects::{ConfigError, Store, StoreError, Unfinished, log_news, raise_descriptor_limit};
-use synapse::{Address, NodeRecord, Secret, Server};
+use synapse::{Address, NodeRecord, Secret, Server, host_name};
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::cache::Cache;
@@ -58,6 +58,7 @@ pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
             Some((blocker, control)) => (blocker, Some(control)),
             None => (store.backend(), store.control()),
         };
+        server_config.name = host_name();
         server_config.landing = cache.as_ref().map(Cache::landing);
         match NodeRecord::open(&*store.backend(), &SystemClock, RECORD_PATIENCE).await {
             Ok(record) => record.apply(&mut server_config),

@@ -9,7 +9,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
-use synapse::{Address, NodeRecord, Secret, Server};
+use synapse::{Address, NodeRecord, Secret, Server, host_name};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
@@ -33,6 +33,7 @@ impl Door {
     ) -> Result<Door, ObjectsError> {
         let mut config = table.server();
         config.secret = secret;
+        config.name = host_name();
         if let Some(record) = &record {
             record.apply(&mut config);
         }
