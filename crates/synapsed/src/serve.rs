@@ -60,13 +60,9 @@ pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
         };
         server_config.name = host_name();
         server_config.landing = cache.as_ref().map(Cache::landing);
-        match NodeRecord::open(&*store.backend(), &SystemClock, RECORD_PATIENCE).await {
-            Ok(record) => record.apply(&mut server_config),
-            Err(error) => tracing::warn!(
-                cause = %error,
-                "which store this is cannot be known: clients cannot tell it from another"
-            ),
-        }
+        let record = NodeRecord::open(&*store.backend(), &SystemClock, RECORD_PATIENCE).await;
+        let record = record.map_err(|error| Failure::refused(format!("{}: {error}", config.backend)))?;
+        record.apply(&mut server_config);
         let cache_bytes_max = cache.as_ref().map_or(0, Cache::memory_bytes_max);
         let memory_bytes_max = server_config.memory_bytes_max() + cache_bytes_max + store.memory_bytes_max();
         let server =
@@ -203,7 +199,7 @@ impl Stage {
 }
 
 /// What a service manager is asked for beyond the time that the end may take.
-const END_MARGIN: Duration = Duration::from_secs(5);
+const END_MARGIN: Duration = RECORD_PATIENCE.saturating_add(Duration::from_secs(5));
 
 /// The first lines on standard output, for people and for whoever started it with port 0.
 fn say(places: &[Address], config: &Config, memory_bytes_max: u64) {

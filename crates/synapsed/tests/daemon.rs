@@ -291,3 +291,52 @@ fn the_limit_of_open_files_is_raised() {
     assert!(soft >= 1024, "{line}");
     assert!(daemon.end().0.success());
 }
+
+#[test]
+fn a_planned_restart_loses_nothing_of_what_a_client_had_not_flushed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path();
+    let at = |store: &str| {
+        let (store, socket) = (path.join(store), path.join("sock"));
+        format!("backend = \"file:{}\"\nlisten = [\"unix:{}\"]\n", store.display(), socket.display())
+    };
+    let daemon = Daemon::start(path, &at("store"));
+    let client = daemon.client();
+    let write = WriteRequest::new(object("disk"), 0, b"acknowledged").durability(Durability::Cached);
+    block_on(client.write(write)).unwrap();
+    assert!(daemon.end().0.success());
+    let daemon = Daemon::start(path, &at("store"));
+    let flushed = block_on(client.flush(FlushRequest::new(Scope::Object(object("disk")))));
+    assert_eq!(flushed.map(|reply| reply.durability), Ok(Durability::Stored));
+    assert!(daemon.end().0.success());
+    // Another directory behind the same address is not taken for this one.
+    let daemon = Daemon::start(path, &at("another"));
+    let deadline = SystemClock.now() + std::time::Duration::from_secs(2);
+    let read = ReadRequest::new(object("disk"), 0, 99).deadline(deadline);
+    let found = block_on(client.read(read));
+    assert!(!matches!(found, Ok(_) | Err(Error::Missing)), "{found:?}");
+    assert!(daemon.end().0.success());
+}
+
+#[test]
+fn a_store_that_is_away_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("below");
+    let text = format!("backend = \"synapse:unix:{}\"\nlisten = [\"127.0.0.1:0\"]\n", socket.display());
+    let (early, late) = (write(dir.path(), &text), dir.path().join("late"));
+    let mut child =
+        program().arg("--config").arg(early).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    assert!(log.any(|line| line.contains("waiting for the store")), "it does not wait");
+    std::fs::create_dir(&late).unwrap();
+    let text = format!("backend = \"memory:\"\nlisten = [\"unix:{}\"]\n", socket.display());
+    let below = Daemon::start(&late, &text);
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let place = line.trim_end().rsplit_once(" at ").expect("it serves").1;
+    let mut daemon = Daemon { address: place.parse().unwrap(), child };
+    block_on(daemon.client().write(WriteRequest::new(object("disk"), 0, b"x"))).unwrap();
+    daemon.signal("TERM");
+    assert!(daemon.child.wait().unwrap().success());
+    drop(below);
+}

@@ -27,16 +27,14 @@ impl Door {
     pub(super) fn open(
         table: &SynapseTable,
         secret: Option<Secret>,
-        record: Option<NodeRecord>,
+        record: &NodeRecord,
         cache: &ObjectCache,
         control: &Runtime,
     ) -> Result<Door, ObjectsError> {
         let mut config = table.server();
         config.secret = secret;
         config.name = host_name();
-        if let Some(record) = &record {
-            record.apply(&mut config);
-        }
+        record.apply(&mut config);
         config.landing = Some(Arc::new(CacheLanding::new(cache.clone())));
         let mut threads = Vec::new();
         for index in 0..table.threads {

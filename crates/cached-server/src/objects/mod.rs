@@ -87,13 +87,8 @@ impl Objects {
             Some(table) => {
                 let backend = store.backend();
                 let opening = NodeRecord::open(&*backend, &SystemClock, RECORD_PATIENCE);
-                let record = control.block_on(opening).inspect_err(|error| {
-                    tracing::warn!(
-                        cause = %error,
-                        "which store this is cannot be known: clients cannot tell it from another"
-                    );
-                });
-                Some(Door::open(table, secrets.door, record.ok(), &cache, &control)?)
+                let record = control.block_on(opening)?;
+                Some(Door::open(table, secrets.door, &record, &cache, &control)?)
             }
             None => None,
         };
@@ -198,7 +193,7 @@ impl Serving {
 
     /// How long the end may take, as a rule.
     pub fn end_max(&self) -> Duration {
-        end::DOOR_PATIENCE + self.flush_max
+        2 * end::DOOR_PATIENCE + self.flush_max
     }
 
     /// Asks it to end, and waits until it has, or until `forced` is ready.
