@@ -120,7 +120,16 @@ fn as_many_as_may_connect_are_let_in_and_each_can_do_the_largest_request() {
         assert_eq!(door.figure("synapse_connections_refused"), 0);
         let mut last = all.pop().unwrap();
         assert!(last.welcome.credits.bytes < 4 * MIB, "more than a part: {}", last.welcome.credits.bytes);
-        let others: Vec<_> = all.into_iter().map(|mut raw| tokio::spawn(async move { loop { raw.granted().await; } })).collect();
+        let others: Vec<_> = all
+            .into_iter()
+            .map(|mut raw| {
+                tokio::spawn(async move {
+                    loop {
+                        raw.granted().await;
+                    }
+                })
+            })
+            .collect();
         let request = Request::Write(WriteRequest::new(object("o"), 0, vec![1; 4 << 20]));
         let needed = request.cost_bytes(&last.welcome.capabilities);
         last.send(|out| encode_credit(out, needed, false)).await;

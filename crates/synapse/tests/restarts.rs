@@ -86,7 +86,8 @@ fn a_request_too_large_for_the_limits_that_its_server_came_back_with_is_refused_
         door.kill();
         // Waits for the server, made for what it was.
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let large = tokio::spawn(client.write(WriteRequest::new(object("o"), 0, vec![2; 100_000])).into_future());
+        let large =
+            tokio::spawn(client.write(WriteRequest::new(object("o"), 0, vec![2; 100_000])).into_future());
         let list = tokio::spawn(client.list(ListRequest::new(object("o").namespace)).into_future());
         let read = tokio::spawn(client.read(ReadRequest::new(object("o"), 0, 100_000)).into_future());
         let small = tokio::spawn(client.write(WriteRequest::new(object("p"), 0, b"small")).into_future());
@@ -220,7 +221,10 @@ fn a_server_that_comes_back_over_another_store_is_refused_until_it_is_the_same_a
         serve(0).await;
         tokio::time::sleep(PATIENCE).await;
         assert_eq!(content(&client, object("o")).await, b"here");
-        assert_eq!(client.store(), Some(NodeRecord::open(&*stores[0], &door.clock, PATIENCE).await.unwrap().store()));
+        assert_eq!(
+            client.store(),
+            Some(NodeRecord::open(&*stores[0], &door.clock, PATIENCE).await.unwrap().store())
+        );
     });
 }
 
@@ -230,7 +234,8 @@ fn a_claim_far_beyond_what_is_in_force_ends_no_namespace() {
         let door = door(Arc::new(Memory::default()));
         let client = door.client().await;
         let scope = Scope::Namespace(object("o").namespace);
-        let claim = |epoch, writer| client.claim(ClaimRequest::new(scope.clone(), Epoch(epoch), WriterId(writer)));
+        let claim =
+            |epoch, writer| client.claim(ClaimRequest::new(scope.clone(), Epoch(epoch), WriterId(writer)));
         let error = claim(u64::MAX, 1).into_future().await.unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{error}");
         claim(1, 1 << 100 | 7).await.unwrap();

@@ -259,7 +259,9 @@ impl Connections {
         let age = |info: &ConnInfo| now.saturating_sub(info.held_since.load(Ordering::Relaxed));
         let weight = |info: &ConnInfo| u64::from(age(info)) * info.holding().arriving as u64;
         let stalled = table.values().filter(|info| !info.is_kicked() && age(info) >= ARRIVING_SECS_MIN);
-        let Some(slowest) = stalled.max_by_key(|info| weight(info)).filter(|info| weight(info) > 0) else { return };
+        let Some(slowest) = stalled.max_by_key(|info| weight(info)).filter(|info| weight(info) > 0) else {
+            return;
+        };
         self.kicked.fetch_add(1, Ordering::Relaxed);
         tracing::info!(fd = slowest.fd, "memory is wanted: the slowest half-sent value is given up");
         slowest.kick();
