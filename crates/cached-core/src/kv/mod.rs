@@ -42,7 +42,7 @@ pub use view::{ItemView, PinnedValue};
 
 use crate::KeyHash;
 use crate::arena::{Arena, ArenaConfig, RegionId, region_bytes_for};
-use crate::clock::Clock;
+use crate::clock::{Clock, Expiry};
 use crate::hash::KeyHasher;
 use crate::prefetch::prefetch;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering};
@@ -78,6 +78,8 @@ struct Inner {
     flush_boundary: AtomicU64,
     /// The clock's second of a flush asked for in advance; 0 for none.
     flush_due: AtomicU32,
+    /// Held while a flush that has become due happens.
+    flushing: Mutex<()>,
     cas: bool,
     evict: bool,
     /// Entries up to this size lie in one piece.
@@ -130,6 +132,8 @@ impl Kv {
         let policy_bytes =
             if config.evict { policy.attach(config.arena_bytes, ENTRY_BYTES_USUAL) } else { 0 };
         let region_bytes = region_bytes_for(config.arena_bytes);
+        #[cfg(test)]
+        let region_bytes = config.region_bytes.unwrap_or(region_bytes);
         let regions = ((config.arena_bytes - policy_bytes) / region_bytes) as u32;
         let arena = Arena::new(ArenaConfig {
             bytes: regions as usize * region_bytes,
@@ -152,6 +156,7 @@ impl Kv {
             hit_states: HitStates::new(&*policy),
             flush_boundary: AtomicU64::new(0),
             flush_due: AtomicU32::new(0),
+            flushing: Mutex::ranked((), &order::FLUSH),
             cas: config.cas,
             evict: config.evict,
             inline_bytes_max: region_bytes / 16,
@@ -351,16 +356,51 @@ impl Inner {
 
     /// The item's entry and pieces are garbage from now on.
     fn bury(&self, item: ItemPtr, location: u32) {
-        if item.shape().fields().extents {
-            for piece in List::new(item.payload()).pieces() {
-                self.bury_entry(piece.location, self.padded(PIECE_HEADER_BYTES + piece.bytes as usize));
-            }
-        }
-        self.bury_entry(location, self.padded(item.shape().entry_bytes()));
+        let expiry = item.expiry();
+        self.each_entry(item, location, |location, bytes| self.bury_entry(location, bytes, expiry));
     }
 
-    fn bury_entry(&self, location: u32, bytes: u32) {
+    /// Calls `each` with the places and padded bytes of an item's pieces and of its own entry, which comes last.
+    #[inline]
+    fn each_entry(&self, item: ItemPtr, location: u32, mut each: impl FnMut(u32, u32)) {
+        if item.shape().fields().extents {
+            for piece in List::new(item.payload()).pieces() {
+                each(piece.location, self.padded(PIECE_HEADER_BYTES + piece.bytes as usize));
+            }
+        }
+        each(location, self.padded(item.shape().entry_bytes()));
+    }
+
+    /// The regions of an item that has just been linked learn when it expires.
+    fn note_expiry(&self, item: ItemPtr, location: u32, expiry: Expiry) {
+        if expiry != Expiry::NEVER {
+            self.each_entry(item, location, |location, bytes| {
+                self.arena.note_expiry(self.region_of(location), bytes, expiry);
+            });
+        }
+    }
+
+    /// Gives an item another expiry; false if its entry has no room for one. Its bucket is locked.
+    #[must_use]
+    fn set_expiry(&self, item: ItemPtr, location: u32, expiry: Expiry) -> bool {
+        let before = item.expiry();
+        if before == expiry {
+            return true;
+        }
+        if !item.set_expiry(expiry) {
+            return false;
+        }
+        self.each_entry(item, location, |location, bytes| {
+            let region = self.region_of(location);
+            self.arena.forget_expiry(region, bytes, before);
+            self.arena.note_expiry(region, bytes, expiry);
+        });
+        true
+    }
+
+    fn bury_entry(&self, location: u32, bytes: u32, expiry: Expiry) {
         let region = self.region_of(location);
+        self.arena.forget_expiry(region, bytes, expiry);
         if self.arena.region(region).entry_died(bytes) == 0 {
             self.free_if_dead(region);
         }

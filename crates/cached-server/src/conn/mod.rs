@@ -653,3 +653,6 @@ impl Connection {
         shared.connections.relieve(limit, now);
     }
 }
+
+#[cfg(test)]
+mod tests;

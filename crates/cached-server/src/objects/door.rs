@@ -2,7 +2,7 @@
 
 use super::{ObjectsError, spawn};
 use crate::config::SynapseTable;
-use blocker::{Blocker, Control, SystemClock};
+use blocker::{Blocker, Control};
 use cached_core::object::ObjectCache;
 use cached_objects::CacheLanding;
 use std::fs::{self, Permissions};
@@ -12,9 +12,6 @@ use std::time::Duration;
 use synapse::{Address, NodeRecord, Secret, Server, host_name};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
-
-/// How long reading the store's record of its servers may take.
-const RECORD_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A door that listens.
 pub(super) struct Door {
@@ -30,14 +27,16 @@ impl Door {
     pub(super) fn open(
         table: &SynapseTable,
         secret: Option<Secret>,
+        record: Option<NodeRecord>,
         cache: &ObjectCache,
-        store: &dyn Blocker,
         control: &Runtime,
     ) -> Result<Door, ObjectsError> {
         let mut config = table.server();
         config.secret = secret;
         config.name = host_name();
-        control.block_on(NodeRecord::open(store, &SystemClock, RECORD_PATIENCE))?.apply(&mut config);
+        if let Some(record) = &record {
+            record.apply(&mut config);
+        }
         config.landing = Some(Arc::new(CacheLanding::new(cache.clone())));
         let mut threads = Vec::new();
         for index in 0..table.threads {

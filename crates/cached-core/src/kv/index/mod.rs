@@ -55,6 +55,13 @@ impl Index {
         &self.shards
     }
 
+    /// Items ever stored, and items there.
+    pub(crate) fn stored_and_items(&self) -> (u64, u64) {
+        self.shards
+            .iter()
+            .fold((0, 0), |(stored, items), shard| (stored + shard.stored(), items + shard.items()))
+    }
+
     /// The most memory the index can ever take.
     pub(crate) fn bytes_max(&self) -> usize {
         self.bytes_max

@@ -40,7 +40,7 @@ impl Kv {
                 before.wrapping_add(options.delta)
             };
             if let Some(expiry) = options.touch
-                && !item.set_expiry(expiry)
+                && !inner.set_expiry(item, found.location, expiry)
             {
                 drop(locked);
                 match self.give_expiry_room(key, hash) {

@@ -33,7 +33,7 @@ impl Kv {
                 return DeleteOutcome::Done;
             }
             if let Some(expiry) = options.expiry
-                && !item.set_expiry(expiry)
+                && !inner.set_expiry(item, found.location, expiry)
             {
                 drop(locked);
                 match self.give_expiry_room(key, hash) {

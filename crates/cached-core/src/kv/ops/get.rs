@@ -87,7 +87,7 @@ impl Kv {
             let item = found.item;
             let expiry_before = item.expiry();
             if let Some(expiry) = options.touch.filter(|_| !created)
-                && !item.set_expiry(expiry)
+                && !inner.set_expiry(item, found.location, expiry)
             {
                 drop(locked);
                 self.give_expiry_room(key, hash)?;
@@ -114,15 +114,21 @@ impl Kv {
         }
     }
 
-    /// Rewrites an item that never expires so that it has room for an expiry.
+    /// Rewrites an item that never expires so that it has room for an expiry. Without eviction every item has.
+    ///
+    /// # Errors
+    /// [`Miss::OutOfMemory`] only if no memory can be freed at all; otherwise the item is gone.
     pub(super) fn give_expiry_room(&self, key: &[u8], hash: KeyHash) -> Result<(), Miss> {
         let inner: &Arc<Inner> = &self.inner;
         loop {
             let now = inner.now();
-            let (location, shape) = {
+            // What is pinned is not evicted to make room for it, and what counts as used survives a walk that has begun.
+            let (location, shape, _pins) = {
                 let locked = inner.index.shard(hash).lock(hash);
                 let found = inner.find(&locked, hash, key, now)?;
-                (found.location, found.item.shape())
+                inner.bump_unread(found.item, now);
+                let view = ItemView { kv: inner, item: found.item, location: found.location, now };
+                (found.location, found.item.shape(), (view.pin_entry(), view.pin()))
             };
             let mut fields = shape.fields();
             if fields.expiry {
@@ -158,7 +164,7 @@ impl Kv {
                     old.slot.set_location(entry.location);
                     locked.shard().adjust_bytes(u64::from(entry.bytes), u64::from(old_bytes));
                     // Only the entry moves; pieces of a large value stay where they are.
-                    inner.bury_entry(old.location, old_bytes);
+                    inner.bury_entry(old.location, old_bytes, Expiry::NEVER);
                     inner.publish(entry);
                     return Ok(());
                 }
@@ -190,9 +196,9 @@ fn hand_out_token(item: ItemPtr, options: &FetchOptions, fetched: &mut Fetched) 
     fetched.won = fetched.created;
     if !fetched.token_sent {
         let expiry = if options.recache_after_touch { item.expiry() } else { fetched.expiry_before };
-        let soon = options.recache_below.is_some_and(|below| {
-            expiry != Expiry::NEVER && expiry.as_secs() < below.as_secs()
-        });
+        let soon = options
+            .recache_below
+            .is_some_and(|below| expiry != Expiry::NEVER && expiry.as_secs() < below.as_secs());
         fetched.won |= fetched.stale || soon && !fetched.created;
     }
     if fetched.won {

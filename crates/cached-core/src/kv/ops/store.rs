@@ -86,7 +86,7 @@ impl Kv {
                 Decision::Refuse(outcome) => return outcome,
             };
             if let Some(old) = old
-                && let Some(outcome) = inner.overwrite(&locked, old, shape, value, &attributes, options)
+                && let Some(outcome) = inner.overwrite(&locked, old, shape, value, &attributes)
             {
                 return outcome;
             }
@@ -190,7 +190,8 @@ impl Inner {
         Fields {
             cas: self.cas,
             // A stale store takes over the old item's expiry, whatever that is.
-            expiry: options.expiry != Expiry::NEVER || options.allow_stale,
+            // Without eviction a touch must never need memory.
+            expiry: options.expiry != Expiry::NEVER || options.allow_stale || !self.evict,
             client_flags: options.client_flags != 0,
             extents: false,
             key_binary: options.key_binary,
@@ -279,12 +280,12 @@ impl Inner {
         shape: Shape,
         value: &[u8],
         attributes: &Attributes,
-        options: &StoreOptions,
     ) -> Option<StoreOutcome> {
         let mut item = old.item;
-        // An item with an expiry moves on to a region of items that expire when it does now.
+        // An item with an expiry moves on to a region of items that expire when it does now; where nothing is evicted it may be that
+        // there is no memory to move to.
         let fields = item.shape().fields();
-        if fields.expiry
+        if fields.expiry && self.evict
             || fields != shape.fields()
             || self.padded(item.shape().entry_bytes()) != self.padded(shape.entry_bytes())
             || self.arena.region(self.region_of(old.location)).pins() != 0
@@ -296,11 +297,12 @@ impl Inner {
         // SAFETY: the padded size is unchanged, so the value fits; the bucket's lock keeps readers
         // away, and with no pin on the region nobody reads outside of it.
         unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), item.payload_ptr(), value.len()) };
+        let fits = self.set_expiry(item, old.location, attributes.expiry);
+        debug_assert!(fits, "the fields are the same");
         item.set_attributes(attributes);
         item.set_policy_bits(bits);
         locked.shard().count_stored();
         self.tell(Mutation::Stored, item.key(), attributes.cas);
-        debug_assert!(options.expiry == Expiry::NEVER);
         Some(StoreOutcome::Stored { cas: attributes.cas, value_bytes: value.len() })
     }
 
@@ -335,9 +337,7 @@ impl Inner {
             }
         }
         locked.shard().count_stored();
-        if item.shape().fields().expiry {
-            self.arena.region(entry.region).note_expiry(entry.bytes, attributes.expiry);
-        }
+        self.note_expiry(item, entry.location, attributes.expiry);
         self.tell(Mutation::Stored, key, attributes.cas);
         self.publish(entry);
         debug_assert!(options.new_cas.is_none_or(|cas| !self.cas || cas == attributes.cas));

@@ -2,6 +2,7 @@
 
 mod arriving;
 mod behaviour;
+mod full;
 mod model;
 mod pressure;
 mod read_many;

@@ -334,7 +334,8 @@ impl World {
                             if decrement { before.saturating_sub(delta) } else { before.wrapping_add(delta) };
                         assert!(value == sum && cas > old.cas && !created);
                         // In its place it keeps its length; written anew it has the width of a number.
-                        let found = self.kv.peek(&key, self.kv.hash(&key), |item| item.value_bytes()).unwrap();
+                        let found =
+                            self.kv.peek(&key, self.kv.hash(&key), |item| item.value_bytes()).unwrap();
                         let width = old.value.len();
                         let anew = value.to_string().len().max(width.min(20));
                         assert!(found == width || found == anew, "{found} bytes for a number in {width}");
