@@ -199,7 +199,7 @@ fn greeting() -> Vec<Vector> {
         framed(Op::Credit, "kept to", |out| encode_credit(out, 1 << 20, true)),
         framed(Op::Event, "fenced, the namespace, by epoch 6", |out| encode_event(out, &event)),
         framed(Op::Goodbye, "denied, because", |out| {
-            encode_goodbye(out, Err(&Error::Denied("because".into())))
+            encode_goodbye(out, Err(&Error::Denied("because".into())));
         }),
         framed(Op::Goodbye, "ending", |out| encode_goodbye(out, Ok(Status::Ending))),
     ];
