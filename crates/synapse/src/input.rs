@@ -5,7 +5,12 @@
 //! and for little more, because what arrives with its head must be copied. After each small frame a read asks for
 //! twice as much, up to several of them, not for all there is: while we work on them the other side gets their
 //! answers and goes on.
+//!
+//! A connection that waits for something to arrive has no buffer: it takes one of the thread's when it reads, and gives
+//! it back when it has read all that there was. So what buffers take goes with how many connections are at work, not
+//! with how many there are or were.
 
+use std::cell::RefCell;
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -29,8 +34,33 @@ const HEAD_READ_BYTES: usize = 512;
 const PLACES_MAX: usize = 65;
 const _: () = assert!(BUFFER_BYTES >= HEAD_BYTES_MAX + LARGE_BYTES);
 
+/// How many buffers a thread keeps for connections that are about to read.
+const KEPT_BUFFERS_MAX: usize = 8;
+
+thread_local! {
+    static BUFFERS: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// One of the thread's buffers, or a new one.
+fn take_buffer() -> Box<[u8]> {
+    let kept = BUFFERS.try_with(|kept| kept.try_borrow_mut().ok().and_then(|mut kept| kept.pop()));
+    kept.ok().flatten().unwrap_or_else(|| vec![0; BUFFER_BYTES].into())
+}
+
+/// Gives a buffer back; a thread that is ending, or has enough, keeps none.
+fn give_buffer(buffer: Box<[u8]>) {
+    let _ = BUFFERS.try_with(|kept| {
+        if let Ok(mut kept) = kept.try_borrow_mut()
+            && kept.len() < KEPT_BUFFERS_MAX
+        {
+            kept.push(buffer);
+        }
+    });
+}
+
 /// A connection's receiving side.
 pub(crate) struct Input {
+    /// Empty while nothing is here.
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
@@ -98,7 +128,7 @@ impl Frame<'_> {
 impl Input {
     pub(crate) fn new(pool: Arc<PayloadPool>, now: Timestamp) -> Self {
         Self {
-            buffer: vec![0; BUFFER_BYTES].into(),
+            buffer: Box::default(),
             start: 0,
             end: 0,
             body: None,
@@ -111,10 +141,21 @@ impl Input {
         }
     }
 
+    /// Lets go of the buffer if nothing is in it: there is nothing to be read now.
+    pub(crate) fn rest(&mut self) {
+        if self.start == self.end && self.body.is_none() && !self.buffer.is_empty() {
+            (self.start, self.end) = (0, 0);
+            give_buffer(std::mem::take(&mut self.buffer));
+        }
+    }
+
     /// One read. 0 is the end of the stream.
     pub(crate) fn poll_fill(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<usize>> {
         if self.body.as_ref().is_some_and(|body| body.left_bytes > 0) {
             return self.poll_fill_body(cx, stream);
+        }
+        if self.buffer.is_empty() {
+            self.buffer = take_buffer();
         }
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -232,4 +273,44 @@ fn copy_into(reserved: &mut dyn Reserved, mut bytes: &[u8]) {
     let mut read = |places: &mut [IoSliceMut<'_>]| io::Read::read_vectored(&mut bytes, places);
     // Reading from a slice never fails, and what was reserved has room for all of it.
     while reserved.fill(&mut read).is_ok_and(|count| count > 0) {}
+}
+
+impl Drop for Input {
+    fn drop(&mut self) {
+        if !self.buffer.is_empty() {
+            give_buffer(std::mem::take(&mut self.buffer));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    #[test]
+    fn a_connection_that_waits_has_no_buffer_and_loses_nothing_by_it() {
+        let (mut near, far) = tokio::io::duplex(1 << 16);
+        let mut stream = Stream::Other(Box::new(far));
+        let mut input = Input::new(PayloadPool::new(0), Timestamp(0));
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut ping = Vec::new();
+        codec::encode_ping(&mut ping, false);
+        for round in 0..3 {
+            assert!(input.poll_fill(&mut cx, &mut stream).is_pending());
+            input.rest();
+            assert!(input.buffer.is_empty(), "{round}");
+            // Half a frame stays where it is.
+            for (part, is_whole) in [(&ping[..50], false), (&ping[50..], true)] {
+                let mut writing = std::pin::pin!(tokio::io::AsyncWriteExt::write_all(&mut near, part));
+                assert!(writing.as_mut().poll(&mut cx).is_ready());
+                let Poll::Ready(Ok(count)) = input.poll_fill(&mut cx, &mut stream) else { panic!("nothing") };
+                assert_eq!(count, part.len());
+                input.rest();
+                assert_eq!(input.next_frame(|_| None).unwrap().is_some(), is_whole, "{round}");
+            }
+        }
+        assert!(BUFFERS.with_borrow(|kept| kept.len()) <= 1);
+    }
 }

@@ -48,20 +48,31 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("at 4 096, with everything", Request::Write(stamped)),
         ("512 bytes at 0", Request::WriteZeroes(WriteZeroesRequest::new(disk(), 0, 512))),
         ("512 bytes at 1 024", Request::Discard(DiscardRequest::new(disk(), 1024, 512))),
-        ("old becomes new at 1", Request::CompareAndWrite(CompareAndWriteRequest::new(disk(), 1, b"old", b"new"))),
+        (
+            "old becomes new at 1",
+            Request::CompareAndWrite(CompareAndWriteRequest::new(disk(), 1, b"old", b"new")),
+        ),
         (
             "if it is absent, to be stored",
             Request::WriteFull(
-                WriteFullRequest::new(disk(), b"all").condition(Condition::Absent).durability(Durability::Stored),
+                WriteFullRequest::new(disk(), b"all")
+                    .condition(Condition::Absent)
+                    .durability(Durability::Stored),
             ),
         ),
         ("to 1 000 bytes", Request::Truncate(TruncateRequest::new(disk(), 1000))),
         ("if it is present", Request::Delete(DeleteRequest::new(disk()).condition(Condition::Present))),
-        ("to copy, if disk is at version 3", Request::Copy(CopyRequest::new(disk(), object("copy")).if_from_version(Version(3)))),
+        (
+            "to copy, if disk is at version 3",
+            Request::Copy(CopyRequest::new(disk(), object("copy")).if_from_version(Version(3))),
+        ),
         ("of disk", Request::Info(InfoRequest::new(disk()))),
         ("10 names after da that begin with di", Request::List(page)),
         ("of domain 9", Request::Flush(FlushRequest::new(Scope::Domain(namespace(), OrderDomain(9))))),
-        ("of epoch 5 in the namespace", Request::Claim(ClaimRequest::new(Scope::Namespace(namespace()), Epoch(5), writer))),
+        (
+            "of epoch 5 in the namespace",
+            Request::Claim(ClaimRequest::new(Scope::Namespace(namespace()), Epoch(5), writer)),
+        ),
         ("which epoch is in force", Request::Claim(ClaimRequest::ask(Scope::Object(disk())))),
         ("of everything", Request::Invalidate(InvalidateRequest::new(Scope::All))),
         ("two of data, one of zeros", Request::WriteRuns(WriteRunsRequest::new(disk(), runs))),
@@ -84,7 +95,11 @@ fn answers() -> Vec<(Op, &'static str, Outcome)> {
     let entry = ListEntry::new(Name::new("disk").unwrap(), 8192, Version(11));
     let failed = Outcome::Failed;
     vec![
-        (Op::Read, "4 bytes of 8 192", done(Answer::Read(ReadReply::new(Segments::from(b"data"), 8192, Version(11))))),
+        (
+            Op::Read,
+            "4 bytes of 8 192",
+            done(Answer::Read(ReadReply::new(Segments::from(b"data"), 8192, Version(11)))),
+        ),
         (Op::Write, "version 11, cached", done(Answer::Change(change()))),
         (Op::Delete, "stored", done(Answer::Delete(DeleteReply::new(Durability::Stored)))),
         (Op::Info, "with a stamp", done(Answer::Info(Info::new(8192, Version(11), Some(Stamp::new(5, 6)))))),
@@ -165,7 +180,8 @@ fn greeting() -> Vec<Vector> {
     let challenge = Challenge { nonce: [0x22; 32], instance: [0x33; 16] };
     let mut capabilities = Capabilities::full(4 << 20);
     (capabilities.runs_max, capabilities.survives) = (1024, Survives::PowerLoss);
-    let mut welcome = Welcome::new([0x33; 16], 0x0102_0304_0506_0708, Credits { slots: 64, bytes: 8 << 20 }, capabilities);
+    let mut welcome =
+        Welcome::new([0x33; 16], 0x0102_0304_0506_0708, Credits { slots: 64, bytes: 8 << 20 }, capabilities);
     (welcome.is_resumed, welcome.features) = (true, Features(Features::ALL));
     (welcome.store, welcome.server_name) = (Some([0x44; 16]), "node-1".into());
     welcome.closed = vec![[0x55; 16], [0x66; 16]];
@@ -182,7 +198,9 @@ fn greeting() -> Vec<Vector> {
         framed(Op::Credit, "1 MiB from now on", |out| encode_credit(out, 1 << 20, false)),
         framed(Op::Credit, "kept to", |out| encode_credit(out, 1 << 20, true)),
         framed(Op::Event, "fenced, the namespace, by epoch 6", |out| encode_event(out, &event)),
-        framed(Op::Goodbye, "denied, because", |out| encode_goodbye(out, Err(&Error::Denied("because".into())))),
+        framed(Op::Goodbye, "denied, because", |out| {
+            encode_goodbye(out, Err(&Error::Denied("because".into())));
+        }),
         framed(Op::Goodbye, "ending", |out| encode_goodbye(out, Ok(Status::Ending))),
     ];
     assert_eq!(Hello::decode(&decoded(&all[0].bytes)), Ok(hello));
@@ -192,14 +210,18 @@ fn greeting() -> Vec<Vector> {
     let head = decoded(&all[10].bytes);
     assert_eq!(decode_event(&head, &all[10].bytes[head.head_bytes..], &mut Names::default()), Ok(event));
     let head = decoded(&all[11].bytes);
-    assert_eq!(decode_goodbye(&head.header, &all[11].bytes[head.head_bytes..]), Error::Denied("because".into()));
+    assert_eq!(
+        decode_goodbye(&head.header, &all[11].bytes[head.head_bytes..]),
+        Error::Denied("because".into())
+    );
     all
 }
 
 fn written(vectors: &[Vector]) -> String {
-    let mut text = "# Frames of the synapse protocol, version 1, in hexadecimal: operation, what it says, bytes.\n\
+    let mut text =
+        "# Frames of the synapse protocol, version 1, in hexadecimal: operation, what it says, bytes.\n\
                     # Requests and answers are of slot 2, sequence 7; see docs/synapse-protocol.md.\n"
-        .to_owned();
+            .to_owned();
     for Vector { op, name, bytes } in vectors {
         let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
         let _ = writeln!(text, "\n{} {op:?}: {name}\n{hex}", op.code());

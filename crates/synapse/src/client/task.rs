@@ -213,7 +213,10 @@ impl<'a> Connection<'a> {
                 }
             }
             match self.input.poll_fill(cx, &mut self.stream) {
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending => {
+                    self.input.rest();
+                    return Poll::Pending;
+                }
                 Poll::Ready(Ok(0)) => return Poll::Ready(Err(self.broken(&"the server has gone"))),
                 Poll::Ready(Ok(_)) => {}
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(self.broken(&error))),

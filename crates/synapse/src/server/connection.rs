@@ -344,6 +344,7 @@ impl Connection {
                 Poll::Ready(0) => return Poll::Ready(Err(End::Closed(Ok(())))),
                 Poll::Ready(_) => self.input.heard_at = now,
                 Poll::Pending => {
+                    self.input.rest();
                     self.flush(open, now, cx)?;
                     return Poll::Pending;
                 }
