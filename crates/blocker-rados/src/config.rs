@@ -72,8 +72,8 @@ impl RadosConfig {
         ("root", "NAME", "the RADOS namespace under which everything lies"),
         ("prefix", "TEXT", "what the name of every RADOS object begins with"),
         ("object_bytes_max", "BYTES", "the largest object"),
-        ("connect_timeout_s", "SECONDS", "how long to wait for a monitor"),
-        ("op_timeout_s", "SECONDS", "how long to wait for an OSD; 0: for ever"),
+        ("connect_timeout_secs", "SECONDS", "how long to wait for a monitor"),
+        ("op_timeout_secs", "SECONDS", "how long to wait for an OSD; 0: for ever"),
         ("ops_in_flight_max", "COUNT", "operations under way at once"),
         ("bytes_in_flight_max", "BYTES", "payload under way at once"),
         ("heads_remembered_max", "COUNT", "objects remembered between changes"),
@@ -192,8 +192,8 @@ impl RadosConfig {
             "root" => value.clone_into(&mut self.root),
             "prefix" => value.clone_into(&mut self.prefix),
             "object_bytes_max" => self.object_bytes_max = number(key, value)?,
-            "connect_timeout_s" => self.connect_timeout = seconds(key, value)?,
-            "op_timeout_s" => self.op_timeout = seconds(key, value)?,
+            "connect_timeout_secs" => self.connect_timeout = seconds(key, value)?,
+            "op_timeout_secs" => self.op_timeout = seconds(key, value)?,
             "ops_in_flight_max" => self.ops_in_flight_max = number(key, value)?,
             "bytes_in_flight_max" => self.bytes_in_flight_max = number(key, value)?,
             "heads_remembered_max" => self.heads_remembered_max = number(key, value)?,
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn the_text_form_names_pool_and_keys() {
         let config: RadosConfig =
-            "vm,conf=/etc/c,user=u,root=r,prefix=p.,op_timeout_s=5,watch=true,librados.ms_async_op_threads=1"
+            "vm,conf=/etc/c,user=u,root=r,prefix=p.,op_timeout_secs=5,watch=true,librados.ms_async_op_threads=1"
                 .parse()
                 .unwrap();
         assert_eq!((config.pool.as_str(), config.user.as_str(), config.root.as_str()), ("vm", "u", "r"));
@@ -230,12 +230,12 @@ mod tests {
 
     #[test]
     fn the_monitors_are_asked_for_a_new_map_before_an_operation_fails() {
-        for (op_timeout_s, wanted) in [(0, "3"), (1, "1"), (5, "1"), (6, "2"), (30, "3")] {
-            let config: RadosConfig = format!("vm,op_timeout_s={op_timeout_s}").parse().unwrap();
+        for (op_timeout_secs, wanted) in [(0, "3"), (1, "1"), (5, "1"), (6, "2"), (30, "3")] {
+            let config: RadosConfig = format!("vm,op_timeout_secs={op_timeout_secs}").parse().unwrap();
             let options = config.options();
             assert!(
                 options.contains(&("objecter_timeout".into(), wanted.into())),
-                "{op_timeout_s}: {options:?}"
+                "{op_timeout_secs}: {options:?}"
             );
         }
         // What the operator says of it comes last, and holds.
@@ -249,7 +249,7 @@ mod tests {
             ("", "pool"),
             ("p,x", "KEY=VALUE"),
             ("p,x=1", "no key"),
-            ("p,op_timeout_s=soon", "whole number"),
+            ("p,op_timeout_secs=soon", "whole number"),
             ("p,user=client.u", "without client."),
             ("p,id=", "without client."),
             ("p,root=a/b", "root"),

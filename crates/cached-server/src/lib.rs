@@ -28,6 +28,7 @@ pub mod systemd;
 mod conn;
 mod exec;
 mod listen;
+mod locks;
 mod logging;
 mod server;
 mod shared;

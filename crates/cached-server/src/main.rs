@@ -73,6 +73,7 @@ fn serve(config: Config, inherited: Vec<OwnedFd>) -> Result<(), Failure> {
     let connections = settings.connections_max + config.object_descriptors();
     let descriptors = process::raise_descriptor_limit(connections, settings.threads);
     // Perhaps for root's eyes only.
+    let secret_warnings = config.secret_warnings();
     let secrets = config.secrets().map_err(|line| Failure { line, status: CONFIGURATION })?;
     let without_user = process::is_root() && settings.user.is_none();
     if let Some(user) = settings.user.as_deref().filter(|_| process::is_root()) {
@@ -90,6 +91,7 @@ fn serve(config: Config, inherited: Vec<OwnedFd>) -> Result<(), Failure> {
     let logging = Logging::install(settings.verbosity);
     panics::watch();
     settings.notes.iter().for_each(|note| tracing::warn!("{note}"));
+    secret_warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     if descriptors < connections as u64 {
         tracing::warn!(descriptors, "fewer file descriptors than connections and files may need");
     }

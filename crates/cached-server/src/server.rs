@@ -10,7 +10,7 @@ use crate::settings::Settings;
 use crate::shared::{ListenerInfo, Shared};
 use crate::watch::{Evictions, Watch};
 use crate::worker::{self, DRAIN_TIME, Doing, Mail, Mailbox, Watchdog, Worker};
-use cached_core::kv::{Kv, KvConfig, KvConfigError, policy};
+use cached_core::kv::{ITEM_BYTES_MIN, Kv, KvConfig, KvConfigError, policy};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
@@ -49,7 +49,7 @@ pub enum ServeError {
     /// A thread or its runtime cannot be had.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
-    /// A thread has panicked. The server has ended at once, for with half of its threads it would be none.
+    /// A thread has panicked, or can do its work no more. The server has ended, for with half of its threads it would be none.
     #[error("{0}")]
     Defect(String),
     /// These workers did not end in time.
@@ -118,7 +118,7 @@ impl Server {
         let watch = Arc::new(watch);
         let kv = Kv::new(KvConfig {
             arena_bytes: settings.memory_bytes,
-            item_bytes_max: settings.item_bytes_max,
+            item_bytes_max: settings.joined_bytes_max().max(ITEM_BYTES_MIN),
             lanes: settings.threads,
             cas: settings.cas,
             evict: settings.evict,
@@ -212,7 +212,7 @@ impl Server {
                 if let Err(error) = task.await
                     && let Ok(payload) = error.try_into_panic()
                 {
-                    shared.fail("the acceptor's thread", &*payload);
+                    shared.fail_by_panic("the acceptor's thread", &*payload);
                 }
             });
         };
@@ -254,7 +254,7 @@ fn serve(index: usize, worker: Worker, shared: &Shared) {
     match panic::catch_unwind(AssertUnwindSafe(|| worker.run())) {
         Ok(()) => drop(ManuallyDrop::into_inner(worker)),
         Err(payload) => {
-            shared.fail(&format!("worker {index}"), &*payload);
+            shared.fail_by_panic(&format!("worker {index}"), &*payload);
             worker.hang_up();
         }
     }

@@ -6,6 +6,11 @@ use std::path::PathBuf;
 /// The version that `version`, `stats` and `-V` report: memcached's, because clients parse it to learn what a server can do.
 pub const MEMCACHED_VERSION: &str = "1.6.45";
 
+/// What memcached counts for an item besides key, flags, value and CAS value.
+pub(crate) const ITEM_HEADER_BYTES: usize = 48;
+/// And behind its key and its value.
+pub(crate) const ITEM_ENDS_BYTES: usize = 1 + 2;
+
 /// How the server is to run.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -174,6 +179,13 @@ impl Default for NotedSettings {
 }
 
 impl Settings {
+    /// The most that key and value may have together, by memcached's reckoning of what an item takes besides: what a value comes to
+    /// by appending is known to the store alone.
+    pub(crate) fn joined_bytes_max(&self) -> usize {
+        let cas_bytes = if self.cas { 8 } else { 0 };
+        self.item_bytes_max.saturating_sub(ITEM_HEADER_BYTES + ITEM_ENDS_BYTES + cas_bytes)
+    }
+
     /// Buffers of all connections together, unless set: 64 KiB each, within 16 and 256 MiB, but enough for the largest value, which
     /// is collected in one when it is to be appended.
     pub fn connection_bytes_for(connections_max: usize, item_bytes_max: usize) -> usize {

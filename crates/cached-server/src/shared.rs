@@ -2,6 +2,7 @@
 
 use crate::clock::ServerClock;
 use crate::conn::info::{Connections, Ends};
+use crate::locks::{BASELINE, Lock};
 use crate::logging::Logging;
 use crate::objects::Figures;
 use crate::settings::{NotedSettings, Settings};
@@ -14,7 +15,7 @@ use crate::worker::Pulse;
 use cached_core::kv::{Kv, KvStats};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use tokio::sync::Notify;
 
 /// The server's shared state. Everything in it may be used from any thread.
@@ -52,7 +53,7 @@ pub(crate) struct Shared {
     /// One set of counters per worker.
     counters: Box<[Counters]>,
     /// What had been counted at the last `stats reset`.
-    baseline: Mutex<Baseline>,
+    baseline: Lock<Baseline>,
 }
 
 /// A listening socket, for `stats conns`.
@@ -122,7 +123,7 @@ impl Stop {
     }
 }
 
-/// A panic in one of the server's threads, remembered until the server has ended because of it.
+/// Why the server cannot go on, remembered until it has ended because of it.
 #[derive(Debug, Default)]
 pub(crate) struct Defect(OnceLock<String>);
 
@@ -134,11 +135,15 @@ impl Defect {
 }
 
 impl Shared {
-    /// Notes that a thread has panicked, and asks the server to stop: it is not to go on with half of its threads.
-    pub(crate) fn fail(&self, thread: &str, payload: &(dyn std::any::Any + Send)) {
+    /// Notes that a thread has panicked.
+    pub(crate) fn fail_by_panic(&self, thread: &str, payload: &(dyn std::any::Any + Send)) {
         let words = payload.downcast_ref::<&str>().copied();
         let words = words.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-        let text = format!("{thread} has panicked: {}", words.unwrap_or("no reason is given"));
+        self.fail(format!("{thread} has panicked: {}", words.unwrap_or("no reason is given")));
+    }
+
+    /// Notes what keeps a part of the server from working, and asks it to stop: it is not to go on without that part.
+    pub(crate) fn fail(&self, text: String) {
         tracing::error!("{text}; the server ends");
         // The first one is the cause of what follows.
         let _ = self.defect.0.set(text);
@@ -174,7 +179,7 @@ impl Shared {
             listeners: OnceLock::new(),
             objects: OnceLock::new(),
             counters: (0..settings.threads).map(|_| Counters::default()).collect(),
-            baseline: Mutex::new(Baseline::default()),
+            baseline: Lock::new(&BASELINE, Baseline::default()),
             settings,
         }
     }
@@ -253,7 +258,7 @@ impl Shared {
             connections: self.connections.total.load(Ordering::Relaxed),
             rejected: self.connections.rejected.load(Ordering::Relaxed),
         };
-        *self.baseline.lock().unwrap_or_else(PoisonError::into_inner) = now;
+        *self.baseline.lock() = now;
         self.listen_disabled.store(0, Ordering::Relaxed);
         self.listen_disabled_micros.store(0, Ordering::Relaxed);
         self.idle_kicks.store(0, Ordering::Relaxed);
@@ -262,6 +267,6 @@ impl Shared {
     }
 
     fn baseline(&self) -> Baseline {
-        *self.baseline.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.baseline.lock()
     }
 }

@@ -127,6 +127,9 @@ mod tests {
         assert!(secret.is_proof(&proof, Role::Client, &said));
         assert!(!secret.is_proof(&proof, Role::Server, &said));
         assert!(secret.is_proof(&secret.proof(Role::Server, &said), Role::Server, &said));
+        // As the specification has it.
+        let hex: String = proof.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, "a4ade4ac77c0b70efa34f2c95f7383cba831e0990f037d30d81f1e0829802df3");
         let other = Secret::new(b"0123456789abcdeF").unwrap();
         assert!(!other.is_proof(&proof, Role::Client, &said));
         for changed in [&[&b"hello"[..]][..], &[b"hellO", b"challenge"], &[b"hello", b"challenge", b"more"]] {

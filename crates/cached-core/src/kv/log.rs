@@ -50,7 +50,7 @@ impl Stream {
 /// The streams of one lane, on cache lines of their own.
 #[repr(align(128))]
 pub(super) struct Lane {
-    streams: Mutex<[Stream; STREAMS]>,
+    pub(super) streams: Mutex<[Stream; STREAMS]>,
     /// Some thread has come to it for a region.
     is_used: AtomicBool,
 }

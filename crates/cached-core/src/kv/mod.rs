@@ -78,6 +78,8 @@ struct Inner {
     flush_boundary: AtomicU64,
     /// The clock's second of a flush asked for in advance; 0 for none.
     flush_due: AtomicU32,
+    /// Held while a flush that has become due happens.
+    flushing: Mutex<()>,
     cas: bool,
     evict: bool,
     /// Entries up to this size lie in one piece.
@@ -154,6 +156,7 @@ impl Kv {
             hit_states: HitStates::new(&*policy),
             flush_boundary: AtomicU64::new(0),
             flush_due: AtomicU32::new(0),
+            flushing: Mutex::ranked((), &order::FLUSH),
             cas: config.cas,
             evict: config.evict,
             inline_bytes_max: region_bytes / 16,

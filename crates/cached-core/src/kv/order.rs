@@ -1,7 +1,7 @@
 //! The order of the store's locks, checked by every build with debug assertions.
 //!
 //! ```text
-//!  lanes, in their order ─> reclaimer ─> a shard's growth ─> bucket ─> one leaf: overflow pool, queues or free regions
+//!  a flush that is due ─> lanes, in their order ─> reclaimer ─> a shard's growth ─> bucket ─> one leaf: overflow pool, queues or free regions
 //! ```
 //! A lane is only ever *tried* while a bucket is held. The hooks run under all but the leaves, so what they lock ranks above.
 
@@ -10,6 +10,8 @@ use lock_order::Rank;
 /// The lowest level of the store's locks.
 pub(super) const LOWEST: u32 = 10;
 
+/// Taken with nothing held: what comes next waits until the flush has happened.
+pub(super) static FLUSH: Rank = Rank::new("kv: a flush that is due", 9);
 pub(super) static LANE: Rank = Rank::new("kv: lane", LOWEST);
 pub(super) static RECLAIMER: Rank = Rank::new("kv: reclaimer", 20);
 pub(super) static GROWTH: Rank = Rank::new("kv: growth of an index shard", 30);

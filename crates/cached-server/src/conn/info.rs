@@ -3,14 +3,15 @@
 //! The worker that serves a connection writes its [`ConnInfo`]; `stats conns` reads it, and so does whoever
 //! finds that connections together hold too much memory and must choose which of them to close.
 
+use crate::locks::{CONNECTIONS, Lock};
 use crate::worker::{Mail, Mailbox};
 use cached_proto::Protocol;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What a connection is doing, in memcached's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -168,9 +169,9 @@ impl ConnInfo {
 }
 
 /// All connections, and what they hold.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Connections {
-    table: Mutex<BTreeMap<RawFd, Arc<ConnInfo>>>,
+    table: Lock<BTreeMap<RawFd, Arc<ConnInfo>>>,
     count: AtomicUsize,
     count_peak: AtomicUsize,
     /// Accepted since the start.
@@ -187,19 +188,35 @@ pub(crate) struct Connections {
 /// For how many of the clock's seconds a value may be on its way before it is closed for memory that others want.
 const ARRIVING_SECS_MIN: u32 = 2;
 
+impl Default for Connections {
+    fn default() -> Self {
+        Connections {
+            table: Lock::new(&CONNECTIONS, BTreeMap::new()),
+            count: AtomicUsize::new(0),
+            count_peak: AtomicUsize::new(0),
+            total: AtomicU64::new(0),
+            rejected: AtomicU64::new(0),
+            kicked: AtomicU64::new(0),
+            held_bytes: AtomicUsize::new(0),
+            pinned_bytes: AtomicUsize::new(0),
+            arriving_bytes: AtomicUsize::new(0),
+        }
+    }
+}
+
 impl Connections {
     /// Enters a connection.
     pub(crate) fn add(&self, info: Arc<ConnInfo>) {
         let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
         self.count_peak.fetch_max(count, Ordering::Relaxed);
         self.total.fetch_add(1, Ordering::Relaxed);
-        lock(&self.table).insert(info.fd, info);
+        self.table.lock().insert(info.fd, info);
     }
 
     /// Strikes a connection out. Before its socket is closed, or the number may be another's already.
     pub(crate) fn remove(&self, info: &ConnInfo) {
         self.set_held(info, Holding::default(), 0);
-        lock(&self.table).remove(&info.fd);
+        self.table.lock().remove(&info.fd);
         self.count.fetch_sub(1, Ordering::Relaxed);
     }
 
@@ -220,7 +237,7 @@ impl Connections {
 
     /// Every connection, by descriptor.
     pub(crate) fn snapshot(&self) -> Vec<Arc<ConnInfo>> {
-        lock(&self.table).values().cloned().collect()
+        self.table.lock().values().cloned().collect()
     }
 
     /// Notes how much a connection holds from now on.
@@ -255,11 +272,13 @@ impl Connections {
 
     #[cold]
     fn close_slowest_arriving(&self, now: u32) {
-        let table = lock(&self.table);
+        let table = self.table.lock();
         let age = |info: &ConnInfo| now.saturating_sub(info.held_since.load(Ordering::Relaxed));
         let weight = |info: &ConnInfo| u64::from(age(info)) * info.holding().arriving as u64;
         let stalled = table.values().filter(|info| !info.is_kicked() && age(info) >= ARRIVING_SECS_MIN);
-        let Some(slowest) = stalled.max_by_key(|info| weight(info)).filter(|info| weight(info) > 0) else { return };
+        let Some(slowest) = stalled.max_by_key(|info| weight(info)).filter(|info| weight(info) > 0) else {
+            return;
+        };
         self.kicked.fetch_add(1, Ordering::Relaxed);
         tracing::info!(fd = slowest.fd, "memory is wanted: the slowest half-sent value is given up");
         slowest.kick();
@@ -281,7 +300,7 @@ impl Connections {
     /// Closes the slowest holders, by size and time, until the others hold no more than `limit`, or are no more than `spared`.
     #[cold]
     fn close_slowest(&self, now: u32, limit: usize, spared: usize, held: impl Fn(Holding) -> usize) {
-        let table = lock(&self.table);
+        let table = self.table.lock();
         // Judged under the lock: another worker may have closed enough meanwhile.
         let mut holders: Vec<(u64, usize, &Arc<ConnInfo>)> = Vec::new();
         for info in table.values().filter(|info| !info.is_kicked()) {
@@ -310,11 +329,6 @@ fn replace(sum: &AtomicUsize, share: &AtomicUsize, now: usize) {
     let before = share.swap(now, Ordering::AcqRel);
     // Wrapping, so that it goes down as well.
     sum.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
-}
-
-/// Nothing here is left half-done by a panic, so a poisoned lock is as good as any.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -220,7 +220,10 @@ impl Connection {
         let mut budget = Budget::of(&desk.shared.settings);
         loop {
             let turn = self.step(desk, io, &mut budget);
-            debug_assert!(turn == Some(Turn::Close) || desk.received.is_none(), "what was read ahead is lost");
+            debug_assert!(
+                turn == Some(Turn::Close) || desk.received.is_none(),
+                "what was read ahead is lost"
+            );
             match turn {
                 None if !budget.is_used_up() => {}
                 None | Some(Turn::Again) => {
@@ -303,7 +306,12 @@ impl Connection {
 
     /// Executes input that had to wait for the output.
     #[cold]
-    fn run_held(&mut self, desk: &mut Desk<'_>, io: &mut impl Transport, budget: &mut Budget) -> Option<Turn> {
+    fn run_held(
+        &mut self,
+        desk: &mut Desk<'_>,
+        io: &mut impl Transport,
+        budget: &mut Budget,
+    ) -> Option<Turn> {
         self.runnable = false;
         let mut input = std::mem::take(&mut self.input);
         let (used, turn) = self.run(desk, io, &input, budget);
@@ -316,7 +324,12 @@ impl Connection {
 
     /// Reads more of a line that is too long for the worker's buffer.
     #[cold]
-    fn read_long(&mut self, desk: &mut Desk<'_>, io: &mut impl Transport, budget: &mut Budget) -> Option<Turn> {
+    fn read_long(
+        &mut self,
+        desk: &mut Desk<'_>,
+        io: &mut impl Transport,
+        budget: &mut Budget,
+    ) -> Option<Turn> {
         let held = self.input.len();
         self.input.resize(held + READ_BYTES, 0);
         let read = io.read(&mut self.input[held..]);
@@ -640,3 +653,6 @@ impl Connection {
         shared.connections.relieve(limit, now);
     }
 }
+
+#[cfg(test)]
+mod tests;

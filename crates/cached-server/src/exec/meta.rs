@@ -28,7 +28,13 @@ impl Expiries {
         let touched = self.touch.filter(|_| !flags.shows_ttl_before_update());
         let made = self.vivify.filter(|_| created && !flags.shows_ttl_before_vivify());
         match (touched, made) {
-            (Some(touched), Some(made)) => if flags.updates_after_vivify() { touched } else { made },
+            (Some(touched), Some(made)) => {
+                if flags.updates_after_vivify() {
+                    touched
+                } else {
+                    made
+                }
+            }
             (None, None) if created => Expiry::NEVER,
             (touched, made) => touched.or(made).unwrap_or(before),
         }

@@ -5,6 +5,7 @@
 
 use super::Executor;
 use crate::conn::body::Body;
+use crate::settings::{ITEM_ENDS_BYTES, ITEM_HEADER_BYTES};
 use cached_core::kv::{DeleteOptions, Reservation, StoreMode, StoreOptions, StoreOutcome};
 use cached_proto::binary::{self, Status, encode_done, encode_error, encode_error_text};
 use cached_proto::meta::{self, Flag, KeyBuffer, MetaItem, SetHeader, SetMode, encode_set};
@@ -53,9 +54,6 @@ impl Refusal {
     }
 }
 
-/// What memcached counts for an item besides key, flags, value and CAS value.
-const ITEM_HEADER_BYTES: usize = 48;
-
 impl Executor<'_> {
     /// Whether a value of this size can be an item of its own, by memcached's reckoning of what an item takes.
     #[inline]
@@ -63,7 +61,7 @@ impl Executor<'_> {
         let settings = &self.shared.settings;
         let flags_bytes = if client_flags == 0 { 0 } else { 4 };
         let cas_bytes = if settings.cas { 8 } else { 0 };
-        ITEM_HEADER_BYTES + key.len() + 1 + flags_bytes + value_bytes + 2 + cas_bytes
+        ITEM_HEADER_BYTES + ITEM_ENDS_BYTES + key.len() + flags_bytes + value_bytes + cas_bytes
             <= settings.item_bytes_max
     }
 

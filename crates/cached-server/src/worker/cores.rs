@@ -9,7 +9,10 @@ pub(crate) fn pin(index: usize, threads: usize) {
     let Ok(allowed) = sched_getaffinity(None) else { return };
     let Some(core) = core_of(index, threads, |core| allowed.is_set(core)) else {
         if index == 0 {
-            tracing::warn!(threads, "pin_workers: there are fewer cores than threads, so none is tied to one");
+            tracing::warn!(
+                threads,
+                "pin_workers: there are fewer cores than threads, so none is tied to one"
+            );
         }
         return;
     };

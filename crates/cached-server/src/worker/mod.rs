@@ -35,7 +35,7 @@ use cached_proto::text;
 use rustix::event::{Timespec, epoll};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -148,8 +148,9 @@ impl Worker {
         events.clear();
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            // Its clients would wait for ever, and nobody would know why.
             Err(error) => {
-                tracing::error!(cause = %error, "cannot wait for events");
+                self.shared.fail(format!("worker {} cannot wait for events: {error}", self.index));
                 self.stopping = true;
             }
         }
@@ -290,7 +291,7 @@ impl Worker {
         let Some(Some(seat)) = self.seats.get_mut(number) else { return };
         self.turns += 1;
         let counters = self.shared.counters(self.index);
-        counters.pulse.begin(self.turns, seat.connection.info.fd, Doing::Serving);
+        counters.pulse.begin(self.turns, seat.socket.as_raw_fd(), Doing::Serving);
         let mut desk = Desk {
             shared: &self.shared,
             counters,
@@ -368,7 +369,7 @@ impl Worker {
         seat.ready.write = true;
         self.turns += 1;
         let counters = self.shared.counters(self.index);
-        counters.pulse.begin(self.turns, seat.connection.info.fd, Doing::Draining);
+        counters.pulse.begin(self.turns, seat.socket.as_raw_fd(), Doing::Draining);
         let mut desk = Desk {
             shared: &self.shared,
             counters,

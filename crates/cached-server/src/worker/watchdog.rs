@@ -149,8 +149,7 @@ mod tests {
     #[test]
     fn a_worker_that_stands_still_is_named_ever_less_often() {
         let mut watched = Watched::new("worker 0".into(), secs(2), secs(0));
-        let said: Vec<u64> =
-            (1..=40).filter(|now| watched.judge(beat(1), secs(*now)).is_some()).collect();
+        let said: Vec<u64> = (1..=40).filter(|now| watched.judge(beat(1), secs(*now)).is_some()).collect();
         assert_eq!(said, [3, 5, 9, 17, 33], "seen in second 1 for the first time");
         assert_eq!(watched.judge(beat(2), secs(41)), Some(Verdict::GoesOn(secs(40))));
         assert_eq!(watched.judge(beat(2), secs(42)), None);

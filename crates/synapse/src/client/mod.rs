@@ -113,8 +113,9 @@ impl SynapseBlocker {
             counters: Counters::default(),
         });
         let now = config.clock.now();
-        let lanes: Vec<_> =
-            (0..config.connections).map(|index| Arc::new(Lane::new(index, &config, capabilities, now))).collect();
+        let lanes: Vec<_> = (0..config.connections)
+            .map(|index| Arc::new(Lane::new(index, &config, capabilities, now)))
+            .collect();
         let core = Arc::new(Core { config, lanes, shared: Arc::clone(&shared) });
         // Set once, here.
         let _ = shared.core.set(Arc::downgrade(&core));

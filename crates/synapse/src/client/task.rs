@@ -250,8 +250,7 @@ impl<'a> Connection<'a> {
                 }
             }
             let from = self.input.heard_at.max(self.pinged_at);
-            self.alarm
-                .set((from + self.keep_alive).min(alive_at + self.shared.config.peer_timeout));
+            self.alarm.set((from + self.keep_alive).min(alive_at + self.shared.config.peer_timeout));
             // The alarm is set at the next poll.
             cx.waker().wake_by_ref();
         }
@@ -464,8 +463,14 @@ fn lost_promise(before: &Capabilities, now: &Capabilities) -> Option<&'static st
         (before.fencing && !now.fencing, "fencing"),
         (before.tombstones && !now.tombstones, "that a stamped delete is remembered"),
         (before.order_domains && !now.order_domains, "the order of domains"),
-        (now.atomic_bytes < before.atomic_bytes && now.atomic_bytes < largest, "atomic writes of the same size"),
-        (now.crash_atomic_bytes < before.crash_atomic_bytes, "that units of the same size survive a crash whole"),
+        (
+            now.atomic_bytes < before.atomic_bytes && now.atomic_bytes < largest,
+            "atomic writes of the same size",
+        ),
+        (
+            now.crash_atomic_bytes < before.crash_atomic_bytes,
+            "that units of the same size survive a crash whole",
+        ),
         (now.survives < before.survives, "that what is stored survives as much"),
     ];
     is_lost.into_iter().find_map(|(is_lost, promise)| is_lost.then_some(promise))

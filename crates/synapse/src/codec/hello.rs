@@ -196,7 +196,10 @@ impl Hello {
             credits: credits(head)?,
             versions: versions(head).unwrap_or(Versions::OWN),
             client_name: name_of(head, kind::CLIENT_NAME),
-            key: head.extensions.get(kind::KEY).map(|key| key[..key.len().min(KEY_BYTES_MAX)].to_vec())
+            key: head
+                .extensions
+                .get(kind::KEY)
+                .map(|key| key[..key.len().min(KEY_BYTES_MAX)].to_vec())
                 .unwrap_or_default(),
         })
     }
@@ -542,7 +545,8 @@ mod tests {
 
     #[test]
     fn names_are_cut_at_whole_characters_and_identities_are_whole() {
-        let mut hello = Hello::new(SessionId::default(), Features(0), [0; 32], Credits { slots: 1, bytes: 1 });
+        let mut hello =
+            Hello::new(SessionId::default(), Features(0), [0; 32], Credits { slots: 1, bytes: 1 });
         hello.client_name = "ä".repeat(200);
         let mut out = Vec::new();
         hello.encode(&mut out);

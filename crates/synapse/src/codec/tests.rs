@@ -226,6 +226,26 @@ fn every_request_arrives_as_it_was_sent() {
 }
 
 #[test]
+fn an_unknown_extension_that_is_not_critical_is_passed_over_in_every_request() {
+    let mut writer = Writer::default();
+    writer.put(700, b"from the future");
+    for request in requests() {
+        let bytes = bytes_of(&request, false);
+        let head = decode(&bytes, 64).unwrap().unwrap();
+        if head.extensions.get(kind::FROM_CONDITION).is_some() {
+            continue;
+        }
+        let (before, payload) = bytes.split_at(head.head_bytes);
+        let length = (writer.bytes().len() as u32).to_le_bytes();
+        let longer = patched([before, writer.bytes(), payload].concat(), 24, &length);
+        let head = decode(&longer, 64).unwrap().unwrap();
+        let payload = Segments::from(longer[head.head_bytes..].to_vec());
+        let found = Request::decode(&head, payload, &mut Names::default(), NOW);
+        assert_eq!(shown(&found.unwrap()), shown(&request));
+    }
+}
+
+#[test]
 fn a_request_that_makes_no_sense_is_answered_not_understood_otherwise() {
     let read = bytes_of(&Request::Read(ReadRequest::new(object("r"), 0, 1)), false);
     let flush = bytes_of(&Request::Flush(FlushRequest::new(Scope::Object(object("r")))), false);

@@ -62,6 +62,8 @@ struct Member {
     /// What its next request needs; 0: nothing is asked for.
     ask_bytes: u64,
     asked_at: u64,
+    /// What it asked for is on its way to it: before it has heard of that, nothing is taken back.
+    is_served: bool,
     waker: Option<Waker>,
     news: Arc<AtomicBool>,
 }
@@ -125,6 +127,7 @@ impl Budget {
             reserved_bytes: self.share_bytes,
             ask_bytes: 0,
             asked_at: state.tick,
+            is_served: false,
             waker: None,
             news: Arc::clone(&news),
         };
@@ -176,6 +179,7 @@ impl Budget {
             }
             let bytes = member.ask_bytes.max(member.target_bytes);
             member.ask_bytes = 0;
+            member.is_served |= !member.is_fixed && bytes > member.target_bytes;
             member.raise(bytes, left_bytes, &mut wakers);
             state.asking.pop_front();
         }
@@ -244,7 +248,7 @@ impl Member {
     }
 
     fn lower(&mut self, bytes: u64, wakers: &mut Vec<Waker>) {
-        if bytes < self.target_bytes {
+        if bytes < self.target_bytes && !self.is_served {
             self.aim(bytes, wakers);
         }
     }
@@ -305,6 +309,7 @@ impl Grant {
         let bytes = member.target_bytes;
         drop(state);
         if bytes == self.told_bytes {
+            self.heard(bytes);
             // Raised and lowered again before the client heard of it: what was reserved in between is to go back.
             self.is_draining = true;
             return None;
@@ -336,8 +341,22 @@ impl Grant {
         }
         self.kept_bytes = bytes;
         self.is_draining = true;
+        self.heard(bytes);
         self.settle(cost_bytes);
         Ok(())
+    }
+
+    /// The client knows that it has so much. If that is what it asked for, it can be asked back from now on.
+    fn heard(&self, bytes: u64) {
+        let mut state = self.budget.state.lock();
+        let Some(member) = state.members.get_mut(&self.key) else { return };
+        if !member.is_served || bytes < member.target_bytes {
+            return;
+        }
+        member.is_served = false;
+        let wakers = self.budget.distribute(&mut state);
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     /// Gives back what is not needed any more, now that `cost_bytes` are under way.

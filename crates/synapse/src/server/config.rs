@@ -137,6 +137,13 @@ impl ServerConfig {
     }
 }
 
+/// Returns the name of this machine, for [`ServerConfig::name`]; empty if it has none.
+#[must_use]
+pub fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().to_owned()
+}
+
 impl fmt::Debug for ServerConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ServerConfig")

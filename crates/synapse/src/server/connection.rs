@@ -183,7 +183,8 @@ impl Connection {
         if !hello.versions.has(codec::VERSION) {
             let codec::Versions { lowest, highest } = hello.versions;
             let own = codec::VERSION;
-            let text = format!("versions {lowest} to {highest} of the protocol, this side speaks version {own}");
+            let text =
+                format!("versions {lowest} to {highest} of the protocol, this side speaks version {own}");
             return Err(End::Refused(Error::Unsupported(text.into())));
         }
         let secret = config.secret_of(&hello.key);

@@ -32,7 +32,7 @@ use crate::codec::{
 use crate::landing::{PayloadPool, Reserved};
 
 use budget::Budget;
-pub use config::ServerConfig;
+pub use config::{ServerConfig, host_name};
 pub use record::NodeRecord;
 use session::Sessions;
 use statistics::{Counters, Counts};
@@ -84,7 +84,8 @@ impl Server {
         let beside = capabilities.compare_bytes_max.max(u64::from(capabilities.runs_max) * RUN_BYTES as u64);
         let payload_bytes_max = capabilities.request_bytes_max + beside;
         let list_bytes = u64::from(capabilities.list_entries_max) * LIST_ENTRY_BYTES_MAX;
-        let least_bytes = payload_bytes_max.max(list_bytes).max(CONTROL_BYTES_MAX) + 2 * HEAD_BYTES_MAX as u64;
+        let least_bytes =
+            payload_bytes_max.max(list_bytes).max(CONTROL_BYTES_MAX) + 2 * HEAD_BYTES_MAX as u64;
         if least_bytes > config.session_bytes_max {
             return Err(format!("session_bytes_max must be at least {least_bytes} for this backend"));
         }

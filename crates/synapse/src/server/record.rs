@@ -14,8 +14,8 @@
 use std::time::Duration;
 
 use blocker::{
-    Blocker, Clock, Condition, Durability, Error, FlushRequest, InfoRequest, Name, Namespace, ObjectId, ReadRequest,
-    Scope, Stamp, Timestamp, WriteFullRequest,
+    Blocker, Clock, Condition, Durability, Error, FlushRequest, InfoRequest, Name, Namespace, ObjectId,
+    ReadRequest, Scope, Stamp, Timestamp, WriteFullRequest,
 };
 
 use super::ServerConfig;
@@ -179,9 +179,12 @@ async fn update(
                 Error::Superseded { stamp: newer }
             }
             // Another server of the store was first, or may have been this one.
-            Err(error @ (Error::Exists | Error::Missing | Error::ConditionFailed { .. } | Error::OutcomeUnknown(_))) => {
-                error
-            }
+            Err(
+                error @ (Error::Exists
+                | Error::Missing
+                | Error::ConditionFailed { .. }
+                | Error::OutcomeUnknown(_)),
+            ) => error,
             Err(error) => return Err(error),
         };
     }

@@ -70,7 +70,10 @@ enum State {
         is_cancelled: bool,
     },
     /// `None` for what is not kept.
-    Answered { op: Op, outcome: Option<Outcome> },
+    Answered {
+        op: Op,
+        outcome: Option<Outcome>,
+    },
 }
 
 /// All slots of a session. Owned by the connection that serves it.
@@ -196,7 +199,9 @@ impl Slots {
                 *is_cancelled = true;
                 abort.take().map_or(Cancel::Ignore, Cancel::Abort)
             }
-            State::Answered { .. } if step == 0 && std::mem::replace(&mut slot.is_asked, true) => Cancel::Ignore,
+            State::Answered { .. } if step == 0 && std::mem::replace(&mut slot.is_asked, true) => {
+                Cancel::Ignore
+            }
             // Its answer was lost with a connection. A question may as well not have been asked.
             State::Answered { op, outcome } if step == 0 => match outcome {
                 Some(outcome) => Cancel::Answer(*op, outcome.clone()),

@@ -25,7 +25,10 @@ pub(crate) fn requests(data: &[u8]) {
         let payload = Segments::from(again[second.head_bytes..].to_vec());
         let request_again = Request::decode(&second, payload, &mut names, Timestamp(0)).expect("our own");
         assert_eq!(format!("{request:?}"), format!("{request_again:?}"));
-        assert!(head.head_bytes > EXTENSION_BYTES_MAX as usize / 2 || request.cost_bytes(&Capabilities::full(1 << 20)) > 0);
+        assert!(
+            head.head_bytes > EXTENSION_BYTES_MAX as usize / 2
+                || request.cost_bytes(&Capabilities::full(1 << 20)) > 0
+        );
     });
 }
 

@@ -12,8 +12,11 @@ use crate::sync::{Ordering, lock};
 impl Kv {
     /// Every item stored before this call is gone when it returns.
     pub fn flush_all(&self) {
-        self.inner.flush_due.store(0, Ordering::Relaxed);
+        // It takes the place of one that is to come; one that is due already happens first.
+        self.inner.now();
+        let due = self.inner.flush_due.load(Ordering::Relaxed);
         self.inner.flush();
+        let _ = self.inner.flush_due.compare_exchange(due, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// Everything that is stored when the clock reaches `secs` is gone from then on. A later call
@@ -49,11 +52,14 @@ impl Kv {
 }
 
 impl Inner {
+    /// Flushes for the operation that finds it due. Others that begin meanwhile wait for it: none may still see what is gone.
     #[cold]
     pub(in crate::kv) fn flush_if_due(&self, due: u32) {
-        let mine = self.flush_due.compare_exchange(due, 0, Ordering::AcqRel, Ordering::Relaxed);
-        if mine.is_ok() {
+        let _flushing = lock(&self.flushing);
+        if self.flush_due.load(Ordering::Relaxed) == due {
             self.flush();
+            // Unless another has been asked for, in its place.
+            let _ = self.flush_due.compare_exchange(due, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 

@@ -57,3 +57,24 @@ fn a_flush_that_falls_due_while_items_are_evicted_waits_for_the_evicting_thread(
         kv.validate();
     }
 }
+
+/// Until a flush that is due has happened, every operation that begins finds it due, and waits.
+#[test]
+fn no_operation_passes_a_flush_that_is_due() {
+    let (kv, clock) = store_with(KvConfig { arena_bytes: 4 << 20, ..KvConfig::default() });
+    kv.set(b"key", b"value").unwrap();
+    kv.flush_at(kv.now_secs() + 5);
+    // The flush takes every lane, and this one is not to be had yet.
+    let lane = crate::sync::lock(&kv.inner.lanes[0].streams);
+    clock.advance(10);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| kv.get(b"key"));
+        while crate::sync::try_lock(&kv.inner.flushing).is_some() {
+            std::thread::yield_now();
+        }
+        assert_ne!(kv.inner.flush_due.load(crate::sync::Ordering::Relaxed), 0, "another would pass");
+        drop(lane);
+        assert!(reader.join().unwrap().is_none());
+    });
+    assert_eq!(kv.inner.flush_due.load(crate::sync::Ordering::Relaxed), 0);
+}
