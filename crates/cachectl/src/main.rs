@@ -23,7 +23,8 @@ use output::Output;
 /// Try a storage backend of cached: put, get, copy, list, flush, or test it against the contract.
 ///
 /// Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such object, 4 refused (exists, condition, fenced,
-/// denied), 5 try again later (busy, out of space, not stored), 6 corrupt or lost, 7 outcome unknown.
+/// denied), 5 try again later (busy, out of space, not stored), 6 corrupt or lost, 7 outcome unknown. fsck has its
+/// own.
 #[derive(Parser)]
 #[command(name = "cachectl", version, max_term_width = 100)]
 struct Arguments {
@@ -31,7 +32,7 @@ struct Arguments {
     /// and more; a wrong one lists them) or faulty:seed=N,...:BACKEND (keys: delay_us, delay_permille,
     /// error_permille, unknown_permille), synapse:HOST:PORT or synapse:unix:PATH for a server
     #[arg(short, long, value_name = "BACKEND", env = "CACHECTL_BACKEND")]
-    backend: BackendSpec,
+    backend: Option<BackendSpec>,
 
     /// The file with the secret of a synapse: server.
     #[arg(long, value_name = "FILE", env = "CACHECTL_SECRET_FILE")]
@@ -56,6 +57,9 @@ struct Arguments {
 fn main() -> std::process::ExitCode {
     let arguments = Arguments::parse();
     let output = Output::new(arguments.json);
+    if let Some(code) = arguments.command.run_alone(&output) {
+        return code;
+    }
     match run(arguments, &output) {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(failure) => {
@@ -70,7 +74,10 @@ fn run(arguments: Arguments, output: &Output) -> Result<(), exit::Failure> {
     let secret = arguments.secret_file.as_deref().map(synapse::Secret::from_file).transpose();
     let secret = secret.map_err(exit::Failure::Usage)?;
     let timeout = (arguments.timeout > 0).then(|| std::time::Duration::from_secs(arguments.timeout));
-    let opened = Opened::open(&arguments.backend, secret.as_ref(), timeout)?;
+    let backend = arguments.backend.as_ref().ok_or_else(|| {
+        exit::Failure::Usage("which backend? give it with --backend, for example --backend file:DIR".into())
+    })?;
+    let opened = Opened::open(backend, secret.as_ref(), timeout)?;
     let done = arguments.command.run(&opened, &namespace, output);
     // Close in order even after a failure; the first failure is the one to tell.
     let closed = opened.close();

@@ -126,8 +126,10 @@ fn a_held_directory_is_refused_and_names_its_holder() {
     let probe = Probe::new();
     let mut holder = probe.command(&["put", "slow"]);
     let mut holder = holder.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-    // It has the store open once its superblock is there, and waits for its input.
-    while !probe.path("store/superblock").exists() {
+    // It has the store open once it has said so there, and waits for its input.
+    let has_said =
+        || std::fs::read_to_string(probe.path("store/lock")).is_ok_and(|text| text.ends_with('\n'));
+    while !has_said() {
         assert!(holder.try_wait().unwrap().is_none(), "the holder has ended");
         std::thread::yield_now();
     }
@@ -181,9 +183,66 @@ fn any_backend_can_be_tested_against_the_contract() {
 fn a_damaged_store_is_refused() {
     let probe = Probe::new();
     probe.ok(&["ls"]);
-    let path = probe.path("store/superblock");
-    let mut bytes = std::fs::read(&path).unwrap();
-    bytes[10] ^= 0xff;
-    std::fs::write(Path::new(&path), &bytes).unwrap();
-    probe.fails(&["ls"], 6, "corrupt: the superblock fails its checks");
+    for name in ["superblock", "superblock.copy", "claims"] {
+        let path = probe.path("store").join(name);
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[10] ^= 0xff;
+        std::fs::write(Path::new(&path), &bytes).unwrap();
+        // The other copy speaks for it.
+        probe.ok(&["ls"]);
+    }
+    for name in ["superblock", "superblock.copy"] {
+        std::fs::write(probe.path("store").join(name), b"nonsense").unwrap();
+    }
+    probe.fails(&["ls"], 6, "store --repair");
+}
+
+#[test]
+fn a_store_is_checked_and_repaired() {
+    let probe = Probe::new();
+    let store = probe.path("store");
+    let fsck = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_cachectl"));
+        let output = command.arg("fsck").arg(&store).args(arguments).output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        (output.status.code(), text(output.stdout), text(output.stderr))
+    };
+    // Nothing that could be checked.
+    let (code, _, error) = fsck(&[]);
+    assert_eq!((code, error.lines().count()), (Some(2), 1), "{error}");
+    let input = probe.file("in", b"kept");
+    for name in ["one", "two"] {
+        probe.ok(&["put", name, &input]);
+    }
+    let (code, said, _) = fsck(&[]);
+    assert_eq!((code, said.as_str()), (Some(0), "2 objects, 0 remembered deletions: in order\n"));
+    // One copy of a header and one of the superblock.
+    let object = store.join("objects/default.ns/one.obj");
+    let mut content = std::fs::read(&object).unwrap();
+    content[9] ^= 4;
+    std::fs::write(&object, content).unwrap();
+    std::fs::write(store.join("superblock"), b"nonsense").unwrap();
+    let (code, said, _) = fsck(&[]);
+    assert_eq!((code, said.matches("damage: ").count()), (Some(1), 2), "{said}");
+    assert!(said.ends_with("2 damaged; run again with --repair\n"), "{said}");
+    let (code, said, _) = fsck(&["--repair"]);
+    assert_eq!((code, said.matches("damage: ").count()), (Some(1), 2), "{said}");
+    let (code, said, _) = fsck(&[]);
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(probe.ok(&["get", "one"]), b"kept");
+    // While it is open it is refused.
+    let held = blocker::FileStore::open(&store).unwrap();
+    let (code, _, error) = fsck(&["--repair"]);
+    assert_eq!(code, Some(2));
+    assert!(error.contains("held by another process (process "), "{error}");
+    drop(held);
+}
+
+#[test]
+fn a_command_without_a_backend_says_what_is_missing() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cachectl"));
+    let output = command.arg("ls").env_remove("CACHECTL_BACKEND").output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), error.lines().count()), (Some(2), 1), "{error}");
+    assert!(error.contains("--backend file:DIR"), "{error}");
 }

@@ -1,30 +1,41 @@
 //! The file backend: objects as files in a directory tree, safe against kill -9 and loss of power.
 //!
 //! ```text
-//! DIR/lock         held while a process has the store open
-//! DIR/superblock   format, number of starts, whether it was closed in order
-//! DIR/claims       the fencing epochs in force
+//! DIR/superblock   format, number of starts, whether it was closed in order   DIR/superblock.copy
+//! DIR/claims       the fencing epochs in force                                DIR/claims.copy
+//! DIR/lock         the process that has the store open, for people; the lock is that of DIR itself
 //! DIR/tmp/         files on their way; emptied at every start
 //! DIR/objects/     NAMESPACE.ns/NAME.obj, see `path`
+//! DIR/damaged/     what a repair has set aside, see `check`
 //! ```
 //!
-//! An object's file is a header of 4 096 bytes (stamp and version, see `slot`), then its bytes, in
-//! place: a write is one `pwrite`. It is *cached* while it is in the page cache and *stored* after
-//! `fdatasync`, header and directory entry included. `write_full` and `copy` make a new file and rename
-//! it over the old one. A version is the number of the start and a count; after a start that was not
-//! preceded by an orderly close every object has a new version, since bytes may have changed that no
-//! header knows of.
+//! An object's file is a header (stamp and version, twice, see `slot`), then its bytes, in place: a write is
+//! one `pwrite`. It is *cached* while it is in the page cache and *stored* after `fdatasync`, header and
+//! directory entries included. `write_full` and `copy` make a new file and rename it over the old one. Many
+//! objects are stored together by `syncfs` where that can be trusted (see `real`). A version is the number of
+//! the start and a count; after a start that was not preceded by an orderly close every object has a new
+//! version, since bytes may have changed that no header knows of, and all that is found is stored first.
 //!
 //! Blocking: reads that the page cache can answer at once (`RWF_NOWAIT`), and small writes that only
 //! go to the page cache, are done on the caller's thread; everything else by a few threads of its own.
 //! A write to the page cache can still wait, when the kernel throttles a process that dirties pages
 //! faster than the disk takes them; an embedder that cannot have that sets `inline_write_bytes_max` to 0.
 //!
+//! Damage: every header and both small files are kept twice, and one copy suffices. What is left is refused as
+//! `Corrupt`, never taken for something older; [`check`] says what is wrong and repairs it.
+//!
 //! What this leaves out: checksums of the data (the file system's or the medium's business), and any
 //! notice of files changed behind its back.
 
+mod check;
+#[cfg(test)]
+mod damage_tests;
 mod disk;
+#[cfg(test)]
+mod fault_tests;
 mod object;
+#[cfg(test)]
+mod order_tests;
 mod path;
 mod pool;
 #[cfg(test)]
@@ -36,6 +47,8 @@ mod records;
 mod simulated;
 mod slot;
 mod store;
+#[cfg(test)]
+mod testing;
 mod twice;
 
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -54,6 +67,8 @@ use crate::name::Namespace;
 use crate::reply::Reply;
 use crate::request::*;
 use crate::response::*;
+
+pub use check::{CheckReport, Finding, check};
 
 use disk::Disk;
 use pool::{Late, Pool};

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A change holds `state` exclusively; readers share it. A sync shares it too, so readers go on while the
-//! disk works and writers wait; `slot` makes syncs of one object follow each other. See `ranked` for the
+//! disk works and writers wait; `header` makes syncs of one object follow each other. See `ranked` for the
 //! order of all locks.
 //!
 //! The stamp is written after the data have been synced, and synced itself: a stored stamp never stands
@@ -32,8 +32,8 @@ pub(super) struct Object {
     pub(super) id: ObjectId,
     pub(super) path: PathBuf,
     pub(super) state: RwLock<State>,
-    /// What the file's header says, its version raised to the floor of this start; held across a sync.
-    pub(super) slot: Mutex<Slot>,
+    /// What the file's header says; held across a sync.
+    pub(super) header: Mutex<Header>,
     /// Something acknowledged is not stored yet. Set under `state` held exclusively, cleared by a sync.
     pub(super) unsynced: AtomicBool,
     /// A sync has failed: what was not stored then may be gone.
@@ -42,6 +42,15 @@ pub(super) struct Object {
     pub(super) may_be_stored: AtomicBool,
     /// When it was last looked up, as the number of evictions before.
     pub(super) used: AtomicU64,
+}
+
+/// The header of an object's file.
+#[derive(Clone, Copy)]
+pub(super) struct Header {
+    /// What was written last, its version raised to the floor of this start.
+    slot: Slot,
+    /// A write has failed since, perhaps after one of the two copies.
+    is_unsure: bool,
 }
 
 pub(super) struct State {
@@ -59,6 +68,23 @@ pub(super) struct State {
     pub(super) changes: u64,
     /// A failed change has left bytes behind the object's end that could not be cut off yet.
     pub(super) excess: bool,
+    /// A failed change has left a header that may say of a living object that it is deleted, or the other way.
+    pub(super) header_unsure: bool,
+}
+
+impl Header {
+    fn of(slot: Slot) -> Self {
+        Self { slot, is_unsure: false }
+    }
+
+    /// Whether the disk lacks something of `next`.
+    fn is_behind(&self, next: &Slot, with_version: bool) -> bool {
+        let slot = &self.slot;
+        self.is_unsure
+            || next.stamp != slot.stamp
+            || next.tombstone != slot.tombstone
+            || (with_version && next.version != slot.version)
+    }
 }
 
 /// What an object was when a sync of many began.
@@ -69,8 +95,12 @@ pub(super) struct Snapshot {
     next: Slot,
 }
 
+/// How often a header is written to say that something was lost.
+const MARK_ATTEMPTS: u32 = 4;
+
 /// The header of a file that is not there.
-const NO_SLOT: Slot = Slot { count: 0, version: Version(0), stamp: None, tombstone: false, packed: true };
+const NO_SLOT: Slot =
+    Slot { count: 0, version: Version(0), stamp: None, tombstone: false, packed: true, lost: false };
 
 impl State {
     pub(super) fn head(&self) -> Head {
@@ -107,6 +137,7 @@ impl State {
             stamp: self.stamp,
             tombstone: !self.alive,
             packed: self.packed,
+            lost: false,
         }
     }
 }
@@ -146,12 +177,13 @@ impl Object {
             stamp: None,
             changes: 0,
             excess: false,
+            header_unsure: false,
         };
         Self {
             id,
             path,
             state: RwLock::new(Rank::Object, state),
-            slot: Mutex::new(Rank::Slot, NO_SLOT),
+            header: Mutex::new(Rank::Header, Header::of(NO_SLOT)),
             unsynced: AtomicBool::new(false),
             lost: AtomicBool::new(false),
             may_be_stored: AtomicBool::new(false),
@@ -159,7 +191,8 @@ impl Object {
         }
     }
 
-    /// Asks the disk, the first time. Returns whether a copy of the header turned out to be damaged.
+    /// Asks the disk, the first time. Returns whether a copy of the header turned out to be damaged. If the file
+    /// has lost something, the object has too, and the caller has the file written anew.
     ///
     /// # Errors
     /// `Corrupt` or `Unsupported` if the header says so; what the disk says.
@@ -183,8 +216,9 @@ impl Object {
         };
         let len = file.len().map_err(failed)?;
         let found = Slot { version: Version(found.version.0.max(version_floor)), ..found };
-        *self.slot.lock() = found;
+        *self.header.lock() = Header::of(found);
         self.may_be_stored.store(true, Ordering::Release);
+        self.lost.store(found.lost, Ordering::Release);
         state.alive = !found.tombstone;
         state.packed = found.packed;
         state.size_bytes = if found.tombstone { 0 } else { len.saturating_sub(data_at(found.packed)) };
@@ -196,28 +230,41 @@ impl Object {
     }
 
     /// Writes the next header. The caller holds `state`.
-    pub(super) fn write_slot(&self, file: &dyn DiskFile, slot: &mut Slot, next: Slot) -> io::Result<()> {
-        let next = Slot { count: slot.count + 1, ..next };
+    pub(super) fn write_slot(&self, file: &dyn DiskFile, header: &mut Header, next: Slot) -> io::Result<()> {
+        let lost = self.lost.load(Ordering::Acquire);
+        let next = Slot { count: header.slot.count + 1, lost, ..next };
+        // No count is used twice: two headers of one count would be damage.
+        header.slot.count = next.count;
+        header.is_unsure = true;
         file.write_at(0, &next.encode().into()).map_err(|failed| failed.error)?;
-        *slot = next;
+        *header = Header::of(next);
         Ok(())
+    }
+
+    /// Writes again what the header said before a change that failed. The caller holds `state`, to which it is
+    /// noted whether that has to be done once more: what is changed next must not be lost with the header.
+    pub(super) fn restore_slot(&self, state: &mut State, before: Slot) -> io::Result<()> {
+        let Some(file) = &state.file else { return Ok(()) };
+        let mut header = self.header.lock();
+        header.slot = Slot { count: header.slot.count, ..before };
+        let restored = self.write_slot(&**file, &mut header, before);
+        state.header_unsure = restored.is_err();
+        restored
+    }
+
+    /// What the header says.
+    pub(super) fn slot(&self) -> Slot {
+        self.header.lock().slot
     }
 
     /// Syncs the file in the middle of a change. A failure is remembered, for the kernel forgets it.
     pub(super) fn sync_within(&self, file: &dyn DiskFile) -> io::Result<()> {
-        file.sync_data().inspect_err(|_| self.lost.store(true, Ordering::Release))
+        file.sync_data().inspect_err(|error| drop(self.lose(file, &mut self.header.lock(), error)))
     }
 
     /// Forgets the header of a file that has been replaced or removed.
     pub(super) fn reset_slot(&self, slot: Option<Slot>) {
-        *self.slot.lock() = slot.unwrap_or(NO_SLOT);
-    }
-
-    /// Whether `slot`, which is on disk, lacks something of `next`.
-    fn is_behind(slot: &Slot, next: &Slot, with_version: bool) -> bool {
-        next.stamp != slot.stamp
-            || next.tombstone != slot.tombstone
-            || (with_version && next.version != slot.version)
+        *self.header.lock() = Header::of(slot.unwrap_or(NO_SLOT));
     }
 
     /// Makes what is acknowledged stored: bytes, then stamp. With `with_version`, the version as well,
@@ -228,7 +275,7 @@ impl Object {
     /// `WritesLost` if this or an earlier sync failed.
     pub(super) fn sync(&self, with_version: bool) -> Result<()> {
         let state = self.state.read();
-        let mut slot = self.slot.lock();
+        let mut header = self.header.lock();
         self.check_not_lost()?;
         let Some(file) = &state.file else {
             self.unsynced.store(false, Ordering::Release);
@@ -237,14 +284,14 @@ impl Object {
         let next = state.next_slot();
         if self.unsynced.load(Ordering::Acquire) {
             self.may_be_stored.store(true, Ordering::Release);
-            file.sync_data().map_err(|error| self.lose(&error))?;
+            file.sync_data().map_err(|error| self.lose(&**file, &mut header, &error))?;
         }
-        if Self::is_behind(&slot, &next, with_version) {
-            let written = self.write_slot(&**file, &mut slot, next);
+        if header.is_behind(&next, with_version) {
+            let written = self.write_slot(&**file, &mut header, next);
             written.map_err(|error| {
                 Error::NotStored(format!("writing the header of {}: {error}", self.path.display()).into())
             })?;
-            file.sync_data().map_err(|error| self.lose(&error))?;
+            file.sync_data().map_err(|error| self.lose(&**file, &mut header, &error))?;
         }
         self.unsynced.store(false, Ordering::Release);
         Ok(())
@@ -257,7 +304,7 @@ impl Object {
             return None;
         }
         self.may_be_stored.store(true, Ordering::Release);
-        let slot_count = self.slot.lock().count;
+        let slot_count = self.header.lock().slot.count;
         Some(Snapshot {
             file: state.file.clone(),
             changes: state.changes,
@@ -275,19 +322,20 @@ impl Object {
         mark: impl FnOnce(),
     ) -> io::Result<bool> {
         let state = self.state.read();
-        let mut slot = self.slot.lock();
+        let mut header = self.header.lock();
         let same_file = match (&snapshot.file, &state.file) {
             (Some(then), Some(now)) => Arc::ptr_eq(then, now),
             _ => false,
         };
-        let (true, Some(file)) = (same_file && slot.count == snapshot.slot_count, &snapshot.file) else {
+        let (true, Some(file)) = (same_file && header.slot.count == snapshot.slot_count, &snapshot.file)
+        else {
             return Ok(false);
         };
-        if !Self::is_behind(&slot, &snapshot.next, with_version) {
+        if !header.is_behind(&snapshot.next, with_version) {
             return Ok(false);
         }
         mark();
-        self.write_slot(&**file, &mut slot, snapshot.next)?;
+        self.write_slot(&**file, &mut header, snapshot.next)?;
         Ok(true)
     }
 
@@ -301,15 +349,21 @@ impl Object {
 
     /// Whether the disk has all that is known, so that the object may be forgotten. Does not wait.
     pub(super) fn is_settled(&self) -> bool {
-        let (Some(state), Some(slot)) = (self.state.try_read(), self.slot.try_lock()) else { return false };
+        let (Some(state), Some(header)) = (self.state.try_read(), self.header.try_lock()) else {
+            return false;
+        };
         let is_stored = !self.unsynced.load(Ordering::Acquire) && !self.lost.load(Ordering::Acquire);
-        is_stored && !state.excess && (!state.alive || slot.version == state.version)
+        let shows_version = !state.alive || header.slot.version == state.version;
+        is_stored && !state.excess && !header.is_unsure && shows_version
     }
 
-    fn lose(&self, error: &io::Error) -> Error {
+    fn lose(&self, file: &dyn DiskFile, header: &mut Header, error: &io::Error) -> Error {
         // The kernel reports a failed write-back once and then forgets it: a second sync would claim
-        // success. So the object remembers.
+        // success. So the object remembers, and its header does for the next process.
         self.lost.store(true, Ordering::Release);
+        let slot = header.slot;
+        // More than once, for a disk that fails is likely to fail here too.
+        let _ = (0..MARK_ATTEMPTS).any(|_| self.write_slot(file, header, slot).is_ok());
         Error::WritesLost(format!("sync of {}: {error}", self.path.display()).into())
     }
 

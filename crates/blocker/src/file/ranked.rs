@@ -17,7 +17,7 @@ pub(super) enum Rank {
     /// What is known of one object.
     Object,
     /// The header of one object's file.
-    Slot,
+    Header,
     /// The tables of objects, directories and names; held for a look-up or an entry, never while the
     /// disk works.
     Table,

@@ -69,6 +69,8 @@ struct World {
     faults: Option<(Rng, Vec<(Fault, u32)>)>,
     /// How often each has failed.
     failed: BTreeMap<Fault, u64>,
+    /// How often a file, a directory or everything was synced.
+    syncs: u64,
     /// A write-back has failed that no sync of everything has reported.
     error_unseen: bool,
     /// A sync of everything is not to be trusted.
@@ -275,6 +277,16 @@ impl SimulatedDisk {
         self.world.lock().faults = None;
     }
 
+    /// How often anything was synced.
+    pub(super) fn syncs(&self) -> u64 {
+        self.world.lock().syncs
+    }
+
+    /// Whether the power is off.
+    pub(super) fn is_dead(&self) -> bool {
+        self.world.lock().dead
+    }
+
     /// How often each operation has failed by draw.
     pub(super) fn failed(&self) -> BTreeMap<Fault, u64> {
         self.world.lock().failed.clone()
@@ -425,6 +437,7 @@ impl Disk for SimulatedDisk {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.pass("rename", to);
         let ((from_dir, from_name), (to_dir, to_name)) = (split(from), split(to));
         let mut world = self.world.lock();
         let power = world.power;
@@ -483,6 +496,7 @@ impl Disk for SimulatedDisk {
         let mut world = self.world.lock();
         let power = world.power;
         world.step(power, |world| {
+            world.syncs += 1;
             world.check_fault(Fault::SyncDir)?;
             let dir = world.dir(path)?;
             dir.stored = dir.live.clone();
@@ -512,6 +526,7 @@ impl Disk for SimulatedDisk {
             return world.check(power).map(|()| false);
         }
         world.step(power, |world| {
+            world.syncs += 1;
             if world.fails(Fault::Sync) || world.sync_fails {
                 // Some file's write-back fails, perhaps one without anything to write.
                 let mut files: Vec<_> = world.files.keys().copied().collect();
@@ -613,6 +628,7 @@ impl DiskFile for SimulatedFile {
 
     fn sync_data(&self) -> io::Result<()> {
         self.world.lock().step(self.power, |world| {
+            world.syncs += 1;
             if world.fails(Fault::Sync) || world.sync_fails {
                 world.lose(self.file);
             }

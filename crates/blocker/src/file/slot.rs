@@ -8,7 +8,7 @@
 //! a slot, little-endian:
 //!      0        4        6       7       8        16       24        32         40      44
 //!      | "cSLT" | format | flags | zero  | count  | version | epoch  | sequence | crc   |
-//!        flags: 1 tombstone, 2 has a stamp, 4 packed
+//!        flags: 1 tombstone, 2 has a stamp, 4 packed, 8 lost
 //! ```
 //!
 //! A small object's data lie behind its header, so that it takes one block of 4 096 bytes; any other's begin
@@ -19,6 +19,10 @@
 //! where the power went in the middle of a write, for a sector is written whole or not at all. What has been
 //! synced is in both; so when one is damaged the other says the same, and damage of one sector never brings
 //! back an older header. A file with two blank slots was never stored: it does not exist.
+//!
+//! *Lost* is written when a sync has failed. The page cache then shows content that the disk does not have, and a
+//! later sync would claim success. The flag lies in the same cache, so a process that finds it finds such content,
+//! and writes the file anew before it serves anything.
 
 use crate::order::{Stamp, Version};
 
@@ -36,6 +40,7 @@ pub(super) const FORMAT: u16 = 2;
 const FLAG_TOMBSTONE: u8 = 1;
 const FLAG_STAMP: u8 = 2;
 const FLAG_PACKED: u8 = 4;
+const FLAG_LOST: u8 = 8;
 
 /// What the header says about an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,6 +53,8 @@ pub(super) struct Slot {
     pub(super) tombstone: bool,
     /// The data begin right behind the header.
     pub(super) packed: bool,
+    /// A sync of the file has failed: what is read of it may not be what is stored.
+    pub(super) lost: bool,
 }
 
 /// What was found in a header.
@@ -79,7 +86,8 @@ impl Slot {
         let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
         let flags = flag(self.tombstone, FLAG_TOMBSTONE)
             | flag(self.stamp.is_some(), FLAG_STAMP)
-            | flag(self.packed, FLAG_PACKED);
+            | flag(self.packed, FLAG_PACKED)
+            | flag(self.lost, FLAG_LOST);
         let mut bytes = Vec::with_capacity(HEADER_BYTES as usize);
         bytes.extend(MAGIC);
         bytes.extend(FORMAT.to_le_bytes());
@@ -142,7 +150,7 @@ impl Slot {
             return Found::Foreign(format);
         }
         let flags = fields[6];
-        if flags & !(FLAG_TOMBSTONE | FLAG_STAMP | FLAG_PACKED) != 0 {
+        if flags & !(FLAG_TOMBSTONE | FLAG_STAMP | FLAG_PACKED | FLAG_LOST) != 0 {
             return Found::Damaged;
         }
         if number(8) == u64::MAX {
@@ -155,6 +163,7 @@ impl Slot {
             stamp: (flags & FLAG_STAMP != 0).then(|| Stamp::new(number(24), number(32))),
             tombstone: flags & FLAG_TOMBSTONE != 0,
             packed: flags & FLAG_PACKED != 0,
+            lost: flags & FLAG_LOST != 0,
         };
         Found::Slot { slot, one_damaged: false }
     }
@@ -173,6 +182,7 @@ mod tests {
             stamp: Some(Stamp::new(3, 4)),
             tombstone: count.is_multiple_of(3),
             packed: count.is_multiple_of(2),
+            lost: count.is_multiple_of(5),
         }
     }
 
@@ -233,9 +243,10 @@ mod tests {
         #[test]
         fn a_slot_comes_back(
             count in 0..u64::MAX, version: u64, stamp: Option<(u64, u64)>, tombstone: bool, packed: bool,
+            lost: bool,
         ) {
             let stamp = stamp.map(|(epoch, sequence)| Stamp::new(epoch, sequence));
-            let slot = Slot { count, version: Version(version), stamp, tombstone, packed };
+            let slot = Slot { count, version: Version(version), stamp, tombstone, packed, lost };
             prop_assert_eq!(Slot::find(&slot.encode()), whole(slot));
         }
 

@@ -2,6 +2,7 @@
 
 mod bench;
 mod conformance;
+mod fsck;
 mod get;
 mod object;
 mod put;
@@ -31,6 +32,8 @@ pub(crate) enum Command {
     Rm(object::Remove),
     /// Make everything in the namespace stored.
     Flush(object::Flush),
+    /// Check the directory of a file store that is not open, and repair it: cachectl fsck DIR [--repair].
+    Fsck(fsck::Fsck),
     /// Test the backend against the storage contract.
     Conformance(conformance::Conformance),
     /// Show the figures of the backend, and of what is before it.
@@ -42,6 +45,14 @@ pub(crate) enum Command {
 }
 
 impl Command {
+    /// Does what needs no backend. Returns the exit code, or nothing if a backend is needed.
+    pub(crate) fn run_alone(&self, output: &Output) -> Option<std::process::ExitCode> {
+        match self {
+            Self::Fsck(fsck) => Some(fsck.run(output)),
+            _ => None,
+        }
+    }
+
     pub(crate) fn run(&self, opened: &Opened, namespace: &Namespace, output: &Output) -> Result<(), Failure> {
         let context = Context { opened, namespace, output };
         match self {
@@ -52,6 +63,8 @@ impl Command {
             Self::Ls(list) => list.run(&context),
             Self::Rm(remove) => remove.run(&context),
             Self::Flush(flush) => flush.run(&context),
+            // It has no backend, see `run_alone`.
+            Self::Fsck(_) => Ok(()),
             Self::Conformance(conformance) => conformance.run(&context),
             Self::Stats(stats) => stats.run(&context),
             Self::Policy(policy) => policy.run(&context),

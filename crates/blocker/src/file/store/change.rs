@@ -48,6 +48,10 @@ impl Store {
                 "the object's file could not be cut after an earlier failure".into(),
             ));
         }
+        if state.header_unsure {
+            let restored = object.restore_slot(state, object.slot());
+            restored.map_err(|error| retryable(&error, "writing a header again after an earlier failure"))?;
+        }
         let version = self.next_version();
         let had_file = state.file.is_some();
         match act(object, state, version) {
@@ -84,28 +88,26 @@ impl Store {
         }
     }
 
-    /// Takes back a creation that failed: what is left of it must not be found at the next start. Returns the
-    /// error to answer.
+    /// Takes back a creation that failed, and stores that: what is left of it must not be found at the next start.
+    /// Returns the error to answer.
     fn uncreate(&self, object: &Arc<Object>, state: &mut State, had_file: bool, error: Error) -> Error {
-        let Some(file) = state.file.clone() else { return error };
-        if !had_file {
-            return match self.disk.unlink(&object.path) {
-                Ok(()) => {
-                    self.forget_file(object, state);
-                    error
-                }
-                Err(unlink) => ambiguous(&unlink),
-            };
-        }
-        // A tombstone's file, which may say by now that the object lives.
-        let mut slot = object.slot.lock();
-        if slot.tombstone {
+        if state.file.is_none() {
             return error;
         }
-        let tombstone = Slot { tombstone: true, packed: true, stamp: state.stamp, ..*slot };
+        if !had_file && self.disk.unlink(&object.path).is_ok() {
+            self.forget_file(object, state);
+            let synced = object.path.parent().map_or(Ok(()), |dir| self.sync_dir(dir));
+            return synced.map_or_else(|sync| Error::OutcomeUnknown(sync.to_string().into()), |()| error);
+        }
+        // The file of a tombstone, or one that cannot be removed: it may say by now that the object lives.
+        let (version, stamp) = (state.version, state.stamp);
+        let tombstone = Slot { count: 0, version, stamp, tombstone: true, packed: true, lost: false };
+        state.packed = true;
         state.changes += 1;
         self.mark_unsynced(object);
-        match object.write_slot(&*file, &mut slot, tombstone) {
+        let restored = object.restore_slot(state, tombstone);
+        let file = state.file.clone();
+        match restored.and_then(|()| file.map_or(Ok(()), |file| object.sync_within(&*file))) {
             Ok(()) => error,
             Err(failed) => ambiguous(&failed),
         }
@@ -151,23 +153,29 @@ impl Store {
             let mut state = self.loaded_mut(&object)?;
             admit(state.head(), held.claims.in_force(id, change.domain), change)?;
             let file = Arc::clone(state.live()?);
+            if state.header_unsure {
+                let restored = object.restore_slot(&mut state, object.slot());
+                restored
+                    .map_err(|error| retryable(&error, "writing a header again after an earlier failure"))?;
+            }
             match change.stamp {
                 Some(_) => {
                     // The tombstone is stored before the data go, and at once: half a delete would be
                     // an object of holes.
-                    let mut slot = object.slot.lock();
+                    let before = object.slot();
                     let tombstone = Slot {
                         count: 0,
                         version: state.version,
                         stamp: change.stamp,
                         tombstone: true,
                         packed: true,
+                        lost: false,
                     };
-                    let written = object.write_slot(&*file, &mut slot, tombstone);
+                    let written = object.write_slot(&*file, &mut object.header.lock(), tombstone);
                     count(&self.counters.syncs);
                     if let Err(error) = written.and_then(|()| object.sync_within(&*file)) {
-                        drop(slot);
-                        // Alive here, and perhaps dead on disk: the next sync writes what is so.
+                        // It lives on here, so what is changed next must not find a tombstone at the next start.
+                        let _ = object.restore_slot(&mut state, before);
                         state.changes += 1;
                         self.mark_unsynced(&object);
                         return Err(ambiguous(&error));
@@ -186,7 +194,7 @@ impl Store {
             count(&self.counters.changes);
             object.lost.store(false, Ordering::Release);
             state.alive = false;
-            state.excess = false;
+            (state.excess, state.header_unsure) = (false, false);
             state.size_bytes = 0;
             state.changes += 1;
             self.mark_unsynced(&object);

@@ -48,11 +48,19 @@ impl Store {
 
     pub(in crate::file) fn invalidate(&self, request: &InvalidateRequest) -> Result<InvalidateReply> {
         self.check_open()?;
+        let mut lost = Vec::new();
         for shard in &self.shards {
-            let lost = shard.objects.read();
-            let lost = lost.values().filter(|object| object.lost.load(Ordering::Acquire));
-            for object in lost.filter(|object| request.scope.covers(&object.id, None)) {
-                object.lost.store(false, Ordering::Release);
+            let objects = shard.objects.read();
+            let of_it = objects.values().filter(|object| request.scope.covers(&object.id, None));
+            lost.extend(of_it.filter(|object| object.lost.load(Ordering::Acquire)).cloned());
+        }
+        for object in lost {
+            let _held = self.claims.read();
+            self.check_open()?;
+            let mut state = self.loaded_mut(&object)?;
+            if object.lost.load(Ordering::Acquire) {
+                self.renew(&object, &mut state)?;
+                self.mark_unsynced(&object);
             }
         }
         self.events.publish(&Event::Changed(request.scope.clone()));

@@ -41,7 +41,7 @@ type Table = HashMap<ObjectId, Arc<Object>, foldhash::fast::RandomState>;
 
 const SHARDS: usize = 16;
 /// Versions of one boot: the boot in the upper bits, a count below.
-pub(super) const BOOT_SHIFT: u32 = 40;
+pub(in crate::file) const BOOT_SHIFT: u32 = 40;
 
 pub(super) struct Store {
     pub(super) config: FileConfig,
@@ -105,6 +105,24 @@ impl Store {
             return Err(Error::Denied("the store has been closed".into()));
         }
         Ok(())
+    }
+
+    /// For tests: whether no thread holds the claims exclusively, nor waits to.
+    #[cfg(test)]
+    pub(super) fn claims_are_free(&self) -> bool {
+        self.claims.try_read().is_some()
+    }
+
+    /// For tests: keeps objects from being stored together.
+    #[cfg(test)]
+    pub(super) fn take_turn(&self) -> crate::file::ranked::MutexGuard<'_, ()> {
+        self.turn.lock()
+    }
+
+    /// For tests: how often room was looked for.
+    #[cfg(test)]
+    pub(super) fn evictions(&self) -> u64 {
+        self.evictions.load(Ordering::Relaxed)
     }
 
     pub(super) fn request_bytes_max(&self) -> u64 {

@@ -13,7 +13,7 @@ use super::{BOOT_SHIFT, Counters, Shard, Store, Table, count};
 use crate::error::{Error, Result};
 use crate::event::EventHub;
 use crate::file::FileConfig;
-use crate::file::disk::{Disk, Open};
+use crate::file::disk::{Disk, DiskFile, Open};
 use crate::file::ranked::{Mutex, Rank, RwLock};
 use crate::file::records::{Superblock, decode_claims, encode_claims};
 use crate::file::twice::{CLAIMS, Copy, SUPERBLOCK, Twice, copy_name, replace};
@@ -130,12 +130,25 @@ impl Store {
                 let list = if is_dir { &mut left } else { &mut files };
                 list.push(dir.join(std::ffi::OsStr::from_bytes(name)));
             })?;
-            for file in files {
-                self.disk.open(&file, Open::Existing)?.sync_data()?;
+            for path in files {
+                let file = self.disk.open(&path, Open::Existing)?;
+                if file.sync_data().is_err() {
+                    self.renew_file(&path, &*file)?;
+                }
             }
             self.disk.sync_dir(&dir)?;
         }
         Ok(())
+    }
+
+    /// Gives a file that has lost a write-back the content that is read from it now: that is what is served, and
+    /// a second sync of the same file would say that it is stored.
+    fn renew_file(&self, path: &Path, file: &dyn DiskFile) -> io::Result<()> {
+        let temporary = self.temporary();
+        let renewed = self.disk.open(&temporary, Open::Create)?;
+        renewed.copy_from(file, 0, 0, file.len()?)?;
+        renewed.sync_data()?;
+        self.disk.rename(&temporary, path)
     }
 
     fn write_superblock(&self, clean: bool) -> io::Result<()> {

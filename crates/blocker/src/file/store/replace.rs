@@ -44,6 +44,7 @@ impl Store {
             stamp: change.stamp.or(state.stamp),
             tombstone: false,
             packed: size <= PACKED_BYTES_MAX,
+            lost: false,
         };
         self.put_file(object, state, slot, true, fill)
     }
@@ -56,13 +57,32 @@ impl Store {
         // that the object's stamp stands for is in it. If nothing is, nothing can be lost.
         let sync = object.may_be_stored.load(Ordering::Acquire);
         let stamp = if sync { state.stamp } else { None };
-        let slot = Slot { count: 1, version: state.version, stamp, tombstone: false, packed: false };
+        let slot =
+            Slot { count: 1, version: state.version, stamp, tombstone: false, packed: false, lost: false };
         self.put_file(object, state, slot, sync, |file, at| {
             file.set_len(at + size)?;
             file.copy_from(&*old, HEADER_BYTES, at, size)
         })?;
         object.may_be_stored.store(sync, Ordering::Release);
         state.changes += 1;
+        Ok(())
+    }
+
+    /// Writes the file of an object that has lost something anew, with what is read of it now: that is what is
+    /// served, and no sync of the old file would make it stored.
+    pub(super) fn renew(&self, object: &Object, state: &mut State) -> Result<()> {
+        let Some(old) = state.file.clone() else { return Ok(()) };
+        let (version, stamp, packed) = (state.version, state.stamp, state.packed);
+        let slot = Slot { count: 1, version, stamp, tombstone: !state.alive, packed, lost: false };
+        let (from_at, size) = (state.at(0), state.size_bytes);
+        self.put_file(object, state, slot, true, |file, at| {
+            if size > 0 {
+                file.set_len(at + size)?;
+            }
+            file.copy_from(&*old, from_at, at, size)
+        })?;
+        object.lost.store(false, Ordering::Release);
+        (state.changes, state.excess) = (state.changes + 1, false);
         Ok(())
     }
 
@@ -105,7 +125,7 @@ impl Store {
         };
         object.reset_slot(Some(slot));
         object.may_be_stored.store(true, Ordering::Release);
-        state.packed = slot.packed;
+        (state.packed, state.header_unsure) = (slot.packed, false);
         if state.file.replace(file).is_none() {
             self.names.lock().note_made(&object.id.namespace, object.id.name.as_bytes());
         }

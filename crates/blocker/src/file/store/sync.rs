@@ -130,10 +130,12 @@ impl Store {
             Scope::Domain(namespace, _) => Scope::Namespace(namespace.clone()),
             scope => scope.clone(),
         };
-        let objects: Vec<_> = {
+        let mut objects: Vec<_> = {
             let unsynced = self.unsynced.lock();
             unsynced.values().filter(|object| wider.covers(&object.id, None)).cloned().collect()
         };
+        // The same order in every run: a failure can then be replayed.
+        objects.sort_unstable_by(|a, b| a.id.cmp(&b.id));
         let mut synced = self.sync_many(&objects, false);
         // A flush that runs beside another may find an object clean whose directory is not yet.
         for dir in self.unsynced_dirs() {

@@ -100,6 +100,8 @@ impl Store {
             let objects = shard.objects.read();
             unsettled.extend(objects.values().filter(|object| !object.is_settled()).cloned());
         }
+        // The same order in every run: a failure can then be replayed.
+        unsettled.sort_unstable_by(|a, b| a.id.cmp(&b.id));
         unsettled
     }
 
@@ -116,7 +118,7 @@ impl Store {
         let idle = objects.values().filter(|object| Arc::strong_count(object) == 1 && object.is_settled());
         let mut oldest: Vec<_> =
             idle.map(|object| (object.used.load(Ordering::Relaxed), object.id.clone())).collect();
-        oldest.sort_unstable_by_key(|(used, _)| *used);
+        oldest.sort_unstable();
         for (_, id) in oldest.iter().take(shard_max.div_ceil(4)) {
             objects.remove(id);
         }
@@ -162,8 +164,15 @@ impl Store {
     }
 
     fn load(&self, object: &Object, state: &mut State) -> Result<()> {
+        if state.loaded {
+            return Ok(());
+        }
         if object.load(state, &*self.disk, self.version_floor)? {
             count(&self.counters.copies_damaged);
+        }
+        if object.lost.load(Ordering::Acquire) {
+            // An earlier process has lost something, and this one has served nothing of it yet.
+            return self.renew(object, state).inspect_err(|_| state.loaded = false);
         }
         Ok(())
     }

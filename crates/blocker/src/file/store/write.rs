@@ -77,7 +77,7 @@ impl Store {
         }
         match file.write_at(state.at(offset), data) {
             Ok(()) => Ok(old_size.max(end)),
-            Err(failed) => Err(undo(state, offset, &failed)),
+            Err(failed) => Err(undo(object, state, offset, &failed)),
         }
     }
 
@@ -101,29 +101,32 @@ impl Store {
             // A tombstone's file. The object lives again from here on, so that it survives kill -9; it
             // keeps the tombstone's stamp until its own data are stored. Synced in between: the old
             // data must be gone from the disk before there can be an object again.
-            let mut slot = object.slot.lock();
-            let alive = Slot { count: 0, version, stamp: state.stamp, tombstone: false, packed };
+            let alive = Slot { count: 0, version, stamp: state.stamp, tombstone: false, packed, lost: false };
             let revived = file
                 .set_len(HEADER_BYTES)
                 .and_then(|()| object.sync_within(&**file))
                 .and_then(|()| if packed { Ok(()) } else { file.set_len(UNPACKED_AT) })
-                .and_then(|()| object.write_slot(&**file, &mut slot, alive));
+                .and_then(|()| object.write_slot(&**file, &mut object.header.lock(), alive));
             revived.map_err(failed)?;
             state.packed = packed;
             return Ok(Arc::clone(file));
         }
         self.make_parents(&object.path).map_err(failed)?;
         let file = self.disk.open(&object.path, Open::Create).map_err(failed)?;
-        let mut slot = object.slot.lock();
-        let first = Slot { count: 0, version, stamp: None, tombstone: false, packed };
+        let mut header = object.header.lock();
+        let first = Slot { count: 0, version, stamp: None, tombstone: false, packed, lost: false };
         let grown = if packed { Ok(()) } else { file.set_len(UNPACKED_AT) };
-        let prepared = grown.and_then(|()| object.write_slot(&*file, &mut slot, first));
+        let prepared = grown.and_then(|()| object.write_slot(&*file, &mut header, first));
         if let Err(error) = prepared {
-            // A blank file is no object; the next creation finds and reuses it.
-            let _ = self.disk.unlink(&object.path);
-            return Err(failed(error));
+            drop(header);
+            object.reset_slot(None);
+            // If it stays, it may be found as an empty object.
+            return Err(match self.disk.unlink(&object.path) {
+                Ok(()) => failed(error),
+                Err(unlink) => ambiguous(&unlink),
+            });
         }
-        drop(slot);
+        drop(header);
         self.entry_changed(&object.path);
         self.names.lock().note_made(&object.id.namespace, object.id.name.as_bytes());
         object.may_be_stored.store(false, Ordering::Release);
@@ -166,7 +169,7 @@ impl Store {
                 let written = match &run.content {
                     RunContent::Data(data) => match file.write_at(state.at(run.offset), data) {
                         Ok(()) => Ok(size_bytes.max(run.end())),
-                        Err(failed) => Err(undo(state, run.offset, &failed)),
+                        Err(failed) => Err(undo(object, state, run.offset, &failed)),
                     },
                     RunContent::Zeroes(len) => zero_range(&*file, state, size_bytes, run.offset, *len),
                 };
@@ -240,13 +243,14 @@ fn unsure(error: Error) -> Error {
 }
 
 /// What a failed write answers, having taken back what it has done where that is possible: bytes behind the end
-/// are cut off again, bytes before it stay.
-fn undo(state: &mut State, offset: u64, failed: &WriteFailed) -> Error {
+/// are cut off again, bytes before it stay. The cut is stored before the failure is said to have changed nothing.
+fn undo(object: &Object, state: &mut State, offset: u64, failed: &WriteFailed) -> Error {
     let WriteFailed { written_bytes, error } = failed;
     // A new object is thrown away as a whole.
-    let is_behind_end = !state.alive || offset >= state.size_bytes;
-    if *written_bytes == 0 || (is_behind_end && state.trim()) {
-        return retryable(error, "writing an object");
-    }
-    ambiguous(error)
+    let is_undone = *written_bytes == 0 || !state.alive || {
+        let file = state.file.clone();
+        let synced = || file.is_some_and(|file| object.sync_within(&*file).is_ok());
+        offset >= state.size_bytes && state.trim() && synced()
+    };
+    if is_undone { retryable(error, "writing an object") } else { ambiguous(error) }
 }

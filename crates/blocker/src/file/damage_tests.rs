@@ -1,0 +1,246 @@
+//! Damage of what the file backend writes about objects: it is borne, or refused, and the check finds it; never is
+//! it taken for something older. The objects' bytes carry no checksum and are left out.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::FileStore;
+use super::check::{CheckReport, check_on};
+use super::simulated::SimulatedDisk;
+use super::slot::{HEADER_BYTES, SLOT_BYTES};
+use super::testing::{ROOT, new_disk, object_in, open};
+use crate::blocker::Blocker;
+use crate::error::Error;
+use crate::executor::block_on;
+use crate::name::ObjectId;
+use crate::order::{Durability, Epoch, Stamp, Version, WriterId};
+use crate::request::*;
+
+fn object(name: &str) -> ObjectId {
+    object_in("n", name)
+}
+
+fn path_of(name: &str) -> PathBuf {
+    Path::new(ROOT).join("objects/n.ns").join(format!("{name}.obj"))
+}
+
+fn write(store: &FileStore, name: &str, data: Vec<u8>, stamp: Option<Stamp>) {
+    let change = Change { stamp, durability: Durability::Stored, ..Change::default() };
+    block_on(store.write(WriteRequest::new(object(name), 0, data).change(change))).unwrap();
+}
+
+/// A small store, closed in order: a packed object that was changed, a large one, a deleted one, and a claim.
+fn built() -> SimulatedDisk {
+    let disk = new_disk();
+    let store = open(&disk).unwrap();
+    write(&store, "small", vec![1; 100], Some(Stamp::new(3, 1)));
+    write(&store, "small", vec![2; 100], Some(Stamp::new(3, 2)));
+    write(&store, "large", vec![3; 5_000], None);
+    write(&store, "gone", vec![4; 100], Some(Stamp::new(2, 1)));
+    let delete = DeleteRequest::new(object("gone")).stamp(Stamp::new(2, 5)).durability(Durability::Stored);
+    block_on(store.delete(delete)).unwrap();
+    for epoch in [8, 9] {
+        let scope = Scope::Object(object("claimed"));
+        block_on(store.claim(ClaimRequest::new(scope, Epoch(epoch), WriterId(5)))).unwrap();
+    }
+    store.close().unwrap();
+    disk
+}
+
+type Versions = BTreeMap<&'static str, Version>;
+
+/// Everything is there as it was built. Returns the versions.
+#[track_caller]
+fn is_whole(store: &FileStore, what: &str) -> Versions {
+    let mut versions = Versions::new();
+    for (name, content, stamp) in
+        [("small", vec![2; 100], Some(Stamp::new(3, 2))), ("large", vec![3; 5_000], None)]
+    {
+        let info = block_on(store.info(InfoRequest::new(object(name))));
+        let info = info.unwrap_or_else(|error| panic!("{what}: {name}: {error}"));
+        assert_eq!(info.stamp, stamp, "{what}: the stamp of {name} went back");
+        let read = block_on(store.read(ReadRequest::new(object(name), 0, 10_000))).unwrap();
+        assert_eq!(read.data.to_vec(), content, "{what}: {name}");
+        versions.insert(name, info.version);
+    }
+    let late = WriteRequest::new(object("gone"), 0, b"late").stamp(Stamp::new(2, 4));
+    let superseded = Error::Superseded { stamp: Stamp::new(2, 5) };
+    assert_eq!(block_on(store.write(late)).unwrap_err(), superseded, "{what}");
+    let late = WriteRequest::new(object("claimed"), 0, b"late").stamp(Stamp::new(8, 1));
+    assert_eq!(block_on(store.write(late)).unwrap_err(), Error::Fenced { epoch: Epoch(9) }, "{what}");
+    let listed = block_on(store.list(ListRequest::new(object("x").namespace))).unwrap();
+    assert_eq!(listed.entries.len(), 2, "{what}");
+    versions
+}
+
+fn checked(disk: &SimulatedDisk, repair: bool) -> (CheckReport, String) {
+    let mut said = String::new();
+    let report = check_on(disk, Path::new(ROOT), repair, &mut |finding| {
+        said += &format!("{}: {} ({})\n", finding.path.display(), finding.what, finding.remedy);
+    });
+    (report.unwrap(), said)
+}
+
+#[test]
+fn every_flipped_bit_is_borne_and_found() {
+    let contents = built().contents();
+    let versions = is_whole(&open(&built()).unwrap(), "undamaged");
+    let mut flips = 0;
+    for (path, content) in &contents {
+        let is_object = path.extension().is_some_and(|extension| extension == "obj");
+        let len = if is_object { HEADER_BYTES as usize } else { content.len() };
+        for at in 0..len {
+            // The rest of a header's sectors says nothing.
+            let matters = !is_object || at % 512 < SLOT_BYTES;
+            if !matters && at % 31 != 0 {
+                continue;
+            }
+            flips += 1;
+            let what = format!("bit {} of byte {at} of {}", at % 8, path.display());
+            let disk = built();
+            let mut damaged = content.clone();
+            damaged[at] ^= 1 << (at % 8);
+            disk.tamper(path, Some(damaged));
+            let (report, said) = checked(&disk, false);
+            assert_eq!(report.damaged > 0, matters, "{what}: {said}");
+            let store = open(&disk).unwrap_or_else(|error| panic!("{what}: {error}"));
+            let found = is_whole(&store, &what);
+            // After a damaged superblock every version is new; otherwise they are what they were.
+            let is_superblock = path.ends_with("superblock");
+            assert_eq!(found == versions, !is_superblock, "{what}");
+            drop(store);
+            // And a repair leaves nothing to be found.
+            let (report, _) = checked(&disk, true);
+            assert!(report.damaged == 0 || matters);
+            let (report, said) = checked(&disk, false);
+            assert_eq!(report.damaged, 0, "{what}: {said}");
+            is_whole(&open(&disk).unwrap(), &what);
+        }
+    }
+    assert!(flips > 500, "only {flips} flips");
+}
+
+#[test]
+fn a_header_damaged_twice_is_refused_until_the_file_is_set_aside() {
+    for name in ["small", "large", "gone"] {
+        let disk = built();
+        let mut content = disk.contents()[&path_of(name)].clone();
+        content[10] ^= 1;
+        content[512 + 20] ^= 1;
+        disk.tamper(&path_of(name), Some(content.clone()));
+        let store = open(&disk).unwrap();
+        let kind = |result: Result<(), Error>| result.map_err(|error| error.kind());
+        let stamp = Stamp::new(9, 9);
+        let id = || object(name);
+        for result in [
+            block_on(store.info(InfoRequest::new(id()))).map(drop),
+            block_on(store.read(ReadRequest::new(id(), 0, 1))).map(drop),
+            block_on(store.write(WriteRequest::new(id(), 0, b"x").stamp(stamp))).map(drop),
+            block_on(store.write_full(WriteFullRequest::new(id(), b"x").stamp(stamp))).map(drop),
+            block_on(store.delete(DeleteRequest::new(id()).stamp(stamp))).map(drop),
+            block_on(store.list(ListRequest::new(id().namespace))).map(drop),
+        ] {
+            assert_eq!(kind(result), Err("corrupt"), "{name}");
+        }
+        let other = if name == "small" { "large" } else { "small" };
+        block_on(store.read(ReadRequest::new(object(other), 0, 1))).unwrap();
+        store.close().unwrap();
+        drop(store);
+        let (report, said) = checked(&disk, false);
+        assert_eq!(report.damaged, 1, "{said}");
+        assert!(disk.contents().contains_key(&path_of(name)), "a check changes nothing");
+        checked(&disk, true);
+        let aside = Path::new(ROOT).join(format!("damaged/0-{name}.obj"));
+        assert_eq!(disk.contents().get(&aside), Some(&content));
+        assert_eq!(checked(&disk, false).0.damaged, 0);
+        let store = open(&disk).unwrap();
+        assert_eq!(block_on(store.info(InfoRequest::new(id()))).unwrap_err(), Error::Missing);
+        write(&store, name, b"anew".to_vec(), Some(stamp));
+    }
+}
+
+#[test]
+fn a_superblock_lost_twice_is_made_again() {
+    for content in [None, Some(b"nonsense".to_vec()), Some(Vec::new())] {
+        let disk = built();
+        let before = is_whole(&open(&disk).unwrap(), "before");
+        for name in ["superblock", "superblock.copy"] {
+            disk.tamper(&Path::new(ROOT).join(name), content.clone());
+        }
+        let refused = open(&disk).map(drop).unwrap_err();
+        assert_eq!(refused.kind(), "corrupt");
+        assert!(refused.to_string().contains("cachectl fsck /store --repair"), "{refused}");
+        assert_eq!(checked(&disk, true).0.damaged, 2);
+        let store = open(&disk).unwrap();
+        let versions = is_whole(&store, "after the repair");
+        assert!(versions.iter().all(|(name, version)| before[name] < *version));
+    }
+}
+
+#[test]
+fn claims_are_missed() {
+    let claims = Path::new(ROOT).join("claims");
+    let copy = Path::new(ROOT).join("claims.copy");
+    for gone in [&claims, &copy] {
+        let disk = built();
+        disk.tamper(gone, None);
+        assert_eq!(checked(&disk, false).0.damaged, 1);
+        is_whole(&open(&disk).unwrap(), "one file of claims is missing");
+        assert_eq!(checked(&disk, false).0.damaged, 0, "the start has written it again");
+    }
+    let disk = built();
+    disk.tamper(&claims, None);
+    disk.tamper(&copy, None);
+    let refused = open(&disk).map(drop).unwrap_err();
+    assert_eq!(refused.kind(), "corrupt");
+    assert!(refused.to_string().contains("claims"), "{refused}");
+    let (report, said) = checked(&disk, true);
+    assert_eq!(report.damaged, 2, "{said}");
+    assert!(said.contains("every writer must claim"), "{said}");
+    let store = open(&disk).unwrap();
+    write(&store, "claimed", b"x".to_vec(), Some(Stamp::new(1, 1)));
+}
+
+#[test]
+fn a_superblock_of_an_earlier_time_is_found() {
+    let disk = built();
+    let old = disk.contents();
+    let store = open(&disk).unwrap();
+    write(&store, "large", vec![6; 10], None);
+    store.close().unwrap();
+    for name in ["superblock", "superblock.copy"] {
+        let path = Path::new(ROOT).join(name);
+        disk.tamper(&path, Some(old[&path].clone()));
+    }
+    let (report, said) = checked(&disk, true);
+    assert_eq!(report.damaged, 1, "{said}");
+    assert!(said.contains("of an earlier time"), "{said}");
+    assert_eq!(checked(&disk, false).0.damaged, 0);
+    open(&disk).unwrap();
+}
+
+#[test]
+fn what_a_crash_leaves_behind_is_tidied_up_and_no_damage() {
+    let disk = built();
+    // A change that is cut off before its rename, and a deletion before its data are given back.
+    let store = open(&disk).unwrap();
+    let steps = disk.steps();
+    disk.cut_at(steps + 3);
+    let _ = block_on(store.write_full(WriteFullRequest::new(object("large"), vec![9; 9_000]))).unwrap_err();
+    disk.restart();
+    let mut tombstone = disk.contents()[&path_of("gone")].clone();
+    tombstone.extend([1; 5_000]);
+    disk.tamper(&path_of("gone"), Some(tombstone));
+    let (report, said) = checked(&disk, false);
+    assert_eq!((report.damaged, report.notes), (0, 2), "{said}");
+    checked(&disk, true);
+    let (report, said) = checked(&disk, false);
+    assert_eq!((report.damaged, report.notes), (0, 0), "{said}");
+    is_whole(&open(&disk).unwrap(), "tidied up");
+}
+
+#[test]
+fn an_empty_directory_is_no_store() {
+    let nothing = check_on(&new_disk(), Path::new(ROOT), false, &mut |_| {});
+    assert_eq!(nothing.unwrap_err().kind(), "denied");
+}

@@ -1,0 +1,108 @@
+//! What the tests on a simulated disk share: a store there, and what may be found of an object after a crash.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::simulated::SimulatedDisk;
+use super::{FileConfig, FileStore};
+use crate::blocker::Blocker;
+use crate::clock::SystemClock;
+use crate::error::{Error, Result};
+use crate::executor::block_on;
+use crate::name::{Name, Namespace, ObjectId};
+use crate::order::{Stamp, Version};
+use crate::request::{InfoRequest, ReadRequest};
+
+pub(super) const ROOT: &str = "/store";
+
+pub(super) fn new_disk() -> SimulatedDisk {
+    SimulatedDisk::new(Path::new(ROOT))
+}
+
+/// A store on the caller's thread, with few open files, so that closing them to make room is put to the test too.
+pub(super) fn open(disk: &SimulatedDisk) -> Result<FileStore> {
+    open_with(disk, 32)
+}
+
+pub(super) fn open_with(disk: &SimulatedDisk, open_files_max: usize) -> Result<FileStore> {
+    let config = FileConfig { threads: 0, open_files_max, ..FileConfig::default() };
+    FileStore::over(Path::new(ROOT), config, Arc::new(SystemClock), Arc::new(disk.clone()), None)
+}
+
+pub(super) fn object_in(namespace: &str, name: impl AsRef<[u8]>) -> ObjectId {
+    let namespace = Namespace::new(namespace.to_owned()).unwrap();
+    ObjectId::new(namespace, Name::copy_from(name.as_ref()).unwrap())
+}
+
+/// An object as it was after some change.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(super) struct Seen {
+    pub(super) content: Option<Vec<u8>>,
+    pub(super) stamp: Option<Stamp>,
+}
+
+/// What has been acknowledged of an object: its state when it was last stored, and all since.
+#[derive(Clone, Default)]
+pub(super) struct History {
+    pub(super) states: Vec<Seen>,
+}
+
+impl History {
+    pub(super) fn last(&self) -> Seen {
+        self.states.last().cloned().unwrap_or_default()
+    }
+
+    pub(super) fn push(&mut self, seen: Seen, is_stored: bool) {
+        if self.states.is_empty() {
+            self.states.push(Seen::default());
+        }
+        if is_stored {
+            self.states.clear();
+        }
+        self.states.push(seen);
+    }
+
+    /// What is there now has been stored.
+    pub(super) fn stored(&mut self) {
+        let last = self.last();
+        self.states = vec![last];
+    }
+
+    /// Checks that what is there is explained: it is a state of the history, or of several of them each byte is
+    /// that of one, and a stored stamp stands for the data up to it. Returns what is there, and its version.
+    #[track_caller]
+    pub(super) fn explain(&self, store: &FileStore, id: &ObjectId) -> (Seen, Version) {
+        let none = [Seen::default()];
+        let possible = if self.states.is_empty() { &none[..] } else { &self.states };
+        let info = match block_on(store.info(InfoRequest::new(id.clone()))) {
+            Err(Error::Missing) => {
+                assert!(possible.iter().any(|seen| seen.content.is_none()), "{id} is gone");
+                return (Seen::default(), Version(0));
+            }
+            info => info.unwrap(),
+        };
+        let since = possible.iter().position(|seen| seen.stamp == info.stamp);
+        let since = since.unwrap_or_else(|| panic!("{id} never had stamp {:?}", info.stamp));
+        let possible = if info.stamp.is_some() { &possible[since..] } else { possible };
+        let read = block_on(store.read(ReadRequest::new(id.clone(), 0, 100_000))).unwrap();
+        let found = read.data.to_vec();
+        if let [only] = possible {
+            assert_eq!(only.stamp, info.stamp, "{id}: another stamp");
+            let wanted = only.content.as_ref().unwrap_or_else(|| panic!("{id} is back"));
+            let at = found.iter().zip(wanted).position(|(a, b)| a != b);
+            let (has, wants) = (found.len(), wanted.len());
+            assert!(
+                found == *wanted,
+                "{id}: {has} bytes, not the {wants} there should be, differing at {at:?}; {info:?}"
+            );
+        }
+        for (at, byte) in found.iter().enumerate() {
+            let known = possible.iter().any(|seen| match &seen.content {
+                Some(content) => content.get(at).map_or(*byte == 0, |known| known == byte),
+                None => *byte == 0,
+            });
+            assert!(known, "{id}: byte {at} was never written");
+        }
+        (Seen { content: Some(found), stamp: info.stamp }, read.version)
+    }
+}

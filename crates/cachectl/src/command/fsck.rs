@@ -1,0 +1,76 @@
+//! `fsck`: checks the directory of a file store, and repairs it. The one command that opens no backend.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use blocker::file::{Finding, check};
+use clap::Args;
+use serde_json::json;
+
+use crate::exit::Failure;
+use crate::output::Output;
+
+/// What the exit code says of a store: 0 in order, 1 damaged (and with --repair repaired as far as is said), 2 it
+/// could not be checked.
+#[derive(Args)]
+pub(crate) struct Fsck {
+    /// The directory of the store. No process may have it open.
+    dir: PathBuf,
+
+    /// Repair what can be repaired, as the check without this says.
+    #[arg(long)]
+    repair: bool,
+}
+
+impl Fsck {
+    pub(crate) fn run(&self, output: &Output) -> ExitCode {
+        match self.check(output) {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::from(1),
+            Err(failure) => {
+                output.failure(&failure);
+                ExitCode::from(2)
+            }
+        }
+    }
+
+    /// Whether the store is in order.
+    fn check(&self, output: &Output) -> Result<bool, Failure> {
+        let mut said = Ok(());
+        let mut say = |finding: &Finding| {
+            let text = self.text(finding);
+            let value = json!({
+                "path": finding.path.to_string_lossy(),
+                "what": finding.what,
+                "remedy": finding.remedy,
+                "damage": finding.is_damage,
+            });
+            let done = output.say(text, &value);
+            said = std::mem::replace(&mut said, Ok(())).and(done);
+        };
+        let report = check(&self.dir, self.repair, &mut say)?;
+        said?;
+        let (objects, tombstones) = (report.objects, report.tombstones);
+        let verdict = match (report.damaged, self.repair) {
+            (0, _) => "in order".to_owned(),
+            (damaged, false) => format!("{damaged} damaged; run again with --repair"),
+            (damaged, true) => format!("{damaged} damaged, dealt with as said above"),
+        };
+        let text = format!("{objects} objects, {tombstones} remembered deletions: {verdict}");
+        let value = json!({
+            "objects": objects,
+            "tombstones": tombstones,
+            "damaged": report.damaged,
+            "notes": report.notes,
+        });
+        output.say(text, &value)?;
+        Ok(report.damaged == 0)
+    }
+
+    fn text(&self, finding: &Finding) -> String {
+        let Finding { path, what, remedy, is_damage, .. } = finding;
+        let kind = if *is_damage { "damage" } else { "note" };
+        let remedy_is = if self.repair { "done" } else { "repair" };
+        format!("{kind}: {} {what} ({remedy_is}: {remedy})", path.display())
+    }
+}
