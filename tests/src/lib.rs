@@ -18,6 +18,7 @@
 //! | [`outside`] | programs and files from outside; skipping loudly without them |
 //! | [`abuse`] | what the tests of bad clients share |
 //! | [`generate`] | seeded random command sequences |
+//! | [`mutations`] | small wrong changes to the product, each of which some test must notice |
 
 pub mod abuse;
 pub mod bytes;
@@ -25,6 +26,7 @@ pub mod conn;
 pub mod differences;
 pub mod frame;
 pub mod generate;
+pub mod mutations;
 pub mod outside;
 pub mod pattern;
 pub mod play;
