@@ -249,7 +249,7 @@ fn the_secret_never_crosses_the_wire_and_a_proof_cannot_be_sent_again() {
     let second = again.frame();
     let nonce = |arrived: &common::raw::Arrived| Challenge::decode(&arrived.head()).unwrap().nonce;
     assert_ne!(nonce(&challenge), nonce(&second));
-    again.send(|out| codec::encode_proof(out, &[0; 32]));
+    again.send(|out| codec::encode_proof(out, &[0; 32], false));
     assert!(matches!(again.frame().goodbye(), Error::Denied(_)));
 }
 

@@ -37,6 +37,13 @@ pub(super) trait Disk: Send + Sync {
     /// The names in a directory and whether each is a directory; none if there is no such directory.
     fn read_dir(&self, path: &Path, each: &mut dyn FnMut(&[u8], bool)) -> io::Result<()>;
     fn sync_dir(&self, path: &Path) -> io::Result<()>;
+    /// Reads the first bytes of a file, as many as there are and fit. Returns how many, and the length of
+    /// the file; nothing if there is none.
+    fn head(&self, path: &Path, buffer: &mut [u8]) -> io::Result<Option<(usize, u64)>>;
+    /// Makes everything on the disk durable at once, files and directories. Returns whether it did: where it
+    /// cannot be trusted to, each has to be synced by itself. After an error, which may be another file's,
+    /// nothing is known of any of them, and each file still reports its own at its own sync.
+    fn sync_all(&self) -> io::Result<bool>;
 }
 
 /// An open file.
@@ -50,8 +57,8 @@ pub(super) trait DiskFile: Send + Sync {
     fn set_len(&self, len: u64) -> io::Result<()>;
     /// Zeroes a range within the file, giving the space back where the file system can.
     fn punch(&self, offset: u64, len: u64) -> io::Result<()>;
-    /// Copies `len` bytes at `offset` of `from` to the same place here.
-    fn copy_from(&self, from: &dyn DiskFile, offset: u64, len: u64) -> io::Result<()>;
+    /// Copies `len` bytes at `from_at` of `from` to `to_at` here.
+    fn copy_from(&self, from: &dyn DiskFile, from_at: u64, to_at: u64, len: u64) -> io::Result<()>;
     fn sync_data(&self) -> io::Result<()>;
     /// The descriptor, if there is one.
     fn raw(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
@@ -63,16 +70,22 @@ pub(super) trait DiskFile: Send + Sync {
 const CHUNK_BYTES: u64 = 256 * 1024;
 
 /// Copies by reading and writing.
-pub(super) fn copy_by_hand(to: &dyn DiskFile, from: &dyn DiskFile, offset: u64, len: u64) -> io::Result<()> {
-    let (mut at, end) = (offset, offset + len);
-    while at < end {
-        let data = from.read_at(at, CHUNK_BYTES.min(end - at) as usize)?;
+pub(super) fn copy_by_hand(
+    to: &dyn DiskFile,
+    from: &dyn DiskFile,
+    from_at: u64,
+    to_at: u64,
+    len: u64,
+) -> io::Result<()> {
+    let mut done = 0;
+    while done < len {
+        let data = from.read_at(from_at + done, CHUNK_BYTES.min(len - done) as usize)?;
         if data.is_empty() {
             return Ok(());
         }
         let read = data.len() as u64;
-        to.write_at(at, &data.into()).map_err(|failed| failed.error)?;
-        at += read;
+        to.write_at(to_at + done, &data.into()).map_err(|failed| failed.error)?;
+        done += read;
     }
     Ok(())
 }

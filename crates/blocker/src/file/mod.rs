@@ -29,15 +29,16 @@ mod path;
 mod pool;
 #[cfg(test)]
 mod power_loss_tests;
+mod ranked;
 mod real;
 mod records;
 #[cfg(test)]
 mod simulated;
 mod slot;
 mod store;
+mod twice;
 
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -122,15 +123,18 @@ impl FileStore {
         let failed = |error: std::io::Error| Error::from_io(&error, &format!("opening {}", dir.display()));
         DirBuilder::new().recursive(true).create(dir).map_err(failed)?;
         let lock = lock(dir)?;
-        if config.direct {
-            check_direct(dir)?;
-        }
         let config = FileConfig {
             inline_write_bytes_max: if config.direct { 0 } else { config.inline_write_bytes_max },
             ..config
         };
-        let disk = Arc::new(RealDisk::new(config.direct));
-        Self::over(dir, config, clock, disk, Some(lock))
+        let disk = Arc::new(RealDisk::new(config.direct, dir).map_err(failed)?);
+        let opened = Self::over(dir, config, clock, disk, Some(lock))?;
+        // Whose it is helps the person who finds it held; the lock works without.
+        let _ = std::fs::write(dir.join(HOLDER), format!("{}\n", std::process::id()));
+        if config.direct {
+            check_direct(dir)?;
+        }
+        Ok(opened)
     }
 
     fn over(
@@ -181,35 +185,35 @@ impl FileStore {
     }
 }
 
-/// Takes the directory's lock, which the kernel gives back when the process ends, however it ends.
+/// The file that names the process which has the store open, for people.
+const HOLDER: &str = "lock";
+
+/// Takes the lock, that of the directory itself: no file that could be removed. The kernel gives it back when the
+/// process ends, however it ends.
 fn lock(dir: &Path) -> Result<File> {
-    let path = dir.join("lock");
-    let failed = |error: std::io::Error| Error::from_io(&error, &format!("opening {}", path.display()));
-    let mut file =
-        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
+    let failed = |error: std::io::Error| Error::from_io(&error, &format!("locking {}", dir.display()));
+    let file = File::open(dir).map_err(failed)?;
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => {}
+        Ok(()) => Ok(file),
         Err(rustix::io::Errno::WOULDBLOCK) => {
-            let mut holder = String::new();
-            // For the message only.
-            let _ = file.read_to_string(&mut holder);
+            let holder = std::fs::read_to_string(dir.join(HOLDER)).unwrap_or_default();
             let holder =
                 holder.trim().parse::<u32>().map_or(String::new(), |pid| format!(" (process {pid})"));
-            return Err(Error::Denied(
-                format!("{} is held by another process{holder}", dir.display()).into(),
-            ));
+            Err(Error::Denied(format!("{} is held by another process{holder}", dir.display()).into()))
         }
-        Err(errno) => return Err(failed(errno.into())),
+        // Over a network, for one.
+        Err(rustix::io::Errno::BADF | rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOLCK) => {
+            let text = format!("the file system of {} has no locks of directories", dir.display());
+            Err(Error::Unsupported(text.into()))
+        }
+        Err(errno) => Err(failed(errno.into())),
     }
-    // Whose it is helps whoever finds it held; the lock works without.
-    let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-    Ok(file)
 }
 
 fn check_direct(dir: &Path) -> Result<()> {
     use std::os::unix::fs::OpenOptionsExt;
     let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
-    let opened = OpenOptions::new().read(true).custom_flags(flags).open(dir.join("lock"));
+    let opened = OpenOptions::new().read(true).custom_flags(flags).open(dir.join("superblock"));
     opened.map(drop).map_err(|error| {
         Error::Unsupported(format!("the file system of {} has no O_DIRECT: {error}", dir.display()).into())
     })
@@ -332,6 +336,7 @@ impl Control for FileStore {
             ("syncs", counters.syncs.load(Ordering::Relaxed)),
             ("objects_open", self.store.open_count()),
             ("objects_unsynced", self.store.unsynced_count()),
+            ("copies_damaged", counters.copies_damaged.load(Ordering::Relaxed)),
         ];
         Statistics { figures }
     }

@@ -3,14 +3,14 @@
 //! States of an object's file, and what moves between them:
 //!
 //! ```text
-//! none ──create──> blank slots or live slot, unsynced ──sync──> live slot
-//! live ──stamped delete──> tombstone slot, no data ──create──> live slot with the tombstone's stamp
-//! live ──delete──> none          live ──write_full, copy──> another file, renamed over it
+//! none ──create──> blank or live, unsynced ──sync──> live, stored
+//! live ──stamped delete──> tombstone, no data ──create──> live, with the tombstone's stamp
+//! live ──delete──> none          live ──write_full, copy, unpack──> another file, renamed over it
 //! ```
 //!
-//! Locks, in this order: `state`, then `slot`. A change holds `state` exclusively; readers share it.
-//! A sync shares it too, so readers go on while the disk works and writers wait; `slot` makes syncs of
-//! one object follow each other.
+//! A change holds `state` exclusively; readers share it. A sync shares it too, so readers go on while the
+//! disk works and writers wait; `slot` makes syncs of one object follow each other. See `ranked` for the
+//! order of all locks.
 //!
 //! The stamp is written after the data have been synced, and synced itself: a stored stamp never stands
 //! for data that are not stored.
@@ -20,10 +20,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::{Mutex, RwLock};
-
 use super::disk::{Disk, DiskFile, Open};
-use super::slot::{Found, HEADER_BYTES, Slot};
+use super::ranked::{Mutex, Rank, RwLock};
+use super::slot::{FORMAT, Found, HEADER_BYTES, Slot, data_at};
 use crate::admission::Head;
 use crate::error::{Error, Result};
 use crate::name::ObjectId;
@@ -33,12 +32,14 @@ pub(super) struct Object {
     pub(super) id: ObjectId,
     pub(super) path: PathBuf,
     pub(super) state: RwLock<State>,
-    /// What the file's header says; held across a sync.
+    /// What the file's header says, its version raised to the floor of this start; held across a sync.
     pub(super) slot: Mutex<Slot>,
     /// Something acknowledged is not stored yet. Set under `state` held exclusively, cleared by a sync.
     pub(super) unsynced: AtomicBool,
     /// A sync has failed: what was not stored then may be gone.
     pub(super) lost: AtomicBool,
+    /// Something of the file may be stored: it must not be replaced by what is not.
+    pub(super) may_be_stored: AtomicBool,
     /// When it was last looked up, as the number of evictions before.
     pub(super) used: AtomicU64,
 }
@@ -49,13 +50,27 @@ pub(super) struct State {
     /// There if there is a file, be it of a tombstone.
     pub(super) file: Option<Arc<dyn DiskFile>>,
     pub(super) alive: bool,
+    /// The data begin right behind the header.
+    pub(super) packed: bool,
     pub(super) size_bytes: u64,
     pub(super) version: Version,
     pub(super) stamp: Option<Stamp>,
+    /// Rises with every change: what a sync covers is told by it.
+    pub(super) changes: u64,
+    /// A failed change has left bytes behind the object's end that could not be cut off yet.
+    pub(super) excess: bool,
+}
+
+/// What an object was when a sync of many began.
+pub(super) struct Snapshot {
+    file: Option<Arc<dyn DiskFile>>,
+    changes: u64,
+    slot_count: u64,
+    next: Slot,
 }
 
 /// The header of a file that is not there.
-const NO_SLOT: Slot = Slot { count: 0, version: Version(0), stamp: None, tombstone: false };
+const NO_SLOT: Slot = Slot { count: 0, version: Version(0), stamp: None, tombstone: false, packed: true };
 
 impl State {
     pub(super) fn head(&self) -> Head {
@@ -69,6 +84,54 @@ impl State {
     pub(super) fn live(&self) -> Result<&Arc<dyn DiskFile>> {
         self.file.as_ref().filter(|_| self.alive).ok_or(Error::Missing)
     }
+
+    /// Where the object's byte `offset` is in its file.
+    pub(super) fn at(&self, offset: u64) -> u64 {
+        data_at(self.packed) + offset
+    }
+
+    /// Cuts off what a failed change has left behind the end. Returns whether nothing is left there.
+    pub(super) fn trim(&mut self) -> bool {
+        let (true, Some(file)) = (self.alive, &self.file) else { return true };
+        let end = self.at(self.size_bytes);
+        let trimmed = file.len().and_then(|len| if len > end { file.set_len(end) } else { Ok(()) });
+        self.excess = trimmed.is_err();
+        !self.excess
+    }
+
+    /// The slot that says what is known.
+    fn next_slot(&self) -> Slot {
+        Slot {
+            count: 0,
+            version: self.version,
+            stamp: self.stamp,
+            tombstone: !self.alive,
+            packed: self.packed,
+        }
+    }
+}
+
+/// What the first bytes of an object's file say.
+///
+/// # Errors
+/// `Corrupt`, or `Unsupported` if another version of this program wrote it.
+pub(super) fn check_header(path: &std::path::Path, header: &[u8]) -> Result<Option<(Slot, bool)>> {
+    match Slot::find(header) {
+        Found::Slot { slot, one_damaged } => Ok(Some((slot, one_damaged))),
+        // A creation that was never stored. The next creation starts it afresh.
+        Found::Blank => Ok(None),
+        Found::Damaged => {
+            let text = format!(
+                "both copies of the header of {} fail their checks; `cachectl fsck` sets the file aside",
+                path.display()
+            );
+            Err(Error::Corrupt(text.into()))
+        }
+        Found::Foreign(format) => {
+            let text = format!("{} has format {format}; this program reads {FORMAT}", path.display());
+            Err(Error::Unsupported(text.into()))
+        }
+    }
 }
 
 impl Object {
@@ -77,78 +140,84 @@ impl Object {
             loaded: false,
             file: None,
             alive: false,
+            packed: true,
             size_bytes: 0,
             version: Version(0),
             stamp: None,
+            changes: 0,
+            excess: false,
         };
         Self {
             id,
             path,
-            state: RwLock::new(state),
-            slot: Mutex::new(NO_SLOT),
+            state: RwLock::new(Rank::Object, state),
+            slot: Mutex::new(Rank::Slot, NO_SLOT),
             unsynced: AtomicBool::new(false),
             lost: AtomicBool::new(false),
+            may_be_stored: AtomicBool::new(false),
             used: AtomicU64::new(0),
         }
     }
 
-    /// Asks the disk, the first time.
+    /// Asks the disk, the first time. Returns whether a copy of the header turned out to be damaged.
     ///
     /// # Errors
     /// `Corrupt` or `Unsupported` if the header says so; what the disk says.
-    pub(super) fn load(&self, state: &mut State, disk: &dyn Disk, version_floor: u64) -> Result<()> {
+    pub(super) fn load(&self, state: &mut State, disk: &dyn Disk, version_floor: u64) -> Result<bool> {
         if state.loaded {
-            return Ok(());
+            return Ok(false);
         }
         let failed = |error: io::Error| Error::from_io(&error, "opening an object");
         let file = match disk.open(&self.path, Open::Existing) {
             // A long name's directories may be missing as well.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 state.loaded = true;
-                return Ok(());
+                return Ok(false);
             }
             file => file.map_err(failed)?,
         };
         let header = file.read_at(0, HEADER_BYTES as usize).map_err(failed)?;
-        let found = match Slot::find(&header) {
-            Found::Slot(slot) => slot,
-            // A creation that was never stored. The next creation starts it afresh.
-            Found::Blank => {
-                state.loaded = true;
-                return Ok(());
-            }
-            Found::Damaged => {
-                return Err(Error::Corrupt(
-                    format!("the header of {} fails its checks", self.path.display()).into(),
-                ));
-            }
-            Found::Newer(format) => {
-                let text = format!("{} has format {format}, newer than this program", self.path.display());
-                return Err(Error::Unsupported(text.into()));
-            }
+        let Some((found, one_damaged)) = check_header(&self.path, &header)? else {
+            state.loaded = true;
+            return Ok(false);
         };
         let len = file.len().map_err(failed)?;
+        let found = Slot { version: Version(found.version.0.max(version_floor)), ..found };
         *self.slot.lock() = found;
+        self.may_be_stored.store(true, Ordering::Release);
         state.alive = !found.tombstone;
-        state.size_bytes = if found.tombstone { 0 } else { len.saturating_sub(HEADER_BYTES) };
-        state.version = Version(found.version.0.max(version_floor));
+        state.packed = found.packed;
+        state.size_bytes = if found.tombstone { 0 } else { len.saturating_sub(data_at(found.packed)) };
+        state.version = found.version;
         state.stamp = found.stamp;
         state.file = Some(file);
         state.loaded = true;
-        Ok(())
+        Ok(one_damaged)
     }
 
     /// Writes the next header. The caller holds `state`.
     pub(super) fn write_slot(&self, file: &dyn DiskFile, slot: &mut Slot, next: Slot) -> io::Result<()> {
         let next = Slot { count: slot.count + 1, ..next };
-        file.write_at(next.offset(), &next.encode().into()).map_err(|failed| failed.error)?;
+        file.write_at(0, &next.encode().into()).map_err(|failed| failed.error)?;
         *slot = next;
         Ok(())
+    }
+
+    /// Syncs the file in the middle of a change. A failure is remembered, for the kernel forgets it.
+    pub(super) fn sync_within(&self, file: &dyn DiskFile) -> io::Result<()> {
+        file.sync_data().inspect_err(|_| self.lost.store(true, Ordering::Release))
     }
 
     /// Forgets the header of a file that has been replaced or removed.
     pub(super) fn reset_slot(&self, slot: Option<Slot>) {
         *self.slot.lock() = slot.unwrap_or(NO_SLOT);
+    }
+
+    /// Whether `slot`, which is on disk, lacks something of `next`.
+    fn is_behind(slot: &Slot, next: &Slot, with_version: bool) -> bool {
+        next.stamp != slot.stamp
+            || next.tombstone != slot.tombstone
+            || (with_version && next.version != slot.version)
     }
 
     /// Makes what is acknowledged stored: bytes, then stamp. With `with_version`, the version as well,
@@ -165,27 +234,76 @@ impl Object {
             self.unsynced.store(false, Ordering::Release);
             return Ok(());
         };
-        let unsynced = self.unsynced.load(Ordering::Acquire);
-        let next = Slot { count: 0, version: state.version, stamp: state.stamp, tombstone: !state.alive };
-        let header_behind = next.stamp != slot.stamp || next.tombstone != slot.tombstone;
-        let version_behind = with_version && next.version != slot.version;
-        let synced = (|| {
-            if unsynced {
-                file.sync_data()?;
-            }
-            if header_behind || version_behind {
-                self.write_slot(&**file, &mut slot, next)?;
-                file.sync_data()?;
-            }
-            Ok(())
-        })();
-        match synced {
-            Ok(()) => {
-                self.unsynced.store(false, Ordering::Release);
-                Ok(())
-            }
-            Err(error) => Err(self.lose(&error)),
+        let next = state.next_slot();
+        if self.unsynced.load(Ordering::Acquire) {
+            self.may_be_stored.store(true, Ordering::Release);
+            file.sync_data().map_err(|error| self.lose(&error))?;
         }
+        if Self::is_behind(&slot, &next, with_version) {
+            let written = self.write_slot(&**file, &mut slot, next);
+            written.map_err(|error| {
+                Error::NotStored(format!("writing the header of {}: {error}", self.path.display()).into())
+            })?;
+            file.sync_data().map_err(|error| self.lose(&error))?;
+        }
+        self.unsynced.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// What the object is now, for a sync of many; nothing if it has to be synced by itself.
+    pub(super) fn snapshot(&self) -> Option<Snapshot> {
+        let state = self.state.read();
+        if state.excess || self.check_not_lost().is_err() {
+            return None;
+        }
+        self.may_be_stored.store(true, Ordering::Release);
+        let slot_count = self.slot.lock().count;
+        Some(Snapshot {
+            file: state.file.clone(),
+            changes: state.changes,
+            slot_count,
+            next: state.next_slot(),
+        })
+    }
+
+    /// Writes the header of a snapshot whose data are stored by now, if the one on disk is behind and none
+    /// was written since. Returns whether it did; then `mark` has entered the object among the unsynced.
+    pub(super) fn write_slot_of(
+        &self,
+        snapshot: &Snapshot,
+        with_version: bool,
+        mark: impl FnOnce(),
+    ) -> io::Result<bool> {
+        let state = self.state.read();
+        let mut slot = self.slot.lock();
+        let same_file = match (&snapshot.file, &state.file) {
+            (Some(then), Some(now)) => Arc::ptr_eq(then, now),
+            _ => false,
+        };
+        let (true, Some(file)) = (same_file && slot.count == snapshot.slot_count, &snapshot.file) else {
+            return Ok(false);
+        };
+        if !Self::is_behind(&slot, &snapshot.next, with_version) {
+            return Ok(false);
+        }
+        mark();
+        self.write_slot(&**file, &mut slot, snapshot.next)?;
+        Ok(true)
+    }
+
+    /// Notes that the snapshot is stored: unless it was changed since, the object is.
+    pub(super) fn note_stored(&self, snapshot: &Snapshot) {
+        let state = self.state.read();
+        if state.changes == snapshot.changes {
+            self.unsynced.store(false, Ordering::Release);
+        }
+    }
+
+    /// Whether the disk has all that is known, so that the object may be forgotten. Does not wait.
+    pub(super) fn is_settled(&self) -> bool {
+        let (Some(state), Some(slot)) = (self.state.try_read(), self.slot.try_lock()) else { return false };
+        let is_stored = !self.unsynced.load(Ordering::Acquire) && !self.lost.load(Ordering::Acquire);
+        is_stored && !state.excess && (!state.alive || slot.version == state.version)
     }
 
     fn lose(&self, error: &io::Error) -> Error {

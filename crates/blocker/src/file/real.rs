@@ -5,7 +5,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -24,12 +24,37 @@ const DIRECT_ALIGN_BYTES: u64 = 4096;
 pub(super) struct RealDisk {
     /// Whether to bypass the page cache where a range allows it.
     direct: bool,
+    root: PathBuf,
+    /// The store's directory, if a sync of the whole file system can be trusted there. Open all the time: the
+    /// kernel reports to each descriptor the failures since it was opened.
+    whole: Option<File>,
 }
 
 impl RealDisk {
-    pub(super) fn new(direct: bool) -> Self {
-        Self { direct }
+    pub(super) fn new(direct: bool, root: &Path) -> io::Result<Self> {
+        let dir = File::open(root)?;
+        let is_trusted = syncs_report_failures() && syncs_reach_the_medium(&dir);
+        Ok(Self { direct, root: root.to_path_buf(), whole: is_trusted.then_some(dir) })
     }
+}
+
+/// Whether this kernel's `syncfs` says when a write-back has failed: since Linux 5.8.
+fn syncs_report_failures() -> bool {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse::<u32>());
+    matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= (5, 8))
+}
+
+/// Whether `syncfs` makes this file system's files durable. One that only hands pages to a server, or to the
+/// file system below, may not.
+fn syncs_reach_the_medium(dir: &File) -> bool {
+    const EXT4: u32 = 0xef53;
+    const XFS: u32 = 0x5846_5342;
+    const BTRFS: u32 = 0x9123_683e;
+    const TMPFS: u32 = 0x0102_1994;
+    // Its type differs between platforms; the magic numbers have 32 bits on all.
+    let kind = rustix::fs::fstatfs(dir).map(|found| found.f_type as u32);
+    kind.is_ok_and(|kind| [EXT4, XFS, BTRFS, TMPFS].contains(&kind))
 }
 
 impl Disk for RealDisk {
@@ -74,6 +99,33 @@ impl Disk for RealDisk {
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
         File::open(path)?.sync_all()
+    }
+
+    fn head(&self, path: &Path, buffer: &mut [u8]) -> io::Result<Option<(usize, u64)>> {
+        let file = match File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let mut done = 0;
+        while done < buffer.len() {
+            match file.read_at(&mut buffer[done..], done as u64) {
+                // The file ends here.
+                Ok(0) => return Ok(Some((done, done as u64))),
+                Ok(read) => done += read,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Some((done, file.metadata()?.len())))
+    }
+
+    fn sync_all(&self) -> io::Result<bool> {
+        let Some(dir) = &self.whole else { return Ok(false) };
+        rustix::fs::syncfs(dir)?;
+        // Not every file system tells the medium to empty its cache when it had nothing to write into its
+        // journal; the sync of a file always does.
+        File::open(self.root.join("superblock"))?.sync_data()?;
+        Ok(true)
     }
 }
 
@@ -210,16 +262,16 @@ impl DiskFile for RealFile {
         }
     }
 
-    fn copy_from(&self, from: &dyn DiskFile, offset: u64, len: u64) -> io::Result<()> {
-        let Some(source) = from.raw() else { return copy_by_hand(self, from, offset, len) };
-        let (mut from_at, mut to_at, end) = (offset, offset, offset + len);
+    fn copy_from(&self, from: &dyn DiskFile, from_at: u64, to_at: u64, len: u64) -> io::Result<()> {
+        let Some(source) = from.raw() else { return copy_by_hand(self, from, from_at, to_at, len) };
+        let (mut from_at, mut to_at, end) = (from_at, to_at, to_at + len);
         while to_at < end {
             let (left, out) = ((end - to_at) as usize, self.buffered.as_fd());
             match rustix::fs::copy_file_range(source, Some(&mut from_at), out, Some(&mut to_at), left) {
                 Ok(0) => return Ok(()),
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(Errno::XDEV | Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL) => {
-                    return copy_by_hand(self, from, to_at, end - to_at);
+                    return copy_by_hand(self, from, from_at, to_at, end - to_at);
                 }
                 Err(errno) => return Err(errno.into()),
             }

@@ -1,5 +1,5 @@
 //! The two small files beside the objects: the superblock and the claims. Both are replaced whole, by a
-//! rename, and carry a checksum.
+//! rename, carry a checksum, and are kept twice (see `twice`).
 //!
 //! ```text
 //! superblock   | "cachedFS" | format u32 | clean u32 | boot u64 | version_floor u64 | crc u32 |
@@ -7,7 +7,7 @@
 //!   claim      | epoch u64 | writer u128 | kind u8 | namespace_len u8 | namespace | domain u64 or name_len u8, name |
 //! ```
 //!
-//! Claims of format 1 have no writer; nobody can repeat such a claim. A writer of 0 means the same.
+//! A writer of 0 stands for none: no writer can repeat such a claim.
 
 use crate::admission::{CLAIMS_COUNT_MAX, Claims};
 use crate::error::{Error, Result};
@@ -17,8 +17,8 @@ use crate::request::Scope;
 
 const SUPERBLOCK_MAGIC: &[u8; 8] = b"cachedFS";
 const CLAIMS_MAGIC: &[u8; 8] = b"cachedCL";
-const SUPERBLOCK_FORMAT: u32 = 1;
-const CLAIMS_FORMAT: u32 = 2;
+/// Format 1 kept headers in another place; a store of it is refused.
+const FORMAT: u32 = 2;
 
 /// What a store remembers about itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,7 +33,7 @@ pub(super) struct Superblock {
 
 impl Superblock {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut bytes = start(SUPERBLOCK_MAGIC, SUPERBLOCK_FORMAT);
+        let mut bytes = start(SUPERBLOCK_MAGIC);
         bytes.extend(u32::from(self.clean).to_le_bytes());
         bytes.extend(self.boot.to_le_bytes());
         bytes.extend(self.version_floor.to_le_bytes());
@@ -43,14 +43,14 @@ impl Superblock {
     /// # Errors
     /// `Corrupt`, or `Unsupported` if a newer program wrote it.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self> {
-        let (_, mut input) = open(bytes, SUPERBLOCK_MAGIC, SUPERBLOCK_FORMAT, "the superblock")?;
+        let mut input = open(bytes, SUPERBLOCK_MAGIC, "the superblock")?;
         let clean = input.u32()? != 0;
         Ok(Self { clean, boot: input.u64()?, version_floor: input.u64()? })
     }
 }
 
 pub(super) fn encode_claims(claims: &Claims) -> Vec<u8> {
-    let mut bytes = start(CLAIMS_MAGIC, CLAIMS_FORMAT);
+    let mut bytes = start(CLAIMS_MAGIC);
     let all: Vec<_> = claims.iter().collect();
     // Bounded by CLAIMS_COUNT_MAX.
     bytes.extend((all.len() as u32).to_le_bytes());
@@ -81,7 +81,7 @@ pub(super) fn encode_claims(claims: &Claims) -> Vec<u8> {
 /// # Errors
 /// `Corrupt`, or `Unsupported` if a newer program wrote it.
 pub(super) fn decode_claims(bytes: &[u8]) -> Result<Claims> {
-    let (format, mut input) = open(bytes, CLAIMS_MAGIC, CLAIMS_FORMAT, "the file of claims")?;
+    let mut input = open(bytes, CLAIMS_MAGIC, "the file of claims")?;
     let mut claims = Claims::default();
     let count = input.u32()? as usize;
     if count > CLAIMS_COUNT_MAX {
@@ -89,7 +89,7 @@ pub(super) fn decode_claims(bytes: &[u8]) -> Result<Claims> {
     }
     for _ in 0..count {
         let epoch = Epoch(input.u64()?);
-        let writer = if format == 1 { 0 } else { u128::from_le_bytes(input.array()?) };
+        let writer = u128::from_le_bytes(input.array()?);
         let writer = (writer != 0).then_some(WriterId(writer));
         let kind = input.take(1)?[0];
         let namespace = input.short()?.to_vec();
@@ -105,9 +105,9 @@ pub(super) fn decode_claims(bytes: &[u8]) -> Result<Claims> {
     Ok(claims)
 }
 
-fn start(magic: &[u8; 8], format: u32) -> Vec<u8> {
+fn start(magic: &[u8; 8]) -> Vec<u8> {
     let mut bytes = magic.to_vec();
-    bytes.extend(format.to_le_bytes());
+    bytes.extend(FORMAT.to_le_bytes());
     bytes
 }
 
@@ -117,21 +117,25 @@ fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// Checks magic, checksum and format. Returns the format, from 1 to `newest`, and the fields.
-fn open<'a>(bytes: &'a [u8], magic: &[u8; 8], newest: u32, what: &'static str) -> Result<(u32, Input<'a>)> {
+/// Checks magic, checksum and format; the fields behind them.
+fn open<'a>(bytes: &'a [u8], magic: &[u8; 8], what: &'static str) -> Result<Input<'a>> {
     let (body, crc) = bytes.split_last_chunk::<4>().ok_or_else(|| damaged(what))?;
     if !body.starts_with(magic) || crc32fast::hash(body) != u32::from_le_bytes(*crc) {
         return Err(damaged(what));
     }
     let mut input = Input { rest: &body[magic.len()..], what };
-    match input.u32()? {
-        format if (1..=newest).contains(&format) => Ok((format, input)),
-        format if format > newest => {
-            let text = format!("{what} has format {format}; this program knows up to {newest}");
-            Err(Error::Unsupported(text.into()))
+    let text = match input.u32()? {
+        FORMAT => return Ok(input),
+        0 => return Err(damaged(what)),
+        format if format > FORMAT => {
+            format!("{what} has format {format}; this program reads format {FORMAT}: use a newer one")
         }
-        _ => Err(damaged(what)),
-    }
+        format => format!(
+            "{what} has format {format}, of an earlier program; this one reads format {FORMAT}: copy the \
+             objects out with the program that wrote them and into an empty directory with this one"
+        ),
+    };
+    Err(Error::Unsupported(text.into()))
 }
 
 fn damaged(what: &'static str) -> Error {
@@ -177,15 +181,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_superblock_comes_back_and_a_newer_one_is_refused() {
+    fn a_superblock_comes_back_and_other_formats_are_refused() {
         let superblock = Superblock { clean: true, boot: 7, version_floor: 1 << 41 };
         let mut bytes = superblock.encode();
         assert_eq!(Superblock::decode(&bytes), Ok(superblock));
-        bytes[8] = 2;
         bytes.truncate(bytes.len() - 4);
-        let newer = Superblock::decode(&seal(bytes)).unwrap_err();
-        assert_eq!(newer.kind(), "unsupported");
-        assert!(newer.to_string().contains("format 2"), "{newer}");
+        for (format, way_on) in [(1, "copy the objects out"), (3, "use a newer one")] {
+            bytes[8] = format;
+            let refused = Superblock::decode(&seal(bytes.clone())).unwrap_err();
+            assert_eq!(refused.kind(), "unsupported");
+            let text = refused.to_string();
+            assert!(text.contains(&format!("format {format}")) && text.contains(way_on), "{text}");
+        }
     }
 
     #[test]
@@ -215,8 +222,8 @@ mod tests {
             // Most of the runs get past magic and checksum, to the fields.
             let bytes = match magic {
                 0 => body,
-                1 => seal([start(CLAIMS_MAGIC, CLAIMS_FORMAT), body].concat()),
-                _ => seal([start(SUPERBLOCK_MAGIC, SUPERBLOCK_FORMAT), body].concat()),
+                1 => seal([start(CLAIMS_MAGIC), body].concat()),
+                _ => seal([start(SUPERBLOCK_MAGIC), body].concat()),
             };
             let _ = decode_claims(&bytes);
             let _ = Superblock::decode(&bytes);

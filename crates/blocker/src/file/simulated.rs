@@ -1,10 +1,13 @@
 //! A disk in memory whose power can be cut at any step, losing, tearing and reordering whatever had not
-//! been synced.
+//! been synced; which fails as disks do; and which holds a step until a test lets it go on.
 //!
 //! Every file and directory has its live content, its stored content, and the operations in between.
 //! Cutting the power keeps the stored content and, of each operation in between, what a draw decides:
 //! of a write each sector for itself, of a directory each entry for itself. Harsher than any journalling
 //! file system: a rename's two halves may part, and nothing but a sync orders anything.
+//!
+//! A write-back that fails, in a sync or at any other time, loses some of a file's operations for good: the
+//! live content stays, as it does in a page cache, the next sync says so once, and the one after claims success.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
@@ -14,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
 use super::disk::{Disk, DiskFile, Open, WriteFailed, copy_by_hand, zero_by_hand};
 use crate::rng::Rng;
@@ -25,12 +28,51 @@ pub(super) const SECTOR_BYTES: usize = 512;
 #[derive(Clone, Default)]
 pub(super) struct SimulatedDisk {
     world: Arc<Mutex<World>>,
+    gate: Arc<Gate>,
+}
+
+/// What can fail. Each is drawn for by itself.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Fault {
+    /// A write, after some of its sectors.
+    Write,
+    /// A write, for want of space.
+    Full,
+    /// The write-back of a file's operations, found out by the next sync.
+    WriteBack,
+    Sync,
+    SyncDir,
+    Rename,
+    Unlink,
+    SetLen,
+    Create,
+}
+
+/// Where a test stops a thread.
+#[derive(Default)]
+struct Gate {
+    place: Mutex<Option<Place>>,
+    changed: Condvar,
+}
+
+struct Place {
+    operation: &'static str,
+    path: PathBuf,
+    is_reached: bool,
 }
 
 #[derive(Default)]
 struct World {
     step: u64,
     cut_at: Option<u64>,
+    /// The draw, and how many times in 1 000 each fails.
+    faults: Option<(Rng, Vec<(Fault, u32)>)>,
+    /// How often each has failed.
+    failed: BTreeMap<Fault, u64>,
+    /// A write-back has failed that no sync of everything has reported.
+    error_unseen: bool,
+    /// A sync of everything is not to be trusted.
+    no_sync_all: bool,
     dead: bool,
     sync_fails: bool,
     is_full: bool,
@@ -69,6 +111,8 @@ struct Contents {
     live: Vec<u8>,
     stored: Vec<u8>,
     pending: Vec<FileOp>,
+    /// A write-back has failed that no sync of this file has reported.
+    error_unseen: bool,
 }
 
 enum FileOp {
@@ -88,6 +132,23 @@ impl Contents {
             FileOp::SetLen(len) => self.live.resize(*len, 0),
         }
         self.pending.push(op);
+    }
+
+    fn store(&mut self) {
+        for op in self.pending.drain(..) {
+            match op {
+                FileOp::Write(at, data) => write_into(&mut self.stored, at, &data),
+                FileOp::SetLen(len) => self.stored.resize(len, 0),
+            }
+        }
+    }
+
+    /// Loses some of the operations, and keeps it for the next sync to say.
+    fn fail_write_back(&mut self, rng: &mut Rng) {
+        let live = std::mem::take(&mut self.live);
+        self.cut_power(rng);
+        self.live = live;
+        self.error_unseen = true;
     }
 
     fn cut_power(&mut self, rng: &mut Rng) {
@@ -113,11 +174,16 @@ impl Contents {
         }
         self.stored = content.clone();
         self.live = content;
+        self.error_unseen = false;
     }
 }
 
 fn power_is_off() -> io::Error {
     io::Error::other("the power is off")
+}
+
+fn io_error() -> io::Error {
+    io::Error::from_raw_os_error(5)
 }
 
 fn not_found() -> io::Error {
@@ -142,6 +208,27 @@ impl World {
             return Err(power_is_off());
         }
         act(self)
+    }
+
+    fn fails(&mut self, fault: Fault) -> bool {
+        let Some((rng, chances)) = &mut self.faults else { return false };
+        let chance = chances.iter().find(|(kind, _)| *kind == fault).map_or(0, |(_, chance)| *chance);
+        let fails = rng.permille(chance);
+        if fails {
+            *self.failed.entry(fault).or_default() += 1;
+        }
+        fails
+    }
+
+    fn check_fault(&mut self, fault: Fault) -> io::Result<()> {
+        if self.fails(fault) { Err(io_error()) } else { Ok(()) }
+    }
+
+    /// Has a file's write-back fail.
+    fn lose(&mut self, file: u64) {
+        let mut rng = self.faults.as_mut().map_or(Rng::new(0), |(rng, _)| Rng::new(rng.next()));
+        self.file(file).fail_write_back(&mut rng);
+        self.error_unseen = true;
     }
 
     fn dir(&mut self, path: &Path) -> io::Result<&mut Dir> {
@@ -176,6 +263,91 @@ impl SimulatedDisk {
     /// From now on no write finds room, or each does.
     pub(super) fn fill(&self, is_full: bool) {
         self.world.lock().is_full = is_full;
+    }
+
+    /// From now on operations fail, by the seed's draw, so many times in 1 000 each.
+    pub(super) fn fail(&self, seed: u64, chances: Vec<(Fault, u32)>) {
+        self.world.lock().faults = Some((Rng::new(seed), chances));
+    }
+
+    /// From now on nothing fails by draw.
+    pub(super) fn heal(&self) {
+        self.world.lock().faults = None;
+    }
+
+    /// How often each operation has failed by draw.
+    pub(super) fn failed(&self) -> BTreeMap<Fault, u64> {
+        self.world.lock().failed.clone()
+    }
+
+    /// From now on a sync of everything says that it cannot be trusted.
+    pub(super) fn without_sync_all(&self) {
+        self.world.lock().no_sync_all = true;
+    }
+
+    /// The next such operation on this path waits for [`Self::release`].
+    pub(super) fn hold(&self, operation: &'static str, path: &Path) {
+        let place = Place { operation, path: path.to_path_buf(), is_reached: false };
+        *self.gate.place.lock() = Some(place);
+    }
+
+    /// Waits until a thread has come to where it is held. Returns at once if none is to be held.
+    pub(super) fn wait_held(&self) {
+        let mut place = self.gate.place.lock();
+        while place.as_ref().is_some_and(|place| !place.is_reached) {
+            self.gate.changed.wait(&mut place);
+        }
+    }
+
+    /// Lets the held thread go on.
+    pub(super) fn release(&self) {
+        *self.gate.place.lock() = None;
+        self.gate.changed.notify_all();
+    }
+
+    fn pass(&self, operation: &'static str, path: &Path) {
+        let mut place = self.gate.place.lock();
+        while let Some(held) = place.as_mut().filter(|held| held.operation == operation && held.path == path)
+        {
+            held.is_reached = true;
+            self.gate.changed.notify_all();
+            self.gate.changed.wait(&mut place);
+        }
+    }
+
+    /// The process ends, and another begins: what is live stays, what is open is of no use any more.
+    pub(super) fn restart(&self) {
+        let mut world = self.world.lock();
+        (world.dead, world.cut_at, world.step) = (false, None, 0);
+        world.power += 1;
+    }
+
+    /// The files there are, and what they hold.
+    pub(super) fn contents(&self) -> BTreeMap<PathBuf, Vec<u8>> {
+        let mut world = self.world.lock();
+        let mut found = Vec::new();
+        for (path, dir) in &world.dirs {
+            let files = dir.live.iter().filter_map(|(name, node)| match node {
+                Node::File(file) => Some((path.join(name), *file)),
+                Node::Dir => None,
+            });
+            found.extend(files);
+        }
+        found.into_iter().map(|(path, file)| (path, world.file(file).live.clone())).collect()
+    }
+
+    /// Makes a file hold something else, or nothing.
+    pub(super) fn tamper(&self, path: &Path, content: Option<Vec<u8>>) {
+        let (parent, name) = split(path);
+        let mut world = self.world.lock();
+        let Some(dir) = world.dirs.get_mut(&parent) else { return };
+        let Some(content) = content else {
+            dir.live.remove(&name);
+            dir.stored.remove(&name);
+            return;
+        };
+        let Some(Node::File(file)) = dir.live.get(&name).copied() else { return };
+        world.files.insert(file, Contents { live: content.clone(), stored: content, ..Contents::default() });
     }
 
     /// How many steps were taken since the power came on.
@@ -219,12 +391,14 @@ impl SimulatedDisk {
             }
         }
         (world.dead, world.cut_at, world.step) = (false, None, 0);
+        world.error_unseen = false;
         world.power += 1;
     }
 }
 
 impl Disk for SimulatedDisk {
     fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn DiskFile>> {
+        self.pass("open", path);
         let mut world = self.world.lock();
         let power = world.power;
         let (parent, name) = split(path);
@@ -239,6 +413,7 @@ impl Disk for SimulatedDisk {
                 Ok(file)
             })?,
             (None, Open::Create) => world.step(power, |world| {
+                world.check_fault(Fault::Create)?;
                 world.file_last += 1;
                 let file = world.file_last;
                 world.file(file);
@@ -254,18 +429,25 @@ impl Disk for SimulatedDisk {
         let mut world = self.world.lock();
         let power = world.power;
         world.step(power, |world| {
+            let fails = world.fails(Fault::Rename);
+            // Half of the failed ones have happened.
+            if fails && world.step.is_multiple_of(2) {
+                return Err(io_error());
+            }
             let node = world.dir(&from_dir)?.live.get(&from_name).copied().ok_or_else(not_found)?;
             world.dir(&from_dir)?.set(from_name, None);
             world.dir(&to_dir)?.set(to_name, Some(node));
-            Ok(())
+            if fails { Err(io_error()) } else { Ok(()) }
         })
     }
 
     fn unlink(&self, path: &Path) -> io::Result<()> {
+        self.pass("unlink", path);
         let (parent, name) = split(path);
         let mut world = self.world.lock();
         let power = world.power;
         world.step(power, |world| {
+            world.check_fault(Fault::Unlink)?;
             let dir = world.dir(&parent)?;
             dir.live.get(&name).ok_or_else(not_found)?;
             dir.set(name, None);
@@ -301,10 +483,53 @@ impl Disk for SimulatedDisk {
         let mut world = self.world.lock();
         let power = world.power;
         world.step(power, |world| {
+            world.check_fault(Fault::SyncDir)?;
             let dir = world.dir(path)?;
             dir.stored = dir.live.clone();
             dir.pending.clear();
             Ok(())
+        })
+    }
+
+    fn head(&self, path: &Path, buffer: &mut [u8]) -> io::Result<Option<(usize, u64)>> {
+        let found = match self.open(path, Open::Existing) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            file => {
+                let file = file?;
+                let head = file.read_at(0, buffer.len())?;
+                buffer[..head.len()].copy_from_slice(&head);
+                Some((head.len(), file.len()?))
+            }
+        };
+        self.pass("after head", path);
+        Ok(found)
+    }
+
+    fn sync_all(&self) -> io::Result<bool> {
+        let mut world = self.world.lock();
+        let power = world.power;
+        if world.no_sync_all {
+            return world.check(power).map(|()| false);
+        }
+        world.step(power, |world| {
+            if world.fails(Fault::Sync) || world.sync_fails {
+                // Some file's write-back fails, perhaps one without anything to write.
+                let mut files: Vec<_> = world.files.keys().copied().collect();
+                files.sort_unstable();
+                let drawn = world.faults.as_mut().map_or(0, |(rng, _)| rng.below(files.len() as u64));
+                let fails: Vec<_> = if world.sync_fails {
+                    files
+                } else {
+                    files.get(drawn as usize).copied().into_iter().collect()
+                };
+                fails.into_iter().for_each(|file| world.lose(file));
+            }
+            world.files.values_mut().for_each(Contents::store);
+            for dir in world.dirs.values_mut() {
+                dir.stored = dir.live.clone();
+                dir.pending.clear();
+            }
+            if std::mem::take(&mut world.error_unseen) { Err(io_error()) } else { Ok(true) }
         })
     }
 }
@@ -319,8 +544,26 @@ impl SimulatedFile {
     fn apply(&self, op: FileOp) -> io::Result<()> {
         self.world.lock().step(self.power, |world| {
             world.file(self.file).apply(op);
+            if world.fails(Fault::WriteBack) {
+                world.lose(self.file);
+            }
             Ok(())
         })
+    }
+
+    /// How many bytes of a write are done before it fails, and of what.
+    fn write_fails(&self, len: usize) -> Option<(usize, io::Error)> {
+        let mut world = self.world.lock();
+        let error = if world.is_full || world.fails(Fault::Full) {
+            io::ErrorKind::StorageFull.into()
+        } else if world.fails(Fault::Write) {
+            io_error()
+        } else {
+            return None;
+        };
+        let sectors = (len / SECTOR_BYTES) as u64;
+        let done = world.faults.as_mut().map_or(0, |(rng, _)| rng.below(sectors + 1));
+        Some((done as usize * SECTOR_BYTES, error))
     }
 }
 
@@ -344,14 +587,19 @@ impl DiskFile for SimulatedFile {
     }
 
     fn write_at(&self, offset: u64, data: &Segments) -> Result<(), WriteFailed> {
-        if self.world.lock().is_full {
-            return Err(WriteFailed { written_bytes: 0, error: io::ErrorKind::StorageFull.into() });
+        if let Some((done, error)) = self.write_fails(data.len_bytes()) {
+            if done > 0 {
+                let written = self.apply(FileOp::Write(offset as usize, data.to_vec()[..done].to_vec()));
+                written.map_err(|error| WriteFailed { written_bytes: done as u64, error })?;
+            }
+            return Err(WriteFailed { written_bytes: done as u64, error });
         }
         let written = self.apply(FileOp::Write(offset as usize, data.to_vec()));
         written.map_err(|error| WriteFailed { written_bytes: data.len_bytes() as u64, error })
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
+        self.world.lock().check_fault(Fault::SetLen)?;
         self.apply(FileOp::SetLen(len as usize))
     }
 
@@ -359,19 +607,18 @@ impl DiskFile for SimulatedFile {
         zero_by_hand(self, offset, len)
     }
 
-    fn copy_from(&self, from: &dyn DiskFile, offset: u64, len: u64) -> io::Result<()> {
-        copy_by_hand(self, from, offset, len)
+    fn copy_from(&self, from: &dyn DiskFile, from_at: u64, to_at: u64, len: u64) -> io::Result<()> {
+        copy_by_hand(self, from, from_at, to_at, len)
     }
 
     fn sync_data(&self) -> io::Result<()> {
         self.world.lock().step(self.power, |world| {
-            if world.sync_fails {
-                return Err(io::Error::from_raw_os_error(5));
+            if world.fails(Fault::Sync) || world.sync_fails {
+                world.lose(self.file);
             }
             let content = world.file(self.file);
-            content.stored = content.live.clone();
-            content.pending.clear();
-            Ok(())
+            content.store();
+            if std::mem::take(&mut content.error_unseen) { Err(io_error()) } else { Ok(()) }
         })
     }
 }

@@ -1,8 +1,9 @@
 //! Any bytes as what a file store finds on disk: it opens or says what is wrong, and never panics.
 //!
-//! The first byte says which file the rest is: 0 the superblock, 1 the claims, 2 and above an object's
-//! header. Checksums are made right, unless the first byte has its top bit set, so that the decoders
-//! behind them are reached.
+//! The first byte says which file the rest is: 0 the superblock, 1 the claims, 2 and above the two copies of an
+//! object's header. Checksums are made right, unless the first byte has its top bit set, so that the decoders
+//! behind them are reached. With the bit below it set, only the first copy of the superblock or the claims is
+//! replaced.
 
 use std::fs;
 use std::path::Path;
@@ -39,9 +40,15 @@ pub(crate) fn run(dir: &Path, program: &[u8]) {
 
     let is_sealed = which & 0x80 == 0;
     let content = |bytes: &[u8]| if is_sealed { seal(bytes) } else { bytes.to_vec() };
-    match which & 0x7f {
-        0 => fs::write(dir.join("superblock"), content(bytes)).unwrap(),
-        1 => fs::write(dir.join("claims"), content(bytes)).unwrap(),
+    let replace = |name: &str| {
+        fs::write(dir.join(name), content(bytes)).unwrap();
+        if which & 0x40 == 0 {
+            fs::write(dir.join(format!("{name}.copy")), content(bytes)).unwrap();
+        }
+    };
+    match which & 0x3f {
+        0 => replace("superblock"),
+        1 => replace("claims"),
         _ => {
             let mut header = vec![0; HEADER_BYTES];
             for (slot, bytes) in bytes.chunks(SLOT_BODY_BYTES).take(2).enumerate() {

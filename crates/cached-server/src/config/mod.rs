@@ -53,9 +53,6 @@ pub struct Secrets {
     pub store: Option<Secret>,
 }
 
-/// Connections to monitors and to as many OSDs as most clusters have.
-const RADOS_DESCRIPTORS: usize = 1024;
-
 impl Config {
     /// The secrets of the object door and of the store. Their files are read here: do so while there are rights to.
     ///
@@ -75,12 +72,8 @@ impl Config {
     pub fn object_descriptors(&self) -> usize {
         let door =
             self.synapse.as_ref().map_or(0, |door| door.connections_max as usize + 3 * door.threads + 16);
-        let store = match self.objects.as_ref().and_then(|objects| objects.backend.as_ref()) {
-            Some(BackendTable::File(file)) => file.open_files_max + file.threads + 16,
-            Some(BackendTable::Memory(_)) | None => 0,
-            Some(BackendTable::Rados(_)) => RADOS_DESCRIPTORS,
-            Some(BackendTable::Synapse(remote)) => usize::from(remote.connections) + 8,
-        };
+        let store = self.objects.as_ref().and_then(|objects| objects.backend.as_ref());
+        let store = store.map_or(0, |store| store.descriptors_max() as usize);
         door + store
     }
 

@@ -2,16 +2,19 @@
 
 use super::{ObjectsError, spawn};
 use crate::config::SynapseTable;
-use blocker::{Blocker, Control};
+use blocker::{Blocker, Control, SystemClock};
 use cached_core::object::ObjectCache;
 use cached_objects::CacheLanding;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
-use synapse::{Address, Secret, Server};
+use synapse::{Address, NodeRecord, Secret, Server, host_name};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
+
+/// How long reading the store's record of its servers may take.
+const RECORD_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A door that listens.
 pub(super) struct Door {
@@ -28,10 +31,13 @@ impl Door {
         table: &SynapseTable,
         secret: Option<Secret>,
         cache: &ObjectCache,
+        store: &dyn Blocker,
         control: &Runtime,
     ) -> Result<Door, ObjectsError> {
         let mut config = table.server();
         config.secret = secret;
+        config.name = host_name();
+        control.block_on(NodeRecord::open(store, &SystemClock, RECORD_PATIENCE))?.apply(&mut config);
         config.landing = Some(Arc::new(CacheLanding::new(cache.clone())));
         let mut threads = Vec::new();
         for index in 0..table.threads {

@@ -18,12 +18,12 @@ pub use end::Unfinished;
 use crate::config::{Mistake, ObjectsTable, Secrets, SynapseTable};
 use blocker::{Control, SystemClock};
 use cached_core::object::ObjectCache;
+use cached_objects::Store;
 use door::Door;
 use std::io;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-use store::Store;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, oneshot};
 
@@ -73,12 +73,12 @@ impl Objects {
         synapse: Option<&SynapseTable>,
         secrets: Secrets,
     ) -> Result<Objects, ObjectsError> {
-        let store = Store::open(objects, secrets.store)?;
+        let store = store::open(objects, secrets.store)?;
         let cache = ObjectCache::new(store.backend(), objects.cache()?, Arc::new(SystemClock));
         let cache = cache.map_err(|error| Mistake::from(&error))?;
         let control = Builder::new_current_thread().enable_all().build()?;
         let door = match synapse {
-            Some(table) => Some(Door::open(table, secrets.door, &cache, &control)?),
+            Some(table) => Some(Door::open(table, secrets.door, &cache, &*store.backend(), &control)?),
             None => None,
         };
         let memory_bytes_max = objects.cache_bytes_max() + store.memory_bytes_max();
@@ -125,7 +125,7 @@ impl Objects {
             let result = control.block_on(async {
                 let background = tokio::spawn(cache.run());
                 asked.notified().await;
-                let result = end::finish(&cache, door, flush_max).await;
+                let result = end::finish(&cache, door, &*store.backend(), flush_max).await;
                 background.abort();
                 result
             });
@@ -171,7 +171,7 @@ impl Serving {
 
     /// How long the end may take, as a rule.
     pub fn end_max(&self) -> Duration {
-        end::DOOR_PATIENCE + self.flush_max
+        end::DOOR_PATIENCE + self.flush_max + end::CLOSE_PATIENCE
     }
 
     /// Asks it to end, and waits until it has, or until `forced` is ready.

@@ -215,8 +215,9 @@ fn every_request_arrives_as_it_was_sent() {
             assert_eq!(head.payload_crc, (has_crc && !payload.is_empty()).then(|| payload_crc(&payload)));
             let arrived = Request::decode(&head, payload, &mut names, NOW).unwrap();
             assert_eq!(shown(&arrived), shown(&request));
-            let cost = cost_bytes(&head.header, head.head_bytes, head.payload_bytes, 1 << 20);
-            assert!(cost <= request.cost_bytes(1 << 20), "the server must not count more than the client");
+            let limits = Capabilities::full(1 << 20);
+            let cost = cost_bytes(&head.header, head.head_bytes, head.payload_bytes, &limits);
+            assert!(cost <= request.cost_bytes(&limits), "the server must not count more than the client");
         }
         seen.insert(request.op());
     }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Store, ambiguous, count};
+use super::{Store, ambiguous, count, retryable};
 use crate::admission::admit;
 use crate::error::{Error, Result};
 use crate::event::Event;
@@ -27,9 +27,10 @@ impl Store {
         self.check_open()?;
         let object = self.object(id)?;
         let (version, size_bytes) = {
-            let claims = self.claims.read();
+            let held = self.claims.read();
+            self.check_open()?;
             let mut state = self.loaded_mut(&object)?;
-            admit(state.head(), claims.in_force(id, change.domain), change)?;
+            admit(state.head(), held.claims.in_force(id, change.domain), change)?;
             self.apply(&object, &mut state, change, act)?
         };
         self.reply(&object, change, version, size_bytes)
@@ -42,7 +43,13 @@ impl Store {
         change: &Change,
         act: impl FnOnce(&Arc<Object>, &mut State, Version) -> Result<u64>,
     ) -> Result<(Version, u64)> {
+        if state.excess && !state.trim() {
+            return Err(Error::Retryable(
+                "the object's file could not be cut after an earlier failure".into(),
+            ));
+        }
         let version = self.next_version();
+        let had_file = state.file.is_some();
         match act(object, state, version) {
             Ok(size_bytes) => {
                 count(&self.counters.changes);
@@ -50,6 +57,7 @@ impl Store {
                 state.size_bytes = size_bytes;
                 state.version = version;
                 state.stamp = change.stamp.or(state.stamp);
+                state.changes += 1;
                 self.mark_unsynced(object);
                 if self.full.load(Ordering::Relaxed) && self.full.swap(false, Ordering::Relaxed) {
                     self.events.publish(&Event::Recovered);
@@ -60,14 +68,57 @@ impl Store {
                 if matches!(error, Error::OutOfSpace(_)) && !self.full.swap(true, Ordering::Relaxed) {
                     self.events.publish(&Event::Full);
                 }
-                if error.is_ambiguous() && state.alive {
-                    // Whatever is there now, it is not what the old version stood for.
-                    state.version = version;
-                    self.mark_unsynced(object);
+                if state.alive {
+                    // Bytes behind the end would be read if the end moved out.
+                    let is_trimmed = state.trim();
+                    if error.is_ambiguous() || !is_trimmed {
+                        // Whatever is there now, it is not what the old version stood for.
+                        state.version = version;
+                        state.changes += 1;
+                        self.mark_unsynced(object);
+                    }
+                    return Err(error);
                 }
-                Err(error)
+                Err(self.uncreate(object, state, had_file, error))
             }
         }
+    }
+
+    /// Takes back a creation that failed: what is left of it must not be found at the next start. Returns the
+    /// error to answer.
+    fn uncreate(&self, object: &Arc<Object>, state: &mut State, had_file: bool, error: Error) -> Error {
+        let Some(file) = state.file.clone() else { return error };
+        if !had_file {
+            return match self.disk.unlink(&object.path) {
+                Ok(()) => {
+                    self.forget_file(object, state);
+                    error
+                }
+                Err(unlink) => ambiguous(&unlink),
+            };
+        }
+        // A tombstone's file, which may say by now that the object lives.
+        let mut slot = object.slot.lock();
+        if slot.tombstone {
+            return error;
+        }
+        let tombstone = Slot { tombstone: true, packed: true, stamp: state.stamp, ..*slot };
+        state.changes += 1;
+        self.mark_unsynced(object);
+        match object.write_slot(&*file, &mut slot, tombstone) {
+            Ok(()) => error,
+            Err(failed) => ambiguous(&failed),
+        }
+    }
+
+    /// Notes that the object's file has been removed.
+    pub(super) fn forget_file(&self, object: &Object, state: &mut State) {
+        object.reset_slot(None);
+        self.entry_changed(&object.path);
+        state.file = None;
+        state.stamp = None;
+        state.changes += 1;
+        self.names.lock().note_gone(&object.id.namespace, object.id.name.as_bytes());
     }
 
     /// Stores the change first if that was asked for.
@@ -95,39 +146,49 @@ impl Store {
         let DeleteRequest { object: id, change, .. } = request;
         let object = self.object(id)?;
         {
-            let claims = self.claims.read();
+            let held = self.claims.read();
+            self.check_open()?;
             let mut state = self.loaded_mut(&object)?;
-            admit(state.head(), claims.in_force(id, change.domain), change)?;
+            admit(state.head(), held.claims.in_force(id, change.domain), change)?;
             let file = Arc::clone(state.live()?);
             match change.stamp {
                 Some(_) => {
                     // The tombstone is stored before the data go, and at once: half a delete would be
                     // an object of holes.
                     let mut slot = object.slot.lock();
-                    let tombstone =
-                        Slot { count: 0, version: state.version, stamp: change.stamp, tombstone: true };
-                    let buried =
-                        object.write_slot(&*file, &mut slot, tombstone).and_then(|()| file.sync_data());
-                    buried.map_err(|error| ambiguous(&error))?;
+                    let tombstone = Slot {
+                        count: 0,
+                        version: state.version,
+                        stamp: change.stamp,
+                        tombstone: true,
+                        packed: true,
+                    };
+                    let written = object.write_slot(&*file, &mut slot, tombstone);
                     count(&self.counters.syncs);
+                    if let Err(error) = written.and_then(|()| object.sync_within(&*file)) {
+                        drop(slot);
+                        // Alive here, and perhaps dead on disk: the next sync writes what is so.
+                        state.changes += 1;
+                        self.mark_unsynced(&object);
+                        return Err(ambiguous(&error));
+                    }
                     // Costs space if it fails; whoever creates the object again does it again.
                     let _ = file.set_len(HEADER_BYTES);
                     state.stamp = change.stamp;
+                    state.packed = true;
                 }
                 None => {
-                    self.disk
-                        .unlink(&object.path)
-                        .map_err(|error| Error::from_io(&error, "deleting an object"))?;
-                    object.reset_slot(None);
-                    self.entry_changed(&object.path);
-                    state.file = None;
-                    state.stamp = None;
+                    let unlinked = self.disk.unlink(&object.path);
+                    unlinked.map_err(|error| retryable(&error, "deleting an object"))?;
+                    self.forget_file(&object, &mut state);
                 }
             }
             count(&self.counters.changes);
             object.lost.store(false, Ordering::Release);
             state.alive = false;
+            state.excess = false;
             state.size_bytes = 0;
+            state.changes += 1;
             self.mark_unsynced(&object);
         }
         self.make_durable(&object, change).map(DeleteReply::new)

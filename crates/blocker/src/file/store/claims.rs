@@ -3,25 +3,44 @@
 use std::sync::atomic::Ordering;
 
 use super::{Store, ambiguous};
+use crate::admission::Claims;
 use crate::error::Result;
 use crate::event::Event;
 use crate::file::records::encode_claims;
+use crate::file::twice::CLAIMS;
 use crate::name::Namespace;
 use crate::order::Epoch;
 use crate::request::{ClaimRequest, InvalidateRequest, Scope};
 use crate::response::{ClaimReply, InvalidateReply};
 
+/// The claims in force.
+pub(super) struct ClaimsHeld {
+    pub(super) claims: Claims,
+    /// The last attempt to store them failed: they bind here, and perhaps not after a restart.
+    unstored: bool,
+}
+
+impl ClaimsHeld {
+    pub(super) fn new(claims: Claims) -> Self {
+        Self { claims, unstored: false }
+    }
+}
+
 impl Store {
     pub(in crate::file) fn claim(&self, request: &ClaimRequest) -> Result<ClaimReply> {
+        let mut held = self.claims.write();
         self.check_open()?;
-        let mut claims = self.claims.write();
-        let mut raised = claims.clone();
-        if raised.raise(&request.scope, request.epoch, request.writer)? {
-            let stored = self.replace_small("claims", encode_claims(&raised));
-            // Perhaps it is in place: from here on it binds, whatever the disk says.
-            *claims = raised;
-            drop(claims);
+        let mut raised = held.claims.clone();
+        let is_news = raised.raise(&request.scope, request.epoch, request.writer)?;
+        // A claim that is repeated because storing it failed is answered when it is stored, and not before.
+        if is_news || (held.unstored && request.epoch > Epoch(0)) {
+            // From here on it binds, whatever the disk says: perhaps it is in place.
+            held.claims = raised;
+            held.unstored = true;
+            let stored = self.replace_small(CLAIMS, &encode_claims(&held.claims));
             stored.map_err(|error| ambiguous(&error))?;
+            held.unstored = false;
+            drop(held);
             self.events.publish(&Event::Fenced(request.scope.clone(), request.epoch));
         }
         Ok(ClaimReply::new(request.epoch))
@@ -30,9 +49,9 @@ impl Store {
     pub(in crate::file) fn invalidate(&self, request: &InvalidateRequest) -> Result<InvalidateReply> {
         self.check_open()?;
         for shard in &self.shards {
-            let lost =
-                shard.read().values().filter(|o| o.lost.load(Ordering::Acquire)).cloned().collect::<Vec<_>>();
-            for object in lost.iter().filter(|object| request.scope.covers(&object.id, None)) {
+            let lost = shard.objects.read();
+            let lost = lost.values().filter(|object| object.lost.load(Ordering::Acquire));
+            for object in lost.filter(|object| request.scope.covers(&object.id, None)) {
                 object.lost.store(false, Ordering::Release);
             }
         }
@@ -42,8 +61,8 @@ impl Store {
 
     pub(in crate::file) fn namespace_epoch(&self, namespace: &Namespace) -> Epoch {
         let whole = Scope::Namespace(namespace.clone());
-        let claims = self.claims.read();
+        let held = self.claims.read();
         let of_it = |(scope, epoch, _)| (scope == whole || scope == Scope::All).then_some(epoch);
-        claims.iter().filter_map(of_it).max().unwrap_or_default()
+        held.claims.iter().filter_map(of_it).max().unwrap_or_default()
     }
 }

@@ -8,7 +8,6 @@ use crate::error::{Error, Result};
 use crate::file::disk::DiskFile;
 use crate::file::object::Object;
 use crate::file::real::payload;
-use crate::file::slot::HEADER_BYTES;
 use crate::name::ObjectId;
 use crate::request::ReadRequest;
 use crate::response::{Info, ReadReply};
@@ -25,7 +24,7 @@ impl Store {
         let file = state.live()?;
         check_condition(Some(state.version), request.condition)?;
         let (from, len) = within(request.offset, request.len_bytes, state.size_bytes);
-        let data = read_range(&**file, from, len)?;
+        let data = read_range(&**file, state.at(from), len)?;
         Ok(ReadReply::new(data, state.size_bytes, state.version))
     }
 
@@ -43,7 +42,7 @@ impl Store {
         // Here and nowhere else: every read comes this way first. And before the bytes are copied: an
         // atomic operation right behind the copy would wait for all of its stores.
         count(&self.counters.reads);
-        let shard = self.shard(&request.object).read();
+        let shard = self.shard(&request.object).objects.read();
         let object = shard.get(&request.object)?;
         self.note_use(object);
         if request.len_bytes <= SHORT_READ_BYTES {
@@ -85,16 +84,17 @@ fn object_read_at_once(object: &Object, request: &ReadRequest) -> Option<Result<
     let (from, len) = within(request.offset, request.len_bytes, state.size_bytes);
     let data = match len {
         0 => Segments::new(),
-        _ => file.read_at_once(HEADER_BYTES + from, len as usize)?.into(),
+        _ => file.read_at_once(state.at(from), len as usize)?.into(),
     };
     Some(Ok(ReadReply::new(data, state.size_bytes, state.version)))
 }
 
-pub(super) fn read_range(file: &dyn DiskFile, from: u64, len: u64) -> Result<Segments> {
+/// Reads `len` bytes at `at` of an object's file.
+pub(super) fn read_range(file: &dyn DiskFile, at: u64, len: u64) -> Result<Segments> {
     if len == 0 {
         return Ok(Segments::new());
     }
-    let bytes = file.read_at(HEADER_BYTES + from, len as usize);
+    let bytes = file.read_at(at, len as usize);
     let bytes = bytes.map_err(|error| Error::from_io(&error, "reading an object"))?;
     if (bytes.len() as u64) < len {
         return Err(Error::Corrupt("an object's file is shorter than it was".into()));

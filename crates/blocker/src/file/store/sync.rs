@@ -1,4 +1,5 @@
-//! Making acknowledged changes stored: the object's file, then the directory that names it.
+//! Making acknowledged changes stored: the object's file, then the directories that lead to it; or many
+//! objects together, by a sync of the file system.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,35 +13,101 @@ use crate::order::Durability;
 use crate::request::Scope;
 use crate::response::FlushReply;
 
+/// From how many objects on one sync of everything is less work than one of each.
+const TOGETHER_MIN: usize = 32;
+
 impl Store {
     pub(super) fn sync_object(&self, object: &Arc<Object>, with_version: bool) -> Result<()> {
-        object.sync(with_version)?;
+        self.trim(object)?;
         count(&self.counters.syncs);
-        if let Some(dir) = object.path.parent() {
+        object.sync(with_version)?;
+        let objects = self.root.join("objects");
+        for dir in object.path.ancestors().skip(1).take_while(|dir| dir.starts_with(&objects)) {
             self.sync_dir(dir)?;
         }
-        // Changed again meanwhile: then it has entered itself again, or will.
+        self.forget_synced(object);
+        Ok(())
+    }
+
+    /// Strikes the object out from among the unsynced, unless it has been changed again meanwhile: then it
+    /// has entered itself again, or will.
+    fn forget_synced(&self, object: &Object) {
         let mut unsynced = self.unsynced.lock();
         if !object.unsynced.load(Ordering::Acquire) {
             unsynced.remove(&object.id);
         }
-        Ok(())
+    }
+
+    /// Cuts off what a failed change has left behind an object's end: what is stored must end there too.
+    fn trim(&self, object: &Object) -> Result<()> {
+        if !object.state.read().excess || object.state.write().trim() {
+            return Ok(());
+        }
+        let text = format!("{} could not be cut after a failed write", object.path.display());
+        Err(Error::NotStored(text.into()))
+    }
+
+    /// Stores several objects, together if they are many. Goes on after an error.
+    ///
+    /// # Errors
+    /// The first.
+    pub(super) fn sync_many(&self, objects: &[Arc<Object>], with_version: bool) -> Result<()> {
+        if objects.len() >= TOGETHER_MIN {
+            let _turn = self.turn.lock();
+            // An error may be that of any file on the file system; then each is asked for its own.
+            if self.sync_together(objects, with_version).unwrap_or(false) {
+                let lost = objects.iter().map(|object| object.check_not_lost());
+                return lost.fold(Ok(()), Result::and);
+            }
+        }
+        let synced = objects.iter().map(|object| self.sync_object(object, with_version));
+        synced.fold(Ok(()), Result::and)
+    }
+
+    /// Stores objects, and every directory, by syncs of the whole file system: one for the data, and one for
+    /// the headers that must not come before them. Returns whether that can be done here. Changes go on
+    /// meanwhile; what they change is not stored. The caller has the turn.
+    ///
+    /// # Errors
+    /// If a sync failed, for whichever file: each must be asked.
+    pub(super) fn sync_together(&self, objects: &[Arc<Object>], with_version: bool) -> io::Result<bool> {
+        let dirs_before = self.unsynced_dirs.lock().last();
+        let snapshots: Vec<_> =
+            objects.iter().filter_map(|object| Some((object, object.snapshot()?))).collect();
+        count(&self.counters.syncs);
+        if !self.disk.sync_all()? {
+            return Ok(false);
+        }
+        let mut has_written = false;
+        for (object, snapshot) in &snapshots {
+            has_written |= object.write_slot_of(snapshot, with_version, || self.mark_unsynced(object))?;
+        }
+        if has_written {
+            count(&self.counters.syncs);
+            self.disk.sync_all()?;
+        }
+        for (object, snapshot) in &snapshots {
+            object.note_stored(snapshot);
+            self.forget_synced(object);
+        }
+        self.unsynced_dirs.lock().note_all_stored(dirs_before);
+        // What has to be looked at by itself: an object that has lost something says so, one that is longer
+        // than it should be is cut first.
+        Ok(objects.len() == snapshots.len())
     }
 
     /// Stores a directory's entries, if there is anything to store. It stays among the unsynced until
-    /// that is done, so that nobody else takes it for stored meanwhile.
+    /// that is done, so that no other thread takes it for stored meanwhile.
     pub(super) fn sync_dir(&self, dir: &Path) -> Result<()> {
-        let Some(entered) = self.unsynced_dirs.lock().get(dir).copied() else { return Ok(()) };
+        let Some(last_change) = self.unsynced_dirs.lock().last_change(dir) else { return Ok(()) };
+        count(&self.counters.syncs);
         match self.disk.sync_dir(dir) {
             // Its entries were removed, and then it: nothing is left to store.
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(Error::NotStored(format!("sync of {}: {error}", dir.display()).into()))
             }
             _ => {
-                let mut dirs = self.unsynced_dirs.lock();
-                if dirs.get(dir) == Some(&entered) {
-                    dirs.remove(dir);
-                }
+                self.unsynced_dirs.lock().note_stored(dir, last_change);
                 Ok(())
             }
         }
@@ -48,12 +115,12 @@ impl Store {
 
     pub(super) fn entry_changed(&self, path: &Path) {
         if let Some(dir) = path.parent() {
-            *self.unsynced_dirs.lock().entry(dir.to_path_buf()).or_default() += 1;
+            self.unsynced_dirs.lock().enter(dir);
         }
     }
 
     pub(super) fn unsynced_dirs(&self) -> Vec<PathBuf> {
-        self.unsynced_dirs.lock().keys().cloned().collect()
+        self.unsynced_dirs.lock().paths()
     }
 
     pub(in crate::file) fn flush(&self, scope: &Scope) -> Result<FlushReply> {
@@ -67,18 +134,11 @@ impl Store {
             let unsynced = self.unsynced.lock();
             unsynced.values().filter(|object| wider.covers(&object.id, None)).cloned().collect()
         };
-        let mut first_error = None;
-        for object in objects {
-            if let Err(error) = self.sync_object(&object, false) {
-                first_error.get_or_insert(error);
-            }
-        }
+        let mut synced = self.sync_many(&objects, false);
         // A flush that runs beside another may find an object clean whose directory is not yet.
         for dir in self.unsynced_dirs() {
-            if let Err(error) = self.sync_dir(&dir) {
-                first_error.get_or_insert(error);
-            }
+            synced = synced.and(self.sync_dir(&dir));
         }
-        first_error.map_or(Ok(FlushReply::new(Durability::Stored)), Err)
+        synced.map(|()| FlushReply::new(Durability::Stored))
     }
 }

@@ -1,24 +1,23 @@
 //! The table of objects in memory: found by name, loaded from disk the first time, closed to make room.
 //!
 //! A shard's lock guards which objects there are, an object's own lock what is known of it. An object
-//! may leave only while nobody works on it: its reference count tells, and whoever does without a count
-//! of its own keeps the shard's lock, shared, meanwhile.
+//! may leave only while no thread works on it: its reference count says so, and a thread that works
+//! without a count of its own keeps the shard's lock, shared, meanwhile.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-
-use super::{SHARDS, Store, Table, count};
+use super::{SHARDS, Shard, Store, count};
 use crate::error::{Error, Result};
 use crate::file::object::{Object, State};
 use crate::file::path;
+use crate::file::ranked::{ReadGuard, WriteGuard};
 use crate::name::{Namespace, ObjectId};
 use crate::request::Scope;
 
 impl Store {
-    pub(super) fn shard(&self, id: &ObjectId) -> &RwLock<Table> {
+    pub(super) fn shard(&self, id: &ObjectId) -> &Shard {
         // The map hashes properly; to spread objects over a few locks the end of the name will do.
         let name = id.name.as_bytes();
         let last = name.last().copied().unwrap_or(0);
@@ -27,7 +26,7 @@ impl Store {
 
     /// The object if it is in memory.
     pub(in crate::file) fn known(&self, id: &ObjectId) -> Option<Arc<Object>> {
-        let object = Arc::clone(self.shard(id).read().get(id)?);
+        let object = Arc::clone(self.shard(id).objects.read().get(id)?);
         self.note_use(&object);
         Some(object)
     }
@@ -44,9 +43,18 @@ impl Store {
         if let Some(object) = self.known(id) {
             return Ok(object);
         }
-        self.make_room(id)?;
-        let object = || Arc::new(Object::new(id.clone(), self.path_of(id)));
-        Ok(Arc::clone(self.shard(id).write().entry(id.clone()).or_insert_with(object)))
+        self.make_room(self.shard(id))?;
+        let shard = self.shard(id);
+        let mut objects = shard.objects.write();
+        let object = objects.entry(id.clone()).or_insert_with(|| {
+            count(&shard.entered);
+            Arc::new(Object::new(id.clone(), self.path_of(id)))
+        });
+        let object = Arc::clone(object);
+        drop(objects);
+        // Young from the start.
+        self.note_use(&object);
+        Ok(object)
     }
 
     pub(super) fn namespace_dir(&self, namespace: &Namespace) -> PathBuf {
@@ -57,55 +65,107 @@ impl Store {
         path::encode(&self.namespace_dir(&id.namespace), id.name.as_bytes(), path::OBJECT_SUFFIX)
     }
 
-    /// Closes the files that were used least, if as many are open as may be. What a closed object has
-    /// not written is written first: its version must not fall back.
-    fn make_room(&self, id: &ObjectId) -> Result<()> {
+    /// Closes the files that were used least, if as many are open as may be: of those that have nothing to
+    /// store, and only if there are none of them, after storing what all open files hold, together.
+    fn make_room(&self, shard: &Shard) -> Result<()> {
         let shard_max = self.config.open_files_max.div_ceil(SHARDS).max(2);
-        let shard = self.shard(id);
-        let mut oldest: Vec<Arc<Object>> = {
-            let shard = shard.read();
-            if shard.len() < shard_max {
-                return Ok(());
-            }
-            shard.values().cloned().collect()
-        };
-        count(&self.evictions);
-        oldest.sort_by_key(|object| object.used.load(Ordering::Relaxed));
-        oldest.truncate(shard_max.div_ceil(4));
-        for object in oldest {
-            // An object that cannot be synced stays, and says so to whoever flushes it.
-            if self.sync_object(&object, true).is_err() {
-                continue;
-            }
-            let mut shard = shard.write();
-            // Two: the table's and ours. More: someone is at work on it. (Who works on it under the
-            // shard's lock has let go by now.)
-            if Arc::strong_count(&object) == 2 && !object.unsynced.load(Ordering::Acquire) {
-                shard.remove(&object.id);
+        if shard.objects.read().len() < shard_max || self.close_settled(shard, shard_max) {
+            return Ok(());
+        }
+        {
+            let _turn = self.turn.lock();
+            // The thread that had the turn before may have stored these as well.
+            if !self.close_settled(shard, shard_max) {
+                let unsettled = self.unsettled();
+                // An object that cannot be synced stays, and says so to the caller that flushes it.
+                if !self.sync_together(&unsettled, true).unwrap_or(false) {
+                    let here = unsettled.iter().filter(|object| std::ptr::eq(self.shard(&object.id), shard));
+                    for object in here.take(shard_max.div_ceil(4)) {
+                        let _ = self.sync_object(object, true);
+                    }
+                }
             }
         }
-        if shard.read().len() >= 4 * shard_max {
+        self.close_settled(shard, shard_max);
+        if shard.objects.read().len() >= 4 * shard_max {
             return Err(Error::Retryable("too many objects are in use at once".into()));
         }
         Ok(())
     }
 
+    /// The objects in memory of which the disk lacks something, or that are at work.
+    pub(super) fn unsettled(&self) -> Vec<Arc<Object>> {
+        let mut unsettled = Vec::new();
+        for shard in &self.shards {
+            let objects = shard.objects.read();
+            unsettled.extend(objects.values().filter(|object| !object.is_settled()).cloned());
+        }
+        unsettled
+    }
+
+    /// Closes up to a quarter of a shard's files, those used least of the ones that have nothing to store.
+    /// Returns whether there is room now.
+    fn close_settled(&self, shard: &Shard, shard_max: usize) -> bool {
+        let mut objects = shard.objects.write();
+        if objects.len() < shard_max {
+            return true;
+        }
+        count(&self.evictions);
+        // One: the table's. More: a thread is at work on it. (One that works under the shard's lock has let
+        // go by now.)
+        let idle = objects.values().filter(|object| Arc::strong_count(object) == 1 && object.is_settled());
+        let mut oldest: Vec<_> =
+            idle.map(|object| (object.used.load(Ordering::Relaxed), object.id.clone())).collect();
+        oldest.sort_unstable_by_key(|(used, _)| *used);
+        for (_, id) in oldest.iter().take(shard_max.div_ceil(4)) {
+            objects.remove(id);
+        }
+        objects.len() < shard_max
+    }
+
     /// The object's state, loaded, shared.
-    pub(super) fn loaded<'a>(&self, object: &'a Object) -> Result<RwLockReadGuard<'a, State>> {
+    pub(super) fn loaded<'a>(&self, object: &'a Object) -> Result<ReadGuard<'a, State>> {
+        self.loaded_by(object, |object| object.state.read())
+    }
+
+    /// As `loaded`, for the second of two objects.
+    pub(super) fn loaded_pair<'a>(&self, object: &'a Object) -> Result<ReadGuard<'a, State>> {
+        self.loaded_by(object, |object| object.state.read_pair())
+    }
+
+    fn loaded_by<'a>(
+        &self,
+        object: &'a Object,
+        lock: impl Fn(&'a Object) -> ReadGuard<'a, State>,
+    ) -> Result<ReadGuard<'a, State>> {
         loop {
-            let state = object.state.read();
+            let state = lock(object);
             if state.loaded {
                 return Ok(state);
             }
             drop(state);
-            object.load(&mut object.state.write(), &*self.disk, self.version_floor)?;
+            self.load(object, &mut object.state.write_pair())?;
         }
     }
 
-    pub(super) fn loaded_mut<'a>(&self, object: &'a Object) -> Result<RwLockWriteGuard<'a, State>> {
+    pub(super) fn loaded_mut<'a>(&self, object: &'a Object) -> Result<WriteGuard<'a, State>> {
         let mut state = object.state.write();
-        object.load(&mut state, &*self.disk, self.version_floor)?;
+        self.load(object, &mut state)?;
         Ok(state)
+    }
+
+    /// As `loaded_mut`, for the second of two objects.
+    pub(super) fn loaded_mut_pair<'a>(&self, object: &'a Object) -> Result<WriteGuard<'a, State>> {
+        let mut state = object.state.write_pair();
+        self.load(object, &mut state)?;
+        Ok(state)
+    }
+
+    fn load(&self, object: &Object, state: &mut State) -> Result<()> {
+        if object.load(state, &*self.disk, self.version_floor)? {
+            count(&self.counters.copies_damaged);
+        }
+        Ok(())
     }
 
     /// Enters the object among those with something to store. Under its lock.
@@ -118,22 +178,25 @@ impl Store {
     /// Lets go of a namespace's open files, having stored what they hold.
     pub(in crate::file) fn detach(&self, namespace: &Namespace) -> Result<()> {
         self.flush(&Scope::Namespace(namespace.clone()))?;
+        self.names.lock().forget(namespace);
         for shard in &self.shards {
-            let objects: Vec<_> =
-                shard.read().values().filter(|object| object.id.namespace == *namespace).cloned().collect();
-            for object in objects {
-                self.sync_object(&object, true)?;
-                let mut shard = shard.write();
-                if Arc::strong_count(&object) == 2 && !object.unsynced.load(Ordering::Acquire) {
-                    shard.remove(&object.id);
-                }
-            }
+            let objects: Vec<_> = {
+                let objects = shard.objects.read();
+                let of_it = objects.values().filter(|object| object.id.namespace == *namespace);
+                of_it.filter(|object| !object.is_settled()).cloned().collect()
+            };
+            self.sync_many(&objects, true)?;
+            drop(objects);
+            shard.objects.write().retain(|_, object| {
+                let is_idle = Arc::strong_count(object) == 1 && object.is_settled();
+                object.id.namespace != *namespace || !is_idle
+            });
         }
         Ok(())
     }
 
     pub(in crate::file) fn open_count(&self) -> u64 {
-        self.shards.iter().map(|shard| shard.read().len() as u64).sum()
+        self.shards.iter().map(|shard| shard.objects.read().len() as u64).sum()
     }
 
     pub(in crate::file) fn unsynced_count(&self) -> u64 {

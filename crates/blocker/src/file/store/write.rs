@@ -3,18 +3,19 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::read::read_range;
-use super::{Store, ambiguous, within};
+use super::{Store, ambiguous, retryable, within};
 use crate::admission::{admit, range_end};
 use crate::capabilities::BUCKET_BYTES;
 use crate::error::{Error, Result};
 use crate::file::disk::{DiskFile, Open, WriteFailed};
 use crate::file::object::{Object, State};
-use crate::file::slot::{HEADER_BYTES, Slot};
+use crate::file::slot::{HEADER_BYTES, PACKED_BYTES_MAX, Slot, UNPACKED_AT};
 use crate::order::{Durability, Version};
 use crate::request::{
-    CompareAndWriteRequest, DiscardRequest, RunContent, TruncateRequest, WriteRequest, WriteRunsRequest,
+    CompareAndWriteRequest, DiscardRequest, Run, RunContent, TruncateRequest, WriteRequest, WriteRunsRequest,
     WriteZeroesRequest,
 };
 use crate::response::ChangeReply;
@@ -43,9 +44,15 @@ impl Store {
             return Some(Err(error));
         }
         let object = self.known(&request.object)?;
-        let claims = self.claims.try_read()?;
+        let held = self.claims.try_read()?;
+        if let Err(error) = self.check_open() {
+            return Some(Err(error));
+        }
         let mut state = object.state.try_write().filter(|state| state.loaded && state.alive)?;
-        let admitted = admit(state.head(), claims.in_force(&request.object, change.domain), change);
+        if state.packed && request.offset + len > PACKED_BYTES_MAX {
+            return None;
+        }
+        let admitted = admit(state.head(), held.claims.in_force(&request.object, change.domain), change);
         let applied = admitted.and_then(|()| {
             self.apply(&object, &mut state, change, |object, state, version| {
                 self.write_range(object, state, version, request.offset, &request.data)
@@ -62,41 +69,55 @@ impl Store {
         offset: u64,
         data: &Segments,
     ) -> Result<u64> {
-        let file = self.writable(object, state, version)?;
         let (old_size, len) = (state.size_bytes, data.len_bytes() as u64);
+        let end = if len > 0 { offset + len } else { 0 };
+        let file = self.writable(object, state, version, end)?;
         if len == 0 {
             return Ok(old_size);
         }
-        match file.write_at(HEADER_BYTES + offset, data) {
-            Ok(()) => Ok(old_size.max(offset + len)),
-            Err(failed) => Err(undo(&*file, state, offset, failed)),
+        match file.write_at(state.at(offset), data) {
+            Ok(()) => Ok(old_size.max(end)),
+            Err(failed) => Err(undo(state, offset, &failed)),
         }
     }
 
-    /// The object's file, made if it is not there.
-    fn writable(&self, object: &Object, state: &mut State, version: Version) -> Result<Arc<dyn DiskFile>> {
-        if let (Some(file), true) = (&state.file, state.alive) {
-            return Ok(Arc::clone(file));
+    /// The object's file, made if it is not there, and such that a change up to `end` has room in it.
+    fn writable(
+        &self,
+        object: &Object,
+        state: &mut State,
+        version: Version,
+        end: u64,
+    ) -> Result<Arc<dyn DiskFile>> {
+        let packed = end <= PACKED_BYTES_MAX;
+        if state.alive {
+            if state.packed && !packed {
+                self.unpack(object, state)?;
+            }
+            return state.live().map(Arc::clone);
         }
-        let failed = |error: io::Error| Error::from_io(&error, "creating an object");
+        let failed = |error: io::Error| retryable(&error, "creating an object");
         if let Some(file) = &state.file {
             // A tombstone's file. The object lives again from here on, so that it survives kill -9; it
             // keeps the tombstone's stamp until its own data are stored. Synced in between: the old
             // data must be gone from the disk before there can be an object again.
             let mut slot = object.slot.lock();
-            let alive = Slot { count: 0, version, stamp: state.stamp, tombstone: false };
+            let alive = Slot { count: 0, version, stamp: state.stamp, tombstone: false, packed };
             let revived = file
                 .set_len(HEADER_BYTES)
-                .and_then(|()| file.sync_data())
+                .and_then(|()| object.sync_within(&**file))
+                .and_then(|()| if packed { Ok(()) } else { file.set_len(UNPACKED_AT) })
                 .and_then(|()| object.write_slot(&**file, &mut slot, alive));
             revived.map_err(failed)?;
+            state.packed = packed;
             return Ok(Arc::clone(file));
         }
         self.make_parents(&object.path).map_err(failed)?;
         let file = self.disk.open(&object.path, Open::Create).map_err(failed)?;
         let mut slot = object.slot.lock();
-        let first = Slot { count: 0, version, stamp: None, tombstone: false };
-        let prepared = file.set_len(HEADER_BYTES).and_then(|()| object.write_slot(&*file, &mut slot, first));
+        let first = Slot { count: 0, version, stamp: None, tombstone: false, packed };
+        let grown = if packed { Ok(()) } else { file.set_len(UNPACKED_AT) };
+        let prepared = grown.and_then(|()| object.write_slot(&*file, &mut slot, first));
         if let Err(error) = prepared {
             // A blank file is no object; the next creation finds and reuses it.
             let _ = self.disk.unlink(&object.path);
@@ -104,17 +125,21 @@ impl Store {
         }
         drop(slot);
         self.entry_changed(&object.path);
+        self.names.lock().note_made(&object.id.namespace, object.id.name.as_bytes());
+        object.may_be_stored.store(false, Ordering::Release);
+        state.packed = packed;
         state.file = Some(Arc::clone(&file));
         state.stamp = None;
         Ok(file)
     }
 
+    /// Makes the directories that lead to `path`. Those that are new are stored when something in them is.
     pub(super) fn make_parents(&self, path: &Path) -> io::Result<()> {
         let objects = self.root.join("objects");
         let mut missing: Vec<&Path> = path.ancestors().skip(1).take_while(|dir| **dir != objects).collect();
         while let Some(dir) = missing.pop() {
             if self.disk.make_dir(dir)? {
-                self.disk.sync_dir(dir.parent().unwrap_or(&objects))?;
+                self.entry_changed(dir);
             }
         }
         Ok(())
@@ -124,8 +149,8 @@ impl Store {
         let (offset, len) = (request.offset, request.len_bytes);
         range_end(offset, len, self.config.object_bytes_max)?;
         self.change(&request.object, &request.change, |object, state, version| {
-            let file = self.writable(object, state, version)?;
-            zero_range(&*file, state.size_bytes, offset, len)
+            let file = self.writable(object, state, version, if len > 0 { offset + len } else { 0 })?;
+            zero_range(&*file, state, state.size_bytes, offset, len)
         })
     }
 
@@ -134,25 +159,21 @@ impl Store {
     /// begun leaves an unknown outcome, as one in the middle of a write does.
     pub(in crate::file) fn write_runs(&self, request: &WriteRunsRequest) -> Result<ChangeReply> {
         self.change(&request.object, &request.change, |object, state, version| {
-            let file = self.writable(object, state, version)?;
+            let end = request.runs.last().map_or(0, Run::end);
+            let file = self.writable(object, state, version, end)?;
             let mut size_bytes = state.size_bytes;
             for (index, run) in request.runs.iter().enumerate() {
                 let written = match &run.content {
-                    RunContent::Data(data) => match file.write_at(HEADER_BYTES + run.offset, data) {
+                    RunContent::Data(data) => match file.write_at(state.at(run.offset), data) {
                         Ok(()) => Ok(size_bytes.max(run.end())),
-                        Err(failed) if index == 0 => Err(undo(&*file, state, run.offset, failed)),
-                        Err(failed) => Err(ambiguous(&failed.error)),
+                        Err(failed) => Err(undo(state, run.offset, &failed)),
                     },
-                    RunContent::Zeroes(len) => zero_range(&*file, size_bytes, run.offset, *len),
+                    RunContent::Zeroes(len) => zero_range(&*file, state, size_bytes, run.offset, *len),
                 };
                 size_bytes = match written {
                     Ok(size_bytes) => size_bytes,
                     Err(error) if index == 0 => return Err(error),
-                    Err(error) => {
-                        // What lies past the end is nobody's, but would be read if the end moved out again.
-                        let cut = file.set_len(HEADER_BYTES + state.size_bytes);
-                        return Err(cut.map_or_else(|error| ambiguous(&error), |()| unsure(error)));
-                    }
+                    Err(error) => return Err(unsure(error)),
                 };
             }
             Ok(size_bytes)
@@ -164,7 +185,7 @@ impl Store {
             let file = state.live()?;
             let (from, len) = within(request.offset, request.len_bytes, state.size_bytes);
             if len > 0 {
-                file.punch(HEADER_BYTES + from, len).map_err(|error| ambiguous(&error))?;
+                file.punch(state.at(from), len).map_err(|error| ambiguous(&error))?;
             }
             Ok(state.size_bytes)
         })
@@ -172,9 +193,11 @@ impl Store {
 
     pub(in crate::file) fn truncate(&self, request: &TruncateRequest) -> Result<ChangeReply> {
         range_end(0, request.size_bytes, self.config.object_bytes_max)?;
-        self.change(&request.object, &request.change, |_, state, _| {
-            let resized = state.live()?.set_len(HEADER_BYTES + request.size_bytes);
-            resized.map_err(|error| Error::from_io(&error, "truncating an object"))?;
+        self.change(&request.object, &request.change, |object, state, version| {
+            state.live()?;
+            let file = self.writable(object, state, version, request.size_bytes)?;
+            let resized = file.set_len(state.at(request.size_bytes));
+            resized.map_err(|error| retryable(&error, "truncating an object"))?;
             Ok(request.size_bytes)
         })
     }
@@ -187,7 +210,7 @@ impl Store {
         range_end(*offset, data.len_bytes() as u64, self.config.object_bytes_max)?;
         self.change(object, change, |object, state, version| {
             let (from, len) = within(*offset, expected.len_bytes() as u64, state.size_bytes);
-            let found = read_range(&**state.live()?, from, len)?.to_vec();
+            let found = read_range(&**state.live()?, state.at(from), len)?.to_vec();
             if let Some(at) = expected.first_difference(&found) {
                 return Err(Error::Mismatch { offset: offset + at as u64 });
             }
@@ -196,17 +219,17 @@ impl Store {
     }
 }
 
-/// Zeroes a range of an object of `size_bytes`; its new size.
-fn zero_range(file: &dyn DiskFile, size_bytes: u64, offset: u64, len: u64) -> Result<u64> {
+/// Zeroes a range of an object that is `size_bytes` long by now; its new size.
+fn zero_range(file: &dyn DiskFile, state: &State, size_bytes: u64, offset: u64, len: u64) -> Result<u64> {
     let (from, within_len) = within(offset, len, size_bytes);
     let end = offset + len;
     let grows = len > 0 && end > size_bytes;
     if grows {
-        let grown = file.set_len(HEADER_BYTES + end);
-        grown.map_err(|error| Error::from_io(&error, "extending an object"))?;
+        let grown = file.set_len(state.at(end));
+        grown.map_err(|error| retryable(&error, "extending an object"))?;
     }
     if within_len > 0 {
-        file.punch(HEADER_BYTES + from, within_len).map_err(|error| ambiguous(&error))?;
+        file.punch(state.at(from), within_len).map_err(|error| ambiguous(&error))?;
     }
     Ok(if grows { end } else { size_bytes })
 }
@@ -216,16 +239,14 @@ fn unsure(error: Error) -> Error {
     if error.is_ambiguous() { error } else { Error::OutcomeUnknown(error.to_string().into()) }
 }
 
-/// Takes back what a failed write has done, where that is possible.
-fn undo(file: &dyn DiskFile, state: &State, offset: u64, failed: WriteFailed) -> Error {
+/// What a failed write answers, having taken back what it has done where that is possible: bytes behind the end
+/// are cut off again, bytes before it stay.
+fn undo(state: &mut State, offset: u64, failed: &WriteFailed) -> Error {
     let WriteFailed { written_bytes, error } = failed;
-    let beyond_end = offset >= state.size_bytes;
-    if written_bytes == 0 || (beyond_end && file.set_len(HEADER_BYTES + state.size_bytes).is_ok()) {
-        // EIO on a write is the medium's failure, not evidence that stored data are damaged.
-        return match Error::from_io(&error, "writing an object") {
-            Error::Corrupt(reason) => Error::Retryable(reason),
-            other => other,
-        };
+    // A new object is thrown away as a whole.
+    let is_behind_end = !state.alive || offset >= state.size_bytes;
+    if *written_bytes == 0 || (is_behind_end && state.trim()) {
+        return retryable(error, "writing an object");
     }
-    ambiguous(&error)
+    ambiguous(error)
 }

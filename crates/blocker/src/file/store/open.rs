@@ -1,0 +1,197 @@
+//! Opening a store, and closing it in order.
+
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use super::claims::ClaimsHeld;
+use super::dirs::UnsyncedDirs;
+use super::names::Names;
+use super::{BOOT_SHIFT, Counters, Shard, Store, Table, count};
+use crate::error::{Error, Result};
+use crate::event::EventHub;
+use crate::file::FileConfig;
+use crate::file::disk::{Disk, Open};
+use crate::file::ranked::{Mutex, Rank, RwLock};
+use crate::file::records::{Superblock, decode_claims, encode_claims};
+use crate::file::twice::{CLAIMS, Copy, SUPERBLOCK, Twice, copy_name, replace};
+
+impl Store {
+    /// Opens the store in `root`, making it if the directory is empty. The caller holds its lock.
+    ///
+    /// # Errors
+    /// `Denied` if the directory is not a store, `Unsupported` if another version of this program wrote it,
+    /// `Corrupt`.
+    pub(in crate::file) fn open(root: &Path, config: FileConfig, disk: Arc<dyn Disk>) -> Result<Self> {
+        let failed = |error: io::Error| Error::from_io(&error, &format!("opening {}", root.display()));
+        let superblocks = Twice::read(&*disk, root, SUPERBLOCK, Superblock::decode)?;
+        let claims_found = Twice::read(&*disk, root, CLAIMS, decode_claims)?;
+        let before = match superblocks.value() {
+            Some(value) => Some(*value),
+            None if superblocks.is_absent() => {
+                check_is_empty(&*disk, root).map_err(failed)??;
+                None
+            }
+            None => return Err(lost(root, SUPERBLOCK)),
+        };
+        let claims = match claims_found.value() {
+            Some(claims) => claims.clone(),
+            // The first start was cut off before it came to them.
+            None if before.is_none() => Default::default(),
+            None => return Err(lost(root, CLAIMS)),
+        };
+        // A second superblock may be of an earlier time, when all was in order.
+        let is_clean = before.is_some_and(|before| before.clean) && !superblocks.is_from_copy();
+        let boot = before.map_or(1, |before| before.boot.saturating_add(1));
+        if boot >= 1 << (64 - BOOT_SHIFT) {
+            return Err(Error::Unsupported(
+                "the store has been opened too often to give new versions".into(),
+            ));
+        }
+        let version_floor = match before {
+            Some(before) if is_clean => before.version_floor,
+            Some(_) => boot << BOOT_SHIFT,
+            None => 0,
+        };
+        let shard =
+            || Shard { objects: RwLock::new(Rank::Table, Table::default()), entered: AtomicU64::new(0) };
+        let store = Self {
+            config,
+            disk,
+            root: root.to_path_buf(),
+            shards: std::array::from_fn(|_| shard()),
+            unsynced: Mutex::new(Rank::Table, Table::default()),
+            unsynced_dirs: Mutex::new(Rank::Table, UnsyncedDirs::default()),
+            turn: Mutex::new(Rank::Turn, ()),
+            claims: RwLock::new(Rank::Claims, ClaimsHeld::new(claims)),
+            names: Mutex::new(Rank::Table, Names::default()),
+            boot,
+            version_floor,
+            version_count: AtomicU64::new(0),
+            temporary_count: AtomicU64::new(0),
+            evictions: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            full: AtomicBool::new(false),
+            events: EventHub::new(),
+            counters: Counters::default(),
+        };
+        store.prepare_dirs().map_err(failed)?;
+        if before.is_some() && !is_clean {
+            store.store_what_is_there(&root.join("objects")).map_err(failed)?;
+        }
+        let damaged = matches!(superblocks.first, Copy::Damaged(_))
+            || matches!(superblocks.second, Copy::Damaged(_))
+            || matches!(claims_found.first, Copy::Damaged(_))
+            || matches!(claims_found.second, Copy::Damaged(_));
+        if damaged || superblocks.is_from_copy() || claims_found.is_from_copy() {
+            count(&store.counters.copies_damaged);
+        }
+        // What a crash or damage has left behind in one of the two catches up before anything is done.
+        if claims_found.first != claims_found.second || claims_found.value().is_none() {
+            let content = encode_claims(&store.claims.read().claims);
+            store.replace_small(CLAIMS, &content).map_err(failed)?;
+        }
+        store.write_superblock(false).map_err(failed)?;
+        Ok(store)
+    }
+
+    fn prepare_dirs(&self) -> io::Result<()> {
+        for dir in ["tmp", "objects"] {
+            self.disk.make_dir(&self.root.join(dir))?;
+        }
+        let (mut left, tmp) = (Vec::new(), self.root.join("tmp"));
+        self.disk.read_dir(&tmp, &mut |name, is_dir| {
+            if !is_dir {
+                left.push(tmp.join(std::ffi::OsStr::from_bytes(name)));
+            }
+        })?;
+        for path in left {
+            // What stays costs its space, no more: temporary names are not used twice.
+            let _ = self.disk.unlink(&path);
+        }
+        self.disk.sync_dir(&self.root)
+    }
+
+    /// Stores everything that is found after a start that was not preceded by an orderly close: an earlier
+    /// process may have changed files and directories without having come to their sync, and the syncs of this
+    /// one are only of what it changes itself.
+    fn store_what_is_there(&self, dir: &Path) -> io::Result<()> {
+        count(&self.counters.syncs);
+        // A failure may be that of something else on the file system.
+        if self.disk.sync_all().unwrap_or(false) {
+            return Ok(());
+        }
+        let mut left = vec![dir.to_path_buf()];
+        while let Some(dir) = left.pop() {
+            let mut files = Vec::new();
+            self.disk.read_dir(&dir, &mut |name, is_dir| {
+                let list = if is_dir { &mut left } else { &mut files };
+                list.push(dir.join(std::ffi::OsStr::from_bytes(name)));
+            })?;
+            for file in files {
+                self.disk.open(&file, Open::Existing)?.sync_data()?;
+            }
+            self.disk.sync_dir(&dir)?;
+        }
+        Ok(())
+    }
+
+    fn write_superblock(&self, clean: bool) -> io::Result<()> {
+        let superblock = Superblock { clean, boot: self.boot, version_floor: self.version_floor };
+        self.replace_small(SUPERBLOCK, &superblock.encode())
+    }
+
+    pub(super) fn replace_small(&self, name: &str, content: &[u8]) -> io::Result<()> {
+        replace(&*self.disk, &self.root, name, content, &mut || self.temporary())
+    }
+
+    /// Stores everything and notes that it was closed in order. Nothing works afterwards.
+    ///
+    /// # Errors
+    /// As a flush; the store is closed nevertheless, as after a crash.
+    pub(in crate::file) fn close(&self) -> Result<()> {
+        {
+            // Every change holds these from its check to its end: when they are to be had, none is under way,
+            // and none begins any more.
+            let _claims = self.claims.write();
+            if self.closed.swap(true, Ordering::SeqCst) {
+                return Ok(());
+            }
+        }
+        self.sync_many(&self.unsettled(), true)?;
+        self.unsynced_dirs().iter().try_for_each(|dir| self.sync_dir(dir))?;
+        self.write_superblock(true).map_err(|error| Error::from_io(&error, "closing the store"))
+    }
+}
+
+fn lost(root: &Path, name: &str) -> Error {
+    let (dir, copy) = (root.display(), copy_name(name));
+    let text = format!(
+        "neither {name} nor {copy} in {dir} can be used; `cachectl fsck {dir} --repair` rebuilds them from \
+         what else is there"
+    );
+    Error::Corrupt(text.into())
+}
+
+/// A directory without a superblock must hold nothing but what a store's first start may have left.
+fn check_is_empty(disk: &dyn Disk, root: &Path) -> io::Result<Result<()>> {
+    let mut foreign = None;
+    let left: [&[u8]; 6] = [b"lock", b"tmp", b"objects", b"lost+found", b"claims", b"claims.copy"];
+    disk.read_dir(root, &mut |name, _| {
+        if !left.contains(&name) {
+            foreign = Some(String::from_utf8_lossy(name).into_owned());
+        }
+    })?;
+    let mut has_objects = false;
+    disk.read_dir(&root.join("objects"), &mut |_, _| has_objects = true)?;
+    Ok(match foreign {
+        Some(name) => {
+            let text = format!("{} is not a store: it has no superblock, but {name:?}", root.display());
+            Err(Error::Denied(text.into()))
+        }
+        None if has_objects => Err(lost(root, SUPERBLOCK)),
+        None => Ok(()),
+    })
+}
