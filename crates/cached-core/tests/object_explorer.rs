@@ -28,7 +28,7 @@ use profiles::Profile;
 use scheduler::{Outcome, Without, run};
 
 /// Seeds of each profile where nothing else is asked for.
-const SEEDS: u64 = 60;
+const SEEDS: u64 = 100;
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))

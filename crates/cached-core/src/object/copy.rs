@@ -26,8 +26,8 @@ pub(crate) async fn copy(
     let deadline = request.call.deadline;
     let is_back = shared.write_policy(&request.to.namespace) == WritePolicy::Back;
     if is_back && request.change.stamp.is_none() {
-        let taking = take(&shared, &request, hashes.0);
-        if let Some(taken) = shared.until(deadline, || Error::DeadlinePassed, taking).await? {
+        let taking = take(&shared, &request, hashes);
+        if let Some((taken, _target)) = shared.until(deadline, || Error::DeadlinePassed, taking).await? {
             let CopyRequest { to, change, call, .. } = request;
             return back::change(shared, to, hashes.1, Mutation::Adopt(taken), change, call).await;
         }
@@ -169,9 +169,14 @@ impl Object {
 }
 
 /// Takes all of the source, if the store lacks some of it (or cannot copy by itself), all of it is here,
-/// and there is room for so much more dirty data.
-async fn take(shared: &Arc<Shared>, request: &CopyRequest, hash: u64) -> Result<Option<Adoption>> {
-    let source = Handle::acquire(shared, &request.from, hash).await?;
+/// and there is room for so much more dirty data. With it comes the target, in use: room that is held while a place is
+/// waited for could be what those wait for who have the places.
+async fn take(
+    shared: &Arc<Shared>,
+    request: &CopyRequest,
+    hashes: (u64, u64),
+) -> Result<Option<(Adoption, Handle)>> {
+    let (source, target) = acquire_both(shared, (&request.from, hashes.0), (&request.to, hashes.1)).await?;
     let (own, condition) = (Arc::clone(shared), request.from_condition);
     let taken = source.enter(move |object, env| {
         // What takes several requests to be stored would be seen in the store half done.
@@ -192,5 +197,5 @@ async fn take(shared: &Arc<Shared>, request: &CopyRequest, hash: u64) -> Result<
         let (slots, size) = (object.share(env), object.head.size);
         Ok(Some(Adoption(Arc::new(Mutex::new(Some(Taken { shared: own, slots, size, credits, room }))))))
     });
-    taken.await
+    Ok(taken.await?.map(|taken| (taken, target)))
 }
