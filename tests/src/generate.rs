@@ -76,6 +76,11 @@ const WORD_KEYS: &[&str] = &["a", "b", "key", "a_rather_long_key_with_a_number_0
 const COUNTER_KEYS: &[&str] = &["n1", "n2", "n3"];
 const EXPTIMES: &[&str] = &["0", "0", "0", "1000", "100000", "2592000", "2147483647", "-1"];
 
+/// Every key that is generated, and what the one in base64 stands for.
+pub fn all_keys() -> impl Iterator<Item = &'static str> {
+    WORD_KEYS.iter().chain(COUNTER_KEYS).copied().chain(["foo"])
+}
+
 /// A key, and whether it is one of a counter.
 fn key(random: &mut SmallRng) -> (&'static str, bool) {
     let is_counter = random.random_bool(0.25);

@@ -18,13 +18,21 @@
 //! | [`outside`] | programs and files from outside; skipping loudly without them |
 //! | [`abuse`] | what the tests of bad clients share |
 //! | [`generate`] | seeded random command sequences |
+//! | [`configurations`] | the servers that the two checkers run against |
+//! | [`checkers`] | what their command lines share |
+//! | [`check`] | the value checker: self-describing values under every kind of load |
+//! | [`lockstep`] | the same random commands to two servers |
 
 pub mod abuse;
 pub mod bytes;
+pub mod check;
+pub mod checkers;
+pub mod configurations;
 pub mod conn;
 pub mod differences;
 pub mod frame;
 pub mod generate;
+pub mod lockstep;
 pub mod outside;
 pub mod pattern;
 pub mod play;

@@ -87,10 +87,12 @@ fn build_cached() -> Result<PathBuf, String> {
     }
 }
 
-/// The target directory and profile of the running test: `<target>/[<triple>/]<profile>/deps/<test>`.
+/// The target directory and profile of the running test or program: `<target>/[<triple>/]<profile>/[deps/]<name>`.
 fn this_build() -> (PathBuf, String) {
-    let test = std::env::current_exe().expect("a path of the running test");
-    let profile_dir = test.ancestors().nth(2).expect("tests lie in deps/");
+    let program = std::env::current_exe().expect("a path of the running program");
+    let folder = program.parent().expect("a program lies in a folder");
+    let is_test = folder.file_name().is_some_and(|name| name == "deps");
+    let profile_dir = if is_test { folder.parent().expect("deps lies in a folder") } else { folder };
     let target_dir = profile_dir
         .ancestors()
         .skip(1)

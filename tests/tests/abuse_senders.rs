@@ -361,3 +361,130 @@ fn connection_flood() {
     witness.report(TEST);
     server.assert_serves(TEST);
 }
+
+/// A read stops before an urgent byte; what lies behind it is read all the same.
+#[test]
+fn urgent_data_hides_nothing() {
+    const TEST: &str = "urgent_data_hides_nothing";
+    let mut server = Server::start("");
+    let mut conn = server.connect();
+    for round in 1..=3 {
+        conn.ask(b"mn\r\n", b"MN\r\n");
+        // All of it is there before the server looks.
+        server.signal(libc::SIGSTOP);
+        conn.send(b"mn\r\n");
+        // SAFETY: a live buffer of that length, and a descriptor that `conn` owns.
+        let sent = unsafe { libc::send(conn.fd(), b"!".as_ptr().cast(), 1, libc::MSG_OOB) };
+        assert_eq!(sent, 1, "{}", std::io::Error::last_os_error());
+        conn.send(&b"mn\r\n".repeat(round));
+        server.signal(libc::SIGCONT);
+        conn.expect(&b"MN\r\n".repeat(1 + round), TEST);
+    }
+    server.assert_serves(TEST);
+}
+
+/// Half-sent values hold what they hold, and deny nobody anything: not one set of another client is refused, nor does one go missing.
+#[test]
+fn half_sent_values_deny_others_nothing() {
+    const TEST: &str = "half_sent_values_deny_others_nothing";
+    for (count, announced, sent) in [(36, 1_000_000, 500_000), (287, 5_000, 100), (100, 300_000, 10)] {
+        let mut server = Server::start("-m 64 -t 2");
+        let mut witness = Witness::new(&server);
+        let mut conn = server.connect();
+        conn.ask(b"set joined 0 0 1\r\na\r\nset n 0 0 1\r\n9\r\n", b"STORED\r\nSTORED\r\n");
+        let half: Vec<Conn> = (0..count)
+            .map(|index| {
+                let mut conn = server.connect();
+                conn.send(format!("set half{index} 0 0 {announced}\r\n{}", "h".repeat(sent)).as_bytes());
+                conn
+            })
+            .collect();
+        for round in 0..200 {
+            let size = [100, 3000, 20_000, 70_000, 300_000][round % 5];
+            let value = char::from(b'a' + (round % 26) as u8).to_string().repeat(size);
+            let set = format!("set k{} 0 0 {size}\r\n{value}\r\n", round % 20);
+            conn.send(set.as_bytes());
+            conn.expect(b"STORED\r\n", &format!("{TEST}: {count} half-sent, round {round}"));
+            conn.send(format!("get k{}\r\n", round % 20).as_bytes());
+            let key = round % 20;
+            conn.expect(format!("VALUE k{key} 0 {size}\r\n{value}\r\nEND\r\n").as_bytes(), TEST);
+        }
+        conn.ask(b"append joined 0 0 1\r\nb\r\nincr n 1\r\n", b"STORED\r\n10\r\n");
+        let large = "j".repeat(20_000);
+        conn.ask(format!("append joined 0 0 20000\r\n{large}\r\n").as_bytes(), b"STORED\r\n");
+        witness.check_store(TEST);
+        drop(half);
+        witness.report(TEST);
+        server.assert_serves(TEST);
+    }
+}
+
+/// With `-M` and memory full, who does not send what was announced gives its memory back to who wants it.
+#[test]
+fn with_full_memory_half_sent_values_are_given_up() {
+    const TEST: &str = "with_full_memory_half_sent_values_are_given_up";
+    let mut server = Server::start("-m 8 -M -t 2 --debug-clock");
+    if server.flavour != Flavour::Cached {
+        return;
+    }
+    let mut half = server.connect();
+    half.send(format!("set half 0 0 1000000\r\n{}", "h".repeat(900_000)).as_bytes());
+    let mut conn = server.connect();
+    let value = "v".repeat(20_000);
+    let mut refused = 0;
+    for index in 0.. {
+        conn.send(format!("set full{index} 0 0 20000\r\n{value}\r\n").as_bytes());
+        match conn.read_line().as_slice() {
+            b"STORED" => {}
+            b"SERVER_ERROR out of memory storing object" => refused += 1,
+            other => panic!("{}", cached_tests::bytes::show(other)),
+        }
+        if refused == 1 {
+            break;
+        }
+        assert!(index < 10_000, "memory does not become full");
+    }
+    // Nobody is closed who has only just begun; the next one that finds no memory is reason enough.
+    conn.ask(b"debugtime 5\r\n", b"OK\r\n");
+    conn.send(format!("set more 0 0 20000\r\n{value}\r\n").as_bytes());
+    conn.expect(b"SERVER_ERROR out of memory storing object\r\n", TEST);
+    half.expect_closed(TEST);
+    // What it held is there for others.
+    let deadline = std::time::Instant::now() + cached_tests::conn::DEADLINE;
+    loop {
+        conn.send(format!("set more 0 0 20000\r\n{value}\r\n").as_bytes());
+        if conn.read_line() == b"STORED" {
+            break;
+        }
+        assert!(std::time::Instant::now() < deadline, "its memory does not come back");
+    }
+    server.assert_serves(TEST);
+}
+
+/// A value to be appended may be as large as an item, whatever the buffers of a usual server are.
+#[test]
+fn large_values_can_be_appended() {
+    const TEST: &str = "large_values_can_be_appended";
+    const BYTES: usize = 80 << 20;
+    let mut server = Server::start("-m 1024 -I 200m -t 1");
+    let mut conn = server.connect();
+    conn.ask(b"set k 0 0 1\r\na\r\n", b"STORED\r\n");
+    for (command, total) in [("append", BYTES + 1), ("prepend", 2 * BYTES + 1)] {
+        let mut request = format!("{command} k 0 0 {BYTES}\r\n").into_bytes();
+        request.resize(request.len() + BYTES, b'x');
+        request.extend(b"\r\n");
+        conn.send(&request);
+        conn.expect(b"STORED\r\n", TEST);
+        conn.ask(b"mg k s\r\n", format!("HD s{total}\r\n").as_bytes());
+    }
+    server.assert_serves(TEST);
+    let server = Server::start("-o read_buf_mem_limit=1 -I 4m");
+    if server.flavour == Flavour::Cached {
+        let mut conn = server.connect();
+        conn.ask(b"set k 0 0 1\r\na\r\n", b"STORED\r\n");
+        let request = format!("append k 0 0 2000000\r\n{}\r\n", "x".repeat(2_000_000));
+        conn.send(request.as_bytes());
+        conn.expect(b"SERVER_ERROR out of memory storing object\r\n", "more than the buffers may hold");
+        conn.ask(b"get k\r\n", b"VALUE k 0 1\r\na\r\nEND\r\n");
+    }
+}

@@ -150,6 +150,82 @@ fn ten_thousand_idle_connections() {
     server.assert_serves("ten thousand idle connections");
 }
 
+/// The cores that a process's threads may run on, by the thread's name.
+fn cores_of_workers(server: &Server) -> Vec<String> {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", server.pid())).expect("its threads");
+    let field = |status: &str, name: &str| {
+        status.lines().find_map(|line| Some(line.strip_prefix(name)?.trim().to_owned())).expect("a field")
+    };
+    let mut cores = Vec::new();
+    for task in tasks {
+        let status = task.expect("a thread").path().join("status");
+        let status = std::fs::read_to_string(status).expect("its status");
+        let name = field(&status, "Name:");
+        if name.strip_prefix("cached-").is_some_and(|number| number.parse::<u32>().is_ok()) {
+            cores.push(field(&status, "Cpus_allowed_list:"));
+        }
+    }
+    cores
+}
+
+/// Cores belong to nobody, unless that is asked for: two servers would share the first ones.
+#[test]
+fn workers_run_where_the_process_may() {
+    if !is_cached() {
+        return;
+    }
+    let allowed = std::fs::read_to_string("/proc/self/status").expect("our status");
+    let allowed = allowed.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).expect("a field");
+    let server = Server::start("-t 2");
+    server.connect().ask(b"mn\r\n", b"MN\r\n");
+    assert_eq!(cores_of_workers(&server), [allowed.trim(); 2]);
+    if std::thread::available_parallelism().map_or(1, usize::from) < 2 {
+        return;
+    }
+    let server = Server::start("-t 2 -o pin_workers");
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        let mut cores = cores_of_workers(&server);
+        cores.sort();
+        cores.dedup();
+        if cores.len() == 2 && cores.iter().all(|core| core.parse::<u32>().is_ok()) {
+            break;
+        }
+        assert!(Instant::now() < deadline, "not tied: {cores:?}");
+    }
+    assert!(!server.log().contains("pin_workers"), "{}", server.log());
+}
+
+/// `-R`: so many requests, and then it is the turn of others; what is left is carried out in later turns.
+#[test]
+fn a_pipeline_yields_to_others() {
+    let server = Server::start("-R 1 -t 1");
+    let mut conn = server.connect();
+    conn.ask(&b"set foobar 0 0 5\r\nBubba\r\n".repeat(6), &b"STORED\r\n".repeat(6));
+    let yields = server.stat("conn_yields");
+    assert!(yields >= 5, "{yields}");
+    for args in ["-R 1 -t 1", "-R 7 -t 1", "-t 1"] {
+        let server = Server::start(args);
+        let large = "v".repeat(60_000);
+        server.connect().ask(format!("set k 0 0 60000\r\n{large}\r\n").as_bytes(), b"STORED\r\n");
+        let reply = format!("VALUE k 0 60000\r\n{large}\r\nEND\r\n");
+        // Together, so that one is read ahead of while the other has had its turn.
+        let mut conns: Vec<Conn> = (0..4).map(|_| server.connect()).collect();
+        for _ in 0..10 {
+            for conn in &mut conns {
+                conn.send(b"get k\r\n");
+            }
+            for conn in &mut conns {
+                conn.send(b"get k\r\nmn\r\nset s 0 0 2\r\nab\r\nget s k\r\n");
+            }
+            for conn in &mut conns {
+                let rest = format!("{reply}{reply}MN\r\nSTORED\r\nVALUE s 0 2\r\nab\r\n{reply}");
+                conn.expect(rest.as_bytes(), args);
+            }
+        }
+    }
+}
+
 /// How many descriptors this process may have, raised as far as it goes.
 fn descriptors() -> usize {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

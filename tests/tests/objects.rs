@@ -3,7 +3,8 @@
 
 use blocker::executor::block_on;
 use blocker::{
-    Blocker, Durability, Error, FlushRequest, Name, Namespace, ObjectId, ReadRequest, Scope, WriteRequest,
+    Blocker, ClaimRequest, Durability, Epoch, Error, FlushRequest, Name, Namespace, ObjectId, ReadRequest,
+    Scope, WriteRequest, WriterId,
 };
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{Server, Start};
@@ -234,6 +235,43 @@ fn what_cannot_be_stored_is_told() {
     behind.signal(libc::SIGCONT);
     behind.signal(libc::SIGTERM);
     assert!(behind.wait_exit().success());
+}
+
+/// Another writer has taken over, and what was acknowledged is gone: each flush that covers it says so, and so do the
+/// log and the exit status, however long ago it was.
+#[test]
+fn what_another_writer_has_fenced_is_told() {
+    if !is_cached() {
+        return;
+    }
+    let (store, cache) = (Place::new(), Place::new());
+    let behind = store.start("", &store.file_backend());
+    let backend = format!("kind = \"synapse\"\naddress = \"unix:{}\"", store.socket().display());
+    let mut front = cache.start(BACK, &backend);
+    let client = cache.connect();
+    assert_eq!(write(&client, 5), Durability::Cached);
+    let namespace = Scope::Namespace(object(0).namespace);
+    let claim = ClaimRequest::new(namespace.clone(), Epoch(7), WriterId(7));
+    block_on(store.connect().claim(claim)).expect("a claim at the store");
+    for scope in [Scope::Object(object(0)), namespace.clone(), namespace, Scope::All] {
+        let flushed = block_on(client.flush(FlushRequest::new(scope.clone())));
+        assert!(matches!(flushed, Err(Error::WritesLost(_))), "{scope:?}: {flushed:?}");
+    }
+    assert_eq!((figure(&front, "cache_dirty_bytes"), figure(&front, "cache_lost_objects")), (0, 5));
+    assert!(figure(&front, "cache_lost_bytes") >= 5 * OBJECT_BYTES as u64);
+    front.signal(libc::SIGTERM);
+    let status = front.wait_exit();
+    let log = front.log();
+    assert_eq!(status.code(), Some(74), "{log}");
+    let line = log.lines().last().unwrap_or_default();
+    assert!(line.starts_with("the object cache ended with ") && line.contains("vm/object.0"), "{log}");
+    for number in 0..5 {
+        let told = |line: &str| {
+            line.contains("acknowledged writes are lost") && line.contains(&format!("vm/object.{number}"))
+        };
+        assert!(log.lines().any(told), "object {number}: {log}");
+    }
+    drop(behind);
 }
 
 /// Somebody who does not want to wait asks twice.

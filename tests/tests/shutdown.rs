@@ -1,7 +1,9 @@
 //! Stopping: what was accepted is answered, whole; nobody can keep the server from ending.
 
 use cached_tests::program::Flavour;
-use cached_tests::server::{Server, Start};
+use cached_tests::server::{Address, Server, Start};
+use std::io::Write;
+use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -66,6 +68,34 @@ fn a_client_that_never_reads_cannot_stop_the_stop() {
     assert!(status.success(), "{status}");
 }
 
+/// Clients that send for as long as anyone takes it do not keep the server alive either.
+#[test]
+fn clients_that_flood_cannot_stop_the_stop() {
+    let mut server = Start::new().args("-t 1").start();
+    let Address::Tcp(address) = server.address else { panic!("it listens on a port") };
+    let flood = b"set k 0 0 100 noreply\r\n".iter().copied().chain([b'v'; 100]).chain(*b"\r\n");
+    let flood: Vec<u8> = flood.collect::<Vec<u8>>().repeat(1000);
+    let sent = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut stream = TcpStream::connect(address).expect("a connection");
+                // Until the server is gone.
+                while stream.write_all(&flood).is_ok() {
+                    sent.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        while sent.load(Ordering::Relaxed) < 20 {
+            std::thread::yield_now();
+        }
+        server.signal(libc::SIGTERM);
+        let status = server.wait_exit();
+        println!("{status} after {} floods of 126 KB", sent.load(Ordering::Relaxed));
+        assert!(status.success(), "{status}");
+    });
+}
+
 /// Many clients work while the signal comes: every reply that comes is whole, and the server ends.
 #[test]
 fn a_stop_under_load() {
@@ -121,5 +151,30 @@ fn a_unix_socket_can_be_taken_over() {
     for _ in 0..2 {
         let server = Start::new().unix_at(&path).start();
         server.connect().ask(b"mn\r\n", b"MN\r\n");
+    }
+}
+
+/// A new server takes the path over while the old one runs; the old one's end takes nothing of the new one's along.
+#[test]
+fn a_socket_that_was_taken_over_stays() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("cached.sock");
+    let mut old = Start::new().unix_at(&path).start();
+    old.connect().ask(b"set who 0 0 3\r\nold\r\n", b"STORED\r\n");
+    let inode = || std::fs::metadata(&path).map(|found| std::os::unix::fs::MetadataExt::ino(&found)).ok();
+    let before = inode();
+    // It listens on the path already, so only a new file says that the new server does.
+    let mut new = Start::new().unix_at(&path).start();
+    let deadline = Instant::now() + cached_tests::server::START_STOP_DEADLINE;
+    while inode() == before || inode().is_none() {
+        assert!(Instant::now() < deadline, "the new server does not listen");
+    }
+    old.signal(libc::SIGTERM);
+    assert!(old.wait_exit().success());
+    if finishes_what_it_accepted(&new) {
+        new.connect().ask(b"get who\r\n", b"END\r\n");
+        new.signal(libc::SIGTERM);
+        assert!(new.wait_exit().success());
+        assert!(!path.exists(), "the last one takes its file along");
     }
 }

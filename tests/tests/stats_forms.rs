@@ -100,6 +100,29 @@ fn conns() {
     assert_eq!(lines[0].1, format!("tcp:127.0.0.1:{}", server.port()));
     assert_eq!(lines[1].1, "conn_listening");
     assert_eq!(lines[4].1, lines[0].1);
+    assert_eq!(lines[5].1, "conn_parse_cmd", "who asks is within a command");
+}
+
+/// Who has announced a value and not sent it is said to be receiving it, however short it is.
+#[test]
+fn conns_within_a_value() {
+    for announced in ["set k 0 0 6\r\n", "set k 0 0 6\r\nabc", "set k 0 0 100000\r\nabc"] {
+        let server = Server::start("");
+        let mut sender = server.connect();
+        sender.send(b"mn\r\n");
+        sender.expect(b"MN\r\n", "the sender is served");
+        let mut conn = server.connect();
+        let states = |conn: &mut Conn| -> Vec<String> {
+            let lines = report(conn, "conns");
+            lines.into_iter().filter(|(name, _)| name.ends_with(":state")).map(|(_, state)| state).collect()
+        };
+        assert_eq!(states(&mut conn), ["conn_listening", "conn_read", "conn_parse_cmd"]);
+        sender.send(announced.as_bytes());
+        let deadline = std::time::Instant::now() + cached_tests::conn::DEADLINE;
+        while states(&mut conn)[1] != "conn_nread" {
+            assert!(std::time::Instant::now() < deadline, "{announced:?}: {:?}", states(&mut conn));
+        }
+    }
 }
 
 #[test]

@@ -7,9 +7,16 @@
 //! cached.fence.<domain>    epoch u64                        the same for changes in that order domain
 //! cached.stamp             epoch u64 │ sequence u64         of the last stamped change
 //! cached.intro             nonce u64                        an introduction is under way, see `fence.rs`
+//! cached.claim             claim                            the last claim of this object by itself
 //!
-//! cached.epoch             epoch u64                        of a scope, on %scope and %domain.*
+//! cached.epoch             claim                            of a scope, on %scope and %domain.*
+//! cached.epoch.domains     epoch u64                        the highest of a claim of a domain, on a namespace's %scope
+//! cached.epoch.objects     epoch u64                        the same of an object
+//! cached.epoch.narrower    epoch u64                        the same of anything, on the root's %scope
 //! cached.namespace         bytes                            the namespace's own name, on %scope
+//!
+//! claim = state u8 │ epoch u64 │ writer u128, with state 2: held, 3: asked for (`exclusive.rs`); or as older
+//! versions have written it, epoch u64: held by a writer that is not known
 //! ```
 //!
 //! Integers are big-endian, so that RADOS's bytewise comparison is theirs. A *ghost* is a RADOS object that
@@ -20,7 +27,7 @@
 
 use std::ffi::{CStr, CString};
 
-use blocker::{OrderDomain, Stamp};
+use blocker::{OrderDomain, Stamp, WriterId};
 
 pub(crate) const HEAD: &CStr = c"cached.head";
 pub(crate) const FENCE: &CStr = c"cached.fence";
@@ -28,6 +35,10 @@ pub(crate) const STAMP: &CStr = c"cached.stamp";
 pub(crate) const INTRO: &CStr = c"cached.intro";
 pub(crate) const EPOCH: &CStr = c"cached.epoch";
 pub(crate) const NAMESPACE: &CStr = c"cached.namespace";
+pub(crate) const CLAIM: &CStr = c"cached.claim";
+pub(crate) const DOMAINS: &CStr = c"cached.epoch.domains";
+pub(crate) const OBJECTS: &CStr = c"cached.epoch.objects";
+pub(crate) const NARROWER: &CStr = c"cached.epoch.narrower";
 const DOMAIN_FENCE: &[u8] = b"cached.fence.";
 
 const LIVE: u8 = 1;
@@ -86,6 +97,56 @@ impl Head {
     }
 }
 
+/// What a claim has left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Claim {
+    /// 0 if nothing was claimed.
+    pub(crate) epoch: u64,
+    /// `None` where an older version has written the record.
+    pub(crate) writer: Option<WriterId>,
+    /// Whether the claim has come through, as far as its record shows.
+    pub(crate) is_held: bool,
+}
+
+const HELD: u8 = 2;
+const ASKED: u8 = 3;
+/// How long a record that names the writer is.
+const CLAIM_BYTES: usize = 25;
+
+impl Claim {
+    /// The attribute's value.
+    pub(crate) fn encode(self) -> Vec<u8> {
+        let Some(writer) = self.writer else { return self.epoch.to_be_bytes().to_vec() };
+        let mut bytes = Vec::with_capacity(CLAIM_BYTES);
+        bytes.push(if self.is_held { HELD } else { ASKED });
+        bytes.extend(self.epoch.to_be_bytes());
+        bytes.extend(writer.0.to_be_bytes());
+        bytes
+    }
+
+    /// The claim behind an attribute's value; `None` if it is none that any version writes.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        if let Some(epoch) = u64_of(bytes) {
+            return Some(Self { epoch, writer: None, is_held: true });
+        }
+        let (state, rest) = bytes.split_first()?;
+        let (epoch, writer) = rest.split_at_checked(8)?;
+        let writer = Some(WriterId(writer.try_into().ok().map(u128::from_be_bytes)?));
+        let claim = Self { epoch: u64_of(epoch)?, writer, is_held: *state == HELD };
+        [HELD, ASKED].contains(state).then_some(claim)
+    }
+
+    /// Whether this is a claim of `epoch` by another writer than `writer`, or by one that is not known.
+    pub(crate) fn excludes(self, epoch: u64, writer: WriterId) -> bool {
+        self.epoch == epoch && self.writer != Some(writer)
+    }
+
+    /// Whether `writer` holds `epoch` by this claim.
+    pub(crate) fn is_held_by(self, epoch: u64, writer: WriterId) -> bool {
+        self == Self { epoch, writer: Some(writer), is_held: true }
+    }
+}
+
 /// A number that was never there before.
 pub(crate) fn nonce() -> u64 {
     rand::random()
@@ -140,6 +201,24 @@ mod tests {
         assert!(stamps.map(encode_stamp).is_sorted());
         assert_eq!(stamps.map(|stamp| decode_stamp(&encode_stamp(stamp))), stamps.map(Some));
         assert_eq!(decode_stamp(&[0; 15]), None);
+    }
+
+    #[test]
+    fn a_claim_names_its_writer_unless_an_older_version_has_written_it() {
+        let (one, other) = (WriterId(u128::MAX - 1), WriterId(7));
+        for is_held in [true, false] {
+            let claim = Claim { epoch: 5, writer: Some(one), is_held };
+            assert_eq!(Claim::decode(&claim.encode()), Some(claim));
+            assert_eq!((claim.excludes(5, one), claim.excludes(5, other)), (false, true));
+            assert!(!claim.excludes(6, other));
+            assert_eq!((claim.is_held_by(5, one), claim.is_held_by(5, other)), (is_held, false));
+        }
+        let old = Claim::decode(&5_u64.to_be_bytes()).unwrap();
+        assert_eq!((old.epoch, old.excludes(5, one), old.is_held_by(5, one)), (5, true, false));
+        assert_eq!(Claim::decode(&old.encode()), Some(old));
+        for wrong in [&b""[..], &[2; 24], &[2; 26], &[1; 25], &[0; 9]] {
+            assert_eq!(Claim::decode(wrong), None, "{wrong:?}");
+        }
     }
 
     #[test]

@@ -258,6 +258,18 @@ pub(crate) fn describe(code: i32) -> String {
     std::io::Error::from_raw_os_error(-code).to_string()
 }
 
+/// What is wrong with the keyring that is named, as far as can be seen from here.
+fn wrong_keyring(config: &RadosConfig) -> Option<String> {
+    let path = config.keyring.as_ref()?;
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) => return Some(format!("the keyring {} cannot be read: {error}", path.display())),
+    };
+    let section = format!("[client.{}]", config.user);
+    let has_user = text.lines().any(|line| line.trim() == section);
+    (!has_user).then(|| format!("the keyring {} has no key of client.{}", path.display(), config.user))
+}
+
 /// Why connecting failed, and what to look at.
 fn refused(config: &RadosConfig, code: i32) -> Error {
     let user = &config.user;
@@ -269,13 +281,24 @@ fn refused(config: &RadosConfig, code: i32) -> Error {
             )
             .into(),
         ),
-        errno::NOENT => Error::Denied(
-            format!("there is no keyring with a key of client.{user}; name one with keyring=FILE").into(),
-        ),
-        errno::PERM | errno::ACCES | errno::OPNOTSUPP => Error::Denied(
-            format!(
-                "the cluster does not accept client.{user} ({}); look at user and keyring",
+        errno::NOENT => Error::Denied(match wrong_keyring(config) {
+            Some(why) => why.into(),
+            None => format!("there is no keyring with a key of client.{user}; name one with keyring=FILE").into(),
+        }),
+        errno::PERM | errno::ACCES | errno::OPNOTSUPP => Error::Denied(match wrong_keyring(config) {
+            Some(why) => why.into(),
+            None => format!(
+                "the cluster does not accept client.{user} ({}): there is no such user, or its key is another; \
+                 look at user and keyring",
                 describe(code)
+            )
+            .into(),
+        }),
+        // The keyring was found, and is none.
+        errno::IO | errno::INVAL => Error::Denied(
+            format!(
+                "the keyring has no key of client.{user} that can be read; `ceph auth get client.{user}` prints \
+                 the right one"
             )
             .into(),
         ),

@@ -67,13 +67,13 @@ impl RadosConfig {
     /// The keys of the text form: name, value, meaning.
     pub const KEYS: &[(&str, &str, &str)] = &[
         ("conf", "FILE", "Ceph's configuration file"),
-        ("user", "NAME", "the user, without client."),
+        ("user", "NAME", "the user, without client.; id means the same"),
         ("keyring", "FILE", "the file with the user's key"),
         ("root", "NAME", "the RADOS namespace under which everything lies"),
         ("prefix", "TEXT", "what the name of every RADOS object begins with"),
         ("object_bytes_max", "BYTES", "the largest object"),
-        ("connect_timeout_s", "SECONDS", "how long to wait for a monitor"),
-        ("op_timeout_s", "SECONDS", "how long to wait for an OSD; 0: for ever"),
+        ("connect_timeout_secs", "SECONDS", "how long to wait for a monitor"),
+        ("op_timeout_secs", "SECONDS", "how long to wait for an OSD; 0: for ever"),
         ("ops_in_flight_max", "COUNT", "operations under way at once"),
         ("bytes_in_flight_max", "BYTES", "payload under way at once"),
         ("heads_remembered_max", "COUNT", "objects remembered between changes"),
@@ -99,6 +99,12 @@ impl RadosConfig {
         if self.pool.is_empty() {
             return wrong("a pool must be named: rados:POOL".into());
         }
+        if self.user.is_empty() || self.user.starts_with("client.") {
+            return wrong(format!(
+                "user is {:?}; it must be a name without client., as in user=admin",
+                self.user
+            ));
+        }
         if !printable(&self.root, "%/") {
             return wrong("root takes at most 50 printable ASCII characters, without / and %".into());
         }
@@ -120,6 +126,14 @@ impl RadosConfig {
         Ok(())
     }
 
+    /// How long an operation waits for an OSD until the monitors are asked where that is now.
+    fn map_patience(&self) -> Duration {
+        const LONGEST: Duration = Duration::from_secs(3);
+        // In whole seconds: librados takes no less.
+        let some = Duration::from_secs(self.op_timeout.as_secs() / 3).max(Duration::from_secs(1));
+        if self.op_timeout.is_zero() { LONGEST } else { some.min(LONGEST) }
+    }
+
     /// What librados is told.
     pub(crate) fn options(&self) -> Vec<(String, String)> {
         let seconds = |time: Duration| time.as_secs_f64().to_string();
@@ -130,6 +144,11 @@ impl RadosConfig {
             // Its own throttle blocks the caller's thread; ours comes first.
             ("objecter_inflight_ops", (u64::from(self.ops_in_flight_max) * 2).to_string()),
             ("objecter_inflight_op_bytes", (self.bytes_in_flight_max * 2).to_string()),
+            // An OSD that restarts before the monitors have missed it: librados asks for the next map once, and
+            // if that is about something else, asks again only for an operation older than this, which must
+            // come before the operation fails.
+            ("objecter_tick_interval", "1".into()),
+            ("objecter_timeout", seconds(self.map_patience())),
             // An error is told by whoever called, once.
             ("log_to_stderr", "false".into()),
             ("err_to_stderr", "false".into()),
@@ -168,13 +187,13 @@ impl RadosConfig {
         let seconds = |key, value| number::<u32>(key, value).map(|n| Duration::from_secs(n.into()));
         match key {
             "conf" => self.conf_file = Some(value.into()),
-            "user" => value.clone_into(&mut self.user),
+            "user" | "id" => value.clone_into(&mut self.user),
             "keyring" => self.keyring = Some(value.into()),
             "root" => value.clone_into(&mut self.root),
             "prefix" => value.clone_into(&mut self.prefix),
             "object_bytes_max" => self.object_bytes_max = number(key, value)?,
-            "connect_timeout_s" => self.connect_timeout = seconds(key, value)?,
-            "op_timeout_s" => self.op_timeout = seconds(key, value)?,
+            "connect_timeout_secs" => self.connect_timeout = seconds(key, value)?,
+            "op_timeout_secs" => self.op_timeout = seconds(key, value)?,
             "ops_in_flight_max" => self.ops_in_flight_max = number(key, value)?,
             "bytes_in_flight_max" => self.bytes_in_flight_max = number(key, value)?,
             "heads_remembered_max" => self.heads_remembered_max = number(key, value)?,
@@ -198,7 +217,7 @@ mod tests {
     #[test]
     fn the_text_form_names_pool_and_keys() {
         let config: RadosConfig =
-            "vm,conf=/etc/c,user=u,root=r,prefix=p.,op_timeout_s=5,watch=true,librados.ms_async_op_threads=1"
+            "vm,conf=/etc/c,user=u,root=r,prefix=p.,op_timeout_secs=5,watch=true,librados.ms_async_op_threads=1"
                 .parse()
                 .unwrap();
         assert_eq!((config.pool.as_str(), config.user.as_str(), config.root.as_str()), ("vm", "u", "r"));
@@ -206,6 +225,22 @@ mod tests {
         let options = config.options();
         assert!(options.contains(&("ms_async_op_threads".into(), "1".into())));
         assert!(options.contains(&("rados_osd_op_timeout".into(), "5".into())));
+        assert_eq!("vm,id=u".parse::<RadosConfig>().unwrap().user, "u");
+    }
+
+    #[test]
+    fn the_monitors_are_asked_for_a_new_map_before_an_operation_fails() {
+        for (op_timeout_secs, wanted) in [(0, "3"), (1, "1"), (5, "1"), (6, "2"), (30, "3")] {
+            let config: RadosConfig = format!("vm,op_timeout_secs={op_timeout_secs}").parse().unwrap();
+            let options = config.options();
+            assert!(
+                options.contains(&("objecter_timeout".into(), wanted.into())),
+                "{op_timeout_secs}: {options:?}"
+            );
+        }
+        // What the operator says of it comes last, and holds.
+        let config: RadosConfig = "vm,librados.objecter_timeout=60".parse().unwrap();
+        assert_eq!(config.options().last(), Some(&("objecter_timeout".into(), "60".into())));
     }
 
     #[test]
@@ -214,7 +249,9 @@ mod tests {
             ("", "pool"),
             ("p,x", "KEY=VALUE"),
             ("p,x=1", "no key"),
-            ("p,op_timeout_s=soon", "whole number"),
+            ("p,op_timeout_secs=soon", "whole number"),
+            ("p,user=client.u", "without client."),
+            ("p,id=", "without client."),
             ("p,root=a/b", "root"),
             ("p,prefix=%", "prefix"),
             ("p,object_bytes_max=1", "object_bytes_max"),

@@ -17,6 +17,9 @@
 //! in the scope, and for each: a fence below e is raised to e; where there is no fence, an `intro` that is
 //! there is replaced by another nonce. Then it returns.
 //!
+//! Between the two it makes sure that no other writer holds the epoch in a scope that overlaps (`exclusive.rs`); if one
+//! does, it is refused, and has raised an epoch that nobody was promised.
+//!
 //! **Rule 3.** A fence never falls while its RADOS object exists. One is removed only if its fence tells
 //! nothing that the scopes do not tell: an unstamped deletion at fence 0, or a ghost that a claim finds with a
 //! fence and a stamp below its epoch.
@@ -43,15 +46,17 @@ use std::ffi::CString;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use blocker::admission::check_epoch_step;
 use blocker::event::Event;
-use blocker::{ClaimReply, Epoch, Error, Namespace, ObjectId, OrderDomain, Result, Scope};
+use blocker::{ClaimReply, Epoch, Error, Namespace, ObjectId, OrderDomain, Result, Scope, WriterId};
 use futures_util::StreamExt;
 
-use crate::attr::{self, EPOCH, FENCE, HEAD, Head, INTRO, NAMESPACE, STAMP};
+use crate::attr::{self, CLAIM, Claim, EPOCH, FENCE, HEAD, Head, INTRO, NAMESPACE, STAMP};
 use crate::core::{Core, Space};
+use crate::exclusive::Above;
 use crate::ffi::{COMPARE_EQ, COMPARE_GT, errno};
 use crate::list::Found;
-use crate::op::{ReadOp, WriteOp};
+use crate::op::WriteOp;
 use crate::view::View;
 
 /// How many objects a claim has in hand at once.
@@ -169,41 +174,44 @@ impl Core {
 
     /// The epoch that an object of the store's own carries; `None` if there is no such object.
     async fn epoch(self: &Arc<Self>, space: &Space, name: &CString) -> Result<Option<u64>> {
-        let op = ReadOp { attributes: true, ..ReadOp::default() };
-        let (outcome, found) = self.limits.read(&space.ioctx, name, op).await;
-        if outcome.code < 0 {
-            return match self.failed_read(space, outcome.code) {
-                Error::Missing => Ok(None),
-                error => Err(error),
-            };
-        }
-        let value = found.attributes.iter().find(|(name, _)| name == EPOCH.to_bytes());
-        let unreadable = || Error::Corrupt("the epoch of a scope is not as this program writes it".into());
-        value.map_or(Ok(Some(0)), |(_, value)| attr::u64_of(value).ok_or_else(unreadable).map(Some))
+        Ok(self.record(space, name).await?.map(|record| record.claim.epoch))
     }
 
-    /// Raises it. Whether that changed anything.
-    async fn raise_epoch(
+    /// Writes the record of a claim of a scope: raises its epoch, or marks the claim as held. `above` is what the
+    /// wider scopes have. Whether the epoch has risen.
+    async fn record_claim(
         self: &Arc<Self>,
         space: &Space,
         name: &CString,
         namespace: Option<&Namespace>,
-        epoch: u64,
+        above: Above,
+        claim: Claim,
     ) -> Result<bool> {
+        let Claim { epoch, writer: Some(writer), .. } = claim else { return Ok(false) };
         for _ in 0..TRIES {
+            let record = self.record(space, name).await?;
+            let (is_there, record) = (record.is_some(), record.unwrap_or_default());
+            let current = record.claim;
+            if current.epoch > epoch {
+                return Err(Error::Fenced { epoch: Epoch(current.epoch) });
+            }
+            // One that was only asked for gives way to one that is held by way of a wider scope.
+            if current.excludes(epoch, writer) && (current.is_held || !above.is_held) {
+                return Err(Error::Fenced { epoch: Epoch(epoch) });
+            }
+            if current == claim || current.is_held_by(epoch, writer) {
+                return Ok(false);
+            }
+            check_epoch_step(Epoch(current.epoch.max(above.in_force)), Epoch(epoch))?;
             let op = WriteOp::new(&space.ioctx.cluster.api);
-            let op = match self.epoch(space, name).await? {
-                Some(current) if current > epoch => return Err(Error::Fenced { epoch: Epoch(current) }),
-                Some(current) if current == epoch => return Ok(false),
-                // Raised in one step, so that two claims cannot lower each other's.
-                Some(_) => op.compare(EPOCH, COMPARE_GT, &epoch.to_be_bytes()),
-                None => match namespace {
-                    Some(namespace) => op.create().set(NAMESPACE, namespace.as_bytes()),
-                    None => op.create(),
-                },
+            let op = match (is_there, namespace) {
+                // In one step, so that two claims cannot undo each other's.
+                (true, _) => op.compare(EPOCH, COMPARE_EQ, &record.claim_bytes),
+                (false, Some(namespace)) => op.create().set(NAMESPACE, namespace.as_bytes()),
+                (false, None) => op.create(),
             };
-            match self.change_own(space, name, op.set(EPOCH, &epoch.to_be_bytes())).await.code {
-                0.. => return Ok(true),
+            match self.change_own(space, name, op.set(EPOCH, &claim.encode())).await.code {
+                0.. => return Ok(current.epoch < epoch),
                 errno::EXIST | errno::CANCELED => {}
                 errno::NOENT => match self.failed_read(space, errno::NOENT) {
                     Error::Missing => {}
@@ -217,7 +225,12 @@ impl Core {
 
     // ---- claiming
 
-    pub(crate) async fn claim(self: &Arc<Self>, scope: Scope, epoch: Epoch) -> Result<ClaimReply> {
+    pub(crate) async fn claim(
+        self: &Arc<Self>,
+        scope: Scope,
+        epoch: Epoch,
+        writer: WriterId,
+    ) -> Result<ClaimReply> {
         if epoch == Epoch(0) {
             // Binds nobody, so it changes nothing; it tells who has claimed.
             return match self.epoch_in_force(&scope).await? {
@@ -226,8 +239,8 @@ impl Core {
             };
         }
         let raised = match &scope {
-            Scope::Object(object) => self.claim_object(object, epoch.0).await?,
-            _ => self.claim_scope(&scope, epoch.0).await?,
+            Scope::Object(object) => self.claim_object(&scope, object, (epoch.0, writer)).await?,
+            _ => self.claim_scope(&scope, (epoch.0, writer)).await?,
         };
         if raised {
             self.events.publish(&Event::Fenced(scope.clone(), epoch));
@@ -262,41 +275,43 @@ impl Core {
     }
 
     /// Raises the scope's epoch, then meets every object in it.
-    async fn claim_scope(self: &Arc<Self>, scope: &Scope, epoch: u64) -> Result<bool> {
+    async fn claim_scope(self: &Arc<Self>, scope: &Scope, (epoch, writer): (u64, WriterId)) -> Result<bool> {
         let pool = self.pool();
-        let own = self.layout.internal(crate::layout::SCOPE);
-        // A wider scope may be claimed with a newer epoch already.
-        let all = self.epoch(&pool.root, &own).await?.unwrap_or(0);
-        if all > epoch {
-            return Err(Error::Fenced { epoch: Epoch(all) });
-        }
-        let (raised, listed, domain) = match scope {
-            Scope::All => (self.raise_epoch(&pool.root, &own, None, epoch).await?, None, None),
-            Scope::Namespace(namespace) => {
-                let space = self.space(namespace)?;
-                (self.raise_epoch(&space, &own, Some(namespace), epoch).await?, Some(space), None)
-            }
+        let whole = self.layout.internal(crate::layout::SCOPE);
+        let (space, name, namespace, domain) = match scope {
+            Scope::All => (Arc::clone(&pool.root), whole, None, None),
+            Scope::Namespace(namespace) => (self.space(namespace)?, whole, Some(namespace), None),
             Scope::Domain(namespace, domain) => {
                 let space = self.space(namespace)?;
-                let whole = self.scopes(&space, namespace, None).await?.whole;
-                if whole > epoch {
-                    return Err(Error::Fenced { epoch: Epoch(whole) });
-                }
-                let name = self.layout.domain(*domain);
-                (self.raise_epoch(&space, &name, None, epoch).await?, Some(space), Some(*domain))
+                // Names the namespace, if nothing has yet.
+                self.scopes(&space, namespace, None).await?;
+                (space, self.layout.domain(*domain), None, Some(*domain))
             }
             _ => return Err(Error::Unsupported("a claim of that scope".into())),
         };
+        let own = self.record(&space, &name).await?.unwrap_or_default().claim;
+        let above = self.look_above(scope, (epoch, writer), own.is_held_by(epoch, writer)).await?;
+        if !above.is_held && own.epoch < epoch {
+            self.look_beside(scope, (epoch, writer)).await?;
+        }
+        let asked = Claim { epoch, writer: Some(writer), is_held: false };
+        let raised = self.record_claim(&space, &name, namespace, above, asked).await?;
+        // The epoch is raised, but not every object knows.
+        let after_raise = |error| match error {
+            Error::Retryable(reason) if raised => Error::OutcomeUnknown(reason),
+            error => error,
+        };
+        let hold = self.hold(scope, asked, above.is_held);
+        hold.await.map_err(after_raise)?;
+        let held = Claim { is_held: true, ..asked };
+        self.record_claim(&space, &name, namespace, above, held).await.map_err(after_raise)?;
         // Also when the epoch was there already: whoever raised it may not have come through.
-        let found = self.find_all(&pool, listed)?;
+        let listed = domain.is_some() || namespace.is_some();
+        let found = self.find_all(&pool, listed.then_some(space))?;
         let met = found.map(|found| self.meet(found, domain, epoch)).buffer_unordered(CLAIM_OBJECTS);
         let mut met = std::pin::pin!(met);
         while let Some(done) = met.next().await {
-            done.map_err(|error| match error {
-                // The epoch is raised, but not every object knows.
-                Error::Retryable(reason) if raised => Error::OutcomeUnknown(reason),
-                error => error,
-            })?;
+            done.map_err(after_raise)?;
         }
         self.objects.forget_all();
         Ok(raised)
@@ -351,35 +366,94 @@ impl Core {
         domain.is_none() && matches!(view.head, Head::Ghost { .. }) && stamp.is_some() && fence < epoch
     }
 
+    /// What comes between the record of a claim that is asked for and that of one that is held.
+    async fn hold(self: &Arc<Self>, scope: &Scope, asked: Claim, is_held: bool) -> Result<()> {
+        let Claim { epoch, writer: Some(writer), .. } = asked else { return Ok(()) };
+        self.announce(scope, epoch).await?;
+        let above = self.look_above(scope, (epoch, writer), is_held).await?;
+        if above.is_held { Ok(()) } else { self.look_beside(scope, (epoch, writer)).await }
+    }
+
     /// An object that is claimed by itself: its fence is raised, where need be that of its ghost.
-    async fn claim_object(self: &Arc<Self>, object: &ObjectId, epoch: u64) -> Result<bool> {
+    async fn claim_object(
+        self: &Arc<Self>,
+        scope: &Scope,
+        object: &ObjectId,
+        (epoch, writer): (u64, WriterId),
+    ) -> Result<bool> {
+        let mut raised = false;
+        let claimed = self.try_claim_object(scope, object, (epoch, writer), &mut raised).await;
+        claimed.map_err(|error| match error {
+            // Perhaps as far as its fence.
+            Error::Retryable(reason) if raised => Error::OutcomeUnknown(reason),
+            error => error,
+        })?;
+        Ok(raised)
+    }
+
+    async fn try_claim_object(
+        self: &Arc<Self>,
+        scope: &Scope,
+        object: &ObjectId,
+        (epoch, writer): (u64, WriterId),
+        raised: &mut bool,
+    ) -> Result<()> {
         let space = self.space(&object.namespace)?;
-        let bytes = epoch.to_be_bytes();
+        let fenced = |epoch| Err(Error::Fenced { epoch: Epoch(epoch) });
+        let asked = Claim { epoch, writer: Some(writer), is_held: false };
+        let held = Claim { is_held: true, ..asked };
         for _ in 0..TRIES {
             let view = self.look(&space, &object.name, false).await?;
+            let fence = view.fence.unwrap_or(0);
+            if fence > epoch {
+                return fenced(fence);
+            }
+            let own = view.claim.as_deref().copied().unwrap_or_default();
+            let above = self.look_above(scope, (epoch, writer), own == held).await?;
+            if own == held {
+                return Ok(());
+            }
+            if own.excludes(epoch, writer) && (own.is_held || !above.is_held) {
+                return fenced(epoch);
+            }
             let op = WriteOp::new(&space.ioctx.cluster.api);
-            let op = match view.fence {
-                Some(fence) if fence > epoch => return Err(Error::Fenced { epoch: Epoch(fence) }),
-                Some(fence) if fence == epoch => return Ok(false),
-                Some(_) => op.compare(FENCE, COMPARE_GT, &bytes).set(FENCE, &bytes),
-                None => {
-                    let Some(view) = self.introduce(&space, object, view).await? else { continue };
-                    let whole = self.scopes(&space, &object.namespace, None).await?.whole;
-                    if whole > epoch {
-                        self.withdraw(&space, object, &view).await;
-                        return Err(Error::Fenced { epoch: Epoch(whole) });
-                    }
-                    let nonce = view.intro.unwrap_or_default().to_be_bytes();
-                    op.compare(FENCE, COMPARE_EQ, b"")
-                        .compare(INTRO, COMPARE_EQ, &nonce)
-                        .set(FENCE, &bytes)
-                        .unset(INTRO)
+            let op = if own == asked {
+                // It is this claim, or one whose answer was lost.
+                self.hold(scope, asked, above.is_held).await?;
+                op.compare(CLAIM, COMPARE_EQ, &own.encode()).set(CLAIM, &held.encode())
+            } else {
+                // A fence comes from a wider scope, from a stamp, or from a claim: one of an older version, if
+                // there is no record of it.
+                let stamped = view.stamp.map_or(0, |stamp| stamp.epoch.0);
+                if fence == epoch && ![above.in_force, stamped, own.epoch].contains(&fence) {
+                    return fenced(epoch);
                 }
+                if !above.is_held {
+                    self.look_beside(scope, (epoch, writer)).await?;
+                }
+                check_epoch_step(Epoch(fence.max(above.in_force)), Epoch(epoch))?;
+                *raised |= fence.max(above.in_force) < epoch;
+                let was = view.claim.as_deref().map_or_else(Vec::new, |claim| claim.encode());
+                let op = op.compare(CLAIM, COMPARE_EQ, &was);
+                let op = match view.fence {
+                    Some(fence) => op.compare(FENCE, COMPARE_EQ, &fence.to_be_bytes()),
+                    None => {
+                        let Some(view) = self.introduce(&space, object, view).await? else { continue };
+                        let whole = self.scopes(&space, &object.namespace, None).await?.whole;
+                        if whole > epoch {
+                            self.withdraw(&space, object, &view).await;
+                            return fenced(whole);
+                        }
+                        let nonce = view.intro.unwrap_or_default().to_be_bytes();
+                        op.compare(FENCE, COMPARE_EQ, b"").compare(INTRO, COMPARE_EQ, &nonce).unset(INTRO)
+                    }
+                };
+                op.set(FENCE, &epoch.to_be_bytes()).set(CLAIM, &asked.encode())
             };
             self.objects.forget(object);
             match self.change_object(&space, object, op, || ()).await.code {
-                0.. => return Ok(true),
-                errno::CANCELED => {}
+                // Asked for or held: the next look shows it.
+                0.. | errno::CANCELED => {}
                 errno::NOENT => match self.failed_read(&space, errno::NOENT) {
                     Error::Missing => {}
                     gone => return Err(gone),

@@ -90,6 +90,13 @@ impl Layout {
     pub(crate) fn domain(&self, domain: OrderDomain) -> CString {
         c_string(format!("{}%domain.{:016x}", self.prefix, domain.0))
     }
+
+    /// The domain whose epoch a RADOS object of this name has.
+    pub(crate) fn domain_of(&self, rados_name: &[u8]) -> Option<OrderDomain> {
+        let digits = rados_name.strip_prefix(self.prefix.as_bytes())?.strip_prefix(b"%domain.")?;
+        let digits = std::str::from_utf8(digits).ok().filter(|digits| digits.len() == 16)?;
+        u64::from_str_radix(digits, 16).ok().map(OrderDomain)
+    }
 }
 
 fn c_string(text: String) -> CString {
@@ -154,6 +161,7 @@ mod tests {
         {
             assert_eq!(layout.name_of(name), None, "{}", name.escape_ascii());
         }
+        assert_eq!(own.map(|own| layout.domain_of(own.as_bytes())), [None, None, Some(OrderDomain(7))]);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! - `change.rs`: look, decide, and apply if what was seen still holds: one round trip for an object that was
 //!   changed before, whatever the change.
 //! - `fence.rs`: how a claim reaches every object of a scope, those included that do not exist yet. With proof.
+//! - `exclusive.rs`: why no two writers hold the same epoch in scopes that overlap.
 //! - `settle.rs`: what is done after a timeout, so that a change that comes late is refused.
 //! - `aio.rs`: completions as futures; what librados touches outlives a future that is dropped.
 //! - `ffi.rs`: the functions of librados that are used.
@@ -16,11 +17,16 @@
 //!
 //! A change of many ranges (`write_runs`) is one RADOS operation with a step for each.
 //!
-//! Known limit: the connection is one `rados_t` for the life of the store. An OSD that is killed and comes up at
-//! the same address before the monitor has missed it can leave librados asking the one that is gone: operations
-//! end in `OutcomeUnknown` or `Retryable` after `op_timeout`, and only a new process (or the next change of the
-//! OSD map) ends that. A new connection by ourselves would have to prove that nothing of the old one is still to
-//! land before the first change is made through it; `settle.rs` does so for an object, not for a connection.
+//! Where an OSD is, librados learns from the cluster's map. When a connection breaks, it subscribes to the next
+//! map, once; if that is about something else (an OSD that boots changes the map before it is up), it goes on
+//! connecting to the process that is gone, until an operation is older than `objecter_timeout` (10 s, as Ceph
+//! has it). Operations with a shorter timeout of their own never are. So the store sets `objecter_timeout` below
+//! `op_timeout`, and asks for the newest map after each timeout (`Core::refresh`): an OSD that is back is found
+//! within seconds, whether the monitors had missed it or not.
+//!
+//! Known limit: the connection is one `rados_t` for the life of the store. A network that drops packets in
+//! silence, with the OSD alive and in the map, is noticed by TCP only: operations end in `OutcomeUnknown` or
+//! `Retryable` after `op_timeout` each, until the kernel gives the connection up.
 //!
 //! Other programs may read the objects, and objects that they put there are objects here; while this store
 //! changes an object, no one else should.
@@ -41,6 +47,7 @@ mod change;
 mod cluster;
 mod config;
 mod core;
+mod exclusive;
 mod fence;
 mod ffi;
 mod layout;

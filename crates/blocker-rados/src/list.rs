@@ -200,6 +200,20 @@ impl Core {
         Ok(namespaces)
     }
 
+    /// The names of the records of all domains of a namespace that have been claimed.
+    pub(crate) async fn domain_records(self: &Arc<Self>, space: &Arc<Space>) -> Result<Vec<CString>> {
+        let layout = self.layout.clone();
+        let walked = self.walk(space, move |ioctx| {
+            let mut found = Vec::new();
+            each_name(ioctx, |name, _| {
+                found.extend(layout.domain_of(name).map(|domain| layout.domain(domain)));
+                true
+            })?;
+            Ok(found)
+        });
+        walked.await?.map_err(|code| self.failed_read(space, code))
+    }
+
     /// Runs a walk on a thread that may block. The outer error is ours, the inner librados's.
     async fn walk<T: Send + 'static>(
         &self,

@@ -197,7 +197,7 @@ impl Blocker for RadosStore {
         self.check(&call, watched, None, async move {
             // From its first step on it may have made a difference.
             begun.set(true);
-            core.claim(request.scope, request.epoch).await
+            core.claim(request.scope, request.epoch, request.writer).await
         })
     }
 

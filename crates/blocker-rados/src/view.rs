@@ -27,13 +27,22 @@ pub(crate) struct View {
     /// The nonce of an introduction that is under way.
     pub(crate) intro: Option<u64>,
     pub(crate) stamp: Option<Stamp>,
+    /// The last claim of the object by itself; few objects have one.
+    pub(crate) claim: Option<Box<attr::Claim>>,
     /// RADOS's version; 0 if the view was not read but follows from a change of ours.
     pub(crate) version: u64,
 }
 
 impl View {
-    pub(crate) const ABSENT: Self =
-        Self { head: Head::Absent, fence: None, domains: Vec::new(), intro: None, stamp: None, version: 0 };
+    pub(crate) const ABSENT: Self = Self {
+        head: Head::Absent,
+        fence: None,
+        domains: Vec::new(),
+        intro: None,
+        stamp: None,
+        claim: None,
+        version: 0,
+    };
 
     /// What a read of size and attributes found.
     ///
@@ -52,6 +61,10 @@ impl View {
                 name if name == attr::INTRO.to_bytes() => view.intro = Some(number()?),
                 name if name == attr::STAMP.to_bytes() => {
                     view.stamp = Some(attr::decode_stamp(value).ok_or_else(|| unreadable(name))?);
+                }
+                name if name == attr::CLAIM.to_bytes() => {
+                    let claim = attr::Claim::decode(value).ok_or_else(|| unreadable(name))?;
+                    view.claim = Some(Box::new(claim));
                 }
                 name => {
                     if let Some(domain) = attr::fenced_domain(name) {
@@ -228,7 +241,7 @@ mod tests {
         let domain = attr::domain_fence(OrderDomain(3));
         let view = View::read(outcome, &with(domain.as_bytes(), &8_u64.to_be_bytes())).unwrap();
         assert_eq!(view.domain_fence(OrderDomain(3)), Some(8));
-        for name in [attr::HEAD, attr::FENCE, attr::STAMP, attr::INTRO] {
+        for name in [attr::HEAD, attr::FENCE, attr::STAMP, attr::INTRO, attr::CLAIM] {
             let read = View::read(outcome, &with(name.to_bytes(), b"?"));
             assert!(matches!(read, Err(Error::Corrupt(_))), "{name:?}");
         }

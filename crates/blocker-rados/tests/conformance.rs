@@ -15,11 +15,12 @@ use support::Cluster;
 struct Rados<'a> {
     cluster: &'a Cluster,
     store: Mutex<Option<Arc<RadosStore>>>,
-    kills: bool,
+    /// How the OSD ends and comes back.
+    kills: Option<&'static str>,
 }
 
 impl<'a> Rados<'a> {
-    fn new(cluster: &'a Cluster, kills: bool) -> Self {
+    fn new(cluster: &'a Cluster, kills: Option<&'static str>) -> Self {
         Self { cluster, store: Mutex::default(), kills }
     }
 }
@@ -36,10 +37,7 @@ impl Harness for Rados<'_> {
     /// Kills the OSD, and starts it on the same store. The client stays, as it would, and is given the time
     /// to find it again: on a busy machine that can take longer than one operation waits.
     fn power_cycle(&self) -> Option<Arc<dyn Blocker>> {
-        if !self.kills {
-            return None;
-        }
-        self.cluster.dev("osd", &["restart"]);
+        self.cluster.dev("osd", &[self.kills?]);
         let store = self.store.lock().unwrap().clone()?;
         let nobody = ObjectId::new(Namespace::new("power").unwrap(), Name::new("on?").unwrap());
         for _ in 0..5 {
@@ -63,7 +61,7 @@ fn passes(harness: &dyn Harness, filter: &str) {
 #[test]
 fn memstore() {
     let Some(cluster) = Cluster::up("memstore") else { return };
-    passes(&Rados::new(&cluster, false), "");
+    passes(&Rados::new(&cluster, None), "");
 }
 
 #[test]
@@ -72,7 +70,7 @@ fn bluestore_and_the_osd_killed_in_between() {
     for theme in
         ["content::", "conditions::", "fencing::", "limits::", "concurrent::", "cancel::", "random::"]
     {
-        passes(&Rados::new(&cluster, false), theme);
+        passes(&Rados::new(&cluster, None), theme);
     }
     // A restart takes seconds, so only what each of them says most; all of them with the variable.
     let all = std::env::var_os("CACHED_RADOS_ALL_CRASHES").is_some();
@@ -87,6 +85,19 @@ fn bluestore_and_the_osd_killed_in_between() {
         ]
     };
     for filter in cases {
-        passes(&Rados::new(&cluster, true), filter);
+        passes(&Rados::new(&cluster, Some("restart")), filter);
     }
+}
+
+/// Three copies, three monitors, one of them gone, a user that may read and write the pool and no more.
+#[test]
+fn as_operators_run_it() {
+    let Some(cluster) = Cluster::up_as_operated() else { return };
+    cluster.dev("mon", &["a", "kill"]);
+    let all = std::env::var_os("CACHED_RADOS_ALL_CRASHES").is_some();
+    let themes: &[&str] = if all { &[""] } else { &["conditions::", "fencing::", "concurrent::"] };
+    for theme in themes {
+        passes(&Rados::new(&cluster, None), theme);
+    }
+    passes(&Rados::new(&cluster, Some("bounce")), "what_is_stored_survives");
 }

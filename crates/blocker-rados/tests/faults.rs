@@ -131,7 +131,8 @@ fn nothing_acknowledged_is_lost_when_the_osd_is_killed(cluster: &Cluster) {
                     std::thread::yield_now();
                 }
             }
-            cluster.dev("osd", &["restart"]);
+            // The second time it is back before anyone has missed it.
+            cluster.dev("osd", &[if kill == 0 { "restart" } else { "bounce" }]);
             let before = total();
             let start = Instant::now();
             while total() < before + KEYS {

@@ -122,6 +122,8 @@ fn a_deposed_writer_is_refused_by_the_store_on_every_object() {
         depose(&cluster, &Scope::All, None, round);
     }
     claims_meet_what_others_left(&cluster);
+    an_epoch_is_held_by_one_writer(&cluster);
+    claims_of_older_versions_belong_to_no_one(&cluster);
     news_reach_other_clients(&cluster);
     namespaces_are_found(&cluster);
 }
@@ -156,6 +158,89 @@ fn claims_meet_what_others_left(cluster: &Cluster) {
     assert_eq!(snapshot(&store), []);
     let attached = block_on(store.attach(object("x").namespace)).unwrap();
     assert_eq!(attached.epoch, Epoch(6));
+}
+
+/// Writers race for the same epoch in scopes that overlap, each by a connection of its own.
+fn an_epoch_is_held_by_one_writer(cluster: &Cluster) {
+    const ROUNDS: u64 = 12;
+    let config = cluster.config();
+    let namespace = || object("x").namespace;
+    let scopes = [
+        Scope::Namespace(namespace()),
+        Scope::Object(object("one")),
+        Scope::Domain(namespace(), OrderDomain(1)),
+        Scope::Namespace(namespace()),
+        Scope::All,
+    ];
+    let stores: Vec<_> = scopes.iter().map(|_| cluster.open(&config)).collect();
+    write(&*stores[0], &object("other"), b"x").unwrap();
+    let mut held = 0;
+    for round in 1..=ROUNDS {
+        let claim = |index: usize, writer: usize| {
+            let claim = ClaimRequest::new(scopes[index].clone(), Epoch(round), WriterId(writer as u128));
+            block_on(stores[index].claim(claim))
+        };
+        let start = std::sync::Barrier::new(scopes.len());
+        let winners: Vec<usize> = std::thread::scope(|threads| {
+            let racers: Vec<_> = (0..scopes.len())
+                .map(|index| {
+                    let (start, claim) = (&start, &claim);
+                    threads.spawn(move || {
+                        start.wait();
+                        claim(index, index)
+                    })
+                })
+                .collect();
+            let answers = racers.into_iter().map(|racer| racer.join().unwrap()).enumerate();
+            let answers = answers.map(|(index, answer)| match answer {
+                Ok(_) => Some(index),
+                Err(Error::Fenced { epoch }) => {
+                    assert_eq!(epoch, Epoch(round));
+                    None
+                }
+                Err(error) => panic!("{error}"),
+            });
+            answers.flatten().collect()
+        });
+        // All of these scopes overlap.
+        assert!(winners.len() <= 1, "epoch {round} is held by {winners:?}");
+        held += winners.len();
+        for index in 0..scopes.len() {
+            let again = claim(index, index).is_ok();
+            assert_eq!(again, winners.contains(&index), "epoch {round}, {index} of {winners:?}");
+        }
+    }
+    println!("{held} of {ROUNDS} epochs were had by anyone");
+}
+
+/// Records without a writer are held against everyone.
+fn claims_of_older_versions_belong_to_no_one(cluster: &Cluster) {
+    let config = cluster.config();
+    let store = cluster.open(&config);
+    let namespace = format!("{}/vm", config.root);
+    let claim = |scope: &Scope, epoch| {
+        block_on(store.claim(ClaimRequest::new(scope.clone(), Epoch(epoch), WriterId(0)))).map(drop)
+    };
+    let fenced = |epoch| Err(Error::Fenced { epoch: Epoch(epoch) });
+    write(&*store, &object("old"), b"x").unwrap();
+    cluster.set_attribute(&namespace, "%scope", "cached.epoch", &3_u64.to_be_bytes());
+    cluster.set_attribute(&namespace, "old", "cached.fence", &5_u64.to_be_bytes());
+    let whole = Scope::Namespace(object("x").namespace);
+    let one = Scope::Object(object("old"));
+    assert_eq!(claim(&whole, 0), fenced(3));
+    for epoch in [2, 3] {
+        assert_eq!(claim(&whole, epoch), fenced(3));
+    }
+    assert_eq!(claim(&one, 4), fenced(5));
+    assert_eq!(claim(&one, 5), fenced(5));
+    for scope in [&one, &whole] {
+        claim(scope, 6).unwrap();
+        claim(scope, 6).unwrap();
+    }
+    // A fence that a stamp has raised is no claim.
+    let stamp = WriteRequest::new(object("new"), 0, b"x").change(stamped(7, 1, None));
+    block_on(store.write(stamp)).unwrap();
+    claim(&Scope::Object(object("new")), 7).unwrap();
 }
 
 fn news_reach_other_clients(cluster: &Cluster) {

@@ -25,6 +25,9 @@ pub enum Event {
     Changed(Scope),
     /// The scope has been claimed: older epochs are refused from now on.
     Fenced(Scope, Epoch),
+    /// Changes of objects of the scope that had been acknowledged as less than *stored* are lost, and flushes that
+    /// cover them answer [`Error::WritesLost`](crate::Error::WritesLost): write again what was not stored.
+    WritesLost(Scope),
     /// The store has run out of space.
     Full,
     /// The store works, but not as it should.

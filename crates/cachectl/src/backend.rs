@@ -9,7 +9,7 @@ use std::time::Duration;
 use blocker::executor::block_on;
 use blocker::faulty::FaultPlan;
 use blocker::file::FileConfig;
-use blocker::{Blocker, Control, Faulty, FileStore, Memory, Namespace, Policy, Result, SystemClock};
+use blocker::{Blocker, Control, Error, Faulty, FileStore, Memory, Namespace, Policy, Result, SystemClock};
 use blocker_rados::{RadosConfig, RadosStore};
 use synapse::{Address, ClientConfig, Secret, SynapseBlocker};
 
@@ -121,23 +121,16 @@ impl Face {
             Self::There(server) => block_on(server.policy(namespace.clone())),
         }
     }
-
-    /// Treats a namespace otherwise.
-    ///
-    /// # Errors
-    /// `Unsupported` where nothing is cached.
-    pub(crate) fn set_policy(&self, namespace: &Namespace, policy: Policy) -> Result<()> {
-        match self {
-            Self::Here(control) => block_on(control.set_policy(namespace.clone(), policy)),
-            Self::There(server) => block_on(server.set_policy(namespace.clone(), policy)),
-        }
-    }
 }
 
 impl Opened {
     /// # Errors
     /// What opening it says.
-    pub(crate) fn open(spec: &BackendSpec, secret: Option<&Secret>) -> Result<Self> {
+    pub(crate) fn open(
+        spec: &BackendSpec,
+        secret: Option<&Secret>,
+        timeout: Option<Duration>,
+    ) -> Result<Self> {
         match spec {
             BackendSpec::Memory => {
                 let memory = Arc::new(Memory::default());
@@ -147,24 +140,43 @@ impl Opened {
             BackendSpec::File(dir) => {
                 // One call at a time: threads would only cost.
                 let config = FileConfig { threads: 0, ..FileConfig::default() };
+                // Here it is the path that is wrong, not what lies behind it.
+                std::fs::create_dir_all(dir).map_err(|error| {
+                    let dir = dir.display();
+                    Error::Denied(format!("{dir} is not there, and cannot be made: {error}").into())
+                })?;
                 let file = Arc::new(FileStore::open_with(dir, config, Arc::new(SystemClock))?);
                 let control = Face::Here(Arc::clone(&file) as _);
                 Ok(Self { backend: Arc::clone(&file) as _, control, open: Open::File(file) })
             }
             BackendSpec::Rados(config) => {
-                let rados = Arc::new(RadosStore::open(config.as_ref().clone())?);
+                let mut config = config.as_ref().clone();
+                if let Some(timeout) = timeout {
+                    config.op_timeout = match config.op_timeout {
+                        Duration::ZERO => timeout,
+                        own => own.min(timeout),
+                    };
+                    config.connect_timeout = config.connect_timeout.min(timeout);
+                }
+                let rados = Arc::new(RadosStore::open(config)?);
                 let control = Face::Here(Arc::clone(&rados) as _);
                 Ok(Self { backend: Arc::clone(&rados) as _, control, open: Open::Rados(rados) })
             }
             BackendSpec::Synapse(address) => {
                 let mut config = ClientConfig::new(address.clone());
                 config.secret = secret.cloned();
+                config.name = "cachectl".into();
+                config.call_timeout = timeout;
+                if let Some(timeout) = timeout {
+                    config.patience = config.patience.min(timeout);
+                    config.connect_timeout = config.connect_timeout.min(timeout);
+                }
                 let client = SynapseBlocker::connect_on_thread(config)?;
                 let control = Face::There(client.clone());
                 Ok(Self { backend: Arc::new(client), control, open: Open::Nothing })
             }
             BackendSpec::Faulty(plan, inner) => {
-                let Self { backend, control, open } = Self::open(inner, secret)?;
+                let Self { backend, control, open } = Self::open(inner, secret, timeout)?;
                 let backend = Arc::new(Faulty::new(backend, plan.clone(), Arc::new(SystemClock)));
                 Ok(Self { backend, control, open })
             }

@@ -28,7 +28,7 @@ use output::Output;
 #[derive(Parser)]
 #[command(name = "cachectl", version, max_term_width = 100)]
 struct Arguments {
-    /// file:DIR, memory:, rados:POOL[,KEY=VALUE]... (keys: conf, user, keyring, root, prefix, op_timeout_s
+    /// file:DIR, memory:, rados:POOL[,KEY=VALUE]... (keys: conf, user, keyring, root, prefix, op_timeout_secs
     /// and more; a wrong one lists them) or faulty:seed=N,...:BACKEND (keys: delay_us, delay_permille,
     /// error_permille, unknown_permille), synapse:HOST:PORT or synapse:unix:PATH for a server
     #[arg(short, long, value_name = "BACKEND", env = "CACHECTL_BACKEND")]
@@ -41,6 +41,10 @@ struct Arguments {
     /// The namespace of the objects.
     #[arg(short, long, default_value = "default")]
     namespace: String,
+
+    /// How long a request may take, in seconds, with the way to the server and back; 0 is as long as it takes.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    timeout: u64,
 
     /// Write one JSON value per line instead of text.
     #[arg(long)]
@@ -72,7 +76,8 @@ fn run(arguments: Arguments, output: &Output) -> Result<(), exit::Failure> {
     let backend = arguments.backend.as_ref().ok_or_else(|| {
         exit::Failure::Usage("which backend? give it with --backend, for example --backend file:DIR".into())
     })?;
-    let opened = Opened::open(backend, secret.as_ref())?;
+    let timeout = (arguments.timeout > 0).then(|| std::time::Duration::from_secs(arguments.timeout));
+    let opened = Opened::open(backend, secret.as_ref(), timeout)?;
     let done = arguments.command.run(&opened, &namespace, output);
     // Close in order even after a failure; the first failure is the one to tell.
     let closed = opened.close();

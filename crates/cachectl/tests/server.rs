@@ -64,6 +64,7 @@ fn a_server_is_used_like_any_backend() {
     let figures = host.ok(&["stats"]);
     assert!(figures.contains("objects") && figures.contains("synapse_requests"), "{figures}");
     host.fails(&["policy"], 1, "no policies");
+    host.fails(&["policy", "back"], 2, "from its configuration");
     let said = host.ok(&["--json", "bench", "--seconds", "1", "--objects", "2", "--writes", "30"]);
     let measured: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert!(measured["requests"].as_u64().unwrap() > 0, "{said}");
@@ -83,6 +84,30 @@ fn a_secret_is_taken_from_a_file() {
     host.fails(&["ls"], 4, "wants a secret");
     assert_eq!(host.ok(&["--secret-file", secret.to_str().unwrap(), "ls"]), "");
     host.fails(&["--secret-file", "/no/such/file", "ls"], 2, "/no/such/file");
+}
+
+#[test]
+fn a_server_that_never_answers_is_not_waited_for_longer_than_said() {
+    // It takes connections, and that is all.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let backend = format!("synapse:{}", silent.local_addr().unwrap());
+    let output = Command::new(env!("CARGO_BIN_EXE_cachectl"))
+        .args(["--backend", &backend, "--timeout", "1", "ls"])
+        .output()
+        .unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), error.lines().count()), (Some(5), 1), "{error}");
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_is_not_called_corrupt() {
+    let output = Command::new(env!("CARGO_BIN_EXE_cachectl"))
+        .args(["--backend", "file:/proc/no/such", "ls"])
+        .output()
+        .unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(4), "{error}");
+    assert!(error.contains("/proc/no/such is not there, and cannot be made"), "{error}");
 }
 
 #[test]

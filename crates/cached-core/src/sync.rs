@@ -2,22 +2,29 @@
 //!
 //! Everything in this crate that threads share goes through here, so that a test built with
 //! `--cfg shuttle` runs the very same code under a scheduler that tries other interleavings.
+//!
+//! A mutex may have a [`Rank`]: builds with debug assertions then check that every thread takes such locks in their order.
+
+#[cfg(debug_assertions)]
+use lock_order::Held;
+use lock_order::Rank;
+use std::ops::{Deref, DerefMut};
 
 #[cfg(not(shuttle))]
 mod imp {
-    pub(crate) use parking_lot::{Mutex, MutexGuard};
+    pub(super) use parking_lot::{Mutex as RawMutex, MutexGuard as RawGuard};
     pub(crate) use std::sync::Arc;
     pub(crate) use std::sync::atomic::{
         AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,
     };
 
-    /// Lets a mutex be tried with the same words under both schedulers.
-    pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    #[inline]
+    pub(super) fn try_lock<T>(mutex: &RawMutex<T>) -> Option<RawGuard<'_, T>> {
         mutex.try_lock()
     }
 
-    /// Takes a mutex; a panic of an earlier holder does not poison it.
-    pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    #[inline]
+    pub(super) fn lock<T>(mutex: &RawMutex<T>) -> RawGuard<'_, T> {
         mutex.lock()
     }
 
@@ -40,14 +47,14 @@ mod imp {
     pub(crate) use shuttle::sync::atomic::{
         AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,
     };
-    pub(crate) use shuttle::sync::{Mutex, MutexGuard};
+    pub(super) use shuttle::sync::{Mutex as RawMutex, MutexGuard as RawGuard};
     pub(crate) use std::sync::Arc;
 
-    pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    pub(super) fn try_lock<T>(mutex: &RawMutex<T>) -> Option<RawGuard<'_, T>> {
         mutex.try_lock().ok()
     }
 
-    pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    pub(super) fn lock<T>(mutex: &RawMutex<T>) -> RawGuard<'_, T> {
         mutex.lock().expect("a shuttle thread panicked while holding this lock")
     }
 
@@ -57,3 +64,92 @@ mod imp {
 }
 
 pub(crate) use imp::*;
+
+/// A mutex with a place in the lock order, or without one.
+#[derive(Default)]
+pub(crate) struct Mutex<T> {
+    raw: imp::RawMutex<T>,
+    #[cfg(debug_assertions)]
+    order: Option<(&'static Rank, u32)>,
+}
+
+impl<T> Mutex<T> {
+    /// A mutex whose order is not checked.
+    pub(crate) fn new(value: T) -> Mutex<T> {
+        Mutex {
+            raw: imp::RawMutex::new(value),
+            #[cfg(debug_assertions)]
+            order: None,
+        }
+    }
+
+    /// A mutex of this rank.
+    pub(crate) fn ranked(value: T, rank: &'static Rank) -> Mutex<T> {
+        Mutex::ranked_nth(value, rank, 0)
+    }
+
+    /// One of several mutexes of this rank, which a thread takes with rising numbers.
+    pub(crate) fn ranked_nth(value: T, rank: &'static Rank, number: u32) -> Mutex<T> {
+        let _ = (rank, number);
+        Mutex {
+            raw: imp::RawMutex::new(value),
+            #[cfg(debug_assertions)]
+            order: Some((rank, number)),
+        }
+    }
+}
+
+impl<T: std::fmt::Debug> std::fmt::Debug for Mutex<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.raw.fmt(f)
+    }
+}
+
+/// The right to what a [`Mutex`] holds.
+pub(crate) struct MutexGuard<'a, T> {
+    raw: imp::RawGuard<'a, T>,
+    /// Behind the guard, so that it is dropped after it.
+    #[cfg(debug_assertions)]
+    _order: Option<Held>,
+}
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.raw
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.raw
+    }
+}
+
+/// Takes a mutex; a panic of an earlier holder does not poison it.
+#[inline]
+#[cfg_attr(debug_assertions, track_caller)]
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    #[cfg(debug_assertions)]
+    let _order = mutex.order.map(|(rank, number)| rank.enter_nth(number));
+    MutexGuard {
+        raw: imp::lock(&mutex.raw),
+        #[cfg(debug_assertions)]
+        _order,
+    }
+}
+
+/// Takes a mutex if that needs no waiting.
+#[inline]
+#[cfg_attr(debug_assertions, track_caller)]
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    let raw = imp::try_lock(&mutex.raw)?;
+    Some(MutexGuard {
+        raw,
+        #[cfg(debug_assertions)]
+        _order: mutex.order.map(|(rank, _)| rank.enter_tried()),
+    })
+}

@@ -1,6 +1,6 @@
 //! `[objects.backend]`: the store behind the object cache. `kind` says which, and with it which other keys there are.
 
-use crate::mistake::{Mistake, require, within};
+use crate::mistake::{Mistake, mistake, require, within};
 use crate::size::Size;
 use ::synapse::{Address, ClientConfig, Secret};
 use blocker::file::FileConfig;
@@ -8,7 +8,7 @@ use blocker::memory::MemoryConfig;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The table, by kind.
@@ -73,7 +73,8 @@ pub struct RadosTable {
     pub pool: String,
     /// Ceph's configuration file.
     pub conf: PathBuf,
-    /// The user without `client.`.
+    /// The user without `client.`; `id` means the same.
+    #[serde(alias = "id")]
     pub user: String,
     /// The file with the user's key.
     pub keyring: PathBuf,
@@ -93,6 +94,9 @@ pub struct RadosTable {
     pub heads_remembered_max: usize,
     /// Hear of claims and invalidations that others make.
     pub watch: bool,
+    /// The largest object, where it is not said elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub object_bytes_max: Option<Size>,
     /// Settings handed to librados as they are.
     pub librados: BTreeMap<String, String>,
 }
@@ -113,6 +117,7 @@ impl Default for RadosTable {
             bytes_in_flight_max: Size(64 << 20),
             heads_remembered_max: 65_536,
             watch: false,
+            object_bytes_max: None,
             librados: BTreeMap::new(),
         }
     }
@@ -130,7 +135,7 @@ impl RadosTable {
         config.keyring = named(&self.keyring);
         config.root.clone_from(&self.root);
         config.prefix.clone_from(&self.prefix);
-        config.object_bytes_max = object_bytes_max;
+        config.object_bytes_max = self.object_bytes_max.map_or(object_bytes_max, |size| size.0);
         config.connect_timeout = Duration::from_secs(self.connect_timeout_secs);
         config.op_timeout = Duration::from_secs(self.op_timeout_secs);
         config.ops_in_flight_max = self.ops_in_flight_max;
@@ -272,6 +277,27 @@ impl<'de> Deserialize<'de> for BackendTable {
     }
 }
 
+/// A directory that is there, or that may be made.
+fn is_directory(key: &str, path: &Path) -> Result<(), Mistake> {
+    let Some(there) = path.ancestors().find(|path| path.as_os_str().is_empty() || path.exists()) else {
+        return Ok(());
+    };
+    require(there.as_os_str().is_empty() || there.is_dir(), key, || {
+        format!("is {}; {} is no directory", path.display(), there.display())
+    })
+}
+
+/// A file that is there, if one is named.
+fn can_be_read(key: &str, path: &Path) -> Result<(), Mistake> {
+    if path.as_os_str().is_empty() {
+        return Ok(());
+    }
+    match std::fs::File::open(path) {
+        Ok(_) => Ok(()),
+        Err(error) => mistake(key, format!("is {}, which cannot be read: {error}", path.display())),
+    }
+}
+
 /// The kinds there are, as they are written.
 fn kinds() -> String {
     BackendTable::KINDS.map(|kind| format!("\"{kind}\"")).join(", ")
@@ -290,6 +316,19 @@ impl BackendTable {
     /// The kinds there are.
     pub const KINDS: [&str; 4] = ["memory", "file", "rados", "synapse"];
 
+    /// File descriptors that the store may need.
+    #[must_use]
+    pub fn descriptors_max(&self) -> u64 {
+        /// Connections to monitors and to as many OSDs as most clusters have.
+        const RADOS_DESCRIPTORS: u64 = 1024;
+        match self {
+            BackendTable::Memory(_) => 0,
+            BackendTable::File(file) => (file.open_files_max + file.threads + 16) as u64,
+            BackendTable::Rados(_) => RADOS_DESCRIPTORS,
+            BackendTable::Synapse(remote) => u64::from(remote.connections) + 8,
+        }
+    }
+
     /// Whether it can work, as far as can be told without opening it.
     ///
     /// # Errors
@@ -303,6 +342,7 @@ impl BackendTable {
                 require(!table.path.as_os_str().is_empty(), "objects.backend.path", || {
                     "is missing; it must name a directory".into()
                 })?;
+                is_directory("objects.backend.path", &table.path)?;
                 within("objects.backend.threads", table.threads, 1..=1024)?;
                 within("objects.backend.open_files_max", table.open_files_max, 16..=1 << 20).map(drop)
             }
@@ -310,6 +350,13 @@ impl BackendTable {
                 require(!table.pool.is_empty(), "objects.backend.pool", || {
                     "is missing; it must name a pool".into()
                 })?;
+                require(
+                    !table.user.is_empty() && !table.user.starts_with("client."),
+                    "objects.backend.user",
+                    || format!("is \"{}\"; it must be a name without \"client.\"", table.user),
+                )?;
+                can_be_read("objects.backend.conf", &table.conf)?;
+                can_be_read("objects.backend.keyring", &table.keyring)?;
                 // Without it in the build, what is wrong is the kind.
                 require(cfg!(feature = "rados"), "objects.backend.kind", || {
                     "is \"rados\", which this cached was built without; build it with --features rados".into()

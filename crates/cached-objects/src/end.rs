@@ -20,8 +20,13 @@ pub struct Unfinished {
 impl Unfinished {
     /// The same of a cache that has this left.
     pub fn left(cache: &ObjectCache, why: impl Into<String>) -> Unfinished {
-        Unfinished { dirty_bytes: cache.counters().dirty_bytes, why: why.into() }
+        Unfinished { dirty_bytes: cache.counters().dirty_bytes + cache.lost().bytes(), why: why.into() }
     }
+}
+
+/// Whether a flush that failed like this may succeed if it is tried again.
+fn may_pass(error: &Error) -> bool {
+    error.is_retryable() || matches!(error, Error::DeadlinePassed | Error::OutcomeUnknown(_))
 }
 
 /// Stores what is dirty, for as long as `flush_max`. Nobody may change anything any more.
@@ -42,13 +47,10 @@ pub async fn store_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), U
             Ok(_) => return Ok(()),
             Err(error) => error,
         };
-        let in_vain = matches!(error, Error::NotStored(_) | Error::DeadlinePassed);
-        if in_vain && SystemClock.now() >= deadline || cache.counters().dirty_bytes == 0 {
-            // With nothing dirty left, what failed cannot be stored by anyone: it was refused, or lost below.
-            return Err(Unfinished::left(cache, error.to_string()));
-        }
+        // With nothing dirty left, what the store says is about what it has itself: it may yet be able to, or never.
+        let is_hopeless = !may_pass(&error) && cache.counters().dirty_bytes == 0;
         let again = SystemClock.now() + RETRY_DELAY;
-        if again >= deadline {
+        if is_hopeless || again >= deadline {
             return Err(Unfinished::left(cache, error.to_string()));
         }
         let words = error.to_string();

@@ -2,8 +2,10 @@
 
 use cached_core::policy;
 use std::fmt;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use synapse::Secret;
+use synapse::{Address, Secret};
 
 /// A key whose value cannot work. Whoever knows the file makes a line of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,6 +14,12 @@ pub struct Mistake {
     pub key: String,
     /// What is wrong, and what would be right.
     pub why: String,
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.key, self.why)
+    }
 }
 
 /// Says that `key` is wrong.
@@ -54,6 +62,42 @@ pub fn secret(key: &str, path: &Path) -> Result<Option<Secret>, Mistake> {
         return Ok(None);
     }
     Secret::from_file(path).map(Some).map_err(|why| Mistake { key: key.into(), why })
+}
+
+/// What is worth a warning about the file of a secret: that others than its owner can read it.
+#[must_use]
+pub fn secret_warning(path: &Path) -> Option<String> {
+    let mode = std::fs::metadata(path).ok()?.permissions().mode() & 0o777;
+    (mode & 0o044 != 0).then(|| {
+        let path = path.display();
+        format!("the secret in {path} can be read by others (mode {mode:03o}); chmod 600 {path} keeps it")
+    })
+}
+
+/// Refuses to listen where other machines can connect, unless there is a secret or it is wanted so.
+///
+/// # Errors
+/// The first address, and what would be right. A name is looked up when it is listened to, and judged again.
+pub fn check_exposure(
+    key: &str,
+    addresses: &[Address],
+    has_secret: bool,
+    allow_exposed: bool,
+) -> Result<(), Mistake> {
+    let exposed = addresses.iter().find_map(|address| match address {
+        Address::Tcp(text) => text.parse::<SocketAddr>().ok().filter(|at| !at.ip().is_loopback()),
+        Address::Unix(_) => None,
+    });
+    match exposed.filter(|_| !has_secret && !allow_exposed) {
+        None => Ok(()),
+        Some(at) => mistake(
+            key,
+            format!(
+                "{at} can be reached from other machines, and there is no secret: name a secret_file, or set \
+                 allow_exposed = true"
+            ),
+        ),
+    }
 }
 
 /// The name of an eviction policy that there is.

@@ -197,6 +197,8 @@ impl ObjectsTable {
             },
             huge_pages: self.huge_pages,
             flush_gap_bytes_max: self.flush_gap_bytes_max.0,
+            // No key: it bounds how long a store may break its promise to answer, not how it is used.
+            flush_timeout: ObjectCacheConfig::default().flush_timeout,
             hash_seed: None,
         })
     }

@@ -98,7 +98,7 @@ fn who_never_sends_the_rest_holds_a_bounded_share_and_gives_it_back() {
         let mut peer = std::net::TcpStream::connect(address).unwrap();
         let session = SessionId { client: [9; 16], lane };
         let credits = Credits { slots: 4, bytes: 16 << 20 };
-        let hello = Hello { session, features: Features(0), nonce: [1; 32], credits };
+        let hello = Hello::new(session, Features(0), [1; 32], credits);
         let mut out = Vec::new();
         hello.encode(&mut out);
         let write = Request::Write(WriteRequest::new(object("o"), 0, vec![1; 1 << 20]));

@@ -10,7 +10,7 @@
 //! let server = Server::open(Settings::default(), Logging::embedded(0))?;
 //! println!("{:?}", server.addresses());
 //! server.run(std::future::pending())?;
-//! # Ok::<(), cached_server::StartError>(())
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
 pub mod cli;
@@ -18,6 +18,7 @@ pub mod clock;
 pub mod config;
 pub mod limits;
 pub mod objects;
+pub mod panics;
 pub mod pid_file;
 pub mod process;
 pub mod settings;
@@ -27,14 +28,16 @@ pub mod systemd;
 mod conn;
 mod exec;
 mod listen;
+mod locks;
 mod logging;
 mod server;
 mod shared;
 mod stats;
+mod trials;
 mod watch;
 mod worker;
 
 pub use config::Config;
 pub use logging::Logging;
-pub use server::{Server, StartError, Stopper};
+pub use server::{ServeError, Server, StartError, Stopper};
 pub use settings::Settings;

@@ -2,17 +2,20 @@
 
 use cached_server::cli::{self, Request};
 use cached_server::config::Secrets;
-use cached_server::objects::{Objects, ObjectsError};
+use cached_server::objects::{Objects, ObjectsError, Serving};
 use cached_server::signals::Signals;
-use cached_server::{Config, Logging, Server, pid_file, process, systemd};
+use cached_server::{Config, Logging, ServeError, Server, panics, pid_file, process, systemd};
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
+use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 use std::time::Duration;
 use tokio::runtime::Builder;
 
+/// `EX_SOFTWARE`: a defect of the program has ended it.
+const DEFECT: u8 = 70;
 /// `EX_NOUSER`: there is no such user.
 const NO_USER: u8 = 67;
 /// `EX_OSERR`: the system refused something.
@@ -70,6 +73,7 @@ fn serve(config: Config, inherited: Vec<OwnedFd>) -> Result<(), Failure> {
     let connections = settings.connections_max + config.object_descriptors();
     let descriptors = process::raise_descriptor_limit(connections, settings.threads);
     // Perhaps for root's eyes only.
+    let secret_warnings = config.secret_warnings();
     let secrets = config.secrets().map_err(|line| Failure { line, status: CONFIGURATION })?;
     let without_user = process::is_root() && settings.user.is_none();
     if let Some(user) = settings.user.as_deref().filter(|_| process::is_root()) {
@@ -85,7 +89,9 @@ fn serve(config: Config, inherited: Vec<OwnedFd>) -> Result<(), Failure> {
         })?;
     }
     let logging = Logging::install(settings.verbosity);
+    panics::watch();
     settings.notes.iter().for_each(|note| tracing::warn!("{note}"));
+    secret_warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     if descriptors < connections as u64 {
         tracing::warn!(descriptors, "fewer file descriptors than connections and files may need");
     }
@@ -141,7 +147,10 @@ fn run(server: Server, objects: Option<Objects>, signals: &Signals, places: &str
     let ender = objects.as_ref().map(|objects| (objects.ender(), objects.end_max()));
     systemd::notify(&format!("READY=1\nMAINPID={}\nSTATUS=Serving {places}", std::process::id()));
     let end = async {
-        signals.end_requested().await;
+        tokio::select! {
+            () = signals.end_requested() => {}
+            () = panics::happened() => tracing::error!("a thread has panicked: the server ends"),
+        }
         match &ender {
             None => systemd::notify("STOPPING=1"),
             Some((objects, most)) => {
@@ -150,8 +159,26 @@ fn run(server: Server, objects: Option<Objects>, signals: &Signals, places: &str
             }
         }
     };
-    let result = server.run(end).map_err(Failure::refused);
-    let Some(objects) = objects else { return result };
+    // A panic on this thread, too, is no reason to leave before objects are stored.
+    let served = panic::catch_unwind(AssertUnwindSafe(|| server.run(end)));
+    let stored = objects.map_or(Ok(()), |objects| store(objects, signals));
+    let defect = match (served, panics::first()) {
+        (_, Some(first)) => first.to_owned(),
+        (Ok(Ok(())), None) => return stored,
+        (Ok(Err(error @ ServeError::Thread(_))), None) => return stored.and(Err(Failure::refused(error))),
+        (Ok(Err(error)), None) => error.to_string(),
+        // The hook has seen it, unless another has taken its place.
+        (Err(_), None) => "a panic".to_owned(),
+    };
+    let line = format!("a defect of cached has ended it: {defect}");
+    match stored {
+        Ok(()) => Err(Failure { line, status: DEFECT }),
+        Err(Failure { line: lost, status }) => Err(Failure { line: format!("{line}\n{lost}"), status }),
+    }
+}
+
+/// Stores what is dirty, unless a second signal forbids it.
+fn store(objects: Serving, signals: &Signals) -> Result<(), Failure> {
     // Also when a client has asked for the end.
     ask_for_time(objects.end_max());
     let ended = Builder::new_current_thread().enable_all().build().map_err(Failure::refused)?;
@@ -160,7 +187,6 @@ fn run(server: Server, objects: Option<Objects>, signals: &Signals, places: &str
         tracing::warn!("asked to end again");
     };
     let stored = ended.block_on(objects.end(forced));
-    result?;
     stored.map_err(|unfinished| Failure { line: unfinished.to_string(), status: NOT_STORED })
 }
 

@@ -7,22 +7,7 @@ use std::os::fd::AsRawFd;
 /// Makes room for so many connections and what else needs descriptors. The count that is to be had.
 pub fn raise_descriptor_limit(connections: usize, threads: usize) -> u64 {
     // Listeners, log, the acceptor's runtime, and two for each worker's event loop.
-    let wanted = (connections + 32 + 2 * threads) as u64;
-    let limit = getrlimit(Resource::Nofile);
-    let current = limit.current.unwrap_or(u64::MAX);
-    if current >= wanted {
-        return current;
-    }
-    let maximum = limit.maximum.unwrap_or(u64::MAX).max(wanted);
-    if setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: Some(maximum) }).is_ok() {
-        return wanted;
-    }
-    // Not root: as far as the hard limit goes.
-    let maximum = limit.maximum.unwrap_or(u64::MAX);
-    match setrlimit(Resource::Nofile, Rlimit { current: Some(maximum), maximum: limit.maximum }) {
-        Ok(()) => maximum,
-        Err(_) => current,
-    }
+    cached_objects::raise_descriptor_limit((connections + 32 + 2 * threads) as u64)
 }
 
 /// Keeps the allocator from spreading over one arena per thread: what is freed by one is used by all.

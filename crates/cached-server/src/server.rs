@@ -9,18 +9,20 @@ use crate::objects::Figures;
 use crate::settings::Settings;
 use crate::shared::{ListenerInfo, Shared};
 use crate::watch::{Evictions, Watch};
-use crate::worker::{Mail, Mailbox, Worker};
-use cached_core::kv::{Kv, KvConfig, KvConfigError, policy};
+use crate::worker::{self, DRAIN_TIME, Doing, Mail, Mailbox, Watchdog, Worker};
+use cached_core::kv::{ITEM_BYTES_MIN, Kv, KvConfig, KvConfigError, policy};
 use std::io;
+use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
-use tokio::task::LocalSet;
+use tokio::task::{JoinHandle, LocalSet};
 
 /// Why the server cannot start: one line each.
 #[derive(Debug, thiserror::Error)]
@@ -40,6 +42,23 @@ pub enum StartError {
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
 }
+
+/// Why the server does not serve, or has ended otherwise than it should: one line each.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// A thread or its runtime cannot be had.
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
+    /// A thread has panicked, or can do its work no more. The server has ended, for with half of its threads it would be none.
+    #[error("{0}")]
+    Defect(String),
+    /// These workers did not end in time.
+    #[error("these workers do not end: {0}")]
+    Stuck(String),
+}
+
+/// How long workers may take to end beyond what their clients are given.
+const END_MARGIN: Duration = Duration::from_secs(5);
 
 /// A server whose sockets are open. Clients can connect, and are served once it runs.
 pub struct Server {
@@ -99,7 +118,7 @@ impl Server {
         let watch = Arc::new(watch);
         let kv = Kv::new(KvConfig {
             arena_bytes: settings.memory_bytes,
-            item_bytes_max: settings.item_bytes_max,
+            item_bytes_max: settings.joined_bytes_max().max(ITEM_BYTES_MIN),
             lanes: settings.threads,
             cas: settings.cas,
             evict: settings.evict,
@@ -156,34 +175,52 @@ impl Server {
         Stopper { shared: self.shared.clone() }
     }
 
-    /// Serves until stopped: by a [`Stopper`], by a client's `shutdown`, or when `end` is ready.
+    /// Serves until stopped: by a [`Stopper`], by a client's `shutdown`, or when `end` is ready. Ends within seconds then, whatever
+    /// clients do.
     ///
     /// # Errors
-    /// [`StartError::Thread`] when a thread or its runtime cannot be had.
-    pub fn run(self, end: impl Future<Output = ()>) -> Result<(), StartError> {
+    /// [`ServeError`] when a thread cannot be had, has panicked, or does not end.
+    pub fn run(self, end: impl Future<Output = ()>) -> Result<(), ServeError> {
         let runtime = runtime()?;
-        let mut threads = Vec::new();
+        let (ended, ends) = mpsc::channel();
         let mut workers = Vec::new();
-        for index in 0..self.shared.settings.threads {
-            let mailbox = Arc::new(Mailbox::new().map_err(StartError::Thread)?);
-            let worker =
-                Worker::new(index, self.shared.clone(), mailbox.clone()).map_err(StartError::Thread)?;
+        let shared = self.shared;
+        for index in 0..shared.settings.threads {
+            let mailbox = Arc::new(Mailbox::new().map_err(ServeError::Thread)?);
+            let worker = Worker::new(index, shared.clone(), mailbox.clone()).map_err(ServeError::Thread)?;
+            let (shared, ended) = (shared.clone(), ended.clone());
             let body = move || {
-                pin_to_core(index);
-                worker.run();
+                if shared.settings.pin_workers {
+                    worker::pin(index, shared.settings.threads);
+                }
+                serve(index, worker, &shared);
+                // The server has stopped waiting if nobody takes it.
+                let _ = ended.send(index);
             };
             let thread = thread::Builder::new().name(format!("cached-{index}"));
-            threads.push(thread.spawn(body).map_err(StartError::Thread)?);
+            thread.spawn(body).map_err(ServeError::Thread)?;
             workers.push(mailbox);
         }
+        let watchdog = Watchdog::start(shared.clone()).map_err(ServeError::Thread)?;
         let workers: Rc<[_]> = workers.into();
-        let shared = self.shared;
         let tasks = LocalSet::new();
         let turn = acceptor::Turn::default();
+        let watched = |task: JoinHandle<()>| {
+            let shared = shared.clone();
+            // A task that panics takes nothing else with it by itself.
+            tasks.spawn_local(async move {
+                if let Err(error) = task.await
+                    && let Ok(payload) = error.try_into_panic()
+                {
+                    shared.fail_by_panic("the acceptor's thread", &*payload);
+                }
+            });
+        };
         for listener in self.listeners {
-            tasks.spawn_local(acceptor::accept(listener, shared.clone(), workers.clone(), turn.clone()));
+            let accept = acceptor::accept(listener, shared.clone(), workers.clone(), turn.clone());
+            watched(tasks.spawn_local(accept));
         }
-        tasks.spawn_local(tick(shared.clone()));
+        watched(tasks.spawn_local(tick(shared.clone())));
         tasks.block_on(&runtime, async {
             tokio::select! {
                 () = end => {}
@@ -191,17 +228,51 @@ impl Server {
             }
         });
         tracing::info!("stopping");
+        // While its socket is open no other file can be mistaken for it.
+        drop(self.unix);
         // Closes the listeners: from now on clients are refused by the system.
         drop(tasks);
-        drop(self.unix);
-        workers.iter().for_each(|worker| worker.send(Mail::Shutdown));
-        for thread in threads {
-            if thread.join().is_err() {
-                tracing::error!("a worker has panicked");
+        let failed = shared.defect.first().is_some();
+        workers.iter().for_each(|worker| worker.send(if failed { Mail::Abandon } else { Mail::Shutdown }));
+        let stuck = wait_for_workers(workers.len(), &ends, &shared);
+        drop(watchdog);
+        match shared.defect.first() {
+            Some(text) => Err(ServeError::Defect(text.to_owned())),
+            None if stuck.is_empty() => Ok(()),
+            None => {
+                let stuck: Vec<String> = stuck.iter().map(ToString::to_string).collect();
+                Err(ServeError::Stuck(stuck.join(", ")))
             }
         }
-        Ok(())
     }
+}
+
+/// A worker's thread: serves, and notes a panic.
+fn serve(index: usize, worker: Worker, shared: &Shared) {
+    // After a panic nothing of it is to be looked at again, not even to give it back.
+    let mut worker = ManuallyDrop::new(worker);
+    match panic::catch_unwind(AssertUnwindSafe(|| worker.run())) {
+        Ok(()) => drop(ManuallyDrop::into_inner(worker)),
+        Err(payload) => {
+            shared.fail_by_panic(&format!("worker {index}"), &*payload);
+            worker.hang_up();
+        }
+    }
+}
+
+/// Waits until all workers have ended, but not for ever; those that have not.
+fn wait_for_workers(count: usize, ends: &mpsc::Receiver<usize>, shared: &Shared) -> Vec<usize> {
+    let end = Instant::now() + DRAIN_TIME + END_MARGIN;
+    let mut running: Vec<usize> = (0..count).collect();
+    while !running.is_empty() {
+        let Ok(index) = ends.recv_timeout(end.saturating_duration_since(Instant::now())) else { break };
+        running.retain(|running| *running != index);
+    }
+    for index in &running {
+        let beat = shared.counters(*index).pulse.look();
+        tracing::error!("worker {index} does not end: it is within {}", beat.doing());
+    }
+    running
 }
 
 fn tcp_addresses(listeners: &[Listener]) -> Vec<SocketAddr> {
@@ -242,8 +313,8 @@ fn adopt(settings: &Settings, sockets: Vec<OwnedFd>) -> Result<Vec<Listener>, St
     adopted.collect()
 }
 
-fn runtime() -> Result<Runtime, StartError> {
-    Builder::new_current_thread().enable_io().enable_time().build().map_err(StartError::Thread)
+fn runtime() -> Result<Runtime, ServeError> {
+    Builder::new_current_thread().enable_io().enable_time().build().map_err(ServeError::Thread)
 }
 
 /// Steps the clock once a second, and lets the store do what it has put off.
@@ -251,8 +322,10 @@ async fn tick(shared: Arc<Shared>) {
     /// Steps of the store's upkeep per second, so that it never keeps connections from being accepted for long.
     const UPKEEP_STEPS: usize = 16;
     let mut seconds = tokio::time::interval(Duration::from_secs(1));
-    loop {
+    for second in 1.. {
         seconds.tick().await;
+        shared.acceptor_pulse.begin(second, -1, Doing::Upkeep);
+        shared.trials.acceptor();
         shared.clock.tick();
         shared.close_idle();
         for _ in 0..UPKEEP_STEPS {
@@ -262,19 +335,4 @@ async fn tick(shared: Arc<Shared>) {
             tokio::task::yield_now().await;
         }
     }
-}
-
-/// Ties the thread to one of the cores it may run on, if there are enough for all. Best effort.
-fn pin_to_core(index: usize) {
-    let Ok(allowed) = rustix::thread::sched_getaffinity(None) else { return };
-    let cores: Vec<usize> =
-        (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect();
-    if cores.len() < 2 || index >= cores.len() {
-        // More threads than cores: the scheduler knows better.
-        return;
-    }
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(cores[index]);
-    // Not allowed in some sandboxes; then it runs where it likes.
-    let _ = rustix::thread::sched_setaffinity(None, &set);
 }

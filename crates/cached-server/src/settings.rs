@@ -6,6 +6,11 @@ use std::path::PathBuf;
 /// The version that `version`, `stats` and `-V` report: memcached's, because clients parse it to learn what a server can do.
 pub const MEMCACHED_VERSION: &str = "1.6.45";
 
+/// What memcached counts for an item besides key, flags, value and CAS value.
+pub(crate) const ITEM_HEADER_BYTES: usize = 48;
+/// And behind its key and its value.
+pub(crate) const ITEM_ENDS_BYTES: usize = 1 + 2;
+
 /// How the server is to run.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -57,6 +62,10 @@ pub struct Settings {
     pub debug_clock: bool,
     /// Batches (one read, or one full output buffer) that a connection may take before others get their turn.
     pub batches_per_wake: u32,
+    /// Requests that it may have carried out besides; `None` for as many as the batches hold.
+    pub requests_per_wake: Option<u32>,
+    /// Tie each worker thread to one of the cores that the process may run on.
+    pub pin_workers: bool,
     /// Connections that may wait to be accepted.
     pub backlog: u32,
     /// The user to become, when started as root.
@@ -170,9 +179,18 @@ impl Default for NotedSettings {
 }
 
 impl Settings {
-    /// Buffers of all connections together, unless set: 64 KiB each, within 16 and 256 MiB.
-    pub fn connection_bytes_for(connections_max: usize) -> usize {
-        connections_max.saturating_mul(64 << 10).clamp(16 << 20, 256 << 20)
+    /// The most that key and value may have together, by memcached's reckoning of what an item takes besides: what a value comes to
+    /// by appending is known to the store alone.
+    pub(crate) fn joined_bytes_max(&self) -> usize {
+        let cas_bytes = if self.cas { 8 } else { 0 };
+        self.item_bytes_max.saturating_sub(ITEM_HEADER_BYTES + ITEM_ENDS_BYTES + cas_bytes)
+    }
+
+    /// Buffers of all connections together, unless set: 64 KiB each, within 16 and 256 MiB, but enough for the largest value, which
+    /// is collected in one when it is to be appended.
+    pub fn connection_bytes_for(connections_max: usize, item_bytes_max: usize) -> usize {
+        let by_count = connections_max.saturating_mul(64 << 10).clamp(16 << 20, 256 << 20);
+        by_count.max(item_bytes_max.saturating_add(64 << 10))
     }
 }
 
@@ -204,6 +222,8 @@ impl Default for Settings {
             shutdown_command: false,
             debug_clock: false,
             batches_per_wake: 20,
+            requests_per_wake: None,
+            pin_workers: false,
             backlog: 1024,
             user: None,
             daemon: false,
@@ -216,7 +236,7 @@ impl Default for Settings {
             worker_buffer_bytes: 64 << 10,
             noted: NotedSettings::default(),
             notes: Vec::new(),
-            connection_bytes_max: Settings::connection_bytes_for(1024),
+            connection_bytes_max: Settings::connection_bytes_for(1024, 1 << 20),
         }
     }
 }

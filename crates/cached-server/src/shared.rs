@@ -2,17 +2,20 @@
 
 use crate::clock::ServerClock;
 use crate::conn::info::{Connections, Ends};
+use crate::locks::{BASELINE, Lock};
 use crate::logging::Logging;
 use crate::objects::Figures;
 use crate::settings::{NotedSettings, Settings};
 use crate::stats::classes::Classes;
 use crate::stats::counters::{Counters, Totals};
 use crate::stats::detail::Detail;
+use crate::trials::Trials;
 use crate::watch::Watch;
+use crate::worker::Pulse;
 use cached_core::kv::{Kv, KvStats};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use tokio::sync::Notify;
 
 /// The server's shared state. Everything in it may be used from any thread.
@@ -29,6 +32,12 @@ pub(crate) struct Shared {
     pub(crate) observed: Arc<AtomicU32>,
     pub(crate) watch: Arc<Watch>,
     pub(crate) stop: Stop,
+    /// The first defect that has shown itself: why the server ends.
+    pub(crate) defect: Defect,
+    /// Defects that tests have asked for.
+    pub(crate) trials: Trials,
+    /// Beats once a second.
+    pub(crate) acceptor_pulse: Pulse,
     /// Whether new connections are being accepted.
     pub(crate) accepting: AtomicBool,
     /// Times that accepting had to pause for lack of descriptors.
@@ -44,7 +53,7 @@ pub(crate) struct Shared {
     /// One set of counters per worker.
     counters: Box<[Counters]>,
     /// What had been counted at the last `stats reset`.
-    baseline: Mutex<Baseline>,
+    baseline: Lock<Baseline>,
 }
 
 /// A listening socket, for `stats conns`.
@@ -114,7 +123,33 @@ impl Stop {
     }
 }
 
+/// Why the server cannot go on, remembered until it has ended because of it.
+#[derive(Debug, Default)]
+pub(crate) struct Defect(OnceLock<String>);
+
+impl Defect {
+    /// The first one, if there is any.
+    pub(crate) fn first(&self) -> Option<&str> {
+        self.0.get().map(String::as_str)
+    }
+}
+
 impl Shared {
+    /// Notes that a thread has panicked.
+    pub(crate) fn fail_by_panic(&self, thread: &str, payload: &(dyn std::any::Any + Send)) {
+        let words = payload.downcast_ref::<&str>().copied();
+        let words = words.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+        self.fail(format!("{thread} has panicked: {}", words.unwrap_or("no reason is given")));
+    }
+
+    /// Notes what keeps a part of the server from working, and asks it to stop: it is not to go on without that part.
+    pub(crate) fn fail(&self, text: String) {
+        tracing::error!("{text}; the server ends");
+        // The first one is the cause of what follows.
+        let _ = self.defect.0.set(text);
+        self.stop.request();
+    }
+
     pub(crate) fn new(
         kv: Kv,
         clock: ServerClock,
@@ -134,6 +169,9 @@ impl Shared {
             observed,
             watch,
             stop: Stop::default(),
+            defect: Defect::default(),
+            trials: Trials::default(),
+            acceptor_pulse: Pulse::default(),
             accepting: AtomicBool::new(true),
             listen_disabled: AtomicU64::new(0),
             listen_disabled_micros: AtomicU64::new(0),
@@ -141,7 +179,7 @@ impl Shared {
             listeners: OnceLock::new(),
             objects: OnceLock::new(),
             counters: (0..settings.threads).map(|_| Counters::default()).collect(),
-            baseline: Mutex::new(Baseline::default()),
+            baseline: Lock::new(&BASELINE, Baseline::default()),
             settings,
         }
     }
@@ -220,7 +258,7 @@ impl Shared {
             connections: self.connections.total.load(Ordering::Relaxed),
             rejected: self.connections.rejected.load(Ordering::Relaxed),
         };
-        *self.baseline.lock().unwrap_or_else(PoisonError::into_inner) = now;
+        *self.baseline.lock() = now;
         self.listen_disabled.store(0, Ordering::Relaxed);
         self.listen_disabled_micros.store(0, Ordering::Relaxed);
         self.idle_kicks.store(0, Ordering::Relaxed);
@@ -229,6 +267,6 @@ impl Shared {
     }
 
     fn baseline(&self) -> Baseline {
-        *self.baseline.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.baseline.lock()
     }
 }

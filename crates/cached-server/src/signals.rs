@@ -1,4 +1,4 @@
-//! Signals: INT and TERM stop the server, USR1 stops it gracefully, HUP is taken note of.
+//! Signals: INT, TERM and QUIT stop the server, USR1 stops it gracefully, HUP and USR2 are taken note of.
 //!
 //! They are blocked from the start and read from a descriptor, so that one that comes early is neither lost
 //! nor deadly.
@@ -24,7 +24,8 @@ impl Signals {
         let descriptor = unsafe {
             let mut set: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&mut set);
-            for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGUSR1, libc::SIGHUP] {
+            let (end, note) = ([libc::SIGINT, libc::SIGTERM, libc::SIGQUIT], [libc::SIGUSR2, libc::SIGHUP]);
+            for signal in end.into_iter().chain([libc::SIGUSR1]).chain(note) {
                 libc::sigaddset(&mut set, signal);
             }
             if libc::sigprocmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) != 0 {
@@ -55,6 +56,7 @@ impl Signals {
             let Ok(mut ready) = descriptor.readable().await else { return };
             match read(*descriptor.get_ref()) {
                 None => ready.clear_ready(),
+                Some(libc::SIGUSR2) => tracing::info!("SIGUSR2: it means nothing here"),
                 Some(libc::SIGHUP) => tracing::info!("SIGHUP: there is nothing to read again"),
                 Some(libc::SIGUSR1) => {
                     // memcached's words, whatever the verbosity.
@@ -62,7 +64,11 @@ impl Signals {
                     return;
                 }
                 Some(signal) => {
-                    let name = if signal == libc::SIGINT { "SIGINT" } else { "SIGTERM" };
+                    let name = match signal {
+                        libc::SIGINT => "SIGINT",
+                        libc::SIGQUIT => "SIGQUIT",
+                        _ => "SIGTERM",
+                    };
                     tracing::info!(signal = name, "asked to end");
                     return;
                 }

@@ -1,18 +1,18 @@
 //! The shared secret: who does not know it is not let in, and it never crosses the wire.
 //!
-//! Both sides prove that they know it, by HMAC-SHA-256 over what was said before, each with a word of its
+//! Both sides prove that they know it, by HMAC-SHA-256 over every byte that was said before, each with a word of its
 //! own so that a proof cannot be sent back (a challenge-response as in RFC 2104 and RFC 5802, without the
-//! password's stretching: the secret is to be a random key). What this leaves out: everything after the
-//! greeting is neither secret nor protected against change by an attacker on the path; that is TLS's work.
+//! password's stretching: the secret is to be a random key). So nothing in the greeting can be changed on the way:
+//! versions, features, credits, the store's identity. What this leaves out: everything after the greeting is neither
+//! secret nor protected against change by an attacker on the path; that is TLS's work, for whose channel binding
+//! (RFC 5929, RFC 9266) the proofs have a place.
 
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
 use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
-
-use crate::codec::{Challenge, Hello};
+use sha2::{Digest, Sha256};
 
 /// The shortest secret that is taken.
 pub const SECRET_BYTES_MIN: usize = 16;
@@ -48,37 +48,48 @@ impl Secret {
         Self::new(&bytes).map_err(|text| format!("{}: {text}", path.display()))
     }
 
-    /// The proof that a client sends.
-    pub(crate) fn client_proof(&self, hello: &Hello, challenge: &Challenge) -> [u8; 32] {
-        self.mac(b"synapse 1 client", hello, challenge).finalize().into_bytes().into()
+    /// The proof of this side, over the greeting so far.
+    pub(crate) fn proof(&self, role: Role, greeting: &Transcript) -> [u8; 32] {
+        self.mac(role, greeting).finalize().into_bytes().into()
     }
 
-    /// The proof that a server sends.
-    pub(crate) fn server_proof(&self, hello: &Hello, challenge: &Challenge) -> [u8; 32] {
-        self.mac(b"synapse 1 server", hello, challenge).finalize().into_bytes().into()
+    /// Whether the other side's proof is right, in constant time.
+    pub(crate) fn is_proof(&self, proof: &[u8; 32], role: Role, greeting: &Transcript) -> bool {
+        self.mac(role, greeting).verify(&(*proof).into()).is_ok()
     }
 
-    /// Whether a client's proof is right, in constant time.
-    pub(crate) fn is_client_proof(&self, proof: &[u8; 32], hello: &Hello, challenge: &Challenge) -> bool {
-        self.mac(b"synapse 1 client", hello, challenge).verify(&(*proof).into()).is_ok()
-    }
-
-    /// Whether a server's proof is right, in constant time.
-    pub(crate) fn is_server_proof(&self, proof: &[u8; 32], hello: &Hello, challenge: &Challenge) -> bool {
-        self.mac(b"synapse 1 server", hello, challenge).verify(&(*proof).into()).is_ok()
-    }
-
-    fn mac(&self, role: &[u8; 16], hello: &Hello, challenge: &Challenge) -> Hmac<Sha256> {
+    fn mac(&self, role: Role, greeting: &Transcript) -> Hmac<Sha256> {
         // A key of any length is a key.
         let mut mac = <Hmac<Sha256> as KeyInit>::new_from_slice(&self.0).expect("any key");
-        mac.update(role);
-        mac.update(&hello.nonce);
-        mac.update(&challenge.nonce);
-        mac.update(&hello.session.client);
-        mac.update(&hello.session.lane.to_le_bytes());
-        mac.update(&hello.features.0.to_le_bytes());
-        mac.update(&challenge.instance);
+        mac.update(match role {
+            Role::Client => b"synapse 1 client",
+            Role::Server => b"synapse 1 server",
+        });
+        mac.update(&greeting.frames.clone().finalize());
+        mac.update(greeting.channel_binding);
         mac
+    }
+}
+
+/// Which side proves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Role {
+    Client,
+    Server,
+}
+
+/// The frames of a greeting, as they were sent, in order.
+#[derive(Clone, Default)]
+pub(crate) struct Transcript {
+    frames: Sha256,
+    /// What binds the greeting to the encrypted channel below it; empty where there is none.
+    channel_binding: &'static [u8],
+}
+
+impl Transcript {
+    /// Appends a frame.
+    pub(crate) fn push(&mut self, frame: &[u8]) {
+        self.frames.update(frame);
     }
 }
 
@@ -101,31 +112,32 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::{Credits, Features, SessionId};
 
-    fn greeting() -> (Hello, Challenge) {
-        let session = SessionId { client: [1; 16], lane: 2 };
-        let credits = Credits { slots: 1, bytes: 1 };
-        let hello = Hello { session, features: Features(1), nonce: [3; 32], credits };
-        (hello, Challenge { nonce: [4; 32], instance: [5; 16] })
+    fn greeting(frames: &[&[u8]]) -> Transcript {
+        let mut transcript = Transcript::default();
+        frames.iter().for_each(|frame| transcript.push(frame));
+        transcript
     }
 
     #[test]
     fn a_proof_holds_for_its_secret_its_role_and_its_greeting_only() {
         let secret = Secret::new(b"0123456789abcdef\n").unwrap();
-        let (hello, challenge) = greeting();
-        let proof = secret.client_proof(&hello, &challenge);
-        assert!(secret.is_client_proof(&proof, &hello, &challenge));
-        assert!(!secret.is_server_proof(&proof, &hello, &challenge));
-        assert!(secret.is_server_proof(&secret.server_proof(&hello, &challenge), &hello, &challenge));
+        let said = greeting(&[b"hello", b"challenge"]);
+        let proof = secret.proof(Role::Client, &said);
+        assert!(secret.is_proof(&proof, Role::Client, &said));
+        assert!(!secret.is_proof(&proof, Role::Server, &said));
+        assert!(secret.is_proof(&secret.proof(Role::Server, &said), Role::Server, &said));
+        // As the specification has it.
+        let hex: String = proof.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, "a4ade4ac77c0b70efa34f2c95f7383cba831e0990f037d30d81f1e0829802df3");
         let other = Secret::new(b"0123456789abcdeF").unwrap();
-        assert!(!other.is_client_proof(&proof, &hello, &challenge));
-        let mut replayed = challenge;
-        replayed.nonce[0] ^= 1;
-        assert!(!secret.is_client_proof(&proof, &hello, &replayed));
-        let mut stolen = hello;
-        stolen.session.lane += 1;
-        assert!(!secret.is_client_proof(&proof, &stolen, &challenge));
+        assert!(!other.is_proof(&proof, Role::Client, &said));
+        for changed in [&[&b"hello"[..]][..], &[b"hellO", b"challenge"], &[b"hello", b"challenge", b"more"]] {
+            assert!(!secret.is_proof(&proof, Role::Client, &greeting(changed)));
+        }
+        let mut bound = said.clone();
+        bound.channel_binding = b"a channel";
+        assert!(!secret.is_proof(&proof, Role::Client, &bound));
     }
 
     #[test]

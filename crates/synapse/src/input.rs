@@ -83,6 +83,8 @@ impl Payload<'_> {
 /// A whole frame.
 pub(crate) struct Frame<'a> {
     pub(crate) head: Head<'a>,
+    /// The head as it arrived.
+    pub(crate) head_bytes: &'a [u8],
     pub(crate) payload: Payload<'a>,
 }
 
@@ -182,7 +184,8 @@ impl Input {
     ) -> Result<Option<Frame<'_>>, FrameError> {
         if let Some(body) = self.body.take_if(|body| body.left_bytes == 0) {
             let head = codec::parse(&self.large_head)?;
-            return Ok(Some(Frame { head, payload: Payload::Landed(body.reserved.finish()) }));
+            let (head_bytes, payload) = (&*self.large_head, Payload::Landed(body.reserved.finish()));
+            return Ok(Some(Frame { head, head_bytes, payload }));
         }
         if self.body.is_some() {
             return Ok(None);
@@ -203,6 +206,7 @@ impl Input {
             self.start += head_bytes + payload_bytes;
             return Ok(Some(Frame {
                 head: codec::parse(head)?,
+                head_bytes: head,
                 payload: Payload::Here(&rest[..payload_bytes]),
             }));
         }
@@ -216,7 +220,8 @@ impl Input {
         self.copied_bytes += here.len() as u64;
         self.start += head_bytes + here.len();
         if here.len() == payload_bytes {
-            return Ok(Some(Frame { head, payload: Payload::Landed(reserved.finish()) }));
+            let (head_bytes, payload) = (&*self.large_head, Payload::Landed(reserved.finish()));
+            return Ok(Some(Frame { head, head_bytes, payload }));
         }
         self.body = Some(Body { reserved, left_bytes: payload_bytes - here.len() });
         Ok(None)

@@ -38,5 +38,5 @@ mod stream;
 pub use auth::{SECRET_BYTES_MIN, Secret};
 pub use client::{ClientConfig, SynapseBlocker};
 pub use landing::{LARGE_BYTES, Landing, Reserved};
-pub use server::{Server, ServerConfig};
+pub use server::{NodeRecord, Server, ServerConfig, host_name};
 pub use stream::{Address, Connector, Duplex, Opening, PORT_DEFAULT};

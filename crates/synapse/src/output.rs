@@ -25,6 +25,7 @@ pub(crate) struct Output {
     sent: usize,
     parts: VecDeque<Part>,
     pending_bytes: usize,
+    written_bytes: u64,
 }
 
 enum Part {
@@ -38,6 +39,11 @@ impl Output {
     /// How much is still to be sent.
     pub(crate) fn pending_bytes(&self) -> usize {
         self.pending_bytes
+    }
+
+    /// How much has been written in all.
+    pub(crate) fn written_bytes(&self) -> u64 {
+        self.written_bytes
     }
 
     /// Appends what `write` puts into the buffer, and the payload that it returns.
@@ -106,6 +112,7 @@ impl Output {
 
     fn advance(&mut self, mut count: usize) {
         self.pending_bytes -= count;
+        self.written_bytes += count as u64;
         while count > 0 {
             let Some(part) = self.parts.front_mut() else { break };
             let is_over = match part {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::str::FromStr;
@@ -169,6 +170,20 @@ impl Stream {
                 done => return Poll::Ready(done),
             }
         }
+    }
+
+    /// How many of the bytes written the other side has not received yet, as far as the system knows.
+    pub(crate) fn unreceived_bytes(&self) -> Option<u64> {
+        let descriptor = match self {
+            Self::Tcp(stream) => stream.as_raw_fd(),
+            Self::Unix(stream) => stream.as_raw_fd(),
+            Self::Other(_) => return None,
+        };
+        let mut count: libc::c_int = 0;
+        // SAFETY: the descriptor is open as long as `self` is borrowed, and TIOCOUTQ writes one int to the place
+        // that it is given, which is one.
+        let done = unsafe { libc::ioctl(descriptor, libc::TIOCOUTQ, &raw mut count) };
+        u64::try_from(count).ok().filter(|_| done == 0)
     }
 
     /// Says that nothing more will be written.

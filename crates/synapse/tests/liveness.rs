@@ -87,16 +87,9 @@ fn a_client_finds_out_that_its_server_is_silent_and_connects_again() {
             while decode(&buffer[..filled], 0).unwrap().is_none() {
                 filled += stream.read(&mut buffer[filled..]).unwrap();
             }
-            let welcome = Welcome {
-                instance: [1; 16],
-                is_resumed: !kept.is_empty(),
-                birth: 1,
-                features: Features(0),
-                credits: Credits { slots: 1, bytes: 1 << 24 },
-                peer_timeout_ms: 30_000,
-                capabilities: Capabilities::full(4096),
-                proof: [0; 32],
-            };
+            let credits = Credits { slots: 1, bytes: 1 << 24 };
+            let mut welcome = Welcome::new([1; 16], 1, credits, Capabilities::full(4096));
+            welcome.is_resumed = !kept.is_empty();
             let mut out = Vec::new();
             welcome.encode(&mut out);
             std::io::Write::write_all(&mut stream, &out).unwrap();

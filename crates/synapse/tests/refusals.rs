@@ -151,6 +151,45 @@ fn breaking_the_rules_of_slots_and_credits_closes_the_connection() {
 }
 
 #[test]
+fn the_least_grant_is_enough_for_every_kind_of_request() {
+    let mut config = ServerConfig::default();
+    (config.request_bytes_max, config.list_entries_max) = (4096, 10);
+    let host = Host::new(Kind::Tcp, Arc::new(Memory::default()), config);
+    let mut greeting = hello(0);
+    greeting.credits.bytes = 1;
+    let (mut raw, welcome) = Raw::greeted(&host.address, &greeting);
+    // A page larger than there are counts, and is, as large as they are.
+    let mut page = ListRequest::new(object("o").namespace);
+    page.entries_max = u32::MAX;
+    for (sequence, request) in [
+        Request::Statistics,
+        Request::Namespaces(None),
+        Request::List(page),
+        read(4096),
+        Request::Write(WriteRequest::new(object("o"), 0, vec![1; 4096])),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        raw.request(id(0, sequence as u32 + 1), &request);
+        let arrived = raw.frame();
+        assert_ne!(arrived.head().header.op, Op::Goodbye, "{request:?} within {:?}", welcome.credits);
+    }
+}
+
+#[test]
+fn a_client_that_speaks_other_versions_hears_which_ones_there_are() {
+    let host = Host::memory();
+    let mut greeting = hello(0);
+    greeting.versions = Versions { lowest: 2, highest: 3 };
+    let mut raw = Raw::new(&host.address);
+    raw.send(|out| greeting.encode(out));
+    let arrived = raw.frame();
+    assert!(matches!(arrived.goodbye(), Error::Unsupported(_)));
+    assert_eq!(codec::versions(&arrived.head()), Some(Versions::OWN));
+}
+
+#[test]
 fn a_greeting_is_to_be_a_greeting_and_in_time() {
     let clock = ManualClock::new();
     let mut config = ServerConfig::default();
@@ -249,7 +288,7 @@ fn the_secret_never_crosses_the_wire_and_a_proof_cannot_be_sent_again() {
     let second = again.frame();
     let nonce = |arrived: &common::raw::Arrived| Challenge::decode(&arrived.head()).unwrap().nonce;
     assert_ne!(nonce(&challenge), nonce(&second));
-    again.send(|out| codec::encode_proof(out, &[0; 32]));
+    again.send(|out| codec::encode_proof(out, &[0; 32], false));
     assert!(matches!(again.frame().goodbye(), Error::Denied(_)));
 }
 

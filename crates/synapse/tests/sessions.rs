@@ -180,6 +180,30 @@ fn a_cancelled_request_is_given_up_by_the_backend_and_its_slot_used_again() {
 }
 
 #[test]
+fn cancelled_means_that_nothing_was_changed() {
+    let backend = Gated::new();
+    let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default());
+    let (mut raw, _) = Raw::greeted(&host.address, &hello(0));
+    // Begun by the backend, which may have done it.
+    raw.request(id(0, 1), &write(1));
+    until("the write is under way", || backend.begun.load(Ordering::SeqCst) == 1);
+    raw.send(|out| encode_cancel(out, id(0, 1)));
+    let outcome = raw.frame().outcome();
+    assert!(matches!(outcome, Outcome::Failed(Error::OutcomeUnknown(_))), "{outcome:?}");
+    // A question.
+    raw.request(id(0, 2), &Request::Read(ReadRequest::new(object("o"), 0, 4)));
+    until("the read is under way", || backend.begun.load(Ordering::SeqCst) == 2);
+    raw.send(|out| encode_cancel(out, id(0, 2)));
+    assert!(matches!(raw.frame().outcome(), Outcome::Cancelled));
+    // One that never came, and comes after all.
+    raw.send(|out| encode_cancel(out, id(1, 1)));
+    assert!(matches!(raw.frame().outcome(), Outcome::Cancelled));
+    raw.request(id(1, 1), &write(2));
+    assert!(matches!(raw.frame().outcome(), Outcome::Cancelled));
+    assert_eq!(backend.writes.load(Ordering::SeqCst), 1);
+}
+
+#[test]
 fn a_call_dropped_before_it_was_sent_never_arrives() {
     let backend = Gated::new();
     let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default());

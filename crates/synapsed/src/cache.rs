@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use blocker::{Blocker, Control, SystemClock};
 use cached_core::object::ObjectCache;
-use cached_objects::{CacheLanding, ObjectsTable, store_all};
+use cached_objects::{CacheLanding, Mistake, ObjectsTable, Unfinished, store_all};
 use tokio::task::JoinHandle;
 
-use crate::config::line;
+use crate::config::here;
 
 /// A cache at work.
 pub(crate) struct Cache {
@@ -22,14 +22,14 @@ impl Cache {
     /// Puts a cache before `below`. Its background runs on the current runtime.
     ///
     /// # Errors
-    /// One line that says what to mend.
+    /// What is wrong with its settings.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
-    pub(crate) fn before(below: Arc<dyn Blocker>, table: &ObjectsTable) -> Result<Self, String> {
-        let config = table.cache().map_err(line)?;
+    pub(crate) fn before(below: Arc<dyn Blocker>, table: &ObjectsTable) -> Result<Self, Mistake> {
+        let config = table.cache().map_err(here)?;
         let cache = ObjectCache::new(below, config, Arc::new(SystemClock));
-        let cache = cache.map_err(|error| line((&error).into()))?;
+        let cache = cache.map_err(|error| here((&error).into()))?;
         Ok(Self {
             background: tokio::spawn(cache.run()),
             flush_max: table.shutdown_flush(),
@@ -48,6 +48,11 @@ impl Cache {
         Arc::new(CacheLanding::new(self.cache.clone()))
     }
 
+    /// The cache itself, to look at while it ends.
+    pub(crate) fn cache(&self) -> ObjectCache {
+        self.cache.clone()
+    }
+
     /// How long its end may take.
     pub(crate) fn flush_max(&self) -> Duration {
         self.flush_max
@@ -61,12 +66,12 @@ impl Cache {
     /// Stores what is dirty, once nobody uses it any more.
     ///
     /// # Errors
-    /// One line that says what was acknowledged and is not stored.
-    pub(crate) async fn end(self) -> Result<(), String> {
+    /// What was acknowledged and is not stored.
+    pub(crate) async fn end(self) -> Result<(), Unfinished> {
         let stored = store_all(&self.cache, self.flush_max).await;
         self.background.abort();
         // Lets go of the store with it.
         let _ = self.background.await;
-        stored.map_err(|unfinished| unfinished.to_string())
+        stored
     }
 }

@@ -1,25 +1,28 @@
 //! The configuration file, and how it becomes the server's settings.
 //!
 //! Every key has its default here and its comment in `deploy/synapsed.toml`; a key that is not known stops
-//! the start. Units are part of the names.
+//! the start. The keys, their units and their values are `cached`'s.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cached_objects::{Mistake, ObjectsTable};
-use serde::{Deserialize, Serialize};
-use synapse::{Address, Secret, ServerConfig};
-
-use crate::backend::BackendSpec;
+use blocker::Memory;
+use blocker::memory::MemoryConfig;
+use cached_core::object::ObjectCache;
+use cached_objects::{
+    BackendTable, ConfigError, Mistake, ObjectsTable, Size, check_exposure, mistake, parse_config,
+    read_config, secret, secret_warning, within,
+};
+use serde::{Deserialize, Deserializer, Serialize};
+use synapse::{Address, Secret, Server, ServerConfig};
 
 /// What is written in the file.
-///
-/// The keys of the cache are `cached`'s, by the same code; the store before which it stands is named by `backend`.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Config {
-    /// What is served.
-    pub(crate) backend: String,
+    /// What is served: one line, or a table with `cached`'s keys.
+    #[serde(deserialize_with = "backend")]
+    pub(crate) backend: BackendTable,
     /// Where clients connect.
     #[serde(default = "listen")]
     pub(crate) listen: Vec<String>,
@@ -32,8 +35,8 @@ pub(crate) struct Config {
     pub(crate) threads: usize,
     #[serde(default = "log_level")]
     pub(crate) log_level: String,
-    #[serde(default = "shutdown_patience_s")]
-    pub(crate) shutdown_patience_s: u64,
+    #[serde(default = "shutdown_patience_secs")]
+    pub(crate) shutdown_patience_secs: u64,
     #[serde(default)]
     pub(crate) limits: Limits,
     #[serde(default)]
@@ -49,11 +52,11 @@ pub(crate) struct Limits {
     connections_max: u32,
     sessions_max: u32,
     session_requests_max: u32,
-    session_bytes_max: u64,
-    bytes_max: u64,
-    request_bytes_max: u64,
+    session_bytes_max: Size,
+    bytes_max: Size,
+    request_bytes_max: Size,
     list_entries_max: u32,
-    payload_pool_bytes_max: u64,
+    payload_pool_bytes_max: Size,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
@@ -61,7 +64,17 @@ pub(crate) struct Limits {
 pub(crate) struct Times {
     peer_timeout_ms: u64,
     greeting_timeout_ms: u64,
-    session_linger_s: u64,
+    session_linger_secs: u64,
+}
+
+fn backend<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BackendTable, D::Error> {
+    use serde::de::{Error, IntoDeserializer};
+    match toml::Value::deserialize(deserializer)? {
+        toml::Value::String(text) => text.parse().map_err(D::Error::custom),
+        table @ toml::Value::Table(_) => BackendTable::deserialize(table.into_deserializer())
+            .map_err(|error: toml::de::Error| D::Error::custom(error.message())),
+        _ => Err(D::Error::custom("must be text, as in \"file:/var/lib/synapsed\", or a table with a kind")),
+    }
 }
 
 fn listen() -> Vec<String> {
@@ -76,7 +89,7 @@ fn log_level() -> String {
     "info".into()
 }
 
-fn shutdown_patience_s() -> u64 {
+fn shutdown_patience_secs() -> u64 {
     10
 }
 
@@ -89,11 +102,11 @@ impl Default for Limits {
             connections_max: server.connections_max,
             sessions_max: server.sessions_max,
             session_requests_max: server.session_slots_max,
-            session_bytes_max: server.session_bytes_max,
-            bytes_max: server.bytes_max,
-            request_bytes_max: server.request_bytes_max,
+            session_bytes_max: Size(server.session_bytes_max),
+            bytes_max: Size(server.bytes_max),
+            request_bytes_max: Size(server.request_bytes_max),
             list_entries_max: server.list_entries_max,
-            payload_pool_bytes_max: server.payload_pool_bytes_max as u64,
+            payload_pool_bytes_max: server.payload_pool_bytes_max.into(),
         }
     }
 }
@@ -105,33 +118,28 @@ impl Default for Times {
         Self {
             peer_timeout_ms: ms(server.peer_timeout),
             greeting_timeout_ms: ms(server.greeting_timeout),
-            session_linger_s: server.session_linger.as_secs(),
+            session_linger_secs: server.session_linger.as_secs(),
         }
     }
 }
 
 impl Config {
-    /// Reads a file.
+    /// Reads a file, and checks all that can be checked without opening the backend or a socket.
     ///
     /// # Errors
     /// One line: where it is wrong, and how to mend it.
-    pub(crate) fn read(path: &Path) -> Result<Self, String> {
-        let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
-        Self::parse(&text).map_err(|error| format!("{}: {error}", path.display()))
+    pub(crate) fn read(path: &Path) -> Result<Self, ConfigError> {
+        Self::parse(path, &read_config(path)?)
     }
 
-    /// Reads the text of a file.
+    /// Reads and checks the text of a file; `path` is for complaints.
     ///
     /// # Errors
-    /// One line: where it is wrong, and how to mend it.
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        toml::from_str(text).map_err(|error| {
-            let line = error.span().map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count());
-            let place = line.map_or(String::new(), |line| format!("line {line}: "));
-            // Of several lines the first says what, the others show where.
-            let what = error.message().lines().collect::<Vec<_>>().join(", ");
-            format!("{place}{what}")
-        })
+    /// As [`Self::read`].
+    pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+        let config: Self = parse_config(path, text)?;
+        config.check().map_err(|mistake| ConfigError::of_key(path, mistake))?;
+        Ok(config)
     }
 
     /// The file's text for these settings, defaults filled in.
@@ -143,141 +151,234 @@ impl Config {
         toml::to_string_pretty(&filled).expect("a configuration has a text")
     }
 
-    /// What is served.
-    ///
-    /// # Errors
-    /// One line that says what to mend.
-    pub(crate) fn backend(&self) -> Result<BackendSpec, String> {
-        self.backend.parse().map_err(|text| format!("backend: {text}"))
-    }
-
     /// Where to listen.
     ///
     /// # Errors
-    /// One line that says what to mend.
-    pub(crate) fn addresses(&self) -> Result<Vec<Address>, String> {
+    /// What is wrong.
+    pub(crate) fn addresses(&self) -> Result<Vec<Address>, Mistake> {
         if self.listen.is_empty() {
-            return Err("listen: name at least one address".into());
+            return mistake("listen", "is empty; it must say where to listen");
         }
-        let addresses = self.listen.iter().map(|text| text.parse().map_err(|why| format!("listen: {why}")));
-        addresses.collect()
+        let wrong = |why| Mistake { key: "listen".into(), why };
+        self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
+    }
+
+    /// The secret, if there is to be one; reads its file.
+    ///
+    /// # Errors
+    /// What is wrong with the file.
+    pub(crate) fn secret(&self) -> Result<Option<Secret>, Mistake> {
+        self.secret_file.as_deref().map_or(Ok(None), |path| secret("secret_file", path))
+    }
+
+    /// What the server behind the backend demands, if it is one; reads its file.
+    ///
+    /// # Errors
+    /// What is wrong with the file.
+    pub(crate) fn backend_secret(&self) -> Result<Option<Secret>, Mistake> {
+        match &self.backend {
+            BackendTable::Synapse(table) => table.secret().map_err(here),
+            _ => Ok(None),
+        }
+    }
+
+    /// What is worth a warning before anything begins.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let backend = match &self.backend {
+            BackendTable::Synapse(table) => Some(&table.secret_file),
+            _ => None,
+        };
+        self.secret_file.iter().chain(backend).filter_map(|path| secret_warning(path)).collect()
     }
 
     /// The server's settings.
     ///
     /// # Errors
-    /// One line that says what to mend.
-    pub(crate) fn server(&self) -> Result<ServerConfig, String> {
-        if !(1..=THREADS_MAX).contains(&self.threads) {
-            return Err(format!("threads: must be 1 to {THREADS_MAX}"));
-        }
+    /// What is wrong.
+    pub(crate) fn server(&self) -> Result<ServerConfig, Mistake> {
+        within("threads", self.threads, 1..=THREADS_MAX)?;
+        within("shutdown_patience_secs", self.shutdown_patience_secs, 0..=24 * 60 * 60)?;
         let mut server = ServerConfig::default();
-        let secret = self.secret_file.as_deref().map(Secret::from_file).transpose();
-        server.secret = secret.map_err(|why| format!("secret_file: {why}"))?;
+        server.secret = self.secret()?;
         server.allow_exposed = self.allow_exposed;
         let limits = &self.limits;
         server.connections_max = limits.connections_max;
         server.sessions_max = limits.sessions_max;
         server.session_slots_max = limits.session_requests_max;
-        server.session_bytes_max = limits.session_bytes_max;
-        server.bytes_max = limits.bytes_max;
-        server.request_bytes_max = limits.request_bytes_max;
+        server.session_bytes_max = limits.session_bytes_max.0;
+        server.bytes_max = limits.bytes_max.0;
+        server.request_bytes_max = limits.request_bytes_max.0;
         server.list_entries_max = limits.list_entries_max;
-        let pool = usize::try_from(limits.payload_pool_bytes_max);
-        server.payload_pool_bytes_max =
-            pool.map_err(|_| "limits.payload_pool_bytes_max: too large".to_owned())?;
+        server.payload_pool_bytes_max = limits.payload_pool_bytes_max.to_usize();
         server.peer_timeout = Duration::from_millis(self.times.peer_timeout_ms);
         server.greeting_timeout = Duration::from_millis(self.times.greeting_timeout_ms);
-        server.session_linger = Duration::from_secs(self.times.session_linger_s);
-        // The server knows its settings by its own names; one of them has another here.
-        let check = server.check().map_err(|why| why.replace("session_slots_max", "session_requests_max"));
-        check.map(|()| server)
+        server.session_linger = Duration::from_secs(self.times.session_linger_secs);
+        server.check().map_err(|line| of_server(&line))?;
+        Ok(server)
     }
 
     /// The cache before the backend, if there is to be one.
     ///
     /// # Errors
-    /// One line that says what to mend.
-    pub(crate) fn cache(&self) -> Result<Option<&ObjectsTable>, String> {
+    /// What is wrong.
+    pub(crate) fn cache(&self) -> Result<Option<&ObjectsTable>, Mistake> {
         let Some(table) = &self.cache else { return Ok(None) };
         if table.backend.is_some() {
-            return Err(
-                "cache.backend: is not for here; what the cache stands before is named by backend, at the \
-                        top"
-                .into(),
+            return mistake(
+                "cache.backend",
+                "is not for here; what the cache stands before is named by backend, at the top",
             );
         }
-        table.check_cache().map_err(line)?;
+        table.check_cache().map_err(here)?;
         Ok(Some(table))
     }
 
-    /// Everything at once, as `--check-config` does.
-    ///
-    /// # Errors
-    /// One line that says what to mend.
-    pub(crate) fn check(&self) -> Result<(), String> {
-        self.backend()?;
-        self.addresses()?;
-        self.server()?;
-        self.cache()?;
-        crate::logging::level(&self.log_level)?;
-        Ok(())
+    /// The largest object that the backend is opened for.
+    pub(crate) fn object_bytes_max(&self) -> u64 {
+        let default = blocker::OBJECT_BYTES_MAX_DEFAULT;
+        self.cache.as_ref().map_or(default, |cache| cache.object_bytes_max.0.max(default))
+    }
+
+    /// File descriptors that connections and the backend may need.
+    pub(crate) fn descriptors_max(&self) -> u64 {
+        u64::from(self.limits.connections_max) + self.backend.descriptors_max() + 3 * self.threads as u64 + 32
+    }
+
+    /// All that can be checked without opening the backend or a socket.
+    fn check(&self) -> Result<(), Mistake> {
+        self.backend.check().map_err(here)?;
+        let addresses = self.addresses()?;
+        let server = self.server()?;
+        check_exposure("listen", &addresses, server.secret.is_some(), self.allow_exposed)?;
+        crate::logging::level(&self.log_level).map_err(|why| Mistake { key: "log_level".into(), why })?;
+        self.rehearse(server)
+    }
+
+    /// Puts the server, and the cache if there is to be one, before a memory that has the backend's limits.
+    fn rehearse(&self, server: ServerConfig) -> Result<(), Mistake> {
+        let clock = std::sync::Arc::clone(&server.clock);
+        let limits = MemoryConfig { object_bytes_max: self.object_bytes_max(), ..MemoryConfig::default() };
+        let memory = std::sync::Arc::new(Memory::new(limits, std::sync::Arc::clone(&clock)));
+        let Some(table) = self.cache()? else {
+            return Server::new(memory, None, server).map(drop).map_err(|line| of_server(&line));
+        };
+        let mut cache = table.cache().map_err(here)?;
+        // As small as may be: nothing is put into it.
+        let capabilities = blocker::Blocker::capabilities(&*memory);
+        cache.check(&capabilities).map_err(|error| here((&error).into()))?;
+        cache.memory_bytes_max = 1 << 20;
+        cache.dirty_bytes_max = cache.dirty_bytes_max.min(1 << 19);
+        cache.objects_count_max = cache.objects_count_max.min(64);
+        cache.huge_pages = false;
+        let cache = ObjectCache::new(memory, cache, clock).map_err(|error| here((&error).into()))?;
+        Server::new(std::sync::Arc::new(cache), None, server).map(drop).map_err(|line| of_server(&line))
     }
 }
 
-/// The table of the cache has another name in `cached`.
-pub(crate) fn line(mistake: Mistake) -> String {
+/// The tables of the cache and its store have other names in `cached`.
+pub(crate) fn here(mistake: Mistake) -> Mistake {
     let Mistake { key, why } = mistake;
-    let key = key.strip_prefix("objects.").map_or_else(|| key.clone(), |key| format!("cache.{key}"));
-    format!("{key}: {why}")
+    let key = match key.strip_prefix("objects.backend") {
+        Some(rest) => format!("backend{rest}"),
+        None => key.strip_prefix("objects.").map_or_else(|| key.clone(), |key| format!("cache.{key}")),
+    };
+    Mistake { key, why }
+}
+
+/// The server knows its settings by its own names, and its lines begin with one.
+pub(crate) fn of_server(line: &str) -> Mistake {
+    let (name, why) = line.split_once(' ').unwrap_or(("", line));
+    let key = match name {
+        "session_slots_max" => "limits.session_requests_max".into(),
+        "peer_timeout" | "greeting_timeout" => format!("times.{name}_ms"),
+        "session_linger" => format!("times.{name}_secs"),
+        name => format!("limits.{name}"),
+    };
+    Mistake { key, why: why.into() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn parse(text: &str) -> Result<Config, String> {
+        Config::parse(Path::new("s.toml"), text).map_err(|error| error.to_string())
+    }
+
     #[test]
     fn a_file_needs_no_more_than_its_backend() {
-        let config = Config::parse("backend = \"memory:\"").unwrap();
-        config.check().unwrap();
+        let config = parse("backend = \"memory:\"").unwrap();
         assert_eq!(config.listen, ["127.0.0.1:11311"]);
-        assert_eq!(Config::parse(&config.effective()), Ok(config));
+        assert_eq!(parse(&config.effective()), Ok(config));
+    }
+
+    #[test]
+    fn the_backend_is_a_line_or_a_table() {
+        let line = parse("backend = \"rados:vm,user=u,op_timeout_secs=5\"").unwrap();
+        let table =
+            parse("[backend]\nkind = \"rados\"\npool = \"vm\"\nuser = \"u\"\nop_timeout_secs = 5").unwrap();
+        assert_eq!(line, table);
+        assert_eq!(parse(&line.effective()), Ok(line));
     }
 
     #[test]
     fn the_file_that_is_shipped_is_right_and_says_the_defaults() {
         let text = include_str!("../../../deploy/synapsed.toml");
-        let config = Config::parse(text).unwrap();
-        config.check().unwrap();
-        let mut defaults = Config::parse(&format!("backend = {:?}", config.backend)).unwrap();
+        let config = parse(text).unwrap();
+        let mut defaults = parse("backend = \"file:/var/lib/synapsed\"").unwrap();
         // Its own number of threads for each machine.
         defaults.threads = config.threads;
         assert_eq!(config, defaults);
         assert_eq!(config.cache, None, "off unless the table is there");
         // Every key is told of, those commented out included.
         let all = toml::to_string(&Config { secret_file: Some("x".into()), ..config }).unwrap();
-        for line in all.lines().filter(|line| line.contains('=')) {
+        let (own, _) = all.split_once("[backend]").unwrap_or((&all, ""));
+        for line in own.lines().filter(|line| line.contains('=')) {
             let key = line.split('=').next().unwrap().trim();
             assert!(text.contains(key), "{key} is not in deploy/synapsed.toml");
         }
     }
 
     #[test]
-    fn what_is_wrong_is_told_in_one_line() {
+    fn what_is_wrong_is_told_in_one_line_with_file_and_key() {
         let cases = [
-            ("", "missing field `backend`"),
-            ("backend = \"tape:\"", "no kind of backend"),
-            ("backend = \"memory:\"\nlisten = []", "at least one address"),
+            ("", "s.toml:1: missing field `backend`"),
+            ("backend = \"tape:\"", "s.toml:1: backend: \"tape:\" is no kind of store"),
+            ("[backend]\nkind = \"tape\"", "backend: kind: is \"tape\"; it must be one of"),
+            ("[backend]\nkind = \"file\"", "s.toml: backend.path: is missing"),
+            (
+                "backend = \"file:/dev/null/store\"",
+                "backend.path: is /dev/null/store; /dev/null is no directory",
+            ),
+            ("backend = \"rados:vm,keyring=/no/key\"", "backend.keyring: is /no/key, which cannot be read"),
+            ("backend = \"memory:\"\nlisten = []", "listen: is empty"),
             ("backend = \"memory:\"\nlisten = [\"a:b\"]", "the port is a number"),
-            ("backend = \"memory:\"\nthreads = 0", "threads: must be"),
-            ("backend = \"memory:\"\nlogs = 1", "line 2: unknown field `logs`"),
-            ("backend = \"memory:\"\n[limits]\nconnections = 1", "line 3: unknown field `connections`"),
-            ("backend = \"memory:\"\n[limits]\nsession_requests_max = 0", "session_requests_max must be"),
-            ("backend = \"memory:\"\nlog_level = \"loud\"", "log_level"),
+            (
+                "backend = \"memory:\"\nlisten = [\"0.0.0.0:0\"]",
+                "listen: 0.0.0.0:0 can be reached from other machines",
+            ),
+            ("backend = \"memory:\"\nthreads = 0", "threads: is 0; it must be between 1 and 64"),
+            ("backend = \"memory:\"\nlogs = 1", "s.toml:2: logs: unknown field `logs`"),
+            (
+                "backend = \"memory:\"\n[limits]\nconnections = 1",
+                "s.toml:3: limits.connections: unknown field",
+            ),
+            (
+                "backend = \"memory:\"\n[limits]\nsession_requests_max = 0",
+                "limits.session_requests_max: must be",
+            ),
+            (
+                "backend = \"memory:\"\n[limits]\nbytes_max = \"64 MiB\"\nsession_bytes_max = \"1m\"",
+                "s.toml:4: limits.session_bytes_max: invalid value",
+            ),
+            ("backend = \"memory:\"\nlog_level = \"loud\"", "log_level: "),
             ("backend = \"memory:\"\nsecret_file = \"/no/such/file\"", "secret_file: /no/such/file"),
-            ("backend = 5", "line 1: invalid type"),
-            ("backend = \"memory:\"\n[cache]\nmemory = 1", "line 3: unknown field `memory`"),
-            ("backend = \"memory:\"\n[cache]\nwrite = \"never\"", "line 3: unknown variant `never`"),
+            ("backend = 5", "s.toml:1: backend: must be text"),
+            ("backend = \"memory:\"\n[cache]\nmemory = 1", "s.toml:3: cache.memory: unknown field `memory`"),
+            (
+                "backend = \"memory:\"\n[cache]\nwrite = \"never\"",
+                "s.toml:3: cache.write: unknown variant `never`",
+            ),
             ("backend = \"memory:\"\n[cache]\nmemory_bytes_max = 5", "cache.memory_bytes_max: "),
             (
                 "backend = \"memory:\"\n[cache]\neviction_policy = \"best\"",
@@ -286,8 +387,8 @@ mod tests {
             ("backend = \"memory:\"\n[cache.backend]\nkind = \"memory\"", "cache.backend: is not for here"),
         ];
         for (text, words) in cases {
-            let error = Config::parse(text).and_then(|config| config.check()).unwrap_err();
-            assert!(error.contains(words), "{text:?}: {error}");
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(words) && error.starts_with("s.toml:"), "{text:?}: {error}");
             assert_eq!(error.lines().count(), 1, "{error}");
         }
     }
@@ -308,8 +409,7 @@ mod tests {
         let built_in = toml::Table::try_from(ObjectsTable::default().filled_in()).unwrap();
         assert_eq!(shown, built_in, "left: shown, right: built in");
         let text = format!("backend = \"memory:\"\n[cache]\n{}", cache_shown());
-        let config = Config::parse(&text).unwrap();
-        config.check().unwrap();
+        let config = parse(&text).unwrap();
         assert_eq!(config.cache.unwrap().filled_in(), ObjectsTable::default().filled_in());
     }
 }

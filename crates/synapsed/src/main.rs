@@ -4,11 +4,12 @@
 //! synapsed --config /etc/synapsed.toml
 //! ```
 
-mod backend;
 mod cache;
 mod config;
+mod failure;
 mod logging;
 mod serve;
+mod signals;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,6 +17,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use config::Config;
+use failure::Failure;
 
 /// Serve a storage backend over TCP and unix sockets.
 #[derive(Parser)]
@@ -25,7 +27,7 @@ struct Arguments {
     #[arg(short, long, value_name = "FILE")]
     config: PathBuf,
 
-    /// Say whether the configuration is right, and end.
+    /// Say whether the configuration is right, and end: 0 if it is, 78 if it is not.
     #[arg(long)]
     check_config: bool,
 
@@ -37,16 +39,15 @@ struct Arguments {
 fn main() -> ExitCode {
     match run(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(text) => {
-            eprintln!("synapsed: {text}");
-            ExitCode::FAILURE
+        Err(failure) => {
+            eprintln!("synapsed: {failure}");
+            ExitCode::from(failure.status())
         }
     }
 }
 
-fn run(arguments: &Arguments) -> Result<(), String> {
-    let config = Config::read(&arguments.config)?;
-    config.check()?;
+fn run(arguments: &Arguments) -> Result<(), Failure> {
+    let config = Config::read(&arguments.config).map_err(Failure::configuration)?;
     if arguments.print_config {
         print!("{}", config.effective());
         return Ok(());
@@ -55,6 +56,6 @@ fn run(arguments: &Arguments) -> Result<(), String> {
         println!("{} is right", arguments.config.display());
         return Ok(());
     }
-    logging::install(logging::level(&config.log_level)?);
-    serve::run(&config)
+    logging::install(logging::level(&config.log_level).map_err(Failure::configuration)?);
+    serve::run(&config, &arguments.config)
 }

@@ -25,7 +25,11 @@ fn write(dir: &Path, text: &str) -> PathBuf {
 
 impl Daemon {
     fn start(dir: &Path, text: &str) -> Self {
-        let mut child = program()
+        Self::start_as(program(), dir, text)
+    }
+
+    fn start_as(mut program: Command, dir: &Path, text: &str) -> Self {
+        let mut child = program
             .arg("--config")
             .arg(write(dir, text))
             .stdout(Stdio::piped())
@@ -47,9 +51,17 @@ impl Daemon {
         SynapseBlocker::connect_on_thread(ClientConfig::new(self.address.clone())).unwrap()
     }
 
+    fn signal(&mut self, name: &str) {
+        let sent = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
+        assert!(sent.unwrap().success());
+    }
+
     fn end(mut self) -> (ExitStatus, String) {
-        let ended = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
-        assert!(ended.success());
+        self.signal("TERM");
+        self.wait()
+    }
+
+    fn wait(mut self) -> (ExitStatus, String) {
         let status = self.child.wait().unwrap();
         let mut log = String::new();
         self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
@@ -146,33 +158,136 @@ fn the_secret_is_demanded() {
     assert!(status.success() && !log.contains("0123456789abcdef"), "{log}");
 }
 
-fn fails(dir: &Path, text: &str, more: &[&str]) -> String {
+fn fails(dir: &Path, text: &str, more: &[&str], code: i32) -> String {
     let Output { status, stderr, .. } =
         program().arg("--config").arg(write(dir, text)).args(more).output().unwrap();
     let error = String::from_utf8(stderr).unwrap();
-    assert!(!status.success(), "accepted: {text}");
-    assert_eq!(error.lines().count(), 1, "{error}");
-    error
+    assert_eq!(status.code(), Some(code), "{text}: {error}");
+    error.lines().last().unwrap_or_default().to_owned()
 }
 
 #[test]
-fn mistakes_stop_the_start_with_one_line() {
+fn mistakes_stop_the_start_with_one_line_that_names_file_and_key() {
     let dir = tempfile::tempdir().unwrap();
     let check = ["--check-config"];
-    let error = fails(dir.path(), "backend = \"memory:\"\nlisten_on = 1\n", &check);
-    assert!(error.contains("line 2: unknown field `listen_on`"), "{error}");
-    let error = fails(dir.path(), "backend = \"memory:\"\nlisten = [\"0.0.0.0:0\"]\n", &[]);
-    assert!(error.contains("no secret is configured"), "{error}");
-    let error = fails(dir.path(), "backend = \"file:/proc/no/such\"\nlisten = [\"127.0.0.1:0\"]\n", &[]);
-    assert!(error.contains("file:/proc/no/such"), "{error}");
+    let error = fails(dir.path(), "backend = \"memory:\"\nlisten_on = 1\n", &check, 78);
+    assert!(error.contains("synapsed.toml:2: listen_on: unknown field `listen_on`"), "{error}");
+    // What stops the start, the check finds as well.
+    let wrong = [
+        ("listen = [\"0.0.0.0:0\"]", "synapsed.toml: listen: 0.0.0.0:0 can be reached from other machines"),
+        ("[limits]\nsession_bytes_max = \"12 MiB\"\n", "limits.session_bytes_max: must be at least"),
+        ("[cache]\nobject_bytes_max = \"1 GiB\"\n", "cache.object_bytes_max: "),
+    ];
+    for (line, words) in wrong {
+        for more in [&check[..], &[]] {
+            let error = fails(dir.path(), &format!("backend = \"memory:\"\n{line}"), more, 78);
+            assert!(error.contains(words), "{error}");
+        }
+    }
+    let text = "backend = \"file:/proc/no/such\"\nlisten = [\"127.0.0.1:0\"]\n";
+    let error = fails(dir.path(), text, &[], 78);
+    assert!(error.contains("backend.path: /proc/no/such is not there, and cannot be made"), "{error}");
     // Where another one listens.
     let daemon = Daemon::start(dir.path(), "backend = \"memory:\"\nlisten = [\"127.0.0.1:0\"]\n");
-    let error =
-        fails(dir.path(), &format!("backend = \"memory:\"\nlisten = [\"{}\"]\n", daemon.address), &[]);
+    let text = format!("backend = \"memory:\"\nlisten = [\"{}\"]\n", daemon.address);
+    let error = fails(dir.path(), &text, &[], 71);
     assert!(error.contains("cannot listen"), "{error}");
     assert!(daemon.end().0.success());
     let right = write(dir.path(), "backend = \"memory:\"\n");
     let printed = program().arg("--config").arg(&right).arg("--print-config").output().unwrap();
     assert!(String::from_utf8(printed.stdout).unwrap().contains("peer_timeout_ms = 30000"));
     assert!(program().arg("--config").arg(&right).args(check).output().unwrap().status.success());
+}
+
+/// A write-back cache over a directory, whose flushes nothing but the end begins.
+const BACK: &str = "listen = [\"127.0.0.1:0\"]\n[cache]\nmemory_bytes_max = \"4 MiB\"\nwrite = \"back\"\n\
+                    writer = \"cache\"\ndirty_age_ms_max = 86400000\n";
+
+#[test]
+fn no_signal_ends_it_without_storing_what_it_has_acknowledged() {
+    for signal in ["TERM", "INT", "QUIT", "USR1"] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = dir.path().join("store");
+        let text = format!("backend = \"file:{}\"\n{BACK}", store.display());
+        let mut daemon = Daemon::start(dir.path(), &text);
+        let client = daemon.client();
+        let write = |data: &'static [u8]| {
+            block_on(client.write(WriteRequest::new(object("disk"), 0, data))).unwrap().durability
+        };
+        assert_eq!(write(b"acknowledged"), Durability::Cached);
+        // These are taken note of. The second proves that the first was survived.
+        daemon.signal("HUP");
+        daemon.signal("USR2");
+        assert_eq!(write(b"acknowledged, and more"), Durability::Cached);
+        drop(client);
+        daemon.signal(signal);
+        let (status, log) = daemon.wait();
+        assert!(status.success(), "SIG{signal}: {status}, {log}");
+        assert!(log.contains("SIGHUP: there is nothing to read again"), "{log}");
+        let store = blocker::FileStore::open(store).unwrap();
+        let found = block_on(store.read(ReadRequest::new(object("disk"), 0, 99))).unwrap();
+        assert_eq!(found.data.to_vec(), b"acknowledged, and more", "SIG{signal}");
+    }
+}
+
+#[test]
+fn a_second_signal_is_answered_and_a_third_ends_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    // A store that is gone when the end comes, and does not come back.
+    let below = Daemon::start(dir.path(), "backend = \"memory:\"\nlisten = [\"127.0.0.1:0\"]\n");
+    let text = format!("backend = \"synapse:{}\"\n{BACK}shutdown_flush_secs = 86400\n", below.address);
+    let mut daemon = Daemon::start(dir.path(), &text);
+    let client = daemon.client();
+    block_on(client.write(WriteRequest::new(object("disk"), 0, vec![7; 4096]))).unwrap();
+    drop(client);
+    drop(below);
+    let mut log = BufReader::new(daemon.child.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let mut until = |words: &str| {
+        let mut seen = String::new();
+        for line in log.by_ref() {
+            if line.contains(words) {
+                return line;
+            }
+            seen += &line;
+        }
+        panic!("{words:?} is never said: {seen}");
+    };
+    daemon.signal("TERM");
+    until("storing what is dirty");
+    daemon.signal("TERM");
+    let line = until("asked to end again");
+    assert!(line.contains("storing what is dirty, 4096 bytes not stored yet"), "{line}");
+    daemon.signal("TERM");
+    let line = until("acknowledged writes not stored");
+    assert!(line.contains("4096 bytes") && line.contains("a third signal forced the end"), "{line}");
+    assert_eq!(daemon.child.wait().unwrap().code(), Some(74));
+}
+
+#[test]
+fn a_secret_that_others_can_read_is_warned_of() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let secret = dir.path().join("secret");
+    std::fs::write(&secret, "0123456789abcdef0123456789abcdef\n").unwrap();
+    for (mode, is_warned) in [(0o644, true), (0o600, false)] {
+        std::fs::set_permissions(&secret, PermissionsExt::from_mode(mode)).unwrap();
+        let text = format!("backend = \"memory:\"\nlisten = [\"127.0.0.1:0\"]\nsecret_file = {secret:?}\n");
+        let (_, log) = Daemon::start(dir.path(), &text).end();
+        assert_eq!(log.contains("can be read by others"), is_warned, "{mode:o}: {log}");
+    }
+}
+
+#[test]
+fn the_limit_of_open_files_is_raised() {
+    let dir = tempfile::tempdir().unwrap();
+    let text = "backend = \"memory:\"\nlisten = [\"127.0.0.1:0\"]\n";
+    // A shell sets the soft limit, which the daemon may raise.
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -Sn 64 && exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_synapsed")]);
+    let daemon = Daemon::start_as(shell, dir.path(), text);
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", daemon.child.id())).unwrap();
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    let soft: u64 = line.split_whitespace().nth(3).unwrap().parse().unwrap();
+    assert!(soft >= 1024, "{line}");
+    assert!(daemon.end().0.success());
 }

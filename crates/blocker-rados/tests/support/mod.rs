@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -14,24 +15,47 @@ use blocker_rados::{RadosConfig, RadosStore};
 
 pub(crate) struct Cluster {
     dir: PathBuf,
+    /// The user that stores are opened as; none: the default.
+    user: Option<&'static str>,
 }
 
 impl Cluster {
-    /// A cluster on `store` (memstore or bluestore); `None`, and a loud word, where Ceph is not installed.
+    /// A cluster of one OSD on `store` (memstore or bluestore); `None`, and a loud word, where Ceph is not
+    /// installed.
     ///
     /// # Panics
     /// If it does not come up; without Ceph if `CACHED_REQUIRE_ALL=1`.
     pub(crate) fn up(store: &str) -> Option<Self> {
+        Self::up_with(store, None, &["--store", store, "--size", "2147483648"])
+    }
+
+    /// A cluster as operators run it: three monitors, three OSDs with three copies, keys for everyone. Stores
+    /// are opened by a user that may read and write the pool, and no more.
+    ///
+    /// # Panics
+    /// As [`Self::up`].
+    pub(crate) fn up_as_operated() -> Option<Self> {
+        let size = ["--osds", "3", "--copies", "3", "--mons", "3"];
+        let store = ["--cephx", "--store", "bluestore", "--size", "2147483648"];
+        Self::up_with("operated", Some("cached"), &[&size[..], &store[..]].concat())
+    }
+
+    fn up_with(name: &str, user: Option<&'static str>, arguments: &[&str]) -> Option<Self> {
         if let Some(missing) = ["ceph-mon", "ceph-osd", "ceph", "rados"].into_iter().find(|name| !has(name)) {
-            skip(&format!("tests on RADOS ({store})"), &format!("{missing} is not installed"));
+            skip(&format!("tests on RADOS ({name})"), &format!("{missing} is not installed"));
             return None;
         }
         let dir =
-            PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("ceph-{}-{store}", std::process::id()));
-        let cluster = Self { dir };
+            PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("ceph-{}-{name}", std::process::id()));
+        let cluster = Self { dir, user };
         let until = std::process::id().to_string();
-        cluster.dev("up", &["--store", store, "--size", "2147483648", "--until", &until]);
+        cluster.dev("up", &[arguments, &["--until", &until]].concat());
         Some(cluster)
+    }
+
+    /// A file of the cluster's directory.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
     }
 
     /// One command of `ceph-dev` on this cluster.
@@ -56,12 +80,29 @@ impl Cluster {
         assert!(status.success(), "ceph-dev {command} {arguments:?} failed:\n{}", said());
     }
 
+    /// Sets an attribute of a RADOS object behind the store's back.
+    ///
+    /// # Panics
+    /// If it fails.
+    pub(crate) fn set_attribute(&self, namespace: &str, object: &str, name: &str, value: &[u8]) {
+        let mut rados = Command::new("rados")
+            .arg("-c")
+            .arg(self.file("ceph.conf"))
+            .args(["-p", "cached", "-N", namespace, "setxattr", object, name])
+            .stdin(Stdio::piped())
+            .spawn()
+            .unwrap();
+        rados.stdin.take().unwrap().write_all(value).unwrap();
+        assert!(rados.wait().unwrap().success(), "{name} of {object} cannot be set");
+    }
+
     /// A configuration with a root of its own.
     pub(crate) fn config(&self) -> RadosConfig {
         static ROOTS: AtomicU32 = AtomicU32::new(0);
         let mut config = RadosConfig::new("cached");
         config.conf_file = Some(self.dir.join("ceph.conf"));
         config.root = format!("t{}", ROOTS.fetch_add(1, Ordering::Relaxed));
+        config.user = self.user.map_or(config.user, str::to_owned);
         config
     }
 

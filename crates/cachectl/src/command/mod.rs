@@ -39,7 +39,7 @@ pub(crate) enum Command {
     /// Show the figures of the backend, and of what is before it.
     Stats(stats::Stats),
     /// Show or change how writes to the namespace are treated.
-    Policy(stats::SetPolicy),
+    Policy(stats::ShowPolicy),
     /// Measure reads and writes at random offsets.
     Bench(bench::Bench),
 }

@@ -52,8 +52,11 @@ impl Put {
         if len.is_some_and(|len| len > limit) {
             return Err(too_large(&what, limit));
         }
-        let mut progress = Progress::new(len);
-        let data = read_up_to(&mut *input, limit + 1, &mut progress).map_err(Failure::io(what.clone()))?;
+        // Its line is gone before the result has one.
+        let data = {
+            let mut progress = Progress::new(len);
+            read_up_to(&mut *input, limit + 1, &mut progress).map_err(Failure::io(what.clone()))?
+        };
         if data.len() as u64 > limit {
             return Err(too_large(&what, limit));
         }

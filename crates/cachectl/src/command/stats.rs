@@ -1,7 +1,7 @@
 //! `stats` and `policy`: what is not data path.
 
-use blocker::{Policy, WritePolicy};
-use clap::{Args, ValueEnum};
+use blocker::WritePolicy;
+use clap::Args;
 use serde_json::{Map, Value, json};
 
 use super::Context;
@@ -26,34 +26,23 @@ impl Stats {
 }
 
 #[derive(Args)]
-pub(crate) struct SetPolicy {
-    /// How writes to the namespace are treated from now on; without it the policy is shown.
-    write: Option<Write>,
+pub(crate) struct ShowPolicy {
+    /// Not taken: what becomes of writes is set in the server's configuration.
+    #[arg(hide = true)]
+    write: Option<String>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Write {
-    /// Acknowledged from the cache, stored later.
-    Back,
-    /// Stored before it is acknowledged, and kept.
-    Through,
-    /// Stored, not kept.
-    Around,
-}
-
-impl SetPolicy {
+impl ShowPolicy {
     pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
-        let (control, namespace) = (&context.opened.control, context.namespace);
-        if let Some(write) = self.write {
-            let mut policy = Policy::default();
-            policy.write = match write {
-                Write::Back => WritePolicy::Back,
-                Write::Through => WritePolicy::Through,
-                Write::Around => WritePolicy::Around,
-            };
-            control.set_policy(namespace, policy).about(namespace)?;
+        let namespace = context.namespace;
+        if let Some(write) = &self.write {
+            let text = format!(
+                "{write} is not taken: a cache has its policies from its configuration, and keeps them while it \
+                 runs; set write under [[objects.namespaces]] there ([[cache.namespaces]] for synapsed)"
+            );
+            return Err(Failure::Usage(text));
         }
-        let policy = control.policy(namespace).about(namespace)?;
+        let policy = context.opened.control.policy(namespace).about(namespace)?;
         let word = match policy.write {
             WritePolicy::Back => "back",
             WritePolicy::Through => "through",

@@ -7,15 +7,20 @@
 //!
 //! What this module leaves out: what the bytes of a region mean. That is the owner's business.
 
+mod expiring;
 mod memory;
 mod pins;
 mod region;
 
+pub(crate) use expiring::Expired;
+use expiring::Expiring;
 pub(crate) use memory::Memory;
 pub use region::{REGION_HEADER_BYTES, RegionHeader, RegionHeaderError};
 pub(crate) use region::{Region, RegionState};
 
+use crate::clock::Expiry;
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
+use lock_order::Rank;
 
 /// The index of a region in its arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -84,12 +89,16 @@ pub enum ArenaError {
     },
 }
 
+/// A leaf: nothing is taken while it is held.
+static FREE: Rank = Rank::new("arena: free regions", 55);
+
 /// The memory and the table of its regions.
 pub struct Arena {
     memory: Memory,
     region_bytes: usize,
     region_shift: u32,
     regions: Box<[Region]>,
+    expiring: Expiring,
     /// Regions that belong to nobody. A leaf lock: nothing is taken while it is held.
     free: Mutex<FreeRegions>,
     /// `free.ids.len()`, readable without the lock; a hint, exact only under it.
@@ -126,17 +135,22 @@ impl Arena {
         let bytes = count as usize * region_bytes;
         let memory =
             Memory::map(bytes, config.huge_pages).map_err(|source| ArenaError::Map { bytes, source })?;
+        let expiring = Expiring::new(count).map_err(|source| ArenaError::Map { bytes, source })?;
         Ok(Arena {
             memory,
+            expiring,
             region_bytes,
             region_shift: region_bytes.trailing_zeros(),
             regions: (0..count).map(|_| Region::new()).collect(),
             // Popped from the end, so that memory is touched from the bottom up.
-            free: Mutex::new(FreeRegions {
-                ids: (0..count).rev().collect(),
-                held: [0; 2],
-                share: [config.kv_regions_max, config.objects_regions_max],
-            }),
+            free: Mutex::ranked(
+                FreeRegions {
+                    ids: (0..count).rev().collect(),
+                    held: [0; 2],
+                    share: [config.kv_regions_max, config.objects_regions_max],
+                },
+                &FREE,
+            ),
             free_count: AtomicU32::new(count.min(config.kv_regions_max)),
             next_sequence: AtomicU64::new(1),
         })
@@ -221,6 +235,49 @@ impl Arena {
     #[inline]
     pub(crate) fn region(&self, id: RegionId) -> &Region {
         &self.regions[id.0 as usize]
+    }
+
+    /// A region just taken begins to be filled.
+    pub(crate) fn begin(&self, id: RegionId, now: u32) {
+        self.region(id).set_opened_at(now);
+        self.expiring.begin(id.0, now);
+    }
+
+    /// Bytes of this expiry have come into a region.
+    pub(crate) fn note_expiry(&self, id: RegionId, bytes: u32, expiry: Expiry) {
+        self.expiring.note(id.0, bytes, expiry);
+    }
+
+    /// Bytes of this expiry have died in a region, or moved away.
+    pub(crate) fn forget_expiry(&self, id: RegionId, bytes: u32, expiry: Expiry) {
+        self.expiring.forget(id.0, bytes, expiry);
+    }
+
+    /// A walk begins that shows every live entry of a region to [`expiry_seen`](Arena::expiry_seen), so that what it finds
+    /// to expire first is known anew.
+    pub(crate) fn begin_expiry_walk(&self, id: RegionId) {
+        self.expiring.begin_walk(id.0);
+    }
+
+    pub(crate) fn expiry_seen(&self, id: RegionId, expiry: Expiry) {
+        self.expiring.seen(id.0, expiry);
+    }
+
+    /// Bytes of live entries of a region whose time is over.
+    pub(crate) fn expired(&self, id: RegionId, now: u32) -> Expired {
+        self.expiring.expired(id.0, now)
+    }
+
+    /// Calls `each` with every span of a region's notes and its bytes.
+    #[cfg(any(test, feature = "validate"))]
+    pub(crate) fn for_each_expiring(&self, id: RegionId, each: impl FnMut(usize, u32)) {
+        self.expiring.for_each(id.0, each);
+    }
+
+    /// The span of a region's notes in which this expiry stands.
+    #[cfg(any(test, feature = "validate"))]
+    pub(crate) fn expiry_span(&self, id: RegionId, expiry: Expiry) -> usize {
+        self.expiring.span_in(id.0, expiry)
     }
 
     /// The region that holds the byte at `offset` of the arena.

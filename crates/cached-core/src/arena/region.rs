@@ -10,7 +10,6 @@
 
 use super::Owner;
 use super::pins::Pins;
-use crate::clock::Expiry;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// What may be done with a region.
@@ -22,11 +21,6 @@ pub(crate) enum RegionState {
     Sealed = 2,
     Reclaiming = 3,
 }
-
-/// Bytes that expire within a span after the region was opened; each span is twice the one before.
-const EXPIRY_SPANS: usize = 12;
-/// The first span, seconds.
-const EXPIRY_SPAN_FIRST_SECS: u32 = 2;
 
 /// The volatile record of one region, beside the arena. One cache line for what writers touch.
 #[repr(align(64))]
@@ -40,12 +34,12 @@ pub(crate) struct Region {
     /// Bytes handed out, the header included. Written by the stream that appends.
     used_bytes: AtomicU32,
     owner: AtomicU32,
+    /// Of the writers, those whose bytes are still to come from elsewhere, for as long as that takes.
+    arrivals: AtomicU32,
     /// Rises with every region taken or requeued: the age order of the queues.
     sequence: AtomicU64,
     /// When the region was opened or requeued, clock seconds.
     opened_at: AtomicU32,
-    /// Bytes written with an expiry, by how long after `opened_at` they expire.
-    expiring: [AtomicU32; EXPIRY_SPANS],
 }
 
 const WRITER: u64 = 1 << 32;
@@ -58,9 +52,9 @@ impl Region {
             usage: AtomicU64::new(0),
             used_bytes: AtomicU32::new(0),
             owner: AtomicU32::new(0),
+            arrivals: AtomicU32::new(0),
             sequence: AtomicU64::new(0),
             opened_at: AtomicU32::new(0),
-            expiring: std::array::from_fn(|_| AtomicU32::new(0)),
         }
     }
 
@@ -69,7 +63,6 @@ impl Region {
         self.used_bytes.store(REGION_HEADER_BYTES as u32, Ordering::Relaxed);
         self.owner.store(owner as u32, Ordering::Relaxed);
         self.sequence.store(sequence, Ordering::Release);
-        self.expiring.iter().for_each(|span| span.store(0, Ordering::Relaxed));
         self.state.store(RegionState::Active as u32, Ordering::Release);
     }
 
@@ -122,6 +115,16 @@ impl Region {
         self.usage.fetch_add(u64::from(bytes), Ordering::Relaxed);
     }
 
+    /// An entry waits for bytes from elsewhere; true if it is the only one of the region that does.
+    pub(crate) fn begin_arrival(&self) -> bool {
+        self.arrivals.fetch_add(1, Ordering::Relaxed) == 0
+    }
+
+    /// It does not wait any more; true if none of the region does now.
+    pub(crate) fn end_arrival(&self) -> bool {
+        self.arrivals.fetch_sub(1, Ordering::Relaxed) == 1
+    }
+
     /// The entry is published.
     pub(crate) fn end_entry(&self) {
         self.usage.fetch_sub(WRITER, Ordering::Release);
@@ -171,7 +174,6 @@ impl Region {
     pub(crate) fn renew(&self, sequence: u64, now: u32) {
         self.sequence.store(sequence, Ordering::Release);
         self.set_opened_at(now);
-        self.expiring.iter().for_each(|span| span.store(0, Ordering::Relaxed));
     }
 
     /// Gives the region another place in the age order.
@@ -179,34 +181,10 @@ impl Region {
         self.sequence.store(sequence, Ordering::Release);
     }
 
-    /// Remembers that `bytes` written here expire at `expiry`.
-    pub(crate) fn note_expiry(&self, bytes: u32, expiry: Expiry) {
-        if expiry == Expiry::NEVER {
-            return;
-        }
-        let after = expiry.as_secs().saturating_sub(self.opened_at());
-        let span = (after / EXPIRY_SPAN_FIRST_SECS).checked_ilog2().map_or(0, |log| log as usize + 1);
-        if let Some(span) = self.expiring.get(span) {
-            span.fetch_add(bytes, Ordering::Relaxed);
-        }
-    }
-
-    /// Bytes that are garbage at `now`, from below: the dead, or the expired if those are more
-    /// (an entry may be both, so the two are not added).
-    pub(crate) fn garbage_bytes(&self, now: u32) -> u32 {
+    /// Bytes of entries that are dead.
+    pub(crate) fn dead_bytes(&self) -> u32 {
         let used = self.used_bytes().saturating_sub(REGION_HEADER_BYTES as u32);
-        let live = self.live_bytes().min(used);
-        let age = now.saturating_sub(self.opened_at());
-        let mut span_end = EXPIRY_SPAN_FIRST_SECS;
-        let mut expired = 0u32;
-        for span in &self.expiring {
-            if age < span_end {
-                break;
-            }
-            expired = expired.saturating_add(span.load(Ordering::Relaxed));
-            span_end = span_end.saturating_mul(2);
-        }
-        (used - live).max(expired.min(used))
+        used.saturating_sub(self.live_bytes())
     }
 }
 
@@ -313,23 +291,5 @@ mod tests {
             damaged[bit / 8] ^= 1 << (bit % 8);
             assert!(RegionHeader::decode(&damaged).is_err(), "bit {bit} flipped unnoticed");
         }
-    }
-
-    #[test]
-    fn garbage_counts_the_dead_and_the_expired() {
-        let region = Region::new();
-        region.open(Owner::Kv, 1);
-        region.set_opened_at(100);
-        region.set_used_bytes(REGION_HEADER_BYTES as u32 + 1000);
-        region.begin_entry(1000);
-        region.end_entry();
-        assert_eq!(region.garbage_bytes(100), 0);
-        region.note_expiry(400, Expiry::at(110));
-        region.note_expiry(300, Expiry::at(140));
-        assert_eq!(region.garbage_bytes(110), 0, "an open span does not count yet");
-        assert_eq!(region.garbage_bytes(116), 400);
-        assert_eq!(region.garbage_bytes(100 + 64), 700);
-        assert_eq!(region.entry_died(900), 100);
-        assert_eq!(region.garbage_bytes(100 + 64), 900);
     }
 }

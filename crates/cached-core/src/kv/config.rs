@@ -31,6 +31,9 @@ pub struct KvConfig {
     pub eviction_hook: Option<Arc<dyn EvictionHook>>,
     /// The seed of the key hash; `None` draws one.
     pub hash_seed: Option<u64>,
+    /// Smaller regions than the arena's size asks for, so that a test has many of them.
+    #[cfg(test)]
+    pub(crate) region_bytes: Option<usize>,
 }
 
 impl Default for KvConfig {
@@ -48,6 +51,8 @@ impl Default for KvConfig {
             hook: None,
             eviction_hook: None,
             hash_seed: None,
+            #[cfg(test)]
+            region_bytes: None,
         }
     }
 }

@@ -5,8 +5,8 @@
 //! that expire at about the same time lie together, and their region dies as a whole.
 
 use super::queues::LARGE;
-use super::reclaim::BATCH;
-use super::{Inner, RECLAIM_RESERVE};
+use super::reclaim::{BATCH, COMPACTED_FOR_ONE_BYTES_MAX, Effort, SWEPT_FOR_ONE_BYTES_MAX};
+use super::{Inner, RECLAIM_RESERVE, order};
 use crate::arena::{Owner, REGION_HEADER_BYTES, RegionHeader, RegionId, RegionState};
 use crate::clock::Expiry;
 use crate::policy::QueueId;
@@ -50,14 +50,15 @@ impl Stream {
 /// The streams of one lane, on cache lines of their own.
 #[repr(align(128))]
 pub(super) struct Lane {
-    streams: Mutex<[Stream; STREAMS]>,
+    pub(super) streams: Mutex<[Stream; STREAMS]>,
     /// Some thread has come to it for a region.
     is_used: AtomicBool,
 }
 
 impl Lane {
-    pub(super) fn new() -> Lane {
-        Lane { streams: Mutex::new([const { Stream::new() }; STREAMS]), is_used: AtomicBool::new(false) }
+    pub(super) fn new(number: u32) -> Lane {
+        let streams = [const { Stream::new() }; STREAMS];
+        Lane { streams: Mutex::ranked_nth(streams, &order::LANE, number), is_used: AtomicBool::new(false) }
     }
 }
 
@@ -139,7 +140,10 @@ impl Inner {
         if let Some(entry) = self.append(open, bytes) {
             return Some(entry);
         }
-        let region = self.obtain_region(now)?;
+        let Some(region) = self.obtain_region(now) else {
+            self.take_over(open, queue_of_stream(stream), bytes)?;
+            return self.append(open, bytes);
+        };
         {
             // The reclaimer renews the table with the same lock.
             let _queues = lock(&self.queues);
@@ -162,9 +166,13 @@ impl Inner {
         let open = &mut streams[LARGE_STREAM];
         // A last sliver is cheaper wasted than listed.
         if (open.room(region_bytes) as usize) < (header + wanted).min(region_bytes / 64) {
-            let region = self.obtain_region(now)?;
-            self.seal(open, LARGE, Place::Newest);
-            self.open(open, region, now);
+            match self.obtain_region(now) {
+                Some(region) => {
+                    self.seal(open, LARGE, Place::Newest);
+                    self.open(open, region, now);
+                }
+                None => self.take_over(open, LARGE, (header + wanted).min(region_bytes / 64) as u32)?,
+            }
         }
         let data = wanted.min(open.room(region_bytes) as usize - header) as u32;
         let entry = self.append(open, self.padded(header + data as usize))?;
@@ -201,14 +209,13 @@ impl Inner {
     /// Makes a region just taken the open one of a stream that has none.
     pub(super) fn open(&self, stream: &mut Stream, region: RegionId, now: u32) {
         debug_assert!(stream.region.is_none());
-        let record = self.arena.region(region);
-        record.set_opened_at(now);
+        self.arena.begin(region, now);
         self.arena.write_header(
             region,
             &RegionHeader {
                 owner: Owner::Kv as u8,
                 granule_shift: self.granule_shift as u8,
-                sequence: record.sequence(),
+                sequence: self.arena.region(region).sequence(),
                 opened_at: now,
             },
         );
@@ -253,9 +260,17 @@ impl Inner {
             return Some(region);
         }
         let mut reclaimer = lock(&self.reclaimer);
-        // Every walk frees a quarter of a region at least; only pins can make us give up.
-        let begun = reclaimer.jobs();
-        let jobs_max = begun + 4 * u64::from(self.arena.region_count()) + 64;
+        let (begun, swept) = (reclaimer.jobs(), reclaimer.sweeps());
+        let region_bytes = self.arena.region_bytes() as u64;
+        let (jobs_max, sweeps_max) = if self.evict {
+            // Every walk frees a quarter of a region at least; only pins can make us give up.
+            (begun + 4 * u64::from(self.arena.region_count()) + 64, u64::MAX)
+        } else {
+            (
+                begun + COMPACTED_FOR_ONE_BYTES_MAX / region_bytes,
+                swept + SWEPT_FOR_ONE_BYTES_MAX / region_bytes,
+            )
+        };
         loop {
             if reclaimer.jobs() == begun + PATIENCE_JOBS {
                 reclaimer.keep_no_more();
@@ -263,10 +278,25 @@ impl Inner {
             if let Some(region) = self.arena.take(Owner::Kv, RECLAIM_RESERVE) {
                 return Some(region);
             }
-            if reclaimer.jobs() > jobs_max || !self.reclaim_step(&mut reclaimer, now, 256, true) {
+            if reclaimer.jobs() > jobs_max
+                || reclaimer.sweeps() > sweeps_max
+                || !self.reclaim_step(&mut reclaimer, now, 256, Effort::Need)
+            {
                 return None;
             }
         }
+    }
+
+    /// Makes a region to which the reclaimer has copied survivors the stream's open one, if that has room for so many bytes.
+    #[cold]
+    fn take_over(&self, stream: &mut Stream, queue: usize, bytes: u32) -> Option<()> {
+        if self.evict {
+            return None;
+        }
+        let other = self.give_room(&mut lock(&self.reclaimer), bytes)?;
+        self.seal(stream, queue, Place::Newest);
+        *stream = other;
+        Some(())
     }
 
     /// Reclaims a little when free regions run low, so that nobody has to reclaim a whole region.
@@ -275,7 +305,7 @@ impl Inner {
         if self.arena.kv_available() < self.pace_below.load(Ordering::Relaxed)
             && let Some(mut reclaimer) = try_lock(&self.reclaimer)
         {
-            self.reclaim_step(&mut reclaimer, now, BATCH, true);
+            self.reclaim_step(&mut reclaimer, now, BATCH, Effort::Pace);
         }
     }
 

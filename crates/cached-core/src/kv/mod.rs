@@ -8,9 +8,7 @@
 //! Open in this order: `ops/get.rs` and `ops/store.rs` (what commands do), `item.rs` (the bytes),
 //! `index/` (finding), `log.rs` (placing), `reclaim.rs` (making room), `extent.rs` (large values).
 //!
-//! # Lock order
-//! lanes in their order → reclaimer → shard growth → bucket → {overflow pool, queues, free regions}. The last three
-//! are leaves. A lane is only ever *tried* while a bucket is held.
+//! `order.rs` has the order of the locks.
 
 mod config;
 mod extent;
@@ -20,6 +18,7 @@ mod index;
 mod item;
 mod log;
 mod ops;
+mod order;
 mod queues;
 mod reclaim;
 mod request;
@@ -43,7 +42,7 @@ pub use view::{ItemView, PinnedValue};
 
 use crate::KeyHash;
 use crate::arena::{Arena, ArenaConfig, RegionId, region_bytes_for};
-use crate::clock::Clock;
+use crate::clock::{Clock, Expiry};
 use crate::hash::KeyHasher;
 use crate::prefetch::prefetch;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering};
@@ -79,6 +78,8 @@ struct Inner {
     flush_boundary: AtomicU64,
     /// The clock's second of a flush asked for in advance; 0 for none.
     flush_due: AtomicU32,
+    /// Held while a flush that has become due happens.
+    flushing: Mutex<()>,
     cas: bool,
     evict: bool,
     /// Entries up to this size lie in one piece.
@@ -97,9 +98,12 @@ struct Inner {
     queues: Mutex<Queues>,
     reclaimer: Mutex<Reclaimer>,
     events: Events,
-    /// Bytes reserved for values that are still being received, and their limit.
+    /// Bytes announced by those who hold reservations for values that are still to come, and their limit.
     bodies_bytes: AtomicU64,
     bodies_bytes_max: u64,
+    /// Regions in which such values lie, which cannot be reclaimed meanwhile, and their limit.
+    bodies_regions: AtomicU32,
+    bodies_regions_max: u32,
 }
 
 /// An item found under its bucket's lock.
@@ -128,6 +132,8 @@ impl Kv {
         let policy_bytes =
             if config.evict { policy.attach(config.arena_bytes, ENTRY_BYTES_USUAL) } else { 0 };
         let region_bytes = region_bytes_for(config.arena_bytes);
+        #[cfg(test)]
+        let region_bytes = config.region_bytes.unwrap_or(region_bytes);
         let regions = ((config.arena_bytes - policy_bytes) / region_bytes) as u32;
         let arena = Arena::new(ArenaConfig {
             bytes: regions as usize * region_bytes,
@@ -150,22 +156,26 @@ impl Kv {
             hit_states: HitStates::new(&*policy),
             flush_boundary: AtomicU64::new(0),
             flush_due: AtomicU32::new(0),
+            flushing: Mutex::ranked((), &order::FLUSH),
             cas: config.cas,
             evict: config.evict,
             inline_bytes_max: region_bytes / 16,
             item_bytes_max: AtomicU64::new(config.item_bytes_max as u64),
             pace_below: AtomicU32::new(RECLAIM_RESERVE + 2),
-            lanes: (0..lanes).map(|_| Lane::new()).collect(),
+            lanes: (0..lanes).map(|number| Lane::new(number as u32)).collect(),
             ttl_classes: if regions as usize >= 64 * lanes { log::TTL_CLASSES } else { 1 },
             policy,
             policy_bytes,
             hook: config.hook,
             eviction_hook: config.eviction_hook,
-            queues: Mutex::new(Queues::new(arena.region_count())),
-            reclaimer: Mutex::new(Reclaimer::new(region_bytes)),
+            queues: Mutex::ranked(Queues::new(arena.region_count()), &order::QUEUES),
+            reclaimer: Mutex::ranked(Reclaimer::new(region_bytes), &order::RECLAIMER),
             events: Events::default(),
             bodies_bytes: AtomicU64::new(0),
             bodies_bytes_max: (arena.bytes() as u64 / 4).max(config.item_bytes_max as u64),
+            bodies_regions: AtomicU32::new(0),
+            // One value alone may always come in.
+            bodies_regions_max: (regions / 4).max((config.item_bytes_max / region_bytes) as u32 + 2),
             arena,
         };
         Ok(Kv { inner: Arc::new(inner) })
@@ -189,9 +199,12 @@ impl Kv {
 }
 
 impl Inner {
-    /// The time, after a flush that has become due.
+    /// The time, after a flush that has become due. An operation asks once, before it takes a lock, and hands the answer on:
+    /// the flush takes every lane.
     #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
     fn now(&self) -> u32 {
+        lock_order::assert_none_from(order::LOWEST);
         let now = self.clock.now_secs();
         let due = self.flush_due.load(Ordering::Relaxed);
         if due != 0 && due <= now {
@@ -323,6 +336,13 @@ impl Inner {
         }
     }
 
+    /// Notes a use of the item by a client that was not shown it: it stays as a read one would, but does not count as read.
+    fn bump_unread(&self, item: ItemPtr, now: u32) {
+        let before = item.state();
+        let after = self.hit_states.after(before) & !state::FETCHED | before & state::FETCHED;
+        item.set_usage(Usage::new(after, now));
+    }
+
     /// Takes an item out of the index and leaves its bytes to the reclaimer.
     fn remove(&self, locked: &Locked<'_>, found: Found<'_>, mutation: Mutation) {
         self.tell(mutation, found.item.key(), found.item.cas());
@@ -336,16 +356,51 @@ impl Inner {
 
     /// The item's entry and pieces are garbage from now on.
     fn bury(&self, item: ItemPtr, location: u32) {
-        if item.shape().fields().extents {
-            for piece in List::new(item.payload()).pieces() {
-                self.bury_entry(piece.location, self.padded(PIECE_HEADER_BYTES + piece.bytes as usize));
-            }
-        }
-        self.bury_entry(location, self.padded(item.shape().entry_bytes()));
+        let expiry = item.expiry();
+        self.each_entry(item, location, |location, bytes| self.bury_entry(location, bytes, expiry));
     }
 
-    fn bury_entry(&self, location: u32, bytes: u32) {
+    /// Calls `each` with the places and padded bytes of an item's pieces and of its own entry, which comes last.
+    #[inline]
+    fn each_entry(&self, item: ItemPtr, location: u32, mut each: impl FnMut(u32, u32)) {
+        if item.shape().fields().extents {
+            for piece in List::new(item.payload()).pieces() {
+                each(piece.location, self.padded(PIECE_HEADER_BYTES + piece.bytes as usize));
+            }
+        }
+        each(location, self.padded(item.shape().entry_bytes()));
+    }
+
+    /// The regions of an item that has just been linked learn when it expires.
+    fn note_expiry(&self, item: ItemPtr, location: u32, expiry: Expiry) {
+        if expiry != Expiry::NEVER {
+            self.each_entry(item, location, |location, bytes| {
+                self.arena.note_expiry(self.region_of(location), bytes, expiry);
+            });
+        }
+    }
+
+    /// Gives an item another expiry; false if its entry has no room for one. Its bucket is locked.
+    #[must_use]
+    fn set_expiry(&self, item: ItemPtr, location: u32, expiry: Expiry) -> bool {
+        let before = item.expiry();
+        if before == expiry {
+            return true;
+        }
+        if !item.set_expiry(expiry) {
+            return false;
+        }
+        self.each_entry(item, location, |location, bytes| {
+            let region = self.region_of(location);
+            self.arena.forget_expiry(region, bytes, before);
+            self.arena.note_expiry(region, bytes, expiry);
+        });
+        true
+    }
+
+    fn bury_entry(&self, location: u32, bytes: u32, expiry: Expiry) {
         let region = self.region_of(location);
+        self.arena.forget_expiry(region, bytes, expiry);
         if self.arena.region(region).entry_died(bytes) == 0 {
             self.free_if_dead(region);
         }

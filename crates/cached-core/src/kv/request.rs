@@ -72,10 +72,12 @@ pub struct FetchOptions {
     pub touch: Option<Expiry>,
     /// Do not count the fetch as a use of the item.
     pub no_bump: bool,
-    /// Create an empty item with this expiry if there is none (meta `N`): whoever creates it wins.
+    /// Create an empty item with this expiry if there is none (meta `N`): whoever creates it wins. What is created is not touched.
     pub vivify: Option<Expiry>,
-    /// Somebody wins the right to refresh an item with fewer seconds left than this (meta `R`).
-    pub recache_below_secs: Option<u32>,
+    /// The caller wins the right to refresh an item that is gone before this (meta `R`), unless another has won it.
+    pub recache_below: Option<Expiry>,
+    /// Judge that by the expiry that the item has been given, not by the one it had (meta `R` behind `T`).
+    pub recache_after_touch: bool,
     /// The CAS value of a created item, instead of one from the counter (meta `E`).
     pub new_cas: Option<u64>,
     /// The mark of a created item's key (see [`StoreOptions::key_binary`]).

@@ -1,7 +1,7 @@
 //! The store under a scheduler that tries interleavings: `RUSTFLAGS="--cfg shuttle" cargo test -p cached-core`.
 
-use super::{Kv, KvConfig, Miss, StoreOptions};
-use crate::clock::TickClock;
+use super::{DeleteOptions, DeleteOutcome, FetchOptions, Kv, KvConfig, Miss, StoreOptions};
+use crate::clock::{Expiry, TickClock};
 use crate::sync::Arc;
 
 fn store() -> Kv {
@@ -89,6 +89,61 @@ fn counting() {
             kv.validate();
         },
         400,
+    );
+}
+
+/// What a touch gives is not taken back by an append, a longer number or the end of a win that go on at the same time.
+#[test]
+fn touching_under_joins_and_counts() {
+    shuttle::check_random(
+        || {
+            let kv = store();
+            kv.set_for(b"a", b"1", 50).unwrap();
+            kv.set(b"n", b"99").unwrap();
+            let writer = {
+                let kv = kv.clone();
+                shuttle::thread::spawn(move || {
+                    assert!(kv.append(b"a", b"2").unwrap());
+                    assert_eq!(kv.increment(b"n", 1), Ok(100));
+                })
+            };
+            assert!(kv.touch_for(b"a", 1_000));
+            assert!(kv.touch_for(b"n", 1_000));
+            writer.join().unwrap();
+            for key in [&b"a"[..], b"n"] {
+                let expiry = kv.peek(key, kv.hash(key), |item| item.expiry()).unwrap();
+                assert_eq!(expiry, Expiry::after(kv.now_secs(), 1_000), "{key:?}");
+            }
+            assert_eq!(kv.get(b"a").unwrap(), b"12");
+            kv.validate();
+        },
+        500,
+    );
+}
+
+/// Of two who look for a token while the number grows, one wins.
+#[test]
+fn one_token_under_counts() {
+    shuttle::check_random(
+        || {
+            let kv = store();
+            let hash = kv.hash(b"n");
+            kv.set(b"n", b"99").unwrap();
+            let stale = DeleteOptions { invalidate: true, ..DeleteOptions::default() };
+            assert_eq!(kv.delete(b"n", hash, &stale), DeleteOutcome::Done);
+            let counter = {
+                let kv = kv.clone();
+                shuttle::thread::spawn(move || assert_eq!(kv.increment(b"n", 1), Ok(100)))
+            };
+            let tokens = FetchOptions { tokens: true, ..FetchOptions::default() };
+            let wins = (0..2).filter(|_| kv.fetch(b"n", hash, &tokens, |_, fetched| fetched.won).unwrap());
+            let wins = wins.count();
+            counter.join().unwrap();
+            let late = kv.fetch(b"n", hash, &tokens, |_, fetched| fetched.won).unwrap();
+            assert_eq!(wins + usize::from(late), 1);
+            kv.validate();
+        },
+        500,
     );
 }
 

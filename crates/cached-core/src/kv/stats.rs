@@ -44,8 +44,10 @@ pub struct KvStats {
     pub regions: u32,
     /// Bytes in sealed regions that are dead.
     pub garbage_bytes: u64,
-    /// Bytes reserved for values that are still arriving.
+    /// Bytes reserved for values that are still arriving, the whole of each.
     pub bodies_bytes: u64,
+    /// Regions in which such values lie.
+    pub bodies_regions: u32,
 }
 
 /// What a store may take at most.
@@ -75,6 +77,7 @@ impl Kv {
             expired_unfetched: inner.events.expired_unfetched.load(Ordering::Relaxed),
             reclaimed: inner.events.reclaimed.load(Ordering::Relaxed),
             bodies_bytes: inner.bodies_bytes.load(Ordering::Relaxed),
+            bodies_regions: inner.bodies_regions.load(Ordering::Relaxed),
             regions_reclaimed: lock(&inner.reclaimer).jobs(),
             ..KvStats::default()
         };
@@ -95,6 +98,11 @@ impl Kv {
             }
         }
         stats
+    }
+
+    /// Bytes reserved for values that are still arriving, the whole of each: cheap to ask.
+    pub fn bodies_bytes(&self) -> u64 {
+        self.inner.bodies_bytes.load(Ordering::Relaxed)
     }
 
     /// What the store may take at most.

@@ -5,6 +5,7 @@ use super::extent::{List, PIECE_HEADER_BYTES};
 use super::item::KEY_BYTES_MAX;
 use super::queues::QUEUES;
 use crate::arena::{RegionId, RegionState};
+use crate::clock::Expiry;
 use crate::sync::{Ordering, lock};
 
 impl Kv {
@@ -16,6 +17,7 @@ impl Kv {
         let inner = &self.inner;
         let regions = inner.arena.region_count();
         let mut live = vec![0u64; regions as usize];
+        let mut expiring = std::collections::HashMap::new();
         let mut items = 0;
         let mut locations = std::collections::HashSet::new();
         for shard in inner.index.shards() {
@@ -30,6 +32,13 @@ impl Kv {
                 assert!(std::ptr::eq(inner.index.shard(hash), shard), "key in the wrong shard");
                 assert!(shard.belongs(bucket, hash), "key in the wrong bucket");
                 bytes += inner.item_bytes(item);
+                if item.expiry() != Expiry::NEVER {
+                    inner.each_entry(item, location, |location, bytes| {
+                        let region = inner.region_of(location);
+                        let span = inner.arena.expiry_span(region, item.expiry());
+                        *expiring.entry((region.0, span)).or_insert(0) += bytes;
+                    });
+                }
                 live[inner.region_of(location).0 as usize] +=
                     u64::from(inner.padded(item.shape().entry_bytes()));
                 if item.shape().fields().extents {
@@ -78,8 +87,18 @@ impl Kv {
                 assert_eq!(u32::from(header.granule_shift), inner.granule_shift);
             }
         }
+        for id in (0..regions).map(RegionId) {
+            if inner.arena.region(id).state() != RegionState::Free {
+                inner.arena.for_each_expiring(id, |span, bytes| {
+                    let found = expiring.remove(&(id.0, span)).unwrap_or(0);
+                    assert_eq!(bytes, found, "bytes noted and found in span {span} of region {}", id.0);
+                });
+            }
+        }
+        assert!(expiring.is_empty(), "bytes that expire were not noted: {expiring:?}");
         assert_eq!(queued, 0, "regions in queues that are not sealed");
         assert_eq!(inner.bodies_bytes.load(Ordering::Relaxed), 0, "bytes of values under way are left");
+        assert_eq!(inner.bodies_regions.load(Ordering::Relaxed), 0, "regions of values under way are left");
     }
 }
 

@@ -62,11 +62,7 @@ impl<'a> ItemView<'a> {
     /// result is dropped: hold it as briefly as an answer takes to be written.
     pub fn pin(&self) -> PinnedValue {
         let pieces = match self.inline_value() {
-            Some(value) => {
-                let region = self.kv.region_of(self.location);
-                self.kv.arena.region(region).pin();
-                Pieces::One(PinnedPiece { region, data: value.as_ptr(), bytes: value.len() })
-            }
+            Some(_) => return self.pin_entry(),
             None => Pieces::Many(
                 List::new(self.item.payload())
                     .pieces()
@@ -79,6 +75,15 @@ impl<'a> ItemView<'a> {
             ),
         };
         PinnedValue { kv: self.kv.clone(), pieces }
+    }
+
+    /// Keeps the item's own entry where it is; for one that lies in one piece, as [`pin`](ItemView::pin) does.
+    pub(super) fn pin_entry(&self) -> PinnedValue {
+        let payload = self.item.payload();
+        let region = self.kv.region_of(self.location);
+        self.kv.arena.region(region).pin();
+        let piece = PinnedPiece { region, data: payload.as_ptr(), bytes: payload.len() };
+        PinnedValue { kv: self.kv.clone(), pieces: Pieces::One(piece) }
     }
 
     /// The client's flags.

@@ -12,14 +12,16 @@ use blocker::{
 };
 
 use super::copy::Adoption;
-use super::handle::{Handle, OwnedMeans};
-use super::load::{ask, load_head};
+use super::handle::{Handle, OwnedMeans, RangeGuard};
+use super::load::{load, load_head};
 use super::pool::{BUCKET, Reserved};
 use super::ranges::{Buckets, Kind, WHOLE};
+use super::read::{LOADS_MAX, changes_too_fast};
 use super::shared::Shared;
 use super::state::{Env, Known, Means, Need, Object, buckets_of};
+use super::through::store_pending;
 use super::waiter::{FlushTicket, Stored};
-use crate::sync::Arc;
+use crate::sync::{Arc, AtomicU32, Ordering};
 
 /// What is to become of an object.
 #[derive(Clone, Debug)]
@@ -93,6 +95,21 @@ impl Mutation {
         }
     }
 
+    /// The most buckets of the dirty limit that what it writes takes: zeros count where they reach.
+    fn dirties_max(&self) -> u64 {
+        let reach = |offset, len| {
+            let buckets = buckets_of(offset, len);
+            u64::from(buckets.end - buckets.start)
+        };
+        match self {
+            Self::WriteZeroes { offset, len } | Self::Discard { offset, len } => reach(*offset, *len),
+            Self::WriteRuns { runs } => runs.iter().map(|run| reach(run.offset, run.len_bytes())).sum(),
+            // And that all there was before is cut off.
+            Self::WriteFull { .. } => u64::from(self.buckets_max()) + 1,
+            _ => u64::from(self.buckets_max()),
+        }
+    }
+
     /// Where the bytes that it writes end, for what moves the object's end by writing beyond; 0 if it writes
     /// none.
     pub(super) fn end(&self) -> u64 {
@@ -139,6 +156,10 @@ pub(crate) enum Blocked {
     Head,
     /// The store must be asked for the epoch of the order domain.
     Domain(OrderDomain),
+    /// The namespace's epoch must be claimed, or looked up.
+    Owner,
+    /// Changes of another order domain must be stored first: one flush is sent under one domain's epoch.
+    OtherDomain,
     /// A change of the same range is on its way to the store.
     Changing,
     Need(Need),
@@ -173,6 +194,9 @@ impl Shared {
     ) -> Result<Applied, Blocked> {
         let Wanted { id, mutation, change, owns_range } = *wanted;
         let fences = self.fences_callers();
+        if !self.owns(object) {
+            return Err(Blocked::Owner);
+        }
         if object.head.known == Known::Unknown || fences && !object.head.is_full {
             return Err(Blocked::Head);
         }
@@ -181,6 +205,9 @@ impl Shared {
         }
         if !owns_range && object.is_changing(&mutation.buckets()) {
             return Err(Blocked::Changing);
+        }
+        if object.has_other_domain(change.domain) {
+            return Err(Blocked::OtherDomain);
         }
         let is_present = object.head.known == Known::Present;
         let version = is_present.then_some(Version(object.head.version));
@@ -194,15 +221,20 @@ impl Shared {
         let is_rewrite = is_present
             && matches!(mutation, Mutation::Write { offset, data } if object.rewrite(env, *offset, data));
         if !is_rewrite {
-            let need = object.need_of(env, mutation, means)?;
+            let mut need = object.need_of(env, mutation, means)?;
+            let room = object.room_for(mutation);
+            need.credits += room;
             if need.load.is_some() || need.buckets > means.reserved.count() || need.credits > means.credits {
                 return Err(Blocked::Need(need));
             }
             object.mutate(env, mutation, means);
+            object.keep_room(env, room, means);
+            self.repaired_by(id, mutation);
         }
         let now = if object.asks_for_time() { self.clock.now() } else { Timestamp(0) };
         let version = self.next_version(env.hash);
         object.note_change(now, version, change.domain);
+        object.pending.is_acknowledged |= change.durability == Durability::Cached;
         let is_pending = self.register(object, env);
         if means.credits < credits && self.gauges.has_begun_to_press() {
             self.background.wake();
@@ -210,6 +242,16 @@ impl Shared {
         self.gauges.count_write(env.hash);
         let reply = ChangeReply::new(Version(version), object.head.size, Durability::Cached);
         Ok(Applied { reply, registered: object.pending.registered, is_pending })
+    }
+
+    /// A change of an object has been made: what was lost of it is made good if all of it was written, or removed.
+    #[inline]
+    pub(crate) fn repaired_by(&self, id: &ObjectId, mutation: &Mutation) {
+        if self.losses.is_any()
+            && matches!(mutation, Mutation::WriteFull { .. } | Mutation::Delete | Mutation::Adopt(_))
+        {
+            self.losses.repair(&Scope::Object(id.clone()));
+        }
     }
 
     /// Tells the registry if something waits to be stored now; settles if nothing does.
@@ -290,14 +332,15 @@ impl Object {
             }
             Mutation::CompareAndWrite { offset, expected, data } => {
                 let len = expected.len_bytes() as u64;
+                let need = self.need_of_write(env, *offset, data.len_bytes() as u64, means);
                 let found = match self.read(env, *offset, len, means.loaded) {
                     Ok(found) => found,
-                    Err(need) => return Ok(need),
+                    Err(lacking) => return Ok(need.and(lacking)),
                 };
                 if let Some(at) = expected.first_difference(&found.to_bytes()) {
                     return Err(Blocked::Failed(Error::Mismatch { offset: offset + at as u64 }));
                 }
-                self.need_of_write(env, *offset, data.len_bytes() as u64, means)
+                need
             }
             Mutation::WriteFull { data } => {
                 let credits = data.len_bytes().div_ceil(BUCKET) as u32;
@@ -351,6 +394,38 @@ impl Object {
     }
 }
 
+/// Whether a change is still to be made: it is made in the object's turn, perhaps on another thread, while whoever
+/// asked for it watches the clock. Only one of the two has its way.
+#[derive(Default)]
+struct Fate(AtomicU32);
+
+impl Fate {
+    const OPEN: u32 = 0;
+    const GIVEN_UP: u32 = 1;
+    const MADE: u32 = 2;
+
+    fn decide(&self, to: u32) -> bool {
+        self.0.compare_exchange(Self::OPEN, to, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
+    /// Whether the change will never be made. If not, it is made, or found to be impossible yet, by now or in a moment.
+    fn give_up(&self) -> bool {
+        self.decide(Self::GIVEN_UP)
+    }
+
+    /// Makes the change, unless it was given up.
+    fn make<T>(&self, make: impl FnOnce() -> Result<T, Blocked>) -> Result<T, Blocked> {
+        if !self.decide(Self::MADE) {
+            return Err(Blocked::Failed(Error::DeadlinePassed));
+        }
+        let made = make();
+        if made.is_err() {
+            self.0.store(Self::OPEN, Ordering::SeqCst);
+        }
+        made
+    }
+}
+
 /// A change that could not be applied at once, or that is to be stored.
 pub(crate) async fn change(
     shared: Arc<Shared>,
@@ -361,8 +436,10 @@ pub(crate) async fn change(
     call: Call,
 ) -> Result<ChangeReply> {
     let deadline = call.deadline;
-    let work = apply_when_possible(&shared, &id, hash, mutation, change, call);
-    let (handle, applied) = shared.until(deadline, || Error::DeadlinePassed, work).await?;
+    let fate = Arc::new(Fate::default());
+    let work = apply_when_possible(&shared, &id, hash, mutation, change, call, Arc::clone(&fate));
+    let give_up = || fate.give_up();
+    let (handle, applied) = shared.until_given_up(deadline, give_up, || Error::DeadlinePassed, work).await?;
     if change.durability == Durability::Cached || !applied.is_pending {
         let durability = if applied.is_pending { Durability::Cached } else { change.durability };
         return Ok(safe_as(applied.reply, durability));
@@ -371,6 +448,7 @@ pub(crate) async fn change(
     shared.wait_stored(&handle, &ticket, applied.registered).await;
     let late = || Error::NotStored(ticket.why());
     shared.until(deadline, late, Stored(Arc::clone(&ticket))).await?;
+    shared.losses.check(&Scope::Object(id))?;
     Ok(safe_as(applied.reply, Durability::Stored))
 }
 
@@ -381,11 +459,6 @@ impl Shared {
         let shared = Arc::clone(&handle.shared);
         handle
             .enter(move |object, _| {
-                if object.pending.is_lost {
-                    own.add();
-                    let lost = "the store has refused changes that were not stored yet";
-                    return own.settle(Err(Error::WritesLost(lost.into())));
-                }
                 if object.flushing.is_none() && !object.has_pending() {
                     return;
                 }
@@ -407,22 +480,28 @@ async fn apply_when_possible(
     mutation: Mutation,
     change: Change,
     call: Call,
+    fate: Arc<Fate>,
 ) -> Result<(Handle, Applied)> {
     let handle = Handle::acquire(shared, id, hash).await?;
     let mutation = Arc::new(mutation);
     let most = mutation.buckets_max();
     let mut means = None;
-    let mut guard = None;
+    let mut guard: Option<RangeGuard> = None;
     let mut loaded = None;
+    let mut loads = 0;
     loop {
         let mut lent = means.take().unwrap_or_else(|| OwnedMeans::none(shared));
-        let (own, wanted, owns_range, bytes) =
-            (handle.clone(), Arc::clone(&mutation), guard.is_some(), loaded.take());
+        let (own, wanted, bytes, fate) =
+            (handle.clone(), Arc::clone(&mutation), loaded.take(), Arc::clone(&fate));
+        let ticket = guard.as_ref().map(RangeGuard::ticket);
         let (applied, back, bytes) = handle
             .enter(move |object, env| {
+                let is_void = ticket.is_some_and(|ticket| object.take_stale(ticket));
+                let bytes = bytes.filter(|_| !is_void);
                 let applied = lent.lend(bytes.as_ref(), |means| {
+                    let owns_range = ticket.is_some();
                     let wanted = Wanted { id: own.id(), mutation: &wanted, change: &change, owns_range };
-                    own.shared.apply(object, env, &wanted, means)
+                    fate.make(|| own.shared.apply(object, env, &wanted, means))
                 });
                 (applied, lent, bytes)
             })
@@ -434,6 +513,13 @@ async fn apply_when_possible(
                 (guard, means) = (None, Some(back));
                 load_head(&handle, call).await?;
             }
+            Err(Blocked::Owner) => {
+                drop(back);
+                (guard, means) = (None, None);
+                let generation = shared.owner.generation();
+                shared.own_epoch(&id.namespace).await?;
+                handle.enter(move |object, _| object.head.owned = generation).await;
+            }
             Err(Blocked::Domain(domain)) => {
                 let scope = Scope::Domain(id.namespace.clone(), domain);
                 let epoch = shared.ask_epoch(scope.clone()).await?;
@@ -441,11 +527,20 @@ async fn apply_when_possible(
                 handle.enter(move |object, _| object.head.domain_asked = Some(domain)).await;
                 means = Some(back);
             }
+            Err(Blocked::OtherDomain) => {
+                (guard, means) = (None, Some(back));
+                match store_pending(&handle).await {
+                    // What was lost is recorded, and nothing of it is left.
+                    Ok(()) | Err(Error::WritesLost(_)) => (),
+                    Err(error) => return Err(error),
+                }
+            }
             Err(Blocked::Changing) => {
                 means = Some(back);
                 guard = Some(handle.lock_range(mutation.buckets(), Kind::Change).await?);
             }
-            Err(Blocked::Need(need)) if need.load.is_none() => {
+            // Before the store is asked: what it gives is good only as long as the range is ours.
+            Err(Blocked::Need(need)) if back.lack(&need) => {
                 drop(back);
                 guard = None;
                 means =
@@ -453,16 +548,18 @@ async fn apply_when_possible(
             }
             Err(Blocked::Need(need)) => {
                 means = Some(back);
-                if guard.is_none() {
+                let Some(guard) = &guard else {
                     guard = Some(handle.lock_range(mutation.buckets(), Kind::Change).await?);
                     continue;
+                };
+                loads += 1;
+                if loads > LOADS_MAX {
+                    return Err(changes_too_fast());
                 }
-                // The range is ours, so what comes stays true until it is used; so does what came before. What
-                // was in the cache then may have been evicted meanwhile.
-                let brought = ask(&handle, need.load.unwrap_or_default(), call).await?;
-                let mut all = bytes.unwrap_or_default();
-                all.runs.extend(brought.loaded.runs);
-                loaded = Some(all);
+                // The range is ours, so what comes stays true until it is used, or is void; so does what came
+                // before.
+                let (range, earlier) = (need.load.unwrap_or_default(), bytes.unwrap_or_default());
+                loaded = load(&handle, guard, range, call, false, earlier).await?;
             }
         }
     }
@@ -476,5 +573,107 @@ pub(crate) fn safe_as(mut reply: ChangeReply, durability: Durability) -> ChangeR
 
 /// Whether a change is too large for the cache, and must go to the store at once.
 pub(crate) fn is_too_large(shared: &Shared, mutation: &Mutation) -> bool {
-    u64::from(mutation.buckets_max()) > u64::from(shared.pool.count() / 4).min(shared.gauges.dirty_max())
+    let (quarter, dirty_max) = (u64::from(shared.pool.count() / 4), shared.gauges.dirty_max());
+    u64::from(mutation.buckets_max()) > quarter || mutation.dirties_max() > dirty_max
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use std::future::Future;
+    use std::pin::Pin;
+    use std::sync::Mutex;
+    use std::task::{Context, Poll, Waker};
+
+    use blocker::clock::Sleep;
+    use blocker::executor::block_on;
+    use blocker::{Clock, Memory, Name, Namespace, WritePolicy};
+
+    use super::super::config::{MEMORY_BYTES_MIN, ObjectCacheConfig};
+    use super::super::{ObjectCache, read};
+    use super::*;
+
+    /// A clock whose alarms ring when they are first looked at, and do something else just before.
+    #[derive(Default)]
+    struct Ringing(Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>);
+
+    struct Alarm(Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>);
+
+    impl Future for Alarm {
+        type Output = ();
+        fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+            let first = self.0.lock().unwrap().take();
+            first.into_iter().for_each(|first| first());
+            Poll::Ready(())
+        }
+    }
+
+    impl Clock for Ringing {
+        fn now(&self) -> Timestamp {
+            Timestamp(0)
+        }
+        fn sleep_until(&self, _: Timestamp) -> Sleep {
+            Box::pin(Alarm(Arc::clone(&self.0)))
+        }
+    }
+
+    /// The object's turn comes between the look at the answer and the look at the clock: the change is made, and that is
+    /// what its caller is told. If the turn comes later, nothing is made.
+    #[test]
+    fn at_its_deadline_a_change_is_made_or_given_up_and_not_both() {
+        for turn_comes_first in [true, false] {
+            let clock = Arc::new(Ringing::default());
+            let config = ObjectCacheConfig {
+                memory_bytes_max: MEMORY_BYTES_MIN,
+                dirty_bytes_max: MEMORY_BYTES_MIN / 2,
+                write: WritePolicy::Back,
+                hash_seed: Some(1),
+                ..ObjectCacheConfig::default()
+            };
+            let cache =
+                ObjectCache::new(Arc::new(Memory::default()), config, Arc::clone(&clock) as _).unwrap();
+            let id = ObjectId::new(Namespace::new("n").unwrap(), Name::new("o").unwrap());
+            let write = |byte: u8| blocker::WriteRequest::new(id.clone(), 0, vec![byte; 4096]);
+            block_on(blocker::Blocker::write(&cache, write(1))).unwrap();
+            let shared = Arc::clone(cache.shared());
+            let hash = shared.hash(&id);
+            // Somebody else is inside, and stays there until it is let go.
+            let handle = block_on(Handle::acquire(&shared, &id, hash)).unwrap();
+            let (entered, inside) = std::sync::mpsc::channel();
+            let (let_go, wait) = std::sync::mpsc::channel::<()>();
+            let other = handle.clone();
+            let thread = std::thread::spawn(move || {
+                block_on(other.enter(move |_, _| {
+                    entered.send(()).unwrap();
+                    wait.recv().unwrap();
+                }));
+            });
+            inside.recv().unwrap();
+            let end = move || {
+                let_go.send(()).unwrap();
+                thread.join().unwrap();
+            };
+            let mut end = Some(end);
+            if turn_comes_first {
+                *clock.0.lock().unwrap() = Some(Box::new(end.take().unwrap()));
+            }
+            let late = blocker::Blocker::write(&cache, write(2).deadline(Timestamp(1)));
+            let mut late = Box::pin(std::future::IntoFuture::into_future(late));
+            let mut cx = Context::from_waker(Waker::noop());
+            let mut answer = late.as_mut().poll(&mut cx);
+            if answer.is_pending() {
+                answer = late.as_mut().poll(&mut cx);
+            }
+            let Poll::Ready(answer) = answer else { panic!("an answer at the deadline") };
+            drop(late);
+            end.into_iter().for_each(|end| end());
+            let request = Arc::new(blocker::ReadRequest::new(id.clone(), 0, 1));
+            let found = block_on(read::read(Arc::clone(&shared), (*request).clone(), hash)).unwrap();
+            let is_made = found.data.to_vec() == [2];
+            assert_eq!(is_made, turn_comes_first);
+            match is_made {
+                true => assert!(answer.is_ok(), "{answer:?}"),
+                false => assert_eq!(answer.unwrap_err(), Error::DeadlinePassed),
+            }
+        }
+    }
 }

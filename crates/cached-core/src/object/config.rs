@@ -35,7 +35,8 @@ pub struct NamespaceConfig {
 pub struct ObjectCacheConfig {
     /// Memory for buckets, touched as it is used. Whole regions of up to 1 MiB; at least four of them.
     pub memory_bytes_max: u64,
-    /// How many objects can be known at once, whatever they hold; 1 to 2^31. Each takes about 340 bytes.
+    /// How many objects can be known at once, whatever they hold; 2 (a copy needs two) to 2^31. Each takes about
+    /// 340 bytes.
     pub objects_count_max: u32,
     /// The largest object: a multiple of 4 096, up to [`OBJECT_BYTES_LIMIT`] and to what the store takes.
     pub object_bytes_max: u64,
@@ -47,8 +48,13 @@ pub struct ObjectCacheConfig {
     pub flush_requests_max: usize,
     /// Two dirty runs of an object go in one request if no more than this lies between them and all of it is
     /// in the cache: stores that take as long for 4 KiB as for 64 are drained many times faster. What lies
-    /// between is written as the store has it already. 0: only what is dirty is written.
+    /// between is written once more as it was when it was read, which would undo what another client has written
+    /// there since: so this works only with [`Writer::Cache`], where there is no other. 0: only what is dirty is
+    /// written.
     pub flush_gap_bytes_max: u64,
+    /// How long the store may take for one request of a flush. Then it owes the answer that the outcome is not known,
+    /// and is asked what it has before the flush is tried again.
+    pub flush_timeout: Duration,
     /// The most reads of the store that are under way at once.
     pub load_requests_max: usize,
     /// A failed flush is tried again after this long, doubled each time …
@@ -80,6 +86,7 @@ impl Default for ObjectCacheConfig {
             dirty_age_max: Duration::from_secs(30),
             flush_requests_max: 64,
             flush_gap_bytes_max: 64 << 10,
+            flush_timeout: Duration::from_secs(60),
             load_requests_max: 256,
             retry_delay_min: Duration::from_millis(50),
             retry_delay_max: Duration::from_secs(5),
@@ -113,8 +120,8 @@ impl ObjectCacheConfig {
         if self.memory_bytes_max < MEMORY_BYTES_MIN {
             return wrong("memory_bytes_max", format!("must be at least {MEMORY_BYTES_MIN}"));
         }
-        if self.objects_count_max == 0 || self.objects_count_max > 1 << 31 {
-            return wrong("objects_count_max", "must be between 1 and 2147483648".into());
+        if self.objects_count_max < 2 || self.objects_count_max > 1 << 31 {
+            return wrong("objects_count_max", "must be between 2, for a copy, and 2147483648".into());
         }
         if self.object_bytes_max == 0
             || !self.object_bytes_max.is_multiple_of(BUCKET_BYTES)
@@ -136,6 +143,9 @@ impl ObjectCacheConfig {
         }
         if self.flush_requests_max == 0 {
             return wrong("flush_requests_max", "must be at least 1".into());
+        }
+        if self.flush_timeout.is_zero() {
+            return wrong("flush_timeout", "must be above 0".into());
         }
         if self.load_requests_max == 0 {
             return wrong("load_requests_max", "must be at least 1".into());

@@ -4,15 +4,17 @@
 //! had it copied the old bytes, a crash could leave the target with neither its old content nor its new.
 
 use blocker::admission::check_condition;
-use blocker::{ChangeReply, CopyRequest, Error, Result, Version, WritePolicy};
+use blocker::{ChangeReply, CopyRequest, Error, ObjectId, Result, Scope, Version, WritePolicy};
 
 use super::back::{self, Mutation};
 use super::handle::{Handle, shielded};
+use super::pool::BUCKET;
 use super::ranges::{Kind, WHOLE};
 use super::shared::Shared;
 use super::slots::Slot;
 use super::state::{Env, Known, Object};
 use super::through::{forwarded_durability, store_condition, store_pending};
+use super::wait::Permits;
 use crate::sync::{Arc, AtomicU32, Mutex, Ordering, lock};
 
 /// Copies one object's content to another.
@@ -48,11 +50,12 @@ async fn copy_below(
     begun: Arc<AtomicU32>,
 ) -> Result<ChangeReply> {
     let CopyRequest { from, from_condition, to, mut change, call, .. } = request;
-    let source = Handle::acquire(shared, &from, hashes.0).await?;
-    let target = Handle::acquire(shared, &to, hashes.1).await?;
-    let (first, second) = if source.at() < target.at() { (&source, &target) } else { (&target, &source) };
+    let (source, target) = acquire_both(shared, (&from, hashes.0), (&to, hashes.1)).await?;
+    let is_source_first = source.at() < target.at();
+    let (first, second) = if is_source_first { (&source, &target) } else { (&target, &source) };
     let guards =
         (first.lock_range(WHOLE, Kind::Change).await?, second.lock_range(WHOLE, Kind::Change).await?);
+    let ticket = if is_source_first { guards.1.ticket() } else { guards.0.ticket() };
     store_pending(&target).await?;
     store_pending(&source).await?;
     let policy = shared.write_policy(&to.namespace);
@@ -65,32 +68,34 @@ async fn copy_below(
     begun.store(1, Ordering::Release);
     let (own, handle) = (Arc::clone(shared), target.clone());
     let work = async move {
-        let started = handle.enter(|object, _| object.begin_change()).await;
+        let started = handle.enter(move |object, _| object.begin_change(ticket)).await;
         let mut request = CopyRequest::new(from, to).change(change);
         request.change.stamp = own_stamp.or(change.stamp);
         request.change.durability = forwarded_durability(policy, change.durability);
         (request.from_condition, request.call) = (from_condition, call);
         let answer = own.below.copy(request).await;
         let hash = handle.in_use().node.hash();
-        let shared = Arc::clone(&own);
+        let (shared, target) = (Arc::clone(&own), handle.id().clone());
         let done = handle.enter(move |object, env| {
             let is_exact = object.end_change(&started);
             match answer {
                 Ok(reply) => {
-                    object.spoil_loads(0);
                     object.forget(env, WHOLE);
                     object.set_head(Some((reply.size_bytes, reply.version.0)));
                     object.head.store_version = is_exact.then_some(reply.version.0);
                     if change.stamp.is_some() {
                         object.head.stamp = change.stamp;
                     }
-                    object.pending.is_lost = false;
+                    shared.losses.repair(&Scope::Object(target));
                     if !is_exact {
                         object.head.version = shared.next_version(hash);
                     }
-                    let version = Version(object.head.version);
-                    let durability = reply.durability.max(change.durability);
-                    Ok(ChangeReply::new(version, object.head.size, durability))
+                    let (version, size) = (Version(object.head.version), object.head.size);
+                    if object.is_stale(ticket) {
+                        // Others may have changed the target after the copy.
+                        object.doubt_head(env);
+                    }
+                    Ok(ChangeReply::new(version, size, reply.durability.max(change.durability)))
                 }
                 Err(error) => {
                     object.perhaps_changed(env, &Mutation::WriteFull { data: Default::default() }, &error);
@@ -103,6 +108,23 @@ async fn copy_below(
         done
     };
     shielded(shared, work).await
+}
+
+/// Both objects, in use. Only one copy at a time may have the place of one in the index while it waits for the place of
+/// the other; so of all who wait for places there is always one that can be served.
+async fn acquire_both(
+    shared: &Arc<Shared>,
+    (from, from_hash): (&ObjectId, u64),
+    (to, to_hash): (&ObjectId, u64),
+) -> Result<(Handle, Handle)> {
+    let find = |hash, id| shared.find(hash, id).map(|in_use| Handle::of(shared, in_use));
+    if let (Some(source), Some(target)) = (find(from_hash, from), find(to_hash, to)) {
+        return Ok((source, target));
+    }
+    let _alone = Permits::acquire(&shared.pairing).await?;
+    let source = Handle::acquire(shared, from, from_hash).await?;
+    let target = Handle::acquire(shared, to, to_hash).await?;
+    Ok((source, target))
 }
 
 /// All of an object's content, until another object has it.
@@ -121,6 +143,8 @@ struct Taken {
     slots: Vec<(u32, Slot)>,
     size: u64,
     credits: u32,
+    /// Of those, the ones for what has no bucket: zeros, and the change itself.
+    room: u32,
 }
 
 impl Drop for Taken {
@@ -138,6 +162,8 @@ impl Object {
         self.replace(env, Known::Present);
         self.head.size = taken.size;
         taken.credits = 0;
+        env.gauges.hold_room(taken.room);
+        self.pending.room += taken.room;
         self.adopt(env, std::mem::take(&mut taken.slots));
     }
 }
@@ -148,7 +174,9 @@ async fn take(shared: &Arc<Shared>, request: &CopyRequest, hash: u64) -> Result<
     let source = Handle::acquire(shared, &request.from, hash).await?;
     let (own, condition) = (Arc::clone(shared), request.from_condition);
     let taken = source.enter(move |object, env| {
-        let is_wanted = object.has_pending() || object.flushing.is_some() || !own.can.copy_native;
+        // What takes several requests to be stored would be seen in the store half done.
+        let is_wanted = (object.has_pending() || object.flushing.is_some() || !own.can.copy_native)
+            && object.head.size <= own.can.request_bytes_max / BUCKET as u64 * BUCKET as u64;
         if object.head.known != Known::Present || !is_wanted || object.is_changing(&WHOLE) {
             return Ok(None);
         }
@@ -156,12 +184,13 @@ async fn take(shared: &Arc<Shared>, request: &CopyRequest, hash: u64) -> Result<
         if !object.is_whole(env) {
             return Ok(None);
         }
-        let credits = object.buckets_held();
+        let room = object.zeros_known() + 1;
+        let credits = object.buckets_held() + room;
         if !own.gauges.take_credits(credits) {
             return Ok(None);
         }
         let (slots, size) = (object.share(env), object.head.size);
-        Ok(Some(Adoption(Arc::new(Mutex::new(Some(Taken { shared: own, slots, size, credits }))))))
+        Ok(Some(Adoption(Arc::new(Mutex::new(Some(Taken { shared: own, slots, size, credits, room }))))))
     });
     taken.await
 }

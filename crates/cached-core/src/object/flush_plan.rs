@@ -9,9 +9,10 @@
 
 use blocker::{Error, Result, Run, RunContent, Segment, Segments};
 
-use super::pool::BUCKET;
+use super::losses::Lost;
+use super::pool::{BUCKET, Reserved};
 use super::slots::{SECTOR_BYTES, Slot, State};
-use super::state::{Env, Flushing, Known, Object, parts, touched};
+use super::state::{Env, Flushing, Known, Object, Sent, parts, touched};
 use super::waiter::FlushTicket;
 use crate::sync::Arc;
 
@@ -39,7 +40,8 @@ pub(crate) struct FlushPlan {
     pub(crate) replace: bool,
     /// It is cut there first.
     pub(crate) truncate_to: Option<u64>,
-    truncate_before: u64,
+    /// The smallest end the object had since it was last stored; `u64::MAX`: none.
+    pub(crate) truncate_before: u64,
     size_dirty: bool,
     /// How long the object is in the store before the runs; 0 if it is not there.
     pub(crate) store_size: u64,
@@ -48,14 +50,17 @@ pub(crate) struct FlushPlan {
     pub(crate) is_retry: bool,
     /// For a replacement all of the object, otherwise what is newer.
     pub(crate) runs: Vec<Run>,
-    slots: Vec<Sent>,
+    slots: Arc<[Sent]>,
+    /// Room taken for what it sends and no bucket stands for.
+    room: u32,
 }
 
-#[derive(Debug)]
-struct Sent {
-    at: u32,
-    mask: u8,
-    was: State,
+/// What the end of a flush leaves to do.
+pub(crate) struct Ended {
+    /// Who waited for what is stored now, with what to tell them.
+    pub(crate) done: Vec<(Arc<FlushTicket>, Result<()>)>,
+    /// How many buckets are still to be narrowed because others may have changed the object meanwhile.
+    pub(crate) left: u32,
 }
 
 impl FlushPlan {
@@ -121,21 +126,28 @@ impl Object {
             store_exists: head.store_exists,
             is_retry: pending.failures > 0,
             runs: Vec::new(),
-            slots: Vec::new(),
+            slots: Arc::from([]),
+            room: std::mem::take(&mut self.pending.room),
         };
+        let mut sent = Vec::new();
         let known: Vec<(u32, Slot)> = self.slots.known_from(0).collect();
         for (at, slot) in known {
-            self.plan_slot(env, &mut plan, at, slot, run_max);
+            sent.extend(self.plan_slot(env, &mut plan, at, slot, run_max));
         }
+        plan.slots = sent.into();
         if plan.replace {
             fill_gaps(&mut plan.runs, plan.size, run_max);
         } else {
             self.bridge_gaps(env, &mut plan.runs, limits);
             plan.extend_with_zeros(limits);
         }
-        let flushing =
-            Flushing { replace: pending.replace, truncate_to: pending.truncate_to, newer_since: None };
-        self.flushing = Some(Box::new(flushing));
+        self.flushing = Some(Box::new(Flushing {
+            replace: pending.replace,
+            truncate_to: pending.truncate_to,
+            newer_since: None,
+            sent: Arc::clone(&plan.slots),
+            is_doubted: false,
+        }));
         (self.pending.replace, self.pending.truncate_to, self.pending.size_dirty) = (false, u64::MAX, false);
         self.head.store_steps += 1;
         self.head.store_changes += 1;
@@ -178,7 +190,14 @@ impl Object {
         Some(bytes)
     }
 
-    fn plan_slot(&mut self, env: &Env<'_>, plan: &mut FlushPlan, at: u32, slot: Slot, run_max: u64) {
+    fn plan_slot(
+        &mut self,
+        env: &Env<'_>,
+        plan: &mut FlushPlan,
+        at: u32,
+        slot: Slot,
+        run_max: u64,
+    ) -> Option<Sent> {
         let start = u64::from(at) * BUCKET as u64;
         let reach = plan.size.saturating_sub(start).min(BUCKET as u64) as usize;
         let mask = match slot.state() {
@@ -187,7 +206,7 @@ impl Object {
             State::ZeroDirty => u8::MAX,
             // Part of a replacement all the same.
             State::Clean if plan.replace => env.meta(slot.bucket()).valid(),
-            _ => return,
+            _ => return None,
         };
         // A replacement is of all bytes: what is not valid here is zeros.
         let wanted =
@@ -204,9 +223,8 @@ impl Object {
             push(&mut plan.runs, start, reach as u64, None, run_max);
         }
         if slot.state() == State::Clean {
-            return;
+            return None;
         }
-        plan.slots.push(Sent { at, mask, was: slot.state() });
         let writing = if slot.state().has_bucket() {
             Slot::of(State::Writing, slot.bucket())
         } else {
@@ -215,21 +233,41 @@ impl Object {
         // The slot's credit is the plan's from now on.
         self.slots.set(at, writing);
         env.gauges.shift(slot, writing);
+        Some(Sent { at, mask, was: slot.state() })
     }
 
-    /// Ends a flush; gives back who waited for what is stored now, with what to tell them.
+    /// What a flush has come to. One that began while the store had the object, which others have removed meanwhile,
+    /// may have stored what it sent, but not what it left out because the store had it.
+    pub(crate) fn outcome(&self, plan: &FlushPlan, result: Result<Option<u64>>) -> Result<Option<u64>> {
+        let is_gone = plan.store_exists && !self.head.store_exists && plan.is_present && !plan.replace;
+        result.and_then(|version| match is_gone {
+            true => Err(Error::Retryable("the object was removed in the store meanwhile".into())),
+            false => Ok(version),
+        })
+    }
+
+    /// Ends a flush that the store does not refuse for good.
     pub(crate) fn end_flush(
         &mut self,
         env: &Env<'_>,
         plan: &FlushPlan,
         result: &Result<Option<u64>>,
-    ) -> Vec<(Arc<FlushTicket>, Result<()>)> {
-        let newer_since = self.flushing.take().and_then(|flushing| flushing.newer_since);
+    ) -> Ended {
+        let mut left = 0;
+        let flushing = self.flushing.take();
+        let newer_since = flushing.as_ref().and_then(|flushing| flushing.newer_since);
         self.head.store_steps += 1;
         self.head.store_changes -= 1;
         match result {
             Ok(version) => {
                 plan.slots.iter().for_each(|sent| self.stored(env, sent));
+                env.gauges.give_room_back(plan.room);
+                // From where on the store has cut off or replaced what it had before. While that was on its way such
+                // bytes were clipped; now only what is asked for from here on is without them.
+                let cut_at = if plan.replace { 0 } else { plan.truncate_before };
+                if cut_at != u64::MAX {
+                    self.spoil_bytes((cut_at / BUCKET as u64) as u32..u32::MAX);
+                }
                 self.head.store_exists = plan.is_present;
                 self.head.store_size = if plan.is_present { plan.size } else { 0 };
                 self.head.store_version = *version;
@@ -239,8 +277,12 @@ impl Object {
                 if let Some(since) = newer_since {
                     self.pending.dirty_since = since;
                 }
+                if flushing.is_some_and(|flushing| flushing.is_doubted) || self.pending.is_doubted {
+                    // What others have changed may be newer than what this flush has just stored, and where the object
+                    // ends in the store may be another's doing.
+                    left = self.doubt(env, &mut Reserved::none(env.pool)).left;
+                }
             }
-            Err(Error::Fenced { .. }) => return self.lose(env, plan),
             Err(_) => {
                 plan.slots.iter().for_each(|sent| self.not_stored(env, sent));
                 self.head.store_version = None;
@@ -252,12 +294,13 @@ impl Object {
                 self.restore(plan);
             }
         }
-        self.settle()
+        Ended { done: self.settle(), left }
     }
 
     /// What was to be done with the whole object is still to be done, unless it has been overtaken.
     fn restore(&mut self, plan: &FlushPlan) {
         let pending = &mut self.pending;
+        pending.room += plan.room;
         if !pending.replace {
             pending.replace = plan.replace;
             pending.truncate_to = pending.truncate_to.min(plan.truncate_before);
@@ -313,29 +356,37 @@ impl Object {
         env.gauges.shift(old, slot);
     }
 
-    /// The store refuses this writer for good: what it does not have is dropped, and says so.
-    fn lose(&mut self, env: &Env<'_>, plan: &FlushPlan) -> Vec<(Arc<FlushTicket>, Result<()>)> {
-        let lost = u64::from(self.slots.dirty_count()) * BUCKET as u64 + plan.bytes();
-        super::gauges::add(&env.gauges.lost_bytes, lost);
+    /// Ends a flush that the store refuses for good: what the store does not have is dropped. Gives back what of that
+    /// had been acknowledged, if anything had, and who waited for it to be stored.
+    pub(crate) fn lose(&mut self, env: &Env<'_>, plan: &FlushPlan) -> (Option<Lost>, Vec<Arc<FlushTicket>>) {
+        self.flushing = None;
+        self.head.store_steps += 1;
+        self.head.store_changes -= 1;
+        let bytes = u64::from(self.slots.dirty_count()) * BUCKET as u64 + plan.bytes();
+        let changes = self.pending.change_seq - self.pending.stored_seq;
+        let lost = Lost { changes, bytes, domain: self.pending.domain };
+        let lost = std::mem::take(&mut self.pending.is_acknowledged).then_some(lost);
+        super::gauges::add(&env.gauges.lost_bytes, lost.map_or(0, |lost| lost.bytes));
         let sent = plan.slots.iter().filter(|sent| sent.was != State::ZeroDirty).count();
         self.forget(env, 0..u32::MAX);
         env.gauges.give_back(sent as u32);
-        self.spoil_loads(0);
+        env.gauges.give_room_back(plan.room + std::mem::take(&mut self.pending.room));
+        self.activity().ranges.spoil_all();
         self.head.known = Known::Unknown;
         self.head.is_full = false;
         (self.pending.replace, self.pending.truncate_to, self.pending.size_dirty) = (false, u64::MAX, false);
-        self.pending.is_lost = true;
+        self.pending.failures = 0;
         self.pending.stored_seq = self.pending.change_seq;
-        let lost = || Error::WritesLost("another writer has taken over".into());
         let waiters = std::mem::take(&mut self.activity().flush_waiters);
         self.tidy();
-        waiters.into_iter().map(|(_, ticket)| (ticket, Err(lost()))).collect()
+        (lost, waiters.into_iter().map(|(_, ticket)| ticket).collect())
     }
 
     /// Whose changes are stored now.
     pub(crate) fn settle(&mut self) -> Vec<(Arc<FlushTicket>, Result<()>)> {
         if self.flushing.is_none() && !self.has_pending() {
             self.pending.stored_seq = self.pending.change_seq;
+            self.pending.is_acknowledged = false;
         }
         let stored = self.pending.stored_seq;
         let Some(activity) = self.activity_mut() else { return Vec::new() };
@@ -436,7 +487,8 @@ mod tests {
             store_exists: true,
             is_retry: false,
             runs: vec![run(0, 10), run(20, 10), run(40, 10), run(60, 25), run(90, 10)],
-            slots: Vec::new(),
+            slots: Arc::from([]),
+            room: 0,
         };
         let shape = |plan: &FlushPlan, from, runs_max| {
             let limits = RunLimits { run_bytes_max: 35, gap_bytes_max: 0, runs_max };

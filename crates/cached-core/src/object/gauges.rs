@@ -21,7 +21,8 @@ pub struct Counters {
     pub free_bytes: u64,
     /// Data that the store has as well.
     pub clean_bytes: u64,
-    /// Data that wait to be stored, those on their way included.
+    /// What waits to be stored, on its way or not: data by whole buckets, zeros by what they cover, and 4 KiB for each
+    /// object that is to be cut, removed, or made.
     pub dirty_bytes: u64,
     /// Data on their way to the store.
     pub writing_bytes: u64,
@@ -53,6 +54,8 @@ pub struct Counters {
     pub flush_bytes: u64,
     /// Dirty data that the store has refused for good (`Fenced`), and that are gone.
     pub lost_bytes: u64,
+    /// Objects that have lost changes and have not been made good: [`super::ObjectCache::lost`] names them.
+    pub lost_objects: u64,
     /// Buckets that have been evicted, and objects.
     pub bucket_evictions: u64,
     /// See `bucket_evictions`.
@@ -63,6 +66,8 @@ pub struct Counters {
 pub(crate) struct Gauges {
     states: [AtomicU64; STATES],
     dirty: AtomicU64,
+    /// Of those, the ones that stand for what has no bucket.
+    room: AtomicU64,
     dirty_max: u64,
     /// More than half of the room has been taken since somebody last asked.
     is_half_full: AtomicBool,
@@ -101,6 +106,7 @@ impl Gauges {
         Self {
             states: std::array::from_fn(|_| zero()),
             dirty: zero(),
+            room: zero(),
             dirty_max,
             is_half_full: AtomicBool::new(false),
             dirty_waiters: WaitQueue::default(),
@@ -190,6 +196,22 @@ impl Gauges {
             self.dirty.fetch_sub(u64::from(count), Ordering::SeqCst);
             self.dirty_waiters.notify();
         }
+    }
+
+    /// Room taken before is held for what has no bucket.
+    pub(crate) fn hold_room(&self, count: u32) {
+        add(&self.room, u64::from(count));
+    }
+
+    /// Gives such room back.
+    pub(crate) fn give_room_back(&self, count: u32) {
+        self.room.fetch_sub(u64::from(count), Ordering::Relaxed);
+        self.give_back(count);
+    }
+
+    /// How much of it is held.
+    pub(crate) fn room(&self) -> u64 {
+        self.room.load(Ordering::Relaxed)
     }
 
     /// A read was answered at once.

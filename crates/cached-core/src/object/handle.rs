@@ -15,7 +15,7 @@ use super::pool::{Detached, Reserved};
 use super::ranges::{Buckets, Kind, Ticket};
 use super::serial::Serial;
 use super::shared::{Shared, Task};
-use super::state::{Env, Loaded, Means, Object};
+use super::state::{Env, Loaded, Means, Need, Object};
 use super::wait::{WaitQueue, wait};
 use crate::sync::{Arc, Mutex, lock};
 
@@ -157,12 +157,15 @@ impl Shared {
     pub(crate) fn unuse(&self, in_use: InUse<'_>) {
         self.index.unuse(in_use);
         self.node_waiters.notify();
+        self.left_turn();
     }
 
     /// Finds the object or gives it a place; `None` if nothing can go for it now.
     fn enter_index(&self, hash: u64, id: &ObjectId) -> Option<InUse<'_>> {
         let clear = |at, hash, object: &mut Object| self.clear_to_leave(at, hash, object);
-        match self.index.enter(hash, id, clear) {
+        let entered = self.index.enter(hash, id, clear);
+        self.left_turn();
+        match entered {
             Entered::Found { in_use, reinserted } => {
                 if reinserted {
                     self.hooks.on_reinsert(id);
@@ -225,9 +228,13 @@ impl RangeGuard {
 
 impl Drop for RangeGuard {
     fn drop(&mut self) {
-        let ticket = self.ticket;
+        let (ticket, shared) = (self.ticket, Arc::clone(&self.handle.shared));
         self.handle.post(move |object, _| {
-            object.leave_range(ticket).into_iter().for_each(std::task::Waker::wake);
+            let (woken, kept_buckets) = object.leave_range(ticket);
+            woken.into_iter().for_each(std::task::Waker::wake);
+            if kept_buckets {
+                shared.note_missed_eviction();
+            }
         });
     }
 }
@@ -266,7 +273,14 @@ impl OwnedMeans {
     /// Buckets that are there, up to so many.
     pub(crate) fn at_hand(shared: &Arc<Shared>, buckets: u32) -> Self {
         let reserved = shared.reserve_up_to(buckets).detach();
+        // Whoever waits may have found in use what we have looked at.
+        shared.pool.waiters().notify();
         Self { shared: Arc::clone(shared), reserved: Some(reserved), credits: 0 }
+    }
+
+    /// Whether it takes more than these.
+    pub(crate) fn lack(&self, need: &Need) -> bool {
+        need.buckets > self.reserved.as_ref().map_or(0, Detached::count) || need.credits > self.credits
     }
 
     /// Lets `job` use them.
@@ -378,11 +392,11 @@ mod shuttle_tests {
         ObjectId::new(Namespace::new("n").unwrap(), Name::new(name).unwrap())
     }
 
-    /// A cache of one object, which may have two dirty buckets.
+    /// A cache of two objects, which may have two dirty buckets.
     fn shared() -> Arc<Shared> {
         let config = ObjectCacheConfig {
             memory_bytes_max: MEMORY_BYTES_MIN,
-            objects_count_max: 1,
+            objects_count_max: 2,
             dirty_bytes_max: 2 * 4096,
             hash_seed: Some(1),
             ..ObjectCacheConfig::default()
@@ -442,6 +456,8 @@ mod shuttle_tests {
         shuttle::check_random(
             || {
                 let shared = shared();
+                // One of the two places is taken throughout.
+                let _other = acquire(&shared, &id("c"));
                 let first = acquire(&shared, &id("a"));
                 let other = Arc::clone(&shared);
                 let second = spawn(move || {
@@ -465,7 +481,7 @@ mod shuttle_tests {
                 drop(first);
                 second.join().unwrap();
                 looker.join().unwrap();
-                assert_eq!(shared.index.count(), 1);
+                assert_eq!(shared.index.count(), 2);
                 shared.index.validate().unwrap();
                 assert!(!shared.node_waiters.has_waiters());
             },

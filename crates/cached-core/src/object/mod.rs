@@ -29,8 +29,10 @@
 //! ```
 
 mod back;
+mod bridging;
 mod config;
 mod copy;
+mod doubt;
 mod flush;
 mod flush_plan;
 mod gauges;
@@ -40,11 +42,14 @@ mod index;
 mod label;
 mod landing;
 mod load;
+mod losses;
+mod owner;
 mod pool;
 mod queue;
 mod ranges;
 mod read;
 mod registry;
+mod restore;
 mod runner;
 mod serial;
 mod shared;
@@ -76,6 +81,7 @@ pub use config::{
 pub use gauges::Counters;
 pub use hooks::Hooks;
 pub use landing::Landing;
+pub use losses::{LostObject, LostWrites};
 
 use back::{Mutation, is_too_large};
 use index::Index;
@@ -156,6 +162,14 @@ impl ObjectCache {
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.shared().counters()
+    }
+
+    /// What has been acknowledged as *cached*, can never be stored, and has not been made good yet. Every flush that
+    /// covers any of it answers [`Error::WritesLost`] until the objects are written in full or deleted, or the scope
+    /// is invalidated.
+    #[must_use]
+    pub fn lost(&self) -> LostWrites {
+        self.shared().losses.all()
     }
 
     /// Walks every invariant. Operations may wait for the store meanwhile, none may be inside the cache.
@@ -419,7 +433,7 @@ impl Control for ObjectCache {
         Reply::pending(async move {
             let scope = Scope::Namespace(namespace);
             whole::flush(Arc::clone(&shared), FlushRequest::new(scope.clone())).await?;
-            whole::drop_clean(&shared, &scope).await;
+            whole::drop_clean(&shared, &scope).await?;
             Ok(())
         })
     }

@@ -563,9 +563,29 @@ pub(crate) struct Detached {
     count: u32,
 }
 
+impl Detached {
+    pub(crate) fn count(&self) -> u32 {
+        self.count
+    }
+}
+
 impl<'a> Reserved<'a> {
     pub(crate) fn attach(pool: &'a Pool, detached: Detached) -> Self {
         Self { pool, top: detached.top, count: detached.count }
+    }
+}
+
+impl Reserved<'_> {
+    /// Gives them back and wakes nobody: they were too few for the first who waits, who is the one that took them, or
+    /// looks again when the caller has looked.
+    pub(crate) fn put_back(mut self) {
+        self.put_all_free();
+    }
+
+    fn put_all_free(&mut self) {
+        while let Some(bucket) = self.pop() {
+            self.pool.core.put_free(bucket);
+        }
     }
 }
 
@@ -574,9 +594,7 @@ impl Drop for Reserved<'_> {
         if self.count == 0 {
             return;
         }
-        while let Some(bucket) = self.pop() {
-            self.pool.core.put_free(bucket);
-        }
+        self.put_all_free();
         self.pool.core.waiters.notify();
     }
 }

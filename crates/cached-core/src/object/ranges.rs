@@ -5,8 +5,13 @@
 //! overtaken for ever; entries that wait conflict like those that are granted. No lock is held across
 //! I/O: an entry is a note in the object's state, made and removed in its turn.
 //!
-//! A load becomes *stale* when something in its range is thrown away (cut off, replaced, invalidated)
-//! while it is under way: what it brings must not be kept.
+//! Between asking the store and using its answer an entry is *asking*, and what matters to the answer is noted
+//! on it: it becomes *stale*. There is one rule for each kind of question.
+//!
+//! - Bytes that were read are the base under what the cache has that is newer. They are void once the cache
+//!   forgets any of that (evicted, invalidated), or once the store has cut off, replaced or removed what they
+//!   may come from.
+//! - Bytes that were written are what the store has, unless it is said meanwhile that others have changed it.
 
 use std::task::Waker;
 
@@ -26,6 +31,17 @@ pub(crate) enum Kind {
     Load,
     /// Changes it.
     Change,
+    /// Changes it with a stamp of the cache's own. Stamps must reach the store in their order, so of one object
+    /// there is one such change at a time, whatever its range.
+    Stamped,
+}
+
+/// What an entry has asked of the store and not yet used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Asked {
+    Nothing,
+    Bytes,
+    Change,
 }
 
 /// Names an entry of one object.
@@ -38,6 +54,7 @@ struct Entry {
     buckets: Buckets,
     kind: Kind,
     is_granted: bool,
+    asked: Asked,
     is_stale: bool,
     /// Who made it, while it waits.
     waker: Option<Waker>,
@@ -47,7 +64,9 @@ struct Entry {
 
 impl Entry {
     fn conflicts(&self, buckets: &Buckets, kind: Kind) -> bool {
-        (kind == Kind::Change || self.kind == Kind::Change) && overlap(&self.buckets, buckets)
+        let are_stamped = kind == Kind::Stamped && self.kind == Kind::Stamped;
+        let changes = kind != Kind::Load || self.kind != Kind::Load;
+        are_stamped || changes && overlap(&self.buckets, buckets)
     }
 }
 
@@ -76,8 +95,16 @@ impl Ranges {
         let is_granted = !self.entries.iter().any(|entry| entry.conflicts(&buckets, kind));
         let ticket = Ticket(self.next);
         self.next += 1;
-        let (waker, followers) = (None, Vec::new());
-        self.entries.push(Entry { ticket, buckets, kind, is_granted, is_stale: false, waker, followers });
+        self.entries.push(Entry {
+            ticket,
+            buckets,
+            kind,
+            is_granted,
+            asked: Asked::Nothing,
+            is_stale: false,
+            waker: None,
+            followers: Vec::new(),
+        });
         (ticket, is_granted)
     }
 
@@ -131,24 +158,53 @@ impl Ranges {
 
     /// Whether a change is on its way to, or waits for, any of `buckets`.
     pub(crate) fn is_changing(&self, buckets: &Buckets) -> bool {
-        self.entries.iter().any(|entry| entry.kind == Kind::Change && overlap(&entry.buckets, buckets))
+        self.entries.iter().any(|entry| entry.kind != Kind::Load && overlap(&entry.buckets, buckets))
     }
 
-    /// Whether a load of `bucket` is under way.
+    /// Notes that the store is about to be asked for bytes of the entry's range. Asked again before the first
+    /// bytes are used, both are stale together.
+    pub(crate) fn ask_bytes(&mut self, ticket: Ticket) {
+        self.begin(ticket, Asked::Bytes);
+    }
+
+    /// Notes that the store is about to be asked for the entry's change.
+    pub(crate) fn ask_change(&mut self, ticket: Ticket) {
+        self.begin(ticket, Asked::Change);
+    }
+
+    fn begin(&mut self, ticket: Ticket, asked: Asked) {
+        if let Some(entry) = self.find(ticket).filter(|entry| entry.asked == Asked::Nothing) {
+            (entry.asked, entry.is_stale) = (asked, false);
+        }
+    }
+
+    /// Whether bytes of `bucket` are being asked for, or wait to be used.
     pub(crate) fn is_loading(&self, bucket: u32) -> bool {
         let one = bucket..bucket + 1;
-        self.entries.iter().any(|entry| entry.kind == Kind::Load && overlap(&entry.buckets, &one))
+        self.entries.iter().any(|entry| entry.asked == Asked::Bytes && overlap(&entry.buckets, &one))
     }
 
-    /// What is being loaded from `from` on is not to be kept.
-    pub(crate) fn spoil_loads(&mut self, from: u32) {
-        let loads = self.entries.iter_mut().filter(|entry| entry.kind == Kind::Load);
-        loads.filter(|entry| entry.buckets.end > from).for_each(|entry| entry.is_stale = true);
+    /// The bytes of `buckets` that are being asked for, or wait to be used, are void.
+    pub(crate) fn spoil_bytes(&mut self, buckets: &Buckets) {
+        let entries = self.entries.iter_mut().filter(|entry| entry.asked == Asked::Bytes);
+        entries.filter(|entry| overlap(&entry.buckets, buckets)).for_each(|entry| entry.is_stale = true);
     }
 
-    /// Whether what the load brings must not be kept.
+    /// Others may have changed the object: no answer that is under way counts.
+    pub(crate) fn spoil_all(&mut self) {
+        self.entries.iter_mut().for_each(|entry| entry.is_stale = entry.asked != Asked::Nothing);
+    }
+
+    /// Whether what the store was asked for is void.
     pub(crate) fn is_stale(&self, ticket: Ticket) -> bool {
         self.entries.iter().any(|entry| entry.ticket == ticket && entry.is_stale)
+    }
+
+    /// As [`Self::is_stale`]; if so, the entry's maker throws away what it has, and the entry asks for nothing.
+    pub(crate) fn take_stale(&mut self, ticket: Ticket) -> bool {
+        let Some(entry) = self.find(ticket).filter(|entry| entry.is_stale) else { return false };
+        (entry.asked, entry.is_stale) = (Asked::Nothing, false);
+        true
     }
 
     fn find(&mut self, ticket: Ticket) -> Option<&mut Entry> {
@@ -200,12 +256,54 @@ mod tests {
         let mut ranges = Ranges::default();
         let (load, _) = ranges.enter(2..6, Kind::Load);
         assert!(ranges.follow(load, Waker::noop()));
-        ranges.spoil_loads(6);
+        ranges.spoil_bytes(&(0..9));
+        assert!(!ranges.is_stale(load), "nothing was asked yet");
+        ranges.ask_bytes(load);
+        ranges.spoil_bytes(&(6..9));
         assert!(!ranges.is_stale(load));
-        ranges.spoil_loads(5);
+        ranges.spoil_bytes(&(5..6));
         assert!(ranges.is_stale(load));
         assert_eq!(ranges.load_of(&(2..3)), None, "nobody follows a stale load");
         assert_eq!(ranges.leave(load).len(), 1);
         assert!(!ranges.follow(load, Waker::noop()));
+    }
+
+    #[test]
+    fn what_is_void_stays_so_until_it_is_thrown_away() {
+        let mut ranges = Ranges::default();
+        let (change, _) = ranges.enter(2..6, Kind::Change);
+        ranges.ask_bytes(change);
+        assert!(ranges.is_loading(2) && !ranges.is_loading(6));
+        ranges.spoil_bytes(&(2..3));
+        ranges.ask_bytes(change);
+        assert!(ranges.take_stale(change), "the first bytes are still there");
+        assert!(!ranges.is_loading(2) && !ranges.take_stale(change));
+        ranges.ask_bytes(change);
+        assert!(!ranges.is_stale(change));
+    }
+
+    #[test]
+    fn what_was_written_is_void_only_if_others_may_have_changed_it() {
+        let mut ranges = Ranges::default();
+        let (change, _) = ranges.enter(2..6, Kind::Change);
+        let (waits, _) = ranges.enter(2..6, Kind::Change);
+        ranges.ask_change(change);
+        ranges.spoil_bytes(&WHOLE);
+        assert!(!ranges.is_stale(change) && !ranges.is_loading(2));
+        ranges.spoil_all();
+        assert!(ranges.is_stale(change) && !ranges.is_stale(waits));
+    }
+
+    #[test]
+    fn stamped_changes_of_one_object_go_one_at_a_time() {
+        let mut ranges = Ranges::default();
+        let (first, _) = ranges.enter(0..1, Kind::Stamped);
+        let (second, granted) = ranges.enter(5..6, Kind::Stamped);
+        assert!(!granted);
+        assert!(ranges.enter(7..8, Kind::Load).1, "others' loads are not kept waiting");
+        assert!(!ranges.enter(5..6, Kind::Load).1);
+        assert!(ranges.enter(8..9, Kind::Change).1);
+        ranges.leave(first);
+        assert!(ranges.poll(second, Waker::noop()));
     }
 }

@@ -11,8 +11,8 @@ use super::shared::Shared;
 use super::state::{Env, Known, Loaded, Object, buckets_of};
 use crate::sync::Arc;
 
-/// Loads that a reader tries before it takes the bytes as they come, however short they stay in the cache.
-const TRIES: usize = 64;
+/// The most loads for one request: what comes may be void each time, if others change the object that fast.
+pub(crate) const LOADS_MAX: usize = 64;
 
 /// What the first look at an object gives.
 enum Look {
@@ -61,7 +61,12 @@ impl Object {
             if within == 0 || self.head.store_changes > 0 {
                 return Look::Head;
             }
-            buckets_of(request.offset, within)
+            let wanted = buckets_of(request.offset, within);
+            // All of it is here, but not where the object ends: a load would ask the store for nothing.
+            if self.missing_runs(env, &wanted, u64::MAX).is_empty() {
+                return Look::Head;
+            }
+            wanted
         } else {
             match self.read(env, request.offset, request.len_bytes, None) {
                 Err(need) => need.load.unwrap_or_default(),
@@ -86,7 +91,7 @@ async fn read_from_store(shared: &Arc<Shared>, request: ReadRequest, hash: u64) 
     let object_bytes_max = shared.config.object_bytes_max;
     let request = Arc::new(request);
     let mut is_counted = false;
-    for _ in 0..TRIES {
+    for _ in 0..LOADS_MAX {
         let asked = Arc::clone(&request);
         let buckets = match handle.enter(move |object, env| object.look(env, &asked, object_bytes_max)).await
         {
@@ -104,22 +109,32 @@ async fn read_from_store(shared: &Arc<Shared>, request: ReadRequest, hash: u64) 
                 handle.follow(ticket).await;
                 continue;
             }
-            Look::Load(buckets) => buckets,
+            // What is here is not looked for, unless it was evicted while the rest came: then it is held as well.
+            Look::Load(buckets) if !is_counted => buckets,
+            Look::Load(_) => {
+                let within = object_bytes_max.saturating_sub(request.offset).min(request.len_bytes);
+                buckets_of(request.offset, within)
+            }
         };
         if !std::mem::replace(&mut is_counted, true) {
             add(&shared.gauges.misses, 1);
         }
         let guard = handle.lock_range(buckets.clone(), Kind::Load).await?;
-        let Some(loaded) = load(&handle, &guard, buckets, request.call, keep).await? else { continue };
+        let loaded = load(&handle, &guard, buckets, request.call, keep, Loaded::default()).await?;
+        let Some(loaded) = loaded else { continue };
         let asked = Arc::clone(&request);
         let ticket = guard.ticket();
         let answer = handle.enter(move |object, env| {
-            let is_stale = object.activity_ref().is_some_and(|activity| activity.ranges.is_stale(ticket));
-            object.read_at_once(env, &asked, Some(&loaded).filter(|_| !is_stale))
+            let is_void = object.is_stale(ticket);
+            object.read_at_once(env, &asked, Some(&loaded).filter(|_| !is_void))
         });
         if let Some(answer) = answer.await {
             return answer;
         }
     }
-    Err(Error::Retryable("the object changes faster than it can be read".into()))
+    Err(changes_too_fast())
+}
+
+pub(crate) fn changes_too_fast() -> Error {
+    Error::Retryable("the object changes faster than it can be read".into())
 }

@@ -9,6 +9,7 @@ use blocker::clock::Sleep;
 use blocker::{Event, Scope, Subscription, Timestamp};
 use futures_util::stream::{FuturesUnordered, Stream};
 
+use super::doubt::dropped;
 use super::flush::flush_object;
 use super::shared::{Shared, Task};
 use super::whole::drop_clean;
@@ -41,17 +42,21 @@ impl Runner {
         let shared = Arc::clone(&self.shared);
         match event {
             Event::Changed(scope) => self.others.push(Box::pin(async move {
-                drop_clean(&shared, &scope).await;
+                dropped(drop_clean(&shared, &scope).await);
                 shared.hub.publish(&Event::Changed(scope));
             })),
             Event::Missed => self.others.push(Box::pin(async move {
-                drop_clean(&shared, &Scope::All).await;
+                dropped(drop_clean(&shared, &Scope::All).await);
+                shared.check_epochs().await;
                 shared.hub.publish(&Event::Missed);
             })),
+            // What others had written and this cache has copies of is gone below.
+            Event::WritesLost(scope) => self.others.push(Box::pin(async move {
+                dropped(drop_clean(&shared, &scope).await);
+                shared.hub.publish(&Event::WritesLost(scope));
+            })),
             Event::Fenced(scope, epoch) => {
-                if shared.fences_callers() {
-                    shared.note_claim(&scope, epoch);
-                }
+                shared.heard_of_claim(&scope, epoch);
                 shared.hub.publish(&Event::Fenced(scope, epoch));
             }
             event => shared.hub.publish(&event),

@@ -11,8 +11,9 @@
 //! What must wait parks elsewhere and comes again with another job.
 //!
 //! Draining has a budget. When it is used up the jobs that are left stay on the stack, the lock is
-//! given up, and the task that waits for the first of them is woken to go on; any newcomer goes on as
-//! well. So no caller works for others without end, and no job depends on one task alone.
+//! given up, and the first task that still waits for one of them is woken to go on; any newcomer goes on as
+//! well. So no caller works for others without end, and no job depends on one task alone: a task that gives up goes
+//! on first, or, if it finds the lock taken, is not woken and leaves that to the one who hands off.
 //!
 //! After `xworkq` of the object cache of 2013 (SOURCES §1); the stack is Treiber's, taken whole, so
 //! that it knows no ABA.
@@ -28,8 +29,9 @@ use std::task::{Context, Poll, Waker};
 
 use crate::sync::{Arc, AtomicPtr, Mutex, Ordering, lock};
 
-/// Jobs of others that one caller runs at most before it hands off.
-const DRAIN_JOBS_MAX: usize = 64;
+/// Jobs of others that one caller runs at most before it hands off. Few where interleavings are tried, so that
+/// handing off is among them.
+const DRAIN_JOBS_MAX: usize = if cfg!(shuttle) { 2 } else { 64 };
 const LOCKED: usize = 1;
 
 /// A value that one job at a time may touch.
@@ -50,7 +52,10 @@ struct Job<T> {
 
 /// A task that can be woken to go on with the queue.
 trait Heir: Send + Sync {
-    fn wake(&self);
+    /// Whether it still waits for its turn.
+    fn is_waiting(&self) -> bool;
+    /// Wakes it; false if it waits no longer.
+    fn wake(&self) -> bool;
 }
 
 // SAFETY: the value is touched only by who holds the lock bit of `head`, one thread at a time, with
@@ -87,7 +92,7 @@ impl<T> Serial<T> {
     #[inline]
     pub(crate) fn try_enter(&self) -> Option<Turn<'_, T>> {
         let free = std::ptr::null_mut();
-        let taken = self.head.compare_exchange(free, locked(free), Ordering::SeqCst, Ordering::Relaxed);
+        let taken = self.head.compare_exchange(free, locked(free), Ordering::SeqCst, Ordering::SeqCst);
         taken.is_ok().then(|| Turn(Leave(self)))
     }
 
@@ -197,11 +202,12 @@ impl<T> Serial<T> {
         to[from..].reverse();
     }
 
-    /// Puts the jobs back, gives up the lock, and wakes who waits for the first.
+    /// Puts the jobs back, gives up the lock, and wakes the first task that waits for one of them.
     fn hand_off(&self, mut waiting: Vec<Box<Job<T>>>) {
         loop {
             self.take_all(&mut waiting);
-            let heir = waiting.iter().find_map(|job| job.heir.clone());
+            let heirs = waiting.iter().filter_map(|job| job.heir.as_ref());
+            let heir = heirs.into_iter().find(|heir| heir.is_waiting()).cloned();
             let mut top = std::ptr::null_mut();
             for mut job in waiting.drain(..) {
                 job.next = top;
@@ -211,10 +217,13 @@ impl<T> Serial<T> {
             // Without anyone to wake there is nobody but us to go on.
             let next = if heir.is_some() { top } else { locked(top) };
             if self.head.compare_exchange(empty, next, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                return match heir {
-                    Some(heir) => heir.wake(),
+                match heir {
+                    // It has given up since, perhaps while the lock was ours still: then it has left this to us.
+                    Some(heir) if !heir.wake() => self.resume(),
+                    Some(_) => (),
                     None => self.drain(),
-                };
+                }
+                return;
             }
             // Others came in between: they go to the end.
             while !top.is_null() {
@@ -292,12 +301,18 @@ impl<R> Ticket<R> {
 }
 
 impl<R: Send> Heir for Ticket<R> {
-    fn wake(&self) {
+    fn is_waiting(&self) -> bool {
+        matches!(*lock(&self.slot), Slot::Waiting(_))
+    }
+
+    fn wake(&self) -> bool {
         let waker = match &mut *lock(&self.slot) {
+            // Without a waker it has not been polled since the last time, and goes on when it is.
             Slot::Waiting(waker) => waker.take(),
-            _ => None,
+            _ => return false,
         };
         waker.into_iter().for_each(Waker::wake);
+        true
     }
 }
 
@@ -413,6 +428,38 @@ mod tests {
         assert_eq!(seen.last(), Some(&(many - 1)));
     }
 
+    /// Counts its wake-ups.
+    #[derive(Default)]
+    struct Counting(std::sync::atomic::AtomicU32);
+
+    impl std::task::Wake for Counting {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn jobs_are_not_handed_to_one_that_has_given_up() {
+        let serial = serial();
+        let inner = Arc::clone(&serial);
+        let woken = Arc::new(Counting::default());
+        let waker = Waker::from(Arc::clone(&woken));
+        let mut cx = Context::from_waker(&waker);
+        let mut last = None;
+        let _ = serial.try_run(|_| {
+            (0..DRAIN_JOBS_MAX as u32).for_each(|n| inner.post(move |values: &mut Vec<u32>| values.push(n)));
+            drop(Serial::run(Arc::clone(&inner), |values: &mut Vec<u32>| values.push(1000)));
+            let mut waits =
+                Box::pin(Serial::run(Arc::clone(&inner), |values: &mut Vec<u32>| values.push(1001)));
+            assert!(waits.as_mut().poll(&mut cx).is_pending());
+            last = Some(waits);
+        });
+        assert!(woken.0.load(std::sync::atomic::Ordering::SeqCst) > 0, "nobody goes on");
+        assert!(last.unwrap().as_mut().poll(&mut cx).is_ready());
+        let seen = serial.try_run(|values| values.clone()).ok().unwrap();
+        assert_eq!((seen.len(), seen.last()), (DRAIN_JOBS_MAX + 1, Some(&1001)));
+    }
+
     #[test]
     fn a_panic_inside_does_not_lock_out_others() {
         let serial = serial();
@@ -460,6 +507,42 @@ mod shuttle_tests {
                 assert_eq!(count, 6);
             },
             2_000,
+        );
+    }
+
+    /// More jobs than one caller runs, and some who wait give up at any time: whoever does not gets its turn.
+    #[test]
+    fn a_hand_off_reaches_one_that_still_waits() {
+        shuttle::check_random(
+            || {
+                let serial: Arc<Serial<u32>> = Arc::new(Serial::new(0));
+                let threads: Vec<_> = (0..4)
+                    .map(|n| {
+                        let serial = Arc::clone(&serial);
+                        shuttle::thread::spawn(move || {
+                            let job = |value: &mut u32| {
+                                shuttle::thread::yield_now();
+                                *value += 1;
+                            };
+                            if n == 0 {
+                                (0..DRAIN_JOBS_MAX + 2).for_each(|_| serial.post(job));
+                            } else if n == 1 {
+                                let mut cx = Context::from_waker(Waker::noop());
+                                let mut run = Box::pin(Serial::run(serial, job));
+                                let _ = run.as_mut().poll(&mut cx);
+                                shuttle::thread::yield_now();
+                            } else {
+                                shuttle::future::block_on(Serial::run(serial, job));
+                            }
+                        })
+                    })
+                    .collect();
+                threads.into_iter().for_each(|thread| thread.join().unwrap());
+                let count = serial.try_run(|value| *value).ok().expect("nobody is inside, and nothing waits");
+                let sure = DRAIN_JOBS_MAX as u32 + 4;
+                assert!((sure..=sure + 1).contains(&count), "{count}");
+            },
+            5_000,
         );
     }
 

@@ -9,13 +9,15 @@ use std::task::{Poll, Waker};
 use blocker::admission::Claims;
 use blocker::{
     Blocker, Capabilities, ClaimRequest, Clock, Epoch, Error, EventHub, Namespace, ObjectId, OrderDomain,
-    Result, Scope, Stamp, Timestamp, WritePolicy, WriterId,
+    Result, Scope, Timestamp, WritePolicy,
 };
 
 use super::config::{ObjectCacheConfig, Writer};
 use super::gauges::{Gauges, add};
 use super::hooks::Hooks;
 use super::index::{InUse, Index};
+use super::losses::Losses;
+use super::owner::Owner;
 use super::pool::{Pool, Reserved};
 use super::queue::{Queues, bucket_hash};
 use super::registry::Registry;
@@ -23,7 +25,7 @@ use super::state::{Env, Object};
 use super::versions::Versions;
 use super::wait::{Permits, WaitQueue};
 use crate::hash::KeyHasher;
-use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, lock};
 
 /// A task that goes on although nobody waits for it any more.
 pub(crate) type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -45,6 +47,8 @@ pub(crate) struct Shared {
     pub(crate) gauges: Gauges,
     pub(crate) index: Index,
     pub(crate) registry: Registry,
+    /// What was acknowledged here and can never be stored.
+    pub(crate) losses: Losses,
     pub(crate) hub: EventHub,
     hasher: KeyHasher,
     /// Claims that went through here or were asked for; and how many, to be looked at first.
@@ -53,18 +57,20 @@ pub(crate) struct Shared {
     versions: [AtomicU64; VERSION_STRIPES],
     pub(crate) remembered: Versions,
     turn: AtomicU32,
+    /// An evictor has been sent away by an object that was busy; looked at by whoever leaves an object's turn.
+    has_missed_eviction: AtomicBool,
     pub(crate) node_waiters: WaitQueue,
     pub(crate) load_permits: Permits,
     pub(crate) flush_permits: Permits,
     pub(crate) background: Background,
-    /// Epochs that this cache has claimed for itself, where it is the writer.
-    epochs: Mutex<HashMap<Namespace, Epoch>>,
-    claiming: Permits,
-    /// The identity that those epochs are claimed with.
-    writer: WriterId,
+    /// What this cache has claimed for itself, where it is the writer.
+    pub(crate) owner: Owner,
+    /// One object at a time is read back and written in full.
+    pub(crate) restoring: Permits,
+    /// For the one copy that may have one object's place while it waits for another's.
+    pub(crate) pairing: Permits,
     /// Flushes that failed since one succeeded.
     pub(crate) failing: AtomicU32,
-    sequence: AtomicU64,
 }
 
 /// Work that the background takes over, and how to wake it.
@@ -133,6 +139,7 @@ impl Shared {
             gauges: Gauges::new(dirty_max.min(u64::from(pool.count()) / 4 * 3).max(1)),
             index,
             registry: Registry::default(),
+            losses: Losses::default(),
             hub: EventHub::new(),
             hasher: KeyHasher::new(seed),
             claims: Mutex::new(Claims::default()),
@@ -140,15 +147,15 @@ impl Shared {
             remembered: Versions::new(config.objects_count_max),
             versions: std::array::from_fn(|stripe| AtomicU64::new(random(stripe))),
             turn: AtomicU32::new(0),
+            has_missed_eviction: AtomicBool::new(false),
             node_waiters: WaitQueue::default(),
             load_permits: Permits::new(config.load_requests_max),
             flush_permits: Permits::new(config.flush_requests_max),
             background: Background::default(),
-            epochs: Mutex::new(HashMap::new()),
-            claiming: Permits::new(1),
-            writer: WriterId::random(),
+            owner: Owner::new(),
+            restoring: Permits::new(1),
+            pairing: Permits::new(1),
             failing: AtomicU32::new(0),
-            sequence: AtomicU64::new(0),
             below,
             config,
             clock,
@@ -240,33 +247,6 @@ impl Shared {
         }
     }
 
-    /// The stamp for the next change of this cache in `namespace`; `None` where callers are the writers.
-    pub(crate) async fn own_stamp(&self, namespace: &Namespace) -> Result<Option<Stamp>> {
-        if self.config.writer == Writer::Callers {
-            return Ok(None);
-        }
-        let known = lock(&self.epochs).get(namespace).copied();
-        let epoch = match known {
-            Some(epoch) => epoch,
-            None => self.claim_own(namespace).await?,
-        };
-        let sequence = self.sequence.fetch_add(1, Ordering::Relaxed);
-        Ok(Some(Stamp { epoch, sequence }))
-    }
-
-    /// Takes a namespace over with an epoch above whatever is in force there.
-    async fn claim_own(&self, namespace: &Namespace) -> Result<Epoch> {
-        let _alone = Permits::acquire(&self.claiming).await?;
-        if let Some(epoch) = lock(&self.epochs).get(namespace).copied() {
-            return Ok(epoch);
-        }
-        let scope = Scope::Namespace(namespace.clone());
-        let epoch = Epoch(self.ask_epoch(scope.clone()).await?.0 + 1);
-        self.below.claim(ClaimRequest::new(scope, epoch, self.writer)).await?;
-        lock(&self.epochs).insert(namespace.clone(), epoch);
-        Ok(epoch)
-    }
-
     // --- a turn with an object ----------------------------------------------------------------------
 
     pub(crate) fn env(&self, node: u32, hash: u64) -> Env<'_> {
@@ -313,9 +293,25 @@ impl Shared {
         if reinserted {
             self.hooks.on_reinsert(id);
         }
-        // Who wanted to evict the object may have found us inside.
+        // Who wanted to evict the object, or a bucket of it, may have found us inside.
         self.node_waiters.notify();
+        self.left_turn();
         Some(answer)
+    }
+
+    /// An evictor is about to be sent away: those who leave a turn from now on wake whoever waits for buckets.
+    pub(crate) fn note_missed_eviction(&self) {
+        self.has_missed_eviction.store(true, Ordering::SeqCst);
+    }
+
+    /// A turn has been left, or something else has ended that keeps buckets.
+    #[inline]
+    pub(crate) fn left_turn(&self) {
+        if self.has_missed_eviction.load(Ordering::SeqCst)
+            && self.has_missed_eviction.swap(false, Ordering::SeqCst)
+        {
+            self.pool.waiters().notify();
+        }
     }
 
     /// Runs `job` in the object's turn if that is now.
@@ -380,10 +376,14 @@ impl Shared {
         reserved
     }
 
-    /// Takes exactly `count`, or none.
+    /// Takes exactly `count`, or none. Called by [`WaitQueue`] alone, which lets others look afterwards.
     pub(crate) fn reserve(&self, count: u32) -> Option<Reserved<'_>> {
         let reserved = self.reserve_up_to(count);
-        (reserved.count() == count).then_some(reserved)
+        if reserved.count() == count {
+            return Some(reserved);
+        }
+        reserved.put_back();
+        None
     }
 
     /// Evicts a clean bucket, or finds that the one in question cannot go now. False if there is none.
@@ -399,10 +399,28 @@ impl Shared {
         let owner = self.index.node(node);
         let env = self.env(node, owner.hash());
         // The owner is only tried: it may be busy, and whoever is inside may be waiting for us.
-        if owner.serial.try_run(|object| object.evict(&env, at, bucket)).unwrap_or(false) {
+        let evict = |object: &mut Object| {
+            let goes = object.evict(&env, at, bucket);
+            if !goes {
+                object.note_kept();
+            }
+            goes
+        };
+        let tried = match owner.serial.try_run(evict) {
+            Ok(goes) => Some(goes),
+            Err(evict) => {
+                // Noted first, and tried once more: whoever was inside leaves before that, or sees the note.
+                self.note_missed_eviction();
+                owner.serial.try_run(evict).ok()
+            }
+        };
+        if tried == Some(true) {
             add(&self.gauges.bucket_evictions, 1);
         } else {
             self.queues.put_back(&self.pool, bucket, hash_of);
+        }
+        if tried.is_some() {
+            self.left_turn();
         }
         true
     }
@@ -416,14 +434,31 @@ impl Shared {
         late: impl FnOnce() -> Error,
         work: impl Future<Output = Result<T>>,
     ) -> Result<T> {
+        self.until_given_up(deadline, || true, late, work).await
+    }
+
+    /// As [`Self::until`], if at the deadline or later `give_up` says that the work can still be dropped without a
+    /// trace; while it cannot, its answer is about to come.
+    pub(crate) async fn until_given_up<T>(
+        &self,
+        deadline: Option<Timestamp>,
+        give_up: impl Fn() -> bool,
+        late: impl FnOnce() -> Error,
+        work: impl Future<Output = Result<T>>,
+    ) -> Result<T> {
         let Some(deadline) = deadline else { return work.await };
         let mut sleep = self.clock.sleep_until(deadline);
+        let mut is_late = false;
         let mut work = std::pin::pin!(work);
         let answer = poll_fn(|cx| {
             if let Poll::Ready(answer) = work.as_mut().poll(cx) {
                 return Poll::Ready(Some(answer));
             }
-            sleep.as_mut().poll(cx).map(|()| None)
+            if !is_late {
+                std::task::ready!(sleep.as_mut().poll(cx));
+                is_late = true;
+            }
+            if give_up() { Poll::Ready(None) } else { Poll::Pending }
         });
         answer.await.unwrap_or_else(|| Err(late()))
     }

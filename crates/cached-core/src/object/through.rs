@@ -14,9 +14,11 @@ use blocker::{
 };
 
 use super::back::{Mutation, run_buckets_max, safe_as};
+use super::config::Writer;
 use super::gauges::add;
 use super::handle::{Handle, OwnedMeans, RangeGuard, shielded};
-use super::ranges::{Kind, WHOLE};
+use super::pool::Reserved;
+use super::ranges::{Kind, Ticket, WHOLE};
 use super::shared::Shared;
 use super::state::{Env, Known, Object};
 use super::waiter::{FlushTicket, Stored};
@@ -55,11 +57,15 @@ async fn forward(
     let needs_version = matches!(change.condition, Condition::Version(_));
     let is_whole = policy == WritePolicy::Back || needs_version;
     let buckets = if is_whole { WHOLE } else { mutation.buckets() };
-    let mut guard = handle.lock_range(buckets, Kind::Change).await?;
+    let kind = match shared.config.writer {
+        Writer::Callers => Kind::Change,
+        Writer::Cache => Kind::Stamped,
+    };
+    let mut guard = handle.lock_range(buckets, kind).await?;
     if handle.enter(|object, _| object.has_pending() || object.flushing.is_some()).await {
         if !is_whole {
             drop(guard);
-            guard = handle.lock_range(WHOLE, Kind::Change).await?;
+            guard = handle.lock_range(WHOLE, kind).await?;
         }
         store_pending(&handle).await?;
     }
@@ -152,30 +158,42 @@ async fn send(
     call: Call,
 ) -> Result<ChangeReply> {
     let policy = shared.write_policy(&handle.id().namespace);
-    let started = handle.enter(|object, _| object.begin_change()).await;
+    let ticket = guard.ticket();
+    let started = handle.enter(move |object, _| object.begin_change(ticket)).await;
     let id = handle.id().clone();
     let mut terms = change;
     terms.stamp = own_stamp.or(change.stamp);
     terms.durability = forwarded_durability(policy, change.durability);
     let answer = ask(shared, id, &mutation, terms, call).await;
+    if let Err(Error::Fenced { epoch }) = &answer {
+        shared.was_fenced(handle.id(), *epoch);
+    }
     let keeps = policy != WritePolicy::Around && answer.is_ok();
     let landed = if keeps { mutation.landed(&shared.pool) } else { 0 };
     let most = if keeps { mutation.buckets_kept().saturating_sub(landed) } else { 0 };
     let mut means = OwnedMeans::at_hand(shared, most);
-    let (hash, own) = (handle.in_use().node.hash(), Arc::clone(shared));
+    let (hash, own, id) = (handle.in_use().node.hash(), Arc::clone(shared), handle.id().clone());
     let answer = handle
         .enter(move |object, env| {
             let is_exact = object.end_change(&started);
             match &answer {
-                Ok(reply) => {
+                Ok(_) if object.is_stale(ticket) => object.forget(env, mutation.buckets()),
+                Ok(_) => {
                     means.lend(None, |means| object.take_over_change(env, &mutation, &change, policy, means));
-                    object.changed_below(&mutation, &change, reply, is_exact, || own.next_version(hash));
-                    object.settle().into_iter().for_each(|(ticket, result)| ticket.settle(result));
                 }
                 Err(error) => object.perhaps_changed(env, &mutation, error),
             }
-            let version = Version(object.head.version);
-            answer.map(|reply| ChangeReply::new(version, object.head.size, reply.durability))
+            if let Ok(reply) = &answer {
+                object.changed_below(&mutation, &change, reply, is_exact, || own.next_version(hash));
+                own.repaired_by(&id, &mutation);
+                object.settle().into_iter().for_each(|(ticket, result)| ticket.settle(result));
+            }
+            let (version, size) = (Version(object.head.version), object.head.size);
+            if object.is_stale(ticket) {
+                // Others may have changed it after us, and before we knew of our own change.
+                object.doubt_head(env);
+            }
+            answer.map(|reply| ChangeReply::new(version, size, reply.durability))
         })
         .await;
     drop(guard);
@@ -250,7 +268,9 @@ impl Object {
         (head.store_exists, head.store_version) = (found.is_some(), found.map(|(_, version)| version));
     }
 
-    pub(crate) fn begin_change(&mut self) -> Started {
+    /// The store is about to be asked for the change of the range `ticket`.
+    pub(crate) fn begin_change(&mut self, ticket: Ticket) -> Started {
+        self.activity().ranges.ask_change(ticket);
         let head = &mut self.head;
         let was_alone = head.store_changes == 0;
         head.store_changes += 1;
@@ -303,15 +323,11 @@ impl Object {
                 }
             }
             Mutation::WriteFull { data } => {
-                self.spoil_loads(0);
                 self.forget(env, WHOLE);
                 self.write_through(env, 0, data, means);
             }
             Mutation::Truncate { size } => self.truncated(env, *size),
-            Mutation::Delete => {
-                self.spoil_loads(0);
-                self.forget(env, WHOLE);
-            }
+            Mutation::Delete => self.forget(env, WHOLE),
             Mutation::Touch | Mutation::Adopt(_) => (),
         }
     }
@@ -353,9 +369,6 @@ impl Object {
         if change.stamp.is_some() {
             head.stamp = change.stamp;
         }
-        if matches!(mutation, Mutation::Delete | Mutation::WriteFull { .. }) {
-            self.pending.is_lost = false;
-        }
     }
 
     /// Something may have been changed below, or what we took for known has turned out wrong.
@@ -376,11 +389,8 @@ impl Object {
         }
         if matches!(error, Error::OutcomeUnknown(_) | Error::NotStored(_)) {
             self.forget(env, mutation.buckets());
-            if matches!(mutation, Mutation::Truncate { .. } | Mutation::WriteFull { .. } | Mutation::Delete) {
-                self.spoil_loads(0);
-            }
         } else {
-            self.drop_clean(env);
+            self.doubt(env, &mut Reserved::none(env.pool));
         }
         if !self.has_pending() {
             self.head.store_version = None;

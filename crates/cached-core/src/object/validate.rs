@@ -20,7 +20,8 @@ impl Shared {
             memory_bytes: u64::from(self.pool.count()) * BUCKET_BYTES,
             free_bytes: u64::from(self.pool.free()) * BUCKET_BYTES,
             clean_bytes: bytes(&[State::Clean]),
-            dirty_bytes: bytes(&[State::Dirty, State::DirtyWhole, State::Writing]),
+            dirty_bytes: bytes(&[State::Dirty, State::DirtyWhole, State::Writing])
+                + gauges.room() * BUCKET_BYTES,
             writing_bytes: bytes(&[State::Writing]),
             zero_bytes: bytes(&[State::ZeroClean, State::ZeroDirty, State::ZeroWriting]),
             landing_bytes: u64::from(self.pool.landed()) * BUCKET_BYTES,
@@ -36,6 +37,7 @@ impl Shared {
             flush_requests: read(&gauges.flush_requests),
             flush_bytes: read(&gauges.flush_bytes),
             lost_bytes: read(&gauges.lost_bytes),
+            lost_objects: self.losses.objects(),
             bucket_evictions: read(&gauges.bucket_evictions),
             object_evictions: read(&gauges.object_evictions),
         }
@@ -58,6 +60,10 @@ impl Shared {
                         clean.push(slot.bucket());
                     }
                     dirty += u64::from(matches!(slot.state(), State::Dirty | State::DirtyWhole));
+                }
+                dirty += u64::from(object.pending.room);
+                if object.pending.room > 0 && !object.has_pending() {
+                    return Err("room is held for nothing".into());
                 }
                 Ok(counts)
             });
@@ -120,7 +126,7 @@ impl Counters {
         let figures = figures! {
             objects memory_bytes free_bytes clean_bytes dirty_bytes writing_bytes zero_bytes loading_bytes
             landing_bytes landed_bytes read_hits read_misses writes_back writes_through writes_throttled flushes flush_failures
-            flush_requests flush_bytes lost_bytes bucket_evictions object_evictions
+            flush_requests flush_bytes lost_bytes lost_objects bucket_evictions object_evictions
         };
         Statistics { figures }
     }

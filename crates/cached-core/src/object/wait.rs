@@ -37,7 +37,13 @@ impl WaitQueue {
     /// Takes it now, unless others wait for it already or it is not there.
     #[inline]
     pub(crate) fn try_take<R>(&self, take: impl FnOnce() -> Option<R>) -> Option<R> {
-        if self.waiting.load(Ordering::SeqCst) > 0 { None } else { take() }
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            return None;
+        }
+        let taken = take();
+        // Whoever has queued meanwhile may have found in use what `take` has looked at.
+        self.notify();
+        taken
     }
 
     /// Whether somebody waits.

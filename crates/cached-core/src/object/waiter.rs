@@ -34,8 +34,11 @@ impl FlushTicket {
         let waker = {
             let mut state = lock(&self.state);
             state.objects -= 1;
-            if let Err(error) = result {
-                state.failed.get_or_insert(error);
+            match (&state.failed, result) {
+                (_, Ok(())) => (),
+                // What is not stored yet weighs more than what is recorded as lost.
+                (None | Some(Error::WritesLost(_)), Err(error)) => state.failed = Some(error),
+                (Some(_), Err(_)) => (),
             }
             if state.objects == 0 { state.waker.take() } else { None }
         };

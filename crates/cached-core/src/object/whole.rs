@@ -8,6 +8,7 @@ use blocker::{
     Version,
 };
 
+use super::doubt::{doubt, doubt_rest};
 use super::handle::Handle;
 use super::load::load_head;
 use super::pool::BUCKET;
@@ -146,20 +147,24 @@ pub(crate) async fn flush(shared: Arc<Shared>, request: FlushRequest) -> Result<
         return Err(Error::NotStored("the deadline passed before the flush began".into()));
     }
     let work = async {
-        flush_scope(&shared, &request.scope, &ticket).await?;
+        store_scope(&shared, &request.scope, &ticket).await?;
         // What was forwarded may not be stored below either.
-        shared.below.flush(request.clone()).await
+        shared.below.flush(request.clone()).await?;
+        shared.losses.check(&request.scope)
     };
     shared.until(deadline, late, work).await?;
     Ok(FlushReply::new(Durability::Stored))
 }
 
-/// Waits until what the cache has within `scope` is stored.
-pub(crate) async fn flush_scope(
-    shared: &Arc<Shared>,
-    scope: &Scope,
-    ticket: &Arc<FlushTicket>,
-) -> Result<()> {
+/// Waits until what the cache has within `scope` is stored, or recorded as lost.
+async fn store_scope(shared: &Arc<Shared>, scope: &Scope, ticket: &Arc<FlushTicket>) -> Result<()> {
+    match flush_scope(shared, scope, ticket).await {
+        Err(Error::WritesLost(_)) => Ok(()),
+        result => result,
+    }
+}
+
+async fn flush_scope(shared: &Arc<Shared>, scope: &Scope, ticket: &Arc<FlushTicket>) -> Result<()> {
     if let Scope::Object(id) = scope {
         if let Some(in_use) = shared.find(shared.hash(id), id) {
             let handle = Handle::of(shared, in_use);
@@ -178,9 +183,7 @@ pub(crate) async fn flush_scope(
             }
             if let Scope::Domain(_, domain) = scope {
                 let domain = *domain;
-                let is_of_it = handle.enter(move |object, _| {
-                    object.pending.domains_mixed || object.pending.domain == Some(domain)
-                });
+                let is_of_it = handle.enter(move |object, _| object.pending.domain == Some(domain));
                 if !is_of_it.await {
                     continue;
                 }
@@ -196,11 +199,11 @@ pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<
     let deadline = request.call.deadline;
     let work = async {
         let ticket = Arc::new(FlushTicket::default());
-        flush_scope(&shared, &request.scope, &ticket).await?;
+        store_scope(&shared, &request.scope, &ticket).await?;
         // From here on no older change is accepted here; what came during the flush is stored as well.
         let raised = shared.try_claim(&request.scope, request.epoch)?;
         if raised.is_some() {
-            flush_scope(&shared, &request.scope, &Arc::new(FlushTicket::default())).await?;
+            store_scope(&shared, &request.scope, &Arc::new(FlushTicket::default())).await?;
         }
         let claimed = shared.below.claim(request.clone()).await;
         match (&claimed, raised) {
@@ -219,15 +222,41 @@ pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<
 
 /// Drops what the scope has that is clean, here and below.
 pub(crate) async fn invalidate(shared: Arc<Shared>, request: InvalidateRequest) -> Result<InvalidateReply> {
-    let dropped = drop_clean(&shared, &request.scope).await;
     let deadline = request.call.deadline;
-    let work = async { shared.below.invalidate(request.clone()).await };
-    let reply = shared.until(deadline, || Error::DeadlinePassed, work).await?;
-    Ok(InvalidateReply::new(reply.dropped_bytes + dropped))
+    let losses = shared.losses.count();
+    let work = async {
+        let dropped = drop_clean(&shared, &request.scope).await?;
+        let reply = shared.below.invalidate(request.clone()).await?;
+        // The caller lets go of what was lost before it asked. News from below do not: no caller has read of the loss by
+        // them.
+        shared.losses.repair_first(&request.scope, losses);
+        Ok(InvalidateReply::new(reply.dropped_bytes + dropped))
+    };
+    shared.until(deadline, || Error::DeadlinePassed, work).await
 }
 
 /// Drops clean copies within a scope; how many bytes.
-pub(crate) async fn drop_clean(shared: &Arc<Shared>, scope: &Scope) -> u64 {
+///
+/// # Errors
+/// `Retryable` if that takes memory, and too many wait for it already.
+pub(crate) async fn drop_clean(shared: &Arc<Shared>, scope: &Scope) -> Result<u64> {
+    let mut dropped = 0;
+    let mut rest = Vec::new();
+    for handle in handles_of(shared, scope) {
+        let doubted = doubt(&handle).await;
+        dropped += u64::from(doubted.dropped) * BUCKET as u64;
+        if doubted.left > 0 {
+            rest.push((handle, doubted.left));
+        }
+    }
+    for (handle, left) in rest {
+        doubt_rest(handle, left).await?;
+    }
+    Ok(dropped)
+}
+
+/// The objects within a scope that are known here.
+pub(crate) fn handles_of(shared: &Arc<Shared>, scope: &Scope) -> Vec<Handle> {
     let mut handles = Vec::new();
     match scope {
         Scope::Object(id) => {
@@ -245,19 +274,5 @@ pub(crate) async fn drop_clean(shared: &Arc<Shared>, scope: &Scope) -> u64 {
             }
         }),
     }
-    let mut buckets = 0;
-    for handle in handles {
-        buckets += handle
-            .enter(|object, env| {
-                let dropped = object.drop_clean(env);
-                object.pending.is_lost = false;
-                if !object.has_pending() && object.flushing.is_none() && object.head.store_changes == 0 {
-                    object.forget_head(env);
-                }
-                object.head.store_version = None;
-                dropped
-            })
-            .await;
-    }
-    buckets * BUCKET as u64
+    handles
 }

@@ -11,6 +11,7 @@ pub mod history;
 pub mod rng;
 pub mod sim;
 pub mod steered;
+pub mod world;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -47,6 +47,7 @@ pub struct CallInfo {
     pub len: u64,
     pub durability: Option<Durability>,
     pub stamp: Option<Stamp>,
+    pub deadline: Option<Timestamp>,
 }
 
 impl CallInfo {
@@ -70,6 +71,8 @@ type Rule = Box<dyn FnMut(&CallInfo) -> Verdict + Send>;
 
 pub struct Steered {
     inner: Arc<Memory>,
+    /// Where those listen who are to hear nothing.
+    silence: EventHub,
     state: Mutex<State>,
 }
 
@@ -79,6 +82,7 @@ struct State {
     log: Vec<CallInfo>,
     held: BTreeMap<u64, (CallInfo, Box<dyn Held>)>,
     capabilities: fn(&mut Capabilities),
+    is_silent: bool,
 }
 
 trait Held: Send {
@@ -140,8 +144,9 @@ impl Steered {
             log: Vec::new(),
             held: BTreeMap::new(),
             capabilities: |_| (),
+            is_silent: false,
         };
-        Arc::new(Self { inner, state: Mutex::new(state) })
+        Arc::new(Self { inner, silence: EventHub::new(), state: Mutex::new(state) })
     }
 
     /// What is really there.
@@ -152,6 +157,11 @@ impl Steered {
     /// Claims other capabilities.
     pub fn limit(&self, change: fn(&mut Capabilities)) {
         self.state.lock().unwrap().capabilities = change;
+    }
+
+    /// Those who subscribe from now on hear no news.
+    pub fn silence(&self) {
+        self.state.lock().unwrap().is_silent = true;
     }
 
     /// From now on `rule` says what becomes of a call.
@@ -281,7 +291,7 @@ impl Steered {
 fn info(op: Op, object: Option<&ObjectId>, offset: u64, len: u64, change: Option<&Change>) -> CallInfo {
     let durability = change.map(|change| change.durability);
     let stamp = change.and_then(|change| change.stamp);
-    CallInfo { number: 0, op, object: object.cloned(), offset, len, durability, stamp }
+    CallInfo { number: 0, op, object: object.cloned(), offset, len, durability, stamp, deadline: None }
 }
 
 impl Blocker for Steered {
@@ -297,6 +307,7 @@ impl Blocker for Steered {
     fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
         let len = request.data.len_bytes() as u64;
         let info = info(Op::Write, Some(&request.object), request.offset, len, Some(&request.change));
+        let info = CallInfo { deadline: request.call.deadline, ..info };
         self.call(info, move |inner| inner.write(request))
     }
     fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
@@ -309,6 +320,7 @@ impl Blocker for Steered {
         let from = request.runs.first().map_or(0, |run| run.offset);
         let end = request.runs.last().map_or(0, |run| run.end());
         let info = info(Op::WriteRuns, object, from, end - from, change);
+        let info = CallInfo { deadline: request.call.deadline, ..info };
         self.call(info, move |inner| inner.write_runs(request))
     }
     fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
@@ -365,6 +377,6 @@ impl Blocker for Steered {
         self.call(info, move |inner| inner.invalidate(request))
     }
     fn subscribe(&self) -> Subscription {
-        self.inner.subscribe()
+        if self.state.lock().unwrap().is_silent { self.silence.subscribe() } else { self.inner.subscribe() }
     }
 }

@@ -20,6 +20,8 @@ pub(super) struct Extended {
     pub(super) track_sizes: bool,
     /// Our own, one of [`policy::NAMES`].
     pub(super) eviction_policy: &'static str,
+    /// Our own.
+    pub(super) pin_workers: bool,
     pub(super) watcher_buffer_bytes: usize,
     pub(super) worker_buffer_bytes: usize,
     pub(super) chunk_bytes_max: usize,
@@ -37,6 +39,7 @@ impl Extended {
             maxconns_fast: settings.connections_max_fast,
             track_sizes: settings.track_sizes,
             eviction_policy: settings.eviction_policy,
+            pin_workers: settings.pin_workers,
             watcher_buffer_bytes: settings.watcher_buffer_bytes,
             worker_buffer_bytes: settings.worker_buffer_bytes,
             chunk_bytes_max: settings.classes.chunk_bytes_max,
@@ -51,11 +54,12 @@ impl Extended {
         settings.connections_max_fast = self.maxconns_fast;
         settings.idle_timeout_secs = u32::try_from(self.noted.idle_timeout).unwrap_or(0);
         settings.eviction_policy = self.eviction_policy;
+        settings.pin_workers = self.pin_workers;
         settings.track_sizes = self.track_sizes;
         settings.watcher_buffer_bytes = self.watcher_buffer_bytes;
         settings.worker_buffer_bytes = self.worker_buffer_bytes;
         settings.connection_bytes_max = match self.noted.read_buf_mem_limit {
-            0 => Settings::connection_bytes_for(settings.connections_max),
+            0 => Settings::connection_bytes_for(settings.connections_max, settings.item_bytes_max),
             bytes => bytes,
         };
         settings.noted = self.noted;
@@ -79,6 +83,8 @@ impl Extended {
             "no_maxconns_fast" => self.maxconns_fast = false,
             "track_sizes" => self.track_sizes = true,
             "eviction_policy" => self.eviction_policy = eviction_policy(value)?,
+            "pin_workers" => self.pin_workers = true,
+            "no_pin_workers" => self.pin_workers = false,
             "idle_timeout" => {
                 self.noted.idle_timeout = integer(given(value, "Missing numeric argument for idle_timeout")?);
             }
@@ -112,6 +118,8 @@ impl Extended {
                 | "no_maxconns_fast"
                 | "track_sizes"
                 | "eviction_policy"
+                | "pin_workers"
+                | "no_pin_workers"
                 | "idle_timeout"
                 | "watcher_logbuf_size"
                 | "worker_logbuf_size"

@@ -49,8 +49,8 @@ const FLAGS: &str = "\
 -D <char>                 use <char> as the delimiter between key prefixes and IDs in
                           \"stats detail\", and start with it turned on (default: \":\", off)
 -t, --threads=<num>       number of threads to use (default: 4)
--R, --max-reqs-per-event  how many batches of requests one connection may have carried out
-                          before others get their turn (default: 20)
+-R, --max-reqs-per-event  how many requests one connection may have carried out before others get
+                          their turn (default: as many as 20 reads bring)
 -C, --disable-cas         disable use of CAS
 -b, --listen-backlog=<num> set the backlog queue limit (default: 1024)
 -B, --protocol=<name>     protocol - one of ascii, binary, or auto (default: auto)
@@ -68,6 +68,8 @@ const FLAGS: &str = "\
    - worker_logbuf_size:  size in kilobytes, for each thread, of what watchers have not been
                           handed yet (default: 64)
    - eviction_policy:     which items stay when memory is full: balanced (default), lru, s3fifo, mru
+   - pin_workers:         tie each thread to one of the cores that the process may run on, if there are
+                          enough (default: no_pin_workers)
    - track_sizes:         enable reports of the \"stats sizes\" command
    - slab_sizes, slab_chunk_max, no_chunked_items: size classes in reports
    Other options of memcached that tune its slabs, LRU and hash table are accepted without effect

@@ -128,7 +128,8 @@ impl Cli {
             settings.threads = threads as usize;
         }
         if let Some(text) = &self.max_reqs_per_event {
-            settings.batches_per_wake = positive("-R", text, "Number of requests per event", notes)? as u32;
+            let requests = positive("-R", text, "Number of requests per event", notes)? as u32;
+            settings.requests_per_wake = Some(requests);
         }
         if let Some(text) = &self.listen_backlog {
             settings.backlog = number("-b", text, notes)?.clamp(0, i64::from(i32::MAX)) as u32;

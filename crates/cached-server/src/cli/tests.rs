@@ -115,7 +115,7 @@ fn every_long_name() {
     let listen = ListenAddress { protocol: Some(Protocol::Binary), ..address(Some("::1"), 5) };
     assert_eq!((settings.listen, settings.connections_max), (vec![listen], 9));
     assert_eq!((settings.item_bytes_max, settings.unix_mask, settings.backlog), (4096, 0o770, 3));
-    assert_eq!((settings.idle_timeout_secs, settings.batches_per_wake), (9, 7));
+    assert_eq!((settings.idle_timeout_secs, settings.requests_per_wake), (9, Some(7)));
     assert_eq!((settings.classes.factor, settings.classes.chunk_bytes_min), (1.5, 64));
     assert!(settings.daemon && settings.core_dumps && settings.lock_memory && settings.huge_pages);
     assert_eq!(settings.notes, ["accepted, but without effect in this engine: -N 1"]);

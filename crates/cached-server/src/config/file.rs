@@ -6,12 +6,9 @@ use super::memcached::MemcachedTable;
 use super::process::ProcessTable;
 use super::synapse::SynapseTable;
 use crate::settings::Settings;
-use cached_objects::ObjectsTable;
+use cached_objects::{ObjectsTable, parse_config, read_config};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
-
-/// The largest file that is read. Configuration is written by people.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// What a configuration file says; what it leaves out is as built in.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -42,29 +39,12 @@ impl File {
     /// # Errors
     /// [`ConfigError`] for the first mistake found.
     pub(crate) fn read(path: &Path) -> Result<File, ConfigError> {
-        let cannot = |error: std::io::Error| ConfigError::of_file(path, format!("cannot be read: {error}"));
-        let size = std::fs::metadata(path).map_err(cannot)?.len();
-        if size > FILE_BYTES_MAX {
-            let why = format!("has {size} bytes; a configuration has at most {FILE_BYTES_MAX}");
-            return Err(ConfigError::of_file(path, why));
-        }
-        let text = std::fs::read_to_string(path).map_err(cannot)?;
-        File::parse(path, &text)
+        File::parse(path, &read_config(path)?)
     }
 
     /// Reads a file's text; `path` is for complaints.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<File, ConfigError> {
-        let wrong = |error: &toml::de::Error, key: String| {
-            ConfigError::at(path, text, error.span().map(|span| span.start), key, error.message())
-        };
-        let reader = toml::Deserializer::parse(text).map_err(|error| wrong(&error, String::new()))?;
-        let file: File = serde_path_to_error::deserialize(reader).map_err(|error| {
-            let key = match error.path().to_string() {
-                key if key == "." => String::new(),
-                key => key,
-            };
-            wrong(error.inner(), key)
-        })?;
+        let file: File = parse_config(path, text)?;
         file.check().map_err(|mistake| ConfigError::of_key(path, mistake))?;
         Ok(file)
     }

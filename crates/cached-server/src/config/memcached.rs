@@ -46,8 +46,12 @@ pub(crate) struct MemcachedTable {
     idle_timeout_secs: u32,
     /// `-b`.
     listen_backlog: u32,
-    /// `-R`.
+    /// No flag; what bounds a turn without `-R`.
     batches_per_wake: u32,
+    /// `-R`; 0 is without limit.
+    requests_per_wake: u32,
+    /// `-o pin_workers`.
+    pin_workers: bool,
     /// Not `-F`.
     flush_command: bool,
     /// Not `-X`.
@@ -124,6 +128,8 @@ impl From<&Settings> for MemcachedTable {
             idle_timeout_secs: settings.idle_timeout_secs,
             listen_backlog: settings.backlog,
             batches_per_wake: settings.batches_per_wake,
+            requests_per_wake: settings.requests_per_wake.unwrap_or(0),
+            pin_workers: settings.pin_workers,
             flush_command: settings.flush_enabled,
             dump_commands: settings.dump_enabled,
             watch_command: settings.watch_enabled,
@@ -194,6 +200,9 @@ impl MemcachedTable {
         settings.backlog = within("memcached.listen_backlog", self.listen_backlog, 0..=i32::MAX as u32)?;
         settings.batches_per_wake =
             within("memcached.batches_per_wake", self.batches_per_wake, 1..=i32::MAX as u32)?;
+        let requests = within("memcached.requests_per_wake", self.requests_per_wake, 0..=i32::MAX as u32)?;
+        settings.requests_per_wake = Some(requests).filter(|requests| *requests > 0);
+        settings.pin_workers = self.pin_workers;
         settings.flush_enabled = self.flush_command;
         settings.dump_enabled = self.dump_commands;
         settings.watch_enabled = self.watch_command;
@@ -216,7 +225,7 @@ impl MemcachedTable {
         })?;
         settings.noted.read_buf_mem_limit = bytes.to_usize();
         settings.connection_bytes_max = match bytes.to_usize() {
-            0 => Settings::connection_bytes_for(settings.connections_max),
+            0 => Settings::connection_bytes_for(settings.connections_max, settings.item_bytes_max),
             bytes => bytes,
         };
         let range = Size(4 << 10)..=Size(LOG_BYTES_MAX);

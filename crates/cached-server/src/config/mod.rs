@@ -53,9 +53,6 @@ pub struct Secrets {
     pub store: Option<Secret>,
 }
 
-/// Connections to monitors and to as many OSDs as most clusters have.
-const RADOS_DESCRIPTORS: usize = 1024;
-
 impl Config {
     /// The secrets of the object door and of the store. Their files are read here: do so while there are rights to.
     ///
@@ -71,16 +68,22 @@ impl Config {
         Ok(Secrets { door, store })
     }
 
+    /// What is worth a warning about the files of the secrets.
+    pub fn secret_warnings(&self) -> Vec<String> {
+        let door = self.synapse.as_ref().map(|door| &door.secret_file);
+        let store = match self.objects.as_ref().and_then(|objects| objects.backend.as_ref()) {
+            Some(BackendTable::Synapse(table)) => Some(&table.secret_file),
+            _ => None,
+        };
+        door.into_iter().chain(store).filter_map(|path| cached_objects::secret_warning(path)).collect()
+    }
+
     /// File descriptors that the object cache may need, beyond those of memcached's door.
     pub fn object_descriptors(&self) -> usize {
         let door =
             self.synapse.as_ref().map_or(0, |door| door.connections_max as usize + 3 * door.threads + 16);
-        let store = match self.objects.as_ref().and_then(|objects| objects.backend.as_ref()) {
-            Some(BackendTable::File(file)) => file.open_files_max + file.threads + 16,
-            Some(BackendTable::Memory(_)) | None => 0,
-            Some(BackendTable::Rados(_)) => RADOS_DESCRIPTORS,
-            Some(BackendTable::Synapse(remote)) => usize::from(remote.connections) + 8,
-        };
+        let store = self.objects.as_ref().and_then(|objects| objects.backend.as_ref());
+        let store = store.map_or(0, |store| store.descriptors_max() as usize);
         door + store
     }
 

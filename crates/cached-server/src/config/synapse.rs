@@ -2,9 +2,8 @@
 
 use super::error::{Mistake, mistake, within};
 use super::memcached::unix_mode;
-use cached_objects::{Size, secret};
+use cached_objects::{Size, check_exposure, secret};
 use serde::{Deserialize, Serialize};
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 use synapse::{Address, PORT_DEFAULT, Secret, ServerConfig};
@@ -30,13 +29,15 @@ pub struct SynapseTable {
     /// After how long a session without a connection is forgotten.
     pub session_linger_secs: u64,
     /// Requests under way for each session.
-    pub session_slots_max: u32,
+    pub session_requests_max: u32,
     /// Their bytes for each session.
     pub session_bytes_max: Size,
     /// Their bytes in all.
     pub bytes_max: Size,
     /// The largest payload of one request.
     pub request_bytes_max: Size,
+    /// The largest page of a listing.
+    pub list_entries_max: u32,
     /// Buffers for large payloads that are kept to be used again.
     pub payload_pool_bytes_max: Size,
     /// After how long a client that is silent is given up.
@@ -58,10 +59,11 @@ impl Default for SynapseTable {
             connections_max: config.connections_max,
             sessions_max: config.sessions_max,
             session_linger_secs: config.session_linger.as_secs(),
-            session_slots_max: config.session_slots_max,
+            session_requests_max: config.session_slots_max,
             session_bytes_max: Size(config.session_bytes_max),
             bytes_max: Size(config.bytes_max),
             request_bytes_max: Size(config.request_bytes_max),
+            list_entries_max: config.list_entries_max,
             payload_pool_bytes_max: config.payload_pool_bytes_max.into(),
             peer_timeout_ms: millis(config.peer_timeout),
             greeting_timeout_ms: millis(config.greeting_timeout),
@@ -96,10 +98,11 @@ impl SynapseTable {
         config.connections_max = self.connections_max;
         config.sessions_max = self.sessions_max;
         config.session_linger = Duration::from_secs(self.session_linger_secs);
-        config.session_slots_max = self.session_slots_max;
+        config.session_slots_max = self.session_requests_max;
         config.session_bytes_max = self.session_bytes_max.0;
         config.bytes_max = self.bytes_max.0;
         config.request_bytes_max = self.request_bytes_max.0;
+        config.list_entries_max = self.list_entries_max;
         config.payload_pool_bytes_max = self.payload_pool_bytes_max.to_usize();
         config.peer_timeout = Duration::from_millis(self.peer_timeout_ms);
         config.greeting_timeout = Duration::from_millis(self.greeting_timeout_ms);
@@ -116,6 +119,7 @@ impl SynapseTable {
         // Its lines begin with the key.
         self.server().check().map_err(|line| {
             let (key, why) = line.split_once(' ').unwrap_or(("", &line));
+            let key = if key == "session_slots_max" { "session_requests_max" } else { key };
             Mistake { key: format!("synapse.{key}"), why: why.to_owned() }
         })?;
         let secret = self.secret()?;
@@ -123,20 +127,6 @@ impl SynapseTable {
         if addresses.is_empty() {
             return mistake("synapse.listen", "is empty; it must say where to listen");
         }
-        let exposed = addresses.iter().find_map(|address| match address {
-            // A name is looked up when it is listened to, and judged again.
-            Address::Tcp(text) => text.parse::<SocketAddr>().ok().filter(|at| !at.ip().is_loopback()),
-            Address::Unix(_) => None,
-        });
-        match exposed.filter(|_| secret.is_none() && !self.allow_exposed) {
-            None => Ok(()),
-            Some(at) => mistake(
-                "synapse.listen",
-                format!(
-                    "{at} can be reached from other machines, and there is no secret: name a secret_file, or set \
-                     allow_exposed = true"
-                ),
-            ),
-        }
+        check_exposure("synapse.listen", &addresses, secret.is_some(), self.allow_exposed)
     }
 }

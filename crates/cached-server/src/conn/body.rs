@@ -17,6 +17,8 @@ pub(crate) struct Body {
     /// The request up to its value.
     pub(crate) head: Box<[u8]>,
     place: Place,
+    /// Memory of the store that its place may take.
+    reserved_bytes: usize,
     /// The two bytes after a text value, as far as they have come.
     terminator: [u8; 2],
     terminator_bytes: u8,
@@ -28,7 +30,8 @@ pub(crate) struct Body {
 enum Place {
     /// Into the store's own memory.
     Reserved(Reservation),
-    /// Into a buffer: appending and prepending need the whole value first.
+    /// Into a buffer: appending and prepending need the whole value first, and others are collected when so much is on its way
+    /// already that the store reserves no more.
     /// `value` holds `filled` bytes of it, and behind them room for more.
     Collected { value: Vec<u8>, filled: usize, missing: usize },
 }
@@ -43,7 +46,8 @@ pub(crate) struct OutOfMemory;
 impl Body {
     /// A value that goes into the store's memory as it arrives.
     pub(crate) fn reserved(protocol: Protocol, head: &[u8], reservation: Reservation) -> Body {
-        Body::new(protocol, head, Place::Reserved(reservation))
+        let reserved_bytes = reservation.remaining();
+        Body { reserved_bytes, ..Body::new(protocol, head, Place::Reserved(reservation)) }
     }
 
     /// A value that is collected first.
@@ -60,6 +64,7 @@ impl Body {
             protocol,
             head: head.into(),
             place,
+            reserved_bytes: 0,
             terminator: [0; 2],
             terminator_bytes: 0,
             terminator_missing,
@@ -86,6 +91,11 @@ impl Body {
                 Place::Reserved(_) => 0,
                 Place::Collected { value, .. } => value.capacity(),
             }
+    }
+
+    /// Memory of the store that is kept for it.
+    pub(crate) fn reserved_bytes(&self) -> usize {
+        self.reserved_bytes
     }
 
     /// Takes what belongs to the body from the front of `input`; tells how much that was.

@@ -22,6 +22,7 @@ pub(crate) mod output;
 pub(crate) mod transport;
 
 use crate::exec::{self, Dump, Executor, Next};
+use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::stats::counters::Counters;
 use crate::watch::Watching;
@@ -62,6 +63,40 @@ impl Desk<'_> {
     #[inline]
     fn executor(&mut self) -> Executor<'_> {
         Executor::new(self.shared, self.counters, self.output, self.client.as_raw_fd())
+    }
+}
+
+/// What a connection may still do before others get their turn.
+struct Budget {
+    /// Batches: one read, or one full output buffer.
+    batches: u32,
+    /// Requests, if `-R` limits them, else [`UNLIMITED`](Self::UNLIMITED) and fewer by what was carried out.
+    requests: u32,
+}
+
+impl Budget {
+    const UNLIMITED: u32 = u32::MAX;
+
+    fn of(settings: &Settings) -> Budget {
+        let requests = settings.requests_per_wake.unwrap_or(Self::UNLIMITED);
+        Budget { batches: settings.batches_per_wake, requests }
+    }
+
+    /// Whether requests are counted one by one. `-R` is below this, and no turn has so many that it comes down to it.
+    fn limits_requests(&self) -> bool {
+        self.requests <= i32::MAX as u32
+    }
+
+    fn is_used_up(&self) -> bool {
+        self.batches == 0 || self.requests == 0
+    }
+
+    fn take_batch(&mut self) {
+        self.batches = self.batches.saturating_sub(1);
+    }
+
+    fn take_request(&mut self) {
+        self.requests = self.requests.saturating_sub(1);
     }
 }
 
@@ -112,6 +147,8 @@ enum Stop {
     Input,
     /// The output is to be sent before more is executed.
     Output,
+    /// So many requests have been carried out that it is the turn of others.
+    Turn,
     /// The connection is to be closed once the output is sent.
     Close,
 }
@@ -127,6 +164,8 @@ pub(crate) struct Connection {
     scanned: usize,
     /// `input` can be executed as it is.
     runnable: bool,
+    /// `input` ends within a value that is short enough to be waited for there.
+    within_value: bool,
     /// Replies that the client has not taken.
     output: Option<Box<Output>>,
     /// Close when they are taken.
@@ -146,6 +185,7 @@ impl Connection {
             input: Vec::new(),
             scanned: 0,
             runnable: false,
+            within_value: false,
             output: None,
             closing: false,
             noted: false,
@@ -157,8 +197,9 @@ impl Connection {
     /// more. The turn must be given it.
     #[inline]
     pub(crate) fn receive_ahead(&mut self, input: &mut [u8], io: &mut impl Transport) -> Option<usize> {
-        let waits = matches!(self.phase, Phase::Command) && self.input.is_empty() && self.output.is_none();
-        if !waits {
+        // What is runnable without input has been read, and comes first.
+        let waits = matches!(self.phase, Phase::Command) && !self.runnable && self.input.is_empty();
+        if !waits || self.output.is_some() {
             return None;
         }
         match io.read(input) {
@@ -176,11 +217,15 @@ impl Connection {
             self.last_active = now;
             self.info.set_active(now);
         }
-        let mut budget = desk.shared.settings.batches_per_wake;
+        let mut budget = Budget::of(&desk.shared.settings);
         loop {
             let turn = self.step(desk, io, &mut budget);
+            debug_assert!(
+                turn == Some(Turn::Close) || desk.received.is_none(),
+                "what was read ahead is lost"
+            );
             match turn {
-                None if budget > 0 => {}
+                None if !budget.is_used_up() => {}
                 None | Some(Turn::Again) => {
                     desk.counters.conn_yields.bump();
                     return Turn::Again;
@@ -192,13 +237,13 @@ impl Connection {
 
     /// One read and what follows from it; `None` to go on.
     #[inline]
-    fn step(&mut self, desk: &mut Desk<'_>, io: &mut impl Transport, budget: &mut u32) -> Option<Turn> {
+    fn step(&mut self, desk: &mut Desk<'_>, io: &mut impl Transport, budget: &mut Budget) -> Option<Turn> {
         if self.output.is_some()
             && let Some(turn) = self.send_held(desk, io)
         {
             return Some(turn);
         }
-        *budget = budget.saturating_sub(1);
+        budget.take_batch();
         if self.runnable {
             return self.run_held(desk, io, budget);
         }
@@ -261,7 +306,12 @@ impl Connection {
 
     /// Executes input that had to wait for the output.
     #[cold]
-    fn run_held(&mut self, desk: &mut Desk<'_>, io: &mut impl Transport, budget: &mut u32) -> Option<Turn> {
+    fn run_held(
+        &mut self,
+        desk: &mut Desk<'_>,
+        io: &mut impl Transport,
+        budget: &mut Budget,
+    ) -> Option<Turn> {
         self.runnable = false;
         let mut input = std::mem::take(&mut self.input);
         let (used, turn) = self.run(desk, io, &input, budget);
@@ -274,7 +324,12 @@ impl Connection {
 
     /// Reads more of a line that is too long for the worker's buffer.
     #[cold]
-    fn read_long(&mut self, desk: &mut Desk<'_>, io: &mut impl Transport, budget: &mut u32) -> Option<Turn> {
+    fn read_long(
+        &mut self,
+        desk: &mut Desk<'_>,
+        io: &mut impl Transport,
+        budget: &mut Budget,
+    ) -> Option<Turn> {
         let held = self.input.len();
         self.input.resize(held + READ_BYTES, 0);
         let read = io.read(&mut self.input[held..]);
@@ -319,11 +374,11 @@ impl Connection {
         desk: &mut Desk<'_>,
         io: &mut impl Transport,
         input: &[u8],
-        budget: &mut u32,
+        budget: &mut Budget,
     ) -> (usize, Option<Turn>) {
         let mut used = 0;
         loop {
-            let (count, stop) = self.execute(desk, &input[used..]);
+            let (count, stop) = self.execute(desk, &input[used..], budget);
             used += count;
             let turn = if desk.output.is_empty() { None } else { self.send(desk, io) };
             match (stop, turn) {
@@ -333,13 +388,13 @@ impl Connection {
                     return (used, Some(turn));
                 }
                 (Stop::Input, turn) => return (used, turn),
-                (Stop::Output, Some(turn)) => {
+                (Stop::Output | Stop::Turn, Some(turn)) => {
                     self.runnable = true;
                     return (used, Some(turn));
                 }
-                (Stop::Output, None) => {
-                    *budget = budget.saturating_sub(1);
-                    if *budget == 0 {
+                (Stop::Output | Stop::Turn, None) => {
+                    budget.take_batch();
+                    if budget.is_used_up() {
                         self.runnable = true;
                         return (used, Some(Turn::Again));
                     }
@@ -368,8 +423,10 @@ impl Connection {
     }
 
     /// Executes what is complete in `input`, into the output buffer.
-    fn execute(&mut self, desk: &mut Desk<'_>, input: &[u8]) -> (usize, Stop) {
+    fn execute(&mut self, desk: &mut Desk<'_>, input: &[u8], budget: &mut Budget) -> (usize, Stop) {
         let (shared, client) = (desk.shared, desk.client);
+        // Several requests at once are not counted one by one.
+        let at_once = !budget.limits_requests();
         let mut executor = desk.executor();
         let mut used = 0;
         let mut scanned = std::mem::take(&mut self.scanned);
@@ -394,7 +451,7 @@ impl Connection {
             let Some(&first) = rest.first() else { return (used, Stop::Input) };
             let protocol = *self.protocol.get_or_insert_with(|| Protocol::detect(first));
             let next = match protocol {
-                Protocol::Text if let Some((key, consumed)) = text::plain_get(rest) => {
+                Protocol::Text if at_once && let Some((key, consumed)) = text::plain_get(rest) => {
                     used += exec::get_plain_run(&mut executor, rest, key, consumed);
                     Next::Go
                 }
@@ -415,6 +472,7 @@ impl Connection {
                     },
                     Decoded::Body { header, consumed, body_len } => {
                         if body_len <= BUFFERED_BODY_BYTES_MAX {
+                            self.within_value = true;
                             return (used, Stop::Input);
                         }
                         let head = &rest[..consumed];
@@ -442,6 +500,7 @@ impl Connection {
                     }
                     Decoded::Body { header, consumed, body_len } => {
                         if body_len <= BUFFERED_BODY_BYTES_MAX {
+                            self.within_value = true;
                             return (used, Stop::Input);
                         }
                         let head = &rest[..consumed];
@@ -461,6 +520,7 @@ impl Connection {
                 },
             };
             scanned = 0;
+            budget.take_request();
             match next {
                 Next::Dump(dump) => {
                     self.phase = Phase::Dump(dump);
@@ -471,6 +531,7 @@ impl Connection {
                     Err(refused) => executor.refuse_watcher(refused),
                 },
                 Next::Go if executor.out.is_full() => return (used, Stop::Output),
+                Next::Go if budget.requests == 0 && used < input.len() => return (used, Stop::Turn),
                 Next::Go | Next::Suspend(_) => {}
                 Next::Close => return (used, Stop::Close),
             }
@@ -546,14 +607,15 @@ impl Connection {
 
     /// What this connection keeps while it waits.
     fn holding(&self) -> Holding {
-        let body = match &self.phase {
-            Phase::Body(body) => body.held_bytes(),
-            _ => 0,
+        let (body, arriving) = match &self.phase {
+            Phase::Body(body) => (body.held_bytes(), body.reserved_bytes()),
+            _ => (0, 0),
         };
         let output = self.output.as_deref();
         Holding {
             bytes: self.input.capacity() + output.map_or(0, Output::capacity) + body,
             pinned: output.map_or(0, Output::pinned_bytes),
+            arriving,
         }
     }
 
@@ -569,9 +631,11 @@ impl Connection {
 
     #[cold]
     fn settle_held(&mut self, shared: &Shared) {
+        let within_value = std::mem::take(&mut self.within_value);
         self.info.set_state(match &self.phase {
             _ if self.output.is_some() => ConnState::Write,
             Phase::Body(_) => ConnState::ReadBody,
+            Phase::Command if within_value && !self.input.is_empty() => ConnState::ReadBody,
             Phase::Swallow(_) => ConnState::Swallow,
             Phase::Watch(_) => ConnState::Watch,
             Phase::Command | Phase::Get { .. } | Phase::Dump(_) => ConnState::Read,
@@ -580,7 +644,15 @@ impl Connection {
         shared.connections.set_held(&self.info, self.holding(), now);
         let settings = &shared.settings;
         // Memory that waits for slow readers is missing for everybody else.
-        let limit = Holding { bytes: settings.connection_bytes_max, pinned: settings.memory_bytes / 4 };
+        let limit = Holding {
+            bytes: settings.connection_bytes_max,
+            pinned: settings.memory_bytes / 4,
+            // The store limits these itself.
+            arriving: usize::MAX,
+        };
         shared.connections.relieve(limit, now);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -30,11 +30,13 @@ pub(crate) struct Readiness {
     pub(crate) write: bool,
     /// The other side has closed or failed: reading always gets an answer.
     pub(crate) closed: bool,
+    /// The other side has sent urgent data, before which a read stops short whatever lies behind.
+    pub(crate) urgent: bool,
 }
 
 impl Readiness {
     /// A new socket: nobody knows, so trying is right.
-    pub(crate) const NEW: Readiness = Readiness { read: true, write: true, closed: false };
+    pub(crate) const NEW: Readiness = Readiness { read: true, write: true, closed: false, urgent: false };
 }
 
 /// A socket and its readiness.
@@ -54,8 +56,8 @@ impl Transport for Socket<'_> {
             match rustix::net::recv(self.fd, &mut *into, RecvFlags::empty()) {
                 Ok((count, _)) => {
                     // A short read has emptied the socket: more will come with an event of its own. Unless the end
-                    // has been announced, which is announced once.
-                    self.ready.read = count == wanted || self.ready.closed;
+                    // has been announced, which is announced once, or the read stopped at urgent data.
+                    self.ready.read = count == wanted || self.ready.closed | self.ready.urgent;
                     return Poll::Ready(Ok(count));
                 }
                 Err(Errno::AGAIN) => {

@@ -222,8 +222,12 @@ fn crawler_setting(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8
             };
         }
     }
-    if tokens.len() == 2 && (tokens.is_prefix_of(1, "enable") || tokens.is_prefix_of(1, "disable")) {
-        noted.lru_crawler.store(tokens.is_prefix_of(1, "enable"), Ordering::Relaxed);
+    if tokens.len() == 2 && tokens.is_prefix_of(1, "enable") {
+        let runs = noted.lru_crawler.swap(true, Ordering::Relaxed);
+        return if runs { b"ERROR failed to start lru crawler thread\r\n" } else { reply::OK };
+    }
+    if tokens.len() == 2 && tokens.is_prefix_of(1, "disable") {
+        noted.lru_crawler.store(false, Ordering::Relaxed);
         return reply::OK;
     }
     reply::ERROR
@@ -263,6 +267,9 @@ fn debug_time(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
     let shared = executor.shared;
     if !shared.settings.debug_clock || tokens.len() < 2 {
         return reply::ERROR;
+    }
+    if tokens.get(1).is_some_and(|word| shared.trials.ask(word)) {
+        return reply::OK;
     }
     if tokens.is_prefix_of(1, "p") {
         shared.clock.pause(true);

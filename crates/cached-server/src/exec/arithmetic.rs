@@ -1,6 +1,7 @@
 //! `incr`, `decr`, `ma`, INCREMENT, DECREMENT.
 
 use super::Executor;
+use super::meta::{Expiries, ttl_left};
 use cached_core::kv::{ArithmeticOptions, ArithmeticOutcome, StoreMode, StoreOutcome};
 use cached_proto::binary::{self, Head, encode_error, encode_error_text};
 use cached_proto::meta::{self, KeyBuffer, MetaItem, Status, encode_status};
@@ -52,13 +53,14 @@ pub(super) fn meta(executor: &mut Executor<'_>, command: &meta::Arithmetic<'_>) 
     let (key, flags) = (&command.key, &command.flags);
     let clock = &executor.shared.clock;
     let touch = flags.ttl().map(|exptime| clock.expiry(exptime));
+    let expiries = Expiries { touch, vivify: flags.vivify().map(|exptime| clock.expiry(exptime)) };
     let options = ArithmeticOptions {
         decrement: command.decrement,
         delta: flags.delta(),
         compare: flags.compare_cas().unwrap_or(0),
         new_cas: flags.new_cas(),
         touch,
-        vivify: flags.vivify().map(|exptime| (flags.initial(), clock.expiry(exptime))),
+        vivify: expiries.of_created(flags).map(|expiry| (flags.initial(), expiry)),
         key_binary: false,
     };
     let mut buffer = KeyBuffer::new();
@@ -76,12 +78,8 @@ pub(super) fn meta(executor: &mut Executor<'_>, command: &meta::Arithmetic<'_>) 
     let status = match outcome {
         ArithmeticOutcome::Done { .. } if flags.quiet() => return,
         ArithmeticOutcome::Done { value, cas, expiry, created } => {
-            let expiry = match before {
-                _ if created && flags.shows_ttl_before_vivify() => touch.unwrap_or_default(),
-                Some(before) if !created => before,
-                _ => expiry,
-            };
-            let ttl = expiry.remaining_secs(clock.now_secs());
+            let expiry = expiries.shown(flags, created, before.unwrap_or(expiry));
+            let ttl = ttl_left(expiry, clock.now_secs());
             return command.encode_number(out, value, &MetaItem { cas, ttl, ..MetaItem::default() });
         }
         ArithmeticOutcome::NonNumeric => return executor.reply(reply::NON_NUMERIC),

@@ -5,14 +5,20 @@ use super::{Executor, Next, arithmetic, delete, flush, store};
 use crate::conn::output::Output;
 use crate::settings::MEMCACHED_VERSION;
 use crate::stats;
-use cached_core::kv::{FetchOptions, ItemView};
+use crate::worker::Doing;
+use cached_core::kv::{FetchOptions, ItemView, Miss};
 use cached_proto::binary::{
-    Command, Head, Request, encode_done, encode_miss, encode_value_head, encode_version,
+    Command, Head, Request, Status, encode_done, encode_error, encode_miss, encode_value_head, encode_version,
 };
 
 /// Carries out one binary request.
 pub(crate) fn execute(executor: &mut Executor<'_>, request: &Request<'_>) -> Next {
     let head = &request.head;
+    if let Command::Get { key, with_key, exptime: None } = &request.command {
+        get(executor, head, key, *with_key);
+        return Next::Go;
+    }
+    executor.counters.pulse.go_on(Doing::Binary);
     match &request.command {
         Command::Get { key, with_key, exptime: None } => get(executor, head, key, *with_key),
         Command::Get { key, with_key, exptime: Some(exptime) } => {
@@ -25,7 +31,9 @@ pub(crate) fn execute(executor: &mut Executor<'_>, request: &Request<'_>) -> Nex
         Command::Flush { exptime } => flush::binary(executor, head, *exptime),
         Command::Noop => encode_done(&mut executor.out.bytes, head, 0),
         Command::Version => encode_version(&mut executor.out.bytes, head, MEMCACHED_VERSION),
-        Command::Stat { key } => stats::binary(executor.shared, &mut executor.out.bytes, head, key),
+        Command::Stat { key } => {
+            stats::binary(executor.shared, executor.client, &mut executor.out.bytes, head, key);
+        }
         Command::Quit => {
             encode_done(&mut executor.out.bytes, head, 0);
             return Next::Close;
@@ -77,8 +85,10 @@ fn touch(
             encode_value_head(&mut out.bytes, head, item.cas(), item.client_flags(), None, 0);
         }
     });
-    if result.is_err() {
-        encode_miss(&mut executor.out.bytes, head, returned);
+    match result {
+        Ok(()) => {}
+        Err(Miss::OutOfMemory) => encode_error(&mut executor.out.bytes, head, Status::OutOfMemory),
+        Err(_) => encode_miss(&mut executor.out.bytes, head, returned),
     }
     count_touch(executor, key, result);
 }

@@ -137,7 +137,11 @@ fn many_of<const WITH_CAS: bool>(executor: &mut Executor<'_>, get: &mut Get<'_>)
 fn touch_many(executor: &mut Executor<'_>, get: &mut Get<'_>, exptime: i32) -> Next {
     let expiry = executor.shared.clock.expiry(exptime);
     while let Some(key) = get.next_key() {
-        touch_one(executor, key, executor.kv().hash(key), expiry, get.with_cas);
+        let touched = touch_one(executor, key, executor.kv().hash(key), expiry, get.with_cas);
+        if touched == Err(Miss::OutOfMemory) {
+            executor.reply(reply::OUT_OF_MEMORY);
+            return Next::Go;
+        }
         if executor.out.is_full() {
             return Next::Suspend(get.cursor());
         }
@@ -166,12 +170,19 @@ fn read_one<const LAST: bool>(
 }
 
 /// Answers for one key of a `gat`.
-fn touch_one(executor: &mut Executor<'_>, key: &[u8], hash: KeyHash, expiry: Expiry, with_cas: bool) {
+fn touch_one(
+    executor: &mut Executor<'_>,
+    key: &[u8],
+    hash: KeyHash,
+    expiry: Expiry,
+    with_cas: bool,
+) -> Result<(), Miss> {
     let out = &mut *executor.out;
     let options = FetchOptions { touch: Some(expiry), ..FetchOptions::default() };
     let result =
         executor.shared.kv.fetch(key, hash, &options, |item, _| encode::<false>(out, key, item, with_cas));
     count_touch(executor, key, result);
+    result
 }
 
 /// Counts a touch, and a retrieval with one.
@@ -237,7 +248,8 @@ pub(super) fn touch(executor: &mut Executor<'_>, command: &Touch<'_>) {
         Err(miss) => {
             executor.counters.touch_misses.bump();
             executor.count_miss_kind(miss);
-            reply::NOT_FOUND
+            // It is there, but there is no memory for its new expiry.
+            if miss == Miss::OutOfMemory { reply::OUT_OF_MEMORY } else { reply::NOT_FOUND }
         }
     };
     executor.reply_unless(command.noreply, words);

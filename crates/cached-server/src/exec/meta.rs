@@ -3,7 +3,48 @@
 use super::Executor;
 use cached_core::clock::Expiry;
 use cached_core::kv::{FetchOptions, Fetched, ItemView, Miss};
-use cached_proto::meta::{Flag, Get, KeyBuffer, MetaItem, Status, encode_status};
+use cached_proto::meta::{Flag, Get, KeyBuffer, MetaFlags, MetaItem, Status, encode_status};
+use cached_proto::reply;
+
+/// What `T` and `N` ask for. Flags act in the order in which they were written, on an item that is there (`N` not) or on one that the
+/// command has just created without an expiry.
+#[derive(Clone, Copy)]
+pub(super) struct Expiries {
+    /// `T`.
+    pub(super) touch: Option<Expiry>,
+    /// `N`.
+    pub(super) vivify: Option<Expiry>,
+}
+
+impl Expiries {
+    /// What an item that the command creates comes to, if it may.
+    pub(super) fn of_created(self, flags: &MetaFlags) -> Option<Expiry> {
+        let touched_last = self.touch.filter(|_| flags.updates_after_vivify());
+        self.vivify.map(|vivify| touched_last.unwrap_or(vivify))
+    }
+
+    /// The expiry where `t` stands among the flags.
+    pub(super) fn shown(self, flags: &MetaFlags, created: bool, before: Expiry) -> Expiry {
+        let touched = self.touch.filter(|_| !flags.shows_ttl_before_update());
+        let made = self.vivify.filter(|_| created && !flags.shows_ttl_before_vivify());
+        match (touched, made) {
+            (Some(touched), Some(made)) => {
+                if flags.updates_after_vivify() {
+                    touched
+                } else {
+                    made
+                }
+            }
+            (None, None) if created => Expiry::NEVER,
+            (touched, made) => touched.or(made).unwrap_or(before),
+        }
+    }
+}
+
+/// Seconds left as memcached shows them: of what is gone already, a difference that has wrapped.
+pub(super) fn ttl_left(expiry: Expiry, now: u32) -> Option<u32> {
+    (expiry != Expiry::NEVER).then(|| expiry.as_secs().wrapping_sub(now))
+}
 
 /// `mg`.
 pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
@@ -11,11 +52,13 @@ pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
     let clock = &executor.shared.clock;
     let touch = flags.ttl().map(|exptime| clock.expiry(exptime));
     let vivify = flags.vivify().map(|exptime| clock.expiry(exptime));
+    let expiries = Expiries { touch, vivify };
     let options = FetchOptions {
         touch,
         no_bump: flags.has(Flag::NoUpdate),
-        vivify,
-        recache_below_secs: flags.recache().map(|secs| u32::try_from(secs).unwrap_or(0)),
+        vivify: expiries.of_created(flags),
+        recache_below: flags.recache().map(|exptime| clock.expiry(exptime)),
+        recache_after_touch: flags.recaches_after_update(),
         new_cas: flags.new_cas(),
         key_binary: false,
         tokens: true,
@@ -24,31 +67,16 @@ pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
     let key_bytes = key.bytes(&mut buffer);
     let kv = executor.kv();
     let out = &mut *executor.out;
-    let mut created = false;
     let encode = |item: &ItemView<'_>, fetched: &Fetched| {
         let now = item.now();
-        // Flags act in the order in which they were written.
-        let touched = touch.filter(|_| !flags.shows_ttl_before_update());
-        let made = vivify.filter(|_| fetched.created && !flags.shows_ttl_before_vivify());
-        let expiry = match (touched, made) {
-            (Some(touched), Some(made)) => {
-                if flags.updates_after_vivify() {
-                    touched
-                } else {
-                    made
-                }
-            }
-            (None, None) if fetched.created => Expiry::NEVER,
-            (touched, made) => touched.or(made).unwrap_or(fetched.expiry_before),
-        };
-        created = fetched.created;
+        let expiry = expiries.shown(flags, fetched.created, fetched.expiry_before);
         let told = MetaItem {
             key: item.key(),
             key_is_binary: item.key_binary(),
             size: item.value_bytes(),
             client_flags: item.client_flags(),
             cas: item.cas(),
-            ttl: expiry.remaining_secs(now),
+            ttl: ttl_left(expiry, now),
             last_access: fetched.idle_secs,
             fetched: fetched.fetched_before,
             won: fetched.won,
@@ -62,15 +90,6 @@ pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
         }
     };
     let result = kv.fetch(key_bytes, kv.hash(key_bytes), &options, encode);
-    // `T` has been applied to what was just made; if `N` came after it, `N` has the last word.
-    if let Some(expiry) = vivify
-        && created
-        && touch.is_some()
-        && !flags.updates_after_vivify()
-    {
-        // Gone already: then there is nothing to put right.
-        let _ = kv.touch(key_bytes, kv.hash(key_bytes), expiry);
-    }
     if executor.observed() {
         executor.tell_get(key_bytes, result);
     }
@@ -84,14 +103,19 @@ pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
             counters.get_cmds.bump();
             counters.get_hits.bump();
         }
+        Err(Miss::OutOfMemory) => {
+            counters.get_cmds.bump();
+            counters.get_misses.bump();
+            executor.reply(reply::OUT_OF_MEMORY);
+        }
         // An item created to be expired at once is shown to its creator, and to nobody after.
-        Err(miss) if vivify == Some(Expiry::PAST) && miss != Miss::OutOfMemory => {
+        Err(_) if options.vivify.is_some_and(|expiry| expiry.is_past(clock.now_secs())) => {
             counters.get_cmds.bump();
             counters.get_hits.bump();
             let told = MetaItem {
                 key: key_bytes,
                 key_is_binary: key.is_binary(),
-                ttl: Some(Expiry::PAST.as_secs().wrapping_sub(clock.now_secs())),
+                ttl: ttl_left(expiries.shown(flags, true, Expiry::NEVER), clock.now_secs()),
                 won: true,
                 ..MetaItem::default()
             };

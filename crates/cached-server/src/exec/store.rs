@@ -5,6 +5,7 @@
 
 use super::Executor;
 use crate::conn::body::Body;
+use crate::settings::{ITEM_ENDS_BYTES, ITEM_HEADER_BYTES};
 use cached_core::kv::{DeleteOptions, Reservation, StoreMode, StoreOptions, StoreOutcome};
 use cached_proto::binary::{self, Status, encode_done, encode_error, encode_error_text};
 use cached_proto::meta::{self, Flag, KeyBuffer, MetaItem, SetHeader, SetMode, encode_set};
@@ -53,9 +54,6 @@ impl Refusal {
     }
 }
 
-/// What memcached counts for an item besides key, flags, value and CAS value.
-const ITEM_HEADER_BYTES: usize = 48;
-
 impl Executor<'_> {
     /// Whether a value of this size can be an item of its own, by memcached's reckoning of what an item takes.
     #[inline]
@@ -63,7 +61,7 @@ impl Executor<'_> {
         let settings = &self.shared.settings;
         let flags_bytes = if client_flags == 0 { 0 } else { 4 };
         let cas_bytes = if settings.cas { 8 } else { 0 };
-        ITEM_HEADER_BYTES + key.len() + 1 + flags_bytes + value_bytes + 2 + cas_bytes
+        ITEM_HEADER_BYTES + ITEM_ENDS_BYTES + key.len() + flags_bytes + value_bytes + cas_bytes
             <= settings.item_bytes_max
     }
 
@@ -77,13 +75,24 @@ impl Executor<'_> {
         if !self.fits(key, value_bytes, options.client_flags) {
             return Err(Refusal::TooLarge);
         }
-        if matches!(options.mode, StoreMode::Append | StoreMode::Prepend) {
-            return Ok(Begun::Collect(value_bytes));
+        let joins = matches!(options.mode, StoreMode::Append | StoreMode::Prepend);
+        if !joins {
+            match kv.reserve(key, kv.hash(key), value_bytes, options) {
+                Ok(reservation) => return Ok(Begun::Reserved(reservation)),
+                // Others have as much on its way as the store keeps for that. It is no reason to refuse this value.
+                Err(StoreOutcome::OutOfMemory) => {}
+                Err(outcome) => return Err(Refusal::of(outcome).unwrap_or(Refusal::OutOfMemory)),
+            }
         }
-        match kv.reserve(key, kv.hash(key), value_bytes, options) {
-            Ok(reservation) => Ok(Begun::Reserved(reservation)),
-            Err(outcome) => Err(Refusal::of(outcome).unwrap_or(Refusal::OutOfMemory)),
-        }
+        // More than all connections may hold would only close this one half-way.
+        let fits = value_bytes < self.shared.settings.connection_bytes_max;
+        if fits { Ok(Begun::Collect(value_bytes)) } else { Err(Refusal::OutOfMemory) }
+    }
+
+    /// Takes memory back from clients that do not send what they have announced, for those that come after.
+    #[cold]
+    fn want_memory(&self) {
+        self.shared.connections.close_stalled(self.shared.clock.now_secs());
     }
 
     /// What memcached would say of a store: joining to something too large is a failed condition, not a large value.
@@ -100,7 +109,10 @@ impl Executor<'_> {
     fn count_refusal(&self, key: &[u8], mode: StoreMode, refusal: Refusal) {
         match refusal {
             Refusal::TooLarge => self.counters.store_too_large.bump(),
-            Refusal::OutOfMemory => self.counters.store_no_memory.bump(),
+            Refusal::OutOfMemory => {
+                self.counters.store_no_memory.bump();
+                self.want_memory();
+            }
         }
         if self.observed() {
             self.tell_store(key, 0, mode, refusal.outcome());
@@ -355,10 +367,13 @@ fn binary_refused(executor: &mut Executor<'_>, header: &binary::StoreHeader<'_>,
     if header.verb == binary::StoreVerb::Set {
         executor.remove(header.key);
     }
-    let out = &mut executor.out.bytes;
     match refusal {
-        Refusal::TooLarge => encode_error(out, &header.head, Status::TooLarge),
+        Refusal::TooLarge => {
+            encode_error(&mut executor.out.bytes, &header.head, Status::TooLarge);
+        }
         Refusal::OutOfMemory => {
+            executor.want_memory();
+            let out = &mut executor.out.bytes;
             encode_error_text(out, &header.head, Status::OutOfMemory, "Out of memory allocating item");
         }
     }

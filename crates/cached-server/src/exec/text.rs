@@ -3,6 +3,7 @@
 use super::{Executor, Next, admin, arithmetic, debug, delete, flush, get, meta, store};
 use crate::settings::MEMCACHED_VERSION;
 use crate::stats;
+use crate::worker::Doing;
 use cached_proto::reply;
 use cached_proto::text::{self, Request};
 
@@ -18,6 +19,7 @@ pub(crate) fn execute(executor: &mut Executor<'_>, request: &Request<'_>) -> Nex
 /// All but retrievals, out of line to keep their path short.
 #[inline(never)]
 fn execute_other(executor: &mut Executor<'_>, request: &Request<'_>) -> Next {
+    executor.counters.pulse.go_on(Doing::of(request));
     match request {
         Request::Get(get) => return get::many(executor, &mut get.clone()),
         Request::Store(command) => store::text(executor, command),
@@ -34,7 +36,9 @@ fn execute_other(executor: &mut Executor<'_>, request: &Request<'_>) -> Next {
         Request::Version => text::encode_version(&mut executor.out.bytes, MEMCACHED_VERSION),
         Request::Quit => return Next::Close,
         Request::Verbosity(command) => admin::verbosity(executor, command),
-        Request::Stats(tokens) => stats::text(executor.shared, &mut executor.out.bytes, tokens),
+        Request::Stats(tokens) => {
+            stats::text(executor.shared, executor.client, &mut executor.out.bytes, tokens);
+        }
         Request::Admin(command) => return admin::execute(executor, command),
     }
     Next::Go

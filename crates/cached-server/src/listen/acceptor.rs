@@ -35,12 +35,12 @@ pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, workers: Rc<
         unsafe { AsyncFd::register_with_interest(OwnedFd::from(listener.socket), Interest::READABLE) };
     let socket = match registered {
         Ok(socket) => socket,
-        Err(error) => return tracing::error!(cause = %error, "cannot wait for connections"),
+        Err(error) => return shared.fail(format!("cannot wait for connections: {error}")),
     };
     loop {
         let mut ready = match socket.readable().await {
             Ok(ready) => ready,
-            Err(error) => return tracing::error!(cause = %error, "cannot wait for connections"),
+            Err(error) => return shared.fail(format!("cannot wait for connections: {error}")),
         };
         for _ in 0..BATCH {
             if shared.is_full() && !shared.settings.connections_max_fast {

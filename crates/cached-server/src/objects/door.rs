@@ -9,7 +9,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
-use synapse::{Address, Secret, Server};
+use synapse::{Address, NodeRecord, Secret, Server, host_name};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
@@ -27,11 +27,16 @@ impl Door {
     pub(super) fn open(
         table: &SynapseTable,
         secret: Option<Secret>,
+        record: Option<NodeRecord>,
         cache: &ObjectCache,
         control: &Runtime,
     ) -> Result<Door, ObjectsError> {
         let mut config = table.server();
         config.secret = secret;
+        config.name = host_name();
+        if let Some(record) = &record {
+            record.apply(&mut config);
+        }
         config.landing = Some(Arc::new(CacheLanding::new(cache.clone())));
         let mut threads = Vec::new();
         for index in 0..table.threads {

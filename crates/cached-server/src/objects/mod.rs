@@ -18,12 +18,13 @@ pub use end::Unfinished;
 use crate::config::{Mistake, ObjectsTable, Secrets, SynapseTable};
 use blocker::{Control, SystemClock};
 use cached_core::object::ObjectCache;
+use cached_objects::{Store, log_news};
 use door::Door;
 use std::io;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
-use store::Store;
+use synapse::NodeRecord;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Notify, oneshot};
 
@@ -50,6 +51,9 @@ impl From<Mistake> for ObjectsError {
     }
 }
 
+/// How long the store may take to answer what its record of servers is.
+const RECORD_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Where figures come from: name and value.
 pub type Figures = Arc<dyn Fn() -> Vec<(&'static str, u64)> + Send + Sync>;
 
@@ -57,6 +61,8 @@ pub type Figures = Arc<dyn Fn() -> Vec<(&'static str, u64)> + Send + Sync>;
 pub struct Objects {
     cache: ObjectCache,
     store: Store,
+    /// Which store, for the log.
+    name: String,
     door: Option<Door>,
     control: Runtime,
     flush_max: Duration,
@@ -73,16 +79,35 @@ impl Objects {
         synapse: Option<&SynapseTable>,
         secrets: Secrets,
     ) -> Result<Objects, ObjectsError> {
-        let store = Store::open(objects, secrets.store)?;
+        let store = store::open(objects, secrets.store)?;
         let cache = ObjectCache::new(store.backend(), objects.cache()?, Arc::new(SystemClock));
         let cache = cache.map_err(|error| Mistake::from(&error))?;
         let control = Builder::new_current_thread().enable_all().build()?;
         let door = match synapse {
-            Some(table) => Some(Door::open(table, secrets.door, &cache, &control)?),
+            Some(table) => {
+                let backend = store.backend();
+                let opening = NodeRecord::open(&*backend, &SystemClock, RECORD_PATIENCE);
+                let record = control.block_on(opening).inspect_err(|error| {
+                    tracing::warn!(
+                        cause = %error,
+                        "which store this is cannot be known: clients cannot tell it from another"
+                    );
+                });
+                Some(Door::open(table, secrets.door, record.ok(), &cache, &control)?)
+            }
             None => None,
         };
         let memory_bytes_max = objects.cache_bytes_max() + store.memory_bytes_max();
-        Ok(Objects { cache, store, door, control, flush_max: objects.shutdown_flush(), memory_bytes_max })
+        let name = objects.backend.as_ref().map_or_else(String::new, ToString::to_string);
+        Ok(Objects {
+            cache,
+            store,
+            name,
+            door,
+            control,
+            flush_max: objects.shutdown_flush(),
+            memory_bytes_max,
+        })
     }
 
     /// The most memory that cache and store take.
@@ -120,13 +145,15 @@ impl Objects {
         let (tell, ended) = oneshot::channel();
         let serving =
             Serving { asked: asked.clone(), ended, cache: self.cache.clone(), flush_max: self.flush_max };
-        let Objects { cache, store, door, control, flush_max, .. } = self;
+        let Objects { cache, store, name, door, control, flush_max, .. } = self;
         let body = move || {
             let result = control.block_on(async {
                 let background = tokio::spawn(cache.run());
+                let news = tokio::spawn(log_news(store.backend().subscribe(), name));
                 asked.notified().await;
-                let result = end::finish(&cache, door, flush_max).await;
+                let result = end::finish(&cache, &store, door, flush_max).await;
                 background.abort();
+                news.abort();
                 result
             });
             drop(cache);

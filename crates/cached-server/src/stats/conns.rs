@@ -5,6 +5,7 @@ use crate::conn::info::Ends;
 use crate::shared::Shared;
 use std::fmt;
 use std::net::SocketAddr;
+use std::os::fd::RawFd;
 
 /// `tcp:127.0.0.1:11211`, `tcp6:[::1]:11211`.
 struct Address<'a>(&'a SocketAddr);
@@ -16,7 +17,8 @@ impl fmt::Display for Address<'_> {
     }
 }
 
-pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
+/// `asker` is the connection that asks: of all of them it alone is known to be within a request.
+pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>, asker: RawFd) {
     let now = shared.clock.now_secs();
     for listener in shared.listeners.get().into_iter().flatten() {
         let fd = listener.fd;
@@ -41,7 +43,8 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
                 sink.put(&format!("{fd}:listen_addr"), format_args!("unix:{}", path.display()));
             }
         }
-        sink.put(&format!("{fd}:state"), conn.state_text());
+        let state = if fd == asker { "conn_parse_cmd" } else { conn.state_text() };
+        sink.put(&format!("{fd}:state"), state);
         sink.put(&format!("{fd}:secs_since_last_cmd"), now.saturating_sub(conn.last_active()));
     }
 }

@@ -3,6 +3,7 @@
 //! A [`Counters`] belongs to one worker, which alone adds to it; others only read. `stats reset` cannot
 //! therefore write zeroes: it remembers what had been counted, and later sums are taken above that.
 
+use crate::worker::Pulse;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that one thread raises and any thread may read.
@@ -34,6 +35,8 @@ macro_rules! counters {
         #[derive(Debug, Default)]
         #[repr(align(128))]
         pub(crate) struct Counters {
+            /// What it is doing: beside its counters, in lines that no other thread writes.
+            pub(crate) pulse: Pulse,
             $($(#[$doc])* pub(crate) $name: Counter,)*
         }
 

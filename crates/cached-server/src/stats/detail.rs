@@ -2,10 +2,11 @@
 //!
 //! Off unless asked for. The table is bounded: once it is full, new prefixes are not recorded.
 
+use crate::locks::{Guard, Lock, PREFIXES};
 use crate::watch::observe;
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Prefixes recorded at most, as in memcached 1.6.45.
 const PREFIXES_MAX: usize = 65_536;
@@ -27,13 +28,17 @@ pub(crate) struct Detail {
     /// Holds [`observe::DETAIL`] while counting is on.
     observed: Arc<AtomicU32>,
     delimiter: u8,
-    table: Mutex<HashMap<Box<[u8]>, Counts>>,
+    table: Lock<HashMap<Box<[u8]>, Counts>>,
 }
 
 impl Detail {
     /// An empty table. With a delimiter given, counting is on from the start.
     pub(crate) fn new(delimiter: Option<u8>, observed: Arc<AtomicU32>) -> Detail {
-        let detail = Detail { observed, delimiter: delimiter.unwrap_or(DELIMITER), table: Mutex::default() };
+        let detail = Detail {
+            observed,
+            delimiter: delimiter.unwrap_or(DELIMITER),
+            table: Lock::new(&PREFIXES, HashMap::new()),
+        };
         detail.set(delimiter.is_some());
         detail
     }
@@ -100,8 +105,8 @@ impl Detail {
         out.extend_from_slice(b"END\r\n");
     }
 
-    fn table(&self) -> MutexGuard<'_, HashMap<Box<[u8]>, Counts>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    fn table(&self) -> Guard<'_, HashMap<Box<[u8]>, Counts>> {
+        self.table.lock()
     }
 }
 

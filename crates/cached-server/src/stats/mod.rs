@@ -17,6 +17,7 @@ use cached_proto::binary::{Head, Status, encode_error, encode_stat, encode_stat_
 use cached_proto::text::{self, Tokens};
 use cached_proto::{number, reply};
 use std::fmt::{Display, Write as _};
+use std::os::fd::RawFd;
 
 /// Where a report goes.
 pub(crate) struct Sink<'a> {
@@ -51,7 +52,7 @@ impl<'a> Sink<'a> {
 }
 
 /// Writes the report that `name` asks for; false if there is none.
-fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8]) -> bool {
+fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], asker: RawFd) -> bool {
     match name {
         b"" => general::write(shared, sink),
         b"settings" => settings::write(shared, sink),
@@ -60,7 +61,7 @@ fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8]) -> bool {
         b"sizes" => items::write_sizes(shared, sink),
         // There is no external storage to tell of; memcached says as little.
         b"extstore" => {}
-        b"conns" => conns::write(shared, sink),
+        b"conns" => conns::write(shared, sink, asker),
         b"objects" => match shared.objects.get() {
             Some(figures) => objects::write(figures, sink),
             None => return false,
@@ -70,8 +71,8 @@ fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8]) -> bool {
     true
 }
 
-/// `stats …`.
-pub(crate) fn text(shared: &Shared, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
+/// `stats …`, asked by the connection `asker`.
+pub(crate) fn text(shared: &Shared, asker: RawFd, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
     if tokens.len() > 1 {
         if tokens.is_prefix_of(1, "reset") {
             shared.reset_stats();
@@ -92,7 +93,7 @@ pub(crate) fn text(shared: &Shared, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
         Some(name) => name,
     };
     let mut sink = Sink::new(out, None);
-    if report(shared, &mut sink, name) {
+    if report(shared, &mut sink, name, asker) {
         sink.end();
     } else {
         out.extend_from_slice(reply::ERROR);
@@ -100,7 +101,7 @@ pub(crate) fn text(shared: &Shared, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
 }
 
 /// STAT.
-pub(crate) fn binary(shared: &Shared, out: &mut Vec<u8>, head: &Head, name: &[u8]) {
+pub(crate) fn binary(shared: &Shared, asker: RawFd, out: &mut Vec<u8>, head: &Head, name: &[u8]) {
     if name.starts_with(b"reset") {
         shared.reset_stats();
         return encode_stat_end(out, head);
@@ -124,7 +125,7 @@ pub(crate) fn binary(shared: &Shared, out: &mut Vec<u8>, head: &Head, name: &[u8
     let name = if name.starts_with(b"settings") { b"settings" } else { name };
     let mut sink = Sink::new(out, Some(head));
     // memcached's `conns` is for text alone.
-    if name != b"conns" && report(shared, &mut sink, name) {
+    if name != b"conns" && report(shared, &mut sink, name, asker) {
         sink.end();
     } else {
         encode_error(out, head, Status::NotFound);

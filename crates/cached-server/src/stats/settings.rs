@@ -41,7 +41,7 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("num_threads_per_udp", settings.threads);
     sink.put("stat_key_prefix", shared.detail.delimiter());
     sink.put("detail_enabled", yes_no(shared.detail.is_on()));
-    sink.put("reqs_per_event", settings.batches_per_wake);
+    sink.put("reqs_per_event", settings.requests_per_wake.unwrap_or(settings.batches_per_wake));
     sink.put("cas_enabled", yes_no(settings.cas));
     sink.put("tcp_backlog", settings.backlog);
     sink.put("binding_protocol", protocol);

@@ -20,6 +20,7 @@ mod thread;
 pub(crate) use line::Seen;
 
 use crate::conn::info::{ConnInfo, Ends};
+use crate::locks::{Guard, Lock, WATCHERS};
 use crate::settings::Settings;
 use crate::stats::classes::Classes;
 use cached_core::kv::hook::{Evicted, EvictionHook};
@@ -29,8 +30,8 @@ use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Watchers at the same time, as in memcached.
 const WATCHERS_MAX: usize = 20;
@@ -40,7 +41,7 @@ const WATCHERS_MAX: usize = 20;
 pub(crate) struct Watch {
     /// The kinds that some watcher wants, beside what others observe.
     observed: Arc<AtomicU32>,
-    pending: Mutex<Pending>,
+    pending: Lock<Pending>,
     pending_bytes_max: usize,
     watcher_bytes_max: usize,
     /// Readable when the log thread has something to do.
@@ -128,7 +129,7 @@ impl Watch {
     pub(crate) fn new(pending_bytes_max: usize, watcher_bytes_max: usize) -> io::Result<Watch> {
         Ok(Watch {
             observed: Arc::default(),
-            pending: Mutex::default(),
+            pending: Lock::new(&WATCHERS, Pending::default()),
             pending_bytes_max,
             watcher_bytes_max,
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -216,9 +217,8 @@ impl Watch {
         }
     }
 
-    fn pending(&self) -> MutexGuard<'_, Pending> {
-        // A panic leaves a line too many or too few at worst.
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> Guard<'_, Pending> {
+        self.pending.lock()
     }
 
     fn ring(&self) {

@@ -1,10 +1,11 @@
 //! What a worker is told by other threads.
 
 use crate::conn::info::ConnInfo;
+use crate::locks::{Lock, MAIL};
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// One message.
 pub(crate) enum Mail {
@@ -14,6 +15,8 @@ pub(crate) enum Mail {
     Look(usize),
     /// Finish what has been received, then end.
     Shutdown,
+    /// End at once.
+    Abandon,
 }
 
 /// A connection that has been accepted and entered in the table.
@@ -25,19 +28,19 @@ pub(crate) struct Newcomer {
 /// Messages for one worker, and the descriptor that wakes it.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
-    mail: Mutex<Vec<Mail>>,
+    mail: Lock<Vec<Mail>>,
     bell: OwnedFd,
 }
 
 impl Mailbox {
     pub(crate) fn new() -> io::Result<Mailbox> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Mailbox { mail: Mutex::new(Vec::new()), bell })
+        Ok(Mailbox { mail: Lock::new(&MAIL, Vec::new()), bell })
     }
 
     /// Leaves a message and wakes the worker.
     pub(crate) fn send(&self, mail: Mail) {
-        self.mail.lock().unwrap_or_else(PoisonError::into_inner).push(mail);
+        self.mail.lock().push(mail);
         // It fails only when the counter is full, and then the worker wakes anyway.
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
@@ -46,7 +49,7 @@ impl Mailbox {
     pub(crate) fn take(&self) -> Vec<Mail> {
         // Fails if nobody has rung since; the messages are looked at all the same.
         let _ = rustix::io::read(&self.bell, &mut [0; 8]);
-        std::mem::take(&mut self.mail.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *self.mail.lock())
     }
 
     /// Readable while there may be messages.
@@ -61,6 +64,7 @@ impl std::fmt::Debug for Mail {
             Mail::Connection(newcomer) => write!(f, "Connection({})", newcomer.info.fd),
             Mail::Look(seat) => write!(f, "Look({seat})"),
             Mail::Shutdown => f.write_str("Shutdown"),
+            Mail::Abandon => f.write_str("Abandon"),
         }
     }
 }

@@ -16,9 +16,15 @@
 //! Sockets tell of changes only, so what is known of each is kept with its seat. A seat that has more to do than its turn
 //! allows comes again after all others, without waiting for its socket.
 
+mod cores;
 mod mailbox;
+mod pulse;
+mod watchdog;
 
+pub(crate) use cores::pin;
 pub(crate) use mailbox::{Mail, Mailbox, Newcomer};
+pub(crate) use pulse::{Doing, Pulse};
+pub(crate) use watchdog::Watchdog;
 
 use crate::conn::output::{FULL_BYTES, Output};
 use crate::conn::transport::{Draining, Readiness, Socket};
@@ -29,12 +35,12 @@ use cached_proto::text;
 use rustix::event::{Timespec, epoll};
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long clients have at shutdown to take the replies to what they had sent.
-const DRAIN_TIME: Duration = Duration::from_secs(2);
+/// How long clients have at shutdown to take the replies to what they had sent. Who goes on sending is served no longer than that.
+pub(crate) const DRAIN_TIME: Duration = Duration::from_secs(2);
 
 /// Events taken at once.
 const EVENTS_MAX: usize = 256;
@@ -87,7 +93,11 @@ pub(crate) struct Worker {
     /// What is read ahead of the connections of a group.
     ahead: Box<[u8]>,
     output: Output,
+    /// Turns given, by which the watchdog tells one from the next.
+    turns: u64,
     stopping: bool,
+    /// End without answering what has been received.
+    abandoned: bool,
 }
 
 impl Worker {
@@ -109,12 +119,14 @@ impl Worker {
             input: vec![0; INPUT_BYTES].into(),
             ahead: vec![0; GROUP * AHEAD_BYTES].into(),
             output: Output::with_capacity(2 * FULL_BYTES),
+            turns: 0,
             stopping: false,
+            abandoned: false,
         })
     }
 
     /// Serves until told to stop, then finishes what has been received.
-    pub(crate) fn run(mut self) {
+    pub(crate) fn run(&mut self) {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         while !self.stopping {
             let timeout = (!self.again.is_empty()).then(Timespec::default);
@@ -132,11 +144,13 @@ impl Worker {
     /// Waits for events and gives each seat concerned its turn.
     #[inline]
     fn wait(&mut self, events: &mut Vec<epoll::Event>, timeout: Option<Timespec>) {
+        self.shared.counters(self.index).pulse.rest();
         events.clear();
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            // Its clients would wait for ever, and nobody would know why.
             Err(error) => {
-                tracing::error!(cause = %error, "cannot wait for events");
+                self.shared.fail(format!("worker {} cannot wait for events: {error}", self.index));
                 self.stopping = true;
             }
         }
@@ -147,8 +161,16 @@ impl Worker {
             self.serve_groups(events);
         }
         if events.iter().any(|event| event.data.u64() == MAILBOX) {
+            self.begin(-1, Doing::Mail);
             self.read_mail();
         }
+    }
+
+    /// Notes for the watchdog whose turn it is.
+    #[inline]
+    fn begin(&mut self, fd: i32, doing: Doing) {
+        self.turns += 1;
+        self.shared.counters(self.index).pulse.begin(self.turns, fd, doing);
     }
 
     /// Serves what is ready together.
@@ -185,6 +207,7 @@ impl Worker {
         seat.ready.closed |= closed;
         seat.ready.read |= closed || flags.contains(epoll::EventFlags::IN);
         seat.ready.write |= closed || flags.contains(epoll::EventFlags::OUT);
+        seat.ready.urgent |= flags.contains(epoll::EventFlags::PRI);
     }
 
     /// Reads from a connection before its turn, if it waits for a request, and asks for the line of the index where that will look.
@@ -232,6 +255,7 @@ impl Worker {
                     }
                 }
                 Mail::Shutdown => self.stopping = true,
+                Mail::Abandon => (self.stopping, self.abandoned) = (true, true),
             }
         }
     }
@@ -242,8 +266,11 @@ impl Worker {
             self.seats.push(None);
             self.seats.len() - 1
         });
-        let interest =
-            epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        let interest = epoll::EventFlags::IN
+            | epoll::EventFlags::PRI
+            | epoll::EventFlags::OUT
+            | epoll::EventFlags::RDHUP
+            | epoll::EventFlags::ET;
         if let Err(error) =
             epoll::add(&self.epoll, fd.as_fd(), epoll::EventData::new_u64(number as u64), interest)
         {
@@ -262,9 +289,12 @@ impl Worker {
     #[inline]
     fn visit(&mut self, number: usize, received: Option<Range<usize>>) {
         let Some(Some(seat)) = self.seats.get_mut(number) else { return };
+        self.turns += 1;
+        let counters = self.shared.counters(self.index);
+        counters.pulse.begin(self.turns, seat.socket.as_raw_fd(), Doing::Serving);
         let mut desk = Desk {
             shared: &self.shared,
-            counters: self.shared.counters(self.index),
+            counters,
             input: &mut self.input,
             received: received.map(|range| &self.ahead[range]),
             output: &mut self.output,
@@ -293,46 +323,75 @@ impl Worker {
         }
     }
 
-    /// At shutdown: reads what has arrived, answers, and closes whoever has taken the answers, until all are
-    /// gone or the time is over.
+    /// At shutdown: reads what has arrived, answers, and closes whoever has taken the answers, until all are gone or the time is over,
+    /// whatever clients do.
     fn finish(&mut self, events: &mut Vec<epoll::Event>) {
         self.read_mail();
         let end = Instant::now() + DRAIN_TIME;
-        loop {
-            (0..self.seats.len()).for_each(|number| self.drain(number));
+        while !self.abandoned && self.shared.defect.first().is_none() {
+            let more = self.drain_all(end);
             let left = end.saturating_duration_since(Instant::now());
             if self.seats.iter().all(Option::is_none) {
                 return;
             }
             if left.is_zero() {
+                tracing::info!("clients that do not read their replies, or go on sending, are cut off");
                 break;
             }
+            self.shared.counters(self.index).pulse.rest();
             events.clear();
-            let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+            // Who has more to do is served without waiting for the others.
+            let wait = if more { Duration::ZERO } else { left };
+            let timeout = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
             // Whatever it says, every seat is looked at again.
             let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&timeout));
+            self.read_mail();
         }
-        tracing::info!("clients that do not read their replies are cut off");
         (0..self.seats.len()).for_each(|number| self.leave(number));
     }
 
-    fn drain(&mut self, number: usize) {
-        while let Some(seat) = self.seats[number].as_mut() {
-            seat.ready.write = true;
-            let mut desk = Desk {
-                shared: &self.shared,
-                counters: self.shared.counters(self.index),
-                input: &mut self.input,
-                received: None,
-                output: &mut self.output,
-                client: seat.socket.as_fd(),
-            };
-            let socket = Socket { fd: seat.socket.as_fd(), ready: &mut seat.ready };
-            match seat.connection.drive(&mut desk, &mut Draining(socket)) {
-                Turn::Again => {}
-                Turn::Wait => return,
-                Turn::Close => self.leave(number),
+    /// Gives every connection one turn, until `end`; whether any has more to do.
+    fn drain_all(&mut self, end: Instant) -> bool {
+        let mut more = false;
+        for number in 0..self.seats.len() {
+            more |= self.drain(number);
+            // A turn is bounded, a round of ten thousand is not.
+            if Instant::now() >= end {
+                return more;
             }
+        }
+        more
+    }
+
+    /// Gives one connection a turn at shutdown; whether it has more to do.
+    fn drain(&mut self, number: usize) -> bool {
+        let Some(Some(seat)) = self.seats.get_mut(number) else { return false };
+        seat.ready.write = true;
+        self.turns += 1;
+        let counters = self.shared.counters(self.index);
+        counters.pulse.begin(self.turns, seat.socket.as_raw_fd(), Doing::Draining);
+        let mut desk = Desk {
+            shared: &self.shared,
+            counters,
+            input: &mut self.input,
+            received: None,
+            output: &mut self.output,
+            client: seat.socket.as_fd(),
+        };
+        let socket = Socket { fd: seat.socket.as_fd(), ready: &mut seat.ready };
+        match seat.connection.drive(&mut desk, &mut Draining(socket)) {
+            Turn::Again => return true,
+            Turn::Wait => {}
+            Turn::Close => self.leave(number),
+        }
+        false
+    }
+
+    /// Ends all connections without looking at anything else, after a panic that may have left anything half-done.
+    pub(crate) fn hang_up(&self) {
+        for seat in self.seats.iter().flatten() {
+            // One that has gone already needs no word.
+            let _ = rustix::net::shutdown(seat.socket.as_fd(), rustix::net::Shutdown::Both);
         }
     }
 }

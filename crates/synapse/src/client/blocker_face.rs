@@ -33,7 +33,7 @@ impl SynapseBlocker {
 
     fn check_payload(&self, call: &blocker::Call, payload: &Segments) -> Result<()> {
         self.check_deadline(call)?;
-        self.check_bytes(payload.len_bytes() as u64, self.core.shared.capabilities.request_bytes_max)
+        self.check_bytes(payload.len_bytes() as u64, self.capabilities().request_bytes_max)
     }
 }
 
@@ -48,12 +48,12 @@ macro_rules! check {
 
 impl Blocker for SynapseBlocker {
     fn capabilities(&self) -> Capabilities {
-        self.core.shared.capabilities
+        *self.core.shared.capabilities.read()
     }
 
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
         check!(self.check_deadline(&request.call));
-        check!(self.check_bytes(request.len_bytes, self.core.shared.capabilities.request_bytes_max));
+        check!(self.check_bytes(request.len_bytes, self.capabilities().request_bytes_max));
         send!(self, Request::Read(request), Read)
     }
 
@@ -69,7 +69,7 @@ impl Blocker for SynapseBlocker {
 
     fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
         check!(self.check_deadline(&request.call));
-        check!(runs_end(&request.runs, &self.core.shared.capabilities));
+        check!(runs_end(&request.runs, &self.capabilities()));
         send!(self, Request::WriteRuns(request), Change)
     }
 
@@ -80,7 +80,7 @@ impl Blocker for SynapseBlocker {
 
     fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
         check!(self.check_payload(&request.call, &request.data));
-        let compare_bytes_max = self.core.shared.capabilities.compare_bytes_max;
+        let compare_bytes_max = self.capabilities().compare_bytes_max;
         if compare_bytes_max > 0 {
             check!(self.check_bytes(request.expected.len_bytes() as u64, compare_bytes_max));
         }
@@ -117,7 +117,7 @@ impl Blocker for SynapseBlocker {
         if is_hopeless_prefix(&request.prefix) {
             return Reply::ok(ListReply::new(Vec::new(), false));
         }
-        request.entries_max = request.entries_max.clamp(1, self.core.shared.capabilities.list_entries_max);
+        request.entries_max = request.entries_max.clamp(1, self.capabilities().list_entries_max);
         send!(self, Request::List(request), List)
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use blocker::{Clock, SystemClock};
 
 use crate::auth::Secret;
+use crate::codec::{GREETING_NAME_BYTES_MAX, KEY_BYTES_MAX};
 use crate::stream::{Address, Connector};
 
 /// The settings of a [`super::SynapseBlocker`].
@@ -42,6 +43,12 @@ pub struct ClientConfig {
     pub backoff_max: Duration,
     /// How long requests wait for a connection before they fail. 30 s.
     pub patience: Duration,
+    /// How long a call may take that has no deadline of its own. `None`: as long as it takes.
+    pub call_timeout: Option<Duration>,
+    /// What this client is called, for the server's log.
+    pub name: String,
+    /// Which of the server's secrets `secret` is; empty: the only one.
+    pub key: String,
     /// How many bytes of buffers for large payloads are kept to be used again. 32 MiB.
     pub payload_pool_bytes_max: usize,
     /// The clock that deadlines are given by; timeouts are taken from it as well.
@@ -74,6 +81,9 @@ impl ClientConfig {
             backoff_min: Duration::from_millis(10),
             backoff_max: Duration::from_secs(2),
             patience: Duration::from_secs(30),
+            call_timeout: None,
+            name: String::new(),
+            key: String::new(),
             payload_pool_bytes_max: 32 << 20,
             clock: Arc::new(SystemClock),
             seed: None,
@@ -94,6 +104,9 @@ impl ClientConfig {
         wrong(self.peer_timeout <= self.keep_alive, "peer_timeout must be above keep_alive")?;
         wrong(self.backoff_min.is_zero(), "backoff_min must be above 0")?;
         wrong(self.backoff_max < self.backoff_min, "backoff_max must be at least backoff_min")?;
+        wrong(self.key.len() > KEY_BYTES_MAX, "key must be at most 64 bytes long")?;
+        wrong(self.name.len() > GREETING_NAME_BYTES_MAX, "name must be at most 255 bytes long")?;
+        wrong(self.call_timeout.is_some_and(|timeout| timeout.is_zero()), "call_timeout must be above 0")?;
         wrong(self.connect_timeout.is_zero(), "connect_timeout must be above 0")
     }
 

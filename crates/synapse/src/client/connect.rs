@@ -9,7 +9,7 @@ use blocker::{Error, Segments};
 
 use super::config::ClientConfig;
 use crate::alarm::Alarm;
-use crate::auth::random;
+use crate::auth::{Role, Transcript, random};
 use crate::codec::{self, Challenge, Credits, Features, Flags, Head, Hello, Op, SessionId, Status, Welcome};
 use crate::input::Input;
 use crate::landing::PayloadPool;
@@ -21,7 +21,7 @@ pub(super) struct Connected {
     pub(super) stream: Stream,
     pub(super) input: Input,
     pub(super) output: Output,
-    pub(super) welcome: Welcome,
+    pub(super) welcome: Box<Welcome>,
 }
 
 /// Connects and greets, within the time allowed.
@@ -62,60 +62,81 @@ async fn greet(
     let mut output = Output::default();
     // Only errors have a payload in the greeting.
     input.payload_bytes_max = codec::REASON_BYTES_MAX as u32;
-    let mut features = Features(Features::RUNS);
+    let mut features = Features(Features::RUNS | Features::CREDIT);
     features.0 |= if config.payload_crc { Features::PAYLOAD_CRC } else { 0 };
     features.0 |= if session.lane == 0 { Features::EVENTS } else { 0 };
     let credits = Credits { slots: config.slots, bytes: config.bytes };
-    let hello = Hello { session, features, nonce: random(), credits };
-    output.push(|out| {
-        hello.encode(out);
-        Segments::new()
-    });
-    let mut challenge = None;
+    let mut hello = Hello::new(session, features, random(), credits);
+    (hello.client_name, hello.key) = (config.name.clone(), config.key.clone().into_bytes());
+    let mut said = Transcript::default();
+    say(&mut output, &mut said, |out| hello.encode(out));
+    let unproved = || {
+        let text = format!("{address}: the server does not prove that it knows the secret");
+        Error::Denied(text.into())
+    };
+    let mut challenge: Option<Challenge> = None;
     let welcome = loop {
-        let heard = answer(&mut stream, &mut input, &mut output).await;
+        let heard = answer(&mut stream, &mut input, &mut output, &mut said).await;
         match heard.map_err(|error| about(config, error))? {
             Heard::Challenge(heard) => {
                 let (Some(secret), None) = (&config.secret, &challenge) else {
                     let text = format!("{address}: the server wants a secret, and none is configured");
                     return Err(Error::Denied(text.into()));
                 };
-                output.push(|out| {
-                    codec::encode_proof(out, &secret.client_proof(&hello, &heard));
-                    Segments::new()
-                });
+                let proof = secret.proof(Role::Client, &said);
+                say(&mut output, &mut said, |out| codec::encode_proof(out, &proof, false));
                 challenge = Some(heard);
             }
             Heard::Welcome(welcome) => break welcome,
+            Heard::Proof(_) => return Err(unproved()),
         }
     };
     if let Some(secret) = &config.secret {
-        let is_proved = challenge.is_some_and(|challenge| {
-            challenge.instance == welcome.instance
-                && secret.is_server_proof(&welcome.proof, &hello, &challenge)
-        });
-        if !is_proved {
-            let text = format!("{address}: the server does not prove that it knows the secret");
-            return Err(Error::Denied(text.into()));
+        if challenge.is_none_or(|challenge| challenge.instance != welcome.instance) {
+            return Err(unproved());
+        }
+        let before = said.clone();
+        match answer(&mut stream, &mut input, &mut output, &mut said).await {
+            Ok(Heard::Proof(proof)) if secret.is_proof(&proof, Role::Server, &before) => {}
+            Ok(_) => return Err(unproved()),
+            Err(error) => return Err(about(config, error)),
         }
     }
     let capabilities = &welcome.capabilities;
-    let payload = capabilities.request_bytes_max.max(welcome.credits.bytes);
+    let list_bytes = u64::from(capabilities.list_entries_max) * codec::LIST_ENTRY_BYTES_MAX;
+    let payload = capabilities.request_bytes_max.max(list_bytes).max(codec::CONTROL_BYTES_MAX);
     input.payload_bytes_max = u32::try_from(payload).unwrap_or(u32::MAX);
     Ok(Connected { stream, input, output, welcome })
 }
 
 enum Heard {
     Challenge(Challenge),
-    Welcome(Welcome),
+    Welcome(Box<Welcome>),
+    Proof([u8; 32]),
 }
 
-async fn answer(stream: &mut Stream, input: &mut Input, output: &mut Output) -> Result<Heard, Error> {
+/// Has a frame of the greeting sent.
+fn say(output: &mut Output, said: &mut Transcript, encode: impl FnOnce(&mut Vec<u8>)) {
+    output.push(|out| {
+        let start = out.len();
+        encode(out);
+        said.push(&out[start..]);
+        Segments::new()
+    });
+}
+
+async fn answer(
+    stream: &mut Stream,
+    input: &mut Input,
+    output: &mut Output,
+    said: &mut Transcript,
+) -> Result<Heard, Error> {
     let broken = |error: &dyn std::fmt::Display| Error::Retryable(error.to_string().into());
     poll_fn(|cx| {
         ready!(output.poll_flush(cx, stream)).map_err(|error| broken(&error))?;
         loop {
             if let Some(frame) = input.next_frame(|_| None).map_err(|error| broken(&error))? {
+                said.push(frame.head_bytes);
                 let payload = frame.payload.into_segments().to_bytes();
                 return Poll::Ready(heard(&frame.head, &payload));
             }
@@ -131,7 +152,10 @@ fn heard(head: &Head<'_>, payload: &[u8]) -> Result<Heard, Error> {
     match (head.header.op, head.header.status) {
         (Op::Hello, Status::Challenge) => Challenge::decode(head).map(Heard::Challenge),
         (Op::Hello, Status::Ok) if head.header.flags.has(Flags::REPLY) => {
-            Welcome::decode(head).map(Heard::Welcome)
+            Welcome::decode(head).map(|welcome| Heard::Welcome(Box::new(welcome)))
+        }
+        (Op::Prove, Status::Ok) if head.header.flags.has(Flags::REPLY) => {
+            codec::decode_proof(head).map(Heard::Proof)
         }
         (Op::Goodbye, _) => Err(codec::decode_goodbye(&head.header, payload)),
         (op, _) => Err(Error::Invalid(format!("{op:?} in the greeting").into())),

@@ -17,12 +17,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker};
 
-use blocker::{Error, Segments, Timestamp};
+use blocker::{Capabilities, Error, Segments, Timestamp};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::config::ClientConfig;
-use crate::codec::{self, Credits, Kind, Op, Outcome, Request, RequestId, Welcome};
+use crate::codec::{self, Credits, Features, Kind, Op, Outcome, Request, RequestId, Welcome};
 use crate::output::Output;
 
 /// With so much to send, some is sent before more requests are put into frames: the server works on the
@@ -49,8 +49,12 @@ struct State {
     next_ticket: u64,
     /// Of the session that this lane was welcomed to last.
     birth: Option<u64>,
-    /// What was granted.
+    /// What is granted.
     credits: Credits,
+    /// Whether more may be asked for.
+    can_ask: bool,
+    /// What the server was asked for, since nothing larger can be sent.
+    asked_bytes: u64,
     /// What is sent and not answered.
     sent_bytes: u64,
     /// Of the lane's task.
@@ -61,7 +65,8 @@ struct State {
     due: Timestamp,
     /// Since when there is no connection, and why.
     down: Option<(Timestamp, Error)>,
-    request_bytes_max: u64,
+    /// The server's, as of the last greeting.
+    limits: Capabilities,
 }
 
 struct Waiter {
@@ -118,7 +123,7 @@ pub(super) struct Again {
 pub(super) const NEVER: Timestamp = Timestamp(u64::MAX);
 
 impl Lane {
-    pub(super) fn new(index: u16, config: &ClientConfig, now: Timestamp) -> Self {
+    pub(super) fn new(index: u16, config: &ClientConfig, limits: Capabilities, now: Timestamp) -> Self {
         let state = State {
             slots: (0..config.slots).map(|_| Slot::default()).collect(),
             free: Vec::new(),
@@ -128,13 +133,15 @@ impl Lane {
             next_ticket: 0,
             birth: None,
             credits: Credits::default(),
+            can_ask: false,
+            asked_bytes: 0,
             sent_bytes: 0,
             task: None,
             is_signalled: false,
             is_closed: false,
             due: NEVER,
             down: Some((now, Error::Retryable("not connected yet".into()))),
-            request_bytes_max: 0,
+            limits,
         };
         let (load, is_up) = (AtomicU32::new(0), AtomicBool::new(false));
         Self { index, config: config.clone(), load, is_up, ended: Notify::new(), state: Mutex::new(state) }
@@ -161,10 +168,17 @@ impl Lane {
         ticket: Option<u64>,
         cx: &Context<'_>,
     ) -> Submitted {
-        let asked = request.as_ref().expect("who wants a slot has a request");
-        let deadline = asked.call().deadline.unwrap_or(NEVER);
+        let asked = request.as_mut().expect("who wants a slot has a request");
+        let deadline = asked.call().deadline.unwrap_or_else(|| match self.config.call_timeout {
+            Some(timeout) if ticket.is_none() => self.config.clock.now() + timeout,
+            _ => NEVER,
+        });
         let mut state = self.state.lock();
-        if let Err(error) = state.may_submit(&self.config, deadline) {
+        // One who has waited has the time that he had then.
+        let waits_until = ticket.and_then(|ticket| state.waiting.get(&ticket)).map(|waiter| waiter.deadline);
+        let deadline = waits_until.unwrap_or(deadline);
+        let limits = state.limits;
+        if let Err(error) = state.may_submit(&self.config, deadline).and_then(|()| asked.fit(&limits)) {
             if let Some(ticket) = ticket {
                 state.leave(ticket);
                 self.load.fetch_sub(1, Ordering::Relaxed);
@@ -193,18 +207,18 @@ impl Lane {
             Some(ticket) => state.leave(ticket),
             None => _ = self.load.fetch_add(1, Ordering::Relaxed),
         }
-        let request_bytes_max = state.request_bytes_max;
+        let cost_bytes = asked.cost_bytes(&limits);
         let place = &mut state.slots[slot as usize];
         place.sequence = place.sequence.wrapping_add(1);
         place.state = SlotState::Queued;
-        place.cost_bytes = asked.cost_bytes(request_bytes_max);
+        place.cost_bytes = cost_bytes;
         place.request = request.take();
         place.outcome = None;
         place.was_sent = false;
         place.deadline = deadline;
         place.waker = Some(cx.waker().clone());
         let id = RequestId { slot, sequence: place.sequence };
-        state.queue.push_back(id);
+        state.enqueue(id);
         state.due = state.due.min(deadline);
         let task = state.signal();
         let next = state.next_waiter();
@@ -292,8 +306,9 @@ impl Lane {
         {
             let mut state = self.state.lock();
             state.credits = credits;
-            state.sent_bytes = 0;
-            state.request_bytes_max = welcome.capabilities.request_bytes_max;
+            state.can_ask = welcome.features.has(Features::CREDIT);
+            (state.asked_bytes, state.sent_bytes) = (0, 0);
+            state.limits = welcome.capabilities;
             // The name alone says nothing: the server may have heard it in a greeting whose welcome was lost,
             // and have begun the session then.
             let is_resumed = welcome.is_resumed && state.birth == Some(welcome.birth);
@@ -355,7 +370,19 @@ impl Lane {
                 && slot.state == SlotState::Queued
                 && let Some(request) = &slot.request
             {
-                if state.sent_bytes > 0 && state.sent_bytes + slot.cost_bytes > state.credits.bytes {
+                let needed_bytes = slot.cost_bytes;
+                if state.can_ask && needed_bytes > state.credits.bytes {
+                    // Too large for the grant, whatever else is under way.
+                    if state.asked_bytes < needed_bytes {
+                        state.asked_bytes = needed_bytes;
+                        output.push(|out| {
+                            codec::encode_credit(out, needed_bytes, false);
+                            Segments::new()
+                        });
+                    }
+                    break;
+                }
+                if state.sent_bytes > 0 && state.sent_bytes + needed_bytes > state.credits.bytes {
                     break;
                 }
                 state.sent_bytes += slot.cost_bytes;
@@ -365,6 +392,14 @@ impl Lane {
             state.queue.pop_front();
         }
         false
+    }
+
+    /// The server grants so many bytes from now on.
+    pub(super) fn granted(&self, bytes: u64) {
+        let mut state = self.state.lock();
+        state.credits.bytes = bytes;
+        // Asked again if it is not enough.
+        state.asked_bytes = 0;
     }
 
     /// An answer has arrived. What was asked, if anybody still wants to know.
@@ -586,8 +621,19 @@ impl State {
         wakers: &mut Vec<Waker>,
         again: &mut Again,
     ) {
+        let limits = self.limits;
         let slot = &mut self.slots[index as usize];
         let id = RequestId { slot: index, sequence: slot.sequence };
+        let is_waiting = matches!(slot.state, SlotState::Queued | SlotState::Sent) && !is_remembered;
+        // Of a server that remembers the request the limits are the same as before.
+        if is_waiting && let Err(error) = slot.fit(&limits) {
+            again.unanswered += u64::from(slot.is_owed);
+            slot.is_owed = false;
+            return match slot.was_sent {
+                true => slot.fail_unanswered(wakers),
+                false => slot.fail(error, wakers),
+            };
+        }
         match slot.state {
             SlotState::Free => {
                 if is_granted {
@@ -624,13 +670,39 @@ impl State {
                     }
                 }
             }
+            // What the server still does of it counts there.
+            SlotState::Done if slot.is_owed => self.sent_bytes += slot.cost_bytes,
             SlotState::Done => {}
-            SlotState::Abandoned => self.cancels.push(id),
+            SlotState::Abandoned => {
+                self.sent_bytes += slot.cost_bytes;
+                self.cancels.push(id);
+            }
         }
+    }
+
+    /// Has a request sent, in its turn.
+    fn enqueue(&mut self, id: RequestId) {
+        // Without a connection nothing else removes those whose callers have gone.
+        if self.queue.len() >= 2 * self.slots.len() {
+            let slots = &self.slots;
+            self.queue.retain(|queued| {
+                let slot = &slots[queued.slot as usize];
+                slot.sequence == queued.sequence && slot.state == SlotState::Queued
+            });
+        }
+        self.queue.push_back(id);
     }
 }
 
 impl Slot {
+    /// Makes the request fit the server's limits, which may be others than those that it was made for.
+    fn fit(&mut self, limits: &Capabilities) -> Result<(), Error> {
+        let Some(request) = &mut self.request else { return Ok(()) };
+        request.fit(limits)?;
+        self.cost_bytes = request.cost_bytes(limits);
+        Ok(())
+    }
+
     fn fail(&mut self, error: Error, wakers: &mut Vec<Waker>) {
         self.state = SlotState::Done;
         self.outcome = Some(Err(error));
@@ -673,5 +745,91 @@ fn unreachable(why: &Error) -> Error {
         Error::Denied(_) => why.clone(),
         Error::Retryable(text) => Error::Retryable(text.clone()),
         other => Error::Retryable(format!("not connected: {other}").into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blocker::{Name, Namespace, ObjectId, WriteRequest};
+
+    use super::*;
+    use crate::stream::Address;
+
+    fn lane(slots: u32) -> Lane {
+        let mut config = ClientConfig::new(Address::Unix("nowhere".into()));
+        config.slots = slots;
+        Lane::new(0, &config, Capabilities::full(4 << 20), Timestamp(0))
+    }
+
+    fn welcome(slots: u32, bytes: u64, is_resumed: bool) -> Welcome {
+        let mut welcome = Welcome::new([1; 16], 1, Credits { slots, bytes }, Capabilities::full(4 << 20));
+        (welcome.is_resumed, welcome.features) = (is_resumed, Features(Features::CREDIT));
+        welcome
+    }
+
+    fn write(len: usize) -> Option<Request> {
+        let object = ObjectId::new(Namespace::new("n").unwrap(), Name::new("o").unwrap());
+        Some(Request::Write(WriteRequest::new(object, 0, vec![1; len])))
+    }
+
+    fn submit(lane: &Lane, len: usize) -> RequestId {
+        match lane.submit(&mut write(len), None, &Context::from_waker(Waker::noop())) {
+            Submitted::Queued(id) => id,
+            _ => panic!("no slot"),
+        }
+    }
+
+    #[test]
+    fn calls_dropped_while_there_is_no_connection_leave_nothing_in_the_queue() {
+        let lane = lane(4);
+        lane.connected(&welcome(4, 1 << 20, false));
+        lane.disconnected(Timestamp(0), Error::Retryable("gone".into()));
+        let kept = submit(&lane, 10);
+        for _ in 0..1000 {
+            lane.abandon(submit(&lane, 10));
+        }
+        let state = lane.state.lock();
+        assert!(state.queue.len() <= 8, "{}", state.queue.len());
+        assert!(state.queue.contains(&kept));
+    }
+
+    #[test]
+    fn what_the_server_still_does_for_callers_that_have_gone_counts_on_the_next_connection() {
+        let lane = lane(4);
+        lane.connected(&welcome(4, 1 << 20, false));
+        let gone = submit(&lane, 100_000);
+        lane.fill(&mut Output::default(), Timestamp(0), false);
+        lane.abandon(gone);
+        let sent_bytes = lane.state.lock().sent_bytes;
+        assert!(sent_bytes > 100_000);
+        lane.disconnected(Timestamp(0), Error::Retryable("gone".into()));
+        lane.connected(&welcome(4, 150_000, true));
+        assert_eq!(lane.state.lock().sent_bytes, sent_bytes);
+        // Another of the kind has to wait for the answer to the cancellation.
+        let next = submit(&lane, 100_000);
+        lane.fill(&mut Output::default(), Timestamp(0), false);
+        assert_eq!(lane.state.lock().slots[next.slot as usize].state, SlotState::Queued);
+        lane.cancelled(gone).unwrap();
+        assert_eq!(lane.state.lock().sent_bytes, 0);
+        lane.fill(&mut Output::default(), Timestamp(0), false);
+        assert_eq!(lane.state.lock().slots[next.slot as usize].state, SlotState::Sent);
+    }
+
+    #[test]
+    fn a_request_larger_than_the_grant_is_asked_for_once_and_sent_when_it_is_granted() {
+        let lane = lane(4);
+        lane.connected(&welcome(4, 50_000, false));
+        let id = submit(&lane, 100_000);
+        let mut output = Output::default();
+        for _ in 0..3 {
+            lane.fill(&mut output, Timestamp(0), false);
+        }
+        assert_eq!(output.pending_bytes(), codec::HEADER_BYTES, "asked more than once");
+        lane.granted(60_000);
+        lane.fill(&mut output, Timestamp(0), false);
+        assert_eq!(output.pending_bytes(), 2 * codec::HEADER_BYTES, "not asked again");
+        lane.granted(1 << 20);
+        lane.fill(&mut output, Timestamp(0), false);
+        assert_eq!(lane.state.lock().slots[id.slot as usize].state, SlotState::Sent);
     }
 }

@@ -19,10 +19,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use blocker::{Capabilities, Error, EventHub, Result};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 
 use crate::auth::random;
-use crate::codec::{InstanceId, SessionId};
+use crate::codec::{InstanceId, SessionId, StoreId};
 use crate::landing::PayloadPool;
 
 pub use config::ClientConfig;
@@ -37,7 +37,9 @@ use unflushed::Unflushed;
 ///   done. If the server has started anew since, or has forgotten the session, a change answers
 ///   `OutcomeUnknown`.
 /// - After the server has started anew, flushes that cover writes acknowledged as *cached* before answer
-///   `WritesLost`.
+///   `WritesLost`, unless the instance that acknowledged them is known to have ended with everything stored.
+/// - The server's limits are followed when it comes back with others: [`Blocker::capabilities`] says the newest ones.
+///   A server that promises less than before, or that serves another store, is refused with `Retryable`.
 /// - Without a connection requests wait, at most for [`ClientConfig::patience`], then are `Retryable`
 ///   (or, if they had been sent, as when their answer is lost).
 /// - Dropping a reply sends a cancellation; its slot is free again when the server has answered that.
@@ -60,7 +62,10 @@ pub(crate) struct Core {
 pub(crate) struct Shared {
     config: ClientConfig,
     client: [u8; 16],
-    capabilities: Capabilities,
+    /// The server's, as of the last greeting.
+    capabilities: RwLock<Capabilities>,
+    /// Which store it serves, once that is known.
+    store: Mutex<Option<StoreId>>,
     pool: Arc<PayloadPool>,
     events: EventHub,
     has_events: AtomicBool,
@@ -93,10 +98,12 @@ impl SynapseBlocker {
         let client = config.seed.map_or_else(random, |seed| u128::from(seed).to_le_bytes());
         let pool = PayloadPool::new(config.payload_pool_bytes_max);
         let first = connect::connect(&config, SessionId { client, lane: 0 }, &pool).await?;
+        let capabilities = first.welcome.capabilities;
         let shared = Arc::new(Shared {
             config: config.clone(),
             client,
-            capabilities: first.welcome.capabilities,
+            capabilities: RwLock::new(capabilities),
+            store: Mutex::new(None),
             pool,
             events: EventHub::new(),
             has_events: AtomicBool::new(false),
@@ -106,8 +113,9 @@ impl SynapseBlocker {
             counters: Counters::default(),
         });
         let now = config.clock.now();
-        let lanes: Vec<_> =
-            (0..config.connections).map(|index| Arc::new(Lane::new(index, &config, now))).collect();
+        let lanes: Vec<_> = (0..config.connections)
+            .map(|index| Arc::new(Lane::new(index, &config, capabilities, now)))
+            .collect();
         let core = Arc::new(Core { config, lanes, shared: Arc::clone(&shared) });
         // Set once, here.
         let _ = shared.core.set(Arc::downgrade(&core));
@@ -130,6 +138,12 @@ impl SynapseBlocker {
             ("pings_answered", &counters.pongs),
         ];
         all.map(|(name, counter)| (name, counter.load(Ordering::Relaxed))).into()
+    }
+
+    /// Which store the server serves, if it has an identity.
+    #[must_use]
+    pub fn store(&self) -> Option<StoreId> {
+        *self.core.shared.store.lock()
     }
 
     /// Connects, for programs without a runtime: the connections live on a thread of their own, which ends

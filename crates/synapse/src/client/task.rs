@@ -7,14 +7,16 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use blocker::{Durability, Error, Event, ObjectId, OrderDomain, Scope, Segments, Timestamp};
+use blocker::{Capabilities, Durability, Error, Event, ObjectId, OrderDomain, Scope, Segments, Timestamp};
 
 use super::connect::{Connected, connect};
 use super::lane::Lane;
 use super::{Core, Shared};
 use crate::alarm::Alarm;
 use crate::auth::random;
-use crate::codec::{self, Answer, Features, Flags, InstanceId, Names, Op, Outcome, Request, Status};
+use crate::codec::{
+    self, Answer, Features, Flags, InstanceId, Names, Op, Outcome, Request, Status, StoreId, Welcome,
+};
 use crate::input::Input;
 use crate::output::Output;
 use crate::stream::Stream;
@@ -137,6 +139,12 @@ struct Connection<'a> {
     keep_alive: Duration,
     alarm: Alarm,
     pinged_at: Timestamp,
+    /// How much there was to be sent up to the first ping since the server was heard last; 0: there was none.
+    ping_end: u64,
+    /// How much the server had received when that was asked last.
+    received_bytes: u64,
+    /// When something before that ping went on its way last.
+    moved_at: Timestamp,
 }
 
 impl<'a> Connection<'a> {
@@ -157,6 +165,9 @@ impl<'a> Connection<'a> {
             instance: welcome.instance,
             has_crc: welcome.features.has(Features::PAYLOAD_CRC),
             pinged_at: now,
+            ping_end: 0,
+            received_bytes: 0,
+            moved_at: now,
             keep_alive,
             stream,
             input,
@@ -189,7 +200,13 @@ impl<'a> Connection<'a> {
             }
             loop {
                 let has_more = self.lane.fill(&mut self.output, now, self.has_crc);
-                match self.output.poll_flush(cx, &mut self.stream) {
+                let before = self.output.written_bytes();
+                let flushed = self.output.poll_flush(cx, &mut self.stream);
+                if before < self.ping_end && self.output.written_bytes() > before {
+                    // The server cannot answer yet: it is still receiving what was sent before the ping.
+                    self.moved_at = now;
+                }
+                match flushed {
                     Poll::Ready(Err(error)) => return Poll::Ready(Err(self.broken(&error))),
                     Poll::Ready(Ok(())) if has_more => {}
                     _ => break,
@@ -202,6 +219,7 @@ impl<'a> Connection<'a> {
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(self.broken(&error))),
             }
             self.input.heard_at = now;
+            self.ping_end = 0;
             if self.handle_frames()? {
                 // Their callers are likely to ask for more, which the server can begin with while we read on.
                 break;
@@ -213,7 +231,9 @@ impl<'a> Connection<'a> {
     fn poll_keep_alive(&mut self, now: Timestamp, cx: &mut Context<'_>) -> Poll<End> {
         if self.alarm.poll(cx, now).is_ready() {
             let silence = now.since(self.input.heard_at);
-            if silence >= self.shared.config.peer_timeout {
+            self.note_progress(now);
+            let alive_at = self.input.heard_at.max(self.moved_at);
+            if now.since(alive_at) >= self.shared.config.peer_timeout {
                 return Poll::Ready(self.broken(&"the server is silent"));
             }
             if silence >= self.keep_alive && now.since(self.pinged_at) >= self.keep_alive {
@@ -222,17 +242,33 @@ impl<'a> Connection<'a> {
                     codec::encode_ping(out, false);
                     Segments::new()
                 });
+                if self.ping_end == 0 {
+                    self.ping_end = self.output.written_bytes() + self.output.pending_bytes() as u64;
+                }
                 if let Poll::Ready(Err(error)) = self.output.poll_flush(cx, &mut self.stream) {
                     return Poll::Ready(self.broken(&error));
                 }
             }
             let from = self.input.heard_at.max(self.pinged_at);
-            self.alarm
-                .set((from + self.keep_alive).min(self.input.heard_at + self.shared.config.peer_timeout));
+            self.alarm.set((from + self.keep_alive).min(alive_at + self.shared.config.peer_timeout));
             // The alarm is set at the next poll.
             cx.waker().wake_by_ref();
         }
         Poll::Pending
+    }
+
+    /// Looks whether the server is still receiving what was sent before it was asked whether it is alive: as long as
+    /// that goes on, it is. What comes after the ping proves nothing, since the system receives that on its own.
+    fn note_progress(&mut self, now: Timestamp) {
+        if self.ping_end == 0 {
+            return;
+        }
+        let Some(unreceived) = self.stream.unreceived_bytes() else { return };
+        let received = self.output.written_bytes().saturating_sub(unreceived);
+        if self.received_bytes < self.ping_end && received > self.received_bytes {
+            self.moved_at = now;
+        }
+        self.received_bytes = received;
     }
 
     /// Whether there were answers among them.
@@ -259,6 +295,15 @@ impl<'a> Connection<'a> {
                 Op::Goodbye => {
                     let payload = frame.payload.into_segments().to_bytes();
                     return Err(broken(&codec::decode_goodbye(&header, &payload)));
+                }
+                Op::Credit if !header.flags.has(Flags::REPLY) => {
+                    let bytes = header.length;
+                    self.lane.granted(bytes);
+                    // Whatever was sent by the last grant lies before this.
+                    self.output.push(|out| {
+                        codec::encode_credit(out, bytes, true);
+                        Segments::new()
+                    });
                 }
                 op if header.flags.has(Flags::REPLY) => {
                     has_answers = true;
@@ -326,13 +371,17 @@ impl Shared {
     /// Takes a connection that has been greeted, if its server is still the same backend.
     fn accept(&self, connected: Connected) -> Result<Connected, Error> {
         let welcome = &connected.welcome;
-        if welcome.capabilities != self.capabilities {
-            let text = format!("{}: the server can do other things than before", self.config.address);
-            return Err(Error::Retryable(text.into()));
+        self.check_store(welcome).map_err(|text| {
+            tracing::warn!(server = %self.config.address, "{text}");
+            Error::Retryable(format!("{}: {text}", self.config.address).into())
+        })?;
+        let before = std::mem::replace(&mut *self.capabilities.write(), welcome.capabilities);
+        if before != welcome.capabilities {
+            tracing::info!(server = %self.config.address, "the server has other limits than before");
         }
-        if self.unflushed.greeted(welcome.instance) {
+        if self.unflushed.greeted(welcome.instance, &welcome.closed) {
             // The other lanes still speak to the old one, or think so.
-            tracing::info!(server = %self.config.address, "the server has started anew");
+            tracing::info!(server = %self.config.address, name = welcome.server_name, "the server has started anew");
             self.lanes().iter().for_each(|lane| lane.nudge());
         }
         *self.instance.lock() = Some(welcome.instance);
@@ -341,6 +390,36 @@ impl Shared {
             self.events.publish(&Event::Missed);
         }
         Ok(connected)
+    }
+
+    /// Whether the server still serves the store that this client is a client of, and keeps what that has promised.
+    /// Limits may change; a request beyond the new ones is refused when it is made.
+    ///
+    /// # Errors
+    /// What is another now, and what would be right.
+    fn check_store(&self, welcome: &Welcome) -> Result<(), String> {
+        let now = &welcome.capabilities;
+        if let Some(promise) = lost_promise(&self.capabilities.read(), now) {
+            return Err(format!(
+                "the server does not promise {promise} any more, on which this client's callers rely; restore it, \
+                 or restart the client"
+            ));
+        }
+        let mut store = self.store.lock();
+        match (*store, welcome.store) {
+            (Some(known), found) if found != Some(known) => {
+                let found = found.map_or("none that has an identity".to_owned(), |found| hex(&found));
+                Err(format!(
+                    "it serves another store ({found}) than the one that this client is connected to ({}); bring \
+                     that one back under this address, or restart the client",
+                    hex(&known)
+                ))
+            }
+            (_, found) => {
+                *store = found;
+                Ok(())
+            }
+        }
     }
 
     fn is_current(&self, instance: InstanceId) -> bool {
@@ -372,6 +451,33 @@ impl Shared {
             self.unflushed.acknowledged(instance, object, domain);
         }
     }
+}
+
+/// What a backend has promised `before` and does not promise `now`, if anything. Sizes and numbers are no promises: a
+/// request that is too large for them is refused.
+fn lost_promise(before: &Capabilities, now: &Capabilities) -> Option<&'static str> {
+    let largest = now.object_bytes_max.min(now.request_bytes_max);
+    let is_lost = [
+        (before.write_full_atomic && !now.write_full_atomic, "that a full write is all or nothing"),
+        (before.conditions && !now.conditions, "conditions"),
+        (before.fencing && !now.fencing, "fencing"),
+        (before.tombstones && !now.tombstones, "that a stamped delete is remembered"),
+        (before.order_domains && !now.order_domains, "the order of domains"),
+        (
+            now.atomic_bytes < before.atomic_bytes && now.atomic_bytes < largest,
+            "atomic writes of the same size",
+        ),
+        (
+            now.crash_atomic_bytes < before.crash_atomic_bytes,
+            "that units of the same size survive a crash whole",
+        ),
+        (now.survives < before.survives, "that what is stored survives as much"),
+    ];
+    is_lost.into_iter().find_map(|(is_lost, promise)| is_lost.then_some(promise))
+}
+
+fn hex(id: &StoreId) -> String {
+    id.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Which object a request changes.

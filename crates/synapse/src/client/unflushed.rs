@@ -3,18 +3,27 @@
 //! A flush that is answered by another instance than the one that took the writes would say *stored* of
 //! bytes that went with the old one's memory. So the client remembers which objects have such writes; when
 //! the instance changes they count as lost, and flushes that cover them answer `WritesLost`, until they
-//! are written in full, deleted, or invalidated. Bounded: beyond the limit everything counts.
+//! are written in full, deleted, or invalidated. Of an instance that is known to have ended with everything
+//! stored nothing is lost.
+//!
+//! Bounded: beyond the limit a whole namespace counts, the one with the most objects, until a flush of it or of
+//! everything. What a flush settles is let go in small steps, so that no caller waits for all of it.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use blocker::{Error, ObjectId, OrderDomain, Scope};
+use blocker::{Error, Name, Namespace, ObjectId, OrderDomain, Scope};
 use foldhash::{HashMap, HashSet};
 use parking_lot::Mutex;
 
 use crate::codec::InstanceId;
 
-/// How many objects are remembered one by one.
+/// How many objects are remembered one by one, dirty and lost ones each.
 const OBJECTS_MAX: usize = 64 * 1024;
+/// How many namespaces may count as a whole; with one more everything does.
+const NAMESPACES_MAX: usize = 4096;
+/// How many objects a flush settles before others get their turn.
+const STEP_COUNT: usize = 256;
 
 #[derive(Default)]
 pub(super) struct Unflushed {
@@ -26,34 +35,70 @@ pub(super) struct Unflushed {
 #[derive(Default)]
 struct State {
     instance: Option<InstanceId>,
+    /// Instances that ended with everything stored.
+    closed: Vec<InstanceId>,
     /// Rises with each acknowledgement: tells those before a flush from those after.
     tick: u64,
-    dirty: HashMap<ObjectId, Dirty>,
-    /// More than could be remembered is dirty, last at this tick.
+    dirty: HashMap<Namespace, Dirty>,
+    dirty_count: usize,
+    /// Everything is dirty, last at this tick.
     dirty_all: Option<u64>,
-    lost: HashSet<ObjectId>,
+    lost: HashMap<Namespace, Lost>,
+    lost_count: usize,
     lost_all: bool,
 }
 
+/// The domain that all changes of an object since its last flush were in.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+enum Within {
+    None,
+    Domain(OrderDomain),
+    Several,
+}
+
+/// What is dirty of a namespace.
+#[derive(Default)]
 struct Dirty {
-    tick: u64,
-    /// `None` once it was changed in different domains.
-    domain: Option<Option<OrderDomain>>,
+    objects: HashMap<Name, (u64, Within)>,
+    /// The same by tick, for flushes: the oldest first.
+    by_tick: BTreeMap<(Within, u64), Name>,
+    /// All of it, last at this tick: there are too many objects to remember.
+    whole: Option<u64>,
+}
+
+/// What is lost of a namespace.
+#[derive(Default)]
+struct Lost {
+    objects: HashSet<Name>,
+    whole: bool,
 }
 
 impl Unflushed {
-    /// A connection was greeted by this instance. Whether it is another than before; then what was dirty
-    /// is lost.
-    pub(super) fn greeted(&self, instance: InstanceId) -> bool {
+    /// A connection was greeted by this instance, and these others are known to have ended with everything stored.
+    /// Whether it is another instance than before; then what was dirty is lost, unless the one before is among them.
+    pub(super) fn greeted(&self, instance: InstanceId, closed: &[InstanceId]) -> bool {
         let mut state = self.state.lock();
+        state.closed.clear();
+        state.closed.extend_from_slice(closed);
         let before = state.instance.replace(instance);
-        if before.is_none_or(|before| before == instance) {
-            return false;
+        let Some(before) = before.filter(|before| *before != instance) else { return false };
+        let (dirty, all) = (std::mem::take(&mut state.dirty), state.dirty_all.take());
+        state.dirty_count = 0;
+        if state.closed.contains(&before) {
+            drop(state);
+            // Stored, all of it; let go outside of the lock.
+            drop(dirty);
+            return true;
         }
-        let dirty = std::mem::take(&mut state.dirty);
-        state.lost_all |= state.dirty_all.take().is_some();
-        for (object, _) in dirty {
-            state.lose(object);
+        state.lost_all |= all.is_some();
+        for (namespace, dirty) in dirty {
+            if dirty.whole.is_some() {
+                state.lose_namespace(namespace);
+                continue;
+            }
+            for name in dirty.objects.into_keys() {
+                state.lose(&namespace, name);
+            }
         }
         true
     }
@@ -64,17 +109,32 @@ impl Unflushed {
         self.is_any.store(true, Ordering::Release);
         if state.instance != Some(instance) {
             // An answer that was on its way when its server went.
-            return state.lose(object.clone());
+            if !state.closed.contains(&instance) {
+                state.lose(&object.namespace, object.name.clone());
+            }
+            return;
         }
         state.tick += 1;
         let tick = state.tick;
-        if let Some(dirty) = state.dirty.get_mut(object) {
-            dirty.tick = tick;
-            dirty.domain = dirty.domain.filter(|before| *before == domain);
-        } else if state.dirty.len() < OBJECTS_MAX {
-            state.dirty.insert(object.clone(), Dirty { tick, domain: Some(domain) });
-        } else {
+        let within = domain.map_or(Within::None, Within::Domain);
+        if !state.dirty.contains_key(&object.namespace) && state.dirty.len() >= NAMESPACES_MAX {
             state.dirty_all = Some(tick);
+            return;
+        }
+        let dirty = state.dirty.entry(object.namespace.clone()).or_default();
+        if dirty.whole.is_some() {
+            dirty.whole = Some(tick);
+            return;
+        }
+        if dirty.touch(&object.name, tick, within) {
+            state.dirty_count += 1;
+        }
+        if state.dirty_count > OBJECTS_MAX
+            && let Some(largest) = state.dirty.values_mut().max_by_key(|dirty| dirty.objects.len())
+        {
+            let count = largest.objects.len();
+            *largest = Dirty { whole: Some(tick), ..Dirty::default() };
+            state.dirty_count -= count;
         }
     }
 
@@ -91,19 +151,14 @@ impl Unflushed {
         if !self.is_any.load(Ordering::Acquire) {
             return Ok(());
         }
-        let mut state = self.state.lock();
-        state.check(scope)?;
-        state.dirty.retain(|object, dirty| {
-            let covered = match dirty.domain {
-                Some(domain) => scope.covers(object, domain),
-                None => !matches!(scope, Scope::Domain(..)) && scope.covers(object, None),
-            };
-            !covered || dirty.tick > begun
-        });
-        if *scope == Scope::All && state.dirty_all.is_some_and(|tick| tick <= begun) {
-            state.dirty_all = None;
+        // One check, before the first step: what is lost later was not lost when the server answered.
+        self.state.lock().check(scope)?;
+        loop {
+            let mut state = self.state.lock();
+            if state.settle(scope, begun) < STEP_COUNT {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     /// Whether a flush of `scope` can succeed at all.
@@ -120,47 +175,185 @@ impl Unflushed {
             return;
         }
         let mut state = self.state.lock();
-        state.lost.retain(|object| !covers_in_any_domain(scope, object));
-        if *scope == Scope::All {
-            state.lost_all = false;
+        let state = &mut *state;
+        match scope {
+            Scope::Object(object) => {
+                if let Some(dirty) = state.dirty.get_mut(&object.namespace) {
+                    state.dirty_count -= usize::from(dirty.remove(&object.name));
+                }
+                if let Some(lost) = state.lost.get_mut(&object.namespace) {
+                    state.lost_count -= usize::from(lost.objects.remove(&object.name));
+                    if lost.objects.is_empty() && !lost.whole {
+                        state.lost.remove(&object.namespace);
+                    }
+                }
+            }
+            // Of a domain it is not known what is whose.
+            Scope::Domain(..) => {}
+            Scope::Namespace(namespace) => {
+                state.dirty_count -= state.dirty.remove(namespace).map_or(0, |dirty| dirty.objects.len());
+                state.lost_count -= state.lost.remove(namespace).map_or(0, |lost| lost.objects.len());
+            }
+            _ => {
+                (state.dirty, state.dirty_count, state.dirty_all) = Default::default();
+                (state.lost, state.lost_count, state.lost_all) = Default::default();
+            }
         }
     }
 }
 
 impl State {
-    fn lose(&mut self, object: ObjectId) {
-        if self.lost.len() < OBJECTS_MAX {
-            self.lost.insert(object);
-        } else {
+    fn lose(&mut self, namespace: &Namespace, name: Name) {
+        if !self.lost.contains_key(namespace) && self.lost.len() >= NAMESPACES_MAX {
             self.lost_all = true;
+            return;
+        }
+        let lost = self.lost.entry(namespace.clone()).or_default();
+        if lost.whole || !lost.objects.insert(name) {
+            return;
+        }
+        self.lost_count += 1;
+        if self.lost_count > OBJECTS_MAX
+            && let Some(largest) = self.lost.values_mut().max_by_key(|lost| lost.objects.len())
+        {
+            self.lost_count -= largest.objects.len();
+            *largest = Lost { objects: HashSet::default(), whole: true };
         }
     }
 
+    fn lose_namespace(&mut self, namespace: Namespace) {
+        if !self.lost.contains_key(&namespace) && self.lost.len() >= NAMESPACES_MAX {
+            self.lost_all = true;
+            return;
+        }
+        let lost = Lost { objects: HashSet::default(), whole: true };
+        self.lost_count -= self.lost.insert(namespace, lost).map_or(0, |lost| lost.objects.len());
+    }
+
     fn check(&self, scope: &Scope) -> Result<(), Error> {
-        if self.lost_all || self.lost.iter().any(|object| covers_in_any_domain(scope, object)) {
+        let within = |namespace: &Namespace| self.lost.get(namespace);
+        let is_lost = self.lost_all
+            || match scope {
+                Scope::Object(object) => within(&object.namespace)
+                    .is_some_and(|lost| lost.whole || lost.objects.contains(&object.name)),
+                // Of a domain, all objects in its namespace may be covered.
+                Scope::Domain(namespace, _) | Scope::Namespace(namespace) => within(namespace).is_some(),
+                _ => !self.lost.is_empty(),
+            };
+        if is_lost {
             let text = "the server has started anew since it acknowledged writes that were not stored yet";
             return Err(Error::WritesLost(text.into()));
         }
         Ok(())
     }
+
+    /// Lets go of what a flush of `scope` that began at `begun` covers, of [`STEP_COUNT`] objects at most. Of how
+    /// many.
+    fn settle(&mut self, scope: &Scope, begun: u64) -> usize {
+        let mut count = 0;
+        match scope {
+            Scope::Object(object) => {
+                let Some(dirty) = self.dirty.get_mut(&object.namespace) else { return 0 };
+                if dirty.objects.get(&object.name).is_some_and(|(tick, _)| *tick <= begun) {
+                    dirty.remove(&object.name);
+                    self.dirty_count -= 1;
+                }
+            }
+            Scope::Domain(namespace, domain) => {
+                let Some(dirty) = self.dirty.get_mut(namespace) else { return 0 };
+                count = dirty.settle(Some(Within::Domain(*domain)), begun, STEP_COUNT);
+                self.dirty_count -= count;
+            }
+            Scope::Namespace(namespace) => {
+                let Some(dirty) = self.dirty.get_mut(namespace) else { return 0 };
+                count = dirty.settle(None, begun, STEP_COUNT);
+                self.dirty_count -= count;
+                if dirty.is_empty() {
+                    self.dirty.remove(namespace);
+                }
+            }
+            _ => {
+                if self.dirty_all.is_some_and(|tick| tick <= begun) {
+                    self.dirty_all = None;
+                }
+                let dirty_count = &mut self.dirty_count;
+                self.dirty.retain(|_, dirty| {
+                    let settled = dirty.settle(None, begun, STEP_COUNT - count);
+                    *dirty_count -= settled;
+                    count += settled;
+                    !dirty.is_empty()
+                });
+            }
+        }
+        count
+    }
 }
 
-/// Whether a scope may cover changes of `object`: of a domain, all objects in its namespace may.
-fn covers_in_any_domain(scope: &Scope, object: &ObjectId) -> bool {
-    match scope {
-        Scope::Domain(namespace, _) => *namespace == object.namespace,
-        scope => scope.covers(object, None),
+impl Dirty {
+    /// A change of the object. Whether it was clean.
+    fn touch(&mut self, name: &Name, tick: u64, within: Within) -> bool {
+        let before = self.objects.get(name).copied();
+        let within = match before {
+            Some((_, before)) if before != within => Within::Several,
+            _ => within,
+        };
+        if let Some((tick, within)) = before {
+            self.by_tick.remove(&(within, tick));
+        }
+        self.by_tick.insert((within, tick), name.clone());
+        self.objects.insert(name.clone(), (tick, within));
+        before.is_none()
+    }
+
+    fn remove(&mut self, name: &Name) -> bool {
+        let Some((tick, within)) = self.objects.remove(name) else { return false };
+        self.by_tick.remove(&(within, tick));
+        true
+    }
+
+    /// Lets go of what was changed last at `begun` or before, of `count_max` objects at most: of one domain, or of
+    /// all.
+    fn settle(&mut self, only: Option<Within>, begun: u64, count_max: usize) -> usize {
+        if only.is_none() && self.whole.is_some_and(|tick| tick <= begun) {
+            self.whole = None;
+        }
+        let mut count = 0;
+        let mut next = only.or_else(|| self.by_tick.first_key_value().map(|((within, _), _)| *within));
+        while let Some(within) = next {
+            while count < count_max
+                && let Some((key, _)) = self.by_tick.range((within, 0)..=(within, begun)).next()
+                && let key = *key
+                && let Some(name) = self.by_tick.remove(&key)
+            {
+                self.objects.remove(&name);
+                count += 1;
+            }
+            let later = || self.by_tick.range((within, u64::MAX)..).next().map(|((within, _), _)| *within);
+            next = if only.is_some() || count == count_max { None } else { later() };
+        }
+        count
+    }
+
+    fn is_empty(&self) -> bool {
+        self.objects.is_empty() && self.whole.is_none()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use blocker::{Name, Namespace};
-
     use super::*;
 
     fn object(name: &'static str) -> ObjectId {
-        ObjectId::new(Namespace::new("n").unwrap(), Name::new(name).unwrap())
+        within("n", name)
+    }
+
+    fn within(namespace: &'static str, name: impl AsRef<str>) -> ObjectId {
+        let name = Name::new(name.as_ref().to_owned()).unwrap();
+        ObjectId::new(Namespace::new(namespace).unwrap(), name)
+    }
+
+    fn namespace(name: &'static str) -> Scope {
+        Scope::Namespace(Namespace::new(name).unwrap())
     }
 
     fn is_lost(all: &Unflushed, scope: &Scope) -> bool {
@@ -170,13 +363,13 @@ mod tests {
     #[test]
     fn what_was_not_flushed_is_lost_with_the_instance_until_it_is_made_good() {
         let all = Unflushed::default();
-        assert!(!all.greeted([1; 16]));
+        assert!(!all.greeted([1; 16], &[]));
         all.acknowledged([1; 16], &object("flushed"), None);
         let begun = all.flush_begins();
         all.acknowledged([1; 16], &object("after"), None);
         all.flushed(&Scope::All, begun).unwrap();
-        assert!(!all.greeted([1; 16]));
-        assert!(all.greeted([2; 16]));
+        assert!(!all.greeted([1; 16], &[]));
+        assert!(all.greeted([2; 16], &[[9; 16]]));
         assert!(is_lost(&all, &Scope::All));
         assert!(is_lost(&all, &Scope::Object(object("after"))));
         assert!(!is_lost(&all, &Scope::Object(object("flushed"))));
@@ -187,10 +380,28 @@ mod tests {
     }
 
     #[test]
+    fn what_an_instance_acknowledged_that_ended_with_everything_stored_is_not_lost() {
+        let all = Unflushed::default();
+        all.greeted([1; 16], &[]);
+        all.acknowledged([1; 16], &object("a"), None);
+        // Two restarts later, of which this client has seen nothing.
+        assert!(all.greeted([3; 16], &[[2; 16], [1; 16]]));
+        assert!(!is_lost(&all, &Scope::All));
+        // An answer of the first one that comes late is no news.
+        all.acknowledged([1; 16], &object("late"), None);
+        assert!(!is_lost(&all, &Scope::All));
+        // What is acknowledged now is lost as ever, though those before are not.
+        all.acknowledged([3; 16], &object("b"), None);
+        assert!(all.greeted([4; 16], &[[2; 16], [1; 16]]));
+        assert!(is_lost(&all, &Scope::Object(object("b"))));
+        assert!(!is_lost(&all, &Scope::Object(object("a"))));
+    }
+
+    #[test]
     fn an_answer_of_a_server_that_is_gone_is_no_promise() {
         let all = Unflushed::default();
-        all.greeted([1; 16]);
-        all.greeted([2; 16]);
+        all.greeted([1; 16], &[]);
+        all.greeted([2; 16], &[]);
         all.acknowledged([1; 16], &object("late"), None);
         assert!(is_lost(&all, &Scope::All));
     }
@@ -198,28 +409,78 @@ mod tests {
     #[test]
     fn a_flush_of_a_domain_covers_what_was_only_in_it() {
         let all = Unflushed::default();
-        all.greeted([1; 16]);
+        all.greeted([1; 16], &[]);
         let (one, two) = (Some(OrderDomain(1)), Some(OrderDomain(2)));
         all.acknowledged([1; 16], &object("one"), one);
+        all.acknowledged([1; 16], &object("two"), two);
         all.acknowledged([1; 16], &object("both"), one);
         all.acknowledged([1; 16], &object("both"), two);
         let domain = Scope::Domain(object("x").namespace, OrderDomain(1));
         all.flushed(&domain, all.flush_begins()).unwrap();
-        all.greeted([2; 16]);
+        all.greeted([2; 16], &[]);
         assert!(!is_lost(&all, &Scope::Object(object("one"))));
+        assert!(is_lost(&all, &Scope::Object(object("two"))));
         assert!(is_lost(&all, &Scope::Object(object("both"))));
     }
 
     #[test]
-    fn beyond_the_limit_everything_counts() {
+    fn beyond_the_limit_one_namespace_counts_as_a_whole_until_it_is_flushed() {
         let all = Unflushed::default();
-        all.greeted([1; 16]);
+        all.greeted([1; 16], &[]);
+        all.acknowledged([1; 16], &within("small", "a"), None);
         for n in 0..=OBJECTS_MAX {
-            let id = ObjectId::new(object("x").namespace, Name::new(n.to_string()).unwrap());
-            all.acknowledged([1; 16], &id, None);
+            all.acknowledged([1; 16], &within("large", n.to_string()), None);
         }
-        all.greeted([2; 16]);
-        assert!(is_lost(&all, &Scope::Object(object("never written"))));
+        assert!(all.state.lock().dirty_count <= OBJECTS_MAX);
+        // A flush of the one that overflowed is enough, and one of another namespace is not.
+        all.flushed(&namespace("large"), all.flush_begins()).unwrap();
+        all.acknowledged([1; 16], &within("large", "new"), None);
+        all.greeted([2; 16], &[]);
+        assert!(!is_lost(&all, &Scope::Object(within("large", "never written"))));
+        assert!(is_lost(&all, &Scope::Object(within("large", "new"))));
+        assert!(is_lost(&all, &Scope::Object(within("small", "a"))));
+
+        all.forgive(&Scope::All);
+        for n in 0..=OBJECTS_MAX {
+            all.acknowledged([2; 16], &within("large", n.to_string()), None);
+        }
+        all.flushed(&namespace("small"), all.flush_begins()).unwrap();
+        all.greeted([3; 16], &[]);
+        assert!(is_lost(&all, &namespace("large")));
+        assert!(!is_lost(&all, &namespace("small")));
+        all.forgive(&namespace("large"));
+        assert!(!is_lost(&all, &Scope::All));
+    }
+
+    #[test]
+    fn a_flush_settles_everything_before_it_step_by_step_and_nothing_after() {
+        let all = Unflushed::default();
+        all.greeted([1; 16], &[]);
+        for n in 0..3 * STEP_COUNT as u64 {
+            let domain = (n % 3 > 0).then_some(OrderDomain(n % 3));
+            let name = if n % 2 == 0 { "n" } else { "m" };
+            all.acknowledged([1; 16], &within(name, n.to_string()), domain);
+        }
+        assert!(all.state.lock().settle(&Scope::All, u64::MAX) <= STEP_COUNT, "too much under one lock");
+        let begun = all.flush_begins();
+        all.acknowledged([1; 16], &object("later"), None);
+        all.flushed(&Scope::All, begun).unwrap();
+        let state = all.state.lock();
+        assert_eq!(state.dirty_count, 1);
+        assert_eq!(state.dirty.values().map(|dirty| dirty.by_tick.len()).sum::<usize>(), 1);
+    }
+
+    #[test]
+    fn too_many_namespaces_count_together() {
+        let all = Unflushed::default();
+        all.greeted([1; 16], &[]);
+        let named = |n: usize| ObjectId::new(Namespace::new(format!("n{n}")).unwrap(), object("o").name);
+        for n in 0..=NAMESPACES_MAX {
+            all.acknowledged([1; 16], &named(n), None);
+        }
+        all.flushed(&Scope::Namespace(named(0).namespace), all.flush_begins()).unwrap();
+        all.greeted([2; 16], &[]);
+        assert!(is_lost(&all, &Scope::Object(named(NAMESPACES_MAX + 7))));
         all.forgive(&Scope::All);
         assert!(!is_lost(&all, &Scope::All));
     }

@@ -210,7 +210,7 @@ impl Answer {
                 }
                 Self::Namespaces(namespaces, header.flags.has(Flags::MORE))
             }
-            Op::Hello | Op::Prove | Op::Ping | Op::Cancel | Op::Goodbye | Op::Event => {
+            Op::Hello | Op::Prove | Op::Ping | Op::Cancel | Op::Goodbye | Op::Event | Op::Credit => {
                 return Err(invalid("not an answer"));
             }
         })

@@ -37,6 +37,18 @@ pub mod kind {
     pub const CAPABILITIES: u16 = 8;
     /// Welcome: `u64` drawn when the session began. Another one is another session, whatever its name.
     pub const BIRTH: u16 = 11;
+    /// Welcome: 16 bytes, the identity of the store that is served. Left out where the store has none.
+    pub const STORE: u16 = 12;
+    /// Welcome: the server's name, UTF-8.
+    pub const SERVER_NAME: u16 = 13;
+    /// Welcome: instances of 16 bytes each that ended with everything stored, the last one first.
+    pub const CLOSED: u16 = 14;
+    /// Hello and goodbye: `u8` lowest and `u8` highest version that the sender speaks.
+    pub const VERSIONS: u16 = 15;
+    /// Hello: the client's name, UTF-8.
+    pub const CLIENT_NAME: u16 = 18;
+    /// Hello: which of the server's secrets the client proves to know.
+    pub const KEY: u16 = 19;
     /// Hello: kept for the start of TLS.
     pub const TLS: u16 = 9 | CRITICAL;
     /// Hello: kept for what the client is allowed to.

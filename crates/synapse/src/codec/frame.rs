@@ -234,15 +234,24 @@ pub fn encode_plain(out: &mut Vec<u8>, header: &Header) {
     encode(out, header, &Attached::default());
 }
 
-/// Checks that a frame has none of the names and extensions that its operation knows nothing of.
-pub(super) fn is_plain(head: &Head<'_>) -> bool {
-    head.head_bytes == HEADER_BYTES && head.payload_bytes == 0
+/// Whether a frame has names, which its operation may know nothing of.
+pub(super) fn has_names(head: &Head<'_>) -> bool {
+    [head.namespace, head.name, head.to_namespace, head.to_name].iter().any(|name| !name.is_empty())
 }
 
 /// A ping, or its answer.
 pub fn encode_ping(out: &mut Vec<u8>, is_reply: bool) {
     let mut header = Header::new(Op::Ping, RequestId::default());
     header.flags.put(header::Flags::REPLY, is_reply);
+    encode_plain(out, &header);
+}
+
+/// How many bytes may be under way: from a server what it grants from now on, as a reply the client's word that it
+/// keeps to that, from a client what its next request needs.
+pub fn encode_credit(out: &mut Vec<u8>, bytes: u64, is_reply: bool) {
+    let mut header = Header::new(Op::Credit, RequestId::default());
+    header.flags.put(header::Flags::REPLY, is_reply);
+    header.length = bytes;
     encode_plain(out, &header);
 }
 

@@ -5,7 +5,8 @@
 //!   hello (session, features, nonce) ------->
 //!   <------- challenge (nonce, instance)        only with a secret
 //!   prove (HMAC) --------------------------->   only with a secret
-//!   <------- welcome (instance, resumed, credits, capabilities, HMAC)
+//!   <------- welcome (instance, store, resumed, credits, capabilities)
+//!   <------- prove, reply (HMAC)                only with a secret
 //!   requests ------------------------------->
 //! ```
 //!
@@ -15,7 +16,7 @@ use blocker::{Capabilities, Durability, Error, Survives};
 
 use super::extension::Writer;
 use super::frame::{Attached, Head, encode, kind};
-use super::header::{Flags, Header, RequestId};
+use super::header::{Flags, Header, RequestId, VERSION};
 use super::op::Op;
 use super::status::{self, Status};
 
@@ -30,8 +31,11 @@ impl Features {
     pub const EVENTS: u64 = 1 << 1;
     /// Several ranges may be written in one change.
     pub const RUNS: u64 = 1 << 2;
-    /// Everything that this version knows.
-    pub const ALL: u64 = Self::PAYLOAD_CRC | Self::EVENTS | Self::RUNS;
+    /// The bytes granted change while connected, and more may be asked for.
+    pub const CREDIT: u64 = 1 << 3;
+    /// Everything that this side can do. Bits 4 to 6 are kept: reads of several ranges, a feed of changes, and
+    /// objects that have moved.
+    pub const ALL: u64 = Self::PAYLOAD_CRC | Self::EVENTS | Self::RUNS | Self::CREDIT;
 
     /// Whether all of `feature` is there.
     #[must_use]
@@ -53,6 +57,17 @@ pub struct SessionId {
 /// held in memory.
 pub type InstanceId = [u8; 16];
 
+/// Which store a server serves: drawn at random when the store was made, and kept in it. Two servers of one store
+/// have one identity; a server that comes back over another store has another.
+pub type StoreId = [u8; 16];
+
+/// The most instances that a welcome lists as closed with everything stored.
+pub const CLOSED_MAX: usize = 16;
+/// The longest name of a server or a client in a greeting, in bytes.
+pub const GREETING_NAME_BYTES_MAX: usize = 255;
+/// The longest name of a key, in bytes.
+pub const KEY_BYTES_MAX: usize = 64;
+
 /// 32 bytes drawn at random, against replays.
 pub type Nonce = [u8; 32];
 
@@ -65,8 +80,29 @@ pub struct Credits {
     pub bytes: u64,
 }
 
-/// What a client says first.
+/// The versions of the protocol that a side speaks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Versions {
+    /// The lowest of them.
+    pub lowest: u8,
+    /// The highest of them.
+    pub highest: u8,
+}
+
+impl Versions {
+    /// What this side speaks.
+    pub const OWN: Self = Self { lowest: VERSION, highest: VERSION };
+
+    /// Whether `version` is among them.
+    #[must_use]
+    pub const fn has(self, version: u8) -> bool {
+        self.lowest <= version && version <= self.highest
+    }
+}
+
+/// What a client says first.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Hello {
     /// Which session it wants to go on with, or to begin.
     pub session: SessionId,
@@ -76,6 +112,12 @@ pub struct Hello {
     pub nonce: Nonce,
     /// How much it would like to have under way.
     pub credits: Credits,
+    /// The versions that it speaks.
+    pub versions: Versions,
+    /// Its name, for the server's log; empty: none.
+    pub client_name: String,
+    /// Which of the server's secrets it is going to prove; empty: the only one.
+    pub key: Vec<u8>,
 }
 
 /// What a server asks of a client before it lets it in.
@@ -88,7 +130,8 @@ pub struct Challenge {
 }
 
 /// What a server says when it lets a client in.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub struct Welcome {
     /// Which run of the server this is.
     pub instance: InstanceId,
@@ -105,11 +148,23 @@ pub struct Welcome {
     pub peer_timeout_ms: u32,
     /// What the backend can do, over this connection.
     pub capabilities: Capabilities,
-    /// The server's proof that it knows the secret; zeros without one.
-    pub proof: [u8; 32],
+    /// Which store this is, if it has an identity.
+    pub store: Option<StoreId>,
+    /// The server's name; empty: none.
+    pub server_name: String,
+    /// Earlier instances over the same store that ended with everything stored that they had acknowledged; the
+    /// last one first, at most [`CLOSED_MAX`].
+    pub closed: Vec<InstanceId>,
 }
 
 impl Hello {
+    /// A hello of this side, without names.
+    #[must_use]
+    pub fn new(session: SessionId, features: Features, nonce: Nonce, credits: Credits) -> Self {
+        let (client_name, key) = Default::default();
+        Self { session, features, nonce, credits, versions: Versions::OWN, client_name, key }
+    }
+
     /// Appends the frame.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let mut writer = Writer::default();
@@ -117,7 +172,14 @@ impl Hello {
             .put(kind::SESSION, &session_bytes(&self.session))
             .put(kind::FEATURES, &self.features.0.to_le_bytes())
             .put(kind::NONCE, &self.nonce)
-            .put(kind::CREDITS, &credit_bytes(&self.credits));
+            .put(kind::CREDITS, &credit_bytes(&self.credits))
+            .put(kind::VERSIONS, &[self.versions.lowest, self.versions.highest]);
+        if !self.client_name.is_empty() {
+            writer.put(kind::CLIENT_NAME, cut_name(&self.client_name));
+        }
+        if !self.key.is_empty() {
+            writer.put(kind::KEY, &self.key[..self.key.len().min(KEY_BYTES_MAX)]);
+        }
         frame(out, &Header::new(Op::Hello, RequestId::default()), &writer);
     }
 
@@ -132,6 +194,13 @@ impl Hello {
             features: features(head),
             nonce: head.extensions.get_array(kind::NONCE).ok_or_else(|| lacks("a nonce"))?,
             credits: credits(head)?,
+            versions: versions(head).unwrap_or(Versions::OWN),
+            client_name: name_of(head, kind::CLIENT_NAME),
+            key: head
+                .extensions
+                .get(kind::KEY)
+                .map(|key| key[..key.len().min(KEY_BYTES_MAX)].to_vec())
+                .unwrap_or_default(),
         })
     }
 }
@@ -159,14 +228,16 @@ impl Challenge {
     }
 }
 
-/// Appends a client's proof.
-pub fn encode_proof(out: &mut Vec<u8>, proof: &[u8; 32]) {
+/// Appends a proof: a client's, or as a reply the server's.
+pub fn encode_proof(out: &mut Vec<u8>, proof: &[u8; 32], is_reply: bool) {
     let mut writer = Writer::default();
     writer.put(kind::PROOF, proof);
-    frame(out, &Header::new(Op::Prove, RequestId::default()), &writer);
+    let mut header = Header::new(Op::Prove, RequestId::default());
+    header.flags.put(Flags::REPLY, is_reply);
+    frame(out, &header, &writer);
 }
 
-/// Reads a client's proof.
+/// Reads a proof.
 ///
 /// # Errors
 /// [`Error::Invalid`] if it is missing.
@@ -175,6 +246,23 @@ pub fn decode_proof(head: &Head<'_>) -> Result<[u8; 32], Error> {
 }
 
 impl Welcome {
+    /// A welcome to a new session, without features, names, or an identity of the store.
+    #[must_use]
+    pub fn new(instance: InstanceId, birth: u64, credits: Credits, capabilities: Capabilities) -> Self {
+        Self {
+            instance,
+            is_resumed: false,
+            birth,
+            features: Features::default(),
+            credits,
+            peer_timeout_ms: 30_000,
+            capabilities,
+            store: None,
+            server_name: String::new(),
+            closed: Vec::new(),
+        }
+    }
+
     /// Appends the frame.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let mut writer = Writer::default();
@@ -184,8 +272,16 @@ impl Welcome {
             .put(kind::CREDITS, &credit_bytes(&self.credits))
             .put(kind::PEER_TIMEOUT, &self.peer_timeout_ms.to_le_bytes())
             .put(kind::CAPABILITIES, &encode_capabilities(&self.capabilities))
-            .put(kind::BIRTH, &self.birth.to_le_bytes())
-            .put(kind::PROOF, &self.proof);
+            .put(kind::BIRTH, &self.birth.to_le_bytes());
+        if let Some(store) = &self.store {
+            writer.put(kind::STORE, store);
+        }
+        if !self.server_name.is_empty() {
+            writer.put(kind::SERVER_NAME, cut_name(&self.server_name));
+        }
+        if !self.closed.is_empty() {
+            writer.put(kind::CLOSED, self.closed[..self.closed.len().min(CLOSED_MAX)].as_flattened());
+        }
         let mut header = Header::new(Op::Hello, RequestId::default());
         header.flags.put(Flags::REPLY, true);
         header.flags.put(Flags::RESUMED, self.is_resumed);
@@ -200,6 +296,10 @@ impl Welcome {
         let get = &head.extensions;
         let timeout = get.get_array(kind::PEER_TIMEOUT).ok_or_else(|| lacks("a timeout"))?;
         let capabilities = get.get(kind::CAPABILITIES).ok_or_else(|| lacks("capabilities"))?;
+        let (closed, rest) = get.get(kind::CLOSED).unwrap_or_default().as_chunks();
+        if !rest.is_empty() || get.get(kind::STORE).is_some_and(|store| store.len() != size_of::<StoreId>()) {
+            return Err(Error::Invalid("an identity in the greeting has not 16 bytes".into()));
+        }
         Ok(Self {
             instance: get.get_array(kind::INSTANCE).ok_or_else(|| lacks("an instance"))?,
             is_resumed: head.header.flags.has(Flags::RESUMED),
@@ -208,12 +308,15 @@ impl Welcome {
             credits: credits(head)?,
             peer_timeout_ms: u32::from_le_bytes(timeout),
             capabilities: decode_capabilities(capabilities).ok_or_else(|| lacks("its capabilities"))?,
-            proof: get.get_array(kind::PROOF).unwrap_or_default(),
+            store: get.get_array(kind::STORE),
+            server_name: name_of(head, kind::SERVER_NAME),
+            closed: closed[..closed.len().min(CLOSED_MAX)].to_vec(),
         })
     }
 }
 
-/// Appends the last word of a connection, and why: a status, or an error.
+/// Appends the last word of a connection, and why: a status, or an error. It says as well which versions of the
+/// protocol this side speaks.
 pub fn encode_goodbye(out: &mut Vec<u8>, why: Result<Status, &Error>) {
     let mut header = Header::new(Op::Goodbye, RequestId::default());
     let reason = match why {
@@ -223,9 +326,17 @@ pub fn encode_goodbye(out: &mut Vec<u8>, why: Result<Status, &Error>) {
         }
         Err(error) => status::put_error(&mut header, error),
     };
-    let attached = Attached { payload_bytes: reason.len() as u32, ..Attached::default() };
-    encode(out, &header, &attached);
+    let mut writer = Writer::default();
+    writer.put(kind::VERSIONS, &[Versions::OWN.lowest, Versions::OWN.highest]);
+    let payload_bytes = reason.len() as u32;
+    encode(out, &header, &Attached { extension: writer.bytes(), payload_bytes, ..Attached::default() });
     out.extend_from_slice(reason.as_bytes());
+}
+
+/// The versions that the other side says it speaks, in a hello or a goodbye.
+#[must_use]
+pub fn versions(head: &Head<'_>) -> Option<Versions> {
+    head.extensions.get_array(kind::VERSIONS).map(|[lowest, highest]| Versions { lowest, highest })
 }
 
 /// Why the other side closes the connection.
@@ -244,6 +355,20 @@ fn frame(out: &mut Vec<u8>, header: &Header, writer: &Writer) {
 
 fn lacks(what: &str) -> Error {
     Error::Invalid(format!("the greeting lacks {what}").into())
+}
+
+/// A name as it is sent: whole characters, at most [`GREETING_NAME_BYTES_MAX`] bytes.
+fn cut_name(name: &str) -> &[u8] {
+    &name.as_bytes()[..name.floor_char_boundary(GREETING_NAME_BYTES_MAX)]
+}
+
+/// A name as it arrived. It is text for people, so what is no UTF-8 is shown as far as it goes.
+fn name_of(head: &Head<'_>, kind: u16) -> String {
+    let bytes = head.extensions.get(kind).unwrap_or_default();
+    let mut name = String::from_utf8_lossy(&bytes[..bytes.len().min(GREETING_NAME_BYTES_MAX)]).into_owned();
+    // The characters that stand for what is no text may be longer than it was.
+    name.truncate(name.floor_char_boundary(GREETING_NAME_BYTES_MAX));
+    name
 }
 
 fn features(head: &Head<'_>) -> Features {
@@ -389,7 +514,8 @@ mod tests {
     fn greetings_arrive_as_they_were_sent() {
         let session = SessionId { client: [7; 16], lane: 3 };
         let credits = Credits { slots: 64, bytes: 1 << 33 };
-        let hello = Hello { session, features: Features(3), nonce: [9; 32], credits };
+        let mut hello = Hello::new(session, Features(3), [9; 32], credits);
+        (hello.client_name, hello.key) = ("front-7".into(), b"2026".to_vec());
         let mut out = Vec::new();
         hello.encode(&mut out);
         assert_eq!(Hello::decode(&head(&out)), Ok(hello));
@@ -404,23 +530,50 @@ mod tests {
         capabilities.survives = Survives::PowerLoss;
         capabilities.durability_max = Durability::Replicated(2);
         capabilities.copy_native = false;
-        let welcome = Welcome {
-            instance: [4; 16],
-            is_resumed: true,
-            birth: 77,
-            features: Features(1),
-            credits,
-            peer_timeout_ms: 30_000,
-            capabilities,
-            proof: [5; 32],
-        };
+        let mut welcome = Welcome::new([4; 16], 77, credits, capabilities);
+        (welcome.is_resumed, welcome.features) = (true, Features(1));
+        (welcome.store, welcome.server_name) = (Some([8; 16]), "node-1".into());
+        welcome.closed = vec![[1; 16], [2; 16]];
         out.clear();
         welcome.encode(&mut out);
         assert_eq!(Welcome::decode(&head(&out)), Ok(welcome));
 
         out.clear();
-        encode_proof(&mut out, &[6; 32]);
+        encode_proof(&mut out, &[6; 32], false);
         assert_eq!(decode_proof(&head(&out)), Ok([6; 32]));
+    }
+
+    #[test]
+    fn names_are_cut_at_whole_characters_and_identities_are_whole() {
+        let mut hello =
+            Hello::new(SessionId::default(), Features(0), [0; 32], Credits { slots: 1, bytes: 1 });
+        hello.client_name = "ä".repeat(200);
+        let mut out = Vec::new();
+        hello.encode(&mut out);
+        assert_eq!(Hello::decode(&head(&out)).unwrap().client_name, "ä".repeat(127));
+
+        let credits = Credits { slots: 1, bytes: 1 };
+        let mut welcome = Welcome::new([4; 16], 77, credits, Capabilities::full(4096));
+        welcome.closed = vec![[1; 16]; CLOSED_MAX + 5];
+        out.clear();
+        welcome.encode(&mut out);
+        assert_eq!(Welcome::decode(&head(&out)).unwrap().closed.len(), CLOSED_MAX);
+        for kind in [kind::STORE, kind::CLOSED] {
+            let mut writer = Writer::default();
+            writer.put(kind, &[1; 15]);
+            for (kind, value) in [
+                (kind::INSTANCE, &[1; 16][..]),
+                (kind::PEER_TIMEOUT, &[1; 4]),
+                (kind::CAPABILITIES, &encode_capabilities(&Capabilities::full(4096))),
+                (kind::BIRTH, &[1; 8]),
+                (kind::CREDITS, &[1; 12]),
+            ] {
+                writer.put(kind, value);
+            }
+            out.clear();
+            frame(&mut out, &Header::new(Op::Hello, RequestId::default()), &writer);
+            assert!(matches!(Welcome::decode(&head(&out)), Err(Error::Invalid(_))), "{kind}");
+        }
     }
 
     #[test]
@@ -430,5 +583,6 @@ mod tests {
         let head = decode(&out, 512).unwrap().unwrap();
         let reason = &out[head.head_bytes..];
         assert_eq!(decode_goodbye(&head.header, reason), Error::Denied("wrong secret".into()));
+        assert_eq!(versions(&head), Some(Versions::OWN));
     }
 }

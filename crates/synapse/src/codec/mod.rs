@@ -21,17 +21,19 @@ pub use answer::{Answer, Outcome, decode_event, encode_event};
 pub use extension::{CRITICAL, Extensions, Writer, kind};
 pub use frame::{
     Attached, EXTENSION_BYTES_MAX, FrameError, HEAD_BYTES_MAX, Head, Measured, decode, encode, encode_cancel,
-    encode_ping, encode_plain, measure, parse,
+    encode_credit, encode_ping, encode_plain, measure, parse,
 };
 pub use header::{Flags, HEADER_BYTES, Header, MAGIC, RequestId, VERSION};
 pub use hello::{
-    Challenge, Credits, Features, Hello, InstanceId, Nonce, SessionId, Welcome, decode_goodbye, decode_proof,
-    encode_goodbye, encode_proof,
+    CLOSED_MAX, Challenge, Credits, Features, GREETING_NAME_BYTES_MAX, Hello, InstanceId, KEY_BYTES_MAX,
+    Nonce, SessionId, StoreId, Versions, Welcome, decode_goodbye, decode_proof, encode_goodbye, encode_proof,
+    versions,
 };
 pub use names::Names;
 pub use op::{Kind, Op};
 pub use request::{
-    CONTROL_ENTRIES_MAX, LIST_ENTRY_BYTES_MAX, Request, cost_bytes, is_hopeless_prefix, payload_crc,
+    CONTROL_BYTES_MAX, CONTROL_ENTRIES_MAX, LIST_ENTRY_BYTES_MAX, Request, cost_bytes, is_hopeless_prefix,
+    payload_crc,
 };
 pub use runs::{RUN_BYTES, RUNS_MAX};
 pub use status::{REASON_BYTES_MAX, Status};

@@ -71,6 +71,8 @@ ops! {
     Goodbye = 5, Connection;
     /// News from the backend.
     Event = 6, Connection;
+    /// How many bytes may be under way from now on, or are asked for. Only with the feature.
+    Credit = 7, Connection;
     /// Read a range.
     Read = 16, Query;
     /// Write a range.

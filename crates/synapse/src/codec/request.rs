@@ -10,7 +10,7 @@ use blocker::*;
 use bytes::Bytes;
 
 use super::extension::Writer;
-use super::frame::{Attached, Head, encode, is_plain, kind};
+use super::frame::{Attached, Head, encode, has_names, kind};
 use super::header::{Flags, Header, RequestId};
 use super::hello::{durability_bytes, durability_of};
 use super::names::Names;
@@ -73,17 +73,24 @@ pub const LIST_ENTRY_BYTES_MAX: u64 = 1 + 255 + 8 + 8;
 /// The most names or figures in a control reply.
 pub const CONTROL_ENTRIES_MAX: usize = 1000;
 
-/// What a request costs of the byte credit: what it sends and the most that its answer may bring back.
+/// The most bytes of a page of names or figures in a control reply.
+pub const CONTROL_BYTES_MAX: u64 = CONTROL_ENTRIES_MAX as u64 * LIST_ENTRY_BYTES_MAX;
+
+/// What a request costs of the byte credit, under these limits of the server: what it sends and the most that its
+/// answer may bring back.
 #[must_use]
-pub fn cost_bytes(header: &Header, head_bytes: usize, payload_bytes: usize, request_bytes_max: u64) -> u64 {
+pub fn cost_bytes(header: &Header, head_bytes: usize, payload_bytes: usize, limits: &Capabilities) -> u64 {
     let answer = match header.op {
-        Op::Read => header.length.min(request_bytes_max),
-        Op::List => header.length.min(u64::from(u32::MAX)) * LIST_ENTRY_BYTES_MAX,
-        Op::Statistics | Op::Namespaces => CONTROL_ENTRIES_MAX as u64 * LIST_ENTRY_BYTES_MAX,
+        Op::Read => header.length.min(limits.request_bytes_max),
+        Op::List => header.length.min(limits.list_entries_max.into()) * LIST_ENTRY_BYTES_MAX,
+        Op::Statistics | Op::Namespaces => CONTROL_BYTES_MAX,
         _ => 0,
     };
     (head_bytes + payload_bytes) as u64 + 2 * super::header::HEADER_BYTES as u64 + answer
 }
+
+/// The longest extension area of a request as this side sends it.
+const REQUEST_EXTENSION_BYTES_MAX: usize = 64;
 
 impl Request {
     /// Which operation it is.
@@ -154,7 +161,7 @@ impl Request {
 
     /// What it costs of the byte credit, at most.
     #[must_use]
-    pub fn cost_bytes(&self, request_bytes_max: u64) -> u64 {
+    pub fn cost_bytes(&self, limits: &Capabilities) -> u64 {
         let mut header = Header::new(self.op(), RequestId::default());
         match self {
             Self::Read(r) => header.length = r.len_bytes,
@@ -162,8 +169,45 @@ impl Request {
             _ => {}
         }
         // Names and extensions at their longest.
-        let head_bytes = super::header::HEADER_BYTES + 4 * 255 + 16;
-        cost_bytes(&header, head_bytes, self.payload_bytes(), request_bytes_max)
+        let head_bytes = super::header::HEADER_BYTES + 4 * 255 + REQUEST_EXTENSION_BYTES_MAX;
+        cost_bytes(&header, head_bytes, self.payload_bytes(), limits)
+    }
+
+    /// Makes it fit these limits of the server: a page of a listing becomes smaller.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if it cannot be sent to a server with such limits.
+    pub fn fit(&mut self, limits: &Capabilities) -> Result<(), Error> {
+        let over = |bytes: usize, limit_bytes: u64| match bytes as u64 > limit_bytes {
+            true => Err(Error::TooLarge { limit_bytes }),
+            false => Ok(()),
+        };
+        match self {
+            Self::List(r) => {
+                r.entries_max = r.entries_max.clamp(1, limits.list_entries_max.max(1));
+                Ok(())
+            }
+            Self::CompareAndWrite(r) => {
+                // Where there is none the server says so.
+                if limits.compare_bytes_max > 0 {
+                    over(r.expected.len_bytes(), limits.compare_bytes_max)?;
+                }
+                over(r.data.len_bytes(), limits.request_bytes_max)
+            }
+            Self::WriteRuns(r) => {
+                let bytes: u64 = r.runs.iter().map(Run::payload_bytes).sum();
+                if r.runs.len() > limits.runs_max as usize {
+                    let (count, most) = (r.runs.len(), limits.runs_max);
+                    let text = format!("{count} runs in one change, where the server takes {most} by now");
+                    return Err(match most {
+                        0 => Error::Unsupported(text.into()),
+                        _ => Error::Invalid(text.into()),
+                    });
+                }
+                over(usize::try_from(bytes).unwrap_or(usize::MAX), limits.request_bytes_max)
+            }
+            request => over(request.payload_bytes(), limits.request_bytes_max),
+        }
     }
 
     /// Appends the head to `out`; the payload to send after it is returned. The time that is left until
@@ -370,6 +414,9 @@ impl Request {
             }
             Op::Claim => {
                 let writer = WriterId(u128::from(header.length) << 64 | u128::from(header.offset));
+                if header.epoch > 0 && writer == WriterId(0) {
+                    return Err(invalid("a claim of an epoch needs the identity of its writer"));
+                }
                 let mut r = ClaimRequest::new(take_scope(head, names)?, Epoch(header.epoch), writer);
                 r.call = call;
                 Self::Claim(r)
@@ -388,11 +435,11 @@ impl Request {
                 let bytes_max = header.flags.has(Flags::LIMIT).then_some(header.length);
                 Self::SetQuota(names.namespace(head.namespace)?, bytes_max)
             }
-            Op::Statistics if !is_plain(head) => return Err(invalid("this operation takes no names")),
+            Op::Statistics if has_names(head) => return Err(invalid("this operation takes no names")),
             Op::Statistics => Self::Statistics,
             Op::Namespaces if head.namespace.is_empty() => Self::Namespaces(None),
             Op::Namespaces => Self::Namespaces(Some(names.namespace(head.namespace)?)),
-            Op::Hello | Op::Prove | Op::Ping | Op::Cancel | Op::Goodbye | Op::Event => {
+            Op::Hello | Op::Prove | Op::Ping | Op::Cancel | Op::Goodbye | Op::Event | Op::Credit => {
                 return Err(invalid("not a request"));
             }
         };

@@ -215,13 +215,34 @@ fn every_request_arrives_as_it_was_sent() {
             assert_eq!(head.payload_crc, (has_crc && !payload.is_empty()).then(|| payload_crc(&payload)));
             let arrived = Request::decode(&head, payload, &mut names, NOW).unwrap();
             assert_eq!(shown(&arrived), shown(&request));
-            let cost = cost_bytes(&head.header, head.head_bytes, head.payload_bytes, 1 << 20);
-            assert!(cost <= request.cost_bytes(1 << 20), "the server must not count more than the client");
+            let limits = Capabilities::full(1 << 20);
+            let cost = cost_bytes(&head.header, head.head_bytes, head.payload_bytes, &limits);
+            assert!(cost <= request.cost_bytes(&limits), "the server must not count more than the client");
         }
         seen.insert(request.op());
     }
     let missing: Vec<_> = Op::ALL.iter().filter(|op| op.takes_slot() && !seen.contains(op)).collect();
     assert!(missing.is_empty(), "not tested: {missing:?}");
+}
+
+#[test]
+fn an_unknown_extension_that_is_not_critical_is_passed_over_in_every_request() {
+    let mut writer = Writer::default();
+    writer.put(700, b"from the future");
+    for request in requests() {
+        let bytes = bytes_of(&request, false);
+        let head = decode(&bytes, 64).unwrap().unwrap();
+        if head.extensions.get(kind::FROM_CONDITION).is_some() {
+            continue;
+        }
+        let (before, payload) = bytes.split_at(head.head_bytes);
+        let length = (writer.bytes().len() as u32).to_le_bytes();
+        let longer = patched([before, writer.bytes(), payload].concat(), 24, &length);
+        let head = decode(&longer, 64).unwrap().unwrap();
+        let payload = Segments::from(longer[head.head_bytes..].to_vec());
+        let found = Request::decode(&head, payload, &mut Names::default(), NOW);
+        assert_eq!(shown(&found.unwrap()), shown(&request));
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ use blocker::{Clock, SystemClock};
 use tokio::runtime::Handle;
 
 use crate::auth::Secret;
+use crate::codec::{InstanceId, StoreId};
 use crate::landing::Landing;
 
 /// The settings of a [`super::Server`]. Everything has a limit; the memory they allow together is
@@ -19,13 +20,13 @@ pub struct ServerConfig {
     pub secret: Option<Secret>,
     /// Listen beyond loopback even without a secret.
     pub allow_exposed: bool,
-    /// The most connections at a time. 1 024.
+    /// The most connections at a time. Each has a share of `bytes_max` of its own. 1 024.
     pub connections_max: u32,
     /// The most sessions remembered, connected or not; at least `connections_max`. 4 096.
     pub sessions_max: u32,
     /// The most requests under way per session. 256, up to 65 536.
     pub session_slots_max: u32,
-    /// The most bytes of requests and answers under way per session, if there is room in all. 64 MiB.
+    /// The most bytes of requests and answers under way per session. Less where many share `bytes_max`. 64 MiB.
     pub session_bytes_max: u64,
     /// The most bytes of requests and answers under way, in all. 1 GiB.
     pub bytes_max: u64,
@@ -47,6 +48,15 @@ pub struct ServerConfig {
     pub landing: Option<Arc<dyn Landing>>,
     /// The runtimes that connections are dealt to in turn; the one that listens if there are none.
     pub workers: Vec<Handle>,
+    /// What this server is called, for its clients' logs and figures.
+    pub name: String,
+    /// Which store the backend is, see [`super::NodeRecord`]. A client that has seen one refuses a server with
+    /// another. `None`: it cannot be known.
+    pub store: Option<StoreId>,
+    /// Earlier instances that ended with everything stored that they had acknowledged, the last one first.
+    pub closed: Vec<InstanceId>,
+    /// More secrets, each by its key's name, which a client may name in its greeting.
+    pub keys: Vec<(String, Secret)>,
     /// Forgets the outcomes of requests, so that one that is sent again is done again.
     #[cfg(feature = "sabotage")]
     pub forgets_outcomes: bool,
@@ -71,6 +81,10 @@ impl Default for ServerConfig {
             clock: Arc::new(SystemClock),
             landing: None,
             workers: Vec::new(),
+            name: String::new(),
+            store: None,
+            closed: Vec::new(),
+            keys: Vec::new(),
             #[cfg(feature = "sabotage")]
             forgets_outcomes: false,
         }
@@ -109,12 +123,25 @@ impl ServerConfig {
         connections + slots + self.bytes_max + self.payload_pool_bytes_max as u64
     }
 
+    /// The secret that a client proves to know which names `key`.
+    pub(crate) fn secret_of(&self, key: &[u8]) -> Option<&Secret> {
+        let named = self.keys.iter().find(|(name, _)| !key.is_empty() && name.as_bytes() == key);
+        named.map(|(_, secret)| secret).or(self.secret.as_ref())
+    }
+
     pub(crate) fn remembers_outcomes(&self) -> bool {
         #[cfg(feature = "sabotage")]
         return !self.forgets_outcomes;
         #[cfg(not(feature = "sabotage"))]
         true
     }
+}
+
+/// Returns the name of this machine, for [`ServerConfig::name`]; empty if it has none.
+#[must_use]
+pub fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().to_owned()
 }
 
 impl fmt::Debug for ServerConfig {

@@ -21,7 +21,7 @@ use super::session::{Completion, Owned};
 use super::slots::{Begin, Cancel, Slots};
 use super::statistics::Counts;
 use crate::alarm::Alarm;
-use crate::auth::random;
+use crate::auth::{Role, Transcript, random};
 use crate::codec::{
     self, Challenge, Credits, Features, Flags, FrameError, Hello, Names, Op, Outcome, Request, RequestId,
     Status, Welcome, cost_bytes,
@@ -92,6 +92,10 @@ struct Open {
     events: Option<Subscription>,
     /// What this connection may cost, given back when it ends.
     grant: Grant,
+    /// When the client was told of another grant last.
+    told_at: Timestamp,
+    /// What the client had not received when that was asked last.
+    unreceived_bytes: u64,
     alarm: Alarm,
     wrote_at: Timestamp,
 }
@@ -174,60 +178,75 @@ impl Connection {
     async fn greeting(&mut self) -> Result<Open, End> {
         let shared = Arc::clone(&self.shared);
         let config = &shared.config;
-        let hello = self.expect(Op::Hello, Hello::decode).await?;
-        let mut proof = [0; 32];
-        if let Some(secret) = &config.secret {
+        let mut said = Transcript::default();
+        let hello = self.expect(Op::Hello, &mut said, Hello::decode).await?;
+        if !hello.versions.has(codec::VERSION) {
+            let codec::Versions { lowest, highest } = hello.versions;
+            let own = codec::VERSION;
+            let text =
+                format!("versions {lowest} to {highest} of the protocol, this side speaks version {own}");
+            return Err(End::Refused(Error::Unsupported(text.into())));
+        }
+        let secret = config.secret_of(&hello.key);
+        if let Some(secret) = secret {
             let challenge = Challenge { nonce: random(), instance: shared.instance };
-            self.output.push(|out| {
-                challenge.encode(out);
-                blocker::Segments::new()
-            });
-            let said = self.expect(Op::Prove, codec::decode_proof).await?;
-            if !secret.is_client_proof(&said, &hello, &challenge) {
+            self.say(&mut said, |out| challenge.encode(out));
+            let before = said.clone();
+            let proof = self.expect(Op::Prove, &mut said, codec::decode_proof).await?;
+            if !secret.is_proof(&proof, Role::Client, &before) {
                 return Err(End::Refused(Error::Denied("the secret is not the server's".into())));
             }
-            proof = secret.server_proof(&hello, &challenge);
         }
         if shared.sessions.is_ending() {
             return Err(End::Ending);
         }
-        let grant = shared.budget.take(hello.credits.bytes).map_err(End::Refused)?;
+        let features = Features(hello.features.0 & Features::ALL);
+        let grant = shared.budget.join(hello.credits.bytes, !features.has(Features::CREDIT));
+        let mut grant = grant.map_err(End::Refused)?;
+        poll_fn(|cx| grant.poll_ready(cx)).await;
         let slots = hello.credits.slots.min(config.session_slots_max);
         let new = || Slots::new(slots, config.remembers_outcomes());
         let attached = shared.sessions.attach(hello.session, config.clock.now(), new).await;
         let (owned, is_resumed) = attached.map_err(End::Refused)?;
-        let features = Features(hello.features.0 & Features::ALL);
         let mut capabilities = shared.capabilities;
         if !features.has(Features::RUNS) {
             capabilities.runs_max = 0;
         }
-        let welcome = Welcome {
-            instance: shared.instance,
-            is_resumed,
-            birth: owned.birth(),
-            features,
-            credits: Credits { slots: owned.slots.count(), bytes: grant.bytes() },
-            peer_timeout_ms: u32::try_from(config.peer_timeout.as_millis()).unwrap_or(u32::MAX),
-            capabilities,
-            proof,
-        };
+        let credits = Credits { slots: owned.slots.count(), bytes: grant.bytes() };
+        let mut welcome = Welcome::new(shared.instance, owned.birth(), credits, capabilities);
+        (welcome.is_resumed, welcome.features) = (is_resumed, features);
+        welcome.peer_timeout_ms = u32::try_from(config.peer_timeout.as_millis()).unwrap_or(u32::MAX);
+        (welcome.store, welcome.server_name) = (config.store, config.name.clone());
+        welcome.closed.clone_from(&config.closed);
         // News from before the welcome are not missed.
         let events = features.has(Features::EVENTS).then(|| shared.backend.subscribe());
-        self.output.push(|out| {
-            welcome.encode(out);
-            blocker::Segments::new()
-        });
+        self.say(&mut said, |out| welcome.encode(out));
+        if let Some(secret) = secret {
+            let proof = secret.proof(Role::Server, &said);
+            self.say(&mut said, |out| codec::encode_proof(out, &proof, true));
+        }
         self.input.payload_bytes_max = shared.payload_bytes_max;
         let alarm = Alarm::after(Arc::clone(&config.clock), config.peer_timeout);
         let wrote_at = config.clock.now();
         let has_crc = features.has(Features::PAYLOAD_CRC);
-        Ok(Open { owned, has_crc, events, grant, alarm, wrote_at })
+        Ok(Open { owned, has_crc, events, grant, told_at: wrote_at, unreceived_bytes: 0, alarm, wrote_at })
+    }
+
+    /// Has a frame of the greeting sent.
+    fn say(&mut self, said: &mut Transcript, encode: impl FnOnce(&mut Vec<u8>)) {
+        self.output.push(|out| {
+            let start = out.len();
+            encode(out);
+            said.push(&out[start..]);
+            blocker::Segments::new()
+        });
     }
 
     /// Sends what there is, then waits for one frame of the greeting.
     async fn expect<T>(
         &mut self,
         op: Op,
+        said: &mut Transcript,
         decode: impl Fn(&codec::Head<'_>) -> Result<T, Error>,
     ) -> Result<T, End> {
         poll_fn(|cx| {
@@ -238,6 +257,7 @@ impl Connection {
                         let text = format!("{:?} instead of {op:?} in the greeting", frame.head.header.op);
                         return Poll::Ready(Err(End::Broken(text)));
                     }
+                    said.push(frame.head_bytes);
                     return Poll::Ready(decode(&frame.head).map_err(End::Refused));
                 }
                 if ready!(self.input.poll_fill(cx, &mut self.stream))? == 0 {
@@ -251,7 +271,9 @@ impl Connection {
     // ---- requests
 
     fn poll_open(&mut self, open: &mut Open, cx: &mut Context<'_>) -> Poll<End> {
-        open.owned.register(cx.waker());
+        if open.owned.register(cx.waker()) {
+            open.grant.register(cx.waker());
+        }
         let end = self.poll_rounds(open, cx);
         self.counts.copied_bytes += std::mem::take(&mut self.input.copied_bytes);
         self.shared.counters.add(&mut self.counts);
@@ -267,11 +289,22 @@ impl Connection {
         let now = open.owned.now;
         let timeout = self.shared.config.peer_timeout;
         if open.alarm.poll(cx, now).is_ready() {
+            if open.grant.is_unanswered() && now.since(open.told_at) >= timeout {
+                return Poll::Ready(End::Broken("it does not say that it keeps to its grant".into()));
+            }
+            let unreceived_bytes = self.stream.unreceived_bytes().unwrap_or(0);
+            if unreceived_bytes < open.unreceived_bytes {
+                // On its way through the system's buffers: the client is taking it.
+                open.wrote_at = now;
+            }
+            open.unreceived_bytes = unreceived_bytes;
             let last = self.input.heard_at.max(open.wrote_at);
             if now.since(last) >= timeout {
                 return Poll::Ready(End::Silent);
             }
-            open.alarm.set(last + timeout);
+            let next = if open.grant.is_unanswered() { last.min(open.told_at) } else { last };
+            // In between once, to have something to compare with.
+            open.alarm.set((next + timeout).min(now + timeout / 2));
             cx.waker().wake_by_ref();
         }
         Poll::Pending
@@ -292,6 +325,7 @@ impl Connection {
             self.answer_mail(open);
             self.take_events(open, cx);
             let is_stopped = self.handle_frames(open, now, cx)?;
+            self.update_grant(open, now, cx);
             // Whoever has the answer finds it counted.
             self.shared.counters.add(&mut self.counts);
             if self.input.is_in_payload() && held_count < HELD_MAX && !is_stopped {
@@ -357,14 +391,23 @@ impl Connection {
                     self.counts.cancels += 1;
                     match open.owned.slots.cancel(header.id) {
                         Cancel::Abort(task) => task.abort(),
-                        Cancel::Answer => {
-                            reply(&mut self.output, Outcome::Cancelled, Op::Cancel, header.id, false);
+                        Cancel::Answer(op, outcome) => {
+                            reply(&mut self.output, outcome, op, header.id, open.has_crc);
                         }
                         Cancel::Ignore => {}
                         Cancel::Refuse(why) => return Err(End::Broken(why.into())),
                     }
                 }
                 Op::Goodbye => return Err(End::Goodbye),
+                Op::Credit if !open.grant.is_fixed() => {
+                    let bytes = header.length;
+                    if header.flags.has(Flags::REPLY) {
+                        let kept = open.grant.kept(bytes, open.owned.slots.cost_bytes());
+                        kept.map_err(|why| End::Broken(why.into()))?;
+                    } else {
+                        open.grant.ask(bytes);
+                    }
+                }
                 op if op.takes_slot() && !header.flags.has(Flags::REPLY) => {
                     let (shared, output) = (&self.shared, &mut self.output);
                     handle_request(shared, open, frame, output, &mut self.names, &mut self.counts, now)?;
@@ -382,6 +425,19 @@ impl Connection {
                 reply(&mut self.output, outcome, op, id, open.has_crc);
             }
         }
+    }
+
+    /// Tells the client of another grant, and gives back what it has let go of.
+    fn update_grant(&mut self, open: &mut Open, now: Timestamp, cx: &mut Context<'_>) {
+        let news = open.grant.take_news(cx.waker());
+        open.grant.settle(open.owned.slots.cost_bytes());
+        let Some(bytes) = news else { return };
+        self.counts.grants += 1;
+        open.told_at = now;
+        self.output.push(|out| {
+            codec::encode_credit(out, bytes, false);
+            blocker::Segments::new()
+        });
     }
 
     /// Passes on news, as long as the client takes them.
@@ -411,7 +467,7 @@ impl Connection {
     /// Waits for what is being done, and sends its answers; the embedder bounds how long.
     async fn finish(&mut self, open: &mut Open) {
         let done = poll_fn(|cx| {
-            open.owned.register(cx.waker());
+            _ = open.owned.register(cx.waker());
             self.answer_mail(open);
             let flushed = self.output.poll_flush(cx, &mut self.stream);
             match flushed {
@@ -437,8 +493,7 @@ fn handle_request(
 ) -> Result<(), End> {
     let head = &frame.head;
     let (op, id) = (head.header.op, head.header.id);
-    let request_bytes_max = shared.capabilities.request_bytes_max;
-    let cost = cost_bytes(&head.header, head.head_bytes, head.payload_bytes, request_bytes_max);
+    let cost = cost_bytes(&head.header, head.head_bytes, head.payload_bytes, &shared.capabilities);
     counts.requests += 1;
     match open.owned.slots.begin(id, op, cost) {
         Begin::Execute => {}

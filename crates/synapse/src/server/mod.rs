@@ -11,6 +11,7 @@ mod config;
 mod connection;
 mod execute;
 mod listen;
+mod record;
 mod session;
 mod slots;
 mod statistics;
@@ -25,11 +26,14 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use crate::auth::random;
-use crate::codec::{HEAD_BYTES_MAX, Head, InstanceId, LIST_ENTRY_BYTES_MAX, Names, Op, RUN_BYTES, RUNS_MAX};
+use crate::codec::{
+    CONTROL_BYTES_MAX, HEAD_BYTES_MAX, Head, InstanceId, LIST_ENTRY_BYTES_MAX, Names, Op, RUN_BYTES, RUNS_MAX,
+};
 use crate::landing::{PayloadPool, Reserved};
 
 use budget::Budget;
-pub use config::ServerConfig;
+pub use config::{ServerConfig, host_name};
+pub use record::NodeRecord;
 use session::Sessions;
 use statistics::{Counters, Counts};
 
@@ -80,17 +84,27 @@ impl Server {
         let beside = capabilities.compare_bytes_max.max(u64::from(capabilities.runs_max) * RUN_BYTES as u64);
         let payload_bytes_max = capabilities.request_bytes_max + beside;
         let list_bytes = u64::from(capabilities.list_entries_max) * LIST_ENTRY_BYTES_MAX;
-        let least_bytes = payload_bytes_max.max(list_bytes) + 2 * HEAD_BYTES_MAX as u64;
+        let least_bytes =
+            payload_bytes_max.max(list_bytes).max(CONTROL_BYTES_MAX) + 2 * HEAD_BYTES_MAX as u64;
         if least_bytes > config.session_bytes_max {
             return Err(format!("session_bytes_max must be at least {least_bytes} for this backend"));
         }
+        let budget =
+            Budget::new(config.bytes_max, least_bytes, config.session_bytes_max, config.connections_max);
+        let budget = budget.map_err(|needed| {
+            let connections = config.connections_max;
+            format!(
+                "bytes_max must be at least {needed}: two of the largest requests, and a share for each of \
+                 {connections} connections"
+            )
+        })?;
         let shared = Shared {
             capabilities,
             // Each at most 1 GiB, by the check.
             payload_bytes_max: payload_bytes_max as u32,
             instance: random(),
             sessions: Sessions::new(config.sessions_max, config.session_linger),
-            budget: Budget::new(config.bytes_max, least_bytes, config.session_bytes_max),
+            budget,
             pool: PayloadPool::new(config.payload_pool_bytes_max),
             counters: Counters::default(),
             connection_count: AtomicUsize::new(0),

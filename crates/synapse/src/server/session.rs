@@ -110,12 +110,14 @@ impl Owned {
         self.session.turn.load(Ordering::Acquire) != self.turn
     }
 
-    /// Wakes this waker from now on.
-    pub(super) fn register(&mut self, waker: &Waker) {
-        if !self.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
-            self.waker = Some(waker.clone());
-            self.session.state.lock().owner = Some(waker.clone());
+    /// Wakes this waker from now on. Whether it is another than before.
+    pub(super) fn register(&mut self, waker: &Waker) -> bool {
+        if self.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
+            return false;
         }
+        self.waker = Some(waker.clone());
+        self.session.state.lock().owner = Some(waker.clone());
+        true
     }
 
     /// Takes what tasks have done.

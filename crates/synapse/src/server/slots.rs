@@ -11,10 +11,15 @@
 //!     │                             │  cancel: abort                │ cancel: answer, unless it was
 //!     └── never again               └───────────────────────────────┴─► begin, new: executing
 //! ```
+//!
+//! *Cancelled* is answered only of what has changed nothing and never will: a request that never came, or a question.
+//! Of a change whose task was stopped nothing is known, since the backend may have begun it.
 
 use tokio::task::AbortHandle;
 
-use crate::codec::{Op, Outcome, RequestId};
+use blocker::Error;
+
+use crate::codec::{Kind, Op, Outcome, RequestId};
 
 /// What a slot takes.
 pub(super) const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
@@ -38,8 +43,8 @@ pub(super) enum Begin {
 pub(super) enum Cancel {
     /// Stop doing it; the answer follows by [`Slots::complete`].
     Abort(AbortHandle),
-    /// It was never begun, or its answer was lost: answer *cancelled*.
-    Answer,
+    /// It was never begun, or its answer was lost: this is what became of it, under this operation.
+    Answer(Op, Outcome),
     /// Its answer is on the way.
     Ignore,
     /// The client breaks the rules.
@@ -65,13 +70,18 @@ enum State {
         is_cancelled: bool,
     },
     /// `None` for what is not kept.
-    Answered(Option<Outcome>),
+    Answered {
+        op: Op,
+        outcome: Option<Outcome>,
+    },
 }
 
 /// All slots of a session. Owned by the connection that serves it.
 #[derive(Debug)]
 pub(super) struct Slots {
+    /// Those that were used: most clients never use all that they were granted.
     slots: Vec<Slot>,
+    count_max: u32,
     /// What the requests under way cost together.
     cost_bytes: u64,
     executing_count: u32,
@@ -82,13 +92,20 @@ const NO_SLOT: &str = "the slot is beyond what was granted";
 
 impl Slots {
     pub(super) fn new(count: u32, remembers: bool) -> Self {
-        let slots = (0..count).map(|_| Slot::default()).collect();
-        Self { slots, cost_bytes: 0, executing_count: 0, remembers }
+        Self { slots: Vec::new(), count_max: count, cost_bytes: 0, executing_count: 0, remembers }
     }
 
     pub(super) fn count(&self) -> u32 {
-        // Made from one.
-        self.slots.len() as u32
+        self.count_max
+    }
+
+    /// The slot with this number, if it was granted.
+    fn slot(&mut self, number: u32) -> Option<&mut Slot> {
+        let index = number as usize;
+        if number < self.count_max && index >= self.slots.len() {
+            self.slots.resize_with(index + 1, Slot::default);
+        }
+        self.slots.get_mut(index)
     }
 
     /// How many requests are being done.
@@ -103,7 +120,8 @@ impl Slots {
 
     /// A request has arrived.
     pub(super) fn begin(&mut self, id: RequestId, op: Op, cost_bytes: u64) -> Begin {
-        let Some(slot) = self.slots.get_mut(id.slot as usize) else { return Begin::Refuse(NO_SLOT) };
+        let remembers = self.remembers;
+        let Some(slot) = self.slot(id.slot) else { return Begin::Refuse(NO_SLOT) };
         let step = id.sequence.wrapping_sub(slot.sequence);
         let is_fresh = matches!(slot.state, State::Idle);
         if step == 0 && !is_fresh {
@@ -112,12 +130,15 @@ impl Slots {
                     slot.is_asked = true;
                     return Begin::Wait;
                 }
-                State::Answered(Some(outcome)) if self.remembers => {
+                State::Answered { op: done, .. } if !matches!(done, Op::Cancel) && *done != op => {
+                    return Begin::Refuse("the slot was used for something else");
+                }
+                State::Answered { outcome: Some(outcome), .. } if remembers => {
                     slot.is_asked = true;
                     return Begin::Replay(outcome.clone());
                 }
                 // What is not kept may be done again.
-                State::Answered(_) | State::Idle => {}
+                State::Answered { .. } | State::Idle => {}
                 State::Executing { .. } => return Begin::Refuse("the slot is in use by another operation"),
             }
         } else if step > u32::MAX / 2 && !is_fresh {
@@ -155,22 +176,22 @@ impl Slots {
         self.cost_bytes -= std::mem::take(&mut slot.cost_bytes);
         let outcome = match outcome {
             Some(outcome) => outcome,
-            None if is_cancelled => Outcome::Cancelled,
-            None => Outcome::Failed(blocker::Error::OutcomeUnknown("the server's backend has failed".into())),
+            None if is_cancelled => stopped(op),
+            None => Outcome::Failed(Error::OutcomeUnknown("the server's backend has failed".into())),
         };
         let is_kept = op.keeps_outcome() && self.remembers;
         if slot.is_asked {
-            slot.state = State::Answered(is_kept.then(|| outcome.clone()));
+            slot.state = State::Answered { op, outcome: is_kept.then(|| outcome.clone()) };
             Some((op, outcome))
         } else {
-            slot.state = State::Answered(is_kept.then_some(outcome));
+            slot.state = State::Answered { op, outcome: is_kept.then_some(outcome) };
             None
         }
     }
 
     /// The caller of a request has gone.
     pub(super) fn cancel(&mut self, id: RequestId) -> Cancel {
-        let Some(slot) = self.slots.get_mut(id.slot as usize) else { return Cancel::Refuse(NO_SLOT) };
+        let Some(slot) = self.slot(id.slot) else { return Cancel::Refuse(NO_SLOT) };
         let step = id.sequence.wrapping_sub(slot.sequence);
         match &mut slot.state {
             State::Executing { abort, is_cancelled, .. } if step == 0 => {
@@ -178,20 +199,21 @@ impl Slots {
                 *is_cancelled = true;
                 abort.take().map_or(Cancel::Ignore, Cancel::Abort)
             }
-            State::Answered(_) if step == 0 => {
-                if std::mem::replace(&mut slot.is_asked, true) {
-                    Cancel::Ignore
-                } else {
-                    Cancel::Answer
-                }
+            State::Answered { .. } if step == 0 && std::mem::replace(&mut slot.is_asked, true) => {
+                Cancel::Ignore
             }
+            // Its answer was lost with a connection. A question may as well not have been asked.
+            State::Answered { op, outcome } if step == 0 => match outcome {
+                Some(outcome) => Cancel::Answer(*op, outcome.clone()),
+                None => Cancel::Answer(Op::Cancel, stopped(*op)),
+            },
             State::Executing { .. } => Cancel::Refuse("a cancellation for a slot in use"),
-            State::Answered(_) if step > u32::MAX / 2 => Cancel::Ignore,
+            State::Answered { .. } if step > u32::MAX / 2 => Cancel::Ignore,
             // It has not come here before, and never will.
             _ => {
                 (slot.sequence, slot.is_asked) = (id.sequence, true);
-                slot.state = State::Answered(Some(Outcome::Cancelled));
-                Cancel::Answer
+                slot.state = State::Answered { op: Op::Cancel, outcome: Some(Outcome::Cancelled) };
+                Cancel::Answer(Op::Cancel, Outcome::Cancelled)
             }
         }
     }
@@ -199,6 +221,16 @@ impl Slots {
     /// The connection has gone: nobody waits any more, until the client asks again on another.
     pub(super) fn disconnect(&mut self) {
         self.slots.iter_mut().for_each(|slot| slot.is_asked = false);
+    }
+}
+
+/// What a request answers whose task was stopped because its caller had gone.
+fn stopped(op: Op) -> Outcome {
+    const WHY: &str = "cancelled while it was being done";
+    match op.kind() {
+        Kind::Query | Kind::Connection => Outcome::Cancelled,
+        Kind::Flush => Outcome::Failed(Error::NotStored(WHY.into())),
+        Kind::Change | Kind::Repeatable => Outcome::Failed(Error::OutcomeUnknown(WHY.into())),
     }
 }
 
@@ -258,7 +290,7 @@ mod tests {
         let mut slots = Slots::new(1, true);
         assert!(matches!(slots.begin(id(1), Op::Info, 0), Begin::Execute));
         assert!(slots.complete(id(1), Some(changed(1))).is_some());
-        assert!(matches!(slots.slots[0].state, State::Answered(None)));
+        assert!(matches!(slots.slots[0].state, State::Answered { outcome: None, .. }));
         slots.disconnect();
         assert!(matches!(slots.begin(id(1), Op::Info, 0), Begin::Execute));
     }
@@ -267,21 +299,60 @@ mod tests {
     fn a_cancellation_is_answered_exactly_once_whatever_it_meets() {
         let mut slots = Slots::new(1, true);
         // Before the request: it never begins.
-        assert!(matches!(slots.cancel(id(1)), Cancel::Answer));
+        assert!(matches!(slots.cancel(id(1)), Cancel::Answer(Op::Cancel, Outcome::Cancelled)));
         let Begin::Replay(outcome) = slots.begin(id(1), Op::Write, 0) else { panic!("begun after all") };
         assert!(matches!(outcome, Outcome::Cancelled));
         // While it is done on the spot: the answer is on its way.
         assert!(matches!(slots.begin(id(2), Op::Write, 0), Begin::Execute));
         assert!(matches!(slots.cancel(id(2)), Cancel::Ignore));
-        assert!(matches!(slots.complete(id(2), None), Some((Op::Write, Outcome::Cancelled))));
+        // Whether it was done nobody knows: *cancelled* would say that it was not.
+        let stopped = slots.complete(id(2), None);
+        assert!(matches!(stopped, Some((Op::Write, Outcome::Failed(Error::OutcomeUnknown(_))))));
         // Late.
         assert!(matches!(slots.cancel(id(2)), Cancel::Ignore));
         assert!(matches!(slots.cancel(id(1)), Cancel::Ignore));
         // Its answer was lost with the connection.
         slots.disconnect();
-        assert!(matches!(slots.cancel(id(2)), Cancel::Answer));
+        let again = slots.cancel(id(2));
+        assert!(matches!(again, Cancel::Answer(Op::Write, Outcome::Failed(Error::OutcomeUnknown(_)))));
         assert!(matches!(slots.cancel(id(2)), Cancel::Ignore));
+        // One that was done is answered by what became of it.
+        assert!(matches!(slots.begin(id(3), Op::Write, 0), Begin::Execute));
+        slots.disconnect();
+        assert!(slots.complete(id(3), Some(changed(3))).is_none());
+        let Cancel::Answer(Op::Write, outcome) = slots.cancel(id(3)) else { panic!("not answered") };
+        assert_eq!(version(&outcome), 3);
+        // A question that was stopped has changed nothing.
+        assert!(matches!(slots.begin(id(4), Op::Read, 0), Begin::Execute));
+        assert!(matches!(slots.complete_stopped(id(4)), Some((Op::Read, Outcome::Cancelled))));
         assert!(matches!(slots.cancel(RequestId { slot: 1, sequence: 1 }), Cancel::Refuse(_)));
+    }
+
+    impl Slots {
+        fn complete_stopped(&mut self, id: RequestId) -> Option<(Op, Outcome)> {
+            self.cancel(id);
+            self.complete(id, None)
+        }
+    }
+
+    #[test]
+    fn slots_take_memory_only_where_they_are_used() {
+        let mut slots = Slots::new(65_536, true);
+        assert!(matches!(slots.begin(id(1), Op::Write, 0), Begin::Execute));
+        assert_eq!((slots.slots.len(), slots.count()), (1, 65_536));
+        let far = RequestId { slot: 65_535, sequence: 1 };
+        assert!(matches!(slots.begin(far, Op::Write, 0), Begin::Execute));
+        assert!(slots.complete(far, Some(changed(1))).is_some());
+        let beyond = RequestId { slot: 65_536, sequence: 1 };
+        assert!(matches!(slots.begin(beyond, Op::Write, 0), Begin::Refuse(NO_SLOT)));
+    }
+
+    #[test]
+    fn a_slot_whose_answer_was_to_something_else_is_refused() {
+        let mut slots = Slots::new(1, true);
+        slots.begin(id(1), Op::Write, 0);
+        slots.complete(id(1), Some(changed(1)));
+        assert!(matches!(slots.begin(id(1), Op::Delete, 0), Begin::Refuse(_)));
     }
 
     #[test]

@@ -48,6 +48,8 @@ counters! {
     replays, "synapse_replays";
     /// Of these, not answered on the spot.
     waits, "synapse_waits";
+    /// Changes of grants that clients were told of.
+    grants, "synapse_grants_changed";
     /// Cancellations that arrived.
     cancels, "synapse_cancels";
     /// Bytes of large payloads that were copied, because they arrived with their head.

@@ -1,7 +1,7 @@
 //! What must hold for any bytes at all; called by the tests with recorded and random bytes, and by the fuzz
 //! targets.
 
-use blocker::{Segments, Timestamp};
+use blocker::{Capabilities, Segments, Timestamp};
 use synapse::codec::*;
 
 /// As large as a payload may be here.
@@ -25,7 +25,10 @@ pub(crate) fn requests(data: &[u8]) {
         let payload = Segments::from(again[second.head_bytes..].to_vec());
         let request_again = Request::decode(&second, payload, &mut names, Timestamp(0)).expect("our own");
         assert_eq!(format!("{request:?}"), format!("{request_again:?}"));
-        assert!(head.head_bytes > EXTENSION_BYTES_MAX as usize / 2 || request.cost_bytes(1 << 20) > 0);
+        assert!(
+            head.head_bytes > EXTENSION_BYTES_MAX as usize / 2
+                || request.cost_bytes(&Capabilities::full(1 << 20)) > 0
+        );
     });
 }
 

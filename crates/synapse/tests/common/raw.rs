@@ -41,7 +41,7 @@ impl Arrived {
 
 pub(crate) fn hello(lane: u16) -> Hello {
     let session = SessionId { client: [lane as u8 + 1; 16], lane };
-    Hello { session, features: Features(0), nonce: [7; 32], credits: Credits { slots: 4, bytes: 1 << 24 } }
+    Hello::new(session, Features(0), [7; 32], Credits { slots: 4, bytes: 1 << 24 })
 }
 
 impl Raw {

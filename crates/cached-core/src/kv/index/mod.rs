@@ -39,7 +39,8 @@ impl Index {
         // Shards fill unevenly: four standard deviations, and a floor for tiny ones.
         let mean = items_max.div_ceil(shards);
         let per_shard = mean + 4 * mean.isqrt() + 64;
-        let shards: Box<[Shard]> = (0..shards).map(|_| Shard::new(per_shard)).collect::<Result<_, _>>()?;
+        let shard = |number| Shard::new(per_shard, number, shards);
+        let shards: Box<[Shard]> = (0..shards).map(shard).collect::<Result<_, _>>()?;
         let bytes_max = shards.iter().map(Shard::bytes_max).sum();
         Ok(Index { shard_mask: shards.len() - 1, shards, bytes_max })
     }
@@ -52,6 +53,13 @@ impl Index {
 
     pub(crate) fn shards(&self) -> &[Shard] {
         &self.shards
+    }
+
+    /// Items ever stored, and items there.
+    pub(crate) fn stored_and_items(&self) -> (u64, u64) {
+        self.shards
+            .iter()
+            .fold((0, 0), |(stored, items), shard| (stored + shard.stored(), items + shard.items()))
     }
 
     /// The most memory the index can ever take.

@@ -6,11 +6,12 @@
 //! divides the bucket at `split` and moves on. Dividing holds that one bucket's lock; a reader that
 //! waited for it checks afterwards that its hash still belongs there.
 //!
-//! Lock order: the growth lock, then a bucket, then the overflow pool.
+//! Locks: the growth lock, then a bucket, then the overflow pool.
 
 use super::ITEMS_PER_BUCKET;
 use super::bucket::{Bucket, Buckets, SLOTS};
 use crate::KeyHash;
+use crate::kv::order;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
 
 /// Buckets a shard starts with.
@@ -27,6 +28,8 @@ pub(crate) struct Shard {
     overflow_max: u32,
     growing: Mutex<()>,
     overflow_pool: Mutex<OverflowPool>,
+    /// How many shards there are: each gives CAS values with a remainder of its own.
+    cas_step: u64,
     counters: Counters,
 }
 
@@ -36,6 +39,7 @@ pub(super) struct Counters {
     items: AtomicU64,
     bytes: AtomicU64,
     stored: AtomicU64,
+    /// The next one.
     cas: AtomicU64,
     /// Items, and their bytes, that a flush has ended but nobody has removed yet.
     flushed_items: AtomicU64,
@@ -68,7 +72,8 @@ fn address(extent: u64, hash: KeyHash) -> u32 {
 }
 
 impl Shard {
-    pub(super) fn new(items_max: u64) -> std::io::Result<Shard> {
+    /// An empty shard, the `number`th of `shards`.
+    pub(super) fn new(items_max: u64, number: u64, shards: u64) -> std::io::Result<Shard> {
         let buckets_max = (items_max.div_ceil(ITEMS_PER_BUCKET) as u32).max(BUCKETS_INITIAL) + 1;
         // At the target load less than a third of the buckets have a second line; half is ample, and
         // a shard that has used all its buckets can still chain.
@@ -79,13 +84,14 @@ impl Shard {
             overflow: Buckets::reserve(overflow_max)?,
             buckets_max,
             overflow_max,
-            growing: Mutex::new(()),
-            overflow_pool: Mutex::new(OverflowPool { free: Vec::new(), unused: 0 }),
+            growing: Mutex::ranked((), &order::GROWTH),
+            overflow_pool: Mutex::ranked(OverflowPool { free: Vec::new(), unused: 0 }, &order::OVERFLOW),
+            cas_step: shards,
             counters: Counters {
                 items: AtomicU64::new(0),
                 bytes: AtomicU64::new(0),
                 stored: AtomicU64::new(0),
-                cas: AtomicU64::new(0),
+                cas: AtomicU64::new(shards + number),
                 flushed_items: AtomicU64::new(0),
                 flushed_bytes: AtomicU64::new(0),
             },
@@ -146,9 +152,9 @@ impl Shard {
         self.counters.stored.load(Ordering::Relaxed)
     }
 
-    /// The next CAS value: rising, and unique for every key of the shard.
+    /// The next CAS value: rising for every key of the shard, never 0, and no other key's in any shard.
     pub(crate) fn next_cas(&self) -> u64 {
-        self.counters.cas.fetch_add(1, Ordering::Relaxed) + 1
+        self.counters.cas.fetch_add(self.cas_step, Ordering::Relaxed)
     }
 
     pub(crate) fn count_stored(&self) {
@@ -193,25 +199,21 @@ impl Shard {
 
     /// Locks the bucket that `hash` belongs to, after the table has grown while another one, or the same, was locked for it.
     #[cold]
-    fn lock_anew<'a>(&'a self, hash: KeyHash, mut held: &'a Bucket) -> Locked<'a> {
+    fn lock_anew<'a>(&'a self, hash: KeyHash, mut held: Held<'a>) -> Locked<'a> {
         loop {
             let bucket = self.spot(hash).bucket;
-            if std::ptr::eq(bucket, held) {
-                return Locked { shard: self, held: Held(bucket) };
+            if std::ptr::eq(bucket, held.bucket) {
+                return Locked { shard: self, held };
             }
-            held.unlock();
-            bucket.lock();
-            held = bucket;
+            drop(held);
+            held = Held::lock(bucket);
         }
     }
 
     /// Locks a bucket by number, for a walk over everything.
     pub(crate) fn lock_bucket(&self, index: u64) -> Option<Locked<'_>> {
-        (index < self.bucket_count()).then(|| {
-            let bucket = self.bucket(index as u32);
-            bucket.lock();
-            Locked { shard: self, held: Held(bucket) }
-        })
+        (index < self.bucket_count())
+            .then(|| Locked { shard: self, held: Held::lock(self.bucket(index as u32)) })
     }
 
     /// Divides one bucket if the shard is fuller than it should be. `rehash` tells the hash of the
@@ -230,9 +232,7 @@ impl Shard {
         }
         let split = extent as u32;
         let new = count as u32;
-        let bucket = self.bucket(split);
-        bucket.lock();
-        let old = Locked { shard: self, held: Held(bucket) };
+        let old = Locked { shard: self, held: Held::lock(self.bucket(split)) };
         let round = round_of(extent);
         let moved_bit = round;
         // Nobody can reach the new bucket before `extent` is written below, so its lock is not taken.
@@ -332,12 +332,12 @@ impl<'a> Spot<'a> {
     #[inline(always)]
     pub(crate) fn lock(&self, hash: KeyHash) -> Locked<'a> {
         let Spot { shard, bucket, extent } = *self;
-        bucket.lock();
+        let held = Held::lock(bucket);
         // Dividing a bucket happens under its lock, so once we hold it the answer is final.
         if shard.extent.load(Ordering::Acquire) == extent {
-            return Locked { shard, held: Held(bucket) };
+            return Locked { shard, held };
         }
-        shard.lock_anew(hash, bucket)
+        shard.lock_anew(hash, held)
     }
 }
 
@@ -365,19 +365,31 @@ impl<'a> Guess<'a> {
     /// Locks the bucket.
     #[inline]
     pub(crate) fn lock(self) -> Held<'a> {
-        self.0.lock();
-        Held(self.0)
+        Held::lock(self.0)
     }
 }
 
 /// A bucket whose lock is held: the right to read and change the items it leads to.
-pub(crate) struct Held<'a>(&'a Bucket);
+pub(crate) struct Held<'a> {
+    bucket: &'a Bucket,
+    /// Its place in the lock order; dropped after the lock has been given back.
+    _order: lock_order::Held,
+}
 
-impl Held<'_> {
+impl<'a> Held<'a> {
+    /// Locks a bucket.
+    #[inline(always)]
+    #[cfg_attr(debug_assertions, track_caller)]
+    fn lock(bucket: &'a Bucket) -> Held<'a> {
+        let _order = order::BUCKET.enter();
+        bucket.lock();
+        Held { bucket, _order }
+    }
+
     /// Where the item in a slot of the first line lies, if there is one: anybody's.
     #[inline]
     pub(crate) fn location(&self, slot: usize) -> Option<u32> {
-        let location = self.0.location_or_none(slot);
+        let location = self.bucket.location_or_none(slot);
         (location != 0).then_some(location)
     }
 }
@@ -385,7 +397,7 @@ impl Held<'_> {
 impl Drop for Held<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.unlock();
+        self.bucket.unlock();
     }
 }
 
@@ -428,7 +440,7 @@ impl<'a> Locked<'a> {
 
     #[inline]
     fn bucket(&self) -> &'a Bucket {
-        self.held.0
+        self.held.bucket
     }
 
     /// The slot with this tag whose location `is_it` accepts.
@@ -589,7 +601,7 @@ mod shuttle_tests {
     fn dividing_loses_nothing() {
         shuttle::check_random(
             || {
-                let shard = Arc::new(Shard::new(1000).unwrap());
+                let shard = Arc::new(Shard::new(1000, 0, 1).unwrap());
                 let add = |shard: &Shard, location: u32| {
                     let hash = hash_of(location);
                     assert!(shard.lock(hash).insert(hash, location, 1));

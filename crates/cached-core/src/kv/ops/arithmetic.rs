@@ -1,6 +1,6 @@
 //! Counting: decimal numbers in values, added to or subtracted from in place where they fit.
 
-use super::store::Over;
+use super::store::{Heritage, Over};
 use crate::KeyHash;
 use crate::kv::hook::Mutation;
 use crate::kv::item::state;
@@ -40,7 +40,7 @@ impl Kv {
                 before.wrapping_add(options.delta)
             };
             if let Some(expiry) = options.touch
-                && !item.set_expiry(expiry)
+                && !inner.set_expiry(item, found.location, expiry)
             {
                 drop(locked);
                 match self.give_expiry_room(key, hash) {
@@ -70,8 +70,6 @@ impl Kv {
             }
             // A longer number, or one that is being read: written anew.
             let (location, cas, expiry) = (found.location, item.cas(), item.expiry());
-            // As a number that fits in its place keeps its marks, so does one that does not.
-            let marks = item.state() & (state::STALE | state::TOKEN_SENT | state::FETCHED);
             let store = StoreOptions {
                 mode: StoreMode::Set,
                 client_flags: item.client_flags(),
@@ -83,13 +81,16 @@ impl Kv {
             let width = digits.len().max(shape.payload_bytes().min(DIGITS_MAX));
             let text = [digits, &[b' '; DIGITS_MAX][..width - digits.len()]].concat();
             drop(locked);
-            let Ok(mut reservation) = self.reserve(key, hash, text.len(), &store) else {
+            let Ok(mut reservation) = self.reserve_at_once(key, hash, text.len(), &store) else {
                 return ArithmeticOutcome::OutOfMemory;
             };
             if !reservation.write(&text) {
                 return ArithmeticOutcome::OutOfMemory;
             }
-            let over = Over { location, cas, number: Some(before), marks };
+            // As a number that fits in its place keeps its marks, so does one that does not.
+            let marks = state::STALE | state::TOKEN_SENT | state::FETCHED;
+            let heritage = Heritage::Attributes { marks };
+            let over = Over { location, cas, number: Some(before), marks: 0, heritage };
             match reservation.commit_over(over) {
                 Some(StoreOutcome::Stored { cas, .. }) => {
                     return ArithmeticOutcome::Done { value, cas, expiry, created: false };
@@ -132,18 +133,31 @@ impl Inner {
     }
 }
 
-/// A number as memcached reads it: blanks, an optional plus, digits, then the end or a blank.
+/// A number as memcached reads it (`strtoull`): white space, a sign, digits, then the end, white space or NUL. A minus is taken back
+/// from 2^64, and what comes of it must not look negative, so that `-1` is none.
 pub(super) fn parse(text: &[u8]) -> Option<u64> {
-    let start = text.iter().position(|byte| !byte.is_ascii_whitespace())?;
-    let text = text[start..].strip_prefix(b"+").unwrap_or(&text[start..]);
+    let start = text.iter().position(|byte| !is_space(*byte))?;
+    let (negative, text) = match &text[start..] {
+        [b'-', rest @ ..] => (true, rest),
+        [b'+', rest @ ..] | rest => (false, rest),
+    };
     let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    let ends = text.get(digits).is_none_or(u8::is_ascii_whitespace);
+    let ends = text.get(digits).is_none_or(|byte| is_space(*byte) || *byte == 0);
     if digits == 0 || !ends {
         return None;
     }
-    text[..digits]
+    let number = text[..digits]
         .iter()
-        .try_fold(0u64, |number, digit| number.checked_mul(10)?.checked_add(u64::from(digit - b'0')))
+        .try_fold(0u64, |number, digit| number.checked_mul(10)?.checked_add(u64::from(digit - b'0')))?;
+    if !negative {
+        return Some(number);
+    }
+    Some(number.wrapping_neg()).filter(|number| *number <= i64::MAX as u64)
+}
+
+/// C's `isspace`.
+fn is_space(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t'..=b'\r')
 }
 
 /// Writes a number from the left; the rest of the buffer keeps its blanks.
@@ -168,7 +182,11 @@ mod tests {
         assert_eq!(parse(b"12  "), Some(12));
         assert_eq!(parse(b" 12"), Some(12));
         assert_eq!(parse(b"+12"), Some(12));
-        for bad in [&b""[..], b" ", b"-1", b"1a", b"a1", b"1.5", b"+"] {
+        assert_eq!(parse(b"5\x0b"), Some(5));
+        assert_eq!(parse(b"5\0junk"), Some(5));
+        assert_eq!(parse(b"-18446744073709551615"), Some(1));
+        assert_eq!(parse(b"-0"), Some(0));
+        for bad in [&b""[..], b" ", b"-1", b"1a", b"a1", b"1.5", b"+", b"+-1", b"-9223372036854775808"] {
             assert_eq!(parse(bad), None, "{bad:?}");
         }
     }

@@ -1,6 +1,6 @@
 //! Deleting an item, or leaving it behind as stale or empty.
 
-use super::store::Over;
+use super::store::{Heritage, Over};
 use crate::KeyHash;
 use crate::clock::Expiry;
 use crate::kv::hook::Mutation;
@@ -33,7 +33,7 @@ impl Kv {
                 return DeleteOutcome::Done;
             }
             if let Some(expiry) = options.expiry
-                && !item.set_expiry(expiry)
+                && !inner.set_expiry(item, found.location, expiry)
             {
                 drop(locked);
                 match self.give_expiry_room(key, hash) {
@@ -66,11 +66,12 @@ impl Kv {
             new_cas: options.new_cas.or((!options.invalidate).then_some(cas)),
             ..StoreOptions::default()
         };
-        let Ok(reservation) = self.reserve(key, hash, 0, &store) else {
+        let Ok(reservation) = self.reserve_at_once(key, hash, 0, &store) else {
             return Some(DeleteOutcome::OutOfMemory);
         };
         let marks = if options.invalidate { state::STALE } else { 0 };
-        let outcome = reservation.commit_over(Over { location, cas, number: None, marks })?;
+        let over = Over { location, cas, number: None, marks, heritage: Heritage::None };
+        let outcome = reservation.commit_over(over)?;
         Some(match outcome {
             StoreOutcome::Stored { .. } => DeleteOutcome::Done,
             _ => DeleteOutcome::OutOfMemory,

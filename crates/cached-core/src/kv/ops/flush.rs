@@ -5,14 +5,18 @@
 //! [`Kv::maintain`] and by whoever needs memory.
 
 use crate::arena::RegionId;
+use crate::kv::reclaim::Effort;
 use crate::kv::{Inner, Kv};
 use crate::sync::{Ordering, lock};
 
 impl Kv {
     /// Every item stored before this call is gone when it returns.
     pub fn flush_all(&self) {
-        self.inner.flush_due.store(0, Ordering::Relaxed);
+        // It takes the place of one that is to come; one that is due already happens first.
+        self.inner.now();
+        let due = self.inner.flush_due.load(Ordering::Relaxed);
         self.inner.flush();
+        let _ = self.inner.flush_due.compare_exchange(due, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     /// Everything that is stored when the clock reaches `secs` is gone from then on. A later call
@@ -30,7 +34,7 @@ impl Kv {
         let now = inner.now();
         let boundary = inner.flush_boundary.load(Ordering::Acquire);
         if boundary == 0 {
-            return false;
+            return inner.make_room(now);
         }
         if !inner.has_regions_before(boundary) {
             // Nothing older is left: lookups need not compare any more. A flush that came in
@@ -42,21 +46,20 @@ impl Kv {
             }
             return false;
         }
-        let mut reclaimer = lock(&inner.reclaimer);
-        for _ in 0..16 {
-            // Flushed regions are all garbage, so they come first.
-            inner.reclaim_step(&mut reclaimer, now, 256, false);
-        }
-        true
+        // Flushed regions are all garbage, so they come first. Those that are read or written are left for another time.
+        inner.reclaim_some(now)
     }
 }
 
 impl Inner {
+    /// Flushes for the operation that finds it due. Others that begin meanwhile wait for it: none may still see what is gone.
     #[cold]
     pub(in crate::kv) fn flush_if_due(&self, due: u32) {
-        let mine = self.flush_due.compare_exchange(due, 0, Ordering::AcqRel, Ordering::Relaxed);
-        if mine.is_ok() {
+        let _flushing = lock(&self.flushing);
+        if self.flush_due.load(Ordering::Relaxed) == due {
             self.flush();
+            // Unless another has been asked for, in its place.
+            let _ = self.flush_due.compare_exchange(due, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
@@ -69,6 +72,21 @@ impl Inner {
             self.flush_boundary.fetch_max(self.arena.next_sequence(), Ordering::AcqRel);
         });
         self.index.shards().iter().for_each(|shard| shard.count_flushed(false));
+    }
+
+    /// A store that does not evict turns what has been deleted into free regions before somebody has to wait for one.
+    fn make_room(&self, now: u32) -> bool {
+        !self.evict
+            && self.arena.kv_available() < self.pace_below.load(Ordering::Relaxed)
+            && self.reclaim_some(now)
+    }
+
+    /// Some steps of upkeep; false if there was nothing to do.
+    fn reclaim_some(&self, now: u32) -> bool {
+        const STEPS: usize = 16;
+        const ENTRIES: usize = 256;
+        let mut reclaimer = lock(&self.reclaimer);
+        (0..STEPS).take_while(|_| self.reclaim_step(&mut reclaimer, now, ENTRIES, Effort::Upkeep)).count() > 0
     }
 
     fn has_regions_before(&self, boundary: u64) -> bool {

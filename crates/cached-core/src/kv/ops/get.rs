@@ -86,8 +86,8 @@ impl Kv {
             };
             let item = found.item;
             let expiry_before = item.expiry();
-            if let Some(expiry) = options.touch
-                && !item.set_expiry(expiry)
+            if let Some(expiry) = options.touch.filter(|_| !created)
+                && !inner.set_expiry(item, found.location, expiry)
             {
                 drop(locked);
                 self.give_expiry_room(key, hash)?;
@@ -101,9 +101,9 @@ impl Kv {
                 ..Fetched::default()
             };
             if options.tokens {
-                hand_out_token(item, options, now, &mut fetched);
+                hand_out_token(item, options, &mut fetched);
             }
-            if options.touch.is_some() {
+            if options.touch.is_some() && !created {
                 inner.tell(Mutation::Touched, key, item.cas());
             }
             let result = f(&ItemView { kv: inner, item, location: found.location, now }, &fetched);
@@ -114,15 +114,21 @@ impl Kv {
         }
     }
 
-    /// Rewrites an item that never expires so that it has room for an expiry.
+    /// Rewrites an item that never expires so that it has room for an expiry. Without eviction every item has.
+    ///
+    /// # Errors
+    /// [`Miss::OutOfMemory`] only if no memory can be freed at all; otherwise the item is gone.
     pub(super) fn give_expiry_room(&self, key: &[u8], hash: KeyHash) -> Result<(), Miss> {
         let inner: &Arc<Inner> = &self.inner;
         loop {
             let now = inner.now();
-            let (location, shape) = {
+            // What is pinned is not evicted to make room for it, and what counts as used survives a walk that has begun.
+            let (location, shape, _pins) = {
                 let locked = inner.index.shard(hash).lock(hash);
                 let found = inner.find(&locked, hash, key, now)?;
-                (found.location, found.item.shape())
+                inner.bump_unread(found.item, now);
+                let view = ItemView { kv: inner, item: found.item, location: found.location, now };
+                (found.location, found.item.shape(), (view.pin_entry(), view.pin()))
             };
             let mut fields = shape.fields();
             if fields.expiry {
@@ -158,7 +164,7 @@ impl Kv {
                     old.slot.set_location(entry.location);
                     locked.shard().adjust_bytes(u64::from(entry.bytes), u64::from(old_bytes));
                     // Only the entry moves; pieces of a large value stay where they are.
-                    inner.bury_entry(old.location, old_bytes);
+                    inner.bury_entry(old.location, old_bytes, Expiry::NEVER);
                     inner.publish(entry);
                     return Ok(());
                 }
@@ -183,16 +189,16 @@ impl Kv {
 
 /// Stampede protection: of all who read a stale, vanished or soon-to-expire item, one wins the right
 /// to refresh it.
-fn hand_out_token(item: ItemPtr, options: &FetchOptions, now: u32, fetched: &mut Fetched) {
+fn hand_out_token(item: ItemPtr, options: &FetchOptions, fetched: &mut Fetched) {
     let marks = item.state();
     fetched.token_sent = marks & state::TOKEN_SENT != 0;
     fetched.stale = marks & state::STALE != 0;
     fetched.won = fetched.created;
     if !fetched.token_sent {
+        let expiry = if options.recache_after_touch { item.expiry() } else { fetched.expiry_before };
         let soon = options
-            .recache_below_secs
-            .zip(item.expiry().remaining_secs(now))
-            .is_some_and(|(below, remaining)| remaining < below);
+            .recache_below
+            .is_some_and(|below| expiry != Expiry::NEVER && expiry.as_secs() < below.as_secs());
         fetched.won |= fetched.stale || soon && !fetched.created;
     }
     if fetched.won {

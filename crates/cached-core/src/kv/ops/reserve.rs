@@ -11,7 +11,8 @@ use crate::sync::{Arc, Ordering};
 /// Room for one value. Fill it with [`spare`](Reservation::spare) and [`advance`](Reservation::advance)
 /// or [`write`](Reservation::write), then [`commit`](Reservation::commit); dropped before, it leaves no trace.
 ///
-/// A large value takes memory only as it arrives, at most one region ahead.
+/// A large value takes memory only as it arrives, at most one region ahead. What waits for the rest of its value holds memory
+/// that nothing can be reclaimed from, so all reservations together are bounded: see [`Kv::reserve`].
 pub struct Reservation {
     inner: Arc<Inner>,
     hash: KeyHash,
@@ -22,8 +23,8 @@ pub struct Reservation {
     filled: usize,
     /// Bytes of the value that the pieces have room for.
     allocated: usize,
-    /// Counted against the store's limit for values under way.
-    counted: u64,
+    /// Counted against the store's limit for values under way; `None`: the value is at hand, and nobody is waited for.
+    arriving: Option<u64>,
     place: Place,
 }
 
@@ -40,18 +41,43 @@ enum Place {
 unsafe impl Send for Reservation {}
 
 impl Kv {
-    /// Reserves room for a value of `value_bytes` bytes. The mode of `options` is applied at
+    /// Reserves room for a value of `value_bytes` bytes that is still to come. The mode of `options` is applied at
     /// [`Reservation::commit`]; append and prepend are not for here.
     ///
+    /// Reservations may hold a quarter of the memory, the whole of each value counted, and lie in a quarter of the regions. The
+    /// bound is theirs alone: it never keeps [`Kv::store`] from storing a value that is there.
+    ///
     /// # Errors
-    /// [`StoreOutcome::TooLarge`], or [`StoreOutcome::OutOfMemory`] when there is no room, or too
-    /// many values are under way.
+    /// [`StoreOutcome::TooLarge`], or [`StoreOutcome::OutOfMemory`] when there is no room, or the bound is reached: then the
+    /// caller collects the value elsewhere, and stores it when it is complete.
     pub fn reserve(
         &self,
         key: &[u8],
         hash: KeyHash,
         value_bytes: usize,
         options: &StoreOptions,
+    ) -> Result<Reservation, StoreOutcome> {
+        self.reserve_for(key, hash, value_bytes, options, true)
+    }
+
+    /// Room for a value that is at hand, and will be written at once.
+    pub(super) fn reserve_at_once(
+        &self,
+        key: &[u8],
+        hash: KeyHash,
+        value_bytes: usize,
+        options: &StoreOptions,
+    ) -> Result<Reservation, StoreOutcome> {
+        self.reserve_for(key, hash, value_bytes, options, false)
+    }
+
+    fn reserve_for(
+        &self,
+        key: &[u8],
+        hash: KeyHash,
+        value_bytes: usize,
+        options: &StoreOptions,
+        is_arriving: bool,
     ) -> Result<Reservation, StoreOutcome> {
         let inner = &self.inner;
         if !inner.fits(key.len(), value_bytes) {
@@ -69,16 +95,25 @@ impl Kv {
             value_bytes,
             filled: 0,
             allocated: 0,
-            counted: 0,
+            arriving: None,
             place: Place::Pieces(Vec::new()),
         };
+        if is_arriving {
+            reservation.count(value_bytes as u64)?;
+        }
         if let Some(shape) = inner.inline_shape(key.len(), value_bytes, options) {
             let bytes = inner.padded(shape.entry_bytes());
-            reservation.count(u64::from(bytes))?;
             let stream = inner.stream_for(options.expiry, now);
             let entry = inner.alloc(stream, bytes, now).ok_or(StoreOutcome::OutOfMemory)?;
             inner.fill(entry, shape, key, b"", &inner.fresh_attributes(options, now));
+            if is_arriving && !inner.hold_region(entry, inner.bodies_regions_max) {
+                inner.abandon(entry);
+                return Err(StoreOutcome::OutOfMemory);
+            }
             reservation.place = Place::Inline(entry);
+        } else if is_arriving {
+            // The first piece at once: who is refused now can go another way.
+            reservation.add_piece(value_bytes, inner.bodies_regions_max).ok_or(StoreOutcome::OutOfMemory)?;
         }
         Ok(reservation)
     }
@@ -104,7 +139,8 @@ impl Reservation {
             }
             Place::Pieces(_) => {
                 if self.allocated == self.filled {
-                    self.add_piece(remaining)?;
+                    // A value that has been let in may go on a little longer.
+                    self.add_piece(remaining, self.inner.bodies_regions_max * 2)?;
                 }
                 self.last_piece()?
             }
@@ -124,20 +160,19 @@ impl Reservation {
         Some((data.wrapping_add(*bytes as usize - left), left))
     }
 
-    fn add_piece(&mut self, wanted: usize) -> Option<()> {
+    /// Takes memory for more of the value, unless values under way lie in more than `regions_max` regions.
+    fn add_piece(&mut self, wanted: usize, regions_max: u32) -> Option<()> {
         let now = self.inner.clock.now_secs();
-        // The exact size is known only afterwards; what is asked for bounds it.
-        let ask = wanted.min(self.inner.arena.region_bytes());
-        self.count(ask as u64).ok()?;
-        let allocated = self.inner.alloc_piece(ask, now);
-        let got = allocated.map_or(0, |(_, data)| u64::from(data));
-        self.uncount(ask as u64 - got);
-        let (entry, data) = allocated?;
+        let (entry, data) = self.inner.alloc_piece(wanted.min(self.inner.arena.region_bytes()), now)?;
         let at = self.inner.ptr(entry.location);
         // SAFETY: the entry is ours, has room for the header, and is aligned to a granule.
         unsafe {
             Shape::piece(data).write(at);
             extent::write_piece_owner(at, self.hash);
+        }
+        if self.arriving.is_some() && !self.inner.hold_region(entry, regions_max) {
+            self.inner.abandon(entry);
+            return None;
         }
         if let Place::Pieces(pieces) = &mut self.place {
             pieces.push((entry, data));
@@ -188,6 +223,7 @@ impl Reservation {
         }
         let inner = self.inner.clone();
         let now = inner.now();
+        self.arrived();
         let key = self.key;
         let key = &key[..usize::from(self.key_bytes)];
         let outcome = match std::mem::replace(&mut self.place, Place::Gone) {
@@ -236,30 +272,52 @@ impl Reservation {
     }
 
     fn count(&mut self, bytes: u64) -> Result<(), StoreOutcome> {
+        self.arriving = Some(bytes);
         let before = self.inner.bodies_bytes.fetch_add(bytes, Ordering::Relaxed);
-        self.counted += bytes;
-        // One value alone may always come in, whatever its size.
-        if before != self.counted - bytes && before + bytes > self.inner.bodies_bytes_max {
-            self.uncount(bytes);
-            return Err(StoreOutcome::OutOfMemory);
-        }
-        Ok(())
+        // Dropped by the caller, it is not counted any more. One value alone always fits.
+        if before + bytes > self.inner.bodies_bytes_max { Err(StoreOutcome::OutOfMemory) } else { Ok(()) }
     }
 
-    fn uncount(&mut self, bytes: u64) {
+    /// Nothing is waited for any more, so nothing is held.
+    fn arrived(&mut self) {
+        let Some(bytes) = self.arriving.take() else { return };
         self.inner.bodies_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.counted -= bytes;
+        match &self.place {
+            Place::Inline(entry) => self.inner.let_region_go(*entry),
+            Place::Pieces(pieces) => pieces.iter().for_each(|(piece, _)| self.inner.let_region_go(*piece)),
+            Place::Gone => {}
+        }
+    }
+}
+
+impl Inner {
+    /// Counts the entry's region as one that waits for a value; false, and nothing counted, if those were more than `regions_max`
+    /// then.
+    fn hold_region(&self, entry: Entry, regions_max: u32) -> bool {
+        if !self.arena.region(entry.region).begin_arrival()
+            || self.bodies_regions.fetch_add(1, Ordering::Relaxed) < regions_max
+        {
+            return true;
+        }
+        self.let_region_go(entry);
+        false
+    }
+
+    fn let_region_go(&self, entry: Entry) {
+        if self.arena.region(entry.region).end_arrival() {
+            self.bodies_regions.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        self.arrived();
         match std::mem::replace(&mut self.place, Place::Gone) {
             Place::Inline(entry) => self.inner.abandon(entry),
             Place::Pieces(pieces) => pieces.iter().for_each(|(piece, _)| self.inner.abandon(*piece)),
             Place::Gone => {}
         }
-        self.uncount(self.counted);
     }
 }
 

@@ -20,6 +20,9 @@ pub(super) enum Decision {
 }
 
 /// The item that a value is to take the place of, and none other.
+///
+/// What names the item is compared; what may have changed since it was looked at (expiry, marks) is not relied on, but taken
+/// from the item as it is when the value takes its place.
 #[derive(Clone, Copy)]
 pub(super) struct Over {
     /// Where it lies.
@@ -30,6 +33,17 @@ pub(super) struct Over {
     pub(super) number: Option<u64>,
     /// Marks for the new item's state.
     pub(super) marks: u8,
+    /// What lives on of the old item.
+    pub(super) heritage: Heritage,
+}
+
+/// What a new item takes over from the one whose place it takes.
+#[derive(Clone, Copy)]
+pub(super) enum Heritage {
+    /// Nothing.
+    None,
+    /// Expiry and client flags, and of its marks those given.
+    Attributes { marks: u8 },
 }
 
 impl Over {
@@ -72,7 +86,7 @@ impl Kv {
                 Decision::Refuse(outcome) => return outcome,
             };
             if let Some(old) = old
-                && let Some(outcome) = inner.overwrite(&locked, old, shape, value, &attributes, options)
+                && let Some(outcome) = inner.overwrite(&locked, old, shape, value, &attributes)
             {
                 return outcome;
             }
@@ -96,7 +110,7 @@ impl Kv {
     }
 
     fn store_large(&self, key: &[u8], hash: KeyHash, value: &[u8], options: &StoreOptions) -> StoreOutcome {
-        match self.reserve(key, hash, value.len(), options) {
+        match self.reserve_at_once(key, hash, value.len(), options) {
             Ok(mut reservation) => {
                 if !reservation.write(value) {
                     return StoreOutcome::OutOfMemory;
@@ -137,7 +151,7 @@ impl Kv {
                 key_binary,
                 ..*options
             };
-            let mut reservation = match self.reserve(key, hash, old.bytes() + value.len(), &joined) {
+            let mut reservation = match self.reserve_at_once(key, hash, old.bytes() + value.len(), &joined) {
                 Ok(reservation) => reservation,
                 // As memcached answers when the joined item does not fit.
                 Err(_) => return StoreOutcome::NotStored,
@@ -151,7 +165,8 @@ impl Kv {
             }
             // The old value is pinned until here, so its place cannot have been reused: the same
             // location means the same, unchanged value.
-            let over = Over { location, cas: attributes.cas, number: None, marks: 0 };
+            let heritage = Heritage::Attributes { marks: 0 };
+            let over = Over { location, cas: attributes.cas, number: None, marks: 0, heritage };
             match reservation.commit_over(over) {
                 Some(outcome) => return outcome,
                 None => drop(old),
@@ -175,7 +190,8 @@ impl Inner {
         Fields {
             cas: self.cas,
             // A stale store takes over the old item's expiry, whatever that is.
-            expiry: options.expiry != Expiry::NEVER || options.allow_stale,
+            // Without eviction a touch must never need memory.
+            expiry: options.expiry != Expiry::NEVER || options.allow_stale || !self.evict,
             client_flags: options.client_flags != 0,
             extents: false,
             key_binary: options.key_binary,
@@ -221,7 +237,7 @@ impl Inner {
         let mut attributes = self.fresh_attributes(options, now);
         match (options.mode, old) {
             (StoreMode::Add, Some(old)) => {
-                self.bump(old.item, now);
+                self.bump_unread(old.item, now);
                 return Decision::Refuse(StoreOutcome::NotStored);
             }
             (StoreMode::Replace, None) => return Decision::Refuse(StoreOutcome::NotStored),
@@ -264,12 +280,12 @@ impl Inner {
         shape: Shape,
         value: &[u8],
         attributes: &Attributes,
-        options: &StoreOptions,
     ) -> Option<StoreOutcome> {
         let mut item = old.item;
-        // An item with an expiry moves on to a region of items that expire when it does now.
+        // An item with an expiry moves on to a region of items that expire when it does now; where nothing is evicted it may be that
+        // there is no memory to move to.
         let fields = item.shape().fields();
-        if fields.expiry
+        if fields.expiry && self.evict
             || fields != shape.fields()
             || self.padded(item.shape().entry_bytes()) != self.padded(shape.entry_bytes())
             || self.arena.region(self.region_of(old.location)).pins() != 0
@@ -281,11 +297,12 @@ impl Inner {
         // SAFETY: the padded size is unchanged, so the value fits; the bucket's lock keeps readers
         // away, and with no pin on the region nobody reads outside of it.
         unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), item.payload_ptr(), value.len()) };
+        let fits = self.set_expiry(item, old.location, attributes.expiry);
+        debug_assert!(fits, "the fields are the same");
         item.set_attributes(attributes);
         item.set_policy_bits(bits);
         locked.shard().count_stored();
         self.tell(Mutation::Stored, item.key(), attributes.cas);
-        debug_assert!(options.expiry == Expiry::NEVER);
         Some(StoreOutcome::Stored { cas: attributes.cas, value_bytes: value.len() })
     }
 
@@ -320,9 +337,7 @@ impl Inner {
             }
         }
         locked.shard().count_stored();
-        if item.shape().fields().expiry {
-            self.arena.region(entry.region).note_expiry(entry.bytes, attributes.expiry);
-        }
+        self.note_expiry(item, entry.location, attributes.expiry);
         self.tell(Mutation::Stored, key, attributes.cas);
         self.publish(entry);
         debug_assert!(options.new_cas.is_none_or(|cas| !self.cas || cas == attributes.cas));
@@ -330,9 +345,38 @@ impl Inner {
     }
 
     /// Decides under the lock and links a complete entry, or abandons it. With `over`, only if the
-    /// item still lies there.
+    /// item still lies there. Not under a lock.
     #[allow(clippy::too_many_arguments)] // As above.
     pub(super) fn decide_and_link(
+        &self,
+        hash: KeyHash,
+        key: &[u8],
+        mut entry: Entry,
+        value_bytes: usize,
+        options: &StoreOptions,
+        over: Option<Over>,
+        now: u32,
+    ) -> Linked {
+        loop {
+            if let Some(linked) = self.try_link(hash, key, entry, value_bytes, options, over, now) {
+                return linked;
+            }
+            // Everything has been flushed since the entry was allocated. The store happens now, so its entry belongs behind the line.
+            let later = self.alloc(self.stream_for(options.expiry, now), entry.bytes, now);
+            if let Some(later) = later {
+                self.copy_entry(entry.location, later);
+            }
+            self.abandon(entry);
+            match later {
+                Some(later) => entry = later,
+                None => return Linked::Refused(StoreOutcome::OutOfMemory),
+            }
+        }
+    }
+
+    /// `None`, and nothing done, if the entry lies before the line of a flush.
+    #[allow(clippy::too_many_arguments)] // As above.
+    fn try_link(
         &self,
         hash: KeyHash,
         key: &[u8],
@@ -341,19 +385,37 @@ impl Inner {
         options: &StoreOptions,
         over: Option<Over>,
         now: u32,
-    ) -> Linked {
+    ) -> Option<Linked> {
         let locked = self.index.shard(hash).lock(hash);
+        if self.is_flushed(entry.location) {
+            return None;
+        }
         let old = self.find(&locked, hash, key, now).ok();
         if let Some(over) = &over
             && !old.is_some_and(|old| over.is(old))
         {
             self.abandon(entry);
-            return Linked::Refused(StoreOutcome::NotStored);
+            return Some(Linked::Refused(StoreOutcome::NotStored));
         }
-        match self.decide(&locked, old, options, now) {
+        Some(match self.decide(&locked, old, options, now) {
             Decision::Store(mut attributes) => {
-                attributes.usage = attributes.usage.with(over.map_or(0, |over| over.marks));
                 let item = self.item_at(entry.location);
+                if let (Some(over), Some(old)) = (&over, &old) {
+                    attributes.usage = attributes.usage.with(over.marks);
+                    if let Heritage::Attributes { marks } = over.heritage {
+                        let fields = item.shape().fields();
+                        attributes.expiry = old.item.expiry();
+                        attributes.client_flags = old.item.client_flags();
+                        attributes.usage = attributes.usage.with(old.item.state() & marks);
+                        if attributes.expiry != Expiry::NEVER && !fields.expiry
+                            || attributes.client_flags != 0 && !fields.client_flags
+                        {
+                            // It was given what the new entry has no room for.
+                            self.abandon(entry);
+                            return Some(Linked::Refused(StoreOutcome::NotStored));
+                        }
+                    }
+                }
                 item.set_attributes(&attributes);
                 Linked::Done(self.link(&locked, hash, key, entry, old, value_bytes, &attributes, options))
             }
@@ -361,6 +423,6 @@ impl Inner {
                 self.abandon(entry);
                 Linked::Refused(outcome)
             }
-        }
+        })
     }
 }

@@ -93,6 +93,34 @@ fn an_older_cas_value_may_store_stale() {
 }
 
 #[test]
+fn cas_values_are_unique_and_rise() {
+    let (kv, _) = store(8 << 20, 1 << 20);
+    let mut seen = std::collections::HashSet::new();
+    for round in 0..3 {
+        for n in 0..2_000u32 {
+            let before = kv.get_with_cas(&n.to_le_bytes()).map(|(_, cas)| cas);
+            kv.set(&n.to_le_bytes(), &[round; 10]).unwrap();
+            let (_, cas) = kv.get_with_cas(&n.to_le_bytes()).unwrap();
+            assert!(cas > before.unwrap_or(0), "{cas} after {before:?}");
+            assert!(seen.insert(cas), "two keys had {cas}");
+        }
+    }
+}
+
+#[test]
+fn a_refused_add_is_a_use_but_no_read() {
+    let (kv, clock) = store(8 << 20, 1 << 20);
+    let seen = || kv.peek(b"k", kv.hash(b"k"), |item| (item.fetched(), item.last_access())).unwrap();
+    kv.set(b"k", b"1").unwrap();
+    clock.advance(5);
+    assert!(!kv.add(b"k", b"2").unwrap());
+    assert_eq!(seen(), (false, kv.now_secs()));
+    kv.get(b"k");
+    assert!(!kv.add(b"k", b"2").unwrap());
+    assert!(seen().0);
+}
+
+#[test]
 fn without_cas_items_are_eight_bytes_smaller() {
     let (with, _) = store(8 << 20, 1 << 20);
     let (without, _) = store_with(KvConfig { arena_bytes: 8 << 20, cas: false, ..KvConfig::default() });

@@ -1,10 +1,13 @@
 //! Tests of the whole store: a model beside it, pressure, threads.
 
+mod arriving;
 mod behaviour;
+mod full;
 mod model;
 mod pressure;
 mod read_many;
 mod threads;
+mod time;
 
 use super::{Kv, KvConfig};
 use crate::clock::TickClock;

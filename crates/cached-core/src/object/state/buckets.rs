@@ -12,9 +12,13 @@ impl Object {
         slot.state().has_bucket() && slot.state() != State::Writing && env.meta(slot.bucket()).refs() == 1
     }
 
-    /// Puts another slot in a slot's place, and lets go of the bucket there was.
+    /// Puts another slot in a slot's place, and lets go of the bucket there was. Forgotten, the slot no longer covers
+    /// what the store has been asked for before: that may be older.
     pub(super) fn put(&mut self, env: &Env<'_>, at: u32, slot: Slot) {
         let old = self.slots.set(at, slot);
+        if slot == Slot::ABSENT && old != Slot::ABSENT {
+            self.spoil_bytes(at..at + 1);
+        }
         env.gauges.shift(old, slot);
         if matches!(old.state(), State::Dirty | State::DirtyWhole) {
             env.gauges.give_back(1);
@@ -61,17 +65,8 @@ impl Object {
         (head.known, head.is_full, head.store_version) = (Known::Unknown, false, None);
     }
 
-    /// Forgets what the store has as well; tells how many buckets went.
-    pub(crate) fn drop_clean(&mut self, env: &Env<'_>) -> u64 {
-        self.spoil_loads(0);
-        let clean = self.slots.known_from(0);
-        let clean = clean.filter(|(_, slot)| matches!(slot.state(), State::Clean | State::ZeroClean));
-        let clean: Vec<u32> = clean.map(|(at, _)| at).collect();
-        clean.iter().for_each(|at| self.clear(env, *at));
-        clean.len() as u64
-    }
-
-    /// Evicts one clean bucket, if it still is what the evictor took it for.
+    /// Evicts one clean bucket, if it still is what the evictor took it for. Not while the store is asked for it:
+    /// that would have to be asked again.
     pub(crate) fn evict(&mut self, env: &Env<'_>, at: u32, bucket: u32) -> bool {
         let slot = self.slots.get(at);
         let is_loading = self.activity.as_ref().is_some_and(|activity| activity.ranges.is_loading(at));

@@ -171,7 +171,6 @@ impl Object {
     pub(crate) fn truncate(&mut self, env: &Env<'_>, size: u64, means: &mut Means<'_>) {
         if size < self.head.size {
             self.pending.truncate_to = self.pending.truncate_to.min(size);
-            self.spoil_loads((size / BUCKET_U64) as u32);
             self.clear_from(env, size.div_ceil(BUCKET_U64) as u32);
             let (at, lo) = ((size / BUCKET_U64) as u32, (size % BUCKET_U64) as usize);
             if lo > 0 && self.slots.get(at).state().has_bucket() {
@@ -195,12 +194,10 @@ impl Object {
 
     /// Forgets all content, to be replaced as a whole, or removed.
     pub(crate) fn replace(&mut self, env: &Env<'_>, known: Known) {
-        self.spoil_loads(0);
         self.clear_from(env, 0);
         self.pending.replace = known == Known::Present || self.head.store_exists || self.flushing.is_some();
         self.pending.truncate_to = u64::MAX;
         self.pending.size_dirty = known == Known::Present;
-        self.pending.is_lost = false;
         self.head.known = known;
         self.head.size = 0;
     }
@@ -218,10 +215,9 @@ impl Object {
         }
         let pending = &mut self.pending;
         if !was_pending {
-            (pending.dirty_since, pending.domain, pending.domains_mixed) = (now, domain, false);
-        } else if pending.domain != domain {
-            pending.domains_mixed = true;
+            (pending.dirty_since, pending.domain) = (now, domain);
         }
+        debug_assert_eq!(pending.domain, domain, "changes of two domains wait for one flush");
         pending.change_seq += 1;
         self.head.version = version;
     }

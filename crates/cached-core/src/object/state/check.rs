@@ -57,10 +57,19 @@ impl Object {
         Ok(counts)
     }
 
-    /// Who may go on after an entry is removed.
-    pub(crate) fn leave_range(&mut self, ticket: super::super::ranges::Ticket) -> Vec<Waker> {
-        let woken = self.activity.as_mut().map_or_else(Vec::new, |activity| activity.ranges.leave(ticket));
+    /// Who may go on after an entry is removed, and whether an evictor was sent away meanwhile.
+    pub(crate) fn leave_range(&mut self, ticket: super::super::ranges::Ticket) -> (Vec<Waker>, bool) {
+        let Some(activity) = &mut self.activity else { return (Vec::new(), false) };
+        let woken = activity.ranges.leave(ticket);
+        let kept_buckets = std::mem::take(&mut activity.kept_buckets);
         self.tidy();
-        woken
+        (woken, kept_buckets)
+    }
+
+    /// An evictor could not have a bucket: perhaps it can when what is under way has ended.
+    pub(crate) fn note_kept(&mut self) {
+        if let Some(activity) = &mut self.activity {
+            activity.kept_buckets = true;
+        }
     }
 }

@@ -16,8 +16,10 @@ mod buckets;
 mod bytes;
 mod change;
 mod check;
+mod doubt;
 mod landing;
 mod parts;
+mod room;
 mod sharing;
 mod taking;
 
@@ -26,13 +28,14 @@ use blocker::{Clock, OrderDomain, Segments, Stamp, Timestamp};
 use super::gauges::Gauges;
 use super::pool::{BUCKET, Meta, Pool, Reserved};
 use super::queue::{Queues, bucket_hash};
-use super::ranges::{Buckets, Ranges};
-use super::slots::Slots;
+use super::ranges::{Buckets, Ranges, Ticket};
+use super::slots::{Slots, State};
 use super::versions::Versions;
 use super::waiter::FlushTicket;
 use crate::sync::Arc;
 
 pub(crate) use bytes::{LINES_READ, LINES_WRITTEN};
+pub(crate) use doubt::Doubted;
 use parts::BUCKET_U64;
 pub(crate) use parts::{buckets_of, parts, touched};
 
@@ -81,6 +84,8 @@ pub(crate) struct Head {
     pub(crate) store_version: Option<u64>,
     /// Changes of the store begun and ended, to tell ours from those of others.
     pub(crate) store_steps: u32,
+    /// The generation of the cache's own epochs under which it may be changed; 0: none.
+    pub(crate) owned: u32,
     /// The order domain whose epoch in force has been asked for.
     pub(crate) domain_asked: Option<OrderDomain>,
 }
@@ -98,20 +103,26 @@ pub(crate) struct Pending {
     /// Changes up to this one are stored.
     pub(crate) stored_seq: u64,
     pub(crate) dirty_since: Timestamp,
+    /// The order domain of all changes that are not stored: one of another waits until these are.
     pub(crate) domain: Option<OrderDomain>,
-    /// Changes of several domains, or of none and of one.
-    pub(crate) domains_mixed: bool,
+    /// Room taken for what no bucket stands for: see `room.rs`.
+    pub(crate) room: u32,
     /// Its place in the registry of what waits to be stored; 0: none.
     pub(crate) registered: u64,
-    /// The store has refused changes that were acknowledged as cached: they are gone.
-    pub(crate) is_lost: bool,
     /// Flushes that failed in a row.
     pub(crate) failures: u32,
+    /// Some of what waits has been acknowledged; else all of it is waited for by whoever asked for it as *stored*.
+    pub(crate) is_acknowledged: bool,
+    /// The store has lost what it had of the object and had not stored: only all of it, in one write, ends that.
+    pub(crate) lost_below: bool,
+    /// Others may have changed the object below: where it ends there is asked for once what waits is stored.
+    pub(crate) is_doubted: bool,
 }
 
 impl Default for Pending {
     fn default() -> Self {
         Self {
+            is_doubted: false,
             replace: false,
             truncate_to: u64::MAX,
             size_dirty: false,
@@ -119,21 +130,43 @@ impl Default for Pending {
             stored_seq: 0,
             dirty_since: Timestamp(0),
             domain: None,
-            domains_mixed: false,
+            room: 0,
             registered: 0,
-            is_lost: false,
             failures: 0,
+            is_acknowledged: false,
+            lost_below: false,
         }
     }
 }
 
 /// The part of a flush under way that reads and changes must know.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Flushing {
     pub(crate) replace: bool,
     pub(crate) truncate_to: u64,
     /// Since when there is something that it does not have.
     pub(crate) newer_since: Option<Timestamp>,
+    /// What it sends of each slot, in order of the slots.
+    pub(crate) sent: Arc<[Sent]>,
+    /// Others may have changed the object since it began: what it stores need not be what the store has after it.
+    pub(crate) is_doubted: bool,
+}
+
+/// What a flush sends of one slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sent {
+    pub(crate) at: u32,
+    /// The sectors.
+    pub(crate) mask: u8,
+    /// The state of the slot before.
+    pub(crate) was: State,
+}
+
+impl Flushing {
+    /// The sectors of a slot that are on their way to the store.
+    pub(crate) fn mask_of(&self, at: u32) -> u8 {
+        self.sent.binary_search_by_key(&at, |sent| sent.at).map_or(0, |found| self.sent[found].mask)
+    }
 }
 
 /// What exists only while the store is asked, or somebody waits.
@@ -142,6 +175,8 @@ pub(crate) struct Activity {
     pub(crate) ranges: Ranges,
     /// Who waits until changes up to a number are stored.
     pub(crate) flush_waiters: Vec<(u64, Arc<FlushTicket>)>,
+    /// An evictor has been sent away since a range was last let go.
+    kept_buckets: bool,
 }
 
 /// See the module. What a read looks at comes first: `index.rs` asks the memory for that alone.
@@ -264,6 +299,12 @@ impl Object {
             || self.slots.dirty_count() > 0
     }
 
+    /// Whether changes of another order domain than `domain` are not stored yet.
+    #[inline]
+    pub(crate) fn has_other_domain(&self, domain: Option<OrderDomain>) -> bool {
+        self.pending.domain != domain && self.pending.change_seq > self.pending.stored_seq
+    }
+
     /// Whether it can be forgotten: nothing waits, nothing is under way.
     pub(crate) fn is_idle(&self) -> bool {
         !self.has_pending()
@@ -271,7 +312,6 @@ impl Object {
             && self.head.store_changes == 0
             && self.activity.is_none()
             && self.pending.registered == 0
-            && !self.pending.is_lost
     }
 
     pub(crate) fn activity(&mut self) -> &mut Activity {
@@ -299,9 +339,20 @@ impl Object {
         self.activity.as_ref().is_some_and(|activity| activity.ranges.is_changing(buckets))
     }
 
-    pub(crate) fn spoil_loads(&mut self, from: u32) {
+    /// Bytes of the slots `buckets` that the store has been asked for are void.
+    pub(crate) fn spoil_bytes(&mut self, buckets: Buckets) {
         if let Some(activity) = &mut self.activity {
-            activity.ranges.spoil_loads(from);
+            activity.ranges.spoil_bytes(&buckets);
         }
+    }
+
+    /// Whether what was asked of the store under this entry is void.
+    pub(crate) fn is_stale(&self, ticket: Ticket) -> bool {
+        self.activity.as_ref().is_some_and(|activity| activity.ranges.is_stale(ticket))
+    }
+
+    /// As [`Self::is_stale`], and the entry asks for nothing from now on.
+    pub(crate) fn take_stale(&mut self, ticket: Ticket) -> bool {
+        self.activity.as_mut().is_some_and(|activity| activity.ranges.take_stale(ticket))
     }
 }

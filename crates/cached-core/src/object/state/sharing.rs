@@ -16,6 +16,11 @@ impl Object {
         self.slots.held_count()
     }
 
+    /// Of an object of which every byte is known, how many buckets of it are zeros that take no memory.
+    pub(crate) fn zeros_known(&self) -> u32 {
+        (self.head.size.div_ceil(BUCKET_U64) as u32).saturating_sub(self.slots.held_count())
+    }
+
     /// All known slots, with one more count of each bucket: what a copy of a whole object takes over.
     pub(crate) fn share(&self, env: &Env<'_>) -> Vec<(u32, Slot)> {
         let shared = self.slots.known_from(0).map(|(at, slot)| {

@@ -92,7 +92,6 @@ impl Object {
 
     /// The end has been moved below.
     pub(crate) fn truncated(&mut self, env: &Env<'_>, size: u64) {
-        self.spoil_loads((size / BUCKET_U64) as u32);
         self.clear_from(env, (size / BUCKET_U64) as u32);
     }
 }

@@ -19,8 +19,8 @@ const DOWN: Duration = Duration::from_millis(300);
 pub struct Door {
     pub sim: Sim,
     pub clock: TokioClock,
-    store: Arc<dyn Blocker>,
-    config: ServerConfig,
+    store: Mutex<Arc<dyn Blocker>>,
+    config: Mutex<ServerConfig>,
     life: Mutex<Option<Life>>,
 }
 
@@ -72,7 +72,13 @@ impl Door {
         config: ServerConfig,
     ) -> Arc<Self> {
         let sim = Sim::with(plans);
-        let door = Arc::new(Self { sim, clock, store, config, life: Mutex::new(None) });
+        let door = Arc::new(Self {
+            sim,
+            clock,
+            store: Mutex::new(store),
+            config: Mutex::new(config),
+            life: Mutex::new(None),
+        });
         door.start();
         let weak = Arc::downgrade(&door);
         tokio::spawn(async move {
@@ -101,14 +107,32 @@ impl Door {
 
     /// Another instance starts to listen.
     pub fn start(&self) {
-        let backend = Mortal::new(Arc::clone(&self.store));
-        let server = Server::new(Arc::clone(&backend) as _, None, self.config.clone());
+        let backend = Mortal::new(Arc::clone(&*self.store.lock()));
+        let server = Server::new(Arc::clone(&backend) as _, None, self.config.lock().clone());
         let server = Arc::new(server.expect("settings that make sense"));
         let serving = Arc::clone(&server);
         self.sim.listen(Arc::new(move |stream| {
             tokio::spawn(serving.serve_stream(Box::new(stream))).abort_handle()
         }));
         *self.life.lock() = Some(Life { server, backend });
+    }
+
+    /// The next instance has other settings.
+    pub fn reconfigure(&self, change: impl FnOnce(&mut ServerConfig)) {
+        change(&mut self.config.lock());
+    }
+
+    /// The next instance serves another store.
+    pub fn replace_store(&self, store: Arc<dyn Blocker>) {
+        *self.store.lock() = store;
+    }
+
+    /// Which run of the server this is.
+    ///
+    /// # Panics
+    /// If it does not run.
+    pub fn instance(&self) -> [u8; 16] {
+        self.life.lock().as_ref().expect("a server").server.instance()
     }
 
     /// A figure of the server that runs now.

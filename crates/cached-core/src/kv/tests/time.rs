@@ -1,0 +1,80 @@
+//! Moments that come in the middle of something: a flush that falls due, an expiry that changes.
+
+use super::store_with;
+use crate::clock::{Clock, TickClock};
+use crate::kv::hook::{Evicted, EvictionHook};
+use crate::kv::*;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
+
+/// Moves the clock past a flush that has been asked for while an item is being evicted.
+struct Mover {
+    clock: OnceLock<Arc<TickClock>>,
+    evictions: AtomicU32,
+}
+
+impl EvictionHook for Mover {
+    fn on_eviction(&self, evicted: &Evicted<'_>) {
+        assert!(evicted.now <= self.clock.get().unwrap().now_secs());
+        if self.evictions.fetch_add(1, Ordering::Relaxed) == 100 {
+            self.clock.get().unwrap().advance(10);
+        }
+    }
+}
+
+/// A full store of items of that size, which moves its clock by ten seconds a little later.
+fn evicting(bytes: usize) -> Kv {
+    let mover = Arc::new(Mover { clock: OnceLock::new(), evictions: AtomicU32::new(0) });
+    let (kv, clock) = store_with(KvConfig {
+        arena_bytes: 4 << 20,
+        eviction_hook: Some(mover.clone()),
+        ..KvConfig::default()
+    });
+    mover.clock.set(clock).unwrap();
+    for n in 0..u32::MAX {
+        if mover.evictions.load(Ordering::Relaxed) > 0 {
+            break;
+        }
+        kv.set(&n.to_le_bytes(), &vec![1; bytes]).unwrap();
+    }
+    kv
+}
+
+/// The evicting thread holds a lane, the reclaimer and a bucket when the flush falls due; it flushes when it has let go of them.
+#[test]
+fn a_flush_that_falls_due_while_items_are_evicted_waits_for_the_evicting_thread() {
+    for bytes in [100, 20_000] {
+        let kv = evicting(bytes);
+        kv.set(b"before", b"1").unwrap();
+        kv.flush_at(kv.now_secs() + 5);
+        let end = 1_000_000 + (40 << 20) / bytes as u32;
+        for n in 1_000_000..end {
+            kv.set(&n.to_le_bytes(), &vec![2; bytes]).unwrap();
+        }
+        assert!(kv.get(b"before").is_none());
+        assert!(kv.get(&(end - 1).to_le_bytes()).is_some());
+        while kv.maintain() {}
+        kv.validate();
+    }
+}
+
+/// Until a flush that is due has happened, every operation that begins finds it due, and waits.
+#[test]
+fn no_operation_passes_a_flush_that_is_due() {
+    let (kv, clock) = store_with(KvConfig { arena_bytes: 4 << 20, ..KvConfig::default() });
+    kv.set(b"key", b"value").unwrap();
+    kv.flush_at(kv.now_secs() + 5);
+    // The flush takes every lane, and this one is not to be had yet.
+    let lane = crate::sync::lock(&kv.inner.lanes[0].streams);
+    clock.advance(10);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| kv.get(b"key"));
+        while crate::sync::try_lock(&kv.inner.flushing).is_some() {
+            std::thread::yield_now();
+        }
+        assert_ne!(kv.inner.flush_due.load(crate::sync::Ordering::Relaxed), 0, "another would pass");
+        drop(lane);
+        assert!(reader.join().unwrap().is_none());
+    });
+    assert_eq!(kv.inner.flush_due.load(crate::sync::Ordering::Relaxed), 0);
+}

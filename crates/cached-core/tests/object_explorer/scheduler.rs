@@ -1,0 +1,705 @@
+//! One run: everything that happens is a step, and a seed draws the next one. Clients' operations, the
+//! background, each request of the store (its doing and its answer apart), time, failures, news, other
+//! writers. Nothing else moves.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blocker::*;
+use cached_core::object::{NamespaceConfig, ObjectCache, ObjectCacheConfig, Writer};
+
+use super::clients::Flight;
+use super::object_support::rng::Rng;
+use super::object_support::sim::{Handle, Sim};
+use super::object_support::{self, BUCKET, namespace};
+use super::oracle::{CELL, CELLS_PER_BUCKET, Kind, Oracle, bytes_of};
+use super::profiles::Profile;
+use super::store::{Stage, Store};
+
+/// More steps than this until all is at rest: it never will be.
+const STEPS_MAX: u64 = 30_000;
+/// More time than this, once nothing fails any more.
+const PATIENCE: Duration = Duration::from_secs(300);
+const HOG: &str = "hog";
+
+/// How a run went.
+pub struct Outcome {
+    /// What is wrong.
+    pub problem: Option<String>,
+    pub trace: Vec<String>,
+    /// How many operations were asked.
+    pub asked: u64,
+    pub steps: u64,
+}
+
+/// What is left out of a run, to find what matters in it.
+#[derive(Clone, Debug, Default)]
+pub struct Without {
+    /// Operations by number.
+    pub operations: Vec<u64>,
+    /// None from this one on.
+    pub from: Option<u64>,
+}
+
+pub struct World {
+    pub profile: Profile,
+    pub seed: u64,
+    pub sim: Sim,
+    pub rng: Rng,
+    pub store: Store,
+    pub caches: Vec<ObjectCache>,
+    background: Vec<Handle<()>>,
+    /// What a slow reader holds.
+    held: Vec<Segments>,
+    pub ids: Vec<ObjectId>,
+    pub oracle: Oracle,
+    pub flights: Vec<Flight>,
+    pub asked: u64,
+    without: Without,
+    is_told: bool,
+    pub trace: Vec<String>,
+    steps: u64,
+    troubles: u64,
+    /// Nothing fails any more.
+    pub is_calm: bool,
+    /// Another has taken over something, or a sync has failed: changes may be lost.
+    pub may_lose: bool,
+    /// Taken over by another, from the cache of this number.
+    pub fences: Vec<(usize, Scope)>,
+    /// Which cache changes a namespace under which epoch.
+    epochs: HashMap<(Namespace, Epoch), usize>,
+    /// Another's changes of which there is no news yet.
+    unpublished: Vec<ObjectId>,
+    dirty_buckets: u64,
+    /// Buckets that are not held by a slow reader.
+    pub free_buckets: u64,
+    /// How slow each request is.
+    slowness: HashMap<u64, u64>,
+    slow_permille: u64,
+    weights: [u64; 5],
+}
+
+macro_rules! tell {
+    ($world:expr, $($text:tt)*) => {
+        if $world.is_told() {
+            let text = format!($($text)*);
+            $world.trace.push(text);
+        }
+    };
+}
+pub(super) use tell;
+
+impl World {
+    pub fn new(profile: &Profile, seed: u64, without: Without, is_told: bool) -> Self {
+        let mut rng = Rng::new(seed ^ 0x0b1e_c700);
+        let mut sim = Sim::new(Some(seed));
+        let store = Store::new(&sim.clock);
+        let request_buckets = *rng.pick(profile.request_buckets);
+        let runs_max = *rng.pick(profile.runs_max);
+        store.limit(|can| {
+            if request_buckets > 0 {
+                can.request_bytes_max = request_buckets * BUCKET;
+            }
+            can.runs_max = runs_max;
+        });
+        let free = rng.within(profile.buckets.0, profile.buckets.1);
+        let dirty_buckets = rng.within(1, (free / 4 * 3).max(1));
+        let policy = *rng.pick(profile.policies);
+        let ns = |index: u64| namespace(if index == 0 { "a" } else { "b" });
+        let mut namespaces = vec![NamespaceConfig { namespace: namespace(HOG), write: WritePolicy::Through }];
+        for index in 0..profile.namespaces {
+            namespaces.push(NamespaceConfig { namespace: ns(index), write: *rng.pick(profile.policies) });
+        }
+        let config = ObjectCacheConfig {
+            objects_count_max: rng.within(profile.places.0, profile.places.1) as u32,
+            dirty_bytes_max: dirty_buckets * BUCKET,
+            dirty_age_max: Duration::from_secs(if rng.permille(500) { 3600 } else { 1 }),
+            flush_gap_bytes_max: *rng.pick(profile.gap_bytes),
+            flush_requests_max: rng.within(1, 4) as usize,
+            load_requests_max: rng.within(1, 4) as usize,
+            writer: profile.writer,
+            namespaces,
+            hash_seed: Some(seed | 1),
+            ..object_support::small(policy)
+        };
+        let mut caches = Vec::new();
+        let mut background = Vec::new();
+        let mut held = Vec::new();
+        for index in 0..profile.caches {
+            let below: Arc<dyn Blocker> = Arc::new(store.for_cache(index));
+            let config =
+                ObjectCacheConfig { hash_seed: Some((seed | 1) + 2 * index as u64), ..config.clone() };
+            let cache = object_support::cache(below, config, &sim.clock);
+            background.push(sim.spawn(cache.run()));
+            held.extend(hold_all_but(&mut sim, &cache, free));
+            caches.push(cache);
+        }
+        let mut oracle = Oracle::new(profile.size_buckets * CELLS_PER_BUCKET);
+        let count = rng.within(profile.objects.0, profile.objects.1);
+        let mut ids = Vec::new();
+        for index in 0..count {
+            let name = Name::copy_from(format!("o{index}").as_bytes()).unwrap();
+            let id = ObjectId::new(ns(index % profile.namespaces), name);
+            let size = match profile.is_prefilled {
+                true => Some(oracle.cells),
+                false => rng.permille(700).then(|| rng.below(u64::from(oracle.cells) + 1) as u32),
+            };
+            let value = oracle.fresh_value();
+            if let Some(size) = size {
+                object_support::fill(&store.memory(), &id, bytes_of(value, size));
+            }
+            oracle.add(id.clone(), size, value);
+            ids.push(id);
+        }
+        oracle.is_lenient = profile.another_deletes;
+        oracle.checks_versions = profile.another == 0 && profile.claims == 0 && profile.caches == 1;
+        store.sync_all(&ids);
+        store.close(profile.is_volatile);
+        let _ = store.take_done();
+        let slow_permille = *rng.pick(&[0, 100, 300, 600]);
+        let any = [1, 3, 10, 30];
+        let weights = [
+            *rng.pick(&any),
+            *rng.pick(&any) * 10,
+            *rng.pick(&any) * 3,
+            *rng.pick(&any) * 3,
+            *rng.pick(&[0, 0, 1, 3]),
+        ];
+        Self {
+            profile: profile.clone(),
+            seed,
+            sim,
+            rng,
+            store,
+            caches,
+            background,
+            held,
+            ids,
+            oracle,
+            flights: Vec::new(),
+            asked: 0,
+            without,
+            is_told,
+            trace: Vec::new(),
+            steps: 0,
+            troubles: 0,
+            is_calm: false,
+            may_lose: false,
+            fences: Vec::new(),
+            epochs: HashMap::new(),
+            unpublished: Vec::new(),
+            dirty_buckets,
+            free_buckets: free,
+            slowness: HashMap::new(),
+            slow_permille,
+            weights,
+        }
+    }
+
+    pub fn is_told(&self) -> bool {
+        self.is_told
+    }
+
+    /// Whether the store answers whatever it is asked, and nobody gives up.
+    pub fn is_faultless(&self) -> bool {
+        self.profile.retryable + self.profile.unknown + self.profile.failed_sync == 0
+    }
+
+    /// The whole run.
+    pub fn run(&mut self) -> Result<(), String> {
+        let last = self.without.from.unwrap_or(u64::MAX).min(self.profile.operations);
+        let mut rest_at = self.rng.within(5, 40);
+        let (mut asked, mut since) = (0, 0);
+        while self.asked < last {
+            let moves = self.step()?;
+            let unknown = (0..self.ids.len()).any(|object| self.oracle.unknown(object) > 9);
+            if self.asked > asked {
+                (asked, since) = (self.asked, self.steps);
+            }
+            // Nobody asks any more: somebody waits for ever, or goes round in circles.
+            let moves = moves && self.steps - since < 4_000;
+            if !moves || self.asked >= rest_at || unknown {
+                rest_at = self.asked + self.rng.within(5, 40);
+                self.rest()?;
+                if self.rng.permille(400) {
+                    self.compare()?;
+                }
+                self.is_calm = false;
+                since = self.steps;
+            }
+        }
+        self.rest()?;
+        self.compare()?;
+        self.held.clear();
+        self.caches.clear();
+        self.drain(|world| world.background.iter().all(Handle::is_done))?;
+        Ok(())
+    }
+
+    /// One step of those that are possible; false if nothing can happen any more.
+    fn step(&mut self) -> Result<bool, String> {
+        let can_ask = self.flights.len() < self.profile.clients as usize;
+        let [ask, poll, begin, answer, time] = self.weights;
+        let profile = &self.profile;
+        let rates = profile.retryable
+            + profile.unknown
+            + profile.failed_sync
+            + profile.cancels
+            + profile.another
+            + profile.claims
+            + profile.rumours;
+        let news = if self.unpublished.is_empty() { 0 } else { ask * 20 };
+        let weights = [
+            if can_ask { ask * 100 } else { 0 },
+            if self.sim.is_idle() { 0 } else { poll * 100 },
+            begin * self.ease_of(Stage::Queued) + self.ease_of(Stage::Stray).div_ceil(4),
+            answer * self.ease_of(Stage::Done),
+            if self.sim.clock.next_alarm().is_some() { time * 20 } else { 0 },
+            if self.troubles * 1000 < (self.asked + 4) * rates { ask * rates / 10 } else { 0 },
+            news,
+        ];
+        if weights[..4].iter().sum::<u64>() == 0 {
+            return Ok(self.move_stuck());
+        }
+        match self.rng.weighted(&weights) {
+            0 => self.ask(),
+            1 => self.poll(),
+            2 => self.begin_one(),
+            3 => self.answer_one(),
+            4 => {
+                self.sim.skip();
+                tell!(self, "time passes");
+            }
+            5 => self.trouble()?,
+            _ => self.publish_one(),
+        }
+        self.after_step()?;
+        Ok(true)
+    }
+
+    fn after_step(&mut self) -> Result<(), String> {
+        self.steps += 1;
+        self.store.step();
+        self.store.sort_out();
+        self.look_at_store()?;
+        self.collect()?;
+        if self.steps % 8 == 0 {
+            self.validate()?;
+        }
+        if self.profile.checks_stake && self.steps % 16 == 0 && !self.may_lose {
+            let (at_stake, most) = (self.oracle.buckets_at_stake(), self.dirty_buckets);
+            if at_stake > most {
+                return Err(format!("stake: {at_stake} acknowledged buckets are not stored, at most {most}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn validate(&self) -> Result<(), String> {
+        self.caches.iter().try_for_each(|cache| cache.validate().map_err(|why| format!("invariant: {why}")))
+    }
+
+    fn poll(&mut self) {
+        self.sim.step();
+    }
+
+    /// How likely a request is moved on, of 100; 0: only when nothing else can happen.
+    fn ease(&mut self, number: u64) -> u64 {
+        let (rng, permille) = (&mut self.rng, self.slow_permille);
+        let drawn = || if rng.permille(permille) { *rng.pick(&[0, 0, 1, 3, 10]) } else { 100 };
+        *self.slowness.entry(number).or_insert_with(drawn)
+    }
+
+    /// Moves on a request that waits for everything else; false if there is none.
+    fn move_stuck(&mut self) -> bool {
+        let waiting = self.store.waiting();
+        if waiting.is_empty() {
+            return false;
+        }
+        let (number, _) = *self.rng.pick(&waiting);
+        self.slowness.insert(number, 1);
+        true
+    }
+
+    fn ease_of(&mut self, stage: Stage) -> u64 {
+        let waiting = self.store.waiting();
+        let here = waiting.into_iter().filter(|(_, at)| *at == stage);
+        here.map(|(number, _)| self.ease(number)).sum()
+    }
+
+    /// A request of a stage, the slow ones seldom.
+    fn pick(&mut self, stage: Stage) -> Option<u64> {
+        let waiting = self.store.waiting();
+        let here: Vec<u64> = waiting.into_iter().filter(|(_, at)| *at == stage).map(|(it, _)| it).collect();
+        let mut weights: Vec<u64> = here.iter().map(|number| self.ease(*number)).collect();
+        if weights.iter().sum::<u64>() == 0 {
+            weights.fill(1);
+        }
+        (!here.is_empty()).then(|| here[self.rng.weighted(&weights)])
+    }
+
+    fn begin_one(&mut self) {
+        let (queued, strays) = (self.ease_of(Stage::Queued), self.ease_of(Stage::Stray).div_ceil(4));
+        let is_stray = queued == 0 || self.rng.below(queued + strays) >= queued;
+        let stage = if is_stray { Stage::Stray } else { Stage::Queued };
+        let Some(number) = self.pick(stage) else { return };
+        if stage == Stage::Stray && self.rng.permille(300) {
+            tell!(self, "    {}: never done", number);
+            return self.store.forget(number);
+        }
+        let request = self.store.request(number);
+        tell!(self, "    {}: {} {} begun", number, named(&request.object), request.text);
+        self.store.begin(number);
+    }
+
+    fn answer_one(&mut self) {
+        let Some(number) = self.pick(Stage::Done) else { return };
+        let request = self.store.request(number);
+        tell!(self, "    {}: {} {} answered", number, named(&request.object), request.text);
+        self.store.answer(number, None);
+    }
+
+    /// What has been done below agrees with what was promised.
+    fn look_at_store(&mut self) -> Result<(), String> {
+        for done in self.store.take_done() {
+            let request = &done.request;
+            tell!(self, "    {}: {:?}", request.number, done.result);
+            if let (Some(stamp), Some(object), Ok(())) = (request.stamp, &request.object, &done.result) {
+                let key = (object.namespace.clone(), stamp.epoch);
+                let other = *self.epochs.entry(key).or_insert(request.cache);
+                if other != request.cache {
+                    let epoch = stamp.epoch;
+                    return Err(format!("epoch: two caches change {} with {epoch}", object.namespace));
+                }
+            }
+            if let (Some((scope, _)), Ok(())) = (&request.claim, &done.result) {
+                self.taken_over(request.cache, &scope.clone());
+            }
+            let all = request.syncs.is_some();
+            for object in 0..self.ids.len() {
+                let id = &self.ids[object];
+                let touches = match &request.object {
+                    Some(it) => it == id && (request.is_change || all),
+                    None => all,
+                };
+                if touches {
+                    let stable = self.store.stable(id);
+                    self.oracle.stable(object, stable.as_deref(), all)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A claim of one of our caches has been granted.
+    fn taken_over(&mut self, cache: usize, scope: &Scope) {
+        self.fences.retain(|(fenced, within)| *fenced != cache || within != scope);
+        self.oracle.unfenced(cache, scope);
+        for other in (0..self.caches.len()).filter(|other| *other != cache) {
+            self.oracle.fenced(other, scope);
+            self.fences.push((other, scope.clone()));
+            self.may_lose = true;
+        }
+    }
+
+    /// Failures, news, other writers, callers that give up.
+    fn trouble(&mut self) -> Result<(), String> {
+        if self.is_calm {
+            return Ok(());
+        }
+        let it = &self.profile;
+        let rates = [it.retryable, it.unknown, it.failed_sync, it.cancels, it.another, it.claims, it.rumours];
+        self.troubles += 1;
+        match self.rng.weighted(&rates) {
+            0 => {
+                if let Some(number) = self.pick(Stage::Queued) {
+                    self.refuse(number);
+                }
+            }
+            1 => {
+                let stage = if self.rng.permille(500) { Stage::Queued } else { Stage::Done };
+                let picked = self.pick(stage);
+                if let Some(number) = picked.filter(|number| self.store.request(*number).is_change) {
+                    tell!(self, "    {}: {} answered as unknown", number, self.store.request(number).text);
+                    self.store.answer_unknown(number, "answer lost by the test");
+                }
+            }
+            2 => {
+                if let Some(number) = self.pick(Stage::Queued)
+                    && self.store.fail_sync(number)
+                {
+                    tell!(self, "    {number}: fails to sync");
+                    self.may_lose = true;
+                    (0..self.ids.len()).for_each(|object| self.oracle.may_lose(object));
+                    self.look_at_store()?;
+                }
+            }
+            3 => {
+                if !self.flights.is_empty() {
+                    let at = self.rng.index(self.flights.len());
+                    self.cancel(at)?;
+                }
+            }
+            4 => self.by_another(),
+            5 => self.claim_by_another(),
+            _ => {
+                let event = match self.rng.below(3) {
+                    0 => Event::Missed,
+                    1 => Event::Changed(Scope::All),
+                    _ => Event::Changed(Scope::Object(self.rng.pick(&self.ids).clone())),
+                };
+                tell!(self, "  news: {event:?}");
+                self.store.publish(&event);
+            }
+        }
+        Ok(())
+    }
+
+    /// The store refuses a request, for the time being.
+    fn refuse(&mut self, number: u64) {
+        let request = self.store.request(number);
+        let error = match (request.name, self.rng.below(3)) {
+            ("flush", _) => Error::NotStored("refused by the test".into()),
+            (_, 0) if request.is_change && request.claim.is_none() => {
+                Error::OutOfSpace("refused by the test".into())
+            }
+            _ => Error::Retryable("refused by the test".into()),
+        };
+        tell!(self, "    {}: {} {} fails: {}", number, named(&request.object), request.text, error);
+        self.store.answer(number, Some(error));
+    }
+
+    fn publish_one(&mut self) {
+        let at = self.rng.index(self.unpublished.len());
+        let id = self.unpublished.swap_remove(at);
+        let event = Event::Changed(Scope::Object(id));
+        tell!(self, "  news: {event:?}");
+        self.store.publish(&event);
+    }
+
+    /// Another client changes an object below: whole sectors within it.
+    fn by_another(&mut self) {
+        let object = self.rng.index(self.ids.len());
+        let id = self.ids[object].clone();
+        let Some(content) = self.store.current(&id) else { return };
+        self.unpublished.push(id.clone());
+        if self.profile.another_deletes {
+            tell!(self, "  another deletes {id}");
+            self.oracle.by_another(object, 0, Kind::Delete);
+            self.oracle.loosen(object);
+            let deleted = self.store.by_another(|memory| memory.delete(DeleteRequest::new(id.clone())));
+            assert!(deleted.is_ready());
+            return self.store.sync_one(&id);
+        }
+        let sectors = content.len() as u64 / (2 * CELL);
+        if sectors == 0 {
+            return;
+        }
+        let from = self.rng.below(sectors);
+        let to = self.rng.within(from + 1, sectors.min(from + 6));
+        let (from, to) = (2 * from as u32, 2 * to as u32);
+        let value = self.oracle.fresh_value();
+        tell!(self, "  another writes #{value} to {from}..{to} of {id}");
+        self.oracle.by_another(object, value, Kind::Write(vec![(from, to, true)]));
+        let request = WriteRequest::new(id.clone(), u64::from(from) * CELL, bytes_of(value, to - from));
+        let written = self.store.by_another(|memory| memory.write(request));
+        assert!(written.is_ready());
+        self.store.sync_one(&id);
+    }
+
+    /// Another writer takes over.
+    fn claim_by_another(&mut self) {
+        let id = self.rng.pick(&self.ids).clone();
+        let domain = OrderDomain(self.rng.below(2));
+        let scope = match self.rng.below(4) {
+            0 => Scope::Object(id),
+            1 if self.profile.domains > 0 => Scope::Domain(id.namespace, domain),
+            2 if self.profile.domains > 0 => Scope::Domain(id.namespace, domain),
+            _ => Scope::Namespace(id.namespace),
+        };
+        let scope = match (self.profile.writer, scope) {
+            (Writer::Cache, Scope::Object(id)) => Scope::Namespace(id.namespace),
+            (_, scope) => scope,
+        };
+        let in_force = self.store.by_another(|memory| {
+            match blocker::executor::block_on(memory.claim(super::compat::ask(scope.clone()))) {
+                Ok(reply) => reply.epoch,
+                Err(Error::Fenced { epoch }) => epoch,
+                Err(error) => panic!("{error}"),
+            }
+        });
+        let epoch = Epoch(in_force.0 + 1);
+        tell!(self, "  another takes over {scope:?} with {epoch}");
+        let claim = super::compat::claim(scope.clone(), epoch);
+        let claimed = self.store.by_another(|memory| blocker::executor::block_on(memory.claim(claim)));
+        claimed.expect("above the epoch in force");
+        self.oracle.fenced(0, &scope);
+        self.fences.push((0, scope));
+        self.may_lose = true;
+    }
+
+    /// Until `is_over`: nothing fails, everything is done in any order. Time passes only where something failed.
+    pub fn drain(&mut self, is_over: impl Fn(&Self) -> bool) -> Result<(), String> {
+        let first = self.steps;
+        let was_calm = std::mem::replace(&mut self.is_calm, true);
+        let start = self.sim.clock.now();
+        loop {
+            let waiting = self.store.waiting();
+            if self.sim.is_idle() && waiting.is_empty() {
+                if is_over(self) {
+                    break;
+                }
+                // What another removes under a flush is sent again, a little later.
+                let may_wait = !self.is_faultless() || self.may_lose || self.profile.another_deletes;
+                let is_late = self.sim.clock.now().since(start) > PATIENCE;
+                let due = self.sim.clock.next_alarm();
+                let far = due.is_none_or(|due| due.since(start) > PATIENCE);
+                if !may_wait || far || is_late {
+                    return Err(format!("hang: nothing moves, and these wait: {:?}", self.waiting()));
+                }
+                self.sim.skip();
+                tell!(self, "time passes");
+            } else {
+                let is_ready = if self.sim.is_idle() { 0 } else { 100 };
+                let begin = self.ease_of(Stage::Queued) + self.ease_of(Stage::Stray);
+                let answer = self.ease_of(Stage::Done);
+                if begin + answer + is_ready == 0 {
+                    self.move_stuck();
+                    continue;
+                }
+                match self.rng.weighted(&[begin, answer, is_ready]) {
+                    0 => self.begin_one(),
+                    1 => self.answer_one(),
+                    _ => self.poll(),
+                }
+            }
+            self.after_step()?;
+            if self.steps - first > STEPS_MAX {
+                return Err(format!("endless: {STEPS_MAX} steps, and these wait: {:?}", self.waiting()));
+            }
+        }
+        self.is_calm = was_calm;
+        Ok(())
+    }
+
+    fn waiting(&self) -> Vec<&str> {
+        self.flights.iter().map(|flight| flight.what.as_str()).collect()
+    }
+
+    /// All that was asked is over, and all news have come.
+    fn rest(&mut self) -> Result<(), String> {
+        tell!(self, "to rest");
+        self.is_calm = true;
+        while !self.unpublished.is_empty() {
+            self.publish_one();
+        }
+        self.drain(|world| world.flights.is_empty())?;
+        let now = self.oracle.tick();
+        self.oracle.informed(&Scope::All, now);
+        self.oracle.at_rest();
+        self.validate()?;
+        tell!(self, "at rest");
+        Ok(())
+    }
+
+    /// Flushed, the store has what the cache has.
+    fn compare(&mut self) -> Result<(), String> {
+        if self.caches.len() > 1 {
+            return Ok(());
+        }
+        self.is_calm = true;
+        tell!(self, "flush, and compare");
+        if self.profile.flushes_objects {
+            // A flush of all could hide behind one of an object.
+            for object in 0..self.ids.len() {
+                let scope = Scope::Object(self.ids[object].clone());
+                if !self.flush_to_rest(scope.clone())? {
+                    self.invalidate_at_rest(scope)?;
+                }
+            }
+        }
+        let mut losses = 0;
+        while !self.flush_to_rest(Scope::All)? {
+            // What was lost is reported; now it is put up with. What is still dirty may be lost after that.
+            losses += 1;
+            if losses > 6 {
+                return Err("loss: reported again after each invalidation".into());
+            }
+            self.invalidate_at_rest(Scope::All)?;
+        }
+        let dirty = self.caches[0].counters().dirty_bytes;
+        if dirty > 0 {
+            return Err(format!("invariant: {dirty} dirty bytes after a flush"));
+        }
+        for object in 0..self.ids.len() {
+            self.compare_one(object)?;
+        }
+        self.oracle.at_rest();
+        for object in 0..self.ids.len() {
+            let content = self.store.current(&self.ids[object]);
+            self.oracle.rebase(object, content.as_deref())?;
+        }
+        self.store.sync_all(&self.ids.clone());
+        Ok(())
+    }
+}
+
+/// Fills the cache's memory with what a slow reader holds, but for so many buckets.
+fn hold_all_but(sim: &mut Sim, cache: &ObjectCache, free: u64) -> Vec<Segments> {
+    let id = ObjectId::new(namespace(HOG), Name::copy_from(b"hog").unwrap());
+    let total = cache.counters().memory_bytes / BUCKET;
+    let most = (cache.capabilities().request_bytes_max / BUCKET).min(64);
+    let mut held = Vec::new();
+    let mut at = 0;
+    while at < total - free {
+        let count = most.min(total - free - at);
+        let bytes = vec![1; (count * BUCKET) as usize];
+        sim.run(cache.write(WriteRequest::new(id.clone(), at * BUCKET, bytes))).expect("written");
+        let read = sim.run(cache.read(ReadRequest::new(id.clone(), at * BUCKET, count * BUCKET)));
+        held.push(read.expect("read").data);
+        at += count;
+    }
+    sim.run(cache.invalidate(InvalidateRequest::new(Scope::Object(id.clone())))).expect("invalidated");
+    assert_eq!(cache.counters().free_bytes, free * BUCKET, "only what is held is taken");
+    held
+}
+
+fn named(object: &Option<ObjectId>) -> String {
+    object.as_ref().map_or(String::new(), |id| id.to_string())
+}
+
+impl World {
+    pub fn is_left_out(&self, number: u64) -> bool {
+        self.without.operations.contains(&number)
+    }
+}
+
+/// Runs one seed.
+pub fn run(profile: &Profile, seed: u64, without: Without, is_told: bool) -> Outcome {
+    let world = std::panic::AssertUnwindSafe(std::cell::RefCell::new(None));
+    let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let mut own = world.borrow_mut();
+        let own = own.insert(World::new(profile, seed, without, is_told));
+        own.run()
+    }));
+    let problem = match ran {
+        Ok(result) => result.err(),
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("?");
+            Some(format!("panic: {text}"))
+        }
+    };
+    let mut slot = world.borrow_mut();
+    let Some(own) = slot.as_mut() else {
+        return Outcome { problem, trace: Vec::new(), asked: 0, steps: 0 };
+    };
+    let outcome =
+        Outcome { problem, trace: std::mem::take(&mut own.trace), asked: own.asked, steps: own.steps };
+    if outcome.problem.as_ref().is_some_and(|why| why.starts_with("panic")) {
+        // Locks may be held by what has unwound.
+        std::mem::forget(slot.take());
+    }
+    outcome
+}

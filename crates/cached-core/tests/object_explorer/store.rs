@@ -1,0 +1,553 @@
+//! The store below: every request waits until the scheduler begins it, and again until the scheduler
+//! answers it, in any order between requests.
+//!
+//! What is begun is done to a [`Memory`], whose content is the store's; beside it stands what would be
+//! left after a loss of power. A request whose reply is dropped may still be done later, as one on the wire
+//! would be, but no later than the next look at the object: that is what the contract owes whoever reads
+//! back.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Poll, Waker};
+
+use blocker::*;
+
+use super::object_support::content;
+
+/// More calls than this between two steps of the scheduler: somebody calls in a circle.
+const CALLS_MAX: u64 = 2_000;
+
+/// Where a request stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stage {
+    /// Nothing is done.
+    Queued,
+    /// It is done, and not answered.
+    Done,
+    /// Answered as unknown, or dropped by its caller, and perhaps done later.
+    Stray,
+}
+
+/// What was asked of the store.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub number: u64,
+    /// Which cache asks.
+    pub cache: usize,
+    pub name: &'static str,
+    pub object: Option<ObjectId>,
+    pub is_change: bool,
+    /// Its durability or that it is a flush: what a failed sync fails.
+    pub syncs: Option<Scope>,
+    pub stamp: Option<Stamp>,
+    /// The new epoch, and its scope; none for a question.
+    pub claim: Option<(Scope, Epoch)>,
+    /// Writes an object in full or deletes it: what ends the memory of a failed sync.
+    pub renews: bool,
+    /// An invalidation's scope.
+    pub forgets: Option<Scope>,
+    pub text: String,
+}
+
+struct Held {
+    request: Request,
+    stage: Stage,
+    call: Box<dyn Call_>,
+}
+
+/// A request of any type.
+trait Call_: Send {
+    /// Does it; whether it worked.
+    fn perform(&mut self, memory: &Memory, weaken: bool) -> Result<()>;
+    fn answer(&mut self, error: Option<Error>);
+    fn is_dropped(&self) -> bool;
+}
+
+struct CallOf<T> {
+    act: Option<Box<dyn FnOnce(&Memory) -> Reply<T> + Send>>,
+    done: Option<Result<T>>,
+    slot: Arc<Mutex<Slot<T>>>,
+}
+
+struct Slot<T> {
+    answer: Option<Result<T>>,
+    waker: Option<Waker>,
+}
+
+/// Replies that say how safe a change is.
+pub trait Weaken {
+    fn weaken(&mut self) {}
+}
+impl Weaken for ChangeReply {
+    fn weaken(&mut self) {
+        self.durability = Durability::Cached;
+    }
+}
+impl Weaken for DeleteReply {
+    fn weaken(&mut self) {
+        self.durability = Durability::Cached;
+    }
+}
+impl Weaken for ReadReply {}
+impl Weaken for Info {}
+impl Weaken for ListReply {}
+impl Weaken for FlushReply {}
+impl Weaken for ClaimReply {}
+impl Weaken for InvalidateReply {}
+
+impl<T: Send + Weaken> Call_ for CallOf<T> {
+    fn perform(&mut self, memory: &Memory, weaken: bool) -> Result<()> {
+        let Some(act) = self.act.take() else { return Ok(()) };
+        let Reply::Ready(mut done) = act(memory) else { panic!("the memory backend answers at once") };
+        if let (Ok(reply), true) = (&mut done, weaken) {
+            reply.weaken();
+        }
+        let worked = done.as_ref().map(|_| ()).map_err(Clone::clone);
+        self.done = Some(done);
+        worked
+    }
+    fn answer(&mut self, error: Option<Error>) {
+        let answer = match error {
+            Some(error) => Err(error),
+            None => self.done.take().expect("performed before it is answered"),
+        };
+        let waker = {
+            let mut slot = self.slot.lock().unwrap();
+            slot.answer = Some(answer);
+            slot.waker.take()
+        };
+        waker.into_iter().for_each(Waker::wake);
+    }
+    fn is_dropped(&self) -> bool {
+        Arc::strong_count(&self.slot) == 1
+    }
+}
+
+/// What a change of the store was, for the oracle.
+pub struct Done {
+    pub request: Request,
+    pub result: Result<()>,
+}
+
+struct State {
+    memory: Arc<Memory>,
+    news: Subscription,
+    held: BTreeMap<u64, Held>,
+    next: u64,
+    calls: u64,
+    /// Answers at once.
+    is_open: bool,
+    /// What is not asked to be stored is not.
+    is_volatile: bool,
+    /// What a loss of power leaves of each object.
+    stable: BTreeMap<ObjectId, Option<Vec<u8>>>,
+    /// Objects of which a sync has failed.
+    failed: BTreeSet<ObjectId>,
+    done: Vec<Done>,
+    capabilities: Option<Capabilities>,
+}
+
+/// The store, as one of the caches before it reaches it.
+pub struct Store {
+    state: Arc<Mutex<State>>,
+    hub: Arc<EventHub>,
+    cache: usize,
+}
+
+impl Store {
+    pub fn new(clock: &ManualClock) -> Self {
+        // A clock that stands still: what is held is not late when it is done.
+        let _ = clock;
+        let memory = Arc::new(super::object_support::memory(&ManualClock::new()));
+        let state = State {
+            news: memory.subscribe(),
+            memory,
+            held: BTreeMap::new(),
+            next: 0,
+            calls: 0,
+            is_open: true,
+            is_volatile: false,
+            stable: BTreeMap::new(),
+            failed: BTreeSet::new(),
+            done: Vec::new(),
+            capabilities: None,
+        };
+        Self { state: Arc::new(Mutex::new(state)), hub: Arc::default(), cache: 0 }
+    }
+
+    /// The same store, as another cache reaches it.
+    pub fn for_cache(&self, cache: usize) -> Self {
+        Self { state: Arc::clone(&self.state), hub: Arc::clone(&self.hub), cache }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub fn limit(&self, change: impl FnOnce(&mut Capabilities)) {
+        let mut state = self.state();
+        let mut capabilities = state.memory.capabilities();
+        change(&mut capabilities);
+        state.capabilities = Some(capabilities);
+    }
+
+    /// From now on requests wait.
+    pub fn close(&self, is_volatile: bool) {
+        let mut state = self.state();
+        (state.is_open, state.is_volatile) = (false, is_volatile);
+    }
+
+    pub fn memory(&self) -> Arc<Memory> {
+        Arc::clone(&self.state().memory)
+    }
+
+    pub fn publish(&self, event: &Event) {
+        self.hub.publish(event);
+    }
+
+    /// Another step of the scheduler begins.
+    pub fn step(&self) {
+        self.state().calls = 0;
+    }
+
+    /// Requests that the scheduler can move on.
+    pub fn waiting(&self) -> Vec<(u64, Stage)> {
+        self.state().held.iter().map(|(number, held)| (*number, held.stage)).collect()
+    }
+
+    pub fn request(&self, number: u64) -> Request {
+        self.state().held[&number].request.clone()
+    }
+
+    /// What may still come of an object comes now, or never will: its caller has read back.
+    pub fn settle(&self, object: &ObjectId) {
+        let mut state = self.state();
+        state.settle(object, &self.hub);
+    }
+
+    /// What has been done since the last time.
+    pub fn take_done(&self) -> Vec<Done> {
+        std::mem::take(&mut self.state().done)
+    }
+
+    /// What a loss of power would leave.
+    pub fn stable(&self, object: &ObjectId) -> Option<Vec<u8>> {
+        let state = self.state();
+        if state.is_volatile {
+            return state.stable.get(object).cloned().flatten();
+        }
+        content(&*state.memory, object)
+    }
+
+    /// What whoever asks the store finds.
+    pub fn current(&self, object: &ObjectId) -> Option<Vec<u8>> {
+        content(&*self.state().memory, object)
+    }
+
+    /// Takes all that is there for stored.
+    pub fn sync_all(&self, objects: &[ObjectId]) {
+        let mut state = self.state();
+        for object in objects {
+            let found = content(&*state.memory, object);
+            state.stable.insert(object.clone(), found);
+        }
+    }
+
+    /// Another client changes the store, at once.
+    pub fn by_another<T>(&self, act: impl FnOnce(&Memory) -> T) -> T {
+        let memory = self.memory();
+        let done = act(&memory);
+        self.state().pass_on(&self.hub);
+        done
+    }
+
+    /// What another client has done to an object is stored.
+    pub fn sync_one(&self, object: &ObjectId) {
+        self.sync_all(std::slice::from_ref(object));
+    }
+
+    /// Does a queued request.
+    pub fn begin(&self, number: u64) {
+        self.state().begin(number, &self.hub);
+    }
+
+    /// Answers what is done, or with an error what is not.
+    pub fn answer(&self, number: u64, error: Option<Error>) {
+        let mut held = self.state().held.remove(&number).expect("waits");
+        held.call.answer(error);
+    }
+
+    /// Answers a request that is not done as unknown; it may be done later.
+    pub fn answer_unknown(&self, number: u64, why: &'static str) {
+        let mut held = self.state().held.remove(&number).expect("waits");
+        held.call.answer(Some(Error::OutcomeUnknown(why.into())));
+        if held.stage == Stage::Queued && held.request.is_change {
+            held.stage = Stage::Stray;
+            self.state().held.insert(number, held);
+        }
+    }
+
+    /// Does a request, fails to sync it, and remembers that.
+    pub fn fail_sync(&self, number: u64) -> bool {
+        let mut state = self.state();
+        let request = state.held[&number].request.clone();
+        let Some(scope) = &request.syncs else { return false };
+        let failed: Vec<_> = match &request.object {
+            Some(object) => vec![object.clone()],
+            None => state.stable.keys().filter(|id| scope.covers(id, None)).take(1).cloned().collect(),
+        };
+        if failed.is_empty() || request.name == "delete" {
+            return false;
+        }
+        state.failed.extend(failed);
+        drop(state);
+        self.begin(number);
+        true
+    }
+
+    /// Forgets a request that is not done, as if it had never been sent.
+    pub fn forget(&self, number: u64) {
+        self.state().held.remove(&number);
+    }
+
+    /// Requests that have lost their callers become strays, or go if they are only looks.
+    pub fn sort_out(&self) {
+        let mut state = self.state();
+        state.held.retain(|_, held| {
+            if !held.call.is_dropped() {
+                return true;
+            }
+            if held.stage == Stage::Queued && held.request.is_change {
+                held.stage = Stage::Stray;
+            }
+            held.stage == Stage::Stray
+        });
+    }
+
+    fn call<T: Send + Weaken + 'static>(
+        &self,
+        mut request: Request,
+        act: impl FnOnce(&Memory) -> Reply<T> + Send + 'static,
+    ) -> Reply<T> {
+        let mut state = self.state();
+        state.calls += 1;
+        if state.calls > CALLS_MAX {
+            drop(state);
+            panic!("{CALLS_MAX} calls of the store without a pause: {}", request.text);
+        }
+        if state.is_open {
+            let memory = Arc::clone(&state.memory);
+            drop(state);
+            return act(&memory);
+        }
+        request.number = state.next;
+        request.cache = self.cache;
+        state.next += 1;
+        let slot = Arc::new(Mutex::new(Slot { answer: None, waker: None }));
+        let call = CallOf { act: Some(Box::new(act)), done: None, slot: Arc::clone(&slot) };
+        state.held.insert(request.number, Held { request, stage: Stage::Queued, call: Box::new(call) });
+        Reply::pending(poll_fn(move |cx| {
+            let mut slot = slot.lock().unwrap();
+            match slot.answer.take() {
+                Some(answer) => Poll::Ready(answer),
+                None => {
+                    slot.waker = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+            }
+        }))
+    }
+}
+
+impl State {
+    fn begin(&mut self, number: u64, hub: &EventHub) {
+        let Some(mut held) = self.held.remove(&number) else { return };
+        if held.stage == Stage::Done {
+            self.held.insert(number, held);
+            return;
+        }
+        if let (Some(object), false) = (&held.request.object, held.request.is_change) {
+            // Whoever looks sees what is still to come of what has been answered as unknown: it comes now.
+            let object = object.clone();
+            self.settle(&object, hub);
+        }
+        if let Some(scope) = &held.request.forgets {
+            self.failed.retain(|object| !scope.covers(object, None));
+        }
+        let weaken = self.is_volatile && held.request.is_change && held.request.syncs.is_none();
+        let mut result = held.call.perform(&self.memory, weaken);
+        if result.is_ok()
+            && let Some(scope) = held.request.syncs.clone()
+        {
+            result = self.sync(&held.request, &scope);
+        }
+        if let Err(error @ (Error::WritesLost(_) | Error::NotStored(_))) = &result {
+            held.call.answer(Some(error.clone()));
+            self.done.push(Done { request: held.request, result });
+        } else {
+            let is_stray = held.stage == Stage::Stray;
+            held.stage = Stage::Done;
+            self.done.push(Done { request: held.request.clone(), result });
+            if !is_stray {
+                self.held.insert(number, held);
+            }
+        }
+        self.pass_on(hub);
+    }
+
+    fn settle(&mut self, object: &ObjectId, hub: &EventHub) {
+        let is_stray =
+            |held: &Held| held.stage == Stage::Stray && held.request.object.as_ref() == Some(object);
+        let strays = self.held.iter().filter(|(_, held)| is_stray(held)).map(|(number, _)| *number);
+        let strays: Vec<u64> = strays.collect();
+        strays.into_iter().for_each(|stray| self.begin(stray, hub));
+    }
+
+    /// Makes stored what a change or a flush asks to be.
+    fn sync(&mut self, request: &Request, scope: &Scope) -> Result<()> {
+        let covered: Vec<ObjectId> = match &request.object {
+            Some(object) => {
+                if request.renews {
+                    self.failed.remove(object);
+                }
+                self.stable.entry(object.clone()).or_insert(None);
+                vec![object.clone()]
+            }
+            None => {
+                let wider = match scope {
+                    Scope::Domain(namespace, _) => Scope::Namespace(namespace.clone()),
+                    scope => scope.clone(),
+                };
+                self.stable.keys().filter(|id| wider.covers(id, None)).cloned().collect()
+            }
+        };
+        for object in &covered {
+            if self.failed.contains(object) {
+                return Err(Error::WritesLost("a sync has failed".into()));
+            }
+            let found = content(&*self.memory, object);
+            self.stable.insert(object.clone(), found);
+        }
+        Ok(())
+    }
+
+    fn pass_on(&mut self, hub: &EventHub) {
+        while let Some(event) = self.news.try_next() {
+            hub.publish(&event);
+        }
+    }
+}
+
+fn request(name: &'static str, object: Option<&ObjectId>, text: String) -> Request {
+    Request {
+        number: 0,
+        cache: 0,
+        name,
+        object: object.cloned(),
+        is_change: false,
+        syncs: None,
+        stamp: None,
+        claim: None,
+        renews: false,
+        forgets: None,
+        text,
+    }
+}
+
+fn change(name: &'static str, object: &ObjectId, change: &Change, text: String) -> Request {
+    Request {
+        is_change: true,
+        syncs: (change.durability == Durability::Stored).then(|| Scope::Object(object.clone())),
+        stamp: change.stamp,
+        renews: matches!(name, "write_full" | "delete"),
+        text: format!("{text}{}", if change.durability == Durability::Stored { ", stored" } else { "" }),
+        ..request(name, Some(object), String::new())
+    }
+}
+
+/// A range in cells.
+fn at(offset: u64, len: u64) -> String {
+    let cell = super::oracle::CELL;
+    format!("[{}..{})", offset as f64 / cell as f64, (offset + len) as f64 / cell as f64)
+}
+
+impl Blocker for Store {
+    fn capabilities(&self) -> Capabilities {
+        let state = self.state();
+        state.capabilities.unwrap_or_else(|| state.memory.capabilities())
+    }
+    fn read(&self, it: ReadRequest) -> Reply<ReadReply> {
+        let text = format!("read {}", at(it.offset, it.len_bytes));
+        self.call(request("read", Some(&it.object), text), move |memory| memory.read(it))
+    }
+    fn write(&self, it: WriteRequest) -> Reply<ChangeReply> {
+        let text = format!("write {}", at(it.offset, it.data.len_bytes() as u64));
+        self.call(change("write", &it.object, &it.change, text), move |memory| memory.write(it))
+    }
+    fn write_zeroes(&self, it: WriteZeroesRequest) -> Reply<ChangeReply> {
+        let text = format!("write_zeroes {}", at(it.offset, it.len_bytes));
+        self.call(change("write_zeroes", &it.object, &it.change, text), move |memory| memory.write_zeroes(it))
+    }
+    fn write_runs(&self, it: WriteRunsRequest) -> Reply<ChangeReply> {
+        let runs: Vec<String> = it.runs.iter().map(|run| at(run.offset, run.len_bytes())).collect();
+        let text = format!("write_runs {}", runs.join(" "));
+        self.call(change("write_runs", &it.object, &it.change, text), move |memory| memory.write_runs(it))
+    }
+    fn discard(&self, it: DiscardRequest) -> Reply<ChangeReply> {
+        let text = format!("discard {}", at(it.offset, it.len_bytes));
+        self.call(change("discard", &it.object, &it.change, text), move |memory| memory.discard(it))
+    }
+    fn compare_and_write(&self, it: CompareAndWriteRequest) -> Reply<ChangeReply> {
+        let text = format!("compare_and_write {}", at(it.offset, it.data.len_bytes() as u64));
+        self.call(change("compare_and_write", &it.object, &it.change, text), move |memory| {
+            memory.compare_and_write(it)
+        })
+    }
+    fn write_full(&self, it: WriteFullRequest) -> Reply<ChangeReply> {
+        let text = format!("write_full {}", at(0, it.data.len_bytes() as u64));
+        self.call(change("write_full", &it.object, &it.change, text), move |memory| memory.write_full(it))
+    }
+    fn truncate(&self, it: TruncateRequest) -> Reply<ChangeReply> {
+        let text = format!("truncate to {}", at(it.size_bytes, 0));
+        self.call(change("truncate", &it.object, &it.change, text), move |memory| memory.truncate(it))
+    }
+    fn delete(&self, it: DeleteRequest) -> Reply<DeleteReply> {
+        self.call(change("delete", &it.object, &it.change, "delete".into()), move |memory| memory.delete(it))
+    }
+    fn copy(&self, it: CopyRequest) -> Reply<ChangeReply> {
+        let text = format!("copy from {}", it.from.name);
+        self.call(change("copy", &it.to, &it.change, text), move |memory| memory.copy(it))
+    }
+    fn info(&self, it: InfoRequest) -> Reply<Info> {
+        self.call(request("info", Some(&it.object), "info".into()), move |memory| memory.info(it))
+    }
+    fn list(&self, it: ListRequest) -> Reply<ListReply> {
+        self.call(request("list", None, "list".into()), move |memory| memory.list(it))
+    }
+    fn flush(&self, it: FlushRequest) -> Reply<FlushReply> {
+        let mut asked = request("flush", None, format!("flush {:?}", it.scope));
+        if let Scope::Object(object) = &it.scope {
+            asked.object = Some(object.clone());
+        }
+        asked.syncs = Some(it.scope.clone());
+        self.call(asked, move |memory| memory.flush(it))
+    }
+    fn claim(&self, it: ClaimRequest) -> Reply<ClaimReply> {
+        let mut asked = request("claim", None, format!("claim {:?} with {}", it.scope, it.epoch));
+        if it.epoch > Epoch(0) {
+            asked.claim = Some((it.scope.clone(), it.epoch));
+            asked.is_change = true;
+        }
+        self.call(asked, move |memory| memory.claim(it))
+    }
+    fn invalidate(&self, it: InvalidateRequest) -> Reply<InvalidateReply> {
+        // Its news go to all who listen, as any other's.
+        let mut asked = request("invalidate", None, format!("invalidate {:?}", it.scope));
+        asked.forgets = Some(it.scope.clone());
+        self.call(asked, move |memory| memory.invalidate(it))
+    }
+    fn subscribe(&self) -> Subscription {
+        self.hub.subscribe()
+    }
+}

@@ -1,0 +1,159 @@
+//! The limit of dirty data bounds all that a crash can take back: zeros, cuts and removals as well as bytes.
+
+mod object_support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blocker::*;
+use cached_core::object::{ObjectCache, ObjectCacheConfig};
+use object_support::sim::{Handle, Sim};
+use object_support::steered::{Op, Steered};
+use object_support::{BUCKET, KIB, cache, content, fill, id, pattern, same, small};
+
+const LIMIT: u64 = 64 * KIB;
+
+struct World {
+    sim: Sim,
+    store: Arc<Steered>,
+    cache: ObjectCache,
+    _running: Handle<()>,
+}
+
+/// Forty objects that the cache knows and the store has.
+fn world() -> World {
+    let mut sim = Sim::new(None);
+    let store = Steered::new();
+    (0..40).for_each(|n| fill(store.memory(), &object(n), pattern(n, 0, 40_000)));
+    let config = ObjectCacheConfig {
+        dirty_bytes_max: LIMIT,
+        objects_count_max: 64,
+        dirty_age_max: Duration::from_secs(3600),
+        ..small(WritePolicy::Back)
+    };
+    let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
+    let running = sim.spawn(cache.run());
+    (0..40).for_each(|n| drop(sim.run(cache.info(InfoRequest::new(object(n)))).unwrap()));
+    store.hold_changes();
+    World { sim, store, cache, _running: running }
+}
+
+fn object(n: u64) -> ObjectId {
+    id(&format!("object-{n}"))
+}
+
+impl World {
+    /// How many of forty changes are acknowledged while the store takes nothing; and then all are.
+    #[track_caller]
+    fn acknowledged<T: Unpin + 'static>(&mut self, change: impl Fn(&ObjectCache, u64) -> Reply<T>) -> u64 {
+        let changes: Vec<_> = (0..40).map(|n| self.sim.spawn(change(&self.cache, n))).collect();
+        self.sim.settle();
+        let acknowledged = changes.iter().filter(|change| change.is_done()).count() as u64;
+        assert!(self.cache.counters().dirty_bytes <= LIMIT, "{:?}", self.cache.counters());
+        self.cache.validate().unwrap();
+        self.store.open();
+        changes
+            .into_iter()
+            .for_each(|change| drop(self.sim.wait(change).unwrap_or_else(|error| panic!("{error}"))));
+        let flush = self.cache.flush(FlushRequest::new(Scope::All));
+        self.sim.run(flush).unwrap();
+        assert_eq!(self.cache.counters().dirty_bytes, 0);
+        self.cache.validate().unwrap();
+        acknowledged
+    }
+}
+
+#[test]
+fn zeros_count_as_what_they_cover() {
+    let mut world = world();
+    let write =
+        |cache: &ObjectCache, n| cache.write_zeroes(WriteZeroesRequest::new(object(n), 0, 8 * BUCKET));
+    assert_eq!(world.acknowledged(write), 2);
+    let mut wanted = pattern(7, 0, 40_000);
+    wanted[..32_768].fill(0);
+    same(&content(world.store.memory(), &object(7)).unwrap(), &wanted, "stored");
+}
+
+#[test]
+fn zeros_of_new_objects_count_as_well() {
+    let mut world = world();
+    let new = |n| id(&format!("new-{}", n % 20));
+    world.store.pass();
+    (0..20).for_each(|n| {
+        let asked = world.cache.info(InfoRequest::new(new(n)));
+        assert!(matches!(world.sim.run(asked), Err(Error::Missing)));
+    });
+    world.store.hold_changes();
+    let at = |n: u64| n / 20 * 8 * BUCKET;
+    let write =
+        |cache: &ObjectCache, n| cache.write_zeroes(WriteZeroesRequest::new(new(n), at(n), 8 * BUCKET));
+    assert_eq!(world.acknowledged(write), 2);
+    assert_eq!(content(world.store.memory(), &new(3)).unwrap().len() as u64, 16 * BUCKET);
+}
+
+#[test]
+fn discards_count_as_what_they_cover() {
+    let mut world = world();
+    let discard = |cache: &ObjectCache, n| cache.discard(DiscardRequest::new(object(n), 0, 8 * BUCKET));
+    assert_eq!(world.acknowledged(discard), 2);
+}
+
+#[test]
+fn zeros_among_runs_count() {
+    let mut world = world();
+    let write = |cache: &ObjectCache, n| {
+        let runs = vec![Run::data(0, vec![1; 4096]), Run::zeroes(BUCKET, 7 * BUCKET)];
+        cache.write_runs(WriteRunsRequest::new(object(n), runs))
+    };
+    assert_eq!(world.acknowledged(write), 2);
+}
+
+#[test]
+fn removals_cuts_and_empty_objects_count_one_each() {
+    let most = LIMIT / BUCKET;
+    let mut world = world();
+    assert_eq!(world.acknowledged(|cache, n| cache.truncate(TruncateRequest::new(object(n), 8192))), most);
+    world.store.hold_changes();
+    assert_eq!(world.acknowledged(|cache, n| cache.delete(DeleteRequest::new(object(n)))), most);
+    assert_eq!(content(world.store.memory(), &object(39)), None);
+    world.store.hold_changes();
+    assert_eq!(world.acknowledged(|cache, n| cache.write(WriteRequest::new(object(n), 0, Vec::new()))), most);
+    world.store.hold_changes();
+    let empty = |cache: &ObjectCache, n| cache.write_full(WriteFullRequest::new(object(n), Vec::new()));
+    assert_eq!(world.acknowledged(empty), most);
+}
+
+#[test]
+fn more_zeros_than_the_limit_go_to_the_store_at_once() {
+    let mut world = world();
+    world.store.pass();
+    let zeros = WriteZeroesRequest::new(object(0), 0, 100 * BUCKET);
+    let reply = world.sim.run(world.cache.write_zeroes(zeros)).unwrap();
+    assert!(reply.size_bytes == 100 * BUCKET && world.store.count(Op::WriteZeroes) == 1);
+    assert_eq!(world.cache.counters().dirty_bytes, 0);
+    same(&content(world.store.memory(), &object(0)).unwrap(), &vec![0; 100 * BUCKET as usize], "stored");
+}
+
+#[test]
+fn what_comes_to_nothing_takes_no_room() {
+    let mut world = world();
+    for n in 0..100 {
+        let new = id(&format!("brief-{}", n % 5));
+        let zeros = world.cache.write_zeroes(WriteZeroesRequest::new(new.clone(), 0, 3 * BUCKET));
+        world.sim.run(zeros).unwrap();
+        world.sim.run(world.cache.delete(DeleteRequest::new(new))).unwrap();
+        assert_eq!(world.cache.counters().dirty_bytes, 0, "the store has never heard of it");
+    }
+    // A copy in memory has the room of its zeros.
+    let (from, to) = (id("from"), id("to"));
+    let zeros = world.cache.write_zeroes(WriteZeroesRequest::new(from.clone(), 0, 5 * BUCKET));
+    world.sim.run(zeros).unwrap();
+    let before = world.cache.counters().dirty_bytes;
+    world.sim.run(world.cache.copy(CopyRequest::new(from, to))).unwrap();
+    assert!(world.cache.counters().dirty_bytes >= before + 5 * BUCKET);
+    world.cache.validate().unwrap();
+    world.store.open();
+    let flush = world.cache.flush(FlushRequest::new(Scope::All));
+    world.sim.run(flush).unwrap();
+    assert_eq!(world.cache.counters().dirty_bytes, 0);
+}

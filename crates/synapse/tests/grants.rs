@@ -1,0 +1,290 @@
+//! Bytes under way, dealt out to many: everybody gets some, nobody keeps what others need.
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use blocker::*;
+use synapse::ServerConfig;
+use synapse::codec::{self, *};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+use support::net::plan::{Direction, Fault, Plan};
+use support::world::clock::TokioClock;
+use support::world::door::{Door, client_config, server_config, simulate};
+
+const MIB: u64 = 1 << 20;
+
+fn object(name: &str) -> ObjectId {
+    ObjectId::new(Namespace::new("n").unwrap(), Name::copy_from(name.as_bytes()).unwrap())
+}
+
+fn door(plan: Plan, change: impl FnOnce(&mut ServerConfig)) -> Arc<Door> {
+    let clock = TokioClock::new();
+    let mut config = server_config(clock);
+    change(&mut config);
+    Door::open(Arc::new(Memory::default()), move |_| plan.clone(), clock, config)
+}
+
+/// A client that says what it is told to.
+struct Raw {
+    stream: DuplexStream,
+    buffer: Vec<u8>,
+    welcome: Welcome,
+}
+
+impl Raw {
+    async fn greeted(door: &Door, lane: u16, features: u64, bytes: u64) -> Self {
+        let mut raw = Self::said(door, lane, features, bytes).await;
+        let frame = raw.frame().await;
+        raw.welcome = Welcome::decode(&parse(&frame).unwrap()).unwrap();
+        raw
+    }
+
+    /// Greets, and does not wait for an answer.
+    async fn said(door: &Door, lane: u16, features: u64, bytes: u64) -> Self {
+        let session = SessionId { client: [9; 16], lane };
+        let hello = Hello::new(session, Features(features), [1; 32], Credits { slots: 16, bytes });
+        let welcome = Welcome::new([0; 16], 0, Credits::default(), Capabilities::full(0));
+        let mut raw = Self { stream: door.sim.dial().await.unwrap(), buffer: Vec::new(), welcome };
+        raw.send(|out| hello.encode(out)).await;
+        raw
+    }
+
+    async fn send(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        let mut out = Vec::new();
+        write(&mut out);
+        // A server that has closed the connection may have said why.
+        let _ = self.stream.write_all(&out).await;
+    }
+
+    /// The next frame.
+    async fn frame(&mut self) -> Vec<u8> {
+        self.try_frame().await.expect("a frame, not the end")
+    }
+
+    /// The next frame; `None` at the end.
+    async fn try_frame(&mut self) -> Option<Vec<u8>> {
+        loop {
+            if let Some(measured) = measure(&self.buffer, 64 << 20).unwrap() {
+                let all = measured.head_bytes + measured.payload_bytes;
+                if self.buffer.len() >= all {
+                    return Some(self.buffer.drain(..all).collect());
+                }
+            }
+            let mut chunk = [0; 65_536];
+            match self.stream.read(&mut chunk).await {
+                Ok(0) | Err(_) => return None,
+                Ok(count) => self.buffer.extend_from_slice(&chunk[..count]),
+            }
+        }
+    }
+
+    /// The next grant; says that it is kept to.
+    async fn granted(&mut self) -> u64 {
+        let frame = self.frame().await;
+        let header = parse(&frame).unwrap().header;
+        assert_eq!((header.op, header.flags), (Op::Credit, Flags(0)));
+        self.send(|out| encode_credit(out, header.length, true)).await;
+        header.length
+    }
+}
+
+#[test]
+fn sixteen_greedy_clients_that_never_answer_do_not_lock_the_seventeenth_out() {
+    simulate(async {
+        let door = door(Plan::default(), |_| ());
+        let mut greedy = Vec::new();
+        for lane in 0..16 {
+            greedy.push(Raw::greeted(&door, lane, Features::CREDIT, u64::MAX).await);
+        }
+        // Small requests at once, and large ones once those who do not let go of what they hold are let go.
+        let client = door.client().await;
+        client.write(WriteRequest::new(object("o"), 0, vec![1; 4096])).await.unwrap();
+        let mut write = WriteRequest::new(object("o"), 0, vec![2; 4 << 20]);
+        write.call.deadline = Some(door.clock.now() + 3 * server_config(door.clock).peer_timeout);
+        client.write(write).await.unwrap();
+    });
+}
+
+#[test]
+fn as_many_as_may_connect_are_let_in_and_each_can_do_the_largest_request() {
+    simulate(async {
+        let door = door(Plan::default(), |config| config.peer_timeout = Duration::from_secs(1 << 20));
+        let mut all = Vec::new();
+        for lane in 0..1024 {
+            all.push(Raw::greeted(&door, lane, Features::CREDIT, u64::MAX).await);
+        }
+        assert_eq!(door.figure("synapse_connections_refused"), 0);
+        let mut last = all.pop().unwrap();
+        assert!(last.welcome.credits.bytes < 4 * MIB, "more than a part: {}", last.welcome.credits.bytes);
+        let others: Vec<_> = all
+            .into_iter()
+            .map(|mut raw| {
+                tokio::spawn(async move {
+                    loop {
+                        raw.granted().await;
+                    }
+                })
+            })
+            .collect();
+        let request = Request::Write(WriteRequest::new(object("o"), 0, vec![1; 4 << 20]));
+        let needed = request.cost_bytes(&last.welcome.capabilities);
+        last.send(|out| encode_credit(out, needed, false)).await;
+        assert!(last.granted().await >= needed);
+        last.send(|out| {
+            let payload = request.encode(RequestId { slot: 0, sequence: 1 }, Timestamp(0), false, out);
+            out.extend_from_slice(&payload.to_vec());
+        })
+        .await;
+        let answer = last.frame().await;
+        assert_eq!(parse(&answer).unwrap().header.status, Status::Ok);
+        others.iter().for_each(|other| other.abort());
+    });
+}
+
+#[test]
+fn clients_that_need_more_than_there_is_take_turns() {
+    simulate(async {
+        let door = door(Plan::default(), |config| {
+            (config.connections_max, config.sessions_max) = (24, 24);
+            config.request_bytes_max = MIB;
+            (config.session_bytes_max, config.bytes_max) = (4 * MIB, 4 * MIB);
+        });
+        let mut clients = Vec::new();
+        for number in 0..24_u32 {
+            let client = door.client().await;
+            clients.push(tokio::spawn(async move {
+                for round in 0..3_u8 {
+                    let name = object(&format!("{number}"));
+                    let write = client.write(WriteRequest::new(name.clone(), 0, vec![round; 1 << 20]));
+                    // A second one waits behind it.
+                    let (write, small) = tokio::join!(
+                        write.into_future(),
+                        client.write(WriteRequest::new(object("small"), 0, b"x")).into_future()
+                    );
+                    assert_eq!((write.unwrap().size_bytes, small.map(drop)), (MIB, Ok(())));
+                    let read = client.read(ReadRequest::new(name, 0, MIB)).await.unwrap();
+                    assert!(read.data.to_vec() == vec![round; 1 << 20]);
+                }
+            }));
+        }
+        for client in clients {
+            let done = tokio::time::timeout(Duration::from_secs(600), client).await;
+            done.expect("nobody waits for ever").unwrap();
+        }
+        assert_eq!(door.figure("synapse_connections_broken"), 0);
+        assert!(door.figure("synapse_grants_changed") > 24, "nobody had to take turns");
+        assert_eq!(door.sim.hits().connections.load(Ordering::Relaxed), 24);
+    });
+}
+
+#[test]
+fn a_client_that_exceeds_what_it_said_it_keeps_to_or_answers_nothing_is_closed() {
+    simulate(async {
+        let door = door(Plan::default(), |config| {
+            (config.connections_max, config.sessions_max) = (4, 4);
+            (config.request_bytes_max, config.session_bytes_max, config.bytes_max) = (MIB, 4 * MIB, 4 * MIB);
+        });
+        let mut first = Raw::greeted(&door, 0, Features::CREDIT, u64::MAX).await;
+        let before = first.welcome.credits.bytes;
+        let _second = Raw::greeted(&door, 1, Features::CREDIT, u64::MAX).await;
+        // Until it has answered it may use what it had.
+        let frame = first.frame().await;
+        let bytes = parse(&frame).unwrap().header.length;
+        assert!(bytes < before, "{bytes} after {before}");
+        let read = |sequence| {
+            let request = Request::Read(ReadRequest::new(object("o"), 0, MIB));
+            let mut out = Vec::new();
+            let _ = request.encode(RequestId { slot: sequence, sequence: 1 }, Timestamp(0), false, &mut out);
+            out
+        };
+        first.send(|out| out.extend_from_slice(&read(0))).await;
+        assert_eq!(parse(&first.frame().await).unwrap().header.status, Status::Missing);
+        // An answer to something that was not said.
+        first.send(|out| encode_credit(out, bytes + 1, true)).await;
+        let goodbye = first.frame().await;
+        let head = parse(&goodbye).unwrap();
+        let why = decode_goodbye(&head.header, &goodbye[head.head_bytes..]).to_string();
+        assert!(why.contains("a grant that it was not given"), "{why}");
+        // One that pings, and does not answer.
+        drop((first, _second));
+        let mut silent = Raw::greeted(&door, 2, Features::CREDIT, u64::MAX).await;
+        let _other = Raw::greeted(&door, 3, Features::CREDIT, u64::MAX).await;
+        for _ in 0..8 {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            silent.send(|out| codec::encode_ping(out, false)).await;
+        }
+        let why = loop {
+            let frame = silent.frame().await;
+            let head = parse(&frame).unwrap();
+            if head.header.op == Op::Goodbye {
+                break decode_goodbye(&head.header, &frame[head.head_bytes..]).to_string();
+            }
+        };
+        assert!(why.contains("keeps to its grant"), "{why}");
+    });
+}
+
+#[test]
+fn a_client_that_knows_of_no_changing_grants_has_a_fixed_one_and_may_not_ask() {
+    simulate(async {
+        let door = door(Plan::default(), |_| ());
+        let mut raw = Raw::greeted(&door, 0, 0, u64::MAX).await;
+        let request = Request::Write(WriteRequest::new(object("o"), 0, vec![1; 4 << 20]));
+        assert!(raw.welcome.credits.bytes >= request.cost_bytes(&raw.welcome.capabilities));
+        assert!(raw.welcome.credits.bytes < 16 * MIB);
+        raw.send(|out| encode_credit(out, 1, false)).await;
+        assert_eq!(parse(&raw.frame().await).unwrap().header.op, Op::Goodbye);
+    });
+}
+
+/// So many bytes for each of `steps`, then a pause, in one direction.
+fn slowly(step_bytes: u64, pause: Duration, steps: u64) -> Direction {
+    Direction { faults: (1..=steps).map(|step| (step * step_bytes, Fault::Pause(pause))).collect() }
+}
+
+#[test]
+fn a_frame_that_takes_longer_than_the_peer_timeout_arrives_in_the_end() {
+    simulate(async {
+        // A megabit in a second, about, both ways.
+        let slow = || slowly(8192, Duration::from_millis(65), 1 << 10);
+        let door = door(Plan { up: slow(), down: slow() }, |_| ());
+        let client = door.client().await;
+        let payload = vec![7; 3 << 20];
+        let begun = tokio::time::Instant::now();
+        client.write(WriteRequest::new(object("o"), 0, payload.clone())).await.unwrap();
+        let peer_timeout = client_config(&door).peer_timeout.max(server_config(door.clock).peer_timeout);
+        assert!(begun.elapsed() > 2 * peer_timeout, "not slow at all: {:?}", begun.elapsed());
+        let begun = tokio::time::Instant::now();
+        let read = client.read(ReadRequest::new(object("o"), 0, 3 << 20)).await.unwrap();
+        assert!(read.data.to_vec() == payload);
+        assert!(begun.elapsed() > 2 * peer_timeout, "not slow at all: {:?}", begun.elapsed());
+        assert_eq!(client.figures()[0], ("connects", 1), "the connection was given up in between");
+    });
+}
+
+#[test]
+fn a_call_has_a_deadline_if_the_client_is_told_so() {
+    simulate(async {
+        let half_open = Plan { up: Direction::one(200, Fault::HalfOpen), down: Direction::default() };
+        let door = door(half_open, |_| ());
+        let mut config = client_config(&door);
+        config.call_timeout = Some(Duration::from_secs(2));
+        (config.slots, config.peer_timeout) = (1, Duration::from_secs(1 << 20));
+        let client = door.client_with(config).await;
+        let begun = tokio::time::Instant::now();
+        let read = client.read(ReadRequest::new(object("o"), 0, 1));
+        let write = client.write(WriteRequest::new(object("o"), 0, b"x"));
+        let statistics = client.statistics();
+        let (read, write, statistics) =
+            tokio::join!(read.into_future(), write.into_future(), statistics.into_future());
+        assert_eq!(read.map(drop).unwrap_err(), Error::DeadlinePassed);
+        // The only slot was taken: neither was ever sent.
+        assert_eq!(write.map(drop).unwrap_err(), Error::DeadlinePassed);
+        assert_eq!(statistics.map(drop).unwrap_err(), Error::DeadlinePassed);
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    });
+}

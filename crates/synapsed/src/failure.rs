@@ -1,0 +1,37 @@
+//! Why the daemon does not start, or has not ended well: one line, and an exit status (`sysexits.h`).
+
+use std::fmt;
+
+/// A line and an exit status.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    line: String,
+    status: u8,
+}
+
+impl Failure {
+    /// `EX_CONFIG`: the configuration cannot work.
+    pub(crate) fn configuration(line: impl fmt::Display) -> Self {
+        Self { line: line.to_string(), status: 78 }
+    }
+
+    /// `EX_OSERR`: the system or the store refused something.
+    pub(crate) fn refused(line: impl fmt::Display) -> Self {
+        Self { line: line.to_string(), status: 71 }
+    }
+
+    /// `EX_IOERR`: something that was acknowledged is not stored.
+    pub(crate) fn not_stored(line: impl fmt::Display) -> Self {
+        Self { line: line.to_string(), status: 74 }
+    }
+
+    pub(crate) fn status(&self) -> u8 {
+        self.status
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.line)
+    }
+}

@@ -1,0 +1,146 @@
+//! What may be read of a key: which versions of it have been sent, acknowledged, deleted, flushed or seen to be gone.
+//!
+//! A key has one writer, which numbers its versions. A reader notes what is acknowledged before it asks and what has been sent when it has
+//! its answer: only versions in between are admissible, whatever order the server carries requests out in.
+
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+/// One key's account.
+#[derive(Debug, Default)]
+pub struct Account {
+    /// The newest version that has been sent.
+    sent: AtomicU64,
+    /// Twice the newest version that has been acknowledged, and one more if that one is gone for good.
+    floor: AtomicU64,
+    /// A version that never became complete.
+    void: AtomicU64,
+    /// Versions up to this may have been flushed, or not.
+    doubtful: AtomicU64,
+}
+
+/// What was known of a key before it was asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct Before {
+    floor: u64,
+}
+
+impl Account {
+    /// Numbers the next version, which is about to be sent.
+    pub fn send(&self) -> u64 {
+        self.sent.fetch_add(1, SeqCst) + 1
+    }
+
+    /// The newest version that has been sent.
+    pub fn sent(&self) -> u64 {
+        self.sent.load(SeqCst)
+    }
+
+    /// A version has been acknowledged as stored: none before it is to be seen any more.
+    pub fn stored(&self, version: u64) {
+        self.floor.fetch_max(2 * version, SeqCst);
+    }
+
+    /// A version, and with it all before, has been acknowledged as gone.
+    pub fn gone(&self, version: u64) {
+        self.floor.fetch_max(2 * version + 1, SeqCst);
+    }
+
+    /// A version was never sent in full.
+    pub fn never_complete(&self, version: u64) {
+        self.void.store(version, SeqCst);
+    }
+
+    /// A flush is over, and may have met what was sent meanwhile.
+    pub fn flushed(&self) {
+        self.doubtful.store(self.sent(), SeqCst);
+    }
+
+    /// The newest version that has been acknowledged, stored or gone.
+    pub fn acknowledged(&self) -> u64 {
+        self.floor.load(SeqCst) / 2
+    }
+
+    /// Whether the newest version that was acknowledged by then is gone.
+    pub fn is_gone(before: Before) -> bool {
+        !before.floor.is_multiple_of(2)
+    }
+
+    /// What is known before a request is sent.
+    pub fn before(&self) -> Before {
+        Before { floor: self.floor.load(SeqCst) }
+    }
+
+    /// Judges a version that was read.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn judge_hit(&self, before: Before, version: u64) -> Result<(), String> {
+        let (sent, void) = (self.sent(), self.void.load(SeqCst));
+        let acknowledged = before.floor / 2;
+        if version > sent {
+            return Err(format!("version {version} of which {sent} have been sent"));
+        }
+        if version < acknowledged {
+            return Err(format!("stale: version {version} after {acknowledged} was acknowledged"));
+        }
+        if 2 * version < before.floor {
+            return Err(format!("resurrected: version {version}, which was gone"));
+        }
+        if version == void && version != 0 {
+            return Err(format!("version {version} was never sent in full"));
+        }
+        // Who asks from now on must not see an older one.
+        self.stored(version);
+        Ok(())
+    }
+
+    /// Judges that nothing was found. What was acknowledged before is gone for good then. With `lossless`, nothing may vanish by itself.
+    ///
+    /// # Errors
+    /// That something is lost.
+    pub fn judge_miss(&self, before: Before, lossless: bool) -> Result<(), String> {
+        let certain = before.floor / 2 > self.doubtful.load(SeqCst);
+        let there = before.floor.is_multiple_of(2) && certain;
+        let undisturbed = self.floor.load(SeqCst) == before.floor && self.sent() == before.floor / 2;
+        self.gone(before.floor / 2);
+        if lossless && there && undisturbed {
+            return Err(format!("lost: version {} was acknowledged and is not there", before.floor / 2));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_may_be_there_passes() {
+        let account = Account::default();
+        assert!(account.judge_miss(account.before(), true).is_ok(), "never stored");
+        let first = account.send();
+        assert!(account.judge_hit(account.before(), first).is_ok(), "sent, perhaps stored");
+        account.stored(first);
+        let before = account.before();
+        let second = account.send();
+        assert!(account.judge_hit(before, first).is_ok() && account.judge_hit(before, second).is_ok());
+        assert!(account.judge_hit(account.before(), first).is_err(), "another has seen the second");
+        account.stored(second);
+        assert!(account.judge_hit(before, first).is_ok(), "asked for before the acknowledgement");
+        assert!(account.judge_hit(account.before(), first).is_err(), "stale");
+        assert!(account.judge_hit(account.before(), second + 1).is_err(), "never sent");
+        account.gone(second);
+        assert!(account.judge_hit(account.before(), second).is_err(), "resurrected");
+        let third = account.send();
+        account.stored(third);
+        assert!(account.judge_miss(account.before(), true).is_err(), "lost");
+        let fourth = account.send();
+        account.stored(fourth);
+        let before = account.before();
+        assert!(account.judge_miss(before, false).is_ok());
+        assert!(account.judge_hit(account.before(), fourth).is_err(), "it was gone");
+        let fifth = account.send();
+        account.never_complete(fifth);
+        assert!(account.judge_hit(before, fifth).is_err());
+    }
+}

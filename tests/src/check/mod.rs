@@ -1,0 +1,316 @@
+//! The value checker: many clients change and read self-describing values, with floods, flushes and half-sent values beside, and nothing is
+//! ever torn, foreign, stale after an acknowledged newer write, or back after it was gone.
+//!
+//! | module | what it owns |
+//! |---|---|
+//! | [`value`] | values that say what they are |
+//! | [`ledger`] | what may be read of a key |
+//! | [`client`] | one client in each of the three protocols |
+//! | [`load`] | what each kind of client does |
+
+pub mod client;
+pub mod ledger;
+pub mod load;
+pub mod value;
+
+use crate::configurations::Configuration;
+use crate::program::Program;
+use crate::server::{Server, Start};
+use client::{Client, Speaks};
+use ledger::Account;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::Scope;
+use std::time::{Duration, Instant};
+
+/// Clients that change and read.
+const OWNERS: usize = 12;
+/// Keys of each group that one of them changes.
+const KEYS: usize = 30;
+/// Violations that are kept for the report.
+const VIOLATIONS_MAX: usize = 20;
+
+/// When a run ends.
+#[derive(Debug, Clone, Copy)]
+pub enum Until {
+    /// After so long.
+    Time(Duration),
+    /// After so many operations.
+    Operations(u64),
+}
+
+/// What kind of values a key has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Group {
+    /// Set, deleted, touched.
+    Plain,
+    /// The same with a time to live.
+    Mortal,
+    /// Changed by compare-and-store.
+    Compared,
+    /// A list of versions that grows by appending.
+    List,
+    /// A number that is counted up.
+    Counter,
+    /// Set by those who do not always finish.
+    Half,
+    /// Set by those who do not wait.
+    Flood,
+}
+
+/// The groups whose keys have an owner among the usual clients.
+const OWNED: [Group; 5] = [Group::Plain, Group::Mortal, Group::Compared, Group::List, Group::Counter];
+
+/// One key.
+#[derive(Debug)]
+pub struct Key {
+    /// Its bytes.
+    pub name: String,
+    /// Its kind of values.
+    pub group: Group,
+    /// What may be read of it.
+    pub account: Account,
+}
+
+impl Key {
+    fn new(letter: char, group: Group, owner: usize, number: usize) -> Key {
+        Key { name: format!("{letter}-{owner}-{number}"), group, account: Account::default() }
+    }
+
+    /// The version that a value of this key is.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn version(&self, value: &[u8]) -> Result<u64, String> {
+        match self.group {
+            Group::List => list_version(value),
+            Group::Counter => {
+                let text = String::from_utf8_lossy(value);
+                text.trim_end().parse().map_err(|_| format!("no number: {text:?}"))
+            }
+            _ => value::version(&self.name, value),
+        }
+    }
+}
+
+/// The last of a list of versions, each one more than the one before.
+fn list_version(value: &[u8]) -> Result<u64, String> {
+    let text = String::from_utf8_lossy(value);
+    let mut last = None;
+    for item in text.split_terminator(';') {
+        let version: u64 = item.parse().map_err(|_| format!("no list: {text:?}"))?;
+        if last.is_some_and(|last| version != last + 1) {
+            return Err(format!("torn or foreign: {text:?}"));
+        }
+        last = Some(version);
+    }
+    last.filter(|_| text.ends_with(';')).ok_or_else(|| format!("no whole list: {text:?}"))
+}
+
+/// What is counted.
+#[derive(Debug, Default)]
+pub struct Figures {
+    /// Keys asked for and changes made.
+    pub operations: AtomicU64,
+    /// Keys asked for and found.
+    pub hits: AtomicU64,
+    /// Keys asked for and not found.
+    pub misses: AtomicU64,
+    /// Changes carried out.
+    pub changes: AtomicU64,
+    /// Changes refused for lack of memory.
+    pub refused: AtomicU64,
+    /// Flushes, and moves of the clock.
+    pub flushes: AtomicU64,
+    /// Values that were begun and given up, by either side.
+    pub given_up: AtomicU64,
+}
+
+/// What all clients of a run share.
+pub struct Shared<'a> {
+    /// The server.
+    pub server: &'a Server,
+    /// How it was started.
+    pub configuration: &'a Configuration,
+    /// All keys; each belongs to one client.
+    pub keys: Vec<Key>,
+    /// What is counted.
+    pub figures: Figures,
+    /// Odd while everything is made to go.
+    pub flushing: AtomicU64,
+    stop: AtomicBool,
+    violations: Mutex<Vec<String>>,
+}
+
+impl Shared<'_> {
+    /// Whether the run is over.
+    pub fn is_over(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// Notes what must not be.
+    pub fn violation(&self, text: String) {
+        let mut violations = self.violations.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if violations.len() < VIOLATIONS_MAX {
+            violations.push(text);
+        }
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// Judges what was read of a key.
+    pub fn judge(&self, key: &Key, before: ledger::Before, flushing: u64, value: Option<&[u8]>) {
+        let judged = match value {
+            Some(value) => {
+                self.figures.hits.fetch_add(1, Ordering::Relaxed);
+                key.version(value).and_then(|version| key.account.judge_hit(before, version))
+            }
+            None => {
+                self.figures.misses.fetch_add(1, Ordering::Relaxed);
+                let calm = flushing.is_multiple_of(2) && self.flushing.load(Ordering::SeqCst) == flushing;
+                let lasting = key.group != Group::Mortal;
+                key.account.judge_miss(before, self.configuration.lossless && calm && lasting)
+            }
+        };
+        if let Err(problem) = judged {
+            self.violation(format!("{}: {problem}", key.name));
+        }
+    }
+}
+
+/// Runs one configuration; prints a line for each figure. Whether nothing was violated.
+pub fn run(program: &Program, configuration: &Configuration, until: Until, seed: u64) -> bool {
+    let mut server = Start::program(program.clone()).args(configuration.args).start();
+    let mut keys = Vec::new();
+    for owner in 0..OWNERS {
+        for (group, letter) in OWNED.into_iter().zip('a'..) {
+            keys.extend((0..KEYS).map(|number| Key::new(letter, group, owner, number)));
+        }
+    }
+    keys.extend((0..configuration.half_sent).map(|number| Key::new('h', Group::Half, number, 0)));
+    for flood in 0..configuration.floods {
+        keys.extend((0..KEYS).map(|number| Key::new('f', Group::Flood, flood, number)));
+    }
+    let shared = Shared {
+        server: &server,
+        configuration,
+        keys,
+        figures: Figures::default(),
+        flushing: AtomicU64::new(0),
+        stop: AtomicBool::new(false),
+        violations: Mutex::default(),
+    };
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let shared = &shared;
+        for owner in 0..OWNERS {
+            let speaks = [Speaks::Text, Speaks::Meta, Speaks::Binary][owner % 3];
+            spawn(scope, shared, format!("client {owner}"), seed, move |seed| {
+                load::usual(shared, owner, speaks, seed)
+            });
+        }
+        for flood in 0..configuration.floods {
+            spawn(scope, shared, format!("flood {flood}"), seed, move |seed| {
+                load::flood(shared, flood, seed)
+            });
+        }
+        if configuration.half_sent > 0 {
+            spawn(scope, shared, "half-sent".into(), seed, |seed| load::half_sent(shared, seed));
+        }
+        if configuration.flushes {
+            spawn(scope, shared, "flushes".into(), seed, |seed| load::flushes(shared, seed));
+        }
+        loop {
+            let over = match until {
+                Until::Time(time) => begun.elapsed() >= time,
+                Until::Operations(count) => shared.figures.operations.load(Ordering::Relaxed) >= count,
+            };
+            if over || shared.is_over() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        shared.stop.store(true, Ordering::Relaxed);
+    });
+    let secs = begun.elapsed().as_secs_f64();
+    if shared.violations.lock().is_ok_and(|violations| violations.is_empty()) {
+        read_all(&shared);
+    }
+    let Shared { figures, violations, .. } = shared;
+    let mut violations = violations.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    violations.extend(end(&mut server));
+    let name = configuration.name;
+    let count = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
+    println!("{name} seconds {secs:.1}");
+    println!("{name} operations {}", count(&figures.operations));
+    println!("{name} hits {}", count(&figures.hits));
+    println!("{name} misses {}", count(&figures.misses));
+    println!("{name} changes {}", count(&figures.changes));
+    println!("{name} refused {}", count(&figures.refused));
+    println!("{name} flushes {}", count(&figures.flushes));
+    println!("{name} values given up {}", count(&figures.given_up));
+    println!("{name} violations {}", violations.len());
+    violations.iter().for_each(|violation| println!("{name} violation: {violation}"));
+    violations.is_empty()
+}
+
+/// Starts a client with a seed of its own; a reply that cannot be, and a connection that fails, are violations.
+fn spawn<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    shared: &'scope Shared<'_>,
+    name: String,
+    seed: u64,
+    body: impl FnOnce(u64) + Send + 'scope,
+) {
+    let seed = name.bytes().fold(seed, |seed, byte| seed.wrapping_mul(257).wrapping_add(byte.into()));
+    scope.spawn(move || {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| body(seed))) {
+            let text = panic.downcast_ref::<String>().cloned();
+            shared.violation(format!("{name}: {}", text.unwrap_or_else(|| "has panicked".into())));
+        }
+    });
+}
+
+/// Every key once more, with nobody beside.
+fn read_all(shared: &Shared<'_>) {
+    let mut client = Client::new(shared.server.connect(), Speaks::Text);
+    for key in &shared.keys {
+        let before = key.account.before();
+        let found = client.get(&key.name);
+        // Whether one that was under way at the end got there is not known.
+        let known = key.account.acknowledged() == key.account.sent();
+        if found.is_some() || known {
+            shared.judge(
+                key,
+                before,
+                shared.flushing.load(Ordering::SeqCst),
+                found.as_ref().map(|found| &found.0[..]),
+            );
+        }
+    }
+}
+
+/// Ends the server; what was wrong with it.
+fn end(server: &mut Server) -> Option<String> {
+    server.signal(libc::SIGTERM);
+    let status = server.wait_exit();
+    let log = server.log();
+    let bad = log.lines().find(|line| line.contains("panicked") || line.contains("stands still"));
+    match bad {
+        Some(line) => Some(format!("in its log: {line}")),
+        None => (!status.success()).then(|| format!("it ended with {status}: {log}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_grow_by_one() {
+        assert_eq!(list_version(b"7;8;9;"), Ok(9));
+        for bad in [&b""[..], b"7", b"7;9;", b"7;8", b"7;x;"] {
+            assert!(list_version(bad).is_err(), "{:?}", bad.escape_ascii().to_string());
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! What the command lines of the two checkers share.
+
+use std::path::PathBuf;
+
+/// The arguments of a checker.
+#[derive(Debug, Clone)]
+pub struct Arguments {
+    /// How long all configurations together run, without `operations`.
+    pub seconds: u64,
+    /// How many operations all of them together make.
+    pub operations: Option<u64>,
+    /// The one configuration that is played.
+    pub only: Option<String>,
+    /// What random choices follow from.
+    pub seed: u64,
+    /// The server to test.
+    pub server: Option<PathBuf>,
+    /// The memcached to compare with.
+    pub reference: Option<PathBuf>,
+}
+
+impl Arguments {
+    /// Those of this process.
+    ///
+    /// # Errors
+    /// A line about what is wrong with them.
+    pub fn read() -> Result<Arguments, String> {
+        Arguments::of(std::env::args().skip(1))
+    }
+
+    fn of(mut words: impl Iterator<Item = String>) -> Result<Arguments, String> {
+        let mut arguments = Arguments {
+            seconds: 60,
+            operations: None,
+            only: None,
+            seed: rand::random::<u32>().into(),
+            server: None,
+            reference: None,
+        };
+        while let Some(flag) = words.next() {
+            let value = words.next().ok_or_else(|| format!("{flag} needs a value"))?;
+            let number = || value.parse::<u64>().map_err(|_| format!("{flag} {value}: must be a number"));
+            match flag.as_str() {
+                "--seconds" => arguments.seconds = number()?,
+                "--operations" => arguments.operations = Some(number()?),
+                "--seed" => arguments.seed = number()?,
+                "--only" => arguments.only = Some(value),
+                "--server" => arguments.server = Some(program(&value)?),
+                "--reference" => arguments.reference = Some(program(&value)?),
+                _ => {
+                    let known = "--seconds, --operations, --seed, --only, --server, --reference";
+                    return Err(format!("{flag} is unknown; there are {known}"));
+                }
+            }
+        }
+        if let Some(only) = &arguments.only
+            && crate::configurations::named(only).is_none()
+        {
+            let names: Vec<&str> = crate::configurations::ALL.iter().map(|it| it.name).collect();
+            return Err(format!("--only {only}: must be one of {}", names.join(", ")));
+        }
+        Ok(arguments)
+    }
+
+    /// Whether a configuration is to be played.
+    pub fn plays(&self, name: &str) -> bool {
+        self.only.as_ref().is_none_or(|only| only == name)
+    }
+}
+
+/// The full path of a program: servers run in folders of their own.
+fn program(path: &str) -> Result<PathBuf, String> {
+    std::fs::canonicalize(path).map_err(|error| format!("{path}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(line: &str) -> Result<Arguments, String> {
+        Arguments::of(line.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn arguments_are_read_or_refused_with_a_reason() {
+        let read = of("--seconds 5 --seed 7 --only full").expect("good arguments");
+        assert_eq!((read.seconds, read.seed, read.plays("full"), read.plays("small")), (5, 7, true, false));
+        for bad in ["--seconds", "--seconds x", "--only nothing", "--what 5"] {
+            assert!(of(bad).is_err(), "{bad}");
+        }
+    }
+}

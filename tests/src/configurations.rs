@@ -1,0 +1,88 @@
+//! The servers that the two checkers run against: how each is started, and what goes on beside.
+
+/// One server, and who else is at it.
+#[derive(Debug, Clone, Copy)]
+pub struct Configuration {
+    /// What it is called.
+    pub name: &'static str,
+    /// The arguments of a server whose values are checked.
+    pub args: &'static str,
+    /// The arguments of two servers whose replies are compared.
+    pub compared_args: &'static str,
+    /// Connections that announce values and do not send them in full.
+    pub half_sent: usize,
+    /// Connections that store without waiting for answers.
+    pub floods: usize,
+    /// Everything is made to go, at once and with a delay.
+    pub flushes: bool,
+    /// Memory is ample, or nothing is evicted: what was acknowledged stays until it is changed, expires or is flushed.
+    pub lossless: bool,
+    /// The largest value.
+    pub value_bytes_max: usize,
+}
+
+const USUAL: Configuration = Configuration {
+    name: "usual",
+    args: "-m 256 -t 4",
+    compared_args: "-m 64 -t 4",
+    half_sent: 0,
+    floods: 0,
+    flushes: false,
+    lossless: true,
+    value_bytes_max: 100_000,
+};
+
+/// All of them.
+pub const ALL: &[Configuration] = &[
+    USUAL,
+    // Evicts all the time.
+    Configuration { name: "small", args: "-m 2 -t 2", compared_args: "-m 8 -t 2", lossless: false, ..USUAL },
+    // A refused set is answered, so what is acknowledged stays.
+    Configuration {
+        name: "full",
+        args: "-m 2 -M -t 2",
+        compared_args: "-m 64 -M -t 2",
+        half_sent: 4,
+        value_bytes_max: 20_000,
+        ..USUAL
+    },
+    Configuration {
+        name: "threads",
+        args: "-m 256 -t 16",
+        compared_args: "-m 64 -t 16",
+        floods: 2,
+        lossless: false,
+        ..USUAL
+    },
+    Configuration {
+        name: "flushes",
+        args: "-m 256 -t 4 --debug-clock",
+        flushes: true,
+        half_sent: 4,
+        ..USUAL
+    },
+    Configuration {
+        name: "half-sent",
+        args: "-m 24 -t 3 -I 2m",
+        compared_args: "-m 64 -t 3 -I 2m",
+        half_sent: 60,
+        lossless: false,
+        value_bytes_max: 1_000_000,
+        ..USUAL
+    },
+    Configuration {
+        name: "floods",
+        args: "-m 32 -t 2 -R 5 -o eviction_policy=lru --debug-clock",
+        compared_args: "-m 64 -t 2 -R 5",
+        floods: 4,
+        half_sent: 10,
+        flushes: true,
+        lossless: false,
+        ..USUAL
+    },
+];
+
+/// The one of that name.
+pub fn named(name: &str) -> Option<&'static Configuration> {
+    ALL.iter().find(|configuration| configuration.name == name)
+}

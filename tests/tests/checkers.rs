@@ -1,0 +1,36 @@
+//! The two checkers, for some seconds each: `CACHED_CHECKERS_SECONDS` says how many (10 without it). By hand they run for as long as
+//! one likes: `cargo run -p cached-tests --bin check-values -- --seconds 3600`, and the same with `lockstep`.
+
+use cached_tests::outside;
+use cached_tests::program::{Flavour, Program};
+use std::process::Command;
+use std::time::Duration;
+
+fn seconds() -> u64 {
+    std::env::var("CACHED_CHECKERS_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(10)
+}
+
+fn run(checker: &str) {
+    let program = Program::under_test();
+    let seconds = seconds();
+    let mut command = Command::new(checker);
+    command.args(["--seconds", &seconds.to_string()]).arg("--server").arg(&program.path);
+    let output = outside::run(&mut command, Duration::from_secs(300 + 4 * seconds));
+    println!("{}", outside::text(&output));
+    assert!(output.status.success(), "{}\n{}", output.status, outside::text(&output));
+}
+
+#[test]
+fn values_are_what_was_stored() {
+    if Program::under_test().flavour == Flavour::Cached {
+        run(env!("CARGO_BIN_EXE_check-values"));
+    }
+}
+
+#[test]
+fn replies_are_memcacheds() {
+    if outside::find_program("memcached").is_none() {
+        return outside::skip("replies_are_memcacheds", "memcached is not installed");
+    }
+    run(env!("CARGO_BIN_EXE_lockstep"));
+}
