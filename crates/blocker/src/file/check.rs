@@ -159,7 +159,7 @@ impl Check<'_> {
             let path = tmp.join(OsStr::from_bytes(&name));
             match is_dir {
                 true => {
-                    self.found(&path, false, "is a directory, which the store does not make", "left alone")
+                    self.found(&path, false, "is a directory, which the store does not make", "left alone");
                 }
                 false => {
                     self.found(&path, false, "was left behind by a change that was cut off", "removed");
