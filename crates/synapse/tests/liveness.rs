@@ -152,7 +152,8 @@ fn what_the_system_still_delivers_counts_as_life() {
         filled += stream.read(&mut buffer[filled..]).unwrap();
     }
     let mut out = Vec::new();
-    Welcome::new([1; 16], 1, Credits { slots: 1, bytes: 1 << 24 }, Capabilities::full(4 << 20)).encode(&mut out);
+    Welcome::new([1; 16], 1, Credits { slots: 1, bytes: 1 << 24 }, Capabilities::full(4 << 20))
+        .encode(&mut out);
     std::io::Write::write_all(&mut stream, &out).unwrap();
     let client = runtime.block_on(connecting).unwrap().unwrap();
     let writing = runtime.spawn(client.write(WriteRequest::new(object("o"), 0, vec![1; LEN])).into_future());
