@@ -116,65 +116,6 @@ fn a_client_finds_out_that_its_server_is_silent_and_connects_again() {
     }
 }
 
-/// A server's socket that takes little at a time.
-fn narrow_listener() -> std::net::TcpListener {
-    use std::os::fd::AsRawFd;
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let bytes: libc::c_int = 32 * 1024;
-    // SAFETY: the descriptor is the listener's, and the option is the int whose address and size are given.
-    let done = unsafe {
-        libc::setsockopt(
-            listener.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_RCVBUF,
-            (&raw const bytes).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    assert_eq!(done, 0);
-    listener
-}
-
-#[test]
-fn what_the_system_still_delivers_counts_as_life() {
-    const LEN: usize = 3 << 20;
-    let listener = narrow_listener();
-    let clock = ManualClock::new();
-    let mut config = ClientConfig::new(Address::Tcp(listener.local_addr().unwrap().to_string()));
-    (config.connections, config.clock) = (1, Arc::new(clock.clone()));
-    let peer_timeout = config.peer_timeout;
-    let runtime = common::runtime();
-    let connecting = runtime.spawn(SynapseBlocker::connect(config));
-    let (mut stream, _) = listener.accept().unwrap();
-    let mut buffer = vec![0; 64 * 1024];
-    let mut filled = 0;
-    while decode(&buffer[..filled], 0).unwrap().is_none() {
-        filled += stream.read(&mut buffer[filled..]).unwrap();
-    }
-    let mut out = Vec::new();
-    Welcome::new([1; 16], 1, Credits { slots: 1, bytes: 1 << 24 }, Capabilities::full(4 << 20))
-        .encode(&mut out);
-    std::io::Write::write_all(&mut stream, &out).unwrap();
-    let client = runtime.block_on(connecting).unwrap().unwrap();
-    let writing = runtime.spawn(client.write(WriteRequest::new(object("o"), 0, vec![1; LEN])).into_future());
-    // All of it is with the system soon; the server takes a little in each second.
-    let begun = clock.now();
-    let mut taken = 0;
-    while taken < LEN {
-        taken += stream.read(&mut buffer).unwrap();
-        clock.advance(Duration::from_secs(1));
-        until("the client has looked", || clock.next_alarm().is_none_or(|at| at > clock.now()));
-    }
-    assert!(clock.now().since(begun) > 2 * peer_timeout, "not slow at all");
-    out.clear();
-    let reply = ChangeReply::new(Version(1), LEN as u64, Durability::Stored);
-    let answer = Outcome::Answered(Answer::Change(reply));
-    let _ = answer.encode(Op::Write, id(0, 1), false, &mut out);
-    std::io::Write::write_all(&mut stream, &out).unwrap();
-    runtime.block_on(writing).unwrap().unwrap();
-    assert_eq!(client.figures()[0], ("connects", 1));
-}
-
 #[test]
 fn an_idle_connection_is_kept_alive() {
     let (host, clock) = clocked(Arc::new(Memory::default()));
