@@ -15,16 +15,16 @@ fn put(base: &mut [u8], offset: usize, over: &[u8]) {
 
 /// What stands in the way of changing a bucket in its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Shared {
-    WithNone,
-    WithAReader,
-    WithACopy,
+enum SharedWith {
+    Nothing,
+    Reader,
+    Copy,
 }
 
 #[test]
 fn an_invalidated_bucket_keeps_only_what_is_newer() {
     let object = id("volume");
-    for shared in [Shared::WithNone, Shared::WithAReader, Shared::WithACopy] {
+    for shared in [SharedWith::Nothing, SharedWith::Reader, SharedWith::Copy] {
         let label = format!("{shared:?}");
         let mut world = World::new(small(WritePolicy::Back));
         world.others_write(&object, pattern(1, 0, 4096));
@@ -34,8 +34,8 @@ fn an_invalidated_bucket_keeps_only_what_is_newer() {
         put(&mut before, 1024, &pattern(2, 1024, 512));
         let read = world.read(&object, 0, BUCKET);
         let pinned = world.at_once(read).unwrap();
-        let pinned = Some(pinned).filter(|_| shared == Shared::WithAReader);
-        if shared == Shared::WithACopy {
+        let pinned = Some(pinned).filter(|_| shared == SharedWith::Reader);
+        if shared == SharedWith::Copy {
             let copy = world.copy(&object, &id("copy"));
             world.at_once(copy).unwrap();
         }
@@ -50,7 +50,7 @@ fn an_invalidated_bucket_keeps_only_what_is_newer() {
         }
         world.agrees(&object);
         same(&world.stored(&object).unwrap(), &wanted, &label);
-        if shared == Shared::WithACopy {
+        if shared == SharedWith::Copy {
             world.agrees(&id("copy"));
             same(&world.stored(&id("copy")).unwrap(), &before, "the copy has all of it");
         }

@@ -594,9 +594,12 @@ mod tests {
 
     /// A clock whose alarms ring when they are first looked at, and do something else just before.
     #[derive(Default)]
-    struct Ringing(Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>);
+    struct Ringing(Arc<Mutex<Option<Before>>>);
 
-    struct Alarm(Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>);
+    /// What is done just before an alarm rings.
+    type Before = Box<dyn FnOnce() + Send>;
+
+    struct Alarm(Arc<Mutex<Option<Before>>>);
 
     impl Future for Alarm {
         type Output = ();

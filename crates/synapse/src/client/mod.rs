@@ -38,7 +38,7 @@ use unflushed::Unflushed;
 ///   `OutcomeUnknown`.
 /// - After the server has started anew, flushes that cover writes acknowledged as *cached* before answer
 ///   `WritesLost`, unless the instance that acknowledged them is known to have ended with everything stored.
-/// - The server's limits are followed when it comes back with others: [`Blocker::capabilities`] says the newest ones.
+/// - The server's limits are followed when it comes back with others: [`blocker::Blocker::capabilities`] says the newest ones.
 ///   A server that promises less than before, or that serves another store, is refused with `Retryable`.
 /// - Without a connection requests wait, at most for [`ClientConfig::patience`], then are `Retryable`
 ///   (or, if they had been sent, as when their answer is lost).
