@@ -53,6 +53,24 @@ fn a_copy_that_is_written_to_stores_all_of_what_it_has() {
 }
 
 #[test]
+fn a_copy_that_several_requests_would_store_is_left_to_the_store() {
+    let (from, to) = (id("from"), id("to"));
+    let store = Steered::new();
+    store.limit(|capabilities| capabilities.request_bytes_max = 2 * BUCKET);
+    let mut world = World::over(store, small(WritePolicy::Back));
+    for at in 0..3 {
+        world.written(&from, at * BUCKET, pattern(1, at * BUCKET, 4096));
+    }
+    world.store.open();
+    let copy = world.copy(&from, &to);
+    world.at_once(copy).unwrap();
+    // Made here it would be in the store half done, over what was stored there, until its last request.
+    assert_eq!(world.store.count(Op::Copy), 1);
+    same(&world.stored(&to).unwrap(), &pattern(1, 0, 3 * 4096), "all of the copy is stored");
+    world.agrees(&to);
+}
+
+#[test]
 fn a_copy_waits_for_a_change_of_its_source_that_is_on_its_way() {
     let (from, to) = (id("from"), id("to"));
     for is_native in [true, false] {

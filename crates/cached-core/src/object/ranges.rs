@@ -241,7 +241,8 @@ mod tests {
     fn one_that_gives_up_leaves_no_trace() {
         let mut ranges = Ranges::default();
         let (first, _) = ranges.enter(WHOLE, Kind::Change);
-        let (second, _) = ranges.enter(WHOLE, Kind::Change);
+        let (second, granted) = ranges.enter(WHOLE, Kind::Change);
+        assert!(!granted, "one change of a range at a time");
         let (third, _) = ranges.enter(3..4, Kind::Load);
         assert!(!ranges.poll(third, Waker::noop()));
         assert!(ranges.leave(second).is_empty());
