@@ -67,7 +67,7 @@ fn a_copy_that_several_requests_would_store_is_left_to_the_store() {
     // Made here it would be in the store half done, over what was stored there, until its last request.
     assert_eq!(world.store.count(Op::Copy), 1);
     same(&world.stored(&to).unwrap(), &pattern(1, 0, 3 * 4096), "all of the copy is stored");
-    world.agrees(&to);
+    same(&world.bytes(&to, BUCKET, 2 * BUCKET), &pattern(1, BUCKET, 2 * 4096), "and is read");
 }
 
 #[test]

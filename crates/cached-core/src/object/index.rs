@@ -28,6 +28,7 @@ use std::cell::UnsafeCell;
 use blocker::ObjectId;
 
 use super::label::Label;
+use super::order;
 use super::serial::{Serial, Turn};
 use super::state::Object;
 use crate::arena::Memory;
@@ -152,7 +153,8 @@ impl Index {
         let shards = 1u32 << shards.ilog2();
         let per_shard = count.div_ceil(shards);
         let heads_per_shard = (per_shard * 2).next_power_of_two();
-        let shard = |own: u32| Mutex::new(Shard { own, free: Vec::new(), fresh: 0, hand: 0 });
+        let shard =
+            |own: u32| Mutex::ranked(Shard { own, free: Vec::new(), fresh: 0, hand: 0 }, &order::INDEX);
         let heads = shards as usize * heads_per_shard as usize;
         let nodes_from = (heads * size_of::<u32>()).next_multiple_of(LINE_BYTES);
         let bytes = nodes_from + shards as usize * per_shard as usize * size_of::<Node>();

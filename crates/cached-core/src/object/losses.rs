@@ -10,6 +10,7 @@ use std::collections::hash_map::Entry;
 
 use blocker::{Error, Namespace, ObjectId, OrderDomain, Reason, Result, Scope};
 
+use super::order;
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 
 /// Objects that are listed one by one.
@@ -87,11 +88,16 @@ struct Unlisted {
 }
 
 /// See the module. A leaf lock.
-#[derive(Default)]
 pub(crate) struct Losses {
     /// Whether there is any; spares the lock where nothing was ever lost.
     is_any: AtomicBool,
     state: Mutex<State>,
+}
+
+impl Default for Losses {
+    fn default() -> Self {
+        Self { is_any: AtomicBool::new(false), state: Mutex::ranked(State::default(), &order::LOSSES) }
+    }
 }
 
 impl Losses {

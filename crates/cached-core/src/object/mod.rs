@@ -43,6 +43,7 @@ mod label;
 mod landing;
 mod load;
 mod losses;
+mod order;
 mod owner;
 mod pool;
 mod queue;

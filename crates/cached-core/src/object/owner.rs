@@ -15,6 +15,7 @@ use blocker::{ClaimRequest, Epoch, Error, Event, Namespace, ObjectId, Result, Sc
 
 use super::config::Writer;
 use super::doubt::dropped;
+use super::order;
 use super::shared::Shared;
 use super::state::Object;
 use super::wait::Permits;
@@ -49,7 +50,7 @@ impl Owner {
     pub(crate) fn new() -> Self {
         Self {
             writer: WriterId::random(),
-            namespaces: Mutex::new(HashMap::new()),
+            namespaces: Mutex::ranked(HashMap::new(), &order::EPOCHS),
             generation: AtomicU32::new(1),
             claiming: Permits::new(1),
             sequence: AtomicU64::new(0),

@@ -21,6 +21,7 @@ use std::cell::Cell;
 
 use blocker::{BUCKET_BYTES, Segment, SegmentOwner};
 
+use super::order;
 use super::slots::BUCKETS_MAX;
 use super::wait::WaitQueue;
 #[cfg(not(shuttle))]
@@ -213,8 +214,8 @@ impl Pool {
             metas: Metas::new(numbers as usize).map_err(|source| ArenaError::Map { bytes, source })?,
             count,
             region_shift,
-            stripes: std::array::from_fn(|_| Stripe(Mutex::new(Stack::default()))),
-            fresh: Mutex::new(0),
+            stripes: std::array::from_fn(|_| Stripe(Mutex::ranked(Stack::default(), &order::FREE_STACK))),
+            fresh: Mutex::ranked(0, &order::FRESH),
             free: AtomicU32::new(count),
             landed: AtomicU32::new(0),
             waiters: WaitQueue::default(),

@@ -6,6 +6,7 @@
 //! [`Meta`](super::pool::Meta), O(1) each way, and divided into shards by the bucket's name (object and
 //! slot), each with its own policy, ghosts and lock. A hit sets bits in the bucket, and no more.
 
+use super::order;
 use super::pool::{Meta, NONE, Pool};
 use crate::policy::{self, Candidate, Newcomer, Policy, QUEUES_MAX, QueueId, Verdict};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
@@ -59,7 +60,7 @@ impl Queues {
         let shards = (0..count).map(|_| {
             let mut policy = policy::by_name(name)?;
             policy_bytes += policy.attach(memory as usize, POLICY_BYTES as usize);
-            Some(Mutex::new(Shard { policy, lists: Default::default() }))
+            Some(Mutex::ranked(Shard { policy, lists: Default::default() }, &order::QUEUE))
         });
         let shards = shards.collect::<Option<Box<[_]>>>()?;
         let hits = shards.iter().map(|shard| AtomicU64::new(tabulated(&*lock(shard).policy))).collect();

@@ -8,12 +8,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use blocker::Timestamp;
 
+use super::order;
 use crate::sync::{Mutex, lock};
 
 /// See the module.
-#[derive(Default)]
 pub(crate) struct Registry {
     lists: Mutex<Lists>,
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        Self { lists: Mutex::ranked(Lists::default(), &order::REGISTRY) }
+    }
 }
 
 #[derive(Default)]

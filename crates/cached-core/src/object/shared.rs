@@ -17,6 +17,7 @@ use super::gauges::{Gauges, add};
 use super::hooks::Hooks;
 use super::index::{InUse, Index};
 use super::losses::Losses;
+use super::order;
 use super::owner::Owner;
 use super::pool::{Pool, Reserved};
 use super::queue::{Queues, bucket_hash};
@@ -74,9 +75,14 @@ pub(crate) struct Shared {
 }
 
 /// Work that the background takes over, and how to wake it.
-#[derive(Default)]
 pub(crate) struct Background {
     state: Mutex<BackgroundState>,
+}
+
+impl Default for Background {
+    fn default() -> Self {
+        Self { state: Mutex::ranked(BackgroundState::default(), &order::BACKGROUND) }
+    }
 }
 
 #[derive(Default)]
@@ -142,7 +148,7 @@ impl Shared {
             losses: Losses::default(),
             hub: EventHub::new(),
             hasher: KeyHasher::new(seed),
-            claims: Mutex::new(Claims::default()),
+            claims: Mutex::ranked(Claims::default(), &order::CLAIMS),
             claims_count: AtomicU32::new(0),
             remembered: Versions::new(config.objects_count_max),
             versions: std::array::from_fn(|stripe| AtomicU64::new(random(stripe))),

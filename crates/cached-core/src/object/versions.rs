@@ -7,6 +7,7 @@
 //! callers see the store's version, as if the object had been changed by nothing, and a conditional
 //! request finds that it has to look again.
 
+use super::order;
 use crate::sync::{Mutex, lock};
 
 const STRIPES: usize = 16;
@@ -28,7 +29,7 @@ impl Versions {
     /// For an index of `objects`.
     pub(crate) fn new(objects: u32) -> Self {
         let entries = objects.clamp(ENTRIES_MIN, 1 << 20).next_power_of_two() as usize / STRIPES;
-        let stripe = || Mutex::new(vec![Entry::default(); entries].into_boxed_slice());
+        let stripe = || Mutex::ranked(vec![Entry::default(); entries].into_boxed_slice(), &order::VERSIONS);
         Self { stripes: (0..STRIPES).map(|_| stripe()).collect() }
     }
 

@@ -14,17 +14,23 @@ use std::task::{Context, Poll, Waker};
 
 use blocker::{Error, Result};
 
+use super::order;
 use crate::sync::{AtomicU32, Mutex, Ordering, lock};
 
 /// Tasks that wait at most in one queue.
 const WAITERS_MAX: usize = 64 * 1024;
 
 /// Where tasks wait for one kind of thing.
-#[derive(Default)]
 pub(crate) struct WaitQueue {
     /// How many wait; written under the lock.
     waiting: AtomicU32,
     queue: Mutex<Queue>,
+}
+
+impl Default for WaitQueue {
+    fn default() -> Self {
+        Self { waiting: AtomicU32::new(0), queue: Mutex::ranked(Queue::default(), &order::WAITERS) }
+    }
 }
 
 #[derive(Default)]

@@ -6,12 +6,18 @@ use std::task::{Context, Poll, Waker};
 
 use blocker::{Error, Reason, Result};
 
+use super::order;
 use crate::sync::{Arc, Mutex, lock};
 
 /// Counts the objects that are still to be stored.
-#[derive(Default)]
 pub(crate) struct FlushTicket {
     state: Mutex<Waiting>,
+}
+
+impl Default for FlushTicket {
+    fn default() -> Self {
+        Self { state: Mutex::ranked(Waiting::default(), &order::TICKET) }
+    }
 }
 
 #[derive(Default)]
