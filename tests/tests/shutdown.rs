@@ -77,11 +77,13 @@ fn clients_that_flood_cannot_stop_the_stop() {
     let flood: Vec<u8> = flood.collect::<Vec<u8>>().repeat(1000);
     let sent = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| {
-                let mut stream = TcpStream::connect(address).expect("a connection");
+        // All are connected before the first sends: what one of them sends may bring the signal.
+        let streams = [(); 2].map(|()| TcpStream::connect(address).expect("a connection"));
+        for mut stream in streams {
+            let (flood, sent) = (&flood, &sent);
+            scope.spawn(move || {
                 // Until the server is gone.
-                while stream.write_all(&flood).is_ok() {
+                while stream.write_all(flood).is_ok() {
                     sent.fetch_add(1, Ordering::Relaxed);
                 }
             });
