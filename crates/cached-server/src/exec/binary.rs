@@ -14,11 +14,10 @@ use cached_proto::binary::{
 /// Carries out one binary request.
 pub(crate) fn execute(executor: &mut Executor<'_>, request: &Request<'_>) -> Next {
     let head = &request.head;
-    if let Command::Get { key, with_key, exptime: None } = &request.command {
-        get(executor, head, key, *with_key);
-        return Next::Go;
+    // A plain retrieval is what a turn is taken for at its begin.
+    if !matches!(request.command, Command::Get { exptime: None, .. }) {
+        executor.counters.pulse.go_on(Doing::Binary);
     }
-    executor.counters.pulse.go_on(Doing::Binary);
     match &request.command {
         Command::Get { key, with_key, exptime: None } => get(executor, head, key, *with_key),
         Command::Get { key, with_key, exptime: Some(exptime) } => {
