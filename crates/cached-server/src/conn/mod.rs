@@ -407,6 +407,15 @@ impl Connection {
     #[inline]
     fn send(&mut self, desk: &mut Desk<'_>, io: &mut impl Transport) -> Option<Turn> {
         let mut sent = 0;
+        let all = desk.output.send_at_once(io, &mut sent);
+        desk.counters.bytes_written.add(sent);
+        if all { None } else { self.send_rest(desk, io) }
+    }
+
+    /// Sends what one write did not take.
+    #[cold]
+    fn send_rest(&mut self, desk: &mut Desk<'_>, io: &mut impl Transport) -> Option<Turn> {
+        let mut sent = 0;
         let polled = desk.output.send(io, &mut sent);
         desk.counters.bytes_written.add(sent);
         match polled {
@@ -455,7 +464,10 @@ impl Connection {
                     used += exec::get_plain_run(&mut executor, rest, key, consumed);
                     Next::Go
                 }
-                Protocol::Text if let Some(consumed) = exec::get_plain_keys(&mut executor, rest) => {
+                Protocol::Text
+                    if first == b'g'
+                        && let Some(consumed) = exec::get_plain_keys(&mut executor, rest) =>
+                {
                     used += consumed;
                     Next::Go
                 }

@@ -20,6 +20,8 @@ pub(crate) const PIN_BYTES_MIN: usize = 8 << 10;
 
 /// Bytes after which the buffer is sent before more is executed.
 pub(crate) const FULL_BYTES: usize = 48 << 10;
+/// A buffer that has grown beyond this gives memory back once it is empty.
+const CAPACITY_BYTES_MAX: usize = 8 * FULL_BYTES;
 
 /// Pinned bytes up to this sum are copied when the client is slow.
 pub(crate) const COPY_BYTES_MAX: usize = 128 << 10;
@@ -99,9 +101,30 @@ impl Output {
         self.pins.push(Pin { at: self.bytes.len(), value });
     }
 
+    /// Sends the whole buffer with one write, which is the usual case and is therefore inlined. Returns whether everything was sent and
+    /// the buffer is empty again; if not, [`send`](Self::send) continues where this has stopped. The bytes that were sent are added to
+    /// `count` in both cases.
+    #[inline(always)]
+    pub(crate) fn send_at_once(&mut self, to: &mut impl Transport, count: &mut u64) -> bool {
+        if !self.pins.is_empty() || self.sent.bytes > 0 {
+            return false;
+        }
+        // An error is met again by `send`, which reports it: a socket that has failed does not recover.
+        let Poll::Ready(Ok(written)) = to.write(&self.bytes) else { return false };
+        *count += written as u64;
+        if written < self.bytes.len() {
+            self.sent.bytes = written;
+            return false;
+        }
+        self.bytes.clear();
+        if self.bytes.capacity() > CAPACITY_BYTES_MAX {
+            self.shrink();
+        }
+        true
+    }
+
     /// Sends. `Ready` means all of it, and the buffer is empty again; the count is of the bytes that were sent by
     /// this call, and comes with errors and `Pending` too.
-    #[inline]
     pub(crate) fn send(&mut self, to: &mut impl Transport, count: &mut u64) -> Poll<io::Result<()>> {
         if self.pins.is_empty() {
             while self.sent.bytes < self.bytes.len() {
@@ -237,10 +260,15 @@ impl Output {
             self.pinned_bytes = 0;
             self.sent = Progress::default();
         }
-        // One huge line of statistics or keys must not stay with the worker for good.
-        if self.bytes.capacity() > 8 * FULL_BYTES {
-            self.bytes.shrink_to(2 * FULL_BYTES);
+        if self.bytes.capacity() > CAPACITY_BYTES_MAX {
+            self.shrink();
         }
+    }
+
+    /// Gives memory back: one huge line of statistics or keys must not stay with the worker for good.
+    #[cold]
+    fn shrink(&mut self) {
+        self.bytes.shrink_to(2 * FULL_BYTES);
     }
 }
 
