@@ -230,6 +230,50 @@ fn a_reader_that_keeps_nothing_gets_no_byte_behind_a_cut() {
     }
 }
 
+/// One bucket's worth of bytes that has landed in a bucket.
+fn landed(world: &World, object: &ObjectId, bytes: &[u8]) -> Segments {
+    let mut landing = world.cache.land(object, 0, bytes.len()).unwrap();
+    let mut from = bytes;
+    landing.fill(&mut |places| std::io::Read::read_vectored(&mut from, places)).unwrap();
+    assert!(from.is_empty());
+    landing.finish()
+}
+
+/// A bucket that two objects share is clean in one of them only: the other forgets it once its flush is stored. A load
+/// that the store has answered before that flush is older than what was forgotten.
+#[test]
+fn a_shared_bucket_that_is_forgotten_once_it_is_stored_is_not_undone_by_a_late_load() {
+    let (first, second) = (id("first"), id("second"));
+    for is_wide in [true, false] {
+        let mut world = World::new(back());
+        let mut wanted = pattern(1, 0, 2 * 4096);
+        world.others_write(&second, wanted.clone());
+        // So that the object is known.
+        world.bytes(&second, BUCKET, 10);
+        let newer = pattern(2, 0, 4096);
+        let payload = landed(&world, &first, &newer);
+        let write = world.sim.spawn(world.cache.write(WriteRequest::new(first.clone(), 0, payload.clone())));
+        world.at_once(write).unwrap();
+        world.flushed(&first);
+        world.hold(Op::Read, &second);
+        // Of the bucket alone, or of more than it.
+        let read = world.read(&second, 0, if is_wide { 2 * BUCKET } else { BUCKET });
+        world.sim.settle();
+        // The store has read what was there before the flush.
+        assert_eq!(world.perform_held().len(), 1);
+        let write = world.sim.spawn(world.cache.write(WriteRequest::new(second.clone(), 0, payload)));
+        world.at_once(write).unwrap();
+        put(&mut wanted, 0, &newer);
+        world.flushed(&second);
+        world.store.open();
+        world.at_once(read).unwrap();
+        same(&world.bytes(&second, 0, 2 * BUCKET), &wanted, "in the cache");
+        same(&world.bytes(&first, 0, BUCKET), &newer, "the other object");
+        world.agrees(&second);
+        same(&world.stored(&second).unwrap(), &wanted, "in the store");
+    }
+}
+
 #[test]
 fn an_object_removed_below_is_missing() {
     let object = id("volume");

@@ -332,6 +332,7 @@ impl Inner {
         }
         {
             let mut queues = lock(&self.queues);
+            // A piece can die before its writer has finished: it is published after the item that lists it.
             if record.live_bytes() != 0
                 || record.writers() != 0
                 || !record.shift(RegionState::Sealed, RegionState::Reclaiming)
