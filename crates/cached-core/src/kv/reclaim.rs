@@ -264,7 +264,7 @@ impl Inner {
     fn tell_evicted(&self, reclaimer: &mut Reclaimer, job: &Job) {
         if !reclaimer.evicted.is_empty() {
             let bytes = std::mem::take(&mut reclaimer.evicted_bytes);
-            self.policy.evicted(QueueId(job.queue as u8), bytes, &reclaimer.evicted);
+            self.policy.record_evicted(QueueId(job.queue as u8), bytes, &reclaimer.evicted);
             reclaimer.evicted.clear();
         }
     }
@@ -362,7 +362,7 @@ impl Inner {
             idle_secs: item.idle_secs(now),
             bytes: if large { self.item_bytes(item) } else { u64::from(met.bytes) },
         };
-        if let Verdict::Keep { queue, bits } = self.policy.judge(&candidate)
+        if let Verdict::Keep { queue, bits } = self.policy.decide(&candidate)
             && reclaimer.may_keep(met.bytes)
         {
             let queue = usize::from(queue.0).min(QUEUES_MAX - 1);

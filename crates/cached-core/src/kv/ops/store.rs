@@ -8,7 +8,7 @@ use crate::kv::index::Locked;
 use crate::kv::item::{Attributes, Fields, ItemPtr, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, Shape, Usage, state};
 use crate::kv::log::Entry;
 use crate::kv::{Found, Inner, ItemView, Kv, PinnedValue, StoreMode, StoreOptions, StoreOutcome};
-use crate::policy::Newcomer;
+use crate::policy::Insertion;
 use crate::sync::Ordering;
 
 /// What the mode says about an item that is there, or is not.
@@ -322,7 +322,7 @@ impl Inner {
         let item = self.item_at(entry.location);
         let bytes = self.item_bytes(item);
         let replaces = old.map(|old| old.item.policy_bits());
-        item.set_policy_bits(self.policy.insert(&Newcomer { hash: hash.0, bytes, replaces }));
+        item.set_policy_bits(self.policy.insert(&Insertion { hash: hash.0, bytes, replaces }));
         match old {
             Some(old) => {
                 locked.shard().adjust_bytes(bytes, self.item_bytes(old.item));
