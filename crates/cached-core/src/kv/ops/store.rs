@@ -3,7 +3,7 @@
 use crate::KeyHash;
 use crate::clock::Expiry;
 use crate::kv::extent;
-use crate::kv::hook::Mutation;
+use crate::kv::hook::Change;
 use crate::kv::index::Locked;
 use crate::kv::item::{Attributes, Fields, ItemPtr, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, Shape, Usage, state};
 use crate::kv::log::Entry;
@@ -302,7 +302,7 @@ impl Inner {
         item.set_attributes(attributes);
         item.set_policy_bits(bits);
         locked.shard().count_stored();
-        self.tell(Mutation::Stored, item.key(), attributes.cas);
+        self.tell(Change::Stored, item.key(), attributes.cas);
         Some(StoreOutcome::Stored { cas: attributes.cas, value_bytes: value.len() })
     }
 
@@ -338,7 +338,7 @@ impl Inner {
         }
         locked.shard().count_stored();
         self.note_expiry(item, entry.location, attributes.expiry);
-        self.tell(Mutation::Stored, key, attributes.cas);
+        self.tell(Change::Stored, key, attributes.cas);
         self.publish(entry);
         debug_assert!(options.new_cas.is_none_or(|cas| !self.cas || cas == attributes.cas));
         StoreOutcome::Stored { cas: attributes.cas, value_bytes }
