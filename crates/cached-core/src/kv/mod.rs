@@ -99,11 +99,11 @@ struct Inner {
     reclaimer: Mutex<Reclaimer>,
     events: Events,
     /// Bytes announced by those who hold reservations for values that are still to come, and their limit.
-    bodies_bytes: AtomicU64,
-    bodies_bytes_max: u64,
+    reserved_bytes: AtomicU64,
+    reserved_bytes_max: u64,
     /// Regions in which such values lie, which cannot be reclaimed meanwhile, and their limit.
-    bodies_regions: AtomicU32,
-    bodies_regions_max: u32,
+    reserved_regions: AtomicU32,
+    reserved_regions_max: u32,
 }
 
 /// An item found under its bucket's lock.
@@ -171,11 +171,11 @@ impl Kv {
             queues: Mutex::ranked(Queues::new(arena.region_count()), &order::QUEUES),
             reclaimer: Mutex::ranked(Reclaimer::new(region_bytes), &order::RECLAIMER),
             events: Events::default(),
-            bodies_bytes: AtomicU64::new(0),
-            bodies_bytes_max: (arena.bytes() as u64 / 4).max(config.item_bytes_max as u64),
-            bodies_regions: AtomicU32::new(0),
+            reserved_bytes: AtomicU64::new(0),
+            reserved_bytes_max: (arena.bytes() as u64 / 4).max(config.item_bytes_max as u64),
+            reserved_regions: AtomicU32::new(0),
             // One value alone may always come in.
-            bodies_regions_max: (regions / 4).max((config.item_bytes_max / region_bytes) as u32 + 2),
+            reserved_regions_max: (regions / 4).max((config.item_bytes_max / region_bytes) as u32 + 2),
             arena,
         };
         Ok(Kv { inner: Arc::new(inner) })
