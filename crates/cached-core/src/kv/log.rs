@@ -147,7 +147,7 @@ impl Inner {
         {
             // The reclaimer renews the table with the same lock.
             let _queues = lock(&self.queues);
-            if self.policy.entering(self.arena.region_bytes() as u64) {
+            if self.policy.advance(self.arena.region_bytes() as u64) {
                 self.hit_states.renew(&*self.policy);
             }
         }

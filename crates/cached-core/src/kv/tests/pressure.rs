@@ -290,9 +290,9 @@ fn values_under_way_are_limited() {
         under_way.push(reservation);
         !has_room
     });
-    let reserved = kv.stats().bodies_bytes;
+    let reserved = kv.stats().reserved_bytes;
     println!("{} values under way hold {reserved} bytes", under_way.len());
-    assert!(refused.is_some() && reserved <= kv.limits().bodies_bytes_max);
+    assert!(refused.is_some() && reserved <= kv.limits().reserved_bytes_max);
     kv.set(b"small", b"still goes").unwrap();
     under_way.clear();
     kv.validate();
