@@ -5,23 +5,23 @@ use std::sync::Arc;
 use blocker::*;
 use cached_core::object::{ObjectCache, ObjectCacheConfig};
 
-use super::sim::{Handle, Sim};
-use super::steered::{CallInfo, Op, Steered, Verdict};
-use super::{BUCKET, SMALL_BUCKETS, cache, content, fill, namespace, pattern, same};
+use crate::sim::{Handle, Sim};
+use crate::steered::{CallInfo, Op, SteeredStore, Verdict};
+use crate::{BUCKET, SMALL_BUCKETS, cache, content, fill, namespace, pattern, same};
 
-pub struct World {
+pub struct CacheEnvironment {
     pub sim: Sim,
-    pub store: Arc<Steered>,
+    pub store: Arc<SteeredStore>,
     pub cache: ObjectCache,
     pub running: Handle<()>,
 }
 
-impl World {
+impl CacheEnvironment {
     pub fn new(config: ObjectCacheConfig) -> Self {
-        Self::over(Steered::new(), config)
+        Self::over(SteeredStore::new(), config)
     }
 
-    pub fn over(store: Arc<Steered>, config: ObjectCacheConfig) -> Self {
+    pub fn over(store: Arc<SteeredStore>, config: ObjectCacheConfig) -> Self {
         let mut sim = Sim::new(None);
         let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
         let running = sim.spawn(cache.run());

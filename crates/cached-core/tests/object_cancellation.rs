@@ -4,8 +4,6 @@
 //! What had begun below arrives later, or before others ask; the content is the old one or the new one;
 //! nobody who waited behind it waits for ever; and in the end not one bucket is missing.
 
-mod object_support;
-
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,9 +11,9 @@ use std::time::Duration;
 
 use blocker::*;
 use cached_core::object::ObjectCache;
-use object_support::sim::Sim;
-use object_support::steered::{Steered, Verdict};
-use object_support::{BUCKET, KIB, SMALL_BUCKETS, cache, content, fill, id, namespace, pattern, small};
+use test_kit::sim::Sim;
+use test_kit::steered::{SteeredStore, Verdict};
+use test_kit::{BUCKET, KIB, SMALL_BUCKETS, cache, content, fill, id, namespace, pattern, small};
 
 type Operation = Pin<Box<dyn Future<Output = Result<()>>>>;
 
@@ -183,7 +181,7 @@ struct Case {
 fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
     let label = format!("{} cut after {polls_max} polls, {case:?}", kind.name);
     let mut sim = Sim::new(None);
-    let store = Steered::new();
+    let store = SteeredStore::new();
     fill(store.memory(), &a(), pattern(1, 0, SIZE));
     fill(store.memory(), &b(), pattern(2, 0, 5 * 4096));
     let mut config = small(case.write);

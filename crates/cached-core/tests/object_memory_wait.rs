@@ -1,18 +1,16 @@
 //! Waiting for memory, and for a store: whoever waits goes on when what it waits for is there, without anybody's
 //! further doing.
 
-mod object_support;
-
 use std::sync::Arc;
 
 use blocker::*;
-use object_support::sim::Sim;
-use object_support::steered::{Op, Steered};
-use object_support::{BUCKET, SMALL_BUCKETS, cache, fill, id, pattern, same, small};
+use test_kit::sim::Sim;
+use test_kit::steered::{Op, SteeredStore};
+use test_kit::{BUCKET, SMALL_BUCKETS, cache, fill, id, pattern, same, small};
 
 #[test]
 fn a_writer_gets_the_buckets_that_a_load_had_kept() {
-    let (mut sim, store) = (Sim::new(None), Steered::new());
+    let (mut sim, store) = (Sim::new(None), SteeredStore::new());
     let (read, written) = (id("read"), id("written"));
     fill(store.memory(), &read, pattern(1, 0, (SMALL_BUCKETS * BUCKET) as usize));
     let cache = cache(Arc::clone(&store) as _, small(WritePolicy::Back), &sim.clock);

@@ -8,10 +8,10 @@ use std::task::{Poll, Waker};
 
 use blocker::*;
 
-use super::rng::Rng;
-use super::sim::Spawner;
+use crate::rng::Rng;
+use crate::sim::Spawner;
 
-pub struct Detached {
+pub struct DetachedStore {
     inner: Arc<dyn Blocker>,
     spawner: Spawner,
     state: Arc<Mutex<State>>,
@@ -32,7 +32,7 @@ struct Slot<T> {
     waker: Option<Waker>,
 }
 
-impl Detached {
+impl DetachedStore {
     pub fn new(inner: Arc<dyn Blocker>, spawner: Spawner, seed: u64, ready_permille: u64) -> Self {
         let state = State {
             rng: Rng::new(seed ^ 0xde7a),
@@ -125,7 +125,7 @@ impl Detached {
 
 macro_rules! detached {
     ($($name:ident($request:ty) -> $reply:ty;)*) => {
-        impl Blocker for Detached {
+        impl Blocker for DetachedStore {
             fn capabilities(&self) -> Capabilities {
                 let mut capabilities = self.inner.capabilities();
                 if let Some(change) = self.state.lock().unwrap().capabilities {

@@ -69,7 +69,7 @@ pub enum Verdict {
 
 type Rule = Box<dyn FnMut(&CallInfo) -> Verdict + Send>;
 
-pub struct Steered {
+pub struct SteeredStore {
     inner: Arc<Memory>,
     /// Where those listen who are to hear nothing.
     silence: EventHub,
@@ -130,11 +130,11 @@ impl<T: Send + Unpin> Held for HeldCall<T> {
     }
 }
 
-impl Steered {
+impl SteeredStore {
     /// Over an empty memory backend; all calls pass.
     pub fn new() -> Arc<Self> {
         // On a clock of its own that stands still: a call that is held is not late when it is done.
-        Self::over(Arc::new(super::memory(&ManualClock::new())))
+        Self::over(Arc::new(crate::memory(&ManualClock::new())))
     }
 
     pub fn over(inner: Arc<Memory>) -> Arc<Self> {
@@ -294,7 +294,7 @@ fn info(op: Op, object: Option<&ObjectId>, offset: u64, len: u64, change: Option
     CallInfo { number: 0, op, object: object.cloned(), offset, len, durability, stamp, deadline: None }
 }
 
-impl Blocker for Steered {
+impl Blocker for SteeredStore {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = self.inner.capabilities();
         (self.state.lock().unwrap().capabilities)(&mut capabilities);

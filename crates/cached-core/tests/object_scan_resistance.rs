@@ -1,14 +1,12 @@
 //! A scan passes through the cache of objects without pushing out what is read again and again: the default policy is the
 //! same code, over buckets, as the byte-keyed store's.
 
-mod object_support;
-
 use std::sync::Arc;
 
 use blocker::{Blocker, ReadRequest, WritePolicy};
 use cached_core::object::ObjectCacheConfig;
-use object_support::sim::Sim;
-use object_support::{BUCKET, SMALL_BUCKETS, cache, fill, id, memory, pattern, small};
+use test_kit::sim::Sim;
+use test_kit::{BUCKET, SMALL_BUCKETS, cache, fill, id, memory, pattern, small};
 
 /// Reads a quarter of the cache, and goes on with it while a scan of twenty times the cache passes; the share of those reads
 /// that the cache answered in the second half.

@@ -1,35 +1,33 @@
 //! What can never be stored: every flush that covers it says so, whatever became of the object in the cache, until
 //! it is made good; and a writer that has been taken over acknowledges nothing more.
 
-mod object_support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::*;
 use cached_core::object::{ObjectCache, ObjectCacheConfig};
-use object_support::sim::{Handle, Sim};
-use object_support::steered::Steered;
-use object_support::{BUCKET, cache, content, fill, id, namespace, pattern, same, small};
+use test_kit::sim::{Handle, Sim};
+use test_kit::steered::SteeredStore;
+use test_kit::{BUCKET, cache, content, fill, id, namespace, pattern, same, small};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-struct World {
+struct Environment {
     sim: Sim,
-    store: Arc<Steered>,
+    store: Arc<SteeredStore>,
     cache: ObjectCache,
     _running: Handle<()>,
 }
 
-fn world(config: ObjectCacheConfig) -> World {
-    over(Steered::new(), config)
+fn environment(config: ObjectCacheConfig) -> Environment {
+    over(SteeredStore::new(), config)
 }
 
-fn over(store: Arc<Steered>, config: ObjectCacheConfig) -> World {
+fn over(store: Arc<SteeredStore>, config: ObjectCacheConfig) -> Environment {
     let mut sim = Sim::new(None);
     let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
     let _running = sim.spawn(cache.run());
-    World { sim, store, cache, _running }
+    Environment { sim, store, cache, _running }
 }
 
 fn back() -> ObjectCacheConfig {
@@ -42,7 +40,7 @@ fn in_domain(object: &ObjectId, domain: u64, offset: u64, bytes: Vec<u8>) -> Wri
     request
 }
 
-impl World {
+impl Environment {
     #[track_caller]
     fn run<T: Unpin + 'static>(&mut self, reply: Reply<T>) -> Result<T> {
         self.sim.run(reply)
@@ -98,35 +96,35 @@ fn scopes(object: &ObjectId, domain: u64) -> [Scope; 4] {
 
 #[test]
 fn every_covering_flush_fails_after_the_background_was_fenced() {
-    let mut world = world(back());
-    let mut news = world.cache.subscribe();
+    let mut env = environment(back());
+    let mut news = env.cache.subscribe();
     let (taken, kept) = (id("taken"), id("kept"));
     let elsewhere = ObjectId::new(namespace("elsewhere"), kept.name.clone());
-    world.lose(&taken, 1);
+    env.lose(&taken, 1);
     for scope in scopes(&taken, 1) {
-        assert!(world.is_lost(scope.clone()), "{scope:?}");
-        assert!(world.is_lost(scope.clone()), "{scope:?}, asked again");
+        assert!(env.is_lost(scope.clone()), "{scope:?}");
+        assert!(env.is_lost(scope.clone()), "{scope:?}, asked again");
     }
     // What is not lost is stored all the same.
-    let reply = world.cache.write(in_domain(&kept, 2, 0, pattern(2, 0, 100)));
-    world.run(reply).unwrap();
-    world.write(&elsewhere, pattern(3, 0, 100));
-    assert!(world.is_lost(Scope::All));
-    same(&content(world.store.memory(), &kept).unwrap(), &pattern(2, 0, 100), "stored");
-    same(&content(world.store.memory(), &elsewhere).unwrap(), &pattern(3, 0, 100), "stored");
+    let reply = env.cache.write(in_domain(&kept, 2, 0, pattern(2, 0, 100)));
+    env.run(reply).unwrap();
+    env.write(&elsewhere, pattern(3, 0, 100));
+    assert!(env.is_lost(Scope::All));
+    same(&content(env.store.memory(), &kept).unwrap(), &pattern(2, 0, 100), "stored");
+    same(&content(env.store.memory(), &elsewhere).unwrap(), &pattern(3, 0, 100), "stored");
     for scope in [
         Scope::Object(kept.clone()),
         Scope::Domain(kept.namespace.clone(), OrderDomain(2)),
         Scope::Namespace(elsewhere.namespace.clone()),
     ] {
-        world.flush(scope).unwrap();
+        env.flush(scope).unwrap();
     }
-    let lost = world.cache.lost();
+    let lost = env.cache.lost();
     let listed: Vec<_> = lost.objects.iter().map(|it| (&it.object, it.changes, it.bytes)).collect();
     assert_eq!(listed, [(&taken, 1, 8192)]);
     assert_eq!(lost.bytes(), 8192);
     assert!(lost.objects[0].why.contains('5'), "the epoch in force: {}", lost.objects[0].why);
-    let counters = world.cache.counters();
+    let counters = env.cache.counters();
     assert_eq!((counters.lost_objects, counters.lost_bytes), (1, 8192));
     let heard: Vec<Event> = std::iter::from_fn(|| news.try_next()).collect();
     let told = heard.iter().filter(|event| matches!(event, Event::WritesLost(_))).count();
@@ -135,35 +133,35 @@ fn every_covering_flush_fails_after_the_background_was_fenced() {
 
 #[test]
 fn a_loss_is_made_good_by_a_full_write_a_delete_or_an_invalidation() {
-    let stamped = |world: &mut World, object: &ObjectId| {
+    let stamped = |env: &mut Environment, object: &ObjectId| {
         let request = WriteFullRequest::new(object.clone(), pattern(3, 0, 50)).stamp(Stamp::new(5, 1));
-        let reply = world.cache.write_full(request);
-        world.run(reply).unwrap();
+        let reply = env.cache.write_full(request);
+        env.run(reply).unwrap();
     };
-    let delete = |world: &mut World, object: &ObjectId| {
-        fill_as_owner(&world.store, object);
-        let reply = world.cache.delete(DeleteRequest::new(object.clone()).stamp(Stamp::new(5, 2)));
-        world.run(reply).unwrap();
+    let delete = |env: &mut Environment, object: &ObjectId| {
+        fill_as_owner(&env.store, object);
+        let reply = env.cache.delete(DeleteRequest::new(object.clone()).stamp(Stamp::new(5, 2)));
+        env.run(reply).unwrap();
     };
     let invalidate = |scope: fn(&ObjectId) -> Scope| {
-        move |world: &mut World, object: &ObjectId| {
-            let reply = world.cache.invalidate(InvalidateRequest::new(scope(object)));
-            world.run(reply).unwrap();
+        move |env: &mut Environment, object: &ObjectId| {
+            let reply = env.cache.invalidate(InvalidateRequest::new(scope(object)));
+            env.run(reply).unwrap();
         }
     };
     let one = invalidate(|object| Scope::Object(object.clone()));
     let domain = invalidate(|object| Scope::Domain(object.namespace.clone(), OrderDomain(1)));
     let all = invalidate(|_| Scope::All);
-    let write = |world: &mut World, object: &ObjectId| {
+    let write = |env: &mut Environment, object: &ObjectId| {
         // Some of it is not all of it.
         let request = WriteRequest::new(object.clone(), 0, pattern(3, 0, 50)).stamp(Stamp::new(5, 1));
-        let reply = world.cache.write(request);
-        world.run(reply).unwrap();
+        let reply = env.cache.write(request);
+        env.run(reply).unwrap();
     };
     // What it is called, what it does, and whether it makes the loss good.
-    type Repair<'a> = (&'a str, &'a dyn Fn(&mut World, &ObjectId), bool);
+    type Repair<'a> = (&'a str, &'a dyn Fn(&mut Environment, &ObjectId), bool);
     let repairs: [Repair<'_>; 6] = [
-        ("write_full", &stamped as &dyn Fn(&mut World, &ObjectId), true),
+        ("write_full", &stamped as &dyn Fn(&mut Environment, &ObjectId), true),
         ("delete", &delete, true),
         ("invalidate object", &one, true),
         ("invalidate domain", &domain, true),
@@ -171,150 +169,150 @@ fn a_loss_is_made_good_by_a_full_write_a_delete_or_an_invalidation() {
         ("write", &write, false),
     ];
     for (what, repair, is_good) in repairs {
-        let mut world = world(back());
-        world.lose(&id("taken"), 1);
-        repair(&mut world, &id("taken"));
+        let mut env = environment(back());
+        env.lose(&id("taken"), 1);
+        repair(&mut env, &id("taken"));
         for scope in scopes(&id("taken"), 1) {
-            assert_eq!(world.is_lost(scope.clone()), !is_good, "{what}, {scope:?}");
+            assert_eq!(env.is_lost(scope.clone()), !is_good, "{what}, {scope:?}");
         }
-        assert_eq!(world.cache.counters().lost_objects, u64::from(!is_good), "{what}");
+        assert_eq!(env.cache.counters().lost_objects, u64::from(!is_good), "{what}");
     }
 }
 
 /// The other writer makes the object.
-fn fill_as_owner(store: &Steered, object: &ObjectId) {
+fn fill_as_owner(store: &SteeredStore, object: &ObjectId) {
     let theirs = WriteFullRequest::new(object.clone(), pattern(9, 0, 100)).stamp(Stamp::new(5, 1));
     blocker::executor::block_on(store.memory().write_full(theirs)).unwrap();
 }
 
 #[test]
 fn news_from_below_do_not_make_a_loss_good() {
-    let mut world = world(back());
-    world.lose(&id("taken"), 1);
+    let mut env = environment(back());
+    env.lose(&id("taken"), 1);
     for scope in [Scope::Object(id("taken")), Scope::All] {
         // Another client of the store says that it has changed; the store tells everyone.
         let invalidate = InvalidateRequest::new(scope);
-        blocker::executor::block_on(world.store.memory().invalidate(invalidate)).unwrap();
-        world.sim.settle();
-        assert!(world.is_lost(Scope::All));
-        assert!(world.is_lost(Scope::Object(id("taken"))));
+        blocker::executor::block_on(env.store.memory().invalidate(invalidate)).unwrap();
+        env.sim.settle();
+        assert!(env.is_lost(Scope::All));
+        assert!(env.is_lost(Scope::Object(id("taken"))));
     }
 }
 
 #[test]
 fn a_subscriber_that_missed_news_does_not_forget_a_loss() {
-    let mut world = world(back());
-    world.lose(&id("taken"), 1);
+    let mut env = environment(back());
+    env.lose(&id("taken"), 1);
     // More than a subscription holds: the cache is told that it missed some.
     for _ in 0..3000 {
         let invalidate = InvalidateRequest::new(Scope::Namespace(namespace("elsewhere")));
-        blocker::executor::block_on(world.store.memory().invalidate(invalidate)).unwrap();
+        blocker::executor::block_on(env.store.memory().invalidate(invalidate)).unwrap();
     }
-    world.sim.settle();
-    assert!(world.is_lost(Scope::All));
+    env.sim.settle();
+    assert!(env.is_lost(Scope::All));
 }
 
 #[test]
 fn lost_objects_give_their_places_back() {
-    let mut world = world(back());
+    let mut env = environment(back());
     for n in 0..16 {
-        world.lose(&id(&format!("lost-{n}")), 1);
+        env.lose(&id(&format!("lost-{n}")), 1);
     }
     let other = ObjectId::new(namespace("other"), Name::copy_from(b"object").unwrap());
-    fill(world.store.memory(), &other, pattern(1, 0, 100));
+    fill(env.store.memory(), &other, pattern(1, 0, 100));
     for n in 0..20 {
         let object =
             ObjectId::new(other.namespace.clone(), Name::copy_from(format!("{n}").as_bytes()).unwrap());
-        fill(world.store.memory(), &object, pattern(n, 0, 100));
-        let reply = world.cache.read(ReadRequest::new(object, 0, 100));
-        let reading = world.sim.spawn(reply);
-        world.sim.settle();
+        fill(env.store.memory(), &object, pattern(n, 0, 100));
+        let reply = env.cache.read(ReadRequest::new(object, 0, 100));
+        let reading = env.sim.spawn(reply);
+        env.sim.settle();
         let read = reading.take().expect("all places are held by what is lost").unwrap();
         same(&read.data.to_vec(), &pattern(n, 0, 100), "another namespace");
     }
     for n in 0..16 {
-        assert!(world.is_lost(Scope::Object(id(&format!("lost-{n}")))));
+        assert!(env.is_lost(Scope::Object(id(&format!("lost-{n}")))));
     }
-    assert_eq!(world.cache.lost().objects.len(), 16);
+    assert_eq!(env.cache.lost().objects.len(), 16);
 }
 
 #[test]
 fn a_new_epoch_can_be_claimed_over_a_loss() {
-    let mut world = world(back());
-    world.lose(&id("taken"), 1);
+    let mut env = environment(back());
+    env.lose(&id("taken"), 1);
     let scope = Scope::Namespace(namespace("ns"));
-    let reply = world.cache.claim(ClaimRequest::new(scope.clone(), Epoch(9), WriterId(1)));
-    world.run(reply).unwrap();
-    assert!(world.is_lost(scope), "claiming makes nothing good");
+    let reply = env.cache.claim(ClaimRequest::new(scope.clone(), Epoch(9), WriterId(1)));
+    env.run(reply).unwrap();
+    assert!(env.is_lost(scope), "claiming makes nothing good");
 }
 
 #[test]
 fn a_write_that_must_be_stored_does_not_hide_a_loss() {
-    let mut world = world(back());
-    world.lose(&id("taken"), 1);
+    let mut env = environment(back());
+    env.lose(&id("taken"), 1);
     let mut again = WriteRequest::new(id("taken"), 0, pattern(4, 0, 10));
     again.change.durability = Durability::Stored;
-    let reply = world.cache.write(again);
-    let answer = world.run(reply);
+    let reply = env.cache.write(again);
+    let answer = env.run(reply);
     assert!(matches!(answer, Err(Error::Fenced { .. })), "{answer:?}");
-    assert!(world.is_lost(Scope::Object(id("taken"))));
+    assert!(env.is_lost(Scope::Object(id("taken"))));
 }
 
 #[test]
 fn a_refused_write_that_was_never_acknowledged_is_no_loss() {
-    let store = Steered::new();
+    let store = SteeredStore::new();
     // It learns of the claim by its flush alone.
     store.silence();
-    let mut world = over(store, back());
+    let mut env = over(store, back());
     let object = id("taken");
-    let known = world.cache.info(InfoRequest::new(object.clone()));
-    assert!(matches!(world.run(known), Err(Error::Missing)));
-    world.taken_over(Scope::Object(object.clone()), 5);
+    let known = env.cache.info(InfoRequest::new(object.clone()));
+    assert!(matches!(env.run(known), Err(Error::Missing)));
+    env.taken_over(Scope::Object(object.clone()), 5);
     let mut stored = WriteRequest::new(object.clone(), 0, pattern(4, 0, 10));
     stored.change.durability = Durability::Stored;
-    let reply = world.cache.write(stored);
-    let answer = world.run(reply);
+    let reply = env.cache.write(stored);
+    let answer = env.run(reply);
     assert!(matches!(answer, Err(Error::WritesLost(_))), "{answer:?}");
     for scope in scopes(&object, 1) {
-        assert!(!world.is_lost(scope));
+        assert!(!env.is_lost(scope));
     }
-    assert_eq!(world.cache.counters().lost_objects, 0);
+    assert_eq!(env.cache.counters().lost_objects, 0);
 }
 
 #[test]
 fn a_claim_of_a_domain_stops_what_was_changed_in_it_and_nothing_else() {
-    let mut world = world(back());
+    let mut env = environment(back());
     let object = id("shared");
-    fill(world.store.memory(), &object, pattern(0, 0, 8192));
-    let one = world.cache.write(in_domain(&object, 1, 0, pattern(1, 0, 4096)));
-    world.run(one).unwrap();
-    world.taken_over(Scope::Domain(object.namespace.clone(), OrderDomain(1)), 5);
+    fill(env.store.memory(), &object, pattern(0, 0, 8192));
+    let one = env.cache.write(in_domain(&object, 1, 0, pattern(1, 0, 4096)));
+    env.run(one).unwrap();
+    env.taken_over(Scope::Domain(object.namespace.clone(), OrderDomain(1)), 5);
     // Of another domain: it must not carry the first along.
-    let two = world.cache.write(in_domain(&object, 2, BUCKET, pattern(2, BUCKET, 4096)));
-    world.run(two).unwrap();
-    world.flush(Scope::Domain(object.namespace.clone(), OrderDomain(2))).unwrap();
+    let two = env.cache.write(in_domain(&object, 2, BUCKET, pattern(2, BUCKET, 4096)));
+    env.run(two).unwrap();
+    env.flush(Scope::Domain(object.namespace.clone(), OrderDomain(2))).unwrap();
     let mut wanted = pattern(0, 0, 8192);
     wanted[4096..].copy_from_slice(&pattern(2, BUCKET, 4096));
-    same(&content(world.store.memory(), &object).unwrap(), &wanted, "the claim has come between");
-    assert!(world.is_lost(Scope::Domain(object.namespace.clone(), OrderDomain(1))));
-    assert!(world.is_lost(Scope::All));
+    same(&content(env.store.memory(), &object).unwrap(), &wanted, "the claim has come between");
+    assert!(env.is_lost(Scope::Domain(object.namespace.clone(), OrderDomain(1))));
+    assert!(env.is_lost(Scope::All));
 }
 
 #[test]
 fn a_flush_of_a_domain_covers_an_object_of_several_domains() {
     let mut config = back();
     config.dirty_age_max = 3600 * SECOND;
-    let mut world = world(config);
+    let mut env = environment(config);
     let object = id("shared");
     for (domain, n) in [(Some(1), 0), (Some(2), 1), (None, 2), (Some(1), 3)] {
         let at = n * BUCKET;
         let mut request = WriteRequest::new(object.clone(), at, pattern(n, at, 4096));
         request.change.domain = domain.map(OrderDomain);
-        let reply = world.cache.write(request);
-        world.run(reply).unwrap();
+        let reply = env.cache.write(request);
+        env.run(reply).unwrap();
     }
-    world.flush(Scope::Domain(object.namespace.clone(), OrderDomain(1))).unwrap();
-    let stored = content(world.store.memory(), &object).unwrap_or_default();
+    env.flush(Scope::Domain(object.namespace.clone(), OrderDomain(1))).unwrap();
+    let stored = content(env.store.memory(), &object).unwrap_or_default();
     for n in [0, 3] {
         let at = n * BUCKET;
         let part = stored.get(at as usize..at as usize + 4096).unwrap_or_default();

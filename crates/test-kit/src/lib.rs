@@ -1,17 +1,23 @@
-//! What the proofs of the object cache share: a seeded scheduler on a clock that stands still, stores
-//! that a test steers call by call, and names.
+//! What the integration tests of several crates share.
 //!
-//! Nothing here sleeps, starts a thread or asks the system for the time: a test is its code and its
-//! seed. What is not woken is not polled, so a lost wake-up shows as a hang, which is reported.
-// Each test takes a part of it.
-#![allow(dead_code, unreachable_pub, missing_docs)]
+//! - [`sim`]: a scheduler of one thread on a manual clock; the order of polls is that of wake-ups, or drawn from a seed.
+//! - [`rng`]: the random numbers of a test, from one seed.
+//! - [`steered`]: a store whose calls pass, fail or are held as a test decides.
+//! - [`detached`]: a layer whose calls outlive their replies, as calls over a network do.
+//! - [`history`]: a record of concurrent reads and writes, checked for what a read may find.
+//! - [`cache_environment`]: an object cache over a steered store in a simulator.
+//!
+//! Nothing here sleeps, starts a thread or reads the system's clock: a run is determined by its test and its seed. A
+//! task that is not woken is not polled, so a lost wake-up shows as a hang, which is reported.
 
+#![allow(missing_docs)]
+
+pub mod cache_environment;
 pub mod detached;
 pub mod history;
 pub mod rng;
 pub mod sim;
 pub mod steered;
-pub mod world;
 
 use std::sync::Arc;
 use std::time::Duration;

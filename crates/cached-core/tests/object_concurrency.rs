@@ -1,11 +1,9 @@
 //! Several clients on the same objects: what each may read, and what the store has if the cache is lost.
 //!
 //! Every sector written holds a value of its own, so a history of who asked and answered when tells what a
-//! read may find (`object_support/history.rs`). The same history, cut at a random moment by the loss of
+//! read may find (`test_kit/history.rs`). The same history, cut at a random moment by the loss of
 //! the cache and of what the store below had not stored, tells what must be left: for each order
 //! domain all of every generation whose flush had returned, and nothing that was overwritten by then.
-
-mod object_support;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +11,11 @@ use std::time::Duration;
 use blocker::faulty::FaultPlan;
 use blocker::*;
 use cached_core::object::ObjectCache;
-use object_support::detached::Detached;
-use object_support::history::{History, Moment, SECTOR, sector};
-use object_support::rng::Rng;
-use object_support::sim::{Handle, Sim};
-use object_support::{KIB, cache, content, each_seed, id, namespace, pattern, small};
+use test_kit::detached::DetachedStore;
+use test_kit::history::{History, Moment, SECTOR, sector};
+use test_kit::rng::Rng;
+use test_kit::sim::{Handle, Sim};
+use test_kit::{KIB, cache, content, each_seed, id, namespace, pattern, small};
 
 const OBJECTS: usize = 4;
 const SECTORS: usize = 48;
@@ -40,14 +38,14 @@ enum Answer {
     Nothing,
 }
 
-struct World {
+struct Environment {
     rng: Rng,
     sim: Sim,
     cache: Option<ObjectCache>,
     running: Option<Handle<()>>,
     memory: Arc<Memory>,
     faulty: Arc<Faulty>,
-    store: Arc<Detached>,
+    store: Arc<DetachedStore>,
     is_volatile: bool,
     config: String,
     objects: Vec<ObjectId>,
@@ -69,7 +67,7 @@ fn domain_of(object: usize) -> u64 {
     object as u64 % DOMAINS
 }
 
-impl World {
+impl Environment {
     fn new(seed: u64, is_told: bool, write: WritePolicy, has_lasting_faults: bool) -> Self {
         let mut rng = Rng::new(seed);
         let sim = Sim::new(Some(rng.next()));
@@ -82,13 +80,13 @@ impl World {
         // A store that loses things at its crash; meant for the loss of the cache, which ends the run.
         plan.volatile = has_lasting_faults && rng.permille(700);
         let is_volatile = plan.volatile;
-        let memory = Arc::new(object_support::memory(&sim.clock));
+        let memory = Arc::new(test_kit::memory(&sim.clock));
         for filler in 0..3_u64 {
-            object_support::fill(&memory, &id(&format!("filler-{filler}")), pattern(filler, 0, 400 << 10));
+            test_kit::fill(&memory, &id(&format!("filler-{filler}")), pattern(filler, 0, 400 << 10));
         }
         let faulty = Arc::new(Faulty::new(Arc::clone(&memory) as _, plan, Arc::new(sim.clock.clone())));
         let ready_permille = *rng.pick(&[0, 0, 300, 1000]);
-        let store = Detached::new(Arc::clone(&faulty) as _, sim.spawner(), rng.next(), ready_permille);
+        let store = DetachedStore::new(Arc::clone(&faulty) as _, sim.spawner(), rng.next(), ready_permille);
         if rng.permille(400) {
             store.limit(|capabilities| capabilities.copy_native = false);
         }
@@ -105,7 +103,7 @@ impl World {
         config.hash_seed = Some(rng.next());
         let told = format!("{config:?}");
         let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
-        let mut world = Self {
+        let mut env = Self {
             rng,
             sim,
             running: None,
@@ -126,9 +124,9 @@ impl World {
             is_told,
             cache: Some(cache),
         };
-        let run = world.cache().run();
-        world.running = Some(world.sim.spawn(run));
-        world
+        let run = env.cache().run();
+        env.running = Some(env.sim.spawn(run));
+        env
     }
 
     fn cache(&self) -> ObjectCache {
@@ -483,7 +481,7 @@ impl World {
             let (_, _, _, last) = self.reads[object].last().expect("read just now");
             let mut bytes = content(&*self.memory, &self.objects[object]).unwrap_or_default();
             bytes.resize(SECTORS * SECTOR, 0);
-            object_support::same(&bytes, last, "what is stored, and was read last");
+            test_kit::same(&bytes, last, "what is stored, and was read last");
         }
         self.complete_histories();
         self.check_reads();
@@ -513,11 +511,11 @@ impl World {
 fn several_clients_see_one_history() {
     each_seed(1000, |seed, is_told| {
         let policies = [WritePolicy::Back, WritePolicy::Back, WritePolicy::Through, WritePolicy::Around];
-        let mut world = World::new(seed, is_told, policies[seed as usize % 4], false);
-        while world.operations < 100 {
-            world.step();
+        let mut env = Environment::new(seed, is_told, policies[seed as usize % 4], false);
+        while env.operations < 100 {
+            env.step();
         }
-        world.finish();
+        env.finish();
     });
 }
 
@@ -525,14 +523,14 @@ fn several_clients_see_one_history() {
 fn a_lost_cache_leaves_a_prefix_of_history() {
     each_seed(1000, |seed, is_told| {
         let policies = [WritePolicy::Back, WritePolicy::Back, WritePolicy::Back, WritePolicy::Through];
-        let mut world = World::new(seed, is_told, policies[seed as usize % 4], true);
-        let steps = world.rng.within(10, 1200);
+        let mut env = Environment::new(seed, is_told, policies[seed as usize % 4], true);
+        let steps = env.rng.within(10, 1200);
         for _ in 0..steps {
-            world.step();
+            env.step();
         }
-        world.lose();
-        world.complete_histories();
-        world.check_reads();
-        world.check_store();
+        env.lose();
+        env.complete_histories();
+        env.check_reads();
+        env.check_store();
     });
 }

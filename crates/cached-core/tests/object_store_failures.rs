@@ -1,22 +1,20 @@
 //! A store that stalls, fails, fills up, is taken over, or can do little: what goes on meanwhile, what
 //! waits, what is told, and that nothing acknowledged is lost while the process lives.
 
-mod object_support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::faulty::FaultPlan;
 use blocker::*;
 use cached_core::object::{ObjectCache, ObjectCacheConfig};
-use object_support::sim::{Handle, Sim};
-use object_support::steered::{Op, Steered, Verdict};
-use object_support::{BUCKET, KIB, cache, content, fill, id, pattern, same, small};
+use test_kit::sim::{Handle, Sim};
+use test_kit::steered::{Op, SteeredStore, Verdict};
+use test_kit::{BUCKET, KIB, cache, content, fill, id, pattern, same, small};
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// A cache over the faulty backend, with its background's work.
-struct World {
+struct Environment {
     sim: Sim,
     memory: Arc<Memory>,
     faulty: Arc<Faulty>,
@@ -24,23 +22,23 @@ struct World {
     running: Handle<()>,
 }
 
-fn faulty_world(
+fn faulty_environment(
     config: ObjectCacheConfig,
     change: impl FnOnce(&mut FaultPlan),
     prepare: impl FnOnce(&Memory),
-) -> World {
+) -> Environment {
     let mut sim = Sim::new(None);
-    let memory = Arc::new(object_support::memory(&sim.clock));
+    let memory = Arc::new(test_kit::memory(&sim.clock));
     prepare(&memory);
     let mut plan = FaultPlan::benign(1);
     change(&mut plan);
     let faulty = Arc::new(Faulty::new(Arc::clone(&memory) as _, plan, Arc::new(sim.clock.clone())));
     let cache = cache(Arc::clone(&faulty) as _, config, &sim.clock);
     let running = sim.spawn(cache.run());
-    World { sim, memory, faulty, cache, running }
+    Environment { sim, memory, faulty, cache, running }
 }
 
-impl World {
+impl Environment {
     /// Must answer without any time passing.
     #[track_caller]
     fn at_once<T: Unpin + 'static>(&mut self, reply: Reply<T>) -> Result<T> {
@@ -80,7 +78,7 @@ fn goes_on_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_volat
     let mut config = small(WritePolicy::Back);
     config.dirty_age_max = SECOND;
     config.dirty_bytes_max = 256 * KIB;
-    let mut world = faulty_world(
+    let mut env = faulty_environment(
         config,
         |plan| plan.volatile = is_volatile,
         |memory| {
@@ -90,51 +88,51 @@ fn goes_on_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_volat
             fill(memory, &id("absent"), pattern(9, 0, 65_536));
         },
     );
-    let mut news = world.cache.subscribe();
+    let mut news = env.cache.subscribe();
     for n in 0..3 {
-        world.read(&id(&format!("clean-{n}")), 0, 65_536);
+        env.read(&id(&format!("clean-{n}")), 0, 65_536);
     }
     let dirty = |n: u64| id(&format!("dirty-{n}"));
     for n in 0..4 {
-        world.write(&dirty(n), 0, pattern(100 + n, 0, 8192));
+        env.write(&dirty(n), 0, pattern(100 + n, 0, 8192));
     }
-    trouble(&world.faulty);
-    let failures_before = world.cache.counters().flush_failures;
-    let calls_before = world.faulty.steps();
-    let miss = world.sim.spawn(world.cache.read(ReadRequest::new(id("absent"), 0, 4096)));
+    trouble(&env.faulty);
+    let failures_before = env.cache.counters().flush_failures;
+    let calls_before = env.faulty.steps();
+    let miss = env.sim.spawn(env.cache.read(ReadRequest::new(id("absent"), 0, 4096)));
     let mut wanted: Vec<Vec<u8>> = (0..4).map(|n| pattern(100 + n, 0, 8192)).collect();
     for second in 0..seconds {
         // Hits of what is clean and what is dirty, and writes: at once, however the store fares.
         for n in 0..3 {
-            same(&world.read(&id(&format!("clean-{n}")), 0, 65_536), &pattern(n, 0, 65_536), "a clean hit");
+            same(&env.read(&id(&format!("clean-{n}")), 0, 65_536), &pattern(n, 0, 65_536), "a clean hit");
         }
         for n in 0..4 {
-            same(&world.read(&dirty(n), 0, 1 << 20), &wanted[n as usize], "a dirty hit");
+            same(&env.read(&dirty(n), 0, 1 << 20), &wanted[n as usize], "a dirty hit");
         }
         let (n, offset) = (second % 4, second * 100 % 8000);
         let bytes = pattern(1000 + second, offset, 150);
         wanted[n as usize][offset as usize..][..150].copy_from_slice(&bytes);
-        world.write(&dirty(n), offset, bytes);
+        env.write(&dirty(n), offset, bytes);
         // Who sets a deadline gets an answer by then.
-        let deadline = world.sim.clock.now() + SECOND / 2;
-        let late = world.cache.read(ReadRequest::new(id("absent"), 8192, 10).deadline(deadline));
-        let late = world.sim.spawn(late);
-        let flush = world.cache.flush(FlushRequest::new(Scope::Object(dirty(n))).deadline(deadline));
-        let flush = world.sim.spawn(flush);
-        world.sim.advance(SECOND);
+        let deadline = env.sim.clock.now() + SECOND / 2;
+        let late = env.cache.read(ReadRequest::new(id("absent"), 8192, 10).deadline(deadline));
+        let late = env.sim.spawn(late);
+        let flush = env.cache.flush(FlushRequest::new(Scope::Object(dirty(n))).deadline(deadline));
+        let flush = env.sim.spawn(flush);
+        env.sim.advance(SECOND);
         assert!(matches!(
             late.take().expect("an answer by its deadline"),
             Err(Error::DeadlinePassed | Error::Retryable(_))
         ));
         let told = flush.take().expect("an answer by its deadline").unwrap_err();
         assert!(matches!(told, Error::NotStored(_)), "{told}");
-        world.validate();
+        env.validate();
     }
     // It is tried again, more and more seldom: no storm.
-    let calls = world.faulty.steps() - calls_before;
+    let calls = env.faulty.steps() - calls_before;
     assert!(calls < 12 * seconds + 100, "{calls} calls in {seconds} s");
-    end(&world.faulty);
-    world.sim.advance(10 * SECOND);
+    end(&env.faulty);
+    env.sim.advance(10 * SECOND);
     if let Some(answer) = miss.take() {
         match answer {
             Ok(reply) => same(&reply.data.to_vec(), &pattern(9, 0, 4096), "the miss"),
@@ -144,25 +142,25 @@ fn goes_on_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_volat
         panic!("the miss waits for ever");
     }
     // All by itself, everything is stored: nobody asks for a flush here.
-    world.sim.advance(10 * SECOND);
-    assert_eq!(world.cache.counters().dirty_bytes, 0, "stored after the recovery");
+    env.sim.advance(10 * SECOND);
+    assert_eq!(env.cache.counters().dirty_bytes, 0, "stored after the recovery");
     if is_volatile {
-        world.faulty.crash();
-        world.faulty.restart().unwrap();
+        env.faulty.crash();
+        env.faulty.restart().unwrap();
     }
     for n in 0..4 {
-        same(&content(&*world.memory, &dirty(n)).unwrap(), &wanted[n as usize], "stored");
+        same(&content(&*env.memory, &dirty(n)).unwrap(), &wanted[n as usize], "stored");
     }
     let heard: Vec<Event> = std::iter::from_fn(|| news.try_next()).collect();
-    let has_failed = world.cache.counters().flush_failures > failures_before;
+    let has_failed = env.cache.counters().flush_failures > failures_before;
     if has_failed {
         assert!(heard.iter().any(|event| matches!(event, Event::Degraded(_))), "{heard:?}");
         assert!(heard.contains(&Event::Recovered), "{heard:?}");
     }
-    world.validate();
-    drop(world.cache);
-    world.sim.settle();
-    assert!(world.running.is_done());
+    env.validate();
+    drop(env.cache);
+    env.sim.settle();
+    assert!(env.running.is_done());
 }
 
 #[test]
@@ -184,7 +182,7 @@ fn a_store_that_crashes_and_loses_what_it_had_not_stored() {
 
 #[test]
 fn a_stall_of_one_object_is_not_felt_by_others() {
-    let (mut sim, store) = (Sim::new(None), Steered::new());
+    let (mut sim, store) = (Sim::new(None), SteeredStore::new());
     let (slow, fast) = (id("slow"), id("fast"));
     fill(store.memory(), &slow, pattern(1, 0, 65_536));
     fill(store.memory(), &fast, pattern(2, 0, 65_536));
@@ -234,30 +232,30 @@ fn a_stall_of_one_object_is_not_felt_by_others() {
 fn near_the_limit_writers_are_slowed_and_served_in_order() {
     let mut config = small(WritePolicy::Back);
     config.dirty_bytes_max = 64 * KIB;
-    let mut world = faulty_world(config, |_| (), |_| ());
-    world.faulty.stall();
+    let mut env = faulty_environment(config, |_| (), |_| ());
+    env.faulty.stall();
     let object = |n: u64| id(&format!("w-{}", n % 4));
     // The heads can be asked for only before the stall.
-    world.faulty.resume();
+    env.faulty.resume();
     for n in 0..4 {
-        world.write(&object(n), 0, vec![1; 10]);
+        env.write(&object(n), 0, vec![1; 10]);
     }
-    world.flush_all();
-    world.faulty.stall();
+    env.flush_all();
+    env.faulty.stall();
     let writes: Vec<_> = (0..64_u64)
         .map(|n| {
             let request = WriteRequest::new(object(n), n / 4 * BUCKET, pattern(n, n / 4 * BUCKET, 4096));
-            world.sim.spawn(world.cache.write(request))
+            env.sim.spawn(env.cache.write(request))
         })
         .collect();
     let impatient: Vec<_> = (0..8_u64)
         .map(|n| {
-            let deadline = world.sim.clock.now() + (n as u32 + 1) * SECOND;
+            let deadline = env.sim.clock.now() + (n as u32 + 1) * SECOND;
             let request = WriteRequest::new(object(n), 1 << 20, vec![1; 4096]).deadline(deadline);
-            world.sim.spawn(world.cache.write(request))
+            env.sim.spawn(env.cache.write(request))
         })
         .collect();
-    world.sim.advance(20 * SECOND);
+    env.sim.advance(20 * SECOND);
     let done = writes.iter().take_while(|write| write.is_done()).count();
     assert!((4..=16).contains(&done), "{done} fit");
     assert!(writes[done..].iter().all(|write| !write.is_done()), "first come, first served; none is failed");
@@ -265,16 +263,16 @@ fn near_the_limit_writers_are_slowed_and_served_in_order() {
         let told = write.take().expect("an answer at its deadline").unwrap_err();
         assert!(matches!(told, Error::DeadlinePassed | Error::Retryable(_)), "{told}");
     }
-    assert!(world.cache.counters().dirty_bytes <= 64 * KIB);
-    assert!(world.cache.counters().writes_throttled > 0);
-    world.validate();
-    world.faulty.resume();
+    assert!(env.cache.counters().dirty_bytes <= 64 * KIB);
+    assert!(env.cache.counters().writes_throttled > 0);
+    env.validate();
+    env.faulty.resume();
     for write in writes {
-        world.sim.wait(write).unwrap();
+        env.sim.wait(write).unwrap();
     }
-    world.flush_all();
+    env.flush_all();
     for n in 0..64_u64 {
-        let stored = content(&*world.memory, &object(n)).unwrap();
+        let stored = content(&*env.memory, &object(n)).unwrap();
         assert!(stored.len() <= 1 << 20, "what had been refused was not done later");
         same(&stored[(n / 4 * BUCKET) as usize..][..4096], &pattern(n, n / 4 * BUCKET, 4096), "stored");
     }
@@ -282,71 +280,71 @@ fn near_the_limit_writers_are_slowed_and_served_in_order() {
 
 #[test]
 fn a_full_store_keeps_data_dirty_until_there_is_room() {
-    let mut world =
-        faulty_world(small(WritePolicy::Back), |plan| plan.space_bytes_max = Some(100_000), |_| ());
-    let mut news = world.cache.subscribe();
+    let mut env =
+        faulty_environment(small(WritePolicy::Back), |plan| plan.space_bytes_max = Some(100_000), |_| ());
+    let mut news = env.cache.subscribe();
     for n in 0..10_u64 {
-        world.write(&id(&format!("o-{n}")), 0, pattern(n, 0, 20_000));
+        env.write(&id(&format!("o-{n}")), 0, pattern(n, 0, 20_000));
     }
-    let deadline = world.sim.clock.now() + 20 * SECOND;
-    let flush = world.cache.flush(FlushRequest::new(Scope::All).deadline(deadline));
-    let told = world.sim.run(flush).unwrap_err();
+    let deadline = env.sim.clock.now() + 20 * SECOND;
+    let flush = env.cache.flush(FlushRequest::new(Scope::All).deadline(deadline));
+    let told = env.sim.run(flush).unwrap_err();
     assert!(matches!(told, Error::NotStored(_)), "{told}");
-    let stored = (0..10).filter(|n| content(&*world.memory, &id(&format!("o-{n}"))).is_some()).count();
+    let stored = (0..10).filter(|n| content(&*env.memory, &id(&format!("o-{n}"))).is_some()).count();
     assert!((3..=5).contains(&stored), "{stored} fit");
     for n in 0..10_u64 {
-        same(&world.read(&id(&format!("o-{n}")), 0, 1 << 20), &pattern(n, 0, 20_000), "readable");
+        same(&env.read(&id(&format!("o-{n}")), 0, 1 << 20), &pattern(n, 0, 20_000), "readable");
     }
-    world.validate();
+    env.validate();
     let heard: Vec<Event> = std::iter::from_fn(|| news.try_next()).collect();
     assert!(heard.contains(&Event::Full), "{heard:?}");
     // Somebody makes room.
     for n in 0..8 {
-        let delete = world.cache.delete(DeleteRequest::new(id(&format!("o-{n}"))));
-        world.sim.run(delete).unwrap();
+        let delete = env.cache.delete(DeleteRequest::new(id(&format!("o-{n}"))));
+        env.sim.run(delete).unwrap();
     }
-    world.flush_all();
+    env.flush_all();
     for n in 8..10_u64 {
-        same(&content(&*world.memory, &id(&format!("o-{n}"))).unwrap(), &pattern(n, 0, 20_000), "stored");
+        same(&content(&*env.memory, &id(&format!("o-{n}"))).unwrap(), &pattern(n, 0, 20_000), "stored");
     }
     for n in 0..8 {
-        assert_eq!(content(&*world.memory, &id(&format!("o-{n}"))), None);
+        assert_eq!(content(&*env.memory, &id(&format!("o-{n}"))), None);
     }
 }
 
 #[test]
 fn a_deposed_cache_loses_its_dirty_data_and_says_so() {
-    let mut world = faulty_world(small(WritePolicy::Back), |_| (), |_| ());
+    let mut env = faulty_environment(small(WritePolicy::Back), |_| (), |_| ());
     let (taken, kept) = (id("taken"), id("kept"));
-    world.write(&taken, 0, pattern(1, 0, 8192));
-    world.write(&kept, 0, pattern(2, 0, 8192));
+    env.write(&taken, 0, pattern(1, 0, 8192));
+    env.write(&kept, 0, pattern(2, 0, 8192));
     // Another writer takes one object over, past this cache, and writes it.
     let claim = ClaimRequest::new(Scope::Object(taken.clone()), Epoch(5), blocker::WriterId(1));
-    blocker::executor::block_on(world.memory.claim(claim)).unwrap();
+    blocker::executor::block_on(env.memory.claim(claim)).unwrap();
     let theirs = WriteFullRequest::new(taken.clone(), pattern(3, 0, 100)).stamp(Stamp::new(5, 1));
-    blocker::executor::block_on(world.memory.write_full(theirs)).unwrap();
-    let flush = world.cache.flush(FlushRequest::new(Scope::Object(taken.clone())));
-    let told = world.sim.run(flush).unwrap_err();
+    blocker::executor::block_on(env.memory.write_full(theirs)).unwrap();
+    let flush = env.cache.flush(FlushRequest::new(Scope::Object(taken.clone())));
+    let told = env.sim.run(flush).unwrap_err();
     assert!(matches!(told, Error::WritesLost(_) | Error::Fenced { .. }), "{told}");
-    same(&content(&*world.memory, &taken).unwrap(), &pattern(3, 0, 100), "theirs is untouched");
+    same(&content(&*env.memory, &taken).unwrap(), &pattern(3, 0, 100), "theirs is untouched");
     // It stays told until somebody reacts.
-    let flush = world.cache.flush(FlushRequest::new(Scope::Object(taken.clone())));
-    let told = world.sim.run(flush).unwrap_err();
+    let flush = env.cache.flush(FlushRequest::new(Scope::Object(taken.clone())));
+    let told = env.sim.run(flush).unwrap_err();
     assert!(matches!(told, Error::WritesLost(_)), "{told}");
-    let flush = world.cache.flush(FlushRequest::new(Scope::Object(kept.clone())));
-    world.sim.run(flush).unwrap();
-    same(&content(&*world.memory, &kept).unwrap(), &pattern(2, 0, 8192), "others are stored");
-    assert!(world.cache.counters().lost_bytes > 0);
-    world.validate();
-    let invalidate = world.cache.invalidate(InvalidateRequest::new(Scope::Object(taken.clone())));
-    world.sim.run(invalidate).unwrap();
-    world.flush_all();
-    same(&world.read(&taken, 0, 1 << 20), &pattern(3, 0, 100), "what the other has written");
+    let flush = env.cache.flush(FlushRequest::new(Scope::Object(kept.clone())));
+    env.sim.run(flush).unwrap();
+    same(&content(&*env.memory, &kept).unwrap(), &pattern(2, 0, 8192), "others are stored");
+    assert!(env.cache.counters().lost_bytes > 0);
+    env.validate();
+    let invalidate = env.cache.invalidate(InvalidateRequest::new(Scope::Object(taken.clone())));
+    env.sim.run(invalidate).unwrap();
+    env.flush_all();
+    same(&env.read(&taken, 0, 1 << 20), &pattern(3, 0, 100), "what the other has written");
 }
 
 #[test]
 fn a_store_of_small_requests_gets_small_requests() {
-    let (mut sim, store) = (Sim::new(None), Steered::new());
+    let (mut sim, store) = (Sim::new(None), SteeredStore::new());
     store.limit(|capabilities| capabilities.request_bytes_max = 16 * KIB);
     fill(store.memory(), &id("old"), pattern(1, 0, 200 << 10));
     let cache = cache(Arc::clone(&store) as _, small(WritePolicy::Back), &sim.clock);
@@ -369,7 +367,7 @@ fn a_store_of_small_requests_gets_small_requests() {
 
 #[test]
 fn a_flush_merges_what_lies_together() {
-    let (mut sim, store) = (Sim::new(None), Steered::new());
+    let (mut sim, store) = (Sim::new(None), SteeredStore::new());
     let cache = cache(Arc::clone(&store) as _, small(WritePolicy::Back), &sim.clock);
     let _running = sim.spawn(cache.run());
     // 512 writes of a sector each, in an order of their own, and a second run far away.
@@ -391,7 +389,7 @@ fn a_flush_merges_what_lies_together() {
 
 #[test]
 fn parallel_misses_on_one_object_reach_the_store_together() {
-    let (mut sim, store) = (Sim::new(None), Steered::new());
+    let (mut sim, store) = (Sim::new(None), SteeredStore::new());
     fill(store.memory(), &id("object"), pattern(1, 0, 256 << 10));
     let cache = cache(Arc::clone(&store) as _, small(WritePolicy::Back), &sim.clock);
     let _running = sim.spawn(cache.run());
@@ -414,23 +412,23 @@ fn parallel_misses_on_one_object_reach_the_store_together() {
 
 #[test]
 fn news_from_below_drops_what_is_clean_and_keeps_what_is_dirty() {
-    let mut world = faulty_world(
+    let mut env = faulty_environment(
         small(WritePolicy::Back),
         |_| (),
         |memory| {
             fill(memory, &id("object"), pattern(1, 0, 16_384));
         },
     );
-    world.read(&id("object"), 0, 16_384);
-    world.write(&id("object"), 4096, pattern(2, 4096, 4096));
+    env.read(&id("object"), 0, 16_384);
+    env.write(&id("object"), 4096, pattern(2, 4096, 4096));
     // Somebody else writes all of it, and the store tells.
-    fill(&world.memory, &id("object"), pattern(3, 0, 16_384));
+    fill(&env.memory, &id("object"), pattern(3, 0, 16_384));
     let invalidate = InvalidateRequest::new(Scope::Object(id("object")));
-    blocker::executor::block_on(world.memory.invalidate(invalidate)).unwrap();
-    world.sim.settle();
+    blocker::executor::block_on(env.memory.invalidate(invalidate)).unwrap();
+    env.sim.settle();
     let mut wanted = pattern(3, 0, 16_384);
     wanted[4096..8192].copy_from_slice(&pattern(2, 4096, 4096));
-    same(&world.read(&id("object"), 0, 16_384), &wanted, "news and own dirty data");
-    world.flush_all();
-    same(&content(&*world.memory, &id("object")).unwrap(), &wanted, "stored");
+    same(&env.read(&id("object"), 0, 16_384), &wanted, "news and own dirty data");
+    env.flush_all();
+    same(&content(&*env.memory, &id("object")).unwrap(), &wanted, "stored");
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use blocker::{Clock, ManualClock};
 
-use super::rng::Rng;
+use crate::rng::Rng;
 
 /// More polls than this without anything coming to rest is a livelock.
 const POLLS_MAX: u64 = 200_000;
