@@ -19,7 +19,7 @@ use blocker::{Segment, Segments, Timestamp};
 use bytes::Bytes;
 
 use crate::codec::{self, FrameError, HEAD_BYTES_MAX, Head, payload_crc};
-use crate::landing::{LARGE_BYTES, PayloadPool, Reserved};
+use crate::receive::{LARGE_BYTES, PayloadPool, ReceiveBuffer};
 use crate::stream::Stream;
 
 /// The longest frame that passes through the buffer, several times over.
@@ -79,7 +79,7 @@ pub(crate) struct Input {
 }
 
 struct Body {
-    reserved: Box<dyn Reserved>,
+    reserved: Box<dyn ReceiveBuffer>,
     left_bytes: usize,
 }
 
@@ -88,7 +88,7 @@ pub(crate) enum Payload<'a> {
     /// In the buffer; to be copied by whoever keeps it.
     Here(&'a [u8]),
     /// Where it belongs.
-    Landed(Segments),
+    Received(Segments),
 }
 
 impl Payload<'_> {
@@ -98,14 +98,14 @@ impl Payload<'_> {
             // A small one is not to keep a whole bucket of memory wherever it ends up.
             Self::Here(bytes) if bytes.len() >= COPIED_BYTES_MIN => Segment::copied(bytes).into(),
             Self::Here(bytes) => Bytes::copy_from_slice(bytes).into(),
-            Self::Landed(segments) => segments,
+            Self::Received(segments) => segments,
         }
     }
 
     fn crc(&self) -> u32 {
         match self {
             Self::Here(bytes) => crc32fast::hash(bytes),
-            Self::Landed(segments) => payload_crc(segments),
+            Self::Received(segments) => payload_crc(segments),
         }
     }
 }
@@ -221,11 +221,11 @@ impl Input {
     #[inline(always)]
     pub(crate) fn next_frame(
         &mut self,
-        land: impl FnOnce(&Head<'_>) -> Option<Box<dyn Reserved>>,
+        land: impl FnOnce(&Head<'_>) -> Option<Box<dyn ReceiveBuffer>>,
     ) -> Result<Option<Frame<'_>>, FrameError> {
         if let Some(body) = self.body.take_if(|body| body.left_bytes == 0) {
             let head = codec::parse(&self.large_head)?;
-            let (head_bytes, payload) = (&*self.large_head, Payload::Landed(body.reserved.finish()));
+            let (head_bytes, payload) = (&*self.large_head, Payload::Received(body.reserved.finish()));
             return Ok(Some(Frame { head, head_bytes, payload }));
         }
         if self.body.is_some() {
@@ -261,7 +261,7 @@ impl Input {
         self.copied_bytes += here.len() as u64;
         self.start += head_bytes + here.len();
         if here.len() == payload_bytes {
-            let (head_bytes, payload) = (&*self.large_head, Payload::Landed(reserved.finish()));
+            let (head_bytes, payload) = (&*self.large_head, Payload::Received(reserved.finish()));
             return Ok(Some(Frame { head, head_bytes, payload }));
         }
         self.body = Some(Body { reserved, left_bytes: payload_bytes - here.len() });
@@ -269,7 +269,7 @@ impl Input {
     }
 }
 
-fn copy_into(reserved: &mut dyn Reserved, mut bytes: &[u8]) {
+fn copy_into(reserved: &mut dyn ReceiveBuffer, mut bytes: &[u8]) {
     let mut read = |places: &mut [IoSliceMut<'_>]| io::Read::read_vectored(&mut bytes, places);
     // Reading from a slice never fails, and what was reserved has room for all of it.
     while reserved.fill(&mut read).is_ok_and(|count| count > 0) {}

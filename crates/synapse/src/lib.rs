@@ -30,13 +30,13 @@ mod auth;
 mod client;
 pub mod codec;
 mod input;
-mod landing;
+mod receive;
 mod output;
 mod server;
 mod stream;
 
 pub use auth::{SECRET_BYTES_MIN, Secret};
 pub use client::{ClientConfig, SynapseBlocker};
-pub use landing::{LARGE_BYTES, Landing, Reserved};
+pub use receive::{LARGE_BYTES, ReceiveBuffer, ReceiveBuffers};
 pub use server::{NodeRecord, Server, ServerConfig, host_name};
 pub use stream::{Address, Connector, Duplex, Opening, PORT_DEFAULT};

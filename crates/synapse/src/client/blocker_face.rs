@@ -7,7 +7,7 @@ use blocker::*;
 
 use super::SynapseBlocker;
 use super::call::Call;
-use crate::codec::{Answer, Request, is_hopeless_prefix};
+use crate::codec::{Answer, Request, is_unmatchable_prefix};
 
 macro_rules! send {
     ($self:ident, $request:expr, $answer:ident) => {{
@@ -114,7 +114,7 @@ impl Blocker for SynapseBlocker {
 
     fn list(&self, mut request: ListRequest) -> Reply<ListReply> {
         check!(self.check_deadline(&request.call));
-        if is_hopeless_prefix(&request.prefix) {
+        if is_unmatchable_prefix(&request.prefix) {
             return Reply::ok(ListReply::new(Vec::new(), false));
         }
         request.entries_max = request.entries_max.clamp(1, self.capabilities().list_entries_max);

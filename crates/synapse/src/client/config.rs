@@ -7,7 +7,7 @@ use std::time::Duration;
 use blocker::{Clock, SystemClock};
 
 use crate::auth::Secret;
-use crate::codec::{GREETING_NAME_BYTES_MAX, KEY_BYTES_MAX};
+use crate::codec::{HANDSHAKE_NAME_BYTES_MAX, KEY_BYTES_MAX};
 use crate::stream::{Address, Connector};
 
 /// The settings of a [`super::SynapseBlocker`].
@@ -42,7 +42,7 @@ pub struct ClientConfig {
     /// The longest pause between two attempts to connect. 2 s.
     pub backoff_max: Duration,
     /// How long requests wait for a connection before they fail. 30 s.
-    pub patience: Duration,
+    pub reconnect_timeout: Duration,
     /// How long a call may take that has no deadline of its own. `None`: as long as it takes.
     pub call_timeout: Option<Duration>,
     /// What this client is called, for the server's log.
@@ -80,7 +80,7 @@ impl ClientConfig {
             peer_timeout: Duration::from_secs(15),
             backoff_min: Duration::from_millis(10),
             backoff_max: Duration::from_secs(2),
-            patience: Duration::from_secs(30),
+            reconnect_timeout: Duration::from_secs(30),
             call_timeout: None,
             name: String::new(),
             key: String::new(),
@@ -105,7 +105,7 @@ impl ClientConfig {
         wrong(self.backoff_min.is_zero(), "backoff_min must be above 0")?;
         wrong(self.backoff_max < self.backoff_min, "backoff_max must be at least backoff_min")?;
         wrong(self.key.len() > KEY_BYTES_MAX, "key must be at most 64 bytes long")?;
-        wrong(self.name.len() > GREETING_NAME_BYTES_MAX, "name must be at most 255 bytes long")?;
+        wrong(self.name.len() > HANDSHAKE_NAME_BYTES_MAX, "name must be at most 255 bytes long")?;
         wrong(self.call_timeout.is_some_and(|timeout| timeout.is_zero()), "call_timeout must be above 0")?;
         wrong(self.connect_timeout.is_zero(), "connect_timeout must be above 0")
     }

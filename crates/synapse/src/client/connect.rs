@@ -12,7 +12,7 @@ use crate::alarm::Alarm;
 use crate::auth::{Role, Transcript, random};
 use crate::codec::{self, Challenge, Credits, Features, Flags, Head, Hello, Op, SessionId, Status, Welcome};
 use crate::input::Input;
-use crate::landing::PayloadPool;
+use crate::receive::PayloadPool;
 use crate::output::Output;
 use crate::stream::Stream;
 

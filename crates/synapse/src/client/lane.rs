@@ -48,7 +48,7 @@ struct State {
     waiting: BTreeMap<u64, Waiter>,
     next_ticket: u64,
     /// Of the session that this lane was welcomed to last.
-    birth: Option<u64>,
+    generation: Option<u64>,
     /// What is granted.
     credits: Credits,
     /// Whether more may be asked for.
@@ -131,7 +131,7 @@ impl Lane {
             cancels: Vec::new(),
             waiting: BTreeMap::new(),
             next_ticket: 0,
-            birth: None,
+            generation: None,
             credits: Credits::default(),
             can_ask: false,
             asked_bytes: 0,
@@ -311,8 +311,8 @@ impl Lane {
             state.limits = welcome.capabilities;
             // The name alone says nothing: the server may have heard it in a greeting whose welcome was lost,
             // and have begun the session then.
-            let is_resumed = welcome.is_resumed && state.birth == Some(welcome.birth);
-            state.birth = Some(welcome.birth);
+            let is_resumed = welcome.is_resumed && state.generation == Some(welcome.generation);
+            state.generation = Some(welcome.generation);
             state.down = None;
             state.cancels.clear();
             let older = std::mem::take(&mut state.queue);
@@ -341,7 +341,7 @@ impl Lane {
         {
             let mut state = self.state.lock();
             let since = state.down.as_ref().map_or(now, |(since, _)| *since);
-            state.due = state.due.min(since + self.config.patience);
+            state.due = state.due.min(since + self.config.reconnect_timeout);
             state.down = Some((since, why.clone()));
         }
         if is_denied {
@@ -512,7 +512,7 @@ impl Lane {
                 }
             }
             if let Some((since, why)) = &state.down {
-                let give_up = *since + self.config.patience;
+                let give_up = *since + self.config.reconnect_timeout;
                 if now >= give_up {
                     lost = Some(why.clone());
                 } else {
@@ -559,7 +559,7 @@ impl State {
         }
         match &self.down {
             Some((_, why @ Error::Denied(_))) => Err(why.clone()),
-            Some((since, why)) if clock.now().since(*since) >= config.patience => Err(unreachable(why)),
+            Some((since, why)) if clock.now().since(*since) >= config.reconnect_timeout => Err(unreachable(why)),
             _ => Ok(()),
         }
     }

@@ -23,7 +23,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::auth::random;
 use crate::codec::{InstanceId, SessionId, StoreId};
-use crate::landing::PayloadPool;
+use crate::receive::PayloadPool;
 
 pub use config::ClientConfig;
 use lane::Lane;
@@ -40,7 +40,7 @@ use unflushed::Unflushed;
 ///   `WritesLost`, unless the instance that acknowledged them is known to have ended with everything stored.
 /// - The server's limits are followed when it comes back with others: [`blocker::Blocker::capabilities`] says the newest ones.
 ///   A server that promises less than before, or that serves another store, is refused with `Retryable`.
-/// - Without a connection requests wait, at most for [`ClientConfig::patience`], then are `Retryable`
+/// - Without a connection requests wait, at most for [`ClientConfig::reconnect_timeout`], then are `Retryable`
 ///   (or, if they had been sent, as when their answer is lost).
 /// - Dropping a reply sends a cancellation; its slot is free again when the server has answered that.
 ///
@@ -128,7 +128,7 @@ impl SynapseBlocker {
 
     /// What this client has counted so far, on this side of the wire: name and value.
     #[must_use]
-    pub fn figures(&self) -> Vec<(&'static str, u64)> {
+    pub fn metrics(&self) -> Vec<(&'static str, u64)> {
         let counters = &self.core.shared.counters;
         let all = [
             ("connects", &counters.connects),

@@ -36,7 +36,7 @@ pub mod kind {
     /// Welcome: what the backend can do.
     pub const CAPABILITIES: u16 = 8;
     /// Welcome: `u64` drawn when the session began. Another one is another session, whatever its name.
-    pub const BIRTH: u16 = 11;
+    pub const GENERATION: u16 = 11;
     /// Welcome: 16 bytes, the identity of the store that is served. Left out where the store has none.
     pub const STORE: u16 = 12;
     /// Welcome: the server's name, UTF-8.

@@ -64,7 +64,7 @@ pub type StoreId = [u8; 16];
 /// The most instances that a welcome lists as closed with everything stored.
 pub const CLOSED_MAX: usize = 16;
 /// The longest name of a server or a client in a greeting, in bytes.
-pub const GREETING_NAME_BYTES_MAX: usize = 255;
+pub const HANDSHAKE_NAME_BYTES_MAX: usize = 255;
 /// The longest name of a key, in bytes.
 pub const KEY_BYTES_MAX: usize = 64;
 
@@ -139,7 +139,7 @@ pub struct Welcome {
     pub is_resumed: bool,
     /// Drawn at random when the session began. A client goes on with a session only if it has been welcomed
     /// to this very one before: the server may know the name from a greeting whose welcome was lost.
-    pub birth: u64,
+    pub generation: u64,
     /// What is granted.
     pub features: Features,
     /// How much may be under way.
@@ -248,11 +248,11 @@ pub fn decode_proof(head: &Head<'_>) -> Result<[u8; 32], Error> {
 impl Welcome {
     /// A welcome to a new session, without features, names, or an identity of the store.
     #[must_use]
-    pub fn new(instance: InstanceId, birth: u64, credits: Credits, capabilities: Capabilities) -> Self {
+    pub fn new(instance: InstanceId, generation: u64, credits: Credits, capabilities: Capabilities) -> Self {
         Self {
             instance,
             is_resumed: false,
-            birth,
+            generation,
             features: Features::default(),
             credits,
             peer_timeout_ms: 30_000,
@@ -272,7 +272,7 @@ impl Welcome {
             .put(kind::CREDITS, &credit_bytes(&self.credits))
             .put(kind::PEER_TIMEOUT, &self.peer_timeout_ms.to_le_bytes())
             .put(kind::CAPABILITIES, &encode_capabilities(&self.capabilities))
-            .put(kind::BIRTH, &self.birth.to_le_bytes());
+            .put(kind::GENERATION, &self.generation.to_le_bytes());
         if let Some(store) = &self.store {
             writer.put(kind::STORE, store);
         }
@@ -303,7 +303,7 @@ impl Welcome {
         Ok(Self {
             instance: get.get_array(kind::INSTANCE).ok_or_else(|| lacks("an instance"))?,
             is_resumed: head.header.flags.has(Flags::RESUMED),
-            birth: get.get_array(kind::BIRTH).map(u64::from_le_bytes).ok_or_else(|| lacks("a birth"))?,
+            generation: get.get_array(kind::GENERATION).map(u64::from_le_bytes).ok_or_else(|| lacks("a session generation"))?,
             features: features(head),
             credits: credits(head)?,
             peer_timeout_ms: u32::from_le_bytes(timeout),
@@ -357,17 +357,17 @@ fn lacks(what: &str) -> Error {
     Error::Invalid(format!("the greeting lacks {what}").into())
 }
 
-/// A name as it is sent: whole characters, at most [`GREETING_NAME_BYTES_MAX`] bytes.
+/// A name as it is sent: whole characters, at most [`HANDSHAKE_NAME_BYTES_MAX`] bytes.
 fn cut_name(name: &str) -> &[u8] {
-    &name.as_bytes()[..name.floor_char_boundary(GREETING_NAME_BYTES_MAX)]
+    &name.as_bytes()[..name.floor_char_boundary(HANDSHAKE_NAME_BYTES_MAX)]
 }
 
 /// A name as it arrived. It is text for people, so what is no UTF-8 is shown as far as it goes.
 fn name_of(head: &Head<'_>, kind: u16) -> String {
     let bytes = head.extensions.get(kind).unwrap_or_default();
-    let mut name = String::from_utf8_lossy(&bytes[..bytes.len().min(GREETING_NAME_BYTES_MAX)]).into_owned();
+    let mut name = String::from_utf8_lossy(&bytes[..bytes.len().min(HANDSHAKE_NAME_BYTES_MAX)]).into_owned();
     // The characters that stand for what is no text may be longer than it was.
-    name.truncate(name.floor_char_boundary(GREETING_NAME_BYTES_MAX));
+    name.truncate(name.floor_char_boundary(HANDSHAKE_NAME_BYTES_MAX));
     name
 }
 
@@ -565,7 +565,7 @@ mod tests {
                 (kind::INSTANCE, &[1; 16][..]),
                 (kind::PEER_TIMEOUT, &[1; 4]),
                 (kind::CAPABILITIES, &encode_capabilities(&Capabilities::full(4096))),
-                (kind::BIRTH, &[1; 8]),
+                (kind::GENERATION, &[1; 8]),
                 (kind::CREDITS, &[1; 12]),
             ] {
                 writer.put(kind, value);

@@ -25,14 +25,14 @@ pub use frame::{
 };
 pub use header::{Flags, HEADER_BYTES, Header, MAGIC, RequestId, VERSION};
 pub use hello::{
-    CLOSED_MAX, Challenge, Credits, Features, GREETING_NAME_BYTES_MAX, Hello, InstanceId, KEY_BYTES_MAX,
+    CLOSED_MAX, Challenge, Credits, Features, HANDSHAKE_NAME_BYTES_MAX, Hello, InstanceId, KEY_BYTES_MAX,
     Nonce, SessionId, StoreId, Versions, Welcome, decode_goodbye, decode_proof, encode_goodbye, encode_proof,
     versions,
 };
 pub use names::Names;
 pub use op::{Kind, Op};
 pub use request::{
-    CONTROL_BYTES_MAX, CONTROL_ENTRIES_MAX, LIST_ENTRY_BYTES_MAX, Request, cost_bytes, is_hopeless_prefix,
+    CONTROL_BYTES_MAX, CONTROL_ENTRIES_MAX, LIST_ENTRY_BYTES_MAX, Request, cost_bytes, is_unmatchable_prefix,
     payload_crc,
 };
 pub use runs::{RUN_BYTES, RUNS_MAX};

@@ -600,6 +600,6 @@ pub fn payload_crc(payload: &Segments) -> u32 {
 
 /// The prefix of a listing that nothing can begin with needs no server.
 #[must_use]
-pub fn is_hopeless_prefix(prefix: &Bytes) -> bool {
+pub fn is_unmatchable_prefix(prefix: &Bytes) -> bool {
     prefix.len() > NAME_BYTES_MAX
 }

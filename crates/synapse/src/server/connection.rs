@@ -162,7 +162,7 @@ impl Connection {
 
     async fn greet(&mut self) -> Result<Open, End> {
         let shared = Arc::clone(&self.shared);
-        let alarm = Alarm::after(Arc::clone(&shared.config.clock), shared.config.greeting_timeout);
+        let alarm = Alarm::after(Arc::clone(&shared.config.clock), shared.config.handshake_timeout);
         let mut ring = pin!(alarm.ring());
         let mut greeting = pin!(self.greeting());
         poll_fn(|cx| {
@@ -213,7 +213,7 @@ impl Connection {
             capabilities.runs_max = 0;
         }
         let credits = Credits { slots: owned.slots.count(), bytes: grant.bytes() };
-        let mut welcome = Welcome::new(shared.instance, owned.birth(), credits, capabilities);
+        let mut welcome = Welcome::new(shared.instance, owned.generation(), credits, capabilities);
         (welcome.is_resumed, welcome.features) = (is_resumed, features);
         welcome.peer_timeout_ms = u32::try_from(config.peer_timeout.as_millis()).unwrap_or(u32::MAX);
         (welcome.store, welcome.server_name) = (config.store, config.name.clone());
@@ -380,7 +380,7 @@ impl Connection {
             }
             let shared = &self.shared;
             let names = &mut self.names;
-            let frame = self.input.next_frame(|head| shared.land(head, names))?;
+            let frame = self.input.next_frame(|head| shared.reserve_buffer(head, names))?;
             let Some(frame) = frame else { return Ok(false) };
             let header = frame.head.header;
             match header.op {

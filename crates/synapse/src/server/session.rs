@@ -24,7 +24,7 @@ pub(super) type Completion = (RequestId, Option<Outcome>);
 
 pub(super) struct Session {
     /// Drawn when it began.
-    birth: u64,
+    generation: u64,
     /// Counts those who have come for the session; the last of them is its owner, or will be.
     turn: AtomicU64,
     has_mail: AtomicBool,
@@ -46,8 +46,8 @@ struct State {
 impl Session {
     fn new(slots: Slots, now: Timestamp) -> Self {
         let state = State { slots: Some(slots), mail: Vec::new(), owner: None, next: None, left_at: now };
-        let birth = u64::from_le_bytes(random());
-        Self { birth, turn: AtomicU64::new(0), has_mail: AtomicBool::new(false), state: Mutex::new(state) }
+        let generation = u64::from_le_bytes(random());
+        Self { generation, turn: AtomicU64::new(0), has_mail: AtomicBool::new(false), state: Mutex::new(state) }
     }
 
     /// Waits until whoever owns the slots has handed them over.
@@ -101,8 +101,8 @@ pub(super) struct Owned {
 
 impl Owned {
     /// Tells this session from another one of the same name, before or after.
-    pub(super) fn birth(&self) -> u64 {
-        self.session.birth
+    pub(super) fn generation(&self) -> u64 {
+        self.session.generation
     }
 
     /// Whether someone else has come for the session.

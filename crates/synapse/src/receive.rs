@@ -1,6 +1,6 @@
 //! Where large payloads come to lie: memory that is read into from the socket and then is the payload.
 //!
-//! A backend that keeps payloads in buckets of its own can hand those out, through [`Landing`]; the
+//! A backend that keeps payloads in buckets of its own can hand those out, through [`ReceiveBuffers`]; the
 //! bytes then go from the socket into their bucket. Otherwise they land in buffers that are used again,
 //! because fresh memory costs a page fault per 4 KiB, more than the copy that is saved.
 
@@ -18,14 +18,14 @@ pub const LARGE_BYTES: usize = 32 * 1024;
 /// Hands out memory for payloads that are about to arrive.
 ///
 /// The implementor owes an answer at once, and takes back what is dropped unfinished.
-pub trait Landing: Send + Sync {
+pub trait ReceiveBuffers: Send + Sync {
     /// Memory for `len_bytes` to be written at `offset` of `object`; `None` if there is none now, and the
     /// payload lands elsewhere. Nothing is known yet about whether the write will be allowed.
-    fn reserve(&self, object: &ObjectId, offset: u64, len_bytes: usize) -> Option<Box<dyn Reserved>>;
+    fn reserve(&self, object: &ObjectId, offset: u64, len_bytes: usize) -> Option<Box<dyn ReceiveBuffer>>;
 }
 
 /// Memory handed out, which nobody else sees until it is finished.
-pub trait Reserved: Send {
+pub trait ReceiveBuffer: Send {
     /// Calls `read` once with places for the next bytes, in order, and takes what it reads as filled. The
     /// places never add up to more than is still to come.
     ///
@@ -55,7 +55,7 @@ impl PayloadPool {
         Arc::new(Self { classes: Default::default(), kept_bytes: AtomicUsize::new(0), kept_bytes_max })
     }
 
-    pub(crate) fn reserve(self: &Arc<Self>, len_bytes: usize) -> Box<dyn Reserved> {
+    pub(crate) fn reserve(self: &Arc<Self>, len_bytes: usize) -> Box<dyn ReceiveBuffer> {
         let class = class_of(len_bytes);
         let kept = class.and_then(|class| self.classes[class].lock().pop());
         let memory = match (kept, class) {
@@ -97,7 +97,7 @@ struct Lease {
     pool: Arc<PayloadPool>,
 }
 
-impl Reserved for Lease {
+impl ReceiveBuffer for Lease {
     fn fill(
         &mut self,
         read: &mut dyn FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
