@@ -25,15 +25,15 @@
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
 
-mod alarm;
 mod auth;
 mod client;
 pub mod codec;
 mod input;
-mod receive;
 mod output;
+mod receive;
 mod server;
 mod stream;
+mod timer;
 
 pub use auth::{SECRET_BYTES_MIN, Secret};
 pub use client::{ClientConfig, SynapseBlocker};

@@ -224,7 +224,7 @@ fn a_client_that_exceeds_what_it_said_it_keeps_to_or_answers_nothing_is_closed()
                 break decode_goodbye(&head.header, &frame[head.head_bytes..]).to_string();
             }
         };
-        assert!(why.contains("keeps to its grant"), "{why}");
+        assert!(why.contains("accept its grant"), "{why}");
     });
 }
 

@@ -10,7 +10,7 @@
 //! `C`, the highest bit of the kind, says *critical*: who does not know the kind must not act on the frame.
 //! Other kinds that are not known are passed over.
 
-use super::frame::FrameError;
+use super::error::FrameError;
 
 /// Set in a kind: who does not know it must not act on the frame.
 pub const CRITICAL: u16 = 0x8000;

@@ -9,12 +9,13 @@
 mod budget;
 mod config;
 mod connection;
+mod counters;
 mod execute;
+mod handshake;
 mod listen;
 mod record;
 mod session;
 mod slots;
-mod statistics;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,9 +34,9 @@ use crate::receive::{PayloadPool, ReceiveBuffer};
 
 use budget::Budget;
 pub use config::{ServerConfig, host_name};
+use counters::{Counters, Counts};
 pub use record::NodeRecord;
 use session::Sessions;
-use statistics::{Counters, Counts};
 
 /// Serves a backend.
 ///
@@ -126,7 +127,7 @@ impl Server {
     /// What it has counted so far: name and value.
     #[must_use]
     pub fn metrics(&self) -> Vec<(&'static str, u64)> {
-        let mut figures = self.shared.counters.figures();
+        let mut figures = self.shared.counters.metrics();
         let connections = self.shared.connection_count.load(Ordering::Relaxed) as u64;
         figures.push(("synapse_connections_open", connections));
         figures.push(("synapse_sessions", self.shared.sessions.count() as u64));
@@ -198,7 +199,7 @@ impl Shared {
     /// The backend's figures and our own.
     fn figures(&self) -> Vec<(String, u64)> {
         let backend = self.control.as_ref().map(|control| control.statistics().figures);
-        let own = self.counters.figures();
+        let own = self.counters.metrics();
         let all = backend.into_iter().flatten().chain(own);
         all.map(|(name, value)| (name.to_owned(), value)).collect()
     }
