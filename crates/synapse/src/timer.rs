@@ -1,7 +1,7 @@
 //! One timer of a connection, on the injected clock.
 //!
-//! A clock's sleep leaves an entry behind each time it is polled, so it is polled only when it is set and
-//! when the task has another waker; whether it is due is asked of the clock.
+//! A clock's sleep leaves an entry behind each time it is polled, so it is polled only when the timer is set and
+//! when the task has another waker. Whether the timer has expired is read from the clock.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -10,29 +10,29 @@ use std::time::Duration;
 use blocker::clock::Sleep;
 use blocker::{Clock, Timestamp};
 
-pub(crate) struct Alarm {
+pub(crate) struct Timer {
     clock: Arc<dyn Clock>,
     at: Timestamp,
     sleep: Option<Sleep>,
     waker: Option<Waker>,
 }
 
-impl Alarm {
-    /// Goes off after `delay`.
+impl Timer {
+    /// Returns a timer that expires after `delay`.
     pub(crate) fn after(clock: Arc<dyn Clock>, delay: Duration) -> Self {
         let at = clock.now() + delay;
         Self { clock, at, sleep: None, waker: None }
     }
 
-    /// Goes off at `at` instead.
+    /// Moves the expiry to `at`.
     pub(crate) fn set(&mut self, at: Timestamp) {
         if at != self.at {
             (self.at, self.sleep, self.waker) = (at, None, None);
         }
     }
 
-    /// Ready once its time has come, by the clock or by `now`, and from then on until it is set again. The
-    /// clock may be ahead of `now`: whoever decides by `now` has himself woken once more.
+    /// Ready once the timer has expired, by the clock or by `now`, and until it is set again. The clock may be
+    /// ahead of `now`: a task that decides by `now` wakes itself once more.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Poll<()> {
         if now >= self.at {
             return Poll::Ready(());
@@ -49,8 +49,8 @@ impl Alarm {
         Poll::Pending
     }
 
-    /// Completes when it goes off.
-    pub(crate) async fn ring(mut self) {
+    /// Waits until the timer expires.
+    pub(crate) async fn expired(mut self) {
         let clock = Arc::clone(&self.clock);
         std::future::poll_fn(move |cx| self.poll(cx, clock.now())).await;
     }

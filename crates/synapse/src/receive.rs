@@ -1,8 +1,8 @@
-//! Where large payloads come to lie: memory that is read into from the socket and then is the payload.
+//! Receive buffers: memory that a large payload is read into from the socket, and that then is the payload.
 //!
-//! A backend that keeps payloads in buckets of its own can hand those out, through [`Landing`]; the
-//! bytes then go from the socket into their bucket. Otherwise they land in buffers that are used again,
-//! because fresh memory costs a page fault per 4 KiB, more than the copy that is saved.
+//! A backend that keeps payloads in buckets of its own hands those out through [`ReceiveBuffers`]; the bytes then go
+//! from the socket into their bucket. Otherwise they go into buffers that are reused, because fresh memory costs a page
+//! fault per 4 KiB, more than the copy that is saved.
 
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
@@ -12,36 +12,36 @@ use blocker::{ObjectId, Segments};
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-/// Payloads from this size on go from the socket straight to where they belong.
+/// Payloads from this size on, in bytes, are read from the socket into receive buffers, without a copy.
 pub const LARGE_BYTES: usize = 32 * 1024;
 
-/// Hands out memory for payloads that are about to arrive.
+/// A backend's receive buffers for payloads that are about to arrive.
 ///
-/// The implementor owes an answer at once, and takes back what is dropped unfinished.
-pub trait Landing: Send + Sync {
-    /// Memory for `len_bytes` to be written at `offset` of `object`; `None` if there is none now, and the
-    /// payload lands elsewhere. Nothing is known yet about whether the write will be allowed.
-    fn reserve(&self, object: &ObjectId, offset: u64, len_bytes: usize) -> Option<Box<dyn Reserved>>;
+/// The methods must not block. A buffer that is dropped before [`ReceiveBuffer::finish`] is free again.
+pub trait ReceiveBuffers: Send + Sync {
+    /// Returns memory for `len_bytes` to be written at `offset` of `object`; `None` if none is free, and the payload is
+    /// received into a buffer of the server. Whether the write will be allowed is not known yet.
+    fn reserve(&self, object: &ObjectId, offset: u64, len_bytes: usize) -> Option<Box<dyn ReceiveBuffer>>;
 }
 
-/// Memory handed out, which nobody else sees until it is finished.
-pub trait Reserved: Send {
-    /// Calls `read` once with places for the next bytes, in order, and takes what it reads as filled. The
-    /// places never add up to more than is still to come.
+/// Memory for one payload, which is visible to its holder only until it is finished.
+pub trait ReceiveBuffer: Send {
+    /// Calls `read` once with slices for the next bytes, in order, and counts what it reads as filled. The slices never
+    /// add up to more than what is missing. Returns the number of bytes read.
     ///
     /// # Errors
-    /// What `read` says.
+    /// The error of `read`.
     fn fill(&mut self, read: &mut dyn FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>)
     -> io::Result<usize>;
 
-    /// The payload, once all of it is there.
+    /// Returns the payload, once all of it has been read.
     fn finish(self: Box<Self>) -> Segments;
 }
 
-/// Sizes of buffers: powers of two from [`LARGE_BYTES`] to 4 MiB.
+/// The number of buffer sizes: the powers of two from [`LARGE_BYTES`] to 4 MiB.
 const CLASS_COUNT: usize = 8;
 
-/// Large buffers that are used again.
+/// Large buffers that are reused.
 #[derive(Debug)]
 pub(crate) struct PayloadPool {
     classes: [Mutex<Vec<Vec<u8>>>; CLASS_COUNT],
@@ -50,12 +50,12 @@ pub(crate) struct PayloadPool {
 }
 
 impl PayloadPool {
-    /// A pool that keeps at most `kept_bytes_max` bytes for later.
+    /// Returns a pool that keeps at most `kept_bytes_max` bytes for reuse.
     pub(crate) fn new(kept_bytes_max: usize) -> Arc<Self> {
         Arc::new(Self { classes: Default::default(), kept_bytes: AtomicUsize::new(0), kept_bytes_max })
     }
 
-    pub(crate) fn reserve(self: &Arc<Self>, len_bytes: usize) -> Box<dyn Reserved> {
+    pub(crate) fn reserve(self: &Arc<Self>, len_bytes: usize) -> Box<dyn ReceiveBuffer> {
         let class = class_of(len_bytes);
         let kept = class.and_then(|class| self.classes[class].lock().pop());
         let memory = match (kept, class) {
@@ -69,11 +69,11 @@ impl PayloadPool {
         Box::new(Lease { memory, filled: 0, len_bytes, pool: Arc::clone(self) })
     }
 
-    fn give_back(&self, memory: Vec<u8>) {
+    fn return_memory(&self, memory: Vec<u8>) {
         let Some(class) = class_of(memory.len()).filter(|class| memory.len() == LARGE_BYTES << class) else {
             return;
         };
-        // Two that give back at once may keep a buffer more than allowed, or one less: of no account.
+        // Two threads that return a buffer at the same time may keep one more than allowed, or one less: harmless.
         if self.kept_bytes.fetch_add(memory.len(), Ordering::Relaxed) + memory.len() <= self.kept_bytes_max {
             self.classes[class].lock().push(memory);
         } else {
@@ -82,14 +82,14 @@ impl PayloadPool {
     }
 }
 
-/// The smallest class that holds so much, if one does.
+/// Returns the smallest class that holds `len_bytes`, if one does.
 fn class_of(len_bytes: usize) -> Option<usize> {
     let class =
         len_bytes.next_power_of_two().max(LARGE_BYTES).trailing_zeros() - LARGE_BYTES.trailing_zeros();
     Some(class as usize).filter(|class| *class < CLASS_COUNT)
 }
 
-/// One of the pool's buffers; goes back when it is dropped.
+/// One of the pool's buffers. Returned to the pool when it is dropped.
 struct Lease {
     memory: Vec<u8>,
     filled: usize,
@@ -97,7 +97,7 @@ struct Lease {
     pool: Arc<PayloadPool>,
 }
 
-impl Reserved for Lease {
+impl ReceiveBuffer for Lease {
     fn fill(
         &mut self,
         read: &mut dyn FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>,
@@ -123,7 +123,7 @@ impl AsRef<[u8]> for Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.pool.give_back(std::mem::take(&mut self.memory));
+        self.pool.return_memory(std::mem::take(&mut self.memory));
     }
 }
 
@@ -146,19 +146,19 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_is_used_again_and_the_pool_is_bounded() {
+    fn a_buffer_is_reused_and_the_pool_is_bounded() {
         let pool = PayloadPool::new(128 * 1024);
         let first = filled(&pool, 100_000, 1);
         assert_eq!(first.to_vec(), vec![1; 100_000]);
         let address = first.as_slice()[0].as_slice().as_ptr();
         drop(first);
         assert_eq!(pool.kept_bytes.load(Ordering::Relaxed), 128 * 1024);
-        // No room for another one.
+        // The pool is full.
         drop((filled(&pool, 100_000, 2), filled(&pool, 40_000, 3)));
         assert_eq!(pool.kept_bytes.load(Ordering::Relaxed), 128 * 1024);
         let again = filled(&pool, 120_000, 4);
         assert_eq!(again.as_slice()[0].as_slice().as_ptr(), address);
-        // Beyond the largest class nothing is kept.
+        // A buffer beyond the largest class is not kept.
         drop(again);
         drop(filled(&pool, 5 << 20, 5));
         assert_eq!(pool.kept_bytes.load(Ordering::Relaxed), 128 * 1024);

@@ -1,32 +1,32 @@
-//! What a server counts. Connections count for themselves and add up now and then, so that no request
-//! writes a line that every request writes.
+//! What a server counts. A connection counts for itself and adds its counts up now and then, so that no cache line is
+//! written by every request of every thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident, $shown:literal;)*) => {
-        /// Not added up yet.
+        /// The counts of one connection that are not added up yet.
         #[derive(Default)]
         pub(super) struct Counts {
             $($(#[$doc])* pub(super) $name: u64,)*
         }
 
-        /// Added up.
+        /// The counts of all connections.
         #[derive(Default)]
         pub(super) struct Counters {
             $($name: AtomicU64,)*
         }
 
         impl Counters {
-            /// Adds, and sets what was added to 0.
+            /// Adds `counts`, and resets them.
             pub(super) fn add(&self, counts: &mut Counts) {
                 $(if counts.$name > 0 {
                     self.$name.fetch_add(std::mem::take(&mut counts.$name), Ordering::Relaxed);
                 })*
             }
 
-            /// Name and value of each.
-            pub(super) fn figures(&self) -> Vec<(&'static str, u64)> {
+            /// Returns the name and value of each.
+            pub(super) fn metrics(&self) -> Vec<(&'static str, u64)> {
                 vec![$(($shown, self.$name.load(Ordering::Relaxed)),)*]
             }
         }
@@ -36,19 +36,19 @@ macro_rules! counters {
 counters! {
     /// Connections accepted.
     connections, "synapse_connections";
-    /// Connections not let in, for whatever reason.
+    /// Connections refused, for any reason.
     refused, "synapse_connections_refused";
-    /// Connections closed because their client could not be understood.
+    /// Connections closed because their client broke the protocol.
     broken, "synapse_connections_broken";
     /// Connections closed because their client was silent.
     silent, "synapse_connections_silent";
     /// Requests that arrived.
     requests, "synapse_requests";
-    /// Of these, answered from what was remembered.
+    /// Of these, answered by an outcome that was remembered.
     replays, "synapse_replays";
-    /// Of these, not answered on the spot.
+    /// Of these, answered by a task because their reply was not ready at once.
     waits, "synapse_waits";
-    /// Changes of grants that clients were told of.
+    /// Changes of grants that were announced to clients.
     grants, "synapse_grants_changed";
     /// Cancellations that arrived.
     cancels, "synapse_cancels";

@@ -1,4 +1,4 @@
-//! The client's face as a [`Blocker`]: what can be told here is told here, the rest goes to the server.
+//! `impl Blocker for SynapseBlocker`: what the client can refuse is refused here, the rest goes to the server.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use blocker::*;
 
 use super::SynapseBlocker;
 use super::call::Call;
-use crate::codec::{Answer, Request, is_hopeless_prefix};
+use crate::codec::{Answer, Request, is_unmatchable_prefix};
 
 macro_rules! send {
     ($self:ident, $request:expr, $answer:ident) => {{
@@ -37,7 +37,7 @@ impl SynapseBlocker {
     }
 }
 
-/// Returns early with an error that is known here.
+/// Returns early if `$result` is an error.
 macro_rules! check {
     ($result:expr) => {
         if let Err(error) = $result {
@@ -114,7 +114,7 @@ impl Blocker for SynapseBlocker {
 
     fn list(&self, mut request: ListRequest) -> Reply<ListReply> {
         check!(self.check_deadline(&request.call));
-        if is_hopeless_prefix(&request.prefix) {
+        if is_unmatchable_prefix(&request.prefix) {
             return Reply::ok(ListReply::new(Vec::new(), false));
         }
         request.entries_max = request.entries_max.clamp(1, self.capabilities().list_entries_max);
@@ -125,7 +125,7 @@ impl Blocker for SynapseBlocker {
         check!(self.check_deadline(&request.call));
         check!(self.core.shared.unflushed.check(&request.scope));
         let (shared, scope) = (Arc::clone(&self.core.shared), request.scope.clone());
-        let begun = shared.unflushed.flush_begins();
+        let begun = shared.unflushed.begin_flush();
         let call = Call::new(Arc::clone(&self.core), Request::Flush(request), |answer| match answer {
             Answer::Flush(reply) => Some(reply),
             _ => None,
@@ -147,7 +147,7 @@ impl Blocker for SynapseBlocker {
         send!(self, Request::Invalidate(request), Invalidate)
     }
 
-    /// News of the time without a connection are missed, and [`Event::Missed`] says so.
+    /// Events of the time without a connection are missed; [`Event::Missed`] reports that.
     fn subscribe(&self) -> Subscription {
         self.core.shared.events.subscribe()
     }
