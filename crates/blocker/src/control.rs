@@ -9,7 +9,7 @@ use crate::reply::Reply;
 
 /// How a cache treats writes to a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum WritePolicy {
+pub enum WriteMode {
     /// Acknowledged from the cache, stored later.
     Back,
     /// Done below, as safe as was asked for, before it is acknowledged; and kept.
@@ -24,7 +24,7 @@ pub enum WritePolicy {
 #[non_exhaustive]
 pub struct Policy {
     /// How writes are treated.
-    pub write: WritePolicy,
+    pub write: WriteMode,
 }
 
 /// What a namespace may use, and what it does use.

@@ -53,7 +53,7 @@ mod segment;
 pub use crate::blocker::Blocker;
 pub use crate::capabilities::{BUCKET_BYTES, Capabilities, OBJECT_BYTES_MAX_DEFAULT, Survives};
 pub use crate::clock::{Clock, ManualClock, SystemClock, Timestamp};
-pub use crate::control::{Attachment, Control, Policy, Quota, Statistics, WritePolicy};
+pub use crate::control::{Attachment, Control, Policy, Quota, Statistics, WriteMode};
 pub use crate::error::{Error, Reason, Result};
 pub use crate::event::{Event, EventHub, Subscription};
 

@@ -16,7 +16,7 @@ fn a_copy_that_is_written_to_stores_all_of_what_it_has() {
     for (is_old, is_flushing) in [(false, false), (true, false), (true, true)] {
         // Whether the source still shares the bucket when the copy is written to.
         for shares in [false, true] {
-            let mut world = World::new(small(WritePolicy::Back));
+            let mut world = World::new(small(WriteMode::Back));
             let mut wanted = pattern(1, 0, 2 * 4096);
             if is_old {
                 world.others_write(&from, wanted.clone());
@@ -57,7 +57,7 @@ fn a_copy_that_several_requests_would_store_is_left_to_the_store() {
     let (from, to) = (id("from"), id("to"));
     let store = Steered::new();
     store.limit(|capabilities| capabilities.request_bytes_max = 2 * BUCKET);
-    let mut world = World::over(store, small(WritePolicy::Back));
+    let mut world = World::over(store, small(WriteMode::Back));
     for at in 0..3 {
         world.written(&from, at * BUCKET, pattern(1, at * BUCKET, 4096));
     }
@@ -75,7 +75,7 @@ fn a_copy_waits_for_a_change_of_its_source_that_is_on_its_way() {
     let (from, to) = (id("from"), id("to"));
     for is_native in [true, false] {
         let store = if is_native { Steered::new() } else { without_copies() };
-        let mut world = World::over(store, small(WritePolicy::Back));
+        let mut world = World::over(store, small(WriteMode::Back));
         world.written(&from, 0, pattern(1, 0, 4096));
         // Stamped, so it goes to the store at once, though the namespace is written back; its outcome stays open.
         world.hold(Op::Write, &from);
@@ -109,7 +109,7 @@ fn without_copies() -> std::sync::Arc<Steered> {
 #[test]
 fn the_source_stands_still_while_the_store_copies_it() {
     let (from, to) = (id("from"), id("to"));
-    for policy in [WritePolicy::Through, WritePolicy::Back] {
+    for policy in [WriteMode::Through, WriteMode::Back] {
         let mut world = World::new(small(policy));
         world.others_write(&from, pattern(1, 0, 3 * 4096));
         world.bytes(&from, 0, 3 * BUCKET);
@@ -139,7 +139,7 @@ fn the_source_stands_still_while_the_store_copies_it() {
 fn a_landed_bucket_that_is_written_to_stores_all_of_what_it_has() {
     let object = id("volume");
     for (is_pinned, fails_once) in [(false, false), (true, false), (false, true), (true, true)] {
-        let mut world = World::new(small(WritePolicy::Back));
+        let mut world = World::new(small(WriteMode::Back));
         world.others_write(&object, pattern(1, 0, 64 << 10));
         world.bytes(&object, 0, 64 << 10);
         let mut landing = world.cache.land(&object, 0, 64 << 10).unwrap();
@@ -184,7 +184,7 @@ fn a_landed_bucket_that_is_written_to_stores_all_of_what_it_has() {
 #[test]
 fn a_copy_of_a_version_notices_that_others_have_changed_the_source() {
     let (from, to) = (id("from"), id("to"));
-    for policy in [WritePolicy::Through, WritePolicy::Back] {
+    for policy in [WriteMode::Through, WriteMode::Back] {
         let mut world = World::new(small(policy));
         world.others_write(&from, pattern(1, 0, 4096));
         let read = world.read(&from, 0, BUCKET);
@@ -202,7 +202,7 @@ fn a_copy_of_a_version_notices_that_others_have_changed_the_source() {
 #[test]
 fn copies_do_not_wait_for_each_others_places() {
     // Two places. Reads of two objects hold both, while copies queue up; each copy needs two.
-    let mut world = World::new(ObjectCacheConfig { objects_count_max: 2, ..small(WritePolicy::Through) });
+    let mut world = World::new(ObjectCacheConfig { objects_count_max: 2, ..small(WriteMode::Through) });
     let holders = [id("holder-0"), id("holder-1")];
     holders.iter().for_each(|holder| world.others_write(holder, pattern(9, 0, 100)));
     for n in 0..4 {
@@ -233,7 +233,7 @@ fn copies_do_not_wait_for_each_others_places() {
 
 #[test]
 fn one_place_is_too_few_for_a_copy_and_is_refused_at_the_start() {
-    let config = ObjectCacheConfig { objects_count_max: 1, ..small(WritePolicy::Back) };
+    let config = ObjectCacheConfig { objects_count_max: 1, ..small(WriteMode::Back) };
     let error = config.check(&Memory::default().capabilities()).unwrap_err();
     assert_eq!(error.key, "objects_count_max");
 }

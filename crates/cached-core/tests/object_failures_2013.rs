@@ -25,7 +25,7 @@ struct World {
 }
 
 impl World {
-    fn new(write: WritePolicy) -> Self {
+    fn new(write: WriteMode) -> Self {
         Self::with(small(write), |_| ())
     }
 
@@ -129,7 +129,7 @@ fn object_scope(object: &ObjectId) -> Scope {
 
 #[test]
 fn failure_01_a_flush_deferred_behind_another_went_ahead_anyway() {
-    let mut world = World::new(WritePolicy::Back);
+    let mut world = World::new(WriteMode::Back);
     let object = id("volume");
     world.written(&object, 0, pattern(1, 0, 8192));
     world.store.hold_changes();
@@ -180,7 +180,7 @@ fn failure_02_a_failed_flush_left_buckets_writing_for_ever_and_shutdown_hung() {
         Error::Denied("by test".into()),
     ];
     for error in errors {
-        let mut world = World::new(WritePolicy::Back);
+        let mut world = World::new(WriteMode::Back);
         let object = id("volume");
         world.written(&object, 100, pattern(1, 100, 9000));
         let failing = error.clone();
@@ -224,7 +224,7 @@ fn failure_02_a_failed_flush_left_buckets_writing_for_ever_and_shutdown_hung() {
 fn failure_03_a_read_completion_shifted_data_when_a_bucket_was_no_longer_loading() {
     let object = id("volume");
     let old = pattern(1, 0, 6 * 4096);
-    for write in [WritePolicy::Back, WritePolicy::Through] {
+    for write in [WriteMode::Back, WriteMode::Through] {
         for changed in 0..6_u64 {
             let mut world = World::with(small(write), |memory| fill(memory, &object, old.clone()));
             world.store.hold(&[Op::Read]);
@@ -266,8 +266,7 @@ fn failure_04_an_unaligned_write_into_a_loading_bucket_wrote_over_undefined_cont
     // A sector and its parts; across the buckets' border; the very ends.
     for (offset, len) in [(100, 300), (512, 512), (700, 3000), (4000, 200), (0, 1), (8191, 1), (511, 2)] {
         for fails_first in [false, true] {
-            let mut world =
-                World::with(small(WritePolicy::Back), |memory| fill(memory, &object, old.clone()));
+            let mut world = World::with(small(WriteMode::Back), |memory| fill(memory, &object, old.clone()));
             world.store.hold(&[Op::Read]);
             let read = world.read(&object, 0, 2 * BUCKET);
             world.sim.settle();
@@ -302,7 +301,7 @@ fn failure_05_a_deleted_object_came_back_with_a_late_flush() {
     let object = id("volume");
     for is_remade in [false, true] {
         for is_done_late in [false, true] {
-            let mut world = World::new(WritePolicy::Back);
+            let mut world = World::new(WriteMode::Back);
             world.written(&object, 0, pattern(1, 0, 3 * 4096));
             world.store.hold_changes();
             let flush = world.flush(object_scope(&object));
@@ -344,7 +343,7 @@ fn failure_05_with_writes_that_go_through() {
     let object = id("volume");
     for order in [[0, 1], [1, 0]] {
         let mut world =
-            World::with(small(WritePolicy::Through), |memory| fill(memory, &object, pattern(1, 0, 8192)));
+            World::with(small(WriteMode::Through), |memory| fill(memory, &object, pattern(1, 0, 8192)));
         same(&world.read_now(&object, 0, 8192), &pattern(1, 0, 8192), "cached");
         world.store.hold_changes();
         let write = world.write(&object, 0, pattern(2, 0, 4096));
@@ -368,7 +367,7 @@ fn failure_06_requests_held_buckets_while_they_waited_for_more() {
     // Twelve requests that each take most of the memory, so that two that hold a part each would wait
     // for ever.
     let most = 180 * BUCKET;
-    let mut config = small(WritePolicy::Back);
+    let mut config = small(WriteMode::Back);
     config.dirty_bytes_max = 760 * KIB;
     let prepare = |memory: &Memory| {
         for number in 0..4_u64 {
@@ -426,7 +425,7 @@ fn failure_06_with_everything_pinned_by_readers() {
     let object = id("pinned");
     let all = 256 * BUCKET;
     let mut world =
-        World::with(small(WritePolicy::Back), |memory| fill(memory, &object, pattern(1, 0, all as usize)));
+        World::with(small(WriteMode::Back), |memory| fill(memory, &object, pattern(1, 0, all as usize)));
     // Twice, so that the second is served from buckets where they can be had.
     let mut kept = Vec::new();
     for round in 0..2 {
@@ -455,10 +454,10 @@ fn failure_06_with_everything_pinned_by_readers() {
 
 #[test]
 fn failure_07_off_by_one_at_the_end() {
-    let mut config = small(WritePolicy::Back);
+    let mut config = small(WriteMode::Back);
     config.object_bytes_max = 64 * KIB;
     let max = config.object_bytes_max;
-    for write in [WritePolicy::Back, WritePolicy::Through, WritePolicy::Around] {
+    for write in [WriteMode::Back, WriteMode::Through, WriteMode::Around] {
         config.write = write;
         for size in [0, 1, 511, 512, 513, 4095, 4096, 4097, 8191, 8192, 8193, max - 4097, max - 1, max] {
             let object = id("end");
@@ -532,7 +531,7 @@ fn failure_08_a_request_that_found_only_loading_buckets_was_failed() {
     for cancels_first in [false, true] {
         for fails_first in [false, true] {
             let mut world =
-                World::with(small(WritePolicy::Back), |memory| fill(memory, &object, bytes.clone()));
+                World::with(small(WriteMode::Back), |memory| fill(memory, &object, bytes.clone()));
             world.store.hold(&[Op::Read]);
             let first = world.read(&object, 0, 4 * BUCKET);
             world.sim.settle();
@@ -579,7 +578,7 @@ fn failure_09_info_rounded_sizes_up_and_told_of_what_was_never_made() {
         fill(memory, &id("f-gone"), pattern(3, 0, 100));
         fill(memory, &id("h-grown"), pattern(4, 0, 100));
     };
-    let mut world = World::with(small(WritePolicy::Back), prepare);
+    let mut world = World::with(small(WriteMode::Back), prepare);
     // Only the cache knows.
     world.store.hold(&[Op::Write, Op::WriteZeroes, Op::WriteFull, Op::Truncate, Op::Delete]);
     world.written(&id("a-new"), 10, pattern(5, 10, 5));
@@ -668,7 +667,7 @@ fn failure_10_copy_flushed_the_source_and_left_the_target_stale() {
                 if !native {
                     store.limit(|capabilities| capabilities.copy_native = false);
                 }
-                let mut world = World::over(store, small(WritePolicy::Back), |memory| {
+                let mut world = World::over(store, small(WriteMode::Back), |memory| {
                     fill(memory, &source, old_source.clone());
                     fill(memory, &target, old_target.clone());
                 });
@@ -747,7 +746,7 @@ fn failure_10_copy_flushed_the_source_and_left_the_target_stale() {
 
 #[test]
 fn failure_11_dirty_data_were_bounded_in_size_but_not_in_age_or_rate() {
-    let mut config = small(WritePolicy::Back);
+    let mut config = small(WriteMode::Back);
     config.dirty_age_max = 10 * SECOND;
     config.dirty_bytes_max = 128 * KIB;
     let mut world = World::with(config, |_| ());
@@ -802,10 +801,10 @@ fn failure_11_dirty_data_were_bounded_in_size_but_not_in_age_or_rate() {
 fn failure_12_with_half_the_objects_it_was_slower_than_no_cache() {
     let (objects, buckets, requests) = (64_u64, 4, 4000);
     for (write, reads_permille) in [
-        (WritePolicy::Through, 1000),
-        (WritePolicy::Back, 1000),
-        (WritePolicy::Through, 500),
-        (WritePolicy::Around, 500),
+        (WriteMode::Through, 1000),
+        (WriteMode::Back, 1000),
+        (WriteMode::Through, 500),
+        (WriteMode::Around, 500),
     ] {
         let mut config = small(write);
         config.objects_count_max = objects as u32 / 2;

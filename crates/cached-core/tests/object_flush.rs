@@ -56,7 +56,7 @@ impl World {
 }
 
 fn back() -> ObjectCacheConfig {
-    ObjectCacheConfig { writer: Writer::Cache, ..small(WritePolicy::Back) }
+    ObjectCacheConfig { writer: Writer::Cache, ..small(WriteMode::Back) }
 }
 
 /// Every other bucket of an object, over a store that has it already.

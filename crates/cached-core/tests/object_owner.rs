@@ -23,7 +23,7 @@ struct World {
     running: Vec<Handle<()>>,
 }
 
-fn writer(write: WritePolicy) -> ObjectCacheConfig {
+fn writer(write: WriteMode) -> ObjectCacheConfig {
     ObjectCacheConfig { dirty_age_max: SECOND, writer: Writer::Cache, ..small(write) }
 }
 
@@ -35,11 +35,11 @@ impl World {
         if is_silent {
             world.store.silence();
         }
-        (0..count).for_each(|_| world.start(WritePolicy::Back));
+        (0..count).for_each(|_| world.start(WriteMode::Back));
         world
     }
 
-    fn start(&mut self, write: WritePolicy) {
+    fn start(&mut self, write: WriteMode) {
         let cache = cache(Arc::clone(&self.store) as _, writer(write), &self.sim.clock);
         self.running.push(self.sim.spawn(cache.run()));
         self.caches.push(cache);
@@ -122,7 +122,7 @@ fn a_deposed_cache_refuses_changes_after_its_first_flush_is_refused() {
     world.flush(0, Scope::Namespace(namespace("elsewhere"))).unwrap();
     assert_eq!(world.caches[0].lost().objects.len(), 1, "what was refused is not lost");
     // Started again, it claims anew.
-    world.start(WritePolicy::Back);
+    world.start(WriteMode::Back);
     world.write(1, &id("a"), pattern(5, 0, 5000)).unwrap();
     world.flush(1, Scope::All).unwrap();
     assert_eq!(world.in_force(), 51);
@@ -180,7 +180,7 @@ fn an_object_taken_over_alone_is_refused_alone() {
 #[test]
 fn writing_through_is_refused_as_well() {
     let mut world = World::new(true, 0);
-    world.start(WritePolicy::Through);
+    world.start(WriteMode::Through);
     world.write(0, &id("a"), pattern(1, 0, 5000)).unwrap();
     world.take_over(ns(), 50);
     assert_eq!(refused(world.write(0, &id("a"), pattern(2, 0, 100))), 50);

@@ -5,7 +5,7 @@ mod object_support;
 
 use std::sync::Arc;
 
-use blocker::{Blocker, ReadRequest, WritePolicy};
+use blocker::{Blocker, ReadRequest, WriteMode};
 use cached_core::object::ObjectCacheConfig;
 use object_support::sim::Sim;
 use object_support::{BUCKET, SMALL_BUCKETS, cache, fill, id, memory, pattern, small};
@@ -24,7 +24,7 @@ fn hits_beside_a_scan(policy: &str) -> f64 {
     let config = ObjectCacheConfig {
         eviction_policy: policy.into(),
         objects_count_max: 2 * objects as u32,
-        ..small(WritePolicy::Through)
+        ..small(WriteMode::Through)
     };
     let cache = cache(Arc::new(store), config, &sim.clock);
     for _ in 0..3 {

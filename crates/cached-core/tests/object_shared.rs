@@ -70,7 +70,7 @@ fn domain_of(object: usize) -> u64 {
 }
 
 impl World {
-    fn new(seed: u64, is_told: bool, write: WritePolicy, has_lasting_faults: bool) -> Self {
+    fn new(seed: u64, is_told: bool, write: WriteMode, has_lasting_faults: bool) -> Self {
         let mut rng = Rng::new(seed);
         let sim = Sim::new(Some(rng.next()));
         let mut plan = FaultPlan::benign(rng.next());
@@ -512,7 +512,7 @@ impl World {
 #[test]
 fn several_clients_see_one_history() {
     each_seed(1000, |seed, is_told| {
-        let policies = [WritePolicy::Back, WritePolicy::Back, WritePolicy::Through, WritePolicy::Around];
+        let policies = [WriteMode::Back, WriteMode::Back, WriteMode::Through, WriteMode::Around];
         let mut world = World::new(seed, is_told, policies[seed as usize % 4], false);
         while world.operations < 100 {
             world.step();
@@ -524,7 +524,7 @@ fn several_clients_see_one_history() {
 #[test]
 fn a_lost_cache_leaves_a_prefix_of_history() {
     each_seed(1000, |seed, is_told| {
-        let policies = [WritePolicy::Back, WritePolicy::Back, WritePolicy::Back, WritePolicy::Through];
+        let policies = [WriteMode::Back, WriteMode::Back, WriteMode::Back, WriteMode::Through];
         let mut world = World::new(seed, is_told, policies[seed as usize % 4], true);
         let steps = world.rng.within(10, 1200);
         for _ in 0..steps {

@@ -11,7 +11,7 @@ use object_support::{BUCKET, id, pattern, same, small};
 #[test]
 fn parallel_writes_of_one_object_reach_the_store_in_the_order_of_their_stamps() {
     let object = id("volume");
-    for policy in [WritePolicy::Through, WritePolicy::Around] {
+    for policy in [WriteMode::Through, WriteMode::Around] {
         let mut world = World::new(ObjectCacheConfig { writer: Writer::Cache, ..small(policy) });
         world.store.hold(&[Op::Write]);
         let writes: Vec<_> =
@@ -36,7 +36,7 @@ fn parallel_writes_of_one_object_reach_the_store_in_the_order_of_their_stamps() 
 #[test]
 fn a_stamped_write_keeps_no_reader_of_other_ranges_waiting() {
     let object = id("volume");
-    let mut world = World::new(ObjectCacheConfig { writer: Writer::Cache, ..small(WritePolicy::Through) });
+    let mut world = World::new(ObjectCacheConfig { writer: Writer::Cache, ..small(WriteMode::Through) });
     world.written(&object, 0, pattern(1, 0, 4 * 4096));
     world.invalidated(&object);
     world.bytes(&object, 0, 10);
@@ -54,7 +54,7 @@ fn no_version_stands_for_two_contents_when_writes_overlap() {
     let object = id("volume");
     for newest_first in [false, true] {
         for is_known in [false, true] {
-            let mut world = World::new(small(WritePolicy::Through));
+            let mut world = World::new(small(WriteMode::Through));
             world.others_write(&object, pattern(1, 0, 8192));
             if is_known {
                 world.bytes(&object, 0, 10);
@@ -106,7 +106,7 @@ fn no_version_stands_for_two_contents_when_writes_overlap() {
 #[test]
 fn what_overlapping_writes_left_is_not_taken_for_a_change_of_others() {
     let object = id("volume");
-    let mut world = World::new(small(WritePolicy::Through));
+    let mut world = World::new(small(WriteMode::Through));
     world.others_write(&object, pattern(1, 0, 4 * 4096));
     world.bytes(&object, 0, BUCKET);
     world.hold(Op::Write, &object);

@@ -72,7 +72,7 @@ use blocker::{
     CompareAndWriteRequest, Condition, Control, CopyRequest, DeleteReply, DeleteRequest, DiscardRequest,
     Durability, Error, FlushReply, FlushRequest, Info, InfoRequest, InvalidateReply, InvalidateRequest,
     ListReply, ListRequest, Namespace, ObjectId, Policy, ReadReply, ReadRequest, Reply, Result, Scope,
-    Statistics, Subscription, TruncateRequest, WriteFullRequest, WritePolicy, WriteRequest, WriteRunsRequest,
+    Statistics, Subscription, TruncateRequest, WriteFullRequest, WriteMode, WriteRequest, WriteRunsRequest,
     WriteZeroesRequest,
 };
 
@@ -93,7 +93,7 @@ use state::{Env, LINES_READ, Object};
 
 /// A cache of objects before a store. Cheap to clone; all clones are the same cache.
 ///
-/// What each write policy promises, what is lost when, and how it behaves when the store does not: the
+/// What each write mode promises, what is lost when, and how it behaves when the store does not: the
 /// contract's words hold ([`Blocker`]), with *cached* meaning the memory of this process.
 ///
 /// [`Self::run`] must be polled as long as the cache is used.
@@ -199,7 +199,7 @@ impl ObjectCache {
             return Reply::err(error);
         }
         let hash = shared.hash(&id);
-        let is_back = shared.write_policy(&id.namespace) == WritePolicy::Back
+        let is_back = shared.write_policy(&id.namespace) == WriteMode::Back
             && change.stamp.is_none()
             && !is_too_large(shared, &mutation);
         if !is_back {
