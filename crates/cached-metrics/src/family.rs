@@ -181,13 +181,7 @@ impl Families {
     }
 
     /// Adds one sample.
-    pub fn sample(
-        &mut self,
-        name: impl Into<Text>,
-        help: impl Into<Text>,
-        labels: Vec<Label>,
-        value: Value,
-    ) {
+    pub fn sample(&mut self, name: impl Into<Text>, help: impl Into<Text>, labels: Vec<Label>, value: Value) {
         let samples = vec![Sample { labels, value }];
         let kind = samples[0].value.kind();
         self.add(Family { name: name.into(), help: help.into(), kind, samples });

@@ -238,7 +238,13 @@ struct Merge {
 
 impl Merge {
     fn new(limits: Limits) -> Self {
-        Self { limits, families: BTreeMap::new(), known: HashMap::new(), samples_count: 0, errors: Vec::new() }
+        Self {
+            limits,
+            families: BTreeMap::new(),
+            known: HashMap::new(),
+            samples_count: 0,
+            errors: Vec::new(),
+        }
     }
 
     fn report(&mut self, error: GatherError) {
@@ -307,7 +313,8 @@ impl Merge {
 /// Whether `text` can be the name of a metric or a label.
 fn is_name(text: &str) -> bool {
     let is_first = |byte: u8| byte.is_ascii_alphabetic() || byte == b'_';
-    text.bytes().next().is_some_and(is_first) && text.bytes().all(|byte| is_first(byte) || byte.is_ascii_digit())
+    text.bytes().next().is_some_and(is_first)
+        && text.bytes().all(|byte| is_first(byte) || byte.is_ascii_digit())
 }
 
 #[cfg(test)]
@@ -401,7 +408,12 @@ mod tests {
             into.counter("9lives", "Bad.", 1);
             into.counter("", "Bad.", 1);
             into.sample("ok_total", "Good.", vec![("a-b", "c").into()], Value::Counter(1));
-            into.sample("twice_total", "Good.", vec![("a", "b").into(), ("a", "c").into()], Value::Counter(1));
+            into.sample(
+                "twice_total",
+                "Good.",
+                vec![("a", "b").into(), ("a", "c").into()],
+                Value::Counter(1),
+            );
         };
         let _bad = registry.register(Arc::new(Calls(bad)), NO_LABELS);
         let errors = registry.gather().errors;

@@ -62,7 +62,7 @@ pub enum Request {
     Quota(Namespace),
     /// [`Control::set_quota`].
     SetQuota(Namespace, Option<u64>),
-    /// [`Control::statistics`].
+    /// [`Control::metrics`], as pairs of name and number.
     Statistics,
     /// [`Control::namespaces`], a page of them: those after this one.
     Namespaces(Option<Namespace>),
