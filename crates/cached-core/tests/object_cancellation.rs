@@ -168,7 +168,7 @@ fn kinds() -> Vec<Kind> {
 /// Circumstances of a cut.
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    write: WritePolicy,
+    write: WriteMode,
     /// Others ask before what was under way arrives.
     arrives_late: bool,
     /// Others wait behind the one that is cut.
@@ -337,7 +337,7 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
     finished.is_some()
 }
 
-fn cut_everywhere(write: WritePolicy) {
+fn cut_everywhere(write: WriteMode) {
     let mut cuts = 0;
     for kind in kinds() {
         for bits in 0..8 {
@@ -361,15 +361,15 @@ fn cut_everywhere(write: WritePolicy) {
 
 #[test]
 fn at_every_await_when_writing_back() {
-    cut_everywhere(WritePolicy::Back);
+    cut_everywhere(WriteMode::Back);
 }
 
 #[test]
 fn at_every_await_when_writing_through() {
-    cut_everywhere(WritePolicy::Through);
+    cut_everywhere(WriteMode::Through);
 }
 
 #[test]
 fn at_every_await_when_writing_around() {
-    cut_everywhere(WritePolicy::Around);
+    cut_everywhere(WriteMode::Around);
 }

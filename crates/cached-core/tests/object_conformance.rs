@@ -9,14 +9,14 @@ use std::time::Duration;
 use blocker::conformance::{Harness, Options, run};
 use blocker::executor::block_on;
 use blocker::faulty::FaultPlan;
-use blocker::{Blocker, Faulty, FileStore, Memory, SystemClock, WritePolicy};
+use blocker::{Blocker, Faulty, FileStore, Memory, SystemClock, WriteMode};
 use cached_core::object::{ObjectCache, ObjectCacheConfig, Writer};
 use test_kit::{KIB, small};
 
-const POLICIES: [WritePolicy; 3] = [WritePolicy::Back, WritePolicy::Through, WritePolicy::Around];
+const POLICIES: [WriteMode; 3] = [WriteMode::Back, WriteMode::Through, WriteMode::Around];
 
 /// Far less memory than the suite's objects have bytes, and fewer objects than it uses.
-fn tiny(write: WritePolicy) -> ObjectCacheConfig {
+fn tiny(write: WriteMode) -> ObjectCacheConfig {
     let mut config = small(write);
     config.objects_count_max = 4;
     config.dirty_bytes_max = 128 * KIB;
@@ -26,7 +26,7 @@ fn tiny(write: WritePolicy) -> ObjectCacheConfig {
     config
 }
 
-fn ample(write: WritePolicy) -> ObjectCacheConfig {
+fn ample(write: WriteMode) -> ObjectCacheConfig {
     ObjectCacheConfig {
         memory_bytes_max: 64 << 20,
         dirty_bytes_max: 32 << 20,
@@ -223,7 +223,7 @@ fn a_cache_over_a_cache() {
         let below = ObjectCache::new(Arc::new(Memory::default()), tiny(policy), clock).unwrap();
         let work = below.run();
         let background = std::thread::spawn(move || block_on(work));
-        Powered::new(Arc::new(below), tiny(WritePolicy::Back)).passes(&options(16));
+        Powered::new(Arc::new(below), tiny(WriteMode::Back)).passes(&options(16));
         background.join().unwrap();
     }
 }

@@ -27,7 +27,7 @@ fn environment() -> Environment {
         dirty_bytes_max: LIMIT,
         objects_count_max: 64,
         dirty_age_max: Duration::from_secs(3600),
-        ..small(WritePolicy::Back)
+        ..small(WriteMode::Back)
     };
     let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
     let running = sim.spawn(cache.run());

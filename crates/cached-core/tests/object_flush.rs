@@ -54,7 +54,7 @@ impl Environment {
 }
 
 fn back() -> ObjectCacheConfig {
-    ObjectCacheConfig { writer: Writer::Cache, ..small(WritePolicy::Back) }
+    ObjectCacheConfig { writer: Writer::Cache, ..small(WriteMode::Back) }
 }
 
 /// Every other bucket of an object, over a store that has it already.

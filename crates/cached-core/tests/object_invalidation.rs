@@ -24,7 +24,7 @@ fn an_invalidated_bucket_keeps_only_what_is_newer() {
     let object = id("volume");
     for shared in [SharedWith::Nothing, SharedWith::Reader, SharedWith::Copy] {
         let label = format!("{shared:?}");
-        let mut env = CacheEnvironment::new(small(WritePolicy::Back));
+        let mut env = CacheEnvironment::new(small(WriteMode::Back));
         env.others_write(&object, pattern(1, 0, 4096));
         env.bytes(&object, 0, BUCKET);
         env.written(&object, 1024, pattern(2, 1024, 512));
@@ -60,7 +60,7 @@ fn an_invalidated_bucket_keeps_only_what_is_newer() {
 fn an_invalidation_during_a_flush_drops_what_the_flush_does_not_write() {
     let object = id("volume");
     for is_rewritten in [false, true] {
-        let mut env = CacheEnvironment::new(small(WritePolicy::Back));
+        let mut env = CacheEnvironment::new(small(WriteMode::Back));
         env.others_write(&object, pattern(1, 0, 4096));
         env.bytes(&object, 0, BUCKET);
         env.written(&object, 1024, pattern(2, 1024, 512));
@@ -89,7 +89,7 @@ fn an_invalidation_during_a_flush_drops_what_the_flush_does_not_write() {
 #[test]
 fn what_others_write_after_a_flush_is_seen_though_its_answer_comes_later() {
     let object = id("volume");
-    let mut env = CacheEnvironment::new(small(WritePolicy::Back));
+    let mut env = CacheEnvironment::new(small(WriteMode::Back));
     env.others_write(&object, pattern(1, 0, 8192));
     env.bytes(&object, 0, 8192);
     env.written(&object, 1024, pattern(2, 1024, 512));
@@ -110,7 +110,7 @@ fn what_others_write_after_a_flush_is_seen_though_its_answer_comes_later() {
 #[test]
 fn invalidating_waits_for_memory_where_it_takes_some() {
     let object = id("volume");
-    let mut env = CacheEnvironment::new(small(WritePolicy::Back));
+    let mut env = CacheEnvironment::new(small(WriteMode::Back));
     env.others_write(&object, pattern(1, 0, 4096));
     env.bytes(&object, 0, BUCKET);
     env.written(&object, 1024, pattern(2, 1024, 512));
@@ -140,7 +140,7 @@ fn an_invalidation_between_a_write_and_its_answer_counts() {
     let object = id("volume");
     for writer in [Writer::Callers, Writer::Cache] {
         for performed_before in [false, true] {
-            let config = ObjectCacheConfig { writer, ..small(WritePolicy::Through) };
+            let config = ObjectCacheConfig { writer, ..small(WriteMode::Through) };
             let mut env = CacheEnvironment::new(config);
             // Claimed, if it is to be, and known.
             env.written(&object, 0, pattern(1, 0, 8192));
@@ -172,7 +172,7 @@ fn an_invalidation_between_a_write_and_its_answer_counts() {
 
 #[test]
 fn an_invalidation_between_a_copy_and_its_answer_counts() {
-    let mut env = CacheEnvironment::new(small(WritePolicy::Through));
+    let mut env = CacheEnvironment::new(small(WriteMode::Through));
     let (from, to) = (id("from"), id("to"));
     env.others_write(&from, pattern(1, 0, 4096));
     env.hold(Op::Copy, &to);
@@ -197,7 +197,7 @@ fn one_range_each() -> std::sync::Arc<SteeredStore> {
 #[test]
 fn what_others_have_written_between_two_dirty_runs_stays() {
     let object = id("volume");
-    let mut env = CacheEnvironment::over(one_range_each(), small(WritePolicy::Back));
+    let mut env = CacheEnvironment::over(one_range_each(), small(WriteMode::Back));
     env.others_write(&object, pattern(1, 0, 3 * 4096));
     env.bytes(&object, 0, 3 * BUCKET);
     let mut wanted = pattern(3, 0, 3 * 4096);
@@ -215,7 +215,7 @@ fn what_others_have_written_between_two_dirty_runs_stays() {
 #[test]
 fn the_only_writer_stores_two_runs_as_one() {
     let object = id("volume");
-    let config = ObjectCacheConfig { writer: Writer::Cache, ..small(WritePolicy::Back) };
+    let config = ObjectCacheConfig { writer: Writer::Cache, ..small(WriteMode::Back) };
     let mut env = CacheEnvironment::over(one_range_each(), config);
     env.others_write(&object, pattern(1, 0, 3 * 4096));
     env.bytes(&object, 0, 3 * BUCKET);

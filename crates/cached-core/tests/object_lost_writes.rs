@@ -31,7 +31,7 @@ fn over(store: Arc<SteeredStore>, config: ObjectCacheConfig) -> Environment {
 }
 
 fn back() -> ObjectCacheConfig {
-    ObjectCacheConfig { dirty_age_max: SECOND, ..small(WritePolicy::Back) }
+    ObjectCacheConfig { dirty_age_max: SECOND, ..small(WriteMode::Back) }
 }
 
 fn in_domain(object: &ObjectId, domain: u64, offset: u64, bytes: Vec<u8>) -> WriteRequest {

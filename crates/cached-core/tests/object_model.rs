@@ -148,7 +148,7 @@ fn effect(
 /// One object, as the map has it.
 struct Tracked {
     id: ObjectId,
-    write: WritePolicy,
+    write: WriteMode,
     /// What it may hold now: one, unless an outcome is not known.
     candidates: Vec<Content>,
     /// All it has held since it was last surely stored: what a crash of the store may mix.
@@ -290,7 +290,7 @@ impl Environment {
         let is_volatile = plan.volatile;
         let memory = Arc::new(test_kit::memory(&sim.clock));
         let namespaces = vec![namespace("back"), namespace("through"), namespace("around")];
-        let policies = [WritePolicy::Back, WritePolicy::Through, WritePolicy::Around];
+        let policies = [WriteMode::Back, WriteMode::Through, WriteMode::Around];
         let mut objects = Vec::new();
         for number in 0..OBJECTS {
             // Write-back is where most can go wrong.
@@ -337,7 +337,7 @@ impl Environment {
             store.tell();
         }
         let store = Arc::new(store);
-        let mut config = small(WritePolicy::Back);
+        let mut config = small(WriteMode::Back);
         config.objects_count_max = *rng.pick(&[3, 5, 10, 20]);
         config.dirty_bytes_max = *rng.pick(&[4, 64, 300, 768]) * KIB;
         config.dirty_age_max = Duration::from_millis(*rng.pick(&[5, 200, 10_000]));
@@ -770,7 +770,7 @@ impl Environment {
             }
         }
         // What a crash of the store may make of it, on top of anything that may be there.
-        let may_be_lost = self.is_volatile && tracked.write != WritePolicy::Back;
+        let may_be_lost = self.is_volatile && tracked.write != WriteMode::Back;
         if tracked.is_tainted {
             let more: Vec<Content> = effects(&tracked.history).into_iter().flatten().collect();
             tracked.history.extend(more);
@@ -1052,7 +1052,7 @@ impl Environment {
         self.faulty.restart().unwrap();
         self.crashed = None;
         if self.is_volatile {
-            for tracked in self.objects.iter_mut().filter(|tracked| tracked.write != WritePolicy::Back) {
+            for tracked in self.objects.iter_mut().filter(|tracked| tracked.write != WriteMode::Back) {
                 tracked.is_tainted = true;
                 tracked.version = None;
             }

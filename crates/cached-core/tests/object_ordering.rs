@@ -10,7 +10,7 @@ use test_kit::{BUCKET, id, pattern, same, small};
 
 fn back() -> ObjectCacheConfig {
     // Least recently used goes first, so that a test knows what is evicted.
-    ObjectCacheConfig { eviction_policy: "lru".into(), ..small(WritePolicy::Back) }
+    ObjectCacheConfig { eviction_policy: "lru".into(), ..small(WriteMode::Back) }
 }
 
 /// `over` on top of `base`.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use blocker::{Blocker, ReadRequest, WritePolicy};
+use blocker::{Blocker, ReadRequest, WriteMode};
 use cached_core::object::ObjectCacheConfig;
 use test_kit::sim::Sim;
 use test_kit::{BUCKET, SMALL_BUCKETS, cache, fill, id, memory, pattern, small};
@@ -22,7 +22,7 @@ fn hits_beside_a_scan(policy: &str) -> f64 {
     let config = ObjectCacheConfig {
         eviction_policy: policy.into(),
         objects_count_max: 2 * objects as u32,
-        ..small(WritePolicy::Through)
+        ..small(WriteMode::Through)
     };
     let cache = cache(Arc::new(store), config, &sim.clock);
     for _ in 0..3 {

@@ -75,7 +75,7 @@ impl Environment {
 
 /// What `trouble` and `end` make of the store for so long must not be felt by hits, and lose nothing.
 fn goes_on_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_volatile: bool) {
-    let mut config = small(WritePolicy::Back);
+    let mut config = small(WriteMode::Back);
     config.dirty_age_max = SECOND;
     config.dirty_bytes_max = 256 * KIB;
     let mut env = faulty_environment(
@@ -186,7 +186,7 @@ fn a_stall_of_one_object_is_not_felt_by_others() {
     let (slow, fast) = (id("slow"), id("fast"));
     fill(store.memory(), &slow, pattern(1, 0, 65_536));
     fill(store.memory(), &fast, pattern(2, 0, 65_536));
-    let mut config = small(WritePolicy::Back);
+    let mut config = small(WriteMode::Back);
     config.dirty_age_max = SECOND;
     let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
     let _running = sim.spawn(cache.run());
@@ -230,7 +230,7 @@ fn a_stall_of_one_object_is_not_felt_by_others() {
 
 #[test]
 fn near_the_limit_writers_are_slowed_and_served_in_order() {
-    let mut config = small(WritePolicy::Back);
+    let mut config = small(WriteMode::Back);
     config.dirty_bytes_max = 64 * KIB;
     let mut env = faulty_environment(config, |_| (), |_| ());
     env.faulty.stall();
@@ -280,9 +280,14 @@ fn near_the_limit_writers_are_slowed_and_served_in_order() {
 
 #[test]
 fn a_full_store_keeps_data_dirty_until_there_is_room() {
+<<<<<<< HEAD:crates/cached-core/tests/object_store_failures.rs
     let mut env =
-        faulty_environment(small(WritePolicy::Back), |plan| plan.space_bytes_max = Some(100_000), |_| ());
+        faulty_environment(small(WriteMode::Back), |plan| plan.space_bytes_max = Some(100_000), |_| ());
     let mut news = env.cache.subscribe();
+=======
+    let mut world = faulty_world(small(WriteMode::Back), |plan| plan.space_bytes_max = Some(100_000), |_| ());
+    let mut news = world.cache.subscribe();
+>>>>>>> h/ctl:crates/cached-core/tests/object_trouble.rs
     for n in 0..10_u64 {
         env.write(&id(&format!("o-{n}")), 0, pattern(n, 0, 20_000));
     }
@@ -314,7 +319,11 @@ fn a_full_store_keeps_data_dirty_until_there_is_room() {
 
 #[test]
 fn a_deposed_cache_loses_its_dirty_data_and_says_so() {
-    let mut env = faulty_environment(small(WritePolicy::Back), |_| (), |_| ());
+<<<<<<< HEAD:crates/cached-core/tests/object_store_failures.rs
+    let mut env = faulty_environment(small(WriteMode::Back), |_| (), |_| ());
+=======
+    let mut world = faulty_world(small(WriteMode::Back), |_| (), |_| ());
+>>>>>>> h/ctl:crates/cached-core/tests/object_trouble.rs
     let (taken, kept) = (id("taken"), id("kept"));
     env.write(&taken, 0, pattern(1, 0, 8192));
     env.write(&kept, 0, pattern(2, 0, 8192));
@@ -347,7 +356,7 @@ fn a_store_of_small_requests_gets_small_requests() {
     let (mut sim, store) = (Sim::new(None), SteeredStore::new());
     store.limit(|capabilities| capabilities.request_bytes_max = 16 * KIB);
     fill(store.memory(), &id("old"), pattern(1, 0, 200 << 10));
-    let cache = cache(Arc::clone(&store) as _, small(WritePolicy::Back), &sim.clock);
+    let cache = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
     let _running = sim.spawn(cache.run());
     let most = cache.capabilities().request_bytes_max;
     for at in (0..200 * KIB).step_by(most.min(200 * KIB) as usize) {
@@ -367,8 +376,13 @@ fn a_store_of_small_requests_gets_small_requests() {
 
 #[test]
 fn a_flush_merges_what_lies_together() {
+<<<<<<< HEAD:crates/cached-core/tests/object_store_failures.rs
     let (mut sim, store) = (Sim::new(None), SteeredStore::new());
-    let cache = cache(Arc::clone(&store) as _, small(WritePolicy::Back), &sim.clock);
+    let cache = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
+=======
+    let (mut sim, store) = (Sim::new(None), Steered::new());
+    let cache = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
+>>>>>>> h/ctl:crates/cached-core/tests/object_trouble.rs
     let _running = sim.spawn(cache.run());
     // 512 writes of a sector each, in an order of their own, and a second run far away.
     for n in 0..512_u64 {
@@ -391,7 +405,7 @@ fn a_flush_merges_what_lies_together() {
 fn parallel_misses_on_one_object_reach_the_store_together() {
     let (mut sim, store) = (Sim::new(None), SteeredStore::new());
     fill(store.memory(), &id("object"), pattern(1, 0, 256 << 10));
-    let cache = cache(Arc::clone(&store) as _, small(WritePolicy::Back), &sim.clock);
+    let cache = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
     let _running = sim.spawn(cache.run());
     store.hold(&[Op::Read]);
     let reads: Vec<_> = (0..16)
@@ -412,8 +426,13 @@ fn parallel_misses_on_one_object_reach_the_store_together() {
 
 #[test]
 fn news_from_below_drops_what_is_clean_and_keeps_what_is_dirty() {
+<<<<<<< HEAD:crates/cached-core/tests/object_store_failures.rs
     let mut env = faulty_environment(
-        small(WritePolicy::Back),
+        small(WriteMode::Back),
+=======
+    let mut world = faulty_world(
+        small(WriteMode::Back),
+>>>>>>> h/ctl:crates/cached-core/tests/object_trouble.rs
         |_| (),
         |memory| {
             fill(memory, &id("object"), pattern(1, 0, 16_384));

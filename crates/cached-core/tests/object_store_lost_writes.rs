@@ -26,7 +26,7 @@ fn environment(change: fn(&mut ObjectCacheConfig), limit: fn(&mut Capabilities))
     let mut sim = Sim::new(None);
     let store = SteeredStore::new();
     store.limit(limit);
-    let mut config = ObjectCacheConfig { dirty_age_max: SECOND, ..small(WritePolicy::Back) };
+    let mut config = ObjectCacheConfig { dirty_age_max: SECOND, ..small(WriteMode::Back) };
     change(&mut config);
     let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
     let _running = sim.spawn(cache.run());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use blocker::executor::block_on;
 use blocker::{
     Blocker, FlushRequest, Memory, Name, Namespace, ObjectId, ReadRequest, Scope, SystemClock,
-    WriteFullRequest, WritePolicy, WriteRequest,
+    WriteFullRequest, WriteMode, WriteRequest,
 };
 use cached_core::object::{ObjectCache, ObjectCacheConfig};
 use cached_objects::CacheLanding;
@@ -20,7 +20,7 @@ struct World {
 }
 
 impl World {
-    fn new(write: WritePolicy) -> World {
+    fn new(write: WriteMode) -> World {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let config = ObjectCacheConfig {
@@ -56,7 +56,7 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
 #[test]
 fn a_large_payload_goes_from_the_socket_into_its_buckets_and_back() {
     const ROUNDS: usize = 30;
-    for write in [WritePolicy::Back, WritePolicy::Through] {
+    for write in [WriteMode::Back, WriteMode::Through] {
         let world = World::new(write);
         let client = world.client();
         for round in 0..ROUNDS {
@@ -91,7 +91,7 @@ fn a_large_payload_goes_from_the_socket_into_its_buckets_and_back() {
 fn who_never_sends_the_rest_holds_a_bounded_share_and_gives_it_back() {
     use synapse::codec::{Credits, Features, Hello, Request, RequestId, SessionId};
 
-    let world = World::new(WritePolicy::Back);
+    let world = World::new(WriteMode::Back);
     let Address::Tcp(address) = &world.address else { unreachable!("it listens to TCP") };
     let mut peers = Vec::new();
     for lane in 0..8 {

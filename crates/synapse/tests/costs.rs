@@ -160,7 +160,7 @@ fn a_small_read_allocates_nothing() {
 fn cache() -> ObjectCache {
     let mut config = ObjectCacheConfig::default();
     (config.memory_bytes_max, config.dirty_bytes_max) = (32 << 20, 8 << 20);
-    config.write = WritePolicy::Back;
+    config.write = WriteMode::Back;
     ObjectCache::new(filled(), config, Arc::new(SystemClock)).unwrap()
 }
 

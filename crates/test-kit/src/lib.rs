@@ -22,7 +22,7 @@ pub mod steered;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blocker::{Blocker, ManualClock, Memory, Name, Namespace, ObjectId, ReadRequest, WritePolicy};
+use blocker::{Blocker, ManualClock, Memory, Name, Namespace, ObjectId, ReadRequest, WriteMode};
 use cached_core::object::{ObjectCache, ObjectCacheConfig};
 
 pub const KIB: u64 = 1024;
@@ -45,7 +45,7 @@ pub fn memory(clock: &ManualClock) -> Memory {
 }
 
 /// The smallest cache, with room for 16 objects.
-pub fn small(write: WritePolicy) -> ObjectCacheConfig {
+pub fn small(write: WriteMode) -> ObjectCacheConfig {
     ObjectCacheConfig {
         memory_bytes_max: SMALL_BUCKETS * BUCKET,
         objects_count_max: 16,

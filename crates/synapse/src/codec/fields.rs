@@ -127,18 +127,18 @@ pub(super) fn take_scope(head: &Head<'_>, names: &mut Names) -> Result<Scope, Er
 
 pub(super) fn policy_code(policy: &Policy) -> u64 {
     match policy.write {
-        WritePolicy::Back => 0,
-        WritePolicy::Through => 1,
-        WritePolicy::Around => 2,
+        WriteMode::Back => 0,
+        WriteMode::Through => 1,
+        WriteMode::Around => 2,
     }
 }
 
 pub(super) fn policy_of(code: u64) -> Result<Policy, Error> {
     let mut policy = Policy::default();
     policy.write = match code {
-        0 => WritePolicy::Back,
-        1 => WritePolicy::Through,
-        2 => WritePolicy::Around,
+        0 => WriteMode::Back,
+        1 => WriteMode::Through,
+        2 => WriteMode::Around,
         _ => return Err(invalid("no such policy")),
     };
     Ok(policy)

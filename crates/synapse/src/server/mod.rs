@@ -21,7 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use blocker::{Blocker, Capabilities, Control};
+use blocker::metrics::{Collect, Families};
+use blocker::{Blocker, Capabilities, Control, Reply, metrics_above};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
@@ -177,6 +178,15 @@ impl Server {
     }
 }
 
+impl Collect for Server {
+    fn collect(&self, into: &mut Families) {
+        self.shared.counters.figures().into_iter().for_each(|(name, value)| into.counter(name, "", value));
+        let connections = self.shared.connection_count.load(Ordering::Relaxed) as u64;
+        into.gauge("synapse_connections_open", "", connections);
+        into.gauge("synapse_sessions", "", self.shared.sessions.count() as u64);
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop_listening();
@@ -196,12 +206,23 @@ impl Shared {
         buffers.reserve(&object, head.header.offset, head.payload_bytes)
     }
 
+<<<<<<< HEAD
     /// The backend's figures and our own.
     fn figures(&self) -> Vec<(String, u64)> {
         let backend = self.control.as_ref().map(|control| control.statistics().figures);
         let own = self.counters.metrics();
         let all = backend.into_iter().flatten().chain(own);
         all.map(|(name, value)| (name.to_owned(), value)).collect()
+=======
+    /// Returns the metrics of the backend and of the server itself.
+    fn metrics(&self) -> Reply<Families> {
+        let mut own = Families::new();
+        self.counters.figures().into_iter().for_each(|(name, value)| own.counter(name, "", value));
+        match &self.control {
+            Some(control) => metrics_above(own, &**control),
+            None => Reply::ok(own),
+        }
+>>>>>>> h/ctl
     }
 
     fn count(&self, count: impl FnOnce(&mut Counts)) {
