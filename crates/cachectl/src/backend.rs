@@ -169,7 +169,7 @@ impl Opened {
                 config.name = "cachectl".into();
                 config.call_timeout = timeout;
                 if let Some(timeout) = timeout {
-                    config.patience = config.patience.min(timeout);
+                    config.reconnect_timeout = config.reconnect_timeout.min(timeout);
                     config.connect_timeout = config.connect_timeout.min(timeout);
                 }
                 let client = SynapseBlocker::connect_on_thread(config)?;

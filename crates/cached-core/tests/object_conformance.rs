@@ -1,8 +1,6 @@
 //! The contract's own suite over the object cache: every write policy, tiny and ample memory, over each
 //! store; and with power cuts, which lose the cache and what the store below had not stored.
 
-mod object_support;
-
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -13,7 +11,7 @@ use blocker::executor::block_on;
 use blocker::faulty::FaultPlan;
 use blocker::{Blocker, Faulty, FileStore, Memory, SystemClock, WriteMode};
 use cached_core::object::{ObjectCache, ObjectCacheConfig, Writer};
-use object_support::{KIB, small};
+use test_kit::{KIB, small};
 
 const POLICIES: [WriteMode; 3] = [WriteMode::Back, WriteMode::Through, WriteMode::Around];
 
@@ -208,7 +206,7 @@ fn as_the_only_writer() {
 #[test]
 fn over_a_store_that_can_do_little() {
     for policy in POLICIES {
-        let store = object_support::steered::Steered::new();
+        let store = test_kit::steered::SteeredStore::new();
         store.limit(|capabilities| {
             capabilities.copy_native = false;
             capabilities.holes_native = false;

@@ -5,8 +5,8 @@
 //! the same loads through an `ObjectCache` over the same store. Prints a table, draws a plot.
 //!
 //! ```text
-//! cargo run --release -p cached-benches --bin rados              # about 12 minutes
-//! cargo run --release -p cached-benches --bin rados -- --quick   # about 3
+//! cargo run --release --manifest-path benches/Cargo.toml --bin rados              # about 12 minutes
+//! cargo run --release --manifest-path benches/Cargo.toml --bin rados -- --quick   # about 3
 //! ```
 
 mod ceph;

@@ -147,7 +147,7 @@ impl Inner {
         {
             // The reclaimer renews the table with the same lock.
             let _queues = lock(&self.queues);
-            if self.policy.entering(self.arena.region_bytes() as u64) {
+            if self.policy.advance(self.arena.region_bytes() as u64) {
                 self.hit_states.renew(&*self.policy);
             }
         }
@@ -332,6 +332,7 @@ impl Inner {
         }
         {
             let mut queues = lock(&self.queues);
+            // A piece can die before its writer has finished: it is published after the item that lists it.
             if record.live_bytes() != 0
                 || record.writers() != 0
                 || !record.shift(RegionState::Sealed, RegionState::Reclaiming)

@@ -47,7 +47,7 @@ use crate::hash::KeyHasher;
 use crate::prefetch::prefetch;
 use crate::sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering};
 use extent::{List, PIECE_HEADER_BYTES, Piece};
-use hook::{EvictionHook, Mutation, MutationHook};
+use hook::{Change, ChangeHook, EvictionHook};
 use index::{Held, Index, Locked, Slot};
 use item::{ItemPtr, Usage, state};
 use log::Lane;
@@ -93,17 +93,17 @@ struct Inner {
     policy: Box<dyn Policy>,
     /// What the policy takes of the memory for itself.
     policy_bytes: usize,
-    hook: Option<Arc<dyn MutationHook>>,
+    change_hook: Option<Arc<dyn ChangeHook>>,
     eviction_hook: Option<Arc<dyn EvictionHook>>,
     queues: Mutex<Queues>,
     reclaimer: Mutex<Reclaimer>,
     events: Events,
     /// Bytes announced by those who hold reservations for values that are still to come, and their limit.
-    bodies_bytes: AtomicU64,
-    bodies_bytes_max: u64,
+    reserved_bytes: AtomicU64,
+    reserved_bytes_max: u64,
     /// Regions in which such values lie, which cannot be reclaimed meanwhile, and their limit.
-    bodies_regions: AtomicU32,
-    bodies_regions_max: u32,
+    reserved_regions: AtomicU32,
+    reserved_regions_max: u32,
 }
 
 /// An item found under its bucket's lock.
@@ -166,16 +166,16 @@ impl Kv {
             ttl_classes: if regions as usize >= 64 * lanes { log::TTL_CLASSES } else { 1 },
             policy,
             policy_bytes,
-            hook: config.hook,
+            change_hook: config.change_hook,
             eviction_hook: config.eviction_hook,
             queues: Mutex::ranked(Queues::new(arena.region_count()), &order::QUEUES),
             reclaimer: Mutex::ranked(Reclaimer::new(region_bytes), &order::RECLAIMER),
             events: Events::default(),
-            bodies_bytes: AtomicU64::new(0),
-            bodies_bytes_max: (arena.bytes() as u64 / 4).max(config.item_bytes_max as u64),
-            bodies_regions: AtomicU32::new(0),
+            reserved_bytes: AtomicU64::new(0),
+            reserved_bytes_max: (arena.bytes() as u64 / 4).max(config.item_bytes_max as u64),
+            reserved_regions: AtomicU32::new(0),
             // One value alone may always come in.
-            bodies_regions_max: (regions / 4).max((config.item_bytes_max / region_bytes) as u32 + 2),
+            reserved_regions_max: (regions / 4).max((config.item_bytes_max / region_bytes) as u32 + 2),
             arena,
         };
         Ok(Kv { inner: Arc::new(inner) })
@@ -303,12 +303,12 @@ impl Inner {
     #[cold]
     fn judge(&self, locked: &Locked<'_>, found: Found<'_>, now: u32) -> Result<(), Miss> {
         if self.is_flushed(found.location) {
-            self.remove(locked, found, Mutation::Flushed);
+            self.remove(locked, found, Change::Flushed);
             return Err(Miss::Flushed);
         }
         if found.item.expiry().is_past(now) {
             self.count_expired(found.item);
-            self.remove(locked, found, Mutation::Expired);
+            self.remove(locked, found, Change::Expired);
             return Err(Miss::Expired);
         }
         Ok(())
@@ -344,11 +344,11 @@ impl Inner {
     }
 
     /// Takes an item out of the index and leaves its bytes to the reclaimer.
-    fn remove(&self, locked: &Locked<'_>, found: Found<'_>, mutation: Mutation) {
-        self.tell(mutation, found.item.key(), found.item.cas());
+    fn remove(&self, locked: &Locked<'_>, found: Found<'_>, change: Change) {
+        self.tell(change, found.item.key(), found.item.cas());
         let bytes = self.item_bytes(found.item);
         locked.remove(found.slot, bytes);
-        if mutation == Mutation::Flushed {
+        if change == Change::Flushed {
             locked.shard().flushed_item_gone(bytes);
         }
         self.bury(found.item, found.location);
@@ -407,9 +407,9 @@ impl Inner {
     }
 
     #[inline]
-    fn tell(&self, mutation: Mutation, key: &[u8], version: u64) {
-        if let Some(hook) = &self.hook {
-            hook.on_mutation(mutation, key, version);
+    fn tell(&self, change: Change, key: &[u8], version: u64) {
+        if let Some(hook) = &self.change_hook {
+            hook.on_change(change, key, version);
         }
     }
 

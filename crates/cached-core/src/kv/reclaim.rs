@@ -20,7 +20,7 @@
 //! lets one thread at a time take a step.
 
 use super::extent::{self, List, PIECE_HEADER_BYTES};
-use super::hook::{Evicted, EvictionHook, Mutation};
+use super::hook::{Change, EvictedItem, EvictionHook};
 use super::index::{Locked, Slot, Spot};
 use super::item::{ItemPtr, Shape, state};
 use super::log::{Entry, Place, Stream};
@@ -264,7 +264,7 @@ impl Inner {
     fn tell_evicted(&self, reclaimer: &mut Reclaimer, job: &Job) {
         if !reclaimer.evicted.is_empty() {
             let bytes = std::mem::take(&mut reclaimer.evicted_bytes);
-            self.policy.evicted(QueueId(job.queue as u8), bytes, &reclaimer.evicted);
+            self.policy.record_evicted(QueueId(job.queue as u8), bytes, &reclaimer.evicted);
             reclaimer.evicted.clear();
         }
     }
@@ -362,7 +362,7 @@ impl Inner {
             idle_secs: item.idle_secs(now),
             bytes: if large { self.item_bytes(item) } else { u64::from(met.bytes) },
         };
-        if let Verdict::Keep { queue, bits } = self.policy.judge(&candidate)
+        if let Verdict::Keep { queue, bits } = self.policy.decide(&candidate)
             && reclaimer.may_keep(met.bytes)
         {
             let queue = usize::from(queue.0).min(QUEUES_MAX - 1);
@@ -382,10 +382,10 @@ impl Inner {
         reclaimer.evicted_bytes += candidate.bytes;
         self.note_eviction(&mut reclaimer.tally, item, now);
         if large {
-            self.remove(locked, found, Mutation::Evicted);
+            self.remove(locked, found, Change::Evicted);
         } else {
             // As `remove`, with the region's share told at the end of the step.
-            self.tell(Mutation::Evicted, item.key(), item.cas());
+            self.tell(Change::Evicted, item.key(), item.cas());
             self.arena.forget_expiry(job.region, met.bytes, item.expiry());
             locked.remove(slot, u64::from(met.bytes));
             reclaimer.tally.dead_bytes += met.bytes;
@@ -419,7 +419,7 @@ impl Inner {
             && !self.is_pinned_meanwhile(job)
         {
             self.note_eviction(&mut reclaimer.tally, found.item, now);
-            self.remove(locked, found, Mutation::Evicted);
+            self.remove(locked, found, Change::Evicted);
             return Ok(());
         }
         match self.place(reclaimer, job, LARGE, bytes, now) {
@@ -433,7 +433,7 @@ impl Inner {
             }
             Err(NoPlace) if evicts => {
                 self.note_eviction(&mut reclaimer.tally, found.item, now);
-                self.remove(locked, found, Mutation::Evicted);
+                self.remove(locked, found, Change::Evicted);
                 Ok(())
             }
             Err(NoPlace) => Err(NoPlace),
@@ -467,13 +467,13 @@ impl Inner {
 
     fn remove_if_flushed_or_expired(&self, locked: &Locked<'_>, found: Found<'_>, now: u32) -> bool {
         if self.is_flushed(found.location) {
-            self.remove(locked, found, Mutation::Flushed);
+            self.remove(locked, found, Change::Flushed);
             return true;
         }
         if found.item.expiry().is_past(now) {
             self.count_expired(found.item);
             self.events.reclaimed.fetch_add(1, Ordering::Relaxed);
-            self.remove(locked, found, Mutation::Expired);
+            self.remove(locked, found, Change::Expired);
             return true;
         }
         false
@@ -496,7 +496,7 @@ impl Inner {
             true => List::new(item.payload()).value_bytes(),
             false => shape.payload_bytes(),
         };
-        hook.on_eviction(&Evicted {
+        hook.on_eviction(&EvictedItem {
             key: item.key(),
             value_bytes,
             client_flags: item.client_flags(),

@@ -45,9 +45,9 @@ pub struct KvStats {
     /// Bytes in sealed regions that are dead.
     pub garbage_bytes: u64,
     /// Bytes reserved for values that are still arriving, the whole of each.
-    pub bodies_bytes: u64,
+    pub reserved_bytes: u64,
     /// Regions in which such values lie.
-    pub bodies_regions: u32,
+    pub reserved_regions: u32,
 }
 
 /// What a store may take at most.
@@ -61,7 +61,7 @@ pub struct KvLimits {
     /// configuration's `arena_bytes`.
     pub policy_bytes: usize,
     /// Values under way that are not items yet; part of the arena.
-    pub bodies_bytes_max: u64,
+    pub reserved_bytes_max: u64,
 }
 
 impl Kv {
@@ -76,8 +76,8 @@ impl Kv {
             evicted_unfetched: inner.events.evicted_unfetched.load(Ordering::Relaxed),
             expired_unfetched: inner.events.expired_unfetched.load(Ordering::Relaxed),
             reclaimed: inner.events.reclaimed.load(Ordering::Relaxed),
-            bodies_bytes: inner.bodies_bytes.load(Ordering::Relaxed),
-            bodies_regions: inner.bodies_regions.load(Ordering::Relaxed),
+            reserved_bytes: inner.reserved_bytes.load(Ordering::Relaxed),
+            reserved_regions: inner.reserved_regions.load(Ordering::Relaxed),
             regions_reclaimed: lock(&inner.reclaimer).jobs(),
             ..KvStats::default()
         };
@@ -101,8 +101,8 @@ impl Kv {
     }
 
     /// Bytes reserved for values that are still arriving, the whole of each: cheap to ask.
-    pub fn bodies_bytes(&self) -> u64 {
-        self.inner.bodies_bytes.load(Ordering::Relaxed)
+    pub fn reserved_bytes(&self) -> u64 {
+        self.inner.reserved_bytes.load(Ordering::Relaxed)
     }
 
     /// What the store may take at most.
@@ -111,7 +111,7 @@ impl Kv {
             arena_bytes: self.inner.arena.bytes(),
             policy_bytes: self.inner.policy_bytes,
             index_bytes_max: self.inner.index.bytes_max() + self.inner.arena.table_bytes(),
-            bodies_bytes_max: self.inner.bodies_bytes_max,
+            reserved_bytes_max: self.inner.reserved_bytes_max,
         }
     }
 }

@@ -97,8 +97,8 @@ impl Kv {
         }
         assert!(expiring.is_empty(), "bytes that expire were not noted: {expiring:?}");
         assert_eq!(queued, 0, "regions in queues that are not sealed");
-        assert_eq!(inner.bodies_bytes.load(Ordering::Relaxed), 0, "bytes of values under way are left");
-        assert_eq!(inner.bodies_regions.load(Ordering::Relaxed), 0, "regions of values under way are left");
+        assert_eq!(inner.reserved_bytes.load(Ordering::Relaxed), 0, "bytes of values under way are left");
+        assert_eq!(inner.reserved_regions.load(Ordering::Relaxed), 0, "regions of values under way are left");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::store::{Heritage, Over};
 use crate::KeyHash;
-use crate::kv::hook::Mutation;
+use crate::kv::hook::Change;
 use crate::kv::item::state;
 use crate::kv::{
     ArithmeticOptions, ArithmeticOutcome, Inner, Kv, Miss, StoreMode, StoreOptions, StoreOutcome,
@@ -60,7 +60,7 @@ impl Kv {
                 }
                 item.set_cas(inner.next_cas(&locked, options.new_cas));
                 item.set_last_access(now);
-                inner.tell(Mutation::Stored, key, item.cas());
+                inner.tell(Change::Stored, key, item.cas());
                 return ArithmeticOutcome::Done {
                     value,
                     cas: item.cas(),

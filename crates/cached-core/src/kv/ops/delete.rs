@@ -3,7 +3,7 @@
 use super::store::{Heritage, Over};
 use crate::KeyHash;
 use crate::clock::Expiry;
-use crate::kv::hook::Mutation;
+use crate::kv::hook::Change;
 use crate::kv::item::state;
 use crate::kv::{DeleteOptions, DeleteOutcome, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
 
@@ -29,7 +29,7 @@ impl Kv {
                 }
             }
             if !options.invalidate {
-                inner.remove(&locked, found, Mutation::Deleted);
+                inner.remove(&locked, found, Change::Deleted);
                 return DeleteOutcome::Done;
             }
             if let Some(expiry) = options.expiry
@@ -43,7 +43,7 @@ impl Kv {
             }
             item.set_state(item.state() & !state::TOKEN_SENT | state::STALE);
             item.set_cas(inner.next_cas(&locked, options.new_cas));
-            inner.tell(Mutation::Touched, key, item.cas());
+            inner.tell(Change::Touched, key, item.cas());
             return DeleteOutcome::Done;
         }
     }

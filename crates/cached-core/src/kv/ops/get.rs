@@ -2,7 +2,7 @@
 
 use crate::KeyHash;
 use crate::clock::Expiry;
-use crate::kv::hook::Mutation;
+use crate::kv::hook::Change;
 use crate::kv::item::{ItemPtr, Shape, state};
 use crate::kv::{FetchOptions, Fetched, Inner, ItemView, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
 use crate::sync::Arc;
@@ -104,7 +104,7 @@ impl Kv {
                 hand_out_token(item, options, &mut fetched);
             }
             if options.touch.is_some() && !created {
-                inner.tell(Mutation::Touched, key, item.cas());
+                inner.tell(Change::Touched, key, item.cas());
             }
             let result = f(&ItemView { kv: inner, item, location: found.location, now }, &fetched);
             if !options.no_bump {

@@ -106,14 +106,14 @@ impl Kv {
             let stream = inner.stream_for(options.expiry, now);
             let entry = inner.alloc(stream, bytes, now).ok_or(StoreOutcome::OutOfMemory)?;
             inner.fill(entry, shape, key, b"", &inner.fresh_attributes(options, now));
-            if is_arriving && !inner.hold_region(entry, inner.bodies_regions_max) {
+            if is_arriving && !inner.hold_region(entry, inner.reserved_regions_max) {
                 inner.abandon(entry);
                 return Err(StoreOutcome::OutOfMemory);
             }
             reservation.place = Place::Inline(entry);
         } else if is_arriving {
             // The first piece at once: who is refused now can go another way.
-            reservation.add_piece(value_bytes, inner.bodies_regions_max).ok_or(StoreOutcome::OutOfMemory)?;
+            reservation.add_piece(value_bytes, inner.reserved_regions_max).ok_or(StoreOutcome::OutOfMemory)?;
         }
         Ok(reservation)
     }
@@ -140,7 +140,7 @@ impl Reservation {
             Place::Pieces(_) => {
                 if self.allocated == self.filled {
                     // A value that has been let in may go on a little longer.
-                    self.add_piece(remaining, self.inner.bodies_regions_max * 2)?;
+                    self.add_piece(remaining, self.inner.reserved_regions_max * 2)?;
                 }
                 self.last_piece()?
             }
@@ -273,15 +273,15 @@ impl Reservation {
 
     fn count(&mut self, bytes: u64) -> Result<(), StoreOutcome> {
         self.arriving = Some(bytes);
-        let before = self.inner.bodies_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let before = self.inner.reserved_bytes.fetch_add(bytes, Ordering::Relaxed);
         // Dropped by the caller, it is not counted any more. One value alone always fits.
-        if before + bytes > self.inner.bodies_bytes_max { Err(StoreOutcome::OutOfMemory) } else { Ok(()) }
+        if before + bytes > self.inner.reserved_bytes_max { Err(StoreOutcome::OutOfMemory) } else { Ok(()) }
     }
 
     /// Nothing is waited for any more, so nothing is held.
     fn arrived(&mut self) {
         let Some(bytes) = self.arriving.take() else { return };
-        self.inner.bodies_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.inner.reserved_bytes.fetch_sub(bytes, Ordering::Relaxed);
         match &self.place {
             Place::Inline(entry) => self.inner.let_region_go(*entry),
             Place::Pieces(pieces) => pieces.iter().for_each(|(piece, _)| self.inner.let_region_go(*piece)),
@@ -295,7 +295,7 @@ impl Inner {
     /// then.
     fn hold_region(&self, entry: Entry, regions_max: u32) -> bool {
         if !self.arena.region(entry.region).begin_arrival()
-            || self.bodies_regions.fetch_add(1, Ordering::Relaxed) < regions_max
+            || self.reserved_regions.fetch_add(1, Ordering::Relaxed) < regions_max
         {
             return true;
         }
@@ -305,7 +305,7 @@ impl Inner {
 
     fn let_region_go(&self, entry: Entry) {
         if self.arena.region(entry.region).end_arrival() {
-            self.bodies_regions.fetch_sub(1, Ordering::Relaxed);
+            self.reserved_regions.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

@@ -3,12 +3,12 @@
 use crate::KeyHash;
 use crate::clock::Expiry;
 use crate::kv::extent;
-use crate::kv::hook::Mutation;
+use crate::kv::hook::Change;
 use crate::kv::index::Locked;
 use crate::kv::item::{Attributes, Fields, ItemPtr, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, Shape, Usage, state};
 use crate::kv::log::Entry;
 use crate::kv::{Found, Inner, ItemView, Kv, PinnedValue, StoreMode, StoreOptions, StoreOutcome};
-use crate::policy::Newcomer;
+use crate::policy::Insertion;
 use crate::sync::Ordering;
 
 /// What the mode says about an item that is there, or is not.
@@ -302,7 +302,7 @@ impl Inner {
         item.set_attributes(attributes);
         item.set_policy_bits(bits);
         locked.shard().count_stored();
-        self.tell(Mutation::Stored, item.key(), attributes.cas);
+        self.tell(Change::Stored, item.key(), attributes.cas);
         Some(StoreOutcome::Stored { cas: attributes.cas, value_bytes: value.len() })
     }
 
@@ -322,7 +322,7 @@ impl Inner {
         let item = self.item_at(entry.location);
         let bytes = self.item_bytes(item);
         let replaces = old.map(|old| old.item.policy_bits());
-        item.set_policy_bits(self.policy.insert(&Newcomer { hash: hash.0, bytes, replaces }));
+        item.set_policy_bits(self.policy.insert(&Insertion { hash: hash.0, bytes, replaces }));
         match old {
             Some(old) => {
                 locked.shard().adjust_bytes(bytes, self.item_bytes(old.item));
@@ -338,7 +338,7 @@ impl Inner {
         }
         locked.shard().count_stored();
         self.note_expiry(item, entry.location, attributes.expiry);
-        self.tell(Mutation::Stored, key, attributes.cas);
+        self.tell(Change::Stored, key, attributes.cas);
         self.publish(entry);
         debug_assert!(options.new_cas.is_none_or(|cas| !self.cas || cas == attributes.cas));
         StoreOutcome::Stored { cas: attributes.cas, value_bytes }

@@ -2,7 +2,7 @@
 
 use super::store_with;
 use crate::clock::{Clock, TickClock};
-use crate::kv::hook::{Evicted, EvictionHook};
+use crate::kv::hook::{EvictedItem, EvictionHook};
 use crate::kv::*;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,7 +14,7 @@ struct Mover {
 }
 
 impl EvictionHook for Mover {
-    fn on_eviction(&self, evicted: &Evicted<'_>) {
+    fn on_eviction(&self, evicted: &EvictedItem<'_>) {
         assert!(evicted.now <= self.clock.get().unwrap().now_secs());
         if self.evictions.fetch_add(1, Ordering::Relaxed) == 100 {
             self.clock.get().unwrap().advance(10);
