@@ -69,9 +69,8 @@ pub use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version, WriterId}
 pub use crate::reply::{Pending, Reply, ReplyFuture};
 pub use crate::request::{
     Call, Change, ClaimRequest, CompareAndWriteRequest, Condition, CopyRequest, DeleteRequest,
-    DiscardRequest, FlushRequest, Hints, InfoRequest, InvalidateRequest, ListRequest, ReadRequest,
-    Run, RunContent, Scope, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest,
-    WriteZeroesRequest,
+    DiscardRequest, FlushRequest, Hints, InfoRequest, InvalidateRequest, ListRequest, ReadRequest, Run,
+    RunContent, Scope, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest, WriteZeroesRequest,
 };
 pub use crate::response::{
     ChangeReply, ClaimReply, DeleteReply, FlushReply, Info, InvalidateReply, ListEntry, ListReply, ReadReply,

@@ -3,8 +3,8 @@
 
 use blocker::*;
 use cached_core::object::ObjectCacheConfig;
-use test_kit::steered::{Op, SteeredStore, Verdict};
 use test_kit::cache_environment::CacheEnvironment;
+use test_kit::steered::{Op, SteeredStore, Verdict};
 use test_kit::{BUCKET, id, pattern, same, small};
 
 #[test]
@@ -200,7 +200,8 @@ fn a_copy_of_a_version_notices_that_others_have_changed_the_source() {
 #[test]
 fn copies_do_not_wait_for_each_others_places() {
     // Two places. Reads of two objects hold both, while copies queue up; each copy needs two.
-    let mut env = CacheEnvironment::new(ObjectCacheConfig { objects_count_max: 2, ..small(WriteMode::Through) });
+    let mut env =
+        CacheEnvironment::new(ObjectCacheConfig { objects_count_max: 2, ..small(WriteMode::Through) });
     let holders = [id("holder-0"), id("holder-1")];
     holders.iter().for_each(|holder| env.others_write(holder, pattern(9, 0, 100)));
     for n in 0..4 {

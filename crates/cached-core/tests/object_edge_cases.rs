@@ -423,8 +423,9 @@ fn failure_06_requests_held_buckets_while_they_waited_for_more() {
 fn failure_06_with_everything_pinned_by_readers() {
     let object = id("pinned");
     let all = 256 * BUCKET;
-    let mut env =
-        Environment::with(small(WriteMode::Back), |memory| fill(memory, &object, pattern(1, 0, all as usize)));
+    let mut env = Environment::with(small(WriteMode::Back), |memory| {
+        fill(memory, &object, pattern(1, 0, all as usize))
+    });
     // Twice, so that the second is served from buckets where they can be had.
     let mut kept = Vec::new();
     for round in 0..2 {
@@ -460,8 +461,9 @@ fn failure_07_off_by_one_at_the_end() {
         config.write = write;
         for size in [0, 1, 511, 512, 513, 4095, 4096, 4097, 8191, 8192, 8193, max - 4097, max - 1, max] {
             let object = id("end");
-            let mut env =
-                Environment::with(config.clone(), |memory| fill(memory, &object, pattern(1, 0, size as usize)));
+            let mut env = Environment::with(config.clone(), |memory| {
+                fill(memory, &object, pattern(1, 0, size as usize))
+            });
             let whole = pattern(1, 0, size as usize);
             for round in 0..2 {
                 // Missing at first, then from the cache.
@@ -707,8 +709,7 @@ fn failure_10_copy_flushed_the_source_and_left_the_target_stale() {
                         }
                     }
                 }
-                let copy =
-                    env.sim.spawn(env.cache.copy(CopyRequest::new(source.clone(), target.clone())));
+                let copy = env.sim.spawn(env.cache.copy(CopyRequest::new(source.clone(), target.clone())));
                 env.sim.settle();
                 // Late answers come after the copy where it did not wait for them.
                 env.store.open();
@@ -725,11 +726,7 @@ fn failure_10_copy_flushed_the_source_and_left_the_target_stale() {
                 let mut wanted_target = wanted.clone();
                 wanted_target[8192..12_288].copy_from_slice(&pattern(6, 8192, 4096));
                 wanted[100..300].copy_from_slice(&pattern(5, 100, 200));
-                same(
-                    &env.read_now(&target, 0, 1 << 20),
-                    &wanted_target,
-                    &format!("{label}: target, later"),
-                );
+                same(&env.read_now(&target, 0, 1 << 20), &wanted_target, &format!("{label}: target, later"));
                 same(&env.read_now(&source, 0, 1 << 20), &wanted, &format!("{label}: source, later"));
                 for flush in flushes {
                     env.sim.wait(flush).unwrap();

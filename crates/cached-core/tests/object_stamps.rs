@@ -2,8 +2,8 @@
 
 use blocker::*;
 use cached_core::object::{ObjectCacheConfig, Writer};
-use test_kit::steered::Op;
 use test_kit::cache_environment::CacheEnvironment;
+use test_kit::steered::Op;
 use test_kit::{BUCKET, id, pattern, same, small};
 
 #[test]
@@ -34,7 +34,8 @@ fn parallel_writes_of_one_object_reach_the_store_in_the_order_of_their_stamps() 
 #[test]
 fn a_stamped_write_keeps_no_reader_of_other_ranges_waiting() {
     let object = id("volume");
-    let mut env = CacheEnvironment::new(ObjectCacheConfig { writer: Writer::Cache, ..small(WriteMode::Through) });
+    let mut env =
+        CacheEnvironment::new(ObjectCacheConfig { writer: Writer::Cache, ..small(WriteMode::Through) });
     env.written(&object, 0, pattern(1, 0, 4 * 4096));
     env.invalidated(&object);
     env.bytes(&object, 0, 10);

@@ -28,8 +28,12 @@ fn writer(write: WriteMode) -> ObjectCacheConfig {
 impl Environment {
     /// A silent store gives no news of claims, as one does whose connection is broken.
     fn new(is_silent: bool, count: usize) -> Environment {
-        let mut env =
-            Environment { sim: Sim::new(None), store: SteeredStore::new(), caches: Vec::new(), running: Vec::new() };
+        let mut env = Environment {
+            sim: Sim::new(None),
+            store: SteeredStore::new(),
+            caches: Vec::new(),
+            running: Vec::new(),
+        };
         if is_silent {
             env.store.silence();
         }
@@ -214,11 +218,7 @@ fn two_caches_that_start_together_get_epochs_of_their_own() {
         flushed.iter().zip(&done).filter(|(flushed, write)| flushed.is_ok() && write.is_ok()).count();
     assert_eq!(stored, 1, "{flushed:?} {done:?}");
     let last = usize::from(flushed[0].is_err() || done[0].is_err());
-    same(
-        &content(env.store.memory(), &id("a")).unwrap(),
-        &pattern(last as u64, 0, 4096),
-        "the last claim's",
-    );
+    same(&content(env.store.memory(), &id("a")).unwrap(), &pattern(last as u64, 0, 4096), "the last claim's");
     let first = 1 - last;
     assert!(
         matches!(done[first], Err(Error::Fenced { .. }))

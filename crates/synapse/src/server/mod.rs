@@ -180,7 +180,7 @@ impl Server {
 
 impl Collect for Server {
     fn collect(&self, into: &mut Families) {
-        self.shared.counters.figures().into_iter().for_each(|(name, value)| into.counter(name, "", value));
+        self.shared.counters.metrics().into_iter().for_each(|(name, value)| into.counter(name, "", value));
         let connections = self.shared.connection_count.load(Ordering::Relaxed) as u64;
         into.gauge("synapse_connections_open", "", connections);
         into.gauge("synapse_sessions", "", self.shared.sessions.count() as u64);

@@ -113,7 +113,9 @@ impl Kv {
             reservation.place = Place::Inline(entry);
         } else if is_arriving {
             // The first piece at once: who is refused now can go another way.
-            reservation.add_piece(value_bytes, inner.reserved_regions_max).ok_or(StoreOutcome::OutOfMemory)?;
+            reservation
+                .add_piece(value_bytes, inner.reserved_regions_max)
+                .ok_or(StoreOutcome::OutOfMemory)?;
         }
         Ok(reservation)
     }
