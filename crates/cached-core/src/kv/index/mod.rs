@@ -11,7 +11,7 @@
 mod bucket;
 mod shard;
 
-pub(crate) use shard::{Guess, Held, Locked, Shard, Slot, Spot};
+pub(crate) use shard::{BucketGuard, BucketHint, BucketLock, BucketRef, Shard, Slot};
 
 use crate::KeyHash;
 
