@@ -1,6 +1,6 @@
 //! The library door: `cached_core::kv::Kv` inside a program, beside quick_cache, moka and foyer in the same run.
 //!
-//! `cargo bench -p cached-benches --bench library [-- key8_value64]` prints, for items of 8 + 64 and 20 + 100 bytes:
+//! `cargo bench --manifest-path benches/Cargo.toml --bench library [-- key8_value64]` prints, for items of 8 + 64 and 20 + 100 bytes:
 //!
 //! - time per operation on one thread and on two, measured through criterion, with the ratio to quick_cache;
 //! - the share of gets that hit, for the same requests: who misses more also stores more;

@@ -5,8 +5,12 @@
 //! be used. [`Change`] is about changing an object: how safe it must be before the reply, where it
 //! stands in its writer's history, and under which condition it may happen.
 
+use std::fmt;
+use std::str::FromStr;
+
 use crate::clock::Timestamp;
-use crate::name::{Name, Namespace, ObjectId};
+use crate::error::{Error, Result};
+use crate::name::{Name, Namespace, ObjectId, split_path};
 use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version, WriterId};
 use crate::segment::Segments;
 
@@ -126,6 +130,47 @@ impl Scope {
             Self::Domain(namespace, id) => *namespace == object.namespace && Some(*id) == domain,
             Self::Namespace(namespace) => *namespace == object.namespace,
             Self::All => true,
+        }
+    }
+}
+
+/// Writes `all`, `namespace:NAMESPACE`, `domain:NAMESPACE/DOMAIN` or `object:NAMESPACE/NAME`.
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Object(object) => write!(f, "object:{object}"),
+            Self::Domain(namespace, domain) => write!(f, "domain:{}/{domain}", namespace.in_a_path()),
+            Self::Namespace(namespace) => write!(f, "namespace:{namespace}"),
+            Self::All => f.write_str("all"),
+        }
+    }
+}
+
+/// Reads what `Display` writes.
+///
+/// ```
+/// use blocker::Scope;
+///
+/// let scope: Scope = "domain:vm/7".parse()?;
+/// assert_eq!(scope.to_string(), "domain:vm/7");
+/// # Ok::<_, blocker::Error>(())
+/// ```
+impl FromStr for Scope {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text.split_once(':') {
+            Some(("object", object)) => object.parse().map(Self::Object),
+            Some(("domain", path)) => {
+                let (namespace, domain) = split_path(path)?;
+                Ok(Self::Domain(namespace, domain.parse()?))
+            }
+            Some(("namespace", namespace)) => namespace.parse().map(Self::Namespace),
+            None if text == "all" => Ok(Self::All),
+            _ => {
+                let known = "all, namespace:NAMESPACE, domain:NAMESPACE/DOMAIN and object:NAMESPACE/NAME";
+                Err(Error::Invalid(format!("{text:?} is no scope; there are {known}").into()))
+            }
         }
     }
 }
@@ -659,4 +704,26 @@ with_call! {
 with_change! {
     WriteRequest WriteZeroesRequest WriteRunsRequest DiscardRequest CompareAndWriteRequest WriteFullRequest
     TruncateRequest DeleteRequest CopyRequest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let namespace = Namespace::new("a/b:c").unwrap();
+        let scopes = [
+            Scope::All,
+            Scope::Namespace(namespace.clone()),
+            Scope::Domain(namespace.clone(), OrderDomain(7)),
+            Scope::Object(ObjectId::new(namespace, Name::new("d/e").unwrap())),
+        ];
+        for scope in scopes {
+            assert_eq!(scope.to_string().parse(), Ok(scope));
+        }
+        for wrong in ["", "ALL", "namespace:", "domain:a", "domain:a/b", "object:a", "volume:a"] {
+            assert!(wrong.parse::<Scope>().is_err(), "{wrong}");
+        }
+    }
 }

@@ -26,7 +26,7 @@ fn an_invalidated_bucket_keeps_only_what_is_newer() {
     let object = id("volume");
     for shared in [SharedWith::Nothing, SharedWith::Reader, SharedWith::Copy] {
         let label = format!("{shared:?}");
-        let mut world = World::new(small(WritePolicy::Back));
+        let mut world = World::new(small(WriteMode::Back));
         world.others_write(&object, pattern(1, 0, 4096));
         world.bytes(&object, 0, BUCKET);
         world.written(&object, 1024, pattern(2, 1024, 512));
@@ -62,7 +62,7 @@ fn an_invalidated_bucket_keeps_only_what_is_newer() {
 fn an_invalidation_during_a_flush_drops_what_the_flush_does_not_write() {
     let object = id("volume");
     for is_rewritten in [false, true] {
-        let mut world = World::new(small(WritePolicy::Back));
+        let mut world = World::new(small(WriteMode::Back));
         world.others_write(&object, pattern(1, 0, 4096));
         world.bytes(&object, 0, BUCKET);
         world.written(&object, 1024, pattern(2, 1024, 512));
@@ -91,7 +91,7 @@ fn an_invalidation_during_a_flush_drops_what_the_flush_does_not_write() {
 #[test]
 fn what_others_write_after_a_flush_is_seen_though_its_answer_comes_later() {
     let object = id("volume");
-    let mut world = World::new(small(WritePolicy::Back));
+    let mut world = World::new(small(WriteMode::Back));
     world.others_write(&object, pattern(1, 0, 8192));
     world.bytes(&object, 0, 8192);
     world.written(&object, 1024, pattern(2, 1024, 512));
@@ -112,7 +112,7 @@ fn what_others_write_after_a_flush_is_seen_though_its_answer_comes_later() {
 #[test]
 fn invalidating_waits_for_memory_where_it_takes_some() {
     let object = id("volume");
-    let mut world = World::new(small(WritePolicy::Back));
+    let mut world = World::new(small(WriteMode::Back));
     world.others_write(&object, pattern(1, 0, 4096));
     world.bytes(&object, 0, BUCKET);
     world.written(&object, 1024, pattern(2, 1024, 512));
@@ -142,7 +142,7 @@ fn an_invalidation_between_a_write_and_its_answer_counts() {
     let object = id("volume");
     for writer in [Writer::Callers, Writer::Cache] {
         for performed_before in [false, true] {
-            let config = ObjectCacheConfig { writer, ..small(WritePolicy::Through) };
+            let config = ObjectCacheConfig { writer, ..small(WriteMode::Through) };
             let mut world = World::new(config);
             // Claimed, if it is to be, and known.
             world.written(&object, 0, pattern(1, 0, 8192));
@@ -174,7 +174,7 @@ fn an_invalidation_between_a_write_and_its_answer_counts() {
 
 #[test]
 fn an_invalidation_between_a_copy_and_its_answer_counts() {
-    let mut world = World::new(small(WritePolicy::Through));
+    let mut world = World::new(small(WriteMode::Through));
     let (from, to) = (id("from"), id("to"));
     world.others_write(&from, pattern(1, 0, 4096));
     world.hold(Op::Copy, &to);
@@ -199,7 +199,7 @@ fn one_range_each() -> std::sync::Arc<Steered> {
 #[test]
 fn what_others_have_written_between_two_dirty_runs_stays() {
     let object = id("volume");
-    let mut world = World::over(one_range_each(), small(WritePolicy::Back));
+    let mut world = World::over(one_range_each(), small(WriteMode::Back));
     world.others_write(&object, pattern(1, 0, 3 * 4096));
     world.bytes(&object, 0, 3 * BUCKET);
     let mut wanted = pattern(3, 0, 3 * 4096);
@@ -217,7 +217,7 @@ fn what_others_have_written_between_two_dirty_runs_stays() {
 #[test]
 fn the_only_writer_stores_two_runs_as_one() {
     let object = id("volume");
-    let config = ObjectCacheConfig { writer: Writer::Cache, ..small(WritePolicy::Back) };
+    let config = ObjectCacheConfig { writer: Writer::Cache, ..small(WriteMode::Back) };
     let mut world = World::over(one_range_each(), config);
     world.others_write(&object, pattern(1, 0, 3 * 4096));
     world.bytes(&object, 0, 3 * BUCKET);

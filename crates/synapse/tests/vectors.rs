@@ -31,7 +31,7 @@ struct Vector {
 fn requests() -> Vec<(&'static str, Request)> {
     let disk = || object("disk");
     let mut policy = Policy::default();
-    policy.write = WritePolicy::Through;
+    policy.write = WriteMode::Through;
     let stamped = WriteRequest::new(disk(), 4096, b"payload")
         .durability(Durability::Replicated(2))
         .stamp(Stamp::new(5, 6))

@@ -34,7 +34,7 @@ use std::sync::OnceLock;
 
 use crc32fast::Hasher;
 
-use super::frame::FrameError;
+use super::error::FrameError;
 use super::op::Op;
 use super::status::Status;
 

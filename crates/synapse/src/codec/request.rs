@@ -4,15 +4,18 @@
 //! request that can be read but makes no sense is [`Error::Invalid`]: it is answered so, and the
 //! connection lives on.
 
-use std::time::Duration;
-
 use blocker::*;
 use bytes::Bytes;
 
-use super::extension::Writer;
-use super::frame::{Attached, Head, encode, has_names, kind};
-use super::header::{Flags, Header, RequestId};
-use super::hello::{durability_bytes, durability_of};
+use super::cost::cost_bytes;
+use super::error::invalid;
+use super::extension::{Writer, kind};
+use super::fields::{
+    condition_bytes, condition_of, object, policy_code, policy_of, protect, put_call, put_change, put_object,
+    put_scope, take_call, take_change, take_scope,
+};
+use super::frame::{Attached, Head, encode, has_names};
+use super::header::{Flags, HEADER_BYTES, Header, RequestId};
 use super::names::Names;
 use super::op::Op;
 use super::runs;
@@ -62,31 +65,10 @@ pub enum Request {
     Quota(Namespace),
     /// [`Control::set_quota`].
     SetQuota(Namespace, Option<u64>),
-    /// [`Control::statistics`].
+    /// [`Control::metrics`], as pairs of name and number.
     Statistics,
     /// [`Control::namespaces`], a page of them: those after this one.
     Namespaces(Option<Namespace>),
-}
-
-/// The most bytes an entry of a listing, or a name or figure of a control reply, takes on the wire.
-pub const LIST_ENTRY_BYTES_MAX: u64 = 1 + 255 + 8 + 8;
-/// The most names or figures in a control reply.
-pub const CONTROL_ENTRIES_MAX: usize = 1000;
-
-/// The most bytes of a page of names or figures in a control reply.
-pub const CONTROL_BYTES_MAX: u64 = CONTROL_ENTRIES_MAX as u64 * LIST_ENTRY_BYTES_MAX;
-
-/// What a request costs of the byte credit, under these limits of the server: what it sends and the most that its
-/// answer may bring back.
-#[must_use]
-pub fn cost_bytes(header: &Header, head_bytes: usize, payload_bytes: usize, limits: &Capabilities) -> u64 {
-    let answer = match header.op {
-        Op::Read => header.length.min(limits.request_bytes_max),
-        Op::List => header.length.min(limits.list_entries_max.into()) * LIST_ENTRY_BYTES_MAX,
-        Op::Statistics | Op::Namespaces => CONTROL_BYTES_MAX,
-        _ => 0,
-    };
-    (head_bytes + payload_bytes) as u64 + 2 * super::header::HEADER_BYTES as u64 + answer
 }
 
 /// The longest extension area of a request as this side sends it.
@@ -169,7 +151,7 @@ impl Request {
             _ => {}
         }
         // Names and extensions at their longest.
-        let head_bytes = super::header::HEADER_BYTES + 4 * 255 + REQUEST_EXTENSION_BYTES_MAX;
+        let head_bytes = HEADER_BYTES + 4 * 255 + REQUEST_EXTENSION_BYTES_MAX;
         cost_bytes(&header, head_bytes, self.payload_bytes(), limits)
     }
 
@@ -447,6 +429,8 @@ impl Request {
     }
 }
 
+<<<<<<< HEAD
+=======
 pub(super) fn invalid(what: &'static str) -> Error {
     Error::Invalid(what.into())
 }
@@ -564,18 +548,18 @@ pub(super) fn take_scope(head: &Head<'_>, names: &mut Names) -> Result<Scope, Er
 
 pub(super) fn policy_code(policy: &Policy) -> u64 {
     match policy.write {
-        WritePolicy::Back => 0,
-        WritePolicy::Through => 1,
-        WritePolicy::Around => 2,
+        WriteMode::Back => 0,
+        WriteMode::Through => 1,
+        WriteMode::Around => 2,
     }
 }
 
 pub(super) fn policy_of(code: u64) -> Result<Policy, Error> {
     let mut policy = Policy::default();
     policy.write = match code {
-        0 => WritePolicy::Back,
-        1 => WritePolicy::Through,
-        2 => WritePolicy::Around,
+        0 => WriteMode::Back,
+        1 => WriteMode::Through,
+        2 => WriteMode::Around,
         _ => return Err(invalid("no such policy")),
     };
     Ok(policy)
@@ -598,8 +582,9 @@ pub fn payload_crc(payload: &Segments) -> u32 {
     crc.finalize()
 }
 
+>>>>>>> h/ctl
 /// The prefix of a listing that nothing can begin with needs no server.
 #[must_use]
-pub fn is_hopeless_prefix(prefix: &Bytes) -> bool {
+pub fn is_unmatchable_prefix(prefix: &Bytes) -> bool {
     prefix.len() > NAME_BYTES_MAX
 }

@@ -138,7 +138,7 @@ fn requests() -> Vec<Request> {
     let payload =
         || Segments::from_iter([Bytes::from_static(b"two ").into(), Bytes::from_static(b"parts").into()]);
     let mut policy = Policy::default();
-    policy.write = WritePolicy::Around;
+    policy.write = WriteMode::Around;
     let namespace = || object("x").namespace;
     let mut absent = WriteFullRequest::new(object("f"), payload()).condition(Condition::Absent);
     absent.change.durability = Durability::Stored;

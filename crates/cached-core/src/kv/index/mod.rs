@@ -10,6 +10,8 @@
 
 mod bucket;
 mod shard;
+#[cfg(all(test, not(shuttle)))]
+mod tests;
 
 pub(crate) use shard::{BucketGuard, BucketHint, BucketLock, BucketRef, Shard, Slot};
 

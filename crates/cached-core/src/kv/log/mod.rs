@@ -324,7 +324,13 @@ impl Log {
         metrics
     }
 
-    /// Locks a lane, which a flush then waits for.
+    /// Seals the open regions of all lanes.
+    #[cfg(all(test, not(shuttle)))]
+    pub(super) fn seal_lanes(&self) {
+        self.lanes.with_all_sealed(self, || ());
+    }
+
+    /// Locks a lane, for which a flush then waits.
     #[cfg(all(test, not(shuttle)))]
     pub(super) fn lock_a_lane(&self) -> impl Sized + '_ {
         self.lanes.lock_first()

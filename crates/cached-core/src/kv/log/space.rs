@@ -105,13 +105,14 @@ impl Log {
     }
 
     /// Frees a sealed region in which no entry is in use, without a walk.
-    pub(super) fn free_if_dead(&self, region: RegionId) {
+    pub(in crate::kv) fn free_if_dead(&self, region: RegionId) {
         let record = self.arena.region(region);
         if record.state() != RegionState::Sealed {
             return;
         }
         {
             let mut queues = lock(&self.queues);
+            // A piece can become garbage before its writer has finished: it is published after the item that lists it.
             if record.live_bytes() != 0
                 || record.writers() != 0
                 || !record.shift(RegionState::Sealed, RegionState::Reclaiming)
