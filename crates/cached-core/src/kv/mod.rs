@@ -10,17 +10,22 @@
 //!
 //! `order.rs` has the order of the locks.
 
+mod builder;
 mod config;
+mod error;
 mod extent;
+mod flight;
 mod flush;
-mod front;
+mod get_or_insert;
 pub mod hook;
 mod index;
 mod inner;
 mod item;
+mod iter;
 mod live;
 mod lock_ranks;
 mod log;
+mod map;
 mod ops;
 mod request;
 #[cfg(all(test, shuttle))]
@@ -33,9 +38,12 @@ mod validate;
 mod view;
 
 pub use crate::policy;
+pub use builder::KvBuilder;
 pub use config::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN, KvConfig, KvConfigError};
-pub use front::{CasError, CountError, StoreError};
+pub use error::{CasError, CountError, StoreError};
+pub use get_or_insert::NewValue;
 pub use item::KEY_BYTES_MAX;
+pub use iter::{Iter, Keys};
 pub use ops::{READ_BATCH, Reservation, ScanCursor};
 pub use request::*;
 pub use stats::{KvLimits, KvStats};
@@ -45,6 +53,7 @@ use crate::KeyHash;
 use crate::arena::{Arena, ArenaConfig, region_bytes_for};
 use crate::hash::KeyHasher;
 use crate::sync::Arc;
+use flight::Flights;
 use flush::FlushSchedule;
 use index::Index;
 use inner::{Expirations, Inner};
@@ -54,6 +63,17 @@ use log::{Log, LogConfig};
 #[derive(Clone)]
 pub struct Kv {
     inner: Arc<Inner>,
+}
+
+impl std::fmt::Debug for Kv {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (_, items) = self.inner.index.stored_and_items();
+        f.debug_struct("Kv")
+            .field("items", &items)
+            .field("arena_bytes", &self.inner.log.arena().bytes())
+            .field("policy", &self.inner.log.policy().name())
+            .finish_non_exhaustive()
+    }
 }
 
 /// Items usually take this much or more; the policy's ghosts are as many as fits that.
@@ -102,6 +122,7 @@ impl Kv {
             hasher: KeyHasher::new(config.hash_seed),
             clock: config.clock,
             flush: FlushSchedule::new(),
+            flights: Flights::new(),
             has_cas: config.cas,
             inline_bytes_max: region_bytes / 16,
             item_bytes_max: config.item_bytes_max,

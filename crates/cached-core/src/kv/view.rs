@@ -58,6 +58,14 @@ impl<'a> ItemView<'a> {
         }
     }
 
+    /// Returns a copy of the value.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut value = Vec::with_capacity(self.value_bytes());
+        self.copy_value_to(&mut value);
+        value
+    }
+
     /// Keeps the value readable after the closure, without a copy. The memory is not reused until the
     /// result is dropped: hold it as briefly as an answer takes to be written.
     pub fn pin(&self) -> PinnedValue {
