@@ -33,13 +33,11 @@ impl Kv {
     /// assert_eq!(kv.get(b"other"), None);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    #[must_use]
     pub fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
         self.get_with_cas(key).map(|(value, _)| value)
     }
 
     /// Returns a copy of a key's value, and the CAS value for [`Kv::compare_and_set`]. The item counts as used.
-    #[must_use]
     pub fn get_with_cas(&self, key: &[u8]) -> Option<(Vec<u8>, u64)> {
         self.read(key, self.hash(key), |item| (item.to_vec(), item.cas())).ok()
     }
