@@ -189,9 +189,9 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
         config.objects_count_max = 2;
         config.dirty_bytes_max = 16 * KIB;
     }
-    let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
+    let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
     let all_free = cache.counters().free_bytes;
-    let running = sim.spawn(cache.run());
+    let running = sim.spawn(background);
     let validate = |cache: &ObjectCache| {
         cache.validate().unwrap_or_else(|why| panic!("{label}: validate: {why}"));
     };

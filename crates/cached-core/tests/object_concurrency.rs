@@ -102,7 +102,7 @@ impl Environment {
         config.load_requests_max = *rng.pick(&[1, 16]);
         config.hash_seed = Some(rng.next());
         let told = format!("{config:?}");
-        let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
+        let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
         let mut env = Self {
             rng,
             sim,
@@ -124,8 +124,7 @@ impl Environment {
             is_told,
             cache: Some(cache),
         };
-        let run = env.cache().run();
-        env.running = Some(env.sim.spawn(run));
+        env.running = Some(env.sim.spawn(background));
         env
     }
 

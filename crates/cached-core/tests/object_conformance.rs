@@ -101,8 +101,8 @@ impl Harness for Powered {
         let mut running = self.running.borrow_mut();
         let running = running.get_or_insert_with(|| {
             let clock = Arc::new(SystemClock);
-            let cache = ObjectCache::new(Arc::clone(&self.store), self.config.clone(), clock).unwrap();
-            let work = cache.run();
+            let (cache, work) =
+                ObjectCache::new(Arc::clone(&self.store), self.config.clone(), clock).unwrap();
             Running { cache, background: std::thread::spawn(move || block_on(work)) }
         });
         Arc::new(running.cache.clone())
@@ -220,8 +220,7 @@ fn over_a_store_that_can_do_little() {
 fn a_cache_over_a_cache() {
     for policy in POLICIES {
         let clock = Arc::new(SystemClock);
-        let below = ObjectCache::new(Arc::new(Memory::default()), tiny(policy), clock).unwrap();
-        let work = below.run();
+        let (below, work) = ObjectCache::new(Arc::new(Memory::default()), tiny(policy), clock).unwrap();
         let background = std::thread::spawn(move || block_on(work));
         Powered::new(Arc::new(below), tiny(WriteMode::Back)).passes(&options(16));
         background.join().unwrap();

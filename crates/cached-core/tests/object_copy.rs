@@ -140,7 +140,7 @@ fn a_landed_bucket_that_is_written_to_stores_all_of_what_it_has() {
         let mut env = CacheEnvironment::new(small(WriteMode::Back));
         env.others_write(&object, pattern(1, 0, 64 << 10));
         env.bytes(&object, 0, 64 << 10);
-        let mut landing = env.cache.land(&object, 0, 64 << 10).unwrap();
+        let mut buffer = env.cache.receive_buffer(&object, 0, 64 << 10).unwrap();
         let mut wanted = pattern(2, 0, 64 << 10);
         let mut done = 0;
         while done < wanted.len() {
@@ -153,9 +153,9 @@ fn a_landed_bucket_that_is_written_to_stores_all_of_what_it_has() {
                 }
                 Ok(done - before)
             };
-            landing.fill(&mut read).unwrap();
+            buffer.fill(&mut read).unwrap();
         }
-        let payload = landing.finish();
+        let payload = buffer.finish();
         let kept = payload.clone();
         let write = env.sim.spawn(env.cache.write(WriteRequest::new(object.clone(), 0, payload)));
         env.at_once(write).unwrap();

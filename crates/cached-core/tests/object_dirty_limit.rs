@@ -29,8 +29,8 @@ fn environment() -> Environment {
         dirty_age_max: Duration::from_secs(3600),
         ..small(WriteMode::Back)
     };
-    let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
-    let running = sim.spawn(cache.run());
+    let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
+    let running = sim.spawn(background);
     for n in 0..40 {
         sim.run(cache.info(InfoRequest::new(object(n)))).unwrap();
     }

@@ -38,8 +38,8 @@ impl Environment {
     ) -> Self {
         let mut sim = Sim::new(None);
         prepare(store.memory());
-        let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
-        let running = sim.spawn(cache.run());
+        let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
+        let running = sim.spawn(background);
         Self { sim, store, cache, running }
     }
 

@@ -23,8 +23,8 @@ fn environment(config: ObjectCacheConfig, limit: fn(&mut Capabilities)) -> Envir
     let mut sim = Sim::new(None);
     let store = SteeredStore::new();
     store.limit(limit);
-    let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
-    let running = sim.spawn(cache.run());
+    let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
+    let running = sim.spawn(background);
     Environment { sim, store, cache, running }
 }
 

@@ -25,8 +25,8 @@ fn environment(config: ObjectCacheConfig) -> Environment {
 
 fn over(store: Arc<SteeredStore>, config: ObjectCacheConfig) -> Environment {
     let mut sim = Sim::new(None);
-    let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
-    let _running = sim.spawn(cache.run());
+    let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
+    let _running = sim.spawn(background);
     Environment { sim, store, cache, _running }
 }
 

@@ -13,8 +13,8 @@ fn a_writer_gets_the_buckets_that_a_load_had_kept() {
     let (mut sim, store) = (Sim::new(None), SteeredStore::new());
     let (read, written) = (id("read"), id("written"));
     fill(store.memory(), &read, pattern(1, 0, (SMALL_BUCKETS * BUCKET) as usize));
-    let cache = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
-    let _running = sim.spawn(cache.run());
+    let (cache, background) = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
+    let _running = sim.spawn(background);
     sim.run(cache.write(WriteRequest::new(written.clone(), 0, b"known"))).unwrap();
     sim.run(cache.flush(FlushRequest::new(Scope::All))).unwrap();
     // All of the memory holds one object, of which the store is asked what it is as a whole.

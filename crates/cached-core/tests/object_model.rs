@@ -351,9 +351,10 @@ impl Environment {
         if is_told {
             println!("noisy {is_noisy}, volatile {is_volatile}, {config:?}");
         }
+        let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
         let mut env = Self {
             rng,
-            cache: Some(cache(Arc::clone(&store) as _, config, &sim.clock)),
+            cache: Some(cache),
             running: None,
             sim,
             memory,
@@ -372,8 +373,7 @@ impl Environment {
             operations: 0,
             is_told,
         };
-        let run = env.cache().run();
-        env.running = Some(env.sim.spawn(run));
+        env.running = Some(env.sim.spawn(background));
         env
     }
 

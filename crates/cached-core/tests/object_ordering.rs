@@ -230,11 +230,11 @@ fn a_reader_that_keeps_nothing_gets_no_byte_behind_a_cut() {
 
 /// One bucket's worth of bytes that has landed in a bucket.
 fn landed(env: &CacheEnvironment, object: &ObjectId, bytes: &[u8]) -> Segments {
-    let mut landing = env.cache.land(object, 0, bytes.len()).unwrap();
+    let mut buffer = env.cache.receive_buffer(object, 0, bytes.len()).unwrap();
     let mut from = bytes;
-    landing.fill(&mut |places| std::io::Read::read_vectored(&mut from, places)).unwrap();
+    buffer.fill(&mut |places| std::io::Read::read_vectored(&mut from, places)).unwrap();
     assert!(from.is_empty());
-    landing.finish()
+    buffer.finish()
 }
 
 /// A bucket that two objects share is clean in one of them only: the other forgets it once its flush is stored. A load

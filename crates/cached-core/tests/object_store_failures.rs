@@ -33,8 +33,8 @@ fn faulty_environment(
     let mut plan = FaultPlan::benign(1);
     change(&mut plan);
     let faulty = Arc::new(Faulty::new(Arc::clone(&memory) as _, plan, Arc::new(sim.clock.clone())));
-    let cache = cache(Arc::clone(&faulty) as _, config, &sim.clock);
-    let running = sim.spawn(cache.run());
+    let (cache, background) = cache(Arc::clone(&faulty) as _, config, &sim.clock);
+    let running = sim.spawn(background);
     Environment { sim, memory, faulty, cache, running }
 }
 
@@ -188,8 +188,8 @@ fn a_stall_of_one_object_is_not_felt_by_others() {
     fill(store.memory(), &fast, pattern(2, 0, 65_536));
     let mut config = small(WriteMode::Back);
     config.dirty_age_max = SECOND;
-    let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
-    let _running = sim.spawn(cache.run());
+    let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
+    let _running = sim.spawn(background);
     let stalled = slow.clone();
     sim.run(cache.write(WriteRequest::new(slow.clone(), 0, pattern(3, 0, 4096)))).unwrap();
     store.rule(move |call| match call.object.as_ref() == Some(&stalled) {
@@ -347,8 +347,8 @@ fn a_store_of_small_requests_gets_small_requests() {
     let (mut sim, store) = (Sim::new(None), SteeredStore::new());
     store.limit(|capabilities| capabilities.request_bytes_max = 16 * KIB);
     fill(store.memory(), &id("old"), pattern(1, 0, 200 << 10));
-    let cache = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
-    let _running = sim.spawn(cache.run());
+    let (cache, background) = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
+    let _running = sim.spawn(background);
     let most = cache.capabilities().request_bytes_max;
     for at in (0..200 * KIB).step_by(most.min(200 * KIB) as usize) {
         let len = most.min(200 * KIB - at);
@@ -368,8 +368,8 @@ fn a_store_of_small_requests_gets_small_requests() {
 #[test]
 fn a_flush_merges_what_lies_together() {
     let (mut sim, store) = (Sim::new(None), SteeredStore::new());
-    let cache = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
-    let _running = sim.spawn(cache.run());
+    let (cache, background) = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
+    let _running = sim.spawn(background);
     // 512 writes of a sector each, in an order of their own, and a second run far away.
     for n in 0..512_u64 {
         let at = n * 37 % 512 * 512;
@@ -391,8 +391,8 @@ fn a_flush_merges_what_lies_together() {
 fn parallel_misses_on_one_object_reach_the_store_together() {
     let (mut sim, store) = (Sim::new(None), SteeredStore::new());
     fill(store.memory(), &id("object"), pattern(1, 0, 256 << 10));
-    let cache = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
-    let _running = sim.spawn(cache.run());
+    let (cache, background) = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
+    let _running = sim.spawn(background);
     store.hold(&[Op::Read]);
     let reads: Vec<_> = (0..16)
         .map(|n| sim.spawn(cache.read(ReadRequest::new(id("object"), n * 3 * BUCKET, BUCKET))))

@@ -28,8 +28,8 @@ fn environment(change: fn(&mut ObjectCacheConfig), limit: fn(&mut Capabilities))
     store.limit(limit);
     let mut config = ObjectCacheConfig { dirty_age_max: SECOND, ..small(WriteMode::Back) };
     change(&mut config);
-    let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
-    let _running = sim.spawn(cache.run());
+    let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
+    let _running = sim.spawn(background);
     let lost = Arc::new(AtomicBool::new(false));
     let own = Arc::clone(&lost);
     // As the file store does it: the bytes are written, and the sync says that some were lost.

@@ -42,8 +42,8 @@ impl Environment {
     }
 
     fn start(&mut self, write: WriteMode) {
-        let cache = cache(Arc::clone(&self.store) as _, writer(write), &self.sim.clock);
-        self.running.push(self.sim.spawn(cache.run()));
+        let (cache, background) = cache(Arc::clone(&self.store) as _, writer(write), &self.sim.clock);
+        self.running.push(self.sim.spawn(background));
         self.caches.push(cache);
     }
 
