@@ -1,4 +1,5 @@
-//! Changing the write mode of a namespace while operations are under way: each ends in the mode in which it began.
+//! Changing the write mode of a namespace while operations are under way: each ends in the mode in which it
+//! began.
 
 use blocker::*;
 use test_kit::cache_environment::CacheEnvironment;
@@ -9,8 +10,8 @@ fn set(env: &CacheEnvironment, mode: WriteMode) {
     env.cache.set_write_mode(namespace("ns"), mode).unwrap();
 }
 
-/// A forwarded write keeps its data in the cache and asks the store for what its own mode promises, whatever the mode
-/// becomes while the store is at work.
+/// A forwarded write keeps its data in the cache and asks the store for what its own mode promises, whatever
+/// the mode becomes while the store is at work.
 #[test]
 fn a_forwarded_write_ends_in_the_mode_in_which_it_began() {
     for (from, to) in [
@@ -37,8 +38,8 @@ fn a_forwarded_write_ends_in_the_mode_in_which_it_began() {
     }
 }
 
-/// A write-back change does not join a change of another range that is on its way to the store: a flush of the one would
-/// set the object's end beside the other.
+/// A write-back change does not join a change of another range that is on its way to the store: a flush of
+/// the one would set the object's end beside the other.
 #[test]
 fn a_write_back_change_waits_for_changes_that_were_forwarded_before_the_mode_changed() {
     let mut env = CacheEnvironment::new(small(WriteMode::Through));
@@ -64,7 +65,8 @@ fn a_write_back_change_waits_for_changes_that_were_forwarded_before_the_mode_cha
     same(&bytes[(4 * BUCKET) as usize..], &first, "forwarded");
 }
 
-/// A change in another mode stores first what was written back, and a copy keeps the durability of its own mode.
+/// A change in another mode stores first what was written back, and a copy keeps the durability of its own
+/// mode.
 #[test]
 fn what_was_written_back_is_stored_before_a_forwarded_change() {
     let mut env = CacheEnvironment::new(small(WriteMode::Back));
