@@ -1,34 +1,34 @@
-//! A worker's pulse: one word that says what it is doing, for the watchdog.
+//! A thread's heartbeat: one word that states what the thread is doing, for the watchdog.
 //!
-//! The worker writes it when it gives a connection its turn, when it begins anything but a plain retrieval, and before it waits. Nothing
-//! is written per hit.
+//! A worker writes it when it begins to drive a connection, when a request is anything but a plain retrieval,
+//! and before it waits for events. A hit writes nothing.
 //!
 //! ```text
-//!  63        62 ……… 32      31 …… 8      7 …… 0
-//!  at work │ turn number │ descriptor │ command      0: it waits for events
+//!  63     62 ……… 32      31 …… 8      7 …… 0
+//!  busy │ step number │ descriptor │ activity      0: it waits for events
 //! ```
 
 use cached_proto::text::Request;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-const AT_WORK: u64 = 1 << 63;
-const TURN_SHIFT: u32 = 32;
-const TURN_MASK: u64 = (1 << 31) - 1;
+const BUSY: u64 = 1 << 63;
+const STEP_SHIFT: u32 = 32;
+const STEP_MASK: u64 = (1 << 31) - 1;
 const FD_SHIFT: u32 = 8;
 const FD_MASK: u64 = (1 << 24) - 1;
-const COMMAND_MASK: u64 = (1 << FD_SHIFT) - 1;
+const ACTIVITY_MASK: u64 = (1 << FD_SHIFT) - 1;
 
-/// What a worker may be in the middle of.
+/// What a thread is doing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Doing {
+pub(crate) enum Activity {
     /// A retrieval, or receiving and sending.
     Serving,
-    /// What other threads have sent it.
-    Mail,
-    /// The end of the server.
+    /// Commands from other threads.
+    Commands,
+    /// Answering what has been received before the server ends.
     Draining,
-    /// What the acceptor does once a second.
+    /// The acceptor's work of every second.
     Upkeep,
     Store,
     MetaGet,
@@ -46,11 +46,11 @@ pub(crate) enum Doing {
     Other,
 }
 
-impl Doing {
+impl Activity {
     const NAMES: [&str; 18] = [
         "a retrieval, receiving or sending",
-        "its mail",
-        "the end of the server",
+        "commands from other threads",
+        "draining connections at shutdown",
         "the upkeep of every second",
         "a storage command",
         "mg",
@@ -63,83 +63,83 @@ impl Doing {
         "me",
         "flush_all",
         "stats",
-        "a command for operators",
+        "an administrative command",
         "a binary command",
-        "a small command",
+        "another command",
     ];
 
-    /// What carrying out a text request is.
-    pub(crate) fn of(request: &Request<'_>) -> Doing {
+    /// Returns the activity that a text request stands for.
+    pub(crate) fn of(request: &Request<'_>) -> Activity {
         match request {
-            Request::Get(_) => Doing::Serving,
-            Request::Store(_) => Doing::Store,
-            Request::MetaGet(_) => Doing::MetaGet,
-            Request::MetaSet(_) => Doing::MetaSet,
-            Request::Delete(_) => Doing::Delete,
-            Request::MetaDelete(_) => Doing::MetaDelete,
-            Request::Arithmetic(_) => Doing::Arithmetic,
-            Request::MetaArithmetic(_) => Doing::MetaArithmetic,
-            Request::Touch(_) => Doing::Touch,
-            Request::MetaDebug(_) => Doing::MetaDebug,
-            Request::FlushAll(_) => Doing::FlushAll,
-            Request::Stats(_) => Doing::Stats,
-            Request::Admin(_) => Doing::Admin,
-            _ => Doing::Other,
+            Request::Get(_) => Activity::Serving,
+            Request::Store(_) => Activity::Store,
+            Request::MetaGet(_) => Activity::MetaGet,
+            Request::MetaSet(_) => Activity::MetaSet,
+            Request::Delete(_) => Activity::Delete,
+            Request::MetaDelete(_) => Activity::MetaDelete,
+            Request::Arithmetic(_) => Activity::Arithmetic,
+            Request::MetaArithmetic(_) => Activity::MetaArithmetic,
+            Request::Touch(_) => Activity::Touch,
+            Request::MetaDebug(_) => Activity::MetaDebug,
+            Request::FlushAll(_) => Activity::FlushAll,
+            Request::Stats(_) => Activity::Stats,
+            Request::Admin(_) => Activity::Admin,
+            _ => Activity::Other,
         }
     }
 }
 
 /// The word. Written by one thread, read by any.
 #[derive(Debug, Default)]
-pub(crate) struct Pulse(AtomicU64);
+pub(crate) struct Heartbeat(AtomicU64);
 
-impl Pulse {
-    /// Notes the begin of turn number `turn`, which belongs to the connection with this descriptor.
+impl Heartbeat {
+    /// Records the start of step number `step`, which serves the connection with this descriptor.
     #[inline]
-    pub(crate) fn begin(&self, turn: u64, fd: i32, doing: Doing) {
+    pub(crate) fn begin(&self, step: u64, fd: i32, activity: Activity) {
         let fd = u64::from(fd.cast_unsigned()) & FD_MASK;
-        let word = AT_WORK | (turn & TURN_MASK) << TURN_SHIFT | fd << FD_SHIFT | doing as u64;
+        let word = BUSY | (step & STEP_MASK) << STEP_SHIFT | fd << FD_SHIFT | activity as u64;
         self.0.store(word, Ordering::Relaxed);
     }
 
-    /// Notes what the turn has come to.
+    /// Replaces the activity of the current step.
     #[inline]
-    pub(crate) fn go_on(&self, doing: Doing) {
+    pub(crate) fn set_activity(&self, activity: Activity) {
         // One writer: a plain load and store, not a locked instruction.
         let word = self.0.load(Ordering::Relaxed);
-        self.0.store(word & !COMMAND_MASK | doing as u64, Ordering::Relaxed);
+        self.0.store(word & !ACTIVITY_MASK | activity as u64, Ordering::Relaxed);
     }
 
-    /// Notes that the worker waits for events.
+    /// Records that the thread waits for events.
     #[inline]
-    pub(crate) fn rest(&self) {
+    pub(crate) fn set_idle(&self) {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// What the worker is doing now.
-    pub(crate) fn look(&self) -> Beat {
-        Beat(self.0.load(Ordering::Relaxed))
+    /// Returns what the thread is doing.
+    pub(crate) fn read(&self) -> HeartbeatState {
+        HeartbeatState(self.0.load(Ordering::Relaxed))
     }
 }
 
-/// A pulse as it was at one moment. As long as two are equal the worker has not got any further.
+/// A heartbeat at one moment. As long as two are equal, the thread has made no progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Beat(u64);
+pub(crate) struct HeartbeatState(u64);
 
-impl Beat {
-    /// Whether the worker waits for events, which may last.
-    pub(crate) fn is_rest(self) -> bool {
+impl HeartbeatState {
+    /// Returns whether the thread waits for events, which may take any time.
+    pub(crate) fn is_idle(self) -> bool {
         self.0 == 0
     }
 
-    /// The connection whose turn it is.
+    /// Returns the descriptor of the connection that is served.
     pub(crate) fn fd(self) -> u64 {
         self.0 >> FD_SHIFT & FD_MASK
     }
 
-    /// What the worker is in the middle of.
-    pub(crate) fn doing(self) -> &'static str {
-        Doing::NAMES.get((self.0 & COMMAND_MASK) as usize).copied().unwrap_or("something")
+    /// Returns the name of the activity.
+    pub(crate) fn activity(self) -> &'static str {
+        Activity::NAMES.get((self.0 & ACTIVITY_MASK) as usize).copied().unwrap_or("an unknown activity")
     }
 }
 
@@ -148,22 +148,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pulse_says_whose_turn_it_is_and_what_for() {
-        let pulse = Pulse::default();
-        assert!(pulse.look().is_rest());
-        pulse.begin(7, 42, Doing::Serving);
-        let first = pulse.look();
-        assert_eq!((first.is_rest(), first.fd(), first.doing()), (false, 42, Doing::NAMES[0]));
-        pulse.go_on(Doing::FlushAll);
-        assert_eq!((pulse.look().fd(), pulse.look().doing()), (42, "flush_all"));
-        pulse.begin(8, 42, Doing::Serving);
-        assert_ne!(pulse.look(), first, "another turn of the same connection is another beat");
-        pulse.rest();
-        assert!(pulse.look().is_rest());
+    fn states_the_connection_and_the_activity() {
+        let heartbeat = Heartbeat::default();
+        assert!(heartbeat.read().is_idle());
+        heartbeat.begin(7, 42, Activity::Serving);
+        let first = heartbeat.read();
+        assert_eq!((first.is_idle(), first.fd(), first.activity()), (false, 42, Activity::NAMES[0]));
+        heartbeat.set_activity(Activity::FlushAll);
+        assert_eq!((heartbeat.read().fd(), heartbeat.read().activity()), (42, "flush_all"));
+        heartbeat.begin(8, 42, Activity::Serving);
+        assert_ne!(heartbeat.read(), first, "another step for the same connection is progress");
+        heartbeat.set_idle();
+        assert!(heartbeat.read().is_idle());
     }
 
     #[test]
-    fn everything_has_a_name() {
-        assert_eq!(Doing::Other as usize + 1, Doing::NAMES.len());
+    fn every_activity_has_a_name() {
+        assert_eq!(Activity::Other as usize + 1, Activity::NAMES.len());
     }
 }

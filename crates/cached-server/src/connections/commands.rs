@@ -1,70 +1,75 @@
-//! What a worker is told by other threads.
+//! Commands that other threads send to a worker.
 
-use crate::conn::info::ConnInfo;
-use crate::locks::{Lock, MAIL};
+use super::info::ConnInfo;
+use crate::locks::{COMMANDS, Lock};
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// One message.
-pub(crate) enum Mail {
+/// One command to a worker.
+pub(crate) enum Command {
     /// Serve this connection.
-    Connection(Newcomer),
-    /// Look at this seat, though its socket has nothing to say.
-    Look(usize),
-    /// Finish what has been received, then end.
-    Shutdown,
-    /// End at once.
-    Abandon,
+    Serve(AcceptedConnection),
+    /// Check whether the connection in this slot is to be closed; its socket raises no event for that.
+    Check(usize),
+    /// Answer what has been received, then end.
+    Drain,
+    /// End without answering.
+    Abort,
 }
 
 /// A connection that has been accepted and entered in the table.
-pub(crate) struct Newcomer {
-    pub(crate) fd: OwnedFd,
+pub(crate) struct AcceptedConnection {
+    pub(crate) socket: OwnedFd,
     pub(crate) info: Arc<ConnInfo>,
 }
 
-/// Messages for one worker, and the descriptor that wakes it.
+/// The commands for one worker, and the descriptor that wakes it.
 #[derive(Debug)]
-pub(crate) struct Mailbox {
-    mail: Lock<Vec<Mail>>,
-    bell: OwnedFd,
+pub(crate) struct CommandQueue {
+    commands: Lock<Vec<Command>>,
+    waker: OwnedFd,
 }
 
-impl Mailbox {
-    pub(crate) fn new() -> io::Result<Mailbox> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Mailbox { mail: Lock::new(&MAIL, Vec::new()), bell })
+impl CommandQueue {
+    /// Returns an empty queue.
+    ///
+    /// # Errors
+    /// When the system has no descriptor for the waker.
+    pub(crate) fn new() -> io::Result<CommandQueue> {
+        let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(CommandQueue { commands: Lock::new(&COMMANDS, Vec::new()), waker })
     }
 
-    /// Leaves a message and wakes the worker.
-    pub(crate) fn send(&self, mail: Mail) {
-        self.mail.lock().push(mail);
-        // It fails only when the counter is full, and then the worker wakes anyway.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    /// Appends a command and wakes the worker.
+    pub(crate) fn send(&self, command: Command) {
+        self.commands.lock().push(command);
+        // Fails only when the counter is full, and then the waker is readable anyway.
+        let _ = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
     }
 
-    /// Takes all messages.
-    pub(crate) fn take(&self) -> Vec<Mail> {
-        // Fails if nobody has rung since; the messages are looked at all the same.
-        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
-        std::mem::take(&mut *self.mail.lock())
+    /// Removes and returns all commands, oldest first.
+    pub(crate) fn take(&self) -> Vec<Command> {
+        // Fails if the waker has not been written to since the last call; the commands are taken all the
+        // same.
+        let _ = rustix::io::read(&self.waker, &mut [0; 8]);
+        std::mem::take(&mut *self.commands.lock())
     }
 
-    /// Readable while there may be messages.
-    pub(crate) fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+    /// Returns the descriptor that is readable while there may be commands.
+    pub(crate) fn waker(&self) -> BorrowedFd<'_> {
+        self.waker.as_fd()
     }
 }
 
-impl std::fmt::Debug for Mail {
+impl std::fmt::Debug for Command {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Mail::Connection(newcomer) => write!(f, "Connection({})", newcomer.info.fd),
-            Mail::Look(seat) => write!(f, "Look({seat})"),
-            Mail::Shutdown => f.write_str("Shutdown"),
-            Mail::Abandon => f.write_str("Abandon"),
+            Command::Serve(accepted) => write!(f, "Serve({})", accepted.info.fd),
+            Command::Check(slot) => write!(f, "Check({slot})"),
+            Command::Drain => f.write_str("Drain"),
+            Command::Abort => f.write_str("Abort"),
         }
     }
 }
