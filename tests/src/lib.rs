@@ -22,6 +22,7 @@
 //! | [`checkers`] | what their command lines share |
 //! | [`check`] | the value checker: self-describing values under every kind of load |
 //! | [`lockstep`] | the same random commands to two servers |
+//! | [`modules`] | the modules of a crate and the circles among them |
 //! | [`mutations`] | small wrong changes to the product, each of which some test must notice |
 
 pub mod abuse;
@@ -34,6 +35,7 @@ pub mod differences;
 pub mod frame;
 pub mod generate;
 pub mod lockstep;
+pub mod modules;
 pub mod mutations;
 pub mod outside;
 pub mod pattern;

@@ -1,6 +1,6 @@
 //! Values of 1 MiB against values of 1 GiB, in process, after churn: does a value in a thousand pieces cost more per byte?
 //!
-//! `cargo run --release -p cached-benches --bin large`. The store is first filled with values of mixed sizes several
+//! `cargo run --release --manifest-path benches/Cargo.toml --bin large`. The store is first filled with values of mixed sizes several
 //! times over, so that free memory lies scattered. Then values of each size are stored and read (copied out piece by
 //! piece), the same number of bytes each time, in rounds that alternate between the sizes; the median of the rounds is printed.
 

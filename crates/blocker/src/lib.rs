@@ -35,6 +35,7 @@ pub mod capabilities;
 pub mod clock;
 pub mod conformance;
 mod control;
+mod delegate;
 mod error;
 pub mod event;
 pub mod executor;
@@ -53,7 +54,9 @@ mod segment;
 pub use crate::blocker::Blocker;
 pub use crate::capabilities::{BUCKET_BYTES, Capabilities, OBJECT_BYTES_MAX_DEFAULT, Survives};
 pub use crate::clock::{Clock, ManualClock, SystemClock, Timestamp};
-pub use crate::control::{Attachment, Control, Policy, Quota, Statistics, WritePolicy};
+pub use crate::control::{
+    Attachment, Control, Loss, LossPage, NoControl, Policy, Quota, WriteMode, metrics_above,
+};
 pub use crate::error::{Error, Reason, Result};
 pub use crate::event::{Event, EventHub, Subscription};
 
@@ -66,11 +69,12 @@ pub use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version, WriterId}
 pub use crate::reply::{Pending, Reply, ReplyFuture};
 pub use crate::request::{
     Call, Change, ClaimRequest, CompareAndWriteRequest, Condition, CopyRequest, DeleteRequest,
-    DiscardRequest, FlushRequest, Hints, InfoRequest, InvalidateRequest, ListRequest, Priority, ReadRequest,
-    Run, RunContent, Scope, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest,
-    WriteZeroesRequest,
+    DiscardRequest, FlushRequest, Hints, InfoRequest, InvalidateRequest, ListRequest, ReadRequest, Run,
+    RunContent, Scope, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest, WriteZeroesRequest,
 };
 pub use crate::response::{
     ChangeReply, ClaimReply, DeleteReply, FlushReply, Info, InvalidateReply, ListEntry, ListReply, ReadReply,
 };
 pub use crate::segment::{Segment, SegmentOwner, Segments};
+/// The metrics that [`Control::metrics`] returns.
+pub use cached_metrics as metrics;

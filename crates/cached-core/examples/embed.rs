@@ -2,7 +2,7 @@
 //!
 //! Two threads share one handle; time is the system's; a hook counts what leaves the store unasked.
 
-use cached_core::kv::hook::{Mutation, MutationHook};
+use cached_core::kv::hook::{Change, ChangeHook};
 use cached_core::kv::{CasError, Kv, KvConfig};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Default)]
 struct CountEvictions(AtomicU64);
 
-impl MutationHook for CountEvictions {
-    fn on_mutation(&self, mutation: Mutation, _key: &[u8], _version: u64) {
-        if mutation == Mutation::Evicted {
+impl ChangeHook for CountEvictions {
+    fn on_change(&self, change: Change, _key: &[u8], _version: u64) {
+        if change == Change::Evicted {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -20,8 +20,11 @@ impl MutationHook for CountEvictions {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let evictions = Arc::new(CountEvictions::default());
-    let kv =
-        Kv::new(KvConfig { arena_bytes: 16 << 20, hook: Some(evictions.clone()), ..KvConfig::default() })?;
+    let kv = Kv::new(KvConfig {
+        arena_bytes: 16 << 20,
+        change_hook: Some(evictions.clone()),
+        ..KvConfig::default()
+    })?;
 
     // Values, lifetimes, counters.
     kv.set(b"greeting", b"hello")?;

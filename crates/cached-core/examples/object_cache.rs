@@ -5,14 +5,14 @@ use std::sync::Arc;
 use blocker::executor::block_on;
 use blocker::{
     Blocker, Durability, FileStore, FlushRequest, Name, Namespace, ObjectId, ReadRequest, Scope, SystemClock,
-    WritePolicy, WriteRequest,
+    WriteMode, WriteRequest,
 };
 use cached_core::object::{ObjectCache, ObjectCacheConfig};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let dir = std::env::args().nth(1).ok_or("name a directory for the objects")?;
     let store = Arc::new(FileStore::open(dir)?);
-    let config = ObjectCacheConfig { write: WritePolicy::Back, ..ObjectCacheConfig::default() };
+    let config = ObjectCacheConfig { write: WriteMode::Back, ..ObjectCacheConfig::default() };
     let cache = ObjectCache::new(store.clone(), config, Arc::new(SystemClock))?;
     let background = cache.run();
     let background = std::thread::spawn(move || block_on(background));

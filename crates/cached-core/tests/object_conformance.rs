@@ -1,8 +1,6 @@
 //! The contract's own suite over the object cache: every write policy, tiny and ample memory, over each
 //! store; and with power cuts, which lose the cache and what the store below had not stored.
 
-mod object_support;
-
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -11,14 +9,14 @@ use std::time::Duration;
 use blocker::conformance::{Harness, Options, run};
 use blocker::executor::block_on;
 use blocker::faulty::FaultPlan;
-use blocker::{Blocker, Faulty, FileStore, Memory, SystemClock, WritePolicy};
+use blocker::{Blocker, Faulty, FileStore, Memory, SystemClock, WriteMode};
 use cached_core::object::{ObjectCache, ObjectCacheConfig, Writer};
-use object_support::{KIB, small};
+use test_kit::{KIB, small};
 
-const POLICIES: [WritePolicy; 3] = [WritePolicy::Back, WritePolicy::Through, WritePolicy::Around];
+const POLICIES: [WriteMode; 3] = [WriteMode::Back, WriteMode::Through, WriteMode::Around];
 
 /// Far less memory than the suite's objects have bytes, and fewer objects than it uses.
-fn tiny(write: WritePolicy) -> ObjectCacheConfig {
+fn tiny(write: WriteMode) -> ObjectCacheConfig {
     let mut config = small(write);
     config.objects_count_max = 4;
     config.dirty_bytes_max = 128 * KIB;
@@ -28,7 +26,7 @@ fn tiny(write: WritePolicy) -> ObjectCacheConfig {
     config
 }
 
-fn ample(write: WritePolicy) -> ObjectCacheConfig {
+fn ample(write: WriteMode) -> ObjectCacheConfig {
     ObjectCacheConfig {
         memory_bytes_max: 64 << 20,
         dirty_bytes_max: 32 << 20,
@@ -208,7 +206,7 @@ fn as_the_only_writer() {
 #[test]
 fn over_a_store_that_can_do_little() {
     for policy in POLICIES {
-        let store = object_support::steered::Steered::new();
+        let store = test_kit::steered::SteeredStore::new();
         store.limit(|capabilities| {
             capabilities.copy_native = false;
             capabilities.holes_native = false;
@@ -225,7 +223,7 @@ fn a_cache_over_a_cache() {
         let below = ObjectCache::new(Arc::new(Memory::default()), tiny(policy), clock).unwrap();
         let work = below.run();
         let background = std::thread::spawn(move || block_on(work));
-        Powered::new(Arc::new(below), tiny(WritePolicy::Back)).passes(&options(16));
+        Powered::new(Arc::new(below), tiny(WriteMode::Back)).passes(&options(16));
         background.join().unwrap();
     }
 }

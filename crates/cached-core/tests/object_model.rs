@@ -9,9 +9,7 @@
 //! flushed, the cache dropped, the power of the store cut, and what is there compared with the map.
 //!
 //! What several clients may see of one object that all of them change is the business of
-//! `object_shared`. `OBJECT_SEED=n` replays one seed and tells its story, `OBJECT_SEEDS=n` runs so many.
-
-mod object_support;
+//! `object_concurrency`. `OBJECT_SEED=n` replays one seed and tells its story, `OBJECT_SEEDS=n` runs so many.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -21,10 +19,10 @@ use std::time::Duration;
 use blocker::faulty::FaultPlan;
 use blocker::*;
 use cached_core::object::{NamespaceConfig, ObjectCache, Writer};
-use object_support::detached::Detached;
-use object_support::rng::Rng;
-use object_support::sim::{Handle, Sim};
-use object_support::{KIB, cache, content, each_seed, namespace, pattern, small};
+use test_kit::detached::DetachedStore;
+use test_kit::rng::Rng;
+use test_kit::sim::{Handle, Sim};
+use test_kit::{KIB, cache, content, each_seed, namespace, pattern, small};
 
 const OBJECTS: usize = 14;
 const SIZE_MAX: u64 = 256 * KIB;
@@ -150,7 +148,7 @@ fn effect(
 /// One object, as the map has it.
 struct Tracked {
     id: ObjectId,
-    write: WritePolicy,
+    write: WriteMode,
     /// What it may hold now: one, unless an outcome is not known.
     candidates: Vec<Content>,
     /// All it has held since it was last surely stored: what a crash of the store may mix.
@@ -243,14 +241,14 @@ struct Kept {
     wanted: Vec<u8>,
 }
 
-struct World {
+struct Environment {
     rng: Rng,
     sim: Sim,
     cache: Option<ObjectCache>,
     running: Option<Handle<()>>,
     memory: Arc<Memory>,
     faulty: Arc<Faulty>,
-    store: Arc<Detached>,
+    store: Arc<DetachedStore>,
     namespaces: Vec<Namespace>,
     objects: Vec<Tracked>,
     flights: Vec<Flight>,
@@ -268,14 +266,14 @@ struct World {
 }
 
 macro_rules! tell {
-    ($world:expr, $($text:tt)+) => {
-        if $world.is_told {
-            println!("[{:>6}] {}", $world.sim.clock.now().0 / 1_000_000, format_args!($($text)+));
+    ($env:expr, $($text:tt)+) => {
+        if $env.is_told {
+            println!("[{:>6}] {}", $env.sim.clock.now().0 / 1_000_000, format_args!($($text)+));
         }
     };
 }
 
-impl World {
+impl Environment {
     fn new(seed: u64, is_told: bool) -> Self {
         let mut rng = Rng::new(seed);
         let sim = Sim::new(Some(rng.next()));
@@ -290,9 +288,9 @@ impl World {
             plan.volatile = rng.permille(500);
         }
         let is_volatile = plan.volatile;
-        let memory = Arc::new(object_support::memory(&sim.clock));
+        let memory = Arc::new(test_kit::memory(&sim.clock));
         let namespaces = vec![namespace("back"), namespace("through"), namespace("around")];
-        let policies = [WritePolicy::Back, WritePolicy::Through, WritePolicy::Around];
+        let policies = [WriteMode::Back, WriteMode::Through, WriteMode::Around];
         let mut objects = Vec::new();
         for number in 0..OBJECTS {
             // Write-back is where most can go wrong.
@@ -304,7 +302,7 @@ impl World {
                 Rc::new(pattern(1 + number as u64, 0, size as usize))
             });
             if let Some(bytes) = &bytes {
-                object_support::fill(&memory, &id, bytes.to_vec());
+                test_kit::fill(&memory, &id, bytes.to_vec());
             }
             objects.push(Tracked {
                 id,
@@ -324,7 +322,7 @@ impl World {
         let clock = Arc::new(sim.clock.clone());
         let faulty = Arc::new(Faulty::new(Arc::clone(&memory) as _, plan, clock));
         let ready_permille = *rng.pick(&[0, 300, 1000]);
-        let store = Detached::new(Arc::clone(&faulty) as _, sim.spawner(), rng.next(), ready_permille);
+        let store = DetachedStore::new(Arc::clone(&faulty) as _, sim.spawner(), rng.next(), ready_permille);
         // With copies and runs of its own, without, and with few runs in one change.
         let limits: [fn(&mut Capabilities); 6] = [
             |_| (),
@@ -339,7 +337,7 @@ impl World {
             store.tell();
         }
         let store = Arc::new(store);
-        let mut config = small(WritePolicy::Back);
+        let mut config = small(WriteMode::Back);
         config.objects_count_max = *rng.pick(&[3, 5, 10, 20]);
         config.dirty_bytes_max = *rng.pick(&[4, 64, 300, 768]) * KIB;
         config.dirty_age_max = Duration::from_millis(*rng.pick(&[5, 200, 10_000]));
@@ -353,7 +351,7 @@ impl World {
         if is_told {
             println!("noisy {is_noisy}, volatile {is_volatile}, {config:?}");
         }
-        let mut world = Self {
+        let mut env = Self {
             rng,
             cache: Some(cache(Arc::clone(&store) as _, config, &sim.clock)),
             running: None,
@@ -374,9 +372,9 @@ impl World {
             operations: 0,
             is_told,
         };
-        let run = world.cache().run();
-        world.running = Some(world.sim.spawn(run));
-        world
+        let run = env.cache().run();
+        env.running = Some(env.sim.spawn(run));
+        env
     }
 
     fn cache(&self) -> ObjectCache {
@@ -772,7 +770,7 @@ impl World {
             }
         }
         // What a crash of the store may make of it, on top of anything that may be there.
-        let may_be_lost = self.is_volatile && tracked.write != WritePolicy::Back;
+        let may_be_lost = self.is_volatile && tracked.write != WriteMode::Back;
         if tracked.is_tainted {
             let more: Vec<Content> = effects(&tracked.history).into_iter().flatten().collect();
             tracked.history.extend(more);
@@ -936,7 +934,7 @@ impl World {
             println!(
                 "{label}: {found_text:?} bytes, size {size:?}; {count} candidates, first {wanted_text:?} bytes"
             );
-            object_support::same(&found.unwrap_or_default(), &wanted.unwrap_or_default(), &label);
+            test_kit::same(&found.unwrap_or_default(), &wanted.unwrap_or_default(), &label);
             panic!("{label}: existence or size is not the map's");
         }
         let Some(reply) = reply else { return };
@@ -1054,7 +1052,7 @@ impl World {
         self.faulty.restart().unwrap();
         self.crashed = None;
         if self.is_volatile {
-            for tracked in self.objects.iter_mut().filter(|tracked| tracked.write != WritePolicy::Back) {
+            for tracked in self.objects.iter_mut().filter(|tracked| tracked.write != WriteMode::Back) {
                 tracked.is_tainted = true;
                 tracked.version = None;
             }
@@ -1068,7 +1066,7 @@ impl World {
         }
         let at = self.rng.index(self.kept.len());
         let kept = self.kept.swap_remove(at);
-        object_support::same(&kept.data.to_vec(), &kept.wanted, "a payload that was kept");
+        test_kit::same(&kept.data.to_vec(), &kept.wanted, "a payload that was kept");
     }
 
     /// Nothing is under way in the cache or below: what lost its caller has ended.
@@ -1143,7 +1141,7 @@ impl World {
         self.sim.advance(Duration::from_secs(600));
         self.lay_ghosts();
         assert!(self.objects.iter().all(|tracked| !tracked.is_haunted), "calls below never end");
-        let is_tainted = |world: &Self| world.objects.iter().any(|tracked| tracked.is_tainted);
+        let is_tainted = |env: &Self| env.objects.iter().any(|tracked| tracked.is_tainted);
         let mut rounds = 0;
         while is_tainted(&self) || self.must_invalidate {
             if self.must_invalidate {
@@ -1175,7 +1173,7 @@ impl World {
                 let wanted = bytes_of(&tracked.candidates[0]);
                 let label = format!("{} as stored", tracked.id);
                 println!("{label}: {:?} bytes", found.as_ref().map(Vec::len));
-                object_support::same(&found.unwrap_or_default(), wanted, &label);
+                test_kit::same(&found.unwrap_or_default(), wanted, &label);
                 panic!("{label}: it is there or not, against the map");
             }
         }
@@ -1255,11 +1253,11 @@ fn payload(rng: &mut Rng, bytes: Vec<u8>) -> Segments {
 }
 
 fn run(seed: u64, is_told: bool) {
-    let mut world = World::new(seed, is_told);
-    while world.operations < OPERATIONS {
-        world.step();
+    let mut env = Environment::new(seed, is_told);
+    while env.operations < OPERATIONS {
+        env.step();
     }
-    world.finish();
+    env.finish();
 }
 
 #[test]

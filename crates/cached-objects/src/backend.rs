@@ -176,7 +176,7 @@ pub struct RemoteTable {
     /// … up to this long.
     pub backoff_ms_max: u64,
     /// How long requests wait for a connection before they fail.
-    pub patience_ms: u64,
+    pub reconnect_timeout_ms: u64,
     /// Buffers for large payloads that are kept to be used again.
     pub payload_pool_bytes_max: Size,
 }
@@ -198,7 +198,7 @@ impl Default for RemoteTable {
             peer_timeout_ms: millis(config.peer_timeout),
             backoff_ms_min: millis(config.backoff_min),
             backoff_ms_max: millis(config.backoff_max),
-            patience_ms: millis(config.patience),
+            reconnect_timeout_ms: millis(config.reconnect_timeout),
             payload_pool_bytes_max: config.payload_pool_bytes_max.into(),
         }
     }
@@ -223,7 +223,7 @@ impl RemoteTable {
         config.peer_timeout = Duration::from_millis(self.peer_timeout_ms);
         config.backoff_min = Duration::from_millis(self.backoff_ms_min);
         config.backoff_max = Duration::from_millis(self.backoff_ms_max);
-        config.patience = Duration::from_millis(self.patience_ms);
+        config.reconnect_timeout = Duration::from_millis(self.reconnect_timeout_ms);
         config.payload_pool_bytes_max = self.payload_pool_bytes_max.to_usize();
         Ok(config)
     }
@@ -247,7 +247,7 @@ impl RemoteTable {
             ("peer_timeout_ms", self.peer_timeout_ms),
             ("backoff_ms_min", self.backoff_ms_min),
             ("backoff_ms_max", self.backoff_ms_max),
-            ("patience_ms", self.patience_ms),
+            ("reconnect_timeout_ms", self.reconnect_timeout_ms),
         ] {
             within(&format!("objects.backend.{key}"), time, 1..=24 * 60 * 60 * 1000)?;
         }

@@ -4,7 +4,7 @@ use std::io::{self, IoSliceMut};
 
 use blocker::{ObjectId, Segments};
 use cached_core::object::{Landing, ObjectCache};
-use synapse::Reserved;
+use synapse::ReceiveBuffer;
 
 /// Large payloads go from the socket into the buckets of this cache.
 pub struct CacheLanding(ObjectCache);
@@ -17,8 +17,8 @@ impl CacheLanding {
     }
 }
 
-impl synapse::Landing for CacheLanding {
-    fn reserve(&self, object: &ObjectId, offset: u64, len_bytes: usize) -> Option<Box<dyn Reserved>> {
+impl synapse::ReceiveBuffers for CacheLanding {
+    fn reserve(&self, object: &ObjectId, offset: u64, len_bytes: usize) -> Option<Box<dyn ReceiveBuffer>> {
         let landing = self.0.land(object, offset, len_bytes)?;
         Some(Box::new(Arriving(landing)))
     }
@@ -26,7 +26,7 @@ impl synapse::Landing for CacheLanding {
 
 struct Arriving(Landing);
 
-impl Reserved for Arriving {
+impl ReceiveBuffer for Arriving {
     fn fill(
         &mut self,
         read: &mut dyn FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>,

@@ -3,7 +3,7 @@
 use crate::backend::BackendTable;
 use crate::mistake::{Mistake, eviction_policy, mistake, require, within};
 use crate::size::Size;
-use blocker::{Capabilities, NAME_BYTES_MAX, Namespace, WritePolicy};
+use blocker::{Capabilities, NAME_BYTES_MAX, Namespace, WriteMode};
 use cached_core::object::{
     ConfigError as CacheConfigError, NamespaceConfig, OBJECT_BYTES_LIMIT, ObjectCacheConfig, Writer,
 };
@@ -123,22 +123,22 @@ impl From<&ObjectCacheConfig> for ObjectsTable {
     }
 }
 
-impl From<WritePolicy> for Write {
-    fn from(policy: WritePolicy) -> Write {
+impl From<WriteMode> for Write {
+    fn from(policy: WriteMode) -> Write {
         match policy {
-            WritePolicy::Through => Write::Through,
-            WritePolicy::Back => Write::Back,
-            WritePolicy::Around => Write::Around,
+            WriteMode::Through => Write::Through,
+            WriteMode::Back => Write::Back,
+            WriteMode::Around => Write::Around,
         }
     }
 }
 
-impl From<Write> for WritePolicy {
-    fn from(write: Write) -> WritePolicy {
+impl From<Write> for WriteMode {
+    fn from(write: Write) -> WriteMode {
         match write {
-            Write::Through => WritePolicy::Through,
-            Write::Back => WritePolicy::Back,
-            Write::Around => WritePolicy::Around,
+            Write::Through => WriteMode::Through,
+            Write::Back => WriteMode::Back,
+            Write::Around => WriteMode::Around,
         }
     }
 }

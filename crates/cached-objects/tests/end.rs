@@ -7,7 +7,7 @@ use blocker::executor::block_on;
 use blocker::faulty::FaultPlan;
 use blocker::{
     Blocker, ClaimRequest, Epoch, Faulty, FlushRequest, Memory, Name, Namespace, ObjectId, Scope,
-    SystemClock, WritePolicy, WriteRequest, WriterId,
+    SystemClock, WriteMode, WriteRequest, WriterId,
 };
 use cached_core::object::{ObjectCache, ObjectCacheConfig};
 use cached_objects::store_all;
@@ -15,7 +15,7 @@ use cached_objects::store_all;
 const MINUTE: Duration = Duration::from_secs(60);
 
 fn cache(store: Arc<dyn Blocker>) -> ObjectCache {
-    let config = ObjectCacheConfig { write: WritePolicy::Back, ..ObjectCacheConfig::default() };
+    let config = ObjectCacheConfig { write: WriteMode::Back, ..ObjectCacheConfig::default() };
     let cache = ObjectCache::new(store, config, Arc::new(SystemClock)).unwrap();
     let background = cache.run();
     std::thread::spawn(move || block_on(background));

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use blocker::executor::block_on;
 use blocker::{
     Blocker, FlushRequest, Memory, Name, Namespace, ObjectId, ReadRequest, Scope, SystemClock,
-    WriteFullRequest, WritePolicy, WriteRequest,
+    WriteFullRequest, WriteMode, WriteRequest,
 };
 use cached_core::object::{ObjectCache, ObjectCacheConfig};
 use cached_objects::CacheLanding;
@@ -20,7 +20,7 @@ struct World {
 }
 
 impl World {
-    fn new(write: WritePolicy) -> World {
+    fn new(write: WriteMode) -> World {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let config = ObjectCacheConfig {
@@ -32,7 +32,7 @@ impl World {
         let cache = ObjectCache::new(Arc::new(Memory::default()), config, Arc::new(SystemClock)).unwrap();
         runtime.spawn(cache.run());
         let mut config = ServerConfig::default();
-        config.landing = Some(Arc::new(CacheLanding::new(cache.clone())));
+        config.receive_buffers = Some(Arc::new(CacheLanding::new(cache.clone())));
         let server = Server::new(Arc::new(cache.clone()), None, config).unwrap();
         let address = runtime.block_on(server.listen(&"127.0.0.1:0".parse().unwrap())).unwrap();
         World { runtime, cache, server, address }
@@ -56,7 +56,7 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
 #[test]
 fn a_large_payload_goes_from_the_socket_into_its_buckets_and_back() {
     const ROUNDS: usize = 30;
-    for write in [WritePolicy::Back, WritePolicy::Through] {
+    for write in [WriteMode::Back, WriteMode::Through] {
         let world = World::new(write);
         let client = world.client();
         for round in 0..ROUNDS {
@@ -70,7 +70,7 @@ fn a_large_payload_goes_from_the_socket_into_its_buckets_and_back() {
         assert_eq!(counters.landed_bytes, (ROUNDS << 20) as u64, "{write:?}: {counters:?}");
         assert_eq!(counters.landing_bytes, 0);
         // The first came while nobody expected it; of the others, what one short read brings.
-        let copied = world.server.figure("synapse_copied_bytes");
+        let copied = world.server.metric("synapse_copied_bytes");
         assert!(copied <= 32 * 1024 + 1024 * ROUNDS as u64, "{copied} bytes came with their heads");
         // Edges that are no whole bucket are copied, the rest is not.
         let data = pattern(100_000, 7);
@@ -91,7 +91,7 @@ fn a_large_payload_goes_from_the_socket_into_its_buckets_and_back() {
 fn who_never_sends_the_rest_holds_a_bounded_share_and_gives_it_back() {
     use synapse::codec::{Credits, Features, Hello, Request, RequestId, SessionId};
 
-    let world = World::new(WritePolicy::Back);
+    let world = World::new(WriteMode::Back);
     let Address::Tcp(address) = &world.address else { unreachable!("it listens to TCP") };
     let mut peers = Vec::new();
     for lane in 0..8 {

@@ -160,7 +160,7 @@ fn a_small_read_allocates_nothing() {
 fn cache() -> ObjectCache {
     let mut config = ObjectCacheConfig::default();
     (config.memory_bytes_max, config.dirty_bytes_max) = (32 << 20, 8 << 20);
-    config.write = WritePolicy::Back;
+    config.write = WriteMode::Back;
     ObjectCache::new(filled(), config, Arc::new(SystemClock)).unwrap()
 }
 
@@ -250,7 +250,7 @@ fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
             raw.send(|out| *out = bytes);
             assert!(matches!(raw.frame().outcome(), Outcome::Answered(_)));
         }
-        let copied = server.figure("synapse_copied_bytes");
+        let copied = server.metric("synapse_copied_bytes");
         // The first came while nobody expected it: a buffer full. The others: what one short read brings.
         let most = 128 * 1024 + 512 * u64::from(rounds);
         assert!(copied <= most, "{copied} of {} bytes were copied", size * rounds as usize);
@@ -263,7 +263,7 @@ fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
         for _ in 0..4 {
             assert!(matches!(raw.frame().outcome(), Outcome::Answered(_)));
         }
-        let more = server.figure("synapse_copied_bytes") - copied;
+        let more = server.metric("synapse_copied_bytes") - copied;
         assert!(more <= 4 * 512, "{more} bytes were copied of four payloads");
     });
 }

@@ -44,7 +44,7 @@ impl Cache {
     }
 
     /// Where large payloads land.
-    pub(crate) fn landing(&self) -> Arc<dyn synapse::Landing> {
+    pub(crate) fn landing(&self) -> Arc<dyn synapse::ReceiveBuffers> {
         Arc::new(CacheLanding::new(self.cache.clone()))
     }
 

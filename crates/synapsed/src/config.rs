@@ -63,7 +63,7 @@ pub(crate) struct Limits {
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Times {
     peer_timeout_ms: u64,
-    greeting_timeout_ms: u64,
+    handshake_timeout_ms: u64,
     session_linger_secs: u64,
 }
 
@@ -117,7 +117,7 @@ impl Default for Times {
         let ms = |time: Duration| time.as_millis() as u64;
         Self {
             peer_timeout_ms: ms(server.peer_timeout),
-            greeting_timeout_ms: ms(server.greeting_timeout),
+            handshake_timeout_ms: ms(server.handshake_timeout),
             session_linger_secs: server.session_linger.as_secs(),
         }
     }
@@ -211,7 +211,7 @@ impl Config {
         server.list_entries_max = limits.list_entries_max;
         server.payload_pool_bytes_max = limits.payload_pool_bytes_max.to_usize();
         server.peer_timeout = Duration::from_millis(self.times.peer_timeout_ms);
-        server.greeting_timeout = Duration::from_millis(self.times.greeting_timeout_ms);
+        server.handshake_timeout = Duration::from_millis(self.times.handshake_timeout_ms);
         server.session_linger = Duration::from_secs(self.times.session_linger_secs);
         server.check().map_err(|line| of_server(&line))?;
         Ok(server)
@@ -290,7 +290,7 @@ pub(crate) fn of_server(line: &str) -> Mistake {
     let (name, why) = line.split_once(' ').unwrap_or(("", line));
     let key = match name {
         "session_slots_max" => "limits.session_requests_max".into(),
-        "peer_timeout" | "greeting_timeout" => format!("times.{name}_ms"),
+        "peer_timeout" | "handshake_timeout" => format!("times.{name}_ms"),
         "session_linger" => format!("times.{name}_secs"),
         name => format!("limits.{name}"),
     };

@@ -59,7 +59,7 @@ pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
             None => (store.backend(), store.control()),
         };
         server_config.name = host_name();
-        server_config.landing = cache.as_ref().map(Cache::landing);
+        server_config.receive_buffers = cache.as_ref().map(Cache::landing);
         let record = NodeRecord::open(&*store.backend(), &SystemClock, RECORD_PATIENCE).await;
         let record = record.map_err(|error| Failure::refused(format!("{}: {error}", config.backend)))?;
         record.apply(&mut server_config);

@@ -1,6 +1,6 @@
 //! The object cache in process, beside bare memcpy over the same addresses and beside the bare store.
 //!
-//! `cargo run --release -p cached-benches --bin objects [-- --only hits,churn,index,threads,depth,twice,foyer,memory]`.
+//! `cargo run --release --manifest-path benches/Cargo.toml --bin objects [-- --only hits,churn,index,threads,depth,twice,foyer,memory]`.
 //! One line per figure; rounds alternate between the two that are compared, and medians are printed.
 
 mod copies;

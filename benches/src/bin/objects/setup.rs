@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use blocker::executor::block_on;
 use blocker::{
-    Blocker, Memory, Name, Namespace, ObjectId, ReadRequest, Segments, SystemClock, WritePolicy, WriteRequest,
+    Blocker, Memory, Name, Namespace, ObjectId, ReadRequest, Segments, SystemClock, WriteMode, WriteRequest,
 };
 use bytes::Bytes;
 use cached_core::object::{ObjectCache, ObjectCacheConfig};
@@ -25,7 +25,7 @@ pub(crate) fn cache(below: Arc<dyn Blocker>, config: ObjectCacheConfig) -> anyho
 }
 
 /// Room for `bytes` of data, all of which may be dirty, and nothing is flushed by age.
-pub(crate) fn ample(bytes: u64, objects: u32, write: WritePolicy) -> ObjectCacheConfig {
+pub(crate) fn ample(bytes: u64, objects: u32, write: WriteMode) -> ObjectCacheConfig {
     ObjectCacheConfig {
         memory_bytes_max: bytes * 2,
         dirty_bytes_max: bytes * 3 / 2,

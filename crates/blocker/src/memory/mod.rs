@@ -10,12 +10,13 @@ mod mutation;
 
 use std::sync::Arc;
 
+use cached_metrics::{Collect, Families};
 use parking_lot::Mutex;
 
 use crate::blocker::Blocker;
 use crate::capabilities::{Capabilities, OBJECT_BYTES_MAX_DEFAULT};
 use crate::clock::{Clock, SystemClock};
-use crate::control::{Attachment, Control, Quota, Statistics};
+use crate::control::{Attachment, Control, Quota};
 use crate::error::{Error, Reason, Result};
 use crate::event::{Event, EventHub, Subscription};
 use crate::name::{Namespace, ObjectId};
@@ -265,6 +266,20 @@ impl Blocker for Memory {
     fn subscribe(&self) -> Subscription {
         self.events.subscribe()
     }
+
+    fn control(&self) -> &dyn Control {
+        self
+    }
+}
+
+impl Collect for Memory {
+    fn collect(&self, into: &mut Families) {
+        let model = self.model.lock();
+        into.gauge("memory_objects", "Objects in the memory backend.", model.object_count() as u64);
+        let help = "What the objects and remembered deletions of the memory backend count against its limit.";
+        into.gauge("memory_used_bytes", help, model.used_bytes());
+        into.counter("memory_changes_total", "Changes made in the memory backend.", model.change_count());
+    }
 }
 
 impl Control for Memory {
@@ -278,20 +293,16 @@ impl Control for Memory {
         Reply::ok(())
     }
 
-    fn quota(&self, namespace: &Namespace) -> Result<Quota> {
-        Ok(self.model.lock().quota(namespace))
+    fn quota(&self, namespace: Namespace) -> Reply<Quota> {
+        Reply::ok(self.model.lock().quota(&namespace))
     }
 
     fn set_quota(&self, namespace: Namespace, bytes_max: Option<u64>) -> Reply<()> {
         self.model.lock().set_quota(namespace, bytes_max).into()
     }
 
-    fn statistics(&self) -> Statistics {
-        let model = self.model.lock();
-        let objects = model.object_count() as u64;
-        let figures =
-            vec![("objects", objects), ("used_bytes", model.used_bytes()), ("changes", model.change_count())];
-        Statistics { figures }
+    fn metrics(&self) -> Reply<Families> {
+        Reply::ok(self.families())
     }
 
     fn namespaces(&self) -> Reply<Vec<Namespace>> {

@@ -1,6 +1,6 @@
 //! The limits and choices of a byte-keyed store, and what they cost at most.
 
-use super::hook::{EvictionHook, MutationHook};
+use super::hook::{ChangeHook, EvictionHook};
 use crate::arena::ArenaError;
 use crate::clock::{Clock, SystemClock};
 use crate::policy::{Policy, S3Fifo};
@@ -25,8 +25,8 @@ pub struct KvConfig {
     pub huge_pages: bool,
     /// Where the store asks for the time.
     pub clock: Arc<dyn Clock>,
-    /// Hears of every mutation.
-    pub hook: Option<Arc<dyn MutationHook>>,
+    /// Hears of every change.
+    pub change_hook: Option<Arc<dyn ChangeHook>>,
     /// Hears of every eviction, with the item.
     pub eviction_hook: Option<Arc<dyn EvictionHook>>,
     /// The seed of the key hash; `None` draws one.
@@ -48,7 +48,7 @@ impl Default for KvConfig {
             policy: Box::new(S3Fifo::balanced()),
             huge_pages: false,
             clock: Arc::new(SystemClock::new()),
-            hook: None,
+            change_hook: None,
             eviction_hook: None,
             hash_seed: None,
             #[cfg(test)]

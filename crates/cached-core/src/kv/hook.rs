@@ -1,10 +1,10 @@
-//! The one place every mutation passes: watchers, warm restart and replication hang here.
+//! The one place every change passes: watchers, warm restart and replication hang here.
 
 use crate::clock::Expiry;
 
 /// What happened to a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mutation {
+pub enum Change {
     /// A value was stored or replaced, wholly or in part.
     Stored,
     /// Only attributes changed: expiry, stale mark, CAS value.
@@ -19,17 +19,17 @@ pub enum Mutation {
     Evicted,
 }
 
-/// Hears of mutations, in the order in which they happen to each key.
-pub trait MutationHook: Send + Sync + 'static {
+/// Hears of changes, in the order in which they happen to each key.
+pub trait ChangeHook: Send + Sync + 'static {
     /// Called while the key's bucket is locked: be quick, do not call the store, do not block.
     /// `version` is the item's CAS value (the last one, for a removal); 0 without CAS.
-    fn on_mutation(&self, mutation: Mutation, key: &[u8], version: u64);
+    fn on_change(&self, change: Change, key: &[u8], version: u64);
 }
 
 /// An item that is about to be removed to make room.
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
-pub struct Evicted<'a> {
+pub struct EvictedItem<'a> {
     /// Its key.
     pub key: &'a [u8],
     /// Bytes of its value.
@@ -49,5 +49,5 @@ pub struct Evicted<'a> {
 /// Hears of items that are removed to make room.
 pub trait EvictionHook: Send + Sync + 'static {
     /// Called while the key's bucket is locked: be quick, do not call the store, do not block.
-    fn on_eviction(&self, evicted: &Evicted<'_>);
+    fn on_eviction(&self, evicted: &EvictedItem<'_>);
 }

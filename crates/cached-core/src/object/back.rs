@@ -586,7 +586,7 @@ mod tests {
 
     use blocker::clock::Sleep;
     use blocker::executor::block_on;
-    use blocker::{Clock, Memory, Name, Namespace, WritePolicy};
+    use blocker::{Clock, Memory, Name, Namespace, WriteMode};
 
     use super::super::config::{MEMORY_BYTES_MIN, ObjectCacheConfig};
     use super::super::{ObjectCache, read};
@@ -628,7 +628,7 @@ mod tests {
             let config = ObjectCacheConfig {
                 memory_bytes_max: MEMORY_BYTES_MIN,
                 dirty_bytes_max: MEMORY_BYTES_MIN / 2,
-                write: WritePolicy::Back,
+                write: WriteMode::Back,
                 hash_seed: Some(1),
                 ..ObjectCacheConfig::default()
             };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use blocker::{BUCKET_BYTES, Capabilities, Namespace, OBJECT_BYTES_MAX_DEFAULT, WritePolicy};
+use blocker::{BUCKET_BYTES, Capabilities, Namespace, OBJECT_BYTES_MAX_DEFAULT, WriteMode};
 
 use crate::policy;
 
@@ -27,7 +27,7 @@ pub struct NamespaceConfig {
     /// Which one.
     pub namespace: Namespace,
     /// What becomes of writes to it.
-    pub write: WritePolicy,
+    pub write: WriteMode,
 }
 
 /// How an [`super::ObjectCache`] is cut. All sizes in bytes.
@@ -64,7 +64,7 @@ pub struct ObjectCacheConfig {
     /// The eviction policy's name, one of [`policy::NAMES`].
     pub eviction_policy: String,
     /// What becomes of writes to namespaces that are not named in `namespaces`.
-    pub write: WritePolicy,
+    pub write: WriteMode,
     /// Namespaces that are treated in a way of their own.
     pub namespaces: Vec<NamespaceConfig>,
     /// Who stands behind the changes.
@@ -91,7 +91,7 @@ impl Default for ObjectCacheConfig {
             retry_delay_min: Duration::from_millis(50),
             retry_delay_max: Duration::from_secs(5),
             eviction_policy: policy::NAMES[0].into(),
-            write: WritePolicy::Through,
+            write: WriteMode::Through,
             namespaces: Vec::new(),
             writer: Writer::Callers,
             huge_pages: false,
@@ -164,7 +164,7 @@ impl ObjectCacheConfig {
 
     /// What becomes of writes to `namespace`.
     #[must_use]
-    pub fn write_policy(&self, namespace: &Namespace) -> WritePolicy {
+    pub fn write_policy(&self, namespace: &Namespace) -> WriteMode {
         let own = self.namespaces.iter().find(|each| each.namespace == *namespace);
         own.map_or(self.write, |each| each.write)
     }

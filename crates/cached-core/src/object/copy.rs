@@ -4,7 +4,7 @@
 //! had it copied the old bytes, a crash could leave the target with neither its old content nor its new.
 
 use blocker::admission::check_condition;
-use blocker::{ChangeReply, CopyRequest, Error, ObjectId, Result, Scope, Version, WritePolicy};
+use blocker::{ChangeReply, CopyRequest, Error, ObjectId, Result, Scope, Version, WriteMode};
 
 use super::back::{self, Mutation};
 use super::handle::{Handle, shielded};
@@ -24,7 +24,7 @@ pub(crate) async fn copy(
     hashes: (u64, u64),
 ) -> Result<ChangeReply> {
     let deadline = request.call.deadline;
-    let is_back = shared.write_policy(&request.to.namespace) == WritePolicy::Back;
+    let is_back = shared.write_policy(&request.to.namespace) == WriteMode::Back;
     if is_back && request.change.stamp.is_none() {
         let taking = take(&shared, &request, hashes);
         if let Some((taken, _target)) = shared.until(deadline, || Error::DeadlinePassed, taking).await? {

@@ -12,7 +12,7 @@
 
 use std::io::{self, IoSliceMut};
 
-use blocker::{ObjectId, Segments, WritePolicy};
+use blocker::{ObjectId, Segments, WriteMode};
 use bytes::Bytes;
 
 use super::ObjectCache;
@@ -45,7 +45,7 @@ impl ObjectCache {
     pub fn land(&self, object: &ObjectId, offset: u64, len_bytes: usize) -> Option<Landing> {
         let shared = self.shared();
         offset.checked_add(len_bytes as u64).filter(|end| *end <= shared.config.object_bytes_max)?;
-        if shared.write_policy(&object.namespace) == WritePolicy::Around {
+        if shared.write_policy(&object.namespace) == WriteMode::Around {
             return None;
         }
         let (mut head, mut tail, mut count) = (0, 0, 0);
@@ -145,7 +145,7 @@ mod tests {
         Blocker, FlushRequest, Memory, Name, Namespace, ReadRequest, Scope, SystemClock, WriteRequest,
     };
 
-    fn cache(write: WritePolicy) -> ObjectCache {
+    fn cache(write: WriteMode) -> ObjectCache {
         let config = ObjectCacheConfig {
             memory_bytes_max: 8 << 20,
             dirty_bytes_max: 4 << 20,
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_write_takes_over_what_has_landed_and_copies_only_the_edges() {
-        for write in [WritePolicy::Back, WritePolicy::Through] {
+        for write in [WriteMode::Back, WriteMode::Through] {
             let cache = cache(write);
             let data = pattern(100_000);
             for round in 0..3_u64 {
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn what_is_claimed_is_bounded_and_comes_back() {
-        let cache = cache(WritePolicy::Back);
+        let cache = cache(WriteMode::Back);
         let free = cache.counters().free_bytes;
         let most = cache.counters().memory_bytes / u64::from(SHARE);
         let mut all = Vec::new();
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn two_writes_of_one_payload_share_its_buckets_and_go_their_own_ways() {
-        let cache = cache(WritePolicy::Back);
+        let cache = cache(WriteMode::Back);
         let mut landing = cache.land(&object("a"), 0, 64 << 10).unwrap();
         let data = pattern(64 << 10);
         fill(&mut landing, &data);

@@ -43,6 +43,7 @@ mod label;
 mod landing;
 mod load;
 mod losses;
+mod metrics;
 mod order;
 mod owner;
 mod pool;
@@ -68,12 +69,11 @@ use std::sync::Arc;
 
 use blocker::admission::{range_end, runs_end};
 use blocker::{
-    Attachment, Blocker, Call, Capabilities, Change, ChangeReply, ClaimReply, ClaimRequest, Clock,
+    Blocker, Call, Capabilities, Change, ChangeReply, ClaimReply, ClaimRequest, Clock,
     CompareAndWriteRequest, Condition, Control, CopyRequest, DeleteReply, DeleteRequest, DiscardRequest,
     Durability, Error, FlushReply, FlushRequest, Info, InfoRequest, InvalidateReply, InvalidateRequest,
-    ListReply, ListRequest, Namespace, ObjectId, Policy, ReadReply, ReadRequest, Reply, Result, Scope,
-    Statistics, Subscription, TruncateRequest, WriteFullRequest, WritePolicy, WriteRequest, WriteRunsRequest,
-    WriteZeroesRequest,
+    ListReply, ListRequest, ObjectId, ReadReply, ReadRequest, Reply, Result, Subscription, TruncateRequest,
+    WriteFullRequest, WriteMode, WriteRequest, WriteRunsRequest, WriteZeroesRequest,
 };
 
 pub use config::{
@@ -93,7 +93,7 @@ use state::{Env, LINES_READ, Object};
 
 /// A cache of objects before a store. Cheap to clone; all clones are the same cache.
 ///
-/// What each write policy promises, what is lost when, and how it behaves when the store does not: the
+/// What each write mode promises, what is lost when, and how it behaves when the store does not: the
 /// contract's words hold ([`Blocker`]), with *cached* meaning the memory of this process.
 ///
 /// [`Self::run`] must be polled as long as the cache is used.
@@ -199,7 +199,7 @@ impl ObjectCache {
             return Reply::err(error);
         }
         let hash = shared.hash(&id);
-        let is_back = shared.write_policy(&id.namespace) == WritePolicy::Back
+        let is_back = shared.write_policy(&id.namespace) == WriteMode::Back
             && change.stamp.is_none()
             && !is_too_large(shared, &mutation);
         if !is_back {
@@ -412,49 +412,8 @@ impl Blocker for ObjectCache {
     fn subscribe(&self) -> Subscription {
         self.shared().hub.subscribe()
     }
-}
 
-impl Control for ObjectCache {
-    fn attach(&self, namespace: Namespace) -> Reply<Attachment> {
-        let shared = Arc::clone(self.shared());
-        let can = self.capabilities();
-        Reply::pending(async move {
-            let scope = Scope::Namespace(namespace.clone());
-            let epoch = match shared.own_stamp(&namespace).await? {
-                Some(own) => own.epoch,
-                None if can.fencing => shared.ask_epoch(scope).await?,
-                None => blocker::Epoch(0),
-            };
-            Ok(Attachment::new(can, epoch))
-        })
-    }
-
-    fn detach(&self, namespace: Namespace) -> Reply<()> {
-        let shared = Arc::clone(self.shared());
-        Reply::pending(async move {
-            let scope = Scope::Namespace(namespace);
-            whole::flush(Arc::clone(&shared), FlushRequest::new(scope.clone())).await?;
-            whole::drop_clean(&shared, &scope).await?;
-            Ok(())
-        })
-    }
-
-    fn policy(&self, namespace: &Namespace) -> Result<Policy> {
-        let mut policy = Policy::default();
-        policy.write = self.shared().write_policy(namespace);
-        Ok(policy)
-    }
-
-    fn set_policy(&self, _namespace: Namespace, _policy: Policy) -> Reply<()> {
-        Reply::err(Error::Unsupported("policies are set in the configuration".into()))
-    }
-
-    fn statistics(&self) -> Statistics {
-        self.counters().statistics()
-    }
-
-    /// Only the store knows all of them.
-    fn namespaces(&self) -> Reply<Vec<Namespace>> {
-        Reply::err(Error::Unsupported("ask the store below".into()))
+    fn control(&self) -> &dyn Control {
+        self
     }
 }

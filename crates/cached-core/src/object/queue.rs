@@ -8,7 +8,7 @@
 
 use super::order;
 use super::pool::{Meta, NONE, Pool};
-use crate::policy::{self, Candidate, Newcomer, Policy, QUEUES_MAX, QueueId, Verdict};
+use crate::policy::{self, Candidate, Insertion, Policy, QUEUES_MAX, QueueId, Verdict};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
 /// Buckets of one shard, at least: below, a policy sees too little.
@@ -103,11 +103,11 @@ impl Queues {
         let mut shard = lock(self.shard(hash));
         let meta = pool.meta(bucket);
         if is_new {
-            let newcomer = Newcomer { hash, bytes: POLICY_BYTES, replaces: None };
-            if shard.policy.entering(POLICY_BYTES) {
+            let insertion = Insertion { hash, bytes: POLICY_BYTES, replaces: None };
+            if shard.policy.advance(POLICY_BYTES) {
                 self.hits[self.shard_of(hash)].store(tabulated(&*shard.policy), Ordering::Relaxed);
             }
-            meta.bits.store(shard.policy.insert(&newcomer) & 7, Ordering::Relaxed);
+            meta.bits.store(shard.policy.insert(&insertion) & 7, Ordering::Relaxed);
         }
         shard.push(pool, bucket, QueueId::ENTRY);
     }
@@ -234,9 +234,9 @@ impl Shard {
             let bits = pool.meta(bucket).bits.load(Ordering::Relaxed) & 7;
             let hash = hash_of(bucket);
             let candidate = Candidate { hash, bits, queue, idle_secs: 0, bytes: POLICY_BYTES };
-            match self.policy.judge(&candidate) {
+            match self.policy.decide(&candidate) {
                 Verdict::Evict => {
-                    self.policy.evicted(queue, POLICY_BYTES, &[hash]);
+                    self.policy.record_evicted(queue, POLICY_BYTES, &[hash]);
                     return Some(bucket);
                 }
                 Verdict::Keep { queue, bits } => {

@@ -9,7 +9,7 @@ use std::task::{Poll, Waker};
 use blocker::admission::Claims;
 use blocker::{
     Blocker, Capabilities, ClaimRequest, Clock, Epoch, Error, EventHub, Namespace, ObjectId, OrderDomain,
-    Result, Scope, Timestamp, WritePolicy,
+    Result, Scope, Timestamp, WriteMode,
 };
 
 use super::config::{ObjectCacheConfig, Writer};
@@ -40,7 +40,7 @@ pub(crate) struct Shared {
     pub(crate) below: Arc<dyn Blocker>,
     pub(crate) can: Capabilities,
     pub(crate) config: ObjectCacheConfig,
-    policies: HashMap<Namespace, WritePolicy>,
+    policies: HashMap<Namespace, WriteMode>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) hooks: Arc<dyn Hooks>,
     pub(crate) pool: Pool,
@@ -184,7 +184,7 @@ impl Shared {
     }
 
     #[inline]
-    pub(crate) fn write_policy(&self, namespace: &Namespace) -> WritePolicy {
+    pub(crate) fn write_policy(&self, namespace: &Namespace) -> WriteMode {
         if self.policies.is_empty() {
             return self.config.write;
         }

@@ -10,7 +10,7 @@ use blocker::admission::check_condition;
 use blocker::{
     Call, Change, ChangeReply, CompareAndWriteRequest, Condition, CopyRequest, DeleteRequest, DiscardRequest,
     Durability, Error, InfoRequest, ObjectId, Result, RunContent, Stamp, TruncateRequest, Version,
-    WriteFullRequest, WritePolicy, WriteRequest, WriteRunsRequest, WriteZeroesRequest,
+    WriteFullRequest, WriteMode, WriteRequest, WriteRunsRequest, WriteZeroesRequest,
 };
 
 use super::back::{Mutation, run_buckets_max, safe_as};
@@ -55,7 +55,7 @@ async fn forward(
     let handle = Handle::acquire(shared, id, hash).await?;
     let policy = shared.write_policy(&id.namespace);
     let needs_version = matches!(change.condition, Condition::Version(_));
-    let is_whole = policy == WritePolicy::Back || needs_version;
+    let is_whole = policy == WriteMode::Back || needs_version;
     let buckets = if is_whole { WHOLE } else { mutation.buckets() };
     let kind = match shared.config.writer {
         Writer::Callers => Kind::Change,
@@ -89,8 +89,8 @@ async fn forward(
 
 /// What to ask of the store. Where the cache keeps what it has acknowledged until it is stored, it keeps no
 /// copy of what it forwards: so that must be stored, or a crash of the store would lose it.
-pub(crate) fn forwarded_durability(policy: WritePolicy, asked: Durability) -> Durability {
-    if policy == WritePolicy::Back { Durability::Stored } else { asked }
+pub(crate) fn forwarded_durability(policy: WriteMode, asked: Durability) -> Durability {
+    if policy == WriteMode::Back { Durability::Stored } else { asked }
 }
 
 /// Waits until all of an object that waits to be stored is; its range is spoken for, so no more comes.
@@ -168,7 +168,7 @@ async fn send(
     if let Err(Error::Fenced { epoch }) = &answer {
         shared.was_fenced(handle.id(), *epoch);
     }
-    let keeps = policy != WritePolicy::Around && answer.is_ok();
+    let keeps = policy != WriteMode::Around && answer.is_ok();
     let landed = if keeps { mutation.landed(&shared.pool) } else { 0 };
     let most = if keeps { mutation.buckets_kept().saturating_sub(landed) } else { 0 };
     let mut means = OwnedMeans::at_hand(shared, most);
@@ -293,11 +293,10 @@ impl Object {
         env: &Env<'_>,
         mutation: &Mutation,
         _change: &Change,
-        policy: WritePolicy,
+        policy: WriteMode,
         means: &mut super::state::Means<'_>,
     ) {
-        if policy == WritePolicy::Around && !matches!(mutation, Mutation::Truncate { .. } | Mutation::Delete)
-        {
+        if policy == WriteMode::Around && !matches!(mutation, Mutation::Truncate { .. } | Mutation::Delete) {
             if !matches!(mutation, Mutation::Touch) {
                 self.forget(env, mutation.buckets());
             }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use blocker::{BUCKET_BYTES, Statistics};
+use blocker::BUCKET_BYTES;
 
 use super::gauges::Counters;
 use super::shared::Shared;
@@ -113,21 +113,5 @@ impl Shared {
         }
         debug_assert_eq!(Slot::ABSENT.state(), State::Absent);
         Ok(())
-    }
-}
-
-impl Counters {
-    /// The same as a list of names and values.
-    #[must_use]
-    pub fn statistics(&self) -> Statistics {
-        macro_rules! figures {
-            ($($name:ident)*) => { vec![$((concat!("cache_", stringify!($name)), self.$name)),*] };
-        }
-        let figures = figures! {
-            objects memory_bytes free_bytes clean_bytes dirty_bytes writing_bytes zero_bytes loading_bytes
-            landing_bytes landed_bytes read_hits read_misses writes_back writes_through writes_throttled flushes flush_failures
-            flush_requests flush_bytes lost_bytes lost_objects bucket_evictions object_evictions
-        };
-        Statistics { figures }
     }
 }

@@ -93,7 +93,7 @@ impl Policy for Lru {
         }
     }
 
-    fn judge(&self, candidate: &Candidate) -> Verdict {
+    fn decide(&self, candidate: &Candidate) -> Verdict {
         let age = match u64::from(candidate.bits) {
             0 => OLD,
             hit => (self.epoch.load(Relaxed) + EPOCHS - (hit - 1)) % EPOCHS,
@@ -127,13 +127,13 @@ mod tests {
         let (entry, main) = (keep(QueueId::ENTRY), keep(QueueId::MAIN));
         for first in 0..7 {
             let lru = attached();
-            (0..first).for_each(|_| assert_eq!(lru.judge(&at(0, EPOCH_BYTES)), Verdict::Evict));
+            (0..first).for_each(|_| assert_eq!(lru.decide(&at(0, EPOCH_BYTES)), Verdict::Evict));
             let bits = lru.hit(0);
             assert!((1..8).contains(&bits));
             assert_eq!(lru.hit(7), bits, "the last hit counts");
             for expected in [entry, entry, entry, main, main, Verdict::Evict] {
-                assert_eq!(lru.judge(&at(bits, 0)), expected);
-                lru.judge(&at(0, EPOCH_BYTES));
+                assert_eq!(lru.decide(&at(bits, 0)), expected);
+                lru.decide(&at(0, EPOCH_BYTES));
             }
         }
     }

@@ -35,7 +35,7 @@ pub const QUEUES_MAX: usize = 2;
 
 /// What a policy hears about an item or bucket that is stored.
 #[derive(Debug, Clone, Copy)]
-pub struct Newcomer {
+pub struct Insertion {
     /// The hash of its name (an item's key; a bucket's object and position), the same every time.
     pub hash: u64,
     /// Memory that it takes, the same when it is evicted.
@@ -47,7 +47,7 @@ pub struct Newcomer {
 /// What a policy hears about an item or bucket at the tail.
 #[derive(Debug, Clone, Copy)]
 pub struct Candidate {
-    /// The hash of its name, as in [`Newcomer::hash`].
+    /// The hash of its name, as in [`Insertion::hash`].
     pub hash: u64,
     /// The policy's three bits.
     pub bits: u8,
@@ -75,10 +75,10 @@ pub enum Verdict {
 
 /// An eviction policy.
 ///
-/// The caller owes: `attach` before anything else; one call at a time for `victim`, `judge` and
-/// `evicted` (`entering` and `insert` may come from any thread at any time); every new entry in [`QueueId::ENTRY`].
+/// The caller owes: `attach` before anything else; one call at a time for `victim`, `decide` and
+/// `record_evicted` (`advance` and `insert` may come from any thread at any time); every new entry in [`QueueId::ENTRY`].
 /// It may evict what was to be kept, when too much is kept, and keep what was to be evicted, where it
-/// is (pinned or dirty, say): then it does not call `evicted`. The implementor owes: bits below 8, O(1),
+/// is (pinned or dirty, say): then it does not call `record_evicted`. The implementor owes: bits below 8, O(1),
 /// no allocation after `attach`, and progress: an entry that is judged again and again without a hit
 /// in between is evicted at last.
 pub trait Policy: Send + Sync + 'static {
@@ -92,27 +92,27 @@ pub trait Policy: Send + Sync + 'static {
     }
     /// So many bytes more are about to be stored: time passes. Bytes may be told in portions, up to a region
     /// at a time, as long as all are. True: [`hit`](Policy::hit) answers otherwise from now on.
-    fn entering(&self, bytes: u64) -> bool {
+    fn advance(&self, bytes: u64) -> bool {
         let _ = bytes;
         false
     }
     /// The bits of an entry that has just been stored.
-    fn insert(&self, newcomer: &Newcomer) -> u8 {
-        let _ = newcomer;
+    fn insert(&self, insertion: &Insertion) -> u8 {
+        let _ = insertion;
         0
     }
     /// The bits after a hit on an entry with `bits`. It may be tabulated: a table need not be newer than the last
-    /// `victim`, or the last `entering` that was answered by true.
+    /// `victim`, or the last `advance` that returned true.
     fn hit(&self, bits: u8) -> u8;
     /// The queue to reclaim from, given the bytes in each. At least one is not empty; if the one named is, another
     /// is taken.
     fn victim(&self, lengths: [u64; QUEUES_MAX]) -> QueueId;
     /// What becomes of an entry at the tail.
-    fn judge(&self, candidate: &Candidate) -> Verdict;
+    fn decide(&self, candidate: &Candidate) -> Verdict;
     /// Entries of one queue that were judged have been evicted in this order, whatever the verdicts were: the
     /// hashes of their names, and the bytes of all. They may be told together, a few at a time, which costs less
     /// than one by one.
-    fn evicted(&self, queue: QueueId, bytes: u64, hashes: &[u64]) {
+    fn record_evicted(&self, queue: QueueId, bytes: u64, hashes: &[u64]) {
         let _ = (queue, bytes, hashes);
     }
 }
@@ -156,12 +156,12 @@ mod tests {
             for bits in 0..8 {
                 assert!(policy.hit(bits) < 8, "{name}");
                 let replaces = (bits != 0).then_some(bits);
-                assert!(policy.insert(&Newcomer { hash: 1, bytes: 1, replaces }) < 8, "{name}");
+                assert!(policy.insert(&Insertion { hash: 1, bytes: 1, replaces }) < 8, "{name}");
                 let (mut bits, mut queue) = (bits, QueueId::ENTRY);
                 let rounds = (0..20).take_while(|_| {
                     let candidate = Candidate { hash: 1, bits, queue, idle_secs: 0, bytes: 100 };
                     policy.victim([8, 8]);
-                    match policy.judge(&candidate) {
+                    match policy.decide(&candidate) {
                         Verdict::Evict => false,
                         Verdict::Keep { queue: to, bits: with } => {
                             assert!(with < 8 && usize::from(to.0) < QUEUES_MAX);

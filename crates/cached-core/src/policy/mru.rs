@@ -60,7 +60,7 @@ impl Policy for Mru {
         QueueId::ENTRY
     }
 
-    fn judge(&self, candidate: &Candidate) -> Verdict {
+    fn decide(&self, candidate: &Candidate) -> Verdict {
         let is_main = candidate.queue == QueueId::MAIN;
         if is_main {
             self.judged.fetch_add(1, Ordering::Relaxed);
@@ -91,12 +91,12 @@ mod tests {
         let mru = Mru::default();
         let at = |bits, queue| Candidate { hash: 0, bits, queue, idle_secs: 0, bytes: 1 };
         assert_eq!(mru.victim([16, 0]), QueueId::ENTRY);
-        assert_eq!(mru.judge(&at(0, QueueId::ENTRY)), Verdict::Keep { queue: QueueId::MAIN, bits: 2 });
-        assert_eq!(mru.judge(&at(mru.hit(0), QueueId::ENTRY)), Verdict::Evict);
+        assert_eq!(mru.decide(&at(0, QueueId::ENTRY)), Verdict::Keep { queue: QueueId::MAIN, bits: 2 });
+        assert_eq!(mru.decide(&at(mru.hit(0), QueueId::ENTRY)), Verdict::Evict);
         assert_eq!(mru.victim([2, 30]), QueueId::MAIN, "full: is there something read?");
-        assert_eq!(mru.judge(&at(2, QueueId::MAIN)), Verdict::Keep { queue: QueueId::MAIN, bits: 4 });
+        assert_eq!(mru.decide(&at(2, QueueId::MAIN)), Verdict::Keep { queue: QueueId::MAIN, bits: 4 });
         assert_eq!(mru.victim([2, 30]), QueueId::ENTRY, "that walk was in vain");
-        assert_eq!(mru.judge(&at(0, QueueId::ENTRY)), Verdict::Evict, "no room to settle");
-        assert_eq!(mru.judge(&at(mru.hit(2), QueueId::MAIN)), Verdict::Evict);
+        assert_eq!(mru.decide(&at(0, QueueId::ENTRY)), Verdict::Evict, "no room to settle");
+        assert_eq!(mru.decide(&at(mru.hit(2), QueueId::MAIN)), Verdict::Evict);
     }
 }

@@ -34,7 +34,7 @@
 //! the entry queue holds. 6: in the main queue, not hit in this round. 7: hit.
 
 use super::ghosts::{Ghost, Ghosts};
-use super::{Candidate, Newcomer, Policy, QUEUES_MAX, QueueId, Verdict};
+use super::{Candidate, Insertion, Policy, QUEUES_MAX, QueueId, Verdict};
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// What a newcomer's bits tell apart: as many as it takes to come to the tail of the entry queue, so that
@@ -136,7 +136,7 @@ impl Policy for S3Fifo {
         self.ghosts.bytes()
     }
 
-    fn entering(&self, bytes: u64) -> bool {
+    fn advance(&self, bytes: u64) -> bool {
         let left = self.phase_left.load(Relaxed) - bytes.min(self.memory_bytes) as i64;
         if left >= 0 {
             self.phase_left.store(left, Relaxed);
@@ -155,13 +155,15 @@ impl Policy for S3Fifo {
         true
     }
 
-    fn insert(&self, newcomer: &Newcomer) -> u8 {
-        if let Some(bits) = newcomer.replaces {
+    fn insert(&self, insertion: &Insertion) -> u8 {
+        if let Some(bits) = insertion.replaces {
             return if self.hit(bits) == HIT { HIT } else { self.newborn() };
         }
-        let Some(Ghost { queue, is_recent }) = self.ghosts.take(newcomer.hash) else { return self.newborn() };
+        let Some(Ghost { queue, is_recent }) = self.ghosts.take(insertion.hash) else {
+            return self.newborn();
+        };
         if self.is_balanced && is_recent {
-            self.balance(queue, newcomer.bytes);
+            self.balance(queue, insertion.bytes);
         }
         if is_recent || queue == QueueId::ENTRY { HIT } else { self.newborn() }
     }
@@ -182,7 +184,7 @@ impl Policy for S3Fifo {
         if main == 0 || has_its_share { QueueId::ENTRY } else { QueueId::MAIN }
     }
 
-    fn judge(&self, candidate: &Candidate) -> Verdict {
+    fn decide(&self, candidate: &Candidate) -> Verdict {
         if candidate.bits == HIT {
             Verdict::Keep { queue: QueueId::MAIN, bits: UNHIT }
         } else {
@@ -190,7 +192,7 @@ impl Policy for S3Fifo {
         }
     }
 
-    fn evicted(&self, queue: QueueId, bytes: u64, hashes: &[u64]) {
+    fn record_evicted(&self, queue: QueueId, bytes: u64, hashes: &[u64]) {
         if self.is_balanced || queue == QueueId::ENTRY {
             self.ghosts.add_all(queue, bytes, hashes);
         }
@@ -208,8 +210,8 @@ mod tests {
         Candidate { hash: 7, bits, queue, idle_secs: 0, bytes: ENTRY_BYTES }
     }
 
-    fn new(hash: u64) -> Newcomer {
-        Newcomer { hash, bytes: ENTRY_BYTES, replaces: None }
+    fn new(hash: u64) -> Insertion {
+        Insertion { hash, bytes: ENTRY_BYTES, replaces: None }
     }
 
     fn attached(mut policy: S3Fifo) -> S3Fifo {
@@ -218,7 +220,7 @@ mod tests {
     }
 
     fn evict(policy: &S3Fifo, queue: QueueId) {
-        policy.evicted(queue, ENTRY_BYTES, &[7]);
+        policy.record_evicted(queue, ENTRY_BYTES, &[7]);
     }
 
     fn come_back(policy: &S3Fifo, queue: QueueId, times: usize) {
@@ -233,11 +235,11 @@ mod tests {
         let policy = attached(S3Fifo::balanced());
         let keep = Verdict::Keep { queue: QueueId::MAIN, bits: UNHIT };
         for queue in [QueueId::ENTRY, QueueId::MAIN] {
-            assert_eq!(policy.judge(&at(HIT, queue)), keep);
-            (0..HIT).for_each(|bits| assert_eq!(policy.judge(&at(bits, queue)), Verdict::Evict));
+            assert_eq!(policy.decide(&at(HIT, queue)), keep);
+            (0..HIT).for_each(|bits| assert_eq!(policy.decide(&at(bits, queue)), Verdict::Evict));
         }
         assert_eq!([UNHIT, HIT].map(|bits| policy.hit(bits)), [HIT; 2]);
-        assert_eq!(policy.insert(&Newcomer { replaces: Some(UNHIT), ..new(1) }), HIT);
+        assert_eq!(policy.insert(&Insertion { replaces: Some(UNHIT), ..new(1) }), HIT);
     }
 
     #[test]
@@ -246,21 +248,21 @@ mod tests {
         // Half of the memory is the entry queue.
         policy.victim([MEMORY / 2, MEMORY / 2]);
         let phase_bytes = MEMORY / 2 / u64::from(PHASES);
-        while !policy.entering(ENTRY_BYTES) {}
+        while !policy.advance(ENTRY_BYTES) {}
         for _ in 0..PHASES {
             let born = policy.insert(&new(1));
             let mut entered = 0;
             while policy.hit(born) != HIT {
                 assert_eq!(policy.hit(born), born);
-                assert_eq!(policy.insert(&Newcomer { replaces: Some(born), ..new(1) }), policy.newborn());
-                policy.entering(ENTRY_BYTES);
+                assert_eq!(policy.insert(&Insertion { replaces: Some(born), ..new(1) }), policy.newborn());
+                policy.advance(ENTRY_BYTES);
                 entered += ENTRY_BYTES;
             }
             assert!(entered > phase_bytes && entered <= phase_bytes * 2 + ENTRY_BYTES, "{entered}");
             // It does not look young again before it has come to the tail.
             while entered + phase_bytes < MEMORY / 2 {
                 assert_eq!(policy.hit(born), HIT);
-                policy.entering(ENTRY_BYTES);
+                policy.advance(ENTRY_BYTES);
                 entered += ENTRY_BYTES;
             }
         }
@@ -274,7 +276,7 @@ mod tests {
             for _ in 0..20 {
                 let born = policy.insert(&new(1));
                 assert_eq!(policy.hit(born), born);
-                assert!(policy.entering(MEMORY / 16));
+                assert!(policy.advance(MEMORY / 16));
                 assert_eq!(policy.hit(born), HIT, "{entry}");
             }
         }
@@ -320,10 +322,10 @@ mod tests {
         for n in 0..100 {
             evict(&policy, QueueId::ENTRY);
             // Half of the memory goes by: still remembered, no longer the margin.
-            policy.evicted(QueueId::ENTRY, MEMORY / 2, &[n + 100]);
+            policy.record_evicted(QueueId::ENTRY, MEMORY / 2, &[n + 100]);
             assert_eq!(policy.insert(&new(7)), HIT);
             evict(&policy, QueueId::MAIN);
-            policy.evicted(QueueId::MAIN, MEMORY / 2, &[n + 200]);
+            policy.record_evicted(QueueId::MAIN, MEMORY / 2, &[n + 200]);
             assert_eq!(policy.insert(&new(7)), 0, "from the main queue it is as good as new");
         }
         assert_eq!((policy.victim([9, 91]), policy.victim([11, 89])), (QueueId::MAIN, QueueId::ENTRY));

@@ -43,7 +43,7 @@ pub struct SynapseTable {
     /// After how long a client that is silent is given up.
     pub peer_timeout_ms: u64,
     /// How long a greeting may take.
-    pub greeting_timeout_ms: u64,
+    pub handshake_timeout_ms: u64,
 }
 
 impl Default for SynapseTable {
@@ -66,7 +66,7 @@ impl Default for SynapseTable {
             list_entries_max: config.list_entries_max,
             payload_pool_bytes_max: config.payload_pool_bytes_max.into(),
             peer_timeout_ms: millis(config.peer_timeout),
-            greeting_timeout_ms: millis(config.greeting_timeout),
+            handshake_timeout_ms: millis(config.handshake_timeout),
         }
     }
 }
@@ -105,7 +105,7 @@ impl SynapseTable {
         config.list_entries_max = self.list_entries_max;
         config.payload_pool_bytes_max = self.payload_pool_bytes_max.to_usize();
         config.peer_timeout = Duration::from_millis(self.peer_timeout_ms);
-        config.greeting_timeout = Duration::from_millis(self.greeting_timeout_ms);
+        config.handshake_timeout = Duration::from_millis(self.handshake_timeout_ms);
         config
     }
 
@@ -115,7 +115,7 @@ impl SynapseTable {
         within("synapse.threads", self.threads, 1..=1024)?;
         within("synapse.session_linger_secs", self.session_linger_secs, 0..=24 * 60 * 60)?;
         within("synapse.peer_timeout_ms", self.peer_timeout_ms, 10..=24 * 60 * 60 * 1000)?;
-        within("synapse.greeting_timeout_ms", self.greeting_timeout_ms, 1..=24 * 60 * 60 * 1000)?;
+        within("synapse.handshake_timeout_ms", self.handshake_timeout_ms, 1..=24 * 60 * 60 * 1000)?;
         // Its lines begin with the key.
         self.server().check().map_err(|line| {
             let (key, why) = line.split_once(' ').unwrap_or(("", &line));

@@ -35,7 +35,7 @@ impl Door {
         config.secret = secret;
         config.name = host_name();
         record.apply(&mut config);
-        config.landing = Some(Arc::new(CacheLanding::new(cache.clone())));
+        config.receive_buffers = Some(Arc::new(CacheLanding::new(cache.clone())));
         let mut threads = Vec::new();
         for index in 0..table.threads {
             let runtime = Builder::new_current_thread().enable_all().build()?;

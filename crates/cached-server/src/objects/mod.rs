@@ -16,7 +16,8 @@ mod store;
 pub use end::Unfinished;
 
 use crate::config::{Mistake, ObjectsTable, Secrets, SynapseTable};
-use blocker::{Control, SystemClock};
+use blocker::SystemClock;
+use blocker::metrics::{Collect, render};
 use cached_core::object::ObjectCache;
 use cached_objects::{Store, log_news};
 use door::Door;
@@ -55,7 +56,7 @@ impl From<Mistake> for ObjectsError {
 const RECORD_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Where figures come from: name and value.
-pub type Figures = Arc<dyn Fn() -> Vec<(&'static str, u64)> + Send + Sync>;
+pub type Figures = Arc<dyn Fn() -> Vec<render::Pair> + Send + Sync>;
 
 /// An object cache whose sockets are open, and which nobody serves yet.
 pub struct Objects {
@@ -125,9 +126,9 @@ impl Objects {
         let cache = self.cache.clone();
         let door = self.door.as_ref().map(Door::server);
         Arc::new(move || {
-            let mut figures = cache.statistics().figures;
-            figures.extend(door.iter().flat_map(|door| door.statistics()));
-            figures
+            let mut families = cache.families();
+            door.iter().for_each(|door| door.collect(&mut families));
+            render::pairs(&families)
         })
     }
 

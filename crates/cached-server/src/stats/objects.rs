@@ -5,7 +5,7 @@ use super::Sink;
 use crate::objects::Figures;
 
 pub(super) fn write(figures: &Figures, sink: &mut Sink<'_>) {
-    for (name, value) in figures() {
-        sink.put(name, value);
+    for pair in figures() {
+        sink.put(&pair.name, pair.value);
     }
 }

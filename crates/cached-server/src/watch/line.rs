@@ -3,7 +3,7 @@
 use super::events::{DELETIONS, FETCHERS, MUTATIONS};
 use super::{EVICTIONS, Watch};
 use cached_core::clock::Expiry;
-use cached_core::kv::hook::Evicted;
+use cached_core::kv::hook::EvictedItem;
 use cached_core::kv::{StoreMode, StoreOutcome};
 use std::fmt;
 use std::os::fd::RawFd;
@@ -86,7 +86,7 @@ impl Watch {
     }
 
     /// Publishes an eviction.
-    pub(crate) fn evicted(&self, item: &Evicted<'_>, class: u32) {
+    pub(crate) fn evicted(&self, item: &EvictedItem<'_>, class: u32) {
         let key = Escaped(item.key);
         let fetched = if item.fetched { "yes" } else { "no" };
         let ttl = match item.expiry {

@@ -23,7 +23,7 @@ use crate::connections::{ConnInfo, Endpoints};
 use crate::locks::{Guard, Lock, WATCHERS};
 use crate::settings::Settings;
 use crate::size_classes::SizeClasses;
-use cached_core::kv::hook::{Evicted, EvictionHook};
+use cached_core::kv::hook::{EvictedItem, EvictionHook};
 use events::{CONNEVENTS, EVICTIONS, KINDS};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
@@ -246,7 +246,7 @@ impl Evictions {
 }
 
 impl EvictionHook for Evictions {
-    fn on_eviction(&self, item: &Evicted<'_>) {
+    fn on_eviction(&self, item: &EvictedItem<'_>) {
         if self.watch.wants(EVICTIONS) {
             let (key, value) = (item.key.len(), item.value_bytes);
             let class = self.size_classes.class_of_item(key, value, item.client_flags, self.cas);

@@ -60,7 +60,7 @@ impl Host {
 
     pub(crate) fn client_config(&self) -> ClientConfig {
         let mut config = ClientConfig::new(self.address.clone());
-        config.patience = Duration::from_secs(20);
+        config.reconnect_timeout = Duration::from_secs(20);
         config
     }
 

@@ -2,7 +2,7 @@
 
 use super::{store, store_with, value_of};
 use crate::clock::Expiry;
-use crate::kv::hook::{Mutation, MutationHook};
+use crate::kv::hook::{Change, ChangeHook};
 use crate::kv::*;
 use std::sync::{Arc, Mutex};
 
@@ -148,18 +148,18 @@ fn without_eviction_a_full_store_refuses() {
 }
 
 #[derive(Default)]
-struct Recorder(Mutex<Vec<(Mutation, Vec<u8>, u64)>>);
+struct Recorder(Mutex<Vec<(Change, Vec<u8>, u64)>>);
 
-impl MutationHook for Recorder {
-    fn on_mutation(&self, mutation: Mutation, key: &[u8], version: u64) {
-        self.0.lock().unwrap().push((mutation, key.to_vec(), version));
+impl ChangeHook for Recorder {
+    fn on_change(&self, change: Change, key: &[u8], version: u64) {
+        self.0.lock().unwrap().push((change, key.to_vec(), version));
     }
 }
 
 #[test]
 fn the_hook_hears_of_every_mutation_in_order() {
     let recorder = Arc::new(Recorder::default());
-    let (kv, clock) = store_with(KvConfig { hook: Some(recorder.clone()), ..KvConfig::default() });
+    let (kv, clock) = store_with(KvConfig { change_hook: Some(recorder.clone()), ..KvConfig::default() });
     kv.set(b"k", b"1").unwrap();
     kv.increment(b"k", 1).unwrap();
     kv.append(b"k", b"0").unwrap();
@@ -169,9 +169,9 @@ fn the_hook_hears_of_every_mutation_in_order() {
     kv.set(b"k", b"1").unwrap();
     kv.remove(b"k");
     let heard = recorder.0.lock().unwrap();
-    let mutations: Vec<_> = heard.iter().map(|(mutation, _, _)| *mutation).collect();
-    use Mutation::{Deleted, Expired, Stored, Touched};
-    assert_eq!(mutations, [Stored, Stored, Stored, Touched, Expired, Stored, Deleted]);
+    let changes: Vec<_> = heard.iter().map(|(change, _, _)| *change).collect();
+    use Change::{Deleted, Expired, Stored, Touched};
+    assert_eq!(changes, [Stored, Stored, Stored, Touched, Expired, Stored, Deleted]);
     assert!(heard.iter().all(|(_, key, _)| key == b"k"));
     let versions: Vec<_> = heard.iter().map(|(_, _, version)| *version).collect();
     assert!(versions.is_sorted(), "versions rise: {versions:?}");

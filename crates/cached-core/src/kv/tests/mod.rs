@@ -2,8 +2,10 @@
 
 mod arriving;
 mod behaviour;
+mod between;
 mod full;
 mod model;
+mod pins;
 mod pressure;
 mod read_many;
 mod threads;

@@ -187,6 +187,30 @@ fn a_cache_in_which_everything_is_hit_still_takes_new_items() {
     kv.validate();
 }
 
+/// A region of which most is in use is kept as it is, but not each: or all would be kept once, and none would look used
+/// when they are walked again.
+#[test]
+fn large_values_in_use_stay_while_others_lie_among_them() {
+    let (kv, clock) = store(16 << 20, 1 << 20);
+    // Six to a region.
+    let value = value_of(1, 10_000);
+    let set = |n: u32| kv.set(&n.to_le_bytes(), &value).unwrap();
+    (0..2_000).for_each(set);
+    assert!(kv.stats().evictions > 200);
+    clock.advance(2);
+    let is_there = |n: &u32| kv.read(&n.to_le_bytes(), kv.hash(&n.to_le_bytes()), |_| ()).is_ok();
+    let used: Vec<_> = (0..2_000).filter(|n| n % 6 != 0 && is_there(n)).collect();
+    assert!(used.len() > 1_000);
+    let (walked, evicted) = (kv.stats().regions_reclaimed, kv.stats().evictions);
+    (2_000..2_012).for_each(set);
+    let (walked, evicted) = (kv.stats().regions_reclaimed - walked, kv.stats().evictions - evicted);
+    println!("{walked} regions were walked, {evicted} values evicted");
+    assert!(evicted > 0);
+    let lost = used.iter().filter(|n| !is_there(n)).count();
+    assert_eq!(lost, 0, "of {} that were used, {lost} were evicted", used.len());
+    kv.validate();
+}
+
 #[test]
 fn large_values_give_way_to_small_ones_and_back() {
     let (kv, _) = store(16 << 20, 4 << 20);
@@ -266,9 +290,9 @@ fn values_under_way_are_limited() {
         under_way.push(reservation);
         !has_room
     });
-    let reserved = kv.stats().bodies_bytes;
+    let reserved = kv.stats().reserved_bytes;
     println!("{} values under way hold {reserved} bytes", under_way.len());
-    assert!(refused.is_some() && reserved <= kv.limits().bodies_bytes_max);
+    assert!(refused.is_some() && reserved <= kv.limits().reserved_bytes_max);
     kv.set(b"small", b"still goes").unwrap();
     under_way.clear();
     kv.validate();

@@ -1,0 +1,141 @@
+//! A trace through the engine itself: a real `Kv` in a small arena, with its regions, its sharded
+//! index, its reserve of free regions, and the policy's ghosts out of the same memory.
+//!
+//! All items have the same size. How many objects an arena stands for is measured, not reckoned: under
+//! LRU it is filled with keys that are never asked for again, and the items held on average then are
+//! its *capacity*, with which exact LRU and the optimum are run for comparison. Every policy gets the
+//! same arena, so one that remembers ghosts pays for them in items. An arena has 1 MiB at least and an
+//! inline item takes a sixteenth of a region at most, so the smallest capacity is about 170 objects:
+//! where fewer are asked for, the comparison is made there.
+
+use anyhow::{Context, Result};
+use cached_core::kv::policy::by_name;
+use cached_core::kv::{ARENA_BYTES_MIN, Kv, KvConfig};
+
+use crate::decode::Trace;
+
+/// About as large as an arena gets here: 256 regions of the smallest size.
+const ARENA_BYTES: u64 = 16 << 20;
+/// Entries from 100 bytes of key and value to the largest that lie in one piece.
+const ENTRY_BYTES_MIN: u64 = 128;
+const ENTRY_BYTES_MAX: u64 = 4 << 10;
+/// Header of an item without CAS and expiry, and the key.
+const HEADER_BYTES: u64 = 9 + 4;
+/// Any will do; the same makes runs repeatable.
+const HASH_SEED: u64 = 5;
+
+/// An arena, and how many objects of one size it stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Scale {
+    arena_bytes: usize,
+    value_bytes: usize,
+    /// Objects held on average under LRU.
+    pub(crate) capacity: u64,
+}
+
+impl Scale {
+    /// The arena that holds as nearly the wanted number of objects as possible.
+    pub(crate) fn for_capacity(objects: u64) -> Result<Scale> {
+        let entry_bytes = (ARENA_BYTES / objects.max(1)).clamp(ENTRY_BYTES_MIN, ENTRY_BYTES_MAX) & !3;
+        let value_bytes = (entry_bytes - HEADER_BYTES - 3) as usize;
+        let mut scale = Scale { arena_bytes: 0, value_bytes, capacity: objects };
+        let mut arena_bytes = (objects * entry_bytes) as usize;
+        for _ in 0..4 {
+            let tried = scale.with_arena(arena_bytes.max(ARENA_BYTES_MIN))?;
+            let better = tried.capacity.abs_diff(objects) < scale.capacity.abs_diff(objects);
+            if scale.arena_bytes == 0 || better {
+                scale = tried;
+            }
+            // Half of what is missing when it is little: regions are whole.
+            arena_bytes = (tried.arena_bytes as u64 * objects / tried.capacity.max(1)) as usize;
+        }
+        Ok(scale)
+    }
+
+    fn with_arena(self, arena_bytes: usize) -> Result<Scale> {
+        let mut scale = Scale { arena_bytes, capacity: 0, ..self };
+        let kv = scale.store("lru")?;
+        let value = vec![0; scale.value_bytes];
+        let keys_max = (arena_bytes / scale.value_bytes) as u32;
+        let (mut held, mut looks) = (0, 0);
+        for key in 0..keys_max * 4 {
+            kv.set(&key.to_be_bytes(), &value).context("storing")?;
+            if key >= keys_max * 2 && key % 61 == 0 {
+                held += kv.stats().items;
+                looks += 1;
+            }
+        }
+        scale.capacity = held / looks.max(1);
+        Ok(scale)
+    }
+
+    fn store(&self, policy: &str) -> Result<Kv> {
+        let policy = by_name(policy).with_context(|| format!("the engine has no policy `{policy}`"))?;
+        let config = KvConfig {
+            arena_bytes: self.arena_bytes,
+            item_bytes_max: 64 << 10,
+            lanes: 1,
+            cas: false,
+            policy,
+            hash_seed: Some(HASH_SEED),
+            ..KvConfig::default()
+        };
+        Ok(Kv::new(config)?)
+    }
+}
+
+/// What a replay came to.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Replay {
+    pub(crate) misses: u64,
+    /// Regions walked by the reclaimer.
+    pub(crate) regions_walked: u64,
+}
+
+/// Replays a trace: a miss stores the object. Never inlined, so that a profiler shows it separately.
+#[inline(never)]
+pub(crate) fn replay(trace: &Trace, scale: &Scale, policy: &str) -> Result<Replay> {
+    let kv = scale.store(policy)?;
+    let value = vec![0; scale.value_bytes];
+    let mut misses = 0;
+    for object in &trace.requests {
+        let key = object.to_be_bytes();
+        if kv.read(&key, kv.hash(&key), |_| ()).is_err() {
+            misses += 1;
+            kv.set(&key, &value).context("storing")?;
+        }
+    }
+    Ok(Replay { misses, regions_walked: kv.stats().regions_reclaimed })
+}
+
+/// A hash as good as the engine's, for policies outside of it.
+pub(crate) fn hash(object: u32) -> u64 {
+    let mixed = (u64::from(object) + 1).wrapping_mul(0xd6e8_feb8_6659_fd93).rotate_left(32);
+    let mixed = (mixed ^ mixed >> 29).wrapping_mul(0xa076_1d64_78bd_642f);
+    mixed ^ mixed >> 32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_arena_stands_for_what_it_holds() {
+        let scale = Scale::for_capacity(2_000).unwrap();
+        assert!(scale.capacity.abs_diff(2_000) <= 60, "{scale:?}");
+        let tiny = Scale::for_capacity(1).unwrap();
+        assert_eq!(tiny.arena_bytes, ARENA_BYTES_MIN);
+        assert!((100..256).contains(&tiny.capacity), "{tiny:?}");
+    }
+
+    #[test]
+    fn what_fits_is_missed_once() {
+        let requests: Vec<u32> = (0..10_000).map(|n| n * 7 % 1_000).collect();
+        let trace = Trace { name: String::new(), requests, object_bytes: None, objects: 1_000 };
+        let scale = Scale::for_capacity(2_000).unwrap();
+        for policy in ["lru", "balanced"] {
+            assert_eq!(replay(&trace, &scale, policy).unwrap().misses, 1_000, "{policy}");
+        }
+        assert!(replay(&trace, &scale, "none").is_err());
+    }
+}

@@ -1,0 +1,87 @@
+//! The graph of uses among siblings, and its circles.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use super::source::Crate;
+
+/// Siblings that use each other, directly or by way of others.
+#[derive(Debug)]
+pub struct Circle {
+    /// The path of their parent; empty at the top level.
+    pub parent: Vec<String>,
+    /// Each use within the circle: the two names, and one place where the first uses the second.
+    pub uses: Vec<(String, String, String)>,
+}
+
+impl fmt::Display for Circle {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parent = if self.parent.is_empty() { "the crate".into() } else { self.parent.join("::") };
+        write!(out, "a circle among the modules of {parent}:")?;
+        for (from, to, place) in &self.uses {
+            write!(out, "\n    {from} uses {to}: {place}")?;
+        }
+        Ok(())
+    }
+}
+
+type Siblings = BTreeMap<String, BTreeMap<String, String>>;
+
+/// Returns the circles among siblings at every level of the crate.
+#[must_use]
+pub fn circles(all: &Crate) -> Vec<Circle> {
+    let mut levels: BTreeMap<Vec<String>, Siblings> = BTreeMap::new();
+    for (from, module) in &all.modules {
+        for used in &module.uses {
+            let Some(to) = all.module_of(from, &used.segments) else { continue };
+            let shared = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
+            // A module and one above or below it are no siblings.
+            if shared == from.len() || shared == to.len() {
+                continue;
+            }
+            let place = format!("{}:{} ({})", module.file.display(), used.line, used.segments.join("::"));
+            let level = levels.entry(from[..shared].to_vec()).or_default();
+            level.entry(from[shared].clone()).or_default().entry(to[shared].clone()).or_insert(place);
+        }
+    }
+    levels.into_iter().flat_map(|(parent, uses)| circles_of(&parent, &uses)).collect()
+}
+
+fn circles_of(parent: &[String], uses: &Siblings) -> Vec<Circle> {
+    let reach: BTreeMap<&String, BTreeSet<&String>> =
+        uses.keys().map(|from| (from, reachable(from, uses))).collect();
+    let mut seen = BTreeSet::new();
+    let mut found = Vec::new();
+    for (from, to) in &reach {
+        if !to.contains(*from) || seen.contains(*from) {
+            continue;
+        }
+        let members: BTreeSet<&String> = to
+            .iter()
+            .copied()
+            .filter(|other| reach.get(*other).is_some_and(|back| back.contains(*from)))
+            .collect();
+        let within = members.iter().flat_map(|member| {
+            uses[*member]
+                .iter()
+                .filter(|(to, _)| members.contains(to))
+                .map(|(to, place)| ((*member).clone(), to.clone(), place.clone()))
+        });
+        found.push(Circle { parent: parent.to_vec(), uses: within.collect() });
+        seen.extend(members);
+    }
+    found
+}
+
+fn reachable<'a>(from: &'a String, uses: &'a Siblings) -> BTreeSet<&'a String> {
+    let mut reached = BTreeSet::new();
+    let mut open = vec![from];
+    while let Some(next) = open.pop() {
+        for to in uses.get(next).into_iter().flat_map(BTreeMap::keys) {
+            if reached.insert(to) {
+                open.push(to);
+            }
+        }
+    }
+    reached
+}
