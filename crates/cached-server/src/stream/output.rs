@@ -1,56 +1,57 @@
-//! Replies on their way out: bytes written here, with large values pinned in between.
+//! Replies that have not been sent: bytes in a buffer, with large values pinned in between.
 //!
 //! ```text
 //!  bytes:  VALUE a 0 2␍␊hi␍␊VALUE b 0 70000␍␊   ␍␊END␍␊
 //!                                            ▲
-//!  pins:                                     └ 70000 bytes in the arena, sent from where they lie
+//!  pins:                                     └ 70000 bytes in the arena, sent from there
 //! ```
-//! A worker has one such buffer for all its connections; what a client does not take at once moves to
-//! a buffer of the connection's own, and small values are copied then so that a slow reader keeps no arena
-//! memory from being reused.
+//! A worker has one such buffer for all its connections. Bytes that a client does not take at once move to a
+//! buffer of the connection's own; small values are copied then, so that a slow reader keeps no arena memory
+//! from being reused.
 
 use super::transport::Transport;
 use cached_core::kv::{ItemView, PinnedValue};
 use std::io::{self, IoSlice};
 use std::task::{Poll, ready};
 
-/// Values from this size on are sent from the arena, smaller ones copied: at 4 KiB a pin and a gathering write cost 1 to 3 %
-/// more CPU time than the copy (`compare --only "4 KiB"`).
+/// Values from this size on are sent from the arena, smaller ones are copied: at 4 KiB a pin and a gathering
+/// write cost 1 to 3 % more CPU time than the copy (`compare --only "4 KiB"`).
 pub(crate) const PIN_BYTES_MIN: usize = 8 << 10;
 
-/// Bytes after which the buffer is sent before more is executed.
+/// The number of bytes after which the buffer is sent before more requests are executed.
 pub(crate) const FULL_BYTES: usize = 48 << 10;
-/// A buffer that has grown beyond this gives memory back once it is empty.
+/// A buffer that has grown beyond this frees memory once it is empty.
 const CAPACITY_BYTES_MAX: usize = 8 * FULL_BYTES;
 
-/// Pinned bytes up to this sum are copied when the client is slow.
+/// Pinned values up to this sum are copied when the client is slow.
 pub(crate) const COPY_BYTES_MAX: usize = 128 << 10;
 
-/// Pieces handed to the system at once.
+/// The number of pieces in one system call.
 const PIECES_MAX: usize = 64;
 
 /// Unsent replies.
 #[derive(Debug, Default)]
 pub(crate) struct Output {
-    /// All that is not pinned, in order.
+    /// Everything that is not pinned, in order.
     pub(crate) bytes: Vec<u8>,
     /// Values to be sent within `bytes`, in order.
     pins: Vec<Pin>,
     /// Bytes pinned by `pins`, sent or not.
     pinned_bytes: usize,
-    /// How far it has been sent.
+    /// How much of it has been sent.
     sent: Progress,
 }
 
 #[derive(Debug)]
 struct Pin {
-    /// The value comes after so many of `bytes`.
+    /// The value follows this many of `bytes`.
     at: usize,
     value: PinnedValue,
 }
 
-/// The first byte that has not been sent. All bytes before `bytes` and all pins before `pin` are gone;
-/// of that pin, the chunks before `chunk`, and of that one the first `within` bytes.
+/// The position of the first byte that has not been sent. All of `Output::bytes` before `bytes` have been
+/// sent, all pins before `pin`, the chunks of that pin before `chunk`, and of that chunk the first `within`
+/// bytes.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Progress {
     bytes: usize,
@@ -69,23 +70,23 @@ impl Output {
         self.bytes.is_empty() && self.pins.is_empty()
     }
 
-    /// Whether to send before executing more.
+    /// Returns whether to send before more requests are executed.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
         self.bytes.len() + self.pinned_bytes >= FULL_BYTES
     }
 
-    /// Memory of the buffer itself.
+    /// Returns the memory of the buffer itself, in bytes.
     pub(crate) fn capacity(&self) -> usize {
         self.bytes.capacity()
     }
 
-    /// Bytes of pinned values.
+    /// Returns the number of bytes of pinned values.
     pub(crate) fn pinned_bytes(&self) -> usize {
         self.pinned_bytes
     }
 
-    /// Appends an item's value, by copy or by pin as its size demands.
+    /// Appends an item's value, by copy or by pin depending on its size.
     #[inline]
     pub(crate) fn push_value(&mut self, item: &ItemView<'_>) {
         if item.value_bytes() < PIN_BYTES_MIN {
@@ -101,9 +102,9 @@ impl Output {
         self.pins.push(Pin { at: self.bytes.len(), value });
     }
 
-    /// Sends the whole buffer with one write, which is the usual case and is therefore inlined. Returns whether everything was sent and
-    /// the buffer is empty again; if not, [`send`](Self::send) continues where this has stopped. The bytes that were sent are added to
-    /// `count` in both cases.
+    /// Sends the whole buffer with one write, which is the usual case and is therefore inlined. Returns
+    /// whether everything was sent and the buffer is empty again; if not, [`send`](Self::send) continues
+    /// where this has stopped. The bytes that were sent are added to `count` in both cases.
     #[inline(always)]
     pub(crate) fn send_at_once(&mut self, to: &mut impl Transport, count: &mut u64) -> bool {
         if !self.pins.is_empty() || self.sent.bytes > 0 {
@@ -123,8 +124,8 @@ impl Output {
         true
     }
 
-    /// Sends. `Ready` means all of it, and the buffer is empty again; the count is of the bytes that were sent by
-    /// this call, and comes with errors and `Pending` too.
+    /// Sends the buffer. `Ready(Ok)` means that everything is sent and the buffer is empty again. The bytes
+    /// that were sent are added to `count`, on errors and `Pending` too.
     pub(crate) fn send(&mut self, to: &mut impl Transport, count: &mut u64) -> Poll<io::Result<()>> {
         if self.pins.is_empty() {
             while self.sent.bytes < self.bytes.len() {
@@ -159,7 +160,7 @@ impl Output {
         }
     }
 
-    /// The unsent pieces, as many as fit.
+    /// Collects the unsent pieces, as many as fit; returns their number.
     fn gather<'a>(&'a self, pieces: &mut [IoSlice<'a>; PIECES_MAX]) -> usize {
         let Progress { mut bytes, pin, mut chunk, mut within } = self.sent;
         let mut used = 0;
@@ -187,7 +188,7 @@ impl Output {
         used
     }
 
-    /// Notes that `count` more bytes have been sent.
+    /// Records that `count` more bytes have been sent.
     fn advance(&mut self, mut count: usize) {
         let sent = &mut self.sent;
         while let Some(Pin { at, value }) = self.pins.get(sent.pin) {
@@ -211,7 +212,8 @@ impl Output {
         sent.bytes += count;
     }
 
-    /// Moves what has not been sent to a buffer of its own. Small values are copied, large ones stay pinned.
+    /// Moves everything that has not been sent to a buffer of its own. Small values are copied, large ones
+    /// stay pinned.
     pub(crate) fn take_unsent(&mut self) -> Output {
         let first = self.pins.get(self.sent.pin);
         let pinned: usize = self.pins[self.sent.pin..].iter().map(|pin| pin.value.bytes()).sum();
@@ -233,7 +235,7 @@ impl Output {
         taken
     }
 
-    /// All that is unsent, copied.
+    /// Returns a copy of everything that has not been sent.
     fn flattened(&self, pinned: usize) -> Vec<u8> {
         let Progress { mut bytes, pin, mut chunk, mut within } = self.sent;
         let mut flat = Vec::with_capacity(self.bytes.len() - bytes + pinned);
@@ -250,7 +252,7 @@ impl Output {
         flat
     }
 
-    /// Forgets everything, sent or not.
+    /// Drops everything, sent or not.
     #[inline]
     pub(crate) fn clear(&mut self) {
         self.bytes.clear();
@@ -265,7 +267,7 @@ impl Output {
         }
     }
 
-    /// Gives memory back: one huge line of statistics or keys must not stay with the worker for good.
+    /// Frees memory: one huge reply of statistics or keys must not occupy it for as long as the worker lives.
     #[cold]
     fn shrink(&mut self) {
         self.bytes.shrink_to(2 * FULL_BYTES);
@@ -326,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_leave_in_order_whatever_the_socket_takes() {
+    fn pieces_are_sent_in_order_however_little_the_socket_takes() {
         let kv = kv();
         for step in [1 << 20, 4099, 700, 13] {
             let (mut output, expected) = filled(&kv, &[3, 20_000, 0, 9000, 8192, 5]);
@@ -340,9 +342,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unsent_can_move_at_any_point() {
+    fn the_unsent_rest_can_be_moved_at_any_point() {
         let kv = kv();
-        // Once below the bound for copies, once above it.
+        // Once below the limit for copies, once above it.
         for sizes in [&[3, 20_000, 0, 9000][..], &[3, 1_500_000, 9000, 200_000, 1]] {
             let total = filled(&kv, sizes).1.len();
             for room in (0..total).step_by(total / 23 + 1) {

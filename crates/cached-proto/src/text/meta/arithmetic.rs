@@ -1,19 +1,20 @@
-//! `ma key flags*`: count up or down, creating the number if asked to.
+//! `ma key flags*`: increment or decrement, creating the number with `N`.
 
 use super::line::Line;
 use super::{MetaFlags, MetaItem, MetaKey, ReturnFlag};
 use crate::text::{Decoded, Request};
 use crate::{number, reply};
 
-/// A count. Answered with [`Arithmetic::encode_number`] (hidden by `q`), or with [`encode_status`](super::encode_status): `NF`, `EX`, `NS`.
+/// An increment or decrement. The reply is [`Arithmetic::encode_number`] (suppressed by `q`), or
+/// [`encode_status`](super::encode_status): `NF`, `EX`, `NS`.
 ///
-/// `N` creates a missing number, with the value of `J` and the expiry of `N`; `D` is the delta. `T` sets the expiry, of a number just
-/// created too unless `N` comes after it.
+/// `N` creates a missing number, with the value of `J` and the expiry of `N`; `D` is the delta. `T` sets the
+/// expiry, also of a number just created unless `N` comes after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arithmetic<'a> {
     /// The key.
     pub key: MetaKey<'a>,
-    /// Downwards (`MD`, `M-`), stopping at 0; otherwise upwards (`MI`, `M+`), wrapping at 2^64.
+    /// Decrement (`MD`, `M-`), stopping at 0; otherwise increment (`MI`, `M+`), wrapping at 2^64.
     pub decrement: bool,
     /// The flags.
     pub flags: MetaFlags,
@@ -53,7 +54,7 @@ pub(super) fn decode<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
     let Some(line) = Line::read(text, false) else {
         return Decoded::refused(reply::BAD_FORMAT, line_len);
     };
-    // Whatever it is, this command has one sentence for it.
+    // This command has one reply for all errors in flags.
     if line.fault.is_some() {
         return Decoded::refused(reply::META_INVALID_OR_DUPLICATE_FLAG, line_len);
     }

@@ -8,29 +8,31 @@ use crate::text::{BodyHeader, Decoded, Request, TERMINATOR_LEN, check_terminator
 /// How a value is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetMode {
-    /// Whatever was there (`S`, and the default).
+    /// In any case (`S`, and the default).
     Set,
-    /// If nothing is there (`E`).
+    /// If there is no item (`E`).
     Add,
-    /// If something is there (`R`).
+    /// If there is an item (`R`).
     Replace,
-    /// Behind what is there (`A`); with `N`, created if nothing is.
+    /// After the value of the item (`A`); with `N`, created if there is none.
     Append,
-    /// In front of what is there (`P`); with `N`, created if nothing is.
+    /// Before the value of the item (`P`); with `N`, created if there is none.
     Prepend,
 }
 
-/// All that the line of an `ms` says.
+/// The line of an `ms`.
 ///
-/// `T` is the expiry, or `N` where [`SetMode::Append`] and [`SetMode::Prepend`] create; `F` the client's flags. `C` turns set and replace into compare-and-store, with which
-/// `I` lets an older CAS value store as stale; append and prepend compare too. `E` gives the CAS value.
+/// `T` is the expiry, or `N` where [`SetMode::Append`] and [`SetMode::Prepend`] create; `F` the client's
+/// flags. `C` turns set and replace into compare-and-store, with which `I` lets an older CAS value store as
+/// stale; append and prepend compare too. `E` sets the CAS value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SetHeader<'a> {
     /// The key.
     pub key: MetaKey<'a>,
     /// How to store.
     pub mode: SetMode,
-    /// Bytes of the value, without its terminator; up to 2 GiB, so judge it before reserving.
+    /// The number of bytes of the value, without its terminator. Up to 2 GiB, so check it before reserving
+    /// memory.
     pub value_len: usize,
     /// The flags.
     pub flags: MetaFlags,
@@ -41,22 +43,24 @@ pub struct SetHeader<'a> {
 pub struct Set<'a> {
     /// The command line.
     pub header: SetHeader<'a>,
-    /// The value and two bytes more, which should be CRLF.
+    /// The value and two more bytes, which should be CRLF.
     pub body: &'a [u8],
 }
 
 impl<'a> Set<'a> {
-    /// The value, or `None` if it is not followed by CRLF: answer [`reply::BAD_DATA_CHUNK`], with `q` too, and store nothing.
+    /// Returns the value, or `None` if it is not followed by CRLF: reply [`reply::BAD_DATA_CHUNK`], with `q`
+    /// too, and store nothing.
     #[inline]
     pub fn value(&self) -> Option<&'a [u8]> {
         check_terminator(self.body)
     }
 }
 
-/// Appends the reply to an `ms`, from its flags (which may be kept while the body is read): `HD` (hidden by `q`, which is the
-/// caller's to do), `NS`, `EX` or `NF`.
+/// Appends the reply to an `ms`, from its flags (which may be kept while the body is read): `HD` (not to be
+/// sent with `q`, which the caller checks), `NS`, `EX` or `NF`.
 ///
-/// `item` gives key, size (after append or prepend, the whole) and CAS value (0 where nothing was stored).
+/// Of `item` key, size (of the whole value after append or prepend) and CAS value (0 where nothing was
+/// stored) are used.
 pub fn encode_set(out: &mut Vec<u8>, status: Status, flags: &MetaFlags, item: &MetaItem<'_>) {
     use super::ReturnFlag::{Cas, Key, Opaque, Size};
 
@@ -97,7 +101,8 @@ pub(super) fn decode<'a>(input: &'a [u8], text: &'a [u8], line_len: usize) -> De
 }
 
 impl SetHeader<'_> {
-    /// The expiry that the command gives: that of `N` where an append or prepend may create, otherwise that of `T`, or never.
+    /// Returns the expiry of the command: that of `N` where an append or prepend may create, otherwise that
+    /// of `T`, or never.
     #[inline]
     pub fn exptime(&self) -> i32 {
         match (self.mode, self.flags.vivify()) {
@@ -106,7 +111,7 @@ impl SetHeader<'_> {
         }
     }
 
-    /// Whether an append or prepend creates what is not there.
+    /// Returns whether an append or prepend creates a missing item.
     #[inline]
     pub fn creates(&self) -> bool {
         matches!(self.mode, SetMode::Append | SetMode::Prepend) && self.flags.has(Flag::Vivify)

@@ -1,4 +1,4 @@
-//! `me key`: what a person wants to know of an item.
+//! `me key`: the attributes of an item, for people.
 
 use super::key::encode;
 use super::line::Line;
@@ -7,14 +7,14 @@ use crate::limits::KEY_LEN_MAX;
 use crate::text::{Decoded, Request};
 use crate::{number, reply};
 
-/// A look at an item. It is not hidden, and no access is counted; a miss is answered `EN`.
+/// An inspection of an item, which is not an access. `q` has no effect; the reply to a miss is `EN`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Debug<'a> {
     /// The key.
     pub key: MetaKey<'a>,
 }
 
-/// What `me` tells about an item.
+/// The attributes of an item that `me` shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DebugItem<'a> {
     /// The key as the item holds it.
@@ -31,7 +31,7 @@ pub struct DebugItem<'a> {
     pub fetched: bool,
     /// Its size class.
     pub class: u32,
-    /// All the bytes it takes.
+    /// The number of bytes it takes in all.
     pub size: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What somebody may want to hear of: one bit each, in one word for the whole server.
+//! The kinds of events that can be observed: one bit each, in one word for the whole server.
 
 /// Counting by key prefix (`stats detail on`).
 pub(crate) const DETAIL: u32 = 1;
@@ -12,13 +12,14 @@ pub(crate) const MUTATIONS: u32 = 1 << 3;
 pub(crate) const CONNEVENTS: u32 = 1 << 4;
 /// `watch deletions`.
 pub(crate) const DELETIONS: u32 = 1 << 5;
-/// What never happens here: `rawcmds`, `sysevents`, and what is the proxy's.
+/// Kinds without events in this server: `rawcmds`, `sysevents`, and those of memcached's proxy.
 pub(crate) const NOTHING: u32 = 1 << 6;
 
-/// All that `watch` may ask for.
+/// All kinds that `watch` accepts.
 pub(crate) const KINDS: u32 = EVICTIONS | FETCHERS | MUTATIONS | CONNEVENTS | DELETIONS | NOTHING;
 
-/// What `watch` calls them. A word may be cut short, as in memcached; the first that fits counts.
+/// The names that `watch` accepts. A word may be a prefix, as in memcached; the first name that fits is
+/// taken.
 pub(crate) const NAMES: [(&str, u32); 10] = [
     ("rawcmds", NOTHING),
     ("evictions", EVICTIONS),

@@ -1,12 +1,12 @@
-//! What each worker counts, without a shared cache line and without a locked instruction.
+//! The counters of each worker, without a shared cache line and without a locked instruction.
 //!
-//! A [`Counters`] belongs to one worker, which alone adds to it; others only read. `stats reset` cannot
-//! therefore write zeroes: it remembers what had been counted, and later sums are taken above that.
+//! A [`Counters`] belongs to one worker, which alone adds to it; other threads only read. `stats reset`
+//! cannot therefore write zeroes: it stores the counts of that moment, and later reports subtract them.
 
-use crate::worker::Pulse;
+use crate::heartbeat::Heartbeat;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that one thread raises and any thread may read.
+/// A number that one thread increases and any thread may read.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -31,12 +31,12 @@ impl Counter {
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What one worker has counted.
+        /// The counters of one worker.
         #[derive(Debug, Default)]
         #[repr(align(128))]
         pub(crate) struct Counters {
-            /// What it is doing: beside its counters, in lines that no other thread writes.
-            pub(crate) pulse: Pulse,
+            /// What the worker is doing: beside its counters, in cache lines that no other thread writes.
+            pub(crate) heartbeat: Heartbeat,
             $($(#[$doc])* pub(crate) $name: Counter,)*
         }
 
@@ -47,12 +47,12 @@ macro_rules! counters {
         }
 
         impl Totals {
-            /// Adds one worker's share.
+            /// Adds the counters of one worker.
             pub(crate) fn add(&mut self, worker: &Counters) {
                 $(self.$name += worker.$name.get();)*
             }
 
-            /// What has come since `before`.
+            /// Returns what has been counted since `before`.
             pub(crate) fn since(&self, before: &Totals) -> Totals {
                 Totals { $($name: self.$name.wrapping_sub(before.$name),)* }
             }
@@ -61,7 +61,7 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Keys asked for by retrievals.
+    /// Keys of retrievals.
     get_cmds,
     /// Keys found by them.
     get_hits,
@@ -71,7 +71,7 @@ counters! {
     get_expired,
     /// Items found flushed.
     get_flushed,
-    /// Stores whose value was small enough to be taken.
+    /// Stores whose value was not refused for its size.
     set_cmds,
     /// `flush_all`.
     flush_cmds,
@@ -79,29 +79,29 @@ counters! {
     touch_cmds,
     /// Touches that found their item.
     touch_hits,
-    /// Touches that did not.
+    /// Touches that found nothing.
     touch_misses,
     /// `me`.
     meta_cmds,
     /// Deletions that found their item.
     delete_hits,
-    /// Deletions that did not.
+    /// Deletions that found nothing.
     delete_misses,
-    /// Increments done.
+    /// Increments of a number that was found.
     incr_hits,
-    /// Increments of nothing.
+    /// Increments that found nothing.
     incr_misses,
-    /// Decrements done.
+    /// Decrements of a number that was found.
     decr_hits,
-    /// Decrements of nothing.
+    /// Decrements that found nothing.
     decr_misses,
     /// Compare-and-stores that matched.
     cas_hits,
-    /// Compare-and-stores of nothing.
+    /// Compare-and-stores that found nothing.
     cas_misses,
-    /// Compare-and-stores that met another value.
+    /// Compare-and-stores that found another CAS value.
     cas_badval,
-    /// Values above the item limit.
+    /// Values above the size limit of items.
     store_too_large,
     /// Values for which there was no memory.
     store_no_memory,
@@ -109,7 +109,7 @@ counters! {
     bytes_read,
     /// Bytes sent.
     bytes_written,
-    /// Times a connection had to let others go first.
+    /// Times that a connection with more to do had to wait for the others.
     conn_yields,
 }
 
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reset_is_a_subtraction() {
+    fn totals_are_counted_from_the_last_reset() {
         let workers = [Counters::default(), Counters::default()];
         workers[0].get_hits.bump();
         workers[1].get_hits.add(4);

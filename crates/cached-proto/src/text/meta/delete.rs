@@ -2,13 +2,14 @@
 
 use super::line::Line;
 use super::{MetaFlags, MetaKey};
-use crate::reply;
 use crate::text::{Decoded, Request};
 
-/// A removal. Answer with [`encode_status`](super::encode_status): `HD` (hidden by `q`), `NF`, or `EX` if `C` does not match.
+/// A removal. The reply is [`encode_status`](super::encode_status): `HD` (suppressed by `q`), `NF`, or `EX`
+/// if `C` does not match.
 ///
-/// `x` puts an empty value in the item's place, with the flags of `F` and the expiry of `T`. `I` marks the item stale instead of removing it, gives it the expiry
-/// of `T` (if any) and a new CAS value (that of `E`, if any), and lets the next client win.
+/// `x` replaces the item with an empty value, with the flags of `F` and the expiry of `T`. `I` marks the item
+/// stale instead of removing it, gives it the expiry of `T` (if any) and a new CAS value (that of `E`, if
+/// any), and lets the next client win.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delete<'a> {
     /// The key.
@@ -18,15 +19,10 @@ pub struct Delete<'a> {
 }
 
 pub(super) fn decode<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
-    let Some(line) = Line::read(text, false) else {
-        return Decoded::refused(reply::BAD_FORMAT, line_len);
+    let line = match Line::read_flags(text) {
+        Ok(line) => line,
+        Err(words) => return Decoded::refused(words, line_len),
     };
-    if let Some(words) = line.fault {
-        return Decoded::refused(words, line_len);
-    }
-    if line.flags.opaque.is_too_long() {
-        return Decoded::refused(reply::META_OPAQUE_TOO_LONG, line_len);
-    }
     let request = Request::MetaDelete(Delete { key: line.key(), flags: line.flags });
     Decoded::Request { request, consumed: line_len }
 }
@@ -36,6 +32,7 @@ mod tests {
     use super::super::{Flag, Status, encode_status};
     use super::*;
     use crate::Limits;
+    use crate::reply;
     use crate::text::decode;
 
     #[test]

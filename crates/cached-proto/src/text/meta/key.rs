@@ -1,7 +1,7 @@
 //! Keys of meta commands, which may be base64.
 //!
-//! memcached's decoder passes over what is not in the alphabet, and so does this one; and it never echoes the text it was sent, but
-//! encodes the key anew.
+//! memcached's decoder skips bytes that are not in the alphabet, and so does this one. Replies do not repeat
+//! the text that was sent, but encode the key anew.
 
 use crate::limits::KEY_LEN_MAX;
 
@@ -13,7 +13,7 @@ pub const KEY_DECODED_LEN_MAX: usize = KEY_LEN_MAX / 4 * 3;
 pub struct KeyBuffer([u8; KEY_DECODED_LEN_MAX]);
 
 impl KeyBuffer {
-    /// An empty buffer.
+    /// Returns an empty buffer.
     pub const fn new() -> KeyBuffer {
         KeyBuffer([0; KEY_DECODED_LEN_MAX])
     }
@@ -33,24 +33,25 @@ pub struct MetaKey<'a> {
 }
 
 impl<'a> MetaKey<'a> {
-    /// A key of at most 250 bytes; if `binary`, its base64 is well-formed.
+    /// Returns a key of at most 250 bytes; if `binary`, its base64 is well-formed.
     pub(super) fn new(text: &'a [u8], binary: bool) -> MetaKey<'a> {
         MetaKey { text, binary }
     }
 
-    /// The key as it was sent, base64 or not.
+    /// Returns the key as it was sent, in base64 or not.
     #[inline]
     pub fn as_sent(&self) -> &'a [u8] {
         self.text
     }
 
-    /// Whether the key was sent as base64. `ms` remembers this with the item, so that later replies show it in base64 too.
+    /// Returns whether the key was sent as base64. `ms` stores this with the item, so that later replies show
+    /// it in base64 too.
     #[inline]
     pub fn is_binary(&self) -> bool {
         self.binary
     }
 
-    /// The key itself, 1 to 250 bytes; `buffer` is only used for one in base64.
+    /// Returns the key itself, 1 to 250 bytes; `buffer` is used for a key in base64.
     #[inline]
     pub fn bytes<'b>(&self, buffer: &'b mut KeyBuffer) -> &'b [u8]
     where
@@ -59,14 +60,14 @@ impl<'a> MetaKey<'a> {
         if self.binary { decode(self.text, buffer) } else { self.text }
     }
 
-    /// Appends ` k` and the key, in base64 with ` b` behind it if it came so.
+    /// Appends ` k` and the key; in base64, followed by ` b`, if it was sent so.
     #[inline]
     pub(super) fn encode_flag(&self, out: &mut Vec<u8>) {
         let mut buffer = KeyBuffer::new();
         encode_flag(out, self.bytes(&mut buffer), self.binary);
     }
 
-    /// Length of the key that `text` is the base64 of, if it is.
+    /// Returns the length of the key whose base64 is `text`, if it is base64.
     pub(super) fn base64_len(text: &[u8]) -> Option<usize> {
         let mut buffer = KeyBuffer::new();
         let len = decode(text, &mut buffer).len();
@@ -85,7 +86,7 @@ pub(super) fn encode_flag(out: &mut Vec<u8>, key: &[u8], binary: bool) {
     }
 }
 
-/// Decodes; the result is empty if `text` is no base64.
+/// Decodes `text`; the result is empty if it is not base64.
 fn decode<'b>(text: &[u8], buffer: &'b mut KeyBuffer) -> &'b [u8] {
     let digits = text.iter().filter(|byte| value(**byte).is_some()).count();
     if digits == 0 || digits % 4 != 0 {
@@ -131,7 +132,7 @@ pub fn encode(out: &mut Vec<u8>, key: &[u8]) {
     }
 }
 
-/// The six bits of a digit; padding counts as zero.
+/// Returns the six bits of a digit; padding counts as zero.
 fn value(byte: u8) -> Option<u32> {
     Some(u32::from(match byte {
         b'A'..=b'Z' => byte - b'A',
@@ -176,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_shown_as_they_came() {
+    fn keys_are_shown_as_they_were_sent() {
         let mut out = Vec::new();
         MetaKey::new(b"Zm!9v", true).encode_flag(&mut out);
         MetaKey::new(b"Zm9v", false).encode_flag(&mut out);

@@ -1,36 +1,36 @@
-//! Size classes, for the places where memcached's operators expect them.
+//! memcached's size classes, for reports.
 //!
-//! The engine has no slabs; items are reported by the class that memcached would have put them in, by its own reckoning of what
-//! an item takes, its growth factor (`-f`), its smallest chunk (`-n`) and its largest.
+//! The engine has no slabs. Items are reported by the class that memcached would put them in, by its
+//! calculation of an item's size, its growth factor (`-f`), its smallest chunk (`-n`) and its largest.
 
 use crate::settings::SlabClasses;
 
-/// The highest class number memcached knows.
+/// The highest class number in memcached.
 pub(crate) const CLASS_MAX: u32 = 63;
 
-/// What memcached adds to key, flags, value and CAS value.
+/// The bytes that memcached adds to key, flags, value and CAS value.
 const ITEM_HEADER_BYTES: usize = 48;
 
-/// One page of chunks in memcached.
+/// The size of one page of chunks in memcached.
 pub(crate) const PAGE_BYTES: usize = 1 << 20;
 
 /// The chunk sizes of classes 1, 2, ….
 #[derive(Debug)]
-pub(crate) struct Classes {
+pub(crate) struct SizeClasses {
     sizes: Vec<usize>,
 }
 
-impl Classes {
-    pub(crate) fn new(settings: &SlabClasses) -> Classes {
+impl SizeClasses {
+    pub(crate) fn new(settings: &SlabClasses) -> SizeClasses {
         let aligned = |size: usize| size.next_multiple_of(8);
         if !settings.sizes.is_empty() {
             let mut sizes: Vec<usize> = settings.sizes.iter().map(|size| aligned(*size)).collect();
             sizes.push(settings.chunk_bytes_max);
-            return Classes { sizes };
+            return SizeClasses { sizes };
         }
         let mut sizes = Vec::new();
         let mut size = ITEM_HEADER_BYTES + settings.chunk_bytes_min;
-        // The last class is for the largest chunk, whatever came before.
+        // The last class is for the largest chunk, whatever the growth factor.
         while sizes.len() < CLASS_MAX as usize - 1
             && (size as f64) < settings.chunk_bytes_max as f64 / settings.factor
         {
@@ -39,34 +39,34 @@ impl Classes {
             size = (size as f64 * settings.factor) as usize;
         }
         sizes.push(settings.chunk_bytes_max);
-        Classes { sizes }
+        SizeClasses { sizes }
     }
 
-    /// The class of an item of so many bytes in memcached.
+    /// Returns the class of an item that takes `bytes` in memcached.
     pub(crate) fn class_of(&self, bytes: usize) -> u32 {
         let index = self.sizes.partition_point(|size| *size < bytes).min(self.sizes.len() - 1);
         index as u32 + 1
     }
 
-    /// The class of an item.
+    /// Returns the class of an item.
     pub(crate) fn class_of_item(&self, key: usize, value: usize, client_flags: u32, cas: bool) -> u32 {
         self.class_of(item_bytes(key, value, client_flags, cas))
     }
 
-    /// The chunk size of a class.
+    /// Returns the chunk size of a class, in bytes.
     pub(crate) fn chunk_bytes(&self, class: u32) -> usize {
         self.sizes[class as usize - 1]
     }
 }
 
-/// What an item would take in memcached.
+/// Returns the bytes that an item would take in memcached.
 pub(crate) fn item_bytes(key: usize, value: usize, client_flags: u32, cas: bool) -> usize {
     let flags_bytes = if client_flags == 0 { 0 } else { 4 };
     let cas_bytes = if cas { 8 } else { 0 };
     ITEM_HEADER_BYTES + key + 1 + flags_bytes + value + 2 + cas_bytes
 }
 
-/// Whether a word names classes for a crawler: `all`, `hash`, or numbers parted by commas.
+/// Returns whether a word names classes for a crawler: `all`, `hash`, or numbers separated by commas.
 pub(crate) fn is_known(word: &[u8]) -> bool {
     if matches!(word, b"all" | b"hash") {
         return true;
@@ -81,8 +81,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_are_memcacheds() {
-        let classes = Classes::new(&SlabClasses::default());
+    fn classes_equal_memcacheds() {
+        let classes = SizeClasses::new(&SlabClasses::default());
         // From `memcached -vv`.
         assert_eq!(classes.sizes[..6], [96, 120, 152, 192, 240, 304]);
         assert_eq!(classes.sizes.len(), 39);
@@ -94,18 +94,18 @@ mod tests {
     }
 
     #[test]
-    fn factor_and_smallest_chunk_change_them() {
+    fn growth_factor_and_smallest_chunk_change_the_classes() {
         let settings = SlabClasses { factor: 2.0, chunk_bytes_min: 100, ..SlabClasses::default() };
-        let classes = Classes::new(&settings);
+        let classes = SizeClasses::new(&settings);
         // From `memcached -vv -f 2 -n 100`.
         assert_eq!(classes.sizes[..3], [152, 304, 608]);
         assert_eq!(classes.sizes.last(), Some(&524_288));
-        let tiny = Classes::new(&SlabClasses { factor: 1.01, ..SlabClasses::default() });
+        let tiny = SizeClasses::new(&SlabClasses { factor: 1.01, ..SlabClasses::default() });
         assert_eq!(tiny.sizes.len(), CLASS_MAX as usize);
     }
 
     #[test]
-    fn crawlers_know_numbers_and_two_words() {
+    fn crawlers_accept_numbers_and_two_words() {
         for known in ["all", "hash", "1", "1,2,39"] {
             assert!(is_known(known.as_bytes()), "{known}");
         }

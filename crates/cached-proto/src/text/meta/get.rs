@@ -1,16 +1,20 @@
-//! `mg key flags*`: fetch, look at, touch, or create on a miss; the winner of a stampede is told.
+//! `mg key flags*`: fetch, inspect, touch, or create on a miss; one client of a stampede wins the right to
+//! recache.
 
 use super::key::encode_flag;
 use super::line::Line;
 use super::{Flag, MetaFlags, MetaKey, ReturnFlag};
+use crate::number;
 use crate::text::{Decoded, Request};
-use crate::{number, reply};
 
-/// A fetch. A miss is answered with [`encode_status`](super::encode_status) and [`Status::Miss`](super::Status::Miss), which `q` hides; a hit with [`Get::encode_hit`], which it does not.
+/// A fetch. The reply to a miss is [`encode_status`](super::encode_status) with
+/// [`Status::Miss`](super::Status::Miss), which `q` suppresses; the reply to a hit is [`Get::encode_hit`],
+/// which `q` does not suppress.
 ///
-/// On a hit, in this order: with `C` and an equal CAS value no value is returned; `T` sets the expiry; the client wins (`W`) if
-/// no token was sent since the last change and `R` finds too little time left (an item that never expires is not judged), if the item is stale and no token
-/// was sent, or if `N` has just created it; a win is remembered as a token sent. `u` keeps last access and place.
+/// On a hit, in this order: with `C` and an equal CAS value no value is returned; `T` sets the expiry; the
+/// client wins (`W`) if no token was sent since the last change and `R` finds too little time left (never for
+/// an item without expiry), if the item is stale and no token was sent, or if `N` has just created it; a win
+/// is recorded as a token sent. `u` keeps last access and place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Get<'a> {
     /// The key.
@@ -19,20 +23,21 @@ pub struct Get<'a> {
     pub flags: MetaFlags,
 }
 
-/// What a reply tells about an item.
+/// The attributes of an item in replies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MetaItem<'a> {
     /// The key as the item holds it.
     pub key: &'a [u8],
     /// The item was stored by `ms … b`, so its key is shown in base64.
     pub key_is_binary: bool,
-    /// Bytes of the value.
+    /// The number of bytes of the value.
     pub size: usize,
     /// The client's flags.
     pub client_flags: u32,
     /// The CAS value.
     pub cas: u64,
-    /// Seconds left to live; `None` if it never expires, shown as -1. See [`MetaFlags::shows_ttl_before_update`].
+    /// Seconds left to live; `None` if it never expires, shown as -1. See
+    /// [`MetaFlags::shows_ttl_before_update`].
     pub ttl: Option<u32>,
     /// Seconds since the last access before this one.
     pub last_access: u32,
@@ -47,7 +52,7 @@ pub struct MetaItem<'a> {
 }
 
 impl MetaItem<'_> {
-    /// Appends a space and what the flag asks for.
+    /// Appends a space and the attribute that the flag requests.
     #[inline]
     pub(super) fn encode_flag(&self, out: &mut Vec<u8>, flag: ReturnFlag, flags: &MetaFlags) {
         let (letter, value) = match flag {
@@ -69,13 +74,13 @@ impl MetaItem<'_> {
 }
 
 impl Get<'_> {
-    /// Whether a hit returns the value: `v` was given, and not `C` with the item's own CAS value.
+    /// Returns whether a hit returns the value: `v` was given, and not `C` with the item's own CAS value.
     #[inline]
     pub fn returns_value(&self, cas: u64) -> bool {
         self.flags.has(Flag::Value) && self.flags.compare_cas() != Some(cas)
     }
 
-    /// Appends `VA size flags*` or `HD flags*`, and CRLF. Behind a `VA` belong the value and another CRLF.
+    /// Appends `VA size flags*` or `HD flags*`, and CRLF. After a `VA` follow the value and another CRLF.
     pub fn encode_hit(&self, out: &mut Vec<u8>, item: &MetaItem<'_>) {
         if self.returns_value(item.cas) {
             out.extend_from_slice(b"VA ");
@@ -96,15 +101,10 @@ impl Get<'_> {
 }
 
 pub(super) fn decode<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
-    let Some(line) = Line::read(text, false) else {
-        return Decoded::refused(reply::BAD_FORMAT, line_len);
+    let line = match Line::read_flags(text) {
+        Ok(line) => line,
+        Err(words) => return Decoded::refused(words, line_len),
     };
-    if let Some(words) = line.fault {
-        return Decoded::refused(words, line_len);
-    }
-    if line.flags.opaque.is_too_long() {
-        return Decoded::refused(reply::META_OPAQUE_TOO_LONG, line_len);
-    }
     let request = Request::MetaGet(Get { key: line.key(), flags: line.flags });
     Decoded::Request { request, consumed: line_len }
 }
@@ -114,6 +114,7 @@ mod tests {
     use super::super::{KeyBuffer, Status, encode_status};
     use super::*;
     use crate::Limits;
+    use crate::reply;
     use crate::text::decode;
 
     fn get(input: &str) -> Get<'_> {

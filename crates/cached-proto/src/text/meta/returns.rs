@@ -1,10 +1,10 @@
-//! What a meta reply gives back, in the order it was asked for.
+//! The attributes in a meta reply, in the order of the request.
 
 use std::fmt;
 
 use crate::limits::OPAQUE_LEN_MAX;
 
-/// A flag that asks for something in the reply.
+/// A flag that requests an attribute in the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ReturnFlag {
@@ -26,7 +26,8 @@ pub enum ReturnFlag {
     Hit,
 }
 
-/// Which flags the reply echoes, in the order of the request: half a byte each, the first in the lowest bits.
+/// The flags that the reply repeats, in the order of the request: half a byte each, the first in the lowest
+/// bits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ReturnFlags(u32);
 
@@ -39,7 +40,7 @@ impl ReturnFlags {
         self.0 |= (flag as u32) << used;
     }
 
-    /// The flags in order.
+    /// Returns the flags in order.
     #[inline]
     pub fn iter(self) -> impl Iterator<Item = ReturnFlag> {
         let mut rest = self.0;
@@ -60,7 +61,7 @@ impl ReturnFlags {
         })
     }
 
-    /// Whether the reply is its code alone.
+    /// Returns whether the reply consists of its code only.
     #[inline]
     pub fn is_empty(self) -> bool {
         self.0 == 0
@@ -95,7 +96,7 @@ impl Opaque {
         self.len as usize > self.bytes.len()
     }
 
-    /// The opaque with its `O`, or nothing.
+    /// Returns the opaque with its `O`, or nothing.
     #[inline]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..(self.len as usize).min(self.bytes.len())]

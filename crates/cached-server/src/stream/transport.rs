@@ -1,7 +1,7 @@
-//! What a connection needs from the outside: bytes in, bytes out.
+//! The nonblocking byte stream under a connection.
 //!
-//! The state machine in this folder knows no event loop. Whoever has one implements [`Transport`] and calls
-//! [`Connection::drive`](super::Connection::drive) when a socket may get further; the workers' own is in `worker/`.
+//! The connection's state machine (`conn/`) has no event loop. The code that has one implements [`Transport`]
+//! and calls `Connection::drive` when a socket may make progress; the workers do so in `worker/`.
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -11,31 +11,31 @@ use std::task::Poll;
 
 /// A byte stream that never blocks.
 ///
-/// `Pending` is a promise: the connection will be driven again when the same call can get further.
+/// `Pending` is a promise: the connection will be driven again when the same call can make progress.
 pub(crate) trait Transport {
-    /// Reads into the front of `into`; 0 is the end of the stream.
+    /// Reads into the front of `into`; returns the number of bytes, 0 at the end of the stream.
     fn read(&mut self, into: &mut [u8]) -> Poll<io::Result<usize>>;
-    /// Writes some of `bytes`.
+    /// Writes some of `bytes`; returns how many.
     fn write(&mut self, bytes: &[u8]) -> Poll<io::Result<usize>>;
-    /// Writes some of the pieces, in order.
+    /// Writes some of the pieces, in order; returns the number of bytes.
     fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>>;
 }
 
-/// What is known of a socket without asking the system. The system tells of changes (edges) only.
+/// What is known of a socket without a system call. The system reports changes (edges) only.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Readiness {
     /// There may be something to read.
     pub(crate) read: bool,
     /// There may be room to write.
     pub(crate) write: bool,
-    /// The other side has closed or failed: reading always gets an answer.
+    /// The peer has closed or failed: a read always returns something.
     pub(crate) closed: bool,
-    /// The other side has sent urgent data, before which a read stops short whatever lies behind.
+    /// The peer has sent urgent data: a read stops before it, whatever follows.
     pub(crate) urgent: bool,
 }
 
 impl Readiness {
-    /// A new socket: nobody knows, so trying is right.
+    /// A new socket, of which nothing is known: trying is right.
     pub(crate) const NEW: Readiness = Readiness { read: true, write: true, closed: false, urgent: false };
 }
 
@@ -55,8 +55,9 @@ impl Transport for Socket<'_> {
         loop {
             match rustix::net::recv(self.fd, &mut *into, RecvFlags::empty()) {
                 Ok((count, _)) => {
-                    // A short read has emptied the socket: more will come with an event of its own. Unless the end
-                    // has been announced, which is announced once, or the read stopped at urgent data.
+                    // A short read has emptied the socket, and more input raises an event of its own. Except
+                    // when the end has been reported, which is reported once, or when the read stopped at
+                    // urgent data.
                     self.ready.read = count == wanted || self.ready.closed | self.ready.urgent;
                     return Poll::Ready(Ok(count));
                 }
@@ -106,7 +107,7 @@ impl Socket<'_> {
     }
 }
 
-/// A socket at shutdown: what has arrived is still read, and when there is no more that is the end.
+/// A socket at shutdown: bytes that have arrived are still read, and the stream ends after them.
 pub(crate) struct Draining<'a>(pub(crate) Socket<'a>);
 
 impl Transport for Draining<'_> {

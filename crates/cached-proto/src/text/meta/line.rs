@@ -1,10 +1,10 @@
 //! A meta command's line: key, perhaps an argument, and flags.
 //!
-//! What is wrong is reported as memcached does: a flag that begins with neither letter nor digit outdoes all else, then a key
-//! that is too long, too many words, a repeated or unknown letter; a bad number is only reported when all flags were seen, so
-//! that the last such complaint wins.
+//! Of several errors the reply names one, as in memcached: first a flag that begins with neither letter nor
+//! digit, then a key that is too long, too many words, a repeated or unknown letter; a malformed number is
+//! reported after all flags were read, so that the last such error is named.
 
-use super::flags::Complaint;
+use super::flags::FlagError;
 use super::{Flag, MetaFlags, MetaKey};
 use crate::limits::{KEY_LEN_MAX, META_TOKENS_MAX, TOKENS_MAX};
 use crate::{reply, scan};
@@ -17,18 +17,30 @@ pub(super) struct Line<'a> {
     pub(super) argument: &'a [u8],
     /// The first flag as it was sent; empty if there is none.
     pub(super) first_flag: &'a [u8],
-    /// Words of the line, at most 23.
+    /// The number of words of the line, at most 23.
     pub(super) words: usize,
-    /// The byte behind `M`; 0 if there is no such flag, an end of line (which is no mode) if it stands alone.
+    /// The byte after `M`; 0 if there is no such flag, a line feed (which is no mode) if `M` stands alone.
     pub(super) mode: u8,
-    /// The flags; worth nothing if there is a `fault`.
+    /// The flags; not valid if there is a `fault`.
     pub(super) flags: MetaFlags,
-    /// What is wrong with key or flags, in the words to answer with.
+    /// The reply to an error in key or flags.
     pub(super) fault: Option<&'static [u8]>,
 }
 
 impl<'a> Line<'a> {
-    /// Reads a line; `None` if key or argument are missing, or if a flag does not begin with a letter or digit.
+    /// Reads the line of a command that consists of key and flags; an error is the reply.
+    #[inline]
+    pub(super) fn read_flags(text: &'a [u8]) -> Result<Line<'a>, &'static [u8]> {
+        let Some(line) = Line::read(text, false) else { return Err(reply::BAD_FORMAT) };
+        match line.fault {
+            Some(words) => Err(words),
+            None if line.flags.opaque.is_too_long() => Err(reply::META_OPAQUE_TOO_LONG),
+            None => Ok(line),
+        }
+    }
+
+    /// Reads a line; `None` if key or argument are missing, or if a flag does not begin with a letter or
+    /// digit.
     #[inline]
     pub(super) fn read(text: &'a [u8], argument: bool) -> Option<Line<'a>> {
         let (start, mut at) = scan::next_word(text, 2)?;
@@ -46,8 +58,9 @@ impl<'a> Line<'a> {
             let (start, end) = scan::next_word(text, at)?;
             (line.argument, line.words, at) = (&text[start..end], 3, end);
         }
-        // A fault of key or number of words outdoes one that stops, and that one those that come later or are only noted.
-        let (mut stopped, mut noted) = (line.fault.is_some(), None);
+        // An error in key or number of words precedes one that stops, and that one precedes those that are
+        // only kept.
+        let (mut stopped, mut kept) = (line.fault.is_some(), None);
         while line.words < TOKENS_MAX
             && let Some((start, end)) = scan::next_word(text, at)
         {
@@ -65,8 +78,8 @@ impl<'a> Line<'a> {
             }
             match line.flags.add(token, key) {
                 Ok(()) => {}
-                Err(Complaint::Stop(words)) => (line.fault, stopped) = (Some(words), true),
-                Err(Complaint::Later(words)) => noted = words.or(noted).or(Some(reply::BAD_FORMAT)),
+                Err(FlagError::Stop(words)) => (line.fault, stopped) = (Some(words), true),
+                Err(FlagError::Later(words)) => kept = words.or(kept).or(Some(reply::BAD_FORMAT)),
             }
             if token[0] == Flag::Mode as u8 {
                 line.mode = *token.get(1).unwrap_or(&b'\n');
@@ -76,18 +89,18 @@ impl<'a> Line<'a> {
         if line.words > META_TOKENS_MAX && key.len() <= KEY_LEN_MAX {
             line.fault = Some(reply::META_TOO_MANY_FLAGS);
         }
-        line.fault = line.fault.or(noted);
+        line.fault = line.fault.or(kept);
         Some(line)
     }
 
-    /// The key, once the flags are known to be right.
+    /// Returns the key, once the flags are known to be valid.
     #[inline]
     pub(super) fn key(&self) -> MetaKey<'a> {
         MetaKey::new(self.key, self.flags.has(Flag::BinaryKey))
     }
 }
 
-/// The flags of a line without an argument, or the words it is refused with.
+/// Returns the flags of a line without an argument, or the reply to its error.
 #[cfg(test)]
 pub(super) fn parse(line: &str) -> Result<MetaFlags, &'static [u8]> {
     let line = Line::read(line.as_bytes(), false).ok_or(reply::BAD_FORMAT)?;

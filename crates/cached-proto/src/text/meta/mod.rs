@@ -1,11 +1,12 @@
 //! The meta commands: two letters, a key, and flags of one letter each.
 //!
-//! All of them share one flag grammar ([`MetaFlags`]): any known flag may come with any command, and one that means nothing there is
-//! ignored. A reply is a two-letter code and, in the order of the request, the flags that ask for something back
-//! ([`ReturnFlags`]). A reply hidden by `q` is the server's to hide: [`Get`], [`Set`], [`Delete`] and [`Arithmetic`] say which.
+//! All of them share one flag grammar ([`MetaFlags`]): any known flag may come with any command, and is
+//! ignored where it has no meaning. A reply is a two-letter code and, in the order of the request, the flags
+//! that request something in return ([`ReturnFlags`]). The server suppresses the replies that `q` hides:
+//! [`Get`], [`Set`], [`Delete`] and [`Arithmetic`] name them.
 //!
-//! An opaque that is too long is refused before anything is done. (memcached finds it while it writes the reply, when
-//! `mg … N`, `mg … T` or `ma` have had their effect, or another error has come first.)
+//! An opaque that is too long is refused before the command has any effect. (memcached notices it while it
+//! writes the reply, when `mg … N`, `mg … T` or `ma` have had their effect, or another error has come first.)
 
 mod arithmetic;
 mod debug;
@@ -28,7 +29,7 @@ pub use set::{Set, SetHeader, SetMode, encode_set};
 
 use crate::text::{Decoded, Request};
 
-/// The two letters a reply begins with when there is no value in it.
+/// The two letters at the start of a reply without a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     /// `HD`: done, or found without its value.
@@ -39,12 +40,12 @@ pub enum Status {
     NotFound,
     /// `NS`: not stored.
     NotStored,
-    /// `EX`: the CAS value is another.
+    /// `EX`: the CAS value differs.
     Exists,
 }
 
 impl Status {
-    /// As it is sent.
+    /// Returns the two letters.
     #[inline]
     pub fn code(self) -> &'static [u8; 2] {
         match self {
@@ -57,7 +58,7 @@ impl Status {
     }
 }
 
-/// Appends a reply without a value, echoing nothing but opaque and key: a miss, and all that `md` answers.
+/// Appends a reply without a value that repeats opaque and key only: a miss, and all replies to `md`.
 #[inline]
 pub fn encode_status(out: &mut Vec<u8>, status: Status, flags: &MetaFlags, key: &MetaKey<'_>) {
     out.extend_from_slice(status.code());

@@ -1,7 +1,7 @@
 //! The flags of a meta command.
 //!
-//! They are parsed once into numbers and bits, without allocation, and the struct outlives the input: a reply that comes
-//! after a body was read from elsewhere is written from it.
+//! They are parsed once into numbers and bits, without allocation, and the struct outlives the input: the
+//! reply to a command whose body arrived later is written from it.
 
 use super::{MetaKey, Opaque, ReturnFlag, ReturnFlags};
 use crate::{number, reply};
@@ -24,7 +24,7 @@ pub enum Flag {
     LastAccess = b'l',
     /// `O`: return this opaque.
     Opaque = b'O',
-    /// `q`: hide the usual answer.
+    /// `q`: suppress the usual reply.
     Quiet = b'q',
     /// `s`: return the size.
     Size = b's',
@@ -34,44 +34,44 @@ pub enum Flag {
     NoUpdate = b'u',
     /// `v`: return the value.
     Value = b'v',
-    /// `x`: leave an empty value behind.
+    /// `x`: leave an empty value.
     RemoveValue = b'x',
     /// `C`: compare with this CAS value.
     CompareCas = b'C',
     /// `D`: the delta.
     Delta = b'D',
-    /// `E`: the CAS value to give.
+    /// `E`: the CAS value to set.
     NewCas = b'E',
     /// `F`: the client's flags to store.
     SetClientFlags = b'F',
-    /// `I`: mark as stale; `ms`: let an older CAS value pass, marking the item stale.
+    /// `I`: mark as stale; `ms`: accept an older CAS value, marking the item stale.
     Invalidate = b'I',
     /// `J`: the initial number.
     Initial = b'J',
-    /// `L`: for a router; ignored.
+    /// `L`: for a proxy; ignored.
     Route = b'L',
     /// `M`: the mode.
     Mode = b'M',
     /// `N`: create on a miss, with this expiry.
     Vivify = b'N',
-    /// `P`: for a router; ignored.
+    /// `P`: for a proxy; ignored.
     Path = b'P',
-    /// `R`: win the right to recache below this many seconds to live.
+    /// `R`: win the right to recache if fewer seconds to live are left.
     Recache = b'R',
-    /// `T`: the new expiry.
+    /// Returns the value of `T`: the new expiry.
     Ttl = b'T',
 }
 
-/// The flags of a meta command; the accessors without an argument speak for single flags.
+/// The flags of a meta command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MetaFlags {
-    /// A bit per letter, counted from `A`.
+    /// A bit for each letter, counted from `A`.
     present: u64,
-    /// What the reply echoes, in order.
+    /// The flags that the reply repeats, in order.
     pub returns: ReturnFlags,
     /// The opaque, with its `O`; empty if there is none.
     pub opaque: Opaque,
-    /// `t` came before `T` or `N`, whichever the item's expiry was set by.
+    /// `t` came before `T` or `N`, whichever set the item's expiry.
     ttl_left_first: u8,
     recache_after_ttl: bool,
     ttl_after_vivify: bool,
@@ -107,37 +107,37 @@ impl MetaFlags {
         initial: 0,
     };
 
-    /// Whether the flag was given.
+    /// Returns whether the flag was given.
     #[inline]
     pub fn has(&self, flag: Flag) -> bool {
         self.present & bit(flag as u8) != 0
     }
 
-    /// `q`.
+    /// Returns whether `q` was given.
     #[inline]
     pub fn quiet(&self) -> bool {
         self.has(Flag::Quiet)
     }
 
-    /// `v`.
+    /// Returns whether `v` was given.
     #[inline]
     pub fn value(&self) -> bool {
         self.has(Flag::Value)
     }
 
-    /// `T`: the new expiry as the client sent it (negative is at once).
+    /// Returns the value of `T`: the new expiry as the client sent it (negative is at once).
     #[inline]
     pub fn ttl(&self) -> Option<i32> {
         self.has(Flag::Ttl).then_some(self.ttl)
     }
 
-    /// `N`: the expiry of an item created on a miss.
+    /// Returns the value of `N`: the expiry of an item created on a miss.
     #[inline]
     pub fn vivify(&self) -> Option<i32> {
         self.has(Flag::Vivify).then_some(self.vivify)
     }
 
-    /// `R`: the client that finds less than this to live wins the right to recache.
+    /// Returns the value of `R`: a client that finds fewer seconds to live wins the right to recache.
     #[inline]
     pub fn recache(&self) -> Option<i32> {
         self.has(Flag::Recache).then_some(self.recache)
@@ -149,69 +149,72 @@ impl MetaFlags {
         self.has(Flag::CompareCas).then_some(self.compare_cas)
     }
 
-    /// `E`: the CAS value the item gets.
+    /// Returns the value of `E`: the CAS value that the item gets.
     #[inline]
     pub fn new_cas(&self) -> Option<u64> {
         self.has(Flag::NewCas).then_some(self.new_cas)
     }
 
-    /// `F`: the client's flags to store, or 0.
+    /// Returns the value of `F`: the client's flags to store, or 0.
     #[inline]
     pub fn client_flags(&self) -> u32 {
         self.client_flags
     }
 
-    /// `D`: the delta of `ma`, 1 if not given.
+    /// Returns the value of `D`: the delta of `ma`, 1 if not given.
     #[inline]
     pub fn delta(&self) -> u64 {
         self.delta
     }
 
-    /// `J`: the number that `ma … N` starts with, 0 if not given.
+    /// Returns the value of `J`: the number that `ma … N` creates, 0 if not given.
     #[inline]
     pub fn initial(&self) -> u64 {
         self.initial
     }
 
-    /// Whether `t` came before `T`: flags act in order, so it shows the time to live from before the update.
+    /// Returns whether `t` came before `T`: flags act in order, so it shows the time to live before the
+    /// update.
     #[inline]
     pub fn shows_ttl_before_update(&self) -> bool {
         self.ttl_left_first & TTL_LEFT_BEFORE_TTL != 0
     }
 
-    /// Whether `t` came before `N`: a new item's time to live shows as -1 (or as `T` has set it by then).
+    /// Returns whether `t` came before `N`: a new item's time to live shows as -1 (or as `T` has set it by
+    /// then).
     #[inline]
     pub fn shows_ttl_before_vivify(&self) -> bool {
         self.ttl_left_first & TTL_LEFT_BEFORE_VIVIFY != 0
     }
 
-    /// Whether `T` came after `N`: an item created then has the expiry of `T`, and otherwise that of `N`.
+    /// Returns whether `T` came after `N`: an item created then has the expiry of `T`, and otherwise that of
+    /// `N`.
     #[inline]
     pub fn updates_after_vivify(&self) -> bool {
         self.ttl_after_vivify
     }
 
-    /// Whether `R` came after `T`: it is then judged by the new time to live.
+    /// Returns whether `R` came after `T`: it then compares with the new time to live.
     #[inline]
     pub fn recaches_after_update(&self) -> bool {
         self.recache_after_ttl
     }
 
-    /// Notes that the flag was given.
+    /// Records that the flag was given.
     #[inline]
     pub(super) fn mark(&mut self, letter: u8) {
         self.present |= bit(letter);
     }
 
-    /// Takes one flag: its token, and the command's key.
+    /// Adds one flag: its token, and the command's key.
     #[inline]
-    pub(super) fn add(&mut self, token: &[u8], key: &[u8]) -> Result<(), Complaint> {
+    pub(super) fn add(&mut self, token: &[u8], key: &[u8]) -> Result<(), FlagError> {
         let (letter, argument) = (token[0], &token[1..]);
         if letter.is_ascii_digit() {
-            return Err(Complaint::Stop(reply::META_INVALID_FLAG));
+            return Err(FlagError::Stop(reply::META_INVALID_FLAG));
         }
         if self.present & bit(letter) != 0 {
-            return Err(Complaint::Stop(reply::META_DUPLICATE_FLAG));
+            return Err(FlagError::Stop(reply::META_DUPLICATE_FLAG));
         }
         match letter {
             b'k' => self.returns.push(ReturnFlag::Key),
@@ -223,13 +226,13 @@ impl MetaFlags {
             b'h' => self.returns.push(ReturnFlag::Hit),
             b'O' => {
                 self.returns.push(ReturnFlag::Opaque);
-                // One that is too long stays too long, for whoever asks in the end.
+                // The length of one that is too long is kept for the check at the end.
                 self.opaque.set(token);
             }
             b'v' | b'q' | b'u' | b'x' | b'I' | b'M' | b'P' | b'L' => {}
             b'b' => {
                 if MetaKey::base64_len(key).is_none() {
-                    return Err(Complaint::Later(Some(reply::META_BAD_KEY)));
+                    return Err(FlagError::Later(Some(reply::META_BAD_KEY)));
                 }
             }
             b'T' => {
@@ -247,44 +250,45 @@ impl MetaFlags {
             }
             b'F' => match number::token_u32(argument) {
                 Some(flags) if !argument.is_empty() => self.client_flags = flags,
-                // memcached has no words of its own here: another complaint's stay, or the general ones.
-                _ => return Err(Complaint::Later(None)),
+                // memcached has no specific reply here: that of another error stays, or the general one.
+                _ => return Err(FlagError::Later(None)),
             },
             b'C' => self.compare_cas = unsigned(argument, reply::META_BAD_TOKEN)?,
             b'E' => self.new_cas = unsigned(argument, reply::META_BAD_TOKEN)?,
             b'J' => self.initial = unsigned(argument, reply::META_INVALID_INITIAL)?,
             b'D' => self.delta = unsigned(argument, reply::META_INVALID_DELTA)?,
-            _ => return Err(Complaint::Stop(reply::META_INVALID_FLAG)),
+            _ => return Err(FlagError::Stop(reply::META_INVALID_FLAG)),
         }
         Ok(())
     }
 }
 
-/// A fault of one flag.
-pub(super) enum Complaint {
-    /// The command is refused with this.
+/// An error in one flag.
+pub(super) enum FlagError {
+    /// The command is refused with this reply.
     Stop(&'static [u8]),
-    /// The command is refused once all flags have been seen, with this unless a later fault has other words.
+    /// The command is refused when all flags have been read, with this reply unless a later error has
+    /// another.
     Later(Option<&'static [u8]>),
 }
 
-fn signed(argument: &[u8]) -> Result<i32, Complaint> {
+fn signed(argument: &[u8]) -> Result<i32, FlagError> {
     match number::token_i32(argument) {
         Some(value) if !argument.is_empty() => Ok(value),
-        _ => Err(Complaint::Later(Some(reply::META_BAD_TOKEN))),
+        _ => Err(FlagError::Later(Some(reply::META_BAD_TOKEN))),
     }
 }
 
-fn unsigned(argument: &[u8], words: &'static [u8]) -> Result<u64, Complaint> {
+fn unsigned(argument: &[u8], words: &'static [u8]) -> Result<u64, FlagError> {
     match number::token_u64(argument) {
         Some(value) if !argument.is_empty() => Ok(value),
-        _ => Err(Complaint::Later(Some(words))),
+        _ => Err(FlagError::Later(Some(words))),
     }
 }
 
 #[inline]
 fn bit(letter: u8) -> u64 {
-    // The splitter lets only `A` to `z` and digits pass, and digits are refused before they are looked up.
+    // The line reader admits only `A` to `z` and digits, and digits are refused before they are looked up.
     1 << (letter.wrapping_sub(b'A') & 63)
 }
 
@@ -321,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn order_counts_for_times() {
+    fn the_order_of_time_flags_matters() {
         assert!(!parse("mg k T30 t").unwrap().shows_ttl_before_update());
         assert!(parse("mg k t T30").unwrap().shows_ttl_before_update());
         assert!(parse("mg k t N30").unwrap().shows_ttl_before_vivify());
