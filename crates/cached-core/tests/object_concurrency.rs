@@ -67,13 +67,8 @@ fn domain_of(object: usize) -> u64 {
     object as u64 % DOMAINS
 }
 
-<<<<<<< HEAD:crates/cached-core/tests/object_concurrency.rs
 impl Environment {
     fn new(seed: u64, is_told: bool, write: WriteMode, has_lasting_faults: bool) -> Self {
-=======
-impl World {
-    fn new(seed: u64, is_told: bool, write: WriteMode, has_lasting_faults: bool) -> Self {
->>>>>>> h/ctl:crates/cached-core/tests/object_shared.rs
         let mut rng = Rng::new(seed);
         let sim = Sim::new(Some(rng.next()));
         let mut plan = FaultPlan::benign(rng.next());
@@ -515,17 +510,10 @@ impl World {
 #[test]
 fn several_clients_see_one_history() {
     each_seed(1000, |seed, is_told| {
-<<<<<<< HEAD:crates/cached-core/tests/object_concurrency.rs
         let policies = [WriteMode::Back, WriteMode::Back, WriteMode::Through, WriteMode::Around];
         let mut env = Environment::new(seed, is_told, policies[seed as usize % 4], false);
         while env.operations < 100 {
             env.step();
-=======
-        let policies = [WriteMode::Back, WriteMode::Back, WriteMode::Through, WriteMode::Around];
-        let mut world = World::new(seed, is_told, policies[seed as usize % 4], false);
-        while world.operations < 100 {
-            world.step();
->>>>>>> h/ctl:crates/cached-core/tests/object_shared.rs
         }
         env.finish();
     });
@@ -534,15 +522,9 @@ fn several_clients_see_one_history() {
 #[test]
 fn a_lost_cache_leaves_a_prefix_of_history() {
     each_seed(1000, |seed, is_told| {
-<<<<<<< HEAD:crates/cached-core/tests/object_concurrency.rs
         let policies = [WriteMode::Back, WriteMode::Back, WriteMode::Back, WriteMode::Through];
         let mut env = Environment::new(seed, is_told, policies[seed as usize % 4], true);
         let steps = env.rng.within(10, 1200);
-=======
-        let policies = [WriteMode::Back, WriteMode::Back, WriteMode::Back, WriteMode::Through];
-        let mut world = World::new(seed, is_told, policies[seed as usize % 4], true);
-        let steps = world.rng.within(10, 1200);
->>>>>>> h/ctl:crates/cached-core/tests/object_shared.rs
         for _ in 0..steps {
             env.step();
         }

@@ -22,13 +22,8 @@ struct Environment {
     running: Handle<()>,
 }
 
-<<<<<<< HEAD:crates/cached-core/tests/object_edge_cases.rs
 impl Environment {
     fn new(write: WriteMode) -> Self {
-=======
-impl World {
-    fn new(write: WriteMode) -> Self {
->>>>>>> h/ctl:crates/cached-core/tests/object_failures_2013.rs
         Self::with(small(write), |_| ())
     }
 
@@ -132,11 +127,7 @@ fn object_scope(object: &ObjectId) -> Scope {
 
 #[test]
 fn failure_01_a_flush_deferred_behind_another_went_ahead_anyway() {
-<<<<<<< HEAD:crates/cached-core/tests/object_edge_cases.rs
     let mut env = Environment::new(WriteMode::Back);
-=======
-    let mut world = World::new(WriteMode::Back);
->>>>>>> h/ctl:crates/cached-core/tests/object_failures_2013.rs
     let object = id("volume");
     env.written(&object, 0, pattern(1, 0, 8192));
     env.store.hold_changes();
@@ -187,11 +178,7 @@ fn failure_02_a_failed_flush_left_buckets_writing_for_ever_and_shutdown_hung() {
         Error::Denied("by test".into()),
     ];
     for error in errors {
-<<<<<<< HEAD:crates/cached-core/tests/object_edge_cases.rs
         let mut env = Environment::new(WriteMode::Back);
-=======
-        let mut world = World::new(WriteMode::Back);
->>>>>>> h/ctl:crates/cached-core/tests/object_failures_2013.rs
         let object = id("volume");
         env.written(&object, 100, pattern(1, 100, 9000));
         let failing = error.clone();
@@ -277,7 +264,6 @@ fn failure_04_an_unaligned_write_into_a_loading_bucket_wrote_over_undefined_cont
     // A sector and its parts; across the buckets' border; the very ends.
     for (offset, len) in [(100, 300), (512, 512), (700, 3000), (4000, 200), (0, 1), (8191, 1), (511, 2)] {
         for fails_first in [false, true] {
-<<<<<<< HEAD:crates/cached-core/tests/object_edge_cases.rs
             let mut env =
                 Environment::with(small(WriteMode::Back), |memory| fill(memory, &object, old.clone()));
             env.store.hold(&[Op::Read]);
@@ -285,14 +271,6 @@ fn failure_04_an_unaligned_write_into_a_loading_bucket_wrote_over_undefined_cont
             env.sim.settle();
             let write = env.write(&object, offset, pattern(2, offset, len));
             env.sim.settle();
-=======
-            let mut world = World::with(small(WriteMode::Back), |memory| fill(memory, &object, old.clone()));
-            world.store.hold(&[Op::Read]);
-            let read = world.read(&object, 0, 2 * BUCKET);
-            world.sim.settle();
-            let write = world.write(&object, offset, pattern(2, offset, len));
-            world.sim.settle();
->>>>>>> h/ctl:crates/cached-core/tests/object_failures_2013.rs
             let mut wanted = old.clone();
             wanted[offset as usize..offset as usize + len].copy_from_slice(&pattern(2, offset, len));
             if fails_first {
@@ -322,21 +300,12 @@ fn failure_05_a_deleted_object_came_back_with_a_late_flush() {
     let object = id("volume");
     for is_remade in [false, true] {
         for is_done_late in [false, true] {
-<<<<<<< HEAD:crates/cached-core/tests/object_edge_cases.rs
             let mut env = Environment::new(WriteMode::Back);
             env.written(&object, 0, pattern(1, 0, 3 * 4096));
             env.store.hold_changes();
             let flush = env.flush(object_scope(&object));
             env.sim.settle();
             let late = env.store.held();
-=======
-            let mut world = World::new(WriteMode::Back);
-            world.written(&object, 0, pattern(1, 0, 3 * 4096));
-            world.store.hold_changes();
-            let flush = world.flush(object_scope(&object));
-            world.sim.settle();
-            let late = world.store.held();
->>>>>>> h/ctl:crates/cached-core/tests/object_failures_2013.rs
             assert!(!late.is_empty(), "the flush is under way");
             if !is_done_late {
                 late.iter().for_each(|call| env.store.perform(call.number));
@@ -372,7 +341,6 @@ fn failure_05_a_deleted_object_came_back_with_a_late_flush() {
 fn failure_05_with_writes_that_go_through() {
     let object = id("volume");
     for order in [[0, 1], [1, 0]] {
-<<<<<<< HEAD:crates/cached-core/tests/object_edge_cases.rs
         let mut env =
             Environment::with(small(WriteMode::Through), |memory| fill(memory, &object, pattern(1, 0, 8192)));
         same(&env.read_now(&object, 0, 8192), &pattern(1, 0, 8192), "cached");
@@ -380,15 +348,6 @@ fn failure_05_with_writes_that_go_through() {
         let write = env.write(&object, 0, pattern(2, 0, 4096));
         let delete = env.sim.spawn(env.cache.delete(DeleteRequest::new(object.clone())));
         env.sim.settle();
-=======
-        let mut world =
-            World::with(small(WriteMode::Through), |memory| fill(memory, &object, pattern(1, 0, 8192)));
-        same(&world.read_now(&object, 0, 8192), &pattern(1, 0, 8192), "cached");
-        world.store.hold_changes();
-        let write = world.write(&object, 0, pattern(2, 0, 4096));
-        let delete = world.sim.spawn(world.cache.delete(DeleteRequest::new(object.clone())));
-        world.sim.settle();
->>>>>>> h/ctl:crates/cached-core/tests/object_failures_2013.rs
         // What is out is answered in either order; what waits its turn comes later.
         let held = env.store.held();
         for at in order.into_iter().filter(|at| *at < held.len()) {
@@ -464,13 +423,9 @@ fn failure_06_requests_held_buckets_while_they_waited_for_more() {
 fn failure_06_with_everything_pinned_by_readers() {
     let object = id("pinned");
     let all = 256 * BUCKET;
-<<<<<<< HEAD:crates/cached-core/tests/object_edge_cases.rs
-    let mut env =
-        Environment::with(small(WriteMode::Back), |memory| fill(memory, &object, pattern(1, 0, all as usize)));
-=======
-    let mut world =
-        World::with(small(WriteMode::Back), |memory| fill(memory, &object, pattern(1, 0, all as usize)));
->>>>>>> h/ctl:crates/cached-core/tests/object_failures_2013.rs
+    let mut env = Environment::with(small(WriteMode::Back), |memory| {
+        fill(memory, &object, pattern(1, 0, all as usize))
+    });
     // Twice, so that the second is served from buckets where they can be had.
     let mut kept = Vec::new();
     for round in 0..2 {
@@ -506,8 +461,9 @@ fn failure_07_off_by_one_at_the_end() {
         config.write = write;
         for size in [0, 1, 511, 512, 513, 4095, 4096, 4097, 8191, 8192, 8193, max - 4097, max - 1, max] {
             let object = id("end");
-            let mut env =
-                Environment::with(config.clone(), |memory| fill(memory, &object, pattern(1, 0, size as usize)));
+            let mut env = Environment::with(config.clone(), |memory| {
+                fill(memory, &object, pattern(1, 0, size as usize))
+            });
             let whole = pattern(1, 0, size as usize);
             for round in 0..2 {
                 // Missing at first, then from the cache.
@@ -575,19 +531,11 @@ fn failure_08_a_request_that_found_only_loading_buckets_was_failed() {
     let bytes = pattern(1, 0, 4 * 4096);
     for cancels_first in [false, true] {
         for fails_first in [false, true] {
-<<<<<<< HEAD:crates/cached-core/tests/object_edge_cases.rs
             let mut env =
                 Environment::with(small(WriteMode::Back), |memory| fill(memory, &object, bytes.clone()));
             env.store.hold(&[Op::Read]);
             let first = env.read(&object, 0, 4 * BUCKET);
             env.sim.settle();
-=======
-            let mut world =
-                World::with(small(WriteMode::Back), |memory| fill(memory, &object, bytes.clone()));
-            world.store.hold(&[Op::Read]);
-            let first = world.read(&object, 0, 4 * BUCKET);
-            world.sim.settle();
->>>>>>> h/ctl:crates/cached-core/tests/object_failures_2013.rs
             let others: Vec<_> =
                 (0..16).map(|n| env.read(&object, n % 4 * BUCKET + n, BUCKET - 2 * n)).collect();
             env.sim.settle();
@@ -631,11 +579,7 @@ fn failure_09_info_rounded_sizes_up_and_told_of_what_was_never_made() {
         fill(memory, &id("f-gone"), pattern(3, 0, 100));
         fill(memory, &id("h-grown"), pattern(4, 0, 100));
     };
-<<<<<<< HEAD:crates/cached-core/tests/object_edge_cases.rs
     let mut env = Environment::with(small(WriteMode::Back), prepare);
-=======
-    let mut world = World::with(small(WriteMode::Back), prepare);
->>>>>>> h/ctl:crates/cached-core/tests/object_failures_2013.rs
     // Only the cache knows.
     env.store.hold(&[Op::Write, Op::WriteZeroes, Op::WriteFull, Op::Truncate, Op::Delete]);
     env.written(&id("a-new"), 10, pattern(5, 10, 5));
@@ -724,11 +668,7 @@ fn failure_10_copy_flushed_the_source_and_left_the_target_stale() {
                 if !native {
                     store.limit(|capabilities| capabilities.copy_native = false);
                 }
-<<<<<<< HEAD:crates/cached-core/tests/object_edge_cases.rs
                 let mut env = Environment::over(store, small(WriteMode::Back), |memory| {
-=======
-                let mut world = World::over(store, small(WriteMode::Back), |memory| {
->>>>>>> h/ctl:crates/cached-core/tests/object_failures_2013.rs
                     fill(memory, &source, old_source.clone());
                     fill(memory, &target, old_target.clone());
                 });
@@ -769,8 +709,7 @@ fn failure_10_copy_flushed_the_source_and_left_the_target_stale() {
                         }
                     }
                 }
-                let copy =
-                    env.sim.spawn(env.cache.copy(CopyRequest::new(source.clone(), target.clone())));
+                let copy = env.sim.spawn(env.cache.copy(CopyRequest::new(source.clone(), target.clone())));
                 env.sim.settle();
                 // Late answers come after the copy where it did not wait for them.
                 env.store.open();
@@ -787,11 +726,7 @@ fn failure_10_copy_flushed_the_source_and_left_the_target_stale() {
                 let mut wanted_target = wanted.clone();
                 wanted_target[8192..12_288].copy_from_slice(&pattern(6, 8192, 4096));
                 wanted[100..300].copy_from_slice(&pattern(5, 100, 200));
-                same(
-                    &env.read_now(&target, 0, 1 << 20),
-                    &wanted_target,
-                    &format!("{label}: target, later"),
-                );
+                same(&env.read_now(&target, 0, 1 << 20), &wanted_target, &format!("{label}: target, later"));
                 same(&env.read_now(&source, 0, 1 << 20), &wanted, &format!("{label}: source, later"));
                 for flush in flushes {
                     env.sim.wait(flush).unwrap();

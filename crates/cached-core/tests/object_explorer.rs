@@ -8,10 +8,10 @@
 
 #![allow(unreachable_pub, missing_docs)]
 
-#[path = "object_explorer/clients.rs"]
-mod clients;
 #[path = "object_explorer/claims.rs"]
 mod claims;
+#[path = "object_explorer/clients.rs"]
+mod clients;
 #[path = "object_explorer/oracle.rs"]
 mod oracle;
 #[path = "object_explorer/profiles.rs"]

@@ -165,9 +165,8 @@ fn pressure_flushes_in_turn() {
             }
         }
     }
-    let flushed = |object: &ObjectId| {
-        env.changes().iter().filter(|call| call.object.as_ref() == Some(object)).count()
-    };
+    let flushed =
+        |object: &ObjectId| env.changes().iter().filter(|call| call.object.as_ref() == Some(object)).count();
     for object in &objects {
         assert!(flushed(object) > 1, "{object} was flushed {} times", flushed(object));
     }

@@ -3,8 +3,8 @@
 
 use blocker::*;
 use cached_core::object::{ObjectCacheConfig, Writer};
-use test_kit::steered::{Op, SteeredStore};
 use test_kit::cache_environment::CacheEnvironment;
+use test_kit::steered::{Op, SteeredStore};
 use test_kit::{BUCKET, id, pattern, same, small};
 
 fn put(base: &mut [u8], offset: usize, over: &[u8]) {

@@ -3,9 +3,9 @@
 
 use blocker::*;
 use cached_core::object::{ObjectCacheConfig, Writer};
+use test_kit::cache_environment::CacheEnvironment;
 use test_kit::sim::Handle;
 use test_kit::steered::Op;
-use test_kit::cache_environment::CacheEnvironment;
 use test_kit::{BUCKET, id, pattern, same, small};
 
 fn back() -> ObjectCacheConfig {
@@ -229,8 +229,8 @@ fn a_reader_that_keeps_nothing_gets_no_byte_behind_a_cut() {
 }
 
 /// One bucket's worth of bytes that has landed in a bucket.
-fn landed(world: &World, object: &ObjectId, bytes: &[u8]) -> Segments {
-    let mut landing = world.cache.land(object, 0, bytes.len()).unwrap();
+fn landed(env: &CacheEnvironment, object: &ObjectId, bytes: &[u8]) -> Segments {
+    let mut landing = env.cache.land(object, 0, bytes.len()).unwrap();
     let mut from = bytes;
     landing.fill(&mut |places| std::io::Read::read_vectored(&mut from, places)).unwrap();
     assert!(from.is_empty());
@@ -243,32 +243,32 @@ fn landed(world: &World, object: &ObjectId, bytes: &[u8]) -> Segments {
 fn a_shared_bucket_that_is_forgotten_once_it_is_stored_is_not_undone_by_a_late_load() {
     let (first, second) = (id("first"), id("second"));
     for is_wide in [true, false] {
-        let mut world = World::new(back());
+        let mut env = CacheEnvironment::new(back());
         let mut wanted = pattern(1, 0, 2 * 4096);
-        world.others_write(&second, wanted.clone());
+        env.others_write(&second, wanted.clone());
         // So that the object is known.
-        world.bytes(&second, BUCKET, 10);
+        env.bytes(&second, BUCKET, 10);
         let newer = pattern(2, 0, 4096);
-        let payload = landed(&world, &first, &newer);
-        let write = world.sim.spawn(world.cache.write(WriteRequest::new(first.clone(), 0, payload.clone())));
-        world.at_once(write).unwrap();
-        world.flushed(&first);
-        world.hold(Op::Read, &second);
+        let payload = landed(&env, &first, &newer);
+        let write = env.sim.spawn(env.cache.write(WriteRequest::new(first.clone(), 0, payload.clone())));
+        env.at_once(write).unwrap();
+        env.flushed(&first);
+        env.hold(Op::Read, &second);
         // Of the bucket alone, or of more than it.
-        let read = world.read(&second, 0, if is_wide { 2 * BUCKET } else { BUCKET });
-        world.sim.settle();
+        let read = env.read(&second, 0, if is_wide { 2 * BUCKET } else { BUCKET });
+        env.sim.settle();
         // The store has read what was there before the flush.
-        assert_eq!(world.perform_held().len(), 1);
-        let write = world.sim.spawn(world.cache.write(WriteRequest::new(second.clone(), 0, payload)));
-        world.at_once(write).unwrap();
+        assert_eq!(env.perform_held().len(), 1);
+        let write = env.sim.spawn(env.cache.write(WriteRequest::new(second.clone(), 0, payload)));
+        env.at_once(write).unwrap();
         put(&mut wanted, 0, &newer);
-        world.flushed(&second);
-        world.store.open();
-        world.at_once(read).unwrap();
-        same(&world.bytes(&second, 0, 2 * BUCKET), &wanted, "in the cache");
-        same(&world.bytes(&first, 0, BUCKET), &newer, "the other object");
-        world.agrees(&second);
-        same(&world.stored(&second).unwrap(), &wanted, "in the store");
+        env.flushed(&second);
+        env.store.open();
+        env.at_once(read).unwrap();
+        same(&env.bytes(&second, 0, 2 * BUCKET), &wanted, "in the cache");
+        same(&env.bytes(&first, 0, BUCKET), &newer, "the other object");
+        env.agrees(&second);
+        same(&env.stored(&second).unwrap(), &wanted, "in the store");
     }
 }
 

@@ -280,14 +280,9 @@ fn near_the_limit_writers_are_slowed_and_served_in_order() {
 
 #[test]
 fn a_full_store_keeps_data_dirty_until_there_is_room() {
-<<<<<<< HEAD:crates/cached-core/tests/object_store_failures.rs
     let mut env =
         faulty_environment(small(WriteMode::Back), |plan| plan.space_bytes_max = Some(100_000), |_| ());
     let mut news = env.cache.subscribe();
-=======
-    let mut world = faulty_world(small(WriteMode::Back), |plan| plan.space_bytes_max = Some(100_000), |_| ());
-    let mut news = world.cache.subscribe();
->>>>>>> h/ctl:crates/cached-core/tests/object_trouble.rs
     for n in 0..10_u64 {
         env.write(&id(&format!("o-{n}")), 0, pattern(n, 0, 20_000));
     }
@@ -319,11 +314,7 @@ fn a_full_store_keeps_data_dirty_until_there_is_room() {
 
 #[test]
 fn a_deposed_cache_loses_its_dirty_data_and_says_so() {
-<<<<<<< HEAD:crates/cached-core/tests/object_store_failures.rs
     let mut env = faulty_environment(small(WriteMode::Back), |_| (), |_| ());
-=======
-    let mut world = faulty_world(small(WriteMode::Back), |_| (), |_| ());
->>>>>>> h/ctl:crates/cached-core/tests/object_trouble.rs
     let (taken, kept) = (id("taken"), id("kept"));
     env.write(&taken, 0, pattern(1, 0, 8192));
     env.write(&kept, 0, pattern(2, 0, 8192));
@@ -376,13 +367,8 @@ fn a_store_of_small_requests_gets_small_requests() {
 
 #[test]
 fn a_flush_merges_what_lies_together() {
-<<<<<<< HEAD:crates/cached-core/tests/object_store_failures.rs
     let (mut sim, store) = (Sim::new(None), SteeredStore::new());
     let cache = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
-=======
-    let (mut sim, store) = (Sim::new(None), Steered::new());
-    let cache = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
->>>>>>> h/ctl:crates/cached-core/tests/object_trouble.rs
     let _running = sim.spawn(cache.run());
     // 512 writes of a sector each, in an order of their own, and a second run far away.
     for n in 0..512_u64 {
@@ -426,13 +412,8 @@ fn parallel_misses_on_one_object_reach_the_store_together() {
 
 #[test]
 fn news_from_below_drops_what_is_clean_and_keeps_what_is_dirty() {
-<<<<<<< HEAD:crates/cached-core/tests/object_store_failures.rs
     let mut env = faulty_environment(
         small(WriteMode::Back),
-=======
-    let mut world = faulty_world(
-        small(WriteMode::Back),
->>>>>>> h/ctl:crates/cached-core/tests/object_trouble.rs
         |_| (),
         |memory| {
             fill(memory, &id("object"), pattern(1, 0, 16_384));

@@ -28,18 +28,17 @@ fn writer(write: WriteMode) -> ObjectCacheConfig {
 impl Environment {
     /// A silent store gives no news of claims, as one does whose connection is broken.
     fn new(is_silent: bool, count: usize) -> Environment {
-        let mut env =
-            Environment { sim: Sim::new(None), store: SteeredStore::new(), caches: Vec::new(), running: Vec::new() };
+        let mut env = Environment {
+            sim: Sim::new(None),
+            store: SteeredStore::new(),
+            caches: Vec::new(),
+            running: Vec::new(),
+        };
         if is_silent {
             env.store.silence();
         }
-<<<<<<< HEAD:crates/cached-core/tests/object_writer_epochs.rs
         (0..count).for_each(|_| env.start(WriteMode::Back));
         env
-=======
-        (0..count).for_each(|_| world.start(WriteMode::Back));
-        world
->>>>>>> h/ctl:crates/cached-core/tests/object_owner.rs
     }
 
     fn start(&mut self, write: WriteMode) {
@@ -125,17 +124,10 @@ fn a_deposed_cache_refuses_changes_after_its_first_flush_is_refused() {
     env.flush(0, Scope::Namespace(namespace("elsewhere"))).unwrap();
     assert_eq!(env.caches[0].lost().objects.len(), 1, "what was refused is not lost");
     // Started again, it claims anew.
-<<<<<<< HEAD:crates/cached-core/tests/object_writer_epochs.rs
     env.start(WriteMode::Back);
     env.write(1, &id("a"), pattern(5, 0, 5000)).unwrap();
     env.flush(1, Scope::All).unwrap();
     assert_eq!(env.in_force(), 51);
-=======
-    world.start(WriteMode::Back);
-    world.write(1, &id("a"), pattern(5, 0, 5000)).unwrap();
-    world.flush(1, Scope::All).unwrap();
-    assert_eq!(world.in_force(), 51);
->>>>>>> h/ctl:crates/cached-core/tests/object_owner.rs
 }
 
 trait Dirty {
@@ -189,7 +181,6 @@ fn an_object_taken_over_alone_is_refused_alone() {
 
 #[test]
 fn writing_through_is_refused_as_well() {
-<<<<<<< HEAD:crates/cached-core/tests/object_writer_epochs.rs
     let mut env = Environment::new(true, 0);
     env.start(WriteMode::Through);
     env.write(0, &id("a"), pattern(1, 0, 5000)).unwrap();
@@ -199,17 +190,6 @@ fn writing_through_is_refused_as_well() {
     assert_eq!(refused(env.write(0, &id("b"), pattern(2, 0, 100))), 50);
     assert_eq!(refused(env.write(0, &id("c"), pattern(2, 0, 100))), 50);
     assert_eq!(env.store.count(Op::Write), 0, "the store is not asked again");
-=======
-    let mut world = World::new(true, 0);
-    world.start(WriteMode::Through);
-    world.write(0, &id("a"), pattern(1, 0, 5000)).unwrap();
-    world.take_over(ns(), 50);
-    assert_eq!(refused(world.write(0, &id("a"), pattern(2, 0, 100))), 50);
-    world.store.clear_log();
-    assert_eq!(refused(world.write(0, &id("b"), pattern(2, 0, 100))), 50);
-    assert_eq!(refused(world.write(0, &id("c"), pattern(2, 0, 100))), 50);
-    assert_eq!(world.store.count(Op::Write), 0, "the store is not asked again");
->>>>>>> h/ctl:crates/cached-core/tests/object_owner.rs
 }
 
 #[test]
@@ -238,11 +218,7 @@ fn two_caches_that_start_together_get_epochs_of_their_own() {
         flushed.iter().zip(&done).filter(|(flushed, write)| flushed.is_ok() && write.is_ok()).count();
     assert_eq!(stored, 1, "{flushed:?} {done:?}");
     let last = usize::from(flushed[0].is_err() || done[0].is_err());
-    same(
-        &content(env.store.memory(), &id("a")).unwrap(),
-        &pattern(last as u64, 0, 4096),
-        "the last claim's",
-    );
+    same(&content(env.store.memory(), &id("a")).unwrap(), &pattern(last as u64, 0, 4096), "the last claim's");
     let first = 1 - last;
     assert!(
         matches!(done[first], Err(Error::Fenced { .. }))

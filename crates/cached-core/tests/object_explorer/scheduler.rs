@@ -10,12 +10,12 @@ use blocker::*;
 use cached_core::object::{NamespaceConfig, ObjectCache, ObjectCacheConfig, Writer};
 
 use super::clients::Flight;
-use test_kit::rng::Rng;
-use test_kit::sim::{Handle, Sim};
-use test_kit::{BUCKET, namespace};
 use super::oracle::{CELL, CELLS_PER_BUCKET, Kind, Oracle, bytes_of};
 use super::profiles::Profile;
 use super::store::{Stage, Store};
+use test_kit::rng::Rng;
+use test_kit::sim::{Handle, Sim};
+use test_kit::{BUCKET, namespace};
 
 /// More steps than this until all is at rest: it never will be.
 const STEPS_MAX: u64 = 30_000;

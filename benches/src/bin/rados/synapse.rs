@@ -20,8 +20,8 @@ const WRITE_BAR: f64 = 12.0;
 const READ_BAR: f64 = 8.0;
 
 impl Bench {
-    /// Through the object door of another process, everything within the cache.
-    pub(crate) fn door(&mut self) -> Result<()> {
+    /// Through the synapse from another process, everything within the cache.
+    pub(crate) fn synapse(&mut self) -> Result<()> {
         let directory = tempfile::tempdir()?;
         let program = match &self.arguments.synapsed {
             Some(path) => path.clone(),
@@ -42,7 +42,7 @@ impl Bench {
             touch(&backend, &load)?;
             let outcome = load::run(&backend, &load)?;
             let ratio = outcome.ops_per_s / alone.ops_per_s;
-            let name = format!("door: {} 4 KiB x 16", verb(write));
+            let name = format!("synapse: {} 4 KiB x 16", verb(write));
             line(&format!("{name}, RADOS alone"), &alone, None, None);
             line(&name, &outcome, Some(ratio), Some(if write { WRITE_BAR } else { READ_BAR }));
             drain(&backend)?;
@@ -76,9 +76,9 @@ impl Synapsed {
             command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?));
         }
         let mut child = command.spawn().with_context(|| format!("starting {}", program.display()))?;
-        let mut said = String::new();
-        BufReader::new(child.stdout.take().context("its output")?).read_line(&mut said)?;
-        let Some((_, address)) = said.trim_end().rsplit_once(" at ") else {
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().context("its output")?).read_line(&mut line)?;
+        let Some((_, address)) = line.trim_end().rsplit_once(" at ") else {
             let status = child.wait()?;
             bail!("{} did not come up ({status})", program.display());
         };
