@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 /// Makes room for so many connections and what else needs descriptors. The count that is to be had.
 pub fn raise_descriptor_limit(connections: usize, threads: usize) -> u64 {
     // Listeners, log, the acceptor's runtime, and two for each worker's event loop.
-    cached_objects::raise_descriptor_limit((connections + 32 + 2 * threads) as u64)
+    cached_config::raise_descriptor_limit((connections + 32 + 2 * threads) as u64)
 }
 
 /// Keeps the allocator from spreading over one arena per thread: what is freed by one is used by all.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::{Blocker, Control, SystemClock};
+use cached_config::{CacheLanding, Mistake, ObjectsTable, Unfinished, store_all};
 use cached_core::object::ObjectCache;
-use cached_objects::{CacheLanding, Mistake, ObjectsTable, Unfinished, store_all};
 use tokio::task::JoinHandle;
 
 use crate::config::here;

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use blocker::Memory;
 use blocker::memory::MemoryConfig;
-use cached_core::object::ObjectCache;
-use cached_objects::{
+use cached_config::{
     BackendTable, ConfigError, Mistake, ObjectsTable, Size, check_exposure, mistake, parse_config,
     read_config, secret, secret_warning, within,
 };
+use cached_core::object::ObjectCache;
 use serde::{Deserialize, Deserializer, Serialize};
 use synapse::{Address, Secret, Server, ServerConfig};
 

@@ -4,8 +4,8 @@
 
 use super::error::{Mistake, mistake, require, within};
 use crate::settings::{InertSettings, ListenAddress, Settings, SlabClasses};
+use cached_config::{Size, eviction_policy};
 use cached_core::kv::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN};
-use cached_objects::{Size, eviction_policy};
 use cached_proto::Protocol;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;

@@ -9,8 +9,8 @@ use blocker::{
     Blocker, ClaimRequest, Epoch, Faulty, FlushRequest, Memory, Name, Namespace, ObjectId, Scope,
     SystemClock, WriteMode, WriteRequest, WriterId,
 };
+use cached_config::store_all;
 use cached_core::object::{ObjectCache, ObjectCacheConfig};
-use cached_objects::store_all;
 
 const MINUTE: Duration = Duration::from_secs(60);
 

@@ -8,8 +8,8 @@ use blocker::{
     Blocker, FlushRequest, Memory, Name, Namespace, ObjectId, ReadRequest, Scope, SystemClock,
     WriteFullRequest, WriteMode, WriteRequest,
 };
+use cached_config::CacheLanding;
 use cached_core::object::{ObjectCache, ObjectCacheConfig};
-use cached_objects::CacheLanding;
 use synapse::{Address, ClientConfig, Server, ServerConfig, SynapseBlocker};
 
 struct World {
