@@ -14,10 +14,10 @@ use std::ops::{Deref, DerefMut};
 mod imp {
     pub(super) use parking_lot::{Mutex as RawMutex, MutexGuard as RawGuard};
     pub(crate) use std::sync::Arc;
-    pub(crate) use std::thread;
     pub(crate) use std::sync::atomic::{
         AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,
     };
+    pub(crate) use std::thread;
 
     #[inline]
     pub(super) fn try_lock<T>(mutex: &RawMutex<T>) -> Option<RawGuard<'_, T>> {
@@ -48,8 +48,8 @@ mod imp {
     pub(crate) use shuttle::sync::atomic::{
         AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,
     };
-    pub(crate) use shuttle::thread;
     pub(super) use shuttle::sync::{Mutex as RawMutex, MutexGuard as RawGuard};
+    pub(crate) use shuttle::thread;
     pub(crate) use std::sync::Arc;
 
     pub(super) fn try_lock<T>(mutex: &RawMutex<T>) -> Option<RawGuard<'_, T>> {

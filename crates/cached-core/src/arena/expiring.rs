@@ -237,7 +237,11 @@ mod tests {
         table.note(0, 100, Expiry::at(5_050));
         assert_eq!(table.expired(0, 5_001).most, 200);
         table.forget(0, 100, Expiry::at(5_000));
-        assert_eq!(table.expired(0, 5_001).most, 100, "the histogram cannot distinguish it from what expires at 5050");
+        assert_eq!(
+            table.expired(0, 5_001).most,
+            100,
+            "the histogram cannot distinguish it from what expires at 5050"
+        );
         table.begin_walk(0);
         table.seen(0, Expiry::at(5_050));
         assert_eq!(table.expired(0, 5_001).most, 0);

@@ -93,7 +93,11 @@ mod tests {
         assert_eq!(mru.victim([16, 0]), QueueId::ENTRY);
         assert_eq!(mru.decide(&at(0, QueueId::ENTRY)), Verdict::Keep { queue: QueueId::MAIN, bits: 2 });
         assert_eq!(mru.decide(&at(mru.hit(0), QueueId::ENTRY)), Verdict::Evict);
-        assert_eq!(mru.victim([2, 30]), QueueId::MAIN, "full: the main queue is walked for entries that were read");
+        assert_eq!(
+            mru.victim([2, 30]),
+            QueueId::MAIN,
+            "full: the main queue is walked for entries that were read"
+        );
         assert_eq!(mru.decide(&at(2, QueueId::MAIN)), Verdict::Keep { queue: QueueId::MAIN, bits: 4 });
         assert_eq!(mru.victim([2, 30]), QueueId::ENTRY, "that walk found none");
         assert_eq!(mru.decide(&at(0, QueueId::ENTRY)), Verdict::Evict, "the main queue has no room");

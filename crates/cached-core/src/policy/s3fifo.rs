@@ -160,7 +160,9 @@ impl Policy for S3Fifo {
         if let Some(bits) = insertion.replaces {
             return if self.hit(bits) == HIT { HIT } else { self.bits_of_new() };
         }
-        let Some(Ghost { queue, is_recent }) = self.ghosts.take(insertion.hash) else { return self.bits_of_new() };
+        let Some(Ghost { queue, is_recent }) = self.ghosts.take(insertion.hash) else {
+            return self.bits_of_new();
+        };
         if self.is_balanced && is_recent {
             self.balance(queue, insertion.bytes);
         }
@@ -254,7 +256,10 @@ mod tests {
             let mut entered = 0;
             while policy.hit(new_bits) != HIT {
                 assert_eq!(policy.hit(new_bits), new_bits);
-                assert_eq!(policy.insert(&Insertion { replaces: Some(new_bits), ..new(1) }), policy.bits_of_new());
+                assert_eq!(
+                    policy.insert(&Insertion { replaces: Some(new_bits), ..new(1) }),
+                    policy.bits_of_new()
+                );
                 policy.advance(ENTRY_BYTES);
                 entered += ENTRY_BYTES;
             }

@@ -180,7 +180,7 @@ impl Server {
 
 impl Collect for Server {
     fn collect(&self, into: &mut Families) {
-        self.shared.counters.figures().into_iter().for_each(|(name, value)| into.counter(name, "", value));
+        self.shared.counters.metrics().into_iter().for_each(|(name, value)| into.counter(name, "", value));
         let connections = self.shared.connection_count.load(Ordering::Relaxed) as u64;
         into.gauge("synapse_connections_open", "", connections);
         into.gauge("synapse_sessions", "", self.shared.sessions.count() as u64);
@@ -206,23 +206,14 @@ impl Shared {
         buffers.reserve(&object, head.header.offset, head.payload_bytes)
     }
 
-<<<<<<< HEAD
-    /// The backend's figures and our own.
-    fn figures(&self) -> Vec<(String, u64)> {
-        let backend = self.control.as_ref().map(|control| control.statistics().figures);
-        let own = self.counters.metrics();
-        let all = backend.into_iter().flatten().chain(own);
-        all.map(|(name, value)| (name.to_owned(), value)).collect()
-=======
     /// Returns the metrics of the backend and of the server itself.
     fn metrics(&self) -> Reply<Families> {
         let mut own = Families::new();
-        self.counters.figures().into_iter().for_each(|(name, value)| own.counter(name, "", value));
+        self.counters.metrics().into_iter().for_each(|(name, value)| own.counter(name, "", value));
         match &self.control {
             Some(control) => metrics_above(own, &**control),
             None => Reply::ok(own),
         }
->>>>>>> h/ctl
     }
 
     fn count(&self, count: impl FnOnce(&mut Counts)) {

@@ -87,7 +87,8 @@ fn after_a_panic_another_caller_makes_the_value() {
         while !kv.inner.flights.is_under_way(b"k", kv.hash(b"k")) {
             thread::yield_now();
         }
-        let followers: Vec<_> = (0..3).map(|_| scope.spawn(|| kv.get_or_insert_with(b"k", || "second"))).collect();
+        let followers: Vec<_> =
+            (0..3).map(|_| scope.spawn(|| kv.get_or_insert_with(b"k", || "second"))).collect();
         wait_for_followers(&kv, 3);
         go.send(()).unwrap();
         assert!(leader.join().is_err());
@@ -122,7 +123,11 @@ fn a_dropped_future_hands_the_flight_to_one_that_waits() {
         assert!(second.as_mut().poll(&mut context).is_pending());
         assert!(third.as_mut().poll(&mut context).is_pending());
     }
-    assert_eq!(kv.inner.flights.followers(b"k", kv.hash(b"k")), 3, "one waker each, however often they are polled");
+    assert_eq!(
+        kv.inner.flights.followers(b"k", kv.hash(b"k")),
+        3,
+        "one waker each, however often they are polled"
+    );
     drop(dropped);
     assert_eq!(count.0.load(Ordering::Relaxed), 0);
     drop(leader);
