@@ -270,6 +270,30 @@ fn who_does_not_know_the_secret_is_not_let_in() {
     assert!(error.to_string().contains("does not prove"), "{error}");
 }
 
+/// A server that asks for a proof as one that knows the secret does, and sends some proof of its own.
+#[test]
+fn a_server_whose_proof_is_wrong_is_refused() {
+    let open = Host::memory();
+    let (_, welcome) = Raw::greeted(&open.address, &hello(0));
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address: Address = listener.local_addr().unwrap().to_string().parse().unwrap();
+    let impostor = std::thread::spawn(move || {
+        let mut raw = Raw::over(listener.accept().unwrap().0);
+        raw.frame();
+        raw.send(|out| Challenge { nonce: [1; 32], instance: welcome.instance }.encode(out));
+        raw.frame();
+        raw.send(|out| welcome.encode(out));
+        raw.send(|out| codec::encode_proof(out, &[2; 32], true));
+        // Nothing more is asked of it.
+        raw.try_frame().is_none()
+    });
+    let mut config = ClientConfig::new(address);
+    config.secret = Some(Secret::new(b"correct horse battery").unwrap());
+    let error = open.runtime.block_on(SynapseBlocker::connect(config)).err().expect("an impostor is trusted");
+    assert!(error.to_string().contains("does not prove"), "{error}");
+    assert!(impostor.join().unwrap());
+}
+
 #[test]
 fn the_secret_never_crosses_the_wire_and_a_proof_cannot_be_sent_again() {
     let secret = b"correct horse battery";

@@ -48,7 +48,11 @@ impl Raw {
     /// Connected, and nothing said yet.
     pub(crate) fn new(address: &Address) -> Self {
         let Address::Tcp(address) = address else { panic!("only TCP") };
-        let stream = TcpStream::connect(address.as_str()).unwrap();
+        Self::over(TcpStream::connect(address.as_str()).unwrap())
+    }
+
+    /// Over a connection that is there, from either side.
+    pub(crate) fn over(stream: TcpStream) -> Self {
         stream.set_nodelay(true).unwrap();
         // A server that hangs fails the test instead of hanging it.
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
