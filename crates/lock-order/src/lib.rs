@@ -1,8 +1,9 @@
 //! Ranks for locks, and a check at run time that every thread takes them in order.
 //!
-//! A deadlock needs a circle: one thread holds A and waits for B, another holds B and waits for A. If every lock has a
-//! [`Rank`] and each thread takes locks with rising levels only, there is no circle. The check fails at the first lock taken out
-//! of order, in any interleaving and without a second thread: one pass through the code is enough.
+//! A deadlock needs a circle: one thread holds A and waits for B, another holds B and waits for A. If every
+//! lock has a [`Rank`] and each thread takes locks with rising levels only, there is no circle. The check
+//! fails at the first lock taken out of order, in any interleaving and without a second thread: one pass
+//! through the code is enough.
 //!
 //! ```
 //! use lock_order::Rank;
@@ -45,8 +46,8 @@ impl Rank {
         self.level
     }
 
-    /// Checks that the thread may wait for a lock of this rank, and records the lock as held until the result is dropped. Call it
-    /// just before taking the lock.
+    /// Checks that the thread may wait for a lock of this rank, and records the lock as held until the result
+    /// is dropped. Call it just before taking the lock.
     ///
     /// # Panics
     /// With debug assertions, if the thread holds a lock of this level or a higher one.
@@ -56,11 +57,12 @@ impl Rank {
         self.enter_nth(0)
     }
 
-    /// As [`enter`](Rank::enter), for one of several locks of this rank. A thread takes them with rising numbers.
+    /// As [`enter`](Rank::enter), for one of several locks of this rank. A thread takes them with rising
+    /// numbers.
     ///
     /// # Panics
-    /// With debug assertions, if the thread holds one of this rank with this number or a higher one, or a lock of a higher
-    /// level.
+    /// With debug assertions, if the thread holds one of this rank with this number or a higher one, or a
+    /// lock of a higher level.
     #[inline(always)]
     #[track_caller]
     pub fn enter_nth(&'static self, number: u32) -> Held {
@@ -68,7 +70,8 @@ impl Rank {
         Held::new(self, number)
     }
 
-    /// Records a lock that was taken without waiting (by a `try_lock` that succeeded). It may be taken at any point of the order.
+    /// Records a lock that was taken without waiting (by a `try_lock` that succeeded). It may be taken at any
+    /// point of the order.
     #[inline(always)]
     #[track_caller]
     pub fn enter_tried(&'static self) -> Held {
@@ -77,7 +80,8 @@ impl Rank {
     }
 }
 
-/// The record of a lock that a thread holds. Keep it as long as the lock's guard, and drop it in the same thread.
+/// The record of a lock that a thread holds. Keep it as long as the lock's guard, and drop it in the same
+/// thread.
 #[derive(Debug)]
 #[must_use = "the lock counts as released when this is dropped"]
 pub struct Held {

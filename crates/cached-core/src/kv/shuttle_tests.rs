@@ -1,4 +1,5 @@
-//! The store under a scheduler that tries many interleavings: `RUSTFLAGS="--cfg shuttle" cargo test -p cached-core`.
+//! The store under a scheduler that tries many interleavings: `RUSTFLAGS="--cfg shuttle" cargo test -p
+//! cached-core`.
 
 use super::{DeleteOptions, DeleteOutcome, FetchOptions, Kv, KvConfig, Miss, StoreOptions};
 use crate::clock::{Expiry, TickClock};
@@ -184,7 +185,8 @@ fn a_flush_leaves_later_values_whole() {
     );
 }
 
-/// A value stored after a flush has returned stays, also when regions are opened while the flush draws its boundary.
+/// A value stored after a flush has returned stays, also when regions are opened while the flush draws its
+/// boundary.
 #[test]
 fn a_value_stored_after_a_flush_stays() {
     shuttle::check_pct(
@@ -267,8 +269,8 @@ fn pinned_values_survive_reclaiming_and_flushes() {
     );
 }
 
-/// Threads that miss a key together: whatever the interleaving, all get a value that one of them made, also when the first
-/// of them fails, and no flight is left.
+/// Threads that miss a key together: whatever the interleaving, all get a value that one of them made, also
+/// when the first of them fails, and no flight is left.
 #[test]
 fn one_flight_per_key() {
     shuttle::check_random(

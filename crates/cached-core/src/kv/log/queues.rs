@@ -1,4 +1,5 @@
-//! The queues of sealed regions in age order: linked lists, one per queue of the policy and one for pieces of large values.
+//! The queues of sealed regions in age order: linked lists, one per queue of the policy and one for pieces of
+//! large values.
 //!
 //! Their lock is a leaf: no other is taken while it is held.
 
