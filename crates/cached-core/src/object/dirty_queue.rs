@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use blocker::Timestamp;
 
-use super::order;
+use super::lock_ranks;
 use crate::sync::{Mutex, lock};
 
 /// See the module.
@@ -19,7 +19,7 @@ pub(crate) struct DirtyQueue {
 
 impl Default for DirtyQueue {
     fn default() -> Self {
-        Self { lists: Mutex::ranked(Lists::default(), &order::REGISTRY) }
+        Self { lists: Mutex::ranked(Lists::default(), &lock_ranks::REGISTRY) }
     }
 }
 

@@ -10,8 +10,8 @@ use std::collections::hash_map::Entry;
 
 use blocker::{Error, Namespace, ObjectId, OrderDomain, Reason, Result, Scope};
 
+use super::lock_ranks;
 use super::mutation::Mutation;
-use super::order;
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 
 /// Objects that are listed one by one.
@@ -97,7 +97,7 @@ pub(crate) struct Losses {
 
 impl Default for Losses {
     fn default() -> Self {
-        Self { is_any: AtomicBool::new(false), state: Mutex::ranked(State::default(), &order::LOSSES) }
+        Self { is_any: AtomicBool::new(false), state: Mutex::ranked(State::default(), &lock_ranks::LOSSES) }
     }
 }
 

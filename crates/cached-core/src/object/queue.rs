@@ -6,8 +6,8 @@
 //! [`Meta`](super::pool::Meta), O(1) each way, and divided into shards by the bucket's name (object and
 //! slot), each with its own policy, ghosts and lock. A hit sets bits in the bucket, and no more.
 
-use super::order;
-use super::pool::{Meta, NONE, Pool};
+use super::lock_ranks;
+use super::pool::{Meta, Pool};
 use crate::policy::{self, Candidate, Insertion, Policy, QUEUES_MAX, QueueId, Verdict};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
@@ -61,7 +61,7 @@ impl Queues {
         let shards = (0..count).map(|_| {
             let mut policy = policy::by_name(name)?;
             policy_bytes += policy.attach(memory as usize, POLICY_BYTES as usize);
-            Some(Mutex::ranked(Shard { policy, lists: Default::default() }, &order::QUEUE))
+            Some(Mutex::ranked(Shard { policy, lists: Default::default() }, &lock_ranks::QUEUE))
         });
         let shards = shards.collect::<Option<Box<[_]>>>()?;
         let hits = shards.iter().map(|shard| AtomicU64::new(tabulated(&*lock(shard).policy))).collect();
@@ -260,7 +260,7 @@ impl Shard {
     }
 }
 
-const _: () = assert!(NONE == u32::MAX && QUEUES_MAX == 2);
+const _: () = assert!(QUEUES_MAX == 2);
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {

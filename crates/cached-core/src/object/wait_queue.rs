@@ -14,7 +14,7 @@ use std::task::{Context, Poll, Waker};
 
 use blocker::{Error, Result};
 
-use super::order;
+use super::lock_ranks;
 use crate::sync::{AtomicU32, Mutex, Ordering, lock};
 
 /// Tasks that wait at most in one queue.
@@ -29,7 +29,7 @@ pub(crate) struct WaitQueue {
 
 impl Default for WaitQueue {
     fn default() -> Self {
-        Self { waiting: AtomicU32::new(0), queue: Mutex::ranked(Queue::default(), &order::WAITERS) }
+        Self { waiting: AtomicU32::new(0), queue: Mutex::ranked(Queue::default(), &lock_ranks::WAITERS) }
     }
 }
 

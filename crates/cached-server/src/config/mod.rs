@@ -24,10 +24,10 @@ pub use cached_config::{
     BackendTable, FileTable, MemoryTable, NamespaceTable, ObjectsTable, RadosTable, RemoteTable, Size, Write,
     WriterName,
 };
-pub use error::ConfigError;
+pub use error::ConfigFileError;
 pub use synapse::SynapseTable;
 
-pub(crate) use error::Mistake;
+pub(crate) use error::ConfigError;
 pub(crate) use file::File;
 
 use crate::settings::Settings;
@@ -59,7 +59,7 @@ impl Config {
     /// # Errors
     /// What is wrong with one, in one line.
     pub fn secrets(&self) -> Result<Secrets, String> {
-        let line = |mistake: Mistake| format!("{}: {}", mistake.key, mistake.why);
+        let line = |error: ConfigError| format!("{}: {}", error.key, error.why);
         let door = self.synapse.as_ref().map_or(Ok(None), SynapseTable::secret).map_err(line)?;
         let store = match self.objects.as_ref().and_then(|objects| objects.backend.as_ref()) {
             Some(BackendTable::Synapse(table)) => table.secret().map_err(line)?,

@@ -14,7 +14,7 @@ pub(super) fn open(objects: &ObjectsTable, secret: Option<Secret>) -> Result<Sto
         tracing::warn!("objects are kept in memory: all of them are gone when this process ends");
     }
     Store::open(table, objects.object_bytes_max.0, secret).map_err(|error| match error {
-        StoreError::Config(mistake) => mistake.into(),
+        StoreError::Config(error) => error.into(),
         StoreError::Store(error) => error.into(),
     })
 }

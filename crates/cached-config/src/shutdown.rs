@@ -10,17 +10,17 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 /// What was acknowledged and is not stored at the end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the object cache ended with {dirty_bytes} bytes of acknowledged writes not stored: {why}")]
-pub struct Unfinished {
+pub struct ShutdownError {
     /// How much is lost, as far as the cache knows.
     pub dirty_bytes: u64,
     /// Why.
     pub why: String,
 }
 
-impl Unfinished {
-    /// The same of a cache that has this left.
-    pub fn left(cache: &ObjectCache, why: impl Into<String>) -> Unfinished {
-        Unfinished { dirty_bytes: cache.counters().dirty_bytes + cache.lost().bytes(), why: why.into() }
+impl ShutdownError {
+    /// Returns the error for a cache that still has dirty data or losses.
+    pub fn of_cache(cache: &ObjectCache, why: impl Into<String>) -> ShutdownError {
+        ShutdownError { dirty_bytes: cache.counters().dirty_bytes + cache.lost().bytes(), why: why.into() }
     }
 }
 
@@ -32,8 +32,8 @@ fn may_pass(error: &Error) -> bool {
 /// Stores what is dirty, for as long as `flush_max`. Nobody may change anything any more.
 ///
 /// # Errors
-/// [`Unfinished`] says what was acknowledged and is not stored.
-pub async fn store_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), Unfinished> {
+/// [`ShutdownError`] says what was acknowledged and is not stored.
+pub async fn store_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), ShutdownError> {
     let dirty_bytes = cache.counters().dirty_bytes;
     if dirty_bytes > 0 {
         tracing::info!(dirty_bytes, "storing what is dirty");
@@ -51,7 +51,7 @@ pub async fn store_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), U
         let is_hopeless = !may_pass(&error) && cache.counters().dirty_bytes == 0;
         let again = SystemClock.now() + RETRY_DELAY;
         if is_hopeless || again >= deadline {
-            return Err(Unfinished::left(cache, error.to_string()));
+            return Err(ShutdownError::of_cache(cache, error.to_string()));
         }
         let words = error.to_string();
         if words != told {

@@ -9,14 +9,14 @@ use synapse::{Address, Secret};
 
 /// A key whose value cannot work. Whoever knows the file makes a line of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mistake {
+pub struct ConfigError {
     /// The key with its tables, parted by dots.
     pub key: String,
     /// What is wrong, and what would be right.
     pub why: String,
 }
 
-impl fmt::Display for Mistake {
+impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.key, self.why)
     }
@@ -26,16 +26,16 @@ impl fmt::Display for Mistake {
 ///
 /// # Errors
 /// That one.
-pub fn mistake<T>(key: impl Into<String>, why: impl Into<String>) -> Result<T, Mistake> {
-    Err(Mistake { key: key.into(), why: why.into() })
+pub fn invalid<T>(key: impl Into<String>, why: impl Into<String>) -> Result<T, ConfigError> {
+    Err(ConfigError { key: key.into(), why: why.into() })
 }
 
 /// Holds, or says that `key` is wrong.
 ///
 /// # Errors
 /// That it is.
-pub fn require(holds: bool, key: &str, why: impl FnOnce() -> String) -> Result<(), Mistake> {
-    if holds { Ok(()) } else { mistake(key, why()) }
+pub fn require(holds: bool, key: &str, why: impl FnOnce() -> String) -> Result<(), ConfigError> {
+    if holds { Ok(()) } else { invalid(key, why()) }
 }
 
 /// `value`, which must be within `range`.
@@ -46,22 +46,22 @@ pub fn within<T: PartialOrd + fmt::Display>(
     key: &str,
     value: T,
     range: std::ops::RangeInclusive<T>,
-) -> Result<T, Mistake> {
+) -> Result<T, ConfigError> {
     if range.contains(&value) {
         return Ok(value);
     }
-    mistake(key, format!("is {value}; it must be between {} and {}", range.start(), range.end()))
+    invalid(key, format!("is {value}; it must be between {} and {}", range.start(), range.end()))
 }
 
 /// The secret in a file, if one is named.
 ///
 /// # Errors
 /// What is wrong with the file.
-pub fn secret(key: &str, path: &Path) -> Result<Option<Secret>, Mistake> {
+pub fn secret(key: &str, path: &Path) -> Result<Option<Secret>, ConfigError> {
     if path.as_os_str().is_empty() {
         return Ok(None);
     }
-    Secret::from_file(path).map(Some).map_err(|why| Mistake { key: key.into(), why })
+    Secret::from_file(path).map(Some).map_err(|why| ConfigError { key: key.into(), why })
 }
 
 /// What is worth a warning about the file of a secret: that others than its owner can read it.
@@ -83,14 +83,14 @@ pub fn check_exposure(
     addresses: &[Address],
     has_secret: bool,
     allow_exposed: bool,
-) -> Result<(), Mistake> {
+) -> Result<(), ConfigError> {
     let exposed = addresses.iter().find_map(|address| match address {
         Address::Tcp(text) => text.parse::<SocketAddr>().ok().filter(|at| !at.ip().is_loopback()),
         Address::Unix(_) => None,
     });
     match exposed.filter(|_| !has_secret && !allow_exposed) {
         None => Ok(()),
-        Some(at) => mistake(
+        Some(at) => invalid(
             key,
             format!(
                 "{at} can be reached from other machines, and there is no secret: name a secret_file, or set \
@@ -104,9 +104,9 @@ pub fn check_exposure(
 ///
 /// # Errors
 /// That there is none.
-pub fn eviction_policy(key: &str, name: &str) -> Result<&'static str, Mistake> {
+pub fn eviction_policy(key: &str, name: &str) -> Result<&'static str, ConfigError> {
     match policy::NAMES.iter().find(|known| **known == name) {
         Some(known) => Ok(known),
-        None => mistake(key, format!("is \"{name}\"; it must be one of {}", policy::NAMES.join(", "))),
+        None => invalid(key, format!("is \"{name}\"; it must be one of {}", policy::NAMES.join(", "))),
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 const QUIET: Duration = Duration::from_secs(10);
 
 /// Logs news of the store called `name` until it is closed: that it is full, slow, well again, or was away.
-pub async fn log_news(mut news: Subscription, name: String) {
+pub async fn log_events(mut news: Subscription, name: String) {
     let mut away = Rate::default();
     let mut trouble = Rate::default();
     // Whether the log says that the store is in trouble: then it also says when that is over.

@@ -1,7 +1,7 @@
 //! `[objects]`: the object cache. It is off unless this table is there.
 
 use crate::backend::BackendTable;
-use crate::mistake::{Mistake, eviction_policy, mistake, require, within};
+use crate::error::{ConfigError, eviction_policy, invalid, require, within};
 use crate::size::Size;
 use blocker::{Capabilities, NAME_BYTES_MAX, Namespace, WriteMode};
 use cached_core::object::{
@@ -166,13 +166,13 @@ impl ObjectsTable {
     ///
     /// # Errors
     /// Which namespace cannot be one.
-    pub fn cache(&self) -> Result<ObjectCacheConfig, Mistake> {
+    pub fn cache(&self) -> Result<ObjectCacheConfig, ConfigError> {
         let mut namespaces = Vec::new();
         for (index, table) in self.namespaces.iter().enumerate() {
             let key = || format!("objects.namespaces[{index}].name");
             let Ok(namespace) = Namespace::copy_from(table.name.as_bytes()) else {
                 let count = table.name.len();
-                return mistake(key(), format!("has {count} bytes; a namespace has 1 to {NAME_BYTES_MAX}"));
+                return invalid(key(), format!("has {count} bytes; a namespace has 1 to {NAME_BYTES_MAX}"));
             };
             let twice = self.namespaces[..index].iter().any(|other| other.name == table.name);
             require(!twice, &key(), || format!("\"{}\" is there twice; once is right", table.name))?;
@@ -207,9 +207,9 @@ impl ObjectsTable {
     ///
     /// # Errors
     /// What cannot.
-    pub fn check(&self) -> Result<(), Mistake> {
+    pub fn check(&self) -> Result<(), ConfigError> {
         let Some(backend) = &self.backend else {
-            return mistake("objects.backend", "is missing; its kind must say where the objects are kept");
+            return invalid("objects.backend", "is missing; its kind must say where the objects are kept");
         };
         backend.check()?;
         self.check_cache()
@@ -219,14 +219,16 @@ impl ObjectsTable {
     ///
     /// # Errors
     /// What cannot work.
-    pub fn check_cache(&self) -> Result<(), Mistake> {
+    pub fn check_cache(&self) -> Result<(), ConfigError> {
         within("objects.shutdown_flush_secs", self.shutdown_flush_secs, 1..=24 * 60 * 60)?;
         eviction_policy("objects.eviction_policy", &self.eviction_policy)?;
         // Above that, a slip of the pen is more likely than a wish.
         within("objects.memory_bytes_max", self.memory_bytes_max, Size(0)..=Size(MEMORY_BYTES_MAX))?;
         within("objects.dirty_age_ms_max", self.dirty_age_ms_max, 0..=TIME_MS_MAX)?;
         within("objects.retry_delay_ms_max", self.retry_delay_ms_max, 1..=TIME_MS_MAX)?;
-        self.cache()?.check(&Capabilities::full(OBJECT_BYTES_LIMIT)).map_err(|error| Mistake::from(&error))
+        self.cache()?
+            .check(&Capabilities::full(OBJECT_BYTES_LIMIT))
+            .map_err(|error| ConfigError::from(&error))
     }
 
     /// The most memory that the cache takes: content, and bookkeeping as if every object were of the largest size and known
@@ -254,14 +256,14 @@ const MEMORY_BYTES_MAX: u64 = 4 << 40;
 const TIME_MS_MAX: u64 = 24 * 60 * 60 * 1000;
 
 /// The cache names its own fields; here they have their unit in the name.
-impl From<&CacheConfigError> for Mistake {
-    fn from(error: &CacheConfigError) -> Mistake {
+impl From<&CacheConfigError> for ConfigError {
+    fn from(error: &CacheConfigError) -> ConfigError {
         let key = match error.key {
             "dirty_age_max" => "dirty_age_ms_max",
             "retry_delay_min" => "retry_delay_ms_min",
             "retry_delay_max" => "retry_delay_ms_max",
             key => key,
         };
-        Mistake { key: format!("objects.{key}"), why: error.why.clone() }
+        ConfigError { key: format!("objects.{key}"), why: error.why.clone() }
     }
 }

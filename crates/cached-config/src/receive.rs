@@ -7,17 +7,17 @@ use cached_core::object::{self, ObjectCache};
 use synapse::ReceiveBuffer;
 
 /// Large payloads go from the socket into the buckets of this cache.
-pub struct CacheLanding(ObjectCache);
+pub struct CacheReceiveBuffers(ObjectCache);
 
-impl CacheLanding {
+impl CacheReceiveBuffers {
     /// Where the payloads of writes to `cache` land.
     #[must_use]
-    pub fn new(cache: ObjectCache) -> CacheLanding {
-        CacheLanding(cache)
+    pub fn new(cache: ObjectCache) -> CacheReceiveBuffers {
+        CacheReceiveBuffers(cache)
     }
 }
 
-impl synapse::ReceiveBuffers for CacheLanding {
+impl synapse::ReceiveBuffers for CacheReceiveBuffers {
     fn reserve(&self, object: &ObjectId, offset: u64, len_bytes: usize) -> Option<Box<dyn ReceiveBuffer>> {
         let landing = self.0.receive_buffer(object, offset, len_bytes)?;
         Some(Box::new(Arriving(landing)))

@@ -8,7 +8,7 @@ use blocker::{
     Blocker, FlushRequest, Memory, Name, Namespace, ObjectId, ReadRequest, Scope, SystemClock,
     WriteFullRequest, WriteMode, WriteRequest,
 };
-use cached_config::CacheLanding;
+use cached_config::CacheReceiveBuffers;
 use cached_core::object::{ObjectCache, ObjectCacheConfig};
 use synapse::{Address, ClientConfig, Server, ServerConfig, SynapseBlocker};
 
@@ -33,7 +33,7 @@ impl World {
             ObjectCache::new(Arc::new(Memory::default()), config, Arc::new(SystemClock)).unwrap();
         runtime.spawn(background);
         let mut config = ServerConfig::default();
-        config.receive_buffers = Some(Arc::new(CacheLanding::new(cache.clone())));
+        config.receive_buffers = Some(Arc::new(CacheReceiveBuffers::new(cache.clone())));
         let server = Server::new(Arc::new(cache.clone()), None, config).unwrap();
         let address = runtime.block_on(server.listen(&"127.0.0.1:0".parse().unwrap())).unwrap();
         World { runtime, cache, server, address }

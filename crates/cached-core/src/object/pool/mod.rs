@@ -17,93 +17,32 @@
 //! Free buckets form stacks through `Meta::next`, one per group of threads, so that the bucket used last is
 //! used next; buckets never used are taken in order of address.
 
+mod meta;
+mod reserved;
+
 use std::cell::Cell;
 
 use blocker::{BUCKET_BYTES, Segment, SegmentOwner};
 
-use super::order;
+use super::lock_ranks;
 use super::slots::BUCKETS_MAX;
 use super::wait_queue::WaitQueue;
-#[cfg(not(shuttle))]
-use crate::arena::Memory;
 use crate::arena::{Arena, ArenaConfig, ArenaError, Owner, REGION_BYTES_MAX, REGION_BYTES_MIN};
 use crate::arena::{RegionHeader, RegionId};
-use crate::sync::{Arc, AtomicU8, AtomicU16, AtomicU32, Mutex, Ordering, lock};
+use crate::sync::{Arc, AtomicU32, Mutex, Ordering, lock};
+
+pub(crate) use meta::Meta;
+use meta::{Metas, RECEIVING};
+pub(crate) use reserved::{Detached, Reserved};
 
 /// Bytes of one bucket.
 pub(crate) const BUCKET: usize = BUCKET_BYTES as usize;
-/// No bucket, and no object.
-pub(crate) const NONE: u32 = u32::MAX;
 
 const STRIPES: usize = 8;
-/// In the place of an owner: the bucket belongs to a receive buffer or payload that no write has taken over
-/// yet.
-const RECEIVING: u32 = u32::MAX;
 /// From this count on a reader gets a copy instead of one more pin.
 const PINS_MAX: u16 = 0x8000;
 /// A count that has come here stays: the bucket is never used again. That takes 2^15 clones of one segment.
 const REFS_STUCK: u16 = u16::MAX;
-
-/// What is kept beside each bucket. All zero: the bucket was never used.
-#[derive(Default)]
-pub(crate) struct Meta {
-    /// The object, plus one, whose clean or dirty slot this bucket belongs to; 0: none.
-    owner: AtomicU32,
-    /// The neighbours in an eviction queue, plus one each; `next` also links free buckets.
-    pub(super) next: AtomicU32,
-    pub(super) prev: AtomicU32,
-    /// The number of the owner's slot.
-    slot: AtomicU16,
-    /// The number of slots, segments and flushes that refer to it.
-    refs: AtomicU16,
-    /// The sectors whose bytes are meaningful, and those newer than the store.
-    valid: AtomicU8,
-    dirty: AtomicU8,
-    /// The policy's bits.
-    pub(super) bits: AtomicU8,
-    /// Whether it is in a queue, and in which: see `queue.rs`. Guarded by the queue's lock.
-    pub(super) place: AtomicU8,
-}
-
-#[cfg(not(shuttle))]
-const _: () = assert!(size_of::<Meta>() == 20);
-
-impl Meta {
-    /// Returns the object and the slot that the bucket belongs to.
-    pub(crate) fn owner(&self) -> Option<(u32, u32)> {
-        let owner = self.owner.load(Ordering::Relaxed);
-        let owner = if owner == RECEIVING { return None } else { owner.checked_sub(1)? };
-        Some((owner, u32::from(self.slot.load(Ordering::Relaxed))))
-    }
-
-    pub(crate) fn set_owner(&self, owner: Option<(u32, u32)>) {
-        let (object, slot) = owner.map_or((0, 0), |(object, slot)| (object + 1, slot));
-        // A slot's number is below 2^16: `OBJECT_BYTES_LIMIT`.
-        self.slot.store(slot as u16, Ordering::Relaxed);
-        self.owner.store(object, Ordering::Relaxed);
-    }
-
-    /// Whether the bucket belongs to a receive buffer or payload that no write has taken over yet.
-    pub(crate) fn is_receiving(&self) -> bool {
-        self.owner.load(Ordering::Relaxed) == RECEIVING
-    }
-
-    pub(crate) fn valid(&self) -> u8 {
-        self.valid.load(Ordering::Relaxed)
-    }
-    pub(crate) fn set_valid(&self, mask: u8) {
-        self.valid.store(mask, Ordering::Relaxed);
-    }
-    pub(crate) fn dirty(&self) -> u8 {
-        self.dirty.load(Ordering::Relaxed)
-    }
-    pub(crate) fn set_dirty(&self, mask: u8) {
-        self.dirty.store(mask, Ordering::Relaxed);
-    }
-    pub(crate) fn refs(&self) -> u16 {
-        self.refs.load(Ordering::Acquire)
-    }
-}
 
 /// All buckets.
 pub(crate) struct Pool {
@@ -129,50 +68,6 @@ struct Core {
     receiving: AtomicU32,
     /// The tasks that wait for buckets.
     waiters: WaitQueue,
-}
-
-/// One [`Meta`] for each number, in a mapping of its own that is touched as buckets are used. Every hit looks
-/// one up at random, so huge pages are asked for, whatever the arena has: there are few pages of it.
-#[cfg(not(shuttle))]
-struct Metas {
-    memory: Memory,
-    count: usize,
-}
-
-#[cfg(not(shuttle))]
-impl Metas {
-    fn new(count: usize) -> std::io::Result<Self> {
-        Ok(Self { memory: Memory::map(count * size_of::<Meta>(), true)?, count })
-    }
-}
-
-#[cfg(not(shuttle))]
-impl std::ops::Deref for Metas {
-    type Target = [Meta];
-    #[inline]
-    fn deref(&self) -> &[Meta] {
-        // SAFETY: the mapping is large enough, aligned to a page, lives as long as `self`, and was zeroed,
-        // which is a valid `Meta`: it is made of atomic integers alone, and is touched in no other way.
-        unsafe { std::slice::from_raw_parts(self.memory.base().cast(), self.count) }
-    }
-}
-
-#[cfg(shuttle)]
-struct Metas(Box<[Meta]>);
-
-#[cfg(shuttle)]
-impl Metas {
-    fn new(count: usize) -> std::io::Result<Self> {
-        Ok(Self((0..count).map(|_| Meta::default()).collect()))
-    }
-}
-
-#[cfg(shuttle)]
-impl std::ops::Deref for Metas {
-    type Target = [Meta];
-    fn deref(&self) -> &[Meta] {
-        &self.0
-    }
 }
 
 #[repr(align(64))]
@@ -215,8 +110,10 @@ impl Pool {
             metas: Metas::new(numbers as usize).map_err(|source| ArenaError::Map { bytes, source })?,
             count,
             region_shift,
-            stripes: std::array::from_fn(|_| Stripe(Mutex::ranked(Stack::default(), &order::FREE_STACK))),
-            fresh: Mutex::ranked(0, &order::FRESH),
+            stripes: std::array::from_fn(|_| {
+                Stripe(Mutex::ranked(Stack::default(), &lock_ranks::FREE_STACK))
+            }),
+            fresh: Mutex::ranked(0, &lock_ranks::FRESH),
             free: AtomicU32::new(count),
             receiving: AtomicU32::new(0),
             waiters: WaitQueue::default(),
@@ -254,29 +151,29 @@ impl Pool {
 
     /// Takes up to `count` free buckets.
     pub(crate) fn reserve_up_to(&self, count: u32) -> Reserved<'_> {
-        let mut reserved = Reserved { pool: self, top: 0, count: 0 };
+        let mut reserved = Reserved::none(self);
         let own = stripe();
         for each in 0..STRIPES {
-            if reserved.count == count {
+            if reserved.count() == count {
                 break;
             }
             let mut stack = lock(&self.core.stripes[(own + each) % STRIPES].0);
-            while reserved.count < count && stack.count > 0 {
+            while reserved.count() < count && stack.count > 0 {
                 let top = stack.top;
                 stack.top = self.meta(top - 1).next.load(Ordering::Relaxed);
                 stack.count -= 1;
                 reserved.put(top - 1);
             }
         }
-        if reserved.count < count {
+        if reserved.count() < count {
             let mut fresh = lock(&self.core.fresh);
-            let more = (count - reserved.count).min(self.count() - *fresh);
+            let more = (count - reserved.count()).min(self.count() - *fresh);
             // Put last first, so that they are taken in order of address.
             (*fresh..*fresh + more).rev().for_each(|nth| reserved.put(self.core.number(nth)));
             self.core.write_headers(*fresh, more);
             *fresh += more;
         }
-        self.core.free.fetch_sub(reserved.count, Ordering::Relaxed);
+        self.core.free.fetch_sub(reserved.count(), Ordering::Relaxed);
         reserved
     }
 
@@ -492,253 +389,7 @@ fn stripe() -> usize {
     own.unwrap_or(0)
 }
 
-/// Buckets taken for a job; those that it does not use go back.
-pub(crate) struct Reserved<'a> {
-    pool: &'a Pool,
-    /// Linked like a stack of free ones.
-    top: u32,
-    count: u32,
-}
-
-impl<'a> Reserved<'a> {
-    /// No buckets.
-    pub(crate) fn none(pool: &'a Pool) -> Self {
-        Self { pool, top: 0, count: 0 }
-    }
-
-    pub(crate) fn count(&self) -> u32 {
-        self.count
-    }
-
-    fn put(&mut self, bucket: u32) {
-        self.pool.meta(bucket).next.store(self.top, Ordering::Relaxed);
-        self.top = bucket + 1;
-        self.count += 1;
-    }
-
-    /// Adds the buckets of another reservation.
-    pub(crate) fn merge(&mut self, mut other: Reserved<'a>) {
-        while let Some(bucket) = other.pop() {
-            self.put(bucket);
-        }
-    }
-
-    fn pop(&mut self) -> Option<u32> {
-        let bucket = self.top.checked_sub(1)?;
-        let meta = self.pool.meta(bucket);
-        self.top = meta.next.load(Ordering::Relaxed);
-        self.count -= 1;
-        Some(bucket)
-    }
-
-    /// Takes one of them, filled by `fill` before any other thread sees it; its count belongs to the caller.
-    pub(crate) fn take(&mut self, fill: impl FnOnce(&mut [u8])) -> Option<u32> {
-        let bucket = self.pop()?;
-        let meta = self.pool.meta(bucket);
-        meta.refs.store(1, Ordering::Relaxed);
-        // SAFETY: the bucket was free and belongs to this thread alone; it lies whole within the arena, whose
-        // memory is initialised (zeroed by the system, or written before).
-        fill(unsafe { std::slice::from_raw_parts_mut(self.pool.at(bucket), BUCKET) });
-        Some(bucket)
-    }
-
-    /// Takes one of them for a receive buffer; [`Pool::reserve_receive`] has counted it. Its count belongs to
-    /// the caller.
-    pub(crate) fn take_receiving(&mut self) -> Option<u32> {
-        let bucket = self.pop()?;
-        let meta = self.pool.meta(bucket);
-        meta.refs.store(1, Ordering::Relaxed);
-        meta.owner.store(RECEIVING, Ordering::Relaxed);
-        Some(bucket)
-    }
-
-    /// Ends the borrow of the pool, and keeps the buckets.
-    pub(crate) fn detach(mut self) -> Detached {
-        let detached = Detached { top: self.top, count: self.count };
-        (self.top, self.count) = (0, 0);
-        detached
-    }
-}
-
-/// A reservation without its pool: it must go back into one by [`Reserved::attach`].
-#[must_use]
-pub(crate) struct Detached {
-    top: u32,
-    count: u32,
-}
-
-impl Detached {
-    pub(crate) fn count(&self) -> u32 {
-        self.count
-    }
-}
-
-impl<'a> Reserved<'a> {
-    pub(crate) fn attach(pool: &'a Pool, detached: Detached) -> Self {
-        Self { pool, top: detached.top, count: detached.count }
-    }
-}
-
-impl Reserved<'_> {
-    /// Gives the buckets back and wakes no task: they were too few for the first that waits, which is the one
-    /// that took them, or looks again when the caller has looked.
-    pub(crate) fn put_back(mut self) {
-        self.put_all_free();
-    }
-
-    fn put_all_free(&mut self) {
-        while let Some(bucket) = self.pop() {
-            self.pool.core.put_free(bucket);
-        }
-    }
-}
-
-impl Drop for Reserved<'_> {
-    fn drop(&mut self) {
-        if self.count == 0 {
-            return;
-        }
-        self.put_all_free();
-        self.pool.core.waiters.notify();
-    }
-}
-
-#[cfg(all(test, not(shuttle)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_bucket_is_handed_out_once_and_comes_back() {
-        let pool = Pool::new(1 << 20, false).unwrap();
-        assert_eq!(pool.count(), 16 * 15, "the header takes the first of 16 in each region");
-        let mut reserved = pool.reserve_up_to(u32::MAX);
-        assert_eq!((reserved.count(), pool.free()), (240, 0));
-        let mut taken: Vec<u32> = std::iter::from_fn(|| reserved.take(|bytes| bytes.fill(1))).collect();
-        assert!(taken.is_sorted(), "in order of address");
-        taken.dedup();
-        assert_eq!(taken.len(), 240);
-        let segment = pool.pin(taken[7], 10..20).unwrap();
-        taken.iter().for_each(|bucket| pool.release(*bucket));
-        assert_eq!(pool.free(), 239, "one is pinned");
-        assert_eq!(segment.as_slice(), [1; 10]);
-        drop(segment);
-        assert_eq!(pool.free(), 240);
-        assert_eq!(pool.free_list().len(), 240);
-    }
-
-    #[test]
-    fn what_was_used_last_is_used_next_and_headers_tell_the_owner() {
-        let pool = Pool::new(1 << 20, false).unwrap();
-        let mut reserved = pool.reserve_up_to(16);
-        let (first, second) = (reserved.take(|_| ()).unwrap(), reserved.take(|_| ()).unwrap());
-        drop(reserved);
-        pool.release(first);
-        assert_eq!(pool.reserve_up_to(1).take(|_| ()), Some(first));
-        pool.release(second);
-        pool.release(first);
-        for region in &pool.core.regions[..2] {
-            assert_eq!(pool.core.arena.read_header(*region).unwrap().owner, Owner::Objects as u8);
-        }
-        assert!(pool.core.arena.read_header(pool.core.regions[2]).is_err(), "never used");
-    }
-}
-
 #[cfg(all(test, shuttle))]
-mod shuttle_tests {
-    use std::collections::HashSet;
-
-    use super::*;
-
-    const BUCKETS: u32 = 15;
-
-    fn pool() -> Arc<Pool> {
-        let pool = Pool::new(REGION_BYTES_MIN as u64, false).unwrap();
-        assert_eq!(pool.count(), BUCKETS);
-        Arc::new(pool)
-    }
-
-    fn all_free(pool: &Pool) {
-        let free: HashSet<u32> = pool.free_list().into_iter().collect();
-        assert_eq!(
-            (free.len() as u32, pool.free_list().len() as u32, pool.free()),
-            (BUCKETS, BUCKETS, BUCKETS)
-        );
-    }
-
-    /// However reservations, uses and returns interleave, no bucket has two holders, and in the end all are
-    /// free.
-    #[test]
-    fn no_bucket_has_two_holders() {
-        shuttle::check_random(
-            || {
-                let pool = pool();
-                let held = Arc::new(std::sync::Mutex::new(HashSet::new()));
-                let threads: Vec<_> = (1..=3)
-                    .map(|wanted| {
-                        let (pool, held) = (Arc::clone(&pool), Arc::clone(&held));
-                        shuttle::thread::spawn(move || {
-                            for _ in 0..2 {
-                                let mut reserved = pool.reserve_up_to(4 * wanted);
-                                // One goes back unused.
-                                let taken: Vec<u32> = (1..reserved.count())
-                                    .filter_map(|_| reserved.take(|bytes| bytes[0] = wanted as u8))
-                                    .collect();
-                                for bucket in &taken {
-                                    assert!(held.lock().unwrap().insert(*bucket), "{bucket} has two holders");
-                                }
-                                drop(reserved);
-                                shuttle::thread::yield_now();
-                                for bucket in &taken {
-                                    assert_eq!(pool.bytes(*bucket)[0], wanted as u8);
-                                    assert!(held.lock().unwrap().remove(bucket));
-                                    pool.release(*bucket);
-                                }
-                            }
-                        })
-                    })
-                    .collect();
-                threads.into_iter().for_each(|thread| thread.join().unwrap());
-                all_free(&pool);
-            },
-            1_000,
-        );
-    }
-
-    /// The holder of a pin, or of a clone of one, sees the same bytes until it drops it, whatever becomes of
-    /// the slot.
-    #[test]
-    fn what_is_pinned_stays_as_it_is() {
-        shuttle::check_random(
-            || {
-                let pool = pool();
-                let bucket = pool.reserve_up_to(1).take(|bytes| bytes.fill(1)).unwrap();
-                let pins = [pool.pin(bucket, 0..10).unwrap(), pool.pin(bucket, 5..15).unwrap()];
-                let mut threads: Vec<_> = pins
-                    .into_iter()
-                    .map(|pin| {
-                        shuttle::thread::spawn(move || {
-                            let part = pin.slice(2..6);
-                            assert_eq!(pin.as_slice(), [1; 10]);
-                            drop(pin);
-                            shuttle::thread::yield_now();
-                            assert_eq!(part.as_slice(), [1; 4]);
-                        })
-                    })
-                    .collect();
-                let own = Arc::clone(&pool);
-                threads.push(shuttle::thread::spawn(move || own.release(bucket)));
-                let own = Arc::clone(&pool);
-                // Another thread takes whatever is free, and writes to it.
-                threads.push(shuttle::thread::spawn(move || {
-                    let mut reserved = own.reserve_up_to(BUCKETS);
-                    let taken: Vec<u32> =
-                        std::iter::from_fn(|| reserved.take(|bytes| bytes.fill(2))).collect();
-                    taken.into_iter().for_each(|bucket| own.release(bucket));
-                }));
-                threads.into_iter().for_each(|thread| thread.join().unwrap());
-                all_free(&pool);
-            },
-            1_000,
-        );
-    }
-}
+mod shuttle_tests;
+#[cfg(all(test, not(shuttle)))]
+mod tests;

@@ -24,94 +24,25 @@
 //! Lock order: shard → (try) the object's exclusive section → {eviction queue, dirty queue, free stack}. No
 //! shard is locked in an object's exclusive section.
 
-use std::cell::UnsafeCell;
+mod node;
 
 use blocker::ObjectId;
 
-use super::order;
+use super::lock_ranks;
 use super::packed_name::PackedName;
-use super::serial::{ExclusiveSection, Serial};
 use super::state::Object;
 use crate::arena::Memory;
 use crate::prefetch::prefetch;
-use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+
+pub(crate) use node::InUse;
+use node::{Found, LEAVING, Node, USED};
 
 const SHARD_NODES_MIN: u32 = 1024;
 const SHARDS_MAX: u32 = 64;
 const LINE_BYTES: usize = 64;
 /// Cache lines of a node that a read needs.
 const NODE_LINES_READ: usize = 3;
-/// Bits of `Node::marks`.
-const USED: u32 = 1;
-const LEAVING: u32 = 2;
-
-/// The place of one object.
-#[repr(C, align(64))]
-pub(crate) struct Node {
-    hash: AtomicU64,
-    /// The next node of its chain, plus one; guarded by the shard's lock.
-    next: AtomicU32,
-    marks: AtomicU32,
-    /// The number of its uses outside of the index.
-    refs: AtomicU32,
-    /// Written under the shard's lock while the node is not in use; read under it, while it is in use, or in
-    /// an exclusive section that began under the lock.
-    name: UnsafeCell<Option<PackedName>>,
-    pub(crate) serial: Serial<Object>,
-}
-
-// SAFETY: all fields but `name` are `Sync`. `name` is written only by `Index::place` and `Index::remove`,
-// under the shard's lock, when `refs` is 0 and the node is in no chain, and after an exclusive section in
-// which it was emptied; so no reader exists. It is read under that lock, by holders of a count, or in an
-// exclusive section that began under the lock while the node was in its chain, and all of them keep those two
-// away.
-unsafe impl Sync for Node {}
-
-#[cfg(not(shuttle))]
-const _: () = assert!(size_of::<Node>() == 320);
-
-impl Node {
-    fn new() -> Self {
-        Self {
-            hash: AtomicU64::new(0),
-            next: AtomicU32::new(0),
-            marks: AtomicU32::new(0),
-            refs: AtomicU32::new(0),
-            name: UnsafeCell::new(None),
-            serial: Serial::new(Object::default()),
-        }
-    }
-
-    /// The hash of its name; an evicting thread uses it as a hint.
-    pub(crate) fn hash(&self) -> u64 {
-        self.hash.load(Ordering::Relaxed)
-    }
-}
-
-/// A use of a node, which stays what it is while this is held. Made by [`Index`], ended by [`Index::unuse`].
-#[derive(Clone, Copy)]
-pub(crate) struct InUse<'a> {
-    pub(crate) node: &'a Node,
-    pub(crate) at: u32,
-}
-
-/// An exclusive section with an object, found by its name's hash.
-pub(crate) struct Found<'a> {
-    pub(crate) section: ExclusiveSection<'a, Object>,
-    node: &'a Node,
-    pub(crate) at: u32,
-    /// Whether it was marked to leave.
-    pub(crate) reinserted: bool,
-}
-
-impl Found<'_> {
-    /// Whether it is the object of this name, and not another one with the same hash.
-    #[inline]
-    pub(crate) fn matches(&self, id: &ObjectId) -> bool {
-        // SAFETY: the section began under the shard's lock while the node was in its chain, and lasts.
-        unsafe { &*self.node.name.get() }.as_ref().is_some_and(|name| name.matches(id))
-    }
-}
 
 /// All objects.
 pub(crate) struct Index {
@@ -156,7 +87,7 @@ impl Index {
         let per_shard = count.div_ceil(shards);
         let heads_per_shard = (per_shard * 2).next_power_of_two();
         let shard =
-            |own: u32| Mutex::ranked(Shard { own, free: Vec::new(), fresh: 0, hand: 0 }, &order::INDEX);
+            |own: u32| Mutex::ranked(Shard { own, free: Vec::new(), fresh: 0, hand: 0 }, &lock_ranks::INDEX);
         let heads = shards as usize * heads_per_shard as usize;
         let nodes_from = (heads * size_of::<u32>()).next_multiple_of(LINE_BYTES);
         let bytes = nodes_from + shards as usize * per_shard as usize * size_of::<Node>();
@@ -516,58 +447,4 @@ impl Drop for Index {
 }
 
 #[cfg(all(test, not(shuttle)))]
-mod tests {
-    use super::*;
-    use blocker::{Name, Namespace};
-
-    fn id(n: u32) -> ObjectId {
-        ObjectId::new(Namespace::new("n").unwrap(), Name::new(format!("object {n}")).unwrap())
-    }
-    fn hash(n: u32) -> u64 {
-        u64::from(n).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-    }
-    fn goes(_: u32, _: u64, _: &mut Object) -> bool {
-        true
-    }
-
-    #[test]
-    fn entering_a_full_index_evicts_what_nobody_asked_for() {
-        let index = Index::new(3).unwrap();
-        for n in 0..3 {
-            let Entered::Placed { in_use, evicted: None } = index.enter(hash(n), &id(n), goes) else {
-                panic!("there is room")
-            };
-            index.unuse(in_use);
-        }
-        let (held, _) = index.get(hash(0), &id(0)).unwrap();
-        let Entered::Placed { in_use, evicted } = index.enter(hash(3), &id(3), goes) else {
-            panic!("one goes")
-        };
-        assert_eq!(evicted, Some(id(1)));
-        index.unuse(in_use);
-        assert!(index.get(hash(1), &id(1)).is_none());
-        assert_eq!(index.id(held), id(0));
-        index.validate().unwrap();
-        assert_eq!(index.count(), 3);
-    }
-
-    #[test]
-    fn what_is_dirty_leaves_later_or_stays_if_it_is_asked_for() {
-        let index = Index::new(2).unwrap();
-        for n in 0..2 {
-            let Entered::Placed { in_use, .. } = index.enter(hash(n), &id(n), goes) else { panic!("room") };
-            index.unuse(in_use);
-        }
-        let Entered::Full { leaving } = index.enter(hash(2), &id(2), |_, _, _| false) else {
-            panic!("none goes")
-        };
-        assert_eq!(leaving, [0, 1]);
-        let (in_use, was_leaving) = index.get(hash(0), &id(0)).unwrap();
-        assert!(was_leaving && !index.is_leaving(0));
-        index.unuse(in_use);
-        assert_eq!(index.finalize(0, goes), None, "it stays");
-        assert_eq!(index.finalize(1, goes), Some(id(1)));
-        assert!(matches!(index.enter(hash(2), &id(2), goes), Entered::Placed { evicted: None, .. }));
-        index.validate().unwrap();
-    }
-}
+mod tests;
