@@ -262,23 +262,23 @@ struct Environment {
     /// After a restart, until the cache has invalidated what it knows of the store.
     must_invalidate: bool,
     operations: u64,
-    is_told: bool,
+    is_traced: bool,
 }
 
-macro_rules! tell {
+macro_rules! trace {
     ($env:expr, $($text:tt)+) => {
-        if $env.is_told {
+        if $env.is_traced {
             println!("[{:>6}] {}", $env.sim.clock.now().0 / 1_000_000, format_args!($($text)+));
         }
     };
 }
 
 impl Environment {
-    fn new(seed: u64, is_told: bool) -> Self {
+    fn new(seed: u64, is_traced: bool) -> Self {
         let mut rng = Rng::new(seed);
-        let sim = Sim::new(Some(rng.next()));
+        let sim = Sim::new(Some(rng.next_u64()));
         let is_noisy = rng.permille(800);
-        let mut plan = FaultPlan::benign(rng.next());
+        let mut plan = FaultPlan::benign(rng.next_u64());
         plan.delay_permille = *rng.pick(&[0, 100, 500, 1000]);
         plan.delay = Duration::from_micros(100)..Duration::from_millis(*rng.pick(&[2, 60]));
         if is_noisy {
@@ -322,7 +322,8 @@ impl Environment {
         let clock = Arc::new(sim.clock.clone());
         let faulty = Arc::new(Faulty::new(Arc::clone(&memory) as _, plan, clock));
         let ready_permille = *rng.pick(&[0, 300, 1000]);
-        let store = DetachedStore::new(Arc::clone(&faulty) as _, sim.spawner(), rng.next(), ready_permille);
+        let store =
+            DetachedStore::new(Arc::clone(&faulty) as _, sim.spawner(), rng.next_u64(), ready_permille);
         // With copies and runs of its own, without, and with few runs in one change.
         let limits: [fn(&mut Capabilities); 6] = [
             |_| (),
@@ -333,8 +334,8 @@ impl Environment {
             |can| (can.copy_native, can.runs_max) = (false, 3),
         ];
         store.limit(*rng.pick(&limits));
-        if is_told {
-            store.tell();
+        if is_traced {
+            store.trace();
         }
         let store = Arc::new(store);
         let mut config = small(WriteMode::Back);
@@ -346,9 +347,9 @@ impl Environment {
         config.eviction_policy = (*rng.pick(cached_core::policy::NAMES)).into();
         config.writer = *rng.pick(&[Writer::Callers, Writer::Callers, Writer::Cache]);
         let of = |each: usize| NamespaceConfig { namespace: namespaces[each].clone(), write: policies[each] };
-        config.hash_seed = Some(rng.next());
+        config.hash_seed = Some(rng.next_u64());
         config.namespaces = (0..3).map(of).collect();
-        if is_told {
+        if is_traced {
             println!("noisy {is_noisy}, volatile {is_volatile}, {config:?}");
         }
         let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
@@ -371,7 +372,7 @@ impl Environment {
             crashed: None,
             must_invalidate: false,
             operations: 0,
-            is_told,
+            is_traced,
         };
         env.running = Some(env.sim.spawn(background));
         env
@@ -442,7 +443,7 @@ impl Environment {
     ) {
         self.operations += 1;
         let number = self.operations;
-        tell!(self, "#{number} {asked:?}");
+        trace!(self, "#{number} {asked:?}");
         let handle = self.sim.spawn(async move { reply.await.map(answer) });
         self.flights.push(Flight { handle, asked, has_deadline, number });
     }
@@ -661,8 +662,8 @@ impl Environment {
             }
             let flight = self.flights.swap_remove(at);
             let answer = flight.handle.take().expect("done");
-            let told = answer.as_ref().err().map_or("done".to_owned(), ToString::to_string);
-            tell!(self, "#{}: {told}", flight.number);
+            let reported = answer.as_ref().err().map_or("done".to_owned(), ToString::to_string);
+            trace!(self, "#{}: {reported}", flight.number);
             self.finish_flight(flight, Some(answer));
             self.validate();
         }
@@ -678,7 +679,7 @@ impl Environment {
         }
         let at = self.rng.index(self.flights.len());
         let mut flight = self.flights.swap_remove(at);
-        tell!(self, "#{} is dropped", flight.number);
+        trace!(self, "#{} is dropped", flight.number);
         let handle = std::mem::replace(&mut flight.handle, self.sim.spawn(std::future::pending()));
         let answer = self.sim.cancel(handle);
         let placeholder =
@@ -1029,11 +1030,11 @@ impl Environment {
         match self.rng.below(4) {
             0 if self.crashed.is_none() => {
                 self.is_stalled = !self.is_stalled;
-                tell!(self, "stalled: {}", self.is_stalled);
+                trace!(self, "stalled: {}", self.is_stalled);
                 if self.is_stalled { self.faulty.stall() } else { self.faulty.resume() }
             }
             1 if self.crashed.is_none() && !self.is_stalled => {
-                tell!(self, "the store crashes");
+                trace!(self, "the store crashes");
                 self.faulty.crash();
                 self.crashed = Some(self.store.calls() + 1);
             }
@@ -1048,7 +1049,7 @@ impl Environment {
         if self.store.has_older_than(number) {
             return;
         }
-        tell!(self, "the store is up again");
+        trace!(self, "the store is up again");
         self.faulty.restart().unwrap();
         self.crashed = None;
         if self.is_volatile {
@@ -1252,8 +1253,8 @@ fn payload(rng: &mut Rng, bytes: Vec<u8>) -> Segments {
     cut_up
 }
 
-fn run(seed: u64, is_told: bool) {
-    let mut env = Environment::new(seed, is_told);
+fn run(seed: u64, is_traced: bool) {
+    let mut env = Environment::new(seed, is_traced);
     while env.operations < OPERATIONS {
         env.step();
     }

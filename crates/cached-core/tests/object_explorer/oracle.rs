@@ -1,12 +1,12 @@
-//! What may be read, and what must be stored: for each object a history of changes with when they were
-//! asked, answered and stored, and a register for each cell.
+//! What may be read, and what must be stored: for each object a history of changes with the moments when they
+//! were asked for, answered and stored, and a register for each cell.
 //!
-//! An object is taken for its content and zeros without end; a cell of it is then set or left alone by
-//! every operation, whatever its size. A look at a cell may find what a change put there, unless another that
-//! was asked after that change had ended has ended itself before the look began. What was cancelled or
-//! answered as unknown has no end until everything is at rest. The same rule with *stored* for *ended* is what
-//! holds for the store: whatever is stored there is never older than what a flush has answered for.
-//! The size is tried by all orders in which the changes may have come.
+//! An object is taken for its content followed by zeros without end; every operation, whatever its size, sets
+//! a cell or leaves it alone. A read of a cell may find what a change wrote, unless another change that was
+//! asked for after the first had ended has itself ended before the read began. A change that was cancelled or
+//! whose outcome is unknown has no end until everything is at rest. The same rule with *stored* for *ended*
+//! holds for the store: its content is never older than what a flush has reported as stored. The size is
+//! checked against all orders in which the changes may have been made.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use blocker::{ObjectId, Scope, Version};
 /// The grain of what is written: half a sector, so that changes fill neither sectors nor buckets.
 pub const CELL: u64 = 256;
 pub const CELLS_PER_BUCKET: u32 = 16;
-/// It has not come to pass.
+/// It has not happened.
 pub const NEVER: u64 = u64::MAX;
 
 pub type Problem = String;
@@ -34,7 +34,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether it decides what the cell holds.
+    /// Whether it determines the content of the cell.
     pub fn covers(&self, cell: u32) -> bool {
         match self {
             Self::Write(runs) => runs.iter().any(|(from, to, _)| (*from..*to).contains(&cell)),
@@ -65,49 +65,49 @@ impl Kind {
         }
     }
 
-    /// Whether it wants the object to be there.
+    /// Whether it fails without an object.
     pub fn needs_present(&self) -> bool {
         matches!(self, Self::Discard(..) | Self::Truncate(_) | Self::Delete)
     }
 }
 
-/// In cells; none: no object.
+/// In cells; `None`: no object.
 pub type Size = Option<u32>;
 
-/// Who changes: a cache, or something else.
+/// The party that makes a change: a cache, or another client of the store.
 pub type Writer = usize;
 pub const ANOTHER: Writer = 99;
 
 #[derive(Clone, Debug)]
 pub struct Op {
-    /// What it writes; its number.
+    /// Its number, which is the value that it writes.
     pub id: u32,
     pub writer: Writer,
     pub kind: Kind,
     pub domain: Option<u64>,
     pub asked: u64,
-    /// When callers know it as done; of another's change, when the news had come.
+    /// When it was answered; for another client's change, when the cache was notified.
     pub answered: u64,
-    /// When it was done as far as the store is concerned.
+    /// When it was made in the store.
     pub ended: u64,
     pub stored: u64,
-    /// It has failed, and changed nothing.
+    /// Whether it has failed and changed nothing.
     pub is_void: bool,
-    /// It was acknowledged.
+    /// Whether it was acknowledged.
     pub is_acknowledged: bool,
-    /// Another writer had taken over before it was stored.
+    /// Whether another writer had taken over before it was stored.
     pub may_be_lost: bool,
-    /// What was lost is known, and has been put up with.
+    /// Whether its loss was reported and accepted.
     pub is_forgiven: bool,
-    /// From then on the store must not take it any more.
+    /// The moment from which on the store must not accept it.
     pub fenced: u64,
-    /// What a copy found, by cell.
+    /// The values that a copy found, by cell.
     values: Option<Rc<Vec<BTreeSet<u32>>>>,
     is_pending: bool,
     bit: u64,
 }
 
-/// A look at an object that is under way.
+/// A read or info of an object that is under way.
 #[derive(Clone, Debug)]
 pub struct Look {
     pub object: usize,
@@ -118,16 +118,16 @@ pub struct Look {
 struct Object {
     id: ObjectId,
     ops: Vec<Op>,
-    /// Sizes that are possible now, each with the pending changes that it has in it.
+    /// The sizes that are possible now, each with the pending changes that it includes.
     sizes: BTreeSet<(Size, u64)>,
-    /// Sizes possible at any time of a look.
+    /// The sizes that were possible at any time of a look.
     looks: BTreeMap<u64, BTreeSet<Size>>,
-    /// What was found, and when: `(op, cell)`.
+    /// When a value was first found: `(op, cell)`.
     found: HashMap<(u32, u32), u64>,
     versions: HashMap<Version, (u32, BTreeMap<u32, u32>)>,
-    /// The store's stable content as it was last looked at.
+    /// The store's stable content when it was last checked.
     stable: Vec<u32>,
-    /// Anything goes, until all is at rest.
+    /// The size is not checked until everything is at rest.
     pub is_loose: bool,
 }
 
@@ -138,7 +138,7 @@ pub struct Oracle {
     next_id: u32,
     pub cells: u32,
     pub checks_versions: bool,
-    /// Objects vanish below: what is found of them is tried at rest only.
+    /// Objects vanish in the store: their content is checked at rest only.
     pub is_lenient: bool,
 }
 
@@ -178,7 +178,7 @@ impl Oracle {
         self.now
     }
 
-    /// An object as it is before anything happens.
+    /// Adds an object as it is before anything happens.
     pub fn add(&mut self, id: ObjectId, size: Size, value: u32) {
         let kind = size.map_or(Kind::Delete, Kind::Full);
         let op = Op {
@@ -244,14 +244,14 @@ impl Oracle {
             bit,
         });
         if is_copy {
-            // What it copies may change until it is done; sizes of copies are not followed.
+            // What it copies may change until it ends; sizes of copies are not followed.
             it.is_loose = true;
         }
         it.grow();
         id
     }
 
-    /// Closes the sizes under what may have come to pass; a source's growth is not a copy's.
+    /// The operation of this number.
     fn op(&mut self, object: usize, id: u32) -> &mut Op {
         let ops = &mut self.objects[object].ops;
         ops.iter_mut().rev().find(|op| op.id == id).expect("an operation that was asked")
@@ -281,7 +281,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// It has failed without a trace.
+    /// Records that it has failed and changed nothing.
     pub fn failed(&mut self, object: usize, id: u32) {
         let op = self.op(object, id);
         (op.is_void, op.is_pending) = (true, false);
@@ -293,7 +293,7 @@ impl Oracle {
         }
     }
 
-    /// The size as it is not known any more.
+    /// Stops checking the size until everything is at rest.
     pub fn loosen(&mut self, object: usize) {
         self.objects[object].is_loose = true;
     }
@@ -306,12 +306,12 @@ impl Oracle {
         self.objects[object].sizes.iter().map(|(size, _)| *size).collect()
     }
 
-    /// How many changes may or may not have come to pass.
+    /// Returns the number of changes that may or may not have been made.
     pub fn unknown(&self, object: usize) -> usize {
         self.objects[object].ops.iter().filter(|op| op.is_pending).count()
     }
 
-    /// Nothing is under way any more: what was unknown is over.
+    /// Records that nothing is under way: unknown outcomes have become final.
     pub fn at_rest(&mut self) {
         let now = self.tick();
         for object in 0..self.objects.len() {
@@ -333,7 +333,7 @@ impl Oracle {
         }
     }
 
-    /// Of an object at rest this is what is there: everything before is over.
+    /// Takes the content of an object at rest as known: everything before is forgotten.
     pub fn rebase(&mut self, object: usize, content: Option<&[u8]>) -> Result<(), Problem> {
         let cells = content.map(|bytes| cells_of(bytes, 0)).transpose()?.unwrap_or_default();
         let now = self.tick();
@@ -345,7 +345,7 @@ impl Oracle {
         it.sizes = BTreeSet::from([(size, 0)]);
         it.is_loose = false;
         it.found.clear();
-        // One operation stands for all of the past, as a copy would.
+        // One operation stands for the whole past, as a copy would.
         let values: Vec<BTreeSet<u32>> = it.stable.iter().map(|value| BTreeSet::from([*value])).collect();
         let mut op = it.ops[0].clone();
         (op.asked, op.answered, op.ended, op.stored) = (now, now, now, now);
@@ -354,9 +354,9 @@ impl Oracle {
         Ok(())
     }
 
-    // ---- looking
+    // ---- reads
 
-    /// What an op may have put into a cell.
+    /// Returns the values that an operation may have written to a cell.
     fn values(&self, op: &Op, cell: u32, until: u64) -> BTreeSet<u32> {
         self.values_within(op, cell, until, 0)
     }
@@ -364,7 +364,7 @@ impl Oracle {
     fn values_within(&self, op: &Op, cell: u32, until: u64, depth: u32) -> BTreeSet<u32> {
         match (&op.kind, &op.values) {
             (Kind::Copy(_), Some(values)) => values[cell as usize].clone(),
-            // Copies in a circle, all under way: anything.
+            // Copies in a circle, all under way: any value.
             (Kind::Copy(_), None) if depth > 2 => {
                 let all = self.objects.iter().flat_map(|it| it.ops.iter().map(|op| op.id));
                 all.chain([0]).collect()
@@ -378,7 +378,7 @@ impl Oracle {
         }
     }
 
-    /// What a look from `from` to `until` may find.
+    /// Returns the values that a read from `from` to `until` may find.
     fn values_at(&self, object: usize, cell: u32, from: u64, until: u64) -> BTreeSet<u32> {
         let allowed = self.allowed(object, cell, from, until);
         allowed.into_iter().flat_map(|op| self.values(op, cell, until)).collect()
@@ -393,7 +393,8 @@ impl Oracle {
                 return false;
             }
             let found = it.found.get(&(op.id, cell)).copied().unwrap_or(NEVER);
-            // What was given up or is unknown overwrites nothing for certain, unless it has been seen.
+            // A change that was cancelled or is unknown overwrites nothing for certain, unless it has been
+            // found.
             let answered = if op.is_acknowledged { op.answered } else { NEVER };
             answered.min(found) < from
         };
@@ -411,23 +412,23 @@ impl Oracle {
         Look { object, asked, key: self.next_key }
     }
 
-    /// Sizes that were possible since a look was begun.
+    /// Returns the sizes that were possible since a look was begun.
     fn seen(&mut self, look: &Look) -> BTreeSet<Size> {
         self.objects[look.object].looks.remove(&look.key).unwrap_or_default()
     }
 
-    /// A look that finds nothing to say.
+    /// Ends a look that has found nothing to check.
     pub fn blind(&mut self, look: &Look) {
         self.seen(look);
     }
 
-    /// A look of which the answer says nothing.
+    /// Ends a look whose answer shows nothing.
     pub fn pass(&mut self, look: &Look) -> Result<(), Problem> {
         self.blind(look);
         Ok(())
     }
 
-    /// A look has found no object.
+    /// Checks that a look may have found no object.
     pub fn missing(&mut self, look: &Look) -> Result<(), Problem> {
         let loose = self.is_loose(look.object);
         let seen = self.seen(look);
@@ -438,7 +439,7 @@ impl Oracle {
         Err(format!("{id}: missing, where it is of one of the sizes {seen:?}"))
     }
 
-    /// A look has found an object, of a size if that is told.
+    /// Checks that a look may have found an object, of this size if it is known.
     pub fn present(&mut self, look: &Look, size: Option<u32>) -> Result<(), Problem> {
         let loose = self.is_loose(look.object);
         let seen = self.seen(look);
@@ -450,7 +451,7 @@ impl Oracle {
         Err(format!("{id}: found with size {size:?}, where one of {seen:?} is possible"))
     }
 
-    /// A read has found these cells.
+    /// Checks that a read may have found these cells.
     pub fn read(
         &mut self,
         look: &Look,
@@ -488,7 +489,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether these cells can have been there at some time of the look.
+    /// Checks that these cells can have been there at some time of the look.
     pub fn can_be(&self, look: &Look, first: u32, cells: &[u32]) -> Result<(), Problem> {
         let found = (first..).zip(cells);
         found.into_iter().try_for_each(|(cell, value)| {
@@ -496,7 +497,7 @@ impl Oracle {
         })
     }
 
-    /// Whether other cells than these can have been there, or fewer.
+    /// Checks that other cells than these, or fewer, can have been there.
     pub fn can_differ(&self, look: &Look, first: u32, cells: &[u32]) -> Result<(), Problem> {
         let sizes = self.objects[look.object].looks.get(&look.key);
         let end = first + cells.len() as u32;
@@ -511,7 +512,7 @@ impl Oracle {
         Err(format!("{}: compared as different, from cell {first} on", self.objects[look.object].id))
     }
 
-    /// What is there most likely.
+    /// Returns the most probable value.
     pub fn guess(&self, object: usize, cell: u32) -> u32 {
         self.values_at(object, cell, self.now, self.now + 1).last().copied().unwrap_or(0)
     }
@@ -548,7 +549,7 @@ impl Oracle {
 
     // ---- the store
 
-    /// The store's stable content is this now.
+    /// Checks the store's present stable content.
     pub fn stable(&mut self, object: usize, content: Option<&[u8]>, all: bool) -> Result<(), Problem> {
         let now = self.tick();
         let mut cells = cells_of(content.unwrap_or_default(), 0)?;
@@ -602,7 +603,8 @@ impl Oracle {
         ))
     }
 
-    /// Everything that was acknowledged within the scope before `asked` is stored, says a flush of a cache.
+    /// Records that a flush of a cache has reported everything within the scope as stored that was
+    /// acknowledged before `asked`.
     pub fn flushed(&mut self, writer: Writer, scope: &Scope, asked: u64) {
         let now = self.tick();
         for it in &mut self.objects {
@@ -615,7 +617,8 @@ impl Oracle {
         }
     }
 
-    /// Another has taken over the scope from `writer`: what it has not stored is never to be.
+    /// Records that another writer has taken over the scope from `writer`: what it has not stored must never
+    /// be stored.
     pub fn fenced(&mut self, writer: Writer, scope: &Scope) {
         let now = self.tick();
         for it in &mut self.objects {
@@ -624,7 +627,7 @@ impl Oracle {
                 if scope.covers(&it.id, domain) {
                     op.fenced = op.fenced.min(now);
                 }
-                // Where one change is refused, what waits with it goes as well.
+                // Where one change is refused, the changes pending with it are dropped as well.
                 if scope.covers(&it.id, domain) || matches!(scope, Scope::Domain(..)) {
                     op.may_be_lost = true;
                     it.is_loose = true;
@@ -633,21 +636,21 @@ impl Oracle {
         }
     }
 
-    /// Changes asked from now on count as fenced as well.
+    /// Records that a change asked for from now on is fenced as well.
     pub fn fence(&mut self, object: usize, id: u32) {
         let op = self.op(object, id);
         (op.fenced, op.may_be_lost) = (op.asked, true);
         self.objects[object].is_loose = true;
     }
 
-    /// A writer has taken over itself: what it has may be stored again.
+    /// Records that a writer has claimed a scope itself: what it has may be stored again.
     pub fn unfenced(&mut self, writer: Writer, scope: &Scope) {
         for it in self.objects.iter_mut().filter(|it| scope.covers(&it.id, None)) {
             it.ops.iter_mut().filter(|op| op.writer == writer).for_each(|op| op.fenced = NEVER);
         }
     }
 
-    /// The writer may lose what it has not stored, and says so.
+    /// Records that the writer may lose what it has not stored, and must report that.
     pub fn may_lose(&mut self, object: usize) {
         for op in self.objects[object].ops.iter_mut().filter(|op| op.stored == NEVER) {
             op.may_be_lost = true;
@@ -655,7 +658,7 @@ impl Oracle {
         self.objects[object].is_loose = true;
     }
 
-    /// The object is taken as it is: what was lost is not asked for any more.
+    /// Records that a client has accepted what was lost.
     pub fn forgive(&mut self, scope: &Scope, before: u64) {
         for it in self.objects.iter_mut().filter(|it| scope.covers(&it.id, None)) {
             let lost = |op: &&mut Op| op.may_be_lost && op.stored == NEVER && op.asked < before;
@@ -665,7 +668,7 @@ impl Oracle {
         }
     }
 
-    /// News of what another has done have come to whoever asks from now on.
+    /// Records that events about another client's changes have reached the cache.
     pub fn informed(&mut self, scope: &Scope, before: u64) {
         let now = self.tick();
         for it in self.objects.iter_mut().filter(|it| scope.covers(&it.id, None)) {
@@ -674,7 +677,7 @@ impl Oracle {
         }
     }
 
-    /// Another has changed an object in the store.
+    /// Records that another client has changed an object in the store.
     pub fn by_another(&mut self, object: usize, id: u32, kind: Kind) {
         self.asked(ANOTHER, object, id, kind, None);
         let now = self.tick();
@@ -682,13 +685,13 @@ impl Oracle {
         (op.ended, op.stored) = (now, now);
         (op.is_pending, op.is_acknowledged) = (false, true);
         let bit = op.bit;
-        // When the cache knows of it is another matter.
+        // The cache may learn of it later.
         let it = &mut self.objects[object];
         it.sizes = it.sizes.iter().map(|(size, applied)| (*size, applied & !bit)).collect();
     }
 
-    /// Buckets whose acknowledged content a crash would lose now; all that is only cut off or removed of an object
-    /// counts as one.
+    /// Returns the number of buckets whose acknowledged content a crash would lose now; whatever is only cut
+    /// off or removed of an object counts as one.
     pub fn buckets_at_stake(&self) -> u64 {
         let mut buckets = 0;
         for it in &self.objects {
@@ -720,7 +723,7 @@ impl Oracle {
                     Kind::Full(len) => cell >= len,
                     _ => false,
                 };
-                // Zeros over what is cut off are nothing new.
+                // Zeros over bytes that are cut off are nothing new.
                 let is_zero = newest.is_none_or(|op| op.kind.value(op.id, cell) == 0);
                 let mut unsaved = it.ops.iter().filter(certain).filter(|op| op.asked > held_until);
                 if is_zero && unsaved.any(cuts) {
@@ -737,7 +740,7 @@ impl Oracle {
 }
 
 impl Object {
-    /// Closes the sizes under what may come to pass, and shows them to whoever looks.
+    /// Adds the sizes that pending changes make possible, to all looks as well.
     fn grow(&mut self) {
         let pending: Vec<(u64, Kind)> = self
             .ops
@@ -762,7 +765,7 @@ impl Object {
 }
 
 impl Op {
-    /// When it was over, as seen from a newer one.
+    /// Returns when it had ended, as seen from a newer operation.
     fn end_for(&self, newer: &Op, in_store: bool) -> u64 {
         let own = if in_store { self.ended } else { self.answered };
         if self.writer == newer.writer || self.asked == 0 { own } else { own.max(self.stored) }
