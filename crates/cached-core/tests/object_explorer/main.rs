@@ -1,6 +1,6 @@
 //! Random orders of events in an object cache, by seeds: which task is polled, when the store performs a
 //! request and when it answers, what fails, which caller gives up, what other clients write. Beside it stands
-//! a model of what may be read and of what must be stored; `object_explorer/README.md` lists what it has
+//! a model of what may be read and of what must be stored; `README.md` lists what it has
 //! found.
 //!
 //! `EXPLORE_PROFILE=name` and `EXPLORE_SEED=n` replay one run and print its story. `EXPLORE_SEEDS=n` runs `n`
@@ -9,17 +9,11 @@
 
 #![allow(unreachable_pub, missing_docs)]
 
-#[path = "object_explorer/claims.rs"]
 mod claims;
-#[path = "object_explorer/clients.rs"]
 mod clients;
-#[path = "object_explorer/oracle.rs"]
 mod oracle;
-#[path = "object_explorer/profiles.rs"]
 mod profiles;
-#[path = "object_explorer/scheduler.rs"]
 mod scheduler;
-#[path = "object_explorer/store.rs"]
 mod store;
 
 use std::collections::BTreeMap;
