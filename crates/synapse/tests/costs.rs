@@ -103,30 +103,17 @@ impl SegmentOwner for Arena {
     }
 }
 struct Buckets(Arc<Arena>, PassThrough<Memory>);
-macro_rules! through {
-    ($($name:ident $request:ident $answer:ident)*) => {
-        impl Blocker for Buckets {
-            fn capabilities(&self) -> Capabilities { self.1.capabilities() }
-            fn subscribe(&self) -> Subscription { self.1.subscribe() }
-            fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
-                let bucket = |_| {
-                    self.0.retain(0);
-                    Segment::pinned(Arc::clone(&self.0) as _, 0, 0..4096)
-                };
-                let data = (0..request.len_bytes / 4096).map(bucket).collect();
-                Reply::ok(ReadReply::new(data, request.len_bytes, Version(1)))
-            }
-            $(fn $name(&self, request: $request) -> Reply<$answer> { self.1.$name(request) })*
-        }
-    };
-}
-through! {
-    write WriteRequest ChangeReply  write_zeroes WriteZeroesRequest ChangeReply
-    discard DiscardRequest ChangeReply  compare_and_write CompareAndWriteRequest ChangeReply
-    write_full WriteFullRequest ChangeReply  truncate TruncateRequest ChangeReply
-    delete DeleteRequest DeleteReply  copy CopyRequest ChangeReply
-    info InfoRequest Info  list ListRequest ListReply  flush FlushRequest FlushReply
-    claim ClaimRequest ClaimReply  invalidate InvalidateRequest InvalidateReply
+impl Blocker for Buckets {
+    blocker::delegate!(|this| this.1, except read);
+
+    fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
+        let bucket = |_| {
+            self.0.retain(0);
+            Segment::pinned(Arc::clone(&self.0) as _, 0, 0..4096)
+        };
+        let data = (0..request.len_bytes / 4096).map(bucket).collect();
+        Reply::ok(ReadReply::new(data, request.len_bytes, Version(1)))
+    }
 }
 fn buckets() -> (Arc<Arena>, Arc<Buckets>) {
     let arena = Arc::new(Arena { bytes: vec![9; 4096], pins: Default::default() });

@@ -13,13 +13,13 @@ mod door;
 mod end;
 mod store;
 
-pub use end::Unfinished;
+pub use end::ShutdownError;
 
-use crate::config::{Mistake, ObjectsTable, Secrets, SynapseTable};
+use crate::config::{ConfigError, ObjectsTable, Secrets, SynapseTable};
 use blocker::SystemClock;
 use blocker::metrics::{Collect, render};
+use cached_config::{Store, log_events};
 use cached_core::object::{Background, ObjectCache};
-use cached_objects::{Store, log_news};
 use door::Door;
 use std::io;
 use std::sync::Arc;
@@ -46,9 +46,9 @@ pub enum ObjectsError {
     Thread(#[from] io::Error),
 }
 
-impl From<Mistake> for ObjectsError {
-    fn from(mistake: Mistake) -> ObjectsError {
-        ObjectsError::Config(format!("{}: {}", mistake.key, mistake.why))
+impl From<ConfigError> for ObjectsError {
+    fn from(error: ConfigError) -> ObjectsError {
+        ObjectsError::Config(format!("{}: {}", error.key, error.why))
     }
 }
 
@@ -83,7 +83,7 @@ impl Objects {
     ) -> Result<Objects, ObjectsError> {
         let store = store::open(objects, secrets.store)?;
         let made = ObjectCache::new(store.backend(), objects.cache()?, Arc::new(SystemClock));
-        let (cache, background) = made.map_err(|error| Mistake::from(&error))?;
+        let (cache, background) = made.map_err(|error| ConfigError::from(&error))?;
         let control = Builder::new_current_thread().enable_all().build()?;
         let door = match synapse {
             Some(table) => {
@@ -147,7 +147,7 @@ impl Objects {
         let body = move || {
             let result = control.block_on(async {
                 let background = tokio::spawn(background);
-                let news = tokio::spawn(log_news(store.backend().subscribe(), name));
+                let news = tokio::spawn(log_events(store.backend().subscribe(), name));
                 asked.notified().await;
                 let result = end::finish(&cache, &store, door, flush_max).await;
                 background.abort();
@@ -172,7 +172,7 @@ impl std::fmt::Debug for Objects {
 /// An object cache at work.
 pub struct Serving {
     asked: Arc<Notify>,
-    ended: oneshot::Receiver<Result<(), Unfinished>>,
+    ended: oneshot::Receiver<Result<(), ShutdownError>>,
     cache: ObjectCache,
     flush_max: Duration,
 }
@@ -202,15 +202,15 @@ impl Serving {
     /// Asks it to end, and waits until it has, or until `forced` is ready.
     ///
     /// # Errors
-    /// [`Unfinished`] says what was acknowledged and is not stored.
-    pub async fn end(self, forced: impl Future<Output = ()>) -> Result<(), Unfinished> {
+    /// [`ShutdownError`] says what was acknowledged and is not stored.
+    pub async fn end(self, forced: impl Future<Output = ()>) -> Result<(), ShutdownError> {
         self.asked.notify_one();
         tokio::select! {
             ended = self.ended => match ended {
                 Ok(result) => result,
-                Err(_) => Err(Unfinished::left(&self.cache, "its thread has panicked")),
+                Err(_) => Err(ShutdownError::of_cache(&self.cache, "its thread has panicked")),
             },
-            () = forced => Err(Unfinished::left(&self.cache, "a second signal forced the end")),
+            () = forced => Err(ShutdownError::of_cache(&self.cache, "a second signal forced the end")),
         }
     }
 }
