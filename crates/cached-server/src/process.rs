@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 /// Returns the limit that the system allows.
 pub fn raise_descriptor_limit(connections: usize, threads: usize) -> u64 {
     // Listeners, log, the acceptor's runtime, and two for each worker's event loop.
-    cached_objects::raise_descriptor_limit((connections + 32 + 2 * threads) as u64)
+    cached_config::raise_descriptor_limit((connections + 32 + 2 * threads) as u64)
 }
 
 /// Limits the arenas of the allocator, so that memory freed by one thread is reused by all.

@@ -1,6 +1,7 @@
 //! The store behind a handle: an index, a log, and the operations on items that all commands share.
 
 use super::extent::{List, PIECE_HEADER_BYTES, Piece};
+use super::flight::Flights;
 use super::flush::FlushSchedule;
 use super::hook::{Change, ChangeHook, EvictionHook};
 use super::index::{BucketGuard, BucketLock, Index, Slot};
@@ -21,6 +22,8 @@ pub(super) struct Inner {
     pub(super) hasher: KeyHasher,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) flush: FlushSchedule,
+    /// Values that callers of [`get_or_insert_with`](super::Kv::get_or_insert_with) make.
+    pub(super) flights: Flights,
     /// Whether items have CAS values.
     pub(super) has_cas: bool,
     /// Entries up to this size lie in one piece.

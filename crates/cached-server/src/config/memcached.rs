@@ -2,10 +2,10 @@
 //!
 //! Flags that change nothing in this engine have no key: they are accepted on command lines that exist, not asked for.
 
-use super::error::{Mistake, mistake, require, within};
+use super::error::{ConfigError, invalid, require, within};
 use crate::settings::{InertSettings, ListenAddress, Settings, SlabClasses};
+use cached_config::{Size, eviction_policy};
 use cached_core::kv::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN};
-use cached_objects::{Size, eviction_policy};
 use cached_proto::Protocol;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -170,7 +170,7 @@ const CLASS_BYTES_MAX: u64 = 512 << 10;
 
 impl MemcachedTable {
     /// Carries the table over. Addresses are left to whoever knows which flags there are.
-    pub(super) fn apply(&self, settings: &mut Settings) -> Result<(), Mistake> {
+    pub(super) fn apply(&self, settings: &mut Settings) -> Result<(), ConfigError> {
         settings.unix_path = Some(self.unix_path.clone()).filter(|path| !path.as_os_str().is_empty());
         settings.unix_mask = unix_mode("memcached.unix_mode", &self.unix_mode)?;
         settings.protocol = match self.protocol {
@@ -210,14 +210,14 @@ impl MemcachedTable {
         settings.prefix_delimiter = match self.prefix_delimiter.as_bytes() {
             [] => None,
             [letter] => Some(*letter),
-            _ => return mistake("memcached.prefix_delimiter", "must be one ASCII letter or sign, or empty"),
+            _ => return invalid("memcached.prefix_delimiter", "must be one ASCII letter or sign, or empty"),
         };
         settings.classes = self.classes()?;
         settings.track_sizes = self.size_report;
         Ok(())
     }
 
-    fn apply_buffers(&self, settings: &mut Settings) -> Result<(), Mistake> {
+    fn apply_buffers(&self, settings: &mut Settings) -> Result<(), ConfigError> {
         let bytes = self.connection_bytes_max;
         let enough = bytes.0 == 0 || (MIB..=MEMORY_BYTES_MAX).contains(&bytes.0);
         require(enough, "memcached.connection_bytes_max", || {
@@ -236,7 +236,7 @@ impl MemcachedTable {
         Ok(())
     }
 
-    fn classes(&self) -> Result<SlabClasses, Mistake> {
+    fn classes(&self) -> Result<SlabClasses, ConfigError> {
         let factor = self.size_class_factor;
         require(factor.is_finite() && factor > 1.0, "memcached.size_class_factor", || {
             format!("is {factor}; it must be above 1")
@@ -269,9 +269,9 @@ impl MemcachedTable {
 }
 
 /// A unix socket's permissions, in octal.
-pub(super) fn unix_mode(key: &str, text: &str) -> Result<u32, Mistake> {
+pub(super) fn unix_mode(key: &str, text: &str) -> Result<u32, ConfigError> {
     match u32::from_str_radix(text, 8) {
         Ok(mode @ 0..=0o777) => Ok(mode),
-        _ => mistake(key, format!("is \"{text}\"; it must be permissions in octal, as in \"660\"")),
+        _ => invalid(key, format!("is \"{text}\"; it must be permissions in octal, as in \"660\"")),
     }
 }

@@ -137,9 +137,8 @@ impl Kv {
             let shape = Shape::item(shape.key_bytes(), shape.payload_bytes(), fields);
             let log = &inner.log;
             let stream = log.stream_for(Expiry::NEVER, now);
-            let entry = log
-                .alloc(&**inner, stream, log.padded(shape.entry_bytes()), now)
-                .ok_or(Miss::OutOfMemory)?;
+            let entry =
+                log.alloc(&**inner, stream, log.padded(shape.entry_bytes()), now).ok_or(Miss::OutOfMemory)?;
             let locked = inner.index.shard(hash).lock(hash);
             let found = inner.find(&locked, hash, key, now);
             let attributes = match &found {

@@ -254,8 +254,15 @@ impl Reservation {
                     self.place = Place::Pieces(pieces);
                     return Some(StoreOutcome::OutOfMemory);
                 };
-                let linked =
-                    inner.decide_and_link(self.hash, key, entry, self.value_bytes, &self.options, replaces, now);
+                let linked = inner.decide_and_link(
+                    self.hash,
+                    key,
+                    entry,
+                    self.value_bytes,
+                    &self.options,
+                    replaces,
+                    now,
+                );
                 match linked {
                     Linked::Done(StoreOutcome::Stored { .. }) => {
                         pieces.iter().for_each(|(piece, _)| inner.log.publish(*piece));
@@ -302,7 +309,9 @@ impl Reservation {
         self.inner.log.reserved().remove_bytes(bytes);
         match &self.place {
             Place::Inline(entry) => self.inner.log.release_region(*entry),
-            Place::Pieces(pieces) => pieces.iter().for_each(|(piece, _)| self.inner.log.release_region(*piece)),
+            Place::Pieces(pieces) => {
+                pieces.iter().for_each(|(piece, _)| self.inner.log.release_region(*piece))
+            }
             Place::Gone => {}
         }
     }

@@ -1,6 +1,6 @@
 //! Single behaviours, each with a name.
 
-use super::{store, store_with, value_of};
+use super::{secs, store, store_with, value_of};
 use crate::clock::Expiry;
 use crate::kv::hook::{Change, ChangeHook};
 use crate::kv::*;
@@ -22,8 +22,8 @@ fn the_front_does_what_it_says() {
     let (_, cas) = kv.get_with_cas(b"a").unwrap();
     assert!(kv.compare_and_set(b"a", b"x", cas).is_ok());
     assert!(kv.compare_and_set(b"a", b"y", cas).is_err());
-    kv.set_for(b"t", b"1", 10).unwrap();
-    assert!(kv.touch_for(b"a", 10));
+    kv.set_for(b"t", b"1", secs(10)).unwrap();
+    assert!(kv.touch_for(b"a", secs(10)));
     clock.advance(9);
     assert!(kv.get(b"a").is_some() && kv.get(b"t").is_some());
     clock.advance(1);
@@ -163,7 +163,7 @@ fn the_hook_hears_of_every_mutation_in_order() {
     kv.set(b"k", b"1").unwrap();
     kv.increment(b"k", 1).unwrap();
     kv.append(b"k", b"0").unwrap();
-    kv.touch_for(b"k", 5);
+    kv.touch_for(b"k", secs(5));
     clock.advance(5);
     assert!(kv.get(b"k").is_none());
     kv.set(b"k", b"1").unwrap();

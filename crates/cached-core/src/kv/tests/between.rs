@@ -1,6 +1,6 @@
 //! What happens between the parts of one operation: between a look-up and its commit, and between a commit and its end.
 
-use super::store;
+use super::{secs, store};
 use crate::arena::RegionState;
 use crate::clock::{Clock, Expiry, FIRST_SECOND};
 use crate::kv::*;
@@ -141,7 +141,7 @@ fn what_is_deleted_in_between_stays_deleted() {
 
 #[test]
 fn an_expiry_given_in_between_stays() {
-    let touch = |kv: &Kv| assert!(kv.touch_for(b"k", 100));
+    let touch = |kv: &Kv| assert!(kv.touch_for(b"k", secs(100)));
     let expiry = |kv: &Kv| kv.peek(b"k", kv.hash(b"k"), |item| item.expiry()).unwrap();
     for evict in [true, false] {
         let config = || KvConfig { evict, ..KvConfig::default() };

@@ -1,6 +1,6 @@
 //! More data than memory: what stays, what goes, and that memory follows the sizes in use.
 
-use super::{store, store_with, value_of};
+use super::{secs, store, store_with, value_of};
 use crate::kv::*;
 
 fn fill(kv: &Kv, tag: u8, items: u32, bytes: usize) {
@@ -159,7 +159,7 @@ fn expired_items_go_before_live_ones() {
     let (kv, clock) = store(8 << 20, 1 << 20);
     fill(&kv, 1, 20_000, 100);
     for n in 0..25_000u32 {
-        kv.set_for(&[b"short".as_slice(), &n.to_le_bytes()].concat(), &[2; 100], 2).unwrap();
+        kv.set_for(&[b"short".as_slice(), &n.to_le_bytes()].concat(), &[2; 100], secs(2)).unwrap();
     }
     assert_eq!(kv.stats().evictions, 0, "everything fits so far");
     clock.advance(10);
