@@ -108,7 +108,10 @@ impl Face {
                 let pairs = render::pairs(&block_on(control.metrics())?);
                 Ok(pairs.into_iter().map(|pair| (pair.name, pair.value.to_u64())).collect())
             }
-            Self::There(server) => block_on(server.statistics()),
+            Self::There(server) => {
+                let pairs = render::pairs(&block_on(server.metrics())?);
+                Ok(pairs.into_iter().map(|pair| (pair.name, pair.value.to_u64())).collect())
+            }
         }
     }
 

@@ -13,7 +13,7 @@
 //! use synapse::{ClientConfig, Server, ServerConfig, SynapseBlocker};
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-//! let server = Server::new(Arc::new(Memory::default()), None, ServerConfig::default())?;
+//! let server = Server::new(Arc::new(Memory::default()), ServerConfig::default())?;
 //! let address = server.listen(&"127.0.0.1:0".parse()?).await?;
 //!
 //! let store = SynapseBlocker::connect(ClientConfig::new(address)).await?;

@@ -260,7 +260,7 @@ impl Config {
         let limits = MemoryConfig { object_bytes_max: self.object_bytes_max(), ..MemoryConfig::default() };
         let memory = std::sync::Arc::new(Memory::new(limits, std::sync::Arc::clone(&clock)));
         let Some(table) = self.cache()? else {
-            return Server::new(memory, None, server).map(drop).map_err(|line| of_server(&line));
+            return Server::new(memory, server).map(drop).map_err(|line| of_server(&line));
         };
         let mut cache = table.cache().map_err(here)?;
         // As small as may be: nothing is put into it.
@@ -271,7 +271,7 @@ impl Config {
         cache.objects_count_max = cache.objects_count_max.min(64);
         cache.huge_pages = false;
         let cache = ObjectCache::new(memory, cache, clock).map_err(|error| here((&error).into()))?;
-        Server::new(std::sync::Arc::new(cache), None, server).map(drop).map_err(|line| of_server(&line))
+        Server::new(std::sync::Arc::new(cache), server).map(drop).map_err(|line| of_server(&line))
     }
 }
 

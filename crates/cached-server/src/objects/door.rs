@@ -2,7 +2,7 @@
 
 use super::{ObjectsError, spawn};
 use crate::config::SynapseTable;
-use blocker::{Blocker, Control};
+use blocker::Blocker;
 use cached_core::object::ObjectCache;
 use cached_objects::CacheLanding;
 use std::fs::{self, Permissions};
@@ -47,8 +47,7 @@ impl Door {
         }
         let memory_bytes_max = config.memory_bytes_max();
         let backend: Arc<dyn Blocker> = Arc::new(cache.clone());
-        let face: Arc<dyn Control> = Arc::new(cache.clone());
-        let server = Server::new(backend, Some(face), config).map_err(ObjectsError::Door)?;
+        let server = Server::new(backend, config).map_err(ObjectsError::Door)?;
         let mut addresses = Vec::new();
         for address in table.addresses()? {
             let bound = control.block_on(server.listen(&address)).map_err(ObjectsError::Door)?;
