@@ -92,7 +92,7 @@ use crate::response::{
 /// - Never block the caller for I/O, beyond what its documentation admits. Answer
 ///   [`Reply::Ready`] when the answer is at hand; a layer hands on its inner reply unboxed.
 /// - Futures that own what they need, so that they outlive the caller's stack.
-/// - The truth in [`Capabilities`], and [`crate::conformance`] passed.
+/// - The truth in [`Capabilities`], and the conformance suite (feature `conformance`) passed.
 pub trait Blocker: Send + Sync {
     /// What this can do. Constant for the life of the handle.
     fn capabilities(&self) -> Capabilities;

@@ -1,5 +1,6 @@
 //! The empty layer: forwards every call. What a layer costs at least, and what one starts from.
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::blocker::Blocker;
@@ -15,6 +16,12 @@ impl<B: Blocker + ?Sized> PassThrough<B> {
     #[must_use]
     pub fn new(inner: Arc<B>) -> Self {
         Self { inner }
+    }
+}
+
+impl<B: Blocker + ?Sized> fmt::Debug for PassThrough<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PassThrough").finish_non_exhaustive()
     }
 }
 

@@ -14,18 +14,6 @@ use crate::name::{Name, Namespace, ObjectId, split_path};
 use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version, WriterId};
 use crate::segment::Segments;
 
-/// How urgent a call is, compared with others waiting for the same resource.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub enum Priority {
-    /// Prefetch, scrubbing, flushing ahead of need.
-    Background,
-    /// Someone waits.
-    #[default]
-    Normal,
-    /// Others wait for it: a journal, a lock.
-    Urgent,
-}
-
 /// What the caller knows about the use of the data; a backend may ignore all of it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Hints(u32);
@@ -71,8 +59,6 @@ impl Hints {
 pub struct Call {
     /// When the caller stops waiting, on the common clock. None: never.
     pub deadline: Option<Timestamp>,
-    /// How urgent it is.
-    pub priority: Priority,
     /// How the data will be used.
     pub hints: Hints,
 }
@@ -182,13 +168,6 @@ macro_rules! with_call {
             #[must_use]
             pub fn deadline(mut self, deadline: Timestamp) -> Self {
                 self.call.deadline = Some(deadline);
-                self
-            }
-
-            /// How urgent it is.
-            #[must_use]
-            pub fn priority(mut self, priority: Priority) -> Self {
-                self.call.priority = priority;
                 self
             }
 

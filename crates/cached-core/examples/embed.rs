@@ -20,8 +20,11 @@ impl ChangeHook for CountEvictions {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let evictions = Arc::new(CountEvictions::default());
-    let kv =
-        Kv::new(KvConfig { arena_bytes: 16 << 20, change_hook: Some(evictions.clone()), ..KvConfig::default() })?;
+    let kv = Kv::new(KvConfig {
+        arena_bytes: 16 << 20,
+        change_hook: Some(evictions.clone()),
+        ..KvConfig::default()
+    })?;
 
     // Values, lifetimes, counters.
     kv.set(b"greeting", b"hello")?;

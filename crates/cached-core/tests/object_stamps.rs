@@ -1,29 +1,23 @@
-//! Changes that go to the store at once, several of them under way for one object: their stamps, their versions.
+//! Several forwarded changes of one object under way at once: their stamps, and their versions.
 
 use blocker::*;
 use cached_core::object::{ObjectCacheConfig, Writer};
-use test_kit::steered::Op;
 use test_kit::cache_environment::CacheEnvironment;
+use test_kit::steered::Op;
 use test_kit::{BUCKET, id, pattern, same, small};
 
 #[test]
 fn parallel_writes_of_one_object_reach_the_store_in_the_order_of_their_stamps() {
     let object = id("volume");
-<<<<<<< HEAD
     for policy in [WriteMode::Through, WriteMode::Around] {
         let mut env = CacheEnvironment::new(ObjectCacheConfig { writer: Writer::Cache, ..small(policy) });
         env.store.hold(&[Op::Write]);
-=======
-    for policy in [WriteMode::Through, WriteMode::Around] {
-        let mut world = World::new(ObjectCacheConfig { writer: Writer::Cache, ..small(policy) });
-        world.store.hold(&[Op::Write]);
->>>>>>> h/ctl
         let writes: Vec<_> =
             (0..8).map(|n| env.write(&object, n * BUCKET, pattern(n, n * BUCKET, 4096))).collect();
         let other = env.write(&id("other"), 0, pattern(9, 0, 4096));
         env.sim.settle();
         assert_eq!(env.store.held().len(), 2, "one of each object");
-        // What is held is answered in the worst order there is: the newest first.
+        // The held calls are answered in the worst order: the newest first.
         while let Some(last) = env.store.held().last() {
             env.store.answer(last.number);
             env.sim.settle();
@@ -38,10 +32,10 @@ fn parallel_writes_of_one_object_reach_the_store_in_the_order_of_their_stamps() 
 }
 
 #[test]
-fn a_stamped_write_keeps_no_reader_of_other_ranges_waiting() {
+fn a_stamped_write_does_not_delay_readers_of_other_ranges() {
     let object = id("volume");
-<<<<<<< HEAD
-    let mut env = CacheEnvironment::new(ObjectCacheConfig { writer: Writer::Cache, ..small(WriteMode::Through) });
+    let mut env =
+        CacheEnvironment::new(ObjectCacheConfig { writer: Writer::Cache, ..small(WriteMode::Through) });
     env.written(&object, 0, pattern(1, 0, 4 * 4096));
     env.invalidated(&object);
     env.bytes(&object, 0, 10);
@@ -52,33 +46,15 @@ fn a_stamped_write_keeps_no_reader_of_other_ranges_waiting() {
     env.store.open();
     env.at_once(write).unwrap();
     env.agrees(&object);
-=======
-    let mut world = World::new(ObjectCacheConfig { writer: Writer::Cache, ..small(WriteMode::Through) });
-    world.written(&object, 0, pattern(1, 0, 4 * 4096));
-    world.invalidated(&object);
-    world.bytes(&object, 0, 10);
-    world.hold(Op::Write, &object);
-    let write = world.write(&object, 0, pattern(2, 0, 4096));
-    world.sim.settle();
-    same(&world.bytes(&object, 2 * BUCKET, 100), &pattern(1, 2 * BUCKET, 100), "a miss elsewhere");
-    world.store.open();
-    world.at_once(write).unwrap();
-    world.agrees(&object);
->>>>>>> h/ctl
 }
 
 #[test]
-fn no_version_stands_for_two_contents_when_writes_overlap() {
+fn overlapping_writes_give_no_version_to_two_contents() {
     let object = id("volume");
     for newest_first in [false, true] {
         for is_known in [false, true] {
-<<<<<<< HEAD
             let mut env = CacheEnvironment::new(small(WriteMode::Through));
             env.others_write(&object, pattern(1, 0, 8192));
-=======
-            let mut world = World::new(small(WriteMode::Through));
-            world.others_write(&object, pattern(1, 0, 8192));
->>>>>>> h/ctl
             if is_known {
                 env.bytes(&object, 0, 10);
             }
@@ -103,8 +79,8 @@ fn no_version_stands_for_two_contents_when_writes_overlap() {
             let shown = env.at_once(info).unwrap().version;
             let [first, second] = [seen[0], seen[1]];
             assert_ne!(first, second, "two contents");
-            // What is shown is the version of what is there, and none that either write alone was given, unless
-            // that write was the last to be answered.
+            // The version shown is that of the present content, and none that either write alone was given,
+            // unless that write was the last to be answered.
             let last = if newest_first { first } else { second };
             let stale = if newest_first { second } else { first };
             assert_ne!(shown, stale);
@@ -127,9 +103,8 @@ fn no_version_stands_for_two_contents_when_writes_overlap() {
 }
 
 #[test]
-fn what_overlapping_writes_left_is_not_taken_for_a_change_of_others() {
+fn the_result_of_overlapping_writes_is_not_taken_for_a_foreign_change() {
     let object = id("volume");
-<<<<<<< HEAD
     let mut env = CacheEnvironment::new(small(WriteMode::Through));
     env.others_write(&object, pattern(1, 0, 4 * 4096));
     env.bytes(&object, 0, BUCKET);
@@ -137,15 +112,6 @@ fn what_overlapping_writes_left_is_not_taken_for_a_change_of_others() {
     let writes = [BUCKET, 2 * BUCKET].map(|at| env.write(&object, at, pattern(2, at, 4096)));
     env.sim.settle();
     let held = env.perform_held();
-=======
-    let mut world = World::new(small(WriteMode::Through));
-    world.others_write(&object, pattern(1, 0, 4 * 4096));
-    world.bytes(&object, 0, BUCKET);
-    world.hold(Op::Write, &object);
-    let writes = [BUCKET, 2 * BUCKET].map(|at| world.write(&object, at, pattern(2, at, 4096)));
-    world.sim.settle();
-    let held = world.perform_held();
->>>>>>> h/ctl
     // The store's version is that of the second; the first is answered last.
     env.store.answer(held[1].number);
     env.store.answer(held[0].number);
@@ -156,7 +122,7 @@ fn what_overlapping_writes_left_is_not_taken_for_a_change_of_others() {
     env.store.clear_log();
     let info = env.sim.spawn(env.cache.info(InfoRequest::new(object.clone())));
     let shown = env.at_once(info).unwrap().version;
-    // A load that finds the store's version must not throw away what is here, nor change what is shown.
+    // A load that finds the store's version must not drop what is here, nor change the version shown.
     env.bytes(&object, 3 * BUCKET, 10);
     let info = env.sim.spawn(env.cache.info(InfoRequest::new(object.clone())));
     assert_eq!(env.at_once(info).unwrap().version, shown);

@@ -246,27 +246,12 @@ fn a_server_that_ends_in_order_answers_what_it_has_begun() {
 #[test]
 fn a_backend_that_panics_leaves_an_unknown_outcome_and_the_server_alive() {
     struct Panics(PassThrough<Memory>);
-    impl Panics {
-        fn poll(&self) -> Reply<ChangeReply> {
+    impl Blocker for Panics {
+        blocker::delegate!(|this| this.0, except truncate);
+
+        fn truncate(&self, _: TruncateRequest) -> Reply<ChangeReply> {
             Reply::pending(async { panic!("a bug in the backend, on purpose") })
         }
-    }
-    macro_rules! through {
-        ($($name:ident $request:ident $answer:ident)*) => {
-            impl Blocker for Panics {
-                fn capabilities(&self) -> Capabilities { self.0.capabilities() }
-                fn subscribe(&self) -> Subscription { self.0.subscribe() }
-                fn truncate(&self, _: TruncateRequest) -> Reply<ChangeReply> { self.poll() }
-                $(fn $name(&self, request: $request) -> Reply<$answer> { self.0.$name(request) })*
-            }
-        };
-    }
-    through! {
-        read ReadRequest ReadReply  write WriteRequest ChangeReply  write_zeroes WriteZeroesRequest ChangeReply
-        discard DiscardRequest ChangeReply  compare_and_write CompareAndWriteRequest ChangeReply
-        write_full WriteFullRequest ChangeReply  delete DeleteRequest DeleteReply  copy CopyRequest ChangeReply
-        info InfoRequest Info  list ListRequest ListReply  flush FlushRequest FlushReply
-        claim ClaimRequest ClaimReply  invalidate InvalidateRequest InvalidateReply
     }
     let backend = Panics(PassThrough::new(Arc::new(Memory::default())));
     let host = Host::new(Kind::Tcp, Arc::new(backend), ServerConfig::default());

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::{Blocker, SystemClock};
+use cached_config::{CacheLanding, Mistake, ObjectsTable, Unfinished, store_all};
 use cached_core::object::ObjectCache;
-use cached_objects::{CacheLanding, Mistake, ObjectsTable, Unfinished, store_all};
 use tokio::task::JoinHandle;
 
 use crate::config::here;
@@ -28,10 +28,10 @@ impl Cache {
     /// Outside of a tokio runtime.
     pub(crate) fn before(below: Arc<dyn Blocker>, table: &ObjectsTable) -> Result<Self, Mistake> {
         let config = table.cache().map_err(here)?;
-        let cache = ObjectCache::new(below, config, Arc::new(SystemClock));
-        let cache = cache.map_err(|error| here((&error).into()))?;
+        let made = ObjectCache::new(below, config, Arc::new(SystemClock));
+        let (cache, background) = made.map_err(|error| here((&error).into()))?;
         Ok(Self {
-            background: tokio::spawn(cache.run()),
+            background: tokio::spawn(background),
             flush_max: table.shutdown_flush(),
             memory_bytes_max: table.cache_bytes_max(),
             cache,

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use blocker::Memory;
 use blocker::memory::MemoryConfig;
-use cached_core::object::ObjectCache;
-use cached_objects::{
+use cached_config::{
     BackendTable, ConfigError, Mistake, ObjectsTable, Size, check_exposure, mistake, parse_config,
     read_config, secret, secret_warning, within,
 };
+use cached_core::object::ObjectCache;
 use serde::{Deserialize, Deserializer, Serialize};
 use synapse::{Address, Secret, Server, ServerConfig};
 
@@ -270,7 +270,9 @@ impl Config {
         cache.dirty_bytes_max = cache.dirty_bytes_max.min(1 << 19);
         cache.objects_count_max = cache.objects_count_max.min(64);
         cache.huge_pages = false;
-        let cache = ObjectCache::new(memory, cache, clock).map_err(|error| here((&error).into()))?;
+        // Rehearsed only: nothing runs its background.
+        let (cache, _background) =
+            ObjectCache::new(memory, cache, clock).map_err(|error| here((&error).into()))?;
         Server::new(std::sync::Arc::new(cache), server).map(drop).map_err(|line| of_server(&line))
     }
 }

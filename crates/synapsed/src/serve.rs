@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use blocker::{Error, SystemClock};
-use cached_objects::{ConfigError, Store, StoreError, Unfinished, log_news, raise_descriptor_limit};
+use cached_config::{ConfigError, Store, StoreError, Unfinished, log_news, raise_descriptor_limit};
 use synapse::{Address, NodeRecord, Secret, Server, host_name};
 use tokio::runtime::{Builder, Handle, Runtime};
 

@@ -18,7 +18,7 @@ fn resident() -> anyhow::Result<f64> {
     Ok(pages * 4096.0)
 }
 
-/// Objects of one bucket each, and full ones, in each of two steps: the second tells what each of them takes, the
+/// Objects of one bucket each, and full ones, in each of two steps: the second shows what each of them takes, the
 /// first what a process takes that has begun.
 const SMALL: u64 = 100_000;
 const FULL: u64 = 150;
@@ -55,7 +55,7 @@ pub(crate) fn clean(_rounds: u32) -> anyhow::Result<()> {
     small(WriteMode::Through)
 }
 
-/// So much room that nothing is flushed by need: the store's copy would count as ours.
+/// Enough room that nothing is flushed by need: the store's copy would count as ours.
 fn roomy(bytes: u64, objects: u32, write: WriteMode) -> ObjectCacheConfig {
     let mut config = ample(bytes * 2, objects, write);
     config.huge_pages = false;

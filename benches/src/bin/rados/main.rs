@@ -1,7 +1,7 @@
 //! The headline: `cached` in front of a real Ceph against that Ceph alone, in one run on one machine.
 //!
 //! Brings up a one-node cluster (`deploy/dev/ceph-dev`), measures RADOS alone through `blocker-rados` (and
-//! beside it fio's rados engine and `rados bench`, so that nobody need take our word for the baseline), then
+//! beside it fio's rados engine and `rados bench`, so that the baseline can be checked), then
 //! the same loads through an `ObjectCache` over the same store. Prints a table, draws a plot.
 //!
 //! ```text
@@ -10,9 +10,9 @@
 //! ```
 
 mod ceph;
-mod door;
 mod load;
 mod plot;
+mod synapse;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -45,10 +45,10 @@ struct Arguments {
     /// Write the plot here.
     #[arg(long)]
     svg: Option<PathBuf>,
-    /// Only parts whose name contains this: alone, within, throttled, twice, threads, index, door.
+    /// Only parts whose name contains this: alone, within, throttled, twice, threads, index, synapse.
     #[arg(long, default_value = "")]
     only: String,
-    /// The `synapsed` that serves in `door`; the one beside this program unless given.
+    /// The `synapsed` that serves in the part `synapse`; the one beside this program unless given.
     #[arg(long)]
     synapsed: Option<PathBuf>,
     /// Where every random choice comes from.
@@ -131,7 +131,7 @@ impl Bench {
             ("twice", Self::twice),
             ("threads", Self::threads),
             // Before `index`, whose objects keep the OSD busy for a while after they have gone.
-            ("door", Self::door),
+            ("synapse", Self::synapse),
             ("index", Self::index),
         ];
         for (name, part) in parts {
@@ -414,8 +414,7 @@ fn roomy() -> ObjectCacheConfig {
 }
 
 fn over(store: Arc<dyn Blocker>, config: ObjectCacheConfig) -> Result<ObjectCache> {
-    let cache = ObjectCache::new(store, config, Arc::new(SystemClock))?;
-    let background = cache.run();
+    let (cache, background) = ObjectCache::new(store, config, Arc::new(SystemClock))?;
     std::thread::Builder::new().name("cache".into()).spawn(move || block_on(background))?;
     Ok(cache)
 }

@@ -1,5 +1,5 @@
 //! A policy of `cached-core` at object granularity: what it does when queues move one object at a
-//! time. Beside the replay through the engine it tells what regions cost.
+//! time. Beside the replay through the engine it shows what regions cost.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,7 @@ use cached_core::kv::policy::{Candidate, Insertion, Policy, QUEUES_MAX, QueueId,
 use super::Simulator;
 use crate::engine::hash;
 
-/// In object-count mode an object counts as so many bytes when the policy takes memory for itself.
+/// In object-count mode an object counts as this number of bytes when the policy takes memory for itself.
 const OBJECT_BYTES: u64 = 1024;
 
 /// As in the engine.

@@ -13,6 +13,7 @@ mod plan;
 mod volatile;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
@@ -299,6 +300,16 @@ macro_rules! changing {
             shared.sized(object, reply)
         })
     }};
+}
+
+impl fmt::Debug for Faulty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let steps = self.steps();
+        f.debug_struct("Faulty")
+            .field("plan", &self.shared.plan)
+            .field("steps", &steps)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Blocker for Faulty {

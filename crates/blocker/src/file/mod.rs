@@ -51,6 +51,7 @@ mod store;
 mod testing;
 mod twice;
 
+use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::path::Path;
 use std::sync::Arc;
@@ -239,6 +240,12 @@ fn check_direct(dir: &Path) -> Result<()> {
 const LATE_READ: Late = || Error::DeadlinePassed;
 const LATE_CHANGE: Late = || Error::OutcomeUnknown("the deadline passed while it was being done".into());
 const LATE_FLUSH: Late = || Error::NotStored("the deadline passed".into());
+
+impl fmt::Debug for FileStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileStore").finish_non_exhaustive()
+    }
+}
 
 impl Blocker for FileStore {
     fn capabilities(&self) -> Capabilities {

@@ -8,6 +8,7 @@
 mod model;
 mod mutation;
 
+use std::fmt;
 use std::sync::Arc;
 
 use cached_metrics::{Collect, Families};
@@ -19,8 +20,12 @@ use crate::clock::{Clock, SystemClock};
 use crate::control::{Attachment, Control, Quota};
 use crate::error::{Error, Reason, Result};
 use crate::event::{Event, EventHub, Subscription};
-use crate::name::{Namespace, ObjectId};
-use crate::order::{Durability, Stamp, Version};
+use crate::name::Namespace;
+#[cfg(feature = "faulty")]
+use crate::name::ObjectId;
+#[cfg(feature = "faulty")]
+use crate::order::Stamp;
+use crate::order::{Durability, Version};
 use crate::reply::Reply;
 use crate::request::*;
 use crate::response::*;
@@ -56,6 +61,7 @@ pub struct Memory {
     clock: Arc<dyn Clock>,
     model: Mutex<Model>,
     events: EventHub,
+    #[cfg(test)]
     broken: Option<Mutation>,
 }
 
@@ -69,7 +75,14 @@ impl Memory {
     /// An empty backend with these limits, taking deadlines by `clock`.
     #[must_use]
     pub fn new(config: MemoryConfig, clock: Arc<dyn Clock>) -> Self {
-        Self { config, clock, model: Mutex::new(Model::new(config)), events: EventHub::new(), broken: None }
+        Self {
+            config,
+            clock,
+            model: Mutex::new(Model::new(config)),
+            events: EventHub::new(),
+            #[cfg(test)]
+            broken: None,
+        }
     }
 
     /// One that breaks one rule, to see whether the suite notices.
@@ -82,22 +95,33 @@ impl Memory {
 
     /// Puts an object, or the memory of a deleted one, in place as it is elsewhere, past all checks; for
     /// layers that keep their live state here.
+    #[cfg(feature = "faulty")]
     pub(crate) fn adopt(&self, object: ObjectId, content: Option<(Vec<u8>, Version)>, stamp: Option<Stamp>) {
         self.model.lock().adopt(object, content, stamp);
     }
 
     /// Forgets everything, as if it had never been written, except which versions were used.
+    #[cfg(feature = "faulty")]
     pub(crate) fn forget_all(&self) {
         self.model.lock().forget_all();
     }
 
     /// A version never used before.
+    #[cfg(feature = "faulty")]
     pub(crate) fn fresh_version(&self) -> Version {
         self.model.lock().fresh_version()
     }
 
+    #[cfg(test)]
     fn broken_by(&self, mutation: Mutation) -> bool {
         self.broken == Some(mutation)
+    }
+
+    /// Outside of the tests no rule is ever broken.
+    #[cfg(not(test))]
+    #[inline(always)]
+    fn broken_by(&self, _: Mutation) -> bool {
+        false
     }
 
     fn check_call(&self, call: &Call) -> Result<()> {
@@ -125,6 +149,12 @@ impl Memory {
 
     fn durability(&self, _change: &Change) -> Durability {
         if self.broken_by(Mutation::DurabilityUnderstated) { Durability::Cached } else { Durability::Stored }
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("config", &self.config).finish_non_exhaustive()
     }
 }
 

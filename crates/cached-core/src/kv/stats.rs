@@ -1,18 +1,7 @@
 //! What the store counts, and what it may take at most.
 
 use super::Kv;
-use crate::arena::{RegionId, RegionState};
-use crate::sync::{AtomicU64, Ordering, lock};
-
-/// Counted where it happens; all off the hot path, and not on a line that hits read.
-#[repr(align(128))]
-#[derive(Default)]
-pub(super) struct Events {
-    pub(super) evictions: AtomicU64,
-    pub(super) evicted_unfetched: AtomicU64,
-    pub(super) expired_unfetched: AtomicU64,
-    pub(super) reclaimed: AtomicU64,
-}
+use crate::sync::Ordering;
 
 /// A store's figures at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -68,17 +57,20 @@ impl Kv {
     /// The store's figures now. Takes a walk over the region table, not over the items.
     pub fn stats(&self) -> KvStats {
         let inner = &self.inner;
+        let log = inner.log.metrics();
         let mut stats = KvStats {
-            arena_bytes: inner.arena.bytes(),
+            arena_bytes: inner.log.arena().bytes(),
             index_bytes: inner.index.bytes(),
-            regions: inner.arena.region_count(),
-            evictions: inner.events.evictions.load(Ordering::Relaxed),
-            evicted_unfetched: inner.events.evicted_unfetched.load(Ordering::Relaxed),
-            expired_unfetched: inner.events.expired_unfetched.load(Ordering::Relaxed),
-            reclaimed: inner.events.reclaimed.load(Ordering::Relaxed),
-            reserved_bytes: inner.reserved_bytes.load(Ordering::Relaxed),
-            reserved_regions: inner.reserved_regions.load(Ordering::Relaxed),
-            regions_reclaimed: lock(&inner.reclaimer).jobs(),
+            regions: log.regions,
+            regions_free: log.regions_free,
+            garbage_bytes: log.garbage_bytes,
+            evictions: log.evictions,
+            evicted_unfetched: log.evicted_unfetched,
+            regions_reclaimed: log.regions_reclaimed,
+            expired_unfetched: inner.expirations.unfetched.load(Ordering::Relaxed),
+            reclaimed: inner.expirations.reclaimed.load(Ordering::Relaxed),
+            reserved_bytes: inner.log.reserved().bytes(),
+            reserved_regions: inner.log.reserved().regions(),
             ..KvStats::default()
         };
         for shard in inner.index.shards() {
@@ -87,31 +79,21 @@ impl Kv {
             stats.item_bytes += shard.item_bytes().saturating_sub(flushed_bytes);
             stats.items_stored += shard.stored();
         }
-        for region in (0..stats.regions).map(RegionId) {
-            let record = inner.arena.region(region);
-            match record.state() {
-                RegionState::Free => stats.regions_free += 1,
-                RegionState::Sealed => {
-                    stats.garbage_bytes += u64::from(record.used_bytes().saturating_sub(record.live_bytes()));
-                }
-                _ => {}
-            }
-        }
         stats
     }
 
     /// Bytes reserved for values that are still arriving, the whole of each: cheap to ask.
     pub fn reserved_bytes(&self) -> u64 {
-        self.inner.reserved_bytes.load(Ordering::Relaxed)
+        self.inner.log.reserved().bytes()
     }
 
     /// What the store may take at most.
     pub fn limits(&self) -> KvLimits {
         KvLimits {
-            arena_bytes: self.inner.arena.bytes(),
-            policy_bytes: self.inner.policy_bytes,
-            index_bytes_max: self.inner.index.bytes_max() + self.inner.arena.table_bytes(),
-            reserved_bytes_max: self.inner.reserved_bytes_max,
+            arena_bytes: self.inner.log.arena().bytes(),
+            policy_bytes: self.inner.log.policy_bytes(),
+            index_bytes_max: self.inner.index.bytes_max() + self.inner.log.arena().table_bytes(),
+            reserved_bytes_max: self.inner.log.reserved().bytes_max(),
         }
     }
 }

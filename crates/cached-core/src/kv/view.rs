@@ -1,7 +1,7 @@
 //! Looking at an item: borrowed under its bucket's lock, or pinned to outlive it.
 
-use super::Inner;
 use super::extent::List;
+use super::inner::Inner;
 use super::item::{ItemPtr, state};
 use crate::arena::RegionId;
 use crate::clock::Expiry;
@@ -67,8 +67,7 @@ impl<'a> ItemView<'a> {
                 List::new(self.item.payload())
                     .pieces()
                     .map(|piece| {
-                        let region = self.kv.region_of(piece.location);
-                        self.kv.arena.region(region).pin();
+                        let region = self.kv.log.pin(piece.location);
                         PinnedPiece { region, data: self.kv.piece_data(piece), bytes: piece.bytes as usize }
                     })
                     .collect(),
@@ -80,8 +79,7 @@ impl<'a> ItemView<'a> {
     /// Keeps the item's own entry where it is; for one that lies in one piece, as [`pin`](ItemView::pin) does.
     pub(super) fn pin_entry(&self) -> PinnedValue {
         let payload = self.item.payload();
-        let region = self.kv.region_of(self.location);
-        self.kv.arena.region(region).pin();
+        let region = self.kv.log.pin(self.location);
         let piece = PinnedPiece { region, data: payload.as_ptr(), bytes: payload.len() };
         PinnedValue { kv: self.kv.clone(), pieces: Pieces::One(piece) }
     }
@@ -194,7 +192,7 @@ impl PinnedValue {
 impl Drop for PinnedValue {
     fn drop(&mut self) {
         for piece in self.pieces() {
-            self.kv.arena.unpin(piece.region);
+            self.kv.log.unpin(piece.region);
         }
     }
 }

@@ -159,7 +159,9 @@ impl Policy for S3Fifo {
         if let Some(bits) = insertion.replaces {
             return if self.hit(bits) == HIT { HIT } else { self.newborn() };
         }
-        let Some(Ghost { queue, is_recent }) = self.ghosts.take(insertion.hash) else { return self.newborn() };
+        let Some(Ghost { queue, is_recent }) = self.ghosts.take(insertion.hash) else {
+            return self.newborn();
+        };
         if self.is_balanced && is_recent {
             self.balance(queue, insertion.bytes);
         }

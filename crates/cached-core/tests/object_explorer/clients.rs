@@ -2,11 +2,11 @@
 
 use blocker::*;
 
-use test_kit::rng::Rng;
-use test_kit::sim::Handle;
 use super::oracle::{CELL, CELLS_PER_BUCKET, Kind, Look, bytes_of, cells_of};
 use super::profiles::Ask;
 use super::scheduler::{Environment, tell};
+use test_kit::rng::Rng;
+use test_kit::sim::Handle;
 
 pub enum Answer {
     Change(Result<(Durability, Option<u64>)>),

@@ -6,7 +6,7 @@ use super::memcached::MemcachedTable;
 use super::process::ProcessTable;
 use super::synapse::SynapseTable;
 use crate::settings::Settings;
-use cached_objects::{ObjectsTable, parse_config, read_config};
+use cached_config::{ObjectsTable, parse_config, read_config};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `file` | the file as a whole |
 //! | `process`, `memcached`, `synapse` | a table each |
-//! | crate `cached-objects` | `[objects]` and its backend, sizes with units: what `synapsed` has as well |
+//! | crate `cached-config` | `[objects]` and its backend, sizes with units: what `synapsed` has as well |
 //! | `error` | the one line |
 
 mod error;
@@ -20,7 +20,7 @@ mod synapse;
 #[cfg(test)]
 mod tests;
 
-pub use cached_objects::{
+pub use cached_config::{
     BackendTable, FileTable, MemoryTable, NamespaceTable, ObjectsTable, RadosTable, RemoteTable, Size, Write,
     WriterName,
 };
@@ -75,7 +75,7 @@ impl Config {
             Some(BackendTable::Synapse(table)) => Some(&table.secret_file),
             _ => None,
         };
-        door.into_iter().chain(store).filter_map(|path| cached_objects::secret_warning(path)).collect()
+        door.into_iter().chain(store).filter_map(|path| cached_config::secret_warning(path)).collect()
     }
 
     /// File descriptors that the object cache may need, beyond those of memcached's door.

@@ -2,7 +2,7 @@
 
 use super::error::{Mistake, mistake, within};
 use super::memcached::unix_mode;
-use cached_objects::{Size, check_exposure, secret};
+use cached_config::{Size, check_exposure, secret};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;

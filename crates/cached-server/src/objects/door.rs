@@ -3,8 +3,8 @@
 use super::{ObjectsError, spawn};
 use crate::config::SynapseTable;
 use blocker::Blocker;
+use cached_config::CacheLanding;
 use cached_core::object::ObjectCache;
-use cached_objects::CacheLanding;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;

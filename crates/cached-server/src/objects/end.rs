@@ -2,12 +2,12 @@
 
 use super::door::Door;
 use blocker::SystemClock;
+use cached_config::{Store, store_all};
 use cached_core::object::ObjectCache;
-use cached_objects::{Store, store_all};
 use std::time::Duration;
 use synapse::NodeRecord;
 
-pub use cached_objects::Unfinished;
+pub use cached_config::Unfinished;
 
 /// How long clients get to take their answers.
 pub(super) const DOOR_PATIENCE: Duration = Duration::from_secs(5);

@@ -2,7 +2,7 @@
 
 use super::ObjectsError;
 use crate::config::{BackendTable, ObjectsTable};
-use cached_objects::{Store, StoreError};
+use cached_config::{Store, StoreError};
 use synapse::Secret;
 
 /// Opens it; blocks until it is there.

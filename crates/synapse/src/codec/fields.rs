@@ -24,11 +24,6 @@ pub(super) fn put_call(header: &mut Header, call: &Call, now: Timestamp) {
         header.deadline_us = deadline.0.saturating_sub(now.0).div_ceil(1000);
     }
     header.hints = call.hints.bits();
-    header.priority = match call.priority {
-        Priority::Background => 0,
-        Priority::Normal => 1,
-        Priority::Urgent => 2,
-    };
 }
 
 pub(super) fn take_call(header: &Header, now: Timestamp) -> Call {
@@ -37,11 +32,6 @@ pub(super) fn take_call(header: &Header, now: Timestamp) -> Call {
         call.deadline = Some(now + Duration::from_micros(header.deadline_us));
     }
     call.hints = Hints::from_bits(header.hints);
-    call.priority = match header.priority {
-        0 => Priority::Background,
-        1 => Priority::Normal,
-        _ => Priority::Urgent,
-    };
     call
 }
 

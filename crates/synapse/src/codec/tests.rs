@@ -24,7 +24,6 @@ fn sample() -> Request {
         .domain(OrderDomain(9))
         .if_version(Version(10))
         .deadline(NOW + Duration::from_millis(1500))
-        .priority(Priority::Urgent)
         .hints(Hints::NO_CACHE);
     Request::Write(write)
 }
@@ -162,7 +161,7 @@ fn requests() -> Vec<Request> {
         Request::Delete(DeleteRequest::new(object("gone")).change(change())),
         Request::Copy(CopyRequest::new(object("from"), object("to")).change(change())),
         Request::Copy(CopyRequest::new(object("from"), object("to")).if_from_version(Version(77))),
-        Request::Info(InfoRequest::new(object("i")).priority(Priority::Background)),
+        Request::Info(InfoRequest::new(object("i"))),
         Request::List(
             ListRequest::new(namespace()).prefix("pre").after(Name::new("a").unwrap()).entries_max(7),
         ),

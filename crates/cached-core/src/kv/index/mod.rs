@@ -13,7 +13,7 @@ mod shard;
 #[cfg(all(test, not(shuttle)))]
 mod tests;
 
-pub(crate) use shard::{Guess, Held, Locked, Shard, Slot, Spot};
+pub(crate) use shard::{BucketGuard, BucketHint, BucketLock, BucketRef, Shard, Slot};
 
 use crate::KeyHash;
 

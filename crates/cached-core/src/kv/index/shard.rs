@@ -11,7 +11,7 @@
 use super::ITEMS_PER_BUCKET;
 use super::bucket::{Bucket, Buckets, SLOTS};
 use crate::KeyHash;
-use crate::kv::order;
+use crate::kv::lock_ranks;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
 
 /// Buckets a shard starts with.
@@ -84,8 +84,8 @@ impl Shard {
             overflow: Buckets::reserve(overflow_max)?,
             buckets_max,
             overflow_max,
-            growing: Mutex::ranked((), &order::GROWTH),
-            overflow_pool: Mutex::ranked(OverflowPool { free: Vec::new(), unused: 0 }, &order::OVERFLOW),
+            growing: Mutex::ranked((), &lock_ranks::GROWTH),
+            overflow_pool: Mutex::ranked(OverflowPool { free: Vec::new(), unused: 0 }, &lock_ranks::OVERFLOW),
             cas_step: shards,
             counters: Counters {
                 items: AtomicU64::new(0),
@@ -180,40 +180,40 @@ impl Shard {
 
     /// Where `hash` leads now.
     #[inline]
-    pub(crate) fn spot(&self, hash: KeyHash) -> Spot<'_> {
+    pub(crate) fn locate(&self, hash: KeyHash) -> BucketRef<'_> {
         let extent = self.extent.load(Ordering::Acquire);
-        Spot { shard: self, bucket: self.bucket(address(extent, hash)), extent }
+        BucketRef { shard: self, bucket: self.bucket(address(extent, hash)), extent }
     }
 
     /// The bucket where `hash` leads now.
     #[inline]
-    pub(crate) fn guess(&self, hash: KeyHash) -> Guess<'_> {
-        Guess(self.spot(hash).bucket)
+    pub(crate) fn hint(&self, hash: KeyHash) -> BucketHint<'_> {
+        BucketHint(self.locate(hash).bucket)
     }
 
     /// Locks the bucket that `hash` belongs to.
     #[inline]
-    pub(crate) fn lock(&self, hash: KeyHash) -> Locked<'_> {
-        self.spot(hash).lock(hash)
+    pub(crate) fn lock(&self, hash: KeyHash) -> BucketGuard<'_> {
+        self.locate(hash).lock(hash)
     }
 
     /// Locks the bucket that `hash` belongs to, after the table has grown while another one, or the same, was locked for it.
     #[cold]
-    fn lock_anew<'a>(&'a self, hash: KeyHash, mut held: Held<'a>) -> Locked<'a> {
+    fn lock_again<'a>(&'a self, hash: KeyHash, mut held: BucketLock<'a>) -> BucketGuard<'a> {
         loop {
-            let bucket = self.spot(hash).bucket;
+            let bucket = self.locate(hash).bucket;
             if std::ptr::eq(bucket, held.bucket) {
-                return Locked { shard: self, held };
+                return BucketGuard { shard: self, held };
             }
             drop(held);
-            held = Held::lock(bucket);
+            held = BucketLock::lock(bucket);
         }
     }
 
     /// Locks a bucket by number, for a walk over everything.
-    pub(crate) fn lock_bucket(&self, index: u64) -> Option<Locked<'_>> {
+    pub(crate) fn lock_bucket(&self, index: u64) -> Option<BucketGuard<'_>> {
         (index < self.bucket_count())
-            .then(|| Locked { shard: self, held: Held::lock(self.bucket(index as u32)) })
+            .then(|| BucketGuard { shard: self, held: BucketLock::lock(self.bucket(index as u32)) })
     }
 
     /// Divides one bucket if the shard is fuller than it should be. `rehash` tells the hash of the
@@ -232,7 +232,7 @@ impl Shard {
         }
         let split = extent as u32;
         let new = count as u32;
-        let old = Locked { shard: self, held: Held::lock(self.bucket(split)) };
+        let old = BucketGuard { shard: self, held: BucketLock::lock(self.bucket(split)) };
         let round = round_of(extent);
         let moved_bit = round;
         // Nobody can reach the new bucket before `extent` is written below, so its lock is not taken.
@@ -314,14 +314,14 @@ impl Shard {
 
 /// Where a hash leads, as long as its bucket is not divided: worked out once, asked for early, locked later.
 #[derive(Clone, Copy)]
-pub(crate) struct Spot<'a> {
+pub(crate) struct BucketRef<'a> {
     shard: &'a Shard,
     bucket: &'a Bucket,
     /// The shard's, of which `bucket` follows.
     extent: u64,
 }
 
-impl<'a> Spot<'a> {
+impl<'a> BucketRef<'a> {
     /// Asks the processor for the bucket's line.
     #[inline]
     pub(crate) fn prefetch(&self) {
@@ -330,23 +330,23 @@ impl<'a> Spot<'a> {
 
     /// Locks the bucket that `hash` belongs to.
     #[inline(always)]
-    pub(crate) fn lock(&self, hash: KeyHash) -> Locked<'a> {
-        let Spot { shard, bucket, extent } = *self;
-        let held = Held::lock(bucket);
+    pub(crate) fn lock(&self, hash: KeyHash) -> BucketGuard<'a> {
+        let BucketRef { shard, bucket, extent } = *self;
+        let held = BucketLock::lock(bucket);
         // Dividing a bucket happens under its lock, so once we hold it the answer is final.
         if shard.extent.load(Ordering::Acquire) == extent {
-            return Locked { shard, held };
+            return BucketGuard { shard, held };
         }
-        shard.lock_anew(hash, held)
+        shard.lock_again(hash, held)
     }
 }
 
 /// The bucket to which a hash led a moment ago. What is found in it, once it is locked, is right; what is not there may have moved
 /// when the bucket was divided.
 #[derive(Clone, Copy)]
-pub(crate) struct Guess<'a>(&'a Bucket);
+pub(crate) struct BucketHint<'a>(&'a Bucket);
 
-impl<'a> Guess<'a> {
+impl<'a> BucketHint<'a> {
     /// Asks the processor for the bucket's line.
     #[inline]
     pub(crate) fn prefetch(self) {
@@ -354,7 +354,7 @@ impl<'a> Guess<'a> {
     }
 
     /// A guess, without the lock, at the item's slot and where it lies: good for a prefetch, and for
-    /// [`Held::location`] to look there first.
+    /// [`BucketLock::location`] to look there first.
     #[inline]
     pub(crate) fn peek(self, hash: KeyHash) -> Option<(usize, u32)> {
         // The first slot with the tag. It may be an empty one, or another key's: then the guess was bad, once in forty.
@@ -364,26 +364,26 @@ impl<'a> Guess<'a> {
 
     /// Locks the bucket.
     #[inline]
-    pub(crate) fn lock(self) -> Held<'a> {
-        Held::lock(self.0)
+    pub(crate) fn lock(self) -> BucketLock<'a> {
+        BucketLock::lock(self.0)
     }
 }
 
 /// A bucket whose lock is held: the right to read and change the items it leads to.
-pub(crate) struct Held<'a> {
+pub(crate) struct BucketLock<'a> {
     bucket: &'a Bucket,
     /// Its place in the lock order; dropped after the lock has been given back.
     _order: lock_order::Held,
 }
 
-impl<'a> Held<'a> {
+impl<'a> BucketLock<'a> {
     /// Locks a bucket.
     #[inline(always)]
     #[cfg_attr(debug_assertions, track_caller)]
-    fn lock(bucket: &'a Bucket) -> Held<'a> {
-        let _order = order::BUCKET.enter();
+    fn lock(bucket: &'a Bucket) -> BucketLock<'a> {
+        let _order = lock_ranks::BUCKET.enter();
         bucket.lock();
-        Held { bucket, _order }
+        BucketLock { bucket, _order }
     }
 
     /// Where the item in a slot of the first line lies, if there is one: anybody's.
@@ -394,7 +394,7 @@ impl<'a> Held<'a> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for BucketLock<'_> {
     #[inline]
     fn drop(&mut self) {
         self.bucket.unlock();
@@ -402,9 +402,9 @@ impl Drop for Held<'_> {
 }
 
 /// The bucket that a hash belongs to, its lock held: what is not found here is nowhere.
-pub(crate) struct Locked<'a> {
+pub(crate) struct BucketGuard<'a> {
     shard: &'a Shard,
-    held: Held<'a>,
+    held: BucketLock<'a>,
 }
 
 /// A slot found in a locked bucket.
@@ -415,26 +415,20 @@ pub(crate) struct Slot<'a> {
 }
 
 impl Slot<'_> {
-    /// Where the item lies, in granules.
-    #[inline]
-    pub(crate) fn location(&self) -> u32 {
-        self.line.location(self.slot)
-    }
-
     /// The item has moved. The caller holds the bucket's lock.
     pub(crate) fn set_location(&self, location: u32) {
         self.line.set_location(self.slot, location);
     }
 }
 
-impl<'a> Locked<'a> {
+impl<'a> BucketGuard<'a> {
     pub(crate) fn shard(&self) -> &'a Shard {
         self.shard
     }
 
     /// The lock alone.
     #[inline]
-    pub(crate) fn into_held(self) -> Held<'a> {
+    pub(crate) fn into_lock(self) -> BucketLock<'a> {
         self.held
     }
 

@@ -19,9 +19,9 @@ fn holds(shard: &Shard, location: u32) -> bool {
 
 fn remove(shard: &Shard, location: u32) {
     let hash = hash_of(location);
-    let locked = shard.lock(hash);
-    let slot = locked.find(hash, |found| found == location).unwrap();
-    locked.remove(slot, 1);
+    let guard = shard.lock(hash);
+    let slot = guard.find(hash, |found| found == location).unwrap();
+    guard.remove(slot, 1);
 }
 
 #[test]
@@ -54,12 +54,12 @@ fn a_division_without_room_for_its_chain_leaves_the_table_as_it_was() {
 fn a_look_up_that_began_before_a_division_finds_what_has_moved() {
     let shard = Shard::new(1000, 0, 1).unwrap();
     assert!((1..=200).all(|location| add(&shard, location)));
-    let spots = [1, 2].map(|location| (location, shard.spot(hash_of(location))));
+    let references = [1, 2].map(|location| (location, shard.locate(hash_of(location))));
     let buckets = shard.bucket_count();
     shard.grow(hash_of);
     assert_eq!(shard.bucket_count(), buckets + 1);
-    for (location, spot) in spots {
-        let locked = spot.lock(hash_of(location));
-        assert!(locked.find(hash_of(location), |found| found == location).is_some(), "location {location}");
+    for (location, reference) in references {
+        let guard = reference.lock(hash_of(location));
+        assert!(guard.find(hash_of(location), |found| found == location).is_some(), "location {location}");
     }
 }

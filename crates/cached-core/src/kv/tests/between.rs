@@ -164,14 +164,14 @@ fn an_expiry_given_in_between_stays() {
 fn a_region_is_not_freed_before_the_last_writer_in_it_has_finished() {
     let (kv, _) = store(4 << 20, 1 << 20);
     let inner = &kv.inner;
-    let (piece, _) = inner.alloc_piece(20_000, inner.now()).unwrap();
-    inner.with_lanes_sealed(|| ());
-    let region = inner.arena.region(piece.region);
-    inner.bury_entry(piece.location, piece.bytes, Expiry::NEVER);
+    let (piece, _) = inner.log.alloc_piece(&**inner, 20_000, inner.now()).unwrap();
+    inner.log.seal_lanes();
+    let region = inner.log.arena().region(piece.region);
+    inner.log.entry_died(piece.location, piece.bytes, Expiry::NEVER);
     assert_eq!((region.live_bytes(), region.writers()), (0, 1));
     assert_eq!(region.state(), RegionState::Sealed, "its writer is still to be noted as finished");
-    inner.publish(piece);
-    inner.free_if_dead(piece.region);
+    inner.log.publish(piece);
+    inner.log.free_if_dead(piece.region);
     assert_eq!(region.state(), RegionState::Free);
     kv.validate();
 }
