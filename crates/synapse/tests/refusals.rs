@@ -229,7 +229,7 @@ fn beyond_loopback_only_with_a_secret_or_by_explicit_word() {
         Server::new(Arc::new(Memory::default()), config).unwrap()
     };
     let everywhere: Address = "0.0.0.0:0".parse().unwrap();
-    let refused = runtime.block_on(server(|_| ()).listen(&everywhere)).unwrap_err();
+    let refused = runtime.block_on(server(|_| ()).listen(&everywhere)).unwrap_err().to_string();
     assert!(refused.contains("no secret is configured"), "{refused}");
     // What is asked is whether it would listen; an address that cannot be bound says so without opening a door.
     let elsewhere: Address = "192.0.2.1:0".parse().unwrap();
@@ -237,7 +237,7 @@ fn beyond_loopback_only_with_a_secret_or_by_explicit_word() {
         server(|config| config.allow_exposed = true),
         server(|config| config.secret = Some(Secret::new(&[7; 32]).unwrap())),
     ] {
-        let refused = runtime.block_on(allowed.listen(&elsewhere)).unwrap_err();
+        let refused = runtime.block_on(allowed.listen(&elsewhere)).unwrap_err().to_string();
         assert!(refused.contains("cannot listen"), "{refused}");
     }
 }
@@ -321,7 +321,7 @@ fn settings_that_make_no_sense_stop_the_start() {
     for (change, words) in cases {
         let mut config = ServerConfig::default();
         change(&mut config);
-        let refused = Server::new(Arc::new(Memory::default()), config).err().expect("accepted");
+        let refused = Server::new(Arc::new(Memory::default()), config).err().expect("accepted").to_string();
         assert!(refused.contains(words) && refused.lines().count() == 1, "{refused}");
     }
 }

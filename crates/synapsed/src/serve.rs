@@ -62,7 +62,7 @@ pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
         let cache_bytes_max = cache.as_ref().map_or(0, Cache::memory_bytes_max);
         let memory_bytes_max = server_config.memory_bytes_max() + cache_bytes_max + store.memory_bytes_max();
         let server =
-            Server::new(backend, server_config).map_err(|line| of_file(of_server(&line)))?;
+            Server::new(backend, server_config).map_err(|error| of_file(of_server(&error)))?;
         let mut places = Vec::new();
         for address in &addresses {
             places.push(server.listen(address).await.map_err(Failure::refused)?);

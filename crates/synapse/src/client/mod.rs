@@ -124,7 +124,7 @@ impl SynapseBlocker {
     /// # Panics
     /// Outside of a tokio runtime.
     pub async fn connect(config: ClientConfig) -> Result<Self> {
-        config.check().map_err(|text| Error::Invalid(text.into()))?;
+        config.check().map_err(|error| Error::Invalid(error.to_string().into()))?;
         let client = config.seed.map_or_else(random, |seed| u128::from(seed).to_le_bytes());
         let pool = PayloadPool::new(config.payload_pool_bytes_max);
         let first = connect::connect(&config, SessionId { client, lane: 0 }, &pool).await?;

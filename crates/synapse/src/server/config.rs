@@ -10,6 +10,7 @@ use tokio::runtime::Handle;
 use crate::auth::Secret;
 use crate::codec::{InstanceId, StoreId};
 use crate::receive::ReceiveBuffers;
+use crate::setting::SettingError;
 
 /// The settings of a [`Server`](crate::Server). Everything has a limit; [`Self::memory_bytes_max`] is the memory that
 /// they allow together.
@@ -109,22 +110,23 @@ impl ServerConfig {
     ///
     /// # Errors
     /// The first setting that does not, and what would be right.
-    pub fn check(&self) -> Result<(), String> {
-        let wrong = |is_wrong: bool, text: &str| if is_wrong { Err(text.to_owned()) } else { Ok(()) };
-        wrong(self.connections_max == 0, "connections_max must be at least 1")?;
-        wrong(
+    pub fn check(&self) -> Result<(), SettingError> {
+        let check = SettingError::check;
+        check(self.connections_max == 0, "connections_max", "must be at least 1")?;
+        check(
             self.sessions_max < self.connections_max,
-            "sessions_max must be at least connections_max, or clients push each other's outcomes out",
+            "sessions_max",
+            "must be at least connections_max, or clients push each other's outcomes out",
         )?;
-        wrong(!(1..=65_536).contains(&self.session_slots_max), "session_slots_max must be 1 to 65536")?;
-        wrong(self.request_bytes_max < 4096, "request_bytes_max must be at least 4096")?;
-        wrong(self.request_bytes_max > 1 << 30, "request_bytes_max must be at most 1 GiB")?;
-        wrong(!(1..=100_000).contains(&self.list_entries_max), "list_entries_max must be 1 to 100000")?;
-        let least = "session_bytes_max must be at least twice request_bytes_max plus 1 MiB";
-        wrong(self.session_bytes_max < 2 * self.request_bytes_max + (1 << 20), least)?;
-        wrong(self.bytes_max < self.session_bytes_max, "bytes_max must be at least session_bytes_max")?;
-        wrong(self.peer_timeout < Duration::from_millis(10), "peer_timeout must be at least 10 ms")?;
-        wrong(self.handshake_timeout.is_zero(), "handshake_timeout must be above 0")
+        check(!(1..=65_536).contains(&self.session_slots_max), "session_slots_max", "must be 1 to 65536")?;
+        check(self.request_bytes_max < 4096, "request_bytes_max", "must be at least 4096")?;
+        check(self.request_bytes_max > 1 << 30, "request_bytes_max", "must be at most 1 GiB")?;
+        check(!(1..=100_000).contains(&self.list_entries_max), "list_entries_max", "must be 1 to 100000")?;
+        let least = "must be at least twice request_bytes_max plus 1 MiB";
+        check(self.session_bytes_max < 2 * self.request_bytes_max + (1 << 20), "session_bytes_max", least)?;
+        check(self.bytes_max < self.session_bytes_max, "bytes_max", "must be at least session_bytes_max")?;
+        check(self.peer_timeout < Duration::from_millis(10), "peer_timeout", "must be at least 10 ms")?;
+        check(self.handshake_timeout.is_zero(), "handshake_timeout", "must be above 0")
     }
 
     /// Returns the most memory that a server with these settings takes beside its backend, in bytes.

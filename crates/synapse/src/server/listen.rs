@@ -19,6 +19,30 @@ use crate::stream::{Address, Duplex, Stream};
 /// The pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Why a server cannot listen on an address.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ListenError {
+    /// Other machines can reach the address, there is no secret, and
+    /// [`ServerConfig::allow_exposed`](crate::ServerConfig::allow_exposed) is not set.
+    #[error(
+        "{address} can be reached from other machines, and no secret is configured: configure one, or set \
+         allow_exposed"
+    )]
+    Exposed {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// The system does not bind the address.
+    #[error("cannot listen on {address}: {cause}")]
+    Bind {
+        /// The address.
+        address: Address,
+        /// The system's error.
+        cause: io::Error,
+    },
+}
+
 enum Listener {
     Tcp(TcpListener),
     Unix(UnixListener, PathBuf),
@@ -50,13 +74,12 @@ impl Server {
     /// system has chosen. The path of a unix socket without a listener is taken over.
     ///
     /// # Errors
-    /// One line: why it cannot listen there. Beyond loopback it listens only with a secret, or with
-    /// [`ServerConfig::allow_exposed`](crate::ServerConfig::allow_exposed).
+    /// [`ListenError::Exposed`] beyond loopback without a secret; [`ListenError::Bind`].
     ///
     /// # Panics
     /// Outside of a tokio runtime.
-    pub async fn listen(&self, address: &Address) -> Result<Address, String> {
-        let failed = |error: io::Error| format!("cannot listen on {address}: {error}");
+    pub async fn listen(&self, address: &Address) -> Result<Address, ListenError> {
+        let failed = |cause: io::Error| ListenError::Bind { address: address.clone(), cause };
         let (listener, bound) = match address {
             Address::Tcp(text) => {
                 let addresses: Vec<_> = lookup_host(text.as_str()).await.map_err(failed)?.collect();
@@ -76,15 +99,12 @@ impl Server {
         Ok(bound)
     }
 
-    fn check_exposure(&self, address: &SocketAddr) -> Result<(), String> {
+    fn check_exposure(&self, address: &SocketAddr) -> Result<(), ListenError> {
         let config = &self.shared.config;
         if address.ip().is_loopback() || config.secret.is_some() || config.allow_exposed {
             return Ok(());
         }
-        Err(format!(
-            "{address} can be reached from other machines, and no secret is configured: configure one, or set \
-             allow_exposed"
-        ))
+        Err(ListenError::Exposed { address: *address })
     }
 }
 

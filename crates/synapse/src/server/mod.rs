@@ -35,10 +35,12 @@ use crate::codec::{
     RUNS_MAX,
 };
 use crate::receive::{PayloadPool, ReceiveBuffer};
+use crate::setting::SettingError;
 
 use budget::Budget;
 pub use config::{ServerConfig, host_name};
 use counters::{Counters, Counts};
+pub use listen::ListenError;
 use log_limit::LogLimit;
 use peer::Peer;
 pub use record::NodeRecord;
@@ -93,7 +95,7 @@ impl Server {
     ///
     /// # Errors
     /// The setting that cannot work, and what would be right.
-    pub fn new(backend: Arc<dyn Blocker>, config: ServerConfig) -> Result<Self, String> {
+    pub fn new(backend: Arc<dyn Blocker>, config: ServerConfig) -> Result<Self, SettingError> {
         config.check()?;
         let mut wire = Capabilities::full(u64::MAX);
         (wire.request_bytes_max, wire.compare_bytes_max) =
@@ -106,16 +108,18 @@ impl Server {
         let least_bytes =
             payload_bytes_max.max(list_bytes).max(CONTROL_BYTES_MAX) + 2 * HEAD_BYTES_MAX as u64;
         if least_bytes > config.session_bytes_max {
-            return Err(format!("session_bytes_max must be at least {least_bytes} for this backend"));
+            let problem = format!("must be at least {least_bytes} for this backend");
+            return Err(SettingError::new("session_bytes_max", problem));
         }
         let budget =
             Budget::new(config.bytes_max, least_bytes, config.session_bytes_max, config.connections_max);
         let budget = budget.map_err(|needed| {
             let connections = config.connections_max;
-            format!(
-                "bytes_max must be at least {needed}: two of the largest requests, and a share for each of \
-                 {connections} connections"
-            )
+            let problem = format!(
+                "must be at least {needed}: two of the largest requests, and a share for each of {connections} \
+                 connections"
+            );
+            SettingError::new("bytes_max", problem)
         })?;
         let shared = Shared {
             capabilities,
