@@ -409,7 +409,7 @@ fn metrics_and_memory_are_shown() {
     assert_there(&client, 5);
     assert!(figure(&server, "cache_objects") >= 5);
     assert!(figure(&server, "cache_read_hits_total") >= 5);
-    assert!(figure(&server, "synapse_requests") >= 10);
+    assert!(figure(&server, "synapse_requests_total") >= 10);
     // Without an object cache the name is as unknown as in memcached.
     assert_eq!(figures(&Server::start("")), ["ERROR"]);
 }
