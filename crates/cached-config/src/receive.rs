@@ -3,7 +3,7 @@
 use std::io::{self, IoSliceMut};
 
 use blocker::{ObjectId, Segments};
-use cached_core::object::{Landing, ObjectCache};
+use cached_core::object::{self, ObjectCache};
 use synapse::ReceiveBuffer;
 
 /// Large payloads go from the socket into the buckets of this cache.
@@ -19,12 +19,12 @@ impl CacheReceiveBuffers {
 
 impl synapse::ReceiveBuffers for CacheReceiveBuffers {
     fn reserve(&self, object: &ObjectId, offset: u64, len_bytes: usize) -> Option<Box<dyn ReceiveBuffer>> {
-        let landing = self.0.land(object, offset, len_bytes)?;
+        let landing = self.0.receive_buffer(object, offset, len_bytes)?;
         Some(Box::new(Arriving(landing)))
     }
 }
 
-struct Arriving(Landing);
+struct Arriving(object::ReceiveBuffer);
 
 impl ReceiveBuffer for Arriving {
     fn fill(

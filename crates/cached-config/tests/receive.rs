@@ -29,8 +29,9 @@ impl World {
             write,
             ..ObjectCacheConfig::default()
         };
-        let cache = ObjectCache::new(Arc::new(Memory::default()), config, Arc::new(SystemClock)).unwrap();
-        runtime.spawn(cache.run());
+        let (cache, background) =
+            ObjectCache::new(Arc::new(Memory::default()), config, Arc::new(SystemClock)).unwrap();
+        runtime.spawn(background);
         let mut config = ServerConfig::default();
         config.receive_buffers = Some(Arc::new(CacheReceiveBuffers::new(cache.clone())));
         let server = Server::new(Arc::new(cache.clone()), None, config).unwrap();
@@ -67,18 +68,18 @@ fn a_large_payload_goes_from_the_socket_into_its_buckets_and_back() {
         }
         let counters = world.cache.counters();
         // All of it: also what came with the head was copied to where it belongs.
-        assert_eq!(counters.landed_bytes, (ROUNDS << 20) as u64, "{write:?}: {counters:?}");
-        assert_eq!(counters.landing_bytes, 0);
+        assert_eq!(counters.zero_copy_bytes, (ROUNDS << 20) as u64, "{write:?}: {counters:?}");
+        assert_eq!(counters.receive_buffer_bytes, 0);
         // The first came while nobody expected it; of the others, what one short read brings.
         let copied = world.server.metric("synapse_copied_bytes");
         assert!(copied <= 32 * 1024 + 1024 * ROUNDS as u64, "{copied} bytes came with their heads");
         // Edges that are no whole bucket are copied, the rest is not.
         let data = pattern(100_000, 7);
         block_on(client.write(WriteRequest::new(object("odd"), 1000, data.clone()))).unwrap();
-        let landed = world.cache.counters().landed_bytes - (ROUNDS << 20) as u64;
+        let landed = world.cache.counters().zero_copy_bytes - (ROUNDS << 20) as u64;
         assert_eq!(landed, 23 * 4096);
         block_on(client.write_full(WriteFullRequest::new(object("full"), pattern(65_536, 3)))).unwrap();
-        assert_eq!(world.cache.counters().landed_bytes - landed - (ROUNDS << 20) as u64, 65_536);
+        assert_eq!(world.cache.counters().zero_copy_bytes - landed - (ROUNDS << 20) as u64, 65_536);
         let found = block_on(client.read(ReadRequest::new(object("odd"), 1000, 200_000))).unwrap().data;
         assert!(found.to_vec() == data);
         block_on(client.flush(FlushRequest::new(Scope::All))).unwrap();
@@ -113,8 +114,8 @@ fn who_never_sends_the_rest_holds_a_bounded_share_and_gives_it_back() {
     }
     let most = world.cache.counters().memory_bytes / 8;
     // They are served by two threads: wait until one has been refused, and land where there is always room.
-    until("an eighth is claimed", || world.cache.counters().landing_bytes + (1 << 20) > most);
-    assert!(world.cache.counters().landing_bytes <= most);
+    until("an eighth is claimed", || world.cache.counters().receive_buffer_bytes + (1 << 20) > most);
+    assert!(world.cache.counters().receive_buffer_bytes <= most);
     // Others are not hindered.
     let client = world.client();
     let data = pattern(4 << 20, 1);
@@ -123,7 +124,7 @@ fn who_never_sends_the_rest_holds_a_bounded_share_and_gives_it_back() {
         block_on(client.read(ReadRequest::new(object("other"), 0, 4 << 20))).unwrap().data.to_vec() == data
     );
     drop(peers);
-    until("it is given back", || world.cache.counters().landing_bytes == 0);
+    until("it is given back", || world.cache.counters().receive_buffer_bytes == 0);
     world.cache.validate().unwrap();
 }
 

@@ -16,8 +16,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 fn cache(store: Arc<dyn Blocker>) -> ObjectCache {
     let config = ObjectCacheConfig { write: WriteMode::Back, ..ObjectCacheConfig::default() };
-    let cache = ObjectCache::new(store, config, Arc::new(SystemClock)).unwrap();
-    let background = cache.run();
+    let (cache, background) = ObjectCache::new(store, config, Arc::new(SystemClock)).unwrap();
     std::thread::spawn(move || block_on(background));
     cache
 }

@@ -13,6 +13,9 @@ use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
 use std::hash::{BuildHasher, Hasher};
 
+/// What a hash map hashes its keys with, seeded as a [`KeyHasher`] is.
+pub(crate) type SeededState = SeedableRandomState;
+
 /// Bits that choose the shard.
 pub(crate) const SHARD_BITS: u32 = 6;
 
@@ -74,6 +77,11 @@ impl KeyHasher {
         hasher.write_u128(u128::from_ne_bytes(*front));
         hasher.write_u128(u128::from_ne_bytes(*back));
         KeyHash(hasher.finish())
+    }
+
+    /// The state of a hash map of this crate, with the same seed.
+    pub(crate) fn seeded_state(&self) -> SeededState {
+        SeededState::with_seed(self.seed, self.shared)
     }
 
     #[inline]

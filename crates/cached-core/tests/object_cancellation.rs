@@ -1,8 +1,9 @@
-//! Cancellation at every await: each kind of operation is dropped at its first, second, … poll, while the
-//! store answers one call after the other, and then the world must go on as if nobody had asked.
+//! Cancellation at every await: an operation of each kind is dropped at its first, second, … poll, while the
+//! store answers one call after the other, and afterwards the cache must work as if the operation had not
+//! been asked for.
 //!
-//! What had begun below arrives later, or before others ask; the content is the old one or the new one;
-//! nobody who waited behind it waits for ever; and in the end not one bucket is missing.
+//! A call that had begun in the store arrives later, or before the next request; the content is the old one
+//! or the new one; no request that waited behind it waits for ever; and in the end not one bucket is missing.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -165,19 +166,19 @@ fn kinds() -> Vec<Kind> {
     ]
 }
 
-/// Circumstances of a cut.
+/// The circumstances of a cancellation.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     write: WriteMode,
-    /// Others ask before what was under way arrives.
+    /// Whether other requests are made before the call that is under way arrives.
     arrives_late: bool,
-    /// Others wait behind the one that is cut.
+    /// Whether other requests wait behind the cancelled one.
     has_followers: bool,
     /// Most of the dirty limit is used up, and of the objects.
     is_tight: bool,
 }
 
-/// Cuts `kind` after so many polls; whether it had finished by then.
+/// Drops `kind` after at most `polls_max` polls; returns whether it had finished by then.
 fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
     let label = format!("{} cut after {polls_max} polls, {case:?}", kind.name);
     let mut sim = Sim::new(None);
@@ -189,9 +190,9 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
         config.objects_count_max = 2;
         config.dirty_bytes_max = 16 * KIB;
     }
-    let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
+    let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
     let all_free = cache.counters().free_bytes;
-    let running = sim.spawn(cache.run());
+    let running = sim.spawn(background);
     let validate = |cache: &ObjectCache| {
         cache.validate().unwrap_or_else(|why| panic!("{label}: validate: {why}"));
     };
@@ -240,7 +241,7 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
     };
     validate(&cache);
 
-    // The others.
+    // The other requests.
     if case.arrives_late {
         sim.settle();
         validate(&cache);
@@ -302,7 +303,7 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
         validate(&cache);
     }
 
-    // Everything can still be done, with all there is of memory, dirty room, permits and nodes.
+    // Everything can still be done, with all of the memory, the dirty limit, the permits and the nodes.
     for round in 0..3_u64 {
         let object = id(&format!("later-{round}"));
         for at in 0..24 {
@@ -360,16 +361,16 @@ fn cut_everywhere(write: WriteMode) {
 }
 
 #[test]
-fn at_every_await_when_writing_back() {
+fn cancelled_at_every_await_when_writing_back() {
     cut_everywhere(WriteMode::Back);
 }
 
 #[test]
-fn at_every_await_when_writing_through() {
+fn cancelled_at_every_await_when_writing_through() {
     cut_everywhere(WriteMode::Through);
 }
 
 #[test]
-fn at_every_await_when_writing_around() {
+fn cancelled_at_every_await_when_writing_around() {
     cut_everywhere(WriteMode::Around);
 }

@@ -1,9 +1,9 @@
 //! Several clients on the same objects: what each may read, and what the store has if the cache is lost.
 //!
-//! Every sector written holds a value of its own, so a history of who asked and answered when tells what a
-//! read may find (`test_kit/history.rs`). The same history, cut at a random moment by the loss of
-//! the cache and of what the store below had not stored, tells what must be left: for each order
-//! domain all of every generation whose flush had returned, and nothing that was overwritten by then.
+//! Every sector written holds a value of its own, so a history of the requests and their answers determines
+//! what a read may find (`test_kit::history`). The same history, cut at a random moment by the loss of the
+//! cache and of what the store had not stored, determines what must be left: for each order domain everything
+//! whose flush had returned, and nothing that was overwritten by then.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ enum Asked {
     Other,
 }
 
-/// When a read was asked and answered, from which sector on, and what it found.
+/// When a read was asked for and answered, its first sector, and the bytes found.
 type Seen = (Moment, Moment, usize, Vec<u8>);
 
 enum Answer {
@@ -50,11 +50,11 @@ struct Environment {
     config: String,
     objects: Vec<ObjectId>,
     histories: Vec<History>,
-    /// What was read of each object.
+    /// The reads of each object.
     reads: Vec<Vec<Seen>>,
-    /// Which change of which object is a copy of which.
+    /// Which change of which object is a copy of which object.
     copies: Vec<(usize, usize, usize)>,
-    /// When the last flush that worked was asked for, by domain and by object.
+    /// When the last successful flush was asked for, by domain and by object.
     flushed_domains: Vec<Moment>,
     flushed_objects: Vec<Moment>,
     flights: Vec<(Handle<Result<Answer>>, Asked)>,
@@ -77,7 +77,7 @@ impl Environment {
         plan.error_permille = *rng.pick(&[0, 0, 50]);
         plan.not_stored_permille = *rng.pick(&[0, 100]);
         plan.unknown_permille = *rng.pick(&[0, 0, 50]);
-        // A store that loses things at its crash; meant for the loss of the cache, which ends the run.
+        // A store that loses data at its crash; meant for the loss of the cache, which ends the run.
         plan.volatile = has_lasting_faults && rng.permille(700);
         let is_volatile = plan.volatile;
         let memory = Arc::new(test_kit::memory(&sim.clock));
@@ -102,7 +102,7 @@ impl Environment {
         config.load_requests_max = *rng.pick(&[1, 16]);
         config.hash_seed = Some(rng.next());
         let told = format!("{config:?}");
-        let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
+        let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
         let mut env = Self {
             rng,
             sim,
@@ -124,8 +124,7 @@ impl Environment {
             is_told,
             cache: Some(cache),
         };
-        let run = env.cache().run();
-        env.running = Some(env.sim.spawn(run));
+        env.running = Some(env.sim.spawn(background));
         env
     }
 
@@ -231,7 +230,7 @@ impl Environment {
             // Upwards only, so that histories can be completed one by one.
             7 if object > 0 => {
                 let source = self.rng.index(object);
-                // A value that is never read: what is there comes from the source.
+                // A value that is never read: the content comes from the source.
                 let asked = note(u64::MAX, 0..SECTORS, "copy");
                 let Asked::Change { change: number, .. } = asked else { unreachable!("just made") };
                 self.copies.push((object, number, source));
@@ -406,7 +405,7 @@ impl Environment {
         format!("{}\n{config}\n{:?}", each.collect::<Vec<_>>().join("\n"), self.cache().counters())
     }
 
-    /// Everything that was read and is known of copies, object by object.
+    /// Checks everything that was read and is known of copies, object by object.
     fn complete_histories(&mut self) {
         for object in 0..OBJECTS {
             for (target, change, source) in std::mem::take(&mut self.copies) {
@@ -446,7 +445,7 @@ impl Environment {
         }
     }
 
-    /// Flushes all; what is stored must then be what is read.
+    /// Flushes everything; what is stored must then be what is read.
     fn finish(mut self) {
         self.end_flights();
         self.sim.advance(Duration::from_secs(30));
@@ -497,7 +496,7 @@ impl Environment {
             self.sim.cancel(running);
         }
         drop(self.cache.take());
-        // What was on the wire arrives all the same.
+        // Calls that were under way arrive nevertheless.
         self.sim.advance(Duration::from_secs(60));
         assert!(!self.store.has_older_than(u64::MAX), "calls of a cache that is gone");
         if self.is_volatile {

@@ -1,5 +1,5 @@
-//! Copying: what the target gets when source and target share buckets, when the source changes meanwhile, and when
-//! places are few.
+//! Copying: what the target gets when source and target share buckets, when the source changes meanwhile, and
+//! when few nodes are free.
 
 use blocker::*;
 use cached_core::object::ObjectCacheConfig;
@@ -8,9 +8,10 @@ use test_kit::steered::{Op, SteeredStore, Verdict};
 use test_kit::{BUCKET, id, pattern, same, small};
 
 #[test]
-fn a_copy_that_is_written_to_stores_all_of_what_it_has() {
+fn a_copy_that_is_written_to_stores_all_of_its_content() {
     let (from, to) = (id("from"), id("to"));
-    // The source's bucket as the copy finds it: wholly dirty, partly dirty with the rest from the store, or on its way.
+    // The source's bucket as the copy finds it: wholly dirty, partly dirty with the rest from the store, or
+    // on its way.
     for (is_old, is_flushing) in [(false, false), (true, false), (true, true)] {
         // Whether the source still shares the bucket when the copy is written to.
         for shares in [false, true] {
@@ -62,7 +63,8 @@ fn a_copy_that_several_requests_would_store_is_left_to_the_store() {
     env.store.open();
     let copy = env.copy(&from, &to);
     env.at_once(copy).unwrap();
-    // Made here it would be in the store half done, over what was stored there, until its last request.
+    // Made by the cache it would be half done in the store, over what was stored there, until its last
+    // request.
     assert_eq!(env.store.count(Op::Copy), 1);
     same(&env.stored(&to).unwrap(), &pattern(1, 0, 3 * 4096), "all of the copy is stored");
     same(&env.bytes(&to, BUCKET, 2 * BUCKET), &pattern(1, BUCKET, 2 * 4096), "and is read");
@@ -75,7 +77,8 @@ fn a_copy_waits_for_a_change_of_its_source_that_is_on_its_way() {
         let store = if is_native { SteeredStore::new() } else { without_copies() };
         let mut env = CacheEnvironment::over(store, small(WriteMode::Back));
         env.written(&from, 0, pattern(1, 0, 4096));
-        // Stamped, so it goes to the store at once, though the namespace is written back; its outcome stays open.
+        // Stamped, so it goes to the store at once, though the namespace is written back; its outcome stays
+        // open.
         env.hold(Op::Write, &from);
         let request = WriteRequest::new(from.clone(), 0, pattern(2, 0, 512)).stamp(Stamp::new(1, 1));
         let write = env.sim.spawn(env.cache.write(request));
@@ -105,7 +108,7 @@ fn without_copies() -> std::sync::Arc<SteeredStore> {
 }
 
 #[test]
-fn the_source_stands_still_while_the_store_copies_it() {
+fn the_source_does_not_change_while_the_store_copies_it() {
     let (from, to) = (id("from"), id("to"));
     for policy in [WriteMode::Through, WriteMode::Back] {
         let mut env = CacheEnvironment::new(small(policy));
@@ -115,8 +118,8 @@ fn the_source_stands_still_while_the_store_copies_it() {
         let copy = env.copy(&from, &to);
         env.sim.settle();
         assert_eq!(env.store.held().len(), 1);
-        // Two writes, one after the other: the copy must not have the second without the first, in whatever order
-        // they are flushed.
+        // Two writes, one after the other: the copy must not have the second without the first, in whatever
+        // order they are flushed.
         let writes = [2 * BUCKET, 0].map(|at| env.write(&from, at, pattern(2, at, 4096)));
         env.sim.settle();
         assert!(writes.iter().all(|write| !write.is_done()), "{policy:?}");
@@ -131,16 +134,16 @@ fn the_source_stands_still_while_the_store_copies_it() {
     }
 }
 
-/// A payload that has landed in buckets becomes an object's without a copy: each bucket is newer than the store as a
-/// whole, and others may point at it.
+/// The buckets of a received payload become an object's without a copy: each bucket is newer than the store
+/// as a whole, and other slots may refer to it.
 #[test]
-fn a_landed_bucket_that_is_written_to_stores_all_of_what_it_has() {
+fn a_received_bucket_that_is_written_to_stores_all_of_its_content() {
     let object = id("volume");
     for (is_pinned, fails_once) in [(false, false), (true, false), (false, true), (true, true)] {
         let mut env = CacheEnvironment::new(small(WriteMode::Back));
         env.others_write(&object, pattern(1, 0, 64 << 10));
         env.bytes(&object, 0, 64 << 10);
-        let mut landing = env.cache.land(&object, 0, 64 << 10).unwrap();
+        let mut buffer = env.cache.receive_buffer(&object, 0, 64 << 10).unwrap();
         let mut wanted = pattern(2, 0, 64 << 10);
         let mut done = 0;
         while done < wanted.len() {
@@ -153,9 +156,9 @@ fn a_landed_bucket_that_is_written_to_stores_all_of_what_it_has() {
                 }
                 Ok(done - before)
             };
-            landing.fill(&mut read).unwrap();
+            buffer.fill(&mut read).unwrap();
         }
-        let payload = landing.finish();
+        let payload = buffer.finish();
         let kept = payload.clone();
         let write = env.sim.spawn(env.cache.write(WriteRequest::new(object.clone(), 0, payload)));
         env.at_once(write).unwrap();
@@ -180,7 +183,7 @@ fn a_landed_bucket_that_is_written_to_stores_all_of_what_it_has() {
 }
 
 #[test]
-fn a_copy_of_a_version_notices_that_others_have_changed_the_source() {
+fn a_copy_of_a_version_fails_if_another_client_has_changed_the_source() {
     let (from, to) = (id("from"), id("to"));
     for policy in [WriteMode::Through, WriteMode::Back] {
         let mut env = CacheEnvironment::new(small(policy));
@@ -198,8 +201,8 @@ fn a_copy_of_a_version_notices_that_others_have_changed_the_source() {
 }
 
 #[test]
-fn copies_do_not_wait_for_each_others_places() {
-    // Two places. Reads of two objects hold both, while copies queue up; each copy needs two.
+fn copies_do_not_wait_for_each_others_nodes() {
+    // Two nodes. Reads of two objects hold both, while copies queue up; each copy needs two.
     let mut env =
         CacheEnvironment::new(ObjectCacheConfig { objects_count_max: 2, ..small(WriteMode::Through) });
     let holders = [id("holder-0"), id("holder-1")];
@@ -214,7 +217,7 @@ fn copies_do_not_wait_for_each_others_places() {
         (0..4).map(|n| env.copy(&id(&format!("from-{n}")), &id(&format!("to-{n}")))).collect();
     env.sim.settle();
     assert_eq!(env.store.held().len(), 2);
-    // One place after the other becomes free.
+    // One node after the other becomes free.
     for read in reads {
         env.store.answer_first();
         env.sim.settle();
@@ -231,7 +234,7 @@ fn copies_do_not_wait_for_each_others_places() {
 }
 
 #[test]
-fn one_place_is_too_few_for_a_copy_and_is_refused_at_the_start() {
+fn one_node_is_too_few_for_a_copy_and_is_refused_at_the_start() {
     let config = ObjectCacheConfig { objects_count_max: 1, ..small(WriteMode::Back) };
     let error = config.check(&Memory::default().capabilities()).unwrap_err();
     assert_eq!(error.key, "objects_count_max");

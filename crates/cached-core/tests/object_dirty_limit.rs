@@ -1,4 +1,5 @@
-//! The limit of dirty data bounds all that a crash can take back: zeros, cuts and removals as well as bytes.
+//! The limit of dirty data bounds everything that a crash can undo: zeros, cuts and removals as well as
+//! bytes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +30,8 @@ fn environment() -> Environment {
         dirty_age_max: Duration::from_secs(3600),
         ..small(WriteMode::Back)
     };
-    let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
-    let running = sim.spawn(cache.run());
+    let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
+    let running = sim.spawn(background);
     for n in 0..40 {
         sim.run(cache.info(InfoRequest::new(object(n)))).unwrap();
     }
@@ -43,7 +44,8 @@ fn object(n: u64) -> ObjectId {
 }
 
 impl Environment {
-    /// How many of forty changes are acknowledged while the store takes nothing; and then all are.
+    /// Returns how many of forty changes are acknowledged while the store answers nothing; then the store
+    /// opens, and all are.
     #[track_caller]
     fn acknowledged<T: Unpin + 'static>(&mut self, change: impl Fn(&ObjectCache, u64) -> Reply<T>) -> u64 {
         let changes: Vec<_> = (0..40).map(|n| self.sim.spawn(change(&self.cache, n))).collect();
@@ -109,7 +111,7 @@ fn zeros_among_runs_count() {
 }
 
 #[test]
-fn removals_cuts_and_empty_objects_count_one_each() {
+fn removals_cuts_and_empty_objects_count_as_one_bucket_each() {
     let most = LIMIT / BUCKET;
     let mut env = environment();
     assert_eq!(env.acknowledged(|cache, n| cache.truncate(TruncateRequest::new(object(n), 8192))), most);
@@ -135,7 +137,7 @@ fn more_zeros_than_the_limit_go_to_the_store_at_once() {
 }
 
 #[test]
-fn what_comes_to_nothing_takes_no_room() {
+fn changes_that_leave_nothing_to_store_take_no_room() {
     let mut env = environment();
     for n in 0..100 {
         let new = id(&format!("brief-{}", n % 5));
@@ -144,7 +146,7 @@ fn what_comes_to_nothing_takes_no_room() {
         env.sim.run(env.cache.delete(DeleteRequest::new(new))).unwrap();
         assert_eq!(env.cache.counters().dirty_bytes, 0, "the store has never heard of it");
     }
-    // A copy in memory has the room of its zeros.
+    // A copy in memory takes the room of its zeros.
     let (from, to) = (id("from"), id("to"));
     let zeros = env.cache.write_zeroes(WriteZeroesRequest::new(from.clone(), 0, 5 * BUCKET));
     env.sim.run(zeros).unwrap();

@@ -1,7 +1,8 @@
-//! What the object cache of 2013 got wrong, each a test that its behaviour fails.
+//! Overlapping requests and edges: a load, a flush, a copy or a removal that meets another request of the
+//! same object.
 //!
-//! The store below is steered call by call: it answers, fails and is done when the test says so, and in
-//! that order. Time stands still unless a test moves it.
+//! The store below is steered call by call: it answers, fails and performs calls when the test decides, and
+//! in that order. Time stands still unless a test moves it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,7 @@ struct Environment {
     sim: Sim,
     store: Arc<SteeredStore>,
     cache: ObjectCache,
-    /// The background's work.
+    /// The background's task.
     running: Handle<()>,
 }
 
@@ -38,8 +39,8 @@ impl Environment {
     ) -> Self {
         let mut sim = Sim::new(None);
         prepare(store.memory());
-        let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
-        let running = sim.spawn(cache.run());
+        let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
+        let running = sim.spawn(background);
         Self { sim, store, cache, running }
     }
 
@@ -93,7 +94,7 @@ impl Environment {
         content(self.store.memory(), object)
     }
 
-    /// Nobody waits below any more, and the cache says the same of the object as the store.
+    /// Asserts that no call waits in the store, and that cache and store agree on the object.
     #[track_caller]
     fn agrees(&mut self, object: &ObjectId) {
         self.store.open();
@@ -126,7 +127,7 @@ fn object_scope(object: &ObjectId) -> Scope {
 }
 
 #[test]
-fn failure_01_a_flush_deferred_behind_another_went_ahead_anyway() {
+fn a_second_flush_of_an_object_waits_for_the_first() {
     let mut env = Environment::new(WriteMode::Back);
     let object = id("volume");
     env.written(&object, 0, pattern(1, 0, 8192));
@@ -136,7 +137,7 @@ fn failure_01_a_flush_deferred_behind_another_went_ahead_anyway() {
     let under_way = env.store.held();
     assert!(!under_way.is_empty(), "the flush has begun");
 
-    // Newer bytes, and whoever can ask for their flush: not one request of a second flush goes out.
+    // Newer bytes, and every request that can ask for their flush: not one request of a second flush is sent.
     env.written(&object, 0, pattern(2, 0, 4096));
     let mut waiting = vec![env.flush(object_scope(&object)), env.flush(Scope::All)];
     let request =
@@ -148,7 +149,7 @@ fn failure_01_a_flush_deferred_behind_another_went_ahead_anyway() {
     assert_eq!(numbers(&env), under_way.iter().map(|call| call.number).collect::<Vec<_>>());
     assert!(!first.is_done() && waiting.iter().all(|flush| !flush.is_done()) && !stored_write.is_done());
 
-    // The first ends; only then the second begins, and brings the newer bytes.
+    // The first flush ends; only then the second begins, and brings the newer bytes.
     let before = env.store.log().len();
     under_way.iter().for_each(|call| env.store.answer(call.number));
     env.sim.settle();
@@ -167,7 +168,7 @@ fn failure_01_a_flush_deferred_behind_another_went_ahead_anyway() {
 }
 
 #[test]
-fn failure_02_a_failed_flush_left_buckets_writing_for_ever_and_shutdown_hung() {
+fn a_failed_flush_leaves_data_dirty_and_is_retried() {
     let errors = [
         Error::Retryable("by test".into()),
         Error::OutOfSpace("by test".into()),
@@ -186,7 +187,7 @@ fn failure_02_a_failed_flush_left_buckets_writing_for_ever_and_shutdown_hung() {
             true => Verdict::Fail(failing.clone()),
             false => Verdict::Pass,
         });
-        // An orderly end has a deadline, and keeps it: nothing is stored, all is said.
+        // A shutdown with a deadline keeps it: nothing is stored, and that is reported.
         let deadline = env.sim.clock.now() + 30 * SECOND;
         let flush = FlushRequest::new(Scope::All).deadline(deadline);
         let flush = env.sim.spawn(env.cache.flush(flush));
@@ -197,14 +198,14 @@ fn failure_02_a_failed_flush_left_buckets_writing_for_ever_and_shutdown_hung() {
         let wanted = [vec![0; 100], pattern(1, 100, 9000)].concat();
         same(&env.read_now(&object, 0, 20_000), &wanted, "still readable");
         env.validate();
-        // Newer bytes are taken meanwhile, and the next flush that can brings everything.
+        // Newer bytes are accepted meanwhile, and the next flush that can brings everything.
         env.written(&object, 0, pattern(2, 0, 700));
         env.store.pass();
         env.flushed();
         let wanted = [pattern(2, 0, 700), pattern(1, 700, 8400)].concat();
         same(&env.stored(&object).unwrap(), &wanted, "stored at last");
         assert_eq!(env.cache.counters().dirty_bytes, 0);
-        // And the end is an end, dirty or not.
+        // And the background ends, dirty or not.
         env.store.rule(|call| if call.op.is_change() { Verdict::Hold } else { Verdict::Pass });
         env.written(&object, 0, pattern(3, 0, 700));
         let last = env.flush(Scope::All);
@@ -219,7 +220,7 @@ fn failure_02_a_failed_flush_left_buckets_writing_for_ever_and_shutdown_hung() {
 }
 
 #[test]
-fn failure_03_a_read_completion_shifted_data_when_a_bucket_was_no_longer_loading() {
+fn buckets_replaced_during_a_load_stay_in_their_places() {
     let object = id("volume");
     let old = pattern(1, 0, 6 * 4096);
     for write in [WriteMode::Back, WriteMode::Through] {
@@ -229,7 +230,7 @@ fn failure_03_a_read_completion_shifted_data_when_a_bucket_was_no_longer_loading
             let whole = env.read(&object, 0, 6 * BUCKET);
             env.sim.settle();
             assert_eq!(env.store.held().len(), 1, "one load for the run");
-            // While they load, two of the six become something else.
+            // While they load, two of the six are replaced.
             let new = pattern(2, changed * BUCKET, 4096);
             let zeroed = (changed + 3) % 6;
             let write = env.write(&object, changed * BUCKET, new.clone());
@@ -249,7 +250,7 @@ fn failure_03_a_read_completion_shifted_data_when_a_bucket_was_no_longer_loading
                 let is_known = *bucket == old[range.clone()] || *bucket == wanted[range];
                 assert!(is_known, "bucket {at} while bucket {changed} was written");
             }
-            // Whoever asks now finds the new ones, wherever they come from.
+            // A later read finds the new ones, wherever they come from.
             same(&env.read_now(&object, 0, 10 * BUCKET), &wanted, "after the load");
             env.agrees(&object);
             same(&env.stored(&object).unwrap(), &wanted, "stored");
@@ -258,7 +259,7 @@ fn failure_03_a_read_completion_shifted_data_when_a_bucket_was_no_longer_loading
 }
 
 #[test]
-fn failure_04_an_unaligned_write_into_a_loading_bucket_wrote_over_undefined_content() {
+fn an_unaligned_write_waits_for_the_content_it_needs() {
     let object = id("volume");
     let old = pattern(1, 0, 2 * 4096);
     // A sector and its parts; across the buckets' border; the very ends.
@@ -274,7 +275,7 @@ fn failure_04_an_unaligned_write_into_a_loading_bucket_wrote_over_undefined_cont
             let mut wanted = old.clone();
             wanted[offset as usize..offset as usize + len].copy_from_slice(&pattern(2, offset, len));
             if fails_first {
-                // The load that both wait for fails: the write must not take that for content.
+                // The load that both wait for fails: the write must not take missing bytes for content.
                 let first = env.store.held()[0].number;
                 env.store.fail(first, Error::Retryable("by test".into()));
                 env.sim.settle();
@@ -296,7 +297,7 @@ fn failure_04_an_unaligned_write_into_a_loading_bucket_wrote_over_undefined_cont
 }
 
 #[test]
-fn failure_05_a_deleted_object_came_back_with_a_late_flush() {
+fn a_deleted_object_does_not_come_back_with_a_late_flush() {
     let object = id("volume");
     for is_remade in [false, true] {
         for is_done_late in [false, true] {
@@ -324,7 +325,7 @@ fn failure_05_a_deleted_object_came_back_with_a_late_flush() {
                     same(&env.read_now(&object, 0, 1 << 20), wanted.as_ref().unwrap(), "made again");
                 }
             }
-            // Now they arrive.
+            // The bytes arrive.
             env.store.open();
             let _ = env.sim.wait(flush);
             if !delete.is_done() && delete.take().is_none() {
@@ -338,7 +339,7 @@ fn failure_05_a_deleted_object_came_back_with_a_late_flush() {
 }
 
 #[test]
-fn failure_05_with_writes_that_go_through() {
+fn a_deleted_object_does_not_come_back_with_a_forwarded_write() {
     let object = id("volume");
     for order in [[0, 1], [1, 0]] {
         let mut env =
@@ -348,7 +349,7 @@ fn failure_05_with_writes_that_go_through() {
         let write = env.write(&object, 0, pattern(2, 0, 4096));
         let delete = env.sim.spawn(env.cache.delete(DeleteRequest::new(object.clone())));
         env.sim.settle();
-        // What is out is answered in either order; what waits its turn comes later.
+        // Calls under way are answered in either order; requests that wait come later.
         let held = env.store.held();
         for at in order.into_iter().filter(|at| *at < held.len()) {
             env.store.answer(held[at].number);
@@ -362,9 +363,8 @@ fn failure_05_with_writes_that_go_through() {
 }
 
 #[test]
-fn failure_06_requests_held_buckets_while_they_waited_for_more() {
-    // Twelve requests that each take most of the memory, so that two that hold a part each would wait
-    // for ever.
+fn requests_that_need_most_of_the_memory_do_not_block_each_other() {
+    // Twelve requests that each take most of the memory: two that held a part each would wait for ever.
     let most = 180 * BUCKET;
     let mut config = small(WriteMode::Back);
     config.dirty_bytes_max = 760 * KIB;
@@ -405,7 +405,7 @@ fn failure_06_requests_held_buckets_while_they_waited_for_more() {
         for (number, round, write) in writes {
             write.take().unwrap_or_else(|| panic!("write {number}.{round} waits for ever")).unwrap();
         }
-        // Payloads that readers keep pin memory; whoever needs it then waits, and goes on without them.
+        // Payloads that readers keep pin memory; a request that needs it waits, and continues without it.
         env.store.open();
         drop(held_kept);
         env.flushed();
@@ -420,7 +420,7 @@ fn failure_06_requests_held_buckets_while_they_waited_for_more() {
 }
 
 #[test]
-fn failure_06_with_everything_pinned_by_readers() {
+fn writes_wait_while_readers_pin_all_memory_and_reads_do_not() {
     let object = id("pinned");
     let all = 256 * BUCKET;
     let mut env = Environment::with(small(WriteMode::Back), |memory| {
@@ -438,7 +438,7 @@ fn failure_06_with_everything_pinned_by_readers() {
             }
         }
     }
-    // Others are read all the same, and writes get in once the payloads are let go.
+    // Other objects are read nevertheless, and writes get memory once the payloads are dropped.
     fill(env.store.memory(), &id("other"), pattern(2, 0, 8192));
     same(&env.read_now(&id("other"), 0, 8192), &pattern(2, 0, 8192), "another object");
     let write = env.write(&id("new"), 0, pattern(3, 0, 65_536));
@@ -453,7 +453,7 @@ fn failure_06_with_everything_pinned_by_readers() {
 }
 
 #[test]
-fn failure_07_off_by_one_at_the_end() {
+fn ranges_at_the_end_of_an_object_are_exact() {
     let mut config = small(WriteMode::Back);
     config.object_bytes_max = 64 * KIB;
     let max = config.object_bytes_max;
@@ -480,7 +480,7 @@ fn failure_07_off_by_one_at_the_end() {
                 }
                 assert_eq!(env.info(&object).unwrap().size_bytes, size);
             }
-            // Right at the end, one byte before it, and a hole behind it.
+            // Exactly at the end, one byte before it, and a hole behind it.
             for at in [size, size.saturating_sub(1), (size + 5000).min(max - 1)] {
                 if at >= max {
                     continue;
@@ -494,7 +494,7 @@ fn failure_07_off_by_one_at_the_end() {
                 env.agrees(&object);
                 same(&env.stored(&object).unwrap(), &wanted, "stored to the byte");
             }
-            // The limit itself: the last byte there is, and not one more.
+            // At the limit itself: the last possible byte, and not one more.
             let too_large =
                 |error: Error| matches!(error, Error::TooLarge { limit_bytes } if limit_bytes == max);
             let last = env.written(&object, max - 1, vec![9]);
@@ -518,7 +518,7 @@ fn failure_07_off_by_one_at_the_end() {
             }
             env.agrees(&object);
             let beyond = |call: &test_kit::steered::CallInfo| call.op.is_change() && call.end() > max;
-            // Refused here, not handed on in the hope that the store, whose limit is higher, refuses.
+            // Refused by the cache, not forwarded in the hope that the store, whose limit is higher, refuses.
             let refused = env.store.log().into_iter().filter(beyond).count();
             assert_eq!(refused, 0, "nothing beyond the limit reaches the store");
         }
@@ -526,7 +526,7 @@ fn failure_07_off_by_one_at_the_end() {
 }
 
 #[test]
-fn failure_08_a_request_that_found_only_loading_buckets_was_failed() {
+fn requests_of_loading_buckets_wait_for_the_load() {
     let object = id("volume");
     let bytes = pattern(1, 0, 4 * 4096);
     for cancels_first in [false, true] {
@@ -562,7 +562,8 @@ fn failure_08_a_request_that_found_only_loading_buckets_was_failed() {
                 }
             }
             if !fails_first {
-                // Whose load is cancelled leaves others to theirs: each bucket once more, and not once per waiter.
+                // A cancelled load leaves the loads of other requests alone: each bucket is loaded once more,
+                // and not once for each waiter.
                 let most = if cancels_first { 1 + 4 } else { 1 };
                 assert!(env.store.count(Op::Read) <= most, "{} loads", env.store.count(Op::Read));
             }
@@ -572,7 +573,7 @@ fn failure_08_a_request_that_found_only_loading_buckets_was_failed() {
 }
 
 #[test]
-fn failure_09_info_rounded_sizes_up_and_told_of_what_was_never_made() {
+fn info_and_list_report_exact_sizes_of_existing_objects_only() {
     let prepare = |memory: &Memory| {
         fill(memory, &id("b-stored"), pattern(1, 0, 4097));
         fill(memory, &id("d-cut"), pattern(2, 0, 10_000));
@@ -580,7 +581,7 @@ fn failure_09_info_rounded_sizes_up_and_told_of_what_was_never_made() {
         fill(memory, &id("h-grown"), pattern(4, 0, 100));
     };
     let mut env = Environment::with(small(WriteMode::Back), prepare);
-    // Only the cache knows.
+    // Only the cache knows the object.
     env.store.hold(&[Op::Write, Op::WriteZeroes, Op::WriteFull, Op::Truncate, Op::Delete]);
     env.written(&id("a-new"), 10, pattern(5, 10, 5));
     env.written(&id("h-grown"), 4095, vec![1]);
@@ -590,7 +591,7 @@ fn failure_09_info_rounded_sizes_up_and_told_of_what_was_never_made() {
     let delete = env.sim.spawn(env.cache.delete(DeleteRequest::new(id("f-gone"))));
     env.sim.wait(delete).unwrap();
     env.written(&id("z-empty"), 100, Vec::new());
-    // Asked for, or tried, and never made.
+    // Asked for, or tried, and never created.
     let nothing = env.read(&id("c-never"), 0, 100);
     assert_eq!(env.sim.wait(nothing).unwrap_err(), Error::Missing);
     let request = WriteRequest::new(id("e-never"), 0, vec![1; 10]).condition(Condition::Present);
@@ -647,7 +648,7 @@ fn failure_09_info_rounded_sizes_up_and_told_of_what_was_never_made() {
 }
 
 #[test]
-fn failure_10_copy_flushed_the_source_and_left_the_target_stale() {
+fn a_copy_replaces_the_target_and_stores_the_source_only_if_needed() {
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum TargetIs {
         Absent,
@@ -711,7 +712,7 @@ fn failure_10_copy_flushed_the_source_and_left_the_target_stale() {
                 }
                 let copy = env.sim.spawn(env.cache.copy(CopyRequest::new(source.clone(), target.clone())));
                 env.sim.settle();
-                // Late answers come after the copy where it did not wait for them.
+                // Late answers come after the copy where the copy did not wait for them.
                 env.store.open();
                 env.sim.wait(copy).unwrap();
                 for read in reads {
@@ -720,7 +721,7 @@ fn failure_10_copy_flushed_the_source_and_left_the_target_stale() {
                 same(&env.read_now(&target, 0, 1 << 20), &wanted, &format!("{label}: target"));
                 same(&env.read_now(&source, 0, 1 << 20), &wanted, &format!("{label}: source"));
                 env.validate();
-                // From now on each goes its own way, though they share.
+                // From now on source and target change independently, though they share buckets.
                 env.written(&source, 100, pattern(5, 100, 200));
                 env.written(&target, 8192, pattern(6, 8192, 4096));
                 let mut wanted_target = wanted.clone();
@@ -741,12 +742,12 @@ fn failure_10_copy_flushed_the_source_and_left_the_target_stale() {
 }
 
 #[test]
-fn failure_11_dirty_data_were_bounded_in_size_but_not_in_age_or_rate() {
+fn dirty_data_are_bounded_in_age_size_and_rate() {
     let mut config = small(WriteMode::Back);
     config.dirty_age_max = 10 * SECOND;
     config.dirty_bytes_max = 128 * KIB;
     let mut env = Environment::with(config, |_| ());
-    // By age: one write a second, nobody asks for a flush, and then the host dies.
+    // By age: one write a second without a flush request, and then the host dies.
     for second in 0..60_u64 {
         env.written(&id(&format!("log-{}", second % 5)), second / 5 * BUCKET, pattern(second, 0, 4096));
         env.sim.advance(SECOND);
@@ -762,8 +763,8 @@ fn failure_11_dirty_data_were_bounded_in_size_but_not_in_age_or_rate() {
     assert!(dirty <= 12 * BUCKET, "no more than the last ten seconds' writes: {dirty}");
     env.flushed();
 
-    // By size and rate: a writer faster than the store goes at the store's pace; it is never failed, and
-    // never more than the limit is dirty.
+    // By size and rate: a writer faster than the store runs at the store's pace; it never fails, and never
+    // more than the limit is dirty.
     env.store.rule(|call| if call.op.is_change() { Verdict::Hold } else { Verdict::Pass });
     let writes: Vec<_> = (0..128_u64)
         .map(|n| env.write(&id(&format!("fast-{}", n % 8)), n / 8 * BUCKET, pattern(n, 0, 4096)))
@@ -794,7 +795,7 @@ fn failure_11_dirty_data_were_bounded_in_size_but_not_in_age_or_rate() {
 }
 
 #[test]
-fn failure_12_with_half_the_objects_it_was_slower_than_no_cache() {
+fn with_nodes_for_half_the_objects_it_reads_no_more_than_without_a_cache() {
     let (objects, buckets, requests) = (64_u64, 4, 4000);
     for (write, reads_permille) in [
         (WriteMode::Through, 1000),

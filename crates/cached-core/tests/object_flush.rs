@@ -1,5 +1,4 @@
-//! What a flush sends: as few requests as the store takes, each one change, none older or later than its age
-//! allows.
+//! What a flush sends: as few requests as the store takes, each one change, sent when its age requires it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,8 +22,8 @@ fn environment(config: ObjectCacheConfig, limit: fn(&mut Capabilities)) -> Envir
     let mut sim = Sim::new(None);
     let store = SteeredStore::new();
     store.limit(limit);
-    let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
-    let running = sim.spawn(cache.run());
+    let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
+    let running = sim.spawn(background);
     Environment { sim, store, cache, running }
 }
 
@@ -108,9 +107,9 @@ fn a_store_that_takes_few_runs_gets_as_many_changes_as_it_needs() {
     }
 }
 
-/// The end of the object moves out in the change that brings the bytes.
+/// The change that brings the bytes also moves the object's end.
 #[test]
-fn the_end_rides_along() {
+fn a_moved_end_is_sent_with_the_bytes() {
     let mut env = environment(back(), |_| ());
     let object = id("longer");
     env.write(&object, 0, pattern(1, 0, 100));
@@ -124,10 +123,10 @@ fn the_end_rides_along() {
     env.end();
 }
 
-/// What is acknowledged while a flush of the same object takes its time is as old as it is, not as old as
-/// that flush's end: its own flush begins when its age is reached.
+/// A change that is acknowledged during a long flush of the same object is as old as it is, not as old as the
+/// end of that flush: its own flush begins when its age is reached.
 #[test]
-fn what_comes_during_a_long_flush_keeps_its_age() {
+fn changes_during_a_long_flush_keep_their_age() {
     let mut config = back();
     config.dirty_age_max = 10 * SECOND;
     let mut env = environment(config, |_| ());
@@ -148,15 +147,15 @@ fn what_comes_during_a_long_flush_keeps_its_age() {
     env.end();
 }
 
-/// Under pressure the object that has waited longest goes, not the one that was flushed a moment ago.
+/// Under pressure the object that has waited longest is flushed, not the one that was flushed a moment ago.
 #[test]
-fn pressure_flushes_in_turn() {
+fn under_pressure_the_object_that_has_waited_longest_is_flushed_first() {
     let mut config = back();
     config.dirty_bytes_max = 64 * KIB;
     config.flush_requests_max = 1;
     let mut env = environment(config, |_| ());
     let objects: Vec<_> = (0..4).map(|n| id(&format!("object-{n}"))).collect();
-    // The first is written again and again; the others have as much that waits.
+    // The first is written again and again; the others have as much pending.
     for round in 0..40 {
         for (n, object) in objects.iter().enumerate() {
             env.sim.advance(Duration::from_millis(1));

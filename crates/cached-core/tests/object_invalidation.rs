@@ -1,5 +1,5 @@
-//! What others change in the store, past the cache, and what the cache does once it knows or could know: it drops what
-//! may be old, keeps what is newer, and never writes old bytes over theirs.
+//! Other clients change the store past the cache: once the cache learns of it, or could, it drops what may be
+//! old, keeps what is newer, and never writes old bytes over theirs.
 
 use blocker::*;
 use cached_core::object::{ObjectCacheConfig, Writer};
@@ -11,7 +11,7 @@ fn put(base: &mut [u8], offset: usize, over: &[u8]) {
     base[offset..offset + over.len()].copy_from_slice(over);
 }
 
-/// What stands in the way of changing a bucket in its place.
+/// What else refers to a bucket, so that it cannot be changed in place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum SharedWith {
     Nothing,
@@ -70,7 +70,8 @@ fn an_invalidation_during_a_flush_drops_what_the_flush_does_not_write() {
         let mut wanted = pattern(3, 0, 4096);
         put(&mut wanted, 1024, &pattern(2, 1024, 512));
         if is_rewritten {
-            // A new bucket; the sector on its way to the store is in it too, and not to be lost sight of.
+            // A new bucket; it has the sector that is on its way to the store as well, which must not be
+            // forgotten.
             env.written(&object, 2048, pattern(4, 2048, 512));
             put(&mut wanted, 2048, &pattern(4, 2048, 512));
         }
@@ -87,7 +88,7 @@ fn an_invalidation_during_a_flush_drops_what_the_flush_does_not_write() {
 }
 
 #[test]
-fn what_others_write_after_a_flush_is_seen_though_its_answer_comes_later() {
+fn a_foreign_write_after_a_flush_is_seen_though_the_answer_of_the_flush_is_late() {
     let object = id("volume");
     let mut env = CacheEnvironment::new(small(WriteMode::Back));
     env.others_write(&object, pattern(1, 0, 8192));
@@ -108,7 +109,7 @@ fn what_others_write_after_a_flush_is_seen_though_its_answer_comes_later() {
 }
 
 #[test]
-fn invalidating_waits_for_memory_where_it_takes_some() {
+fn an_invalidation_that_needs_memory_waits_for_it() {
     let object = id("volume");
     let mut env = CacheEnvironment::new(small(WriteMode::Back));
     env.others_write(&object, pattern(1, 0, 4096));
@@ -142,7 +143,7 @@ fn an_invalidation_between_a_write_and_its_answer_counts() {
         for performed_before in [false, true] {
             let config = ObjectCacheConfig { writer, ..small(WriteMode::Through) };
             let mut env = CacheEnvironment::new(config);
-            // Claimed, if it is to be, and known.
+            // Claimed, if the cache is the writer, and known.
             env.written(&object, 0, pattern(1, 0, 8192));
             env.hold(Op::Write, &object);
             let write = env.write(&object, 0, pattern(2, 0, 4096));
@@ -158,7 +159,7 @@ fn an_invalidation_between_a_write_and_its_answer_counts() {
             env.invalidated(&object);
             env.store.open();
             let answer = env.at_once(write);
-            // What comes after a higher stamp is refused.
+            // A change after a higher stamp is refused.
             assert_eq!(answer.is_ok(), performed_before || writer == Writer::Callers, "{answer:?}");
             let stored = env.stored(&object).unwrap();
             let label = format!("{writer:?} {performed_before}");
@@ -195,7 +196,7 @@ fn one_range_each() -> std::sync::Arc<SteeredStore> {
 }
 
 #[test]
-fn what_others_have_written_between_two_dirty_runs_stays() {
+fn a_foreign_write_between_two_dirty_runs_stays() {
     let object = id("volume");
     let mut env = CacheEnvironment::over(one_range_each(), small(WriteMode::Back));
     env.others_write(&object, pattern(1, 0, 3 * 4096));
@@ -205,7 +206,7 @@ fn what_others_have_written_between_two_dirty_runs_stays() {
         env.written(&object, at, pattern(2, at, 4096));
         put(&mut wanted, at as usize, &pattern(2, at, 4096));
     }
-    // Nobody tells the cache.
+    // The cache is not notified.
     env.others_write(&object, pattern(3, 0, 3 * 4096));
     env.flushed(&object);
     same(&env.stored(&object).unwrap(), &wanted, "in the store");
@@ -213,13 +214,13 @@ fn what_others_have_written_between_two_dirty_runs_stays() {
 }
 
 #[test]
-fn the_only_writer_stores_two_runs_as_one() {
+fn the_writer_of_the_namespace_stores_two_runs_as_one() {
     let object = id("volume");
     let config = ObjectCacheConfig { writer: Writer::Cache, ..small(WriteMode::Back) };
     let mut env = CacheEnvironment::over(one_range_each(), config);
     env.others_write(&object, pattern(1, 0, 3 * 4096));
     env.bytes(&object, 0, 3 * BUCKET);
-    // Before the claim others may write.
+    // Before the claim other clients may write.
     env.others_write(&object, pattern(3, 0, 3 * 4096));
     let mut wanted = pattern(3, 0, 3 * 4096);
     for tag in [4, 5, 6] {

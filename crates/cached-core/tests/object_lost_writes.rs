@@ -1,5 +1,5 @@
-//! What can never be stored: every flush that covers it says so, whatever became of the object in the cache, until
-//! it is made good; and a writer that has been taken over acknowledges nothing more.
+//! Losses: every flush that covers one reports it, whatever became of the object in the cache, until it is
+//! repaired; and a writer that has been taken over acknowledges nothing more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,8 +25,8 @@ fn environment(config: ObjectCacheConfig) -> Environment {
 
 fn over(store: Arc<SteeredStore>, config: ObjectCacheConfig) -> Environment {
     let mut sim = Sim::new(None);
-    let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
-    let _running = sim.spawn(cache.run());
+    let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
+    let _running = sim.spawn(background);
     Environment { sim, store, cache, _running }
 }
 
@@ -84,7 +84,7 @@ impl Environment {
     }
 }
 
-/// Scopes that cover `object`, changed in `domain`.
+/// The scopes that cover `object`, changed in `domain`.
 fn scopes(object: &ObjectId, domain: u64) -> [Scope; 4] {
     [
         Scope::Object(object.clone()),
@@ -105,7 +105,7 @@ fn every_covering_flush_fails_after_the_background_was_fenced() {
         assert!(env.is_lost(scope.clone()), "{scope:?}");
         assert!(env.is_lost(scope.clone()), "{scope:?}, asked again");
     }
-    // What is not lost is stored all the same.
+    // What is not lost is stored nevertheless.
     let reply = env.cache.write(in_domain(&kept, 2, 0, pattern(2, 0, 100)));
     env.run(reply).unwrap();
     env.write(&elsewhere, pattern(3, 0, 100));
@@ -132,7 +132,7 @@ fn every_covering_flush_fails_after_the_background_was_fenced() {
 }
 
 #[test]
-fn a_loss_is_made_good_by_a_full_write_a_delete_or_an_invalidation() {
+fn a_loss_is_repaired_by_a_full_write_a_delete_or_an_invalidation() {
     let stamped = |env: &mut Environment, object: &ObjectId| {
         let request = WriteFullRequest::new(object.clone(), pattern(3, 0, 50)).stamp(Stamp::new(5, 1));
         let reply = env.cache.write_full(request);
@@ -153,12 +153,12 @@ fn a_loss_is_made_good_by_a_full_write_a_delete_or_an_invalidation() {
     let domain = invalidate(|object| Scope::Domain(object.namespace.clone(), OrderDomain(1)));
     let all = invalidate(|_| Scope::All);
     let write = |env: &mut Environment, object: &ObjectId| {
-        // Some of it is not all of it.
+        // A part of the object is not all of it.
         let request = WriteRequest::new(object.clone(), 0, pattern(3, 0, 50)).stamp(Stamp::new(5, 1));
         let reply = env.cache.write(request);
         env.run(reply).unwrap();
     };
-    // What it is called, what it does, and whether it makes the loss good.
+    // The name of a repair, the repair, and whether it ends the loss.
     type Repair<'a> = (&'a str, &'a dyn Fn(&mut Environment, &ObjectId), bool);
     let repairs: [Repair<'_>; 6] = [
         ("write_full", &stamped as &dyn Fn(&mut Environment, &ObjectId), true),
@@ -179,18 +179,18 @@ fn a_loss_is_made_good_by_a_full_write_a_delete_or_an_invalidation() {
     }
 }
 
-/// The other writer makes the object.
+/// The other writer creates the object.
 fn fill_as_owner(store: &SteeredStore, object: &ObjectId) {
     let theirs = WriteFullRequest::new(object.clone(), pattern(9, 0, 100)).stamp(Stamp::new(5, 1));
     blocker::executor::block_on(store.memory().write_full(theirs)).unwrap();
 }
 
 #[test]
-fn news_from_below_do_not_make_a_loss_good() {
+fn events_from_below_do_not_repair_a_loss() {
     let mut env = environment(back());
     env.lose(&id("taken"), 1);
     for scope in [Scope::Object(id("taken")), Scope::All] {
-        // Another client of the store says that it has changed; the store tells everyone.
+        // Another client of the store reports a change; the store notifies all subscribers.
         let invalidate = InvalidateRequest::new(scope);
         blocker::executor::block_on(env.store.memory().invalidate(invalidate)).unwrap();
         env.sim.settle();
@@ -200,10 +200,10 @@ fn news_from_below_do_not_make_a_loss_good() {
 }
 
 #[test]
-fn a_subscriber_that_missed_news_does_not_forget_a_loss() {
+fn missed_events_do_not_repair_a_loss() {
     let mut env = environment(back());
     env.lose(&id("taken"), 1);
-    // More than a subscription holds: the cache is told that it missed some.
+    // More events than a subscription holds: the cache learns that it missed some.
     for _ in 0..3000 {
         let invalidate = InvalidateRequest::new(Scope::Namespace(namespace("elsewhere")));
         blocker::executor::block_on(env.store.memory().invalidate(invalidate)).unwrap();
@@ -213,7 +213,7 @@ fn a_subscriber_that_missed_news_does_not_forget_a_loss() {
 }
 
 #[test]
-fn lost_objects_give_their_places_back() {
+fn lost_objects_release_their_nodes() {
     let mut env = environment(back());
     for n in 0..16 {
         env.lose(&id(&format!("lost-{n}")), 1);
@@ -287,7 +287,7 @@ fn a_claim_of_a_domain_stops_what_was_changed_in_it_and_nothing_else() {
     let one = env.cache.write(in_domain(&object, 1, 0, pattern(1, 0, 4096)));
     env.run(one).unwrap();
     env.taken_over(Scope::Domain(object.namespace.clone(), OrderDomain(1)), 5);
-    // Of another domain: it must not carry the first along.
+    // In another domain: it must not take the first along.
     let two = env.cache.write(in_domain(&object, 2, BUCKET, pattern(2, BUCKET, 4096)));
     env.run(two).unwrap();
     env.flush(Scope::Domain(object.namespace.clone(), OrderDomain(2))).unwrap();

@@ -1,5 +1,4 @@
-//! Waiting for memory, and for a store: whoever waits goes on when what it waits for is there, without anybody's
-//! further doing.
+//! Waiting for memory: a task that waits continues when what it waits for becomes free.
 
 use std::sync::Arc;
 
@@ -9,12 +8,12 @@ use test_kit::steered::{Op, SteeredStore};
 use test_kit::{BUCKET, SMALL_BUCKETS, cache, fill, id, pattern, same, small};
 
 #[test]
-fn a_writer_gets_the_buckets_that_a_load_had_kept() {
+fn a_writer_gets_the_buckets_that_a_load_had_held() {
     let (mut sim, store) = (Sim::new(None), SteeredStore::new());
     let (read, written) = (id("read"), id("written"));
     fill(store.memory(), &read, pattern(1, 0, (SMALL_BUCKETS * BUCKET) as usize));
-    let cache = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
-    let _running = sim.spawn(cache.run());
+    let (cache, background) = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
+    let _running = sim.spawn(background);
     sim.run(cache.write(WriteRequest::new(written.clone(), 0, b"known"))).unwrap();
     sim.run(cache.flush(FlushRequest::new(Scope::All))).unwrap();
     // All of the memory holds one object, of which the store is asked what it is as a whole.

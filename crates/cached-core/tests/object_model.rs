@@ -1,15 +1,15 @@
-//! Any sequence of operations, by several clients at once, over a store where anything goes wrong that
-//! may: beside a plain map.
+//! Random sequences of operations, by several clients at once, over a store with every kind of failure,
+//! compared with a plain map.
 //!
 //! Each seed draws a cache (tiny, of few objects, with little room for dirty data), a store (delays, errors,
-//! unknown outcomes, stalls, crashes that lose what it had not stored) and a history: which client is
-//! polled next, what is asked, what is dropped half-way. An object is changed by one client at a time, so
-//! that its content is known: one vector of bytes, or a few where an outcome is not known; the next read
-//! tells. `validate` walks the cache's invariants after each answer. At the end everything is
-//! flushed, the cache dropped, the power of the store cut, and what is there compared with the map.
+//! unknown outcomes, stalls, crashes that lose what it had not stored) and a history: which client is polled
+//! next, what is requested, what is dropped half-way. An object is changed by one client at a time, so its
+//! content is known: one vector of bytes, or a few where an outcome is not known and the next read decides.
+//! `validate` checks the cache's invariants after each answer. At the end everything is flushed, the cache
+//! dropped, the power of the store cut, and the content of the store compared with the map.
 //!
-//! What several clients may see of one object that all of them change is the business of
-//! `object_concurrency`. `OBJECT_SEED=n` replays one seed and tells its story, `OBJECT_SEEDS=n` runs so many.
+//! `object_concurrency` tests what several clients may see of one object that all of them change.
+//! `OBJECT_SEED=n` replays one seed and prints what happens, `OBJECT_SEEDS=n` runs `n` seeds.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -27,13 +27,13 @@ use test_kit::{KIB, cache, content, each_seed, namespace, pattern, small};
 const OBJECTS: usize = 14;
 const SIZE_MAX: u64 = 256 * KIB;
 const OPERATIONS: u64 = 120;
-/// Possible contents of one object that are kept apart before a read must tell.
+/// The most possible contents of one object before a read must decide between them.
 const CANDIDATES_MAX: usize = 8;
-/// States of one object that the store may have lost, before a flush must end that.
+/// The most states of one object that the store may have lost before a flush must end that.
 const HISTORY_MAX: usize = 24;
 const PINNED_BYTES_MAX: usize = 256 << 10;
 
-/// What an object holds; `None` if it does not exist.
+/// The content of an object; `None` if it does not exist.
 type Content = Option<Rc<Vec<u8>>>;
 
 fn bytes_of(content: &Content) -> &[u8] {
@@ -51,7 +51,7 @@ enum Act {
         offset: u64,
         len: u64,
     },
-    /// Where, how long, and whether data or zeros.
+    /// Offset, length, and whether data or zeros.
     Runs {
         runs: Rc<Vec<(u64, u64, bool)>>,
         tag: u64,
@@ -77,7 +77,7 @@ enum Act {
     CopyFrom(usize),
 }
 
-/// What the operation makes of `before`, or the kind of its error.
+/// Returns what the operation makes of `before`, or the kind of its error.
 fn effect(
     act: &Act,
     condition: Condition,
@@ -149,25 +149,25 @@ fn effect(
 struct Tracked {
     id: ObjectId,
     write: WriteMode,
-    /// What it may hold now: one, unless an outcome is not known.
+    /// Its possible contents: one, unless an outcome is not known.
     candidates: Vec<Content>,
-    /// All it has held since it was last surely stored: what a crash of the store may mix.
+    /// Its contents since it was last surely stored: a crash of the store may mix them.
     history: Vec<Content>,
-    /// All it has ever held.
+    /// All contents it ever had.
     past: Vec<Content>,
-    /// The store has crashed, and forwarded changes may be lost: the next read tells.
+    /// The store has crashed, and forwarded changes may be lost: the next read decides.
     is_tainted: bool,
     /// A change is under way.
     is_written: bool,
-    /// A change lost its caller, and may be on its way still: it comes before later changes, but not
-    /// before later reads.
+    /// The caller of a change has given up, and the change may still be on its way: it arrives before later
+    /// changes, but not before later reads.
     is_haunted: bool,
     readers: usize,
-    /// How many changes were begun.
+    /// The number of changes begun.
     changes: u64,
     /// The version it has, by the last reply.
     version: Option<Version>,
-    /// Versions it surely has no more.
+    /// Versions that it no longer has.
     old_versions: Vec<Version>,
 }
 
@@ -235,7 +235,7 @@ struct Flight {
     number: u64,
 }
 
-/// A payload kept for a while, and what it must still be when it is let go.
+/// A payload kept for a while, and the bytes that it must still have when it is dropped.
 struct Kept {
     data: Segments,
     wanted: Vec<u8>,
@@ -257,9 +257,9 @@ struct Environment {
     is_noisy: bool,
     is_volatile: bool,
     is_stalled: bool,
-    /// While crashed: calls from this one on came after.
+    /// While the store is down: the number of the first call made since.
     crashed: Option<u64>,
-    /// After a restart, until the cache has been told to forget what it knows of the store.
+    /// After a restart, until the cache has invalidated what it knows of the store.
     must_invalidate: bool,
     operations: u64,
     is_told: bool,
@@ -293,7 +293,7 @@ impl Environment {
         let policies = [WriteMode::Back, WriteMode::Through, WriteMode::Around];
         let mut objects = Vec::new();
         for number in 0..OBJECTS {
-            // Write-back is where most can go wrong.
+            // Most of the state is in write-back mode.
             let space = rng.weighted(&[6, 3, 1]);
             let name = Name::copy_from(format!("object-{number:02}").as_bytes()).unwrap();
             let id = ObjectId::new(namespaces[space].clone(), name);
@@ -351,9 +351,10 @@ impl Environment {
         if is_told {
             println!("noisy {is_noisy}, volatile {is_volatile}, {config:?}");
         }
+        let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
         let mut env = Self {
             rng,
-            cache: Some(cache(Arc::clone(&store) as _, config, &sim.clock)),
+            cache: Some(cache),
             running: None,
             sim,
             memory,
@@ -372,8 +373,7 @@ impl Environment {
             operations: 0,
             is_told,
         };
-        let run = env.cache().run();
-        env.running = Some(env.sim.spawn(run));
+        env.running = Some(env.sim.spawn(background));
         env
     }
 
@@ -387,9 +387,9 @@ impl Environment {
         }
     }
 
-    // ---- what is asked
+    // ---- requests
 
-    /// A range, as disks and as files have them.
+    /// A range as disks and files have them.
     fn range(&mut self) -> (u64, u64) {
         let rng = &mut self.rng;
         let (align, len_max) =
@@ -451,7 +451,7 @@ impl Environment {
         let object = self.rng.index(OBJECTS);
         let tracked = &self.objects[object];
         let is_free = !tracked.is_written && !tracked.is_haunted && tracked.readers == 0;
-        // What is not known is asked first.
+        // What is not known is asked for first.
         (is_free && tracked.candidates.len() < CANDIDATES_MAX && !tracked.is_tainted).then_some(object)
     }
 
@@ -540,7 +540,7 @@ impl Environment {
         let deadline = self.deadline();
         let cache = self.cache();
         let asked = Asked::Change { target, act: act.clone(), change, is_stale };
-        // The requests are built alike.
+        // The requests are built in the same way.
         macro_rules! send {
             ($method:ident, $request:expr, $answer:expr) => {{
                 let mut request = $request.change(change);
@@ -649,9 +649,9 @@ impl Environment {
         self.launch(reply, false, Asked::Invalidate, |_| Answer::Invalidated);
     }
 
-    // ---- what is answered
+    // ---- answers
 
-    /// Takes the answers that have come.
+    /// Handles the answers that have come.
     fn collect(&mut self) {
         let mut at = 0;
         while at < self.flights.len() {
@@ -668,7 +668,7 @@ impl Environment {
         }
     }
 
-    /// Drops one that waits.
+    /// Drops a request that waits.
     fn cancel_one(&mut self) {
         if std::env::var("NO_CANCEL").is_ok() {
             return;
@@ -769,7 +769,7 @@ impl Environment {
                 after.push(each.clone());
             }
         }
-        // What a crash of the store may make of it, on top of anything that may be there.
+        // A crash of the store may make any of these of it, on top of what may be there.
         let may_be_lost = self.is_volatile && tracked.write != WriteMode::Back;
         if tracked.is_tainted {
             let more: Vec<Content> = effects(&tracked.history).into_iter().flatten().collect();
@@ -779,8 +779,8 @@ impl Environment {
             Some(Ok(_)) | Some(Err(Error::NotStored(_))) => true,
             None | Some(Err(Error::OutcomeUnknown(_))) => {
                 if let Act::CopyFrom(source) = act {
-                    // The store may have copied what it had, without what waits in the cache: see the note
-                    // at `copy_objects`. The next read tells.
+                    // The store may have copied its own bytes, without what is pending in the cache: see the
+                    // note at `copy_objects`. The next read decides.
                     let past = self.objects[*source].past.clone();
                     let tracked = &mut self.objects[target];
                     tracked.is_tainted = true;
@@ -897,7 +897,7 @@ impl Environment {
             Err(_) => return,
         };
         if tracked.is_tainted != tainted {
-            // A crash came in between: it may have found anything.
+            // A crash came in between: any content is possible.
             return;
         }
         let found = reply.as_ref().map(|reply| reply.data.to_vec());
@@ -946,7 +946,7 @@ impl Environment {
             self.objects[object].version = Some(reply.version);
             self.note_version(&label, object, reply.version);
         }
-        // Payloads must not change while somebody holds them.
+        // Payloads must not change while they are held.
         let kept: usize = self.kept.iter().map(|kept| kept.wanted.len()).sum();
         let wanted = found.unwrap_or_default();
         if self.rng.permille(300) && kept + wanted.len() < PINNED_BYTES_MAX {
@@ -1009,7 +1009,7 @@ impl Environment {
 
     fn flushed(&mut self, scope: &Scope, marks: &[(u64, bool)]) {
         for (tracked, (changes, was_written)) in self.objects.iter_mut().zip(marks) {
-            // A change's domain is not kept here, so a flush of one tells nothing about objects.
+            // The model does not keep a change's domain, so a flush of one shows nothing about objects.
             let is_covered = match scope {
                 Scope::Domain(..) => false,
                 scope => scope.covers(&tracked.id, None),
@@ -1020,7 +1020,7 @@ impl Environment {
         }
     }
 
-    // ---- what goes wrong
+    // ---- failures
 
     fn trouble(&mut self) {
         if !self.is_noisy {
@@ -1042,7 +1042,7 @@ impl Environment {
         }
     }
 
-    /// Brings the store up again, once nobody waits for it from before.
+    /// Brings the store up again, once no call from before waits for it.
     fn restart(&mut self) {
         let Some(number) = self.crashed else { return };
         if self.store.has_older_than(number) {
@@ -1069,7 +1069,7 @@ impl Environment {
         test_kit::same(&kept.data.to_vec(), &kept.wanted, "a payload that was kept");
     }
 
-    /// Nothing is under way in the cache or below: what lost its caller has ended.
+    /// Asserts that nothing is under way in the cache or below: cancelled requests have ended.
     fn lay_ghosts(&mut self) {
         if self.sim.is_idle() && !self.store.has_older_than(u64::MAX) {
             self.objects.iter_mut().for_each(|tracked| tracked.is_haunted = false);
@@ -1109,12 +1109,12 @@ impl Environment {
         }
         let is_full = self.flights.len() >= 6 || haunted >= 4;
         if self.sim.is_idle() && is_full && !self.sim.skip() {
-            // All wait, and nothing but us could bring the store back.
+            // All requests wait, and only the test can bring the store back.
             self.mend();
         }
     }
 
-    /// Ends all trouble.
+    /// Ends all failures.
     fn mend(&mut self) {
         if self.is_stalled {
             self.is_stalled = false;
@@ -1131,7 +1131,7 @@ impl Environment {
         assert!(self.crashed.is_none(), "calls from before the crash are still under way");
     }
 
-    /// Everything flushed, the cache dropped: what is stored is what the map says.
+    /// With everything flushed and the cache dropped, the store has what the map has.
     fn finish(mut self) {
         self.mend();
         while !self.kept.is_empty() {
@@ -1219,7 +1219,7 @@ impl Environment {
     }
 }
 
-/// Each byte found is one that the object had in some state since it was stored.
+/// Asserts that each byte found is one that the object had in some state since it was stored.
 fn check_mix(label: &str, history: &[Content], found: Option<&[u8]>) {
     let Some(found) = found else {
         assert!(history.iter().any(Option::is_none), "{label}: it is gone after a crash");

@@ -1,5 +1,5 @@
-//! What the store is asked for and what happens in the cache meanwhile: an answer that is late never brings back what
-//! has been overwritten, cut off, replaced or removed since it was asked for.
+//! Late answers: an answer of the store never brings back what has been overwritten, cut off, replaced or
+//! removed since it was asked for.
 
 use blocker::*;
 use cached_core::object::{ObjectCacheConfig, Writer};
@@ -19,15 +19,15 @@ fn put(base: &mut Vec<u8>, offset: usize, over: &[u8]) {
     base[offset..offset + over.len()].copy_from_slice(over);
 }
 
-/// What makes the cache forget, during a load, what it was to lay over the answer.
+/// What makes the cache forget, during a load, the newer bytes that it would have laid over the answer.
 #[derive(Clone, Copy, Debug)]
 enum Forget {
     Evict,
     Invalidate,
 }
 
-/// A sector is newer than what a load brings, is stored, and its bucket forgotten, all before the answer comes; to the
-/// first load that is made, or to a later one if there is any.
+/// A sector is newer than what a load brings, is stored, and its bucket forgotten, all before the answer
+/// comes; during the first load, or during a later one if there is any.
 fn forgotten_during_a_load(forget: Forget, is_writer: bool) {
     let mut counted = Vec::new();
     for later in [0, 1] {
@@ -101,7 +101,7 @@ fn a_bucket_flushed_and_invalidated_while_a_reader_loads_is_not_undone() {
     forgotten_during_a_load(Forget::Invalidate, false);
 }
 
-/// What becomes of the old content while a load of it is under way.
+/// What happens to the old content while a load of it is under way.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Cut,
@@ -109,9 +109,10 @@ enum End {
     Removed,
 }
 
-/// A load and the end of what it loads, in any order, with and without the flush before the answer.
+/// A load, and the end of the bytes that it loads, in any order, with and without the flush before the
+/// answer.
 #[test]
-fn what_was_cut_off_does_not_come_back_with_a_late_load() {
+fn bytes_that_were_cut_off_do_not_come_back_with_a_late_load() {
     let object = id("volume");
     for end in [End::Cut, End::Replaced, End::Removed] {
         for is_asked_first in [false, true] {
@@ -176,7 +177,7 @@ fn what_was_cut_off_does_not_come_back_with_a_late_load() {
 }
 
 #[test]
-fn bytes_behind_a_cut_are_no_base_for_a_write() {
+fn bytes_behind_a_cut_are_not_the_base_of_a_write() {
     let object = id("volume");
     for is_flushed in [false, true] {
         let mut env = CacheEnvironment::new(back());
@@ -228,17 +229,17 @@ fn a_reader_that_keeps_nothing_gets_no_byte_behind_a_cut() {
     }
 }
 
-/// One bucket's worth of bytes that has landed in a bucket.
+/// A payload of one bucket, received into a bucket.
 fn landed(env: &CacheEnvironment, object: &ObjectId, bytes: &[u8]) -> Segments {
-    let mut landing = env.cache.land(object, 0, bytes.len()).unwrap();
+    let mut buffer = env.cache.receive_buffer(object, 0, bytes.len()).unwrap();
     let mut from = bytes;
-    landing.fill(&mut |places| std::io::Read::read_vectored(&mut from, places)).unwrap();
+    buffer.fill(&mut |places| std::io::Read::read_vectored(&mut from, places)).unwrap();
     assert!(from.is_empty());
-    landing.finish()
+    buffer.finish()
 }
 
-/// A bucket that two objects share is clean in one of them only: the other forgets it once its flush is stored. A load
-/// that the store has answered before that flush is older than what was forgotten.
+/// A bucket that two objects share is clean in one of them only: the other forgets it once its flush is
+/// stored. A load that the store has answered before that flush is older than what was forgotten.
 #[test]
 fn a_shared_bucket_that_is_forgotten_once_it_is_stored_is_not_undone_by_a_late_load() {
     let (first, second) = (id("first"), id("second"));
@@ -254,7 +255,7 @@ fn a_shared_bucket_that_is_forgotten_once_it_is_stored_is_not_undone_by_a_late_l
         env.at_once(write).unwrap();
         env.flushed(&first);
         env.hold(Op::Read, &second);
-        // Of the bucket alone, or of more than it.
+        // Of the bucket alone, or of more.
         let read = env.read(&second, 0, if is_wide { 2 * BUCKET } else { BUCKET });
         env.sim.settle();
         // The store has read what was there before the flush.
@@ -287,7 +288,7 @@ fn an_object_removed_below_is_missing() {
 }
 
 #[test]
-fn a_write_to_an_object_removed_below_makes_it_anew() {
+fn a_write_to_an_object_removed_below_creates_it_anew() {
     let object = id("volume");
     let mut env = CacheEnvironment::new(back());
     env.others_write(&object, pattern(1, 0, 4 * 4096));
@@ -302,7 +303,7 @@ fn a_write_to_an_object_removed_below_makes_it_anew() {
 }
 
 #[test]
-fn what_is_dirty_of_an_object_removed_below_stays() {
+fn dirty_data_of_an_object_removed_below_stay() {
     let object = id("volume");
     for is_written in [false, true] {
         for flush_begins in [false, true] {

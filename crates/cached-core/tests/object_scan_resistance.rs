@@ -1,5 +1,5 @@
-//! A scan passes through the cache of objects without pushing out what is read again and again: the default policy is the
-//! same code, over buckets, as the byte-keyed store's.
+//! A scan passes through the cache without evicting what is read again and again: the default policy is the
+//! byte-keyed store's, over buckets.
 
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use cached_core::object::ObjectCacheConfig;
 use test_kit::sim::Sim;
 use test_kit::{BUCKET, SMALL_BUCKETS, cache, fill, id, memory, pattern, small};
 
-/// Reads a quarter of the cache, and goes on with it while a scan of twenty times the cache passes; the share of those reads
-/// that the cache answered in the second half.
+/// Reads a quarter of the cache repeatedly while a scan of twenty times the cache passes; returns the share
+/// of those reads that the cache answered in the second half.
 fn hits_beside_a_scan(policy: &str) -> f64 {
     let mut sim = Sim::new(None);
     let store = memory(&sim.clock);
@@ -24,7 +24,7 @@ fn hits_beside_a_scan(policy: &str) -> f64 {
         objects_count_max: 2 * objects as u32,
         ..small(WriteMode::Through)
     };
-    let cache = cache(Arc::new(store), config, &sim.clock);
+    let (cache, background) = cache(Arc::new(store), config, &sim.clock);
     for _ in 0..3 {
         for at in 0..hot {
             sim.run(cache.read(ReadRequest::new(id("hot"), at * BUCKET, BUCKET))).unwrap();
@@ -52,7 +52,7 @@ fn hits_beside_a_scan(policy: &str) -> f64 {
 }
 
 #[test]
-fn the_default_policy_stands_a_scan() {
+fn the_default_policy_resists_a_scan() {
     let default = ObjectCacheConfig::default().eviction_policy;
     let (kept, by_lru) = (hits_beside_a_scan(&default), hits_beside_a_scan("lru"));
     println!("{default}: {kept:.3}, lru: {by_lru:.3}");

@@ -1,4 +1,4 @@
-//! Changes that go to the store at once, several of them under way for one object: their stamps, their versions.
+//! Several forwarded changes of one object under way at once: their stamps, and their versions.
 
 use blocker::*;
 use cached_core::object::{ObjectCacheConfig, Writer};
@@ -17,7 +17,7 @@ fn parallel_writes_of_one_object_reach_the_store_in_the_order_of_their_stamps() 
         let other = env.write(&id("other"), 0, pattern(9, 0, 4096));
         env.sim.settle();
         assert_eq!(env.store.held().len(), 2, "one of each object");
-        // What is held is answered in the worst order there is: the newest first.
+        // The held calls are answered in the worst order: the newest first.
         while let Some(last) = env.store.held().last() {
             env.store.answer(last.number);
             env.sim.settle();
@@ -32,7 +32,7 @@ fn parallel_writes_of_one_object_reach_the_store_in_the_order_of_their_stamps() 
 }
 
 #[test]
-fn a_stamped_write_keeps_no_reader_of_other_ranges_waiting() {
+fn a_stamped_write_does_not_delay_readers_of_other_ranges() {
     let object = id("volume");
     let mut env =
         CacheEnvironment::new(ObjectCacheConfig { writer: Writer::Cache, ..small(WriteMode::Through) });
@@ -49,7 +49,7 @@ fn a_stamped_write_keeps_no_reader_of_other_ranges_waiting() {
 }
 
 #[test]
-fn no_version_stands_for_two_contents_when_writes_overlap() {
+fn overlapping_writes_give_no_version_to_two_contents() {
     let object = id("volume");
     for newest_first in [false, true] {
         for is_known in [false, true] {
@@ -79,8 +79,8 @@ fn no_version_stands_for_two_contents_when_writes_overlap() {
             let shown = env.at_once(info).unwrap().version;
             let [first, second] = [seen[0], seen[1]];
             assert_ne!(first, second, "two contents");
-            // What is shown is the version of what is there, and none that either write alone was given, unless
-            // that write was the last to be answered.
+            // The version shown is that of the present content, and none that either write alone was given,
+            // unless that write was the last to be answered.
             let last = if newest_first { first } else { second };
             let stale = if newest_first { second } else { first };
             assert_ne!(shown, stale);
@@ -103,7 +103,7 @@ fn no_version_stands_for_two_contents_when_writes_overlap() {
 }
 
 #[test]
-fn what_overlapping_writes_left_is_not_taken_for_a_change_of_others() {
+fn the_result_of_overlapping_writes_is_not_taken_for_a_foreign_change() {
     let object = id("volume");
     let mut env = CacheEnvironment::new(small(WriteMode::Through));
     env.others_write(&object, pattern(1, 0, 4 * 4096));
@@ -122,7 +122,7 @@ fn what_overlapping_writes_left_is_not_taken_for_a_change_of_others() {
     env.store.clear_log();
     let info = env.sim.spawn(env.cache.info(InfoRequest::new(object.clone())));
     let shown = env.at_once(info).unwrap().version;
-    // A load that finds the store's version must not throw away what is here, nor change what is shown.
+    // A load that finds the store's version must not drop what is here, nor change the version shown.
     env.bytes(&object, 3 * BUCKET, 10);
     let info = env.sim.spawn(env.cache.info(InfoRequest::new(object.clone())));
     assert_eq!(env.at_once(info).unwrap().version, shown);

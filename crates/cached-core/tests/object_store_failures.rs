@@ -1,5 +1,5 @@
-//! A store that stalls, fails, fills up, is taken over, or can do little: what goes on meanwhile, what
-//! waits, what is told, and that nothing acknowledged is lost while the process lives.
+//! A store that stalls, fails, fills up, is taken over, or can do little: what continues meanwhile, what
+//! waits, what is reported, and that nothing acknowledged is lost while the process lives.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,13 +33,13 @@ fn faulty_environment(
     let mut plan = FaultPlan::benign(1);
     change(&mut plan);
     let faulty = Arc::new(Faulty::new(Arc::clone(&memory) as _, plan, Arc::new(sim.clock.clone())));
-    let cache = cache(Arc::clone(&faulty) as _, config, &sim.clock);
-    let running = sim.spawn(cache.run());
+    let (cache, background) = cache(Arc::clone(&faulty) as _, config, &sim.clock);
+    let running = sim.spawn(background);
     Environment { sim, memory, faulty, cache, running }
 }
 
 impl Environment {
-    /// Must answer without any time passing.
+    /// Returns the reply, which must come without any time passing.
     #[track_caller]
     fn at_once<T: Unpin + 'static>(&mut self, reply: Reply<T>) -> Result<T> {
         let handle = self.sim.spawn(reply);
@@ -73,8 +73,8 @@ impl Environment {
     }
 }
 
-/// What `trouble` and `end` make of the store for so long must not be felt by hits, and lose nothing.
-fn goes_on_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_volatile: bool) {
+/// Makes `trouble` for some seconds, until `end`: hits must not be delayed by it, and nothing may be lost.
+fn continues_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_volatile: bool) {
     let mut config = small(WriteMode::Back);
     config.dirty_age_max = SECOND;
     config.dirty_bytes_max = 256 * KIB;
@@ -102,7 +102,7 @@ fn goes_on_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_volat
     let miss = env.sim.spawn(env.cache.read(ReadRequest::new(id("absent"), 0, 4096)));
     let mut wanted: Vec<Vec<u8>> = (0..4).map(|n| pattern(100 + n, 0, 8192)).collect();
     for second in 0..seconds {
-        // Hits of what is clean and what is dirty, and writes: at once, however the store fares.
+        // Hits of clean and dirty data, and writes: at once, whatever the state of the store.
         for n in 0..3 {
             same(&env.read(&id(&format!("clean-{n}")), 0, 65_536), &pattern(n, 0, 65_536), "a clean hit");
         }
@@ -113,7 +113,7 @@ fn goes_on_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_volat
         let bytes = pattern(1000 + second, offset, 150);
         wanted[n as usize][offset as usize..][..150].copy_from_slice(&bytes);
         env.write(&dirty(n), offset, bytes);
-        // Who sets a deadline gets an answer by then.
+        // A request with a deadline is answered by then.
         let deadline = env.sim.clock.now() + SECOND / 2;
         let late = env.cache.read(ReadRequest::new(id("absent"), 8192, 10).deadline(deadline));
         let late = env.sim.spawn(late);
@@ -128,7 +128,7 @@ fn goes_on_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_volat
         assert!(matches!(told, Error::NotStored(_)), "{told}");
         env.validate();
     }
-    // It is tried again, more and more seldom: no storm.
+    // Flushes are retried with growing delays: no storm.
     let calls = env.faulty.steps() - calls_before;
     assert!(calls < 12 * seconds + 100, "{calls} calls in {seconds} s");
     end(&env.faulty);
@@ -141,7 +141,7 @@ fn goes_on_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_volat
     } else {
         panic!("the miss waits for ever");
     }
-    // All by itself, everything is stored: nobody asks for a flush here.
+    // Everything is stored without a flush request.
     env.sim.advance(10 * SECOND);
     assert_eq!(env.cache.counters().dirty_bytes, 0, "stored after the recovery");
     if is_volatile {
@@ -164,32 +164,32 @@ fn goes_on_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_volat
 }
 
 #[test]
-fn a_store_that_stalls_for_30_seconds() {
+fn a_stall_of_30_seconds_delays_no_hit_and_loses_nothing() {
     for is_volatile in [false, true] {
-        goes_on_during(30, Faulty::stall, Faulty::resume, is_volatile);
+        continues_during(30, Faulty::stall, Faulty::resume, is_volatile);
     }
 }
 
 #[test]
-fn a_store_that_fails_for_a_minute() {
-    goes_on_during(60, Faulty::crash, |faulty| faulty.restart().unwrap(), false);
+fn a_minute_of_errors_delays_no_hit_and_loses_nothing() {
+    continues_during(60, Faulty::crash, |faulty| faulty.restart().unwrap(), false);
 }
 
 #[test]
-fn a_store_that_crashes_and_loses_what_it_had_not_stored() {
-    goes_on_during(60, Faulty::crash, |faulty| faulty.restart().unwrap(), true);
+fn a_crash_of_the_store_delays_no_hit_and_loses_nothing() {
+    continues_during(60, Faulty::crash, |faulty| faulty.restart().unwrap(), true);
 }
 
 #[test]
-fn a_stall_of_one_object_is_not_felt_by_others() {
+fn a_stall_of_one_object_does_not_delay_others() {
     let (mut sim, store) = (Sim::new(None), SteeredStore::new());
     let (slow, fast) = (id("slow"), id("fast"));
     fill(store.memory(), &slow, pattern(1, 0, 65_536));
     fill(store.memory(), &fast, pattern(2, 0, 65_536));
     let mut config = small(WriteMode::Back);
     config.dirty_age_max = SECOND;
-    let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
-    let _running = sim.spawn(cache.run());
+    let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
+    let _running = sim.spawn(background);
     let stalled = slow.clone();
     sim.run(cache.write(WriteRequest::new(slow.clone(), 0, pattern(3, 0, 4096)))).unwrap();
     store.rule(move |call| match call.object.as_ref() == Some(&stalled) {
@@ -200,7 +200,7 @@ fn a_stall_of_one_object_is_not_felt_by_others() {
     let flush = sim.spawn(cache.flush(FlushRequest::new(Scope::Object(slow.clone()))));
     let copy = sim.spawn(cache.copy(CopyRequest::new(slow.clone(), id("copy"))));
     for second in 0..30_u64 {
-        // Misses, writes and flushes of others are served as ever.
+        // Misses, writes and flushes of other objects are served as before.
         let at = second % 16 * BUCKET;
         let reply = sim.run(cache.read(ReadRequest::new(fast.clone(), at, BUCKET))).unwrap();
         assert_eq!(reply.data.len_bytes(), 4096);
@@ -214,7 +214,7 @@ fn a_stall_of_one_object_is_not_felt_by_others() {
             &pattern(second, at, 4096),
             "flushed",
         );
-        // And so are hits of the slow one itself.
+        // And so are hits of the slow object itself.
         let hit = sim.run(cache.read(ReadRequest::new(slow.clone(), 100, 200))).unwrap();
         same(&hit.data.to_vec(), &pattern(3, 100, 200), "a hit of the slow one");
         sim.advance(SECOND);
@@ -229,13 +229,13 @@ fn a_stall_of_one_object_is_not_felt_by_others() {
 }
 
 #[test]
-fn near_the_limit_writers_are_slowed_and_served_in_order() {
+fn at_the_dirty_limit_writers_wait_and_are_served_in_order() {
     let mut config = small(WriteMode::Back);
     config.dirty_bytes_max = 64 * KIB;
     let mut env = faulty_environment(config, |_| (), |_| ());
     env.faulty.stall();
     let object = |n: u64| id(&format!("w-{}", n % 4));
-    // The heads can be asked for only before the stall.
+    // What the objects are can be asked for only before the stall.
     env.faulty.resume();
     for n in 0..4 {
         env.write(&object(n), 0, vec![1; 10]);
@@ -298,7 +298,7 @@ fn a_full_store_keeps_data_dirty_until_there_is_room() {
     env.validate();
     let heard: Vec<Event> = std::iter::from_fn(|| news.try_next()).collect();
     assert!(heard.contains(&Event::Full), "{heard:?}");
-    // Somebody makes room.
+    // Another client makes room.
     for n in 0..8 {
         let delete = env.cache.delete(DeleteRequest::new(id(&format!("o-{n}"))));
         env.sim.run(delete).unwrap();
@@ -313,7 +313,7 @@ fn a_full_store_keeps_data_dirty_until_there_is_room() {
 }
 
 #[test]
-fn a_deposed_cache_loses_its_dirty_data_and_says_so() {
+fn a_deposed_cache_reports_the_loss_of_its_dirty_data() {
     let mut env = faulty_environment(small(WriteMode::Back), |_| (), |_| ());
     let (taken, kept) = (id("taken"), id("kept"));
     env.write(&taken, 0, pattern(1, 0, 8192));
@@ -327,7 +327,7 @@ fn a_deposed_cache_loses_its_dirty_data_and_says_so() {
     let told = env.sim.run(flush).unwrap_err();
     assert!(matches!(told, Error::WritesLost(_) | Error::Fenced { .. }), "{told}");
     same(&content(&*env.memory, &taken).unwrap(), &pattern(3, 0, 100), "theirs is untouched");
-    // It stays told until somebody reacts.
+    // The loss is reported until it is repaired.
     let flush = env.cache.flush(FlushRequest::new(Scope::Object(taken.clone())));
     let told = env.sim.run(flush).unwrap_err();
     assert!(matches!(told, Error::WritesLost(_)), "{told}");
@@ -347,8 +347,8 @@ fn a_store_of_small_requests_gets_small_requests() {
     let (mut sim, store) = (Sim::new(None), SteeredStore::new());
     store.limit(|capabilities| capabilities.request_bytes_max = 16 * KIB);
     fill(store.memory(), &id("old"), pattern(1, 0, 200 << 10));
-    let cache = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
-    let _running = sim.spawn(cache.run());
+    let (cache, background) = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
+    let _running = sim.spawn(background);
     let most = cache.capabilities().request_bytes_max;
     for at in (0..200 * KIB).step_by(most.min(200 * KIB) as usize) {
         let len = most.min(200 * KIB - at);
@@ -368,8 +368,8 @@ fn a_store_of_small_requests_gets_small_requests() {
 #[test]
 fn a_flush_merges_what_lies_together() {
     let (mut sim, store) = (Sim::new(None), SteeredStore::new());
-    let cache = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
-    let _running = sim.spawn(cache.run());
+    let (cache, background) = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
+    let _running = sim.spawn(background);
     // 512 writes of a sector each, in an order of their own, and a second run far away.
     for n in 0..512_u64 {
         let at = n * 37 % 512 * 512;
@@ -391,8 +391,8 @@ fn a_flush_merges_what_lies_together() {
 fn parallel_misses_on_one_object_reach_the_store_together() {
     let (mut sim, store) = (Sim::new(None), SteeredStore::new());
     fill(store.memory(), &id("object"), pattern(1, 0, 256 << 10));
-    let cache = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
-    let _running = sim.spawn(cache.run());
+    let (cache, background) = cache(Arc::clone(&store) as _, small(WriteMode::Back), &sim.clock);
+    let _running = sim.spawn(background);
     store.hold(&[Op::Read]);
     let reads: Vec<_> = (0..16)
         .map(|n| sim.spawn(cache.read(ReadRequest::new(id("object"), n * 3 * BUCKET, BUCKET))))
@@ -411,7 +411,7 @@ fn parallel_misses_on_one_object_reach_the_store_together() {
 }
 
 #[test]
-fn news_from_below_drops_what_is_clean_and_keeps_what_is_dirty() {
+fn an_event_from_below_drops_clean_data_and_keeps_dirty_data() {
     let mut env = faulty_environment(
         small(WriteMode::Back),
         |_| (),
@@ -421,7 +421,7 @@ fn news_from_below_drops_what_is_clean_and_keeps_what_is_dirty() {
     );
     env.read(&id("object"), 0, 16_384);
     env.write(&id("object"), 4096, pattern(2, 4096, 4096));
-    // Somebody else writes all of it, and the store tells.
+    // Another client writes all of it, and the store reports that.
     fill(&env.memory, &id("object"), pattern(3, 0, 16_384));
     let invalidate = InvalidateRequest::new(Scope::Object(id("object")));
     blocker::executor::block_on(env.memory.invalidate(invalidate)).unwrap();

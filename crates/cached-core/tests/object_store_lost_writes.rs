@@ -1,5 +1,6 @@
-//! A store that has lost what it had not stored of an object, by a failed sync say, takes nothing of it as stored until
-//! all of it is written in one: the cache does that with what it has, and nothing acknowledged is lost.
+//! A store that has lost writes of an object which it had not stored, by a failed sync for example, stores
+//! nothing of it until all of it is written in one request: the cache does that, and nothing acknowledged is
+//! lost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -28,11 +29,11 @@ fn environment(change: fn(&mut ObjectCacheConfig), limit: fn(&mut Capabilities))
     store.limit(limit);
     let mut config = ObjectCacheConfig { dirty_age_max: SECOND, ..small(WriteMode::Back) };
     change(&mut config);
-    let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
-    let _running = sim.spawn(cache.run());
+    let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
+    let _running = sim.spawn(background);
     let lost = Arc::new(AtomicBool::new(false));
     let own = Arc::clone(&lost);
-    // As the file store does it: the bytes are written, and the sync says that some were lost.
+    // As the file store does it: the bytes are written, and the sync reports that some were lost.
     store.rule(move |call| match call.op {
         Op::WriteFull | Op::Delete | Op::Invalidate => {
             own.store(false, Ordering::SeqCst);
@@ -52,7 +53,7 @@ impl Environment {
         self.sim.run(reply).unwrap();
     }
 
-    /// All is stored, and the store has `wanted`.
+    /// Asserts that everything is stored, and that the store has `wanted`.
     #[track_caller]
     fn stored(&mut self, wanted: &[u8]) {
         let flush = self.cache.flush(FlushRequest::new(Scope::All));
@@ -73,7 +74,7 @@ fn put(all: &mut Vec<u8>, offset: usize, bytes: &[u8]) {
 }
 
 #[test]
-fn one_failed_sync_loses_nothing_and_is_over_with_the_next_flush() {
+fn one_failed_sync_loses_nothing_and_is_repaired_by_the_next_flush() {
     let mut env = environment(|_| (), |_| ());
     let mut wanted = pattern(1, 0, 20_000);
     fill(env.store.memory(), &id("object"), wanted.clone());
@@ -92,7 +93,7 @@ fn one_failed_sync_loses_nothing_and_is_over_with_the_next_flush() {
 }
 
 #[test]
-fn what_is_changed_after_the_failure_is_stored_with_it() {
+fn changes_after_the_failure_are_stored_with_it() {
     let mut env = environment(|_| (), |_| ());
     fill(env.store.memory(), &id("object"), pattern(1, 0, 20_000));
     env.write(8192, pattern(2, 8192, 8192));
@@ -127,7 +128,7 @@ fn an_object_larger_than_a_request_is_stored_as_well() {
 }
 
 #[test]
-fn nothing_of_another_writer_is_written_over() {
+fn foreign_writes_are_not_overwritten() {
     let mut env = environment(|_| (), |_| ());
     let mut wanted = pattern(1, 0, 20_000);
     fill(env.store.memory(), &id("object"), wanted.clone());
@@ -154,7 +155,7 @@ fn nothing_of_another_writer_is_written_over() {
 }
 
 #[test]
-fn an_object_made_anew_is_restored() {
+fn an_object_created_anew_is_restored() {
     let mut env = environment(|_| (), |_| ());
     env.lost.store(true, Ordering::SeqCst);
     env.write(6000, pattern(2, 6000, 3000));
@@ -164,9 +165,9 @@ fn an_object_made_anew_is_restored() {
 }
 
 #[test]
-fn a_store_that_does_not_answer_does_not_keep_an_object_for_ever() {
+fn a_store_that_does_not_answer_does_not_block_an_object_for_ever() {
     let mut env = environment(|config| config.flush_timeout = 5 * SECOND, |_| ());
-    // Asked once, it says nothing until the time is up, as the contract has it.
+    // It is asked once, and does not answer until the time is up.
     let is_first = Arc::new(AtomicBool::new(true));
     env.store.rule(move |call| match call.op {
         Op::Write | Op::WriteRuns if is_first.swap(false, Ordering::SeqCst) => {

@@ -1,5 +1,5 @@
-//! The cache as the writer of its namespaces: it acknowledges nothing before it has claimed them, shares an epoch with
-//! nobody, and once another writer has taken over it refuses changes instead of acknowledging and dropping them.
+//! The cache as the writer of its namespaces: it acknowledges nothing before it has claimed them, shares an
+//! epoch with no other cache, and refuses changes once another writer has taken over.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ fn writer(write: WriteMode) -> ObjectCacheConfig {
 }
 
 impl Environment {
-    /// A silent store gives no news of claims, as one does whose connection is broken.
+    /// A silent store reports no claims, like one whose connection is broken.
     fn new(is_silent: bool, count: usize) -> Environment {
         let mut env = Environment {
             sim: Sim::new(None),
@@ -42,8 +42,8 @@ impl Environment {
     }
 
     fn start(&mut self, write: WriteMode) {
-        let cache = cache(Arc::clone(&self.store) as _, writer(write), &self.sim.clock);
-        self.running.push(self.sim.spawn(cache.run()));
+        let (cache, background) = cache(Arc::clone(&self.store) as _, writer(write), &self.sim.clock);
+        self.running.push(self.sim.spawn(background));
         self.caches.push(cache);
     }
 
@@ -119,7 +119,7 @@ fn a_deposed_cache_refuses_changes_after_its_first_flush_is_refused() {
         &pattern(1, 0, 5000),
         "nothing came after the claim",
     );
-    // Other namespaces are the cache's still.
+    // Other namespaces still belong to the cache.
     env.write(0, &elsewhere, pattern(4, 0, 5000)).unwrap();
     env.flush(0, Scope::Namespace(namespace("elsewhere"))).unwrap();
     assert_eq!(env.caches[0].lost().objects.len(), 1, "what was refused is not lost");
@@ -141,7 +141,7 @@ impl Dirty for ObjectCache {
 }
 
 #[test]
-fn a_deposed_cache_hears_of_it_and_acknowledges_nothing_more() {
+fn a_deposed_cache_that_is_notified_acknowledges_nothing_more() {
     for missed in [false, true] {
         let mut env = Environment::new(false, 1);
         env.write(0, &id("a"), pattern(1, 0, 5000)).unwrap();
@@ -161,7 +161,7 @@ fn a_deposed_cache_hears_of_it_and_acknowledges_nothing_more() {
 }
 
 #[test]
-fn an_object_taken_over_alone_is_refused_alone() {
+fn changes_of_an_object_taken_over_alone_are_refused_alone() {
     for is_silent in [false, true] {
         let mut env = Environment::new(is_silent, 1);
         for name in ["taken", "kept"] {
@@ -180,7 +180,7 @@ fn an_object_taken_over_alone_is_refused_alone() {
 }
 
 #[test]
-fn writing_through_is_refused_as_well() {
+fn a_deposed_cache_refuses_write_through_changes() {
     let mut env = Environment::new(true, 0);
     env.start(WriteMode::Through);
     env.write(0, &id("a"), pattern(1, 0, 5000)).unwrap();
@@ -203,7 +203,7 @@ fn two_caches_that_start_together_get_epochs_of_their_own() {
         })
         .collect();
     env.sim.settle();
-    // Both ask, and both are told the same.
+    // Both ask, and both get the same answer.
     assert_eq!(env.store.held().len(), 2);
     env.store.answer_all();
     env.sim.settle();
@@ -212,7 +212,7 @@ fn two_caches_that_start_together_get_epochs_of_their_own() {
     env.store.open();
     env.sim.settle();
     let done: Vec<_> = writes.iter().map(|write| write.take().expect("an answer")).collect();
-    // The one that came second has it, and the other knows.
+    // The second one has it, and the other one knows.
     let flushed = [env.flush(0, Scope::All), env.flush(1, Scope::All)];
     let stored =
         flushed.iter().zip(&done).filter(|(flushed, write)| flushed.is_ok() && write.is_ok()).count();
@@ -228,7 +228,7 @@ fn two_caches_that_start_together_get_epochs_of_their_own() {
 }
 
 #[test]
-fn above_the_last_epoch_nothing_is_acknowledged() {
+fn without_an_epoch_left_nothing_is_acknowledged() {
     let mut env = Environment::new(false, 1);
     let mut epoch = 0_u64;
     while epoch < u64::MAX {
@@ -253,12 +253,12 @@ fn epochs_in_parts_of_a_namespace_do_not_stop_a_claim() {
 }
 
 #[test]
-fn what_was_read_before_the_claim_is_not_trusted_after_it() {
+fn data_read_before_the_claim_are_dropped_at_the_claim() {
     let mut env = Environment::new(true, 1);
     let (read, other) = (id("read"), id("other"));
     fill(env.store.memory(), &read, pattern(1, 0, 9000));
     same(&env.read(0, &read), &pattern(1, 0, 9000), "before");
-    // The writer before this one goes on until it is deposed.
+    // The previous writer continues until it is deposed.
     fill(env.store.memory(), &read, pattern(2, 0, 5000));
     env.write(0, &other, pattern(3, 0, 100)).unwrap();
     same(&env.read(0, &read), &pattern(2, 0, 5000), "as the last writer left it");

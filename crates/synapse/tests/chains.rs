@@ -32,8 +32,8 @@ impl Chain {
         let mut config = ObjectCacheConfig::default();
         (config.memory_bytes_max, config.dirty_bytes_max) = (32 << 20, 8 << 20);
         (config.write, config.writer) = (write, Writer::Callers);
-        let cache = ObjectCache::new(self.top, config, Arc::new(SystemClock)).expect("a cache");
-        self.runtime.spawn(cache.run());
+        let (cache, background) = ObjectCache::new(self.top, config, Arc::new(SystemClock)).expect("a cache");
+        self.runtime.spawn(background);
         self.top = Arc::new(cache);
         self
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use blocker::*;
 use bytes::Bytes;
-use cached_core::object::{ObjectCache, ObjectCacheConfig};
+use cached_core::object::{Background, ObjectCache, ObjectCacheConfig};
 use common::raw::{Raw, hello, id, request_bytes};
 use common::{Kind, object};
 use synapse::codec::*;
@@ -144,7 +144,7 @@ fn a_small_read_allocates_nothing() {
 }
 
 /// A cache that writes back, over memory.
-fn cache() -> ObjectCache {
+fn cache() -> (ObjectCache, Background) {
     let mut config = ObjectCacheConfig::default();
     (config.memory_bytes_max, config.dirty_bytes_max) = (32 << 20, 8 << 20);
     config.write = WriteMode::Back;
@@ -153,8 +153,7 @@ fn cache() -> ObjectCache {
 
 #[test]
 fn a_hit_on_a_cache_allocates_nothing() {
-    let cache = cache();
-    let background = cache.run();
+    let (cache, background) = cache();
     beside_a_counting_server(Arc::new(cache), background, |address, count, _| {
         let (mut raw, _) = Raw::greeted(address, &hello(0));
         let mut round = |sequence: u32| {
@@ -186,7 +185,8 @@ fn a_hit_on_a_cache_allocates_nothing() {
 
 #[test]
 fn a_call_of_the_client_allocates_no_more_than_its_reply() {
-    let host = common::Host::new(Kind::Tcp, Arc::new(cache()), ServerConfig::default());
+    let (cache, _background) = cache();
+    let host = common::Host::new(Kind::Tcp, Arc::new(cache), ServerConfig::default());
     let mut config: ClientConfig = host.client_config();
     config.connections = 1;
     let disk = object("disk/0001");

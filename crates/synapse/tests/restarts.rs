@@ -34,8 +34,9 @@ fn front(door: &Door, client: &SynapseBlocker) -> ObjectCache {
     (config.memory_bytes_max, config.dirty_bytes_max) = (8 << 20, 4 << 20);
     (config.write, config.writer) = (WriteMode::Back, Writer::Callers);
     config.dirty_age_max = Duration::from_secs(1 << 20);
-    let cache = ObjectCache::new(Arc::new(client.clone()), config, Arc::new(door.clock)).unwrap();
-    tokio::spawn(cache.run());
+    let (cache, background) =
+        ObjectCache::new(Arc::new(client.clone()), config, Arc::new(door.clock)).unwrap();
+    tokio::spawn(background);
     cache
 }
 

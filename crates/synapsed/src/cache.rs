@@ -28,10 +28,10 @@ impl Cache {
     /// Outside of a tokio runtime.
     pub(crate) fn before(below: Arc<dyn Blocker>, table: &ObjectsTable) -> Result<Self, ConfigError> {
         let config = table.cache().map_err(here)?;
-        let cache = ObjectCache::new(below, config, Arc::new(SystemClock));
-        let cache = cache.map_err(|error| here((&error).into()))?;
+        let made = ObjectCache::new(below, config, Arc::new(SystemClock));
+        let (cache, background) = made.map_err(|error| here((&error).into()))?;
         Ok(Self {
-            background: tokio::spawn(cache.run()),
+            background: tokio::spawn(background),
             flush_max: table.shutdown_flush(),
             memory_bytes_max: table.cache_bytes_max(),
             cache,

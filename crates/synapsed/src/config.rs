@@ -270,7 +270,9 @@ impl Config {
         cache.dirty_bytes_max = cache.dirty_bytes_max.min(1 << 19);
         cache.objects_count_max = cache.objects_count_max.min(64);
         cache.huge_pages = false;
-        let cache = ObjectCache::new(memory, cache, clock).map_err(|error| here((&error).into()))?;
+        // Rehearsed only: nothing runs its background.
+        let (cache, _background) =
+            ObjectCache::new(memory, cache, clock).map_err(|error| here((&error).into()))?;
         Server::new(std::sync::Arc::new(cache), None, server).map(drop).map_err(|line| of_server(&line))
     }
 }

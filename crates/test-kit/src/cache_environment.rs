@@ -23,8 +23,8 @@ impl CacheEnvironment {
 
     pub fn over(store: Arc<SteeredStore>, config: ObjectCacheConfig) -> Self {
         let mut sim = Sim::new(None);
-        let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
-        let running = sim.spawn(cache.run());
+        let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
+        let running = sim.spawn(background);
         Self { sim, store, cache, running }
     }
 

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::{Blocker, ManualClock, Memory, Name, Namespace, ObjectId, ReadRequest, WriteMode};
-use cached_core::object::{ObjectCache, ObjectCacheConfig};
+use cached_core::object::{Background, ObjectCache, ObjectCacheConfig};
 
 pub const KIB: u64 = 1024;
 pub const BUCKET: u64 = 4096;
@@ -62,7 +62,12 @@ pub fn small(write: WriteMode) -> ObjectCacheConfig {
     }
 }
 
-pub fn cache(inner: Arc<dyn Blocker>, config: ObjectCacheConfig, clock: &ManualClock) -> ObjectCache {
+/// A cache over `inner`, and its background, to be spawned in a simulator.
+pub fn cache(
+    inner: Arc<dyn Blocker>,
+    config: ObjectCacheConfig,
+    clock: &ManualClock,
+) -> (ObjectCache, Background) {
     ObjectCache::new(inner, config, Arc::new(clock.clone())).unwrap_or_else(|error| panic!("{error}"))
 }
 

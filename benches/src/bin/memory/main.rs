@@ -135,7 +135,7 @@ fn run(options: &Options) -> Result<()> {
 }
 
 /// Prints a figure, beside its bar where it has one, and keeps it.
-fn report(figures: &mut Vec<Figure>, figure: Figure, bar: Option<Bar>) {
+fn print(figures: &mut Vec<Figure>, figure: Figure, bar: Option<Bar>) {
     let verdict = match bar {
         Some(bar) => format!(" {bar}: {}", if bar.is_met(figure.value) { "pass" } else { "miss" }),
         None => String::new(),

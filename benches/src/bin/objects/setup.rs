@@ -18,8 +18,7 @@ pub(crate) const BLOCK: u64 = 4096;
 pub(crate) static HUGE_PAGES: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn cache(below: Arc<dyn Blocker>, config: ObjectCacheConfig) -> anyhow::Result<ObjectCache> {
-    let cache = ObjectCache::new(below, config, Arc::new(SystemClock))?;
-    let work = cache.run();
+    let (cache, work) = ObjectCache::new(below, config, Arc::new(SystemClock))?;
     std::thread::Builder::new().name("background".into()).spawn(move || block_on(work))?;
     Ok(cache)
 }

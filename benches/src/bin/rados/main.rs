@@ -414,8 +414,7 @@ fn roomy() -> ObjectCacheConfig {
 }
 
 fn over(store: Arc<dyn Blocker>, config: ObjectCacheConfig) -> Result<ObjectCache> {
-    let cache = ObjectCache::new(store, config, Arc::new(SystemClock))?;
-    let background = cache.run();
+    let (cache, background) = ObjectCache::new(store, config, Arc::new(SystemClock))?;
     std::thread::Builder::new().name("cache".into()).spawn(move || block_on(background))?;
     Ok(cache)
 }

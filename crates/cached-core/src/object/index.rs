@@ -9,27 +9,28 @@
 //!          └──────────────────────┴─────────────────────────┴────────────────────┴─ has no need ┘
 //! ```
 //! A lookup waits for memory twice before it has the object's slots: for the head, and for the node, whose
-//! lines are asked for together. Both arrays lie in one mapping, touched as objects come. Every lookup goes to a random
-//! place of both, so huge pages are asked for, whatever the buckets have.
+//! lines are prefetched together. Both arrays lie in one mapping, touched as objects come. Every lookup goes
+//! to a random place of both, so huge pages are asked for, whatever the buckets have.
 //!
-//! Sharded by the name's hash, with one lock for each shard, held until the object's turn has been entered
-//! ([`Index::turn`]) or its use counted. Being inside keeps an object as a use does: who evicts enters its turn first.
+//! Sharded by the name's hash, with one lock for each shard, held until the object's exclusive section has
+//! begun ([`Index::enter_section`]) or its use has been counted. A section keeps an object in the index as a
+//! use does: an evicting thread enters it first.
 //!
-//! Entering a full shard succeeds by evicting: a hand goes round the
-//! nodes and takes the first that nobody uses, that holds nothing the store lacks, and that has not been
-//! asked for since the hand came by last (CLOCK). An object that would go but is dirty or busy is marked
-//! *leaving*: its flush is hurried, and it goes when that is done; asked for meanwhile, it stays.
+//! Entering a full shard succeeds by evicting: a hand goes round the nodes and takes the first that is not in
+//! use, holds nothing that the store lacks, and has not been asked for since the hand passed it (CLOCK). An
+//! object that would go but is dirty or busy is marked *leaving*: its flush is expedited, and it goes when
+//! that is done; if it is asked for meanwhile, it stays.
 //!
-//! Lock order: shard → (try) the object's turn → {queue, registry, free stack}. In an object's turn no
-//! shard is locked.
+//! Lock order: shard → (try) the object's exclusive section → {eviction queue, dirty queue, free stack}. No
+//! shard is locked in an object's exclusive section.
 
 use std::cell::UnsafeCell;
 
 use blocker::ObjectId;
 
-use super::label::Label;
 use super::order;
-use super::serial::{Serial, Turn};
+use super::packed_name::PackedName;
+use super::serial::{ExclusiveSection, Serial};
 use super::state::Object;
 use crate::arena::Memory;
 use crate::prefetch::prefetch;
@@ -38,9 +39,9 @@ use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
 const SHARD_NODES_MIN: u32 = 1024;
 const SHARDS_MAX: u32 = 64;
 const LINE_BYTES: usize = 64;
-/// Lines of a node that a read looks at.
+/// Cache lines of a node that a read needs.
 const NODE_LINES_READ: usize = 3;
-/// `Node::marks`.
+/// Bits of `Node::marks`.
 const USED: u32 = 1;
 const LEAVING: u32 = 2;
 
@@ -48,21 +49,22 @@ const LEAVING: u32 = 2;
 #[repr(C, align(64))]
 pub(crate) struct Node {
     hash: AtomicU64,
-    /// The next of its chain, plus one; guarded by the shard's lock.
+    /// The next node of its chain, plus one; guarded by the shard's lock.
     next: AtomicU32,
     marks: AtomicU32,
-    /// Who uses it beside the index.
+    /// The number of its uses outside of the index.
     refs: AtomicU32,
-    /// Written under the shard's lock while nobody uses the node; read under it, while it is used, or in a
-    /// turn that was entered under the lock.
-    label: UnsafeCell<Option<Label>>,
+    /// Written under the shard's lock while the node is not in use; read under it, while it is in use, or in
+    /// an exclusive section that began under the lock.
+    name: UnsafeCell<Option<PackedName>>,
     pub(crate) serial: Serial<Object>,
 }
 
-// SAFETY: all fields but `label` are `Sync`. `label` is written only by `Index::place` and `Index::remove`,
-// under the shard's lock, when `refs` is 0 and the node is in no chain, and after a turn in which it was emptied;
-// so no reader exists. It is read under that lock, by holders of a count, or in a turn that was entered under
-// the lock while the node was in its chain, and all of them keep those two away.
+// SAFETY: all fields but `name` are `Sync`. `name` is written only by `Index::place` and `Index::remove`,
+// under the shard's lock, when `refs` is 0 and the node is in no chain, and after an exclusive section in
+// which it was emptied; so no reader exists. It is read under that lock, by holders of a count, or in an
+// exclusive section that began under the lock while the node was in its chain, and all of them keep those two
+// away.
 unsafe impl Sync for Node {}
 
 #[cfg(not(shuttle))]
@@ -75,48 +77,48 @@ impl Node {
             next: AtomicU32::new(0),
             marks: AtomicU32::new(0),
             refs: AtomicU32::new(0),
-            label: UnsafeCell::new(None),
+            name: UnsafeCell::new(None),
             serial: Serial::new(Object::default()),
         }
     }
 
-    /// The hash of its name; for the evictor, who uses it as a hint.
+    /// The hash of its name; an evicting thread uses it as a hint.
     pub(crate) fn hash(&self) -> u64 {
         self.hash.load(Ordering::Relaxed)
     }
 }
 
-/// A use of a node: it stays what it is while this is held. Made by [`Index`], given back by
-/// [`Index::unuse`].
+/// A use of a node, which stays what it is while this is held. Made by [`Index`], ended by [`Index::unuse`].
 #[derive(Clone, Copy)]
 pub(crate) struct InUse<'a> {
     pub(crate) node: &'a Node,
     pub(crate) at: u32,
 }
 
-/// A turn with an object, found by its name's hash.
+/// An exclusive section with an object, found by its name's hash.
 pub(crate) struct Found<'a> {
-    pub(crate) turn: Turn<'a, Object>,
+    pub(crate) section: ExclusiveSection<'a, Object>,
     node: &'a Node,
     pub(crate) at: u32,
-    /// Whether it was leaving.
+    /// Whether it was marked to leave.
     pub(crate) reinserted: bool,
 }
 
 impl Found<'_> {
-    /// Whether it is the object of this name, and not another with the same hash.
+    /// Whether it is the object of this name, and not another one with the same hash.
     #[inline]
-    pub(crate) fn is(&self, id: &ObjectId) -> bool {
-        // SAFETY: the turn was entered under the shard's lock while the node was in its chain, and lasts.
-        unsafe { &*self.node.label.get() }.as_ref().is_some_and(|label| label.is(id))
+    pub(crate) fn matches(&self, id: &ObjectId) -> bool {
+        // SAFETY: the section began under the shard's lock while the node was in its chain, and lasts.
+        unsafe { &*self.node.name.get() }.as_ref().is_some_and(|name| name.matches(id))
     }
 }
 
 /// All objects.
 pub(crate) struct Index {
     shards: Box<[Mutex<Shard>]>,
-    /// The heads of all chains (the first node of each, plus one), then all nodes. A head is read and written under
-    /// its shard's lock. A node is made when it is first taken, under that lock, before anybody knows its number.
+    /// The heads of all chains (the first node of each, plus one), then all nodes. A head is read and written
+    /// under its shard's lock. A node is made when it is first taken, under that lock, before any other
+    /// thread has its number.
     memory: Memory,
     nodes_from: usize,
     heads_per_shard: u32,
@@ -128,26 +130,26 @@ pub(crate) struct Index {
 struct Shard {
     own: u32,
     free: Vec<u32>,
-    /// How many of its nodes were ever used.
+    /// The number of its nodes that were ever used.
     fresh: u32,
     hand: u32,
 }
 
-/// What became of entering.
+/// The result of entering an object.
 pub(crate) enum Entered<'a> {
-    /// It was there.
+    /// The index had it.
     Found { in_use: InUse<'a>, reinserted: bool },
-    /// It is there now; perhaps another had to go.
+    /// The index has it from now on; perhaps another object had to leave.
     Placed { in_use: InUse<'a>, evicted: Option<ObjectId> },
-    /// Nothing could go; these could if they were flushed, and are leaving now.
+    /// No object could leave; these could if they were flushed, and are marked to leave.
     Full { leaving: Vec<u32> },
 }
 
 impl Index {
-    /// For `count` objects.
+    /// Makes an index of `count` nodes.
     ///
     /// # Errors
-    /// The system's, if it refuses the memory.
+    /// The system's error, if it refuses the memory.
     pub(crate) fn new(count: u32) -> std::io::Result<Self> {
         let shards = (count / SHARD_NODES_MIN).clamp(1, SHARDS_MAX);
         let shards = 1u32 << shards.ilog2();
@@ -168,38 +170,41 @@ impl Index {
         })
     }
 
-    /// How many objects are known.
+    /// Returns the number of objects that the index has.
     pub(crate) fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
     fn place_of(&self, at: u32) -> *mut Node {
         debug_assert!(at as usize / self.shards.len() < self.per_shard as usize);
-        // SAFETY: the mapping has room for `per_shard` nodes of each shard from `nodes_from` on, a multiple of
-        // a node's alignment as the mapping's start is.
+        // SAFETY: the mapping has room for `per_shard` nodes of each shard from `nodes_from` on, a multiple
+        // of a node's alignment as the mapping's start is.
         unsafe { self.memory.base().add(self.nodes_from).cast::<Node>().add(at as usize) }
     }
 
-    /// The node of this number, which some object has or had.
+    /// Returns the node of this number, which an object has or had.
     #[inline]
     pub(crate) fn node(&self, at: u32) -> &Node {
-        // SAFETY: numbers get about only once `fresh` has made the node, which stays until `self` goes.
+        // SAFETY: a number is returned only once `fresh` has made the node, which stays until `self` is
+        // dropped.
         unsafe { &*self.place_of(at) }
     }
 
-    /// The number of a shard's `nth` node. Numbers go round the shards, so that the memory of few objects is dense.
+    /// Returns the number of a shard's `nth` node. Numbers go round the shards, so that the memory of few
+    /// objects is dense.
     fn number(&self, shard: &Shard, nth: u32) -> u32 {
         nth * self.shards.len() as u32 + shard.own
     }
 
-    /// The number of a node that was never used, made now.
+    /// Makes a node that was never used, and returns its number.
     fn fresh(&self, shard: &mut Shard) -> Option<u32> {
         if shard.fresh == self.per_shard {
             return None;
         }
         let at = self.number(shard, shard.fresh);
         shard.fresh += 1;
-        // SAFETY: the place lies within the mapping, and nobody but us, who hold the shard's lock, knows it yet.
+        // SAFETY: the place lies within the mapping, and no other thread knows it yet: this one holds the
+        // shard's lock.
         unsafe { self.place_of(at).write(Node::new()) };
         Some(at)
     }
@@ -214,7 +219,7 @@ impl Index {
         &self.shards[self.shard_index(hash)]
     }
 
-    /// Where the chain of a hash begins.
+    /// Returns the place where the chain of a hash begins.
     #[inline]
     fn head_of(&self, hash: u64) -> *mut u32 {
         let shard = self.shard_index(hash);
@@ -223,10 +228,11 @@ impl Index {
         unsafe { self.memory.base().cast::<u32>().add(shard * self.heads_per_shard as usize + chain) }
     }
 
-    /// The first node of a chain, plus one.
+    /// Returns the first node of a chain, plus one.
     #[inline]
     fn head(&self, hash: u64, _shard: &Shard) -> u32 {
-        // SAFETY: within the mapping, which was zeroed; the shard's lock, held by whoever has `_shard`, guards it.
+        // SAFETY: within the mapping, which was zeroed; the shard's lock, held by the owner of `_shard`,
+        // guards it.
         unsafe { *self.head_of(hash) }
     }
 
@@ -235,19 +241,19 @@ impl Index {
         unsafe { *self.head_of(hash) = head };
     }
 
-    /// A turn with the object of this hash, if there is one and nobody is inside. Its caller compares the name,
-    /// so that the memory of what it wants of the object can be asked for before.
+    /// Begins an exclusive section with the object of this hash, if there is one and no thread is inside. The
+    /// caller compares the name, so that it can prefetch what it needs of the object before.
     #[inline]
-    pub(crate) fn turn(&self, hash: u64) -> Option<Found<'_>> {
+    pub(crate) fn enter_section(&self, hash: u64) -> Option<Found<'_>> {
         prefetch(self.head_of(hash));
         let shard = lock(self.shard(hash));
         let at = self.find_hash(&shard, hash)?;
         let node = self.node(at);
-        // Under the lock: nobody can take the object out between our finding it and our being inside.
-        let turn = node.serial.try_enter()?;
+        // Under the lock: no thread can take the object out between the lookup and the section.
+        let section = node.serial.try_enter()?;
         drop(shard);
         let reinserted = Self::mark_used(node);
-        Some(Found { turn, node, at, reinserted })
+        Some(Found { section, node, at, reinserted })
     }
 
     #[inline]
@@ -265,7 +271,7 @@ impl Index {
         None
     }
 
-    /// Notes that a node is asked for; whether it was leaving.
+    /// Notes that a node is asked for; returns whether it was marked to leave.
     #[inline]
     fn mark_used(node: &Node) -> bool {
         let marks = node.marks.load(Ordering::Relaxed);
@@ -275,7 +281,7 @@ impl Index {
         marks & LEAVING != 0
     }
 
-    /// The object called `id`, in use; and whether it was leaving.
+    /// Returns the object called `id`, in use, and whether it was marked to leave.
     pub(crate) fn get(&self, hash: u64, id: &ObjectId) -> Option<(InUse<'_>, bool)> {
         let shard = lock(self.shard(hash));
         self.find(&shard, hash, id)
@@ -285,9 +291,9 @@ impl Index {
         let mut next = self.head(hash, shard);
         while let Some(at) = next.checked_sub(1) {
             let node = self.node(at);
-            // SAFETY: we hold the shard's lock.
-            let label = unsafe { &*node.label.get() };
-            if node.hash() == hash && label.as_ref().is_some_and(|label| label.is(id)) {
+            // SAFETY: this thread holds the shard's lock.
+            let name = unsafe { &*node.name.get() };
+            if node.hash() == hash && name.as_ref().is_some_and(|name| name.matches(id)) {
                 node.refs.fetch_add(1, Ordering::Relaxed);
                 return Some((InUse { node, at }, Self::mark_used(node)));
             }
@@ -296,22 +302,22 @@ impl Index {
         None
     }
 
-    /// One more use of a node that is in use.
+    /// Adds a use of a node that is in use.
     pub(crate) fn use_again(&self, at: u32) -> InUse<'_> {
         let node = self.node(at);
         node.refs.fetch_add(1, Ordering::Relaxed);
         InUse { node, at }
     }
 
-    /// A use of the node `at`, whatever object it is now; `None` if it is none.
+    /// Begins a use of the node `at`, whatever object it has now; `None` if it has none.
     pub(crate) fn use_placed(&self, at: u32) -> Option<InUse<'_>> {
         let _shard = lock(self.shard_of(at));
         // SAFETY: under the shard's lock.
-        unsafe { &*self.node(at).label.get() }.as_ref()?;
+        unsafe { &*self.node(at).name.get() }.as_ref()?;
         Some(self.use_again(at))
     }
 
-    /// The shard that a node belongs to, for ever.
+    /// Returns the shard that a node belongs to for ever.
     fn shard_of(&self, at: u32) -> &Mutex<Shard> {
         &self.shards[at as usize & (self.shards.len() - 1)]
     }
@@ -319,20 +325,20 @@ impl Index {
     /// Ends a use.
     #[inline]
     pub(crate) fn unuse(&self, in_use: InUse<'_>) {
-        // Sequentially consistent, as `is_unused` is: who found it in use and waits is seen by whoever looks for
-        // waiters after this.
+        // Sequentially consistent, as `is_unused` is: a thread that found the node in use and waits is seen
+        // by the thread that looks for waiters after this.
         in_use.node.refs.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// The name of a node that is in use.
+    /// Returns the name of a node that is in use.
     pub(crate) fn id(&self, in_use: InUse<'_>) -> ObjectId {
         debug_assert!(in_use.node.refs.load(Ordering::Relaxed) > 0);
-        // SAFETY: the node is in use, so nobody writes its name.
-        let label = unsafe { &*in_use.node.label.get() }.as_ref();
-        label.expect("a node in use has a name").to_id()
+        // SAFETY: the node is in use, so no thread writes its name.
+        let name = unsafe { &*in_use.node.name.get() }.as_ref();
+        name.expect("a node in use has a name").to_id()
     }
 
-    /// Finds the object, or gives it a place. `clear` empties the object that goes for it.
+    /// Finds the object, or gives it a node. `clear` empties the object that leaves for it.
     pub(crate) fn enter(
         &self,
         hash: u64,
@@ -353,14 +359,14 @@ impl Index {
                 None => return Entered::Full { leaving },
             }
         };
-        self.place(shard, at, hash, Label::of(id));
+        self.place(shard, at, hash, PackedName::of(id));
         Entered::Placed { in_use: InUse { node: self.node(at), at }, evicted }
     }
 
-    fn place(&self, shard: &mut Shard, at: u32, hash: u64, label: Label) {
+    fn place(&self, shard: &mut Shard, at: u32, hash: u64, name: PackedName) {
         let node = self.node(at);
-        // SAFETY: the node is in no chain and not in use, and we hold the shard's lock.
-        unsafe { *node.label.get() = Some(label) };
+        // SAFETY: the node is in no chain and not in use, and this thread holds the shard's lock.
+        unsafe { *node.name.get() = Some(name) };
         node.hash.store(hash, Ordering::Relaxed);
         node.refs.store(1, Ordering::Relaxed);
         node.marks.store(USED, Ordering::Relaxed);
@@ -369,7 +375,7 @@ impl Index {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes a node out of its chain; its name goes.
+    /// Takes a node out of its chain; returns its name.
     fn remove(&self, shard: &mut Shard, at: u32) -> Option<ObjectId> {
         let node = self.node(at);
         let next = node.next.load(Ordering::Relaxed);
@@ -384,16 +390,16 @@ impl Index {
             self.node(before).next.store(next, Ordering::Relaxed);
         }
         self.count.fetch_sub(1, Ordering::Relaxed);
-        // SAFETY: nobody uses the node (its caller has checked), it is in no chain any more, and we
-        // hold the shard's lock.
-        unsafe { (*node.label.get()).take() }.map(|label| label.to_id())
+        // SAFETY: the node is not in use (the caller has checked), it is in no chain any more, and this
+        // thread holds the shard's lock.
+        unsafe { (*node.name.get()).take() }.map(|name| name.to_id())
     }
 
-    /// Whether the node is in a chain and nobody uses it. Under the shard's lock nobody can begin to.
+    /// Whether the node is in a chain and not in use. Under the shard's lock no use can begin.
     fn is_unused(&self, at: u32) -> bool {
         let node = self.node(at);
         // SAFETY: called under the shard's lock only.
-        let is_placed = unsafe { &*node.label.get() }.is_some();
+        let is_placed = unsafe { &*node.name.get() }.is_some();
         is_placed && node.refs.load(Ordering::SeqCst) == 0
     }
 
@@ -424,7 +430,7 @@ impl Index {
         None
     }
 
-    /// The object is leaving and nothing may keep it any more: it goes if so. Its name, if it went.
+    /// Lets an object leave that is marked to, if nothing keeps it any more. Returns its name if it left.
     pub(crate) fn finalize(
         &self,
         at: u32,
@@ -443,19 +449,19 @@ impl Index {
         id
     }
 
-    /// Whether the object is leaving.
+    /// Whether the object is marked to leave.
     pub(crate) fn is_leaving(&self, at: u32) -> bool {
         self.node(at).marks.load(Ordering::Relaxed) & LEAVING != 0
     }
 
-    /// Uses every object in turn, a shard at a time.
+    /// Calls `visit` with every object, in use, a shard at a time.
     pub(crate) fn for_each<'a>(&'a self, mut visit: impl FnMut(InUse<'a>)) {
         for shard in &self.shards {
             let in_use: Vec<InUse<'a>> = {
                 let shard = lock(shard);
                 let placed = (0..shard.fresh).map(|nth| self.number(&shard, nth));
                 // SAFETY: under the shard's lock.
-                let placed = placed.filter(|at| unsafe { &*self.node(*at).label.get() }.is_some());
+                let placed = placed.filter(|at| unsafe { &*self.node(*at).name.get() }.is_some());
                 placed.map(|at| self.use_again(at)).collect()
             };
             for each in in_use {
@@ -465,7 +471,8 @@ impl Index {
         }
     }
 
-    /// Every chain leads to its objects, and to nothing else; for [`super::ObjectCache::validate`].
+    /// Checks that every chain leads to its objects, and to nothing else; for
+    /// [`super::ObjectCache::validate`].
     pub(crate) fn validate(&self) -> Result<(), String> {
         let mut found = 0;
         for shard in &self.shards {
@@ -476,7 +483,7 @@ impl Index {
                 while let Some(at) = next.checked_sub(1) {
                     let node = self.node(at);
                     // SAFETY: under the shard's lock.
-                    let is_placed = unsafe { &*node.label.get() }.is_some();
+                    let is_placed = unsafe { &*node.name.get() }.is_some();
                     if !is_placed || self.head_of(node.hash()) != self.head_of(any) {
                         return Err(format!("node {at} is in a chain that is not its own"));
                     }
@@ -501,7 +508,7 @@ impl Drop for Index {
         for shard in &self.shards {
             let shard = lock(shard);
             for nth in 0..shard.fresh {
-                // SAFETY: `fresh` has made this node, nobody can use it any more, and it goes once.
+                // SAFETY: `fresh` has made this node, no thread can use it any more, and it is dropped once.
                 unsafe { self.place_of(self.number(&shard, nth)).drop_in_place() };
             }
         }

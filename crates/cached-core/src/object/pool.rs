@@ -1,4 +1,4 @@
-//! The bucket pool: 4 KiB buckets in the arena's regions, who points at each, and which are free.
+//! The bucket pool: buckets of 4 KiB in the arena's regions, what refers to each, and which are free.
 //!
 //! ```text
 //!  region   ┌────────┬──────────┬──────────┬─ ─ ─┐   the header keeps the first bucket's place
@@ -9,13 +9,13 @@
 //! A bucket's number names its region in the upper bits and its place there in the lower ones, so that no hit
 //! divides; the numbers that would be headers are no buckets.
 //!
-//! A bucket is *free*, *reserved* (taken for a job that has not begun) or *in use*, with a count of who
-//! points at it: slots of objects, segments in callers' hands, flushes. It is written only while one
-//! slot alone points at it, in that object's turn; so bytes that somebody can see never change.
+//! A bucket is *free*, *reserved* (taken for a job that has not begun) or *in use*, with a count of what
+//! refers to it: slots of objects, segments in callers' hands, flushes. It is written only while one slot
+//! alone refers to it, in that object's exclusive section; so bytes that a reader can see never change.
 //! Reserve, then enter, then use or give back: no job waits for a bucket while it holds others.
 //!
-//! Free buckets form stacks through `Meta::next`, one per group of threads, so that what was used last
-//! is used next; buckets never used come in order of address.
+//! Free buckets form stacks through `Meta::next`, one per group of threads, so that the bucket used last is
+//! used next; buckets never used are taken in order of address.
 
 use std::cell::Cell;
 
@@ -23,7 +23,7 @@ use blocker::{BUCKET_BYTES, Segment, SegmentOwner};
 
 use super::order;
 use super::slots::BUCKETS_MAX;
-use super::wait::WaitQueue;
+use super::wait_queue::WaitQueue;
 #[cfg(not(shuttle))]
 use crate::arena::Memory;
 use crate::arena::{Arena, ArenaConfig, ArenaError, Owner, REGION_BYTES_MAX, REGION_BYTES_MIN};
@@ -32,30 +32,31 @@ use crate::sync::{Arc, AtomicU8, AtomicU16, AtomicU32, Mutex, Ordering, lock};
 
 /// Bytes of one bucket.
 pub(crate) const BUCKET: usize = BUCKET_BYTES as usize;
-/// No bucket, no object.
+/// No bucket, and no object.
 pub(crate) const NONE: u32 = u32::MAX;
 
 const STRIPES: usize = 8;
-/// In the place of an owner: bytes land here that no write has taken over yet.
-const LANDED: u32 = u32::MAX;
-/// From here on a reader gets a copy instead of one more pin.
+/// In the place of an owner: the bucket belongs to a receive buffer or payload that no write has taken over
+/// yet.
+const RECEIVING: u32 = u32::MAX;
+/// From this count on a reader gets a copy instead of one more pin.
 const PINS_MAX: u16 = 0x8000;
-/// A count that has come here stays: the bucket is never used again. It takes 2^15 clones of one segment.
+/// A count that has come here stays: the bucket is never used again. That takes 2^15 clones of one segment.
 const REFS_STUCK: u16 = u16::MAX;
 
-/// What is kept beside each bucket. All zero: never used.
+/// What is kept beside each bucket. All zero: the bucket was never used.
 #[derive(Default)]
 pub(crate) struct Meta {
-    /// The object, plus one, whose clean or dirty slot this bucket belongs to; 0: nobody's.
+    /// The object, plus one, whose clean or dirty slot this bucket belongs to; 0: none.
     owner: AtomicU32,
     /// The neighbours in an eviction queue, plus one each; `next` also links free buckets.
     pub(super) next: AtomicU32,
     pub(super) prev: AtomicU32,
-    /// Which slot of the owner.
+    /// The number of the owner's slot.
     slot: AtomicU16,
-    /// Who points at it.
+    /// The number of slots, segments and flushes that refer to it.
     refs: AtomicU16,
-    /// Sectors whose bytes mean something, and sectors newer than the store.
+    /// The sectors whose bytes are meaningful, and those newer than the store.
     valid: AtomicU8,
     dirty: AtomicU8,
     /// The policy's bits.
@@ -68,10 +69,10 @@ pub(crate) struct Meta {
 const _: () = assert!(size_of::<Meta>() == 20);
 
 impl Meta {
-    /// The object and slot that it belongs to.
+    /// Returns the object and the slot that the bucket belongs to.
     pub(crate) fn owner(&self) -> Option<(u32, u32)> {
         let owner = self.owner.load(Ordering::Relaxed);
-        let owner = if owner == LANDED { return None } else { owner.checked_sub(1)? };
+        let owner = if owner == RECEIVING { return None } else { owner.checked_sub(1)? };
         Some((owner, u32::from(self.slot.load(Ordering::Relaxed))))
     }
 
@@ -82,9 +83,9 @@ impl Meta {
         self.owner.store(object, Ordering::Relaxed);
     }
 
-    /// Whether bytes land here that no write has taken over yet.
-    pub(crate) fn is_landed(&self) -> bool {
-        self.owner.load(Ordering::Relaxed) == LANDED
+    /// Whether the bucket belongs to a receive buffer or payload that no write has taken over yet.
+    pub(crate) fn is_receiving(&self) -> bool {
+        self.owner.load(Ordering::Relaxed) == RECEIVING
     }
 
     pub(crate) fn valid(&self) -> u8 {
@@ -107,7 +108,7 @@ impl Meta {
 /// All buckets.
 pub(crate) struct Pool {
     core: Arc<Core>,
-    /// One for each region, so that two readers of different regions write no common line.
+    /// One for each region, so that readers of different regions write to different cache lines.
     owners: Box<[Arc<RegionOwner>]>,
 }
 
@@ -115,23 +116,23 @@ struct Core {
     arena: Arena,
     regions: Box<[RegionId]>,
     metas: Metas,
-    /// Buckets; a few numbers less are in use than `metas` has.
+    /// The number of buckets; `metas` has a few more.
     count: u32,
-    /// Places of a region, its header's included, are this power of two.
+    /// A region has this power of two places, its header's included.
     region_shift: u32,
     stripes: [Stripe; STRIPES],
-    /// How many buckets were ever used.
+    /// The number of buckets that were ever used.
     fresh: Mutex<u32>,
-    /// Free ones, fresh ones included.
+    /// The number of free buckets, those never used included.
     free: AtomicU32,
-    /// Buckets that are claimed for bytes which no write has taken over yet.
-    landed: AtomicU32,
-    /// Who waits for buckets.
+    /// The number of buckets of receive buffers and of payloads that no write has taken over yet.
+    receiving: AtomicU32,
+    /// The tasks that wait for buckets.
     waiters: WaitQueue,
 }
 
-/// One [`Meta`] for each number, in memory of its own that is touched as buckets are used. Looked up at random by
-/// every hit, so huge pages are asked for, whatever the arena has: there are few pages of it.
+/// One [`Meta`] for each number, in a mapping of its own that is touched as buckets are used. Every hit looks
+/// one up at random, so huge pages are asked for, whatever the arena has: there are few pages of it.
 #[cfg(not(shuttle))]
 struct Metas {
     memory: Memory,
@@ -150,8 +151,8 @@ impl std::ops::Deref for Metas {
     type Target = [Meta];
     #[inline]
     fn deref(&self) -> &[Meta] {
-        // SAFETY: the mapping is large enough, aligned to a page, lives as long as `self`, and was zeroed, which
-        // is a valid `Meta`: it is made of atomic integers alone, and is touched in no other way.
+        // SAFETY: the mapping is large enough, aligned to a page, lives as long as `self`, and was zeroed,
+        // which is a valid `Meta`: it is made of atomic integers alone, and is touched in no other way.
         unsafe { std::slice::from_raw_parts(self.memory.base().cast(), self.count) }
     }
 }
@@ -184,11 +185,11 @@ struct Stack {
     count: u32,
 }
 
-/// Hands out pins of one region's buckets.
+/// Hands out segments of one region's buckets.
 struct RegionOwner(Arc<Core>);
 
 impl Pool {
-    /// Buckets in `bytes` of memory.
+    /// Makes a pool of the buckets that `bytes` of memory hold.
     ///
     /// # Errors
     /// As [`Arena::new`].
@@ -206,7 +207,7 @@ impl Pool {
         })?;
         let regions: Box<[_]> = std::iter::from_fn(|| arena.take(Owner::Objects, 0)).collect();
         let region_shift = (region_bytes / BUCKET).trailing_zeros();
-        // Of a cache so large that numbers run out the rest is left alone.
+        // If the memory has more buckets than there are numbers, the rest is not used.
         let numbers = ((regions.len() as u64) << region_shift).min(u64::from(BUCKETS_MAX)) as u32;
         let count = numbers - (numbers >> region_shift);
         let core = Arc::new(Core {
@@ -217,7 +218,7 @@ impl Pool {
             stripes: std::array::from_fn(|_| Stripe(Mutex::ranked(Stack::default(), &order::FREE_STACK))),
             fresh: Mutex::ranked(0, &order::FRESH),
             free: AtomicU32::new(count),
-            landed: AtomicU32::new(0),
+            receiving: AtomicU32::new(0),
             waiters: WaitQueue::default(),
             regions,
         });
@@ -225,17 +226,17 @@ impl Pool {
         Ok(Self { core, owners })
     }
 
-    /// How many buckets there are.
+    /// Returns the number of buckets.
     pub(crate) fn count(&self) -> u32 {
         self.core.count
     }
 
-    /// How many are free; exact when nothing happens.
+    /// Returns the number of free buckets; exact while no thread uses the pool.
     pub(crate) fn free(&self) -> u32 {
         self.core.free.load(Ordering::Relaxed)
     }
 
-    /// Where tasks wait for buckets.
+    /// Returns the queue of the tasks that wait for buckets.
     pub(crate) fn waiters(&self) -> &WaitQueue {
         &self.core.waiters
     }
@@ -245,7 +246,7 @@ impl Pool {
         &self.core.metas[bucket as usize]
     }
 
-    /// The first byte of a bucket.
+    /// Returns the first byte of a bucket.
     #[inline]
     pub(crate) fn at(&self, bucket: u32) -> *mut u8 {
         self.core.at(bucket)
@@ -255,11 +256,11 @@ impl Pool {
     pub(crate) fn reserve_up_to(&self, count: u32) -> Reserved<'_> {
         let mut reserved = Reserved { pool: self, top: 0, count: 0 };
         let own = stripe();
-        for turn in 0..STRIPES {
+        for each in 0..STRIPES {
             if reserved.count == count {
                 break;
             }
-            let mut stack = lock(&self.core.stripes[(own + turn) % STRIPES].0);
+            let mut stack = lock(&self.core.stripes[(own + each) % STRIPES].0);
             while reserved.count < count && stack.count > 0 {
                 let top = stack.top;
                 stack.top = self.meta(top - 1).next.load(Ordering::Relaxed);
@@ -279,30 +280,30 @@ impl Pool {
         reserved
     }
 
-    /// How many buckets are claimed for bytes that no write has taken over yet.
-    pub(crate) fn landed(&self) -> u32 {
-        self.core.landed.load(Ordering::Relaxed)
+    /// Returns the number of buckets of receive buffers and of payloads that no write has taken over yet.
+    pub(crate) fn receiving(&self) -> u32 {
+        self.core.receiving.load(Ordering::Relaxed)
     }
 
-    /// All of them, for [`super::ObjectCache::validate`].
-    pub(crate) fn landed_list(&self) -> Vec<u32> {
+    /// Returns those buckets, for [`super::ObjectCache::validate`].
+    pub(crate) fn receiving_list(&self) -> Vec<u32> {
         let all = self.core.metas.iter().enumerate();
         // Numbers are below 2^29.
-        all.filter(|(_, meta)| meta.is_landed()).map(|(bucket, _)| bucket as u32).collect()
+        all.filter(|(_, meta)| meta.is_receiving()).map(|(bucket, _)| bucket as u32).collect()
     }
 
-    /// Room for so many more of them, unless that made more than `most`.
-    pub(crate) fn claim_landed(&self, count: u32, most: u32) -> bool {
-        let claim = |landed: u32| landed.checked_add(count).filter(|landed| *landed <= most);
-        self.core.landed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim).is_ok()
+    /// Counts `count` more buckets as used for receiving, unless that makes more than `most`.
+    pub(crate) fn reserve_receive(&self, count: u32, most: u32) -> bool {
+        let claim = |receiving: u32| receiving.checked_add(count).filter(|receiving| *receiving <= most);
+        self.core.receiving.fetch_update(Ordering::Relaxed, Ordering::Relaxed, claim).is_ok()
     }
 
-    /// Gives back room that was not used.
-    pub(crate) fn unclaim_landed(&self, count: u32) {
-        self.core.landed.fetch_sub(count, Ordering::Relaxed);
+    /// Takes back a count of [`Self::reserve_receive`] that was not used.
+    pub(crate) fn unreserve_receive(&self, count: u32) {
+        self.core.receiving.fetch_sub(count, Ordering::Relaxed);
     }
 
-    /// The whole bucket that a segment points at, if it is one of ours.
+    /// Returns the bucket of which a segment is the whole, if it is one of this pool.
     pub(crate) fn whole_bucket(&self, segment: &Segment) -> Option<u32> {
         let (owner, token, range) = segment.pin()?;
         let bucket = u32::try_from(token).ok().filter(|_| range == (0..BUCKET))?;
@@ -310,31 +311,31 @@ impl Pool {
         std::ptr::addr_eq(Arc::as_ptr(owner), Arc::as_ptr(ours)).then_some(bucket)
     }
 
-    /// A slot takes over a bucket that a segment of its caller points at: one more count. True if bytes had landed
-    /// there and nobody has taken it over before.
+    /// Adds the count of a slot that takes over a bucket which a segment of its caller refers to. Returns
+    /// true if the bucket came from a receive buffer, and no write has taken it over before.
     pub(crate) fn adopt(&self, bucket: u32) -> bool {
         self.core.retain(bucket);
-        self.core.settle_landed(bucket)
+        self.core.end_receiving(bucket)
     }
 
-    /// All that bytes land in whole: a segment of it, which has the caller's count.
-    pub(crate) fn landed_segment(&self, bucket: u32) -> Segment {
+    /// Returns a segment of a whole received bucket; it takes over the caller's count.
+    pub(crate) fn received_segment(&self, bucket: u32) -> Segment {
         self.meta(bucket).set_valid(u8::MAX);
         let owner = &self.owners[(bucket >> self.core.region_shift) as usize];
         Segment::pinned(Arc::clone(owner) as _, u64::from(bucket), 0..BUCKET)
     }
 
-    /// One more slot or flush points at it.
+    /// Adds the count of one more slot or flush.
     pub(crate) fn retain(&self, bucket: u32) {
         self.core.retain(bucket);
     }
 
-    /// One less points at it; free when nobody does.
+    /// Takes one count away; the bucket is free when none is left.
     pub(crate) fn release(&self, bucket: u32) {
         self.core.release(bucket);
     }
 
-    /// A segment of the bytes `range` of it; `None` if too many point at it already.
+    /// Returns a segment of the bytes `range` of a bucket; `None` if too many refer to it already.
     #[inline]
     pub(crate) fn pin(&self, bucket: u32, range: std::ops::Range<usize>) -> Option<Segment> {
         if self.meta(bucket).refs() >= PINS_MAX {
@@ -345,13 +346,14 @@ impl Pool {
         Some(Segment::pinned(Arc::clone(owner) as _, u64::from(bucket), range))
     }
 
-    /// The bytes, for whoever knows that nobody writes them: in the turn of an object that points at it.
+    /// Returns the bytes of a bucket. The caller is in the exclusive section of an object that refers to it,
+    /// so no thread writes them.
     #[inline]
     pub(crate) fn bytes(&self, bucket: u32) -> &[u8] {
         self.core.bytes(bucket)
     }
 
-    /// Every bucket that is on a free stack or was never used, for [`super::ObjectCache::validate`].
+    /// Returns every bucket that is on a free stack or was never used, for [`super::ObjectCache::validate`].
     pub(crate) fn free_list(&self) -> Vec<u32> {
         let fresh = *lock(&self.core.fresh);
         let mut free: Vec<u32> = (fresh..self.count()).map(|nth| self.core.number(nth)).collect();
@@ -368,7 +370,7 @@ impl Pool {
 }
 
 impl Core {
-    /// The number of the `nth` bucket: headers, the first place of each region, are none.
+    /// Returns the number of the `nth` bucket: headers, the first place of each region, are none.
     fn number(&self, nth: u32) -> u32 {
         nth + nth / self.per_region() + 1
     }
@@ -386,9 +388,9 @@ impl Core {
 
     #[inline]
     fn bytes(&self, bucket: u32) -> &[u8] {
-        // SAFETY: the bucket lies whole within the arena, which lives as long as `self`. It is written
-        // only through `Reserved` before anybody else knows it, or in its owner's turn while one
-        // slot alone points at it; who calls this points at it, or is in that turn.
+        // SAFETY: the bucket lies whole within the arena, which lives as long as `self`. It is written only
+        // through `Reserved` before any other thread knows it, or in its owner's exclusive section while one
+        // slot alone refers to it; the caller holds a count of it, or is in that section.
         unsafe { std::slice::from_raw_parts(self.at(bucket), BUCKET) }
     }
 
@@ -412,20 +414,20 @@ impl Core {
     fn retain(&self, bucket: u32) {
         let refs = &self.metas[bucket as usize].refs;
         if refs.fetch_add(1, Ordering::Relaxed) >= REFS_STUCK - 1024 {
-            // Cold, and far from wrapping round: a thousand threads would have to stand right here.
+            // Cold, and far from wrapping round: a thousand threads would have to be right here at once.
             refs.store(REFS_STUCK - 512, Ordering::Relaxed);
         }
     }
 
-    /// Whether bytes had landed in the bucket that nobody had taken over; now they are.
-    fn settle_landed(&self, bucket: u32) -> bool {
+    /// Takes a bucket out of the count of received ones; returns whether it was in it.
+    fn end_receiving(&self, bucket: u32) -> bool {
         let owner = &self.metas[bucket as usize].owner;
-        let settled = owner.load(Ordering::Relaxed) == LANDED
-            && owner.compare_exchange(LANDED, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok();
-        if settled {
-            self.landed.fetch_sub(1, Ordering::Relaxed);
+        let ended = owner.load(Ordering::Relaxed) == RECEIVING
+            && owner.compare_exchange(RECEIVING, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if ended {
+            self.receiving.fetch_sub(1, Ordering::Relaxed);
         }
-        settled
+        ended
     }
 
     #[inline]
@@ -434,17 +436,18 @@ impl Core {
         if meta.refs.load(Ordering::Relaxed) >= REFS_STUCK - 1024 {
             return;
         }
-        // Release: what we read is read before it is written anew; Acquire: so it is for all the others.
+        // Release: what this thread reads is read before the bucket is written anew. Acquire: so it is for
+        // all other threads.
         match meta.refs.fetch_sub(1, Ordering::AcqRel) {
             1 => {
-                self.settle_landed(bucket);
+                self.end_receiving(bucket);
                 meta.set_owner(None);
                 meta.set_valid(0);
                 meta.set_dirty(0);
                 self.put_free(bucket);
                 self.waiters.notify();
             }
-            // No longer pinned: it can be evicted for whoever waits.
+            // No longer pinned: it can be evicted for a task that waits.
             2 => self.waiters.notify(),
             _ => (),
         }
@@ -473,13 +476,13 @@ impl SegmentOwner for RegionOwner {
     }
 }
 
-/// The thread's place among the stripes.
+/// Returns the number of the thread's stripe.
 fn stripe() -> usize {
     static NEXT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
     thread_local! {
         static STRIPE: Cell<usize> = const { Cell::new(usize::MAX) };
     }
-    // A thread that is ending has no place of its own any more.
+    // A thread that is ending has no stripe of its own any more.
     let own = STRIPE.try_with(|stripe| {
         if stripe.get() == usize::MAX {
             stripe.set(NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % STRIPES);
@@ -489,7 +492,7 @@ fn stripe() -> usize {
     own.unwrap_or(0)
 }
 
-/// Buckets taken for a job; what it does not use goes back.
+/// Buckets taken for a job; those that it does not use go back.
 pub(crate) struct Reserved<'a> {
     pool: &'a Pool,
     /// Linked like a stack of free ones.
@@ -498,7 +501,7 @@ pub(crate) struct Reserved<'a> {
 }
 
 impl<'a> Reserved<'a> {
-    /// None at all.
+    /// No buckets.
     pub(crate) fn none(pool: &'a Pool) -> Self {
         Self { pool, top: 0, count: 0 }
     }
@@ -513,7 +516,7 @@ impl<'a> Reserved<'a> {
         self.count += 1;
     }
 
-    /// Adds what another holds.
+    /// Adds the buckets of another reservation.
     pub(crate) fn merge(&mut self, mut other: Reserved<'a>) {
         while let Some(bucket) = other.pop() {
             self.put(bucket);
@@ -528,28 +531,28 @@ impl<'a> Reserved<'a> {
         Some(bucket)
     }
 
-    /// One of them, to be filled by `fill` before anybody else sees it; its caller points at it from now on.
+    /// Takes one of them, filled by `fill` before any other thread sees it; its count belongs to the caller.
     pub(crate) fn take(&mut self, fill: impl FnOnce(&mut [u8])) -> Option<u32> {
         let bucket = self.pop()?;
         let meta = self.pool.meta(bucket);
         meta.refs.store(1, Ordering::Relaxed);
-        // SAFETY: the bucket was free and is ours alone; it lies whole within the arena, whose memory is
-        // initialised (zeroed by the system, or written before).
+        // SAFETY: the bucket was free and belongs to this thread alone; it lies whole within the arena, whose
+        // memory is initialised (zeroed by the system, or written before).
         fill(unsafe { std::slice::from_raw_parts_mut(self.pool.at(bucket), BUCKET) });
         Some(bucket)
     }
 
-    /// One of them for bytes to land in, which the pool counts: [`Pool::claim_landed`] was asked for it. Its caller
-    /// points at it.
-    pub(crate) fn take_landed(&mut self) -> Option<u32> {
+    /// Takes one of them for a receive buffer; [`Pool::reserve_receive`] has counted it. Its count belongs to
+    /// the caller.
+    pub(crate) fn take_receiving(&mut self) -> Option<u32> {
         let bucket = self.pop()?;
         let meta = self.pool.meta(bucket);
         meta.refs.store(1, Ordering::Relaxed);
-        meta.owner.store(LANDED, Ordering::Relaxed);
+        meta.owner.store(RECEIVING, Ordering::Relaxed);
         Some(bucket)
     }
 
-    /// Lets the reservation outlive the borrow of the pool: leaves only its shape.
+    /// Ends the borrow of the pool, and keeps the buckets.
     pub(crate) fn detach(mut self) -> Detached {
         let detached = Detached { top: self.top, count: self.count };
         (self.top, self.count) = (0, 0);
@@ -557,7 +560,7 @@ impl<'a> Reserved<'a> {
     }
 }
 
-/// A reservation without its pool. Must go back into one by [`Reserved::attach`].
+/// A reservation without its pool: it must go back into one by [`Reserved::attach`].
 #[must_use]
 pub(crate) struct Detached {
     top: u32,
@@ -577,8 +580,8 @@ impl<'a> Reserved<'a> {
 }
 
 impl Reserved<'_> {
-    /// Gives them back and wakes nobody: they were too few for the first who waits, who is the one that took them, or
-    /// looks again when the caller has looked.
+    /// Gives the buckets back and wakes no task: they were too few for the first that waits, which is the one
+    /// that took them, or looks again when the caller has looked.
     pub(crate) fn put_back(mut self) {
         self.put_all_free();
     }
@@ -662,7 +665,8 @@ mod shuttle_tests {
         );
     }
 
-    /// However claims, uses and returns interleave, no bucket has two holders, and in the end all are free.
+    /// However reservations, uses and returns interleave, no bucket has two holders, and in the end all are
+    /// free.
     #[test]
     fn no_bucket_has_two_holders() {
         shuttle::check_random(
@@ -700,7 +704,8 @@ mod shuttle_tests {
         );
     }
 
-    /// Whoever holds a pin, or a clone of one, sees the same bytes until it lets go, whatever becomes of the slot.
+    /// The holder of a pin, or of a clone of one, sees the same bytes until it drops it, whatever becomes of
+    /// the slot.
     #[test]
     fn what_is_pinned_stays_as_it_is() {
         shuttle::check_random(
@@ -723,7 +728,7 @@ mod shuttle_tests {
                 let own = Arc::clone(&pool);
                 threads.push(shuttle::thread::spawn(move || own.release(bucket)));
                 let own = Arc::clone(&pool);
-                // Somebody who takes whatever there is, and writes on it.
+                // Another thread takes whatever is free, and writes to it.
                 threads.push(shuttle::thread::spawn(move || {
                     let mut reserved = own.reserve_up_to(BUCKETS);
                     let taken: Vec<u32> =

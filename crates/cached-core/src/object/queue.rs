@@ -14,11 +14,12 @@ use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 /// Buckets of one shard, at least: below, a policy sees too little.
 const SHARD_BUCKETS_MIN: u32 = 8192;
 const SHARDS_MAX: u32 = 16;
-/// What a policy is told that a bucket takes.
+/// The size of a bucket as a policy sees it.
 const POLICY_BYTES: u64 = super::pool::BUCKET as u64;
 /// Buckets that are judged at most for one that goes.
 const JUDGED_MAX: usize = 256;
-/// `Meta::place`: in a queue (and, one bit up, in which); taken out by an evictor who has not decided yet.
+/// Bits of `Meta::place`: in a queue (and, one bit up, in which); taken out by an evicting thread that has
+/// not decided yet.
 const LINKED: u8 = 1;
 const POPPED: u8 = 4;
 
@@ -26,7 +27,7 @@ const POPPED: u8 = 4;
 pub(crate) struct Queues {
     shards: Box<[Mutex<Shard>]>,
     /// What a hit makes of each of the eight values of a bucket's bits, a byte each, for each shard. Renewed
-    /// whenever the shard's policy has been asked for a victim, or says that it has changed.
+    /// whenever the shard's policy has been asked for a victim, or reports that it has changed.
     hits: Box<[AtomicU64]>,
     policy_bytes: usize,
 }
@@ -67,7 +68,7 @@ impl Queues {
         Some(Self { shards, hits, policy_bytes })
     }
 
-    /// What the policies remember takes so much.
+    /// Returns the memory for what the policies remember, in bytes.
     pub(crate) fn policy_bytes(&self) -> usize {
         self.policy_bytes
     }
@@ -125,10 +126,15 @@ impl Queues {
 
     /// The next bucket to go, out of its queue already, from the shards in turn from `turn` on. The caller
     /// drops it, or gives it back by [`Self::put_back`]. `hash_of` names a bucket's content.
-    pub(crate) fn victim(&self, pool: &Pool, turn: usize, hash_of: impl Fn(u32) -> u64) -> Option<u32> {
+    pub(crate) fn victim(
+        &self,
+        pool: &Pool,
+        first_shard: usize,
+        hash_of: impl Fn(u32) -> u64,
+    ) -> Option<u32> {
         let count = self.shards.len();
         (0..count).find_map(|each| {
-            let at = (turn + each) % count;
+            let at = (first_shard + each) % count;
             let mut shard = lock(&self.shards[at]);
             let victim = shard.victim(pool, &hash_of);
             self.hits[at].store(tabulated(&*shard.policy), Ordering::Relaxed);

@@ -1,22 +1,22 @@
-//! The serial executor: whatever touches one object runs one at a time, in order, and nobody spins.
+//! The serial executor: the operations of one object run one at a time, in order, and no thread spins.
 //!
 //! ```text
 //!  head:  0            free, nothing waits          ── try_run ──> locked
-//!         LOCKED       somebody is inside
-//!         job | LOCKED somebody is inside, and will run these jobs (last come first)
-//!         job          nobody is inside, yet jobs wait: handed off, see below
+//!         LOCKED       a thread is inside
+//!         job | LOCKED a thread is inside, and will run these jobs (last come first)
+//!         job          no thread is inside, yet jobs wait: handed off, see below
 //! ```
-//! Who finds the object free runs at once, on its own core. Who does not leaves a job behind and goes;
-//! whoever is inside runs it before it leaves. A job never waits for I/O: it looks, changes, and ends.
-//! What must wait parks elsewhere and comes again with another job.
+//! A thread that finds the object free runs its job at once, on its own core. A thread that does not queues
+//! the job and leaves; the thread inside runs it before it leaves. A job never waits for I/O: it reads,
+//! changes, and ends. An operation that must wait does so elsewhere and comes back with another job.
 //!
-//! Draining has a budget. When it is used up the jobs that are left stay on the stack, the lock is
-//! given up, and the first task that still waits for one of them is woken to go on; any newcomer goes on as
-//! well. So no caller works for others without end, and no job depends on one task alone: a task that gives up goes
-//! on first, or, if it finds the lock taken, is not woken and leaves that to the one who hands off.
+//! Draining has a budget. When it is used up, the remaining jobs stay on the stack, the lock is released, and
+//! the first task that still waits for one of them, the *successor*, is woken to continue; a task that comes
+//! anew continues as well. So no caller works for others without end, and no job depends on one task alone: a
+//! task that gives up continues the queue first, or, if it finds the lock taken, is not woken and leaves that
+//! to the thread that hands off.
 //!
-//! After `xworkq` of the object cache of 2013 (SOURCES §1); the stack is Treiber's, taken whole, so
-//! that it knows no ABA.
+//! The stack of waiting jobs is Treiber's, always taken whole, so the ABA problem does not arise.
 
 // Boxes that come off the stack as pointers go back on it as pointers.
 #![allow(clippy::vec_box)]
@@ -29,8 +29,8 @@ use std::task::{Context, Poll, Waker};
 
 use crate::sync::{Arc, AtomicPtr, Mutex, Ordering, lock};
 
-/// Jobs of others that one caller runs at most before it hands off. Few where interleavings are tried, so that
-/// handing off is among them.
+/// The most jobs of others that one caller runs before it hands off. Few under shuttle, so that the
+/// interleavings that it tries include hand-offs.
 const DRAIN_JOBS_MAX: usize = if cfg!(shuttle) { 2 } else { 64 };
 const LOCKED: usize = 1;
 
@@ -41,25 +41,25 @@ pub(crate) struct Serial<T> {
     value: UnsafeCell<T>,
 }
 
-/// What waits for its turn. Aligned so that the lowest bit of a pointer to it is free.
+/// A job that waits for the exclusive section. Aligned so that the lowest bit of a pointer to it is free.
 #[repr(align(8))]
 struct Job<T> {
     next: *mut Job<T>,
     run: Box<dyn FnOnce(&mut T) + Send>,
-    /// Who should go on when the one inside has done enough.
-    heir: Option<Arc<dyn Heir>>,
+    /// The task that should continue the queue when the thread inside has done enough.
+    successor: Option<Arc<dyn Successor>>,
 }
 
-/// A task that can be woken to go on with the queue.
-trait Heir: Send + Sync {
-    /// Whether it still waits for its turn.
+/// A task that can be woken to continue the queue.
+trait Successor: Send + Sync {
+    /// Whether it still waits for its job.
     fn is_waiting(&self) -> bool;
-    /// Wakes it; false if it waits no longer.
+    /// Wakes it; returns false if it waits no longer.
     fn wake(&self) -> bool;
 }
 
-// SAFETY: the value is touched only by who holds the lock bit of `head`, one thread at a time, with
-// acquire and release on taking and leaving; jobs are `Send`. So sharing needs `T: Send` and no more.
+// SAFETY: the value is touched only by the thread that holds the lock bit of `head`, with acquire and release
+// on taking and releasing it; jobs are `Send`. So sharing needs `T: Send` and no more.
 unsafe impl<T: Send> Sync for Serial<T> {}
 // SAFETY: owning it is owning the value and the jobs, which are `Send`.
 unsafe impl<T: Send> Send for Serial<T> {}
@@ -79,34 +79,36 @@ impl<T> Serial<T> {
         Self { head: AtomicPtr::new(std::ptr::null_mut()), value: UnsafeCell::new(value) }
     }
 
-    /// Runs `job` now if nobody is inside and nothing waits; gives it back otherwise.
+    /// Runs `job` now if no thread is inside and nothing waits; returns it otherwise.
     #[inline]
     pub(crate) fn try_run<R, F: FnOnce(&mut T) -> R>(&self, job: F) -> Result<R, F> {
         match self.try_enter() {
-            Some(mut turn) => Ok(job(turn.value())),
+            Some(mut section) => Ok(job(section.value())),
             None => Err(job),
         }
     }
 
-    /// A turn, now, if nobody is inside and nothing waits. Short: whoever comes meanwhile waits for its end.
+    /// Begins an exclusive section if no thread is inside and nothing waits. It must be short: other callers
+    /// wait for its end.
     #[inline]
-    pub(crate) fn try_enter(&self) -> Option<Turn<'_, T>> {
+    pub(crate) fn try_enter(&self) -> Option<ExclusiveSection<'_, T>> {
         let free = std::ptr::null_mut();
         let taken = self.head.compare_exchange(free, locked(free), Ordering::SeqCst, Ordering::SeqCst);
-        taken.is_ok().then(|| Turn(Leave(self)))
+        taken.is_ok().then(|| ExclusiveSection(Release(self)))
     }
 
-    /// Runs `job` now, or leaves it to who is inside.
+    /// Runs `job` now, or queues it for the thread that is inside.
     pub(crate) fn post(&self, job: impl FnOnce(&mut T) + Send + 'static) {
         if let Err(job) = self.try_run(job) {
-            self.enqueue(Box::new(Job { next: std::ptr::null_mut(), run: Box::new(job), heir: None }));
+            self.enqueue(Box::new(Job { next: std::ptr::null_mut(), run: Box::new(job), successor: None }));
         }
     }
 
-    /// Runs `job` when its turn comes, at once if it is now; `handle` leads to this executor.
+    /// Returns a future that completes when `job` has run: at once if no thread is inside. `handle` leads to
+    /// this executor.
     ///
     /// # Cancel safety
-    /// Dropped before its turn, the job never runs.
+    /// A job whose future is dropped before it has run never runs.
     pub(crate) fn run<H, R, F>(handle: H, job: F) -> Run<H, T, R>
     where
         H: Deref<Target = Self>,
@@ -123,14 +125,14 @@ impl<T> Serial<T> {
                         own.complete(job(value));
                     }
                 });
-                let heir: Arc<dyn Heir> = Arc::clone(&ticket) as _;
-                handle.enqueue(Box::new(Job { next: std::ptr::null_mut(), run, heir: Some(heir) }));
+                let successor: Arc<dyn Successor> = Arc::clone(&ticket) as _;
+                handle.enqueue(Box::new(Job { next: std::ptr::null_mut(), run, successor: Some(successor) }));
                 Run { handle, ticket: Some(ticket), done: None, _value: std::marker::PhantomData }
             }
         }
     }
 
-    /// Leaves a job; runs the queue if nobody is inside.
+    /// Queues a job; runs the queue if no thread is inside.
     fn enqueue(&self, mut job: Box<Job<T>>) {
         let mut head = self.head.load(Ordering::Relaxed);
         let raw = loop {
@@ -140,8 +142,8 @@ impl<T> Serial<T> {
                 Ok(_) => break raw,
                 Err(now) => {
                     head = now;
-                    // SAFETY: the exchange failed, so nobody else has seen the pointer that
-                    // `into_raw` gave just above.
+                    // SAFETY: the exchange failed, so no other thread has seen the pointer that `into_raw`
+                    // returned just above.
                     job = unsafe { Box::from_raw(raw) };
                 }
             }
@@ -152,7 +154,7 @@ impl<T> Serial<T> {
         }
     }
 
-    /// Goes on with jobs that were handed off, if nobody else has.
+    /// Continues with jobs that were handed off, unless another thread does.
     fn resume(&self) {
         let head = self.head.load(Ordering::Acquire);
         let waits = !head.is_null() && !is_locked(head);
@@ -163,16 +165,16 @@ impl<T> Serial<T> {
         }
     }
 
-    /// Runs what waits, then leaves. The caller holds the lock bit.
+    /// Runs the waiting jobs, then releases the lock bit, which the caller holds.
     fn drain(&self) {
         let mut budget = DRAIN_JOBS_MAX;
-        let leave = Leave(self);
+        let release = Release(self);
         let mut waiting = Vec::new();
         loop {
             self.take_all(&mut waiting);
             if waiting.is_empty() {
-                // `leave` looks once more, and comes back here if somebody was quicker.
-                return drop(leave);
+                // Dropped, `release` looks once more, and comes back here if another job has been queued.
+                return drop(release);
             }
             let count = waiting.len().min(budget);
             for job in waiting.drain(..count) {
@@ -181,13 +183,13 @@ impl<T> Serial<T> {
             }
             budget -= count;
             if budget == 0 && !waiting.is_empty() {
-                std::mem::forget(leave);
+                std::mem::forget(release);
                 return self.hand_off(waiting);
             }
         }
     }
 
-    /// Appends all jobs that wait, in the order in which they came.
+    /// Appends all waiting jobs, in the order in which they came.
     fn take_all(&self, to: &mut Vec<Box<Job<T>>>) {
         let empty = locked(std::ptr::null_mut());
         let mut at = unlocked(self.head.swap(empty, Ordering::AcqRel));
@@ -202,30 +204,31 @@ impl<T> Serial<T> {
         to[from..].reverse();
     }
 
-    /// Puts the jobs back, gives up the lock, and wakes the first task that waits for one of them.
+    /// Puts the jobs back, releases the lock, and wakes the first task that waits for one of them.
     fn hand_off(&self, mut waiting: Vec<Box<Job<T>>>) {
         loop {
             self.take_all(&mut waiting);
-            let heirs = waiting.iter().filter_map(|job| job.heir.as_ref());
-            let heir = heirs.into_iter().find(|heir| heir.is_waiting()).cloned();
+            let successors = waiting.iter().filter_map(|job| job.successor.as_ref());
+            let successor = successors.into_iter().find(|successor| successor.is_waiting()).cloned();
             let mut top = std::ptr::null_mut();
             for mut job in waiting.drain(..) {
                 job.next = top;
                 top = Box::into_raw(job);
             }
             let empty = locked(std::ptr::null_mut());
-            // Without anyone to wake there is nobody but us to go on.
-            let next = if heir.is_some() { top } else { locked(top) };
+            // Without a task to wake, only this thread can continue.
+            let next = if successor.is_some() { top } else { locked(top) };
             if self.head.compare_exchange(empty, next, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                match heir {
-                    // It has given up since, perhaps while the lock was ours still: then it has left this to us.
-                    Some(heir) if !heir.wake() => self.resume(),
+                match successor {
+                    // The task has given up since, perhaps while the lock was still held: then it has left
+                    // the queue to us.
+                    Some(successor) if !successor.wake() => self.resume(),
                     Some(_) => (),
                     None => self.drain(),
                 }
                 return;
             }
-            // Others came in between: they go to the end.
+            // Jobs have come in between: they go to the end.
             while !top.is_null() {
                 // SAFETY: the exchange failed, so what `into_raw` gave above is still ours.
                 let job = unsafe { Box::from_raw(top) };
@@ -237,27 +240,27 @@ impl<T> Serial<T> {
     }
 }
 
-/// Being inside, until this is dropped.
-pub(crate) struct Turn<'a, T>(Leave<'a, T>);
+/// An exclusive section, until this is dropped.
+pub(crate) struct ExclusiveSection<'a, T>(Release<'a, T>);
 
-impl<T> Turn<'_, T> {
+impl<T> ExclusiveSection<'_, T> {
     #[inline]
     pub(crate) fn value(&mut self) -> &mut T {
-        // SAFETY: a turn is made by whoever took the lock bit, and gives it up when it is dropped.
+        // SAFETY: a section is made by the thread that took the lock bit, and releases it when it is dropped.
         unsafe { &mut *self.0.0.value.get() }
     }
 }
 
-/// Gives up the lock bit, after what has come meanwhile.
-struct Leave<'a, T>(&'a Serial<T>);
+/// Releases the lock bit, after running what has been queued meanwhile.
+struct Release<'a, T>(&'a Serial<T>);
 
-impl<T> Drop for Leave<'_, T> {
+impl<T> Drop for Release<'_, T> {
     #[inline]
     fn drop(&mut self) {
         let free = std::ptr::null_mut();
         let head = &self.0.head;
-        // Sequentially consistent, as entering is: who found it taken and waits for something else is seen by
-        // whoever leaves and looks for waiters afterwards.
+        // Sequentially consistent, as entering is: a thread that found the bit taken and waits for something
+        // else is seen by the thread that releases it and looks for waiters afterwards.
         if head.compare_exchange(locked(free), free, Ordering::SeqCst, Ordering::Relaxed).is_err() {
             self.0.drain();
         }
@@ -300,14 +303,14 @@ impl<R> Ticket<R> {
     }
 }
 
-impl<R: Send> Heir for Ticket<R> {
+impl<R: Send> Successor for Ticket<R> {
     fn is_waiting(&self) -> bool {
         matches!(*lock(&self.slot), Slot::Waiting(_))
     }
 
     fn wake(&self) -> bool {
         let waker = match &mut *lock(&self.slot) {
-            // Without a waker it has not been polled since the last time, and goes on when it is.
+            // Without a waker it has not been polled since the last time, and continues when it is.
             Slot::Waiting(waker) => waker.take(),
             _ => return false,
         };
@@ -316,7 +319,7 @@ impl<R: Send> Heir for Ticket<R> {
     }
 }
 
-/// The turn that a job waits for.
+/// The future of a job.
 pub(crate) struct Run<H, T, R>
 where
     H: Deref<Target = Serial<T>>,
@@ -360,10 +363,10 @@ impl<H: Deref<Target = Serial<T>> + Unpin, T, R: Unpin> Future for Run<H, T, R> 
 impl<H: Deref<Target = Serial<T>>, T, R> Drop for Run<H, T, R> {
     fn drop(&mut self) {
         if let Some(ticket) = self.ticket.take() {
-            // What the job gave is dropped outside of the lock: it may have something to give back.
+            // The result of the job is dropped outside of the lock: its drop may call back.
             let given = std::mem::replace(&mut *lock(&ticket.slot), Slot::Gone);
             drop(given);
-            // It may be this task that was woken to go on.
+            // It may be this task that was woken to continue the queue.
             self.handle.resume();
         }
     }
@@ -418,7 +421,7 @@ mod tests {
                 .map(|n| Serial::run(Arc::clone(&inner), move |values: &mut Vec<u32>| values.push(n)))
                 .collect();
         });
-        assert!(serial.try_run(|_| ()).is_err(), "ten wait for their heir");
+        assert!(serial.try_run(|_| ()).is_err(), "ten wait for the successor");
         let mut cx = Context::from_waker(Waker::noop());
         let last = waiting.pop().unwrap();
         drop(waiting);
@@ -428,7 +431,7 @@ mod tests {
         assert_eq!(seen.last(), Some(&(many - 1)));
     }
 
-    /// Counts its wake-ups.
+    /// Counts how often it is woken.
     #[derive(Default)]
     struct Counting(std::sync::atomic::AtomicU32);
 
@@ -510,7 +513,8 @@ mod shuttle_tests {
         );
     }
 
-    /// More jobs than one caller runs, and some who wait give up at any time: whoever does not gets its turn.
+    /// With more jobs than one caller runs, and some tasks that give up at any time, every other task gets
+    /// its section.
     #[test]
     fn a_hand_off_reaches_one_that_still_waits() {
         shuttle::check_random(
@@ -546,7 +550,7 @@ mod shuttle_tests {
         );
     }
 
-    /// A waiter that gives up leaves no trace and stops nobody, even if it was to go on.
+    /// A task that gives up leaves no trace and stops no other task, even if it was the successor.
     #[test]
     fn who_gives_up_stops_nobody() {
         shuttle::check_random(

@@ -44,7 +44,7 @@ impl Versions {
         self.with(hash, |entry| *entry = Entry { hash, store, shown });
     }
 
-    /// What stood for the store's version `store`; that itself if nothing else is remembered.
+    /// Returns the version that stood for the store's version `store`, or `store` if none is remembered.
     pub(crate) fn shown_for(&self, hash: u64, store: u64) -> u64 {
         self.with(hash, |entry| if (entry.hash, entry.store) == (hash, store) { entry.shown } else { store })
     }

@@ -49,7 +49,7 @@ pub struct Environment {
     pub rng: Rng,
     pub store: Store,
     pub caches: Vec<ObjectCache>,
-    background: Vec<Handle<()>>,
+    running: Vec<Handle<()>>,
     /// What a slow reader holds.
     held: Vec<Segments>,
     pub ids: Vec<ObjectId>,
@@ -124,14 +124,14 @@ impl Environment {
             ..test_kit::small(policy)
         };
         let mut caches = Vec::new();
-        let mut background = Vec::new();
+        let mut running = Vec::new();
         let mut held = Vec::new();
         for index in 0..profile.caches {
             let below: Arc<dyn Blocker> = Arc::new(store.for_cache(index));
             let config =
                 ObjectCacheConfig { hash_seed: Some((seed | 1) + 2 * index as u64), ..config.clone() };
-            let cache = test_kit::cache(below, config, &sim.clock);
-            background.push(sim.spawn(cache.run()));
+            let (cache, background) = test_kit::cache(below, config, &sim.clock);
+            running.push(sim.spawn(background));
             held.extend(hold_all_but(&mut sim, &cache, free));
             caches.push(cache);
         }
@@ -173,7 +173,7 @@ impl Environment {
             rng,
             store,
             caches,
-            background,
+            running,
             held,
             ids,
             oracle,
@@ -233,7 +233,7 @@ impl Environment {
         self.compare()?;
         self.held.clear();
         self.caches.clear();
-        self.drain(|env| env.background.iter().all(Handle::is_done))?;
+        self.drain(|env| env.running.iter().all(Handle::is_done))?;
         Ok(())
     }
 

@@ -285,7 +285,7 @@ fn move_to(listen: &mut Vec<ListenAddress>, port: u16) {
     *listen = moved;
 }
 
-/// A number as `atoi` reads it; letters behind it are ignored as there, but noted.
+/// A number as `atoi` reads it; letters behind it are ignored as there, but noted in the log.
 fn number(flag: &str, text: &str, notes: &mut Vec<String>) -> Result<i64, UsageError> {
     let Some((number, rest)) = extended::leading_number(text) else {
         return wrong(USAGE, format!("{flag} {text}: must be a number"));

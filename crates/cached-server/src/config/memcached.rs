@@ -3,7 +3,7 @@
 //! Flags that change nothing in this engine have no key: they are accepted on command lines that exist, not asked for.
 
 use super::error::{ConfigError, invalid, require, within};
-use crate::settings::{ListenAddress, NotedSettings, Settings, SlabClasses};
+use crate::settings::{InertSettings, ListenAddress, Settings, SlabClasses};
 use cached_config::{Size, eviction_policy};
 use cached_core::kv::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN};
 use cached_proto::Protocol;
@@ -124,7 +124,7 @@ impl From<&Settings> for MemcachedTable {
             threads: u32::try_from(settings.threads).unwrap_or(u32::MAX),
             connections_max: u32::try_from(settings.connections_max).unwrap_or(u32::MAX),
             connections_excess: if settings.connections_max_fast { Excess::Refuse } else { Excess::Wait },
-            connection_bytes_max: settings.noted.read_buf_mem_limit.into(),
+            connection_bytes_max: settings.inert.read_buf_mem_limit.into(),
             idle_timeout_secs: settings.idle_timeout_secs,
             listen_backlog: settings.backlog,
             batches_per_wake: settings.batches_per_wake,
@@ -196,7 +196,7 @@ impl MemcachedTable {
         self.apply_buffers(settings)?;
         let idle = within("memcached.idle_timeout_secs", self.idle_timeout_secs, 0..=i32::MAX as u32)?;
         settings.idle_timeout_secs = idle;
-        settings.noted = NotedSettings { idle_timeout: idle as i32, ..settings.noted.clone() };
+        settings.inert = InertSettings { idle_timeout: idle as i32, ..settings.inert.clone() };
         settings.backlog = within("memcached.listen_backlog", self.listen_backlog, 0..=i32::MAX as u32)?;
         settings.batches_per_wake =
             within("memcached.batches_per_wake", self.batches_per_wake, 1..=i32::MAX as u32)?;
@@ -223,7 +223,7 @@ impl MemcachedTable {
         require(enough, "memcached.connection_bytes_max", || {
             format!("is {bytes}; it must be at least 1 MiB, or 0 for 64 KiB for each connection")
         })?;
-        settings.noted.read_buf_mem_limit = bytes.to_usize();
+        settings.inert.read_buf_mem_limit = bytes.to_usize();
         settings.connection_bytes_max = match bytes.to_usize() {
             0 => Settings::connection_bytes_for(settings.connections_max, settings.item_bytes_max),
             bytes => bytes,

@@ -19,7 +19,7 @@ use crate::config::{ConfigError, ObjectsTable, Secrets, SynapseTable};
 use blocker::SystemClock;
 use blocker::metrics::{Collect, render};
 use cached_config::{Store, log_events};
-use cached_core::object::ObjectCache;
+use cached_core::object::{Background, ObjectCache};
 use door::Door;
 use std::io;
 use std::sync::Arc;
@@ -61,6 +61,7 @@ pub type Figures = Arc<dyn Fn() -> Vec<render::Pair> + Send + Sync>;
 /// An object cache whose sockets are open, and which nobody serves yet.
 pub struct Objects {
     cache: ObjectCache,
+    background: Background,
     store: Store,
     /// Which store, for the log.
     name: String,
@@ -81,8 +82,8 @@ impl Objects {
         secrets: Secrets,
     ) -> Result<Objects, ObjectsError> {
         let store = store::open(objects, secrets.store)?;
-        let cache = ObjectCache::new(store.backend(), objects.cache()?, Arc::new(SystemClock));
-        let cache = cache.map_err(|error| ConfigError::from(&error))?;
+        let made = ObjectCache::new(store.backend(), objects.cache()?, Arc::new(SystemClock));
+        let (cache, background) = made.map_err(|error| ConfigError::from(&error))?;
         let control = Builder::new_current_thread().enable_all().build()?;
         let door = match synapse {
             Some(table) => {
@@ -97,6 +98,7 @@ impl Objects {
         let name = objects.backend.as_ref().map_or_else(String::new, ToString::to_string);
         Ok(Objects {
             cache,
+            background,
             store,
             name,
             door,
@@ -141,10 +143,10 @@ impl Objects {
         let (tell, ended) = oneshot::channel();
         let serving =
             Serving { asked: asked.clone(), ended, cache: self.cache.clone(), flush_max: self.flush_max };
-        let Objects { cache, store, name, door, control, flush_max, .. } = self;
+        let Objects { cache, background, store, name, door, control, flush_max, .. } = self;
         let body = move || {
             let result = control.block_on(async {
-                let background = tokio::spawn(cache.run());
+                let background = tokio::spawn(background);
                 let news = tokio::spawn(log_events(store.backend().subscribe(), name));
                 asked.notified().await;
                 let result = end::finish(&cache, &store, door, flush_max).await;

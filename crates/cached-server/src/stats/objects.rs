@@ -1,5 +1,5 @@
-//! `stats objects`: the object cache, its store and its door, where one is configured. Names are those that the parts give
-//! their figures, the same in every output.
+//! `stats objects`: the object cache, its store and its door, where one is configured. Names are those that
+//! the parts give their figures, the same in every output.
 
 use super::Sink;
 use crate::objects::Figures;
