@@ -210,7 +210,7 @@ fn a_greeting_is_to_be_a_greeting_and_in_time() {
     assert!(raw.frame().goodbye().to_string().contains("critical extension"));
     // Nothing is said at all.
     let mut raw = Raw::new(&host.address);
-    common::until("the server waits for a greeting", || clock.next_alarm().is_some());
+    common::until("the server waits for a greeting", || clock.next_timer().is_some());
     let give_up = std::time::Instant::now() + Duration::from_secs(20);
     raw.stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
     let mut byte = [0];

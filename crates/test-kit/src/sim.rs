@@ -214,7 +214,7 @@ impl Sim {
     pub fn advance(&mut self, by: Duration) {
         let until = self.clock.now() + by;
         self.settle();
-        while let Some(alarm) = self.clock.next_alarm().filter(|alarm| *alarm <= until) {
+        while let Some(alarm) = self.clock.next_timer().filter(|alarm| *alarm <= until) {
             self.clock.advance(alarm.since(self.clock.now()));
             self.settle();
         }
@@ -224,7 +224,7 @@ impl Sim {
 
     /// Moves the clock to the next timer; returns whether there is one.
     pub fn skip(&mut self) -> bool {
-        let Some(alarm) = self.clock.next_alarm() else { return false };
+        let Some(alarm) = self.clock.next_timer() else { return false };
         self.clock.advance(alarm.since(self.clock.now()));
         true
     }
