@@ -141,7 +141,7 @@ struct Client {
 }
 
 impl Client {
-    /// Reads once and answers. Returns whether the connection goes on.
+    /// Reads once and answers. Returns whether the connection stays open.
     fn serve(&mut self, buffer: &mut [u8], replies: &Replies) -> io::Result<bool> {
         // No more is read from a client that does not take its replies.
         if self.out.is_empty() {

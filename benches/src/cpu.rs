@@ -28,7 +28,7 @@ pub fn usable_cpus() -> io::Result<Vec<usize>> {
     Ok((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
 }
 
-/// Raises the soft limit of open files to the hard one, and says whether `wanted` descriptors fit.
+/// Raises the soft limit of open files to the hard one, and returns whether `wanted` descriptors fit.
 ///
 /// # Errors
 /// Names both numbers when they do not fit.

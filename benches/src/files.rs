@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 /// The content of a file, unpacked if its name ends in `.zst`, and its name without that ending.
 ///
 /// # Errors
-/// When the file cannot be read or is not what its ending says.
+/// When the file cannot be read or does not have the format of its ending.
 pub fn read_plain_or_zst(path: &Path) -> Result<(String, Vec<u8>)> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let mut file = BufReader::new(File::open(path).with_context(|| format!("opening {}", path.display()))?);

@@ -12,7 +12,7 @@ use anyhow::{Result, ensure};
 
 /// Longest key that memcached takes.
 pub const KEY_BYTES_MAX: usize = 250;
-/// Largest value that memcached can be told to take.
+/// The largest value that memcached can be configured to take.
 pub const VALUE_BYTES_MAX: usize = 1 << 30;
 /// Length of the index-derived head of every value.
 const STAMP_BYTES: usize = 16;

@@ -1,4 +1,4 @@
-//! What the benches stand on: a memcached load generator, the servers it measures, and the figures it reports.
+//! What the benches share: a memcached load generator, the servers it measures, and the figures it reports.
 //!
 //! Read in this order: [`keyspace`] (which keys and values exist), [`protocol`] (their bytes on the wire),
 //! [`load`] (connections, closed and open loops), [`server`] (child processes under measurement),

@@ -21,7 +21,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Reads what `/proc` says; what it does not say is `unknown` or 0.
+    /// Reads `/proc`; what is missing there is `unknown` or 0.
     pub fn read() -> Self {
         let field = |path: &str, name: &str| {
             let text = fs::read_to_string(path).unwrap_or_default();

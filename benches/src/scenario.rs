@@ -47,7 +47,7 @@ pub struct Scenario {
     pub zipf: Option<f64>,
     /// Highest ratio of cached to memcached that is good enough.
     pub bar: Option<f64>,
-    /// The same after the canned server's figure is taken off both.
+    /// The same after the canned server's figure is subtracted from both.
     pub bar_over_floor: Option<f64>,
     /// Left out unless all are asked for.
     pub is_extra: bool,

@@ -36,7 +36,7 @@ pub struct ServerSpec {
     pub program: PathBuf,
     /// What it is called in output.
     pub name: String,
-    /// Put before the program: valgrind and its options, say.
+    /// Arguments before the program: valgrind and its options, for example.
     pub wrapper: Vec<OsString>,
     /// Core that all its threads are pinned to.
     pub cpu: Option<usize>,
@@ -80,7 +80,7 @@ impl ServerSpec {
         );
         words.extend(["-c".into(), self.connections_max.to_string()].map(OsString::from));
         if rustix::process::geteuid().is_root() {
-            // memcached does not run as root without being told to.
+            // memcached does not run as root without this flag.
             words.extend(["-u", "root"].map(OsString::from));
         }
         if let Some(bytes) = self.item_bytes_max {
@@ -182,7 +182,7 @@ impl Server {
         }
     }
 
-    /// The end of what the server has said.
+    /// The end of the server's log.
     fn message_tail(&self) -> String {
         // Read at a place, so that the offset the child writes at stays where it is.
         let length = self.messages.metadata().map_or(0, |metadata| metadata.len());
@@ -190,7 +190,7 @@ impl Server {
         let mut bytes = vec![0; MESSAGE_BYTES_MAX];
         let read = self.messages.read_at(&mut bytes, start).unwrap_or(0);
         match read {
-            0 => "it said nothing".to_owned(),
+            0 => "it logged nothing".to_owned(),
             _ => String::from_utf8_lossy(&bytes[..read]).trim().to_owned(),
         }
     }

@@ -7,7 +7,7 @@ use crate::statistics::Spread;
 /// One row.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// What it says at the left.
+    /// The label at the left.
     pub name: String,
     /// Ratio to memcached; below 1 is better.
     pub ratio: Spread,
@@ -27,7 +27,7 @@ const STYLE: &str = "text{font:13px system-ui,sans-serif;fill:#1f2933}.title{fon
 .met{fill:#3e8e6f}.missed{fill:#d9822b}.plain{fill:#5a83b5}.whisker{stroke:#1f2933}\
 .bar{stroke:#c0392b;stroke-width:2.5}.end{text-anchor:end}.middle{text-anchor:middle}";
 
-/// The picture. `caption` says where and when.
+/// Returns the picture. `caption` names the machine and the time.
 pub fn draw(title: &str, caption: &str, rows: &[Row]) -> String {
     let highest = rows.iter().flat_map(|row| [row.ratio.max, row.bar.unwrap_or(0.0)]).fold(1.1, f64::max);
     let scale_end = (highest.min(3.0) * 5.0).ceil() / 5.0;

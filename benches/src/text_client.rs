@@ -23,7 +23,7 @@ impl TextClient {
     /// Connects.
     ///
     /// # Errors
-    /// When nobody listens there.
+    /// When no server listens there.
     pub fn connect(target: &Target) -> Result<Self> {
         let stream = Stream::connect(target)?;
         stream.set_wait_limit(REPLY_LIMIT)?;
@@ -66,7 +66,7 @@ impl TextClient {
     pub fn stat(&mut self, name: &str) -> Result<u64> {
         let stats = self.stats()?;
         let value = stats.get(name).with_context(|| format!("`stats` has no `{name}`"))?;
-        value.parse().with_context(|| format!("`stats` says {name} is `{value}`"))
+        value.parse().with_context(|| format!("`stats` reports {name} as `{value}`"))
     }
 
     fn ask(&mut self, command: &str) -> Result<String> {

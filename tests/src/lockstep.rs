@@ -201,7 +201,10 @@ fn compare(
             let sent: Vec<u8> = batch.iter().flat_map(|request| request.bytes(&theirs.told)).collect();
             return Err(format!(
                 "batch {batch_number}: replies differ at byte {at} (made even)\n  \
+                 there expected: {}\n  there got: {}\n  \
                  sent (CAS values as the reference knows them):\n    {}\n  expected:\n    {}\n  got:\n    {}",
+                around(&their_even, at),
+                around(&our_even, at),
                 lines(&sent),
                 lines(&their_reply),
                 lines(&our_reply)
@@ -280,6 +283,11 @@ impl<'a> Beside<'a> {
             }
         }
     }
+}
+
+/// What stands around a place, long values cut out or not.
+fn around(bytes: &[u8], at: usize) -> String {
+    show(&bytes[at.saturating_sub(60)..bytes.len().min(at + 120)])
 }
 
 fn lines(bytes: &[u8]) -> String {

@@ -1,5 +1,5 @@
-//! Defects inside the server, made on request (`debugtime` in a debug build): it never goes on with half of its threads, and what it has
-//! acknowledged is stored before it ends.
+//! Defects inside the server, injected on request (`debugtime` in a debug build): it never continues without one of its threads, and
+//! the data it has acknowledged is stored before it ends.
 
 use blocker::executor::block_on;
 use blocker::{Blocker, Durability, Name, Namespace, ObjectId, ReadRequest, WriteRequest};
@@ -12,14 +12,14 @@ use synapse::{Address, ClientConfig, SynapseBlocker};
 /// `EX_SOFTWARE`.
 const DEFECT: i32 = 70;
 
-/// memcached has no such command, nor has a release build.
-fn can_be_asked() -> bool {
+/// Returns whether the server injects faults: memcached does not, nor does a release build.
+fn injects_faults() -> bool {
     if Program::under_test().flavour != Flavour::Cached {
         return false;
     }
     let server = Server::start("--debug-clock");
     let mut conn = server.connect();
-    conn.send(b"debugtime go-on\r\n");
+    conn.send(b"debugtime stall-off\r\n");
     conn.read_line() == b"OK"
 }
 
@@ -31,13 +31,13 @@ fn connect(socket: &Path) -> SynapseBlocker {
     SynapseBlocker::connect_on_thread(ClientConfig::new(Address::Unix(socket.into()))).expect("a connection")
 }
 
-/// Whichever thread it is: the process says which, stores what is dirty, and ends with a status of its own.
+/// The process names the thread, stores dirty data, and ends with a status of its own, whichever thread has panicked.
 #[test]
 fn a_thread_that_panics_ends_the_process_and_loses_nothing() {
-    if !can_be_asked() {
+    if !injects_faults() {
         return;
     }
-    for (ask, thread) in [("panic-worker", "cached-"), ("panic-acceptor", "main")] {
+    for (fault, thread) in [("panic-worker", "cached-"), ("panic-acceptor", "main")] {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (store, socket) = (dir.path().join("store"), dir.path().join("socket"));
         let text = format!(
@@ -56,19 +56,19 @@ fn a_thread_that_panics_ends_the_process_and_loses_nothing() {
         let mut other = server.connect();
         other.ask(b"mn\r\n", b"MN\r\n");
         let mut conn = server.connect();
-        conn.send(format!("debugtime {ask}\r\n").as_bytes());
+        conn.send(format!("debugtime {fault}\r\n").as_bytes());
         let status = server.wait_exit();
         let log = server.log();
-        assert_eq!(status.code(), Some(DEFECT), "{ask}: {status}\n{log}");
+        assert_eq!(status.code(), Some(DEFECT), "{fault}: {status}\n{log}");
         let line = log.lines().last().unwrap_or_default();
         assert!(line.starts_with("a defect of cached has ended it: thread "), "{log}");
-        assert!(line.contains(thread) && line.contains("asked to by a client"), "{log}");
+        assert!(line.contains(thread) && line.contains("requested by a client"), "{log}");
         other.read_to_end();
         drop(client);
 
         let _server = Server::start(&args);
         let read = block_on(connect(&socket).read(ReadRequest::new(object(), 0, 100))).expect("the object");
-        assert_eq!(read.data.to_vec(), b"acknowledged", "{ask}");
+        assert_eq!(read.data.to_vec(), b"acknowledged", "{fault}");
     }
 }
 
@@ -80,37 +80,37 @@ fn wait_for_line(server: &Server, words: &str) {
     }
 }
 
-/// The watchdog names a worker that stands still, and says when it goes on.
+/// The watchdog logs a worker that makes no progress, and when it makes progress again.
 #[test]
-fn a_worker_that_stands_still_is_named() {
-    if !can_be_asked() {
+fn a_stalled_worker_is_logged() {
+    if !injects_faults() {
         return;
     }
     let server = Start::new().args("-t 2 --debug-clock").start();
-    // Dealt out in turn: the first to the first worker, the second to the second.
+    // Assigned round robin: the first connection to the first worker, the second to the second.
     let (mut first, mut second) = (server.connect(), server.connect());
     first.ask(b"mn\r\n", b"MN\r\n");
     second.ask(b"mn\r\n", b"MN\r\n");
-    first.send(b"debugtime stand-still\r\n");
-    wait_for_line(&server, "worker 0 stands still");
-    assert!(server.log().contains("within a command for operators"), "{}", server.log());
+    first.send(b"debugtime stall-on\r\n");
+    wait_for_line(&server, "worker 0 makes no progress");
+    assert!(server.log().contains("in an administrative command"), "{}", server.log());
     assert!(!server.log().contains("worker 1"), "{}", server.log());
-    second.ask(b"debugtime go-on\r\n", b"OK\r\n");
-    first.expect(b"OK\r\n", "it goes on");
-    wait_for_line(&server, "worker 0 goes on");
+    second.ask(b"debugtime stall-off\r\n", b"OK\r\n");
+    first.expect(b"OK\r\n", "the stall has ended");
+    wait_for_line(&server, "worker 0 makes progress again");
 }
 
-/// A worker that cannot end does not keep the process from it.
+/// A worker that cannot end does not keep the process from ending.
 #[test]
-fn a_worker_that_does_not_end_is_not_waited_for_for_ever() {
-    if !can_be_asked() {
+fn a_worker_that_does_not_end_is_waited_for_for_a_bounded_time() {
+    if !injects_faults() {
         return;
     }
     let mut server = Start::new().args("-t 2 --debug-clock").start();
     let (mut first, mut second) = (server.connect(), server.connect());
     second.ask(b"mn\r\n", b"MN\r\n");
-    first.send(b"debugtime stand-still\r\n");
-    wait_for_line(&server, "worker 0 stands still");
+    first.send(b"debugtime stall-on\r\n");
+    wait_for_line(&server, "worker 0 makes no progress");
     server.signal(libc::SIGTERM);
     let status = server.wait_exit();
     assert_eq!(status.code(), Some(DEFECT), "{status}\n{}", server.log());

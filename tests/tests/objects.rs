@@ -260,7 +260,7 @@ fn what_another_writer_has_fenced_is_told() {
         assert!(matches!(flushed, Err(Error::WritesLost(_))), "{scope:?}: {flushed:?}");
     }
     assert_eq!((figure(&front, "cache_dirty_bytes"), figure(&front, "cache_lost_objects")), (0, 5));
-    assert!(figure(&front, "cache_lost_bytes") >= 5 * OBJECT_BYTES as u64);
+    assert!(figure(&front, "cache_lost_bytes_total") >= 5 * OBJECT_BYTES as u64);
     front.signal(libc::SIGTERM);
     let status = front.wait_exit();
     let log = front.log();
@@ -408,7 +408,7 @@ fn figures_and_memory_are_shown() {
     assert_there(&client, 5);
     assert_there(&client, 5);
     assert!(figure(&server, "cache_objects") >= 5);
-    assert!(figure(&server, "cache_read_hits") >= 5);
+    assert!(figure(&server, "cache_read_hits_total") >= 5);
     assert!(figure(&server, "synapse_requests") >= 10);
     // Without an object cache it is a name that memcached does not know either.
     assert_eq!(figures(&Server::start("")), ["ERROR"]);

@@ -19,7 +19,7 @@ const KEYS: u64 = 1_000_000;
 pub(crate) const ENTRIES: u64 = 100_000;
 /// Requests drawn beforehand and repeated.
 const DRAWN: usize = 1 << 22;
-/// One request in so many is a set.
+/// The number of requests per set.
 const SET_EVERY: u32 = 10;
 const SET: u32 = 1 << 31;
 const SEED: u64 = 0x00ca_c4ed;
@@ -103,7 +103,7 @@ impl Load {
     /// Runs `ops` requests from the `from`th on.
     ///
     /// # Errors
-    /// When a value is not its key's: then there is no figure.
+    /// When a value does not belong to its key: the run then has no figure.
     pub(crate) fn run<S: Subject>(&self, subject: &S, from: usize, ops: usize) -> Result<Tally> {
         match self.items {
             Items::Small => self.run_sized::<S, 8, 64>(subject, from, ops),

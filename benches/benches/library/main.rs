@@ -1,9 +1,9 @@
-//! The library door: `cached_core::kv::Kv` inside a program, beside quick_cache, moka and foyer in the same run.
+//! The embedded store: `cached_core::kv::Kv` inside a program, beside quick_cache, moka and foyer in the same run.
 //!
 //! `cargo bench --manifest-path benches/Cargo.toml --bench library [-- key8_value64]` prints, for items of 8 + 64 and 20 + 100 bytes:
 //!
 //! - time per operation on one thread and on two, measured through criterion, with the ratio to quick_cache;
-//! - the share of gets that hit, for the same requests: who misses more also stores more;
+//! - the share of gets that hit, for the same requests: a cache that misses more also stores more;
 //! - resident bytes per item held.
 //!
 //! The load (`load.rs`): keys from a Zipf distribution of exponent 1 over a million, nine gets to one set, room for a

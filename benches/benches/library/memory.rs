@@ -29,7 +29,7 @@ pub(crate) fn entry_bytes<S: Subject>(items: Items, room: u64) -> Result<f64> {
     String::from_utf8(child.stdout)?.trim().parse().context("the child has printed no number")
 }
 
-/// In a child: the figure, printed.
+/// Runs in a child process and prints the figure.
 pub(crate) fn child() -> Option<Result<()>> {
     let what = std::env::var(CHILD).ok()?;
     Some((|| {

@@ -1,10 +1,10 @@
 //! The load generator: what to send ([`LoadSpec`]), sending it ([`run`], [`preload`]), what came of it ([`LoadReport`]).
 //!
-//! One thread per core, each with its own epoll set and its own connections; nothing is shared while a run goes on.
+//! One thread per core, each with its own epoll set and its own connections; nothing is shared during a run.
 //! Every reply is checked against the key space: wrong order, length or content ends the run with an error.
 //!
 //! - **Closed loop**: each connection sends `pipeline` requests, waits for all replies, sends the next. Latency is
-//!   counted from just before the send. It says what a server can do at most, and what a request costs.
+//!   counted from just before the send. It shows what a server can do at most, and what a request costs.
 //! - **Open loop**: requests are due at times drawn beforehand, whatever the server does. Latency is counted from
 //!   the due time, so that a stall shows in every request it delayed (no coordinated omission).
 
@@ -226,7 +226,7 @@ pub fn run(spec: &LoadSpec) -> Result<LoadReport> {
                 })
             })
             .collect();
-        // A worker that stopped because another one failed has nothing to say of its own: report the other.
+        // A worker that stopped because another one failed has no error of its own: report the other.
         let results: Vec<_> = handles.into_iter().map(|handle| handle.join()).collect();
         let mut outcomes = Vec::new();
         for result in results {

@@ -25,7 +25,7 @@ pub struct Latency {
     pub max_us: f64,
 }
 
-/// Figures of one run. A *request* is a command, a *key* a key got or set: a get of 16 keys is one and sixteen.
+/// The figures of one run. A *request* is a command, a *key* a key got or set: a get of 16 keys is one and sixteen.
 #[derive(Clone, Debug, Serialize)]
 pub struct LoadReport {
     /// Decided keys, operations and arrivals.
@@ -117,7 +117,7 @@ impl LoadReport {
         (asked > 0).then(|| self.hits as f64 / asked as f64)
     }
 
-    /// One figure per line.
+    /// Returns one figure per line.
     pub fn figures(&self) -> Vec<Figure> {
         let mut figures = vec![
             Figure::new("throughput_requests", self.requests_per_s, "/s"),

@@ -36,7 +36,7 @@ impl RequestMaker {
         }
     }
 
-    /// Appends one request to `out` and tells `replies` what to expect.
+    /// Appends one request to `out`, and the reply to expect to `replies`.
     pub(super) fn push_next(
         &mut self,
         keys: &KeySpace,

@@ -34,7 +34,7 @@ impl Schedule {
         self.next_ns as u64
     }
 
-    /// Goes on to the request after.
+    /// Advances to the next request.
     pub(super) fn advance(&mut self) {
         self.next_ns += match self.kind {
             ArrivalKind::Fixed => self.gap_ns,

@@ -5,7 +5,7 @@ use hdrhistogram::Histogram;
 
 use super::replies::Done;
 
-/// Longest latency told apart; anything above is recorded as this.
+/// The longest latency that is distinguished; anything above is recorded as this.
 const LATENCY_NS_MAX: u64 = 600_000_000_000;
 /// Significant decimal digits of a latency.
 const LATENCY_DIGITS: u8 = 3;

@@ -47,7 +47,7 @@ pub enum Head<'a> {
     End,
     /// The set was done.
     Stored,
-    /// The server could not do it, for example for lack of memory; the connection goes on.
+    /// The server could not do it, for example for lack of memory; the connection stays open.
     Refused(&'a [u8]),
 }
 

@@ -17,7 +17,7 @@ pub(crate) struct Trace {
     /// The file's name without its endings.
     pub(crate) name: String,
     pub(crate) requests: Vec<u32>,
-    /// The bytes of every object, at least 1, where the file tells: the largest seen.
+    /// The bytes of every object, at least 1, where the file has sizes: the largest seen.
     pub(crate) object_bytes: Option<Vec<u64>>,
     /// Distinct objects.
     pub(crate) objects: usize,
@@ -145,7 +145,7 @@ pub(crate) fn synthetic_bytes(objects: usize) -> Vec<u64> {
             random ^= random >> 32;
             let (octave, within) = (random & 0xffff, random >> 16 & 0xffff);
             let mut bytes = 64;
-            // 0.6 of what is left goes on to the next octave.
+            // 0.6 of what is left moves to the next octave.
             let mut bound = 39_321;
             while octave < bound && bytes < 1 << 15 {
                 bytes *= 2;

@@ -34,7 +34,7 @@ pub(crate) struct Scale {
 }
 
 impl Scale {
-    /// The arena that holds as nearly so many objects as may be.
+    /// The arena that holds as nearly the wanted number of objects as possible.
     pub(crate) fn for_capacity(objects: u64) -> Result<Scale> {
         let entry_bytes = (ARENA_BYTES / objects.max(1)).clamp(ENTRY_BYTES_MIN, ENTRY_BYTES_MAX) & !3;
         let value_bytes = (entry_bytes - HEADER_BYTES - 3) as usize;
@@ -92,7 +92,7 @@ pub(crate) struct Replay {
     pub(crate) regions_walked: u64,
 }
 
-/// Replays a trace: a miss stores the object. Never inlined, so that a profiler can tell it apart.
+/// Replays a trace: a miss stores the object. Never inlined, so that a profiler shows it separately.
 #[inline(never)]
 pub(crate) fn replay(trace: &Trace, scale: &Scale, policy: &str) -> Result<Replay> {
     let kv = scale.store(policy)?;

@@ -1,4 +1,4 @@
-//! Made-up loads, each with one habit that real traces mix: who evicts by one of them should not lose by another.
+//! Made-up loads, each with one habit that real traces mix: a policy that gains from one habit should not lose by another.
 //!
 //! They are the same in every run.
 
@@ -23,7 +23,7 @@ pub(crate) fn all() -> Vec<Trace> {
     for exponent in [0.3, 0.6, 1.0] {
         add(format!("recency-{exponent}"), recency(exponent));
     }
-    // Every so many requests the most popular is an object that is one newer.
+    // At a fixed interval the most popular object is replaced by one that is newer.
     for pace in [20, 100, 500] {
         add(format!("drift-{pace}"), popularity(0.9, |rank, at| rank + at / pace));
     }
@@ -59,13 +59,13 @@ fn random(seed: u64) -> SmallRng {
     SmallRng::seed_from_u64(seed)
 }
 
-/// Ranks of a Zipf distribution, made into objects by `name`, which is told the request's number.
+/// Ranks of a Zipf distribution, made into objects by `name`, which gets the request's number.
 fn popularity(exponent: f64, mut name: impl FnMut(u64, u64) -> u64) -> Vec<u64> {
     let (zipf, mut random) = (Zipf::new(OBJECTS, exponent), random(1));
     (0..REQUESTS as u64).map(|at| name(zipf.sample(&mut random), at)).collect()
 }
 
-/// Four of five requests are for what was asked for so many requests ago, the fewer the more likely (Pareto).
+/// Four of five requests are for what was asked for a number of requests ago, small numbers being likelier (Pareto).
 fn recency(exponent: f64) -> Vec<u64> {
     let mut random = random(2);
     let mut requests: Vec<u64> = Vec::with_capacity(REQUESTS);
@@ -83,7 +83,7 @@ fn recency(exponent: f64) -> Vec<u64> {
     requests
 }
 
-/// Every object twice, so many others apart.
+/// Every object twice, with a given number of others between.
 fn twice(distance: usize) -> Vec<u64> {
     let mut waiting = VecDeque::new();
     (0..)
@@ -96,7 +96,7 @@ fn twice(distance: usize) -> Vec<u64> {
         .collect()
 }
 
-/// Who is asked for is asked for again at once, with even odds.
+/// An object that is asked for is asked for again at once, with even odds.
 fn bursts() -> Vec<u64> {
     let (zipf, mut random) = (Zipf::new(OBJECTS, 0.9), random(3));
     let mut object = 0;

@@ -1,6 +1,6 @@
 //! `trace`: how many requests of real traces miss, under every policy, beside LRU and the optimum.
 //!
-//! Three kinds of replay, told apart by the policy's name: `s3fifo` is the policy as its paper has it;
+//! Three kinds of replay, distinguished by the policy's name: `s3fifo` is the policy as its paper has it;
 //! `core:s3fifo` is cached's own code moving one object at a time; `kv:s3fifo` is the engine itself,
 //! with regions and ghosts in a real arena.
 

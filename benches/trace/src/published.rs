@@ -1,4 +1,4 @@
-//! The figures of `miss-ratios.csv`, to stand beside those measured here.
+//! The published miss ratios of `miss-ratios.csv`, printed beside those measured here.
 
 use std::collections::HashMap;
 use std::fs;

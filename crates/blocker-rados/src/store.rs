@@ -4,12 +4,13 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use blocker::admission::runs_end;
 use blocker::event::Event;
+use blocker::metrics::{Collect, Families};
 use blocker::*;
 
 use crate::change::{Act, Begun};
@@ -216,6 +217,31 @@ impl Blocker for RadosStore {
     fn subscribe(&self) -> Subscription {
         self.core.events.subscribe()
     }
+
+    fn control(&self) -> &dyn Control {
+        self
+    }
+}
+
+impl Collect for RadosStore {
+    fn collect(&self, into: &mut Families) {
+        let stats = &self.core.limits.stats;
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (begun, ended) = (read(&stats.begun), read(&stats.ended));
+        into.counter("rados_operations_total", "Operations sent to the cluster.", begun);
+        let help = "Operations sent to the cluster and not answered yet.";
+        into.gauge("rados_operations_in_flight", help, begun.saturating_sub(ended));
+        let help = "Operations given up because no answer came in time.";
+        into.counter("rados_operations_timed_out_total", help, read(&stats.timed_out));
+        let help = "Changes sent again because the object had changed meanwhile.";
+        into.counter("rados_changes_retried_total", help, read(&stats.retried));
+        let help = "Objects given the attributes of this backend, which they had not.";
+        into.counter("rados_objects_introduced_total", help, read(&stats.introduced));
+        let help = "Objects whose state was read back after a change with unknown outcome.";
+        into.counter("rados_objects_settled_total", help, read(&stats.settled));
+        let help = "Objects with a change of unknown outcome that has not been read back yet.";
+        into.gauge("rados_objects_unsettled", help, self.core.objects.unsettled_count() as u64);
+    }
 }
 
 impl Control for RadosStore {
@@ -230,21 +256,8 @@ impl Control for RadosStore {
         Reply::ok(())
     }
 
-    fn statistics(&self) -> Statistics {
-        let stats = &self.core.limits.stats;
-        let figure = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        let (begun, ended) = (figure(&stats.begun), figure(&stats.ended));
-        Statistics {
-            figures: vec![
-                ("rados_ops", begun),
-                ("rados_ops_in_flight", begun.saturating_sub(ended)),
-                ("rados_ops_timed_out", figure(&stats.timed_out)),
-                ("rados_changes_retried", figure(&stats.retried)),
-                ("rados_objects_introduced", figure(&stats.introduced)),
-                ("rados_objects_settled", figure(&stats.settled)),
-                ("rados_objects_unsettled", self.core.objects.unsettled_count() as u64),
-            ],
-        }
+    fn metrics(&self) -> Reply<Families> {
+        Reply::ok(self.families())
     }
 
     fn namespaces(&self) -> Reply<Vec<Namespace>> {

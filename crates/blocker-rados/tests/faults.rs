@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use blocker::executor::{block_on, poll_times};
+use blocker::metrics::{Collect, Number};
 use blocker::{
-    Blocker, Clock, Control, DeleteRequest, Error, Event, InfoRequest, ObjectId, ReadRequest, SystemClock,
+    Blocker, Clock, DeleteRequest, Error, Event, InfoRequest, ObjectId, ReadRequest, SystemClock,
     WriteRequest,
 };
 use blocker_rados::{RadosConfig, RadosStore};
@@ -76,8 +77,8 @@ fn cancelled_calls_leave_nothing_behind(cluster: &Cluster) {
     let last = object("last");
     write(&*store, &last, b"x").unwrap();
     let start = Instant::now();
-    while store.statistics().get("rados_ops_in_flight") != Some(0) {
-        assert!(start.elapsed() < Duration::from_secs(30), "operations never end: {:?}", store.statistics());
+    while store.families().number("rados_operations_in_flight") != Some(Number::Integer(0)) {
+        assert!(start.elapsed() < Duration::from_secs(30), "operations never end: {:?}", store.families());
         std::thread::yield_now();
     }
     let store = std::sync::Arc::into_inner(store).unwrap();
@@ -136,7 +137,7 @@ fn nothing_acknowledged_is_lost_when_the_osd_is_killed(cluster: &Cluster) {
             let before = total();
             let start = Instant::now();
             while total() < before + KEYS {
-                assert!(start.elapsed() < Duration::from_secs(60), "no recovery: {:?}", store.statistics());
+                assert!(start.elapsed() < Duration::from_secs(60), "no recovery: {:?}", store.families());
                 std::thread::yield_now();
             }
         }
@@ -182,7 +183,7 @@ fn a_change_that_comes_late_is_refused(cluster: &Cluster) {
     let next = write(&*store, &one, b"newer");
     assert!(matches!(next, Err(Error::Retryable(_))), "{next:?}");
     assert!(begun.elapsed() < Duration::from_secs(10), "answers took {:?}", begun.elapsed());
-    assert_eq!(store.statistics().get("rados_objects_unsettled"), Some(2));
+    assert_eq!(store.families().number("rados_objects_unsettled"), Some(Number::Integer(2)));
     assert!(matches!(listener.try_next(), Some(Event::Degraded(_))));
     cluster.dev("osd", &["resume"]);
     for id in [&one, &two] {
@@ -191,12 +192,12 @@ fn a_change_that_comes_late_is_refused(cluster: &Cluster) {
         eventually("write", || write(&*store, id, b"newer"));
         assert_eq!(eventually("read", || read(&*store, id)), b"newer");
     }
-    assert_eq!(store.statistics().get("rados_objects_unsettled"), Some(0));
+    assert_eq!(store.families().number("rados_objects_unsettled"), Some(Number::Integer(0)));
     // Settling has moved the gate: a change prepared before it is refused by the store, whoever sends it, and
     // has to be prepared anew. That is what keeps the late one out.
-    assert_eq!(other.statistics().get("rados_changes_retried"), Some(0));
+    assert_eq!(other.families().number("rados_changes_retried_total"), Some(Number::Integer(0)));
     write(&*other, &one, b"other").unwrap();
-    assert_eq!(other.statistics().get("rados_changes_retried"), Some(1));
+    assert_eq!(other.families().number("rados_changes_retried_total"), Some(Number::Integer(1)));
     assert_eq!(listener.try_next(), Some(Event::Recovered));
 }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use blocker::executor::block_on;
+use blocker::metrics::{Collect, Number};
 use blocker::{
     Blocker, Change, ClaimRequest, Control, DeleteRequest, Epoch, Error, Event, InfoRequest,
     InvalidateRequest, ListRequest, ObjectId, OrderDomain, Scope, Stamp, WriteFullRequest, WriteRequest,
@@ -138,7 +139,7 @@ fn claims_meet_what_others_left(cluster: &Cluster) {
     for scope in [Scope::All, Scope::Namespace(object("x").namespace), Scope::Object(object("asked"))] {
         claim(scope, 0).unwrap();
     }
-    assert_eq!(store.statistics().get("rados_objects_introduced"), Some(0));
+    assert_eq!(store.families().number("rados_objects_introduced_total"), Some(Number::Integer(0)));
     // An object claimed by itself before it exists stays claimed.
     claim(Scope::Object(object("early")), 5).unwrap();
     assert_eq!(write(&*store, &object("early"), b"late"), fenced(5));

@@ -6,7 +6,7 @@ mod support;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use blocker::Control;
+use blocker::metrics::Collect;
 use blocker_rados::{RadosConfig, RadosStore};
 
 use support::{Cluster, eventually, object, read, write};
@@ -110,8 +110,8 @@ fn through(cluster: &Cluster, config: &RadosConfig, trouble: impl FnOnce(&dyn Fn
             for acknowledged in &acknowledged {
                 let wanted = acknowledged.load(Ordering::Acquire) + rounds;
                 while acknowledged.load(Ordering::Acquire) < wanted {
-                    let figures = || store.statistics();
-                    assert!(start.elapsed() < Duration::from_secs(60), "no progress: {:?}", figures());
+                    let metrics = || store.families();
+                    assert!(start.elapsed() < Duration::from_secs(60), "no progress: {:?}", metrics());
                     std::thread::park_timeout(Duration::from_millis(2));
                 }
             }

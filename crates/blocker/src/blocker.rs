@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::capabilities::Capabilities;
+use crate::control::{Control, NoControl};
 use crate::error::Error;
 use crate::event::Subscription;
 use crate::reply::Reply;
@@ -91,7 +92,7 @@ use crate::response::{
 /// - Never block the caller for I/O, beyond what its documentation admits. Answer
 ///   [`Reply::Ready`] when the answer is at hand; a layer hands on its inner reply unboxed.
 /// - Futures that own what they need, so that they outlive the caller's stack.
-/// - The truth in [`Capabilities`], and [`crate::conformance`] passed.
+/// - The truth in [`Capabilities`], and the conformance suite (feature `conformance`) passed.
 pub trait Blocker: Send + Sync {
     /// What this can do. Constant for the life of the handle.
     fn capabilities(&self) -> Capabilities;
@@ -207,42 +208,22 @@ pub trait Blocker: Send + Sync {
     /// Listens to news from here and below, from now on. A claim or invalidation made through this
     /// very handle is news as well.
     fn subscribe(&self) -> Subscription;
+
+    /// Returns the control plane: policies, quotas, metrics, losses. A layer returns that of the blocker below it,
+    /// or its own, which forwards there.
+    fn control(&self) -> &dyn Control {
+        &NoControl
+    }
 }
 
-macro_rules! forward {
-    ($($pointer:ident)*) => {$(
-        impl<B: Blocker + ?Sized> Blocker for $pointer<B> {
-            fn capabilities(&self) -> Capabilities { (**self).capabilities() }
-            fn read(&self, request: ReadRequest) -> Reply<ReadReply> { (**self).read(request) }
-            fn write(&self, request: WriteRequest) -> Reply<ChangeReply> { (**self).write(request) }
-            fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
-                (**self).write_zeroes(request)
-            }
-            fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
-                (**self).write_runs(request)
-            }
-            fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> { (**self).discard(request) }
-            fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
-                (**self).compare_and_write(request)
-            }
-            fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
-                (**self).write_full(request)
-            }
-            fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
-                (**self).truncate(request)
-            }
-            fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> { (**self).delete(request) }
-            fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> { (**self).copy(request) }
-            fn info(&self, request: InfoRequest) -> Reply<Info> { (**self).info(request) }
-            fn list(&self, request: ListRequest) -> Reply<ListReply> { (**self).list(request) }
-            fn flush(&self, request: FlushRequest) -> Reply<FlushReply> { (**self).flush(request) }
-            fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> { (**self).claim(request) }
-            fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
-                (**self).invalidate(request)
-            }
-            fn subscribe(&self) -> Subscription { (**self).subscribe() }
-        }
-    )*};
+impl<B: Blocker + ?Sized> Blocker for Arc<B> {
+    crate::delegate!(|this| **this);
 }
 
-forward! { Arc Box }
+impl<B: Blocker + ?Sized> Blocker for Box<B> {
+    crate::delegate!(|this| **this);
+}
+
+impl<B: Blocker + ?Sized> Blocker for &B {
+    crate::delegate!(|this| **this);
+}

@@ -5,6 +5,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::fmt;
 use std::future::Future;
 use std::ops::Add;
 use std::pin::Pin;
@@ -84,6 +85,12 @@ impl ManualClock {
     #[must_use]
     pub fn next_alarm(&self) -> Option<Timestamp> {
         self.shared.lock().heap.peek().map(|Reverse(alarm)| alarm.at)
+    }
+}
+
+impl fmt::Debug for ManualClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ManualClock").field("now", &self.now()).finish_non_exhaustive()
     }
 }
 

@@ -1,22 +1,62 @@
-//! What is not data path: attaching, policy, quota, statistics. Asked rarely, by operators and by the
-//! layer that manages others. (A claim is a data-path call because it must be ordered with changes.)
+//! The control plane: attaching, policies, quotas, metrics, losses. Called rarely, by operators and by layers
+//! that manage others. (A claim is part of the data path because it must be ordered with changes.)
+
+use std::fmt;
+use std::str::FromStr;
+
+use cached_metrics::Families;
 
 use crate::capabilities::Capabilities;
-use crate::error::{Error, Result};
-use crate::name::Namespace;
+use crate::error::{Error, Reason, Result};
+use crate::name::{Namespace, ObjectId};
 use crate::order::Epoch;
 use crate::reply::Reply;
 
 /// How a cache treats writes to a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum WritePolicy {
-    /// Acknowledged from the cache, stored later.
+pub enum WriteMode {
+    /// Write-back: acknowledged from the cache, stored later.
     Back,
-    /// Done below, as safe as was asked for, before it is acknowledged; and kept.
+    /// Write-through: done below with the durability that the request asks for before it is acknowledged; kept
+    /// in the cache.
     #[default]
     Through,
-    /// Done below, as safe as was asked for; not kept.
+    /// Write-around: done below with the durability that the request asks for; not kept in the cache.
     Around,
+}
+
+/// Writes `back`, `through` or `around`.
+impl fmt::Display for WriteMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Back => "back",
+            Self::Through => "through",
+            Self::Around => "around",
+        })
+    }
+}
+
+/// Reads what `Display` writes.
+///
+/// ```
+/// use blocker::WriteMode;
+///
+/// assert_eq!("back".parse(), Ok(WriteMode::Back));
+/// ```
+impl FromStr for WriteMode {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "back" => Ok(Self::Back),
+            "through" => Ok(Self::Through),
+            "around" => Ok(Self::Around),
+            _ => {
+                let known = "back, through and around";
+                Err(Error::Invalid(format!("{text:?} is no write mode; there are {known}").into()))
+            }
+        }
+    }
 }
 
 /// How a namespace is treated.
@@ -24,107 +64,205 @@ pub enum WritePolicy {
 #[non_exhaustive]
 pub struct Policy {
     /// How writes are treated.
-    pub write: WritePolicy,
+    pub write: WriteMode,
 }
 
-/// What a namespace may use, and what it does use.
+/// What a namespace may use, and what it uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Quota {
-    /// The most it may use; `None`: no limit of its own.
+    /// The most that it may use, in bytes; `None` if it has no limit of its own.
     pub bytes_max: Option<u64>,
-    /// What its objects' sizes add up to.
+    /// The sum of its objects' sizes, in bytes.
     pub used_bytes: u64,
 }
 
-/// Figures of a backend, each with the name under which every output shows it. A list, so that layers
-/// add theirs to those from below.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Statistics {
-    /// Name and value; counters only rise.
-    pub figures: Vec<(&'static str, u64)>,
-}
-
-impl Statistics {
-    /// The figure called `name`.
-    #[must_use]
-    pub fn get(&self, name: &str) -> Option<u64> {
-        self.figures.iter().find(|(each, _)| *each == name).map(|(_, value)| *value)
-    }
-}
-
-/// What someone who attaches a namespace learns about it.
+/// What a namespace's user learns when attaching it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Attachment {
-    /// What the backend can do for it.
+    /// What the backend can do for the namespace.
     pub capabilities: Capabilities,
-    /// The epoch that the whole namespace has been claimed with.
+    /// The epoch with which the whole namespace has been claimed; 0 if it has not.
     pub epoch: Epoch,
 }
 
 impl Attachment {
-    /// With these values.
+    /// Returns an attachment with these values.
     #[must_use]
     pub fn new(capabilities: Capabilities, epoch: Epoch) -> Self {
         Self { capabilities, epoch }
     }
 }
 
-/// A backend's other face. What a backend has no notion of it answers with `Unsupported`, which is
-/// what the default methods do.
+/// Acknowledged changes of one object that can never be stored.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Loss {
+    /// The object.
+    pub object: ObjectId,
+    /// The number of acknowledged changes that are gone.
+    pub changes: u64,
+    /// How much they had written, in bytes, counted by whole buckets.
+    pub bytes: u64,
+    /// Why the store does not take them.
+    pub reason: Reason,
+}
+
+impl Loss {
+    /// Returns a loss with these values.
+    #[must_use]
+    pub fn new(object: ObjectId, changes: u64, bytes: u64, reason: Reason) -> Self {
+        Self { object, changes, bytes, reason }
+    }
+}
+
+/// One page of the losses that have not been repaired.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct LossPage {
+    /// The losses, in the order of their objects.
+    pub losses: Vec<Loss>,
+    /// Whether there may be more after the last of them.
+    pub has_more: bool,
+    /// The number of objects with losses that no page lists, because there were too many.
+    pub unlisted_objects: u64,
+    /// How much those had written, in bytes.
+    pub unlisted_bytes: u64,
+}
+
+/// The control plane of a backend or layer, reached by [`Blocker::control`](crate::Blocker::control).
+///
+/// Every method has a default that answers for a backend without the notion: `Unsupported`, no metrics, no
+/// losses. All answers are [replies](Reply), so that a connection to a server can carry them.
+///
+/// # Layers
+///
+/// A layer forwards to the control plane of the blocker below, and adds what it has itself:
+///
+/// | method | a layer that caches | any other layer |
+/// |---|---|---|
+/// | `attach` | answers with its own capabilities | forwards, with its own capabilities |
+/// | `detach` | stores and drops the namespace's data, then forwards | forwards |
+/// | `policy`, `set_policy` | answers | forwards |
+/// | `quota`, `set_quota`, `namespaces` | forwards | forwards |
+/// | `metrics` | its own and those from below | its own, if it has any, and those from below |
+/// | `losses` | answers | forwards |
+///
+/// [`delegate_control!`](crate::delegate_control) writes the forwarding methods; [`Reply::then`] or
+/// [`metrics_above`] adds to an answer from below.
 pub trait Control: Send + Sync {
-    /// Says that the namespace is going to be used, and what for it is known.
+    /// Announces that the namespace is going to be used, and returns what is known for it.
     ///
     /// # Errors
-    /// `Denied`, `Retryable`, `Corrupt`.
-    fn attach(&self, namespace: Namespace) -> Reply<Attachment>;
+    /// `Denied`, `Retryable`, `Corrupt`, `Unsupported`.
+    fn attach(&self, namespace: Namespace) -> Reply<Attachment> {
+        drop(namespace);
+        Reply::err(Error::Unsupported("this backend has no attachments".into()))
+    }
 
-    /// Says that the namespace will not be used for a while: everything in it is stored, then what is
-    /// held in memory for it is let go. It can be used again at any time.
+    /// Announces that the namespace will not be used for a while: everything in it is stored, then what is
+    /// held in memory for it is dropped. It can be used again at any time.
     ///
     /// # Errors
-    /// As a flush of the namespace.
-    fn detach(&self, namespace: Namespace) -> Reply<()>;
+    /// Those of a flush of the namespace; `Unsupported`.
+    fn detach(&self, namespace: Namespace) -> Reply<()> {
+        drop(namespace);
+        Reply::err(Error::Unsupported("this backend has no attachments".into()))
+    }
 
-    /// The namespace's policy.
+    /// Returns the namespace's policy.
     ///
     /// # Errors
-    /// `Unsupported` where nothing is cached.
-    fn policy(&self, _namespace: &Namespace) -> Result<Policy> {
-        Err(Error::Unsupported("this backend has no policies".into()))
+    /// `Unsupported` where nothing is cached; `Retryable`.
+    fn policy(&self, namespace: Namespace) -> Reply<Policy> {
+        drop(namespace);
+        Reply::err(Error::Unsupported("this backend has no policies".into()))
     }
 
     /// Changes the namespace's policy.
     ///
     /// # Errors
-    /// `Unsupported` where nothing is cached.
-    fn set_policy(&self, _namespace: Namespace, _policy: Policy) -> Reply<()> {
+    /// `Unsupported` where nothing is cached; `Denied`, `Retryable`.
+    fn set_policy(&self, namespace: Namespace, policy: Policy) -> Reply<()> {
+        drop((namespace, policy));
         Reply::err(Error::Unsupported("this backend has no policies".into()))
     }
 
-    /// What the namespace may use and does use.
+    /// Returns what the namespace may use and what it uses.
     ///
     /// # Errors
-    /// `Unsupported` where that is not counted.
-    fn quota(&self, _namespace: &Namespace) -> Result<Quota> {
-        Err(Error::Unsupported("this backend has no quotas".into()))
-    }
-
-    /// Limits the namespace; `None` takes the limit away. What it uses already stays.
-    ///
-    /// # Errors
-    /// `Unsupported` where that is not counted.
-    fn set_quota(&self, _namespace: Namespace, _bytes_max: Option<u64>) -> Reply<()> {
+    /// `Unsupported` where that is not counted; `Retryable`.
+    fn quota(&self, namespace: Namespace) -> Reply<Quota> {
+        drop(namespace);
         Reply::err(Error::Unsupported("this backend has no quotas".into()))
     }
 
-    /// Figures from here and below.
-    fn statistics(&self) -> Statistics;
-
-    /// The namespaces that have objects or claims, in bytewise order.
+    /// Limits the namespace to `bytes_max` bytes; `None` removes the limit. What it uses already stays.
     ///
     /// # Errors
-    /// `Retryable`, `Corrupt`.
-    fn namespaces(&self) -> Reply<Vec<Namespace>>;
+    /// `Unsupported` where that is not counted; `OutOfSpace` if too many namespaces have a quota; `Denied`,
+    /// `Retryable`.
+    fn set_quota(&self, namespace: Namespace, bytes_max: Option<u64>) -> Reply<()> {
+        drop((namespace, bytes_max));
+        Reply::err(Error::Unsupported("this backend has no quotas".into()))
+    }
+
+    /// Returns the metrics of this blocker and of those below it.
+    ///
+    /// # Errors
+    /// `Retryable` if they have to be fetched and cannot be.
+    fn metrics(&self) -> Reply<Families> {
+        Reply::ok(Families::new())
+    }
+
+    /// Returns acknowledged changes that can never be stored and have not been repaired: the first page of those
+    /// after the object `after`, or of all of them.
+    ///
+    /// # Errors
+    /// `Unsupported` where they cannot be listed; `Retryable` if they have to be fetched and cannot be.
+    fn losses(&self, after: Option<ObjectId>) -> Reply<LossPage> {
+        drop(after);
+        Reply::ok(LossPage::default())
+    }
+
+    /// Returns the namespaces that have objects or claims in the store, in bytewise order. One whose objects are
+    /// all in a write-back cache is missing until they are stored.
+    ///
+    /// # Errors
+    /// `Retryable`, `Corrupt`, `Unsupported`.
+    fn namespaces(&self) -> Reply<Vec<Namespace>> {
+        Reply::err(Error::Unsupported("this backend cannot list its namespaces".into()))
+    }
+}
+
+/// The control plane of a blocker that has none: every method is the trait's default.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoControl;
+
+impl Control for NoControl {}
+
+/// Returns the metrics of a layer and of the blocker below it: `own`, then those of `below`.
+///
+/// Where those from below cannot be had, the answer is `own` alone.
+///
+/// ```
+/// use blocker::executor::block_on;
+/// use blocker::{Blocker, Memory, metrics_above};
+/// use cached_metrics::Families;
+///
+/// let store = Memory::default();
+/// let mut own = Families::new();
+/// own.counter("layer_reads_total", "Reads that passed the layer.", 3);
+/// let all = block_on(metrics_above(own, store.control()))?;
+/// assert!(all.get("layer_reads_total").is_some() && all.get("memory_objects").is_some());
+/// # Ok::<_, blocker::Error>(())
+/// ```
+pub fn metrics_above(mut own: Families, below: &dyn Control) -> Reply<Families> {
+    below.metrics().then(|answer| {
+        if let Ok(below) = answer {
+            own.append(below);
+        }
+        Ok(own)
+    })
 }

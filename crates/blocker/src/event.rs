@@ -4,6 +4,7 @@
 //! and is told so by [`Event::Missed`]; it then treats everything as changed.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
@@ -86,6 +87,12 @@ impl EventHub {
     }
 }
 
+impl fmt::Debug for EventHub {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventHub").field("subscriptions", &self.queues.lock().len()).finish()
+    }
+}
+
 /// Listeners read what is left, then see the end.
 impl Drop for EventHub {
     fn drop(&mut self) {
@@ -103,6 +110,12 @@ impl Drop for EventHub {
 /// A listener's end of the channel. Dropping it ends the subscription.
 pub struct Subscription {
     queue: Arc<Mutex<Queue>>,
+}
+
+impl fmt::Debug for Subscription {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subscription").field("waiting_events", &self.queue.lock().events.len()).finish()
+    }
 }
 
 impl Subscription {

@@ -1,44 +1,70 @@
-//! The storage contract: one small trait, [`Blocker`], on which caches, bridges, replicators and stores
-//! stack in any order, and three backends that keep it.
+//! The storage contract: one trait, [`Blocker`], on which caches, connections, replicators and stores stack in any
+//! order.
 //!
-//! An *object* is a run of bytes with a name in a namespace; it is read, written, copied and asked
-//! about by byte range. What each operation owes, and what its caller owes, is written at [`Blocker`].
-//! Whether a backend keeps its word is decided by [`conformance`], the same suite for all of them.
+//! An *object* is a run of bytes with a name in a namespace; it is read, written, copied and queried by byte range.
+//! What each operation guarantees, and what its caller has to keep to, is documented at [`Blocker`]. A *backend* is
+//! a blocker that stores; a *layer* is a blocker over another one.
 //!
-//! - [`Memory`]: the model. One map, one lock, obviously right.
-//! - [`FileStore`]: a directory tree that survives kill -9 and loss of power.
-//! - [`Faulty`]: any backend with delays, errors, stalls, crashes and lost writes, from a seed.
-//! - [`PassThrough`]: the empty layer, to copy when writing one.
+//! # Using a blocker
 //!
-//! No runtime is needed: futures are the standard library's, time comes from a [`Clock`] handed in,
-//! and what must block does so on the file backend's own few threads.
+//! Requests are structs made by `new` and refined by methods; answers are [replies](Reply), which are awaited.
+//! [`BlockerExt`] has shorter forms for whole objects.
 //!
 //! ```
 //! use std::sync::Arc;
-//! use blocker::{Blocker, Memory, Name, Namespace, ObjectId, ReadRequest, WriteRequest};
+//! use blocker::{Blocker, BlockerExt, Memory, ObjectId, ReadRequest, WriteRequest};
 //!
 //! let store: Arc<dyn Blocker> = Arc::new(Memory::default());
-//! let disk = ObjectId::new(Namespace::new("vm")?, Name::new("disk.0")?);
+//! let disk: ObjectId = "vm/disk.0".parse()?;
 //! blocker::executor::block_on(async {
 //!     store.write(WriteRequest::new(disk.clone(), 5, b"hello")).await?;
-//!     let read = store.read(ReadRequest::new(disk, 0, 4096)).await?;
+//!     let read = store.read(ReadRequest::new(disk.clone(), 0, 4096)).await?;
 //!     assert_eq!(read.data.to_vec(), b"\0\0\0\0\0hello");
+//!     assert_eq!(store.get(&disk).await?, b"\0\0\0\0\0hello"[..]);
 //!     Ok::<_, blocker::Error>(())
 //! })?;
 //! # Ok::<_, blocker::Error>(())
 //! ```
+//!
+//! # Implementing one
+//!
+//! - A layer forwards what it does not change with [`delegate!`]; [`PassThrough`] is the empty one, and
+//!   `examples/layer.rs` has one in forty lines.
+//! - A backend implements every operation; [`admission`] has the checks that all of them share, and
+//!   `examples/backend.rs` has a small one.
+//! - [`Control`] is the control plane: policies, quotas, metrics.
+//! - The conformance suite (feature `conformance`) decides whether the contract is kept.
+//!
+//! # Features
+//!
+//! By default this crate has the contract, its types and [`Memory`], the model.
+//!
+//! | feature | module |
+//! |---|---|
+//! | `file` | `file`: a directory tree that survives `kill -9` and power loss |
+//! | `faulty` | `faulty`: delays, errors, stalls, crashes and lost writes over any blocker, from a seed |
+//! | `conformance` | `conformance`: the suite that checks a blocker against the contract |
+//!
+//! No async runtime is needed: futures are the standard library's, time comes from a [`Clock`] that the caller
+//! passes, and blocking work of the file backend runs on a few threads of its own.
+#![warn(missing_debug_implementations)]
 
 pub mod admission;
 mod blocker;
 mod buffer;
 pub mod capabilities;
 pub mod clock;
+#[cfg(feature = "conformance")]
 pub mod conformance;
 mod control;
+mod delegate;
 mod error;
 pub mod event;
 pub mod executor;
+mod ext;
+#[cfg(feature = "faulty")]
 pub mod faulty;
+#[cfg(feature = "file")]
 pub mod file;
 mod layer;
 pub mod memory;
@@ -47,17 +73,22 @@ mod order;
 mod reply;
 mod request;
 mod response;
+#[cfg(any(feature = "faulty", feature = "conformance"))]
 mod rng;
 mod segment;
 
 pub use crate::blocker::Blocker;
 pub use crate::capabilities::{BUCKET_BYTES, Capabilities, OBJECT_BYTES_MAX_DEFAULT, Survives};
 pub use crate::clock::{Clock, ManualClock, SystemClock, Timestamp};
-pub use crate::control::{Attachment, Control, Policy, Quota, Statistics, WritePolicy};
+pub use crate::control::{
+    Attachment, Control, Loss, LossPage, NoControl, Policy, Quota, WriteMode, metrics_above,
+};
 pub use crate::error::{Error, Reason, Result};
 pub use crate::event::{Event, EventHub, Subscription};
-
+pub use crate::ext::{BlockerExt, Entries};
+#[cfg(feature = "faulty")]
 pub use crate::faulty::Faulty;
+#[cfg(feature = "file")]
 pub use crate::file::FileStore;
 pub use crate::layer::PassThrough;
 pub use crate::memory::Memory;
@@ -66,11 +97,12 @@ pub use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version, WriterId}
 pub use crate::reply::{Pending, Reply, ReplyFuture};
 pub use crate::request::{
     Call, Change, ClaimRequest, CompareAndWriteRequest, Condition, CopyRequest, DeleteRequest,
-    DiscardRequest, FlushRequest, Hints, InfoRequest, InvalidateRequest, ListRequest, Priority, ReadRequest,
-    Run, RunContent, Scope, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest,
-    WriteZeroesRequest,
+    DiscardRequest, FlushRequest, Hints, InfoRequest, InvalidateRequest, ListRequest, ReadRequest, Run,
+    RunContent, Scope, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest, WriteZeroesRequest,
 };
 pub use crate::response::{
     ChangeReply, ClaimReply, DeleteReply, FlushReply, Info, InvalidateReply, ListEntry, ListReply, ReadReply,
 };
 pub use crate::segment::{Segment, SegmentOwner, Segments};
+/// The metrics that [`Control::metrics`] returns.
+pub use cached_metrics as metrics;

@@ -5,6 +5,7 @@
 //! travels through every layer without an allocation.
 
 use std::fmt;
+use std::str::FromStr;
 
 use bytes::Bytes;
 
@@ -59,10 +60,20 @@ macro_rules! name_type {
             }
         }
 
-        /// Printable ASCII as it is, everything else as `\xNN`.
+        /// Writes printable ASCII as it is and every other byte as `\xNN`; quotes and backslashes have a
+        /// backslash before them.
         impl fmt::Display for $type {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "{}", self.0.escape_ascii())
+            }
+        }
+
+        /// Reads what `Display` writes; text without a backslash is taken as it is.
+        impl FromStr for $type {
+            type Err = Error;
+
+            fn from_str(text: &str) -> Result<Self> {
+                Self::new(unescape(text)?)
             }
         }
 
@@ -102,10 +113,74 @@ impl ObjectId {
     }
 }
 
+/// Writes `NAMESPACE/NAME`; a slash within the namespace is written as `\x2f`.
+///
+/// ```
+/// use blocker::ObjectId;
+///
+/// let id: ObjectId = "vm/disks/a".parse()?;
+/// assert_eq!(id.namespace.as_bytes(), b"vm");
+/// assert_eq!(id.name.as_bytes(), b"disks/a");
+/// assert_eq!(id.to_string(), "vm/disks/a");
+/// # Ok::<_, blocker::Error>(())
+/// ```
 impl fmt::Display for ObjectId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.namespace, self.name)
+        write!(f, "{}/{}", self.namespace.in_a_path(), self.name)
     }
+}
+
+/// Reads what `Display` writes: the namespace ends at the first slash.
+impl FromStr for ObjectId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (namespace, name) = split_path(text)?;
+        Ok(Self { namespace, name: name.parse()? })
+    }
+}
+
+impl Namespace {
+    /// Returns the name for output before a slash.
+    pub(crate) fn in_a_path(&self) -> impl fmt::Display {
+        self.to_string().replace('/', "\\x2f")
+    }
+}
+
+/// Splits `NAMESPACE/REST` at the first slash.
+pub(crate) fn split_path(text: &str) -> Result<(Namespace, &str)> {
+    match text.split_once('/') {
+        Some((namespace, rest)) => Ok((namespace.parse()?, rest)),
+        None => Err(Error::Invalid(format!("{text:?} has no slash after the namespace").into())),
+    }
+}
+
+/// The inverse of `escape_ascii`.
+fn unescape(text: &str) -> Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((byte, after)) = rest.split_first() {
+        rest = after;
+        if *byte != b'\\' {
+            bytes.push(*byte);
+            continue;
+        }
+        let hex = |digits: &[u8]| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok();
+        let (unescaped, used) = match rest {
+            [b'x', high, low, ..] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
+                (hex(&[*high, *low]), 3)
+            }
+            [b't', ..] => (Some(b'\t'), 1),
+            [b'n', ..] => (Some(b'\n'), 1),
+            [b'r', ..] => (Some(b'\r'), 1),
+            [quoted @ (b'\\' | b'\'' | b'"'), ..] => (Some(*quoted), 1),
+            _ => (None, 0),
+        };
+        let unknown = || Error::Invalid(format!("{text:?} has a backslash without a known escape").into());
+        bytes.push(unescaped.ok_or_else(unknown)?);
+        rest = &rest[used..];
+    }
+    Ok(bytes)
 }
 
 #[cfg(test)]
@@ -118,5 +193,23 @@ mod tests {
         assert!(matches!(Name::new(vec![7; 256]), Err(Error::Invalid(_))));
         assert_eq!(Name::new(vec![0; 255]).unwrap().as_bytes(), [0; 255]);
         assert_eq!(Name::copy_from(b"a/\0\xff").unwrap().to_string(), "a/\\x00\\xff");
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let all: Vec<u8> = (0..=255).collect();
+        for bytes in [&all[..128], &all[128..], b"a/b", b"\\x41\\", b"'\"\t\r\n"] {
+            let (namespace, name) = (Namespace::copy_from(bytes).unwrap(), Name::copy_from(bytes).unwrap());
+            assert_eq!(name.to_string().parse(), Ok(name.clone()));
+            assert_eq!(namespace.to_string().parse(), Ok(namespace.clone()));
+            let id = ObjectId::new(namespace, name);
+            assert_eq!(id.to_string().parse(), Ok(id));
+        }
+        for wrong in ["", "a\\", "a\\q", "\\x4", "\\x+1"] {
+            assert!(wrong.parse::<Name>().is_err(), "{wrong}");
+        }
+        for wrong in ["", "a", "/a", "a/"] {
+            assert!(wrong.parse::<ObjectId>().is_err(), "{wrong}");
+        }
     }
 }

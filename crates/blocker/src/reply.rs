@@ -4,6 +4,7 @@
 //! that says whether the answer is there already. Only an answer that is not there yet costs an
 //! allocation. A pending future owns all it needs (`'static`), so that a server can spawn it.
 
+use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -56,6 +57,15 @@ impl<T> Reply<T> {
     }
 }
 
+impl<T: fmt::Debug> fmt::Debug for Reply<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ready(answer) => f.debug_tuple("Ready").field(answer).finish(),
+            Self::Pending(_) => f.write_str("Pending"),
+        }
+    }
+}
+
 impl<T> From<Result<T>> for Reply<T> {
     fn from(answer: Result<T>) -> Self {
         Self::Ready(answer)
@@ -73,6 +83,12 @@ impl<T: Unpin> IntoFuture for Reply<T> {
 
 /// The future behind `reply.await`.
 pub struct ReplyFuture<T>(Option<Reply<T>>);
+
+impl<T: fmt::Debug> fmt::Debug for ReplyFuture<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ReplyFuture").field(&self.0).finish()
+    }
+}
 
 impl<T: Unpin> Future for ReplyFuture<T> {
     type Output = Result<T>;

@@ -5,22 +5,14 @@
 //! be used. [`Change`] is about changing an object: how safe it must be before the reply, where it
 //! stands in its writer's history, and under which condition it may happen.
 
+use std::fmt;
+use std::str::FromStr;
+
 use crate::clock::Timestamp;
-use crate::name::{Name, Namespace, ObjectId};
+use crate::error::{Error, Result};
+use crate::name::{Name, Namespace, ObjectId, split_path};
 use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version, WriterId};
 use crate::segment::Segments;
-
-/// How urgent a call is, compared with others waiting for the same resource.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub enum Priority {
-    /// Prefetch, scrubbing, flushing ahead of need.
-    Background,
-    /// Someone waits.
-    #[default]
-    Normal,
-    /// Others wait for it: a journal, a lock.
-    Urgent,
-}
 
 /// What the caller knows about the use of the data; a backend may ignore all of it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -67,8 +59,6 @@ impl Hints {
 pub struct Call {
     /// When the caller stops waiting, on the common clock. None: never.
     pub deadline: Option<Timestamp>,
-    /// How urgent it is.
-    pub priority: Priority,
     /// How the data will be used.
     pub hints: Hints,
 }
@@ -130,6 +120,47 @@ impl Scope {
     }
 }
 
+/// Writes `all`, `namespace:NAMESPACE`, `domain:NAMESPACE/DOMAIN` or `object:NAMESPACE/NAME`.
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Object(object) => write!(f, "object:{object}"),
+            Self::Domain(namespace, domain) => write!(f, "domain:{}/{domain}", namespace.in_a_path()),
+            Self::Namespace(namespace) => write!(f, "namespace:{namespace}"),
+            Self::All => f.write_str("all"),
+        }
+    }
+}
+
+/// Reads what `Display` writes.
+///
+/// ```
+/// use blocker::Scope;
+///
+/// let scope: Scope = "domain:vm/7".parse()?;
+/// assert_eq!(scope.to_string(), "domain:vm/7");
+/// # Ok::<_, blocker::Error>(())
+/// ```
+impl FromStr for Scope {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text.split_once(':') {
+            Some(("object", object)) => object.parse().map(Self::Object),
+            Some(("domain", path)) => {
+                let (namespace, domain) = split_path(path)?;
+                Ok(Self::Domain(namespace, domain.parse()?))
+            }
+            Some(("namespace", namespace)) => namespace.parse().map(Self::Namespace),
+            None if text == "all" => Ok(Self::All),
+            _ => {
+                let known = "all, namespace:NAMESPACE, domain:NAMESPACE/DOMAIN and object:NAMESPACE/NAME";
+                Err(Error::Invalid(format!("{text:?} is no scope; there are {known}").into()))
+            }
+        }
+    }
+}
+
 macro_rules! with_call {
     ($($type:ident)*) => {$(
         impl $type {
@@ -137,13 +168,6 @@ macro_rules! with_call {
             #[must_use]
             pub fn deadline(mut self, deadline: Timestamp) -> Self {
                 self.call.deadline = Some(deadline);
-                self
-            }
-
-            /// How urgent it is.
-            #[must_use]
-            pub fn priority(mut self, priority: Priority) -> Self {
-                self.call.priority = priority;
                 self
             }
 
@@ -659,4 +683,26 @@ with_call! {
 with_change! {
     WriteRequest WriteZeroesRequest WriteRunsRequest DiscardRequest CompareAndWriteRequest WriteFullRequest
     TruncateRequest DeleteRequest CopyRequest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let namespace = Namespace::new("a/b:c").unwrap();
+        let scopes = [
+            Scope::All,
+            Scope::Namespace(namespace.clone()),
+            Scope::Domain(namespace.clone(), OrderDomain(7)),
+            Scope::Object(ObjectId::new(namespace, Name::new("d/e").unwrap())),
+        ];
+        for scope in scopes {
+            assert_eq!(scope.to_string().parse(), Ok(scope));
+        }
+        for wrong in ["", "ALL", "namespace:", "domain:a", "domain:a/b", "object:a", "volume:a"] {
+            assert!(wrong.parse::<Scope>().is_err(), "{wrong}");
+        }
+    }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use blocker::executor::block_on;
 use blocker::file::{FileConfig, check};
+use blocker::metrics::Collect;
 use blocker::*;
 
 fn open(dir: &Path) -> Result<FileStore> {
@@ -96,10 +97,8 @@ fn a_small_object_takes_one_block() {
 fn figures() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let store = open(dir.path()).unwrap();
-    let syncs = |store: &FileStore| {
-        let figures = store.statistics().figures;
-        figures.iter().find(|(name, _)| *name == "syncs").map_or(0, |(_, count)| *count)
-    };
+    let syncs =
+        |store: &FileStore| store.families().number("file_syncs_total").map_or(0, |syncs| syncs.to_u64());
     let begun = std::time::Instant::now();
     for number in 0..100_000 {
         write(&store, &format!("object-{number:06}"), vec![1; 100]);

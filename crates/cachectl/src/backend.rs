@@ -9,6 +9,7 @@ use std::time::Duration;
 use blocker::executor::block_on;
 use blocker::faulty::FaultPlan;
 use blocker::file::FileConfig;
+use blocker::metrics::render;
 use blocker::{Blocker, Control, Error, Faulty, FileStore, Memory, Namespace, Policy, Result, SystemClock};
 use blocker_rados::{RadosConfig, RadosStore};
 use synapse::{Address, ClientConfig, Secret, SynapseBlocker};
@@ -104,8 +105,8 @@ impl Face {
     pub(crate) fn statistics(&self) -> Result<Vec<(String, u64)>> {
         match self {
             Self::Here(control) => {
-                let figures = control.statistics().figures;
-                Ok(figures.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
+                let pairs = render::pairs(&block_on(control.metrics())?);
+                Ok(pairs.into_iter().map(|pair| (pair.name, pair.value.to_u64())).collect())
             }
             Self::There(server) => block_on(server.statistics()),
         }
@@ -117,7 +118,7 @@ impl Face {
     /// `Unsupported` where nothing is cached.
     pub(crate) fn policy(&self, namespace: &Namespace) -> Result<Policy> {
         match self {
-            Self::Here(control) => control.policy(namespace),
+            Self::Here(control) => block_on(control.policy(namespace.clone())),
             Self::There(server) => block_on(server.policy(namespace.clone())),
         }
     }
@@ -168,7 +169,7 @@ impl Opened {
                 config.name = "cachectl".into();
                 config.call_timeout = timeout;
                 if let Some(timeout) = timeout {
-                    config.patience = config.patience.min(timeout);
+                    config.reconnect_timeout = config.reconnect_timeout.min(timeout);
                     config.connect_timeout = config.connect_timeout.min(timeout);
                 }
                 let client = SynapseBlocker::connect_on_thread(config)?;

@@ -1,32 +1,35 @@
-//! A cache in memory before a directory: `cargo run --release -p cached-core --example object_cache -- DIR`.
+//! A cache in memory in front of a directory: `cargo run --release -p cached-core --example object_cache -- DIR`.
 
 use std::sync::Arc;
 
 use blocker::executor::block_on;
 use blocker::{
-    Blocker, Durability, FileStore, FlushRequest, Name, Namespace, ObjectId, ReadRequest, Scope, SystemClock,
-    WritePolicy, WriteRequest,
+    Blocker, Durability, FileStore, FlushRequest, Name, Namespace, ObjectId, ReadRequest, Scope, WriteMode,
+    WriteRequest,
 };
-use cached_core::object::{ObjectCache, ObjectCacheConfig};
+use cached_core::object::ObjectCache;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let dir = std::env::args().nth(1).ok_or("name a directory for the objects")?;
+    let dir = std::env::args().nth(1).ok_or("the first argument must name a directory for the objects")?;
     let store = Arc::new(FileStore::open(dir)?);
-    let config = ObjectCacheConfig { write: WritePolicy::Back, ..ObjectCacheConfig::default() };
-    let cache = ObjectCache::new(store.clone(), config, Arc::new(SystemClock))?;
-    let background = cache.run();
+    let (cache, background) =
+        ObjectCache::builder(store.clone()).memory_bytes(256 << 20).write_mode(WriteMode::Back).build()?;
     let background = std::thread::spawn(move || block_on(background));
 
     let disk = ObjectId::new(Namespace::new("vm")?, Name::new("disk.0")?);
     block_on(async {
         let reply = cache.write(WriteRequest::new(disk.clone(), 4096, b"hello")).await?;
-        assert_eq!(reply.durability, Durability::Cached, "at the speed of memory, and as safe as that");
+        assert_eq!(
+            reply.durability,
+            Durability::Cached,
+            "acknowledged from memory, and lost with the process"
+        );
         assert_eq!(cache.read(ReadRequest::new(disk, 4096, 5)).await?.data.to_vec(), b"hello");
         cache.flush(FlushRequest::new(Scope::All)).await
     })?;
     println!("{:?}", cache.counters());
     drop(cache);
-    background.join().expect("the background");
+    background.join().expect("the background ends with the last handle of the cache");
     store.close()?;
     Ok(())
 }

@@ -1,7 +1,5 @@
-//! The contract's own suite over the object cache: every write policy, tiny and ample memory, over each
+//! The contract's conformance suite over the object cache: every write mode, tiny and ample memory, over each
 //! store; and with power cuts, which lose the cache and what the store below had not stored.
-
-mod object_support;
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -11,14 +9,14 @@ use std::time::Duration;
 use blocker::conformance::{Harness, Options, run};
 use blocker::executor::block_on;
 use blocker::faulty::FaultPlan;
-use blocker::{Blocker, Faulty, FileStore, Memory, SystemClock, WritePolicy};
+use blocker::{Blocker, Faulty, FileStore, Memory, SystemClock, WriteMode};
 use cached_core::object::{ObjectCache, ObjectCacheConfig, Writer};
-use object_support::{KIB, small};
+use test_kit::{KIB, small};
 
-const POLICIES: [WritePolicy; 3] = [WritePolicy::Back, WritePolicy::Through, WritePolicy::Around];
+const POLICIES: [WriteMode; 3] = [WriteMode::Back, WriteMode::Through, WriteMode::Around];
 
 /// Far less memory than the suite's objects have bytes, and fewer objects than it uses.
-fn tiny(write: WritePolicy) -> ObjectCacheConfig {
+fn tiny(write: WriteMode) -> ObjectCacheConfig {
     let mut config = small(write);
     config.objects_count_max = 4;
     config.dirty_bytes_max = 128 * KIB;
@@ -28,7 +26,7 @@ fn tiny(write: WritePolicy) -> ObjectCacheConfig {
     config
 }
 
-fn ample(write: WritePolicy) -> ObjectCacheConfig {
+fn ample(write: WriteMode) -> ObjectCacheConfig {
     ObjectCacheConfig {
         memory_bytes_max: 64 << 20,
         dirty_bytes_max: 32 << 20,
@@ -41,7 +39,7 @@ fn ample(write: WritePolicy) -> ObjectCacheConfig {
 /// A cache whose power can be cut, with its background's work on a thread.
 struct Powered {
     store: Arc<dyn Blocker>,
-    /// What has a volatile cache of its own loses that as well.
+    /// The store with a volatile cache of its own, which a power cut loses as well.
     faulty: Option<Arc<Faulty>>,
     config: ObjectCacheConfig,
     running: RefCell<Option<Running>>,
@@ -85,7 +83,7 @@ impl Powered {
     }
 }
 
-/// Walks the invariants once the background's thread has come to rest.
+/// Checks the invariants once the background's thread has come to rest.
 fn validate(cache: &ObjectCache) {
     let mut last = Ok(());
     for _ in 0..1000 {
@@ -103,8 +101,8 @@ impl Harness for Powered {
         let mut running = self.running.borrow_mut();
         let running = running.get_or_insert_with(|| {
             let clock = Arc::new(SystemClock);
-            let cache = ObjectCache::new(Arc::clone(&self.store), self.config.clone(), clock).unwrap();
-            let work = cache.run();
+            let (cache, work) =
+                ObjectCache::new(Arc::clone(&self.store), self.config.clone(), clock).unwrap();
             Running { cache, background: std::thread::spawn(move || block_on(work)) }
         });
         Arc::new(running.cache.clone())
@@ -133,7 +131,7 @@ fn faulty(below: Arc<dyn Blocker>, change: impl FnOnce(&mut FaultPlan)) -> Arc<F
 }
 
 #[test]
-fn over_memory() {
+fn passes_over_memory() {
     for policy in POLICIES {
         for config in [tiny(policy), ample(policy)] {
             Powered::new(Arc::new(Memory::default()), config).passes(&options(1));
@@ -142,7 +140,7 @@ fn over_memory() {
 }
 
 #[test]
-fn over_files() {
+fn passes_over_files() {
     for policy in POLICIES {
         for config in [tiny(policy), ample(policy)] {
             let dir = tempfile::tempdir().unwrap();
@@ -153,7 +151,7 @@ fn over_files() {
 }
 
 #[test]
-fn over_a_slow_store() {
+fn passes_over_a_slow_store() {
     for policy in POLICIES {
         let slow = faulty(Arc::new(Memory::default()), |plan| {
             plan.delay_permille = 200;
@@ -164,9 +162,9 @@ fn over_a_slow_store() {
 }
 
 #[test]
-fn over_a_store_that_says_try_again() {
+fn passes_over_a_store_that_returns_retryable_errors() {
     for policy in POLICIES {
-        // The suite tries again, except where it drops replies half-way.
+        // The suite retries, except where it drops replies half-way.
         for filter in ["content", "random", "fencing", "conditions", "listing"] {
             let noisy = faulty(Arc::new(Memory::default()), |plan| plan.error_permille = 20);
             let mut options = options(4);
@@ -177,7 +175,7 @@ fn over_a_store_that_says_try_again() {
 }
 
 #[test]
-fn over_a_volatile_store_whose_power_is_cut() {
+fn passes_over_a_volatile_store_whose_power_is_cut() {
     for policy in POLICIES {
         for config in [tiny(policy), ample(policy)] {
             let store = faulty(Arc::new(Memory::default()), |plan| plan.volatile = true);
@@ -195,7 +193,7 @@ fn over_a_volatile_store_whose_power_is_cut() {
 }
 
 #[test]
-fn as_the_only_writer() {
+fn passes_as_the_writer_of_its_namespaces() {
     for policy in POLICIES {
         let mut config = tiny(policy);
         config.writer = Writer::Cache;
@@ -206,9 +204,9 @@ fn as_the_only_writer() {
 }
 
 #[test]
-fn over_a_store_that_can_do_little() {
+fn passes_over_a_store_with_few_capabilities() {
     for policy in POLICIES {
-        let store = object_support::steered::Steered::new();
+        let store = test_kit::steered::SteeredStore::new();
         store.limit(|capabilities| {
             capabilities.copy_native = false;
             capabilities.holes_native = false;
@@ -219,13 +217,12 @@ fn over_a_store_that_can_do_little() {
 }
 
 #[test]
-fn a_cache_over_a_cache() {
+fn passes_over_another_cache() {
     for policy in POLICIES {
         let clock = Arc::new(SystemClock);
-        let below = ObjectCache::new(Arc::new(Memory::default()), tiny(policy), clock).unwrap();
-        let work = below.run();
+        let (below, work) = ObjectCache::new(Arc::new(Memory::default()), tiny(policy), clock).unwrap();
         let background = std::thread::spawn(move || block_on(work));
-        Powered::new(Arc::new(below), tiny(WritePolicy::Back)).passes(&options(16));
+        Powered::new(Arc::new(below), tiny(WriteMode::Back)).passes(&options(16));
         background.join().unwrap();
     }
 }

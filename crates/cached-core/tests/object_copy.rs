@@ -1,53 +1,52 @@
-//! Copying: what the target gets when source and target share buckets, when the source changes meanwhile, and when
-//! places are few.
-
-mod object_support;
+//! Copying: what the target gets when source and target share buckets, when the source changes meanwhile, and
+//! when few nodes are free.
 
 use blocker::*;
 use cached_core::object::ObjectCacheConfig;
-use object_support::steered::{Op, Steered, Verdict};
-use object_support::world::World;
-use object_support::{BUCKET, id, pattern, same, small};
+use test_kit::cache_environment::CacheEnvironment;
+use test_kit::steered::{Op, SteeredStore, Verdict};
+use test_kit::{BUCKET, id, pattern, same, small};
 
 #[test]
-fn a_copy_that_is_written_to_stores_all_of_what_it_has() {
+fn a_copy_that_is_written_to_stores_all_of_its_content() {
     let (from, to) = (id("from"), id("to"));
-    // The source's bucket as the copy finds it: wholly dirty, partly dirty with the rest from the store, or on its way.
+    // The source's bucket as the copy finds it: wholly dirty, partly dirty with the rest from the store, or
+    // on its way.
     for (is_old, is_flushing) in [(false, false), (true, false), (true, true)] {
         // Whether the source still shares the bucket when the copy is written to.
         for shares in [false, true] {
-            let mut world = World::new(small(WritePolicy::Back));
+            let mut env = CacheEnvironment::new(small(WriteMode::Back));
             let mut wanted = pattern(1, 0, 2 * 4096);
             if is_old {
-                world.others_write(&from, wanted.clone());
-                world.bytes(&from, 0, 2 * BUCKET);
-                world.written(&from, 512, pattern(2, 512, 512));
+                env.others_write(&from, wanted.clone());
+                env.bytes(&from, 0, 2 * BUCKET);
+                env.written(&from, 512, pattern(2, 512, 512));
                 wanted[512..1024].copy_from_slice(&pattern(2, 512, 512));
             } else {
-                world.written(&from, 0, wanted.clone());
+                env.written(&from, 0, wanted.clone());
             }
             if is_flushing {
-                world.hold(Op::Write, &from);
-                let _flush = world.flush(&from);
-                world.sim.settle();
+                env.hold(Op::Write, &from);
+                let _flush = env.flush(&from);
+                env.sim.settle();
             }
-            let copy = world.copy(&from, &to);
-            world.at_once(copy).unwrap();
-            assert_eq!(world.store.count(Op::Copy), 0, "made here");
+            let copy = env.copy(&from, &to);
+            env.at_once(copy).unwrap();
+            assert_eq!(env.store.count(Op::Copy), 0, "made here");
             if !shares {
-                let delete = world.sim.spawn(world.cache.delete(DeleteRequest::new(from.clone())));
-                world.at_once(delete).unwrap();
+                let delete = env.sim.spawn(env.cache.delete(DeleteRequest::new(from.clone())));
+                env.at_once(delete).unwrap();
             }
             // A sector, and half a sector.
-            world.written(&to, 2048, pattern(3, 2048, 512));
+            env.written(&to, 2048, pattern(3, 2048, 512));
             wanted[2048..2560].copy_from_slice(&pattern(3, 2048, 512));
-            world.written(&to, BUCKET + 100, pattern(4, BUCKET + 100, 50));
+            env.written(&to, BUCKET + 100, pattern(4, BUCKET + 100, 50));
             wanted[4196..4246].copy_from_slice(&pattern(4, BUCKET + 100, 50));
-            world.validate();
-            world.store.open();
-            world.flushed(&to);
-            same(&world.stored(&to).unwrap(), &wanted, "all of the copy is stored");
-            world.agrees(&to);
+            env.validate();
+            env.store.open();
+            env.flushed(&to);
+            same(&env.stored(&to).unwrap(), &wanted, "all of the copy is stored");
+            env.agrees(&to);
         }
     }
 }
@@ -55,94 +54,96 @@ fn a_copy_that_is_written_to_stores_all_of_what_it_has() {
 #[test]
 fn a_copy_that_several_requests_would_store_is_left_to_the_store() {
     let (from, to) = (id("from"), id("to"));
-    let store = Steered::new();
+    let store = SteeredStore::new();
     store.limit(|capabilities| capabilities.request_bytes_max = 2 * BUCKET);
-    let mut world = World::over(store, small(WritePolicy::Back));
+    let mut env = CacheEnvironment::over(store, small(WriteMode::Back));
     for at in 0..3 {
-        world.written(&from, at * BUCKET, pattern(1, at * BUCKET, 4096));
+        env.written(&from, at * BUCKET, pattern(1, at * BUCKET, 4096));
     }
-    world.store.open();
-    let copy = world.copy(&from, &to);
-    world.at_once(copy).unwrap();
-    // Made here it would be in the store half done, over what was stored there, until its last request.
-    assert_eq!(world.store.count(Op::Copy), 1);
-    same(&world.stored(&to).unwrap(), &pattern(1, 0, 3 * 4096), "all of the copy is stored");
-    same(&world.bytes(&to, BUCKET, 2 * BUCKET), &pattern(1, BUCKET, 2 * 4096), "and is read");
+    env.store.open();
+    let copy = env.copy(&from, &to);
+    env.at_once(copy).unwrap();
+    // Made by the cache it would be half done in the store, over what was stored there, until its last
+    // request.
+    assert_eq!(env.store.count(Op::Copy), 1);
+    same(&env.stored(&to).unwrap(), &pattern(1, 0, 3 * 4096), "all of the copy is stored");
+    same(&env.bytes(&to, BUCKET, 2 * BUCKET), &pattern(1, BUCKET, 2 * 4096), "and is read");
 }
 
 #[test]
 fn a_copy_waits_for_a_change_of_its_source_that_is_on_its_way() {
     let (from, to) = (id("from"), id("to"));
     for is_native in [true, false] {
-        let store = if is_native { Steered::new() } else { without_copies() };
-        let mut world = World::over(store, small(WritePolicy::Back));
-        world.written(&from, 0, pattern(1, 0, 4096));
-        // Stamped, so it goes to the store at once, though the namespace is written back; its outcome stays open.
-        world.hold(Op::Write, &from);
+        let store = if is_native { SteeredStore::new() } else { without_copies() };
+        let mut env = CacheEnvironment::over(store, small(WriteMode::Back));
+        env.written(&from, 0, pattern(1, 0, 4096));
+        // Stamped, so it goes to the store at once, though the namespace is written back; its outcome stays
+        // open.
+        env.hold(Op::Write, &from);
         let request = WriteRequest::new(from.clone(), 0, pattern(2, 0, 512)).stamp(Stamp::new(1, 1));
-        let write = world.sim.spawn(world.cache.write(request));
-        world.sim.settle();
+        let write = env.sim.spawn(env.cache.write(request));
+        env.sim.settle();
         // First what was dirty, then the stamped write itself.
-        world.store.answer_first();
-        world.sim.settle();
-        assert!(!write.is_done() && world.store.held().len() == 1);
-        let copy = world.copy(&from, &to);
-        world.sim.settle();
+        env.store.answer_first();
+        env.sim.settle();
+        assert!(!write.is_done() && env.store.held().len() == 1);
+        let copy = env.copy(&from, &to);
+        env.sim.settle();
         assert!(!copy.is_done(), "what the source is cannot be said now");
-        world.store.open();
-        world.at_once(write).unwrap();
-        world.at_once(copy).unwrap();
+        env.store.open();
+        env.at_once(write).unwrap();
+        env.at_once(copy).unwrap();
         let mut wanted = pattern(1, 0, 4096);
         wanted[..512].copy_from_slice(&pattern(2, 0, 512));
-        same(&world.bytes(&to, 0, 8192), &wanted, "the copy");
-        world.agrees(&to);
+        same(&env.bytes(&to, 0, 8192), &wanted, "the copy");
+        env.agrees(&to);
     }
 }
 
 /// A store that cannot copy by itself.
-fn without_copies() -> std::sync::Arc<Steered> {
-    let store = Steered::new();
+fn without_copies() -> std::sync::Arc<SteeredStore> {
+    let store = SteeredStore::new();
     store.limit(|capabilities| capabilities.copy_native = false);
     store
 }
 
 #[test]
-fn the_source_stands_still_while_the_store_copies_it() {
+fn the_source_does_not_change_while_the_store_copies_it() {
     let (from, to) = (id("from"), id("to"));
-    for policy in [WritePolicy::Through, WritePolicy::Back] {
-        let mut world = World::new(small(policy));
-        world.others_write(&from, pattern(1, 0, 3 * 4096));
-        world.bytes(&from, 0, 3 * BUCKET);
-        world.hold(Op::Copy, &to);
-        let copy = world.copy(&from, &to);
-        world.sim.settle();
-        assert_eq!(world.store.held().len(), 1);
-        // Two writes, one after the other: the copy must not have the second without the first, in whatever order
-        // they are flushed.
-        let writes = [2 * BUCKET, 0].map(|at| world.write(&from, at, pattern(2, at, 4096)));
-        world.sim.settle();
+    for policy in [WriteMode::Through, WriteMode::Back] {
+        let mut env = CacheEnvironment::new(small(policy));
+        env.others_write(&from, pattern(1, 0, 3 * 4096));
+        env.bytes(&from, 0, 3 * BUCKET);
+        env.hold(Op::Copy, &to);
+        let copy = env.copy(&from, &to);
+        env.sim.settle();
+        assert_eq!(env.store.held().len(), 1);
+        // Two writes, one after the other: the copy must not have the second without the first, in whatever
+        // order they are flushed.
+        let writes = [2 * BUCKET, 0].map(|at| env.write(&from, at, pattern(2, at, 4096)));
+        env.sim.settle();
         assert!(writes.iter().all(|write| !write.is_done()), "{policy:?}");
-        world.store.open();
-        world.at_once(copy).unwrap();
+        env.store.open();
+        env.at_once(copy).unwrap();
         for write in writes {
-            world.at_once(write).unwrap();
+            env.at_once(write).unwrap();
         }
-        same(&world.stored(&to).unwrap(), &pattern(1, 0, 3 * 4096), "as it was");
-        world.agrees(&from);
-        world.agrees(&to);
+        same(&env.stored(&to).unwrap(), &pattern(1, 0, 3 * 4096), "as it was");
+        env.agrees(&from);
+        env.agrees(&to);
     }
 }
 
-/// A payload that has landed in buckets becomes an object's without a copy: each bucket is newer than the store as a
-/// whole, and others may point at it.
+/// The buckets of a received payload become an object's without a copy: each bucket is newer than the store
+/// as a whole, and other slots may refer to it.
 #[test]
-fn a_landed_bucket_that_is_written_to_stores_all_of_what_it_has() {
+fn a_received_bucket_that_is_written_to_stores_all_of_its_content() {
     let object = id("volume");
     for (is_pinned, fails_once) in [(false, false), (true, false), (false, true), (true, true)] {
-        let mut world = World::new(small(WritePolicy::Back));
-        world.others_write(&object, pattern(1, 0, 64 << 10));
-        world.bytes(&object, 0, 64 << 10);
-        let mut landing = world.cache.land(&object, 0, 64 << 10).unwrap();
+        let mut env = CacheEnvironment::new(small(WriteMode::Back));
+        env.others_write(&object, pattern(1, 0, 64 << 10));
+        env.bytes(&object, 0, 64 << 10);
+        let mut buffer = env.cache.receive_buffer(&object, 0, 64 << 10).unwrap();
         let mut wanted = pattern(2, 0, 64 << 10);
         let mut done = 0;
         while done < wanted.len() {
@@ -155,85 +156,86 @@ fn a_landed_bucket_that_is_written_to_stores_all_of_what_it_has() {
                 }
                 Ok(done - before)
             };
-            landing.fill(&mut read).unwrap();
+            buffer.fill(&mut read).unwrap();
         }
-        let payload = landing.finish();
+        let payload = buffer.finish();
         let kept = payload.clone();
-        let write = world.sim.spawn(world.cache.write(WriteRequest::new(object.clone(), 0, payload)));
-        world.at_once(write).unwrap();
+        let write = env.sim.spawn(env.cache.write(WriteRequest::new(object.clone(), 0, payload)));
+        env.at_once(write).unwrap();
         let kept = Some(kept).filter(|_| is_pinned);
         if fails_once {
-            world.store.rule(|call| match call.op.is_change() {
+            env.store.rule(|call| match call.op.is_change() {
                 true => Verdict::Fail(Error::Retryable("by test".into())),
                 false => Verdict::Pass,
             });
-            let flush = world.flush(&object);
-            world.sim.settle();
+            let flush = env.flush(&object);
+            env.sim.settle();
             assert!(!flush.is_done());
-            world.store.pass();
+            env.store.pass();
         }
-        world.written(&object, 2048, pattern(3, 2048, 512));
+        env.written(&object, 2048, pattern(3, 2048, 512));
         wanted[2048..2560].copy_from_slice(&pattern(3, 2048, 512));
-        world.validate();
+        env.validate();
         drop(kept);
-        world.agrees(&object);
-        same(&world.stored(&object).unwrap(), &wanted, "all of it is stored");
+        env.agrees(&object);
+        same(&env.stored(&object).unwrap(), &wanted, "all of it is stored");
     }
 }
 
 #[test]
-fn a_copy_of_a_version_notices_that_others_have_changed_the_source() {
+fn a_copy_of_a_version_fails_if_another_client_has_changed_the_source() {
     let (from, to) = (id("from"), id("to"));
-    for policy in [WritePolicy::Through, WritePolicy::Back] {
-        let mut world = World::new(small(policy));
-        world.others_write(&from, pattern(1, 0, 4096));
-        let read = world.read(&from, 0, BUCKET);
-        let version = world.at_once(read).unwrap().version;
-        world.others_write(&from, pattern(2, 0, 4096));
+    for policy in [WriteMode::Through, WriteMode::Back] {
+        let mut env = CacheEnvironment::new(small(policy));
+        env.others_write(&from, pattern(1, 0, 4096));
+        let read = env.read(&from, 0, BUCKET);
+        let version = env.at_once(read).unwrap().version;
+        env.others_write(&from, pattern(2, 0, 4096));
         let mut request = CopyRequest::new(from.clone(), to.clone());
         request.from_condition = Condition::Version(version);
-        let copy = world.sim.spawn(world.cache.copy(request));
-        let answer = world.at_once(copy);
+        let copy = env.sim.spawn(env.cache.copy(request));
+        let answer = env.at_once(copy);
         assert!(matches!(answer, Err(Error::ConditionFailed { .. })), "{policy:?}: {answer:?}");
-        assert_eq!(world.stored(&to), None);
+        assert_eq!(env.stored(&to), None);
     }
 }
 
 #[test]
-fn copies_do_not_wait_for_each_others_places() {
-    // Two places. Reads of two objects hold both, while copies queue up; each copy needs two.
-    let mut world = World::new(ObjectCacheConfig { objects_count_max: 2, ..small(WritePolicy::Through) });
+fn copies_do_not_wait_for_each_others_nodes() {
+    // Two nodes. Reads of two objects hold both, while copies queue up; each copy needs two.
+    let mut env =
+        CacheEnvironment::new(ObjectCacheConfig { objects_count_max: 2, ..small(WriteMode::Through) });
     let holders = [id("holder-0"), id("holder-1")];
-    holders.iter().for_each(|holder| world.others_write(holder, pattern(9, 0, 100)));
+    holders.iter().for_each(|holder| env.others_write(holder, pattern(9, 0, 100)));
     for n in 0..4 {
-        world.others_write(&id(&format!("from-{n}")), pattern(n, 0, 5000));
+        env.others_write(&id(&format!("from-{n}")), pattern(n, 0, 5000));
     }
-    world.store.hold(&[Op::Read]);
-    let reads = [0, 1].map(|n| world.read(&holders[n], 0, 100));
-    world.sim.settle();
+    env.store.hold(&[Op::Read]);
+    let reads = [0, 1].map(|n| env.read(&holders[n], 0, 100));
+    env.sim.settle();
     let copies: Vec<_> =
-        (0..4).map(|n| world.copy(&id(&format!("from-{n}")), &id(&format!("to-{n}")))).collect();
-    world.sim.settle();
-    assert_eq!(world.store.held().len(), 2);
-    // One place after the other becomes free.
+        (0..4).map(|n| env.copy(&id(&format!("from-{n}")), &id(&format!("to-{n}")))).collect();
+    env.sim.settle();
+    assert_eq!(env.store.held().len(), 2);
+    // One node after the other becomes free.
     for read in reads {
-        world.store.answer_first();
-        world.sim.settle();
-        world.at_once(read).unwrap();
+        env.store.answer_first();
+        env.sim.settle();
+        env.at_once(read).unwrap();
     }
-    world.store.pass();
+    env.store.pass();
     for copy in copies {
-        world.at_once(copy).unwrap();
+        env.at_once(copy).unwrap();
     }
     for n in 0..4 {
-        same(&world.stored(&id(&format!("to-{n}"))).unwrap(), &pattern(n, 0, 5000), "copied");
+        same(&env.stored(&id(&format!("to-{n}"))).unwrap(), &pattern(n, 0, 5000), "copied");
     }
-    world.validate();
+    env.validate();
 }
 
 #[test]
-fn one_place_is_too_few_for_a_copy_and_is_refused_at_the_start() {
-    let config = ObjectCacheConfig { objects_count_max: 1, ..small(WritePolicy::Back) };
+fn one_node_is_too_few_for_a_copy_and_is_refused_at_the_start() {
+    let config = ObjectCacheConfig { objects_count_max: 1, ..small(WriteMode::Back) };
     let error = config.check(&Memory::default().capabilities()).unwrap_err();
     assert_eq!(error.key, "objects_count_max");
 }

@@ -2,17 +2,16 @@
 //! what it was asked and when it says so, what fails, who gives up, who else writes. Beside it a model of
 //! what may be read and of what must be stored; `object_explorer/README.md` says what it has found.
 //!
-//! `EXPLORE_PROFILE=name` and `EXPLORE_SEED=n` replay one run and tell its story. `EXPLORE_SEEDS=n` runs so many
-//! of each profile, from `EXPLORE_FIRST=n` on; `EXPLORE_SECONDS=n` goes on for so long;
+//! `EXPLORE_PROFILE=name` and `EXPLORE_SEED=n` replay one run and tell its story. `EXPLORE_SEEDS=n` runs so
+//! many of each profile, from `EXPLORE_FIRST=n` on; `EXPLORE_SECONDS=n` goes on for so long;
 //! `EXPLORE_SURVEY=1` counts what it finds instead of stopping at the first.
 
 #![allow(unreachable_pub, missing_docs)]
 
+#[path = "object_explorer/claims.rs"]
+mod claims;
 #[path = "object_explorer/clients.rs"]
 mod clients;
-#[path = "object_explorer/compat.rs"]
-mod compat;
-mod object_support;
 #[path = "object_explorer/oracle.rs"]
 mod oracle;
 #[path = "object_explorer/profiles.rs"]
@@ -91,7 +90,7 @@ fn selected() -> Vec<Profile> {
 }
 
 #[test]
-fn every_order_of_events_keeps_what_was_promised() {
+fn every_order_of_events_keeps_the_guarantees() {
     // What a run finds is told once, not by each panic.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|panic| {

@@ -1,36 +1,33 @@
-//! What a flush sends: as few requests as the store takes, each one change, none older or later than its age
-//! allows.
-
-mod object_support;
+//! What a flush sends: as few requests as the store takes, each one change, sent when its age requires it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::*;
 use cached_core::object::{ObjectCache, ObjectCacheConfig, Writer};
-use object_support::sim::{Handle, Sim};
-use object_support::steered::{CallInfo, Op, Steered};
-use object_support::{BUCKET, KIB, cache, content, fill, id, pattern, same, small};
+use test_kit::sim::{Handle, Sim};
+use test_kit::steered::{CallInfo, Op, SteeredStore};
+use test_kit::{BUCKET, KIB, cache, content, fill, id, pattern, same, small};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-struct World {
+struct Environment {
     sim: Sim,
-    store: Arc<Steered>,
+    store: Arc<SteeredStore>,
     cache: ObjectCache,
     running: Handle<()>,
 }
 
-fn world(config: ObjectCacheConfig, limit: fn(&mut Capabilities)) -> World {
+fn environment(config: ObjectCacheConfig, limit: fn(&mut Capabilities)) -> Environment {
     let mut sim = Sim::new(None);
-    let store = Steered::new();
+    let store = SteeredStore::new();
     store.limit(limit);
-    let cache = cache(Arc::clone(&store) as _, config, &sim.clock);
-    let running = sim.spawn(cache.run());
-    World { sim, store, cache, running }
+    let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
+    let running = sim.spawn(background);
+    Environment { sim, store, cache, running }
 }
 
-impl World {
+impl Environment {
     fn write(&mut self, object: &ObjectId, offset: u64, bytes: Vec<u8>) {
         let reply = self.cache.write(WriteRequest::new(object.clone(), offset, bytes));
         self.sim.run(reply).unwrap();
@@ -56,36 +53,36 @@ impl World {
 }
 
 fn back() -> ObjectCacheConfig {
-    ObjectCacheConfig { writer: Writer::Cache, ..small(WritePolicy::Back) }
+    ObjectCacheConfig { writer: Writer::Cache, ..small(WriteMode::Back) }
 }
 
 /// Every other bucket of an object, over a store that has it already.
-fn scatter(world: &mut World, object: &ObjectId, count: u64) -> Vec<u8> {
+fn scatter(env: &mut Environment, object: &ObjectId, count: u64) -> Vec<u8> {
     let mut wanted = pattern(1, 0, (2 * count * BUCKET) as usize);
-    fill(world.store.memory(), object, wanted.clone());
+    fill(env.store.memory(), object, wanted.clone());
     for n in 0..count {
         let at = 2 * n * BUCKET;
         let bytes = pattern(100 + n, at, BUCKET as usize);
         wanted[at as usize..][..BUCKET as usize].copy_from_slice(&bytes);
-        world.write(object, at, bytes);
+        env.write(object, at, bytes);
     }
     wanted
 }
 
 #[test]
 fn scattered_buckets_go_in_one_change() {
-    let mut world = world(back(), |_| ());
+    let mut env = environment(back(), |_| ());
     let object = id("scattered");
-    let wanted = scatter(&mut world, &object, 20);
-    let before = world.changes().len();
-    world.flush();
-    let sent = world.changes().split_off(before);
+    let wanted = scatter(&mut env, &object, 20);
+    let before = env.changes().len();
+    env.flush();
+    let sent = env.changes().split_off(before);
     assert_eq!(sent.iter().map(|call| call.op).collect::<Vec<_>>(), [Op::WriteRuns]);
     assert_eq!((sent[0].offset, sent[0].end()), (0, 39 * BUCKET));
     assert!(sent[0].stamp.is_some() && sent[0].durability == Some(Durability::Stored));
-    same(&content(world.store.memory(), &object).unwrap(), &wanted, "flushed");
-    assert_eq!(world.cache.counters().flush_requests, 1);
-    world.end();
+    same(&content(env.store.memory(), &object).unwrap(), &wanted, "flushed");
+    assert_eq!(env.cache.counters().flush_requests, 1);
+    env.end();
 }
 
 #[test]
@@ -97,81 +94,80 @@ fn a_store_that_takes_few_runs_gets_as_many_changes_as_it_needs() {
         (|can| can.request_bytes_max = 5 * BUCKET, 4, Op::WriteRuns),
     ];
     for (limit, count, op) in few {
-        let mut world = world(back(), limit);
+        let mut env = environment(back(), limit);
         let object = id("scattered");
-        let wanted = scatter(&mut world, &object, 20);
-        world.flush();
-        let sent = world.changes();
+        let wanted = scatter(&mut env, &object, 20);
+        env.flush();
+        let sent = env.changes();
         assert_eq!(sent.iter().map(|call| call.op).collect::<Vec<_>>(), vec![op; count]);
         let stamps: Vec<_> = sent.iter().map(|call| call.stamp.unwrap()).collect();
         assert!(stamps.is_sorted(), "stamps reach the store in their order: {stamps:?}");
-        same(&content(world.store.memory(), &object).unwrap(), &wanted, "flushed");
-        world.end();
+        same(&content(env.store.memory(), &object).unwrap(), &wanted, "flushed");
+        env.end();
     }
 }
 
-/// The end of the object moves out in the change that brings the bytes.
+/// The change that brings the bytes also moves the object's end.
 #[test]
-fn the_end_rides_along() {
-    let mut world = world(back(), |_| ());
+fn a_moved_end_is_sent_with_the_bytes() {
+    let mut env = environment(back(), |_| ());
     let object = id("longer");
-    world.write(&object, 0, pattern(1, 0, 100));
-    let longer = world.cache.truncate(TruncateRequest::new(object.clone(), 50_000));
-    world.sim.run(longer).unwrap();
-    world.flush();
-    assert_eq!(world.changes().iter().map(|call| call.op).collect::<Vec<_>>(), [Op::WriteRuns]);
+    env.write(&object, 0, pattern(1, 0, 100));
+    let longer = env.cache.truncate(TruncateRequest::new(object.clone(), 50_000));
+    env.sim.run(longer).unwrap();
+    env.flush();
+    assert_eq!(env.changes().iter().map(|call| call.op).collect::<Vec<_>>(), [Op::WriteRuns]);
     let mut wanted = pattern(1, 0, 100);
     wanted.resize(50_000, 0);
-    same(&content(world.store.memory(), &object).unwrap(), &wanted, "flushed");
-    world.end();
+    same(&content(env.store.memory(), &object).unwrap(), &wanted, "flushed");
+    env.end();
 }
 
-/// What is acknowledged while a flush of the same object takes its time is as old as it is, not as old as
-/// that flush's end: its own flush begins when its age is reached.
+/// A change that is acknowledged during a long flush of the same object is as old as it is, not as old as the
+/// end of that flush: its own flush begins when its age is reached.
 #[test]
-fn what_comes_during_a_long_flush_keeps_its_age() {
+fn changes_during_a_long_flush_keep_their_age() {
     let mut config = back();
     config.dirty_age_max = 10 * SECOND;
-    let mut world = world(config, |_| ());
+    let mut env = environment(config, |_| ());
     let object = id("busy");
-    world.write(&object, 0, pattern(1, 0, 4096));
-    world.store.hold(&[Op::Write, Op::WriteRuns]);
-    world.sim.advance(10 * SECOND);
-    assert_eq!(world.store.held().len(), 1, "the first flush is under way");
-    world.sim.advance(SECOND);
-    world.write(&object, 0, pattern(2, 0, 4096));
-    world.sim.advance(8 * SECOND);
-    world.store.open();
-    world.sim.settle();
-    assert!(world.cache.counters().dirty_bytes > 0, "the second write is nine seconds old at most");
-    world.sim.advance(2 * SECOND);
-    assert_eq!(world.cache.counters().dirty_bytes, 0, "and now it has been stored");
-    same(&content(world.store.memory(), &object).unwrap(), &pattern(2, 0, 4096), "flushed");
-    world.end();
+    env.write(&object, 0, pattern(1, 0, 4096));
+    env.store.hold(&[Op::Write, Op::WriteRuns]);
+    env.sim.advance(10 * SECOND);
+    assert_eq!(env.store.held().len(), 1, "the first flush is under way");
+    env.sim.advance(SECOND);
+    env.write(&object, 0, pattern(2, 0, 4096));
+    env.sim.advance(8 * SECOND);
+    env.store.open();
+    env.sim.settle();
+    assert!(env.cache.counters().dirty_bytes > 0, "the second write is nine seconds old at most");
+    env.sim.advance(2 * SECOND);
+    assert_eq!(env.cache.counters().dirty_bytes, 0, "and now it has been stored");
+    same(&content(env.store.memory(), &object).unwrap(), &pattern(2, 0, 4096), "flushed");
+    env.end();
 }
 
-/// Under pressure the object that has waited longest goes, not the one that was flushed a moment ago.
+/// Under pressure the object that has waited longest is flushed, not the one that was flushed a moment ago.
 #[test]
-fn pressure_flushes_in_turn() {
+fn under_pressure_the_object_that_has_waited_longest_is_flushed_first() {
     let mut config = back();
     config.dirty_bytes_max = 64 * KIB;
     config.flush_requests_max = 1;
-    let mut world = world(config, |_| ());
+    let mut env = environment(config, |_| ());
     let objects: Vec<_> = (0..4).map(|n| id(&format!("object-{n}"))).collect();
-    // The first is written again and again; the others have as much that waits.
+    // The first is written again and again; the others have as much pending.
     for round in 0..40 {
         for (n, object) in objects.iter().enumerate() {
-            world.sim.advance(Duration::from_millis(1));
+            env.sim.advance(Duration::from_millis(1));
             if n == 0 || round % 4 == 0 {
-                world.write(object, round % 8 * BUCKET, pattern(round, 0, 4096));
+                env.write(object, round % 8 * BUCKET, pattern(round, 0, 4096));
             }
         }
     }
-    let flushed = |object: &ObjectId| {
-        world.changes().iter().filter(|call| call.object.as_ref() == Some(object)).count()
-    };
+    let flushed =
+        |object: &ObjectId| env.changes().iter().filter(|call| call.object.as_ref() == Some(object)).count();
     for object in &objects {
         assert!(flushed(object) > 1, "{object} was flushed {} times", flushed(object));
     }
-    world.end();
+    env.end();
 }

@@ -1,17 +1,15 @@
-//! Any sequence of operations, by several clients at once, over a store where anything goes wrong that
-//! may: beside a plain map.
+//! Random sequences of operations, by several clients at once, over a store with every kind of failure,
+//! compared with a plain map.
 //!
 //! Each seed draws a cache (tiny, of few objects, with little room for dirty data), a store (delays, errors,
-//! unknown outcomes, stalls, crashes that lose what it had not stored) and a history: which client is
-//! polled next, what is asked, what is dropped half-way. An object is changed by one client at a time, so
-//! that its content is known: one vector of bytes, or a few where an outcome is not known; the next read
-//! tells. `validate` walks the cache's invariants after each answer. At the end everything is
-//! flushed, the cache dropped, the power of the store cut, and what is there compared with the map.
+//! unknown outcomes, stalls, crashes that lose what it had not stored) and a history: which client is polled
+//! next, what is requested, what is dropped half-way. An object is changed by one client at a time, so its
+//! content is known: one vector of bytes, or a few where an outcome is not known and the next read decides.
+//! `validate` checks the cache's invariants after each answer. At the end everything is flushed, the cache
+//! dropped, the power of the store cut, and the content of the store compared with the map.
 //!
-//! What several clients may see of one object that all of them change is the business of
-//! `object_shared`. `OBJECT_SEED=n` replays one seed and tells its story, `OBJECT_SEEDS=n` runs so many.
-
-mod object_support;
+//! `object_concurrency` tests what several clients may see of one object that all of them change.
+//! `OBJECT_SEED=n` replays one seed and prints what happens, `OBJECT_SEEDS=n` runs `n` seeds.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -21,21 +19,21 @@ use std::time::Duration;
 use blocker::faulty::FaultPlan;
 use blocker::*;
 use cached_core::object::{NamespaceConfig, ObjectCache, Writer};
-use object_support::detached::Detached;
-use object_support::rng::Rng;
-use object_support::sim::{Handle, Sim};
-use object_support::{KIB, cache, content, each_seed, namespace, pattern, small};
+use test_kit::detached::DetachedStore;
+use test_kit::rng::Rng;
+use test_kit::sim::{Handle, Sim};
+use test_kit::{KIB, cache, content, each_seed, namespace, pattern, small};
 
 const OBJECTS: usize = 14;
 const SIZE_MAX: u64 = 256 * KIB;
 const OPERATIONS: u64 = 120;
-/// Possible contents of one object that are kept apart before a read must tell.
+/// The most possible contents of one object before a read must decide between them.
 const CANDIDATES_MAX: usize = 8;
-/// States of one object that the store may have lost, before a flush must end that.
+/// The most states of one object that the store may have lost before a flush must end that.
 const HISTORY_MAX: usize = 24;
 const PINNED_BYTES_MAX: usize = 256 << 10;
 
-/// What an object holds; `None` if it does not exist.
+/// The content of an object; `None` if it does not exist.
 type Content = Option<Rc<Vec<u8>>>;
 
 fn bytes_of(content: &Content) -> &[u8] {
@@ -53,7 +51,7 @@ enum Act {
         offset: u64,
         len: u64,
     },
-    /// Where, how long, and whether data or zeros.
+    /// Offset, length, and whether data or zeros.
     Runs {
         runs: Rc<Vec<(u64, u64, bool)>>,
         tag: u64,
@@ -79,7 +77,7 @@ enum Act {
     CopyFrom(usize),
 }
 
-/// What the operation makes of `before`, or the kind of its error.
+/// Returns what the operation makes of `before`, or the kind of its error.
 fn effect(
     act: &Act,
     condition: Condition,
@@ -150,26 +148,26 @@ fn effect(
 /// One object, as the map has it.
 struct Tracked {
     id: ObjectId,
-    write: WritePolicy,
-    /// What it may hold now: one, unless an outcome is not known.
+    write: WriteMode,
+    /// Its possible contents: one, unless an outcome is not known.
     candidates: Vec<Content>,
-    /// All it has held since it was last surely stored: what a crash of the store may mix.
+    /// Its contents since it was last surely stored: a crash of the store may mix them.
     history: Vec<Content>,
-    /// All it has ever held.
+    /// All contents it ever had.
     past: Vec<Content>,
-    /// The store has crashed, and forwarded changes may be lost: the next read tells.
+    /// The store has crashed, and forwarded changes may be lost: the next read decides.
     is_tainted: bool,
     /// A change is under way.
     is_written: bool,
-    /// A change lost its caller, and may be on its way still: it comes before later changes, but not
-    /// before later reads.
+    /// The caller of a change has given up, and the change may still be on its way: it arrives before later
+    /// changes, but not before later reads.
     is_haunted: bool,
     readers: usize,
-    /// How many changes were begun.
+    /// The number of changes begun.
     changes: u64,
     /// The version it has, by the last reply.
     version: Option<Version>,
-    /// Versions it surely has no more.
+    /// Versions that it no longer has.
     old_versions: Vec<Version>,
 }
 
@@ -237,20 +235,20 @@ struct Flight {
     number: u64,
 }
 
-/// A payload kept for a while, and what it must still be when it is let go.
+/// A payload kept for a while, and the bytes that it must still have when it is dropped.
 struct Kept {
     data: Segments,
     wanted: Vec<u8>,
 }
 
-struct World {
+struct Environment {
     rng: Rng,
     sim: Sim,
     cache: Option<ObjectCache>,
     running: Option<Handle<()>>,
     memory: Arc<Memory>,
     faulty: Arc<Faulty>,
-    store: Arc<Detached>,
+    store: Arc<DetachedStore>,
     namespaces: Vec<Namespace>,
     objects: Vec<Tracked>,
     flights: Vec<Flight>,
@@ -259,23 +257,23 @@ struct World {
     is_noisy: bool,
     is_volatile: bool,
     is_stalled: bool,
-    /// While crashed: calls from this one on came after.
+    /// While the store is down: the number of the first call made since.
     crashed: Option<u64>,
-    /// After a restart, until the cache has been told to forget what it knows of the store.
+    /// After a restart, until the cache has invalidated what it knows of the store.
     must_invalidate: bool,
     operations: u64,
     is_told: bool,
 }
 
 macro_rules! tell {
-    ($world:expr, $($text:tt)+) => {
-        if $world.is_told {
-            println!("[{:>6}] {}", $world.sim.clock.now().0 / 1_000_000, format_args!($($text)+));
+    ($env:expr, $($text:tt)+) => {
+        if $env.is_told {
+            println!("[{:>6}] {}", $env.sim.clock.now().0 / 1_000_000, format_args!($($text)+));
         }
     };
 }
 
-impl World {
+impl Environment {
     fn new(seed: u64, is_told: bool) -> Self {
         let mut rng = Rng::new(seed);
         let sim = Sim::new(Some(rng.next()));
@@ -290,12 +288,12 @@ impl World {
             plan.volatile = rng.permille(500);
         }
         let is_volatile = plan.volatile;
-        let memory = Arc::new(object_support::memory(&sim.clock));
+        let memory = Arc::new(test_kit::memory(&sim.clock));
         let namespaces = vec![namespace("back"), namespace("through"), namespace("around")];
-        let policies = [WritePolicy::Back, WritePolicy::Through, WritePolicy::Around];
+        let policies = [WriteMode::Back, WriteMode::Through, WriteMode::Around];
         let mut objects = Vec::new();
         for number in 0..OBJECTS {
-            // Write-back is where most can go wrong.
+            // Most of the state is in write-back mode.
             let space = rng.weighted(&[6, 3, 1]);
             let name = Name::copy_from(format!("object-{number:02}").as_bytes()).unwrap();
             let id = ObjectId::new(namespaces[space].clone(), name);
@@ -304,7 +302,7 @@ impl World {
                 Rc::new(pattern(1 + number as u64, 0, size as usize))
             });
             if let Some(bytes) = &bytes {
-                object_support::fill(&memory, &id, bytes.to_vec());
+                test_kit::fill(&memory, &id, bytes.to_vec());
             }
             objects.push(Tracked {
                 id,
@@ -324,7 +322,7 @@ impl World {
         let clock = Arc::new(sim.clock.clone());
         let faulty = Arc::new(Faulty::new(Arc::clone(&memory) as _, plan, clock));
         let ready_permille = *rng.pick(&[0, 300, 1000]);
-        let store = Detached::new(Arc::clone(&faulty) as _, sim.spawner(), rng.next(), ready_permille);
+        let store = DetachedStore::new(Arc::clone(&faulty) as _, sim.spawner(), rng.next(), ready_permille);
         // With copies and runs of its own, without, and with few runs in one change.
         let limits: [fn(&mut Capabilities); 6] = [
             |_| (),
@@ -339,7 +337,7 @@ impl World {
             store.tell();
         }
         let store = Arc::new(store);
-        let mut config = small(WritePolicy::Back);
+        let mut config = small(WriteMode::Back);
         config.objects_count_max = *rng.pick(&[3, 5, 10, 20]);
         config.dirty_bytes_max = *rng.pick(&[4, 64, 300, 768]) * KIB;
         config.dirty_age_max = Duration::from_millis(*rng.pick(&[5, 200, 10_000]));
@@ -353,9 +351,10 @@ impl World {
         if is_told {
             println!("noisy {is_noisy}, volatile {is_volatile}, {config:?}");
         }
-        let mut world = Self {
+        let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
+        let mut env = Self {
             rng,
-            cache: Some(cache(Arc::clone(&store) as _, config, &sim.clock)),
+            cache: Some(cache),
             running: None,
             sim,
             memory,
@@ -374,9 +373,8 @@ impl World {
             operations: 0,
             is_told,
         };
-        let run = world.cache().run();
-        world.running = Some(world.sim.spawn(run));
-        world
+        env.running = Some(env.sim.spawn(background));
+        env
     }
 
     fn cache(&self) -> ObjectCache {
@@ -389,9 +387,9 @@ impl World {
         }
     }
 
-    // ---- what is asked
+    // ---- requests
 
-    /// A range, as disks and as files have them.
+    /// A range as disks and files have them.
     fn range(&mut self) -> (u64, u64) {
         let rng = &mut self.rng;
         let (align, len_max) =
@@ -453,7 +451,7 @@ impl World {
         let object = self.rng.index(OBJECTS);
         let tracked = &self.objects[object];
         let is_free = !tracked.is_written && !tracked.is_haunted && tracked.readers == 0;
-        // What is not known is asked first.
+        // What is not known is asked for first.
         (is_free && tracked.candidates.len() < CANDIDATES_MAX && !tracked.is_tainted).then_some(object)
     }
 
@@ -542,7 +540,7 @@ impl World {
         let deadline = self.deadline();
         let cache = self.cache();
         let asked = Asked::Change { target, act: act.clone(), change, is_stale };
-        // The requests are built alike.
+        // The requests are built in the same way.
         macro_rules! send {
             ($method:ident, $request:expr, $answer:expr) => {{
                 let mut request = $request.change(change);
@@ -651,9 +649,9 @@ impl World {
         self.launch(reply, false, Asked::Invalidate, |_| Answer::Invalidated);
     }
 
-    // ---- what is answered
+    // ---- answers
 
-    /// Takes the answers that have come.
+    /// Handles the answers that have come.
     fn collect(&mut self) {
         let mut at = 0;
         while at < self.flights.len() {
@@ -670,7 +668,7 @@ impl World {
         }
     }
 
-    /// Drops one that waits.
+    /// Drops a request that waits.
     fn cancel_one(&mut self) {
         if std::env::var("NO_CANCEL").is_ok() {
             return;
@@ -771,8 +769,8 @@ impl World {
                 after.push(each.clone());
             }
         }
-        // What a crash of the store may make of it, on top of anything that may be there.
-        let may_be_lost = self.is_volatile && tracked.write != WritePolicy::Back;
+        // A crash of the store may make any of these of it, on top of what may be there.
+        let may_be_lost = self.is_volatile && tracked.write != WriteMode::Back;
         if tracked.is_tainted {
             let more: Vec<Content> = effects(&tracked.history).into_iter().flatten().collect();
             tracked.history.extend(more);
@@ -781,8 +779,8 @@ impl World {
             Some(Ok(_)) | Some(Err(Error::NotStored(_))) => true,
             None | Some(Err(Error::OutcomeUnknown(_))) => {
                 if let Act::CopyFrom(source) = act {
-                    // The store may have copied what it had, without what waits in the cache: see the note
-                    // at `copy_objects`. The next read tells.
+                    // The store may have copied its own bytes, without what is pending in the cache: see the
+                    // note at `copy_objects`. The next read decides.
                     let past = self.objects[*source].past.clone();
                     let tracked = &mut self.objects[target];
                     tracked.is_tainted = true;
@@ -899,7 +897,7 @@ impl World {
             Err(_) => return,
         };
         if tracked.is_tainted != tainted {
-            // A crash came in between: it may have found anything.
+            // A crash came in between: any content is possible.
             return;
         }
         let found = reply.as_ref().map(|reply| reply.data.to_vec());
@@ -936,7 +934,7 @@ impl World {
             println!(
                 "{label}: {found_text:?} bytes, size {size:?}; {count} candidates, first {wanted_text:?} bytes"
             );
-            object_support::same(&found.unwrap_or_default(), &wanted.unwrap_or_default(), &label);
+            test_kit::same(&found.unwrap_or_default(), &wanted.unwrap_or_default(), &label);
             panic!("{label}: existence or size is not the map's");
         }
         let Some(reply) = reply else { return };
@@ -948,7 +946,7 @@ impl World {
             self.objects[object].version = Some(reply.version);
             self.note_version(&label, object, reply.version);
         }
-        // Payloads must not change while somebody holds them.
+        // Payloads must not change while they are held.
         let kept: usize = self.kept.iter().map(|kept| kept.wanted.len()).sum();
         let wanted = found.unwrap_or_default();
         if self.rng.permille(300) && kept + wanted.len() < PINNED_BYTES_MAX {
@@ -1011,7 +1009,7 @@ impl World {
 
     fn flushed(&mut self, scope: &Scope, marks: &[(u64, bool)]) {
         for (tracked, (changes, was_written)) in self.objects.iter_mut().zip(marks) {
-            // A change's domain is not kept here, so a flush of one tells nothing about objects.
+            // The model does not keep a change's domain, so a flush of one shows nothing about objects.
             let is_covered = match scope {
                 Scope::Domain(..) => false,
                 scope => scope.covers(&tracked.id, None),
@@ -1022,7 +1020,7 @@ impl World {
         }
     }
 
-    // ---- what goes wrong
+    // ---- failures
 
     fn trouble(&mut self) {
         if !self.is_noisy {
@@ -1044,7 +1042,7 @@ impl World {
         }
     }
 
-    /// Brings the store up again, once nobody waits for it from before.
+    /// Brings the store up again, once no call from before waits for it.
     fn restart(&mut self) {
         let Some(number) = self.crashed else { return };
         if self.store.has_older_than(number) {
@@ -1054,7 +1052,7 @@ impl World {
         self.faulty.restart().unwrap();
         self.crashed = None;
         if self.is_volatile {
-            for tracked in self.objects.iter_mut().filter(|tracked| tracked.write != WritePolicy::Back) {
+            for tracked in self.objects.iter_mut().filter(|tracked| tracked.write != WriteMode::Back) {
                 tracked.is_tainted = true;
                 tracked.version = None;
             }
@@ -1068,10 +1066,10 @@ impl World {
         }
         let at = self.rng.index(self.kept.len());
         let kept = self.kept.swap_remove(at);
-        object_support::same(&kept.data.to_vec(), &kept.wanted, "a payload that was kept");
+        test_kit::same(&kept.data.to_vec(), &kept.wanted, "a payload that was kept");
     }
 
-    /// Nothing is under way in the cache or below: what lost its caller has ended.
+    /// Asserts that nothing is under way in the cache or below: cancelled requests have ended.
     fn lay_ghosts(&mut self) {
         if self.sim.is_idle() && !self.store.has_older_than(u64::MAX) {
             self.objects.iter_mut().for_each(|tracked| tracked.is_haunted = false);
@@ -1111,12 +1109,12 @@ impl World {
         }
         let is_full = self.flights.len() >= 6 || haunted >= 4;
         if self.sim.is_idle() && is_full && !self.sim.skip() {
-            // All wait, and nothing but us could bring the store back.
+            // All requests wait, and only the test can bring the store back.
             self.mend();
         }
     }
 
-    /// Ends all trouble.
+    /// Ends all failures.
     fn mend(&mut self) {
         if self.is_stalled {
             self.is_stalled = false;
@@ -1133,7 +1131,7 @@ impl World {
         assert!(self.crashed.is_none(), "calls from before the crash are still under way");
     }
 
-    /// Everything flushed, the cache dropped: what is stored is what the map says.
+    /// With everything flushed and the cache dropped, the store has what the map has.
     fn finish(mut self) {
         self.mend();
         while !self.kept.is_empty() {
@@ -1143,7 +1141,7 @@ impl World {
         self.sim.advance(Duration::from_secs(600));
         self.lay_ghosts();
         assert!(self.objects.iter().all(|tracked| !tracked.is_haunted), "calls below never end");
-        let is_tainted = |world: &Self| world.objects.iter().any(|tracked| tracked.is_tainted);
+        let is_tainted = |env: &Self| env.objects.iter().any(|tracked| tracked.is_tainted);
         let mut rounds = 0;
         while is_tainted(&self) || self.must_invalidate {
             if self.must_invalidate {
@@ -1175,7 +1173,7 @@ impl World {
                 let wanted = bytes_of(&tracked.candidates[0]);
                 let label = format!("{} as stored", tracked.id);
                 println!("{label}: {:?} bytes", found.as_ref().map(Vec::len));
-                object_support::same(&found.unwrap_or_default(), wanted, &label);
+                test_kit::same(&found.unwrap_or_default(), wanted, &label);
                 panic!("{label}: it is there or not, against the map");
             }
         }
@@ -1221,7 +1219,7 @@ impl World {
     }
 }
 
-/// Each byte found is one that the object had in some state since it was stored.
+/// Asserts that each byte found is one that the object had in some state since it was stored.
 fn check_mix(label: &str, history: &[Content], found: Option<&[u8]>) {
     let Some(found) = found else {
         assert!(history.iter().any(Option::is_none), "{label}: it is gone after a crash");
@@ -1255,11 +1253,11 @@ fn payload(rng: &mut Rng, bytes: Vec<u8>) -> Segments {
 }
 
 fn run(seed: u64, is_told: bool) {
-    let mut world = World::new(seed, is_told);
-    while world.operations < OPERATIONS {
-        world.step();
+    let mut env = Environment::new(seed, is_told);
+    while env.operations < OPERATIONS {
+        env.step();
     }
-    world.finish();
+    env.finish();
 }
 
 #[test]

@@ -1,18 +1,16 @@
-//! What the store is asked for and what happens in the cache meanwhile: an answer that is late never brings back what
-//! has been overwritten, cut off, replaced or removed since it was asked for.
-
-mod object_support;
+//! Late answers: an answer of the store never brings back what has been overwritten, cut off, replaced or
+//! removed since it was asked for.
 
 use blocker::*;
 use cached_core::object::{ObjectCacheConfig, Writer};
-use object_support::sim::Handle;
-use object_support::steered::Op;
-use object_support::world::World;
-use object_support::{BUCKET, id, pattern, same, small};
+use test_kit::cache_environment::CacheEnvironment;
+use test_kit::sim::Handle;
+use test_kit::steered::Op;
+use test_kit::{BUCKET, id, pattern, same, small};
 
 fn back() -> ObjectCacheConfig {
     // Least recently used goes first, so that a test knows what is evicted.
-    ObjectCacheConfig { eviction_policy: "lru".into(), ..small(WritePolicy::Back) }
+    ObjectCacheConfig { eviction_policy: "lru".into(), ..small(WriteMode::Back) }
 }
 
 /// `over` on top of `base`.
@@ -21,58 +19,58 @@ fn put(base: &mut Vec<u8>, offset: usize, over: &[u8]) {
     base[offset..offset + over.len()].copy_from_slice(over);
 }
 
-/// What makes the cache forget, during a load, what it was to lay over the answer.
+/// What makes the cache forget, during a load, the newer bytes that it would have laid over the answer.
 #[derive(Clone, Copy, Debug)]
 enum Forget {
     Evict,
     Invalidate,
 }
 
-/// A sector is newer than what a load brings, is stored, and its bucket forgotten, all before the answer comes; to the
-/// first load that is made, or to a later one if there is any.
+/// A sector is newer than what a load brings, is stored, and its bucket forgotten, all before the answer
+/// comes; during the first load, or during a later one if there is any.
 fn forgotten_during_a_load(forget: Forget, is_writer: bool) {
     let mut counted = Vec::new();
     for later in [0, 1] {
-        let mut world = World::new(ObjectCacheConfig { writer: Writer::Cache, ..back() });
+        let mut env = CacheEnvironment::new(ObjectCacheConfig { writer: Writer::Cache, ..back() });
         let object = id("volume");
         let mut wanted = pattern(1, 0, 3 * 4096);
-        world.others_write(&object, wanted.clone());
-        world.written(&object, 0, pattern(2, 0, 512));
+        env.others_write(&object, wanted.clone());
+        env.written(&object, 0, pattern(2, 0, 512));
         put(&mut wanted, 0, &pattern(2, 0, 512));
-        world.hold(Op::Read, &object);
+        env.hold(Op::Read, &object);
         // From within the bucket with the new sector into the next one.
         let (writing, reading): (Option<Handle<_>>, Option<Handle<_>>) = match is_writer {
-            true => (Some(world.write(&object, 1000, pattern(3, 1000, 3500))), None),
-            false => (None, Some(world.read(&object, 0, 2 * BUCKET))),
+            true => (Some(env.write(&object, 1000, pattern(3, 1000, 3500))), None),
+            false => (None, Some(env.read(&object, 0, 2 * BUCKET))),
         };
-        world.sim.settle();
+        env.sim.settle();
         for _ in 0..later {
-            assert!(world.store.answer_first());
-            world.sim.settle();
+            assert!(env.store.answer_first());
+            env.sim.settle();
         }
         // The store has read what was there before the flush.
-        let is_loading = world.perform_held().len() == 1;
+        let is_loading = env.perform_held().len() == 1;
         assert!(is_loading || later > 0);
-        world.flushed(&object);
+        env.flushed(&object);
         match forget {
-            Forget::Evict => world.evict_all(),
-            Forget::Invalidate => world.invalidated(&object),
+            Forget::Evict => env.evict_all(),
+            Forget::Invalidate => env.invalidated(&object),
         }
-        world.store.open();
+        env.store.open();
         if let Some(read) = reading {
-            same(&world.at_once(read).unwrap().data.to_vec(), &wanted[..2 * 4096], "what the reader gets");
+            same(&env.at_once(read).unwrap().data.to_vec(), &wanted[..2 * 4096], "what the reader gets");
         }
         if let Some(write) = writing {
-            world.at_once(write).unwrap();
+            env.at_once(write).unwrap();
             put(&mut wanted, 1000, &pattern(3, 1000, 3500));
         }
-        let loads = world.calls(Op::Read, &object);
-        same(&world.bytes(&object, 0, 3 * BUCKET), &wanted, "in the cache");
+        let loads = env.calls(Op::Read, &object);
+        same(&env.bytes(&object, 0, 3 * BUCKET), &wanted, "in the cache");
         // A second flush in the next sectors must not bring it back either.
-        world.written(&object, 2 * BUCKET, pattern(4, 2 * BUCKET, 512));
+        env.written(&object, 2 * BUCKET, pattern(4, 2 * BUCKET, 512));
         put(&mut wanted, 2 * 4096, &pattern(4, 2 * BUCKET, 512));
-        world.agrees(&object);
-        same(&world.stored(&object).unwrap(), &wanted, "in the store");
+        env.agrees(&object);
+        same(&env.stored(&object).unwrap(), &wanted, "in the store");
         counted.push(loads);
     }
     let most = if matches!(forget, Forget::Invalidate) { 2 } else { 1 };
@@ -103,7 +101,7 @@ fn a_bucket_flushed_and_invalidated_while_a_reader_loads_is_not_undone() {
     forgotten_during_a_load(Forget::Invalidate, false);
 }
 
-/// What becomes of the old content while a load of it is under way.
+/// What happens to the old content while a load of it is under way.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Cut,
@@ -111,66 +109,67 @@ enum End {
     Removed,
 }
 
-/// A load and the end of what it loads, in any order, with and without the flush before the answer.
+/// A load, and the end of the bytes that it loads, in any order, with and without the flush before the
+/// answer.
 #[test]
-fn what_was_cut_off_does_not_come_back_with_a_late_load() {
+fn bytes_that_were_cut_off_do_not_come_back_with_a_late_load() {
     let object = id("volume");
     for end in [End::Cut, End::Replaced, End::Removed] {
         for is_asked_first in [false, true] {
             for is_flushed in [false, true] {
                 for is_extended in [false, true] {
                     let label = format!("{end:?}, asked first {is_asked_first}, flushed {is_flushed}");
-                    let mut world = World::new(back());
+                    let mut env = CacheEnvironment::new(back());
                     let old = pattern(1, 0, 2 * 4096);
-                    world.others_write(&object, old.clone());
+                    env.others_write(&object, old.clone());
                     // So that the object is known.
-                    world.bytes(&object, BUCKET, 10);
-                    world.hold(Op::Read, &object);
+                    env.bytes(&object, BUCKET, 10);
+                    env.hold(Op::Read, &object);
                     let mut reads = Vec::new();
                     if is_asked_first {
-                        reads.push(world.read(&object, 0, BUCKET));
-                        world.sim.settle();
-                        world.perform_held();
+                        reads.push(env.read(&object, 0, BUCKET));
+                        env.sim.settle();
+                        env.perform_held();
                     }
                     let mut wanted = match end {
                         End::Cut => {
-                            let cut = world.truncate(&object, 100);
-                            world.at_once(cut).unwrap();
+                            let cut = env.truncate(&object, 100);
+                            env.at_once(cut).unwrap();
                             old[..100].to_vec()
                         }
                         End::Replaced => {
                             let request = WriteFullRequest::new(object.clone(), pattern(2, 0, 100));
-                            let replace = world.sim.spawn(world.cache.write_full(request));
-                            world.at_once(replace).unwrap();
+                            let replace = env.sim.spawn(env.cache.write_full(request));
+                            env.at_once(replace).unwrap();
                             pattern(2, 0, 100)
                         }
                         End::Removed => {
                             let request = DeleteRequest::new(object.clone());
-                            let delete = world.sim.spawn(world.cache.delete(request));
-                            world.at_once(delete).unwrap();
+                            let delete = env.sim.spawn(env.cache.delete(request));
+                            env.at_once(delete).unwrap();
                             Vec::new()
                         }
                     };
                     if is_extended || matches!(end, End::Removed) {
-                        world.written(&object, 2 * BUCKET, pattern(3, 2 * BUCKET, 512));
+                        env.written(&object, 2 * BUCKET, pattern(3, 2 * BUCKET, 512));
                         put(&mut wanted, 2 * 4096, &pattern(3, 2 * BUCKET, 512));
                     }
                     if !is_asked_first {
-                        reads.push(world.read(&object, 0, BUCKET));
-                        world.sim.settle();
-                        world.perform_held();
+                        reads.push(env.read(&object, 0, BUCKET));
+                        env.sim.settle();
+                        env.perform_held();
                     }
                     if is_flushed {
-                        world.flushed(&object);
+                        env.flushed(&object);
                     }
-                    world.store.open();
+                    env.store.open();
                     for read in reads {
-                        let reply = world.at_once(read).unwrap();
+                        let reply = env.at_once(read).unwrap();
                         same(&reply.data.to_vec(), &wanted[..wanted.len().min(4096)], &label);
                     }
-                    same(&world.bytes(&object, 0, 4 * BUCKET), &wanted, &label);
-                    world.agrees(&object);
-                    same(&world.stored(&object).unwrap(), &wanted, &label);
+                    same(&env.bytes(&object, 0, 4 * BUCKET), &wanted, &label);
+                    env.agrees(&object);
+                    same(&env.stored(&object).unwrap(), &wanted, &label);
                 }
             }
         }
@@ -178,30 +177,30 @@ fn what_was_cut_off_does_not_come_back_with_a_late_load() {
 }
 
 #[test]
-fn bytes_behind_a_cut_are_no_base_for_a_write() {
+fn bytes_behind_a_cut_are_not_the_base_of_a_write() {
     let object = id("volume");
     for is_flushed in [false, true] {
-        let mut world = World::new(back());
-        world.others_write(&object, pattern(1, 0, 2 * 4096));
-        let cut = world.truncate(&object, 100);
-        world.at_once(cut).unwrap();
+        let mut env = CacheEnvironment::new(back());
+        env.others_write(&object, pattern(1, 0, 2 * 4096));
+        let cut = env.truncate(&object, 100);
+        env.at_once(cut).unwrap();
         let mut wanted = pattern(1, 0, 100);
-        world.hold(Op::Read, &object);
+        env.hold(Op::Read, &object);
         // The bucket's first bytes are the store's, those behind the cut are not.
-        let write = world.write(&object, 50, pattern(2, 50, 10));
-        world.sim.settle();
-        assert_eq!(world.perform_held().len(), 1);
+        let write = env.write(&object, 50, pattern(2, 50, 10));
+        env.sim.settle();
+        assert_eq!(env.perform_held().len(), 1);
         if is_flushed {
-            world.flushed(&object);
+            env.flushed(&object);
         }
-        world.store.open();
-        world.at_once(write).unwrap();
+        env.store.open();
+        env.at_once(write).unwrap();
         put(&mut wanted, 50, &pattern(2, 50, 10));
-        world.written(&object, 4096 - 10, pattern(3, 4086, 10));
+        env.written(&object, 4096 - 10, pattern(3, 4086, 10));
         put(&mut wanted, 4086, &pattern(3, 4086, 10));
-        same(&world.bytes(&object, 0, 4 * BUCKET), &wanted, "in the cache");
-        world.agrees(&object);
-        same(&world.stored(&object).unwrap(), &wanted, "in the store");
+        same(&env.bytes(&object, 0, 4 * BUCKET), &wanted, "in the cache");
+        env.agrees(&object);
+        same(&env.stored(&object).unwrap(), &wanted, "in the store");
     }
 }
 
@@ -209,81 +208,125 @@ fn bytes_behind_a_cut_are_no_base_for_a_write() {
 fn a_reader_that_keeps_nothing_gets_no_byte_behind_a_cut() {
     let object = id("volume");
     for has_newer in [false, true] {
-        let mut world = World::new(back());
-        world.others_write(&object, pattern(1, 0, 2 * 4096));
-        let cut = world.truncate(&object, 100);
-        world.at_once(cut).unwrap();
+        let mut env = CacheEnvironment::new(back());
+        env.others_write(&object, pattern(1, 0, 2 * 4096));
+        let cut = env.truncate(&object, 100);
+        env.at_once(cut).unwrap();
         let mut wanted = pattern(1, 0, 100);
         if has_newer {
             // A bucket of which the cache has the newer part, and the store what lies before the cut.
-            world.written(&object, 1024, pattern(2, 1024, 512));
+            env.written(&object, 1024, pattern(2, 1024, 512));
             put(&mut wanted, 1024, &pattern(2, 1024, 512));
         }
-        let out = world.truncate(&object, 3000);
-        world.at_once(out).unwrap();
+        let out = env.truncate(&object, 3000);
+        env.at_once(out).unwrap();
         wanted.resize(3000, 0);
         let read = ReadRequest::new(object.clone(), 0, BUCKET).hints(Hints::NO_CACHE);
-        let read = world.sim.spawn(world.cache.read(read));
-        same(&world.at_once(read).unwrap().data.to_vec(), &wanted, "read, and not kept");
-        world.agrees(&object);
-        same(&world.stored(&object).unwrap(), &wanted, "in the store");
+        let read = env.sim.spawn(env.cache.read(read));
+        same(&env.at_once(read).unwrap().data.to_vec(), &wanted, "read, and not kept");
+        env.agrees(&object);
+        same(&env.stored(&object).unwrap(), &wanted, "in the store");
+    }
+}
+
+/// A payload of one bucket, received into a bucket.
+fn landed(env: &CacheEnvironment, object: &ObjectId, bytes: &[u8]) -> Segments {
+    let mut buffer = env.cache.receive_buffer(object, 0, bytes.len()).unwrap();
+    let mut from = bytes;
+    buffer.fill(&mut |places| std::io::Read::read_vectored(&mut from, places)).unwrap();
+    assert!(from.is_empty());
+    buffer.finish()
+}
+
+/// A bucket that two objects share is clean in one of them only: the other forgets it once its flush is
+/// stored. A load that the store has answered before that flush is older than what was forgotten.
+#[test]
+fn a_shared_bucket_that_is_forgotten_once_it_is_stored_is_not_undone_by_a_late_load() {
+    let (first, second) = (id("first"), id("second"));
+    for is_wide in [true, false] {
+        let mut env = CacheEnvironment::new(back());
+        let mut wanted = pattern(1, 0, 2 * 4096);
+        env.others_write(&second, wanted.clone());
+        // So that the object is known.
+        env.bytes(&second, BUCKET, 10);
+        let newer = pattern(2, 0, 4096);
+        let payload = landed(&env, &first, &newer);
+        let write = env.sim.spawn(env.cache.write(WriteRequest::new(first.clone(), 0, payload.clone())));
+        env.at_once(write).unwrap();
+        env.flushed(&first);
+        env.hold(Op::Read, &second);
+        // Of the bucket alone, or of more.
+        let read = env.read(&second, 0, if is_wide { 2 * BUCKET } else { BUCKET });
+        env.sim.settle();
+        // The store has read what was there before the flush.
+        assert_eq!(env.perform_held().len(), 1);
+        let write = env.sim.spawn(env.cache.write(WriteRequest::new(second.clone(), 0, payload)));
+        env.at_once(write).unwrap();
+        put(&mut wanted, 0, &newer);
+        env.flushed(&second);
+        env.store.open();
+        env.at_once(read).unwrap();
+        same(&env.bytes(&second, 0, 2 * BUCKET), &wanted, "in the cache");
+        same(&env.bytes(&first, 0, BUCKET), &newer, "the other object");
+        env.agrees(&second);
+        same(&env.stored(&second).unwrap(), &wanted, "in the store");
     }
 }
 
 #[test]
 fn an_object_removed_below_is_missing() {
     let object = id("volume");
-    let mut world = World::new(back());
-    world.others_write(&object, pattern(1, 0, 4 * 4096));
-    world.bytes(&object, 0, 4096);
-    world.others_delete(&object);
-    let read = world.read(&object, BUCKET, 100);
-    assert_eq!(world.at_once(read).unwrap_err(), Error::Missing);
-    let read = world.read(&object, 0, 100);
-    assert_eq!(world.at_once(read).unwrap_err(), Error::Missing, "nothing of it is left here");
-    world.agrees(&object);
+    let mut env = CacheEnvironment::new(back());
+    env.others_write(&object, pattern(1, 0, 4 * 4096));
+    env.bytes(&object, 0, 4096);
+    env.others_delete(&object);
+    let read = env.read(&object, BUCKET, 100);
+    assert_eq!(env.at_once(read).unwrap_err(), Error::Missing);
+    let read = env.read(&object, 0, 100);
+    assert_eq!(env.at_once(read).unwrap_err(), Error::Missing, "nothing of it is left here");
+    env.agrees(&object);
 }
 
 #[test]
-fn a_write_to_an_object_removed_below_makes_it_anew() {
+fn a_write_to_an_object_removed_below_creates_it_anew() {
     let object = id("volume");
-    let mut world = World::new(back());
-    world.others_write(&object, pattern(1, 0, 4 * 4096));
-    world.bytes(&object, 0, 4096);
-    world.others_delete(&object);
-    world.written(&object, BUCKET + 100, pattern(2, 0, 50));
+    let mut env = CacheEnvironment::new(back());
+    env.others_write(&object, pattern(1, 0, 4 * 4096));
+    env.bytes(&object, 0, 4096);
+    env.others_delete(&object);
+    env.written(&object, BUCKET + 100, pattern(2, 0, 50));
     let mut wanted = Vec::new();
     put(&mut wanted, 4096 + 100, &pattern(2, 0, 50));
-    same(&world.bytes(&object, 0, 4 * BUCKET), &wanted, "in the cache");
-    world.agrees(&object);
-    same(&world.stored(&object).unwrap(), &wanted, "in the store");
+    same(&env.bytes(&object, 0, 4 * BUCKET), &wanted, "in the cache");
+    env.agrees(&object);
+    same(&env.stored(&object).unwrap(), &wanted, "in the store");
 }
 
 #[test]
-fn what_is_dirty_of_an_object_removed_below_stays() {
+fn dirty_data_of_an_object_removed_below_stay() {
     let object = id("volume");
     for is_written in [false, true] {
         for flush_begins in [false, true] {
-            let mut world = World::new(back());
-            world.others_write(&object, pattern(1, 0, 4 * 4096));
-            world.bytes(&object, 0, 4096);
-            world.written(&object, 2 * BUCKET, pattern(2, 0, 512));
-            world.others_delete(&object);
+            let mut env = CacheEnvironment::new(back());
+            env.others_write(&object, pattern(1, 0, 4 * 4096));
+            env.bytes(&object, 0, 4096);
+            env.written(&object, 2 * BUCKET, pattern(2, 0, 512));
+            env.others_delete(&object);
             let mut wanted = vec![0; 4 * 4096];
             put(&mut wanted, 2 * 4096, &pattern(2, 0, 512));
             if flush_begins {
-                world.store.hold_changes();
-                let flush = world.flush(&object);
-                world.sim.settle();
+                env.store.hold_changes();
+                let flush = env.flush(&object);
+                env.sim.settle();
                 assert!(!flush.is_done());
             }
             if is_written {
-                world.written(&object, BUCKET + 100, pattern(3, 0, 50));
+                env.written(&object, BUCKET + 100, pattern(3, 0, 50));
                 put(&mut wanted, 4096 + 100, &pattern(3, 0, 50));
             }
-            same(&world.bytes(&object, BUCKET, 3 * BUCKET), &wanted[4096..], "in the cache");
-            world.agrees(&object);
-            same(&world.stored(&object).unwrap(), &wanted, "in the store");
+            same(&env.bytes(&object, BUCKET, 3 * BUCKET), &wanted[4096..], "in the cache");
+            env.agrees(&object);
+            same(&env.stored(&object).unwrap(), &wanted, "in the store");
         }
     }
 }
@@ -291,22 +334,22 @@ fn what_is_dirty_of_an_object_removed_below_stays() {
 #[test]
 fn a_small_write_on_a_miss_asks_the_store_once() {
     let object = id("volume");
-    let mut world = World::new(back());
-    world.others_write(&object, pattern(1, 0, 8 * 4096));
+    let mut env = CacheEnvironment::new(back());
+    env.others_write(&object, pattern(1, 0, 8 * 4096));
     let mut wanted = pattern(1, 0, 8 * 4096);
-    world.written(&object, 10, pattern(2, 10, 20));
+    env.written(&object, 10, pattern(2, 10, 20));
     put(&mut wanted, 10, &pattern(2, 10, 20));
-    assert_eq!(world.calls(Op::Read, &object), 1);
+    assert_eq!(env.calls(Op::Read, &object), 1);
     // Over the border of two buckets.
-    world.written(&object, 3 * BUCKET - 10, pattern(3, 0, 20));
+    env.written(&object, 3 * BUCKET - 10, pattern(3, 0, 20));
     put(&mut wanted, 3 * 4096 - 10, &pattern(3, 0, 20));
-    assert_eq!(world.calls(Op::Read, &object), 2);
+    assert_eq!(env.calls(Op::Read, &object), 2);
     let expected = wanted[5 * 4096..5 * 4096 + 30].to_vec();
     let request = CompareAndWriteRequest::new(object.clone(), 5 * BUCKET, expected, pattern(4, 0, 30));
-    let compared = world.sim.spawn(world.cache.compare_and_write(request));
-    world.at_once(compared).unwrap();
+    let compared = env.sim.spawn(env.cache.compare_and_write(request));
+    env.at_once(compared).unwrap();
     put(&mut wanted, 5 * 4096, &pattern(4, 0, 30));
-    assert_eq!(world.calls(Op::Read, &object), 3);
-    world.agrees(&object);
-    same(&world.stored(&object).unwrap(), &wanted, "in the store");
+    assert_eq!(env.calls(Op::Read, &object), 3);
+    env.agrees(&object);
+    same(&env.stored(&object).unwrap(), &wanted, "in the store");
 }

@@ -1,68 +1,67 @@
-//! Changes that go to the store at once, several of them under way for one object: their stamps, their versions.
-
-mod object_support;
+//! Several forwarded changes of one object under way at once: their stamps, and their versions.
 
 use blocker::*;
 use cached_core::object::{ObjectCacheConfig, Writer};
-use object_support::steered::Op;
-use object_support::world::World;
-use object_support::{BUCKET, id, pattern, same, small};
+use test_kit::cache_environment::CacheEnvironment;
+use test_kit::steered::Op;
+use test_kit::{BUCKET, id, pattern, same, small};
 
 #[test]
 fn parallel_writes_of_one_object_reach_the_store_in_the_order_of_their_stamps() {
     let object = id("volume");
-    for policy in [WritePolicy::Through, WritePolicy::Around] {
-        let mut world = World::new(ObjectCacheConfig { writer: Writer::Cache, ..small(policy) });
-        world.store.hold(&[Op::Write]);
+    for policy in [WriteMode::Through, WriteMode::Around] {
+        let mut env = CacheEnvironment::new(ObjectCacheConfig { writer: Writer::Cache, ..small(policy) });
+        env.store.hold(&[Op::Write]);
         let writes: Vec<_> =
-            (0..8).map(|n| world.write(&object, n * BUCKET, pattern(n, n * BUCKET, 4096))).collect();
-        let other = world.write(&id("other"), 0, pattern(9, 0, 4096));
-        world.sim.settle();
-        assert_eq!(world.store.held().len(), 2, "one of each object");
-        // What is held is answered in the worst order there is: the newest first.
-        while let Some(last) = world.store.held().last() {
-            world.store.answer(last.number);
-            world.sim.settle();
+            (0..8).map(|n| env.write(&object, n * BUCKET, pattern(n, n * BUCKET, 4096))).collect();
+        let other = env.write(&id("other"), 0, pattern(9, 0, 4096));
+        env.sim.settle();
+        assert_eq!(env.store.held().len(), 2, "one of each object");
+        // The held calls are answered in the worst order: the newest first.
+        while let Some(last) = env.store.held().last() {
+            env.store.answer(last.number);
+            env.sim.settle();
         }
         for write in writes.into_iter().chain([other]) {
-            world.at_once(write).unwrap();
+            env.at_once(write).unwrap();
         }
         for n in 0..8 {
-            same(&world.bytes(&object, n * BUCKET, BUCKET), &pattern(n, n * BUCKET, 4096), "written");
+            same(&env.bytes(&object, n * BUCKET, BUCKET), &pattern(n, n * BUCKET, 4096), "written");
         }
     }
 }
 
 #[test]
-fn a_stamped_write_keeps_no_reader_of_other_ranges_waiting() {
+fn a_stamped_write_does_not_delay_readers_of_other_ranges() {
     let object = id("volume");
-    let mut world = World::new(ObjectCacheConfig { writer: Writer::Cache, ..small(WritePolicy::Through) });
-    world.written(&object, 0, pattern(1, 0, 4 * 4096));
-    world.invalidated(&object);
-    world.bytes(&object, 0, 10);
-    world.hold(Op::Write, &object);
-    let write = world.write(&object, 0, pattern(2, 0, 4096));
-    world.sim.settle();
-    same(&world.bytes(&object, 2 * BUCKET, 100), &pattern(1, 2 * BUCKET, 100), "a miss elsewhere");
-    world.store.open();
-    world.at_once(write).unwrap();
-    world.agrees(&object);
+    let mut env =
+        CacheEnvironment::new(ObjectCacheConfig { writer: Writer::Cache, ..small(WriteMode::Through) });
+    env.written(&object, 0, pattern(1, 0, 4 * 4096));
+    env.invalidated(&object);
+    env.bytes(&object, 0, 10);
+    env.hold(Op::Write, &object);
+    let write = env.write(&object, 0, pattern(2, 0, 4096));
+    env.sim.settle();
+    same(&env.bytes(&object, 2 * BUCKET, 100), &pattern(1, 2 * BUCKET, 100), "a miss elsewhere");
+    env.store.open();
+    env.at_once(write).unwrap();
+    env.agrees(&object);
 }
 
 #[test]
-fn no_version_stands_for_two_contents_when_writes_overlap() {
+fn overlapping_writes_give_no_version_to_two_contents() {
     let object = id("volume");
     for newest_first in [false, true] {
         for is_known in [false, true] {
-            let mut world = World::new(small(WritePolicy::Through));
-            world.others_write(&object, pattern(1, 0, 8192));
+            let mut env = CacheEnvironment::new(small(WriteMode::Through));
+            env.others_write(&object, pattern(1, 0, 8192));
             if is_known {
-                world.bytes(&object, 0, 10);
+                env.bytes(&object, 0, 10);
             }
-            world.hold(Op::Write, &object);
-            let writes = [0, BUCKET].map(|at| world.write(&object, at, pattern(2, at, 4096)));
-            world.sim.settle();
-            let held = world.perform_held();
+            env.hold(Op::Write, &object);
+            let writes = [0, BUCKET].map(|at| env.write(&object, at, pattern(2, at, 4096)));
+            env.sim.settle();
+            let held = env.perform_held();
             assert_eq!(held.len(), 2, "side by side");
             let mut numbers = [held[0].number, held[1].number];
             if newest_first {
@@ -70,18 +69,18 @@ fn no_version_stands_for_two_contents_when_writes_overlap() {
             }
             let mut seen = Vec::new();
             for number in numbers {
-                world.store.answer(number);
-                world.sim.settle();
+                env.store.answer(number);
+                env.sim.settle();
             }
-            world.store.open();
-            let replies = writes.map(|write| world.at_once(write).unwrap());
+            env.store.open();
+            let replies = writes.map(|write| env.at_once(write).unwrap());
             seen.extend(replies.iter().map(|reply| reply.version));
-            let info = world.sim.spawn(world.cache.info(InfoRequest::new(object.clone())));
-            let shown = world.at_once(info).unwrap().version;
+            let info = env.sim.spawn(env.cache.info(InfoRequest::new(object.clone())));
+            let shown = env.at_once(info).unwrap().version;
             let [first, second] = [seen[0], seen[1]];
             assert_ne!(first, second, "two contents");
-            // What is shown is the version of what is there, and none that either write alone was given, unless
-            // that write was the last to be answered.
+            // The version shown is that of the present content, and none that either write alone was given,
+            // unless that write was the last to be answered.
             let last = if newest_first { first } else { second };
             let stale = if newest_first { second } else { first };
             assert_ne!(shown, stale);
@@ -90,44 +89,44 @@ fn no_version_stands_for_two_contents_when_writes_overlap() {
             }
             let stale_change = WriteRequest::new(object.clone(), 0, pattern(3, 0, 512));
             let refused = stale_change.condition(Condition::Version(stale));
-            let refused = world.sim.spawn(world.cache.write(refused));
-            let refused = world.at_once(refused);
+            let refused = env.sim.spawn(env.cache.write(refused));
+            let refused = env.at_once(refused);
             assert!(matches!(refused, Err(Error::ConditionFailed { .. })), "{refused:?}");
-            let info = world.sim.spawn(world.cache.info(InfoRequest::new(object.clone())));
-            let shown = world.at_once(info).unwrap().version;
+            let info = env.sim.spawn(env.cache.info(InfoRequest::new(object.clone())));
+            let shown = env.at_once(info).unwrap().version;
             let change = WriteRequest::new(object.clone(), 0, pattern(4, 0, 512));
-            let change = world.sim.spawn(world.cache.write(change.condition(Condition::Version(shown))));
-            world.at_once(change).unwrap();
-            world.agrees(&object);
+            let change = env.sim.spawn(env.cache.write(change.condition(Condition::Version(shown))));
+            env.at_once(change).unwrap();
+            env.agrees(&object);
         }
     }
 }
 
 #[test]
-fn what_overlapping_writes_left_is_not_taken_for_a_change_of_others() {
+fn the_result_of_overlapping_writes_is_not_taken_for_a_foreign_change() {
     let object = id("volume");
-    let mut world = World::new(small(WritePolicy::Through));
-    world.others_write(&object, pattern(1, 0, 4 * 4096));
-    world.bytes(&object, 0, BUCKET);
-    world.hold(Op::Write, &object);
-    let writes = [BUCKET, 2 * BUCKET].map(|at| world.write(&object, at, pattern(2, at, 4096)));
-    world.sim.settle();
-    let held = world.perform_held();
+    let mut env = CacheEnvironment::new(small(WriteMode::Through));
+    env.others_write(&object, pattern(1, 0, 4 * 4096));
+    env.bytes(&object, 0, BUCKET);
+    env.hold(Op::Write, &object);
+    let writes = [BUCKET, 2 * BUCKET].map(|at| env.write(&object, at, pattern(2, at, 4096)));
+    env.sim.settle();
+    let held = env.perform_held();
     // The store's version is that of the second; the first is answered last.
-    world.store.answer(held[1].number);
-    world.store.answer(held[0].number);
+    env.store.answer(held[1].number);
+    env.store.answer(held[0].number);
     for write in writes {
-        world.at_once(write).unwrap();
+        env.at_once(write).unwrap();
     }
-    world.store.open();
-    world.store.clear_log();
-    let info = world.sim.spawn(world.cache.info(InfoRequest::new(object.clone())));
-    let shown = world.at_once(info).unwrap().version;
-    // A load that finds the store's version must not throw away what is here, nor change what is shown.
-    world.bytes(&object, 3 * BUCKET, 10);
-    let info = world.sim.spawn(world.cache.info(InfoRequest::new(object.clone())));
-    assert_eq!(world.at_once(info).unwrap().version, shown);
-    let reads = world.calls(Op::Read, &object);
-    same(&world.bytes(&object, 0, 2 * BUCKET)[..4096], &pattern(1, 0, 4096), "kept");
-    assert_eq!(world.calls(Op::Read, &object), reads, "all of it still here");
+    env.store.open();
+    env.store.clear_log();
+    let info = env.sim.spawn(env.cache.info(InfoRequest::new(object.clone())));
+    let shown = env.at_once(info).unwrap().version;
+    // A load that finds the store's version must not drop what is here, nor change the version shown.
+    env.bytes(&object, 3 * BUCKET, 10);
+    let info = env.sim.spawn(env.cache.info(InfoRequest::new(object.clone())));
+    assert_eq!(env.at_once(info).unwrap().version, shown);
+    let reads = env.calls(Op::Read, &object);
+    same(&env.bytes(&object, 0, 2 * BUCKET)[..4096], &pattern(1, 0, 4096), "kept");
+    assert_eq!(env.calls(Op::Read, &object), reads, "all of it still here");
 }

@@ -264,7 +264,6 @@ impl Survey {
                 return Err(Corruption::new(&segment.name, scanner.offset, reason).into());
             }
             let (end_number, end) = (scanner.next_number, scanner.offset);
-            drop(scanner);
             self.log.insert(0, LogSegment { at, segment, header_block, end_number, end });
             next = header;
         }

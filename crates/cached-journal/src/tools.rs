@@ -163,7 +163,7 @@ pub fn export(
                 segments.push(OpenSegment { name: found.name, file: found.file, header, segment_bytes });
             }
             Some(_) => {
-                problems.push(Corruption::new(&found.name, 0, "the segment belongs to another journal"))
+                problems.push(Corruption::new(&found.name, 0, "the segment belongs to another journal"));
             }
             None => {}
         }

@@ -1,60 +1,61 @@
-//! What a decoder found at the start of its input.
+//! The result of decoding.
 
-/// What a decoder found at the start of its input: `R` a request, `B` the header of a request whose body is still to
-/// come, `E` a reply to something malformed.
+/// What a decoder has found at the start of its input: `R` is a request, `B` the header of a request whose
+/// body has not arrived, `E` a reply to malformed input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decoded<R, B, E> {
-    /// The request has not arrived in full. Nothing is consumed: read more and call again.
+    /// The request has not arrived completely. Nothing is consumed: read more and call again.
     Incomplete,
     /// One whole request, body included.
     Request {
         /// The request; it borrows from the input.
         request: R,
-        /// Bytes of the input it took; at least one.
+        /// The number of bytes of the input it took; at least one.
         consumed: usize,
     },
     /// A storage command of which the input ends before the body does.
     ///
     /// Bytes of the body may already be in the input, after `consumed`.
     Body {
-        /// All that the command says besides its body; the key borrows from the input.
+        /// The command line; the key borrows from the input.
         header: B,
-        /// Bytes of the input before the body; at least one.
+        /// The number of bytes of the input before the body; at least one.
         consumed: usize,
-        /// Bytes of the body, with the two of its terminator in text and meta ([`text::check_terminator`](crate::text::check_terminator)).
+        /// The number of bytes of the body, with the two of its terminator in text and meta
+        /// ([`text::check_terminator`](crate::text::check_terminator)).
         body_len: usize,
     },
-    /// Not a request: send the reply and go on as told.
+    /// Not a request: send the reply and continue as specified.
     Refused(Refused<E>),
     /// Close without a reply (replies that are already due are still sent).
     Close,
 }
 
-/// How to answer something malformed, and how to go on.
+/// The reply to malformed input, and how to continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused<E> {
-    /// What to send; empty where `noreply` holds the error back.
+    /// The reply; empty where `noreply` suppresses it.
     pub reply: E,
-    /// Bytes of the input to drop; at least one.
+    /// The number of bytes of the input to drop; at least one.
     pub consumed: usize,
-    /// Bytes to discard after those, arrived or not: the body of a command that failed.
+    /// The number of bytes to discard after those, arrived or not: the body of the refused command.
     pub swallow: usize,
     /// Close once the reply is sent.
     pub close: bool,
 }
 
 impl<R, B, E> Decoded<R, B, E> {
-    /// An error after which the connection goes on.
+    /// Returns an error after which the connection continues.
     pub(crate) fn refused(reply: E, consumed: usize) -> Self {
         Decoded::Refused(Refused { reply, consumed, swallow: 0, close: false })
     }
 
-    /// An error whose body of `swallow` bytes is to be thrown away.
+    /// Returns an error whose body of `swallow` bytes is to be discarded.
     pub(crate) fn swallow(reply: E, consumed: usize, swallow: usize) -> Self {
         Decoded::Refused(Refused { reply, consumed, swallow, close: false })
     }
 
-    /// An error that ends the connection.
+    /// Returns an error that ends the connection.
     pub(crate) fn refused_close(reply: E, consumed: usize) -> Self {
         Decoded::Refused(Refused { reply, consumed, swallow: 0, close: true })
     }

@@ -1,18 +1,20 @@
 //! The memcached protocols, text, meta and binary, as pure functions over bytes.
 //!
-//! No socket, clock, runtime or allocation: a decoder looks at the bytes that have arrived and says what they are, an
-//! encoder appends to a `Vec<u8>`. What counts is memcached **1.6.45**, to the letter: the same replies, the same
-//! things ignored, the same reasons to close. What this crate cannot know (is the key there, is the value too
-//! large, is a command allowed) it leaves to the server and hands it the words to answer with ([`reply`]).
+//! No socket, clock, runtime or allocation: a decoder reads the bytes that have arrived and returns a
+//! request, an encoder appends to a `Vec<u8>`. The reference is memcached **1.6.45**, to the letter: the same
+//! replies, the same input ignored, the same reasons to close. Questions that this crate cannot decide (is
+//! the key present, is the value too large, is a command allowed) are left to the server, which finds the
+//! texts of replies in [`reply`].
 //!
 //! # The loop of a connection
-//! The first byte fixes the protocol ([`Protocol::detect`]). After that each call of [`text::decode`] or [`binary::decode`] gives one
-//! [`Decoded`]; requests borrow from the input, so execute first, then drop `consumed` bytes.
+//! The first byte fixes the protocol ([`Protocol::detect`]). After that each call of [`text::decode`] or
+//! [`binary::decode`] returns one [`Decoded`]; requests borrow from the input, so execute first, then drop
+//! `consumed` bytes.
 //!
 //! ```
 //! use cached_proto::{Decoded, Limits, Protocol, reply, text::{self, Request}};
 //!
-//! let input = b"set greeting 5 0 2\r\nhi\r\nget greeting nobody\r\nbogus\r\n";
+//! let input = b"set greeting 5 0 2\r\nhi\r\nget greeting unknown\r\nbogus\r\n";
 //! assert_eq!(Protocol::detect(input[0]), Protocol::Text);
 //!
 //! let (mut at, mut out) = (0, Vec::new());
@@ -29,7 +31,7 @@
 //!                     None => reply::push_unless(&mut out, store.header.noreply, reply::BAD_DATA_CHUNK),
 //!                 },
 //!                 Request::Get(mut get) => {
-//!                     // `get.cursor()` remembers where to go on, should `out` be full between two keys.
+//!                     // `get.cursor()` is the place to continue from, should `out` be full.
 //!                     while let Some(key) = get.next_key() {
 //!                         if key == b"greeting" {
 //!                             text::encode_value(&mut out, key, flags, &value, None);
@@ -41,7 +43,7 @@
 //!             }
 //!             at += consumed;
 //!         }
-//!         // Larger than what is buffered: reserve `body_len` bytes, read into them, then `check_terminator`.
+//!         // Too large for a buffer: reserve `body_len` bytes, read into them, then `check_terminator`.
 //!         Decoded::Body { consumed, body_len, .. } => at += consumed + body_len,
 //!         Decoded::Refused(refused) => {
 //!             out.extend_from_slice(refused.reply);
@@ -55,24 +57,24 @@
 //! ```
 //!
 //! # What differs from memcached 1.6.45
-//! - One key above 250 bytes in a `get` refuses the line before any of its keys is served, with the error alone. memcached touches the keys
-//!   in front of it, drops all replies not yet sent (those to earlier commands too), and adds a stray CRLF; if the last
-//!   key is called `noreply`, that CRLF is all it sends.
+//! - One key above 250 bytes in a `get` refuses the line before any of its keys is served, with the error alone.
+//!   memcached touches the keys before it, drops all unsent replies (those to earlier commands too), and adds a
+//!   stray CRLF; if the last key is `noreply`, that CRLF is all it sends.
 //! - An opaque above 31 bytes is refused before anything is done; memcached notices when it writes the reply.
-//! - An error is answered at once; memcached holds it back until the body has been thrown away.
-//! - Replies that are due are sent before a close; memcached drops them where it closes without a word.
+//! - The reply to an error is sent at once; memcached sends it after the body has been discarded.
+//! - Replies that are due are sent before a close; memcached drops them where it closes without a reply.
 //! - A `get` line without an end is refused at [`Limits::get_line_len_max`], not at 1 GiB.
 //!
-//! Like memcached, a decoder judges a line above 2048 bytes (a binary frame head above 16 KiB) by whether its end is there already. For
-//! all other input, how it was cut into pieces makes no difference.
+//! Like memcached, a decoder treats a line above 2048 bytes (a binary frame head above 16 KiB) by whether its
+//! end has arrived. For all other input, the pieces in which it arrives make no difference.
 //!
-//! # Where to read
-//! [`text`] has the line rules and classic commands, [`meta`] the two-letter ones that share the connection with them,
-//! [`binary`] the framed protocol. [`limits`] and [`number`] hold the rules that all commands share.
+//! # Modules
+//! [`text`] has the line rules and the classic commands, [`meta`] (`text/meta`) the two-letter commands that
+//! share the connection with them, [`binary`] the framed protocol. [`limits`] and [`number`] hold the rules
+//! that all commands share.
 
 pub mod binary;
 pub mod limits;
-pub mod meta;
 pub mod number;
 pub mod reply;
 pub mod text;
@@ -82,6 +84,7 @@ mod scan;
 
 pub use decoded::{Decoded, Refused};
 pub use limits::Limits;
+pub use text::meta;
 
 /// The protocol of a connection, fixed by its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +96,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// The protocol that a connection speaks whose first byte this is.
+    /// Returns the protocol of a connection with this first byte.
     #[inline]
     pub fn detect(first: u8) -> Protocol {
         if first == binary::MAGIC_REQUEST { Protocol::Binary } else { Protocol::Text }

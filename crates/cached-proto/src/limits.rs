@@ -1,15 +1,15 @@
-//! The limits of the protocol itself, as memcached 1.6.45 draws them.
+//! The limits of the protocol itself, as in memcached 1.6.45.
 //!
-//! What depends on the server's configuration (item size, memory) is not here: a codec cannot
-//! judge it, so a storage command is announced and the server answers.
+//! Limits of the server's configuration (item size, memory) are not here: the server checks them when it has
+//! decoded a storage command.
 
 /// Longest key, in bytes; a base64 key is measured before it is decoded.
 pub const KEY_LEN_MAX: usize = 250;
 
-/// Longest value that a command line may announce. Anything above is a malformed length, not a large value.
+/// Longest value in a command line. Anything above is a malformed length, not a large value.
 pub const VALUE_LEN_MAX: usize = i32::MAX as usize - 2;
 
-/// Bytes that may wait without a line feed, unless they begin a `get`.
+/// The number of bytes that may arrive without a line feed, unless they begin a `get`.
 pub const LINE_LEN_MAX: usize = 2048;
 
 /// Leading spaces that a long `get` line may have.
@@ -18,7 +18,8 @@ pub const LEADING_SPACES_MAX: usize = 100;
 /// Shortest line, its line feed included (two characters and CRLF, or three and a bare LF).
 pub const LINE_LEN_MIN: usize = 4;
 
-/// Tokens of a line that are looked at. The rest of the line is ignored, except by `get`, whose keys have no end.
+/// The number of tokens of a line that are read. The rest of the line is ignored, except by `get`, which has
+/// any number of keys.
 pub const TOKENS_MAX: usize = 23;
 
 /// Tokens only start within this many bytes of a line (memcached keeps their offsets in 16 bits).
@@ -36,18 +37,18 @@ pub const BINARY_BODY_LEN_MAX: u32 = 1 << 30;
 /// A binary request's header, extras and key must fit a read buffer of this size.
 pub const BINARY_FRAME_HEAD_LEN_MAX: usize = 16 * 1024;
 
-/// What a decoder may hold back while it waits for the end of a request.
+/// How much input a decoder accepts while it waits for the end of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Longest `get`/`gets` line in bytes.
     ///
-    /// memcached 1.6.45 doubles its buffer until an `int` overflows at 1 GiB, and answers
-    /// `SERVER_ERROR out of memory reading request` then. Here the same answer comes at a bound that the server chooses.
+    /// memcached 1.6.45 doubles its buffer until an `int` overflows at 1 GiB, and replies `SERVER_ERROR out
+    /// of memory reading request` then. Here the same reply comes at a limit that the server chooses.
     pub get_line_len_max: usize,
 }
 
 impl Limits {
-    /// 4 MiB for a `get` line: 16 000 keys of the greatest length, 100 000 of a usual one.
+    /// 4 MiB for a `get` line: 16 000 keys of the maximum length, 100 000 of usual length.
     pub const DEFAULT: Limits = Limits { get_line_len_max: 4 << 20 };
 }
 

@@ -1,10 +1,10 @@
 //! Numbers as memcached reads and writes them.
 //!
-//! Two families, and they differ on purpose. A *token* is all digits (an `i32` may begin with `-`) and at most
-//! 11 or 22 bytes; a lone `-` is zero. A *C number* (the flags and exptime of `set`) follows `strtoul`/`strtol`: white space and
-//! a sign may come first, and any white space or NUL ends it, so that `5\t9` is 5.
+//! There are two families. A *token* is all digits (an `i32` may begin with `-`) and at most 11 or 22 bytes;
+//! a lone `-` is zero. A *C number* (the flags and exptime of `set`) follows `strtoul`/`strtol`: white space
+//! and a sign may come first, and any white space or NUL ends it, so that `5\t9` is 5.
 
-/// A 32-bit unsigned token: digits only, at most 11 of them.
+/// Reads a 32-bit unsigned token: digits only, at most 11 of them.
 pub fn token_u32(token: &[u8]) -> Option<u32> {
     if token.len() > 11 {
         return None;
@@ -12,7 +12,7 @@ pub fn token_u32(token: &[u8]) -> Option<u32> {
     token.iter().try_fold(0u32, |sum, byte| sum.checked_mul(10)?.checked_add(u32::from(digit(*byte)?)))
 }
 
-/// A 64-bit unsigned token: digits only, at most 22 of them.
+/// Reads a 64-bit unsigned token: digits only, at most 22 of them.
 pub fn token_u64(token: &[u8]) -> Option<u64> {
     if token.len() > 22 {
         return None;
@@ -20,7 +20,7 @@ pub fn token_u64(token: &[u8]) -> Option<u64> {
     token.iter().try_fold(0u64, |sum, byte| sum.checked_mul(10)?.checked_add(u64::from(digit(*byte)?)))
 }
 
-/// A 32-bit signed token: an optional `-`, then digits; at most 11 bytes in all.
+/// Reads a 32-bit signed token: an optional `-`, then digits; at most 11 bytes in all.
 pub fn token_i32(token: &[u8]) -> Option<i32> {
     if token.len() > 11 {
         return None;
@@ -35,19 +35,19 @@ pub fn token_i32(token: &[u8]) -> Option<i32> {
     }
 }
 
-/// Client flags at the start of `text`, as `safe_strtoul` takes them: reduced to 32 bits, and negative only where
-/// the wrapped value has its top bit clear (`-18446744073709551615` is 1, `-1` is refused).
+/// Reads client flags at the start of `text`, as `safe_strtoul` does: reduced to 32 bits, and negative only
+/// where the wrapped value has its top bit clear (`-18446744073709551615` is 1, `-1` is refused).
 pub fn c_flags(text: &[u8]) -> Option<u32> {
     let (negative, magnitude) = c_integer(text)?;
     let value = if negative { magnitude.wrapping_neg() } else { magnitude };
-    // The sign is only looked for where the result looks negative.
+    // As in memcached, the sign matters only where the result looks negative.
     if negative && value > i64::MAX as u64 {
         return None;
     }
     Some(value as u32)
 }
 
-/// A signed number at the start of `text`, as `safe_strtol` takes it: a 64-bit range, reduced to 32 bits.
+/// Reads a signed number at the start of `text`, as `safe_strtol` does: a 64-bit range, reduced to 32 bits.
 pub fn c_i32(text: &[u8]) -> Option<i32> {
     let (negative, magnitude) = c_integer(text)?;
     let value =
@@ -65,7 +65,8 @@ pub fn write_u64(out: &mut Vec<u8>, value: u64) {
     out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
 }
 
-/// Sign and magnitude of what `strtoull` would read, if white space or NUL (or the end) follows it.
+/// Returns sign and magnitude of the number that `strtoull` would read, if white space, NUL or the end
+/// follows it.
 fn c_integer(text: &[u8]) -> Option<(bool, u64)> {
     let mut rest = text;
     while let [first, tail @ ..] = rest

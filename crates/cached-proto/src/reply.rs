@@ -1,6 +1,6 @@
 //! The fixed replies of text and meta, each with its CRLF.
 //!
-//! The decoders answer malformed input with them; the server uses the same words for what only it can know.
+//! The decoders return them for malformed input; the server uses them for conditions that only it can check.
 
 macro_rules! replies {
     ($($(#[$doc:meta])* $name:ident = $text:literal;)*) => {
@@ -13,21 +13,21 @@ replies! {
     STORED = "STORED";
     /// The condition of `add`, `replace`, `append` or `prepend` did not hold.
     NOT_STORED = "NOT_STORED";
-    /// `cas`: someone else has stored since.
+    /// `cas`: the item has changed since.
     EXISTS = "EXISTS";
     /// No such key.
     NOT_FOUND = "NOT_FOUND";
-    /// The key is gone.
+    /// The item is deleted.
     DELETED = "DELETED";
     /// The key has a new expiry.
     TOUCHED = "TOUCHED";
     /// Done.
     OK = "OK";
-    /// Statistics are zero again.
+    /// Statistics are set to zero.
     RESET = "RESET";
     /// The last line of a `get` or of statistics.
     END = "END";
-    /// Unknown command, or one that is switched off.
+    /// The command is unknown or disabled.
     ERROR = "ERROR";
 
     /// A line that is too short, has too few arguments, a key that is too long or a bad number.
@@ -38,7 +38,7 @@ replies! {
     INVALID_EXPTIME = "CLIENT_ERROR invalid exptime argument";
     /// `incr`, `decr`.
     INVALID_DELTA = "CLIENT_ERROR invalid numeric delta argument";
-    /// `incr`, `decr`, `ma` on a value that is no number.
+    /// `incr`, `decr`, `ma` on a value that is not a number.
     NON_NUMERIC = "CLIENT_ERROR cannot increment or decrement non-numeric value";
     /// `flush_all` under `-F`.
     FLUSH_NOT_ALLOWED = "CLIENT_ERROR flush_all not allowed";
@@ -46,24 +46,24 @@ replies! {
     INVALID_SHUTDOWN_MODE = "CLIENT_ERROR invalid shutdown mode";
     /// `shutdown` without `-A`.
     SHUTDOWN_NOT_ENABLED = "SERVER_ERROR: shutdown not enabled";
-    /// The item is above the item limit. A `set` or `ms` also removes the old value.
+    /// The item exceeds the item size limit. A `set` or `ms` also removes the old item.
     TOO_LARGE = "SERVER_ERROR object too large for cache";
-    /// No memory for the item (`-M`, say).
+    /// No memory for the item (with `-M`, for example).
     OUT_OF_MEMORY_STORING = "SERVER_ERROR out of memory storing object";
     /// No memory for `incr`, `decr`, `ma`, `md`.
     OUT_OF_MEMORY = "SERVER_ERROR out of memory";
     /// A line without an end; the connection is closed.
     OUT_OF_MEMORY_READING = "SERVER_ERROR out of memory reading request";
-    /// A `get` could not be answered.
+    /// A `get` could not be executed.
     OUT_OF_MEMORY_GET = "SERVER_ERROR out of memory writing get response";
 
     /// `mn`.
     META_NOOP = "MN";
     /// A flag appears twice.
     META_DUPLICATE_FLAG = "CLIENT_ERROR duplicate flag";
-    /// A letter that is no flag.
+    /// A letter that is not a flag.
     META_INVALID_FLAG = "CLIENT_ERROR invalid flag";
-    /// All that can be wrong with the flags of `ma`.
+    /// Any error in the flags of `ma`.
     META_INVALID_OR_DUPLICATE_FLAG = "CLIENT_ERROR invalid or duplicate flag";
     /// A flag's number is missing or malformed.
     META_BAD_TOKEN = "CLIENT_ERROR bad token in command line format";
@@ -81,16 +81,16 @@ replies! {
     META_SET_MODE = "CLIENT_ERROR invalid mode for ms M token";
     /// An unknown mode of `ma`.
     META_ARITHMETIC_MODE = "CLIENT_ERROR invalid mode for ma M token";
-    /// A key that too many replies under way refer to.
+    /// Too many unsent replies refer to the key.
     META_REFCOUNT_OVERFLOW = "SERVER_ERROR refcount overflow during fetch";
-    /// `ma` with `N` found no room.
+    /// `ma` with `N` found no memory.
     META_OUT_OF_MEMORY_NEW_ITEM = "SERVER_ERROR Out of memory allocating new item";
 }
 
-/// Nothing: a reply held back by `noreply`.
+/// The empty reply, which `noreply` leaves.
 pub const SILENT: &[u8] = b"";
 
-/// Appends `reply`, unless the request said `noreply`.
+/// Appends `reply`, unless the request has `noreply`.
 #[inline]
 pub fn push_unless(out: &mut Vec<u8>, noreply: bool, reply: &[u8]) {
     if !noreply {
@@ -98,7 +98,7 @@ pub fn push_unless(out: &mut Vec<u8>, noreply: bool, reply: &[u8]) {
     }
 }
 
-/// The reply, or nothing under `noreply`.
+/// Returns the reply, or nothing with `noreply`.
 #[inline]
 pub(crate) fn unless(noreply: bool, reply: &'static [u8]) -> &'static [u8] {
     if noreply { SILENT } else { reply }

@@ -1,6 +1,6 @@
 //! Finding spaces, and words between them: the inner loops of the text decoders.
 
-/// The word that starts at or after `at`, past any spaces: where it begins and where it ends.
+/// Returns the begin and the end of the word that starts at or after `at`, past any spaces.
 ///
 /// Keys are short, so eight bytes at a time inline beat a call of `memchr`.
 #[inline]
@@ -11,7 +11,7 @@ pub(crate) fn next_word(line: &[u8], mut at: usize) -> Option<(usize, usize)> {
     Some((at, at + word_len(&line[at..])))
 }
 
-/// Bytes before the first space, or all of them.
+/// Returns the number of bytes before the first space, or of all.
 #[inline]
 pub(crate) fn word_len(text: &[u8]) -> usize {
     let mut rest = text;
@@ -29,7 +29,7 @@ pub(crate) fn word_len(text: &[u8]) -> usize {
         rest = tail;
     }
     match text.last_chunk() {
-        // Fewer than eight bytes are left: look at the last eight again, of which the first hold no space.
+        // Fewer than eight bytes are left: check the last eight again, of which the first hold no space.
         Some(chunk) => {
             first_zero(u64::from_le_bytes(*chunk) ^ SPACES).map_or(text.len(), |at| text.len() - 8 + at)
         }
@@ -37,10 +37,11 @@ pub(crate) fn word_len(text: &[u8]) -> usize {
     }
 }
 
-/// Fills `into` with the words that start at or after `at`; how many there were, and where to go on.
+/// Fills `into` with the words that start at or after `at`; returns how many there were, and where to
+/// continue.
 ///
-/// 64 bytes at a time become a mask of their spaces, and each of its bits ends a word: a fifth of the instructions of
-/// [`next_word`] for each.
+/// 64 bytes at a time become a mask of their spaces, and each of its bits ends a word: a fifth of the
+/// instructions of [`next_word`] for each.
 #[inline]
 pub(crate) fn words<'a>(line: &'a [u8], at: usize, into: &mut [&'a [u8]]) -> (usize, usize) {
     let (mut count, mut start, mut base) = (0, at, at);
@@ -65,7 +66,8 @@ pub(crate) fn words<'a>(line: &'a [u8], at: usize, into: &mut [&'a [u8]]) -> (us
     (count, start)
 }
 
-/// The same up to CRLF, if the words are plain (no control characters) and all find room; how many there were, and where the CRLF is.
+/// Does the same up to CRLF, if the words are plain (no control characters) and fit; returns how many there
+/// were, and where the CRLF is.
 #[inline]
 pub(crate) fn words_before_crlf<'a>(
     line: &'a [u8],
@@ -94,7 +96,8 @@ pub(crate) fn words_before_crlf<'a>(
 
 const BLOCK: usize = 64;
 
-/// A bit for each byte of the block at `base`, which is below the line's end, by what `bits` finds in sixteen of them.
+/// Returns a bit for each byte of the block at `base`, which is below the line's end; `bits` returns those of
+/// sixteen bytes.
 #[inline(always)]
 fn mask_at(line: &[u8], base: usize, bits: impl Fn(&[u8; 16]) -> u32) -> u64 {
     let mask_of = |block: &[u8; BLOCK]| {
@@ -106,32 +109,34 @@ fn mask_at(line: &[u8], base: usize, bits: impl Fn(&[u8; 16]) -> u32) -> u64 {
         return mask_of(block);
     }
     if let Some(block) = line.last_chunk() {
-        // Less than a block is left: the last block again, without what lies before `base`.
+        // Less than a block is left: the last block again, without the bytes before `base`.
         return mask_of(block) >> (BLOCK - rest.len());
     }
-    // Behind the end comes what is no word's end.
+    // Bits after the end are no word's end.
     let mut block = [u8::MAX; BLOCK];
     block[..rest.len()].copy_from_slice(rest);
     mask_of(&block)
 }
 
-/// Length of the word at the start of `text`, if it is plain (no control characters) and CRLF follows it at once.
+/// Returns the length of the word at the start of `text`, if it is plain (no control characters) and CRLF
+/// follows it.
 ///
-/// Answers for the usual `get key` without looking for the end of the line first; `None` says nothing about the input.
+/// Decodes the usual `get key` without searching for the end of the line first. `None` allows no conclusion
+/// about the input.
 #[inline]
 pub(crate) fn word_before_crlf(text: &[u8]) -> Option<usize> {
     let at = first_blank(text)?;
     text[at..].starts_with(b"\r\n").then_some(at)
 }
 
-/// The word at the start of `text`, if there is one and it ends there.
+/// Returns the word at the start of `text`, if there is one and it ends there.
 #[inline]
 pub(crate) fn plain_word(text: &[u8]) -> Option<&[u8]> {
     let len = first_blank(text)?;
     (len > 0).then(|| &text[..len])
 }
 
-/// Where the first byte up to and including the space is.
+/// Returns the position of the first byte that is a space or below it.
 #[inline]
 fn first_blank(text: &[u8]) -> Option<usize> {
     let mut rest = text;
@@ -143,7 +148,7 @@ fn first_blank(text: &[u8]) -> Option<usize> {
         rest = tail;
     }
     match text.last_chunk() {
-        // Fewer than sixteen bytes are left: look at the last sixteen again, of which the first hold no blank.
+        // Fewer than sixteen bytes are left: check the last sixteen again, of which the first hold no blank.
         Some(chunk) => match blanks(chunk) {
             0 => None,
             blanks => Some(text.len() - 16 + blanks.trailing_zeros() as usize),
@@ -152,7 +157,7 @@ fn first_blank(text: &[u8]) -> Option<usize> {
     }
 }
 
-/// A bit for each of sixteen bytes up to and including the space, the first in the lowest bit.
+/// Returns a bit for each of sixteen bytes that is a space or below it, the first in the lowest bit.
 #[inline]
 fn blanks(chunk: &[u8; 16]) -> u32 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -181,7 +186,7 @@ fn vector(chunk: &[u8; 16]) -> std::arch::x86_64::__m128i {
     unsafe { std::arch::x86_64::_mm_set_epi64x((all >> 64) as i64, all as i64) }
 }
 
-/// A bit for each of sixteen bytes that is a space, the first in the lowest bit.
+/// Returns a bit for each of sixteen bytes that is a space, the first in the lowest bit.
 #[inline]
 fn spaces(chunk: &[u8; 16]) -> u32 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -200,7 +205,7 @@ const ONES: u64 = u64::MAX / 255;
 const HIGH_BITS: u64 = ONES << 7;
 const SPACES: u64 = ONES * b' ' as u64;
 
-/// Which of the eight bytes is the first that is zero, counted from the lowest.
+/// Returns the index of the first of eight bytes that is zero, counted from the lowest.
 #[inline]
 fn first_zero(word: u64) -> Option<usize> {
     let zero = word.wrapping_sub(ONES) & !word & HIGH_BITS;
@@ -221,7 +226,7 @@ mod tests {
         }
         for len in 0..40 {
             for start in 0..9 {
-                // A space in front is no part of the word, however it is looked at.
+                // A space in front is not part of the word for any of the functions.
                 let text = [&vec![b' '; start][..], &vec![b'!'; len], b" "].concat();
                 assert_eq!(word_len(&text[start..]), len);
             }

@@ -1,9 +1,9 @@
 //! Time for the whole server: one counter of seconds, stepped by one ticker.
 //!
-//! No request reads the system's clock. The engine and the workers look at a [`TickClock`]; the
-//! acceptor's thread moves it every second by the monotonic clock, so that a change of the wall clock
-//! neither expires nor revives anything. Absolute expiry times are turned into the counter's seconds with the
-//! wall clock as it was at start, as memcached does.
+//! No request reads the system's clock. The store and the workers read a [`TickClock`]; the acceptor's thread
+//! advances it every second by the monotonic clock, so that a change of the wall clock neither expires nor
+//! revives items. Absolute expiry times are converted to the counter's seconds with the wall clock as it was
+//! at the start, as memcached does.
 
 use cached_core::clock::{Clock, Expiry, FIRST_SECOND, TickClock};
 use std::sync::Arc;
@@ -18,15 +18,16 @@ pub const RELATIVE_SECS_MAX: i64 = 60 * 60 * 24 * 30;
 pub struct ServerClock {
     ticks: Arc<TickClock>,
     started: Instant,
-    /// Unix time at which the counter would have been 0.
+    /// The Unix time at which the counter would have been 0.
     origin_unix_secs: i64,
-    /// Seconds by which tests have moved the counter, and whether they have stopped it.
+    /// The seconds by which tests have advanced the counter.
     shift_secs: AtomicI64,
+    /// Whether tests have stopped the counter.
     paused: AtomicBool,
 }
 
 impl ServerClock {
-    /// A clock that starts now.
+    /// Returns a clock that starts now.
     pub fn new() -> ServerClock {
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         ServerClock {
@@ -38,56 +39,56 @@ impl ServerClock {
         }
     }
 
-    /// The counter, for the engine.
+    /// Returns the counter, for the store.
     pub fn ticks(&self) -> Arc<TickClock> {
         self.ticks.clone()
     }
 
-    /// Moves the counter to the present. Called once a second.
+    /// Advances the counter to the present. Called once a second.
     pub fn tick(&self) {
         if self.paused.load(Ordering::Relaxed) {
             return;
         }
         let elapsed = self.started.elapsed().as_secs() as i64 + self.shift_secs.load(Ordering::Relaxed);
-        // Never back: what has expired stays so.
+        // Never back: an item that has expired stays expired.
         let secs = u32::try_from(elapsed.max(0)).unwrap_or(u32::MAX / 2).min(u32::MAX / 2);
         self.ticks.set((FIRST_SECOND + secs).max(self.now_secs()));
     }
 
-    /// Moves the counter by so many seconds more, for tests. It never goes back.
+    /// Advances the counter by `secs`, for tests. It never moves back.
     pub fn shift(&self, secs: i32) {
         self.shift_secs.fetch_add(secs.into(), Ordering::Relaxed);
         self.tick();
     }
 
-    /// Stops the counter, or lets it go on, for tests.
+    /// Stops the counter, or resumes it, for tests.
     pub fn pause(&self, paused: bool) {
         self.paused.store(paused, Ordering::Relaxed);
     }
 
-    /// Seconds on the counter.
+    /// Returns the counter, in seconds.
     #[inline]
     pub fn now_secs(&self) -> u32 {
         self.ticks.now_secs()
     }
 
-    /// Seconds since the start.
+    /// Returns the seconds since the start.
     pub fn uptime_secs(&self) -> u32 {
         self.now_secs() - FIRST_SECOND
     }
 
-    /// Unix time, as far as the counter knows.
+    /// Returns the Unix time by the counter.
     pub fn unix_secs(&self) -> i64 {
         self.origin_unix_secs + i64::from(self.now_secs())
     }
 
-    /// Unix time of a second on the counter.
+    /// Returns the Unix time of a second on the counter.
     pub fn unix_secs_of(&self, secs: u32) -> i64 {
         self.origin_unix_secs + i64::from(secs)
     }
 
-    /// An expiry as text and meta clients give it: 0 never, negative at once, up to 30 days relative,
-    /// above that Unix time.
+    /// Returns the expiry for `exptime` in the text and meta protocols: 0 is never, negative is at once, up
+    /// to 30 days is relative, more is a Unix time.
     #[inline]
     pub fn expiry(&self, exptime: i32) -> Expiry {
         match exptime {
@@ -97,7 +98,7 @@ impl ServerClock {
         }
     }
 
-    /// An expiry as binary clients give it, where nothing is negative.
+    /// Returns the expiry for `exptime` in the binary protocol, where nothing is negative.
     #[inline]
     pub fn expiry_unsigned(&self, exptime: u32) -> Expiry {
         if exptime == 0 {
@@ -136,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn binary_expiry_has_no_past_but_the_real_one() {
+    fn binary_expiry_is_unsigned() {
         let clock = ServerClock::new();
         assert!(!clock.expiry_unsigned(u32::MAX).is_past(clock.now_secs()));
         assert_eq!(clock.expiry_unsigned(2_592_001), Expiry::PAST);

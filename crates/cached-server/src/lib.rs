@@ -1,8 +1,23 @@
 //! The memcached-compatible server: sockets, connections, commands, statistics.
 //!
-//! To follow one `get` from socket to socket, open in this order: `listen/acceptor.rs` (a connection comes in and is
-//! dealt to a worker), `worker.rs` (its task is woken), `conn/mod.rs` (bytes in, requests out), `cached-proto` (what
-//! they mean), `exec/get.rs` (asking the store), `conn/output.rs` (the reply goes out).
+//! The way of one `get`: `listen/acceptor.rs` accepts the connection and assigns it to a worker; `worker/mod.rs` waits for its socket;
+//! `conn/drive.rs` reads; `conn/requests.rs` decodes with `cached-proto`; `exec/get.rs` reads the store; `stream/output.rs` sends the
+//! reply.
+//!
+//! Modules use only those below them; `cargo test -p cached-tests --test module_circles` checks that no two use each other:
+//!
+//! ```text
+//!  server                               opens, runs and ends the whole
+//!  worker, listen                       threads: event loops; the acceptor
+//!  conn                                 one connection: bytes in, replies out
+//!  exec                                 one request: store, counters, reply
+//!  stats                                reports
+//!  shared                               what all threads share
+//!  watch, prefixes                      event lines; counts by key prefix
+//!  connections, stream, counters        the table of connections; buffers of one; counters of a worker
+//!  heartbeat, size_classes, clock, locks, settings
+//! ```
+//! `cli` and `config` produce [`Settings`] and [`Config`]; `objects` is the object cache with its synapse listener.
 //!
 //! ```no_run
 //! use cached_server::{Logging, Server, Settings};
@@ -26,14 +41,20 @@ pub mod signals;
 pub mod systemd;
 
 mod conn;
+mod connections;
+mod counters;
 mod exec;
+mod faults;
+mod heartbeat;
 mod listen;
 mod locks;
 mod logging;
+mod prefixes;
 mod server;
 mod shared;
+mod size_classes;
 mod stats;
-mod trials;
+mod stream;
 mod watch;
 mod worker;
 

@@ -1,23 +1,23 @@
-//! The sum of all limits: what the server may take at most, computed at start and printed.
+//! The sum of all limits: the most memory that the server takes, calculated at the start and printed.
 
-use crate::conn::info::ConnInfo;
-use crate::conn::output::{COPY_BYTES_MAX, FULL_BYTES};
+use crate::connections::ConnInfo;
 use crate::settings::Settings;
-use crate::worker::INPUT_BUFFERS_BYTES;
+use crate::stream::{COPY_BYTES_MAX, FULL_BYTES, INPUT_BUFFERS_BYTES};
+use crate::worker::ConnectionSlot;
 use cached_core::kv::KvLimits;
 use std::fmt;
 
-/// A connection without any buffer: its state, its task, what the runtime keeps for its socket.
+/// A connection without buffers: its state, its entry in the table, its socket in the kernel's view.
 const CONNECTION_BYTES: usize = 2048;
 
-const _: () = assert!(size_of::<ConnInfo>() + size_of::<crate::worker::Seat>() < CONNECTION_BYTES);
+const _: () = assert!(size_of::<ConnInfo>() + size_of::<ConnectionSlot>() < CONNECTION_BYTES);
 
-/// What each part may take at most, in bytes.
+/// The most that each part takes, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// What `-m` gives: keys, values and their headers, and what the eviction policy remembers.
+    /// The memory of `-m`: keys, values and their headers, and the eviction policy's ghosts.
     pub arena: usize,
-    /// The index, if the arena were full of the smallest items.
+    /// The index for an arena full of the smallest items.
     pub index: usize,
     /// Unfinished input and unread output of all connections.
     pub connection_buffers: usize,
@@ -27,12 +27,12 @@ pub struct Limits {
     pub workers: usize,
     /// The object cache and its store's buffers; 0 without one.
     pub objects: usize,
-    /// The object cache's door; 0 without one.
-    pub object_door: usize,
+    /// The listener of the object cache; 0 without one.
+    pub object_listener: usize,
 }
 
 impl Limits {
-    /// Adds up what the settings and the store allow.
+    /// Returns the limits of a server with these settings and this store.
     pub fn new(settings: &Settings, store: &KvLimits) -> Limits {
         Limits {
             arena: store.arena_bytes + store.policy_bytes,
@@ -41,21 +41,21 @@ impl Limits {
             connections: settings.connections_max * CONNECTION_BYTES,
             workers: settings.threads * (INPUT_BUFFERS_BYTES + 8 * FULL_BYTES + COPY_BYTES_MAX),
             objects: 0,
-            object_door: 0,
+            object_listener: 0,
         }
     }
 
-    /// The same with an object cache and a door of so many bytes.
+    /// Returns the same limits with an object cache and its listener, both in bytes.
     #[must_use]
-    pub fn with_objects(self, cache: u64, door: u64) -> Limits {
+    pub fn with_objects(self, cache: u64, listener: u64) -> Limits {
         let bytes = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
-        Limits { objects: bytes(cache), object_door: bytes(door), ..self }
+        Limits { objects: bytes(cache), object_listener: bytes(listener), ..self }
     }
 
-    /// All of it.
+    /// Returns the sum, in bytes.
     pub fn sum(&self) -> usize {
         let memcached = self.arena + self.index + self.connection_buffers + self.connections + self.workers;
-        memcached + self.objects + self.object_door
+        memcached + self.objects + self.object_listener
     }
 }
 
@@ -75,8 +75,8 @@ impl fmt::Display for Limits {
         if self.objects > 0 {
             write!(f, " + objects {}", mib(self.objects))?;
         }
-        if self.object_door > 0 {
-            write!(f, " + object door {}", mib(self.object_door))?;
+        if self.object_listener > 0 {
+            write!(f, " + object listener {}", mib(self.object_listener))?;
         }
         Ok(())
     }

@@ -1,24 +1,24 @@
-//! The server's own locks: each has a name and a place in the order in which a thread may take several.
+//! The server's own locks: each has a name and a level in the order in which a thread may take several.
 //!
 //! | lock | level | held while |
 //! |---|---|---|
-//! | table of connections | 5 | mail is left for a worker |
-//! | figures of the last `stats reset` | 6 | they are copied |
-//! | lines for watchers | 60 | a line is put in a queue; the store's hook takes it below the store's locks |
-//! | prefixes of `stats detail` | 61 | one is counted |
-//! | a worker's mail | 300 | a message is put in or taken out |
+//! | table of connections | 5 | a command is sent to a worker |
+//! | counts at the last `stats reset` | 6 | they are copied |
+//! | lines for watchers | 60 | a line is queued; the store's eviction hook takes it while it holds the store's locks |
+//! | a worker's commands | 300 | a command is added, or all are taken |
 //!
-//! The store's locks lie between (10 to 59). Builds with debug assertions check the order at run time.
+//! The store's locks have the levels between, 10 to 59. Builds with debug assertions check the order at run
+//! time. The counts of `stats detail` are in a concurrent map, whose locks are taken last and held for one
+//! operation.
 
 use lock_order::{Held, Rank};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub(crate) static CONNECTIONS: Rank = Rank::new("server: table of connections", 5);
-pub(crate) static BASELINE: Rank = Rank::new("server: figures of the last reset", 6);
+pub(crate) static BASELINE: Rank = Rank::new("server: counts at the last reset", 6);
 pub(crate) static WATCHERS: Rank = Rank::new("server: lines for watchers", 60);
-pub(crate) static PREFIXES: Rank = Rank::new("server: prefixes", 61);
-pub(crate) static MAIL: Rank = Rank::new("server: a worker's mail", 300);
+pub(crate) static COMMANDS: Rank = Rank::new("server: a worker's commands", 300);
 
 /// A lock with a rank.
 #[derive(Debug)]
@@ -32,7 +32,8 @@ impl<T> Lock<T> {
         Lock { rank, mutex: Mutex::new(value) }
     }
 
-    /// Takes the lock. Nothing that it guards is left half-done by a panic, so one that is poisoned is as good as any.
+    /// Takes the lock. A panic leaves nothing half-done behind these locks, so a poisoned one is used like
+    /// any other.
     #[track_caller]
     pub(crate) fn lock(&self) -> Guard<'_, T> {
         let order = self.rank.enter();
@@ -40,9 +41,9 @@ impl<T> Lock<T> {
     }
 }
 
-/// The lock, held.
+/// A lock that is held until this is dropped.
 pub(crate) struct Guard<'a, T> {
-    // First, so that it is let go before the record of it.
+    // First, so that it is released before the record of it.
     guard: MutexGuard<'a, T>,
     _order: Held,
 }
@@ -66,12 +67,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_order_is_noticed_by_the_first_thread_that_takes_it() {
-        let (table, mail) = (Lock::new(&CONNECTIONS, 1), Lock::new(&MAIL, 2));
-        let both = *table.lock() + *mail.lock();
+    fn taking_locks_in_the_wrong_order_panics() {
+        let (table, commands) = (Lock::new(&CONNECTIONS, 1), Lock::new(&COMMANDS, 2));
+        let both = *table.lock() + *commands.lock();
         assert_eq!(both, 3);
         let wrong = std::panic::catch_unwind(|| {
-            let _mail = mail.lock();
+            let _commands = commands.lock();
             let _table = table.lock();
         });
         assert!(wrong.is_err());

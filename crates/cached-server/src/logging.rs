@@ -2,10 +2,10 @@
 //!
 //! | level | shows |
 //! |---|---|
-//! | 0 | warnings: a person should look |
+//! | 0 | warnings and errors: an operator should look |
 //! | 1 (`-v`) | connections refused, pauses, shutdown |
-//! | 2 (`-vv`) | every connection that comes and goes |
-//! | 3 (`-vvv`) | what the libraries below have to tell |
+//! | 2 (`-vv`) | every connection that is opened or closed |
+//! | 3 (`-vvv`) | the logs of libraries |
 //!
 //! Requests are never logged one by one.
 
@@ -16,7 +16,7 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::prelude::*;
 use tracing_subscriber::reload;
 
-/// The verbosity, and how to change what is shown.
+/// The verbosity, and the means of changing it.
 #[derive(Clone)]
 pub struct Logging {
     verbosity: Arc<AtomicU8>,
@@ -24,7 +24,10 @@ pub struct Logging {
 }
 
 impl Logging {
-    /// Sends the process's logs to standard error. At most once per process.
+    /// Sends the process's logs to standard error.
+    ///
+    /// # Panics
+    /// If the process has a log subscriber already.
     pub fn install(verbosity: u8) -> Logging {
         let (filter, handle) = reload::Layer::new(level(verbosity));
         let lines = tracing_subscriber::fmt::layer()
@@ -33,23 +36,23 @@ impl Logging {
             .with_ansi(std::io::stderr().is_terminal());
         tracing_subscriber::registry().with(filter).with(lines).init();
         let apply = move |verbosity| {
-            // Fails only if the subscriber is gone, and then nobody reads.
+            // Fails only if the subscriber is gone.
             let _ = handle.modify(|filter| *filter = level(verbosity));
         };
         Logging { verbosity: Arc::new(AtomicU8::new(verbosity)), apply: Some(Arc::new(apply)) }
     }
 
-    /// Leaves the process's logs to whoever embeds the server.
+    /// Leaves the process's logs to the program that embeds the server.
     pub fn embedded(verbosity: u8) -> Logging {
         Logging { verbosity: Arc::new(AtomicU8::new(verbosity)), apply: None }
     }
 
-    /// The level, 0 to 3.
+    /// Returns the level, 0 to 3.
     pub fn verbosity(&self) -> u8 {
         self.verbosity.load(Ordering::Relaxed)
     }
 
-    /// Shows more or less from now on.
+    /// Sets the level.
     pub fn set(&self, verbosity: u8) {
         self.verbosity.store(verbosity, Ordering::Relaxed);
         if let Some(apply) = &self.apply {

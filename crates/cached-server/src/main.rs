@@ -62,8 +62,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Serves until asked to end. The order of the first steps is memcached's: what needs root's rights comes before they
-/// are given up, sockets and files come after.
+/// Serves until asked to end. The order of the first steps is memcached's: what needs root's rights comes
+/// before they are given up, sockets and files come after.
 fn serve(config: Config, inherited: Vec<OwnedFd>) -> Result<(), Failure> {
     let signals = Signals::take_over().map_err(Failure::refused)?;
     let settings = &config.settings;
@@ -135,7 +135,8 @@ fn open_objects(config: &Config, secrets: Secrets) -> Result<Option<Objects>, Fa
     })
 }
 
-/// Serves at all doors until asked to end, then ends in order: first nothing more comes in, then what is dirty is stored.
+/// Serves at all doors until asked to end, then ends in order: first nothing more comes in, then what is
+/// dirty is stored.
 fn run(server: Server, objects: Option<Objects>, signals: &Signals, places: &str) -> Result<(), Failure> {
     let objects = match objects {
         Some(objects) => {

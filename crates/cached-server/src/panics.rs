@@ -1,5 +1,6 @@
-//! Panics anywhere in the process: each is said as usual, the first is remembered, and whoever runs the process learns that it is to
-//! end. A process with half of its threads serves nobody, and what it has acknowledged is safer on its way out than inside.
+//! Panics anywhere in the process: each is printed as usual, the first is recorded, and `main` is notified
+//! that the process has to end. A process without some of its threads is not a server, and the data it has
+//! acknowledged is safer stored than in memory.
 
 use std::panic;
 use std::sync::OnceLock;
@@ -8,7 +9,7 @@ use tokio::sync::Notify;
 static FIRST: OnceLock<String> = OnceLock::new();
 static HAPPENED: Notify = Notify::const_new();
 
-/// Notes panics of all threads from now on. Once per process.
+/// Records panics of all threads from now on. Called once per process.
 pub fn watch() {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
@@ -17,18 +18,18 @@ pub fn watch() {
         let thread = thread.name().unwrap_or("a thread without a name");
         let reason = info.payload_as_str().unwrap_or("no reason is given");
         let place = info.location().map_or_else(String::new, |place| format!(" at {place}"));
-        // The first one is the cause of what follows.
+        // The first one is the cause of those that follow.
         let _ = FIRST.set(format!("thread {thread} has panicked{place}: {reason}"));
         HAPPENED.notify_one();
     }));
 }
 
-/// What the first panic was, if there has been any.
+/// Returns the description of the first panic, if there has been one.
 pub fn first() -> Option<&'static str> {
     FIRST.get().map(String::as_str)
 }
 
-/// Ready when a thread has panicked, even before anyone asked. For one waiter.
+/// Waits until a thread has panicked, which may have been before the call. For one waiter.
 pub async fn happened() {
     HAPPENED.notified().await;
 }

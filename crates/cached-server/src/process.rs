@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 /// Makes room for so many connections and what else needs descriptors. The count that is to be had.
 pub fn raise_descriptor_limit(connections: usize, threads: usize) -> u64 {
     // Listeners, log, the acceptor's runtime, and two for each worker's event loop.
-    cached_objects::raise_descriptor_limit((connections + 32 + 2 * threads) as u64)
+    cached_config::raise_descriptor_limit((connections + 32 + 2 * threads) as u64)
 }
 
 /// Keeps the allocator from spreading over one arena per thread: what is freed by one is used by all.
@@ -81,8 +81,8 @@ pub fn lock_memory() -> io::Result<()> {
     }
 }
 
-/// Leaves the terminal: goes on in a child of its own session, while the parent exits. With `keep_folder` the working
-/// directory stays, with `keep_output` the standard streams do.
+/// Leaves the terminal: goes on in a child of its own session, while the parent exits. With `keep_folder` the
+/// working directory stays, with `keep_output` the standard streams do.
 ///
 /// # Errors
 /// When the system refuses.
@@ -104,7 +104,8 @@ pub fn daemonize(keep_folder: bool, keep_output: bool) -> io::Result<()> {
     if !keep_output {
         let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
         for stream in [libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO] {
-            // SAFETY: plain numbers; what the standard streams led to is closed, and nobody holds it otherwise.
+            // SAFETY: plain numbers; what the standard streams led to is closed, and nobody holds it
+            // otherwise.
             if unsafe { libc::dup2(null.as_raw_fd(), stream) } < 0 {
                 return Err(io::Error::last_os_error());
             }

@@ -1,23 +1,23 @@
 //! The server as a whole: opening sockets, starting threads, stopping in order.
 
 use crate::clock::ServerClock;
-use crate::conn::info::Ends;
+use crate::connections::{Command, CommandQueue};
+use crate::heartbeat::Activity;
 use crate::limits::Limits;
-use crate::listen::{self, At, BoundUnix, Listener, acceptor};
+use crate::listen::{ListenError, Listeners, acceptor};
 use crate::logging::Logging;
 use crate::objects::Figures;
 use crate::settings::Settings;
-use crate::shared::{ListenerInfo, Shared};
+use crate::shared::Shared;
 use crate::watch::{Evictions, Watch};
-use crate::worker::{self, DRAIN_TIME, Doing, Mail, Mailbox, Watchdog, Worker};
+use crate::worker::{self, DRAIN_TIME, Watchdog, Worker};
 use cached_core::kv::{ITEM_BYTES_MIN, Kv, KvConfig, KvConfigError, policy};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;
-use std::rc::Rc;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -35,21 +35,21 @@ pub enum StartError {
     Listen {
         /// The address.
         address: String,
-        /// What the system said.
+        /// The error of the system.
         cause: io::Error,
     },
-    /// A thread or its runtime cannot be had.
+    /// A thread, its runtime or a descriptor for it cannot be created.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
 }
 
-/// Why the server does not serve, or has ended otherwise than it should: one line each.
+/// Why the server cannot run, or did not end in order: one line each.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// A thread or its runtime cannot be had.
+    /// A thread, its runtime or a descriptor for it cannot be created.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
-    /// A thread has panicked, or can do its work no more. The server has ended, for with half of its threads it would be none.
+    /// A thread has panicked, or cannot continue its work. The server has ended: it does not continue without the thread.
     #[error("{0}")]
     Defect(String),
     /// These workers did not end in time.
@@ -57,27 +57,31 @@ pub enum ServeError {
     Stuck(String),
 }
 
-/// How long workers may take to end beyond what their clients are given.
+/// How long workers may take to end beyond [`DRAIN_TIME`].
 const END_MARGIN: Duration = Duration::from_secs(5);
 
-/// A server whose sockets are open. Clients can connect, and are served once it runs.
+/// A server whose sockets are open. Clients can connect, and are served once [`run`](Server::run) is called.
 pub struct Server {
     shared: Arc<Shared>,
-    listeners: Vec<Listener>,
-    /// Removes the unix socket's file at the end.
-    unix: Option<BoundUnix>,
+    listeners: Listeners,
 }
 
-/// Stops a server from anywhere.
+/// Stops a server from any thread.
 #[derive(Clone)]
 pub struct Stopper {
     shared: Arc<Shared>,
 }
 
 impl Stopper {
-    /// Asks the server to finish what it has received and end.
+    /// Requests that the server answers what it has received, and ends.
     pub fn stop(&self) {
         self.shared.stop.request();
+    }
+}
+
+impl From<ListenError> for StartError {
+    fn from(error: ListenError) -> StartError {
+        StartError::Listen { address: error.address, cause: error.cause }
     }
 }
 
@@ -94,19 +98,18 @@ impl std::fmt::Debug for Stopper {
 }
 
 impl Server {
-    /// Makes the store and opens the sockets, or takes those that were inherited instead.
+    /// Creates the store and opens the sockets.
     ///
     /// # Errors
-    /// [`StartError`] when the store or a socket cannot be had.
+    /// [`StartError`] if the store cannot be created or a socket not be opened.
     pub fn open(settings: Settings, logging: Logging) -> Result<Server, StartError> {
         Server::open_with(settings, logging, Vec::new())
     }
 
-    /// The same, with sockets that are open already; if there are any, what the settings say of listening is
-    /// left aside.
+    /// Does the same with sockets that are open already. If there are any, the addresses in the settings are ignored.
     ///
     /// # Errors
-    /// [`StartError`] when the store or a socket cannot be had.
+    /// [`StartError`] if the store cannot be created or a socket not be opened.
     pub fn open_with(
         settings: Settings,
         logging: Logging,
@@ -128,86 +131,56 @@ impl Server {
             eviction_hook: Some(Arc::new(Evictions::new(watch.clone(), &settings))),
             ..KvConfig::default()
         })?;
-        let (listeners, unix) = if inherited.is_empty() {
-            open_listeners(&settings)?
-        } else {
-            (adopt(&settings, inherited)?, None)
-        };
-        let shared = Arc::new(Shared::new(kv, clock, settings, logging, watch));
-        let infos = listeners.iter().map(|listener| ListenerInfo {
-            fd: listener.socket.as_raw_fd(),
-            ends: match &listener.at {
-                At::Tcp(address) => Ends::Tcp { peer: *address, local: None },
-                At::Unix(path) => Ends::Unix { path: path.clone() },
-            },
-        });
+        let listeners = Listeners::open(&settings, inherited)?;
+        let queues: Result<Box<[_]>, _> = (0..settings.threads).map(|_| CommandQueue::new()).collect();
+        let queues = queues.map_err(StartError::Thread)?;
+        let shared = Arc::new(Shared::new(kv, clock, settings, logging, watch, queues));
         // Set once, here.
-        let _ = shared.listeners.set(infos.collect());
-        Ok(Server { shared, listeners, unix })
+        let _ = shared.listeners.set(listeners.infos());
+        Ok(Server { shared, listeners })
     }
 
-    /// The TCP addresses it listens on.
+    /// Returns the TCP addresses it listens on.
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        tcp_addresses(&self.listeners)
+        self.listeners.tcp_addresses()
     }
 
-    /// The unix socket it listens on.
+    /// Returns the path of the unix socket it listens on.
     pub fn unix_path(&self) -> Option<PathBuf> {
-        self.listeners.iter().find_map(|listener| match &listener.at {
-            At::Unix(path) => Some(path.clone()),
-            At::Tcp(_) => None,
-        })
+        self.listeners.unix_path().map(PathBuf::from)
     }
 
-    /// What it may take at most.
+    /// Returns the most memory that it takes.
     pub fn limits(&self) -> Limits {
         Limits::new(&self.shared.settings, &self.shared.kv.limits())
     }
 
-    /// Shows an object cache's figures in `stats objects`. The first call counts.
+    /// Shows an object cache's metrics in `stats objects`. Calls after the first have no effect.
     pub fn report_objects(&self, figures: Figures) {
-        // Set already: the first call counts.
+        // Fails after the first call.
         let _ = self.shared.objects.set(figures);
     }
 
-    /// A handle that stops it.
+    /// Returns a handle that stops it.
     pub fn stopper(&self) -> Stopper {
         Stopper { shared: self.shared.clone() }
     }
 
-    /// Serves until stopped: by a [`Stopper`], by a client's `shutdown`, or when `end` is ready. Ends within seconds then, whatever
-    /// clients do.
+    /// Serves until it is stopped: by a [`Stopper`], by a client's `shutdown`, or when `end` is ready. It ends within seconds then,
+    /// whatever clients do.
     ///
     /// # Errors
-    /// [`ServeError`] when a thread cannot be had, has panicked, or does not end.
+    /// [`ServeError`] if a thread cannot be created, has panicked, or does not end.
     pub fn run(self, end: impl Future<Output = ()>) -> Result<(), ServeError> {
         let runtime = runtime()?;
-        let (ended, ends) = mpsc::channel();
-        let mut workers = Vec::new();
-        let shared = self.shared;
-        for index in 0..shared.settings.threads {
-            let mailbox = Arc::new(Mailbox::new().map_err(ServeError::Thread)?);
-            let worker = Worker::new(index, shared.clone(), mailbox.clone()).map_err(ServeError::Thread)?;
-            let (shared, ended) = (shared.clone(), ended.clone());
-            let body = move || {
-                if shared.settings.pin_workers {
-                    worker::pin(index, shared.settings.threads);
-                }
-                serve(index, worker, &shared);
-                // The server has stopped waiting if nobody takes it.
-                let _ = ended.send(index);
-            };
-            let thread = thread::Builder::new().name(format!("cached-{index}"));
-            thread.spawn(body).map_err(ServeError::Thread)?;
-            workers.push(mailbox);
-        }
+        let Server { shared, listeners } = self;
+        let ended = start_workers(&shared)?;
         let watchdog = Watchdog::start(shared.clone()).map_err(ServeError::Thread)?;
-        let workers: Rc<[_]> = workers.into();
         let tasks = LocalSet::new();
-        let turn = acceptor::Turn::default();
+        let next_worker = acceptor::RoundRobin::default();
         let watched = |task: JoinHandle<()>| {
             let shared = shared.clone();
-            // A task that panics takes nothing else with it by itself.
+            // A task that panics does not end the others by itself.
             tasks.spawn_local(async move {
                 if let Err(error) = task.await
                     && let Ok(payload) = error.try_into_panic()
@@ -216,9 +189,8 @@ impl Server {
                 }
             });
         };
-        for listener in self.listeners {
-            let accept = acceptor::accept(listener, shared.clone(), workers.clone(), turn.clone());
-            watched(tasks.spawn_local(accept));
+        for listener in listeners.sockets {
+            watched(tasks.spawn_local(acceptor::accept(listener, shared.clone(), next_worker.clone())));
         }
         watched(tasks.spawn_local(tick(shared.clone())));
         tasks.block_on(&runtime, async {
@@ -228,13 +200,15 @@ impl Server {
             }
         });
         tracing::info!("stopping");
-        // While its socket is open no other file can be mistaken for it.
-        drop(self.unix);
-        // Closes the listeners: from now on clients are refused by the system.
+        // Before the listeners: while the socket is open, no other file can be mistaken for its file.
+        drop(listeners.unix_file);
+        // Closes the listeners: from now on the system refuses clients.
         drop(tasks);
         let failed = shared.defect.first().is_some();
-        workers.iter().for_each(|worker| worker.send(if failed { Mail::Abandon } else { Mail::Shutdown }));
-        let stuck = wait_for_workers(workers.len(), &ends, &shared);
+        for queue in shared.connections.queues() {
+            queue.send(if failed { Command::Abort } else { Command::Drain });
+        }
+        let stuck = wait_for_workers(&ended, &shared);
         drop(watchdog);
         match shared.defect.first() {
             Some(text) => Err(ServeError::Defect(text.to_owned())),
@@ -247,85 +221,67 @@ impl Server {
     }
 }
 
-/// A worker's thread: serves, and notes a panic.
-fn serve(index: usize, worker: Worker, shared: &Shared) {
-    // After a panic nothing of it is to be looked at again, not even to give it back.
+/// Starts the worker threads. Returns a channel that receives the index of each worker that ends.
+fn start_workers(shared: &Arc<Shared>) -> Result<mpsc::Receiver<usize>, ServeError> {
+    let (sender, ended) = mpsc::channel();
+    for index in 0..shared.settings.threads {
+        let worker = Worker::new(index, shared.clone()).map_err(ServeError::Thread)?;
+        let (shared, sender) = (shared.clone(), sender.clone());
+        let body = move || {
+            if shared.settings.pin_workers {
+                worker::pin(index, shared.settings.threads);
+            }
+            run_worker(index, worker, &shared);
+            // Fails if the server has stopped waiting.
+            let _ = sender.send(index);
+        };
+        let thread = thread::Builder::new().name(format!("cached-{index}"));
+        thread.spawn(body).map_err(ServeError::Thread)?;
+    }
+    Ok(ended)
+}
+
+/// The body of a worker's thread: runs the worker and records a panic.
+fn run_worker(index: usize, worker: Worker, shared: &Shared) {
+    // After a panic nothing of the worker is used again, not even to drop it.
     let mut worker = ManuallyDrop::new(worker);
     match panic::catch_unwind(AssertUnwindSafe(|| worker.run())) {
         Ok(()) => drop(ManuallyDrop::into_inner(worker)),
         Err(payload) => {
             shared.fail_by_panic(&format!("worker {index}"), &*payload);
-            worker.hang_up();
+            worker.shut_down_sockets();
         }
     }
 }
 
-/// Waits until all workers have ended, but not for ever; those that have not.
-fn wait_for_workers(count: usize, ends: &mpsc::Receiver<usize>, shared: &Shared) -> Vec<usize> {
+/// Waits until all workers have ended, for a bounded time; returns those that have not.
+fn wait_for_workers(ended: &mpsc::Receiver<usize>, shared: &Shared) -> Vec<usize> {
     let end = Instant::now() + DRAIN_TIME + END_MARGIN;
-    let mut running: Vec<usize> = (0..count).collect();
+    let mut running: Vec<usize> = (0..shared.settings.threads).collect();
     while !running.is_empty() {
-        let Ok(index) = ends.recv_timeout(end.saturating_duration_since(Instant::now())) else { break };
+        let Ok(index) = ended.recv_timeout(end.saturating_duration_since(Instant::now())) else { break };
         running.retain(|running| *running != index);
     }
     for index in &running {
-        let beat = shared.counters(*index).pulse.look();
-        tracing::error!("worker {index} does not end: it is within {}", beat.doing());
+        let state = shared.counters(*index).heartbeat.read();
+        tracing::error!("worker {index} does not end: it is in {}", state.activity());
     }
     running
-}
-
-fn tcp_addresses(listeners: &[Listener]) -> Vec<SocketAddr> {
-    let tcp = listeners.iter().filter_map(|listener| match &listener.at {
-        At::Tcp(address) => Some(*address),
-        At::Unix(_) => None,
-    });
-    tcp.collect()
-}
-
-fn open_listeners(settings: &Settings) -> Result<(Vec<Listener>, Option<BoundUnix>), StartError> {
-    let mut listeners = Vec::new();
-    for address in &settings.listen {
-        let opened = listen::bind_tcp(address, settings.backlog).map_err(|cause| {
-            let host = address.host.as_deref().unwrap_or("all interfaces");
-            StartError::Listen { address: format!("{host}, port {}", address.port), cause }
-        })?;
-        listeners.extend(opened);
-    }
-    let Some(path) = &settings.unix_path else {
-        if let Err(error) = listen::write_port_file(&tcp_addresses(&listeners)) {
-            tracing::warn!(cause = %error, "cannot write the file that MEMCACHED_PORT_FILENAME names");
-        }
-        return Ok((listeners, None));
-    };
-    let (listener, bound) = listen::bind_unix(path, settings.unix_mask, settings.protocol, settings.backlog)
-        .map_err(|cause| StartError::Listen { address: path.display().to_string(), cause })?;
-    listeners.push(listener);
-    Ok((listeners, Some(bound)))
-}
-
-/// Makes listeners of sockets that are open already.
-fn adopt(settings: &Settings, sockets: Vec<OwnedFd>) -> Result<Vec<Listener>, StartError> {
-    let adopted = sockets.into_iter().map(|socket| {
-        listen::adopt(socket, settings.protocol, settings.backlog)
-            .map_err(|cause| StartError::Listen { address: "a socket of LISTEN_FDS".into(), cause })
-    });
-    adopted.collect()
 }
 
 fn runtime() -> Result<Runtime, ServeError> {
     Builder::new_current_thread().enable_io().enable_time().build().map_err(ServeError::Thread)
 }
 
-/// Steps the clock once a second, and lets the store do what it has put off.
+/// Advances the clock once a second, closes idle connections, and runs the store's upkeep.
 async fn tick(shared: Arc<Shared>) {
-    /// Steps of the store's upkeep per second, so that it never keeps connections from being accepted for long.
+    /// The number of upkeep steps per second; bounded, so that it never delays the acceptor for long.
     const UPKEEP_STEPS: usize = 16;
     let mut seconds = tokio::time::interval(Duration::from_secs(1));
     for second in 1.. {
         seconds.tick().await;
-        shared.acceptor_pulse.begin(second, -1, Doing::Upkeep);
-        shared.trials.acceptor();
+        shared.acceptor_heartbeat.begin(second, -1, Activity::Upkeep);
+        shared.faults.check_acceptor();
         shared.clock.tick();
         shared.close_idle();
         for _ in 0..UPKEEP_STEPS {

@@ -3,7 +3,8 @@
 use cached_proto::Protocol;
 use std::path::PathBuf;
 
-/// The version that `version`, `stats` and `-V` report: memcached's, because clients parse it to learn what a server can do.
+/// The version that `version`, `stats` and `-V` report: memcached's, because clients parse it to learn what a
+/// server can do.
 pub const MEMCACHED_VERSION: &str = "1.6.45";
 
 /// What memcached counts for an item besides key, flags, value and CAS value.
@@ -87,7 +88,7 @@ pub struct Settings {
     /// Log lines kept for each worker until watchers have been handed them.
     pub worker_buffer_bytes: usize,
     /// What is only shown.
-    pub noted: NotedSettings,
+    pub inert: InertSettings,
     /// What to say once in the log.
     pub notes: Vec<String>,
     /// Bytes that all connections together may hold for unfinished input and unread output.
@@ -127,7 +128,7 @@ impl Default for SlabClasses {
 /// Settings of parts that this engine does not have, for `stats settings`.
 #[derive(Debug, Clone, PartialEq)]
 #[expect(missing_docs, reason = "each is memcached's option of that name")]
-pub struct NotedSettings {
+pub struct InertSettings {
     pub hashpower_init: i32,
     pub slab_reassign: bool,
     pub slab_automove: i32,
@@ -150,10 +151,10 @@ pub struct NotedSettings {
     pub read_buf_mem_limit: usize,
 }
 
-impl Default for NotedSettings {
+impl Default for InertSettings {
     /// memcached's defaults.
     fn default() -> Self {
-        NotedSettings {
+        InertSettings {
             hashpower_init: 0,
             slab_reassign: true,
             slab_automove: 1,
@@ -179,15 +180,15 @@ impl Default for NotedSettings {
 }
 
 impl Settings {
-    /// The most that key and value may have together, by memcached's reckoning of what an item takes besides: what a value comes to
-    /// by appending is known to the store alone.
+    /// The most that key and value may have together, by memcached's reckoning of what an item takes besides:
+    /// what a value comes to by appending is known to the store alone.
     pub(crate) fn joined_bytes_max(&self) -> usize {
         let cas_bytes = if self.cas { 8 } else { 0 };
         self.item_bytes_max.saturating_sub(ITEM_HEADER_BYTES + ITEM_ENDS_BYTES + cas_bytes)
     }
 
-    /// Buffers of all connections together, unless set: 64 KiB each, within 16 and 256 MiB, but enough for the largest value, which
-    /// is collected in one when it is to be appended.
+    /// Buffers of all connections together, unless set: 64 KiB each, within 16 and 256 MiB, but enough for
+    /// the largest value, which is collected in one when it is to be appended.
     pub fn connection_bytes_for(connections_max: usize, item_bytes_max: usize) -> usize {
         let by_count = connections_max.saturating_mul(64 << 10).clamp(16 << 20, 256 << 20);
         by_count.max(item_bytes_max.saturating_add(64 << 10))
@@ -234,7 +235,7 @@ impl Default for Settings {
             track_sizes: false,
             watcher_buffer_bytes: 256 << 10,
             worker_buffer_bytes: 64 << 10,
-            noted: NotedSettings::default(),
+            inert: InertSettings::default(),
             notes: Vec::new(),
             connection_bytes_max: Settings::connection_bytes_for(1024, 1 << 20),
         }

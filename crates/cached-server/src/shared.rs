@@ -1,58 +1,61 @@
-//! What all threads of one server see.
+//! The state that all threads of one server share.
+//!
+//! It consists of parts that know nothing of each other: the store, the clock, the table of connections,
+//! counters, watchers. Listeners, workers, requests and reports use it; it uses none of them.
 
 use crate::clock::ServerClock;
-use crate::conn::info::{Connections, Ends};
+use crate::connections::{CommandQueue, Connections, Endpoints};
+use crate::counters::{Counters, Totals};
+use crate::faults::InjectedFaults;
+use crate::heartbeat::Heartbeat;
 use crate::locks::{BASELINE, Lock};
 use crate::logging::Logging;
 use crate::objects::Figures;
-use crate::settings::{NotedSettings, Settings};
-use crate::stats::classes::Classes;
-use crate::stats::counters::{Counters, Totals};
-use crate::stats::detail::Detail;
-use crate::trials::Trials;
+use crate::prefixes::PrefixCounts;
+use crate::settings::{InertSettings, Settings};
+use crate::size_classes::SizeClasses;
 use crate::watch::Watch;
-use crate::worker::Pulse;
-use cached_core::kv::{Kv, KvStats};
+use cached_core::kv::{ItemView, Kv, KvStats};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use tokio::sync::Notify;
 
-/// The server's shared state. Everything in it may be used from any thread.
+/// The server's shared state. Every part may be used from any thread.
 pub(crate) struct Shared {
     pub(crate) kv: Kv,
     pub(crate) clock: ServerClock,
     pub(crate) settings: Settings,
     pub(crate) logging: Logging,
     pub(crate) connections: Connections,
-    pub(crate) detail: Detail,
-    pub(crate) noted: Noted,
-    pub(crate) classes: Classes,
-    /// What somebody wants to hear of, so that requests look at one word only.
-    pub(crate) observed: Arc<AtomicU32>,
+    pub(crate) prefixes: PrefixCounts,
+    pub(crate) inert: InertValues,
+    pub(crate) size_classes: SizeClasses,
+    /// The kinds of events that are observed, by watchers or by `stats detail`: the one word that requests read.
+    pub(crate) observed_events: Arc<AtomicU32>,
     pub(crate) watch: Arc<Watch>,
     pub(crate) stop: Stop,
-    /// The first defect that has shown itself: why the server ends.
+    /// Why the server has to end, if it has to.
     pub(crate) defect: Defect,
-    /// Defects that tests have asked for.
-    pub(crate) trials: Trials,
-    /// Beats once a second.
-    pub(crate) acceptor_pulse: Pulse,
+    /// Defects that tests have requested.
+    pub(crate) faults: InjectedFaults,
+    /// Changes once a second.
+    pub(crate) acceptor_heartbeat: Heartbeat,
     /// Whether new connections are being accepted.
     pub(crate) accepting: AtomicBool,
-    /// Times that accepting had to pause for lack of descriptors.
+    /// The number of pauses in accepting, for lack of descriptors or of room.
     pub(crate) listen_disabled: AtomicU64,
-    /// How long those pauses were in all.
+    /// The length of those pauses together.
     pub(crate) listen_disabled_micros: AtomicU64,
-    /// Connections closed for being idle.
+    /// The number of connections closed for being idle.
     idle_kicks: AtomicU64,
     /// The listening sockets, set once they are open.
     pub(crate) listeners: OnceLock<Vec<ListenerInfo>>,
-    /// Figures of the object cache, if there is one; set before anyone is served.
+    /// The metrics of the object cache, if there is one; set before clients are served.
     pub(crate) objects: OnceLock<Figures>,
     /// One set of counters per worker.
     counters: Box<[Counters]>,
-    /// What had been counted at the last `stats reset`.
+    /// The counts at the last `stats reset`.
     baseline: Lock<Baseline>,
 }
 
@@ -60,7 +63,7 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 pub(crate) struct ListenerInfo {
     pub(crate) fd: RawFd,
-    pub(crate) ends: Ends,
+    pub(crate) endpoints: Endpoints,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -71,9 +74,9 @@ struct Baseline {
     rejected: u64,
 }
 
-/// Settings that clients may change and that change nothing here: memcached's LRU and crawler.
+/// Settings of memcached's LRU and crawler, which clients may change and which have no effect.
 #[derive(Debug)]
-pub(crate) struct Noted {
+pub(crate) struct InertValues {
     pub(crate) lru_segmented: AtomicBool,
     pub(crate) hot_lru_pct: AtomicU32,
     pub(crate) warm_lru_pct: AtomicU32,
@@ -88,9 +91,9 @@ pub(crate) struct Noted {
     pub(crate) lru_crawler_tocrawl: AtomicU32,
 }
 
-impl Noted {
-    fn new(settings: &NotedSettings) -> Self {
-        Noted {
+impl InertValues {
+    fn new(settings: &InertSettings) -> Self {
+        InertValues {
             lru_segmented: AtomicBool::new(settings.lru_segmented),
             hot_lru_pct: AtomicU32::new(settings.hot_lru_pct),
             warm_lru_pct: AtomicU32::new(settings.warm_lru_pct),
@@ -105,73 +108,76 @@ impl Noted {
     }
 }
 
-/// Asks the server to stop, from anywhere.
+/// The request to stop the server.
 #[derive(Debug, Default)]
 pub(crate) struct Stop {
     notify: Notify,
 }
 
 impl Stop {
-    /// Asks. The first ask counts, also if nobody waits yet.
+    /// Requests the stop. May be called before [`requested`](Self::requested), and more than once.
     pub(crate) fn request(&self) {
         self.notify.notify_one();
     }
 
-    /// Waits for somebody to ask. For one waiter.
+    /// Waits until the stop is requested. For one waiter.
     pub(crate) async fn requested(&self) {
         self.notify.notified().await;
     }
 }
 
-/// Why the server cannot go on, remembered until it has ended because of it.
+/// Why the server cannot continue, kept until it has ended.
 #[derive(Debug, Default)]
 pub(crate) struct Defect(OnceLock<String>);
 
 impl Defect {
-    /// The first one, if there is any.
+    /// Returns the first defect, if there is one.
     pub(crate) fn first(&self) -> Option<&str> {
         self.0.get().map(String::as_str)
     }
 }
 
 impl Shared {
-    /// Notes that a thread has panicked.
+    /// Records that a thread has panicked, and requests the stop.
     pub(crate) fn fail_by_panic(&self, thread: &str, payload: &(dyn std::any::Any + Send)) {
         let words = payload.downcast_ref::<&str>().copied();
         let words = words.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
         self.fail(format!("{thread} has panicked: {}", words.unwrap_or("no reason is given")));
     }
 
-    /// Notes what keeps a part of the server from working, and asks it to stop: it is not to go on without that part.
+    /// Records why a part of the server cannot work, and requests the stop: the server does not continue
+    /// without the part.
     pub(crate) fn fail(&self, text: String) {
         tracing::error!("{text}; the server ends");
-        // The first one is the cause of what follows.
+        // The first one is the cause of those that follow.
         let _ = self.defect.0.set(text);
         self.stop.request();
     }
 
+    /// Returns the state of a server with one command queue for each worker.
     pub(crate) fn new(
         kv: Kv,
         clock: ServerClock,
         settings: Settings,
         logging: Logging,
         watch: Arc<Watch>,
+        queues: Box<[CommandQueue]>,
     ) -> Shared {
-        let observed = watch.observed();
+        let observed_events = watch.observed_events();
         Shared {
             kv,
             clock,
             logging,
-            connections: Connections::default(),
-            detail: Detail::new(settings.prefix_delimiter, observed.clone()),
-            noted: Noted::new(&settings.noted),
-            classes: Classes::new(&settings.classes),
-            observed,
+            connections: Connections::new(queues),
+            prefixes: PrefixCounts::new(settings.prefix_delimiter, observed_events.clone()),
+            inert: InertValues::new(&settings.inert),
+            size_classes: SizeClasses::new(&settings.classes),
+            observed_events,
             watch,
             stop: Stop::default(),
             defect: Defect::default(),
-            trials: Trials::default(),
-            acceptor_pulse: Pulse::default(),
+            faults: InjectedFaults::default(),
+            acceptor_heartbeat: Heartbeat::default(),
             accepting: AtomicBool::new(true),
             listen_disabled: AtomicU64::new(0),
             listen_disabled_micros: AtomicU64::new(0),
@@ -184,20 +190,27 @@ impl Shared {
         }
     }
 
-    /// The counters of one worker.
+    /// Returns the counters of one worker.
     pub(crate) fn counters(&self, worker: usize) -> &Counters {
         &self.counters[worker]
     }
 
-    /// Descriptors in use besides clients': listeners, and what the runtimes need.
+    /// Returns the number of descriptors in use besides those of clients: listeners, event loops, the
+    /// acceptor's runtime.
     pub(crate) fn reserved_descriptors(&self) -> usize {
-        // Two for each worker's event loop, and what the acceptor's runtime needs for itself and the signals.
+        // Two for each worker's event loop, and eight for the acceptor's runtime and the signals.
         self.listeners.get().map_or(0, Vec::len) + 2 * self.settings.threads + 8
     }
 
-    /// Whether as many clients are connected as may be.
+    /// Returns whether there are as many connections as allowed.
     pub(crate) fn is_full(&self) -> bool {
         self.connections.count() >= self.settings.connections_max
+    }
+
+    /// Returns the class that an item would have in memcached.
+    pub(crate) fn class_of(&self, item: &ItemView<'_>) -> u32 {
+        let (key, value) = (item.key().len(), item.value_bytes());
+        self.size_classes.class_of_item(key, value, item.client_flags(), self.settings.cas)
     }
 
     fn sum(&self) -> Totals {
@@ -206,12 +219,12 @@ impl Shared {
         totals
     }
 
-    /// Counts of all workers since the last reset.
+    /// Returns the counts of all workers since the last reset.
     pub(crate) fn totals(&self) -> Totals {
         self.sum().since(&self.baseline().totals)
     }
 
-    /// The engine's figures, its events counted since the last reset.
+    /// Returns the statistics of the store, its events counted since the last reset.
     pub(crate) fn engine_stats(&self) -> KvStats {
         let before = self.baseline().kv;
         let mut stats = self.kv.stats();
@@ -223,11 +236,12 @@ impl Shared {
         stats
     }
 
+    /// Returns the number of connections accepted since the last reset.
     pub(crate) fn connections_total(&self) -> u64 {
         self.connections.total.load(Ordering::Relaxed) - self.baseline().connections
     }
 
-    /// Connections closed for being idle.
+    /// Returns the number of connections closed for being idle.
     pub(crate) fn idle_kicks(&self) -> u64 {
         self.idle_kicks.load(Ordering::Relaxed)
     }
@@ -239,18 +253,15 @@ impl Shared {
             return;
         }
         let since = self.clock.now_secs().saturating_sub(timeout);
-        for info in self.connections.snapshot() {
-            if matches!(info.ends, Ends::Tcp { .. }) && info.close_if_idle(since) {
-                self.idle_kicks.fetch_add(1, Ordering::Relaxed);
-            }
-        }
+        self.idle_kicks.fetch_add(self.connections.close_idle(since), Ordering::Relaxed);
     }
 
+    /// Returns the number of connections refused since the last reset.
     pub(crate) fn connections_rejected(&self) -> u64 {
         self.connections.rejected.load(Ordering::Relaxed) - self.baseline().rejected
     }
 
-    /// `stats reset`.
+    /// Sets the counts to zero (`stats reset`).
     pub(crate) fn reset_stats(&self) {
         let now = Baseline {
             totals: self.sum(),
@@ -263,7 +274,7 @@ impl Shared {
         self.listen_disabled_micros.store(0, Ordering::Relaxed);
         self.idle_kicks.store(0, Ordering::Relaxed);
         self.watch.counts.reset();
-        self.detail.clear();
+        self.prefixes.clear();
     }
 
     fn baseline(&self) -> Baseline {

@@ -1,7 +1,8 @@
-//! What a service manager hands over and wants to hear: sockets that are open already, and notes about the state.
+//! What a service manager hands over and wants to hear: sockets that are open already, and notes about the
+//! state.
 //!
-//! The protocols are systemd's (`sd_listen_fds`, `sd_notify`), spoken without its library. Without the variables they
-//! come in, nothing here does anything.
+//! The protocols are systemd's (`sd_listen_fds`, `sd_notify`), spoken without its library. Without the
+//! variables they come in, nothing here does anything.
 
 use std::ffi::OsStr;
 use std::io;
@@ -15,8 +16,8 @@ const FIRST_FD: RawFd = 3;
 /// More than anyone would hand over.
 const FDS_MAX: usize = 64;
 
-/// The sockets handed over by `LISTEN_FDS`, if they are meant for this process. They are to be listened on instead of
-/// what the command line says.
+/// The sockets handed over by `LISTEN_FDS`, if they are meant for this process. They are to be listened on
+/// instead of what the command line says.
 ///
 /// Call once, before anything else opens descriptors and before the process forks.
 pub fn inherited_sockets() -> Vec<OwnedFd> {

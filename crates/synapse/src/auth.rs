@@ -1,11 +1,10 @@
-//! The shared secret: who does not know it is not let in, and it never crosses the wire.
+//! The shared secret: a peer that does not know it is refused, and it never crosses the wire.
 //!
-//! Both sides prove that they know it, by HMAC-SHA-256 over every byte that was said before, each with a word of its
-//! own so that a proof cannot be sent back (a challenge-response as in RFC 2104 and RFC 5802, without the
-//! password's stretching: the secret is to be a random key). So nothing in the greeting can be changed on the way:
-//! versions, features, credits, the store's identity. What this leaves out: everything after the greeting is neither
-//! secret nor protected against change by an attacker on the path; that is TLS's work, for whose channel binding
-//! (RFC 5929, RFC 9266) the proofs have a place.
+//! Both sides prove that they know it, by an HMAC-SHA-256 over every byte of the handshake so far, each with a prefix of
+//! its own so that a proof cannot be reflected (a challenge-response as in RFC 2104 and RFC 5802, without stretching: the
+//! secret must be a random key). So nothing in the handshake can be changed on the way: versions, features, credits, the
+//! store's identity. Everything after the handshake is neither secret nor protected against an attacker on the path;
+//! that needs TLS, for whose channel binding (RFC 5929, RFC 9266) the proofs have a field.
 
 use std::fmt;
 use std::path::Path;
@@ -14,15 +13,24 @@ use std::sync::Arc;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-/// The shortest secret that is taken.
+/// The length of the shortest secret that is accepted, in bytes.
 pub const SECRET_BYTES_MIN: usize = 16;
 
-/// A secret that client and server share. Never shown.
+/// A secret that client and server share. Its `Debug` output does not show it.
+///
+/// ```
+/// use synapse::Secret;
+///
+/// let secret = Secret::new(b"0d9f1c2a7b3e4f56\n")?;
+/// assert_eq!(format!("{secret:?}"), "(a secret)");
+/// assert!(Secret::new(b"short").is_err());
+/// # Ok::<_, synapse::SecretError>(())
+/// ```
 #[derive(Clone)]
 pub struct Secret(Arc<[u8]>);
 
 impl Secret {
-    /// Takes `bytes` as the secret; a line end after it does not belong to it.
+    /// Returns the secret `bytes`; one line end (`\n` or `\r\n`) after it does not belong to it.
     ///
     /// # Errors
     /// What to mend, if it is shorter than [`SECRET_BYTES_MIN`].
@@ -48,41 +56,41 @@ impl Secret {
         Self::new(&bytes).map_err(|text| format!("{}: {text}", path.display()))
     }
 
-    /// The proof of this side, over the greeting so far.
-    pub(crate) fn proof(&self, role: Role, greeting: &Transcript) -> [u8; 32] {
-        self.mac(role, greeting).finalize().into_bytes().into()
+    /// Returns the proof of this side, over the handshake so far.
+    pub(crate) fn proof(&self, role: Role, transcript: &Transcript) -> [u8; 32] {
+        self.mac(role, transcript).finalize().into_bytes().into()
     }
 
-    /// Whether the other side's proof is right, in constant time.
-    pub(crate) fn is_proof(&self, proof: &[u8; 32], role: Role, greeting: &Transcript) -> bool {
-        self.mac(role, greeting).verify(&(*proof).into()).is_ok()
+    /// Whether the other side's proof is right; compared in constant time.
+    pub(crate) fn is_proof(&self, proof: &[u8; 32], role: Role, transcript: &Transcript) -> bool {
+        self.mac(role, transcript).verify(&(*proof).into()).is_ok()
     }
 
-    fn mac(&self, role: Role, greeting: &Transcript) -> Hmac<Sha256> {
-        // A key of any length is a key.
+    fn mac(&self, role: Role, transcript: &Transcript) -> Hmac<Sha256> {
+        // HMAC accepts a key of any length.
         let mut mac = <Hmac<Sha256> as KeyInit>::new_from_slice(&self.0).expect("any key");
         mac.update(match role {
             Role::Client => b"synapse 1 client",
             Role::Server => b"synapse 1 server",
         });
-        mac.update(&greeting.frames.clone().finalize());
-        mac.update(greeting.channel_binding);
+        mac.update(&transcript.frames.clone().finalize());
+        mac.update(transcript.channel_binding);
         mac
     }
 }
 
-/// Which side proves.
+/// The side that proves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Role {
     Client,
     Server,
 }
 
-/// The frames of a greeting, as they were sent, in order.
+/// The frames of a handshake, as they were sent, in order.
 #[derive(Clone, Default)]
 pub(crate) struct Transcript {
     frames: Sha256,
-    /// What binds the greeting to the encrypted channel below it; empty where there is none.
+    /// The channel binding of the encrypted stream below the handshake; empty where there is none.
     channel_binding: &'static [u8],
 }
 
@@ -99,10 +107,10 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Bytes nobody can guess.
+/// Returns random bytes that cannot be guessed.
 ///
 /// # Panics
-/// If the operating system has no random bytes: nothing that needs a secret can go on then.
+/// If the operating system has none: a handshake cannot be secure then.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).expect("random bytes from the operating system");
@@ -113,35 +121,35 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
 mod tests {
     use super::*;
 
-    fn greeting(frames: &[&[u8]]) -> Transcript {
+    fn transcript_of(frames: &[&[u8]]) -> Transcript {
         let mut transcript = Transcript::default();
         frames.iter().for_each(|frame| transcript.push(frame));
         transcript
     }
 
     #[test]
-    fn a_proof_holds_for_its_secret_its_role_and_its_greeting_only() {
+    fn a_proof_holds_for_its_secret_its_role_and_its_handshake_only() {
         let secret = Secret::new(b"0123456789abcdef\n").unwrap();
-        let said = greeting(&[b"hello", b"challenge"]);
-        let proof = secret.proof(Role::Client, &said);
-        assert!(secret.is_proof(&proof, Role::Client, &said));
-        assert!(!secret.is_proof(&proof, Role::Server, &said));
-        assert!(secret.is_proof(&secret.proof(Role::Server, &said), Role::Server, &said));
-        // As the specification has it.
+        let exchanged = transcript_of(&[b"hello", b"challenge"]);
+        let proof = secret.proof(Role::Client, &exchanged);
+        assert!(secret.is_proof(&proof, Role::Client, &exchanged));
+        assert!(!secret.is_proof(&proof, Role::Server, &exchanged));
+        assert!(secret.is_proof(&secret.proof(Role::Server, &exchanged), Role::Server, &exchanged));
+        // The value in docs/synapse-protocol.md.
         let hex: String = proof.iter().map(|byte| format!("{byte:02x}")).collect();
         assert_eq!(hex, "a4ade4ac77c0b70efa34f2c95f7383cba831e0990f037d30d81f1e0829802df3");
         let other = Secret::new(b"0123456789abcdeF").unwrap();
-        assert!(!other.is_proof(&proof, Role::Client, &said));
+        assert!(!other.is_proof(&proof, Role::Client, &exchanged));
         for changed in [&[&b"hello"[..]][..], &[b"hellO", b"challenge"], &[b"hello", b"challenge", b"more"]] {
-            assert!(!secret.is_proof(&proof, Role::Client, &greeting(changed)));
+            assert!(!secret.is_proof(&proof, Role::Client, &transcript_of(changed)));
         }
-        let mut bound = said.clone();
+        let mut bound = exchanged.clone();
         bound.channel_binding = b"a channel";
         assert!(!secret.is_proof(&proof, Role::Client, &bound));
     }
 
     #[test]
-    fn a_secret_is_long_enough_and_never_shown() {
+    fn a_secret_has_a_least_length_and_is_never_shown() {
         assert!(Secret::new(b"short").unwrap_err().contains("at least 16"));
         let secret = Secret::new(b"0123456789abcdef").unwrap();
         assert_eq!(format!("{secret:?}"), "(a secret)");

@@ -1,14 +1,14 @@
-//! What arrives on a connection: one buffer for heads and small payloads, and large payloads read straight
-//! to where they belong.
+//! A connection's receiving side: one buffer for heads and small payloads, and large payloads read from the socket into
+//! their receive buffers.
 //!
-//! The read that may end a large payload has room for one more head, because another large one is likely to follow,
-//! and for little more, because what arrives with its head must be copied. After each small frame a read asks for
-//! twice as much, up to several of them, not for all there is: while we work on them the other side gets their
-//! answers and goes on.
+//! The read that may end a large payload has room for one more head, because another large one is likely to follow, and
+//! for little more, because what arrives with its head must be copied. After each small frame the next read is twice as
+//! long, up to the length of several frames, not all that is there: while this side works on them, the other side
+//! receives their answers and continues.
 //!
-//! A connection that waits for something to arrive has no buffer: it takes one of the thread's when it reads, and gives
-//! it back when it has read all that there was. So what buffers take goes with how many connections are at work, not
-//! with how many there are or were.
+//! A connection that waits for bytes has no buffer: it takes one of the thread's when it reads, and returns it when it
+//! has read everything. So the memory of buffers grows with the number of connections at work, not with the number of
+//! connections.
 
 use std::cell::RefCell;
 use std::io::{self, IoSliceMut};
@@ -19,36 +19,36 @@ use blocker::{Segment, Segments, Timestamp};
 use bytes::Bytes;
 
 use crate::codec::{self, FrameError, HEAD_BYTES_MAX, Head, payload_crc};
-use crate::landing::{LARGE_BYTES, PayloadPool, Reserved};
+use crate::receive::{LARGE_BYTES, PayloadPool, ReceiveBuffer};
 use crate::stream::Stream;
 
-/// The longest frame that passes through the buffer, several times over.
+/// The length of the buffer: several times the longest frame that passes through it.
 const BUFFER_BYTES: usize = 128 * 1024;
-/// How much is read at once, at most.
+/// The most bytes of one read.
 const READ_BYTES: usize = 32 * 1024;
-/// Payloads from this size on, up to a bucket, lie in memory that the thread keeps for such.
+/// Payloads from this size on, up to a bucket, are copied into memory that the thread keeps for them.
 const COPIED_BYTES_MIN: usize = 1024;
-/// How much is read at once where a large frame is expected: most heads, and little of the payload.
+/// The most bytes of one read where a large frame is expected: most heads, and little of the payload.
 const HEAD_READ_BYTES: usize = 512;
-/// The most places of one read, the next head's included.
+/// The most slices of one read, the next head's included.
 const PLACES_MAX: usize = 65;
 const _: () = assert!(BUFFER_BYTES >= HEAD_BYTES_MAX + LARGE_BYTES);
 
-/// How many buffers a thread keeps for connections that are about to read.
+/// The most buffers that a thread keeps for connections that are about to read.
 const KEPT_BUFFERS_MAX: usize = 8;
 
 thread_local! {
     static BUFFERS: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// One of the thread's buffers, or a new one.
+/// Returns one of the thread's buffers, or a new one.
 fn take_buffer() -> Box<[u8]> {
     let kept = BUFFERS.try_with(|kept| kept.try_borrow_mut().ok().and_then(|mut kept| kept.pop()));
     kept.ok().flatten().unwrap_or_else(|| vec![0; BUFFER_BYTES].into())
 }
 
-/// Gives a buffer back; a thread that is ending, or has enough, keeps none.
-fn give_buffer(buffer: Box<[u8]>) {
+/// Returns a buffer to the thread; a thread that is ending, or has enough, drops it.
+fn return_buffer(buffer: Box<[u8]>) {
     let _ = BUFFERS.try_with(|kept| {
         if let Ok(mut kept) = kept.try_borrow_mut()
             && kept.len() < KEPT_BUFFERS_MAX
@@ -60,57 +60,57 @@ fn give_buffer(buffer: Box<[u8]>) {
 
 /// A connection's receiving side.
 pub(crate) struct Input {
-    /// Empty while nothing is here.
+    /// Empty while the connection waits for bytes.
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    /// The large frame that is arriving.
+    /// The large payload that is arriving.
     body: Option<Body>,
-    /// The head of the large frame that has arrived last.
+    /// The head of the last large frame.
     large_head: Vec<u8>,
     read_bytes: usize,
     pool: Arc<PayloadPool>,
-    /// How long a payload may be.
+    /// The longest payload that is accepted, in bytes.
     pub(crate) payload_bytes_max: u32,
-    /// How many bytes of large payloads have been copied.
+    /// The bytes of large payloads that were copied.
     pub(crate) copied_bytes: u64,
-    /// When something arrived last.
-    pub(crate) heard_at: Timestamp,
+    /// When bytes arrived last.
+    pub(crate) received_at: Timestamp,
 }
 
 struct Body {
-    reserved: Box<dyn Reserved>,
+    reserved: Box<dyn ReceiveBuffer>,
     left_bytes: usize,
 }
 
 /// The payload of a frame.
 pub(crate) enum Payload<'a> {
-    /// In the buffer; to be copied by whoever keeps it.
-    Here(&'a [u8]),
-    /// Where it belongs.
-    Landed(Segments),
+    /// In the connection's buffer: must be copied to be kept.
+    Buffered(&'a [u8]),
+    /// In its receive buffer.
+    Received(Segments),
 }
 
 impl Payload<'_> {
     pub(crate) fn into_segments(self) -> Segments {
         match self {
-            Self::Here([]) => Segments::new(),
-            // A small one is not to keep a whole bucket of memory wherever it ends up.
-            Self::Here(bytes) if bytes.len() >= COPIED_BYTES_MIN => Segment::copied(bytes).into(),
-            Self::Here(bytes) => Bytes::copy_from_slice(bytes).into(),
-            Self::Landed(segments) => segments,
+            Self::Buffered([]) => Segments::new(),
+            // A small payload must not keep a whole bucket of memory.
+            Self::Buffered(bytes) if bytes.len() >= COPIED_BYTES_MIN => Segment::copied(bytes).into(),
+            Self::Buffered(bytes) => Bytes::copy_from_slice(bytes).into(),
+            Self::Received(segments) => segments,
         }
     }
 
     fn crc(&self) -> u32 {
         match self {
-            Self::Here(bytes) => crc32fast::hash(bytes),
-            Self::Landed(segments) => payload_crc(segments),
+            Self::Buffered(bytes) => crc32fast::hash(bytes),
+            Self::Received(segments) => payload_crc(segments),
         }
     }
 }
 
-/// A whole frame.
+/// A complete frame.
 pub(crate) struct Frame<'a> {
     pub(crate) head: Head<'a>,
     /// The head as it arrived.
@@ -137,19 +137,19 @@ impl Input {
             pool,
             payload_bytes_max: 0,
             copied_bytes: 0,
-            heard_at: now,
+            received_at: now,
         }
     }
 
-    /// Lets go of the buffer if nothing is in it: there is nothing to be read now.
-    pub(crate) fn rest(&mut self) {
+    /// Returns the buffer to the thread if it is empty: there is nothing to read.
+    pub(crate) fn release_buffer(&mut self) {
         if self.start == self.end && self.body.is_none() && !self.buffer.is_empty() {
             (self.start, self.end) = (0, 0);
-            give_buffer(std::mem::take(&mut self.buffer));
+            return_buffer(std::mem::take(&mut self.buffer));
         }
     }
 
-    /// One read. 0 is the end of the stream.
+    /// Performs one read, and returns its length. 0 is the end of the stream.
     pub(crate) fn poll_fill(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<usize>> {
         if self.body.as_ref().is_some_and(|body| body.left_bytes > 0) {
             return self.poll_fill_body(cx, stream);
@@ -174,11 +174,11 @@ impl Input {
         self.body.is_some()
     }
 
-    /// One read to where the large payload belongs, and of the next head, if all of the payload comes: as much as
-    /// the last one was long, so that next to nothing of the next payload comes with it.
+    /// Performs one read into the receive buffer, and of the next head if all of the payload is there: as many bytes as
+    /// the last head had, so that next to nothing of the next payload comes with it.
     fn poll_fill_body(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<usize>> {
         let Some(body) = &mut self.body else { return Poll::Pending };
-        // The buffer is empty: the payload has taken all that was there.
+        // The buffer is empty: the payload has taken everything in it.
         let next_head = &mut self.buffer[..self.large_head.len()];
         let left_bytes = body.left_bytes;
         let mut beyond_count = 0;
@@ -213,19 +213,19 @@ impl Input {
         }
     }
 
-    /// The next whole frame, if it is there. `land` may say where a large payload belongs.
+    /// Returns the next frame, if it is complete. `reserve` may return the receive buffer for a large payload.
     ///
     /// # Errors
     /// [`FrameError`]: close the connection.
-    // For the reason that `codec::parse` is.
+    // Inlined for the reason that `codec::parse` is.
     #[inline(always)]
     pub(crate) fn next_frame(
         &mut self,
-        land: impl FnOnce(&Head<'_>) -> Option<Box<dyn Reserved>>,
+        reserve: impl FnOnce(&Head<'_>) -> Option<Box<dyn ReceiveBuffer>>,
     ) -> Result<Option<Frame<'_>>, FrameError> {
         if let Some(body) = self.body.take_if(|body| body.left_bytes == 0) {
             let head = codec::parse(&self.large_head)?;
-            let (head_bytes, payload) = (&*self.large_head, Payload::Landed(body.reserved.finish()));
+            let (head_bytes, payload) = (&*self.large_head, Payload::Received(body.reserved.finish()));
             return Ok(Some(Frame { head, head_bytes, payload }));
         }
         if self.body.is_some() {
@@ -238,7 +238,7 @@ impl Input {
         let Some(measured) = codec::measure(waiting, self.payload_bytes_max)? else { return Ok(None) };
         let (head_bytes, payload_bytes) = (measured.head_bytes, measured.payload_bytes);
         if payload_bytes < LARGE_BYTES {
-            // Step by step: between large frames there may be a small one now and then.
+            // Step by step: between large frames there may be a small one.
             self.read_bytes = (2 * self.read_bytes).min(READ_BYTES);
             if waiting.len() < head_bytes + payload_bytes {
                 return Ok(None);
@@ -248,37 +248,37 @@ impl Input {
             return Ok(Some(Frame {
                 head: codec::parse(head)?,
                 head_bytes: head,
-                payload: Payload::Here(&rest[..payload_bytes]),
+                payload: Payload::Buffered(&rest[..payload_bytes]),
             }));
         }
         self.read_bytes = HEAD_READ_BYTES;
         self.large_head.clear();
         self.large_head.extend_from_slice(&waiting[..head_bytes]);
         let head = codec::parse(&self.large_head)?;
-        let mut reserved = land(&head).unwrap_or_else(|| self.pool.reserve(payload_bytes));
-        let here = &waiting[head_bytes..waiting.len().min(head_bytes + payload_bytes)];
-        copy_into(&mut *reserved, here);
-        self.copied_bytes += here.len() as u64;
-        self.start += head_bytes + here.len();
-        if here.len() == payload_bytes {
-            let (head_bytes, payload) = (&*self.large_head, Payload::Landed(reserved.finish()));
+        let mut reserved = reserve(&head).unwrap_or_else(|| self.pool.reserve(payload_bytes));
+        let arrived = &waiting[head_bytes..waiting.len().min(head_bytes + payload_bytes)];
+        copy_into(&mut *reserved, arrived);
+        self.copied_bytes += arrived.len() as u64;
+        self.start += head_bytes + arrived.len();
+        if arrived.len() == payload_bytes {
+            let (head_bytes, payload) = (&*self.large_head, Payload::Received(reserved.finish()));
             return Ok(Some(Frame { head, head_bytes, payload }));
         }
-        self.body = Some(Body { reserved, left_bytes: payload_bytes - here.len() });
+        self.body = Some(Body { reserved, left_bytes: payload_bytes - arrived.len() });
         Ok(None)
     }
 }
 
-fn copy_into(reserved: &mut dyn Reserved, mut bytes: &[u8]) {
+fn copy_into(reserved: &mut dyn ReceiveBuffer, mut bytes: &[u8]) {
     let mut read = |places: &mut [IoSliceMut<'_>]| io::Read::read_vectored(&mut bytes, places);
-    // Reading from a slice never fails, and what was reserved has room for all of it.
+    // Reading from a slice never fails, and the receive buffer has room for all of it.
     while reserved.fill(&mut read).is_ok_and(|count| count > 0) {}
 }
 
 impl Drop for Input {
     fn drop(&mut self) {
         if !self.buffer.is_empty() {
-            give_buffer(std::mem::take(&mut self.buffer));
+            return_buffer(std::mem::take(&mut self.buffer));
         }
     }
 }
@@ -290,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_connection_that_waits_has_no_buffer_and_loses_nothing_by_it() {
+    fn a_connection_that_waits_has_no_buffer_and_loses_no_bytes() {
         let (mut near, far) = tokio::io::duplex(1 << 16);
         let mut stream = Stream::Other(Box::new(far));
         let mut input = Input::new(PayloadPool::new(0), Timestamp(0));
@@ -299,15 +299,17 @@ mod tests {
         codec::encode_ping(&mut ping, false);
         for round in 0..3 {
             assert!(input.poll_fill(&mut cx, &mut stream).is_pending());
-            input.rest();
+            input.release_buffer();
             assert!(input.buffer.is_empty(), "{round}");
-            // Half a frame stays where it is.
+            // Half a frame stays in its buffer.
             for (part, is_whole) in [(&ping[..50], false), (&ping[50..], true)] {
                 let mut writing = std::pin::pin!(tokio::io::AsyncWriteExt::write_all(&mut near, part));
                 assert!(writing.as_mut().poll(&mut cx).is_ready());
-                let Poll::Ready(Ok(count)) = input.poll_fill(&mut cx, &mut stream) else { panic!("nothing") };
+                let Poll::Ready(Ok(count)) = input.poll_fill(&mut cx, &mut stream) else {
+                    panic!("nothing was read")
+                };
                 assert_eq!(count, part.len());
-                input.rest();
+                input.release_buffer();
                 assert_eq!(input.next_frame(|_| None).unwrap().is_some(), is_whole, "{round}");
             }
         }

@@ -25,18 +25,18 @@
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
 
-mod alarm;
 mod auth;
 mod client;
 pub mod codec;
 mod input;
-mod landing;
 mod output;
+mod receive;
 mod server;
 mod stream;
+mod timer;
 
 pub use auth::{SECRET_BYTES_MIN, Secret};
 pub use client::{ClientConfig, SynapseBlocker};
-pub use landing::{LARGE_BYTES, Landing, Reserved};
+pub use receive::{LARGE_BYTES, ReceiveBuffer, ReceiveBuffers};
 pub use server::{NodeRecord, Server, ServerConfig, host_name};
 pub use stream::{Address, Connector, Duplex, Opening, PORT_DEFAULT};

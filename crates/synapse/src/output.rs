@@ -1,5 +1,5 @@
-//! What a connection has to send: heads and small payloads in one buffer, large payloads by reference, all
-//! of it in as few vectored writes as the socket takes.
+//! A connection's sending side: heads and small payloads in one buffer, large payloads by reference, all of it in as
+//! few vectored writes as the socket takes.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -9,18 +9,18 @@ use blocker::Segments;
 
 use crate::stream::Stream;
 
-/// Payloads below this are copied next to their head: the kernel takes bytes that the processor has at hand faster
-/// than it fetches them from far memory itself (4 KiB: a third of a microsecond).
+/// Payloads below this size are copied next to their head: the kernel reads bytes that lie in the processor's cache
+/// faster than bytes in far memory (4 KiB: by a third of a microsecond).
 const INLINE_BYTES: usize = 16 * 1024;
-/// The most parts of one write.
+/// The most slices of one write.
 const PARTS_MAX: usize = 128;
-/// A buffer that has grown beyond this is given back once it is empty.
+/// A buffer that has grown beyond this size is freed once it is empty.
 const KEPT_BYTES: usize = 256 * 1024;
 
 /// A connection's sending side.
 #[derive(Default)]
 pub(crate) struct Output {
-    /// Heads and small payloads, in order; those before `sent` have gone.
+    /// Heads and small payloads, in order; the bytes before `sent` are sent.
     small: Vec<u8>,
     sent: usize,
     parts: VecDeque<Part>,
@@ -31,22 +31,22 @@ pub(crate) struct Output {
 enum Part {
     /// The next bytes of `small`.
     Small(usize),
-    /// A payload, from this segment and this offset in it on.
+    /// A payload, from this segment on and this offset in it.
     Payload { payload: Segments, index: usize, from: usize },
 }
 
 impl Output {
-    /// How much is still to be sent.
+    /// Returns the bytes that are still to be sent.
     pub(crate) fn pending_bytes(&self) -> usize {
         self.pending_bytes
     }
 
-    /// How much has been written in all.
+    /// Returns the bytes written since the connection began.
     pub(crate) fn written_bytes(&self) -> u64 {
         self.written_bytes
     }
 
-    /// Appends what `write` puts into the buffer, and the payload that it returns.
+    /// Appends what `write` puts into the buffer, and then the payload that it returns.
     pub(crate) fn push(&mut self, write: impl FnOnce(&mut Vec<u8>) -> Segments) {
         let start = self.small.len();
         let payload = write(&mut self.small);
@@ -85,7 +85,7 @@ impl Output {
         Poll::Ready(Ok(()))
     }
 
-    /// The next bytes to be sent, and in how many slices.
+    /// Fills `slices` with the next bytes to send. Returns the number of slices.
     fn gather<'a>(&'a self, slices: &mut [IoSlice<'a>; PARTS_MAX]) -> usize {
         let mut small = &self.small[self.sent..];
         let mut places = slices.iter_mut();

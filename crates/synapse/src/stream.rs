@@ -1,4 +1,4 @@
-//! A connection's bytes: TCP or a unix socket, and how either is written as an address.
+//! A connection's stream of bytes: TCP, a unix socket, or another one; and addresses as text.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -13,13 +13,22 @@ use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 
-/// The port of the object door, unless told otherwise.
+/// The TCP port of synapse unless another one is given.
 pub const PORT_DEFAULT: u16 = 11311;
 
-/// Where a server is to be found.
+/// The address of a server.
+///
+/// ```
+/// use synapse::Address;
+///
+/// assert_eq!("node-1".parse(), Ok(Address::Tcp("node-1:11311".into())));
+/// assert_eq!("[::1]:7000".parse(), Ok(Address::Tcp("[::1]:7000".into())));
+/// assert_eq!("unix:/run/s.sock".parse(), Ok(Address::Unix("/run/s.sock".into())));
+/// assert_eq!(Address::Unix("/run/s.sock".into()).to_string(), "unix:/run/s.sock");
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Address {
-    /// `HOST:PORT`, looked up anew at each connection.
+    /// `HOST:PORT`. The host is resolved at each connection.
     Tcp(String),
     /// The path of a unix socket.
     Unix(PathBuf),
@@ -60,7 +69,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// Any stream of bytes both ways: a tunnel, or a simulated network.
+/// A stream of bytes in both directions: a tunnel, or a simulated network.
 pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Duplex for S {}
 
@@ -70,15 +79,15 @@ pub type Opening = Pin<Box<dyn Future<Output = io::Result<Box<dyn Duplex>>> + Se
 /// Opens streams to a server that is not reached by an [`Address`].
 pub type Connector = Arc<dyn Fn() -> Opening + Send + Sync>;
 
-/// An open connection. TLS will be another kind.
+/// An open connection.
 pub(crate) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
     Other(Box<dyn Duplex>),
 }
 
-/// One transfer on a socket that is ready, of at most so many bytes. One of fewer has emptied the socket, or filled
-/// it: the runtime is told so at once, which spares the system call that would find out.
+/// Performs one transfer of at most `$bytes_max` bytes on a socket that is ready. A shorter one has emptied the socket,
+/// or filled it: the runtime learns that at once, which spares the system call that would find it out.
 macro_rules! transfer {
     ($stream:ident, $interest:expr, $bytes_max:ident, $call:expr) => {{
         let mut moved = None;
@@ -100,12 +109,12 @@ impl Stream {
     }
 
     pub(crate) fn tcp(stream: TcpStream) -> io::Result<Self> {
-        // Frames are put together here; the kernel is not to wait for more.
+        // Frames are put together before the write; the kernel must not wait for more.
         stream.set_nodelay(true)?;
         Ok(Self::Tcp(stream))
     }
 
-    /// One read. 0 is the end.
+    /// Performs one read, and returns its length. 0 is the end of the stream.
     pub(crate) fn poll_read(&mut self, cx: &mut Context<'_>, bytes: &mut [u8]) -> Poll<io::Result<usize>> {
         let mut buffer = ReadBuf::new(bytes);
         let read = match self {
@@ -116,7 +125,7 @@ impl Stream {
         read.map_ok(|()| buffer.filled().len())
     }
 
-    /// One read into several places. 0 is the end.
+    /// Performs one read into several slices, and returns its length. 0 is the end of the stream.
     pub(crate) fn poll_read_vectored(
         &mut self,
         cx: &mut Context<'_>,
@@ -133,7 +142,7 @@ impl Stream {
                     ready!(stream.poll_read_ready(cx))?;
                     transfer!(stream, Interest::READABLE, room, stream.try_read_vectored(places))
                 }
-                // Cannot do several at once.
+                // It has no vectored read.
                 Self::Other(_) => {
                     let first = places.iter_mut().find(|place| !place.is_empty());
                     return first.map_or(Poll::Ready(Ok(0)), |place| self.poll_read(cx, place));
@@ -146,7 +155,7 @@ impl Stream {
         }
     }
 
-    /// One write from several places.
+    /// Performs one write from several slices, and returns its length.
     pub(crate) fn poll_write_vectored(
         &mut self,
         cx: &mut Context<'_>,
@@ -172,7 +181,7 @@ impl Stream {
         }
     }
 
-    /// How many of the bytes written the other side has not received yet, as far as the system knows.
+    /// Returns the number of bytes written that the other side has not received yet, as far as the system knows.
     pub(crate) fn unreceived_bytes(&self) -> Option<u64> {
         let descriptor = match self {
             Self::Tcp(stream) => stream.as_raw_fd(),
@@ -180,13 +189,13 @@ impl Stream {
             Self::Other(_) => return None,
         };
         let mut count: libc::c_int = 0;
-        // SAFETY: the descriptor is open as long as `self` is borrowed, and TIOCOUTQ writes one int to the place
-        // that it is given, which is one.
+        // SAFETY: the descriptor is open as long as `self` is borrowed, and TIOCOUTQ writes one int to the pointer,
+        // which points to one.
         let done = unsafe { libc::ioctl(descriptor, libc::TIOCOUTQ, &raw mut count) };
         u64::try_from(count).ok().filter(|_| done == 0)
     }
 
-    /// Says that nothing more will be written.
+    /// Closes the sending direction.
     pub(crate) async fn shutdown(&mut self) -> io::Result<()> {
         poll_fn(|cx| match self {
             Self::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),

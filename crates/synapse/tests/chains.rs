@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use blocker::conformance::{Options, Plain, run};
 use blocker::file::FileConfig;
-use blocker::{Blocker, FileStore, Memory, SystemClock, WritePolicy};
+use blocker::{Blocker, FileStore, Memory, SystemClock, WriteMode};
 use cached_core::object::{ObjectCache, ObjectCacheConfig, Writer};
 use synapse::{Address, ClientConfig, Server, ServerConfig, SynapseBlocker};
 use tokio::runtime::Runtime;
@@ -28,12 +28,12 @@ impl Chain {
     }
 
     /// Puts a cache on top.
-    fn cache(mut self, write: WritePolicy) -> Self {
+    fn cache(mut self, write: WriteMode) -> Self {
         let mut config = ObjectCacheConfig::default();
         (config.memory_bytes_max, config.dirty_bytes_max) = (32 << 20, 8 << 20);
         (config.write, config.writer) = (write, Writer::Callers);
-        let cache = ObjectCache::new(self.top, config, Arc::new(SystemClock)).expect("a cache");
-        self.runtime.spawn(cache.run());
+        let (cache, background) = ObjectCache::new(self.top, config, Arc::new(SystemClock)).expect("a cache");
+        self.runtime.spawn(background);
         self.top = Arc::new(cache);
         self
     }
@@ -69,18 +69,18 @@ fn files(dir: &tempfile::TempDir) -> Arc<dyn Blocker> {
 #[test]
 fn cache_over_synapse_over_cache_over_files() {
     let dir = tempfile::tempdir().expect("a directory");
-    Chain::new(files(&dir)).cache(WritePolicy::Through).wire().cache(WritePolicy::Through).conforms();
+    Chain::new(files(&dir)).cache(WriteMode::Through).wire().cache(WriteMode::Through).conforms();
 }
 
 #[test]
 fn a_writer_back_over_synapse_over_a_cache_that_writes_through_over_files() {
     let dir = tempfile::tempdir().expect("a directory");
-    Chain::new(files(&dir)).cache(WritePolicy::Through).wire().cache(WritePolicy::Back).conforms();
+    Chain::new(files(&dir)).cache(WriteMode::Through).wire().cache(WriteMode::Back).conforms();
 }
 
 #[test]
 fn synapse_over_a_writer_back_over_memory() {
-    Chain::new(Arc::new(Memory::default())).cache(WritePolicy::Back).wire().conforms();
+    Chain::new(Arc::new(Memory::default())).cache(WriteMode::Back).wire().conforms();
 }
 
 #[test]

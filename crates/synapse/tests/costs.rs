@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use blocker::*;
 use bytes::Bytes;
-use cached_core::object::{ObjectCache, ObjectCacheConfig};
+use cached_core::object::{Background, ObjectCache, ObjectCacheConfig};
 use common::raw::{Raw, hello, id, request_bytes};
 use common::{Kind, object};
 use synapse::codec::*;
@@ -103,30 +103,17 @@ impl SegmentOwner for Arena {
     }
 }
 struct Buckets(Arc<Arena>, PassThrough<Memory>);
-macro_rules! through {
-    ($($name:ident $request:ident $answer:ident)*) => {
-        impl Blocker for Buckets {
-            fn capabilities(&self) -> Capabilities { self.1.capabilities() }
-            fn subscribe(&self) -> Subscription { self.1.subscribe() }
-            fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
-                let bucket = |_| {
-                    self.0.retain(0);
-                    Segment::pinned(Arc::clone(&self.0) as _, 0, 0..4096)
-                };
-                let data = (0..request.len_bytes / 4096).map(bucket).collect();
-                Reply::ok(ReadReply::new(data, request.len_bytes, Version(1)))
-            }
-            $(fn $name(&self, request: $request) -> Reply<$answer> { self.1.$name(request) })*
-        }
-    };
-}
-through! {
-    write WriteRequest ChangeReply  write_zeroes WriteZeroesRequest ChangeReply
-    discard DiscardRequest ChangeReply  compare_and_write CompareAndWriteRequest ChangeReply
-    write_full WriteFullRequest ChangeReply  truncate TruncateRequest ChangeReply
-    delete DeleteRequest DeleteReply  copy CopyRequest ChangeReply
-    info InfoRequest Info  list ListRequest ListReply  flush FlushRequest FlushReply
-    claim ClaimRequest ClaimReply  invalidate InvalidateRequest InvalidateReply
+impl Blocker for Buckets {
+    blocker::delegate!(|this| this.1, except read);
+
+    fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
+        let bucket = |_| {
+            self.0.retain(0);
+            Segment::pinned(Arc::clone(&self.0) as _, 0, 0..4096)
+        };
+        let data = (0..request.len_bytes / 4096).map(bucket).collect();
+        Reply::ok(ReadReply::new(data, request.len_bytes, Version(1)))
+    }
 }
 fn buckets() -> (Arc<Arena>, Arc<Buckets>) {
     let arena = Arc::new(Arena { bytes: vec![9; 4096], pins: Default::default() });
@@ -157,17 +144,16 @@ fn a_small_read_allocates_nothing() {
 }
 
 /// A cache that writes back, over memory.
-fn cache() -> ObjectCache {
+fn cache() -> (ObjectCache, Background) {
     let mut config = ObjectCacheConfig::default();
     (config.memory_bytes_max, config.dirty_bytes_max) = (32 << 20, 8 << 20);
-    config.write = WritePolicy::Back;
+    config.write = WriteMode::Back;
     ObjectCache::new(filled(), config, Arc::new(SystemClock)).unwrap()
 }
 
 #[test]
 fn a_hit_on_a_cache_allocates_nothing() {
-    let cache = cache();
-    let background = cache.run();
+    let (cache, background) = cache();
     beside_a_counting_server(Arc::new(cache), background, |address, count, _| {
         let (mut raw, _) = Raw::greeted(address, &hello(0));
         let mut round = |sequence: u32| {
@@ -199,7 +185,8 @@ fn a_hit_on_a_cache_allocates_nothing() {
 
 #[test]
 fn a_call_of_the_client_allocates_no_more_than_its_reply() {
-    let host = common::Host::new(Kind::Tcp, Arc::new(cache()), ServerConfig::default());
+    let (cache, _background) = cache();
+    let host = common::Host::new(Kind::Tcp, Arc::new(cache), ServerConfig::default());
     let mut config: ClientConfig = host.client_config();
     config.connections = 1;
     let disk = object("disk/0001");
@@ -250,7 +237,7 @@ fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
             raw.send(|out| *out = bytes);
             assert!(matches!(raw.frame().outcome(), Outcome::Answered(_)));
         }
-        let copied = server.figure("synapse_copied_bytes");
+        let copied = server.metric("synapse_copied_bytes");
         // The first came while nobody expected it: a buffer full. The others: what one short read brings.
         let most = 128 * 1024 + 512 * u64::from(rounds);
         assert!(copied <= most, "{copied} of {} bytes were copied", size * rounds as usize);
@@ -263,7 +250,7 @@ fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
         for _ in 0..4 {
             assert!(matches!(raw.frame().outcome(), Outcome::Answered(_)));
         }
-        let more = server.figure("synapse_copied_bytes") - copied;
+        let more = server.metric("synapse_copied_bytes") - copied;
         assert!(more <= 4 * 512, "{more} bytes were copied of four payloads");
     });
 }

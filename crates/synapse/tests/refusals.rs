@@ -60,8 +60,8 @@ fn what_cannot_be_understood_closes_its_connection_and_no_other() {
         let safe = host.runtime.block_on(bystander.read(ReadRequest::new(object("o"), 0, 4)).into_future());
         assert_eq!(safe.unwrap().data.to_vec(), b"safe", "{what}");
     }
-    common::until("all are counted", || host.server.figure("synapse_connections_broken") == 12);
-    assert_eq!(bystander.figures()[0], ("connects", 2), "the bystander had to connect again");
+    common::until("all are counted", || host.server.metric("synapse_connections_broken") == 12);
+    assert_eq!(bystander.metrics()[0], ("connects", 2), "the bystander had to connect again");
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn who_does_not_know_the_secret_is_not_let_in() {
         let error = connect(&host, wrong).err().expect("let in without the secret");
         assert!(matches!(error, Error::Denied(_)), "{error}");
     }
-    common::until("both are counted", || host.server.figure("synapse_connections_refused") >= 1);
+    common::until("both are counted", || host.server.metric("synapse_connections_refused") >= 1);
     // A server that knows nothing of a secret is not trusted by a client that has one.
     let open = Host::memory();
     let error = connect(&open, Some(b"correct horse battery")).err().expect("an impostor is trusted");
@@ -304,7 +304,7 @@ fn one_connection_too_many_is_closed_and_the_others_live_on() {
     first.request(id(0, 1), &read(4));
     assert!(matches!(first.frame().outcome(), Outcome::Failed(Error::Missing)));
     drop(second);
-    common::until("a place is free", || host.server.figure("synapse_connections_open") == 1);
+    common::until("a place is free", || host.server.metric("synapse_connections_open") == 1);
     Raw::greeted(&host.address, &hello(2));
 }
 

@@ -32,10 +32,11 @@ fn door(store: Arc<dyn Blocker>) -> Arc<Door> {
 fn front(door: &Door, client: &SynapseBlocker) -> ObjectCache {
     let mut config = ObjectCacheConfig::default();
     (config.memory_bytes_max, config.dirty_bytes_max) = (8 << 20, 4 << 20);
-    (config.write, config.writer) = (WritePolicy::Back, Writer::Callers);
+    (config.write, config.writer) = (WriteMode::Back, Writer::Callers);
     config.dirty_age_max = Duration::from_secs(1 << 20);
-    let cache = ObjectCache::new(Arc::new(client.clone()), config, Arc::new(door.clock)).unwrap();
-    tokio::spawn(cache.run());
+    let (cache, background) =
+        ObjectCache::new(Arc::new(client.clone()), config, Arc::new(door.clock)).unwrap();
+    tokio::spawn(background);
     cache
 }
 
@@ -98,7 +99,7 @@ fn a_request_too_large_for_the_limits_that_its_server_came_back_with_is_refused_
         assert_eq!(read.await.unwrap().unwrap_err(), Error::TooLarge { limit_bytes });
         small.await.unwrap().unwrap();
         list.await.unwrap().unwrap();
-        assert_eq!(client.figures()[0], ("connects", 2), "the connection was lost over it");
+        assert_eq!(client.metrics()[0], ("connects", 2), "the connection was lost over it");
     });
 }
 
@@ -201,7 +202,7 @@ fn a_server_that_comes_back_over_another_store_is_refused_until_it_is_the_same_a
         };
         serve(0).await;
         let mut config = client_config(&door);
-        config.patience = Duration::from_secs(10);
+        config.reconnect_timeout = Duration::from_secs(10);
         let client = door.client_with(config).await;
         client.write_full(WriteFullRequest::new(object("o"), b"here")).await.unwrap();
         client.flush(FlushRequest::new(Scope::All)).await.unwrap();

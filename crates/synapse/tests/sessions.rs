@@ -17,8 +17,8 @@ fn write(byte: u8) -> Request {
     Request::Write(WriteRequest::new(object("o"), 0, vec![byte; 16]))
 }
 
-fn figure(client: &synapse::SynapseBlocker, name: &str) -> u64 {
-    client.figures().into_iter().find(|(each, _)| *each == name).unwrap().1
+fn metric(client: &synapse::SynapseBlocker, name: &str) -> u64 {
+    client.metrics().into_iter().find(|(each, _)| *each == name).unwrap().1
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn a_change_that_is_sent_again_is_done_once() {
         assert_eq!(again.version, first.version);
     }
     assert_eq!(backend.writes.load(Ordering::SeqCst), 1);
-    assert_eq!(host.server.figure("synapse_replays"), 2);
+    assert_eq!(host.server.metric("synapse_replays"), 2);
     // Another session's slot is another one's.
     let (mut other, welcome) = Raw::greeted(&host.address, &hello(1));
     assert!(!welcome.is_resumed);
@@ -59,17 +59,17 @@ fn a_change_under_way_when_its_connection_breaks_is_done_once_and_answered_on_th
     };
     until("the write is under way", || backend.begun.load(Ordering::SeqCst) == 1);
     for _ in 0..3 {
-        until("both lanes are up", || host.server.figure("synapse_connections_open") == 2);
-        let before = figure(&client, "connects");
-        host.server.break_connections();
-        until("the client has come again", || figure(&client, "connects") >= before + 2);
+        until("both lanes are up", || host.server.metric("synapse_connections_open") == 2);
+        let before = metric(&client, "connects");
+        host.server.abort_connections();
+        until("the client has come again", || metric(&client, "connects") >= before + 2);
     }
     backend.open();
     host.runtime.block_on(writing).unwrap().unwrap();
     assert_eq!(backend.writes.load(Ordering::SeqCst), 1);
     assert_eq!(backend.dropped.load(Ordering::SeqCst), 0, "what had begun was given up");
-    assert!(figure(&client, "resends") >= 1);
-    assert_eq!(figure(&client, "unanswered"), 0);
+    assert!(metric(&client, "resends") >= 1);
+    assert_eq!(metric(&client, "unanswered"), 0);
 }
 
 /// Stops a server and starts another one at the same place.
@@ -130,10 +130,10 @@ fn a_flush_after_a_restart_tells_of_writes_that_were_only_cached() {
             run(&host, client.flush(FlushRequest::new(Scope::All))).unwrap();
         }
     }
-    until("both lanes are up", || figure(&client, "connects") == 2);
-    let before = figure(&client, "connects");
+    until("both lanes are up", || metric(&client, "connects") == 2);
+    let before = metric(&client, "connects");
     restart(&mut host, Arc::clone(&backend) as _);
-    until("the client has come again", || figure(&client, "connects") >= before + 2);
+    until("the client has come again", || metric(&client, "connects") >= before + 2);
     let lost = |reply| matches!(reply, Err(Error::WritesLost(_)));
     assert!(lost(run(&host, client.flush(FlushRequest::new(Scope::All)))));
     assert!(lost(run(&host, client.flush(FlushRequest::new(Scope::Object(object("lost")))))));
@@ -173,7 +173,7 @@ fn a_cancelled_request_is_given_up_by_the_backend_and_its_slot_used_again() {
         reading.abort();
         until("the backend has let go", || backend.dropped.load(Ordering::SeqCst) == round);
     }
-    assert_eq!(host.server.figure("synapse_cancels"), 3);
+    assert_eq!(host.server.metric("synapse_cancels"), 3);
     backend.open();
     let reply = host.runtime.block_on(client.write(WriteRequest::new(object("o"), 0, b"x")).into_future());
     reply.unwrap();
@@ -246,27 +246,12 @@ fn a_server_that_ends_in_order_answers_what_it_has_begun() {
 #[test]
 fn a_backend_that_panics_leaves_an_unknown_outcome_and_the_server_alive() {
     struct Panics(PassThrough<Memory>);
-    impl Panics {
-        fn poll(&self) -> Reply<ChangeReply> {
+    impl Blocker for Panics {
+        blocker::delegate!(|this| this.0, except truncate);
+
+        fn truncate(&self, _: TruncateRequest) -> Reply<ChangeReply> {
             Reply::pending(async { panic!("a bug in the backend, on purpose") })
         }
-    }
-    macro_rules! through {
-        ($($name:ident $request:ident $answer:ident)*) => {
-            impl Blocker for Panics {
-                fn capabilities(&self) -> Capabilities { self.0.capabilities() }
-                fn subscribe(&self) -> Subscription { self.0.subscribe() }
-                fn truncate(&self, _: TruncateRequest) -> Reply<ChangeReply> { self.poll() }
-                $(fn $name(&self, request: $request) -> Reply<$answer> { self.0.$name(request) })*
-            }
-        };
-    }
-    through! {
-        read ReadRequest ReadReply  write WriteRequest ChangeReply  write_zeroes WriteZeroesRequest ChangeReply
-        discard DiscardRequest ChangeReply  compare_and_write CompareAndWriteRequest ChangeReply
-        write_full WriteFullRequest ChangeReply  delete DeleteRequest DeleteReply  copy CopyRequest ChangeReply
-        info InfoRequest Info  list ListRequest ListReply  flush FlushRequest FlushReply
-        claim ClaimRequest ClaimReply  invalidate InvalidateRequest InvalidateReply
     }
     let backend = Panics(PassThrough::new(Arc::new(Memory::default())));
     let host = Host::new(Kind::Tcp, Arc::new(backend), ServerConfig::default());

@@ -31,14 +31,13 @@ struct Vector {
 fn requests() -> Vec<(&'static str, Request)> {
     let disk = || object("disk");
     let mut policy = Policy::default();
-    policy.write = WritePolicy::Through;
+    policy.write = WriteMode::Through;
     let stamped = WriteRequest::new(disk(), 4096, b"payload")
         .durability(Durability::Replicated(2))
         .stamp(Stamp::new(5, 6))
         .domain(OrderDomain(9))
         .if_version(Version(10))
         .deadline(NOW + Duration::from_millis(1500))
-        .priority(Priority::Urgent)
         .hints(Hints::NO_CACHE);
     let runs = vec![Run::data(0, b"ab"), Run::zeroes(512, 512), Run::data(4096, b"c")];
     let page = ListRequest::new(namespace()).prefix("di").after(Name::new("da").unwrap()).entries_max(10);

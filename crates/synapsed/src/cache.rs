@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::{Blocker, Control, SystemClock};
+use cached_config::{CacheReceiveBuffers, ConfigError, ObjectsTable, ShutdownError, store_all};
 use cached_core::object::ObjectCache;
-use cached_objects::{CacheLanding, Mistake, ObjectsTable, Unfinished, store_all};
 use tokio::task::JoinHandle;
 
 use crate::config::here;
@@ -26,12 +26,12 @@ impl Cache {
     ///
     /// # Panics
     /// Outside of a tokio runtime.
-    pub(crate) fn before(below: Arc<dyn Blocker>, table: &ObjectsTable) -> Result<Self, Mistake> {
+    pub(crate) fn before(below: Arc<dyn Blocker>, table: &ObjectsTable) -> Result<Self, ConfigError> {
         let config = table.cache().map_err(here)?;
-        let cache = ObjectCache::new(below, config, Arc::new(SystemClock));
-        let cache = cache.map_err(|error| here((&error).into()))?;
+        let made = ObjectCache::new(below, config, Arc::new(SystemClock));
+        let (cache, background) = made.map_err(|error| here((&error).into()))?;
         Ok(Self {
-            background: tokio::spawn(cache.run()),
+            background: tokio::spawn(background),
             flush_max: table.shutdown_flush(),
             memory_bytes_max: table.cache_bytes_max(),
             cache,
@@ -44,8 +44,8 @@ impl Cache {
     }
 
     /// Where large payloads land.
-    pub(crate) fn landing(&self) -> Arc<dyn synapse::Landing> {
-        Arc::new(CacheLanding::new(self.cache.clone()))
+    pub(crate) fn landing(&self) -> Arc<dyn synapse::ReceiveBuffers> {
+        Arc::new(CacheReceiveBuffers::new(self.cache.clone()))
     }
 
     /// The cache itself, to look at while it ends.
@@ -67,7 +67,7 @@ impl Cache {
     ///
     /// # Errors
     /// What was acknowledged and is not stored.
-    pub(crate) async fn end(self) -> Result<(), Unfinished> {
+    pub(crate) async fn end(self) -> Result<(), ShutdownError> {
         let stored = store_all(&self.cache, self.flush_max).await;
         self.background.abort();
         // Lets go of the store with it.

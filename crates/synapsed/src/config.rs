@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use blocker::Memory;
 use blocker::memory::MemoryConfig;
-use cached_core::object::ObjectCache;
-use cached_objects::{
-    BackendTable, ConfigError, Mistake, ObjectsTable, Size, check_exposure, mistake, parse_config,
+use cached_config::{
+    BackendTable, ConfigError, ConfigFileError, ObjectsTable, Size, check_exposure, invalid, parse_config,
     read_config, secret, secret_warning, within,
 };
+use cached_core::object::ObjectCache;
 use serde::{Deserialize, Deserializer, Serialize};
 use synapse::{Address, Secret, Server, ServerConfig};
 
@@ -63,7 +63,7 @@ pub(crate) struct Limits {
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Times {
     peer_timeout_ms: u64,
-    greeting_timeout_ms: u64,
+    handshake_timeout_ms: u64,
     session_linger_secs: u64,
 }
 
@@ -117,7 +117,7 @@ impl Default for Times {
         let ms = |time: Duration| time.as_millis() as u64;
         Self {
             peer_timeout_ms: ms(server.peer_timeout),
-            greeting_timeout_ms: ms(server.greeting_timeout),
+            handshake_timeout_ms: ms(server.handshake_timeout),
             session_linger_secs: server.session_linger.as_secs(),
         }
     }
@@ -128,7 +128,7 @@ impl Config {
     ///
     /// # Errors
     /// One line: where it is wrong, and how to mend it.
-    pub(crate) fn read(path: &Path) -> Result<Self, ConfigError> {
+    pub(crate) fn read(path: &Path) -> Result<Self, ConfigFileError> {
         Self::parse(path, &read_config(path)?)
     }
 
@@ -136,9 +136,9 @@ impl Config {
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+    pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, ConfigFileError> {
         let config: Self = parse_config(path, text)?;
-        config.check().map_err(|mistake| ConfigError::of_key(path, mistake))?;
+        config.check().map_err(|error| ConfigFileError::of_key(path, error))?;
         Ok(config)
     }
 
@@ -155,11 +155,11 @@ impl Config {
     ///
     /// # Errors
     /// What is wrong.
-    pub(crate) fn addresses(&self) -> Result<Vec<Address>, Mistake> {
+    pub(crate) fn addresses(&self) -> Result<Vec<Address>, ConfigError> {
         if self.listen.is_empty() {
-            return mistake("listen", "is empty; it must say where to listen");
+            return invalid("listen", "is empty; it must say where to listen");
         }
-        let wrong = |why| Mistake { key: "listen".into(), why };
+        let wrong = |why| ConfigError { key: "listen".into(), why };
         self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
     }
 
@@ -167,7 +167,7 @@ impl Config {
     ///
     /// # Errors
     /// What is wrong with the file.
-    pub(crate) fn secret(&self) -> Result<Option<Secret>, Mistake> {
+    pub(crate) fn secret(&self) -> Result<Option<Secret>, ConfigError> {
         self.secret_file.as_deref().map_or(Ok(None), |path| secret("secret_file", path))
     }
 
@@ -175,7 +175,7 @@ impl Config {
     ///
     /// # Errors
     /// What is wrong with the file.
-    pub(crate) fn backend_secret(&self) -> Result<Option<Secret>, Mistake> {
+    pub(crate) fn backend_secret(&self) -> Result<Option<Secret>, ConfigError> {
         match &self.backend {
             BackendTable::Synapse(table) => table.secret().map_err(here),
             _ => Ok(None),
@@ -195,7 +195,7 @@ impl Config {
     ///
     /// # Errors
     /// What is wrong.
-    pub(crate) fn server(&self) -> Result<ServerConfig, Mistake> {
+    pub(crate) fn server(&self) -> Result<ServerConfig, ConfigError> {
         within("threads", self.threads, 1..=THREADS_MAX)?;
         within("shutdown_patience_secs", self.shutdown_patience_secs, 0..=24 * 60 * 60)?;
         let mut server = ServerConfig::default();
@@ -211,7 +211,7 @@ impl Config {
         server.list_entries_max = limits.list_entries_max;
         server.payload_pool_bytes_max = limits.payload_pool_bytes_max.to_usize();
         server.peer_timeout = Duration::from_millis(self.times.peer_timeout_ms);
-        server.greeting_timeout = Duration::from_millis(self.times.greeting_timeout_ms);
+        server.handshake_timeout = Duration::from_millis(self.times.handshake_timeout_ms);
         server.session_linger = Duration::from_secs(self.times.session_linger_secs);
         server.check().map_err(|line| of_server(&line))?;
         Ok(server)
@@ -221,10 +221,10 @@ impl Config {
     ///
     /// # Errors
     /// What is wrong.
-    pub(crate) fn cache(&self) -> Result<Option<&ObjectsTable>, Mistake> {
+    pub(crate) fn cache(&self) -> Result<Option<&ObjectsTable>, ConfigError> {
         let Some(table) = &self.cache else { return Ok(None) };
         if table.backend.is_some() {
-            return mistake(
+            return invalid(
                 "cache.backend",
                 "is not for here; what the cache stands before is named by backend, at the top",
             );
@@ -245,17 +245,17 @@ impl Config {
     }
 
     /// All that can be checked without opening the backend or a socket.
-    fn check(&self) -> Result<(), Mistake> {
+    fn check(&self) -> Result<(), ConfigError> {
         self.backend.check().map_err(here)?;
         let addresses = self.addresses()?;
         let server = self.server()?;
         check_exposure("listen", &addresses, server.secret.is_some(), self.allow_exposed)?;
-        crate::logging::level(&self.log_level).map_err(|why| Mistake { key: "log_level".into(), why })?;
+        crate::logging::level(&self.log_level).map_err(|why| ConfigError { key: "log_level".into(), why })?;
         self.rehearse(server)
     }
 
     /// Puts the server, and the cache if there is to be one, before a memory that has the backend's limits.
-    fn rehearse(&self, server: ServerConfig) -> Result<(), Mistake> {
+    fn rehearse(&self, server: ServerConfig) -> Result<(), ConfigError> {
         let clock = std::sync::Arc::clone(&server.clock);
         let limits = MemoryConfig { object_bytes_max: self.object_bytes_max(), ..MemoryConfig::default() };
         let memory = std::sync::Arc::new(Memory::new(limits, std::sync::Arc::clone(&clock)));
@@ -270,31 +270,33 @@ impl Config {
         cache.dirty_bytes_max = cache.dirty_bytes_max.min(1 << 19);
         cache.objects_count_max = cache.objects_count_max.min(64);
         cache.huge_pages = false;
-        let cache = ObjectCache::new(memory, cache, clock).map_err(|error| here((&error).into()))?;
+        // Rehearsed only: nothing runs its background.
+        let (cache, _background) =
+            ObjectCache::new(memory, cache, clock).map_err(|error| here((&error).into()))?;
         Server::new(std::sync::Arc::new(cache), None, server).map(drop).map_err(|line| of_server(&line))
     }
 }
 
 /// The tables of the cache and its store have other names in `cached`.
-pub(crate) fn here(mistake: Mistake) -> Mistake {
-    let Mistake { key, why } = mistake;
+pub(crate) fn here(error: ConfigError) -> ConfigError {
+    let ConfigError { key, why } = error;
     let key = match key.strip_prefix("objects.backend") {
         Some(rest) => format!("backend{rest}"),
         None => key.strip_prefix("objects.").map_or_else(|| key.clone(), |key| format!("cache.{key}")),
     };
-    Mistake { key, why }
+    ConfigError { key, why }
 }
 
 /// The server knows its settings by its own names, and its lines begin with one.
-pub(crate) fn of_server(line: &str) -> Mistake {
+pub(crate) fn of_server(line: &str) -> ConfigError {
     let (name, why) = line.split_once(' ').unwrap_or(("", line));
     let key = match name {
         "session_slots_max" => "limits.session_requests_max".into(),
-        "peer_timeout" | "greeting_timeout" => format!("times.{name}_ms"),
+        "peer_timeout" | "handshake_timeout" => format!("times.{name}_ms"),
         "session_linger" => format!("times.{name}_secs"),
         name => format!("limits.{name}"),
     };
-    Mistake { key, why: why.into() }
+    ConfigError { key, why: why.into() }
 }
 
 #[cfg(test)]

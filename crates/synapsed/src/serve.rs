@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use blocker::{Error, SystemClock};
-use cached_objects::{ConfigError, Store, StoreError, Unfinished, log_news, raise_descriptor_limit};
+use cached_config::{ConfigFileError, ShutdownError, Store, StoreError, log_events, raise_descriptor_limit};
 use synapse::{Address, NodeRecord, Secret, Server, host_name};
 use tokio::runtime::{Builder, Handle, Runtime};
 
@@ -24,7 +24,7 @@ use crate::signals::Signals;
 /// # Errors
 /// What went wrong.
 pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
-    let of_file = |mistake| Failure::configuration(ConfigError::of_key(path, mistake));
+    let of_file = |error| Failure::configuration(ConfigFileError::of_key(path, error));
     config.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
     let (wanted, addresses) = (config.descriptors_max(), config.addresses().map_err(of_file)?);
     let descriptors = raise_descriptor_limit(wanted);
@@ -42,7 +42,7 @@ pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
     };
     let secret = config.backend_secret().map_err(of_file)?;
     let opened = runtime.block_on(open(config, secret, &mut signals)).map_err(|error| match error {
-        StoreError::Config(mistake) => of_file(here(mistake)),
+        StoreError::Config(error) => of_file(here(error)),
         StoreError::Store(error) => Failure::refused(format!("{}: {error}", config.backend)),
     });
     let Some(store) = opened? else { return Ok(()) };
@@ -59,7 +59,7 @@ pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
             None => (store.backend(), store.control()),
         };
         server_config.name = host_name();
-        server_config.landing = cache.as_ref().map(Cache::landing);
+        server_config.receive_buffers = cache.as_ref().map(Cache::landing);
         let record = NodeRecord::open(&*store.backend(), &SystemClock, RECORD_PATIENCE).await;
         let record = record.map_err(|error| Failure::refused(format!("{}: {error}", config.backend)))?;
         record.apply(&mut server_config);
@@ -71,7 +71,7 @@ pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
         for address in &addresses {
             places.push(server.listen(address).await.map_err(Failure::refused)?);
         }
-        let _news = tokio::spawn(log_news(store.backend().subscribe(), config.backend.to_string()));
+        let _news = tokio::spawn(log_events(store.backend().subscribe(), config.backend.to_string()));
         say(&places, config, memory_bytes_max);
         notify("READY=1");
         let signal = signals.end_requested().await;
@@ -116,7 +116,7 @@ pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
             ended = end => ended,
             () = signals.end_forced(waiting_for) => {
                 let line = match &figures {
-                    Some(cache) => Unfinished::left(cache, "a third signal forced the end").to_string(),
+                    Some(cache) => ShutdownError::of_cache(cache, "a third signal forced the end").to_string(),
                     None => format!("a third signal forced the end while {}", stage.get()),
                 };
                 let failure = Failure::not_stored(line);

@@ -126,7 +126,7 @@ fn a_cache_over_a_directory_stores_at_the_end_what_it_has_acknowledged() {
     let reply = block_on(client.write(WriteRequest::new(object("disk"), 0, vec![7; 100_000]))).unwrap();
     assert_eq!(reply.durability, Durability::Cached);
     let policy = block_on(client.policy(object("disk").namespace)).unwrap();
-    assert_eq!(policy.write, WritePolicy::Back);
+    assert_eq!(policy.write, WriteMode::Back);
     let figures = block_on(client.statistics()).unwrap();
     let dirty = figures.iter().find(|(name, _)| name == "cache_dirty_bytes").expect("the cache's figures");
     // Whole buckets, and what the cache counts for the object's new end.

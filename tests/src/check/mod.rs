@@ -295,7 +295,7 @@ fn end(server: &mut Server) -> Option<String> {
     server.signal(libc::SIGTERM);
     let status = server.wait_exit();
     let log = server.log();
-    let bad = log.lines().find(|line| line.contains("panicked") || line.contains("stands still"));
+    let bad = log.lines().find(|line| line.contains("panicked") || line.contains("makes no progress"));
     match bad {
         Some(line) => Some(format!("in its log: {line}")),
         None => (!status.success()).then(|| format!("it ended with {status}: {log}")),

@@ -41,7 +41,7 @@ pub(crate) struct Comparison {
     pub(crate) bar_over_floor: Option<f64>,
     /// Arrival rate, where the loop was open.
     pub(crate) requests_per_s_offered: Option<f64>,
-    /// Every run, for whoever wants to look closer.
+    /// Every run, for a closer look.
     pub(crate) pairs: Vec<Pair>,
 }
 
@@ -80,7 +80,7 @@ impl Comparison {
 }
 
 impl Bench {
-    /// Versions of cached and memcached, as they say themselves.
+    /// Versions of cached and memcached, as they report them.
     pub(crate) fn versions(&self) -> Result<(String, String)> {
         let version = |spec: &ServerSpec| -> Result<String> {
             let server = spec.start()?;
@@ -200,7 +200,7 @@ const ATTEMPTS_MAX: u32 = 3;
 /// One run, whose every key must be there.
 ///
 /// A machine that stands still for a while (a paused virtual machine, a core taken away) can swallow a short span
-/// whole; such a run says nothing about the server and is repeated, with a note.
+/// whole; such a run shows nothing about the server and is repeated, with a note.
 fn run(spec: LoadSpec, server: &Server) -> Result<LoadReport> {
     let name = server.name();
     for attempt in 1..=ATTEMPTS_MAX {

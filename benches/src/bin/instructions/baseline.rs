@@ -1,4 +1,4 @@
-//! Committed figures that later ones are held against.
+//! Committed figures with which later ones are compared.
 
 use std::fs;
 use std::path::Path;

@@ -8,7 +8,7 @@ use cached_benches::cpu;
 use cached_benches::load::Target;
 use cached_benches::server::ServerSpec;
 
-/// Open files that the server may have, and connections it is told to take. memcached sets both its limits of open
+/// Open files that the server may have, and connections that it is configured to take. memcached sets both its limits of open
 /// files to `-c`, which valgrind allows only where that is the soft limit already.
 const DESCRIPTORS_MAX: u64 = 256;
 

@@ -12,7 +12,7 @@ use cached_benches::figure::Figure;
 use cached_benches::load::Expiry;
 
 use crate::subject::{Subject, count_held, keys, store};
-use crate::{Bar, tell};
+use crate::{Bar, print};
 
 const VALUE_BYTES: usize = 100;
 /// Roughly what an item of 20 + 100 bytes takes in memcached; decides how many are stored, alike for both.
@@ -45,15 +45,15 @@ pub(crate) fn measure(subjects: &[Subject], memory_mib: usize, figures: &mut Vec
         let live = count_held(&server, keys(0, total, VALUE_BYTES)?)?;
         let figure =
             |what: &str, value, unit: &str| Figure::new(format!("{name}: expiring, {what}"), value, unit);
-        tell(figures, figure("stored over", took.as_secs_f64(), "s"), None);
-        tell(figures, figure("sets refused", refused as f64, "sets"), None);
-        tell(figures, figure("live items that were stored", (total / 2) as f64, "items"), None);
-        tell(figures, figure("live items held", live as f64, "items"), None);
+        print(figures, figure("stored over", took.as_secs_f64(), "s"), None);
+        print(figures, figure("sets refused", refused as f64, "sets"), None);
+        print(figures, figure("live items that were stored", (total / 2) as f64, "items"), None);
+        print(figures, figure("live items held", live as f64, "items"), None);
         held.push(live as f64);
     }
     if let [cached, memcached] = held[..] {
         let figure = Figure::new("cached / memcached: expiring, live items held", cached / memcached, "");
-        tell(figures, figure, Some(Bar::AtLeast(1.1)));
+        print(figures, figure, Some(Bar::AtLeast(1.1)));
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use cached_benches::figure::Figure;
 
 use crate::subject::{KEY_BYTES, Subject, count_held, keys, resident_settled, store};
-use crate::{Bar, tell};
+use crate::{Bar, print};
 
 const VALUE_BYTES: usize = 100;
 /// Item counts: doubling tables are at their worst somewhere between a million and two.
@@ -20,7 +20,7 @@ pub(crate) fn measure(subjects: &[Subject], figures: &mut Vec<Figure>) -> Result
         let server = subject.start(MEMORY_MIB, None)?;
         let empty_bytes = resident_settled(&server)?;
         let mib = empty_bytes as f64 / f64::from(1 << 20);
-        tell(figures, Figure::new(format!("{name}: resident when empty"), mib, "MiB"), None);
+        print(figures, Figure::new(format!("{name}: resident when empty"), mib, "MiB"), None);
         let mut overheads = Vec::new();
         let mut stored = 0;
         for count in COUNTS {
@@ -31,7 +31,7 @@ pub(crate) fn measure(subjects: &[Subject], figures: &mut Vec<Figure>) -> Result
             let payload_bytes = count * (KEY_BYTES + VALUE_BYTES) as u64;
             let overhead = (resident_bytes as f64 - payload_bytes as f64) / count as f64;
             let figure_name = format!("{name}: over key + value at {:.1} M items", count as f64 / 1e6);
-            tell(figures, Figure::new(figure_name, overhead, "bytes/item"), None);
+            print(figures, Figure::new(figure_name, overhead, "bytes/item"), None);
             overheads.push(overhead);
         }
         let held = count_held(&server, keys(0, stored, VALUE_BYTES)?)?;
@@ -41,8 +41,8 @@ pub(crate) fn measure(subjects: &[Subject], figures: &mut Vec<Figure>) -> Result
         let best = overheads.iter().copied().fold(f64::MAX, f64::min);
         let worst = Figure::new(format!("{name}: over key + value, worst"), worst, "bytes/item");
         let best = Figure::new(format!("{name}: over key + value, best"), best, "bytes/item");
-        tell(figures, worst, is_cached.then_some(Bar::AtMost(36.0)));
-        tell(figures, best, is_cached.then_some(Bar::AtMost(32.0)));
+        print(figures, worst, is_cached.then_some(Bar::AtMost(36.0)));
+        print(figures, best, is_cached.then_some(Bar::AtMost(32.0)));
     }
     Ok(())
 }

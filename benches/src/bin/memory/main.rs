@@ -135,7 +135,7 @@ fn run(options: &Options) -> Result<()> {
 }
 
 /// Prints a figure, beside its bar where it has one, and keeps it.
-fn tell(figures: &mut Vec<Figure>, figure: Figure, bar: Option<Bar>) {
+fn print(figures: &mut Vec<Figure>, figure: Figure, bar: Option<Bar>) {
     let verdict = match bar {
         Some(bar) => format!(" {bar}: {}", if bar.is_met(figure.value) { "pass" } else { "miss" }),
         None => String::new(),
@@ -144,7 +144,7 @@ fn tell(figures: &mut Vec<Figure>, figure: Figure, bar: Option<Bar>) {
     figures.push(figure);
 }
 
-/// What a figure should be.
+/// What a figure is expected to be.
 #[derive(Clone, Copy)]
 enum Bar {
     AtMost(f64),

@@ -8,7 +8,7 @@ use cached_benches::figure::Figure;
 use cached_benches::server::Server;
 
 use crate::subject::{KEY_BYTES, Subject, count_held, keys, store};
-use crate::{Bar, tell};
+use crate::{Bar, print};
 
 const VALUE_SIZES_BYTES: [usize; 3] = [100, 2 << 10, 300];
 
@@ -22,20 +22,20 @@ pub(crate) fn measure(subjects: &[Subject], memory_mib: usize, figures: &mut Vec
         drop(fresh);
         let figure =
             |what: &str, value, unit: &str| Figure::new(format!("{name}: shift, {what}"), value, unit);
-        tell(figures, figure("300 B held from a fresh start", held_fresh as f64, "items"), None);
+        print(figures, figure("300 B held from a fresh start", held_fresh as f64, "items"), None);
         let held_shifted = after_shifts(subject, memory_mib, false, figures)?;
-        tell(figures, figure("300 B held after 100 B and 2 KiB", held_shifted as f64, "items"), None);
+        print(figures, figure("300 B held after 100 B and 2 KiB", held_shifted as f64, "items"), None);
         let bar = (name == "cached").then_some(Bar::AtLeast(0.9));
-        tell(figures, figure("after / fresh", held_shifted as f64 / held_fresh as f64, ""), bar);
+        print(figures, figure("after / fresh", held_shifted as f64 / held_fresh as f64, ""), bar);
         let held_read = after_shifts(subject, memory_mib, true, figures)?;
         let share = held_read as f64 / held_fresh as f64;
-        tell(figures, figure("after / fresh, where the 100 B and 2 KiB had been read", share, ""), None);
+        print(figures, figure("after / fresh, where the 100 B and 2 KiB had been read", share, ""), None);
     }
     Ok(())
 }
 
 /// Items of the last size that are held once all sizes have been stored. With `read`, each size is read back before the next
-/// comes, which nobody does to the next: then it is the policy's business which of them should stay.
+/// comes, which no client does to the next: then it is the policy's business which of them should stay.
 fn after_shifts(subject: &Subject, memory_mib: usize, read: bool, figures: &mut Vec<Figure>) -> Result<u64> {
     let server = subject.start(memory_mib, None)?;
     let (mut first, mut counted) = (0, 0);
@@ -66,7 +66,7 @@ fn fill(
     let report = store(server, keys(first, count, value_bytes)?, None)?;
     if report.refused > 0 {
         let name = format!("{}: shift, sets of {value_bytes} B refused", server.name());
-        tell(figures, Figure::new(name, report.refused as f64, "sets"), None);
+        print(figures, Figure::new(name, report.refused as f64, "sets"), None);
     }
     Ok(())
 }

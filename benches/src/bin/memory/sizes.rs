@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use cached_benches::figure::Figure;
 
 use crate::subject::{KEY_BYTES, Subject, count_held, keys, resident_settled, store};
-use crate::{Bar, tell};
+use crate::{Bar, print};
 
 const VALUE_SIZES_BYTES: [usize; 11] =
     [10, 30, 100, 300, 1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1 << 20];
@@ -33,12 +33,12 @@ pub(crate) fn measure(subjects: &[Subject], figures: &mut Vec<Figure>) -> Result
             overheads.push(resident_bytes as f64 / count as f64 - payload_bytes as f64);
             let figure_name = format!("{name}: over key + value at {value_bytes} B, {count} items");
             // The first of two is ours, and held against the second one below, when both are known.
-            tell(figures, Figure::new(figure_name, overheads[overheads.len() - 1], "bytes/item"), None);
+            print(figures, Figure::new(figure_name, overheads[overheads.len() - 1], "bytes/item"), None);
         }
         if let [cached, memcached] = overheads[..] {
             let ratio = (cached + payload_bytes as f64) / (memcached + payload_bytes as f64);
             let figure = Figure::new(format!("cached / memcached: resident at {value_bytes} B"), ratio, "");
-            tell(figures, figure, Some(Bar::AtMost(1.0)));
+            print(figures, figure, Some(Bar::AtMost(1.0)));
         }
     }
     Ok(())

@@ -40,7 +40,7 @@ impl Client {
         Ok(())
     }
 
-    /// Reads keys; tells the places of those that were missed.
+    /// Reads keys; returns the places of those that were missed.
     pub(crate) fn get(&mut self, keys: &[u64]) -> Result<Vec<usize>> {
         self.out.extend_from_slice(b"get");
         for key in keys {

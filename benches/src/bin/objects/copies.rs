@@ -5,7 +5,7 @@ use std::sync::Barrier;
 use std::time::Instant;
 
 use blocker::executor::block_on;
-use blocker::{Blocker, ObjectId, ReadRequest, WritePolicy, WriteRequest};
+use blocker::{Blocker, ObjectId, ReadRequest, WriteMode, WriteRequest};
 use bytes::Bytes;
 use cached_core::object::ObjectCache;
 
@@ -19,7 +19,7 @@ const CALLS: u64 = 100_000;
 
 fn full() -> anyhow::Result<(ObjectCache, Vec<ObjectId>)> {
     let ids = objects(BYTES / OBJECT);
-    let cache = cache(memory_store(), ample(BYTES, 1024, WritePolicy::Back))?;
+    let cache = cache(memory_store(), ample(BYTES, 1024, WriteMode::Back))?;
     fill(&cache, &ids)?;
     Ok((cache, ids))
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::executor::block_on;
-use blocker::{Blocker, ReadRequest, WritePolicy};
+use blocker::{Blocker, ReadRequest, WriteMode};
 
 use crate::setup::{BLOCK, ample, cache, fill, memory_store, objects};
 use crate::slow::Slow;
@@ -14,7 +14,7 @@ pub(crate) fn depth(_rounds: u32) -> anyhow::Result<()> {
     let ids = objects(1);
     fill(&*memory, &ids)?;
     let slow = Arc::new(Slow::new(memory, Duration::from_millis(20), 64));
-    let cache = cache(Arc::clone(&slow) as _, ample(64 << 20, 100, WritePolicy::Through))?;
+    let cache = cache(Arc::clone(&slow) as _, ample(64 << 20, 100, WriteMode::Through))?;
     std::thread::scope(|scope| {
         for client in 0..16 {
             let (cache, id) = (&cache, ids[0].clone());

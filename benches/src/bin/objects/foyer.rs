@@ -3,7 +3,7 @@
 use std::hint::black_box;
 
 use blocker::executor::block_on;
-use blocker::{Blocker, ReadRequest, WritePolicy};
+use blocker::{Blocker, ReadRequest, WriteMode};
 use bytes::Bytes;
 
 use crate::setup::{BLOCK, OBJECT, Places, ample, cache, fill, median, memory_store, objects, ratio, timed};
@@ -15,7 +15,7 @@ pub(crate) fn foyer(rounds: u32) -> anyhow::Result<()> {
     let ids = objects(BYTES / OBJECT);
     let store = memory_store();
     fill(&*store, &ids)?;
-    let ours = cache(store, ample(BYTES, 1024, WritePolicy::Through))?;
+    let ours = cache(store, ample(BYTES, 1024, WriteMode::Through))?;
     for id in &ids {
         block_on(ours.read(ReadRequest::new(id.clone(), 0, OBJECT)))?;
     }

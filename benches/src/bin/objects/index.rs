@@ -4,7 +4,7 @@
 use std::hint::black_box;
 
 use blocker::executor::block_on;
-use blocker::{Blocker, ObjectId, ReadRequest, Segments, WritePolicy, WriteRequest};
+use blocker::{Blocker, ObjectId, ReadRequest, Segments, WriteMode, WriteRequest};
 use bytes::Bytes;
 use cached_core::object::ObjectCache;
 
@@ -30,8 +30,8 @@ struct Population {
 impl Population {
     fn new(count: u64) -> anyhow::Result<Self> {
         let ids = objects(count);
-        // All of it stays dirty, so that the store below keeps no second copy of so much.
-        let config = ample(count * BLOCK, count as u32 * 5 / 4, WritePolicy::Back);
+        // All of it stays dirty, so that the store below keeps no second copy of it.
+        let config = ample(count * BLOCK, count as u32 * 5 / 4, WriteMode::Back);
         let cache = cache(memory_store(), config)?;
         let data = Bytes::from(vec![1u8; BLOCK as usize]);
         for id in &ids {

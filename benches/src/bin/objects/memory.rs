@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::Context;
 use blocker::executor::block_on;
-use blocker::{Blocker, ReadRequest, WritePolicy, WriteRequest};
+use blocker::{Blocker, ReadRequest, WriteMode, WriteRequest};
 use bytes::Bytes;
 use cached_core::object::ObjectCacheConfig;
 
@@ -18,7 +18,7 @@ fn resident() -> anyhow::Result<f64> {
     Ok(pages * 4096.0)
 }
 
-/// Objects of one bucket each, and full ones, in each of two steps: the second tells what each of them takes, the
+/// Objects of one bucket each, and full ones, in each of two steps: the second shows what each of them takes, the
 /// first what a process takes that has begun.
 const SMALL: u64 = 100_000;
 const FULL: u64 = 150;
@@ -47,26 +47,26 @@ pub(crate) fn memory(_rounds: u32) -> anyhow::Result<()> {
 
 /// One bucket each, waiting to be stored.
 pub(crate) fn dirty(_rounds: u32) -> anyhow::Result<()> {
-    small(WritePolicy::Back)
+    small(WriteMode::Back)
 }
 
 /// One bucket each, as read from a store.
 pub(crate) fn clean(_rounds: u32) -> anyhow::Result<()> {
-    small(WritePolicy::Through)
+    small(WriteMode::Through)
 }
 
-/// So much room that nothing is flushed by need: the store's copy would count as ours.
-fn roomy(bytes: u64, objects: u32, write: WritePolicy) -> ObjectCacheConfig {
+/// Enough room that nothing is flushed by need: the store's copy would count as ours.
+fn roomy(bytes: u64, objects: u32, write: WriteMode) -> ObjectCacheConfig {
     let mut config = ample(bytes * 2, objects, write);
     config.huge_pages = false;
     config
 }
 
-fn small(write: WritePolicy) -> anyhow::Result<()> {
+fn small(write: WriteMode) -> anyhow::Result<()> {
     let ids = objects(2 * SMALL);
     let data = Bytes::from(vec![1u8; BLOCK as usize]);
     let store = memory_store();
-    if write == WritePolicy::Through {
+    if write == WriteMode::Through {
         for id in &ids {
             block_on(store.write(WriteRequest::new(id.clone(), 0, data.clone())))?;
         }
@@ -76,7 +76,7 @@ fn small(write: WritePolicy) -> anyhow::Result<()> {
     for ids in ids.chunks(SMALL as usize) {
         before = resident()?;
         for id in ids {
-            if write == WritePolicy::Through {
+            if write == WriteMode::Through {
                 block_on(cache.read(ReadRequest::new(id.clone(), 0, BLOCK)))?;
             } else {
                 block_on(cache.write(WriteRequest::new(id.clone(), 0, data.clone())))?;
@@ -91,7 +91,7 @@ fn small(write: WritePolicy) -> anyhow::Result<()> {
 pub(crate) fn full(_rounds: u32) -> anyhow::Result<()> {
     let ids = objects(2 * FULL);
     let data = Bytes::from(vec![1u8; BLOCK as usize]);
-    let cache = cache(memory_store(), roomy(2 * FULL * OBJECT, 1000, WritePolicy::Back))?;
+    let cache = cache(memory_store(), roomy(2 * FULL * OBJECT, 1000, WriteMode::Back))?;
     let mut before = 0.0;
     for ids in ids.chunks(FULL as usize) {
         before = resident()?;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use blocker::executor::block_on;
 use blocker::{
-    Blocker, Memory, Name, Namespace, ObjectId, ReadRequest, Segments, SystemClock, WritePolicy, WriteRequest,
+    Blocker, Memory, Name, Namespace, ObjectId, ReadRequest, Segments, SystemClock, WriteMode, WriteRequest,
 };
 use bytes::Bytes;
 use cached_core::object::{ObjectCache, ObjectCacheConfig};
@@ -18,14 +18,13 @@ pub(crate) const BLOCK: u64 = 4096;
 pub(crate) static HUGE_PAGES: AtomicBool = AtomicBool::new(false);
 
 pub(crate) fn cache(below: Arc<dyn Blocker>, config: ObjectCacheConfig) -> anyhow::Result<ObjectCache> {
-    let cache = ObjectCache::new(below, config, Arc::new(SystemClock))?;
-    let work = cache.run();
+    let (cache, work) = ObjectCache::new(below, config, Arc::new(SystemClock))?;
     std::thread::Builder::new().name("background".into()).spawn(move || block_on(work))?;
     Ok(cache)
 }
 
 /// Room for `bytes` of data, all of which may be dirty, and nothing is flushed by age.
-pub(crate) fn ample(bytes: u64, objects: u32, write: WritePolicy) -> ObjectCacheConfig {
+pub(crate) fn ample(bytes: u64, objects: u32, write: WriteMode) -> ObjectCacheConfig {
     ObjectCacheConfig {
         memory_bytes_max: bytes * 2,
         dirty_bytes_max: bytes * 3 / 2,

@@ -27,7 +27,7 @@ struct Inside(Arc<Gate>);
 impl Drop for Inside {
     fn drop(&mut self) {
         self.0.now.fetch_sub(1, Ordering::Relaxed);
-        let mut left = self.0.left.lock().expect("nobody panics inside");
+        let mut left = self.0.left.lock().expect("no thread panics inside");
         left.0 += 1;
         left.1.drain(..).for_each(Waker::wake);
     }
@@ -52,7 +52,7 @@ impl Slow {
         let (below, gate, delay) = (Arc::clone(&self.below), Arc::clone(&self.gate), self.delay);
         Reply::pending(async move {
             poll_fn(|cx| {
-                let mut left = gate.left.lock().expect("nobody panics inside");
+                let mut left = gate.left.lock().expect("no thread panics inside");
                 if left.0 == 0 {
                     left.1.push_back(cx.waker().clone());
                     return Poll::Pending;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blocker::executor::block_on;
-use blocker::{Blocker, ReadRequest, WritePolicy, WriteRequest};
+use blocker::{Blocker, ReadRequest, WriteMode, WriteRequest};
 use bytes::Bytes;
 use cached_core::object::ObjectCacheConfig;
 
@@ -56,7 +56,7 @@ pub(crate) fn twice(rounds: u32) -> anyhow::Result<()> {
     fill(&*memory, &objects(2 * CACHE_BYTES / OBJECT))?;
     let slow: Arc<dyn Blocker> = Arc::new(Slow::new(memory, Duration::from_millis(1), CLIENTS as usize));
     for (name, write) in
-        [("through", WritePolicy::Through), ("around", WritePolicy::Around), ("back", WritePolicy::Back)]
+        [("through", WriteMode::Through), ("around", WriteMode::Around), ("back", WriteMode::Back)]
     {
         for is_write in [false, true] {
             for skewed in [false, true] {

@@ -62,7 +62,7 @@ impl Ceph {
     /// where fio is not installed.
     pub(crate) fn fio_preload(&self, objects: u64) {
         let mut command = self.fio_command(objects);
-        // Without fio, or without the engine, `fio` says so.
+        // Without fio, or without the engine, fio or the shell prints an error.
         let _ = command.args(["--rw=write", "--bs=4194304", "--iodepth=4"]).stdout(Stdio::null()).status();
     }
 
@@ -99,7 +99,7 @@ impl Ceph {
         let text = String::from_utf8_lossy(&output.stdout);
         let line = text.lines().find_map(|line| line.strip_prefix("Average IOPS:"));
         let Some(iops) = line.and_then(|iops| iops.trim().parse().ok()) else {
-            bail!("rados bench said: {text}");
+            bail!("rados bench printed: {text}");
         };
         Ok(iops)
     }

@@ -19,7 +19,7 @@ use rand::{Rng, SeedableRng};
 
 /// How large the objects are: the contract's default.
 pub(crate) const OBJECT_BYTES: u64 = 4 << 20;
-/// After how many answers that were there at once a loop looks at the clock and lets the next one go on.
+/// The number of answers that were ready at once after which a loop reads the clock and lets the next one run.
 const TURN_OPS: u32 = 64;
 
 /// What a run does.

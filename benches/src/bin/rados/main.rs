@@ -1,7 +1,7 @@
 //! The headline: `cached` in front of a real Ceph against that Ceph alone, in one run on one machine.
 //!
 //! Brings up a one-node cluster (`deploy/dev/ceph-dev`), measures RADOS alone through `blocker-rados` (and
-//! beside it fio's rados engine and `rados bench`, so that nobody need take our word for the baseline), then
+//! beside it fio's rados engine and `rados bench`, so that the baseline can be checked), then
 //! the same loads through an `ObjectCache` over the same store. Prints a table, draws a plot.
 //!
 //! ```text
@@ -10,9 +10,9 @@
 //! ```
 
 mod ceph;
-mod door;
 mod load;
 mod plot;
+mod synapse;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use blocker::executor::block_on;
-use blocker::{Blocker, FlushRequest, Memory, Scope, SystemClock, WritePolicy};
+use blocker::{Blocker, FlushRequest, Memory, Scope, SystemClock, WriteMode};
 use blocker_rados::{RadosConfig, RadosStore};
 use cached_benches::machine::Machine;
 use cached_benches::statistics::Spread;
@@ -45,10 +45,10 @@ struct Arguments {
     /// Write the plot here.
     #[arg(long)]
     svg: Option<PathBuf>,
-    /// Only parts whose name contains this: alone, within, throttled, twice, threads, index, door.
+    /// Only parts whose name contains this: alone, within, throttled, twice, threads, index, synapse.
     #[arg(long, default_value = "")]
     only: String,
-    /// The `synapsed` that serves in `door`; the one beside this program unless given.
+    /// The `synapsed` that serves in the part `synapse`; the one beside this program unless given.
     #[arg(long)]
     synapsed: Option<PathBuf>,
     /// Where every random choice comes from.
@@ -131,7 +131,7 @@ impl Bench {
             ("twice", Self::twice),
             ("threads", Self::threads),
             // Before `index`, whose objects keep the OSD busy for a while after they have gone.
-            ("door", Self::door),
+            ("synapse", Self::synapse),
             ("index", Self::index),
         ];
         for (name, part) in parts {
@@ -300,11 +300,11 @@ impl Bench {
 
     /// The working set is twice the cache.
     fn twice(&mut self) -> Result<()> {
-        let policies =
-            [("through", WritePolicy::Through), ("back", WritePolicy::Back), ("around", WritePolicy::Around)];
-        for (policy, write_policy) in policies {
+        let modes =
+            [("through", WriteMode::Through), ("back", WriteMode::Back), ("around", WriteMode::Around)];
+        for (mode, write_mode) in modes {
             for (write, skew) in [(true, None), (false, None), (false, Some(0.99))] {
-                if skew.is_some() && write_policy != WritePolicy::Through {
+                if skew.is_some() && write_mode != WriteMode::Through {
                     continue;
                 }
                 let mut load = self.load(write, 4, 16, 15);
@@ -314,7 +314,7 @@ impl Bench {
                 let config = ObjectCacheConfig {
                     memory_bytes_max: TWICE_OBJECTS * OBJECT_BYTES / 2,
                     dirty_bytes_max: TWICE_OBJECTS * OBJECT_BYTES / 8,
-                    write: write_policy,
+                    write: write_mode,
                     ..ObjectCacheConfig::default()
                 };
                 let cache = self.cache(config)?;
@@ -325,7 +325,7 @@ impl Bench {
                 let outcome = load::run(&backend, &load)?;
                 let ratio = outcome.ops_per_s / alone.ops_per_s;
                 let kind = if skew.is_some() { "zipf 0.99" } else { "uniform" };
-                let name = format!("twice, write-{policy}: {} {kind}", verb(write));
+                let name = format!("twice, write-{mode}: {} {kind}", verb(write));
                 line(&name, &outcome, Some(ratio), Some(if skew.is_some() { 1.5 } else { 0.9 }));
                 drain(&backend)?;
                 self.pairs.push(Pair { name, alone_ops: alone.ops_per_s, cached_ops: outcome.ops_per_s });
@@ -369,7 +369,7 @@ impl Bench {
                 objects_count_max: count + count / 8,
                 object_bytes_max: 4096,
                 dirty_age_max: Duration::from_secs(3600),
-                write: WritePolicy::Back,
+                write: WriteMode::Back,
                 ..ObjectCacheConfig::default()
             };
             let cache = over(Arc::new(Memory::default()), config)?;
@@ -408,14 +408,13 @@ fn roomy() -> ObjectCacheConfig {
         memory_bytes_max: 768 << 20,
         dirty_bytes_max: 512 << 20,
         dirty_age_max: Duration::from_secs(120),
-        write: WritePolicy::Back,
+        write: WriteMode::Back,
         ..ObjectCacheConfig::default()
     }
 }
 
 fn over(store: Arc<dyn Blocker>, config: ObjectCacheConfig) -> Result<ObjectCache> {
-    let cache = ObjectCache::new(store, config, Arc::new(SystemClock))?;
-    let background = cache.run();
+    let (cache, background) = ObjectCache::new(store, config, Arc::new(SystemClock))?;
     std::thread::Builder::new().name("cache".into()).spawn(move || block_on(background))?;
     Ok(cache)
 }

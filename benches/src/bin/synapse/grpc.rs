@@ -57,7 +57,7 @@ struct Answer {
 /// Serves the slots.
 ///
 /// # Errors
-/// What tonic says about its listener.
+/// tonic's view of its listener.
 pub(crate) async fn serve(listener: TcpListener, slots: Arc<Slots>) -> Result<()> {
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     Server::builder()
@@ -160,7 +160,7 @@ pub(crate) async fn load(address: SocketAddr, shape: &Shape, meter: &mut Meter) 
     };
     let mut calls: FuturesUnordered<_> = (0..shape.depth).map(|_| next()).collect();
     while !meter.is_done() {
-        calls.next().await.expect("as many calls as the depth says")?;
+        calls.next().await.expect("one call per unit of depth")?;
         meter.count();
         calls.push(next());
     }

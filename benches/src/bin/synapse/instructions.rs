@@ -1,6 +1,6 @@
 //! User instructions per request, client and server together, under callgrind: two runs in one process that differ
 //! in the number of requests, so that what happens once falls out. Repeats to a percent on any machine, however busy;
-//! says nothing of what the kernel does.
+//! excludes what the kernel does.
 
 use std::fs;
 use std::process::{Command, Stdio};

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 /// Bytes per second of one stream in writes of `bytes`; `None` without `iperf3`.
 ///
 /// # Errors
-/// When it is there but gives no figure.
+/// When it is installed but prints no figure.
 pub(crate) fn bandwidth(
     bytes: usize,
     duration: Duration,
@@ -53,5 +53,5 @@ fn client(
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    anyhow::bail!("iperf3 gave no figure")
+    anyhow::bail!("iperf3 printed no figure")
 }

@@ -1,4 +1,4 @@
-//! `synapse`: the object door's protocol on loopback, beside raw sockets, beside gRPC, in one run.
+//! `synapse`: the protocol on loopback, beside raw sockets, beside gRPC, in one run.
 //!
 //! Each scenario is a closed loop of one operation over one connection. Services are child processes on a core of
 //! their own, over the same working set; rounds go through all of them in turn, and ratios are taken within a round.
@@ -70,7 +70,7 @@ enum Command {
     /// Internal: be a service under measurement.
     #[command(hide = true)]
     Serve(service::ServeOptions),
-    /// Internal: be both sides, for so many requests.
+    /// Internal: run both sides, for this number of requests.
     #[command(hide = true)]
     Play(instructions::PlayOptions),
 }

@@ -20,7 +20,7 @@ pub(crate) struct Meter {
     began: Instant,
     counted_from: Option<Reading>,
     counted_to: Option<Reading>,
-    /// Instead of a span of time: so many answers.
+    /// The number of answers, instead of a span of time.
     count_max: Option<u64>,
     failure: Option<anyhow::Error>,
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::shape::{Operation, Shape};
 
-/// What is held against the raw figure.
+/// What is compared with the raw figure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Measure {
     /// Rate over raw's, at least the bar.

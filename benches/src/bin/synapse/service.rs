@@ -18,7 +18,7 @@ use crate::shape::{Kind, Shape};
 use crate::slots::Slots;
 use crate::{raw, wire};
 
-/// What the child is told.
+/// The child's arguments.
 #[derive(Args)]
 pub(crate) struct ServeOptions {
     /// Which service.
@@ -64,7 +64,7 @@ fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }
 
-/// A service that listens already, and goes on as long as it is polled.
+/// A service that listens already, and runs as long as it is polled.
 type Serving = Pin<Box<dyn Future<Output = Result<()>>>>;
 
 async fn start(kind: Kind, slots: Arc<Slots>) -> Result<(SocketAddr, Serving)> {
@@ -81,7 +81,7 @@ async fn start(kind: Kind, slots: Arc<Slots>) -> Result<(SocketAddr, Serving)> {
     Ok((address, Box::pin(serving)))
 }
 
-/// Client and server in this one process, as many requests as said: to be counted from outside.
+/// Client and server in this one process, a given number of requests: to be counted from outside.
 ///
 /// # Errors
 /// When either side fails.

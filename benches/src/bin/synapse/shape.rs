@@ -24,7 +24,7 @@ pub(crate) enum Kind {
     Raw,
     /// The same, working on some while the other side works on the next.
     RawBatched,
-    /// The object door's protocol, payloads without a checksum.
+    /// synapse, payloads without a checksum.
     Synapse,
     /// The same with payload checksums.
     SynapseCrc,

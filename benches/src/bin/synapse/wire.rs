@@ -1,4 +1,4 @@
-//! The object door: a server for the slots, and a client with many callers.
+//! synapse itself: a server for the slots, and a client with many callers.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -31,12 +31,12 @@ pub(crate) async fn serve(slots: Arc<Slots>) -> Result<(SocketAddr, Server)> {
 pub(crate) async fn load(address: SocketAddr, shape: &Shape, has_crc: bool, meter: &mut Meter) -> Result<()> {
     let mut config = ClientConfig::new(Address::Tcp(address.to_string()));
     (config.connections, config.payload_crc) = (1, has_crc);
-    let door = SynapseBlocker::connect(config).await?;
-    drive(&door, shape, meter).await
+    let backend = SynapseBlocker::connect(config).await?;
+    drive(&backend, shape, meter).await
 }
 
-/// The closed loop on any door: as many callers as the depth says, each with one call at a time.
-async fn drive(door: &dyn Blocker, shape: &Shape, meter: &mut Meter) -> Result<()> {
+/// The closed loop on any backend: one caller per unit of depth, each with one call at a time.
+async fn drive(backend: &dyn Blocker, shape: &Shape, meter: &mut Meter) -> Result<()> {
     let payload = Bytes::from(vec![0x5a; shape.bytes]);
     let objects: Vec<ObjectId> = (0..=place(shape.slots(), shape.bytes).0).map(object).collect();
     let (meter, sent) = (RefCell::new(meter), Cell::new(0));
@@ -47,10 +47,10 @@ async fn drive(door: &dyn Blocker, shape: &Shape, meter: &mut Meter) -> Result<(
             sent.set(sent.get() + 1);
             match shape.operation {
                 Operation::Read => {
-                    let reply = door.read(ReadRequest::new(id, offset, shape.bytes as u64)).await?;
+                    let reply = backend.read(ReadRequest::new(id, offset, shape.bytes as u64)).await?;
                     ensure!(reply.data.len_bytes() == shape.bytes, "an answer of another length");
                 }
-                Operation::Write => _ = door.write(WriteRequest::new(id, offset, payload.clone())).await?,
+                Operation::Write => _ = backend.write(WriteRequest::new(id, offset, payload.clone())).await?,
             }
             meter.borrow_mut().count();
         }

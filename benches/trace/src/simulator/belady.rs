@@ -1,5 +1,5 @@
 //! Belady's optimum: the object whose next use is farthest away makes room. With sizes it is a bound
-//! only nearly: what is optimal then cannot be told in reasonable time.
+//! only nearly: the true optimum cannot be computed in reasonable time then.
 
 use std::collections::BinaryHeap;
 

@@ -1,14 +1,14 @@
 //! A policy of `cached-core` at object granularity: what it does when queues move one object at a
-//! time. Beside the replay through the engine it tells what regions cost.
+//! time. Beside the replay through the engine it shows what regions cost.
 
 use std::collections::VecDeque;
 
-use cached_core::kv::policy::{Candidate, Newcomer, Policy, QUEUES_MAX, QueueId, Verdict};
+use cached_core::kv::policy::{Candidate, Insertion, Policy, QUEUES_MAX, QueueId, Verdict};
 
 use super::Simulator;
 use crate::engine::hash;
 
-/// In object-count mode an object counts as so many bytes when the policy takes memory for itself.
+/// In object-count mode an object counts as this number of bytes when the policy takes memory for itself.
 const OBJECT_BYTES: u64 = 1024;
 
 /// As in the engine.
@@ -57,9 +57,9 @@ impl EnginePolicy {
         self.queue_bytes[usize::from(queue.0)] -= bytes;
         let bits = self.bits[object as usize].unwrap_or(0);
         let candidate = Candidate { hash: hash(object), bits, queue, idle_secs: 0, bytes };
-        match self.policy.judge(&candidate) {
+        match self.policy.decide(&candidate) {
             Verdict::Evict => {
-                self.policy.evicted(queue, bytes, &[candidate.hash]);
+                self.policy.record_evicted(queue, bytes, &[candidate.hash]);
                 self.bits[object as usize] = None;
             }
             Verdict::Keep { queue, bits } => {
@@ -83,8 +83,8 @@ impl Simulator for EnginePolicy {
         while self.queue_bytes.iter().sum::<u64>() + bytes > self.capacity {
             self.judge_one();
         }
-        self.policy.entering(bytes);
-        let bits = self.policy.insert(&Newcomer { hash: hash(object), bytes, replaces: None });
+        self.policy.advance(bytes);
+        let bits = self.policy.insert(&Insertion { hash: hash(object), bytes, replaces: None });
         self.bits[object as usize] = Some(bits);
         self.push(QueueId::ENTRY, object);
         false

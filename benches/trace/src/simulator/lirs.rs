@@ -2,7 +2,7 @@
 //! Nearly all of the memory holds those with the shortest (*low*); a hundredth is a queue of others.
 //!
 //! The stack has all objects by their last use, from the oldest low one on, also those that have
-//! left; who is asked for again while still in it has been used twice within that time, and takes
+//! left; an object that is asked for again while still in it has been used twice within that time, and takes
 //! the place of the oldest low object. Of those that have left, as many are remembered as fit twice.
 
 use super::Simulator;
@@ -62,7 +62,7 @@ impl Lirs {
         true
     }
 
-    /// The stack ends with a low object: what is older tells nothing.
+    /// The stack ends with a low object: older entries carry no information.
     fn prune(&mut self) {
         while let Some(oldest) = self.stack.oldest(0)
             && !self.is_low[oldest as usize]

@@ -29,7 +29,7 @@ pub(crate) trait Simulator {
     fn used(&self) -> u64;
 }
 
-/// A policy by its name here, and how to make it for so much capacity and objects of these sizes.
+/// A policy's name here, and how to make it for a capacity and objects of given sizes.
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
     /// Its name in `miss-ratios.csv`, where it is there.

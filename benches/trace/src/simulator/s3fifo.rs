@@ -1,5 +1,5 @@
-//! S3-FIFO (Yang et al., SOSP'23), as libCacheSim has it: a tenth is a FIFO of newcomers; who was hit
-//! twice there, or comes back soon, goes on to a FIFO in which hits buy more rounds.
+//! S3-FIFO (Yang et al., SOSP'23), as libCacheSim has it: a tenth is a FIFO of new objects; one that was hit
+//! twice there, or comes back soon, moves to a FIFO in which hits buy more rounds.
 
 use super::Simulator;
 use super::lists::Lists;

@@ -1,4 +1,4 @@
-//! 2Q (Johnson & Shasha, VLDB'94): a quarter of the memory is a FIFO of newcomers; who comes back
+//! 2Q (Johnson & Shasha, VLDB'94): a quarter of the memory is a FIFO of new objects; one that comes back
 //! after having left it goes into an LRU queue. Half as many names as objects are remembered.
 
 use super::Simulator;

@@ -1,4 +1,4 @@
-//! W-TinyLFU (Einziger et al., TOS'17): a hundredth is an LRU window; who leaves it must have been
+//! W-TinyLFU (Einziger et al., TOS'17): a hundredth is an LRU window; an object that leaves it must have been
 //! asked for more often, lately, than the object that would have to go. The rest is a segmented LRU.
 
 use super::Simulator;

@@ -56,6 +56,12 @@ pub trait Harness {
 /// One backend on the system's clock, whose power cannot be cut.
 pub struct Plain(Arc<dyn Blocker>);
 
+impl fmt::Debug for Plain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Plain").finish_non_exhaustive()
+    }
+}
+
 impl Plain {
     /// Puts `backend` to the test.
     #[must_use]

@@ -44,8 +44,7 @@ pub(super) fn a_deadline_far_away_does_no_harm(cx: &Cx<'_>) -> Check {
     let object = cx.object("in-time");
     cx.write(&source_of(&object), 0, b"source")?;
     let later = cx.clock.now() + Duration::from_secs(3600);
-    let write =
-        WriteRequest::new(object.clone(), 0, b"in time").deadline(later).priority(Priority::Background);
+    let write = WriteRequest::new(object.clone(), 0, b"in time").deadline(later);
     cx.ok("write", |b| b.write(write.clone()))?;
     let hints = Hints::NO_CACHE.and(Hints::SEQUENTIAL).and(Hints::from_bits(1 << 31));
     let read = ReadRequest::new(object.clone(), 0, 7).deadline(later).hints(hints);

@@ -13,17 +13,20 @@ mod plan;
 mod volatile;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
 
+use cached_metrics::{Collect, Families};
 use parking_lot::Mutex;
 
 use crate::admission::runs_end;
 use crate::blocker::Blocker;
 use crate::capabilities::{BUCKET_BYTES, Capabilities};
 use crate::clock::Clock;
+use crate::control::{Control, metrics_above};
 use crate::error::{Error, Result};
 use crate::event::Subscription;
 use crate::executor::block_on;
@@ -299,6 +302,16 @@ macro_rules! changing {
     }};
 }
 
+impl fmt::Debug for Faulty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let steps = self.steps();
+        f.debug_struct("Faulty")
+            .field("plan", &self.shared.plan)
+            .field("steps", &steps)
+            .finish_non_exhaustive()
+    }
+}
+
 impl Blocker for Faulty {
     fn capabilities(&self) -> Capabilities {
         let inner = self.shared.inner.capabilities();
@@ -447,5 +460,24 @@ impl Blocker for Faulty {
 
     fn subscribe(&self) -> Subscription {
         self.shared.inner.subscribe()
+    }
+
+    fn control(&self) -> &dyn Control {
+        self
+    }
+}
+
+impl Collect for Faulty {
+    fn collect(&self, into: &mut Families) {
+        into.counter("faulty_calls_total", "Calls that passed the fault injection.", self.steps());
+    }
+}
+
+/// No call of the control plane fails by plan.
+impl Control for Faulty {
+    crate::delegate_control!(|this| *this.shared.inner.control(), except metrics);
+
+    fn metrics(&self) -> Reply<Families> {
+        metrics_above(self.families(), self.shared.inner.control())
     }
 }

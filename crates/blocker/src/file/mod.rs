@@ -51,16 +51,19 @@ mod store;
 mod testing;
 mod twice;
 
+use std::fmt;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cached_metrics::{Collect, Families};
 
 use crate::admission::runs_end;
 use crate::blocker::Blocker;
 use crate::capabilities::{Capabilities, OBJECT_BYTES_MAX_DEFAULT, Survives};
 use crate::clock::{Clock, SystemClock};
-use crate::control::{Attachment, Control, Statistics};
+use crate::control::{Attachment, Control};
 use crate::error::{Error, Result};
 use crate::event::Subscription;
 use crate::name::Namespace;
@@ -238,6 +241,12 @@ const LATE_READ: Late = || Error::DeadlinePassed;
 const LATE_CHANGE: Late = || Error::OutcomeUnknown("the deadline passed while it was being done".into());
 const LATE_FLUSH: Late = || Error::NotStored("the deadline passed".into());
 
+impl fmt::Debug for FileStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FileStore").finish_non_exhaustive()
+    }
+}
+
 impl Blocker for FileStore {
     fn capabilities(&self) -> Capabilities {
         let mut capabilities = Capabilities::full(self.store.config.object_bytes_max);
@@ -332,6 +341,28 @@ impl Blocker for FileStore {
     fn subscribe(&self) -> Subscription {
         self.store.events.subscribe()
     }
+
+    fn control(&self) -> &dyn Control {
+        self
+    }
+}
+
+impl Collect for FileStore {
+    fn collect(&self, into: &mut Families) {
+        let counters = &self.store.counters;
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        into.counter("file_reads_total", "Reads done by the file backend.", read(&counters.reads));
+        into.counter("file_changes_total", "Changes made by the file backend.", read(&counters.changes));
+        into.counter("file_syncs_total", "Files and directories synced.", read(&counters.syncs));
+        into.gauge("file_objects_open", "Objects whose file is open.", self.store.open_count());
+        into.gauge(
+            "file_objects_unsynced",
+            "Objects with changes not synced yet.",
+            self.store.unsynced_count(),
+        );
+        let help = "Header copies found damaged and restored from their twin.";
+        into.counter("file_copies_damaged_total", help, read(&counters.copies_damaged));
+    }
 }
 
 impl Control for FileStore {
@@ -343,17 +374,8 @@ impl Control for FileStore {
         self.run(Call::default(), LATE_FLUSH, move |store| store.detach(&namespace))
     }
 
-    fn statistics(&self) -> Statistics {
-        let counters = &self.store.counters;
-        let figures = vec![
-            ("reads", counters.reads.load(Ordering::Relaxed)),
-            ("changes", counters.changes.load(Ordering::Relaxed)),
-            ("syncs", counters.syncs.load(Ordering::Relaxed)),
-            ("objects_open", self.store.open_count()),
-            ("objects_unsynced", self.store.unsynced_count()),
-            ("copies_damaged", counters.copies_damaged.load(Ordering::Relaxed)),
-        ];
-        Statistics { figures }
+    fn metrics(&self) -> Reply<Families> {
+        Reply::ok(self.families())
     }
 
     fn namespaces(&self) -> Reply<Vec<Namespace>> {

@@ -231,6 +231,32 @@ fn a_flush_of_many_objects_stores_them_all() {
     }
 }
 
+/// The sync of everything that a flush of many objects makes does not cover a directory that is made after it.
+#[test]
+fn a_directory_made_during_a_flush_of_many_objects_is_stored_by_the_next_flush() {
+    let late = object_in("late", "a");
+    for seed in 0..8 {
+        let disk = new_disk();
+        let store = Arc::new(open_with(&disk, 512).unwrap());
+        (0..50).for_each(|number| write(&store, &object(&format!("o{number}")), b"x", Durability::Cached));
+        disk.hold("after sync_all", Path::new("/"));
+        let flushes = thread::spawn({
+            let store = Arc::clone(&store);
+            move || block_on(store.flush(FlushRequest::new(Scope::All))).map(drop)
+        });
+        disk.wait_held();
+        write(&store, &late, b"late", Durability::Cached);
+        disk.release();
+        flushes.join().unwrap().unwrap();
+        block_on(store.flush(FlushRequest::new(Scope::Object(late.clone())))).unwrap();
+        drop(store);
+        disk.power_cycle(seed);
+        let store = open(&disk).unwrap();
+        assert_eq!(content(&store, &late), b"late", "seed {seed}");
+        assert_eq!(content(&store, &object("o49")), b"x");
+    }
+}
+
 #[test]
 fn a_failed_sync_of_many_is_laid_to_the_object_that_lost_something() {
     let disk = new_disk();
@@ -375,6 +401,38 @@ fn a_write_that_fails_half_way_leaves_nothing_behind_the_end() {
         }
     }
     assert!(half_done > 20, "only {half_done} writes failed in the middle");
+}
+
+#[test]
+fn an_object_is_stored_without_what_a_failed_write_has_left_behind_its_end() {
+    let mut left_behind = 0;
+    for seed in 0..20 {
+        // By itself, with few others, and with so many that they are stored together.
+        for others in [0, 3, 40] {
+            let disk = new_disk();
+            let store = open_with(&disk, 512).unwrap();
+            let id = object("a");
+            block_on(store.write(WriteRequest::new(id.clone(), 0, vec![1; 6_000]))).unwrap();
+            (0..others)
+                .for_each(|number| write(&store, &object(&format!("o{number}")), b"x", Durability::Cached));
+            let file_bytes = || disk.contents()[&file_of("a")].len();
+            let before = file_bytes();
+            disk.fail(seed, vec![(Fault::Write, 1000), (Fault::SetLen, 1000)]);
+            block_on(store.write(WriteRequest::new(id.clone(), 5_000, vec![2; 8_192]))).unwrap_err();
+            disk.heal();
+            left_behind += u32::from(file_bytes() > before);
+            let scope = if others == 0 { Scope::Object(id.clone()) } else { Scope::All };
+            block_on(store.flush(FlushRequest::new(scope))).unwrap();
+            assert_eq!(file_bytes(), before, "seed {seed}");
+            drop(store);
+            disk.power_cycle(seed);
+            let store = open(&disk).unwrap();
+            let found = content(&store, &id);
+            assert_eq!(found.len(), 6_000, "seed {seed}");
+            assert!(found[..5_000].iter().all(|byte| *byte == 1));
+        }
+    }
+    assert!(left_behind > 20, "only {left_behind} writes left something behind the end");
 }
 
 #[test]

@@ -297,7 +297,7 @@ impl SimulatedDisk {
         self.world.lock().no_sync_all = true;
     }
 
-    /// The next such operation on this path waits for [`Self::release`].
+    /// The next such operation on this path (`/` for that of everything) waits for [`Self::release`].
     pub(super) fn hold(&self, operation: &'static str, path: &Path) {
         let place = Place { operation, path: path.to_path_buf(), is_reached: false };
         *self.gate.place.lock() = Some(place);
@@ -525,7 +525,7 @@ impl Disk for SimulatedDisk {
         if world.no_sync_all {
             return world.check(power).map(|()| false);
         }
-        world.step(power, |world| {
+        let synced = world.step(power, |world| {
             world.syncs += 1;
             if world.fails(Fault::Sync) || world.sync_fails {
                 // Some file's write-back fails, perhaps one without anything to write.
@@ -545,7 +545,10 @@ impl Disk for SimulatedDisk {
                 dir.pending.clear();
             }
             if std::mem::take(&mut world.error_unseen) { Err(io_error()) } else { Ok(true) }
-        })
+        });
+        drop(world);
+        self.pass("after sync_all", Path::new("/"));
+        synced
     }
 }
 

@@ -8,18 +8,24 @@
 mod model;
 mod mutation;
 
+use std::fmt;
 use std::sync::Arc;
 
+use cached_metrics::{Collect, Families};
 use parking_lot::Mutex;
 
 use crate::blocker::Blocker;
 use crate::capabilities::{Capabilities, OBJECT_BYTES_MAX_DEFAULT};
 use crate::clock::{Clock, SystemClock};
-use crate::control::{Attachment, Control, Quota, Statistics};
+use crate::control::{Attachment, Control, Quota};
 use crate::error::{Error, Reason, Result};
 use crate::event::{Event, EventHub, Subscription};
-use crate::name::{Namespace, ObjectId};
-use crate::order::{Durability, Stamp, Version};
+use crate::name::Namespace;
+#[cfg(feature = "faulty")]
+use crate::name::ObjectId;
+#[cfg(feature = "faulty")]
+use crate::order::Stamp;
+use crate::order::{Durability, Version};
 use crate::reply::Reply;
 use crate::request::*;
 use crate::response::*;
@@ -55,6 +61,7 @@ pub struct Memory {
     clock: Arc<dyn Clock>,
     model: Mutex<Model>,
     events: EventHub,
+    #[cfg(test)]
     broken: Option<Mutation>,
 }
 
@@ -68,7 +75,14 @@ impl Memory {
     /// An empty backend with these limits, taking deadlines by `clock`.
     #[must_use]
     pub fn new(config: MemoryConfig, clock: Arc<dyn Clock>) -> Self {
-        Self { config, clock, model: Mutex::new(Model::new(config)), events: EventHub::new(), broken: None }
+        Self {
+            config,
+            clock,
+            model: Mutex::new(Model::new(config)),
+            events: EventHub::new(),
+            #[cfg(test)]
+            broken: None,
+        }
     }
 
     /// One that breaks one rule, to see whether the suite notices.
@@ -81,22 +95,33 @@ impl Memory {
 
     /// Puts an object, or the memory of a deleted one, in place as it is elsewhere, past all checks; for
     /// layers that keep their live state here.
+    #[cfg(feature = "faulty")]
     pub(crate) fn adopt(&self, object: ObjectId, content: Option<(Vec<u8>, Version)>, stamp: Option<Stamp>) {
         self.model.lock().adopt(object, content, stamp);
     }
 
     /// Forgets everything, as if it had never been written, except which versions were used.
+    #[cfg(feature = "faulty")]
     pub(crate) fn forget_all(&self) {
         self.model.lock().forget_all();
     }
 
     /// A version never used before.
+    #[cfg(feature = "faulty")]
     pub(crate) fn fresh_version(&self) -> Version {
         self.model.lock().fresh_version()
     }
 
+    #[cfg(test)]
     fn broken_by(&self, mutation: Mutation) -> bool {
         self.broken == Some(mutation)
+    }
+
+    /// Outside of the tests no rule is ever broken.
+    #[cfg(not(test))]
+    #[inline(always)]
+    fn broken_by(&self, _: Mutation) -> bool {
+        false
     }
 
     fn check_call(&self, call: &Call) -> Result<()> {
@@ -124,6 +149,12 @@ impl Memory {
 
     fn durability(&self, _change: &Change) -> Durability {
         if self.broken_by(Mutation::DurabilityUnderstated) { Durability::Cached } else { Durability::Stored }
+    }
+}
+
+impl fmt::Debug for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Memory").field("config", &self.config).finish_non_exhaustive()
     }
 }
 
@@ -265,6 +296,20 @@ impl Blocker for Memory {
     fn subscribe(&self) -> Subscription {
         self.events.subscribe()
     }
+
+    fn control(&self) -> &dyn Control {
+        self
+    }
+}
+
+impl Collect for Memory {
+    fn collect(&self, into: &mut Families) {
+        let model = self.model.lock();
+        into.gauge("memory_objects", "Objects in the memory backend.", model.object_count() as u64);
+        let help = "What the objects and remembered deletions of the memory backend count against its limit.";
+        into.gauge("memory_used_bytes", help, model.used_bytes());
+        into.counter("memory_changes_total", "Changes made in the memory backend.", model.change_count());
+    }
 }
 
 impl Control for Memory {
@@ -278,20 +323,16 @@ impl Control for Memory {
         Reply::ok(())
     }
 
-    fn quota(&self, namespace: &Namespace) -> Result<Quota> {
-        Ok(self.model.lock().quota(namespace))
+    fn quota(&self, namespace: Namespace) -> Reply<Quota> {
+        Reply::ok(self.model.lock().quota(&namespace))
     }
 
     fn set_quota(&self, namespace: Namespace, bytes_max: Option<u64>) -> Reply<()> {
         self.model.lock().set_quota(namespace, bytes_max).into()
     }
 
-    fn statistics(&self) -> Statistics {
-        let model = self.model.lock();
-        let objects = model.object_count() as u64;
-        let figures =
-            vec![("objects", objects), ("used_bytes", model.used_bytes()), ("changes", model.change_count())];
-        Statistics { figures }
+    fn metrics(&self) -> Reply<Families> {
+        Reply::ok(self.families())
     }
 
     fn namespaces(&self) -> Reply<Vec<Namespace>> {

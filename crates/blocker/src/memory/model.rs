@@ -32,6 +32,7 @@ pub(super) struct Model {
     version_last: u64,
     used_bytes: u64,
     change_count: u64,
+    #[cfg(test)]
     pub(super) broken: Option<Mutation>,
 }
 
@@ -65,6 +66,7 @@ impl Model {
             version_last: 0,
             used_bytes: 0,
             change_count: 0,
+            #[cfg(test)]
             broken: None,
         }
     }
@@ -399,8 +401,16 @@ impl Model {
 
     // ---- what the operations share
 
+    #[cfg(test)]
     fn is_broken(&self, mutation: Mutation) -> bool {
         self.broken == Some(mutation)
+    }
+
+    /// Outside of the tests no rule is ever broken.
+    #[cfg(not(test))]
+    #[inline(always)]
+    fn is_broken(&self, _: Mutation) -> bool {
+        false
     }
 
     fn content(&self, object: &ObjectId) -> Result<&Content> {
@@ -494,6 +504,7 @@ impl Model {
         Version(self.version_last)
     }
 
+    #[cfg(feature = "faulty")]
     pub(super) fn adopt(
         &mut self,
         object: ObjectId,
@@ -505,6 +516,7 @@ impl Model {
         self.objects.insert(object, Record { content, stamp });
     }
 
+    #[cfg(feature = "faulty")]
     pub(super) fn forget_all(&mut self) {
         self.objects.clear();
         self.used_by.clear();

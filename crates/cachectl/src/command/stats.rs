@@ -1,6 +1,6 @@
 //! `stats` and `policy`: what is not data path.
 
-use blocker::WritePolicy;
+use blocker::WriteMode;
 use clap::Args;
 use serde_json::{Map, Value, json};
 
@@ -44,9 +44,9 @@ impl ShowPolicy {
         }
         let policy = context.opened.control.policy(namespace).about(namespace)?;
         let word = match policy.write {
-            WritePolicy::Back => "back",
-            WritePolicy::Through => "through",
-            WritePolicy::Around => "around",
+            WriteMode::Back => "back",
+            WriteMode::Through => "through",
+            WriteMode::Around => "around",
         };
         context.output.say(format!("write-{word}"), &json!({ "write": word }))
     }

@@ -3,6 +3,7 @@
 use super::{DeleteOptions, DeleteOutcome, FetchOptions, Kv, KvConfig, Miss, StoreOptions};
 use crate::clock::{Expiry, TickClock};
 use crate::sync::Arc;
+use std::time::Duration;
 
 fn store() -> Kv {
     Kv::new(KvConfig {
@@ -98,7 +99,7 @@ fn touching_under_joins_and_counts() {
     shuttle::check_random(
         || {
             let kv = store();
-            kv.set_for(b"a", b"1", 50).unwrap();
+            kv.set_for(b"a", b"1", Duration::from_secs(50)).unwrap();
             kv.set(b"n", b"99").unwrap();
             let writer = {
                 let kv = kv.clone();
@@ -107,8 +108,8 @@ fn touching_under_joins_and_counts() {
                     assert_eq!(kv.increment(b"n", 1), Ok(100));
                 })
             };
-            assert!(kv.touch_for(b"a", 1_000));
-            assert!(kv.touch_for(b"n", 1_000));
+            assert!(kv.touch_for(b"a", Duration::from_secs(1_000)));
+            assert!(kv.touch_for(b"n", Duration::from_secs(1_000)));
             writer.join().unwrap();
             for key in [&b"a"[..], b"n"] {
                 let expiry = kv.peek(key, kv.hash(key), |item| item.expiry()).unwrap();

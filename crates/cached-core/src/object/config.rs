@@ -1,15 +1,16 @@
-//! What an object cache is told at its start, and which of it makes no sense.
+//! The configuration of an object cache, and which of it cannot work.
 
 use std::time::Duration;
 
-use blocker::{BUCKET_BYTES, Capabilities, Namespace, OBJECT_BYTES_MAX_DEFAULT, WritePolicy};
+use blocker::{BUCKET_BYTES, Capabilities, Namespace, OBJECT_BYTES_MAX_DEFAULT, WriteMode};
 
 use crate::policy;
 
-/// The largest object a cache can be told to take: a bucket's place in its object is a 16-bit number.
+/// The largest object, in bytes, that a cache can be configured for: a bucket's place in its object is a
+/// 16-bit number.
 pub const OBJECT_BYTES_LIMIT: u64 = BUCKET_BYTES << 16;
 
-/// Who stands behind the changes that reach the store.
+/// Which party is the writer of the changes that reach the store: it claims epochs and stamps changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Writer {
     /// The callers: their stamps and claims go down to the store as they come.
@@ -26,19 +27,21 @@ pub enum Writer {
 pub struct NamespaceConfig {
     /// Which one.
     pub namespace: Namespace,
-    /// What becomes of writes to it.
-    pub write: WritePolicy,
+    /// How writes to it are treated.
+    pub write: WriteMode,
 }
 
 /// How an [`super::ObjectCache`] is cut. All sizes in bytes.
 #[derive(Clone, Debug)]
 pub struct ObjectCacheConfig {
-    /// Memory for buckets, touched as it is used. Whole regions of up to 1 MiB; at least four of them.
+    /// Memory for buckets in bytes, touched as it is used. Whole regions of up to 1 MiB; at least four of
+    /// them.
     pub memory_bytes_max: u64,
-    /// How many objects can be known at once, whatever they hold; 2 (a copy needs two) to 2^31. Each takes about
-    /// 340 bytes.
+    /// How many objects can be known at once, whatever they hold; 2 (a copy needs two) to 2^31. Each takes
+    /// about 340 bytes.
     pub objects_count_max: u32,
-    /// The largest object: a multiple of 4 096, up to [`OBJECT_BYTES_LIMIT`] and to what the store takes.
+    /// The largest object in bytes: a multiple of 4 096, up to [`OBJECT_BYTES_LIMIT`] and to what the store
+    /// takes.
     pub object_bytes_max: u64,
     /// The most that may wait to be stored; at most three quarters of the memory.
     pub dirty_bytes_max: u64,
@@ -48,12 +51,12 @@ pub struct ObjectCacheConfig {
     pub flush_requests_max: usize,
     /// Two dirty runs of an object go in one request if no more than this lies between them and all of it is
     /// in the cache: stores that take as long for 4 KiB as for 64 are drained many times faster. What lies
-    /// between is written once more as it was when it was read, which would undo what another client has written
-    /// there since: so this works only with [`Writer::Cache`], where there is no other. 0: only what is dirty is
-    /// written.
+    /// between is written once more as it was when it was read, which would undo what another client has
+    /// written there since: so this works only with [`Writer::Cache`], where there is no other. 0: only what
+    /// is dirty is written.
     pub flush_gap_bytes_max: u64,
-    /// How long the store may take for one request of a flush. Then it owes the answer that the outcome is not known,
-    /// and is asked what it has before the flush is tried again.
+    /// How long the store may take for one request of a flush. Then it owes the answer that the outcome is
+    /// not known, and is asked what it has before the flush is tried again.
     pub flush_timeout: Duration,
     /// The most reads of the store that are under way at once.
     pub load_requests_max: usize,
@@ -63,11 +66,11 @@ pub struct ObjectCacheConfig {
     pub retry_delay_max: Duration,
     /// The eviction policy's name, one of [`policy::NAMES`].
     pub eviction_policy: String,
-    /// What becomes of writes to namespaces that are not named in `namespaces`.
-    pub write: WritePolicy,
+    /// How writes to namespaces that are not named in `namespaces` are treated.
+    pub write: WriteMode,
     /// Namespaces that are treated in a way of their own.
     pub namespaces: Vec<NamespaceConfig>,
-    /// Who stands behind the changes.
+    /// Which party is the writer of the changes.
     pub writer: Writer,
     /// Ask the kernel for huge pages for the buckets, as advice; for the index it is asked in any case.
     pub huge_pages: bool,
@@ -91,7 +94,7 @@ impl Default for ObjectCacheConfig {
             retry_delay_min: Duration::from_millis(50),
             retry_delay_max: Duration::from_secs(5),
             eviction_policy: policy::NAMES[0].into(),
-            write: WritePolicy::Through,
+            write: WriteMode::Through,
             namespaces: Vec::new(),
             writer: Writer::Callers,
             huge_pages: false,
@@ -100,7 +103,7 @@ impl Default for ObjectCacheConfig {
     }
 }
 
-/// A configuration that cannot work: which key, and what would be right.
+/// A configuration that cannot work: the key, and what would be right.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {why}")]
 pub struct ConfigError {
@@ -162,9 +165,9 @@ impl ObjectCacheConfig {
         Ok(())
     }
 
-    /// What becomes of writes to `namespace`.
+    /// Returns how writes to `namespace` are treated at the start.
     #[must_use]
-    pub fn write_policy(&self, namespace: &Namespace) -> WritePolicy {
+    pub fn write_mode(&self, namespace: &Namespace) -> WriteMode {
         let own = self.namespaces.iter().find(|each| each.namespace == *namespace);
         own.map_or(self.write, |each| each.write)
     }

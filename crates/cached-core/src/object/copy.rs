@@ -1,53 +1,54 @@
-//! Copying one object to another. Where the cache may answer first (write-back) and has all of a source
-//! that the store does not have yet, the two objects share its buckets until either is written, and
-//! nothing is asked of the store. Otherwise what waits of the source is stored first and the store copies:
-//! had it copied the old bytes, a crash could leave the target with neither its old content nor its new.
+//! Copying one object to another. In write-back mode, where the cache has all of a source that the store does
+//! not have yet, the two objects share its buckets until either is written, and the store is asked for
+//! nothing. Otherwise what the source has pending is stored first, and the store copies: had it copied the
+//! old bytes, a crash could leave the target with neither its old content nor its new.
 
 use blocker::admission::check_condition;
-use blocker::{ChangeReply, CopyRequest, Error, ObjectId, Result, Scope, Version, WritePolicy};
+use blocker::{ChangeReply, CopyRequest, Error, ObjectId, Result, Scope, Version, WriteMode};
 
-use super::back::{self, Mutation};
-use super::handle::{Handle, shielded};
+use super::claim::own_stamp;
+use super::copied_content::CopiedContent;
+use super::deadline::{StoreAsked, until, until_forwarded};
+use super::forward::{forwarded_durability, store_condition};
+use super::handle::Handle;
+use super::mutation::Mutation;
 use super::pool::BUCKET;
 use super::ranges::{Kind, WHOLE};
 use super::shared::Shared;
-use super::slots::Slot;
-use super::state::{Env, Known, Object};
-use super::through::{forwarded_durability, store_condition, store_pending};
-use super::wait::Permits;
-use crate::sync::{Arc, AtomicU32, Mutex, Ordering, lock};
+use super::shield::shielded;
+use super::state::Known;
+use super::store_pending::store_pending;
+use super::wait_queue::Permits;
+use super::write_back;
+use crate::sync::Arc;
 
-/// Copies one object's content to another.
+/// Copies one object's content to another, in the write mode of the target's namespace.
 pub(crate) async fn copy(
     shared: Arc<Shared>,
     request: CopyRequest,
     hashes: (u64, u64),
+    mode: WriteMode,
 ) -> Result<ChangeReply> {
-    let deadline = request.call.deadline;
-    let is_back = shared.write_policy(&request.to.namespace) == WritePolicy::Back;
-    if is_back && request.change.stamp.is_none() {
+    let call = request.call;
+    if mode == WriteMode::Back && request.change.stamp.is_none() {
         let taking = take(&shared, &request, hashes);
-        if let Some((taken, _target)) = shared.until(deadline, || Error::DeadlinePassed, taking).await? {
-            let CopyRequest { to, change, call, .. } = request;
-            return back::change(shared, to, hashes.1, Mutation::Adopt(taken), change, call).await;
+        let taken = until(&*shared.clock, call.deadline, || Error::DeadlinePassed, taking).await?;
+        if let Some((taken, _target)) = taken {
+            let CopyRequest { to, change, .. } = request;
+            return write_back::change(shared, to, hashes.1, Mutation::Adopt(taken), change, call).await;
         }
     }
-    let begun = Arc::new(AtomicU32::new(0));
-    let own = Arc::clone(&begun);
-    let late = move || match own.load(Ordering::Acquire) {
-        0 => Error::DeadlinePassed,
-        _ => Error::OutcomeUnknown("the deadline passed while the store was at work".into()),
-    };
-    shared.until(deadline, late, copy_below(&shared, request, hashes, begun)).await
+    until_forwarded(&*shared.clock, call, |asked| copy_below(&shared, request, hashes, mode, asked)).await
 }
 
-/// By the store. Both objects are spoken for as a whole, in the order of their places, so that two copies
-/// in opposite directions cannot wait for each other.
+/// Lets the store copy. The caller holds both objects as a whole, in the order of their nodes, so that two
+/// copies in opposite directions cannot wait for each other.
 async fn copy_below(
     shared: &Arc<Shared>,
     request: CopyRequest,
     hashes: (u64, u64),
-    begun: Arc<AtomicU32>,
+    mode: WriteMode,
+    store_asked: StoreAsked,
 ) -> Result<ChangeReply> {
     let CopyRequest { from, from_condition, to, mut change, call, .. } = request;
     let (source, target) = acquire_both(shared, (&from, hashes.0), (&to, hashes.1)).await?;
@@ -58,20 +59,16 @@ async fn copy_below(
     let ticket = if is_source_first { guards.1.ticket() } else { guards.0.ticket() };
     store_pending(&target).await?;
     store_pending(&source).await?;
-    let policy = shared.write_policy(&to.namespace);
     let from_condition = store_condition(&source, from_condition, call).await?;
     change.condition = store_condition(&target, change.condition, call).await?;
-    let own_stamp = shared.own_stamp(&to.namespace).await?;
-    if call.deadline.is_some_and(|deadline| shared.clock.now() >= deadline) {
-        return Err(Error::DeadlinePassed);
-    }
-    begun.store(1, Ordering::Release);
+    let own_stamp = own_stamp(shared, &to.namespace).await?;
+    store_asked.begin(&*shared.clock, call)?;
     let (own, handle) = (Arc::clone(shared), target.clone());
     let work = async move {
         let started = handle.enter(move |object, _| object.begin_change(ticket)).await;
         let mut request = CopyRequest::new(from, to).change(change);
         request.change.stamp = own_stamp.or(change.stamp);
-        request.change.durability = forwarded_durability(policy, change.durability);
+        request.change.durability = forwarded_durability(mode, change.durability);
         (request.from_condition, request.call) = (from_condition, call);
         let answer = own.below.copy(request).await;
         let hash = handle.in_use().node.hash();
@@ -92,8 +89,8 @@ async fn copy_below(
                     }
                     let (version, size) = (Version(object.head.version), object.head.size);
                     if object.is_stale(ticket) {
-                        // Others may have changed the target after the copy.
-                        object.doubt_head(env);
+                        // Another client may have changed the target after the copy.
+                        object.invalidate_head(env);
                     }
                     Ok(ChangeReply::new(version, size, reply.durability.max(change.durability)))
                 }
@@ -110,8 +107,8 @@ async fn copy_below(
     shielded(shared, work).await
 }
 
-/// Both objects, in use. Only one copy at a time may have the place of one in the index while it waits for the place of
-/// the other; so of all who wait for places there is always one that can be served.
+/// Returns both objects, in use. Only one copy at a time may hold the node of one object while it waits for a
+/// node for the other, so of all tasks that wait for nodes there is always one that can be served.
 async fn acquire_both(
     shared: &Arc<Shared>,
     (from, from_hash): (&ObjectId, u64),
@@ -127,59 +124,18 @@ async fn acquire_both(
     Ok((source, target))
 }
 
-/// All of an object's content, until another object has it.
-#[derive(Clone)]
-pub(crate) struct Adoption(Arc<Mutex<Option<Taken>>>);
-
-impl std::fmt::Debug for Adoption {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("the content of another object")
-    }
-}
-
-/// Buckets with one more count each, and room for as many dirty ones.
-struct Taken {
-    shared: Arc<Shared>,
-    slots: Vec<(u32, Slot)>,
-    size: u64,
-    credits: u32,
-    /// Of those, the ones for what has no bucket: zeros, and the change itself.
-    room: u32,
-}
-
-impl Drop for Taken {
-    fn drop(&mut self) {
-        let buckets = self.slots.iter().filter(|(_, slot)| slot.state().has_bucket());
-        buckets.for_each(|(_, slot)| self.shared.pool.release(slot.bucket()));
-        self.shared.gauges.give_back(self.credits);
-    }
-}
-
-impl Object {
-    /// Becomes what was taken of another; nothing the second time.
-    pub(crate) fn become_copy(&mut self, env: &Env<'_>, adoption: &Adoption) {
-        let Some(mut taken) = lock(&adoption.0).take() else { return };
-        self.replace(env, Known::Present);
-        self.head.size = taken.size;
-        taken.credits = 0;
-        env.gauges.hold_room(taken.room);
-        self.pending.room += taken.room;
-        self.adopt(env, std::mem::take(&mut taken.slots));
-    }
-}
-
-/// Takes all of the source, if the store lacks some of it (or cannot copy by itself), all of it is here,
-/// and there is room for so much more dirty data. With it comes the target, in use: room that is held while a place is
-/// waited for could be what those wait for who have the places.
+/// Takes all content of the source, if the store lacks some of it (or cannot copy by itself), all of it is
+/// here, and there is room for as many more dirty buckets. Returns the target with it, in use: room that is
+/// held while the copy waits for a node could be what the tasks need that hold the nodes.
 async fn take(
     shared: &Arc<Shared>,
     request: &CopyRequest,
     hashes: (u64, u64),
-) -> Result<Option<(Adoption, Handle)>> {
+) -> Result<Option<(CopiedContent, Handle)>> {
     let (source, target) = acquire_both(shared, (&request.from, hashes.0), (&request.to, hashes.1)).await?;
     let (own, condition) = (Arc::clone(shared), request.from_condition);
     let taken = source.enter(move |object, env| {
-        // What takes several requests to be stored would be seen in the store half done.
+        // A copy that takes several requests to be stored could be seen half done in the store.
         let is_wanted = (object.has_pending() || object.flushing.is_some() || !own.can.copy_native)
             && object.head.size <= own.can.request_bytes_max / BUCKET as u64 * BUCKET as u64;
         if object.head.known != Known::Present || !is_wanted || object.is_changing(&WHOLE) {
@@ -189,13 +145,13 @@ async fn take(
         if !object.is_whole(env) {
             return Ok(None);
         }
-        let room = object.zeros_known() + 1;
-        let credits = object.buckets_held() + room;
-        if !own.gauges.take_credits(credits) {
+        let bucketless = object.zeros_known() + 1;
+        let credits = object.buckets_held() + bucketless;
+        if !own.metrics.take_credits(credits) {
             return Ok(None);
         }
         let (slots, size) = (object.share(env), object.head.size);
-        Ok(Some(Adoption(Arc::new(Mutex::new(Some(Taken { shared: own, slots, size, credits, room }))))))
+        Ok(Some(CopiedContent::new(own, slots, size, credits, bucketless)))
     });
     Ok(taken.await?.map(|taken| (taken, target)))
 }

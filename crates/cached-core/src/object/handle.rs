@@ -1,29 +1,27 @@
-//! Holding on to things across waits: an object in use, a range spoken for, memory and room taken. Each
-//! gives back what it holds when it is dropped, wherever its task was.
+//! Holding on to an object across waits: a use of it, and a claimed range. Each is given back when it is
+//! dropped, wherever its task was.
 
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::ops::Deref;
-use std::pin::Pin;
 use std::sync::OnceLock;
-use std::task::{Context, Poll};
+use std::task::Poll;
 
 use blocker::{Error, ObjectId, Result};
 
-use super::gauges::add;
 use super::index::{Entered, InUse};
-use super::pool::{Detached, Reserved};
+use super::owned_resources::flushed_meanwhile;
 use super::ranges::{Buckets, Kind, Ticket};
 use super::serial::Serial;
-use super::shared::{Shared, Task};
-use super::state::{Env, Loaded, Means, Need, Object};
-use super::wait::{WaitQueue, wait};
+use super::shared::Shared;
+use super::state::{Env, Object};
+use super::wait_queue::{WaitQueue, wait};
 use crate::sync::{Arc, Mutex, lock};
 
-/// An object in use.
+/// An object in use: it keeps its node in the index.
 pub(crate) struct Handle {
     pub(crate) shared: Arc<Shared>,
     at: u32,
-    /// Its name, once somebody has asked for it.
+    /// Its name, once it has been asked for.
     id: OnceLock<ObjectId>,
 }
 
@@ -53,18 +51,22 @@ impl Handle {
         Self { shared: Arc::clone(shared), at: in_use.at, id: OnceLock::new() }
     }
 
-    /// A use of the object at `at`, if there is one.
+    /// A use of the object in the node `at`, if there is one.
     pub(crate) fn of_node(shared: &Arc<Shared>, at: u32) -> Option<Self> {
         shared.index.use_placed(at).map(|in_use| Self::of(shared, in_use))
     }
 
-    /// The object called `id`; waits for a place in the index if need be.
+    /// The object called `id`; waits for a node of the index if need be.
+    ///
+    /// # Errors
+    /// `Retryable` if too many tasks wait already, `Unsupported` if the background of the cache has ended.
     pub(crate) async fn acquire(shared: &Arc<Shared>, id: &ObjectId, hash: u64) -> Result<Self> {
         if let Some(in_use) = shared.find(hash, id) {
             return Ok(Self::of(shared, in_use));
         }
-        let queue = NodeQueue(Arc::clone(shared));
-        wait(queue, || shared.enter_index(hash, id).map(|in_use| Self::of(shared, in_use))).await
+        let queue = NodeWaiters(Arc::clone(shared));
+        let entering = wait(queue, || enter_index(shared, hash, id).map(|in_use| Self::of(shared, in_use)));
+        flushed_meanwhile(shared, entering).await
     }
 
     pub(crate) fn at(&self) -> u32 {
@@ -79,10 +81,10 @@ impl Handle {
         self.id.get_or_init(|| self.shared.index.id(self.in_use()))
     }
 
-    /// Runs `job` in the object's turn.
+    /// Runs `job` in the object's exclusive section.
     ///
     /// # Cancel safety
-    /// Dropped before its turn, the job never runs.
+    /// A job whose future is dropped before it has run never runs.
     pub(crate) async fn enter<R, F>(&self, job: F) -> R
     where
         R: Send + Unpin + 'static,
@@ -93,21 +95,24 @@ impl Handle {
         run.await
     }
 
-    /// Leaves a job that is to run in the object's turn, whoever waits.
+    /// Queues a job for the object's exclusive section; it runs whether or not a task waits for it.
     pub(crate) fn post(&self, job: impl FnOnce(&mut Object, &Env<'_>) + Send + 'static) {
         let (own, hash) = (self.clone(), self.in_use().node.hash());
         Serial::post(self, move |object| job(object, &own.shared.env(own.at, hash)));
     }
 
-    /// Speaks for a range and waits until it is granted.
+    /// Queues for a range of the object, and waits until it is granted.
+    ///
+    /// # Errors
+    /// `Retryable` if too many requests wait for the object.
     pub(crate) async fn lock_range(&self, buckets: Buckets, kind: Kind) -> Result<RangeGuard> {
         let own = self.clone();
-        // The guard is made in the turn itself: should the caller give up between the turn and hearing of
-        // it, the guard is dropped with the answer, and the range let go.
+        // The guard is made in the section itself: if the caller gives up before it has the answer, the guard
+        // is dropped with the answer, and the range released.
         let entered = self.enter(move |object, _| {
             let ranges = &mut object.activity().ranges;
             let entered = (!ranges.is_full()).then(|| ranges.enter(buckets, kind));
-            object.tidy();
+            object.drop_if_idle();
             let (ticket, is_granted) = entered?;
             Some((RangeGuard { handle: own, ticket }, is_granted))
         });
@@ -119,12 +124,12 @@ impl Handle {
         Ok(guard)
     }
 
-    /// Waits until another's load of the same range is over.
+    /// Waits until another request's load of the same range is over.
     pub(crate) async fn follow(&self, ticket: Ticket) {
         let mut first = true;
         poll_fn(|cx| {
             if !std::mem::take(&mut first) {
-                // Woken; or polled for another reason: then the caller looks again, and follows again.
+                // Woken, or polled for another reason: the caller looks again, and follows again if need be.
                 return Poll::Ready(());
             }
             let waker = cx.waker().clone();
@@ -141,60 +146,50 @@ impl Handle {
     }
 }
 
-/// Where tasks wait for a place in the index.
-struct NodeQueue(Arc<Shared>);
+/// The queue of tasks that wait for a node of the index.
+struct NodeWaiters(Arc<Shared>);
 
-impl Deref for NodeQueue {
+impl Deref for NodeWaiters {
     type Target = WaitQueue;
     fn deref(&self) -> &WaitQueue {
         &self.0.node_waiters
     }
 }
 
-impl Shared {
-    /// Ends a use; who waits for a place may find one.
-    #[inline]
-    pub(crate) fn unuse(&self, in_use: InUse<'_>) {
-        self.index.unuse(in_use);
-        self.node_waiters.notify();
-        self.left_turn();
-    }
-
-    /// Finds the object or gives it a place; `None` if nothing can go for it now.
-    fn enter_index(&self, hash: u64, id: &ObjectId) -> Option<InUse<'_>> {
-        let clear = |at, hash, object: &mut Object| self.clear_to_leave(at, hash, object);
-        let entered = self.index.enter(hash, id, clear);
-        self.left_turn();
-        match entered {
-            Entered::Found { in_use, reinserted } => {
-                if reinserted {
-                    self.hooks.on_reinsert(id);
-                }
-                Some(in_use)
+/// Finds the object or gives it a node; `None` if no other object can leave at present.
+fn enter_index<'a>(shared: &'a Shared, hash: u64, id: &ObjectId) -> Option<InUse<'a>> {
+    let clear = |at, hash, object: &mut Object| shared.clear_for_eviction(at, hash, object);
+    let entered = shared.index.enter(hash, id, clear);
+    shared.section_ended();
+    match entered {
+        Entered::Found { in_use, reinserted } => {
+            if reinserted {
+                shared.hooks.on_reinsert(id);
             }
-            Entered::Placed { in_use, evicted } => {
-                if let Some(evicted) = evicted {
-                    self.told_evicted(&evicted, false);
-                }
-                self.hooks.on_init(id);
-                Some(in_use)
+            Some(in_use)
+        }
+        Entered::Placed { in_use, evicted } => {
+            if let Some(evicted) = evicted {
+                shared.report_evicted(&evicted, false);
             }
-            Entered::Full { leaving } => {
-                for at in leaving {
-                    let Some(in_use) = self.index.use_placed(at) else { continue };
-                    self.hooks.on_evict(&self.index.id(in_use));
-                    let number = self.try_enter(in_use, |object, _| object.pending.registered);
-                    self.index.unuse(in_use);
-                    self.registry.hurry(number.unwrap_or(0));
-                }
-                self.background.wake();
-                None
+            shared.hooks.on_init(id);
+            Some(in_use)
+        }
+        Entered::Full { leaving } => {
+            for at in leaving {
+                let Some(in_use) = shared.index.use_placed(at) else { continue };
+                shared.hooks.on_evict(&shared.index.id(in_use));
+                let number = shared.try_enter(in_use, |object, _| object.pending.queue_number);
+                shared.index.unuse(in_use);
+                shared.dirty_queue.expedite(number.unwrap_or(0));
             }
+            shared.background.wake();
+            None
         }
     }
 }
 
-/// A range spoken for, until this is dropped.
+/// A range of an object, held until this is dropped.
 pub(crate) struct RangeGuard {
     handle: Handle,
     ticket: Ticket,
@@ -230,7 +225,7 @@ impl Drop for RangeGuard {
     fn drop(&mut self) {
         let (ticket, shared) = (self.ticket, Arc::clone(&self.handle.shared));
         self.handle.post(move |object, _| {
-            let (woken, kept_buckets) = object.leave_range(ticket);
+            let (woken, kept_buckets) = object.release_range(ticket);
             woken.into_iter().for_each(std::task::Waker::wake);
             if kept_buckets {
                 shared.note_missed_eviction();
@@ -239,152 +234,18 @@ impl Drop for RangeGuard {
     }
 }
 
-/// What a change will use: buckets and room for dirty data.
-pub(crate) struct OwnedMeans {
-    shared: Arc<Shared>,
-    reserved: Option<Detached>,
-    credits: u32,
-}
-
-impl OwnedMeans {
-    pub(crate) fn none(shared: &Arc<Shared>) -> Self {
-        Self { shared: Arc::clone(shared), reserved: None, credits: 0 }
-    }
-
-    /// Waits for so many of each. Nothing is held while it waits for the first of them, and of the second
-    /// only room, which is no use to others but for the same.
-    pub(crate) async fn acquire(shared: &Arc<Shared>, buckets: u32, credits: u32) -> Result<Self> {
-        let mut means = Self::none(shared);
-        let has_room = || shared.gauges.take_credits(credits).then_some(());
-        if shared.gauges.dirty_waiters.try_take(has_room).is_none() {
-            add(&shared.gauges.throttled, 1);
-            let queue = DirtyQueue(Arc::clone(shared));
-            // Who waits is seen by the background, which flushes for it.
-            let taking = wait(queue, has_room);
-            woken_while(shared, taking).await?;
-        }
-        means.credits = credits;
-        let queue = BucketQueue(Arc::clone(shared));
-        let taking = wait(queue, || shared.reserve(buckets).map(Reserved::detach));
-        means.reserved = Some(woken_while(shared, taking).await?);
-        Ok(means)
-    }
-
-    /// Buckets that are there, up to so many.
-    pub(crate) fn at_hand(shared: &Arc<Shared>, buckets: u32) -> Self {
-        let reserved = shared.reserve_up_to(buckets).detach();
-        // Whoever waits may have found in use what we have looked at.
-        shared.pool.waiters().notify();
-        Self { shared: Arc::clone(shared), reserved: Some(reserved), credits: 0 }
-    }
-
-    /// Whether it takes more than these.
-    pub(crate) fn lack(&self, need: &Need) -> bool {
-        need.buckets > self.reserved.as_ref().map_or(0, Detached::count) || need.credits > self.credits
-    }
-
-    /// Lets `job` use them.
-    pub(crate) fn lend<R>(&mut self, loaded: Option<&Loaded>, job: impl FnOnce(&mut Means<'_>) -> R) -> R {
-        let pool = &self.shared.pool;
-        let reserved = self.reserved.take().map(|detached| Reserved::attach(pool, detached));
-        let reserved = reserved.unwrap_or_else(|| Reserved::none(pool));
-        let mut means = Means { reserved, credits: self.credits, loaded };
-        let result = job(&mut means);
-        self.credits = means.credits;
-        self.reserved = Some(means.reserved.detach());
-        result
-    }
-}
-
-impl Drop for OwnedMeans {
-    fn drop(&mut self) {
-        drop(self.reserved.take().map(|detached| Reserved::attach(&self.shared.pool, detached)));
-        self.shared.gauges.give_back(self.credits);
-    }
-}
-
-/// Wakes the background once the wait has begun: it flushes when somebody waits.
-async fn woken_while<T>(shared: &Shared, wait: impl Future<Output = T>) -> T {
-    let mut wait = std::pin::pin!(wait);
-    poll_fn(|cx| {
-        let poll = wait.as_mut().poll(cx);
-        if poll.is_pending() {
-            shared.background.wake();
-        }
-        poll
-    })
-    .await
-}
-
-struct DirtyQueue(Arc<Shared>);
-
-impl Deref for DirtyQueue {
-    type Target = WaitQueue;
-    fn deref(&self) -> &WaitQueue {
-        &self.0.gauges.dirty_waiters
-    }
-}
-
-struct BucketQueue(Arc<Shared>);
-
-impl Deref for BucketQueue {
-    type Target = WaitQueue;
-    fn deref(&self) -> &WaitQueue {
-        self.0.pool.waiters()
-    }
-}
-
-/// Runs `work` to its end even if nobody waits for it any more: then the background goes on with it.
-pub(crate) fn shielded<T: Send + 'static>(
-    shared: &Arc<Shared>,
-    work: impl Future<Output = T> + Send + 'static,
-) -> Shield<T> {
-    let answer = Arc::new(Mutex::new(None));
-    let own = Arc::clone(&answer);
-    let task: Task = Box::pin(async move {
-        let result = work.await;
-        *lock(&own) = Some(result);
-    });
-    Shield { task: Some(task), answer, shared: Arc::clone(shared) }
-}
-
-/// See [`shielded`].
-pub(crate) struct Shield<T> {
-    task: Option<Task>,
-    answer: Arc<Mutex<Option<T>>>,
-    shared: Arc<Shared>,
-}
-
-impl<T> Future for Shield<T> {
-    type Output = T;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        let task = self.task.as_mut().expect("polled after completion");
-        std::task::ready!(task.as_mut().poll(cx));
-        self.task = None;
-        let answer = lock(&self.answer).take();
-        Poll::Ready(answer.expect("a task that is over has left its answer"))
-    }
-}
-
-impl<T> Drop for Shield<T> {
-    fn drop(&mut self) {
-        if let Some(task) = self.task.take() {
-            self.shared.background.adopt(task);
-        }
-    }
-}
-
 #[cfg(all(test, shuttle))]
 mod shuttle_tests {
+    use std::future::Future;
     use std::sync::atomic::{AtomicU32, Ordering};
-    use std::task::Waker;
+    use std::task::{Context, Waker};
 
     use blocker::{Memory, Name, Namespace, SystemClock};
     use shuttle::future::block_on;
     use shuttle::thread::{spawn, yield_now};
 
     use super::super::config::{MEMORY_BYTES_MIN, ObjectCacheConfig};
+    use super::super::owned_resources::OwnedResources;
     use super::super::{ObjectCache, shared::Shared};
     use super::*;
 
@@ -401,7 +262,10 @@ mod shuttle_tests {
             hash_seed: Some(1),
             ..ObjectCacheConfig::default()
         };
-        let cache = ObjectCache::new(Arc::new(Memory::default()), config, Arc::new(SystemClock)).unwrap();
+        let (cache, background) =
+            ObjectCache::new(Arc::new(Memory::default()), config, Arc::new(SystemClock)).unwrap();
+        // Dropped, it would fail the waits that these tests are about.
+        std::mem::forget(background);
         Arc::clone(cache.shared())
     }
 
@@ -417,9 +281,10 @@ mod shuttle_tests {
         }
     }
 
-    /// Ranges that overlap are held by one at a time, by all who ask, though some give up; and nothing is left.
+    /// Overlapping ranges are held by one task at a time, by every task that asks and does not give up; and
+    /// nothing is left of them.
     #[test]
-    fn a_range_has_one_holder_and_nobody_waits_for_ever() {
+    fn a_range_has_one_holder_and_every_waiter_is_granted_it() {
         shuttle::check_random(
             || {
                 let shared = shared();
@@ -449,10 +314,10 @@ mod shuttle_tests {
         );
     }
 
-    /// An object in use keeps its place, and its name; whoever needs the place gets it once nobody uses it, also
-    /// when a short look at the object was all that stood in the way.
+    /// An object in use keeps its node and its name; a task that needs the node gets it once it is no longer
+    /// in use, also when only a short exclusive section stood in the way.
     #[test]
-    fn an_object_in_use_stays_and_its_place_is_handed_on() {
+    fn an_object_in_use_keeps_its_node_until_it_is_released() {
         shuttle::check_random(
             || {
                 let shared = shared();
@@ -489,9 +354,9 @@ mod shuttle_tests {
         );
     }
 
-    /// Room and buckets that were taken come back, and reach whoever waits, though some give up.
+    /// Room and buckets that were taken come back, and reach the tasks that wait, though some give up.
     #[test]
-    fn what_is_taken_comes_back_to_those_who_wait() {
+    fn returned_resources_reach_waiting_tasks() {
         shuttle::check_random(
             || {
                 let shared = shared();
@@ -501,18 +366,18 @@ mod shuttle_tests {
                         let shared = Arc::clone(&shared);
                         spawn(move || {
                             // Each needs all the room, and most of the buckets.
-                            let taking = OwnedMeans::acquire(&shared, buckets - 2, 2);
-                            let means = if n == 1 { give_up(taking) } else { Some(block_on(taking)) };
-                            if let Some(means) = means {
+                            let taking = OwnedResources::acquire(&shared, buckets - 2, 2);
+                            let resources = if n == 1 { give_up(taking) } else { Some(block_on(taking)) };
+                            if let Some(resources) = resources {
                                 yield_now();
-                                drop(means.unwrap());
+                                drop(resources.unwrap());
                             }
                         })
                     })
                     .collect();
                 threads.into_iter().for_each(|thread| thread.join().unwrap());
-                assert_eq!((shared.pool.free(), shared.gauges.dirty()), (buckets, 0));
-                assert!(!shared.pool.waiters().has_waiters() && !shared.gauges.dirty_waiters.has_waiters());
+                assert_eq!((shared.pool.free(), shared.metrics.dirty()), (buckets, 0));
+                assert!(!shared.pool.waiters().has_waiters() && !shared.metrics.dirty_waiters.has_waiters());
             },
             300,
         );

@@ -1,4 +1,4 @@
-//! What an embedder can watch: the life of objects in the index.
+//! Hooks for embedders: the life of objects in the index.
 
 use blocker::ObjectId;
 
@@ -15,7 +15,7 @@ pub trait Hooks: Send + Sync {
     fn on_init(&self, object: &ObjectId) {
         let _ = object;
     }
-    /// The object has been chosen to leave; it goes at once if it is clean and nobody uses it.
+    /// The object has been chosen to leave; it goes at once if it is clean and not in use.
     fn on_evict(&self, object: &ObjectId) {
         let _ = object;
     }
@@ -23,7 +23,7 @@ pub trait Hooks: Send + Sync {
     fn on_reinsert(&self, object: &ObjectId) {
         let _ = object;
     }
-    /// What kept the object from leaving is done.
+    /// What kept the object from leaving has ended.
     fn on_finalize(&self, object: &ObjectId) {
         let _ = object;
     }

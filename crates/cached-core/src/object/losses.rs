@@ -1,16 +1,17 @@
-//! What was acknowledged as *cached* and can never be stored: kept by object until it is repaired, whatever became
-//! of the object's place in the cache.
+//! What was acknowledged as *cached* and can never be stored: kept by object until it is repaired, whatever
+//! became of the object's place in the cache.
 //!
-//! A flush of any scope that covers a loss answers `WritesLost` until the object is written in full, deleted, or
-//! its scope is invalidated. The list is bounded; what does not fit is counted by namespace, and then every flush in
-//! that namespace answers `WritesLost` until the namespace, or everything, is invalidated.
+//! A flush of any scope that covers a loss answers `WritesLost` until the object is written in full, deleted,
+//! or its scope is invalidated. The list is bounded; what does not fit is counted by namespace, and then
+//! every flush in that namespace answers `WritesLost` until the namespace, or everything, is invalidated.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
 use blocker::{Error, Namespace, ObjectId, OrderDomain, Reason, Result, Scope};
 
-use super::order;
+use super::lock_ranks;
+use super::mutation::Mutation;
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 
 /// Objects that are listed one by one.
@@ -26,19 +27,19 @@ pub struct LostObject {
     pub object: ObjectId,
     /// How many acknowledged changes are gone.
     pub changes: u64,
-    /// How much they had written, by whole buckets.
+    /// How much they had written, in bytes, counted by whole buckets.
     pub bytes: u64,
     /// Why the store does not take them.
     pub why: Reason,
 }
 
-/// What a cache has lost and nobody has repaired yet.
+/// What a cache has lost and no caller has repaired yet.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct LostWrites {
     /// Object by object, by name.
     pub objects: Vec<LostObject>,
-    /// Objects that the list had no room for, and how much they had lost.
+    /// The number of objects that the list had no room for.
     pub unlisted_objects: u64,
     /// See `unlisted_objects`.
     pub unlisted_bytes: u64,
@@ -96,7 +97,7 @@ pub(crate) struct Losses {
 
 impl Default for Losses {
     fn default() -> Self {
-        Self { is_any: AtomicBool::new(false), state: Mutex::ranked(State::default(), &order::LOSSES) }
+        Self { is_any: AtomicBool::new(false), state: Mutex::ranked(State::default(), &lock_ranks::LOSSES) }
     }
 }
 
@@ -142,7 +143,7 @@ impl Losses {
     /// Whether a flush of `scope` can answer *stored*.
     ///
     /// # Errors
-    /// `WritesLost`, with the first object in question and what ends it.
+    /// `WritesLost`, with the first object in question and how it is repaired.
     pub(crate) fn check(&self, scope: &Scope) -> Result<()> {
         if !self.is_any() {
             return Ok(());
@@ -183,18 +184,26 @@ impl Losses {
         }
     }
 
+    /// Forgets what an object has lost if a change has replaced all of its content, or removed it.
+    #[inline]
+    pub(crate) fn repaired_by(&self, object: &ObjectId, mutation: &Mutation) {
+        if self.is_any() && mutation.replaces_content() {
+            self.repair(&Scope::Object(object.clone()));
+        }
+    }
+
     /// How many losses there have been so far.
     pub(crate) fn count(&self) -> u64 {
         if self.is_any() { lock(&self.state).count } else { 0 }
     }
 
-    /// Forgets what was lost within `scope`: it has been made good.
+    /// Forgets what was lost within `scope`: it has been repaired.
     pub(crate) fn repair(&self, scope: &Scope) {
         self.repair_first(scope, u64::MAX);
     }
 
-    /// Forgets what was lost within `scope` until there had been `count` losses: its owner has let go of it. An object
-    /// that has lost something since stays listed with all of its losses.
+    /// Forgets what was lost within `scope` before the number of losses exceeded `count`: its owner has
+    /// accepted that. An object that has lost something since stays listed with all of its losses.
     pub(crate) fn repair_first(&self, scope: &Scope, count: u64) {
         if !self.is_any() {
             return;
@@ -339,7 +348,7 @@ mod tests {
         assert!(is_lost(&losses, &Scope::Namespace(other.namespace.clone())));
         losses.repair_first(&Scope::Object(other), losses.count());
         assert!(!losses.is_any());
-        // Asked while nothing was lost: what is lost afterwards stays.
+        // Counted while nothing was lost: what is lost afterwards stays.
         let before = losses.count();
         record(&losses, &one, None);
         losses.repair_first(&Scope::All, before);

@@ -6,19 +6,20 @@
 //! [`Meta`](super::pool::Meta), O(1) each way, and divided into shards by the bucket's name (object and
 //! slot), each with its own policy, ghosts and lock. A hit sets bits in the bucket, and no more.
 
-use super::order;
-use super::pool::{Meta, NONE, Pool};
-use crate::policy::{self, Candidate, Newcomer, Policy, QUEUES_MAX, QueueId, Verdict};
+use super::lock_ranks;
+use super::pool::{Meta, Pool};
+use crate::policy::{self, Candidate, Insertion, Policy, QUEUES_MAX, QueueId, Verdict};
 use crate::sync::{AtomicU64, Mutex, Ordering, lock};
 
 /// Buckets of one shard, at least: below, a policy sees too little.
 const SHARD_BUCKETS_MIN: u32 = 8192;
 const SHARDS_MAX: u32 = 16;
-/// What a policy is told that a bucket takes.
+/// The size of a bucket as a policy sees it.
 const POLICY_BYTES: u64 = super::pool::BUCKET as u64;
 /// Buckets that are judged at most for one that goes.
 const JUDGED_MAX: usize = 256;
-/// `Meta::place`: in a queue (and, one bit up, in which); taken out by an evictor who has not decided yet.
+/// Bits of `Meta::place`: in a queue (and, one bit up, in which); taken out by an evicting thread that has
+/// not decided yet.
 const LINKED: u8 = 1;
 const POPPED: u8 = 4;
 
@@ -26,7 +27,7 @@ const POPPED: u8 = 4;
 pub(crate) struct Queues {
     shards: Box<[Mutex<Shard>]>,
     /// What a hit makes of each of the eight values of a bucket's bits, a byte each, for each shard. Renewed
-    /// whenever the shard's policy has been asked for a victim, or says that it has changed.
+    /// whenever the shard's policy has been asked for a victim, or reports that it has changed.
     hits: Box<[AtomicU64]>,
     policy_bytes: usize,
 }
@@ -60,14 +61,14 @@ impl Queues {
         let shards = (0..count).map(|_| {
             let mut policy = policy::by_name(name)?;
             policy_bytes += policy.attach(memory as usize, POLICY_BYTES as usize);
-            Some(Mutex::ranked(Shard { policy, lists: Default::default() }, &order::QUEUE))
+            Some(Mutex::ranked(Shard { policy, lists: Default::default() }, &lock_ranks::QUEUE))
         });
         let shards = shards.collect::<Option<Box<[_]>>>()?;
         let hits = shards.iter().map(|shard| AtomicU64::new(tabulated(&*lock(shard).policy))).collect();
         Some(Self { shards, hits, policy_bytes })
     }
 
-    /// What the policies remember takes so much.
+    /// Returns the memory for what the policies remember, in bytes.
     pub(crate) fn policy_bytes(&self) -> usize {
         self.policy_bytes
     }
@@ -103,11 +104,11 @@ impl Queues {
         let mut shard = lock(self.shard(hash));
         let meta = pool.meta(bucket);
         if is_new {
-            let newcomer = Newcomer { hash, bytes: POLICY_BYTES, replaces: None };
-            if shard.policy.entering(POLICY_BYTES) {
+            let insertion = Insertion { hash, bytes: POLICY_BYTES, replaces: None };
+            if shard.policy.advance(POLICY_BYTES) {
                 self.hits[self.shard_of(hash)].store(tabulated(&*shard.policy), Ordering::Relaxed);
             }
-            meta.bits.store(shard.policy.insert(&newcomer) & 7, Ordering::Relaxed);
+            meta.bits.store(shard.policy.insert(&insertion) & 7, Ordering::Relaxed);
         }
         shard.push(pool, bucket, QueueId::ENTRY);
     }
@@ -125,10 +126,15 @@ impl Queues {
 
     /// The next bucket to go, out of its queue already, from the shards in turn from `turn` on. The caller
     /// drops it, or gives it back by [`Self::put_back`]. `hash_of` names a bucket's content.
-    pub(crate) fn victim(&self, pool: &Pool, turn: usize, hash_of: impl Fn(u32) -> u64) -> Option<u32> {
+    pub(crate) fn victim(
+        &self,
+        pool: &Pool,
+        first_shard: usize,
+        hash_of: impl Fn(u32) -> u64,
+    ) -> Option<u32> {
         let count = self.shards.len();
         (0..count).find_map(|each| {
-            let at = (turn + each) % count;
+            let at = (first_shard + each) % count;
             let mut shard = lock(&self.shards[at]);
             let victim = shard.victim(pool, &hash_of);
             self.hits[at].store(tabulated(&*shard.policy), Ordering::Relaxed);
@@ -234,9 +240,9 @@ impl Shard {
             let bits = pool.meta(bucket).bits.load(Ordering::Relaxed) & 7;
             let hash = hash_of(bucket);
             let candidate = Candidate { hash, bits, queue, idle_secs: 0, bytes: POLICY_BYTES };
-            match self.policy.judge(&candidate) {
+            match self.policy.decide(&candidate) {
                 Verdict::Evict => {
-                    self.policy.evicted(queue, POLICY_BYTES, &[hash]);
+                    self.policy.record_evicted(queue, POLICY_BYTES, &[hash]);
                     return Some(bucket);
                 }
                 Verdict::Keep { queue, bits } => {
@@ -254,7 +260,7 @@ impl Shard {
     }
 }
 
-const _: () = assert!(NONE == u32::MAX && QUEUES_MAX == 2);
+const _: () = assert!(QUEUES_MAX == 2);
 
 #[cfg(all(test, not(shuttle)))]
 mod tests {

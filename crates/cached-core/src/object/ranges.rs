@@ -1,17 +1,19 @@
-//! Which ranges of an object are spoken for while the store works on them, first come, first served.
+//! The ranges of an object that the store is working on, and the requests that wait for them, first come,
+//! first served.
 //!
-//! A *load* reads a range of the store into the cache; loads share. A *change* is on its way to the
-//! store and has its range alone. An entry is granted when no earlier one conflicts, so nobody is
-//! overtaken for ever; entries that wait conflict like those that are granted. No lock is held across
-//! I/O: an entry is a note in the object's state, made and removed in its turn.
+//! A *load* reads a range of the store into the cache; loads share. A *change* is on its way to the store and
+//! has its range alone. An entry is granted when no earlier one conflicts, so no request is overtaken for
+//! ever; entries that wait conflict like those that are granted. No lock is held across I/O: an entry is a
+//! note in the object's state, made and removed in its exclusive section.
 //!
-//! Between asking the store and using its answer an entry is *asking*, and what matters to the answer is noted
-//! on it: it becomes *stale*. There is one rule for each kind of question.
+//! Between asking the store and using its answer an entry is *asking*, and whatever invalidates the answer
+//! makes the entry *stale*. There is one rule for each kind of question.
 //!
 //! - Bytes that were read are the base under what the cache has that is newer. They are void once the cache
 //!   forgets any of that (evicted, invalidated), or once the store has cut off, replaced or removed what they
 //!   may come from.
-//! - Bytes that were written are what the store has, unless it is said meanwhile that others have changed it.
+//! - Bytes that were written are what the store has, unless other clients are reported to have changed it
+//!   meanwhile.
 
 use std::task::Waker;
 
@@ -24,19 +26,21 @@ pub(crate) type Buckets = std::ops::Range<u32>;
 /// The whole object, whatever its size.
 pub(crate) const WHOLE: Buckets = 0..u32::MAX;
 
-/// What the store does with the range.
+/// What the store is asked to do with the range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     /// Reads it.
     Load,
     /// Changes it.
     Change,
-    /// Changes it with a stamp of the cache's own. Stamps must reach the store in their order, so of one object
-    /// there is one such change at a time, whatever its range.
+    /// Changes it by way of the store.
+    Forward,
+    /// As [`Self::Forward`], with a stamp of the cache's own. Stamps must reach the store in their order, so
+    /// of one object there is one such change at a time, whatever its range.
     Stamped,
 }
 
-/// What an entry has asked of the store and not yet used.
+/// What an entry has asked of the store whose answer it has not used yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Asked {
     Nothing,
@@ -56,9 +60,9 @@ struct Entry {
     is_granted: bool,
     asked: Asked,
     is_stale: bool,
-    /// Who made it, while it waits.
+    /// The task that made it, while it waits.
     waker: Option<Waker>,
-    /// Who waits for its end.
+    /// The tasks that wait for its end.
     followers: Vec<Waker>,
 }
 
@@ -90,7 +94,7 @@ impl Ranges {
         self.entries.len() >= ENTRIES_MAX
     }
 
-    /// Speaks for `buckets`; granted at once if nothing earlier conflicts.
+    /// Queues for `buckets`. Returns whether they are granted at once, because nothing earlier conflicts.
     pub(crate) fn enter(&mut self, buckets: Buckets, kind: Kind) -> (Ticket, bool) {
         let is_granted = !self.entries.iter().any(|entry| entry.conflicts(&buckets, kind));
         let ticket = Ticket(self.next);
@@ -117,8 +121,8 @@ impl Ranges {
         entry.is_granted
     }
 
-    /// Removes the entry; tells who may go on now.
-    pub(crate) fn leave(&mut self, ticket: Ticket) -> Vec<Waker> {
+    /// Removes the entry; returns the tasks that may continue.
+    pub(crate) fn release(&mut self, ticket: Ticket) -> Vec<Waker> {
         let Some(at) = self.entries.iter().position(|entry| entry.ticket == ticket) else {
             return Vec::new();
         };
@@ -161,6 +165,13 @@ impl Ranges {
         self.entries.iter().any(|entry| entry.kind != Kind::Load && overlap(&entry.buckets, buckets))
     }
 
+    /// Whether a granted entry changes a range by way of the store. What is written back must not be mixed
+    /// with that, in any range: a flush would set the object's end beside it.
+    pub(crate) fn is_forwarding(&self) -> bool {
+        let forwards = |entry: &Entry| matches!(entry.kind, Kind::Forward | Kind::Stamped);
+        self.entries.iter().any(|entry| entry.is_granted && forwards(entry))
+    }
+
     /// Notes that the store is about to be asked for bytes of the entry's range. Asked again before the first
     /// bytes are used, both are stale together.
     pub(crate) fn ask_bytes(&mut self, ticket: Ticket) {
@@ -185,22 +196,23 @@ impl Ranges {
     }
 
     /// The bytes of `buckets` that are being asked for, or wait to be used, are void.
-    pub(crate) fn spoil_bytes(&mut self, buckets: &Buckets) {
+    pub(crate) fn invalidate_bytes(&mut self, buckets: &Buckets) {
         let entries = self.entries.iter_mut().filter(|entry| entry.asked == Asked::Bytes);
         entries.filter(|entry| overlap(&entry.buckets, buckets)).for_each(|entry| entry.is_stale = true);
     }
 
-    /// Others may have changed the object: no answer that is under way counts.
-    pub(crate) fn spoil_all(&mut self) {
+    /// Makes every answer under way void: other clients may have changed the object.
+    pub(crate) fn invalidate_all(&mut self) {
         self.entries.iter_mut().for_each(|entry| entry.is_stale = entry.asked != Asked::Nothing);
     }
 
-    /// Whether what the store was asked for is void.
+    /// Whether the answer to what the entry has asked is void.
     pub(crate) fn is_stale(&self, ticket: Ticket) -> bool {
         self.entries.iter().any(|entry| entry.ticket == ticket && entry.is_stale)
     }
 
-    /// As [`Self::is_stale`]; if so, the entry's maker throws away what it has, and the entry asks for nothing.
+    /// As [`Self::is_stale`]; if so, the maker of the entry drops what it has, and the entry asks for
+    /// nothing.
     pub(crate) fn take_stale(&mut self, ticket: Ticket) -> bool {
         let Some(entry) = self.find(ticket).filter(|entry| entry.is_stale) else { return false };
         (entry.asked, entry.is_stale) = (Asked::Nothing, false);
@@ -227,13 +239,13 @@ mod tests {
         assert!(ranges.enter(20..21, Kind::Change).1, "elsewhere");
         let (late, granted) = ranges.enter(7..8, Kind::Load);
         assert!(!granted, "it must not overtake the change");
-        ranges.leave(load);
+        ranges.release(load);
         assert!(!ranges.poll(change, Waker::noop()), "the other load is still there");
         assert_eq!(ranges.load_of(&(5..6)), Some(Ticket(1)));
-        assert_eq!(ranges.leave(Ticket(1)).len(), 1, "the change's maker is woken");
+        assert_eq!(ranges.release(Ticket(1)).len(), 1, "the change's maker is woken");
         assert!(ranges.poll(change, Waker::noop()));
         assert!(!ranges.poll(late, Waker::noop()));
-        ranges.leave(change);
+        ranges.release(change);
         assert!(ranges.poll(late, Waker::noop()));
     }
 
@@ -245,10 +257,10 @@ mod tests {
         assert!(!granted, "one change of a range at a time");
         let (third, _) = ranges.enter(3..4, Kind::Load);
         assert!(!ranges.poll(third, Waker::noop()));
-        assert!(ranges.leave(second).is_empty());
-        assert_eq!(ranges.leave(first).len(), 1);
+        assert!(ranges.release(second).is_empty());
+        assert_eq!(ranges.release(first).len(), 1);
         assert!(ranges.poll(third, Waker::noop()));
-        ranges.leave(third);
+        ranges.release(third);
         assert!(ranges.is_idle());
     }
 
@@ -257,15 +269,15 @@ mod tests {
         let mut ranges = Ranges::default();
         let (load, _) = ranges.enter(2..6, Kind::Load);
         assert!(ranges.follow(load, Waker::noop()));
-        ranges.spoil_bytes(&(0..9));
+        ranges.invalidate_bytes(&(0..9));
         assert!(!ranges.is_stale(load), "nothing was asked yet");
         ranges.ask_bytes(load);
-        ranges.spoil_bytes(&(6..9));
+        ranges.invalidate_bytes(&(6..9));
         assert!(!ranges.is_stale(load));
-        ranges.spoil_bytes(&(5..6));
+        ranges.invalidate_bytes(&(5..6));
         assert!(ranges.is_stale(load));
         assert_eq!(ranges.load_of(&(2..3)), None, "nobody follows a stale load");
-        assert_eq!(ranges.leave(load).len(), 1);
+        assert_eq!(ranges.release(load).len(), 1);
         assert!(!ranges.follow(load, Waker::noop()));
     }
 
@@ -275,7 +287,7 @@ mod tests {
         let (change, _) = ranges.enter(2..6, Kind::Change);
         ranges.ask_bytes(change);
         assert!(ranges.is_loading(2) && !ranges.is_loading(6));
-        ranges.spoil_bytes(&(2..3));
+        ranges.invalidate_bytes(&(2..3));
         ranges.ask_bytes(change);
         assert!(ranges.take_stale(change), "the first bytes are still there");
         assert!(!ranges.is_loading(2) && !ranges.take_stale(change));
@@ -289,9 +301,9 @@ mod tests {
         let (change, _) = ranges.enter(2..6, Kind::Change);
         let (waits, _) = ranges.enter(2..6, Kind::Change);
         ranges.ask_change(change);
-        ranges.spoil_bytes(&WHOLE);
+        ranges.invalidate_bytes(&WHOLE);
         assert!(!ranges.is_stale(change) && !ranges.is_loading(2));
-        ranges.spoil_all();
+        ranges.invalidate_all();
         assert!(ranges.is_stale(change) && !ranges.is_stale(waits));
     }
 
@@ -304,7 +316,7 @@ mod tests {
         assert!(ranges.enter(7..8, Kind::Load).1, "others' loads are not kept waiting");
         assert!(!ranges.enter(5..6, Kind::Load).1);
         assert!(ranges.enter(8..9, Kind::Change).1);
-        ranges.leave(first);
+        ranges.release(first);
         assert!(ranges.poll(second, Waker::noop()));
     }
 }

@@ -1,11 +1,11 @@
-//! Storing an object of which the store has lost what it had not stored (a failed sync, say): it takes no change of it
-//! as stored until all of it is written in one.
+//! Storing an object of which the store has lost writes that it had not stored (after a failed sync, say):
+//! the store takes no change of it as stored until all of it is written in one request.
 //!
-//! All that this cache has acknowledged of the object is stored, or here: what it forwards before it is stored, where
-//! it writes back, it forwards as *stored*. So what is here is laid over what the store reads, and all of it is written
-//! in full, on the condition that nobody else has changed the object since it was read. Where an object is larger
-//! than a request, or the store has no conditions and others may write, the store is told instead that its loss is
-//! known (`invalidate`), and what is here is written as always.
+//! Everything that this cache has acknowledged of the object is stored, or is here: in write-back mode, what
+//! is forwarded is forwarded as *stored*. So what is here is laid over what the store reads, and all of it is
+//! written in full, on the condition that no other client has changed the object since it was read. Where an
+//! object is larger than a request, or the store has no conditions and other clients may write, the cache
+//! instead tells the store that its loss is known (`invalidate`), and writes what is here as always.
 
 use blocker::{
     Condition, Error, InvalidateRequest, ReadRequest, Result, Run, RunContent, Scope, Segments,
@@ -13,17 +13,18 @@ use blocker::{
 };
 
 use super::config::Writer;
-use super::flush::{Terms, send, succeeded};
-use super::flush_plan::{FlushPlan, RunLimits};
-use super::gauges::add;
-use super::wait::Permits;
+use super::flush_send::{Terms, send, succeeded};
+use super::metrics::add;
+use super::state::{FlushPlan, RunLimits};
+use super::wait_queue::Permits;
 
-/// Sends a plan to a store that has lost writes of the object; the store's version after it, if that is certain.
+/// Sends a plan to a store that has lost writes of the object; returns the store's version after it, if that
+/// is certain.
 pub(crate) async fn restore(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits) -> Result<Option<u64>> {
     let shared = terms.shared;
     let is_alone = shared.config.writer == Writer::Cache;
     if plan.size > shared.can.request_bytes_max || !shared.can.conditions && !is_alone {
-        tracing::warn!(object = %terms.id, "the store has lost writes of an object: what is here is written again");
+        tracing::warn!(object = %terms.id, "the store has lost writes of an object: the cache writes again what it has of it");
         let mut request = InvalidateRequest::new(Scope::Object(terms.id.clone()));
         request.call = terms.call();
         shared.below.invalidate(request).await?;
@@ -31,7 +32,7 @@ pub(crate) async fn restore(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimi
     }
     // One at a time: it is in memory as a whole.
     let _alone = Permits::acquire(&shared.restoring).await?;
-    tracing::warn!(object = %terms.id, "the store has lost writes of an object: all of it is written again");
+    tracing::warn!(object = %terms.id, "the store has lost writes of an object: the cache writes all of it again");
     let kept = plan.size.min(plan.truncate_before);
     let mut request = ReadRequest::new(terms.id.clone(), 0, kept);
     request.call = terms.call();
@@ -46,7 +47,7 @@ pub(crate) async fn restore(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimi
         request.change.condition = condition;
     }
     request.call = terms.call();
-    add(&shared.gauges.flush_requests, 1);
+    add(&shared.metrics.flush_requests, 1);
     let version = match shared.below.write_full(request).await {
         Ok(reply) => reply.version.0,
         Err(error @ (Error::ConditionFailed { .. } | Error::Exists | Error::Missing)) => {
@@ -54,7 +55,7 @@ pub(crate) async fn restore(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimi
         }
         Err(error) => return Err(error),
     };
-    add(&shared.gauges.flush_bytes, plan.bytes());
+    add(&shared.metrics.flush_bytes, plan.bytes());
     succeeded(shared);
     Ok(Some(version))
 }

@@ -1,4 +1,4 @@
-//! The slots of one object: what each of its buckets is, in 4 bytes.
+//! The slots of one object: a state and a bucket number for each of its buckets, in 4 bytes.
 //!
 //! ```text
 //!  31   29 28                             0
@@ -8,8 +8,8 @@
 //! ```
 //! State belongs to the slot, not to the bucket: after a copy one bucket can be clean for one object and
 //! dirty for another. The first four slots lie in the object itself, so that a small one needs no more. The
-//! others come in chunks of 64, made when one of them is used and dropped with the last, so that a full object
-//! costs little more than its slots.
+//! others come in chunks of 64, made when one of them is used and dropped with the last, so that a full
+//! object costs little more than its slots.
 
 /// Buckets that 29 bits can name.
 pub(crate) const BUCKETS_MAX: u32 = 1 << 29;
@@ -138,7 +138,7 @@ impl Slots {
         }
     }
 
-    /// Sets a slot; tells what it was.
+    /// Sets a slot; returns what it was.
     pub(crate) fn set(&mut self, at: u32, slot: Slot) -> Slot {
         let before = match self.few.get_mut(at as usize) {
             Some(place) => std::mem::replace(place, slot),

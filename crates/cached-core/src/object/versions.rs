@@ -7,7 +7,7 @@
 //! callers see the store's version, as if the object had been changed by nothing, and a conditional
 //! request finds that it has to look again.
 
-use super::order;
+use super::lock_ranks;
 use crate::sync::{Mutex, lock};
 
 const STRIPES: usize = 16;
@@ -29,7 +29,8 @@ impl Versions {
     /// For an index of `objects`.
     pub(crate) fn new(objects: u32) -> Self {
         let entries = objects.clamp(ENTRIES_MIN, 1 << 20).next_power_of_two() as usize / STRIPES;
-        let stripe = || Mutex::ranked(vec![Entry::default(); entries].into_boxed_slice(), &order::VERSIONS);
+        let stripe =
+            || Mutex::ranked(vec![Entry::default(); entries].into_boxed_slice(), &lock_ranks::VERSIONS);
         Self { stripes: (0..STRIPES).map(|_| stripe()).collect() }
     }
 
@@ -44,7 +45,7 @@ impl Versions {
         self.with(hash, |entry| *entry = Entry { hash, store, shown });
     }
 
-    /// What stood for the store's version `store`; that itself if nothing else is remembered.
+    /// Returns the version that stood for the store's version `store`, or `store` if none is remembered.
     pub(crate) fn shown_for(&self, hash: u64, store: u64) -> u64 {
         self.with(hash, |entry| if (entry.hash, entry.store) == (hash, store) { entry.shown } else { store })
     }

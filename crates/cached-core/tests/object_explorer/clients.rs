@@ -2,11 +2,11 @@
 
 use blocker::*;
 
-use super::object_support::rng::Rng;
-use super::object_support::sim::Handle;
 use super::oracle::{CELL, CELLS_PER_BUCKET, Kind, Look, bytes_of, cells_of};
 use super::profiles::Ask;
-use super::scheduler::{World, tell};
+use super::scheduler::{Environment, tell};
+use test_kit::rng::Rng;
+use test_kit::sim::Handle;
 
 pub enum Answer {
     Change(Result<(Durability, Option<u64>)>),
@@ -56,7 +56,7 @@ struct Drawn {
     change: Change,
 }
 
-impl World {
+impl Environment {
     /// A client asks its next operation.
     pub fn ask(&mut self) {
         let number = self.asked;

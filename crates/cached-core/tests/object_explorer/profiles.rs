@@ -1,7 +1,7 @@
 //! What is enabled in a run: which operations, faults and sizes. A defect that others hide behind is reached
 //! by leaving those others' causes out.
 
-use blocker::WritePolicy;
+use blocker::WriteMode;
 use cached_core::object::Writer;
 
 /// What clients may ask, each with its weight.
@@ -35,7 +35,7 @@ pub enum Ask {
 pub struct Profile {
     pub name: &'static str,
     pub asks: &'static [(Ask, u64)],
-    pub policies: &'static [WritePolicy],
+    pub policies: &'static [WriteMode],
     pub writer: Writer,
     pub caches: usize,
     pub objects: (u64, u64),
@@ -85,7 +85,7 @@ pub struct Profile {
 }
 
 use Ask::*;
-use WritePolicy::{Around, Back, Through};
+use WriteMode::{Around, Back, Through};
 
 const ALL: &[(Ask, u64)] = &[
     (Aligned, 6),

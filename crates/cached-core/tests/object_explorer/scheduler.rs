@@ -10,12 +10,12 @@ use blocker::*;
 use cached_core::object::{NamespaceConfig, ObjectCache, ObjectCacheConfig, Writer};
 
 use super::clients::Flight;
-use super::object_support::rng::Rng;
-use super::object_support::sim::{Handle, Sim};
-use super::object_support::{self, BUCKET, namespace};
 use super::oracle::{CELL, CELLS_PER_BUCKET, Kind, Oracle, bytes_of};
 use super::profiles::Profile;
 use super::store::{Stage, Store};
+use test_kit::rng::Rng;
+use test_kit::sim::{Handle, Sim};
+use test_kit::{BUCKET, namespace};
 
 /// More steps than this until all is at rest: it never will be.
 const STEPS_MAX: u64 = 30_000;
@@ -42,14 +42,14 @@ pub struct Without {
     pub from: Option<u64>,
 }
 
-pub struct World {
+pub struct Environment {
     pub profile: Profile,
     pub seed: u64,
     pub sim: Sim,
     pub rng: Rng,
     pub store: Store,
     pub caches: Vec<ObjectCache>,
-    background: Vec<Handle<()>>,
+    running: Vec<Handle<()>>,
     /// What a slow reader holds.
     held: Vec<Segments>,
     pub ids: Vec<ObjectId>,
@@ -81,16 +81,16 @@ pub struct World {
 }
 
 macro_rules! tell {
-    ($world:expr, $($text:tt)*) => {
-        if $world.is_told() {
+    ($env:expr, $($text:tt)*) => {
+        if $env.is_told() {
             let text = format!($($text)*);
-            $world.trace.push(text);
+            $env.trace.push(text);
         }
     };
 }
 pub(super) use tell;
 
-impl World {
+impl Environment {
     pub fn new(profile: &Profile, seed: u64, without: Without, is_told: bool) -> Self {
         let mut rng = Rng::new(seed ^ 0x0b1e_c700);
         let mut sim = Sim::new(Some(seed));
@@ -107,7 +107,7 @@ impl World {
         let dirty_buckets = rng.within(1, (free / 4 * 3).max(1));
         let policy = *rng.pick(profile.policies);
         let ns = |index: u64| namespace(if index == 0 { "a" } else { "b" });
-        let mut namespaces = vec![NamespaceConfig { namespace: namespace(HOG), write: WritePolicy::Through }];
+        let mut namespaces = vec![NamespaceConfig { namespace: namespace(HOG), write: WriteMode::Through }];
         for index in 0..profile.namespaces {
             namespaces.push(NamespaceConfig { namespace: ns(index), write: *rng.pick(profile.policies) });
         }
@@ -121,17 +121,17 @@ impl World {
             writer: profile.writer,
             namespaces,
             hash_seed: Some(seed | 1),
-            ..object_support::small(policy)
+            ..test_kit::small(policy)
         };
         let mut caches = Vec::new();
-        let mut background = Vec::new();
+        let mut running = Vec::new();
         let mut held = Vec::new();
         for index in 0..profile.caches {
             let below: Arc<dyn Blocker> = Arc::new(store.for_cache(index));
             let config =
                 ObjectCacheConfig { hash_seed: Some((seed | 1) + 2 * index as u64), ..config.clone() };
-            let cache = object_support::cache(below, config, &sim.clock);
-            background.push(sim.spawn(cache.run()));
+            let (cache, background) = test_kit::cache(below, config, &sim.clock);
+            running.push(sim.spawn(background));
             held.extend(hold_all_but(&mut sim, &cache, free));
             caches.push(cache);
         }
@@ -147,7 +147,7 @@ impl World {
             };
             let value = oracle.fresh_value();
             if let Some(size) = size {
-                object_support::fill(&store.memory(), &id, bytes_of(value, size));
+                test_kit::fill(&store.memory(), &id, bytes_of(value, size));
             }
             oracle.add(id.clone(), size, value);
             ids.push(id);
@@ -173,7 +173,7 @@ impl World {
             rng,
             store,
             caches,
-            background,
+            running,
             held,
             ids,
             oracle,
@@ -233,7 +233,7 @@ impl World {
         self.compare()?;
         self.held.clear();
         self.caches.clear();
-        self.drain(|world| world.background.iter().all(Handle::is_done))?;
+        self.drain(|env| env.running.iter().all(Handle::is_done))?;
         Ok(())
     }
 
@@ -525,7 +525,7 @@ impl World {
             (_, scope) => scope,
         };
         let in_force = self.store.by_another(|memory| {
-            match blocker::executor::block_on(memory.claim(super::compat::ask(scope.clone()))) {
+            match blocker::executor::block_on(memory.claim(super::claims::ask(scope.clone()))) {
                 Ok(reply) => reply.epoch,
                 Err(Error::Fenced { epoch }) => epoch,
                 Err(error) => panic!("{error}"),
@@ -533,7 +533,7 @@ impl World {
         });
         let epoch = Epoch(in_force.0 + 1);
         tell!(self, "  another takes over {scope:?} with {epoch}");
-        let claim = super::compat::claim(scope.clone(), epoch);
+        let claim = super::claims::claim(scope.clone(), epoch);
         let claimed = self.store.by_another(|memory| blocker::executor::block_on(memory.claim(claim)));
         claimed.expect("above the epoch in force");
         self.oracle.fenced(0, &scope);
@@ -596,7 +596,7 @@ impl World {
         while !self.unpublished.is_empty() {
             self.publish_one();
         }
-        self.drain(|world| world.flights.is_empty())?;
+        self.drain(|env| env.flights.is_empty())?;
         let now = self.oracle.tick();
         self.oracle.informed(&Scope::All, now);
         self.oracle.at_rest();
@@ -671,7 +671,7 @@ fn named(object: &Option<ObjectId>) -> String {
     object.as_ref().map_or(String::new(), |id| id.to_string())
 }
 
-impl World {
+impl Environment {
     pub fn is_left_out(&self, number: u64) -> bool {
         self.without.operations.contains(&number)
     }
@@ -679,10 +679,10 @@ impl World {
 
 /// Runs one seed.
 pub fn run(profile: &Profile, seed: u64, without: Without, is_told: bool) -> Outcome {
-    let world = std::panic::AssertUnwindSafe(std::cell::RefCell::new(None));
+    let env = std::panic::AssertUnwindSafe(std::cell::RefCell::new(None));
     let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let mut own = world.borrow_mut();
-        let own = own.insert(World::new(profile, seed, without, is_told));
+        let mut own = env.borrow_mut();
+        let own = own.insert(Environment::new(profile, seed, without, is_told));
         own.run()
     }));
     let problem = match ran {
@@ -693,7 +693,7 @@ pub fn run(profile: &Profile, seed: u64, without: Without, is_told: bool) -> Out
             Some(format!("panic: {text}"))
         }
     };
-    let mut slot = world.borrow_mut();
+    let mut slot = env.borrow_mut();
     let Some(own) = slot.as_mut() else {
         return Outcome { problem, trace: Vec::new(), asked: 0, steps: 0 };
     };

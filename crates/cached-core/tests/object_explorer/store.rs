@@ -13,7 +13,7 @@ use std::task::{Poll, Waker};
 
 use blocker::*;
 
-use super::object_support::content;
+use test_kit::content;
 
 /// More calls than this between two steps of the scheduler: somebody calls in a circle.
 const CALLS_MAX: u64 = 2_000;
@@ -161,7 +161,7 @@ impl Store {
     pub fn new(clock: &ManualClock) -> Self {
         // A clock that stands still: what is held is not late when it is done.
         let _ = clock;
-        let memory = Arc::new(super::object_support::memory(&ManualClock::new()));
+        let memory = Arc::new(test_kit::memory(&ManualClock::new()));
         let state = State {
             news: memory.subscribe(),
             memory,

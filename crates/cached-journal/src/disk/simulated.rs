@@ -28,7 +28,7 @@ impl Random {
     }
 
     /// Returns the next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -38,7 +38,7 @@ impl Random {
 
     /// Returns a number below `end`, which is not 0.
     pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
+        self.next_u64() % end
     }
 
     /// Returns true `permille` times in 1 000.
@@ -354,7 +354,7 @@ impl Disk for SimulatedDisk {
 
     fn random(&self) -> io::Result<u64> {
         let mut medium = self.medium.lock();
-        Ok(medium.random.next())
+        Ok(medium.random.next_u64())
     }
 }
 

@@ -77,7 +77,7 @@ pub(super) fn head(number: u64) -> Head<'static> {
 
 pub(super) fn payload(number: u64, bytes: usize) -> Vec<u8> {
     let mut random = Random::new(number);
-    let mut payload: Vec<_> = (0..bytes.div_ceil(8)).flat_map(|_| random.next().to_le_bytes()).collect();
+    let mut payload: Vec<_> = (0..bytes.div_ceil(8)).flat_map(|_| random.next_u64().to_le_bytes()).collect();
     payload.truncate(bytes);
     payload
 }

@@ -31,7 +31,7 @@ fn crash(kit: &Kit, random: &mut Random) {
     if random.chance(300) {
         kit.disk.kill_process();
     } else {
-        kit.disk.power_cycle(random.next());
+        kit.disk.power_cycle(random.next_u64());
     }
 }
 
@@ -41,7 +41,7 @@ fn run(seed: u64, faults: Faults, cut: impl Fn(&mut Random) -> Option<u64>) -> R
     let kit = Kit::new(3 + random.below(2));
     let mut model = Model::default();
     for life in 0..5 {
-        kit.disk.set_faults(random.next(), Faults::default());
+        kit.disk.set_faults(random.next_u64(), Faults::default());
         kit.disk.cut_power_in(cut(&mut random));
         let opened = kit.open();
         let (journal, replay) = match opened {
@@ -58,7 +58,7 @@ fn run(seed: u64, faults: Faults, cut: impl Fn(&mut Random) -> Option<u64>) -> R
             Err(_) if kit.disk.is_off() => {}
             Err(error) => return Err(format!("life {life}: {error}")),
         }
-        kit.disk.set_faults(random.next(), faults);
+        kit.disk.set_faults(random.next_u64(), faults);
         for _ in 0..random.below(160) {
             step(&journal, &mut model, &mut random);
             if random.chance(30) {

@@ -1,4 +1,4 @@
-//! The 24 bytes in front of every frame, the same both ways.
+//! The 24 bytes at the start of every frame, in requests and in responses.
 //!
 //! ```text
 //!       0               1               2               3
@@ -9,7 +9,7 @@
 //!      +---------------+---------------+---------------+---------------+
 //!    8 | body length = extras + key + value                            |
 //!      +---------------+---------------+---------------+---------------+
-//!   12 | opaque, echoed as it came                                     |
+//!   12 | opaque, repeated as sent                                     |
 //!      +---------------+---------------+---------------+---------------+
 //!   16 | CAS value                                                     |
 //!      |                                                               |
@@ -24,30 +24,30 @@ pub const MAGIC_REQUEST: u8 = 0x80;
 /// The first byte of a response.
 pub const MAGIC_RESPONSE: u8 = 0x81;
 
-/// Bytes of a header.
+/// The length of a header.
 pub const HEADER_LEN: usize = 24;
 
 /// A request's header, in host order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// [`MAGIC_REQUEST`], or the connection is lost.
+    /// [`MAGIC_REQUEST`]; anything else closes the connection.
     pub magic: u8,
     /// The command.
     pub opcode: u8,
-    /// Bytes of the key.
+    /// The length of the key.
     pub key_len: u16,
-    /// Bytes of the extras.
+    /// The length of the extras.
     pub extras_len: u8,
-    /// Bytes of extras, key and value together.
+    /// The length of extras, key and value together.
     pub body_len: u32,
-    /// Echoed in the response.
+    /// Repeated in the response.
     pub opaque: u32,
     /// The CAS value to compare with, or 0.
     pub cas: u64,
 }
 
 impl Header {
-    /// Reads the header at the start of `input`, if it is there.
+    /// Reads the header at the start of `input`, if it has arrived.
     #[inline]
     pub fn read(input: &[u8]) -> Option<Header> {
         let bytes: &[u8; HEADER_LEN] = input.first_chunk()?;
@@ -64,7 +64,7 @@ impl Header {
         })
     }
 
-    /// The header as a client sends it.
+    /// Returns the header as a client sends it.
     pub fn to_bytes(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];
         bytes[0] = self.magic;
@@ -77,7 +77,7 @@ impl Header {
         bytes
     }
 
-    /// Bytes of header, extras and key.
+    /// Returns the length of header, extras and key.
     #[inline]
     pub(super) fn head_len(&self) -> usize {
         HEADER_LEN + usize::from(self.extras_len) + usize::from(self.key_len)

@@ -1,10 +1,11 @@
 //! The binary protocol: frames with a fixed header.
 //!
-//! A frame is decoded once header, extras and key are there; a value may follow later. What is malformed is answered with
-//! status 04 and closed upon, lengths that contradict each other with 81. Three oddities of memcached are kept because a
-//! client's stream would go out of step without them: an unknown opcode throws away `body length` bytes *after* extras and
-//! key; `STAT`, `TOUCH` and `GAT` leave a value that they should not have in the stream, where it is read as the next
-//! header; and a frame whose extras and key exceed a 16 KiB buffer closes the connection once that is full.
+//! A frame is decoded once header, extras and key have arrived; a value may follow later. The reply to a
+//! malformed frame has status 04 and the connection is closed; lengths that contradict each other have status
+//! 81. Three oddities of memcached are kept, because a client's stream would lose its frame boundaries
+//! without them: an unknown opcode discards `body length` bytes *after* extras and key; `STAT`, `TOUCH` and
+//! `GAT` leave a value that they should not have in the stream, where it is read as the next header; and a
+//! frame whose extras and key exceed a 16 KiB buffer closes the connection once that is full.
 
 mod header;
 pub mod opcode;
@@ -18,7 +19,7 @@ pub use response::{
     encode_response, encode_stat, encode_stat_end, encode_value_head, encode_version,
 };
 
-/// What [`decode`] finds.
+/// The result of [`decode`].
 pub type Decoded<'a> = crate::Decoded<Request<'a>, StoreHeader<'a>, ErrorReply>;
 
 /// Decodes the frame at the start of `input`.

@@ -38,7 +38,7 @@ pub const SASL_STEP: u8 = 0x22;
 pub const GATK: u8 = 0x23;
 pub const GATKQ: u8 = 0x24;
 
-/// The loud form of an opcode, and whether it was quiet.
+/// Returns the loud form of an opcode, and whether it was quiet.
 #[inline]
 pub(super) fn loud(opcode: u8) -> (u8, bool) {
     match opcode {

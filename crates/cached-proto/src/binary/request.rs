@@ -1,19 +1,20 @@
-//! Requests: which opcode takes which extras, key and value.
+//! Requests: the extras, key and value of each opcode.
 
 use super::opcode as op;
 use super::{Decoded, ErrorReply, HEADER_LEN, Header, MAGIC_REQUEST, Status};
 use crate::limits::{BINARY_BODY_LEN_MAX, BINARY_FRAME_HEAD_LEN_MAX, KEY_LEN_MAX};
 
-/// What a response needs to know of its request.
+/// The parts of a request that its response repeats or depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     /// The opcode as it was sent, quiet or not; the response repeats it.
     pub opcode: u8,
-    /// Echoed.
+    /// Repeated in the response.
     pub opaque: u32,
     /// The CAS value to compare with, or 0.
     pub cas: u64,
-    /// No answer if all went well (a get: if it missed). Errors are always sent, `Not found` of a quiet delete among them.
+    /// No response on success (for a get: on a miss). Errors are always sent, including `Not found` of a
+    /// quiet delete.
     pub quiet: bool,
 }
 
@@ -22,23 +23,23 @@ pub struct Head {
 pub struct Request<'a> {
     /// What the response repeats.
     pub head: Head,
-    /// What is asked for.
+    /// The command.
     pub command: Command<'a>,
 }
 
-/// What a binary request asks for. Keys have 1 to 250 bytes, any bytes.
+/// The command of a binary request. Keys have 1 to 250 bytes of any value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command<'a> {
     /// GET, GETK, GAT, GATK and their quiet forms.
     Get {
         /// The key.
         key: &'a [u8],
-        /// GETK, GATK: the response carries the key, of a miss too.
+        /// GETK, GATK: the response carries the key, also on a miss.
         with_key: bool,
         /// GAT, GATK: the new expiry.
         exptime: Option<u32>,
     },
-    /// TOUCH: answered like a GET, without the value.
+    /// TOUCH: its response is that of a GET, without the value.
     Touch {
         /// The key.
         key: &'a [u8],
@@ -47,7 +48,7 @@ pub enum Command<'a> {
     },
     /// SET, ADD, REPLACE, APPEND, PREPEND, with the value.
     Store(Store<'a>),
-    /// DELETE; `head.cas` guards it unless 0.
+    /// DELETE; conditional on `head.cas` unless that is 0.
     Delete {
         /// The key.
         key: &'a [u8],
@@ -56,53 +57,53 @@ pub enum Command<'a> {
     Arithmetic(Arithmetic<'a>),
     /// FLUSH.
     Flush {
-        /// Seconds (or Unix time, above 30 days) until what is there now is gone; 0 is now.
+        /// Seconds (or Unix time, above 30 days) until all present items expire; 0 is now.
         exptime: u32,
     },
-    /// NOOP: answered, and what has gathered is sent.
+    /// NOOP: respond, and send all responses.
     Noop,
     /// VERSION.
     Version,
-    /// STAT; an empty key asks for the plain statistics.
+    /// STAT; an empty key stands for the general statistics.
     Stat {
-        /// Which statistics; up to 250 bytes.
+        /// The name of the report; up to 250 bytes.
         key: &'a [u8],
     },
-    /// QUIT: answered unless quiet, then close.
+    /// QUIT: respond unless quiet, then close.
     Quit,
 }
 
-/// INCREMENT or DECREMENT; `head.cas` guards it unless 0.
+/// INCREMENT or DECREMENT; conditional on `head.cas` unless that is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arithmetic<'a> {
     /// The key.
     pub key: &'a [u8],
-    /// Downwards, stopping at 0; upwards it wraps at 2^64.
+    /// Decrement, stopping at 0; an increment wraps at 2^64.
     pub decrement: bool,
-    /// How far.
+    /// The amount.
     pub delta: u64,
-    /// What a missing number starts with.
+    /// The value with which a missing number is created.
     pub initial: u64,
-    /// The expiry of a number created; `None` (all bits set) creates none.
+    /// The expiry of a number that is created; `None` (all bits set) creates none.
     pub exptime: Option<u32>,
 }
 
 /// How a value is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreVerb {
-    /// Whatever was there.
+    /// In any case.
     Set,
-    /// If nothing is there; refused with 02.
+    /// If there is no item; else status 02.
     Add,
-    /// If something is there; refused with 01.
+    /// If there is an item; else status 01.
     Replace,
-    /// Behind what is there; refused with 05.
+    /// After the value of the item; status 05 if there is none.
     Append,
-    /// In front of what is there; refused with 05.
+    /// Before the value of the item; status 05 if there is none.
     Prepend,
 }
 
-/// All that a storage request says besides its value.
+/// A storage request without its value.
 ///
 /// A nonzero `head.cas` turns set, add and replace alike into compare-and-store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,31 +116,33 @@ pub struct StoreHeader<'a> {
     pub key: &'a [u8],
     /// The client's flags; 0 for append and prepend.
     pub flags: u32,
-    /// 0 never, up to 30 days relative, beyond that Unix time; there is no "at once". 0 for append and prepend.
+    /// 0 never, up to 30 days relative, above that Unix time; there is no "at once". 0 for append and
+    /// prepend.
     pub exptime: u32,
-    /// Bytes of the value; up to 1 GiB. Too large is status 03, and the value is thrown away.
+    /// The number of bytes of the value; up to 1 GiB. A value that is too large has status 03 and is
+    /// discarded.
     pub value_len: usize,
 }
 
 /// A storage request with its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Store<'a> {
-    /// All else.
+    /// The request without the value.
     pub header: StoreHeader<'a>,
     /// The value.
     pub value: &'a [u8],
 }
 
-/// The lengths a command insists on.
+/// The lengths that a command requires.
 #[derive(Clone, Copy)]
 enum Shape {
     /// No body at all.
     Empty,
-    /// A key alone.
+    /// A key only.
     Key,
-    /// So many bytes of extras, then a key.
+    /// This many bytes of extras, then a key.
     ExtrasKey(u8),
-    /// The same; what follows is left in the stream.
+    /// The same; bytes that follow stay in the stream.
     ExtrasKeyLoose(u8),
     /// Extras, a key and a value.
     Value(u8),
@@ -161,7 +164,7 @@ impl Shape {
     }
 }
 
-/// Decodes the frame whose header begins `input`.
+/// Decodes the frame at the start of `input`.
 #[inline]
 pub(super) fn decode<'a>(header: &Header, input: &'a [u8]) -> Decoded<'a> {
     if header.magic != MAGIC_REQUEST {
@@ -225,7 +228,7 @@ pub(super) fn decode<'a>(header: &Header, input: &'a [u8]) -> Decoded<'a> {
         op::NOOP => Command::Noop,
         op::VERSION => Command::Version,
         op::SASL_LIST_MECHS | op::SASL_AUTH | op::SASL_STEP => {
-            // Not built yet: as a memcached without -S.
+            // Not implemented: as a memcached without -S.
             return Decoded::swallow(error(Status::UnknownCommand), head_len, value_len);
         }
         op::SET | op::ADD | op::REPLACE | op::APPEND | op::PREPEND => {
@@ -259,7 +262,7 @@ fn request(head: Head, command: Command<'_>, consumed: usize) -> Decoded<'_> {
     Decoded::Request { request: Request { head, command }, consumed }
 }
 
-/// A number in the extras, or 0 where the command has none.
+/// Returns a number in the extras, or 0 where the command has none.
 #[inline]
 fn be_u32(extras: &[u8], at: usize) -> u32 {
     extras.get(at..at + 4).map_or(0, |bytes| u32::from_be_bytes(bytes.try_into().expect("four bytes")))
@@ -302,7 +305,7 @@ mod tests {
         }
     }
 
-    /// Status, bytes consumed, bytes to swallow, whether to close.
+    /// Returns status, bytes consumed, bytes to discard, whether to close.
     fn refusal(input: &[u8]) -> (Status, usize, usize, bool) {
         match decode(input) {
             Decoded::Refused(refused) => {
@@ -336,7 +339,7 @@ mod tests {
         assert_eq!(refusal(&frame(opcode::GET, b"", b"key", b"v")), (INVALID, 27, 0, true));
         let touch = Command::Touch { key: b"k", exptime: 0xffff_ffff };
         assert_eq!(command(&frame(opcode::TOUCH, &[0xff; 4], b"k", b"")), (touch, false));
-        // A value where none belongs is read as the next frame.
+        // A value that the command does not have is read as the next frame.
         assert!(matches!(
             decode(&frame(opcode::TOUCH, &[0; 4], b"k", b"v")),
             Decoded::Request { consumed: 29, .. }
@@ -423,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_opcodes_throw_away_what_memcached_does() {
+    fn unknown_opcodes_discard_the_same_bytes_as_memcached() {
         assert_eq!(refusal(&frame(0xff, b"", b"k", b"vvvv")), (UNKNOWN, 25, 5, false));
         assert_eq!(refusal(&frame(0x1b, &[0; 4], b"", b"")), (UNKNOWN, 28, 4, false));
         assert_eq!(refusal(&frame(opcode::SASL_AUTH, b"", b"PLAIN", b"\0a\0b")), (UNKNOWN, 29, 4, false));

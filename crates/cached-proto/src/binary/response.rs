@@ -1,4 +1,4 @@
-//! Responses: one header, then what the status calls for.
+//! Responses: one header, then the body that the status requires.
 
 use super::{HEADER_LEN, Head, MAGIC_RESPONSE, opcode};
 
@@ -6,23 +6,23 @@ use super::{HEADER_LEN, Head, MAGIC_RESPONSE, opcode};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Status {
-    /// All went well.
+    /// Success.
     Ok = 0x00,
     /// No such key.
     NotFound = 0x01,
-    /// Something is there already, or the CAS value is another.
+    /// There is an item already, or the CAS value differs.
     Exists = 0x02,
-    /// The item is above the item limit.
+    /// The item exceeds the item size limit.
     TooLarge = 0x03,
     /// A malformed request; the connection is closed.
     InvalidArguments = 0x04,
-    /// Nothing to append to.
+    /// There is no item to append to.
     NotStored = 0x05,
-    /// The value is no number.
+    /// The value is not a number.
     NonNumeric = 0x06,
     /// Not authenticated, or not allowed.
     AuthError = 0x20,
-    /// Authentication goes on.
+    /// Authentication continues.
     AuthContinue = 0x21,
     /// No such command.
     UnknownCommand = 0x81,
@@ -31,7 +31,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// The words in the body of an error.
+    /// Returns the text in the body of an error.
     pub fn words(self) -> &'static str {
         match self {
             Status::Ok | Status::AuthContinue => "",
@@ -48,12 +48,12 @@ impl Status {
     }
 }
 
-/// The answer to something malformed.
+/// The response to malformed input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorReply {
-    /// Of the request.
+    /// The opcode and opaque of the request.
     pub head: Head,
-    /// What is wrong.
+    /// The status.
     pub status: Status,
 }
 
@@ -64,7 +64,7 @@ impl ErrorReply {
     }
 }
 
-/// Appends a response up to its value, of which `value_len` bytes belong behind it.
+/// Appends a response up to its value, of which `value_len` bytes follow.
 #[inline]
 pub fn encode_response(
     out: &mut Vec<u8>,
@@ -91,12 +91,12 @@ pub fn encode_response(
     out.extend_from_slice(key);
 }
 
-/// Appends an error with its usual words, quiet or not.
+/// Appends an error with its usual text, quiet or not.
 pub fn encode_error(out: &mut Vec<u8>, head: &Head, status: Status) {
     encode_error_text(out, head, status, status.words());
 }
 
-/// Appends an error with other words (`Out of memory allocating item`).
+/// Appends an error with another text (`Out of memory allocating item`).
 pub fn encode_error_text(out: &mut Vec<u8>, head: &Head, status: Status, words: &str) {
     encode_response(out, head, status, 0, b"", b"", words.len());
     out.extend_from_slice(words.as_bytes());
@@ -110,7 +110,8 @@ pub fn encode_done(out: &mut Vec<u8>, head: &Head, cas: u64) {
     }
 }
 
-/// Appends a hit, quiet or not: the client's flags, the key if it was asked for, and room for the value (of TOUCH, none).
+/// Appends a hit, quiet or not, up to its value: the client's flags, and the key if it was requested. TOUCH
+/// has no value.
 #[inline]
 pub fn encode_value_head(
     out: &mut Vec<u8>,
@@ -123,7 +124,7 @@ pub fn encode_value_head(
     encode_response(out, head, Status::Ok, cas, &flags.to_be_bytes(), key.unwrap_or(b""), value_len);
 }
 
-/// Appends a miss of a get, with the key if it was asked for; nothing if the request was quiet.
+/// Appends a miss of a get, with the key if it was requested; nothing if the request was quiet.
 #[inline]
 pub fn encode_miss(out: &mut Vec<u8>, head: &Head, key: Option<&[u8]>) {
     match key {
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn quiet_requests_hear_of_errors_only() {
+    fn quiet_requests_have_responses_to_errors_only() {
         let head = Head { quiet: true, ..HEAD };
         assert_eq!(hex(|out| encode_done(out, &head, 1)), "");
         assert_eq!(hex(|out| encode_number(out, &head, 1, 2)), "");

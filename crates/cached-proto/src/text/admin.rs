@@ -1,7 +1,7 @@
-//! Commands for an operator: split into words, judged by the server.
+//! Administrative commands, split into words that the server interprets.
 //!
-//! Most of them compare words by prefix (`stats r` resets), so [`Tokens::is_prefix_of`] is here too. Which verbs exist in a build
-//! or are switched on is the server's to know: for one that is not there it answers [`reply::ERROR`], unless `noreply`.
+//! Most of them compare words by prefix (`stats r` resets), hence [`Tokens::is_prefix_of`]. The server knows
+//! which verbs exist in its build and are enabled; to others it replies [`reply::ERROR`], unless `noreply`.
 
 use std::fmt;
 
@@ -10,18 +10,18 @@ use crate::limits::TOKENS_MAX;
 use crate::reply::{self, unless};
 use crate::scan;
 
-/// An operator's command.
+/// An administrative command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admin<'a> {
-    /// Which one.
+    /// The verb.
     pub verb: Verb,
-    /// All words of the line; 0 is the verb itself.
+    /// All words of the line; word 0 is the verb itself.
     pub tokens: Tokens<'a>,
     /// Send nothing, errors included. Always false for [`Verb::Watch`].
     pub noreply: bool,
 }
 
-/// An operator's command by name.
+/// The verb of an administrative command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
     /// `cache_memlimit MB`
@@ -48,7 +48,7 @@ pub enum Verb {
     Watch,
 }
 
-/// The words of a line: at most 23, parted by spaces, none empty.
+/// The words of a line: at most 23, separated by spaces, none empty.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Tokens<'a> {
     text: &'a [u8],
@@ -62,18 +62,18 @@ impl<'a> Tokens<'a> {
         Tokens { text, count }
     }
 
-    /// How many words there are, the verb among them.
+    /// Returns the number of words, with the verb.
     #[expect(clippy::len_without_is_empty, reason = "the verb is always there")]
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// The word at `index`; 0 is the verb.
+    /// Returns the word at `index`; 0 is the verb.
     pub fn get(&self, index: usize) -> Option<&'a [u8]> {
         self.iter().nth(index)
     }
 
-    /// The words in order.
+    /// Returns the words in order.
     pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         let (text, mut at) = (self.text, 0);
         std::iter::from_fn(move || {
@@ -84,7 +84,8 @@ impl<'a> Tokens<'a> {
         .take(self.count)
     }
 
-    /// Whether the word at `index` is there and `name` begins with it: how memcached compares sub-commands.
+    /// Returns whether there is a word at `index` and `name` begins with it. memcached compares sub-commands
+    /// this way.
     pub fn is_prefix_of(&self, index: usize, name: &str) -> bool {
         self.get(index).is_some_and(|token| name.as_bytes().starts_with(token))
     }
@@ -96,13 +97,14 @@ impl fmt::Debug for Tokens<'_> {
     }
 }
 
-/// `watch …`: it alone is known by what stands before the first space, and knows no `noreply`.
+/// Decodes `watch …`, the only one that is recognised by the text before the first space, and that has no
+/// `noreply`.
 pub(super) fn decode_watch<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
     let admin = Admin { verb: Verb::Watch, tokens: Tokens::split(text), noreply: false };
     Decoded::Request { request: Request::Admin(admin), consumed: line_len }
 }
 
-/// A line whose verb is none of the data commands'.
+/// Decodes a line whose verb is not a data command's.
 pub(crate) fn decode<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
     let tokens = Tokens::split(text);
     let (Some(first), Some(last)) = (tokens.get(0), tokens.iter().last()) else {
@@ -122,7 +124,7 @@ pub(crate) fn decode<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
         b"refresh_certs" => Verb::RefreshCerts,
         b"shutdown" => Verb::Shutdown,
         b"slabs" => Verb::Slabs,
-        // A browser, or somebody who makes one send things here.
+        // A browser, or an attacker who makes one send requests to this port.
         _ if tokens.len() > 1 && last.starts_with(b"HTTP/") => return Decoded::Close,
         _ => return Decoded::refused(unless(noreply, reply::ERROR), line_len),
     };
@@ -147,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_split_for_the_server() {
+    fn lines_are_split_into_words() {
         let slabs = admin(b"slabs  reassign 1 -5 \r\n");
         assert_eq!((slabs.verb, slabs.tokens.len(), slabs.noreply), (Verb::Slabs, 4, false));
         assert_eq!(slabs.tokens.get(3), Some(&b"-5"[..]));
@@ -163,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn watch_and_stats_know_no_noreply() {
+    fn watch_and_stats_have_no_noreply() {
         let watch = admin(b"watch noreply\r\n");
         assert_eq!((watch.verb, watch.noreply, watch.tokens.len()), (Verb::Watch, false, 2));
         assert_eq!(decoded(b" watch\r\n"), Decoded::refused(reply::ERROR, 8));
@@ -175,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown() {
+    fn unknown_commands_are_errors() {
         assert_eq!(decoded(b"bogus\r\n"), Decoded::refused(reply::ERROR, 7));
         assert_eq!(decoded(b"bogus noreply\r\n"), Decoded::refused(reply::SILENT, 15));
         assert_eq!(decoded(b"     \r\n"), Decoded::refused(reply::ERROR, 7));

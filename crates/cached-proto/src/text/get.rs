@@ -1,11 +1,11 @@
 //! `get`, `gets`, `gat`, `gats`: any number of keys, walked one at a time.
 //!
-//! A line of keys is as long as the client likes, and so are the replies. The keys stay in the input and are found as they
-//! are asked for; [`Get::cursor`] is all that a connection must remember to go on later, when its output has been read.
+//! A line of keys has any length, and so have the replies. The keys stay in the input and are found one by
+//! one; [`Get::cursor`] is all that a connection must keep to continue later, when its output has been sent.
 //!
-//! One key above 250 bytes refuses the whole line, before any key is served. (memcached serves the keys in front of it, drops
-//! those replies again, with whatever else was pipelined before, and adds a stray CRLF to the error. The wire shows the
-//! error alone here.)
+//! One key above 250 bytes refuses the whole line, before any key is served. (memcached serves the keys
+//! before it, drops those replies and all that were pipelined before, and adds a stray CRLF to the error.
+//! Here only the error is sent.)
 
 use std::fmt;
 
@@ -17,23 +17,24 @@ use crate::{number, reply, scan};
 
 /// A retrieval of one or more keys.
 ///
-/// Answer each hit with [`encode_value_head`], the value and CRLF, misses with nothing, and the whole with [`reply::END`]. There is no `noreply`.
+/// The reply to each hit is [`encode_value_head`], the value and CRLF; a miss has none; [`reply::END`]
+/// follows the last. There is no `noreply`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Get<'a> {
     /// `gets`, `gats`: show the CAS value.
     pub with_cas: bool,
-    /// `gat`, `gats`: the new expiry of each key that is found, as the client sent it.
+    /// `gat`, `gats`: the new expiry of each item that is found, as the client sent it.
     pub exptime: Option<i32>,
-    /// The line up to its end.
+    /// The line without its end.
     line: &'a [u8],
-    /// Where in `line` the next key is looked for.
+    /// The position in `line` from which the next key is searched.
     at: usize,
-    /// Where the key that begins at `at` ends, if that is known; otherwise 0.
+    /// The end of the key that begins at `at`, if it is known; otherwise 0.
     key_end: usize,
 }
 
 impl<'a> Get<'a> {
-    /// The next key, 1 to 250 bytes. The first call always finds one.
+    /// Returns the next key, 1 to 250 bytes. The first call always finds one.
     #[inline]
     pub fn next_key(&mut self) -> Option<&'a [u8]> {
         let (start, end) = match self.key_end {
@@ -44,7 +45,7 @@ impl<'a> Get<'a> {
         Some(&self.line[start..end])
     }
 
-    /// The next keys, as many as there are and `into` has room for; how many. Fewer than there was room for were the last.
+    /// Fills `into` with the next keys; returns how many there were. Fewer than `into` holds were the last.
     #[inline]
     pub fn next_keys(&mut self, into: &mut [&'a [u8]]) -> usize {
         if self.key_end != 0 {
@@ -62,13 +63,13 @@ impl<'a> Get<'a> {
         count
     }
 
-    /// Whether no key can follow: the line is used up.
+    /// Returns whether no key can follow because the line is used up.
     #[inline]
     pub fn is_done(&self) -> bool {
         self.at >= self.line.len()
     }
 
-    /// What to remember in order to go on with the next key later.
+    /// Returns the place of the next key, to continue there later.
     #[inline]
     pub fn cursor(&self) -> GetCursor {
         GetCursor { with_cas: self.with_cas, exptime: self.exptime, at: self.at, end: self.line.len() }
@@ -88,7 +89,7 @@ impl fmt::Debug for Get<'_> {
     }
 }
 
-/// A [`Get`] at rest: keep the line in the input, and `resume` when there is room again.
+/// A suspended [`Get`]: keep the line in the input, and [`resume`](Self::resume) when there is room again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GetCursor {
     with_cas: bool,
@@ -98,10 +99,10 @@ pub struct GetCursor {
 }
 
 impl GetCursor {
-    /// The retrieval again, at the key where it stopped.
+    /// Returns the retrieval, at the key where it stopped.
     ///
-    /// `input` must begin with the same line as when the cursor was made; bytes may have been added behind it. With any other
-    /// input the keys are wrong, or there are none.
+    /// `input` must begin with the same line as when the cursor was made; bytes may have been appended. With
+    /// any other input the keys are wrong, or there are none.
     #[inline]
     pub fn resume<'a>(&self, input: &'a [u8]) -> Get<'a> {
         let line = &input[..self.end.min(input.len())];
@@ -111,29 +112,32 @@ impl GetCursor {
 
 const KEY_AT: usize = 4;
 
-/// The key of a `get k` and CRLF with nothing else in the line, which is what most requests are, and the bytes of that request.
+/// Returns the key of a `get k` and CRLF with nothing else in the line, the most frequent request, and its
+/// length in bytes.
 ///
-/// `None` says nothing about the input: [`decode_line`](super::decode_line) tells what it is. A server that asks here first is spared a whole
-/// [`Decoded`] per request.
+/// `None` allows no conclusion about the input; [`decode_line`](super::decode_line) decodes it. A server that
+/// calls this first saves a whole [`Decoded`] per request.
 #[inline]
 pub fn plain_get(input: &[u8]) -> Option<(&[u8], usize)> {
     let rest = input.strip_prefix(b"get ")?;
-    // No further than the longest key: an endless line is not gone over anew with every piece of it.
+    // No further than the longest key: an endless line is not searched again with every piece.
     let key_len = scan::word_before_crlf(&rest[..rest.len().min(KEY_LEN_MAX + 2)])?;
     (1..=KEY_LEN_MAX).contains(&key_len).then(|| (&rest[..key_len], KEY_AT + key_len + 2))
 }
 
-/// A guess at the first key that `input` asks for, if it begins with `get` or `set`: good for looking ahead, not for deciding anything.
+/// Returns a guess at the first key in `input`, if it begins with `get` or `set`. For prefetching only: the
+/// guess may be wrong.
 #[inline]
 pub fn first_key(input: &[u8]) -> Option<&[u8]> {
     let rest = input.strip_prefix(b"get ").or_else(|| input.strip_prefix(b"set "))?;
     scan::plain_word(&rest[..rest.len().min(KEY_LEN_MAX + 1)])
 }
 
-/// The keys of a `get k…` and CRLF, if `into` has room for all of them and nothing else is in the line; how many, and the bytes of
-/// that request.
+/// Fills `into` with the keys of a `get k…` and CRLF, if they fit and nothing else is in the line; returns
+/// their number, and the length of the request in bytes.
 ///
-/// Finds the keys and the end of the line in one go. `None` says nothing about the input, as with [`plain_get`].
+/// Finds the keys and the end of the line in one pass. `None` allows no conclusion about the input, as with
+/// [`plain_get`].
 #[inline]
 pub fn plain_gets<'a>(input: &'a [u8], into: &mut [&'a [u8]]) -> Option<(usize, usize)> {
     if !input.starts_with(b"get ") {
@@ -144,7 +148,7 @@ pub fn plain_gets<'a>(input: &'a [u8], into: &mut [&'a [u8]]) -> Option<(usize, 
     (count > 0 && keys.iter().all(|key| key.len() <= KEY_LEN_MAX)).then_some((count, end + 2))
 }
 
-/// The same as a request.
+/// Decodes the same line as a request.
 #[inline]
 pub(super) fn decode_plain(input: &[u8]) -> Option<Decoded<'_>> {
     let (_, consumed) = plain_get(input)?;
@@ -194,7 +198,8 @@ fn keys<'a>(
     }
 }
 
-/// Whether more than 250 bytes in a row hold no space. One look per 250 bytes, however many keys.
+/// Returns whether more than 250 bytes in a row hold no space. Checks one byte in 250, however many keys
+/// there are.
 fn has_long_key(mut keys: &[u8]) -> bool {
     while let Some(window) = keys.get(..=KEY_LEN_MAX) {
         match memrchr(b' ', window) {
@@ -205,7 +210,7 @@ fn has_long_key(mut keys: &[u8]) -> bool {
     false
 }
 
-/// Appends `VALUE key flags len [cas]` and CRLF; the value and another CRLF belong behind it.
+/// Appends `VALUE key flags len [cas]` and CRLF; the value and another CRLF follow.
 #[inline]
 pub fn encode_value_head(out: &mut Vec<u8>, key: &[u8], flags: u32, value_len: usize, cas: Option<u64>) {
     // "VALUE ", three numbers with a space each, CRLF.
@@ -265,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_parted_by_spaces_alone() {
+    fn only_spaces_separate_keys() {
         assert_eq!(keys_of(b"get k\r\n"), [b"k"]);
         assert_eq!(keys_of(b"get k\n"), [b"k"]);
         assert_eq!(keys_of(b"get   a  bc   \r\n"), [&b"a"[..], b"bc"]);
@@ -294,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_of_keys_is_what_there_is() {
+    fn keys_come_in_batches() {
         let mut into = [&b""[..]; 3];
         let mut one = get(b"get k\r\n").unwrap();
         assert_eq!((one.next_keys(&mut into), into[0]), (1, &b"k"[..]));
@@ -318,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn one_key_too_long_refuses_all() {
+    fn one_long_key_refuses_the_line() {
         let (good, bad) = ([b'k'; 250], [b'k'; 251]);
         let line = |keys: &[&[u8]]| [&b"get "[..], &keys.join(&b' '), b"\r\n"].concat();
         assert_eq!(keys_of(&line(&[&good, b"a", &good, &good])).len(), 4);
@@ -388,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_goes_on_where_it_stopped() {
+    fn a_cursor_resumes_at_the_next_key() {
         let input = b"gats 5 one two three\r\nget other\r\n";
         let Decoded::Request { request: Request::Get(mut get), .. } = decode(input, 0, &Limits::DEFAULT)
         else {

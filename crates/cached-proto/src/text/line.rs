@@ -1,4 +1,4 @@
-//! Where a line ends, and how long one may wait for its end.
+//! The end of a line, and the limits of a line without one.
 
 use memchr::memchr;
 
@@ -6,28 +6,29 @@ use super::Decoded;
 use crate::limits::{LEADING_SPACES_MAX, LINE_LEN_MAX, Limits, TOKENIZED_LEN_MAX};
 use crate::reply;
 
-/// Length of the first line with its line feed, if that is there; the first `scanned` bytes hold none.
+/// Returns the length of the first line with its line feed, if that has arrived; the first `scanned` bytes
+/// hold none.
 #[inline]
 pub(super) fn len(input: &[u8], scanned: usize) -> Option<usize> {
     let rest = input.get(scanned..).unwrap_or(&[]);
     memchr(b'\n', rest).map(|at| scanned + at + 1)
 }
 
-/// The line without its end: LF, or CR and LF.
+/// Returns the line without its end: LF, or CR and LF.
 #[inline]
 pub(super) fn trim_end(line: &[u8]) -> &[u8] {
     let text = line.strip_suffix(b"\n").unwrap_or(line);
     text.strip_suffix(b"\r").unwrap_or(text)
 }
 
-/// The part of a line in which words are looked for: memcached keeps their offsets in 16 bits.
+/// Returns the part of a line that is split into words: memcached keeps their offsets in 16 bits.
 #[inline]
 pub(super) fn tokenized(text: &[u8]) -> &[u8] {
     // A CRLF (or LF) short of the limit.
     &text[..text.len().min(TOKENIZED_LEN_MAX - 1)]
 }
 
-/// What to do about a line whose end has not arrived.
+/// Decides about a line whose end has not arrived.
 #[cold]
 pub(super) fn unfinished<'a>(input: &[u8], limits: &Limits) -> Decoded<'a> {
     if input.len() <= LINE_LEN_MAX {
@@ -76,7 +77,7 @@ mod tests {
             assert_eq!(decoded(&line), Decoded::Close);
         }
         assert_eq!(decoded(&[&b"gat 1 "[..], &junk].concat()), Decoded::Close);
-        // With its end there, length is no matter.
+        // With its end, a line may have any length.
         let line = [&junk[..], b"\r\n"].concat();
         assert_eq!(decoded(&line), Decoded::refused(reply::ERROR, line.len()));
     }
@@ -93,12 +94,12 @@ mod tests {
     }
 
     #[test]
-    fn what_was_scanned_is_not_scanned_again() {
+    fn bytes_without_a_line_feed_are_scanned_once() {
         let line = b"gets key\r\n";
         for scanned in 0..line.len() {
             assert_eq!(decode(line, scanned, &Limits::DEFAULT), decoded(line));
         }
-        // More than there is: nothing is found, and nothing breaks.
+        // A wrong value finds nothing and breaks nothing.
         assert_eq!(decode(line, 100, &Limits::DEFAULT), Decoded::Incomplete);
     }
 }

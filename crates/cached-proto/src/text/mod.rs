@@ -1,14 +1,18 @@
 //! The text protocol: one line per command, a data block after those that store.
 //!
-//! LF alone ends a line; a CR before it belongs to the line end. Only spaces part words. Commands are case-sensitive,
-//! and for the data commands the verb is what stands before the *first* space of the line, so that a leading space
-//! makes ` get k` unknown; the administrative ones are found by their first word. A line that is too short, has too few
-//! arguments or a malformed length is answered at once; an argument that is wrong after that is answered unless
-//! `noreply` ends the line, and a body it announced is thrown away.
+//! LF alone ends a line; a CR before it belongs to the line end. Only spaces separate words. Commands are
+//! case-sensitive, and for the data commands the verb is the text before the *first* space of the line, so
+//! that a leading space makes ` get k` unknown; administrative commands are recognised by their first word. A
+//! line that is too short, has too few arguments or a malformed length is refused at once; another invalid
+//! argument is refused with a reply unless `noreply` ends the line, and the body that follows is discarded.
+//!
+//! Each module has the types, the decoder and the encoders of a family of commands; [`decode_line`] chooses
+//! among them.
 
 mod admin;
 mod get;
 mod line;
+pub mod meta;
 mod simple;
 mod store;
 
@@ -22,9 +26,9 @@ pub(crate) use store::value_len;
 pub use store::{Store, StoreHeader, StoreVerb, TERMINATOR_LEN, check_terminator};
 
 use crate::limits::{LINE_LEN_MIN, Limits};
-use crate::{meta, reply, scan};
+use crate::{reply, scan};
 
-/// What [`decode`] finds.
+/// The result of [`decode`].
 pub type Decoded<'a> = crate::Decoded<Request<'a>, BodyHeader<'a>, &'static [u8]>;
 
 /// One whole text or meta request.
@@ -48,7 +52,7 @@ pub enum Request<'a> {
     MetaDelete(meta::Delete<'a>),
     /// `ma`.
     MetaArithmetic(meta::Arithmetic<'a>),
-    /// `mn`: [`reply::META_NOOP`], and what has gathered is sent.
+    /// `mn`: reply [`reply::META_NOOP`], and send all replies.
     MetaNoop,
     /// `me`.
     MetaDebug(meta::Debug<'a>),
@@ -60,13 +64,13 @@ pub enum Request<'a> {
     Quit,
     /// `verbosity`.
     Verbosity(Verbosity),
-    /// `stats`; token 0 is the verb itself. It knows no `noreply`.
+    /// `stats`; token 0 is the verb itself. It has no `noreply`.
     Stats(Tokens<'a>),
-    /// Commands for an operator.
+    /// An administrative command.
     Admin(Admin<'a>),
 }
 
-/// The header of a request whose body is still on its way.
+/// The header of a request whose body has not arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BodyHeader<'a> {
     /// `set` and its like.
@@ -77,12 +81,12 @@ pub enum BodyHeader<'a> {
 
 /// Decodes the request at the start of `input`.
 ///
-/// `scanned` says how many bytes of `input` were there when a call answered [`Incomplete`](crate::Decoded::Incomplete) (0 if none did): they
-/// are known to hold no line feed, and a long line that comes in small pieces is not searched over and over. A wrong value costs
-/// correctness of this request only, never memory safety.
+/// `scanned` is the length that `input` had when a call returned [`Incomplete`](crate::Decoded::Incomplete)
+/// (0 if none did): these bytes hold no line feed, so a long line that arrives in small pieces is not
+/// searched repeatedly. A wrong value costs the correctness of this request only, never memory safety.
 ///
-/// The rule for lines longer than 2048 bytes depends on what has arrived, as it does in memcached: such a line is closed
-/// upon if its end is not there yet, and decoded if it is.
+/// The rule for lines longer than 2048 bytes depends on what has arrived, as it does in memcached: such a
+/// line closes the connection if its end has not arrived, and is decoded if it has.
 #[inline]
 pub fn decode<'a>(input: &'a [u8], scanned: usize, limits: &Limits) -> Decoded<'a> {
     if let Some(get) = get::decode_plain(input) {
@@ -91,7 +95,8 @@ pub fn decode<'a>(input: &'a [u8], scanned: usize, limits: &Limits) -> Decoded<'
     decode_line(input, scanned, limits)
 }
 
-/// [`decode`], for input in which [`plain_get`] has found nothing; out of line so that `decode` stays small enough to inline.
+/// Does the same as [`decode`] for input in which [`plain_get`] has found nothing. Out of line, so that
+/// `decode` is small enough to inline.
 pub fn decode_line<'a>(input: &'a [u8], scanned: usize, limits: &Limits) -> Decoded<'a> {
     let Some(line_len) = line::len(input, scanned) else {
         return line::unfinished(input, limits);

@@ -1,4 +1,5 @@
-//! Commands of one line and one key, or none: `delete`, `incr`, `decr`, `touch`, `flush_all`, `verbosity`; and small replies.
+//! Commands of one line with at most one key: `delete`, `incr`, `decr`, `touch`, `flush_all`, `verbosity`;
+//! and short replies.
 
 use super::store::Words;
 use super::{Decoded, Request, Tokens};
@@ -20,9 +21,9 @@ pub struct Delete<'a> {
 pub struct Arithmetic<'a> {
     /// 1 to 250 bytes.
     pub key: &'a [u8],
-    /// How far.
+    /// The amount.
     pub delta: u64,
-    /// Downwards, stopping at 0; upwards it wraps at 2^64.
+    /// Decrement, stopping at 0; an increment wraps at 2^64.
     pub decrement: bool,
     /// Send nothing.
     pub noreply: bool,
@@ -42,9 +43,10 @@ pub struct Touch<'a> {
 /// `flush_all [delay] [noreply]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlushAll {
-    /// Seconds (or Unix time, above 30 days) until what is there now is gone; 0 or less is now.
+    /// Seconds (or Unix time, above 30 days) until all present items expire; 0 or less is now.
     ///
-    /// `None` is a malformed delay: [`reply::INVALID_EXPTIME`], after [`reply::FLUSH_NOT_ALLOWED`] where that applies.
+    /// `None` is a malformed delay: [`reply::INVALID_EXPTIME`], after [`reply::FLUSH_NOT_ALLOWED`] where that
+    /// applies.
     pub delay: Option<i32>,
     /// Send nothing.
     pub noreply: bool,
@@ -53,20 +55,20 @@ pub struct FlushAll {
 /// `verbosity level [noreply]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verbosity {
-    /// As many `v` as the client likes.
+    /// The number of `v`s, as for `-v`.
     pub level: u32,
     /// Send nothing.
     pub noreply: bool,
 }
 
-/// A command, its key and up to one argument: what the three keyed commands share.
+/// The line of a command with a key and up to one argument.
 struct Keyed<'a> {
     key: &'a [u8],
     argument: &'a [u8],
     noreply: bool,
 }
 
-/// Splits a line with a key and, if `argument` is wanted, one word more; an error is the reply.
+/// Splits a line with a key and, if `argument` is set, one more word; an error is the reply.
 fn keyed(text: &[u8], argument: bool) -> Result<Keyed<'_>, &'static [u8]> {
     let mut words = Words { text, at: scan::word_len(text), count: 1 };
     let key = words.next().ok_or(reply::BAD_FORMAT)?;
@@ -128,7 +130,7 @@ pub(super) fn decode_verbosity<'a>(tokens: Tokens<'a>, noreply: bool, line_len: 
     }
 }
 
-/// Appends the new number, the answer to `incr` and `decr`.
+/// Appends the new number, the reply to `incr` and `decr`.
 pub fn encode_number(out: &mut Vec<u8>, number: u64) {
     number::write_u64(out, number);
     out.extend_from_slice(b"\r\n");
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn delete_ignores_what_follows_its_key() {
+    fn delete_ignores_words_after_its_key() {
         for (line, noreply) in
             [("k", false), ("k 0", false), ("k foo bar", false), ("k noreply", true), ("k 0 noreply", true)]
         {

@@ -1,8 +1,9 @@
 //! `set`, `add`, `replace`, `append`, `prepend`, `cas`: a line, then a data block that ends in CRLF.
 //!
-//! The length decides first. If it is malformed the line alone is refused, `noreply` or not, and what follows is read
-//! as commands. If it is good, any other error throws the announced body away, and `noreply` hides the error.
-//! Whether a body is properly ended is looked at last, after the server has judged its size, so [`Store::value`] reports it.
+//! The length is checked first. If it is malformed, the line alone is refused, with `noreply` too, and the
+//! bytes after it are read as commands. If it is valid, any other error discards the body, and `noreply`
+//! suppresses the reply. The terminator of a body is checked last, after the server has checked its size, so
+//! [`Store::value`] reports it.
 
 use super::{BodyHeader, Decoded, Request};
 use crate::limits::{KEY_LEN_MAX, TOKENS_MAX, VALUE_LEN_MAX};
@@ -12,17 +13,17 @@ use crate::{number, scan};
 /// How a value is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreVerb {
-    /// Whatever was there.
+    /// In any case.
     Set,
-    /// If nothing is there.
+    /// If there is no item.
     Add,
-    /// If something is there.
+    /// If there is an item.
     Replace,
-    /// Behind what is there, whose flags and expiry stay.
+    /// After the value of the item, whose flags and expiry stay.
     Append,
-    /// In front of what is there, whose flags and expiry stay.
+    /// Before the value of the item, whose flags and expiry stay.
     Prepend,
-    /// If nobody has stored since the client read.
+    /// If the item has not changed since the client read it.
     Cas,
 }
 
@@ -41,7 +42,7 @@ impl StoreVerb {
     }
 }
 
-/// All that the line of a storage command says.
+/// The line of a storage command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreHeader<'a> {
     /// How to store.
@@ -50,11 +51,12 @@ pub struct StoreHeader<'a> {
     pub key: &'a [u8],
     /// The client's flags.
     pub flags: u32,
-    /// Expiry as the client sent it: 0 never, negative at once, up to 30 days relative, beyond that Unix time.
+    /// Expiry as the client sent it: 0 never, negative at once, up to 30 days relative, above that Unix time.
     pub exptime: i32,
     /// The CAS value to compare with; 0 unless `verb` is [`StoreVerb::Cas`].
     pub cas: u64,
-    /// Bytes of the value, without its terminator; up to 2 GiB, so judge it before reserving.
+    /// The number of bytes of the value, without its terminator. Up to 2 GiB, so check it before reserving
+    /// memory.
     pub value_len: usize,
     /// Send nothing, errors included.
     pub noreply: bool,
@@ -65,28 +67,29 @@ pub struct StoreHeader<'a> {
 pub struct Store<'a> {
     /// The command line.
     pub header: StoreHeader<'a>,
-    /// The value and two bytes more, which should be CRLF.
+    /// The value and two more bytes, which should be CRLF.
     pub body: &'a [u8],
 }
 
 impl<'a> Store<'a> {
-    /// The value, or `None` if it is not followed by CRLF: answer [`reply::BAD_DATA_CHUNK`] (unless `noreply`) and store nothing.
+    /// Returns the value, or `None` if it is not followed by CRLF: reply [`reply::BAD_DATA_CHUNK`] (unless
+    /// `noreply`) and store nothing.
     #[inline]
     pub fn value(&self) -> Option<&'a [u8]> {
         check_terminator(self.body)
     }
 }
 
-/// Bytes behind a value: CR and LF.
+/// The number of bytes after a value: CR and LF.
 pub const TERMINATOR_LEN: usize = 2;
 
-/// The value of a body, or `None` if the body does not end in CRLF.
+/// Returns the value of a body, or `None` if the body does not end in CRLF.
 #[inline]
 pub fn check_terminator(body: &[u8]) -> Option<&[u8]> {
     body.strip_suffix(b"\r\n")
 }
 
-/// `set key flags exptime len [noreply]`, `cas key flags exptime len unique [noreply]`.
+/// Decodes `set key flags exptime len [noreply]` and `cas key flags exptime len unique [noreply]`.
 pub(super) fn decode<'a>(verb: StoreVerb, input: &'a [u8], text: &'a [u8], line_len: usize) -> Decoded<'a> {
     match plain_header(verb, text) {
         Some(header) => with_body(header, input, line_len),
@@ -94,7 +97,8 @@ pub(super) fn decode<'a>(verb: StoreVerb, input: &'a [u8], text: &'a [u8], line_
     }
 }
 
-/// A line with single spaces, short plain numbers and at most `noreply` behind them; `None` says nothing about the input.
+/// Decodes a line with single spaces, short plain numbers and at most `noreply` after them; `None` allows no
+/// conclusion about the input.
 #[inline]
 fn plain_header(verb: StoreVerb, text: &[u8]) -> Option<StoreHeader<'_>> {
     if verb == StoreVerb::Cas {
@@ -122,7 +126,7 @@ fn plain_header(verb: StoreVerb, text: &[u8]) -> Option<StoreHeader<'_>> {
     (key.len() <= KEY_LEN_MAX).then_some(header)
 }
 
-/// One space and one to nine digits, up to a space or the end; the number, and where it ends.
+/// Reads one space and one to nine digits, up to a space or the end; returns the number and its end.
 #[inline]
 fn plain_number(text: &[u8], at: usize) -> Option<(u32, usize)> {
     if text.get(at) != Some(&b' ') {
@@ -134,7 +138,7 @@ fn plain_number(text: &[u8], at: usize) -> Option<(u32, usize)> {
         if digit > 9 {
             break;
         }
-        // Wraps only where there are too many digits anyway.
+        // Wraps only if there are too many digits anyway.
         number = number.wrapping_mul(10).wrapping_add(u32::from(digit));
         end += 1;
     }
@@ -176,7 +180,7 @@ fn decode_unusual<'a>(verb: StoreVerb, input: &'a [u8], text: &'a [u8], line_len
     with_body(StoreHeader { verb, key, flags, exptime, cas, value_len, noreply }, input, line_len)
 }
 
-/// The header with its body, if that is there.
+/// Returns the header with its body, if that has arrived.
 #[inline]
 fn with_body<'a>(header: StoreHeader<'a>, input: &'a [u8], line_len: usize) -> Decoded<'a> {
     let body_len = header.value_len + TERMINATOR_LEN;
@@ -189,7 +193,7 @@ fn with_body<'a>(header: StoreHeader<'a>, input: &'a [u8], line_len: usize) -> D
     }
 }
 
-/// The length that a data block announces, unless it is malformed or beyond what memcached can count.
+/// Returns the length of a data block, unless it is malformed or above memcached's limit.
 pub(crate) fn value_len(token: &[u8]) -> Option<usize> {
     let len = usize::try_from(number::token_i32(token)?).ok()?;
     (len <= VALUE_LEN_MAX).then_some(len)
@@ -219,7 +223,7 @@ impl<'a> Words<'a> {
         &self.text[word.0..word.1]
     }
 
-    /// Whether the last word is `noreply`; `last` is the last one read so far.
+    /// Returns whether the last word is `noreply`; `last` is the last one read so far.
     #[inline]
     pub(super) fn noreply(&mut self, mut last: (usize, usize)) -> bool {
         while let Some(word) = self.next() {

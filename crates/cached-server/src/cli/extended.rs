@@ -4,7 +4,7 @@
 //! memcached checks them, shown by `stats settings`, and otherwise without effect.
 
 use super::{FAILURE, USAGE, UsageError, wrong};
-use crate::settings::{NotedSettings, Settings};
+use crate::settings::{InertSettings, Settings};
 use cached_core::kv::policy;
 
 /// memcached's page of chunks.
@@ -15,7 +15,7 @@ const CHUNK_BYTES_MAX: usize = PAGE_BYTES / 2;
 /// What all `-o` together say.
 #[derive(Debug, Clone)]
 pub(super) struct Extended {
-    pub(super) noted: NotedSettings,
+    pub(super) inert: InertSettings,
     pub(super) maxconns_fast: bool,
     pub(super) track_sizes: bool,
     /// Our own, one of [`policy::NAMES`].
@@ -35,7 +35,7 @@ impl Extended {
     /// What holds when nothing more is said.
     pub(super) fn over(settings: &Settings) -> Extended {
         Extended {
-            noted: settings.noted.clone(),
+            inert: settings.inert.clone(),
             maxconns_fast: settings.connections_max_fast,
             track_sizes: settings.track_sizes,
             eviction_policy: settings.eviction_policy,
@@ -52,17 +52,17 @@ impl Extended {
     /// Carries over what was said, but for the size classes.
     pub(super) fn settle(self, settings: &mut Settings) {
         settings.connections_max_fast = self.maxconns_fast;
-        settings.idle_timeout_secs = u32::try_from(self.noted.idle_timeout).unwrap_or(0);
+        settings.idle_timeout_secs = u32::try_from(self.inert.idle_timeout).unwrap_or(0);
         settings.eviction_policy = self.eviction_policy;
         settings.pin_workers = self.pin_workers;
         settings.track_sizes = self.track_sizes;
         settings.watcher_buffer_bytes = self.watcher_buffer_bytes;
         settings.worker_buffer_bytes = self.worker_buffer_bytes;
-        settings.connection_bytes_max = match self.noted.read_buf_mem_limit {
+        settings.connection_bytes_max = match self.inert.read_buf_mem_limit {
             0 => Settings::connection_bytes_for(settings.connections_max, settings.item_bytes_max),
             bytes => bytes,
         };
-        settings.noted = self.noted;
+        settings.inert = self.inert;
     }
 
     /// Reads one list.
@@ -86,12 +86,12 @@ impl Extended {
             "pin_workers" => self.pin_workers = true,
             "no_pin_workers" => self.pin_workers = false,
             "idle_timeout" => {
-                self.noted.idle_timeout = integer(given(value, "Missing numeric argument for idle_timeout")?);
+                self.inert.idle_timeout = integer(given(value, "Missing numeric argument for idle_timeout")?);
             }
             "watcher_logbuf_size" => self.watcher_buffer_bytes = kibibytes(name, value)?,
             "worker_logbuf_size" => self.worker_buffer_bytes = kibibytes(name, value)?,
             "read_buf_mem_limit" => {
-                self.noted.read_buf_mem_limit = unsigned(name, value)?.saturating_mul(1 << 20);
+                self.inert.read_buf_mem_limit = unsigned(name, value)?.saturating_mul(1 << 20);
             }
             "slab_sizes" => self.slab_sizes = slab_sizes(value)?,
             "slab_chunk_max" => {
@@ -136,12 +136,12 @@ impl Extended {
 
     /// Options of parts that this engine does not have; false for a name that memcached does not know either.
     fn tuning(&mut self, name: &str, value: Option<&str>) -> Result<bool, UsageError> {
-        let noted = &mut self.noted;
+        let inert = &mut self.inert;
         match name {
             "hashpower" => {
                 let power = integer(given(value, "Missing numeric argument for hashpower")?);
                 match power {
-                    12..=32 => noted.hashpower_init = power,
+                    12..=32 => inert.hashpower_init = power,
                     ..12 => {
                         return wrong(FAILURE, format!("Initial hashtable multiplier of {power} is too low"));
                     }
@@ -154,32 +154,32 @@ impl Extended {
                 }
             }
             "no_hashexpand" => {}
-            "slab_reassign" => noted.slab_reassign = true,
-            "no_slab_reassign" => noted.slab_reassign = false,
+            "slab_reassign" => inert.slab_reassign = true,
+            "no_slab_reassign" => inert.slab_reassign = false,
             "slab_automove" => {
-                noted.slab_automove = value.map_or(1, integer);
-                require((0..=2).contains(&noted.slab_automove), "slab_automove must be between 0 and 2")?;
+                inert.slab_automove = value.map_or(1, integer);
+                require((0..=2).contains(&inert.slab_automove), "slab_automove must be between 0 and 2")?;
             }
-            "no_slab_automove" => noted.slab_automove = 0,
+            "no_slab_automove" => inert.slab_automove = 0,
             "slab_automove_ratio" => {
-                noted.slab_automove_ratio =
+                inert.slab_automove_ratio =
                     leading_f64(given(value, "Missing slab_automove_ratio argument")?);
-                let known = noted.slab_automove_ratio > 0.0 && noted.slab_automove_ratio <= 1.0;
+                let known = inert.slab_automove_ratio > 0.0 && inert.slab_automove_ratio <= 1.0;
                 require(known, "slab_automove_ratio must be > 0 and < 1")?;
             }
             "slab_automove_window" => {
-                noted.slab_automove_window = integer(given(value, "Missing slab_automove_window argument")?);
-                let known = (3..=1800).contains(&noted.slab_automove_window);
+                inert.slab_automove_window = integer(given(value, "Missing slab_automove_window argument")?);
+                let known = (3..=1800).contains(&inert.slab_automove_window);
                 require(known, "slab_automove_window must be > 2 and < 1800")?;
             }
             "slab_automove_freeratio" => {
-                noted.slab_automove_freeratio =
+                inert.slab_automove_freeratio =
                     leading_f64(given(value, "Missing slab_automove_freeratio argument")?);
             }
             "tail_repair_time" => {
                 let secs = integer(given(value, "Missing numeric argument for tail_repair_time")?);
                 require(secs >= 10, "Cannot set tail_repair_time to less than 10 seconds")?;
-                noted.tail_repair_time = secs;
+                inert.tail_repair_time = secs;
             }
             "hash_algorithm" => {
                 let known = ["jenkins", "murmur3", "xxh3"];
@@ -187,38 +187,38 @@ impl Extended {
                 let found = known.into_iter().find(|name| *name == asked);
                 require(found.is_some(), "Unknown hash_algorithm option (jenkins, murmur3, xxh3)")?;
             }
-            "lru_crawler" => noted.lru_crawler = true,
-            "no_lru_crawler" => noted.lru_crawler = false,
+            "lru_crawler" => inert.lru_crawler = true,
+            "no_lru_crawler" => inert.lru_crawler = false,
             "lru_crawler_sleep" => {
                 let micros = integer(given(value, "Missing lru_crawler_sleep value")?);
                 require(
                     (0..=1_000_000).contains(&micros),
                     "LRU crawler sleep must be between 0 and 1 second",
                 )?;
-                noted.lru_crawler_sleep = micros as u32;
+                inert.lru_crawler_sleep = micros as u32;
             }
             "lru_crawler_tocrawl" => {
                 let count = given(value, "Missing lru_crawler_tocrawl value")?.parse();
                 require(count.is_ok(), "lru_crawler_tocrawl takes a numeric 32bit value")?;
-                noted.lru_crawler_tocrawl = count.unwrap_or(0);
+                inert.lru_crawler_tocrawl = count.unwrap_or(0);
             }
-            "lru_maintainer" => (noted.lru_maintainer, noted.lru_segmented) = (true, true),
-            "no_lru_maintainer" => (noted.lru_maintainer, noted.lru_segmented) = (false, false),
-            "hot_lru_pct" => noted.hot_lru_pct = percentage(name, value)?,
-            "warm_lru_pct" => noted.warm_lru_pct = percentage(name, value)?,
-            "hot_max_factor" => noted.hot_max_factor = factor(name, value)?,
-            "warm_max_factor" => noted.warm_max_factor = factor(name, value)?,
+            "lru_maintainer" => (inert.lru_maintainer, inert.lru_segmented) = (true, true),
+            "no_lru_maintainer" => (inert.lru_maintainer, inert.lru_segmented) = (false, false),
+            "hot_lru_pct" => inert.hot_lru_pct = percentage(name, value)?,
+            "warm_lru_pct" => inert.warm_lru_pct = percentage(name, value)?,
+            "hot_max_factor" => inert.hot_max_factor = factor(name, value)?,
+            "warm_max_factor" => inert.warm_max_factor = factor(name, value)?,
             "temporary_ttl" => {
-                noted.temp_lru = true;
-                noted.temporary_ttl = integer(given(value, "Missing temporary_ttl argument")?) as u32;
+                inert.temp_lru = true;
+                inert.temporary_ttl = integer(given(value, "Missing temporary_ttl argument")?) as u32;
             }
             "no_modern" => {
                 if !self.chunk_changed {
                     self.chunk_bytes_max = PAGE_BYTES;
                 }
                 self.maxconns_fast = false;
-                (noted.slab_reassign, noted.slab_automove) = (false, 0);
-                (noted.lru_crawler, noted.lru_maintainer, noted.lru_segmented) = (false, false, false);
+                (inert.slab_reassign, inert.slab_automove) = (false, 0);
+                (inert.lru_crawler, inert.lru_maintainer, inert.lru_segmented) = (false, false, false);
             }
             _ => return Ok(false),
         }
@@ -246,11 +246,11 @@ impl Extended {
             );
             return wrong(USAGE, line);
         }
-        let noted = &self.noted;
-        if noted.hot_lru_pct + noted.warm_lru_pct > 80 {
+        let inert = &self.inert;
+        if inert.hot_lru_pct + inert.warm_lru_pct > 80 {
             return wrong(USAGE, "hot_lru_pct + warm_lru_pct cannot be more than 80% combined");
         }
-        if noted.temp_lru && !noted.lru_maintainer {
+        if inert.temp_lru && !inert.lru_maintainer {
             return wrong(USAGE, "temporary_ttl requires lru_maintainer to be enabled");
         }
         Ok(())

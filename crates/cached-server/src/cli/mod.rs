@@ -13,7 +13,7 @@ mod tests;
 
 pub use help::{help_text, license_text, version_text};
 
-use crate::config::{Config, ConfigError, File};
+use crate::config::{Config, ConfigFileError, File};
 use clap::parser::ValueSource;
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 use std::path::{Path, PathBuf};
@@ -145,8 +145,8 @@ fn wrong<T>(status: u8, line: impl Into<String>) -> Result<T, UsageError> {
 /// Of a configuration file that cannot be used: `EX_CONFIG`, which service managers know by name.
 const CONFIGURATION: u8 = 78;
 
-impl From<ConfigError> for UsageError {
-    fn from(error: ConfigError) -> UsageError {
+impl From<ConfigFileError> for UsageError {
+    fn from(error: ConfigFileError) -> UsageError {
         UsageError { line: error.to_string(), status: CONFIGURATION }
     }
 }

@@ -5,7 +5,7 @@
 
 use super::extended::{self, Extended};
 use super::{Cli, FAILURE, USAGE, UsageError, listen, wrong};
-use crate::config::{Config, ConfigError, File, Mistake};
+use crate::config::{Config, ConfigError, ConfigFileError, File};
 use crate::settings::{ListenAddress, Settings, SlabClasses};
 use cached_proto::Protocol;
 use std::path::Path;
@@ -20,9 +20,9 @@ impl Cli {
     /// All settings. `bare` says that there were no flags but ours.
     pub(super) fn overlay(self, file: Option<Given<'_>>, bare: bool) -> Result<Config, UsageError> {
         let path = file.as_ref().map(|(path, _)| *path);
-        let blame = |mistake: Mistake| match path {
-            Some(path) => UsageError::from(ConfigError::of_key(path, mistake)),
-            None => UsageError { line: mistake.why, status: USAGE },
+        let blame = |error: ConfigError| match path {
+            Some(path) => UsageError::from(ConfigFileError::of_key(path, error)),
+            None => UsageError { line: error.why, status: USAGE },
         };
         let mut settings = match &file {
             Some((_, file)) => file.settings().map_err(blame)?,
@@ -45,14 +45,14 @@ impl Cli {
                 return wrong(USAGE, why);
             }
             let why = format!("is more than half of memory_bytes_max, {} bytes", settings.memory_bytes);
-            return Err(blame(Mistake { key: "memcached.item_bytes_max".into(), why }));
+            return Err(blame(ConfigError { key: "memcached.item_bytes_max".into(), why }));
         }
         if let Err(error) = extended.check(settings.item_bytes_max) {
             if path.is_none() || sizes_given || !self.extended.is_empty() {
                 return Err(error);
             }
             let why = error.to_string();
-            return Err(blame(Mistake { key: "memcached.size_class_bytes_max".into(), why }));
+            return Err(blame(ConfigError { key: "memcached.size_class_bytes_max".into(), why }));
         }
         settings.classes.chunk_bytes_max = extended.chunk_bytes_max;
         self.napi_ids(&settings, &mut extended, &mut notes)?;
@@ -61,7 +61,7 @@ impl Cli {
                 if !self.listen.is_empty() {
                     return error;
                 }
-                blame(Mistake { key: "memcached.listen".into(), why: error.to_string() })
+                blame(ConfigError { key: "memcached.listen".into(), why: error.to_string() })
             })?,
             None => self.listen_alone(&mut settings, port.unwrap_or(PORT), bare)?,
         }
@@ -285,7 +285,7 @@ fn move_to(listen: &mut Vec<ListenAddress>, port: u16) {
     *listen = moved;
 }
 
-/// A number as `atoi` reads it; letters behind it are ignored as there, but noted.
+/// A number as `atoi` reads it; letters behind it are ignored as there, but noted in the log.
 fn number(flag: &str, text: &str, notes: &mut Vec<String>) -> Result<i64, UsageError> {
     let Some((number, rest)) = extended::leading_number(text) else {
         return wrong(USAGE, format!("{flag} {text}: must be a number"));

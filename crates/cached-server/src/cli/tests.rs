@@ -132,7 +132,7 @@ fn extended_options() {
     assert!(!settings.connections_max_fast && settings.track_sizes);
     assert_eq!((settings.idle_timeout_secs, settings.watcher_buffer_bytes), (30, 8192));
     assert_eq!(settings.eviction_policy, "lru");
-    assert_eq!((settings.connection_bytes_max, settings.noted.hot_lru_pct), (20 << 20, 30));
+    assert_eq!((settings.connection_bytes_max, settings.inert.hot_lru_pct), (20 << 20, 30));
     assert_eq!(settings.notes.len(), 1);
     assert!(
         settings.notes[0]
@@ -238,7 +238,7 @@ fn flags_win_over_the_file() {
     let from_file = settings(&[&config]);
     assert_eq!((from_file.memory_bytes, from_file.threads, from_file.verbosity), (128 << 20, 2, 1));
     assert_eq!((from_file.connections_max, from_file.evict, from_file.idle_timeout_secs), (50, false, 9));
-    assert_eq!((from_file.noted.idle_timeout, from_file.eviction_policy), (9, "lru"));
+    assert_eq!((from_file.inert.idle_timeout, from_file.eviction_policy), (9, "lru"));
     assert_eq!((from_file.classes.chunk_bytes_max, from_file.connections_max_fast), (256 << 10, false));
     let over =
         settings(&[&config, "-m", "100", "-vv", "-o", "idle_timeout=3,eviction_policy=mru", "-c", "9000"]);

@@ -1,4 +1,4 @@
 //! What is wrong with a configuration file, in one line.
 
-pub use cached_objects::ConfigError;
-pub(crate) use cached_objects::{Mistake, mistake, require, within};
+pub use cached_config::ConfigFileError;
+pub(crate) use cached_config::{ConfigError, invalid, require, within};

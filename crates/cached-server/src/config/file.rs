@@ -1,12 +1,12 @@
 //! The file as a whole: reading it, checking it, and writing one down.
 
 use super::Config;
-use super::error::{ConfigError, Mistake, mistake};
+use super::error::{ConfigError, ConfigFileError, invalid};
 use super::memcached::MemcachedTable;
 use super::process::ProcessTable;
 use super::synapse::SynapseTable;
 use crate::settings::Settings;
-use cached_objects::{ObjectsTable, parse_config, read_config};
+use cached_config::{ObjectsTable, parse_config, read_config};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -37,19 +37,19 @@ impl File {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// [`ConfigError`] for the first mistake found.
-    pub(crate) fn read(path: &Path) -> Result<File, ConfigError> {
+    /// [`ConfigFileError`] for the first mistake found.
+    pub(crate) fn read(path: &Path) -> Result<File, ConfigFileError> {
         File::parse(path, &read_config(path)?)
     }
 
     /// Reads a file's text; `path` is for complaints.
-    pub(crate) fn parse(path: &Path, text: &str) -> Result<File, ConfigError> {
+    pub(crate) fn parse(path: &Path, text: &str) -> Result<File, ConfigFileError> {
         let file: File = parse_config(path, text)?;
-        file.check().map_err(|mistake| ConfigError::of_key(path, mistake))?;
+        file.check().map_err(|error| ConfigFileError::of_key(path, error))?;
         Ok(file)
     }
 
-    fn check(&self) -> Result<(), Mistake> {
+    fn check(&self) -> Result<(), ConfigError> {
         self.settings()?;
         if let Some(objects) = &self.objects {
             objects.check()?;
@@ -57,7 +57,7 @@ impl File {
         if let Some(synapse) = &self.synapse {
             synapse.check()?;
             if self.objects.is_none() {
-                return mistake(
+                return invalid(
                     "synapse",
                     "serves the object cache; an [objects] table must say what that is",
                 );
@@ -67,7 +67,7 @@ impl File {
     }
 
     /// What the file says of the process and of memcached's door, but for the addresses.
-    pub(crate) fn settings(&self) -> Result<Settings, Mistake> {
+    pub(crate) fn settings(&self) -> Result<Settings, ConfigError> {
         let mut settings = Settings::default();
         self.process.clone().apply(&mut settings)?;
         self.memcached.apply(&mut settings)?;

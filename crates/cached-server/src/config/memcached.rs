@@ -2,10 +2,10 @@
 //!
 //! Flags that change nothing in this engine have no key: they are accepted on command lines that exist, not asked for.
 
-use super::error::{Mistake, mistake, require, within};
-use crate::settings::{ListenAddress, NotedSettings, Settings, SlabClasses};
+use super::error::{ConfigError, invalid, require, within};
+use crate::settings::{InertSettings, ListenAddress, Settings, SlabClasses};
+use cached_config::{Size, eviction_policy};
 use cached_core::kv::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN};
-use cached_objects::{Size, eviction_policy};
 use cached_proto::Protocol;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -124,7 +124,7 @@ impl From<&Settings> for MemcachedTable {
             threads: u32::try_from(settings.threads).unwrap_or(u32::MAX),
             connections_max: u32::try_from(settings.connections_max).unwrap_or(u32::MAX),
             connections_excess: if settings.connections_max_fast { Excess::Refuse } else { Excess::Wait },
-            connection_bytes_max: settings.noted.read_buf_mem_limit.into(),
+            connection_bytes_max: settings.inert.read_buf_mem_limit.into(),
             idle_timeout_secs: settings.idle_timeout_secs,
             listen_backlog: settings.backlog,
             batches_per_wake: settings.batches_per_wake,
@@ -170,7 +170,7 @@ const CLASS_BYTES_MAX: u64 = 512 << 10;
 
 impl MemcachedTable {
     /// Carries the table over. Addresses are left to whoever knows which flags there are.
-    pub(super) fn apply(&self, settings: &mut Settings) -> Result<(), Mistake> {
+    pub(super) fn apply(&self, settings: &mut Settings) -> Result<(), ConfigError> {
         settings.unix_path = Some(self.unix_path.clone()).filter(|path| !path.as_os_str().is_empty());
         settings.unix_mask = unix_mode("memcached.unix_mode", &self.unix_mode)?;
         settings.protocol = match self.protocol {
@@ -196,7 +196,7 @@ impl MemcachedTable {
         self.apply_buffers(settings)?;
         let idle = within("memcached.idle_timeout_secs", self.idle_timeout_secs, 0..=i32::MAX as u32)?;
         settings.idle_timeout_secs = idle;
-        settings.noted = NotedSettings { idle_timeout: idle as i32, ..settings.noted.clone() };
+        settings.inert = InertSettings { idle_timeout: idle as i32, ..settings.inert.clone() };
         settings.backlog = within("memcached.listen_backlog", self.listen_backlog, 0..=i32::MAX as u32)?;
         settings.batches_per_wake =
             within("memcached.batches_per_wake", self.batches_per_wake, 1..=i32::MAX as u32)?;
@@ -210,20 +210,20 @@ impl MemcachedTable {
         settings.prefix_delimiter = match self.prefix_delimiter.as_bytes() {
             [] => None,
             [letter] => Some(*letter),
-            _ => return mistake("memcached.prefix_delimiter", "must be one ASCII letter or sign, or empty"),
+            _ => return invalid("memcached.prefix_delimiter", "must be one ASCII letter or sign, or empty"),
         };
         settings.classes = self.classes()?;
         settings.track_sizes = self.size_report;
         Ok(())
     }
 
-    fn apply_buffers(&self, settings: &mut Settings) -> Result<(), Mistake> {
+    fn apply_buffers(&self, settings: &mut Settings) -> Result<(), ConfigError> {
         let bytes = self.connection_bytes_max;
         let enough = bytes.0 == 0 || (MIB..=MEMORY_BYTES_MAX).contains(&bytes.0);
         require(enough, "memcached.connection_bytes_max", || {
             format!("is {bytes}; it must be at least 1 MiB, or 0 for 64 KiB for each connection")
         })?;
-        settings.noted.read_buf_mem_limit = bytes.to_usize();
+        settings.inert.read_buf_mem_limit = bytes.to_usize();
         settings.connection_bytes_max = match bytes.to_usize() {
             0 => Settings::connection_bytes_for(settings.connections_max, settings.item_bytes_max),
             bytes => bytes,
@@ -236,7 +236,7 @@ impl MemcachedTable {
         Ok(())
     }
 
-    fn classes(&self) -> Result<SlabClasses, Mistake> {
+    fn classes(&self) -> Result<SlabClasses, ConfigError> {
         let factor = self.size_class_factor;
         require(factor.is_finite() && factor > 1.0, "memcached.size_class_factor", || {
             format!("is {factor}; it must be above 1")
@@ -269,9 +269,9 @@ impl MemcachedTable {
 }
 
 /// A unix socket's permissions, in octal.
-pub(super) fn unix_mode(key: &str, text: &str) -> Result<u32, Mistake> {
+pub(super) fn unix_mode(key: &str, text: &str) -> Result<u32, ConfigError> {
     match u32::from_str_radix(text, 8) {
         Ok(mode @ 0..=0o777) => Ok(mode),
-        _ => mistake(key, format!("is \"{text}\"; it must be permissions in octal, as in \"660\"")),
+        _ => invalid(key, format!("is \"{text}\"; it must be permissions in octal, as in \"660\"")),
     }
 }

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `file` | the file as a whole |
 //! | `process`, `memcached`, `synapse` | a table each |
-//! | crate `cached-objects` | `[objects]` and its backend, sizes with units: what `synapsed` has as well |
+//! | crate `cached-config` | `[objects]` and its backend, sizes with units: what `synapsed` has as well |
 //! | `error` | the one line |
 
 mod error;
@@ -20,14 +20,14 @@ mod synapse;
 #[cfg(test)]
 mod tests;
 
-pub use cached_objects::{
+pub use cached_config::{
     BackendTable, FileTable, MemoryTable, NamespaceTable, ObjectsTable, RadosTable, RemoteTable, Size, Write,
     WriterName,
 };
-pub use error::ConfigError;
+pub use error::ConfigFileError;
 pub use synapse::SynapseTable;
 
-pub(crate) use error::Mistake;
+pub(crate) use error::ConfigError;
 pub(crate) use file::File;
 
 use crate::settings::Settings;
@@ -59,7 +59,7 @@ impl Config {
     /// # Errors
     /// What is wrong with one, in one line.
     pub fn secrets(&self) -> Result<Secrets, String> {
-        let line = |mistake: Mistake| format!("{}: {}", mistake.key, mistake.why);
+        let line = |error: ConfigError| format!("{}: {}", error.key, error.why);
         let door = self.synapse.as_ref().map_or(Ok(None), SynapseTable::secret).map_err(line)?;
         let store = match self.objects.as_ref().and_then(|objects| objects.backend.as_ref()) {
             Some(BackendTable::Synapse(table)) => table.secret().map_err(line)?,
@@ -75,7 +75,7 @@ impl Config {
             Some(BackendTable::Synapse(table)) => Some(&table.secret_file),
             _ => None,
         };
-        door.into_iter().chain(store).filter_map(|path| cached_objects::secret_warning(path)).collect()
+        door.into_iter().chain(store).filter_map(|path| cached_config::secret_warning(path)).collect()
     }
 
     /// File descriptors that the object cache may need, beyond those of memcached's door.

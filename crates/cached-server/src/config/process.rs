@@ -1,6 +1,6 @@
 //! `[process]`: what goes for the whole program, whichever doors it opens.
 
-use super::error::{Mistake, within};
+use super::error::{ConfigError, within};
 use crate::settings::Settings;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ impl From<&Settings> for ProcessTable {
 }
 
 impl ProcessTable {
-    pub(super) fn apply(self, settings: &mut Settings) -> Result<(), Mistake> {
+    pub(super) fn apply(self, settings: &mut Settings) -> Result<(), ConfigError> {
         settings.verbosity = within("process.verbosity", self.verbosity, 0..=3)?;
         settings.user = Some(self.user).filter(|user| !user.is_empty());
         settings.daemon = self.daemon;

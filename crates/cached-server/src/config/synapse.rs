@@ -1,8 +1,8 @@
 //! `[synapse]`: the object door on the network. It is off unless this table is there.
 
-use super::error::{Mistake, mistake, within};
+use super::error::{ConfigError, invalid, within};
 use super::memcached::unix_mode;
-use cached_objects::{Size, check_exposure, secret};
+use cached_config::{Size, check_exposure, secret};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -43,7 +43,7 @@ pub struct SynapseTable {
     /// After how long a client that is silent is given up.
     pub peer_timeout_ms: u64,
     /// How long a greeting may take.
-    pub greeting_timeout_ms: u64,
+    pub handshake_timeout_ms: u64,
 }
 
 impl Default for SynapseTable {
@@ -66,7 +66,7 @@ impl Default for SynapseTable {
             list_entries_max: config.list_entries_max,
             payload_pool_bytes_max: config.payload_pool_bytes_max.into(),
             peer_timeout_ms: millis(config.peer_timeout),
-            greeting_timeout_ms: millis(config.greeting_timeout),
+            handshake_timeout_ms: millis(config.handshake_timeout),
         }
     }
 }
@@ -76,18 +76,18 @@ const THREADS: usize = 4;
 
 impl SynapseTable {
     /// Where to listen.
-    pub(crate) fn addresses(&self) -> Result<Vec<Address>, Mistake> {
-        let wrong = |why| Mistake { key: "synapse.listen".into(), why };
+    pub(crate) fn addresses(&self) -> Result<Vec<Address>, ConfigError> {
+        let wrong = |why| ConfigError { key: "synapse.listen".into(), why };
         self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
     }
 
     /// Permissions of unix sockets.
-    pub(crate) fn unix_mode(&self) -> Result<u32, Mistake> {
+    pub(crate) fn unix_mode(&self) -> Result<u32, ConfigError> {
         unix_mode("synapse.unix_mode", &self.unix_mode)
     }
 
     /// The secret, if there is to be one; reads its file.
-    pub(crate) fn secret(&self) -> Result<Option<Secret>, Mistake> {
+    pub(crate) fn secret(&self) -> Result<Option<Secret>, ConfigError> {
         secret("synapse.secret_file", &self.secret_file)
     }
 
@@ -105,27 +105,27 @@ impl SynapseTable {
         config.list_entries_max = self.list_entries_max;
         config.payload_pool_bytes_max = self.payload_pool_bytes_max.to_usize();
         config.peer_timeout = Duration::from_millis(self.peer_timeout_ms);
-        config.greeting_timeout = Duration::from_millis(self.greeting_timeout_ms);
+        config.handshake_timeout = Duration::from_millis(self.handshake_timeout_ms);
         config
     }
 
     /// Whether it can work, as far as can be told without opening a socket.
-    pub(super) fn check(&self) -> Result<(), Mistake> {
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
         self.unix_mode()?;
         within("synapse.threads", self.threads, 1..=1024)?;
         within("synapse.session_linger_secs", self.session_linger_secs, 0..=24 * 60 * 60)?;
         within("synapse.peer_timeout_ms", self.peer_timeout_ms, 10..=24 * 60 * 60 * 1000)?;
-        within("synapse.greeting_timeout_ms", self.greeting_timeout_ms, 1..=24 * 60 * 60 * 1000)?;
+        within("synapse.handshake_timeout_ms", self.handshake_timeout_ms, 1..=24 * 60 * 60 * 1000)?;
         // Its lines begin with the key.
         self.server().check().map_err(|line| {
             let (key, why) = line.split_once(' ').unwrap_or(("", &line));
             let key = if key == "session_slots_max" { "session_requests_max" } else { key };
-            Mistake { key: format!("synapse.{key}"), why: why.to_owned() }
+            ConfigError { key: format!("synapse.{key}"), why: why.to_owned() }
         })?;
         let secret = self.secret()?;
         let addresses = self.addresses()?;
         if addresses.is_empty() {
-            return mistake("synapse.listen", "is empty; it must say where to listen");
+            return invalid("synapse.listen", "is empty; it must say where to listen");
         }
         check_exposure("synapse.listen", &addresses, secret.is_some(), self.allow_exposed)
     }

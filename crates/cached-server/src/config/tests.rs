@@ -3,7 +3,7 @@
 use super::*;
 use std::path::Path;
 
-fn parse(text: &str) -> Result<File, ConfigError> {
+fn parse(text: &str) -> Result<File, ConfigFileError> {
     File::parse(Path::new("cached.toml"), text)
 }
 

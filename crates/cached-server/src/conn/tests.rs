@@ -1,18 +1,20 @@
-//! Connections driven turn by turn, as a worker drives them, over a socket that says when bytes come.
+//! Connections driven as a worker drives them, over a socket whose input comes in given pieces.
 
-use super::info::Ends;
 use super::*;
 use crate::clock::ServerClock;
+use crate::connections::{CommandQueue, Endpoints};
 use crate::logging::Logging;
+use crate::settings::Settings;
+use crate::stream::{INPUT_BYTES, Transport};
 use crate::watch::Watch;
-use crate::worker::Mailbox;
 use cached_core::kv::{Kv, KvConfig, StoreOptions};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::os::fd::AsFd;
+use std::task::Poll;
 
-/// Gives one piece with each read, and takes all that is written.
+/// Returns one piece with each read, and takes everything that is written.
 #[derive(Default)]
 struct Fake {
     pieces: VecDeque<Vec<u8>>,
@@ -65,10 +67,10 @@ impl Bench {
         };
         let kv = Kv::new(config).expect("a store");
         let watch = Arc::new(Watch::new(1 << 16, 1 << 16).expect("a descriptor"));
-        let mailbox = Arc::new(Mailbox::new().expect("a descriptor"));
-        let info = ConnInfo::new(9, Ends::Unix { path: "/x".into() }, None, mailbox, 2);
+        let queues = [CommandQueue::new().expect("a descriptor")];
+        let info = ConnInfo::new(9, Endpoints::Unix { path: "/x".into() }, None, 0, 2);
         Bench {
-            shared: Shared::new(kv, clock, settings, Logging::embedded(0), watch),
+            shared: Shared::new(kv, clock, settings, Logging::embedded(0), watch, queues.into()),
             connection: Connection::new(Arc::new(info)),
             input: vec![0; INPUT_BYTES],
             output: Output::default(),
@@ -77,11 +79,11 @@ impl Bench {
         }
     }
 
-    /// A turn in a group of connections: it is read ahead of, and then driven.
-    fn turn(&mut self) -> Turn {
+    /// Reads ahead and drives, as for a connection in a group.
+    fn drive(&mut self) -> DriveResult {
         let mut ahead = [0; 4096];
         let received = self.connection.receive_ahead(&mut ahead, &mut self.io);
-        let mut desk = Desk {
+        let mut context = WorkerContext {
             shared: &self.shared,
             counters: self.shared.counters(0),
             input: &mut self.input,
@@ -89,33 +91,33 @@ impl Bench {
             output: &mut self.output,
             client: self.client.as_fd(),
         };
-        let turn = self.connection.drive(&mut desk, &mut self.io);
-        self.connection.settle(&self.shared);
-        turn
+        let result = self.connection.drive(&mut context, &mut self.io);
+        self.connection.update_info(&self.shared);
+        result
     }
 
-    /// Turns until it waits for its socket; how many.
-    fn turns(&mut self) -> usize {
-        let mut turns = 1;
-        while self.turn() == Turn::Again {
-            turns += 1;
+    /// Drives until the connection waits for its socket; returns how often.
+    fn drive_until_it_waits(&mut self) -> usize {
+        let mut count = 1;
+        while self.drive() == DriveResult::Yield {
+            count += 1;
         }
-        turns
+        count
     }
 }
 
-/// A turn may end with nothing left of the input and the next request in the socket already: nothing of it is lost.
+/// A drive may end with all input used and the next request in the socket already.
 #[test]
-fn what_is_read_ahead_of_a_turn_is_carried_out() {
+fn bytes_that_were_read_ahead_are_executed() {
     for batches in [1, 2, 20] {
         let mut bench = Bench::new(|settings| settings.batches_per_wake = batches);
         let value = vec![b'v'; FULL_VALUE];
         let kv = &bench.shared.kv;
         kv.store(b"k", kv.hash(b"k"), &value, &StoreOptions::default());
         bench.io.pieces.extend((0..50).map(|_| b"get k\r\n".to_vec()));
-        bench.turns();
+        bench.drive_until_it_waits();
         let reply = [&b"VALUE k 0 60000\r\n"[..], &value, b"\r\nEND\r\n"].concat();
-        assert_eq!(bench.io.written.len(), 50 * reply.len(), "{batches} batches a turn");
+        assert_eq!(bench.io.written.len(), 50 * reply.len(), "{batches} batches in a drive");
         assert!(bench.io.written == reply.repeat(50));
     }
 }
@@ -123,19 +125,19 @@ fn what_is_read_ahead_of_a_turn_is_carried_out() {
 /// Fills the output buffer by itself.
 const FULL_VALUE: usize = 60_000;
 
-/// `-R`: so many requests a turn, whatever they are and however they came.
+/// `-R` limits the requests in a drive, whatever they are and however they arrive.
 #[test]
-fn a_turn_ends_after_as_many_requests_as_are_allowed() {
+fn a_drive_ends_after_the_allowed_number_of_requests() {
     for (requests, yields) in [(1, 6), (2, 3), (4, 1), (100, 0)] {
         let mut bench = Bench::new(|settings| settings.requests_per_wake = Some(requests));
         let all = b"get a\r\nset a 0 0 1\r\nx\r\nget a b\r\nmn\r\ndelete a\r\ngets a\r\n";
         bench.io.pieces.push_back(all.to_vec());
-        assert_eq!(bench.turns() - 1, yields, "{requests} requests a turn");
+        assert_eq!(bench.drive_until_it_waits() - 1, yields, "{requests} requests in a drive");
         let replies = b"END\r\nSTORED\r\nVALUE a 0 1\r\nx\r\nEND\r\nMN\r\nDELETED\r\nEND\r\n";
         assert_eq!(bench.io.written, replies);
         assert_eq!(bench.shared.totals().conn_yields, yields as u64);
     }
     let mut bench = Bench::new(|_| {});
     bench.io.pieces.push_back(b"get a\r\n".repeat(400));
-    assert_eq!(bench.turns(), 1, "without -R a pipeline is not cut into pieces");
+    assert_eq!(bench.drive_until_it_waits(), 1, "without -R a pipeline is not cut into pieces");
 }

@@ -1,12 +1,12 @@
-//! Commands for an operator.
+//! Administrative commands.
 //!
-//! What this engine has, it does; what only has a meaning for memcached's slabs and LRU threads is checked and
-//! taken note of, as settings that change nothing.
+//! Settings of memcached's slabs and LRU threads, which this engine does not have, are checked and stored for
+//! `stats settings`; they change nothing else.
 
 use super::dump::{Dump, DumpKind};
 use super::{Executor, Next};
-use crate::stats::classes;
-use crate::watch::{Refused, observe};
+use crate::size_classes;
+use crate::watch::{Refused, events};
 use cached_core::kv::ScanCursor;
 use cached_proto::number;
 use cached_proto::reply;
@@ -42,14 +42,14 @@ pub(super) fn execute(executor: &mut Executor<'_>, command: &Admin<'_>) -> Next 
             Err(words) => words,
         },
         Verb::DebugTime => debug_time(executor, tokens),
-        // In memcached too they are missing from a usual build, or have nothing to work on.
+        // A usual build of memcached answers the same: it lacks these commands, or what they work on.
         Verb::RefreshCerts | Verb::Extstore | Verb::DebugItem | Verb::Misbehave => reply::ERROR,
     };
     executor.reply_unless(command.noreply, words);
-    Next::Go
+    Next::Continue
 }
 
-/// The word at `index` as a number, as the commands of operators read it.
+/// Returns the word at `index` as a number, as administrative commands read it.
 fn number_u32(tokens: &Tokens<'_>, index: usize) -> Option<u32> {
     tokens.get(index).and_then(number::token_u32)
 }
@@ -64,7 +64,7 @@ fn memory_limit(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
         Some(0..8) => b"MEMLIMIT_TOO_SMALL cannot set maxbytes to less than 8m\r\n",
         Some(1_000_000_001..) => b"MEMLIMIT_ADJUST_FAILED input value is megabytes not bytes\r\n",
         Some(limit) if limit as usize == executor.shared.settings.memory_bytes >> 20 => reply::OK,
-        // The arena's address range is fixed at start.
+        // The arena's address range is fixed at the start.
         Some(_) => b"MEMLIMIT_ADJUST_FAILED out of bounds or unable to adjust\r\n",
     }
 }
@@ -74,21 +74,21 @@ fn shutdown(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<(), &'static
         return Err(reply::SHUTDOWN_NOT_ENABLED);
     }
     if tokens.len() == 1 || tokens.len() == 2 && tokens.get(1) == Some(b"graceful") {
-        tracing::info!("shutdown asked for by a client");
+        tracing::info!("a client has requested shutdown");
         executor.shared.stop.request();
         return Ok(());
     }
     Err(reply::INVALID_SHUTDOWN_MODE)
 }
 
-/// There are no slabs to move between, so no class ever has a page to spare.
+/// `slabs`: there are no slabs, so no class ever has a page to spare.
 fn slabs(tokens: &Tokens<'_>) -> &'static [u8] {
     if tokens.len() == 4 && tokens.is_prefix_of(1, "reassign") {
         let class = |index| tokens.get(index).and_then(number::token_i32);
         return match (class(2), class(3)) {
             (Some(from), Some(to)) if from == to => b"SAME src and dst class are identical\r\n",
             (Some(from), Some(to)) => {
-                let known = |class: i32| (0..=classes::CLASS_MAX as i32).contains(&class);
+                let known = |class: i32| (0..=size_classes::CLASS_MAX as i32).contains(&class);
                 // -1 stands for any source.
                 if (from == -1 || known(from)) && known(to) {
                     b"NOSPARE source class has no spare pages\r\n"
@@ -119,9 +119,9 @@ fn slabs(tokens: &Tokens<'_>) -> &'static [u8] {
     }
 }
 
-/// Settings of memcached's LRU: noted, and shown by `stats settings`.
+/// `lru`: settings of memcached's LRU, stored for `stats settings`.
 fn lru(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
-    let noted = &executor.shared.noted;
+    let inert = &executor.shared.inert;
     if tokens.is_prefix_of(1, "tune") && tokens.len() >= 6 {
         let (Some(hot), Some(warm)) = (number_u32(tokens, 2), number_u32(tokens, 3)) else {
             return reply::ERROR;
@@ -135,10 +135,10 @@ fn lru(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
         if factor <= 0.0 || hot_factor <= 0.0 {
             return b"ERROR hot/warm age factors must be greater than 0\r\n";
         }
-        noted.hot_lru_pct.store(hot, Ordering::Relaxed);
-        noted.warm_lru_pct.store(warm, Ordering::Relaxed);
-        noted.hot_max_factor.store(hot_factor.to_bits(), Ordering::Relaxed);
-        noted.warm_max_factor.store(factor.to_bits(), Ordering::Relaxed);
+        inert.hot_lru_pct.store(hot, Ordering::Relaxed);
+        inert.warm_lru_pct.store(warm, Ordering::Relaxed);
+        inert.hot_max_factor.store(hot_factor.to_bits(), Ordering::Relaxed);
+        inert.warm_max_factor.store(factor.to_bits(), Ordering::Relaxed);
         return reply::OK;
     }
     if tokens.is_prefix_of(1, "mode") && tokens.len() >= 3 {
@@ -147,27 +147,27 @@ fn lru(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
             Some(b"segmented") => true,
             _ => return reply::ERROR,
         };
-        noted.lru_segmented.store(segmented, Ordering::Relaxed);
+        inert.lru_segmented.store(segmented, Ordering::Relaxed);
         return reply::OK;
     }
     if tokens.is_prefix_of(1, "temp_ttl") && tokens.len() >= 3 {
         let Some(ttl) = tokens.get(2).and_then(number::token_i32) else { return reply::ERROR };
-        noted.temp_lru.store(ttl >= 0, Ordering::Relaxed);
+        inert.temp_lru.store(ttl >= 0, Ordering::Relaxed);
         if let Ok(ttl) = u32::try_from(ttl) {
-            noted.temporary_ttl.store(ttl, Ordering::Relaxed);
+            inert.temporary_ttl.store(ttl, Ordering::Relaxed);
         }
         return reply::OK;
     }
     reply::ERROR
 }
 
-/// What `lru_crawler` comes to.
+/// The outcome of `lru_crawler`.
 enum Crawl {
     Reply(&'static [u8]),
     Dump(DumpKind),
 }
 
-/// Expired items are found without a crawler; dumps need none.
+/// `lru_crawler`: the engine finds expired items without a crawler, and dumps need none.
 fn lru_crawler(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Crawl {
     if tokens.len() == 3 && tokens.is_prefix_of(1, "metadump") && !tokens.is_prefix_of(1, "crawl") {
         return dump(executor, tokens, DumpKind::Attributes);
@@ -178,7 +178,7 @@ fn lru_crawler(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Crawl {
     Crawl::Reply(crawler_setting(executor, tokens))
 }
 
-/// A dump, unless something forbids it. It must come first in its batch, as in memcached.
+/// Starts a dump, unless something forbids it. It must be the first command of its batch, as in memcached.
 fn dump(executor: &Executor<'_>, tokens: &Tokens<'_>, kind: DumpKind) -> Crawl {
     let words: [&[u8]; 2] = match kind {
         DumpKind::Attributes => {
@@ -192,7 +192,7 @@ fn dump(executor: &Executor<'_>, tokens: &Tokens<'_>, kind: DumpKind) -> Crawl {
         Crawl::Reply(words[0])
     } else if !executor.out.is_empty() {
         Crawl::Reply(words[1])
-    } else if !tokens.get(2).is_some_and(classes::is_known) {
+    } else if !tokens.get(2).is_some_and(size_classes::is_known) {
         Crawl::Reply(b"BADCLASS invalid class id\r\n")
     } else {
         Crawl::Dump(kind)
@@ -200,21 +200,21 @@ fn dump(executor: &Executor<'_>, tokens: &Tokens<'_>, kind: DumpKind) -> Crawl {
 }
 
 fn crawler_setting(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
-    let noted = &executor.shared.noted;
+    let inert = &executor.shared.inert;
     if tokens.len() == 3 {
-        let known = tokens.get(2).is_some_and(classes::is_known);
+        let known = tokens.get(2).is_some_and(size_classes::is_known);
         if tokens.is_prefix_of(1, "crawl") {
             return if known { reply::OK } else { b"BADCLASS invalid class id\r\n" };
         }
         if tokens.is_prefix_of(1, "tocrawl") {
             let Some(count) = number_u32(tokens, 2) else { return reply::BAD_FORMAT };
-            noted.lru_crawler_tocrawl.store(count, Ordering::Relaxed);
+            inert.lru_crawler_tocrawl.store(count, Ordering::Relaxed);
             return reply::OK;
         }
         if tokens.is_prefix_of(1, "sleep") {
             return match number_u32(tokens, 2) {
                 Some(micros @ 0..=1_000_000) => {
-                    noted.lru_crawler_sleep.store(micros, Ordering::Relaxed);
+                    inert.lru_crawler_sleep.store(micros, Ordering::Relaxed);
                     reply::OK
                 }
                 Some(_) => b"CLIENT_ERROR sleep must be one second or less\r\n",
@@ -223,17 +223,17 @@ fn crawler_setting(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8
         }
     }
     if tokens.len() == 2 && tokens.is_prefix_of(1, "enable") {
-        let runs = noted.lru_crawler.swap(true, Ordering::Relaxed);
+        let runs = inert.lru_crawler.swap(true, Ordering::Relaxed);
         return if runs { b"ERROR failed to start lru crawler thread\r\n" } else { reply::OK };
     }
     if tokens.len() == 2 && tokens.is_prefix_of(1, "disable") {
-        noted.lru_crawler.store(false, Ordering::Relaxed);
+        inert.lru_crawler.store(false, Ordering::Relaxed);
         return reply::OK;
     }
     reply::ERROR
 }
 
-/// The kinds of events that a client wants to be told of from now on.
+/// `watch`: returns the kinds of events that a client subscribes to.
 fn watch(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<u32, &'static [u8]> {
     if !executor.shared.settings.watch_enabled {
         return Err(b"CLIENT_ERROR watch commands not allowed\r\n");
@@ -242,17 +242,17 @@ fn watch(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<u32, &'static [
         return Err(b"ERROR cannot pipeline other commands before watch\r\n");
     }
     if tokens.len() == 1 {
-        return Ok(observe::FETCHERS);
+        return Ok(events::FETCHERS);
     }
     let kind = |index| {
-        let found = observe::NAMES.iter().find(|(name, _)| tokens.is_prefix_of(index, name));
+        let found = events::NAMES.iter().find(|(name, _)| tokens.is_prefix_of(index, name));
         found.map(|(_, kind)| *kind)
     };
     (1..tokens.len()).try_fold(0, |all, index| Some(all | kind(index)?)).ok_or(reply::ERROR)
 }
 
 impl Executor<'_> {
-    /// Answers a client that cannot watch.
+    /// Replies to a client that cannot watch.
     #[cold]
     pub(crate) fn refuse_watcher(&mut self, refused: Refused) {
         self.reply(match refused {
@@ -262,13 +262,14 @@ impl Executor<'_> {
     }
 }
 
-/// `debugtime`: stops the clock, lets it go on, or moves it by seconds. For tests, and only with their flag.
+/// `debugtime`: pauses the clock, resumes it, or moves it by seconds; in debug builds it injects faults. For
+/// tests, and only with `--debug-clock`.
 fn debug_time(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
     let shared = executor.shared;
     if !shared.settings.debug_clock || tokens.len() < 2 {
         return reply::ERROR;
     }
-    if tokens.get(1).is_some_and(|word| shared.trials.ask(word)) {
+    if tokens.get(1).is_some_and(|word| shared.faults.inject(word)) {
         return reply::OK;
     }
     if tokens.is_prefix_of(1, "p") {

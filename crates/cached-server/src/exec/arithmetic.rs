@@ -8,15 +8,15 @@ use cached_proto::meta::{self, KeyBuffer, MetaItem, Status, encode_status};
 use cached_proto::{reply, text};
 
 impl Executor<'_> {
-    /// Counts up or down, and counts that.
+    /// Increments or decrements, and counts the outcome.
     fn arithmetic(&self, key: &[u8], options: &ArithmeticOptions) -> ArithmeticOutcome {
         let kv = self.kv();
         let outcome = kv.arithmetic(key, kv.hash(key), options);
         let counters = self.counters;
         match (outcome, options.decrement) {
-            // A number that is created has been missed, but memcached counts neither.
-            (ArithmeticOutcome::Done { created: true, cas, .. }, _) if self.observed() => {
-                self.tell_store(key, 0, StoreMode::Add, StoreOutcome::Stored { cas, value_bytes: 0 });
+            // memcached counts a number that is created neither as a hit nor as a miss.
+            (ArithmeticOutcome::Done { created: true, cas, .. }, _) if self.is_observed() => {
+                self.observe_store(key, 0, StoreMode::Add, StoreOutcome::Stored { cas, value_bytes: 0 });
             }
             (ArithmeticOutcome::Done { created: true, .. }, _) => {}
             (ArithmeticOutcome::Done { .. }, false) => counters.incr_hits.bump(),

@@ -1,22 +1,22 @@
-//! Which function answers which binary request; GET, TOUCH and the small commands.
+//! Binary requests: the choice of the function, GET and TOUCH.
 
 use super::get::count_touch;
 use super::{Executor, Next, arithmetic, delete, flush, store};
-use crate::conn::output::Output;
+use crate::heartbeat::Activity;
 use crate::settings::MEMCACHED_VERSION;
 use crate::stats;
-use crate::worker::Doing;
+use crate::stream::Output;
 use cached_core::kv::{FetchOptions, ItemView, Miss};
 use cached_proto::binary::{
     Command, Head, Request, Status, encode_done, encode_error, encode_miss, encode_value_head, encode_version,
 };
 
-/// Carries out one binary request.
+/// Executes one binary request.
 pub(crate) fn execute(executor: &mut Executor<'_>, request: &Request<'_>) -> Next {
     let head = &request.head;
-    // A plain retrieval is what a turn is taken for at its begin.
+    // A step begins as a plain retrieval.
     if !matches!(request.command, Command::Get { exptime: None, .. }) {
-        executor.counters.pulse.go_on(Doing::Binary);
+        executor.counters.heartbeat.set_activity(Activity::Binary);
     }
     match &request.command {
         Command::Get { key, with_key, exptime: None } => get(executor, head, key, *with_key),
@@ -38,7 +38,7 @@ pub(crate) fn execute(executor: &mut Executor<'_>, request: &Request<'_>) -> Nex
             return Next::Close;
         }
     }
-    Next::Go
+    Next::Continue
 }
 
 /// GET, GETK.
@@ -56,8 +56,8 @@ fn get(executor: &mut Executor<'_>, head: &Head, key: &[u8], with_key: bool) {
             encode_miss(&mut executor.out.bytes, head, returned);
         }
     }
-    if executor.observed() {
-        executor.tell_get(key, result);
+    if executor.is_observed() {
+        executor.observe_get(key, result);
     }
 }
 

@@ -1,9 +1,9 @@
-//! `me`: what the server knows of an item.
+//! `me`: the attributes of an item.
 
 use super::Executor;
 use cached_proto::meta::{Debug, DebugItem, KeyBuffer};
 
-/// `me`. It does not count as a use of the item.
+/// `me`. It is not a use of the item.
 pub(super) fn meta(executor: &mut Executor<'_>, command: &Debug<'_>) {
     let mut buffer = KeyBuffer::new();
     let key = command.key.bytes(&mut buffer);
@@ -20,7 +20,7 @@ pub(super) fn meta(executor: &mut Executor<'_>, command: &Debug<'_>) {
                 last_access: item.now().saturating_sub(item.last_access()),
                 cas: item.cas(),
                 fetched: item.fetched(),
-                class: executor.shared.classes.class_of_item(
+                class: executor.shared.size_classes.class_of_item(
                     item.key().len(),
                     item.value_bytes(),
                     item.client_flags(),

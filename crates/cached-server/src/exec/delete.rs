@@ -9,13 +9,13 @@ use cached_proto::{reply, text};
 impl Executor<'_> {
     fn delete(&self, key: &[u8], options: &DeleteOptions, command: &str) -> DeleteOutcome {
         let kv = self.kv();
-        let seen = if self.observed() { self.look_before_delete(key) } else { None };
+        let item = if self.is_observed() { self.observe_before_delete(key) } else { None };
         let outcome = kv.delete(key, kv.hash(key), options);
-        if let Some(seen) = seen
+        if let Some(item) = item
             && outcome == DeleteOutcome::Done
             && !(options.invalidate || options.clear_value)
         {
-            self.tell_delete(key, seen, command);
+            self.observe_delete(key, item, command);
         }
         outcome
     }

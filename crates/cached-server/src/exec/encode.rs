@@ -1,13 +1,14 @@
-//! A hit of a classic retrieval, written in one go: the one reply whose cost counts.
+//! The reply to a hit of a classic retrieval, the most frequent reply, written at once.
 //!
-//! `cached_proto` has the same encoder made of appends. Each append asks anew whether there is room and calls
-//! `memcpy` for a handful of bytes, which together is a third of what a key of a multiget costs. Here the room is made once
-//! and the pieces are stored where they belong; a test holds the two against each other.
+//! `cached_proto` has the same encoder made of appends. Each append checks for room and calls `memcpy` for a
+//! few bytes, which together is a third of the cost of a key in a multiget. Here the room is made once and
+//! the pieces are stored in their places; a test compares the two encoders.
 
-/// `VALUE `, flags, length and CAS value with a space each, two CRLFs, and the slack of the copies below.
+/// The length of `VALUE `, flags, length and CAS value with a space each, two CRLFs, `END`, and the slack of
+/// the copies below.
 const OVERHEAD_BYTES: usize = 6 + 1 + 10 + 1 + 20 + 1 + 20 + 2 + 2 + 5 + 32;
 
-/// Appends `VALUE key flags len[ cas]`, CRLF, the value, CRLF, and with `LAST` the `END` of the whole reply.
+/// Appends `VALUE key flags len[ cas]`, CRLF, the value, CRLF, and with `LAST` the reply's `END`.
 /// Keys have at most 250 bytes.
 #[inline(always)]
 pub(super) fn encode_value<const LAST: bool>(
@@ -20,8 +21,9 @@ pub(super) fn encode_value<const LAST: bool>(
     out.reserve(OVERHEAD_BYTES + key.len() + value.len());
     let start = out.len();
     // SAFETY: `reserve` has made room for everything that is written from `start` on: the key, the value and
-    // `OVERHEAD_BYTES` for all else, of which `put_short`'s and `put_number`'s slack is a part. So every pointer stays within
-    // the vector's allocation. All bytes up to `at` have been written when the length is set.
+    // `OVERHEAD_BYTES` for all else, of which `put_short`'s and `put_number`'s slack is a part. So every
+    // pointer stays within the vector's allocation. All bytes up to `at` have been written when the length is
+    // set.
     unsafe {
         let mut at = out.as_mut_ptr().add(start);
         at = put(at, *b"VALUE ");
@@ -46,13 +48,13 @@ pub(super) fn encode_value<const LAST: bool>(
     }
 }
 
-/// Writes a constant; the next place.
+/// Writes a constant; returns the next place.
 ///
 /// # Safety
 /// `N` bytes can be written at `at`.
 #[inline(always)]
 unsafe fn put<const N: usize>(at: *mut u8, bytes: [u8; N]) -> *mut u8 {
-    // SAFETY: as the caller owes.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         at.cast::<[u8; N]>().write_unaligned(bytes);
         at.add(N)
@@ -66,8 +68,8 @@ unsafe fn put<const N: usize>(at: *mut u8, bytes: [u8; N]) -> *mut u8 {
 #[inline(always)]
 unsafe fn put_short(at: *mut u8, text: &[u8]) -> *mut u8 {
     let len = text.len();
-    // SAFETY: reads stay within `text`: each is of `N` bytes at its front or at its end, and `len >= N`. Writes stay within
-    // `len` bytes, or go by the caller's promise.
+    // SAFETY: reads stay within `text`: each is of `N` bytes at its front or at its end, and `len >= N`.
+    // Writes stay within `len` bytes, or go by the caller's promise.
     unsafe {
         let from = text.as_ptr();
         match len {
@@ -93,8 +95,8 @@ unsafe fn put_short(at: *mut u8, text: &[u8]) -> *mut u8 {
 unsafe fn put_value(at: *mut u8, value: &[u8]) -> *mut u8 {
     type Chunk = [u8; 16];
     let (len, from) = (value.len(), value.as_ptr());
-    // SAFETY: where `N` chunks at the front and `N` at the end are copied there are at least `N` of them, at most twice as many.
-    // So all of `value` is copied, nothing else is read, and nothing else is written.
+    // SAFETY: where `N` chunks at the front and `N` at the end are copied there are at least `N` of them, at
+    // most twice as many. So all of `value` is copied, nothing else is read, and nothing else is written.
     unsafe {
         let copy = |offset: usize| {
             at.add(offset).cast::<Chunk>().write(from.add(offset).cast::<Chunk>().read());
@@ -145,12 +147,12 @@ static DIGITS: [u32; 1000] = {
 #[inline(always)]
 unsafe fn put_number(at: *mut u8, number: u64) -> *mut u8 {
     match DIGITS.get(number as usize) {
-        // SAFETY: as the caller owes; what is written behind the last digit is written over.
+        // SAFETY: guaranteed by the caller; bytes written after the last digit are overwritten.
         Some(&entry) => unsafe {
             at.cast::<u32>().write_unaligned(entry);
             at.add((entry >> 24) as usize)
         },
-        // SAFETY: as the caller owes.
+        // SAFETY: guaranteed by the caller.
         None => unsafe { put_long_number(at, number) },
     }
 }
@@ -160,7 +162,7 @@ unsafe fn put_number(at: *mut u8, number: u64) -> *mut u8 {
 unsafe fn put_long_number(at: *mut u8, number: u64) -> *mut u8 {
     let mut buffer = itoa::Buffer::new();
     let digits = buffer.format(number).as_bytes();
-    // SAFETY: a 64-bit number has at most 20 digits, and as the caller owes.
+    // SAFETY: a 64-bit number has at most 20 digits, for which the caller guarantees room.
     unsafe {
         std::ptr::copy_nonoverlapping(digits.as_ptr(), at, digits.len());
         at.add(digits.len())

@@ -6,11 +6,11 @@ use cached_proto::binary::{Head, Status, encode_done, encode_error};
 use cached_proto::{reply, text};
 
 impl Executor<'_> {
-    /// Makes everything that is there now gone, at once or at a moment to come.
+    /// Expires all items that are present, at once or at a future second.
     fn flush(&self, delay: Expiry) {
         match delay.as_secs() {
             0 | 1 => self.kv().flush_all(),
-            // memcached counts the second before as the last one of the old items.
+            // In memcached the old items live until the second before.
             at if at - 1 <= self.shared.clock.now_secs() => self.kv().flush_all(),
             at => self.kv().flush_at(at - 1),
         }

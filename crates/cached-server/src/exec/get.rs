@@ -1,20 +1,19 @@
 //! `get`, `gets`, `gat`, `gats`, `touch`.
 //!
-//! A single key takes the shortest path there is. Several keys go in batches ([`Kv::read_many`](cached_core::kv::Kv::read_many)), so that the
-//! waits for memory overlap.
+//! A single key takes the shortest path. Several keys are read in batches
+//! ([`Kv::read_many`](cached_core::kv::Kv::read_many)), so that their waits for memory overlap.
 
+use super::encode::encode_value;
 use super::{Executor, Next};
+use crate::stream::{Output, PIN_BYTES_MIN};
 use cached_core::KeyHash;
 use cached_core::clock::Expiry;
 use cached_core::kv::{FetchOptions, ItemView, Miss, READ_BATCH};
 use cached_proto::reply;
 use cached_proto::text::{Get, Touch, encode_value_head, plain_get, plain_gets};
 
-use super::encode::encode_value;
-use crate::conn::output::{Output, PIN_BYTES_MIN};
-
-/// The `get`s of one key each at the front of `input`, as a pipelining client sends them; `key` and `consumed` are the first's.
-/// How much of the input they took.
+/// Executes the `get`s of one key each at the front of `input`, as a pipelining client sends them; `key` and
+/// `consumed` are those of the first. Returns how many bytes of the input they took.
 #[inline]
 pub(crate) fn plain_run(executor: &mut Executor<'_>, input: &[u8], key: &[u8], consumed: usize) -> usize {
     if input.len() == consumed {
@@ -24,7 +23,8 @@ pub(crate) fn plain_run(executor: &mut Executor<'_>, input: &[u8], key: &[u8], c
     plain_batch(executor, input, key, consumed)
 }
 
-/// A `get` of two to [`READ_BATCH`] keys at the front of `input`, if that is what there is; how much of the input it took.
+/// Executes a `get` of two to [`READ_BATCH`] keys at the front of `input`; returns how many bytes of the
+/// input it took. `None` if the input begins with anything else.
 #[inline(never)]
 pub(crate) fn plain_keys(executor: &mut Executor<'_>, input: &[u8]) -> Option<usize> {
     let mut keys: [&[u8]; READ_BATCH] = [b""; READ_BATCH];
@@ -34,7 +34,7 @@ pub(crate) fn plain_keys(executor: &mut Executor<'_>, input: &[u8]) -> Option<us
     Some(consumed)
 }
 
-/// Up to [`READ_BATCH`] of them, asked for ahead like the keys of one retrieval.
+/// Executes up to [`READ_BATCH`] `get`s of one key each, prefetched like the keys of one retrieval.
 #[inline(never)]
 fn plain_batch(executor: &mut Executor<'_>, input: &[u8], key: &[u8], consumed: usize) -> usize {
     let mut keys: [&[u8]; READ_BATCH] = [key; READ_BATCH];
@@ -50,10 +50,10 @@ fn plain_batch(executor: &mut Executor<'_>, input: &[u8], key: &[u8], consumed: 
     used
 }
 
-/// Answers for a batch of keys, each by itself with `LAST`, else together, and counts them.
+/// Replies for a batch of keys and counts them: with `LAST` a whole reply for each key, else its values only.
 #[inline(always)]
 fn read_batch<const LAST: bool, const WITH_CAS: bool>(executor: &mut Executor<'_>, keys: &[&[u8]]) {
-    if executor.observed() {
+    if executor.is_observed() {
         return read_one_by_one::<LAST>(executor, keys, WITH_CAS);
     }
     let kv = executor.kv();
@@ -74,7 +74,8 @@ fn read_batch<const LAST: bool, const WITH_CAS: bool>(executor: &mut Executor<'_
     count_gets(executor, keys.len() as u64, keys.len() as u64 - misses);
 }
 
-/// The same while somebody wants to hear of each: what is told of an item is looked up when its bucket is free again.
+/// The same while requests are observed: the attributes of an item are looked up after its hash bucket has
+/// been unlocked.
 #[cold]
 fn read_one_by_one<const LAST: bool>(executor: &mut Executor<'_>, keys: &[&[u8]], with_cas: bool) {
     let mut hits = 0;
@@ -94,7 +95,7 @@ fn count_gets(executor: &Executor<'_>, keys: u64, hits: u64) {
     executor.counters.get_misses.add(keys - hits);
 }
 
-/// `get` of one key: the shortest path there is.
+/// `get` of one key: the shortest path.
 #[inline]
 fn plain(executor: &mut Executor<'_>, key: &[u8]) {
     let counters = executor.counters;
@@ -107,7 +108,7 @@ fn plain(executor: &mut Executor<'_>, key: &[u8]) {
     }
 }
 
-/// A retrieval of any number of keys, from the first or from where it was interrupted.
+/// Executes a retrieval of any number of keys, from the first or from where it was suspended.
 pub(crate) fn many(executor: &mut Executor<'_>, get: &mut Get<'_>) -> Next {
     if let Some(exptime) = get.exptime {
         return touch_many(executor, get, exptime);
@@ -130,27 +131,28 @@ fn many_of<const WITH_CAS: bool>(executor: &mut Executor<'_>, get: &mut Get<'_>)
         }
     }
     executor.reply(reply::END);
-    Next::Go
+    Next::Continue
 }
 
-/// `gat`, `gats`, of however many keys.
+/// `gat` or `gats` of any number of keys.
 fn touch_many(executor: &mut Executor<'_>, get: &mut Get<'_>, exptime: i32) -> Next {
     let expiry = executor.shared.clock.expiry(exptime);
     while let Some(key) = get.next_key() {
         let touched = touch_one(executor, key, executor.kv().hash(key), expiry, get.with_cas);
         if touched == Err(Miss::OutOfMemory) {
             executor.reply(reply::OUT_OF_MEMORY);
-            return Next::Go;
+            return Next::Continue;
         }
         if executor.out.is_full() {
             return Next::Suspend(get.cursor());
         }
     }
     executor.reply(reply::END);
-    Next::Go
+    Next::Continue
 }
 
-/// Answers for one key of a `get`, with `LAST` for the whole if it is found; whether it was. Counting hits is the caller's.
+/// Replies for one key of a `get` if it is found, with `LAST` the whole reply; returns whether it was found.
+/// The caller counts hits and misses.
 #[inline(always)]
 fn read_one<const LAST: bool>(
     executor: &mut Executor<'_>,
@@ -163,13 +165,13 @@ fn read_one<const LAST: bool>(
     if let Err(miss) = result {
         executor.count_miss_kind(miss);
     }
-    if executor.observed() {
-        executor.tell_get(key, result);
+    if executor.is_observed() {
+        executor.observe_get(key, result);
     }
     result.is_ok()
 }
 
-/// Answers for one key of a `gat`.
+/// Replies for one key of a `gat`.
 fn touch_one(
     executor: &mut Executor<'_>,
     key: &[u8],
@@ -195,8 +197,8 @@ pub(super) fn count_touch(executor: &Executor<'_>, key: &[u8], result: Result<()
             executor.count_miss_kind(miss);
         }
     }
-    if executor.observed() {
-        executor.tell_get(key, result);
+    if executor.is_observed() {
+        executor.observe_get(key, result);
     }
 }
 
@@ -209,12 +211,12 @@ fn encode<const LAST: bool>(out: &mut Output, key: &[u8], item: &ItemView<'_>, w
             0 => encode_value::<LAST>(&mut out.bytes, key, 0, value, cas),
             flags => encode_flagged::<LAST>(out, key, flags, value, cas),
         },
-        // A copy, so that the view itself need not be in memory for the others.
+        // A copy, so that the other cases need not keep the view in memory.
         _ => encode_large::<LAST>(out, key, &{ *item }, cas),
     }
 }
 
-/// The same for an item with flags: apart, so that without them nothing asks twice.
+/// The same for an item with flags: out of line, so that items without flags are checked once.
 #[inline(never)]
 fn encode_flagged<const LAST: bool>(
     out: &mut Output,
@@ -226,7 +228,7 @@ fn encode_flagged<const LAST: bool>(
     encode_value::<LAST>(&mut out.bytes, key, flags, value, cas);
 }
 
-/// The same for a value that is sent from where it lies, or is not in one piece.
+/// The same for a value that is sent from the arena, or is not in one piece.
 #[cold]
 fn encode_large<const LAST: bool>(out: &mut Output, key: &[u8], item: &ItemView<'_>, cas: Option<u64>) {
     encode_value_head(&mut out.bytes, key, item.client_flags(), item.value_bytes(), cas);
@@ -248,7 +250,7 @@ pub(super) fn touch(executor: &mut Executor<'_>, command: &Touch<'_>) {
         Err(miss) => {
             executor.counters.touch_misses.bump();
             executor.count_miss_kind(miss);
-            // It is there, but there is no memory for its new expiry.
+            // The item is present, but there is no memory for its new expiry.
             if miss == Miss::OutOfMemory { reply::OUT_OF_MEMORY } else { reply::NOT_FOUND }
         }
     };

@@ -1,4 +1,4 @@
-//! `mg`: a get with everything optional.
+//! `mg`, and the expiries of meta commands.
 
 use super::Executor;
 use cached_core::clock::Expiry;
@@ -6,8 +6,8 @@ use cached_core::kv::{FetchOptions, Fetched, ItemView, Miss};
 use cached_proto::meta::{Flag, Get, KeyBuffer, MetaFlags, MetaItem, Status, encode_status};
 use cached_proto::reply;
 
-/// What `T` and `N` ask for. Flags act in the order in which they were written, on an item that is there (`N` not) or on one that the
-/// command has just created without an expiry.
+/// The expiries that `T` and `N` request. Flags act in the order in which they were written: on an item that
+/// is present (`T` only), or on one that the command has just created without an expiry.
 #[derive(Clone, Copy)]
 pub(super) struct Expiries {
     /// `T`.
@@ -17,13 +17,13 @@ pub(super) struct Expiries {
 }
 
 impl Expiries {
-    /// What an item that the command creates comes to, if it may.
+    /// Returns the expiry of an item that the command creates, if it may create one.
     pub(super) fn of_created(self, flags: &MetaFlags) -> Option<Expiry> {
         let touched_last = self.touch.filter(|_| flags.updates_after_vivify());
         self.vivify.map(|vivify| touched_last.unwrap_or(vivify))
     }
 
-    /// The expiry where `t` stands among the flags.
+    /// Returns the expiry that `t` shows at its place among the flags.
     pub(super) fn shown(self, flags: &MetaFlags, created: bool, before: Expiry) -> Expiry {
         let touched = self.touch.filter(|_| !flags.shows_ttl_before_update());
         let made = self.vivify.filter(|_| created && !flags.shows_ttl_before_vivify());
@@ -41,7 +41,7 @@ impl Expiries {
     }
 }
 
-/// Seconds left as memcached shows them: of what is gone already, a difference that has wrapped.
+/// Returns the seconds left as memcached shows them: a wrapped difference for an expiry in the past.
 pub(super) fn ttl_left(expiry: Expiry, now: u32) -> Option<u32> {
     (expiry != Expiry::NEVER).then(|| expiry.as_secs().wrapping_sub(now))
 }
@@ -70,7 +70,7 @@ pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
     let encode = |item: &ItemView<'_>, fetched: &Fetched| {
         let now = item.now();
         let expiry = expiries.shown(flags, fetched.created, fetched.expiry_before);
-        let told = MetaItem {
+        let shown = MetaItem {
             key: item.key(),
             key_is_binary: item.key_binary(),
             size: item.value_bytes(),
@@ -83,15 +83,15 @@ pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
             stale: fetched.stale,
             token_sent: fetched.token_sent,
         };
-        command.encode_hit(&mut out.bytes, &told);
-        if command.returns_value(told.cas) {
+        command.encode_hit(&mut out.bytes, &shown);
+        if command.returns_value(shown.cas) {
             out.push_value(item);
             out.bytes.extend_from_slice(b"\r\n");
         }
     };
     let result = kv.fetch(key_bytes, kv.hash(key_bytes), &options, encode);
-    if executor.observed() {
-        executor.tell_get(key_bytes, result);
+    if executor.is_observed() {
+        executor.observe_get(key_bytes, result);
     }
     let counters = executor.counters;
     match result {
@@ -108,24 +108,24 @@ pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
             counters.get_misses.bump();
             executor.reply(reply::OUT_OF_MEMORY);
         }
-        // An item created to be expired at once is shown to its creator, and to nobody after.
+        // An item that is created expired is shown to its creator only.
         Err(_) if options.vivify.is_some_and(|expiry| expiry.is_past(clock.now_secs())) => {
             counters.get_cmds.bump();
             counters.get_hits.bump();
-            let told = MetaItem {
+            let shown = MetaItem {
                 key: key_bytes,
                 key_is_binary: key.is_binary(),
                 ttl: ttl_left(expiries.shown(flags, true, Expiry::NEVER), clock.now_secs()),
                 won: true,
                 ..MetaItem::default()
             };
-            command.encode_hit(&mut executor.out.bytes, &told);
-            if command.returns_value(told.cas) {
+            command.encode_hit(&mut executor.out.bytes, &shown);
+            if command.returns_value(shown.cas) {
                 executor.reply(b"\r\n");
             }
         }
         Err(miss) => {
-            // memcached counts a miss as a get's, whatever else was asked for.
+            // memcached counts a miss as that of a get, whatever else was requested.
             counters.get_cmds.bump();
             counters.get_misses.bump();
             executor.count_miss_kind(miss);

@@ -1,7 +1,17 @@
-//! Carrying out requests: from a decoded request to a reply in the output buffer.
+//! Execution of requests: from a decoded request to a reply in the output buffer.
 //!
-//! Nothing here reads or writes a socket, and nothing waits. One family of commands per file; each asks the store, counts
-//! what memcached would count, and encodes the answer.
+//! Nothing here reads or writes a socket, and nothing waits. One file for each family of commands; each calls
+//! the store, counts what memcached would count, and encodes the reply. `text` and `binary` choose the
+//! function for a request of their protocol.
+//!
+//! | question | file |
+//! |---|---|
+//! | `get`, `gets`, `gat`, `touch` | `get`, `encode` |
+//! | `mg` | `meta` |
+//! | `set` and its like in all protocols, where a `cas` is turned into a conditional store | `store` |
+//! | `delete`, `incr`, `me`, `flush_all` | `delete`, `arithmetic`, `debug`, `flush` |
+//! | `lru_crawler metadump`, `mgdump` | `dump` |
+//! | `verbosity`, `watch`, `shutdown`, `slabs`, `lru` | `admin` |
 
 mod admin;
 mod arithmetic;
@@ -18,19 +28,19 @@ mod store;
 mod text;
 
 pub(crate) use binary::execute as binary;
-pub(crate) use dump::{Dump, cachedump, resume as resume_dump};
+pub(crate) use dump::{Dump, resume as resume_dump};
 pub(crate) use get::{many as get_many, plain_keys as get_plain_keys, plain_run as get_plain_run};
-pub(crate) use store::{Begun, begin_binary, begin_text, finish, give_up};
+pub(crate) use store::{Begun, begin_binary, begin_text, finish, refuse};
 pub(crate) use text::execute as text;
 
-use crate::conn::output::Output;
+use crate::counters::Counters;
 use crate::shared::Shared;
-use crate::stats::counters::Counters;
+use crate::stream::Output;
 use cached_core::kv::{Kv, Miss};
 use cached_proto::text::GetCursor;
 use std::os::fd::RawFd;
 
-/// What a request is carried out with.
+/// The means of executing requests of one connection.
 pub(crate) struct Executor<'a> {
     pub(crate) shared: &'a Shared,
     pub(crate) counters: &'a Counters,
@@ -39,18 +49,18 @@ pub(crate) struct Executor<'a> {
     pub(crate) client: RawFd,
 }
 
-/// How the connection goes on.
+/// How a connection continues after a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Next {
     /// With the next request.
-    Go,
+    Continue,
     /// With the same retrieval, once there is room for more values.
     Suspend(GetCursor),
     /// With the rest of a dump, once there is room for more of it.
     Dump(Dump),
-    /// As a watcher of these kinds of events.
+    /// As a watcher of events of these kinds.
     Watch(u32),
-    /// Not at all: close when the replies are sent.
+    /// Not at all: it is closed when the replies are sent.
     Close,
 }
 
@@ -82,7 +92,7 @@ impl<'a> Executor<'a> {
         }
     }
 
-    /// Counts why a key that was asked for has no item.
+    /// Counts the reason for a miss.
     #[inline]
     fn count_miss_kind(&self, miss: Miss) {
         match miss {

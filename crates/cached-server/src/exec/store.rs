@@ -1,29 +1,30 @@
-//! Everything that stores a value, in all three protocols: whole requests, and values read into their place.
+//! Commands that store a value, in all three protocols: whole requests, and values read into their place.
 //!
-//! A set whose value cannot be taken (too large, no memory) also removes what was there, so that nobody reads what the
-//! client believes replaced; `add` and the like leave it. `ms` removes it in every mode. memcached does so.
+//! A `set` whose value cannot be stored (too large, no memory) also removes the present item, so that no
+//! client reads a value that the sender believes replaced; `add` and the like leave it. `ms` removes it in
+//! every mode. memcached does the same.
 
 use super::Executor;
-use crate::conn::body::Body;
 use crate::settings::{ITEM_ENDS_BYTES, ITEM_HEADER_BYTES};
+use crate::stream::Body;
 use cached_core::kv::{DeleteOptions, Reservation, StoreMode, StoreOptions, StoreOutcome};
 use cached_proto::binary::{self, Status, encode_done, encode_error, encode_error_text};
 use cached_proto::meta::{self, Flag, KeyBuffer, MetaItem, SetHeader, SetMode, encode_set};
 use cached_proto::text::{self, BodyHeader, StoreHeader, StoreVerb};
 use cached_proto::{Decoded, Limits, Protocol, reply};
 
-/// What has been arranged for a value that is on its way.
+/// The place of a value that has not arrived completely.
 #[expect(clippy::large_enum_variant, reason = "returned once per large value, and put into a box at once")]
 pub(crate) enum Begun {
-    /// It has a place in the store.
+    /// In the store's memory.
     Reserved(Reservation),
-    /// So many bytes are to be collected first.
+    /// In a buffer for this many bytes, because it has to be collected first.
     Collect(usize),
-    /// It is refused, and the answer given: throw it away.
+    /// None: it is refused, the reply is written, and its bytes are discarded.
     Refused,
 }
 
-/// Why a value cannot be taken.
+/// Why a value cannot be stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Refusal {
     TooLarge,
@@ -55,7 +56,7 @@ impl Refusal {
 }
 
 impl Executor<'_> {
-    /// Whether a value of this size can be an item of its own, by memcached's reckoning of what an item takes.
+    /// Returns whether a value of this size fits into an item, by memcached's calculation of an item's size.
     #[inline]
     fn fits(&self, key: &[u8], value_bytes: usize, client_flags: u32) -> bool {
         let settings = &self.shared.settings;
@@ -69,7 +70,7 @@ impl Executor<'_> {
         self.kv().delete(key, self.kv().hash(key), &DeleteOptions::default());
     }
 
-    /// Finds a place for a value that is on its way.
+    /// Finds a place for a value that has not arrived completely.
     fn begin(&self, key: &[u8], value_bytes: usize, options: &StoreOptions) -> Result<Begun, Refusal> {
         let kv = self.kv();
         if !self.fits(key, value_bytes, options.client_flags) {
@@ -79,24 +80,26 @@ impl Executor<'_> {
         if !joins {
             match kv.reserve(key, kv.hash(key), value_bytes, options) {
                 Ok(reservation) => return Ok(Begun::Reserved(reservation)),
-                // Others have as much on its way as the store keeps for that. It is no reason to refuse this value.
+                // Other arriving values have reserved all that the store allows. That is no reason to refuse
+                // this one.
                 Err(StoreOutcome::OutOfMemory) => {}
                 Err(outcome) => return Err(Refusal::of(outcome).unwrap_or(Refusal::OutOfMemory)),
             }
         }
-        // More than all connections may hold would only close this one half-way.
+        // A value larger than all connections may hold would only get this one closed before it is complete.
         let fits = value_bytes < self.shared.settings.connection_bytes_max;
         if fits { Ok(Begun::Collect(value_bytes)) } else { Err(Refusal::OutOfMemory) }
     }
 
-    /// Takes memory back from clients that do not send what they have announced, for those that come after.
+    /// Frees memory that is reserved for a client that does not send the value it has announced.
     #[cold]
-    fn want_memory(&self) {
+    fn close_stalled(&self) {
         self.shared.connections.close_stalled(self.shared.clock.now_secs());
     }
 
-    /// What memcached would say of a store: joining to something too large is a failed condition, not a large value.
-    fn judge(mode: StoreMode, outcome: StoreOutcome) -> StoreOutcome {
+    /// Returns the outcome that memcached reports: an append that makes an item too large is a failed
+    /// condition, not a large value.
+    fn memcached_outcome(mode: StoreMode, outcome: StoreOutcome) -> StoreOutcome {
         match outcome {
             StoreOutcome::TooLarge if matches!(mode, StoreMode::Append | StoreMode::Prepend) => {
                 StoreOutcome::NotStored
@@ -111,11 +114,11 @@ impl Executor<'_> {
             Refusal::TooLarge => self.counters.store_too_large.bump(),
             Refusal::OutOfMemory => {
                 self.counters.store_no_memory.bump();
-                self.want_memory();
+                self.close_stalled();
             }
         }
-        if self.observed() {
-            self.tell_store(key, 0, mode, refusal.outcome());
+        if self.is_observed() {
+            self.observe_store(key, 0, mode, refusal.outcome());
         }
     }
 
@@ -132,8 +135,8 @@ impl Executor<'_> {
                 _ => {}
             }
         }
-        if self.observed() {
-            self.tell_store(key, value_bytes, mode, outcome);
+        if self.is_observed() {
+            self.observe_store(key, value_bytes, mode, outcome);
         }
     }
 }
@@ -157,10 +160,10 @@ fn text_options(executor: &Executor<'_>, header: &StoreHeader<'_>) -> StoreOptio
     }
 }
 
-/// `set`, `add`, `replace`, `append`, `prepend`, `cas` with the value at hand.
+/// `set`, `add`, `replace`, `append`, `prepend`, `cas` with a complete value.
 pub(super) fn text(executor: &mut Executor<'_>, command: &text::Store<'_>) {
     let header = &command.header;
-    // The size is judged first.
+    // The size is checked before the terminator.
     if !executor.fits(header.key, header.value_len, header.flags) {
         return text_refused(executor, header, Refusal::TooLarge);
     }
@@ -175,7 +178,7 @@ pub(super) fn text(executor: &mut Executor<'_>, command: &text::Store<'_>) {
 }
 
 fn text_done(executor: &mut Executor<'_>, header: &StoreHeader<'_>, mode: StoreMode, outcome: StoreOutcome) {
-    let outcome = Executor::judge(mode, outcome);
+    let outcome = Executor::memcached_outcome(mode, outcome);
     if let Some(refusal) = Refusal::of(outcome) {
         return text_refused(executor, header, refusal);
     }
@@ -201,7 +204,7 @@ fn text_refused(executor: &mut Executor<'_>, header: &StoreHeader<'_>, refusal: 
     executor.reply_unless(header.noreply, refusal.words());
 }
 
-/// Arranges for the value of a text or meta request that is still on its way.
+/// Finds a place for the value of a text or meta request that has not arrived completely.
 pub(crate) fn begin_text(executor: &mut Executor<'_>, header: &BodyHeader<'_>) -> Begun {
     match header {
         BodyHeader::Store(header) => {
@@ -250,7 +253,7 @@ fn meta_options(executor: &Executor<'_>, header: &SetHeader<'_>) -> StoreOptions
     }
 }
 
-/// `ms` with the value at hand.
+/// `ms` with a complete value.
 pub(super) fn meta(executor: &mut Executor<'_>, command: &meta::Set<'_>) {
     let header = &command.header;
     let mut buffer = KeyBuffer::new();
@@ -275,7 +278,7 @@ fn meta_done(
     key: &[u8],
     outcome: StoreOutcome,
 ) {
-    let outcome = Executor::judge(options.mode, outcome);
+    let outcome = Executor::memcached_outcome(options.mode, outcome);
     if let Some(refusal) = Refusal::of(outcome) {
         return meta_refused(executor, header, refusal);
     }
@@ -308,7 +311,7 @@ fn binary_options(executor: &Executor<'_>, header: &binary::StoreHeader<'_>) -> 
     let mode = match header.verb {
         binary::StoreVerb::Append => StoreMode::Append,
         binary::StoreVerb::Prepend => StoreMode::Prepend,
-        // A CAS value turns all of these into compare-and-store, if items have any.
+        // A CAS value turns all of these into compare-and-store, if items have CAS values.
         _ if compare != 0 => StoreMode::Cas,
         binary::StoreVerb::Set => StoreMode::Set,
         binary::StoreVerb::Add => StoreMode::Add,
@@ -323,7 +326,7 @@ fn binary_options(executor: &Executor<'_>, header: &binary::StoreHeader<'_>) -> 
     }
 }
 
-/// SET and its like with the value at hand.
+/// SET and its like with a complete value.
 pub(super) fn binary(executor: &mut Executor<'_>, command: &binary::Store<'_>) {
     let header = &command.header;
     if !executor.fits(header.key, header.value_len, header.flags) {
@@ -341,7 +344,7 @@ fn binary_done(
     mode: StoreMode,
     outcome: StoreOutcome,
 ) {
-    let outcome = Executor::judge(mode, outcome);
+    let outcome = Executor::memcached_outcome(mode, outcome);
     if let Some(refusal) = Refusal::of(outcome) {
         return binary_refused(executor, header, refusal);
     }
@@ -359,10 +362,10 @@ fn binary_done(
 
 #[cold]
 fn binary_refused(executor: &mut Executor<'_>, header: &binary::StoreHeader<'_>, refusal: Refusal) {
-    // Told, but not counted, as in memcached.
-    if executor.observed() {
+    // Observed, but not counted, as in memcached.
+    if executor.is_observed() {
         let mode = binary_options(executor, header).mode;
-        executor.tell_store(header.key, 0, mode, refusal.outcome());
+        executor.observe_store(header.key, 0, mode, refusal.outcome());
     }
     if header.verb == binary::StoreVerb::Set {
         executor.remove(header.key);
@@ -372,14 +375,14 @@ fn binary_refused(executor: &mut Executor<'_>, header: &binary::StoreHeader<'_>,
             encode_error(&mut executor.out.bytes, &header.head, Status::TooLarge);
         }
         Refusal::OutOfMemory => {
-            executor.want_memory();
+            executor.close_stalled();
             let out = &mut executor.out.bytes;
             encode_error_text(out, &header.head, Status::OutOfMemory, "Out of memory allocating item");
         }
     }
 }
 
-/// Arranges for the value of a binary request that is still on its way.
+/// Finds a place for the value of a binary request that has not arrived completely.
 pub(crate) fn begin_binary(executor: &mut Executor<'_>, header: &binary::StoreHeader<'_>) -> Begun {
     let options = binary_options(executor, header);
     executor.begin(header.key, header.value_len, &options).unwrap_or_else(|refusal| {
@@ -388,9 +391,9 @@ pub(crate) fn begin_binary(executor: &mut Executor<'_>, header: &binary::StoreHe
     })
 }
 
-// ---- values that came piecemeal ----
+// ---- values that arrived in pieces ----
 
-/// The request that a body's head announces.
+/// The request of a body's head.
 enum Announced<'a> {
     Text(BodyHeader<'a>),
     Binary(binary::StoreHeader<'a>),
@@ -409,7 +412,7 @@ fn announced(protocol: Protocol, head: &[u8]) -> Option<Announced<'_>> {
     }
 }
 
-/// Stores a value that has come in full, and answers.
+/// Stores a value that has arrived completely, and replies.
 pub(crate) fn finish(executor: &mut Executor<'_>, mut body: Body) {
     let head: Box<[u8]> = std::mem::take(&mut body.head);
     let terminated = body.is_terminated();
@@ -439,14 +442,14 @@ pub(crate) fn finish(executor: &mut Executor<'_>, mut body: Body) {
             let outcome = body.store(executor.kv(), header.key, &options);
             binary_done(executor, &header, options.mode, outcome);
         }
-        // The same bytes announced a value once; they do so again.
+        // The same bytes were decoded as a body's head before.
         None => unreachable!("a body's head announces a body"),
     }
 }
 
-/// Answers for a value for which the memory ran out on the way.
+/// Replies to a value for which the memory ran out while it arrived.
 #[cold]
-pub(crate) fn give_up(executor: &mut Executor<'_>, mut body: Body) {
+pub(crate) fn refuse(executor: &mut Executor<'_>, mut body: Body) {
     let head: Box<[u8]> = std::mem::take(&mut body.head);
     match announced(body.protocol, &head) {
         Some(Announced::Text(BodyHeader::Store(header))) => {

@@ -1,13 +1,13 @@
-//! Which function answers which text or meta request.
+//! Text and meta requests: the choice of the function.
 
 use super::{Executor, Next, admin, arithmetic, debug, delete, flush, get, meta, store};
+use crate::heartbeat::Activity;
 use crate::settings::MEMCACHED_VERSION;
 use crate::stats;
-use crate::worker::Doing;
 use cached_proto::reply;
 use cached_proto::text::{self, Request};
 
-/// Carries out one text or meta request.
+/// Executes one text or meta request.
 #[inline]
 pub(crate) fn execute(executor: &mut Executor<'_>, request: &Request<'_>) -> Next {
     if let Request::Get(get) = request {
@@ -16,10 +16,10 @@ pub(crate) fn execute(executor: &mut Executor<'_>, request: &Request<'_>) -> Nex
     execute_other(executor, request)
 }
 
-/// All but retrievals, out of line to keep their path short.
+/// Executes a request other than a retrieval; out of line to keep the path of retrievals short.
 #[inline(never)]
 fn execute_other(executor: &mut Executor<'_>, request: &Request<'_>) -> Next {
-    executor.counters.pulse.go_on(Doing::of(request));
+    executor.counters.heartbeat.set_activity(Activity::of(request));
     match request {
         Request::Get(get) => return get::many(executor, &mut get.clone()),
         Request::Store(command) => store::text(executor, command),
@@ -41,5 +41,5 @@ fn execute_other(executor: &mut Executor<'_>, request: &Request<'_>) -> Next {
         }
         Request::Admin(command) => return admin::execute(executor, command),
     }
-    Next::Go
+    Next::Continue
 }

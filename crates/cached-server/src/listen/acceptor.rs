@@ -1,14 +1,13 @@
-//! Accepting connections and dealing them to the workers in turn.
+//! Accepts connections and assigns them to the workers, round robin.
 
-use super::{At, Listener};
-use crate::conn::info::ConnInfo;
-use crate::conn::info::Ends;
+use super::{Listener, ListenerAddress};
+use crate::connections::{AcceptedConnection, Command, ConnInfo, Endpoints};
 use crate::shared::Shared;
-use crate::worker::{Mail, Mailbox, Newcomer};
 use cached_proto::Protocol;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use std::cell::Cell;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,18 +16,18 @@ use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Connections accepted before others on the acceptor's thread get their turn.
+/// The number of connections accepted before other tasks of the acceptor's thread run.
 const BATCH: usize = 64;
 
-/// How long accepting pauses when there are no descriptors left.
+/// How long accepting pauses when there are no descriptors or no room left.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Whose turn it is, over all listeners.
-pub(crate) type Turn = Rc<Cell<usize>>;
+/// The worker of the next connection, shared by all listeners.
+pub(crate) type RoundRobin = Rc<Cell<usize>>;
 
 /// Accepts from one listener until it is dropped.
-pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, workers: Rc<[Arc<Mailbox>]>, turn: Turn) {
-    let (at, protocol) = (listener.at, listener.protocol);
+pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, next_worker: RoundRobin) {
+    let (address, protocol) = (listener.address, listener.protocol);
     // SAFETY: the descriptor is owned by the `AsyncFd`, an `OwnedFd` always gives the same number, and it is
     // closed with the `AsyncFd` only.
     let registered =
@@ -44,23 +43,23 @@ pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, workers: Rc<
         };
         for _ in 0..BATCH {
             if shared.is_full() && !shared.settings.connections_max_fast {
-                wait_for_room(&shared).await;
+                pause(&shared, "too many open connections", || shared.is_full()).await;
             }
             match rustix::net::acceptfrom_with(socket.get_ref(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
             {
                 Ok((fd, peer)) => {
-                    let peer = peer.and_then(|peer| std::net::SocketAddr::try_from(peer).ok());
-                    admit(fd, peer, (&at, protocol), &shared, &workers, &turn);
+                    let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
+                    admit(fd, peer, (&address, protocol), &shared, &next_worker);
                 }
                 Err(Errno::AGAIN) => {
                     ready.clear_ready();
                     break;
                 }
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
-                    pause(&shared).await;
+                    pause(&shared, "too many open files", || false).await;
                     break;
                 }
-                // The client has given up already, or the network has.
+                // The client has closed the connection already, or the network has failed.
                 Err(error) => tracing::debug!(cause = %error, "accept failed"),
             }
         }
@@ -68,27 +67,15 @@ pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, workers: Rc<
     }
 }
 
-/// Lets clients wait until there are descriptors again.
-async fn pause(shared: &Shared) {
+/// Pauses accepting, and counts that: for [`PAUSE`], and for as long as `must_wait` returns true.
+async fn pause(shared: &Shared, reason: &str, must_wait: impl Fn() -> bool) {
     let start = Instant::now();
     if shared.accepting.swap(false, Ordering::Relaxed) {
-        tracing::info!("too many open files: new connections wait");
+        tracing::info!("{reason}: new connections wait");
     }
     shared.listen_disabled.fetch_add(1, Ordering::Relaxed);
     tokio::time::sleep(PAUSE).await;
-    let micros = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
-    shared.listen_disabled_micros.fetch_add(micros, Ordering::Relaxed);
-    shared.accepting.store(true, Ordering::Relaxed);
-}
-
-/// Lets clients wait until there is a seat again.
-async fn wait_for_room(shared: &Shared) {
-    let start = Instant::now();
-    if shared.accepting.swap(false, Ordering::Relaxed) {
-        tracing::info!("too many open connections: new ones wait");
-    }
-    shared.listen_disabled.fetch_add(1, Ordering::Relaxed);
-    while shared.is_full() {
+    while must_wait() {
         tokio::time::sleep(PAUSE).await;
     }
     let micros = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
@@ -96,36 +83,35 @@ async fn wait_for_room(shared: &Shared) {
     shared.accepting.store(true, Ordering::Relaxed);
 }
 
+/// Enters an accepted connection in the table and sends it to a worker, or turns it away if the table is full.
 fn admit(
-    fd: OwnedFd,
-    peer: Option<std::net::SocketAddr>,
-    (at, protocol): (&At, Option<Protocol>),
+    socket: OwnedFd,
+    peer: Option<SocketAddr>,
+    (address, protocol): (&ListenerAddress, Option<Protocol>),
     shared: &Shared,
-    workers: &[Arc<Mailbox>],
-    turn: &Turn,
+    next_worker: &RoundRobin,
 ) {
     if shared.is_full() {
         shared.connections.rejected.fetch_add(1, Ordering::Relaxed);
-        tracing::info!("too many open connections: one is turned away");
-        // If the client does not take it, that is its loss.
-        let _ = rustix::io::write(&fd, b"ERROR Too many open connections\r\n");
+        tracing::info!("too many open connections: a new one is refused");
+        // Fails if the client has gone already.
+        let _ = rustix::io::write(&socket, b"ERROR Too many open connections\r\n");
         return;
     }
-    let ends = match (at, peer) {
-        (At::Tcp(listening), peer) => Ends::Tcp {
+    let endpoints = match (address, peer) {
+        (ListenerAddress::Tcp(listening), peer) => Endpoints::Tcp {
             peer: peer.unwrap_or(*listening),
-            local: rustix::net::getsockname(fd.as_fd())
+            local: rustix::net::getsockname(socket.as_fd())
                 .ok()
-                .and_then(|local| std::net::SocketAddr::try_from(local).ok()),
+                .and_then(|local| SocketAddr::try_from(local).ok()),
         },
-        (At::Unix(path), _) => Ends::Unix { path: path.clone() },
+        (ListenerAddress::Unix(path), _) => Endpoints::Unix { path: path.clone() },
     };
-    let worker = turn.get() % workers.len();
-    turn.set(worker + 1);
-    let mailbox = &workers[worker];
-    let info = ConnInfo::new(fd.as_raw_fd(), ends, protocol, mailbox.clone(), shared.clock.now_secs());
+    let worker = next_worker.get() % shared.connections.queues().len();
+    next_worker.set(worker + 1);
+    let info = ConnInfo::new(socket.as_raw_fd(), endpoints, protocol, worker, shared.clock.now_secs());
     let info = Arc::new(info);
     shared.connections.add(info.clone());
     shared.watch.connection_opened(&info);
-    mailbox.send(Mail::Connection(Newcomer { fd, info }));
+    shared.connections.queue(worker).send(Command::Serve(AcceptedConnection { socket, info }));
 }

@@ -1,4 +1,4 @@
-//! `MEMCACHED_PORT_FILENAME`: a file that is told which ports were taken, for test programs that ask for any free one.
+//! `MEMCACHED_PORT_FILENAME`: a file with the ports that were opened, for test programs that request any free one.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -6,8 +6,12 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Writes one line per address, under another name first, so that nobody reads half of it.
-pub(crate) fn write(addresses: &[SocketAddr]) -> io::Result<()> {
+/// Writes one line per address, under another name first, so that no reader finds half of it. Does nothing if the variable is not
+/// set.
+///
+/// # Errors
+/// When the file cannot be written.
+pub(super) fn write(addresses: &[SocketAddr]) -> io::Result<()> {
     let Some(path) = std::env::var_os("MEMCACHED_PORT_FILENAME") else { return Ok(()) };
     let mut text = String::new();
     for address in addresses {

@@ -1,13 +1,16 @@
-//! Listening for TCP, with the socket options that memcached sets; accepted connections inherit them.
+//! TCP listeners, with the socket options that memcached sets; accepted connections inherit them.
 
-use super::{At, Listener};
+use super::{Listener, ListenerAddress};
 use crate::settings::ListenAddress;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 
-/// Opens listening sockets for an address; a name or the wildcard may stand for several. At least one must open.
-pub(crate) fn bind(address: &ListenAddress, backlog: u32) -> io::Result<Vec<Listener>> {
+/// Opens listening sockets for an address; a name or the wildcard may stand for several addresses.
+///
+/// # Errors
+/// If none can be opened, or a port is in use.
+pub(super) fn bind(address: &ListenAddress, backlog: u32) -> io::Result<Vec<Listener>> {
     let candidates: Vec<SocketAddr> = match &address.host {
         Some(host) => (host.as_str(), address.port).to_socket_addrs()?.collect(),
         None => {
@@ -17,9 +20,9 @@ pub(crate) fn bind(address: &ListenAddress, backlog: u32) -> io::Result<Vec<List
     let mut listeners: Vec<Listener> = Vec::new();
     let mut failure = None;
     for mut candidate in candidates {
-        // With any free port asked for, IPv6 takes the one that IPv4 was given.
+        // If any free port is requested, IPv6 takes the one that IPv4 has received.
         if candidate.port() == 0
-            && let Some(At::Tcp(first)) = listeners.first().map(|listener| &listener.at)
+            && let Some(ListenerAddress::Tcp(first)) = listeners.first().map(|listener| &listener.address)
         {
             candidate.set_port(first.port());
         }
@@ -30,7 +33,7 @@ pub(crate) fn bind(address: &ListenAddress, backlog: u32) -> io::Result<Vec<List
     }
     match failure {
         Some(error) if listeners.is_empty() => Err(error),
-        // A host may well be without IPv6; a port that is taken must not go unnoticed.
+        // A host may lack IPv6, but a port that is in use is always an error.
         Some(error) if error.kind() == io::ErrorKind::AddrInUse => Err(error),
         _ => Ok(listeners),
     }
@@ -48,5 +51,5 @@ fn open(address: SocketAddr, protocol: Option<cached_proto::Protocol>, backlog: 
     socket.bind(&address.into())?;
     socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
     let at = socket.local_addr()?.as_socket().unwrap_or(address);
-    Ok(Listener { socket, at: At::Tcp(at), protocol })
+    Ok(Listener { socket, address: ListenerAddress::Tcp(at), protocol })
 }

@@ -3,8 +3,8 @@
 use super::{ObjectsError, spawn};
 use crate::config::SynapseTable;
 use blocker::{Blocker, Control};
+use cached_config::CacheReceiveBuffers;
 use cached_core::object::ObjectCache;
-use cached_objects::CacheLanding;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ impl Door {
         config.secret = secret;
         config.name = host_name();
         record.apply(&mut config);
-        config.landing = Some(Arc::new(CacheLanding::new(cache.clone())));
+        config.receive_buffers = Some(Arc::new(CacheReceiveBuffers::new(cache.clone())));
         let mut threads = Vec::new();
         for index in 0..table.threads {
             let runtime = Builder::new_current_thread().enable_all().build()?;

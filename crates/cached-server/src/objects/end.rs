@@ -2,12 +2,12 @@
 
 use super::door::Door;
 use blocker::SystemClock;
+use cached_config::{Store, store_all};
 use cached_core::object::ObjectCache;
-use cached_objects::{Store, store_all};
 use std::time::Duration;
 use synapse::NodeRecord;
 
-pub use cached_objects::Unfinished;
+pub use cached_config::ShutdownError;
 
 /// How long clients get to take their answers.
 pub(super) const DOOR_PATIENCE: Duration = Duration::from_secs(5);
@@ -18,7 +18,7 @@ pub(super) async fn finish(
     store: &Store,
     door: Option<Door>,
     flush_max: Duration,
-) -> Result<(), Unfinished> {
+) -> Result<(), ShutdownError> {
     let instance = door.as_ref().map(|door| door.server().instance());
     if let Some(door) = door
         && !door.shutdown(DOOR_PATIENCE).await
@@ -38,8 +38,8 @@ pub(super) async fn finish(
 }
 
 /// Closes the store, whatever the cache has come to.
-pub(super) fn closed(result: Result<(), Unfinished>, store: Store) -> Result<(), Unfinished> {
+pub(super) fn closed(result: Result<(), ShutdownError>, store: Store) -> Result<(), ShutdownError> {
     let closed = store.close(DOOR_PATIENCE);
     result?;
-    closed.map_err(|error| Unfinished { dirty_bytes: 0, why: format!("closing the store: {error}") })
+    closed.map_err(|error| ShutdownError { dirty_bytes: 0, why: format!("closing the store: {error}") })
 }

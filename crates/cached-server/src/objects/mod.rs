@@ -13,12 +13,13 @@ mod door;
 mod end;
 mod store;
 
-pub use end::Unfinished;
+pub use end::ShutdownError;
 
-use crate::config::{Mistake, ObjectsTable, Secrets, SynapseTable};
-use blocker::{Control, SystemClock};
-use cached_core::object::ObjectCache;
-use cached_objects::{Store, log_news};
+use crate::config::{ConfigError, ObjectsTable, Secrets, SynapseTable};
+use blocker::SystemClock;
+use blocker::metrics::{Collect, render};
+use cached_config::{Store, log_events};
+use cached_core::object::{Background, ObjectCache};
 use door::Door;
 use std::io;
 use std::sync::Arc;
@@ -45,9 +46,9 @@ pub enum ObjectsError {
     Thread(#[from] io::Error),
 }
 
-impl From<Mistake> for ObjectsError {
-    fn from(mistake: Mistake) -> ObjectsError {
-        ObjectsError::Config(format!("{}: {}", mistake.key, mistake.why))
+impl From<ConfigError> for ObjectsError {
+    fn from(error: ConfigError) -> ObjectsError {
+        ObjectsError::Config(format!("{}: {}", error.key, error.why))
     }
 }
 
@@ -55,11 +56,12 @@ impl From<Mistake> for ObjectsError {
 const RECORD_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Where figures come from: name and value.
-pub type Figures = Arc<dyn Fn() -> Vec<(&'static str, u64)> + Send + Sync>;
+pub type Figures = Arc<dyn Fn() -> Vec<render::Pair> + Send + Sync>;
 
 /// An object cache whose sockets are open, and which nobody serves yet.
 pub struct Objects {
     cache: ObjectCache,
+    background: Background,
     store: Store,
     /// Which store, for the log.
     name: String,
@@ -80,8 +82,8 @@ impl Objects {
         secrets: Secrets,
     ) -> Result<Objects, ObjectsError> {
         let store = store::open(objects, secrets.store)?;
-        let cache = ObjectCache::new(store.backend(), objects.cache()?, Arc::new(SystemClock));
-        let cache = cache.map_err(|error| Mistake::from(&error))?;
+        let made = ObjectCache::new(store.backend(), objects.cache()?, Arc::new(SystemClock));
+        let (cache, background) = made.map_err(|error| ConfigError::from(&error))?;
         let control = Builder::new_current_thread().enable_all().build()?;
         let door = match synapse {
             Some(table) => {
@@ -96,6 +98,7 @@ impl Objects {
         let name = objects.backend.as_ref().map_or_else(String::new, ToString::to_string);
         Ok(Objects {
             cache,
+            background,
             store,
             name,
             door,
@@ -125,9 +128,9 @@ impl Objects {
         let cache = self.cache.clone();
         let door = self.door.as_ref().map(Door::server);
         Arc::new(move || {
-            let mut figures = cache.statistics().figures;
-            figures.extend(door.iter().flat_map(|door| door.statistics()));
-            figures
+            let mut families = cache.families();
+            door.iter().for_each(|door| door.collect(&mut families));
+            render::pairs(&families)
         })
     }
 
@@ -140,11 +143,11 @@ impl Objects {
         let (tell, ended) = oneshot::channel();
         let serving =
             Serving { asked: asked.clone(), ended, cache: self.cache.clone(), flush_max: self.flush_max };
-        let Objects { cache, store, name, door, control, flush_max, .. } = self;
+        let Objects { cache, background, store, name, door, control, flush_max, .. } = self;
         let body = move || {
             let result = control.block_on(async {
-                let background = tokio::spawn(cache.run());
-                let news = tokio::spawn(log_news(store.backend().subscribe(), name));
+                let background = tokio::spawn(background);
+                let news = tokio::spawn(log_events(store.backend().subscribe(), name));
                 asked.notified().await;
                 let result = end::finish(&cache, &store, door, flush_max).await;
                 background.abort();
@@ -169,7 +172,7 @@ impl std::fmt::Debug for Objects {
 /// An object cache at work.
 pub struct Serving {
     asked: Arc<Notify>,
-    ended: oneshot::Receiver<Result<(), Unfinished>>,
+    ended: oneshot::Receiver<Result<(), ShutdownError>>,
     cache: ObjectCache,
     flush_max: Duration,
 }
@@ -199,15 +202,15 @@ impl Serving {
     /// Asks it to end, and waits until it has, or until `forced` is ready.
     ///
     /// # Errors
-    /// [`Unfinished`] says what was acknowledged and is not stored.
-    pub async fn end(self, forced: impl Future<Output = ()>) -> Result<(), Unfinished> {
+    /// [`ShutdownError`] says what was acknowledged and is not stored.
+    pub async fn end(self, forced: impl Future<Output = ()>) -> Result<(), ShutdownError> {
         self.asked.notify_one();
         tokio::select! {
             ended = self.ended => match ended {
                 Ok(result) => result,
-                Err(_) => Err(Unfinished::left(&self.cache, "its thread has panicked")),
+                Err(_) => Err(ShutdownError::of_cache(&self.cache, "its thread has panicked")),
             },
-            () = forced => Err(Unfinished::left(&self.cache, "a second signal forced the end")),
+            () = forced => Err(ShutdownError::of_cache(&self.cache, "a second signal forced the end")),
         }
     }
 }

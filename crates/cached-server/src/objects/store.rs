@@ -2,7 +2,7 @@
 
 use super::ObjectsError;
 use crate::config::{BackendTable, ObjectsTable};
-use cached_objects::{Store, StoreError};
+use cached_config::{Store, StoreError};
 use synapse::Secret;
 
 /// Opens it; blocks until it is there.
@@ -14,7 +14,7 @@ pub(super) fn open(objects: &ObjectsTable, secret: Option<Secret>) -> Result<Sto
         tracing::warn!("objects are kept in memory: all of them are gone when this process ends");
     }
     Store::open(table, objects.object_bytes_max.0, secret).map_err(|error| match error {
-        StoreError::Config(mistake) => mistake.into(),
+        StoreError::Config(error) => error.into(),
         StoreError::Store(error) => error.into(),
     })
 }

@@ -1,7 +1,7 @@
 //! `stats conns`: every listener and every connection, by file descriptor.
 
 use super::Sink;
-use crate::conn::info::Ends;
+use crate::connections::Endpoints;
 use crate::shared::Shared;
 use std::fmt;
 use std::net::SocketAddr;
@@ -17,33 +17,35 @@ impl fmt::Display for Address<'_> {
     }
 }
 
-/// `asker` is the connection that asks: of all of them it alone is known to be within a request.
-pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>, asker: RawFd) {
+/// Writes the report for the connection `client`, the only one that is known to be within a request.
+pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>, client: RawFd) {
     let now = shared.clock.now_secs();
     for listener in shared.listeners.get().into_iter().flatten() {
         let fd = listener.fd;
-        match &listener.ends {
-            Ends::Tcp { peer, .. } => sink.put(&format!("{fd}:addr"), Address(peer)),
-            Ends::Unix { path } => sink.put(&format!("{fd}:addr"), format_args!("unix:{}", path.display())),
+        match &listener.endpoints {
+            Endpoints::Tcp { peer, .. } => sink.put(&format!("{fd}:addr"), Address(peer)),
+            Endpoints::Unix { path } => {
+                sink.put(&format!("{fd}:addr"), format_args!("unix:{}", path.display()))
+            }
         }
         sink.put(&format!("{fd}:state"), "conn_listening");
         sink.put(&format!("{fd}:secs_since_last_cmd"), shared.clock.uptime_secs());
     }
     for conn in shared.connections.snapshot() {
         let fd = conn.fd;
-        match &conn.ends {
-            Ends::Tcp { peer, local } => {
+        match &conn.endpoints {
+            Endpoints::Tcp { peer, local } => {
                 sink.put(&format!("{fd}:addr"), Address(peer));
                 if let Some(local) = local {
                     sink.put(&format!("{fd}:listen_addr"), Address(local));
                 }
             }
-            Ends::Unix { path } => {
+            Endpoints::Unix { path } => {
                 sink.put(&format!("{fd}:addr"), "unix:");
                 sink.put(&format!("{fd}:listen_addr"), format_args!("unix:{}", path.display()));
             }
         }
-        let state = if fd == asker { "conn_parse_cmd" } else { conn.state_text() };
+        let state = if fd == client { "conn_parse_cmd" } else { conn.state_text() };
         sink.put(&format!("{fd}:state"), state);
         sink.put(&format!("{fd}:secs_since_last_cmd"), now.saturating_sub(conn.last_active()));
     }

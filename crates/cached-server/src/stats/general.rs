@@ -1,6 +1,6 @@
 //! Plain `stats`: memcached's names in memcached's order, and no others.
 //!
-//! What belongs to slabs, LRU threads and logs that do not exist here is 0, which is what it is.
+//! Values of slabs, LRU threads and logs that this engine does not have are 0.
 
 use super::Sink;
 use crate::settings::MEMCACHED_VERSION;
@@ -19,7 +19,7 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("uptime", shared.clock.uptime_secs());
     sink.put("time", shared.clock.unix_secs());
     sink.put("version", MEMCACHED_VERSION);
-    // The name stays, for those who ask for it.
+    // The name stays for programs that read it.
     sink.put("libevent", "none");
     sink.put("pointer_size", usize::BITS);
     let (user, system) = cpu_times();
@@ -32,11 +32,11 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("connection_structures", connections.count_peak());
     sink.put("response_obj_oom", 0);
     sink.put("response_obj_count", 0);
-    sink.put("response_obj_bytes", connections.held_bytes());
+    sink.put("response_obj_bytes", connections.buffer_bytes());
     sink.put("read_buf_count", settings.threads);
-    sink.put("read_buf_bytes", settings.threads * crate::worker::INPUT_BUFFERS_BYTES);
-    sink.put("read_buf_bytes_free", settings.threads * crate::worker::INPUT_BUFFERS_BYTES);
-    sink.put("read_buf_oom", connections.kicked.load(Ordering::Relaxed));
+    sink.put("read_buf_bytes", settings.threads * crate::stream::INPUT_BUFFERS_BYTES);
+    sink.put("read_buf_bytes_free", settings.threads * crate::stream::INPUT_BUFFERS_BYTES);
+    sink.put("read_buf_oom", connections.closed_for_memory.load(Ordering::Relaxed));
     sink.put("reserved_fds", shared.reserved_descriptors());
     sink.put("cmd_get", totals.get_cmds);
     sink.put("cmd_set", totals.set_cmds);
@@ -76,7 +76,7 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("hash_power_level", (kv.index_bytes / 8).max(1).ilog2());
     sink.put("hash_bytes", kv.index_bytes);
     sink.put("hash_is_expanding", 0);
-    if settings.noted.slab_reassign {
+    if settings.inert.slab_reassign {
         sink.put("slab_reassign_rescues", 0);
         sink.put("slab_reassign_chunk_rescues", 0);
         sink.put("slab_reassign_inline_reclaim", 0);
@@ -87,11 +87,11 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
         sink.put("slab_reassign_running", 0);
         sink.put("slabs_moved", 0);
     }
-    if settings.noted.lru_crawler {
+    if settings.inert.lru_crawler {
         sink.put("lru_crawler_running", 0);
         sink.put("lru_crawler_starts", 0);
     }
-    if settings.noted.lru_maintainer {
+    if settings.inert.lru_maintainer {
         sink.put("lru_maintainer_juggles", 0);
     }
     sink.put("malloc_fails", 0);
@@ -108,7 +108,7 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("slab_global_page_pool", kv.regions_free);
     sink.put("expired_unfetched", kv.expired_unfetched);
     sink.put("evicted_unfetched", kv.evicted_unfetched);
-    if settings.noted.lru_maintainer {
+    if settings.inert.lru_maintainer {
         sink.put("evicted_active", 0);
     }
     sink.put("evictions", kv.evictions);
@@ -116,7 +116,7 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("crawler_reclaimed", 0);
     sink.put("crawler_items_checked", 0);
     sink.put("lrutail_reflocked", 0);
-    if settings.noted.lru_maintainer {
+    if settings.inert.lru_maintainer {
         sink.put("moves_to_cold", 0);
         sink.put("moves_to_warm", 0);
         sink.put("moves_within_lru", 0);
@@ -125,11 +125,11 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     }
 }
 
-/// Processor time used so far, in user and system mode, as seconds with six digits.
+/// Returns the processor time used in user and in system mode, as seconds with six decimals.
 fn cpu_times() -> (String, String) {
     // SAFETY: an all-zero `rusage` is a valid value of that plain C struct.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the pointer leads to a `rusage` of our own that the call fills in.
+    // SAFETY: the pointer leads to a local `rusage` that the call fills in.
     unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) };
     let text = |time: libc::timeval| format!("{}.{:06}", time.tv_sec, time.tv_usec);
     (text(usage.ru_utime), text(usage.ru_stime))

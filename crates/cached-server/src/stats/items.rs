@@ -1,23 +1,24 @@
 //! `stats items`, `stats slabs` and `stats sizes`: items by the size classes that memcached would have.
 //!
-//! Nothing counts items by class while they come and go. A report looks at the first so many buckets of the index; keys are
-//! spread over buckets by a seeded hash, so that is a fair sample. A small cache is seen whole and told exactly, of a
-//! large one each class's share is scaled up. What is only counted for the whole cache (hits, evictions) is told
-//! with the class that has the most items, so that sums over classes are right.
+//! Items are not counted by class while they come and go. A report reads a bounded number of hash buckets of
+//! the index; keys are spread over them by a seeded hash, so they are a fair sample. A small cache is read
+//! completely and reported exactly; of a large one the share of each class is scaled up. Counts that exist
+//! for the whole cache only (hits, evictions) are reported for the class with the most items, so that sums
+//! over classes are right.
 
 use super::Sink;
-use super::classes::{PAGE_BYTES, item_bytes};
 use crate::shared::Shared;
+use crate::size_classes::{PAGE_BYTES, item_bytes};
 use cached_core::kv::ScanCursor;
 use std::collections::BTreeMap;
 
-/// Buckets that a report looks at, at most: some ten thousand items, about a millisecond.
-const BUCKETS_MAX: usize = 2048;
+/// The number of hash buckets that a report reads at most: some ten thousand items, about a millisecond.
+const HASH_BUCKETS_MAX: usize = 2048;
 
-/// `stats sizes` counts in steps of so many bytes.
+/// The step of `stats sizes`.
 const SIZE_STEP_BYTES: usize = 32;
 
-/// What is known of one class.
+/// The items of one class.
 #[derive(Debug, Default, Clone, Copy)]
 struct Class {
     items: u64,
@@ -25,7 +26,7 @@ struct Class {
     idle_secs_max: u32,
 }
 
-/// Items by class, and by size as memcached would count it.
+/// Items by class, and by the size that they would have in memcached.
 #[derive(Debug, Default)]
 struct Sample {
     classes: BTreeMap<u32, Class>,
@@ -37,13 +38,13 @@ impl Sample {
         let mut sample = Sample::default();
         let mut seen = 0u64;
         let mut cursor = Some(ScanCursor::default());
-        for _ in 0..BUCKETS_MAX {
+        for _ in 0..HASH_BUCKETS_MAX {
             let Some(at) = cursor else { break };
             cursor = shared.kv.scan(at, |item| {
                 seen += 1;
                 let cas = shared.settings.cas;
                 let bytes = item_bytes(item.key().len(), item.value_bytes(), item.client_flags(), cas);
-                let class = sample.classes.entry(shared.classes.class_of(bytes)).or_default();
+                let class = sample.classes.entry(shared.size_classes.class_of(bytes)).or_default();
                 class.items += 1;
                 class.bytes += item.bytes();
                 class.idle_secs_max = class.idle_secs_max.max(item.now().saturating_sub(item.last_access()));
@@ -65,7 +66,7 @@ impl Sample {
         sample
     }
 
-    /// The class that whole-cache figures are told with.
+    /// Returns the class for which counts of the whole cache are reported.
     fn largest(&self) -> Option<u32> {
         self.classes.iter().max_by_key(|(_, class)| class.items).map(|(number, _)| *number)
     }
@@ -77,9 +78,9 @@ pub(super) fn write_items(shared: &Shared, sink: &mut Sink<'_>) {
     let kv = shared.engine_stats();
     let totals = shared.totals();
     let largest = sample.largest();
-    let maintained = shared.settings.noted.lru_maintainer;
+    let maintained = shared.settings.inert.lru_maintainer;
     for (number, class) in &sample.classes {
-        let whole = |figure: u64| if largest == Some(*number) { figure } else { 0 };
+        let whole = |count: u64| if largest == Some(*number) { count } else { 0 };
         let mut put = |name: &str, value: u64| sink.put(&format!("items:{number}:{name}"), value);
         put("number", class.items);
         if maintained {
@@ -118,15 +119,15 @@ pub(super) fn write_items(shared: &Shared, sink: &mut Sink<'_>) {
     }
 }
 
-/// `stats slabs`. Pages are what the class's share of the memory in use comes to.
+/// `stats slabs`. Pages are calculated from the class's bytes.
 pub(super) fn write_slabs(shared: &Shared, sink: &mut Sink<'_>) {
     let sample = Sample::take(shared);
     let kv = shared.engine_stats();
     let totals = shared.totals();
     let largest = sample.largest();
     for (number, class) in &sample.classes {
-        let whole = |figure: u64| if largest == Some(*number) { figure } else { 0 };
-        let chunk_bytes = shared.classes.chunk_bytes(*number);
+        let whole = |count: u64| if largest == Some(*number) { count } else { 0 };
+        let chunk_bytes = shared.size_classes.chunk_bytes(*number);
         let chunks_per_page = (PAGE_BYTES / chunk_bytes) as u64;
         let pages = class.bytes.div_ceil(PAGE_BYTES as u64).max(1);
         let chunks = (chunks_per_page * pages).max(class.items);
@@ -152,7 +153,7 @@ pub(super) fn write_slabs(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("total_malloced", u64::from(kv.regions - kv.regions_free) * region_bytes);
 }
 
-/// `stats sizes`: how many items there are of each size, in steps of 32 bytes.
+/// `stats sizes`: the number of items of each size, in steps of 32 bytes.
 pub(super) fn write_sizes(shared: &Shared, sink: &mut Sink<'_>) {
     if !shared.settings.track_sizes {
         return sink.put("sizes_status", "disabled");

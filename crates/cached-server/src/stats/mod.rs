@@ -1,28 +1,27 @@
 //! `stats` and all its sub-commands, in text and binary.
 //!
-//! A report is a list of names and values written to a [`Sink`], which knows how the client wants them.
+//! A report is a list of names and values written to a [`Sink`], which encodes them for the client's
+//! protocol. Reports only read: the counters, the table of connections, the store and the settings.
 
-pub(crate) mod classes;
+mod cachedump;
 mod conns;
-pub(crate) mod counters;
-pub(crate) mod detail;
 mod general;
 mod items;
 mod objects;
 mod settings;
 
-use crate::exec;
 use crate::shared::Shared;
+use crate::size_classes::CLASS_MAX;
 use cached_proto::binary::{Head, Status, encode_error, encode_stat, encode_stat_end};
 use cached_proto::text::{self, Tokens};
 use cached_proto::{number, reply};
 use std::fmt::{Display, Write as _};
 use std::os::fd::RawFd;
 
-/// Where a report goes.
+/// The destination of a report.
 pub(crate) struct Sink<'a> {
     out: &'a mut Vec<u8>,
-    /// The request, if it was a binary one.
+    /// The header of the request, if it was a binary one.
     head: Option<&'a Head>,
     value: String,
 }
@@ -32,7 +31,7 @@ impl<'a> Sink<'a> {
         Sink { out, head, value: String::new() }
     }
 
-    /// One name and its value.
+    /// Writes one name and its value.
     pub(crate) fn put(&mut self, name: &str, value: impl Display) {
         self.value.clear();
         // Writing to a String cannot fail.
@@ -51,17 +50,17 @@ impl<'a> Sink<'a> {
     }
 }
 
-/// Writes the report that `name` asks for; false if there is none.
-fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], asker: RawFd) -> bool {
+/// Writes the report called `name`; returns false if there is none.
+fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], client: RawFd) -> bool {
     match name {
         b"" => general::write(shared, sink),
         b"settings" => settings::write(shared, sink),
         b"items" => items::write_items(shared, sink),
         b"slabs" => items::write_slabs(shared, sink),
         b"sizes" => items::write_sizes(shared, sink),
-        // There is no external storage to tell of; memcached says as little.
+        // There is no external storage; memcached without one reports nothing either.
         b"extstore" => {}
-        b"conns" => conns::write(shared, sink, asker),
+        b"conns" => conns::write(shared, sink, client),
         b"objects" => match shared.objects.get() {
             Some(figures) => objects::write(figures, sink),
             None => return false,
@@ -71,8 +70,8 @@ fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], asker: RawFd) -> bo
     true
 }
 
-/// `stats …`, asked by the connection `asker`.
-pub(crate) fn text(shared: &Shared, asker: RawFd, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
+/// `stats …` from the connection `client`.
+pub(crate) fn text(shared: &Shared, client: RawFd, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
     if tokens.len() > 1 {
         if tokens.is_prefix_of(1, "reset") {
             shared.reset_stats();
@@ -85,7 +84,7 @@ pub(crate) fn text(shared: &Shared, asker: RawFd, out: &mut Vec<u8>, tokens: &To
             return cachedump(shared, out, tokens);
         }
     }
-    // `settings` and `conns` may be cut short, as `reset` may; the engine's own names not.
+    // `settings` and `conns` may be abbreviated, as `reset` may; the other names may not.
     let name = match tokens.get(1) {
         None => &b""[..],
         Some(_) if tokens.is_prefix_of(1, "settings") => b"settings",
@@ -93,7 +92,7 @@ pub(crate) fn text(shared: &Shared, asker: RawFd, out: &mut Vec<u8>, tokens: &To
         Some(name) => name,
     };
     let mut sink = Sink::new(out, None);
-    if report(shared, &mut sink, name, asker) {
+    if report(shared, &mut sink, name, client) {
         sink.end();
     } else {
         out.extend_from_slice(reply::ERROR);
@@ -101,7 +100,7 @@ pub(crate) fn text(shared: &Shared, asker: RawFd, out: &mut Vec<u8>, tokens: &To
 }
 
 /// STAT.
-pub(crate) fn binary(shared: &Shared, asker: RawFd, out: &mut Vec<u8>, head: &Head, name: &[u8]) {
+pub(crate) fn binary(shared: &Shared, client: RawFd, out: &mut Vec<u8>, head: &Head, name: &[u8]) {
     if name.starts_with(b"reset") {
         shared.reset_stats();
         return encode_stat_end(out, head);
@@ -114,18 +113,18 @@ pub(crate) fn binary(shared: &Shared, asker: RawFd, out: &mut Vec<u8>, head: &He
         match known {
             Some(b" dump") => {
                 let mut dump = Vec::new();
-                shared.detail.dump(&mut dump);
+                shared.prefixes.dump(&mut dump);
                 encode_stat(out, head, b"detailed", &dump);
             }
-            Some(on_or_off) => shared.detail.set(on_or_off == b" on"),
+            Some(on_or_off) => shared.prefixes.set(on_or_off == b" on"),
             None => return encode_error(out, head, Status::NotFound),
         }
         return encode_stat_end(out, head);
     }
     let name = if name.starts_with(b"settings") { b"settings" } else { name };
     let mut sink = Sink::new(out, Some(head));
-    // memcached's `conns` is for text alone.
-    if name != b"conns" && report(shared, &mut sink, name, asker) {
+    // memcached has `conns` in text only.
+    if name != b"conns" && report(shared, &mut sink, name, client) {
         sink.end();
     } else {
         encode_error(out, head, Status::NotFound);
@@ -138,13 +137,13 @@ fn detail(shared: &Shared, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
     }
     let what = if tokens.len() < 3 { 0 } else { 2 };
     if tokens.is_prefix_of(what, "on") {
-        shared.detail.set(true);
+        shared.prefixes.set(true);
         out.extend_from_slice(reply::OK);
     } else if tokens.is_prefix_of(what, "off") {
-        shared.detail.set(false);
+        shared.prefixes.set(false);
         out.extend_from_slice(reply::OK);
     } else if tokens.is_prefix_of(what, "dump") {
-        shared.detail.dump(out);
+        shared.prefixes.dump(out);
     } else {
         out.extend_from_slice(b"CLIENT_ERROR usage: stats detail on|off|dump\r\n");
     }
@@ -156,8 +155,8 @@ fn cachedump(shared: &Shared, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
     let words: &[u8] = match (number(2), number(3)) {
         _ if !shared.settings.dump_enabled => b"CLIENT_ERROR stats cachedump not allowed\r\n",
         _ if tokens.len() < 4 => b"CLIENT_ERROR bad command line\r\n",
-        (Some(class), Some(_)) if class > classes::CLASS_MAX => b"CLIENT_ERROR Illegal slab id\r\n",
-        (Some(class), Some(limit)) => return exec::cachedump(shared, out, class, limit),
+        (Some(class), Some(_)) if class > CLASS_MAX => b"CLIENT_ERROR Illegal slab id\r\n",
+        (Some(class), Some(limit)) => return cachedump::write(shared, out, class, limit),
         _ => reply::BAD_FORMAT,
     };
     out.extend_from_slice(words);

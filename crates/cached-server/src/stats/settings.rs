@@ -1,7 +1,7 @@
 //! `stats settings`: memcached's names in memcached's order.
 //!
-//! Settings of parts that this engine does not have show memcached's defaults, or what a client set them to: programs
-//! that read them find what they expect, and nothing depends on them.
+//! Settings of parts that this engine does not have show memcached's defaults, or the values that clients
+//! have set: programs that read them find the names they expect, and nothing depends on the values.
 
 use super::Sink;
 use crate::shared::Shared;
@@ -10,9 +10,9 @@ use std::sync::atomic::Ordering;
 
 pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     let settings = &shared.settings;
-    // What was given at the start, and what clients may have changed since.
-    let given = &settings.noted;
-    let noted = &shared.noted;
+    // The values at the start, and those that clients may have changed since.
+    let initial = &settings.inert;
+    let current = &shared.inert;
     let protocol = match settings.protocol {
         None => "auto-negotiate",
         Some(Protocol::Text) => "ascii",
@@ -39,8 +39,8 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("chunk_size", settings.classes.chunk_bytes_min);
     sink.put("num_threads", settings.threads);
     sink.put("num_threads_per_udp", settings.threads);
-    sink.put("stat_key_prefix", shared.detail.delimiter());
-    sink.put("detail_enabled", yes_no(shared.detail.is_on()));
+    sink.put("stat_key_prefix", shared.prefixes.delimiter());
+    sink.put("detail_enabled", yes_no(shared.prefixes.is_on()));
     sink.put("reqs_per_event", settings.requests_per_wake.unwrap_or(settings.batches_per_wake));
     sink.put("cas_enabled", yes_no(settings.cas));
     sink.put("tcp_backlog", settings.backlog);
@@ -49,28 +49,28 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("auth_enabled_ascii", "no");
     sink.put("item_size_max", settings.item_bytes_max);
     sink.put("maxconns_fast", yes_no(settings.connections_max_fast));
-    sink.put("hashpower_init", given.hashpower_init);
-    sink.put("slab_reassign", yes_no(given.slab_reassign));
-    sink.put("slab_automove", given.slab_automove);
-    sink.put("slab_automove_ratio", format_args!("{:.2}", given.slab_automove_ratio));
-    sink.put("slab_automove_window", given.slab_automove_window);
+    sink.put("hashpower_init", initial.hashpower_init);
+    sink.put("slab_reassign", yes_no(initial.slab_reassign));
+    sink.put("slab_automove", initial.slab_automove);
+    sink.put("slab_automove_ratio", format_args!("{:.2}", initial.slab_automove_ratio));
+    sink.put("slab_automove_window", initial.slab_automove_window);
     sink.put("slab_chunk_max", settings.classes.chunk_bytes_max);
-    sink.put("lru_crawler", yes_no(noted.lru_crawler.load(Ordering::Relaxed)));
-    sink.put("lru_crawler_sleep", noted.lru_crawler_sleep.load(Ordering::Relaxed));
-    sink.put("lru_crawler_tocrawl", noted.lru_crawler_tocrawl.load(Ordering::Relaxed));
-    sink.put("tail_repair_time", given.tail_repair_time);
+    sink.put("lru_crawler", yes_no(current.lru_crawler.load(Ordering::Relaxed)));
+    sink.put("lru_crawler_sleep", current.lru_crawler_sleep.load(Ordering::Relaxed));
+    sink.put("lru_crawler_tocrawl", current.lru_crawler_tocrawl.load(Ordering::Relaxed));
+    sink.put("tail_repair_time", initial.tail_repair_time);
     sink.put("flush_enabled", yes_no(settings.flush_enabled));
     sink.put("dump_enabled", yes_no(settings.dump_enabled));
     sink.put("hash_algorithm", "foldhash");
-    sink.put("lru_maintainer_thread", yes_no(given.lru_maintainer));
-    sink.put("lru_segmented", yes_no(noted.lru_segmented.load(Ordering::Relaxed)));
-    sink.put("hot_lru_pct", noted.hot_lru_pct.load(Ordering::Relaxed));
-    sink.put("warm_lru_pct", noted.warm_lru_pct.load(Ordering::Relaxed));
-    sink.put("hot_max_factor", factor(noted.hot_max_factor.load(Ordering::Relaxed)));
-    sink.put("warm_max_factor", factor(noted.warm_max_factor.load(Ordering::Relaxed)));
-    sink.put("temp_lru", yes_no(noted.temp_lru.load(Ordering::Relaxed)));
-    sink.put("temporary_ttl", noted.temporary_ttl.load(Ordering::Relaxed));
-    sink.put("idle_timeout", given.idle_timeout);
+    sink.put("lru_maintainer_thread", yes_no(initial.lru_maintainer));
+    sink.put("lru_segmented", yes_no(current.lru_segmented.load(Ordering::Relaxed)));
+    sink.put("hot_lru_pct", current.hot_lru_pct.load(Ordering::Relaxed));
+    sink.put("warm_lru_pct", current.warm_lru_pct.load(Ordering::Relaxed));
+    sink.put("hot_max_factor", factor(current.hot_max_factor.load(Ordering::Relaxed)));
+    sink.put("warm_max_factor", factor(current.warm_max_factor.load(Ordering::Relaxed)));
+    sink.put("temp_lru", yes_no(current.temp_lru.load(Ordering::Relaxed)));
+    sink.put("temporary_ttl", current.temporary_ttl.load(Ordering::Relaxed));
+    sink.put("idle_timeout", initial.idle_timeout);
     sink.put("watcher_logbuf_size", settings.watcher_buffer_bytes);
     sink.put("worker_logbuf_size", settings.worker_buffer_bytes);
     sink.put("read_buf_mem_limit", settings.connection_bytes_max);
@@ -85,7 +85,7 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("ext_drop_under", 0);
     sink.put("ext_max_sleep", 1_000_000);
     sink.put("ext_max_frag", "0.80");
-    sink.put("slab_automove_freeratio", format_args!("{:.3}", given.slab_automove_freeratio));
+    sink.put("slab_automove_freeratio", format_args!("{:.3}", initial.slab_automove_freeratio));
     sink.put("ext_drop_unread", "no");
     sink.put("num_napi_ids", 0);
     sink.put("memory_file", "(null)");

@@ -1,23 +1,23 @@
-//! Event lines, as memcached words them.
+//! Event lines in memcached's format.
 
-use super::observe::{DELETIONS, FETCHERS, MUTATIONS};
+use super::events::{DELETIONS, FETCHERS, MUTATIONS};
 use super::{EVICTIONS, Watch};
 use cached_core::clock::Expiry;
-use cached_core::kv::hook::Evicted;
+use cached_core::kv::hook::EvictedItem;
 use cached_core::kv::{StoreMode, StoreOutcome};
 use std::fmt;
 use std::os::fd::RawFd;
 
-/// What event lines tell of an item.
+/// The attributes of an item in event lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub(crate) struct ItemSummary {
     pub(crate) class: u32,
     pub(crate) value_bytes: usize,
-    /// Seconds left; 0 for ever.
+    /// Seconds until it expires; 0 if it never does.
     pub(crate) ttl_secs: u32,
 }
 
-/// A key as in a URI.
+/// A key, percent-encoded as in a URI.
 struct Escaped<'a>(&'a [u8]);
 
 impl fmt::Display for Escaped<'_> {
@@ -36,16 +36,23 @@ impl fmt::Display for Escaped<'_> {
 }
 
 impl Watch {
-    /// A key was asked for; `status` is `found`, `not_found`, `expired` or `flushed`.
-    pub(crate) fn fetched(&self, key: &[u8], seen: Option<Seen>, status: &str, fd: RawFd) {
+    /// Publishes a retrieval; `status` is `found`, `not_found`, `expired` or `flushed`.
+    pub(crate) fn fetched(&self, key: &[u8], item: Option<ItemSummary>, status: &str, fd: RawFd) {
         let key = Escaped(key);
-        let (class, size) = seen.map_or((0, 0), |seen| (seen.class, seen.value_bytes));
+        let (class, size) = item.map_or((0, 0), |item| (item.class, item.value_bytes));
         let line = format_args!("type=item_get key={key} status={status} clsid={class} cfd={fd} size={size}");
-        self.tell(FETCHERS, &line);
+        self.publish(FETCHERS, &line);
     }
 
-    /// A store was tried.
-    pub(crate) fn stored(&self, key: &[u8], seen: Seen, mode: StoreMode, outcome: StoreOutcome, fd: RawFd) {
+    /// Publishes an attempt to store.
+    pub(crate) fn stored(
+        &self,
+        key: &[u8],
+        item: ItemSummary,
+        mode: StoreMode,
+        outcome: StoreOutcome,
+        fd: RawFd,
+    ) {
         let key = Escaped(key);
         let status = match outcome {
             StoreOutcome::Stored { .. } => "stored",
@@ -63,23 +70,23 @@ impl Watch {
             StoreMode::Prepend => "prepend",
             StoreMode::Cas => "cas",
         };
-        let Seen { class, value_bytes, ttl_secs } = seen;
+        let ItemSummary { class, value_bytes, ttl_secs } = item;
         let line = format_args!(
             "type=item_store key={key} status={status} cmd={command} ttl={ttl_secs} clsid={class} cfd={fd} size={value_bytes}"
         );
-        self.tell(MUTATIONS, &line);
+        self.publish(MUTATIONS, &line);
     }
 
-    /// An item was deleted on request.
-    pub(crate) fn deleted(&self, key: &[u8], seen: Seen, command: &str) {
+    /// Publishes a deletion by a client.
+    pub(crate) fn deleted(&self, key: &[u8], item: ItemSummary, command: &str) {
         let key = Escaped(key);
-        let Seen { class, value_bytes, .. } = seen;
+        let ItemSummary { class, value_bytes, .. } = item;
         let line = format_args!("type=deleted key={key} cmd={command} clsid={class} size={value_bytes}");
-        self.tell(DELETIONS, &line);
+        self.publish(DELETIONS, &line);
     }
 
-    /// An item was removed to make room.
-    pub(crate) fn evicted(&self, item: &Evicted<'_>, class: u32) {
+    /// Publishes an eviction.
+    pub(crate) fn evicted(&self, item: &EvictedItem<'_>, class: u32) {
         let key = Escaped(item.key);
         let fetched = if item.fetched { "yes" } else { "no" };
         let ttl = match item.expiry {
@@ -91,6 +98,6 @@ impl Watch {
         let line = format_args!(
             "type=eviction key={key} fetch={fetched} ttl={ttl} la={idle} clsid={class} size={size}"
         );
-        self.tell(EVICTIONS, &line);
+        self.publish(EVICTIONS, &line);
     }
 }

@@ -1,30 +1,30 @@
-//! `watch`: telling connections what goes on, without ever waiting for them.
+//! `watch`: log lines for connections that subscribe to them, without ever waiting for those connections.
 //!
 //! ```text
 //!  worker ──line──► pending (bounded: worker_logbuf_size for each worker; full: dropped and counted)
-//!                      │ bell
+//!                      │ waker
 //!                      ▼
 //!                  log thread ──► buffer of each watcher (bounded: watcher_logbuf_size; full: skipped and counted)
 //!                                    │ when its socket has room
 //!                                    ▼
 //!                                  client
 //! ```
-//! As long as nobody watches, a request looks at one word ([`Watch::observed`]) and there is no log thread. A watcher's socket
-//! still belongs to its connection's worker, which notices when the client goes; the log thread has a duplicate
-//! of the descriptor to write to.
+//! Without watchers a request reads one word ([`Watch::observed_events`]) and there is no log thread. A
+//! watcher's socket still belongs to its connection's worker, which notices when the client closes it; the
+//! log thread writes to a duplicate of the descriptor.
 
+pub(crate) mod events;
 mod line;
-pub(crate) mod observe;
 mod thread;
 
-pub(crate) use line::Seen;
+pub(crate) use line::ItemSummary;
 
-use crate::conn::info::{ConnInfo, Ends};
+use crate::connections::{ConnInfo, Endpoints};
 use crate::locks::{Guard, Lock, WATCHERS};
 use crate::settings::Settings;
-use crate::stats::classes::Classes;
-use cached_core::kv::hook::{Evicted, EvictionHook};
-use observe::{CONNEVENTS, EVICTIONS, KINDS};
+use crate::size_classes::SizeClasses;
+use cached_core::kv::hook::{EvictedItem, EvictionHook};
+use events::{CONNEVENTS, EVICTIONS, KINDS};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::fmt::Write as _;
@@ -33,39 +33,39 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Watchers at the same time, as in memcached.
+/// The largest number of watchers at the same time, as in memcached.
 const WATCHERS_MAX: usize = 20;
 
-/// Everything about watching. Shared by the workers and the log thread.
+/// The watchers and the lines for them. Shared by the workers and the log thread.
 #[derive(Debug)]
 pub(crate) struct Watch {
-    /// The kinds that some watcher wants, beside what others observe.
+    /// The kinds of events that are observed: by watchers, and by other parts of the server.
     observed: Arc<AtomicU32>,
     pending: Lock<Pending>,
     pending_bytes_max: usize,
     watcher_bytes_max: usize,
     /// Readable when the log thread has something to do.
-    bell: OwnedFd,
+    waker: OwnedFd,
     pub(crate) counts: Counts,
 }
 
-/// What `stats` tells.
+/// The counts that `stats` reports.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    /// Lines that found no room on their way to the log thread.
+    /// Lines dropped because the queue to the log thread was full.
     pub(crate) worker_dropped: AtomicU64,
-    /// Lines that found it.
+    /// Lines put into that queue.
     pub(crate) worker_written: AtomicU64,
-    /// Lines that a watcher was too slow for.
+    /// Lines skipped because a watcher was too slow.
     pub(crate) watcher_skipped: AtomicU64,
     /// Lines put into watchers' buffers.
     pub(crate) watcher_sent: AtomicU64,
-    /// Watchers now.
+    /// The number of watchers.
     pub(crate) watchers: AtomicU64,
 }
 
 impl Counts {
-    /// `stats reset`.
+    /// Sets the counts to zero, but for the number of watchers (`stats reset`).
     pub(crate) fn reset(&self) {
         for count in [&self.worker_dropped, &self.worker_written, &self.watcher_skipped, &self.watcher_sent] {
             count.store(0, Ordering::Relaxed);
@@ -73,14 +73,14 @@ impl Counts {
     }
 }
 
-/// What waits for the log thread.
+/// The queue to the log thread.
 #[derive(Debug, Default)]
 struct Pending {
     lines: VecDeque<Line>,
     bytes: usize,
     /// The number of the last line.
     gid: u64,
-    newcomers: Vec<Newcomer>,
+    new_watchers: Vec<NewWatcher>,
     watchers: usize,
     thread_runs: bool,
 }
@@ -92,29 +92,29 @@ struct Line {
     text: Box<str>,
 }
 
-/// A watcher that the log thread has not met yet.
+/// A watcher that the log thread has not taken over yet.
 #[derive(Debug)]
-struct Newcomer {
+struct NewWatcher {
     socket: OwnedFd,
     kinds: u32,
     gone: Arc<AtomicBool>,
 }
 
-/// A connection's promise to tell when it ends. Kept by the connection.
+/// A connection's subscription, which ends when it is dropped. Kept by the connection.
 #[derive(Debug)]
-pub(crate) struct Watching {
+pub(crate) struct Subscription {
     watch: Arc<Watch>,
     gone: Arc<AtomicBool>,
 }
 
-impl Drop for Watching {
+impl Drop for Subscription {
     fn drop(&mut self) {
         self.gone.store(true, Ordering::Release);
-        self.watch.ring();
+        self.watch.wake();
     }
 }
 
-/// Why nobody more can watch.
+/// Why a connection cannot watch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refused {
     TooMany,
@@ -122,34 +122,39 @@ pub(crate) enum Refused {
 }
 
 impl Watch {
-    /// Nobody watches yet.
+    /// Returns a `Watch` without watchers. The queue to the log thread holds at most `pending_bytes_max`
+    /// bytes, each watcher's buffer at most `watcher_bytes_max`.
     ///
     /// # Errors
-    /// When the system has no descriptor for the bell.
+    /// When the system has no descriptor for the waker.
     pub(crate) fn new(pending_bytes_max: usize, watcher_bytes_max: usize) -> io::Result<Watch> {
         Ok(Watch {
             observed: Arc::default(),
             pending: Lock::new(&WATCHERS, Pending::default()),
             pending_bytes_max,
             watcher_bytes_max,
-            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            waker: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             counts: Counts::default(),
         })
     }
 
-    /// The word that tells requests whether anybody wants to hear of them.
-    pub(crate) fn observed(&self) -> Arc<AtomicU32> {
+    /// Returns the word with the kinds of events that are observed.
+    pub(crate) fn observed_events(&self) -> Arc<AtomicU32> {
         self.observed.clone()
     }
 
-    /// Whether some watcher wants events of this kind.
+    /// Returns whether events of this kind are observed.
     #[inline]
     pub(crate) fn wants(&self, kind: u32) -> bool {
         self.observed.load(Ordering::Relaxed) & kind != 0
     }
 
-    /// Makes a connection a watcher; it is told `OK`, and from then on what it asked for.
-    pub(crate) fn add(self: &Arc<Self>, socket: BorrowedFd<'_>, kinds: u32) -> Result<Watching, Refused> {
+    /// Makes a connection a watcher of events of these kinds. It receives `OK` first.
+    pub(crate) fn subscribe(
+        self: &Arc<Self>,
+        socket: BorrowedFd<'_>,
+        kinds: u32,
+    ) -> Result<Subscription, Refused> {
         let gone = Arc::new(AtomicBool::new(false));
         let mut pending = self.pending();
         if pending.watchers >= WATCHERS_MAX {
@@ -163,16 +168,16 @@ impl Watch {
             pending.thread_runs = true;
         }
         pending.watchers += 1;
-        pending.newcomers.push(Newcomer { socket, kinds, gone: gone.clone() });
+        pending.new_watchers.push(NewWatcher { socket, kinds, gone: gone.clone() });
         self.counts.watchers.store(pending.watchers as u64, Ordering::Relaxed);
         self.observed.fetch_or(kinds & KINDS, Ordering::Relaxed);
         drop(pending);
-        self.ring();
-        Ok(Watching { watch: self.clone(), gone })
+        self.wake();
+        Ok(Subscription { watch: self.clone(), gone })
     }
 
-    /// Tells watchers of `kind` an event; `rest` follows the time and the number.
-    pub(crate) fn tell(&self, kind: u32, rest: &dyn std::fmt::Display) {
+    /// Queues a line for the watchers of `kind`; `rest` follows the time and the line's number.
+    pub(crate) fn publish(&self, kind: u32, rest: &dyn std::fmt::Display) {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         let mut pending = self.pending();
         if pending.watchers == 0 {
@@ -192,28 +197,28 @@ impl Watch {
         pending.lines.push_back(Line { kind, text: text.into() });
         drop(pending);
         if first {
-            self.ring();
+            self.wake();
         }
     }
 
-    /// A client has come.
+    /// Publishes that a client has connected.
     pub(crate) fn connection_opened(&self, info: &ConnInfo) {
         if self.wants(CONNEVENTS) {
-            let (end, fd) = (End(&info.ends), info.fd);
-            self.tell(CONNEVENTS, &format_args!("type=conn_new {end} cfd={fd}"));
+            let (peer, fd) = (Peer(&info.endpoints), info.fd);
+            self.publish(CONNEVENTS, &format_args!("type=conn_new {peer} cfd={fd}"));
         }
     }
 
-    /// A client has gone.
+    /// Publishes that a connection has ended.
     pub(crate) fn connection_closed(&self, info: &ConnInfo) {
         if self.wants(CONNEVENTS) {
             let reason = match () {
                 () if info.is_timed_out() => "idle_timeout",
-                () if info.is_kicked() => "error",
+                () if info.is_close_requested() => "error",
                 () => "normal",
             };
-            let (end, fd) = (End(&info.ends), info.fd);
-            self.tell(CONNEVENTS, &format_args!("type=conn_close {end} reason={reason} cfd={fd}"));
+            let (peer, fd) = (Peer(&info.endpoints), info.fd);
+            self.publish(CONNEVENTS, &format_args!("type=conn_close {peer} reason={reason} cfd={fd}"));
         }
     }
 
@@ -221,43 +226,43 @@ impl Watch {
         self.pending.lock()
     }
 
-    fn ring(&self) {
-        // Fails only when the counter is full, and then it rings anyway.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    fn wake(&self) {
+        // Fails only when the counter is full, and then the waker is readable anyway.
+        let _ = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
     }
 }
 
-/// Tells watchers of evictions.
+/// Publishes evictions; the store calls it.
 pub(crate) struct Evictions {
     watch: Arc<Watch>,
-    classes: Classes,
+    size_classes: SizeClasses,
     cas: bool,
 }
 
 impl Evictions {
     pub(crate) fn new(watch: Arc<Watch>, settings: &Settings) -> Evictions {
-        Evictions { watch, classes: Classes::new(&settings.classes), cas: settings.cas }
+        Evictions { watch, size_classes: SizeClasses::new(&settings.classes), cas: settings.cas }
     }
 }
 
 impl EvictionHook for Evictions {
-    fn on_eviction(&self, item: &Evicted<'_>) {
+    fn on_eviction(&self, item: &EvictedItem<'_>) {
         if self.watch.wants(EVICTIONS) {
             let (key, value) = (item.key.len(), item.value_bytes);
-            let class = self.classes.class_of_item(key, value, item.client_flags, self.cas);
+            let class = self.size_classes.class_of_item(key, value, item.client_flags, self.cas);
             self.watch.evicted(item, class);
         }
     }
 }
 
-/// The far end of a connection, as event lines have it.
-struct End<'a>(&'a Ends);
+/// The peer of a connection, as event lines show it.
+struct Peer<'a>(&'a Endpoints);
 
-impl std::fmt::Display for End<'_> {
+impl std::fmt::Display for Peer<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
-            Ends::Tcp { peer, .. } => write!(f, "rip={} rport={} transport=tcp", peer.ip(), peer.port()),
-            Ends::Unix { .. } => f.write_str("rip=unix rport=0 transport=local"),
+            Endpoints::Tcp { peer, .. } => write!(f, "rip={} rport={} transport=tcp", peer.ip(), peer.port()),
+            Endpoints::Unix { .. } => f.write_str("rip=unix rport=0 transport=local"),
         }
     }
 }

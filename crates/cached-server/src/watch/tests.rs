@@ -1,6 +1,6 @@
-//! Watchers that read, that do not, and that leave.
+//! Watchers that read, that do not read, and that close.
 
-use super::observe::{FETCHERS, MUTATIONS};
+use super::events::{FETCHERS, MUTATIONS};
 use super::*;
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -26,15 +26,15 @@ fn a_watcher_gets_the_kinds_it_asked_for() {
     let watch = watch(1 << 16, 1 << 16);
     let (ours, mut client) = UnixStream::pair().expect("sockets");
     assert!(!watch.wants(KINDS));
-    let watching = watch.add(ours.as_fd(), FETCHERS).expect("room");
+    let subscription = watch.subscribe(ours.as_fd(), FETCHERS).expect("room");
     assert!(watch.wants(FETCHERS) && !watch.wants(MUTATIONS));
     assert_eq!(read_until(&mut client, "\n"), "OK\r\n");
-    watch.tell(MUTATIONS, &"not asked for");
-    watch.tell(FETCHERS, &"type=x");
+    watch.publish(MUTATIONS, &"not asked for");
+    watch.publish(FETCHERS, &"type=x");
     let line = read_until(&mut client, "\n");
     assert!(line.starts_with("ts=") && line.ends_with("gid=2 type=x\n"), "{line}");
-    drop(watching);
-    // The log thread's copy of the socket goes as well, and with it the last one.
+    drop(subscription);
+    // The log thread closes its copy of the socket, which is the last one.
     drop(ours);
     assert_eq!(client.read(&mut [0; 16]).expect("the end"), 0);
     while watch.counts.watchers.load(Ordering::Relaxed) > 0 {
@@ -44,17 +44,17 @@ fn a_watcher_gets_the_kinds_it_asked_for() {
 }
 
 #[test]
-fn a_watcher_that_does_not_read_misses_lines_and_is_told_how_many() {
+fn a_watcher_that_does_not_read_skips_lines_and_receives_their_number() {
     let watch = watch(1 << 20, 8 << 10);
     let (ours, mut client) = UnixStream::pair().expect("sockets");
     ours.set_nonblocking(true).expect("a flag");
-    let _watching = watch.add(ours.as_fd(), FETCHERS).expect("room");
+    let _subscription = watch.subscribe(ours.as_fd(), FETCHERS).expect("room");
     assert_eq!(read_until(&mut client, "\n"), "OK\r\n");
     let long = "x".repeat(2000);
     while watch.counts.watcher_skipped.load(Ordering::Relaxed) == 0 {
-        watch.tell(FETCHERS, &long);
+        watch.publish(FETCHERS, &long);
     }
-    // Until everything that is pending has been handed out or skipped.
+    // Until every pending line has been passed on or skipped.
     while !watch.pending().lines.is_empty() {
         std::thread::yield_now();
     }
@@ -63,7 +63,7 @@ fn a_watcher_that_does_not_read_misses_lines_and_is_told_how_many() {
         let mut bytes = [0; 65536];
         let count = client.read(&mut bytes).expect("something to read");
         all.push_str(std::str::from_utf8(&bytes[..count]).expect("text"));
-        watch.tell(FETCHERS, &"more");
+        watch.publish(FETCHERS, &"more");
         if all.contains("skipped=") {
             break;
         }
@@ -73,20 +73,20 @@ fn a_watcher_that_does_not_read_misses_lines_and_is_told_how_many() {
 }
 
 #[test]
-fn lines_that_nobody_fetches_are_bounded() {
+fn pending_lines_are_bounded() {
     let watch = watch(1000, 1 << 16);
     let (ours, _client) = UnixStream::pair().expect("sockets");
-    let _watching = watch.add(ours.as_fd(), FETCHERS).expect("room");
-    // More than fits at once: no room is made for it.
-    watch.tell(FETCHERS, &"x".repeat(2000));
+    let _subscription = watch.subscribe(ours.as_fd(), FETCHERS).expect("room");
+    // Longer than the whole queue: the line is dropped.
+    watch.publish(FETCHERS, &"x".repeat(2000));
     assert_eq!(watch.counts.worker_dropped.load(Ordering::Relaxed), 1);
 }
 
 #[test]
-fn there_is_room_for_twenty() {
+fn at_most_twenty_connections_watch() {
     let watch = watch(1000, 1000);
     let pairs: Vec<_> = (0..=WATCHERS_MAX).map(|_| UnixStream::pair().expect("sockets")).collect();
-    let all: Vec<_> = pairs.iter().map(|(ours, _)| watch.add(ours.as_fd(), FETCHERS)).collect();
+    let all: Vec<_> = pairs.iter().map(|(ours, _)| watch.subscribe(ours.as_fd(), FETCHERS)).collect();
     assert!(all[..WATCHERS_MAX].iter().all(Result::is_ok));
     assert_eq!(all[WATCHERS_MAX].as_ref().err(), Some(&Refused::TooMany));
 }

@@ -1,7 +1,7 @@
-//! The log thread: hands pending lines to watchers as fast as each takes them.
+//! The log thread: passes pending lines to watchers as fast as each of them reads.
 
-use super::{Line, Newcomer, Watch};
-use crate::watch::observe::KINDS;
+use super::events::KINDS;
+use super::{Line, NewWatcher, Watch};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
@@ -14,58 +14,59 @@ struct Watcher {
     socket: OwnedFd,
     kinds: u32,
     gone: Arc<AtomicBool>,
-    /// Lines it has not taken yet, from `sent` on.
+    /// Lines that its socket has not taken, from `sent` on.
     buffer: Vec<u8>,
     sent: usize,
-    /// Lines left out since the last one it got.
+    /// Lines skipped since the last one in the buffer.
     skipped: u64,
     failed: bool,
 }
 
-/// Serves watchers until the last of them has gone.
+/// Serves watchers until none is left.
 pub(super) fn run(watch: &Arc<Watch>) {
     let mut watchers: Vec<Watcher> = Vec::new();
     loop {
         wait(watch, &watchers);
-        let (lines, newcomers) = {
+        let (lines, new_watchers) = {
             let mut pending = watch.pending();
             pending.bytes = 0;
-            (std::mem::take(&mut pending.lines), std::mem::take(&mut pending.newcomers))
+            (std::mem::take(&mut pending.lines), std::mem::take(&mut pending.new_watchers))
         };
         for line in &lines {
             for watcher in watchers.iter_mut().filter(|watcher| watcher.kinds & line.kind != 0) {
                 watcher.offer(line, watch);
             }
         }
-        watchers.extend(newcomers.into_iter().map(Watcher::new));
+        watchers.extend(new_watchers.into_iter().map(Watcher::new));
         watchers.iter_mut().for_each(Watcher::send);
         let count = watchers.len();
         watchers.retain(|watcher| !watcher.failed && !watcher.gone.load(Ordering::Acquire));
-        if watchers.len() < count && !take_leave(watch, &watchers) {
+        if watchers.len() < count && !update_observed(watch, &watchers) {
             return;
         }
     }
 }
 
-/// Waits for lines, newcomers, leavers, and for room on sockets that have something to take.
+/// Waits for lines, for watchers that come or go, and for room on the sockets of watchers with unsent lines.
 fn wait(watch: &Watch, watchers: &[Watcher]) {
-    let mut waited_for = vec![PollFd::new(&watch.bell, PollFlags::IN)];
+    let mut waited_for = vec![PollFd::new(&watch.waker, PollFlags::IN)];
     let behind = watchers.iter().filter(|watcher| watcher.sent < watcher.buffer.len());
     waited_for.extend(behind.map(|watcher| PollFd::new(&watcher.socket, PollFlags::OUT)));
-    // Whatever it says, everything is looked at.
+    // Whatever it returns, everything is checked.
     let _ = poll(&mut waited_for, None);
-    let _ = rustix::io::read(&watch.bell, &mut [0; 8]);
+    let _ = rustix::io::read(&watch.waker, &mut [0; 8]);
 }
 
-/// Notes who is left. False when nobody is, and the thread is to end.
-fn take_leave(watch: &Watch, watchers: &[Watcher]) -> bool {
+/// Records which kinds of events the remaining watchers observe. Returns false when none remain and the
+/// thread is to end.
+fn update_observed(watch: &Watch, watchers: &[Watcher]) -> bool {
     let mut pending = watch.pending();
-    pending.watchers = watchers.len() + pending.newcomers.len();
+    pending.watchers = watchers.len() + pending.new_watchers.len();
     watch.counts.watchers.store(pending.watchers as u64, Ordering::Relaxed);
     let wanted = watchers.iter().map(|watcher| watcher.kinds);
-    let wanted = wanted.chain(pending.newcomers.iter().map(|newcomer| newcomer.kinds));
+    let wanted = wanted.chain(pending.new_watchers.iter().map(|new| new.kinds));
     let wanted = wanted.fold(0, |all, kinds| all | kinds) & KINDS;
-    // Kinds are only changed under this lock.
+    // The kinds that watchers observe change only under this lock.
     watch.observed.fetch_and(wanted | !KINDS, Ordering::Relaxed);
     if pending.watchers == 0 {
         pending.lines.clear();
@@ -77,15 +78,15 @@ fn take_leave(watch: &Watch, watchers: &[Watcher]) -> bool {
 }
 
 impl Watcher {
-    fn new(newcomer: Newcomer) -> Watcher {
-        let Newcomer { socket, kinds, gone } = newcomer;
+    fn new(new: NewWatcher) -> Watcher {
+        let NewWatcher { socket, kinds, gone } = new;
         let buffer = b"OK\r\n".to_vec();
         Watcher { socket, kinds, gone, buffer, sent: 0, skipped: 0, failed: false }
     }
 
-    /// Takes a line, if there is room for it and for a word about those there was none for.
+    /// Appends a line, if there is room for it and for the number of lines skipped before it.
     fn offer(&mut self, line: &Line, watch: &Watch) {
-        /// `skipped=…` and its number.
+        /// The length of `skipped=…` with its number.
         const SKIPPED_BYTES_MAX: usize = 32;
         let mut used = self.buffer.len() - self.sent;
         if used + line.text.len() + SKIPPED_BYTES_MAX > watch.watcher_bytes_max {
@@ -109,7 +110,7 @@ impl Watcher {
         watch.counts.watcher_sent.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Sends what the socket takes.
+    /// Sends as much as the socket takes.
     fn send(&mut self) {
         while self.sent < self.buffer.len() && !self.failed {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -117,7 +118,7 @@ impl Watcher {
                 Ok(count) => self.sent += count,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,
-                // The connection's worker will see it too.
+                // The connection's worker meets the same error and closes the connection.
                 Err(_) => self.failed = true,
             }
         }

@@ -2,9 +2,11 @@
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Ties the calling thread to one of the cores it may run on, if there are enough for all `threads`. Best effort.
+/// Ties the calling thread to one of the cores it may run on, if there are enough for all `threads`. Best
+/// effort.
 ///
-/// The cores are those of the process's affinity mask, which the kernel keeps within the cpuset of its cgroup.
+/// The cores are those of the process's affinity mask, which the kernel keeps within the cpuset of its
+/// cgroup.
 pub(crate) fn pin(index: usize, threads: usize) {
     let Ok(allowed) = sched_getaffinity(None) else { return };
     let Some(core) = core_of(index, threads, |core| allowed.is_set(core)) else {

@@ -1,35 +1,31 @@
-//! A worker: one thread, its share of the connections, and the event loop that wakes them.
+//! A worker: one thread, its share of the connections, and the event loop that drives them.
 //!
 //! ```text
-//!  acceptor ──mail──► epoll ──► seat 0 ─┐
-//!  kick     ──mail──►       ──► seat 1 ─┤ each is driven when its socket says so,
-//!                           ──► …       ▼ with the worker's input and output buffers
+//!  acceptor ── Command::Serve ──► epoll ──► slot 0 ─┐
+//!  table ───── Command::Check ──►       ──► slot 1 ─┤ each connection is driven when its socket is ready,
+//!                                       ──► …       ▼ with the worker's input and output buffers
 //! ```
-//! The loop is epoll with edges, and nothing else: a request costs one wait, one receive and one send. (The tokio runtime that was here
-//! took twice the instructions of everything else for the same three calls; it still serves the acceptor's
-//! thread, where a connection, not a request, is the unit.)
+//! The loop is edge-triggered epoll and nothing else: a request costs one wait, one receive and one send.
+//! Only the acceptor's thread has a tokio runtime; there a connection is the unit, not a request.
 //!
-//! Connections that are ready together are served in groups: all of a group are read from, the items that their first requests
-//! ask for are fetched into the processor's cache, and then one after the other is answered. Each lookup would otherwise wait for
-//! memory by itself; so the waits of a group overlap, as those of a multiget's keys do.
+//! Connections that are ready together are served in groups: all of a group are read from, the items that
+//! their first requests name are prefetched into the processor's cache, and then they are answered one after
+//! the other. So the waits for memory of a group overlap, as those of a multiget's keys do.
 //!
-//! Sockets tell of changes only, so what is known of each is kept with its seat. A seat that has more to do than its turn
-//! allows comes again after all others, without waiting for its socket.
+//! Sockets report changes only, so what is known of each is kept in its connection slot. A connection with
+//! more to do than its budget allows is driven again after all others, without waiting for its socket.
 
 mod cores;
-mod mailbox;
-mod pulse;
 mod watchdog;
 
 pub(crate) use cores::pin;
-pub(crate) use mailbox::{Mail, Mailbox, Newcomer};
-pub(crate) use pulse::{Doing, Pulse};
 pub(crate) use watchdog::Watchdog;
 
-use crate::conn::output::{FULL_BYTES, Output};
-use crate::conn::transport::{Draining, Readiness, Socket};
-use crate::conn::{Connection, Desk, INPUT_BYTES, Turn};
+use crate::conn::{Connection, DriveResult, WorkerContext};
+use crate::connections::{AcceptedConnection, Command};
+use crate::heartbeat::Activity;
 use crate::shared::Shared;
+use crate::stream::{AHEAD_BYTES, Draining, FULL_BYTES, GROUP, INPUT_BYTES, Output, Readiness, Socket};
 use cached_core::KeyHash;
 use cached_proto::text;
 use rustix::event::{Timespec, epoll};
@@ -39,151 +35,141 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long clients have at shutdown to take the replies to what they had sent. Who goes on sending is served no longer than that.
+/// How long clients have at shutdown to take the replies to the requests that they had sent. A client that
+/// continues to send is served no longer than that.
 pub(crate) const DRAIN_TIME: Duration = Duration::from_secs(2);
 
-/// Events taken at once.
+/// The number of events taken at once.
 const EVENTS_MAX: usize = 256;
 
-/// Connections in a group: enough for their waits to overlap, and so few that the first reply is not late.
-const GROUP: usize = 4;
+/// The event number of the command queue's waker, which has no slot.
+const WAKER: u64 = u64::MAX;
 
-/// Bytes read ahead of a connection: a value of 4 KiB with its command. Of larger ones the rest is better read straight into its place,
-/// and buffers that are filled to the end by every sender are memory.
-const AHEAD_BYTES: usize = (4 << 10) + (1 << 9);
-
-/// A worker's input buffers.
-pub(crate) const INPUT_BUFFERS_BYTES: usize = INPUT_BYTES + GROUP * AHEAD_BYTES;
-
-/// The mailbox's number among the seats.
-const MAILBOX: u64 = u64::MAX;
-
-/// A connection and its socket: two cache lines, all that a wake-up touches of a connection.
+/// A connection and its socket: two cache lines, which are all that a wake-up touches of a connection.
 #[repr(align(64))]
-pub(crate) struct Seat {
+pub(crate) struct ConnectionSlot {
     socket: OwnedFd,
     ready: Readiness,
     connection: Connection,
-    /// It is listed in `Worker::again`.
-    listed: bool,
+    /// The slot is listed in `Worker::yielded`.
+    is_listed: bool,
 }
 
-const _: () = assert!(size_of::<Option<Seat>>() == 128);
+const _: () = assert!(size_of::<Option<ConnectionSlot>>() == 128);
 
-/// What is known of a connection before its turn.
+/// What has been read from a connection before it is driven.
 #[derive(Clone, Copy, Default)]
-struct Ahead {
-    /// Bytes read, or 0 where there will be no more; `None` if it has not been read from.
+struct ReadAhead {
+    /// The number of bytes, 0 at the end of the stream; `None` if the connection has not been read from.
     received: Option<usize>,
-    /// Of the key of its first request.
+    /// The hash of its first request's key.
     hash: Option<KeyHash>,
 }
 
-/// What belongs to one thread.
+/// The state of one worker thread.
 pub(crate) struct Worker {
     index: usize,
     shared: Arc<Shared>,
-    mailbox: Arc<Mailbox>,
     epoll: OwnedFd,
-    seats: Vec<Option<Seat>>,
+    slots: Vec<Option<ConnectionSlot>>,
     free: Vec<usize>,
-    /// Seats that have more to do.
-    again: Vec<usize>,
+    /// Slots whose connections have more to do.
+    yielded: Vec<usize>,
     input: Box<[u8]>,
-    /// What is read ahead of the connections of a group.
+    /// The bytes read ahead from the connections of a group.
     ahead: Box<[u8]>,
     output: Output,
-    /// Turns given, by which the watchdog tells one from the next.
-    turns: u64,
-    stopping: bool,
+    /// The number of steps begun, by which the watchdog distinguishes one from the next.
+    steps: u64,
+    draining: bool,
     /// End without answering what has been received.
-    abandoned: bool,
+    aborted: bool,
 }
 
 impl Worker {
-    /// A worker without connections.
+    /// Returns a worker without connections.
     ///
     /// # Errors
     /// When the system has no descriptor for its event loop.
-    pub(crate) fn new(index: usize, shared: Arc<Shared>, mailbox: Arc<Mailbox>) -> io::Result<Worker> {
+    pub(crate) fn new(index: usize, shared: Arc<Shared>) -> io::Result<Worker> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, mailbox.bell(), epoll::EventData::new_u64(MAILBOX), epoll::EventFlags::IN)?;
+        let waker = shared.connections.queue(index).waker();
+        epoll::add(&epoll, waker, epoll::EventData::new_u64(WAKER), epoll::EventFlags::IN)?;
         Ok(Worker {
             index,
             shared,
-            mailbox,
             epoll,
-            seats: Vec::new(),
+            slots: Vec::new(),
             free: Vec::new(),
-            again: Vec::new(),
+            yielded: Vec::new(),
             input: vec![0; INPUT_BYTES].into(),
             ahead: vec![0; GROUP * AHEAD_BYTES].into(),
             output: Output::with_capacity(2 * FULL_BYTES),
-            turns: 0,
-            stopping: false,
-            abandoned: false,
+            steps: 0,
+            draining: false,
+            aborted: false,
         })
     }
 
-    /// Serves until told to stop, then finishes what has been received.
+    /// Serves until a command ends it, then answers what has been received.
     pub(crate) fn run(&mut self) {
         let mut events = Vec::with_capacity(EVENTS_MAX);
-        while !self.stopping {
-            let timeout = (!self.again.is_empty()).then(Timespec::default);
+        while !self.draining {
+            let timeout = (!self.yielded.is_empty()).then(Timespec::default);
             self.wait(&mut events, timeout);
-            for seat in std::mem::take(&mut self.again) {
-                if let Some(Some(seat)) = self.seats.get_mut(seat) {
-                    seat.listed = false;
+            for number in std::mem::take(&mut self.yielded) {
+                if let Some(Some(slot)) = self.slots.get_mut(number) {
+                    slot.is_listed = false;
                 }
-                self.visit(seat, None);
+                self.serve(number, None);
             }
         }
-        self.finish(&mut events);
+        self.drain(&mut events);
     }
 
-    /// Waits for events and gives each seat concerned its turn.
+    /// Waits for events and serves the connections concerned.
     #[inline]
     fn wait(&mut self, events: &mut Vec<epoll::Event>, timeout: Option<Timespec>) {
-        self.shared.counters(self.index).pulse.rest();
+        self.shared.counters(self.index).heartbeat.set_idle();
         events.clear();
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            // Its clients would wait for ever, and nobody would know why.
+            // Without this, its clients would wait for ever, and nothing would state why.
             Err(error) => {
                 self.shared.fail(format!("worker {} cannot wait for events: {error}", self.index));
-                self.stopping = true;
+                self.draining = true;
             }
         }
         if let [event] = events[..] {
-            self.note(event);
-            self.visit(event.data.u64() as usize, None);
+            self.record_event(event);
+            self.serve(event.data.u64() as usize, None);
         } else {
             self.serve_groups(events);
         }
-        if events.iter().any(|event| event.data.u64() == MAILBOX) {
-            self.begin(-1, Doing::Mail);
-            self.read_mail();
+        if events.iter().any(|event| event.data.u64() == WAKER) {
+            self.begin_step(-1, Activity::Commands);
+            self.run_commands();
         }
     }
 
-    /// Notes for the watchdog whose turn it is.
+    /// Records a new step in the heartbeat.
     #[inline]
-    fn begin(&mut self, fd: i32, doing: Doing) {
-        self.turns += 1;
-        self.shared.counters(self.index).pulse.begin(self.turns, fd, doing);
+    fn begin_step(&mut self, fd: i32, activity: Activity) {
+        self.steps += 1;
+        self.shared.counters(self.index).heartbeat.begin(self.steps, fd, activity);
     }
 
-    /// Serves what is ready together.
+    /// Serves the connections that are ready together.
     fn serve_groups(&mut self, events: &[epoll::Event]) {
         let mut groups = events.chunks(GROUP).peekable();
         while let Some(group) = groups.next() {
-            // With many connections each is cold when its turn comes.
+            // With many connections, each has left the processor's cache since its last step.
             for event in groups.peek().copied().unwrap_or_default() {
-                self.prefetch(event.data.u64() as usize);
+                self.prefetch_slot(event.data.u64() as usize);
             }
-            let mut ahead = [Ahead::default(); GROUP];
+            let mut ahead = [ReadAhead::default(); GROUP];
             for (at, event) in group.iter().enumerate() {
-                self.note(*event);
+                self.record_event(*event);
                 ahead[at] = self.receive_ahead(event.data.u64() as usize, at);
             }
             for hash in ahead.iter().filter_map(|ahead| ahead.hash) {
@@ -191,47 +177,49 @@ impl Worker {
             }
             for (at, event) in group.iter().enumerate() {
                 let received = ahead[at].received.map(|bytes| at * AHEAD_BYTES..at * AHEAD_BYTES + bytes);
-                self.visit(event.data.u64() as usize, received);
+                self.serve(event.data.u64() as usize, received);
             }
         }
     }
 
-    /// Notes what an event says of its seat's socket.
+    /// Records what an event reports of its slot's socket.
     #[inline]
-    fn note(&mut self, event: epoll::Event) {
+    fn record_event(&mut self, event: epoll::Event) {
         let (flags, number) = (event.flags, event.data.u64() as usize);
-        // An event of a seat that was left a moment ago may meet a newcomer there: it looks once too often. The mailbox has no seat.
-        let Some(Some(seat)) = self.seats.get_mut(number) else { return };
+        // An event of a connection closed a moment ago may reach its slot's next one, which is driven once
+        // too often then. The waker has no slot.
+        let Some(Some(slot)) = self.slots.get_mut(number) else { return };
         let closed =
             flags.intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR);
-        seat.ready.closed |= closed;
-        seat.ready.read |= closed || flags.contains(epoll::EventFlags::IN);
-        seat.ready.write |= closed || flags.contains(epoll::EventFlags::OUT);
-        seat.ready.urgent |= flags.contains(epoll::EventFlags::PRI);
+        slot.ready.closed |= closed;
+        slot.ready.read |= closed || flags.contains(epoll::EventFlags::IN);
+        slot.ready.write |= closed || flags.contains(epoll::EventFlags::OUT);
+        slot.ready.urgent |= flags.contains(epoll::EventFlags::PRI);
     }
 
-    /// Reads from a connection before its turn, if it waits for a request, and asks for the line of the index where that will look.
+    /// Reads from a connection before it is driven, if it waits for a request, and prefetches the index line
+    /// of the request's key.
     #[inline]
-    fn receive_ahead(&mut self, number: usize, at: usize) -> Ahead {
-        let Some(Some(seat)) = self.seats.get_mut(number) else { return Ahead::default() };
+    fn receive_ahead(&mut self, number: usize, at: usize) -> ReadAhead {
+        let Some(Some(slot)) = self.slots.get_mut(number) else { return ReadAhead::default() };
         let input = &mut self.ahead[at * AHEAD_BYTES..][..AHEAD_BYTES];
-        let mut socket = Socket { fd: seat.socket.as_fd(), ready: &mut seat.ready };
-        let Some(received) = seat.connection.receive_ahead(input, &mut socket) else {
-            return Ahead::default();
+        let mut socket = Socket { fd: slot.socket.as_fd(), ready: &mut slot.ready };
+        let Some(received) = slot.connection.receive_ahead(input, &mut socket) else {
+            return ReadAhead::default();
         };
         let key = text::first_key(&input[..received]);
         let hash = key.map(|key| self.shared.kv.hash(key));
         if let Some(hash) = hash {
             self.shared.kv.prefetch_bucket(hash);
         }
-        Ahead { received: Some(received), hash }
+        ReadAhead { received: Some(received), hash }
     }
 
-    /// Asks the processor for a seat's cache lines.
+    /// Prefetches a slot's cache lines.
     #[inline]
-    fn prefetch(&self, number: usize) {
-        let Some(seat) = self.seats.get(number) else { return };
-        let at = std::ptr::from_ref(seat).cast::<i8>();
+    fn prefetch_slot(&self, number: usize) {
+        let Some(slot) = self.slots.get(number) else { return };
+        let at = std::ptr::from_ref(slot).cast::<i8>();
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: a prefetch is only a hint; it never faults, whatever the address.
         unsafe {
@@ -243,28 +231,29 @@ impl Worker {
         let _ = at;
     }
 
-    fn read_mail(&mut self) {
-        for mail in self.mailbox.take() {
-            match mail {
-                Mail::Connection(newcomer) => self.welcome(newcomer),
-                Mail::Look(number) => {
-                    if let Some(Some(seat)) = self.seats.get(number)
-                        && seat.connection.info.is_kicked()
+    fn run_commands(&mut self) {
+        for command in self.shared.connections.queue(self.index).take() {
+            match command {
+                Command::Serve(accepted) => self.open_slot(accepted),
+                Command::Check(number) => {
+                    if let Some(Some(slot)) = self.slots.get(number)
+                        && slot.connection.info.is_close_requested()
                     {
-                        self.leave(number);
+                        self.close_slot(number);
                     }
                 }
-                Mail::Shutdown => self.stopping = true,
-                Mail::Abandon => (self.stopping, self.abandoned) = (true, true),
+                Command::Drain => self.draining = true,
+                Command::Abort => (self.draining, self.aborted) = (true, true),
             }
         }
     }
 
-    fn welcome(&mut self, newcomer: Newcomer) {
-        let Newcomer { fd, info } = newcomer;
+    /// Puts an accepted connection into a free slot.
+    fn open_slot(&mut self, accepted: AcceptedConnection) {
+        let AcceptedConnection { socket, info } = accepted;
         let number = self.free.pop().unwrap_or_else(|| {
-            self.seats.push(None);
-            self.seats.len() - 1
+            self.slots.push(None);
+            self.slots.len() - 1
         });
         let interest = epoll::EventFlags::IN
             | epoll::EventFlags::PRI
@@ -272,90 +261,93 @@ impl Worker {
             | epoll::EventFlags::RDHUP
             | epoll::EventFlags::ET;
         if let Err(error) =
-            epoll::add(&self.epoll, fd.as_fd(), epoll::EventData::new_u64(number as u64), interest)
+            epoll::add(&self.epoll, socket.as_fd(), epoll::EventData::new_u64(number as u64), interest)
         {
-            tracing::warn!(cause = %error, "cannot serve a connection");
+            tracing::warn!(cause = %error, "cannot register a connection with epoll: it is closed");
             self.shared.connections.remove(&info);
             self.free.push(number);
             return;
         }
         tracing::debug!(fd = info.fd, "new connection");
-        info.set_seat(number);
+        info.set_slot(number);
         let connection = Connection::new(info);
-        self.seats[number] = Some(Seat { socket: fd, ready: Readiness::NEW, connection, listed: false });
+        let slot = ConnectionSlot { socket, ready: Readiness::NEW, connection, is_listed: false };
+        self.slots[number] = Some(slot);
     }
 
-    /// Gives one connection its turn, with what has been read ahead for it.
+    /// Drives one connection, with the bytes that have been read ahead from it.
     #[inline]
-    fn visit(&mut self, number: usize, received: Option<Range<usize>>) {
-        let Some(Some(seat)) = self.seats.get_mut(number) else { return };
-        self.turns += 1;
+    fn serve(&mut self, number: usize, received: Option<Range<usize>>) {
+        let Some(Some(slot)) = self.slots.get_mut(number) else { return };
+        self.steps += 1;
         let counters = self.shared.counters(self.index);
-        counters.pulse.begin(self.turns, seat.socket.as_raw_fd(), Doing::Serving);
-        let mut desk = Desk {
+        counters.heartbeat.begin(self.steps, slot.socket.as_raw_fd(), Activity::Serving);
+        let mut context = WorkerContext {
             shared: &self.shared,
             counters,
             input: &mut self.input,
             received: received.map(|range| &self.ahead[range]),
             output: &mut self.output,
-            client: seat.socket.as_fd(),
+            client: slot.socket.as_fd(),
         };
-        let mut socket = Socket { fd: seat.socket.as_fd(), ready: &mut seat.ready };
-        let turn = seat.connection.drive(&mut desk, &mut socket);
-        if turn == Turn::Close {
-            return self.leave(number);
+        let mut socket = Socket { fd: slot.socket.as_fd(), ready: &mut slot.ready };
+        let result = slot.connection.drive(&mut context, &mut socket);
+        if result == DriveResult::Close {
+            return self.close_slot(number);
         }
-        seat.connection.settle(&self.shared);
-        if turn == Turn::Again && !seat.listed {
-            seat.listed = true;
-            self.again.push(number);
+        slot.connection.update_info(&self.shared);
+        if result == DriveResult::Yield && !slot.is_listed {
+            slot.is_listed = true;
+            self.yielded.push(number);
         }
     }
 
-    /// Strikes the connection out and closes its socket.
+    /// Removes a connection from the table and closes its socket.
     #[cold]
-    fn leave(&mut self, number: usize) {
-        if let Some(seat) = self.seats.get_mut(number).and_then(Option::take) {
-            self.shared.connections.remove(&seat.connection.info);
-            self.shared.watch.connection_closed(&seat.connection.info);
-            tracing::debug!(fd = seat.connection.info.fd, "connection closed");
+    fn close_slot(&mut self, number: usize) {
+        if let Some(slot) = self.slots.get_mut(number).and_then(Option::take) {
+            self.shared.connections.remove(&slot.connection.info);
+            self.shared.watch.connection_closed(&slot.connection.info);
+            tracing::debug!(fd = slot.connection.info.fd, "connection closed");
             self.free.push(number);
         }
     }
 
-    /// At shutdown: reads what has arrived, answers, and closes whoever has taken the answers, until all are gone or the time is over,
-    /// whatever clients do.
-    fn finish(&mut self, events: &mut Vec<epoll::Event>) {
-        self.read_mail();
+    /// Serves connections at shutdown: reads what has arrived, replies, and closes each connection whose
+    /// client has taken the replies, until none is left or [`DRAIN_TIME`] is over.
+    fn drain(&mut self, events: &mut Vec<epoll::Event>) {
+        self.run_commands();
         let end = Instant::now() + DRAIN_TIME;
-        while !self.abandoned && self.shared.defect.first().is_none() {
+        while !self.aborted && self.shared.defect.first().is_none() {
             let more = self.drain_all(end);
             let left = end.saturating_duration_since(Instant::now());
-            if self.seats.iter().all(Option::is_none) {
+            if self.slots.iter().all(Option::is_none) {
                 return;
             }
             if left.is_zero() {
-                tracing::info!("clients that do not read their replies, or go on sending, are cut off");
+                tracing::info!(
+                    "connections of clients that do not read their replies, or that continue to send, are closed"
+                );
                 break;
             }
-            self.shared.counters(self.index).pulse.rest();
+            self.shared.counters(self.index).heartbeat.set_idle();
             events.clear();
-            // Who has more to do is served without waiting for the others.
+            // A connection with more to do does not wait for events of the others.
             let wait = if more { Duration::ZERO } else { left };
             let timeout = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) };
-            // Whatever it says, every seat is looked at again.
+            // Whatever it returns, every slot is served again.
             let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), Some(&timeout));
-            self.read_mail();
+            self.run_commands();
         }
-        (0..self.seats.len()).for_each(|number| self.leave(number));
+        (0..self.slots.len()).for_each(|number| self.close_slot(number));
     }
 
-    /// Gives every connection one turn, until `end`; whether any has more to do.
+    /// Drives every connection once, until `end`; returns whether any has more to do.
     fn drain_all(&mut self, end: Instant) -> bool {
         let mut more = false;
-        for number in 0..self.seats.len() {
-            more |= self.drain(number);
-            // A turn is bounded, a round of ten thousand is not.
+        for number in 0..self.slots.len() {
+            more |= self.drain_slot(number);
+            // One drive is bounded, ten thousand are not.
             if Instant::now() >= end {
                 return more;
             }
@@ -363,35 +355,36 @@ impl Worker {
         more
     }
 
-    /// Gives one connection a turn at shutdown; whether it has more to do.
-    fn drain(&mut self, number: usize) -> bool {
-        let Some(Some(seat)) = self.seats.get_mut(number) else { return false };
-        seat.ready.write = true;
-        self.turns += 1;
+    /// Drives one connection at shutdown; returns whether it has more to do.
+    fn drain_slot(&mut self, number: usize) -> bool {
+        let Some(Some(slot)) = self.slots.get_mut(number) else { return false };
+        slot.ready.write = true;
+        self.steps += 1;
         let counters = self.shared.counters(self.index);
-        counters.pulse.begin(self.turns, seat.socket.as_raw_fd(), Doing::Draining);
-        let mut desk = Desk {
+        counters.heartbeat.begin(self.steps, slot.socket.as_raw_fd(), Activity::Draining);
+        let mut context = WorkerContext {
             shared: &self.shared,
             counters,
             input: &mut self.input,
             received: None,
             output: &mut self.output,
-            client: seat.socket.as_fd(),
+            client: slot.socket.as_fd(),
         };
-        let socket = Socket { fd: seat.socket.as_fd(), ready: &mut seat.ready };
-        match seat.connection.drive(&mut desk, &mut Draining(socket)) {
-            Turn::Again => return true,
-            Turn::Wait => {}
-            Turn::Close => self.leave(number),
+        let socket = Socket { fd: slot.socket.as_fd(), ready: &mut slot.ready };
+        match slot.connection.drive(&mut context, &mut Draining(socket)) {
+            DriveResult::Yield => return true,
+            DriveResult::Wait => {}
+            DriveResult::Close => self.close_slot(number),
         }
         false
     }
 
-    /// Ends all connections without looking at anything else, after a panic that may have left anything half-done.
-    pub(crate) fn hang_up(&self) {
-        for seat in self.seats.iter().flatten() {
-            // One that has gone already needs no word.
-            let _ = rustix::net::shutdown(seat.socket.as_fd(), rustix::net::Shutdown::Both);
+    /// Shuts down the sockets of all connections and touches nothing else. Called after a panic, which may
+    /// have left anything half-done.
+    pub(crate) fn shut_down_sockets(&self) {
+        for slot in self.slots.iter().flatten() {
+            // Fails for a socket whose peer has gone already.
+            let _ = rustix::net::shutdown(slot.socket.as_fd(), rustix::net::Shutdown::Both);
         }
     }
 }

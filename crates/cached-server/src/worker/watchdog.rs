@@ -1,10 +1,10 @@
-//! The watchdog: says in the log which worker stands still, and what it is in the middle of.
+//! The watchdog: logs which worker makes no progress, and what it is doing.
 //!
-//! A worker never waits but for events, and a turn takes milliseconds at most. One that is in the same turn for seconds is held up by
-//! a lock, by the system, or by a defect; its clients wait meanwhile, and nothing else would say so. The watchdog has a thread of
-//! its own and takes no lock that a worker takes.
+//! A worker waits for nothing but events, and a step takes milliseconds at most. One that is in the same step
+//! for seconds is held up by a lock, by the system, or by a defect; its clients wait meanwhile, and nothing
+//! else would report it. The watchdog has a thread of its own and takes no lock that a worker takes.
 
-use super::pulse::Beat;
+use crate::heartbeat::HeartbeatState;
 use crate::shared::Shared;
 use std::io;
 use std::sync::Arc;
@@ -12,56 +12,59 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How often it looks.
+/// How often the heartbeats are read.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// For how long a worker may be in one turn before that is worth a line. The next lines come after twice as long each.
-const STANDS_STILL: Duration = Duration::from_secs(2);
+/// For how long a worker may be in one step before a line is logged. Each following line comes after twice as
+/// long.
+const WORKER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The same for the acceptor's thread, whose pulse beats once a second.
-const ACCEPTOR_STANDS_STILL: Duration = Duration::from_secs(5);
+/// The same for the acceptor's thread, whose heartbeat changes once a second.
+const ACCEPTOR_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A thread that is watched.
-struct Watched {
+struct WatchedThread {
     name: String,
-    /// After how long the first line comes.
-    patience: Duration,
-    beat: Beat,
+    /// After how long without progress the first line is logged.
+    timeout: Duration,
+    last: HeartbeatState,
     since: Duration,
-    /// The next line comes when it has stood still for so long.
+    /// After how long without progress the next line is logged.
     next: Duration,
 }
 
-/// What there is to say of a thread.
+/// What is to be reported of a thread.
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
-    StandsStill(Duration),
-    GoesOn(Duration),
+enum Finding {
+    /// It has made no progress for this long.
+    Stalled(Duration),
+    /// It makes progress again, after this long.
+    Resumed(Duration),
 }
 
-impl Watched {
-    fn new(name: String, patience: Duration, now: Duration) -> Watched {
-        Watched { name, patience, beat: Beat::default(), since: now, next: patience }
+impl WatchedThread {
+    fn new(name: String, timeout: Duration, now: Duration) -> WatchedThread {
+        WatchedThread { name, timeout, last: HeartbeatState::default(), since: now, next: timeout }
     }
 
-    /// Judges a pulse at `now`.
-    fn judge(&mut self, beat: Beat, now: Duration) -> Option<Verdict> {
-        let still = now.saturating_sub(self.since);
-        if beat != self.beat || beat.is_rest() {
-            let was_said = self.next > self.patience;
-            (self.beat, self.since, self.next) = (beat, now, self.patience);
-            return was_said.then_some(Verdict::GoesOn(still));
+    /// Compares the heartbeat at `now` with the last one.
+    fn check(&mut self, state: HeartbeatState, now: Duration) -> Option<Finding> {
+        let stalled = now.saturating_sub(self.since);
+        if state != self.last || state.is_idle() {
+            let was_reported = self.next > self.timeout;
+            (self.last, self.since, self.next) = (state, now, self.timeout);
+            return was_reported.then_some(Finding::Resumed(stalled));
         }
-        if still < self.next {
+        if stalled < self.next {
             return None;
         }
-        self.next = still.max(self.patience) * 2;
-        Some(Verdict::StandsStill(still))
+        self.next = stalled.max(self.timeout) * 2;
+        Some(Finding::Stalled(stalled))
     }
 
-    /// Takes no account of the time up to `now`.
-    fn forgive(&mut self, now: Duration) {
-        if self.next == self.patience {
+    /// Ignores the time up to `now`, unless the thread has been reported already.
+    fn ignore_until(&mut self, now: Duration) {
+        if self.next == self.timeout {
             self.since = now;
         }
     }
@@ -90,7 +93,7 @@ impl Drop for Watchdog {
     fn drop(&mut self) {
         self.end = None;
         if let Some(thread) = self.thread.take() {
-            // Whatever it was: there is nothing more to watch.
+            // A panic of the watchdog changes nothing for the server.
             let _ = thread.join();
         }
     }
@@ -98,34 +101,34 @@ impl Drop for Watchdog {
 
 fn watch(shared: &Shared, ended: &mpsc::Receiver<()>) {
     let start = Instant::now();
-    let worker = |index| Watched::new(format!("worker {index}"), STANDS_STILL, Duration::ZERO);
-    let mut workers: Vec<Watched> = (0..shared.settings.threads).map(worker).collect();
-    let mut acceptor = Watched::new("the acceptor's thread".into(), ACCEPTOR_STANDS_STILL, Duration::ZERO);
+    let worker = |index| WatchedThread::new(format!("worker {index}"), WORKER_TIMEOUT, Duration::ZERO);
+    let mut workers: Vec<WatchedThread> = (0..shared.settings.threads).map(worker).collect();
+    let mut acceptor = WatchedThread::new("the acceptor's thread".into(), ACCEPTOR_TIMEOUT, Duration::ZERO);
     let mut last = Duration::ZERO;
     while ended.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
         let now = start.elapsed();
-        // The whole process stood still, or the machine did.
+        // This thread is late as well: the whole process was stopped, or the machine was.
         let late = now.saturating_sub(last) > 2 * INTERVAL;
         last = now;
         for (index, watched) in workers.iter_mut().enumerate() {
-            look(watched, shared.counters(index).pulse.look(), now, late);
+            report(watched, shared.counters(index).heartbeat.read(), now, late);
         }
-        look(&mut acceptor, shared.acceptor_pulse.look(), now, late);
+        report(&mut acceptor, shared.acceptor_heartbeat.read(), now, late);
     }
 }
 
-fn look(watched: &mut Watched, beat: Beat, now: Duration, late: bool) {
+fn report(watched: &mut WatchedThread, state: HeartbeatState, now: Duration, late: bool) {
     if late {
-        watched.forgive(now);
+        watched.ignore_until(now);
     }
-    let (verdict, thread) = (watched.judge(beat, now), watched.name.as_str());
-    match verdict {
-        Some(Verdict::StandsStill(still)) => {
-            let (fd, doing) = (beat.fd(), beat.doing());
-            tracing::error!(fd, "{thread} stands still: for {} s within {doing}", still.as_secs());
+    let (finding, thread) = (watched.check(state, now), watched.name.as_str());
+    match finding {
+        Some(Finding::Stalled(time)) => {
+            let (fd, activity) = (state.fd(), state.activity());
+            tracing::error!(fd, "{thread} makes no progress: {} s in {activity}", time.as_secs());
         }
-        Some(Verdict::GoesOn(still)) => {
-            tracing::warn!("{thread} goes on, after {} s", still.as_secs());
+        Some(Finding::Resumed(time)) => {
+            tracing::warn!("{thread} makes progress again, after {} s", time.as_secs());
         }
         None => {}
     }
@@ -134,43 +137,44 @@ fn look(watched: &mut Watched, beat: Beat, now: Duration, late: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::worker::pulse::{Doing, Pulse};
+    use crate::heartbeat::{Activity, Heartbeat};
 
     fn secs(secs: u64) -> Duration {
         Duration::from_secs(secs)
     }
 
-    fn beat(turn: u64) -> Beat {
-        let pulse = Pulse::default();
-        pulse.begin(turn, 9, Doing::Store);
-        pulse.look()
+    fn busy(step: u64) -> HeartbeatState {
+        let heartbeat = Heartbeat::default();
+        heartbeat.begin(step, 9, Activity::Store);
+        heartbeat.read()
     }
 
     #[test]
-    fn a_worker_that_stands_still_is_named_ever_less_often() {
-        let mut watched = Watched::new("worker 0".into(), secs(2), secs(0));
-        let said: Vec<u64> = (1..=40).filter(|now| watched.judge(beat(1), secs(*now)).is_some()).collect();
-        assert_eq!(said, [3, 5, 9, 17, 33], "seen in second 1 for the first time");
-        assert_eq!(watched.judge(beat(2), secs(41)), Some(Verdict::GoesOn(secs(40))));
-        assert_eq!(watched.judge(beat(2), secs(42)), None);
-        assert_eq!(watched.judge(beat(2), secs(43)), Some(Verdict::StandsStill(secs(2))));
+    fn a_stalled_worker_is_reported_at_growing_intervals() {
+        let mut watched = WatchedThread::new("worker 0".into(), secs(2), secs(0));
+        let reported: Vec<u64> =
+            (1..=40).filter(|now| watched.check(busy(1), secs(*now)).is_some()).collect();
+        assert_eq!(reported, [3, 5, 9, 17, 33], "seen in second 1 for the first time");
+        assert_eq!(watched.check(busy(2), secs(41)), Some(Finding::Resumed(secs(40))));
+        assert_eq!(watched.check(busy(2), secs(42)), None);
+        assert_eq!(watched.check(busy(2), secs(43)), Some(Finding::Stalled(secs(2))));
     }
 
     #[test]
-    fn work_and_rest_are_no_standing_still() {
-        let mut watched = Watched::new("worker 0".into(), secs(2), secs(0));
+    fn progress_and_idle_time_are_not_reported() {
+        let mut watched = WatchedThread::new("worker 0".into(), secs(2), secs(0));
         for now in 1..100 {
-            let beat = if now % 10 < 5 { Beat::default() } else { beat(now) };
-            assert_eq!(watched.judge(beat, secs(now)), None);
+            let state = if now % 10 < 5 { HeartbeatState::default() } else { busy(now) };
+            assert_eq!(watched.check(state, secs(now)), None);
         }
     }
 
     #[test]
-    fn time_in_which_the_whole_process_stood_still_does_not_count() {
-        let mut watched = Watched::new("worker 0".into(), secs(2), secs(0));
-        assert_eq!(watched.judge(beat(1), secs(1)), None);
-        watched.forgive(secs(500));
-        assert_eq!(watched.judge(beat(1), secs(500)), None);
-        assert_eq!(watched.judge(beat(1), secs(502)), Some(Verdict::StandsStill(secs(2))));
+    fn time_in_which_the_whole_process_was_stopped_does_not_count() {
+        let mut watched = WatchedThread::new("worker 0".into(), secs(2), secs(0));
+        assert_eq!(watched.check(busy(1), secs(1)), None);
+        watched.ignore_until(secs(500));
+        assert_eq!(watched.check(busy(1), secs(500)), None);
+        assert_eq!(watched.check(busy(1), secs(502)), Some(Finding::Stalled(secs(2))));
     }
 }

@@ -1,4 +1,4 @@
-//! One call under way: a future that takes a slot, waits for the answer, and cancels when it is dropped.
+//! One call: a future that takes a slot, waits for the answer, and cancels the request when it is dropped.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,13 +11,13 @@ use super::Core;
 use super::lane::{Lane, Submitted};
 use crate::codec::{Answer, Outcome, Request, RequestId};
 
-/// A call that answers a `T`; nothing happens before it is polled.
+/// A call that returns a `T`. Nothing happens before it is polled.
 pub(super) struct Call<T> {
     core: Arc<Core>,
-    /// What is asked, until it has a slot, which takes it over.
+    /// The request, until it is moved into a slot.
     request: Option<Request>,
     place: Place,
-    /// Takes the answer out of its envelope, if it is the right one.
+    /// Returns the reply in an answer, if it is of the right operation.
     take: fn(Answer) -> Option<T>,
 }
 
@@ -25,7 +25,7 @@ pub(super) struct Call<T> {
 enum Place {
     Start,
     Waits { lane: usize, ticket: u64 },
-    UnderWay { lane: usize, id: RequestId },
+    Submitted { lane: usize, id: RequestId },
     Done,
 }
 
@@ -36,7 +36,7 @@ impl<T> Call<T> {
 
     fn submit(&mut self, lane: usize, ticket: Option<u64>, cx: &Context<'_>) -> Poll<Result<T>> {
         self.place = match self.core.lanes[lane].submit(&mut self.request, ticket, cx) {
-            Submitted::Queued(id) => Place::UnderWay { lane, id },
+            Submitted::Queued(id) => Place::Submitted { lane, id },
             Submitted::Waits(ticket) => Place::Waits { lane, ticket },
             Submitted::Failed(error) => {
                 self.place = Place::Done;
@@ -49,11 +49,11 @@ impl<T> Call<T> {
     fn unwrap(&self, outcome: Result<Outcome>) -> Result<T> {
         match outcome? {
             Outcome::Answered(answer) => {
-                let wrong = || Error::Retryable("the server has answered something else".into());
+                let wrong = || Error::Retryable("the server has answered another operation".into());
                 (self.take)(answer).ok_or_else(wrong)
             }
             Outcome::Failed(error) => Err(error),
-            // Only what we have cancelled is, and then nobody asks.
+            // Only a dropped call is cancelled, and then its outcome is not collected.
             Outcome::Cancelled => Err(Error::OutcomeUnknown("the server has cancelled the request".into())),
         }
     }
@@ -73,7 +73,7 @@ impl<T> Future for Call<T> {
                 self.submit(lane, None, cx)
             }
             Place::Waits { lane, ticket } => self.submit(lane, Some(ticket), cx),
-            Place::UnderWay { lane, id } => {
+            Place::Submitted { lane, id } => {
                 let outcome = ready!(self.lane(lane).poll(id, cx));
                 self.place = Place::Done;
                 Poll::Ready(self.unwrap(outcome))
@@ -86,8 +86,8 @@ impl<T> Future for Call<T> {
 impl<T> Drop for Call<T> {
     fn drop(&mut self) {
         match self.place {
-            Place::Waits { lane, ticket } => self.lane(lane).leave(ticket),
-            Place::UnderWay { lane, id } => self.lane(lane).abandon(id),
+            Place::Waits { lane, ticket } => self.lane(lane).cancel_wait(ticket),
+            Place::Submitted { lane, id } => self.lane(lane).abandon(id),
             Place::Start | Place::Done => {}
         }
     }

@@ -1,4 +1,4 @@
-//! What a client is told at its start.
+//! The settings of a client.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,63 +7,78 @@ use std::time::Duration;
 use blocker::{Clock, SystemClock};
 
 use crate::auth::Secret;
-use crate::codec::{GREETING_NAME_BYTES_MAX, KEY_BYTES_MAX};
+use crate::codec::{HANDSHAKE_NAME_BYTES_MAX, KEY_BYTES_MAX};
 use crate::stream::{Address, Connector};
 
-/// The settings of a [`super::SynapseBlocker`].
+/// The settings of a [`SynapseBlocker`](crate::SynapseBlocker).
+///
+/// ```
+/// use std::time::Duration;
+/// use synapse::{ClientConfig, Secret};
+///
+/// let mut config = ClientConfig::new("storage-7.example.com:11311".parse()?);
+/// config.secret = Some(Secret::new(b"0d9f1c2a7b3e4f56")?);
+/// config.name = "front-1".into();
+/// config.call_timeout = Some(Duration::from_secs(10));
+/// config.check()?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct ClientConfig {
-    /// Where the server is.
+    /// The server's address.
     pub address: Address,
-    /// How to get there, if not by the address, which is then only a name.
+    /// Opens the streams to the server. With it the address is only a name in logs and errors.
     pub connector: Option<Connector>,
-    /// What server and client both know. With it, a server that cannot prove that it knows it is refused.
+    /// The secret that server and client share. With it, a server that cannot prove that it knows the secret is
+    /// refused.
     pub secret: Option<Secret>,
-    /// How many connections to keep. 2.
+    /// The number of connections, 1 to 64. 2 unless set.
     pub connections: u16,
-    /// How many requests may be under way per connection, if the server grants so many. 64.
+    /// The number of requests per connection that may be outstanding, as far as the server grants it; 1 to 65 536.
+    /// 64 unless set.
     pub slots: u32,
-    /// How many bytes of requests and answers may be under way per connection, if the server grants so
-    /// many. 32 MiB.
+    /// The bytes of requests and answers per connection that may be outstanding, as far as the server grants them.
+    /// 32 MiB unless set.
     pub bytes: u64,
-    /// How many calls may wait for a slot, per connection; one more is `Retryable`. 65 536.
+    /// The number of calls per connection that may wait for a slot; one more fails with `Retryable`. 65 536 unless
+    /// set.
     pub waiting_max: usize,
-    /// Protect payloads by a CRC-32, both ways.
+    /// Protects payloads by a CRC-32, in both directions.
     pub payload_crc: bool,
-    /// How long connecting and greeting may take. 5 s.
+    /// The most time for connecting and the handshake. 5 s unless set.
     pub connect_timeout: Duration,
-    /// After so long a silence the server is asked whether it is alive. 5 s.
+    /// The silence of the server after which a ping is sent. 5 s unless set.
     pub keep_alive: Duration,
-    /// A server that has been silent for so long is dead: connect again. 15 s.
+    /// The silence after which the server counts as dead, and the client connects again. 15 s unless set.
     pub peer_timeout: Duration,
-    /// The first pause between two attempts to connect; each is twice the one before. 10 ms.
+    /// The first pause between two attempts to connect; each is twice the one before. 10 ms unless set.
     pub backoff_min: Duration,
-    /// The longest pause between two attempts to connect. 2 s.
+    /// The longest pause between two attempts to connect. 2 s unless set.
     pub backoff_max: Duration,
-    /// How long requests wait for a connection before they fail. 30 s.
-    pub patience: Duration,
-    /// How long a call may take that has no deadline of its own. `None`: as long as it takes.
+    /// The most time that requests wait for a connection before they fail. 30 s unless set.
+    pub reconnect_timeout: Duration,
+    /// The most time for a call without a deadline of its own. `None`: no limit.
     pub call_timeout: Option<Duration>,
-    /// What this client is called, for the server's log.
+    /// The name of this client in the server's log.
     pub name: String,
-    /// Which of the server's secrets `secret` is; empty: the only one.
+    /// The name of the secret, for a server with several; empty for a server with one.
     pub key: String,
-    /// How many bytes of buffers for large payloads are kept to be used again. 32 MiB.
+    /// The bytes of buffers for large payloads that are kept for reuse. 32 MiB unless set.
     pub payload_pool_bytes_max: usize,
-    /// The clock that deadlines are given by; timeouts are taken from it as well.
+    /// The clock of deadlines and timeouts.
     pub clock: Arc<dyn Clock>,
-    /// Where the client's name and the spread of its pauses come from, so that a run can be repeated. `None`:
-    /// from the operating system. Two clients with one seed take each other's sessions.
+    /// The seed of the session's id and of the pauses' spread, so that a test run can be repeated. `None`: random
+    /// bytes of the operating system. Two clients with one seed take each other's sessions.
     #[doc(hidden)]
     pub seed: Option<u64>,
-    /// Sends changes again even if the server has forgotten whether they were done.
+    /// Sends changes again even if the server has forgotten whether they were executed.
     #[cfg(feature = "sabotage")]
     pub guesses_outcomes: bool,
 }
 
 impl ClientConfig {
-    /// The defaults, for the server at `address`.
+    /// Returns the default settings for the server at `address`.
     #[must_use]
     pub fn new(address: Address) -> Self {
         Self {
@@ -80,7 +95,7 @@ impl ClientConfig {
             peer_timeout: Duration::from_secs(15),
             backoff_min: Duration::from_millis(10),
             backoff_max: Duration::from_secs(2),
-            patience: Duration::from_secs(30),
+            reconnect_timeout: Duration::from_secs(30),
             call_timeout: None,
             name: String::new(),
             key: String::new(),
@@ -92,10 +107,10 @@ impl ClientConfig {
         }
     }
 
-    /// Checks that the settings make sense together.
+    /// Checks that the settings are within their ranges and fit together.
     ///
     /// # Errors
-    /// One line that says what to mend.
+    /// The first setting that does not, and what would be right.
     pub fn check(&self) -> Result<(), String> {
         let wrong = |is_wrong: bool, text: &str| if is_wrong { Err(text.to_owned()) } else { Ok(()) };
         wrong(!(1..=64).contains(&self.connections), "connections must be 1 to 64")?;
@@ -105,7 +120,7 @@ impl ClientConfig {
         wrong(self.backoff_min.is_zero(), "backoff_min must be above 0")?;
         wrong(self.backoff_max < self.backoff_min, "backoff_max must be at least backoff_min")?;
         wrong(self.key.len() > KEY_BYTES_MAX, "key must be at most 64 bytes long")?;
-        wrong(self.name.len() > GREETING_NAME_BYTES_MAX, "name must be at most 255 bytes long")?;
+        wrong(self.name.len() > HANDSHAKE_NAME_BYTES_MAX, "name must be at most 255 bytes long")?;
         wrong(self.call_timeout.is_some_and(|timeout| timeout.is_zero()), "call_timeout must be above 0")?;
         wrong(self.connect_timeout.is_zero(), "connect_timeout must be above 0")
     }

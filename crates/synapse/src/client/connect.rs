@@ -1,4 +1,4 @@
-//! Connecting and greeting.
+//! Connecting, and the client's side of the handshake.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -8,15 +8,15 @@ use std::task::{Poll, ready};
 use blocker::{Error, Segments};
 
 use super::config::ClientConfig;
-use crate::alarm::Alarm;
 use crate::auth::{Role, Transcript, random};
 use crate::codec::{self, Challenge, Credits, Features, Flags, Head, Hello, Op, SessionId, Status, Welcome};
 use crate::input::Input;
-use crate::landing::PayloadPool;
 use crate::output::Output;
+use crate::receive::PayloadPool;
 use crate::stream::Stream;
+use crate::timer::Timer;
 
-/// A connection that has been greeted.
+/// A connection after its handshake.
 pub(super) struct Connected {
     pub(super) stream: Stream,
     pub(super) input: Input,
@@ -24,7 +24,7 @@ pub(super) struct Connected {
     pub(super) welcome: Box<Welcome>,
 }
 
-/// Connects and greets, within the time allowed.
+/// Connects and performs the handshake, within `connect_timeout`.
 ///
 /// # Errors
 /// `Denied`: wrong secret. `Retryable`: everything else.
@@ -33,21 +33,21 @@ pub(super) async fn connect(
     session: SessionId,
     pool: &Arc<PayloadPool>,
 ) -> Result<Connected, Error> {
-    let alarm = Alarm::after(Arc::clone(&config.clock), config.connect_timeout);
-    let mut ring = pin!(alarm.ring());
-    let mut connecting = pin!(greet(config, session, pool));
+    let timer = Timer::after(Arc::clone(&config.clock), config.connect_timeout);
+    let mut expired = pin!(timer.expired());
+    let mut connecting = pin!(handshake(config, session, pool));
     poll_fn(|cx| {
         if let Poll::Ready(done) = connecting.as_mut().poll(cx) {
             return Poll::Ready(done);
         }
-        ready!(ring.as_mut().poll(cx));
-        let text = format!("{}: no greeting within {:?}", config.address, config.connect_timeout);
+        ready!(expired.as_mut().poll(cx));
+        let text = format!("{}: no handshake within {:?}", config.address, config.connect_timeout);
         Poll::Ready(Err(Error::Retryable(text.into())))
     })
     .await
 }
 
-async fn greet(
+async fn handshake(
     config: &ClientConfig,
     session: SessionId,
     pool: &Arc<PayloadPool>,
@@ -60,7 +60,7 @@ async fn greet(
     let mut stream = stream.map_err(|error| Error::Retryable(format!("{address}: {error}").into()))?;
     let mut input = Input::new(Arc::clone(pool), config.clock.now());
     let mut output = Output::default();
-    // Only errors have a payload in the greeting.
+    // In a handshake only errors have a payload.
     input.payload_bytes_max = codec::REASON_BYTES_MAX as u32;
     let mut features = Features(Features::RUNS | Features::CREDIT);
     features.0 |= if config.payload_crc { Features::PAYLOAD_CRC } else { 0 };
@@ -68,38 +68,38 @@ async fn greet(
     let credits = Credits { slots: config.slots, bytes: config.bytes };
     let mut hello = Hello::new(session, features, random(), credits);
     (hello.client_name, hello.key) = (config.name.clone(), config.key.clone().into_bytes());
-    let mut said = Transcript::default();
-    say(&mut output, &mut said, |out| hello.encode(out));
+    let mut transcript = Transcript::default();
+    send(&mut output, &mut transcript, |out| hello.encode(out));
     let unproved = || {
         let text = format!("{address}: the server does not prove that it knows the secret");
         Error::Denied(text.into())
     };
     let mut challenge: Option<Challenge> = None;
     let welcome = loop {
-        let heard = answer(&mut stream, &mut input, &mut output, &mut said).await;
-        match heard.map_err(|error| about(config, error))? {
-            Heard::Challenge(heard) => {
+        let reply = receive(&mut stream, &mut input, &mut output, &mut transcript).await;
+        match reply.map_err(|error| with_address(config, error))? {
+            HandshakeReply::Challenge(received) => {
                 let (Some(secret), None) = (&config.secret, &challenge) else {
-                    let text = format!("{address}: the server wants a secret, and none is configured");
+                    let text = format!("{address}: the server requires a secret, and none is configured");
                     return Err(Error::Denied(text.into()));
                 };
-                let proof = secret.proof(Role::Client, &said);
-                say(&mut output, &mut said, |out| codec::encode_proof(out, &proof, false));
-                challenge = Some(heard);
+                let proof = secret.proof(Role::Client, &transcript);
+                send(&mut output, &mut transcript, |out| codec::encode_proof(out, &proof, false));
+                challenge = Some(received);
             }
-            Heard::Welcome(welcome) => break welcome,
-            Heard::Proof(_) => return Err(unproved()),
+            HandshakeReply::Welcome(welcome) => break welcome,
+            HandshakeReply::Proof(_) => return Err(unproved()),
         }
     };
     if let Some(secret) = &config.secret {
         if challenge.is_none_or(|challenge| challenge.instance != welcome.instance) {
             return Err(unproved());
         }
-        let before = said.clone();
-        match answer(&mut stream, &mut input, &mut output, &mut said).await {
-            Ok(Heard::Proof(proof)) if secret.is_proof(&proof, Role::Server, &before) => {}
+        let before = transcript.clone();
+        match receive(&mut stream, &mut input, &mut output, &mut transcript).await {
+            Ok(HandshakeReply::Proof(proof)) if secret.is_proof(&proof, Role::Server, &before) => {}
             Ok(_) => return Err(unproved()),
-            Err(error) => return Err(about(config, error)),
+            Err(error) => return Err(with_address(config, error)),
         }
     }
     let capabilities = &welcome.capabilities;
@@ -109,36 +109,37 @@ async fn greet(
     Ok(Connected { stream, input, output, welcome })
 }
 
-enum Heard {
+enum HandshakeReply {
     Challenge(Challenge),
     Welcome(Box<Welcome>),
     Proof([u8; 32]),
 }
 
-/// Has a frame of the greeting sent.
-fn say(output: &mut Output, said: &mut Transcript, encode: impl FnOnce(&mut Vec<u8>)) {
+/// Queues a frame of the handshake.
+fn send(output: &mut Output, transcript: &mut Transcript, encode: impl FnOnce(&mut Vec<u8>)) {
     output.push(|out| {
         let start = out.len();
         encode(out);
-        said.push(&out[start..]);
+        transcript.push(&out[start..]);
         Segments::new()
     });
 }
 
-async fn answer(
+/// Sends what is queued, then waits for one frame of the handshake.
+async fn receive(
     stream: &mut Stream,
     input: &mut Input,
     output: &mut Output,
-    said: &mut Transcript,
-) -> Result<Heard, Error> {
+    transcript: &mut Transcript,
+) -> Result<HandshakeReply, Error> {
     let broken = |error: &dyn std::fmt::Display| Error::Retryable(error.to_string().into());
     poll_fn(|cx| {
         ready!(output.poll_flush(cx, stream)).map_err(|error| broken(&error))?;
         loop {
             if let Some(frame) = input.next_frame(|_| None).map_err(|error| broken(&error))? {
-                said.push(frame.head_bytes);
+                transcript.push(frame.head_bytes);
                 let payload = frame.payload.into_segments().to_bytes();
-                return Poll::Ready(heard(&frame.head, &payload));
+                return Poll::Ready(decode(&frame.head, &payload));
             }
             if ready!(input.poll_fill(cx, stream)).map_err(|error| broken(&error))? == 0 {
                 return Poll::Ready(Err(broken(&"the server has closed the connection")));
@@ -148,22 +149,22 @@ async fn answer(
     .await
 }
 
-fn heard(head: &Head<'_>, payload: &[u8]) -> Result<Heard, Error> {
+fn decode(head: &Head<'_>, payload: &[u8]) -> Result<HandshakeReply, Error> {
     match (head.header.op, head.header.status) {
-        (Op::Hello, Status::Challenge) => Challenge::decode(head).map(Heard::Challenge),
+        (Op::Hello, Status::Challenge) => Challenge::decode(head).map(HandshakeReply::Challenge),
         (Op::Hello, Status::Ok) if head.header.flags.has(Flags::REPLY) => {
-            Welcome::decode(head).map(|welcome| Heard::Welcome(Box::new(welcome)))
+            Welcome::decode(head).map(|welcome| HandshakeReply::Welcome(Box::new(welcome)))
         }
         (Op::Prove, Status::Ok) if head.header.flags.has(Flags::REPLY) => {
-            codec::decode_proof(head).map(Heard::Proof)
+            codec::decode_proof(head).map(HandshakeReply::Proof)
         }
         (Op::Goodbye, _) => Err(codec::decode_goodbye(&head.header, payload)),
-        (op, _) => Err(Error::Invalid(format!("{op:?} in the greeting").into())),
+        (op, _) => Err(Error::Invalid(format!("{op:?} in the handshake").into())),
     }
 }
 
-/// Says of which server an error is. Only `Denied` is more than a failed attempt.
-fn about(config: &ClientConfig, error: Error) -> Error {
+/// Names the server in an error. Every error but `Denied` is `Retryable`: a failed attempt.
+fn with_address(config: &ClientConfig, error: Error) -> Error {
     match error {
         Error::Denied(text) => Error::Denied(format!("{}: {text}", config.address).into()),
         Error::Retryable(text) => Error::Retryable(format!("{}: {text}", config.address).into()),

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use blocker::{Attachment, Namespace, Policy, Quota, Reply};
 
 use super::SynapseBlocker;
-use super::blocker_face::send;
 use super::call::Call;
+use super::operations::send;
 use crate::codec::{Answer, Request};
 
 impl SynapseBlocker {

@@ -1,17 +1,21 @@
-//! The client: a server somewhere else, as a [`Blocker`] here.
+//! The client: a remote server's backend as a [`Blocker`](blocker::Blocker) of this process.
 //!
 //! ```text
 //! call ──► slot of a lane ──► lane's task ⇄ connection ⇄ server
-//!   ▲                              │ broken: connect again, send again what may be
+//!   ▲                              │ broken: connect again, send again what may be sent again
 //!   └────────── answer ◄───────────┘
 //! ```
 
-mod blocker_face;
+mod accept;
 mod call;
 mod config;
 mod connect;
+mod connection;
 mod control;
+mod deadlines;
+mod errors;
 mod lane;
+mod operations;
 mod task;
 mod unflushed;
 
@@ -23,35 +27,53 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::auth::random;
 use crate::codec::{InstanceId, SessionId, StoreId};
-use crate::landing::PayloadPool;
+use crate::receive::PayloadPool;
 
 pub use config::ClientConfig;
 use lane::Lane;
 use unflushed::Unflushed;
 
-/// A server's backend, as a backend.
+/// A remote server's backend, as a [`Blocker`](blocker::Blocker).
 ///
-/// What holds beyond [`blocker::Blocker`]:
+/// ```
+/// # use std::sync::Arc;
+/// use blocker::{Blocker, Memory, Name, Namespace, ObjectId, ReadRequest, WriteRequest};
+/// use synapse::{ClientConfig, Server, ServerConfig, SynapseBlocker};
 ///
-/// - A request that was sent when its connection broke is sent again; the server knows whether it was
-///   done. If the server has started anew since, or has forgotten the session, a change answers
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # let server = Server::new(Arc::new(Memory::default()), None, ServerConfig::default())?;
+/// # let address = server.listen(&"127.0.0.1:0".parse()?).await?;
+/// let store = SynapseBlocker::connect(ClientConfig::new(address)).await?;
+/// let disk = ObjectId::new(Namespace::new("vm")?, Name::new("disk.0")?);
+/// store.write(WriteRequest::new(disk.clone(), 0, b"hello")).await?;
+/// assert_eq!(store.read(ReadRequest::new(disk, 0, 4096)).await?.data.to_vec(), b"hello");
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Beyond the contract of [`blocker::Blocker`]:
+///
+/// - A request that was sent when its connection broke is sent again; the server recognises it and executes it at
+///   most once. If the server has restarted meanwhile, or has forgotten the session, a change fails with
 ///   `OutcomeUnknown`.
-/// - After the server has started anew, flushes that cover writes acknowledged as *cached* before answer
-///   `WritesLost`, unless the instance that acknowledged them is known to have ended with everything stored.
-/// - The server's limits are followed when it comes back with others: [`blocker::Blocker::capabilities`] says the newest ones.
-///   A server that promises less than before, or that serves another store, is refused with `Retryable`.
-/// - Without a connection requests wait, at most for [`ClientConfig::patience`], then are `Retryable`
-///   (or, if they had been sent, as when their answer is lost).
-/// - Dropping a reply sends a cancellation; its slot is free again when the server has answered that.
+/// - After a restart of the server, flushes that cover earlier writes acknowledged as *cached* fail with `WritesLost`,
+///   unless the instance that acknowledged them is known to have ended with everything stored.
+/// - When the server comes back with other limits, the client follows them;
+///   [`capabilities`](blocker::Blocker::capabilities) returns the newest ones. A server that promises less than
+///   before, or that serves another store, is refused with `Retryable`.
+/// - Without a connection requests wait, at most for [`ClientConfig::reconnect_timeout`], and then fail with
+///   `Retryable` (those that had been sent: as if their answer were lost).
+/// - Dropping a reply cancels the request at the server; its slot is free again when the server has answered that.
 ///
-/// Calls may be made from any thread and any executor. Cloning is cheap and gives another handle of the
-/// same connections, which are closed when the last handle and the last reply are gone.
+/// Calls may be made from any thread and any executor. Cloning is cheap and returns another handle of the same
+/// connections, which are closed when the last handle and the last reply are dropped.
 #[derive(Clone)]
 pub struct SynapseBlocker {
     core: Arc<Core>,
 }
 
-/// What handles and calls share; the lanes end with the last of them.
+/// What handles and calls share. The lanes end when the last of them is dropped.
 pub(crate) struct Core {
     config: ClientConfig,
     lanes: Vec<Arc<Lane>>,
@@ -62,9 +84,9 @@ pub(crate) struct Core {
 pub(crate) struct Shared {
     config: ClientConfig,
     client: [u8; 16],
-    /// The server's, as of the last greeting.
+    /// The server's, as of the last welcome.
     capabilities: RwLock<Capabilities>,
-    /// Which store it serves, once that is known.
+    /// The identity of the store that the server serves, once it is known.
     store: Mutex<Option<StoreId>>,
     pool: Arc<PayloadPool>,
     events: EventHub,
@@ -75,21 +97,27 @@ pub(crate) struct Shared {
     counters: Counters,
 }
 
-/// What a client has lived through.
+/// What a client counts.
 #[derive(Default)]
 pub(crate) struct Counters {
+    /// Connections accepted, the first included.
     connects: AtomicU64,
+    /// Requests sent again on another connection.
     resends: AtomicU64,
+    /// Requests that were sent and whose answer was lost.
     unanswered: AtomicU64,
+    /// Requests whose deadline passed.
     late: AtomicU64,
+    /// Pings that were answered.
     pongs: AtomicU64,
 }
 
 impl SynapseBlocker {
-    /// Connects. The connections live on the current runtime.
+    /// Connects to a server. The connections run on the current tokio runtime.
     ///
     /// # Errors
-    /// `Denied`: wrong secret. `Invalid`: the settings make no sense. `Retryable`: not reachable.
+    /// `Denied`: the secret is wrong, or the server does not prove that it knows it. `Invalid`: the settings cannot
+    /// work. `Retryable`: the server cannot be reached.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
@@ -117,7 +145,7 @@ impl SynapseBlocker {
             .map(|index| Arc::new(Lane::new(index, &config, capabilities, now)))
             .collect();
         let core = Arc::new(Core { config, lanes, shared: Arc::clone(&shared) });
-        // Set once, here.
+        // It is set once, here.
         let _ = shared.core.set(Arc::downgrade(&core));
         let mut first = Some(first);
         for lane in &core.lanes {
@@ -126,9 +154,9 @@ impl SynapseBlocker {
         Ok(Self { core })
     }
 
-    /// What this client has counted so far, on this side of the wire: name and value.
+    /// Returns what this client has counted on its side of the wire, by name.
     #[must_use]
-    pub fn figures(&self) -> Vec<(&'static str, u64)> {
+    pub fn metrics(&self) -> Vec<(&'static str, u64)> {
         let counters = &self.core.shared.counters;
         let all = [
             ("connects", &counters.connects),
@@ -140,40 +168,41 @@ impl SynapseBlocker {
         all.map(|(name, counter)| (name, counter.load(Ordering::Relaxed))).into()
     }
 
-    /// Which store the server serves, if it has an identity.
+    /// Returns the identity of the store that the server serves, if it has one.
     #[must_use]
     pub fn store(&self) -> Option<StoreId> {
         *self.core.shared.store.lock()
     }
 
-    /// Connects, for programs without a runtime: the connections live on a thread of their own, which ends
-    /// with them. Blocks until connected.
+    /// Connects, in a program without a tokio runtime: the connections run on a thread of their own, which ends with
+    /// them. Blocks until connected.
     ///
     /// # Errors
-    /// As [`Self::connect`]; `Retryable` if there is no thread to be had.
+    /// As [`Self::connect`]; `Retryable` if the thread cannot be started.
     pub fn connect_on_thread(config: ClientConfig) -> Result<Self> {
         let (connected, wait) = std::sync::mpsc::sync_channel(1);
-        let failed =
-            |error: std::io::Error| Error::Retryable(format!("a thread for synapse: {error}").into());
+        let failed = |error: std::io::Error| {
+            Error::Retryable(format!("cannot start a thread for synapse: {error}").into())
+        };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let serve = move || {
             runtime.block_on(async move {
                 let client = Self::connect(config).await;
                 let core = client.as_ref().ok().map(|client| Arc::downgrade(&client.core));
-                // If nobody waits any more, the client is dropped with the message.
+                // If the caller has gone, the client is dropped with the message.
                 let _ = connected.send(client);
                 if let Some(core) = core {
-                    until_gone(&core).await;
+                    all_ended(&core).await;
                 }
             });
         };
         std::thread::Builder::new().name("synapse".into()).spawn(serve).map_err(failed)?;
-        wait.recv().unwrap_or_else(|_| Err(Error::Retryable("the thread for synapse has died".into())))
+        wait.recv().unwrap_or_else(|_| Err(Error::Retryable("the thread for synapse has panicked".into())))
     }
 }
 
-/// Waits for the end of all lanes, which end with the core.
-async fn until_gone(core: &Weak<Core>) {
+/// Waits until all lanes have ended; they end with the core.
+async fn all_ended(core: &Weak<Core>) {
     let lanes = core.upgrade().map(|core| core.lanes.clone()).unwrap_or_default();
     for lane in lanes {
         lane.ended().await;
@@ -181,7 +210,7 @@ async fn until_gone(core: &Weak<Core>) {
 }
 
 impl Core {
-    /// The lane with the fewest requests, of those that are connected if there are any.
+    /// Returns the lane with the fewest requests, among those that are connected if there are any.
     fn choose_lane(&self) -> usize {
         let load = |lane: &Lane| (!lane.is_up(), lane.load());
         let least = self.lanes.iter().enumerate().min_by_key(|(_, lane)| load(lane));

@@ -1,13 +1,12 @@
-//! What a server has acknowledged as *cached* and has not flushed since: lost if the server starts anew.
+//! The changes that a server has acknowledged as *cached* and has not flushed since: lost if the server crashes.
 //!
-//! A flush that is answered by another instance than the one that took the writes would say *stored* of
-//! bytes that went with the old one's memory. So the client remembers which objects have such writes; when
-//! the instance changes they count as lost, and flushes that cover them answer `WritesLost`, until they
-//! are written in full, deleted, or invalidated. Of an instance that is known to have ended with everything
-//! stored nothing is lost.
+//! A flush that another instance answers than the one that took the writes would report as *stored* bytes that were
+//! lost with the old instance's memory. So the client records which objects have such writes. When the instance
+//! changes they count as lost, and flushes that cover them fail with `WritesLost`, until the objects are written in
+//! full, deleted, or invalidated. Nothing is lost with an instance that is known to have ended with everything stored.
 //!
-//! Bounded: beyond the limit a whole namespace counts, the one with the most objects, until a flush of it or of
-//! everything. What a flush settles is let go in small steps, so that no caller waits for all of it.
+//! Bounded: beyond the limit the namespace with the most objects counts as a whole, until it or everything is flushed.
+//! What a flush covers is removed in small steps, so that no caller waits for all of it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,16 +17,16 @@ use parking_lot::Mutex;
 
 use crate::codec::InstanceId;
 
-/// How many objects are remembered one by one, dirty and lost ones each.
+/// The most objects that are recorded one by one, of dirty and of lost ones each.
 const OBJECTS_MAX: usize = 64 * 1024;
-/// How many namespaces may count as a whole; with one more everything does.
+/// The most namespaces that are recorded; with one more everything counts.
 const NAMESPACES_MAX: usize = 4096;
-/// How many objects a flush settles before others get their turn.
+/// The number of objects that a flush removes before the lock is released once.
 const STEP_COUNT: usize = 256;
 
 #[derive(Default)]
 pub(super) struct Unflushed {
-    /// Whether there is anything at all; spares the lock where everything is stored at once.
+    /// Whether anything was ever recorded; spares the lock where everything is stored at once.
     is_any: AtomicBool,
     state: Mutex<State>,
 }
@@ -37,36 +36,36 @@ struct State {
     instance: Option<InstanceId>,
     /// Instances that ended with everything stored.
     closed: Vec<InstanceId>,
-    /// Rises with each acknowledgement: tells those before a flush from those after.
+    /// Rises with each acknowledgement: separates those before a flush from those after it.
     tick: u64,
     dirty: HashMap<Namespace, Dirty>,
     dirty_count: usize,
-    /// Everything is dirty, last at this tick.
+    /// The last tick of changes in namespaces that are not recorded: everything counts as dirty.
     dirty_all: Option<u64>,
     lost: HashMap<Namespace, Lost>,
     lost_count: usize,
     lost_all: bool,
 }
 
-/// The domain that all changes of an object since its last flush were in.
+/// The order domains of an object's changes since its last flush.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-enum Within {
+enum Domains {
     None,
-    Domain(OrderDomain),
+    One(OrderDomain),
     Several,
 }
 
-/// What is dirty of a namespace.
+/// The dirty objects of a namespace.
 #[derive(Default)]
 struct Dirty {
-    objects: HashMap<Name, (u64, Within)>,
-    /// The same by tick, for flushes: the oldest first.
-    by_tick: BTreeMap<(Within, u64), Name>,
-    /// All of it, last at this tick: there are too many objects to remember.
+    objects: HashMap<Name, (u64, Domains)>,
+    /// The same by tick, the oldest first, for flushes.
+    by_tick: BTreeMap<(Domains, u64), Name>,
+    /// The last tick of a change in it, if there are too many objects to record: all of it counts.
     whole: Option<u64>,
 }
 
-/// What is lost of a namespace.
+/// The lost objects of a namespace.
 #[derive(Default)]
 struct Lost {
     objects: HashSet<Name>,
@@ -74,9 +73,10 @@ struct Lost {
 }
 
 impl Unflushed {
-    /// A connection was greeted by this instance, and these others are known to have ended with everything stored.
-    /// Whether it is another instance than before; then what was dirty is lost, unless the one before is among them.
-    pub(super) fn greeted(&self, instance: InstanceId, closed: &[InstanceId]) -> bool {
+    /// Called when a connection to `instance` is accepted; `closed` are instances known to have ended with everything
+    /// stored. Returns whether it is another instance than before; then what was dirty is lost, unless the one before
+    /// is among `closed`.
+    pub(super) fn connected_to(&self, instance: InstanceId, closed: &[InstanceId]) -> bool {
         let mut state = self.state.lock();
         state.closed.clear();
         state.closed.extend_from_slice(closed);
@@ -86,7 +86,7 @@ impl Unflushed {
         state.dirty_count = 0;
         if state.closed.contains(&before) {
             drop(state);
-            // Stored, all of it; let go outside of the lock.
+            // All of it is stored; dropped outside of the lock.
             drop(dirty);
             return true;
         }
@@ -103,12 +103,12 @@ impl Unflushed {
         true
     }
 
-    /// This instance has acknowledged a change of `object` as *cached*.
+    /// Called when `instance` has acknowledged a change of `object` as *cached*.
     pub(super) fn acknowledged(&self, instance: InstanceId, object: &ObjectId, domain: Option<OrderDomain>) {
         let mut state = self.state.lock();
         self.is_any.store(true, Ordering::Release);
         if state.instance != Some(instance) {
-            // An answer that was on its way when its server went.
+            // An answer that was on its way when its server ended.
             if !state.closed.contains(&instance) {
                 state.lose(&object.namespace, object.name.clone());
             }
@@ -116,7 +116,7 @@ impl Unflushed {
         }
         state.tick += 1;
         let tick = state.tick;
-        let within = domain.map_or(Within::None, Within::Domain);
+        let within = domain.map_or(Domains::None, Domains::One);
         if !state.dirty.contains_key(&object.namespace) && state.dirty.len() >= NAMESPACES_MAX {
             state.dirty_all = Some(tick);
             return;
@@ -138,30 +138,30 @@ impl Unflushed {
         }
     }
 
-    /// A flush begins: what it covers is what was acknowledged until now.
-    pub(super) fn flush_begins(&self) -> u64 {
+    /// Returns the tick at which a flush begins: it covers what was acknowledged until then.
+    pub(super) fn begin_flush(&self) -> u64 {
         if self.is_any.load(Ordering::Acquire) { self.state.lock().tick } else { 0 }
     }
 
-    /// A flush that began at `begun` has been answered with *stored*: whether that can be believed.
+    /// Called when a flush that began at `begun` was answered with *stored*; removes what it covers.
     ///
     /// # Errors
-    /// `WritesLost`.
+    /// `WritesLost`, if it covers lost changes.
     pub(super) fn flushed(&self, scope: &Scope, begun: u64) -> Result<(), Error> {
         if !self.is_any.load(Ordering::Acquire) {
             return Ok(());
         }
-        // One check, before the first step: what is lost later was not lost when the server answered.
+        // One check, before the first step: what is lost later was stored when the server answered.
         self.state.lock().check(scope)?;
         loop {
             let mut state = self.state.lock();
-            if state.settle(scope, begun) < STEP_COUNT {
+            if state.drop_flushed(scope, begun) < STEP_COUNT {
                 return Ok(());
             }
         }
     }
 
-    /// Whether a flush of `scope` can succeed at all.
+    /// Checks that nothing in `scope` is lost: otherwise a flush of it cannot succeed.
     ///
     /// # Errors
     /// `WritesLost`.
@@ -169,8 +169,8 @@ impl Unflushed {
         if self.is_any.load(Ordering::Acquire) { self.state.lock().check(scope) } else { Ok(()) }
     }
 
-    /// Someone has made good what was lost of `scope`, or has let go of it.
-    pub(super) fn forgive(&self, scope: &Scope) {
+    /// Clears everything recorded of `scope`: it was written anew, deleted, or invalidated.
+    pub(super) fn clear(&self, scope: &Scope) {
         if !self.is_any.load(Ordering::Acquire) {
             return;
         }
@@ -188,7 +188,7 @@ impl Unflushed {
                     }
                 }
             }
-            // Of a domain it is not known what is whose.
+            // The record does not hold the domains of lost objects.
             Scope::Domain(..) => {}
             Scope::Namespace(namespace) => {
                 state.dirty_count -= state.dirty.remove(namespace).map_or(0, |dirty| dirty.objects.len());
@@ -241,15 +241,15 @@ impl State {
                 _ => !self.lost.is_empty(),
             };
         if is_lost {
-            let text = "the server has started anew since it acknowledged writes that were not stored yet";
+            let text = "the server has restarted since it acknowledged writes that were not stored yet";
             return Err(Error::WritesLost(text.into()));
         }
         Ok(())
     }
 
-    /// Lets go of what a flush of `scope` that began at `begun` covers, of [`STEP_COUNT`] objects at most. Of how
-    /// many.
-    fn settle(&mut self, scope: &Scope, begun: u64) -> usize {
+    /// Removes what a flush of `scope` that began at `begun` covers, at most [`STEP_COUNT`] objects. Returns their
+    /// number.
+    fn drop_flushed(&mut self, scope: &Scope, begun: u64) -> usize {
         let mut count = 0;
         match scope {
             Scope::Object(object) => {
@@ -261,12 +261,12 @@ impl State {
             }
             Scope::Domain(namespace, domain) => {
                 let Some(dirty) = self.dirty.get_mut(namespace) else { return 0 };
-                count = dirty.settle(Some(Within::Domain(*domain)), begun, STEP_COUNT);
+                count = dirty.drop_flushed(Some(Domains::One(*domain)), begun, STEP_COUNT);
                 self.dirty_count -= count;
             }
             Scope::Namespace(namespace) => {
                 let Some(dirty) = self.dirty.get_mut(namespace) else { return 0 };
-                count = dirty.settle(None, begun, STEP_COUNT);
+                count = dirty.drop_flushed(None, begun, STEP_COUNT);
                 self.dirty_count -= count;
                 if dirty.is_empty() {
                     self.dirty.remove(namespace);
@@ -278,9 +278,9 @@ impl State {
                 }
                 let dirty_count = &mut self.dirty_count;
                 self.dirty.retain(|_, dirty| {
-                    let settled = dirty.settle(None, begun, STEP_COUNT - count);
-                    *dirty_count -= settled;
-                    count += settled;
+                    let dropped = dirty.drop_flushed(None, begun, STEP_COUNT - count);
+                    *dirty_count -= dropped;
+                    count += dropped;
                     !dirty.is_empty()
                 });
             }
@@ -290,11 +290,11 @@ impl State {
 }
 
 impl Dirty {
-    /// A change of the object. Whether it was clean.
-    fn touch(&mut self, name: &Name, tick: u64, within: Within) -> bool {
+    /// Records a change of an object. Returns whether the object was clean.
+    fn touch(&mut self, name: &Name, tick: u64, within: Domains) -> bool {
         let before = self.objects.get(name).copied();
         let within = match before {
-            Some((_, before)) if before != within => Within::Several,
+            Some((_, before)) if before != within => Domains::Several,
             _ => within,
         };
         if let Some((tick, within)) = before {
@@ -311,9 +311,8 @@ impl Dirty {
         true
     }
 
-    /// Lets go of what was changed last at `begun` or before, of `count_max` objects at most: of one domain, or of
-    /// all.
-    fn settle(&mut self, only: Option<Within>, begun: u64, count_max: usize) -> usize {
+    /// Removes the objects whose last change is not after `begun`, at most `count_max`: those of one domain, or all.
+    fn drop_flushed(&mut self, only: Option<Domains>, begun: u64, count_max: usize) -> usize {
         if only.is_none() && self.whole.is_some_and(|tick| tick <= begun) {
             self.whole = None;
         }
@@ -361,63 +360,63 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_flushed_is_lost_with_the_instance_until_it_is_made_good() {
+    fn what_was_not_flushed_is_lost_with_the_instance_until_it_is_written_anew() {
         let all = Unflushed::default();
-        assert!(!all.greeted([1; 16], &[]));
+        assert!(!all.connected_to([1; 16], &[]));
         all.acknowledged([1; 16], &object("flushed"), None);
-        let begun = all.flush_begins();
+        let begun = all.begin_flush();
         all.acknowledged([1; 16], &object("after"), None);
         all.flushed(&Scope::All, begun).unwrap();
-        assert!(!all.greeted([1; 16], &[]));
-        assert!(all.greeted([2; 16], &[[9; 16]]));
+        assert!(!all.connected_to([1; 16], &[]));
+        assert!(all.connected_to([2; 16], &[[9; 16]]));
         assert!(is_lost(&all, &Scope::All));
         assert!(is_lost(&all, &Scope::Object(object("after"))));
         assert!(!is_lost(&all, &Scope::Object(object("flushed"))));
         // A flush that was under way across the change must not succeed either.
         assert!(all.flushed(&Scope::All, begun + 9).is_err());
-        all.forgive(&Scope::Object(object("after")));
+        all.clear(&Scope::Object(object("after")));
         assert!(!is_lost(&all, &Scope::All));
     }
 
     #[test]
-    fn what_an_instance_acknowledged_that_ended_with_everything_stored_is_not_lost() {
+    fn nothing_is_lost_with_an_instance_that_ended_with_everything_stored() {
         let all = Unflushed::default();
-        all.greeted([1; 16], &[]);
+        all.connected_to([1; 16], &[]);
         all.acknowledged([1; 16], &object("a"), None);
-        // Two restarts later, of which this client has seen nothing.
-        assert!(all.greeted([3; 16], &[[2; 16], [1; 16]]));
+        // Two restarts later, of which this client has seen only the second.
+        assert!(all.connected_to([3; 16], &[[2; 16], [1; 16]]));
         assert!(!is_lost(&all, &Scope::All));
-        // An answer of the first one that comes late is no news.
+        // A late answer of the first instance changes nothing.
         all.acknowledged([1; 16], &object("late"), None);
         assert!(!is_lost(&all, &Scope::All));
-        // What is acknowledged now is lost as ever, though those before are not.
+        // What the third instance acknowledges is lost with it, though nothing before is.
         all.acknowledged([3; 16], &object("b"), None);
-        assert!(all.greeted([4; 16], &[[2; 16], [1; 16]]));
+        assert!(all.connected_to([4; 16], &[[2; 16], [1; 16]]));
         assert!(is_lost(&all, &Scope::Object(object("b"))));
         assert!(!is_lost(&all, &Scope::Object(object("a"))));
     }
 
     #[test]
-    fn an_answer_of_a_server_that_is_gone_is_no_promise() {
+    fn a_late_answer_of_an_earlier_instance_counts_as_lost() {
         let all = Unflushed::default();
-        all.greeted([1; 16], &[]);
-        all.greeted([2; 16], &[]);
+        all.connected_to([1; 16], &[]);
+        all.connected_to([2; 16], &[]);
         all.acknowledged([1; 16], &object("late"), None);
         assert!(is_lost(&all, &Scope::All));
     }
 
     #[test]
-    fn a_flush_of_a_domain_covers_what_was_only_in_it() {
+    fn a_flush_of_a_domain_covers_objects_changed_in_that_domain_only() {
         let all = Unflushed::default();
-        all.greeted([1; 16], &[]);
+        all.connected_to([1; 16], &[]);
         let (one, two) = (Some(OrderDomain(1)), Some(OrderDomain(2)));
         all.acknowledged([1; 16], &object("one"), one);
         all.acknowledged([1; 16], &object("two"), two);
         all.acknowledged([1; 16], &object("both"), one);
         all.acknowledged([1; 16], &object("both"), two);
         let domain = Scope::Domain(object("x").namespace, OrderDomain(1));
-        all.flushed(&domain, all.flush_begins()).unwrap();
-        all.greeted([2; 16], &[]);
+        all.flushed(&domain, all.begin_flush()).unwrap();
+        all.connected_to([2; 16], &[]);
         assert!(!is_lost(&all, &Scope::Object(object("one"))));
         assert!(is_lost(&all, &Scope::Object(object("two"))));
         assert!(is_lost(&all, &Scope::Object(object("both"))));
@@ -426,43 +425,46 @@ mod tests {
     #[test]
     fn beyond_the_limit_one_namespace_counts_as_a_whole_until_it_is_flushed() {
         let all = Unflushed::default();
-        all.greeted([1; 16], &[]);
+        all.connected_to([1; 16], &[]);
         all.acknowledged([1; 16], &within("small", "a"), None);
         for n in 0..=OBJECTS_MAX {
             all.acknowledged([1; 16], &within("large", n.to_string()), None);
         }
         assert!(all.state.lock().dirty_count <= OBJECTS_MAX);
         // A flush of the one that overflowed is enough, and one of another namespace is not.
-        all.flushed(&namespace("large"), all.flush_begins()).unwrap();
+        all.flushed(&namespace("large"), all.begin_flush()).unwrap();
         all.acknowledged([1; 16], &within("large", "new"), None);
-        all.greeted([2; 16], &[]);
+        all.connected_to([2; 16], &[]);
         assert!(!is_lost(&all, &Scope::Object(within("large", "never written"))));
         assert!(is_lost(&all, &Scope::Object(within("large", "new"))));
         assert!(is_lost(&all, &Scope::Object(within("small", "a"))));
 
-        all.forgive(&Scope::All);
+        all.clear(&Scope::All);
         for n in 0..=OBJECTS_MAX {
             all.acknowledged([2; 16], &within("large", n.to_string()), None);
         }
-        all.flushed(&namespace("small"), all.flush_begins()).unwrap();
-        all.greeted([3; 16], &[]);
+        all.flushed(&namespace("small"), all.begin_flush()).unwrap();
+        all.connected_to([3; 16], &[]);
         assert!(is_lost(&all, &namespace("large")));
         assert!(!is_lost(&all, &namespace("small")));
-        all.forgive(&namespace("large"));
+        all.clear(&namespace("large"));
         assert!(!is_lost(&all, &Scope::All));
     }
 
     #[test]
-    fn a_flush_settles_everything_before_it_step_by_step_and_nothing_after() {
+    fn a_flush_removes_everything_before_it_step_by_step_and_nothing_after_it() {
         let all = Unflushed::default();
-        all.greeted([1; 16], &[]);
+        all.connected_to([1; 16], &[]);
         for n in 0..3 * STEP_COUNT as u64 {
             let domain = (n % 3 > 0).then_some(OrderDomain(n % 3));
             let name = if n % 2 == 0 { "n" } else { "m" };
             all.acknowledged([1; 16], &within(name, n.to_string()), domain);
         }
-        assert!(all.state.lock().settle(&Scope::All, u64::MAX) <= STEP_COUNT, "too much under one lock");
-        let begun = all.flush_begins();
+        assert!(
+            all.state.lock().drop_flushed(&Scope::All, u64::MAX) <= STEP_COUNT,
+            "too much under one lock"
+        );
+        let begun = all.begin_flush();
         all.acknowledged([1; 16], &object("later"), None);
         all.flushed(&Scope::All, begun).unwrap();
         let state = all.state.lock();
@@ -471,17 +473,17 @@ mod tests {
     }
 
     #[test]
-    fn too_many_namespaces_count_together() {
+    fn beyond_the_limit_of_namespaces_everything_counts() {
         let all = Unflushed::default();
-        all.greeted([1; 16], &[]);
+        all.connected_to([1; 16], &[]);
         let named = |n: usize| ObjectId::new(Namespace::new(format!("n{n}")).unwrap(), object("o").name);
         for n in 0..=NAMESPACES_MAX {
             all.acknowledged([1; 16], &named(n), None);
         }
-        all.flushed(&Scope::Namespace(named(0).namespace), all.flush_begins()).unwrap();
-        all.greeted([2; 16], &[]);
+        all.flushed(&Scope::Namespace(named(0).namespace), all.begin_flush()).unwrap();
+        all.connected_to([2; 16], &[]);
         assert!(is_lost(&all, &Scope::Object(named(NAMESPACES_MAX + 7))));
-        all.forgive(&Scope::All);
+        all.clear(&Scope::All);
         assert!(!is_lost(&all, &Scope::All));
     }
 }

@@ -1,15 +1,17 @@
 //! An answer of the contract, as frames carry it: [`Answer::encode`] beside [`Answer::decode`].
 
 use blocker::*;
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 
+use super::capabilities::{decode_capabilities, encode_capabilities};
+use super::error::invalid;
+use super::failure::{put_error, take_error};
+use super::fields::{durability_bytes, durability_of, policy_code, policy_of, protect};
 use super::frame::{Attached, Head, encode};
 use super::header::{Flags, Header, RequestId};
-use super::hello::{decode_capabilities, durability_bytes, durability_of, encode_capabilities};
-use super::names::Names;
 use super::op::Op;
-use super::request::{CONTROL_ENTRIES_MAX, invalid, policy_code, policy_of, protect, put_scope, take_scope};
-use super::status::{self, Status};
+use super::page::{decode_list, decode_values, encode_list, encode_values, put_name, take_name};
+use super::status::Status;
 
 /// Everything that a server can answer when it worked.
 #[derive(Clone, Debug)]
@@ -74,7 +76,7 @@ impl Outcome {
         let payload = match self {
             Self::Answered(answer) => answer.put(&mut header),
             Self::Failed(error) => {
-                let reason = status::put_error(&mut header, &error);
+                let reason = put_error(&mut header, &error);
                 Bytes::copy_from_slice(reason.as_bytes()).into()
             }
             Self::Cancelled => {
@@ -99,7 +101,7 @@ impl Outcome {
             Status::Ok => Answer::take(header, payload).map(Self::Answered),
             Status::Cancelled => Ok(Self::Cancelled),
             _ => {
-                let error = status::take_error(header, &payload.to_bytes());
+                let error = take_error(header, &payload.to_bytes());
                 error.map(Self::Failed).ok_or_else(|| invalid("not the status of a request"))
             }
         }
@@ -143,7 +145,7 @@ impl Answer {
                 header.length = quota.bytes_max.unwrap_or(0);
                 header.offset = quota.used_bytes;
             }
-            Self::Statistics(figures) => return encode_figures(&figures).into(),
+            Self::Statistics(values) => return encode_values(&values).into(),
             Self::Namespaces(namespaces, has_more) => {
                 header.flags.put(Flags::MORE, has_more);
                 let mut bytes = Vec::new();
@@ -201,7 +203,7 @@ impl Answer {
                 quota.used_bytes = header.offset;
                 Self::Quota(quota)
             }
-            Op::Statistics => Self::Statistics(decode_figures(payload.to_bytes())?),
+            Op::Statistics => Self::Statistics(decode_values(payload.to_bytes())?),
             Op::Namespaces => {
                 let mut bytes = payload.to_bytes();
                 let mut namespaces = Vec::new();
@@ -215,118 +217,4 @@ impl Answer {
             }
         })
     }
-}
-
-/// ```text
-/// +--------+----------------+----------------+----------------+
-/// | u8 len |      name      |    u64 size    |  u64 version   |  for each entry
-/// +--------+----------------+----------------+----------------+
-/// ```
-fn encode_list(entries: &[ListEntry]) -> Vec<u8> {
-    let names: usize = entries.iter().map(|entry| entry.name.as_bytes().len()).sum();
-    let mut bytes = Vec::with_capacity(names + entries.len() * 17);
-    for entry in entries {
-        put_name(&mut bytes, entry.name.as_bytes());
-        bytes.extend_from_slice(&entry.size_bytes.to_le_bytes());
-        bytes.extend_from_slice(&entry.version.0.to_le_bytes());
-    }
-    bytes
-}
-
-fn decode_list(mut bytes: Bytes) -> Result<Vec<ListEntry>, Error> {
-    let mut entries = Vec::new();
-    while !bytes.is_empty() {
-        // A copy: an entry that someone keeps must not keep the whole page.
-        let name = Name::copy_from(&take_name(&mut bytes)?)?;
-        let size_bytes = take_u64(&mut bytes)?;
-        let version = Version(take_u64(&mut bytes)?);
-        entries.push(ListEntry::new(name, size_bytes, version));
-    }
-    Ok(entries)
-}
-
-/// Each a name and a `u64`; what is beyond [`CONTROL_ENTRIES_MAX`] is left out.
-fn encode_figures(figures: &[(String, u64)]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for (name, value) in figures.iter().take(CONTROL_ENTRIES_MAX) {
-        put_name(&mut bytes, &name.as_bytes()[..name.floor_char_boundary(NAME_BYTES_MAX)]);
-        bytes.extend_from_slice(&value.to_le_bytes());
-    }
-    bytes
-}
-
-fn decode_figures(mut bytes: Bytes) -> Result<Vec<(String, u64)>, Error> {
-    let mut figures = Vec::new();
-    while !bytes.is_empty() {
-        let name = String::from_utf8(take_name(&mut bytes)?.into());
-        let name = name.map_err(|_| invalid("the name of a figure is not UTF-8"))?;
-        if figures.len() == CONTROL_ENTRIES_MAX {
-            return Err(invalid("more figures than one answer may have"));
-        }
-        figures.push((name, take_u64(&mut bytes)?));
-    }
-    Ok(figures)
-}
-
-fn put_name(bytes: &mut Vec<u8>, name: &[u8]) {
-    // At most 255, by the name's type or just cut.
-    bytes.push(name.len() as u8);
-    bytes.extend_from_slice(name);
-}
-
-fn take_name(bytes: &mut Bytes) -> Result<Bytes, Error> {
-    let length = bytes.try_get_u8().map(usize::from).map_err(|_| invalid("a name is cut off"))?;
-    if bytes.len() < length {
-        return Err(invalid("a name is cut off"));
-    }
-    Ok(bytes.split_to(length))
-}
-
-fn take_u64(bytes: &mut Bytes) -> Result<u64, Error> {
-    bytes.try_get_u64_le().map_err(|_| invalid("a number is cut off"))
-}
-
-/// Appends news.
-pub fn encode_event(out: &mut Vec<u8>, event: &Event) {
-    let mut header = Header::new(Op::Event, RequestId::default());
-    let mut names: [&[u8]; 4] = [&[]; 4];
-    let mut reason: &[u8] = &[];
-    header.length = match event {
-        Event::Changed(scope) => {
-            put_scope(&mut header, &mut names, scope);
-            1
-        }
-        Event::Fenced(scope, epoch) => {
-            put_scope(&mut header, &mut names, scope);
-            header.epoch = epoch.0;
-            2
-        }
-        Event::Full => 3,
-        Event::Degraded(text) => {
-            reason = status::cut(text).as_bytes();
-            4
-        }
-        Event::Recovered => 5,
-        // Missed, and what a later version has: treat everything as changed.
-        _ => 6,
-    };
-    let attached = Attached { names, payload_bytes: reason.len() as u32, ..Attached::default() };
-    encode(out, &header, &attached);
-    out.extend_from_slice(reason);
-}
-
-/// Reads news.
-///
-/// # Errors
-/// [`Error::Invalid`] if they make no sense.
-pub fn decode_event(head: &Head<'_>, payload: &[u8], names: &mut Names) -> Result<Event, Error> {
-    Ok(match head.header.length {
-        1 => Event::Changed(take_scope(head, names)?),
-        2 => Event::Fenced(take_scope(head, names)?, Epoch(head.header.epoch)),
-        3 => Event::Full,
-        4 => Event::Degraded(status::read_reason(payload)),
-        5 => Event::Recovered,
-        6 => Event::Missed,
-        _ => return Err(invalid("no such news")),
-    })
 }

@@ -10,7 +10,7 @@
 //! `C`, the highest bit of the kind, says *critical*: who does not know the kind must not act on the frame.
 //! Other kinds that are not known are passed over.
 
-use super::frame::FrameError;
+use super::error::FrameError;
 
 /// Set in a kind: who does not know it must not act on the frame.
 pub const CRITICAL: u16 = 0x8000;
@@ -36,7 +36,7 @@ pub mod kind {
     /// Welcome: what the backend can do.
     pub const CAPABILITIES: u16 = 8;
     /// Welcome: `u64` drawn when the session began. Another one is another session, whatever its name.
-    pub const BIRTH: u16 = 11;
+    pub const GENERATION: u16 = 11;
     /// Welcome: 16 bytes, the identity of the store that is served. Left out where the store has none.
     pub const STORE: u16 = 12;
     /// Welcome: the server's name, UTF-8.

@@ -4,7 +4,8 @@
 //! understood, or comes from something that does not speak this protocol: the connection is closed. What
 //! is wrong with a request that can be understood is answered, see [`super::request`].
 
-use super::extension::{self, Extensions};
+use super::error::FrameError;
+use super::extension::Extensions;
 use super::header::{self, HEAD_CRC_AT, HEADER_BYTES, Header, Lengths, MAGIC, RequestId, VERSION};
 use super::op::Op;
 
@@ -15,60 +16,6 @@ pub const HEAD_BYTES_MAX: usize = HEADER_BYTES + 4 * 255 + EXTENSION_BYTES_MAX a
 
 /// How every frame begins.
 const BEGINNING: [u8; 5] = [MAGIC[0], MAGIC[1], MAGIC[2], MAGIC[3], VERSION];
-
-/// Why a stream cannot be understood.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FrameError {
-    /// The other side speaks something else.
-    #[error("not the synapse protocol: the frame begins with {found:02x?}")]
-    Magic {
-        /// The first four bytes.
-        found: [u8; 4],
-    },
-    /// The other side speaks another version.
-    #[error("version {found} of the protocol, this side speaks version 1")]
-    Version {
-        /// Its version.
-        found: u8,
-    },
-    /// Damaged on the way.
-    #[error("the head fails its checksum")]
-    HeadChecksum,
-    /// There is no such operation.
-    #[error("no operation has the code {code}")]
-    Op {
-        /// Its code.
-        code: u8,
-    },
-    /// A field has a value that it cannot have.
-    #[error("{name} cannot be {value}")]
-    Field {
-        /// Which field.
-        name: &'static str,
-        /// Its value.
-        value: u64,
-    },
-    /// A part of the frame is longer than agreed.
-    #[error("{name} of {length} bytes, the limit is {limit}")]
-    TooLong {
-        /// Which part.
-        name: &'static str,
-        /// How long it says it is.
-        length: u64,
-        /// How long it may be.
-        limit: u64,
-    },
-    /// The extensions do not fill their area.
-    #[error("the extensions do not add up")]
-    Extensions,
-    /// An extension that must be understood is not.
-    #[error("the critical extension {kind} is not known")]
-    CriticalExtension {
-        /// Its kind.
-        kind: u16,
-    },
-}
 
 /// The head of a frame, borrowed from the bytes it was read from.
 #[derive(Clone, Copy, Debug)]
@@ -192,7 +139,7 @@ pub fn decode(input: &[u8], payload_bytes_max: u32) -> Result<Option<Head<'_>>, 
 pub struct Attached<'a> {
     /// Namespace, name, to-namespace, to-name.
     pub names: [&'a [u8]; 4],
-    /// Written by [`extension::Writer`].
+    /// Written by [`super::Writer`].
     pub extension: &'a [u8],
     /// How long the payload that follows is.
     pub payload_bytes: u32,
@@ -259,6 +206,3 @@ pub fn encode_credit(out: &mut Vec<u8>, bytes: u64, is_reply: bool) {
 pub fn encode_cancel(out: &mut Vec<u8>, id: RequestId) {
     encode_plain(out, &Header::new(Op::Cancel, id));
 }
-
-/// Kinds of extensions that are known here.
-pub(super) use extension::kind;

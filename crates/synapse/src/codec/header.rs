@@ -34,7 +34,7 @@ use std::sync::OnceLock;
 
 use crc32fast::Hasher;
 
-use super::frame::FrameError;
+use super::error::FrameError;
 use super::op::Op;
 use super::status::Status;
 
@@ -128,7 +128,7 @@ pub struct Header {
     pub deadline_us: u64,
     /// [`blocker::Hints`].
     pub hints: u32,
-    /// 0 background, 1 normal, 2 urgent.
+    /// Reserved: 1 when sent; 0 to 2 are accepted, and of no meaning.
     pub priority: u8,
 }
 

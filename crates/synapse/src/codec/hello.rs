@@ -12,13 +12,14 @@
 //!
 //! Everything stands in extensions, so that each of them can grow.
 
-use blocker::{Capabilities, Durability, Error, Survives};
+use blocker::{Capabilities, Error};
 
-use super::extension::Writer;
-use super::frame::{Attached, Head, encode, kind};
+use super::capabilities::{decode_capabilities, encode_capabilities};
+use super::extension::{Writer, kind};
+use super::frame::{Attached, Head, encode};
 use super::header::{Flags, Header, RequestId, VERSION};
 use super::op::Op;
-use super::status::{self, Status};
+use super::status::Status;
 
 /// What a side can do beyond the least.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -64,7 +65,7 @@ pub type StoreId = [u8; 16];
 /// The most instances that a welcome lists as closed with everything stored.
 pub const CLOSED_MAX: usize = 16;
 /// The longest name of a server or a client in a greeting, in bytes.
-pub const GREETING_NAME_BYTES_MAX: usize = 255;
+pub const HANDSHAKE_NAME_BYTES_MAX: usize = 255;
 /// The longest name of a key, in bytes.
 pub const KEY_BYTES_MAX: usize = 64;
 
@@ -139,7 +140,7 @@ pub struct Welcome {
     pub is_resumed: bool,
     /// Drawn at random when the session began. A client goes on with a session only if it has been welcomed
     /// to this very one before: the server may know the name from a greeting whose welcome was lost.
-    pub birth: u64,
+    pub generation: u64,
     /// What is granted.
     pub features: Features,
     /// How much may be under way.
@@ -248,11 +249,11 @@ pub fn decode_proof(head: &Head<'_>) -> Result<[u8; 32], Error> {
 impl Welcome {
     /// A welcome to a new session, without features, names, or an identity of the store.
     #[must_use]
-    pub fn new(instance: InstanceId, birth: u64, credits: Credits, capabilities: Capabilities) -> Self {
+    pub fn new(instance: InstanceId, generation: u64, credits: Credits, capabilities: Capabilities) -> Self {
         Self {
             instance,
             is_resumed: false,
-            birth,
+            generation,
             features: Features::default(),
             credits,
             peer_timeout_ms: 30_000,
@@ -272,7 +273,7 @@ impl Welcome {
             .put(kind::CREDITS, &credit_bytes(&self.credits))
             .put(kind::PEER_TIMEOUT, &self.peer_timeout_ms.to_le_bytes())
             .put(kind::CAPABILITIES, &encode_capabilities(&self.capabilities))
-            .put(kind::BIRTH, &self.birth.to_le_bytes());
+            .put(kind::GENERATION, &self.generation.to_le_bytes());
         if let Some(store) = &self.store {
             writer.put(kind::STORE, store);
         }
@@ -303,7 +304,10 @@ impl Welcome {
         Ok(Self {
             instance: get.get_array(kind::INSTANCE).ok_or_else(|| lacks("an instance"))?,
             is_resumed: head.header.flags.has(Flags::RESUMED),
-            birth: get.get_array(kind::BIRTH).map(u64::from_le_bytes).ok_or_else(|| lacks("a birth"))?,
+            generation: get
+                .get_array(kind::GENERATION)
+                .map(u64::from_le_bytes)
+                .ok_or_else(|| lacks("a session generation"))?,
             features: features(head),
             credits: credits(head)?,
             peer_timeout_ms: u32::from_le_bytes(timeout),
@@ -315,38 +319,10 @@ impl Welcome {
     }
 }
 
-/// Appends the last word of a connection, and why: a status, or an error. It says as well which versions of the
-/// protocol this side speaks.
-pub fn encode_goodbye(out: &mut Vec<u8>, why: Result<Status, &Error>) {
-    let mut header = Header::new(Op::Goodbye, RequestId::default());
-    let reason = match why {
-        Ok(status) => {
-            header.status = status;
-            ""
-        }
-        Err(error) => status::put_error(&mut header, error),
-    };
-    let mut writer = Writer::default();
-    writer.put(kind::VERSIONS, &[Versions::OWN.lowest, Versions::OWN.highest]);
-    let payload_bytes = reason.len() as u32;
-    encode(out, &header, &Attached { extension: writer.bytes(), payload_bytes, ..Attached::default() });
-    out.extend_from_slice(reason.as_bytes());
-}
-
 /// The versions that the other side says it speaks, in a hello or a goodbye.
 #[must_use]
 pub fn versions(head: &Head<'_>) -> Option<Versions> {
     head.extensions.get_array(kind::VERSIONS).map(|[lowest, highest]| Versions { lowest, highest })
-}
-
-/// Why the other side closes the connection.
-#[must_use]
-pub fn decode_goodbye(header: &Header, reason: &[u8]) -> Error {
-    status::take_error(header, reason).unwrap_or(match header.status {
-        Status::Replaced => Error::Retryable("another connection has taken the session over".into()),
-        Status::Ending => Error::Retryable("the other side is ending".into()),
-        _ => Error::Retryable("the other side has closed the connection".into()),
-    })
 }
 
 fn frame(out: &mut Vec<u8>, header: &Header, writer: &Writer) {
@@ -357,17 +333,17 @@ fn lacks(what: &str) -> Error {
     Error::Invalid(format!("the greeting lacks {what}").into())
 }
 
-/// A name as it is sent: whole characters, at most [`GREETING_NAME_BYTES_MAX`] bytes.
+/// A name as it is sent: whole characters, at most [`HANDSHAKE_NAME_BYTES_MAX`] bytes.
 fn cut_name(name: &str) -> &[u8] {
-    &name.as_bytes()[..name.floor_char_boundary(GREETING_NAME_BYTES_MAX)]
+    &name.as_bytes()[..name.floor_char_boundary(HANDSHAKE_NAME_BYTES_MAX)]
 }
 
 /// A name as it arrived. It is text for people, so what is no UTF-8 is shown as far as it goes.
 fn name_of(head: &Head<'_>, kind: u16) -> String {
     let bytes = head.extensions.get(kind).unwrap_or_default();
-    let mut name = String::from_utf8_lossy(&bytes[..bytes.len().min(GREETING_NAME_BYTES_MAX)]).into_owned();
+    let mut name = String::from_utf8_lossy(&bytes[..bytes.len().min(HANDSHAKE_NAME_BYTES_MAX)]).into_owned();
     // The characters that stand for what is no text may be longer than it was.
-    name.truncate(name.floor_char_boundary(GREETING_NAME_BYTES_MAX));
+    name.truncate(name.floor_char_boundary(HANDSHAKE_NAME_BYTES_MAX));
     name
 }
 
@@ -408,101 +384,10 @@ fn credits(head: &Head<'_>) -> Result<Credits, Error> {
     Ok(credits)
 }
 
-/// Capabilities as they were first sent: six `u64`, then bytes.
-const CAPABILITY_BYTES_MIN: usize = 6 * 8 + 10;
-/// As they are sent: the most runs after that. Longer ones may follow in later versions.
-const CAPABILITY_BYTES: usize = CAPABILITY_BYTES_MIN + 4;
-
-pub(super) fn encode_capabilities(capabilities: &Capabilities) -> [u8; CAPABILITY_BYTES] {
-    let mut bytes = [0; CAPABILITY_BYTES];
-    let longs = [
-        capabilities.object_bytes_max,
-        capabilities.request_bytes_max,
-        capabilities.compare_bytes_max,
-        u64::from(capabilities.list_entries_max),
-        capabilities.atomic_bytes,
-        capabilities.crash_atomic_bytes,
-    ];
-    for (at, long) in bytes.chunks_exact_mut(8).zip(longs) {
-        at.copy_from_slice(&long.to_le_bytes());
-    }
-    let (durability, replicas) = durability_bytes(capabilities.durability_max);
-    let survives = match capabilities.survives {
-        Survives::Nothing => 0,
-        Survives::ProcessKill => 1,
-        Survives::PowerLoss => 2,
-    };
-    let bools = [
-        capabilities.write_full_atomic,
-        capabilities.conditions,
-        capabilities.fencing,
-        capabilities.tombstones,
-        capabilities.order_domains,
-        capabilities.copy_native,
-        capabilities.holes_native,
-    ];
-    for (at, is) in bytes[48..55].iter_mut().zip(bools) {
-        *at = u8::from(is);
-    }
-    bytes[55..58].copy_from_slice(&[durability, replicas, survives]);
-    bytes[CAPABILITY_BYTES_MIN..].copy_from_slice(&capabilities.runs_max.to_le_bytes());
-    bytes
-}
-
-pub(super) fn decode_capabilities(bytes: &[u8]) -> Option<Capabilities> {
-    let fixed = bytes.first_chunk::<CAPABILITY_BYTES_MIN>()?;
-    let long = |index: usize| {
-        let at = &fixed[index * 8..index * 8 + 8];
-        at.try_into().map(u64::from_le_bytes).unwrap_or_default()
-    };
-    let is = |index: usize| fixed[48 + index] != 0;
-    let mut capabilities = Capabilities::full(long(0));
-    // Not known to the first servers of this version.
-    let runs_max = bytes.get(CAPABILITY_BYTES_MIN..CAPABILITY_BYTES).and_then(|runs| runs.try_into().ok());
-    capabilities.runs_max = runs_max.map_or(0, u32::from_le_bytes);
-    capabilities.request_bytes_max = long(1);
-    capabilities.compare_bytes_max = long(2);
-    capabilities.list_entries_max = u32::try_from(long(3)).ok()?;
-    capabilities.atomic_bytes = long(4);
-    capabilities.crash_atomic_bytes = long(5);
-    capabilities.write_full_atomic = is(0);
-    capabilities.conditions = is(1);
-    capabilities.fencing = is(2);
-    capabilities.tombstones = is(3);
-    capabilities.order_domains = is(4);
-    capabilities.copy_native = is(5);
-    capabilities.holes_native = is(6);
-    capabilities.durability_max = durability_of(fixed[55], fixed[56])?;
-    capabilities.survives = match fixed[57] {
-        0 => Survives::Nothing,
-        1 => Survives::ProcessKill,
-        2 => Survives::PowerLoss,
-        _ => return None,
-    };
-    Some(capabilities)
-}
-
-pub(super) fn durability_bytes(durability: Durability) -> (u8, u8) {
-    match durability {
-        Durability::Cached => (0, 0),
-        Durability::Journaled => (1, 0),
-        Durability::Replicated(count) => (2, count),
-        Durability::Stored => (3, 0),
-    }
-}
-
-pub(super) fn durability_of(code: u8, replicas: u8) -> Option<Durability> {
-    Some(match code {
-        0 => Durability::Cached,
-        1 => Durability::Journaled,
-        2 => Durability::Replicated(replicas),
-        3 => Durability::Stored,
-        _ => return None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use blocker::{Durability, Survives};
+
     use super::super::frame::decode;
     use super::*;
 
@@ -565,7 +450,7 @@ mod tests {
                 (kind::INSTANCE, &[1; 16][..]),
                 (kind::PEER_TIMEOUT, &[1; 4]),
                 (kind::CAPABILITIES, &encode_capabilities(&Capabilities::full(4096))),
-                (kind::BIRTH, &[1; 8]),
+                (kind::GENERATION, &[1; 8]),
                 (kind::CREDITS, &[1; 12]),
             ] {
                 writer.put(kind, value);
@@ -574,15 +459,5 @@ mod tests {
             frame(&mut out, &Header::new(Op::Hello, RequestId::default()), &writer);
             assert!(matches!(Welcome::decode(&head(&out)), Err(Error::Invalid(_))), "{kind}");
         }
-    }
-
-    #[test]
-    fn a_goodbye_says_why() {
-        let mut out = Vec::new();
-        encode_goodbye(&mut out, Err(&Error::Denied("wrong secret".into())));
-        let head = decode(&out, 512).unwrap().unwrap();
-        let reason = &out[head.head_bytes..];
-        assert_eq!(decode_goodbye(&head.header, reason), Error::Denied("wrong secret".into()));
-        assert_eq!(versions(&head), Some(Versions::OWN));
     }
 }

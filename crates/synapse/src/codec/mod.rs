@@ -5,35 +5,45 @@
 //! first time.
 
 mod answer;
+mod capabilities;
+mod cost;
+mod error;
+mod event;
 mod extension;
+mod failure;
+mod fields;
 mod frame;
+mod goodbye;
 mod header;
 mod hello;
 mod names;
 mod op;
+mod page;
 mod request;
 mod runs;
 mod status;
 #[cfg(test)]
 mod tests;
 
-pub use answer::{Answer, Outcome, decode_event, encode_event};
+pub use answer::{Answer, Outcome};
+pub use cost::{CONTROL_BYTES_MAX, CONTROL_ENTRIES_MAX, LIST_ENTRY_BYTES_MAX, cost_bytes};
+pub use error::FrameError;
+pub use event::{decode_event, encode_event};
 pub use extension::{CRITICAL, Extensions, Writer, kind};
+pub use failure::REASON_BYTES_MAX;
+pub use fields::payload_crc;
 pub use frame::{
-    Attached, EXTENSION_BYTES_MAX, FrameError, HEAD_BYTES_MAX, Head, Measured, decode, encode, encode_cancel,
+    Attached, EXTENSION_BYTES_MAX, HEAD_BYTES_MAX, Head, Measured, decode, encode, encode_cancel,
     encode_credit, encode_ping, encode_plain, measure, parse,
 };
+pub use goodbye::{decode_goodbye, encode_goodbye};
 pub use header::{Flags, HEADER_BYTES, Header, MAGIC, RequestId, VERSION};
 pub use hello::{
-    CLOSED_MAX, Challenge, Credits, Features, GREETING_NAME_BYTES_MAX, Hello, InstanceId, KEY_BYTES_MAX,
-    Nonce, SessionId, StoreId, Versions, Welcome, decode_goodbye, decode_proof, encode_goodbye, encode_proof,
-    versions,
+    CLOSED_MAX, Challenge, Credits, Features, HANDSHAKE_NAME_BYTES_MAX, Hello, InstanceId, KEY_BYTES_MAX,
+    Nonce, SessionId, StoreId, Versions, Welcome, decode_proof, encode_proof, versions,
 };
 pub use names::Names;
 pub use op::{Kind, Op};
-pub use request::{
-    CONTROL_BYTES_MAX, CONTROL_ENTRIES_MAX, LIST_ENTRY_BYTES_MAX, Request, cost_bytes, is_hopeless_prefix,
-    payload_crc,
-};
+pub use request::{Request, is_unmatchable_prefix};
 pub use runs::{RUN_BYTES, RUNS_MAX};
-pub use status::{REASON_BYTES_MAX, Status};
+pub use status::Status;

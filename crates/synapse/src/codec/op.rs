@@ -1,6 +1,6 @@
 //! The operations, and what kind each of them is.
 
-use super::frame::FrameError;
+use super::error::FrameError;
 
 macro_rules! ops {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $kind:ident;)*) => {

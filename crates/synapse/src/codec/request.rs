@@ -4,15 +4,18 @@
 //! request that can be read but makes no sense is [`Error::Invalid`]: it is answered so, and the
 //! connection lives on.
 
-use std::time::Duration;
-
 use blocker::*;
 use bytes::Bytes;
 
-use super::extension::Writer;
-use super::frame::{Attached, Head, encode, has_names, kind};
-use super::header::{Flags, Header, RequestId};
-use super::hello::{durability_bytes, durability_of};
+use super::cost::cost_bytes;
+use super::error::invalid;
+use super::extension::{Writer, kind};
+use super::fields::{
+    condition_bytes, condition_of, object, policy_code, policy_of, protect, put_call, put_change, put_object,
+    put_scope, take_call, take_change, take_scope,
+};
+use super::frame::{Attached, Head, encode, has_names};
+use super::header::{Flags, HEADER_BYTES, Header, RequestId};
 use super::names::Names;
 use super::op::Op;
 use super::runs;
@@ -62,31 +65,10 @@ pub enum Request {
     Quota(Namespace),
     /// [`Control::set_quota`].
     SetQuota(Namespace, Option<u64>),
-    /// [`Control::statistics`].
+    /// [`Control::metrics`], as pairs of name and number.
     Statistics,
     /// [`Control::namespaces`], a page of them: those after this one.
     Namespaces(Option<Namespace>),
-}
-
-/// The most bytes an entry of a listing, or a name or figure of a control reply, takes on the wire.
-pub const LIST_ENTRY_BYTES_MAX: u64 = 1 + 255 + 8 + 8;
-/// The most names or figures in a control reply.
-pub const CONTROL_ENTRIES_MAX: usize = 1000;
-
-/// The most bytes of a page of names or figures in a control reply.
-pub const CONTROL_BYTES_MAX: u64 = CONTROL_ENTRIES_MAX as u64 * LIST_ENTRY_BYTES_MAX;
-
-/// What a request costs of the byte credit, under these limits of the server: what it sends and the most that its
-/// answer may bring back.
-#[must_use]
-pub fn cost_bytes(header: &Header, head_bytes: usize, payload_bytes: usize, limits: &Capabilities) -> u64 {
-    let answer = match header.op {
-        Op::Read => header.length.min(limits.request_bytes_max),
-        Op::List => header.length.min(limits.list_entries_max.into()) * LIST_ENTRY_BYTES_MAX,
-        Op::Statistics | Op::Namespaces => CONTROL_BYTES_MAX,
-        _ => 0,
-    };
-    (head_bytes + payload_bytes) as u64 + 2 * super::header::HEADER_BYTES as u64 + answer
 }
 
 /// The longest extension area of a request as this side sends it.
@@ -169,7 +151,7 @@ impl Request {
             _ => {}
         }
         // Names and extensions at their longest.
-        let head_bytes = super::header::HEADER_BYTES + 4 * 255 + REQUEST_EXTENSION_BYTES_MAX;
+        let head_bytes = HEADER_BYTES + 4 * 255 + REQUEST_EXTENSION_BYTES_MAX;
         cost_bytes(&header, head_bytes, self.payload_bytes(), limits)
     }
 
@@ -447,159 +429,8 @@ impl Request {
     }
 }
 
-pub(super) fn invalid(what: &'static str) -> Error {
-    Error::Invalid(what.into())
-}
-
-fn put_object<'a>(names: &mut [&'a [u8]; 4], object: &'a ObjectId) {
-    (names[0], names[1]) = (object.namespace.as_bytes(), object.name.as_bytes());
-}
-
-fn object(head: &Head<'_>, names: &mut Names) -> Result<ObjectId, Error> {
-    Ok(ObjectId::new(names.namespace(head.namespace)?, names.name(head.name)?))
-}
-
-fn put_call(header: &mut Header, call: &Call, now: Timestamp) {
-    if let Some(deadline) = call.deadline {
-        header.flags.put(Flags::DEADLINE, true);
-        // Rounded up: the caller's own timer is what decides.
-        header.deadline_us = deadline.0.saturating_sub(now.0).div_ceil(1000);
-    }
-    header.hints = call.hints.bits();
-    header.priority = match call.priority {
-        Priority::Background => 0,
-        Priority::Normal => 1,
-        Priority::Urgent => 2,
-    };
-}
-
-fn take_call(header: &Header, now: Timestamp) -> Call {
-    let mut call = Call::default();
-    if header.flags.has(Flags::DEADLINE) {
-        call.deadline = Some(now + Duration::from_micros(header.deadline_us));
-    }
-    call.hints = Hints::from_bits(header.hints);
-    call.priority = match header.priority {
-        0 => Priority::Background,
-        1 => Priority::Normal,
-        _ => Priority::Urgent,
-    };
-    call
-}
-
-fn put_change<'a>(header: &mut Header, names: &mut [&'a [u8]; 4], object: &'a ObjectId, change: &Change) {
-    put_object(names, object);
-    (header.durability, header.replicas) = durability_bytes(change.durability);
-    if let Some(stamp) = change.stamp {
-        header.flags.put(Flags::STAMP, true);
-        (header.epoch, header.sequence) = (stamp.epoch.0, stamp.sequence);
-    }
-    if let Some(domain) = change.domain {
-        header.flags.put(Flags::DOMAIN, true);
-        header.domain = domain.0;
-    }
-    (header.condition, header.version) = condition_bytes(change.condition);
-}
-
-fn take_change(header: &Header) -> Result<Change, Error> {
-    let mut change = Change::default();
-    let durability = durability_of(header.durability, header.replicas);
-    change.durability = durability.ok_or_else(|| invalid("no such durability"))?;
-    if header.flags.has(Flags::STAMP) {
-        change.stamp = Some(Stamp::new(header.epoch, header.sequence));
-    }
-    if header.flags.has(Flags::DOMAIN) {
-        change.domain = Some(OrderDomain(header.domain));
-    }
-    change.condition = condition_of(header.condition, header.version)?;
-    Ok(change)
-}
-
-fn condition_bytes(condition: Condition) -> (u8, u64) {
-    match condition {
-        Condition::Absent => (1, 0),
-        Condition::Present => (2, 0),
-        Condition::Version(version) => (3, version.0),
-        _ => (0, 0),
-    }
-}
-
-fn condition_of(code: u8, version: u64) -> Result<Condition, Error> {
-    Ok(match code {
-        0 => Condition::None,
-        1 => Condition::Absent,
-        2 => Condition::Present,
-        3 => Condition::Version(Version(version)),
-        _ => return Err(invalid("no such condition")),
-    })
-}
-
-/// A scope is told by which names are there, and by the flag for a domain.
-pub(super) fn put_scope<'a>(header: &mut Header, names: &mut [&'a [u8]; 4], scope: &'a Scope) {
-    match scope {
-        Scope::Object(object) => put_object(names, object),
-        Scope::Domain(namespace, domain) => {
-            names[0] = namespace.as_bytes();
-            header.flags.put(Flags::DOMAIN, true);
-            header.domain = domain.0;
-        }
-        Scope::Namespace(namespace) => names[0] = namespace.as_bytes(),
-        // All, and what a later version has: wider is what is safe.
-        _ => {}
-    }
-}
-
-pub(super) fn take_scope(head: &Head<'_>, names: &mut Names) -> Result<Scope, Error> {
-    let is_domain = head.header.flags.has(Flags::DOMAIN);
-    Ok(match (head.namespace.is_empty(), head.name.is_empty(), is_domain) {
-        (true, true, false) => Scope::All,
-        (false, true, false) => Scope::Namespace(names.namespace(head.namespace)?),
-        (false, true, true) => {
-            Scope::Domain(names.namespace(head.namespace)?, OrderDomain(head.header.domain))
-        }
-        (false, false, false) => Scope::Object(object(head, names)?),
-        _ => return Err(invalid("no such scope")),
-    })
-}
-
-pub(super) fn policy_code(policy: &Policy) -> u64 {
-    match policy.write {
-        WritePolicy::Back => 0,
-        WritePolicy::Through => 1,
-        WritePolicy::Around => 2,
-    }
-}
-
-pub(super) fn policy_of(code: u64) -> Result<Policy, Error> {
-    let mut policy = Policy::default();
-    policy.write = match code {
-        0 => WritePolicy::Back,
-        1 => WritePolicy::Through,
-        2 => WritePolicy::Around,
-        _ => return Err(invalid("no such policy")),
-    };
-    Ok(policy)
-}
-
-/// Sets the flag and computes the CRC where a payload is to be protected.
-pub(super) fn protect(header: &mut Header, payload: &Segments, has_crc: bool) -> u32 {
-    if !has_crc || payload.is_empty() {
-        return 0;
-    }
-    header.flags.put(Flags::PAYLOAD_CRC, true);
-    payload_crc(payload)
-}
-
-/// The CRC-32 of a payload.
-#[must_use]
-pub fn payload_crc(payload: &Segments) -> u32 {
-    let mut crc = crc32fast::Hasher::new();
-    payload.iter().for_each(|segment| crc.update(segment.as_slice()));
-    crc.finalize()
-}
-
 /// The prefix of a listing that nothing can begin with needs no server.
 #[must_use]
-pub fn is_hopeless_prefix(prefix: &Bytes) -> bool {
+pub fn is_unmatchable_prefix(prefix: &Bytes) -> bool {
     prefix.len() > NAME_BYTES_MAX
 }

@@ -10,7 +10,7 @@
 use blocker::{Error, Run, RunContent, Segments};
 use bytes::{Buf, BufMut};
 
-use super::request::invalid;
+use super::error::invalid;
 
 /// What a run takes in the table.
 pub const RUN_BYTES: usize = 16;

@@ -23,7 +23,6 @@ fn sample() -> Request {
         .domain(OrderDomain(9))
         .if_version(Version(10))
         .deadline(NOW + Duration::from_millis(1500))
-        .priority(Priority::Urgent)
         .hints(Hints::NO_CACHE);
     Request::Write(write)
 }
@@ -138,7 +137,7 @@ fn requests() -> Vec<Request> {
     let payload =
         || Segments::from_iter([Bytes::from_static(b"two ").into(), Bytes::from_static(b"parts").into()]);
     let mut policy = Policy::default();
-    policy.write = WritePolicy::Around;
+    policy.write = WriteMode::Around;
     let namespace = || object("x").namespace;
     let mut absent = WriteFullRequest::new(object("f"), payload()).condition(Condition::Absent);
     absent.change.durability = Durability::Stored;
@@ -161,7 +160,7 @@ fn requests() -> Vec<Request> {
         Request::Delete(DeleteRequest::new(object("gone")).change(change())),
         Request::Copy(CopyRequest::new(object("from"), object("to")).change(change())),
         Request::Copy(CopyRequest::new(object("from"), object("to")).if_from_version(Version(77))),
-        Request::Info(InfoRequest::new(object("i")).priority(Priority::Background)),
+        Request::Info(InfoRequest::new(object("i"))),
         Request::List(
             ListRequest::new(namespace()).prefix("pre").after(Name::new("a").unwrap()).entries_max(7),
         ),

@@ -9,7 +9,7 @@ use tokio::runtime::Handle;
 
 use crate::auth::Secret;
 use crate::codec::{InstanceId, StoreId};
-use crate::landing::Landing;
+use crate::receive::ReceiveBuffers;
 
 /// The settings of a [`super::Server`]. Everything has a limit; the memory they allow together is
 /// [`Self::memory_bytes_max`].
@@ -37,7 +37,7 @@ pub struct ServerConfig {
     /// A client that has been silent, or has taken nothing of what waits for it, for so long is dead. 30 s.
     pub peer_timeout: Duration,
     /// How long the greeting may take. 5 s.
-    pub greeting_timeout: Duration,
+    pub handshake_timeout: Duration,
     /// How long the outcomes of a session are remembered after its connection has gone. 5 min.
     pub session_linger: Duration,
     /// How many bytes of buffers for large payloads are kept to be used again. 64 MiB.
@@ -45,7 +45,7 @@ pub struct ServerConfig {
     /// Where deadlines and timeouts are taken from.
     pub clock: Arc<dyn Clock>,
     /// Where large payloads land; a pool of buffers unless the backend has something better.
-    pub landing: Option<Arc<dyn Landing>>,
+    pub receive_buffers: Option<Arc<dyn ReceiveBuffers>>,
     /// The runtimes that connections are dealt to in turn; the one that listens if there are none.
     pub workers: Vec<Handle>,
     /// What this server is called, for its clients' logs and figures.
@@ -75,11 +75,11 @@ impl Default for ServerConfig {
             request_bytes_max: 8 << 20,
             list_entries_max: 1000,
             peer_timeout: Duration::from_secs(30),
-            greeting_timeout: Duration::from_secs(5),
+            handshake_timeout: Duration::from_secs(5),
             session_linger: Duration::from_secs(300),
             payload_pool_bytes_max: 64 << 20,
             clock: Arc::new(SystemClock),
-            landing: None,
+            receive_buffers: None,
             workers: Vec::new(),
             name: String::new(),
             store: None,
@@ -111,7 +111,7 @@ impl ServerConfig {
         wrong(self.session_bytes_max < 2 * self.request_bytes_max + (1 << 20), least)?;
         wrong(self.bytes_max < self.session_bytes_max, "bytes_max must be at least session_bytes_max")?;
         wrong(self.peer_timeout < Duration::from_millis(10), "peer_timeout must be at least 10 ms")?;
-        wrong(self.greeting_timeout.is_zero(), "greeting_timeout must be above 0")
+        wrong(self.handshake_timeout.is_zero(), "handshake_timeout must be above 0")
     }
 
     /// The most memory that a server with these settings takes beside its backend's.

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 
+use blocker::metrics::render;
 use blocker::{Control, Error, Reply};
 
 use super::Shared;
@@ -39,7 +40,10 @@ impl Shared {
             Request::Flush(r) => step(backend.flush(r), Answer::Flush),
             Request::Claim(r) => step(backend.claim(r), Answer::Claim),
             Request::Invalidate(r) => step(backend.invalidate(r), Answer::Invalidate),
-            Request::Statistics => Step::Ready(Outcome::Answered(Answer::Statistics(self.figures()))),
+            Request::Statistics => step(self.metrics(), |families| {
+                let pairs = render::pairs(&families).into_iter();
+                Answer::Statistics(pairs.map(|pair| (pair.name, pair.value.to_u64())).collect())
+            }),
             request => match &self.control {
                 Some(control) => self.control(&**control, request),
                 None => {
@@ -60,11 +64,11 @@ impl Shared {
                 })
             }
             Request::Detach(namespace) => step(control.detach(namespace), |()| Answer::Done),
-            Request::Policy(namespace) => Step::Ready(control.policy(&namespace).map(Answer::Policy).into()),
+            Request::Policy(namespace) => step(control.policy(namespace), Answer::Policy),
             Request::SetPolicy(namespace, policy) => {
                 step(control.set_policy(namespace, policy), |()| Answer::Done)
             }
-            Request::Quota(namespace) => Step::Ready(control.quota(&namespace).map(Answer::Quota).into()),
+            Request::Quota(namespace) => step(control.quota(namespace), Answer::Quota),
             Request::SetQuota(namespace, bytes_max) => {
                 step(control.set_quota(namespace, bytes_max), |()| Answer::Done)
             }

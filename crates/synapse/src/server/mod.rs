@@ -9,18 +9,20 @@
 mod budget;
 mod config;
 mod connection;
+mod counters;
 mod execute;
+mod handshake;
 mod listen;
 mod record;
 mod session;
 mod slots;
-mod statistics;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use blocker::{Blocker, Capabilities, Control};
+use blocker::metrics::{Collect, Families};
+use blocker::{Blocker, Capabilities, Control, Reply, metrics_above};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
@@ -29,13 +31,13 @@ use crate::auth::random;
 use crate::codec::{
     CONTROL_BYTES_MAX, HEAD_BYTES_MAX, Head, InstanceId, LIST_ENTRY_BYTES_MAX, Names, Op, RUN_BYTES, RUNS_MAX,
 };
-use crate::landing::{PayloadPool, Reserved};
+use crate::receive::{PayloadPool, ReceiveBuffer};
 
 use budget::Budget;
 pub use config::{ServerConfig, host_name};
+use counters::{Counters, Counts};
 pub use record::NodeRecord;
 use session::Sessions;
-use statistics::{Counters, Counts};
 
 /// Serves a backend.
 ///
@@ -125,8 +127,8 @@ impl Server {
 
     /// What it has counted so far: name and value.
     #[must_use]
-    pub fn statistics(&self) -> Vec<(&'static str, u64)> {
-        let mut figures = self.shared.counters.figures();
+    pub fn metrics(&self) -> Vec<(&'static str, u64)> {
+        let mut figures = self.shared.counters.metrics();
         let connections = self.shared.connection_count.load(Ordering::Relaxed) as u64;
         figures.push(("synapse_connections_open", connections));
         figures.push(("synapse_sessions", self.shared.sessions.count() as u64));
@@ -135,8 +137,8 @@ impl Server {
 
     /// The figure called `name`, or 0.
     #[must_use]
-    pub fn figure(&self, name: &str) -> u64 {
-        self.statistics().iter().find(|(each, _)| *each == name).map_or(0, |(_, value)| *value)
+    pub fn metric(&self, name: &str) -> u64 {
+        self.metrics().iter().find(|(each, _)| *each == name).map_or(0, |(_, value)| *value)
     }
 
     /// Stops listening, answers what has been received, says goodbye to every client, and waits for all
@@ -163,7 +165,7 @@ impl Server {
     }
 
     /// Breaks all connections off, as a crash would, and goes on listening. For tests.
-    pub fn break_connections(&self) {
+    pub fn abort_connections(&self) {
         self.break_off();
     }
 
@@ -176,6 +178,15 @@ impl Server {
     }
 }
 
+impl Collect for Server {
+    fn collect(&self, into: &mut Families) {
+        self.shared.counters.metrics().into_iter().for_each(|(name, value)| into.counter(name, "", value));
+        let connections = self.shared.connection_count.load(Ordering::Relaxed) as u64;
+        into.gauge("synapse_connections_open", "", connections);
+        into.gauge("synapse_sessions", "", self.shared.sessions.count() as u64);
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop_listening();
@@ -185,22 +196,24 @@ impl Drop for Server {
 
 impl Shared {
     /// Memory for a large payload, where the backend has something better than the pool.
-    fn land(&self, head: &Head<'_>, names: &mut Names) -> Option<Box<dyn Reserved>> {
-        let landing = self.config.landing.as_ref()?;
+    fn reserve_buffer(&self, head: &Head<'_>, names: &mut Names) -> Option<Box<dyn ReceiveBuffer>> {
+        let buffers = self.config.receive_buffers.as_ref()?;
         if !matches!(head.header.op, Op::Write | Op::WriteFull) {
             return None;
         }
         let namespace = names.namespace(head.namespace).ok()?;
         let object = blocker::ObjectId::new(namespace, names.name(head.name).ok()?);
-        landing.reserve(&object, head.header.offset, head.payload_bytes)
+        buffers.reserve(&object, head.header.offset, head.payload_bytes)
     }
 
-    /// The backend's figures and our own.
-    fn figures(&self) -> Vec<(String, u64)> {
-        let backend = self.control.as_ref().map(|control| control.statistics().figures);
-        let own = self.counters.figures();
-        let all = backend.into_iter().flatten().chain(own);
-        all.map(|(name, value)| (name.to_owned(), value)).collect()
+    /// Returns the metrics of the backend and of the server itself.
+    fn metrics(&self) -> Reply<Families> {
+        let mut own = Families::new();
+        self.counters.metrics().into_iter().for_each(|(name, value)| own.counter(name, "", value));
+        match &self.control {
+            Some(control) => metrics_above(own, &**control),
+            None => Reply::ok(own),
+        }
     }
 
     fn count(&self, count: impl FnOnce(&mut Counts)) {

@@ -1,9 +1,9 @@
-//! Sessions: what outlives a connection.
+//! Sessions: they outlive connections.
 //!
-//! One connection at a time owns a session's [`Slots`], and works on them without a lock. When another
-//! connection of the same client comes for the session, the first is told to go, hands the slots over and
-//! ends; from then on nothing that still lies in the first one's socket can be begun. What is being done
-//! by tasks goes on whoever owns the slots, and reports to the session's mail.
+//! One connection at a time owns a session's [`Slots`], and works on them without a lock. When another connection of
+//! the same client attaches the session, the first one is woken, hands the slots over and ends; from then on no request
+//! that still lies in the first one's socket can begin. Tasks continue whichever connection owns the slots, and deliver
+//! their outcomes to the session.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -19,48 +19,52 @@ use super::slots::Slots;
 use crate::auth::random;
 use crate::codec::{Outcome, RequestId, SessionId};
 
-/// A request that a task has done; `None`: the task has ended without an outcome.
+/// The outcome of a request that a task has executed; `None`: the task has ended without one.
 pub(super) type Completion = (RequestId, Option<Outcome>);
 
 pub(super) struct Session {
-    /// Drawn when it began.
-    birth: u64,
-    /// Counts those who have come for the session; the last of them is its owner, or will be.
-    turn: AtomicU64,
-    has_mail: AtomicBool,
+    /// Drawn at random when it began.
+    generation: u64,
+    /// The number of connections that have attached the session; the last of them owns it, or is going to.
+    attach_count: AtomicU64,
+    has_completions: AtomicBool,
     state: Mutex<State>,
 }
 
 struct State {
-    /// There while nobody owns them.
+    /// `None` while a connection owns them.
     slots: Option<Slots>,
-    /// What tasks have done and the owner has not seen yet: one per slot at most.
-    mail: Vec<Completion>,
-    /// Of the owner.
+    /// The outcomes that the owner has not taken yet: one per slot at most.
+    completions: Vec<Completion>,
+    /// The waker of the connection that owns the slots.
     owner: Option<Waker>,
-    /// Of the one who waits to be the owner.
+    /// The waker of the connection that waits for the slots.
     next: Option<Waker>,
+    /// When the last connection ended.
     left_at: Timestamp,
 }
 
 impl Session {
     fn new(slots: Slots, now: Timestamp) -> Self {
-        let state = State { slots: Some(slots), mail: Vec::new(), owner: None, next: None, left_at: now };
-        let birth = u64::from_le_bytes(random());
-        Self { birth, turn: AtomicU64::new(0), has_mail: AtomicBool::new(false), state: Mutex::new(state) }
+        let state =
+            State { slots: Some(slots), completions: Vec::new(), owner: None, next: None, left_at: now };
+        let generation = u64::from_le_bytes(random());
+        let (attach_count, has_completions) = (AtomicU64::new(0), AtomicBool::new(false));
+        Self { generation, attach_count, has_completions, state: Mutex::new(state) }
     }
 
-    /// Waits until whoever owns the slots has handed them over.
+    /// Takes the slots, once the connection that owns them has handed them over. `attached` is the caller's number
+    /// among the connections of the session.
     ///
     /// # Errors
-    /// `Retryable` if someone else has come for them since.
+    /// `Retryable` if another connection has attached the session since.
     ///
     /// # Cancel safety
-    /// Whoever gives up leaves the slots where they are.
-    async fn take(self: &Arc<Self>, turn: u64) -> Result<Slots, Error> {
+    /// When the future is dropped, the slots stay where they are.
+    async fn take(self: &Arc<Self>, attached: u64) -> Result<Slots, Error> {
         poll_fn(|cx| {
             let mut state = self.state.lock();
-            if self.turn.load(Ordering::Acquire) != turn {
+            if self.attach_count.load(Ordering::Acquire) != attached {
                 return Poll::Ready(Err(Error::Retryable("another connection has taken the session".into())));
             }
             match state.slots.take() {
@@ -78,39 +82,40 @@ impl Session {
         .await
     }
 
+    /// Delivers the outcome of a task to the owner.
     fn deliver(&self, completion: Completion) {
         let owner = {
             let mut state = self.state.lock();
-            state.mail.push(completion);
-            self.has_mail.store(true, Ordering::Release);
+            state.completions.push(completion);
+            self.has_completions.store(true, Ordering::Release);
             state.owner.clone()
         };
         owner.into_iter().for_each(Waker::wake);
     }
 }
 
-/// A session that a connection owns; given back when it is dropped.
+/// A session that a connection owns. Returned when it is dropped.
 pub(super) struct Owned {
     session: Arc<Session>,
-    turn: u64,
+    attached: u64,
     pub(super) slots: Slots,
     waker: Option<Waker>,
-    /// The time of the last activity; when the session was left, in the end.
+    /// The time of the last activity.
     pub(super) now: Timestamp,
 }
 
 impl Owned {
-    /// Tells this session from another one of the same name, before or after.
-    pub(super) fn birth(&self) -> u64 {
-        self.session.birth
+    /// Returns the number that distinguishes this session from earlier and later ones with the same id.
+    pub(super) fn generation(&self) -> u64 {
+        self.session.generation
     }
 
-    /// Whether someone else has come for the session.
+    /// Whether another connection has attached the session.
     pub(super) fn is_replaced(&self) -> bool {
-        self.session.turn.load(Ordering::Acquire) != self.turn
+        self.session.attach_count.load(Ordering::Acquire) != self.attached
     }
 
-    /// Wakes this waker from now on. Whether it is another than before.
+    /// Has `waker` woken from now on. Returns whether it differs from the one before.
     pub(super) fn register(&mut self, waker: &Waker) -> bool {
         if self.waker.as_ref().is_some_and(|known| known.will_wake(waker)) {
             return false;
@@ -120,14 +125,14 @@ impl Owned {
         true
     }
 
-    /// Takes what tasks have done.
-    pub(super) fn take_mail(&self, mail: &mut Vec<Completion>) {
-        if self.session.has_mail.swap(false, Ordering::AcqRel) {
-            mail.append(&mut self.session.state.lock().mail);
+    /// Moves the outcomes that tasks have delivered into `completions`.
+    pub(super) fn take_completions(&self, completions: &mut Vec<Completion>) {
+        if self.session.has_completions.swap(false, Ordering::AcqRel) {
+            completions.append(&mut self.session.state.lock().completions);
         }
     }
 
-    /// For a task to report to.
+    /// Returns the handle by which a task delivers its outcome.
     pub(super) fn reporter(&self, id: RequestId) -> Reporter {
         Reporter { session: Arc::clone(&self.session), id, outcome: None }
     }
@@ -148,7 +153,7 @@ impl Drop for Owned {
     }
 }
 
-/// Reports what became of a request, even if its task is stopped or panics.
+/// Delivers the outcome of a request, even if its task is aborted or panics.
 pub(super) struct Reporter {
     session: Arc<Session>,
     id: RequestId,
@@ -169,6 +174,8 @@ impl Drop for Reporter {
 
 /// All sessions of a server.
 pub(super) struct Sessions {
+    /// One lock and not a concurrent table: it is taken once per connection, at the handshake, and the limit and the
+    /// choice of the sessions to forget need all of them at one moment.
     all: Mutex<HashMap<SessionId, Arc<Session>>>,
     count_max: usize,
     linger: Duration,
@@ -185,7 +192,7 @@ impl Sessions {
         self.all.lock().len()
     }
 
-    /// Tells all connections to end.
+    /// Has all connections end.
     pub(super) fn end(&self) {
         self.ending.store(true, Ordering::Release);
         let owners: Vec<_> = {
@@ -200,17 +207,17 @@ impl Sessions {
         self.ending.load(Ordering::Acquire)
     }
 
-    /// Goes on with a session, or begins it with what `new` makes. Whether it was known.
+    /// Attaches the session `id`, or begins it with the slots that `new` returns. The flag is whether it was known.
     ///
     /// # Errors
-    /// `Retryable` if there are too many, or another connection has come for it.
+    /// `Retryable` if there are too many sessions, or another connection has attached this one meanwhile.
     pub(super) async fn attach(
         &self,
         id: SessionId,
         now: Timestamp,
         new: impl FnOnce() -> Slots,
     ) -> Result<(Owned, bool), Error> {
-        let (session, turn, is_known) = {
+        let (session, attached, is_known) = {
             let mut all = self.all.lock();
             let known = all.get(&id).cloned();
             let is_known = known.is_some();
@@ -223,22 +230,23 @@ impl Sessions {
                     session
                 }
             };
-            let turn = session.turn.fetch_add(1, Ordering::AcqRel) + 1;
-            (session, turn, is_known)
+            let attached = session.attach_count.fetch_add(1, Ordering::AcqRel) + 1;
+            (session, attached, is_known)
         };
-        // One who has waited before has lost his turn.
+        // A connection that waited for the slots finds that another one has attached the session.
         let waiting = session.state.lock().next.take();
         waiting.into_iter().for_each(Waker::wake);
-        let slots = session.take(turn).await?;
-        Ok((Owned { session, turn, slots, waker: None, now }, is_known))
+        let slots = session.take(attached).await?;
+        Ok((Owned { session, attached, slots, waker: None, now }, is_known))
     }
 
-    /// Forgets sessions that were left long ago; beyond the limit, the one that was left first.
+    /// Where there are too many sessions, forgets those without a connection for longer than the linger; if there is
+    /// none, the one without a connection for the longest time.
     fn make_room(&self, all: &mut HashMap<SessionId, Arc<Session>>, now: Timestamp) -> Result<(), Error> {
         if all.len() < self.count_max {
             return Ok(());
         }
-        // Not while something is being done: its outcome may be asked for, and it counts as work.
+        // Not while a request is being executed: its outcome may be needed.
         let mut left: Vec<_> = all
             .iter()
             .filter_map(|(id, session)| {

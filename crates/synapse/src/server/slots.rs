@@ -1,8 +1,8 @@
-//! The slots of a session: what was asked in each last, and what became of it.
+//! The slots of a session: the last request in each, and its outcome.
 //!
-//! A client uses a slot again only when it has the answer (sessions as in NFSv4.1, RFC 8881, 2.10.6), so
-//! one outcome per slot is all that a server must remember to answer a request that is sent again without
-//! doing it again. The window is exactly as large as the credit, and a request is either in it or finished.
+//! A client uses a slot again only when it has the answer (sessions as in NFSv4.1, RFC 8881, 2.10.6). So a server
+//! remembers one outcome per slot, and by it answers a request that is sent again without executing it again. The
+//! window is exactly as large as the number of slots granted: a request is either in it or finished.
 //!
 //! ```text
 //!            begin, new sequence              complete
@@ -12,8 +12,8 @@
 //!     └── never again               └───────────────────────────────┴─► begin, new: executing
 //! ```
 //!
-//! *Cancelled* is answered only of what has changed nothing and never will: a request that never came, or a question.
-//! Of a change whose task was stopped nothing is known, since the backend may have begun it.
+//! *Cancelled* is answered only for a request that has changed nothing and never will: one that never arrived, or a
+//! query. The outcome of a change whose task was aborted is unknown, since the backend may have begun it.
 
 use tokio::task::AbortHandle;
 
@@ -21,41 +21,41 @@ use blocker::Error;
 
 use crate::codec::{Kind, Op, Outcome, RequestId};
 
-/// What a slot takes.
+/// The memory of a slot, in bytes.
 pub(super) const SLOT_BYTES: u64 = size_of::<Slot>() as u64;
 const _: () = assert!(SLOT_BYTES <= 192);
 
-/// What to do with a request that has arrived.
+/// What a connection does with a request that has arrived.
 #[derive(Debug)]
 pub(super) enum Begin {
-    /// It is new, or may be done again: do it, then [`Slots::complete`].
+    /// It is new, or may be executed again: execute it, then call [`Slots::complete`].
     Execute,
-    /// It was done before; this is what became of it.
+    /// It was executed before: answer this outcome.
     Replay(Outcome),
-    /// It is being done.
+    /// It is being executed.
     Wait,
-    /// The client breaks the rules.
+    /// The client breaks the protocol.
     Refuse(&'static str),
 }
 
-/// What to do with a cancellation.
+/// What a connection does with a cancellation.
 #[derive(Debug)]
 pub(super) enum Cancel {
-    /// Stop doing it; the answer follows by [`Slots::complete`].
+    /// Abort the task; the answer follows by [`Slots::complete`].
     Abort(AbortHandle),
-    /// It was never begun, or its answer was lost: this is what became of it, under this operation.
+    /// It never began, or its answer was lost: answer this outcome, of this operation.
     Answer(Op, Outcome),
-    /// Its answer is on the way.
+    /// Its answer is on its way.
     Ignore,
-    /// The client breaks the rules.
+    /// The client breaks the protocol.
     Refuse(&'static str),
 }
 
 #[derive(Debug, Default)]
 struct Slot {
     sequence: u32,
-    /// Whether the client waits on this connection for the answer, or has been sent it there.
-    is_asked: bool,
+    /// Whether the client waits for the answer on this connection, or was sent it there.
+    is_awaited: bool,
     state: State,
     cost_bytes: u64,
 }
@@ -79,10 +79,10 @@ enum State {
 /// All slots of a session. Owned by the connection that serves it.
 #[derive(Debug)]
 pub(super) struct Slots {
-    /// Those that were used: most clients never use all that they were granted.
+    /// The slots that were used: most clients never use all that they were granted.
     slots: Vec<Slot>,
     count_max: u32,
-    /// What the requests under way cost together.
+    /// The cost of the outstanding requests together, in bytes.
     cost_bytes: u64,
     executing_count: u32,
     remembers: bool,
@@ -99,7 +99,7 @@ impl Slots {
         self.count_max
     }
 
-    /// The slot with this number, if it was granted.
+    /// Returns the slot with this number, if it was granted.
     fn slot(&mut self, number: u32) -> Option<&mut Slot> {
         let index = number as usize;
         if number < self.count_max && index >= self.slots.len() {
@@ -108,17 +108,17 @@ impl Slots {
         self.slots.get_mut(index)
     }
 
-    /// How many requests are being done.
+    /// Returns the number of requests that are being executed.
     pub(super) fn executing_count(&self) -> u32 {
         self.executing_count
     }
 
-    /// What the requests under way cost together.
+    /// The cost of the outstanding requests together, in bytes.
     pub(super) fn cost_bytes(&self) -> u64 {
         self.cost_bytes
     }
 
-    /// A request has arrived.
+    /// Called when a request has arrived.
     pub(super) fn begin(&mut self, id: RequestId, op: Op, cost_bytes: u64) -> Begin {
         let remembers = self.remembers;
         let Some(slot) = self.slot(id.slot) else { return Begin::Refuse(NO_SLOT) };
@@ -127,27 +127,27 @@ impl Slots {
         if step == 0 && !is_fresh {
             match &slot.state {
                 State::Executing { op: under_way, .. } if *under_way == op => {
-                    slot.is_asked = true;
+                    slot.is_awaited = true;
                     return Begin::Wait;
                 }
                 State::Answered { op: done, .. } if !matches!(done, Op::Cancel) && *done != op => {
                     return Begin::Refuse("the slot was used for something else");
                 }
                 State::Answered { outcome: Some(outcome), .. } if remembers => {
-                    slot.is_asked = true;
+                    slot.is_awaited = true;
                     return Begin::Replay(outcome.clone());
                 }
-                // What is not kept may be done again.
+                // A request whose outcome is not kept may be executed again.
                 State::Answered { .. } | State::Idle => {}
                 State::Executing { .. } => return Begin::Refuse("the slot is in use by another operation"),
             }
         } else if step > u32::MAX / 2 && !is_fresh {
-            return Begin::Refuse("the slot has moved on");
+            return Begin::Refuse("the slot has been used since");
         } else if matches!(slot.state, State::Executing { .. }) {
             return Begin::Refuse("the slot is in use");
         }
         slot.sequence = id.sequence;
-        slot.is_asked = true;
+        slot.is_awaited = true;
         slot.cost_bytes = cost_bytes;
         slot.state = State::Executing { op, abort: None, is_cancelled: false };
         self.cost_bytes += cost_bytes;
@@ -155,7 +155,7 @@ impl Slots {
         Begin::Execute
     }
 
-    /// The request is being done by a task that can be stopped.
+    /// Records the task that executes a request, so that it can be aborted.
     pub(super) fn set_abort(&mut self, id: RequestId, handle: AbortHandle) {
         if let Some(Slot { sequence, state: State::Executing { abort, .. }, .. }) =
             self.slots.get_mut(id.slot as usize)
@@ -165,7 +165,8 @@ impl Slots {
         }
     }
 
-    /// A request is done; `None`: its task has ended without an outcome. What to answer, if anybody waits.
+    /// Called when a request is done; `None`: its task has ended without an outcome. Returns what to answer, if the
+    /// client waits for it on this connection.
     pub(super) fn complete(&mut self, id: RequestId, outcome: Option<Outcome>) -> Option<(Op, Outcome)> {
         let slot = self.slots.get_mut(id.slot as usize)?;
         let State::Executing { op, is_cancelled, .. } = slot.state else { return None };
@@ -176,11 +177,11 @@ impl Slots {
         self.cost_bytes -= std::mem::take(&mut slot.cost_bytes);
         let outcome = match outcome {
             Some(outcome) => outcome,
-            None if is_cancelled => stopped(op),
+            None if is_cancelled => aborted(op),
             None => Outcome::Failed(Error::OutcomeUnknown("the server's backend has failed".into())),
         };
         let is_kept = op.keeps_outcome() && self.remembers;
-        if slot.is_asked {
+        if slot.is_awaited {
             slot.state = State::Answered { op, outcome: is_kept.then(|| outcome.clone()) };
             Some((op, outcome))
         } else {
@@ -189,44 +190,44 @@ impl Slots {
         }
     }
 
-    /// The caller of a request has gone.
+    /// Called when the client cancels a request.
     pub(super) fn cancel(&mut self, id: RequestId) -> Cancel {
         let Some(slot) = self.slot(id.slot) else { return Cancel::Refuse(NO_SLOT) };
         let step = id.sequence.wrapping_sub(slot.sequence);
         match &mut slot.state {
             State::Executing { abort, is_cancelled, .. } if step == 0 => {
-                slot.is_asked = true;
+                slot.is_awaited = true;
                 *is_cancelled = true;
                 abort.take().map_or(Cancel::Ignore, Cancel::Abort)
             }
-            State::Answered { .. } if step == 0 && std::mem::replace(&mut slot.is_asked, true) => {
+            State::Answered { .. } if step == 0 && std::mem::replace(&mut slot.is_awaited, true) => {
                 Cancel::Ignore
             }
-            // Its answer was lost with a connection. A question may as well not have been asked.
+            // Its answer was lost with a connection. A query has changed nothing.
             State::Answered { op, outcome } if step == 0 => match outcome {
                 Some(outcome) => Cancel::Answer(*op, outcome.clone()),
-                None => Cancel::Answer(Op::Cancel, stopped(*op)),
+                None => Cancel::Answer(Op::Cancel, aborted(*op)),
             },
             State::Executing { .. } => Cancel::Refuse("a cancellation for a slot in use"),
             State::Answered { .. } if step > u32::MAX / 2 => Cancel::Ignore,
-            // It has not come here before, and never will.
+            // It has not arrived before, and will not be executed if it does.
             _ => {
-                (slot.sequence, slot.is_asked) = (id.sequence, true);
+                (slot.sequence, slot.is_awaited) = (id.sequence, true);
                 slot.state = State::Answered { op: Op::Cancel, outcome: Some(Outcome::Cancelled) };
                 Cancel::Answer(Op::Cancel, Outcome::Cancelled)
             }
         }
     }
 
-    /// The connection has gone: nobody waits any more, until the client asks again on another.
+    /// Called when the connection has ended: no answer is sent until the client sends the request again on another.
     pub(super) fn disconnect(&mut self) {
-        self.slots.iter_mut().for_each(|slot| slot.is_asked = false);
+        self.slots.iter_mut().for_each(|slot| slot.is_awaited = false);
     }
 }
 
-/// What a request answers whose task was stopped because its caller had gone.
-fn stopped(op: Op) -> Outcome {
-    const WHY: &str = "cancelled while it was being done";
+/// Returns the outcome of a request whose task was aborted by a cancellation.
+fn aborted(op: Op) -> Outcome {
+    const WHY: &str = "cancelled while it was being executed";
     match op.kind() {
         Kind::Query | Kind::Connection => Outcome::Cancelled,
         Kind::Flush => Outcome::Failed(Error::NotStored(WHY.into())),
@@ -257,11 +258,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_done_is_answered_again_but_not_done_again() {
+    fn a_repeated_request_is_answered_again_and_not_executed_again() {
         let mut slots = Slots::new(1, true);
         assert!(matches!(slots.begin(id(1), Op::Write, 10), Begin::Execute));
         assert_eq!((slots.cost_bytes(), slots.executing_count()), (10, 1));
-        // Lost with its connection while it is being done: nobody is told, then it is asked again.
+        // The connection breaks while it is executed: no answer is sent, then it is sent again.
         slots.disconnect();
         assert!(slots.complete(id(1), Some(changed(7))).is_none());
         assert_eq!((slots.cost_bytes(), slots.executing_count()), (0, 0));
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_asked_again_while_it_is_done_is_answered_once() {
+    fn a_request_repeated_while_it_is_executed_is_answered_once() {
         let mut slots = Slots::new(1, true);
         assert!(matches!(slots.begin(id(1), Op::Write, 0), Begin::Execute));
         slots.disconnect();
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn queries_are_done_again_and_not_kept() {
+    fn queries_are_executed_again_and_their_outcomes_not_kept() {
         let mut slots = Slots::new(1, true);
         assert!(matches!(slots.begin(id(1), Op::Info, 0), Begin::Execute));
         assert!(slots.complete(id(1), Some(changed(1))).is_some());
@@ -296,18 +297,18 @@ mod tests {
     }
 
     #[test]
-    fn a_cancellation_is_answered_exactly_once_whatever_it_meets() {
+    fn a_cancellation_is_answered_exactly_once_at_any_time() {
         let mut slots = Slots::new(1, true);
         // Before the request: it never begins.
         assert!(matches!(slots.cancel(id(1)), Cancel::Answer(Op::Cancel, Outcome::Cancelled)));
-        let Begin::Replay(outcome) = slots.begin(id(1), Op::Write, 0) else { panic!("begun after all") };
+        let Begin::Replay(outcome) = slots.begin(id(1), Op::Write, 0) else { panic!("it began after all") };
         assert!(matches!(outcome, Outcome::Cancelled));
-        // While it is done on the spot: the answer is on its way.
+        // While it is executed without a task: the answer is on its way.
         assert!(matches!(slots.begin(id(2), Op::Write, 0), Begin::Execute));
         assert!(matches!(slots.cancel(id(2)), Cancel::Ignore));
-        // Whether it was done nobody knows: *cancelled* would say that it was not.
-        let stopped = slots.complete(id(2), None);
-        assert!(matches!(stopped, Some((Op::Write, Outcome::Failed(Error::OutcomeUnknown(_))))));
+        // The outcome is unknown: *cancelled* would mean that nothing was changed.
+        let aborted = slots.complete(id(2), None);
+        assert!(matches!(aborted, Some((Op::Write, Outcome::Failed(Error::OutcomeUnknown(_))))));
         // Late.
         assert!(matches!(slots.cancel(id(2)), Cancel::Ignore));
         assert!(matches!(slots.cancel(id(1)), Cancel::Ignore));
@@ -316,20 +317,20 @@ mod tests {
         let again = slots.cancel(id(2));
         assert!(matches!(again, Cancel::Answer(Op::Write, Outcome::Failed(Error::OutcomeUnknown(_)))));
         assert!(matches!(slots.cancel(id(2)), Cancel::Ignore));
-        // One that was done is answered by what became of it.
+        // One that was executed is answered by its outcome.
         assert!(matches!(slots.begin(id(3), Op::Write, 0), Begin::Execute));
         slots.disconnect();
         assert!(slots.complete(id(3), Some(changed(3))).is_none());
         let Cancel::Answer(Op::Write, outcome) = slots.cancel(id(3)) else { panic!("not answered") };
         assert_eq!(version(&outcome), 3);
-        // A question that was stopped has changed nothing.
+        // A query that was aborted has changed nothing.
         assert!(matches!(slots.begin(id(4), Op::Read, 0), Begin::Execute));
-        assert!(matches!(slots.complete_stopped(id(4)), Some((Op::Read, Outcome::Cancelled))));
+        assert!(matches!(slots.complete_aborted(id(4)), Some((Op::Read, Outcome::Cancelled))));
         assert!(matches!(slots.cancel(RequestId { slot: 1, sequence: 1 }), Cancel::Refuse(_)));
     }
 
     impl Slots {
-        fn complete_stopped(&mut self, id: RequestId) -> Option<(Op, Outcome)> {
+        fn complete_aborted(&mut self, id: RequestId) -> Option<(Op, Outcome)> {
             self.cancel(id);
             self.complete(id, None)
         }
@@ -348,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_whose_answer_was_to_something_else_is_refused() {
+    fn a_repeated_request_of_another_operation_is_refused() {
         let mut slots = Slots::new(1, true);
         slots.begin(id(1), Op::Write, 0);
         slots.complete(id(1), Some(changed(1)));
@@ -365,10 +366,10 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_died_leaves_an_unknown_outcome() {
+    fn a_task_without_an_outcome_leaves_an_unknown_outcome() {
         let mut slots = Slots::new(1, true);
         slots.begin(id(1), Op::Write, 0);
-        let Some((_, Outcome::Failed(error))) = slots.complete(id(1), None) else { panic!("not told") };
+        let Some((_, Outcome::Failed(error))) = slots.complete(id(1), None) else { panic!("not answered") };
         assert!(error.is_ambiguous());
     }
 }

@@ -4,8 +4,6 @@ use std::sync::Arc;
 
 use blocker::{Blocker, Capabilities, ChangeReply, Durability, Reply, WriteFullRequest, WriteRequest};
 
-use crate::support::world::forward::{forward, forward_one};
-
 /// Acknowledges writes as *cached*.
 pub(crate) struct Caching(pub(crate) Arc<dyn Blocker>);
 
@@ -19,8 +17,7 @@ fn cached(reply: Reply<ChangeReply>) -> Reply<ChangeReply> {
 }
 
 impl Blocker for Caching {
-    forward!(0: capabilities read write_zeroes discard compare_and_write truncate delete copy);
-    forward!(0: info list flush claim invalidate subscribe);
+    blocker::delegate!(|this| this.0, except write write_full);
 
     fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
         cached(self.0.write(request))
@@ -38,8 +35,7 @@ pub(crate) struct Promising {
 }
 
 impl Blocker for Promising {
-    forward!(inner: read write write_zeroes discard compare_and_write write_full truncate delete copy);
-    forward!(inner: info list flush claim invalidate subscribe);
+    blocker::delegate!(|this| this.inner, except capabilities);
 
     fn capabilities(&self) -> Capabilities {
         self.can

@@ -60,7 +60,7 @@ impl Host {
 
     pub(crate) fn client_config(&self) -> ClientConfig {
         let mut config = ClientConfig::new(self.address.clone());
-        config.patience = Duration::from_secs(20);
+        config.reconnect_timeout = Duration::from_secs(20);
         config
     }
 
@@ -111,9 +111,7 @@ impl Drop for Dropped {
 
 /// Reads and writes wait at the gate; the rest goes straight through.
 impl Blocker for Gated {
-    fn capabilities(&self) -> Capabilities {
-        self.inner.capabilities()
-    }
+    blocker::delegate!(|this| this.inner, except read write write_full);
 
     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
         self.begun.fetch_add(1, Ordering::SeqCst);
@@ -140,18 +138,6 @@ impl Blocker for Gated {
         })
     }
 
-    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
-        self.inner.write_zeroes(request)
-    }
-
-    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
-        self.inner.discard(request)
-    }
-
-    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
-        self.inner.compare_and_write(request)
-    }
-
     fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
         // Acknowledged from memory only.
         self.inner.write_full(request).then(|answer| {
@@ -160,42 +146,6 @@ impl Blocker for Gated {
                 reply
             })
         })
-    }
-
-    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
-        self.inner.truncate(request)
-    }
-
-    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
-        self.inner.delete(request)
-    }
-
-    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
-        self.inner.copy(request)
-    }
-
-    fn info(&self, request: InfoRequest) -> Reply<Info> {
-        self.inner.info(request)
-    }
-
-    fn list(&self, request: ListRequest) -> Reply<ListReply> {
-        self.inner.list(request)
-    }
-
-    fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
-        self.inner.flush(request)
-    }
-
-    fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
-        self.inner.claim(request)
-    }
-
-    fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
-        self.inner.invalidate(request)
-    }
-
-    fn subscribe(&self) -> Subscription {
-        self.inner.subscribe()
     }
 }
 

@@ -1,18 +1,14 @@
-//! Counting: decimal numbers in values, added to or subtracted from in place where they fit.
+//! Arithmetic on decimal numbers in values, in place where the result fits.
 
-use super::store::{Heritage, Over};
+use super::link::{Inherited, Replaces};
+use super::number::{self, DIGITS_MAX};
 use crate::KeyHash;
-use crate::kv::hook::Mutation;
+use crate::kv::hook::Change;
 use crate::kv::item::state;
-use crate::kv::{
-    ArithmeticOptions, ArithmeticOutcome, Inner, Kv, Miss, StoreMode, StoreOptions, StoreOutcome,
-};
-
-/// Digits of 2^64 − 1.
-const DIGITS_MAX: usize = 20;
+use crate::kv::{ArithmeticOptions, ArithmeticOutcome, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
 
 impl Kv {
-    /// Adds to or subtracts from a number. A shorter result is padded with spaces on the right.
+    /// Adds to or subtracts from the decimal number in a value. A shorter result is padded with spaces on the right.
     pub fn arithmetic(&self, key: &[u8], hash: KeyHash, options: &ArithmeticOptions) -> ArithmeticOutcome {
         let inner = &self.inner;
         loop {
@@ -33,7 +29,7 @@ impl Kv {
             if options.compare != 0 && options.compare != item.cas() {
                 return ArithmeticOutcome::Exists;
             }
-            let Some(before) = parse(item.payload()) else { return ArithmeticOutcome::NonNumeric };
+            let Some(before) = number::parse(item.payload()) else { return ArithmeticOutcome::NonNumeric };
             let value = if options.decrement {
                 before.saturating_sub(options.delta)
             } else {
@@ -49,10 +45,10 @@ impl Kv {
                 }
             }
             let mut buffer = [b' '; DIGITS_MAX];
-            let digits = format(value, &mut buffer);
-            if digits.len() <= shape.payload_bytes() && inner.nobody_reads(found.location) {
-                // SAFETY: the digits fit the payload; the bucket's lock keeps readers away, and with
-                // no pin on the region nobody reads outside of it.
+            let digits = number::format(value, &mut buffer);
+            if digits.len() <= shape.payload_bytes() && !inner.log.is_pinned(found.location) {
+                // SAFETY: the digits fit the payload; the hash bucket's lock keeps readers away, and while the
+                // region is not pinned no thread reads without it.
                 unsafe {
                     let to = item.payload_ptr();
                     std::ptr::copy_nonoverlapping(digits.as_ptr(), to, digits.len());
@@ -60,7 +56,7 @@ impl Kv {
                 }
                 item.set_cas(inner.next_cas(&locked, options.new_cas));
                 item.set_last_access(now);
-                inner.tell(Mutation::Stored, key, item.cas());
+                inner.notify(Change::Stored, key, item.cas());
                 return ArithmeticOutcome::Done {
                     value,
                     cas: item.cas(),
@@ -68,7 +64,7 @@ impl Kv {
                     created: false,
                 };
             }
-            // A longer number, or one that is being read: written anew.
+            // A longer number, or one that is pinned, is written to a new entry.
             let (location, cas, expiry) = (found.location, item.cas(), item.expiry());
             let store = StoreOptions {
                 mode: StoreMode::Set,
@@ -87,11 +83,11 @@ impl Kv {
             if !reservation.write(&text) {
                 return ArithmeticOutcome::OutOfMemory;
             }
-            // As a number that fits in its place keeps its marks, so does one that does not.
+            // The marks stay, as they do when the number is changed in place.
             let marks = state::STALE | state::TOKEN_SENT | state::FETCHED;
-            let heritage = Heritage::Attributes { marks };
-            let over = Over { location, cas, number: Some(before), marks: 0, heritage };
-            match reservation.commit_over(over) {
+            let inherited = Inherited::Attributes { marks };
+            let replaces = Replaces { location, cas, number: Some(before), marks: 0, inherited };
+            match reservation.commit_replacing(replaces) {
                 Some(StoreOutcome::Stored { cas, .. }) => {
                     return ArithmeticOutcome::Done { value, cas, expiry, created: false };
                 }
@@ -101,7 +97,7 @@ impl Kv {
         }
     }
 
-    /// `None` when somebody else has created the number meanwhile.
+    /// Stores the initial number; `None` if another thread has created it meanwhile.
     fn create_number(
         &self,
         key: &[u8],
@@ -117,84 +113,12 @@ impl Kv {
             key_binary: options.key_binary,
             ..StoreOptions::default()
         };
-        match self.store(key, hash, format(value, &mut buffer), &store) {
+        match self.store(key, hash, number::format(value, &mut buffer), &store) {
             StoreOutcome::Stored { cas, .. } => {
                 Some(ArithmeticOutcome::Done { value, cas, expiry, created: true })
             }
             StoreOutcome::NotStored => None,
             _ => Some(ArithmeticOutcome::OutOfMemory),
-        }
-    }
-}
-
-impl Inner {
-    fn nobody_reads(&self, location: u32) -> bool {
-        self.arena.region(self.region_of(location)).pins() == 0
-    }
-}
-
-/// A number as memcached reads it (`strtoull`): white space, a sign, digits, then the end, white space or NUL. A minus is taken back
-/// from 2^64, and what comes of it must not look negative, so that `-1` is none.
-pub(super) fn parse(text: &[u8]) -> Option<u64> {
-    let start = text.iter().position(|byte| !is_space(*byte))?;
-    let (negative, text) = match &text[start..] {
-        [b'-', rest @ ..] => (true, rest),
-        [b'+', rest @ ..] | rest => (false, rest),
-    };
-    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    let ends = text.get(digits).is_none_or(|byte| is_space(*byte) || *byte == 0);
-    if digits == 0 || !ends {
-        return None;
-    }
-    let number = text[..digits]
-        .iter()
-        .try_fold(0u64, |number, digit| number.checked_mul(10)?.checked_add(u64::from(digit - b'0')))?;
-    if !negative {
-        return Some(number);
-    }
-    Some(number.wrapping_neg()).filter(|number| *number <= i64::MAX as u64)
-}
-
-/// C's `isspace`.
-fn is_space(byte: u8) -> bool {
-    matches!(byte, b' ' | b'\t'..=b'\r')
-}
-
-/// Writes a number from the left; the rest of the buffer keeps its blanks.
-fn format(mut value: u64, buffer: &mut [u8; DIGITS_MAX]) -> &[u8] {
-    let digits = value.checked_ilog10().map_or(1, |log| log as usize + 1);
-    for place in buffer[..digits].iter_mut().rev() {
-        *place = b'0' + (value % 10) as u8;
-        value /= 10;
-    }
-    &buffer[..digits]
-}
-
-#[cfg(all(test, not(shuttle)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_are_read_as_memcached_reads_them() {
-        assert_eq!(parse(b"0"), Some(0));
-        assert_eq!(parse(b"18446744073709551615"), Some(u64::MAX));
-        assert_eq!(parse(b"18446744073709551616"), None);
-        assert_eq!(parse(b"12  "), Some(12));
-        assert_eq!(parse(b" 12"), Some(12));
-        assert_eq!(parse(b"+12"), Some(12));
-        assert_eq!(parse(b"5\x0b"), Some(5));
-        assert_eq!(parse(b"5\0junk"), Some(5));
-        assert_eq!(parse(b"-18446744073709551615"), Some(1));
-        assert_eq!(parse(b"-0"), Some(0));
-        for bad in [&b""[..], b" ", b"-1", b"1a", b"a1", b"1.5", b"+", b"+-1", b"-9223372036854775808"] {
-            assert_eq!(parse(bad), None, "{bad:?}");
-        }
-    }
-
-    #[test]
-    fn numbers_are_written() {
-        for value in [0, 1, 9, 10, 99, 100, u64::MAX] {
-            assert_eq!(format(value, &mut [b' '; DIGITS_MAX]), value.to_string().as_bytes());
         }
     }
 }

@@ -1,14 +1,14 @@
-//! Deleting an item, or leaving it behind as stale or empty.
+//! Deletion of an item, and the variants that leave it stale or empty.
 
-use super::store::{Heritage, Over};
+use super::link::{Inherited, Replaces};
 use crate::KeyHash;
 use crate::clock::Expiry;
-use crate::kv::hook::Mutation;
+use crate::kv::hook::Change;
 use crate::kv::item::state;
 use crate::kv::{DeleteOptions, DeleteOutcome, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
 
 impl Kv {
-    /// Deletes an item, or marks or empties it, as the options say.
+    /// Deletes an item, or marks it stale, or empties it, depending on the options.
     pub fn delete(&self, key: &[u8], hash: KeyHash, options: &DeleteOptions) -> DeleteOutcome {
         let inner = &self.inner;
         loop {
@@ -29,7 +29,7 @@ impl Kv {
                 }
             }
             if !options.invalidate {
-                inner.remove(&locked, found, Mutation::Deleted);
+                inner.remove(&locked, found, Change::Deleted);
                 return DeleteOutcome::Done;
             }
             if let Some(expiry) = options.expiry
@@ -43,12 +43,12 @@ impl Kv {
             }
             item.set_state(item.state() & !state::TOKEN_SENT | state::STALE);
             item.set_cas(inner.next_cas(&locked, options.new_cas));
-            inner.tell(Mutation::Touched, key, item.cas());
+            inner.notify(Change::Touched, key, item.cas());
             return DeleteOutcome::Done;
         }
     }
 
-    /// Puts an empty item in place of the one at `location`; `None` if it is not there any more.
+    /// Replaces the item at `location` with an empty one; `None` if it is no longer there.
     fn clear_value(
         &self,
         key: &[u8],
@@ -62,7 +62,7 @@ impl Kv {
             mode: StoreMode::Set,
             expiry: options.expiry.unwrap_or(Expiry::NEVER),
             key_binary,
-            // An emptied item keeps its CAS value; only marking it stale makes a new one.
+            // An emptied item keeps its CAS value; only marking it stale changes it.
             new_cas: options.new_cas.or((!options.invalidate).then_some(cas)),
             ..StoreOptions::default()
         };
@@ -70,8 +70,8 @@ impl Kv {
             return Some(DeleteOutcome::OutOfMemory);
         };
         let marks = if options.invalidate { state::STALE } else { 0 };
-        let over = Over { location, cas, number: None, marks, heritage: Heritage::None };
-        let outcome = reservation.commit_over(over)?;
+        let replaces = Replaces { location, cas, number: None, marks, inherited: Inherited::None };
+        let outcome = reservation.commit_replacing(replaces)?;
         Some(match outcome {
             StoreOutcome::Stored { .. } => DeleteOutcome::Done,
             _ => DeleteOutcome::OutOfMemory,

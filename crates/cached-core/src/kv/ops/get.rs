@@ -1,15 +1,14 @@
-//! Reading an item: a plain hit, and the fetches that touch, create, or hand out tokens.
+//! Reads of an item: plain ones, and fetches that touch, create, or assign the refresh of an item.
 
 use crate::KeyHash;
 use crate::clock::Expiry;
-use crate::kv::hook::Mutation;
+use crate::kv::hook::Change;
 use crate::kv::item::{ItemPtr, Shape, state};
-use crate::kv::{FetchOptions, Fetched, Inner, ItemView, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
-use crate::sync::Arc;
+use crate::kv::{FetchOptions, Fetched, ItemView, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
 
 impl Kv {
-    /// Reads an item; it counts as used. `f` runs while the key's bucket is locked: the value is read where it lies, and
-    /// nothing is allocated.
+    /// Reads an item; it counts as used. `f` runs while the key's hash bucket is locked: the value is read in place, and
+    /// nothing is allocated. `f` must not call the store.
     ///
     /// ```
     /// # use cached_core::kv::{Kv, KvConfig};
@@ -24,7 +23,7 @@ impl Kv {
     /// ```
     ///
     /// # Errors
-    /// [`Miss`] tells why there is no item.
+    /// [`Miss`] with the reason why there is no item.
     #[inline]
     pub fn read<R>(&self, key: &[u8], hash: KeyHash, f: impl FnOnce(&ItemView<'_>) -> R) -> Result<R, Miss> {
         let inner = &self.inner;
@@ -35,10 +34,10 @@ impl Kv {
         Ok(f(&ItemView { kv: inner, item: found.item, location: found.location, now }))
     }
 
-    /// Reads an item without a trace: it does not count as used.
+    /// Reads an item without counting it as used. `f` runs while the key's hash bucket is locked, and must not call the store.
     ///
     /// # Errors
-    /// [`Miss`] tells why there is no item.
+    /// [`Miss`] with the reason why there is no item.
     pub fn peek<R>(&self, key: &[u8], hash: KeyHash, f: impl FnOnce(&ItemView<'_>) -> R) -> Result<R, Miss> {
         let inner = &self.inner;
         let now = inner.now();
@@ -47,10 +46,10 @@ impl Kv {
         Ok(f(&ItemView { kv: inner, item: found.item, location: found.location, now }))
     }
 
-    /// Reads an item, and on the way touches or creates it, or decides who is to refresh it.
+    /// Reads an item, and in the same step touches or creates it, or decides which caller is to refresh it.
     ///
     /// # Errors
-    /// [`Miss`] tells why there is no item; with `vivify` only [`Miss::OutOfMemory`] remains.
+    /// [`Miss`] with the reason why there is no item; with `vivify` only [`Miss::OutOfMemory`] remains.
     pub fn fetch<R>(
         &self,
         key: &[u8],
@@ -78,7 +77,7 @@ impl Kv {
                     match self.store(key, hash, b"", &store) {
                         StoreOutcome::Stored { .. } if expiry.is_past(now) => return Err(miss),
                         StoreOutcome::Stored { .. } => created = true,
-                        StoreOutcome::NotStored => {} // Somebody was faster: take theirs.
+                        StoreOutcome::NotStored => {} // Another thread was faster: read its item.
                         _ => return Err(Miss::OutOfMemory),
                     }
                     continue;
@@ -101,10 +100,10 @@ impl Kv {
                 ..Fetched::default()
             };
             if options.tokens {
-                hand_out_token(item, options, &mut fetched);
+                assign_refresh(item, options, &mut fetched);
             }
             if options.touch.is_some() && !created {
-                inner.tell(Mutation::Touched, key, item.cas());
+                inner.notify(Change::Touched, key, item.cas());
             }
             let result = f(&ItemView { kv: inner, item, location: found.location, now }, &fetched);
             if !options.no_bump {
@@ -114,15 +113,15 @@ impl Kv {
         }
     }
 
-    /// Rewrites an item that never expires so that it has room for an expiry. Without eviction every item has.
+    /// Rewrites an item that never expires so that its entry has room for an expiry. Without eviction every entry has.
     ///
     /// # Errors
     /// [`Miss::OutOfMemory`] only if no memory can be freed at all; otherwise the item is gone.
     pub(super) fn give_expiry_room(&self, key: &[u8], hash: KeyHash) -> Result<(), Miss> {
-        let inner: &Arc<Inner> = &self.inner;
+        let inner = &self.inner;
         loop {
             let now = inner.now();
-            // What is pinned is not evicted to make room for it, and what counts as used survives a walk that has begun.
+            // A pinned item is not evicted to make room, and one that counts as used survives a walk that has begun.
             let (location, shape, _pins) = {
                 let locked = inner.index.shard(hash).lock(hash);
                 let found = inner.find(&locked, hash, key, now)?;
@@ -136,20 +135,21 @@ impl Kv {
             }
             fields.expiry = true;
             let shape = Shape::item(shape.key_bytes(), shape.payload_bytes(), fields);
-            let stream = inner.stream_for(Expiry::NEVER, now);
+            let log = &inner.log;
+            let stream = log.stream_for(Expiry::NEVER, now);
             let entry =
-                inner.alloc(stream, inner.padded(shape.entry_bytes()), now).ok_or(Miss::OutOfMemory)?;
+                log.alloc(&**inner, stream, log.padded(shape.entry_bytes()), now).ok_or(Miss::OutOfMemory)?;
             let locked = inner.index.shard(hash).lock(hash);
             let found = inner.find(&locked, hash, key, now);
             let attributes = match &found {
                 Ok(found) => found.item.attributes(),
-                // It is abandoned below; only its shape and key must be there for walks.
+                // The entry is abandoned below; walks need only its shape and key.
                 Err(_) => inner.fresh_attributes(&StoreOptions::default(), now),
             };
             // SAFETY: the entry is ours, with room for the shape.
-            let new = unsafe { ItemPtr::write(inner.ptr(entry.location), shape, key, &attributes) };
+            let new = unsafe { ItemPtr::write(log.ptr(entry.location), shape, key, &attributes) };
             match found {
-                // The same entry at the same place with the same payload length: copy it.
+                // The same item at the same location with the same payload length: copy it.
                 Ok(old)
                     if old.location == location
                         && old.item.shape().payload_bytes() == shape.payload_bytes()
@@ -160,36 +160,36 @@ impl Kv {
                     unsafe {
                         std::ptr::copy_nonoverlapping(payload.as_ptr(), new.payload_ptr(), payload.len());
                     }
-                    let old_bytes = inner.padded(old.item.shape().entry_bytes());
+                    let old_bytes = log.padded(old.item.shape().entry_bytes());
                     old.slot.set_location(entry.location);
                     locked.shard().adjust_bytes(u64::from(entry.bytes), u64::from(old_bytes));
                     // Only the entry moves; pieces of a large value stay where they are.
-                    inner.bury_entry(old.location, old_bytes, Expiry::NEVER);
-                    inner.publish(entry);
+                    log.entry_died(old.location, old_bytes, Expiry::NEVER);
+                    log.publish(entry);
                     return Ok(());
                 }
-                Ok(_) => inner.abandon(entry),
+                Ok(_) => log.abandon(entry),
                 Err(miss) => {
-                    inner.abandon(entry);
+                    log.abandon(entry);
                     return Err(miss);
                 }
             }
         }
     }
 
-    /// Gives an item a new expiry without reading it.
+    /// Changes an item's expiry. It counts as used.
     ///
     /// # Errors
-    /// [`Miss`] tells why there is no item.
+    /// [`Miss`] with the reason why there is no item.
     pub fn touch(&self, key: &[u8], hash: KeyHash, expiry: Expiry) -> Result<(), Miss> {
         let options = FetchOptions { touch: Some(expiry), ..FetchOptions::default() };
         self.fetch(key, hash, &options, |_, _| ())
     }
 }
 
-/// Stampede protection: of all who read a stale, vanished or soon-to-expire item, one wins the right
+/// Protects against stampedes: of all callers that read a stale, created or soon-to-expire item, one wins the right
 /// to refresh it.
-fn hand_out_token(item: ItemPtr, options: &FetchOptions, fetched: &mut Fetched) {
+fn assign_refresh(item: ItemPtr, options: &FetchOptions, fetched: &mut Fetched) {
     let marks = item.state();
     fetched.token_sent = marks & state::TOKEN_SENT != 0;
     fetched.stale = marks & state::STALE != 0;

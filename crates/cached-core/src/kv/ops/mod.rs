@@ -1,9 +1,11 @@
-//! What can be done with a key, one family of commands per file.
+//! The operations on items, one family of commands in each file.
 
 mod arithmetic;
 mod delete;
 mod flush;
 mod get;
+mod link;
+mod number;
 mod read_many;
 mod reserve;
 mod scan;

@@ -1,35 +1,37 @@
-//! Reading several items, so that the waits for memory overlap.
+//! Reads of several items in which the waits for memory overlap.
 //!
-//! A lookup waits for its bucket's line and then for the item's lines. For a batch of keys all buckets are worked out and
-//! asked for first, then the items that their tags lead to; then each key is read as ever, beginning with the slot in which
-//! its tag was seen. Nothing is locked meanwhile: what is asked for may turn out not to be needed, and what was seen to be gone.
+//! A lookup waits for the line of its hash bucket and then for the lines of the item. For a batch of keys, all hash buckets are
+//! located and prefetched first, then the items to which their tags lead; then each key is read as a single one is, beginning with
+//! the slot in which its tag was seen. Nothing is locked until then: a prefetched line may not be needed, and an item that was seen
+//! may be gone.
 
 use crate::KeyHash;
-use crate::kv::index::Guess;
-use crate::kv::{Inner, ItemView, Kv, Miss, prefetch};
+use crate::kv::index::BucketHint;
+use crate::kv::{ItemView, Kv, Miss};
 use std::mem::MaybeUninit;
 
-/// Keys asked for together: more waits than a core overlaps, and few enough that nothing asked for is gone again.
+/// Keys that [`Kv::read_many`] prefetches together: more waits than a core overlaps, and few enough that no line is evicted from
+/// the processor's cache before it is read.
 pub const READ_BATCH: usize = 16;
 
 impl Kv {
-    /// Asks the processor for the line of the index where a key will be looked for. Only a hint, as is [`Kv::prefetch_item`], which
-    /// is for a little later.
+    /// Prefetches the line of the index in which a key will be looked up. Only a hint. [`Kv::prefetch_item`] is the next step, once
+    /// that line has arrived.
     #[inline]
     pub fn prefetch_bucket(&self, hash: KeyHash) {
-        self.inner.index.shard(hash).guess(hash).prefetch();
+        self.inner.index.shard(hash).hint(hash).prefetch();
     }
 
-    /// Asks the processor for the first lines of the item to which that line leads.
+    /// Prefetches the first lines of the item to which the index line of a key leads. Only a hint.
     #[inline]
     pub fn prefetch_item(&self, hash: KeyHash) {
-        if let Some((_, location)) = self.inner.index.shard(hash).guess(hash).peek(hash) {
+        if let Some((_, location)) = self.inner.index.shard(hash).hint(hash).peek(hash) {
             self.inner.prefetch_item(location);
         }
     }
 
-    /// Reads items as [`Kv::read`] does, one after the other in the order of `keys`: `hit` is given each that is found, while its
-    /// bucket is locked, `miss` the reason why another is not. They share `into`.
+    /// Reads items as [`Kv::read`] does, one after the other in the order of `keys`. Calls `hit` with each item that is found, while its
+    /// hash bucket is locked, and `miss` with the reason for each key without one. Both get `into`.
     ///
     /// ```
     /// # use cached_core::kv::{Kv, KvConfig};
@@ -71,27 +73,27 @@ impl Kv {
         let mut ahead = [const { MaybeUninit::<Ahead<'_>>::uninit() }; READ_BATCH];
         for (key, place) in keys.iter().zip(&mut ahead) {
             let hash = self.hash(key);
-            let guess = inner.index.shard(hash).guess(hash);
-            guess.prefetch();
-            place.write(Ahead { hash, guess, slot: usize::MAX });
+            let hint = inner.index.shard(hash).hint(hash);
+            hint.prefetch();
+            place.write(Ahead { hash, hint, slot: usize::MAX });
         }
         // SAFETY: there are at most `READ_BATCH` keys, and for each of them the loop above has written its place.
         let ahead = unsafe { ahead[..keys.len()].assume_init_mut() };
-        for Ahead { hash, guess, slot } in &mut *ahead {
-            if let Some((seen, location)) = guess.peek(*hash) {
+        for Ahead { hash, hint, slot } in &mut *ahead {
+            if let Some((seen, location)) = hint.peek(*hash) {
                 *slot = seen;
                 inner.prefetch_item(location);
             }
         }
-        for (key, Ahead { hash, guess, slot }) in keys.iter().zip(&*ahead) {
-            let found = match inner.find_seen(guess.lock(), *slot, key, now) {
+        for (key, Ahead { hash, hint, slot }) in keys.iter().zip(&*ahead) {
+            let found = match inner.find_seen(hint.lock(), *slot, key, now) {
                 Some(found) => Ok(found),
                 None => inner
-                    .find_anew(*hash, key, now)
-                    .map(|(held, location)| (held, inner.item_at(location), location)),
+                    .find_again(*hash, key, now)
+                    .map(|(lock, location)| (lock, inner.item_at(location), location)),
             };
             match found {
-                Ok((_held, item, location)) => {
+                Ok((_lock, item, location)) => {
                     inner.bump(item, now);
                     hit(into, key, &ItemView { kv: inner, item, location, now });
                 }
@@ -101,20 +103,11 @@ impl Kv {
     }
 }
 
-impl Inner {
-    #[inline]
-    fn prefetch_item(&self, location: u32) {
-        let item = self.ptr(location);
-        prefetch(item);
-        prefetch(item.wrapping_add(64));
-    }
-}
-
-/// What is worked out of a key before it is looked up.
+/// What is known of a key before it is looked up.
 #[derive(Clone, Copy)]
 struct Ahead<'a> {
     hash: KeyHash,
-    guess: Guess<'a>,
-    /// Where it was seen in the bucket's first line; otherwise no slot.
+    hint: BucketHint<'a>,
+    /// Where its tag was seen in the hash bucket's first line; no slot's number if it was not.
     slot: usize,
 }

@@ -1,18 +1,33 @@
-//! Room for a value that is still arriving: it is written straight into its final place.
+//! Reservations: room for a value that has not arrived completely, and is written to its final place as it arrives.
 
-use super::store::{Linked, Over};
+use super::link::{Linked, Replaces};
 use crate::KeyHash;
 use crate::kv::extent::{self, PIECE_HEADER_BYTES, Piece};
+use crate::kv::inner::Inner;
 use crate::kv::item::{ItemPtr, KEY_BYTES_MAX, Shape};
 use crate::kv::log::Entry;
-use crate::kv::{Inner, Kv, StoreOptions, StoreOutcome};
-use crate::sync::{Arc, Ordering};
+use crate::kv::{Kv, StoreOptions, StoreOutcome};
+use crate::sync::Arc;
 
 /// Room for one value. Fill it with [`spare`](Reservation::spare) and [`advance`](Reservation::advance)
-/// or [`write`](Reservation::write), then [`commit`](Reservation::commit); dropped before, it leaves no trace.
+/// or [`write`](Reservation::write), then call [`commit`](Reservation::commit). Dropped before that, it changes nothing.
 ///
-/// A large value takes memory only as it arrives, at most one region ahead. What waits for the rest of its value holds memory
-/// that nothing can be reclaimed from, so all reservations together are bounded: see [`Kv::reserve`].
+/// A large value takes memory only as it arrives, at most one region ahead. The memory of an incomplete value cannot be
+/// reclaimed, so all reservations together are limited: see [`Kv::reserve`].
+///
+/// ```
+/// # use cached_core::kv::{Kv, KvConfig, StoreOptions, StoreOutcome};
+/// # let kv = Kv::new(KvConfig::default())?;
+/// let options = StoreOptions::default();
+/// let mut reservation = kv.reserve(b"k", kv.hash(b"k"), 10, &options).expect("there is room");
+/// assert!(reservation.write(b"01234"));
+/// assert_eq!(kv.get(b"k"), None, "it is incomplete");
+/// assert!(reservation.write(b"56789"));
+/// assert!(matches!(reservation.commit(), StoreOutcome::Stored { .. }));
+/// assert_eq!(kv.get(b"k").as_deref(), Some(&b"0123456789"[..]));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "a reservation that is dropped stores nothing"]
 pub struct Reservation {
     inner: Arc<Inner>,
     hash: KeyHash,
@@ -23,8 +38,8 @@ pub struct Reservation {
     filled: usize,
     /// Bytes of the value that the pieces have room for.
     allocated: usize,
-    /// Counted against the store's limit for values under way; `None`: the value is at hand, and nobody is waited for.
-    arriving: Option<u64>,
+    /// Bytes counted against the limit for reservations; `None`: the value is complete, and no sender is waited for.
+    counted_bytes: Option<u64>,
     place: Place,
 }
 
@@ -33,22 +48,22 @@ enum Place {
     Inline(Entry),
     /// Pieces allocated so far; the last one may be partly filled.
     Pieces(Vec<(Entry, u32)>),
-    /// Given away or given back.
+    /// Published or abandoned.
     Gone,
 }
 
-// SAFETY: the entries are known to this reservation alone; which thread writes them does not matter.
+// SAFETY: only this reservation knows of its entries; which thread writes them does not matter.
 unsafe impl Send for Reservation {}
 
 impl Kv {
-    /// Reserves room for a value of `value_bytes` bytes that is still to come. The mode of `options` is applied at
-    /// [`Reservation::commit`]; append and prepend are not for here.
+    /// Reserves room for a value of `value_bytes` bytes that has not arrived completely. The mode of `options` is applied by
+    /// [`Reservation::commit`]; append and prepend are not supported.
     ///
     /// Reservations may hold a quarter of the memory, the whole of each value counted, and lie in a quarter of the regions. The
-    /// bound is theirs alone: it never keeps [`Kv::store`] from storing a value that is there.
+    /// limit concerns reservations only: it never prevents [`Kv::store`] from storing a complete value.
     ///
     /// # Errors
-    /// [`StoreOutcome::TooLarge`], or [`StoreOutcome::OutOfMemory`] when there is no room, or the bound is reached: then the
+    /// [`StoreOutcome::TooLarge`], or [`StoreOutcome::OutOfMemory`] when there is no room or the limit is reached: then the
     /// caller collects the value elsewhere, and stores it when it is complete.
     pub fn reserve(
         &self,
@@ -60,7 +75,7 @@ impl Kv {
         self.reserve_for(key, hash, value_bytes, options, true)
     }
 
-    /// Room for a value that is at hand, and will be written at once.
+    /// Reserves room for a complete value, which the caller writes at once.
     pub(super) fn reserve_at_once(
         &self,
         key: &[u8],
@@ -77,7 +92,7 @@ impl Kv {
         hash: KeyHash,
         value_bytes: usize,
         options: &StoreOptions,
-        is_arriving: bool,
+        is_incomplete: bool,
     ) -> Result<Reservation, StoreOutcome> {
         let inner = &self.inner;
         if !inner.fits(key.len(), value_bytes) {
@@ -95,37 +110,39 @@ impl Kv {
             value_bytes,
             filled: 0,
             allocated: 0,
-            arriving: None,
+            counted_bytes: None,
             place: Place::Pieces(Vec::new()),
         };
-        if is_arriving {
+        if is_incomplete {
             reservation.count(value_bytes as u64)?;
         }
         if let Some(shape) = inner.inline_shape(key.len(), value_bytes, options) {
-            let bytes = inner.padded(shape.entry_bytes());
-            let stream = inner.stream_for(options.expiry, now);
-            let entry = inner.alloc(stream, bytes, now).ok_or(StoreOutcome::OutOfMemory)?;
+            let bytes = inner.log.padded(shape.entry_bytes());
+            let stream = inner.log.stream_for(options.expiry, now);
+            let entry = inner.log.alloc(&**inner, stream, bytes, now).ok_or(StoreOutcome::OutOfMemory)?;
             inner.fill(entry, shape, key, b"", &inner.fresh_attributes(options, now));
-            if is_arriving && !inner.hold_region(entry, inner.bodies_regions_max) {
-                inner.abandon(entry);
+            if is_incomplete && !inner.log.hold_region(entry, inner.log.reserved().regions_max()) {
+                inner.log.abandon(entry);
                 return Err(StoreOutcome::OutOfMemory);
             }
             reservation.place = Place::Inline(entry);
-        } else if is_arriving {
-            // The first piece at once: who is refused now can go another way.
-            reservation.add_piece(value_bytes, inner.bodies_regions_max).ok_or(StoreOutcome::OutOfMemory)?;
+        } else if is_incomplete {
+            // The first piece at once: a caller that is refused at this point can still collect the value elsewhere.
+            let regions_max = inner.log.reserved().regions_max();
+            reservation.add_piece(value_bytes, regions_max).ok_or(StoreOutcome::OutOfMemory)?;
         }
         Ok(reservation)
     }
 }
 
 impl Reservation {
-    /// Bytes of the value that are still missing.
+    /// The number of bytes of the value that are still missing.
+    #[must_use]
     pub fn remaining(&self) -> usize {
         self.value_bytes - self.filled
     }
 
-    /// The next bytes to write: not empty unless nothing remains. `None` when there is no memory for
+    /// Returns the next bytes to write: not empty unless nothing remains. `None` when there is no memory for
     /// more; then the value cannot be stored.
     pub fn spare(&mut self) -> Option<&mut [u8]> {
         let remaining = self.remaining();
@@ -139,14 +156,14 @@ impl Reservation {
             }
             Place::Pieces(_) => {
                 if self.allocated == self.filled {
-                    // A value that has been let in may go on a little longer.
-                    self.add_piece(remaining, self.inner.bodies_regions_max * 2)?;
+                    // A value that has been accepted may exceed the limit a little.
+                    self.add_piece(remaining, self.inner.log.reserved().regions_max() * 2)?;
                 }
                 self.last_piece()?
             }
             Place::Gone => return None,
         };
-        // SAFETY: the bytes lie in an entry that nobody else knows of, behind its header, inside its
+        // SAFETY: the bytes lie in an entry that only this reservation knows of, behind its header, inside its
         // size; the borrow of `self` keeps it from being committed or dropped meanwhile.
         Some(unsafe { std::slice::from_raw_parts_mut(at, room) })
     }
@@ -156,22 +173,24 @@ impl Reservation {
         let Place::Pieces(pieces) = &self.place else { return None };
         let (entry, bytes) = pieces.last()?;
         let left = self.allocated - self.filled;
-        let data = self.inner.ptr(entry.location).wrapping_add(PIECE_HEADER_BYTES);
+        let data = self.inner.log.ptr(entry.location).wrapping_add(PIECE_HEADER_BYTES);
         Some((data.wrapping_add(*bytes as usize - left), left))
     }
 
-    /// Takes memory for more of the value, unless values under way lie in more than `regions_max` regions.
+    /// Allocates memory for more of the value, unless reservations lie in more than `regions_max` regions.
     fn add_piece(&mut self, wanted: usize, regions_max: u32) -> Option<()> {
-        let now = self.inner.clock.now_secs();
-        let (entry, data) = self.inner.alloc_piece(wanted.min(self.inner.arena.region_bytes()), now)?;
-        let at = self.inner.ptr(entry.location);
+        let inner = &*self.inner;
+        let now = inner.clock.now_secs();
+        let region_bytes = inner.log.arena().region_bytes();
+        let (entry, data) = inner.log.alloc_piece(inner, wanted.min(region_bytes), now)?;
+        let at = inner.log.ptr(entry.location);
         // SAFETY: the entry is ours, has room for the header, and is aligned to a granule.
         unsafe {
             Shape::piece(data).write(at);
             extent::write_piece_owner(at, self.hash);
         }
-        if self.arriving.is_some() && !self.inner.hold_region(entry, regions_max) {
-            self.inner.abandon(entry);
+        if self.counted_bytes.is_some() && !inner.log.hold_region(entry, regions_max) {
+            inner.log.abandon(entry);
             return None;
         }
         if let Place::Pieces(pieces) = &mut self.place {
@@ -181,16 +200,16 @@ impl Reservation {
         Some(())
     }
 
-    /// `bytes` of what [`spare`](Reservation::spare) gave have been written.
+    /// Records that `bytes` of what [`spare`](Reservation::spare) returned have been written.
     ///
     /// # Panics
-    /// If more is claimed than remains.
+    /// If `bytes` is more than remains.
     pub fn advance(&mut self, bytes: usize) {
         assert!(bytes <= self.remaining(), "more was written than there is room for");
         self.filled += bytes;
     }
 
-    /// Writes some of the value; false when there is no memory for it.
+    /// Writes the next part of the value. Returns false when there is no memory for it.
     #[must_use]
     pub fn write(&mut self, mut bytes: &[u8]) -> bool {
         while !bytes.is_empty() {
@@ -206,40 +225,47 @@ impl Reservation {
         true
     }
 
-    /// Stores the value, as the options demand. An incomplete value is not stored.
+    /// Stores the value as the options demand. An incomplete value is [`StoreOutcome::NotStored`].
     pub fn commit(self) -> StoreOutcome {
         self.finish(None).unwrap_or(StoreOutcome::NotStored)
     }
 
-    /// Stores the value only if the key's item still lies at `location`, and adds these marks to its
-    /// state; `None` if it does not. The caller makes sure that the same place means the same item.
-    pub(super) fn commit_over(self, over: Over) -> Option<StoreOutcome> {
-        self.finish(Some(over))
+    /// Stores the value only in place of the item that `replaces` describes; `None` if that is no longer the key's item. The
+    /// caller makes sure that the same location means the same item.
+    pub(super) fn commit_replacing(self, replaces: Replaces) -> Option<StoreOutcome> {
+        self.finish(Some(replaces))
     }
 
-    fn finish(mut self, over: Option<Over>) -> Option<StoreOutcome> {
+    fn finish(mut self, replaces: Option<Replaces>) -> Option<StoreOutcome> {
         if self.remaining() != 0 {
             return Some(StoreOutcome::NotStored);
         }
         let inner = self.inner.clone();
         let now = inner.now();
-        self.arrived();
+        self.uncount();
         let key = self.key;
         let key = &key[..usize::from(self.key_bytes)];
         let outcome = match std::mem::replace(&mut self.place, Place::Gone) {
             Place::Inline(entry) => {
-                inner.decide_and_link(self.hash, key, entry, self.value_bytes, &self.options, over, now)
+                inner.decide_and_link(self.hash, key, entry, self.value_bytes, &self.options, replaces, now)
             }
             Place::Pieces(pieces) => {
                 let Some(entry) = self.write_list(&pieces, key, now) else {
                     self.place = Place::Pieces(pieces);
                     return Some(StoreOutcome::OutOfMemory);
                 };
-                let linked =
-                    inner.decide_and_link(self.hash, key, entry, self.value_bytes, &self.options, over, now);
+                let linked = inner.decide_and_link(
+                    self.hash,
+                    key,
+                    entry,
+                    self.value_bytes,
+                    &self.options,
+                    replaces,
+                    now,
+                );
                 match linked {
                     Linked::Done(StoreOutcome::Stored { .. }) => {
-                        pieces.iter().for_each(|(piece, _)| inner.publish(*piece));
+                        pieces.iter().for_each(|(piece, _)| inner.log.publish(*piece));
                     }
                     _ => self.place = Place::Pieces(pieces),
                 }
@@ -250,7 +276,7 @@ impl Reservation {
         inner.grow_index(self.hash);
         match outcome {
             Linked::Done(outcome) => Some(outcome),
-            Linked::Refused(StoreOutcome::NotStored) if over.is_some() => None,
+            Linked::Refused(StoreOutcome::NotStored) if replaces.is_some() => None,
             Linked::Refused(outcome) => Some(outcome),
         }
     }
@@ -259,12 +285,12 @@ impl Reservation {
     fn write_list(&self, pieces: &[(Entry, u32)], key: &[u8], now: u32) -> Option<Entry> {
         let inner = &self.inner;
         let shape = inner.large_shape(key.len(), pieces.len(), &self.options)?;
-        let stream = inner.stream_for(self.options.expiry, now);
-        let entry = inner.alloc(stream, inner.padded(shape.entry_bytes()), now)?;
+        let stream = inner.log.stream_for(self.options.expiry, now);
+        let entry = inner.log.alloc(&**inner, stream, inner.log.padded(shape.entry_bytes()), now)?;
         let attributes = inner.fresh_attributes(&self.options, now);
         // SAFETY: the entry has room for the shape, whose payload is the list's size.
         unsafe {
-            let item = ItemPtr::write(inner.ptr(entry.location), shape, key, &attributes);
+            let item = ItemPtr::write(inner.log.ptr(entry.location), shape, key, &attributes);
             let list = pieces.iter().map(|(piece, bytes)| Piece { location: piece.location, bytes: *bytes });
             extent::write_list(item.payload_ptr(), self.value_bytes as u32, list);
         }
@@ -272,50 +298,31 @@ impl Reservation {
     }
 
     fn count(&mut self, bytes: u64) -> Result<(), StoreOutcome> {
-        self.arriving = Some(bytes);
-        let before = self.inner.bodies_bytes.fetch_add(bytes, Ordering::Relaxed);
-        // Dropped by the caller, it is not counted any more. One value alone always fits.
-        if before + bytes > self.inner.bodies_bytes_max { Err(StoreOutcome::OutOfMemory) } else { Ok(()) }
+        self.counted_bytes = Some(bytes);
+        // One value alone always fits. When the caller drops a reservation that is refused, it is taken out of the count.
+        if self.inner.log.reserved().add_bytes(bytes) { Ok(()) } else { Err(StoreOutcome::OutOfMemory) }
     }
 
-    /// Nothing is waited for any more, so nothing is held.
-    fn arrived(&mut self) {
-        let Some(bytes) = self.arriving.take() else { return };
-        self.inner.bodies_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    /// Takes the reservation out of the counts: nothing is waited for any more.
+    fn uncount(&mut self) {
+        let Some(bytes) = self.counted_bytes.take() else { return };
+        self.inner.log.reserved().remove_bytes(bytes);
         match &self.place {
-            Place::Inline(entry) => self.inner.let_region_go(*entry),
-            Place::Pieces(pieces) => pieces.iter().for_each(|(piece, _)| self.inner.let_region_go(*piece)),
+            Place::Inline(entry) => self.inner.log.release_region(*entry),
+            Place::Pieces(pieces) => {
+                pieces.iter().for_each(|(piece, _)| self.inner.log.release_region(*piece))
+            }
             Place::Gone => {}
-        }
-    }
-}
-
-impl Inner {
-    /// Counts the entry's region as one that waits for a value; false, and nothing counted, if those were more than `regions_max`
-    /// then.
-    fn hold_region(&self, entry: Entry, regions_max: u32) -> bool {
-        if !self.arena.region(entry.region).begin_arrival()
-            || self.bodies_regions.fetch_add(1, Ordering::Relaxed) < regions_max
-        {
-            return true;
-        }
-        self.let_region_go(entry);
-        false
-    }
-
-    fn let_region_go(&self, entry: Entry) {
-        if self.arena.region(entry.region).end_arrival() {
-            self.bodies_regions.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.arrived();
+        self.uncount();
         match std::mem::replace(&mut self.place, Place::Gone) {
-            Place::Inline(entry) => self.inner.abandon(entry),
-            Place::Pieces(pieces) => pieces.iter().for_each(|(piece, _)| self.inner.abandon(*piece)),
+            Place::Inline(entry) => self.inner.log.abandon(entry),
+            Place::Pieces(pieces) => pieces.iter().for_each(|(piece, _)| self.inner.log.abandon(*piece)),
             Place::Gone => {}
         }
     }

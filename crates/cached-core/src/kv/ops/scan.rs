@@ -1,8 +1,8 @@
-//! Walking over all items, a bucket at a time, while the store is in use.
+//! Walking over all items, one hash bucket at a time, while the store is in use.
 
 use crate::kv::{ItemView, Kv};
 
-/// Where a scan goes on. It stays valid whatever happens to the store.
+/// The position of a scan. It stays valid whatever happens to the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ScanCursor {
     shard: u32,
@@ -10,20 +10,20 @@ pub struct ScanCursor {
 }
 
 impl Kv {
-    /// Shows `f` the items of one bucket and tells where to go on; `None` at the end. Start with
-    /// the default cursor.
+    /// Calls `f` with the items of one hash bucket, and returns the cursor of the next one; `None` at the end. Start with the default
+    /// cursor.
     ///
-    /// An item that is there from the first step to the last is shown at least once (twice, if the
-    /// index grows past it meanwhile); others may be shown. Expired and flushed items are left out,
-    /// and nothing counts as used. `f` runs while the bucket is locked.
+    /// An item that exists from the first step to the last is passed to `f` at least once (twice, if the
+    /// index grows past it meanwhile); others may be. Expired and flushed items are left out, and no item counts as
+    /// used. `f` runs while the hash bucket is locked; there are about ten items in one.
     pub fn scan(&self, cursor: ScanCursor, mut f: impl FnMut(&ItemView<'_>)) -> Option<ScanCursor> {
         let inner = &self.inner;
         let now = inner.now();
         let shard = inner.index.shards().get(cursor.shard as usize)?;
-        if let Some(locked) = shard.lock_bucket(u64::from(cursor.bucket)) {
-            locked.for_each(|location| {
+        if let Some(guard) = shard.lock_bucket(u64::from(cursor.bucket)) {
+            guard.for_each(|location| {
                 let item = inner.item_at(location);
-                if !inner.is_flushed(location) && !item.expiry().is_past(now) {
+                if !inner.log.is_flushed(location) && !item.expiry().is_past(now) {
                     f(&ItemView { kv: inner, item, location, now });
                 }
             });

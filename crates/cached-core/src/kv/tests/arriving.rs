@@ -27,7 +27,7 @@ fn large_values_under_way_refuse_nobody() {
     let half_sent: Vec<_> = (0..36).map(|n| begin(&kv, n, 1_000_000)).collect();
     let held = half_sent.iter().filter(|reservation| reservation.is_ok()).count();
     assert_eq!(held, 16, "a quarter of the memory");
-    assert_eq!(kv.bodies_bytes(), 16_000_000);
+    assert_eq!(kv.reserved_bytes(), 16_000_000);
     for n in 0..300 {
         let bytes = [100, 5_000, 20_000, 300_000, 1_000_000][n as usize % 5];
         assert!(is_stored(set(&kv, n, bytes)), "{bytes} bytes");
@@ -59,7 +59,7 @@ fn values_under_way_leave_most_regions_to_others() {
             assert!(is_stored(set(&kv, n * 30 + at, 10_000)));
         }
         assert!(is_stored(set(&kv, n * 30, 300_000)));
-        assert!(kv.stats().bodies_regions <= regions / 4);
+        assert!(kv.stats().reserved_regions <= regions / 4);
     }
     assert!(refused > 300, "only {refused} were refused");
     for n in 0..200 {

@@ -1,8 +1,8 @@
 //! Single behaviours, each with a name.
 
-use super::{store, store_with, value_of};
+use super::{secs, store, store_with, value_of};
 use crate::clock::Expiry;
-use crate::kv::hook::{Mutation, MutationHook};
+use crate::kv::hook::{Change, ChangeHook};
 use crate::kv::*;
 use std::sync::{Arc, Mutex};
 
@@ -22,8 +22,8 @@ fn the_front_does_what_it_says() {
     let (_, cas) = kv.get_with_cas(b"a").unwrap();
     assert!(kv.compare_and_set(b"a", b"x", cas).is_ok());
     assert!(kv.compare_and_set(b"a", b"y", cas).is_err());
-    kv.set_for(b"t", b"1", 10).unwrap();
-    assert!(kv.touch_for(b"a", 10));
+    kv.set_for(b"t", b"1", secs(10)).unwrap();
+    assert!(kv.touch_for(b"a", secs(10)));
     clock.advance(9);
     assert!(kv.get(b"a").is_some() && kv.get(b"t").is_some());
     clock.advance(1);
@@ -148,30 +148,30 @@ fn without_eviction_a_full_store_refuses() {
 }
 
 #[derive(Default)]
-struct Recorder(Mutex<Vec<(Mutation, Vec<u8>, u64)>>);
+struct Recorder(Mutex<Vec<(Change, Vec<u8>, u64)>>);
 
-impl MutationHook for Recorder {
-    fn on_mutation(&self, mutation: Mutation, key: &[u8], version: u64) {
-        self.0.lock().unwrap().push((mutation, key.to_vec(), version));
+impl ChangeHook for Recorder {
+    fn on_change(&self, change: Change, key: &[u8], version: u64) {
+        self.0.lock().unwrap().push((change, key.to_vec(), version));
     }
 }
 
 #[test]
 fn the_hook_hears_of_every_mutation_in_order() {
     let recorder = Arc::new(Recorder::default());
-    let (kv, clock) = store_with(KvConfig { hook: Some(recorder.clone()), ..KvConfig::default() });
+    let (kv, clock) = store_with(KvConfig { change_hook: Some(recorder.clone()), ..KvConfig::default() });
     kv.set(b"k", b"1").unwrap();
     kv.increment(b"k", 1).unwrap();
     kv.append(b"k", b"0").unwrap();
-    kv.touch_for(b"k", 5);
+    kv.touch_for(b"k", secs(5));
     clock.advance(5);
     assert!(kv.get(b"k").is_none());
     kv.set(b"k", b"1").unwrap();
     kv.remove(b"k");
     let heard = recorder.0.lock().unwrap();
-    let mutations: Vec<_> = heard.iter().map(|(mutation, _, _)| *mutation).collect();
-    use Mutation::{Deleted, Expired, Stored, Touched};
-    assert_eq!(mutations, [Stored, Stored, Stored, Touched, Expired, Stored, Deleted]);
+    let changes: Vec<_> = heard.iter().map(|(change, _, _)| *change).collect();
+    use Change::{Deleted, Expired, Stored, Touched};
+    assert_eq!(changes, [Stored, Stored, Stored, Touched, Expired, Stored, Deleted]);
     assert!(heard.iter().all(|(_, key, _)| key == b"k"));
     let versions: Vec<_> = heard.iter().map(|(_, _, version)| *version).collect();
     assert!(versions.is_sorted(), "versions rise: {versions:?}");

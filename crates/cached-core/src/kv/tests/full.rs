@@ -1,6 +1,6 @@
 //! Full memory: what makes room again in a store that does not evict, and what needs none in either kind.
 
-use super::{store, store_with, value_of};
+use super::{secs, store, store_with, value_of};
 use crate::clock::{Expiry, TickClock};
 use crate::kv::*;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
@@ -158,7 +158,7 @@ fn the_few_that_expire_make_room() {
     for n in 0.. {
         let key = u32::to_le_bytes(n);
         let is_mortal = rng.random_bool(0.05);
-        let set = if is_mortal { kv.set_for(&key, &[1; 200], 7_000) } else { kv.set(&key, &[1; 200]) };
+        let set = if is_mortal { kv.set_for(&key, &[1; 200], secs(7_000)) } else { kv.set(&key, &[1; 200]) };
         if set.is_err() {
             break;
         }
@@ -221,13 +221,13 @@ fn a_touch_needs_no_memory() {
         let mut model = Model::new(&kv, bytes..=bytes);
         model.fill();
         for key in &model.keys {
-            assert!(kv.touch_for(&key.to_le_bytes(), 1_000));
-            assert!(kv.touch_for(&key.to_le_bytes(), 5_000));
+            assert!(kv.touch_for(&key.to_le_bytes(), secs(1_000)));
+            assert!(kv.touch_for(&key.to_le_bytes(), secs(5_000)));
         }
         // Nor does a value of the same size, with the same life or another.
         for key in &model.keys {
             if bytes < 4_000 {
-                kv.set_for(&key.to_le_bytes(), &value_of(*key, bytes), 100).unwrap();
+                kv.set_for(&key.to_le_bytes(), &value_of(*key, bytes), secs(100)).unwrap();
                 kv.set(&key.to_le_bytes(), &value_of(*key, bytes)).unwrap();
             }
         }
@@ -270,7 +270,7 @@ fn expired_items_of_any_life_go_before_live_ones() {
             for n in 0..60_000u32 {
                 kv.set(&live(n), &[1; 200]).unwrap();
                 if n % 2 == 0 {
-                    kv.set_for(&n.to_le_bytes(), &[2; 200], life_secs).unwrap();
+                    kv.set_for(&n.to_le_bytes(), &[2; 200], secs(life_secs)).unwrap();
                 }
             }
             assert_eq!(kv.stats().evictions, 0);

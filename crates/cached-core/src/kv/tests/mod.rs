@@ -2,8 +2,11 @@
 
 mod arriving;
 mod behaviour;
+mod between;
+mod flight;
 mod full;
 mod model;
+mod pins;
 mod pressure;
 mod read_many;
 mod threads;
@@ -12,6 +15,11 @@ mod time;
 use super::{Kv, KvConfig};
 use crate::clock::TickClock;
 use std::sync::Arc;
+use std::time::Duration;
+
+fn secs(secs: u32) -> Duration {
+    Duration::from_secs(secs.into())
+}
 
 /// A small store on a clock that the test moves.
 fn store(arena_bytes: usize, item_bytes_max: usize) -> (Kv, Arc<TickClock>) {

@@ -407,10 +407,7 @@ impl World {
                 self.pinned.pop();
             }
             Op::Scan => {
-                let mut seen = HashMap::new();
-                self.kv.for_each(|key, value| {
-                    seen.insert(key.to_vec(), value.to_vec());
-                });
+                let seen: HashMap<_, _> = self.kv.iter().collect();
                 for (key, value) in &seen {
                     assert!(
                         self.map.get(key).is_some_and(|e| &e.value == value),

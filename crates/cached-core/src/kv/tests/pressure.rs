@@ -1,6 +1,6 @@
 //! More data than memory: what stays, what goes, and that memory follows the sizes in use.
 
-use super::{store, store_with, value_of};
+use super::{secs, store, store_with, value_of};
 use crate::kv::*;
 
 fn fill(kv: &Kv, tag: u8, items: u32, bytes: usize) {
@@ -159,7 +159,7 @@ fn expired_items_go_before_live_ones() {
     let (kv, clock) = store(8 << 20, 1 << 20);
     fill(&kv, 1, 20_000, 100);
     for n in 0..25_000u32 {
-        kv.set_for(&[b"short".as_slice(), &n.to_le_bytes()].concat(), &[2; 100], 2).unwrap();
+        kv.set_for(&[b"short".as_slice(), &n.to_le_bytes()].concat(), &[2; 100], secs(2)).unwrap();
     }
     assert_eq!(kv.stats().evictions, 0, "everything fits so far");
     clock.advance(10);
@@ -184,6 +184,30 @@ fn a_cache_in_which_everything_is_hit_still_takes_new_items() {
     // Less than what newcomers may have at least.
     fill(&kv, 2, 4_000, 50);
     assert!(count(&kv, 2, 4_000) > 3_600);
+    kv.validate();
+}
+
+/// A region of which most is in use is kept as it is, but not each: or all would be kept once, and none would look used
+/// when they are walked again.
+#[test]
+fn large_values_in_use_stay_while_others_lie_among_them() {
+    let (kv, clock) = store(16 << 20, 1 << 20);
+    // Six to a region.
+    let value = value_of(1, 10_000);
+    let set = |n: u32| kv.set(&n.to_le_bytes(), &value).unwrap();
+    (0..2_000).for_each(set);
+    assert!(kv.stats().evictions > 200);
+    clock.advance(2);
+    let is_there = |n: &u32| kv.read(&n.to_le_bytes(), kv.hash(&n.to_le_bytes()), |_| ()).is_ok();
+    let used: Vec<_> = (0..2_000).filter(|n| n % 6 != 0 && is_there(n)).collect();
+    assert!(used.len() > 1_000);
+    let (walked, evicted) = (kv.stats().regions_reclaimed, kv.stats().evictions);
+    (2_000..2_012).for_each(set);
+    let (walked, evicted) = (kv.stats().regions_reclaimed - walked, kv.stats().evictions - evicted);
+    println!("{walked} regions were walked, {evicted} values evicted");
+    assert!(evicted > 0);
+    let lost = used.iter().filter(|n| !is_there(n)).count();
+    assert_eq!(lost, 0, "of {} that were used, {lost} were evicted", used.len());
     kv.validate();
 }
 
@@ -266,9 +290,9 @@ fn values_under_way_are_limited() {
         under_way.push(reservation);
         !has_room
     });
-    let reserved = kv.stats().bodies_bytes;
+    let reserved = kv.stats().reserved_bytes;
     println!("{} values under way hold {reserved} bytes", under_way.len());
-    assert!(refused.is_some() && reserved <= kv.limits().bodies_bytes_max);
+    assert!(refused.is_some() && reserved <= kv.limits().reserved_bytes_max);
     kv.set(b"small", b"still goes").unwrap();
     under_way.clear();
     kv.validate();

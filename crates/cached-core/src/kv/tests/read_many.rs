@@ -1,6 +1,6 @@
 //! Several keys at once are what they are one by one.
 
-use super::{store, value_of};
+use super::{secs, store, value_of};
 use crate::kv::{Kv, KvConfig, Miss};
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
@@ -28,7 +28,7 @@ fn a_batch_reads_what_single_reads_read() {
             let key = keys.choose(&mut random).expect("there are keys");
             match random.random_range(0..8) {
                 0 => drop(kv.remove(key)),
-                1 => kv.set_for(key, &value_of(round, 10), 3).unwrap(),
+                1 => kv.set_for(key, &value_of(round, 10), secs(3)).unwrap(),
                 _ => kv.set(key, &value_of(round, random.random_range(0..3000))).unwrap(),
             }
         }
@@ -58,7 +58,7 @@ fn a_batch_reads_what_single_reads_read() {
 fn a_batch_counts_as_use_and_tells_why_there_is_nothing() {
     let (kv, clock) = store(1 << 20, 1 << 10);
     kv.set(b"there", b"1").unwrap();
-    kv.set_for(b"expired", b"2", 5).unwrap();
+    kv.set_for(b"expired", b"2", secs(5)).unwrap();
     clock.advance(6);
     let mut misses = Vec::new();
     let keys: [&[u8]; 3] = [b"there", b"expired", b"never"];

@@ -171,9 +171,9 @@ fn the_index_grows_under_readers() {
     assert_eq!(kv.stats().items, u64::from(items));
     kv.validate();
     let mut seen = 0;
-    kv.for_each(|key, value| {
+    for (key, value) in &kv {
         assert_eq!(key, value);
         seen += 1;
-    });
+    }
     assert_eq!(seen, items);
 }

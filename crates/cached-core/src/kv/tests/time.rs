@@ -2,7 +2,7 @@
 
 use super::store_with;
 use crate::clock::{Clock, TickClock};
-use crate::kv::hook::{Evicted, EvictionHook};
+use crate::kv::hook::{EvictedItem, EvictionHook};
 use crate::kv::*;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,7 +14,7 @@ struct Mover {
 }
 
 impl EvictionHook for Mover {
-    fn on_eviction(&self, evicted: &Evicted<'_>) {
+    fn on_eviction(&self, evicted: &EvictedItem<'_>) {
         assert!(evicted.now <= self.clock.get().unwrap().now_secs());
         if self.evictions.fetch_add(1, Ordering::Relaxed) == 100 {
             self.clock.get().unwrap().advance(10);
@@ -65,16 +65,16 @@ fn no_operation_passes_a_flush_that_is_due() {
     kv.set(b"key", b"value").unwrap();
     kv.flush_at(kv.now_secs() + 5);
     // The flush takes every lane, and this one is not to be had yet.
-    let lane = crate::sync::lock(&kv.inner.lanes[0].streams);
+    let lane = kv.inner.log.lock_a_lane();
     clock.advance(10);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| kv.get(b"key"));
-        while crate::sync::try_lock(&kv.inner.flushing).is_some() {
+        while !kv.inner.flush.is_running() {
             std::thread::yield_now();
         }
-        assert_ne!(kv.inner.flush_due.load(crate::sync::Ordering::Relaxed), 0, "another would pass");
+        assert_ne!(kv.inner.flush.due(), 0, "another would pass");
         drop(lane);
         assert!(reader.join().unwrap().is_none());
     });
-    assert_eq!(kv.inner.flush_due.load(crate::sync::Ordering::Relaxed), 0);
+    assert_eq!(kv.inner.flush.due(), 0);
 }

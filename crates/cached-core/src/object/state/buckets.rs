@@ -1,27 +1,27 @@
-//! Slots and the buckets behind them: put in place, let go, copied before they are changed, filled up from
-//! the store.
+//! Slots and their buckets: set, released, copied before they are changed, filled up from the store;
+//! eviction.
 
-use super::super::slots::{SECTOR_BYTES, Slot, State};
-use super::parts::{BUCKET_U64, SECTORS, touched};
-use super::{Env, Known, Loaded, Means, Object};
+use super::{Env, Loaded, Object, Resources};
+use crate::object::geometry::{BUCKET_U64, SECTORS, touched};
+use crate::object::slots::{SECTOR_BYTES, Slot, State};
 
 impl Object {
-    /// Whether the slot's bucket may be changed in its place.
+    /// Whether the slot's bucket may be changed in place.
     #[inline]
     pub(super) fn is_exclusive(env: &Env<'_>, slot: Slot) -> bool {
         slot.state().has_bucket() && slot.state() != State::Writing && env.meta(slot.bucket()).refs() == 1
     }
 
-    /// Puts another slot in a slot's place, and lets go of the bucket there was. Forgotten, the slot no longer covers
-    /// what the store has been asked for before: that may be older.
+    /// Replaces a slot, and releases its bucket. A slot that is forgotten no longer covers what the store was
+    /// asked for before, which may be older.
     pub(super) fn put(&mut self, env: &Env<'_>, at: u32, slot: Slot) {
         let old = self.slots.set(at, slot);
         if slot == Slot::ABSENT && old != Slot::ABSENT {
-            self.spoil_bytes(at..at + 1);
+            self.invalidate_bytes(at..at + 1);
         }
-        env.gauges.shift(old, slot);
+        env.metrics.shift(old, slot);
         if matches!(old.state(), State::Dirty | State::DirtyWhole) {
-            env.gauges.give_back(1);
+            env.metrics.return_credits(1);
         }
         if !old.state().has_bucket() {
             return;
@@ -49,24 +49,15 @@ impl Object {
         known.into_iter().for_each(|at| self.clear(env, at));
     }
 
-    /// Forgets everything; what an object that leaves the cache does.
+    /// Forgets everything; called when the object leaves the index.
     pub(crate) fn clear_all(&mut self, env: &Env<'_>) {
         self.clear_from(env, 0);
         self.forget_head(env);
         *self = Self::default();
     }
 
-    /// Forgets what is known of the object as a whole, all of which the store has.
-    pub(crate) fn forget_head(&mut self, env: &Env<'_>) {
-        let head = &mut self.head;
-        if let Some(store) = head.store_version.filter(|store| *store != head.version) {
-            env.versions.remember(env.hash, store, head.version);
-        }
-        (head.known, head.is_full, head.store_version) = (Known::Unknown, false, None);
-    }
-
-    /// Evicts one clean bucket, if it still is what the evictor took it for. Not while the store is asked for it:
-    /// that would have to be asked again.
+    /// Evicts one clean bucket, if the slot still has it. Not while the store is asked for its bytes: it
+    /// would have to be asked again.
     pub(crate) fn evict(&mut self, env: &Env<'_>, at: u32, bucket: u32) -> bool {
         let slot = self.slots.get(at);
         let is_loading = self.activity.as_ref().is_some_and(|activity| activity.ranges.is_loading(at));
@@ -77,7 +68,7 @@ impl Object {
         goes
     }
 
-    /// The valid sectors of a slot, with those that are zeros because nothing reaches so far.
+    /// Returns the valid sectors of a slot, with those that are zeros because no content reaches that far.
     pub(super) fn valid(&self, env: &Env<'_>, at: u32) -> u8 {
         let slot = self.slots.get(at);
         match slot.state() {
@@ -87,27 +78,26 @@ impl Object {
         }
     }
 
-    /// The sectors of a slot that begin beyond the store's content.
+    /// Returns the sectors of a slot that begin beyond the store's content.
     pub(super) fn beyond(&self, at: u32) -> u8 {
         let start = u64::from(at) * BUCKET_U64;
         let within = self.content_end().saturating_sub(start).min(BUCKET_U64) as usize;
         !touched(0, within)
     }
 
-    /// Takes a bucket that starts with what the slot has, and puts it in its place. Sectors that were not
-    /// valid are taken from `loaded` where it has them.
+    /// Takes a bucket with the content of the slot's bucket, to be changed in its place.
     pub(super) fn copy_up(
         &mut self,
         env: &Env<'_>,
         at: u32,
-        means: &mut Means<'_>,
+        resources: &mut Resources<'_>,
         keep: bool,
     ) -> Option<u32> {
         let slot = self.slots.get(at);
         let beyond = self.beyond(at);
         let has_old = slot.state().has_bucket();
         let old = has_old.then(|| env.pool.bytes(slot.bucket()));
-        let bucket = means.reserved.take(|bytes| match old {
+        let bucket = resources.reserved.take(|bytes| match old {
             Some(old) if keep => bytes.copy_from_slice(old),
             _ if keep => bytes.fill(0),
             _ => (),
@@ -129,7 +119,7 @@ impl Object {
         Some(bucket)
     }
 
-    /// Fills sectors of an exclusive bucket that are not valid with what the store gave.
+    /// Fills the sectors of an exclusive bucket that are not valid with what the store gave.
     pub(super) fn fill_up(&self, env: &Env<'_>, at: u32, bucket: u32, loaded: Option<&Loaded>) {
         let meta = env.meta(bucket);
         let missing = !meta.valid();

@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use blocker::{Blocker, ChangeReply, Durability, Error, Reply, Version, WriteRequest};
 
-use crate::support::world::forward::{forward, forward_one};
-
 /// Which promise is broken, now and then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Promise {
@@ -51,8 +49,7 @@ impl Broken {
 }
 
 impl Blocker for Broken {
-    forward!(inner: capabilities read write_zeroes discard compare_and_write write_full truncate delete copy);
-    forward!(inner: info list flush claim invalidate subscribe);
+    blocker::delegate!(|this| this.inner, except write);
 
     fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
         if self.writes.fetch_add(1, Ordering::Relaxed) % self.every != self.every - 1 {

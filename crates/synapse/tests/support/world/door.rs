@@ -58,7 +58,7 @@ pub fn client_config(door: &Door) -> ClientConfig {
     config.connect_timeout = Duration::from_secs(2);
     config.keep_alive = Duration::from_secs(1);
     config.peer_timeout = Duration::from_secs(3);
-    config.patience = Duration::from_secs(60);
+    config.reconnect_timeout = Duration::from_secs(60);
     config
 }
 
@@ -136,8 +136,8 @@ impl Door {
     }
 
     /// A figure of the server that runs now.
-    pub fn figure(&self, name: &str) -> u64 {
-        self.life.lock().as_ref().map_or(0, |life| life.server.figure(name))
+    pub fn metric(&self, name: &str) -> u64 {
+        self.life.lock().as_ref().map_or(0, |life| life.server.metric(name))
     }
 
     /// A client with the usual settings, connected however often that must be tried.

@@ -11,7 +11,6 @@ use blocker::{
 use parking_lot::Mutex;
 
 use crate::support::history::operation::{Action, Operation, Value};
-use crate::support::world::forward::{forward, forward_one};
 
 /// [`Memory`] with a ledger.
 pub struct Ledger {
@@ -115,8 +114,7 @@ fn value_of(data: &blocker::Segments) -> Value {
 }
 
 impl Blocker for Ledger {
-    forward!(memory: capabilities read write_zeroes discard truncate delete copy info list flush claim);
-    forward!(memory: invalidate subscribe);
+    blocker::delegate!(|this| this.memory, except write compare_and_write write_full);
 
     fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
         let (object, value) = (request.object.clone(), value_of(&request.data));

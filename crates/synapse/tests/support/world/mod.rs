@@ -10,7 +10,6 @@
 pub mod broken;
 pub mod clock;
 pub mod door;
-pub mod forward;
 pub mod ledger;
 pub mod mortal;
 pub mod workload;

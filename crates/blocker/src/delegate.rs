@@ -1,0 +1,215 @@
+//! The macros with which a layer forwards what it does not change.
+
+/// Writes the methods of [`Blocker`](crate::Blocker) that a layer forwards, inside of its `impl`.
+///
+/// The first argument names the layer and gives the blocker below it as a place; `except` lists the methods that
+/// the layer writes itself. A name that is no method of the trait does not compile.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+/// use blocker::{Blocker, ReadReply, ReadRequest, Reply};
+///
+/// /// Counts reads.
+/// struct CountReads<B> {
+///     below: Arc<B>,
+///     reads: AtomicU64,
+/// }
+///
+/// impl<B: Blocker> Blocker for CountReads<B> {
+///     blocker::delegate!(|this| *this.below, except read);
+///
+///     fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
+///         self.reads.fetch_add(1, Ordering::Relaxed);
+///         self.below.read(request)
+///     }
+/// }
+/// ```
+///
+/// A layer that changes what [`Blocker::control`](crate::Blocker::control) answers lists `control` as well,
+/// returns itself there, and writes its `Control` with [`delegate_control!`](crate::delegate_control).
+#[macro_export]
+macro_rules! delegate {
+    (|$this:ident| $below:expr) => { $crate::delegate!(|$this| $below, except); };
+    (|$this:ident| $below:expr, except $($own:ident)*) => {
+        $($crate::__delegate_unless! { $own [
+            capabilities read write write_zeroes write_runs discard compare_and_write write_full truncate delete
+            copy info list flush claim invalidate subscribe control
+        ] { compile_error! { concat!("`", stringify!($own), "` is no method of `Blocker`") } } })*
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
+            capabilities() -> $crate::Capabilities
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
+            read(request: $crate::ReadRequest) -> $crate::Reply<$crate::ReadReply>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
+            write(request: $crate::WriteRequest) -> $crate::Reply<$crate::ChangeReply>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
+            write_zeroes(request: $crate::WriteZeroesRequest) -> $crate::Reply<$crate::ChangeReply>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
+            write_runs(request: $crate::WriteRunsRequest) -> $crate::Reply<$crate::ChangeReply>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
+            discard(request: $crate::DiscardRequest) -> $crate::Reply<$crate::ChangeReply>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
+            compare_and_write(request: $crate::CompareAndWriteRequest) -> $crate::Reply<$crate::ChangeReply>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
+            write_full(request: $crate::WriteFullRequest) -> $crate::Reply<$crate::ChangeReply>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
+            truncate(request: $crate::TruncateRequest) -> $crate::Reply<$crate::ChangeReply>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
+            delete(request: $crate::DeleteRequest) -> $crate::Reply<$crate::DeleteReply>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
+            copy(request: $crate::CopyRequest) -> $crate::Reply<$crate::ChangeReply>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
+            info(request: $crate::InfoRequest) -> $crate::Reply<$crate::Info>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
+            list(request: $crate::ListRequest) -> $crate::Reply<$crate::ListReply>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
+            flush(request: $crate::FlushRequest) -> $crate::Reply<$crate::FlushReply>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
+            claim(request: $crate::ClaimRequest) -> $crate::Reply<$crate::ClaimReply>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
+            invalidate(request: $crate::InvalidateRequest) -> $crate::Reply<$crate::InvalidateReply>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
+            subscribe() -> $crate::Subscription
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Blocker
+            control() -> &dyn $crate::Control
+        }
+    };
+}
+
+/// Writes the methods of [`Control`](crate::Control) that a layer forwards, inside of its `impl`.
+///
+/// As [`delegate!`](crate::delegate); the place is a control plane.
+///
+/// ```
+/// use std::sync::Arc;
+/// use blocker::{Blocker, Control, Reply, metrics_above};
+/// use cached_metrics::Families;
+///
+/// struct Layer {
+///     below: Arc<dyn Blocker>,
+/// }
+///
+/// impl Blocker for Layer {
+///     blocker::delegate!(|this| this.below, except control);
+///
+///     fn control(&self) -> &dyn Control {
+///         self
+///     }
+/// }
+///
+/// impl Control for Layer {
+///     blocker::delegate_control!(|this| *this.below.control(), except metrics);
+///
+///     fn metrics(&self) -> Reply<Families> {
+///         let mut own = Families::new();
+///         own.gauge("layers", "Layers.", 1);
+///         metrics_above(own, self.below.control())
+///     }
+/// }
+/// ```
+#[macro_export]
+macro_rules! delegate_control {
+    (|$this:ident| $below:expr) => { $crate::delegate_control!(|$this| $below, except); };
+    (|$this:ident| $below:expr, except $($own:ident)*) => {
+        $($crate::__delegate_unless! { $own [
+            attach detach policy set_policy quota set_quota metrics losses namespaces
+        ] { compile_error! { concat!("`", stringify!($own), "` is no method of `Control`") } } })*
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Control
+            attach(namespace: $crate::Namespace) -> $crate::Reply<$crate::Attachment>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Control
+            detach(namespace: $crate::Namespace) -> $crate::Reply<()>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Control
+            policy(namespace: $crate::Namespace) -> $crate::Reply<$crate::Policy>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Control
+            set_policy(namespace: $crate::Namespace, policy: $crate::Policy) -> $crate::Reply<()>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Control
+            quota(namespace: $crate::Namespace) -> $crate::Reply<$crate::Quota>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Control
+            set_quota(namespace: $crate::Namespace, bytes_max: Option<u64>) -> $crate::Reply<()>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Control
+            metrics() -> $crate::Reply<$crate::metrics::Families>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Control
+            losses(after: Option<$crate::ObjectId>) -> $crate::Reply<$crate::LossPage>
+        }
+        $crate::__delegate_one! { [$($own)*] |$this| $below, Control
+            namespaces() -> $crate::Reply<Vec<$crate::Namespace>>
+        }
+    };
+}
+
+/// Writes one forwarding method, unless its name is in the list.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __delegate_one {
+    ([$($own:ident)*] |$this:ident| $below:expr, $trait:ident
+        $method:ident($($argument:ident: $type:ty),*) -> $reply:ty) => {
+        $crate::__delegate_unless! { $method [$($own)*] {
+            #[inline]
+            fn $method(&self, $($argument: $type),*) -> $reply {
+                let $this = self;
+                $crate::$trait::$method(&$below, $($argument),*)
+            }
+        } }
+    };
+}
+
+/// Writes the body, unless the name is in the list.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __delegate_unless {
+    (capabilities [capabilities $($rest:ident)*] $body:tt) => {};
+    (read [read $($rest:ident)*] $body:tt) => {};
+    (write [write $($rest:ident)*] $body:tt) => {};
+    (write_zeroes [write_zeroes $($rest:ident)*] $body:tt) => {};
+    (write_runs [write_runs $($rest:ident)*] $body:tt) => {};
+    (discard [discard $($rest:ident)*] $body:tt) => {};
+    (compare_and_write [compare_and_write $($rest:ident)*] $body:tt) => {};
+    (write_full [write_full $($rest:ident)*] $body:tt) => {};
+    (truncate [truncate $($rest:ident)*] $body:tt) => {};
+    (delete [delete $($rest:ident)*] $body:tt) => {};
+    (copy [copy $($rest:ident)*] $body:tt) => {};
+    (info [info $($rest:ident)*] $body:tt) => {};
+    (list [list $($rest:ident)*] $body:tt) => {};
+    (flush [flush $($rest:ident)*] $body:tt) => {};
+    (claim [claim $($rest:ident)*] $body:tt) => {};
+    (invalidate [invalidate $($rest:ident)*] $body:tt) => {};
+    (subscribe [subscribe $($rest:ident)*] $body:tt) => {};
+    (control [control $($rest:ident)*] $body:tt) => {};
+    (attach [attach $($rest:ident)*] $body:tt) => {};
+    (detach [detach $($rest:ident)*] $body:tt) => {};
+    (policy [policy $($rest:ident)*] $body:tt) => {};
+    (set_policy [set_policy $($rest:ident)*] $body:tt) => {};
+    (quota [quota $($rest:ident)*] $body:tt) => {};
+    (set_quota [set_quota $($rest:ident)*] $body:tt) => {};
+    (metrics [metrics $($rest:ident)*] $body:tt) => {};
+    (losses [losses $($rest:ident)*] $body:tt) => {};
+    (namespaces [namespaces $($rest:ident)*] $body:tt) => {};
+    ($name:ident [] { $($body:tt)* }) => { $($body)* };
+    ($name:ident [$other:ident $($rest:ident)*] $body:tt) => {
+        $crate::__delegate_unless! { $name [$($rest)*] $body }
+    };
+}

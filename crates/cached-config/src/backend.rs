@@ -1,0 +1,380 @@
+//! `[objects.backend]`: the store behind the object cache. `kind` says which, and with it which other keys there are.
+
+use crate::error::{ConfigError, invalid, require, within};
+use crate::size::Size;
+use ::synapse::{Address, ClientConfig, Secret};
+use blocker::file::FileConfig;
+use blocker::memory::MemoryConfig;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The table, by kind.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum BackendTable {
+    /// In this process's memory: to try things out.
+    Memory(MemoryTable),
+    /// In a directory.
+    File(FileTable),
+    /// On a RADOS cluster.
+    Rados(RadosTable),
+    /// Behind another server's object door.
+    Synapse(RemoteTable),
+}
+
+/// The keys of `kind = "memory"`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MemoryTable {
+    /// The most that all objects may take.
+    pub bytes_max: Size,
+}
+
+impl Default for MemoryTable {
+    fn default() -> Self {
+        MemoryTable { bytes_max: Size(MemoryConfig::default().bytes_max) }
+    }
+}
+
+/// The keys of `kind = "file"`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FileTable {
+    /// The directory, which must be named; made if it is not there.
+    pub path: PathBuf,
+    /// Bypass the page cache.
+    pub direct: bool,
+    /// Threads for what may block.
+    pub threads: usize,
+    /// About how many files are kept open.
+    pub open_files_max: usize,
+}
+
+impl Default for FileTable {
+    fn default() -> Self {
+        let config = FileConfig::default();
+        FileTable {
+            path: PathBuf::new(),
+            direct: config.direct,
+            threads: config.threads,
+            open_files_max: config.open_files_max,
+        }
+    }
+}
+
+/// The keys of `kind = "rados"`. An empty text means what librados takes without.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RadosTable {
+    /// The pool, which must be named.
+    pub pool: String,
+    /// Ceph's configuration file.
+    pub conf: PathBuf,
+    /// The user without `client.`; `id` means the same.
+    #[serde(alias = "id")]
+    pub user: String,
+    /// The file with the user's key.
+    pub keyring: PathBuf,
+    /// Under which RADOS namespace everything lies.
+    pub root: String,
+    /// What the name of every RADOS object begins with.
+    pub prefix: String,
+    /// How long to wait for a monitor when connecting.
+    pub connect_timeout_secs: u64,
+    /// After how long without an answer from an OSD an operation fails; 0 is never.
+    pub op_timeout_secs: u64,
+    /// How many operations may be under way.
+    pub ops_in_flight_max: u32,
+    /// How many bytes of payload may be under way.
+    pub bytes_in_flight_max: Size,
+    /// How many objects' heads are remembered between changes.
+    pub heads_remembered_max: usize,
+    /// Hear of claims and invalidations that others make.
+    pub watch: bool,
+    /// The largest object, where it is not said elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub object_bytes_max: Option<Size>,
+    /// Settings handed to librados as they are.
+    pub librados: BTreeMap<String, String>,
+}
+
+impl Default for RadosTable {
+    /// As `blocker-rados` has it; a test compares, where it is built in.
+    fn default() -> Self {
+        RadosTable {
+            pool: String::new(),
+            conf: PathBuf::new(),
+            user: "admin".into(),
+            keyring: PathBuf::new(),
+            root: String::new(),
+            prefix: String::new(),
+            connect_timeout_secs: 10,
+            op_timeout_secs: 30,
+            ops_in_flight_max: 512,
+            bytes_in_flight_max: Size(64 << 20),
+            heads_remembered_max: 65_536,
+            watch: false,
+            object_bytes_max: None,
+            librados: BTreeMap::new(),
+        }
+    }
+}
+
+#[cfg(feature = "rados")]
+impl RadosTable {
+    /// What the store is told.
+    #[must_use]
+    pub fn store(&self, object_bytes_max: u64) -> blocker_rados::RadosConfig {
+        let named = |path: &PathBuf| Some(path.clone()).filter(|path| !path.as_os_str().is_empty());
+        let mut config = blocker_rados::RadosConfig::new(&self.pool);
+        config.conf_file = named(&self.conf);
+        config.user.clone_from(&self.user);
+        config.keyring = named(&self.keyring);
+        config.root.clone_from(&self.root);
+        config.prefix.clone_from(&self.prefix);
+        config.object_bytes_max = self.object_bytes_max.map_or(object_bytes_max, |size| size.0);
+        config.connect_timeout = Duration::from_secs(self.connect_timeout_secs);
+        config.op_timeout = Duration::from_secs(self.op_timeout_secs);
+        config.ops_in_flight_max = self.ops_in_flight_max;
+        config.bytes_in_flight_max = self.bytes_in_flight_max.0;
+        config.heads_remembered_max = self.heads_remembered_max;
+        config.watch = self.watch;
+        config.librados = self.librados.clone().into_iter().collect();
+        config
+    }
+}
+
+/// The keys of `kind = "synapse"`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RemoteTable {
+    /// Where the server is, which must be named: `host:port`, or `unix:` and a path.
+    pub address: String,
+    /// A file with the secret that the server demands, and must know itself.
+    pub secret_file: PathBuf,
+    /// How many connections to keep.
+    pub connections: u16,
+    /// Requests under way for each connection.
+    pub slots_max: u32,
+    /// Their bytes for each connection.
+    pub bytes_max: Size,
+    /// Calls that may wait for their turn, for each connection.
+    pub waiting_max: usize,
+    /// Protect payloads by a CRC-32.
+    pub payload_crc: bool,
+    /// How long connecting may take.
+    pub connect_timeout_ms: u64,
+    /// After how long a silence the server is asked whether it is there.
+    pub keep_alive_ms: u64,
+    /// After how long a silence it is given up, and connected to again.
+    pub peer_timeout_ms: u64,
+    /// Between two attempts to connect, doubled each time …
+    pub backoff_ms_min: u64,
+    /// … up to this long.
+    pub backoff_ms_max: u64,
+    /// How long requests wait for a connection before they fail.
+    pub reconnect_timeout_ms: u64,
+    /// Buffers for large payloads that are kept to be used again.
+    pub payload_pool_bytes_max: Size,
+}
+
+impl Default for RemoteTable {
+    fn default() -> Self {
+        let config = ClientConfig::new(Address::Tcp(String::new()));
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        RemoteTable {
+            address: String::new(),
+            secret_file: PathBuf::new(),
+            connections: config.connections,
+            slots_max: config.slots,
+            bytes_max: Size(config.bytes),
+            waiting_max: config.waiting_max,
+            payload_crc: config.payload_crc,
+            connect_timeout_ms: millis(config.connect_timeout),
+            keep_alive_ms: millis(config.keep_alive),
+            peer_timeout_ms: millis(config.peer_timeout),
+            backoff_ms_min: millis(config.backoff_min),
+            backoff_ms_max: millis(config.backoff_max),
+            reconnect_timeout_ms: millis(config.reconnect_timeout),
+            payload_pool_bytes_max: config.payload_pool_bytes_max.into(),
+        }
+    }
+}
+
+impl RemoteTable {
+    /// What the client is told, but for the secret.
+    ///
+    /// # Errors
+    /// That the address is none.
+    pub fn client(&self) -> Result<ClientConfig, ConfigError> {
+        let wrong = |why| ConfigError { key: "objects.backend.address".into(), why };
+        let address = self.address.parse().map_err(wrong)?;
+        let mut config = ClientConfig::new(address);
+        config.connections = self.connections;
+        config.slots = self.slots_max;
+        config.bytes = self.bytes_max.0;
+        config.waiting_max = self.waiting_max;
+        config.payload_crc = self.payload_crc;
+        config.connect_timeout = Duration::from_millis(self.connect_timeout_ms);
+        config.keep_alive = Duration::from_millis(self.keep_alive_ms);
+        config.peer_timeout = Duration::from_millis(self.peer_timeout_ms);
+        config.backoff_min = Duration::from_millis(self.backoff_ms_min);
+        config.backoff_max = Duration::from_millis(self.backoff_ms_max);
+        config.reconnect_timeout = Duration::from_millis(self.reconnect_timeout_ms);
+        config.payload_pool_bytes_max = self.payload_pool_bytes_max.to_usize();
+        Ok(config)
+    }
+
+    /// The secret, if there is to be one; reads its file.
+    ///
+    /// # Errors
+    /// What is wrong with the file.
+    pub fn secret(&self) -> Result<Option<Secret>, ConfigError> {
+        crate::error::secret("objects.backend.secret_file", &self.secret_file)
+    }
+
+    fn check(&self) -> Result<(), ConfigError> {
+        require(!self.address.is_empty(), "objects.backend.address", || {
+            "is missing; it must say where the server is, as in \"host:11311\" or \"unix:/path/of/socket\""
+                .into()
+        })?;
+        for (key, time) in [
+            ("connect_timeout_ms", self.connect_timeout_ms),
+            ("keep_alive_ms", self.keep_alive_ms),
+            ("peer_timeout_ms", self.peer_timeout_ms),
+            ("backoff_ms_min", self.backoff_ms_min),
+            ("backoff_ms_max", self.backoff_ms_max),
+            ("reconnect_timeout_ms", self.reconnect_timeout_ms),
+        ] {
+            within(&format!("objects.backend.{key}"), time, 1..=24 * 60 * 60 * 1000)?;
+        }
+        // Its lines begin with the name of the field.
+        self.client()?.check().map_err(|why| ConfigError { key: "objects.backend".into(), why })?;
+        self.secret().map(drop)
+    }
+}
+
+impl<'de> Deserialize<'de> for BackendTable {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        // Not derived: a derived one forgets in which key of the table the mistake is.
+        let mut table = toml::Table::deserialize(deserializer)?;
+        let kind = match table.remove("kind") {
+            Some(toml::Value::String(kind)) => kind,
+            Some(_) => return Err(D::Error::custom(format!("kind: must be one of {}", kinds()))),
+            None => return Err(D::Error::custom(format!("kind: is missing; it must be one of {}", kinds()))),
+        };
+        match kind.as_str() {
+            "memory" => keys(table).map(BackendTable::Memory),
+            "file" => keys(table).map(BackendTable::File),
+            "rados" => keys(table).map(BackendTable::Rados),
+            "synapse" => keys(table).map(BackendTable::Synapse),
+            _ => Err(format!("kind: is \"{kind}\"; it must be one of {}", kinds())),
+        }
+        .map_err(D::Error::custom)
+    }
+}
+
+/// A directory that is there, or that may be made.
+fn is_directory(key: &str, path: &Path) -> Result<(), ConfigError> {
+    let Some(there) = path.ancestors().find(|path| path.as_os_str().is_empty() || path.exists()) else {
+        return Ok(());
+    };
+    require(there.as_os_str().is_empty() || there.is_dir(), key, || {
+        format!("is {}; {} is no directory", path.display(), there.display())
+    })
+}
+
+/// A file that is there, if one is named.
+fn can_be_read(key: &str, path: &Path) -> Result<(), ConfigError> {
+    if path.as_os_str().is_empty() {
+        return Ok(());
+    }
+    match std::fs::File::open(path) {
+        Ok(_) => Ok(()),
+        Err(error) => invalid(key, format!("is {}, which cannot be read: {error}", path.display())),
+    }
+}
+
+/// The kinds there are, as they are written.
+fn kinds() -> String {
+    BackendTable::KINDS.map(|kind| format!("\"{kind}\"")).join(", ")
+}
+
+/// The other keys, or which of them is wrong.
+fn keys<T: for<'de> Deserialize<'de>>(table: toml::Table) -> Result<T, String> {
+    serde_path_to_error::deserialize(table).map_err(|error| {
+        let (key, why) = (error.path().to_string(), error.inner().message().to_owned());
+        // The path of the table itself.
+        if key == "." { why } else { format!("{key}: {why}") }
+    })
+}
+
+impl BackendTable {
+    /// The kinds there are.
+    pub const KINDS: [&str; 4] = ["memory", "file", "rados", "synapse"];
+
+    /// File descriptors that the store may need.
+    #[must_use]
+    pub fn descriptors_max(&self) -> u64 {
+        /// Connections to monitors and to as many OSDs as most clusters have.
+        const RADOS_DESCRIPTORS: u64 = 1024;
+        match self {
+            BackendTable::Memory(_) => 0,
+            BackendTable::File(file) => (file.open_files_max + file.threads + 16) as u64,
+            BackendTable::Rados(_) => RADOS_DESCRIPTORS,
+            BackendTable::Synapse(remote) => u64::from(remote.connections) + 8,
+        }
+    }
+
+    /// Whether it can work, as far as can be told without opening it.
+    ///
+    /// # Errors
+    /// What cannot.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        match self {
+            BackendTable::Memory(table) => {
+                within("objects.backend.bytes_max", table.bytes_max, Size(1 << 20)..=Size(1 << 50)).map(drop)
+            }
+            BackendTable::File(table) => {
+                require(!table.path.as_os_str().is_empty(), "objects.backend.path", || {
+                    "is missing; it must name a directory".into()
+                })?;
+                is_directory("objects.backend.path", &table.path)?;
+                within("objects.backend.threads", table.threads, 1..=1024)?;
+                within("objects.backend.open_files_max", table.open_files_max, 16..=1 << 20).map(drop)
+            }
+            BackendTable::Rados(table) => {
+                require(!table.pool.is_empty(), "objects.backend.pool", || {
+                    "is missing; it must name a pool".into()
+                })?;
+                require(
+                    !table.user.is_empty() && !table.user.starts_with("client."),
+                    "objects.backend.user",
+                    || format!("is \"{}\"; it must be a name without \"client.\"", table.user),
+                )?;
+                can_be_read("objects.backend.conf", &table.conf)?;
+                can_be_read("objects.backend.keyring", &table.keyring)?;
+                // Without it in the build, what is wrong is the kind.
+                require(cfg!(feature = "rados"), "objects.backend.kind", || {
+                    "is \"rados\", which this cached was built without; build it with --features rados".into()
+                })
+            }
+            BackendTable::Synapse(table) => table.check(),
+        }
+    }
+}
+
+#[cfg(all(test, feature = "rados"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rados_has_its_own_defaults_here() {
+        let own = blocker_rados::RadosConfig::new("p");
+        let ours = RadosTable { pool: "p".into(), ..RadosTable::default() };
+        assert_eq!(format!("{:?}", ours.store(own.object_bytes_max)), format!("{own:?}"));
+    }
+}

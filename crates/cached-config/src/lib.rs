@@ -1,0 +1,34 @@
+//! The configuration of an object cache and its store, and opening what it names.
+//!
+//! `cached`, `synapsed` and `cachectl` share this crate. A store is one of four kinds ([`BackendTable`]), written as
+//! a table of a configuration file or in one line (`file:/var/lib/objects`); [`Store::open`] opens it and
+//! [`Store::close`] closes it in order. [`ObjectsTable`] has the keys of the object cache; [`store_all`] stores what
+//! is dirty at the end. [`read_config`] and [`parse_config`] read a whole file, and every error is one line that
+//! names the key, what is wrong with its value, and what would be right.
+//!
+//! Listeners and threads belong to the programs.
+
+mod backend;
+mod backend_text;
+mod config_file;
+mod descriptors;
+mod error;
+mod event_log;
+mod objects;
+mod receive;
+mod shutdown;
+mod size;
+mod store;
+
+pub use backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
+pub use config_file::{ConfigFileError, parse_config, read_config};
+pub use descriptors::raise_descriptor_limit;
+pub use error::{
+    ConfigError, check_exposure, eviction_policy, invalid, require, secret, secret_warning, within,
+};
+pub use event_log::log_events;
+pub use objects::{NamespaceTable, ObjectsTable, Write, WriterName};
+pub use receive::CacheReceiveBuffers;
+pub use shutdown::{ShutdownError, store_all};
+pub use size::Size;
+pub use store::{Store, StoreError};

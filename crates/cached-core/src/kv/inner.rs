@@ -1,0 +1,256 @@
+//! The store behind a handle: an index, a log, and the operations on items that all commands share.
+
+use super::extent::{List, PIECE_HEADER_BYTES, Piece};
+use super::flight::Flights;
+use super::flush::FlushSchedule;
+use super::hook::{Change, ChangeHook, EvictionHook};
+use super::index::{BucketGuard, BucketLock, Index, Slot};
+use super::item::{ItemPtr, Usage, state};
+use super::lock_ranks;
+use super::log::Log;
+use super::request::Miss;
+use crate::KeyHash;
+use crate::clock::{Clock, Expiry};
+use crate::hash::KeyHasher;
+use crate::prefetch::prefetch;
+use crate::sync::{Arc, AtomicU64, Ordering};
+
+/// The store itself.
+pub(super) struct Inner {
+    pub(super) index: Index,
+    pub(super) log: Log,
+    pub(super) hasher: KeyHasher,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) flush: FlushSchedule,
+    /// Values that callers of [`get_or_insert_with`](super::Kv::get_or_insert_with) make.
+    pub(super) flights: Flights,
+    /// Whether items have CAS values.
+    pub(super) has_cas: bool,
+    /// Entries up to this size lie in one piece.
+    pub(super) inline_bytes_max: usize,
+    pub(super) item_bytes_max: usize,
+    pub(super) change_hook: Option<Arc<dyn ChangeHook>>,
+    pub(super) eviction_hook: Option<Arc<dyn EvictionHook>>,
+    pub(super) expirations: Expirations,
+}
+
+/// Counters of expirations: off the hot path, and on a cache line that hits do not read.
+#[repr(align(128))]
+#[derive(Default)]
+pub(super) struct Expirations {
+    /// Items that expired without having been read.
+    pub(super) unfetched: AtomicU64,
+    /// Expired items removed while room was made.
+    pub(super) reclaimed: AtomicU64,
+}
+
+/// An item found under the lock of its hash bucket.
+#[derive(Clone, Copy)]
+pub(super) struct Found<'a> {
+    pub(super) slot: Slot<'a>,
+    pub(super) item: ItemPtr,
+    pub(super) location: u32,
+}
+
+impl Inner {
+    /// The time, after a flush that has become due. An operation calls this once, before it takes a lock, and passes the time
+    /// on: the flush takes every lane.
+    #[inline]
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub(super) fn now(&self) -> u32 {
+        lock_order::assert_none_from(lock_ranks::LOWEST);
+        let now = self.clock.now_secs();
+        let due = self.flush.due();
+        if due != 0 && due <= now {
+            self.flush.run_due(due, &self.log, &self.index);
+        }
+        now
+    }
+
+    /// The item at a location that was found in a locked hash bucket.
+    #[inline]
+    pub(super) fn item_at(&self, location: u32) -> ItemPtr {
+        // SAFETY: locations in the index lead to complete items, and a region is not reused before
+        // the reclaimer has taken each of its items out of the index, under the lock of its hash bucket,
+        // which our caller holds.
+        unsafe { ItemPtr::new(self.log.ptr(location)) }
+    }
+
+    /// Where the data of a piece lie.
+    pub(super) fn piece_data(&self, piece: Piece) -> *const u8 {
+        self.log.ptr(piece.location).wrapping_add(PIECE_HEADER_BYTES)
+    }
+
+    /// Calls `each` with the locations and padded bytes of an item's pieces and of its own entry, which comes last.
+    #[inline]
+    pub(super) fn each_entry(&self, item: ItemPtr, location: u32, mut each: impl FnMut(u32, u32)) {
+        if item.shape().fields().extents {
+            for piece in List::new(item.payload()).pieces() {
+                each(piece.location, self.log.padded(PIECE_HEADER_BYTES + piece.bytes as usize));
+            }
+        }
+        each(location, self.log.padded(item.shape().entry_bytes()));
+    }
+
+    /// Memory an item takes, with its pieces.
+    pub(super) fn item_bytes(&self, item: ItemPtr) -> u64 {
+        let mut sum = 0;
+        self.each_entry(item, 0, |_, bytes| sum += u64::from(bytes));
+        sum
+    }
+
+    /// Prefetches the first lines of an item.
+    #[inline]
+    pub(super) fn prefetch_item(&self, location: u32) {
+        let item = self.log.ptr(location);
+        prefetch(item);
+        prefetch(item.wrapping_add(64));
+    }
+
+    /// Looks a key up in its locked hash bucket, whatever the state of the item.
+    #[inline(always)]
+    fn find_any<'a>(&self, bucket: &BucketGuard<'a>, hash: KeyHash, key: &[u8]) -> Option<Found<'a>> {
+        let (slot, (item, location)) = bucket.find_map(hash, |location| {
+            let item = self.item_at(location);
+            item.is_of(key).then_some((item, location))
+        })?;
+        Some(Found { slot, item, location })
+    }
+
+    /// Looks a key up in its locked hash bucket; an item that is flushed or expired is removed and counts as missing.
+    #[inline(always)] // On the path of every request; what is rare is kept out of it.
+    pub(super) fn find<'a>(
+        &self,
+        bucket: &BucketGuard<'a>,
+        hash: KeyHash,
+        key: &[u8],
+        now: u32,
+    ) -> Result<Found<'a>, Miss> {
+        let found = self.find_any(bucket, hash, key).ok_or(Miss::Absent)?;
+        if self.log.boundary() != 0 || found.item.expiry().is_past(now) {
+            self.remove_if_ended(bucket, found, now)?;
+        }
+        Ok(found)
+    }
+
+    /// The live item of a key in a slot in which [`peek`](super::index::BucketHint::peek) has seen its tag, if it is there.
+    #[inline(always)]
+    pub(super) fn find_seen<'a>(
+        &self,
+        lock: BucketLock<'a>,
+        slot: usize,
+        key: &[u8],
+        now: u32,
+    ) -> Option<(BucketLock<'a>, ItemPtr, u32)> {
+        let location = lock.location(slot)?;
+        let item = self.item_at(location);
+        let live = item.is_of(key) && self.log.boundary() == 0 && !item.expiry().is_past(now);
+        live.then_some((lock, item, location))
+    }
+
+    /// Locks and looks up as [`find`](Inner::find) does, out of line. Returns only the location, which fits a register.
+    #[inline(never)]
+    pub(super) fn find_again(
+        &self,
+        hash: KeyHash,
+        key: &[u8],
+        now: u32,
+    ) -> Result<(BucketLock<'_>, u32), Miss> {
+        let bucket = self.index.shard(hash).lock(hash);
+        let location = self.find(&bucket, hash, key, now)?.location;
+        Ok((bucket.into_lock(), location))
+    }
+
+    /// Removes an item that is flushed or expired, and returns the reason as an error.
+    #[cold]
+    fn remove_if_ended(&self, bucket: &BucketGuard<'_>, found: Found<'_>, now: u32) -> Result<(), Miss> {
+        if self.log.is_flushed(found.location) {
+            self.remove(bucket, found, Change::Flushed);
+            return Err(Miss::Flushed);
+        }
+        if found.item.expiry().is_past(now) {
+            self.count_expired(found.item);
+            self.remove(bucket, found, Change::Expired);
+            return Err(Miss::Expired);
+        }
+        Ok(())
+    }
+
+    /// Counts an item that has expired.
+    pub(super) fn count_expired(&self, item: ItemPtr) {
+        if item.state() & state::FETCHED == 0 {
+            self.expirations.unfetched.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Records a use of the item: at most one write, and none if nothing changes.
+    #[inline]
+    pub(super) fn bump(&self, item: ItemPtr, now: u32) {
+        let before = item.usage();
+        let after = Usage::new(self.log.hits().after(before.state()), now);
+        if after != before {
+            item.set_usage(after);
+        }
+    }
+
+    /// Records a use of the item by a client that was not sent its value: it stays as one that was read would, but does not
+    /// count as read.
+    pub(super) fn bump_unread(&self, item: ItemPtr, now: u32) {
+        let before = item.state();
+        let after = self.log.hits().after(before) & !state::FETCHED | before & state::FETCHED;
+        item.set_usage(Usage::new(after, now));
+    }
+
+    /// Removes an item from the index. Its entries become garbage.
+    pub(super) fn remove(&self, bucket: &BucketGuard<'_>, found: Found<'_>, change: Change) {
+        self.notify(change, found.item.key(), found.item.cas());
+        let bytes = self.item_bytes(found.item);
+        bucket.remove(found.slot, bytes);
+        if change == Change::Flushed {
+            bucket.shard().flushed_item_gone(bytes);
+        }
+        self.item_died(found.item, found.location);
+    }
+
+    /// Records that the item's entry and pieces are garbage.
+    pub(super) fn item_died(&self, item: ItemPtr, location: u32) {
+        let expiry = item.expiry();
+        self.each_entry(item, location, |location, bytes| self.log.entry_died(location, bytes, expiry));
+    }
+
+    /// Records in its regions when an item that has just been linked expires.
+    pub(super) fn note_expiry(&self, item: ItemPtr, location: u32, expiry: Expiry) {
+        if expiry != Expiry::NEVER {
+            self.each_entry(item, location, |location, bytes| self.log.note_expiry(location, bytes, expiry));
+        }
+    }
+
+    /// Changes an item's expiry; false if its entry has no room for one. Its hash bucket is locked.
+    #[must_use]
+    pub(super) fn set_expiry(&self, item: ItemPtr, location: u32, expiry: Expiry) -> bool {
+        let before = item.expiry();
+        if before == expiry {
+            return true;
+        }
+        if !item.set_expiry(expiry) {
+            return false;
+        }
+        self.each_entry(item, location, |location, bytes| {
+            self.log.change_expiry(location, bytes, before, expiry);
+        });
+        true
+    }
+
+    /// Calls the change hook, if there is one.
+    #[inline]
+    pub(super) fn notify(&self, change: Change, key: &[u8], version: u64) {
+        if let Some(hook) = &self.change_hook {
+            hook.on_change(change, key, version);
+        }
+    }
+
+    /// Splits a hash bucket of the shard if it has become too full. Not under a hash bucket's lock.
+    pub(super) fn grow_index(&self, hash: KeyHash) {
+        self.index.shard(hash).grow(|location| self.hasher.hash(self.item_at(location).key()));
+    }
+}

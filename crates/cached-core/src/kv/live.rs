@@ -1,0 +1,193 @@
+//! The store's side of the [seam](super::log::owner) to its log: which entries are in use.
+
+use super::extent::{self, List};
+use super::hook::{Change, EvictedItem, EvictionHook};
+use super::index::{BucketGuard, BucketRef};
+use super::inner::{Found, Inner};
+use super::item::{ItemPtr, Shape, state};
+use super::log::owner::{LiveEntry, Owner, Scanned};
+use crate::KeyHash;
+use crate::clock::Expiry;
+use crate::sync::Ordering;
+
+/// Where the index will be asked for an entry.
+#[derive(Clone, Copy)]
+pub(super) struct Hint<'a> {
+    bucket: BucketRef<'a>,
+    hash: KeyHash,
+}
+
+/// An item, or a piece of its value, whose hash bucket is locked.
+pub(super) struct Live<'a> {
+    inner: &'a Inner,
+    bucket: BucketGuard<'a>,
+    found: Found<'a>,
+    hash: KeyHash,
+    /// For a piece: its position in the item's list.
+    piece: Option<usize>,
+}
+
+impl Owner for Inner {
+    type Hint<'a> = Hint<'a>;
+    type Live<'a> = Live<'a>;
+
+    #[inline]
+    unsafe fn scan<'a>(&'a self, entry: *mut u8) -> Scanned<Hint<'a>> {
+        // SAFETY: the caller promises a complete entry.
+        let shape = unsafe { Shape::read(entry) };
+        let is_piece = shape.piece_bytes().is_some();
+        let hash = if is_piece {
+            // SAFETY: as above, and the shape says that it is a piece.
+            unsafe { extent::piece_owner(entry) }
+        } else {
+            // SAFETY: as above; only the key is read, which never changes.
+            self.hasher.hash(unsafe { ItemPtr::new(entry) }.key())
+        };
+        let bucket = self.index.shard(hash).locate(hash);
+        bucket.prefetch();
+        Scanned { hint: Hint { bucket, hash }, bytes: shape.entry_bytes(), is_piece }
+    }
+
+    #[inline]
+    fn lock<'a>(&'a self, scanned: &Scanned<Hint<'a>>, location: u32, now: u32) -> Option<Live<'a>> {
+        let Hint { bucket, hash } = scanned.hint;
+        let bucket = bucket.lock(hash);
+        let (found, piece) = if scanned.is_piece {
+            let (found, position) = self.item_of_piece(&bucket, hash, location)?;
+            (found, Some(position))
+        } else {
+            let slot = bucket.find(hash, |entry| entry == location)?;
+            (Found { slot, item: self.item_at(location), location }, None)
+        };
+        if (self.log.boundary() != 0 || found.item.shape().fields().expiry)
+            && self.remove_from_walk(&bucket, found, now)
+        {
+            return None;
+        }
+        Some(Live { inner: self, bucket, found, hash, piece })
+    }
+
+    fn change_stamp(&self) -> (u64, u64) {
+        // Every store and every removal changes one of them.
+        self.index.stored_and_items()
+    }
+}
+
+impl Inner {
+    /// The item whose list has the piece at a location, and the piece's position there.
+    fn item_of_piece<'a>(
+        &self,
+        bucket: &BucketGuard<'a>,
+        hash: KeyHash,
+        piece: u32,
+    ) -> Option<(Found<'a>, usize)> {
+        let (slot, (item, location, position)) = bucket.find_map(hash, |location| {
+            let item = self.item_at(location);
+            if !item.shape().fields().extents {
+                return None;
+            }
+            List::new(item.payload()).position(piece).map(|position| (item, location, position))
+        })?;
+        Some((Found { slot, item, location }, position))
+    }
+
+    /// Removes an item that is flushed or expired; returns whether it was.
+    fn remove_from_walk(&self, bucket: &BucketGuard<'_>, found: Found<'_>, now: u32) -> bool {
+        if self.log.is_flushed(found.location) {
+            self.remove(bucket, found, Change::Flushed);
+            return true;
+        }
+        if found.item.expiry().is_past(now) {
+            self.count_expired(found.item);
+            self.expirations.reclaimed.fetch_add(1, Ordering::Relaxed);
+            self.remove(bucket, found, Change::Expired);
+            return true;
+        }
+        false
+    }
+}
+
+impl LiveEntry for Live<'_> {
+    #[inline]
+    fn hash(&self) -> u64 {
+        self.hash.0
+    }
+
+    #[inline]
+    fn expiry(&self) -> Expiry {
+        self.found.item.expiry()
+    }
+
+    #[inline]
+    fn idle_secs(&self, now: u32) -> u32 {
+        self.found.item.idle_secs(now)
+    }
+
+    #[inline]
+    fn last_access(&self, now: u32) -> u32 {
+        self.found.item.last_access(now)
+    }
+
+    #[inline]
+    fn policy_bits(&self) -> u8 {
+        self.found.item.policy_bits()
+    }
+
+    #[inline]
+    fn set_policy_bits(&self, bits: u8) {
+        self.found.item.set_policy_bits(bits);
+    }
+
+    #[inline]
+    fn item_bytes(&self, entry_bytes: u32) -> u64 {
+        if self.found.item.shape().fields().extents {
+            self.inner.item_bytes(self.found.item)
+        } else {
+            u64::from(entry_bytes)
+        }
+    }
+
+    #[inline]
+    fn relocate(&self, location: u32) {
+        match self.piece {
+            None => self.found.slot.set_location(location),
+            // SAFETY: the payload is the list in which the piece was found at this position, and the lock
+            // of its hash bucket is held.
+            Some(position) => unsafe {
+                extent::set_piece_location(self.found.item.payload_ptr(), position, location);
+            },
+        }
+    }
+
+    #[inline]
+    fn evict(self, now: u32, garbage: impl FnMut(u32, u32)) -> bool {
+        let Live { inner, bucket, found, .. } = self;
+        let item = found.item;
+        let was_fetched = item.state() & state::FETCHED != 0;
+        if let Some(hook) = &inner.eviction_hook {
+            notify_eviction(&**hook, item, now);
+        }
+        inner.notify(Change::Evicted, item.key(), item.cas());
+        bucket.remove(found.slot, inner.item_bytes(item));
+        inner.each_entry(item, found.location, garbage);
+        was_fetched
+    }
+}
+
+#[cold]
+fn notify_eviction(hook: &dyn EvictionHook, item: ItemPtr, now: u32) {
+    let shape = item.shape();
+    let value_bytes = match shape.fields().extents {
+        true => List::new(item.payload()).value_bytes(),
+        false => shape.payload_bytes(),
+    };
+    hook.on_eviction(&EvictedItem {
+        key: item.key(),
+        value_bytes,
+        client_flags: item.client_flags(),
+        expiry: item.expiry(),
+        last_access: item.last_access(now),
+        fetched: item.state() & state::FETCHED != 0,
+        now,
+    });
+}

@@ -1,0 +1,338 @@
+//! The log: where items' bytes lie, and how memory becomes free again.
+//!
+//! ```text
+//!  lanes (open regions) ──seal──> queues (sealed regions, oldest first) ──reclaim──> free regions ──open──> lanes
+//!                                                                          │
+//!                                    what is kept or compacted <───────────┘
+//! ```
+//! The log owns the arena with its regions, the lanes that append to them, the queues of full regions, the eviction policy
+//! and the reclaimer. It stores *entries*: bytes at a location. What an entry is, and whether it is in use, it asks the
+//! store through the traits in [`owner`].
+//!
+//! Read on in `lanes.rs` and `stream.rs` (allocation), `space.rs` (addresses and accounting) and `reclaim/` (making room).
+
+mod hits;
+mod lanes;
+pub(super) mod owner;
+mod queues;
+mod reclaim;
+mod reserved;
+mod space;
+mod stream;
+#[cfg(any(test, feature = "validate"))]
+mod validate;
+
+pub(super) use stream::Entry;
+
+use crate::arena::{Arena, Owner as RegionOwner, RegionId, RegionState};
+use crate::clock::Expiry;
+use crate::kv::extent::PIECE_HEADER_BYTES;
+use crate::kv::lock_ranks;
+use crate::policy::Policy;
+use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
+use hits::HitTable;
+use lanes::{LARGE_STREAM, Lanes, queue_of_stream};
+use owner::Owner;
+use queues::{LARGE, Queues};
+use reclaim::{BATCH, Effort, Reclaimer};
+use reserved::Reserved;
+use stream::Place;
+
+/// Free regions that only the reclaimer may take, so that survivors always find a place.
+const RECLAIM_RESERVE: u32 = 2;
+/// The low-water mark of free regions while no lane is in use.
+const LOW_WATER_MIN: u32 = RECLAIM_RESERVE + 2;
+
+/// Regions, lanes, queues, policy and reclaimer of one store.
+pub(super) struct Log {
+    arena: Arena,
+    /// An entry starts at a multiple of `1 << granule_shift` bytes; locations count granules.
+    granule_shift: u32,
+    /// Whether live items are evicted to make room.
+    evicts: bool,
+    /// Entries in regions with a lower sequence number have been flushed; 0 while no flush is being cleaned up.
+    boundary: AtomicU64,
+    lanes: Lanes,
+    policy: Box<dyn Policy>,
+    /// Memory that the policy takes for itself.
+    policy_bytes: usize,
+    hits: HitTable,
+    queues: Mutex<Queues>,
+    reclaimer: Mutex<Reclaimer>,
+    evictions: Evictions,
+    reserved: Reserved,
+}
+
+/// Counters of evictions: off the hot path, and on a cache line that hits do not read.
+#[repr(align(128))]
+#[derive(Default)]
+struct Evictions {
+    items: AtomicU64,
+    unfetched: AtomicU64,
+}
+
+/// What a log is made of.
+pub(super) struct LogConfig {
+    pub(super) arena: Arena,
+    pub(super) granule_shift: u32,
+    pub(super) evicts: bool,
+    pub(super) lanes: usize,
+    /// Attached to its memory.
+    pub(super) policy: Box<dyn Policy>,
+    pub(super) policy_bytes: usize,
+    /// Limits for values that have not arrived completely.
+    pub(super) reserved_bytes_max: u64,
+    pub(super) reserved_regions_max: u32,
+}
+
+/// Metrics of a log.
+pub(super) struct LogMetrics {
+    pub(super) evictions: u64,
+    pub(super) evicted_unfetched: u64,
+    pub(super) regions_reclaimed: u64,
+    pub(super) regions_free: u32,
+    pub(super) regions: u32,
+    pub(super) garbage_bytes: u64,
+}
+
+impl Log {
+    pub(super) fn new(config: LogConfig) -> Log {
+        let regions = config.arena.region_count();
+        Log {
+            granule_shift: config.granule_shift,
+            evicts: config.evicts,
+            boundary: AtomicU64::new(0),
+            lanes: Lanes::new(config.lanes, regions),
+            hits: HitTable::new(&*config.policy),
+            policy: config.policy,
+            policy_bytes: config.policy_bytes,
+            queues: Mutex::ranked(Queues::new(regions), &lock_ranks::QUEUES),
+            reclaimer: Mutex::ranked(Reclaimer::new(config.arena.region_bytes()), &lock_ranks::RECLAIMER),
+            evictions: Evictions::default(),
+            reserved: Reserved::new(config.reserved_bytes_max, config.reserved_regions_max),
+            arena: config.arena,
+        }
+    }
+
+    /// The memory and the table of its regions.
+    pub(super) fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// Whether live items are evicted to make room.
+    #[inline]
+    pub(super) fn evicts(&self) -> bool {
+        self.evicts
+    }
+
+    /// The eviction policy.
+    #[inline]
+    pub(super) fn policy(&self) -> &dyn Policy {
+        &*self.policy
+    }
+
+    /// Memory that the policy takes for itself.
+    pub(super) fn policy_bytes(&self) -> usize {
+        self.policy_bytes
+    }
+
+    /// The table by which a hit changes an item's state.
+    #[inline]
+    pub(super) fn hits(&self) -> &HitTable {
+        &self.hits
+    }
+
+    /// What reservations hold.
+    pub(super) fn reserved(&self) -> &Reserved {
+        &self.reserved
+    }
+
+    /// The stream for a new item of this expiry.
+    pub(super) fn stream_for(&self, expiry: Expiry, now: u32) -> usize {
+        self.lanes.stream_for(expiry, now)
+    }
+
+    /// Allocates an entry in the open region of a stream. Never waits, so it may be called under a hash bucket's lock.
+    #[inline]
+    pub(super) fn try_alloc(&self, stream: usize, bytes: u32) -> Option<Entry> {
+        if self.is_low() {
+            return None;
+        }
+        let mut streams = self.lanes.own().try_lock()?;
+        streams[stream].append(self, bytes)
+    }
+
+    /// Allocates an entry, and reclaims regions if necessary. Not under a hash bucket's lock. Returns `None` when no
+    /// memory can be freed.
+    pub(super) fn alloc<O: Owner>(&self, owner: &O, stream: usize, bytes: u32, now: u32) -> Option<Entry> {
+        self.reclaim_if_low(owner, now);
+        let mut streams = self.lanes.own_in_use().lock();
+        let open = &mut streams[stream];
+        if let Some(entry) = open.append(self, bytes) {
+            return Some(entry);
+        }
+        let Some(region) = self.obtain_region(owner, now) else {
+            self.take_over(open, queue_of_stream(stream), bytes)?;
+            return open.append(self, bytes);
+        };
+        {
+            // The reclaimer refreshes the table under the same lock.
+            let _queues = lock(&self.queues);
+            if self.policy.advance(self.arena.region_bytes() as u64) {
+                self.hits.refresh(&*self.policy);
+            }
+        }
+        open.seal(self, queue_of_stream(stream), Place::Newest);
+        open.open(self, region, now);
+        open.append(self, bytes)
+    }
+
+    /// Allocates an entry for a piece of at most `wanted` bytes of data: what is left of the open region, or a new
+    /// region when too little is left. Returns the entry and the bytes of data for which it has room.
+    pub(super) fn alloc_piece<O: Owner>(&self, owner: &O, wanted: usize, now: u32) -> Option<(Entry, u32)> {
+        let header = PIECE_HEADER_BYTES;
+        let region_bytes = self.arena.region_bytes();
+        self.reclaim_if_low(owner, now);
+        let mut streams = self.lanes.own_in_use().lock();
+        let open = &mut streams[LARGE_STREAM];
+        // A small remainder is cheaper left unused than listed.
+        if (open.room(region_bytes) as usize) < (header + wanted).min(region_bytes / 64) {
+            match self.obtain_region(owner, now) {
+                Some(region) => {
+                    open.seal(self, LARGE, Place::Newest);
+                    open.open(self, region, now);
+                }
+                None => self.take_over(open, LARGE, (header + wanted).min(region_bytes / 64) as u32)?,
+            }
+        }
+        let data = wanted.min(open.room(region_bytes) as usize - header) as u32;
+        let entry = open.append(self, self.padded(header + data as usize))?;
+        Some((entry, data))
+    }
+
+    /// Whether fewer regions are free than should be.
+    #[inline]
+    fn is_low(&self) -> bool {
+        self.arena.kv_available() < self.lanes.low_water()
+    }
+
+    /// Reclaims a little when few regions are free, so that no thread has to reclaim a whole region at once.
+    #[inline]
+    fn reclaim_if_low<O: Owner>(&self, owner: &O, now: u32) {
+        if self.is_low()
+            && let Some(mut reclaimer) = try_lock(&self.reclaimer)
+        {
+            reclaimer.step(self, owner, now, BATCH, Effort::Pace);
+        }
+    }
+
+    /// Takes a free region and leaves the reclaimer's reserve.
+    fn take_region(&self) -> Option<RegionId> {
+        self.arena.take(RegionOwner::Kv, RECLAIM_RESERVE)
+    }
+
+    /// Takes a free region, and reclaims until there is one. Returns `None` when nothing more can be reclaimed.
+    fn obtain_region<O: Owner>(&self, owner: &O, now: u32) -> Option<RegionId> {
+        self.take_region().or_else(|| lock(&self.reclaimer).obtain(self, owner, now))
+    }
+
+    /// Makes a region to which the reclaimer has copied survivors the stream's open one, if it has room for `bytes`.
+    #[cold]
+    fn take_over(&self, stream: &mut stream::Stream, queue: usize, bytes: u32) -> Option<()> {
+        if self.evicts {
+            return None;
+        }
+        let other = lock(&self.reclaimer).give_room(self, bytes)?;
+        stream.seal(self, queue, Place::Newest);
+        *stream = other;
+        Some(())
+    }
+
+    /// Reclaims for a few milliseconds where no thread waits for it. Nothing is evicted. Returns whether there was anything to do.
+    pub(super) fn reclaim_some<O: Owner>(&self, owner: &O, now: u32) -> bool {
+        const STEPS: usize = 16;
+        const ENTRIES: usize = 256;
+        let mut reclaimer = lock(&self.reclaimer);
+        (0..STEPS).take_while(|_| reclaimer.step(self, owner, now, ENTRIES, Effort::Upkeep)).count() > 0
+    }
+
+    /// A log that does not evict turns garbage into free regions before a thread has to wait for one. Returns whether there
+    /// was anything to do.
+    pub(super) fn make_room<O: Owner>(&self, owner: &O, now: u32) -> bool {
+        !self.evicts && self.is_low() && self.reclaim_some(owner, now)
+    }
+
+    /// Ends every entry that has been published: all open regions are sealed, and all regions in use fall before the boundary.
+    pub(super) fn draw_boundary(&self) {
+        // Meanwhile no region may be opened, sealed or filled: one that is open on both sides of the boundary would take later
+        // entries along, or give earlier ones a later number.
+        self.lanes.with_all_sealed(self, || {
+            let mut reclaimer = lock(&self.reclaimer);
+            reclaimer.seal_survivors(self);
+            self.boundary.fetch_max(self.arena.next_sequence(), Ordering::AcqRel);
+        });
+    }
+
+    /// The sequence number below which regions have been flushed; 0 for none.
+    #[inline]
+    pub(super) fn boundary(&self) -> u64 {
+        self.boundary.load(Ordering::Acquire)
+    }
+
+    /// Whether the entry at a location has been flushed.
+    #[inline]
+    pub(super) fn is_flushed(&self, location: u32) -> bool {
+        let boundary = self.boundary();
+        boundary != 0 && self.arena.region(self.region_of(location)).sequence() < boundary
+    }
+
+    /// Whether regions before the boundary are in use.
+    pub(super) fn has_regions_before(&self, boundary: u64) -> bool {
+        (0..self.arena.region_count()).map(RegionId).any(|region| {
+            let record = self.arena.region(region);
+            record.state() != RegionState::Free && record.sequence() < boundary
+        })
+    }
+
+    /// Removes the boundary, before which no region is in use. Returns false if another flush has moved it meanwhile: then it
+    /// stays.
+    pub(super) fn clear_boundary(&self, boundary: u64) -> bool {
+        self.boundary.compare_exchange(boundary, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Reads the counters, and walks over the table of regions.
+    pub(super) fn metrics(&self) -> LogMetrics {
+        let mut metrics = LogMetrics {
+            evictions: self.evictions.items.load(Ordering::Relaxed),
+            evicted_unfetched: self.evictions.unfetched.load(Ordering::Relaxed),
+            regions_reclaimed: lock(&self.reclaimer).jobs(),
+            regions_free: 0,
+            regions: self.arena.region_count(),
+            garbage_bytes: 0,
+        };
+        for region in (0..metrics.regions).map(RegionId) {
+            let record = self.arena.region(region);
+            match record.state() {
+                RegionState::Free => metrics.regions_free += 1,
+                RegionState::Sealed => {
+                    metrics.garbage_bytes +=
+                        u64::from(record.used_bytes().saturating_sub(record.live_bytes()));
+                }
+                _ => {}
+            }
+        }
+        metrics
+    }
+
+    /// Seals the open regions of all lanes.
+    #[cfg(all(test, not(shuttle)))]
+    pub(super) fn seal_lanes(&self) {
+        self.lanes.with_all_sealed(self, || ());
+    }
+
+    /// Locks a lane, for which a flush then waits.
+    #[cfg(all(test, not(shuttle)))]
+    pub(super) fn lock_a_lane(&self) -> impl Sized + '_ {
+        self.lanes.lock_first()
+    }
+}

@@ -1,0 +1,339 @@
+//! The reclaimer: walks one region at a time, copies out what stays, and frees the region.
+//!
+//! A region is walked for one of three purposes:
+//!
+//! - *Compaction*: a seventh or more of it is garbage (dead or expired). All entries in use are copied together; none
+//!   is evicted.
+//! - *Eviction*: no region has that much garbage. The policy names a queue, and decides about every item of its oldest
+//!   region. So expired items go before live ones, and memory follows the sizes in use.
+//! - *Sweep*: the amount that has expired is an estimate. Where it may be a seventh, a walk removes the expired items first
+//!   and leaves the others in place.
+//!
+//! A store that does not evict uses all of its garbage: when there is a region's worth in total, the region that has
+//! the most is compacted, however little that is; before an allocation fails, all regions in which something has
+//! expired are swept.
+//!
+//! Evictions keep at most three quarters of what they walk, whatever the policy decides, averaged over several regions. So
+//! a byte freed costs at most three bytes copied, and a cache in which every item has just been hit does not
+//! stall while all of it is copied: a thread that needs a region waits for a few walks, then the average starts
+//! from there.
+//!
+//! Threads that allocate do the work in small steps while few regions are free. The reclaimer's lock admits one thread at a
+//! time.
+
+mod choose;
+mod evict;
+mod survivors;
+mod walk;
+
+use super::Log;
+use super::owner::{LiveEntry, Owner, Scanned};
+use super::queues::LARGE;
+use super::stream::Stream;
+use crate::arena::{Owner as RegionOwner, RegionId, RegionState};
+use crate::policy::QueueId;
+use crate::sync::{Ordering, lock};
+use choose::Choice;
+use survivors::{NoPlace, Survivors};
+use walk::{Job, Walked};
+
+/// A region with at least this share of garbage is compacted before anything is evicted: 1/7.
+const GARBAGE_SHARE: u32 = 7;
+/// Regions of large values that may be requeued in a row before one is evicted regardless.
+const REQUEUES_MAX: u32 = 8;
+/// A store that does not evict copies at most this much for one region before it reports that memory is used up; what it has
+/// freed by then is not lost.
+const COMPACTED_FOR_ONE_BYTES_MAX: u64 = 256 << 20;
+/// The same for sweeps.
+const SWEPT_FOR_ONE_BYTES_MAX: u64 = 64 << 20;
+/// A thread that waits for a region lets this many walks keep everything.
+const PATIENT_JOBS: u64 = 3;
+/// Entries whose index lines are prefetched together.
+pub(super) const BATCH: usize = 16;
+
+/// The walk under way, and where survivors go. With its lock on cache lines of its own: it is written with nearly every
+/// store of a full cache, and every hit of every thread reads what would lie beside it.
+#[repr(align(128))]
+pub(super) struct Reclaimer {
+    job: Option<Job>,
+    survivors: Survivors,
+    choice: Choice,
+    /// Regions walked so far.
+    jobs: u64,
+    /// Of those, swept.
+    sweeps: u64,
+    /// Regions requeued in a row.
+    requeues: u32,
+    /// Bytes that evictions may still keep: the share of every region walked is added, up to a bound.
+    keep_credit: u32,
+    /// The last compaction found no place for survivors: evict once before the next one.
+    has_no_place: bool,
+    /// Bytes copied out of the job's region.
+    copied_bytes: u32,
+    tally: Tally,
+    /// Hashes and bytes of what was evicted from the job's queue and not yet reported to the policy: at most `BATCH`.
+    evicted: Vec<u64>,
+    evicted_bytes: u64,
+}
+
+/// Changes of a step to shared counters, applied at its end.
+#[derive(Default)]
+struct Tally {
+    evictions: u64,
+    evicted_unfetched: u64,
+    /// Bytes that became garbage in the region of the job.
+    dead_bytes: u32,
+}
+
+/// The purpose of a walk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Purpose {
+    /// All entries in use are copied out.
+    Compact,
+    /// Entries in use are copied out or evicted.
+    Evict,
+    /// Expired items are removed; the others stay in place.
+    Sweep,
+}
+
+/// The reason for a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Effort {
+    /// Upkeep: nothing is evicted.
+    Upkeep,
+    /// Few regions are free.
+    Pace,
+    /// A thread waits for a region.
+    Need,
+}
+
+impl Reclaimer {
+    pub(super) fn new(region_bytes: usize) -> Reclaimer {
+        Reclaimer {
+            job: None,
+            survivors: Survivors::new(),
+            choice: Choice::new(),
+            jobs: 0,
+            sweeps: 0,
+            requeues: 0,
+            keep_credit: evict::credit_max(region_bytes),
+            has_no_place: false,
+            copied_bytes: 0,
+            tally: Tally::default(),
+            evicted: Vec::with_capacity(BATCH),
+            evicted_bytes: 0,
+        }
+    }
+
+    /// Regions walked so far.
+    pub(super) fn jobs(&self) -> u64 {
+        self.jobs
+    }
+
+    /// Seals the regions that survivors are copied to.
+    pub(super) fn seal_survivors(&mut self, log: &Log) {
+        self.survivors.seal_all(log);
+    }
+
+    /// Gives away the region to which survivors of compactions are copied, if it has room for `bytes`: without eviction it may be
+    /// all the room there is.
+    pub(super) fn give_room(&mut self, log: &Log, bytes: u32) -> Option<Stream> {
+        self.survivors.give_room(log, bytes)
+    }
+
+    /// Takes a free region, and reclaims until there is one. Returns `None` when nothing more can be reclaimed.
+    pub(super) fn obtain<O: Owner>(&mut self, log: &Log, owner: &O, now: u32) -> Option<RegionId> {
+        let (first_job, first_sweep) = (self.jobs, self.sweeps);
+        let region_bytes = log.arena.region_bytes() as u64;
+        let (jobs_max, sweeps_max) = if log.evicts {
+            // Every walk frees at least a quarter of a region: only pins can prevent that.
+            (first_job + 4 * u64::from(log.arena.region_count()) + 64, u64::MAX)
+        } else {
+            (
+                first_job + COMPACTED_FOR_ONE_BYTES_MAX / region_bytes,
+                first_sweep + SWEPT_FOR_ONE_BYTES_MAX / region_bytes,
+            )
+        };
+        loop {
+            if self.jobs == first_job + PATIENT_JOBS {
+                self.spend_credit();
+            }
+            if let Some(region) = log.take_region() {
+                return Some(region);
+            }
+            if self.jobs > jobs_max
+                || self.sweeps > sweeps_max
+                || !self.step(log, owner, now, 256, Effort::Need)
+            {
+                return None;
+            }
+        }
+    }
+
+    /// Walks at most about `entries` entries. Returns false when there is nothing to reclaim.
+    pub(super) fn step<O: Owner>(
+        &mut self,
+        log: &Log,
+        owner: &O,
+        now: u32,
+        entries: usize,
+        effort: Effort,
+    ) -> bool {
+        let may_evict = log.evicts && effort != Effort::Upkeep;
+        let next = self.job.take().or_else(|| self.pick(log, owner, now, effort));
+        let Some(mut job) = next else { return false };
+        let mut left = entries;
+        while left > 0 && !job.is_done() {
+            let mut batch = [None; BATCH];
+            let count = job.scan(log, owner, &mut batch[..BATCH.min(left)]);
+            for walked in batch[..count].iter().flatten() {
+                if self.process(log, owner, &job, walked, now).is_err() {
+                    self.jobs += 1;
+                    self.has_no_place = true;
+                    self.report_evicted(log, &job);
+                    self.apply_tally(log, job.region);
+                    log.put_back(job.queue, job.region);
+                    return may_evict;
+                }
+            }
+            left -= count;
+            self.report_evicted(log, &job);
+        }
+        self.apply_tally(log, job.region);
+        if !job.is_done() {
+            self.job = Some(job);
+            return true;
+        }
+        self.jobs += 1;
+        if job.purpose == Purpose::Sweep {
+            self.sweeps += 1;
+            self.choice.note_sweep(log, &job, self.jobs, now);
+            log.put_back(job.queue, job.region);
+        } else if job.requeues {
+            self.requeues += 1;
+            log.arena.region(job.region).renew(log.arena.take_sequence(), now);
+            log.put_back(job.queue, job.region);
+        } else {
+            self.requeues = 0;
+            self.choice.note_compaction(log, &job, self.copied_bytes, self.jobs, now);
+            debug_assert_eq!(log.arena.region(job.region).live_bytes(), 0, "an entry was overlooked");
+            log.arena.release(job.region);
+        }
+        true
+    }
+
+    /// Reports to the policy what has been evicted.
+    fn report_evicted(&mut self, log: &Log, job: &Job) {
+        if !self.evicted.is_empty() {
+            let bytes = std::mem::take(&mut self.evicted_bytes);
+            log.policy.record_evicted(QueueId(job.queue as u8), bytes, &self.evicted);
+            self.evicted.clear();
+        }
+    }
+
+    /// Applies what a step has done to shared counters. The region is still the job's.
+    fn apply_tally(&mut self, log: &Log, region: RegionId) {
+        let Tally { evictions, evicted_unfetched, dead_bytes } = std::mem::take(&mut self.tally);
+        if evictions > 0 {
+            log.evictions.items.fetch_add(evictions, Ordering::Relaxed);
+            log.evictions.unfetched.fetch_add(evicted_unfetched, Ordering::Relaxed);
+        }
+        if dead_bytes > 0 {
+            log.arena.region(region).entry_died(dead_bytes);
+        }
+    }
+
+    /// Does with one entry what the purpose of the walk demands. Garbage is passed over.
+    #[inline]
+    fn process<'a, O: Owner>(
+        &mut self,
+        log: &Log,
+        owner: &'a O,
+        job: &Job,
+        walked: &Walked<O::Hint<'a>>,
+        now: u32,
+    ) -> Result<(), NoPlace> {
+        let Some(entry) = owner.lock(&walked.scanned, walked.location, now) else { return Ok(()) };
+        let is_piece = walked.scanned.is_piece;
+        match job.purpose {
+            Purpose::Sweep => {
+                log.arena.expiry_seen(job.region, entry.expiry());
+                Ok(())
+            }
+            Purpose::Compact => {
+                let queue = if is_piece { LARGE } else { job.queue };
+                self.relocate(log, job, queue, &entry, walked.place(), now)
+            }
+            Purpose::Evict if is_piece => {
+                self.keep_or_evict_piece(log, job, entry, walked.place(), now);
+                Ok(())
+            }
+            Purpose::Evict => {
+                self.keep_or_evict_item(log, job, entry, walked.place(), now);
+                Ok(())
+            }
+        }
+    }
+
+    /// Copies an entry of the job's region to the open region of a queue, for those kept or those compacted.
+    #[inline]
+    fn relocate<L: LiveEntry>(
+        &mut self,
+        log: &Log,
+        job: &Job,
+        queue: usize,
+        entry: &L,
+        (from, bytes): (u32, u32),
+        now: u32,
+    ) -> Result<(), NoPlace> {
+        let to = self.survivors.place(log, job, queue, bytes, now)?;
+        log.copy_entry(from, to);
+        entry.relocate(to.location);
+        let expiry = entry.expiry();
+        log.arena.note_expiry(to.region, bytes, expiry);
+        log.arena.forget_expiry(job.region, bytes, expiry);
+        self.tally.dead_bytes += bytes;
+        self.copied_bytes += bytes;
+        Ok(())
+    }
+
+    /// Chooses the next region and takes it out of its queue.
+    fn pick<O: Owner>(&mut self, log: &Log, owner: &O, now: u32, effort: Effort) -> Option<Job> {
+        let may_evict = log.evicts && effort != Effort::Upkeep;
+        let may_compact = !std::mem::take(&mut self.has_no_place);
+        let chosen = if may_compact {
+            self.choice.take(log, owner, &mut self.survivors, self.jobs, now, effort)
+        } else {
+            None
+        };
+        let (region, queue, purpose) = match chosen {
+            Some(chosen) => chosen,
+            None if may_evict => {
+                let mut queues = lock(&log.queues);
+                let region = evict::oldest_victim(log, &queues)?;
+                if !log.arena.region(region).shift(RegionState::Sealed, RegionState::Reclaiming) {
+                    return None;
+                }
+                (region, queues.remove(region), Purpose::Evict)
+            }
+            None => return None,
+        };
+        match purpose {
+            Purpose::Evict => self.earn_credit(log),
+            Purpose::Sweep => log.arena.begin_expiry_walk(region),
+            Purpose::Compact => {}
+        }
+        self.copied_bytes = 0;
+        let mut job = Job::new(log, region, queue, purpose);
+        job.requeues = purpose == Purpose::Evict
+            && queue == LARGE
+            && self.requeues < REQUEUES_MAX
+            && evict::is_mostly_kept(log, owner, &job, now);
+        Some(job)
+    }
+}
+
+/// A region for survivors, from the reclaimer's reserve if there is no other.
+fn take_reserve(log: &Log) -> Result<RegionId, NoPlace> {
+    log.arena.take(RegionOwner::Kv, 0).ok_or(NoPlace)
+}

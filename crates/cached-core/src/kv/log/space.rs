@@ -1,0 +1,148 @@
+//! Addresses of entries, and the accounting of what is in use and what is garbage.
+//!
+//! A *location* counts granules from the start of the arena; entries start at whole granules and are padded to them.
+
+use super::Log;
+use super::stream::Entry;
+use crate::arena::{RegionId, RegionState};
+use crate::clock::Expiry;
+use crate::sync::lock;
+
+impl Log {
+    /// The first byte of the entry at a location.
+    #[inline]
+    pub(in crate::kv) fn ptr(&self, location: u32) -> *mut u8 {
+        self.arena.at((location as usize) << self.granule_shift)
+    }
+
+    /// The region in which a location lies.
+    #[inline]
+    pub(in crate::kv) fn region_of(&self, location: u32) -> RegionId {
+        self.arena.region_of((location as usize) << self.granule_shift)
+    }
+
+    /// The location of a byte of a region, which starts a granule.
+    #[inline]
+    pub(super) fn location_in(&self, region: RegionId, offset: u32) -> u32 {
+        (self.arena.offset_of(region, offset) >> self.granule_shift) as u32
+    }
+
+    /// The size of an entry with its padding.
+    #[inline]
+    pub(in crate::kv) fn padded(&self, bytes: usize) -> u32 {
+        let mask = (1usize << self.granule_shift) - 1;
+        ((bytes + mask) & !mask) as u32
+    }
+
+    /// Records that the index refers to the entry: its region may be reclaimed again.
+    #[inline]
+    pub(in crate::kv) fn publish(&self, entry: Entry) {
+        self.arena.region(entry.region).end_entry();
+    }
+
+    /// Gives up an entry that was never published. Its first word must have been written, so that walks can step over it.
+    pub(in crate::kv) fn abandon(&self, entry: Entry) {
+        let record = self.arena.region(entry.region);
+        record.abandon_entry(entry.bytes);
+        if record.live_bytes() == 0 {
+            self.free_if_dead(entry.region);
+        }
+    }
+
+    /// Records that a published entry, which was to expire at `expiry`, is garbage.
+    pub(in crate::kv) fn entry_died(&self, location: u32, bytes: u32, expiry: Expiry) {
+        let region = self.region_of(location);
+        self.arena.forget_expiry(region, bytes, expiry);
+        if self.arena.region(region).entry_died(bytes) == 0 {
+            self.free_if_dead(region);
+        }
+    }
+
+    /// Records when an entry that has just been published expires.
+    pub(in crate::kv) fn note_expiry(&self, location: u32, bytes: u32, expiry: Expiry) {
+        self.arena.note_expiry(self.region_of(location), bytes, expiry);
+    }
+
+    /// Records that an entry expires at `after`, no longer at `before`.
+    pub(in crate::kv) fn change_expiry(&self, location: u32, bytes: u32, before: Expiry, after: Expiry) {
+        let region = self.region_of(location);
+        self.arena.forget_expiry(region, bytes, before);
+        self.arena.note_expiry(region, bytes, after);
+    }
+
+    /// Copies an entry to another place. The caller holds the lock of its hash bucket, or is the only one that knows of it.
+    #[inline]
+    pub(in crate::kv) fn copy_entry(&self, from: u32, to: Entry) {
+        let bytes = to.bytes as usize;
+        // SAFETY: both are whole entries of `bytes` bytes, apart from each other; nothing refers to the target
+        // yet, and no thread writes the source during the call, as the caller makes sure.
+        unsafe { std::ptr::copy_nonoverlapping(self.ptr(from), self.ptr(to.location), bytes) };
+    }
+
+    /// Keeps the region of a location from being reused. The caller holds the lock of the hash bucket of an item there, and
+    /// calls [`unpin`](Log::unpin) in the end.
+    pub(in crate::kv) fn pin(&self, location: u32) -> RegionId {
+        let region = self.region_of(location);
+        self.arena.region(region).pin();
+        region
+    }
+
+    /// Takes back one [`pin`](Log::pin).
+    pub(in crate::kv) fn unpin(&self, region: RegionId) {
+        self.arena.unpin(region);
+    }
+
+    /// Whether values in the region of a location are read by others than the holder of the hash bucket's lock.
+    #[inline]
+    pub(in crate::kv) fn is_pinned(&self, location: u32) -> bool {
+        self.arena.region(self.region_of(location)).pins() != 0
+    }
+
+    /// Whether the region is neither pinned nor written to.
+    pub(super) fn is_quiet(&self, region: RegionId) -> bool {
+        let record = self.arena.region(region);
+        record.pins() == 0 && record.writers() == 0
+    }
+
+    /// Frees a sealed region in which no entry is in use, without a walk.
+    pub(in crate::kv) fn free_if_dead(&self, region: RegionId) {
+        let record = self.arena.region(region);
+        if record.state() != RegionState::Sealed {
+            return;
+        }
+        {
+            let mut queues = lock(&self.queues);
+            // A piece can become garbage before its writer has finished: it is published after the item that lists it.
+            if record.live_bytes() != 0
+                || record.writers() != 0
+                || !record.shift(RegionState::Sealed, RegionState::Reclaiming)
+            {
+                return;
+            }
+            queues.remove(region);
+        }
+        self.arena.release(region);
+    }
+
+    /// Returns a region that the reclaimer had taken out of its queue.
+    pub(super) fn put_back(&self, queue: usize, region: RegionId) {
+        let mut queues = lock(&self.queues);
+        queues.insert(&self.arena, queue, region);
+        self.arena.region(region).shift(RegionState::Reclaiming, RegionState::Sealed);
+        drop(queues);
+        if self.arena.region(region).live_bytes() == 0 {
+            self.free_if_dead(region);
+        }
+    }
+
+    /// Counts the region of an entry that waits for its value; false, and nothing counted, if there would be more
+    /// than `regions_max` such regions.
+    pub(in crate::kv) fn hold_region(&self, entry: Entry, regions_max: u32) -> bool {
+        self.reserved.hold(self.arena.region(entry.region), regions_max)
+    }
+
+    /// Takes back one [`hold_region`](Log::hold_region).
+    pub(in crate::kv) fn release_region(&self, entry: Entry) {
+        self.reserved.release(self.arena.region(entry.region));
+    }
+}

@@ -1,0 +1,314 @@
+//! The link of an entry into the index: the storage mode's condition, and the replacement of an earlier item.
+
+use super::number;
+use crate::KeyHash;
+use crate::clock::Expiry;
+use crate::kv::extent;
+use crate::kv::hook::Change;
+use crate::kv::index::BucketGuard;
+use crate::kv::inner::{Found, Inner};
+use crate::kv::item::{Attributes, Fields, ItemPtr, KEY_BYTES_MAX, PAYLOAD_BYTES_MAX, Shape, Usage, state};
+use crate::kv::log::Entry;
+use crate::kv::{StoreMode, StoreOptions, StoreOutcome};
+use crate::policy::Insertion;
+
+/// The result of the mode's condition.
+pub(super) enum Decision {
+    /// Store the value with these attributes; those that outlive the old item are included.
+    Store(Attributes),
+    /// Do not store it.
+    Refuse(StoreOutcome),
+}
+
+/// The only item that a value may replace.
+///
+/// What identifies the item is compared. What may have changed since it was read (expiry, marks) is not compared, but taken
+/// from the item at the moment of the replacement.
+#[derive(Clone, Copy)]
+pub(super) struct Replaces {
+    /// Where the item lies.
+    pub(super) location: u32,
+    /// Its CAS value, which every change of its value changes (0 without CAS).
+    pub(super) cas: u64,
+    /// Its number, for arithmetic without CAS.
+    pub(super) number: Option<u64>,
+    /// Marks for the new item's state.
+    pub(super) marks: u8,
+    /// What the new item inherits.
+    pub(super) inherited: Inherited,
+}
+
+/// What a new item inherits from the one that it replaces.
+#[derive(Clone, Copy)]
+pub(super) enum Inherited {
+    /// Nothing.
+    None,
+    /// Expiry and client flags, and those of its marks that are given.
+    Attributes { marks: u8 },
+}
+
+impl Replaces {
+    fn matches(&self, found: Found<'_>) -> bool {
+        found.location == self.location
+            && found.item.cas() == self.cas
+            && self.number.is_none_or(|expected| number::parse(found.item.payload()) == Some(expected))
+    }
+}
+
+/// The result of an attempt to link an entry.
+pub(super) enum Linked {
+    /// The entry is in the index and published.
+    Done(StoreOutcome),
+    /// The entry is abandoned.
+    Refused(StoreOutcome),
+}
+
+impl Inner {
+    /// Whether a key and a value of these lengths are within the limits of an item.
+    pub(super) fn fits(&self, key: usize, value: usize) -> bool {
+        (1..=KEY_BYTES_MAX).contains(&key) && key.saturating_add(value) <= self.item_bytes_max
+    }
+
+    fn fields(&self, options: &StoreOptions) -> Fields {
+        Fields {
+            cas: self.has_cas,
+            // A stale store inherits the old item's expiry, whatever that is. Without eviction a touch must never need memory.
+            expiry: options.expiry != Expiry::NEVER || options.allow_stale || !self.log.evicts(),
+            client_flags: options.client_flags != 0,
+            extents: false,
+            key_binary: options.key_binary,
+        }
+    }
+
+    /// The shape of an item that lies in one piece; `None` if it is too large for that.
+    pub(super) fn inline_shape(&self, key: usize, value: usize, options: &StoreOptions) -> Option<Shape> {
+        if value > PAYLOAD_BYTES_MAX {
+            return None;
+        }
+        let shape = Shape::item(key, value, self.fields(options));
+        (shape.entry_bytes() <= self.inline_bytes_max).then_some(shape)
+    }
+
+    /// The shape of an item whose value lies in `pieces` pieces.
+    pub(super) fn large_shape(&self, key: usize, pieces: usize, options: &StoreOptions) -> Option<Shape> {
+        let list = extent::list_bytes(pieces);
+        if list > PAYLOAD_BYTES_MAX {
+            return None;
+        }
+        let shape = Shape::item(key, list, Fields { extents: true, ..self.fields(options) });
+        (shape.entry_bytes() <= self.log.arena().region_bytes() / 2).then_some(shape)
+    }
+
+    /// The attributes of a new item, without a CAS value.
+    pub(super) fn fresh_attributes(&self, options: &StoreOptions, now: u32) -> Attributes {
+        Attributes {
+            cas: 0,
+            expiry: options.expiry,
+            client_flags: options.client_flags,
+            usage: Usage::new(0, now),
+        }
+    }
+
+    /// Applies the mode to the key's item, if there is one. Its hash bucket is locked.
+    pub(super) fn decide(
+        &self,
+        bucket: &BucketGuard<'_>,
+        old: Option<Found<'_>>,
+        options: &StoreOptions,
+        now: u32,
+    ) -> Decision {
+        let mut attributes = self.fresh_attributes(options, now);
+        match (options.mode, old) {
+            (StoreMode::Add, Some(old)) => {
+                self.bump_unread(old.item, now);
+                return Decision::Refuse(StoreOutcome::NotStored);
+            }
+            (StoreMode::Replace, None) => return Decision::Refuse(StoreOutcome::NotStored),
+            (StoreMode::Cas, None) => return Decision::Refuse(StoreOutcome::NotFound),
+            (StoreMode::Cas, Some(old)) => {
+                let (expected, is) = (options.compare, old.item.cas());
+                if expected == 0 || expected != is && !(options.allow_stale && expected < is) {
+                    return Decision::Refuse(StoreOutcome::Exists);
+                }
+                if expected != is {
+                    attributes.expiry = old.item.expiry();
+                    attributes.usage =
+                        attributes.usage.with(state::STALE | old.item.state() & state::TOKEN_SENT);
+                }
+            }
+            _ => {}
+        }
+        attributes.cas = self.next_cas(bucket, options.new_cas);
+        Decision::Store(attributes)
+    }
+
+    /// The CAS value of a change; 0 when the store keeps none.
+    pub(super) fn next_cas(&self, bucket: &BucketGuard<'_>, wanted: Option<u64>) -> u64 {
+        if self.has_cas { wanted.unwrap_or_else(|| bucket.shard().next_cas()) } else { 0 }
+    }
+
+    /// Writes a complete new entry.
+    pub(super) fn fill(&self, entry: Entry, shape: Shape, key: &[u8], value: &[u8], attributes: &Attributes) {
+        // SAFETY: the entry has room for the shape, and nothing refers to it yet.
+        let item = unsafe { ItemPtr::write(self.log.ptr(entry.location), shape, key, attributes) };
+        // SAFETY: the shape's payload has the value's length.
+        unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), item.payload_ptr(), value.len()) };
+    }
+
+    /// Overwrites an item in place, if the fields and the padded size are the same and its region is not pinned. That
+    /// saves the log an entry, and the reclaimer its garbage.
+    pub(super) fn overwrite(
+        &self,
+        bucket: &BucketGuard<'_>,
+        old: Found<'_>,
+        shape: Shape,
+        value: &[u8],
+        attributes: &Attributes,
+    ) -> Option<StoreOutcome> {
+        let mut item = old.item;
+        // An item with an expiry moves to a region of items that expire at about its new time. Where nothing is evicted, there may be
+        // no memory to move to.
+        let fields = item.shape().fields();
+        if fields.expiry && self.log.evicts()
+            || fields != shape.fields()
+            || self.log.padded(item.shape().entry_bytes()) != self.log.padded(shape.entry_bytes())
+            || self.log.is_pinned(old.location)
+        {
+            return None;
+        }
+        let bits = self.log.hits().after(item.state()) >> state::POLICY_SHIFT;
+        item.set_payload_bytes(value.len());
+        // SAFETY: the padded size is unchanged, so the value fits; the hash bucket's lock keeps readers
+        // away, and while the region is not pinned no thread reads without it.
+        unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), item.payload_ptr(), value.len()) };
+        let fits = self.set_expiry(item, old.location, attributes.expiry);
+        debug_assert!(fits, "the fields are the same");
+        item.set_attributes(attributes);
+        item.set_policy_bits(bits);
+        bucket.shard().count_stored();
+        self.notify(Change::Stored, item.key(), attributes.cas);
+        Some(StoreOutcome::Stored { cas: attributes.cas, value_bytes: value.len() })
+    }
+
+    /// Puts a complete entry into the index in place of `old`, and publishes it.
+    #[allow(clippy::too_many_arguments)] // The facts of one store, each used once.
+    pub(super) fn link(
+        &self,
+        bucket: &BucketGuard<'_>,
+        hash: KeyHash,
+        key: &[u8],
+        entry: Entry,
+        old: Option<Found<'_>>,
+        value_bytes: usize,
+        attributes: &Attributes,
+        options: &StoreOptions,
+    ) -> StoreOutcome {
+        let item = self.item_at(entry.location);
+        let bytes = self.item_bytes(item);
+        let replaces = old.map(|old| old.item.policy_bits());
+        item.set_policy_bits(self.log.policy().insert(&Insertion { hash: hash.0, bytes, replaces }));
+        match old {
+            Some(old) => {
+                bucket.shard().adjust_bytes(bytes, self.item_bytes(old.item));
+                old.slot.set_location(entry.location);
+                self.item_died(old.item, old.location);
+            }
+            None => {
+                if !bucket.insert(hash, entry.location, bytes) {
+                    self.log.abandon(entry);
+                    return StoreOutcome::OutOfMemory;
+                }
+            }
+        }
+        bucket.shard().count_stored();
+        self.note_expiry(item, entry.location, attributes.expiry);
+        self.notify(Change::Stored, key, attributes.cas);
+        self.log.publish(entry);
+        debug_assert!(options.new_cas.is_none_or(|cas| !self.has_cas || cas == attributes.cas));
+        StoreOutcome::Stored { cas: attributes.cas, value_bytes }
+    }
+
+    /// Applies the mode and links a complete entry, or abandons it. With `replaces`, only if that is still the key's item. Not
+    /// under a lock.
+    #[allow(clippy::too_many_arguments)] // As above.
+    pub(super) fn decide_and_link(
+        &self,
+        hash: KeyHash,
+        key: &[u8],
+        mut entry: Entry,
+        value_bytes: usize,
+        options: &StoreOptions,
+        replaces: Option<Replaces>,
+        now: u32,
+    ) -> Linked {
+        loop {
+            if let Some(linked) = self.try_link(hash, key, entry, value_bytes, options, replaces, now) {
+                return linked;
+            }
+            // Everything has been flushed since the entry was allocated. The value is stored after that, so its entry belongs
+            // behind the boundary.
+            let stream = self.log.stream_for(options.expiry, now);
+            let later = self.log.alloc(self, stream, entry.bytes, now);
+            if let Some(later) = later {
+                self.log.copy_entry(entry.location, later);
+            }
+            self.log.abandon(entry);
+            match later {
+                Some(later) => entry = later,
+                None => return Linked::Refused(StoreOutcome::OutOfMemory),
+            }
+        }
+    }
+
+    /// `None`, and nothing done, if the entry lies before the boundary of a flush.
+    #[allow(clippy::too_many_arguments)] // As above.
+    fn try_link(
+        &self,
+        hash: KeyHash,
+        key: &[u8],
+        entry: Entry,
+        value_bytes: usize,
+        options: &StoreOptions,
+        replaces: Option<Replaces>,
+        now: u32,
+    ) -> Option<Linked> {
+        let bucket = self.index.shard(hash).lock(hash);
+        if self.log.is_flushed(entry.location) {
+            return None;
+        }
+        let old = self.find(&bucket, hash, key, now).ok();
+        if let Some(replaces) = &replaces
+            && !old.is_some_and(|old| replaces.matches(old))
+        {
+            self.log.abandon(entry);
+            return Some(Linked::Refused(StoreOutcome::NotStored));
+        }
+        Some(match self.decide(&bucket, old, options, now) {
+            Decision::Store(mut attributes) => {
+                let item = self.item_at(entry.location);
+                if let (Some(replaces), Some(old)) = (&replaces, &old) {
+                    attributes.usage = attributes.usage.with(replaces.marks);
+                    if let Inherited::Attributes { marks } = replaces.inherited {
+                        let fields = item.shape().fields();
+                        attributes.expiry = old.item.expiry();
+                        attributes.client_flags = old.item.client_flags();
+                        attributes.usage = attributes.usage.with(old.item.state() & marks);
+                        if attributes.expiry != Expiry::NEVER && !fields.expiry
+                            || attributes.client_flags != 0 && !fields.client_flags
+                        {
+                            // The item has been given an attribute for which the new entry has no room.
+                            self.log.abandon(entry);
+                            return Some(Linked::Refused(StoreOutcome::NotStored));
+                        }
+                    }
+                }
+                item.set_attributes(&attributes);
+                Linked::Done(self.link(&bucket, hash, key, entry, old, value_bytes, &attributes, options))
+            }
+            Decision::Refuse(outcome) => {
+                self.log.abandon(entry);
+                Linked::Refused(outcome)
+            }
+        })
+    }
+}

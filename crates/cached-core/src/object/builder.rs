@@ -1,0 +1,183 @@
+//! Building a cache step by step.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blocker::executor::block_on;
+use blocker::{Blocker, Clock, Namespace, SystemClock, WriteMode};
+
+use super::background::Background;
+use super::cache::ObjectCache;
+use super::config::{ConfigError, NamespaceConfig, ObjectCacheConfig, Writer};
+use super::hooks::{Hooks, NoHooks};
+
+/// Builds an [`ObjectCache`]: made by [`ObjectCache::builder`].
+///
+/// [`Self::start`] runs the background of the cache on a thread, [`Self::start_on`] on an executor of the
+/// caller's; [`Self::build`] returns it.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::time::Duration;
+/// use blocker::{Memory, Namespace, WriteMode};
+/// use cached_core::object::ObjectCache;
+///
+/// let cache = ObjectCache::builder(Arc::new(Memory::default()))
+///     .memory_bytes(64 << 20)
+///     .write_mode(WriteMode::Through)
+///     .namespace_write_mode(Namespace::new("scratch")?, WriteMode::Back)
+///     .dirty_bytes_max(16 << 20)
+///     .dirty_age_max(Duration::from_secs(5))
+///     .start()?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+#[must_use = "a builder makes no cache until `build`, `start` or `start_on` is called"]
+pub struct ObjectCacheBuilder {
+    store: Arc<dyn Blocker>,
+    config: ObjectCacheConfig,
+    has_dirty_bytes_max: bool,
+    clock: Arc<dyn Clock>,
+    hooks: Arc<dyn Hooks>,
+}
+
+impl ObjectCache {
+    /// Returns a builder of a cache over `store`, with the values of [`ObjectCacheConfig::default`] and the
+    /// system's clock.
+    pub fn builder(store: Arc<dyn Blocker>) -> ObjectCacheBuilder {
+        ObjectCacheBuilder::new(store)
+    }
+}
+
+impl ObjectCacheBuilder {
+    fn new(store: Arc<dyn Blocker>) -> Self {
+        Self {
+            store,
+            config: ObjectCacheConfig::default(),
+            has_dirty_bytes_max: false,
+            clock: Arc::new(SystemClock),
+            hooks: Arc::new(NoHooks),
+        }
+    }
+
+    /// Takes all values of the configuration from `config`.
+    pub fn config(mut self, config: ObjectCacheConfig) -> Self {
+        (self.config, self.has_dirty_bytes_max) = (config, true);
+        self
+    }
+
+    /// Sets the memory for data in bytes; 256 MiB without. The limit of dirty data is half of it, unless
+    /// [`Self::dirty_bytes_max`] sets another.
+    pub fn memory_bytes(mut self, bytes: u64) -> Self {
+        self.config.memory_bytes_max = bytes;
+        if !self.has_dirty_bytes_max {
+            self.config.dirty_bytes_max = bytes / 2;
+        }
+        self
+    }
+
+    /// Sets how many objects the cache knows at once, whatever it holds of them; 65 536 without.
+    pub fn objects_max(mut self, count: u32) -> Self {
+        self.config.objects_count_max = count;
+        self
+    }
+
+    /// Sets how writes are treated in namespaces without a mode of their own; write-through without.
+    pub fn write_mode(mut self, mode: WriteMode) -> Self {
+        self.config.write = mode;
+        self
+    }
+
+    /// Sets how writes to one namespace are treated.
+    pub fn namespace_write_mode(mut self, namespace: Namespace, mode: WriteMode) -> Self {
+        self.config.namespaces.retain(|each| each.namespace != namespace);
+        self.config.namespaces.push(NamespaceConfig { namespace, write: mode });
+        self
+    }
+
+    /// Sets how many bytes may wait to be stored at once: the most that a crash can lose.
+    pub fn dirty_bytes_max(mut self, bytes: u64) -> Self {
+        (self.config.dirty_bytes_max, self.has_dirty_bytes_max) = (bytes, true);
+        self
+    }
+
+    /// Sets how long a change may wait until its flush begins; 30 s without.
+    pub fn dirty_age_max(mut self, age: Duration) -> Self {
+        self.config.dirty_age_max = age;
+        self
+    }
+
+    /// Sets the eviction policy, one of [`policy::NAMES`](crate::policy::NAMES).
+    pub fn eviction_policy(mut self, name: impl Into<String>) -> Self {
+        self.config.eviction_policy = name.into();
+        self
+    }
+
+    /// Sets which party claims epochs and stamps changes.
+    pub fn writer(mut self, writer: Writer) -> Self {
+        self.config.writer = writer;
+        self
+    }
+
+    /// Sets the clock by which deadlines, ages and delays are measured: the callers' clock.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = clock;
+        self
+    }
+
+    /// Sets hooks that are called when objects enter and leave the index.
+    pub fn hooks(mut self, hooks: Arc<dyn Hooks>) -> Self {
+        self.hooks = hooks;
+        self
+    }
+
+    /// Returns the cache and its background, which must run for as long as the cache is used.
+    ///
+    /// # Errors
+    /// The first value that cannot work, or the memory that cannot be mapped.
+    pub fn build(self) -> Result<(ObjectCache, Background), ConfigError> {
+        ObjectCache::with_hooks(self.store, self.config, self.clock, self.hooks)
+    }
+
+    /// Returns the cache, with its background spawned by `spawn` on an executor.
+    ///
+    /// # Errors
+    /// As [`Self::build`].
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use blocker::Memory;
+    /// # use cached_core::object::ObjectCache;
+    /// # mod tokio { pub fn spawn<F>(_: F) {} }
+    /// let store = Arc::new(Memory::default());
+    /// let cache = ObjectCache::builder(store).start_on(|background| {
+    ///     tokio::spawn(background);
+    /// })?;
+    /// # Ok::<_, cached_core::object::ConfigError>(())
+    /// ```
+    pub fn start_on(self, spawn: impl FnOnce(Background)) -> Result<ObjectCache, ConfigError> {
+        let (cache, background) = self.build()?;
+        spawn(background);
+        Ok(cache)
+    }
+
+    /// Returns the cache, with its background on a thread of its own, which ends after the last handle of the
+    /// cache is dropped.
+    ///
+    /// # Errors
+    /// As [`Self::build`], or the thread that cannot be started.
+    pub fn start(self) -> Result<ObjectCache, ConfigError> {
+        let (cache, background) = self.build()?;
+        let thread = std::thread::Builder::new().name("object-cache".into());
+        let spawned = thread.spawn(move || block_on(background));
+        let why = |error: std::io::Error| format!("the thread cannot be started: {error}");
+        spawned.map_err(|error| ConfigError { key: "background", why: why(error) })?;
+        Ok(cache)
+    }
+}
+
+impl std::fmt::Debug for ObjectCacheBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ObjectCacheBuilder").field("config", &self.config).finish_non_exhaustive()
+    }
+}

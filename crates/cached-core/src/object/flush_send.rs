@@ -1,0 +1,173 @@
+//! Sending what a flush has planned.
+
+use blocker::{
+    Call, Change, DeleteRequest, Durability, Error, Event, InfoRequest, ObjectId, OrderDomain, Result, Run,
+    RunContent, Segments, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest,
+    WriteZeroesRequest,
+};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+
+use super::claim::own_stamp;
+use super::config::Writer;
+use super::metrics::add;
+use super::shared::Shared;
+use super::state::{FlushPlan, RunLimits};
+use super::wait_queue::Permits;
+use crate::sync::{Arc, Ordering};
+
+/// What all requests of one flush have in common.
+pub(crate) struct Terms<'a> {
+    pub(crate) shared: &'a Arc<Shared>,
+    pub(crate) id: &'a ObjectId,
+    /// The order domain of everything that it sends.
+    pub(crate) domain: Option<OrderDomain>,
+}
+
+impl Terms<'_> {
+    /// Returns the terms of one change.
+    pub(crate) async fn change(&self) -> Result<Change> {
+        let mut change = Change::default();
+        change.durability = Durability::Stored;
+        change.domain = self.domain;
+        change.stamp = own_stamp(self.shared, &self.id.namespace).await?;
+        Ok(change)
+    }
+
+    /// Returns the deadline of one call: a store that does not answer in time is asked again, and cannot keep
+    /// the object from being flushed.
+    pub(crate) fn call(&self) -> Call {
+        let mut call = Call::default();
+        call.deadline = Some(self.shared.clock.now() + self.shared.config.flush_timeout);
+        call
+    }
+}
+
+/// The permits for flushes, reached through the cache.
+#[derive(Clone)]
+struct FlushPermits(Arc<Shared>);
+
+impl std::ops::Deref for FlushPermits {
+    type Target = Permits;
+    fn deref(&self) -> &Permits {
+        &self.0.flush_permits
+    }
+}
+
+/// Sends a plan; returns the store's version after it, if that is certain.
+pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits) -> Result<Option<u64>> {
+    let Terms { shared, id, .. } = *terms;
+    let below = &shared.below;
+    // A request on the terms of this flush.
+    macro_rules! on_terms {
+        ($request:expr) => {{
+            let mut request = $request.change(terms.change().await?);
+            request.call = terms.call();
+            request
+        }};
+    }
+    let mut exists = plan.store_exists;
+    if plan.is_retry {
+        // What failed may have been done all the same, or still be on its way. The contract rules the latter
+        // out once the store has answered what there is.
+        let mut request = InfoRequest::new(id.clone());
+        request.call = terms.call();
+        exists = match below.info(request).await {
+            Ok(_) => true,
+            Err(Error::Missing) => false,
+            Err(error) => return Err(error),
+        };
+    }
+    if !plan.is_present {
+        if plan.replace {
+            match below.delete(on_terms!(DeleteRequest::new(id.clone()))).await {
+                Ok(_) | Err(Error::Missing) => (),
+                Err(error) => return Err(error),
+            }
+        }
+        succeeded(shared);
+        return Ok(None);
+    }
+    let mut version = None;
+    if plan.replace {
+        let first = match plan.runs.first().map(|run| &run.content) {
+            Some(RunContent::Data(data)) => data.clone(),
+            // All of the object's runs are data here: none is an empty object.
+            _ => Segments::new(),
+        };
+        let request = on_terms!(WriteFullRequest::new(id.clone(), first));
+        version = Some(below.write_full(request).await?.version.0);
+    } else if let Some(to) = plan.truncate_to {
+        let request = on_terms!(TruncateRequest::new(id.clone(), to));
+        match below.truncate(request).await {
+            Ok(reply) => version = Some(reply.version.0),
+            Err(Error::Missing) => (),
+            Err(error) => return Err(error),
+        }
+    }
+    let rest = plan.requests(usize::from(plan.replace), limits);
+    if !plan.replace && !exists && rest.is_empty() {
+        let request = on_terms!(WriteRequest::new(id.clone(), 0, Segments::new()));
+        version = Some(below.write(request).await?.version.0);
+    }
+    let count = rest.len();
+    if shared.config.writer == Writer::Cache {
+        // Stamps must reach the store in their order.
+        for runs in rest {
+            version = Some(send_runs(terms, runs).await?);
+        }
+    } else {
+        let mut sending: FuturesUnordered<_> = rest.into_iter().map(|runs| send_runs(terms, runs)).collect();
+        // All answers are waited for, even after a failure: an abandoned request could reach the store after
+        // newer ones.
+        let mut failure = None;
+        while let Some(sent) = sending.next().await {
+            match sent {
+                Ok(sent) => version = Some(sent).filter(|_| count == 1),
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        if let Some(error) = failure {
+            return Err(error);
+        }
+    }
+    if plan.is_retry || plan.size > plan.end_of_runs() {
+        let request = on_terms!(TruncateRequest::new(id.clone(), plan.size));
+        version = Some(below.truncate(request).await?.version.0);
+    }
+    add(&shared.metrics.flush_bytes, plan.bytes());
+    succeeded(shared);
+    Ok(version)
+}
+
+/// Sends the runs of one request.
+async fn send_runs(terms: &Terms<'_>, runs: &[Run]) -> Result<u64> {
+    let Terms { shared, id, .. } = *terms;
+    let _permit = Permits::acquire(FlushPermits(Arc::clone(shared))).await?;
+    let (change, call) = (terms.change().await?, terms.call());
+    add(&shared.metrics.flush_requests, 1);
+    let reply = match runs {
+        [Run { offset, content: RunContent::Data(data), .. }] => {
+            let mut request = WriteRequest::new(id.clone(), *offset, data.clone()).change(change);
+            request.call = call;
+            shared.below.write(request).await?
+        }
+        [Run { offset, content: RunContent::Zeroes(len_bytes), .. }] => {
+            let mut request = WriteZeroesRequest::new(id.clone(), *offset, *len_bytes).change(change);
+            request.call = call;
+            shared.below.write_zeroes(request).await?
+        }
+        several => {
+            let mut request = WriteRunsRequest::new(id.clone(), several.to_vec()).change(change);
+            request.call = call;
+            shared.below.write_runs(request).await?
+        }
+    };
+    Ok(reply.version.0)
+}
+
+pub(crate) fn succeeded(shared: &Shared) {
+    if shared.failing.load(Ordering::Relaxed) > 0 && shared.failing.swap(0, Ordering::Relaxed) > 0 {
+        tracing::info!("the store takes flushes again");
+        shared.hub.publish(&Event::Recovered);
+    }
+}

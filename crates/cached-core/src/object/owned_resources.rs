@@ -1,0 +1,123 @@
+//! What a change will use, held across waits: buckets, and room for dirty data.
+
+use std::future::{Future, poll_fn};
+use std::ops::Deref;
+use std::task::Poll;
+
+use blocker::Result;
+
+use super::evict::{reserve, reserve_up_to};
+use super::metrics::add;
+use super::pool::{Detached, Reserved};
+use super::shared::Shared;
+use super::state::{Loaded, Missing, Resources};
+use super::wait_queue::{WaitQueue, wait};
+use crate::sync::Arc;
+
+/// See the module. Dropped, it gives back what is left.
+pub(crate) struct OwnedResources {
+    shared: Arc<Shared>,
+    reserved: Option<Detached>,
+    credits: u32,
+}
+
+impl OwnedResources {
+    pub(crate) fn none(shared: &Arc<Shared>) -> Self {
+        Self { shared: Arc::clone(shared), reserved: None, credits: 0 }
+    }
+
+    /// Waits for `buckets` free buckets, and room for `credits` dirty ones. While it waits for room it holds
+    /// nothing, and while it waits for buckets only room, which other waiters need in the same order.
+    ///
+    /// # Errors
+    /// `Retryable` if too many tasks wait already, `Unsupported` if the background of the cache has ended.
+    pub(crate) async fn acquire(shared: &Arc<Shared>, buckets: u32, credits: u32) -> Result<Self> {
+        let mut resources = Self::none(shared);
+        let has_room = || shared.metrics.take_credits(credits).then_some(());
+        if shared.metrics.dirty_waiters.try_take(has_room).is_none() {
+            add(&shared.metrics.throttled, 1);
+            let queue = RoomWaiters(Arc::clone(shared));
+            flushed_meanwhile(shared, wait(queue, has_room)).await?;
+        }
+        resources.credits = credits;
+        let queue = BucketWaiters(Arc::clone(shared));
+        let taking = wait(queue, || reserve(shared, buckets).map(Reserved::detach));
+        resources.reserved = Some(flushed_meanwhile(shared, taking).await?);
+        Ok(resources)
+    }
+
+    /// Takes up to `buckets` buckets that can be had at once.
+    pub(crate) fn at_hand(shared: &Arc<Shared>, buckets: u32) -> Self {
+        let reserved = reserve_up_to(shared, buckets).detach();
+        // A waiting task may have found the buckets in use that the call above looked at.
+        shared.pool.waiters().notify();
+        Self { shared: Arc::clone(shared), reserved: Some(reserved), credits: 0 }
+    }
+
+    /// Whether `missing` is more than what is held.
+    pub(crate) fn lacks(&self, missing: &Missing) -> bool {
+        missing.buckets > self.reserved.as_ref().map_or(0, Detached::count) || missing.credits > self.credits
+    }
+
+    /// Calls `job` with the resources, and keeps what it leaves.
+    pub(crate) fn with<R>(
+        &mut self,
+        loaded: Option<&Loaded>,
+        job: impl FnOnce(&mut Resources<'_>) -> R,
+    ) -> R {
+        let pool = &self.shared.pool;
+        let reserved = self.reserved.take().map(|detached| Reserved::attach(pool, detached));
+        let reserved = reserved.unwrap_or_else(|| Reserved::none(pool));
+        let mut resources = Resources { reserved, credits: self.credits, loaded };
+        let result = job(&mut resources);
+        self.credits = resources.credits;
+        self.reserved = Some(resources.reserved.detach());
+        result
+    }
+}
+
+impl Drop for OwnedResources {
+    fn drop(&mut self) {
+        drop(self.reserved.take().map(|detached| Reserved::attach(&self.shared.pool, detached)));
+        self.shared.metrics.return_credits(self.credits);
+    }
+}
+
+/// Waits, and wakes the background once the wait has begun: it flushes while tasks wait.
+///
+/// # Errors
+/// As the wait, or `Unsupported` if the background has ended.
+pub(crate) async fn flushed_meanwhile<T>(
+    shared: &Shared,
+    wait: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let mut wait = std::pin::pin!(wait);
+    poll_fn(|cx| {
+        let poll = wait.as_mut().poll(cx);
+        match poll.is_pending().then(|| shared.background.wake_for_waiter()) {
+            Some(Err(error)) => Poll::Ready(Err(error)),
+            _ => poll,
+        }
+    })
+    .await
+}
+
+/// The queue of tasks that wait for room in the dirty limit.
+struct RoomWaiters(Arc<Shared>);
+
+impl Deref for RoomWaiters {
+    type Target = WaitQueue;
+    fn deref(&self) -> &WaitQueue {
+        &self.0.metrics.dirty_waiters
+    }
+}
+
+/// The queue of tasks that wait for buckets.
+struct BucketWaiters(Arc<Shared>);
+
+impl Deref for BucketWaiters {
+    type Target = WaitQueue;
+    fn deref(&self) -> &WaitQueue {
+        self.0.pool.waiters()
+    }
+}

@@ -1,0 +1,139 @@
+//! Operations on scopes: flush, claim, invalidate; and what is known of an object as a whole.
+
+use blocker::{
+    ClaimReply, ClaimRequest, Durability, Error, FlushReply, FlushRequest, Info, InfoRequest,
+    InvalidateReply, InvalidateRequest, ListReply, ListRequest, Result, Scope,
+};
+
+use super::deadline::until;
+use super::flush_ticket::{FlushTicket, Stored};
+use super::handle::Handle;
+use super::invalidate::drop_clean;
+use super::list;
+use super::load::load_head;
+use super::shared::Shared;
+use super::store_pending::expedite;
+use crate::sync::Arc;
+
+/// Returns size, version and stamp, asking the store for what is not known.
+pub(crate) async fn info(shared: Arc<Shared>, request: InfoRequest, hash: u64) -> Result<Info> {
+    let call = request.call;
+    let own = Arc::clone(&shared);
+    let work = async move {
+        let handle = Handle::acquire(&own, &request.object, hash).await?;
+        loop {
+            if let Some(info) = handle.enter(|object, _| object.info()).await {
+                return info;
+            }
+            load_head(&handle, call).await?;
+        }
+    };
+    until(&*shared.clock, call.deadline, || Error::DeadlinePassed, work).await
+}
+
+/// Returns one page of a namespace's objects.
+pub(crate) async fn list(shared: Arc<Shared>, request: ListRequest) -> Result<ListReply> {
+    let deadline = request.call.deadline;
+    let own = Arc::clone(&shared);
+    until(&*shared.clock, deadline, || Error::DeadlinePassed, list::list(own, request)).await
+}
+
+/// Makes everything acknowledged within the scope stored.
+pub(crate) async fn flush(shared: Arc<Shared>, request: FlushRequest) -> Result<FlushReply> {
+    let ticket = Arc::new(FlushTicket::default());
+    let late = || Error::NotStored(ticket.why());
+    let deadline = request.call.deadline;
+    if deadline.is_some_and(|deadline| shared.clock.now() >= deadline) {
+        return Err(Error::NotStored("the deadline passed before the flush began".into()));
+    }
+    let work = async {
+        store_scope(&shared, &request.scope, &ticket).await?;
+        // What was forwarded may not be stored below either.
+        shared.below.flush(request.clone()).await?;
+        shared.losses.check(&request.scope)
+    };
+    until(&*shared.clock, deadline, late, work).await?;
+    Ok(FlushReply::new(Durability::Stored))
+}
+
+/// Waits until what the cache has within `scope` is stored, or recorded as lost.
+async fn store_scope(shared: &Arc<Shared>, scope: &Scope, ticket: &Arc<FlushTicket>) -> Result<()> {
+    match flush_scope(shared, scope, ticket).await {
+        Err(Error::WritesLost(_)) => Ok(()),
+        result => result,
+    }
+}
+
+async fn flush_scope(shared: &Arc<Shared>, scope: &Scope, ticket: &Arc<FlushTicket>) -> Result<()> {
+    if let Scope::Object(id) = scope {
+        if let Some(in_use) = shared.find(shared.hash(id), id) {
+            let handle = Handle::of(shared, in_use);
+            expedite(&handle, ticket, 0).await?;
+        }
+    } else {
+        for node in shared.dirty_queue.nodes() {
+            let Some(handle) = Handle::of_node(shared, node) else { continue };
+            let id = handle.id();
+            let namespace = match scope {
+                Scope::Domain(namespace, _) | Scope::Namespace(namespace) => Some(namespace),
+                _ => None,
+            };
+            if namespace.is_some_and(|namespace| *namespace != id.namespace) {
+                continue;
+            }
+            if let Scope::Domain(_, domain) = scope {
+                let domain = *domain;
+                let is_of_it = handle.enter(move |object, _| object.pending.domain == Some(domain));
+                if !is_of_it.await {
+                    continue;
+                }
+            }
+            expedite(&handle, ticket, 0).await?;
+        }
+    }
+    Stored(Arc::clone(ticket)).await
+}
+
+/// Takes over a scope: what was acknowledged under older epochs is stored first.
+pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<ClaimReply> {
+    let deadline = request.call.deadline;
+    let work = async {
+        let ticket = Arc::new(FlushTicket::default());
+        store_scope(&shared, &request.scope, &ticket).await?;
+        // From here on no older change is accepted here; what came during the flush is stored as well.
+        let raised = match shared.fences_callers() {
+            true => shared.claims.raise(&request.scope, request.epoch)?,
+            false => None,
+        };
+        if raised.is_some() {
+            store_scope(&shared, &request.scope, &Arc::new(FlushTicket::default())).await?;
+        }
+        let claimed = shared.below.claim(request.clone()).await;
+        match (&claimed, raised) {
+            // Another claim of that epoch may have been taken back here meanwhile.
+            (Ok(_), _) => shared.claims.note(&request.scope, request.epoch),
+            (Err(Error::Invalid(_) | Error::OutOfSpace(_) | Error::Unsupported(_)), Some(before)) => {
+                shared.claims.take_back(&request.scope, request.epoch, before);
+            }
+            _ => {}
+        }
+        claimed
+    };
+    let late = || Error::OutcomeUnknown("the deadline passed while the claim was made".into());
+    until(&*shared.clock, deadline, late, work).await
+}
+
+/// Drops the clean copies within the scope, here and below.
+pub(crate) async fn invalidate(shared: Arc<Shared>, request: InvalidateRequest) -> Result<InvalidateReply> {
+    let deadline = request.call.deadline;
+    let losses = shared.losses.count();
+    let work = async {
+        let dropped = drop_clean(&shared, &request.scope).await?;
+        let reply = shared.below.invalidate(request.clone()).await?;
+        // The caller accepts what was lost before it asked. Events from below do not: no caller learns of a
+        // loss by them.
+        shared.losses.repair_first(&request.scope, losses);
+        Ok(InvalidateReply::new(reply.dropped_bytes + dropped))
+    };
+    until(&*shared.clock, deadline, || Error::DeadlinePassed, work).await
+}

@@ -1,0 +1,326 @@
+//! The states of a flush: begun, stored, failed, or refused for good.
+
+use blocker::{Error, Result, Run, RunContent, Segment, Segments, Timestamp};
+
+use super::flush_plan::{FlushPlan, RunLimits, Sent, fill_gaps, push, spans};
+use super::{Env, Known, Object};
+use crate::object::flush_ticket::FlushTicket;
+use crate::object::geometry::{parts, touched};
+use crate::object::losses::Lost;
+use crate::object::metrics::add;
+use crate::object::pool::{BUCKET, Reserved};
+use crate::object::slots::{Slot, State};
+use crate::sync::Arc;
+
+/// The part of a flush under way that reads and changes must know.
+#[derive(Clone, Debug)]
+pub(crate) struct Flushing {
+    pub(crate) replace: bool,
+    pub(crate) truncate_to: u64,
+    /// When the first change was made that the flush does not have.
+    pub(crate) newer_since: Option<Timestamp>,
+    /// What it sends of each slot, in the order of the slots.
+    pub(crate) sent: Arc<[Sent]>,
+    /// Other clients may have changed the object since the flush began: what it stores need not be what the
+    /// store has after it.
+    pub(crate) is_invalidated: bool,
+}
+
+impl Flushing {
+    /// Returns the sectors of a slot that are on their way to the store.
+    pub(crate) fn mask_of(&self, at: u32) -> u8 {
+        self.sent.binary_search_by_key(&at, |sent| sent.at).map_or(0, |found| self.sent[found].mask)
+    }
+}
+
+/// What the end of a flush leaves to do.
+pub(crate) struct Ended {
+    /// The tickets whose changes are stored, with their results.
+    pub(crate) done: Vec<(Arc<FlushTicket>, Result<()>)>,
+    /// The number of buckets still to be narrowed because other clients may have changed the object
+    /// meanwhile.
+    pub(crate) left: u32,
+}
+
+impl Object {
+    /// Begins a flush; returns `None` if one is under way, or nothing is pending.
+    pub(crate) fn begin_flush(&mut self, env: &Env<'_>, limits: RunLimits) -> Option<FlushPlan> {
+        let run_max = limits.run_bytes_max;
+        if self.flushing.is_some() || !self.has_pending() {
+            return None;
+        }
+        let (head, pending) = (self.head, self.pending);
+        let truncate_to = (pending.truncate_to < head.store_size && !pending.replace && head.store_exists)
+            .then_some(pending.truncate_to);
+        let mut plan = FlushPlan {
+            seq: pending.change_seq,
+            is_present: head.known == Known::Present,
+            size: head.size,
+            replace: pending.replace,
+            truncate_to,
+            truncate_before: pending.truncate_to,
+            size_dirty: pending.size_dirty,
+            store_size: if head.store_exists { head.store_size } else { 0 },
+            store_exists: head.store_exists,
+            is_retry: pending.failures > 0,
+            runs: Vec::new(),
+            slots: Arc::from([]),
+            bucketless: std::mem::take(&mut self.pending.bucketless),
+        };
+        let mut sent = Vec::new();
+        let known: Vec<(u32, Slot)> = self.slots.known_from(0).collect();
+        for (at, slot) in known {
+            sent.extend(self.plan_slot(env, &mut plan, at, slot, run_max));
+        }
+        plan.slots = sent.into();
+        if plan.replace {
+            fill_gaps(&mut plan.runs, plan.size, run_max);
+        } else {
+            self.bridge_gaps(env, &mut plan.runs, limits);
+            plan.extend_with_zeros(limits);
+        }
+        self.flushing = Some(Box::new(Flushing {
+            replace: pending.replace,
+            truncate_to: pending.truncate_to,
+            newer_since: None,
+            sent: Arc::clone(&plan.slots),
+            is_invalidated: false,
+        }));
+        (self.pending.replace, self.pending.truncate_to, self.pending.size_dirty) = (false, u64::MAX, false);
+        self.head.store_steps += 1;
+        self.head.store_changes += 1;
+        Some(plan)
+    }
+
+    /// Joins runs of data with a small gap between them, if all of the gap is here.
+    fn bridge_gaps(&self, env: &Env<'_>, runs: &mut Vec<Run>, limits: RunLimits) {
+        let mut joined: Vec<Run> = Vec::with_capacity(runs.len());
+        for run in runs.drain(..) {
+            if let Some((from, end)) = joined.last().map(|last| (last.offset, last.end()))
+                && run.offset - end <= limits.gap_bytes_max
+                && run.end() - from <= limits.run_bytes_max
+                && let (Some(Run { content: RunContent::Data(before), .. }), RunContent::Data(data)) =
+                    (joined.last_mut(), &run.content)
+                && let Some(between) = self.clean_bytes(env, end, run.offset)
+            {
+                before.append(between);
+                before.append(data.clone());
+            } else {
+                joined.push(run);
+            }
+        }
+        *runs = joined;
+    }
+
+    /// Returns the bytes between two runs as the store has them; `None` if not all are here.
+    fn clean_bytes(&self, env: &Env<'_>, from: u64, to: u64) -> Option<Segments> {
+        let mut bytes = Segments::new();
+        for (at, lo, hi) in parts(from, to - from) {
+            let slot = self.slots.get(at);
+            match slot.state() {
+                State::ZeroClean => bytes.append(Segments::zeros(hi - lo)),
+                state if state.has_bucket() && touched(lo, hi) & !env.meta(slot.bucket()).valid() == 0 => {
+                    bytes.push(pinned(env, slot.bucket(), lo..hi));
+                }
+                _ => return None,
+            }
+        }
+        Some(bytes)
+    }
+
+    fn plan_slot(
+        &mut self,
+        env: &Env<'_>,
+        plan: &mut FlushPlan,
+        at: u32,
+        slot: Slot,
+        run_max: u64,
+    ) -> Option<Sent> {
+        let start = u64::from(at) * BUCKET as u64;
+        let reach = plan.size.saturating_sub(start).min(BUCKET as u64) as usize;
+        let mask = match slot.state() {
+            State::Dirty => env.meta(slot.bucket()).dirty(),
+            State::DirtyWhole => env.meta(slot.bucket()).valid(),
+            State::ZeroDirty => u8::MAX,
+            // Part of a replacement as well.
+            State::Clean if plan.replace => env.meta(slot.bucket()).valid(),
+            _ => return None,
+        };
+        // A replacement is of all bytes: what is not valid here is zeros.
+        let wanted =
+            if plan.replace && slot.state().has_bucket() { env.meta(slot.bucket()).valid() } else { mask };
+        if slot.state().has_bucket() {
+            for (lo, hi) in spans(wanted) {
+                let hi = hi.min(reach);
+                if lo < hi {
+                    let bytes = pinned(env, slot.bucket(), lo..hi);
+                    push(&mut plan.runs, start + lo as u64, (hi - lo) as u64, Some(bytes), run_max);
+                }
+            }
+        } else if reach > 0 {
+            push(&mut plan.runs, start, reach as u64, None, run_max);
+        }
+        if slot.state() == State::Clean {
+            return None;
+        }
+        let writing = if slot.state().has_bucket() {
+            Slot::of(State::Writing, slot.bucket())
+        } else {
+            Slot::bare(State::ZeroWriting)
+        };
+        // The slot's credit belongs to the plan from now on.
+        self.slots.set(at, writing);
+        env.metrics.shift(slot, writing);
+        Some(Sent { at, mask, was: slot.state() })
+    }
+
+    /// Returns the result of a flush. One that began while the store had the object, which another client has
+    /// removed meanwhile, may have stored what it sent, but not what it left out because the store had it.
+    pub(crate) fn outcome(&self, plan: &FlushPlan, result: Result<Option<u64>>) -> Result<Option<u64>> {
+        let is_gone = plan.store_exists && !self.head.store_exists && plan.is_present && !plan.replace;
+        result.and_then(|version| match is_gone {
+            true => Err(Error::Retryable("the object was removed in the store meanwhile".into())),
+            false => Ok(version),
+        })
+    }
+
+    /// Ends a flush that the store does not refuse for good.
+    pub(crate) fn end_flush(
+        &mut self,
+        env: &Env<'_>,
+        plan: &FlushPlan,
+        result: &Result<Option<u64>>,
+    ) -> Ended {
+        let mut left = 0;
+        let flushing = self.flushing.take();
+        let newer_since = flushing.as_ref().and_then(|flushing| flushing.newer_since);
+        self.head.store_steps += 1;
+        self.head.store_changes -= 1;
+        match result {
+            Ok(version) => {
+                plan.slots.iter().for_each(|sent| self.stored(env, sent));
+                env.metrics.return_bucketless(plan.bucketless);
+                // The store has cut off or replaced what it had from here on. While the flush was under way
+                // such bytes were clipped; from now on only bytes that are asked for anew are without them.
+                let cut_at = if plan.replace { 0 } else { plan.truncate_before };
+                if cut_at != u64::MAX {
+                    self.invalidate_bytes((cut_at / BUCKET as u64) as u32..u32::MAX);
+                }
+                self.head.store_exists = plan.is_present;
+                self.head.store_size = if plan.is_present { plan.size } else { 0 };
+                self.head.store_version = *version;
+                self.pending.stored_seq = self.pending.stored_seq.max(plan.seq);
+                self.pending.failures = 0;
+                // Changes made during this flush have waited since the first of them.
+                if let Some(since) = newer_since {
+                    self.pending.dirty_since = since;
+                }
+                if flushing.is_some_and(|flushing| flushing.is_invalidated) || self.pending.is_invalidated {
+                    // Other clients' changes may be newer than what this flush has just stored, and the
+                    // object's end in the store may be theirs.
+                    left = self.invalidate(env, &mut Reserved::none(env.pool)).left;
+                }
+            }
+            Err(_) => {
+                plan.slots.iter().for_each(|sent| self.not_stored(env, sent));
+                self.head.store_version = None;
+                // Everything waits on, since the oldest change. Some of the flush may have come to pass.
+                self.head.store_exists = true;
+                self.head.store_size = self.head.store_size.max(plan.end_of_runs()).max(plan.size);
+                self.pending.failures = self.pending.failures.saturating_add(1);
+                self.restore(plan);
+            }
+        }
+        Ended { done: self.take_stored_waiters(), left }
+    }
+
+    /// Restores what was to be done with the object as a whole, unless a later change has overtaken it.
+    fn restore(&mut self, plan: &FlushPlan) {
+        let pending = &mut self.pending;
+        pending.bucketless += plan.bucketless;
+        if !pending.replace {
+            pending.replace = plan.replace;
+            pending.truncate_to = pending.truncate_to.min(plan.truncate_before);
+            pending.size_dirty |= plan.size_dirty;
+        }
+    }
+
+    /// Completes a slot whose flush is stored.
+    fn stored(&mut self, env: &Env<'_>, sent: &Sent) {
+        env.metrics.return_credits(if sent.was == State::ZeroDirty { 0 } else { 1 });
+        let slot = self.slots.get(sent.at);
+        match slot.state() {
+            State::ZeroWriting => self.set_state(env, sent.at, Slot::bare(State::ZeroClean)),
+            State::Writing => {
+                let meta = env.meta(slot.bucket());
+                if meta.owner().is_none() {
+                    // It belonged to another object, and belongs to none now.
+                    meta.set_owner(Some((env.node, sent.at)));
+                }
+                if meta.owner() == Some((env.node, sent.at)) {
+                    meta.set_dirty(0);
+                    self.set_state(env, sent.at, Slot::of(State::Clean, slot.bucket()));
+                    env.queues.link(env.pool, slot.bucket(), env.bucket_name(sent.at), false);
+                } else {
+                    // Clean data have one owner, which eviction can find.
+                    self.forget(env, sent.at..sent.at + 1);
+                }
+            }
+            // Changed meanwhile: its own flush will follow.
+            _ => (),
+        }
+    }
+
+    /// Makes a slot whose flush failed dirty again, with what is newer.
+    fn not_stored(&mut self, env: &Env<'_>, sent: &Sent) {
+        let slot = self.slots.get(sent.at);
+        match slot.state() {
+            // The credit belongs to the slot again.
+            State::Writing => self.set_state(env, sent.at, Slot::of(sent.was, slot.bucket())),
+            State::ZeroWriting => self.set_state(env, sent.at, Slot::bare(State::ZeroDirty)),
+            state => {
+                if state == State::Dirty {
+                    let meta = env.meta(slot.bucket());
+                    meta.set_dirty(meta.dirty() | sent.mask & meta.valid());
+                }
+                env.metrics.return_credits(if sent.was == State::ZeroDirty { 0 } else { 1 });
+            }
+        }
+    }
+
+    fn set_state(&mut self, env: &Env<'_>, at: u32, slot: Slot) {
+        let old = self.slots.set(at, slot);
+        env.metrics.shift(old, slot);
+    }
+
+    /// Ends a flush that the store refuses for good: what the store does not have is dropped. Returns what
+    /// had been acknowledged of it, if anything had, and the tickets that waited for it.
+    pub(crate) fn lose(&mut self, env: &Env<'_>, plan: &FlushPlan) -> (Option<Lost>, Vec<Arc<FlushTicket>>) {
+        self.flushing = None;
+        self.head.store_steps += 1;
+        self.head.store_changes -= 1;
+        let bytes = u64::from(self.slots.dirty_count()) * BUCKET as u64 + plan.bytes();
+        let changes = self.pending.change_seq - self.pending.stored_seq;
+        let lost = Lost { changes, bytes, domain: self.pending.domain };
+        let lost = std::mem::take(&mut self.pending.is_acknowledged).then_some(lost);
+        add(&env.metrics.lost_bytes, lost.map_or(0, |lost| lost.bytes));
+        let sent = plan.slots.iter().filter(|sent| sent.was != State::ZeroDirty).count();
+        self.forget(env, 0..u32::MAX);
+        env.metrics.return_credits(sent as u32);
+        env.metrics.return_bucketless(plan.bucketless + std::mem::take(&mut self.pending.bucketless));
+        self.activity().ranges.invalidate_all();
+        self.head.known = Known::Unknown;
+        self.head.is_full = false;
+        (self.pending.replace, self.pending.truncate_to, self.pending.size_dirty) = (false, u64::MAX, false);
+        self.pending.failures = 0;
+        self.pending.stored_seq = self.pending.change_seq;
+        let waiters = std::mem::take(&mut self.activity().flush_waiters);
+        self.drop_if_idle();
+        (lost, waiters.into_iter().map(|(_, ticket)| ticket).collect())
+    }
+}
+
+fn pinned(env: &Env<'_>, bucket: u32, range: std::ops::Range<usize>) -> Segment {
+    let copied = || Segment::from(bytes::Bytes::copy_from_slice(&env.pool.bytes(bucket)[range.clone()]));
+    env.pool.pin(bucket, range.clone()).unwrap_or_else(copied)
+}

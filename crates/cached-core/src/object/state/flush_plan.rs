@@ -1,0 +1,228 @@
+//! The requests of one flush of one object: planned in its exclusive section, sent outside of it, and
+//! completed inside again.
+//!
+//! ```text
+//!  begin: Dirty ──> Writing, bytes pinned      send: [remove | replace | cut] [runs …] [extend]
+//!  end, stored: Writing ──> Clean              end, failed: Writing ──> Dirty, all of it once more
+//! ```
+//! One flush of an object at a time. What changes meanwhile goes to new buckets and waits for the next.
+//! A flush is idempotent: after a failure everything is sent again, with what is newer merged in.
+
+use blocker::{Run, RunContent, Segment, Segments};
+
+use crate::object::geometry::SECTORS;
+use crate::object::slots::{SECTOR_BYTES, State};
+use crate::sync::Arc;
+
+/// The part of one slot that a flush sends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sent {
+    pub(crate) at: u32,
+    /// The sectors.
+    pub(crate) mask: u8,
+    /// The state of the slot before.
+    pub(crate) was: State,
+}
+
+/// How large requests may be, and what they may contain.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RunLimits {
+    /// Bytes of one request, a multiple of a bucket.
+    pub(crate) run_bytes_max: u64,
+    /// Clean bytes between two dirty runs that become one.
+    pub(crate) gap_bytes_max: u64,
+    /// Runs of one request; 0 and 1: it takes one range.
+    pub(crate) runs_max: usize,
+}
+
+/// One flush.
+#[derive(Debug)]
+pub(crate) struct FlushPlan {
+    pub(super) seq: u64,
+    /// Whether the object exists.
+    pub(crate) is_present: bool,
+    pub(crate) size: u64,
+    /// The object's content is replaced as a whole (or, absent, it is removed).
+    pub(crate) replace: bool,
+    /// The object is cut there before the runs are written.
+    pub(crate) truncate_to: Option<u64>,
+    /// The smallest end the object had since it was last stored; `u64::MAX`: none.
+    pub(crate) truncate_before: u64,
+    pub(super) size_dirty: bool,
+    /// The object's size in the store before the runs; 0 if it does not exist there.
+    pub(crate) store_size: u64,
+    pub(crate) store_exists: bool,
+    /// An earlier flush failed: the object's end in the store is not known.
+    pub(crate) is_retry: bool,
+    /// All of the object for a replacement, otherwise what is newer than the store.
+    pub(crate) runs: Vec<Run>,
+    pub(super) slots: Arc<[Sent]>,
+    /// Room in the dirty limit for what it sends that has no bucket.
+    pub(super) bucketless: u32,
+}
+
+impl FlushPlan {
+    /// Returns the number of payload bytes that it sends.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.runs.iter().map(Run::payload_bytes).sum()
+    }
+
+    /// If the object ends beyond all runs, adds a run of zeros that moves the store's end there in the same
+    /// change.
+    pub(super) fn extend_with_zeros(&mut self, limits: RunLimits) {
+        let end = self.end_of_runs();
+        let len = self.size.saturating_sub(end);
+        let is_due = self.is_present && !self.is_retry && len > 0 && len <= limits.run_bytes_max;
+        if is_due && limits.runs_max > 1 && !self.runs.is_empty() {
+            self.runs.push(Run::zeroes(end, len));
+        }
+    }
+
+    /// Returns its runs as requests, in order, each with as many runs as the store takes.
+    pub(crate) fn requests(&self, from: usize, limits: RunLimits) -> Vec<&[Run]> {
+        let mut rest = self.runs.get(from..).unwrap_or_default();
+        let mut requests = Vec::new();
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |run: &&Run| {
+                bytes += run.len_bytes();
+                bytes <= limits.run_bytes_max
+            };
+            let count = rest.iter().take(limits.runs_max.max(1)).take_while(fits).count().max(1);
+            let (request, later) = rest.split_at(count);
+            requests.push(request);
+            rest = later;
+        }
+        requests
+    }
+
+    /// Returns the object's end in the store after all runs.
+    pub(crate) fn end_of_runs(&self) -> u64 {
+        let from = self.truncate_to.map_or(self.store_size, |to| to.min(self.store_size));
+        self.runs.iter().map(Run::end).max().unwrap_or(0).max(if self.replace { 0 } else { from })
+    }
+}
+
+/// Returns the runs of set bits, in bytes.
+pub(super) fn spans(mask: u8) -> impl Iterator<Item = (usize, usize)> {
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        while at < SECTORS && mask & 1 << at == 0 {
+            at += 1;
+        }
+        let from = at;
+        while at < SECTORS && mask & 1 << at != 0 {
+            at += 1;
+        }
+        (from < at).then_some((from * SECTOR_BYTES, at * SECTOR_BYTES))
+    })
+}
+
+/// Appends bytes, to the last run if they continue it. `None` stands for zeros.
+pub(super) fn push(runs: &mut Vec<Run>, offset: u64, len: u64, data: Option<Segment>, run_max: u64) {
+    let continued = runs.last_mut().filter(|last| last.end() == offset && last.len_bytes() + len <= run_max);
+    match (continued.map(|last| &mut last.content), data) {
+        (Some(RunContent::Data(all)), Some(more)) => all.push(more),
+        (Some(RunContent::Zeroes(all)), None) => *all += len,
+        (_, Some(data)) => runs.push(Run::data(offset, data)),
+        (_, None) => runs.push(Run::zeroes(offset, len)),
+    }
+}
+
+/// Makes the runs cover the object from its start to its end, with zeros between them, in as few runs as
+/// possible.
+pub(super) fn fill_gaps(runs: &mut Vec<Run>, size: u64, run_max: u64) {
+    let mut whole: Vec<(u64, Segments)> = Vec::new();
+    let mut add = |offset: u64, data: Segments| {
+        let mut done = 0;
+        let len = data.len_bytes() as u64;
+        while done < len {
+            let Some((_, all)) = whole.last_mut().filter(|(_, all)| (all.len_bytes() as u64) < run_max)
+            else {
+                whole.push((offset + done, Segments::new()));
+                continue;
+            };
+            let part = (run_max - all.len_bytes() as u64).min(len - done);
+            data.slice(done as usize..(done + part) as usize).iter().for_each(|it| all.push(it.clone()));
+            done += part;
+        }
+    };
+    let mut at = 0;
+    for run in runs.drain(..) {
+        add(at, Segments::zeros((run.offset - at) as usize));
+        at = run.end();
+        let data = match run.content {
+            RunContent::Data(data) => data,
+            RunContent::Zeroes(len) => Segments::zeros(len as usize),
+        };
+        add(run.offset, data);
+    }
+    add(at, Segments::zeros((size - at) as usize));
+    runs.extend(whole.into_iter().map(|(offset, data)| Run::data(offset, data)));
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_runs_of_sectors() {
+        assert_eq!(spans(0b1100_0110).collect::<Vec<_>>(), [(512, 1536), (3072, 4096)]);
+        assert_eq!(spans(255).collect::<Vec<_>>(), [(0, 4096)]);
+        assert_eq!(spans(0).count(), 0);
+    }
+
+    #[test]
+    fn runs_share_a_request_as_far_as_its_limits_go() {
+        let run = Run::zeroes;
+        let mut plan = FlushPlan {
+            seq: 0,
+            is_present: true,
+            size: 200,
+            replace: false,
+            truncate_to: None,
+            truncate_before: u64::MAX,
+            size_dirty: true,
+            store_size: 50,
+            store_exists: true,
+            is_retry: false,
+            runs: vec![run(0, 10), run(20, 10), run(40, 10), run(60, 25), run(90, 10)],
+            slots: Arc::from([]),
+            bucketless: 0,
+        };
+        let shape = |plan: &FlushPlan, from, runs_max| {
+            let limits = RunLimits { run_bytes_max: 35, gap_bytes_max: 0, runs_max };
+            plan.requests(from, limits).iter().map(|runs| runs.len()).collect::<Vec<_>>()
+        };
+        assert_eq!(shape(&plan, 0, 0), [1, 1, 1, 1, 1], "not offered");
+        assert_eq!(shape(&plan, 0, 2), [2, 2, 1]);
+        assert_eq!(shape(&plan, 0, 9), [3, 2]);
+        assert_eq!(shape(&plan, 1, 9), [2, 2]);
+        assert_eq!(shape(&plan, 5, 9), [0; 0]);
+        plan.extend_with_zeros(RunLimits { run_bytes_max: 35, gap_bytes_max: 0, runs_max: 9 });
+        assert_eq!(plan.runs.len(), 5, "too far for one request");
+        plan.extend_with_zeros(RunLimits { run_bytes_max: 100, gap_bytes_max: 0, runs_max: 9 });
+        assert_eq!((plan.runs[5].offset, plan.end_of_runs()), (100, 200));
+    }
+
+    #[test]
+    fn runs_are_joined_and_gaps_of_a_replacement_filled() {
+        let data = |len: usize| Some(Segment::from(bytes::Bytes::from(vec![1; len])));
+        let mut runs = Vec::new();
+        push(&mut runs, 0, 10, data(10), 25);
+        push(&mut runs, 10, 10, data(10), 25);
+        push(&mut runs, 20, 10, data(10), 25);
+        push(&mut runs, 40, 5, None, 25);
+        push(&mut runs, 45, 5, None, 25);
+        let shape = |runs: &[Run]| runs.iter().map(|run| (run.offset, run.len_bytes())).collect::<Vec<_>>();
+        assert_eq!(shape(&runs), [(0, 20), (20, 10), (40, 10)]);
+        fill_gaps(&mut runs, 60, 25);
+        assert_eq!(shape(&runs), [(0, 25), (25, 25), (50, 10)]);
+        let bytes = |run: &Run| match &run.content {
+            RunContent::Data(data) => data.to_vec(),
+            RunContent::Zeroes(_) => panic!("a replacement has no runs of zeros"),
+        };
+        let all: Vec<u8> = runs.iter().flat_map(bytes).collect();
+        assert_eq!(all, [vec![1; 30], vec![0; 30]].concat());
+    }
+}

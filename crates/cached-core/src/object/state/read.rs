@@ -1,0 +1,236 @@
+//! Reading: an object's bytes from its slots, from what was loaded, and zeros where no content reaches.
+
+use blocker::admission::check_condition;
+use blocker::{Error, ReadReply, ReadRequest, Result, Segment, Segments, Version};
+
+use super::{Env, Known, Loaded, Missing, Object};
+use crate::object::geometry::{BUCKET_U64, SECTORS, buckets_of, push_zeros, touched};
+use crate::object::pool::BUCKET;
+use crate::object::ranges::{Buckets, Ticket};
+use crate::object::slots::{SECTOR_BYTES, State};
+use crate::prefetch::prefetch;
+
+/// Cache lines of a bucket that are prefetched: the processor continues by itself once it sees them read.
+pub(crate) const LINES_READ: usize = 2;
+pub(crate) const LINES_WRITTEN: usize = 8;
+const LINE_BYTES: usize = 64;
+
+/// The result of looking for a range in the cache.
+pub(crate) enum Lookup {
+    Answer(Result<ReadReply>),
+    /// The store must be asked what the object is.
+    Head,
+    Load(Buckets),
+    /// Another request's load of it is under way.
+    Follow(Ticket),
+}
+
+impl Object {
+    /// Prefetches the bucket in which `offset` lies, and its metadata.
+    #[inline]
+    pub(crate) fn prefetch(&self, env: &Env<'_>, offset: u64, lines: usize) {
+        let slot = self.slots.get((offset / BUCKET_U64) as u32);
+        if slot.state().has_bucket() {
+            prefetch(env.meta(slot.bucket()));
+            let within = (offset % BUCKET_U64) as usize;
+            let from = env.pool.at(slot.bucket()).wrapping_add(within);
+            (0..lines).for_each(|line| prefetch(from.wrapping_add(line * LINE_BYTES)));
+        }
+    }
+
+    /// Returns the bytes of a range that lies in one bucket and is valid there, as most hits do. `None` is no
+    /// answer.
+    #[inline]
+    pub(crate) fn read_within(&self, env: &Env<'_>, offset: u64, len: u64) -> Option<Segments> {
+        let within = (offset % BUCKET_U64) as usize;
+        let is_inside = offset <= self.head.size && len <= self.head.size - offset;
+        let fits = is_inside && len > 0 && len <= BUCKET_U64 - within as u64;
+        let slot = self.slots.get((offset / BUCKET_U64) as u32);
+        if !fits || !slot.state().has_bucket() {
+            return None;
+        }
+        let range = within..within + len as usize;
+        let meta = env.meta(slot.bucket());
+        if touched(range.start, range.end) & !meta.valid() != 0 {
+            return None;
+        }
+        env.queues.hit(meta, env.bucket_name((offset / BUCKET_U64) as u32));
+        env.pool.pin(slot.bucket(), range).map(Segments::from)
+    }
+
+    /// Returns the answer, if everything it needs is here.
+    #[inline]
+    pub(crate) fn read_at_once(
+        &self,
+        env: &Env<'_>,
+        request: &ReadRequest,
+        loaded: Option<&Loaded>,
+    ) -> Option<Result<ReadReply>> {
+        match self.head.known {
+            Known::Unknown => return None,
+            Known::Absent => return Some(Err(Error::Missing)),
+            Known::Present => (),
+        }
+        if let Err(error) = check_condition(Some(Version(self.head.version)), request.condition) {
+            return Some(Err(error));
+        }
+        // Not after a load: bytes that were loaded for this very read would count as read once more.
+        if loaded.is_none()
+            && let Some(data) = self.read_within(env, request.offset, request.len_bytes)
+        {
+            return Some(Ok(self.reply(data)));
+        }
+        let data = self.read(env, request.offset, request.len_bytes, loaded).ok()?;
+        Some(Ok(self.reply(data)))
+    }
+
+    pub(crate) fn look_up(&self, env: &Env<'_>, request: &ReadRequest, object_bytes_max: u64) -> Lookup {
+        if let Some(answer) = self.read_at_once(env, request, None) {
+            return Lookup::Answer(answer);
+        }
+        let wanted = if self.head.known == Known::Unknown {
+            let within = object_bytes_max.saturating_sub(request.offset).min(request.len_bytes);
+            // While changes of the object are on their way, only a request that waits for them learns where
+            // it ends.
+            if within == 0 || self.head.store_changes > 0 {
+                return Lookup::Head;
+            }
+            let wanted = buckets_of(request.offset, within);
+            // All of it is here, but not the object's size: a load would ask the store for nothing.
+            if self.missing_runs(env, &wanted, u64::MAX).is_empty() {
+                return Lookup::Head;
+            }
+            wanted
+        } else {
+            match self.read(env, request.offset, request.len_bytes, None) {
+                Err(missing) => missing.load.unwrap_or_default(),
+                Ok(_) => return Lookup::Head,
+            }
+        };
+        let other = self.activity_ref().and_then(|activity| activity.ranges.load_of(&wanted));
+        other.map_or(Lookup::Load(wanted), Lookup::Follow)
+    }
+
+    /// Returns the bytes of a range, up to the object's end; `Err` names what the store must be asked for.
+    pub(crate) fn read(
+        &self,
+        env: &Env<'_>,
+        offset: u64,
+        len: u64,
+        loaded: Option<&Loaded>,
+    ) -> Result<Segments, Missing> {
+        let end = offset.saturating_add(len).min(self.head.size);
+        let mut data = Segments::new();
+        let mut missing = Missing::default();
+        if offset >= end {
+            return Ok(data);
+        }
+        let mut zeros = 0;
+        let content_end = self.content_end();
+        let (first, last) = ((offset / BUCKET_U64) as u32, ((end - 1) / BUCKET_U64) as u32);
+        for at in first..=last {
+            let start = u64::from(at) * BUCKET_U64;
+            let (lo, hi) = (offset.saturating_sub(start) as usize, (end - start).min(BUCKET_U64) as usize);
+            let slot = self.slots.get(at);
+            let part = match slot.state() {
+                State::ZeroClean | State::ZeroDirty | State::ZeroWriting => None,
+                State::Absent if start + lo as u64 >= content_end => None,
+                State::Absent => match loaded.and_then(|it| it.slice(start + lo as u64, start + hi as u64)) {
+                    Some(part) => Some(self.clip(part, start + lo as u64)),
+                    None => {
+                        missing.load_of(at);
+                        continue;
+                    }
+                },
+                _ => {
+                    let meta = env.meta(slot.bucket());
+                    let absent_sectors = touched(lo, hi) & !meta.valid();
+                    if absent_sectors == 0 {
+                        // The request that has just loaded it reads it for the first time: a scan must not
+                        // look like use.
+                        if loaded.is_none() {
+                            env.queues.hit(meta, env.bucket_name(at));
+                        }
+                        let pinned = env.pool.pin(slot.bucket(), lo..hi);
+                        let copied = || {
+                            let bytes = env.pool.bytes(slot.bucket())[lo..hi].to_vec();
+                            Segment::from(bytes::Bytes::from(bytes))
+                        };
+                        Some(Segments::from(pinned.unwrap_or_else(copied)))
+                    } else if absent_sectors & !self.beyond(at) == 0 || loaded.is_some_and(|it| it.covers(at))
+                    {
+                        Some(self.merged(env, at, loaded, lo, hi))
+                    } else {
+                        missing.load_of(at);
+                        continue;
+                    }
+                }
+            };
+            match part {
+                None => zeros += hi - lo,
+                Some(part) => {
+                    push_zeros(&mut data, &mut zeros);
+                    data.append(part);
+                }
+            }
+        }
+        push_zeros(&mut data, &mut zeros);
+        if missing.load.is_some() { Err(missing) } else { Ok(data) }
+    }
+
+    /// Returns loaded bytes from `from` on, with zeros for what lies beyond the store's content.
+    pub(super) fn clip(&self, part: Segments, from: u64) -> Segments {
+        let len = part.len_bytes();
+        let within = self.content_end().saturating_sub(from).min(len as u64) as usize;
+        if within == len {
+            return part;
+        }
+        let mut clipped = part.slice(0..within);
+        clipped.append(Segments::zeros(len - within));
+        clipped
+    }
+
+    /// Returns a bucket's bytes, with those of the store where its own are not valid.
+    pub(super) fn merged(
+        &self,
+        env: &Env<'_>,
+        at: u32,
+        loaded: Option<&Loaded>,
+        lo: usize,
+        hi: usize,
+    ) -> Segments {
+        let slot = self.slots.get(at);
+        let start = u64::from(at) * BUCKET_U64;
+        let base = loaded.and_then(|loaded| loaded.slice(start, start + BUCKET_U64));
+        let mut bytes = base.map_or_else(|| vec![0; BUCKET], |base| self.clip(base, start).to_vec());
+        let (valid, own) = (env.meta(slot.bucket()).valid(), env.pool.bytes(slot.bucket()));
+        for sector in (0..SECTORS).filter(|sector| valid & 1 << sector != 0) {
+            let range = sector * SECTOR_BYTES..(sector + 1) * SECTOR_BYTES;
+            bytes[range.clone()].copy_from_slice(&own[range]);
+        }
+        bytes::Bytes::from(bytes).slice(lo..hi).into()
+    }
+
+    /// Returns a reply of the present version.
+    pub(crate) fn reply(&self, data: Segments) -> ReadReply {
+        ReadReply::new(data, self.head.size, Version(self.head.version))
+    }
+
+    /// Returns the runs of buckets within `range` that the store must be asked for, as byte ranges.
+    pub(crate) fn missing_runs(&self, env: &Env<'_>, range: &Buckets, run_max: u64) -> Vec<(u64, u64)> {
+        let mut runs: Vec<(u64, u64)> = Vec::new();
+        for at in range.clone() {
+            if self.valid(env, at) == u8::MAX {
+                continue;
+            }
+            let start = u64::from(at) * BUCKET_U64;
+            match runs.last_mut() {
+                Some((from, len)) if *from + *len == start && *len + BUCKET_U64 <= run_max => {
+                    *len += BUCKET_U64;
+                }
+                _ => runs.push((start, BUCKET_U64)),
+            }
+        }
+        runs
+    }
+}

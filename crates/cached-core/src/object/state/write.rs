@@ -1,0 +1,227 @@
+//! The changes of an object that are newer than the store: what each lacks, and how it is made.
+
+use blocker::Segments;
+
+use super::{Env, Known, Missing, Object, Resources};
+use crate::object::geometry::{BUCKET_U64, Cursor, edges, parts, touched};
+use crate::object::pool::BUCKET;
+use crate::object::slots::{Slot, State};
+
+impl Object {
+    /// Returns what a write of a range lacks.
+    pub(crate) fn missing_for_write(
+        &self,
+        env: &Env<'_>,
+        offset: u64,
+        len: u64,
+        resources: &Resources<'_>,
+    ) -> Missing {
+        let mut missing = Missing::default();
+        for (at, lo, hi) in parts(offset, len) {
+            let slot = self.slots.get(at);
+            let edges = edges(lo, hi) & !self.valid(env, at) & !self.beyond(at);
+            if edges != 0 && !resources.loaded.is_some_and(|loaded| loaded.covers(at)) {
+                missing.load_of(at);
+            }
+            missing.buckets += u32::from(!Self::is_exclusive(env, slot));
+            missing.credits += u32::from(!matches!(slot.state(), State::Dirty | State::DirtyWhole));
+        }
+        missing
+    }
+
+    /// Overwrites in place what is newer than the store already, as most writes do. Returns false if more is
+    /// needed; then nothing was changed.
+    #[inline]
+    pub(crate) fn rewrite(&mut self, env: &Env<'_>, offset: u64, data: &Segments) -> bool {
+        let (at, lo, len) = ((offset / BUCKET_U64) as u32, (offset % BUCKET_U64) as usize, data.len_bytes());
+        let fits = len > 0 && lo + len <= BUCKET && offset + len as u64 <= self.head.size;
+        let slot = self.slots.get(at);
+        if !fits || slot.state() != State::Dirty || !Self::is_exclusive(env, slot) {
+            return false;
+        }
+        let (hi, meta) = (lo + len, env.meta(slot.bucket()));
+        if edges(lo, hi) & !meta.valid() != 0 {
+            return false;
+        }
+        data.copy_to(&mut env.bytes_mut(slot.bucket())[lo..hi]);
+        let touched = touched(lo, hi);
+        meta.set_valid(meta.valid() | touched);
+        meta.set_dirty(meta.dirty() | touched);
+        true
+    }
+
+    /// Writes a range as newer than the store. `resources` has what [`Self::missing_for_write`] asked for.
+    pub(crate) fn write(
+        &mut self,
+        env: &Env<'_>,
+        offset: u64,
+        data: &Segments,
+        resources: &mut Resources<'_>,
+    ) {
+        let mut from = Cursor::new(data);
+        let len = data.len_bytes() as u64;
+        for (at, lo, hi) in parts(offset, len) {
+            match self.to_adopt(env, at, lo, hi, &from) {
+                Some(bucket) => {
+                    from.skip(BUCKET);
+                    self.adopt_dirty(env, at, bucket, resources);
+                }
+                None => self.write_slot(env, at, lo, hi, resources, |bytes| from.copy_to(bytes)),
+            }
+        }
+        self.grow_to(offset + len, len > 0);
+    }
+
+    pub(super) fn grow_to(&mut self, end: u64, is_change: bool) {
+        if is_change && end > self.head.size {
+            self.head.size = end;
+            self.pending.size_dirty = true;
+        }
+    }
+
+    pub(super) fn write_slot(
+        &mut self,
+        env: &Env<'_>,
+        at: u32,
+        lo: usize,
+        hi: usize,
+        resources: &mut Resources<'_>,
+        fill: impl FnOnce(&mut [u8]),
+    ) {
+        let slot = self.slots.get(at);
+        let was_dirty = matches!(slot.state(), State::Dirty | State::DirtyWhole);
+        let is_whole = hi - lo == BUCKET;
+        let bucket = if Self::is_exclusive(env, slot) {
+            if slot.state() == State::DirtyWhole {
+                env.meta(slot.bucket()).set_dirty(env.meta(slot.bucket()).valid());
+                env.meta(slot.bucket()).set_owner(Some((env.node, at)));
+            } else if slot.state() == State::Clean {
+                env.meta(slot.bucket()).set_dirty(0);
+            }
+            slot.bucket()
+        } else {
+            self.copy_up(env, at, resources, !is_whole)
+                .expect("buckets were reserved for all slots of the range")
+        };
+        let meta = env.meta(bucket);
+        if !is_whole {
+            self.fill_up(env, at, bucket, resources.loaded);
+        }
+        fill(&mut env.bytes_mut(bucket)[lo..hi]);
+        let touched = touched(lo, hi);
+        meta.set_valid(meta.valid() | touched);
+        meta.set_dirty(meta.dirty() | touched);
+        if slot == Slot::of(State::Dirty, bucket) {
+            return;
+        }
+        if was_dirty {
+            // `put` returns the slot's credit: the slot keeps it.
+            env.metrics.retake_credits(1);
+        } else {
+            resources.credits -= 1;
+        }
+        self.put(env, at, Slot::of(State::Dirty, bucket));
+    }
+
+    /// Returns what writing zeros lacks: whole buckets become a state, parts are written.
+    pub(crate) fn missing_for_zeroes(
+        &self,
+        env: &Env<'_>,
+        offset: u64,
+        len: u64,
+        resources: &Resources<'_>,
+    ) -> Missing {
+        let mut missing = Missing::default();
+        for (at, lo, hi) in parts(offset, len).filter(|(_, lo, hi)| hi - lo < BUCKET) {
+            if self.is_zero(at) {
+                continue;
+            }
+            let part = self.missing_for_write(
+                env,
+                u64::from(at) * BUCKET_U64 + lo as u64,
+                (hi - lo) as u64,
+                resources,
+            );
+            missing.buckets += part.buckets;
+            missing.credits += part.credits;
+            part.load.into_iter().for_each(|load| missing.load_of(load.start));
+        }
+        missing
+    }
+
+    /// Whether all of a slot is known to be zeros.
+    pub(super) fn is_zero(&self, at: u32) -> bool {
+        match self.slots.get(at).state() {
+            State::Absent => u64::from(at) * BUCKET_U64 >= self.content_end(),
+            state => !state.has_bucket(),
+        }
+    }
+
+    /// Zeroes a range, newer than the store. With `extends` it moves the object's end, as a write does.
+    pub(crate) fn write_zeroes(
+        &mut self,
+        env: &Env<'_>,
+        offset: u64,
+        len: u64,
+        extends: bool,
+        resources: &mut Resources<'_>,
+    ) {
+        for (at, lo, hi) in parts(offset, len) {
+            if hi - lo == BUCKET {
+                let slot = self.slots.get(at);
+                let is_zero_already =
+                    slot.state() == State::ZeroDirty || slot == Slot::ABSENT && self.is_zero(at);
+                if !is_zero_already {
+                    self.put(env, at, Slot::bare(State::ZeroDirty));
+                }
+            } else if !self.is_zero(at) {
+                self.write_slot(env, at, lo, hi, resources, |bytes| bytes.fill(0));
+            }
+        }
+        self.grow_to(offset + len, extends && len > 0);
+    }
+
+    /// Returns what cutting the object lacks: a bucket, if others refer to the one in which the new end lies.
+    pub(crate) fn missing_for_truncate(&self, env: &Env<'_>, size: u64) -> Missing {
+        let slot = self.slots.get((size / BUCKET_U64) as u32);
+        let is_cut = size < self.head.size && !size.is_multiple_of(BUCKET_U64) && slot.state().has_bucket();
+        let copies = is_cut && !Self::is_exclusive(env, slot);
+        let writes = is_cut && !matches!(slot.state(), State::Dirty | State::DirtyWhole);
+        Missing { buckets: u32::from(copies), credits: u32::from(writes), load: None }
+    }
+
+    /// Sets the object's size, newer than the store.
+    pub(crate) fn truncate(&mut self, env: &Env<'_>, size: u64, resources: &mut Resources<'_>) {
+        if size < self.head.size {
+            self.pending.truncate_to = self.pending.truncate_to.min(size);
+            self.clear_from(env, size.div_ceil(BUCKET_U64) as u32);
+            let (at, lo) = ((size / BUCKET_U64) as u32, (size % BUCKET_U64) as usize);
+            if lo > 0 && self.slots.get(at).state().has_bucket() {
+                self.cut_slot(env, at, lo, resources);
+            }
+        }
+        self.head.size = size;
+        self.pending.size_dirty = true;
+    }
+
+    /// Zeroes a slot's bytes from `lo` on; they are zeros in the store too once the object is cut there.
+    pub(super) fn cut_slot(&mut self, env: &Env<'_>, at: u32, lo: usize, resources: &mut Resources<'_>) {
+        let valid_before = self.valid(env, at);
+        self.write_slot(env, at, lo, BUCKET, resources, |bytes| bytes.fill(0));
+        // The sector in which the end lies is only as valid as it was.
+        let meta = env.meta(self.slots.get(at).bucket());
+        let edge = edges(lo, BUCKET) & !valid_before;
+        meta.set_valid(meta.valid() & !edge);
+        meta.set_dirty(meta.dirty() & !edge);
+    }
+
+    /// Forgets all content, to be replaced as a whole, or removed.
+    pub(crate) fn replace(&mut self, env: &Env<'_>, known: Known) {
+        self.clear_from(env, 0);
+        self.pending.replace = known == Known::Present || self.head.store_exists || self.flushing.is_some();
+        self.pending.truncate_to = u64::MAX;
+        self.pending.size_dirty = known == Known::Present;
+        self.head.known = known;
+        self.head.size = 0;
+    }
+}

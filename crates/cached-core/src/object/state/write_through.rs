@@ -1,0 +1,240 @@
+//! Taking over what the store has done already.
+
+use blocker::{Change, ChangeReply, Error, RunContent, Segments, WriteMode};
+
+use super::{Env, Known, Object, Resources};
+use crate::object::geometry::{BUCKET_U64, Cursor, edges, parts, touched};
+use crate::object::mutation::Mutation;
+use crate::object::pool::{BUCKET, Reserved};
+use crate::object::ranges::{Buckets, Ticket, WHOLE};
+use crate::object::slots::{Slot, State};
+
+/// A change that has begun at the store; shows whether another one overlapped it.
+pub(crate) struct Started {
+    steps: u32,
+    was_alone: bool,
+}
+
+impl Object {
+    /// Called before the store is asked for the change of the range `ticket`.
+    pub(crate) fn begin_change(&mut self, ticket: Ticket) -> Started {
+        self.activity().ranges.ask_change(ticket);
+        let head = &mut self.head;
+        let was_alone = head.store_changes == 0;
+        head.store_changes += 1;
+        head.store_steps += 1;
+        Started { steps: head.store_steps, was_alone }
+    }
+
+    /// Called when the store has answered; returns whether no other change of the object was under way at any
+    /// time during this one.
+    pub(crate) fn end_change(&mut self, started: &Started) -> bool {
+        let head = &mut self.head;
+        let is_exact = started.was_alone && head.store_steps == started.steps;
+        head.store_changes -= 1;
+        head.store_steps += 1;
+        is_exact
+    }
+
+    /// Brings the slots up to date with what the store has done.
+    pub(crate) fn take_over_change(
+        &mut self,
+        env: &Env<'_>,
+        mutation: &Mutation,
+        policy: WriteMode,
+        resources: &mut Resources<'_>,
+    ) {
+        if policy == WriteMode::Around && !matches!(mutation, Mutation::Truncate { .. } | Mutation::Delete) {
+            if !matches!(mutation, Mutation::Touch) {
+                self.forget(env, mutation.buckets());
+            }
+            return;
+        }
+        match mutation {
+            Mutation::Write { offset, data } | Mutation::CompareAndWrite { offset, data, .. } => {
+                self.write_through(env, *offset, data, resources);
+            }
+            Mutation::WriteZeroes { offset, len } => self.zero_through(env, *offset, *len, resources),
+            Mutation::WriteRuns { runs } => runs.iter().for_each(|run| match &run.content {
+                RunContent::Data(data) => self.write_through(env, run.offset, data, resources),
+                RunContent::Zeroes(len) => self.zero_through(env, run.offset, *len, resources),
+            }),
+            Mutation::Discard { offset, len } => {
+                // Without the object's end it is not known what has become zeros.
+                let is_known = self.head.known == Known::Present;
+                let within = self.head.size.saturating_sub(*offset).min(*len);
+                if is_known && within > 0 {
+                    self.zero_through(env, *offset, within, resources);
+                } else if !is_known {
+                    self.forget(env, mutation.buckets());
+                }
+            }
+            Mutation::WriteFull { data } => {
+                self.forget(env, WHOLE);
+                self.write_through(env, 0, data, resources);
+            }
+            Mutation::Truncate { size } => self.truncated(env, *size),
+            Mutation::Delete => self.forget(env, WHOLE),
+            Mutation::Touch | Mutation::Adopt(_) => (),
+        }
+    }
+
+    /// Takes over bytes that have been stored. Never waits: a slot that finds no bucket is forgotten.
+    pub(crate) fn write_through(
+        &mut self,
+        env: &Env<'_>,
+        offset: u64,
+        data: &Segments,
+        resources: &mut Resources<'_>,
+    ) {
+        let mut from = Cursor::new(data);
+        for (at, lo, hi) in parts(offset, data.len_bytes() as u64) {
+            match self.to_adopt(env, at, lo, hi, &from) {
+                Some(bucket) if self.adopt_clean(env, at, bucket) => from.skip(BUCKET),
+                _ => self.take_over(env, at, lo, hi, resources, |bytes| from.copy_to(bytes)),
+            }
+        }
+    }
+
+    /// Takes over zeros that have been stored.
+    pub(crate) fn zero_through(
+        &mut self,
+        env: &Env<'_>,
+        offset: u64,
+        len: u64,
+        resources: &mut Resources<'_>,
+    ) {
+        for (at, lo, hi) in parts(offset, len) {
+            let slot = self.slots.get(at);
+            if hi - lo == BUCKET {
+                self.put(env, at, Slot::bare(State::ZeroClean));
+            } else if slot.state().has_bucket() {
+                self.take_over(env, at, lo, hi, resources, |bytes| bytes.fill(0));
+            }
+        }
+    }
+
+    pub(super) fn take_over(
+        &mut self,
+        env: &Env<'_>,
+        at: u32,
+        lo: usize,
+        hi: usize,
+        resources: &mut Resources<'_>,
+        fill: impl FnOnce(&mut [u8]),
+    ) {
+        let slot = self.slots.get(at);
+        let is_whole = hi - lo == BUCKET;
+        debug_assert!(!slot.state().is_dirty(), "the object was flushed before");
+        let skipped = &mut [0; BUCKET][..hi - lo];
+        let keeps = touched(lo, hi) & (!edges(lo, hi) | self.beyond(at));
+        if slot == Slot::ABSENT && keeps == 0 {
+            // Not one whole sector: nothing that could be kept. But bytes beyond the content must be, or
+            // another run of the same change would find zeros there.
+            return fill(skipped);
+        }
+        let bucket = if Self::is_exclusive(env, slot) {
+            slot.bucket()
+        } else {
+            match self.copy_up(env, at, resources, !is_whole) {
+                Some(bucket) => bucket,
+                None => {
+                    fill(skipped);
+                    return self.clear(env, at);
+                }
+            }
+        };
+        let meta = env.meta(bucket);
+        // A sector that is covered only in part stays as valid as it was.
+        let valid = meta.valid() | touched(lo, hi) & !edges(lo, hi);
+        fill(&mut env.bytes_mut(bucket)[lo..hi]);
+        meta.set_valid(valid);
+        meta.set_dirty(0);
+        if slot == Slot::of(State::Clean, bucket) {
+            env.queues.hit(meta, env.bucket_name(at));
+        } else {
+            let is_new = slot.state() != State::Clean;
+            self.put(env, at, Slot::of(State::Clean, bucket));
+            env.queues.link(env.pool, bucket, env.bucket_name(at), is_new);
+        }
+    }
+
+    /// Forgets a range that has been changed in the store.
+    pub(crate) fn forget(&mut self, env: &Env<'_>, buckets: Buckets) {
+        let known = self.slots.known_from(buckets.start).map(|(at, _)| at);
+        let known: Vec<u32> = known.take_while(|at| *at < buckets.end).collect();
+        known.into_iter().for_each(|at| self.clear(env, at));
+    }
+
+    /// Forgets what a cut in the store has removed.
+    pub(crate) fn truncated(&mut self, env: &Env<'_>, size: u64) {
+        self.clear_from(env, (size / BUCKET_U64) as u32);
+    }
+
+    /// Brings the head up to date.
+    pub(crate) fn changed_below(
+        &mut self,
+        mutation: &Mutation,
+        change: &Change,
+        reply: &ChangeReply,
+        is_exact: bool,
+        next_version: impl FnOnce() -> u64,
+    ) {
+        let head = &mut self.head;
+        let was_known = head.known == Known::Present;
+        let size = match mutation {
+            Mutation::Write { .. }
+            | Mutation::CompareAndWrite { .. }
+            | Mutation::WriteZeroes { .. }
+            | Mutation::WriteRuns { .. }
+                if was_known =>
+            {
+                head.size.max(mutation.end())
+            }
+            Mutation::Discard { .. } | Mutation::Touch if was_known => head.size,
+            Mutation::Delete => 0,
+            _ => reply.size_bytes,
+        };
+        let is_delete = matches!(mutation, Mutation::Delete);
+        head.known = match (is_delete, was_known || is_exact) {
+            (true, _) => Known::Absent,
+            (false, true) => Known::Present,
+            // Other changes overlapped it: this size may be from before theirs.
+            (false, false) => Known::Unknown,
+        };
+        (head.size, head.store_size, head.store_exists) = (size, size, !is_delete);
+        head.store_version = (is_exact && !is_delete).then_some(reply.version.0);
+        head.version = head.store_version.unwrap_or_else(next_version);
+        if change.stamp.is_some() {
+            head.stamp = change.stamp;
+        }
+    }
+
+    /// Forgets what an error puts in doubt: the object may have been changed in the store, or what was known
+    /// has turned out wrong.
+    pub(crate) fn perhaps_changed(&mut self, env: &Env<'_>, mutation: &Mutation, error: &Error) {
+        let doubts = matches!(
+            error,
+            Error::OutcomeUnknown(_)
+                | Error::Missing
+                | Error::Exists
+                | Error::ConditionFailed { .. }
+                | Error::Fenced { .. }
+                | Error::Superseded { .. }
+                | Error::WritesLost(_)
+                | Error::NotStored(_)
+        );
+        if !doubts {
+            return;
+        }
+        if matches!(error, Error::OutcomeUnknown(_) | Error::NotStored(_)) {
+            self.forget(env, mutation.buckets());
+        } else {
+            self.invalidate(env, &mut Reserved::none(env.pool));
+        }
+        if !self.has_pending() {
+            self.head.store_version = None;
+            self.forget_head(env);
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! `mg key flags*`: fetch, inspect, touch, or create on a miss; one client of a stampede wins the right to
+//! recache.
+
+use super::key::encode_flag;
+use super::line::Line;
+use super::{Flag, MetaFlags, MetaKey, ReturnFlag};
+use crate::number;
+use crate::text::{Decoded, Request};
+
+/// A fetch. The reply to a miss is [`encode_status`](super::encode_status) with
+/// [`Status::Miss`](super::Status::Miss), which `q` suppresses; the reply to a hit is [`Get::encode_hit`],
+/// which `q` does not suppress.
+///
+/// On a hit, in this order: with `C` and an equal CAS value no value is returned; `T` sets the expiry; the
+/// client wins (`W`) if no token was sent since the last change and `R` finds too little time left (never for
+/// an item without expiry), if the item is stale and no token was sent, or if `N` has just created it; a win
+/// is recorded as a token sent. `u` keeps last access and place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Get<'a> {
+    /// The key.
+    pub key: MetaKey<'a>,
+    /// The flags.
+    pub flags: MetaFlags,
+}
+
+/// The attributes of an item in replies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MetaItem<'a> {
+    /// The key as the item holds it.
+    pub key: &'a [u8],
+    /// The item was stored by `ms … b`, so its key is shown in base64.
+    pub key_is_binary: bool,
+    /// The number of bytes of the value.
+    pub size: usize,
+    /// The client's flags.
+    pub client_flags: u32,
+    /// The CAS value.
+    pub cas: u64,
+    /// Seconds left to live; `None` if it never expires, shown as -1. See
+    /// [`MetaFlags::shows_ttl_before_update`].
+    pub ttl: Option<u32>,
+    /// Seconds since the last access before this one.
+    pub last_access: u32,
+    /// It was fetched before this request.
+    pub fetched: bool,
+    /// `W`: this client won the right to recache.
+    pub won: bool,
+    /// `X`: it is stale.
+    pub stale: bool,
+    /// `Z`: a token was sent to another client before.
+    pub token_sent: bool,
+}
+
+impl MetaItem<'_> {
+    /// Appends a space and the attribute that the flag requests.
+    #[inline]
+    pub(super) fn encode_flag(&self, out: &mut Vec<u8>, flag: ReturnFlag, flags: &MetaFlags) {
+        let (letter, value) = match flag {
+            ReturnFlag::Opaque => return flags.opaque.encode(out),
+            ReturnFlag::Key => return encode_flag(out, self.key, self.key_is_binary),
+            ReturnFlag::TtlLeft => match self.ttl {
+                Some(ttl) => (b't', u64::from(ttl)),
+                None => return out.extend_from_slice(b" t-1"),
+            },
+            ReturnFlag::Size => (b's', self.size as u64),
+            ReturnFlag::Cas => (b'c', self.cas),
+            ReturnFlag::ClientFlags => (b'f', u64::from(self.client_flags)),
+            ReturnFlag::LastAccess => (b'l', u64::from(self.last_access)),
+            ReturnFlag::Hit => (b'h', u64::from(self.fetched)),
+        };
+        out.extend_from_slice(&[b' ', letter]);
+        number::write_u64(out, value);
+    }
+}
+
+impl Get<'_> {
+    /// Returns whether a hit returns the value: `v` was given, and not `C` with the item's own CAS value.
+    #[inline]
+    pub fn returns_value(&self, cas: u64) -> bool {
+        self.flags.has(Flag::Value) && self.flags.compare_cas() != Some(cas)
+    }
+
+    /// Appends `VA size flags*` or `HD flags*`, and CRLF. After a `VA` follow the value and another CRLF.
+    pub fn encode_hit(&self, out: &mut Vec<u8>, item: &MetaItem<'_>) {
+        if self.returns_value(item.cas) {
+            out.extend_from_slice(b"VA ");
+            number::write_u64(out, item.size as u64);
+        } else {
+            out.extend_from_slice(b"HD");
+        }
+        for flag in self.flags.returns.iter() {
+            item.encode_flag(out, flag, &self.flags);
+        }
+        for (set, letter) in [(item.token_sent, b'Z'), (item.stale, b'X'), (item.won, b'W')] {
+            if set {
+                out.extend_from_slice(&[b' ', letter]);
+            }
+        }
+        out.extend_from_slice(b"\r\n");
+    }
+}
+
+pub(super) fn decode<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
+    let line = match Line::read_flags(text) {
+        Ok(line) => line,
+        Err(words) => return Decoded::refused(words, line_len),
+    };
+    let request = Request::MetaGet(Get { key: line.key(), flags: line.flags });
+    Decoded::Request { request, consumed: line_len }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{KeyBuffer, Status, encode_status};
+    use super::*;
+    use crate::Limits;
+    use crate::reply;
+    use crate::text::decode;
+
+    fn get(input: &str) -> Get<'_> {
+        match decode(input.as_bytes(), 0, &Limits::DEFAULT) {
+            Decoded::Request { request: Request::MetaGet(get), consumed } => {
+                assert_eq!(consumed, input.len());
+                get
+            }
+            other => panic!("{input:?}: {other:?}"),
+        }
+    }
+
+    fn hit(input: &str, item: &MetaItem<'_>) -> String {
+        let mut out = Vec::new();
+        get(input).encode_hit(&mut out, item);
+        String::from_utf8(out).unwrap()
+    }
+
+    fn miss(input: &str) -> String {
+        let (mut out, get) = (Vec::new(), get(input));
+        encode_status(&mut out, Status::Miss, &get.flags, &get.key);
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn hits_echo_in_order() {
+        let item = MetaItem { key: b"mk", size: 2, client_flags: 7, cas: 88, ..MetaItem::default() };
+        assert_eq!(hit("mg mk\r\n", &item), "HD\r\n");
+        assert_eq!(hit("mg mk v\r\n", &item), "VA 2\r\n");
+        assert_eq!(hit("mg mk s v f h l t k Oxyz q\r\n", &item), "VA 2 s2 f7 h0 l0 t-1 kmk Oxyz\r\n");
+        assert_eq!(hit("mg mk E99 c\r\n", &item), "HD c88\r\n");
+        assert_eq!(hit("mg mk v C88\r\n", &item), "HD\r\n");
+        assert_eq!(hit("mg mk v C89\r\n", &item), "VA 2\r\n");
+        let item = MetaItem { ttl: Some(30), last_access: 4, fetched: true, stale: true, ..item };
+        assert_eq!(hit("mg mk t l h\r\n", &MetaItem { won: true, ..item }), "HD t30 l4 h1 X W\r\n");
+        assert_eq!(hit("mg mk\r\n", &MetaItem { token_sent: true, ..item }), "HD Z X\r\n");
+        let item = MetaItem { key: b"foo", key_is_binary: true, ..item };
+        assert_eq!(hit("mg foo k\r\n", &MetaItem { stale: false, ..item }), "HD kZm9v b\r\n");
+    }
+
+    #[test]
+    fn misses_echo_opaque_and_key() {
+        assert_eq!(miss("mg nokey\r\n"), "EN\r\n");
+        assert_eq!(miss("mg nokey Oabc v t k s\r\n"), "EN Oabc knokey\r\n");
+        assert_eq!(miss("mg Zm9v k b O\r\n"), "EN kZm9v b O\r\n");
+    }
+
+    #[test]
+    fn keys_may_be_base64() {
+        let input = String::from("mg Zm9v b\r\n");
+        let mut buffer = KeyBuffer::new();
+        assert_eq!(get(&input).key.bytes(&mut buffer), b"foo");
+        assert_eq!(get("mg Zm9v\r\n").key.bytes(&mut buffer), b"Zm9v");
+    }
+
+    #[test]
+    fn what_is_refused() {
+        let key = "k".repeat(251);
+        let opaque = "o".repeat(32);
+        for (line, words) in [
+            ("mg", reply::BAD_FORMAT),
+            (&format!("mg {key}"), reply::BAD_FORMAT),
+            (&format!("mg k O{opaque}"), reply::META_OPAQUE_TOO_LONG),
+            (&format!("mg k O{opaque} T"), reply::META_BAD_TOKEN),
+            ("mg k S", reply::META_INVALID_FLAG),
+            ("mg k !", reply::BAD_FORMAT),
+            ("mz k", reply::ERROR),
+            ("mz k noreply", reply::SILENT),
+            (" mg k", reply::ERROR),
+        ] {
+            let input = format!("{line}\r\n");
+            assert_eq!(
+                decode(input.as_bytes(), 0, &Limits::DEFAULT),
+                Decoded::refused(words, input.len()),
+                "{line}"
+            );
+        }
+    }
+}

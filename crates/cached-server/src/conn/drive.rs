@@ -1,0 +1,272 @@
+//! Driving a connection: reads, and sends what execution has replied.
+//!
+//! Nothing more is read or executed while replies wait for the client.
+
+use super::Connection;
+use super::budget::Budget;
+use super::context::WorkerContext;
+use super::phase::{Phase, StopReason};
+use crate::stream::{INPUT_BYTES, READ_BYTES, Transport};
+use std::task::Poll;
+
+/// Above this number of missing bytes a value is read straight into its place; below it, one read brings the
+/// next commands along.
+const DIRECT_READ_BYTES_MIN: usize = 4 << 10;
+
+/// What a call of [`Connection::drive`] has come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DriveResult {
+    /// The transport will wake the connection.
+    Wait,
+    /// There is more to do, once other connections have been served.
+    Yield,
+    /// The connection is to be closed.
+    Close,
+}
+
+impl Connection {
+    /// Reads before the connection is driven, if it waits for a new request. Returns the number of bytes, 0
+    /// at the end of the stream; the next call of [`drive`](Self::drive) must be given them.
+    #[inline]
+    pub(crate) fn receive_ahead(&mut self, input: &mut [u8], io: &mut impl Transport) -> Option<usize> {
+        // Input that was held back comes first.
+        let waits = matches!(self.phase, Phase::Command) && !self.runnable && self.input.is_empty();
+        if !waits || self.output.is_some() {
+            return None;
+        }
+        match io.read(input) {
+            Poll::Ready(read) => Some(read.unwrap_or(0)),
+            Poll::Pending => None,
+        }
+    }
+
+    /// Reads, executes and sends as far as the transport and the budget allow.
+    #[inline]
+    pub(crate) fn drive(&mut self, context: &mut WorkerContext<'_>, io: &mut impl Transport) -> DriveResult {
+        let now = context.shared.clock.now_secs();
+        if self.last_active != now {
+            // Published once a second at most: other threads' copy is on a cache line of its own.
+            self.last_active = now;
+            self.info.set_active(now);
+        }
+        let mut budget = Budget::of(&context.shared.settings);
+        loop {
+            let result = self.step(context, io, &mut budget);
+            debug_assert!(
+                result == Some(DriveResult::Close) || context.received.is_none(),
+                "bytes that were read ahead are lost"
+            );
+            match result {
+                None if !budget.is_used_up() => {}
+                None | Some(DriveResult::Yield) => {
+                    context.counters.conn_yields.bump();
+                    return DriveResult::Yield;
+                }
+                Some(result) => return result,
+            }
+        }
+    }
+
+    /// Performs one read and what follows from it; `None` means to continue.
+    #[inline]
+    fn step(
+        &mut self,
+        context: &mut WorkerContext<'_>,
+        io: &mut impl Transport,
+        budget: &mut Budget,
+    ) -> Option<DriveResult> {
+        if self.output.is_some()
+            && let Some(result) = self.send_held(context, io)
+        {
+            return Some(result);
+        }
+        budget.take_batch();
+        if self.runnable {
+            return self.run_held(context, io, budget);
+        }
+        if let Phase::Body(body) = &mut self.phase
+            && body.value_missing() >= DIRECT_READ_BYTES_MIN
+        {
+            return self.read_body(context, io);
+        }
+        let held = self.input.len();
+        if held > INPUT_BYTES - READ_BYTES {
+            return self.read_long(context, io, budget);
+        }
+        // Taken out of the context, so that the rest of it can be borrowed meanwhile.
+        let buffer = std::mem::take(&mut context.input);
+        let (input, fresh) = match context.received.take() {
+            Some(received) => (received, received.len()),
+            None => {
+                if held > 0 {
+                    buffer[..held].copy_from_slice(&self.input);
+                }
+                let Poll::Ready(read) = io.read(&mut buffer[held..]) else {
+                    context.input = buffer;
+                    return Some(DriveResult::Wait);
+                };
+                let count = read.unwrap_or(0);
+                (&buffer[..held + count], count)
+            }
+        };
+        if fresh == 0 {
+            return Some(DriveResult::Close);
+        }
+        context.counters.bytes_read.add(fresh as u64);
+        if held > 0 {
+            self.input = Vec::new();
+        }
+        let (used, result) = self.run(context, io, input, budget);
+        if used < input.len() {
+            self.input = input[used..].to_vec();
+        }
+        context.input = buffer;
+        result
+    }
+
+    /// Sends the replies that the client has not taken; `None` when it has taken all of them.
+    #[cold]
+    fn send_held(&mut self, context: &mut WorkerContext<'_>, io: &mut impl Transport) -> Option<DriveResult> {
+        let output = self.output.as_mut()?;
+        let mut sent = 0;
+        let polled = output.send(io, &mut sent);
+        context.counters.bytes_written.add(sent);
+        match polled {
+            Poll::Pending => Some(DriveResult::Wait),
+            Poll::Ready(Err(_)) => Some(DriveResult::Close),
+            Poll::Ready(Ok(())) => {
+                self.output = None;
+                self.closing.then_some(DriveResult::Close)
+            }
+        }
+    }
+
+    /// Executes input that was held back.
+    #[cold]
+    fn run_held(
+        &mut self,
+        context: &mut WorkerContext<'_>,
+        io: &mut impl Transport,
+        budget: &mut Budget,
+    ) -> Option<DriveResult> {
+        self.runnable = false;
+        let mut input = std::mem::take(&mut self.input);
+        let (used, result) = self.run(context, io, &input, budget);
+        input.drain(..used);
+        if !input.is_empty() {
+            self.input = input;
+        }
+        result
+    }
+
+    /// Reads more of a line that is too long for the worker's buffer.
+    #[cold]
+    fn read_long(
+        &mut self,
+        context: &mut WorkerContext<'_>,
+        io: &mut impl Transport,
+        budget: &mut Budget,
+    ) -> Option<DriveResult> {
+        let held = self.input.len();
+        self.input.resize(held + READ_BYTES, 0);
+        let read = io.read(&mut self.input[held..]);
+        self.input.truncate(held + if let Poll::Ready(Ok(count)) = read { count } else { 0 });
+        match read {
+            Poll::Ready(Ok(0) | Err(_)) => Some(DriveResult::Close),
+            Poll::Ready(Ok(count)) => {
+                context.counters.bytes_read.add(count as u64);
+                self.run_held(context, io, budget)
+            }
+            Poll::Pending => Some(DriveResult::Wait),
+        }
+    }
+
+    /// Reads a large value into its place.
+    fn read_body(&mut self, context: &mut WorkerContext<'_>, io: &mut impl Transport) -> Option<DriveResult> {
+        let Phase::Body(body) = &mut self.phase else { return None };
+        let Some(room) = body.spare() else {
+            self.refuse_body(&mut context.executor());
+            return self.send(context, io);
+        };
+        match io.read(room) {
+            Poll::Ready(Ok(0) | Err(_)) => Some(DriveResult::Close),
+            Poll::Ready(Ok(count)) => {
+                context.counters.bytes_read.add(count as u64);
+                body.advance(count);
+                if body.missing() == 0 {
+                    let mut executor = context.executor();
+                    self.finish_body(&mut executor);
+                    return self.send(context, io);
+                }
+                None
+            }
+            Poll::Pending => Some(DriveResult::Wait),
+        }
+    }
+
+    /// Executes input and sends the replies. Returns how many bytes were used, and `None` to continue with
+    /// reading.
+    #[inline]
+    fn run(
+        &mut self,
+        context: &mut WorkerContext<'_>,
+        io: &mut impl Transport,
+        input: &[u8],
+        budget: &mut Budget,
+    ) -> (usize, Option<DriveResult>) {
+        let mut used = 0;
+        loop {
+            let (count, stop) = self.execute(context, &input[used..], budget);
+            used += count;
+            let result = if context.output.is_empty() { None } else { self.send(context, io) };
+            match (stop, result) {
+                (StopReason::Close, None) => return (used, Some(DriveResult::Close)),
+                (StopReason::Close, Some(result)) => {
+                    self.closing = true;
+                    return (used, Some(result));
+                }
+                (StopReason::Input, result) => return (used, result),
+                (StopReason::Output | StopReason::Budget, Some(result)) => {
+                    self.runnable = true;
+                    return (used, Some(result));
+                }
+                (StopReason::Output | StopReason::Budget, None) => {
+                    budget.take_batch();
+                    if budget.is_used_up() {
+                        self.runnable = true;
+                        return (used, Some(DriveResult::Yield));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sends the worker's output buffer; replies that the client does not take move to a buffer of the
+    /// connection. `None` when all is sent.
+    #[inline]
+    fn send(&mut self, context: &mut WorkerContext<'_>, io: &mut impl Transport) -> Option<DriveResult> {
+        let mut sent = 0;
+        let all = context.output.send_at_once(io, &mut sent);
+        context.counters.bytes_written.add(sent);
+        if all { None } else { self.send_rest(context, io) }
+    }
+
+    /// Sends the replies that one write did not take.
+    #[cold]
+    fn send_rest(&mut self, context: &mut WorkerContext<'_>, io: &mut impl Transport) -> Option<DriveResult> {
+        let mut sent = 0;
+        let polled = context.output.send(io, &mut sent);
+        context.counters.bytes_written.add(sent);
+        match polled {
+            Poll::Ready(Ok(())) => None,
+            Poll::Ready(Err(_)) => {
+                context.output.clear();
+                Some(DriveResult::Close)
+            }
+            Poll::Pending => {
+                self.output = Some(Box::new(context.output.take_unsent()));
+                Some(DriveResult::Wait)
+            }
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! From input bytes to executed requests: the loop, and one function for each protocol.
+//!
+//! To add a protocol: give it a variant in [`Protocol`] and a decoder in `cached-proto`, a function
+//! `…_request` here that takes one request from the front of the input, and a function in `exec/` that
+//! carries it out. Reading, sending, budgets and large values ([`Connection::begin_body`]) are the same for
+//! all protocols.
+
+use super::Connection;
+use super::budget::Budget;
+use super::context::WorkerContext;
+use super::phase::{Phase, StopReason};
+use crate::exec::{self, Begun, Executor, Next};
+use cached_proto::{Decoded, Limits, Protocol, binary, text};
+
+/// Values up to this size are collected in the input buffer; larger ones are read into their place.
+const BUFFERED_BODY_BYTES_MAX: usize = 4 << 10;
+
+/// The bytes that one request took from the input, and how the connection continues; or why execution stops.
+type Executed = Result<(usize, Next), StopReason>;
+
+impl Connection {
+    /// Executes the complete requests in `input`; replies go to the output buffer. Returns how many bytes
+    /// were used, and why it stopped.
+    pub(super) fn execute(
+        &mut self,
+        context: &mut WorkerContext<'_>,
+        input: &[u8],
+        budget: &mut Budget,
+    ) -> (usize, StopReason) {
+        let (shared, client) = (context.shared, context.client);
+        // Several requests at once are not counted one by one.
+        let at_once = !budget.limits_requests();
+        let mut executor = context.executor();
+        let mut used = 0;
+        let mut scanned = std::mem::take(&mut self.scanned);
+        loop {
+            let rest = &input[used..];
+            if !matches!(self.phase, Phase::Command) {
+                match self.resume(&mut executor, rest) {
+                    Ok(count) => {
+                        used += count;
+                        // Still within something, and no input left for it.
+                        if used == input.len() && !matches!(self.phase, Phase::Command) {
+                            return (used, StopReason::Input);
+                        }
+                    }
+                    Err(stop) => return (used, stop),
+                }
+                if executor.out.is_full() {
+                    return (used, StopReason::Output);
+                }
+                continue;
+            }
+            let Some(&first) = rest.first() else { return (used, StopReason::Input) };
+            let protocol = *self.protocol.get_or_insert_with(|| Protocol::detect(first));
+            let next = match protocol {
+                Protocol::Text if at_once && let Some((key, consumed)) = text::plain_get(rest) => {
+                    used += exec::get_plain_run(&mut executor, rest, key, consumed);
+                    Next::Continue
+                }
+                Protocol::Text
+                    if first == b'g'
+                        && let Some(consumed) = exec::get_plain_keys(&mut executor, rest) =>
+                {
+                    used += consumed;
+                    Next::Continue
+                }
+                Protocol::Text => match self.text_request(&mut executor, rest, scanned) {
+                    Ok((consumed, next)) => {
+                        used += consumed;
+                        next
+                    }
+                    Err(stop) => return (used, stop),
+                },
+                Protocol::Binary => match self.binary_request(&mut executor, rest) {
+                    Ok((consumed, next)) => {
+                        used += consumed;
+                        next
+                    }
+                    Err(stop) => return (used, stop),
+                },
+            };
+            scanned = 0;
+            budget.take_request();
+            match next {
+                Next::Dump(dump) => {
+                    self.phase = Phase::Dump(dump);
+                    return (used, StopReason::Output);
+                }
+                Next::Watch(events) => match shared.watch.subscribe(client, events) {
+                    Ok(subscription) => self.phase = Phase::Watch(subscription),
+                    Err(refused) => executor.refuse_watcher(refused),
+                },
+                Next::Continue if executor.out.is_full() => return (used, StopReason::Output),
+                Next::Continue if budget.has_no_request() && used < input.len() => {
+                    return (used, StopReason::Budget);
+                }
+                Next::Continue | Next::Suspend(_) => {}
+                Next::Close => return (used, StopReason::Close),
+            }
+        }
+    }
+
+    /// Executes the text or meta request at the front of `rest`, of which the first `scanned` bytes hold no
+    /// line feed.
+    #[inline(always)]
+    fn text_request(&mut self, executor: &mut Executor<'_>, rest: &[u8], scanned: usize) -> Executed {
+        match text::decode_line(rest, scanned, &Limits::DEFAULT) {
+            Decoded::Request { request, consumed } => match exec::text(executor, &request) {
+                Next::Suspend(cursor) => {
+                    self.phase = Phase::Get { cursor, line_bytes: consumed };
+                    Err(StopReason::Output)
+                }
+                next => Ok((consumed, next)),
+            },
+            Decoded::Body { header, consumed, body_len } => {
+                let begin = || exec::begin_text(executor, &header);
+                self.begin_body(Protocol::Text, &rest[..consumed], body_len, begin)
+            }
+            Decoded::Refused(refused) => {
+                executor.out.bytes.extend_from_slice(refused.reply);
+                Ok(self.refuse(refused.consumed, refused.swallow, refused.close))
+            }
+            Decoded::Incomplete => {
+                self.scanned = rest.len();
+                Err(StopReason::Input)
+            }
+            Decoded::Close => Ok((0, Next::Close)),
+        }
+    }
+
+    /// Executes the binary request at the front of `rest`.
+    #[inline(always)]
+    fn binary_request(&mut self, executor: &mut Executor<'_>, rest: &[u8]) -> Executed {
+        match binary::decode(rest) {
+            Decoded::Request { request, consumed } => Ok((consumed, exec::binary(executor, &request))),
+            Decoded::Body { header, consumed, body_len } => {
+                let begin = || exec::begin_binary(executor, &header);
+                self.begin_body(Protocol::Binary, &rest[..consumed], body_len, begin)
+            }
+            Decoded::Refused(refused) => {
+                refused.reply.encode(&mut executor.out.bytes);
+                Ok(self.refuse(refused.consumed, refused.swallow, refused.close))
+            }
+            Decoded::Incomplete => Err(StopReason::Input),
+            Decoded::Close => Ok((0, Next::Close)),
+        }
+    }
+
+    /// Prepares for a value of `body_len` bytes that follows `head` and has not arrived completely. A short
+    /// one is collected in the input buffer with its head; for a longer one `begin` finds a place.
+    #[inline(always)]
+    fn begin_body(
+        &mut self,
+        protocol: Protocol,
+        head: &[u8],
+        body_len: usize,
+        begin: impl FnOnce() -> Begun,
+    ) -> Executed {
+        if body_len <= BUFFERED_BODY_BYTES_MAX {
+            self.within_value = true;
+            return Err(StopReason::Input);
+        }
+        self.phase = Phase::of_body(begin(), protocol, head, body_len);
+        Ok((head.len(), Next::Continue))
+    }
+
+    /// Discards the value of a refused request, and closes the connection if it cannot continue.
+    #[inline(always)]
+    fn refuse(&mut self, consumed: usize, swallow: usize, close: bool) -> (usize, Next) {
+        self.swallow(swallow);
+        (consumed, if close { Next::Close } else { Next::Continue })
+    }
+}

@@ -1,0 +1,75 @@
+//! Commands that other threads send to a worker.
+
+use super::info::ConnInfo;
+use crate::locks::{COMMANDS, Lock};
+use rustix::event::{EventfdFlags, eventfd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// One command to a worker.
+pub(crate) enum Command {
+    /// Serve this connection.
+    Serve(AcceptedConnection),
+    /// Check whether the connection in this slot is to be closed; its socket raises no event for that.
+    Check(usize),
+    /// Answer what has been received, then end.
+    Drain,
+    /// End without answering.
+    Abort,
+}
+
+/// A connection that has been accepted and entered in the table.
+pub(crate) struct AcceptedConnection {
+    pub(crate) socket: OwnedFd,
+    pub(crate) info: Arc<ConnInfo>,
+}
+
+/// The commands for one worker, and the descriptor that wakes it.
+#[derive(Debug)]
+pub(crate) struct CommandQueue {
+    commands: Lock<Vec<Command>>,
+    waker: OwnedFd,
+}
+
+impl CommandQueue {
+    /// Returns an empty queue.
+    ///
+    /// # Errors
+    /// When the system has no descriptor for the waker.
+    pub(crate) fn new() -> io::Result<CommandQueue> {
+        let waker = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(CommandQueue { commands: Lock::new(&COMMANDS, Vec::new()), waker })
+    }
+
+    /// Appends a command and wakes the worker.
+    pub(crate) fn send(&self, command: Command) {
+        self.commands.lock().push(command);
+        // Fails only when the counter is full, and then the waker is readable anyway.
+        let _ = rustix::io::write(&self.waker, &1u64.to_ne_bytes());
+    }
+
+    /// Removes and returns all commands, oldest first.
+    pub(crate) fn take(&self) -> Vec<Command> {
+        // Fails if the waker has not been written to since the last call; the commands are taken all the
+        // same.
+        let _ = rustix::io::read(&self.waker, &mut [0; 8]);
+        std::mem::take(&mut *self.commands.lock())
+    }
+
+    /// Returns the descriptor that is readable while there may be commands.
+    pub(crate) fn waker(&self) -> BorrowedFd<'_> {
+        self.waker.as_fd()
+    }
+}
+
+impl std::fmt::Debug for Command {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Command::Serve(accepted) => write!(f, "Serve({})", accepted.info.fd),
+            Command::Check(slot) => write!(f, "Check({slot})"),
+            Command::Drain => f.write_str("Drain"),
+            Command::Abort => f.write_str("Abort"),
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! What threads other than its worker may know about a connection.
+//!
+//! The worker that serves a connection writes its [`ConnInfo`]. `stats conns` reads it, and so does the
+//! thread that finds that connections together hold too much memory and chooses which of them to close.
+
+use cached_proto::Protocol;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+
+/// What a connection is doing, in memcached's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum ConnState {
+    /// Waits for a request.
+    Read,
+    /// Waits for the rest of a value.
+    ReadBody,
+    /// Discards a value that was refused.
+    Swallow,
+    /// Waits for the client to take replies.
+    Write,
+    /// Receives log lines; its input is ignored.
+    Watch,
+}
+
+impl ConnState {
+    fn text(state: u8) -> &'static str {
+        match state {
+            0 => "conn_read",
+            1 => "conn_nread",
+            2 => "conn_swallow",
+            4 => "conn_watch",
+            _ => "conn_mwrite",
+        }
+    }
+}
+
+/// The two ends of a connection, or the address of a listener.
+#[derive(Debug, Clone)]
+pub(crate) enum Endpoints {
+    Tcp { peer: SocketAddr, local: Option<SocketAddr> },
+    Unix { path: PathBuf },
+}
+
+/// The memory that a connection keeps while it waits for its client.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HeldMemory {
+    /// Buffers of its own: unfinished input and unsent output.
+    pub(crate) buffer_bytes: usize,
+    /// Values pinned in the store, which cannot reuse their memory meanwhile.
+    pub(crate) pinned_bytes: usize,
+    /// Memory of the store that is reserved for a value that has not arrived completely.
+    pub(crate) arriving_bytes: usize,
+}
+
+/// One connection as other threads see it.
+#[derive(Debug)]
+pub(crate) struct ConnInfo {
+    /// The socket's descriptor, which is the connection's key in the table.
+    pub(crate) fd: RawFd,
+    pub(crate) endpoints: Endpoints,
+    /// The protocol of its listener; `None` if the first byte decides.
+    pub(crate) protocol: Option<Protocol>,
+    /// The index of the worker that serves it.
+    pub(super) worker: usize,
+    /// Its connection slot in that worker.
+    slot: AtomicUsize,
+    state: AtomicU8,
+    /// The clock's second of the last wake-up.
+    last_active: AtomicU32,
+    pub(super) buffer_bytes: AtomicUsize,
+    pub(super) pinned_bytes: AtomicUsize,
+    pub(super) arriving_bytes: AtomicUsize,
+    /// The clock's second since which it has held memory without a break.
+    pub(super) held_since: AtomicU32,
+    close_requested: AtomicBool,
+    /// The reason for closing it is that it was idle.
+    idle_timeout: AtomicBool,
+}
+
+impl ConnInfo {
+    /// Returns the entry for a connection that `worker` is going to serve, active at second `now`.
+    pub(crate) fn new(
+        fd: RawFd,
+        endpoints: Endpoints,
+        protocol: Option<Protocol>,
+        worker: usize,
+        now: u32,
+    ) -> ConnInfo {
+        ConnInfo {
+            fd,
+            endpoints,
+            protocol,
+            worker,
+            slot: AtomicUsize::new(usize::MAX),
+            state: AtomicU8::new(ConnState::Read as u8),
+            last_active: AtomicU32::new(now),
+            buffer_bytes: AtomicUsize::new(0),
+            pinned_bytes: AtomicUsize::new(0),
+            arriving_bytes: AtomicUsize::new(0),
+            held_since: AtomicU32::new(0),
+            close_requested: AtomicBool::new(false),
+            idle_timeout: AtomicBool::new(false),
+        }
+    }
+
+    /// Records the slot in which its worker keeps it.
+    pub(crate) fn set_slot(&self, slot: usize) {
+        self.slot.store(slot, Ordering::Relaxed);
+    }
+
+    pub(super) fn slot(&self) -> usize {
+        self.slot.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    pub(crate) fn set_state(&self, state: ConnState) {
+        self.state.store(state as u8, Ordering::Relaxed);
+    }
+
+    /// Returns memcached's name for the state.
+    pub(crate) fn state_text(&self) -> &'static str {
+        ConnState::text(self.state.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    pub(crate) fn set_active(&self, now: u32) {
+        self.last_active.store(now, Ordering::Relaxed);
+    }
+
+    /// Returns the clock's second of the last wake-up.
+    pub(crate) fn last_active(&self) -> u32 {
+        self.last_active.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn held(&self) -> HeldMemory {
+        HeldMemory {
+            buffer_bytes: self.buffer_bytes.load(Ordering::Relaxed),
+            pinned_bytes: self.pinned_bytes.load(Ordering::Relaxed),
+            arriving_bytes: self.arriving_bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Returns whether the connection is to be closed by its worker.
+    pub(crate) fn is_close_requested(&self) -> bool {
+        self.close_requested.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_close_requested(&self) {
+        self.close_requested.store(true, Ordering::Release);
+    }
+
+    /// Returns whether it waits for a request and has done so since before second `since`.
+    pub(super) fn is_idle(&self, since: u32) -> bool {
+        let waits = self.state.load(Ordering::Relaxed) == ConnState::Read as u8;
+        waits && self.last_active() < since
+    }
+
+    /// Returns whether it was closed for being idle.
+    pub(crate) fn is_timed_out(&self) -> bool {
+        self.idle_timeout.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_timed_out(&self) {
+        self.idle_timeout.store(true, Ordering::Relaxed);
+    }
+}

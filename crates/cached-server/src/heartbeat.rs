@@ -1,0 +1,169 @@
+//! A thread's heartbeat: one word that states what the thread is doing, for the watchdog.
+//!
+//! A worker writes it when it begins to drive a connection, when a request is anything but a plain retrieval,
+//! and before it waits for events. A hit writes nothing.
+//!
+//! ```text
+//!  63     62 ……… 32      31 …… 8      7 …… 0
+//!  busy │ step number │ descriptor │ activity      0: it waits for events
+//! ```
+
+use cached_proto::text::Request;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const BUSY: u64 = 1 << 63;
+const STEP_SHIFT: u32 = 32;
+const STEP_MASK: u64 = (1 << 31) - 1;
+const FD_SHIFT: u32 = 8;
+const FD_MASK: u64 = (1 << 24) - 1;
+const ACTIVITY_MASK: u64 = (1 << FD_SHIFT) - 1;
+
+/// What a thread is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Activity {
+    /// A retrieval, or receiving and sending.
+    Serving,
+    /// Commands from other threads.
+    Commands,
+    /// Answering what has been received before the server ends.
+    Draining,
+    /// The acceptor's work of every second.
+    Upkeep,
+    Store,
+    MetaGet,
+    MetaSet,
+    Delete,
+    MetaDelete,
+    Arithmetic,
+    MetaArithmetic,
+    Touch,
+    MetaDebug,
+    FlushAll,
+    Stats,
+    Admin,
+    Binary,
+    Other,
+}
+
+impl Activity {
+    const NAMES: [&str; 18] = [
+        "a retrieval, receiving or sending",
+        "commands from other threads",
+        "draining connections at shutdown",
+        "the upkeep of every second",
+        "a storage command",
+        "mg",
+        "ms",
+        "delete",
+        "md",
+        "incr or decr",
+        "ma",
+        "touch",
+        "me",
+        "flush_all",
+        "stats",
+        "an administrative command",
+        "a binary command",
+        "another command",
+    ];
+
+    /// Returns the activity that a text request stands for.
+    pub(crate) fn of(request: &Request<'_>) -> Activity {
+        match request {
+            Request::Get(_) => Activity::Serving,
+            Request::Store(_) => Activity::Store,
+            Request::MetaGet(_) => Activity::MetaGet,
+            Request::MetaSet(_) => Activity::MetaSet,
+            Request::Delete(_) => Activity::Delete,
+            Request::MetaDelete(_) => Activity::MetaDelete,
+            Request::Arithmetic(_) => Activity::Arithmetic,
+            Request::MetaArithmetic(_) => Activity::MetaArithmetic,
+            Request::Touch(_) => Activity::Touch,
+            Request::MetaDebug(_) => Activity::MetaDebug,
+            Request::FlushAll(_) => Activity::FlushAll,
+            Request::Stats(_) => Activity::Stats,
+            Request::Admin(_) => Activity::Admin,
+            _ => Activity::Other,
+        }
+    }
+}
+
+/// The word. Written by one thread, read by any.
+#[derive(Debug, Default)]
+pub(crate) struct Heartbeat(AtomicU64);
+
+impl Heartbeat {
+    /// Records the start of step number `step`, which serves the connection with this descriptor.
+    #[inline]
+    pub(crate) fn begin(&self, step: u64, fd: i32, activity: Activity) {
+        let fd = u64::from(fd.cast_unsigned()) & FD_MASK;
+        let word = BUSY | (step & STEP_MASK) << STEP_SHIFT | fd << FD_SHIFT | activity as u64;
+        self.0.store(word, Ordering::Relaxed);
+    }
+
+    /// Replaces the activity of the current step.
+    #[inline]
+    pub(crate) fn set_activity(&self, activity: Activity) {
+        // One writer: a plain load and store, not a locked instruction.
+        let word = self.0.load(Ordering::Relaxed);
+        self.0.store(word & !ACTIVITY_MASK | activity as u64, Ordering::Relaxed);
+    }
+
+    /// Records that the thread waits for events.
+    #[inline]
+    pub(crate) fn set_idle(&self) {
+        self.0.store(0, Ordering::Relaxed);
+    }
+
+    /// Returns what the thread is doing.
+    pub(crate) fn read(&self) -> HeartbeatState {
+        HeartbeatState(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// A heartbeat at one moment. As long as two are equal, the thread has made no progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct HeartbeatState(u64);
+
+impl HeartbeatState {
+    /// Returns whether the thread waits for events, which may take any time.
+    pub(crate) fn is_idle(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Returns the descriptor of the connection that is served.
+    pub(crate) fn fd(self) -> u64 {
+        self.0 >> FD_SHIFT & FD_MASK
+    }
+
+    /// Returns the name of the activity.
+    pub(crate) fn activity(self) -> &'static str {
+        Activity::NAMES.get((self.0 & ACTIVITY_MASK) as usize).copied().unwrap_or("an unknown activity")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_the_connection_and_the_activity() {
+        let heartbeat = Heartbeat::default();
+        assert!(heartbeat.read().is_idle());
+        heartbeat.begin(7, 42, Activity::Serving);
+        let first = heartbeat.read();
+        assert_eq!((first.is_idle(), first.fd(), first.activity()), (false, 42, Activity::NAMES[0]));
+        heartbeat.set_activity(Activity::FlushAll);
+        assert_eq!((heartbeat.read().fd(), heartbeat.read().activity()), (42, "flush_all"));
+        heartbeat.begin(8, 42, Activity::Serving);
+        assert_ne!(heartbeat.read(), first, "another step for the same connection is progress");
+        heartbeat.set_idle();
+        assert!(heartbeat.read().is_idle());
+    }
+
+    #[test]
+    fn every_activity_has_a_name() {
+        assert_eq!(Activity::Other as usize + 1, Activity::NAMES.len());
+    }
+}

@@ -1,0 +1,129 @@
+//! The nonblocking byte stream under a connection.
+//!
+//! The connection's state machine (`conn/`) has no event loop. The code that has one implements [`Transport`]
+//! and calls `Connection::drive` when a socket may make progress; the workers do so in `worker/`.
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use std::io::{self, IoSlice};
+use std::os::fd::BorrowedFd;
+use std::task::Poll;
+
+/// A byte stream that never blocks.
+///
+/// `Pending` is a promise: the connection will be driven again when the same call can make progress.
+pub(crate) trait Transport {
+    /// Reads into the front of `into`; returns the number of bytes, 0 at the end of the stream.
+    fn read(&mut self, into: &mut [u8]) -> Poll<io::Result<usize>>;
+    /// Writes some of `bytes`; returns how many.
+    fn write(&mut self, bytes: &[u8]) -> Poll<io::Result<usize>>;
+    /// Writes some of the pieces, in order; returns the number of bytes.
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>>;
+}
+
+/// What is known of a socket without a system call. The system reports changes (edges) only.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Readiness {
+    /// There may be something to read.
+    pub(crate) read: bool,
+    /// There may be room to write.
+    pub(crate) write: bool,
+    /// The peer has closed or failed: a read always returns something.
+    pub(crate) closed: bool,
+    /// The peer has sent urgent data: a read stops before it, whatever follows.
+    pub(crate) urgent: bool,
+}
+
+impl Readiness {
+    /// A new socket, of which nothing is known: trying is right.
+    pub(crate) const NEW: Readiness = Readiness { read: true, write: true, closed: false, urgent: false };
+}
+
+/// A socket and its readiness.
+pub(crate) struct Socket<'a> {
+    pub(crate) fd: BorrowedFd<'a>,
+    pub(crate) ready: &'a mut Readiness,
+}
+
+impl Transport for Socket<'_> {
+    #[inline]
+    fn read(&mut self, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        if !self.ready.read {
+            return Poll::Pending;
+        }
+        let wanted = into.len();
+        loop {
+            match rustix::net::recv(self.fd, &mut *into, RecvFlags::empty()) {
+                Ok((count, _)) => {
+                    // A short read has emptied the socket, and more input raises an event of its own. Except
+                    // when the end has been reported, which is reported once, or when the read stopped at
+                    // urgent data.
+                    self.ready.read = count == wanted || self.ready.closed | self.ready.urgent;
+                    return Poll::Ready(Ok(count));
+                }
+                Err(Errno::AGAIN) => {
+                    self.ready.read = false;
+                    return Poll::Pending;
+                }
+                Err(Errno::INTR) => {}
+                Err(error) => return Poll::Ready(Err(error.into())),
+            }
+        }
+    }
+
+    #[inline]
+    fn write(&mut self, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if !self.ready.write {
+            return Poll::Pending;
+        }
+        self.written(rustix::net::send(self.fd, bytes, SendFlags::NOSIGNAL), bytes.len())
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        if !self.ready.write {
+            return Poll::Pending;
+        }
+        let wanted = pieces.iter().map(|piece| piece.len()).sum();
+        let sent = rustix::net::sendmsg(self.fd, pieces, &mut Default::default(), SendFlags::NOSIGNAL);
+        self.written(sent, wanted)
+    }
+}
+
+impl Socket<'_> {
+    #[inline]
+    fn written(&mut self, sent: rustix::io::Result<usize>, wanted: usize) -> Poll<io::Result<usize>> {
+        match sent {
+            Ok(count) => {
+                // A short write has filled the socket.
+                self.ready.write = count == wanted;
+                Poll::Ready(Ok(count))
+            }
+            Err(Errno::AGAIN) => {
+                self.ready.write = false;
+                Poll::Pending
+            }
+            Err(error) => Poll::Ready(Err(error.into())),
+        }
+    }
+}
+
+/// A socket at shutdown: bytes that have arrived are still read, and the stream ends after them.
+pub(crate) struct Draining<'a>(pub(crate) Socket<'a>);
+
+impl Transport for Draining<'_> {
+    fn read(&mut self, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        self.0.ready.read = true;
+        match self.0.read(into) {
+            Poll::Pending => Poll::Ready(Ok(0)),
+            ready => ready,
+        }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.0.write(bytes)
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        self.0.write_vectored(pieces)
+    }
+}

@@ -1,0 +1,271 @@
+//! A connection of a lane: sends what is queued, hands out answers, and watches whether the server is alive.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use blocker::{Error, Segments, Timestamp};
+
+use super::Shared;
+use super::connect::Connected;
+use super::deadlines::Deadlines;
+use super::errors::damaged_error;
+use super::lane::Lane;
+use crate::codec::{self, Features, Flags, InstanceId, Names, Op, Outcome, Status};
+use crate::input::Input;
+use crate::output::Output;
+use crate::stream::Stream;
+use crate::timer::Timer;
+
+/// How often a lane reads before other tasks of its thread run.
+const ROUNDS_MAX: u32 = 8;
+
+/// Why a connection ends.
+pub(super) enum End {
+    /// The client is closed.
+    Closed,
+    /// It broke, or the server broke the protocol.
+    Broken(Error),
+}
+
+/// A connection that a lane uses.
+pub(super) struct Connection<'a> {
+    lane: &'a Lane,
+    shared: &'a Shared,
+    stream: Stream,
+    input: Input,
+    output: Output,
+    names: Names,
+    instance: InstanceId,
+    has_crc: bool,
+    /// After this time without a byte from the server a ping is sent.
+    keep_alive: Duration,
+    timer: Timer,
+    pinged_at: Timestamp,
+    /// The number of bytes sent up to the end of the first ping since the server sent something; 0: no ping was sent.
+    ping_end: u64,
+    /// The number of bytes that the server had received when that was last read from the system.
+    received_bytes: u64,
+    /// When bytes before the end of that ping last advanced towards the server.
+    progressed_at: Timestamp,
+}
+
+impl<'a> Connection<'a> {
+    pub(super) fn new(lane: &'a Lane, shared: &'a Shared, connected: Connected) -> Self {
+        let Connected { stream, mut input, output, welcome } = connected;
+        let now = shared.config.clock.now();
+        input.received_at = now;
+        let resent = lane.connected(&welcome);
+        shared.counters.connects.fetch_add(1, Ordering::Relaxed);
+        shared.counters.resends.fetch_add(resent.count, Ordering::Relaxed);
+        shared.counters.unanswered.fetch_add(resent.lost_count, Ordering::Relaxed);
+        // The server closes a connection that is silent for too long, too.
+        let server = Duration::from_millis(welcome.peer_timeout_ms.into());
+        let keep_alive = shared.config.keep_alive.min(server / 3).max(Duration::from_millis(1));
+        Self {
+            timer: Timer::after(Arc::clone(&shared.config.clock), keep_alive),
+            names: Names::default(),
+            instance: welcome.instance,
+            has_crc: welcome.features.has(Features::PAYLOAD_CRC),
+            pinged_at: now,
+            ping_end: 0,
+            received_bytes: 0,
+            progressed_at: now,
+            keep_alive,
+            stream,
+            input,
+            output,
+            lane,
+            shared,
+        }
+    }
+
+    pub(super) fn poll(&mut self, deadlines: &mut Deadlines, cx: &mut Context<'_>) -> Poll<End> {
+        let now = self.shared.config.clock.now();
+        deadlines.poll(self.lane, now, cx);
+        match self.poll_rounds(now, cx) {
+            Poll::Ready(Ok(())) => yield_to_callers(cx),
+            Poll::Ready(Err(end)) => return Poll::Ready(end),
+            Poll::Pending => {}
+        }
+        self.poll_keep_alive(now, cx)
+    }
+
+    /// Pending when nothing is left to do; ready when there may be more to do, or at the end.
+    fn poll_rounds(&mut self, now: Timestamp, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
+        for _ in 0..ROUNDS_MAX {
+            if self.lane.register(cx.waker()) {
+                return Poll::Ready(Err(End::Closed));
+            }
+            if !self.shared.is_current(self.instance) {
+                let why = Error::Retryable("the server has restarted".into());
+                return Poll::Ready(Err(End::Broken(why)));
+            }
+            loop {
+                let has_more = self.lane.fill(&mut self.output, now, self.has_crc);
+                let before = self.output.written_bytes();
+                let flushed = self.output.poll_flush(cx, &mut self.stream);
+                if before < self.ping_end && self.output.written_bytes() > before {
+                    // The server cannot answer yet: it still receives what was sent before the ping.
+                    self.progressed_at = now;
+                }
+                match flushed {
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(self.broken(&error))),
+                    Poll::Ready(Ok(())) if has_more => {}
+                    _ => break,
+                }
+            }
+            match self.input.poll_fill(cx, &mut self.stream) {
+                Poll::Pending => {
+                    self.input.release_buffer();
+                    return Poll::Pending;
+                }
+                Poll::Ready(Ok(0)) => {
+                    return Poll::Ready(Err(self.broken(&"the server has closed the connection")));
+                }
+                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(self.broken(&error))),
+            }
+            self.input.received_at = now;
+            self.ping_end = 0;
+            if self.handle_frames()? {
+                // Their callers are likely to send more, which the server can begin while this task reads on.
+                break;
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_keep_alive(&mut self, now: Timestamp, cx: &mut Context<'_>) -> Poll<End> {
+        if self.timer.poll(cx, now).is_ready() {
+            let silence = now.since(self.input.received_at);
+            self.record_progress(now);
+            let alive_at = self.input.received_at.max(self.progressed_at);
+            if now.since(alive_at) >= self.shared.config.peer_timeout {
+                return Poll::Ready(self.broken(&"the server is silent"));
+            }
+            if silence >= self.keep_alive && now.since(self.pinged_at) >= self.keep_alive {
+                self.pinged_at = now;
+                self.output.push(|out| {
+                    codec::encode_ping(out, false);
+                    Segments::new()
+                });
+                if self.ping_end == 0 {
+                    self.ping_end = self.output.written_bytes() + self.output.pending_bytes() as u64;
+                }
+                if let Poll::Ready(Err(error)) = self.output.poll_flush(cx, &mut self.stream) {
+                    return Poll::Ready(self.broken(&error));
+                }
+            }
+            let from = self.input.received_at.max(self.pinged_at);
+            self.timer.set((from + self.keep_alive).min(alive_at + self.shared.config.peer_timeout));
+            // The timer is polled, and thereby armed, at the next poll of the task.
+            cx.waker().wake_by_ref();
+        }
+        Poll::Pending
+    }
+
+    /// Records whether the server still receives what was sent before the ping: as long as it does, it is alive. What
+    /// comes after the ping proves nothing, because the system receives that without the server.
+    fn record_progress(&mut self, now: Timestamp) {
+        if self.ping_end == 0 {
+            return;
+        }
+        let Some(unreceived) = self.stream.unreceived_bytes() else { return };
+        let received = self.output.written_bytes().saturating_sub(unreceived);
+        if self.received_bytes < self.ping_end && received > self.received_bytes {
+            self.progressed_at = now;
+        }
+        self.received_bytes = received;
+    }
+
+    /// Handles every frame that is complete. Returns whether there were answers among them.
+    fn handle_frames(&mut self) -> Result<bool, End> {
+        let address = &self.shared.config.address;
+        let broken = |error: &dyn std::fmt::Display| {
+            End::Broken(Error::Retryable(format!("{address}: {error}").into()))
+        };
+        let mut has_answers = false;
+        loop {
+            let frame = self.input.next_frame(|_| None).map_err(|error| broken(&error))?;
+            let Some(frame) = frame else { return Ok(has_answers) };
+            let header = frame.head.header;
+            let is_damaged = frame.is_damaged();
+            match header.op {
+                Op::Ping if header.flags.has(Flags::REPLY) => {
+                    self.shared.counters.pongs.fetch_add(1, Ordering::Relaxed);
+                }
+                Op::Event => {
+                    let payload = frame.payload.into_segments().to_bytes();
+                    let event = codec::decode_event(&frame.head, &payload, &mut self.names);
+                    self.shared.events.publish(&event.map_err(|error| broken(&error))?);
+                }
+                Op::Goodbye => {
+                    let payload = frame.payload.into_segments().to_bytes();
+                    return Err(broken(&codec::decode_goodbye(&header, &payload)));
+                }
+                Op::Credit if !header.flags.has(Flags::REPLY) => {
+                    let bytes = header.length;
+                    self.lane.granted(bytes);
+                    // Everything sent under the last grant precedes this frame.
+                    self.output.push(|out| {
+                        codec::encode_credit(out, bytes, true);
+                        Segments::new()
+                    });
+                }
+                op if header.flags.has(Flags::REPLY) => {
+                    has_answers = true;
+                    let (shared, instance) = (self.shared, self.instance);
+                    let (head, payload) = (&frame.head, frame.payload);
+                    let op = if header.status == Status::Cancelled { Op::Cancel } else { op };
+                    let done = if op == Op::Cancel {
+                        self.lane.cancelled(header.id)
+                    } else {
+                        let decode = || {
+                            if is_damaged {
+                                return Err(damaged_error(op));
+                            }
+                            Outcome::decode(head, payload.into_segments())
+                        };
+                        self.lane.answered(header.id, op, decode, |request, outcome| {
+                            shared.record(instance, request, outcome);
+                        })
+                    };
+                    done.map_err(|error| broken(&error))?;
+                }
+                op => return Err(broken(&format!("the server has sent {op:?}, which only a client sends"))),
+            }
+        }
+    }
+
+    fn broken(&self, why: &dyn std::fmt::Display) -> End {
+        End::Broken(Error::Retryable(format!("{}: {why}", self.shared.config.address).into()))
+    }
+
+    /// Sends a goodbye if the socket takes it at once, and closes the connection.
+    pub(super) async fn send_goodbye(mut self) {
+        self.output.push(|out| {
+            codec::encode_goodbye(out, Ok(Status::Ending));
+            Segments::new()
+        });
+        let _ = poll_fn(|cx| match self.output.poll_flush(cx, &mut self.stream) {
+            Poll::Ready(done) => Poll::Ready(done),
+            // The server sees the end of the stream instead.
+            Poll::Pending => Poll::Ready(Ok(())),
+        })
+        .await;
+        let _ = self.stream.shutdown().await;
+    }
+}
+
+/// Has the task polled again after other tasks. A task that merely wakes itself runs before the future that the
+/// runtime blocks on, which may be a caller.
+fn yield_to_callers(cx: &mut Context<'_>) {
+    // Pending at its first poll, and then woken; ready only where the runtime's budget demands it.
+    if pin!(tokio::task::yield_now()).as_mut().poll(cx).is_ready() {
+        cx.waker().wake_by_ref();
+    }
+}

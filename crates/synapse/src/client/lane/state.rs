@@ -1,0 +1,243 @@
+//! What a lane's lock protects: its slots, the queue for the connection, and the calls that wait for a slot.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::task::Waker;
+
+use blocker::{Capabilities, Error, Timestamp};
+
+use super::super::config::ClientConfig;
+use super::super::errors::{lost_error, unreachable_error};
+use super::{NEVER, Resent};
+use crate::codec::{Credits, Kind, Op, Outcome, Request, RequestId};
+
+pub(super) struct State {
+    pub(super) slots: Vec<Slot>,
+    pub(super) free: Vec<u32>,
+    /// Requests to send, in order. Those that are no longer queued are passed over.
+    pub(super) queue: VecDeque<RequestId>,
+    pub(super) cancels: Vec<RequestId>,
+    pub(super) waiting: BTreeMap<u64, Waiter>,
+    pub(super) next_ticket: u64,
+    /// The session generation of the last welcome.
+    pub(super) generation: Option<u64>,
+    /// What the server has granted.
+    pub(super) credits: Credits,
+    /// Whether more may be requested.
+    pub(super) can_request_credit: bool,
+    /// The credit that was requested for the next request, which is larger than the grant; 0: none.
+    pub(super) requested_bytes: u64,
+    /// The cost of the requests that are sent and not answered.
+    pub(super) sent_bytes: u64,
+    /// The waker of the lane's task.
+    pub(super) task: Option<Waker>,
+    pub(super) is_signalled: bool,
+    pub(super) is_closed: bool,
+    /// The next deadline, or a time before it.
+    pub(super) due: Timestamp,
+    /// The time at which the connection was lost, and the cause; `None` while there is one.
+    pub(super) down: Option<(Timestamp, Error)>,
+    /// The server's, as of the last welcome.
+    pub(super) limits: Capabilities,
+}
+
+pub(super) struct Waiter {
+    pub(super) waker: Option<Waker>,
+    pub(super) deadline: Timestamp,
+}
+
+#[derive(Default)]
+pub(super) struct Slot {
+    pub(super) sequence: u32,
+    pub(super) state: SlotState,
+    pub(super) request: Option<Request>,
+    /// The result for the caller, once the request is done.
+    pub(super) outcome: Option<Result<Outcome, Error>>,
+    pub(super) waker: Option<Waker>,
+    pub(super) deadline: Timestamp,
+    pub(super) cost_bytes: u64,
+    /// Whether the server still owes an answer.
+    pub(super) is_owed: bool,
+    /// Whether it was ever sent: it may have been executed then, even if it is queued once more.
+    pub(super) was_sent: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum SlotState {
+    #[default]
+    Free,
+    Queued,
+    Sent,
+    Done,
+    Abandoned,
+}
+
+impl State {
+    pub(super) fn may_submit(&self, config: &ClientConfig, deadline: Timestamp) -> Result<(), Error> {
+        let clock = &config.clock;
+        if deadline != NEVER && clock.now() >= deadline {
+            return Err(Error::DeadlinePassed);
+        }
+        if self.is_closed {
+            return Err(Error::Retryable("the client is closed".into()));
+        }
+        match &self.down {
+            Some((_, why @ Error::Denied(_))) => Err(why.clone()),
+            Some((since, why)) if clock.now().since(*since) >= config.reconnect_timeout => {
+                Err(unreachable_error(why))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the waker of the lane's task, unless the task has been signalled already.
+    pub(super) fn signal(&mut self) -> Option<Waker> {
+        if std::mem::replace(&mut self.is_signalled, true) { None } else { self.task.clone() }
+    }
+
+    pub(super) fn note_deadline(&mut self, deadline: Timestamp) -> Option<Waker> {
+        if deadline >= self.due {
+            return None;
+        }
+        self.due = deadline;
+        self.signal()
+    }
+
+    pub(super) fn remove_waiter(&mut self, ticket: u64) {
+        self.waiting.remove(&ticket);
+    }
+
+    /// Returns the waker of the first call that waits for a slot, if a slot is free.
+    pub(super) fn next_waiter(&mut self) -> Option<Waker> {
+        if self.free.is_empty() || self.waiting.is_empty() {
+            return None;
+        }
+        self.waiting.values_mut().next().and_then(|waiter| waiter.waker.take())
+    }
+
+    /// Frees a slot. Returns the waker of the call that may take it.
+    pub(super) fn free_slot(&mut self, slot: u32) -> Option<Waker> {
+        if slot < self.credits.slots {
+            self.free.push(slot);
+        }
+        self.next_waiter()
+    }
+
+    /// Called when the caller has its outcome, or does not want it any more. Returns the waker to wake.
+    pub(super) fn release(&mut self, id: RequestId) -> Option<Waker> {
+        let slot = &mut self.slots[id.slot as usize];
+        slot.waker = None;
+        if slot.is_owed {
+            slot.state = SlotState::Abandoned;
+            self.cancels.push(id);
+            return self.signal();
+        }
+        slot.request = None;
+        slot.state = SlotState::Free;
+        self.free_slot(id.slot)
+    }
+
+    /// Decides what happens to a slot on a new connection: its request is sent again, fails, or is cancelled.
+    pub(super) fn reconnect(
+        &mut self,
+        index: u32,
+        is_remembered: bool,
+        is_granted: bool,
+        guesses: bool,
+        wakers: &mut Vec<Waker>,
+        resent: &mut Resent,
+    ) {
+        let limits = self.limits;
+        let slot = &mut self.slots[index as usize];
+        let id = RequestId { slot: index, sequence: slot.sequence };
+        let is_waiting = matches!(slot.state, SlotState::Queued | SlotState::Sent) && !is_remembered;
+        // A server that remembers the request has the limits that it was made for.
+        if is_waiting && let Err(error) = slot.fit(&limits) {
+            resent.lost_count += u64::from(slot.is_owed);
+            slot.is_owed = false;
+            return match slot.was_sent {
+                true => slot.fail_lost(wakers),
+                false => slot.fail(error, wakers),
+            };
+        }
+        match slot.state {
+            SlotState::Free => {
+                if is_granted {
+                    self.free.push(index);
+                }
+            }
+            // A queued one may have been sent on the connection before the last, which broke before it was sent again.
+            SlotState::Sent | SlotState::Queued if slot.is_owed => {
+                let kind = slot.request.as_ref().map_or(Kind::Query, |request| request.op().kind());
+                let is_safe = is_remembered || kind != Kind::Change || guesses;
+                // Only a session that is remembered still owes an answer to an earlier request.
+                slot.is_owed = is_remembered;
+                if is_safe && is_granted {
+                    slot.state = SlotState::Queued;
+                    self.queue.retain(|queued| *queued != id);
+                    self.queue.push_back(id);
+                    resent.count += 1;
+                } else {
+                    resent.lost_count += 1;
+                    slot.fail_lost(wakers);
+                }
+            }
+            SlotState::Queued if is_granted => {}
+            SlotState::Queued | SlotState::Sent if slot.was_sent => slot.fail_lost(wakers),
+            SlotState::Queued | SlotState::Sent => {
+                slot.fail(Error::Retryable("the server grants fewer requests than before".into()), wakers);
+            }
+            SlotState::Done | SlotState::Abandoned if !is_remembered => {
+                slot.is_owed = false;
+                if slot.state == SlotState::Abandoned {
+                    slot.state = SlotState::Free;
+                    if is_granted {
+                        self.free.push(index);
+                    }
+                }
+            }
+            // The server still counts it against the grant.
+            SlotState::Done if slot.is_owed => self.sent_bytes += slot.cost_bytes,
+            SlotState::Done => {}
+            SlotState::Abandoned => {
+                self.sent_bytes += slot.cost_bytes;
+                self.cancels.push(id);
+            }
+        }
+    }
+
+    /// Appends a request to the queue.
+    pub(super) fn enqueue(&mut self, id: RequestId) {
+        // Without a connection nothing else removes requests that their callers have dropped.
+        if self.queue.len() >= 2 * self.slots.len() {
+            let slots = &self.slots;
+            self.queue.retain(|queued| {
+                let slot = &slots[queued.slot as usize];
+                slot.sequence == queued.sequence && slot.state == SlotState::Queued
+            });
+        }
+        self.queue.push_back(id);
+    }
+}
+
+impl Slot {
+    /// Makes the request fit the server's limits, which may differ from those that it was made for.
+    pub(super) fn fit(&mut self, limits: &Capabilities) -> Result<(), Error> {
+        let Some(request) = &mut self.request else { return Ok(()) };
+        request.fit(limits)?;
+        self.cost_bytes = request.cost_bytes(limits);
+        Ok(())
+    }
+
+    /// Makes `error` the outcome.
+    pub(super) fn fail(&mut self, error: Error, wakers: &mut Vec<Waker>) {
+        self.state = SlotState::Done;
+        self.outcome = Some(Err(error));
+        wakers.extend(self.waker.take());
+    }
+
+    /// Fails a request that was sent and will not be answered.
+    pub(super) fn fail_lost(&mut self, wakers: &mut Vec<Waker>) {
+        let op = self.request.as_ref().map_or(Op::Ping, |request| request.op());
+        self.fail(lost_error(op), wakers);
+    }
+}

@@ -1,0 +1,85 @@
+//! Slots, credit and the queue of a lane, without a server.
+
+use blocker::{Name, Namespace, ObjectId, WriteRequest};
+
+use super::state::SlotState;
+use super::*;
+use crate::stream::Address;
+
+fn lane(slots: u32) -> Lane {
+    let mut config = ClientConfig::new(Address::Unix("nowhere".into()));
+    config.slots = slots;
+    Lane::new(0, &config, Capabilities::full(4 << 20), Timestamp(0))
+}
+
+fn welcome(slots: u32, bytes: u64, is_resumed: bool) -> Welcome {
+    let mut welcome = Welcome::new([1; 16], 1, Credits { slots, bytes }, Capabilities::full(4 << 20));
+    (welcome.is_resumed, welcome.features) = (is_resumed, Features(Features::CREDIT));
+    welcome
+}
+
+fn write(len: usize) -> Option<Request> {
+    let object = ObjectId::new(Namespace::new("n").unwrap(), Name::new("o").unwrap());
+    Some(Request::Write(WriteRequest::new(object, 0, vec![1; len])))
+}
+
+fn submit(lane: &Lane, len: usize) -> RequestId {
+    match lane.submit(&mut write(len), None, &Context::from_waker(Waker::noop())) {
+        Submitted::Queued(id) => id,
+        _ => panic!("no slot"),
+    }
+}
+
+#[test]
+fn calls_dropped_while_there_is_no_connection_leave_nothing_in_the_queue() {
+    let lane = lane(4);
+    lane.connected(&welcome(4, 1 << 20, false));
+    lane.disconnected(Timestamp(0), Error::Retryable("gone".into()));
+    let kept = submit(&lane, 10);
+    for _ in 0..1000 {
+        lane.abandon(submit(&lane, 10));
+    }
+    let state = lane.state.lock();
+    assert!(state.queue.len() <= 8, "{}", state.queue.len());
+    assert!(state.queue.contains(&kept));
+}
+
+#[test]
+fn what_the_server_still_does_for_callers_that_have_gone_counts_on_the_next_connection() {
+    let lane = lane(4);
+    lane.connected(&welcome(4, 1 << 20, false));
+    let gone = submit(&lane, 100_000);
+    lane.fill(&mut Output::default(), Timestamp(0), false);
+    lane.abandon(gone);
+    let sent_bytes = lane.state.lock().sent_bytes;
+    assert!(sent_bytes > 100_000);
+    lane.disconnected(Timestamp(0), Error::Retryable("gone".into()));
+    lane.connected(&welcome(4, 150_000, true));
+    assert_eq!(lane.state.lock().sent_bytes, sent_bytes);
+    // Another of the kind has to wait for the answer to the cancellation.
+    let next = submit(&lane, 100_000);
+    lane.fill(&mut Output::default(), Timestamp(0), false);
+    assert_eq!(lane.state.lock().slots[next.slot as usize].state, SlotState::Queued);
+    lane.cancelled(gone).unwrap();
+    assert_eq!(lane.state.lock().sent_bytes, 0);
+    lane.fill(&mut Output::default(), Timestamp(0), false);
+    assert_eq!(lane.state.lock().slots[next.slot as usize].state, SlotState::Sent);
+}
+
+#[test]
+fn a_request_larger_than_the_grant_is_asked_for_once_and_sent_when_it_is_granted() {
+    let lane = lane(4);
+    lane.connected(&welcome(4, 50_000, false));
+    let id = submit(&lane, 100_000);
+    let mut output = Output::default();
+    for _ in 0..3 {
+        lane.fill(&mut output, Timestamp(0), false);
+    }
+    assert_eq!(output.pending_bytes(), codec::HEADER_BYTES, "asked more than once");
+    lane.granted(60_000);
+    lane.fill(&mut output, Timestamp(0), false);
+    assert_eq!(output.pending_bytes(), 2 * codec::HEADER_BYTES, "not asked again");
+    lane.granted(1 << 20);
+    lane.fill(&mut output, Timestamp(0), false);
+    assert_eq!(lane.state.lock().slots[id.slot as usize].state, SlotState::Sent);
+}

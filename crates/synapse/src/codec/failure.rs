@@ -1,0 +1,106 @@
+//! The contract's errors in a header's fields, with their reason as the payload.
+
+use std::borrow::Cow;
+
+use blocker::{Epoch, Error, Stamp, Version};
+
+use super::header::Header;
+use super::status::Status;
+
+/// The longest reason that is sent, in bytes; the rest is cut off.
+pub const REASON_BYTES_MAX: usize = 512;
+
+/// Puts an error into a header; what is left to send as payload is its reason.
+pub(super) fn put_error<'a>(header: &mut Header, error: &'a Error) -> &'a str {
+    let mut reason = "";
+    header.status = match error {
+        Error::Missing => Status::Missing,
+        Error::Exists => Status::Exists,
+        Error::ConditionFailed { version } => {
+            header.version = version.0;
+            Status::ConditionFailed
+        }
+        Error::Mismatch { offset } => {
+            header.offset = *offset;
+            Status::Mismatch
+        }
+        Error::Fenced { epoch } => {
+            header.epoch = epoch.0;
+            Status::Fenced
+        }
+        Error::Superseded { stamp } => {
+            (header.epoch, header.sequence) = (stamp.epoch.0, stamp.sequence);
+            Status::Superseded
+        }
+        Error::DeadlinePassed => Status::DeadlinePassed,
+        Error::TooLarge { limit_bytes } => {
+            header.length = *limit_bytes;
+            Status::TooLarge
+        }
+        Error::NotStored(text)
+        | Error::OutcomeUnknown(text)
+        | Error::OutOfSpace(text)
+        | Error::Retryable(text)
+        | Error::Corrupt(text)
+        | Error::WritesLost(text)
+        | Error::Unsupported(text)
+        | Error::Denied(text)
+        | Error::Invalid(text) => {
+            reason = text;
+            match error {
+                Error::NotStored(_) => Status::NotStored,
+                Error::OutOfSpace(_) => Status::OutOfSpace,
+                Error::Retryable(_) => Status::Retryable,
+                Error::Corrupt(_) => Status::Corrupt,
+                Error::WritesLost(_) => Status::WritesLost,
+                Error::Unsupported(_) => Status::Unsupported,
+                Error::Denied(_) => Status::Denied,
+                Error::Invalid(_) => Status::Invalid,
+                _ => Status::OutcomeUnknown,
+            }
+        }
+        // An error that this version has no word for claims the least.
+        _ => Status::OutcomeUnknown,
+    };
+    cut(reason)
+}
+
+/// As much of a reason as is sent: whole characters.
+pub(super) fn cut(reason: &str) -> &str {
+    &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)]
+}
+
+/// A reason as it arrived. It is text for people and decides nothing, so one that is too long or not UTF-8 is
+/// shown as far as it goes: what counts, the status, must not be lost for its sake.
+pub(super) fn read_reason(payload: &[u8]) -> Cow<'static, str> {
+    let shown = String::from_utf8_lossy(&payload[..payload.len().min(REASON_BYTES_MAX)]);
+    // The characters that stand for what is no text may be longer than it was.
+    Cow::Owned(cut(&shown).to_owned())
+}
+
+/// The error that a reply's header and payload stand for; `None` if it is none of the contract's.
+pub(super) fn take_error(header: &Header, reason: &[u8]) -> Option<Error> {
+    let text = || read_reason(reason);
+    Some(match header.status {
+        Status::Missing => Error::Missing,
+        Status::Exists => Error::Exists,
+        Status::ConditionFailed => Error::ConditionFailed { version: Version(header.version) },
+        Status::Mismatch => Error::Mismatch { offset: header.offset },
+        Status::Fenced => Error::Fenced { epoch: Epoch(header.epoch) },
+        Status::Superseded => Error::Superseded { stamp: Stamp::new(header.epoch, header.sequence) },
+        Status::NotStored => Error::NotStored(text()),
+        Status::OutcomeUnknown => Error::OutcomeUnknown(text()),
+        Status::DeadlinePassed => Error::DeadlinePassed,
+        Status::OutOfSpace => Error::OutOfSpace(text()),
+        Status::Retryable => Error::Retryable(text()),
+        Status::Corrupt => Error::Corrupt(text()),
+        Status::WritesLost => Error::WritesLost(text()),
+        Status::Unsupported => Error::Unsupported(text()),
+        Status::TooLarge => Error::TooLarge { limit_bytes: header.length },
+        Status::Denied => Error::Denied(text()),
+        Status::Invalid => Error::Invalid(text()),
+        Status::Ok | Status::Cancelled | Status::Challenge | Status::Replaced | Status::Ending => {
+            return None;
+        }
+    })
+}

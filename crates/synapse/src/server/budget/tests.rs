@@ -1,0 +1,193 @@
+//! Grants of many connections: nothing is lost, nothing is granted twice, and every demand is met.
+
+use std::task::Context;
+
+use super::*;
+
+const MIB: u64 = 1 << 20;
+
+fn budget(all_bytes: u64, connections_max: u32) -> Arc<Budget> {
+    Budget::new(all_bytes, 4 * MIB, 64 * MIB, connections_max).unwrap()
+}
+
+/// Accepts every announced grant, with nothing outstanding.
+fn accept_all(grant: &mut Grant) {
+    while let Some(bytes) = grant.take_change(Waker::noop()) {
+        grant.accept(bytes, 0).unwrap();
+    }
+}
+
+fn accept_all_of(grants: &mut [Grant]) {
+    for _ in 0..4 {
+        grants.iter_mut().for_each(accept_all);
+    }
+}
+
+#[test]
+fn every_connection_gets_a_grant_however_much_each_wants() {
+    let all = 1 << 30;
+    let budget = budget(all, 1024);
+    let mut grants = Vec::new();
+    for _ in 0..1024 {
+        let grant = budget.join(u64::MAX, false).unwrap();
+        assert!(grant.bytes() >= SHARE_BYTES_MIN);
+        grants.push(grant);
+        assert!(budget.reserved_bytes() <= all);
+    }
+    // No client has released anything, and yet each can have one of the largest requests executed in the end.
+    accept_all_of(&mut grants);
+    for index in 0..grants.len() {
+        grants[index].demand(u64::MAX);
+        accept_all_of(&mut grants);
+        assert!(grants[index].bytes() >= 4 * MIB, "{index}");
+        assert!(budget.reserved_bytes() <= all);
+    }
+}
+
+#[test]
+fn a_late_connection_gets_an_equal_part_once_the_others_accept_theirs() {
+    let budget = budget(1 << 30, 1024);
+    let mut grants: Vec<_> = (0..16).map(|_| budget.join(u64::MAX, false).unwrap()).collect();
+    accept_all_of(&mut grants);
+    let mut late = budget.join(32 * MIB, false).unwrap();
+    assert!(late.bytes() >= budget.share_bytes, "refused");
+    // Smaller grants are announced to those that hold more than their part; they count until accepted.
+    accept_all(&mut late);
+    let before = late.bytes();
+    accept_all_of(&mut grants);
+    accept_all(&mut late);
+    assert!(late.bytes() >= before && late.bytes() >= 30 * MIB, "{} of {before}", late.bytes());
+    // When connections end, their bytes are distributed.
+    grants.truncate(1);
+    accept_all_of(&mut grants);
+    accept_all(&mut late);
+    assert_eq!((late.bytes(), grants[0].bytes()), (32 * MIB, 64 * MIB));
+    drop((late, grants));
+    assert_eq!(budget.reserved_bytes(), 0);
+}
+
+#[test]
+fn a_grant_that_shrinks_counts_until_what_is_outstanding_is_answered() {
+    let budget = budget(16 * MIB, 2);
+    let mut first = budget.join(u64::MAX, false).unwrap();
+    let mut second = budget.join(u64::MAX, false).unwrap();
+    let announced = first.take_change(Waker::noop()).expect("it is to shrink");
+    assert!(announced < first.bytes(), "it may use what it had until it has accepted");
+    // Another value than the announced one is a violation.
+    assert!(first.accept(announced + 1, 0).is_err());
+    let before = budget.reserved_bytes();
+    first.accept(announced, 11 * MIB).unwrap();
+    assert_eq!(first.bytes(), announced);
+    assert!(budget.reserved_bytes() <= before);
+    let waiting = second.bytes();
+    first.release_unused(0);
+    accept_all(&mut second);
+    assert!(second.bytes() > waiting, "{}", second.bytes());
+    assert!(first.accept(announced, 0).is_err(), "nothing was announced");
+}
+
+#[test]
+fn fixed_grants_are_of_one_large_request_and_leave_room_for_others() {
+    let budget = budget(64 * MIB, 64);
+    let mut fixed = Vec::new();
+    while let Ok(grant) = budget.join(1 << 60, true) {
+        fixed.push(grant);
+    }
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(fixed.len() >= 4, "{}", fixed.len());
+    for grant in &mut fixed {
+        assert!(grant.poll_ready(&mut cx).is_ready());
+        assert_eq!(grant.bytes(), 4 * MIB);
+    }
+    let mut flexible = budget.join(1, false).unwrap();
+    flexible.demand(4 * MIB);
+    accept_all(&mut flexible);
+    assert_eq!(flexible.bytes(), 4 * MIB);
+    // Where others hold everything, a fixed grant waits until they have released enough.
+    drop((flexible, fixed));
+    let mut greedy: Vec<_> = (0..2).map(|_| budget.join(u64::MAX, false).unwrap()).collect();
+    let mut fixed = budget.join(0, true).unwrap();
+    assert!(fixed.poll_ready(&mut cx).is_pending());
+    accept_all_of(&mut greedy);
+    assert!(fixed.poll_ready(&mut cx).is_ready());
+    assert_eq!(fixed.bytes(), 4 * MIB);
+}
+
+#[test]
+fn too_few_bytes_for_two_requests_and_a_share_for_each_are_refused() {
+    let needed = Budget::new(MIB, 4 * MIB, 64 * MIB, 1024).err().unwrap();
+    assert_eq!(needed, 8 * MIB + 1024 * SHARE_BYTES_MIN);
+    assert!(Budget::new(needed, 4 * MIB, 64 * MIB, 1024).is_ok());
+}
+
+/// Clients that come, go, demand, use what they have and accept late, in any order: never more than there is, and every
+/// demand is met.
+#[test]
+fn in_any_order_nothing_is_lost_and_every_demand_is_met() {
+    for seed in 1..=30 {
+        let all = 40 * MIB;
+        let budget = budget(all, 24);
+        let mut state: u64 = seed;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        // Each with what it has outstanding.
+        let mut clients: Vec<(Grant, u64)> = Vec::new();
+        for _ in 0..2_000 {
+            let count = clients.len() as u64;
+            match random(8) {
+                0 if count < 24 => {
+                    if let Ok(grant) = budget.join(random(80) * MIB, random(8) == 0) {
+                        clients.push((grant, 0));
+                    }
+                }
+                1 if count > 0 && random(3) == 0 => {
+                    clients.swap_remove(random(count) as usize);
+                }
+                _ if count == 0 => {}
+                2 | 3 => {
+                    let (grant, _) = &clients[random(count) as usize];
+                    if !grant.is_fixed() {
+                        grant.demand(random(5) * MIB);
+                    }
+                }
+                4 => {
+                    let (grant, cost) = &mut clients[random(count) as usize];
+                    if *cost < grant.bytes() {
+                        *cost += random(grant.bytes() - *cost);
+                    }
+                }
+                5 => {
+                    let (grant, cost) = &mut clients[random(count) as usize];
+                    *cost = random(*cost + 1);
+                    grant.release_unused(*cost);
+                }
+                _ => {
+                    let (grant, cost) = &mut clients[random(count) as usize];
+                    if grant.is_unaccepted() {
+                        grant.accept(grant.announced_bytes, *cost).unwrap();
+                    } else if !grant.is_fixed() {
+                        grant.take_change(Waker::noop());
+                    }
+                }
+            }
+            let reserved = budget.reserved_bytes();
+            let used: u64 = clients.iter().map(|(_, cost)| *cost).sum();
+            assert!(used <= reserved && reserved <= all, "seed {seed}: {used} of {reserved} of {all}");
+        }
+        // Every client finishes what is outstanding and accepts what is announced: every demand is met.
+        for _ in 0..200 {
+            for (grant, _) in &mut clients {
+                if grant.is_unaccepted() {
+                    grant.accept(grant.announced_bytes, 0).unwrap();
+                }
+                grant.release_unused(0);
+                if !grant.is_fixed() {
+                    grant.take_change(Waker::noop());
+                }
+            }
+        }
+        assert!(budget.state.lock().demanding.is_empty(), "seed {seed}: a demand is never met");
+    }
+}

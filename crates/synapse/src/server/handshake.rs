@@ -1,0 +1,133 @@
+//! The server's side of the handshake: hello, the proofs if there is a secret, the session, the grant, welcome.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Poll, ready};
+
+use blocker::{Error, Segments};
+
+use super::connection::{Connection, End, Established};
+use super::slots::Slots;
+use crate::auth::{Role, Transcript, random};
+use crate::codec::{self, Challenge, Credits, Features, Flags, Hello, Op, Welcome};
+use crate::timer::Timer;
+
+impl Connection {
+    /// Performs the handshake, within `handshake_timeout`.
+    pub(super) async fn handshake(&mut self) -> Result<Established, End> {
+        let shared = Arc::clone(&self.shared);
+        let timer = Timer::after(Arc::clone(&shared.config.clock), shared.config.handshake_timeout);
+        let mut expired = pin!(timer.expired());
+        let mut exchange = pin!(self.exchange());
+        poll_fn(|cx| {
+            if let Poll::Ready(done) = exchange.as_mut().poll(cx) {
+                return Poll::Ready(done);
+            }
+            ready!(expired.as_mut().poll(cx));
+            Poll::Ready(Err(End::Silent))
+        })
+        .await
+    }
+
+    async fn exchange(&mut self) -> Result<Established, End> {
+        let shared = Arc::clone(&self.shared);
+        let config = &shared.config;
+        let mut transcript = Transcript::default();
+        let hello = self.expect(Op::Hello, &mut transcript, Hello::decode).await?;
+        if !hello.versions.has(codec::VERSION) {
+            let codec::Versions { lowest, highest } = hello.versions;
+            let own = codec::VERSION;
+            let text = format!("versions {lowest} to {highest} of the protocol, this side has version {own}");
+            return Err(End::Refused(Error::Unsupported(text.into())));
+        }
+        let secret = config.secret_of(&hello.key);
+        if let Some(secret) = secret {
+            let challenge = Challenge { nonce: random(), instance: shared.instance };
+            self.send(&mut transcript, |out| challenge.encode(out));
+            let before = transcript.clone();
+            let proof = self.expect(Op::Prove, &mut transcript, codec::decode_proof).await?;
+            if !secret.is_proof(&proof, Role::Client, &before) {
+                return Err(End::Refused(Error::Denied("the secret is not the server's".into())));
+            }
+        }
+        if shared.sessions.is_ending() {
+            return Err(End::Ending);
+        }
+        let features = Features(hello.features.0 & Features::ALL);
+        let grant = shared.budget.join(hello.credits.bytes, !features.has(Features::CREDIT));
+        let mut grant = grant.map_err(End::Refused)?;
+        poll_fn(|cx| grant.poll_ready(cx)).await;
+        let slots = hello.credits.slots.min(config.session_slots_max);
+        let new = || Slots::new(slots, config.remembers_outcomes());
+        let attached = shared.sessions.attach(hello.session, config.clock.now(), new).await;
+        let (owned, is_resumed) = attached.map_err(End::Refused)?;
+        let mut capabilities = shared.capabilities;
+        if !features.has(Features::RUNS) {
+            capabilities.runs_max = 0;
+        }
+        let credits = Credits { slots: owned.slots.count(), bytes: grant.bytes() };
+        let mut welcome = Welcome::new(shared.instance, owned.generation(), credits, capabilities);
+        (welcome.is_resumed, welcome.features) = (is_resumed, features);
+        welcome.peer_timeout_ms = u32::try_from(config.peer_timeout.as_millis()).unwrap_or(u32::MAX);
+        (welcome.store, welcome.server_name) = (config.store, config.name.clone());
+        welcome.closed.clone_from(&config.closed);
+        // Subscribed before the welcome is sent: no event after the welcome is missed.
+        let events = features.has(Features::EVENTS).then(|| shared.backend.subscribe());
+        self.send(&mut transcript, |out| welcome.encode(out));
+        if let Some(secret) = secret {
+            let proof = secret.proof(Role::Server, &transcript);
+            self.send(&mut transcript, |out| codec::encode_proof(out, &proof, true));
+        }
+        self.input.payload_bytes_max = shared.payload_bytes_max;
+        let timer = Timer::after(Arc::clone(&config.clock), config.peer_timeout);
+        let wrote_at = config.clock.now();
+        let has_crc = features.has(Features::PAYLOAD_CRC);
+        Ok(Established {
+            owned,
+            has_crc,
+            events,
+            grant,
+            announced_at: wrote_at,
+            unreceived_bytes: 0,
+            timer,
+            wrote_at,
+        })
+    }
+
+    /// Queues a frame of the handshake.
+    fn send(&mut self, transcript: &mut Transcript, encode: impl FnOnce(&mut Vec<u8>)) {
+        self.output.push(|out| {
+            let start = out.len();
+            encode(out);
+            transcript.push(&out[start..]);
+            Segments::new()
+        });
+    }
+
+    /// Sends what is queued, then waits for one frame of the handshake.
+    async fn expect<T>(
+        &mut self,
+        op: Op,
+        transcript: &mut Transcript,
+        decode: impl Fn(&codec::Head<'_>) -> Result<T, Error>,
+    ) -> Result<T, End> {
+        poll_fn(|cx| {
+            ready!(self.output.poll_flush(cx, &mut self.stream))?;
+            loop {
+                if let Some(frame) = self.input.next_frame(|_| None)? {
+                    if frame.head.header.op != op || frame.head.header.flags.has(Flags::REPLY) {
+                        let text = format!("{:?} instead of {op:?} in the handshake", frame.head.header.op);
+                        return Poll::Ready(Err(End::Broken(text)));
+                    }
+                    transcript.push(frame.head_bytes);
+                    return Poll::Ready(decode(&frame.head).map_err(End::Refused));
+                }
+                if ready!(self.input.poll_fill(cx, &mut self.stream))? == 0 {
+                    return Poll::Ready(Err(End::Closed(Ok(()))));
+                }
+            }
+        })
+        .await
+    }
+}

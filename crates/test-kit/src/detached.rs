@@ -1,0 +1,164 @@
+//! A layer whose calls live on their own, as those of a store behind a library or a network do: dropping
+//! the reply does not take the call back, and calls under way together are done in any order.
+
+use std::collections::BTreeSet;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
+
+use blocker::*;
+
+use crate::rng::Rng;
+use crate::sim::Spawner;
+
+pub struct DetachedStore {
+    inner: Arc<dyn Blocker>,
+    spawner: Spawner,
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    rng: Rng,
+    /// How many calls in 1 000 are answered at once, where the store below can.
+    ready_permille: u64,
+    begun: u64,
+    in_flight: BTreeSet<u64>,
+    is_told: bool,
+    capabilities: Option<fn(&mut Capabilities)>,
+}
+
+struct Slot<T> {
+    answer: Option<Result<T>>,
+    waker: Option<Waker>,
+}
+
+impl DetachedStore {
+    pub fn new(inner: Arc<dyn Blocker>, spawner: Spawner, seed: u64, ready_permille: u64) -> Self {
+        let state = State {
+            rng: Rng::new(seed ^ 0xde7a),
+            ready_permille,
+            begun: 0,
+            in_flight: BTreeSet::new(),
+            is_told: false,
+            capabilities: None,
+        };
+        Self { inner, spawner, state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// Claims to be able to do less.
+    pub fn limit(&self, change: fn(&mut Capabilities)) {
+        self.state.lock().unwrap().capabilities = Some(change);
+    }
+
+    /// Prints every call and its answer from now on.
+    pub fn tell(&self) {
+        self.state.lock().unwrap().is_told = true;
+    }
+
+    /// How many calls have been made.
+    pub fn calls(&self) -> u64 {
+        self.state.lock().unwrap().begun
+    }
+
+    /// Whether a call made before the one with this number is still under way.
+    pub fn has_older_than(&self, number: u64) -> bool {
+        self.state.lock().unwrap().in_flight.first().is_some_and(|first| *first < number)
+    }
+
+    fn detach<T: Send + Unpin + 'static>(
+        &self,
+        what: impl FnOnce() -> String,
+        act: impl FnOnce(&dyn Blocker) -> Reply<T> + Send + 'static,
+    ) -> Reply<T> {
+        let (number, at_once) = {
+            let mut state = self.state.lock().unwrap();
+            state.begun += 1;
+            if state.is_told {
+                println!("    below {}: {}", state.begun, what());
+            }
+            let (number, chance) = (state.begun, state.ready_permille);
+            (number, state.rng.permille(chance))
+        };
+        let reply = if at_once {
+            match act(&*self.inner) {
+                Reply::Ready(answer) => return Reply::Ready(answer),
+                pending => Ok(pending),
+            }
+        } else {
+            Err(act)
+        };
+        self.state.lock().unwrap().in_flight.insert(number);
+        let slot = Arc::new(Mutex::new(Slot { answer: None, waker: None }));
+        let (own, inner, state) = (Arc::clone(&slot), Arc::clone(&self.inner), Arc::clone(&self.state));
+        self.spawner.spawn(async move {
+            let answer = match reply {
+                Ok(pending) => pending.await,
+                Err(act) => act(&*inner).await,
+            };
+            {
+                let mut state = state.lock().unwrap();
+                state.in_flight.remove(&number);
+                if state.is_told {
+                    let told = answer.as_ref().err().map_or("done".to_owned(), ToString::to_string);
+                    println!("    below {number}: {told}");
+                }
+            }
+            let waker = {
+                let mut slot = own.lock().unwrap();
+                slot.answer = Some(answer);
+                slot.waker.take()
+            };
+            waker.into_iter().for_each(Waker::wake);
+        });
+        Reply::pending(poll_fn(move |cx| {
+            let mut slot = slot.lock().unwrap();
+            match slot.answer.take() {
+                Some(answer) => Poll::Ready(answer),
+                None => {
+                    slot.waker = Some(cx.waker().clone());
+                    Poll::Pending
+                }
+            }
+        }))
+    }
+}
+
+macro_rules! detached {
+    ($($name:ident($request:ty) -> $reply:ty;)*) => {
+        impl Blocker for DetachedStore {
+            fn capabilities(&self) -> Capabilities {
+                let mut capabilities = self.inner.capabilities();
+                if let Some(change) = self.state.lock().unwrap().capabilities {
+                    change(&mut capabilities);
+                }
+                capabilities
+            }
+            $(fn $name(&self, request: $request) -> Reply<$reply> {
+                let told = self.state.lock().unwrap().is_told;
+                let text = told.then(|| format!("{} {request:?}", stringify!($name)));
+                self.detach(move || text.unwrap_or_default(), move |inner| inner.$name(request))
+            })*
+            fn subscribe(&self) -> Subscription {
+                self.inner.subscribe()
+            }
+        }
+    };
+}
+
+detached! {
+    read(ReadRequest) -> ReadReply;
+    write(WriteRequest) -> ChangeReply;
+    write_zeroes(WriteZeroesRequest) -> ChangeReply;
+    write_runs(WriteRunsRequest) -> ChangeReply;
+    discard(DiscardRequest) -> ChangeReply;
+    compare_and_write(CompareAndWriteRequest) -> ChangeReply;
+    write_full(WriteFullRequest) -> ChangeReply;
+    truncate(TruncateRequest) -> ChangeReply;
+    delete(DeleteRequest) -> DeleteReply;
+    copy(CopyRequest) -> ChangeReply;
+    info(InfoRequest) -> Info;
+    list(ListRequest) -> ListReply;
+    flush(FlushRequest) -> FlushReply;
+    claim(ClaimRequest) -> ClaimReply;
+    invalidate(InvalidateRequest) -> InvalidateReply;
+}

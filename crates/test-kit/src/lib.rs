@@ -1,0 +1,141 @@
+//! What the integration tests of several crates share.
+//!
+//! - [`sim`]: a scheduler of one thread on a manual clock; the order of polls is that of wake-ups, or drawn from a seed.
+//! - [`rng`]: the random numbers of a test, from one seed.
+//! - [`steered`]: a store whose calls pass, fail or are held as a test decides.
+//! - [`detached`]: a layer whose calls outlive their replies, as calls over a network do.
+//! - [`history`]: a record of concurrent reads and writes, checked for what a read may find.
+//! - [`cache_environment`]: an object cache over a steered store in a simulator.
+//!
+//! Nothing here sleeps, starts a thread or reads the system's clock: a run is determined by its test and its seed. A
+//! task that is not woken is not polled, so a lost wake-up shows as a hang, which is reported.
+
+#![allow(missing_docs)]
+
+pub mod cache_environment;
+pub mod detached;
+pub mod history;
+pub mod rng;
+pub mod sim;
+pub mod steered;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blocker::{Blocker, ManualClock, Memory, Name, Namespace, ObjectId, ReadRequest, WriteMode};
+use cached_core::object::{Background, ObjectCache, ObjectCacheConfig};
+
+pub const KIB: u64 = 1024;
+pub const BUCKET: u64 = 4096;
+/// Buckets of the smallest cache.
+pub const SMALL_BUCKETS: u64 = 256;
+
+pub fn namespace(name: &str) -> Namespace {
+    Namespace::copy_from(name.as_bytes()).unwrap()
+}
+
+/// An object in the namespace of most tests.
+pub fn id(name: &str) -> ObjectId {
+    ObjectId::new(namespace("ns"), Name::copy_from(name.as_bytes()).unwrap())
+}
+
+/// An empty store that takes deadlines by `clock`.
+pub fn memory(clock: &ManualClock) -> Memory {
+    Memory::new(blocker::memory::MemoryConfig::default(), Arc::new(clock.clone()))
+}
+
+/// The smallest cache, with room for 16 objects.
+pub fn small(write: WriteMode) -> ObjectCacheConfig {
+    ObjectCacheConfig {
+        memory_bytes_max: SMALL_BUCKETS * BUCKET,
+        objects_count_max: 16,
+        dirty_bytes_max: 512 * KIB,
+        dirty_age_max: Duration::from_secs(3600),
+        flush_requests_max: 8,
+        load_requests_max: 16,
+        retry_delay_min: Duration::from_millis(10),
+        retry_delay_max: Duration::from_secs(1),
+        write,
+        // Else a seed would not replay what it did.
+        hash_seed: Some(1),
+        ..ObjectCacheConfig::default()
+    }
+}
+
+/// A cache over `inner`, and its background, to be spawned in a simulator.
+pub fn cache(
+    inner: Arc<dyn Blocker>,
+    config: ObjectCacheConfig,
+    clock: &ManualClock,
+) -> (ObjectCache, Background) {
+    ObjectCache::new(inner, config, Arc::new(clock.clone())).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Bytes that tell which write they come from and where they belong.
+pub fn pattern(tag: u64, offset: u64, len: usize) -> Vec<u8> {
+    let first = offset / 8;
+    let words = (offset as usize % 8 + len).div_ceil(8);
+    let mut bytes = Vec::with_capacity(words * 8);
+    for word in first..first + words as u64 {
+        let mixed = (tag << 32 | word & 0xffff_ffff).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mixed = (mixed ^ mixed >> 29) | 1;
+        bytes.extend_from_slice(&mixed.to_le_bytes());
+    }
+    bytes.drain(..offset as usize % 8);
+    bytes.truncate(len);
+    bytes
+}
+
+/// The whole content of an object of a backend that answers at once; `None` if there is none.
+pub fn content(store: &dyn Blocker, object: &ObjectId) -> Option<Vec<u8>> {
+    let request = ReadRequest::new(object.clone(), 0, store.capabilities().object_bytes_max);
+    match blocker::executor::block_on(store.read(request)) {
+        Ok(reply) => Some(reply.data.to_vec()),
+        Err(blocker::Error::Missing) => None,
+        Err(error) => panic!("{object}: {error}"),
+    }
+}
+
+/// Puts an object into a backend that answers at once.
+pub fn fill(store: &Memory, object: &ObjectId, bytes: Vec<u8>) {
+    let request = blocker::WriteFullRequest::new(object.clone(), bytes);
+    blocker::executor::block_on(store.write_full(request)).unwrap();
+}
+
+/// Fails with the first difference, not with megabytes of bytes.
+#[track_caller]
+pub fn same(found: &[u8], wanted: &[u8], what: &str) {
+    if let Some(at) = found.iter().zip(wanted).position(|(a, b)| a != b) {
+        let end = (at + 16).min(found.len()).min(wanted.len());
+        let (found, wanted) = (&found[at..end], &wanted[at..end]);
+        panic!("{what}: byte {at} (bucket {}): {found:02x?}, expected {wanted:02x?}", at as u64 / BUCKET);
+    }
+    assert_eq!(found.len(), wanted.len(), "{what}: length");
+}
+
+/// Where a test's seeds begin and how many there are: `OBJECT_SEED=n` runs that one alone, told,
+/// `OBJECT_SEEDS=n` so many, from `OBJECT_FIRST=n` on.
+pub fn seeds(default_count: u64) -> (std::ops::Range<u64>, bool) {
+    let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
+    match number("OBJECT_SEED") {
+        Some(seed) => (seed..seed + 1, true),
+        None => {
+            let first = number("OBJECT_FIRST").unwrap_or(0);
+            (first..first + number("OBJECT_SEEDS").unwrap_or(default_count), false)
+        }
+    }
+}
+
+/// Runs `run` for each seed; a failure tells the seed that replays it.
+pub fn each_seed(default_count: u64, run: impl Fn(u64, bool) + std::panic::RefUnwindSafe) {
+    let (seeds, is_told) = seeds(default_count);
+    let told = std::env::var("OBJECT_TELL").ok().map(|text| text.parse::<u64>().expect("a number"));
+    for seed in seeds {
+        let is_told = is_told || told == Some(seed);
+        let ran = std::panic::catch_unwind(|| run(seed, is_told));
+        if let Err(panic) = ran {
+            eprintln!("replay with OBJECT_SEED={seed}");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! A store that a test steers by hand: each call passes, fails or is held by a rule; what is held is
+//! done, answered or failed when the test says so, in the order it says.
+//!
+//! Dropping the reply to a call that is held does not take the call back: it is done when the test does
+//! it, as a request on the wire would be.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
+
+use blocker::*;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Op {
+    Read,
+    Write,
+    WriteZeroes,
+    WriteRuns,
+    Discard,
+    CompareAndWrite,
+    WriteFull,
+    Truncate,
+    Delete,
+    Copy,
+    Info,
+    List,
+    Flush,
+    Claim,
+    Invalidate,
+}
+
+impl Op {
+    /// Whether it changes an object.
+    pub fn is_change(self) -> bool {
+        (Op::Write..=Op::Copy).contains(&self)
+    }
+}
+
+/// What was asked of the store.
+#[derive(Clone, Debug)]
+pub struct CallInfo {
+    pub number: u64,
+    pub op: Op,
+    pub object: Option<ObjectId>,
+    pub offset: u64,
+    pub len: u64,
+    pub durability: Option<Durability>,
+    pub stamp: Option<Stamp>,
+    pub deadline: Option<Timestamp>,
+}
+
+impl CallInfo {
+    /// The end of the range.
+    pub fn end(&self) -> u64 {
+        self.offset + self.len
+    }
+}
+
+/// What a rule says of a call.
+pub enum Verdict {
+    Pass,
+    Hold,
+    /// Nothing is done.
+    Fail(Error),
+    /// It is done, and this is answered.
+    DoAndFail(Error),
+}
+
+type Rule = Box<dyn FnMut(&CallInfo) -> Verdict + Send>;
+
+pub struct SteeredStore {
+    inner: Arc<Memory>,
+    /// Where those listen who are to hear nothing.
+    silence: EventHub,
+    state: Mutex<State>,
+}
+
+struct State {
+    rule: Rule,
+    next: u64,
+    log: Vec<CallInfo>,
+    held: BTreeMap<u64, (CallInfo, Box<dyn Held>)>,
+    capabilities: fn(&mut Capabilities),
+    is_silent: bool,
+}
+
+trait Held: Send {
+    fn perform(&mut self);
+    fn answer(self: Box<Self>);
+    fn fail(self: Box<Self>, error: Error);
+}
+
+struct HeldCall<T> {
+    act: Option<Box<dyn FnOnce() -> Reply<T> + Send>>,
+    done: Option<Result<T>>,
+    slot: Arc<Mutex<Slot<T>>>,
+}
+
+struct Slot<T> {
+    answer: Option<Result<T>>,
+    waker: Option<Waker>,
+}
+
+impl<T> HeldCall<T> {
+    fn give(&self, answer: Result<T>) {
+        let waker = {
+            let mut slot = self.slot.lock().unwrap();
+            slot.answer = Some(answer);
+            slot.waker.take()
+        };
+        waker.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl<T: Send + Unpin> Held for HeldCall<T> {
+    fn perform(&mut self) {
+        if let Some(act) = self.act.take() {
+            let Reply::Ready(done) = act() else { panic!("the memory backend answers at once") };
+            self.done = Some(done);
+        }
+    }
+    fn answer(mut self: Box<Self>) {
+        self.perform();
+        let done = self.done.take().expect("performed");
+        self.give(done);
+    }
+    fn fail(self: Box<Self>, error: Error) {
+        self.give(Err(error));
+    }
+}
+
+impl SteeredStore {
+    /// Over an empty memory backend; all calls pass.
+    pub fn new() -> Arc<Self> {
+        // On a clock of its own that stands still: a call that is held is not late when it is done.
+        Self::over(Arc::new(crate::memory(&ManualClock::new())))
+    }
+
+    pub fn over(inner: Arc<Memory>) -> Arc<Self> {
+        let state = State {
+            rule: Box::new(|_| Verdict::Pass),
+            next: 0,
+            log: Vec::new(),
+            held: BTreeMap::new(),
+            capabilities: |_| (),
+            is_silent: false,
+        };
+        Arc::new(Self { inner, silence: EventHub::new(), state: Mutex::new(state) })
+    }
+
+    /// What is really there.
+    pub fn memory(&self) -> &Memory {
+        &self.inner
+    }
+
+    /// Claims other capabilities.
+    pub fn limit(&self, change: fn(&mut Capabilities)) {
+        self.state.lock().unwrap().capabilities = change;
+    }
+
+    /// Those who subscribe from now on hear no news.
+    pub fn silence(&self) {
+        self.state.lock().unwrap().is_silent = true;
+    }
+
+    /// From now on `rule` says what becomes of a call.
+    pub fn rule(&self, rule: impl FnMut(&CallInfo) -> Verdict + Send + 'static) {
+        self.state.lock().unwrap().rule = Box::new(rule);
+    }
+
+    /// Holds calls of these kinds from now on.
+    pub fn hold(&self, ops: &'static [Op]) {
+        self.rule(move |call| if ops.contains(&call.op) { Verdict::Hold } else { Verdict::Pass });
+    }
+
+    /// Holds every change.
+    pub fn hold_changes(&self) {
+        self.rule(|call| if call.op.is_change() { Verdict::Hold } else { Verdict::Pass });
+    }
+
+    /// From now on calls pass; what is held stays so.
+    pub fn pass(&self) {
+        self.rule(|_| Verdict::Pass);
+    }
+
+    /// Every call so far, whatever became of it.
+    pub fn log(&self) -> Vec<CallInfo> {
+        self.state.lock().unwrap().log.clone()
+    }
+
+    /// How many calls of this kind there were.
+    pub fn count(&self, op: Op) -> usize {
+        self.state.lock().unwrap().log.iter().filter(|call| call.op == op).count()
+    }
+
+    /// Forgets the log.
+    pub fn clear_log(&self) {
+        self.state.lock().unwrap().log.clear();
+    }
+
+    /// What is held, in the order in which it came.
+    pub fn held(&self) -> Vec<CallInfo> {
+        self.state.lock().unwrap().held.values().map(|(call, _)| call.clone()).collect()
+    }
+
+    fn take(&self, number: u64) -> Box<dyn Held> {
+        self.state.lock().unwrap().held.remove(&number).expect("held").1
+    }
+
+    /// Does a held call, without answering.
+    pub fn perform(&self, number: u64) {
+        let mut state = self.state.lock().unwrap();
+        state.held.get_mut(&number).expect("held").1.perform();
+    }
+
+    /// Does a held call, unless it is done, and answers it.
+    pub fn answer(&self, number: u64) {
+        self.take(number).answer();
+    }
+
+    /// Answers a held call with an error; nothing is done that is not done already.
+    pub fn fail(&self, number: u64, error: Error) {
+        self.take(number).fail(error);
+    }
+
+    /// Answers the first of those held. Whether there was one.
+    pub fn answer_first(&self) -> bool {
+        let first = self.state.lock().unwrap().held.keys().next().copied();
+        first.inspect(|number| self.answer(*number)).is_some()
+    }
+
+    /// Answers all that are held now.
+    pub fn answer_all(&self) {
+        let numbers: Vec<u64> = self.state.lock().unwrap().held.keys().copied().collect();
+        numbers.into_iter().for_each(|number| self.answer(number));
+    }
+
+    /// Calls pass from now on, and what is held is answered.
+    pub fn open(&self) {
+        self.pass();
+        self.answer_all();
+    }
+
+    fn call<T: Send + Unpin + 'static>(
+        &self,
+        mut info: CallInfo,
+        act: impl FnOnce(&Memory) -> Reply<T> + Send + 'static,
+    ) -> Reply<T> {
+        let mut state = self.state.lock().unwrap();
+        info.number = state.next;
+        state.next += 1;
+        state.log.push(info.clone());
+        match (state.rule)(&info) {
+            Verdict::Pass => {
+                drop(state);
+                act(&self.inner)
+            }
+            Verdict::Fail(error) => Reply::err(error),
+            Verdict::DoAndFail(error) => {
+                drop(state);
+                match act(&self.inner) {
+                    Reply::Ready(Ok(_)) => Reply::err(error),
+                    other => other,
+                }
+            }
+            Verdict::Hold => {
+                let slot = Arc::new(Mutex::new(Slot { answer: None, waker: None }));
+                let inner = Arc::clone(&self.inner);
+                let call = HeldCall {
+                    act: Some(Box::new(move || act(&inner))),
+                    done: None,
+                    slot: Arc::clone(&slot),
+                };
+                state.held.insert(info.number, (info, Box::new(call)));
+                Reply::pending(poll_fn(move |cx| {
+                    let mut slot = slot.lock().unwrap();
+                    match slot.answer.take() {
+                        Some(answer) => Poll::Ready(answer),
+                        None => {
+                            slot.waker = Some(cx.waker().clone());
+                            Poll::Pending
+                        }
+                    }
+                }))
+            }
+        }
+    }
+}
+
+fn info(op: Op, object: Option<&ObjectId>, offset: u64, len: u64, change: Option<&Change>) -> CallInfo {
+    let durability = change.map(|change| change.durability);
+    let stamp = change.and_then(|change| change.stamp);
+    CallInfo { number: 0, op, object: object.cloned(), offset, len, durability, stamp, deadline: None }
+}
+
+impl Blocker for SteeredStore {
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = self.inner.capabilities();
+        (self.state.lock().unwrap().capabilities)(&mut capabilities);
+        capabilities
+    }
+    fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
+        let info = info(Op::Read, Some(&request.object), request.offset, request.len_bytes, None);
+        self.call(info, move |inner| inner.read(request))
+    }
+    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
+        let len = request.data.len_bytes() as u64;
+        let info = info(Op::Write, Some(&request.object), request.offset, len, Some(&request.change));
+        let info = CallInfo { deadline: request.call.deadline, ..info };
+        self.call(info, move |inner| inner.write(request))
+    }
+    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
+        let (object, change) = (Some(&request.object), Some(&request.change));
+        let info = info(Op::WriteZeroes, object, request.offset, request.len_bytes, change);
+        self.call(info, move |inner| inner.write_zeroes(request))
+    }
+    fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
+        let (object, change) = (Some(&request.object), Some(&request.change));
+        let from = request.runs.first().map_or(0, |run| run.offset);
+        let end = request.runs.last().map_or(0, |run| run.end());
+        let info = info(Op::WriteRuns, object, from, end - from, change);
+        let info = CallInfo { deadline: request.call.deadline, ..info };
+        self.call(info, move |inner| inner.write_runs(request))
+    }
+    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
+        let (object, change) = (Some(&request.object), Some(&request.change));
+        let info = info(Op::Discard, object, request.offset, request.len_bytes, change);
+        self.call(info, move |inner| inner.discard(request))
+    }
+    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
+        let len = request.data.len_bytes() as u64;
+        let (object, change) = (Some(&request.object), Some(&request.change));
+        let info = info(Op::CompareAndWrite, object, request.offset, len, change);
+        self.call(info, move |inner| inner.compare_and_write(request))
+    }
+    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
+        let len = request.data.len_bytes() as u64;
+        let info = info(Op::WriteFull, Some(&request.object), 0, len, Some(&request.change));
+        self.call(info, move |inner| inner.write_full(request))
+    }
+    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
+        let (object, change) = (Some(&request.object), Some(&request.change));
+        let info = info(Op::Truncate, object, request.size_bytes, 0, change);
+        self.call(info, move |inner| inner.truncate(request))
+    }
+    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
+        let info = info(Op::Delete, Some(&request.object), 0, 0, Some(&request.change));
+        self.call(info, move |inner| inner.delete(request))
+    }
+    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
+        let info = info(Op::Copy, Some(&request.to), 0, 0, Some(&request.change));
+        self.call(info, move |inner| inner.copy(request))
+    }
+    fn info(&self, request: InfoRequest) -> Reply<Info> {
+        let info = info(Op::Info, Some(&request.object), 0, 0, None);
+        self.call(info, move |inner| inner.info(request))
+    }
+    fn list(&self, request: ListRequest) -> Reply<ListReply> {
+        let info = info(Op::List, None, 0, 0, None);
+        self.call(info, move |inner| inner.list(request))
+    }
+    fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
+        let object = match &request.scope {
+            Scope::Object(object) => Some(object),
+            _ => None,
+        };
+        let info = info(Op::Flush, object, 0, 0, None);
+        self.call(info, move |inner| inner.flush(request))
+    }
+    fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
+        let info = info(Op::Claim, None, 0, 0, None);
+        self.call(info, move |inner| inner.claim(request))
+    }
+    fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
+        let info = info(Op::Invalidate, None, 0, 0, None);
+        self.call(info, move |inner| inner.invalidate(request))
+    }
+    fn subscribe(&self) -> Subscription {
+        if self.state.lock().unwrap().is_silent { self.silence.subscribe() } else { self.inner.subscribe() }
+    }
+}
