@@ -496,7 +496,7 @@ fn metrics_and_memory_are_shown() {
     assert_there(&client, 5);
     assert!(metric(&server, "cache_objects") >= 5);
     assert!(metric(&server, "cache_read_hits_total") >= 5);
-    assert!(metric(&server, "synapse_requests") >= 10);
+    assert!(metric(&server, "synapse_requests_total") >= 10);
     // Without an object cache the name is as unknown as in memcached.
     assert_eq!(metrics(&Server::start("")), ["ERROR"]);
 }

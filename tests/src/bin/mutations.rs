@@ -11,7 +11,7 @@
 //! Then one line is printed for each mutation: its outcome, the seconds it took, and the first test that
 //! failed. The exit status is 0 if each was noticed or is shown in the list to change nothing, 1 if not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -98,17 +98,20 @@ impl Tree {
         let tree = Self { root: work.join("tree"), target: work.join("target") };
         let listed = Command::new("git").arg("-C").arg(repository).arg("ls-files").arg("-z").output();
         let listed = listed.map_err(|error| format!("git ls-files: {error}"))?;
+        let mut kept = HashSet::new();
         for name in listed.stdout.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
             let name = Path::new(std::str::from_utf8(name).map_err(|error| error.to_string())?);
             let (from, to) = (repository.join(name), tree.root.join(name));
             // Deleted, but not committed yet.
             let Ok(bytes) = fs::read(&from) else { continue };
+            kept.insert(to.clone());
             if fs::read(&to).is_ok_and(|there| there == bytes) {
                 continue;
             }
             fs::create_dir_all(to.parent().unwrap_or(&tree.root)).map_err(|error| error.to_string())?;
             fs::copy(&from, &to).map_err(|error| format!("{}: {error}", to.display()))?;
         }
+        remove_others(&tree.root, &kept).map_err(|error| format!("{}: {error}", tree.root.display()))?;
         Ok(tree)
     }
 
@@ -224,4 +227,17 @@ impl Tree {
             None => Some(failed.map_or("it hangs".into(), |test| format!("{test}, then it hangs"))),
         })
     }
+}
+
+/// Removes every file below `dir` that is not in `kept`: a module that has moved must not be found in its old place.
+fn remove_others(dir: &Path, kept: &HashSet<PathBuf>) -> std::io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_others(&entry.path(), kept)?;
+        } else if !kept.contains(&entry.path()) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
 }
