@@ -49,7 +49,8 @@ pub enum ServeError {
     /// A thread, its runtime or a descriptor for it cannot be created.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
-    /// A thread has panicked, or cannot continue its work. The server has ended: it does not continue without the thread.
+    /// A thread has panicked, or cannot continue its work. The server has ended: it does not continue without
+    /// the thread.
     #[error("{0}")]
     Defect(String),
     /// These workers did not end in time.
@@ -106,7 +107,8 @@ impl Server {
         Server::open_with(settings, logging, Vec::new())
     }
 
-    /// Does the same with sockets that are open already. If there are any, the addresses in the settings are ignored.
+    /// Does the same with sockets that are open already. If there are any, the addresses in the settings are
+    /// ignored.
     ///
     /// # Errors
     /// [`StartError`] if the store cannot be created or a socket not be opened.
@@ -166,8 +168,8 @@ impl Server {
         Stopper { shared: self.shared.clone() }
     }
 
-    /// Serves until it is stopped: by a [`Stopper`], by a client's `shutdown`, or when `end` is ready. It ends within seconds then,
-    /// whatever clients do.
+    /// Serves until it is stopped: by a [`Stopper`], by a client's `shutdown`, or when `end` is ready. It
+    /// ends within seconds then, whatever clients do.
     ///
     /// # Errors
     /// [`ServeError`] if a thread cannot be created, has panicked, or does not end.

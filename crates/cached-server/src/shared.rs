@@ -31,7 +31,8 @@ pub(crate) struct Shared {
     pub(crate) prefixes: PrefixCounts,
     pub(crate) inert: InertValues,
     pub(crate) size_classes: SizeClasses,
-    /// The kinds of events that are observed, by watchers or by `stats detail`: the one word that requests read.
+    /// The kinds of events that are observed, by watchers or by `stats detail`: the one word that requests
+    /// read.
     pub(crate) observed_events: Arc<AtomicU32>,
     pub(crate) watch: Arc<Watch>,
     pub(crate) stop: Stop,

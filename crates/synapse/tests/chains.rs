@@ -40,7 +40,7 @@ impl Chain {
 
     /// Puts a server and a client on top, with TCP between them.
     fn wire(mut self) -> Self {
-        let server = Server::new(self.top, None, ServerConfig::default()).expect("a server");
+        let server = Server::new(self.top, ServerConfig::default()).expect("a server");
         let address = self.runtime.block_on(server.listen(&Address::Tcp("127.0.0.1:0".into())));
         let mut config = ClientConfig::new(address.expect("a port"));
         config.payload_crc = true;

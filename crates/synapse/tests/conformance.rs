@@ -20,7 +20,7 @@ fn passes(host: &Host, backend: Arc<dyn Blocker>) {
     let report = run(&Plain::new(backend), &options);
     report.cases.iter().for_each(|case| println!("{case}"));
     report.assert_passed();
-    assert_eq!(host.server.metric("synapse_connections_broken"), 0);
+    assert_eq!(host.server.metric("synapse_connections_broken_total"), 0);
 }
 
 fn memory() -> Arc<dyn Blocker> {

@@ -3,7 +3,7 @@
 use blocker::admission::Claims;
 use blocker::{Epoch, Error, ObjectId, OrderDomain, Result, Scope};
 
-use super::order;
+use super::lock_ranks;
 use crate::sync::{AtomicU32, Mutex, Ordering, lock};
 
 /// See the module. One plain lock, not a concurrent map: the epoch in force for a change is the highest of
@@ -17,7 +17,7 @@ pub(crate) struct KnownClaims {
 
 impl Default for KnownClaims {
     fn default() -> Self {
-        Self { claims: Mutex::ranked(Claims::default(), &order::CLAIMS), count: AtomicU32::new(0) }
+        Self { claims: Mutex::ranked(Claims::default(), &lock_ranks::CLAIMS), count: AtomicU32::new(0) }
     }
 }
 

@@ -6,7 +6,7 @@ use cached_config::{Size, check_exposure, secret};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
-use synapse::{Address, PORT_DEFAULT, Secret, ServerConfig};
+use synapse::{Address, AddressError, PORT_DEFAULT, Secret, ServerConfig};
 
 /// The table. An empty text means none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -77,7 +77,7 @@ const THREADS: usize = 4;
 impl SynapseTable {
     /// Where to listen.
     pub(crate) fn addresses(&self) -> Result<Vec<Address>, ConfigError> {
-        let wrong = |why| ConfigError { key: "synapse.listen".into(), why };
+        let wrong = |error: AddressError| ConfigError { key: "synapse.listen".into(), why: error.to_string() };
         self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
     }
 
@@ -116,11 +116,10 @@ impl SynapseTable {
         within("synapse.session_linger_secs", self.session_linger_secs, 0..=24 * 60 * 60)?;
         within("synapse.peer_timeout_ms", self.peer_timeout_ms, 10..=24 * 60 * 60 * 1000)?;
         within("synapse.handshake_timeout_ms", self.handshake_timeout_ms, 1..=24 * 60 * 60 * 1000)?;
-        // Its lines begin with the key.
-        self.server().check().map_err(|line| {
-            let (key, why) = line.split_once(' ').unwrap_or(("", &line));
+        self.server().check().map_err(|error| {
+            let key = error.setting();
             let key = if key == "session_slots_max" { "session_requests_max" } else { key };
-            ConfigError { key: format!("synapse.{key}"), why: why.to_owned() }
+            ConfigError { key: format!("synapse.{key}"), why: error.problem().to_owned() }
         })?;
         let secret = self.secret()?;
         let addresses = self.addresses()?;

@@ -2,7 +2,7 @@
 
 use super::{ObjectsError, spawn};
 use crate::config::SynapseTable;
-use blocker::{Blocker, Control};
+use blocker::Blocker;
 use cached_config::CacheReceiveBuffers;
 use cached_core::object::ObjectCache;
 use std::fs::{self, Permissions};
@@ -47,11 +47,11 @@ impl Door {
         }
         let memory_bytes_max = config.memory_bytes_max();
         let backend: Arc<dyn Blocker> = Arc::new(cache.clone());
-        let face: Arc<dyn Control> = Arc::new(cache.clone());
-        let server = Server::new(backend, Some(face), config).map_err(ObjectsError::Door)?;
+        let server = Server::new(backend, config).map_err(|error| ObjectsError::Door(error.to_string()))?;
         let mut addresses = Vec::new();
         for address in table.addresses()? {
-            let bound = control.block_on(server.listen(&address)).map_err(ObjectsError::Door)?;
+            let bound = control.block_on(server.listen(&address));
+            let bound = bound.map_err(|error| ObjectsError::Door(error.to_string()))?;
             if let Address::Unix(path) = &bound {
                 let mode = Permissions::from_mode(table.unix_mode()?);
                 fs::set_permissions(path, mode)
