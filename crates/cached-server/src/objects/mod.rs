@@ -82,8 +82,7 @@ impl Objects {
         secrets: Secrets,
     ) -> Result<Objects, ObjectsError> {
         let store = store::open(objects, secrets.store)?;
-        let made = ObjectCache::new(store.backend(), objects.cache()?, Arc::new(SystemClock));
-        let (cache, background) = made.map_err(|error| ConfigError::from(&error))?;
+        let (cache, background) = objects.open_cache(store.backend())?;
         let control = Builder::new_current_thread().enable_all().build()?;
         let door = match synapse {
             Some(table) => {

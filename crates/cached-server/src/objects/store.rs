@@ -2,7 +2,7 @@
 
 use super::ObjectsError;
 use crate::config::{BackendTable, ObjectsTable};
-use cached_config::{Store, StoreError};
+use cached_config::{OpenError, OpenOptions, Store};
 use synapse::Secret;
 
 /// Opens it; blocks until it is there.
@@ -13,8 +13,9 @@ pub(super) fn open(objects: &ObjectsTable, secret: Option<Secret>) -> Result<Sto
     if matches!(table, BackendTable::Memory(_)) {
         tracing::warn!("objects are kept in memory: all of them are gone when this process ends");
     }
-    Store::open(table, objects.object_bytes_max.0, secret).map_err(|error| match error {
-        StoreError::Config(error) => error.into(),
-        StoreError::Store(error) => error.into(),
+    let options = OpenOptions::default().object_bytes_max(objects.object_bytes_max.0).secret(secret);
+    Store::open(table, &options).map_err(|error| match error {
+        OpenError::Config(error) => error.into(),
+        OpenError::Store(error) => error.into(),
     })
 }
