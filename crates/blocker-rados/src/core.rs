@@ -22,7 +22,7 @@ use crate::worker::Worker;
 
 /// How many namespaces have a handle at once.
 const SPACES_MAX: usize = 4096;
-/// How many bits of a version are RADOS's own; the others say which pool.
+/// The number of bits of a version that are RADOS's own; the others are the pool.
 const VERSION_BITS: u32 = 48;
 
 /// The store behind its face.
@@ -35,7 +35,7 @@ pub(crate) struct Core {
     pub(crate) events: Arc<EventHub>,
     pub(crate) worker: Worker,
     pub(crate) watch: Watch,
-    /// Different for each store that is open: tells our own news from others'.
+    /// Different for each open store: distinguishes its own events from those of others.
     pub(crate) mark: u64,
     pool: RwLock<Arc<Pool>>,
     is_full: AtomicBool,
@@ -102,7 +102,7 @@ impl Core {
         Ok(core)
     }
 
-    /// Answers no call from now on. What is under way goes on.
+    /// Answers no call from now on. What is under way continues.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         self.watch.end();
@@ -156,7 +156,7 @@ impl Core {
 
     // ---- operations
 
-    /// A change of one object, in one step. An error that is no verdict of the steps is told by itself.
+    /// A change of one object, in one step. An error that is no verdict of the steps is returned by itself.
     pub(crate) async fn change_object(
         self: &Arc<Self>,
         space: &Space,
@@ -251,7 +251,7 @@ impl Core {
         }
     }
 
-    /// Keeps an eye on how the store is, and tells when that changes.
+    /// Observes the state of the store, and publishes its changes.
     fn observe(&self, code: i32, is_change: bool) {
         if code == errno::TIMEDOUT {
             self.refresh();
@@ -313,7 +313,7 @@ impl Core {
                 && pool.number != old.number
             {
                 if core.config.watch {
-                    // Without news from others nothing is wrong but late; the next search tries again.
+                    // Without events from others, claims are only noticed late; the next search tries again.
                     let _ = core.watch.begin(&core, &pool);
                 }
                 *core.pool.write() = pool;

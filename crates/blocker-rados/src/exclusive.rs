@@ -25,7 +25,7 @@
 //! narrower claim as well; a narrower record that has been, holds e no longer. ∎
 //!
 //! Both may be refused, and leave their records: a later epoch is to be had. A record that an older version has
-//! written names no writer, and stands against everyone; what older versions have claimed of narrower scopes is not
+//! written names no writer, and excludes every writer; what older versions have claimed of narrower scopes is not
 //! announced.
 
 use std::ffi::{CStr, CString};
@@ -45,7 +45,7 @@ const TRIES: u32 = 100;
 /// How many objects a walk asks about at once.
 const LOOKS: usize = 64;
 
-/// What an object of the store's own says about a scope.
+/// The record of a scope in an object of the store's own.
 #[derive(Default)]
 pub(crate) struct Record {
     /// The claim of the scope itself; epoch 0 if there was none.
@@ -72,7 +72,7 @@ fn refuse(found: Claim, (epoch, writer): (u64, WriterId)) -> Result<()> {
 }
 
 impl Core {
-    /// What the object of the store's own of this name says; `None` if there is none.
+    /// Returns the record in the store's own object of this name; `None` if there is none.
     pub(crate) async fn record(self: &Arc<Self>, space: &Space, name: &CStr) -> Result<Option<Record>> {
         let op = ReadOp { attributes: true, ..ReadOp::default() };
         let (outcome, found) = self.limits.read(&space.ioctx, name, op).await;
@@ -104,7 +104,7 @@ impl Core {
     ///
     /// # Errors
     /// `Fenced` if one of them has a newer epoch, or this one by another writer; the latter only if `is_held` does
-    /// not say that the writer holds the epoch already.
+    /// not report that the writer holds the epoch already.
     pub(crate) async fn look_above(
         self: &Arc<Self>,
         scope: &Scope,
@@ -164,7 +164,7 @@ impl Core {
         self.look_within(&space, &whole, (domains, objects), claim).await
     }
 
-    /// Looks at the domains of a namespace, at its objects, or both, where an announcement says that it may matter.
+    /// Checks the domains of a namespace, its objects, or both, where an announcement shows that they may matter.
     async fn look_within(
         self: &Arc<Self>,
         space: &Arc<Space>,

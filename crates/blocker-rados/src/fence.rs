@@ -2,7 +2,7 @@
 //! scope, objects that do not exist yet included.
 //!
 //! Every object carries the epoch below which nothing is applied to it, its *fence*; every change compares
-//! the fence it was prepared from, in the same step as it is applied. What remains is to say how fences come
+//! the fence it was prepared from, in the same step as it is applied. What remains is how fences come
 //! to be there, and how a claim reaches all of them.
 //!
 //! **Rule 1.** No change creates its object, and none is applied to an object without a fence. Such an object
@@ -18,10 +18,10 @@
 //! there is replaced by another nonce. Then it returns.
 //!
 //! Between the two it makes sure that no other writer holds the epoch in a scope that overlaps (`exclusive.rs`); if one
-//! does, it is refused, and has raised an epoch that nobody was promised.
+//! does, it is refused, and has raised an epoch that no writer was promised.
 //!
-//! **Rule 3.** A fence never falls while its RADOS object exists. One is removed only if its fence tells
-//! nothing that the scopes do not tell: an unstamped deletion at fence 0, or a ghost that a claim finds with a
+//! **Rule 3.** A fence never falls while its RADOS object exists. One is removed only if its fence adds
+//! nothing to those of the scopes: an unstamped deletion at fence 0, or a ghost that a claim finds with a
 //! fence and a stamp below its epoch.
 //!
 //! *Claim: no change of an epoch below e is applied after the claim of e has returned.* Suppose one is, to an
@@ -40,7 +40,7 @@
 //!
 //! What it costs: one comparison more in a change that is one round trip anyway; three more round trips for
 //! the first change of an object; a claim of a namespace reads the attributes of every object in it, some
-//! tens at a time. Nobody's clock is trusted, and no client needs rights over others, as a blocklist would.
+//! tens at a time. No clock is trusted, and no client needs rights over others, as a blocklist would.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -91,7 +91,7 @@ impl Core {
         let op = WriteOp::new(&space.ioctx.cluster.api);
         let (op, head) = match view.head {
             Head::Absent => (op.create(), Head::Ghost { gate }),
-            // Its size is what RADOS says at this version, which is asserted below.
+            // Its size is what RADOS reports at this version, which is asserted below.
             Head::Foreign { size_bytes } => (op, Head::Live { size_bytes, gate }),
             head => (op, head),
         };
@@ -232,7 +232,7 @@ impl Core {
         writer: WriterId,
     ) -> Result<ClaimReply> {
         if epoch == Epoch(0) {
-            // Binds nobody, so it changes nothing; it tells who has claimed.
+            // Binds no writer, so it changes nothing; it shows which writer has claimed.
             return match self.epoch_in_force(&scope).await? {
                 0 => Ok(ClaimReply::new(epoch)),
                 in_force => Err(Error::Fenced { epoch: Epoch(in_force) }),
@@ -244,7 +244,7 @@ impl Core {
         };
         if raised {
             self.events.publish(&Event::Fenced(scope.clone(), epoch));
-            self.tell_others(&Event::Fenced(scope, epoch)).await;
+            self.notify_others(&Event::Fenced(scope, epoch)).await;
         }
         Ok(ClaimReply::new(epoch))
     }
@@ -305,7 +305,7 @@ impl Core {
         hold.await.map_err(after_raise)?;
         let held = Claim { is_held: true, ..asked };
         self.record_claim(&space, &name, namespace, above, held).await.map_err(after_raise)?;
-        // Also when the epoch was there already: whoever raised it may not have come through.
+        // Also when the epoch was there already: the claim that raised it may not have finished.
         let listed = domain.is_some() || namespace.is_some();
         let found = self.find_all(&pool, listed.then_some(space))?;
         let met = found.map(|found| self.meet(found, domain, epoch)).buffer_unordered(CLAIM_OBJECTS);
@@ -317,7 +317,7 @@ impl Core {
         Ok(raised)
     }
 
-    /// What a claim owes an object that it has found in a listing.
+    /// Does what a claim has to do with an object that it has found in a listing.
     async fn meet(
         self: &Arc<Self>,
         found: Result<Found>,

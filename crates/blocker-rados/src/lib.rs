@@ -18,7 +18,7 @@
 //! A change of many ranges (`write_runs`) is one RADOS operation with a step for each.
 //!
 //! Where an OSD is, librados learns from the cluster's map. When a connection breaks, it subscribes to the next
-//! map, once; if that is about something else (an OSD that boots changes the map before it is up), it goes on
+//! map, once; if that is about something else (an OSD that boots changes the map before it is up), it continues
 //! connecting to the process that is gone, until an operation is older than `objecter_timeout` (10 s, as Ceph
 //! has it). Operations with a shorter timeout of their own never are. So the store sets `objecter_timeout` below
 //! `op_timeout`, and asks for the newest map after each timeout (`Core::refresh`): an OSD that is back is found

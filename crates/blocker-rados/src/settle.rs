@@ -1,4 +1,4 @@
-//! After a change whose outcome is unknown: finding out, before anything else is done with the object.
+//! Finding out the outcome of a change with unknown outcome, before any other change of the object.
 //!
 //! A change that timed out may still sit in an OSD's queue and be applied minutes later, over newer data. So
 //! its object is *unsettled* until this has been done: its head is read (behind all that was sent before), and

@@ -1,7 +1,7 @@
-//! News from other clients, by RADOS's watch and notify on one object of the store's own.
+//! Events of other clients, by RADOS's watch and notify on one object of the store's own.
 //!
-//! Claims and invalidations are told, each as one small message; changes are not, since that would cost a
-//! message per write. A watch that breaks is begun again, and whoever listens here is told that something may
+//! Claims and invalidations are sent, each as one small message; changes are not, since that would cost a
+//! message per write. A watch that breaks is begun again, and subscribers are notified that something may
 //! have been missed. Messages come from the network: what cannot be read is *missed* too, never more.
 
 use std::ffi::{CString, c_int, c_void};
@@ -15,7 +15,7 @@ use crate::attr;
 use crate::cluster::{IoCtx, describe};
 use crate::core::{Core, Pool};
 use crate::ffi::errno;
-use crate::layout::NEWS;
+use crate::layout::EVENTS;
 use crate::op::WriteOp;
 
 /// After how many seconds without a sign of life a watcher counts as gone.
@@ -36,7 +36,7 @@ struct Registered {
     listener: *mut Listener,
 }
 
-// SAFETY: the pointer is only turned back into its box, by the one who takes the registration.
+// SAFETY: the pointer is only turned back into its box, by the owner that takes the registration.
 unsafe impl Send for Registered {}
 
 struct Listener {
@@ -52,7 +52,7 @@ impl Watch {
     /// Begins to listen; what was listened to before is let go. Blocks.
     pub(crate) fn begin(&self, core: &Arc<Core>, pool: &Arc<Pool>) -> Result<()> {
         self.end();
-        let name = core.layout.internal(NEWS);
+        let name = core.layout.internal(EVENTS);
         let op = WriteOp::new(&pool.cluster.api).create();
         let made = blocker::executor::block_on(Box::pin(core.change_own(&pool.root, &name, op)));
         if made.code < 0 && made.code != errno::EXIST {
@@ -80,9 +80,11 @@ impl Watch {
             )
         };
         if watched < 0 {
-            // SAFETY: there is no watch, so nobody else has it.
+            // SAFETY: there is no watch, so nothing else refers to it.
             drop(unsafe { Box::from_raw(listener) });
-            return Err(Error::Retryable(format!("news cannot be watched: {}", describe(watched)).into()));
+            return Err(Error::Retryable(
+                format!("events of other clients cannot be watched: {}", describe(watched)).into(),
+            ));
         }
         *self.registered.lock() = Some(Registered { ioctx, cookie, listener });
         Ok(())
@@ -102,14 +104,14 @@ impl Watch {
 }
 
 impl Core {
-    /// Sends news to whoever watches. News are hints: what cannot be sent is lost.
-    pub(crate) async fn tell_others(self: &Arc<Self>, event: &Event) {
+    /// Sends an event to the watchers. Events are hints: what cannot be sent is lost.
+    pub(crate) async fn notify_others(self: &Arc<Self>, event: &Event) {
         if !self.config.watch {
             return;
         }
         let Some(message) = encode(event, self.mark) else { return };
         let pool = self.pool();
-        let name = self.layout.internal(NEWS);
+        let name = self.layout.internal(EVENTS);
         self.limits.notify(&pool.root.ioctx, &name, &message, NOTIFY_TIMEOUT_MS).await;
     }
 }
@@ -128,7 +130,7 @@ unsafe extern "C" fn notified(
     let message = if data.is_null() {
         &[][..]
     } else {
-        // SAFETY: librados gives so many bytes for the time of the call.
+        // SAFETY: librados gives this number of bytes for the time of the call.
         unsafe { std::slice::from_raw_parts(data.cast_const().cast::<u8>(), len) }
     };
     match decode(message) {
@@ -156,7 +158,7 @@ unsafe extern "C" fn watch_failed(arg: *mut c_void, _cookie: u64, _error: c_int)
     listener.events.publish(&Event::Missed);
     if let Some(core) = listener.core.upgrade() {
         let again = Arc::clone(&core);
-        // Not here: ending a watch waits for its callbacks. If the queue is full, listeners have been told.
+        // Not here: ending a watch waits for its callbacks. If the queue is full, subscribers have been notified.
         let _ = core.worker.run(Box::new(move || {
             let pool = again.pool();
             let _ = again.watch.begin(&again, &pool);

@@ -1,12 +1,12 @@
-//! `cachectl`: a person's way to try any backend.
+//! `cachectl`: a command-line tool for any backend.
 //!
 //! ```text
 //! cachectl --backend file:DIR put NAME FILE
 //! ```
 //!
-//! One subcommand per file in `command/`, one backend per function in `backend`. Output goes to standard
+//! The subcommands are in `command/`; `backend` opens what `--backend` names. Output goes to standard
 //! output, as text or with `--json` as one JSON value per line; progress and errors go to standard error,
-//! an error as one line. The exit code says what kind of error it was, see [`exit`].
+//! an error as one line. The exit code is the kind of the error, see [`exit`].
 
 mod backend;
 mod command;
@@ -75,11 +75,11 @@ fn run(arguments: Arguments, output: &Output) -> Result<(), exit::Failure> {
     let secret = secret.map_err(|error| exit::Failure::Usage(error.to_string()))?;
     let timeout = (arguments.timeout > 0).then(|| std::time::Duration::from_secs(arguments.timeout));
     let backend = arguments.backend.as_ref().ok_or_else(|| {
-        exit::Failure::Usage("which backend? give it with --backend, for example --backend file:DIR".into())
+        exit::Failure::Usage("no backend is given; name one, for example --backend file:DIR".into())
     })?;
     let opened = Opened::open(backend, secret.as_ref(), timeout)?;
     let done = arguments.command.run(&opened, &namespace, output);
-    // Close in order even after a failure; the first failure is the one to tell.
+    // Close in order even after a failure; the first failure is reported.
     let closed = opened.close();
     done.and(closed.map_err(Into::into))
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use blocker::{Blocker, SystemClock};
+use blocker::Blocker;
 use cached_config::{CacheReceiveBuffers, ConfigError, ObjectsTable, ShutdownError, store_all};
 use cached_core::object::ObjectCache;
 use tokio::task::JoinHandle;
@@ -27,9 +27,7 @@ impl Cache {
     /// # Panics
     /// Outside of a tokio runtime.
     pub(crate) fn over(below: Arc<dyn Blocker>, table: &ObjectsTable) -> Result<Self, ConfigError> {
-        let config = table.cache().map_err(in_this_file)?;
-        let made = ObjectCache::new(below, config, Arc::new(SystemClock));
-        let (cache, background) = made.map_err(|error| in_this_file((&error).into()))?;
+        let (cache, background) = table.open_cache(below).map_err(in_this_file)?;
         Ok(Self {
             background: tokio::spawn(background),
             flush_max: table.shutdown_flush(),

@@ -341,7 +341,7 @@ mod tests {
     fn an_error_is_one_line_with_file_and_key() {
         let cases = [
             ("", "s.toml:1: missing field `backend`"),
-            ("backend = \"tape:\"", "s.toml:1: backend: \"tape:\" is no kind of store"),
+            ("backend = \"tape:\"", "s.toml:1: backend: \"tape:\" is no kind of backend"),
             ("[backend]\nkind = \"tape\"", "backend: kind: is \"tape\"; it must be one of"),
             ("[backend]\nkind = \"file\"", "s.toml: backend.path: is missing"),
             (

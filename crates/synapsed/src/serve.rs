@@ -9,7 +9,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use blocker::{Error, SystemClock};
-use cached_config::{ConfigFileError, ShutdownError, Store, StoreError, log_events, raise_descriptor_limit};
+use cached_config::{
+    ConfigFileError, OpenError, OpenOptions, ShutdownError, Store, log_events, raise_descriptor_limit,
+};
 use synapse::{Address, NodeRecord, Secret, Server, host_name};
 use tokio::runtime::{Builder, Handle, Runtime};
 
@@ -42,8 +44,8 @@ pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
     };
     let secret = config.backend_secret().map_err(of_file)?;
     let opened = runtime.block_on(open(config, secret, &mut signals)).map_err(|error| match error {
-        StoreError::Config(mistake) => of_file(in_this_file(mistake)),
-        StoreError::Store(error) => Failure::refused(format!("{}: {error}", config.backend)),
+        OpenError::Config(error) => of_file(in_this_file(error)),
+        OpenError::Store(error) => Failure::refused(format!("{}: {error}", config.backend)),
     });
     let Some(store) = opened? else { return Ok(()) };
     let workers: Vec<Worker> =
@@ -140,12 +142,13 @@ async fn open(
     config: &Config,
     secret: Option<Secret>,
     signals: &mut Signals,
-) -> Result<Option<Store>, StoreError> {
+) -> Result<Option<Store>, OpenError> {
     let mut last_cause = String::new();
     loop {
-        let (table, secret) = (config.backend.clone(), secret.clone());
-        let object_bytes_max = config.object_bytes_max();
-        let opening = tokio::task::spawn_blocking(move || Store::open(&table, object_bytes_max, secret));
+        let table = config.backend.clone();
+        let options =
+            OpenOptions::default().object_bytes_max(config.object_bytes_max()).secret(secret.clone());
+        let opening = tokio::task::spawn_blocking(move || Store::open(&table, &options));
         let opened = tokio::select! {
             opened = opening => opened,
             signal = signals.shutdown_requested() => {
@@ -153,9 +156,9 @@ async fn open(
                 return Ok(None);
             }
         };
-        let panicked = |_| Err(StoreError::Store(Error::Corrupt("opening the store has panicked".into())));
+        let panicked = |_| Err(OpenError::Store(Error::Corrupt("opening the store has panicked".into())));
         match opened.unwrap_or_else(panicked) {
-            Err(StoreError::Store(error)) if error.is_retryable() => {
+            Err(OpenError::Store(error)) if error.is_retryable() => {
                 let cause = error.to_string();
                 notify(&format!("STATUS=Waiting for {}\nEXTEND_TIMEOUT_USEC=60000000", config.backend));
                 if cause != last_cause {

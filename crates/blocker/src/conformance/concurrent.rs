@@ -1,4 +1,4 @@
-//! Many callers at once: nothing torn, nothing lost, nobody in another's way.
+//! Concurrent callers: nothing is torn, nothing is lost, no caller delays another.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -19,7 +19,7 @@ const WRITERS: u8 = 3;
 /// What callers on other threads share: the backend, and how long to wait for it.
 type Shared = (Arc<dyn Blocker>, Duration);
 
-/// Runs `work` on so many threads; the first failure.
+/// Runs `work` on `threads` threads. Returns the first failure.
 fn on_threads(count: u8, work: impl Fn(u8) -> Check + Sync) -> Check {
     std::thread::scope(|scope| {
         let work = &work;

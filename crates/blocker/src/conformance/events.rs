@@ -1,4 +1,4 @@
-//! Time, news and flushes: deadlines are kept, subscribers hear, every scope can be flushed.
+//! Deadlines, events and flushes: deadlines are kept, subscribers are notified, every scope can be flushed.
 
 use std::time::Duration;
 
@@ -56,10 +56,11 @@ pub(super) fn a_deadline_far_away_changes_nothing(cx: &Cx<'_>) -> Check {
     Ok(())
 }
 
-fn hears(cx: &Cx<'_>, listener: &mut Subscription, is: impl Fn(&Event) -> bool, what: &str) -> Check {
+fn receives(cx: &Cx<'_>, subscriber: &mut Subscription, is: impl Fn(&Event) -> bool, what: &str) -> Check {
     loop {
-        let lost = || Stop::Fail(format!("no news of {what} within {:?}", cx.options.timeout.min(NEWS)));
-        match block_on_for(listener.recv(), cx.options.timeout.min(NEWS)).ok_or_else(lost)? {
+        let lost =
+            || Stop::Fail(format!("no event for {what} within {:?}", cx.options.timeout.min(EVENT_TIMEOUT)));
+        match block_on_for(subscriber.recv(), cx.options.timeout.min(EVENT_TIMEOUT)).ok_or_else(lost)? {
             Some(event) if is(&event) => return Ok(()),
             Some(_) => {}
             None => return Err(lost()),
@@ -67,20 +68,20 @@ fn hears(cx: &Cx<'_>, listener: &mut Subscription, is: impl Fn(&Event) -> bool, 
     }
 }
 
-/// How long news may take.
-const NEWS: Duration = Duration::from_secs(5);
+/// How long an event may take.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) fn subscribers_receive_invalidations(cx: &Cx<'_>) -> Check {
     let object = cx.object("changed");
     cx.write(&object, 0, b"bytes")?;
-    let mut listeners = [cx.backend().subscribe(), cx.backend().subscribe()];
+    let mut subscribers = [cx.backend().subscribe(), cx.backend().subscribe()];
     for scope in [Scope::Object(object.clone()), Scope::Namespace(cx.namespace())] {
         let request = InvalidateRequest::new(scope.clone());
         cx.ok("invalidate", |b| b.invalidate(request.clone()))?;
-        for listener in &mut listeners {
-            let told =
+        for subscriber in &mut subscribers {
+            let is_it =
                 |event: &Event| matches!(event, Event::Changed(s) if *s == scope) || *event == Event::Missed;
-            hears(cx, listener, told, "an invalidation")?;
+            receives(cx, subscriber, is_it, "an invalidation")?;
         }
     }
     // What is dirty stays, invalidated or not.
@@ -90,23 +91,23 @@ pub(super) fn subscribers_receive_invalidations(cx: &Cx<'_>) -> Check {
 pub(super) fn subscribers_receive_claims(cx: &Cx<'_>) -> Check {
     cx.skip_unless(cx.caps.fencing, "fencing")?;
     let scope = Scope::Object(cx.object("claimed"));
-    let mut listener = cx.backend().subscribe();
-    // On a store that remembers an earlier run the claim may be old news: raise it step by step.
+    let mut subscriber = cx.backend().subscribe();
+    // On a store that remembers an earlier run the claim may be known already: raise it step by step.
     let mut epoch = 1;
     loop {
         let request = ClaimRequest::new(scope.clone(), Epoch(epoch), super::fencing::WRITER);
         match cx.wait("claim", |b| b.claim(request.clone()))? {
-            Ok(_) if listener.try_next().is_none() && epoch < 3 => epoch += 1,
+            Ok(_) if subscriber.try_next().is_none() && epoch < 3 => epoch += 1,
             Ok(_) => break,
             Err(Error::Fenced { epoch: found }) => epoch = found.0 + 1,
             Err(error) => return Err(Stop::Fail(format!("claim failed: {error}"))),
         }
     }
-    let mut listener = cx.backend().subscribe();
+    let mut subscriber = cx.backend().subscribe();
     let request = ClaimRequest::new(scope.clone(), Epoch(epoch + 1), super::fencing::WRITER);
     cx.ok("claim", |b| b.claim(request.clone()))?;
-    let told = |event: &Event| matches!(event, Event::Fenced(s, e) if *s == scope && e.0 == epoch + 1);
-    hears(cx, &mut listener, told, "a claim")
+    let is_it = |event: &Event| matches!(event, Event::Fenced(s, e) if *s == scope && e.0 == epoch + 1);
+    receives(cx, &mut subscriber, is_it, "a claim")
 }
 
 pub(super) fn flush_of_every_scope_answers_stored(cx: &Cx<'_>) -> Check {

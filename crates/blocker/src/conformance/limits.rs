@@ -1,4 +1,4 @@
-//! Limits: exactly as large as the capabilities say, and clear words beyond.
+//! Limits: exactly as large as the capabilities state, and a clear error beyond.
 
 use super::context::{Check, Cx, ensure, same_bytes};
 use crate::capabilities::BUCKET_BYTES;

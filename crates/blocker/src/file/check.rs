@@ -66,7 +66,7 @@ pub struct CheckReport {
 ///
 /// # Errors
 /// `Denied` if a process has the store open or the directory is no store; `Unsupported` if another version of
-/// this program wrote it; what the disk says.
+/// this program wrote it; the disk's errors.
 pub fn check(dir: impl AsRef<Path>, repair: bool, each: &mut dyn FnMut(&Finding)) -> Result<CheckReport> {
     let dir = dir.as_ref();
     if !dir.is_dir() {
@@ -103,7 +103,7 @@ struct Check<'a> {
     repair: bool,
     each: &'a mut dyn FnMut(&Finding),
     report: CheckReport,
-    /// The last start that an object's version speaks of.
+    /// The last start that an object's version names.
     starts: u64,
     temporaries: u64,
 }

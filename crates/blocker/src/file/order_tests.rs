@@ -407,7 +407,7 @@ fn a_write_that_fails_half_way_leaves_nothing_behind_the_end() {
 fn an_object_is_stored_without_what_a_failed_write_has_left_behind_its_end() {
     let mut left_behind = 0;
     for seed in 0..20 {
-        // By itself, with few others, and with so many that they are stored together.
+        // By itself, with few others, and with enough others to be stored together.
         for others in [0, 3, 40] {
             let disk = new_disk();
             let store = open_with(&disk, 512).unwrap();

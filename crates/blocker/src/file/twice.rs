@@ -68,7 +68,7 @@ impl<T> Twice<T> {
         self.first.whole().or(self.second.whole())
     }
 
-    /// Whether the first is lost and the second speaks for it.
+    /// Whether the first is lost and the second stands in for it.
     pub(super) fn is_from_copy(&self) -> bool {
         self.first.whole().is_none() && self.second.whole().is_some()
     }
@@ -82,7 +82,7 @@ impl<T> Twice<T> {
 /// Replaces both files: when it returns, both are stored. `temporary` names a file to begin each with.
 ///
 /// # Errors
-/// What the disk says; each file is then the old one or the new one.
+/// The disk's errors; each file is then the old one or the new one.
 pub(super) fn replace(
     disk: &dyn Disk,
     root: &Path,

@@ -92,8 +92,7 @@ impl Objects {
             return Err(ObjectsError::Ended);
         }
         let store = store?;
-        let made = ObjectCache::new(store.backend(), objects.cache()?, Arc::new(SystemClock));
-        let (cache, background) = made.map_err(|error| ConfigError::from(&error))?;
+        let (cache, background) = objects.open_cache(store.backend())?;
         let listener = match synapse {
             Some(table) => {
                 let backend = store.backend();

@@ -3,7 +3,7 @@
 use super::ObjectsError;
 use crate::config::{BackendTable, ObjectsTable};
 use crate::systemd;
-use cached_config::{Store, StoreError};
+use cached_config::{OpenError, OpenOptions, Store};
 use std::time::{Duration, Instant};
 use synapse::Secret;
 
@@ -28,16 +28,16 @@ pub(super) async fn open(
     if matches!(table, BackendTable::Memory(_)) {
         tracing::warn!("objects are kept in memory: all of them are lost when this process ends");
     }
-    let object_bytes_max = objects.object_bytes_max.0;
+    let options = OpenOptions::default().object_bytes_max(objects.object_bytes_max.0).secret(secret);
     let name = table.to_string();
     let opened = async {
         let mut logged: Option<Instant> = None;
         loop {
-            let (table, secret) = (table.clone(), secret.clone());
+            let (table, options) = (table.clone(), options.clone());
             // On a thread of its own, because opening blocks, and one that hangs must not delay the end.
-            let opening = tokio::task::spawn_blocking(move || Store::open(&table, object_bytes_max, secret));
+            let opening = tokio::task::spawn_blocking(move || Store::open(&table, &options));
             match opening.await {
-                Ok(Err(StoreError::Store(error))) if error.is_retryable() => {
+                Ok(Err(OpenError::Store(error))) if error.is_retryable() => {
                     systemd::notify(&format!("STATUS=Waiting for {name}\nEXTEND_TIMEOUT_USEC=60000000"));
                     if logged.is_none_or(|logged| logged.elapsed() >= LOG_INTERVAL) {
                         tracing::warn!(cause = %error, store = name, "waiting for the store of objects");
@@ -45,8 +45,8 @@ pub(super) async fn open(
                     }
                 }
                 Ok(Ok(store)) => return Ok(store),
-                Ok(Err(StoreError::Store(error))) => return Err(error.into()),
-                Ok(Err(StoreError::Config(error))) => return Err(error.into()),
+                Ok(Err(OpenError::Store(error))) => return Err(error.into()),
+                Ok(Err(OpenError::Config(error))) => return Err(error.into()),
                 Err(error) => return Err(ObjectsError::Thread(std::io::Error::other(error))),
             }
             tokio::time::sleep(OPEN_DELAY).await;

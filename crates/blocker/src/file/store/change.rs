@@ -99,7 +99,7 @@ impl Store {
             let synced = object.path.parent().map_or(Ok(()), |dir| self.sync_dir(dir));
             return synced.map_or_else(|sync| Error::OutcomeUnknown(sync.to_string().into()), |()| error);
         }
-        // The file of a tombstone, or one that cannot be removed: it may say by now that the object lives.
+        // The file of a tombstone, or one that cannot be removed: its header may by now mark the object as living.
         let (version, stamp) = (state.version, state.stamp);
         let tombstone = Slot { count: 0, version, stamp, tombstone: true, packed: true, lost: false };
         state.packed = true;
@@ -180,7 +180,7 @@ impl Store {
                         self.mark_unsynced(&object);
                         return Err(ambiguous(&error));
                     }
-                    // Costs space if it fails; whoever creates the object again does it again.
+                    // Costs space if it fails; creating the object again repeats it.
                     let _ = file.set_len(HEADER_BYTES);
                     state.stamp = change.stamp;
                     state.packed = true;

@@ -142,7 +142,7 @@ impl Store {
     }
 
     /// Gives a file that has lost a write-back the content that is read from it now: that is what is served, and
-    /// a second sync of the same file would say that it is stored.
+    /// a second sync of the same file would report that it is stored.
     fn renew_file(&self, path: &Path, file: &dyn DiskFile) -> io::Result<()> {
         let temporary = self.temporary();
         let renewed = self.disk.open(&temporary, Open::Create)?;

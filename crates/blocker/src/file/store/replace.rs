@@ -133,7 +133,7 @@ impl Store {
         Ok(())
     }
 
-    /// Whether the file with this header is the object's, although the rename is said to have failed: to go on
+    /// Whether the file with this header is the object's, although the rename reported a failure: to continue
     /// with the other would be to write into a file without a name.
     fn is_in_place(&self, object: &Object, slot: &Slot) -> bool {
         let mut header = [0; HEADER_BYTES as usize];

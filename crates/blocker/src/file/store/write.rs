@@ -243,7 +243,7 @@ fn unsure(error: Error) -> Error {
 }
 
 /// What a failed write answers, having taken back what it has done where that is possible: bytes behind the end
-/// are cut off again, bytes before it stay. The cut is stored before the failure is said to have changed nothing.
+/// are cut off again, bytes before it stay. The cut is stored before the failure is reported as having changed nothing.
 fn undo(object: &Object, state: &mut State, offset: u64, failed: &WriteFailed) -> Error {
     let WriteFailed { written_bytes, error } = failed;
     // A new object is thrown away as a whole.
