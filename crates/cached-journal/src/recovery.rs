@@ -168,10 +168,9 @@ pub(crate) fn open(
         last_check: survey.last_check,
         last_life: survey.log.last().map_or(0, |log| log.segment.header.life),
         next_life: survey.life_max + 1,
-        durable_tail: survey.tail,
-        next_position: survey.next_position,
     };
-    let state = State::new(table, survey.next_position);
+    let mut state = State::new(table, survey.next_position);
+    state.durable_tail = survey.tail;
     let unsynced_bytes_max = config.unsynced_bytes_max.max(1);
     let journal = superblock.journal;
     let shared = Shared::new(environment, lock, journal, segments_max, unsynced_bytes_max, state, committer);
