@@ -169,6 +169,39 @@ mod tests {
         assert_eq!(outcomes[8], None);
     }
 
+    struct Recorder(u64, Arc<Mutex<Vec<u64>>>);
+
+    impl Wake for Recorder {
+        fn wake(self: Arc<Self>) {
+            self.1.lock().push(self.0);
+        }
+    }
+
+    #[test]
+    fn tasks_are_woken_in_the_order_of_their_positions_and_forgotten_when_dropped() {
+        let (durability, woken) = (Arc::new(Durability::new(1)), Arc::<Mutex<Vec<u64>>>::default());
+        let mut waits: Vec<_> = [3, 1, 5, 2, 4]
+            .map(|position| Wait {
+                durability: Arc::clone(&durability),
+                position: Position(position),
+                waiter: None,
+            })
+            .into();
+        for wait in &mut waits {
+            let waker = Waker::from(Arc::new(Recorder(wait.position.0, Arc::clone(&woken))));
+            // Polled twice: a task has one waker all the same.
+            for _ in 0..2 {
+                assert!(Pin::new(&mut *wait).poll(&mut Context::from_waker(&waker)).is_pending());
+            }
+        }
+        drop(waits.remove(3));
+        durability.advance(5).into_iter().for_each(Waker::wake);
+        assert_eq!(*woken.lock(), [1, 3, 4]);
+        let context = &mut Context::from_waker(Waker::noop());
+        assert_eq!(Pin::new(&mut waits[0]).poll(context), Poll::Ready(Ok(())));
+        assert_eq!(durability.inner.lock().waiters.len(), 1);
+    }
+
     #[test]
     fn runs_of_failures_beyond_the_limit_are_joined() {
         let durability = Durability::new(1);

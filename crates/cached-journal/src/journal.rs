@@ -138,6 +138,8 @@ impl Journal {
 
     /// Completes when the record at `position` is durable. Any executor may poll it. Cancel safe.
     ///
+    /// It does not complete for a position that no append has returned.
+    ///
     /// # Errors
     /// [`NotDurable`] if the disk failed before.
     pub fn wait(&self, position: Position) -> Wait {

@@ -89,7 +89,7 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
     let (mut random, mut start, mut acknowledged_in_all) = (seed, 0, 0);
     for round in 0..rounds {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let lines = 1 + (random >> 33) % 1500;
+        let lines = 1 + (random >> 33) % 400;
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "nothing_acknowledged_is_lost_by_kill_9", "--nocapture"])
             .env("KILL9_JOURNAL", directory)
