@@ -36,7 +36,8 @@ struct Place {
 }
 
 impl Shared {
-    /// Commits the next batch, or tries to restart after a failure. Returns whether there was something to do.
+    /// Commits the next batch, or tries to restart after a failure. Returns whether there was something to
+    /// do.
     pub(crate) fn commit_next(&self) -> bool {
         let mut committer = self.committer.lock();
         let mut state = self.state.lock();
@@ -55,7 +56,8 @@ impl Shared {
         true
     }
 
-    /// Writes an empty batch: behind it, damage to the last records cannot be taken for a torn write. Also makes the tail durable.
+    /// Writes an empty batch: behind it, damage to the last records cannot be taken for a torn write. Also
+    /// makes the tail durable.
     pub(crate) fn commit_empty(&self) {
         let mut committer = self.committer.lock();
         let mut state = self.state.lock();
@@ -154,8 +156,8 @@ impl Shared {
 
     /// Writes the header of a new life, durably before any batch of that life.
     ///
-    /// The header goes into the block that does not hold the header in force: as long as the new one is not durable, the segment is
-    /// what it was before.
+    /// The header goes into the block that does not hold the header in force: as long as the new one is not
+    /// durable, the segment is what it was before.
     fn write_header(
         &self,
         committer: &mut Committer,
@@ -190,7 +192,8 @@ impl Shared {
 
     /// Gives up all records that are not durable, and the segment that failed.
     ///
-    /// A sync that failed is not repeated: the kernel reports an error once, and forgets the bytes that it could not write.
+    /// A sync that failed is not repeated: the kernel reports an error once, and forgets the bytes that it
+    /// could not write.
     fn fail(&self, mut state: MutexGuard<'_, State>, batch: Batch, error: DiskError) {
         state.phase = Phase::Failed(self.clock.now() + RETRY_AFTER);
         let first = batch.first_position;

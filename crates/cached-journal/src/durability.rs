@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use crate::error::NotDurable;
 use crate::record::Position;
 
-/// How many separate runs of failed positions are remembered. A run ends with a restart, so there is at most one in 5 s; beyond this
-/// number the two oldest become one, and what lies between them counts as failed.
+/// How many separate runs of failed positions are remembered. A run ends with a restart, so there is at most
+/// one in 5 s; beyond this number the two oldest become one, and what lies between them counts as failed.
 const FAILED_RUNS_MAX: usize = 1024;
 
 /// What became of the records up to a position.
@@ -53,7 +53,8 @@ impl Durability {
         Some(if is_failed { Err(NotDurable) } else { Ok(()) })
     }
 
-    /// Records below `next` are durable. Returns the wakers of the tasks to wake, in the order of their positions.
+    /// Records below `next` are durable. Returns the wakers of the tasks to wake, in the order of their
+    /// positions.
     #[must_use]
     pub(crate) fn advance(&self, next: u64) -> Vec<Waker> {
         self.decided.store(next, Ordering::Release);

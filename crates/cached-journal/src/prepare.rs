@@ -14,10 +14,11 @@ const ZERO_BYTES: u64 = 256 * 1024;
 /// What a file is called until it is complete.
 pub(crate) const NEW_SUFFIX: &str = ".new";
 
-/// Makes a file of zeros, durably, and gives it its name then. Gives up, with `Interrupted`, when `is_wanted` returns false.
+/// Makes a file of zeros, durably, and gives it its name then. Gives up, with `Interrupted`, when `is_wanted`
+/// returns false.
 ///
-/// Zeros are written, not only allocated: the first write to an allocated block changes the file system's own records, and its sync
-/// takes many times as long.
+/// Zeros are written, not only allocated: the first write to an allocated block changes the file system's own
+/// records, and its sync takes many times as long.
 pub(crate) fn make_segment(
     disk: &dyn Disk,
     index: u32,

@@ -91,7 +91,8 @@ impl<'a> Scanner<'a> {
 
     /// Looks behind the end of the log for a batch that was begun after it.
     ///
-    /// A batch is begun when the one before is durable. So if a later one is found, the chain was not broken by a crash.
+    /// A batch is begun when the one before is durable. So if a later one is found, the chain was not broken
+    /// by a crash.
     pub(crate) fn check_nothing_behind(&self) -> Result<(), ScanFailure> {
         let segment = self.segment;
         let mut window = Vec::new();

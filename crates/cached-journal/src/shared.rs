@@ -23,8 +23,8 @@ pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// How many buffers are kept for batches to come.
 const BUFFERS_MAX: usize = 4;
 
-/// Locks, in the order in which they are taken: `committer`, which only the commit thread takes, `state`, and the one inside `durability`.
-/// Wakers and the observer are called with none held but `committer`.
+/// Locks, in the order in which they are taken: `committer`, which only the commit thread takes, `state`, and
+/// the one inside `durability`. Wakers and the observer are called with none held but `committer`.
 pub(crate) struct Shared {
     pub(crate) disk: Box<dyn Disk>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -217,7 +217,8 @@ impl Shared {
         self.state.lock().level
     }
 
-    /// Returns the positions of the oldest segment, from its first one to before the next segment's first one.
+    /// Returns the positions of the oldest segment, from its first one to before the next segment's first
+    /// one.
     pub(crate) fn oldest(&self) -> Option<std::ops::Range<Position>> {
         let state = self.state.lock();
         let first = state.table.live.front()?.first_position;

@@ -1,8 +1,8 @@
-//! The journal under kill -9: a real process appends and prints what was acknowledged, is killed at a moment drawn from a seed, and its
-//! directory is read.
+//! The journal under kill -9: a real process appends and prints what was acknowledged, is killed at a moment
+//! drawn from a seed, and its directory is read.
 //!
-//! The child is this very binary, which the environment makes the writer. Each of its lines is printed after an acknowledgement; the parent
-//! kills it after a drawn number of lines, in the middle of its work.
+//! The child is this very binary, which the environment makes the writer. Each of its lines is printed after
+//! an acknowledgement; the parent kills it after a drawn number of lines, in the middle of its work.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
