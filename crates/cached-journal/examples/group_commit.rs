@@ -1,11 +1,12 @@
-//! Group commit of the journal beside an ideal one: the same bytes by `pwrite` and `fdatasync`, on the same disk, in one run.
+//! Group commit of the journal beside an ideal one: the same bytes by `pwrite` and `fdatasync`, on the same
+//! disk, in one run.
 //!
 //! ```text
 //! cargo run --release -p cached-journal --example group_commit -- DIRECTORY [SECONDS]
 //! ```
 //!
-//! The ideal log has no heads, no checksums and no copies: one thread writes as many 4 KiB blocks as there are writers, into a zeroed file,
-//! and syncs. Rounds of both alternate.
+//! The ideal log has no heads, no checksums and no copies: one thread writes as many 4 KiB blocks as there
+//! are writers, into a zeroed file, and syncs. Rounds of both alternate.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};

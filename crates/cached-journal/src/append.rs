@@ -16,8 +16,8 @@ use crate::table::RECORD_OVERHEAD_BYTES;
 pub struct Appended {
     /// The record's place.
     pub position: Position,
-    /// Keeps the record's segment. Keep it until the record's data are stored, or drop it if an older hold of the same object stands
-    /// for all its data.
+    /// Keeps the record's segment. Keep it until the record's data are stored, or drop it if an older hold of
+    /// the same object stands for all its data.
     pub hold: Hold,
 }
 
@@ -68,8 +68,9 @@ impl Reservation {
     /// Appends a record in the reserved room.
     ///
     /// # Errors
-    /// `TooLarge` if the reservation does not cover the record or the record is over the limits, `Failed` if the disk has failed since,
-    /// `Closed`. `Full` only if the journal has failed and restarted since, so that segments are missing.
+    /// `TooLarge` if the reservation does not cover the record or the record is over the limits, `Failed` if
+    /// the disk has failed since, `Closed`. `Full` only if the journal has failed and restarted since, so
+    /// that segments are missing.
     pub fn append(&mut self, record: &Record<'_>) -> Result<Appended, AppendError> {
         let shared = Arc::clone(&self.shared);
         shared.append(record, Some(&mut self.left_bytes))
@@ -147,7 +148,8 @@ impl Shared {
         if payload_bytes > payload_max {
             return Err(AppendError::TooLarge);
         }
-        // The checksum is made before the lock is taken, and leaves the payload in the processor's cache for the copy.
+        // The checksum is made before the lock is taken, and leaves the payload in the processor's cache for
+        // the copy.
         let measured = Measured::new(record);
         let mut state = self.state.lock();
         state.check_open()?;

@@ -12,8 +12,8 @@ const JOURNAL: u64 = 1;
 
 /// Opens, inspects, verifies and exports a journal made of `bytes`; no outcome is wrong but a panic.
 ///
-/// The first byte chooses what the others are: the superblock, a segment's header, or batches. Its bits mend what random bytes never
-/// match: magic numbers and checksums.
+/// The first byte chooses what the others are: the superblock, a segment's header, or batches. Its bits mend
+/// what random bytes never match: magic numbers and checksums.
 ///
 /// # Panics
 /// If a record that was returned cannot be what a journal stores.

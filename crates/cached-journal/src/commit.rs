@@ -26,10 +26,6 @@ pub(crate) struct Committer {
     /// The life of the last segment whose header is durable.
     pub(crate) last_life: u64,
     pub(crate) next_life: u64,
-    /// The tail that the log on disk states.
-    pub(crate) durable_tail: u64,
-    /// The position behind the last durable record, or behind the last failed one.
-    pub(crate) next_position: u64,
 }
 
 /// Where a header is to be written.
@@ -40,7 +36,8 @@ struct Place {
 }
 
 impl Shared {
-    /// Commits the next batch, or tries to restart after a failure. Returns whether there was something to do.
+    /// Commits the next batch, or tries to restart after a failure. Returns whether there was something to
+    /// do.
     pub(crate) fn commit_next(&self) -> bool {
         let mut committer = self.committer.lock();
         let mut state = self.state.lock();
@@ -59,7 +56,8 @@ impl Shared {
         true
     }
 
-    /// Writes an empty batch: behind it, damage to the last records cannot be taken for a torn write. Also makes the tail durable.
+    /// Writes an empty batch: behind it, damage to the last records cannot be taken for a torn write. Also
+    /// makes the tail durable.
     pub(crate) fn commit_empty(&self) {
         let mut committer = self.committer.lock();
         let mut state = self.state.lock();
@@ -93,7 +91,7 @@ impl Shared {
             let tail = state.table.tail_life();
             drop(state);
             if let Err(error) = self.write_header(committer, &place, tail, batch.first_position) {
-                self.fail(committer, self.state.lock(), batch, error);
+                self.fail(self.state.lock(), batch, error);
                 return;
             }
             state = self.state.lock();
@@ -101,6 +99,7 @@ impl Shared {
             segment.is_started = true;
             segment.life = committer.last_life;
             segment.header_block = place.header_block;
+            state.durable_tail = tail.unwrap_or(committer.last_life);
         }
         let life = committer.last_life;
         let tail = state.table.tail_life().unwrap_or(life);
@@ -122,15 +121,13 @@ impl Shared {
             .map_err(|error| DiskError::new(&name, "write", error))
             .and_then(|()| file.sync().map_err(|error| DiskError::new(&name, "sync", error)));
         if let Err(error) = written {
-            self.fail(committer, self.state.lock(), batch, error);
+            self.fail(self.state.lock(), batch, error);
             return;
         }
 
         committer.next_number += 1;
         committer.last_check = check;
-        committer.durable_tail = tail;
-        committer.next_position = batch.first_position + u64::from(batch.count);
-        let wakers = self.durability.advance(committer.next_position);
+        let wakers = self.durability.advance(batch.first_position + u64::from(batch.count));
         wakers.into_iter().for_each(Waker::wake);
         Counters::add(&self.counters.written_bytes, bytes);
         self.counters.batch_bytes.add(bytes);
@@ -139,6 +136,7 @@ impl Shared {
         self.counters.commit_micros.add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
 
         let mut state = self.state.lock();
+        state.durable_tail = tail;
         if let Some(segment) = state.table.find(index) {
             segment.uncommitted = segment.uncommitted.saturating_sub(1);
         }
@@ -158,8 +156,8 @@ impl Shared {
 
     /// Writes the header of a new life, durably before any batch of that life.
     ///
-    /// The header goes into the block that does not hold the header in force: as long as the new one is not durable, the segment is
-    /// what it was before.
+    /// The header goes into the block that does not hold the header in force: as long as the new one is not
+    /// durable, the segment is what it was before.
     fn write_header(
         &self,
         committer: &mut Committer,
@@ -189,20 +187,14 @@ impl Shared {
             .map_err(|error| DiskError::new(&name, "write", error))?;
         place.file.sync().map_err(|error| DiskError::new(&name, "sync", error))?;
         committer.last_life = life;
-        committer.durable_tail = header.tail;
         Ok(())
     }
 
     /// Gives up all records that are not durable, and the segment that failed.
     ///
-    /// A sync that failed is not repeated: the kernel reports an error once, and forgets the bytes that it could not write.
-    fn fail(
-        &self,
-        committer: &mut Committer,
-        mut state: MutexGuard<'_, State>,
-        batch: Batch,
-        error: DiskError,
-    ) {
+    /// A sync that failed is not repeated: the kernel reports an error once, and forgets the bytes that it
+    /// could not write.
+    fn fail(&self, mut state: MutexGuard<'_, State>, batch: Batch, error: DiskError) {
         state.phase = Phase::Failed(self.clock.now() + RETRY_AFTER);
         let first = batch.first_position;
         let failed = batch.segment;
@@ -212,7 +204,6 @@ impl Shared {
         state.keep_buffers(batch);
         state.table.poison_current(failed);
         let next = state.next_position;
-        committer.next_position = next;
         Counters::add(&self.counters.failures, 1);
         let DiskError { file, operation, error } = error;
         let event = Event::Failed { file, operation, error: error.to_string() };
@@ -244,6 +235,7 @@ impl Shared {
             Ok(()) => {
                 segment.life = committer.last_life;
                 segment.header_block = place.header_block;
+                state.durable_tail = tail.unwrap_or(committer.last_life);
                 state.table.push_started(segment, position, self.clock.now());
                 state.phase = Phase::Open;
                 state.table.release();

@@ -16,10 +16,11 @@ pub const SEGMENTS_MIN: u64 = 3;
 pub struct JournalConfig {
     /// The journal's directory, for itself alone. Made if it is missing; its parent must exist.
     pub directory: PathBuf,
-    /// The size of a segment file, 1 MiB to 1 GiB, a multiple of 4 KiB. Default: 64 MiB. An existing journal keeps its size.
+    /// The size of a segment file, 1 MiB to 1 GiB, a multiple of 4 KiB. Default: 64 MiB. An existing journal
+    /// keeps its size.
     pub segment_bytes: u64,
-    /// The most bytes of disk that the journal takes, at least three segments. Default: 4 GiB. All of it is allocated and zeroed in
-    /// the background after the first open, so that a full disk is found out then.
+    /// The most bytes of disk that the journal takes, at least three segments. Default: 4 GiB. All of it is
+    /// allocated and zeroed in the background after the first open, so that a full disk is found out then.
     pub limit_bytes: u64,
     /// Whether writes bypass the page cache (`O_DIRECT`). Default: yes. Not every file system can.
     pub direct: bool,

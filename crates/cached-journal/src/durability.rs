@@ -13,8 +13,8 @@ use parking_lot::Mutex;
 use crate::error::NotDurable;
 use crate::record::Position;
 
-/// How many separate runs of failed positions are remembered. A run ends with a restart, so there is at most one in 5 s; beyond this
-/// number the two oldest become one, and what lies between them counts as failed.
+/// How many separate runs of failed positions are remembered. A run ends with a restart, so there is at most
+/// one in 5 s; beyond this number the two oldest become one, and what lies between them counts as failed.
 const FAILED_RUNS_MAX: usize = 1024;
 
 /// What became of the records up to a position.
@@ -53,7 +53,8 @@ impl Durability {
         Some(if is_failed { Err(NotDurable) } else { Ok(()) })
     }
 
-    /// Records below `next` are durable. Returns the wakers of the tasks to wake, in the order of their positions.
+    /// Records below `next` are durable. Returns the wakers of the tasks to wake, in the order of their
+    /// positions.
     #[must_use]
     pub(crate) fn advance(&self, next: u64) -> Vec<Waker> {
         self.decided.store(next, Ordering::Release);
@@ -167,6 +168,39 @@ mod tests {
         let failed: Vec<_> = outcomes.iter().map(|outcome| *outcome == Some(Err(NotDurable))).collect();
         assert_eq!(failed, [false, false, false, true, true, false, false, false, false]);
         assert_eq!(outcomes[8], None);
+    }
+
+    struct Recorder(u64, Arc<Mutex<Vec<u64>>>);
+
+    impl Wake for Recorder {
+        fn wake(self: Arc<Self>) {
+            self.1.lock().push(self.0);
+        }
+    }
+
+    #[test]
+    fn tasks_are_woken_in_the_order_of_their_positions_and_forgotten_when_dropped() {
+        let (durability, woken) = (Arc::new(Durability::new(1)), Arc::<Mutex<Vec<u64>>>::default());
+        let mut waits: Vec<_> = [3, 1, 5, 2, 4]
+            .map(|position| Wait {
+                durability: Arc::clone(&durability),
+                position: Position(position),
+                waiter: None,
+            })
+            .into();
+        for wait in &mut waits {
+            let waker = Waker::from(Arc::new(Recorder(wait.position.0, Arc::clone(&woken))));
+            // Polled twice: a task has one waker all the same.
+            for _ in 0..2 {
+                assert!(Pin::new(&mut *wait).poll(&mut Context::from_waker(&waker)).is_pending());
+            }
+        }
+        drop(waits.remove(3));
+        durability.advance(5).into_iter().for_each(Waker::wake);
+        assert_eq!(*woken.lock(), [1, 3, 4]);
+        let context = &mut Context::from_waker(Waker::noop());
+        assert_eq!(Pin::new(&mut waits[0]).poll(context), Poll::Ready(Ok(())));
+        assert_eq!(durability.inner.lock().waiters.len(), 1);
     }
 
     #[test]

@@ -50,8 +50,8 @@ pub enum OpenError {
     /// The configuration cannot be used.
     #[error("the journal's configuration is wrong: {0}")]
     Config(String),
-    /// The journal is damaged, or the directory holds something else. Nothing was changed. `verify` lists the damage, `export` reads
-    /// what is readable, `discard` empties the directory.
+    /// The journal is damaged, or the directory holds something else. Nothing was changed. `verify` lists the
+    /// damage, `export` reads what is readable, `discard` empties the directory.
     #[error(
         "the journal is corrupt: {0}; verify lists all damage, export saves what is readable, discard starts anew"
     )]
@@ -64,10 +64,12 @@ pub enum OpenError {
 /// A record was not appended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 pub enum AppendError {
-    /// The journal has no room. Room comes when holds of the oldest segment are released; the next event is `Event::Room`.
+    /// The journal has no room. Room comes when holds of the oldest segment are released; the next event is
+    /// `Event::Room`.
     #[error("the journal is full")]
     Full,
-    /// More bytes wait for the disk than `unsynced_bytes_max`. Room comes with the next commit; the next event is `Event::Room`.
+    /// More bytes wait for the disk than `unsynced_bytes_max`. Room comes with the next commit; the next
+    /// event is `Event::Room`.
     #[error("the journal's disk is behind")]
     Busy,
     /// The disk has failed, and no segment works at present. The next event is `Event::Restarted`.
@@ -81,8 +83,8 @@ pub enum AppendError {
     Closed,
 }
 
-/// A record did not become durable: the disk failed before it was synced. It may or may not be found by the next recovery if the
-/// process ends before `Event::Restarted`, and is never found after it.
+/// A record did not become durable: the disk failed before it was synced. It may or may not be found by the
+/// next recovery if the process ends before `Event::Restarted`, and is never found after it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error("the journal's disk failed before the record was synced")]
 pub struct NotDurable;

@@ -31,7 +31,8 @@ pub enum Event {
     },
     /// A new segment works: appends are accepted again.
     Restarted,
-    /// A new segment could not be made; tried again after 5 s. The journal works with the segments that it has.
+    /// A new segment could not be made; tried again after 5 s. The journal works with the segments that it
+    /// has.
     PrepareFailed {
         /// The file.
         file: String,
@@ -40,6 +41,6 @@ pub enum Event {
     },
 }
 
-/// The function that receives events. It is called without locks held, from any thread that uses the journal, also from the drop of a
-/// hold; it must not block.
+/// The function that receives events. It is called without locks held, from any thread that uses the journal,
+/// also from the drop of a hold; it must not block.
 pub type Observer = Arc<dyn Fn(&Event) + Send + Sync>;

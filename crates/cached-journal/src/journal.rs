@@ -37,20 +37,23 @@ impl Environment {
 
 /// A journal: records appended in order, durable in groups, replayed as a prefix after a crash.
 ///
-/// Two threads work for it: one commits batches, one makes segments. Dropping the journal commits what was appended, and ends both.
+/// Two threads work for it: one commits batches, one makes segments. Dropping the journal commits what was
+/// appended, and ends both.
 pub struct Journal {
     shared: Arc<Shared>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Journal {
-    /// Opens the journal of a directory, or makes one if the directory is empty or missing. Events go to `observer`.
+    /// Opens the journal of a directory, or makes one if the directory is empty or missing. Events go to
+    /// `observer`.
     ///
-    /// Reads the heads of all records from the log's tail to its end, so it takes time in proportion to what an earlier process left.
+    /// Reads the heads of all records from the log's tail to its end, so it takes time in proportion to what
+    /// an earlier process left.
     ///
     /// # Errors
-    /// If another process has the directory open, if the configuration is wrong, if the journal is damaged or the directory holds
-    /// something else, and if the disk fails. Nothing is changed then.
+    /// If another process has the directory open, if the configuration is wrong, if the journal is damaged or
+    /// the directory holds something else, and if the disk fails. Nothing is changed then.
     pub fn open(config: &JournalConfig, observer: Observer) -> Result<(Self, Replay), OpenError> {
         config.validate().map_err(OpenError::Config)?;
         let directory = &config.directory;
@@ -59,7 +62,8 @@ impl Journal {
         Self::open_in(config, Environment { observer, ..Environment::new(disk) })
     }
 
-    /// As [`open`](Self::open), on the given disk, clock and observer. Segments may be smaller than on a real disk: 64 KiB at least.
+    /// As [`open`](Self::open), on the given disk, clock and observer. Segments may be smaller than on a real
+    /// disk: 64 KiB at least.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -121,22 +125,25 @@ impl Journal {
     /// Records get rising positions in the order of the calls. The payload is copied.
     ///
     /// # Errors
-    /// `Full`, `Busy` or `Failed` if there is no room beside what is reserved, the disk is behind, or it has failed; `TooLarge`;
-    /// `Closed`. Nothing was appended then.
+    /// `Full`, `Busy` or `Failed` if there is no room beside what is reserved, the disk is behind, or it has
+    /// failed; `TooLarge`; `Closed`. Nothing was appended then.
     pub fn append(&self, record: &Record<'_>) -> Result<Appended, AppendError> {
         self.shared.append(record, None)
     }
 
-    /// Sets room aside for `records` records with `payload_bytes` bytes of payload in all, so that appending them later cannot be refused
-    /// for want of room.
+    /// Sets room aside for `records` records with `payload_bytes` bytes of payload in all, so that appending
+    /// them later cannot be refused for want of room.
     ///
     /// # Errors
-    /// As [`append`](Self::append). Reserve before entering an exclusive section, and wait for `Event::Room` outside of it.
+    /// As [`append`](Self::append). Reserve before entering an exclusive section, and wait for `Event::Room`
+    /// outside of it.
     pub fn reserve(&self, records: u64, payload_bytes: u64) -> Result<Reservation, AppendError> {
         self.shared.reserve(records, payload_bytes)
     }
 
     /// Completes when the record at `position` is durable. Any executor may poll it. Cancel safe.
+    ///
+    /// It does not complete for a position that no append has returned.
     ///
     /// # Errors
     /// [`NotDurable`] if the disk failed before.
@@ -157,21 +164,22 @@ impl Journal {
         self.shared.durability.outcome(position) == Some(Ok(()))
     }
 
-    /// Takes a hold of a position: its segment and all later ones stay. Returns nothing if the segment has been released.
+    /// Takes a hold of a position: its segment and all later ones stay. Returns nothing if the segment has
+    /// been released.
     ///
     /// To move an object forward, take the new hold before dropping the old one.
     pub fn hold(&self, position: Position) -> Option<Hold> {
         self.shared.hold(position)
     }
 
-    /// Returns the positions in the oldest segment: data of objects whose oldest record is among them must be stored before the segment can
-    /// be used again.
+    /// Returns the positions in the oldest segment: data of objects whose oldest record is among them must be
+    /// stored before the segment can be used again.
     pub fn oldest(&self) -> Option<std::ops::Range<Position>> {
         self.shared.oldest()
     }
 
-    /// Returns the position that the next record gets. All records appended before are below it: a mark "up to here" covers
-    /// `next_position() - 1`.
+    /// Returns the position that the next record gets. All records appended before are below it: a mark "up
+    /// to here" covers `next_position() - 1`.
     pub fn next_position(&self) -> Position {
         Position(self.shared.state.lock().next_position)
     }
@@ -196,7 +204,8 @@ impl Journal {
         crate::format::record_payload_max(self.shared.segment_bytes)
     }
 
-    /// Commits what was appended, ends the threads and releases the directory's lock. Appends are refused from the beginning.
+    /// Commits what was appended, ends the threads and releases the directory's lock. Appends are refused
+    /// from the beginning.
     ///
     /// # Errors
     /// [`NotDurable`] if a record could not be made durable, or the disk has failed before.

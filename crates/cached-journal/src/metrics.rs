@@ -8,7 +8,8 @@ use crate::record::Position;
 /// The number of buckets of a histogram.
 pub const BUCKETS: usize = 24;
 
-/// A histogram: bucket `i` counts values up to `2^i`, and above the bucket before; the last one counts all larger ones.
+/// A histogram: bucket `i` counts values up to `2^i`, and above the bucket before; the last one counts all
+/// larger ones.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Histogram {
     /// The counts.

@@ -14,10 +14,11 @@ const ZERO_BYTES: u64 = 256 * 1024;
 /// What a file is called until it is complete.
 pub(crate) const NEW_SUFFIX: &str = ".new";
 
-/// Makes a file of zeros, durably, and gives it its name then. Gives up, with `Interrupted`, when `is_wanted` returns false.
+/// Makes a file of zeros, durably, and gives it its name then. Gives up, with `Interrupted`, when `is_wanted`
+/// returns false.
 ///
-/// Zeros are written, not only allocated: the first write to an allocated block changes the file system's own records, and its sync
-/// takes many times as long.
+/// Zeros are written, not only allocated: the first write to an allocated block changes the file system's own
+/// records, and its sync takes many times as long.
 pub(crate) fn make_segment(
     disk: &dyn Disk,
     index: u32,
@@ -51,15 +52,11 @@ pub(crate) fn make_segment(
 impl Shared {
     /// Makes one segment, or removes one that has failed. Returns whether there was something to do.
     pub(crate) fn prepare_next(&self) -> bool {
-        let durable_tail = {
-            // Not to wait for a commit: if one is under way, there will be another occasion.
-            let Some(committer) = self.committer.try_lock() else { return self.make_next() };
-            committer.durable_tail
-        };
         let mut state = self.state.lock();
         if self.clock.now() < state.prepare_at || state.is_closing {
             return false;
         }
+        let durable_tail = state.durable_tail;
         // Until the log on disk states that the segment is behind the tail, a recovery would look for it.
         let removable = state.table.condemned.iter().position(|segment| segment.life < durable_tail);
         let Some(removable) = removable else {

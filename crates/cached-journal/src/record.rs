@@ -2,12 +2,13 @@
 
 use std::borrow::Cow;
 
-/// A record's place in the journal: records are numbered in the order in which they were appended, from 1. A position is never used
-/// twice by records that both became durable.
+/// A record's place in the journal: records are numbered in the order in which they were appended, from 1. A
+/// position is never used twice by records that both became durable.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Position(pub u64);
 
-/// What a record is about. The journal gives a meaning to [`Kind::MARK`] only; the caller numbers its own kinds from 1.
+/// What a record is about. The journal gives a meaning to [`Kind::MARK`] only; the caller numbers its own
+/// kinds from 1.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Kind(pub u8);
 
@@ -54,8 +55,8 @@ pub enum Scope {
     All,
 }
 
-/// What a record states about a change, without the changed bytes. The journal stores these fields and returns them; except in
-/// marks it reads none of them.
+/// What a record states about a change, without the changed bytes. The journal stores these fields and
+/// returns them; except in marks it reads none of them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Head<'a> {
     /// The kind of change.
@@ -97,11 +98,13 @@ impl<'a> Head<'a> {
         }
     }
 
-    /// Returns the head of a mark: of the records that `scope` covers, those up to `up_to`, itself included, are not replayed.
+    /// Returns the head of a mark: of the records that `scope` covers, those up to `up_to`, itself included,
+    /// are not replayed.
     ///
-    /// A change that reaches the store without the journal needs one, durable before the change is acknowledged. Otherwise an old
-    /// record, kept because another object's data hold its segment, would be replayed over the newer bytes. Take `up_to` before
-    /// flushing the scope. Set `namespace`, `domain` and `object` as the scope asks for.
+    /// A change that reaches the store without the journal needs one, durable before the change is
+    /// acknowledged. Otherwise an old record, kept because another object's data hold its segment, would be
+    /// replayed over the newer bytes. Take `up_to` before flushing the scope. Set `namespace`, `domain` and
+    /// `object` as the scope asks for.
     pub fn mark(scope: Scope, up_to: Position) -> Self {
         Self { scope, offset: up_to.0, ..Self::new(Kind::MARK, Object::None) }
     }

@@ -33,8 +33,8 @@ fn disk_error(file: &str, operation: &'static str) -> impl Fn(std::io::Error) ->
     move |error| DiskError::new(file, operation, error).into()
 }
 
-/// Removes everything that belongs to a journal. The superblock's new name comes first, so that a later call, or the next open, finishes
-/// what a crash has cut off.
+/// Removes everything that belongs to a journal. The superblock's new name comes first, so that a later call,
+/// or the next open, finishes what a crash has cut off.
 pub(crate) fn discard(disk: &dyn Disk) -> Result<(), OpenError> {
     let names = disk.names().map_err(disk_error(".", "list"))?;
     if names.iter().any(|name| name == SUPERBLOCK_NAME) {
@@ -71,9 +71,9 @@ fn create(disk: &dyn Disk, segment_bytes: u64) -> Result<Superblock, OpenError> 
 
 /// Writes the log's last batch and last header again, as they are, and syncs them.
 ///
-/// After kill -9 they may have been read from the page cache without being on the disk; even a sync of the process before may have
-/// failed on them. What is written anew is on the disk when the sync succeeds. All batches before were synced before the last one was
-/// begun.
+/// After kill -9 they may have been read from the page cache without being on the disk; even a sync of the
+/// process before may have failed on them. What is written anew is on the disk when the sync succeeds. All
+/// batches before were synced before the last one was begun.
 fn make_durable(survey: &Survey) -> Result<(), OpenError> {
     let Some(last) = survey.log.last() else { return Ok(()) };
     let segment = &last.segment;
@@ -143,7 +143,8 @@ pub(crate) fn open(
             continue;
         }
         if (table.live.len() + table.free.len()) as u64 >= segments_max {
-            // The limit has been lowered. The segment is no part of the log, so it does not matter when its name is gone.
+            // The limit has been lowered. The segment is no part of the log, so it does not matter when its
+            // name is gone.
             disk.remove(&found.name).map_err(disk_error(&found.name, "remove"))?;
             continue;
         }
@@ -168,10 +169,9 @@ pub(crate) fn open(
         last_check: survey.last_check,
         last_life: survey.log.last().map_or(0, |log| log.segment.header.life),
         next_life: survey.life_max + 1,
-        durable_tail: survey.tail,
-        next_position: survey.next_position,
     };
-    let state = State::new(table, survey.next_position);
+    let mut state = State::new(table, survey.next_position);
+    state.durable_tail = survey.tail;
     let unsynced_bytes_max = config.unsynced_bytes_max.max(1);
     let journal = superblock.journal;
     let shared = Shared::new(environment, lock, journal, segments_max, unsynced_bytes_max, state, committer);

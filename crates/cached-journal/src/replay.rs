@@ -28,8 +28,8 @@ impl Recovered {
         self.place.sum.bytes.into()
     }
 
-    /// Reads the payload from disk and verifies it. Call it before the record's segment is released: as long as the replay, or a hold
-    /// of the record's position, is there.
+    /// Reads the payload from disk and verifies it. Call it before the record's segment is released: as long
+    /// as the replay, or a hold of the record's position, is there.
     ///
     /// # Errors
     /// If the payload does not match its checksum, with file and offset, and if the disk fails.
@@ -50,8 +50,9 @@ impl std::fmt::Debug for Recovered {
 
 /// The records that an earlier process left, in the order in which they were appended.
 ///
-/// The journal can be used at once. Every recovered segment is held until the records in it are [`applied`](Self::applied), or the
-/// replay is dropped. To apply a record twice does no harm: applied in order, every byte ends as the last record states.
+/// The journal can be used at once. Every recovered segment is held until the records in it are
+/// [`applied`](Self::applied), or the replay is dropped. To apply a record twice does no harm: applied in
+/// order, every byte ends as the last record states.
 pub struct Replay {
     shared: Arc<Shared>,
     survey: Survey,
@@ -89,8 +90,8 @@ impl Replay {
         self.survey.payload_bytes
     }
 
-    /// Returns the epochs under which the records were made. Ask the store before applying: a record of an epoch that has been
-    /// overtaken must not be applied.
+    /// Returns the epochs under which the records were made. Ask the store before applying: a record of an
+    /// epoch that has been overtaken must not be applied.
     pub fn epochs(&self) -> &Epochs {
         &self.survey.epochs
     }
@@ -105,7 +106,8 @@ impl Replay {
         Position(self.survey.next_position)
     }
 
-    /// Returns the records to apply, oldest first: all but marks and what marks cover. Reads the heads from disk as it advances.
+    /// Returns the records to apply, oldest first: all but marks and what marks cover. Reads the heads from
+    /// disk as it advances.
     pub fn records(&self) -> Records<'_> {
         Records { replay: self, is_all: false, log: 0, scanner: None, batch: VecDeque::new() }
     }
@@ -115,8 +117,8 @@ impl Replay {
         Records { is_all: true, ..self.records() }
     }
 
-    /// The records up to `position`, itself included, have been applied, and their data are either stored or held by the caller:
-    /// releases the segments that are behind.
+    /// The records up to `position`, itself included, have been applied, and their data are either stored or
+    /// held by the caller: releases the segments that are behind.
     pub fn applied(&mut self, position: Position, records: u64) {
         let records = records.min(self.survey.records - self.applied);
         self.applied += records;

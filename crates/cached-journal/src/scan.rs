@@ -7,7 +7,7 @@ use crate::error::{Corruption, DiskError};
 use crate::format::batch::BatchHeader;
 use crate::format::head::{PayloadSum, decode_all};
 use crate::format::segment::SegmentHeader;
-use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, checksum, salt};
+use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, batch_bytes_max, checksum, salt};
 use crate::record::{Head, Position};
 
 /// How much is read at a time when blocks are searched for batches.
@@ -91,7 +91,8 @@ impl<'a> Scanner<'a> {
 
     /// Looks behind the end of the log for a batch that was begun after it.
     ///
-    /// A batch is begun when the one before is durable. So if a later one is found, the chain was not broken by a crash.
+    /// A batch is begun when the one before is durable. So if a later one is found, the chain was not broken
+    /// by a crash.
     pub(crate) fn check_nothing_behind(&self) -> Result<(), ScanFailure> {
         let segment = self.segment;
         let mut window = Vec::new();
@@ -100,7 +101,9 @@ impl<'a> Scanner<'a> {
             window.resize(SEARCH_BYTES.min(segment.segment_bytes - at) as usize, 0);
             let read = segment.read(at, &mut window)?;
             for (block, offset) in window[..read].chunks(BLOCK_BYTES).zip((at..).step_by(BLOCK_BYTES)) {
-                if BatchHeader::peek(block, segment.segment_bytes - offset).is_err() {
+                // Spares reading most payloads that only look like batches.
+                let is_possible = |header: BatchHeader| header.life == segment.header.life;
+                if !BatchHeader::peek(block, segment.segment_bytes - offset).is_ok_and(is_possible) {
                     continue;
                 }
                 match segment.read_batch(offset, self.salt) {
@@ -154,7 +157,7 @@ impl OpenSegment {
     ) -> Result<(BatchHeader, Vec<(Head<'static>, PayloadSum)>), ScanError> {
         let mut bytes = vec![0; BLOCK_BYTES];
         let read = self.read(offset, &mut bytes).map_err(ScanError::Disk)?;
-        let room = self.segment_bytes.saturating_sub(offset);
+        let room = self.segment_bytes.saturating_sub(offset).min(batch_bytes_max(self.segment_bytes));
         let header = BatchHeader::peek(&bytes[..read], room).map_err(ScanError::Break)?;
         let heads_end = header.layout().heads_end as usize;
         if heads_end > bytes.len() {

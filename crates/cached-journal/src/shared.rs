@@ -23,7 +23,8 @@ pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(5);
 /// How many buffers are kept for batches to come.
 const BUFFERS_MAX: usize = 4;
 
-/// Locks, in the order in which they are taken: `committer`, `state`; wakers and the observer are called with none held.
+/// Locks, in the order in which they are taken: `committer`, which only the commit thread takes, `state`, and
+/// the one inside `durability`. Wakers and the observer are called with none held but `committer`.
 pub(crate) struct Shared {
     pub(crate) disk: Box<dyn Disk>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -72,6 +73,8 @@ pub(crate) struct State {
     pub(crate) in_hand: u64,
     /// The segment of those that the commit thread restarts with.
     pub(crate) restarting: Option<u32>,
+    /// The tail that the log on disk states.
+    pub(crate) durable_tail: u64,
     /// No segment is made before this time.
     pub(crate) prepare_at: Duration,
 }
@@ -93,6 +96,7 @@ impl State {
             is_committer_asleep: false,
             in_hand: 0,
             restarting: None,
+            durable_tail: 0,
             prepare_at: Duration::ZERO,
         }
     }
@@ -213,7 +217,8 @@ impl Shared {
         self.state.lock().level
     }
 
-    /// Returns the positions of the oldest segment, from its first one to before the next segment's first one.
+    /// Returns the positions of the oldest segment, from its first one to before the next segment's first
+    /// one.
     pub(crate) fn oldest(&self) -> Option<std::ops::Range<Position>> {
         let state = self.state.lock();
         let first = state.table.live.front()?.first_position;

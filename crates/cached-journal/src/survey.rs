@@ -291,7 +291,8 @@ impl Survey {
 
     /// Looks at the segments that are not in the log: no batch in them may be newer than the log.
     ///
-    /// A life's header is durable before its first batch is written. So if a newer batch is found, its header was damaged later.
+    /// A life's header is durable before its first batch is written. So if a newer batch is found, its header
+    /// was damaged later.
     fn check_rest(&self) -> Result<(), OpenError> {
         for (at, found) in self.found.iter().enumerate() {
             if self.log.iter().any(|log| log.at == at) {

@@ -8,8 +8,8 @@ use std::time::Duration;
 use crate::disk::DiskFile;
 use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, record_payload_max, round_up};
 
-/// The most bytes that one record adds to a journal besides its payload: a block of heads, a second one if the heads run over, and
-/// padding behind the payload.
+/// The most bytes that one record adds to a journal besides its payload: a block of heads, a second one if
+/// the heads run over, and padding behind the payload.
 pub(crate) const RECORD_OVERHEAD_BYTES: u64 = 3 * BLOCK_BYTES as u64;
 
 /// A segment file.
@@ -21,7 +21,8 @@ pub(crate) struct Segment {
     pub(crate) header_block: usize,
     /// The newest life whose header is durable, 0 if there is none.
     pub(crate) life: u64,
-    /// Whether `life` is the one that the segment is in use for. A segment is given a place in the log before its header is written.
+    /// Whether `life` is the one that the segment is in use for. A segment is given a place in the log before
+    /// its header is written.
     pub(crate) is_started: bool,
     pub(crate) first_position: u64,
     /// Where the next batch goes.
@@ -81,7 +82,8 @@ pub(crate) struct SegmentTable {
 }
 
 impl SegmentTable {
-    /// The bytes that a segment takes for sure, whatever the records: the last one that does not fit wastes less than the rest.
+    /// The bytes that a segment takes for sure, whatever the records: the last one that does not fit wastes
+    /// less than the rest.
     fn guaranteed_bytes(&self) -> u64 {
         self.segment_bytes - SEGMENT_DATA_AT - self.record_cost_max()
     }
@@ -134,7 +136,8 @@ impl SegmentTable {
         self.live.iter().find(|segment| segment.is_started).map(|segment| segment.life)
     }
 
-    /// Takes segments off the old end of the log up to the first one that is needed. Returns whether there was one.
+    /// Takes segments off the old end of the log up to the first one that is needed. Returns whether there
+    /// was one.
     pub(crate) fn release(&mut self) -> bool {
         let live = self.live.len();
         while self.live.len() > 1 || self.live.front().is_some_and(|segment| segment.is_poisoned) {
@@ -155,7 +158,8 @@ impl SegmentTable {
         }
     }
 
-    /// After a failure: the current segment takes nothing more, and planned ones that nothing holds are free again.
+    /// After a failure: the current segment takes nothing more, and planned ones that nothing holds are free
+    /// again.
     pub(crate) fn poison_current(&mut self, failed: u32) {
         for segment in &mut self.live {
             segment.uncommitted = 0;
@@ -172,7 +176,8 @@ impl SegmentTable {
         for at in planned {
             self.free.extend(self.live.remove(at));
         }
-        // A planned segment that is held cannot be told from one with records; it is not used until it is released.
+        // A planned segment that is held cannot be told from one with records; it is not used until it is
+        // released.
         if let Some(last) = self.live.back_mut() {
             last.is_poisoned |= !last.is_started;
         }

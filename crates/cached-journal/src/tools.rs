@@ -1,7 +1,7 @@
 //! What an operator does with a journal that no process has open.
 //!
-//! Every function takes the directory's lock, and refuses with [`OpenError::Locked`] while another process holds it. None of them but
-//! [`discard`] changes anything.
+//! Every function takes the directory's lock, and refuses with [`OpenError::Locked`] while another process
+//! holds it. None of them but [`discard`] changes anything.
 
 use crate::disk::Disk;
 use crate::error::{Corruption, OpenError};
@@ -114,7 +114,8 @@ pub fn inspect(disk: &dyn Disk) -> Result<Inspection, OpenError> {
     })
 }
 
-/// Reads a whole journal, payloads included, and returns everything that is damaged. An intact journal returns nothing.
+/// Reads a whole journal, payloads included, and returns everything that is damaged. An intact journal
+/// returns nothing.
 ///
 /// # Errors
 /// If the directory is in use, or the disk fails.
@@ -141,8 +142,8 @@ pub fn verify(disk: &dyn Disk) -> Result<Vec<Corruption>, OpenError> {
     }
 }
 
-/// Passes every readable record to `each`, with its payload, segment by segment in the order of their lives, also those that the log
-/// needs no longer. Returns the places at which records could not be read.
+/// Passes every readable record to `each`, with its payload, segment by segment in the order of their lives,
+/// also those that the log needs no longer. Returns the places at which records could not be read.
 ///
 /// It is the way to save what is left of a damaged journal: it follows no chain from one segment to the next.
 ///

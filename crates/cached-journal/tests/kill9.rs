@@ -1,8 +1,8 @@
-//! The journal under kill -9: a real process appends and prints what was acknowledged, is killed at a moment drawn from a seed, and its
-//! directory is read.
+//! The journal under kill -9: a real process appends and prints what was acknowledged, is killed at a moment
+//! drawn from a seed, and its directory is read.
 //!
-//! The child is this very binary, which the environment makes the writer. Each of its lines is printed after an acknowledgement; the parent
-//! kills it after a drawn number of lines, in the middle of its work.
+//! The child is this very binary, which the environment makes the writer. Each of its lines is printed after
+//! an acknowledgement; the parent kills it after a drawn number of lines, in the middle of its work.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{BufRead, BufReader, Write};
@@ -89,7 +89,7 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
     let (mut random, mut start, mut acknowledged_in_all) = (seed, 0, 0);
     for round in 0..rounds {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let lines = 1 + (random >> 33) % 1500;
+        let lines = 1 + (random >> 33) % 400;
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "nothing_acknowledged_is_lost_by_kill_9", "--nocapture"])
             .env("KILL9_JOURNAL", directory)

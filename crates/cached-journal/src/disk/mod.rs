@@ -1,8 +1,10 @@
-//! The few operations on files that the journal stands on, so that a test can put a disk that loses power underneath.
+//! The few operations on files that the journal stands on, so that a test can put a disk that loses power
+//! underneath.
 //!
-//! What the journal relies on, and no more: [`DiskFile::sync`] makes a file's bytes durable, [`Disk::sync_names`] the names; a rename
-//! happens wholly or not at all; a sector of 512 bytes is written wholly or not at all. Without a sync anything may be lost, in any
-//! order. After a failed sync or write nothing is known of the file.
+//! What the journal relies on, and no more: [`DiskFile::sync`] makes a file's bytes durable,
+//! [`Disk::sync_names`] the names; a rename happens wholly or not at all; a sector of 512 bytes is written
+//! wholly or not at all. Without a sync anything may be lost, in any order. After a failed sync or write
+//! nothing is known of the file.
 
 use std::io;
 use std::sync::Arc;
@@ -15,7 +17,8 @@ pub use real::RealDisk;
 
 /// A directory of files, without subdirectories.
 pub trait Disk: Send + Sync {
-    /// Takes the exclusive lock of the directory. It is released when the result is dropped or the process ends.
+    /// Takes the exclusive lock of the directory. It is released when the result is dropped or the process
+    /// ends.
     ///
     /// # Errors
     /// `WouldBlock` if it is taken.
@@ -44,7 +47,8 @@ pub trait DiskFile: Send + Sync {
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
     }
-    /// Reads into `buffer` and returns the number of bytes read: fewer than asked for only at the end of the file.
+    /// Reads into `buffer` and returns the number of bytes read: fewer than asked for only at the end of the
+    /// file.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize>;
     /// Writes all parts, one behind the other. Offset and lengths are multiples of 4 KiB.
     fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()>;

@@ -21,7 +21,8 @@ pub struct RealDisk {
 }
 
 impl RealDisk {
-    /// Opens a directory, and makes it if it is missing and its parent is there. With `is_direct`, writes bypass the page cache.
+    /// Opens a directory, and makes it if it is missing and its parent is there. With `is_direct`, writes
+    /// bypass the page cache.
     ///
     /// # Errors
     /// Those of the operating system.

@@ -1,11 +1,11 @@
-//! A disk in memory whose power can be cut at any step, losing, tearing and reordering whatever was not synced, and which fails as
-//! disks do.
+//! A disk in memory whose power can be cut at any step, losing, tearing and reordering whatever was not
+//! synced, and which fails as disks do.
 //!
-//! Cutting the power keeps what was synced and, of each later write, the sectors of 512 bytes that a draw decides; of each later
-//! change of a name, as the draw decides. Only a sync orders anything.
+//! Cutting the power keeps what was synced and, of each later write, the sectors of 512 bytes that a draw
+//! decides; of each later change of a name, as the draw decides. Only a sync orders anything.
 //!
-//! A sync that fails loses some of the file's unsynced writes for good, while reads still return them, and the next sync succeeds: so
-//! does a page cache.
+//! A sync that fails loses some of the file's unsynced writes for good, while reads still return them, and
+//! the next sync succeeds: so does a page cache.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -150,7 +150,8 @@ impl Medium {
         if self.is_off || self.power != power { Err(io::Error::other("the power is off")) } else { Ok(()) }
     }
 
-    /// Counts an operation that changes something. The one at which the power goes fails, having been started or not.
+    /// Counts an operation that changes something. The one at which the power goes fails, having been started
+    /// or not.
     fn change(&mut self, power: u64) -> io::Result<bool> {
         self.check(power)?;
         self.step += 1;
@@ -184,7 +185,8 @@ impl SimulatedDisk {
         Self::default()
     }
 
-    /// Cuts the power at the operation that many operations from now, 1 being the next one. `None` leaves it on.
+    /// Cuts the power at the operation that many operations from now, 1 being the next one. `None` leaves it
+    /// on.
     pub fn cut_power_in(&self, operations: Option<u64>) {
         let mut medium = self.medium.lock();
         medium.cut_at = operations.map(|operations| medium.step + operations);
@@ -200,7 +202,8 @@ impl SimulatedDisk {
         self.medium.lock().step
     }
 
-    /// Cuts the power if it is on, decides by `seed` what of the unsynced changes is on the medium, and switches it on again.
+    /// Cuts the power if it is on, decides by `seed` what of the unsynced changes is on the medium, and
+    /// switches it on again.
     pub fn power_cycle(&self, seed: u64) {
         let mut medium = self.medium.lock();
         let medium = &mut *medium;
@@ -224,8 +227,8 @@ impl SimulatedDisk {
         medium.power += 1;
     }
 
-    /// Ends the process that uses the disk, as kill -9 does: what it wrote stays, synced or not, its lock is released, and its open files
-    /// are of no use.
+    /// Ends the process that uses the disk, as kill -9 does: what it wrote stays, synced or not, its lock is
+    /// released, and its open files are of no use.
     pub fn kill_process(&self) {
         let mut medium = self.medium.lock();
         medium.is_off = false;

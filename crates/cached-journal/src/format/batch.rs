@@ -32,7 +32,8 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Payloads begin at a block of their own, unless they all fit into what is left of the heads' last block.
+    /// Payloads begin at a block of their own, unless they all fit into what is left of the heads' last
+    /// block.
     pub(crate) fn new(heads_bytes: u64, payload_bytes: u64) -> Self {
         let heads_end = BATCH_HEADER_BYTES as u64 + heads_bytes;
         let heads_blocks = round_up(heads_end);
@@ -59,7 +60,8 @@ impl BatchHeader {
         check
     }
 
-    /// Reads a header. The result is not verified: only its lengths are possible in a segment with `room` bytes from here on.
+    /// Reads a header. The result is not verified: only its lengths are possible in a segment with `room`
+    /// bytes from here on.
     pub(crate) fn peek(block: &[u8], room: u64) -> Result<Self, &'static str> {
         if block.len() < BATCH_HEADER_BYTES {
             return Err("the segment ends here");

@@ -30,9 +30,9 @@ pub(crate) const fn round_up(bytes: u64) -> u64 {
     bytes.next_multiple_of(BLOCK_BYTES as u64)
 }
 
-/// Returns the initial value of a life's checksums. It depends on the journal's random number, so that a party that only
-/// writes payloads cannot write one that looks like a batch, and on the life, so that what an earlier life left in the segment does not
-/// match.
+/// Returns the initial value of a life's checksums. It depends on the journal's random number, so that a
+/// party that only writes payloads cannot write one that looks like a batch, and on the life, so that what an
+/// earlier life left in the segment does not match.
 pub(crate) fn salt(journal: u64, life: u64) -> u32 {
     let mut hasher = crc32fast::Hasher::new();
     hasher.update(&journal.to_le_bytes());

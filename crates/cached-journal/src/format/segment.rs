@@ -1,4 +1,5 @@
-//! The header of a segment: one of two blocks at its beginning, each life writing the block that the life before did not.
+//! The header of a segment: one of two blocks at its beginning, each life writing the block that the life
+//! before did not.
 
 use super::{BLOCK_BYTES, Fields, FieldsMut, VERSION, checksum};
 

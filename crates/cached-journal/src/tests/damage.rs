@@ -147,9 +147,10 @@ fn a_header_that_is_destroyed_while_it_is_written_leaves_the_segment_as_it_was()
     while holds.front().is_some_and(|hold| oldest.contains(&hold.position())) {
         holds.pop_front();
     }
-    // No batch states the new tail: the log on disk still begins with the segment that the restart uses again.
-    kit.disk.set_faults(1, Faults { sync: 1000, ..Faults::default() });
-    append(&journal, 1, 100).unwrap();
+    // No batch states the new tail: the log on disk still begins with the segment that the restart uses
+    // again.
+    kit.disk.set_faults(1, Faults { write: 1000, ..Faults::default() });
+    append(&journal, 1, 12_000).unwrap();
     journal.step_commit();
     kit.disk.set_faults(1, Faults::default());
     kit.clock.advance(std::time::Duration::from_secs(5));

@@ -1,4 +1,5 @@
-//! The power is cut at every step that changes the disk, in thousands of histories, also while a recovery is under way.
+//! The power is cut at every step that changes the disk, in thousands of histories, also while a recovery is
+//! under way.
 
 use std::time::Duration;
 
@@ -26,7 +27,8 @@ fn step(journal: &Journal, model: &mut Model, random: &mut Random) {
     }
 }
 
-/// Mostly the power goes. Sometimes only the process ends: what it wrote without sync is there, and may be lost with the next crash.
+/// Mostly the power goes. Sometimes only the process ends: what it wrote without sync is there, and may be
+/// lost with the next crash.
 fn crash(kit: &Kit, random: &mut Random) {
     if random.chance(300) {
         kit.disk.kill_process();
@@ -35,7 +37,8 @@ fn crash(kit: &Kit, random: &mut Random) {
     }
 }
 
-/// Runs a history with several power cuts. Returns the number of steps of the disk, and an error if a recovery returned anything wrong.
+/// Runs a history with several power cuts. Returns the number of steps of the disk, and an error if a
+/// recovery returned anything wrong.
 fn run(seed: u64, faults: Faults, cut: impl Fn(&mut Random) -> Option<u64>) -> Result<u64, String> {
     let mut random = Random::new(seed);
     let kit = Kit::new(3 + random.below(2));
