@@ -197,7 +197,7 @@ impl Sim {
 
     /// Polls until no task is woken. Time stands still.
     #[track_caller]
-    pub fn settle(&mut self) {
+    pub fn run_until_idle(&mut self) {
         let start = self.polls;
         while self.step() {
             assert!(self.polls - start < POLLS_MAX, "{POLLS_MAX} polls without coming to rest: a livelock");
@@ -213,13 +213,13 @@ impl Sim {
     #[track_caller]
     pub fn advance(&mut self, by: Duration) {
         let until = self.clock.now() + by;
-        self.settle();
+        self.run_until_idle();
         while let Some(alarm) = self.clock.next_alarm().filter(|alarm| *alarm <= until) {
             self.clock.advance(alarm.since(self.clock.now()));
-            self.settle();
+            self.run_until_idle();
         }
         self.clock.advance(until.since(self.clock.now()));
-        self.settle();
+        self.run_until_idle();
     }
 
     /// Moves the clock to the next timer; returns whether there is one.
