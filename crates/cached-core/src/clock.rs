@@ -1,7 +1,7 @@
 //! Injected time: whole seconds since the clock's start.
 //!
-//! A cache needs no finer time than memcached's second, and reading the system's precise clock in every request
-//! costs more than the look-up. So the engine reads a [`Clock`]: a server advances one shared
+//! A cache needs no finer time than memcached's second, and reading the system's precise clock in every
+//! request costs more than the look-up. So the engine reads a [`Clock`]: a server advances one shared
 //! [`TickClock`] once a second, a test advances it as it needs, and a program without a timer uses
 //! [`SystemClock`].
 
@@ -53,8 +53,8 @@ impl Clock for TickClock {
     }
 }
 
-/// A clock that reads the system's monotonic time at every call: the coarse one, which the kernel advances every few
-/// milliseconds, and which takes 5 ns to read instead of 24.
+/// A clock that reads the system's monotonic time at every call: the coarse one, which the kernel advances
+/// every few milliseconds, and which takes 5 ns to read instead of 24.
 #[derive(Debug)]
 pub struct SystemClock {
     /// The system's monotonic time when the clock was made.

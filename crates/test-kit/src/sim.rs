@@ -214,8 +214,8 @@ impl Sim {
     pub fn advance(&mut self, by: Duration) {
         let until = self.clock.now() + by;
         self.run_until_idle();
-        while let Some(alarm) = self.clock.next_alarm().filter(|alarm| *alarm <= until) {
-            self.clock.advance(alarm.since(self.clock.now()));
+        while let Some(timer) = self.clock.next_timer().filter(|timer| *timer <= until) {
+            self.clock.advance(timer.since(self.clock.now()));
             self.run_until_idle();
         }
         self.clock.advance(until.since(self.clock.now()));
@@ -224,8 +224,8 @@ impl Sim {
 
     /// Moves the clock to the next timer; returns whether there is one.
     pub fn skip(&mut self) -> bool {
-        let Some(alarm) = self.clock.next_alarm() else { return false };
-        self.clock.advance(alarm.since(self.clock.now()));
+        let Some(timer) = self.clock.next_timer() else { return false };
+        self.clock.advance(timer.since(self.clock.now()));
         true
     }
 

@@ -21,8 +21,9 @@ pub enum Change {
 
 /// Called at every change of an item, in the order in which the changes happen to each key.
 pub trait ChangeHook: Send + Sync + 'static {
-    /// Called while the key's hash bucket is locked: must be quick, and must neither block nor call the store.
-    /// `version` is the item's CAS value (for a removal, its last one), or 0 in a store without CAS values.
+    /// Called while the key's hash bucket is locked: must be quick, and must neither block nor call the
+    /// store. `version` is the item's CAS value (for a removal, its last one), or 0 in a store without CAS
+    /// values.
     fn on_change(&self, change: Change, key: &[u8], version: u64);
 }
 
@@ -48,6 +49,7 @@ pub struct EvictedItem<'a> {
 
 /// Called for items that are removed to make room.
 pub trait EvictionHook: Send + Sync + 'static {
-    /// Called while the key's hash bucket is locked: must be quick, and must neither block nor call the store.
+    /// Called while the key's hash bucket is locked: must be quick, and must neither block nor call the
+    /// store.
     fn on_eviction(&self, evicted: &EvictedItem<'_>);
 }

@@ -18,14 +18,15 @@
 //! ```
 //! 26 bits are two years: the idle time of an item that is not used for longer is reported too low.
 //!
-//! Little-endian; an entry starts at a multiple of the granule (4 bytes or more) and is padded to one. The payload is the value, or
-//! with EXTENTS the list of the pieces in which the value lies (see `extent.rs`). An entry with 255 as
-//! the number of key bytes is such a piece, not an item.
+//! Little-endian; an entry starts at a multiple of the granule (4 bytes or more) and is padded to one. The
+//! payload is the value, or with EXTENTS the list of the pieces in which the value lies (see `extent.rs`). An
+//! entry with 255 as the number of key bytes is such a piece, not an item.
 //!
-//! Access: the key, and the padded size that follows from the shape, never change after the entry is written; a thread that keeps
-//! the region from being reused may read them without a lock. Everything else is read and written under the lock of the
-//! key's hash bucket. An overwrite in place changes the shape's payload bytes within the same padded size. The payload of an entry in a
-//! pinned region does not change: writers check the pins.
+//! Access: the key, and the padded size that follows from the shape, never change after the entry is written;
+//! a thread that keeps the region from being reused may read them without a lock. Everything else is read and
+//! written under the lock of the key's hash bucket. An overwrite in place changes the shape's payload bytes
+//! within the same padded size. The payload of an entry in a pinned region does not change: writers check the
+//! pins.
 
 use crate::clock::Expiry;
 // Not from `crate::sync`: these words lie in raw memory, and order nothing between threads.
@@ -76,7 +77,8 @@ pub(crate) struct Usage(u32);
 impl Usage {
     const STAMP_SHIFT: u32 = state::COUNT.ilog2();
     const STAMP_MAX: u32 = u32::MAX >> Self::STAMP_SHIFT;
-    /// A thread may use an item a moment after another has read the clock: up to this much ahead counts as no idle time.
+    /// A thread may use an item a moment after another has read the clock: up to this much ahead counts as no
+    /// idle time.
     const AHEAD_SECS_MAX: u32 = 3600;
 
     #[inline]
@@ -151,8 +153,8 @@ impl Shape {
     /// stays mapped.
     #[inline]
     pub(crate) unsafe fn read(ptr: *const u8) -> Shape {
-        // SAFETY: the caller promises an aligned, initialised word; an overwrite in place may write it at the same time,
-        // hence the atomic access.
+        // SAFETY: the caller promises an aligned, initialised word; an overwrite in place may write it at the
+        // same time, hence the atomic access.
         Shape(unsafe { &*ptr.cast::<AtomicU32>() }.load(Ordering::Relaxed))
     }
 
@@ -244,8 +246,8 @@ pub(crate) fn entry_bytes_min(with_cas: bool) -> usize {
 
 /// A pointer at an item's entry.
 ///
-/// Whoever constructs one promises that the region is not reused while it is in use: the holder has
-/// the lock of the item's hash bucket (all fields), or keeps the region in another way (key and padded size only).
+/// Whoever constructs one promises that the region is not reused while it is in use: the holder has the lock
+/// of the item's hash bucket (all fields), or keeps the region in another way (key and padded size only).
 #[derive(Clone, Copy)]
 pub(crate) struct ItemPtr {
     ptr: *mut u8,
@@ -367,8 +369,8 @@ impl ItemPtr {
     /// The payload: the value, or the list of pieces.
     #[inline]
     pub(crate) fn payload<'a>(self) -> &'a [u8] {
-        // SAFETY: inside the entry; only changed under the hash bucket's lock, which the caller holds, and not
-        // at all while the region is pinned.
+        // SAFETY: inside the entry; only changed under the hash bucket's lock, which the caller holds, and
+        // not at all while the region is pinned.
         unsafe { std::slice::from_raw_parts(self.payload_ptr(), self.shape.payload_bytes()) }
     }
 
@@ -449,8 +451,8 @@ impl ItemPtr {
         Expiry::from_secs(self.get_u32(self.shape.expiry_at()))
     }
 
-    /// Sets the expiry. Returns false when the entry has no room for one and must be rewritten: only that of an item that never
-    /// expires may have none.
+    /// Sets the expiry. Returns false when the entry has no room for one and must be rewritten: only that of
+    /// an item that never expires may have none.
     #[must_use]
     pub(crate) fn set_expiry(self, expiry: Expiry) -> bool {
         if self.shape.0 & HAS_EXPIRY == 0 {

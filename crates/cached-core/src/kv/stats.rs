@@ -82,7 +82,8 @@ impl Kv {
         stats
     }
 
-    /// The bytes of incomplete values, counted as a whole, for which there are reservations. One relaxed load.
+    /// The bytes of incomplete values, counted as a whole, for which there are reservations. One relaxed
+    /// load.
     pub fn reserved_bytes(&self) -> u64 {
         self.inner.log.reserved().bytes()
     }

@@ -258,7 +258,7 @@ impl Environment {
             if self.sim.is_idle() { 0 } else { poll * 100 },
             begin * self.ease_of(Stage::Queued) + self.ease_of(Stage::Stray).div_ceil(4),
             answer * self.ease_of(Stage::Done),
-            if self.sim.clock.next_alarm().is_some() { time * 20 } else { 0 },
+            if self.sim.clock.next_timer().is_some() { time * 20 } else { 0 },
             if self.troubles * 1000 < (self.asked + 4) * rates { ask * rates / 10 } else { 0 },
             event,
         ];
@@ -422,7 +422,7 @@ impl Environment {
                 // A flush during which another client removes the object is sent again, a little later.
                 let may_wait = !self.is_faultless() || self.may_lose || self.profile.another_deletes;
                 let is_late = self.sim.clock.now().since(start) > REST_TIMEOUT;
-                let due = self.sim.clock.next_alarm();
+                let due = self.sim.clock.next_timer();
                 let far = due.is_none_or(|due| due.since(start) > REST_TIMEOUT);
                 if !may_wait || far || is_late {
                     return Err(format!("hang: nothing moves, and these wait: {:?}", self.waiting()));

@@ -2,9 +2,9 @@
 //!
 //! The table has `(base << level) + split` hash buckets. A hash belongs to number `hash mod base·2^level`,
 //! or, when that is below `split`, to `hash mod base·2^(level+1)`: the hash buckets below `split` have
-//! already been split in this round. An insertion that raises the mean load above the target
-//! splits the hash bucket at `split` and increments it. A split holds the lock of that one hash bucket; a reader that
-//! waited for it checks afterwards that its hash still belongs there.
+//! already been split in this round. An insertion that raises the mean load above the target splits the hash
+//! bucket at `split` and increments it. A split holds the lock of that one hash bucket; a reader that waited
+//! for it checks afterwards that its hash still belongs there.
 //!
 //! Locks: the growth lock, then a hash bucket, then the overflow pool.
 
@@ -22,7 +22,8 @@ const BUCKETS_INITIAL: u32 = 16;
 /// The table.
 #[repr(align(128))]
 pub(crate) struct Shard {
-    /// `(2 · base · 2^level − 1) << 32 | split`; the upper half is the mask of the wider addresses. Written under `growing` only.
+    /// `(2 · base · 2^level − 1) << 32 | split`; the upper half is the mask of the wider addresses. Written
+    /// under `growing` only.
     extent: AtomicU64,
     buckets: Buckets,
     overflow: Buckets,
@@ -156,7 +157,8 @@ impl Shard {
         self.counters.stored.load(Ordering::Relaxed)
     }
 
-    /// Returns a new CAS value: higher than all earlier ones of the shard, never 0, and unique among all shards.
+    /// Returns a new CAS value: higher than all earlier ones of the shard, never 0, and unique among all
+    /// shards.
     pub(crate) fn next_cas(&self) -> u64 {
         self.counters.cas.fetch_add(self.cas_step, Ordering::Relaxed)
     }
@@ -317,7 +319,8 @@ impl Shard {
     }
 }
 
-/// The hash bucket to which a hash belongs, as long as it is not split: located once, prefetched early, locked later.
+/// The hash bucket to which a hash belongs, as long as it is not split: located once, prefetched early,
+/// locked later.
 #[derive(Clone, Copy)]
 pub(crate) struct BucketRef<'a> {
     shard: &'a Shard,
@@ -346,8 +349,8 @@ impl<'a> BucketRef<'a> {
     }
 }
 
-/// The hash bucket to which a hash belonged a moment ago. An item found in it, once it is locked, is the right one; one that is not
-/// found may have moved when the hash bucket was split.
+/// The hash bucket to which a hash belonged a moment ago. An item found in it, once it is locked, is the
+/// right one; one that is not found may have moved when the hash bucket was split.
 #[derive(Clone, Copy)]
 pub(crate) struct BucketHint<'a>(&'a Bucket);
 
@@ -553,8 +556,8 @@ impl<'a> BucketGuard<'a> {
 /// Checks for tests.
 #[cfg(any(test, feature = "validate"))]
 impl Shard {
-    /// Checks counters and chains, and calls `each` with the number of the hash bucket and the location of every item. No other
-    /// thread may use the shard.
+    /// Checks counters and chains, and calls `each` with the number of the hash bucket and the location of
+    /// every item. No other thread may use the shard.
     pub(crate) fn validate(&self, mut each: impl FnMut(u64, u32)) {
         let mut items = 0;
         let mut lines = 0;

@@ -1,4 +1,5 @@
-//! What happens between the parts of one operation: between a look-up and its commit, and between a commit and its end.
+//! Operations of other threads between the parts of one operation: between a look-up and its commit, and
+//! between a commit and its end.
 
 use super::{secs, store};
 use crate::arena::RegionState;
@@ -7,9 +8,10 @@ use crate::kv::*;
 use std::sync::{Arc, Mutex};
 
 type Act = Box<dyn FnOnce() + Send>;
+type Operation = fn(&Kv);
 
-/// A clock that stands still and runs a closure at one of its readings. Operations read the clock while they hold no
-/// lock, also between a look-up and the commit that stands on it.
+/// A clock that stands still and runs a closure at one of its readings. Operations read the clock while they
+/// hold no lock, also between a look-up and the commit that relies on it.
 #[derive(Default)]
 struct Interrupting {
     /// The readings left until the closure runs, and the closure.
@@ -45,8 +47,9 @@ impl Clock for Interrupting {
     }
 }
 
-/// Runs `operation` on a key that holds `before`, with `meanwhile` at its first reading of the clock, then on a new
-/// store with `meanwhile` at its second, and so on until it makes no such reading. `check` gets each outcome.
+/// Runs `operation` on a key that holds `before`, with `meanwhile` at its first reading of the clock, then on
+/// a new store with `meanwhile` at its second, and so on until it makes no such reading. `check` gets each
+/// outcome.
 fn at_each_reading<T>(
     config: impl Fn() -> KvConfig,
     before: &[u8],
@@ -77,9 +80,9 @@ fn with_cas(cas: bool) -> impl Fn() -> KvConfig {
 }
 
 #[test]
-fn joining_loses_no_store_in_between() {
+fn an_append_loses_no_concurrent_store() {
     // Of the same size, and longer than what it takes the place of.
-    let stores: [(fn(&Kv), &[u8]); 3] = [
+    let stores: [(Operation, &[u8]); 3] = [
         (|kv| kv.set(b"k", b"new").unwrap(), b"new"),
         (|kv| kv.set(b"k", b"longer than before").unwrap(), b"longer than before"),
         (|kv| assert!(kv.append(b"k", b"new").unwrap()), b"oldnew"),
@@ -105,9 +108,9 @@ fn joining_loses_no_store_in_between() {
 }
 
 #[test]
-fn counting_loses_no_store_in_between() {
+fn an_increment_loses_no_concurrent_store() {
     // Longer than the number that was looked up, or in its place.
-    let stores: [(fn(&Kv), u64); 4] = [
+    let stores: [(Operation, u64); 4] = [
         (|kv| kv.set(b"k", b"20").unwrap(), 21),
         (|kv| kv.set(b"k", b"8").unwrap(), 9),
         (|kv| assert_eq!(kv.increment(b"k", 1), Ok(10)), 11),
@@ -125,7 +128,7 @@ fn counting_loses_no_store_in_between() {
 }
 
 #[test]
-fn what_is_deleted_in_between_stays_deleted() {
+fn an_item_deleted_meanwhile_stays_deleted() {
     let delete = |kv: &Kv| assert!(kv.remove(b"k"));
     let append = |kv: &Kv| kv.append(b"k", b"+").unwrap();
     at_each_reading(KvConfig::default, b"9", delete, append, |kv, is_stored| {
@@ -140,7 +143,7 @@ fn what_is_deleted_in_between_stays_deleted() {
 }
 
 #[test]
-fn an_expiry_given_in_between_stays() {
+fn an_expiry_given_meanwhile_stays() {
     let touch = |kv: &Kv| assert!(kv.touch_for(b"k", secs(100)));
     let expiry = |kv: &Kv| kv.peek(b"k", kv.hash(b"k"), |item| item.expiry()).unwrap();
     for evict in [true, false] {
@@ -158,8 +161,9 @@ fn an_expiry_given_in_between_stays() {
     }
 }
 
-/// The pieces of a large value are published after its item is in the index: another thread may delete the item in
-/// between, and all of a sealed region's bytes be dead while an entry of it still has its writer.
+/// The pieces of a large value are published after its item is in the index: another thread may delete the
+/// item in between, and all of a sealed region's bytes may be garbage while an entry in it still has its
+/// writer.
 #[test]
 fn a_region_is_not_freed_before_the_last_writer_in_it_has_finished() {
     let (kv, _) = store(4 << 20, 1 << 20);
@@ -169,7 +173,7 @@ fn a_region_is_not_freed_before_the_last_writer_in_it_has_finished() {
     let region = inner.log.arena().region(piece.region);
     inner.log.entry_died(piece.location, piece.bytes, Expiry::NEVER);
     assert_eq!((region.live_bytes(), region.writers()), (0, 1));
-    assert_eq!(region.state(), RegionState::Sealed, "its writer is still to be noted as finished");
+    assert_eq!(region.state(), RegionState::Sealed, "its writer has not finished");
     inner.log.publish(piece);
     inner.log.free_if_dead(piece.region);
     assert_eq!(region.state(), RegionState::Free);

@@ -1,4 +1,4 @@
-//! Values whose rest is still to come: what they hold, and what they must not keep others from.
+//! Reservations for values that have not arrived completely: what they hold, and what they must not prevent.
 
 use super::{store, store_with, value_of};
 use crate::kv::*;
@@ -12,7 +12,7 @@ fn is_stored(outcome: StoreOutcome) -> bool {
     matches!(outcome, StoreOutcome::Stored { .. })
 }
 
-/// A value of which one byte has come.
+/// Reserves a value of which one byte has arrived.
 fn begin(kv: &Kv, n: u32, bytes: usize) -> Result<Reservation, StoreOutcome> {
     let key = (1_000_000 + n).to_le_bytes();
     let mut reservation = kv.reserve(&key, kv.hash(&key), bytes, &StoreOptions::default())?;
@@ -21,7 +21,7 @@ fn begin(kv: &Kv, n: u32, bytes: usize) -> Result<Reservation, StoreOutcome> {
 }
 
 #[test]
-fn large_values_under_way_refuse_nobody() {
+fn incomplete_values_do_not_refuse_complete_ones() {
     let (kv, _) = store(64 << 20, 1 << 20);
     set(&kv, 0, 100);
     let half_sent: Vec<_> = (0..36).map(|n| begin(&kv, n, 1_000_000)).collect();
@@ -42,12 +42,12 @@ fn large_values_under_way_refuse_nobody() {
 }
 
 #[test]
-fn values_under_way_leave_most_regions_to_others() {
+fn incomplete_values_leave_most_regions_to_others() {
     let (kv, _) = store(64 << 20, 1 << 20);
     let regions = kv.stats().regions;
     let (mut half_sent, mut refused) = (Vec::new(), 0);
     for n in 0..600 {
-        // So much comes in between that each would lie in a region of its own.
+        // Between two reservations enough is stored that each would lie in a region of its own.
         match begin(&kv, n, if n % 2 == 0 { 5_000 } else { 20_000 }) {
             Ok(reservation) => half_sent.push(reservation),
             Err(outcome) => {
@@ -65,7 +65,7 @@ fn values_under_way_leave_most_regions_to_others() {
     for n in 0..200 {
         assert!(is_stored(set(&kv, n, 100)));
     }
-    // Those that were let in can be completed.
+    // Those that were accepted can be completed.
     for mut reservation in half_sent {
         let rest = vec![1; reservation.remaining()];
         assert!(reservation.write(&rest));
@@ -75,7 +75,7 @@ fn values_under_way_leave_most_regions_to_others() {
 }
 
 #[test]
-fn one_value_of_any_size_may_come_in() {
+fn one_value_of_any_size_may_be_reserved() {
     for (arena, item) in [(1 << 20, 512 << 10), (2 << 20, 1 << 20), (64 << 20, 32 << 20)] {
         let (kv, _) = store(arena, item);
         let value = value_of(7, item - 100);
@@ -90,7 +90,7 @@ fn one_value_of_any_size_may_come_in() {
 }
 
 #[test]
-fn a_value_completed_after_a_flush_is_there() {
+fn a_value_completed_after_a_flush_is_stored() {
     for bytes in [100, 10_000, 1_000_000] {
         let (kv, _) = store(64 << 20, 2 << 20);
         kv.set(b"k", b"old").unwrap();
@@ -103,20 +103,20 @@ fn a_value_completed_after_a_flush_is_there() {
         assert!(is_stored(reservation.commit()));
         assert!(kv.get(b"k").unwrap() == value, "{bytes} bytes");
         while kv.maintain() {}
-        assert!(kv.get(b"k").unwrap() == value, "{bytes} bytes, after the old ones are gone");
+        assert!(kv.get(b"k").unwrap() == value, "{bytes} bytes, after the clean-up");
         assert_eq!(kv.stats().items, 1);
         kv.validate();
     }
 }
 
 #[test]
-fn upkeep_does_not_wait_for_a_value_under_way() {
+fn upkeep_does_not_wait_for_an_incomplete_value() {
     let (kv, _) = store_with(KvConfig { arena_bytes: 8 << 20, ..KvConfig::default() });
     assert!((0..1_000).all(|n| is_stored(set(&kv, n, 100))));
     let reservation = begin(&kv, 0, 3_000).unwrap();
     assert!((1_000..2_000).all(|n| is_stored(set(&kv, n, 100))));
     kv.flush_all();
-    assert!((0..1_000).any(|_| !kv.maintain()), "it asks for more turns and does nothing in them");
+    assert!((0..1_000).any(|_| !kv.maintain()), "it reports more work and does none");
     drop(reservation);
     while kv.maintain() {}
     assert_eq!(kv.stats().items, 0);
