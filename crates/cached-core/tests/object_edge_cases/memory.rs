@@ -64,7 +64,7 @@ fn writes_wait_while_readers_pin_all_memory_and_reads_do_not() {
     let object = id("pinned");
     let all = 256 * BUCKET;
     let mut env = Environment::with(small(WriteMode::Back), |memory| {
-        fill(memory, &object, pattern(1, 0, all as usize))
+        fill(memory, &object, pattern(1, 0, all as usize));
     });
     // Twice, so that the second is served from buckets where they can be had.
     let mut kept = Vec::new();

@@ -12,7 +12,7 @@ fn ranges_at_the_end_of_an_object_are_exact() {
         for size in [0, 1, 511, 512, 513, 4095, 4096, 4097, 8191, 8192, 8193, max - 4097, max - 1, max] {
             let object = id("end");
             let mut env = Environment::with(config.clone(), |memory| {
-                fill(memory, &object, pattern(1, 0, size as usize))
+                fill(memory, &object, pattern(1, 0, size as usize));
             });
             let whole = pattern(1, 0, size as usize);
             for round in 0..2 {
