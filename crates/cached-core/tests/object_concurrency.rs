@@ -385,7 +385,7 @@ impl Environment {
                 break;
             }
             let is_hung = !self.sim.skip();
-            assert!(!is_hung, "a hang: nobody is woken, and these wait:\n{}", self.waiting());
+            assert!(!is_hung, "a hang: no task is woken, and these wait:\n{}", self.waiting());
             skips += 1;
             assert!(skips < 100_000, "{} never end", self.flights.len());
         }

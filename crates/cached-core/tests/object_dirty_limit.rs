@@ -49,7 +49,7 @@ impl Environment {
     #[track_caller]
     fn acknowledged<T: Unpin + 'static>(&mut self, change: impl Fn(&ObjectCache, u64) -> Reply<T>) -> u64 {
         let changes: Vec<_> = (0..40).map(|n| self.sim.spawn(change(&self.cache, n))).collect();
-        self.sim.settle();
+        self.sim.run_until_idle();
         let acknowledged = changes.iter().filter(|change| change.is_done()).count() as u64;
         assert!(self.cache.counters().dirty_bytes <= LIMIT, "{:?}", self.cache.counters());
         self.cache.validate().unwrap();

@@ -193,7 +193,7 @@ fn events_from_below_do_not_repair_a_loss() {
         // Another client of the store reports a change; the store notifies all subscribers.
         let invalidate = InvalidateRequest::new(scope);
         blocker::executor::block_on(env.store.memory().invalidate(invalidate)).unwrap();
-        env.sim.settle();
+        env.sim.run_until_idle();
         assert!(env.is_lost(Scope::All));
         assert!(env.is_lost(Scope::Object(id("taken"))));
     }
@@ -208,7 +208,7 @@ fn missed_events_do_not_repair_a_loss() {
         let invalidate = InvalidateRequest::new(Scope::Namespace(namespace("elsewhere")));
         blocker::executor::block_on(env.store.memory().invalidate(invalidate)).unwrap();
     }
-    env.sim.settle();
+    env.sim.run_until_idle();
     assert!(env.is_lost(Scope::All));
 }
 
@@ -226,7 +226,7 @@ fn lost_objects_release_their_nodes() {
         fill(env.store.memory(), &object, pattern(n, 0, 100));
         let reply = env.cache.read(ReadRequest::new(object, 0, 100));
         let reading = env.sim.spawn(reply);
-        env.sim.settle();
+        env.sim.run_until_idle();
         let read = reading.take().expect("all places are held by what is lost").unwrap();
         same(&read.data.to_vec(), &pattern(n, 0, 100), "another namespace");
     }

@@ -43,7 +43,7 @@ impl Environment {
     #[track_caller]
     fn at_once<T: Unpin + 'static>(&mut self, reply: Reply<T>) -> Result<T> {
         let handle = self.sim.spawn(reply);
-        self.sim.settle();
+        self.sim.run_until_idle();
         handle.take().expect("an answer at once")
     }
 
@@ -159,7 +159,7 @@ fn continues_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_vol
     }
     env.validate();
     drop(env.cache);
-    env.sim.settle();
+    env.sim.run_until_idle();
     assert!(env.running.is_done());
 }
 
@@ -397,12 +397,12 @@ fn parallel_misses_on_one_object_reach_the_store_together() {
     let reads: Vec<_> = (0..16)
         .map(|n| sim.spawn(cache.read(ReadRequest::new(id("object"), n * 3 * BUCKET, BUCKET))))
         .collect();
-    sim.settle();
+    sim.run_until_idle();
     assert_eq!(store.held().len(), 16, "sixteen deep");
     // Answered in any order.
     while let Some(last) = store.held().last() {
         store.answer(last.number);
-        sim.settle();
+        sim.run_until_idle();
     }
     for (n, read) in (0..).zip(reads) {
         same(&read.get().unwrap().data.to_vec(), &pattern(1, n * 3 * BUCKET, 4096), "a miss");
@@ -425,7 +425,7 @@ fn an_event_from_below_drops_clean_data_and_keeps_dirty_data() {
     fill(&env.memory, &id("object"), pattern(3, 0, 16_384));
     let invalidate = InvalidateRequest::new(Scope::Object(id("object")));
     blocker::executor::block_on(env.memory.invalidate(invalidate)).unwrap();
-    env.sim.settle();
+    env.sim.run_until_idle();
     let mut wanted = pattern(3, 0, 16_384);
     wanted[4096..8192].copy_from_slice(&pattern(2, 4096, 4096));
     same(&env.read(&id("object"), 0, 16_384), &wanted, "the new bytes and the cache's dirty ones");

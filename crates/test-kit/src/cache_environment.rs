@@ -112,7 +112,7 @@ impl CacheEnvironment {
     /// Returns the answer of a task, which must come without any time passing.
     #[track_caller]
     pub fn at_once<T>(&mut self, handle: Handle<T>) -> T {
-        self.sim.settle();
+        self.sim.run_until_idle();
         handle.take().expect("an answer at once")
     }
 

@@ -197,7 +197,7 @@ impl Sim {
 
     /// Polls until no task is woken. Time stands still.
     #[track_caller]
-    pub fn settle(&mut self) {
+    pub fn run_until_idle(&mut self) {
         let start = self.polls;
         while self.step() {
             assert!(self.polls - start < POLLS_MAX, "{POLLS_MAX} polls without coming to rest: a livelock");
@@ -213,19 +213,19 @@ impl Sim {
     #[track_caller]
     pub fn advance(&mut self, by: Duration) {
         let until = self.clock.now() + by;
-        self.settle();
-        while let Some(alarm) = self.clock.next_timer().filter(|alarm| *alarm <= until) {
-            self.clock.advance(alarm.since(self.clock.now()));
-            self.settle();
+        self.run_until_idle();
+        while let Some(timer) = self.clock.next_timer().filter(|timer| *timer <= until) {
+            self.clock.advance(timer.since(self.clock.now()));
+            self.run_until_idle();
         }
         self.clock.advance(until.since(self.clock.now()));
-        self.settle();
+        self.run_until_idle();
     }
 
     /// Moves the clock to the next timer; returns whether there is one.
     pub fn skip(&mut self) -> bool {
-        let Some(alarm) = self.clock.next_timer() else { return false };
-        self.clock.advance(alarm.since(self.clock.now()));
+        let Some(timer) = self.clock.next_timer() else { return false };
+        self.clock.advance(timer.since(self.clock.now()));
         true
     }
 

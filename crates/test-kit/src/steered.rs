@@ -187,7 +187,7 @@ impl SteeredStore {
         self.state.lock().unwrap().capabilities = change;
     }
 
-    /// Gives no events to those who subscribe from now on.
+    /// Gives no events to subscribers from now on.
     pub fn silence(&self) {
         self.state.lock().unwrap().is_silent = true;
     }

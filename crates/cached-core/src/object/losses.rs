@@ -88,7 +88,8 @@ struct Unlisted {
     bytes: u64,
 }
 
-/// See the module. A leaf lock.
+/// See the module. A leaf lock, and a plain one: a flush checks all losses of its scope together, and without losses the
+/// lock is not taken.
 pub(crate) struct Losses {
     /// Whether there is any; spares the lock where nothing was ever lost.
     is_any: AtomicBool,

@@ -482,7 +482,7 @@ impl Environment {
             }
             Err(Error::OutcomeUnknown(_) | Error::WritesLost(_)) if self.may_lose || !self.is_faultless() => {
                 // The caller reads back, as the contract requires.
-                self.store.settle(&self.ids[object]);
+                self.store.deliver(&self.ids[object]);
                 self.oracle.pass(look)
             }
             Err(error @ Error::NotStored(_)) => {

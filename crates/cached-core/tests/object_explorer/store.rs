@@ -223,9 +223,9 @@ impl Store {
     }
 
     /// Performs what is still on its way for an object: its caller reads back.
-    pub fn settle(&self, object: &ObjectId) {
+    pub fn deliver(&self, object: &ObjectId) {
         let mut state = self.state();
-        state.settle(object, &self.hub);
+        state.deliver(object, &self.hub);
     }
 
     /// Returns what has been done since the last call.
@@ -373,7 +373,7 @@ impl State {
             // A read sees what is still on its way of requests that were answered as unknown: it is performed
             // now.
             let object = object.clone();
-            self.settle(&object, hub);
+            self.deliver(&object, hub);
         }
         if let Some(scope) = &held.request.forgets {
             self.failed.retain(|object| !scope.covers(object, None));
@@ -399,7 +399,7 @@ impl State {
         self.pass_on(hub);
     }
 
-    fn settle(&mut self, object: &ObjectId, hub: &EventHub) {
+    fn deliver(&mut self, object: &ObjectId, hub: &EventHub) {
         let is_stray =
             |held: &Held| held.stage == Stage::Stray && held.request.object.as_ref() == Some(object);
         let strays = self.held.iter().filter(|(_, held)| is_stray(held)).map(|(number, _)| *number);

@@ -123,7 +123,7 @@ impl Environment {
         }
         // A crash of the store may make any of these of it, on top of what may be there.
         let may_be_lost = self.is_volatile && tracked.write != WriteMode::Back;
-        if tracked.is_tainted {
+        if tracked.is_uncertain {
             let more: Vec<Content> = effects(&tracked.history).into_iter().flatten().collect();
             tracked.history.extend(more);
         }
@@ -135,14 +135,14 @@ impl Environment {
                     // note at `copy_objects`. The next read decides.
                     let past = self.objects[*source].past.clone();
                     let tracked = &mut self.objects[target];
-                    tracked.is_tainted = true;
+                    tracked.is_uncertain = true;
                     tracked.history.extend(past.into_iter().chain(tracked.past.clone()));
                 }
                 let tracked = &mut self.objects[target];
                 tracked.past.extend(after.clone());
                 tracked.history.extend(after.clone());
                 tracked.version = None;
-                tracked.is_haunted = true;
+                tracked.has_cancelled_change = true;
                 tracked.add_candidates(after);
                 return;
             }
@@ -155,7 +155,7 @@ impl Environment {
                         // Its version may have become the store's own, with the same bytes.
                         tracked.version = None;
                     }
-                    Error::Missing | Error::Exists | Error::Mismatch { .. } if !tracked.is_tainted => {
+                    Error::Missing | Error::Exists | Error::Mismatch { .. } if !tracked.is_uncertain => {
                         let agrees = |state: &Content| {
                             sources
                                 .iter()
@@ -173,7 +173,7 @@ impl Environment {
             return;
         }
         tracked.past.extend(after.clone());
-        if tracked.is_tainted {
+        if tracked.is_uncertain {
             tracked.history.extend(after.clone());
             tracked.add_candidates(after);
             return;
@@ -196,7 +196,7 @@ impl Environment {
                 tracked.version = Some(reply.version);
                 tracked.history.extend(tracked.candidates.clone());
                 if reply.durability == Durability::Stored {
-                    tracked.settle_history();
+                    tracked.reset_history();
                 }
                 self.note_version(label, target, reply.version);
             }
@@ -205,7 +205,7 @@ impl Environment {
                 tracked.candidates = after;
                 tracked.history.extend(tracked.candidates.clone());
                 if durability == Durability::Stored {
-                    tracked.settle_history();
+                    tracked.reset_history();
                 }
             }
             _ => {
@@ -215,7 +215,7 @@ impl Environment {
         }
         let tracked = &mut self.objects[target];
         if !may_be_lost {
-            tracked.settle_history();
+            tracked.reset_history();
         }
     }
 
@@ -248,19 +248,19 @@ impl Environment {
             Ok(_) => unreachable!("a read was asked"),
             Err(_) => return,
         };
-        if tracked.is_tainted != tainted {
+        if tracked.is_uncertain != tainted {
             // A crash came in between: any content is possible.
             return;
         }
         let found = reply.as_ref().map(|reply| reply.data.to_vec());
         if tainted {
-            if self.must_invalidate || tracked.is_written || tracked.is_haunted {
+            if self.must_invalidate || tracked.is_written || tracked.has_cancelled_change {
                 return;
             }
             check_mix(&label, &tracked.history, found.as_deref());
             tracked.candidates = vec![found.map(Rc::new)];
             tracked.past.push(tracked.candidates[0].clone());
-            tracked.is_tainted = false;
+            tracked.is_uncertain = false;
             // What was changed since the store came up again may be lost by the next crash.
             tracked.history.push(tracked.candidates[0].clone());
             return;
@@ -277,7 +277,7 @@ impl Environment {
         let agrees =
             |state: &Content| expected(state) == found && state.as_ref().map(|bytes| bytes.len()) == size;
         let is_known = tracked.candidates.iter().any(agrees);
-        if !tracked.is_haunted {
+        if !tracked.has_cancelled_change {
             tracked.candidates.retain(agrees);
         }
         if !is_known {
@@ -294,7 +294,7 @@ impl Environment {
             let same = expected(&Some(Rc::clone(bytes))).as_deref() == found.as_deref();
             assert!(same, "{label}: version {} has stood for other bytes", reply.version);
         }
-        if !self.objects[object].is_written && !self.objects[object].is_haunted {
+        if !self.objects[object].is_written && !self.objects[object].has_cancelled_change {
             self.objects[object].version = Some(reply.version);
             self.note_version(&label, object, reply.version);
         }
@@ -314,18 +314,18 @@ impl Environment {
             Err(Error::Missing) => None,
             _ => return,
         };
-        if tracked.is_tainted {
+        if tracked.is_uncertain {
             return;
         }
         let found = size.as_ref().map(|info| info.size_bytes as usize);
         let before: Vec<_> = tracked.candidates.iter().map(|state| state.as_ref().map(|b| b.len())).collect();
         assert!(before.contains(&found), "{label}: size {found:?}, by the map {before:?}");
-        if !tracked.is_haunted {
+        if !tracked.has_cancelled_change {
             tracked.candidates.retain(|state| state.as_ref().map(|bytes| bytes.len()) == found);
         }
         if let Some(info) = size
             && !tracked.is_written
-            && !tracked.is_haunted
+            && !tracked.has_cancelled_change
         {
             tracked.version = Some(info.version);
             self.note_version(&label, object, info.version);
@@ -343,7 +343,7 @@ impl Environment {
         assert!(names.iter().all(|name| ours(name)), "#{number}: {names:?} were never made");
         for (tracked, (changes, was_written)) in self.objects.iter().zip(marks) {
             let is_here = tracked.id.namespace == self.namespaces[namespace];
-            let is_steady = tracked.changes == *changes && !was_written && !tracked.is_tainted;
+            let is_steady = tracked.changes == *changes && !was_written && !tracked.is_uncertain;
             if !is_here || !is_steady {
                 continue;
             }
@@ -366,8 +366,8 @@ impl Environment {
                 Scope::Domain(..) => false,
                 scope => scope.covers(&tracked.id, None),
             };
-            if is_covered && tracked.changes == *changes && !was_written && !tracked.is_tainted {
-                tracked.settle_history();
+            if is_covered && tracked.changes == *changes && !was_written && !tracked.is_uncertain {
+                tracked.reset_history();
             }
         }
     }

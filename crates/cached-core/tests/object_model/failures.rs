@@ -34,7 +34,7 @@ impl Environment {
         self.crashed = None;
         if self.is_volatile {
             for tracked in self.objects.iter_mut().filter(|tracked| tracked.write != WriteMode::Back) {
-                tracked.is_tainted = true;
+                tracked.is_uncertain = true;
                 tracked.version = None;
             }
             self.must_invalidate = true;
@@ -51,16 +51,16 @@ impl Environment {
     }
 
     /// Asserts that nothing is under way in the cache or below: cancelled requests have ended.
-    pub(super) fn lay_ghosts(&mut self) {
+    pub(super) fn forget_cancelled(&mut self) {
         if self.sim.is_idle() && !self.store.has_older_than(u64::MAX) {
-            self.objects.iter_mut().for_each(|tracked| tracked.is_haunted = false);
+            self.objects.iter_mut().for_each(|tracked| tracked.has_cancelled_change = false);
         }
     }
 
     pub(super) fn step(&mut self) {
-        let haunted = self.objects.iter().filter(|tracked| tracked.is_haunted).count();
+        let haunted = self.objects.iter().filter(|tracked| tracked.has_cancelled_change).count();
         if haunted > 0 {
-            self.lay_ghosts();
+            self.forget_cancelled();
         }
         match self.rng.weighted(&[30, 100, 8, 4, 3, 3]) {
             0 if self.flights.len() < 6 && haunted < 4 => self.begin(),
@@ -91,12 +91,12 @@ impl Environment {
         let is_full = self.flights.len() >= 6 || haunted >= 4;
         if self.sim.is_idle() && is_full && !self.sim.skip() {
             // All requests wait, and only the test can bring the store back.
-            self.mend();
+            self.end_failures();
         }
     }
 
     /// Ends all failures.
-    pub(super) fn mend(&mut self) {
+    pub(super) fn end_failures(&mut self) {
         if self.is_stalled {
             self.is_stalled = false;
             self.faulty.resume();
@@ -106,7 +106,7 @@ impl Environment {
             if self.crashed.is_none() {
                 break;
             }
-            self.sim.settle();
+            self.sim.run_until_idle();
             self.sim.skip();
         }
         assert!(self.crashed.is_none(), "calls from before the crash are still under way");
@@ -114,21 +114,21 @@ impl Environment {
 
     /// With everything flushed and the cache dropped, the store has what the map has.
     pub(super) fn finish(mut self) {
-        self.mend();
+        self.end_failures();
         while !self.kept.is_empty() {
             self.release();
         }
         self.end_flights();
         self.sim.advance(Duration::from_secs(600));
-        self.lay_ghosts();
-        assert!(self.objects.iter().all(|tracked| !tracked.is_haunted), "calls below never end");
-        let is_tainted = |env: &Self| env.objects.iter().any(|tracked| tracked.is_tainted);
+        self.forget_cancelled();
+        assert!(self.objects.iter().all(|tracked| !tracked.has_cancelled_change), "calls below never end");
+        let is_uncertain = |env: &Self| env.objects.iter().any(|tracked| tracked.is_uncertain);
         let mut rounds = 0;
-        while is_tainted(&self) || self.must_invalidate {
+        while is_uncertain(&self) || self.must_invalidate {
             if self.must_invalidate {
                 self.begin_invalidate(Scope::All);
             } else {
-                self.read_tainted();
+                self.read_uncertain();
             }
             self.end_flights();
             rounds += 1;
@@ -140,7 +140,7 @@ impl Environment {
         drop(self.cache.take());
         self.sim.advance(Duration::from_secs(60));
         if let Some(running) = &self.running {
-            assert!(running.is_done(), "the background's work goes on without a cache");
+            assert!(running.is_done(), "the background has not ended with the cache");
         }
         assert!(!self.store.has_older_than(u64::MAX), "calls of a cache that is gone");
         if self.is_volatile {
@@ -169,14 +169,17 @@ impl Environment {
                 break;
             }
             let waiting: Vec<_> = self.flights.iter().map(|flight| &flight.asked).collect();
-            assert!(self.sim.skip(), "a hang: nobody is woken, no alarm is set, and these wait: {waiting:?}");
+            assert!(
+                self.sim.skip(),
+                "a hang: no task is woken, no timer is set, and these wait: {waiting:?}"
+            );
             skips += 1;
             assert!(skips < 200_000, "these never end: {waiting:?}");
         }
     }
 
-    pub(super) fn read_tainted(&mut self) {
-        let tainted = self.objects.iter().position(|tracked| tracked.is_tainted).expect("asked for");
+    pub(super) fn read_uncertain(&mut self) {
+        let tainted = self.objects.iter().position(|tracked| tracked.is_uncertain).expect("asked for");
         self.objects[tainted].readers += 1;
         let request = ReadRequest::new(self.objects[tainted].id.clone(), 0, SIZE_MAX + 10);
         let reply = self.cache().read(request);

@@ -156,12 +156,12 @@ struct Tracked {
     /// All contents it ever had.
     past: Vec<Content>,
     /// The store has crashed, and forwarded changes may be lost: the next read decides.
-    is_tainted: bool,
+    is_uncertain: bool,
     /// A change is under way.
     is_written: bool,
     /// The caller of a change has given up, and the change may still be on its way: it arrives before later
     /// changes, but not before later reads.
-    is_haunted: bool,
+    has_cancelled_change: bool,
     readers: usize,
     /// The number of changes begun.
     changes: u64,
@@ -173,10 +173,10 @@ struct Tracked {
 
 impl Tracked {
     fn is_known(&self) -> bool {
-        self.candidates.len() == 1 && !self.is_tainted && !self.is_haunted
+        self.candidates.len() == 1 && !self.is_uncertain && !self.has_cancelled_change
     }
 
-    fn settle_history(&mut self) {
+    fn reset_history(&mut self) {
         self.history.clone_from(&self.candidates);
     }
 
@@ -314,9 +314,9 @@ impl Environment {
                 candidates: vec![bytes.clone()],
                 history: vec![bytes.clone()],
                 past: vec![bytes],
-                is_tainted: false,
+                is_uncertain: false,
                 is_written: false,
-                is_haunted: false,
+                has_cancelled_change: false,
                 readers: 0,
                 changes: 0,
                 version: None,

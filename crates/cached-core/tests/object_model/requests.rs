@@ -64,9 +64,9 @@ impl Environment {
     pub(super) fn free_object(&mut self) -> Option<usize> {
         let object = self.rng.index(OBJECTS);
         let tracked = &self.objects[object];
-        let is_free = !tracked.is_written && !tracked.is_haunted && tracked.readers == 0;
+        let is_free = !tracked.is_written && !tracked.has_cancelled_change && tracked.readers == 0;
         // What is not known is asked for first.
-        (is_free && tracked.candidates.len() < CANDIDATES_MAX && !tracked.is_tainted).then_some(object)
+        (is_free && tracked.candidates.len() < CANDIDATES_MAX && !tracked.is_uncertain).then_some(object)
     }
 
     pub(super) fn begin_change(&mut self) {
@@ -111,8 +111,8 @@ impl Environment {
                 let source = self.rng.index(OBJECTS);
                 let from = &self.objects[source];
                 if from.is_written
-                    || from.is_haunted
-                    || from.is_tainted
+                    || from.has_cancelled_change
+                    || from.is_uncertain
                     || from.candidates.len() >= CANDIDATES_MAX
                 {
                     return;
@@ -207,7 +207,7 @@ impl Environment {
             return;
         }
         let (mut offset, mut len) = self.range();
-        let tainted = self.objects[object].is_tainted;
+        let tainted = self.objects[object].is_uncertain;
         if self.objects[object].candidates.len() > 1 || tainted || self.rng.permille(100) {
             (offset, len) = (0, SIZE_MAX + 10);
         }
@@ -224,7 +224,7 @@ impl Environment {
 
     pub(super) fn begin_info(&mut self) {
         let object = self.rng.index(OBJECTS);
-        if self.objects[object].is_written || self.objects[object].is_tainted {
+        if self.objects[object].is_written || self.objects[object].is_uncertain {
             return;
         }
         self.objects[object].readers += 1;
