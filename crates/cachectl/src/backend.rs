@@ -12,7 +12,7 @@ use blocker::file::FileConfig;
 use blocker::metrics::render;
 use blocker::{Blocker, Control, Error, Faulty, FileStore, Memory, Namespace, Policy, Result, SystemClock};
 use blocker_rados::{RadosConfig, RadosStore};
-use synapse::{Address, ClientConfig, Secret, SynapseBlocker};
+use synapse::{Address, AddressError, ClientConfig, Secret, SynapseBlocker};
 
 /// A backend as it is written on the command line.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ impl FromStr for BackendSpec {
             "memory" if rest.is_empty() => Ok(Self::Memory),
             "memory" => Err("memory: takes nothing after the colon".into()),
             "rados" => Ok(Self::Rados(Box::new(rest.parse()?))),
-            "synapse" => Ok(Self::Synapse(rest.parse()?)),
+            "synapse" => rest.parse().map(Self::Synapse).map_err(|error: AddressError| error.to_string()),
             "faulty" => {
                 let example = "faulty: is written faulty:seed=1,error_permille=10:BACKEND";
                 let (keys, inner) = rest.split_once(':').ok_or(example)?;
@@ -108,7 +108,10 @@ impl Face {
                 let pairs = render::pairs(&block_on(control.metrics())?);
                 Ok(pairs.into_iter().map(|pair| (pair.name, pair.value.to_u64())).collect())
             }
-            Self::There(server) => block_on(server.statistics()),
+            Self::There(server) => {
+                let pairs = render::pairs(&block_on(server.metrics())?);
+                Ok(pairs.into_iter().map(|pair| (pair.name, pair.value.to_u64())).collect())
+            }
         }
     }
 

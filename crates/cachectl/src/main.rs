@@ -72,7 +72,7 @@ fn main() -> std::process::ExitCode {
 fn run(arguments: Arguments, output: &Output) -> Result<(), exit::Failure> {
     let namespace = blocker::Namespace::new(arguments.namespace.into_bytes())?;
     let secret = arguments.secret_file.as_deref().map(synapse::Secret::from_file).transpose();
-    let secret = secret.map_err(exit::Failure::Usage)?;
+    let secret = secret.map_err(|error| exit::Failure::Usage(error.to_string()))?;
     let timeout = (arguments.timeout > 0).then(|| std::time::Duration::from_secs(arguments.timeout));
     let backend = arguments.backend.as_ref().ok_or_else(|| {
         exit::Failure::Usage("which backend? give it with --backend, for example --backend file:DIR".into())

@@ -18,7 +18,7 @@ impl Host {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let memory = Arc::new(Memory::default());
-        let server = Server::new(Arc::clone(&memory) as _, Some(memory), config).unwrap();
+        let server = Server::new(memory, config).unwrap();
         let address = runtime.block_on(server.listen(&"127.0.0.1:0".parse().unwrap())).unwrap();
         Self { address, _server: server, _runtime: runtime }
     }

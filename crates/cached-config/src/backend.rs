@@ -2,7 +2,7 @@
 
 use crate::error::{ConfigError, invalid, require, within};
 use crate::size::Size;
-use ::synapse::{Address, ClientConfig, Secret};
+use ::synapse::{Address, AddressError, ClientConfig, Secret};
 use blocker::file::FileConfig;
 use blocker::memory::MemoryConfig;
 use serde::de::Error as _;
@@ -210,7 +210,8 @@ impl RemoteTable {
     /// # Errors
     /// That the address is none.
     pub fn client(&self) -> Result<ClientConfig, ConfigError> {
-        let wrong = |why| ConfigError { key: "objects.backend.address".into(), why };
+        let wrong =
+            |error: AddressError| ConfigError { key: "objects.backend.address".into(), why: error.to_string() };
         let address = self.address.parse().map_err(wrong)?;
         let mut config = ClientConfig::new(address);
         config.connections = self.connections;
@@ -252,7 +253,9 @@ impl RemoteTable {
             within(&format!("objects.backend.{key}"), time, 1..=24 * 60 * 60 * 1000)?;
         }
         // Its lines begin with the name of the field.
-        self.client()?.check().map_err(|why| ConfigError { key: "objects.backend".into(), why })?;
+        self.client()?
+            .check()
+            .map_err(|error| ConfigError { key: "objects.backend".into(), why: error.to_string() })?;
         self.secret().map(drop)
     }
 }

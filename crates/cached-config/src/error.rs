@@ -61,7 +61,7 @@ pub fn secret(key: &str, path: &Path) -> Result<Option<Secret>, ConfigError> {
     if path.as_os_str().is_empty() {
         return Ok(None);
     }
-    Secret::from_file(path).map(Some).map_err(|why| ConfigError { key: key.into(), why })
+    Secret::from_file(path).map(Some).map_err(|error| ConfigError { key: key.into(), why: error.to_string() })
 }
 
 /// What is worth a warning about the file of a secret: that others than its owner can read it.

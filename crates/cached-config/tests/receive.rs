@@ -34,7 +34,7 @@ impl World {
         runtime.spawn(background);
         let mut config = ServerConfig::default();
         config.receive_buffers = Some(Arc::new(CacheReceiveBuffers::new(cache.clone())));
-        let server = Server::new(Arc::new(cache.clone()), None, config).unwrap();
+        let server = Server::new(Arc::new(cache.clone()), config).unwrap();
         let address = runtime.block_on(server.listen(&"127.0.0.1:0".parse().unwrap())).unwrap();
         World { runtime, cache, server, address }
     }
@@ -71,7 +71,7 @@ fn a_large_payload_goes_from_the_socket_into_its_buckets_and_back() {
         assert_eq!(counters.zero_copy_bytes, (ROUNDS << 20) as u64, "{write:?}: {counters:?}");
         assert_eq!(counters.receive_buffer_bytes, 0);
         // The first came while nobody expected it; of the others, what one short read brings.
-        let copied = world.server.metric("synapse_copied_bytes");
+        let copied = world.server.metric("synapse_copied_bytes_total");
         assert!(copied <= 32 * 1024 + 1024 * ROUNDS as u64, "{copied} bytes came with their heads");
         // Edges that are no whole bucket are copied, the rest is not.
         let data = pattern(100_000, 7);

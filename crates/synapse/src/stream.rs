@@ -34,14 +34,35 @@ pub enum Address {
     Unix(PathBuf),
 }
 
+/// Why a text is not an [`Address`].
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AddressError {
+    /// There is nothing after `unix:`.
+    #[error("unix: needs a path")]
+    NoPath,
+    /// There is no host.
+    #[error("{text:?} names no host; write HOST:PORT or unix:PATH")]
+    NoHost {
+        /// The text.
+        text: String,
+    },
+    /// The port is not a number up to 65535.
+    #[error("{text:?}: the port is a number up to 65535")]
+    Port {
+        /// The text.
+        text: String,
+    },
+}
+
 impl FromStr for Address {
-    type Err = String;
+    type Err = AddressError;
 
     /// `unix:PATH`, `HOST:PORT`, `[V6]:PORT`, or `HOST` for [`PORT_DEFAULT`].
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, AddressError> {
         if let Some(path) = text.strip_prefix("unix:") {
             let is_there = !path.is_empty();
-            return is_there.then(|| Self::Unix(path.into())).ok_or_else(|| "unix: needs a path".into());
+            return is_there.then(|| Self::Unix(path.into())).ok_or(AddressError::NoPath);
         }
         let (host, port) = match text.rsplit_once(':') {
             // A bare address of IPv6 has colons of its own.
@@ -49,13 +70,13 @@ impl FromStr for Address {
             _ => (text, None),
         };
         if host.is_empty() {
-            return Err(format!("{text:?} names no host; write HOST:PORT or unix:PATH"));
+            return Err(AddressError::NoHost { text: text.into() });
         }
         match port.map(str::parse::<u16>) {
             None if host.contains(':') => Ok(Self::Tcp(format!("[{host}]:{PORT_DEFAULT}"))),
             None => Ok(Self::Tcp(format!("{host}:{PORT_DEFAULT}"))),
             Some(Ok(port)) => Ok(Self::Tcp(format!("{host}:{port}"))),
-            Some(Err(_)) => Err(format!("{text:?}: the port is a number up to 65535")),
+            Some(Err(_)) => Err(AddressError::Port { text: text.into() }),
         }
     }
 }

@@ -16,11 +16,11 @@ use synapse::ServerConfig;
 fn passes(host: &Host, backend: Arc<dyn Blocker>) {
     let mut options = Options::default();
     options.seed = 9;
-    options.patience = Duration::from_secs(20);
+    options.timeout = Duration::from_secs(20);
     let report = run(&Plain::new(backend), &options);
     report.cases.iter().for_each(|case| println!("{case}"));
     report.assert_passed();
-    assert_eq!(host.server.metric("synapse_connections_broken"), 0);
+    assert_eq!(host.server.metric("synapse_connections_broken_total"), 0);
 }
 
 fn memory() -> Arc<dyn Blocker> {

@@ -58,7 +58,7 @@ fn beside_a_counting_server(
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             tokio::spawn(background);
-            let server = Arc::new(Server::new(backend, None, ServerConfig::default()).unwrap());
+            let server = Arc::new(Server::new(backend, ServerConfig::default()).unwrap());
             let address = server.listen(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
             COUNT.with(|count| count.set(Some(0)));
             ready.send((address, Arc::clone(&server))).unwrap();
@@ -237,7 +237,7 @@ fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
             raw.send(|out| *out = bytes);
             assert!(matches!(raw.frame().outcome(), Outcome::Answered(_)));
         }
-        let copied = server.metric("synapse_copied_bytes");
+        let copied = server.metric("synapse_copied_bytes_total");
         // The first came while nobody expected it: a buffer full. The others: what one short read brings.
         let most = 128 * 1024 + 512 * u64::from(rounds);
         assert!(copied <= most, "{copied} of {} bytes were copied", size * rounds as usize);
@@ -250,7 +250,7 @@ fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
         for _ in 0..4 {
             assert!(matches!(raw.frame().outcome(), Outcome::Answered(_)));
         }
-        let more = server.metric("synapse_copied_bytes") - copied;
+        let more = server.metric("synapse_copied_bytes_total") - copied;
         assert!(more <= 4 * 512, "{more} bytes were copied of four payloads");
     });
 }

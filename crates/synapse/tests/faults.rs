@@ -209,7 +209,7 @@ fn an_answer_that_was_lost_is_told_again_by_the_same_instance() {
         let client = world.door.client().await;
         client.write(write(A)).await.expect("the answer was kept");
         assert_eq!(world.applied(), [A]);
-        assert_eq!(world.door.metric("synapse_replays"), 1);
+        assert_eq!(world.door.metric("synapse_replays_total"), 1);
     });
 }
 
@@ -382,7 +382,7 @@ fn a_client_that_is_not_understood_troubles_no_other() {
                 troubled.write(write(A)).await.expect("sent again");
             }
         }
-        assert_eq!(world.door.metric("synapse_connections_broken"), 1);
+        assert_eq!(world.door.metric("synapse_connections_broken_total"), 1);
         assert_eq!(connections(), 3, "only the troubled one has connected again");
         assert_eq!(world.applied().iter().filter(|&&value| value == A).count(), 1);
     });

@@ -34,7 +34,7 @@ impl Life {
         config.clock = Arc::new(clock);
         config.peer_timeout = Duration::from_millis(900);
         let backend = Mortal::new(store);
-        let server = Server::new(Arc::clone(&backend) as _, None, config).expect("a server");
+        let server = Server::new(Arc::clone(&backend) as _, config).expect("a server");
         let bound = server.listen(&Address::Tcp("127.0.0.1:0".into())).await.expect("a port");
         let address = bound.to_string().parse().expect("an address with a port");
         Self { backend, _server: server, address }

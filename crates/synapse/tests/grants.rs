@@ -117,7 +117,7 @@ fn as_many_as_may_connect_are_let_in_and_each_can_do_the_largest_request() {
         for lane in 0..1024 {
             all.push(Raw::greeted(&door, lane, Features::CREDIT, u64::MAX).await);
         }
-        assert_eq!(door.metric("synapse_connections_refused"), 0);
+        assert_eq!(door.metric("synapse_connections_refused_total"), 0);
         let mut last = all.pop().unwrap();
         assert!(last.welcome.credits.bytes < 4 * MIB, "more than a part: {}", last.welcome.credits.bytes);
         let others: Vec<_> = all
@@ -175,8 +175,8 @@ fn clients_that_need_more_than_there_is_take_turns() {
             let done = tokio::time::timeout(Duration::from_secs(600), client).await;
             done.expect("nobody waits for ever").unwrap();
         }
-        assert_eq!(door.metric("synapse_connections_broken"), 0);
-        assert!(door.metric("synapse_grants_changed") > 24, "nobody had to take turns");
+        assert_eq!(door.metric("synapse_connections_broken_total"), 0);
+        assert!(door.metric("synapse_grants_changed_total") > 24, "nobody had to take turns");
         assert_eq!(door.sim.hits().connections.load(Ordering::Relaxed), 24);
     });
 }
@@ -262,7 +262,7 @@ fn a_frame_that_takes_longer_than_the_peer_timeout_arrives_in_the_end() {
         let read = client.read(ReadRequest::new(object("o"), 0, 3 << 20)).await.unwrap();
         assert!(read.data.to_vec() == payload);
         assert!(begun.elapsed() > 2 * peer_timeout, "not slow at all: {:?}", begun.elapsed());
-        assert_eq!(client.metrics()[0], ("connects", 1), "the connection was given up in between");
+        assert_eq!(client.counters()[0], ("connects", 1), "the connection was given up in between");
     });
 }
 
@@ -278,13 +278,13 @@ fn a_call_has_a_deadline_if_the_client_is_told_so() {
         let begun = tokio::time::Instant::now();
         let read = client.read(ReadRequest::new(object("o"), 0, 1));
         let write = client.write(WriteRequest::new(object("o"), 0, b"x"));
-        let statistics = client.statistics();
-        let (read, write, statistics) =
-            tokio::join!(read.into_future(), write.into_future(), statistics.into_future());
+        let metrics = client.control().metrics();
+        let (read, write, metrics) =
+            tokio::join!(read.into_future(), write.into_future(), metrics.into_future());
         assert_eq!(read.map(drop).unwrap_err(), Error::DeadlinePassed);
         // The only slot was taken: neither was ever sent.
         assert_eq!(write.map(drop).unwrap_err(), Error::DeadlinePassed);
-        assert_eq!(statistics.map(drop).unwrap_err(), Error::DeadlinePassed);
+        assert_eq!(metrics.map(drop).unwrap_err(), Error::DeadlinePassed);
         assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     });
 }

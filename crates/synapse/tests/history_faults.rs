@@ -60,7 +60,7 @@ fn play(seed: u64, kinds: &[Kind], off: Rule) -> Run {
             doors.extend([Arc::new(client.clone()) as _, Arc::new(client) as _]);
         }
         let told = run(&doors, &workload, clock).await;
-        let replays = door.metric("synapse_replays");
+        let replays = door.metric("synapse_replays_total");
         // What was given up may still come to pass.
         drop(doors);
         tokio::time::sleep(Duration::from_secs(120)).await;

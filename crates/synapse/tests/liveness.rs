@@ -45,7 +45,7 @@ fn a_silent_client_is_let_go_and_one_that_pings_is_not() {
         assert_eq!((pong.head().header.op, pong.head().header.flags), (Op::Ping, Flags(Flags::REPLY)));
     }
     assert!(silent.try_frame().is_none());
-    until("it is counted", || host.server.metric("synapse_connections_silent") == 1);
+    until("it is counted", || host.server.metric("synapse_connections_silent_total") == 1);
     assert_eq!(host.server.metric("synapse_connections_open"), 1);
 }
 
@@ -65,11 +65,11 @@ fn a_client_that_takes_nothing_is_let_go_and_costs_no_more_than_its_grant() {
     for slot in 0..4 {
         raw.request(id(slot, 1), &read);
     }
-    until("the server has begun", || host.server.metric("synapse_requests") >= 1);
+    until("the server has begun", || host.server.metric("synapse_requests_total") >= 1);
     let mut first = [0; 1];
     raw.stream.read_exact(&mut first).unwrap();
     step_until(&clock, Duration::from_secs(1), "the client is let go", || {
-        host.server.metric("synapse_connections_silent") == 1
+        host.server.metric("synapse_connections_silent_total") == 1
     });
 }
 
@@ -104,7 +104,7 @@ fn a_client_finds_out_that_its_server_is_silent_and_connects_again() {
     config.connect_timeout = Duration::from_secs(3600);
     let runtime = common::runtime();
     let client = runtime.block_on(SynapseBlocker::connect(config)).unwrap();
-    step_until(&clock, Duration::from_millis(500), "it has connected again", || client.metrics()[0].1 == 2);
+    step_until(&clock, Duration::from_millis(500), "it has connected again", || client.counters()[0].1 == 2);
     // On the first connection it has asked whether anybody is there.
     let mut first = greeted.join().unwrap().swap_remove(0);
     let mut heard = Vec::new();
@@ -122,15 +122,15 @@ fn an_idle_connection_is_kept_alive() {
     let mut config = host.client_config();
     config.clock = Arc::new(clock.clone());
     let client = host.client_with(config);
-    common::until("both have connected", || client.metrics().contains(&("connects", 2)));
+    common::until("both have connected", || client.counters().contains(&("connects", 2)));
     // After five seconds of silence each of them asks, and is answered.
     for asked in (1..=100).map(|round| 2 * round) {
         clock.advance(Duration::from_secs(5));
-        let answered = || client.metrics().contains(&("pings_answered", asked));
+        let answered = || client.counters().contains(&("pings_answered", asked));
         common::until("both have been answered", answered);
     }
     host.runtime.block_on(client.write(WriteRequest::new(object("o"), 0, b"x")).into_future()).unwrap();
-    assert_eq!(client.metrics()[0], ("connects", 2));
+    assert_eq!(client.counters()[0], ("connects", 2));
 }
 
 #[test]

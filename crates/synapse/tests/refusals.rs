@@ -60,8 +60,8 @@ fn what_cannot_be_understood_closes_its_connection_and_no_other() {
         let safe = host.runtime.block_on(bystander.read(ReadRequest::new(object("o"), 0, 4)).into_future());
         assert_eq!(safe.unwrap().data.to_vec(), b"safe", "{what}");
     }
-    common::until("all are counted", || host.server.metric("synapse_connections_broken") == 12);
-    assert_eq!(bystander.metrics()[0], ("connects", 2), "the bystander had to connect again");
+    common::until("all are counted", || host.server.metric("synapse_connections_broken_total") == 12);
+    assert_eq!(bystander.counters()[0], ("connects", 2), "the bystander had to connect again");
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn a_request_that_makes_no_sense_is_answered_and_the_connection_lives_on() {
     );
     raw.request(id(0, 3), &read(4));
     assert!(matches!(raw.frame().outcome(), Outcome::Failed(Error::Missing)));
-    raw.request(id(0, 4), &Request::Quota(object("o").namespace));
+    raw.request(id(0, 4), &Request::Policy(object("o").namespace));
     assert!(matches!(raw.frame().outcome(), Outcome::Failed(Error::Unsupported(_))));
 }
 
@@ -210,7 +210,7 @@ fn a_greeting_is_to_be_a_greeting_and_in_time() {
     assert!(raw.frame().goodbye().to_string().contains("critical extension"));
     // Nothing is said at all.
     let mut raw = Raw::new(&host.address);
-    common::until("the server waits for a greeting", || clock.next_alarm().is_some());
+    common::until("the server waits for a greeting", || clock.next_timer().is_some());
     let give_up = std::time::Instant::now() + Duration::from_secs(20);
     raw.stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
     let mut byte = [0];
@@ -226,10 +226,10 @@ fn beyond_loopback_only_with_a_secret_or_by_explicit_word() {
     let server = |change: fn(&mut ServerConfig)| {
         let mut config = ServerConfig::default();
         change(&mut config);
-        Server::new(Arc::new(Memory::default()), None, config).unwrap()
+        Server::new(Arc::new(Memory::default()), config).unwrap()
     };
     let everywhere: Address = "0.0.0.0:0".parse().unwrap();
-    let refused = runtime.block_on(server(|_| ()).listen(&everywhere)).unwrap_err();
+    let refused = runtime.block_on(server(|_| ()).listen(&everywhere)).unwrap_err().to_string();
     assert!(refused.contains("no secret is configured"), "{refused}");
     // What is asked is whether it would listen; an address that cannot be bound says so without opening a door.
     let elsewhere: Address = "192.0.2.1:0".parse().unwrap();
@@ -237,7 +237,7 @@ fn beyond_loopback_only_with_a_secret_or_by_explicit_word() {
         server(|config| config.allow_exposed = true),
         server(|config| config.secret = Some(Secret::new(&[7; 32]).unwrap())),
     ] {
-        let refused = runtime.block_on(allowed.listen(&elsewhere)).unwrap_err();
+        let refused = runtime.block_on(allowed.listen(&elsewhere)).unwrap_err().to_string();
         assert!(refused.contains("cannot listen"), "{refused}");
     }
 }
@@ -263,7 +263,7 @@ fn who_does_not_know_the_secret_is_not_let_in() {
         let error = connect(&host, wrong).err().expect("let in without the secret");
         assert!(matches!(error, Error::Denied(_)), "{error}");
     }
-    common::until("both are counted", || host.server.metric("synapse_connections_refused") >= 1);
+    common::until("both are counted", || host.server.metric("synapse_connections_refused_total") >= 1);
     // A server that knows nothing of a secret is not trusted by a client that has one.
     let open = Host::memory();
     let error = connect(&open, Some(b"correct horse battery")).err().expect("an impostor is trusted");
@@ -321,7 +321,7 @@ fn settings_that_make_no_sense_stop_the_start() {
     for (change, words) in cases {
         let mut config = ServerConfig::default();
         change(&mut config);
-        let refused = Server::new(Arc::new(Memory::default()), None, config).err().expect("accepted");
+        let refused = Server::new(Arc::new(Memory::default()), config).err().expect("accepted").to_string();
         assert!(refused.contains(words) && refused.lines().count() == 1, "{refused}");
     }
 }

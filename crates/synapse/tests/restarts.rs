@@ -99,7 +99,7 @@ fn a_request_too_large_for_the_limits_that_its_server_came_back_with_is_refused_
         assert_eq!(read.await.unwrap().unwrap_err(), Error::TooLarge { limit_bytes });
         small.await.unwrap().unwrap();
         list.await.unwrap().unwrap();
-        assert_eq!(client.metrics()[0], ("connects", 2), "the connection was lost over it");
+        assert_eq!(client.counters()[0], ("connects", 2), "the connection was lost over it");
     });
 }
 

@@ -18,7 +18,7 @@ fn write(byte: u8) -> Request {
 }
 
 fn metric(client: &synapse::SynapseBlocker, name: &str) -> u64 {
-    client.metrics().into_iter().find(|(each, _)| *each == name).unwrap().1
+    client.counters().into_iter().find(|(each, _)| *each == name).unwrap().1
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn a_change_that_is_sent_again_is_done_once() {
         assert_eq!(again.version, first.version);
     }
     assert_eq!(backend.writes.load(Ordering::SeqCst), 1);
-    assert_eq!(host.server.metric("synapse_replays"), 2);
+    assert_eq!(host.server.metric("synapse_replays_total"), 2);
     // Another session's slot is another one's.
     let (mut other, welcome) = Raw::greeted(&host.address, &hello(1));
     assert!(!welcome.is_resumed);
@@ -75,7 +75,7 @@ fn a_change_under_way_when_its_connection_breaks_is_done_once_and_answered_on_th
 /// Stops a server and starts another one at the same place.
 fn restart(host: &mut Host, backend: Arc<dyn Blocker>) {
     let (place, config) = (host.address.clone(), ServerConfig::default());
-    let server = Arc::new(Server::new(backend, None, config).unwrap());
+    let server = Arc::new(Server::new(backend, config).unwrap());
     let old = std::mem::replace(&mut host.server, Arc::clone(&server));
     drop(old);
     let listening = async {
@@ -173,7 +173,7 @@ fn a_cancelled_request_is_given_up_by_the_backend_and_its_slot_used_again() {
         reading.abort();
         until("the backend has let go", || backend.dropped.load(Ordering::SeqCst) == round);
     }
-    assert_eq!(host.server.metric("synapse_cancels"), 3);
+    assert_eq!(host.server.metric("synapse_cancels_total"), 3);
     backend.open();
     let reply = host.runtime.block_on(client.write(WriteRequest::new(object("o"), 0, b"x")).into_future());
     reply.unwrap();

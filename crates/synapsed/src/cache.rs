@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use blocker::{Blocker, Control, SystemClock};
+use blocker::{Blocker, SystemClock};
 use cached_config::{CacheReceiveBuffers, ConfigError, ObjectsTable, ShutdownError, store_all};
 use cached_core::object::ObjectCache;
 use tokio::task::JoinHandle;
@@ -38,13 +38,13 @@ impl Cache {
         })
     }
 
-    /// What is served.
-    pub(crate) fn faces(&self) -> (Arc<dyn Blocker>, Arc<dyn Control>) {
-        (Arc::new(self.cache.clone()), Arc::new(self.cache.clone()))
+    /// Returns the cache as the backend to serve.
+    pub(crate) fn backend(&self) -> Arc<dyn Blocker> {
+        Arc::new(self.cache.clone())
     }
 
-    /// Where large payloads land.
-    pub(crate) fn landing(&self) -> Arc<dyn synapse::ReceiveBuffers> {
+    /// Returns the cache's buckets as receive buffers for large payloads.
+    pub(crate) fn receive_buffers(&self) -> Arc<dyn synapse::ReceiveBuffers> {
         Arc::new(CacheReceiveBuffers::new(self.cache.clone()))
     }
 

@@ -14,7 +14,7 @@ use cached_config::{
 };
 use cached_core::object::ObjectCache;
 use serde::{Deserialize, Deserializer, Serialize};
-use synapse::{Address, Secret, Server, ServerConfig};
+use synapse::{Address, AddressError, Secret, Server, ServerConfig, SettingError};
 
 /// What is written in the file.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
@@ -159,7 +159,7 @@ impl Config {
         if self.listen.is_empty() {
             return invalid("listen", "is empty; it must say where to listen");
         }
-        let wrong = |why| ConfigError { key: "listen".into(), why };
+        let wrong = |error: AddressError| ConfigError { key: "listen".into(), why: error.to_string() };
         self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
     }
 
@@ -213,7 +213,7 @@ impl Config {
         server.peer_timeout = Duration::from_millis(self.times.peer_timeout_ms);
         server.handshake_timeout = Duration::from_millis(self.times.handshake_timeout_ms);
         server.session_linger = Duration::from_secs(self.times.session_linger_secs);
-        server.check().map_err(|line| of_server(&line))?;
+        server.check().map_err(|error| of_server(&error))?;
         Ok(server)
     }
 
@@ -260,7 +260,7 @@ impl Config {
         let limits = MemoryConfig { object_bytes_max: self.object_bytes_max(), ..MemoryConfig::default() };
         let memory = std::sync::Arc::new(Memory::new(limits, std::sync::Arc::clone(&clock)));
         let Some(table) = self.cache()? else {
-            return Server::new(memory, None, server).map(drop).map_err(|line| of_server(&line));
+            return Server::new(memory, server).map(drop).map_err(|error| of_server(&error));
         };
         let mut cache = table.cache().map_err(here)?;
         // As small as may be: nothing is put into it.
@@ -273,7 +273,7 @@ impl Config {
         // Rehearsed only: nothing runs its background.
         let (cache, _background) =
             ObjectCache::new(memory, cache, clock).map_err(|error| here((&error).into()))?;
-        Server::new(std::sync::Arc::new(cache), None, server).map(drop).map_err(|line| of_server(&line))
+        Server::new(std::sync::Arc::new(cache), server).map(drop).map_err(|error| of_server(&error))
     }
 }
 
@@ -287,16 +287,15 @@ pub(crate) fn here(error: ConfigError) -> ConfigError {
     ConfigError { key, why }
 }
 
-/// The server knows its settings by its own names, and its lines begin with one.
-pub(crate) fn of_server(line: &str) -> ConfigError {
-    let (name, why) = line.split_once(' ').unwrap_or(("", line));
-    let key = match name {
+/// Returns the error with the key of the file: the server has its own names for its settings.
+pub(crate) fn of_server(error: &SettingError) -> ConfigError {
+    let key = match error.setting() {
         "session_slots_max" => "limits.session_requests_max".into(),
-        "peer_timeout" | "handshake_timeout" => format!("times.{name}_ms"),
-        "session_linger" => format!("times.{name}_secs"),
+        name @ ("peer_timeout" | "handshake_timeout") => format!("times.{name}_ms"),
+        "session_linger" => "times.session_linger_secs".into(),
         name => format!("limits.{name}"),
     };
-    ConfigError { key, why: why.into() }
+    ConfigError { key, why: error.problem().into() }
 }
 
 #[cfg(test)]

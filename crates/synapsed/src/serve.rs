@@ -53,20 +53,16 @@ pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
         .collect();
     let ended = runtime.block_on(async {
         let cache = table.map(|table| Cache::before(store.backend(), table)).transpose().map_err(of_file)?;
-        let faces = cache.as_ref().map(Cache::faces);
-        let (blocker, control) = match faces {
-            Some((blocker, control)) => (blocker, Some(control)),
-            None => (store.backend(), store.control()),
-        };
+        let backend = cache.as_ref().map_or_else(|| store.backend(), Cache::backend);
         server_config.name = host_name();
-        server_config.receive_buffers = cache.as_ref().map(Cache::landing);
+        server_config.receive_buffers = cache.as_ref().map(Cache::receive_buffers);
         let record = NodeRecord::open(&*store.backend(), &SystemClock, RECORD_PATIENCE).await;
         let record = record.map_err(|error| Failure::refused(format!("{}: {error}", config.backend)))?;
         record.apply(&mut server_config);
         let cache_bytes_max = cache.as_ref().map_or(0, Cache::memory_bytes_max);
         let memory_bytes_max = server_config.memory_bytes_max() + cache_bytes_max + store.memory_bytes_max();
         let server =
-            Server::new(blocker, control, server_config).map_err(|line| of_file(of_server(&line)))?;
+            Server::new(backend, server_config).map_err(|error| of_file(of_server(&error)))?;
         let mut places = Vec::new();
         for address in &addresses {
             places.push(server.listen(address).await.map_err(Failure::refused)?);

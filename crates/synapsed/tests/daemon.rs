@@ -103,8 +103,9 @@ fn a_directory_is_served_and_found_again_after_a_restart() {
         let socket = synapse::Address::Unix(dir.path().join("sock"));
         let local = SynapseBlocker::connect_on_thread(ClientConfig::new(socket)).unwrap();
         assert_eq!(block_on(local.info(InfoRequest::new(object("disk")))).unwrap().size_bytes, 4);
-        let figures = block_on(local.statistics()).unwrap();
-        assert!(figures.iter().any(|(name, value)| name == "synapse_requests" && *value >= 2), "{figures:?}");
+        let metrics = block_on(local.control().metrics()).unwrap();
+        let requests = metrics.number("synapse_requests_total").map(|number| number.to_u64());
+        assert!(requests >= Some(2), "{metrics:?}");
         let (status, log) = daemon.end();
         assert!(status.success(), "{log}");
         assert!(log.contains("ending") && !log.contains("broken off"), "{log}");
@@ -125,12 +126,12 @@ fn a_cache_over_a_directory_stores_at_the_end_what_it_has_acknowledged() {
     let client = daemon.client();
     let reply = block_on(client.write(WriteRequest::new(object("disk"), 0, vec![7; 100_000]))).unwrap();
     assert_eq!(reply.durability, Durability::Cached);
-    let policy = block_on(client.policy(object("disk").namespace)).unwrap();
+    let policy = block_on(client.control().policy(object("disk").namespace)).unwrap();
     assert_eq!(policy.write, WriteMode::Back);
-    let figures = block_on(client.statistics()).unwrap();
-    let dirty = figures.iter().find(|(name, _)| name == "cache_dirty_bytes").expect("the cache's figures");
+    let metrics = block_on(client.control().metrics()).unwrap();
+    let dirty = metrics.number("cache_dirty_bytes").expect("the cache's metrics").to_u64();
     // Whole buckets, and what the cache counts for the object's new end.
-    assert!(dirty.1 >= 100_000 && dirty.1 <= 100_000_u64.next_multiple_of(4096) + 4096, "{dirty:?}");
+    assert!(dirty >= 100_000 && dirty <= 100_000_u64.next_multiple_of(4096) + 4096, "{dirty:?}");
     drop(client);
     let (status, log) = daemon.end();
     assert!(status.success(), "{log}");

@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn letting_go_ends_only_what_was_lost_before() {
+    fn a_repair_ends_only_earlier_losses() {
         let losses = Losses::default();
         let (one, other) = (id("n", 1), id("n", 2));
         assert_eq!(losses.count(), 0);
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_into_the_list_is_not_forgotten() {
+    fn losses_beyond_the_list_are_not_forgotten() {
         let losses = Losses::default();
         for n in 0..=OBJECTS_MAX {
             assert!(record(&losses, &id("full", n), None));

@@ -25,6 +25,7 @@ impl Shared {
         if before != welcome.capabilities {
             tracing::info!(server = %self.config.address, "the server has other limits than on the last connection");
         }
+        self.features.store(welcome.features.0, Ordering::Relaxed);
         if self.unflushed.connected_to(welcome.instance, &welcome.closed) {
             // The other lanes may still hold connections to the old instance.
             tracing::info!(server = %self.config.address, name = welcome.server_name, "the server has restarted");

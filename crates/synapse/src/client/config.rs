@@ -8,6 +8,7 @@ use blocker::{Clock, SystemClock};
 
 use crate::auth::Secret;
 use crate::codec::{HANDSHAKE_NAME_BYTES_MAX, KEY_BYTES_MAX};
+use crate::setting::SettingError;
 use crate::stream::{Address, Connector};
 
 /// The settings of a [`SynapseBlocker`](crate::SynapseBlocker).
@@ -111,18 +112,18 @@ impl ClientConfig {
     ///
     /// # Errors
     /// The first setting that does not, and what would be right.
-    pub fn check(&self) -> Result<(), String> {
-        let wrong = |is_wrong: bool, text: &str| if is_wrong { Err(text.to_owned()) } else { Ok(()) };
-        wrong(!(1..=64).contains(&self.connections), "connections must be 1 to 64")?;
-        wrong(!(1..=65_536).contains(&self.slots), "slots must be 1 to 65536")?;
-        wrong(self.keep_alive.is_zero(), "keep_alive must be above 0")?;
-        wrong(self.peer_timeout <= self.keep_alive, "peer_timeout must be above keep_alive")?;
-        wrong(self.backoff_min.is_zero(), "backoff_min must be above 0")?;
-        wrong(self.backoff_max < self.backoff_min, "backoff_max must be at least backoff_min")?;
-        wrong(self.key.len() > KEY_BYTES_MAX, "key must be at most 64 bytes long")?;
-        wrong(self.name.len() > HANDSHAKE_NAME_BYTES_MAX, "name must be at most 255 bytes long")?;
-        wrong(self.call_timeout.is_some_and(|timeout| timeout.is_zero()), "call_timeout must be above 0")?;
-        wrong(self.connect_timeout.is_zero(), "connect_timeout must be above 0")
+    pub fn check(&self) -> Result<(), SettingError> {
+        let check = SettingError::check;
+        check(!(1..=64).contains(&self.connections), "connections", "must be 1 to 64")?;
+        check(!(1..=65_536).contains(&self.slots), "slots", "must be 1 to 65536")?;
+        check(self.keep_alive.is_zero(), "keep_alive", "must be above 0")?;
+        check(self.peer_timeout <= self.keep_alive, "peer_timeout", "must be above keep_alive")?;
+        check(self.backoff_min.is_zero(), "backoff_min", "must be above 0")?;
+        check(self.backoff_max < self.backoff_min, "backoff_max", "must be at least backoff_min")?;
+        check(self.key.len() > KEY_BYTES_MAX, "key", "must be at most 64 bytes long")?;
+        check(self.name.len() > HANDSHAKE_NAME_BYTES_MAX, "name", "must be at most 255 bytes long")?;
+        check(self.call_timeout.is_some_and(|timeout| timeout.is_zero()), "call_timeout", "must be above 0")?;
+        check(self.connect_timeout.is_zero(), "connect_timeout", "must be above 0")
     }
 
     pub(super) fn guesses(&self) -> bool {

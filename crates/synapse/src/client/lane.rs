@@ -69,7 +69,13 @@ pub(super) struct Resent {
 pub(super) const NEVER: Timestamp = Timestamp(u64::MAX);
 
 impl Lane {
-    pub(super) fn new(index: u16, config: &ClientConfig, limits: Capabilities, now: Timestamp) -> Self {
+    pub(super) fn new(
+        index: u16,
+        config: &ClientConfig,
+        limits: Capabilities,
+        features: Features,
+        now: Timestamp,
+    ) -> Self {
         let state = State {
             slots: (0..config.slots).map(|_| Slot::default()).collect(),
             free: Vec::new(),
@@ -88,6 +94,7 @@ impl Lane {
             due: NEVER,
             down: Some((now, Error::Retryable("not connected yet".into()))),
             limits,
+            features,
         };
         let (load, is_up) = (AtomicU32::new(0), AtomicBool::new(false));
         Self { index, config: config.clone(), load, is_up, ended: Notify::new(), state: Mutex::new(state) }
@@ -123,8 +130,10 @@ impl Lane {
         // A request that has waited keeps the deadline that it came with.
         let waits_until = ticket.and_then(|ticket| state.waiting.get(&ticket)).map(|waiter| waiter.deadline);
         let deadline = waits_until.unwrap_or(deadline);
-        let limits = state.limits;
-        if let Err(error) = state.may_submit(&self.config, deadline).and_then(|()| submitted.fit(&limits)) {
+        let (limits, features) = (state.limits, state.features);
+        if let Err(error) =
+            state.may_submit(&self.config, deadline).and_then(|()| submitted.fit(&limits, features))
+        {
             if let Some(ticket) = ticket {
                 state.remove_waiter(ticket);
                 self.load.fetch_sub(1, Ordering::Relaxed);
@@ -259,7 +268,7 @@ impl Lane {
             state.credits = credits;
             state.can_request_credit = welcome.features.has(Features::CREDIT);
             (state.requested_bytes, state.sent_bytes) = (0, 0);
-            state.limits = welcome.capabilities;
+            (state.limits, state.features) = (welcome.capabilities, welcome.features);
             // The name alone proves nothing: the server may know it from a handshake whose welcome was lost, and may
             // have begun the session then.
             let is_resumed = welcome.is_resumed && state.generation == Some(welcome.generation);

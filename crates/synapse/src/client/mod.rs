@@ -41,7 +41,7 @@ use unflushed::Unflushed;
 /// use synapse::{ClientConfig, Server, ServerConfig, SynapseBlocker};
 ///
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-/// # let server = Server::new(Arc::new(Memory::default()), None, ServerConfig::default())?;
+/// # let server = Server::new(Arc::new(Memory::default()), ServerConfig::default())?;
 /// # let address = server.listen(&"127.0.0.1:0".parse()?).await?;
 /// let store = SynapseBlocker::connect(ClientConfig::new(address)).await?;
 /// let disk = ObjectId::new(Namespace::new("vm")?, Name::new("disk.0")?);
@@ -91,6 +91,8 @@ pub(crate) struct Shared {
     pool: Arc<PayloadPool>,
     events: EventHub,
     has_events: AtomicBool,
+    /// The features of the last welcome.
+    features: AtomicU64,
     unflushed: Unflushed,
     instance: Mutex<Option<InstanceId>>,
     core: OnceLock<Weak<Core>>,
@@ -122,11 +124,11 @@ impl SynapseBlocker {
     /// # Panics
     /// Outside of a tokio runtime.
     pub async fn connect(config: ClientConfig) -> Result<Self> {
-        config.check().map_err(|text| Error::Invalid(text.into()))?;
+        config.check().map_err(|error| Error::Invalid(error.to_string().into()))?;
         let client = config.seed.map_or_else(random, |seed| u128::from(seed).to_le_bytes());
         let pool = PayloadPool::new(config.payload_pool_bytes_max);
         let first = connect::connect(&config, SessionId { client, lane: 0 }, &pool).await?;
-        let capabilities = first.welcome.capabilities;
+        let (capabilities, features) = (first.welcome.capabilities, first.welcome.features);
         let shared = Arc::new(Shared {
             config: config.clone(),
             client,
@@ -135,6 +137,7 @@ impl SynapseBlocker {
             pool,
             events: EventHub::new(),
             has_events: AtomicBool::new(false),
+            features: AtomicU64::new(features.0),
             unflushed: Unflushed::default(),
             instance: Mutex::new(None),
             core: OnceLock::new(),
@@ -142,7 +145,7 @@ impl SynapseBlocker {
         });
         let now = config.clock.now();
         let lanes: Vec<_> = (0..config.connections)
-            .map(|index| Arc::new(Lane::new(index, &config, capabilities, now)))
+            .map(|index| Arc::new(Lane::new(index, &config, capabilities, features, now)))
             .collect();
         let core = Arc::new(Core { config, lanes, shared: Arc::clone(&shared) });
         // It is set once, here.
@@ -154,18 +157,11 @@ impl SynapseBlocker {
         Ok(Self { core })
     }
 
-    /// Returns what this client has counted on its side of the wire, by name.
+    /// Returns what this client has counted on its side of the wire, by name. As typed metrics these are part of
+    /// [`Control::metrics`](blocker::Control::metrics).
     #[must_use]
-    pub fn metrics(&self) -> Vec<(&'static str, u64)> {
-        let counters = &self.core.shared.counters;
-        let all = [
-            ("connects", &counters.connects),
-            ("resends", &counters.resends),
-            ("unanswered", &counters.unanswered),
-            ("late", &counters.late),
-            ("pings_answered", &counters.pongs),
-        ];
-        all.map(|(name, counter)| (name, counter.load(Ordering::Relaxed))).into()
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.core.shared.counters.all().map(|(name, _, _, value)| (name, value)).into()
     }
 
     /// Returns the identity of the store that the server serves, if it has one.
@@ -206,6 +202,40 @@ async fn all_ended(core: &Weak<Core>) {
     let lanes = core.upgrade().map(|core| core.lanes.clone()).unwrap_or_default();
     for lane in lanes {
         lane.ended().await;
+    }
+}
+
+impl Counters {
+    /// Returns the short name, the metric's name and help, and the value of each.
+    fn all(&self) -> [(&'static str, &'static str, &'static str, u64); 5] {
+        [
+            (
+                "connects",
+                "synapse_client_connections_total",
+                "Connections to the server, the first ones included.",
+                &self.connects,
+            ),
+            (
+                "resends",
+                "synapse_client_resends_total",
+                "Requests sent again on another connection.",
+                &self.resends,
+            ),
+            (
+                "unanswered",
+                "synapse_client_answers_lost_total",
+                "Requests that were sent and whose answer was lost.",
+                &self.unanswered,
+            ),
+            ("late", "synapse_client_deadlines_passed_total", "Requests whose deadline passed.", &self.late),
+            (
+                "pings_answered",
+                "synapse_client_pings_answered_total",
+                "Pings that were answered.",
+                &self.pongs,
+            ),
+        ]
+        .map(|(name, metric, help, counter)| (name, metric, help, counter.load(Ordering::Relaxed)))
     }
 }
 

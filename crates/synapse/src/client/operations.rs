@@ -147,6 +147,11 @@ impl Blocker for SynapseBlocker {
         send!(self, Request::Invalidate(request), Invalidate)
     }
 
+    /// Returns the control plane of the server.
+    fn control(&self) -> &dyn Control {
+        self
+    }
+
     /// Events of the time without a connection are missed; [`Event::Missed`] reports that.
     fn subscribe(&self) -> Subscription {
         self.core.shared.events.subscribe()

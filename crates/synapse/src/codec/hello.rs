@@ -34,9 +34,21 @@ impl Features {
     pub const RUNS: u64 = 1 << 2;
     /// The bytes granted change while connected, and more may be asked for.
     pub const CREDIT: u64 = 1 << 3;
-    /// Everything that this side can do. Bits 4 to 6 are kept: reads of several ranges, a feed of changes, and
+    /// Lost writes are an event of their own; without it they are reported as missed events.
+    pub const WRITES_LOST: u64 = 1 << 7;
+    /// Typed metrics can be read.
+    pub const METRICS: u64 = 1 << 8;
+    /// Lost changes can be listed.
+    pub const LOSSES: u64 = 1 << 9;
+    /// Everything that this side supports. Bits 4 to 6 are reserved: reads of several ranges, a feed of changes, and
     /// objects that have moved.
-    pub const ALL: u64 = Self::PAYLOAD_CRC | Self::EVENTS | Self::RUNS | Self::CREDIT;
+    pub const ALL: u64 = Self::PAYLOAD_CRC
+        | Self::EVENTS
+        | Self::RUNS
+        | Self::CREDIT
+        | Self::WRITES_LOST
+        | Self::METRICS
+        | Self::LOSSES;
 
     /// Whether all of `feature` is there.
     #[must_use]

@@ -16,6 +16,7 @@ mod frame;
 mod goodbye;
 mod header;
 mod hello;
+mod metrics;
 mod names;
 mod op;
 mod page;
@@ -42,6 +43,7 @@ pub use hello::{
     CLOSED_MAX, Challenge, Credits, Features, HANDSHAKE_NAME_BYTES_MAX, Hello, InstanceId, KEY_BYTES_MAX,
     Nonce, SessionId, StoreId, Versions, Welcome, decode_proof, encode_proof, versions,
 };
+pub use metrics::{LOSSES_MAX, metrics_page};
 pub use names::Names;
 pub use op::{Kind, Op};
 pub use request::{Request, is_unmatchable_prefix};

@@ -117,8 +117,12 @@ ops! {
     SetQuota = 53, Repeatable;
     /// The backend's figures.
     Statistics = 54, Query;
-    /// The namespaces that have objects or claims.
+    /// Returns the namespaces that have objects or claims.
     Namespaces = 55, Query;
+    /// Returns typed metrics. Only with the feature.
+    Metrics = 56, Query;
+    /// Returns the changes that are lost. Only with the feature.
+    Losses = 57, Query;
 }
 
 impl Op {

@@ -16,6 +16,7 @@ use super::fields::{
 };
 use super::frame::{Attached, Head, encode, has_names};
 use super::header::{Flags, HEADER_BYTES, Header, RequestId};
+use super::hello::Features;
 use super::names::Names;
 use super::op::Op;
 use super::runs;
@@ -69,6 +70,11 @@ pub enum Request {
     Statistics,
     /// [`Control::namespaces`], a page of them: those after this one.
     Namespaces(Option<Namespace>),
+    /// [`Control::metrics`], a page of them: those after this number of samples. Only with
+    /// [`Features::METRICS`].
+    Metrics(u64),
+    /// [`Control::losses`]: those after this object. Only with [`Features::LOSSES`].
+    Losses(Option<ObjectId>),
 }
 
 /// The longest extension area of a request as this side sends it.
@@ -102,6 +108,8 @@ impl Request {
             Self::SetQuota(..) => Op::SetQuota,
             Self::Statistics => Op::Statistics,
             Self::Namespaces(_) => Op::Namespaces,
+            Self::Metrics(_) => Op::Metrics,
+            Self::Losses(_) => Op::Losses,
         }
     }
 
@@ -155,16 +163,22 @@ impl Request {
         cost_bytes(&header, head_bytes, self.payload_bytes(), limits)
     }
 
-    /// Makes it fit these limits of the server: a page of a listing becomes smaller.
+    /// Makes it fit the limits and features of a server: a page of a listing becomes smaller.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if it cannot be sent to a server with such limits.
-    pub fn fit(&mut self, limits: &Capabilities) -> Result<(), Error> {
+    /// [`Error::TooLarge`] if it is beyond a limit, [`Error::Unsupported`] if the server does not know the operation.
+    pub fn fit(&mut self, limits: &Capabilities, features: Features) -> Result<(), Error> {
         let over = |bytes: usize, limit_bytes: u64| match bytes as u64 > limit_bytes {
             true => Err(Error::TooLarge { limit_bytes }),
             false => Ok(()),
         };
+        let needs = |feature: u64| match features.has(feature) {
+            true => Ok(()),
+            false => Err(Error::Unsupported("the server does not have this operation".into())),
+        };
         match self {
+            Self::Metrics(_) => needs(Features::METRICS),
+            Self::Losses(_) => needs(Features::LOSSES),
             Self::List(r) => {
                 r.entries_max = r.entries_max.clamp(1, limits.list_entries_max.max(1));
                 Ok(())
@@ -279,6 +293,12 @@ impl Request {
                 header.length = bytes_max.unwrap_or(0);
             }
             Self::Namespaces(after) => names[0] = after.as_ref().map_or(&[], |after| after.as_bytes()),
+            Self::Metrics(after) => header.offset = *after,
+            Self::Losses(after) => {
+                if let Some(after) = after {
+                    put_object(&mut names, after);
+                }
+            }
             Self::Statistics => {}
         }
         let payload_crc = protect(&mut header, &payload, has_crc);
@@ -417,6 +437,10 @@ impl Request {
                 let bytes_max = header.flags.has(Flags::LIMIT).then_some(header.length);
                 Self::SetQuota(names.namespace(head.namespace)?, bytes_max)
             }
+            Op::Metrics if has_names(head) => return Err(invalid("this operation takes no names")),
+            Op::Metrics => Self::Metrics(header.offset),
+            Op::Losses if !has_names(head) => Self::Losses(None),
+            Op::Losses => Self::Losses(Some(object(head, names)?)),
             Op::Statistics if has_names(head) => return Err(invalid("this operation takes no names")),
             Op::Statistics => Self::Statistics,
             Op::Namespaces if head.namespace.is_empty() => Self::Namespaces(None),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use blocker::metrics::Families;
 use blocker::*;
 use bytes::Bytes;
 
@@ -179,6 +180,10 @@ fn requests() -> Vec<Request> {
         Request::Statistics,
         Request::Namespaces(None),
         Request::Namespaces(Some(namespace())),
+        Request::Metrics(0),
+        Request::Metrics(u64::MAX),
+        Request::Losses(None),
+        Request::Losses(Some(object("o"))),
     ]
 }
 
@@ -279,6 +284,11 @@ fn every_answer_and_error_arrives_as_it_was_sent() {
     let mut quota = Quota::default();
     (quota.bytes_max, quota.used_bytes) = (Some(0), 12);
     let reason = || Reason::from("because");
+    let mut metrics = Families::new();
+    metrics.counter("reads_total", "Reads.", 3);
+    let mut losses = LossPage::default();
+    losses.losses = vec![Loss::new(object("o"), 1, 4096, reason())];
+    (losses.has_more, losses.unlisted_objects, losses.unlisted_bytes) = (true, 2, 3);
     let answers = vec![
         (Op::Read, Ok(Answer::Read(ReadReply::new(Segments::from(b"data"), 99, Version(1))))),
         (Op::Copy, Ok(Answer::Change(ChangeReply::new(Version(u64::MAX), 3, Durability::Replicated(255))))),
@@ -297,6 +307,8 @@ fn every_answer_and_error_arrives_as_it_was_sent() {
         (Op::Quota, Ok(Answer::Quota(Quota::default()))),
         (Op::Statistics, Ok(Answer::Statistics(vec![("objects".into(), u64::MAX)]))),
         (Op::Namespaces, Ok(Answer::Namespaces(vec![object("x").namespace], false))),
+        (Op::Metrics, Ok(Answer::Metrics(metrics, true))),
+        (Op::Losses, Ok(Answer::Losses(losses))),
         (Op::Write, Err(Error::Missing)),
         (Op::Write, Err(Error::Exists)),
         (Op::Write, Err(Error::ConditionFailed { version: Version(u64::MAX) })),
@@ -359,7 +371,7 @@ fn a_reason_that_is_no_text_costs_nobody_the_error() {
 }
 
 #[test]
-fn news_arrive_as_they_were_sent() {
+fn events_arrive_as_they_were_sent() {
     let scope = Scope::Domain(object("x").namespace, OrderDomain(1));
     for event in [
         Event::Changed(Scope::Object(object("o"))),
@@ -369,14 +381,23 @@ fn news_arrive_as_they_were_sent() {
         Event::Degraded("one disk is gone".into()),
         Event::Degraded("ä".repeat(REASON_BYTES_MAX / 2).into()),
         Event::Recovered,
+        Event::WritesLost(Scope::Object(object("o"))),
         Event::Missed,
     ] {
         let mut bytes = Vec::new();
-        encode_event(&mut bytes, &event);
+        encode_event(&mut bytes, &event, Features(Features::ALL));
         let head = decode(&bytes, 512).unwrap().unwrap();
         let payload = &bytes[head.head_bytes..];
         assert_eq!(decode_event(&head, payload, &mut Names::default()), Ok(event));
     }
+}
+
+#[test]
+fn lost_writes_are_missed_events_for_a_peer_without_the_feature() {
+    let mut bytes = Vec::new();
+    encode_event(&mut bytes, &Event::WritesLost(Scope::All), Features(Features::EVENTS));
+    let head = decode(&bytes, 512).unwrap().unwrap();
+    assert_eq!(decode_event(&head, &[], &mut Names::default()), Ok(Event::Missed));
 }
 
 #[test]

@@ -18,9 +18,12 @@ use super::Shared;
 use super::budget::Grant;
 use super::counters::Counts;
 use super::execute::Step;
+use super::peer::Peer;
 use super::session::{Completion, Owned};
 use super::slots::{Begin, Cancel};
-use crate::codec::{self, Flags, FrameError, Names, Op, Outcome, Request, RequestId, Status, cost_bytes};
+use crate::codec::{
+    self, Features, Flags, FrameError, Names, Op, Outcome, Request, RequestId, Status, cost_bytes,
+};
 use crate::input::{Frame, Input};
 use crate::output::Output;
 use crate::stream::Stream;
@@ -77,6 +80,7 @@ pub(super) struct Connection {
     pub(super) stream: Stream,
     pub(super) input: Input,
     pub(super) output: Output,
+    peer: Peer,
     names: Names,
     completions: Vec<Completion>,
     counts: Counts,
@@ -85,6 +89,7 @@ pub(super) struct Connection {
 /// What a handshake has established.
 pub(super) struct Established {
     pub(super) owned: Owned,
+    pub(super) features: Features,
     pub(super) has_crc: bool,
     pub(super) events: Option<Subscription>,
     /// The bytes that this connection may have outstanding, returned when it ends.
@@ -98,13 +103,14 @@ pub(super) struct Established {
 }
 
 impl Connection {
-    pub(super) fn new(shared: Arc<Shared>, stream: Stream) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, stream: Stream, peer: Peer) -> Self {
         let now = shared.config.clock.now();
         let input = Input::new(Arc::clone(&shared.pool), now);
         Self {
             stream,
             input,
             output: Output::default(),
+            peer,
             names: Names::default(),
             completions: Vec::new(),
             counts: Counts::default(),
@@ -304,7 +310,17 @@ impl Connection {
                 }
                 op if op.takes_slot() && !header.flags.has(Flags::REPLY) => {
                     let (shared, output) = (&self.shared, &mut self.output);
-                    handle_request(shared, open, frame, output, &mut self.names, &mut self.counts, now)?;
+                    let peer = self.peer;
+                    handle_request(
+                        shared,
+                        peer,
+                        open,
+                        frame,
+                        output,
+                        &mut self.names,
+                        &mut self.counts,
+                        now,
+                    )?;
                 }
                 op => return Err(End::Broken(format!("{op:?} has no place here"))),
             }
@@ -316,6 +332,7 @@ impl Connection {
         open.owned.take_completions(&mut self.completions);
         for (id, outcome) in self.completions.drain(..) {
             if let Some((op, outcome)) = open.owned.slots.complete(id, outcome) {
+                self.shared.log_failure(self.peer, op, &outcome);
                 reply(&mut self.output, outcome, op, id, open.has_crc);
             }
         }
@@ -336,17 +353,18 @@ impl Connection {
 
     /// Sends events, as long as the client takes them.
     fn send_events(&mut self, open: &mut Established, cx: &mut Context<'_>) {
+        let features = open.features;
         while let Some(events) = &mut open.events
             && self.output.pending_bytes() < OUTPUT_HIGH_BYTES
         {
             match events.poll_next(cx) {
                 Poll::Ready(Some(event)) => self.output.push(|out| {
-                    codec::encode_event(out, &event);
+                    codec::encode_event(out, &event, features);
                     Segments::new()
                 }),
                 Poll::Ready(None) => {
                     self.output.push(|out| {
-                        codec::encode_event(out, &Event::Missed);
+                        codec::encode_event(out, &Event::Missed, features);
                         Segments::new()
                     });
                     open.events = None;
@@ -377,8 +395,11 @@ impl Connection {
     }
 }
 
+/// Executes a request, and answers it if its reply is ready.
+#[allow(clippy::too_many_arguments, reason = "the connection is borrowed in parts")]
 fn handle_request(
     shared: &Arc<Shared>,
+    peer: Peer,
     open: &mut Established,
     frame: Frame<'_>,
     output: &mut Output,
@@ -415,6 +436,7 @@ fn handle_request(
     match step {
         Step::Ready(outcome) => {
             if let Some((op, outcome)) = open.owned.slots.complete(id, Some(outcome)) {
+                shared.log_failure(peer, op, &outcome);
                 reply(output, outcome, op, id, open.has_crc);
             }
         }

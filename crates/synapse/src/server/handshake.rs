@@ -85,6 +85,7 @@ impl Connection {
         let has_crc = features.has(Features::PAYLOAD_CRC);
         Ok(Established {
             owned,
+            features,
             has_crc,
             events,
             grant,

@@ -40,7 +40,7 @@ pub(crate) fn answers(data: &[u8]) {
         let _ = Challenge::decode(head);
         if let Ok(event) = decode_event(head, payload, &mut names) {
             let mut again = Vec::new();
-            encode_event(&mut again, &event);
+            encode_event(&mut again, &event, Features(Features::ALL));
             let second = whole(&again);
             assert_eq!(decode_event(&second, &again[second.head_bytes..], &mut names), Ok(event));
         }

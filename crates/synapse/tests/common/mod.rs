@@ -33,22 +33,13 @@ pub(crate) fn runtime() -> Runtime {
 
 impl Host {
     pub(crate) fn new(kind: Kind, backend: Arc<dyn Blocker>, config: ServerConfig) -> Self {
-        Self::with_control(kind, backend, None, config)
-    }
-
-    pub(crate) fn with_control(
-        kind: Kind,
-        backend: Arc<dyn Blocker>,
-        control: Option<Arc<dyn Control>>,
-        config: ServerConfig,
-    ) -> Self {
         let dir = (kind == Kind::Unix).then(|| tempfile::tempdir().unwrap());
         let address = match &dir {
             Some(dir) => Address::Unix(dir.path().join("synapse.sock")),
             None => Address::Tcp("127.0.0.1:0".into()),
         };
         let runtime = runtime();
-        let server = Arc::new(Server::new(backend, control, config).unwrap());
+        let server = Arc::new(Server::new(backend, config).unwrap());
         let address = runtime.block_on(server.listen(&address)).unwrap();
         Self { server, address, runtime, _dir: dir }
     }

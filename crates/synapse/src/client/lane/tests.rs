@@ -9,7 +9,7 @@ use crate::stream::Address;
 fn lane(slots: u32) -> Lane {
     let mut config = ClientConfig::new(Address::Unix("nowhere".into()));
     config.slots = slots;
-    Lane::new(0, &config, Capabilities::full(4 << 20), Timestamp(0))
+    Lane::new(0, &config, Capabilities::full(4 << 20), Features::default(), Timestamp(0))
 }
 
 fn welcome(slots: u32, bytes: u64, is_resumed: bool) -> Welcome {

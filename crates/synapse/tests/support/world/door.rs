@@ -108,7 +108,7 @@ impl Door {
     /// Another instance starts to listen.
     pub fn start(&self) {
         let backend = Mortal::new(Arc::clone(&*self.store.lock()));
-        let server = Server::new(Arc::clone(&backend) as _, None, self.config.lock().clone());
+        let server = Server::new(Arc::clone(&backend) as _, self.config.lock().clone());
         let server = Arc::new(server.expect("settings that make sense"));
         let serving = Arc::clone(&server);
         self.sim.listen(Arc::new(move |stream| {

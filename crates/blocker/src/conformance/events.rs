@@ -40,7 +40,7 @@ pub(super) fn a_deadline_in_the_past_changes_nothing(cx: &Cx<'_>) -> Check {
     Ok(())
 }
 
-pub(super) fn a_deadline_far_away_does_no_harm(cx: &Cx<'_>) -> Check {
+pub(super) fn a_deadline_far_away_changes_nothing(cx: &Cx<'_>) -> Check {
     let object = cx.object("in-time");
     cx.write(&source_of(&object), 0, b"source")?;
     let later = cx.clock.now() + Duration::from_secs(3600);
@@ -58,8 +58,8 @@ pub(super) fn a_deadline_far_away_does_no_harm(cx: &Cx<'_>) -> Check {
 
 fn hears(cx: &Cx<'_>, listener: &mut Subscription, is: impl Fn(&Event) -> bool, what: &str) -> Check {
     loop {
-        let lost = || Stop::Fail(format!("no news of {what} within {:?}", cx.options.patience.min(NEWS)));
-        match block_on_for(listener.recv(), cx.options.patience.min(NEWS)).ok_or_else(lost)? {
+        let lost = || Stop::Fail(format!("no news of {what} within {:?}", cx.options.timeout.min(NEWS)));
+        match block_on_for(listener.recv(), cx.options.timeout.min(NEWS)).ok_or_else(lost)? {
             Some(event) if is(&event) => return Ok(()),
             Some(_) => {}
             None => return Err(lost()),
@@ -70,7 +70,7 @@ fn hears(cx: &Cx<'_>, listener: &mut Subscription, is: impl Fn(&Event) -> bool, 
 /// How long news may take.
 const NEWS: Duration = Duration::from_secs(5);
 
-pub(super) fn subscribers_hear_of_invalidations(cx: &Cx<'_>) -> Check {
+pub(super) fn subscribers_receive_invalidations(cx: &Cx<'_>) -> Check {
     let object = cx.object("changed");
     cx.write(&object, 0, b"bytes")?;
     let mut listeners = [cx.backend().subscribe(), cx.backend().subscribe()];
@@ -87,7 +87,7 @@ pub(super) fn subscribers_hear_of_invalidations(cx: &Cx<'_>) -> Check {
     cx.expect(&object, b"bytes")
 }
 
-pub(super) fn subscribers_hear_of_claims(cx: &Cx<'_>) -> Check {
+pub(super) fn subscribers_receive_claims(cx: &Cx<'_>) -> Check {
     cx.skip_unless(cx.caps.fencing, "fencing")?;
     let scope = Scope::Object(cx.object("claimed"));
     let mut listener = cx.backend().subscribe();

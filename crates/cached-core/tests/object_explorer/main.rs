@@ -1,24 +1,19 @@
-//! Every order in which things can happen to an object cache, by seeds: who is polled, when the store does
-//! what it was asked and when it says so, what fails, who gives up, who else writes. Beside it a model of
-//! what may be read and of what must be stored; `object_explorer/README.md` says what it has found.
+//! Random orders of events in an object cache, by seeds: which task is polled, when the store performs a
+//! request and when it answers, what fails, which caller gives up, what other clients write. Beside it stands
+//! a model of what may be read and of what must be stored; `README.md` lists what it has
+//! found.
 //!
-//! `EXPLORE_PROFILE=name` and `EXPLORE_SEED=n` replay one run and tell its story. `EXPLORE_SEEDS=n` runs so
-//! many of each profile, from `EXPLORE_FIRST=n` on; `EXPLORE_SECONDS=n` goes on for so long;
-//! `EXPLORE_SURVEY=1` counts what it finds instead of stopping at the first.
+//! `EXPLORE_PROFILE=name` and `EXPLORE_SEED=n` replay one run and print its story. `EXPLORE_SEEDS=n` runs `n`
+//! seeds of each profile, from `EXPLORE_FIRST=n` on; `EXPLORE_SECONDS=n` runs for `n` seconds;
+//! `EXPLORE_SURVEY=1` counts what it finds instead of stopping at the first problem.
 
 #![allow(unreachable_pub, missing_docs)]
 
-#[path = "object_explorer/claims.rs"]
 mod claims;
-#[path = "object_explorer/clients.rs"]
 mod clients;
-#[path = "object_explorer/oracle.rs"]
 mod oracle;
-#[path = "object_explorer/profiles.rs"]
 mod profiles;
-#[path = "object_explorer/scheduler.rs"]
 mod scheduler;
-#[path = "object_explorer/store.rs"]
 mod store;
 
 use std::collections::BTreeMap;
@@ -26,14 +21,14 @@ use std::collections::BTreeMap;
 use profiles::Profile;
 use scheduler::{Outcome, Without, run};
 
-/// Seeds of each profile where nothing else is asked for.
+/// The seeds of each profile that run by default.
 const SEEDS: u64 = 100;
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} must be a number")))
 }
 
-/// The kind of a problem: its first word, without names and numbers.
+/// Returns the kind of a problem: its first words, without names and numbers.
 fn kind_of(problem: &str) -> String {
     let line = problem.lines().next().unwrap_or_default();
     let words: Vec<&str> = line.split_whitespace().take(14).collect();
@@ -42,13 +37,13 @@ fn kind_of(problem: &str) -> String {
     text.join(" ").chars().take(90).collect()
 }
 
-/// A smaller run that fails in the same way: fewer operations.
+/// Returns a smaller run that fails in the same way: with fewer operations.
 fn shrink(profile: &Profile, seed: u64, first: &Outcome) -> Without {
     let wanted = |outcome: &Outcome| {
         let word = |text: &Option<String>| {
             text.as_ref().map(|it| {
                 let it = it.split_once(": ").map_or(it.as_str(), |(first, rest)| {
-                    // An object's name comes before what is wrong with it.
+                    // An object's name comes before the problem.
                     if first.contains('/') { rest } else { it }
                 });
                 it.split(' ').next().unwrap_or_default().to_owned()
@@ -67,15 +62,15 @@ fn shrink(profile: &Profile, seed: u64, first: &Outcome) -> Without {
     best
 }
 
-fn tell(profile: &Profile, seed: u64, outcome: &Outcome) {
+fn print_story(profile: &Profile, seed: u64, outcome: &Outcome) {
     let without = match number("EXPLORE_WHOLE") {
         Some(_) => Without::default(),
         None => shrink(profile, seed, outcome),
     };
-    let told = run(profile, seed, without.clone(), true);
-    told.trace.iter().for_each(|line| println!("{line}"));
+    let replayed = run(profile, seed, without.clone(), true);
+    replayed.trace.iter().for_each(|line| println!("{line}"));
     println!("left out: {without:?}");
-    println!("in short: {}", told.problem.unwrap_or_default());
+    println!("in short: {}", replayed.problem.unwrap_or_default());
 }
 
 fn selected() -> Vec<Profile> {
@@ -91,7 +86,7 @@ fn selected() -> Vec<Profile> {
 
 #[test]
 fn every_order_of_events_keeps_the_guarantees() {
-    // What a run finds is told once, not by each panic.
+    // A problem is printed once, not by each panic.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|panic| {
         if std::thread::current().name() != Some("main") && std::env::var("EXPLORE_PANICS").is_ok() {
@@ -103,7 +98,7 @@ fn every_order_of_events_keeps_the_guarantees() {
         for profile in &profiles {
             let outcome = run(profile, seed, Without::default(), false);
             if let Some(problem) = &outcome.problem {
-                tell(profile, seed, &outcome);
+                print_story(profile, seed, &outcome);
                 std::panic::set_hook(hook);
                 panic!("EXPLORE_PROFILE={} EXPLORE_SEED={seed}: {problem}", profile.name);
             }
@@ -133,7 +128,7 @@ fn every_order_of_events_keeps_the_guarantees() {
                 entry.0 += 1;
                 continue;
             }
-            tell(profile, seed, &outcome);
+            print_story(profile, seed, &outcome);
             std::panic::set_hook(hook);
             panic!("EXPLORE_PROFILE={} EXPLORE_SEED={seed}: {problem}", profile.name);
         }
