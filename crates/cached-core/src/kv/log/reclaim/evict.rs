@@ -1,4 +1,4 @@
-//! Eviction: what of the oldest region of a queue stays, and what goes.
+//! Eviction: which items of a queue's oldest region stay, and which are removed.
 
 use super::{EntryOwner, Job, LiveEntry, Log, Reclaimer};
 use crate::arena::RegionId;
