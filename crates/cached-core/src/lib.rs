@@ -4,8 +4,7 @@
 //! - [`kv`]: a **byte-keyed store** with memcached's semantics. Items are packed into regions of one arena,
 //!   an index finds them, and an eviction [policy] decides which stay.
 //! - [`object`]: an **object cache**, a [`Blocker`](blocker::Blocker) in front of another one: a file store,
-//!   a RADOS pool, a server. It keeps 4 KiB buckets of objects, writes back or through, and answers for what
-//!   it has acknowledged.
+//!   a RADOS pool, a server. It keeps 4 KiB buckets of objects, and writes back or through.
 //!
 //! There are no sockets, no storage I/O and no runtime here.
 //!

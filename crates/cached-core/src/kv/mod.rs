@@ -51,7 +51,7 @@
 //! items that the policy keeps. Memory goes to whatever sizes are in use.
 //!
 //! In the source, read on in `ops/get.rs` and `ops/store.rs` (the operations), `inner.rs` (what they share),
-//! `item.rs` (the bytes of an item), `index/` (look-up), `log/` (allocation and reclaiming; `log/owner.rs` is
+//! `item/` (the bytes of an item), `index/` (look-up), `log/` (allocation and reclaiming; `log/owner.rs` is
 //! its interface to the store) and `extent.rs` (large values). `lock_ranks.rs` has the order of the locks.
 
 mod builder;

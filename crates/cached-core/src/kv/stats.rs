@@ -55,6 +55,14 @@ pub struct KvLimits {
 
 impl Kv {
     /// Reads the store's metrics. That walks over the table of regions, not over the items.
+    ///
+    /// ```
+    /// # use cached_core::kv::Kv;
+    /// # let kv = Kv::with_capacity_bytes(64 << 20)?;
+    /// kv.set(b"k", b"v")?;
+    /// assert_eq!(kv.stats().items, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn stats(&self) -> KvStats {
         let inner = &self.inner;
         let log = inner.log.metrics();
@@ -89,6 +97,14 @@ impl Kv {
     }
 
     /// The most memory that the store takes.
+    ///
+    /// ```
+    /// # use cached_core::kv::Kv;
+    /// # let kv = Kv::with_capacity_bytes(64 << 20)?;
+    /// let limits = kv.limits();
+    /// assert!(limits.arena_bytes + limits.policy_bytes <= 64 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn limits(&self) -> KvLimits {
         KvLimits {
             arena_bytes: self.inner.log.arena().bytes(),

@@ -25,7 +25,7 @@ mod validate;
 
 pub(super) use stream::Entry;
 
-use crate::arena::{Arena, Owner as RegionOwner, RegionId, RegionState};
+use crate::arena::{Arena, Owner, RegionId, RegionState};
 use crate::clock::Expiry;
 use crate::kv::extent::PIECE_HEADER_BYTES;
 use crate::kv::lock_ranks;
@@ -33,7 +33,7 @@ use crate::policy::Policy;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
 use hits::HitTable;
 use lanes::{LARGE_STREAM, Lanes, queue_of_stream};
-use owner::Owner;
+use owner::EntryOwner;
 use queues::{LARGE, Queues};
 use reclaim::{BATCH, Effort, Reclaimer};
 use reserved::Reserved;
@@ -167,7 +167,13 @@ impl Log {
 
     /// Allocates an entry, and reclaims regions if necessary. Not under a hash bucket's lock. Returns `None`
     /// when no memory can be freed.
-    pub(super) fn alloc<O: Owner>(&self, owner: &O, stream: usize, bytes: u32, now: u32) -> Option<Entry> {
+    pub(super) fn alloc<O: EntryOwner>(
+        &self,
+        owner: &O,
+        stream: usize,
+        bytes: u32,
+        now: u32,
+    ) -> Option<Entry> {
         self.reclaim_if_low(owner, now);
         let mut streams = self.lanes.own_in_use().lock();
         let open = &mut streams[stream];
@@ -192,7 +198,12 @@ impl Log {
 
     /// Allocates an entry for a piece of at most `wanted` bytes of data: what is left of the open region, or
     /// a new region when too little is left. Returns the entry and the bytes of data for which it has room.
-    pub(super) fn alloc_piece<O: Owner>(&self, owner: &O, wanted: usize, now: u32) -> Option<(Entry, u32)> {
+    pub(super) fn alloc_piece<O: EntryOwner>(
+        &self,
+        owner: &O,
+        wanted: usize,
+        now: u32,
+    ) -> Option<(Entry, u32)> {
         let header = PIECE_HEADER_BYTES;
         let region_bytes = self.arena.region_bytes();
         self.reclaim_if_low(owner, now);
@@ -221,7 +232,7 @@ impl Log {
 
     /// Reclaims a little when few regions are free, so that no thread has to reclaim a whole region at once.
     #[inline]
-    fn reclaim_if_low<O: Owner>(&self, owner: &O, now: u32) {
+    fn reclaim_if_low<O: EntryOwner>(&self, owner: &O, now: u32) {
         if self.is_low()
             && let Some(mut reclaimer) = try_lock(&self.reclaimer)
         {
@@ -231,12 +242,12 @@ impl Log {
 
     /// Takes a free region and leaves the reclaimer's reserve.
     fn take_region(&self) -> Option<RegionId> {
-        self.arena.take(RegionOwner::Kv, RECLAIM_RESERVE)
+        self.arena.take(Owner::Kv, RECLAIM_RESERVE)
     }
 
     /// Takes a free region, and reclaims until there is one. Returns `None` when nothing more can be
     /// reclaimed.
-    fn obtain_region<O: Owner>(&self, owner: &O, now: u32) -> Option<RegionId> {
+    fn obtain_region<O: EntryOwner>(&self, owner: &O, now: u32) -> Option<RegionId> {
         self.take_region().or_else(|| lock(&self.reclaimer).obtain(self, owner, now))
     }
 
@@ -255,7 +266,7 @@ impl Log {
 
     /// Reclaims for a few milliseconds where no thread waits for it. Nothing is evicted. Returns whether
     /// there was anything to do.
-    pub(super) fn reclaim_some<O: Owner>(&self, owner: &O, now: u32) -> bool {
+    pub(super) fn reclaim_some<O: EntryOwner>(&self, owner: &O, now: u32) -> bool {
         const STEPS: usize = 16;
         const ENTRIES: usize = 256;
         let mut reclaimer = lock(&self.reclaimer);
@@ -264,7 +275,7 @@ impl Log {
 
     /// A log that does not evict turns garbage into free regions before a thread has to wait for one. Returns
     /// whether there was anything to do.
-    pub(super) fn make_room<O: Owner>(&self, owner: &O, now: u32) -> bool {
+    pub(super) fn make_room<O: EntryOwner>(&self, owner: &O, now: u32) -> bool {
         !self.evicts && self.is_low() && self.reclaim_some(owner, now)
     }
 

@@ -10,6 +10,20 @@ use crate::kv::{ArithmeticOptions, ArithmeticOutcome, Kv, Miss, StoreMode, Store
 impl Kv {
     /// Adds to or subtracts from the decimal number in a value. A shorter result is padded with spaces on the
     /// right.
+    ///
+    /// ```
+    /// use cached_core::kv::{Kv, ArithmeticOptions, ArithmeticOutcome};
+    /// # let kv = Kv::with_capacity_bytes(64 << 20)?;
+    /// use cached_core::clock::Expiry;
+    ///
+    /// let options = ArithmeticOptions { delta: 5, vivify: Some((100, Expiry::NEVER)), ..ArithmeticOptions::default() };
+    /// let count = || match kv.arithmetic(b"n", kv.hash(b"n"), &options) {
+    ///     ArithmeticOutcome::Done { value, .. } => value,
+    ///     outcome => panic!("{outcome:?}"),
+    /// };
+    /// assert_eq!((count(), count()), (100, 105));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn arithmetic(&self, key: &[u8], hash: KeyHash, options: &ArithmeticOptions) -> ArithmeticOutcome {
         let inner = &self.inner;
         loop {

@@ -5,6 +5,16 @@ use crate::kv::{Kv, flush};
 impl Kv {
     /// Removes every item: what was stored before this call is gone when it returns. Memory is reclaimed
     /// afterwards.
+    ///
+    /// ```
+    /// # use cached_core::kv::Kv;
+    /// # let kv = Kv::with_capacity_bytes(64 << 20)?;
+    /// kv.set(b"k", b"v")?;
+    /// kv.flush_all();
+    /// assert_eq!(kv.get(b"k"), None);
+    /// while kv.maintain() {}
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn flush_all(&self) {
         let inner = &self.inner;
         // This flush replaces a scheduled one; one that is due already runs first.

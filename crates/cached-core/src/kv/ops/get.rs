@@ -37,6 +37,15 @@ impl Kv {
     /// Reads an item without counting it as used. `f` runs while the key's hash bucket is locked, and must
     /// not call the store.
     ///
+    /// ```
+    /// # use cached_core::kv::Kv;
+    /// # let kv = Kv::with_capacity_bytes(64 << 20)?;
+    /// kv.set(b"k", b"v")?;
+    /// let was_read = kv.peek(b"k", kv.hash(b"k"), |item| item.fetched());
+    /// assert_eq!(was_read, Ok(false));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Miss`] with the reason why there is no item.
     pub fn peek<R>(&self, key: &[u8], hash: KeyHash, f: impl FnOnce(&ItemView<'_>) -> R) -> Result<R, Miss> {
@@ -48,6 +57,19 @@ impl Kv {
     }
 
     /// Reads an item, and in the same step touches or creates it, or decides which caller is to refresh it.
+    ///
+    /// ```
+    /// use cached_core::kv::{Kv, FetchOptions};
+    /// # let kv = Kv::with_capacity_bytes(64 << 20)?;
+    /// use cached_core::clock::Expiry;
+    ///
+    /// kv.set(b"session", b"{}")?;
+    /// let touch = Some(Expiry::after(kv.now_secs(), 300));
+    /// let options = FetchOptions { touch, ..FetchOptions::default() };
+    /// let before = kv.fetch(b"session", kv.hash(b"session"), &options, |_item, fetched| fetched.expiry_before);
+    /// assert_eq!(before, Ok(Expiry::NEVER));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// [`Miss`] with the reason why there is no item; with `vivify` only [`Miss::OutOfMemory`] remains.

@@ -1,6 +1,6 @@
 //! The choice of regions for compactions and sweeps.
 
-use super::{Effort, GARBAGE_SHARE, Job, Log, Owner, Purpose, Survivors};
+use super::{Effort, EntryOwner, GARBAGE_SHARE, Job, Log, Purpose, Survivors};
 use crate::arena::{RegionId, RegionState};
 use crate::sync::lock;
 
@@ -39,7 +39,7 @@ impl Choice {
     }
 
     /// Takes the next chosen region out of its queue; looks again if none is left.
-    pub(super) fn take<O: Owner>(
+    pub(super) fn take<O: EntryOwner>(
         &mut self,
         log: &Log,
         owner: &O,
@@ -71,7 +71,7 @@ impl Choice {
     }
 
     /// Whether a look may find what the last one did not.
-    fn may_look<O: Owner>(&self, log: &Log, owner: &O, jobs: u64, now: u32, effort: Effort) -> bool {
+    fn may_look<O: EntryOwner>(&self, log: &Log, owner: &O, jobs: u64, now: u32, effort: Effort) -> bool {
         let Some((second, jobs_then)) = self.exhausted_at else { return true };
         if second != now || log.boundary() != 0 {
             return true;
@@ -85,7 +85,7 @@ impl Choice {
     }
 
     /// Looks at all regions, and chooses those that are worth a walk.
-    fn look<O: Owner>(&mut self, log: &Log, owner: &O, survivors: &mut Survivors, jobs: u64, now: u32) {
+    fn look<O: EntryOwner>(&mut self, log: &Log, owner: &O, survivors: &mut Survivors, jobs: u64, now: u32) {
         let region_bytes = log.arena.region_bytes() as u32;
         survivors.seal_littered(log);
         // Read before the look: a change during the look is worth another one.

@@ -27,10 +27,10 @@ mod survivors;
 mod walk;
 
 use super::Log;
-use super::owner::{LiveEntry, Owner, Scanned};
+use super::owner::{EntryOwner, LiveEntry, Scanned};
 use super::queues::LARGE;
 use super::stream::Stream;
-use crate::arena::{Owner as RegionOwner, RegionId, RegionState};
+use crate::arena::{Owner, RegionId, RegionState};
 use crate::policy::QueueId;
 use crate::sync::{Ordering, lock};
 use choose::Choice;
@@ -144,7 +144,7 @@ impl Reclaimer {
 
     /// Takes a free region, and reclaims until there is one. Returns `None` when nothing more can be
     /// reclaimed.
-    pub(super) fn obtain<O: Owner>(&mut self, log: &Log, owner: &O, now: u32) -> Option<RegionId> {
+    pub(super) fn obtain<O: EntryOwner>(&mut self, log: &Log, owner: &O, now: u32) -> Option<RegionId> {
         let (first_job, first_sweep) = (self.jobs, self.sweeps);
         let region_bytes = log.arena.region_bytes() as u64;
         let (jobs_max, sweeps_max) = if log.evicts {
@@ -173,7 +173,7 @@ impl Reclaimer {
     }
 
     /// Walks at most about `entries` entries. Returns false when there is nothing to reclaim.
-    pub(super) fn step<O: Owner>(
+    pub(super) fn step<O: EntryOwner>(
         &mut self,
         log: &Log,
         owner: &O,
@@ -247,7 +247,7 @@ impl Reclaimer {
 
     /// Does with one entry what the purpose of the walk demands. Garbage is passed over.
     #[inline]
-    fn process<'a, O: Owner>(
+    fn process<'a, O: EntryOwner>(
         &mut self,
         log: &Log,
         owner: &'a O,
@@ -300,7 +300,7 @@ impl Reclaimer {
     }
 
     /// Chooses the next region and takes it out of its queue.
-    fn pick<O: Owner>(&mut self, log: &Log, owner: &O, now: u32, effort: Effort) -> Option<Job> {
+    fn pick<O: EntryOwner>(&mut self, log: &Log, owner: &O, now: u32, effort: Effort) -> Option<Job> {
         let may_evict = log.evicts && effort != Effort::Upkeep;
         let may_compact = !std::mem::take(&mut self.has_no_place);
         let chosen = if may_compact {
@@ -337,5 +337,5 @@ impl Reclaimer {
 
 /// A region for survivors, from the reclaimer's reserve if there is no other.
 fn take_reserve(log: &Log) -> Result<RegionId, NoPlace> {
-    log.arena.take(RegionOwner::Kv, 0).ok_or(NoPlace)
+    log.arena.take(Owner::Kv, 0).ok_or(NoPlace)
 }

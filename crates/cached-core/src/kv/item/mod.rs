@@ -28,207 +28,21 @@
 //! within the same padded size. The payload of an entry in a pinned region does not change: writers check the
 //! pins.
 
+mod shape;
+mod usage;
+
+pub(crate) use shape::{Fields, PAYLOAD_BYTES_MAX, Shape, entry_bytes_min};
+pub(crate) use usage::{Usage, state};
+
 use crate::clock::Expiry;
+use shape::FIXED_BYTES;
 // Not from `crate::sync`: these words lie in raw memory, and order nothing between threads.
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Keys have 1 to 250 bytes, as in memcached.
 pub const KEY_BYTES_MAX: usize = 250;
 
-/// The bytes before the optional fields: the shape and the usage.
-const FIXED_BYTES: usize = 8;
 const USAGE_AT: usize = 4;
-
-const KEY_BITS: u32 = 8;
-const PAYLOAD_BITS: u32 = 19;
-pub(crate) const PAYLOAD_BYTES_MAX: usize = (1 << PAYLOAD_BITS) - 1;
-const HAS_CAS: u32 = 1 << 27;
-const HAS_EXPIRY: u32 = 1 << 28;
-const HAS_CLIENT_FLAGS: u32 = 1 << 29;
-const EXTENTS: u32 = 1 << 30;
-const KEY_BINARY: u32 = 1 << 31;
-const _: () = assert!(KEY_BITS + PAYLOAD_BITS == 27, "the shape word is full");
-const HAS_SHIFT: u32 = HAS_CAS.trailing_zeros();
-const _: () = assert!(HAS_CAS >> 24 == 8 && HAS_EXPIRY >> 26 == 4);
-const _: () = assert!(HAS_EXPIRY >> HAS_SHIFT == 2 && HAS_CLIENT_FLAGS >> HAS_SHIFT == 4);
-
-/// As the number of key bytes: the entry is a piece of a large value.
-const PIECE: u32 = 255;
-const _: () = assert!(KEY_BYTES_MAX < PIECE as usize);
-
-/// Volatile marks of an item; the upper three of its six bits belong to the eviction policy.
-pub(crate) mod state {
-    /// Marked stale (`md I`); the next reader wins the right to refresh it.
-    pub(crate) const STALE: u8 = 1;
-    /// A client has won the right to refresh the item.
-    pub(crate) const TOKEN_SENT: u8 = 2;
-    /// Read since it was stored.
-    pub(crate) const FETCHED: u8 = 4;
-    /// Where the policy's three bits start.
-    pub(crate) const POLICY_SHIFT: u32 = 3;
-    /// The number of states.
-    pub(crate) const COUNT: usize = 64;
-}
-
-/// An item's state, and the time of its last use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Usage(u32);
-
-impl Usage {
-    const STAMP_SHIFT: u32 = state::COUNT.ilog2();
-    const STAMP_MAX: u32 = u32::MAX >> Self::STAMP_SHIFT;
-    /// A thread may use an item a moment after another has read the clock: up to this much ahead counts as no
-    /// idle time.
-    const AHEAD_SECS_MAX: u32 = 3600;
-
-    #[inline]
-    pub(crate) fn new(state: u8, now: u32) -> Usage {
-        Usage(now << Self::STAMP_SHIFT | u32::from(state))
-    }
-
-    /// Adds marks.
-    #[inline]
-    #[must_use]
-    pub(crate) fn with(self, marks: u8) -> Usage {
-        Usage(self.0 | u32::from(marks))
-    }
-
-    #[inline]
-    pub(crate) fn state(self) -> u8 {
-        self.0 as u8 & (state::COUNT as u8 - 1)
-    }
-
-    /// Seconds since the last use.
-    fn idle_secs(self, now: u32) -> u32 {
-        let idle = now.wrapping_sub(self.0 >> Self::STAMP_SHIFT) & Self::STAMP_MAX;
-        if idle > Self::STAMP_MAX - Self::AHEAD_SECS_MAX { 0 } else { idle }
-    }
-}
-
-/// The offset of the key for each set of optional fields: every look-up needs it first.
-static KEY_AT: [u8; 8] = {
-    let mut table = [0; 8];
-    let mut has = 0;
-    while has < table.len() {
-        table[has] =
-            FIXED_BYTES as u8 + (has & 1) as u8 * 8 + (has >> 1 & 1) as u8 * 4 + (has >> 2) as u8 * 4;
-        has += 1;
-    }
-    table
-};
-
-/// The first word of an entry: what it consists of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Shape(u32);
-
-impl Shape {
-    /// The shape of an item. Key and payload are within their limits (the callers check).
-    #[inline]
-    pub(crate) fn item(key: usize, payload: usize, fields: Fields) -> Shape {
-        debug_assert!((1..=KEY_BYTES_MAX).contains(&key) && payload <= PAYLOAD_BYTES_MAX);
-        let mut word = key as u32 | (payload as u32) << KEY_BITS;
-        for (on, bit) in [
-            (fields.cas, HAS_CAS),
-            (fields.expiry, HAS_EXPIRY),
-            (fields.client_flags, HAS_CLIENT_FLAGS),
-            (fields.extents, EXTENTS),
-            (fields.key_binary, KEY_BINARY),
-        ] {
-            if on {
-                word |= bit;
-            }
-        }
-        Shape(word)
-    }
-
-    /// The shape of a piece that holds `data` bytes of a large value.
-    pub(crate) fn piece(data: u32) -> Shape {
-        Shape(PIECE | data << KEY_BITS)
-    }
-
-    /// Reads the first word of the entry at `ptr`.
-    ///
-    /// # Safety
-    /// `ptr` points at an entry (4-byte aligned) whose first word has been written, in memory that
-    /// stays mapped.
-    #[inline]
-    pub(crate) unsafe fn read(ptr: *const u8) -> Shape {
-        // SAFETY: the caller promises an aligned, initialised word; an overwrite in place may write it at the
-        // same time, hence the atomic access.
-        Shape(unsafe { &*ptr.cast::<AtomicU32>() }.load(Ordering::Relaxed))
-    }
-
-    /// Writes the first word of an entry.
-    ///
-    /// # Safety
-    /// `ptr` points at four writable bytes, 4-byte aligned, in memory that stays mapped.
-    pub(crate) unsafe fn write(self, ptr: *mut u8) {
-        // SAFETY: as the caller promises; atomic, since a walk may read the word at the same time.
-        unsafe { &*ptr.cast::<AtomicU32>() }.store(self.0, Ordering::Relaxed);
-    }
-
-    /// The bytes of data of a piece; `None` for an item.
-    #[inline]
-    pub(crate) fn piece_bytes(self) -> Option<u32> {
-        (self.0 & 0xff == PIECE).then_some(self.0 >> KEY_BITS)
-    }
-
-    #[inline]
-    pub(crate) fn key_bytes(self) -> usize {
-        (self.0 & 0xff) as usize
-    }
-
-    #[inline]
-    pub(crate) fn payload_bytes(self) -> usize {
-        ((self.0 >> KEY_BITS) & ((1 << PAYLOAD_BITS) - 1)) as usize
-    }
-
-    #[inline]
-    pub(crate) fn fields(self) -> Fields {
-        Fields {
-            cas: self.0 & HAS_CAS != 0,
-            expiry: self.0 & HAS_EXPIRY != 0,
-            client_flags: self.0 & HAS_CLIENT_FLAGS != 0,
-            extents: self.0 & EXTENTS != 0,
-            key_binary: self.0 & KEY_BINARY != 0,
-        }
-    }
-
-    #[inline]
-    fn key_at(self) -> usize {
-        usize::from(KEY_AT[(self.0 >> HAS_SHIFT & 7) as usize])
-    }
-
-    // Without branches: each optional field's bit, shifted so that its value is the field's length.
-    #[inline]
-    fn expiry_at(self) -> usize {
-        FIXED_BYTES + (self.0 >> 24 & 8) as usize
-    }
-
-    #[inline]
-    fn client_flags_at(self) -> usize {
-        self.expiry_at() + (self.0 >> 26 & 4) as usize
-    }
-
-    /// The bytes of the entry before padding.
-    #[inline]
-    pub(crate) fn entry_bytes(self) -> usize {
-        match self.piece_bytes() {
-            Some(data) => super::extent::PIECE_HEADER_BYTES + data as usize,
-            None => self.key_at() + self.key_bytes() + self.payload_bytes(),
-        }
-    }
-}
-
-/// The optional parts of an item.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Fields {
-    pub(crate) cas: bool,
-    pub(crate) expiry: bool,
-    pub(crate) client_flags: bool,
-    pub(crate) extents: bool,
-    pub(crate) key_binary: bool,
-}
 
 /// The attributes of an item: all but key and payload.
 #[derive(Debug, Clone, Copy)]
@@ -237,11 +51,6 @@ pub(crate) struct Attributes {
     pub(crate) expiry: Expiry,
     pub(crate) client_flags: u32,
     pub(crate) usage: Usage,
-}
-
-/// The bytes of the smallest entry: one byte of key, no value. It bounds the number of items.
-pub(crate) fn entry_bytes_min(with_cas: bool) -> usize {
-    FIXED_BYTES + if with_cas { 8 } else { 0 } + 1
 }
 
 /// A pointer at an item's entry.
@@ -292,10 +101,10 @@ impl ItemPtr {
     pub(crate) fn set_attributes(self, attributes: &Attributes) {
         self.set_usage(attributes.usage);
         self.set_cas(attributes.cas);
-        if self.shape.0 & HAS_EXPIRY != 0 {
+        if self.shape.has_expiry() {
             self.put_u32(self.shape.expiry_at(), attributes.expiry.as_secs());
         }
-        if self.shape.0 & HAS_CLIENT_FLAGS != 0 {
+        if self.shape.has_client_flags() {
             self.put_u32(self.shape.client_flags_at(), attributes.client_flags);
         }
     }
@@ -428,7 +237,7 @@ impl ItemPtr {
     /// The CAS value; 0 when the store keeps none.
     #[inline]
     pub(crate) fn cas(self) -> u64 {
-        if self.shape.0 & HAS_CAS == 0 {
+        if !self.shape.has_cas() {
             return 0;
         }
         // SAFETY: the shape has the field; unaligned read.
@@ -437,7 +246,7 @@ impl ItemPtr {
 
     #[inline]
     pub(crate) fn set_cas(self, cas: u64) {
-        if self.shape.0 & HAS_CAS != 0 {
+        if self.shape.has_cas() {
             // SAFETY: the shape has the field; the hash bucket's lock excludes other threads.
             unsafe { self.ptr.add(FIXED_BYTES).cast::<u64>().write_unaligned(cas.to_le()) };
         }
@@ -445,7 +254,7 @@ impl ItemPtr {
 
     #[inline]
     pub(crate) fn expiry(self) -> Expiry {
-        if self.shape.0 & HAS_EXPIRY == 0 {
+        if !self.shape.has_expiry() {
             return Expiry::NEVER;
         }
         Expiry::from_secs(self.get_u32(self.shape.expiry_at()))
@@ -455,7 +264,7 @@ impl ItemPtr {
     /// an item that never expires may have none.
     #[must_use]
     pub(crate) fn set_expiry(self, expiry: Expiry) -> bool {
-        if self.shape.0 & HAS_EXPIRY == 0 {
+        if !self.shape.has_expiry() {
             return expiry == Expiry::NEVER;
         }
         self.put_u32(self.shape.expiry_at(), expiry.as_secs());
@@ -464,7 +273,7 @@ impl ItemPtr {
 
     #[inline]
     pub(crate) fn client_flags(self) -> u32 {
-        if self.shape.0 & HAS_CLIENT_FLAGS == 0 {
+        if !self.shape.has_client_flags() {
             return 0;
         }
         self.get_u32(self.shape.client_flags_at())
@@ -486,18 +295,6 @@ mod tests {
         assert_eq!(Shape::piece(1000).entry_bytes(), 1016);
         assert_eq!(Shape::piece(1 << 20).piece_bytes(), Some(1 << 20));
         assert_eq!(entry_bytes_min(true), 17);
-    }
-
-    #[test]
-    fn the_last_use_is_known_for_two_years() {
-        for now in [2, 1000, Usage::STAMP_MAX - 1, Usage::STAMP_MAX, 3 << 26, u32::MAX - 5] {
-            for idle in [0, 1, 59, 86_400, 2 * 365 * 86_400] {
-                let Some(then) = now.checked_sub(idle) else { continue };
-                let usage = Usage::new(45, then);
-                assert_eq!((usage.idle_secs(now), usage.state()), (idle, 45), "{now}");
-            }
-            assert_eq!(Usage::new(1, now + 1).idle_secs(now), 0, "used after the clock was read");
-        }
     }
 
     proptest! {

@@ -8,6 +8,12 @@
 //!
 //! Locks: the growth lock, then a hash bucket, then the overflow pool.
 
+mod guard;
+#[cfg(all(test, shuttle))]
+mod shuttle_tests;
+
+pub(crate) use guard::{BucketGuard, BucketHint, BucketLock, BucketRef, Slot};
+
 use super::bucket::{Bucket, Buckets, SLOTS};
 use crate::KeyHash;
 use crate::kv::lock_ranks;
@@ -189,13 +195,13 @@ impl Shard {
     #[inline]
     pub(crate) fn locate(&self, hash: KeyHash) -> BucketRef<'_> {
         let extent = self.extent.load(Ordering::Acquire);
-        BucketRef { shard: self, bucket: self.bucket(address(extent, hash)), extent }
+        BucketRef::new(self, self.bucket(address(extent, hash)), extent)
     }
 
     /// The hash bucket to which `hash` belongs at present, for a look at its first line.
     #[inline]
     pub(crate) fn hint(&self, hash: KeyHash) -> BucketHint<'_> {
-        BucketHint(self.locate(hash).bucket)
+        self.locate(hash).hint()
     }
 
     /// Locks the hash bucket to which `hash` belongs.
@@ -204,23 +210,9 @@ impl Shard {
         self.locate(hash).lock(hash)
     }
 
-    /// Locks the hash bucket to which `hash` belongs, after the table has grown since it was located.
-    #[cold]
-    fn lock_again<'a>(&'a self, hash: KeyHash, mut lock: BucketLock<'a>) -> BucketGuard<'a> {
-        loop {
-            let bucket = self.locate(hash).bucket;
-            if std::ptr::eq(bucket, lock.bucket) {
-                return BucketGuard { shard: self, lock };
-            }
-            drop(lock);
-            lock = BucketLock::lock(bucket);
-        }
-    }
-
     /// Locks a hash bucket by its number, for a walk over all; `None` if there is none.
     pub(crate) fn lock_bucket(&self, index: u64) -> Option<BucketGuard<'_>> {
-        (index < self.bucket_count())
-            .then(|| BucketGuard { shard: self, lock: BucketLock::lock(self.bucket(index as u32)) })
+        (index < self.bucket_count()).then(|| BucketGuard::lock(self, self.bucket(index as u32)))
     }
 
     /// Splits one hash bucket if the shard is fuller than it should be. `rehash` returns the hash of the
@@ -239,7 +231,7 @@ impl Shard {
         }
         let split = extent as u32;
         let new = count as u32;
-        let old = BucketGuard { shard: self, lock: BucketLock::lock(self.bucket(split)) };
+        let old = BucketGuard::lock(self, self.bucket(split));
         let round = round_of(extent);
         let moved_bit = round;
         // No thread can reach the new hash bucket before `extent` is written below, so its lock is not taken.
@@ -319,240 +311,6 @@ impl Shard {
     }
 }
 
-/// The hash bucket to which a hash belongs, as long as it is not split: located once, prefetched early,
-/// locked later.
-#[derive(Clone, Copy)]
-pub(crate) struct BucketRef<'a> {
-    shard: &'a Shard,
-    bucket: &'a Bucket,
-    /// The shard's extent by which `bucket` was located.
-    extent: u64,
-}
-
-impl<'a> BucketRef<'a> {
-    /// Prefetches the hash bucket's line.
-    #[inline]
-    pub(crate) fn prefetch(&self) {
-        crate::prefetch::prefetch(std::ptr::from_ref(self.bucket));
-    }
-
-    /// Locks the hash bucket to which `hash` belongs.
-    #[inline(always)]
-    pub(crate) fn lock(&self, hash: KeyHash) -> BucketGuard<'a> {
-        let BucketRef { shard, bucket, extent } = *self;
-        let lock = BucketLock::lock(bucket);
-        // A hash bucket is split under its lock, so while it is locked the location is final.
-        if shard.extent.load(Ordering::Acquire) == extent {
-            return BucketGuard { shard, lock };
-        }
-        shard.lock_again(hash, lock)
-    }
-}
-
-/// The hash bucket to which a hash belonged a moment ago. An item found in it, once it is locked, is the
-/// right one; one that is not found may have moved when the hash bucket was split.
-#[derive(Clone, Copy)]
-pub(crate) struct BucketHint<'a>(&'a Bucket);
-
-impl<'a> BucketHint<'a> {
-    /// Prefetches the hash bucket's line.
-    #[inline]
-    pub(crate) fn prefetch(self) {
-        crate::prefetch::prefetch(std::ptr::from_ref(self.0));
-    }
-
-    /// Guesses the item's slot and location without the lock: good for a prefetch, and for
-    /// [`BucketLock::location`] to look there first.
-    #[inline]
-    pub(crate) fn peek(self, hash: KeyHash) -> Option<(usize, u32)> {
-        // The first slot with the tag. It may be empty or another key's: once in forty.
-        let slot = self.0.matches(hash.tag()).next()?;
-        Some((slot, self.0.location(slot)))
-    }
-
-    /// Locks the hash bucket.
-    #[inline]
-    pub(crate) fn lock(self) -> BucketLock<'a> {
-        BucketLock::lock(self.0)
-    }
-}
-
-/// The lock of a hash bucket: permission to read and change the items to which it refers.
-pub(crate) struct BucketLock<'a> {
-    bucket: &'a Bucket,
-    /// Its place in the lock order; dropped after the lock has been released.
-    _order: lock_order::Held,
-}
-
-impl<'a> BucketLock<'a> {
-    /// Locks a hash bucket.
-    #[inline(always)]
-    #[cfg_attr(debug_assertions, track_caller)]
-    fn lock(bucket: &'a Bucket) -> BucketLock<'a> {
-        let _order = lock_ranks::BUCKET.enter();
-        bucket.lock();
-        BucketLock { bucket, _order }
-    }
-
-    /// The location of the item in a slot of the first line, if there is one, whatever its key.
-    #[inline]
-    pub(crate) fn location(&self, slot: usize) -> Option<u32> {
-        let location = self.bucket.location_or_none(slot);
-        (location != 0).then_some(location)
-    }
-}
-
-impl Drop for BucketLock<'_> {
-    #[inline]
-    fn drop(&mut self) {
-        self.bucket.unlock();
-    }
-}
-
-/// The locked hash bucket to which a hash belongs: an item that is not found here does not exist.
-pub(crate) struct BucketGuard<'a> {
-    shard: &'a Shard,
-    lock: BucketLock<'a>,
-}
-
-/// A slot found in a locked hash bucket.
-#[derive(Clone, Copy)]
-pub(crate) struct Slot<'a> {
-    line: &'a Bucket,
-    slot: usize,
-}
-
-impl Slot<'_> {
-    /// Records that the item has moved. The caller holds the hash bucket's lock.
-    pub(crate) fn set_location(&self, location: u32) {
-        self.line.set_location(self.slot, location);
-    }
-}
-
-impl<'a> BucketGuard<'a> {
-    pub(crate) fn shard(&self) -> &'a Shard {
-        self.shard
-    }
-
-    /// Keeps only the lock.
-    #[inline]
-    pub(crate) fn into_lock(self) -> BucketLock<'a> {
-        self.lock
-    }
-
-    #[inline]
-    fn bucket(&self) -> &'a Bucket {
-        self.lock.bucket
-    }
-
-    /// The slot with the hash's tag whose location `is_it` accepts.
-    pub(crate) fn find(&self, hash: KeyHash, mut is_it: impl FnMut(u32) -> bool) -> Option<Slot<'a>> {
-        self.find_map(hash, |location| is_it(location).then_some(())).map(|(slot, ())| slot)
-    }
-
-    /// The slot with the hash's tag for whose location `find` returns something.
-    #[inline(always)]
-    pub(crate) fn find_map<T>(
-        &self,
-        hash: KeyHash,
-        mut find: impl FnMut(u32) -> Option<T>,
-    ) -> Option<(Slot<'a>, T)> {
-        let mut line = self.bucket();
-        loop {
-            for slot in line.matches(hash.tag()) {
-                let location = line.location(slot);
-                if location != 0
-                    && let Some(found) = find(location)
-                {
-                    return Some((Slot { line, slot }, found));
-                }
-            }
-            match line.link() {
-                0 => return None,
-                link => line = self.shard.line(link),
-            }
-        }
-    }
-
-    /// Adds an item. Returns false when the shard has no room left.
-    #[must_use]
-    pub(crate) fn insert(&self, hash: KeyHash, location: u32, entry_bytes: u64) -> bool {
-        debug_assert_ne!(location, 0);
-        let mut line = self.bucket();
-        let slot = loop {
-            if let Some(slot) = line.empty_slot() {
-                break slot;
-            }
-            match line.link() {
-                0 => {
-                    let Some(link) = self.shard.take_line() else { return false };
-                    line.set_link(link);
-                    line = self.shard.line(link);
-                }
-                link => line = self.shard.line(link),
-            }
-        };
-        line.set(slot, hash.tag(), location);
-        self.shard.counters.items.fetch_add(1, Ordering::Relaxed);
-        self.shard.adjust_bytes(entry_bytes, 0);
-        true
-    }
-
-    /// Removes an item, and fills its slot from the chain's last line so that chains stay short.
-    pub(crate) fn remove(&self, slot: Slot<'a>, entry_bytes: u64) {
-        slot.line.set_location(slot.slot, 0);
-        self.shard.counters.items.fetch_sub(1, Ordering::Relaxed);
-        self.shard.adjust_bytes(0, entry_bytes);
-        if self.bucket().link() != 0 {
-            self.compact();
-        }
-    }
-
-    /// Moves items of the last line into empty slots of earlier ones, and frees empty lines.
-    fn compact(&self) {
-        while self.bucket().link() != 0 {
-            let (mut before, mut last) = (self.bucket(), self.shard.line(self.bucket().link()));
-            let mut hole = before.empty_slot().map(|slot| (before, slot));
-            while last.link() != 0 {
-                hole = hole.or_else(|| last.empty_slot().map(|slot| (last, slot)));
-                (before, last) = (last, self.shard.line(last.link()));
-            }
-            match ((0..SLOTS).find(|&slot| last.location(slot) != 0), hole) {
-                (None, _) => {
-                    let link = before.link();
-                    before.set_link(0);
-                    self.shard.give_line(link);
-                }
-                (Some(slot), Some((into, hole))) => {
-                    into.set(hole, last.tag(slot), last.location(slot));
-                    last.set_location(slot, 0);
-                }
-                (Some(_), None) => return,
-            }
-        }
-    }
-
-    fn for_each_slot(&self, mut each: impl FnMut(&'a Bucket, usize)) {
-        let mut line = self.bucket();
-        loop {
-            for slot in 0..SLOTS {
-                if line.location(slot) != 0 {
-                    each(line, slot);
-                }
-            }
-            match line.link() {
-                0 => return,
-                link => line = self.shard.line(link),
-            }
-        }
-    }
-
-    /// Calls `each` with every location in this hash bucket.
-    pub(crate) fn for_each(&self, mut each: impl FnMut(u32)) {
-        self.for_each_slot(|line, slot| each(line.location(slot)));
-    }
-}
-
 /// Checks for tests.
 #[cfg(any(test, feature = "validate"))]
 impl Shard {
@@ -582,74 +340,5 @@ impl Shard {
     /// Whether `hash` belongs to hash bucket `index`.
     pub(crate) fn belongs(&self, index: u64, hash: KeyHash) -> bool {
         u64::from(address(self.extent.load(Ordering::Acquire), hash)) == index
-    }
-}
-
-#[cfg(all(test, shuttle))]
-mod shuttle_tests {
-    use super::*;
-    use crate::sync::Arc;
-
-    fn hash_of(location: u32) -> KeyHash {
-        KeyHash(u64::from(location).wrapping_mul(0x9e37_79b9_7f4a_7c15))
-    }
-
-    fn holds(shard: &Shard, location: u32) -> bool {
-        let hash = hash_of(location);
-        shard.lock(hash).find(hash, |found| found == location).is_some()
-    }
-
-    /// While hash buckets are split, items that are there or added are found, and removed ones are gone.
-    #[test]
-    fn a_split_loses_no_item() {
-        shuttle::check_random(
-            || {
-                let shard = Arc::new(Shard::new(1000, 0, 1).unwrap());
-                let add = |shard: &Shard, location: u32| {
-                    let hash = hash_of(location);
-                    assert!(shard.lock(hash).insert(hash, location, 1));
-                };
-                (1..=165).for_each(|location| add(&shard, location));
-                let writer = {
-                    let shard = shard.clone();
-                    shuttle::thread::spawn(move || {
-                        for location in 200..206 {
-                            add(&shard, location);
-                            shard.grow(hash_of);
-                            assert!(holds(&shard, location));
-                        }
-                    })
-                };
-                let remover = {
-                    let shard = shard.clone();
-                    shuttle::thread::spawn(move || {
-                        for location in 1..5 {
-                            let hash = hash_of(location);
-                            {
-                                let locked = shard.lock(hash);
-                                let slot = locked.find(hash, |found| found == location).unwrap();
-                                locked.remove(slot, 1);
-                            }
-                            shard.grow(hash_of);
-                            assert!(!holds(&shard, location));
-                        }
-                    })
-                };
-                // Those in the hash buckets that are split: half of them move.
-                for location in (6..=165).filter(|location| hash_of(*location).low() % 16 < 2) {
-                    assert!(holds(&shard, location), "{location} was lost");
-                }
-                writer.join().unwrap();
-                remover.join().unwrap();
-                assert!(shard.bucket_count() > u64::from(BUCKETS_INITIAL));
-                let mut seen = 0;
-                shard.validate(|bucket, location| {
-                    assert!(shard.belongs(bucket, hash_of(location)));
-                    seen += 1;
-                });
-                assert_eq!(seen, 165 + 6 - 4);
-            },
-            300,
-        );
     }
 }
