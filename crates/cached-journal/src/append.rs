@@ -1,11 +1,12 @@
 //! Appending: room, the filling batch, and holds.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use crate::batch::{Batch, Measured};
 use crate::error::AppendError;
 use crate::format::{batch_bytes_max, record_payload_max};
+use crate::hold::Hold;
 use crate::metrics::Counters;
 use crate::record::{NAME_BYTES_MAX, Object, Position, Record};
 use crate::shared::{Shared, State};
@@ -19,41 +20,6 @@ pub struct Appended {
     /// Keeps the record's segment. Keep it until the record's data are stored, or drop it if an older hold of
     /// the same object stands for all its data.
     pub hold: Hold,
-}
-
-/// Keeps the segment of a position, and all later ones, until it is dropped.
-///
-/// Taking and dropping one costs the same however many there are. The drop never waits for the disk.
-pub struct Hold {
-    shared: Arc<Shared>,
-    count: Arc<AtomicU64>,
-    position: Position,
-}
-
-impl Hold {
-    /// The count has been raised for it.
-    pub(crate) fn new(shared: Arc<Shared>, count: Arc<AtomicU64>, position: Position) -> Self {
-        Self { shared, count, position }
-    }
-
-    /// Returns the position that the hold was taken for.
-    pub fn position(&self) -> Position {
-        self.position
-    }
-}
-
-impl std::fmt::Debug for Hold {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.debug_tuple("Hold").field(&self.position).finish()
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        if self.count.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.shared.release();
-        }
-    }
 }
 
 /// Room that was set aside: appends within it are not refused for want of room.

@@ -6,6 +6,7 @@ use std::task::Waker;
 use parking_lot::MutexGuard;
 
 use crate::batch::Batch;
+use crate::committer::Committer;
 use crate::disk::DiskFile;
 use crate::error::DiskError;
 use crate::event::Event;
@@ -15,18 +16,6 @@ use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, salt};
 use crate::metrics::Counters;
 use crate::shared::{Phase, RETRY_AFTER, Shared, State};
 use crate::table::segment_name;
-
-/// The end of the durable log, which only one thread at a time extends.
-#[derive(Debug, Default)]
-pub(crate) struct Committer {
-    /// The number of the next batch.
-    pub(crate) next_number: u64,
-    /// The check of the last durable batch.
-    pub(crate) last_check: u32,
-    /// The life of the last segment whose header is durable.
-    pub(crate) last_life: u64,
-    pub(crate) next_life: u64,
-}
 
 /// Where a header is to be written.
 struct Place {

@@ -5,35 +5,19 @@ use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
 
-use crate::append::{Appended, Hold, Reservation};
-use crate::clock::{Clock, SystemClock};
+use crate::append::{Appended, Reservation};
 use crate::config::JournalConfig;
-use crate::disk::{Disk, RealDisk};
+use crate::disk::RealDisk;
 use crate::durability::{Wait, block_on};
+use crate::environment::Environment;
 use crate::error::{AppendError, DiskError, NotDurable, OpenError};
 use crate::event::{Level, Observer};
+use crate::hold::Hold;
 use crate::metrics::Metrics;
 use crate::record::{Position, Record};
 use crate::recovery;
 use crate::replay::Replay;
 use crate::shared::{Phase, Shared};
-
-/// What a journal stands on.
-pub struct Environment {
-    /// The disk.
-    pub disk: Box<dyn Disk>,
-    /// The time.
-    pub clock: Arc<dyn Clock>,
-    /// Receives events.
-    pub observer: Observer,
-}
-
-impl Environment {
-    /// Returns an environment with the operating system's clock, and events dropped.
-    pub fn new(disk: impl Disk + 'static) -> Self {
-        Self { disk: Box::new(disk), clock: Arc::new(SystemClock::default()), observer: Arc::new(|_| {}) }
-    }
-}
 
 /// A journal: records appended in order, durable in groups, replayed as a prefix after a crash.
 ///

@@ -7,12 +7,10 @@ use crate::disk::{Disk, DiskFile};
 use crate::error::DiskError;
 use crate::event::Event;
 use crate::shared::{RETRY_AFTER, Shared};
-use crate::table::{Segment, segment_name};
+use crate::table::{NEW_SUFFIX, Segment, segment_name};
 
 /// How much is zeroed by one write.
 const ZERO_BYTES: u64 = 256 * 1024;
-/// What a file is called until it is complete.
-pub(crate) const NEW_SUFFIX: &str = ".new";
 
 /// Makes a file of zeros, durably, and gives it its name then. Gives up, with `Interrupted`, when `is_wanted`
 /// returns false.

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::append::Hold;
 use crate::error::{Corruption, OpenError, ReadError};
+use crate::hold::Hold;
 use crate::marks::{Epochs, Marks};
 use crate::metrics::Counters;
 use crate::record::{Head, Kind, Position};

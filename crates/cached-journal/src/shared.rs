@@ -2,14 +2,13 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::batch::{Batch, Buffers};
 use crate::clock::Clock;
-use crate::commit::Committer;
+use crate::committer::Committer;
 use crate::disk::Disk;
 use crate::durability::Durability;
 use crate::error::AppendError;
@@ -144,7 +143,7 @@ impl State {
 impl Shared {
     #[allow(clippy::too_many_arguments, reason = "called once, by the recovery that found all of these")]
     pub(crate) fn new(
-        environment: crate::journal::Environment,
+        environment: crate::environment::Environment,
         lock: Box<dyn Send + Sync>,
         journal: u64,
         segments_max: u64,
@@ -224,15 +223,5 @@ impl Shared {
         let first = state.table.live.front()?.first_position;
         let next = state.table.live.get(1).map_or(state.next_position, |segment| segment.first_position);
         Some(Position(first)..Position(next))
-    }
-
-    pub(crate) fn hold(self: &Arc<Self>, position: Position) -> Option<crate::append::Hold> {
-        let state = self.state.lock();
-        if position.0 >= state.next_position {
-            return None;
-        }
-        let segment = state.table.holding(position.0)?;
-        segment.holds.fetch_add(1, Ordering::AcqRel);
-        Some(crate::append::Hold::new(Arc::clone(self), Arc::clone(&segment.holds), position))
     }
 }

@@ -10,9 +10,9 @@ use crate::format::segment::{HeaderBlock, SegmentHeader};
 use crate::format::superblock::Superblock;
 use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, salt};
 use crate::marks::{Epochs, Marks};
-use crate::prepare::NEW_SUFFIX;
 use crate::record::Kind;
 use crate::scan::{OpenSegment, ReadBatch, ScanError, ScanFailure, Scanner};
+use crate::table::NEW_SUFFIX;
 use crate::table::segment_name;
 
 /// The superblock's file.

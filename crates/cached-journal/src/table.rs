@@ -8,6 +8,9 @@ use std::time::Duration;
 use crate::disk::DiskFile;
 use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, record_payload_max, round_up};
 
+/// What a file is called until it is complete.
+pub(crate) const NEW_SUFFIX: &str = ".new";
+
 /// The most bytes that one record adds to a journal besides its payload: a block of heads, a second one if
 /// the heads run over, and padding behind the payload.
 pub(crate) const RECORD_OVERHEAD_BYTES: u64 = 3 * BLOCK_BYTES as u64;
