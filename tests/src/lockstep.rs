@@ -7,7 +7,7 @@ use crate::bytes::show;
 use crate::configurations::Configuration;
 use crate::conn::Conn;
 use crate::frame::{Request, op};
-use crate::generate::{self, BINARY_FENCE, Dialect, Generated, TEXT_FENCE, CasValues};
+use crate::generate::{self, BINARY_FENCE, CasValues, Dialect, Generated, TEXT_FENCE};
 use crate::program::Program;
 use crate::server::{Server, Start};
 use rand::rngs::SmallRng;
