@@ -1,6 +1,9 @@
 //! The command line of the two checkers.
 
+use crate::configurations::{self, Configuration};
+use crate::program::Program;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 /// The arguments of a checker.
 #[derive(Debug, Clone)]
@@ -17,6 +20,37 @@ pub struct Arguments {
     pub server: Option<PathBuf>,
     /// The memcached to compare with.
     pub reference: Option<PathBuf>,
+}
+
+/// A run of a checker, as its command line describes it.
+#[derive(Debug)]
+pub struct Run {
+    /// The arguments.
+    pub arguments: Arguments,
+    /// The server to test.
+    pub program: Program,
+    /// The configurations to run.
+    pub configurations: Vec<&'static Configuration>,
+}
+
+impl Run {
+    /// Reads the command line of this process, and prints the seed.
+    ///
+    /// # Errors
+    /// The exit status for an invalid argument, which has been printed.
+    pub fn read() -> Result<Run, ExitCode> {
+        let arguments = Arguments::read().map_err(|line| {
+            eprintln!("{line}");
+            ExitCode::from(2)
+        })?;
+        let program = match &arguments.server {
+            Some(path) => Program::at(path),
+            None => Program::under_test().clone(),
+        };
+        let configurations = configurations::ALL.iter().filter(|it| arguments.plays(it.name)).collect();
+        println!("seed {}", arguments.seed);
+        Ok(Run { arguments, program, configurations })
+    }
 }
 
 impl Arguments {

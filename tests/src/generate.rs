@@ -49,7 +49,7 @@ pub enum CasForm {
 }
 
 /// The CAS values that one server has returned, by key.
-pub type Told = HashMap<String, u64>;
+pub type CasValues = HashMap<String, u64>;
 
 impl Generated {
     fn plain(bytes: impl Into<Vec<u8>>) -> Self {
@@ -57,11 +57,11 @@ impl Generated {
     }
 
     /// Returns the bytes for one server; a key without a known CAS value has a wrong one.
-    pub fn bytes(&self, told: &Told) -> Vec<u8> {
-        const NEVER_TOLD: u64 = 0x7fff_ffff_0000;
+    pub fn bytes(&self, returned: &CasValues) -> Vec<u8> {
+        const UNKNOWN_CAS: u64 = 0x7fff_ffff_0000;
         let mut out = self.head.clone();
         if let Some((key, form)) = &self.cas {
-            let cas = told.get(key).copied().unwrap_or(NEVER_TOLD);
+            let cas = returned.get(key).copied().unwrap_or(UNKNOWN_CAS);
             match form {
                 CasForm::Text => out.extend(cas.to_string().bytes()),
                 CasForm::Binary => out.extend(cas.to_be_bytes()),
@@ -366,8 +366,8 @@ pub fn binary(random: &mut SmallRng, number: u32) -> Generated {
     Generated::plain(bytes)
 }
 
-/// Returns a text reply with varying parts replaced; CAS values go to `told`.
-pub fn even_text(reply: &[u8], told: &mut Told) -> Vec<u8> {
+/// Returns a text reply with varying parts replaced; CAS values go to `returned`.
+pub fn normalize_text(reply: &[u8], returned: &mut CasValues) -> Vec<u8> {
     let mut out = Vec::with_capacity(reply.len());
     for line in reply.split_inclusive(|&byte| byte == b'\n') {
         let text = String::from_utf8_lossy(line);
@@ -375,7 +375,7 @@ pub fn even_text(reply: &[u8], told: &mut Told) -> Vec<u8> {
         match words[0] {
             "VALUE" if words.len() == 5 => {
                 if let Ok(cas) = words[4].parse() {
-                    told.insert(words[1].to_owned(), cas);
+                    returned.insert(words[1].to_owned(), cas);
                 }
                 out.extend(format!("{} #\r\n", words[..4].join(" ")).bytes());
             }
@@ -400,9 +400,9 @@ fn even_word(word: &str) -> String {
     }
 }
 
-/// Returns binary replies with varying parts replaced: a CAS value is present or not. Values go to `told`, by
+/// Returns binary replies with varying parts replaced: a CAS value is present or not. Values go to `returned`, by
 /// the key that `keys` maps an opaque to.
-pub fn even_frames(reply: &[u8], keys: &HashMap<u32, String>, told: &mut Told) -> Vec<u8> {
+pub fn normalize_frames(reply: &[u8], keys: &HashMap<u32, String>, returned: &mut CasValues) -> Vec<u8> {
     let mut out = Vec::with_capacity(reply.len());
     let mut rest = reply;
     while let Some(head) = rest.first_chunk::<24>() {
@@ -414,7 +414,7 @@ pub fn even_frames(reply: &[u8], keys: &HashMap<u32, String>, told: &mut Told) -
         out.extend(&head[..16]);
         out.push(u8::from(cas != 0));
         if let (Some(key), true) = (keys.get(&opaque), cas != 0) {
-            told.insert(key.clone(), cas);
+            returned.insert(key.clone(), cas);
         }
         let frame_len = (24 + body_len).min(rest.len());
         out.extend(&rest[24..frame_len]);

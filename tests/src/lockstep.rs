@@ -7,7 +7,7 @@ use crate::bytes::show;
 use crate::configurations::Configuration;
 use crate::conn::Conn;
 use crate::frame::{Request, op};
-use crate::generate::{self, BINARY_FENCE, Dialect, Generated, TEXT_FENCE, Told};
+use crate::generate::{self, BINARY_FENCE, CasValues, Dialect, Generated, TEXT_FENCE};
 use crate::program::Program;
 use crate::server::{Server, Start};
 use rand::rngs::SmallRng;
@@ -54,13 +54,13 @@ struct Side<'a> {
     name: &'static str,
     server: &'a Server,
     conns: Vec<Conn>,
-    told: Told,
+    returned: CasValues,
 }
 
 impl<'a> Side<'a> {
     fn new(name: &'static str, server: &'a Server, play: &Play<'_>) -> Self {
         let conns = (0..play.connections).map(|_| server.connect()).collect();
-        Self { name, conns, server, told: Told::new() }
+        Self { name, conns, server, returned: CasValues::new() }
     }
 
     /// Sends a batch in random fragments and returns the normalized replies to it.
@@ -71,7 +71,7 @@ impl<'a> Side<'a> {
         kind: Kind,
         random: &mut SmallRng,
     ) -> (Vec<u8>, Vec<u8>) {
-        let mut sent: Vec<u8> = batch.iter().flat_map(|request| request.bytes(&self.told)).collect();
+        let mut sent: Vec<u8> = batch.iter().flat_map(|request| request.bytes(&self.returned)).collect();
         let is_binary = matches!(kind, Kind::Binary);
         let fence = Request { opaque: Some(BINARY_FENCE), ..Request::new(op("NOOP").expect("NOOP")) }.bytes();
         sent.extend(if is_binary { &fence } else { TEXT_FENCE });
@@ -89,9 +89,9 @@ impl<'a> Side<'a> {
             self.read_to_fence(conn, sent.windows(4).filter(|four| four == b"mn\r\n").count())
         };
         let even = if is_binary {
-            generate::even_frames(&reply, &keys_by_opaque(&sent), &mut self.told)
+            generate::normalize_frames(&reply, &keys_by_opaque(&sent), &mut self.returned)
         } else {
-            generate::even_text(&reply, &mut self.told)
+            generate::normalize_text(&reply, &mut self.returned)
         };
         (even, reply)
     }
@@ -198,7 +198,7 @@ fn compare(
         let (their_even, their_reply) = theirs.ask(conn, &batch, kind, random);
         if our_even != their_even {
             let at = our_even.iter().zip(&their_even).take_while(|(ours, theirs)| ours == theirs).count();
-            let sent: Vec<u8> = batch.iter().flat_map(|request| request.bytes(&theirs.told)).collect();
+            let sent: Vec<u8> = batch.iter().flat_map(|request| request.bytes(&theirs.returned)).collect();
             return Err(format!(
                 "batch {batch_number}: replies differ at byte {at} (made even)\n  \
                  there expected: {}\n  there got: {}\n  \

@@ -361,7 +361,7 @@ fn a_store_or_listener_that_cannot_be_opened_stops_the_start() {
     std::fs::write(&path, text).expect("it");
     let (status, text) = Start::new().args(&flag).run_to_exit();
     assert!(
-        text.starts_with(&format!("the object listener: cannot listen to unix:{}", taken.display())),
+        text.starts_with(&format!("the object listener: cannot listen on unix:{}", taken.display())),
         "{text}"
     );
     assert_eq!((status.code(), text.trim_end().lines().count()), (Some(71), 1), "{text}");

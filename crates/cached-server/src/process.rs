@@ -31,7 +31,7 @@ pub fn is_root() -> bool {
 /// If there is no such user, or the system refuses.
 pub fn become_user(name: &str) -> io::Result<()> {
     let name_c = std::ffi::CString::new(name)?;
-    // SAFETY: the name is a valid C string; the result is looked at before any other call could overwrite it.
+    // SAFETY: the name is a valid C string; the result is read before any other call could overwrite it.
     let (uid, gid) = unsafe {
         let entry = libc::getpwnam(name_c.as_ptr());
         if entry.is_null() {
@@ -106,8 +106,7 @@ pub fn daemonize(keep_folder: bool, keep_output: bool) -> io::Result<()> {
     if !keep_output {
         let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
         for stream in [libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO] {
-            // SAFETY: plain numbers; what the standard streams led to is closed, and nobody holds it
-            // otherwise.
+            // SAFETY: plain numbers; the old streams are closed, and nothing else holds them.
             if unsafe { libc::dup2(null.as_raw_fd(), stream) } < 0 {
                 return Err(io::Error::last_os_error());
             }

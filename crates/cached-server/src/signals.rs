@@ -61,7 +61,7 @@ impl Signals {
                 None => ready.clear_ready(),
                 Some(libc::SIGUSR2) => tracing::info!("SIGUSR2 is ignored"),
                 Some(libc::SIGHUP) => {
-                    tracing::info!("SIGHUP is ignored: the configuration is read at the start only")
+                    tracing::info!("SIGHUP is ignored: the configuration is read at the start only");
                 }
                 Some(libc::SIGUSR1) => {
                     // memcached's message, at any verbosity.

@@ -8,8 +8,7 @@
 //! Without `--server` the workspace's own `cached` is built and tested; without `--reference` it is compared
 //! with the memcached that is installed.
 
-use cached_tests::checkers::Arguments;
-use cached_tests::configurations::{self, Configuration};
+use cached_tests::checkers::Run;
 use cached_tests::lockstep::{self, Kind, Play};
 use cached_tests::outside;
 use cached_tests::program::Program;
@@ -23,28 +22,18 @@ const BATCHES_SHORT: usize = 20;
 const CONNECTIONS: usize = 3;
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::read() {
-        Ok(arguments) => arguments,
-        Err(line) => {
-            eprintln!("{line}");
-            return ExitCode::from(2);
-        }
-    };
-    let program = match &arguments.server {
-        Some(path) => Program::at(path),
-        None => Program::under_test().clone(),
+    let Run { arguments, program, configurations } = match Run::read() {
+        Ok(run) => run,
+        Err(status) => return status,
     };
     let found = arguments.reference.clone().or_else(|| outside::find_program("memcached"));
     let Some(reference) = found.map(Program::at) else {
         eprintln!("no memcached is installed; --reference names one");
         return ExitCode::from(2);
     };
-    let chosen: Vec<&Configuration> =
-        configurations::ALL.iter().filter(|it| arguments.plays(it.name)).collect();
-    println!("seed {}", arguments.seed);
-    let count = chosen.len().max(1) as u64;
-    let mut good = !chosen.is_empty();
-    for configuration in chosen {
+    let count = configurations.len().max(1) as u64;
+    let mut good = !configurations.is_empty();
+    for configuration in configurations {
         let play = Play {
             program: &program,
             reference: &reference,

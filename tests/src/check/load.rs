@@ -35,7 +35,7 @@ pub fn usual(shared: &Shared<'_>, owner: usize, speaks: Speaks, seed: u64) {
             Group::List => change_list(shared, key, &mut client),
             _ => change_counter(shared, key, &mut client),
         }
-        shared.figures.operations.fetch_add(1, Ordering::Relaxed);
+        shared.counts.operations.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -49,7 +49,7 @@ fn read(shared: &Shared<'_>, client: &mut Client, random: &mut SmallRng) {
     for ((key, before), value) in keys.iter().zip(before).zip(values) {
         shared.judge(key, before, flushing, value.as_deref());
     }
-    shared.figures.operations.fetch_add(RETRIEVAL as u64, Ordering::Relaxed);
+    shared.counts.operations.fetch_add(RETRIEVAL as u64, Ordering::Relaxed);
 }
 
 /// Returns the size of a value: usually small, sometimes large.
@@ -68,12 +68,12 @@ fn note(shared: &Shared<'_>, key: &Key, version: u64, answer: Answer) {
     match answer {
         Answer::Done => {
             key.account.stored(version);
-            shared.figures.changes.fetch_add(1, Ordering::Relaxed);
+            shared.counts.changes.fetch_add(1, Ordering::Relaxed);
         }
         // The previous item is removed with it.
         Answer::NoMemory => {
             key.account.gone(version);
-            shared.figures.refused.fetch_add(1, Ordering::Relaxed);
+            shared.counts.refused.fetch_add(1, Ordering::Relaxed);
         }
         Answer::Absent | Answer::Other => {
             shared.violation(format!("{}: setting version {version} answers {answer:?}", key.name));
@@ -99,7 +99,7 @@ fn change_plain(shared: &Shared<'_>, key: &Key, client: &mut Client, random: &mu
                 Answer::Done | Answer::Absent => key.account.gone(version),
                 answer => shared.violation(format!("{}: deleting answers {answer:?}", key.name)),
             }
-            shared.figures.changes.fetch_add(1, Ordering::Relaxed);
+            shared.counts.changes.fetch_add(1, Ordering::Relaxed);
         }
         _ => {
             let (flushing, before) = (shared.flushing.load(Ordering::SeqCst), key.account.before());
@@ -142,7 +142,7 @@ fn change_compared(shared: &Shared<'_>, key: &Key, client: &mut Client, random: 
             ));
         }
     }
-    shared.figures.changes.fetch_add(1, Ordering::Relaxed);
+    shared.counts.changes.fetch_add(1, Ordering::Relaxed);
     if random.random_bool(0.3) {
         let old = key.account.send();
         let value = value::make(&key.name, old, size);
@@ -161,7 +161,7 @@ fn change_list(shared: &Shared<'_>, key: &Key, client: &mut Client) {
         match client.append(&key.name, item.as_bytes()) {
             Answer::Done => {
                 account.stored(version);
-                shared.figures.changes.fetch_add(1, Ordering::Relaxed);
+                shared.counts.changes.fetch_add(1, Ordering::Relaxed);
                 return;
             }
             // Absent, or no memory: begins anew.
@@ -177,7 +177,7 @@ fn change_counter(shared: &Shared<'_>, key: &Key, client: &mut Client) {
     match client.increment(&key.name) {
         Ok(number) if number == version => {
             account.stored(version);
-            shared.figures.changes.fetch_add(1, Ordering::Relaxed);
+            shared.counts.changes.fetch_add(1, Ordering::Relaxed);
         }
         Ok(number) => shared.violation(format!("{}: counted to {number} instead of {version}", key.name)),
         Err(Answer::Absent | Answer::NoMemory) => {
@@ -215,8 +215,8 @@ pub fn flood(shared: &Shared<'_>, flood: usize, seed: u64) {
             // Refused or stored: an earlier one may not be read again.
             key.account.stored(version);
         }
-        shared.figures.operations.fetch_add(FLOOD as u64, Ordering::Relaxed);
-        shared.figures.changes.fetch_add(FLOOD as u64, Ordering::Relaxed);
+        shared.counts.operations.fetch_add(FLOOD as u64, Ordering::Relaxed);
+        shared.counts.changes.fetch_add(FLOOD as u64, Ordering::Relaxed);
     }
 }
 
@@ -251,7 +251,7 @@ pub fn half_sent(shared: &Shared<'_>, seed: u64) {
         if random.random_bool(0.3) {
             // Given up: it may never be read.
             half.key.account.never_complete(half.version);
-            shared.figures.given_up.fetch_add(1, Ordering::Relaxed);
+            shared.counts.given_up.fetch_add(1, Ordering::Relaxed);
         } else {
             half.conn.send(&half.rest);
             match half.conn.try_read_line().as_deref() {
@@ -263,11 +263,11 @@ pub fn half_sent(shared: &Shared<'_>, seed: u64) {
                 // Closed because other clients needed the memory.
                 None => {
                     half.key.account.never_complete(half.version);
-                    shared.figures.given_up.fetch_add(1, Ordering::Relaxed);
+                    shared.counts.given_up.fetch_add(1, Ordering::Relaxed);
                 }
             }
         }
-        shared.figures.operations.fetch_add(1, Ordering::Relaxed);
+        shared.counts.operations.fetch_add(1, Ordering::Relaxed);
         idle.push(half.key);
         // The other clients are to do most of the work.
         std::thread::sleep(std::time::Duration::from_millis(1));
@@ -298,7 +298,7 @@ pub fn flushes(shared: &Shared<'_>, seed: u64) {
             }
         }
         shared.flushing.fetch_add(1, Ordering::SeqCst);
-        shared.figures.flushes.fetch_add(1, Ordering::Relaxed);
+        shared.counts.flushes.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(std::time::Duration::from_millis(random.random_range(1..60)));
     }
 }

@@ -111,7 +111,7 @@ fn list_version(value: &[u8]) -> Result<u64, String> {
 
 /// The counts of a run.
 #[derive(Debug, Default)]
-pub struct Figures {
+pub struct Counts {
     /// Keys requested and changes made.
     pub operations: AtomicU64,
     /// Keys requested and found.
@@ -137,7 +137,7 @@ pub struct Shared<'a> {
     /// All keys; each belongs to one client.
     pub keys: Vec<Key>,
     /// The counts.
-    pub figures: Figures,
+    pub counts: Counts,
     /// Odd while everything is being removed.
     pub flushing: AtomicU64,
     stop: AtomicBool,
@@ -163,11 +163,11 @@ impl Shared<'_> {
     pub fn judge(&self, key: &Key, before: ledger::Before, flushing: u64, value: Option<&[u8]>) {
         let judged = match value {
             Some(value) => {
-                self.figures.hits.fetch_add(1, Ordering::Relaxed);
+                self.counts.hits.fetch_add(1, Ordering::Relaxed);
                 key.version(value).and_then(|version| key.account.judge_hit(before, version))
             }
             None => {
-                self.figures.misses.fetch_add(1, Ordering::Relaxed);
+                self.counts.misses.fetch_add(1, Ordering::Relaxed);
                 let calm = flushing.is_multiple_of(2) && self.flushing.load(Ordering::SeqCst) == flushing;
                 let lasting = key.group != Group::Mortal;
                 key.account.judge_miss(before, self.configuration.lossless && calm && lasting)
@@ -196,7 +196,7 @@ pub fn run(program: &Program, configuration: &Configuration, until: Until, seed:
         server: &server,
         configuration,
         keys,
-        figures: Figures::default(),
+        counts: Counts::default(),
         flushing: AtomicU64::new(0),
         stop: AtomicBool::new(false),
         violations: Mutex::default(),
@@ -224,7 +224,7 @@ pub fn run(program: &Program, configuration: &Configuration, until: Until, seed:
         loop {
             let over = match until {
                 Until::Time(time) => begun.elapsed() >= time,
-                Until::Operations(count) => shared.figures.operations.load(Ordering::Relaxed) >= count,
+                Until::Operations(count) => shared.counts.operations.load(Ordering::Relaxed) >= count,
             };
             if over || shared.is_over() {
                 break;
@@ -237,19 +237,19 @@ pub fn run(program: &Program, configuration: &Configuration, until: Until, seed:
     if shared.violations.lock().is_ok_and(|violations| violations.is_empty()) {
         read_all(&shared);
     }
-    let Shared { figures, violations, .. } = shared;
+    let Shared { counts, violations, .. } = shared;
     let mut violations = violations.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     violations.extend(end(&mut server));
     let name = configuration.name;
     let count = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
     println!("{name} seconds {secs:.1}");
-    println!("{name} operations {}", count(&figures.operations));
-    println!("{name} hits {}", count(&figures.hits));
-    println!("{name} misses {}", count(&figures.misses));
-    println!("{name} changes {}", count(&figures.changes));
-    println!("{name} refused {}", count(&figures.refused));
-    println!("{name} flushes {}", count(&figures.flushes));
-    println!("{name} values given up {}", count(&figures.given_up));
+    println!("{name} operations {}", count(&counts.operations));
+    println!("{name} hits {}", count(&counts.hits));
+    println!("{name} misses {}", count(&counts.misses));
+    println!("{name} changes {}", count(&counts.changes));
+    println!("{name} refused {}", count(&counts.refused));
+    println!("{name} flushes {}", count(&counts.flushes));
+    println!("{name} values given up {}", count(&counts.given_up));
     println!("{name} violations {}", violations.len());
     violations.iter().for_each(|violation| println!("{name} violation: {violation}"));
     violations.is_empty()

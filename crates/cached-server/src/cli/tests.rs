@@ -1,4 +1,4 @@
-//! Command lines and what they come to.
+//! Command lines and the settings that result.
 
 use super::*;
 use crate::settings::{ListenAddress, Settings};

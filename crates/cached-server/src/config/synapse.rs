@@ -77,7 +77,8 @@ const THREADS: usize = 4;
 impl SynapseTable {
     /// Returns the addresses to listen on.
     pub(crate) fn addresses(&self) -> Result<Vec<Address>, ConfigError> {
-        let wrong = |error: AddressError| ConfigError { key: "synapse.listen".into(), why: error.to_string() };
+        let wrong =
+            |error: AddressError| ConfigError { key: "synapse.listen".into(), why: error.to_string() };
         self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
     }
 

@@ -48,7 +48,8 @@ impl ObjectListener {
         }
         let memory_bytes_max = config.memory_bytes_max();
         let backend: Arc<dyn Blocker> = Arc::new(cache.clone());
-        let server = Server::new(backend, config).map_err(|error| ObjectsError::Listener(error.to_string()))?;
+        let server =
+            Server::new(backend, config).map_err(|error| ObjectsError::Listener(error.to_string()))?;
         let mut addresses = Vec::new();
         for address in table.addresses()? {
             let bound = control.block_on(server.listen(&address));
