@@ -60,7 +60,7 @@ impl Place {
     }
 
     fn connect(&self) -> SynapseBlocker {
-        connect(&self.socket(), None).expect("a connection to the object door")
+        connect(&self.socket(), None).expect("a connection to the object listener")
     }
 }
 
@@ -97,9 +97,14 @@ fn assert_there(client: &SynapseBlocker, count: usize) {
 }
 
 /// Returns `stats objects` in text.
-fn figures(server: &Server) -> Vec<String> {
+fn metrics(server: &Server) -> Vec<String> {
+    report(server, "stats objects")
+}
+
+/// Returns the lines of a report in text.
+fn report(server: &Server, command: &str) -> Vec<String> {
     let mut conn = server.connect();
-    conn.send(b"stats objects\r\n");
+    conn.send(format!("{command}\r\n").as_bytes());
     let mut lines = Vec::new();
     loop {
         let line = String::from_utf8_lossy(&conn.read_line()).into_owned();
@@ -111,8 +116,8 @@ fn figures(server: &Server) -> Vec<String> {
     }
 }
 
-fn figure(server: &Server, name: &str) -> u64 {
-    let lines = figures(server);
+fn metric(server: &Server, name: &str) -> u64 {
+    let lines = metrics(server);
     let value = lines.iter().find_map(|line| line.strip_prefix(&format!("STAT {name} "))?.parse().ok());
     value.unwrap_or_else(|| panic!("no {name} in\n{}", lines.join("\n")))
 }
@@ -155,7 +160,7 @@ fn sigterm_stores_what_is_dirty() {
     let client = place.connect();
     assert_eq!(write(&client, 100), Durability::Cached);
     assert_eq!(stored(&place.path("store")), 0, "stored already: this would prove nothing");
-    assert!(figure(&server, "cache_dirty_bytes") >= 100 * OBJECT_BYTES as u64);
+    assert!(metric(&server, "cache_dirty_bytes") >= 100 * OBJECT_BYTES as u64);
     assert_there(&client, 100);
     server.signal(libc::SIGTERM);
     let status = server.wait_exit();
@@ -166,7 +171,7 @@ fn sigterm_stores_what_is_dirty() {
 
     let server = place.start(BACK, &backend);
     assert_there(&place.connect(), 100);
-    assert_eq!(figure(&server, "cache_dirty_bytes"), 0);
+    assert_eq!(metric(&server, "cache_dirty_bytes"), 0);
 }
 
 /// Flushed or written-through data need no orderly end; data that were only cached are lost with the process.
@@ -259,8 +264,14 @@ fn data_fenced_by_another_writer_are_reported() {
         let flushed = block_on(client.flush(FlushRequest::new(scope.clone())));
         assert!(matches!(flushed, Err(Error::WritesLost(_))), "{scope:?}: {flushed:?}");
     }
-    assert_eq!((figure(&front, "cache_dirty_bytes"), figure(&front, "cache_lost_objects")), (0, 5));
-    assert!(figure(&front, "cache_lost_bytes_total") >= 5 * OBJECT_BYTES as u64);
+    assert_eq!((metric(&front, "cache_dirty_bytes"), metric(&front, "cache_lost_objects")), (0, 5));
+    assert!(metric(&front, "cache_lost_bytes_total") >= 5 * OBJECT_BYTES as u64);
+    let lost = report(&front, "stats objects_lost");
+    for number in 0..5 {
+        let start = format!("STAT vm/object.{number} ");
+        assert!(lost.iter().any(|line| line.starts_with(&start) && line.contains(" bytes in ")), "{lost:?}");
+    }
+    assert_eq!((lost.len(), lost[5].as_str()), (6, "END"));
     front.signal(libc::SIGTERM);
     let status = front.wait_exit();
     let log = front.log();
@@ -321,10 +332,10 @@ fn namespaces_have_their_own_policies() {
     let client = place.connect();
     assert_eq!(write(&client, 1), Durability::Cached);
     let other = ObjectId::new(Namespace::new("other").expect("it"), Name::new("x").expect("it"));
-    let dirty_bytes = figure(&server, "cache_dirty_bytes");
+    let dirty_bytes = metric(&server, "cache_dirty_bytes");
     assert!(dirty_bytes > 0 && stored(&place.path("store")) == 0);
     block_on(client.write(WriteRequest::new(other, 0, b"x"))).expect("a write");
-    assert_eq!((figure(&server, "cache_dirty_bytes"), stored(&place.path("store"))), (dirty_bytes, 1));
+    assert_eq!((metric(&server, "cache_dirty_bytes"), stored(&place.path("store"))), (dirty_bytes, 1));
 }
 
 /// The start fails with one line.
@@ -350,10 +361,86 @@ fn a_store_or_listener_that_cannot_be_opened_stops_the_start() {
     std::fs::write(&path, text).expect("it");
     let (status, text) = Start::new().args(&flag).run_to_exit();
     assert!(
-        text.starts_with(&format!("the object door: cannot listen to unix:{}", taken.display())),
+        text.starts_with(&format!("the object listener: cannot listen to unix:{}", taken.display())),
         "{text}"
     );
     assert_eq!((status.code(), text.trim_end().lines().count()), (Some(71), 1), "{text}");
+}
+
+/// A cached that waits for its store, started without the harness, which would wait for it to listen.
+struct Waiting {
+    child: std::process::Child,
+    log: PathBuf,
+}
+
+impl Waiting {
+    fn start(front: &Place, store: &Place) -> Waiting {
+        let backend = format!("kind = \"synapse\"\naddress = \"unix:{}\"", store.socket().display());
+        let flag = front.configure("", &backend);
+        let log = front.path("log");
+        let file = std::fs::File::create(&log).expect("a file");
+        let mut command = std::process::Command::new(&Program::under_test().path);
+        command.arg(flag).arg(format!("-s{}", front.path("memcached").display()));
+        let child = command.stdout(std::process::Stdio::null()).stderr(file).spawn().expect("a process");
+        let waiting = Waiting { child, log };
+        waiting.until(|log| log.contains("waiting for the store of objects"));
+        waiting
+    }
+
+    fn until(&self, holds: impl Fn(&str) -> bool) {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+            if holds(&log) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{log}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn terminate(&mut self) -> std::process::ExitStatus {
+        // SAFETY: the child has not been waited for, so the id is still its own.
+        unsafe { libc::kill(self.child.id() as i32, libc::SIGTERM) };
+        self.child.wait().expect("a status")
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The start waits for a store that is away, logs that, and serves once the store is there.
+#[test]
+fn the_start_waits_for_a_store_that_is_away() {
+    if !is_cached() {
+        return;
+    }
+    let (front, store) = (Place::new(), Place::new());
+    let mut waiting = Waiting::start(&front, &store);
+    assert!(!front.socket().exists());
+    let _behind = store.start("", &store.file_backend());
+    waiting.until(|_| front.socket().exists());
+    let client = front.connect();
+    write(&client, 3);
+    assert_there(&client, 3);
+    drop(client);
+    assert!(waiting.terminate().success());
+}
+
+/// A signal ends the wait for a store, and that is no failure.
+#[test]
+fn a_signal_ends_the_wait_for_the_store() {
+    if !is_cached() {
+        return;
+    }
+    let (front, store) = (Place::new(), Place::new());
+    let mut waiting = Waiting::start(&front, &store);
+    let status = waiting.terminate();
+    assert!(status.success(), "{status}");
 }
 
 /// On other interfaces only with a secret; a client without the secret is refused.
@@ -401,17 +488,17 @@ fn metrics_and_memory_are_shown() {
     let server = place.start("memory_bytes_max = \"64 MiB\"", "kind = \"memory\"\nbytes_max = \"32 MiB\"");
     let log = server.log();
     assert!(log.contains(&format!("objects on unix:{}", place.socket().display())), "{log}");
-    assert!(log.contains(" + objects ") && log.contains(" + object door "), "{log}");
+    assert!(log.contains(" + objects ") && log.contains(" + object listener "), "{log}");
     let client = place.connect();
     write(&client, 5);
     // The first read of each may have to request the length from the store.
     assert_there(&client, 5);
     assert_there(&client, 5);
-    assert!(figure(&server, "cache_objects") >= 5);
-    assert!(figure(&server, "cache_read_hits_total") >= 5);
-    assert!(figure(&server, "synapse_requests_total") >= 10);
+    assert!(metric(&server, "cache_objects") >= 5);
+    assert!(metric(&server, "cache_read_hits_total") >= 5);
+    assert!(metric(&server, "synapse_requests_total") >= 10);
     // Without an object cache the name is as unknown as in memcached.
-    assert_eq!(figures(&Server::start("")), ["ERROR"]);
+    assert_eq!(metrics(&Server::start("")), ["ERROR"]);
 }
 
 /// A cache without a listener does not keep the server from starting, and is logged.
@@ -424,7 +511,7 @@ fn a_cache_without_a_listener_is_logged() {
     let path = place.path("cached.toml");
     std::fs::write(&path, format!("[objects.backend]\n{}\n", place.file_backend())).expect("it");
     let mut server = Server::start(&format!("--config={}", path.display()));
-    server.assert_serves("a start without a door");
+    server.assert_serves("a start without a listener");
     assert!(server.log().contains("objects on nowhere"), "{}", server.log());
     server.signal(libc::SIGTERM);
     assert!(server.wait_exit().success());

@@ -6,7 +6,7 @@ use crate::heartbeat::Activity;
 use crate::limits::Limits;
 use crate::listen::{ListenError, Listeners, acceptor};
 use crate::logging::Logging;
-use crate::objects::Figures;
+use crate::objects::ObjectStatistics;
 use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::watch::{Evictions, Watch};
@@ -157,10 +157,11 @@ impl Server {
         Limits::new(&self.shared.settings, &self.shared.kv.limits())
     }
 
-    /// Shows an object cache's metrics in `stats objects`. Calls after the first have no effect.
-    pub fn report_objects(&self, figures: Figures) {
+    /// Shows an object cache's statistics in `stats objects` and `stats objects_lost`. Calls after the first
+    /// have no effect.
+    pub fn report_objects(&self, statistics: ObjectStatistics) {
         // Fails after the first call.
-        let _ = self.shared.objects.set(figures);
+        let _ = self.shared.objects.set(statistics);
     }
 
     /// Returns a handle that stops it.

@@ -10,7 +10,7 @@ use crate::faults::InjectedFaults;
 use crate::heartbeat::Heartbeat;
 use crate::locks::{BASELINE, Lock};
 use crate::logging::Logging;
-use crate::objects::Figures;
+use crate::objects::ObjectStatistics;
 use crate::prefixes::PrefixCounts;
 use crate::settings::{InertSettings, Settings};
 use crate::size_classes::SizeClasses;
@@ -53,7 +53,7 @@ pub(crate) struct Shared {
     /// The listening sockets, set once they are open.
     pub(crate) listeners: OnceLock<Vec<ListenerInfo>>,
     /// The metrics of the object cache, if there is one; set before clients are served.
-    pub(crate) objects: OnceLock<Figures>,
+    pub(crate) objects: OnceLock<ObjectStatistics>,
     /// One set of counters per worker.
     counters: Box<[Counters]>,
     /// The counts at the last `stats reset`.

@@ -235,6 +235,8 @@ fn remove_others(dir: &Path, kept: &HashSet<PathBuf>) -> std::io::Result<()> {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
             remove_others(&entry.path(), kept)?;
+            // A crate's folder without its manifest would be an error; one that still holds files stays.
+            let _ = fs::remove_dir(entry.path());
         } else if !kept.contains(&entry.path()) {
             fs::remove_file(entry.path())?;
         }

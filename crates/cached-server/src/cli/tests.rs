@@ -16,7 +16,7 @@ fn settings(arguments: &[&str]) -> Settings {
     }
 }
 
-fn complaint(arguments: &[&str]) -> String {
+fn error_of(arguments: &[&str]) -> String {
     check(arguments).expect_err("a usage error").to_string()
 }
 
@@ -48,8 +48,8 @@ fn listen_addresses_are_parsed() {
     assert_eq!(listen("127.0.0.1,127.0.0.1"), [address(Some("127.0.0.1"), 7)]);
     assert!(settings(&["-p", "0", "-l", "::1"]).listen.is_empty());
     assert_eq!(settings(&["-p", "-1"]).listen, [address(None, 0)]);
-    assert_eq!(complaint(&["-l", "host:x"]), "Invalid port number: \"x\"");
-    assert!(complaint(&["-l", "notls:host"]).contains("only when SSL is enabled"));
+    assert_eq!(error_of(&["-l", "host:x"]), "Invalid port number: \"x\"");
+    assert!(error_of(&["-l", "notls:host"]).contains("only when SSL is enabled"));
 }
 
 #[test]
@@ -59,8 +59,8 @@ fn each_listener_may_have_a_protocol() {
     assert_eq!(all[0], ListenAddress { protocol: Some(Protocol::Binary), ..address(Some("127.0.0.1"), 1) });
     assert_eq!(all[1], address(Some("::1"), 2));
     assert_eq!(all[2], ListenAddress { protocol: Some(Protocol::Text), ..address(Some("h"), 3) });
-    assert!(complaint(&["-l", "proto[foo"]).starts_with("Invalid protocol spec"));
-    assert!(complaint(&["-l", "tag[much-too-long]:h"]).starts_with("Listener tags must be between"));
+    assert!(error_of(&["-l", "proto[foo"]).starts_with("Invalid protocol spec"));
+    assert!(error_of(&["-l", "tag[much-too-long]:h"]).starts_with("Listener tags must be between"));
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn missing_features_that_protect_or_persist_data_stop_the_start() {
         &["--auth-file=x"],
         &["--memory-file=x"],
     ] {
-        let line = complaint(arguments);
+        let line = error_of(arguments);
         assert!(!line.contains('\n') && !line.is_empty(), "{line}");
     }
 }
@@ -210,7 +210,7 @@ fn trailing_letters_of_numbers_are_ignored_and_logged() {
     let settings = settings(&["-m", "100m", "word"]);
     assert_eq!(settings.memory_bytes, 100 << 20);
     assert_eq!(settings.notes, ["-m 100m is read as 100", "words without a flag are ignored: word"]);
-    assert_eq!(complaint(&["-p", "x"]), "-p x: must be a number");
+    assert_eq!(error_of(&["-p", "x"]), "-p x: must be a number");
 }
 
 #[test]
