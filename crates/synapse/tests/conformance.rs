@@ -1,6 +1,6 @@
 //! The conformance suite over the wire.
 
-mod common;
+mod support;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use blocker::conformance::{Options, Plain, run};
 use blocker::faulty::FaultPlan;
 use blocker::file::FileConfig;
 use blocker::{Blocker, Faulty, FileStore, Memory, SystemClock};
-use common::{Host, Kind};
+use support::host::{Host, Kind};
 use synapse::ServerConfig;
 
 #[track_caller]

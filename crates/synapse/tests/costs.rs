@@ -1,6 +1,6 @@
 //! What a request costs in memory: allocations on a hit, copies of large payloads. Counted, not timed.
 
-mod common;
+mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -10,8 +10,8 @@ use std::time::Duration;
 use blocker::*;
 use bytes::Bytes;
 use cached_core::object::{Background, ObjectCache, ObjectCacheConfig};
-use common::raw::{Raw, hello, id, request_bytes};
-use common::{Kind, object};
+use support::host::{Kind, object};
+use support::raw::{Raw, hello, id, request_bytes};
 use synapse::codec::*;
 use synapse::{ClientConfig, Server, ServerConfig, SynapseBlocker};
 
@@ -123,7 +123,7 @@ fn buckets() -> (Arc<Arena>, Arc<Buckets>) {
 #[test]
 fn a_small_read_allocates_nothing() {
     beside_a_counting_server(buckets().1, async {}, |address, count, _| {
-        let (mut raw, _) = Raw::greeted(address, &hello(0));
+        let (mut raw, _) = Raw::welcomed(address, &hello(0));
         let read = Request::Read(ReadRequest::new(object("disk/0001"), 8192, 4096));
         let info = Request::Info(InfoRequest::new(object("disk/0001")));
         let mut round = |sequence| {
@@ -155,7 +155,7 @@ fn cache() -> (ObjectCache, Background) {
 fn a_hit_on_a_cache_allocates_nothing() {
     let (cache, background) = cache();
     beside_a_counting_server(Arc::new(cache), background, |address, count, _| {
-        let (mut raw, _) = Raw::greeted(address, &hello(0));
+        let (mut raw, _) = Raw::welcomed(address, &hello(0));
         let mut round = |sequence: u32| {
             // Four requests in one go, over 128 buckets of the object.
             let requests = (0..4).map(|slot| {
@@ -186,7 +186,7 @@ fn a_hit_on_a_cache_allocates_nothing() {
 #[test]
 fn a_call_of_the_client_allocates_no_more_than_its_reply() {
     let (cache, _background) = cache();
-    let host = common::Host::new(Kind::Tcp, Arc::new(cache), ServerConfig::default());
+    let host = support::host::Host::new(Kind::Tcp, Arc::new(cache), ServerConfig::default());
     let mut config: ClientConfig = host.client_config();
     config.connections = 1;
     let disk = object("disk/0001");
@@ -219,7 +219,7 @@ fn a_call_of_the_client_allocates_no_more_than_its_reply() {
 #[test]
 fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
     beside_a_counting_server(filled(), async {}, |address, _, server| {
-        let (mut raw, _) = Raw::greeted(address, &hello(0));
+        let (mut raw, _) = Raw::welcomed(address, &hello(0));
         let size = 256 * 1024;
         let write = Request::Write(WriteRequest::new(object("disk/0001"), 0, vec![1; size]));
         let bytes = request_bytes(id(0, 1), &write);
@@ -258,12 +258,14 @@ fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
 #[test]
 fn what_a_read_points_at_goes_to_the_socket_from_where_it_lies() {
     let (arena, backend) = buckets();
-    let host = common::Host::new(Kind::Tcp, backend, ServerConfig::default());
+    let host = support::host::Host::new(Kind::Tcp, backend, ServerConfig::default());
     let client = host.client();
     let read = |len| host.runtime.block_on(client.read(ReadRequest::new(object("o"), 0, len)).into_future());
     for len in [4096, 1 << 20, 4 << 20] {
         let data: Bytes = read(len).unwrap().data.to_bytes();
         assert!(data.len() as u64 == len && data.iter().all(|byte| *byte == 9));
     }
-    common::until("nothing is pinned any more", || arena.pins.load(std::sync::atomic::Ordering::SeqCst) == 0);
+    support::host::until("nothing is pinned any more", || {
+        arena.pins.load(std::sync::atomic::Ordering::SeqCst) == 0
+    });
 }

@@ -12,13 +12,13 @@ use blocker::{Blocker, Faulty};
 use parking_lot::Mutex;
 use synapse::{Address, ClientConfig, Server, ServerConfig, SynapseBlocker};
 
+use support::environment::clock::TokioClock;
+use support::environment::ledger::{Ledger, assert_applied};
+use support::environment::mortal::Mortal;
+use support::environment::workload::{Workload, prepare, register, run};
 use support::history::check::{CLIENTS_MAX, assert_linearizable};
 use support::net::plan::{Kind, Profile};
 use support::net::tcp::TcpRelay;
-use support::world::clock::TokioClock;
-use support::world::ledger::{Ledger, assert_applied};
-use support::world::mortal::Mortal;
-use support::world::workload::{Workload, prepare, register, run};
 
 /// A run of the server, and the process around its backend.
 struct Life {
@@ -96,19 +96,19 @@ async fn histories_between_sockets_have_an_order_and_agree_with_the_store() {
             }
         });
 
-        let mut doors: Vec<Arc<dyn Blocker>> = Vec::new();
+        let mut backends: Vec<Arc<dyn Blocker>> = Vec::new();
         for _ in 0..CLIENTS_MAX / 2 {
             let client = connect(relay.address(), clock).await;
-            doors.extend([Arc::new(client.clone()) as _, Arc::new(client) as _]);
+            backends.extend([Arc::new(client.clone()) as _, Arc::new(client) as _]);
         }
-        let told = run(&doors, &workload, clock).await;
-        drop(doors);
+        let outcomes = run(&backends, &workload, clock).await;
+        drop(backends);
         reaper.abort();
         // The last server dies: nothing more can be applied.
         if let Some(life) = life.lock().take() {
             life.backend.die();
         }
-        for (number, history) in told.histories.iter().enumerate() {
+        for (number, history) in outcomes.histories.iter().enumerate() {
             let context = format!("seed {seed}, register {number}");
             assert_applied(&ledger.applied(&register(number))[1..], history, &context);
             assert_linearizable(history, &context);

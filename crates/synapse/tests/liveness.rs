@@ -1,7 +1,7 @@
 //! Peers that fall silent, deadlines, and the patience of those who wait; all on a clock that stands still
 //! until it is told otherwise.
 
-mod common;
+mod support;
 
 use std::io::Read;
 use std::sync::Arc;
@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use blocker::*;
-use common::raw::{Raw, hello, id};
-use common::{Gated, Host, Kind, object, until};
+use support::host::{Gated, Host, Kind, object, until};
+use support::raw::{Raw, hello, id};
 use synapse::codec::*;
 use synapse::{Address, ClientConfig, ServerConfig, SynapseBlocker};
 
@@ -26,7 +26,7 @@ fn clocked(backend: Arc<dyn Blocker>) -> (Host, ManualClock) {
 fn step_until(clock: &ManualClock, step: Duration, what: &str, is: impl Fn() -> bool) {
     let give_up = Instant::now() + Duration::from_secs(20);
     while !is() {
-        assert!(Instant::now() < give_up, "in vain: {what}");
+        assert!(Instant::now() < give_up, "timed out: {what}");
         clock.advance(step);
         std::thread::sleep(Duration::from_micros(200));
     }
@@ -35,9 +35,9 @@ fn step_until(clock: &ManualClock, step: Duration, what: &str, is: impl Fn() -> 
 #[test]
 fn a_silent_client_is_let_go_and_one_that_pings_is_not() {
     let (host, clock) = clocked(Arc::new(Memory::default()));
-    let (mut silent, welcome) = Raw::greeted(&host.address, &hello(0));
+    let (mut silent, welcome) = Raw::welcomed(&host.address, &hello(0));
     assert_eq!(welcome.peer_timeout_ms, 30_000);
-    let (mut alive, _) = Raw::greeted(&host.address, &hello(1));
+    let (mut alive, _) = Raw::welcomed(&host.address, &hello(1));
     for _ in 0..5 {
         clock.advance(Duration::from_secs(20));
         alive.send(|out| encode_ping(out, false));
@@ -59,7 +59,7 @@ fn a_client_that_takes_nothing_is_let_go_and_costs_no_more_than_its_grant() {
     host.runtime
         .block_on(memory.write(WriteRequest::new(object("o"), 0, vec![1; 4 << 20])).into_future())
         .unwrap();
-    let (mut raw, _) = Raw::greeted(&host.address, &hello(0));
+    let (mut raw, _) = Raw::welcomed(&host.address, &hello(0));
     let read = Request::Read(ReadRequest::new(object("o"), 0, 4 << 20));
     // What the sockets hold is nobody's; what is beyond waits, and the server stops reading.
     for slot in 0..4 {
@@ -102,7 +102,7 @@ fn a_client_finds_out_that_its_server_is_silent_and_connects_again() {
     (config.connections, config.clock) = (1, Arc::new(clock.clone()));
     // The clock runs on while the second connection is greeted.
     config.connect_timeout = Duration::from_secs(3600);
-    let runtime = common::runtime();
+    let runtime = support::host::runtime();
     let client = runtime.block_on(SynapseBlocker::connect(config)).unwrap();
     step_until(&clock, Duration::from_millis(500), "it has connected again", || client.counters()[0].1 == 2);
     // On the first connection it has asked whether anybody is there.
@@ -122,12 +122,12 @@ fn an_idle_connection_is_kept_alive() {
     let mut config = host.client_config();
     config.clock = Arc::new(clock.clone());
     let client = host.client_with(config);
-    common::until("both have connected", || client.counters().contains(&("connects", 2)));
+    support::host::until("both have connected", || client.counters().contains(&("connects", 2)));
     // After five seconds of silence each of them asks, and is answered.
     for asked in (1..=100).map(|round| 2 * round) {
         clock.advance(Duration::from_secs(5));
         let answered = || client.counters().contains(&("pings_answered", asked));
-        common::until("both have been answered", answered);
+        support::host::until("both have been answered", answered);
     }
     host.runtime.block_on(client.write(WriteRequest::new(object("o"), 0, b"x")).into_future()).unwrap();
     assert_eq!(client.counters()[0], ("connects", 2));
@@ -172,7 +172,7 @@ fn without_a_server_calls_wait_and_then_give_up_each_in_its_way() {
     let (host, clock) = clocked(Arc::clone(&backend) as _);
     let mut config = host.client_config();
     (config.clock, config.reconnect_timeout) = (Arc::new(clock.clone()), Duration::from_secs(10));
-    let runtime = common::runtime();
+    let runtime = support::host::runtime();
     let client = runtime.block_on(SynapseBlocker::connect(config)).unwrap();
     let sent = runtime.spawn(client.write(WriteRequest::new(object("o"), 0, b"x")).into_future());
     until("the write is under way", || backend.begun.load(Ordering::SeqCst) == 1);

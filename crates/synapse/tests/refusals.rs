@@ -1,14 +1,14 @@
 //! What is not let in, not understood, or against the rules: a clear word, the connection closed where it
 //! must be, and nobody else troubled.
 
-mod common;
+mod support;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::*;
-use common::raw::{Raw, hello, id, request_bytes};
-use common::{Host, Kind, object};
+use support::host::{Host, Kind, object};
+use support::raw::{Raw, hello, id, request_bytes};
 use synapse::codec::{self, *};
 use synapse::{Address, ClientConfig, Secret, Server, ServerConfig, SynapseBlocker};
 
@@ -50,7 +50,7 @@ fn what_cannot_be_understood_closes_its_connection_and_no_other() {
         ("a greeting in the middle", |b| (b[5] = 1, mend(b)).1, "has no place here"),
     ];
     for (lane, (what, damage, words)) in cases.into_iter().enumerate() {
-        let (mut raw, _) = Raw::greeted(&host.address, &hello(lane as u16));
+        let (mut raw, _) = Raw::welcomed(&host.address, &hello(lane as u16));
         let mut bytes = good.clone();
         damage(&mut bytes);
         raw.send(|out| out.extend_from_slice(&bytes));
@@ -60,14 +60,14 @@ fn what_cannot_be_understood_closes_its_connection_and_no_other() {
         let safe = host.runtime.block_on(bystander.read(ReadRequest::new(object("o"), 0, 4)).into_future());
         assert_eq!(safe.unwrap().data.to_vec(), b"safe", "{what}");
     }
-    common::until("all are counted", || host.server.metric("synapse_connections_broken_total") == 12);
+    support::host::until("all are counted", || host.server.metric("synapse_connections_broken_total") == 12);
     assert_eq!(bystander.counters()[0], ("connects", 2), "the bystander had to connect again");
 }
 
 #[test]
 fn a_request_that_makes_no_sense_is_answered_and_the_connection_lives_on() {
     let host = Host::memory();
-    let (mut raw, _) = Raw::greeted(&host.address, &hello(0));
+    let (mut raw, _) = Raw::welcomed(&host.address, &hello(0));
     let mut nameless = request_bytes(id(0, 1), &read(4));
     nameless[21] = 0;
     nameless.pop();
@@ -89,11 +89,11 @@ fn a_request_that_makes_no_sense_is_answered_and_the_connection_lives_on() {
 #[test]
 fn only_who_knows_of_runs_hears_of_them() {
     let host = Host::memory();
-    let (_, welcome) = Raw::greeted(&host.address, &hello(0));
+    let (_, welcome) = Raw::welcomed(&host.address, &hello(0));
     assert_eq!(welcome.capabilities.runs_max, 0, "an older client");
     let mut greeting = hello(1);
     greeting.features = Features(Features::RUNS);
-    let (mut raw, welcome) = Raw::greeted(&host.address, &greeting);
+    let (mut raw, welcome) = Raw::welcomed(&host.address, &greeting);
     assert!(welcome.features.has(Features::RUNS) && welcome.capabilities.runs_max > 0);
     let runs = |runs| Request::WriteRuns(WriteRunsRequest::new(object("o"), runs));
     raw.request(id(0, 1), &runs(vec![Run::data(10, b"ab"), Run::zeroes(12, 5)]));
@@ -113,7 +113,7 @@ fn a_payload_that_is_damaged_on_the_way_changes_nothing() {
     let host = Host::memory();
     let mut greeting = hello(0);
     greeting.features = Features(Features::PAYLOAD_CRC);
-    let (mut raw, welcome) = Raw::greeted(&host.address, &greeting);
+    let (mut raw, welcome) = Raw::welcomed(&host.address, &greeting);
     assert!(welcome.features.has(Features::PAYLOAD_CRC));
     for (sequence, len) in [(1, 100), (2, 100_000)] {
         let request = Request::Write(WriteRequest::new(object("o"), 0, vec![1; len]));
@@ -132,16 +132,16 @@ fn a_payload_that_is_damaged_on_the_way_changes_nothing() {
 
 #[test]
 fn breaking_the_rules_of_slots_and_credits_closes_the_connection() {
-    let host = Host::new(Kind::Tcp, common::Gated::new(), ServerConfig::default());
+    let host = Host::new(Kind::Tcp, support::host::Gated::new(), ServerConfig::default());
     // A slot that is in use.
-    let (mut raw, _) = Raw::greeted(&host.address, &hello(0));
+    let (mut raw, _) = Raw::welcomed(&host.address, &hello(0));
     raw.request(id(0, 1), &read(4));
     raw.request(id(0, 2), &read(4));
     assert!(raw.frame().goodbye().to_string().contains("in use"));
     // More bytes than granted.
     let mut greeting = hello(1);
     greeting.credits.bytes = 1;
-    let (mut raw, welcome) = Raw::greeted(&host.address, &greeting);
+    let (mut raw, welcome) = Raw::welcomed(&host.address, &greeting);
     let most = welcome.capabilities.request_bytes_max;
     assert!(welcome.credits.bytes >= most, "a grant that is of no use");
     for slot in 0..=(welcome.credits.bytes / most) as u32 {
@@ -157,7 +157,7 @@ fn the_least_grant_is_enough_for_every_kind_of_request() {
     let host = Host::new(Kind::Tcp, Arc::new(Memory::default()), config);
     let mut greeting = hello(0);
     greeting.credits.bytes = 1;
-    let (mut raw, welcome) = Raw::greeted(&host.address, &greeting);
+    let (mut raw, welcome) = Raw::welcomed(&host.address, &greeting);
     // A page larger than there are counts, and is, as large as they are.
     let mut page = ListRequest::new(object("o").namespace);
     page.entries_max = u32::MAX;
@@ -210,7 +210,7 @@ fn a_greeting_is_to_be_a_greeting_and_in_time() {
     assert!(raw.frame().goodbye().to_string().contains("critical extension"));
     // Nothing is said at all.
     let mut raw = Raw::new(&host.address);
-    common::until("the server waits for a greeting", || clock.next_timer().is_some());
+    support::host::until("the server waits for a greeting", || clock.next_timer().is_some());
     let give_up = std::time::Instant::now() + Duration::from_secs(20);
     raw.stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
     let mut byte = [0];
@@ -222,7 +222,7 @@ fn a_greeting_is_to_be_a_greeting_and_in_time() {
 
 #[test]
 fn beyond_loopback_only_with_a_secret_or_by_explicit_word() {
-    let runtime = common::runtime();
+    let runtime = support::host::runtime();
     let server = |change: fn(&mut ServerConfig)| {
         let mut config = ServerConfig::default();
         change(&mut config);
@@ -263,7 +263,7 @@ fn who_does_not_know_the_secret_is_not_let_in() {
         let error = connect(&host, wrong).err().expect("let in without the secret");
         assert!(matches!(error, Error::Denied(_)), "{error}");
     }
-    common::until("both are counted", || host.server.metric("synapse_connections_refused_total") >= 1);
+    support::host::until("both are counted", || host.server.metric("synapse_connections_refused_total") >= 1);
     // A server that knows nothing of a secret is not trusted by a client that has one.
     let open = Host::memory();
     let error = connect(&open, Some(b"correct horse battery")).err().expect("an impostor is trusted");
@@ -286,7 +286,7 @@ fn the_secret_never_crosses_the_wire_and_a_proof_cannot_be_sent_again() {
     let mut again = Raw::new(&host.address);
     again.send(|out| hello(0).encode(out));
     let second = again.frame();
-    let nonce = |arrived: &common::raw::Arrived| Challenge::decode(&arrived.head()).unwrap().nonce;
+    let nonce = |arrived: &support::raw::Arrived| Challenge::decode(&arrived.head()).unwrap().nonce;
     assert_ne!(nonce(&challenge), nonce(&second));
     again.send(|out| codec::encode_proof(out, &[0; 32], false));
     assert!(matches!(again.frame().goodbye(), Error::Denied(_)));
@@ -297,15 +297,15 @@ fn one_connection_too_many_is_closed_and_the_others_live_on() {
     let mut config = ServerConfig::default();
     config.connections_max = 2;
     let host = Host::new(Kind::Tcp, Arc::new(Memory::default()), config);
-    let (mut first, _) = Raw::greeted(&host.address, &hello(0));
-    let (second, _) = Raw::greeted(&host.address, &hello(1));
+    let (mut first, _) = Raw::welcomed(&host.address, &hello(0));
+    let (second, _) = Raw::welcomed(&host.address, &hello(1));
     let mut third = Raw::new(&host.address);
     assert!(third.try_frame().is_none());
     first.request(id(0, 1), &read(4));
     assert!(matches!(first.frame().outcome(), Outcome::Failed(Error::Missing)));
     drop(second);
-    common::until("a place is free", || host.server.metric("synapse_connections_open") == 1);
-    Raw::greeted(&host.address, &hello(2));
+    support::host::until("a place is free", || host.server.metric("synapse_connections_open") == 1);
+    Raw::welcomed(&host.address, &hello(2));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What survives a connection: requests under way, their outcomes, and what a new server makes of them.
 
-mod common;
+mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use blocker::executor::poll_times;
 use blocker::*;
-use common::raw::{Raw, hello, id};
-use common::{Gated, Host, Kind, object, until};
+use support::host::{Gated, Host, Kind, object, until};
+use support::raw::{Raw, hello, id};
 use synapse::codec::*;
 use synapse::{Server, ServerConfig};
 
@@ -26,13 +26,13 @@ fn a_change_that_is_sent_again_is_done_once() {
     let backend = Gated::new();
     backend.open();
     let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default());
-    let (mut raw, welcome) = Raw::greeted(&host.address, &hello(0));
+    let (mut raw, welcome) = Raw::welcomed(&host.address, &hello(0));
     assert!(!welcome.is_resumed);
     raw.request(id(0, 1), &write(1));
     let Outcome::Answered(Answer::Change(first)) = raw.frame().outcome() else { panic!("not changed") };
     drop(raw);
     for _ in 0..2 {
-        let (mut raw, welcome) = Raw::greeted(&host.address, &hello(0));
+        let (mut raw, welcome) = Raw::welcomed(&host.address, &hello(0));
         assert!(welcome.is_resumed);
         raw.request(id(0, 1), &write(1));
         let Outcome::Answered(Answer::Change(again)) = raw.frame().outcome() else { panic!("not replayed") };
@@ -41,7 +41,7 @@ fn a_change_that_is_sent_again_is_done_once() {
     assert_eq!(backend.writes.load(Ordering::SeqCst), 1);
     assert_eq!(host.server.metric("synapse_replays_total"), 2);
     // Another session's slot is another one's.
-    let (mut other, welcome) = Raw::greeted(&host.address, &hello(1));
+    let (mut other, welcome) = Raw::welcomed(&host.address, &hello(1));
     assert!(!welcome.is_resumed);
     other.request(id(0, 1), &write(1));
     other.frame();
@@ -147,10 +147,10 @@ fn a_flush_after_a_restart_tells_of_writes_that_were_only_cached() {
 fn a_second_connection_of_a_session_ends_the_first_which_begins_nothing_more() {
     let backend = Gated::new();
     let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default());
-    let (mut first, _) = Raw::greeted(&host.address, &hello(0));
+    let (mut first, _) = Raw::welcomed(&host.address, &hello(0));
     first.request(id(0, 1), &write(1));
     until("the write is under way", || backend.writes.load(Ordering::SeqCst) == 1);
-    let (mut second, welcome) = Raw::greeted(&host.address, &hello(0));
+    let (mut second, welcome) = Raw::welcomed(&host.address, &hello(0));
     assert!(welcome.is_resumed);
     assert!(first.frame().goodbye().to_string().contains("taken the session"));
     second.request(id(0, 1), &write(1));
@@ -183,7 +183,7 @@ fn a_cancelled_request_is_given_up_by_the_backend_and_its_slot_used_again() {
 fn cancelled_means_that_nothing_was_changed() {
     let backend = Gated::new();
     let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default());
-    let (mut raw, _) = Raw::greeted(&host.address, &hello(0));
+    let (mut raw, _) = Raw::welcomed(&host.address, &hello(0));
     // Begun by the backend, which may have done it.
     raw.request(id(0, 1), &write(1));
     until("the write is under way", || backend.begun.load(Ordering::SeqCst) == 1);
@@ -228,7 +228,7 @@ fn a_call_dropped_before_it_was_sent_never_arrives() {
 fn a_server_that_ends_in_order_answers_what_it_has_begun() {
     let backend = Gated::new();
     let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default());
-    let (mut raw, _) = Raw::greeted(&host.address, &hello(0));
+    let (mut raw, _) = Raw::welcomed(&host.address, &hello(0));
     raw.request(id(0, 1), &write(1));
     until("the write is under way", || backend.begun.load(Ordering::SeqCst) == 1);
     let server = Arc::clone(&host.server);

@@ -1,4 +1,4 @@
-//! The cache before the backend, as `[cache]` has it: its background, and its end.
+//! The cache before the backend, as `[cache]` configures it: its background task, and its shutdown.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,9 +8,9 @@ use cached_config::{CacheReceiveBuffers, ConfigError, ObjectsTable, ShutdownErro
 use cached_core::object::ObjectCache;
 use tokio::task::JoinHandle;
 
-use crate::config::here;
+use crate::config::in_this_file;
 
-/// A cache at work.
+/// A running cache.
 pub(crate) struct Cache {
     cache: ObjectCache,
     background: JoinHandle<()>,
@@ -19,15 +19,15 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// Puts a cache before `below`. Its background runs on the current runtime.
+    /// Starts a cache over `below`. Its background task runs on the current runtime.
     ///
     /// # Errors
-    /// What is wrong with its settings.
+    /// The setting that cannot work.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
-    pub(crate) fn before(below: Arc<dyn Blocker>, table: &ObjectsTable) -> Result<Self, ConfigError> {
-        let (cache, background) = table.open_cache(below).map_err(here)?;
+    pub(crate) fn over(below: Arc<dyn Blocker>, table: &ObjectsTable) -> Result<Self, ConfigError> {
+        let (cache, background) = table.open_cache(below).map_err(in_this_file)?;
         Ok(Self {
             background: tokio::spawn(background),
             flush_max: table.shutdown_flush(),
@@ -46,29 +46,29 @@ impl Cache {
         Arc::new(CacheReceiveBuffers::new(self.cache.clone()))
     }
 
-    /// The cache itself, to look at while it ends.
+    /// Returns a handle of the cache, to read its metrics during the shutdown.
     pub(crate) fn cache(&self) -> ObjectCache {
         self.cache.clone()
     }
 
-    /// How long its end may take.
+    /// Returns the most time that storing its dirty data may take.
     pub(crate) fn flush_max(&self) -> Duration {
         self.flush_max
     }
 
-    /// The most memory it takes.
+    /// Returns the most memory that it takes, in bytes.
     pub(crate) fn memory_bytes_max(&self) -> u64 {
         self.memory_bytes_max
     }
 
-    /// Stores what is dirty, once nobody uses it any more.
+    /// Stores its dirty data, and stops the background task. Nothing may change the cache any more.
     ///
     /// # Errors
     /// What was acknowledged and is not stored.
-    pub(crate) async fn end(self) -> Result<(), ShutdownError> {
+    pub(crate) async fn shut_down(self) -> Result<(), ShutdownError> {
         let stored = store_all(&self.cache, self.flush_max).await;
         self.background.abort();
-        // Lets go of the store with it.
+        // The task releases the store with it.
         let _ = self.background.await;
         stored
     }

@@ -1,4 +1,4 @@
-//! An answer of the contract, as frames carry it: [`Answer::encode`] beside [`Answer::decode`].
+//! An answer of the contract as a frame: [`Outcome::encode`] beside [`Outcome::decode`].
 
 use blocker::metrics::Families;
 use blocker::*;
@@ -15,7 +15,7 @@ use super::op::Op;
 use super::page::{decode_list, decode_values, encode_list, encode_values, put_name, take_name};
 use super::status::Status;
 
-/// Everything that a server can answer when it worked.
+/// The answer to a request that succeeded.
 #[derive(Clone, Debug)]
 pub enum Answer {
     /// To a read.
@@ -38,29 +38,28 @@ pub enum Answer {
     Attach(Attachment),
     /// To a detach, and to changes of policy and quota.
     Done,
-    /// To a question about a policy.
+    /// To a policy query.
     Policy(Policy),
-    /// To a question about a quota.
+    /// To a quota query.
     Quota(Quota),
-    /// To a question about figures: name and value.
+    /// To a statistics query: names and values.
     Statistics(Vec<(String, u64)>),
-    /// To a question about namespaces: a page of at most [`CONTROL_ENTRIES_MAX`], and whether there may be
-    /// more.
+    /// To a namespaces query: a page of at most [`super::CONTROL_ENTRIES_MAX`], and whether there may be more.
     Namespaces(Vec<Namespace>, bool),
-    /// To a question about metrics: a page of them, see [`super::metrics_page`], and whether there are more.
+    /// To a metrics query: a page of them, see [`super::metrics_page`], and whether there are more.
     Metrics(Families, bool),
-    /// To a question about losses: a page of at most [`super::LOSSES_MAX`].
+    /// To a losses query: a page of at most [`super::LOSSES_MAX`].
     Losses(LossPage),
 }
 
-/// What became of a request, as it goes over the wire.
+/// The outcome of a request, as it is sent.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// It was answered.
+    /// It succeeded.
     Answered(Answer),
     /// It failed.
     Failed(Error),
-    /// Its caller had gone.
+    /// Its caller had cancelled it.
     Cancelled,
 }
 
@@ -74,7 +73,7 @@ impl From<Result<Answer, Error>> for Outcome {
 }
 
 impl Outcome {
-    /// Appends the head of the reply to `out`; the payload to send after it is returned.
+    /// Appends the head of the reply to `out`, and returns the payload to send after it.
     #[must_use]
     pub fn encode(self, op: Op, id: RequestId, has_crc: bool, out: &mut Vec<u8>) -> Segments {
         let mut header = Header::new(op, id);
@@ -91,16 +90,16 @@ impl Outcome {
             }
         };
         let payload_crc = protect(&mut header, &payload, has_crc);
-        // Below the byte credit, which is far below 4 GiB.
+        // Below the granted bytes, which are far below 4 GiB.
         let payload_bytes = payload.len_bytes() as u32;
         encode(out, &header, &Attached { payload_bytes, payload_crc, ..Attached::default() });
         payload
     }
 
-    /// What a reply's head and payload stand for.
+    /// Reads the outcome of a reply's head and payload.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the server makes no sense: close the connection.
+    /// [`Error::Invalid`] if it makes no sense: close the connection.
     pub fn decode(head: &Head<'_>, payload: Segments) -> Result<Self, Error> {
         let header = &head.header;
         match header.status {

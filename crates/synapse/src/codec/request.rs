@@ -1,8 +1,7 @@
-//! A request of the contract, as frames carry it.
+//! A request of the contract as a frame: [`Request::encode`] beside [`Request::decode`], an arm for each operation in both.
 //!
-//! [`Request::encode`] and [`Request::decode`] stand side by side, an arm for each operation in both. A
-//! request that can be read but makes no sense is [`Error::Invalid`]: it is answered so, and the
-//! connection lives on.
+//! A request that can be read but makes no sense is [`Error::Invalid`]: it is answered with that, and the connection
+//! continues.
 
 use blocker::*;
 use bytes::Bytes;
@@ -21,7 +20,7 @@ use super::names::Names;
 use super::op::Op;
 use super::runs;
 
-/// Everything that can be asked of a server.
+/// A request to a server.
 #[derive(Clone, Debug)]
 pub enum Request {
     /// Read a range.
@@ -32,15 +31,15 @@ pub enum Request {
     WriteZeroes(WriteZeroesRequest),
     /// Write several ranges in one change.
     WriteRuns(WriteRunsRequest),
-    /// Give up a range.
+    /// Discard a range.
     Discard(DiscardRequest),
     /// Write if the bytes are as expected.
     CompareAndWrite(CompareAndWriteRequest),
     /// Replace the content.
     WriteFull(WriteFullRequest),
-    /// Move the end.
+    /// Set the size.
     Truncate(TruncateRequest),
-    /// Remove.
+    /// Delete.
     Delete(DeleteRequest),
     /// Replace the content by another object's.
     Copy(CopyRequest),
@@ -50,9 +49,9 @@ pub enum Request {
     List(ListRequest),
     /// Make everything acknowledged in a scope stored.
     Flush(FlushRequest),
-    /// Take over a scope.
+    /// Take a scope with an epoch.
     Claim(ClaimRequest),
-    /// The scope may have changed.
+    /// Drop clean copies of the scope.
     Invalidate(InvalidateRequest),
     /// [`Control::attach`].
     Attach(Namespace),
@@ -77,11 +76,11 @@ pub enum Request {
     Losses(Option<ObjectId>),
 }
 
-/// The longest extension area of a request as this side sends it.
+/// The longest extension area that this side sends in a request.
 const REQUEST_EXTENSION_BYTES_MAX: usize = 64;
 
 impl Request {
-    /// Which operation it is.
+    /// Returns its operation.
     #[must_use]
     pub fn op(&self) -> Op {
         match self {
@@ -113,7 +112,7 @@ impl Request {
         }
     }
 
-    /// What goes for every call; the control requests have none.
+    /// Returns its call options; control requests have none.
     #[must_use]
     pub fn call(&self) -> Call {
         match self {
@@ -136,7 +135,7 @@ impl Request {
         }
     }
 
-    /// How many bytes of payload it has.
+    /// Returns the length of its payload, in bytes.
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
         match self {
@@ -149,7 +148,7 @@ impl Request {
         }
     }
 
-    /// What it costs of the byte credit, at most.
+    /// Returns the most that it costs, in bytes.
     #[must_use]
     pub fn cost_bytes(&self, limits: &Capabilities) -> u64 {
         let mut header = Header::new(self.op(), RequestId::default());
@@ -184,7 +183,7 @@ impl Request {
                 Ok(())
             }
             Self::CompareAndWrite(r) => {
-                // Where there is none the server says so.
+                // A server without it answers so itself.
                 if limits.compare_bytes_max > 0 {
                     over(r.expected.len_bytes(), limits.compare_bytes_max)?;
                 }
@@ -194,7 +193,7 @@ impl Request {
                 let bytes: u64 = r.runs.iter().map(Run::payload_bytes).sum();
                 if r.runs.len() > limits.runs_max as usize {
                     let (count, most) = (r.runs.len(), limits.runs_max);
-                    let text = format!("{count} runs in one change, where the server takes {most} by now");
+                    let text = format!("{count} runs in one change, where the server now takes {most}");
                     return Err(match most {
                         0 => Error::Unsupported(text.into()),
                         _ => Error::Invalid(text.into()),
@@ -206,11 +205,11 @@ impl Request {
         }
     }
 
-    /// Appends the head to `out`; the payload to send after it is returned. The time that is left until
-    /// the deadline is counted from `now`; `has_crc` protects the payload.
+    /// Appends the head to `out`, and returns the payload to send after it. The time until the deadline is counted from
+    /// `now`; `has_crc` protects the payload.
     ///
     /// # Panics
-    /// If the payload has 4 GiB or more: the caller has checked it against `request_bytes_max`.
+    /// If the payload has 4 GiB or more: the caller checks it against `request_bytes_max`.
     pub fn encode(&self, id: RequestId, now: Timestamp, has_crc: bool, out: &mut Vec<u8>) -> Segments {
         let mut header = Header::new(self.op(), id);
         let mut names: [&[u8]; 4] = [&[]; 4];
@@ -308,10 +307,10 @@ impl Request {
         payload
     }
 
-    /// The request that a head and its payload stand for. Its deadline is counted from `now`.
+    /// Reads the request of a head and its payload. Its deadline is counted from `now`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it makes no sense; answer so.
+    /// [`Error::Invalid`] if it makes no sense: answer with it.
     pub fn decode(
         head: &Head<'_>,
         payload: Segments,
@@ -453,7 +452,7 @@ impl Request {
     }
 }
 
-/// The prefix of a listing that nothing can begin with needs no server.
+/// Whether no name can begin with `prefix`: such a listing is empty without a server.
 #[must_use]
 pub fn is_unmatchable_prefix(prefix: &Bytes) -> bool {
     prefix.len() > NAME_BYTES_MAX

@@ -1,4 +1,4 @@
-//! Stores that promise less than they do: durability, or anything else.
+//! Backends that promise less than they do: of durability, or of capabilities.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ impl Blocker for Caching {
     }
 }
 
-/// Says that it can do something else.
+/// Reports other capabilities.
 pub(crate) struct Promising {
     pub(crate) inner: Arc<dyn Blocker>,
     pub(crate) can: Capabilities,

@@ -1,5 +1,5 @@
-//! A store that writes down which changes were applied to it, in order. Values are written once each, so an
-//! entry names the change: applied twice is there twice, lost is not there.
+//! A store that records which changes were applied to it, in order. Each value is written once, so that an entry identifies
+//! its change: one that was applied twice is recorded twice, a lost one is not recorded.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,18 +19,18 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Empty, with nothing applied.
+    /// Returns an empty store.
     pub fn new() -> Arc<Self> {
         Arc::new(Self { memory: Memory::default(), applied: Mutex::default() })
     }
 
-    /// The values written to `object`, in order.
+    /// Returns the values written to `object`, in order.
     pub fn applied(&self, object: &ObjectId) -> Vec<Value> {
         let applied = self.applied.lock();
         applied.iter().filter(|(changed, _)| changed == object).map(|&(_, value)| value).collect()
     }
 
-    /// What `object` holds now.
+    /// Returns the value that `object` holds now.
     ///
     /// # Panics
     /// If it is not a whole value.
@@ -39,8 +39,7 @@ impl Ledger {
         Value::from_bytes(&read.expect("the register is there").data.to_vec()).expect("a whole value")
     }
 
-    /// Writes `reply`'s change down if it was made. The store answers at once, so this is the order of the
-    /// changes.
+    /// Makes a change, and records it if it succeeds. The store answers at once, so this is the order of the changes.
     fn note(
         &self,
         object: ObjectId,
@@ -57,12 +56,11 @@ impl Ledger {
     }
 }
 
-/// Checks what was applied to a register against what its clients were told: what was acknowledged is there
-/// once, what is of unknown outcome once or not at all, what was refused never; and what was answered before
-/// something else was called lies before it.
+/// Compares what was applied to a register with the outcomes of its clients: an acknowledged change is recorded once, one of
+/// unknown outcome at most once, a refused one never; and a change that was answered before another was called precedes it.
 ///
 /// # Errors
-/// Says what is wrong.
+/// The first contradiction.
 pub fn compare(applied: &[Value], history: &[Operation]) -> Result<(), String> {
     let mut places: HashMap<Value, usize> = HashMap::new();
     for (place, &value) in applied.iter().enumerate() {
@@ -96,19 +94,19 @@ pub fn compare(applied: &[Value], history: &[Operation]) -> Result<(), String> {
     Ok(())
 }
 
-/// Panics, with what was applied and what was told, unless they agree. See [`compare`].
+/// Panics, with both lists, unless they agree. See [`compare`].
 ///
 /// # Panics
 /// If they do not.
 #[track_caller]
 pub fn assert_applied(applied: &[Value], history: &[Operation], context: &str) {
     if let Err(why) = compare(applied, history) {
-        let told: Vec<_> = history.iter().map(Operation::to_string).collect();
-        panic!("{context}: {why}\napplied: {applied:?}\ntold:\n{}", told.join("\n"));
+        let outcomes: Vec<_> = history.iter().map(Operation::to_string).collect();
+        panic!("{context}: {why}\napplied: {applied:?}\noutcomes:\n{}", outcomes.join("\n"));
     }
 }
 
-/// The value of a payload; all zeros if it is not one, which is nobody's.
+/// Returns the value of a payload; `u32::MAX`, which no client writes, if it is not one.
 fn value_of(data: &blocker::Segments) -> Value {
     Value::from_bytes(&data.to_vec()).unwrap_or(Value(u32::MAX))
 }

@@ -1,5 +1,4 @@
-//! The life of a process around a backend: when it dies, what it was doing for its clients stops where it
-//! stands, and the store below stays.
+//! A process around a backend: when it is killed, the calls of its clients stop where they are, and the store below stays.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,7 +12,7 @@ use blocker::{
     WriteFullRequest, WriteRequest, WriteZeroesRequest,
 };
 
-/// Hands every call on until it is dead. Then no call is begun, and none that had begun goes on.
+/// Forwards every call until it is killed. Then no call begins, and none that had begun continues.
 pub struct Mortal {
     inner: Arc<dyn Blocker>,
     is_dead: Arc<AtomicBool>,

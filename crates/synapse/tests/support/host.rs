@@ -1,9 +1,5 @@
 //! A server and its clients in one process.
 
-#![allow(dead_code, reason = "each test file uses its part")]
-
-pub(crate) mod raw;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,7 +8,7 @@ use blocker::*;
 use synapse::{Address, ClientConfig, Server, ServerConfig, SynapseBlocker};
 use tokio::runtime::Runtime;
 
-/// A server on a runtime of its own; ends with it.
+/// A server on a runtime of its own. The runtime ends with it.
 pub(crate) struct Host {
     pub(crate) server: Arc<Server>,
     pub(crate) address: Address,
@@ -20,7 +16,7 @@ pub(crate) struct Host {
     _dir: Option<tempfile::TempDir>,
 }
 
-/// Where a test server listens.
+/// The kind of socket that a test server listens on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     Tcp,
@@ -44,7 +40,7 @@ impl Host {
         Self { server, address, runtime, _dir: dir }
     }
 
-    /// Memory behind TCP.
+    /// Returns a server of a memory backend over TCP.
     pub(crate) fn memory() -> Self {
         Self::new(Kind::Tcp, Arc::new(Memory::default()), ServerConfig::default())
     }
@@ -55,7 +51,7 @@ impl Host {
         config
     }
 
-    /// A client on the host's runtime.
+    /// Returns a client on the host's runtime.
     pub(crate) fn client(&self) -> SynapseBlocker {
         self.client_with(self.client_config())
     }
@@ -65,12 +61,12 @@ impl Host {
     }
 }
 
-/// The object called `name`.
+/// Returns the object called `name`.
 pub(crate) fn object(name: &str) -> ObjectId {
     ObjectId::new(Namespace::new("test").unwrap(), Name::copy_from(name.as_bytes()).unwrap())
 }
 
-/// A backend that does nothing until it is told to, and counts what it is asked.
+/// A backend whose reads and writes wait until it is opened, and that counts calls.
 pub(crate) struct Gated {
     inner: Memory,
     pub(crate) writes: AtomicU64,
@@ -91,7 +87,7 @@ impl Gated {
     }
 }
 
-/// Counts a future that was dropped before it was done.
+/// Counts a future that is dropped before it is done.
 struct Dropped(Arc<AtomicU64>);
 
 impl Drop for Dropped {
@@ -100,7 +96,7 @@ impl Drop for Dropped {
     }
 }
 
-/// Reads and writes wait at the gate; the rest goes straight through.
+/// Reads and writes wait at the gate; other calls are forwarded.
 impl Blocker for Gated {
     blocker::delegate!(|this| this.inner, except read write write_full);
 
@@ -130,7 +126,7 @@ impl Blocker for Gated {
     }
 
     fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
-        // Acknowledged from memory only.
+        // Acknowledged as cached.
         self.inner.write_full(request).then(|answer| {
             answer.map(|mut reply| {
                 reply.durability = Durability::Cached;
@@ -140,12 +136,12 @@ impl Blocker for Gated {
     }
 }
 
-/// Waits until `is` holds, which some other thread is about to bring about.
+/// Waits until `is` holds, by the work of another thread.
 #[track_caller]
 pub(crate) fn until(what: &str, is: impl Fn() -> bool) {
     let give_up = std::time::Instant::now() + Duration::from_secs(20);
     while !is() {
-        assert!(std::time::Instant::now() < give_up, "in vain: {what}");
+        assert!(std::time::Instant::now() < give_up, "timed out: {what}");
         std::thread::yield_now();
     }
 }

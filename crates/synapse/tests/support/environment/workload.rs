@@ -1,5 +1,5 @@
-//! Clients on registers: each reads, writes, and compares-and-writes at random, with deadlines, sometimes
-//! walks away in the middle of a call, and records what it was told.
+//! Clients of registers: each reads, writes, and compares-and-writes at random, with deadlines, sometimes drops a call before
+//! its answer, and records the outcomes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -12,35 +12,35 @@ use blocker::{
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
+use crate::support::environment::clock::TokioClock;
 use crate::support::history::check::OPERATIONS_MAX;
 use crate::support::history::operation::{Action, Operation, REGISTER_BYTES, Value};
 use crate::support::history::recorder::Recorder;
-use crate::support::world::clock::TokioClock;
 
-/// A call without a deadline that takes longer hangs. Far beyond every pause and backoff.
+/// The time after which a call without a deadline counts as hanging. Far beyond every pause and backoff.
 const HANG: Duration = Duration::from_secs(3600);
 
-/// What the clients are to do.
+/// What the clients do.
 #[derive(Clone, Debug)]
 pub struct Workload {
     pub seed: u64,
     pub registers: usize,
     /// Operations on each register, of all its clients together.
     pub operations: usize,
-    /// The time that a call with a deadline is given.
+    /// The time of a call with a deadline.
     pub deadline: std::ops::Range<Duration>,
-    /// How much later than its deadline an answer may come: little where time is simulated.
+    /// The most time after its deadline at which an answer may come: little where time is simulated.
     pub lateness_max: Duration,
-    /// How many calls of a thousand have no deadline.
+    /// The number of calls in a thousand without a deadline.
     pub patient_permille: u32,
-    /// How many calls of a thousand are dropped before their answer.
+    /// The number of calls in a thousand that are dropped before their answer.
     pub cancelled_permille: u32,
-    /// How long a client rests between calls, at most.
+    /// The longest pause of a client between calls.
     pub rest: Duration,
 }
 
 impl Workload {
-    /// Two registers, as many operations as are checked, deadlines short and long.
+    /// Returns a workload of two registers, the most operations that can be checked, and deadlines short and long.
     pub fn new(seed: u64) -> Self {
         Self {
             seed,
@@ -61,14 +61,14 @@ pub fn register(register: usize) -> ObjectId {
     ObjectId::new(namespace, Name::new(format!("register-{register}").into_bytes()).expect("a short name"))
 }
 
-/// What happened: a history for each register, and how calls ended.
+/// The outcomes: a history for each register, and the errors of calls.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Told {
+pub struct Outcomes {
     pub histories: Vec<Vec<Operation>>,
     pub failures: Vec<Error>,
 }
 
-/// Makes the registers in `store`, before anything else is done to it.
+/// Creates the registers in `store`, before any other call.
 pub async fn prepare(store: &dyn Blocker, workload: &Workload) {
     for number in 0..workload.registers {
         let zeros = Value::INITIAL.to_bytes();
@@ -76,22 +76,22 @@ pub async fn prepare(store: &dyn Blocker, workload: &Workload) {
     }
 }
 
-/// Lets one client for each of `doors` work on every register, all at once, and waits for them.
+/// Runs one client for each of `backends` on every register, all at the same time, and waits for them.
 ///
 /// # Panics
-/// If a call hangs, is answered late, or is answered with what nobody can have asked for.
-pub async fn run(doors: &[Arc<dyn Blocker>], workload: &Workload, clock: TokioClock) -> Told {
-    let mut told = Told::default();
+/// If a call hangs, is answered late, or with an answer that is impossible.
+pub async fn run(backends: &[Arc<dyn Blocker>], workload: &Workload, clock: TokioClock) -> Outcomes {
+    let mut outcomes = Outcomes::default();
     let mut clients = tokio::task::JoinSet::new();
     let recorders: Vec<_> = (0..workload.registers).map(|_| Arc::new(Recorder::new())).collect();
     for (number, recorder) in recorders.iter().enumerate() {
         let (left, values) =
             (Arc::new(AtomicU32::new(workload.operations as u32)), Arc::new(AtomicU32::new(1)));
-        for (client, door) in doors.iter().enumerate() {
-            let place = (number * doors.len() + client) as u64;
+        for (client, backend) in backends.iter().enumerate() {
+            let place = (number * backends.len() + client) as u64;
             let client = Client {
                 number: client,
-                door: Arc::clone(door),
+                backend: Arc::clone(backend),
                 register: register(number),
                 recorder: Arc::clone(recorder),
                 left: Arc::clone(&left),
@@ -107,35 +107,35 @@ pub async fn run(doors: &[Arc<dyn Blocker>], workload: &Workload, clock: TokioCl
         }
     }
     while let Some(failures) = clients.join_next().await {
-        told.failures.extend(failures.expect("a client ends in order"));
+        outcomes.failures.extend(failures.expect("a client ends in order"));
     }
-    told.histories = recorders.iter().map(|recorder| recorder.history()).collect();
-    told
+    outcomes.histories = recorders.iter().map(|recorder| recorder.history()).collect();
+    outcomes
 }
 
 struct Client {
     number: usize,
-    door: Arc<dyn Blocker>,
+    backend: Arc<dyn Blocker>,
     register: ObjectId,
     recorder: Arc<Recorder>,
-    /// Operations that this register's clients may still do.
+    /// The number of operations left for this register's clients.
     left: Arc<AtomicU32>,
-    /// The next value nobody has written yet.
+    /// The next value that was not written yet.
     values: Arc<AtomicU32>,
     workload: Workload,
     clock: TokioClock,
     rng: SmallRng,
-    /// What this client has found last.
+    /// The last value that this client has read.
     seen: Value,
     is_outdated: bool,
     failures: Vec<Error>,
 }
 
-/// How a call ended for the client.
+/// The end of a call.
 enum Ended<T> {
     Answered(Result<T, Error>),
-    /// The client did not wait for it.
-    WalkedAway,
+    /// The client has dropped it.
+    Dropped,
 }
 
 impl Client {
@@ -143,7 +143,7 @@ impl Client {
         let take = |left: u32| left.checked_sub(1);
         while self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
             match self.rng.random_range(0..10) {
-                // After a mismatch it looks again, or it would never match.
+                // After a mismatch it reads again, or it would never match.
                 _ if std::mem::take(&mut self.is_outdated) => self.read().await,
                 0..4 => self.read().await,
                 4..7 => self.write().await,
@@ -160,7 +160,7 @@ impl Client {
         let (deadline, patience) = self.patience();
         let mut request = ReadRequest::new(self.register.clone(), 0, REGISTER_BYTES as u64);
         request.call.deadline = deadline;
-        let ended = self.call(self.door.read(request), deadline, patience).await;
+        let ended = self.call(self.backend.read(request), deadline, patience).await;
         let action = match ended {
             Ended::Answered(Ok(reply)) => {
                 let bytes = reply.data.to_vec();
@@ -174,7 +174,7 @@ impl Client {
                 self.failures.push(error);
                 None
             }
-            Ended::WalkedAway => None,
+            Ended::Dropped => None,
         };
         self.recorder.answered(called, action);
     }
@@ -185,7 +185,7 @@ impl Client {
         let (deadline, patience) = self.patience();
         let mut request = WriteRequest::new(self.register.clone(), 0, value.to_bytes());
         request.call.deadline = deadline;
-        let ended = self.call(self.door.write(request), deadline, patience).await;
+        let ended = self.call(self.backend.write(request), deadline, patience).await;
         let action = self.action(ended, Action::Write(value), Action::WriteUnknown(value), None);
         self.recorder.answered(called, action);
     }
@@ -197,7 +197,7 @@ impl Client {
         let (old, new) = (expected.to_bytes(), value.to_bytes());
         let mut request = CompareAndWriteRequest::new(self.register.clone(), 0, old, new);
         request.call.deadline = deadline;
-        let ended = self.call(self.door.compare_and_write(request), deadline, patience).await;
+        let ended = self.call(self.backend.compare_and_write(request), deadline, patience).await;
         let unknown = Action::SwapUnknown { expected, value };
         let mismatch = Some(Action::Mismatch { expected });
         let action = self.action(ended, Action::Swap { expected, value }, unknown, mismatch);
@@ -218,7 +218,7 @@ impl Client {
                 self.seen = done.apply(self.seen).unwrap_or(self.seen);
                 Some(done)
             }
-            Ended::WalkedAway => Some(unknown),
+            Ended::Dropped => Some(unknown),
             Ended::Answered(Err(Error::Mismatch { .. })) if mismatch.is_some() => mismatch,
             Ended::Answered(Err(error)) => {
                 assert_is_fair(&error, true);
@@ -256,7 +256,7 @@ impl Client {
         let wait = patience.unwrap_or(limit);
         match tokio::time::timeout(wait, reply.into_future()).await {
             Ok(answer) => Ended::Answered(answer),
-            Err(_) if patience.is_some() => Ended::WalkedAway,
+            Err(_) if patience.is_some() => Ended::Dropped,
             Err(_) => panic!("client {}: no answer by its deadline, {limit:?} after the call", self.number),
         }
     }

@@ -6,14 +6,14 @@ use blocker::clock::Sleep;
 use blocker::{Clock, Timestamp};
 use tokio::time::Instant;
 
-/// Time as tokio has it. Starts at zero when it is made.
+/// Tokio's time. Starts at zero when it is made.
 #[derive(Clone, Copy)]
 pub struct TokioClock {
     start: Instant,
 }
 
 impl TokioClock {
-    /// A clock that shows 0 now.
+    /// Returns a clock that shows 0 now.
     pub fn new() -> Self {
         Self { start: Instant::now() }
     }
@@ -29,7 +29,7 @@ impl Clock for TokioClock {
         Box::pin(async move {
             match at {
                 Some(at) => tokio::time::sleep_until(at).await,
-                // Beyond what tokio can tell: never.
+                // Beyond the range of tokio's clock: never.
                 None => std::future::pending().await,
             }
         })

@@ -1,4 +1,4 @@
-//! Synapse in a small world: a server whose process can die, clients, and a simulated network between them.
+//! Synapse in a simulation: a server that can be killed, its clients, and a network between them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,33 +7,33 @@ use blocker::Blocker;
 use parking_lot::Mutex;
 use synapse::{Address, ClientConfig, Duplex, Server, ServerConfig, SynapseBlocker};
 
+use crate::support::environment::clock::TokioClock;
+use crate::support::environment::mortal::Mortal;
 use crate::support::net::plan::Plan;
 use crate::support::net::sim::Sim;
-use crate::support::world::clock::TokioClock;
-use crate::support::world::mortal::Mortal;
 
-/// How long the server is away when it dies.
-const DOWN: Duration = Duration::from_millis(300);
+/// The time between the death of the server and its restart.
+const DOWNTIME: Duration = Duration::from_millis(300);
 
 /// A server, the network to it, and the store below it, which outlives it.
-pub struct Door {
+pub struct SimServer {
     pub sim: Sim,
     pub clock: TokioClock,
     store: Mutex<Arc<dyn Blocker>>,
     config: Mutex<ServerConfig>,
-    life: Mutex<Option<Life>>,
+    instance: Mutex<Option<Instance>>,
 }
 
-/// One run of the server.
-struct Life {
+/// One instance of the server.
+struct Instance {
     server: Arc<Server>,
     backend: Arc<Mortal>,
 }
 
 /// Runs a simulation on one thread, with tokio's clock paused: nothing waits for real.
-pub fn simulate<T>(world: impl Future<Output = T>) -> T {
+pub fn simulate<T>(run: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
-    runtime.expect("a runtime").block_on(world)
+    runtime.expect("a runtime").block_on(run)
 }
 
 /// Settings with times short enough for many failures in one run.
@@ -44,15 +44,15 @@ pub fn server_config(clock: TokioClock) -> ServerConfig {
     config
 }
 
-/// A client that notices a dead server within seconds. Payloads are protected, since bytes get damaged.
-pub fn client_config(door: &Door) -> ClientConfig {
+/// Settings of a client that detects a dead server within seconds. Payloads carry CRCs, since bytes get damaged.
+pub fn client_config(server: &SimServer) -> ClientConfig {
     let mut config = ClientConfig::new(Address::Tcp("simulated:1".into()));
-    let sim = door.sim.clone();
+    let sim = server.sim.clone();
     config.connector = Some(Arc::new(move || {
         let sim = sim.clone();
         Box::pin(async move { sim.dial().await.map(|stream| Box::new(stream) as Box<dyn Duplex>) })
     }));
-    config.clock = Arc::new(door.clock);
+    config.clock = Arc::new(server.clock);
     config.connections = 1;
     config.payload_crc = true;
     config.connect_timeout = Duration::from_secs(2);
@@ -62,9 +62,9 @@ pub fn client_config(door: &Door) -> ClientConfig {
     config
 }
 
-impl Door {
-    /// A server for `store` that listens, behind a network with the faults of `plans`. Whenever a fault
-    /// kills it, it comes back as another instance a little later.
+impl SimServer {
+    /// Returns a server for `store` that listens, behind a network with the faults of `plans`. When a fault kills it, it
+    /// restarts as another instance after [`DOWNTIME`].
     pub fn open(
         store: Arc<dyn Blocker>,
         plans: impl Fn(u64) -> Plan + Send + Sync + 'static,
@@ -72,40 +72,40 @@ impl Door {
         config: ServerConfig,
     ) -> Arc<Self> {
         let sim = Sim::with(plans);
-        let door = Arc::new(Self {
+        let server = Arc::new(Self {
             sim,
             clock,
             store: Mutex::new(store),
             config: Mutex::new(config),
-            life: Mutex::new(None),
+            instance: Mutex::new(None),
         });
-        door.start();
-        let weak = Arc::downgrade(&door);
+        server.start();
+        let weak = Arc::downgrade(&server);
         tokio::spawn(async move {
-            while let Some(door) = weak.upgrade() {
-                door.sim.hits().kill.notified().await;
-                door.restart().await;
+            while let Some(server) = weak.upgrade() {
+                server.sim.hits().kill.notified().await;
+                server.restart().await;
             }
         });
-        door
+        server
     }
 
-    /// The server dies, whatever it is doing, and another instance takes its place.
+    /// Kills the server, and starts another instance.
     pub async fn restart(&self) {
         self.kill();
-        tokio::time::sleep(DOWN).await;
+        tokio::time::sleep(DOWNTIME).await;
         self.start();
     }
 
-    /// The server dies.
+    /// Kills the server, whatever it is doing.
     pub fn kill(&self) {
-        if let Some(life) = self.life.lock().take() {
-            life.backend.die();
+        if let Some(instance) = self.instance.lock().take() {
+            instance.backend.die();
         }
         self.sim.kill_server();
     }
 
-    /// Another instance starts to listen.
+    /// Starts another instance.
     pub fn start(&self) {
         let backend = Mortal::new(Arc::clone(&*self.store.lock()));
         let server = Server::new(Arc::clone(&backend) as _, self.config.lock().clone());
@@ -114,38 +114,38 @@ impl Door {
         self.sim.listen(Arc::new(move |stream| {
             tokio::spawn(serving.serve_stream(Box::new(stream))).abort_handle()
         }));
-        *self.life.lock() = Some(Life { server, backend });
+        *self.instance.lock() = Some(Instance { server, backend });
     }
 
-    /// The next instance has other settings.
+    /// Changes the settings of the next instance.
     pub fn reconfigure(&self, change: impl FnOnce(&mut ServerConfig)) {
         change(&mut self.config.lock());
     }
 
-    /// The next instance serves another store.
+    /// Replaces the store of the next instance.
     pub fn replace_store(&self, store: Arc<dyn Blocker>) {
         *self.store.lock() = store;
     }
 
-    /// Which run of the server this is.
+    /// Returns the id of the running instance.
     ///
     /// # Panics
     /// If it does not run.
     pub fn instance(&self) -> [u8; 16] {
-        self.life.lock().as_ref().expect("a server").server.instance()
+        self.instance.lock().as_ref().expect("a server").server.instance()
     }
 
-    /// A figure of the server that runs now.
+    /// Returns a metric of the running instance.
     pub fn metric(&self, name: &str) -> u64 {
-        self.life.lock().as_ref().map_or(0, |life| life.server.metric(name))
+        self.instance.lock().as_ref().map_or(0, |instance| instance.server.metric(name))
     }
 
-    /// A client with the usual settings, connected however often that must be tried.
+    /// Returns a connected client with the usual settings, after as many attempts as that takes.
     pub async fn client(&self) -> SynapseBlocker {
         self.client_with(client_config(self)).await
     }
 
-    /// A client with these settings.
+    /// Returns a connected client with these settings.
     pub async fn client_with(&self, config: ClientConfig) -> SynapseBlocker {
         for _ in 0..1_000 {
             if let Ok(client) = SynapseBlocker::connect(config.clone()).await {

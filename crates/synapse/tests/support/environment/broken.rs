@@ -1,4 +1,4 @@
-//! Layers that break one promise each. A proof that does not notice proves nothing.
+//! Layers that break one promise each: a check that does not detect them proves nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use blocker::{Blocker, ChangeReply, Durability, Error, Reply, Version, WriteRequest};
 
-/// Which promise is broken, now and then.
+/// The promise that is broken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Promise {
     /// A write is applied once more, some time after it was acknowledged.
@@ -17,7 +17,7 @@ pub enum Promise {
     Refused,
     /// A write is acknowledged before it is made.
     Order,
-    /// A write of unknown outcome is said to have failed.
+    /// A write of unknown outcome is reported as failed.
     Unknown,
 }
 
@@ -25,7 +25,7 @@ impl Promise {
     pub const ALL: [Self; 5] = [Self::Once, Self::Acknowledged, Self::Refused, Self::Order, Self::Unknown];
 }
 
-/// Hands every call on, but breaks `promise` at every so many writes.
+/// Forwards every call, but breaks `promise` at one write in `every`.
 pub struct Broken {
     inner: Arc<dyn Blocker>,
     promise: Promise,
@@ -38,7 +38,7 @@ impl Broken {
         Arc::new(Self { inner, promise, every, writes: AtomicU64::new(0) })
     }
 
-    /// Makes the write after `delay`, with nobody to hear of it.
+    /// Makes the write after `delay`, without a caller.
     fn later(&self, request: WriteRequest, delay: Duration) {
         let inner = Arc::clone(&self.inner);
         tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! A client that says what it is told to, right or wrong.
+//! A client that sends given frames, right or wrong.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -45,7 +45,7 @@ pub(crate) fn hello(lane: u16) -> Hello {
 }
 
 impl Raw {
-    /// Connected, and nothing said yet.
+    /// Returns a connection without a handshake.
     pub(crate) fn new(address: &Address) -> Self {
         let Address::Tcp(address) = address else { panic!("only TCP") };
         let stream = TcpStream::connect(address.as_str()).unwrap();
@@ -55,8 +55,8 @@ impl Raw {
         Self { stream, buffer: Vec::new() }
     }
 
-    /// Connected and greeted.
-    pub(crate) fn greeted(address: &Address, hello: &Hello) -> (Self, Welcome) {
+    /// Returns a connection after its handshake.
+    pub(crate) fn welcomed(address: &Address, hello: &Hello) -> (Self, Welcome) {
         let mut raw = Self::new(address);
         raw.send(|out| hello.encode(out));
         let arrived = raw.frame();
@@ -75,12 +75,12 @@ impl Raw {
         self.stream.write_all(&bytes).unwrap();
     }
 
-    /// The next frame.
+    /// Returns the next frame.
     pub(crate) fn frame(&mut self) -> Arrived {
         self.try_frame().expect("a frame, not the end")
     }
 
-    /// The next frame; `None` at the end.
+    /// Returns the next frame; `None` at the end of the stream.
     pub(crate) fn try_frame(&mut self) -> Option<Arrived> {
         loop {
             if let Some(measured) = measure(&self.buffer, 64 << 20).unwrap() {
@@ -94,7 +94,7 @@ impl Raw {
             match self.stream.read(&mut chunk) {
                 Ok(0) => return None,
                 Ok(count) => self.buffer.extend_from_slice(&chunk[..count]),
-                // Closed while something was on its way to it.
+                // The server has closed it while bytes were on their way there.
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return None,
                 Err(error) => panic!("{error}"),
             }
