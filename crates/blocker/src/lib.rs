@@ -70,6 +70,7 @@ mod layer;
 pub mod memory;
 mod name;
 mod order;
+mod parse;
 mod reply;
 mod request;
 mod response;

@@ -1,9 +1,6 @@
 //! Durability, versions, epochs, stamps and order domains.
 
 use std::fmt;
-use std::str::FromStr;
-
-use crate::error::{Error, Result};
 
 /// The durability of a change: what it survives. A word means the same on every layer; a request asks for one, a
 /// reply states which one it gives. Ordered from weakest to strongest.
@@ -31,30 +28,6 @@ impl fmt::Display for Durability {
     }
 }
 
-/// Reads what `Display` writes.
-///
-/// ```
-/// use blocker::Durability;
-///
-/// assert_eq!("replicated(2)".parse(), Ok(Durability::Replicated(2)));
-/// ```
-impl FromStr for Durability {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let nodes = || text.strip_prefix("replicated(")?.strip_suffix(')')?.parse().ok();
-        match text {
-            "cached" => Ok(Self::Cached),
-            "journaled" => Ok(Self::Journaled),
-            "stored" => Ok(Self::Stored),
-            _ => nodes().map(Self::Replicated).ok_or_else(|| {
-                let known = "cached, journaled, replicated(NODES) or stored";
-                Error::Invalid(format!("{text:?} is no durability; there are {known}").into())
-            }),
-        }
-    }
-}
-
 /// The version of an object's content. Every change gives the object a new one, which its name never had before,
 /// not even before a delete or a crash: same name and same version, same bytes. A larger version is not
 /// necessarily a later one.
@@ -75,15 +48,6 @@ pub struct Epoch(pub u64);
 impl fmt::Display for Epoch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
-    }
-}
-
-impl FromStr for Epoch {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let wrong = |_| Error::Invalid(format!("{text:?} is no epoch: a number").into());
-        text.parse().map_err(wrong).map(Self)
     }
 }
 
@@ -152,15 +116,6 @@ impl fmt::Display for OrderDomain {
     }
 }
 
-impl FromStr for OrderDomain {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let wrong = |_| Error::Invalid(format!("{text:?} is no order domain: a number").into());
-        text.parse().map_err(wrong).map(Self)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,20 +125,6 @@ mod tests {
         use Durability::{Cached, Journaled, Replicated, Stored};
         let words = [Cached, Journaled, Replicated(1), Replicated(2), Stored];
         assert!(words.is_sorted_by(|a, b| a < b));
-    }
-
-    #[test]
-    fn what_is_written_is_read_back() {
-        use Durability::{Cached, Journaled, Replicated, Stored};
-        for durability in [Cached, Journaled, Replicated(0), Replicated(255), Stored] {
-            assert_eq!(durability.to_string().parse(), Ok(durability));
-        }
-        for wrong in ["", "Stored", "replicated", "replicated()", "replicated(256)", "replicated(1"] {
-            assert!(wrong.parse::<Durability>().is_err(), "{wrong}");
-        }
-        assert_eq!(Epoch(7).to_string().parse(), Ok(Epoch(7)));
-        assert!("-1".parse::<Epoch>().is_err());
-        assert_eq!(OrderDomain(7).to_string().parse(), Ok(OrderDomain(7)));
     }
 
     #[test]
