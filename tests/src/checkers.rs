@@ -1,17 +1,17 @@
-//! What the command lines of the two checkers share.
+//! The command line of the two checkers.
 
 use std::path::PathBuf;
 
 /// The arguments of a checker.
 #[derive(Debug, Clone)]
 pub struct Arguments {
-    /// How long all configurations together run, without `operations`.
+    /// How long all configurations together run, unless `operations` is set.
     pub seconds: u64,
-    /// How many operations all of them together make.
+    /// The number of operations of all configurations together.
     pub operations: Option<u64>,
-    /// The one configuration that is played.
+    /// The only configuration to run.
     pub only: Option<String>,
-    /// What random choices follow from.
+    /// The seed of random choices.
     pub seed: u64,
     /// The server to test.
     pub server: Option<PathBuf>,
@@ -20,10 +20,10 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Those of this process.
+    /// Returns the arguments of this process.
     ///
     /// # Errors
-    /// A line about what is wrong with them.
+    /// A line that names the invalid argument.
     pub fn read() -> Result<Arguments, String> {
         Arguments::of(std::env::args().skip(1))
     }
@@ -62,13 +62,13 @@ impl Arguments {
         Ok(arguments)
     }
 
-    /// Whether a configuration is to be played.
+    /// Returns whether a configuration is to run.
     pub fn plays(&self, name: &str) -> bool {
         self.only.as_ref().is_none_or(|only| only == name)
     }
 }
 
-/// The full path of a program: servers run in folders of their own.
+/// Returns the full path of a program: servers run in directories of their own.
 fn program(path: &str) -> Result<PathBuf, String> {
     std::fs::canonicalize(path).map_err(|error| format!("{path}: {error}"))
 }

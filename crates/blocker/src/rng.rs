@@ -27,6 +27,7 @@ impl Rng {
         self.below(1000) < u64::from(chance)
     }
 
+    #[cfg(feature = "conformance")]
     pub(crate) fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(len + 8);
         while bytes.len() < len {

@@ -1,6 +1,6 @@
 //! `[objects.backend]`: the store behind the object cache. `kind` says which, and with it which other keys there are.
 
-use crate::mistake::{Mistake, mistake, require, within};
+use crate::error::{ConfigError, invalid, require, within};
 use crate::size::Size;
 use ::synapse::{Address, AddressError, ClientConfig, Secret};
 use blocker::file::FileConfig;
@@ -209,9 +209,9 @@ impl RemoteTable {
     ///
     /// # Errors
     /// That the address is none.
-    pub fn client(&self) -> Result<ClientConfig, Mistake> {
+    pub fn client(&self) -> Result<ClientConfig, ConfigError> {
         let wrong =
-            |error: AddressError| Mistake { key: "objects.backend.address".into(), why: error.to_string() };
+            |error: AddressError| ConfigError { key: "objects.backend.address".into(), why: error.to_string() };
         let address = self.address.parse().map_err(wrong)?;
         let mut config = ClientConfig::new(address);
         config.connections = self.connections;
@@ -233,11 +233,11 @@ impl RemoteTable {
     ///
     /// # Errors
     /// What is wrong with the file.
-    pub fn secret(&self) -> Result<Option<Secret>, Mistake> {
-        crate::mistake::secret("objects.backend.secret_file", &self.secret_file)
+    pub fn secret(&self) -> Result<Option<Secret>, ConfigError> {
+        crate::error::secret("objects.backend.secret_file", &self.secret_file)
     }
 
-    fn check(&self) -> Result<(), Mistake> {
+    fn check(&self) -> Result<(), ConfigError> {
         require(!self.address.is_empty(), "objects.backend.address", || {
             "is missing; it must say where the server is, as in \"host:11311\" or \"unix:/path/of/socket\""
                 .into()
@@ -255,7 +255,7 @@ impl RemoteTable {
         // Its lines begin with the name of the field.
         self.client()?
             .check()
-            .map_err(|error| Mistake { key: "objects.backend".into(), why: error.to_string() })?;
+            .map_err(|error| ConfigError { key: "objects.backend".into(), why: error.to_string() })?;
         self.secret().map(drop)
     }
 }
@@ -281,7 +281,7 @@ impl<'de> Deserialize<'de> for BackendTable {
 }
 
 /// A directory that is there, or that may be made.
-fn is_directory(key: &str, path: &Path) -> Result<(), Mistake> {
+fn is_directory(key: &str, path: &Path) -> Result<(), ConfigError> {
     let Some(there) = path.ancestors().find(|path| path.as_os_str().is_empty() || path.exists()) else {
         return Ok(());
     };
@@ -291,13 +291,13 @@ fn is_directory(key: &str, path: &Path) -> Result<(), Mistake> {
 }
 
 /// A file that is there, if one is named.
-fn can_be_read(key: &str, path: &Path) -> Result<(), Mistake> {
+fn can_be_read(key: &str, path: &Path) -> Result<(), ConfigError> {
     if path.as_os_str().is_empty() {
         return Ok(());
     }
     match std::fs::File::open(path) {
         Ok(_) => Ok(()),
-        Err(error) => mistake(key, format!("is {}, which cannot be read: {error}", path.display())),
+        Err(error) => invalid(key, format!("is {}, which cannot be read: {error}", path.display())),
     }
 }
 
@@ -336,7 +336,7 @@ impl BackendTable {
     ///
     /// # Errors
     /// What cannot.
-    pub fn check(&self) -> Result<(), Mistake> {
+    pub fn check(&self) -> Result<(), ConfigError> {
         match self {
             BackendTable::Memory(table) => {
                 within("objects.backend.bytes_max", table.bytes_max, Size(1 << 20)..=Size(1 << 50)).map(drop)

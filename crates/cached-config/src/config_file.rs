@@ -1,7 +1,7 @@
 //! A configuration file as a whole: read with a limit, and what is wrong with it in one line: where, which key, what,
 //! and what would be right.
 
-use crate::mistake::Mistake;
+use crate::error::ConfigError;
 use serde::de::DeserializeOwned;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,38 +11,38 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Why a configuration file cannot be used: one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConfigError {
+pub struct ConfigFileError {
     path: PathBuf,
     line: Option<usize>,
     key: String,
     why: String,
 }
 
-impl ConfigError {
+impl ConfigFileError {
     /// About the file as a whole.
     #[must_use]
-    pub fn of_file(path: &Path, why: impl Into<String>) -> ConfigError {
-        ConfigError { path: path.into(), line: None, key: String::new(), why: why.into() }
+    pub fn of_file(path: &Path, why: impl Into<String>) -> ConfigFileError {
+        ConfigFileError { path: path.into(), line: None, key: String::new(), why: why.into() }
     }
 
     /// About the place `offset` of `text`, which `key` has led to; no key at all if it cannot be read that far.
     #[must_use]
-    pub fn at(path: &Path, text: &str, offset: Option<usize>, key: String, why: &str) -> ConfigError {
+    pub fn at(path: &Path, text: &str, offset: Option<usize>, key: String, why: &str) -> ConfigFileError {
         let before = offset.and_then(|offset| text.as_bytes().get(..offset));
         let line = before.map(|before| 1 + before.iter().filter(|byte| **byte == b'\n').count());
         // Some messages come with an excerpt below.
         let why = why.lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ");
-        ConfigError { path: path.into(), line, key, why }
+        ConfigFileError { path: path.into(), line, key, why }
     }
 
     /// About a value that could be read.
     #[must_use]
-    pub fn of_key(path: &Path, mistake: Mistake) -> ConfigError {
-        ConfigError { path: path.into(), line: None, key: mistake.key, why: mistake.why }
+    pub fn of_key(path: &Path, error: ConfigError) -> ConfigFileError {
+        ConfigFileError { path: path.into(), line: None, key: error.key, why: error.why }
     }
 }
 
-impl fmt::Display for ConfigError {
+impl fmt::Display for ConfigFileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path.display())?;
         if let Some(line) = self.line {
@@ -55,18 +55,18 @@ impl fmt::Display for ConfigError {
     }
 }
 
-impl std::error::Error for ConfigError {}
+impl std::error::Error for ConfigFileError {}
 
 /// The text of a file.
 ///
 /// # Errors
-/// [`ConfigError`] if it cannot be read, or is too large to be a configuration.
-pub fn read_config(path: &Path) -> Result<String, ConfigError> {
-    let cannot = |error: std::io::Error| ConfigError::of_file(path, format!("cannot be read: {error}"));
+/// [`ConfigFileError`] if it cannot be read, or is too large to be a configuration.
+pub fn read_config(path: &Path) -> Result<String, ConfigFileError> {
+    let cannot = |error: std::io::Error| ConfigFileError::of_file(path, format!("cannot be read: {error}"));
     let size = std::fs::metadata(path).map_err(cannot)?.len();
     if size > FILE_BYTES_MAX {
         let why = format!("has {size} bytes; a configuration has at most {FILE_BYTES_MAX}");
-        return Err(ConfigError::of_file(path, why));
+        return Err(ConfigFileError::of_file(path, why));
     }
     std::fs::read_to_string(path).map_err(cannot)
 }
@@ -74,10 +74,10 @@ pub fn read_config(path: &Path) -> Result<String, ConfigError> {
 /// What a file's text says; `path` is for complaints.
 ///
 /// # Errors
-/// [`ConfigError`] for the first mistake found.
-pub fn parse_config<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, ConfigError> {
+/// [`ConfigFileError`] for the first mistake found.
+pub fn parse_config<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, ConfigFileError> {
     let wrong = |error: &toml::de::Error, key: String| {
-        ConfigError::at(path, text, error.span().map(|span| span.start), key, error.message())
+        ConfigFileError::at(path, text, error.span().map(|span| span.start), key, error.message())
     };
     let reader = toml::Deserializer::parse(text).map_err(|error| wrong(&error, String::new()))?;
     serde_path_to_error::deserialize(reader).map_err(|error| {

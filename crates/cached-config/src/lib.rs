@@ -1,30 +1,34 @@
-//! The object cache as a part of a program: what its configuration says, and how it ends.
+//! The configuration of an object cache and its store, and opening what it names.
 //!
-//! `cached` and `synapsed` both put an object cache before a store. What is the same in both is here: the keys with their
-//! defaults and limits, how a file is read and what is said of its mistakes, the store behind the cache, the memory all of
-//! it comes to, and an end that stores what is dirty. What this leaves out: doors, threads.
+//! `cached`, `synapsed` and `cachectl` share this crate. A store is one of four kinds ([`BackendTable`]), written as
+//! a table of a configuration file or in one line (`file:/var/lib/objects`); [`Store::open`] opens it and
+//! [`Store::close`] closes it in order. [`ObjectsTable`] has the keys of the object cache; [`store_all`] stores what
+//! is dirty at the end. [`read_config`] and [`parse_config`] read a whole file, and every error is one line that
+//! names the key, what is wrong with its value, and what would be right.
+//!
+//! Listeners and threads belong to the programs.
 
 mod backend;
+mod backend_text;
 mod config_file;
 mod descriptors;
-mod end;
-mod landing;
-mod mistake;
-mod news;
+mod error;
+mod event_log;
+mod objects;
+mod receive;
+mod shutdown;
 mod size;
 mod store;
-mod table;
-mod text;
 
 pub use backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
-pub use config_file::{ConfigError, parse_config, read_config};
+pub use config_file::{ConfigFileError, parse_config, read_config};
 pub use descriptors::raise_descriptor_limit;
-pub use end::{Unfinished, store_all};
-pub use landing::CacheLanding;
-pub use mistake::{
-    Mistake, check_exposure, eviction_policy, mistake, require, secret, secret_warning, within,
+pub use error::{
+    ConfigError, check_exposure, eviction_policy, invalid, require, secret, secret_warning, within,
 };
-pub use news::log_news;
+pub use event_log::log_events;
+pub use objects::{NamespaceTable, ObjectsTable, Write, WriterName};
+pub use receive::CacheReceiveBuffers;
+pub use shutdown::{ShutdownError, store_all};
 pub use size::Size;
 pub use store::{Store, StoreError};
-pub use table::{NamespaceTable, ObjectsTable, Write, WriterName};

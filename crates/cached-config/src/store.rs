@@ -1,7 +1,7 @@
 //! The store that a configuration names, opened and closed in order.
 
 use crate::backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
-use crate::mistake::Mistake;
+use crate::error::ConfigError;
 use blocker::file::FileConfig;
 use blocker::memory::MemoryConfig;
 use blocker::{Blocker, Control, FileStore, Memory, SystemClock};
@@ -15,7 +15,7 @@ use synapse::{Secret, SynapseBlocker};
 pub enum StoreError {
     /// The configuration cannot work, as it turned out only now.
     #[error("{0}")]
-    Config(Mistake),
+    Config(ConfigError),
     /// What the store says.
     #[error("{0}")]
     Store(#[from] blocker::Error),
@@ -119,7 +119,7 @@ fn file(table: &FileTable, object_bytes_max: u64) -> Result<Store, StoreError> {
     // Here it is the path that is wrong, not what lies behind it.
     DirBuilder::new().recursive(true).create(&table.path).map_err(|error| {
         let why = format!("{} is not there, and cannot be made: {error}", table.path.display());
-        StoreError::Config(Mistake { key: "objects.backend.path".into(), why })
+        StoreError::Config(ConfigError { key: "objects.backend.path".into(), why })
     })?;
     let file = Arc::new(FileStore::open_with(&table.path, config, Arc::new(SystemClock))?);
     Ok(Store {
@@ -148,7 +148,7 @@ fn rados(table: &RadosTable, object_bytes_max: u64) -> Result<Store, StoreError>
 #[cfg(not(feature = "rados"))]
 fn rados(_: &RadosTable, _: u64) -> Result<Store, StoreError> {
     let why = "is \"rados\", which this program was built without".into();
-    Err(StoreError::Config(Mistake { key: "objects.backend.kind".into(), why }))
+    Err(StoreError::Config(ConfigError { key: "objects.backend.kind".into(), why }))
 }
 
 fn remote(table: &RemoteTable, secret: Option<Secret>) -> Result<Store, StoreError> {

@@ -1,11 +1,12 @@
 //! The store inside another program: `cargo run --release -p cached-core --example embed`.
 //!
-//! Two threads share one handle; time is the system's; a hook counts what leaves the store unasked.
+//! Threads share one handle; a hook counts the items that are evicted.
 
 use cached_core::kv::hook::{Change, ChangeHook};
-use cached_core::kv::{CasError, Kv, KvConfig};
+use cached_core::kv::{CasError, Kv, NewValue};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 #[derive(Default)]
 struct CountEvictions(AtomicU64);
@@ -20,17 +21,13 @@ impl ChangeHook for CountEvictions {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let evictions = Arc::new(CountEvictions::default());
-    let kv = Kv::new(KvConfig {
-        arena_bytes: 16 << 20,
-        change_hook: Some(evictions.clone()),
-        ..KvConfig::default()
-    })?;
+    let kv = Kv::builder().memory_bytes(16 << 20).change_hook(evictions.clone()).build()?;
 
-    // Values, lifetimes, counters.
+    // Values, expiries, counters.
     kv.set(b"greeting", b"hello")?;
     kv.append(b"greeting", b", world")?;
     assert_eq!(kv.get(b"greeting").as_deref(), Some(&b"hello, world"[..]));
-    kv.set_for(b"session:42", b"{}", 300)?;
+    kv.set_for(b"session:42", b"{}", Duration::from_secs(300))?;
     kv.set(b"visits", b"0")?;
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -43,24 +40,31 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     });
     assert_eq!(kv.increment(b"visits", 0)?, 2000);
 
-    // Optimistic change: read with the CAS value, store only if nobody else did.
+    // A value that is made on a miss: threads that ask for it at the same time wait for one of them.
+    let page = kv.get_or_insert_with(b"page:home", || {
+        NewValue::new("<html>an expensive page</html>").ttl(Duration::from_secs(60))
+    });
+    assert_eq!(kv.get(b"page:home"), Some(page));
+
+    // Optimistic change: read with the CAS value, store only if no other thread did.
     let (_, cas) = kv.get_with_cas(b"greeting").expect("set above");
     kv.compare_and_set(b"greeting", b"bonjour", cas)?;
     assert_eq!(kv.compare_and_set(b"greeting", b"too late", cas), Err(CasError::Changed));
 
-    // More than fits: the least recently used items go.
+    // More than fits: the eviction policy keeps what is read again, and lets go of what is not.
     for n in 0..200_000u32 {
         kv.set(&n.to_le_bytes(), &[0; 100])?;
-        let _ = kv.get(b"greeting");
+        kv.get(b"greeting");
     }
+    assert!(kv.keys().count() as u64 >= kv.stats().items);
     let stats = kv.stats();
     println!(
-        "{} items in {} bytes of memory, {} evicted (the hook heard of {})",
+        "{} items in {} bytes of memory, {} evicted (the hook counted {})",
         stats.items,
         stats.arena_bytes,
         stats.evictions,
         evictions.0.load(Ordering::Relaxed)
     );
-    assert_eq!(kv.get(b"greeting").as_deref(), Some(&b"bonjour"[..]), "it was in use all the time");
+    assert_eq!(kv.get(b"greeting").as_deref(), Some(&b"bonjour"[..]), "it was read all the time");
     Ok(())
 }

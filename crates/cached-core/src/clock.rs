@@ -1,16 +1,16 @@
-//! Time, injected: whole seconds since the clock's own start.
+//! Injected time: whole seconds since the clock's start.
 //!
-//! A cache needs no finer time than memcached's second, and reading the system's clock per request
-//! costs more than the lookup. So the engine asks a [`Clock`]; a server steps one shared
-//! [`TickClock`] once a second, a test steps it by hand, and an embedder who wants no timer at all
-//! takes [`SystemClock`].
+//! A cache needs no finer time than memcached's second, and reading the system's precise clock in every
+//! request costs more than the look-up. So the engine reads a [`Clock`]: a server advances one shared
+//! [`TickClock`] once a second, a test advances it as it needs, and a program without a timer uses
+//! [`SystemClock`].
 
 use crate::sync::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Tells the engine what time it is.
+/// The engine's source of time.
 ///
-/// Implementors owe: values never decrease, and start at [`FIRST_SECOND`] or above, because 0 means
+/// The values never decrease, and start at [`FIRST_SECOND`] or above, because 0 means
 /// *never* and 1 means *already expired* in an [`Expiry`].
 pub trait Clock: Send + Sync + 'static {
     /// Seconds since the clock's start, at least [`FIRST_SECOND`].
@@ -20,22 +20,22 @@ pub trait Clock: Send + Sync + 'static {
 /// The smallest value a clock may return.
 pub const FIRST_SECOND: u32 = 2;
 
-/// A clock that stands still until somebody moves it: the server's ticker, or a test.
+/// A clock that stands still until it is advanced: by the server's ticker, or by a test.
 #[derive(Debug)]
 pub struct TickClock(AtomicU32);
 
 impl TickClock {
-    /// A clock at [`FIRST_SECOND`].
+    /// Makes a clock at [`FIRST_SECOND`].
     pub fn new() -> Self {
         TickClock(AtomicU32::new(FIRST_SECOND))
     }
 
-    /// Moves the clock to `secs`; a value in the past is ignored.
+    /// Sets the clock to `secs`; a value in the past is ignored.
     pub fn set(&self, secs: u32) {
         self.0.fetch_max(secs, Ordering::Relaxed);
     }
 
-    /// Moves the clock forward by `secs`.
+    /// Advances the clock by `secs`.
     pub fn advance(&self, secs: u32) {
         self.0.fetch_add(secs, Ordering::Relaxed);
     }
@@ -53,16 +53,16 @@ impl Clock for TickClock {
     }
 }
 
-/// Reads the system's monotonic clock at every call: the coarse one, which the kernel steps every few milliseconds
-/// and which costs 5 ns where the fine one costs 24.
+/// A clock that reads the system's monotonic time at every call: the coarse one, which the kernel advances
+/// every few milliseconds, and which takes 5 ns to read instead of 24.
 #[derive(Debug)]
 pub struct SystemClock {
-    /// Since the system's own start.
+    /// The system's monotonic time when the clock was made.
     start: Duration,
 }
 
 impl SystemClock {
-    /// A clock that starts now.
+    /// Makes a clock that starts now.
     pub fn new() -> Self {
         SystemClock { start: monotonic_coarse() }
     }
@@ -76,7 +76,7 @@ impl Default for SystemClock {
 
 impl Clock for SystemClock {
     fn now_secs(&self) -> u32 {
-        // A process that runs for 136 years keeps its last second.
+        // After 136 years the clock stops at its last second.
         u32::try_from(monotonic_coarse().saturating_sub(self.start).as_secs())
             .unwrap_or(u32::MAX - FIRST_SECOND)
             .saturating_add(FIRST_SECOND)
@@ -89,7 +89,7 @@ fn monotonic_coarse() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid place for one timespec.
     let code = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut time) };
-    // Linux has had this clock since 2.6.32, and the place is valid: there is nothing else it could refuse.
+    // Linux has had this clock since 2.6.32, and the address is valid: the call has no other error.
     debug_assert_eq!(code, 0);
     Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
 }
@@ -99,38 +99,50 @@ fn monotonic_coarse() -> Duration {
 pub struct Expiry(u32);
 
 impl Expiry {
-    /// The item lives until it is evicted or removed.
+    /// The item stays until it is evicted or removed.
     pub const NEVER: Expiry = Expiry(0);
     /// The item is expired already; a store with it still replaces what was there.
     pub const PAST: Expiry = Expiry(1);
 
-    /// Expires when the clock shows `secs`. 0 and 1 would collide with [`Expiry::NEVER`] and
-    /// [`Expiry::PAST`]: they are taken as the past.
+    /// Expires when the clock reaches `secs`. 0 is taken as the past, since it stands for [`Expiry::NEVER`].
+    #[must_use]
     pub fn at(secs: u32) -> Expiry {
         Expiry(secs.max(1))
     }
 
-    /// Expires `secs` from `now`.
+    /// Expires `secs` after `now`.
+    #[must_use]
     pub fn after(now: u32, secs: u32) -> Expiry {
         Expiry::at(now.saturating_add(secs))
     }
 
-    /// The raw form: 0 never, else the second at which the item is gone.
+    /// Expires `ttl` after `now`. Part of a second counts as a whole one.
+    #[must_use]
+    pub fn after_duration(now: u32, ttl: Duration) -> Expiry {
+        let secs = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
+        Expiry::after(now, u32::try_from(secs).unwrap_or(u32::MAX))
+    }
+
+    /// The raw form: 0 for never, otherwise the second in which the item expires.
+    #[must_use]
     pub fn as_secs(self) -> u32 {
         self.0
     }
 
-    /// The raw form back: 0 never.
+    /// The expiry of a raw form: 0 for never.
+    #[must_use]
     pub fn from_secs(secs: u32) -> Expiry {
         Expiry(secs)
     }
 
-    /// Whether an item with this expiry is gone at `now`.
+    /// Whether an item with this expiry has expired at `now`.
+    #[must_use]
     pub fn is_past(self, now: u32) -> bool {
         self.0 != 0 && self.0 <= now
     }
 
-    /// Seconds left at `now`; `None` means it never expires.
+    /// The seconds left at `now`; `None` for an item that never expires.
+    #[must_use]
     pub fn remaining_secs(self, now: u32) -> Option<u32> {
         (self.0 != 0).then(|| self.0.saturating_sub(now))
     }
@@ -156,7 +168,7 @@ mod tests {
         assert!(passed >= 3);
         assert!(
             (passed..passed + 60).contains(&(clock.now_secs() - FIRST_SECOND)),
-            "unless this took a minute"
+            "unless the test took a minute"
         );
         let future = SystemClock { start: clock.start + Duration::from_secs(1000) };
         assert_eq!(future.now_secs(), FIRST_SECOND);

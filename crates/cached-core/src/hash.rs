@@ -1,13 +1,13 @@
-//! The seeded hash of a key, and which of its bits decide what.
+//! The seeded hash of a key, and the use of its bits.
 //!
 //! ```text
 //!  63      58 57        48 47    40 39      32 31                                0
 //! ┌──────────┬────────────┬────────┬──────────┬──────────────────────────────────┐
-//! │  shard   │  (unused)  │  tag   │ (unused) │ bucket: the low bits, one more   │
-//! │ (6 bits) │            │        │          │ with every doubling              │
+//! │  shard   │  (unused)  │  tag   │ (unused) │ hash bucket: the low bits, one   │
+//! │ (6 bits) │            │        │          │ more with every doubling         │
 //! └──────────┴────────────┴────────┴──────────┴──────────────────────────────────┘
 //! ```
-//! The seed is random per store, so that nobody outside can aim keys at one bucket.
+//! The seed is random per store, so that clients cannot aim keys at one hash bucket.
 
 use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
@@ -19,7 +19,7 @@ pub(crate) type SeededState = SeedableRandomState;
 /// Bits that choose the shard.
 pub(crate) const SHARD_BITS: u32 = 6;
 
-/// The hash of one key under one store's seed. It means nothing to another store.
+/// The hash of a key under one store's seed. It is meaningless to another store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyHash(pub(crate) u64);
 
@@ -46,7 +46,7 @@ pub(crate) struct KeyHasher {
 }
 
 impl KeyHasher {
-    /// A hasher that nobody outside can predict, or, given a seed, the same one every time.
+    /// Makes a hasher with a random seed, or with the given one.
     pub(crate) fn new(seed: Option<u64>) -> Self {
         let (seed, shared) = match seed {
             Some(seed) => (seed, SharedSeed::global_fixed()),
@@ -67,10 +67,10 @@ impl KeyHasher {
         KeyHash(hasher.finish())
     }
 
-    /// Keys of usual length without a call: foldhash takes everything above 16 bytes out of line.
+    /// Hashes a key of usual length without a call: foldhash hashes more than 16 bytes out of line.
     ///
-    /// As it does for strings, the length turns the seed, so that the same chunks from keys of different lengths
-    /// (`aaa…` of 20 and of 24 bytes) have nothing in common.
+    /// As foldhash does for strings, the length rotates the seed, so that equal chunks of keys of different
+    /// lengths (`aaa…` of 20 and of 24 bytes) have different hashes.
     #[inline]
     fn hash_two_chunks(&self, front: &[u8; 16], back: &[u8; 16], key_bytes: usize) -> KeyHash {
         let mut hasher = self.state(self.seed.rotate_right(key_bytes as u32));
@@ -89,7 +89,7 @@ impl KeyHasher {
         SeedableRandomState::with_seed(seed, self.shared).build_hasher()
     }
 
-    /// The hash of two byte strings; where one ends and the other begins counts.
+    /// Hashes two byte strings. The boundary between them matters.
     #[inline]
     pub(crate) fn hash_pair(&self, first: &[u8], second: &[u8]) -> u64 {
         let mut hasher = self.state(self.seed);
@@ -100,7 +100,7 @@ impl KeyHasher {
     }
 }
 
-/// A seed nobody can guess, from the standard library's own random state.
+/// A random seed, from the standard library's random state.
 fn random_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
@@ -110,10 +110,10 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// Of keys that differ in one bit, in length alone, or not at all, each has a hash of its own, and every bit that
-    /// decides something takes both values about as often.
+    /// Keys that differ in one bit or only in length have different hashes, and each bit of the hashes takes
+    /// both values about as often.
     #[test]
-    fn hashes_of_similar_keys_are_unlike() {
+    fn similar_keys_have_different_hashes() {
         let hasher = KeyHasher::new(Some(7));
         let mut keys: Vec<Vec<u8>> = (1..=250).map(|len| vec![b'a'; len]).collect();
         for len in [1, 8, 15, 16, 17, 20, 24, 31, 32, 33, 64, 250] {

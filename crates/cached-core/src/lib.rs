@@ -1,18 +1,25 @@
-//! The engine of `cached`: memory in regions, an index that grows in place, items packed tightly,
-//! eviction behind a small trait. No sockets, no storage I/O, no runtime.
+//! The engine of `cached`: two caches in memory, for programs that embed them and for the servers of this
+//! project.
 //!
-//! Open the files in this order to follow one `get`: [`kv`] (the store's front), `kv/ops/get.rs`,
-//! `kv/index/` (hash → item), `kv/item.rs` (the bytes of an item). And one `set`:
-//! `kv/ops/store.rs`, `kv/log.rs` (where an item's bytes go), `kv/reclaim.rs` (what makes room), [`policy`] (who stays).
+//! - [`kv`]: a **byte-keyed store** with memcached's semantics. Items are packed into regions of one arena,
+//!   an index finds them, and an eviction [policy] decides which stay.
+//! - [`object`]: an **object cache**, a [`Blocker`](blocker::Blocker) in front of another one: a file store,
+//!   a RADOS pool, a server. It keeps 4 KiB buckets of objects, writes back or through, and answers for what
+//!   it has acknowledged.
+//!
+//! There are no sockets, no storage I/O and no runtime here.
 //!
 //! ```
-//! use cached_core::kv::{Kv, KvConfig};
+//! use cached_core::kv::Kv;
 //!
-//! let kv = Kv::new(KvConfig { arena_bytes: 64 << 20, ..KvConfig::default() })?;
+//! let kv = Kv::with_capacity_bytes(64 << 20)?;
 //! kv.set(b"greeting", b"hello")?;
 //! assert_eq!(kv.get(b"greeting").as_deref(), Some(&b"hello"[..]));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! The front pages of [`kv`] and [`object`] have examples, limits and the way through the source. Common to
+//! both are [`arena`] (the memory, cut into regions), [`policy`] and [`clock`].
 
 pub mod arena;
 pub mod clock;
@@ -24,3 +31,4 @@ mod prefetch;
 mod sync;
 
 pub use hash::KeyHash;
+pub use prefetch::prefetch;

@@ -1,8 +1,9 @@
-//! Asking for memory before it is needed.
+//! Prefetching of memory.
 
-/// Asks the processor for the cache line at `at`. Only a hint: any address will do.
+/// Asks the processor to fetch the cache line at an address that will be read soon. It is only a hint, and
+/// every address is valid. Does nothing on processors other than x86-64.
 #[inline]
-pub(crate) fn prefetch<T>(at: *const T) {
+pub fn prefetch<T>(at: *const T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: a prefetch is only a hint; it never faults, whatever the address.
     unsafe {

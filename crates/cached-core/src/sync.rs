@@ -1,9 +1,10 @@
-//! The one door to atomics, locks and spinning.
+//! Atomics, locks, threads and spinning, in one place.
 //!
-//! Everything in this crate that threads share goes through here, so that a test built with
-//! `--cfg shuttle` runs the very same code under a scheduler that tries other interleavings.
+//! All synchronisation of this crate uses this module, so that a test built with
+//! `--cfg shuttle` runs the same code under a scheduler that tries many interleavings.
 //!
-//! A mutex may have a [`Rank`]: builds with debug assertions then check that every thread takes such locks in their order.
+//! A mutex may have a [`Rank`]: builds with debug assertions check that every thread takes such locks in
+//! their order.
 
 #[cfg(debug_assertions)]
 use lock_order::Held;
@@ -17,6 +18,7 @@ mod imp {
     pub(crate) use std::sync::atomic::{
         AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,
     };
+    pub(crate) use std::thread;
 
     #[inline]
     pub(super) fn try_lock<T>(mutex: &RawMutex<T>) -> Option<RawGuard<'_, T>> {
@@ -28,9 +30,9 @@ mod imp {
         mutex.lock()
     }
 
-    /// One step of waiting for a bucket lock: `spins` counts the steps so far.
+    /// One step of waiting for a hash bucket's lock: `spins` counts the steps so far.
     ///
-    /// Critical sections are far shorter than a time slice, so we burn a few cycles first and yield
+    /// Critical sections are far shorter than a time slice, so the thread spins at first, and yields
     /// the core only when the holder has probably been preempted.
     pub(crate) fn relax(spins: &mut u32) {
         *spins += 1;
@@ -48,6 +50,7 @@ mod imp {
         AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering,
     };
     pub(super) use shuttle::sync::{Mutex as RawMutex, MutexGuard as RawGuard};
+    pub(crate) use shuttle::thread;
     pub(crate) use std::sync::Arc;
 
     pub(super) fn try_lock<T>(mutex: &RawMutex<T>) -> Option<RawGuard<'_, T>> {
@@ -65,7 +68,7 @@ mod imp {
 
 pub(crate) use imp::*;
 
-/// A mutex with a place in the lock order, or without one.
+/// A mutex that may have a place in the lock order.
 #[derive(Default)]
 pub(crate) struct Mutex<T> {
     raw: imp::RawMutex<T>,
@@ -74,7 +77,7 @@ pub(crate) struct Mutex<T> {
 }
 
 impl<T> Mutex<T> {
-    /// A mutex whose order is not checked.
+    /// Makes a mutex whose order is not checked.
     pub(crate) fn new(value: T) -> Mutex<T> {
         Mutex {
             raw: imp::RawMutex::new(value),
@@ -83,12 +86,12 @@ impl<T> Mutex<T> {
         }
     }
 
-    /// A mutex of this rank.
+    /// Makes a mutex of this rank.
     pub(crate) fn ranked(value: T, rank: &'static Rank) -> Mutex<T> {
         Mutex::ranked_nth(value, rank, 0)
     }
 
-    /// One of several mutexes of this rank, which a thread takes with rising numbers.
+    /// Makes one of several mutexes of this rank, which a thread takes with rising numbers.
     pub(crate) fn ranked_nth(value: T, rank: &'static Rank, number: u32) -> Mutex<T> {
         let _ = (rank, number);
         Mutex {
@@ -105,10 +108,10 @@ impl<T: std::fmt::Debug> std::fmt::Debug for Mutex<T> {
     }
 }
 
-/// The right to what a [`Mutex`] holds.
+/// The guard of a [`Mutex`].
 pub(crate) struct MutexGuard<'a, T> {
     raw: imp::RawGuard<'a, T>,
-    /// Behind the guard, so that it is dropped after it.
+    /// Declared after the guard, so that it is dropped after it.
     #[cfg(debug_assertions)]
     _order: Option<Held>,
 }
@@ -129,7 +132,7 @@ impl<T> DerefMut for MutexGuard<'_, T> {
     }
 }
 
-/// Takes a mutex; a panic of an earlier holder does not poison it.
+/// Locks a mutex. A panic of an earlier holder does not poison it.
 #[inline]
 #[cfg_attr(debug_assertions, track_caller)]
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -142,7 +145,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     }
 }
 
-/// Takes a mutex if that needs no waiting.
+/// Locks a mutex if that needs no waiting.
 #[inline]
 #[cfg_attr(debug_assertions, track_caller)]
 pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {

@@ -144,7 +144,7 @@ fn changes_that_leave_nothing_to_store_take_no_room() {
         let zeros = env.cache.write_zeroes(WriteZeroesRequest::new(new.clone(), 0, 3 * BUCKET));
         env.sim.run(zeros).unwrap();
         env.sim.run(env.cache.delete(DeleteRequest::new(new))).unwrap();
-        assert_eq!(env.cache.counters().dirty_bytes, 0, "the store has never heard of it");
+        assert_eq!(env.cache.counters().dirty_bytes, 0, "the store was asked for nothing");
     }
     // A copy in memory takes the room of its zeros.
     let (from, to) = (id("from"), id("to"));

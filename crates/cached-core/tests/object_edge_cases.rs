@@ -192,8 +192,8 @@ fn a_failed_flush_leaves_data_dirty_and_is_retried() {
         let flush = FlushRequest::new(Scope::All).deadline(deadline);
         let flush = env.sim.spawn(env.cache.flush(flush));
         env.sim.advance(31 * SECOND);
-        let told = flush.take().expect("a flush answers at its deadline").unwrap_err();
-        assert!(matches!(told, Error::NotStored(_)), "{error}: {told}");
+        let reported = flush.take().expect("a flush answers at its deadline").unwrap_err();
+        assert!(matches!(reported, Error::NotStored(_)), "{error}: {reported}");
         assert!(env.cache.counters().dirty_bytes > 0, "{error}: still dirty");
         let wanted = [vec![0; 100], pattern(1, 100, 9000)].concat();
         same(&env.read_now(&object, 0, 20_000), &wanted, "still readable");

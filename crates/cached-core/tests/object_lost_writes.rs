@@ -97,7 +97,7 @@ fn scopes(object: &ObjectId, domain: u64) -> [Scope; 4] {
 #[test]
 fn every_covering_flush_fails_after_the_background_was_fenced() {
     let mut env = environment(back());
-    let mut news = env.cache.subscribe();
+    let mut subscription = env.cache.subscribe();
     let (taken, kept) = (id("taken"), id("kept"));
     let elsewhere = ObjectId::new(namespace("elsewhere"), kept.name.clone());
     env.lose(&taken, 1);
@@ -126,9 +126,9 @@ fn every_covering_flush_fails_after_the_background_was_fenced() {
     assert!(lost.objects[0].why.contains('5'), "the epoch in force: {}", lost.objects[0].why);
     let counters = env.cache.counters();
     assert_eq!((counters.lost_objects, counters.lost_bytes), (1, 8192));
-    let heard: Vec<Event> = std::iter::from_fn(|| news.try_next()).collect();
-    let told = heard.iter().filter(|event| matches!(event, Event::WritesLost(_))).count();
-    assert!(told == 1 && heard.contains(&Event::WritesLost(Scope::Object(taken))), "{heard:?}");
+    let events: Vec<Event> = std::iter::from_fn(|| subscription.try_next()).collect();
+    let reported = events.iter().filter(|event| matches!(event, Event::WritesLost(_))).count();
+    assert!(reported == 1 && events.contains(&Event::WritesLost(Scope::Object(taken))), "{events:?}");
 }
 
 #[test]

@@ -54,7 +54,7 @@ impl Chain {
     fn conforms(self) {
         let mut options = Options::default();
         options.seed = 11;
-        options.patience = Duration::from_secs(30);
+        options.timeout = Duration::from_secs(30);
         let report = run(&Plain::new(Arc::clone(&self.top)), &options);
         report.cases.iter().for_each(|case| println!("{case}"));
         report.assert_passed();

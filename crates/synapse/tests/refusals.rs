@@ -210,7 +210,7 @@ fn a_handshake_must_be_complete_and_in_time() {
     assert!(raw.frame().goodbye().to_string().contains("critical extension"));
     // A client that sends nothing.
     let mut raw = Raw::new(&host.address);
-    support::host::until("the server waits for a hello", || clock.next_alarm().is_some());
+    support::host::until("the server waits for a hello", || clock.next_timer().is_some());
     let give_up = std::time::Instant::now() + Duration::from_secs(20);
     raw.stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
     let mut byte = [0];

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::{Blocker, SystemClock};
-use cached_config::{CacheLanding, Mistake, ObjectsTable, Unfinished, store_all};
+use cached_config::{CacheReceiveBuffers, ConfigError, ObjectsTable, ShutdownError, store_all};
 use cached_core::object::ObjectCache;
 use tokio::task::JoinHandle;
 
@@ -26,7 +26,7 @@ impl Cache {
     ///
     /// # Panics
     /// Outside of a tokio runtime.
-    pub(crate) fn over(below: Arc<dyn Blocker>, table: &ObjectsTable) -> Result<Self, Mistake> {
+    pub(crate) fn over(below: Arc<dyn Blocker>, table: &ObjectsTable) -> Result<Self, ConfigError> {
         let config = table.cache().map_err(in_this_file)?;
         let made = ObjectCache::new(below, config, Arc::new(SystemClock));
         let (cache, background) = made.map_err(|error| in_this_file((&error).into()))?;
@@ -45,7 +45,7 @@ impl Cache {
 
     /// Returns the cache's buckets as receive buffers for large payloads.
     pub(crate) fn receive_buffers(&self) -> Arc<dyn synapse::ReceiveBuffers> {
-        Arc::new(CacheLanding::new(self.cache.clone()))
+        Arc::new(CacheReceiveBuffers::new(self.cache.clone()))
     }
 
     /// Returns a handle of the cache, to read its metrics during the shutdown.
@@ -67,7 +67,7 @@ impl Cache {
     ///
     /// # Errors
     /// What was acknowledged and is not stored.
-    pub(crate) async fn shut_down(self) -> Result<(), Unfinished> {
+    pub(crate) async fn shut_down(self) -> Result<(), ShutdownError> {
         let stored = store_all(&self.cache, self.flush_max).await;
         self.background.abort();
         // The task releases the store with it.

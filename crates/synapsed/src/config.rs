@@ -9,7 +9,7 @@ use std::time::Duration;
 use blocker::Memory;
 use blocker::memory::MemoryConfig;
 use cached_config::{
-    BackendTable, ConfigError, Mistake, ObjectsTable, Size, check_exposure, mistake, parse_config,
+    BackendTable, ConfigError, ConfigFileError, ObjectsTable, Size, check_exposure, invalid, parse_config,
     read_config, secret, secret_warning, within,
 };
 use cached_core::object::ObjectCache;
@@ -128,7 +128,7 @@ impl Config {
     ///
     /// # Errors
     /// One line: what is wrong where, and what would be right.
-    pub(crate) fn read(path: &Path) -> Result<Self, ConfigError> {
+    pub(crate) fn read(path: &Path) -> Result<Self, ConfigFileError> {
         Self::parse(path, &read_config(path)?)
     }
 
@@ -136,9 +136,9 @@ impl Config {
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
+    pub(crate) fn parse(path: &Path, text: &str) -> Result<Self, ConfigFileError> {
         let config: Self = parse_config(path, text)?;
-        config.check().map_err(|mistake| ConfigError::of_key(path, mistake))?;
+        config.check().map_err(|error| ConfigFileError::of_key(path, error))?;
         Ok(config)
     }
 
@@ -152,11 +152,11 @@ impl Config {
     ///
     /// # Errors
     /// The text that is not an address.
-    pub(crate) fn addresses(&self) -> Result<Vec<Address>, Mistake> {
+    pub(crate) fn addresses(&self) -> Result<Vec<Address>, ConfigError> {
         if self.listen.is_empty() {
-            return mistake("listen", "is empty; it must name an address to listen on");
+            return invalid("listen", "is empty; it must name an address to listen on");
         }
-        let wrong = |error: AddressError| Mistake { key: "listen".into(), why: error.to_string() };
+        let wrong = |error: AddressError| ConfigError { key: "listen".into(), why: error.to_string() };
         self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
     }
 
@@ -164,7 +164,7 @@ impl Config {
     ///
     /// # Errors
     /// What is wrong with the file.
-    pub(crate) fn secret(&self) -> Result<Option<Secret>, Mistake> {
+    pub(crate) fn secret(&self) -> Result<Option<Secret>, ConfigError> {
         self.secret_file.as_deref().map_or(Ok(None), |path| secret("secret_file", path))
     }
 
@@ -172,7 +172,7 @@ impl Config {
     ///
     /// # Errors
     /// What is wrong with the file.
-    pub(crate) fn backend_secret(&self) -> Result<Option<Secret>, Mistake> {
+    pub(crate) fn backend_secret(&self) -> Result<Option<Secret>, ConfigError> {
         match &self.backend {
             BackendTable::Synapse(table) => table.secret().map_err(in_this_file),
             _ => Ok(None),
@@ -192,7 +192,7 @@ impl Config {
     ///
     /// # Errors
     /// The key that is wrong.
-    pub(crate) fn server(&self) -> Result<ServerConfig, Mistake> {
+    pub(crate) fn server(&self) -> Result<ServerConfig, ConfigError> {
         within("threads", self.threads, 1..=THREADS_MAX)?;
         within("shutdown_timeout_secs", self.shutdown_timeout_secs, 0..=24 * 60 * 60)?;
         let mut server = ServerConfig::default();
@@ -218,10 +218,10 @@ impl Config {
     ///
     /// # Errors
     /// The key that is wrong.
-    pub(crate) fn cache(&self) -> Result<Option<&ObjectsTable>, Mistake> {
+    pub(crate) fn cache(&self) -> Result<Option<&ObjectsTable>, ConfigError> {
         let Some(table) = &self.cache else { return Ok(None) };
         if table.backend.is_some() {
-            return mistake(
+            return invalid(
                 "cache.backend",
                 "is not a key here; the top-level key backend names what the cache stands before",
             );
@@ -242,18 +242,18 @@ impl Config {
     }
 
     /// Checks all that can be checked without opening the backend or a socket.
-    fn check(&self) -> Result<(), Mistake> {
+    fn check(&self) -> Result<(), ConfigError> {
         self.backend.check().map_err(in_this_file)?;
         let addresses = self.addresses()?;
         let server = self.server()?;
         check_exposure("listen", &addresses, server.secret.is_some(), self.allow_exposed)?;
-        crate::logging::level(&self.log_level).map_err(|why| Mistake { key: "log_level".into(), why })?;
+        crate::logging::level(&self.log_level).map_err(|why| ConfigError { key: "log_level".into(), why })?;
         self.try_construction(server)
     }
 
     /// Constructs the server, and the cache if there is one, over an empty memory backend with the same
     /// limits.
-    fn try_construction(&self, server: ServerConfig) -> Result<(), Mistake> {
+    fn try_construction(&self, server: ServerConfig) -> Result<(), ConfigError> {
         let clock = std::sync::Arc::clone(&server.clock);
         let limits = MemoryConfig { object_bytes_max: self.object_bytes_max(), ..MemoryConfig::default() };
         let memory = std::sync::Arc::new(Memory::new(limits, std::sync::Arc::clone(&clock)));
@@ -277,24 +277,24 @@ impl Config {
 
 /// Returns the error with the key of this file: the tables of the cache and its store have other names in
 /// `cached`.
-pub(crate) fn in_this_file(mistake: Mistake) -> Mistake {
-    let Mistake { key, why } = mistake;
+pub(crate) fn in_this_file(mistake: ConfigError) -> ConfigError {
+    let ConfigError { key, why } = mistake;
     let key = match key.strip_prefix("objects.backend") {
         Some(rest) => format!("backend{rest}"),
         None => key.strip_prefix("objects.").map_or_else(|| key.clone(), |key| format!("cache.{key}")),
     };
-    Mistake { key, why }
+    ConfigError { key, why }
 }
 
 /// Returns the error with the key of the file: the server has its own names for its settings.
-pub(crate) fn of_server(error: &SettingError) -> Mistake {
+pub(crate) fn of_server(error: &SettingError) -> ConfigError {
     let key = match error.setting() {
         "session_slots_max" => "limits.session_requests_max".into(),
         name @ ("peer_timeout" | "handshake_timeout") => format!("times.{name}_ms"),
         "session_linger" => "times.session_linger_secs".into(),
         name => format!("limits.{name}"),
     };
-    Mistake { key, why: error.problem().into() }
+    ConfigError { key, why: error.problem().into() }
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use blocker::{Error, SystemClock};
-use cached_config::{ConfigError, Store, StoreError, Unfinished, log_news, raise_descriptor_limit};
+use cached_config::{ConfigFileError, ShutdownError, Store, StoreError, log_events, raise_descriptor_limit};
 use synapse::{Address, NodeRecord, Secret, Server, host_name};
 use tokio::runtime::{Builder, Handle, Runtime};
 
@@ -24,7 +24,7 @@ use crate::signals::Signals;
 /// # Errors
 /// The failure, with its exit status.
 pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
-    let of_file = |mistake| Failure::configuration(ConfigError::of_key(path, mistake));
+    let of_file = |error| Failure::configuration(ConfigFileError::of_key(path, error));
     config.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
     let (wanted, addresses) = (config.descriptors_max(), config.addresses().map_err(of_file)?);
     let descriptors = raise_descriptor_limit(wanted);
@@ -67,7 +67,7 @@ pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
         for address in &addresses {
             bound.push(server.listen(address).await.map_err(Failure::refused)?);
         }
-        let _events = tokio::spawn(log_news(store.backend().subscribe(), config.backend.to_string()));
+        let _events = tokio::spawn(log_events(store.backend().subscribe(), config.backend.to_string()));
         announce(&bound, config, memory_bytes_max);
         notify("READY=1");
         let signal = signals.shutdown_requested().await;
@@ -112,7 +112,7 @@ pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
             ended = end => ended,
             () = signals.shutdown_forced(waiting_for) => {
                 let line = match &observed {
-                    Some(cache) => Unfinished::left(cache, "a third signal forced the end").to_string(),
+                    Some(cache) => ShutdownError::of_cache(cache, "a third signal forced the end").to_string(),
                     None => format!("a third signal forced the end while {}", stage.get()),
                 };
                 let failure = Failure::not_stored(line);

@@ -1,10 +1,11 @@
-//! Checks that a server gives back what was stored: see `cached_tests::check`.
+//! Checks that a server returns the values that were stored: see `cached_tests::check`.
 //!
 //! ```text
 //! check-values [--seconds N | --operations N] [--only NAME] [--seed N] [--server PATH]
 //! ```
-//! Runs every configuration in turn (the time or the operations are shared among them), prints a line for each figure, and exits with 1
-//! if anything was violated. Without `--server` the workspace's own `cached` is built and tested.
+//! Runs every configuration in turn (the time or the operations are shared among them), prints a line for
+//! each count, and exits with 1 if there was a violation. Without `--server` the workspace's own `cached` is
+//! built and tested.
 
 use cached_tests::check::{self, Until};
 use cached_tests::configurations::{self, Configuration};

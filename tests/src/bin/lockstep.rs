@@ -3,9 +3,10 @@
 //! ```text
 //! lockstep [--seconds N | --operations N] [--only NAME] [--seed N] [--server PATH] [--reference PATH]
 //! ```
-//! Plays random sequences of text, meta and binary requests in every configuration in turn (the time or the operations are shared among
-//! them), prints a line for each figure, and exits with 1 if any reply differs. Without `--server` the workspace's own `cached` is
-//! built and tested; without `--reference` it is compared with the memcached that is installed.
+//! Plays random sequences of text, meta and binary requests in every configuration in turn (the time or the
+//! operations are shared among them), prints a line for each count, and exits with 1 if any reply differs.
+//! Without `--server` the workspace's own `cached` is built and tested; without `--reference` it is compared
+//! with the memcached that is installed.
 
 use cached_tests::checkers::Arguments;
 use cached_tests::configurations::{self, Configuration};
@@ -15,7 +16,8 @@ use cached_tests::program::Program;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Batches of a sequence, which begins with fresh servers; in a short run fewer, so that each configuration has its turn.
+/// The number of batches of a sequence, which begins with fresh servers; fewer in a short run, so that each
+/// configuration runs.
 const BATCHES: usize = 2000;
 const BATCHES_SHORT: usize = 20;
 const CONNECTIONS: usize = 3;
@@ -56,7 +58,7 @@ fn main() -> ExitCode {
         };
         let (begun, mut requests, mut sequences, mut differences) = (Instant::now(), 0, 0, 0);
         let time = Duration::from_secs(arguments.seconds) / count as u32;
-        // Once each at least.
+        // At least once each.
         while differences < 3
             && (sequences < Kind::ALL.len() as u64
                 || match arguments.operations {

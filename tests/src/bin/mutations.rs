@@ -3,15 +3,15 @@
 //! ```text
 //! cargo run -p cached-tests --bin mutations                    all of them
 //! cargo run -p cached-tests --bin mutations -- kv- file-       those whose names begin so
-//! cargo run -p cached-tests --bin mutations -- --list          names only
+//! cargo run -p cached-tests --bin mutations -- kv- file-       those whose names begin with these
 //! ```
 //!
-//! The working tree stays as it is: changes are made in a copy of what git tracks, in `target/mutations`, which has a
-//! build directory of its own. First the tests named by the list must pass on the unchanged copy. Then one line is
-//! printed for each mutation: what became of it, the seconds it took, and the first test that failed. The exit
-//! status is 0 if each was noticed or is shown in the list to change nothing, 1 if not.
+//! The working tree stays as it is: changes are made in a copy of what git tracks, in `target/mutations`,
+//! which has a build directory of its own. First the tests named by the list must pass on the unchanged copy.
+//! Then one line is printed for each mutation: its outcome, the seconds it took, and the first test that
+//! failed. The exit status is 0 if each was noticed or is shown in the list to change nothing, 1 if not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
@@ -23,7 +23,7 @@ use cached_tests::mutations::{Mutation, read_all, repository};
 
 /// How many times as long as without a mutation a test may take before it counts as hanging.
 const TIMES_AS_LONG: u32 = 8;
-/// And this much more.
+/// The time beyond that.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -66,9 +66,9 @@ fn run(arguments: &[String]) -> Result<bool, String> {
     Ok(bad.is_empty())
 }
 
-/// What became of a mutation.
+/// The outcome of a mutation.
 enum Outcome {
-    /// A test failed or hung: which.
+    /// This test failed or hung.
     Noticed(String),
     Unnoticed,
     /// The list is wrong: it does not compile.
@@ -85,7 +85,7 @@ impl std::fmt::Display for Outcome {
     }
 }
 
-/// The copy of the repository that the changes are made in.
+/// The copy of the repository in which the changes are made.
 struct Tree {
     root: PathBuf,
     target: PathBuf,
@@ -98,17 +98,20 @@ impl Tree {
         let tree = Self { root: work.join("tree"), target: work.join("target") };
         let listed = Command::new("git").arg("-C").arg(repository).arg("ls-files").arg("-z").output();
         let listed = listed.map_err(|error| format!("git ls-files: {error}"))?;
+        let mut kept = HashSet::new();
         for name in listed.stdout.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
             let name = Path::new(std::str::from_utf8(name).map_err(|error| error.to_string())?);
             let (from, to) = (repository.join(name), tree.root.join(name));
             // Deleted, but not committed yet.
             let Ok(bytes) = fs::read(&from) else { continue };
+            kept.insert(to.clone());
             if fs::read(&to).is_ok_and(|there| there == bytes) {
                 continue;
             }
             fs::create_dir_all(to.parent().unwrap_or(&tree.root)).map_err(|error| error.to_string())?;
             fs::copy(&from, &to).map_err(|error| format!("{}: {error}", to.display()))?;
         }
+        remove_others(&tree.root, &kept).map_err(|error| format!("{}: {error}", tree.root.display()))?;
         Ok(tree)
     }
 
@@ -172,7 +175,7 @@ impl Tree {
             cargo.arg("--").args(filters.split_whitespace());
         }
         cargo.current_dir(&self.root).env("CARGO_TARGET_DIR", &self.target).env("CARGO_TERM_COLOR", "never");
-        // A process group of its own, to be ended whole; the first failure is enough.
+        // A process group of its own, to be killed as a whole; the first failure is enough.
         cargo.stdin(Stdio::null()).process_group(0);
         cargo
     }
@@ -205,7 +208,8 @@ impl Tree {
                 break Some(status);
             }
             if begun.elapsed() > limit {
-                // SAFETY: kill(2) reads no memory; the group is that of the child, which has not been waited for.
+                // SAFETY: kill(2) reads no memory; the group is that of the child, which has not been waited
+                // for.
                 unsafe { libc::kill(-group, libc::SIGKILL) };
                 child.wait().map_err(|error| error.to_string())?;
                 break None;
@@ -223,4 +227,19 @@ impl Tree {
             None => Some(failed.map_or("it hangs".into(), |test| format!("{test}, then it hangs"))),
         })
     }
+}
+
+/// Removes every file below `dir` that is not in `kept`: a module that has moved must not be found in its old place.
+fn remove_others(dir: &Path, kept: &HashSet<PathBuf>) -> std::io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            remove_others(&entry.path(), kept)?;
+            // A crate's folder without its manifest would be an error; one that still holds files stays.
+            let _ = fs::remove_dir(entry.path());
+        } else if !kept.contains(&entry.path()) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
 }

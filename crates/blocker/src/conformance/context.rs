@@ -157,9 +157,9 @@ impl<'a> Cx<'a> {
         let backend = self.backend();
         let start = Instant::now();
         loop {
-            let lost = || Stop::Fail(format!("{what}: no answer within {:?}", self.options.patience));
-            match block_on_for(call(&*backend), self.options.patience).ok_or_else(lost)? {
-                Err(Error::Retryable(_)) if start.elapsed() < self.options.patience => {
+            let lost = || Stop::Fail(format!("{what}: no answer within {:?}", self.options.timeout));
+            match block_on_for(call(&*backend), self.options.timeout).ok_or_else(lost)? {
+                Err(Error::Retryable(_)) if start.elapsed() < self.options.timeout => {
                     std::thread::yield_now();
                 }
                 answer => return Ok(answer),

@@ -19,11 +19,11 @@ mod conditions;
 mod content;
 mod context;
 mod crash;
+mod events;
 mod fencing;
 mod limits;
 mod listing;
 mod names;
-mod news;
 mod random;
 
 use std::fmt;
@@ -87,7 +87,7 @@ pub struct Options {
     /// Only cases whose name contains this.
     pub filter: String,
     /// A reply that takes longer than this has been lost.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// How much random work to do: 1 is a second or less on a fast backend.
     pub effort: u32,
     /// No one else uses the backend: scopes that span all namespaces may be claimed. Once claimed they
@@ -101,7 +101,7 @@ impl Default for Options {
             seed: 1,
             namespace_prefix: "conformance".into(),
             filter: String::new(),
-            patience: Duration::from_secs(60),
+            timeout: Duration::from_secs(60),
             effort: 1,
             exclusive: false,
         }
@@ -168,13 +168,13 @@ cases! {
         a_deleted_object_is_not_brought_back_by_a_late_change
         copies_do_not_take_the_stamp_along;
     limits:
-        an_object_may_be_as_large_as_it_says
+        an_object_may_be_as_large_as_the_limit
         one_byte_more_is_too_large
         overflowing_ranges_are_refused
-        compare_goes_as_far_as_it_says
-        runs_go_as_far_as_it_says
-        runs_that_cannot_be_are_refused
-        what_is_not_supported_says_so;
+        compare_works_up_to_its_limit
+        runs_work_up_to_their_limit
+        invalid_runs_are_refused
+        what_is_not_supported_is_refused_as_such;
     listing:
         an_unused_namespace_is_empty
         a_listing_is_in_order_and_complete
@@ -190,12 +190,12 @@ cases! {
         objects_do_not_disturb_each_other;
     cancel:
         a_cancelled_change_is_all_or_nothing
-        a_cancelled_call_blocks_nobody;
-    news:
+        a_cancelled_call_blocks_no_other;
+    events:
         a_deadline_in_the_past_changes_nothing
-        a_deadline_far_away_does_no_harm
-        subscribers_hear_of_invalidations
-        subscribers_hear_of_claims
+        a_deadline_far_away_changes_nothing
+        subscribers_receive_invalidations
+        subscribers_receive_claims
         flush_of_every_scope_answers_stored;
     random:
         any_sequence_matches_a_plain_map;

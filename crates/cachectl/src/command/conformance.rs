@@ -41,7 +41,7 @@ impl Conformance {
         options.seed = self.seed;
         options.effort = self.effort.max(1);
         options.filter.clone_from(&self.filter);
-        options.patience = Duration::from_secs(self.patience_s);
+        options.timeout = Duration::from_secs(self.patience_s);
         options.exclusive = self.exclusive;
         options.namespace_prefix.clone_from(&self.prefix);
         let mut said = Ok(());

@@ -1,48 +1,50 @@
-//! What of each region expires when: a histogram of bytes beside the arena.
+//! A histogram for each region, beside the arena: how many of its bytes expire when.
 //!
-//! A region counts from the second in which it was opened. The spans are one second long at first, then an eighth of
-//! where they begin: so a life of any length has its span, and is known to an eighth of itself.
+//! Time counts from the second in which the region was opened. The spans are one second long at first, then
+//! an eighth of the time at which they begin: so every lifetime is recorded with an error of at most an
+//! eighth.
 //!
 //! ```text
 //!  seconds after:  0 1 2 3 … 15 16–17 18–19 … 30–31 32–35 36–39 …            … 2^32 − 1
 //! ```
-//! Bytes are noted when an item is linked, moved or given another expiry, and taken off when it dies, moves away or
-//! changes: always under its bucket's lock, so the notes of a region at rest are exact.
+//! Bytes are added when an item is linked, moved or given another expiry, and subtracted when it becomes
+//! garbage, is moved away or changes: always under its hash bucket's lock, so the histogram of a region is
+//! exact while none of its items changes.
 
-use super::Memory;
+use super::memory::Memory;
 use crate::clock::Expiry;
 // Not from `crate::sync`: sums that order nothing between threads, in memory that is touched as it is used.
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A span's share of where it begins, log2.
+/// The length of a span as a share of the time at which it begins, log2.
 const PARTS_SHIFT: u32 = 3;
 const PARTS: u32 = 1 << PARTS_SHIFT;
-/// Enough for 32 bits.
+/// Enough spans for 32 bits.
 const SPANS: usize = ((32 - PARTS_SHIFT + 1) << PARTS_SHIFT) as usize;
-/// No expiry is noted.
+/// No expiry is recorded.
 const NONE: u32 = u32::MAX;
 
-/// The notes of one region.
+/// The histogram of one region.
 #[repr(C)]
-struct Notes {
-    /// The clock's second that the spans count from.
+struct Histogram {
+    /// The clock's second from which the spans count.
     from: AtomicU32,
-    /// [`NONE`] less the second before which nothing noted expires: so zeroed memory reads as nothing noted.
+    /// [`NONE`] less a second before which nothing expires: zeroed memory is an empty histogram.
     first_inverted: AtomicU32,
     spans: [AtomicU32; SPANS],
 }
 
-/// The notes of all regions, touched where something expires.
+/// The histograms of all regions. Their memory is touched only where something expires.
 pub(super) struct Expiring {
     memory: Memory,
 }
 
-/// What has expired of a region.
+/// How much of a region has expired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Expired {
-    /// Bytes, by what is likely: of the span that is not over the part that time has gone through.
+    /// The likely number of bytes: of the span that is not over, the part that has passed is counted.
     pub(crate) likely: u32,
-    /// No more than these bytes.
+    /// The highest possible number of bytes.
     pub(crate) most: u32,
 }
 
@@ -57,7 +59,7 @@ fn span_of(after: u32) -> usize {
     }
 }
 
-/// The first second of a span; of the one behind the last, 2^32.
+/// The first second of a span; of the one after the last, 2^32.
 fn start_of(span: usize) -> u64 {
     let (octave, part) = (span >> PARTS_SHIFT, (span as u64) & u64::from(PARTS - 1));
     match octave {
@@ -68,67 +70,71 @@ fn start_of(span: usize) -> u64 {
 
 impl Expiring {
     pub(super) fn new(regions: u32) -> std::io::Result<Expiring> {
-        Ok(Expiring { memory: Memory::map(regions as usize * size_of::<Notes>(), false)? })
+        Ok(Expiring { memory: Memory::map(regions as usize * size_of::<Histogram>(), false)? })
     }
 
-    /// Memory the notes take if something expires in every region.
+    /// Bytes that the histograms take if something expires in every region.
     pub(super) fn bytes(&self) -> usize {
         self.memory.len()
     }
 
-    fn notes(&self, region: u32) -> &Notes {
-        debug_assert!((region as usize) < self.memory.len() / size_of::<Notes>());
-        // SAFETY: callers name regions of the arena, for each of which the mapping has room (checked in debug builds). It is
-        // aligned to a page, all-zero bytes are valid notes, and they are shared and hold only atomics.
-        unsafe { &*self.memory.base().cast::<Notes>().add(region as usize) }
+    fn histogram(&self, region: u32) -> &Histogram {
+        debug_assert!((region as usize) < self.memory.len() / size_of::<Histogram>());
+        // SAFETY: callers name regions of the arena, for each of which the mapping has room (checked in debug
+        // builds). It is aligned to a page, all-zero bytes are a valid histogram, and histograms are shared
+        // and hold only atomics.
+        unsafe { &*self.memory.base().cast::<Histogram>().add(region as usize) }
     }
 
-    /// The region is empty, and counts from `now`.
+    /// Clears the histogram of an empty region, which counts from `now`.
     pub(super) fn begin(&self, region: u32, now: u32) {
-        let notes = self.notes(region);
-        if notes.first() != NONE {
-            notes.spans.iter().for_each(|span| span.store(0, Ordering::Relaxed));
-            notes.first_inverted.store(0, Ordering::Relaxed);
+        let histogram = self.histogram(region);
+        if histogram.first() != NONE {
+            histogram.spans.iter().for_each(|span| span.store(0, Ordering::Relaxed));
+            histogram.first_inverted.store(0, Ordering::Relaxed);
         }
-        notes.from.store(now, Ordering::Relaxed);
+        histogram.from.store(now, Ordering::Relaxed);
     }
 
+    /// Adds bytes of this expiry.
     pub(super) fn note(&self, region: u32, bytes: u32, expiry: Expiry) {
         if expiry == Expiry::NEVER {
             return;
         }
-        let notes = self.notes(region);
-        notes.span(expiry).fetch_add(bytes, Ordering::Relaxed);
-        notes.lower_first(expiry);
+        let histogram = self.histogram(region);
+        histogram.span(expiry).fetch_add(bytes, Ordering::Relaxed);
+        histogram.lower_first(expiry);
     }
 
-    /// What was noted with this expiry is not there any more, or has another one.
+    /// Subtracts bytes of this expiry.
     pub(super) fn forget(&self, region: u32, bytes: u32, expiry: Expiry) {
         if expiry != Expiry::NEVER {
-            self.notes(region).span(expiry).fetch_sub(bytes, Ordering::Relaxed);
+            self.histogram(region).span(expiry).fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 
-    /// A walk over the region begins that shows everything in it to [`seen`](Expiring::seen).
+    /// Begins a walk over the region, which reports all of its entries to [`seen`](Expiring::seen).
     pub(super) fn begin_walk(&self, region: u32) {
-        self.notes(region).first_inverted.store(0, Ordering::Relaxed);
+        self.histogram(region).first_inverted.store(0, Ordering::Relaxed);
     }
 
+    /// Records the expiry of an entry of the walk.
     pub(super) fn seen(&self, region: u32, expiry: Expiry) {
         if expiry != Expiry::NEVER {
-            self.notes(region).lower_first(expiry);
+            self.histogram(region).lower_first(expiry);
         }
     }
 
+    /// How much of a region has expired at `now`.
     pub(super) fn expired(&self, region: u32, now: u32) -> Expired {
-        let notes = self.notes(region);
-        if notes.first() > now {
+        let histogram = self.histogram(region);
+        if histogram.first() > now {
             return Expired::default();
         }
-        let age = u64::from(now.saturating_sub(notes.from.load(Ordering::Relaxed)));
+        let age = u64::from(now.saturating_sub(histogram.from.load(Ordering::Relaxed)));
         let (mut over, mut most) = (0u32, 0);
         let mut likely = 0;
-        for (span, bytes) in notes.spans.iter().enumerate() {
+        for (span, bytes) in histogram.spans.iter().enumerate() {
             let (start, end) = (start_of(span), start_of(span + 1));
             if start > age {
                 break;
@@ -144,10 +150,10 @@ impl Expiring {
         Expired { likely: over.saturating_add(likely), most }
     }
 
-    /// Calls `each` with every span in which something is noted, and with the bytes. For tests.
+    /// Calls `each` with every span that is not empty, and its bytes. For tests.
     #[cfg(any(test, feature = "validate"))]
     pub(super) fn for_each(&self, region: u32, mut each: impl FnMut(usize, u32)) {
-        for (span, bytes) in self.notes(region).spans.iter().enumerate() {
+        for (span, bytes) in self.histogram(region).spans.iter().enumerate() {
             let bytes = bytes.load(Ordering::Relaxed);
             if bytes != 0 {
                 each(span, bytes);
@@ -155,14 +161,14 @@ impl Expiring {
         }
     }
 
-    /// The span in which such an expiry is noted. For tests.
+    /// The span of an expiry. For tests.
     #[cfg(any(test, feature = "validate"))]
     pub(super) fn span_in(&self, region: u32, expiry: Expiry) -> usize {
-        span_of(expiry.as_secs().saturating_sub(self.notes(region).from.load(Ordering::Relaxed)))
+        span_of(expiry.as_secs().saturating_sub(self.histogram(region).from.load(Ordering::Relaxed)))
     }
 }
 
-impl Notes {
+impl Histogram {
     fn first(&self) -> u32 {
         NONE - self.first_inverted.load(Ordering::Relaxed)
     }
@@ -199,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_expired_is_known_whatever_its_life() {
+    fn expired_bytes_are_known_for_every_lifetime() {
         let table = Expiring::new(2).unwrap();
         for life in [0, 1, 7, 8, 100, 4_095, 4_096, 5_000, 86_400, 30 * 86_400, 1 << 31] {
             table.begin(1, 100);
@@ -209,17 +215,17 @@ mod tests {
             assert_eq!(before, Expired::default(), "a life of {life} s");
             let then = table.expired(1, 100 + life);
             assert_eq!(then.most, 1_000, "a life of {life} s");
-            // To an eighth.
+            // With an error of an eighth.
             let late = table.expired(1, 100 + life + life / 7);
             assert_eq!((late.likely, late.most), (1_000, 1_000), "a life of {life} s");
             table.forget(1, 400, Expiry::at(100 + life));
             assert_eq!(table.expired(1, 100 + life).most, 600);
         }
-        assert_eq!(table.expired(0, u32::MAX - 2), Expired::default(), "another region's");
+        assert_eq!(table.expired(0, u32::MAX - 2), Expired::default(), "of another region");
     }
 
     #[test]
-    fn what_is_over_at_once_counts_at_once() {
+    fn bytes_that_are_expired_when_added_count_at_once() {
         let table = Expiring::new(1).unwrap();
         table.begin(0, 1_000);
         table.note(0, 100, Expiry::PAST);
@@ -227,14 +233,18 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_finds_the_first_again() {
+    fn a_walk_restores_the_earliest_expiry() {
         let table = Expiring::new(1).unwrap();
         table.begin(0, 100);
         table.note(0, 100, Expiry::at(5_000));
         table.note(0, 100, Expiry::at(5_050));
         assert_eq!(table.expired(0, 5_001).most, 200);
         table.forget(0, 100, Expiry::at(5_000));
-        assert_eq!(table.expired(0, 5_001).most, 100, "it cannot be told from what expires at 5050");
+        assert_eq!(
+            table.expired(0, 5_001).most,
+            100,
+            "the histogram cannot distinguish it from what expires at 5050"
+        );
         table.begin_walk(0);
         table.seen(0, Expiry::at(5_050));
         assert_eq!(table.expired(0, 5_001).most, 0);

@@ -12,19 +12,19 @@ pub(crate) struct Memory {
     len: usize,
 }
 
-// SAFETY: the mapping is plain memory that lives as long as this value; who may touch which bytes is
-// decided by the owners of the regions, not here.
+// SAFETY: the mapping is plain memory that lives as long as this value; the owners of the regions decide
+// which thread may access which bytes.
 unsafe impl Send for Memory {}
 // SAFETY: as above; this type hands out raw pointers only, and never reads or writes itself.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Maps `len` zeroed bytes without reserving swap for them. At least one byte.
+    /// Maps `len` zeroed bytes, at least one, without reserving swap for them.
     #[cfg(not(miri))]
     pub(crate) fn map(len: usize, huge_pages: bool) -> std::io::Result<Memory> {
         let map = memmap2::MmapOptions::new().len(len.max(1)).no_reserve_swap().map_anon()?;
         if huge_pages {
-            // Only advice: a kernel without huge pages serves small ones, and that is no failure.
+            // Only advice: a kernel without huge pages uses small ones, which is not an error.
             let _ = map.advise(memmap2::Advice::HugePage);
         }
         Ok(Memory { map: MmapRaw::from(map), len })

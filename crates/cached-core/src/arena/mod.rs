@@ -1,11 +1,11 @@
-//! One span of memory, cut into regions that change hands whole.
+//! One span of memory, cut into regions that change owner as a whole.
 //!
-//! The arena is mapped once and touched lazily. It is cut into *regions* of equal, power-of-two
-//! size. A region belongs to nobody, to the byte-keyed store (a log segment) or to the object cache
-//! (4 KiB buckets); only whole regions move between them, within each owner's share. Inside, everything is named
-//! by index, never by pointer, so that the memory could be mapped elsewhere and still make sense.
+//! The arena is mapped once and touched lazily. It is cut into *regions* of equal, power-of-two size. A
+//! region is free, or belongs to the byte-keyed store (as part of its log) or to the object cache (as 4 KiB
+//! buckets); only whole regions move between them, within each owner's share. Everything inside is addressed
+//! by index, never by pointer, so that the memory could be mapped elsewhere and remain valid.
 //!
-//! What this module leaves out: what the bytes of a region mean. That is the owner's business.
+//! The content of a region is defined by its owner, not here.
 
 mod expiring;
 mod memory;
@@ -15,7 +15,7 @@ mod region;
 pub(crate) use expiring::Expired;
 use expiring::Expiring;
 pub(crate) use memory::Memory;
-pub use region::{REGION_HEADER_BYTES, RegionHeader, RegionHeaderError};
+pub use region::{Owner, REGION_HEADER_BYTES, RegionHeader, RegionHeaderError};
 pub(crate) use region::{Region, RegionState};
 
 use crate::clock::Expiry;
@@ -26,70 +26,61 @@ use lock_order::Rank;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionId(pub(crate) u32);
 
-/// Who may use a region.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Owner {
-    /// The byte-keyed store.
-    Kv = 1,
-    /// The object cache's buckets.
-    Objects = 2,
-}
-
-/// The smallest and largest region: below, headers and tails waste too much; above, eviction is too coarse.
+/// The size of the smallest region: in smaller ones headers and tails would waste too much.
 pub const REGION_BYTES_MIN: usize = 64 << 10;
-/// See [`REGION_BYTES_MIN`].
+/// The size of the largest region: with larger ones eviction would be too coarse.
 pub const REGION_BYTES_MAX: usize = 1 << 20;
 
-/// Picks the region size for an arena: a 256th of it, within the bounds, a power of two.
+/// Returns the region size for an arena: a 256th of it, rounded down to a power of two, within the bounds.
 ///
-/// Eviction and the tail that a sealed region wastes both come in regions, so a small arena wants
-/// small ones; at 256 MiB and above a region has its full 1 MiB.
+/// Eviction frees whole regions, and each sealed region wastes its tail, so a small arena needs
+/// small ones; from 256 MiB on a region has 1 MiB.
+#[must_use]
 pub fn region_bytes_for(arena_bytes: usize) -> usize {
     let wanted = (arena_bytes / 256).max(1);
     let floor_pow2 = 1usize << (usize::BITS - 1 - wanted.leading_zeros());
     floor_pow2.clamp(REGION_BYTES_MIN, REGION_BYTES_MAX)
 }
 
-/// How an arena is cut and shared.
+/// The sizes of an arena and the shares of its owners.
 #[derive(Debug, Clone, Copy)]
 pub struct ArenaConfig {
     /// All the memory, rounded down to whole regions.
     pub bytes: usize,
     /// A power of two between [`REGION_BYTES_MIN`] and [`REGION_BYTES_MAX`].
     pub region_bytes: usize,
-    /// How many regions the byte-keyed store may hold at once.
+    /// The number of regions that the byte-keyed store may hold at once.
     pub kv_regions_max: u32,
-    /// How many regions the object cache may hold at once.
+    /// The number of regions that the object cache may hold at once.
     pub objects_regions_max: u32,
-    /// Ask the kernel for huge pages (best effort).
+    /// Whether to ask the kernel for huge pages (best effort).
     pub huge_pages: bool,
 }
 
-/// The arena could not be made.
+/// The reason why an arena was not made.
 #[derive(Debug, thiserror::Error)]
 pub enum ArenaError {
     /// The sizes do not fit each other.
     #[error("arena of {bytes} bytes cannot be cut into regions of {region_bytes}: {why}")]
     Sizes {
-        /// What was asked for.
+        /// The bytes requested.
         bytes: usize,
-        /// What it was to be cut into.
+        /// The size of a region.
         region_bytes: usize,
-        /// The rule it broke.
+        /// The rule that is broken.
         why: &'static str,
     },
     /// The system refused the memory.
     #[error("cannot map {bytes} bytes of memory: {source}")]
     Map {
-        /// What was asked for.
+        /// The bytes requested.
         bytes: usize,
         /// The system's reason.
         source: std::io::Error,
     },
 }
 
-/// A leaf: nothing is taken while it is held.
+/// A leaf: no other lock is taken while it is held.
 static FREE: Rank = Rank::new("arena: free regions", 55);
 
 /// The memory and the table of its regions.
@@ -99,9 +90,10 @@ pub struct Arena {
     region_shift: u32,
     regions: Box<[Region]>,
     expiring: Expiring,
-    /// Regions that belong to nobody. A leaf lock: nothing is taken while it is held.
+    /// The free regions. A leaf lock: no other is taken while it is held.
     free: Mutex<FreeRegions>,
-    /// `free.ids.len()`, readable without the lock; a hint, exact only under it.
+    /// The free regions that the byte-keyed store may take, readable without the lock; a hint, exact only
+    /// under it.
     free_count: AtomicU32,
     next_sequence: AtomicU64,
 }
@@ -113,8 +105,18 @@ struct FreeRegions {
     share: [u32; 2],
 }
 
+impl std::fmt::Debug for Arena {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Arena")
+            .field("bytes", &self.bytes())
+            .field("region_bytes", &self.region_bytes)
+            .field("free_regions", &self.kv_available())
+            .finish_non_exhaustive()
+    }
+}
+
 impl Arena {
-    /// Maps the memory and cuts it. Nothing is touched yet but the region table.
+    /// Maps the memory and cuts it. Only the region table is touched.
     ///
     /// # Errors
     /// [`ArenaError`] when the sizes do not fit or the system refuses the memory.
@@ -156,42 +158,46 @@ impl Arena {
         })
     }
 
-    /// Bytes of one region.
+    /// The size of a region in bytes.
+    #[must_use]
     pub fn region_bytes(&self) -> usize {
         self.region_bytes
     }
 
-    /// Number of regions.
+    /// The number of regions.
+    #[must_use]
     pub fn region_count(&self) -> u32 {
         self.regions.len() as u32
     }
 
-    /// Bytes of the whole arena.
+    /// The size of the arena in bytes.
+    #[must_use]
     pub fn bytes(&self) -> usize {
         self.regions.len() * self.region_bytes
     }
 
-    /// Memory that the table of regions and what it knows of each may take beside the arena.
+    /// Bytes that the table of regions, with the expiry histograms, may take beside the arena.
     pub(crate) fn table_bytes(&self) -> usize {
         self.regions.len() * size_of::<Region>() + self.expiring.bytes()
     }
 
-    /// Regions that `Owner::Kv` could still take; a hint.
+    /// The number of regions that [`Owner::Kv`] could still take; a hint.
     pub(crate) fn kv_available(&self) -> u32 {
         self.free_count.load(Ordering::Relaxed)
     }
 
-    /// The sequence number that the next region taken will get.
+    /// The sequence number that the next region taken gets.
     pub(crate) fn next_sequence(&self) -> u64 {
         self.next_sequence.load(Ordering::Acquire)
     }
 
-    /// A new place at the young end of the age order, for a region that goes round once more.
+    /// Takes a sequence number at the young end of the age order, for a region that is requeued.
     pub(crate) fn take_sequence(&self) -> u64 {
         self.next_sequence.fetch_add(1, Ordering::AcqRel)
     }
 
-    /// Takes a region within the owner's share, leaving at least `keep` for others; it comes *active* and empty.
+    /// Takes a free region within the owner's share and leaves at least `keep`. The region is *active* and
+    /// empty.
     pub(crate) fn take(&self, owner: Owner, keep: u32) -> Option<RegionId> {
         let mut free = lock(&self.free);
         let slot = owner as usize - 1;
@@ -208,9 +214,9 @@ impl Arena {
         Some(RegionId(id))
     }
 
-    /// Gives a region back once nobody reads it any more: at once, or when its last pin goes.
+    /// Frees a region at once, or, if it is pinned, when its last pin is dropped.
     ///
-    /// The caller owns the region, and nothing refers to its content but pins taken earlier.
+    /// The caller owns the region, and only pins taken earlier refer to its content.
     pub(crate) fn release(&self, id: RegionId) {
         if self.region(id).drain() {
             self.put_back(id);
@@ -242,44 +248,45 @@ impl Arena {
         &self.regions[id.0 as usize]
     }
 
-    /// A region just taken begins to be filled.
+    /// Records that a region just taken is being filled from `now` on.
     pub(crate) fn begin(&self, id: RegionId, now: u32) {
         self.region(id).set_opened_at(now);
         self.expiring.begin(id.0, now);
     }
 
-    /// Bytes of this expiry have come into a region.
+    /// Records that `bytes` with this expiry have been stored in a region.
     pub(crate) fn note_expiry(&self, id: RegionId, bytes: u32, expiry: Expiry) {
         self.expiring.note(id.0, bytes, expiry);
     }
 
-    /// Bytes of this expiry have died in a region, or moved away.
+    /// Records that `bytes` with this expiry are garbage, or have been moved out of a region.
     pub(crate) fn forget_expiry(&self, id: RegionId, bytes: u32, expiry: Expiry) {
         self.expiring.forget(id.0, bytes, expiry);
     }
 
-    /// A walk begins that shows every live entry of a region to [`expiry_seen`](Arena::expiry_seen), so that what it finds
-    /// to expire first is known anew.
+    /// Begins a walk that reports every live entry of a region to [`expiry_seen`](Arena::expiry_seen), so
+    /// that the earliest expiry is known again.
     pub(crate) fn begin_expiry_walk(&self, id: RegionId) {
         self.expiring.begin_walk(id.0);
     }
 
+    /// Reports a live entry of the walk.
     pub(crate) fn expiry_seen(&self, id: RegionId, expiry: Expiry) {
         self.expiring.seen(id.0, expiry);
     }
 
-    /// Bytes of live entries of a region whose time is over.
+    /// The bytes of a region's live entries that have expired.
     pub(crate) fn expired(&self, id: RegionId, now: u32) -> Expired {
         self.expiring.expired(id.0, now)
     }
 
-    /// Calls `each` with every span of a region's notes and its bytes.
+    /// Calls `each` with every span of a region's expiry histogram that is not empty, and its bytes.
     #[cfg(any(test, feature = "validate"))]
     pub(crate) fn for_each_expiring(&self, id: RegionId, each: impl FnMut(usize, u32)) {
         self.expiring.for_each(id.0, each);
     }
 
-    /// The span of a region's notes in which this expiry stands.
+    /// The span of a region's expiry histogram to which this expiry belongs.
     #[cfg(any(test, feature = "validate"))]
     pub(crate) fn expiry_span(&self, id: RegionId, expiry: Expiry) -> usize {
         self.expiring.span_in(id.0, expiry)
@@ -311,7 +318,7 @@ impl Arena {
         let bytes = header.encode();
         let to = self.at(self.offset_of(id, 0));
         // SAFETY: the region is active and owned by the caller, entries start after the header, and
-        // a region is larger than its header; nobody else writes or reads these bytes.
+        // a region is larger than its header; no other thread writes or reads these bytes.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
@@ -323,7 +330,7 @@ impl Arena {
         let mut bytes = [0u8; REGION_HEADER_BYTES];
         let from = self.at(self.offset_of(id, 0));
         // SAFETY: the header lies inside the region; it is written only right after `take`, before
-        // the id becomes known to anybody else.
+        // another thread knows of the region.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
         RegionHeader::decode(&bytes)
     }
@@ -345,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn shares_hold() {
+    fn an_owner_takes_no_more_than_its_share() {
         let arena = arena(4, 3, 2);
         let kv: Vec<_> = std::iter::from_fn(|| arena.take(Owner::Kv, 0)).collect();
         assert_eq!(kv.len(), 3, "the kv share is 3 of 4");
@@ -357,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pinned_region_comes_back_when_its_last_pin_goes() {
+    fn a_pinned_region_is_freed_with_its_last_pin() {
         let arena = arena(1, 1, 0);
         let id = arena.take(Owner::Kv, 0).unwrap();
         arena.region(id).pin();
@@ -371,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reserve_is_kept() {
+    fn a_reserve_is_left_to_others() {
         let arena = arena(3, 3, 0);
         assert!(arena.take(Owner::Kv, 2).is_some());
         assert!(arena.take(Owner::Kv, 2).is_none());
@@ -379,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_checked() {
+    fn sizes_that_do_not_fit_are_refused() {
         let bad = |bytes, region_bytes| {
             Arena::new(ArenaConfig {
                 bytes,
@@ -396,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn region_size_follows_the_arena() {
+    fn the_region_size_depends_on_the_arena() {
         assert_eq!(region_bytes_for(1 << 20), 64 << 10);
         assert_eq!(region_bytes_for(64 << 20), 256 << 10);
         assert_eq!(region_bytes_for(100 << 20), 256 << 10);

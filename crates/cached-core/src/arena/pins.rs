@@ -1,4 +1,4 @@
-//! A reader count with a *draining* mark: who frees a region is decided by one atomic word.
+//! A count of readers with a *draining* mark: one atomic word decides which thread frees a region.
 //!
 //! ```text
 //!  31        30                                   0
@@ -6,8 +6,8 @@
 //! │ draining │ pins                                │
 //! └──────────┴─────────────────────────────────────┘
 //! ```
-//! The owner sets *draining* when it is done with the region; nobody takes new pins from then on.
-//! Whoever brings the word to "draining, no pins" frees the region, and exactly one thread does.
+//! The owner sets *draining* when it is done with the region; no pins are added from then on.
+//! The thread that brings the word to "draining, no pins" frees the region, and there is exactly one.
 
 use crate::sync::{AtomicU32, Ordering};
 
@@ -28,25 +28,26 @@ impl Pins {
         debug_assert!(before & DRAINING == 0, "a draining region was pinned");
     }
 
-    /// Drops a reader; true when the caller must free the region now.
+    /// Removes a reader. Returns whether the caller must free the region.
     #[must_use]
     pub(crate) fn unpin(&self) -> bool {
-        // Release: our reads happen before the region is reused; Acquire: so do everybody else's.
+        // Release: this thread's reads happen before the region is reused; Acquire: so do those of the other
+        // readers.
         self.0.fetch_sub(1, Ordering::AcqRel) == DRAINING | 1
     }
 
-    /// Begins draining; true when the caller must free the region now.
+    /// Begins draining. Returns whether the caller must free the region.
     #[must_use]
     pub(crate) fn drain(&self) -> bool {
         self.0.fetch_or(DRAINING, Ordering::AcqRel) == 0
     }
 
-    /// Forgets the mark, once the region is free.
+    /// Removes the mark, once the region is free.
     pub(crate) fn reset(&self) {
         self.0.store(0, Ordering::Release);
     }
 
-    /// Readers at this moment.
+    /// The number of readers at this moment.
     pub(crate) fn count(&self) -> u32 {
         self.0.load(Ordering::Acquire) & !DRAINING
     }
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_one_frees() {
+    fn the_last_reader_of_a_draining_region_frees_it() {
         let pins = Pins::new();
         pins.pin();
         pins.pin();
@@ -65,7 +66,7 @@ mod tests {
         assert!(!pins.unpin());
         assert!(pins.unpin());
         pins.reset();
-        assert!(pins.drain(), "nobody reads: the owner frees");
+        assert!(pins.drain(), "without readers the owner frees");
     }
 }
 
@@ -74,9 +75,9 @@ mod shuttle_tests {
     use super::*;
     use crate::sync::Arc;
 
-    /// However two readers and the owner interleave, exactly one of them frees.
+    /// In any interleaving of two readers and the owner, exactly one of them frees.
     #[test]
-    fn exactly_one_frees() {
+    fn exactly_one_thread_frees() {
         shuttle::check_random(
             || {
                 let pins = Arc::new(Pins::new());

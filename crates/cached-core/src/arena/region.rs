@@ -1,4 +1,4 @@
-//! One region: its state, who reads and writes it, and what it holds; and the header at its start.
+//! One region: its state, its readers and writers, its bytes in use, and the header at its start.
 //!
 //! ```text
 //!   free ──take──> active ──seal──> sealed ──claim──> reclaiming ──release──> free
@@ -8,11 +8,20 @@
 //! ```
 //! *active*: a stream appends to it. *sealed*: full, in a queue. *reclaiming*: the reclaimer walks it.
 
-use super::Owner;
 use super::pins::Pins;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// What may be done with a region.
+/// The owner of a region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Owner {
+    /// The byte-keyed store.
+    Kv = 1,
+    /// The object cache.
+    Objects = 2,
+}
+
+/// The state of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum RegionState {
@@ -22,21 +31,21 @@ pub(crate) enum RegionState {
     Reclaiming = 3,
 }
 
-/// The volatile record of one region, beside the arena. One cache line for what writers touch.
+/// The volatile record of one region, beside the arena. What writers change lies in one cache line.
 #[repr(align(64))]
 #[derive(Debug)]
 pub(crate) struct Region {
     state: AtomicU32,
     pins: Pins,
-    /// Low half: bytes of entries that are alive or being written. High half: writers, that is
-    /// entries allocated but not yet published; while there are any the region is not reclaimed.
+    /// Low half: bytes of entries that are in use or being written. High half: writers, that is
+    /// entries allocated but not published; while there are any, the region is not reclaimed.
     usage: AtomicU64,
-    /// Bytes handed out, the header included. Written by the stream that appends.
+    /// Bytes allocated, the header included. Written by the stream that appends.
     used_bytes: AtomicU32,
     owner: AtomicU32,
-    /// Of the writers, those whose bytes are still to come from elsewhere, for as long as that takes.
+    /// The writers whose bytes are awaited from a client, however long that takes.
     arrivals: AtomicU32,
-    /// Rises with every region taken or requeued: the age order of the queues.
+    /// The region's place in the age order of the queues. It rises with every region taken or requeued.
     sequence: AtomicU64,
     /// When the region was opened or requeued, clock seconds.
     opened_at: AtomicU32,
@@ -66,7 +75,7 @@ impl Region {
         self.state.store(RegionState::Active as u32, Ordering::Release);
     }
 
-    /// The region goes back to nobody; tells who had it.
+    /// Marks the region free. Returns its last owner.
     pub(crate) fn close(&self) -> Owner {
         self.state.store(RegionState::Free as u32, Ordering::Release);
         self.pins.reset();
@@ -82,7 +91,7 @@ impl Region {
         }
     }
 
-    /// Moves from one state to another, if it is in the first.
+    /// Changes the state from `from` to `to`; false, and nothing changed, if it is another one.
     pub(crate) fn shift(&self, from: RegionState, to: RegionState) -> bool {
         self.state.compare_exchange(from as u32, to as u32, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
@@ -105,40 +114,41 @@ impl Region {
         self.pins.drain()
     }
 
-    /// An entry of `bytes` is being written: it counts as alive and the region is held.
+    /// Counts an entry of `bytes` as in use, and its writer.
     pub(crate) fn begin_entry(&self, bytes: u32) {
         self.usage.fetch_add(WRITER + u64::from(bytes), Ordering::Relaxed);
     }
 
-    /// An entry of `bytes` moves in from elsewhere, complete as far as anybody can see.
+    /// Counts an entry of `bytes` as in use and published.
     pub(crate) fn entry_moved_in(&self, bytes: u32) {
         self.usage.fetch_add(u64::from(bytes), Ordering::Relaxed);
     }
 
-    /// An entry waits for bytes from elsewhere; true if it is the only one of the region that does.
+    /// Counts an entry that waits for bytes from a client. Returns whether it is the only one of the region.
     pub(crate) fn begin_arrival(&self) -> bool {
         self.arrivals.fetch_add(1, Ordering::Relaxed) == 0
     }
 
-    /// It does not wait any more; true if none of the region does now.
+    /// Takes back one [`begin_arrival`](Region::begin_arrival). Returns whether no entry of the region waits
+    /// any more.
     pub(crate) fn end_arrival(&self) -> bool {
         self.arrivals.fetch_sub(1, Ordering::Relaxed) == 1
     }
 
-    /// The entry is published.
+    /// Records that an entry is published.
     pub(crate) fn end_entry(&self) {
         self.usage.fetch_sub(WRITER, Ordering::Release);
     }
 
-    /// The entry is given up before it was published.
+    /// Records that an entry is given up before it was published.
     pub(crate) fn abandon_entry(&self, bytes: u32) {
         self.usage.fetch_sub(WRITER + u64::from(bytes), Ordering::Release);
     }
 
-    /// An entry died; tells the bytes still alive.
+    /// Records that an entry is garbage. Returns the bytes still in use.
     pub(crate) fn entry_died(&self, bytes: u32) -> u32 {
         let before = self.usage.fetch_sub(u64::from(bytes), Ordering::AcqRel);
-        debug_assert!(before as u32 >= bytes, "more bytes died than lived");
+        debug_assert!(before as u32 >= bytes, "more bytes became garbage than were in use");
         (before as u32).wrapping_sub(bytes)
     }
 
@@ -170,7 +180,7 @@ impl Region {
         self.opened_at.store(now, Ordering::Relaxed);
     }
 
-    /// The region goes round once more: a new place in the age order.
+    /// Gives a requeued region a new place in the age order.
     pub(crate) fn renew(&self, sequence: u64, now: u32) {
         self.sequence.store(sequence, Ordering::Release);
         self.set_opened_at(now);
@@ -181,7 +191,7 @@ impl Region {
         self.sequence.store(sequence, Ordering::Release);
     }
 
-    /// Bytes of entries that are dead.
+    /// Bytes of entries that are garbage.
     pub(crate) fn dead_bytes(&self) -> u32 {
         let used = self.used_bytes().saturating_sub(REGION_HEADER_BYTES as u32);
         used.saturating_sub(self.live_bytes())
@@ -193,7 +203,7 @@ pub const REGION_HEADER_BYTES: usize = 32;
 const MAGIC: u32 = u32::from_le_bytes(*b"CRGN");
 const VERSION: u16 = 1;
 
-/// What stands at the start of a region, so that a later process can tell what it finds.
+/// The header at the start of a region, by which a later process recognises it.
 ///
 /// ```text
 ///  0       4        6       7       8               16          20            28       32
@@ -205,37 +215,38 @@ const VERSION: u16 = 1;
 /// Little-endian. The CRC (IEEE) covers the 28 bytes before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RegionHeader {
-    /// 1 the byte-keyed store, 2 the object cache.
+    /// 1 for the byte-keyed store, 2 for the object cache.
     pub owner: u8,
     /// Entries start at multiples of `1 << granule_shift` bytes.
     pub granule_shift: u8,
     /// The region's place in the age order.
     pub sequence: u64,
-    /// Clock seconds.
+    /// The clock's second in which the region was opened.
     pub opened_at: u32,
 }
 
-/// Why bytes are not a region header.
+/// The reason why bytes are not a region header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RegionHeaderError {
-    /// The first four bytes are something else.
+    /// The first four bytes are not the magic number.
     #[error("not a region header: magic {0:#010x}")]
     Magic(u32),
-    /// Written by another version.
+    /// The header has another version.
     #[error("region header version {0}, this program reads version 1")]
     Version(u16),
-    /// The bytes changed after they were written.
+    /// The checksum does not match the bytes.
     #[error("region header checksum {found:#010x}, computed {computed:#010x}")]
     Checksum {
-        /// In the header.
+        /// The checksum in the header.
         found: u32,
-        /// Over its bytes.
+        /// The checksum of its bytes.
         computed: u32,
     },
 }
 
 impl RegionHeader {
-    /// The header's bytes.
+    /// Returns the header's bytes.
+    #[must_use]
     pub fn encode(&self) -> [u8; REGION_HEADER_BYTES] {
         let mut bytes = [0u8; REGION_HEADER_BYTES];
         bytes[0..4].copy_from_slice(&MAGIC.to_le_bytes());
@@ -249,7 +260,7 @@ impl RegionHeader {
         bytes
     }
 
-    /// Reads a header back.
+    /// Decodes a header.
     ///
     /// # Errors
     /// [`RegionHeaderError`]; arbitrary bytes never panic.
@@ -280,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn header_round_trips_and_refuses_damage() {
+    fn a_header_round_trips_and_damage_is_refused() {
         let header =
             RegionHeader { owner: 1, granule_shift: 2, sequence: 0x0123_4567_89ab_cdef, opened_at: 99 };
         let bytes = header.encode();

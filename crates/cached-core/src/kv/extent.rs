@@ -1,4 +1,4 @@
-//! Values too large for one entry: pieces spread over regions, and the list that finds them again.
+//! Values too large for one entry: pieces in several regions, and the list of them in the item.
 //!
 //! ```text
 //!  the item's payload:                         a piece, an entry of its own in some region:
@@ -7,9 +7,9 @@
 //! │ u32          │ u32     │ u32, u32  × n │  │ (255 tag) │              │          │        │
 //! └──────────────┴─────────┴───────────────┘  └───────────┴──────────────┴──────────┴────────┘
 //! ```
-//! Pieces fill what is left of a region and go on in the next, so nothing is wasted and no run of
-//! free regions is ever needed. A piece knows its item only by the key's hash: whoever finds it asks
-//! the index, and the item's list says whether it still counts.
+//! Pieces fill what is left of a region and continue in the next, so nothing is wasted and no consecutive
+//! free regions are needed. A piece holds only the hash of its item's key: a walk looks it up in
+//! the index, and the item's list shows whether the piece is in use.
 
 use crate::KeyHash;
 
@@ -26,7 +26,7 @@ pub(crate) struct Piece {
     pub(crate) bytes: u32,
 }
 
-/// Bytes of the list for `pieces` pieces.
+/// The bytes of a list of `pieces` pieces.
 pub(crate) fn list_bytes(pieces: usize) -> usize {
     LIST_HEADER_BYTES + pieces * LIST_ENTRY_BYTES
 }
@@ -34,10 +34,10 @@ pub(crate) fn list_bytes(pieces: usize) -> usize {
 /// Writes the list.
 ///
 /// # Safety
-/// `to` has room for [`list_bytes`]`(pieces.len())` bytes that nobody else uses.
+/// `to` has room for [`list_bytes`]`(pieces.len())` bytes that no other thread uses.
 pub(crate) unsafe fn write_list(to: *mut u8, value_bytes: u32, pieces: impl ExactSizeIterator<Item = Piece>) {
     let put = |at: usize, value: u32| {
-        // SAFETY: `at` stays below `list_bytes`, for which the caller vouches; unaligned write.
+        // SAFETY: `at` stays below `list_bytes`, as the caller promises; unaligned write.
         unsafe { to.add(at).cast::<u32>().write_unaligned(value.to_le()) };
     };
     put(0, value_bytes);
@@ -81,10 +81,10 @@ impl<'a> List<'a> {
     }
 }
 
-/// Points the list's entry `n` somewhere else.
+/// Changes the location in the list's entry `n`.
 ///
 /// # Safety
-/// `list` points at a list of more than `n` pieces, and the caller holds the lock of its bucket.
+/// `list` points at a list of more than `n` pieces, and the caller holds the lock of its hash bucket.
 pub(crate) unsafe fn set_piece_location(list: *mut u8, n: usize, location: u32) {
     // SAFETY: as the caller promises; unaligned write.
     unsafe {
@@ -92,10 +92,10 @@ pub(crate) unsafe fn set_piece_location(list: *mut u8, n: usize, location: u32) 
     }
 }
 
-/// Writes a piece's header behind its shape word.
+/// Writes the header of a piece after its shape word.
 ///
 /// # Safety
-/// `entry` points at [`PIECE_HEADER_BYTES`] writable bytes that nobody else uses.
+/// `entry` points at [`PIECE_HEADER_BYTES`] writable bytes that no other thread uses.
 pub(crate) unsafe fn write_piece_owner(entry: *mut u8, hash: KeyHash) {
     // SAFETY: as the caller promises; unaligned writes.
     unsafe {
@@ -104,10 +104,10 @@ pub(crate) unsafe fn write_piece_owner(entry: *mut u8, hash: KeyHash) {
     }
 }
 
-/// The hash of the key a piece belongs to.
+/// The hash of the key to which a piece belongs.
 ///
 /// # Safety
-/// `entry` points at a piece's entry in a region that is not reused meanwhile.
+/// `entry` points at a piece's entry in a region that is not reused during the call.
 pub(crate) unsafe fn piece_owner(entry: *const u8) -> KeyHash {
     // SAFETY: as the caller promises; unaligned read.
     KeyHash(u64::from_le(unsafe { entry.add(4).cast::<u64>().read_unaligned() }))
@@ -121,7 +121,7 @@ mod tests {
     fn a_list_round_trips() {
         let pieces = [Piece { location: 7, bytes: 100 }, Piece { location: u32::MAX, bytes: 1 << 20 }];
         let mut memory = vec![0u8; list_bytes(2)];
-        // SAFETY: the vector has just that room.
+        // SAFETY: the vector has exactly that room.
         unsafe { write_list(memory.as_mut_ptr(), 12345, pieces.into_iter()) };
         let list = List::new(&memory);
         assert_eq!((list.value_bytes(), list.len()), (12345, 2));

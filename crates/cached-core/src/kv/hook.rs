@@ -1,4 +1,4 @@
-//! The one place every change passes: watchers, warm restart and replication hang here.
+//! Hooks: calls from the store at every change of an item, and at every eviction.
 
 use crate::clock::Expiry;
 
@@ -9,20 +9,21 @@ pub enum Change {
     Stored,
     /// Only attributes changed: expiry, stale mark, CAS value.
     Touched,
-    /// Deleted on request.
+    /// The item was deleted on request.
     Deleted,
-    /// Removed because its time was over.
+    /// The item was removed because it had expired.
     Expired,
-    /// Removed because of a flush of everything.
+    /// The item was removed because it had been flushed.
     Flushed,
-    /// Removed to make room.
+    /// The item was removed to make room.
     Evicted,
 }
 
-/// Hears of changes, in the order in which they happen to each key.
+/// Called at every change of an item, in the order in which the changes happen to each key.
 pub trait ChangeHook: Send + Sync + 'static {
-    /// Called while the key's bucket is locked: be quick, do not call the store, do not block.
-    /// `version` is the item's CAS value (the last one, for a removal); 0 without CAS.
+    /// Called while the key's hash bucket is locked: must be quick, and must neither block nor call the
+    /// store. `version` is the item's CAS value (for a removal, its last one), or 0 in a store without CAS
+    /// values.
     fn on_change(&self, change: Change, key: &[u8], version: u64);
 }
 
@@ -30,24 +31,25 @@ pub trait ChangeHook: Send + Sync + 'static {
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct EvictedItem<'a> {
-    /// Its key.
+    /// The key.
     pub key: &'a [u8],
-    /// Bytes of its value.
+    /// The length of the value.
     pub value_bytes: usize,
     /// The client's flags.
     pub client_flags: u32,
-    /// When it would have gone by itself.
+    /// When the item would have expired.
     pub expiry: Expiry,
-    /// The clock's second of its last use.
+    /// The clock's second of the last use.
     pub last_access: u32,
-    /// Whether it was ever read.
+    /// Whether the item was ever read.
     pub fetched: bool,
-    /// The clock's second now.
+    /// The current second of the clock.
     pub now: u32,
 }
 
-/// Hears of items that are removed to make room.
+/// Called for items that are removed to make room.
 pub trait EvictionHook: Send + Sync + 'static {
-    /// Called while the key's bucket is locked: be quick, do not call the store, do not block.
+    /// Called while the key's hash bucket is locked: must be quick, and must neither block nor call the
+    /// store.
     fn on_eviction(&self, evicted: &EvictedItem<'_>);
 }

@@ -1,10 +1,10 @@
-//! The bytes of one item in a region, and how to read and change them.
+//! The bytes of an item in a region, and access to them.
 //!
 //! ```text
 //!  0                4                8          16?       20?       24?
 //! ┌────────────────┬────────────────┬──────────┬─────────┬─────────┬───────┬─────────┬─────┐
 //! │ shape          │ usage          │ CAS      │ expiry  │ client  │ key   │ payload │ pad │
-//! │ u32, immutable │ u32            │ u64 if   │ u32 if  │ flags   │ 1-250 │         │     │
+//! │ u32            │ u32            │ u64 if   │ u32 if  │ flags   │ 1-250 │         │     │
 //! │                │                │ HAS_CAS  │ HAS_EXP │ u32 if… │ bytes │         │     │
 //! └────────────────┴────────────────┴──────────┴─────────┴─────────┴───────┴─────────┴─────┘
 //!  shape:  31          30        29           28          27       26                8 7        0
@@ -16,15 +16,17 @@
 //!         │ the clock's second of the last use, its lower 26 bits        │ policy │ marks        │
 //!         └─────────────────────────────────────────────────────────────┴────────┴──────────────┘
 //! ```
-//! 26 bits are two years: an item that nobody has asked for since shows less.
+//! 26 bits are two years: the idle time of an item that is not used for longer is reported too low.
 //!
-//! Little-endian; an entry starts at a multiple of the granule (4 bytes or more) and is padded to one. The payload is the value, or
-//! with EXTENTS the list of the pieces where the value lies (see `extent.rs`). An entry with 255 in
-//! the key's place is such a piece, not an item.
+//! Little-endian; an entry starts at a multiple of the granule (4 bytes or more) and is padded to one. The
+//! payload is the value, or with EXTENTS the list of the pieces in which the value lies (see `extent.rs`). An
+//! entry with 255 as the number of key bytes is such a piece, not an item.
 //!
-//! Who may touch what: shape and key never change after the entry is written, so anybody who keeps
-//! the region from being reused may read them. The rest belongs to whoever holds the lock of the
-//! key's hash bucket. The payload of a pinned region does not change either: writers check the pins.
+//! Access: the key, and the padded size that follows from the shape, never change after the entry is written;
+//! a thread that keeps the region from being reused may read them without a lock. Everything else is read and
+//! written under the lock of the key's hash bucket. An overwrite in place changes the shape's payload bytes
+//! within the same padded size. The payload of an entry in a pinned region does not change: writers check the
+//! pins.
 
 use crate::clock::Expiry;
 // Not from `crate::sync`: these words lie in raw memory, and order nothing between threads.
@@ -33,7 +35,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Keys have 1 to 250 bytes, as in memcached.
 pub const KEY_BYTES_MAX: usize = 250;
 
-/// Fixed bytes in front of the optional fields: the shape and the usage.
+/// The bytes before the optional fields: the shape and the usage.
 const FIXED_BYTES: usize = 8;
 const USAGE_AT: usize = 4;
 
@@ -50,32 +52,33 @@ const HAS_SHIFT: u32 = HAS_CAS.trailing_zeros();
 const _: () = assert!(HAS_CAS >> 24 == 8 && HAS_EXPIRY >> 26 == 4);
 const _: () = assert!(HAS_EXPIRY >> HAS_SHIFT == 2 && HAS_CLIENT_FLAGS >> HAS_SHIFT == 4);
 
-/// In the key's place: this entry is a piece of a large value.
+/// As the number of key bytes: the entry is a piece of a large value.
 const PIECE: u32 = 255;
 const _: () = assert!(KEY_BYTES_MAX < PIECE as usize);
 
 /// Volatile marks of an item; the upper three of its six bits belong to the eviction policy.
 pub(crate) mod state {
-    /// Marked stale by `md I`; the next reader wins the right to refresh it.
+    /// Marked stale (`md I`); the next reader wins the right to refresh it.
     pub(crate) const STALE: u8 = 1;
-    /// Somebody was told that they won.
+    /// A client has won the right to refresh the item.
     pub(crate) const TOKEN_SENT: u8 = 2;
     /// Read since it was stored.
     pub(crate) const FETCHED: u8 = 4;
     /// Where the policy's three bits start.
     pub(crate) const POLICY_SHIFT: u32 = 3;
-    /// How many states there are.
+    /// The number of states.
     pub(crate) const COUNT: usize = 64;
 }
 
-/// A state, and when the item was last used.
+/// An item's state, and the time of its last use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Usage(u32);
 
 impl Usage {
     const STAMP_SHIFT: u32 = state::COUNT.ilog2();
     const STAMP_MAX: u32 = u32::MAX >> Self::STAMP_SHIFT;
-    /// A thread may use an item a moment after another one has looked at the clock: so far ahead is now.
+    /// A thread may use an item a moment after another has read the clock: up to this much ahead counts as no
+    /// idle time.
     const AHEAD_SECS_MAX: u32 = 3600;
 
     #[inline]
@@ -83,7 +86,7 @@ impl Usage {
         Usage(now << Self::STAMP_SHIFT | u32::from(state))
     }
 
-    /// With these marks too.
+    /// Adds marks.
     #[inline]
     #[must_use]
     pub(crate) fn with(self, marks: u8) -> Usage {
@@ -102,7 +105,7 @@ impl Usage {
     }
 }
 
-/// Where the key begins, for each set of optional fields: the first question of every lookup.
+/// The offset of the key for each set of optional fields: every look-up needs it first.
 static KEY_AT: [u8; 8] = {
     let mut table = [0; 8];
     let mut has = 0;
@@ -114,7 +117,7 @@ static KEY_AT: [u8; 8] = {
     table
 };
 
-/// What an entry consists of, as its first word tells.
+/// The first word of an entry: what it consists of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Shape(u32);
 
@@ -150,8 +153,8 @@ impl Shape {
     /// stays mapped.
     #[inline]
     pub(crate) unsafe fn read(ptr: *const u8) -> Shape {
-        // SAFETY: the caller promises an aligned, initialised word; it may be rewritten at the same
-        // size by an in-place update, hence the atomic access.
+        // SAFETY: the caller promises an aligned, initialised word; an overwrite in place may write it at the
+        // same time, hence the atomic access.
         Shape(unsafe { &*ptr.cast::<AtomicU32>() }.load(Ordering::Relaxed))
     }
 
@@ -160,11 +163,11 @@ impl Shape {
     /// # Safety
     /// `ptr` points at four writable bytes, 4-byte aligned, in memory that stays mapped.
     pub(crate) unsafe fn write(self, ptr: *mut u8) {
-        // SAFETY: as the caller promises; atomic, since a walk may read the word meanwhile.
+        // SAFETY: as the caller promises; atomic, since a walk may read the word at the same time.
         unsafe { &*ptr.cast::<AtomicU32>() }.store(self.0, Ordering::Relaxed);
     }
 
-    /// Data bytes of a piece, or `None` for an item.
+    /// The bytes of data of a piece; `None` for an item.
     #[inline]
     pub(crate) fn piece_bytes(self) -> Option<u32> {
         (self.0 & 0xff == PIECE).then_some(self.0 >> KEY_BITS)
@@ -196,7 +199,7 @@ impl Shape {
         usize::from(KEY_AT[(self.0 >> HAS_SHIFT & 7) as usize])
     }
 
-    // Without branches: each optional field's bit, shifted to where it says how long the field is.
+    // Without branches: each optional field's bit, shifted so that its value is the field's length.
     #[inline]
     fn expiry_at(self) -> usize {
         FIXED_BYTES + (self.0 >> 24 & 8) as usize
@@ -207,7 +210,7 @@ impl Shape {
         self.expiry_at() + (self.0 >> 26 & 4) as usize
     }
 
-    /// Bytes of the entry, before padding.
+    /// The bytes of the entry before padding.
     #[inline]
     pub(crate) fn entry_bytes(self) -> usize {
         match self.piece_bytes() {
@@ -217,7 +220,7 @@ impl Shape {
     }
 }
 
-/// Which optional parts an item has.
+/// The optional parts of an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Fields {
     pub(crate) cas: bool,
@@ -227,7 +230,7 @@ pub(crate) struct Fields {
     pub(crate) key_binary: bool,
 }
 
-/// Everything about an item but key and payload: what is written when it is stored.
+/// The attributes of an item: all but key and payload.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Attributes {
     pub(crate) cas: u64,
@@ -236,27 +239,27 @@ pub(crate) struct Attributes {
     pub(crate) usage: Usage,
 }
 
-/// The smallest entry there can be: one byte of key, no value. It bounds the number of items.
+/// The bytes of the smallest entry: one byte of key, no value. It bounds the number of items.
 pub(crate) fn entry_bytes_min(with_cas: bool) -> usize {
     FIXED_BYTES + if with_cas { 8 } else { 0 } + 1
 }
 
 /// A pointer at an item's entry.
 ///
-/// Constructing one is the promise that the region is not reused while it is used: the holder has
-/// the lock of the item's bucket (all fields), or keeps the region otherwise (shape and key only).
+/// Whoever constructs one promises that the region is not reused while it is in use: the holder has the lock
+/// of the item's hash bucket (all fields), or keeps the region in another way (key and padded size only).
 #[derive(Clone, Copy)]
 pub(crate) struct ItemPtr {
     ptr: *mut u8,
     shape: Shape,
-    /// Of the shape, worked out once.
+    /// The key's offset, computed once from the shape.
     key_at: u32,
 }
 
 impl ItemPtr {
     /// # Safety
     /// `ptr` points at a complete item entry of a mapped region that is not reused while the
-    /// result is in use; for anything but shape and key the caller holds the bucket's lock.
+    /// result is in use; for anything but key and padded size the caller holds the hash bucket's lock.
     #[inline]
     pub(crate) unsafe fn new(ptr: *mut u8) -> ItemPtr {
         // SAFETY: as the caller promises.
@@ -268,10 +271,10 @@ impl ItemPtr {
         ItemPtr { ptr, shape, key_at: shape.key_at() as u32 }
     }
 
-    /// Writes a new entry: everything but the payload, which the caller fills at [`ItemPtr::payload_ptr`].
+    /// Writes a new entry except for its payload, which the caller writes to [`ItemPtr::payload_ptr`].
     ///
     /// # Safety
-    /// `ptr` points at `shape.entry_bytes()` writable bytes (granule-aligned) that nobody else uses.
+    /// `ptr` points at `shape.entry_bytes()` writable bytes (granule-aligned) that no other thread uses.
     pub(crate) unsafe fn write(ptr: *mut u8, shape: Shape, key: &[u8], attributes: &Attributes) -> ItemPtr {
         debug_assert_eq!(key.len(), shape.key_bytes());
         let item = ItemPtr::shaped(ptr, shape);
@@ -284,7 +287,7 @@ impl ItemPtr {
         item
     }
 
-    /// Writes all attributes the shape has room for.
+    /// Writes all attributes for which the shape has room.
     #[inline]
     pub(crate) fn set_attributes(self, attributes: &Attributes) {
         self.set_usage(attributes.usage);
@@ -306,10 +309,10 @@ impl ItemPtr {
         }
     }
 
-    /// Gives the payload another length of the same padded size (in-place overwrite).
+    /// Changes the payload's length within the same padded size (overwrite in place).
     pub(crate) fn set_payload_bytes(&mut self, payload: usize) {
         self.shape = Shape::item(self.shape.key_bytes(), payload, self.shape.fields());
-        // SAFETY: the entry's first word, aligned; the lock of the bucket is held.
+        // SAFETY: the entry's first word, aligned; the lock of the hash bucket is held.
         unsafe { self.shape.write(self.ptr) };
     }
 
@@ -320,21 +323,21 @@ impl ItemPtr {
 
     #[inline]
     fn get_u32(self, at: usize) -> u32 {
-        // SAFETY: `at` is the offset of a field the shape has; unaligned reads are asked for.
+        // SAFETY: `at` is the offset of a field that the shape has; the read is unaligned.
         u32::from_le(unsafe { self.ptr.add(at).cast::<u32>().read_unaligned() })
     }
 
     #[inline]
     fn put_u32(self, at: usize, value: u32) {
-        // SAFETY: as in `get_u32`, and the bucket's lock makes us the only one.
+        // SAFETY: as in `get_u32`; the hash bucket's lock excludes other threads.
         unsafe { self.ptr.add(at).cast::<u32>().write_unaligned(value.to_le()) };
     }
 
-    /// The key. It lives as long as the caller keeps the region.
+    /// The key. It is valid for as long as the caller keeps the region.
     #[inline]
     pub(crate) fn key<'a>(self) -> &'a [u8] {
-        // SAFETY: the key lies inside the entry and never changes; the lifetime is the caller's
-        // duty, as the constructor says.
+        // SAFETY: the key lies inside the entry and never changes; the caller bounds the lifetime,
+        // as the constructor demands.
         unsafe { std::slice::from_raw_parts(self.ptr.add(self.key_at as usize), self.shape.key_bytes()) }
     }
 
@@ -344,7 +347,7 @@ impl ItemPtr {
         if self.shape.key_bytes() != key.len() {
             return false;
         }
-        // SAFETY: as in `key`; of the same length, as has just been seen, and the compiler need not look twice.
+        // SAFETY: as in `key`; the length is the same, as has just been compared.
         let own: &[u8] = unsafe { std::slice::from_raw_parts(self.ptr.add(self.key_at as usize), key.len()) };
         if (16..=32).contains(&key.len())
             && let (Some(front), Some(back), Some(own_front), Some(own_back)) =
@@ -363,11 +366,11 @@ impl ItemPtr {
         unsafe { self.ptr.add(self.key_at as usize + self.shape.key_bytes()) }
     }
 
-    /// The payload: the value, or the list of extents.
+    /// The payload: the value, or the list of pieces.
     #[inline]
     pub(crate) fn payload<'a>(self) -> &'a [u8] {
-        // SAFETY: inside the entry; only changed under the bucket's lock, which the caller holds
-        // (or by nobody, while the region is pinned).
+        // SAFETY: inside the entry; only changed under the hash bucket's lock, which the caller holds, and
+        // not at all while the region is pinned.
         unsafe { std::slice::from_raw_parts(self.payload_ptr(), self.shape.payload_bytes()) }
     }
 
@@ -435,7 +438,7 @@ impl ItemPtr {
     #[inline]
     pub(crate) fn set_cas(self, cas: u64) {
         if self.shape.0 & HAS_CAS != 0 {
-            // SAFETY: the shape has the field; the bucket's lock makes us the only one.
+            // SAFETY: the shape has the field; the hash bucket's lock excludes other threads.
             unsafe { self.ptr.add(FIXED_BYTES).cast::<u64>().write_unaligned(cas.to_le()) };
         }
     }
@@ -448,8 +451,8 @@ impl ItemPtr {
         Expiry::from_secs(self.get_u32(self.shape.expiry_at()))
     }
 
-    /// Sets the expiry; false when the entry has no room for one (only an item that never expires
-    /// has none), and must be rewritten.
+    /// Sets the expiry. Returns false when the entry has no room for one and must be rewritten: only that of
+    /// an item that never expires may have none.
     #[must_use]
     pub(crate) fn set_expiry(self, expiry: Expiry) -> bool {
         if self.shape.0 & HAS_EXPIRY == 0 {
@@ -474,7 +477,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn sizes_are_pinned() {
+    fn entry_sizes_are_as_documented() {
         let plain = Fields { cas: true, ..Fields::default() };
         assert_eq!(Shape::item(20, 100, plain).entry_bytes(), 136, "16 bytes beyond key and value");
         assert_eq!(Shape::item(20, 100, Fields::default()).entry_bytes(), 128);
@@ -493,7 +496,7 @@ mod tests {
                 let usage = Usage::new(45, then);
                 assert_eq!((usage.idle_secs(now), usage.state()), (idle, 45), "{now}");
             }
-            assert_eq!(Usage::new(1, now + 1).idle_secs(now), 0, "used after the clock was looked at");
+            assert_eq!(Usage::new(1, now + 1).idle_secs(now), 0, "used after the clock was read");
         }
     }
 

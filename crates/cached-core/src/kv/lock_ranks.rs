@@ -4,8 +4,8 @@
 //!  a flush that is due ─> lanes, in their order ─> reclaimer ─> a shard's growth ─> hash bucket ─> one leaf: overflow pool,
 //!                                                                                      queues or free regions
 //! ```
-//! While a hash bucket is locked, a lane is only ever *tried*. The hooks run under all of these but the leaves, so the locks
-//! that they take rank above.
+//! While a hash bucket is locked, a lane is only ever *tried*. The hooks run under all of these but the
+//! leaves, so the locks that they take rank above.
 
 use lock_order::Rank;
 
@@ -19,4 +19,7 @@ pub(super) static RECLAIMER: Rank = Rank::new("kv: reclaimer", 20);
 pub(super) static GROWTH: Rank = Rank::new("kv: growth of an index shard", 30);
 pub(super) static BUCKET: Rank = Rank::new("kv: hash bucket", 40);
 pub(super) static OVERFLOW: Rank = Rank::new("kv: overflow pool of an index shard", 50);
+/// Taken while no other lock is held, and held for moments.
+pub(super) static FLIGHTS: Rank = Rank::new("kv: table of flights", 8);
+pub(super) static FLIGHT: Rank = Rank::new("kv: flight", 9);
 pub(super) static QUEUES: Rank = Rank::new("kv: queues of regions", 50);

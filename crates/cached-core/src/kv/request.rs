@@ -1,40 +1,40 @@
-//! What may be asked of the store, and what it answers: plain values, shared by every door.
+//! The options and outcomes of the operations: plain values, the same for every protocol.
 
 use crate::clock::Expiry;
 
-/// How a store command treats an item that is there, or is not.
+/// The condition and the effect of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum StoreMode {
-    /// Stores in any case.
+    /// Stores unconditionally.
     #[default]
     Set,
-    /// Stores only if there is no item; an item that is there counts as used.
+    /// Stores only if there is no item; an existing item counts as used.
     Add,
     /// Stores only if there is an item.
     Replace,
     /// Stores only if there is an item with the CAS value [`StoreOptions::compare`].
     Cas,
-    /// Puts the value behind the one that is there; its flags and expiry stay.
+    /// Appends to the item's value; its flags and expiry stay.
     Append,
-    /// Puts the value in front of the one that is there; its flags and expiry stay.
+    /// Prepends to the item's value; its flags and expiry stay.
     Prepend,
 }
 
-/// The options of a store command.
+/// The options of [`Kv::store`](super::Kv::store).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StoreOptions {
-    /// What is required of an existing item.
+    /// The condition and the effect.
     pub mode: StoreMode,
-    /// Kept with the item, for the client's use.
+    /// Kept with the item for the client.
     pub client_flags: u32,
-    /// When the item is gone.
+    /// When the item expires.
     pub expiry: Expiry,
-    /// The client wrote the key in base64 (meta commands); the mark is kept for echoes.
+    /// Whether the client wrote the key in base64 (meta commands); the mark is kept for replies.
     pub key_binary: bool,
-    /// The CAS value expected; 0 for none. [`StoreMode::Cas`] with 0 never matches; appending and
-    /// prepending check it when it is not 0; the other modes ignore it.
+    /// The expected CAS value; 0 for none. [`StoreMode::Cas`] with 0 never matches; append and
+    /// prepend check it when it is not 0; the other modes ignore it.
     pub compare: u64,
-    /// With [`StoreMode::Cas`]: an older CAS value is good enough, but then the item keeps its
+    /// With [`StoreMode::Cas`]: an older CAS value is accepted too, but then the item keeps its
     /// expiry and is marked stale (meta set with `I`).
     pub allow_stale: bool,
     /// The item's new CAS value, instead of one from the store's own counter (meta `E`).
@@ -43,61 +43,63 @@ pub struct StoreOptions {
     pub vivify: Option<Expiry>,
 }
 
-/// What became of a store command.
+/// The outcome of [`Kv::store`](super::Kv::store).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreOutcome {
     /// Stored.
     Stored {
         /// The item's new CAS value; 0 when the store keeps none.
         cas: u64,
-        /// Bytes of the whole value now (of the joined one after append and prepend).
+        /// The length of the whole value (of the joined one after append and prepend).
         value_bytes: usize,
     },
-    /// The mode's condition does not hold.
+    /// The mode's condition is not met.
     NotStored,
-    /// There is an item with another CAS value.
+    /// The item has another CAS value.
     Exists,
-    /// A CAS value was expected, and there is no item.
+    /// There is no item with the expected CAS value, or any other.
     NotFound,
-    /// Key and value are larger than an item may be. What was there is untouched.
+    /// Key and value exceed the limits of an item. The old item is unchanged.
     TooLarge,
-    /// No memory could be freed for it. What was there is untouched.
+    /// No memory could be freed. The old item is unchanged.
     OutOfMemory,
 }
 
-/// The options of a fetch.
+/// The options of [`Kv::fetch`](super::Kv::fetch).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FetchOptions {
-    /// Give the item this expiry.
+    /// Gives the item this expiry.
     pub touch: Option<Expiry>,
-    /// Do not count the fetch as a use of the item.
+    /// Does not count the fetch as a use of the item.
     pub no_bump: bool,
-    /// Create an empty item with this expiry if there is none (meta `N`): whoever creates it wins. What is created is not touched.
+    /// Creates an empty item with this expiry if there is none (meta `N`): the caller that creates it wins
+    /// the refresh. A created item is not touched.
     pub vivify: Option<Expiry>,
-    /// The caller wins the right to refresh an item that is gone before this (meta `R`), unless another has won it.
+    /// Lets the caller win the right to refresh an item that expires before this (meta `R`), unless another
+    /// one has won it.
     pub recache_below: Option<Expiry>,
-    /// Judge that by the expiry that the item has been given, not by the one it had (meta `R` behind `T`).
+    /// Compares the expiry that the item has been given, not the one that it had (meta `R` after `T`).
     pub recache_after_touch: bool,
     /// The CAS value of a created item, instead of one from the counter (meta `E`).
     pub new_cas: Option<u64>,
     /// The mark of a created item's key (see [`StoreOptions::key_binary`]).
     pub key_binary: bool,
-    /// Look after stale marks and win tokens, as meta commands do; without it they stay untouched.
+    /// Assigns the refresh of stale items, as meta commands do; without it the marks are ignored.
     pub tokens: bool,
 }
 
-/// What a fetch found out beside the item.
+/// What [`Kv::fetch`](super::Kv::fetch) reports beside the item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Fetched {
-    /// The item was created by this fetch.
+    /// Whether the item was created by this fetch.
     pub created: bool,
-    /// This caller is to refresh the item.
+    /// Whether this caller has won the right to refresh the item.
     pub won: bool,
-    /// Somebody was told so before.
+    /// Whether another caller had won it before.
     pub token_sent: bool,
-    /// The item is marked stale.
+    /// Whether the item is marked stale.
     pub stale: bool,
-    /// The item had been read before this fetch.
+    /// Whether the item had been read before this fetch.
     pub fetched_before: bool,
     /// Seconds since the last use before this fetch.
     pub idle_secs: u32,
@@ -105,78 +107,79 @@ pub struct Fetched {
     pub expiry_before: Expiry,
 }
 
-/// Why a key has no item.
+/// The reason why a key has no item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Miss {
     /// There is none.
     Absent,
-    /// Its time was over; it has been removed now.
+    /// It had expired, and has been removed.
     Expired,
-    /// It was stored before the last flush; it has been removed now.
+    /// It was stored before the last flush, and has been removed.
     Flushed,
-    /// There is none, and none could be created for lack of memory.
+    /// There is none, and none could be created (or the item could not be changed) for lack of memory.
     OutOfMemory,
 }
 
-/// The options of a deletion.
+/// The options of [`Kv::delete`](super::Kv::delete).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DeleteOptions {
-    /// Delete only an item with this CAS value.
+    /// Deletes only an item with this CAS value.
     pub compare: Option<u64>,
-    /// Do not delete: mark the item stale, give it a new CAS value and forget who won (meta `I`).
+    /// Instead of deleting the item, marks it stale, gives it a new CAS value and takes back the right to
+    /// refresh it (meta `I`).
     pub invalidate: bool,
     /// The expiry of an item that stays (with `invalidate` or `clear_value`).
     pub expiry: Option<Expiry>,
     /// The CAS value of an item that stays, instead of one from the counter (meta `E`).
     pub new_cas: Option<u64>,
-    /// Keep the item, but empty its value and client flags (meta `x`).
+    /// Keeps the item, but empties its value and clears its client flags (meta `x`).
     pub clear_value: bool,
 }
 
-/// What became of a deletion.
+/// The outcome of [`Kv::delete`](super::Kv::delete).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeleteOutcome {
-    /// Done: deleted, marked or emptied.
+    /// The item was deleted, marked or emptied.
     Done,
     /// There is no item.
     NotFound,
     /// The item has another CAS value.
     Exists,
-    /// An item that stays needed memory, and there was none.
+    /// No memory could be freed for an item that stays.
     OutOfMemory,
 }
 
-/// The options of an arithmetic command.
+/// The options of [`Kv::arithmetic`](super::Kv::arithmetic).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ArithmeticOptions {
-    /// Subtract, stopping at 0, instead of adding, wrapping at 2^64.
+    /// Subtracts down to 0, instead of adding modulo 2^64.
     pub decrement: bool,
-    /// By how much.
+    /// The amount.
     pub delta: u64,
-    /// Only on an item with this CAS value; 0 for any.
+    /// Changes only an item with this CAS value; 0 for any.
     pub compare: u64,
     /// The item's new CAS value, instead of one from the counter.
     pub new_cas: Option<u64>,
-    /// Give the item this expiry.
+    /// Gives the item this expiry.
     pub touch: Option<Expiry>,
-    /// Create a missing item with this value and expiry.
+    /// Creates a missing item with this value and expiry.
     pub vivify: Option<(u64, Expiry)>,
     /// The mark of a created item's key (see [`StoreOptions::key_binary`]).
     pub key_binary: bool,
 }
 
-/// What became of an arithmetic command.
+/// The outcome of [`Kv::arithmetic`](super::Kv::arithmetic).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArithmeticOutcome {
-    /// The item holds `value` now.
+    /// The item holds `value`.
     Done {
         /// The number.
         value: u64,
         /// The item's new CAS value.
         cas: u64,
-        /// The item's expiry now.
+        /// The item's expiry.
         expiry: Expiry,
-        /// It was created by this command.
+        /// Whether the item was created.
         created: bool,
     },
     /// There is no item.
@@ -185,6 +188,6 @@ pub enum ArithmeticOutcome {
     Exists,
     /// The value is not a decimal number below 2^64.
     NonNumeric,
-    /// The new number needed memory, and there was none.
+    /// No memory could be freed for the new number.
     OutOfMemory,
 }

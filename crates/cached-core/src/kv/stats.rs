@@ -1,60 +1,60 @@
-//! What the store counts, and what it may take at most.
+//! The store's metrics and the limits of its memory.
 
 use super::Kv;
 use crate::sync::Ordering;
 
-/// A store's figures at one moment.
+/// The metrics of a store at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct KvStats {
-    /// Items (expired ones count until they are met, flushed ones do not).
+    /// The number of items. Expired ones count until they are removed, flushed ones do not.
     pub items: u64,
-    /// Memory of those items, headers and padding included.
+    /// The bytes of those items, headers and padding included.
     pub item_bytes: u64,
-    /// Items ever stored.
+    /// The number of items ever stored.
     pub items_stored: u64,
-    /// Items removed to make room.
+    /// The number of items evicted.
     pub evictions: u64,
-    /// Of those, never read.
+    /// The number of items evicted without having been read.
     pub evicted_unfetched: u64,
-    /// Items that expired without ever having been read.
+    /// The number of items that expired without having been read.
     pub expired_unfetched: u64,
-    /// Expired items removed while making room.
+    /// The number of expired items removed while room was made.
     pub reclaimed: u64,
-    /// Regions walked by the reclaimer.
+    /// The number of regions walked by the reclaimer.
     pub regions_reclaimed: u64,
-    /// Memory of the index in use.
+    /// The bytes of the index in use.
     pub index_bytes: usize,
-    /// Memory of the arena, used or not.
+    /// The bytes of the arena, used or not.
     pub arena_bytes: usize,
-    /// Regions that belong to nobody.
+    /// The number of free regions.
     pub regions_free: u32,
-    /// All regions.
+    /// The number of regions.
     pub regions: u32,
-    /// Bytes in sealed regions that are dead.
+    /// The bytes of garbage in sealed regions.
     pub garbage_bytes: u64,
-    /// Bytes reserved for values that are still arriving, the whole of each.
+    /// The bytes of incomplete values, counted as a whole, for which there are reservations.
     pub reserved_bytes: u64,
-    /// Regions in which such values lie.
+    /// The number of regions in which such values lie.
     pub reserved_regions: u32,
 }
 
-/// What a store may take at most.
+/// The most memory that a store takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvLimits {
-    /// Keys, values, their headers.
+    /// Bytes for keys, values and their headers.
     pub arena_bytes: usize,
-    /// The index, if the arena were full of the smallest items, and what is known of each region.
+    /// Bytes of the index, if the arena were full of the smallest items, and of the table of regions.
     pub index_bytes_max: usize,
-    /// What the eviction policy remembers of evicted items. With the arena no more than the
-    /// configuration's `arena_bytes`.
+    /// Bytes in which the eviction policy remembers evicted items. Together with the arena at most
+    /// [`KvConfig::arena_bytes`](super::KvConfig::arena_bytes).
     pub policy_bytes: usize,
-    /// Values under way that are not items yet; part of the arena.
+    /// Bytes of the arena that incomplete values may take.
     pub reserved_bytes_max: u64,
 }
 
 impl Kv {
-    /// The store's figures now. Takes a walk over the region table, not over the items.
+    /// Reads the store's metrics. That walks over the table of regions, not over the items.
     pub fn stats(&self) -> KvStats {
         let inner = &self.inner;
         let log = inner.log.metrics();
@@ -82,12 +82,13 @@ impl Kv {
         stats
     }
 
-    /// Bytes reserved for values that are still arriving, the whole of each: cheap to ask.
+    /// The bytes of incomplete values, counted as a whole, for which there are reservations. One relaxed
+    /// load.
     pub fn reserved_bytes(&self) -> u64 {
         self.inner.log.reserved().bytes()
     }
 
-    /// What the store may take at most.
+    /// The most memory that the store takes.
     pub fn limits(&self) -> KvLimits {
         KvLimits {
             arena_bytes: self.inner.log.arena().bytes(),

@@ -1,4 +1,4 @@
-//! Looking at an item: borrowed under its bucket's lock, or pinned to outlive it.
+//! Access to an item: borrowed under its hash bucket's lock, or pinned beyond it.
 
 use super::extent::List;
 use super::inner::Inner;
@@ -7,7 +7,7 @@ use crate::arena::RegionId;
 use crate::clock::Expiry;
 use crate::sync::Arc;
 
-/// An item, borrowed for the length of a closure. Other users of its hash bucket wait meanwhile:
+/// An item, borrowed for the duration of a closure. Other threads that need its hash bucket wait meanwhile:
 /// copy or [pin](ItemView::pin) what is needed, and return.
 #[derive(Clone, Copy)]
 pub struct ItemView<'a> {
@@ -28,7 +28,7 @@ impl<'a> ItemView<'a> {
         self.item.shape().fields().key_binary
     }
 
-    /// Bytes of the value.
+    /// The length of the value.
     #[inline]
     pub fn value_bytes(&self) -> usize {
         if self.item.shape().fields().extents {
@@ -38,7 +38,8 @@ impl<'a> ItemView<'a> {
         }
     }
 
-    /// The value, if it lies in one piece (all but very large ones do).
+    /// The value, if it lies in one piece, as all but very large values do: those of more than a 16th of a
+    /// region (4 KiB at least) may lie in several.
     #[inline]
     pub fn inline_value(&self) -> Option<&'a [u8]> {
         (!self.item.shape().fields().extents).then(|| self.item.payload())
@@ -52,14 +53,22 @@ impl<'a> ItemView<'a> {
         }
         for piece in List::new(self.item.payload()).pieces() {
             let data = self.kv.piece_data(piece);
-            // SAFETY: the piece belongs to this item, whose bucket is locked: its region is not
-            // reused, and pieces are never changed once their item is published.
+            // SAFETY: the piece belongs to this item, whose hash bucket is locked: its region is not
+            // reused, and pieces never change once their item is published.
             to.extend_from_slice(unsafe { std::slice::from_raw_parts(data, piece.bytes as usize) });
         }
     }
 
-    /// Keeps the value readable after the closure, without a copy. The memory is not reused until the
-    /// result is dropped: hold it as briefly as an answer takes to be written.
+    /// Returns a copy of the value.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut value = Vec::with_capacity(self.value_bytes());
+        self.copy_value_to(&mut value);
+        value
+    }
+
+    /// Keeps the value readable after the closure, without a copy. The memory of its region is not reused
+    /// until the result is dropped, so hold it only briefly, for instance while a reply is written.
     pub fn pin(&self) -> PinnedValue {
         let pieces = match self.inline_value() {
             Some(_) => return self.pin_entry(),
@@ -76,7 +85,7 @@ impl<'a> ItemView<'a> {
         PinnedValue { kv: self.kv.clone(), pieces }
     }
 
-    /// Keeps the item's own entry where it is; for one that lies in one piece, as [`pin`](ItemView::pin) does.
+    /// Pins the region of the item's own entry.
     pub(super) fn pin_entry(&self) -> PinnedValue {
         let payload = self.item.payload();
         let region = self.kv.log.pin(self.location);
@@ -96,12 +105,12 @@ impl<'a> ItemView<'a> {
         self.item.cas()
     }
 
-    /// When the item is gone.
+    /// When the item expires.
     pub fn expiry(&self) -> Expiry {
         self.item.expiry()
     }
 
-    /// The clock's second in which the item is looked at.
+    /// The clock's second of this access.
     pub fn now(&self) -> u32 {
         self.now
     }
@@ -121,9 +130,20 @@ impl<'a> ItemView<'a> {
         self.item.state() & state::STALE != 0
     }
 
-    /// Memory the item takes: its entry, padding included, and those of its pieces.
+    /// The bytes that the item takes: its entry, padding included, and those of its pieces.
     pub fn bytes(&self) -> u64 {
         self.kv.item_bytes(self.item)
+    }
+}
+
+impl std::fmt::Debug for ItemView<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ItemView")
+            .field("key", &self.key().escape_ascii().to_string())
+            .field("value_bytes", &self.value_bytes())
+            .field("cas", &self.cas())
+            .field("expiry", &self.expiry())
+            .finish_non_exhaustive()
     }
 }
 
@@ -146,14 +166,25 @@ enum Pieces {
     Many(Box<[PinnedPiece]>),
 }
 
-/// A value that stays readable until this is dropped, whatever happens to its item.
+/// A value that stays readable until this is dropped, even if its item is replaced or removed.
+///
+/// ```
+/// # use cached_core::kv::Kv;
+/// let kv = Kv::with_capacity_bytes(64 << 20)?;
+/// kv.set(b"k", b"before")?;
+/// let pinned = kv.read(b"k", kv.hash(b"k"), |item| item.pin()).expect("just set");
+/// kv.set(b"k", b"after")?;
+/// assert_eq!(pinned.to_vec(), b"before");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "a value is pinned until this is dropped"]
 pub struct PinnedValue {
     kv: Arc<Inner>,
     pieces: Pieces,
 }
 
-// SAFETY: the pointers lead into regions that this value has pinned: nobody writes them, and they
-// are not reused, until it is dropped; which thread reads or drops does not matter.
+// SAFETY: the pointers lead into regions that this value has pinned: until it is dropped they are neither
+// written nor reused, and which thread reads or drops does not matter.
 unsafe impl Send for PinnedValue {}
 // SAFETY: as above; sharing it only reads.
 unsafe impl Sync for PinnedValue {}
@@ -171,17 +202,20 @@ impl PinnedValue {
         self.pieces().iter().map(PinnedPiece::bytes)
     }
 
-    /// The chunk at `index`, if there are so many.
+    /// The chunk at `index`; `None` beyond the last.
+    #[must_use]
     pub fn chunk(&self, index: usize) -> Option<&[u8]> {
         self.pieces().get(index).map(PinnedPiece::bytes)
     }
 
-    /// Bytes in all.
+    /// The length of the value.
+    #[must_use]
     pub fn bytes(&self) -> usize {
         self.pieces().iter().map(|piece| piece.bytes).sum()
     }
 
-    /// The value as one vector.
+    /// Returns a copy of the value.
+    #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
         let mut value = Vec::with_capacity(self.bytes());
         self.chunks().for_each(|chunk| value.extend_from_slice(chunk));

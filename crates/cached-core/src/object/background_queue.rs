@@ -6,7 +6,7 @@ use std::task::Waker;
 
 use blocker::{Error, Result};
 
-use super::order;
+use super::lock_ranks;
 use crate::sync::{Mutex, lock};
 
 /// A task that runs to its end although its caller no longer waits for it.
@@ -19,7 +19,7 @@ pub(crate) struct BackgroundQueue {
 
 impl Default for BackgroundQueue {
     fn default() -> Self {
-        Self { state: Mutex::ranked(State::default(), &order::BACKGROUND) }
+        Self { state: Mutex::ranked(State::default(), &lock_ranks::BACKGROUND) }
     }
 }
 

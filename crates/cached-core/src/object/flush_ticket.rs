@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use blocker::{Error, Reason, Result};
 
-use super::order;
+use super::lock_ranks;
 use crate::sync::{Arc, Mutex, lock};
 
 /// Counts the objects that are still to be stored.
@@ -16,7 +16,7 @@ pub(crate) struct FlushTicket {
 
 impl Default for FlushTicket {
     fn default() -> Self {
-        Self { state: Mutex::ranked(Waiting::default(), &order::TICKET) }
+        Self { state: Mutex::ranked(Waiting::default(), &lock_ranks::TICKET) }
     }
 }
 

@@ -10,8 +10,8 @@ use std::collections::hash_map::Entry;
 
 use blocker::{Error, Namespace, ObjectId, OrderDomain, Reason, Result, Scope};
 
+use super::lock_ranks;
 use super::mutation::Mutation;
-use super::order;
 use crate::sync::{AtomicBool, Mutex, Ordering, lock};
 
 /// Objects that are listed one by one.
@@ -97,7 +97,7 @@ pub(crate) struct Losses {
 
 impl Default for Losses {
     fn default() -> Self {
-        Self { is_any: AtomicBool::new(false), state: Mutex::ranked(State::default(), &order::LOSSES) }
+        Self { is_any: AtomicBool::new(false), state: Mutex::ranked(State::default(), &lock_ranks::LOSSES) }
     }
 }
 
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn letting_go_ends_only_what_was_lost_before() {
+    fn a_repair_ends_only_earlier_losses() {
         let losses = Losses::default();
         let (one, other) = (id("n", 1), id("n", 2));
         assert_eq!(losses.count(), 0);
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_into_the_list_is_not_forgotten() {
+    fn losses_beyond_the_list_are_not_forgotten() {
         let losses = Losses::default();
         for n in 0..=OBJECTS_MAX {
             assert!(record(&losses, &id("full", n), None));

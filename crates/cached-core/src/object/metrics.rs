@@ -189,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_for_dirty_data_is_limited_but_nobody_waits_for_ever() {
+    fn room_for_dirty_data_is_limited_and_every_waiter_gets_some() {
         let metrics = Metrics::new(4);
         assert!(metrics.take_credits(3));
         assert!(!metrics.take_credits(2));
@@ -201,12 +201,12 @@ mod tests {
     }
 
     #[test]
-    fn half_of_the_room_taken_is_told_once_each_time() {
+    fn half_of_the_room_taken_is_reported_once_each_time() {
         let metrics = Metrics::new(4);
         assert!(metrics.take_credits(2) && !metrics.pressure_has_begun());
         assert!(metrics.take_credits(1) && metrics.is_pressed());
         assert!(metrics.pressure_has_begun() && !metrics.pressure_has_begun());
-        assert!(metrics.take_credits(1) && !metrics.pressure_has_begun(), "told before");
+        assert!(metrics.take_credits(1) && !metrics.pressure_has_begun(), "reported before");
         metrics.return_credits(3);
         assert!(metrics.take_credits(2) && metrics.pressure_has_begun());
     }

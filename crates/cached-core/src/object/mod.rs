@@ -74,10 +74,11 @@ mod invalidate;
 mod known_claims;
 mod list;
 mod load;
+mod lock_ranks;
 mod losses;
 mod metrics;
 mod mutation;
-mod order;
+
 mod owned_resources;
 mod packed_name;
 mod pool;

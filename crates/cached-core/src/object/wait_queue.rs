@@ -1,10 +1,8 @@
 //! The wait queue: tasks parked until something can be had, first come, first served.
 //!
-//! What is waited for is a closure that takes it, or says that it is not there yet. A newcomer does not
-//! overtake those who wait; only the first of them tries. After it has queued it looks once more, so no
-//! wake-up is lost; one that gives up leaves no trace and wakes the next. The queue is bounded.
-//!
-//! After `xwaitq` of the object cache of 2013 (SOURCES §1).
+//! A task waits with a closure that takes the thing, or returns `None` if it is not there yet. A new task
+//! does not overtake those that wait; only the first of them tries. A task looks once more after it has
+//! queued, so no wake-up is lost; one that gives up leaves no trace and wakes the next. The queue is bounded.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -14,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 
 use blocker::{Error, Result};
 
-use super::order;
+use super::lock_ranks;
 use crate::sync::{AtomicU32, Mutex, Ordering, lock};
 
 /// Tasks that wait at most in one queue.
@@ -29,7 +27,7 @@ pub(crate) struct WaitQueue {
 
 impl Default for WaitQueue {
     fn default() -> Self {
-        Self { waiting: AtomicU32::new(0), queue: Mutex::ranked(Queue::default(), &order::WAITERS) }
+        Self { waiting: AtomicU32::new(0), queue: Mutex::ranked(Queue::default(), &lock_ranks::WAITERS) }
     }
 }
 

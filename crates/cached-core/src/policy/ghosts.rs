@@ -1,8 +1,9 @@
-//! Names of what was evicted not long ago, so that who comes back soon can be told from who is new.
+//! Ghosts: hashes of recently evicted entries, by which one that is stored again is distinguished from a new
+//! one.
 //!
 //! ```text
-//!  a set:  eight ghosts in two words, found by the upper bits of the mixed hash; the latest comes in at the
-//!          lowest place, moves the others up, and pushes the oldest out
+//!  a set:  eight ghosts in two words, found by the upper bits of the mixed hash; the latest enters at the
+//!          lowest position, moves the others up, and pushes the oldest out
 //!
 //!  a ghost:  15        14        10 9                   0
 //!           ┌────────┬─────────────┬─────────────────────┐
@@ -10,18 +11,20 @@
 //!           └────────┴─────────────┴─────────────────────┘   that queue, modulo 32; four and more are too old
 //! ```
 //! A ghost counts until about as much as the whole memory has been evicted from its queue since: bytes, not
-//! names, so it is the same for small entries and large. A hand goes round the table and removes what
-//! is too old, before its stamp could be taken for a young one. One name in 128 takes another for its
-//! own; the worst of that is an entry kept a little longer.
+//! entries, so it is the same for small entries and large. A hand sweeps the table and removes ghosts that
+//! are too old, before their stamps could be taken for young ones. One hash in 128 matches another entry's
+//! ghost; at worst an entry is kept a little longer.
 //!
-//! There are four bytes, two ghosts, for every entry of the usual size that the memory could hold. Where entries are smaller
-//! the oldest are forgotten early, and what is remembered stays bounded. Making one looks at nothing that is there, so several are
-//! made while the first waits for memory; a whole set is compared at once. Each takes about twenty instructions.
+//! There are four bytes, two ghosts, for every entry of the usual size that the memory could hold. Where
+//! entries are smaller, the oldest ghosts are forgotten early, and the table stays bounded. Adding one does
+//! not read the ghosts that are there, so several are added while the first waits for memory; a look-up
+//! compares a whole set at once. Each takes about twenty instructions.
 
 use super::QueueId;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
-/// Ghosts in a word, words in a set: the latest four in the first. An allocator aligns them so that a set lies in one cache line.
+/// Ghosts in a word, and words in a set: the latest four in the first. An allocator aligns them so that a set
+/// lies in one cache line.
 const LANES: usize = 4;
 const WORDS: usize = 2;
 const LANE_BITS: u32 = u64::BITS / LANES as u32;
@@ -39,11 +42,11 @@ const LOWEST: u64 = 0x0001_0001_0001_0001;
 const STAMPS: u64 = LOWEST * STAMP_MASK;
 
 const STAMP_MASK: u64 = 31;
-/// Stamps that the memory is divided into, and that a ghost lasts.
+/// The number of stamps in which the whole memory is evicted, and for which a ghost counts.
 const STAMPS_PER_MEMORY: u64 = 4;
 const STAMPS_YOUNG: u64 = 4;
-/// The hand passes so many sets at a time, and goes round in so many stamps: in more, and a stamp could come
-/// round before the hand.
+/// The hand passes this many sets at a time, and the whole table in this many stamps: with more, a stamp
+/// could repeat before the hand comes back.
 const SWEEP_SETS: usize = 16;
 const SWEEP_STAMPS: usize = 26;
 const _: () = assert!(STAMPS_YOUNG + (SWEEP_STAMPS as u64) < STAMP_MASK);
@@ -56,32 +59,32 @@ struct QueueTime {
     left: AtomicI64,
 }
 
-/// What is known of an entry that came back.
+/// What is known of an entry that is stored again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Ghost {
-    /// Where it was evicted from.
+    /// The queue from which it was evicted.
     pub(super) queue: QueueId,
-    /// No more than a quarter of the memory has been evicted from there since.
+    /// Whether at most a quarter of the memory has been evicted from that queue since.
     pub(super) is_recent: bool,
 }
 
-/// The table. Made with no sets it remembers nothing.
+/// The table. Without sets it remembers nothing.
 #[derive(Debug, Default)]
 pub(super) struct Ghosts {
-    /// Each ghost is only a hint: a race between two threads loses some of a set at most, or
-    /// brings back what was there a moment ago.
+    /// Each ghost is only a hint: a race between two threads loses at most some of a set, or
+    /// restores what was there a moment ago.
     sets: Box<[Set]>,
     times: [QueueTime; 2],
     /// Bytes of memory for each stamp.
     stamp_bytes: i64,
-    /// Bytes evicted between two steps of the hand; what is left of them; the set where it stands.
+    /// Bytes evicted between two steps of the hand; how many of them are left; the set at which it stands.
     sweep_bytes: i64,
     sweep_left: AtomicI64,
     hand: AtomicU64,
 }
 
 impl Ghosts {
-    /// A table for so much memory, in entries of about so many bytes or more.
+    /// A table for `memory_bytes` of memory, in entries of about `entry_bytes` or more.
     pub(super) fn new(memory_bytes: usize, entry_bytes: usize) -> Ghosts {
         let set_bytes = entry_bytes.max(1) * WORDS * LANES / GHOSTS_PER_ENTRY;
         let count = (memory_bytes / set_bytes).max(1);
@@ -98,7 +101,7 @@ impl Ghosts {
         ghosts
     }
 
-    /// What the table takes.
+    /// Bytes of the table.
     pub(super) fn bytes(&self) -> usize {
         self.sets.len() * SET_BYTES
     }
@@ -138,14 +141,14 @@ impl Ghosts {
         (0..WORDS * LANES).filter(|at| lane(*at) & TAG_MASK == tag).map(|at| 1 << at).sum()
     }
 
-    /// The first lane of some: its word, and how far up it lies there.
+    /// The first of several lanes: its word, and its shift there.
     #[inline]
     fn first_of(set: &Set, lanes: u32) -> (&AtomicU64, u32) {
         let lane = lanes.trailing_zeros();
         (&set[lane as usize / LANES % WORDS], lane % LANES as u32 * LANE_BITS)
     }
 
-    /// Forgets the ghost of a hash; tells what it was, if there is one.
+    /// Removes and returns the ghost of a hash.
     #[inline]
     pub(super) fn take(&self, hash: u64) -> Option<Ghost> {
         let (set, tag) = self.find(hash)?;
@@ -163,7 +166,7 @@ impl Ghosts {
         (age < STAMPS_YOUNG).then_some(Ghost { queue: QueueId(queue as u8), is_recent: age == 0 })
     }
 
-    /// Remembers evictions from one queue, of so many bytes in all. One thread at a time.
+    /// Adds ghosts of evictions from one queue, `bytes` in total. One thread at a time.
     pub(super) fn add_all(&self, queue: QueueId, bytes: u64, hashes: &[u64]) {
         if self.sets.is_empty() {
             return;
@@ -178,7 +181,7 @@ impl Ghosts {
         }
     }
 
-    /// Puts a ghost into its set; the oldest there gives its place.
+    /// Puts a ghost into its set, and drops the oldest one there.
     #[inline]
     fn put([latest, older]: &Set, ghost: u64) {
         let word = latest.load(Relaxed);
@@ -186,14 +189,14 @@ impl Ghosts {
         latest.store(word << LANE_BITS | ghost, Relaxed);
     }
 
-    /// Moves the queue's time and the hand on by so many bytes evicted; tells the queue's stamp.
+    /// Advances the queue's time and the hand by `bytes` evicted. Returns the queue's stamp.
     #[inline]
     fn pass_time(&self, queue: usize, bytes: i64) -> u64 {
         let time = &self.times[queue];
         let left = time.left.load(Relaxed) - bytes;
         time.left.store(left, Relaxed);
         if left < 0 {
-            // An entry of more than a stamp moves the time on by as many as it is worth.
+            // An entry larger than a stamp advances the time by several.
             let passed = -left / self.stamp_bytes + 1;
             time.left.store(left + passed * self.stamp_bytes, Relaxed);
             time.stamp.store((time.stamp.load(Relaxed) + passed as u64) & STAMP_MASK, Relaxed);
@@ -206,10 +209,10 @@ impl Ghosts {
         time.stamp.load(Relaxed)
     }
 
-    /// Moves the hand on and removes what is too old on its way.
+    /// Advances the hand, and removes ghosts that are too old on its way.
     #[cold]
     fn sweep(&self, left: i64) {
-        // A very large entry moves the hand once round at most.
+        // A very large entry moves the hand at most once through the table.
         let steps = (-left / self.sweep_bytes + 1).min(self.sets.len().div_ceil(SWEEP_SETS) as i64);
         self.sweep_left.store(self.sweep_bytes, Relaxed);
         let [entry, main] = [0, 1].map(|queue: usize| self.times[queue].stamp.load(Relaxed));
@@ -249,14 +252,14 @@ mod tests {
         }
     }
 
-    /// Well mixed, as the hashes of keys are.
+    /// A hash as well mixed as those of keys.
     fn hash(n: u64) -> u64 {
         (n + 1).wrapping_mul(0xd6e8_feb8_6659_fd93).rotate_left(29).wrapping_mul(0xa076_1d64_78bd_642f)
     }
 
     #[test]
-    fn a_ghost_lasts_until_the_memory_has_gone_round() {
-        // Entries of 256 bytes make as many ghosts as there is room for: some push others out.
+    fn a_ghost_lasts_until_the_memory_has_been_evicted_once() {
+        // Entries of 256 bytes make as many ghosts as there is room for: some displace others.
         for (entry_bytes, percent) in [(256, 70), (4096, 95)] {
             let ghosts = Ghosts::new(1 << 20, 256);
             let round = (1 << 20) / entry_bytes;
@@ -272,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn it_tells_queues_and_strangers_apart_and_forgets_what_it_told() {
+    fn ghosts_are_found_once_with_their_queue_and_others_are_not() {
         let ghosts = Ghosts::new(1 << 20, 256);
         (0..4_000).for_each(|n| ghosts.add(hash(n), QueueId(n as u8 % 2), 100));
         let right = (0..4_000)
@@ -281,19 +284,19 @@ mod tests {
         assert!(right > 3_900, "{right}");
         assert!((0..4_000).all(|n| ghosts.take(hash(n)).is_none()));
         (0..4_000).for_each(|n| ghosts.add(hash(n), QueueId(0), 100));
-        let strangers = (10_000..50_000).filter(|n| ghosts.take(hash(*n)).is_some()).count();
-        assert!(strangers < 40_000 / 100, "{strangers} strangers of 40000 were taken for ghosts");
+        let others = (10_000..50_000).filter(|n| ghosts.take(hash(*n)).is_some()).count();
+        assert!(others < 40_000 / 100, "{others} of 40000 others were taken for ghosts");
     }
 
     #[test]
-    fn lanes_are_judged_one_by_one() {
+    fn lanes_are_aged_independently() {
         for entry in 0..32 {
             for main in 0..32 {
                 for lane in 0..LANES {
                     for (queue, stamp) in (0..2).flat_map(|queue| (0..32).map(move |stamp| (queue, stamp))) {
                         let shift = lane as u32 * LANE_BITS;
                         let word = (queue << QUEUE_BIT | stamp << TAG_BITS | 5) << shift;
-                        // What stands beside it is as young as can be.
+                        // The ghosts beside it are as young as possible.
                         let young = (LOWEST * (entry << TAG_BITS | 7)) & !(0xffff << shift);
                         let age = [entry, main][queue as usize].wrapping_sub(stamp) & STAMP_MASK;
                         let old = if age < STAMPS_YOUNG { 0 } else { 0xffff << shift };
@@ -319,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_and_accounted_for() {
+    fn the_table_is_bounded_and_its_size_reported() {
         let many = Ghosts::new(64 << 20, 4096);
         many.add_all(QueueId::MAIN, 100 << 12, &std::array::from_fn::<_, 100, _>(|n| hash(n as u64)));
         assert_eq!((0..100).filter(|n| many.take(hash(*n)).is_some()).count(), 100);

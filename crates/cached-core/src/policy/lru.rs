@@ -1,39 +1,41 @@
-//! Least recently used, approximated: within one per cent of exact on the traces of docs/eviction.md.
+//! Least recently used, approximated: within one per cent of exact LRU on the traces of docs/eviction.md.
 //!
 //! ```text
-//!              ┌──────────────────────┐ hit lately      Time passes as memory is placed anew. Its epochs
-//!  store ──┬──>│        ENTRY         │──> ENTRY        are fifths of the memory; a hit notes the epoch
-//!          │   └──────────┬───────────┘                 in the bits (modulo seven). What comes to the
-//!          │   not hit,   │ hit longer ago              tail was hit lately or some time ago, and goes
-//!          │   or too long│ ┌──────────┐                to the head, or in at the middle: MAIN is half
-//!          │   ago: out   └>│   MAIN   │──> as above    as long, in time, as ENTRY.
+//!              ┌──────────────────────┐ hit recently    Time is the number of bytes placed in queues. An epoch
+//!  store ──┬──>│        ENTRY         │──> ENTRY        is a fifth of the memory; a hit writes the epoch into
+//!          │   └──────────┬───────────┘                 the bits (modulo seven). An entry at the tail that
+//!          │   not hit,   │ hit longer ago              was hit recently moves to the head, one that was hit
+//!          │   or too long│ ┌──────────┐                longer ago to the middle: MAIN is half as long, in
+//!          │   ago: out   └>│   MAIN   │──> as above    time, as ENTRY.
 //!          │                └──────────┘
 //! ```
-//! One bit, as in CLOCK, gives a whole round to whatever was hit at any time in the last: what leaves
-//! has not been used for one to two rounds. Here it is one to one and a half, and what was hit only
-//! at the very beginning of its round is not copied at all.
+//! One bit, as in CLOCK, gives a whole round to every entry that was hit at any time in the last one: an
+//! entry that is evicted has not been used for one to two rounds. Here it is one to one and a half, and an
+//! entry that was hit only at the very beginning of its round is not copied at all.
 
 use super::{Candidate, Policy, QUEUES_MAX, QueueId, Verdict};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Epochs that the bits tell apart; 0 is *not hit*.
+/// The number of epochs that the bits distinguish; 0 is *not hit*.
 const EPOCHS: u64 = 7;
-/// Epochs in which as much is placed as the memory holds.
+/// The number of epochs in which as many bytes are placed as the memory holds.
 const EPOCHS_PER_MEMORY: u64 = 5;
-/// A hit so many epochs ago is recent, one so many ago is as old as what was not hit.
+/// A hit fewer epochs ago than this is recent.
 const RECENT: u64 = 3;
+/// A hit this many epochs ago counts as none.
 const OLD: u64 = 5;
-/// ENTRY is so many times as long as MAIN, in time.
+/// ENTRY is this many times as long as MAIN, in time.
 const MAIN_LENGTHS: u64 = 2;
 
-/// Least recently used, approximated by the epoch of the last hit: see the module's head.
+/// Least recently used, approximated by the epoch of the last hit.
 #[derive(Debug)]
 pub struct Lru {
     memory_bytes: u64,
     epoch: AtomicU64,
-    /// Bytes to be placed before the next epoch; written by who judges only, like the rest.
+    /// Bytes to be placed before the next epoch; written only by the thread that decides, like the other
+    /// fields.
     epoch_left: AtomicU64,
-    /// Bytes that lately went into each queue: with its length they tell how long its entries stay.
+    /// Bytes recently placed in each queue: with its length they give the time that its entries stay.
     placed: [AtomicU64; QUEUES_MAX],
 }
 
@@ -49,7 +51,7 @@ impl Default for Lru {
 }
 
 impl Lru {
-    /// Something goes into a queue: time passes.
+    /// Records that bytes are placed in a queue, and advances the time.
     fn place(&self, queue: QueueId, bytes: u64) {
         let placed = &self.placed[usize::from(queue.0)];
         placed.store(placed.load(Relaxed) + bytes, Relaxed);
@@ -59,7 +61,7 @@ impl Lru {
         } else {
             self.epoch_left.store(self.memory_bytes / EPOCHS_PER_MEMORY, Relaxed);
             self.epoch.store((self.epoch.load(Relaxed) + 1) % EPOCHS, Relaxed);
-            // What was placed a memory ago counts a quarter of what is placed now.
+            // Bytes placed one memory's worth ago count a quarter.
             for placed in &self.placed {
                 placed.store((placed.load(Relaxed) * 3 / 4).max(1), Relaxed);
             }
@@ -85,7 +87,7 @@ impl Policy for Lru {
     fn victim(&self, lengths: [u64; QUEUES_MAX]) -> QueueId {
         let [entry, main] = lengths.map(u128::from);
         let [to_entry, to_main] = [0, 1].map(|queue: usize| u128::from(self.placed[queue].load(Relaxed)));
-        // Entries stay for the queue's length divided by what goes into it.
+        // Entries stay for the queue's length divided by what is placed in it.
         if main == 0 || entry * to_main >= main * to_entry * u128::from(MAIN_LENGTHS) {
             QueueId::ENTRY
         } else {
@@ -98,7 +100,7 @@ impl Policy for Lru {
             0 => OLD,
             hit => (self.epoch.load(Relaxed) + EPOCHS - (hit - 1)) % EPOCHS,
         };
-        // What is evicted gives its place to a newcomer.
+        // A new entry takes the room of one that is evicted.
         let queue = if (RECENT..OLD).contains(&age) { QueueId::MAIN } else { QueueId::ENTRY };
         self.place(queue, candidate.bytes);
         if age >= OLD { Verdict::Evict } else { Verdict::Keep { queue, bits: 0 } }
@@ -122,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn the_later_the_hit_the_longer_it_stays() {
+    fn the_more_recent_the_hit_the_longer_an_entry_stays() {
         let keep = |queue| Verdict::Keep { queue, bits: 0 };
         let (entry, main) = (keep(QueueId::ENTRY), keep(QueueId::MAIN));
         for first in 0..7 {
@@ -130,7 +132,7 @@ mod tests {
             (0..first).for_each(|_| assert_eq!(lru.decide(&at(0, EPOCH_BYTES)), Verdict::Evict));
             let bits = lru.hit(0);
             assert!((1..8).contains(&bits));
-            assert_eq!(lru.hit(7), bits, "the last hit counts");
+            assert_eq!(lru.hit(7), bits, "only the last hit counts");
             for expected in [entry, entry, entry, main, main, Verdict::Evict] {
                 assert_eq!(lru.decide(&at(bits, 0)), expected);
                 lru.decide(&at(0, EPOCH_BYTES));
@@ -139,16 +141,16 @@ mod tests {
     }
 
     #[test]
-    fn the_middle_is_half_as_long_in_time() {
+    fn the_main_queue_is_half_as_long_in_time() {
         let lru = attached();
         assert_eq!(lru.victim([1, 0]), QueueId::ENTRY);
-        // As much goes into one queue as into the other.
+        // Both queues get the same number of bytes.
         for _ in 0..50 {
             lru.place(QueueId::ENTRY, EPOCH_BYTES / 2);
             lru.place(QueueId::MAIN, EPOCH_BYTES / 2);
         }
         assert_eq!((lru.victim([70, 30]), lru.victim([63, 37])), (QueueId::ENTRY, QueueId::MAIN));
-        // Less and less goes into the middle: its share shrinks.
+        // Fewer and fewer go into the main queue: its share shrinks.
         (0..50).for_each(|_| lru.place(QueueId::ENTRY, EPOCH_BYTES));
         assert_eq!(lru.victim([95, 5]), QueueId::MAIN);
     }

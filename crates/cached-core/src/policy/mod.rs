@@ -1,14 +1,23 @@
-//! Which items or buckets stay when memory is needed: a small trait over queues.
+//! Eviction policies: which items or buckets stay when memory is needed.
 //!
 //! The byte-keyed store has queues of regions full of items, the object cache has queues of buckets;
-//! both are *entries* here. Entries join the head of a queue; memory comes back from a queue's tail,
-//! where the policy is asked about every entry that is still alive. *Keep* moves the entry to
-//! the head of a queue, *evict* drops it. So promotion is lazy and costs nothing on a hit but a bit
-//! or two in the entry; and where entries lie in regions, reclaiming a region compacts it.
+//! both are *entries* here. Entries join the head of a queue. Memory is reclaimed at a queue's tail,
+//! where the policy decides about every entry that is in use: *keep* moves the entry to
+//! the head of a queue, *evict* drops it. So promotion is lazy: a hit costs a bit
+//! or two in the entry, and where entries lie in regions, reclaiming a region compacts it.
 //!
-//! A policy has three bits in each entry. What else it remembers (ghosts: names of what was evicted)
-//! is taken out of the memory that it is given. Nothing here knows of regions, items or buckets:
-//! whoever has queues of anything can use the same policies.
+//! A policy has three bits in each entry. The memory for what else it remembers (*ghosts*: hashes of evicted
+//! entries) is part of the memory that it manages. Nothing here depends on regions, items or buckets:
+//! whatever has queues of entries can use these policies.
+//!
+//! ```
+//! use cached_core::kv::Kv;
+//! use cached_core::policy;
+//!
+//! let policy = policy::by_name("lru").expect("one of policy::NAMES");
+//! let kv = Kv::builder().memory_bytes(64 << 20).boxed_policy(policy).build()?;
+//! # Ok::<(), cached_core::kv::KvConfigError>(())
+//! ```
 
 mod ghosts;
 mod lru;
@@ -19,113 +28,129 @@ pub use lru::Lru;
 pub use mru::Mru;
 pub use s3fifo::S3Fifo;
 
-/// A queue of entries. A policy with fewer queues leaves the others empty.
+/// The number of a queue. A policy with fewer queues leaves the others empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueueId(pub u8);
 
 impl QueueId {
     /// The queue that every new entry joins.
     pub const ENTRY: QueueId = QueueId(0);
-    /// The other one.
+    /// The second queue.
     pub const MAIN: QueueId = QueueId(1);
 }
 
-/// How many queues a policy may use.
+/// The number of queues that a policy may use.
 pub const QUEUES_MAX: usize = 2;
 
-/// What a policy hears about an item or bucket that is stored.
+/// An entry that is being stored.
 #[derive(Debug, Clone, Copy)]
 pub struct Insertion {
-    /// The hash of its name (an item's key; a bucket's object and position), the same every time.
+    /// The hash of the entry's name (an item's key; a bucket's object and position), the same every time.
     pub hash: u64,
-    /// Memory that it takes, the same when it is evicted.
+    /// Memory that the entry takes, the same when it is evicted.
     pub bytes: u64,
-    /// The bits of the entry of the same name whose place it takes.
+    /// The policy's bits of the entry of the same name that it replaces.
     pub replaces: Option<u8>,
 }
 
-/// What a policy hears about an item or bucket at the tail.
+/// An entry at the tail of a queue.
 #[derive(Debug, Clone, Copy)]
 pub struct Candidate {
-    /// The hash of its name, as in [`Insertion::hash`].
+    /// The hash of the entry's name, as in [`Insertion::hash`].
     pub hash: u64,
     /// The policy's three bits.
     pub bits: u8,
     /// The queue that is being reclaimed.
     pub queue: QueueId,
-    /// Seconds since it was read or stored; 0 where nobody notes that.
+    /// Seconds since the entry was read or stored; 0 where that is not recorded.
     pub idle_secs: u32,
     /// Memory that its eviction frees.
     pub bytes: u64,
 }
 
-/// What becomes of it.
+/// A policy's decision about a [`Candidate`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is dropped.
+    /// Drop the entry.
     Evict,
-    /// It moves to the head of a queue, with these bits.
+    /// Move the entry to the head of a queue.
     Keep {
-        /// Where to.
+        /// The queue.
         queue: QueueId,
-        /// Its new bits.
+        /// The entry's new bits.
         bits: u8,
     },
 }
 
 /// An eviction policy.
 ///
-/// The caller owes: `attach` before anything else; one call at a time for `victim`, `decide` and
-/// `record_evicted` (`advance` and `insert` may come from any thread at any time); every new entry in [`QueueId::ENTRY`].
-/// It may evict what was to be kept, when too much is kept, and keep what was to be evicted, where it
-/// is (pinned or dirty, say): then it does not call `record_evicted`. The implementor owes: bits below 8, O(1),
-/// no allocation after `attach`, and progress: an entry that is judged again and again without a hit
-/// in between is evicted at last.
+/// The caller guarantees that `attach` is called before anything else; that `victim`, `decide` and
+/// `record_evicted` are called by one thread at a time (`advance` and `insert` by any thread at any time);
+/// and that every new entry joins [`QueueId::ENTRY`]. It may evict an entry that the policy keeps, when too
+/// much is kept. It may also keep an entry that the policy evicts, where it is (because it is pinned or
+/// dirty, for instance), and then does not call `record_evicted`.
+///
+/// The implementor guarantees bits below 8, O(1) per call, no allocation after `attach`, and progress: an
+/// entry about which it decides again and again, without a hit in between, is evicted in the end.
 pub trait Policy: Send + Sync + 'static {
     /// The name used in settings and statistics.
     fn name(&self) -> &'static str;
-    /// Gets ready to look after so much memory, in entries that usually take `entry_bytes` or more
-    /// (what is remembered is sized by it); tells how much of the memory the policy itself will take.
+
+    /// Prepares the policy for `memory_bytes` of memory, in entries that usually take `entry_bytes` or more
+    /// (what it remembers is sized by that). Returns how much of the memory the policy takes for itself.
     fn attach(&mut self, memory_bytes: usize, entry_bytes: usize) -> usize {
         let _ = (memory_bytes, entry_bytes);
         0
     }
-    /// So many bytes more are about to be stored: time passes. Bytes may be told in portions, up to a region
-    /// at a time, as long as all are. True: [`hit`](Policy::hit) answers otherwise from now on.
+
+    /// Called before `bytes` more are stored: this is the policy's time. The caller may report bytes in
+    /// portions of up to a region. Returns true if [`hit`](Policy::hit) returns other results from now on.
     fn advance(&self, bytes: u64) -> bool {
         let _ = bytes;
         false
     }
-    /// The bits of an entry that has just been stored.
+
+    /// Returns the bits of an entry that is being stored.
     fn insert(&self, insertion: &Insertion) -> u8 {
         let _ = insertion;
         0
     }
-    /// The bits after a hit on an entry with `bits`. It may be tabulated: a table need not be newer than the last
-    /// `victim`, or the last `advance` that returned true.
+
+    /// Returns the bits after a hit on an entry with `bits`. The caller may tabulate the results, and
+    /// refreshes the table after each `victim`, and each `advance` that returned true.
     fn hit(&self, bits: u8) -> u8;
-    /// The queue to reclaim from, given the bytes in each. At least one is not empty; if the one named is, another
-    /// is taken.
+
+    /// Returns the queue to reclaim from, given the bytes in each. At least one is not empty; if the returned
+    /// one is, the caller takes another.
     fn victim(&self, lengths: [u64; QUEUES_MAX]) -> QueueId;
-    /// What becomes of an entry at the tail.
+
+    /// Decides about an entry at the tail of a queue.
     fn decide(&self, candidate: &Candidate) -> Verdict;
-    /// Entries of one queue that were judged have been evicted in this order, whatever the verdicts were: the
-    /// hashes of their names, and the bytes of all. They may be told together, a few at a time, which costs less
-    /// than one by one.
+
+    /// Called after entries of one queue have been evicted in this order, whatever the verdicts were, with
+    /// the hashes of their names and the sum of their bytes. Several evictions in one call cost less than one
+    /// by one.
     fn record_evicted(&self, queue: QueueId, bytes: u64, hashes: &[u64]) {
         let _ = (queue, bytes, hashes);
     }
 }
 
-/// What a hit makes of each value of the three bits, for now.
+impl std::fmt::Debug for dyn Policy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Policy({})", self.name())
+    }
+}
+
+/// The results of [`Policy::hit`] for each value of the three bits, at present.
 pub(crate) fn hits(policy: &dyn Policy) -> [u8; 8] {
     std::array::from_fn(|bits| policy.hit(bits as u8) & 7)
 }
 
-/// The names that [`by_name`] knows, the default first.
+/// The names that [`by_name`] accepts, the default first.
 pub const NAMES: &[&str] = &["balanced", "lru", "s3fifo", "mru"];
 
-/// A policy by its name in settings, as listed in [`NAMES`].
+/// Returns the policy with one of the [`NAMES`]; `None` for other names.
+#[must_use]
 pub fn by_name(name: &str) -> Option<Box<dyn Policy>> {
     Some(match name {
         "balanced" => Box::new(S3Fifo::balanced()),
@@ -141,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_lead_to_policies() {
+    fn every_name_finds_its_policy() {
         for name in NAMES {
             assert_eq!(by_name(name).unwrap().name(), *name);
         }
@@ -149,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_stay_bits_and_what_is_not_hit_goes_at_last() {
+    fn bits_stay_below_eight_and_entries_without_hits_are_evicted() {
         for name in NAMES {
             let mut policy = by_name(name).unwrap();
             policy.attach(1 << 20, 256);

@@ -1,82 +1,85 @@
-//! S3-FIFO (Yang et al., SOSP'23) for a log: newcomers prove themselves in a queue of their own; and
-//! a variant that watches how large that queue should be.
+//! S3-FIFO (Yang et al., SOSP'23) for a log: new entries must be hit in a queue of their own in order to
+//! stay; and a variant that adapts the size of that queue.
 //!
 //! ```text
 //!               hit when no longer young,   ┌──────────────┐ hit
-//!               or back soon                │     MAIN     │──┐
+//!               or a ghost was there        │     MAIN     │──┐
 //!  store ──> ENTRY ────────────────────────>│              │<─┘
 //!              │ neither                    └──────┬───────┘
 //!              v                                   v not hit
 //!        ghosts: evicted early               ghosts: evicted late
 //! ```
-//! Most of what is stored is never read again, and should not cost the rest its place: it leaves from
-//! the entry queue without having been copied. A newcomer whose ghost is still there was evicted too
-//! early: it counts as hit, and so moves on when it comes to the tail. So does who comes back soon from the main queue; who
-//! comes back later has had its time, and is as good as new. (The paper puts who comes back into the
-//! main queue at once. Here everything enters at one place, which needs one open region less per
-//! thread, and the traces do not tell the difference.)
+//! Most entries are never read again, and should not displace others: they are evicted from the entry queue
+//! without having been copied. A new entry whose ghost is still remembered was evicted too early: it counts
+//! as hit, so it moves to the main queue when it comes to the tail. So does an entry that was evicted from
+//! the main queue and is stored again soon; one that is stored again later counts as new. (The paper puts
+//! both into the main queue at once. Here every entry joins the same queue, which needs one open region less
+//! per thread, and the traces show no difference.)
 //!
-//! *Uses just after the first* say little: they belong to it (one page view, one transaction), and who
-//! has only those is not seen again more often than others (correlated references: LRU-K, SIGMOD'93; 2Q,
-//! VLDB'94). So once memory is full, a newcomer is *young* while a sixth to a third of the entry queue comes in
-//! behind it, and hits on the young do not count. That closes 5 points more of the gap between LRU and the optimum on the
-//! traces, and saves a third of the copies.
+//! *Uses just after the first* carry little information: they belong to the first (one page view, one
+//! transaction), and an entry that has only those is not used again more often than others (correlated
+//! references: LRU-K, SIGMOD'93; 2Q, VLDB'94). So once memory is full, a new entry is *young* until a sixth
+//! to a third of the entry queue has been stored after it, and hits on young entries do not count. That
+//! closes 5 points more of the gap between LRU and the optimum on the traces, and saves a third of the
+//! copies.
 //!
-//! *Fixed*: a fifth of the memory is for newcomers.
+//! *Fixed*: a fifth of the memory is for new entries.
 //!
-//! *Balanced* measures what the last bit of memory is worth to each queue: a ghost that comes back soon,
-//! before a quarter of the memory has been evicted from its queue, would have been a hit had that queue
-//! been a little longer. So each of them moves the balance by its weight towards its queue, which
-//! comes to rest where both would gain the same (ARC, FAST'03, weighs all of its ghosts, however
-//! old; those tell little about the margin).
+//! *Balanced* measures what a little more memory is worth to each queue: an entry that is stored again
+//! before a quarter of the memory has been evicted from its queue would have been a hit if that queue had
+//! been a little longer. So each of them moves the balance by its size towards its queue, and the balance
+//! rests where both queues would gain the same (ARC, FAST'03, weighs all of its ghosts, however
+//! old; older ones carry little information about the margin).
 //!
-//! Bits: 0 to 5: a newcomer not hit yet, and the phase in which it came, modulo six. A phase is a sixth of what
-//! the entry queue holds. 6: in the main queue, not hit in this round. 7: hit.
+//! Bits: 0 to 5: a new entry not hit yet, and the phase in which it was stored, modulo six. A phase is a
+//! sixth of what the entry queue holds. 6: in the main queue, not hit in this round. 7: hit.
 
 use super::ghosts::{Ghost, Ghosts};
 use super::{Candidate, Insertion, Policy, QUEUES_MAX, QueueId, Verdict};
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// What a newcomer's bits tell apart: as many as it takes to come to the tail of the entry queue, so that
-/// none looks young again.
+/// The number of phases that a new entry's bits distinguish: as many as it takes to come to the tail of the
+/// entry queue, so that no entry looks young again.
 const PHASES: u8 = 6;
-/// It is young in the phase in which it came, and in the next.
+/// An entry is young in the phase in which it was stored, and in the next.
 const YOUNG_PHASES: u8 = 2;
 const UNHIT: u8 = PHASES;
 const HIT: u8 = PHASES + 1;
 
-/// Shares of the memory, in 2^-32.
+/// A share of the memory, in units of 2^-32.
 const fn share(percent: u64) -> u32 {
     ((percent << 32) / 100) as u32
 }
-/// Of the fixed one: a tenth, as in the paper, is far behind LRU where uses lie a little farther apart.
+/// The fixed share of the entry queue: a tenth, as in the paper, is far behind LRU where uses are a little
+/// farther apart.
 const SHARE_FIXED: u32 = share(20);
-/// The bounds of the balanced one.
+/// The bounds of the balanced share.
 const SHARE_MIN: u32 = share(10);
 const SHARE_MAX: u32 = share(80);
-/// The ghosts that count are those of a quarter of the memory: each stands for four.
+/// The ghosts that count are those of a quarter of the memory: each counts for four.
 const STEP_SHIFT: u32 = 2;
 
-/// Newcomers in a small queue, the proven in a large one, ghosts of both.
+/// A small queue of new entries, a large one of entries that were hit, and ghosts of both.
 #[derive(Debug)]
 pub struct S3Fifo {
     name: &'static str,
     is_balanced: bool,
     ghosts: Ghosts,
     memory_bytes: u64,
-    /// A byte's share of the memory, in 2^-63: so that nothing is divided when something comes back.
+    /// A byte's share of the memory, in units of 2^-63: it saves a division for each entry that is stored
+    /// again.
     byte_share: u64,
-    /// What part of the memory the entry queue should have.
+    /// The share of the memory that the entry queue should have.
     entry_share: AtomicU32,
-    /// What it has, in bytes; 0 until something has had to go.
+    /// The bytes that it has; 0 until memory has been full.
     entry_bytes: AtomicU64,
     phase: AtomicU32,
-    /// Bytes to come in before the next phase.
+    /// Bytes to be stored before the next phase.
     phase_left: AtomicI64,
 }
 
 impl S3Fifo {
-    /// With a fifth for newcomers.
+    /// The policy with a fifth of the memory for new entries.
     pub fn fixed() -> S3Fifo {
         S3Fifo {
             name: "s3fifo",
@@ -91,7 +94,8 @@ impl S3Fifo {
         }
     }
 
-    /// With a tenth and more for newcomers, as what comes back tells.
+    /// The policy with a tenth of the memory or more for new entries, adapted by which entries are stored
+    /// again after their eviction.
     pub fn balanced() -> S3Fifo {
         S3Fifo {
             name: "balanced",
@@ -101,7 +105,7 @@ impl S3Fifo {
         }
     }
 
-    /// Moves the share by what an entry of so many bytes that came back from a queue tells.
+    /// Moves the share towards the queue from which an entry of `bytes` was evicted that is now stored again.
     fn balance(&self, from: QueueId, bytes: u64) {
         let step = ((bytes.min(self.memory_bytes) * self.byte_share) >> (31 - STEP_SHIFT)) as u32;
         let share = self.entry_share.load(Relaxed);
@@ -109,18 +113,18 @@ impl S3Fifo {
             QueueId::ENTRY => share.saturating_add(step).min(SHARE_MAX),
             _ => share.saturating_sub(step).max(SHARE_MIN),
         };
-        // Of two threads at the same time one is not heard: no matter.
+        // Of two threads at the same time one may be lost, which does no harm.
         self.entry_share.store(share, Relaxed);
     }
 
-    /// The bits of a newcomer.
-    fn newborn(&self) -> u8 {
+    /// The bits of a new entry.
+    fn bits_of_new(&self) -> u8 {
         self.phase.load(Relaxed) as u8
     }
 
-    /// Phases since a newcomer came, modulo their number.
+    /// The phases since a new entry was stored, modulo their number.
     fn age(&self, bits: u8) -> u8 {
-        (self.newborn() + PHASES - bits) % PHASES
+        (self.bits_of_new() + PHASES - bits) % PHASES
     }
 }
 
@@ -147,29 +151,30 @@ impl Policy for S3Fifo {
             bytes => bytes,
         };
         let phase_bytes = (entry_bytes / u64::from(PHASES)).max(1) as i64;
-        // A portion larger than the queue ages all that came before it, and makes nothing look young again.
+        // A portion larger than the queue ages all earlier entries, and makes none look young again.
         let passed = (-left / phase_bytes + 1).min(i64::from(PHASES / 2));
         self.phase_left.store((left + passed * phase_bytes).max(0), Relaxed);
-        // Of two threads at the same time one may not be heard: no matter.
-        self.phase.store((i64::from(self.newborn()) + passed) as u32 % u32::from(PHASES), Relaxed);
+        // Of two threads at the same time one may be lost, which does no harm.
+        self.phase.store((i64::from(self.bits_of_new()) + passed) as u32 % u32::from(PHASES), Relaxed);
         true
     }
 
     fn insert(&self, insertion: &Insertion) -> u8 {
         if let Some(bits) = insertion.replaces {
-            return if self.hit(bits) == HIT { HIT } else { self.newborn() };
+            return if self.hit(bits) == HIT { HIT } else { self.bits_of_new() };
         }
         let Some(Ghost { queue, is_recent }) = self.ghosts.take(insertion.hash) else {
-            return self.newborn();
+            return self.bits_of_new();
         };
         if self.is_balanced && is_recent {
             self.balance(queue, insertion.bytes);
         }
-        if is_recent || queue == QueueId::ENTRY { HIT } else { self.newborn() }
+        if is_recent || queue == QueueId::ENTRY { HIT } else { self.bits_of_new() }
     }
 
     fn hit(&self, bits: u8) -> u8 {
-        // While all fits and nothing comes in, time stands still: what is used then would stay young for ever.
+        // Before memory is full for the first time, hits on young entries count: where all items fit and none
+        // is stored, time stands still, and they would stay young for ever.
         if self.entry_bytes.load(Relaxed) == 0 {
             return HIT;
         }
@@ -223,7 +228,7 @@ mod tests {
         policy.record_evicted(queue, ENTRY_BYTES, &[7]);
     }
 
-    fn come_back(policy: &S3Fifo, queue: QueueId, times: usize) {
+    fn store_again(policy: &S3Fifo, queue: QueueId, times: usize) {
         for _ in 0..times {
             evict(policy, queue);
             assert_eq!(policy.insert(&new(7)), HIT);
@@ -231,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn hits_move_on_and_buy_a_round() {
+    fn a_hit_moves_an_entry_to_the_main_queue_or_keeps_it_for_a_round() {
         let policy = attached(S3Fifo::balanced());
         let keep = Verdict::Keep { queue: QueueId::MAIN, bits: UNHIT };
         for queue in [QueueId::ENTRY, QueueId::MAIN] {
@@ -243,25 +248,28 @@ mod tests {
     }
 
     #[test]
-    fn the_young_are_not_hit() {
+    fn hits_on_young_entries_do_not_count() {
         let policy = attached(S3Fifo::balanced());
         // Half of the memory is the entry queue.
         policy.victim([MEMORY / 2, MEMORY / 2]);
         let phase_bytes = MEMORY / 2 / u64::from(PHASES);
         while !policy.advance(ENTRY_BYTES) {}
         for _ in 0..PHASES {
-            let born = policy.insert(&new(1));
+            let new_bits = policy.insert(&new(1));
             let mut entered = 0;
-            while policy.hit(born) != HIT {
-                assert_eq!(policy.hit(born), born);
-                assert_eq!(policy.insert(&Insertion { replaces: Some(born), ..new(1) }), policy.newborn());
+            while policy.hit(new_bits) != HIT {
+                assert_eq!(policy.hit(new_bits), new_bits);
+                assert_eq!(
+                    policy.insert(&Insertion { replaces: Some(new_bits), ..new(1) }),
+                    policy.bits_of_new()
+                );
                 policy.advance(ENTRY_BYTES);
                 entered += ENTRY_BYTES;
             }
             assert!(entered > phase_bytes && entered <= phase_bytes * 2 + ENTRY_BYTES, "{entered}");
-            // It does not look young again before it has come to the tail.
+            // The entry does not look young again before it has come to the tail.
             while entered + phase_bytes < MEMORY / 2 {
-                assert_eq!(policy.hit(born), HIT);
+                assert_eq!(policy.hit(new_bits), HIT);
                 policy.advance(ENTRY_BYTES);
                 entered += ENTRY_BYTES;
             }
@@ -269,21 +277,21 @@ mod tests {
     }
 
     #[test]
-    fn large_portions_age_what_came_before() {
+    fn large_portions_age_earlier_entries() {
         let policy = attached(S3Fifo::balanced());
         for entry in [0, MEMORY / 16, MEMORY / 8] {
             policy.victim([entry, MEMORY - entry]);
             for _ in 0..20 {
-                let born = policy.insert(&new(1));
-                assert_eq!(policy.hit(born), born);
+                let new_bits = policy.insert(&new(1));
+                assert_eq!(policy.hit(new_bits), new_bits);
                 assert!(policy.advance(MEMORY / 16));
-                assert_eq!(policy.hit(born), HIT, "{entry}");
+                assert_eq!(policy.hit(new_bits), HIT, "{entry}");
             }
         }
     }
 
     #[test]
-    fn newcomers_have_their_share() {
+    fn new_entries_have_their_share() {
         for (policy, share) in [(S3Fifo::fixed(), 20), (S3Fifo::balanced(), 10)] {
             let policy = attached(policy);
             assert_eq!(policy.victim([10, 0]), QueueId::ENTRY);
@@ -294,39 +302,39 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_back_counts_as_hit() {
+    fn an_entry_stored_again_counts_as_hit() {
         let policy = attached(S3Fifo::fixed());
         assert_eq!(policy.insert(&new(7)), 0);
-        come_back(&policy, QueueId::ENTRY, 1);
-        assert_eq!(policy.insert(&new(7)), 0, "a ghost is told once");
+        store_again(&policy, QueueId::ENTRY, 1);
+        assert_eq!(policy.insert(&new(7)), 0, "a ghost counts once");
         evict(&policy, QueueId::MAIN);
-        assert_eq!(policy.insert(&new(7)), 0, "the fixed one remembers only who left early");
-        come_back(&attached(S3Fifo::balanced()), QueueId::MAIN, 1);
+        assert_eq!(policy.insert(&new(7)), 0, "the fixed policy has ghosts of the entry queue only");
+        store_again(&attached(S3Fifo::balanced()), QueueId::MAIN, 1);
     }
 
     #[test]
-    fn the_balance_follows_what_comes_back() {
+    fn the_balance_follows_entries_stored_again() {
         let policy = attached(S3Fifo::balanced());
-        // 4 KiB more each time: a ghost of a quarter of the memory stands for four.
-        come_back(&policy, QueueId::ENTRY, 51);
+        // 4 KiB more each time: a recent ghost counts for four.
+        store_again(&policy, QueueId::ENTRY, 51);
         assert_eq!((policy.victim([29, 71]), policy.victim([31, 69])), (QueueId::MAIN, QueueId::ENTRY));
-        come_back(&policy, QueueId::ENTRY, 10_000);
+        store_again(&policy, QueueId::ENTRY, 10_000);
         assert_eq!((policy.victim([79, 21]), policy.victim([81, 19])), (QueueId::MAIN, QueueId::ENTRY));
-        come_back(&policy, QueueId::MAIN, 10_000);
+        store_again(&policy, QueueId::MAIN, 10_000);
         assert_eq!((policy.victim([9, 91]), policy.victim([11, 89])), (QueueId::MAIN, QueueId::ENTRY));
     }
 
     #[test]
-    fn what_comes_back_late_moves_nothing() {
+    fn an_entry_stored_again_late_does_not_move_the_balance() {
         let policy = attached(S3Fifo::balanced());
         for n in 0..100 {
             evict(&policy, QueueId::ENTRY);
-            // Half of the memory goes by: still remembered, no longer the margin.
+            // After half of the memory has been evicted the ghost is remembered, but no longer recent.
             policy.record_evicted(QueueId::ENTRY, MEMORY / 2, &[n + 100]);
             assert_eq!(policy.insert(&new(7)), HIT);
             evict(&policy, QueueId::MAIN);
             policy.record_evicted(QueueId::MAIN, MEMORY / 2, &[n + 200]);
-            assert_eq!(policy.insert(&new(7)), 0, "from the main queue it is as good as new");
+            assert_eq!(policy.insert(&new(7)), 0, "from the main queue it counts as new");
         }
         assert_eq!((policy.victim([9, 91]), policy.victim([11, 89])), (QueueId::MAIN, QueueId::ENTRY));
     }

@@ -1,7 +1,7 @@
-//! The file as a whole: reading it, checking it, and writing one down.
+//! The file as a whole: reading, checking and writing.
 
 use super::Config;
-use super::error::{ConfigError, Mistake, mistake};
+use super::error::{ConfigError, ConfigFileError, invalid};
 use super::memcached::MemcachedTable;
 use super::process::ProcessTable;
 use super::synapse::SynapseTable;
@@ -10,7 +10,7 @@ use cached_config::{ObjectsTable, parse_config, read_config};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// What a configuration file says; what it leaves out is as built in.
+/// The content of a configuration file; keys that it omits have their defaults.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct File {
@@ -37,19 +37,19 @@ impl File {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// [`ConfigError`] for the first mistake found.
-    pub(crate) fn read(path: &Path) -> Result<File, ConfigError> {
+    /// [`ConfigFileError`] for the first error found.
+    pub(crate) fn read(path: &Path) -> Result<File, ConfigFileError> {
         File::parse(path, &read_config(path)?)
     }
 
-    /// Reads a file's text; `path` is for complaints.
-    pub(crate) fn parse(path: &Path, text: &str) -> Result<File, ConfigError> {
+    /// Reads a file's text; `path` is for error messages.
+    pub(crate) fn parse(path: &Path, text: &str) -> Result<File, ConfigFileError> {
         let file: File = parse_config(path, text)?;
-        file.check().map_err(|mistake| ConfigError::of_key(path, mistake))?;
+        file.check().map_err(|error| ConfigFileError::of_key(path, error))?;
         Ok(file)
     }
 
-    fn check(&self) -> Result<(), Mistake> {
+    fn check(&self) -> Result<(), ConfigError> {
         self.settings()?;
         if let Some(objects) = &self.objects {
             objects.check()?;
@@ -57,7 +57,7 @@ impl File {
         if let Some(synapse) = &self.synapse {
             synapse.check()?;
             if self.objects.is_none() {
-                return mistake(
+                return invalid(
                     "synapse",
                     "serves the object cache; an [objects] table must say what that is",
                 );
@@ -66,8 +66,8 @@ impl File {
         Ok(())
     }
 
-    /// What the file says of the process and of memcached's door, but for the addresses.
-    pub(crate) fn settings(&self) -> Result<Settings, Mistake> {
+    /// Returns the settings of the process and of memcached's listeners, except for the addresses.
+    pub(crate) fn settings(&self) -> Result<Settings, ConfigError> {
         let mut settings = Settings::default();
         self.process.clone().apply(&mut settings)?;
         self.memcached.apply(&mut settings)?;

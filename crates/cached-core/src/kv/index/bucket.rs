@@ -1,4 +1,4 @@
-//! One cache line of the index: a lock, a link, twelve tags and twelve locations.
+//! A hash bucket: one cache line of the index with a lock, a link, twelve tags and twelve locations.
 //!
 //! ```text
 //!  bits 0-30           31     32 … 63       64 … 127      12 × 32 bits
@@ -7,18 +7,18 @@
 //! │ 0 = none         │      │ 8 bits each │             │ from the arena's base    │
 //! └──────────────────┴──────┴─────────────┴─────────────┴──────────────────────────┘
 //! ```
-//! A location of 0 is an empty slot (granule 0 is a region's header). The lock of a bucket's first
-//! line guards the whole chain and every item it leads to.
+//! A location of 0 is an empty slot (granule 0 is a region's header). The lock of a hash bucket's first
+//! line guards the whole chain and every item to which it refers.
 
 use crate::sync::{AtomicU64, Ordering, relax};
 use std::num::NonZero;
-// Only the lock orders anything between threads; the rest need not be seen by a test scheduler.
+// Only the lock orders anything between threads; a test scheduler need not see the rest.
 use std::sync::atomic::{AtomicU32 as PlainU32, AtomicU64 as PlainU64};
 
 pub(super) const SLOTS: usize = 12;
 const LOCK: u64 = 1 << 31;
 const LINK: u64 = LOCK - 1;
-/// Tags in the head word; the others are in the word of tags.
+/// The number of tags in the head word; the others are in the word of tags.
 const HEAD_TAGS: usize = 4;
 
 #[repr(C, align(64))]
@@ -32,7 +32,7 @@ pub(super) struct Bucket {
 #[cfg(not(shuttle))]
 const _: () = assert!(size_of::<Bucket>() == 64);
 
-/// An array of empty buckets at a fixed place, touched lazily.
+/// An array of hash buckets at a fixed address, touched lazily.
 #[cfg(not(shuttle))]
 pub(super) struct Buckets(crate::arena::Memory);
 
@@ -51,7 +51,7 @@ impl Buckets {
     }
 }
 
-/// Under shuttle atomics are objects that must be made one by one.
+/// Under shuttle, atomics are objects that must be made one by one.
 #[cfg(shuttle)]
 pub(super) struct Buckets(Box<[Bucket]>);
 
@@ -76,10 +76,11 @@ impl Bucket {
         }
     }
 
-    /// Takes the lock. Short critical sections only: waiting burns cycles.
+    /// Takes the lock. For short critical sections only: waiting threads spin.
     #[inline]
     pub(super) fn lock(&self) {
-        // One instruction (`lock bts`), which asks for the line for writing at once. Where the bit is set already it changes nothing.
+        // One instruction (`lock bts`), which requests the line for writing at once. If the bit is set
+        // already, it changes nothing.
         if self.head.fetch_or(LOCK, Ordering::Acquire) & LOCK != 0 {
             self.wait_for_lock();
         }
@@ -102,7 +103,8 @@ impl Bucket {
         }
     }
 
-    /// Gives the lock back. While it is held nobody else changes the head: who comes sets the bit that is set, who waits only reads.
+    /// Releases the lock. While it is held no other thread changes the head: a thread that arrives sets the
+    /// bit that is set, and one that waits only reads.
     #[inline]
     pub(super) fn unlock(&self) {
         let head = self.head.load(Ordering::Relaxed);
@@ -110,7 +112,7 @@ impl Bucket {
         self.head.store(head & !LOCK, Ordering::Release);
     }
 
-    /// The next line of the chain: its index in the overflow area plus one, 0 for none.
+    /// The next line of the chain: its index in the overflow area plus one, or 0 for none.
     #[inline]
     pub(super) fn link(&self) -> u32 {
         (self.head.load(Ordering::Relaxed) & LINK) as u32
@@ -121,7 +123,7 @@ impl Bucket {
         self.head.store(rest | u64::from(link), Ordering::Relaxed);
     }
 
-    /// The slots whose tag is `tag`, from the first; empty slots may be among them.
+    /// The slots whose tag is `tag`, in order; empty slots may be among them.
     #[inline]
     pub(super) fn matches(&self, tag: u8) -> Matches {
         let (head, tags) = (self.head.load(Ordering::Relaxed), self.tags.load(Ordering::Relaxed));
@@ -133,7 +135,7 @@ impl Bucket {
         self.locations[slot].load(Ordering::Relaxed)
     }
 
-    /// The same for any number: an empty slot where there is none.
+    /// As [`location`](Bucket::location), for any number: 0 where there is no such slot.
     #[inline]
     pub(super) fn location_or_none(&self, slot: usize) -> u32 {
         self.locations.get(slot).map_or(0, |location| location.load(Ordering::Relaxed))
@@ -146,7 +148,7 @@ impl Bucket {
         }
     }
 
-    /// Fills a slot. The lock of the chain is held; a line behind the first has no lock of its own.
+    /// Fills a slot. The lock of the chain is held; lines after the first have no lock of their own.
     #[inline]
     pub(super) fn set(&self, slot: usize, tag: u8, location: u32) {
         match slot.checked_sub(HEAD_TAGS) {
@@ -192,7 +194,7 @@ impl Iterator for Matches {
     }
 }
 
-/// Which of the sixteen bytes of two words are `tag`, as a bit mask.
+/// Returns which of the sixteen bytes of two words are `tag`, as a bit mask.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn matches_of(low: u64, high: u64, tag: u8) -> u32 {
@@ -205,13 +207,13 @@ fn matches_of(low: u64, high: u64, tag: u8) -> u32 {
     mask as u32
 }
 
-/// Which of the sixteen bytes of two words are `tag`, as a bit mask.
+/// Returns which of the sixteen bytes of two words are `tag`, as a bit mask.
 #[cfg(not(target_arch = "x86_64"))]
 #[inline]
 fn matches_of(low: u64, high: u64, tag: u8) -> u32 {
     let zeros = |word: u64| {
         let differs = word ^ (u64::from(tag) * 0x0101_0101_0101_0101);
-        // The high bit of each byte that is zero; exact, unlike the shorter well-known form.
+        // The high bit of each byte that is zero. Exact, unlike the shorter well-known form.
         const LOW: u64 = 0x7f7f_7f7f_7f7f_7f7f;
         let zero = !(((differs & LOW) + LOW) | differs | LOW);
         (zero >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56
@@ -240,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn lock_and_link_share_a_word() {
+    fn lock_and_link_do_not_disturb_each_other() {
         let bucket = Bucket::new();
         bucket.lock();
         bucket.set_link(7);

@@ -1,12 +1,12 @@
-//! The hash index: from a key's hash to where its item lies.
+//! The index: a table from a key's hash to the location of its item.
 //!
-//! Sharded by the hash's top bits; each shard is a linear-hashing table of cache-line buckets that
-//! grows one bucket at a time (Litwin, *Linear Hashing*, VLDB 1980), so there is never a rehash to
-//! wait for and the fill stays the same at every size: about 8 bytes an item. Every bucket has its
-//! own lock in its own line, and a lookup writes no other line.
+//! It is sharded by the hash's top bits. Each shard is a linear-hashing table of hash buckets, one cache line
+//! each, that grows one hash bucket at a time (Litwin, *Linear Hashing*, VLDB 1980): no operation waits for a
+//! rehash, and the load stays the same at every size, about 8 bytes an item. Every hash bucket has its own
+//! lock in its line, and a look-up writes no other line.
 //!
-//! The table's address space is reserved at start for the most items the arena can hold, and
-//! touched as it grows: buckets never move.
+//! The table's address space is reserved at the start for the most items that the arena can hold, and
+//! touched as it grows: hash buckets never move.
 
 mod bucket;
 mod shard;
@@ -17,25 +17,21 @@ pub(crate) use shard::{BucketGuard, BucketHint, BucketLock, BucketRef, Shard, Sl
 
 use crate::KeyHash;
 
-/// Bits of the hash that choose the shard, at most.
+/// The most bits of the hash that choose the shard.
 const SHARD_BITS_MAX: u32 = crate::hash::SHARD_BITS;
-/// Items per bucket the shards grow towards. At 10 the index takes 7.7–8.3 bytes an item and a
-/// lookup touches 1.25 lines on average (12 slots a line; the unevenness of linear hashing included).
-pub(crate) const ITEMS_PER_BUCKET: u64 = 10;
-
-/// All shards.
+/// The index of a store.
 pub(crate) struct Index {
-    /// As many as a power of two.
+    /// Their number is a power of two.
     shards: Box<[Shard]>,
-    /// Their number less one.
+    /// The number of shards less one.
     shard_mask: usize,
     bytes_max: usize,
 }
 
 impl Index {
-    /// An index with room for `items_max` items at least.
+    /// Makes an index with room for at least `items_max` items.
     pub(crate) fn new(items_max: u64) -> std::io::Result<Index> {
-        // A shard wants some thousands of items before the unevenness between shards becomes small.
+        // With some thousands of items a shard, the differences between shards are small.
         let shard_bits = (items_max / 4096).max(1).ilog2().min(SHARD_BITS_MAX);
         let shards = 1u64 << shard_bits;
         // Shards fill unevenly: four standard deviations, and a floor for tiny ones.
@@ -57,19 +53,19 @@ impl Index {
         &self.shards
     }
 
-    /// Items ever stored, and items there.
+    /// The number of items ever stored, and the number of items.
     pub(crate) fn stored_and_items(&self) -> (u64, u64) {
         self.shards
             .iter()
             .fold((0, 0), |(stored, items), shard| (stored + shard.stored(), items + shard.items()))
     }
 
-    /// The most memory the index can ever take.
+    /// The most bytes that the index can take.
     pub(crate) fn bytes_max(&self) -> usize {
         self.bytes_max
     }
 
-    /// Memory in use now, to the bucket.
+    /// The bytes in use.
     pub(crate) fn bytes(&self) -> usize {
         self.shards.iter().map(Shard::bytes).sum()
     }

@@ -1,26 +1,29 @@
-//! One shard: a linear-hashing table whose buckets are locked one by one.
+//! One shard: a linear-hashing table whose hash buckets are locked one by one.
 //!
-//! The table has `(base << level) + split` buckets. A hash belongs to bucket `hash mod base·2^level`,
-//! or, when that one is below `split`, to `hash mod base·2^(level+1)`: the buckets below `split` have
-//! already been divided in this round. An insertion that pushes the mean load over the target
-//! divides the bucket at `split` and moves on. Dividing holds that one bucket's lock; a reader that
-//! waited for it checks afterwards that its hash still belongs there.
+//! The table has `(base << level) + split` hash buckets. A hash belongs to number `hash mod base·2^level`,
+//! or, when that is below `split`, to `hash mod base·2^(level+1)`: the hash buckets below `split` have
+//! already been split in this round. An insertion that raises the mean load above the target splits the hash
+//! bucket at `split` and increments it. A split holds the lock of that one hash bucket; a reader that waited
+//! for it checks afterwards that its hash still belongs there.
 //!
-//! Locks: the growth lock, then a bucket, then the overflow pool.
+//! Locks: the growth lock, then a hash bucket, then the overflow pool.
 
-use super::ITEMS_PER_BUCKET;
 use super::bucket::{Bucket, Buckets, SLOTS};
 use crate::KeyHash;
 use crate::kv::lock_ranks;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
 
-/// Buckets a shard starts with.
+/// The load at which a shard grows: items per hash bucket. At 10 the index takes 7.7–8.3 bytes an item, and a
+/// look-up reads 1.25 lines on average (12 slots a line; the unevenness of linear hashing included).
+const ITEMS_PER_BUCKET: u64 = 10;
+/// The number of hash buckets of an empty shard.
 const BUCKETS_INITIAL: u32 = 16;
 
-/// One table.
+/// The table.
 #[repr(align(128))]
 pub(crate) struct Shard {
-    /// `(2 · base · 2^level − 1) << 32 | split`: the mask of the wider addresses. Written under `growing` only.
+    /// `(2 · base · 2^level − 1) << 32 | split`; the upper half is the mask of the wider addresses. Written
+    /// under `growing` only.
     extent: AtomicU64,
     buckets: Buckets,
     overflow: Buckets,
@@ -28,42 +31,44 @@ pub(crate) struct Shard {
     overflow_max: u32,
     growing: Mutex<()>,
     overflow_pool: Mutex<OverflowPool>,
-    /// How many shards there are: each gives CAS values with a remainder of its own.
+    /// The number of shards: each assigns CAS values with a remainder of its own.
     cas_step: u64,
     counters: Counters,
 }
 
-/// What mutations count, on a line of its own so that lookups do not share it.
+/// Counters of changes, on a line of their own that look-ups do not read.
 #[repr(align(128))]
 pub(super) struct Counters {
     items: AtomicU64,
     bytes: AtomicU64,
     stored: AtomicU64,
-    /// The next one.
+    /// The next CAS value.
     cas: AtomicU64,
-    /// Items, and their bytes, that a flush has ended but nobody has removed yet.
+    /// Items that have been flushed but not removed, and their bytes.
     flushed_items: AtomicU64,
     flushed_bytes: AtomicU64,
 }
 
 struct OverflowPool {
     free: Vec<u32>,
-    /// Lines never used so far start here.
+    /// Lines from this number on have never been used.
     unused: u32,
 }
 
-/// An empty table's extent.
+/// The extent of an empty table.
 const EXTENT_INITIAL: u64 = (BUCKETS_INITIAL as u64 * 2 - 1) << 32;
 
-/// Buckets at the start of this round.
+/// The number of hash buckets at the start of this round.
 fn round_of(extent: u64) -> u32 {
     (extent >> 33) as u32 + 1
 }
 
+/// The number of hash buckets.
 fn bucket_count(extent: u64) -> u64 {
     u64::from(round_of(extent)) + u64::from(extent as u32)
 }
 
+/// The number of the hash bucket to which a hash belongs.
 #[inline]
 fn address(extent: u64, hash: KeyHash) -> u32 {
     let wide = hash.low() & (extent >> 32) as u32;
@@ -72,11 +77,11 @@ fn address(extent: u64, hash: KeyHash) -> u32 {
 }
 
 impl Shard {
-    /// An empty shard, the `number`th of `shards`.
+    /// Makes an empty shard, the `number`th of `shards`.
     pub(super) fn new(items_max: u64, number: u64, shards: u64) -> std::io::Result<Shard> {
         let buckets_max = (items_max.div_ceil(ITEMS_PER_BUCKET) as u32).max(BUCKETS_INITIAL) + 1;
-        // At the target load less than a third of the buckets have a second line; half is ample, and
-        // a shard that has used all its buckets can still chain.
+        // At the target load less than a third of the hash buckets have a second line; half is ample, and
+        // a shard that has used all its hash buckets can still add lines.
         let overflow_max = buckets_max / 2 + 64;
         Ok(Shard {
             extent: AtomicU64::new(EXTENT_INITIAL),
@@ -111,57 +116,59 @@ impl Shard {
         bucket_count(self.extent.load(Ordering::Acquire))
     }
 
-    /// Items in this shard.
+    /// The number of items.
     pub(crate) fn items(&self) -> u64 {
         self.counters.items.load(Ordering::Relaxed)
     }
 
-    /// Bytes of the entries of those items, large values included.
+    /// The bytes of the items' entries, pieces of large values included.
     pub(crate) fn item_bytes(&self) -> u64 {
         self.counters.bytes.load(Ordering::Relaxed)
     }
 
-    /// Items, and their bytes, that a flush has ended and that are still to be removed.
+    /// The number of items that have been flushed but not removed, and their bytes.
     pub(crate) fn flushed(&self) -> (u64, u64) {
         let Counters { flushed_items, flushed_bytes, .. } = &self.counters;
         (flushed_items.load(Ordering::Relaxed), flushed_bytes.load(Ordering::Relaxed))
     }
 
-    /// Everything here has been flushed, or, with `done`, nothing flushed is left.
+    /// Records that all items have been flushed, or, with `done`, that no flushed item is left.
     ///
-    /// Items stored while a flush is drawing its line may be counted on the wrong side until then.
+    /// Items stored while a flush draws its boundary may be counted on the wrong side until then.
     pub(crate) fn count_flushed(&self, done: bool) {
         let (items, bytes) = if done { (0, 0) } else { (self.items(), self.item_bytes()) };
         self.counters.flushed_items.store(items, Ordering::Relaxed);
         self.counters.flushed_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// One of them has been removed.
+    /// Records that a flushed item has been removed.
     pub(crate) fn flushed_item_gone(&self, bytes: u64) {
         let take = |counter: &AtomicU64, amount| {
             let less = |left: u64| Some(left.saturating_sub(amount));
-            // The closure always gives a value, so the update cannot fail.
+            // The closure always returns a value, so the update cannot fail.
             let _ = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         };
         take(&self.counters.flushed_items, 1);
         take(&self.counters.flushed_bytes, bytes);
     }
 
-    /// Items ever stored here.
+    /// The number of items ever stored.
     pub(crate) fn stored(&self) -> u64 {
         self.counters.stored.load(Ordering::Relaxed)
     }
 
-    /// The next CAS value: rising for every key of the shard, never 0, and no other key's in any shard.
+    /// Returns a new CAS value: higher than all earlier ones of the shard, never 0, and unique among all
+    /// shards.
     pub(crate) fn next_cas(&self) -> u64 {
         self.counters.cas.fetch_add(self.cas_step, Ordering::Relaxed)
     }
 
+    /// Counts an item that is stored.
     pub(crate) fn count_stored(&self) {
         self.counters.stored.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Adjusts the bytes after an in-place change or a move of part of an item.
+    /// Adjusts the bytes when an item is replaced, or part of it moves.
     pub(crate) fn adjust_bytes(&self, added: u64, removed: u64) {
         self.counters.bytes.fetch_add(added.wrapping_sub(removed), Ordering::Relaxed);
     }
@@ -178,52 +185,52 @@ impl Shard {
         self.overflow.get(link - 1)
     }
 
-    /// Where `hash` leads now.
+    /// The hash bucket to which `hash` belongs at present.
     #[inline]
     pub(crate) fn locate(&self, hash: KeyHash) -> BucketRef<'_> {
         let extent = self.extent.load(Ordering::Acquire);
         BucketRef { shard: self, bucket: self.bucket(address(extent, hash)), extent }
     }
 
-    /// The bucket where `hash` leads now.
+    /// The hash bucket to which `hash` belongs at present, for a look at its first line.
     #[inline]
     pub(crate) fn hint(&self, hash: KeyHash) -> BucketHint<'_> {
         BucketHint(self.locate(hash).bucket)
     }
 
-    /// Locks the bucket that `hash` belongs to.
+    /// Locks the hash bucket to which `hash` belongs.
     #[inline]
     pub(crate) fn lock(&self, hash: KeyHash) -> BucketGuard<'_> {
         self.locate(hash).lock(hash)
     }
 
-    /// Locks the bucket that `hash` belongs to, after the table has grown while another one, or the same, was locked for it.
+    /// Locks the hash bucket to which `hash` belongs, after the table has grown since it was located.
     #[cold]
-    fn lock_again<'a>(&'a self, hash: KeyHash, mut held: BucketLock<'a>) -> BucketGuard<'a> {
+    fn lock_again<'a>(&'a self, hash: KeyHash, mut lock: BucketLock<'a>) -> BucketGuard<'a> {
         loop {
             let bucket = self.locate(hash).bucket;
-            if std::ptr::eq(bucket, held.bucket) {
-                return BucketGuard { shard: self, held };
+            if std::ptr::eq(bucket, lock.bucket) {
+                return BucketGuard { shard: self, lock };
             }
-            drop(held);
-            held = BucketLock::lock(bucket);
+            drop(lock);
+            lock = BucketLock::lock(bucket);
         }
     }
 
-    /// Locks a bucket by number, for a walk over everything.
+    /// Locks a hash bucket by its number, for a walk over all; `None` if there is none.
     pub(crate) fn lock_bucket(&self, index: u64) -> Option<BucketGuard<'_>> {
         (index < self.bucket_count())
-            .then(|| BucketGuard { shard: self, held: BucketLock::lock(self.bucket(index as u32)) })
+            .then(|| BucketGuard { shard: self, lock: BucketLock::lock(self.bucket(index as u32)) })
     }
 
-    /// Divides one bucket if the shard is fuller than it should be. `rehash` tells the hash of the
-    /// item at a location; it is called with the bucket's lock held.
+    /// Splits one hash bucket if the shard is fuller than it should be. `rehash` returns the hash of the
+    /// item at a location; it is called while its hash bucket is locked.
     pub(crate) fn grow(&self, rehash: impl Fn(u32) -> KeyHash) {
         let count = self.bucket_count();
         if self.items() <= count * ITEMS_PER_BUCKET || count >= u64::from(self.buckets_max) {
             return;
         }
-        // Somebody else is at it already: the load is only a mean, there is no hurry.
+        // Another thread splits one already: the load is only a mean, so this one need not wait.
         let Some(_growing) = try_lock(&self.growing) else { return };
         let extent = self.extent.load(Ordering::Acquire);
         let count = bucket_count(extent);
@@ -232,10 +239,10 @@ impl Shard {
         }
         let split = extent as u32;
         let new = count as u32;
-        let old = BucketGuard { shard: self, held: BucketLock::lock(self.bucket(split)) };
+        let old = BucketGuard { shard: self, lock: BucketLock::lock(self.bucket(split)) };
         let round = round_of(extent);
         let moved_bit = round;
-        // Nobody can reach the new bucket before `extent` is written below, so its lock is not taken.
+        // No thread can reach the new hash bucket before `extent` is written below, so its lock is not taken.
         let fresh = self.bucket(new);
         let mut tail = fresh;
         let mut filled = 0;
@@ -262,7 +269,7 @@ impl Shard {
             filled += 1;
         });
         if !complete {
-            // No line is left for the new chain: undo, and leave the table as it was.
+            // No line is left for the new chain: undo, and leave the table as it is.
             self.clear_chain(fresh);
             return;
         }
@@ -312,72 +319,73 @@ impl Shard {
     }
 }
 
-/// Where a hash leads, as long as its bucket is not divided: worked out once, asked for early, locked later.
+/// The hash bucket to which a hash belongs, as long as it is not split: located once, prefetched early,
+/// locked later.
 #[derive(Clone, Copy)]
 pub(crate) struct BucketRef<'a> {
     shard: &'a Shard,
     bucket: &'a Bucket,
-    /// The shard's, of which `bucket` follows.
+    /// The shard's extent by which `bucket` was located.
     extent: u64,
 }
 
 impl<'a> BucketRef<'a> {
-    /// Asks the processor for the bucket's line.
+    /// Prefetches the hash bucket's line.
     #[inline]
     pub(crate) fn prefetch(&self) {
         crate::prefetch::prefetch(std::ptr::from_ref(self.bucket));
     }
 
-    /// Locks the bucket that `hash` belongs to.
+    /// Locks the hash bucket to which `hash` belongs.
     #[inline(always)]
     pub(crate) fn lock(&self, hash: KeyHash) -> BucketGuard<'a> {
         let BucketRef { shard, bucket, extent } = *self;
-        let held = BucketLock::lock(bucket);
-        // Dividing a bucket happens under its lock, so once we hold it the answer is final.
+        let lock = BucketLock::lock(bucket);
+        // A hash bucket is split under its lock, so while it is locked the location is final.
         if shard.extent.load(Ordering::Acquire) == extent {
-            return BucketGuard { shard, held };
+            return BucketGuard { shard, lock };
         }
-        shard.lock_again(hash, held)
+        shard.lock_again(hash, lock)
     }
 }
 
-/// The bucket to which a hash led a moment ago. What is found in it, once it is locked, is right; what is not there may have moved
-/// when the bucket was divided.
+/// The hash bucket to which a hash belonged a moment ago. An item found in it, once it is locked, is the
+/// right one; one that is not found may have moved when the hash bucket was split.
 #[derive(Clone, Copy)]
 pub(crate) struct BucketHint<'a>(&'a Bucket);
 
 impl<'a> BucketHint<'a> {
-    /// Asks the processor for the bucket's line.
+    /// Prefetches the hash bucket's line.
     #[inline]
     pub(crate) fn prefetch(self) {
         crate::prefetch::prefetch(std::ptr::from_ref(self.0));
     }
 
-    /// A guess, without the lock, at the item's slot and where it lies: good for a prefetch, and for
+    /// Guesses the item's slot and location without the lock: good for a prefetch, and for
     /// [`BucketLock::location`] to look there first.
     #[inline]
     pub(crate) fn peek(self, hash: KeyHash) -> Option<(usize, u32)> {
-        // The first slot with the tag. It may be an empty one, or another key's: then the guess was bad, once in forty.
+        // The first slot with the tag. It may be empty or another key's: once in forty.
         let slot = self.0.matches(hash.tag()).next()?;
         Some((slot, self.0.location(slot)))
     }
 
-    /// Locks the bucket.
+    /// Locks the hash bucket.
     #[inline]
     pub(crate) fn lock(self) -> BucketLock<'a> {
         BucketLock::lock(self.0)
     }
 }
 
-/// A bucket whose lock is held: the right to read and change the items it leads to.
+/// The lock of a hash bucket: permission to read and change the items to which it refers.
 pub(crate) struct BucketLock<'a> {
     bucket: &'a Bucket,
-    /// Its place in the lock order; dropped after the lock has been given back.
+    /// Its place in the lock order; dropped after the lock has been released.
     _order: lock_order::Held,
 }
 
 impl<'a> BucketLock<'a> {
-    /// Locks a bucket.
+    /// Locks a hash bucket.
     #[inline(always)]
     #[cfg_attr(debug_assertions, track_caller)]
     fn lock(bucket: &'a Bucket) -> BucketLock<'a> {
@@ -386,7 +394,7 @@ impl<'a> BucketLock<'a> {
         BucketLock { bucket, _order }
     }
 
-    /// Where the item in a slot of the first line lies, if there is one: anybody's.
+    /// The location of the item in a slot of the first line, if there is one, whatever its key.
     #[inline]
     pub(crate) fn location(&self, slot: usize) -> Option<u32> {
         let location = self.bucket.location_or_none(slot);
@@ -401,13 +409,13 @@ impl Drop for BucketLock<'_> {
     }
 }
 
-/// The bucket that a hash belongs to, its lock held: what is not found here is nowhere.
+/// The locked hash bucket to which a hash belongs: an item that is not found here does not exist.
 pub(crate) struct BucketGuard<'a> {
     shard: &'a Shard,
-    held: BucketLock<'a>,
+    lock: BucketLock<'a>,
 }
 
-/// A slot found in a locked bucket.
+/// A slot found in a locked hash bucket.
 #[derive(Clone, Copy)]
 pub(crate) struct Slot<'a> {
     line: &'a Bucket,
@@ -415,7 +423,7 @@ pub(crate) struct Slot<'a> {
 }
 
 impl Slot<'_> {
-    /// The item has moved. The caller holds the bucket's lock.
+    /// Records that the item has moved. The caller holds the hash bucket's lock.
     pub(crate) fn set_location(&self, location: u32) {
         self.line.set_location(self.slot, location);
     }
@@ -426,35 +434,35 @@ impl<'a> BucketGuard<'a> {
         self.shard
     }
 
-    /// The lock alone.
+    /// Keeps only the lock.
     #[inline]
     pub(crate) fn into_lock(self) -> BucketLock<'a> {
-        self.held
+        self.lock
     }
 
     #[inline]
     fn bucket(&self) -> &'a Bucket {
-        self.held.bucket
+        self.lock.bucket
     }
 
-    /// The slot with this tag whose location `is_it` accepts.
+    /// The slot with the hash's tag whose location `is_it` accepts.
     pub(crate) fn find(&self, hash: KeyHash, mut is_it: impl FnMut(u32) -> bool) -> Option<Slot<'a>> {
         self.find_map(hash, |location| is_it(location).then_some(())).map(|(slot, ())| slot)
     }
 
-    /// The slot with this tag for whose location `is_it` has something to give.
+    /// The slot with the hash's tag for whose location `find` returns something.
     #[inline(always)]
     pub(crate) fn find_map<T>(
         &self,
         hash: KeyHash,
-        mut is_it: impl FnMut(u32) -> Option<T>,
+        mut find: impl FnMut(u32) -> Option<T>,
     ) -> Option<(Slot<'a>, T)> {
         let mut line = self.bucket();
         loop {
             for slot in line.matches(hash.tag()) {
                 let location = line.location(slot);
                 if location != 0
-                    && let Some(found) = is_it(location)
+                    && let Some(found) = find(location)
                 {
                     return Some((Slot { line, slot }, found));
                 }
@@ -466,7 +474,7 @@ impl<'a> BucketGuard<'a> {
         }
     }
 
-    /// Adds an item; false when the shard has no room left.
+    /// Adds an item. Returns false when the shard has no room left.
     #[must_use]
     pub(crate) fn insert(&self, hash: KeyHash, location: u32, entry_bytes: u64) -> bool {
         debug_assert_ne!(location, 0);
@@ -490,7 +498,7 @@ impl<'a> BucketGuard<'a> {
         true
     }
 
-    /// Removes an item, filling the hole from the chain's last line so that chains stay short.
+    /// Removes an item, and fills its slot from the chain's last line so that chains stay short.
     pub(crate) fn remove(&self, slot: Slot<'a>, entry_bytes: u64) {
         slot.line.set_location(slot.slot, 0);
         self.shard.counters.items.fetch_sub(1, Ordering::Relaxed);
@@ -500,7 +508,7 @@ impl<'a> BucketGuard<'a> {
         }
     }
 
-    /// Moves items of the last line into the holes of earlier ones and gives empty lines back.
+    /// Moves items of the last line into empty slots of earlier ones, and frees empty lines.
     fn compact(&self) {
         while self.bucket().link() != 0 {
             let (mut before, mut last) = (self.bucket(), self.shard.line(self.bucket().link()));
@@ -539,16 +547,17 @@ impl<'a> BucketGuard<'a> {
         }
     }
 
-    /// Calls `each` with every location in this bucket.
+    /// Calls `each` with every location in this hash bucket.
     pub(crate) fn for_each(&self, mut each: impl FnMut(u32)) {
         self.for_each_slot(|line, slot| each(line.location(slot)));
     }
 }
 
-/// For tests: everything the shard holds, and that its counters and chains agree.
+/// Checks for tests.
 #[cfg(any(test, feature = "validate"))]
 impl Shard {
-    /// Walks the shard. Not for a shard in use: nothing else may run.
+    /// Checks counters and chains, and calls `each` with the number of the hash bucket and the location of
+    /// every item. No other thread may use the shard.
     pub(crate) fn validate(&self, mut each: impl FnMut(u64, u32)) {
         let mut items = 0;
         let mut lines = 0;
@@ -561,7 +570,7 @@ impl Shard {
             let mut link = locked.bucket().link();
             while link != 0 {
                 lines += 1;
-                assert!(!self.line(link).is_empty(), "an empty overflow line stays in a chain");
+                assert!(!self.line(link).is_empty(), "an empty overflow line is left in a chain");
                 link = self.line(link).link();
             }
         }
@@ -570,7 +579,7 @@ impl Shard {
         assert_eq!(lines + pool.free.len(), pool.unused as usize, "overflow lines used and free");
     }
 
-    /// Whether `hash` belongs to bucket `index`.
+    /// Whether `hash` belongs to hash bucket `index`.
     pub(crate) fn belongs(&self, index: u64, hash: KeyHash) -> bool {
         u64::from(address(self.extent.load(Ordering::Acquire), hash)) == index
     }
@@ -590,9 +599,9 @@ mod shuttle_tests {
         shard.lock(hash).find(hash, |found| found == location).is_some()
     }
 
-    /// While buckets are divided, what was there is found, what is added is found, what is removed is gone.
+    /// While hash buckets are split, items that are there or added are found, and removed ones are gone.
     #[test]
-    fn dividing_loses_nothing() {
+    fn a_split_loses_no_item() {
         shuttle::check_random(
             || {
                 let shard = Arc::new(Shard::new(1000, 0, 1).unwrap());
@@ -626,7 +635,7 @@ mod shuttle_tests {
                         }
                     })
                 };
-                // Those in the buckets that will be divided: half of them move.
+                // Those in the hash buckets that are split: half of them move.
                 for location in (6..=165).filter(|location| hash_of(*location).low() % 16 < 2) {
                     assert!(holds(&shard, location), "{location} was lost");
                 }

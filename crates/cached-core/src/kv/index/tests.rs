@@ -1,9 +1,9 @@
-//! Dividing a bucket where it is hardest: without room for the new chain, and under a look-up that has begun.
+//! Splits of a hash bucket without room for the new chain, and during a look-up.
 
 use super::Shard;
 use crate::KeyHash;
 
-/// Every location belongs to bucket 0; once that is divided, the odd ones to the new bucket.
+/// Every location belongs to hash bucket 0; once that is split, the odd ones belong to the new one.
 fn hash_of(location: u32) -> KeyHash {
     KeyHash(u64::from(location) * 16)
 }
@@ -25,7 +25,7 @@ fn remove(shard: &Shard, location: u32) {
 }
 
 #[test]
-fn a_division_without_room_for_its_chain_leaves_the_table_as_it_was() {
+fn a_split_without_room_for_its_chain_leaves_the_table_unchanged() {
     for lines_free in [0, 3] {
         let shard = Shard::new(1000, 0, 1).unwrap();
         let buckets = shard.bucket_count();
@@ -36,7 +36,7 @@ fn a_division_without_room_for_its_chain_leaves_the_table_as_it_was() {
         assert_eq!(shard.bucket_count(), buckets, "half of {left} items would take more lines than are left");
         assert!((1..=left).all(|location| holds(&shard, location)));
         shard.validate(|bucket, _| assert_eq!(bucket, 0));
-        // With room for it, the new bucket gets what belongs there and nothing of the first attempt.
+        // With room for it, the new hash bucket gets its items and nothing of the first attempt.
         (1..=left).filter(|n| n % 2 == 1 && *n > 1 || *n > 400).for_each(|location| remove(&shard, location));
         shard.grow(hash_of);
         assert_eq!(shard.bucket_count(), buckets + 1);
@@ -51,7 +51,7 @@ fn a_division_without_room_for_its_chain_leaves_the_table_as_it_was() {
 }
 
 #[test]
-fn a_look_up_that_began_before_a_division_finds_what_has_moved() {
+fn a_look_up_that_began_before_a_split_finds_moved_items() {
     let shard = Shard::new(1000, 0, 1).unwrap();
     assert!((1..=200).all(|location| add(&shard, location)));
     let references = [1, 2].map(|location| (location, shard.locate(hash_of(location))));

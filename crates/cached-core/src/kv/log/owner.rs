@@ -1,8 +1,8 @@
 //! The seam between the log and the store whose entries it holds.
 //!
-//! The log knows where an entry lies, how many bytes it takes and how much of each region is garbage. Whether an entry is still
-//! in use, which item it belongs to, and how to record that it has moved is knowledge of its owner. The log asks for it
-//! through two traits, one entry at a time:
+//! The log knows where an entry lies, how many bytes it takes and how much of each region is garbage. Whether
+//! an entry is still in use, which item it belongs to, and how to record that it has moved is knowledge of
+//! its owner. The log asks for it through two traits, one entry at a time:
 //!
 //! ```text
 //!  Owner::scan ──> Owner::lock ──> None: garbage, or removed because it was flushed or has expired
@@ -10,13 +10,14 @@
 //!                      └──> LiveEntry ──> relocate(location): the entry has been copied there
 //!                                    └──> evict(…):           the item is removed
 //! ```
-//! `scan` takes no lock and prefetches what `lock` reads, so the reclaimer scans a batch of entries before it locks the
-//! first one. A [`LiveEntry`] holds the lock of its item: it stays alive, in its place, until it is relocated, evicted or
-//! dropped.
+//! `scan` takes no lock and prefetches what `lock` reads, so the reclaimer scans a batch of entries before it
+//! locks the first one. A [`LiveEntry`] holds the lock of its item: it stays alive, in its place, until it is
+//! relocated, evicted or dropped.
 //!
-//! Everything that moves or removes entries by region belongs on this seam. The reclaimer is its only user in this
-//! crate; an arbiter that takes regions away, a restart that finds regions of an earlier process, and a second tier on
-//! flash need the same questions and no others. The traits are monomorphised: no call through them is dynamic.
+//! Everything that moves or removes entries by region belongs on this seam. The reclaimer is its only user in
+//! this crate; an arbiter that takes regions away, a restart that finds regions of an earlier process, and a
+//! second tier on flash need the same questions and no others. The traits are monomorphised: no call through
+//! them is dynamic.
 
 use crate::clock::Expiry;
 
@@ -38,8 +39,8 @@ pub(in crate::kv) trait Owner {
     /// `entry` points at a complete entry in a region that is not reused during the call.
     unsafe fn scan<'a>(&'a self, entry: *mut u8) -> Scanned<Self::Hint<'a>>;
 
-    /// Locks the entry at `location`; `None` if it is garbage. An item that was flushed, or has expired at `now`, is removed,
-    /// and its entry is garbage too.
+    /// Locks the entry at `location`; `None` if it is garbage. An item that was flushed, or has expired at
+    /// `now`, is removed, and its entry is garbage too.
     fn lock<'a>(
         &'a self,
         scanned: &Scanned<Self::Hint<'a>>,
@@ -88,7 +89,7 @@ pub(in crate::kv) trait LiveEntry {
     /// Records that the entry has been copied to `location`.
     fn relocate(&self, location: u32);
 
-    /// Removes the item to make room. Calls `garbage` with the location and the padded bytes of each of its entries.
-    /// Returns whether the item had been read since it was stored.
+    /// Removes the item to make room. Calls `garbage` with the location and the padded bytes of each of its
+    /// entries. Returns whether the item had been read since it was stored.
     fn evict(self, now: u32, garbage: impl FnMut(u32, u32)) -> bool;
 }

@@ -8,7 +8,8 @@ use crate::kv::item::state;
 use crate::kv::{ArithmeticOptions, ArithmeticOutcome, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
 
 impl Kv {
-    /// Adds to or subtracts from the decimal number in a value. A shorter result is padded with spaces on the right.
+    /// Adds to or subtracts from the decimal number in a value. A shorter result is padded with spaces on the
+    /// right.
     pub fn arithmetic(&self, key: &[u8], hash: KeyHash, options: &ArithmeticOptions) -> ArithmeticOutcome {
         let inner = &self.inner;
         loop {
@@ -47,8 +48,8 @@ impl Kv {
             let mut buffer = [b' '; DIGITS_MAX];
             let digits = number::format(value, &mut buffer);
             if digits.len() <= shape.payload_bytes() && !inner.log.is_pinned(found.location) {
-                // SAFETY: the digits fit the payload; the hash bucket's lock keeps readers away, and while the
-                // region is not pinned no thread reads without it.
+                // SAFETY: the digits fit the payload; the hash bucket's lock keeps readers away, and while
+                // the region is not pinned no thread reads without it.
                 unsafe {
                     let to = item.payload_ptr();
                     std::ptr::copy_nonoverlapping(digits.as_ptr(), to, digits.len());

@@ -7,8 +7,8 @@ use crate::kv::item::{ItemPtr, Shape, state};
 use crate::kv::{FetchOptions, Fetched, ItemView, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
 
 impl Kv {
-    /// Reads an item; it counts as used. `f` runs while the key's hash bucket is locked: the value is read in place, and
-    /// nothing is allocated. `f` must not call the store.
+    /// Reads an item; it counts as used. `f` runs while the key's hash bucket is locked: the value is read in
+    /// place, and nothing is allocated. `f` must not call the store.
     ///
     /// ```
     /// # use cached_core::kv::{Kv, KvConfig};
@@ -34,7 +34,8 @@ impl Kv {
         Ok(f(&ItemView { kv: inner, item: found.item, location: found.location, now }))
     }
 
-    /// Reads an item without counting it as used. `f` runs while the key's hash bucket is locked, and must not call the store.
+    /// Reads an item without counting it as used. `f` runs while the key's hash bucket is locked, and must
+    /// not call the store.
     ///
     /// # Errors
     /// [`Miss`] with the reason why there is no item.
@@ -113,7 +114,8 @@ impl Kv {
         }
     }
 
-    /// Rewrites an item that never expires so that its entry has room for an expiry. Without eviction every entry has.
+    /// Rewrites an item that never expires so that its entry has room for an expiry. Without eviction every
+    /// entry has.
     ///
     /// # Errors
     /// [`Miss::OutOfMemory`] only if no memory can be freed at all; otherwise the item is gone.
@@ -121,7 +123,8 @@ impl Kv {
         let inner = &self.inner;
         loop {
             let now = inner.now();
-            // A pinned item is not evicted to make room, and one that counts as used survives a walk that has begun.
+            // A pinned item is not evicted to make room, and one that counts as used survives a walk that has
+            // begun.
             let (location, shape, _pins) = {
                 let locked = inner.index.shard(hash).lock(hash);
                 let found = inner.find(&locked, hash, key, now)?;
@@ -137,9 +140,8 @@ impl Kv {
             let shape = Shape::item(shape.key_bytes(), shape.payload_bytes(), fields);
             let log = &inner.log;
             let stream = log.stream_for(Expiry::NEVER, now);
-            let entry = log
-                .alloc(&**inner, stream, log.padded(shape.entry_bytes()), now)
-                .ok_or(Miss::OutOfMemory)?;
+            let entry =
+                log.alloc(&**inner, stream, log.padded(shape.entry_bytes()), now).ok_or(Miss::OutOfMemory)?;
             let locked = inner.index.shard(hash).lock(hash);
             let found = inner.find(&locked, hash, key, now);
             let attributes = match &found {
@@ -188,8 +190,8 @@ impl Kv {
     }
 }
 
-/// Protects against stampedes: of all callers that read a stale, created or soon-to-expire item, one wins the right
-/// to refresh it.
+/// Protects against stampedes: of all callers that read a stale, created or soon-to-expire item, one wins the
+/// right to refresh it.
 fn assign_refresh(item: ItemPtr, options: &FetchOptions, fetched: &mut Fetched) {
     let marks = item.state();
     fetched.token_sent = marks & state::TOKEN_SENT != 0;

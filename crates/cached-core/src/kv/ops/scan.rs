@@ -10,12 +10,12 @@ pub struct ScanCursor {
 }
 
 impl Kv {
-    /// Calls `f` with the items of one hash bucket, and returns the cursor of the next one; `None` at the end. Start with the default
-    /// cursor.
+    /// Calls `f` with the items of one hash bucket, and returns the cursor of the next one; `None` at the
+    /// end. Start with the default cursor.
     ///
     /// An item that exists from the first step to the last is passed to `f` at least once (twice, if the
-    /// index grows past it meanwhile); others may be. Expired and flushed items are left out, and no item counts as
-    /// used. `f` runs while the hash bucket is locked; there are about ten items in one.
+    /// index grows past it meanwhile); others may be. Expired and flushed items are left out, and no item
+    /// counts as used. `f` runs while the hash bucket is locked; there are about ten items in one.
     pub fn scan(&self, cursor: ScanCursor, mut f: impl FnMut(&ItemView<'_>)) -> Option<ScanCursor> {
         let inner = &self.inner;
         let now = inner.now();

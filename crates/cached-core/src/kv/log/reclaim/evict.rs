@@ -110,8 +110,8 @@ impl Reclaimer {
     }
 }
 
-/// Whether the job's region has been pinned since it was chosen. The reader may be the very thread that makes room, for an item
-/// that lies there: what is left of the region is not evicted.
+/// Whether the job's region has been pinned since it was chosen. The reader may be the very thread that makes
+/// room, for an item that lies there: what is left of the region is not evicted.
 fn is_pinned_since(log: &Log, job: &Job) -> bool {
     log.arena.region(job.region).pins() != 0
 }

@@ -1,0 +1,112 @@
+//! What is wrong with a value in a configuration file: which key, what, and what would be right.
+
+use cached_core::policy;
+use std::fmt;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use synapse::{Address, Secret};
+
+/// A key whose value cannot work. Whoever knows the file makes a line of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigError {
+    /// The key with its tables, parted by dots.
+    pub key: String,
+    /// What is wrong, and what would be right.
+    pub why: String,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.key, self.why)
+    }
+}
+
+/// Says that `key` is wrong.
+///
+/// # Errors
+/// That one.
+pub fn invalid<T>(key: impl Into<String>, why: impl Into<String>) -> Result<T, ConfigError> {
+    Err(ConfigError { key: key.into(), why: why.into() })
+}
+
+/// Holds, or says that `key` is wrong.
+///
+/// # Errors
+/// That it is.
+pub fn require(holds: bool, key: &str, why: impl FnOnce() -> String) -> Result<(), ConfigError> {
+    if holds { Ok(()) } else { invalid(key, why()) }
+}
+
+/// `value`, which must be within `range`.
+///
+/// # Errors
+/// That it is not.
+pub fn within<T: PartialOrd + fmt::Display>(
+    key: &str,
+    value: T,
+    range: std::ops::RangeInclusive<T>,
+) -> Result<T, ConfigError> {
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    invalid(key, format!("is {value}; it must be between {} and {}", range.start(), range.end()))
+}
+
+/// The secret in a file, if one is named.
+///
+/// # Errors
+/// What is wrong with the file.
+pub fn secret(key: &str, path: &Path) -> Result<Option<Secret>, ConfigError> {
+    if path.as_os_str().is_empty() {
+        return Ok(None);
+    }
+    Secret::from_file(path).map(Some).map_err(|error| ConfigError { key: key.into(), why: error.to_string() })
+}
+
+/// What is worth a warning about the file of a secret: that others than its owner can read it.
+#[must_use]
+pub fn secret_warning(path: &Path) -> Option<String> {
+    let mode = std::fs::metadata(path).ok()?.permissions().mode() & 0o777;
+    (mode & 0o044 != 0).then(|| {
+        let path = path.display();
+        format!("the secret in {path} can be read by others (mode {mode:03o}); chmod 600 {path} keeps it")
+    })
+}
+
+/// Refuses to listen where other machines can connect, unless there is a secret or it is wanted so.
+///
+/// # Errors
+/// The first address, and what would be right. A name is looked up when it is listened to, and judged again.
+pub fn check_exposure(
+    key: &str,
+    addresses: &[Address],
+    has_secret: bool,
+    allow_exposed: bool,
+) -> Result<(), ConfigError> {
+    let exposed = addresses.iter().find_map(|address| match address {
+        Address::Tcp(text) => text.parse::<SocketAddr>().ok().filter(|at| !at.ip().is_loopback()),
+        Address::Unix(_) => None,
+    });
+    match exposed.filter(|_| !has_secret && !allow_exposed) {
+        None => Ok(()),
+        Some(at) => invalid(
+            key,
+            format!(
+                "{at} can be reached from other machines, and there is no secret: name a secret_file, or set \
+                 allow_exposed = true"
+            ),
+        ),
+    }
+}
+
+/// The name of an eviction policy that there is.
+///
+/// # Errors
+/// That there is none.
+pub fn eviction_policy(key: &str, name: &str) -> Result<&'static str, ConfigError> {
+    match policy::NAMES.iter().find(|known| **known == name) {
+        Some(known) => Ok(known),
+        None => invalid(key, format!("is \"{name}\"; it must be one of {}", policy::NAMES.join(", "))),
+    }
+}

@@ -1,0 +1,137 @@
+//! Large payloads over TCP: from the socket into the buckets of a cache, and from its buckets to the socket. Counted.
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+
+use blocker::executor::block_on;
+use blocker::{
+    Blocker, FlushRequest, Memory, Name, Namespace, ObjectId, ReadRequest, Scope, SystemClock,
+    WriteFullRequest, WriteMode, WriteRequest,
+};
+use cached_config::CacheReceiveBuffers;
+use cached_core::object::{ObjectCache, ObjectCacheConfig};
+use synapse::{Address, ClientConfig, Server, ServerConfig, SynapseBlocker};
+
+struct World {
+    runtime: tokio::runtime::Runtime,
+    cache: ObjectCache,
+    server: Server,
+    address: Address,
+}
+
+impl World {
+    fn new(write: WriteMode) -> World {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        let config = ObjectCacheConfig {
+            memory_bytes_max: 32 << 20,
+            dirty_bytes_max: 16 << 20,
+            write,
+            ..ObjectCacheConfig::default()
+        };
+        let (cache, background) =
+            ObjectCache::new(Arc::new(Memory::default()), config, Arc::new(SystemClock)).unwrap();
+        runtime.spawn(background);
+        let mut config = ServerConfig::default();
+        config.receive_buffers = Some(Arc::new(CacheReceiveBuffers::new(cache.clone())));
+        let server = Server::new(Arc::new(cache.clone()), config).unwrap();
+        let address = runtime.block_on(server.listen(&"127.0.0.1:0".parse().unwrap())).unwrap();
+        World { runtime, cache, server, address }
+    }
+
+    fn client(&self) -> SynapseBlocker {
+        let mut config = ClientConfig::new(self.address.clone());
+        config.connections = 1;
+        self.runtime.block_on(SynapseBlocker::connect(config)).unwrap()
+    }
+}
+
+fn object(name: &'static str) -> ObjectId {
+    ObjectId::new(Namespace::new("vm").unwrap(), Name::new(name).unwrap())
+}
+
+fn pattern(len: usize, seed: usize) -> Vec<u8> {
+    (0..len).map(|at| (((at + seed) * 131) >> 5) as u8).collect()
+}
+
+#[test]
+fn a_large_payload_goes_from_the_socket_into_its_buckets_and_back() {
+    const ROUNDS: usize = 30;
+    for write in [WriteMode::Back, WriteMode::Through] {
+        let world = World::new(write);
+        let client = world.client();
+        for round in 0..ROUNDS {
+            let data = pattern(1 << 20, round);
+            block_on(client.write(WriteRequest::new(object("disk"), 0, data.clone()))).unwrap();
+            let found = block_on(client.read(ReadRequest::new(object("disk"), 0, 1 << 20))).unwrap().data;
+            assert!(found.to_vec() == data, "round {round}");
+        }
+        let counters = world.cache.counters();
+        // All of it: also what came with the head was copied to where it belongs.
+        assert_eq!(counters.zero_copy_bytes, (ROUNDS << 20) as u64, "{write:?}: {counters:?}");
+        assert_eq!(counters.receive_buffer_bytes, 0);
+        // The first came while nobody expected it; of the others, what one short read brings.
+        let copied = world.server.metric("synapse_copied_bytes_total");
+        assert!(copied <= 32 * 1024 + 1024 * ROUNDS as u64, "{copied} bytes came with their heads");
+        // Edges that are no whole bucket are copied, the rest is not.
+        let data = pattern(100_000, 7);
+        block_on(client.write(WriteRequest::new(object("odd"), 1000, data.clone()))).unwrap();
+        let landed = world.cache.counters().zero_copy_bytes - (ROUNDS << 20) as u64;
+        assert_eq!(landed, 23 * 4096);
+        block_on(client.write_full(WriteFullRequest::new(object("full"), pattern(65_536, 3)))).unwrap();
+        assert_eq!(world.cache.counters().zero_copy_bytes - landed - (ROUNDS << 20) as u64, 65_536);
+        let found = block_on(client.read(ReadRequest::new(object("odd"), 1000, 200_000))).unwrap().data;
+        assert!(found.to_vec() == data);
+        block_on(client.flush(FlushRequest::new(Scope::All))).unwrap();
+        drop((found, client));
+        world.cache.validate().unwrap();
+    }
+}
+
+#[test]
+fn who_never_sends_the_rest_holds_a_bounded_share_and_gives_it_back() {
+    use synapse::codec::{Credits, Features, Hello, Request, RequestId, SessionId};
+
+    let world = World::new(WriteMode::Back);
+    let Address::Tcp(address) = &world.address else { unreachable!("it listens to TCP") };
+    let mut peers = Vec::new();
+    for lane in 0..8 {
+        let mut peer = std::net::TcpStream::connect(address).unwrap();
+        let session = SessionId { client: [9; 16], lane };
+        let credits = Credits { slots: 4, bytes: 16 << 20 };
+        let hello = Hello::new(session, Features(0), [1; 32], credits);
+        let mut out = Vec::new();
+        hello.encode(&mut out);
+        let write = Request::Write(WriteRequest::new(object("o"), 0, vec![1; 1 << 20]));
+        let payload =
+            write.encode(RequestId { slot: 0, sequence: 1 }, blocker::Timestamp(0), false, &mut out);
+        // Half of it, and no more.
+        out.extend_from_slice(&payload.to_vec()[..512 << 10]);
+        peer.write_all(&out).unwrap();
+        let mut welcome = [0; 4];
+        peer.read_exact(&mut welcome).unwrap();
+        peers.push(peer);
+    }
+    let most = world.cache.counters().memory_bytes / 8;
+    // They are served by two threads: wait until one has been refused, and land where there is always room.
+    until("an eighth is claimed", || world.cache.counters().receive_buffer_bytes + (1 << 20) > most);
+    assert!(world.cache.counters().receive_buffer_bytes <= most);
+    // Others are not hindered.
+    let client = world.client();
+    let data = pattern(4 << 20, 1);
+    block_on(client.write(WriteRequest::new(object("other"), 0, data.clone()))).unwrap();
+    assert!(
+        block_on(client.read(ReadRequest::new(object("other"), 0, 4 << 20))).unwrap().data.to_vec() == data
+    );
+    drop(peers);
+    until("it is given back", || world.cache.counters().receive_buffer_bytes == 0);
+    world.cache.validate().unwrap();
+}
+
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = std::time::Instant::now();
+    while !holds() {
+        assert!(begun.elapsed().as_secs() < 60, "never: {what}");
+        std::thread::yield_now();
+    }
+}

@@ -1,0 +1,198 @@
+//! One flight per key: of the callers that miss a key at the same time, the first makes the value and the
+//! others wait.
+//!
+//! A flight is in the table while its *leader* makes the value. The callers that find it there are
+//! *followers*. The leader stores the value, removes the flight from the table and gives the value to its
+//! followers. A leader that is dropped without a value (an error, a panic, a cancelled future) abandons the
+//! flight: its followers look the key up again, and the first of them that finds nothing leads the next
+//! flight.
+//!
+//! Nothing here is on the path of a hit.
+
+use super::lock_ranks;
+use crate::KeyHash;
+use crate::sync::{Arc, Mutex, lock, thread};
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, Wake, Waker};
+
+const SHARDS: usize = 16;
+
+/// The values that are being made.
+pub(super) struct Flights {
+    shards: [Mutex<Shard>; SHARDS],
+}
+
+/// The flights of some keys.
+type Shard = HashMap<Box<[u8]>, Arc<Flight>>;
+
+struct Flight {
+    state: Mutex<State>,
+}
+
+struct State {
+    outcome: Outcome,
+    /// The wakers of the followers that wait, each in a place of its own.
+    wakers: Vec<Option<Waker>>,
+}
+
+enum Outcome {
+    Pending,
+    Made(Arc<[u8]>),
+    Abandoned,
+}
+
+/// The part of a caller in a flight.
+pub(super) enum Role<'a> {
+    Leader(Leader<'a>),
+    Follower(Follower),
+}
+
+/// The caller that makes the value.
+pub(super) struct Leader<'a> {
+    flights: &'a Flights,
+    key: Box<[u8]>,
+    shard: usize,
+    flight: Arc<Flight>,
+}
+
+/// A caller that waits for the value. It resolves to `None` if the flight is abandoned.
+pub(super) struct Follower {
+    flight: Arc<Flight>,
+    /// The place of its waker.
+    place: Option<usize>,
+}
+
+impl Flights {
+    pub(super) fn new() -> Flights {
+        Flights { shards: std::array::from_fn(|_| Mutex::ranked(HashMap::new(), &lock_ranks::FLIGHTS)) }
+    }
+
+    /// Joins the flight of a key, or begins one.
+    pub(super) fn join(&self, key: &[u8], hash: KeyHash) -> Role<'_> {
+        let shard = hash.shard_bits() % SHARDS;
+        let mut flights = lock(&self.shards[shard]);
+        if let Some(flight) = flights.get(key) {
+            return Role::Follower(Follower { flight: flight.clone(), place: None });
+        }
+        let state = State { outcome: Outcome::Pending, wakers: Vec::new() };
+        let flight = Arc::new(Flight { state: Mutex::ranked(state, &lock_ranks::FLIGHT) });
+        let key = Box::<[u8]>::from(key);
+        flights.insert(key.clone(), flight.clone());
+        Role::Leader(Leader { flights: self, key, shard, flight })
+    }
+}
+
+/// What a test can see of a flight.
+#[cfg(all(test, not(shuttle)))]
+impl Flights {
+    fn find(&self, key: &[u8], hash: KeyHash) -> Option<Arc<Flight>> {
+        lock(&self.shards[hash.shard_bits() % SHARDS]).get(key).cloned()
+    }
+
+    pub(super) fn is_under_way(&self, key: &[u8], hash: KeyHash) -> bool {
+        self.find(key, hash).is_some()
+    }
+
+    /// The callers that wait for the value of a key.
+    pub(super) fn followers(&self, key: &[u8], hash: KeyHash) -> usize {
+        self.find(key, hash).map_or(0, |flight| lock(&flight.state).wakers.iter().flatten().count())
+    }
+}
+
+impl Leader<'_> {
+    /// Ends the flight, and gives its followers the value.
+    pub(super) fn complete(self, value: &[u8]) {
+        self.leave_table();
+        // The table has dropped its reference, and no caller can join any more: other references are
+        // followers'.
+        if Arc::strong_count(&self.flight) > 1 {
+            self.flight.end(Outcome::Made(value.into()));
+        }
+    }
+
+    /// Takes the flight out of the table, if it is still there.
+    fn leave_table(&self) {
+        let mut flights = lock(&self.flights.shards[self.shard]);
+        if flights.get(&self.key).is_some_and(|flight| Arc::ptr_eq(flight, &self.flight)) {
+            flights.remove(&self.key);
+        }
+    }
+}
+
+impl Drop for Leader<'_> {
+    fn drop(&mut self) {
+        self.leave_table();
+        self.flight.end(Outcome::Abandoned);
+    }
+}
+
+impl Flight {
+    /// Sets the outcome and wakes the followers; only the first call has an effect.
+    fn end(&self, outcome: Outcome) {
+        let wakers = {
+            let mut state = lock(&self.state);
+            if !matches!(state.outcome, Outcome::Pending) {
+                return;
+            }
+            state.outcome = outcome;
+            std::mem::take(&mut state.wakers)
+        };
+        wakers.into_iter().flatten().for_each(Waker::wake);
+    }
+}
+
+impl Future for Follower {
+    type Output = Option<Arc<[u8]>>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Arc<[u8]>>> {
+        let follower = &mut *self;
+        let mut state = lock(&follower.flight.state);
+        match &state.outcome {
+            Outcome::Made(value) => return Poll::Ready(Some(value.clone())),
+            Outcome::Abandoned => return Poll::Ready(None),
+            Outcome::Pending => {}
+        }
+        let place = *follower.place.get_or_insert_with(|| {
+            state.wakers.push(None);
+            state.wakers.len() - 1
+        });
+        match &mut state.wakers[place] {
+            Some(waker) => waker.clone_from(context.waker()),
+            empty => *empty = Some(context.waker().clone()),
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        let Some(place) = self.place else { return };
+        let waker = lock(&self.flight.state).wakers.get_mut(place).and_then(Option::take);
+        // Dropped outside of the lock: a waker may run code of its executor.
+        drop(waker);
+    }
+}
+
+impl Follower {
+    /// Blocks the calling thread until the flight ends.
+    pub(super) fn wait(mut self) -> Option<Arc<[u8]>> {
+        struct Unpark(thread::Thread);
+
+        impl Wake for Unpark {
+            fn wake(self: Arc<Self>) {
+                self.0.unpark();
+            }
+        }
+
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let mut context = Context::from_waker(&waker);
+        loop {
+            match Pin::new(&mut self).poll(&mut context) {
+                Poll::Ready(value) => return value,
+                Poll::Pending => thread::park(),
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What is kept beside each bucket.
+
+#[cfg(not(shuttle))]
+use crate::arena::Memory;
+use crate::sync::{AtomicU8, AtomicU16, AtomicU32, Ordering};
+
+/// In the place of an owner: the bucket belongs to a receive buffer or payload that no write has taken over
+/// yet.
+pub(super) const RECEIVING: u32 = u32::MAX;
+
+/// What is kept beside each bucket. All zero: the bucket was never used.
+#[derive(Default)]
+pub(crate) struct Meta {
+    /// The object, plus one, whose clean or dirty slot this bucket belongs to; 0: none.
+    pub(super) owner: AtomicU32,
+    /// The neighbours in an eviction queue, plus one each; `next` also links free buckets.
+    pub(in crate::object) next: AtomicU32,
+    pub(in crate::object) prev: AtomicU32,
+    /// The number of the owner's slot.
+    pub(super) slot: AtomicU16,
+    /// The number of slots, segments and flushes that refer to it.
+    pub(super) refs: AtomicU16,
+    /// The sectors whose bytes are meaningful, and those newer than the store.
+    pub(super) valid: AtomicU8,
+    pub(super) dirty: AtomicU8,
+    /// The policy's bits.
+    pub(in crate::object) bits: AtomicU8,
+    /// Whether it is in a queue, and in which: see `queue.rs`. Guarded by the queue's lock.
+    pub(in crate::object) place: AtomicU8,
+}
+
+#[cfg(not(shuttle))]
+const _: () = assert!(size_of::<Meta>() == 20);
+
+impl Meta {
+    /// Returns the object and the slot that the bucket belongs to.
+    pub(crate) fn owner(&self) -> Option<(u32, u32)> {
+        let owner = self.owner.load(Ordering::Relaxed);
+        let owner = if owner == RECEIVING { return None } else { owner.checked_sub(1)? };
+        Some((owner, u32::from(self.slot.load(Ordering::Relaxed))))
+    }
+
+    pub(crate) fn set_owner(&self, owner: Option<(u32, u32)>) {
+        let (object, slot) = owner.map_or((0, 0), |(object, slot)| (object + 1, slot));
+        // A slot's number is below 2^16: `OBJECT_BYTES_LIMIT`.
+        self.slot.store(slot as u16, Ordering::Relaxed);
+        self.owner.store(object, Ordering::Relaxed);
+    }
+
+    /// Whether the bucket belongs to a receive buffer or payload that no write has taken over yet.
+    pub(crate) fn is_receiving(&self) -> bool {
+        self.owner.load(Ordering::Relaxed) == RECEIVING
+    }
+
+    pub(crate) fn valid(&self) -> u8 {
+        self.valid.load(Ordering::Relaxed)
+    }
+    pub(crate) fn set_valid(&self, mask: u8) {
+        self.valid.store(mask, Ordering::Relaxed);
+    }
+    pub(crate) fn dirty(&self) -> u8 {
+        self.dirty.load(Ordering::Relaxed)
+    }
+    pub(crate) fn set_dirty(&self, mask: u8) {
+        self.dirty.store(mask, Ordering::Relaxed);
+    }
+    pub(crate) fn refs(&self) -> u16 {
+        self.refs.load(Ordering::Acquire)
+    }
+}
+
+/// One [`Meta`] for each number, in a mapping of its own that is touched as buckets are used. Every hit looks
+/// one up at random, so huge pages are asked for, whatever the arena has: there are few pages of it.
+#[cfg(not(shuttle))]
+pub(super) struct Metas {
+    memory: Memory,
+    count: usize,
+}
+
+#[cfg(not(shuttle))]
+impl Metas {
+    pub(super) fn new(count: usize) -> std::io::Result<Self> {
+        Ok(Self { memory: Memory::map(count * size_of::<Meta>(), true)?, count })
+    }
+}
+
+#[cfg(not(shuttle))]
+impl std::ops::Deref for Metas {
+    type Target = [Meta];
+    #[inline]
+    fn deref(&self) -> &[Meta] {
+        // SAFETY: the mapping is large enough, aligned to a page, lives as long as `self`, and was zeroed,
+        // which is a valid `Meta`: it is made of atomic integers alone, and is touched in no other way.
+        unsafe { std::slice::from_raw_parts(self.memory.base().cast(), self.count) }
+    }
+}
+
+#[cfg(shuttle)]
+pub(super) struct Metas(Box<[Meta]>);
+
+#[cfg(shuttle)]
+impl Metas {
+    pub(super) fn new(count: usize) -> std::io::Result<Self> {
+        Ok(Self((0..count).map(|_| Meta::default()).collect()))
+    }
+}
+
+#[cfg(shuttle)]
+impl std::ops::Deref for Metas {
+    type Target = [Meta];
+    fn deref(&self) -> &[Meta] {
+        &self.0
+    }
+}

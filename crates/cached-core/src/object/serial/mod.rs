@@ -1,0 +1,250 @@
+//! The serial executor: the operations of one object run one at a time, in order, and no thread spins.
+//!
+//! ```text
+//!  head:  0            free, nothing waits          ── try_run ──> locked
+//!         LOCKED       a thread is inside
+//!         job | LOCKED a thread is inside, and will run these jobs (last come first)
+//!         job          no thread is inside, yet jobs wait: handed off, see below
+//! ```
+//! A thread that finds the object free runs its job at once, on its own core. A thread that does not queues
+//! the job and leaves; the thread inside runs it before it leaves. A job never waits for I/O: it reads,
+//! changes, and ends. An operation that must wait does so elsewhere and comes back with another job.
+//!
+//! Draining has a budget. When it is used up, the remaining jobs stay on the stack, the lock is released, and
+//! the first task that still waits for one of them, the *successor*, is woken to continue; a task that comes
+//! anew continues as well. So no caller works for others without end, and no job depends on one task alone: a
+//! task that gives up continues the queue first, or, if it finds the lock taken, is not woken and leaves that
+//! to the thread that hands off.
+//!
+//! The stack of waiting jobs is Treiber's, always taken whole, so the ABA problem does not arise.
+
+// Boxes that come off the stack as pointers go back on it as pointers.
+#![allow(clippy::vec_box)]
+
+mod run;
+
+use std::cell::UnsafeCell;
+
+use crate::sync::{Arc, AtomicPtr, Ordering};
+
+/// The most jobs of others that one caller runs before it hands off. Few under shuttle, so that the
+/// interleavings that it tries include hand-offs.
+const DRAIN_JOBS_MAX: usize = if cfg!(shuttle) { 2 } else { 64 };
+const LOCKED: usize = 1;
+
+/// A value that one job at a time may touch.
+#[repr(C)]
+pub(crate) struct Serial<T> {
+    head: AtomicPtr<Job<T>>,
+    value: UnsafeCell<T>,
+}
+
+/// A job that waits for the exclusive section. Aligned so that the lowest bit of a pointer to it is free.
+#[repr(align(8))]
+struct Job<T> {
+    next: *mut Job<T>,
+    run: Box<dyn FnOnce(&mut T) + Send>,
+    /// The task that should continue the queue when the thread inside has done enough.
+    successor: Option<Arc<dyn Successor>>,
+}
+
+/// A task that can be woken to continue the queue.
+trait Successor: Send + Sync {
+    /// Whether it still waits for its job.
+    fn is_waiting(&self) -> bool;
+    /// Wakes it; returns false if it waits no longer.
+    fn wake(&self) -> bool;
+}
+
+// SAFETY: the value is touched only by the thread that holds the lock bit of `head`, with acquire and release
+// on taking and releasing it; jobs are `Send`. So sharing needs `T: Send` and no more.
+unsafe impl<T: Send> Sync for Serial<T> {}
+// SAFETY: owning it is owning the value and the jobs, which are `Send`.
+unsafe impl<T: Send> Send for Serial<T> {}
+
+fn is_locked<T>(head: *mut Job<T>) -> bool {
+    head.addr() & LOCKED != 0
+}
+fn locked<T>(head: *mut Job<T>) -> *mut Job<T> {
+    head.map_addr(|addr| addr | LOCKED)
+}
+fn unlocked<T>(head: *mut Job<T>) -> *mut Job<T> {
+    head.map_addr(|addr| addr & !LOCKED)
+}
+
+impl<T> Serial<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { head: AtomicPtr::new(std::ptr::null_mut()), value: UnsafeCell::new(value) }
+    }
+
+    /// Runs `job` now if no thread is inside and nothing waits; returns it otherwise.
+    #[inline]
+    pub(crate) fn try_run<R, F: FnOnce(&mut T) -> R>(&self, job: F) -> Result<R, F> {
+        match self.try_enter() {
+            Some(mut section) => Ok(job(section.value())),
+            None => Err(job),
+        }
+    }
+
+    /// Begins an exclusive section if no thread is inside and nothing waits. It must be short: other callers
+    /// wait for its end.
+    #[inline]
+    pub(crate) fn try_enter(&self) -> Option<ExclusiveSection<'_, T>> {
+        let free = std::ptr::null_mut();
+        let taken = self.head.compare_exchange(free, locked(free), Ordering::SeqCst, Ordering::SeqCst);
+        taken.is_ok().then(|| ExclusiveSection(Release(self)))
+    }
+
+    /// Runs `job` now, or queues it for the thread that is inside.
+    pub(crate) fn post(&self, job: impl FnOnce(&mut T) + Send + 'static) {
+        if let Err(job) = self.try_run(job) {
+            self.enqueue(Box::new(Job { next: std::ptr::null_mut(), run: Box::new(job), successor: None }));
+        }
+    }
+
+    /// Queues a job; runs the queue if no thread is inside.
+    fn enqueue(&self, mut job: Box<Job<T>>) {
+        let mut head = self.head.load(Ordering::Relaxed);
+        let raw = loop {
+            job.next = unlocked(head);
+            let raw = Box::into_raw(job);
+            match self.head.compare_exchange_weak(head, locked(raw), Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => break raw,
+                Err(now) => {
+                    head = now;
+                    // SAFETY: the exchange failed, so no other thread has seen the pointer that `into_raw`
+                    // returned just above.
+                    job = unsafe { Box::from_raw(raw) };
+                }
+            }
+        };
+        let _ = raw;
+        if !is_locked(head) {
+            self.drain();
+        }
+    }
+
+    /// Continues with jobs that were handed off, unless another thread does.
+    fn resume(&self) {
+        let head = self.head.load(Ordering::Acquire);
+        let waits = !head.is_null() && !is_locked(head);
+        if waits
+            && self.head.compare_exchange(head, locked(head), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        {
+            self.drain();
+        }
+    }
+
+    /// Runs the waiting jobs, then releases the lock bit, which the caller holds.
+    fn drain(&self) {
+        let mut budget = DRAIN_JOBS_MAX;
+        let release = Release(self);
+        let mut waiting = Vec::new();
+        loop {
+            self.take_all(&mut waiting);
+            if waiting.is_empty() {
+                // Dropped, `release` looks once more, and comes back here if another job has been queued.
+                return drop(release);
+            }
+            let count = waiting.len().min(budget);
+            for job in waiting.drain(..count) {
+                // SAFETY: we hold the lock bit.
+                (job.run)(unsafe { &mut *self.value.get() });
+            }
+            budget -= count;
+            if budget == 0 && !waiting.is_empty() {
+                std::mem::forget(release);
+                return self.hand_off(waiting);
+            }
+        }
+    }
+
+    /// Appends all waiting jobs, in the order in which they came.
+    fn take_all(&self, to: &mut Vec<Box<Job<T>>>) {
+        let empty = locked(std::ptr::null_mut());
+        let mut at = unlocked(self.head.swap(empty, Ordering::AcqRel));
+        let from = to.len();
+        while !at.is_null() {
+            // SAFETY: every pointer on the stack came from `Box::into_raw` in `enqueue` or `hand_off`,
+            // and the swap made the whole stack ours alone.
+            let job = unsafe { Box::from_raw(at) };
+            at = job.next;
+            to.push(job);
+        }
+        to[from..].reverse();
+    }
+
+    /// Puts the jobs back, releases the lock, and wakes the first task that waits for one of them.
+    fn hand_off(&self, mut waiting: Vec<Box<Job<T>>>) {
+        loop {
+            self.take_all(&mut waiting);
+            let successors = waiting.iter().filter_map(|job| job.successor.as_ref());
+            let successor = successors.into_iter().find(|successor| successor.is_waiting()).cloned();
+            let mut top = std::ptr::null_mut();
+            for mut job in waiting.drain(..) {
+                job.next = top;
+                top = Box::into_raw(job);
+            }
+            let empty = locked(std::ptr::null_mut());
+            // Without a task to wake, only this thread can continue.
+            let next = if successor.is_some() { top } else { locked(top) };
+            if self.head.compare_exchange(empty, next, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+                match successor {
+                    // The task has given up since, perhaps while the lock was still held: then it has left
+                    // the queue to us.
+                    Some(successor) if !successor.wake() => self.resume(),
+                    Some(_) => (),
+                    None => self.drain(),
+                }
+                return;
+            }
+            // Jobs have come in between: they go to the end.
+            while !top.is_null() {
+                // SAFETY: the exchange failed, so what `into_raw` gave above is still ours.
+                let job = unsafe { Box::from_raw(top) };
+                top = job.next;
+                waiting.push(job);
+            }
+            waiting.reverse();
+        }
+    }
+}
+
+/// An exclusive section, until this is dropped.
+pub(crate) struct ExclusiveSection<'a, T>(Release<'a, T>);
+
+impl<T> ExclusiveSection<'_, T> {
+    #[inline]
+    pub(crate) fn value(&mut self) -> &mut T {
+        // SAFETY: a section is made by the thread that took the lock bit, and releases it when it is dropped.
+        unsafe { &mut *self.0.0.value.get() }
+    }
+}
+
+/// Releases the lock bit, after running what has been queued meanwhile.
+struct Release<'a, T>(&'a Serial<T>);
+
+impl<T> Drop for Release<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        let free = std::ptr::null_mut();
+        let head = &self.0.head;
+        // Sequentially consistent, as entering is: a thread that found the bit taken and waits for something
+        // else is seen by the thread that releases it and looks for waiters afterwards.
+        if head.compare_exchange(locked(free), free, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+            self.0.drain();
+        }
+    }
+}
+
+impl<T> Drop for Serial<T> {
+    fn drop(&mut self) {
+        let mut left = Vec::new();
+        self.take_all(&mut left);
+    }
+}
+
+#[cfg(all(test, shuttle))]
+mod shuttle_tests;
+#[cfg(all(test, not(shuttle)))]
+mod tests;
