@@ -1,10 +1,11 @@
 //! The shared secret: a peer that does not know it is refused, and it never crosses the wire.
 //!
-//! Both sides prove that they know it, by an HMAC-SHA-256 over every byte of the handshake so far, each with a prefix of
-//! its own so that a proof cannot be reflected (a challenge-response as in RFC 2104 and RFC 5802, without stretching: the
-//! secret must be a random key). So nothing in the handshake can be changed on the way: versions, features, credits, the
-//! store's identity. Everything after the handshake is neither secret nor protected against an attacker on the path;
-//! that needs TLS, for whose channel binding (RFC 5929, RFC 9266) the proofs have a field.
+//! Both sides prove that they know it, by an HMAC-SHA-256 over every byte of the handshake so far, each with
+//! a prefix of its own so that a proof cannot be reflected (a challenge-response as in RFC 2104 and RFC 5802,
+//! without stretching: the secret must be a random key). So nothing in the handshake can be changed on the
+//! way: versions, features, credits, the store's identity. Everything after the handshake is neither secret
+//! nor protected against an attacker on the path; that needs TLS, for whose channel binding (RFC 5929, RFC
+//! 9266) the proofs have a field.
 
 use std::fmt;
 use std::io;

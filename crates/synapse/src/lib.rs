@@ -8,10 +8,10 @@
 //!
 //! # What it guarantees
 //!
-//! - A change is executed at most once, even if its connection breaks and it is sent again: a session outlives its
-//!   connections, and the server remembers the outcome of the last request in each of its slots.
-//! - A flush that succeeds covers everything that was acknowledged before, even across a restart of the server:
-//!   otherwise it fails with `WritesLost`.
+//! - A change is executed at most once, even if its connection breaks and it is sent again: a session
+//!   outlives its connections, and the server remembers the outcome of the last request in each of its slots.
+//! - A flush that succeeds covers everything that was acknowledged before, even across a restart of the
+//!   server: otherwise it fails with `WritesLost`.
 //! - Memory is bounded on both sides: a server grants every client a number of requests and bytes.
 //! - Client and server prove to each other that they know a shared [`Secret`].
 //!

@@ -107,8 +107,9 @@ pub(crate) enum Stream {
     Other(Box<dyn Duplex>),
 }
 
-/// Performs one transfer of at most `$bytes_max` bytes on a socket that is ready. A shorter one has emptied the socket,
-/// or filled it: the runtime learns that at once, which spares the system call that would find it out.
+/// Performs one transfer of at most `$bytes_max` bytes on a socket that is ready. A shorter one has emptied
+/// the socket, or filled it: the runtime learns that at once, which spares the system call that would find it
+/// out.
 macro_rules! transfer {
     ($stream:ident, $interest:expr, $bytes_max:ident, $call:expr) => {{
         let mut moved = None;
@@ -202,7 +203,8 @@ impl Stream {
         }
     }
 
-    /// Returns the number of bytes written that the other side has not received yet, as far as the system knows.
+    /// Returns the number of bytes written that the other side has not received yet, as far as the system
+    /// knows.
     pub(crate) fn unreceived_bytes(&self) -> Option<u64> {
         let descriptor = match self {
             Self::Tcp(stream) => stream.as_raw_fd(),
@@ -210,8 +212,8 @@ impl Stream {
             Self::Other(_) => return None,
         };
         let mut count: libc::c_int = 0;
-        // SAFETY: the descriptor is open as long as `self` is borrowed, and TIOCOUTQ writes one int to the pointer,
-        // which points to one.
+        // SAFETY: the descriptor is open as long as `self` is borrowed, and TIOCOUTQ writes one int to the
+        // pointer, which points to one.
         let done = unsafe { libc::ioctl(descriptor, libc::TIOCOUTQ, &raw mut count) };
         u64::try_from(count).ok().filter(|_| done == 0)
     }

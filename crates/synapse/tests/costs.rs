@@ -1,4 +1,4 @@
-//! What a request costs in memory: allocations on a hit, copies of large payloads. Counted, not timed.
+//! The memory cost of a request: allocations on a hit, copies of large payloads. Counted, not timed.
 
 mod support;
 
@@ -15,7 +15,7 @@ use support::raw::{Raw, hello, id, request_bytes};
 use synapse::codec::*;
 use synapse::{ClientConfig, Server, ServerConfig, SynapseBlocker};
 
-/// Counts the allocations of the threads that want it.
+/// Counts the allocations of threads that enable it.
 struct Counting;
 
 thread_local! {
@@ -44,8 +44,8 @@ fn allocations() -> u64 {
     COUNT.with(|count| count.get().unwrap_or(0))
 }
 
-/// A server on a thread of its own that counts, with what its backend does in the background; the function given
-/// runs beside it.
+/// A server on a thread of its own that counts, with what its backend does in the background; the function
+/// given runs beside it.
 fn beside_a_counting_server(
     backend: Arc<dyn Blocker>,
     background: impl Future<Output = ()> + Send + 'static,
@@ -86,7 +86,7 @@ fn filled() -> Arc<Memory> {
     memory
 }
 
-/// A bucket, and how many point at it.
+/// A bucket, and the number of its pins.
 struct Arena {
     bytes: Vec<u8>,
     pins: std::sync::atomic::AtomicI64,
@@ -238,12 +238,12 @@ fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
             assert!(matches!(raw.frame().outcome(), Outcome::Answered(_)));
         }
         let copied = server.metric("synapse_copied_bytes_total");
-        // The first came while nobody expected it: a buffer full. The others: what one short read brings.
+        // The first was not expected: a full buffer. The others: the bytes of one short read.
         let most = 128 * 1024 + 512 * u64::from(rounds);
         assert!(copied <= most, "{copied} of {} bytes were copied", size * rounds as usize);
 
-        // One after the other without a pause: each payload brings the next head with it, and nothing more. Where the
-        // socket was empty in between, a short read brings the head, with some of the payload.
+        // One after the other without a pause: each payload brings the next head with it, and nothing more.
+        // Where the socket was empty in between, a short read brings the head, with some of the payload.
         let pipelined = (0..4).map(|slot| request_bytes(id(slot, rounds + 1), &write));
         let all: Vec<u8> = pipelined.flatten().collect();
         raw.send(|out| *out = all);
@@ -256,7 +256,7 @@ fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
 }
 
 #[test]
-fn what_a_read_points_at_goes_to_the_socket_from_where_it_lies() {
+fn pinned_payloads_are_sent_without_a_copy() {
     let (arena, backend) = buckets();
     let host = support::host::Host::new(Kind::Tcp, backend, ServerConfig::default());
     let client = host.client();

@@ -1,5 +1,5 @@
-//! The same between sockets, where a kernel adds its own buffers, segments and resets. Less repeats than in
-//! memory: the seed decides what goes wrong at which byte, not who is faster.
+//! Histories over sockets, where a kernel adds its own buffers, segments and resets. A run repeats less than
+//! in memory: the seed decides the faults and their bytes, not the order of concurrent events.
 
 mod support;
 
@@ -20,15 +20,15 @@ use support::history::check::{CLIENTS_MAX, assert_linearizable};
 use support::net::plan::{Kind, Profile};
 use support::net::tcp::TcpRelay;
 
-/// A run of the server, and the process around its backend.
-struct Life {
+/// An instance of the server, and the process around its backend.
+struct Instance {
     backend: Arc<Mortal>,
     // Listens as long as it lives.
     _server: Server,
     address: SocketAddr,
 }
 
-impl Life {
+impl Instance {
     async fn begin(store: Arc<dyn Blocker>, clock: TokioClock) -> Self {
         let mut config = ServerConfig::default();
         config.clock = Arc::new(clock);
@@ -74,24 +74,24 @@ async fn histories_between_sockets_have_an_order_and_agree_with_the_store() {
         let store: Arc<dyn Blocker> =
             Arc::new(Faulty::new(Arc::clone(&ledger) as _, delays, Arc::new(clock)));
 
-        let life = Life::begin(Arc::clone(&store), clock).await;
+        let instance = Instance::begin(Arc::clone(&store), clock).await;
         let mut profile = Profile::rough(seed, &Kind::ALL);
         (profile.pause, profile.bytes_max) =
             (Duration::from_millis(1)..Duration::from_millis(600), 128 * 1024);
-        let relay = Arc::new(TcpRelay::start(life.address, profile).await.expect("a relay"));
-        let life = Arc::new(Mutex::new(Some(life)));
+        let relay = Arc::new(TcpRelay::start(instance.address, profile).await.expect("a relay"));
+        let instance = Arc::new(Mutex::new(Some(instance)));
         let reaper = tokio::spawn({
-            let (relay, life) = (Arc::clone(&relay), Arc::clone(&life));
+            let (relay, instance) = (Arc::clone(&relay), Arc::clone(&instance));
             let store = Arc::clone(&store);
             async move {
                 loop {
                     relay.hits().kill.notified().await;
-                    let old = life.lock().take().expect("one lives at a time");
+                    let old = instance.lock().take().expect("one lives at a time");
                     old.backend.die();
                     drop(old);
-                    let new = Life::begin(Arc::clone(&store), clock).await;
+                    let new = Instance::begin(Arc::clone(&store), clock).await;
                     relay.retarget(new.address);
-                    *life.lock() = Some(new);
+                    *instance.lock() = Some(new);
                 }
             }
         });
@@ -105,8 +105,8 @@ async fn histories_between_sockets_have_an_order_and_agree_with_the_store() {
         drop(backends);
         reaper.abort();
         // The last server dies: nothing more can be applied.
-        if let Some(life) = life.lock().take() {
-            life.backend.die();
+        if let Some(instance) = instance.lock().take() {
+            instance.backend.die();
         }
         for (number, history) in outcomes.histories.iter().enumerate() {
             let context = format!("seed {seed}, register {number}");

@@ -1,4 +1,4 @@
-//! Bytes under way, dealt out to many: everybody gets some, nobody keeps what others need.
+//! Outstanding bytes, distributed over many clients: every client gets some, none keeps what others need.
 
 mod support;
 
@@ -28,7 +28,7 @@ fn server(plan: Plan, change: impl FnOnce(&mut ServerConfig)) -> Arc<SimServer> 
     SimServer::open(Arc::new(Memory::default()), move |_| plan.clone(), clock, config)
 }
 
-/// A client that says what it is told to.
+/// A client that sends given frames.
 struct Raw {
     stream: DuplexStream,
     buffer: Vec<u8>,
@@ -37,14 +37,14 @@ struct Raw {
 
 impl Raw {
     async fn welcomed(server: &SimServer, lane: u16, features: u64, bytes: u64) -> Self {
-        let mut raw = Self::said(server, lane, features, bytes).await;
+        let mut raw = Self::hello(server, lane, features, bytes).await;
         let frame = raw.frame().await;
         raw.welcome = Welcome::decode(&parse(&frame).unwrap()).unwrap();
         raw
     }
 
-    /// Greets, and does not wait for an answer.
-    async fn said(server: &SimServer, lane: u16, features: u64, bytes: u64) -> Self {
+    /// Sends a hello, and does not wait for an answer.
+    async fn hello(server: &SimServer, lane: u16, features: u64, bytes: u64) -> Self {
         let session = SessionId { client: [9; 16], lane };
         let hello = Hello::new(session, Features(features), [1; 32], Credits { slots: 16, bytes });
         let welcome = Welcome::new([0; 16], 0, Credits::default(), Capabilities::full(0));
@@ -56,7 +56,7 @@ impl Raw {
     async fn send(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         let mut out = Vec::new();
         write(&mut out);
-        // A server that has closed the connection may have said why.
+        // The server may have closed the connection after a goodbye.
         let _ = self.stream.write_all(&out).await;
     }
 
@@ -82,7 +82,7 @@ impl Raw {
         }
     }
 
-    /// The next grant; says that it is kept to.
+    /// Returns the next grant, and accepts it.
     async fn granted(&mut self) -> u64 {
         let frame = self.frame().await;
         let header = parse(&frame).unwrap().header;
@@ -93,14 +93,15 @@ impl Raw {
 }
 
 #[test]
-fn sixteen_greedy_clients_that_never_answer_do_not_lock_the_seventeenth_out() {
+fn sixteen_clients_that_never_answer_do_not_lock_out_the_seventeenth() {
     simulate(async {
         let server = server(Plan::default(), |_| ());
         let mut greedy = Vec::new();
         for lane in 0..16 {
             greedy.push(Raw::welcomed(&server, lane, Features::CREDIT, u64::MAX).await);
         }
-        // Small requests at once, and large ones once those who do not let go of what they hold are let go.
+        // Small requests at once, and large ones once the clients that do not accept smaller grants are
+        // closed.
         let client = server.client().await;
         client.write(WriteRequest::new(object("o"), 0, vec![1; 4096])).await.unwrap();
         let mut write = WriteRequest::new(object("o"), 0, vec![2; 4 << 20]);
@@ -110,7 +111,7 @@ fn sixteen_greedy_clients_that_never_answer_do_not_lock_the_seventeenth_out() {
 }
 
 #[test]
-fn as_many_as_may_connect_are_let_in_and_each_can_do_the_largest_request() {
+fn connections_max_clients_are_accepted_and_each_can_send_the_largest_request() {
     simulate(async {
         let server = server(Plan::default(), |config| config.peer_timeout = Duration::from_secs(1 << 20));
         let mut all = Vec::new();
@@ -146,7 +147,7 @@ fn as_many_as_may_connect_are_let_in_and_each_can_do_the_largest_request() {
 }
 
 #[test]
-fn clients_that_need_more_than_there_is_take_turns() {
+fn clients_that_need_more_than_there_is_are_served_in_turn() {
     simulate(async {
         let server = server(Plan::default(), |config| {
             (config.connections_max, config.sessions_max) = (24, 24);
@@ -173,16 +174,16 @@ fn clients_that_need_more_than_there_is_take_turns() {
         }
         for client in clients {
             let done = tokio::time::timeout(Duration::from_secs(600), client).await;
-            done.expect("nobody waits for ever").unwrap();
+            done.expect("a client waits forever").unwrap();
         }
         assert_eq!(server.metric("synapse_connections_broken_total"), 0);
-        assert!(server.metric("synapse_grants_changed_total") > 24, "nobody had to take turns");
+        assert!(server.metric("synapse_grants_changed_total") > 24, "no client had to wait");
         assert_eq!(server.sim.hits().connections.load(Ordering::Relaxed), 24);
     });
 }
 
 #[test]
-fn a_client_that_exceeds_what_it_said_it_keeps_to_or_answers_nothing_is_closed() {
+fn a_client_that_answers_a_grant_wrongly_or_not_at_all_is_closed() {
     simulate(async {
         let server = server(Plan::default(), |config| {
             (config.connections_max, config.sessions_max) = (4, 4);
@@ -203,7 +204,7 @@ fn a_client_that_exceeds_what_it_said_it_keeps_to_or_answers_nothing_is_closed()
         };
         first.send(|out| out.extend_from_slice(&read(0))).await;
         assert_eq!(parse(&first.frame().await).unwrap().header.status, Status::Missing);
-        // An answer to something that was not said.
+        // An answer to a grant that was not announced.
         first.send(|out| encode_credit(out, bytes + 1, true)).await;
         let goodbye = first.frame().await;
         let head = parse(&goodbye).unwrap();
@@ -229,7 +230,7 @@ fn a_client_that_exceeds_what_it_said_it_keeps_to_or_answers_nothing_is_closed()
 }
 
 #[test]
-fn a_client_that_knows_of_no_changing_grants_has_a_fixed_one_and_may_not_ask() {
+fn a_client_without_the_feature_has_a_fixed_grant_and_may_not_request_more() {
     simulate(async {
         let server = server(Plan::default(), |_| ());
         let mut raw = Raw::welcomed(&server, 0, 0, u64::MAX).await;
@@ -241,13 +242,13 @@ fn a_client_that_knows_of_no_changing_grants_has_a_fixed_one_and_may_not_ask() {
     });
 }
 
-/// So many bytes for each of `steps`, then a pause, in one direction.
+/// Returns a direction with a pause after each of `steps` of `step_bytes`.
 fn slowly(step_bytes: u64, pause: Duration, steps: u64) -> Direction {
     Direction { faults: (1..=steps).map(|step| (step * step_bytes, Fault::Pause(pause))).collect() }
 }
 
 #[test]
-fn a_frame_that_takes_longer_than_the_peer_timeout_arrives_in_the_end() {
+fn a_frame_that_takes_longer_than_the_peer_timeout_arrives() {
     simulate(async {
         // A megabit in a second, about, both ways.
         let slow = || slowly(8192, Duration::from_millis(65), 1 << 10);
@@ -267,7 +268,7 @@ fn a_frame_that_takes_longer_than_the_peer_timeout_arrives_in_the_end() {
 }
 
 #[test]
-fn a_call_has_a_deadline_if_the_client_is_told_so() {
+fn call_timeout_limits_calls_without_a_deadline() {
     simulate(async {
         let half_open = Plan { up: Direction::one(200, Fault::HalfOpen), down: Direction::default() };
         let server = server(half_open, |_| ());

@@ -1,9 +1,8 @@
-//! Histories through synapse, with everything going wrong that a network and a server can do: each has an
-//! order that explains it, and agrees with what the store applied. With a safety rule switched off, that is
-//! noticed.
+//! Histories over synapse with every fault of a network and a server: each has an order that explains it, and
+//! agrees with what the store applied. A safety rule that is switched off is detected.
 //!
-//! A seed repeats its faults, its delays and what the clients ask for. What synapse draws for itself (names of
-//! sessions, pauses between attempts to connect) differs from run to run: each run tries a little more.
+//! A seed repeats its faults, its delays and the calls of the clients. What synapse draws for itself (names
+//! of sessions, pauses between attempts to connect) differs from run to run: each run tries a little more.
 
 mod support;
 
@@ -22,17 +21,17 @@ use support::history::check::{CLIENTS_MAX, Refusal, assert_linearizable, lineari
 use support::history::operation::{Action, Operation};
 use support::net::plan::{Kind, Profile};
 
-/// Which safety rule is switched off.
+/// The safety rule that is switched off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Rule {
     None,
-    /// The server forgets what became of requests, and does again what is sent again.
+    /// The server forgets outcomes, and executes repeated requests again.
     Outcomes,
-    /// The client sends again what another instance may have done.
+    /// The client sends requests again that another instance may have executed.
     Instances,
 }
 
-/// What became of one run.
+/// The results of one run.
 struct Run {
     outcomes: Outcomes,
     ledger: Arc<Ledger>,
@@ -40,7 +39,8 @@ struct Run {
     replays: u64,
 }
 
-/// Clients on a rough network before a store whose answers take time: two share a connection, or two have two.
+/// Clients on a rough network before a store whose answers take time: two share a connection, or two have
+/// two.
 fn play(seed: u64, kinds: &[Kind], off: Rule) -> Run {
     simulate(async {
         let (workload, clock) = (Workload::new(seed), TokioClock::new());
@@ -62,7 +62,7 @@ fn play(seed: u64, kinds: &[Kind], off: Rule) -> Run {
         }
         let outcomes = run(&backends, &workload, clock).await;
         let replays = server.metric("synapse_replays_total");
-        // What was given up may still come to pass.
+        // Calls that were dropped may still be applied.
         drop(backends);
         tokio::time::sleep(Duration::from_secs(120)).await;
         let hits = kinds.iter().map(|&kind| (kind, server.sim.hits().of(kind))).collect();
@@ -118,9 +118,7 @@ fn safe_under(kinds: &[Kind], seeds: std::ops::Range<u64>) {
         unknown += all.filter(|operation| operation.action.is_unknown()).count();
         replays += run.replays;
     }
-    println!(
-        "{kinds:?} happened {hits:?} times; {unknown} outcomes stayed unknown, {replays} were told again"
-    );
+    println!("{kinds:?} happened {hits:?} times; {unknown} outcomes stayed unknown, {replays} were repeated");
     assert!(hits.iter().all(|&count| count > 0), "a quiet network proves nothing: {kinds:?} {hits:?}");
 }
 
@@ -178,11 +176,11 @@ fn runs_until_noticed(off: Rule, kinds: &[Kind], seeds: std::ops::Range<u64>) ->
 }
 
 #[test]
-fn a_server_that_forgets_outcomes_is_noticed() {
+fn a_server_that_forgets_outcomes_is_detected() {
     assert!(runs_until_noticed(Rule::Outcomes, &[Kind::Cut], 0..300).is_some());
 }
 
 #[test]
-fn a_client_that_guesses_across_instances_is_noticed() {
+fn a_client_that_guesses_across_instances_is_detected() {
     assert!(runs_until_noticed(Rule::Instances, &[Kind::Kill], 1_000..1_300).is_some());
 }

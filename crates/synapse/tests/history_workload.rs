@@ -1,4 +1,4 @@
-//! The workload on trial, without a network: over a slow store its histories have an order and agree with
+//! Tests of the workload, without a network: over a slow store its histories have an order and agree with
 //! what the store applied; over a store that breaks a promise they do not.
 
 mod support;
@@ -19,7 +19,7 @@ use support::history::operation::{Action, Operation};
 /// Puts a layer on a store.
 type Wrap = fn(Arc<dyn Blocker>) -> Arc<dyn Blocker>;
 
-/// What [`CLIENTS_MAX`] clients are told by a store whose answers take time, below `wrap`.
+/// Returns the outcomes of [`CLIENTS_MAX`] clients over a slow store below the layer `wrap`.
 fn play(workload: &Workload, wrap: Wrap) -> (Outcomes, Arc<Ledger>) {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
@@ -33,7 +33,7 @@ fn play(workload: &Workload, wrap: Wrap) -> (Outcomes, Arc<Ledger>) {
         let slow = Faulty::new(wrap(Arc::clone(&ledger) as _), plan, Arc::new(clock));
         let backends = vec![Arc::new(slow) as Arc<dyn Blocker>; CLIENTS_MAX];
         let outcomes = run(&backends, workload, clock).await;
-        // What was given up may still come to pass.
+        // Calls that were dropped may still be applied.
         tokio::time::sleep(Duration::from_secs(60)).await;
         (outcomes, ledger)
     })
@@ -73,7 +73,7 @@ fn a_seed_repeats_its_history() {
 }
 
 #[test]
-fn every_broken_promise_is_noticed() {
+fn every_broken_promise_is_detected() {
     const WRAPS: [Wrap; 5] = [
         |inner| Broken::new(inner, Promise::Once, 20),
         |inner| Broken::new(inner, Promise::Acknowledged, 20),

@@ -1,5 +1,4 @@
-//! Peers that fall silent, deadlines, and the patience of those who wait; all on a clock that stands still
-//! until it is told otherwise.
+//! Silent peers, deadlines and timeouts, on a clock that advances only when a test moves it.
 
 mod support;
 
@@ -33,7 +32,7 @@ fn step_until(clock: &ManualClock, step: Duration, what: &str, is: impl Fn() -> 
 }
 
 #[test]
-fn a_silent_client_is_let_go_and_one_that_pings_is_not() {
+fn a_silent_client_is_closed_and_one_that_pings_is_not() {
     let (host, clock) = clocked(Arc::new(Memory::default()));
     let (mut silent, welcome) = Raw::welcomed(&host.address, &hello(0));
     assert_eq!(welcome.peer_timeout_ms, 30_000);
@@ -50,7 +49,7 @@ fn a_silent_client_is_let_go_and_one_that_pings_is_not() {
 }
 
 #[test]
-fn a_client_that_takes_nothing_is_let_go_and_costs_no_more_than_its_grant() {
+fn a_client_that_receives_nothing_is_closed_and_costs_no_more_than_its_grant() {
     let clock = ManualClock::new();
     let mut config = ServerConfig::default();
     config.clock = Arc::new(clock.clone());
@@ -61,24 +60,24 @@ fn a_client_that_takes_nothing_is_let_go_and_costs_no_more_than_its_grant() {
         .unwrap();
     let (mut raw, _) = Raw::welcomed(&host.address, &hello(0));
     let read = Request::Read(ReadRequest::new(object("o"), 0, 4 << 20));
-    // What the sockets hold is nobody's; what is beyond waits, and the server stops reading.
+    // Answers beyond what the sockets hold wait, and the server stops reading.
     for slot in 0..4 {
         raw.request(id(slot, 1), &read);
     }
     until("the server has begun", || host.server.metric("synapse_requests_total") >= 1);
     let mut first = [0; 1];
     raw.stream.read_exact(&mut first).unwrap();
-    step_until(&clock, Duration::from_secs(1), "the client is let go", || {
+    step_until(&clock, Duration::from_secs(1), "the client is closed", || {
         host.server.metric("synapse_connections_silent_total") == 1
     });
 }
 
 #[test]
-fn a_client_finds_out_that_its_server_is_silent_and_connects_again() {
-    // A server that greets, and then says nothing more.
+fn a_client_detects_that_its_server_is_silent_and_connects_again() {
+    // A server that sends nothing after its welcome.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = Address::Tcp(listener.local_addr().unwrap().to_string());
-    let greeted = std::thread::spawn(move || {
+    let welcomed = std::thread::spawn(move || {
         let mut kept = Vec::new();
         for _ in 0..2 {
             let (mut stream, _) = listener.accept().unwrap();
@@ -105,14 +104,14 @@ fn a_client_finds_out_that_its_server_is_silent_and_connects_again() {
     let runtime = support::host::runtime();
     let client = runtime.block_on(SynapseBlocker::connect(config)).unwrap();
     step_until(&clock, Duration::from_millis(500), "it has connected again", || client.counters()[0].1 == 2);
-    // On the first connection it has asked whether anybody is there.
-    let mut first = greeted.join().unwrap().swap_remove(0);
-    let mut heard = Vec::new();
+    // On the first connection it has sent a ping.
+    let mut first = welcomed.join().unwrap().swap_remove(0);
+    let mut received = Vec::new();
     let mut chunk = [0; 4096];
-    while !heard.windows(6).any(|bytes| bytes == [b'S', b'Y', b'N', b'A', VERSION, Op::Ping.code()]) {
+    while !received.windows(6).any(|bytes| bytes == [b'S', b'Y', b'N', b'A', VERSION, Op::Ping.code()]) {
         let count = first.read(&mut chunk).unwrap();
-        assert!(count > 0, "it has never asked");
-        heard.extend_from_slice(&chunk[..count]);
+        assert!(count > 0, "it has never sent a ping");
+        received.extend_from_slice(&chunk[..count]);
     }
 }
 
@@ -123,7 +122,7 @@ fn an_idle_connection_is_kept_alive() {
     config.clock = Arc::new(clock.clone());
     let client = host.client_with(config);
     support::host::until("both have connected", || client.counters().contains(&("connects", 2)));
-    // After five seconds of silence each of them asks, and is answered.
+    // After five seconds of silence each of them sends a ping, which is answered.
     for asked in (1..=100).map(|round| 2 * round) {
         clock.advance(Duration::from_secs(5));
         let answered = || client.counters().contains(&("pings_answered", asked));
@@ -134,7 +133,7 @@ fn an_idle_connection_is_kept_alive() {
 }
 
 #[test]
-fn at_its_deadline_every_call_answers() {
+fn every_call_returns_at_its_deadline() {
     let backend = Gated::new();
     let (host, clock) = clocked(Arc::clone(&backend) as _);
     let mut config = host.client_config();
@@ -167,7 +166,7 @@ fn at_its_deadline_every_call_answers() {
 }
 
 #[test]
-fn without_a_server_calls_wait_and_then_give_up_each_in_its_way() {
+fn without_a_server_calls_wait_for_reconnect_timeout_and_then_fail() {
     let backend = Gated::new();
     let (host, clock) = clocked(Arc::clone(&backend) as _);
     let mut config = host.client_config();

@@ -1,4 +1,4 @@
-//! A server that comes back: with other limits, in order or not, over its store or over another one.
+//! A server that restarts: with other limits, in order or after a crash, over its store or over another one.
 
 mod support;
 
@@ -14,7 +14,7 @@ use support::environment::sim_server::{SimServer, client_config, server_config, 
 use support::layers::{Caching, Promising};
 use support::net::plan::Plan;
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 fn object(name: &str) -> ObjectId {
     ObjectId::new(Namespace::new("n").unwrap(), Name::copy_from(name.as_bytes()).unwrap())
@@ -43,7 +43,7 @@ async fn content(store: &dyn Blocker, id: ObjectId) -> Vec<u8> {
 }
 
 #[test]
-fn a_front_loses_nothing_when_its_server_comes_back_with_smaller_limits() {
+fn a_cache_loses_nothing_when_its_server_restarts_with_smaller_limits() {
     simulate(async {
         let store = Arc::new(Memory::default());
         let server = server(Arc::clone(&store) as _);
@@ -54,7 +54,7 @@ fn a_front_loses_nothing_when_its_server_comes_back_with_smaller_limits() {
         assert_eq!(written.durability, Durability::Cached);
         server.reconfigure(|config| (config.request_bytes_max, config.list_entries_max) = (8192, 7));
         server.restart().await;
-        // What was on its way is refused, kept, and cut anew.
+        // What was on its way is refused, kept, and split anew.
         let mut flushed = front.flush(FlushRequest::new(Scope::All)).into_future().await;
         if let Err(Error::NotStored(_)) = flushed {
             flushed = front.flush(FlushRequest::new(Scope::All)).into_future().await;
@@ -66,7 +66,7 @@ fn a_front_loses_nothing_when_its_server_comes_back_with_smaller_limits() {
         // Reads come in smaller pieces as well.
         front.invalidate(InvalidateRequest::new(Scope::All)).await.unwrap();
         assert!(content(&front, object("o")).await == payload);
-        // And larger ones again, when it can do more than ever.
+        // And larger ones again, with larger limits than ever.
         server.reconfigure(|config| (config.request_bytes_max, config.list_entries_max) = (8 << 20, 1000));
         server.restart().await;
         front.write(WriteRequest::new(object("p"), 0, payload.clone())).await.unwrap();
@@ -76,7 +76,7 @@ fn a_front_loses_nothing_when_its_server_comes_back_with_smaller_limits() {
 }
 
 #[test]
-fn a_request_too_large_for_the_limits_that_its_server_came_back_with_is_refused_and_the_others_go_on() {
+fn a_request_beyond_the_limits_of_the_restarted_server_is_refused_and_others_succeed() {
     simulate(async {
         let server = server(Arc::new(Memory::default()));
         let client = server.client().await;
@@ -102,7 +102,7 @@ fn a_request_too_large_for_the_limits_that_its_server_came_back_with_is_refused_
 }
 
 #[test]
-fn a_server_that_promises_less_is_refused_until_it_keeps_its_word_again() {
+fn a_server_that_promises_less_is_refused_until_it_promises_as_much_again() {
     simulate(async {
         let store = Arc::new(Memory::default());
         let promising = |change: fn(&mut Capabilities)| {
@@ -128,26 +128,26 @@ fn a_server_that_promises_less_is_refused_until_it_keeps_its_word_again() {
         for (change, words) in cases {
             server.replace_store(promising(change));
             server.restart().await;
-            tokio::time::sleep(PATIENCE).await;
+            tokio::time::sleep(TIMEOUT).await;
             let mut write = WriteRequest::new(object("o"), 0, b"y");
             write.call.deadline = Some(server.clock.now() + Duration::from_secs(300));
             let error = client.write(write).await.unwrap_err();
             assert!(matches!(&error, Error::Retryable(text) if text.contains(words)), "{words}: {error}");
             server.replace_store(promising(|_| ()));
             server.restart().await;
-            tokio::time::sleep(PATIENCE).await;
+            tokio::time::sleep(TIMEOUT).await;
             client.write(WriteRequest::new(object("o"), 0, b"z")).await.unwrap();
         }
     });
 }
 
-/// The server ends as a program does that has stored everything, and comes back.
+/// Shuts the server down as a program does that has stored everything, and restarts it.
 async fn planned_restart(server: &SimServer, store: &dyn Blocker) {
     let instance = server.instance();
     server.kill();
-    NodeRecord::close(store, instance, &server.clock, PATIENCE).await.unwrap();
+    NodeRecord::close(store, instance, &server.clock, TIMEOUT).await.unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
-    let record = NodeRecord::open(store, &server.clock, PATIENCE).await.unwrap();
+    let record = NodeRecord::open(store, &server.clock, TIMEOUT).await.unwrap();
     server.reconfigure(|config| record.apply(config));
     server.start();
 }
@@ -162,14 +162,14 @@ fn a_planned_restart_is_no_loss_and_a_crash_after_it_is() {
         let store = Arc::new(Memory::default());
         let below = Arc::new(Caching(Arc::clone(&store) as _));
         let server = server(below);
-        let record = NodeRecord::open(&*store, &server.clock, PATIENCE).await.unwrap();
+        let record = NodeRecord::open(&*store, &server.clock, TIMEOUT).await.unwrap();
         server.reconfigure(|config| record.apply(config));
         server.restart().await;
         let client = server.client().await;
         let full = |name| client.write_full(WriteFullRequest::new(object(name), b"cached"));
         let flush = |scope| client.flush(FlushRequest::new(scope));
         assert_eq!(full("before").await.unwrap().durability, Durability::Cached);
-        // Twice, so that the client hears of the first instance only by the second restart.
+        // Twice, so that the client learns of the first instance only by the second restart.
         planned_restart(&server, &*store).await;
         planned_restart(&server, &*store).await;
         flush(Scope::All).await.unwrap();
@@ -193,7 +193,7 @@ fn a_server_that_comes_back_over_another_store_is_refused_until_it_is_the_same_a
         let server = server(Arc::new(Caching(Arc::clone(&stores[0]) as _)));
         let serve = async |number: usize| {
             let store = &stores[number];
-            let record = NodeRecord::open(&**store, &server.clock, PATIENCE).await.unwrap();
+            let record = NodeRecord::open(&**store, &server.clock, TIMEOUT).await.unwrap();
             server.reconfigure(|config| record.apply(config));
             server.replace_store(Arc::new(Caching(Arc::clone(store) as _)));
             server.restart().await;
@@ -205,30 +205,31 @@ fn a_server_that_comes_back_over_another_store_is_refused_until_it_is_the_same_a
         client.write_full(WriteFullRequest::new(object("o"), b"here")).await.unwrap();
         client.flush(FlushRequest::new(Scope::All)).await.unwrap();
         serve(1).await;
-        let told = |error: Error| {
-            let is_told = matches!(&error, Error::Retryable(text) if text.contains("serves another store"));
-            assert!(is_told, "{error}");
+        let refused = |error: Error| {
+            let is_refusal =
+                matches!(&error, Error::Retryable(text) if text.contains("serves another store"));
+            assert!(is_refusal, "{error}");
         };
-        told(client.flush(FlushRequest::new(Scope::All)).into_future().await.unwrap_err());
-        told(client.read(ReadRequest::new(object("o"), 0, 4)).into_future().await.map(drop).unwrap_err());
+        refused(client.flush(FlushRequest::new(Scope::All)).into_future().await.unwrap_err());
+        refused(client.read(ReadRequest::new(object("o"), 0, 4)).into_future().await.map(drop).unwrap_err());
         assert_eq!(stores[1].info(InfoRequest::new(object("o"))).await.unwrap_err(), Error::Missing);
         // One without any identity may be any store.
         server.reconfigure(|config| config.store = None);
         server.restart().await;
-        tokio::time::sleep(PATIENCE).await;
-        told(client.flush(FlushRequest::new(Scope::All)).into_future().await.unwrap_err());
+        tokio::time::sleep(TIMEOUT).await;
+        refused(client.flush(FlushRequest::new(Scope::All)).into_future().await.unwrap_err());
         serve(0).await;
-        tokio::time::sleep(PATIENCE).await;
+        tokio::time::sleep(TIMEOUT).await;
         assert_eq!(content(&client, object("o")).await, b"here");
         assert_eq!(
             client.store(),
-            Some(NodeRecord::open(&*stores[0], &server.clock, PATIENCE).await.unwrap().store())
+            Some(NodeRecord::open(&*stores[0], &server.clock, TIMEOUT).await.unwrap().store())
         );
     });
 }
 
 #[test]
-fn a_claim_far_beyond_what_is_in_force_ends_no_namespace() {
+fn a_claim_far_beyond_the_epoch_in_force_does_not_lock_a_namespace() {
     simulate(async {
         let server = server(Arc::new(Memory::default()));
         let client = server.client().await;
@@ -238,11 +239,11 @@ fn a_claim_far_beyond_what_is_in_force_ends_no_namespace() {
         let error = claim(u64::MAX, 1).into_future().await.unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{error}");
         claim(1, 1 << 100 | 7).await.unwrap();
-        // The writer's own again, anybody else's not; and what is nobody's not at all.
+        // The writer may claim again, another writer may not, and a claim without a writer is invalid.
         claim(1, 1 << 100 | 7).await.unwrap();
         assert_eq!(claim(1, 7).into_future().await.unwrap_err(), Error::Fenced { epoch: Epoch(1) });
-        let nobody = claim(2, 0).into_future().await.unwrap_err();
-        assert!(matches!(nobody, Error::Invalid(_)), "{nobody}");
+        let anonymous = claim(2, 0).into_future().await.unwrap_err();
+        assert!(matches!(anonymous, Error::Invalid(_)), "{anonymous}");
         let write = WriteRequest::new(object("o"), 0, b"x").stamp(Stamp::new(1, 1));
         client.write(write).await.unwrap();
     });

@@ -1,7 +1,7 @@
 //! A frame of each operation, byte for byte as the specification has it: what is written here is read there.
 //!
-//! `vectors/frames.txt` is for whoever writes a client or a server in another language. A change of it is a change of
-//! the protocol. With `SYNAPSE_VECTORS=write` in the environment the test writes the file anew.
+//! `vectors/frames.txt` is for authors of clients and servers in other languages. A change of it is a change
+//! of the protocol. With `SYNAPSE_VECTORS=write` in the environment the test writes the file anew.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -22,7 +22,7 @@ fn namespace() -> Namespace {
     Namespace::new("vm").unwrap()
 }
 
-/// What a frame says, and its bytes.
+/// A frame: its meaning, and its bytes.
 struct Vector {
     op: Op,
     name: String,
@@ -225,7 +225,7 @@ fn greeting() -> Vec<Vector> {
             encode_event(out, &lost, Features(Features::WRITES_LOST));
         }),
         framed(Op::Event, "writes lost, without the feature: missed", |out| {
-            encode_event(out, &lost, features)
+            encode_event(out, &lost, features);
         }),
     ];
     assert_eq!(Hello::decode(&decoded(&all[0].bytes)), Ok(hello));
@@ -259,7 +259,7 @@ fn written(vectors: &[Vector]) -> String {
 }
 
 #[test]
-fn every_operation_is_written_as_it_always_was() {
+fn every_operation_is_encoded_as_recorded() {
     let vectors = vectors();
     let seen: HashSet<Op> = vectors.iter().map(|vector| vector.op).collect();
     let missing: Vec<_> = Op::ALL.iter().filter(|op| !seen.contains(op)).collect();

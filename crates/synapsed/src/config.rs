@@ -1,7 +1,7 @@
 //! The configuration file, and the server's settings made of it.
 //!
-//! Every key has its default here and its comment in `deploy/synapsed.toml`; an unknown key prevents the start. The keys,
-//! their units and their values are those of `cached`.
+//! Every key has its default here and its comment in `deploy/synapsed.toml`; an unknown key prevents the
+//! start. The keys, their units and their values are those of `cached`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -251,7 +251,8 @@ impl Config {
         self.try_construction(server)
     }
 
-    /// Constructs the server, and the cache if there is one, over an empty memory backend with the same limits.
+    /// Constructs the server, and the cache if there is one, over an empty memory backend with the same
+    /// limits.
     fn try_construction(&self, server: ServerConfig) -> Result<(), ConfigError> {
         let clock = std::sync::Arc::clone(&server.clock);
         let limits = MemoryConfig { object_bytes_max: self.object_bytes_max(), ..MemoryConfig::default() };
@@ -274,7 +275,8 @@ impl Config {
     }
 }
 
-/// Returns the error with the key of this file: the tables of the cache and its store have other names in `cached`.
+/// Returns the error with the key of this file: the tables of the cache and its store have other names in
+/// `cached`.
 pub(crate) fn in_this_file(mistake: ConfigError) -> ConfigError {
     let ConfigError { key, why } = mistake;
     let key = match key.strip_prefix("objects.backend") {

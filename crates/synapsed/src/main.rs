@@ -1,4 +1,5 @@
-//! `synapsed`: the storage-node daemon. Serves a backend, or a cache over one, to clients of the synapse protocol.
+//! `synapsed`: the storage-node daemon. Serves a backend, or a cache over one, to clients of the synapse
+//! protocol.
 //!
 //! ```text
 //! synapsed --config /etc/synapsed.toml

@@ -20,8 +20,8 @@ use crate::config::{Config, in_this_file, of_server};
 use crate::failure::Failure;
 use crate::signals::Signals;
 
-/// Serves until a signal requests the shutdown. Then requests that have begun are answered, and a cache stores its dirty
-/// data; nothing that was acknowledged is lost unless that fails.
+/// Serves until a signal requests the shutdown. Then requests that have begun are answered, and a cache
+/// stores its dirty data; nothing that was acknowledged is lost unless that fails.
 ///
 /// # Errors
 /// The failure, with its exit status.
@@ -134,7 +134,8 @@ const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause between two attempts to open a store that is unavailable.
 const OPEN_DELAY: Duration = Duration::from_secs(1);
 
-/// Opens the store. Waits for one that is unavailable, and returns `None` if the shutdown is requested meanwhile.
+/// Opens the store. Waits for one that is unavailable, and returns `None` if the shutdown is requested
+/// meanwhile.
 ///
 /// # Errors
 /// Errors that waiting does not resolve.
@@ -197,10 +198,11 @@ impl Stage {
     }
 }
 
-/// The time that a service manager is asked for beyond the most that the shutdown may take.
+/// The time requested from a service manager beyond the most that the shutdown may take.
 const END_MARGIN: Duration = RECORD_TIMEOUT.saturating_add(Duration::from_secs(5));
 
-/// Writes the first lines on standard output: for people, and for a parent process that has configured port 0.
+/// Writes the first lines on standard output: for people, and for a parent process that has configured port
+/// 0.
 fn announce(bound: &[Address], config: &Config, memory_bytes_max: u64) {
     let mut out = io::stdout().lock();
     for address in bound {

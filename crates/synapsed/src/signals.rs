@@ -1,7 +1,7 @@
 //! Signals: which of them shut the daemon down, and what repeated ones do.
 //!
-//! TERM, INT, QUIT and USR1 request an orderly shutdown; HUP and USR2 are logged and ignored. A second request logs what
-//! the shutdown waits for, a third ends the process at once.
+//! TERM, INT, QUIT and USR1 request an orderly shutdown; HUP and USR2 are logged and ignored. A second
+//! request logs what the shutdown waits for, a third ends the process at once.
 
 use std::io;
 
@@ -56,8 +56,8 @@ impl Signals {
         .await
     }
 
-    /// Waits for the second and the third request, after the first. At the second it logs what `waiting_for` returns: what
-    /// the shutdown waits for.
+    /// Waits for the second and the third request, after the first. At the second it logs what `waiting_for`
+    /// returns: what the shutdown waits for.
     pub(crate) async fn shutdown_forced(&mut self, waiting_for: impl Fn() -> String) {
         let signal = self.shutdown_requested().await;
         tracing::warn!(

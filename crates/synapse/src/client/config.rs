@@ -31,19 +31,19 @@ pub struct ClientConfig {
     pub address: Address,
     /// Opens the streams to the server. With it the address is only a name in logs and errors.
     pub connector: Option<Connector>,
-    /// The secret that server and client share. With it, a server that cannot prove that it knows the secret is
-    /// refused.
+    /// The secret that server and client share. With it, a server that cannot prove that it knows the secret
+    /// is refused.
     pub secret: Option<Secret>,
     /// The number of connections, 1 to 64. 2 unless set.
     pub connections: u16,
-    /// The number of requests per connection that may be outstanding, as far as the server grants it; 1 to 65 536.
-    /// 64 unless set.
+    /// The number of requests per connection that may be outstanding, as far as the server grants it; 1 to 65
+    /// 536. 64 unless set.
     pub slots: u32,
-    /// The bytes of requests and answers per connection that may be outstanding, as far as the server grants them.
-    /// 32 MiB unless set.
+    /// The bytes of requests and answers per connection that may be outstanding, as far as the server grants
+    /// them. 32 MiB unless set.
     pub bytes: u64,
-    /// The number of calls per connection that may wait for a slot; one more fails with `Retryable`. 65 536 unless
-    /// set.
+    /// The number of calls per connection that may wait for a slot; one more fails with `Retryable`. 65 536
+    /// unless set.
     pub waiting_max: usize,
     /// Protects payloads by a CRC-32, in both directions.
     pub payload_crc: bool,
@@ -69,8 +69,8 @@ pub struct ClientConfig {
     pub payload_pool_bytes_max: usize,
     /// The clock of deadlines and timeouts.
     pub clock: Arc<dyn Clock>,
-    /// The seed of the session's id and of the pauses' spread, so that a test run can be repeated. `None`: random
-    /// bytes of the operating system. Two clients with one seed take each other's sessions.
+    /// The seed of the session's id and of the pauses' spread, so that a test run can be repeated. `None`:
+    /// random bytes of the operating system. Two clients with one seed take each other's sessions.
     #[doc(hidden)]
     pub seed: Option<u64>,
     /// Sends changes again even if the server has forgotten whether they were executed.

@@ -14,10 +14,11 @@ use crate::codec::{Answer, Features, Request};
 /// The most samples that are fetched of a server's metrics.
 const SAMPLES_MAX: u64 = 65_536;
 
-/// The control plane of the server. Its metrics come with those of this client, which carry the label `server`.
+/// The control plane of the server. Its metrics come with those of this client, which carry the label
+/// `server`.
 ///
-/// A server without typed metrics returns names and numbers; they become gauges without help texts. One that cannot
-/// list losses makes [`losses`](Control::losses) fail with `Unsupported`.
+/// A server without typed metrics returns names and numbers; they become gauges without help texts. One that
+/// cannot list losses makes [`losses`](Control::losses) fail with `Unsupported`.
 impl Control for SynapseBlocker {
     fn attach(&self, namespace: Namespace) -> Reply<Attachment> {
         send!(self, Request::Attach(namespace), Attach)

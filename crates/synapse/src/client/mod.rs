@@ -54,20 +54,21 @@ use unflushed::Unflushed;
 ///
 /// Beyond the contract of [`blocker::Blocker`]:
 ///
-/// - A request that was sent when its connection broke is sent again; the server recognises it and executes it at
-///   most once. If the server has restarted meanwhile, or has forgotten the session, a change fails with
-///   `OutcomeUnknown`.
-/// - After a restart of the server, flushes that cover earlier writes acknowledged as *cached* fail with `WritesLost`,
-///   unless the instance that acknowledged them is known to have ended with everything stored.
+/// - A request that was sent when its connection broke is sent again; the server recognises it and executes
+///   it at most once. If the server has restarted meanwhile, or has forgotten the session, a change fails
+///   with `OutcomeUnknown`.
+/// - After a restart of the server, flushes that cover earlier writes acknowledged as *cached* fail with
+///   `WritesLost`, unless the instance that acknowledged them is known to have ended with everything stored.
 /// - When the server comes back with other limits, the client follows them;
-///   [`capabilities`](blocker::Blocker::capabilities) returns the newest ones. A server that promises less than
-///   before, or that serves another store, is refused with `Retryable`.
+///   [`capabilities`](blocker::Blocker::capabilities) returns the newest ones. A server that promises less
+///   than before, or that serves another store, is refused with `Retryable`.
 /// - Without a connection requests wait, at most for [`ClientConfig::reconnect_timeout`], and then fail with
 ///   `Retryable` (those that had been sent: as if their answer were lost).
-/// - Dropping a reply cancels the request at the server; its slot is free again when the server has answered that.
+/// - Dropping a reply cancels the request at the server; its slot is free again when the server has answered
+///   that.
 ///
-/// Calls may be made from any thread and any executor. Cloning is cheap and returns another handle of the same
-/// connections, which are closed when the last handle and the last reply are dropped.
+/// Calls may be made from any thread and any executor. Cloning is cheap and returns another handle of the
+/// same connections, which are closed when the last handle and the last reply are dropped.
 #[derive(Clone)]
 pub struct SynapseBlocker {
     core: Arc<Core>,
@@ -118,8 +119,8 @@ impl SynapseBlocker {
     /// Connects to a server. The connections run on the current tokio runtime.
     ///
     /// # Errors
-    /// `Denied`: the secret is wrong, or the server does not prove that it knows it. `Invalid`: the settings cannot
-    /// work. `Retryable`: the server cannot be reached.
+    /// `Denied`: the secret is wrong, or the server does not prove that it knows it. `Invalid`: the settings
+    /// cannot work. `Retryable`: the server cannot be reached.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
@@ -157,8 +158,8 @@ impl SynapseBlocker {
         Ok(Self { core })
     }
 
-    /// Returns what this client has counted on its side of the wire, by name. As typed metrics these are part of
-    /// [`Control::metrics`](blocker::Control::metrics).
+    /// Returns what this client has counted on its side of the wire, by name. As typed metrics these are part
+    /// of [`Control::metrics`](blocker::Control::metrics).
     #[must_use]
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         self.core.shared.counters.all().map(|(name, _, _, value)| (name, value)).into()
@@ -170,8 +171,8 @@ impl SynapseBlocker {
         *self.core.shared.store.lock()
     }
 
-    /// Connects, in a program without a tokio runtime: the connections run on a thread of their own, which ends with
-    /// them. Blocks until connected.
+    /// Connects, in a program without a tokio runtime: the connections run on a thread of their own, which
+    /// ends with them. Blocks until connected.
     ///
     /// # Errors
     /// As [`Self::connect`]; `Retryable` if the thread cannot be started.

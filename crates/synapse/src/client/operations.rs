@@ -1,4 +1,5 @@
-//! `impl Blocker for SynapseBlocker`: what the client can refuse is refused here, the rest goes to the server.
+//! `impl Blocker for SynapseBlocker`: what the client can refuse is refused here, the rest goes to the
+//! server.
 
 use std::sync::Arc;
 

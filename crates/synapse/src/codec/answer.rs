@@ -44,7 +44,8 @@ pub enum Answer {
     Quota(Quota),
     /// To a statistics query: names and values.
     Statistics(Vec<(String, u64)>),
-    /// To a namespaces query: a page of at most [`super::CONTROL_ENTRIES_MAX`], and whether there may be more.
+    /// To a namespaces query: a page of at most [`super::CONTROL_ENTRIES_MAX`], and whether there may be
+    /// more.
     Namespaces(Vec<Namespace>, bool),
     /// To a metrics query: a page of them, see [`super::metrics_page`], and whether there are more.
     Metrics(Families, bool),

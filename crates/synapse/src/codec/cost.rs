@@ -1,4 +1,4 @@
-//! What a request costs of the bytes that a session may have under way.
+//! The cost of a request, in the bytes that a session may have outstanding.
 
 use blocker::Capabilities;
 
@@ -13,8 +13,8 @@ pub const CONTROL_ENTRIES_MAX: usize = 1000;
 /// The most bytes of the payload of a control answer.
 pub const CONTROL_BYTES_MAX: u64 = CONTROL_ENTRIES_MAX as u64 * LIST_ENTRY_BYTES_MAX;
 
-/// Returns the cost of a request in bytes, under these limits of the server: its own length and the most that its answer
-/// may take.
+/// Returns the cost of a request in bytes, under these limits of the server: its own length and the most that
+/// its answer may take.
 #[must_use]
 pub fn cost_bytes(header: &Header, head_bytes: usize, payload_bytes: usize, limits: &Capabilities) -> u64 {
     let answer = match header.op {

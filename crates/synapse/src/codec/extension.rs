@@ -7,8 +7,8 @@
 //!   +-------+-------+-------+-------+----------------+
 //! ```
 //!
-//! `C`, the highest bit of the kind, means *critical*: a side that does not know the kind must not act on the frame.
-//! Other unknown kinds are skipped.
+//! `C`, the highest bit of the kind, means *critical*: a side that does not know the kind must not act on the
+//! frame. Other unknown kinds are skipped.
 
 use super::error::FrameError;
 
@@ -35,7 +35,8 @@ pub mod kind {
     pub const PEER_TIMEOUT: u16 = 7;
     /// Welcome: the backend's capabilities.
     pub const CAPABILITIES: u16 = 8;
-    /// Welcome: `u64` drawn at random when the session began. Another one is another session, whatever its id.
+    /// Welcome: `u64` drawn at random when the session began. Another one is another session, whatever its
+    /// id.
     pub const GENERATION: u16 = 11;
     /// Welcome: 16 bytes, the identity of the store that is served. Left out if the store has none.
     pub const STORE: u16 = 12;

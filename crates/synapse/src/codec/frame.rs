@@ -1,8 +1,8 @@
 //! A frame's head: header, names, extensions. Read and written in one step each.
 //!
-//! Incomplete input is a result, not an error. An error means that the stream can no longer be understood, or is of
-//! another protocol: the connection is closed. A request that can be read but makes no sense is answered instead, see
-//! [`Request::decode`](super::Request::decode).
+//! Incomplete input is a result, not an error. An error means that the stream can no longer be understood, or
+//! is of another protocol: the connection is closed. A request that can be read but makes no sense is
+//! answered instead, see [`Request::decode`](super::Request::decode).
 
 use super::error::FrameError;
 use super::extension::Extensions;
@@ -49,8 +49,8 @@ pub struct Measured {
     pub payload_bytes: usize,
 }
 
-/// Returns the lengths of the frame at the start of `input`, whose head is then known to be undamaged; `None` if the head
-/// is not complete yet. A payload may have at most `payload_bytes_max` bytes.
+/// Returns the lengths of the frame at the start of `input`, whose head is then known to be undamaged; `None`
+/// if the head is not complete yet. A payload may have at most `payload_bytes_max` bytes.
 ///
 /// # Errors
 /// [`FrameError`]: close the connection.
@@ -79,7 +79,8 @@ pub fn measure(input: &[u8], payload_bytes_max: u32) -> Result<Option<Measured>,
     Ok(Some(Measured { head_bytes, payload_bytes: lengths.payload as usize }))
 }
 
-/// Checks the first bytes as soon as they are there: a peer with another protocol may never send a whole header.
+/// Checks the first bytes as soon as they are there: a peer with another protocol may never send a whole
+/// header.
 fn check_beginning(input: &[u8]) -> Result<(), FrameError> {
     let magic_len = input.len().min(MAGIC.len());
     if input[..magic_len] != MAGIC[..magic_len] {
@@ -97,7 +98,8 @@ fn check_beginning(input: &[u8]) -> Result<(), FrameError> {
 ///
 /// # Errors
 /// [`FrameError`]: close the connection.
-// Inlined because the result is large: it is constructed in its place instead of being moved there several times.
+// Inlined because the result is large: it is constructed in its place instead of being moved there several
+// times.
 #[inline(always)]
 pub fn parse(head: &[u8]) -> Result<Head<'_>, FrameError> {
     let Some(fixed) = head.first_chunk::<HEADER_BYTES>() else { return Err(FrameError::HeadChecksum) };
@@ -192,8 +194,8 @@ pub fn encode_ping(out: &mut Vec<u8>, is_reply: bool) {
     encode_plain(out, &header);
 }
 
-/// Appends a credit frame: from a server the bytes that it grants from now on, as a reply the client's acceptance, from a
-/// client the cost of its next request.
+/// Appends a credit frame: from a server the bytes that it grants from now on, as a reply the client's
+/// acceptance, from a client the cost of its next request.
 pub fn encode_credit(out: &mut Vec<u8>, bytes: u64, is_reply: bool) {
     let mut header = Header::new(Op::Credit, RequestId::default());
     header.flags.put(header::Flags::REPLY, is_reply);

@@ -26,8 +26,9 @@
 //! 104: namespace, name, to-namespace, to-name, extensions; then the payload
 //! ```
 //!
-//! The header check is the low 24 bits of the CRC-32 of the first 93 bytes: the lengths among them are verified before the
-//! receiver waits for that many bytes. The head CRC covers the first 100 bytes, the names and the extensions.
+//! The header check is the low 24 bits of the CRC-32 of the first 93 bytes: the lengths among them are
+//! verified before the receiver waits for that many bytes. The head CRC covers the first 100 bytes, the names
+//! and the extensions.
 
 use std::sync::OnceLock;
 

@@ -40,8 +40,8 @@ impl Features {
     pub const METRICS: u64 = 1 << 8;
     /// Lost changes can be listed.
     pub const LOSSES: u64 = 1 << 9;
-    /// Everything that this side supports. Bits 4 to 6 are reserved: reads of several ranges, a feed of changes, and
-    /// objects that have moved.
+    /// Everything that this side supports. Bits 4 to 6 are reserved: reads of several ranges, a feed of
+    /// changes, and objects that have moved.
     pub const ALL: u64 = Self::PAYLOAD_CRC
         | Self::EVENTS
         | Self::RUNS
@@ -66,12 +66,12 @@ pub struct SessionId {
     pub lane: u16,
 }
 
-/// The id of a server's instance: drawn at random at its start. Another instance does not have what this one held in
-/// memory.
+/// The id of a server's instance: drawn at random at its start. Another instance does not have what this one
+/// held in memory.
 pub type InstanceId = [u8; 16];
 
-/// The identity of a store: drawn at random when the store was made, and kept in it. All servers of a store have its
-/// identity.
+/// The identity of a store: drawn at random when the store was made, and kept in it. All servers of a store
+/// have its identity.
 pub type StoreId = [u8; 16];
 
 /// The most instances that a welcome lists as ended with everything stored.
@@ -150,8 +150,8 @@ pub struct Welcome {
     pub instance: InstanceId,
     /// Whether the session was known, with the outcomes of its last requests.
     pub is_resumed: bool,
-    /// Drawn at random when the session began. A client resumes a session only if it has been welcomed to this
-    /// generation before: the server may know the id from a handshake whose welcome was lost.
+    /// Drawn at random when the session began. A client resumes a session only if it has been welcomed to
+    /// this generation before: the server may know the id from a handshake whose welcome was lost.
     pub generation: u64,
     /// The features that are granted.
     pub features: Features,
@@ -165,8 +165,8 @@ pub struct Welcome {
     pub store: Option<StoreId>,
     /// The server's name; empty: none.
     pub server_name: String,
-    /// Earlier instances over the same store that ended with everything stored that they had acknowledged; the latest
-    /// one first, at most [`CLOSED_MAX`].
+    /// Earlier instances over the same store that ended with everything stored that they had acknowledged;
+    /// the latest one first, at most [`CLOSED_MAX`].
     pub closed: Vec<InstanceId>,
 }
 

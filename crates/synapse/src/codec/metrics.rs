@@ -27,8 +27,8 @@ const LABELS_MAX: usize = 32;
 /// The most buckets of a histogram.
 const BUCKETS_MAX: usize = 512;
 
-/// Returns a page of `families` that fits one answer: those after the first `skip` samples. The flag is whether there
-/// are more. What cannot be sent (names too long, too many labels or buckets) is left out.
+/// Returns a page of `families` that fits one answer: those after the first `skip` samples. The flag is
+/// whether there are more. What cannot be sent (names too long, too many labels or buckets) is left out.
 pub fn metrics_page(families: Families, skip: u64) -> (Families, bool) {
     let mut page = Families::new();
     let (mut index, mut bytes) = (0_u64, 0);

@@ -1,5 +1,5 @@
-//! Interned names: a request for an object that was named before allocates nothing, and a name that is kept does not keep
-//! a receive buffer alive.
+//! Interned names: a request for an object that was named before allocates nothing, and a name that is kept
+//! does not keep a receive buffer alive.
 //!
 //! A direct-mapped table: a new name replaces the one in its place.
 

@@ -34,7 +34,8 @@ pub(super) fn decode_list(mut bytes: Bytes) -> Result<Vec<ListEntry>, Error> {
     Ok(entries)
 }
 
-/// Returns the payload of names and values: each a name and a `u64`; those beyond [`CONTROL_ENTRIES_MAX`] are left out.
+/// Returns the payload of names and values: each a name and a `u64`; those beyond [`CONTROL_ENTRIES_MAX`] are
+/// left out.
 pub(super) fn encode_values(values: &[(String, u64)]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (name, value) in values.iter().take(CONTROL_ENTRIES_MAX) {

@@ -1,7 +1,8 @@
-//! A request of the contract as a frame: [`Request::encode`] beside [`Request::decode`], an arm for each operation in both.
+//! A request of the contract as a frame: [`Request::encode`] beside [`Request::decode`], an arm for each
+//! operation in both.
 //!
-//! A request that can be read but makes no sense is [`Error::Invalid`]: it is answered with that, and the connection
-//! continues.
+//! A request that can be read but makes no sense is [`Error::Invalid`]: it is answered with that, and the
+//! connection continues.
 
 use blocker::*;
 use bytes::Bytes;
@@ -165,7 +166,8 @@ impl Request {
     /// Makes it fit the limits and features of a server: a page of a listing becomes smaller.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if it is beyond a limit, [`Error::Unsupported`] if the server does not know the operation.
+    /// [`Error::TooLarge`] if it is beyond a limit, [`Error::Unsupported`] if the server does not know the
+    /// operation.
     pub fn fit(&mut self, limits: &Capabilities, features: Features) -> Result<(), Error> {
         let over = |bytes: usize, limit_bytes: u64| match bytes as u64 > limit_bytes {
             true => Err(Error::TooLarge { limit_bytes }),
@@ -205,8 +207,8 @@ impl Request {
         }
     }
 
-    /// Appends the head to `out`, and returns the payload to send after it. The time until the deadline is counted from
-    /// `now`; `has_crc` protects the payload.
+    /// Appends the head to `out`, and returns the payload to send after it. The time until the deadline is
+    /// counted from `now`; `has_crc` protects the payload.
     ///
     /// # Panics
     /// If the payload has 4 GiB or more: the caller checks it against `request_bytes_max`.

@@ -32,39 +32,39 @@ macro_rules! statuses {
 statuses! {
     /// Success.
     Ok = 0;
-    /// [`Error::Missing`].
+    /// [`blocker::Error::Missing`].
     Missing = 1;
-    /// [`Error::Exists`].
+    /// [`blocker::Error::Exists`].
     Exists = 2;
-    /// [`Error::ConditionFailed`]: `object version`.
+    /// [`blocker::Error::ConditionFailed`]: `object version`.
     ConditionFailed = 3;
-    /// [`Error::Mismatch`]: `offset`.
+    /// [`blocker::Error::Mismatch`]: `offset`.
     Mismatch = 4;
-    /// [`Error::Fenced`]: `epoch`.
+    /// [`blocker::Error::Fenced`]: `epoch`.
     Fenced = 5;
-    /// [`Error::Superseded`]: `epoch`, `sequence`.
+    /// [`blocker::Error::Superseded`]: `epoch`, `sequence`.
     Superseded = 6;
-    /// [`Error::NotStored`].
+    /// [`blocker::Error::NotStored`].
     NotStored = 7;
-    /// [`Error::OutcomeUnknown`].
+    /// [`blocker::Error::OutcomeUnknown`].
     OutcomeUnknown = 8;
-    /// [`Error::DeadlinePassed`].
+    /// [`blocker::Error::DeadlinePassed`].
     DeadlinePassed = 9;
-    /// [`Error::OutOfSpace`].
+    /// [`blocker::Error::OutOfSpace`].
     OutOfSpace = 10;
-    /// [`Error::Retryable`].
+    /// [`blocker::Error::Retryable`].
     Retryable = 11;
-    /// [`Error::Corrupt`].
+    /// [`blocker::Error::Corrupt`].
     Corrupt = 12;
-    /// [`Error::WritesLost`].
+    /// [`blocker::Error::WritesLost`].
     WritesLost = 13;
-    /// [`Error::Unsupported`].
+    /// [`blocker::Error::Unsupported`].
     Unsupported = 14;
-    /// [`Error::TooLarge`]: `length`.
+    /// [`blocker::Error::TooLarge`]: `length`.
     TooLarge = 15;
-    /// [`Error::Denied`].
+    /// [`blocker::Error::Denied`].
     Denied = 16;
-    /// [`Error::Invalid`].
+    /// [`blocker::Error::Invalid`].
     Invalid = 17;
     /// The request was cancelled by its caller.
     Cancelled = 64;

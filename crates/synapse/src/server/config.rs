@@ -12,8 +12,8 @@ use crate::codec::{InstanceId, StoreId};
 use crate::receive::ReceiveBuffers;
 use crate::setting::SettingError;
 
-/// The settings of a [`Server`](crate::Server). Everything has a limit; [`Self::memory_bytes_max`] is the memory that
-/// they allow together.
+/// The settings of a [`Server`](crate::Server). Everything has a limit; [`Self::memory_bytes_max`] is the
+/// memory that they allow together.
 ///
 /// ```
 /// use synapse::{Secret, ServerConfig};
@@ -37,13 +37,13 @@ pub struct ServerConfig {
     pub sessions_max: u32,
     /// The most outstanding requests per session, 1 to 65 536. 256 unless set.
     pub session_slots_max: u32,
-    /// The most outstanding bytes of requests and answers per session; fewer where many sessions share `bytes_max`.
-    /// 64 MiB unless set.
+    /// The most outstanding bytes of requests and answers per session; fewer where many sessions share
+    /// `bytes_max`. 64 MiB unless set.
     pub session_bytes_max: u64,
     /// The most outstanding bytes of requests and answers of all sessions. 1 GiB unless set.
     pub bytes_max: u64,
-    /// The largest payload of a request or an answer in bytes, 4 096 to 1 GiB; the backend's own limit counts as well.
-    /// 8 MiB unless set.
+    /// The largest payload of a request or an answer in bytes, 4 096 to 1 GiB; the backend's own limit counts
+    /// as well. 8 MiB unless set.
     pub request_bytes_max: u64,
     /// The most entries of a page of a listing, 1 to 100 000. 1 000 unless set.
     pub list_entries_max: u32,
@@ -51,8 +51,8 @@ pub struct ServerConfig {
     pub peer_timeout: Duration,
     /// The most time for a handshake. 5 s unless set.
     pub handshake_timeout: Duration,
-    /// The least time for which a session is remembered after its connection has ended, while there is room. 5 min
-    /// unless set.
+    /// The least time for which a session is remembered after its connection has ended, while there is room.
+    /// 5 min unless set.
     pub session_linger: Duration,
     /// The bytes of buffers for large payloads that are kept for reuse. 64 MiB unless set.
     pub payload_pool_bytes_max: usize,
@@ -64,8 +64,8 @@ pub struct ServerConfig {
     pub workers: Vec<Handle>,
     /// The name of this server in its clients' logs.
     pub name: String,
-    /// The identity of the store that is served, see [`NodeRecord`](crate::NodeRecord). A client refuses a server with
-    /// another one than on its first connection. `None`: unknown.
+    /// The identity of the store that is served, see [`NodeRecord`](crate::NodeRecord). A client refuses a
+    /// server with another one than on its first connection. `None`: unknown.
     pub store: Option<StoreId>,
     /// Earlier instances that ended with everything stored that they had acknowledged, the latest one first.
     pub closed: Vec<InstanceId>,

@@ -1,9 +1,9 @@
 //! One connection: after the handshake, requests as they arrive and answers as they become ready.
 //!
-//! Per wake-up: the outcomes of tasks are answered, one write, one read, and every complete request is executed. A
-//! request whose reply is ready at once is answered in the same write; only one that has to wait gets a task. Nothing
-//! more is read while much is still to be sent. While large payloads arrive, the answers to a few of them are sent
-//! together.
+//! Per wake-up: the outcomes of tasks are answered, one write, one read, and every complete request is
+//! executed. A request whose reply is ready at once is answered in the same write; only one that has to wait
+//! gets a task. Nothing more is read while much is still to be sent. While large payloads arrive, the answers
+//! to a few of them are sent together.
 
 use std::future::poll_fn;
 use std::io;
@@ -33,12 +33,13 @@ use crate::timer::Timer;
 pub(super) const FIXED_BYTES: u64 = 512 * 1024;
 /// While more than this is still to be sent, nothing more is read.
 const OUTPUT_HIGH_BYTES: usize = 1 << 20;
-/// With this many bytes to send, some are sent before more is executed: the client works on the first answers while
-/// this side works on the next, and its wake-up delays neither.
+/// With this many bytes to send, some are sent before more is executed: the client works on the first answers
+/// while this side works on the next, and its wake-up delays neither.
 const SEND_BYTES: usize = 32 * 1024;
 /// How often a connection reads before other tasks of its thread run.
 const ROUNDS_MAX: u32 = 8;
-/// The number of reads of large payloads that earlier answers may wait for: the client is woken once for several.
+/// The number of reads of large payloads that earlier answers may wait for: the client is woken once for
+/// several.
 const HELD_MAX: u32 = 3;
 /// The most time for sending a goodbye.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -376,8 +377,8 @@ impl Connection {
 
     // ---- shutdown
 
-    /// Waits for the requests that are being executed, and sends their answers. The caller of the shutdown bounds the
-    /// time.
+    /// Waits for the requests that are being executed, and sends their answers. The caller of the shutdown
+    /// bounds the time.
     async fn finish(&mut self, open: &mut Established) {
         let done = poll_fn(|cx| {
             _ = open.owned.register(cx.waker());

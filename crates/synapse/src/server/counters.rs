@@ -1,5 +1,5 @@
-//! What a server counts. A connection counts for itself and adds its counts up now and then, so that no cache line is
-//! written by every request of every thread.
+//! What a server counts. A connection counts for itself and adds its counts up now and then, so that no cache
+//! line is written by every request of every thread.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

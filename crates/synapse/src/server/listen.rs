@@ -56,8 +56,8 @@ enum Accepted {
 }
 
 impl Server {
-    /// Serves one connection that does not come from [`Self::listen`], to its end. Runs on the runtime that polls it;
-    /// dropping the future aborts the connection.
+    /// Serves one connection that does not come from [`Self::listen`], to its end. Runs on the runtime that
+    /// polls it; dropping the future aborts the connection.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
@@ -70,8 +70,8 @@ impl Server {
         }
     }
 
-    /// Listens on `address`, and returns the address that it is bound to: for the TCP port 0, with the port that the
-    /// system has chosen. The path of a unix socket without a listener is taken over.
+    /// Listens on `address`, and returns the address that it is bound to: for the TCP port 0, with the port
+    /// that the system has chosen. The path of a unix socket without a listener is taken over.
     ///
     /// # Errors
     /// [`ListenError::Exposed`] beyond loopback without a secret; [`ListenError::Bind`].
@@ -108,7 +108,8 @@ impl Server {
     }
 }
 
-/// Binds a unix socket. A socket file that a dead process has left is removed; one that accepts connections is in use.
+/// Binds a unix socket. A socket file that a dead process has left is removed; one that accepts connections
+/// is in use.
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -139,7 +140,8 @@ async fn accept(shared: Arc<Shared>, listener: Listener) {
         let (peer, accepted) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of descriptors, or a client that has closed at once. Without a pause the former would spin.
+                // Out of descriptors, or a client that has closed at once. Without a pause the former would
+                // spin.
                 if let Some(suppressed) = shared.admit_log("accept") {
                     tracing::warn!(cause = %error, suppressed, "cannot accept a connection");
                 }

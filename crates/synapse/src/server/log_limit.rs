@@ -1,4 +1,5 @@
-//! Limits log lines that clients can cause: at most one per second for each reason, with the number of those left out.
+//! Limits log lines that clients can cause: at most one per second for each reason, with the number of those
+//! left out.
 
 use std::time::Duration;
 
@@ -22,8 +23,8 @@ struct Reason {
 }
 
 impl LogLimit {
-    /// Returns whether a line of this reason may be written now: `Some` with the number of lines suppressed since the
-    /// last one, or `None`, and the line counts as suppressed.
+    /// Returns whether a line of this reason may be written now: `Some` with the number of lines suppressed
+    /// since the last one, or `None`, and the line counts as suppressed.
     pub(super) fn admit(&self, name: &'static str, now: Timestamp) -> Option<u64> {
         let mut reasons = self.reasons.lock();
         let Some(reason) = reasons.iter_mut().find(|reason| reason.name == name) else {

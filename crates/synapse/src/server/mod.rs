@@ -65,9 +65,9 @@ use session::Sessions;
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Accepting runs on the tokio runtime in which [`Self::listen`] is called; connections run there, or on those of
-/// [`ServerConfig::workers`]. Dropping the server stops listening and aborts its connections; [`Self::shutdown`] ends
-/// them in order.
+/// Accepting runs on the tokio runtime in which [`Self::listen`] is called; connections run there, or on
+/// those of [`ServerConfig::workers`]. Dropping the server stops listening and aborts its connections;
+/// [`Self::shutdown`] ends them in order.
 pub struct Server {
     shared: Arc<Shared>,
     listeners: Mutex<Vec<AbortHandle>>,
@@ -140,8 +140,8 @@ impl Server {
         Ok(Self { shared: Arc::new(shared), listeners: Mutex::default() })
     }
 
-    /// Returns the id of this instance: drawn at random when the server was made. Another instance does not know its
-    /// sessions.
+    /// Returns the id of this instance: drawn at random when the server was made. Another instance does not
+    /// know its sessions.
     #[must_use]
     pub fn instance(&self) -> InstanceId {
         self.shared.instance
@@ -153,8 +153,9 @@ impl Server {
         self.families().number(name).map_or(0, Number::to_u64)
     }
 
-    /// Stops listening, answers the requests that have begun, and sends a goodbye to every client. Waits for all of
-    /// that, at most for `timeout`; what takes longer is aborted. Returns whether every connection ended in order.
+    /// Stops listening, answers the requests that have begun, and sends a goodbye to every client. Waits for
+    /// all of that, at most for `timeout`; what takes longer is aborted. Returns whether every connection
+    /// ended in order.
     pub async fn shutdown(&self, timeout: Duration) -> bool {
         self.stop_listening();
         self.shared.sessions.end();
@@ -234,8 +235,8 @@ impl Shared {
         self.log_limit.admit(reason, self.config.clock.now())
     }
 
-    /// Logs a request that the backend has failed for a reason that an operator can remove: no space, no descriptors,
-    /// damaged data.
+    /// Logs a request that the backend has failed for a reason that an operator can remove: no space, no
+    /// descriptors, damaged data.
     #[inline]
     fn log_failure(&self, peer: Peer, op: Op, outcome: &Outcome) {
         if let Outcome::Failed(error) = outcome {

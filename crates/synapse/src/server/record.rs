@@ -1,5 +1,5 @@
-//! A store's record of its servers: an identity of the store, and the instances that ended with everything stored. It is
-//! one small object in the store itself, so that it moves with the store.
+//! A store's record of its servers: an identity of the store, and the instances that ended with everything
+//! stored. It is one small object in the store itself, so that it moves with the store.
 //!
 //! ```text
 //!   0       1       2       3       4               8
@@ -8,8 +8,9 @@
 //!   +-------+-------+-------+-------+---------------+--------------+-------------------+---------+
 //! ```
 //!
-//! Servers that share a store share the record: a change of it depends on the version that was read. That an instance
-//! ended with everything stored remains true whatever other instances do, so the list only grows, up to a limit.
+//! Servers that share a store share the record: a change of it depends on the version that was read. That an
+//! instance ended with everything stored remains true whatever other instances do, so the list only grows, up
+//! to a limit.
 
 use std::time::Duration;
 
@@ -60,11 +61,12 @@ pub struct NodeRecord {
 }
 
 impl NodeRecord {
-    /// Reads the record of `store`, or creates one. `store` must be the store that keeps the data, not a cache before it.
-    /// Takes at most `timeout`.
+    /// Reads the record of `store`, or creates one. `store` must be the store that keeps the data, not a
+    /// cache before it. Takes at most `timeout`.
     ///
     /// # Errors
-    /// `Corrupt` if the object is not a record, `Unsupported` if it is of a later format; errors of the store.
+    /// `Corrupt` if the object is not a record, `Unsupported` if it is of a later format; errors of the
+    /// store.
     pub async fn open(store: &dyn Blocker, clock: &dyn Clock, timeout: Duration) -> Result<Self, Error> {
         update(store, clock.now() + timeout, |found| match found {
             Some(_) => None,
@@ -73,7 +75,8 @@ impl NodeRecord {
         .await
     }
 
-    /// Sets the store's identity and the instances that ended in order, which the server reports to its clients.
+    /// Sets the store's identity and the instances that ended in order, which the server reports to its
+    /// clients.
     pub fn apply(&self, config: &mut ServerConfig) {
         config.store = Some(self.store);
         config.closed.clone_from(&self.closed);
@@ -85,8 +88,8 @@ impl NodeRecord {
         self.store
     }
 
-    /// Flushes the store, and records that `instance` ended with everything stored. Nothing may change the store any
-    /// more, and a cache before it must have stored its dirty data. Takes at most `timeout`.
+    /// Flushes the store, and records that `instance` ended with everything stored. Nothing may change the
+    /// store any more, and a cache before it must have stored its dirty data. Takes at most `timeout`.
     ///
     /// # Errors
     /// Errors of the store. Then nothing is recorded, and clients count as lost what they have not flushed.

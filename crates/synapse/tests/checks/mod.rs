@@ -65,8 +65,8 @@ fn whole(frame: &[u8]) -> Head<'_> {
     decode(frame, u32::MAX).expect("our own frame").expect("a whole one")
 }
 
-/// Calls `check` for each frame until one is wrong or incomplete. The first byte decides whether checksums are corrected
-/// first: a fuzzer does not find them by itself.
+/// Calls `check` for each frame until one is wrong or incomplete. The first byte decides whether checksums
+/// are corrected first: a fuzzer does not find them by itself.
 fn each_frame(data: &[u8], mut check: impl FnMut(&Head<'_>, &[u8])) {
     let Some((mode, rest)) = data.split_first() else { return };
     let mut rest = rest.to_vec();

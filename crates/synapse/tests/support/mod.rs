@@ -5,7 +5,8 @@
 //! - [`layers`]: backends that promise less than they do.
 //! - [`history`]: histories of registers, and the search for an order that explains them.
 //! - [`net`]: networks with seeded faults.
-//! - [`environment`]: a simulated clock, a server that can be killed, stores that record their changes, workloads.
+//! - [`environment`]: a simulated clock, a server that can be killed, stores that record their changes,
+//!   workloads.
 
 // Each test binary includes it and uses a part; public means: to the tests.
 #![allow(dead_code, unreachable_pub)]

@@ -166,7 +166,8 @@ impl State {
                     self.free.push(index);
                 }
             }
-            // A queued one may have been sent on the connection before the last, which broke before it was sent again.
+            // A queued one may have been sent on the connection before the last, which broke before it was
+            // sent again.
             SlotState::Sent | SlotState::Queued if slot.is_owed => {
                 let kind = slot.request.as_ref().map_or(Kind::Query, |request| request.op().kind());
                 let is_safe = is_remembered || kind != Kind::Change || guesses;

@@ -62,9 +62,7 @@ impl Blocker for Broken {
                 self.inner.write(request)
             }
             Promise::Acknowledged => acknowledged,
-            Promise::Refused => {
-                self.inner.write(request).then(|_| Err(Error::Retryable("so it says".into())))
-            }
+            Promise::Refused => self.inner.write(request).then(|_| Err(Error::Retryable("refused".into()))),
             Promise::Order => {
                 self.later(request, Duration::from_millis(40));
                 acknowledged

@@ -1,5 +1,5 @@
-//! A store that records which changes were applied to it, in order. Each value is written once, so that an entry identifies
-//! its change: one that was applied twice is recorded twice, a lost one is not recorded.
+//! A store that records which changes were applied to it, in order. Each value is written once, so that an
+//! entry identifies its change: one that was applied twice is recorded twice, a lost one is not recorded.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -39,7 +39,8 @@ impl Ledger {
         Value::from_bytes(&read.expect("the register is there").data.to_vec()).expect("a whole value")
     }
 
-    /// Makes a change, and records it if it succeeds. The store answers at once, so this is the order of the changes.
+    /// Makes a change, and records it if it succeeds. The store answers at once, so this is the order of the
+    /// changes.
     fn note(
         &self,
         object: ObjectId,
@@ -56,8 +57,9 @@ impl Ledger {
     }
 }
 
-/// Compares what was applied to a register with the outcomes of its clients: an acknowledged change is recorded once, one of
-/// unknown outcome at most once, a refused one never; and a change that was answered before another was called precedes it.
+/// Compares what was applied to a register with the outcomes of its clients: an acknowledged change is
+/// recorded once, one of unknown outcome at most once, a refused one never; and a change that was answered
+/// before another was called precedes it.
 ///
 /// # Errors
 /// The first contradiction.

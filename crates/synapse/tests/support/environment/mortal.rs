@@ -1,4 +1,5 @@
-//! A process around a backend: when it is killed, the calls of its clients stop where they are, and the store below stays.
+//! A process around a backend: when it is killed, the calls of its clients stop where they are, and the store
+//! below stays.
 
 use std::pin::Pin;
 use std::sync::Arc;

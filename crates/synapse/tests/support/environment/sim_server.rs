@@ -44,7 +44,8 @@ pub fn server_config(clock: TokioClock) -> ServerConfig {
     config
 }
 
-/// Settings of a client that detects a dead server within seconds. Payloads carry CRCs, since bytes get damaged.
+/// Settings of a client that detects a dead server within seconds. Payloads carry CRCs, since bytes get
+/// damaged.
 pub fn client_config(server: &SimServer) -> ClientConfig {
     let mut config = ClientConfig::new(Address::Tcp("simulated:1".into()));
     let sim = server.sim.clone();
@@ -63,8 +64,8 @@ pub fn client_config(server: &SimServer) -> ClientConfig {
 }
 
 impl SimServer {
-    /// Returns a server for `store` that listens, behind a network with the faults of `plans`. When a fault kills it, it
-    /// restarts as another instance after [`DOWNTIME`].
+    /// Returns a server for `store` that listens, behind a network with the faults of `plans`. When a fault
+    /// kills it, it restarts as another instance after [`DOWNTIME`].
     pub fn open(
         store: Arc<dyn Blocker>,
         plans: impl Fn(u64) -> Plan + Send + Sync + 'static,

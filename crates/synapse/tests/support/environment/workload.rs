@@ -1,5 +1,5 @@
-//! Clients of registers: each reads, writes, and compares-and-writes at random, with deadlines, sometimes drops a call before
-//! its answer, and records the outcomes.
+//! Clients of registers: each reads, writes, and compares-and-writes at random, with deadlines, sometimes
+//! drops a call before its answer, and records the outcomes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -32,7 +32,7 @@ pub struct Workload {
     /// The most time after its deadline at which an answer may come: little where time is simulated.
     pub lateness_max: Duration,
     /// The number of calls in a thousand without a deadline.
-    pub patient_permille: u32,
+    pub unlimited_permille: u32,
     /// The number of calls in a thousand that are dropped before their answer.
     pub cancelled_permille: u32,
     /// The longest pause of a client between calls.
@@ -40,7 +40,8 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// Returns a workload of two registers, the most operations that can be checked, and deadlines short and long.
+    /// Returns a workload of two registers, the most operations that can be checked, and deadlines short and
+    /// long.
     pub fn new(seed: u64) -> Self {
         Self {
             seed,
@@ -48,7 +49,7 @@ impl Workload {
             operations: OPERATIONS_MAX,
             deadline: Duration::from_millis(50)..Duration::from_secs(30),
             lateness_max: Duration::from_millis(5),
-            patient_permille: 100,
+            unlimited_permille: 100,
             cancelled_permille: 20,
             rest: Duration::from_millis(20),
         }
@@ -157,10 +158,10 @@ impl Client {
 
     async fn read(&mut self) {
         let called = self.recorder.reads(self.number);
-        let (deadline, patience) = self.patience();
+        let (deadline, drop_after) = self.limits();
         let mut request = ReadRequest::new(self.register.clone(), 0, REGISTER_BYTES as u64);
         request.call.deadline = deadline;
-        let ended = self.call(self.backend.read(request), deadline, patience).await;
+        let ended = self.call(self.backend.read(request), deadline, drop_after).await;
         let action = match ended {
             Ended::Answered(Ok(reply)) => {
                 let bytes = reply.data.to_vec();
@@ -182,10 +183,10 @@ impl Client {
     async fn write(&mut self) {
         let Some(called) = self.recorder.changes(self.number) else { return self.read().await };
         let value = self.new_value();
-        let (deadline, patience) = self.patience();
+        let (deadline, drop_after) = self.limits();
         let mut request = WriteRequest::new(self.register.clone(), 0, value.to_bytes());
         request.call.deadline = deadline;
-        let ended = self.call(self.backend.write(request), deadline, patience).await;
+        let ended = self.call(self.backend.write(request), deadline, drop_after).await;
         let action = self.action(ended, Action::Write(value), Action::WriteUnknown(value), None);
         self.recorder.answered(called, action);
     }
@@ -193,11 +194,11 @@ impl Client {
     async fn compare_and_write(&mut self) {
         let Some(called) = self.recorder.changes(self.number) else { return self.read().await };
         let (expected, value) = (self.seen, self.new_value());
-        let (deadline, patience) = self.patience();
+        let (deadline, drop_after) = self.limits();
         let (old, new) = (expected.to_bytes(), value.to_bytes());
         let mut request = CompareAndWriteRequest::new(self.register.clone(), 0, old, new);
         request.call.deadline = deadline;
-        let ended = self.call(self.backend.compare_and_write(request), deadline, patience).await;
+        let ended = self.call(self.backend.compare_and_write(request), deadline, drop_after).await;
         let unknown = Action::SwapUnknown { expected, value };
         let mismatch = Some(Action::Mismatch { expected });
         let action = self.action(ended, Action::Swap { expected, value }, unknown, mismatch);
@@ -234,29 +235,29 @@ impl Client {
     }
 
     /// The deadline to ask for, and how long this client really waits, if less.
-    fn patience(&mut self) -> (Option<Timestamp>, Option<Duration>) {
+    fn limits(&mut self) -> (Option<Timestamp>, Option<Duration>) {
         let given = self.rng.random_range(self.workload.deadline.clone());
-        let is_patient = self.rng.random_range(0..1000) < self.workload.patient_permille;
+        let is_patient = self.rng.random_range(0..1000) < self.workload.unlimited_permille;
         let deadline = (!is_patient).then(|| self.clock.now() + given);
-        let walks_away = self.rng.random_range(0..1000) < self.workload.cancelled_permille;
-        let patience = walks_away.then(|| self.rng.random_range(Duration::ZERO..given));
-        (deadline, patience)
+        let is_dropped = self.rng.random_range(0..1000) < self.workload.cancelled_permille;
+        let drop_after = is_dropped.then(|| self.rng.random_range(Duration::ZERO..given));
+        (deadline, drop_after)
     }
 
     async fn call<T: Unpin>(
         &self,
         reply: blocker::Reply<T>,
         deadline: Option<Timestamp>,
-        patience: Option<Duration>,
+        drop_after: Option<Duration>,
     ) -> Ended<T> {
         let limit = match deadline {
             Some(deadline) => deadline.since(self.clock.now()) + self.workload.lateness_max,
             None => HANG,
         };
-        let wait = patience.unwrap_or(limit);
+        let wait = drop_after.unwrap_or(limit);
         match tokio::time::timeout(wait, reply.into_future()).await {
             Ok(answer) => Ended::Answered(answer),
-            Err(_) if patience.is_some() => Ended::Dropped,
+            Err(_) if drop_after.is_some() => Ended::Dropped,
             Err(_) => panic!("client {}: no answer by its deadline, {limit:?} after the call", self.number),
         }
     }

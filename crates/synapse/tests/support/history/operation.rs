@@ -1,8 +1,8 @@
 //! One operation of a history: the call, its times, and its outcome.
 //!
-//! A register holds one value. A value stands for 4 KiB of bytes ([`Value::to_bytes`]), so that a torn
-//! or damaged read is no value at all. A change that failed for certain is no operation: it is left out, and the check then
-//! refuses a read of it.
+//! A register holds one value. A value stands for 4 KiB of bytes ([`Value::to_bytes`]), so that a torn or
+//! damaged read is no value at all. A change that failed for certain is no operation: it is left out, and the
+//! check then refuses a read of it.
 
 use std::fmt;
 

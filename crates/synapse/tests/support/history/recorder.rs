@@ -40,8 +40,8 @@ impl Recorder {
         Called { client, at: self.tick(), is_change: false }
     }
 
-    /// Called when `client` is about to make a change. Returns `None` if too many outcomes could become unknown by it:
-    /// read instead.
+    /// Called when `client` is about to make a change. Returns `None` if too many outcomes could become
+    /// unknown by it: read instead.
     pub fn changes(&self, client: usize) -> Option<Called> {
         {
             let mut written = self.written.lock();

@@ -1,5 +1,5 @@
-//! The faults of one connection: at byte positions of either direction, drawn from a seed and the connection's number alone,
-//! so that no interleaving changes them.
+//! The faults of one connection: at byte positions of either direction, drawn from a seed and the
+//! connection's number alone, so that no interleaving changes them.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -74,7 +74,8 @@ pub struct Profile {
     pub faulty_connections: u64,
     /// The number of directions in a thousand with faults.
     pub permille: u32,
-    /// Faults lie below this position, at every order of magnitude alike: handshakes are hit as well as payloads.
+    /// Faults lie below this position, at every order of magnitude alike: handshakes are hit as well as
+    /// payloads.
     pub bytes_max: u64,
     pub pause: Range<Duration>,
     pub delay: Range<Duration>,

@@ -1,5 +1,5 @@
-//! A network in memory. On a runtime of one thread with tokio's clock paused, a run takes no real time and depends on its
-//! seed alone, as far as the tested code does.
+//! A network in memory. On a runtime of one thread with tokio's clock paused, a run takes no real time and
+//! depends on its seed alone, as far as the tested code does.
 
 use std::future::poll_fn;
 use std::io;
@@ -62,8 +62,8 @@ impl Sim {
         self.shared.server.lock().accept = Some(accept);
     }
 
-    /// Ends the server as if it were killed: its tasks stop where they are, its connections end, and new ones are refused
-    /// until a server listens again.
+    /// Ends the server as if it were killed: its tasks stop where they are, its connections end, and new ones
+    /// are refused until a server listens again.
     pub fn kill_server(&self) {
         let mut server = self.shared.server.lock();
         server.accept = None;

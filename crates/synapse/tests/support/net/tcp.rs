@@ -68,7 +68,8 @@ async fn accept(listener: TcpListener, target: Arc<Mutex<SocketAddr>>, profile: 
         for socket in [&client, &server] {
             // Best effort: without it the relay is only slower.
             let _ = socket.set_nodelay(true);
-            // Every other connection ends with a reset instead of an orderly end, whatever is still on its way.
+            // Every other connection ends with a reset instead of an orderly end, whatever is still on its
+            // way.
             if number % 2 == 1 {
                 let _ = socket.set_zero_linger();
             }
