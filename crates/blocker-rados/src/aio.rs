@@ -88,7 +88,8 @@ impl Drop for Flight {
     fn drop(&mut self) {
         let iterator = self.landing.get_mut().iterator.0;
         if !iterator.is_null() {
-            // SAFETY: librados made it for this read and it has not been ended; `attributes` nulls what it ends.
+            // SAFETY: librados made it for this read and it has not been ended; `attributes` nulls what it
+            // ends.
             unsafe { (self.ioctx.api().getxattrs_end)(iterator) };
         }
     }
@@ -332,7 +333,8 @@ impl Flight {
         let mut data = std::mem::take(&mut landing.buffer);
         if op.range.1 > 0 && landing.read_code >= 0 {
             let len = landing.read_bytes.min(data.capacity());
-            // SAFETY: librados has written this number of bytes, from the buffer's start, within its capacity.
+            // SAFETY: librados has written this number of bytes, from the buffer's start, within its
+            // capacity.
             unsafe { data.set_len(len) };
         }
         let attributes = if op.attributes { self.attributes(landing) } else { Vec::new() };

@@ -2,8 +2,8 @@
 //!
 //! Handles outlive every operation that was begun on them, because each operation holds its own count. The
 //! last count may be given back on one of librados's own threads, where nothing of librados may be torn down:
-//! a handle that is done with is only put aside, and the connection is closed on a thread of its own. A process
-//! that ends waits for such threads: librados does not bear its statics going away under it.
+//! a handle that is done with is only put aside, and the connection is closed on a thread of its own. A
+//! process that ends waits for such threads: librados does not bear its statics going away under it.
 
 use std::ffi::{CStr, CString, c_char};
 use std::sync::{Arc, Once};

@@ -36,7 +36,8 @@ pub struct RadosConfig {
     pub bytes_in_flight_max: u64,
     /// How many objects' heads are remembered between changes, at about 150 bytes each.
     pub heads_remembered_max: usize,
-    /// Whether to receive the claims and invalidations of other clients (a RADOS watch), and send them this store's.
+    /// Whether to receive the claims and invalidations of other clients (a RADOS watch), and send them this
+    /// store's.
     pub watch: bool,
     /// Settings handed to librados as they are.
     pub librados: Vec<(String, String)>,
@@ -144,9 +145,9 @@ impl RadosConfig {
             // Its own throttle blocks the caller's thread; ours comes first.
             ("objecter_inflight_ops", (u64::from(self.ops_in_flight_max) * 2).to_string()),
             ("objecter_inflight_op_bytes", (self.bytes_in_flight_max * 2).to_string()),
-            // An OSD that restarts before the monitors have missed it: librados asks for the next map once, and
-            // if that is about something else, asks again only for an operation older than this, which must
-            // come before the operation fails.
+            // An OSD that restarts before the monitors have missed it: librados asks for the next map once,
+            // and if that is about something else, asks again only for an operation older than this, which
+            // must come before the operation fails.
             ("objecter_tick_interval", "1".into()),
             ("objecter_timeout", seconds(self.map_timeout())),
             // The caller reports an error, once.

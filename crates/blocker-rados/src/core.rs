@@ -1,5 +1,5 @@
-//! What all operations share: the current pool, the handle of a namespace, the meaning of error numbers, and the
-//! state of the store.
+//! What all operations share: the current pool, the handle of a namespace, the meaning of error numbers, and
+//! the state of the store.
 
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ use crate::view::{Objects, View};
 use crate::watch::{NOTIFY_TIMEOUT_MS, Watch, encode};
 use crate::worker::Worker;
 
-/// The number of namespaces with a handle at which all handles are dropped. Threads that open handles at the same
-/// moment may exceed it by one each.
+/// The number of namespaces with a handle at which all handles are dropped. Threads that open handles at the
+/// same moment may exceed it by one each.
 const SPACES_MAX: usize = 4096;
 /// The number of bits of a version that are RADOS's own; the others are the pool.
 const VERSION_BITS: u32 = 48;
@@ -117,7 +117,8 @@ impl Core {
         let begin_again = move || {
             let Some(core) = core.upgrade() else { return };
             let again = Arc::clone(&core);
-            // Not here: ending a watch waits for its callbacks. If the queue is full, subscribers have been notified.
+            // Not here: ending a watch waits for its callbacks. If the queue is full, subscribers have been
+            // notified.
             let _ = core.worker.run(Box::new(move || drop(again.begin_watch(&again.pool()))));
         };
         self.watch.begin(&pool.root.ioctx, name, &self.events, self.mark, begin_again)

@@ -10,15 +10,16 @@
 //!  1. its `intro` attribute is set to a fresh nonce, or an `intro` that is there is read (an object that is
 //!     not there is created for it, as a ghost);
 //!  2. then the epochs of its scopes are read;
-//!  3. then the change itself sets the fence to the highest of them (and of its own epoch), takes `intro` away,
-//!     and compares `intro` with the nonce, all in its one step. It is sent only if its epoch is not below.
+//!  3. then the change itself sets the fence to the highest of them (and of its own epoch), takes `intro`
+//!     away, and compares `intro` with the nonce, all in its one step. It is sent only if its epoch is not
+//!     below.
 //!
-//! **Rule 2.** A claim of epoch e first raises the scope's own epoch (at time R), then lists every RADOS object
-//! in the scope, and for each: a fence below e is raised to e; where there is no fence, an `intro` that is
-//! there is replaced by another nonce. Then it returns.
+//! **Rule 2.** A claim of epoch e first raises the scope's own epoch (at time R), then lists every RADOS
+//! object in the scope, and for each: a fence below e is raised to e; where there is no fence, an `intro`
+//! that is there is replaced by another nonce. Then it returns.
 //!
-//! Between the two it makes sure that no other writer holds the epoch in a scope that overlaps (`exclusive.rs`); if one
-//! does, it is refused, and has raised an epoch that no writer was promised.
+//! Between the two it makes sure that no other writer holds the epoch in a scope that overlaps
+//! (`exclusive.rs`); if one does, it is refused, and has raised an epoch that no writer was promised.
 //!
 //! **Rule 3.** A fence never falls while its RADOS object exists. One is removed only if its fence adds
 //! nothing to those of the scopes: an unstamped deletion at fence 0, or a ghost that a claim finds with a
@@ -28,10 +29,10 @@
 //! object X at time T. By rule 1 it met a fence f < e. Let I < S < C ≤ T be the times of the steps of the
 //! introduction that set the first fence of X since X's RADOS object was last created; f never fell, so at C
 //! the fence was below e, so the epoch read at S was below e, so S < R, so I < R. Hence X existed, with that
-//! `intro`, from before R until T: all through the claim's listing, which therefore met it (RADOS lists what is
-//! there throughout), at a time K < T. If C < K, there was a fence, and it was raised to e if it was below:
-//! it is not below e at T. If K < C, there was no fence, and the `intro` was replaced: the step at C met
-//! another nonce, and was refused. Either way a contradiction. ∎
+//! `intro`, from before R until T: all through the claim's listing, which therefore met it (RADOS lists what
+//! is there throughout), at a time K < T. If C < K, there was a fence, and it was raised to e if it was
+//! below: it is not below e at T. If K < C, there was no fence, and the `intro` was replaced: the step at C
+//! met another nonce, and was refused. Either way a contradiction. ∎
 //!
 //! Fences of order domains are attributes of their own that follow the same rules; an object gets one when a
 //! change of that domain first meets it. The fence of an object that has been claimed by itself is its only
@@ -177,8 +178,8 @@ impl Core {
         Ok(self.record(space, name).await?.map(|record| record.claim.epoch))
     }
 
-    /// Writes the record of a claim of a scope: raises its epoch, or marks the claim as held. `above` is what the
-    /// wider scopes have. Whether the epoch has risen.
+    /// Writes the record of a claim of a scope: raises its epoch, or marks the claim as held. `above` is what
+    /// the wider scopes have. Whether the epoch has risen.
     async fn record_claim(
         self: &Arc<Self>,
         space: &Space,
@@ -422,8 +423,8 @@ impl Core {
                 self.hold(scope, asked, above.is_held).await?;
                 op.compare(CLAIM, COMPARE_EQ, &own.encode()).set(CLAIM, &held.encode())
             } else {
-                // A fence comes from a wider scope, from a stamp, or from a claim: one of an older version, if
-                // there is no record of it.
+                // A fence comes from a wider scope, from a stamp, or from a claim: one of an older version,
+                // if there is no record of it.
                 let stamped = view.stamp.map_or(0, |stamp| stamp.epoch.0);
                 if fence == epoch && ![above.in_force, stamped, own.epoch].contains(&fence) {
                     return fenced(epoch);

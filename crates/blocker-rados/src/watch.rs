@@ -46,9 +46,9 @@ struct Listener {
 }
 
 impl Watch {
-    /// Begins to watch the object `name`, and publishes the events that arrive there to `events`, without those that
-    /// carry the mark `own`. Ends an earlier watch. `on_broken` is called when the watch has broken; it must not end the
-    /// watch itself. Blocks.
+    /// Begins to watch the object `name`, and publishes the events that arrive there to `events`, without
+    /// those that carry the mark `own`. Ends an earlier watch. `on_broken` is called when the watch has
+    /// broken; it must not end the watch itself. Blocks.
     pub(crate) fn begin(
         &self,
         ioctx: &Arc<IoCtx>,

@@ -1,5 +1,5 @@
-//! Faults of the cluster: the OSD killed, paused, full, the pool deleted. Nothing acknowledged is lost, errors name
-//! the cause, and the client continues by itself when it is over.
+//! Faults of the cluster: the OSD killed, paused, full, the pool deleted. Nothing acknowledged is lost,
+//! errors name the cause, and the client continues by itself when it is over.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! RADOS as operators run it: keys, three OSDs with copies, three monitors. One of each may go at any time; the
-//! client waits no longer than the cluster does, and nothing acknowledged is lost.
+//! RADOS as operators run it: keys, three OSDs with copies, three monitors. One of each may go at any time;
+//! the client waits no longer than the cluster does, and nothing acknowledged is lost.
 
 mod support;
 

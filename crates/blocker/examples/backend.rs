@@ -18,8 +18,8 @@ struct Map {
 }
 
 impl Map {
-    /// Makes one change in one critical section. `change` gets the old content, if any, and returns the new one, if
-    /// any.
+    /// Makes one change in one critical section. `change` gets the old content, if any, and returns the new
+    /// one, if any.
     fn change(
         &self,
         object: ObjectId,

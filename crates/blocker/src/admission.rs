@@ -1,7 +1,7 @@
 //! Admission: which changes a store accepts, as pure functions that every store uses.
 //!
-//! A store calls [`admit`] under the lock that makes its check and its change one atomic step. [`Claims`] holds the
-//! epochs in force; the store makes them durable.
+//! A store calls [`admit`] under the lock that makes its check and its change one atomic step. [`Claims`]
+//! holds the epochs in force; the store makes them durable.
 //!
 //! ```
 //! use blocker::admission::{Claims, Head, admit};
@@ -41,8 +41,8 @@ impl Head {
 /// Checks whether `change` may be applied to an object with `head`, where the epoch `claimed` is in force.
 ///
 /// # Errors
-/// In this order: [`Error::Fenced`], [`Error::Invalid`] (see [`EPOCH_STEP_MAX`]), [`Error::Superseded`], then those of
-/// [`check_condition`].
+/// In this order: [`Error::Fenced`], [`Error::Invalid`] (see [`EPOCH_STEP_MAX`]), [`Error::Superseded`], then
+/// those of [`check_condition`].
 pub fn admit(head: Head, claimed: Epoch, change: &Change) -> Result<()> {
     let carried = head.stamp.map_or(Epoch(0), |stamp| stamp.epoch);
     let in_force = claimed.max(carried);
@@ -59,9 +59,9 @@ pub fn admit(head: Head, claimed: Epoch, change: &Change) -> Result<()> {
     check_condition(head.version, change.condition)
 }
 
-/// How far an epoch may lie above the one in force. Large enough for epochs that are taken from a clock (microseconds
-/// since 1970 stay below it, counted from 0, until the year 2041), and small enough that the largest epoch is
-/// thousands of claims away.
+/// How far an epoch may lie above the one in force. Large enough for epochs that are taken from a clock
+/// (microseconds since 1970 stay below it, counted from 0, until the year 2041), and small enough that the
+/// largest epoch is thousands of claims away.
 pub const EPOCH_STEP_MAX: u64 = 1 << 51;
 
 /// Checks whether `epoch` may follow the one in force.
@@ -101,10 +101,12 @@ pub fn range_end(offset: u64, len_bytes: u64, object_bytes_max: u64) -> Result<u
     end.ok_or(Error::TooLarge { limit_bytes: object_bytes_max })
 }
 
-/// Checks runs (each by itself, their order, and against the capabilities) and returns the end of the last one.
+/// Checks runs (each by itself, their order, and against the capabilities) and returns the end of the last
+/// one.
 ///
 /// # Errors
-/// [`Error::Unsupported`], [`Error::Invalid`] and [`Error::TooLarge`], as [`crate::Blocker::write_runs`] documents.
+/// [`Error::Unsupported`], [`Error::Invalid`] and [`Error::TooLarge`], as [`crate::Blocker::write_runs`]
+/// documents.
 pub fn runs_end(runs: &[Run], can: &Capabilities) -> Result<u64> {
     let invalid = |text: String| Err(Error::Invalid(text.into()));
     if can.runs_max == 0 {
@@ -209,12 +211,12 @@ impl Claims {
         }
     }
 
-    /// Raises the epoch of `scope` for `writer`. Returns whether that changed anything: not where the writer holds
-    /// that epoch already, and not for epoch 0, which only queries.
+    /// Raises the epoch of `scope` for `writer`. Returns whether that changed anything: not where the writer
+    /// holds that epoch already, and not for epoch 0, which only queries.
     ///
     /// # Errors
-    /// [`Error::Fenced`] if a newer epoch is in force, or this one by another writer's claim of any scope that
-    /// overlaps; [`Error::Invalid`] beyond [`EPOCH_STEP_MAX`]; [`Error::OutOfSpace`] beyond
+    /// [`Error::Fenced`] if a newer epoch is in force, or this one by another writer's claim of any scope
+    /// that overlaps; [`Error::Invalid`] beyond [`EPOCH_STEP_MAX`]; [`Error::OutOfSpace`] beyond
     /// [`CLAIMS_COUNT_MAX`] scopes.
     pub fn raise(&mut self, scope: &Scope, epoch: Epoch, writer: WriterId) -> Result<bool> {
         let in_force = self.scope_epoch(scope);
@@ -234,8 +236,8 @@ impl Claims {
         self.record(scope, epoch, Some(writer))
     }
 
-    /// Records a claim that was admitted elsewhere or earlier. Returns whether its epoch is higher than the recorded
-    /// one of the scope itself.
+    /// Records a claim that was admitted elsewhere or earlier. Returns whether its epoch is higher than the
+    /// recorded one of the scope itself.
     ///
     /// # Errors
     /// [`Error::OutOfSpace`] beyond [`CLAIMS_COUNT_MAX`] scopes.

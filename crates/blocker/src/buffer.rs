@@ -1,9 +1,10 @@
-//! Small buffers that are reused: for a backend that answers a read in less time than an allocator needs for a page.
+//! Small buffers that are reused: for a backend that answers a read in less time than an allocator needs for
+//! a page.
 //!
-//! Each thread keeps a few. A buffer is taken, filled while it has one owner, shared as a segment, and kept again by
-//! the thread that drops the last reference. Reference count and bytes are one allocation, and both are kept: in the
-//! steady state a read allocates nothing. Larger buffers are not kept, because the allocator's share of their cost is
-//! small.
+//! Each thread keeps a few. A buffer is taken, filled while it has one owner, shared as a segment, and kept
+//! again by the thread that drops the last reference. Reference count and bytes are one allocation, and both
+//! are kept: in the steady state a read allocates nothing. Larger buffers are not kept, because the
+//! allocator's share of their cost is small.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -30,8 +31,8 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
-    /// Returns a buffer of `len` bytes that `fill` has written; bytes that it does not write have any value. `None` if
-    /// `fill` returns false.
+    /// Returns a buffer of `len` bytes that `fill` has written; bytes that it does not write have any value.
+    /// `None` if `fill` returns false.
     ///
     /// # Panics
     /// If `len` is beyond [`BUFFER_BYTES`].
@@ -71,8 +72,8 @@ impl AsRef<[u8]> for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // With one owner, this one, no other can appear meanwhile. Where two drop at once, each finds two owners,
-        // and the buffer is freed instead.
+        // With one owner, this one, no other can appear meanwhile. Where two drop at once, each finds two
+        // owners, and the buffer is freed instead.
         let Some(memory) = self.memory.take_if(|memory| Arc::strong_count(memory) == 1) else { return };
         // A thread that is ending keeps no buffers.
         let _ = KEPT.try_with(|kept| {

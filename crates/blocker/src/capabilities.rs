@@ -29,13 +29,13 @@ pub struct Capabilities {
     pub request_bytes_max: u64,
     /// The largest `expected` of a compare-and-write; 0 if there is no compare-and-write.
     pub compare_bytes_max: u64,
-    /// The largest number of runs of one `write_runs`; 0 if there is no such operation. Their bytes together are
-    /// limited by `request_bytes_max`.
+    /// The largest number of runs of one `write_runs`; 0 if there is no such operation. Their bytes together
+    /// are limited by `request_bytes_max`.
     pub runs_max: u32,
     /// The largest page of a listing.
     pub list_entries_max: u32,
-    /// A write of up to this size is atomic for concurrent readers at any offset. Within one aligned bucket every
-    /// write is, even if this is less than [`BUCKET_BYTES`].
+    /// A write of up to this size is atomic for concurrent readers at any offset. Within one aligned bucket
+    /// every write is, even if this is less than [`BUCKET_BYTES`].
     pub atomic_bytes: u64,
     /// The size of the aligned unit that a crash never tears: it holds old or new bytes.
     pub crash_atomic_bytes: u64,
@@ -61,8 +61,8 @@ pub struct Capabilities {
 
 impl Capabilities {
     /// Returns the capabilities of a backend that has every feature of the contract, with objects of up to
-    /// `object_bytes_max` bytes, and loses everything with its process. A backend starts from these and changes what
-    /// differs. `runs_max` is 0, because the default [`crate::Blocker::write_runs`] refuses.
+    /// `object_bytes_max` bytes, and loses everything with its process. A backend starts from these and
+    /// changes what differs. `runs_max` is 0, because the default [`crate::Blocker::write_runs`] refuses.
     #[must_use]
     pub fn full(object_bytes_max: u64) -> Self {
         Self {

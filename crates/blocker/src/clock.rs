@@ -1,8 +1,8 @@
 //! Clocks: time that the caller passes, so that a test can step it.
 //!
-//! Deadlines are points on a clock's own scale, in nanoseconds; caller and blocker must use the same clock. The time
-//! of day is not part of it. (`cached-core` has a second clock for items, in whole seconds and without sleeping: it
-//! is read on every hit, where this one would cost too much.)
+//! Deadlines are points on a clock's own scale, in nanoseconds; caller and blocker must use the same clock.
+//! The time of day is not part of it. (`cached-core` has a second clock for items, in whole seconds and
+//! without sleeping: it is read on every hit, where this one would cost too much.)
 //!
 //! ```
 //! use std::time::Duration;

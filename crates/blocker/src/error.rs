@@ -1,7 +1,7 @@
 //! Errors by what the caller can do: each variant is a decision, and defines what has happened to the data.
 //!
-//! Nothing was changed, except with [`Error::OutcomeUnknown`] (perhaps), [`Error::NotStored`] (changed, but not
-//! stored) and [`Error::WritesLost`] (changed, and something that was not stored yet may be gone).
+//! Nothing was changed, except with [`Error::OutcomeUnknown`] (perhaps), [`Error::NotStored`] (changed, but
+//! not stored) and [`Error::WritesLost`] (changed, and something that was not stored yet may be gone).
 
 use std::borrow::Cow;
 use std::io;
@@ -42,19 +42,19 @@ pub enum Error {
         /// The epoch in force.
         epoch: Epoch,
     },
-    /// The object carries this stamp already, or a later one of the same epoch. If it equals the request's, that
-    /// change was applied before: treat it as done.
+    /// The object carries this stamp already, or a later one of the same epoch. If it equals the request's,
+    /// that change was applied before: treat it as done.
     #[error("superseded: the object carries stamp {stamp} already")]
     Superseded {
         /// The stamp that it carries.
         stamp: Stamp,
     },
-    /// A flush failed or did not finish in time, or a change was made but not stored as it asked. What it covers is
-    /// still dirty and readable: flush again.
+    /// A flush failed or did not finish in time, or a change was made but not stored as it asked. What it
+    /// covers is still dirty and readable: flush again.
     #[error("not stored: {0}")]
     NotStored(Reason),
-    /// The change may have been applied, wholly, or not; it may even be applied later. Read the stamp or the bytes
-    /// back before the next change of that object.
+    /// The change may have been applied, wholly, or not; it may even be applied later. Read the stamp or the
+    /// bytes back before the next change of that object.
     #[error("outcome unknown: {0}")]
     OutcomeUnknown(Reason),
     /// The deadline passed before the operation began. Nothing was changed, and nothing will be.
@@ -66,12 +66,13 @@ pub enum Error {
     /// Nothing was done. The same request may succeed shortly.
     #[error("try again: {0}")]
     Retryable(Reason),
-    /// What is stored fails its checks, or the medium does not return it. Repair it from another copy: retrying does
-    /// not help.
+    /// What is stored fails its checks, or the medium does not return it. Repair it from another copy:
+    /// retrying does not help.
     #[error("corrupt: {0}")]
     Corrupt(Reason),
-    /// Changes acknowledged as less than *stored* have been lost below, for example by a failed fsync. Write again
-    /// what was not stored yet. The error stays until the object is written in full, deleted, or invalidated.
+    /// Changes acknowledged as less than *stored* have been lost below, for example by a failed fsync. Write
+    /// again what was not stored yet. The error stays until the object is written in full, deleted, or
+    /// invalidated.
     #[error("writes not yet stored were lost: {0}")]
     WritesLost(Reason),
     /// This blocker never can do that, as its capabilities state.
@@ -128,8 +129,8 @@ impl Error {
         }
     }
 
-    /// Returns the error for an operating system's one, of an operation that had changed nothing when it failed.
-    /// `what` names the operation.
+    /// Returns the error for an operating system's one, of an operation that had changed nothing when it
+    /// failed. `what` names the operation.
     #[must_use]
     pub fn from_io(error: &io::Error, what: &str) -> Self {
         use io::ErrorKind as Kind;

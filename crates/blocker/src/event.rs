@@ -1,7 +1,7 @@
 //! Events: the channel by which a blocker notifies the layers above it.
 //!
-//! It is bounded and never delays the data path: a subscriber that does not keep up loses its queue and receives
-//! [`Event::Missed`]; it then treats everything as changed.
+//! It is bounded and never delays the data path: a subscriber that does not keep up loses its queue and
+//! receives [`Event::Missed`]; it then treats everything as changed.
 //!
 //! ```
 //! use blocker::{Blocker, Event, InvalidateRequest, Memory, Scope, executor::block_on};
@@ -36,8 +36,9 @@ pub enum Event {
     Changed(Scope),
     /// The scope has been claimed: older epochs are refused from now on.
     Fenced(Scope, Epoch),
-    /// Changes of objects of the scope that had been acknowledged as less than *stored* are lost, and flushes that
-    /// cover them answer [`Error::WritesLost`](crate::Error::WritesLost): write again what was not stored.
+    /// Changes of objects of the scope that had been acknowledged as less than *stored* are lost, and flushes
+    /// that cover them answer [`Error::WritesLost`](crate::Error::WritesLost): write again what was not
+    /// stored.
     WritesLost(Scope),
     /// The store has run out of space.
     Full,
@@ -45,7 +46,8 @@ pub enum Event {
     Degraded(Reason),
     /// The store has space again, or works as it should again.
     Recovered,
-    /// Events were lost because the subscriber was too slow or a connection broke: treat everything as changed.
+    /// Events were lost because the subscriber was too slow or a connection broke: treat everything as
+    /// changed.
     Missed,
 }
 
@@ -133,7 +135,8 @@ impl Subscription {
         self.queue.lock().events.pop_front()
     }
 
-    /// Waits for the next event. Returns `None` once the blocker has been dropped and all events have been received.
+    /// Waits for the next event. Returns `None` once the blocker has been dropped and all events have been
+    /// received.
     ///
     /// # Cancel safety
     /// Dropping the future loses no event.

@@ -1,8 +1,8 @@
 //! Names of objects and namespaces.
 //!
-//! Both are 1 to 255 bytes of any value: a backend never treats a name as text or as a path, and never trims or
-//! folds it. They are reference-counted (`Bytes`), so that a name taken from a receive buffer passes through every
-//! layer without an allocation.
+//! Both are 1 to 255 bytes of any value: a backend never treats a name as text or as a path, and never trims
+//! or folds it. They are reference-counted (`Bytes`), so that a name taken from a receive buffer passes
+//! through every layer without an allocation.
 
 use std::fmt;
 use std::str::FromStr;
@@ -91,8 +91,8 @@ name_type! {
 }
 
 name_type! {
-    /// The name of a namespace: 1 to 255 bytes. A namespace exists as soon as it is used; it is the unit of policy,
-    /// quota and listing.
+    /// The name of a namespace: 1 to 255 bytes. A namespace exists as soon as it is used; it is the unit of
+    /// policy, quota and listing.
     Namespace, "a namespace's name"
 }
 

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// The durability of a change: what it survives. A word means the same on every layer; a request asks for one, a
-/// reply states which one it gives. Ordered from weakest to strongest.
+/// The durability of a change: what it survives. A word means the same on every layer; a request asks for
+/// one, a reply states which one it gives. Ordered from weakest to strongest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum Durability {
     /// In the memory of this process, or in the page cache: lost if the process or the host fails.
@@ -28,9 +28,9 @@ impl fmt::Display for Durability {
     }
 }
 
-/// The version of an object's content. Every change gives the object a new one, which its name never had before,
-/// not even before a delete or a crash: same name and same version, same bytes. A larger version is not
-/// necessarily a later one.
+/// The version of an object's content. Every change gives the object a new one, which its name never had
+/// before, not even before a delete or a crash: same name and same version, same bytes. A larger version is
+/// not necessarily a later one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Version(pub u64);
 
@@ -40,8 +40,8 @@ impl fmt::Display for Version {
     }
 }
 
-/// A fencing epoch: the number of a claim. A claim raises it, and changes with older epochs are refused from then
-/// on. A change without a stamp counts as epoch 0.
+/// A fencing epoch: the number of a claim. A claim raises it, and changes with older epochs are refused from
+/// then on. A change without a stamp counts as epoch 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Epoch(pub u64);
 
@@ -51,10 +51,11 @@ impl fmt::Display for Epoch {
     }
 }
 
-/// The identity of a writer: random, drawn once for each run of a writer, so that two writers never share one.
+/// The identity of a writer: random, drawn once for each run of a writer, so that two writers never share
+/// one.
 ///
-/// A claim carries it, which makes epochs exclusive: the writer that holds an epoch may claim it again (for example
-/// because the answer was lost), any other writer is refused.
+/// A claim carries it, which makes epochs exclusive: the writer that holds an epoch may claim it again (for
+/// example because the answer was lost), any other writer is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct WriterId(pub u128);
 
@@ -77,9 +78,9 @@ impl fmt::Display for WriterId {
     }
 }
 
-/// A change's place in its writer's history of one object: the writer's epoch, then a number that rises with each
-/// change of that object. A store applies a stamped change only if its stamp is above the one that the object
-/// carries, atomically with the data.
+/// A change's place in its writer's history of one object: the writer's epoch, then a number that rises with
+/// each change of that object. A store applies a stamped change only if its stamp is above the one that the
+/// object carries, atomically with the data.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Stamp {
     /// The writer's epoch.
@@ -105,8 +106,8 @@ impl fmt::Display for Stamp {
 /// A set of changes whose order matters across objects, for example those of a volume. Its number is of its
 /// namespace.
 ///
-/// A flush of the domain closes its generation. Whatever is lost, a store that has any change of generation g + 1
-/// has all changes of generation g.
+/// A flush of the domain closes its generation. Whatever is lost, a store that has any change of generation g
+/// + 1 has all changes of generation g.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct OrderDomain(pub u64);
 

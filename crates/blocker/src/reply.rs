@@ -1,8 +1,8 @@
 //! What an operation returns: its answer, ready or pending.
 //!
-//! A hit must not box a future on its way up through the layers, so an operation returns a plain value that either
-//! is the answer or a boxed future of it. Only an answer that is not ready costs an allocation. A pending future
-//! owns all it needs (`'static`), so that a server can spawn it.
+//! A hit must not box a future on its way up through the layers, so an operation returns a plain value that
+//! either is the answer or a boxed future of it. Only an answer that is not ready costs an allocation. A
+//! pending future owns all it needs (`'static`), so that a server can spawn it.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};

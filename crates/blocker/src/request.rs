@@ -1,9 +1,9 @@
 //! Requests: one struct for each operation, made by `new` and refined by methods, so that fields can be added
 //! without breaking callers.
 //!
-//! Two groups of fields recur. [`Call`] is about the call: its deadline, and how the data will be used. [`Change`]
-//! is about changing an object: the durability that the reply must give, the change's place in its writer's
-//! history, and the condition under which it may happen.
+//! Two groups of fields recur. [`Call`] is about the call: its deadline, and how the data will be used.
+//! [`Change`] is about changing an object: the durability that the reply must give, the change's place in its
+//! writer's history, and the condition under which it may happen.
 
 use std::fmt;
 use std::str::FromStr;
@@ -85,7 +85,8 @@ pub enum Condition {
 pub struct Change {
     /// The least durability that the reply must give. A backend may give more, never less.
     pub durability: Durability,
-    /// The change's place in its writer's history. `None` counts as epoch 0 and leaves the object's stamp as it is.
+    /// The change's place in its writer's history. `None` counts as epoch 0 and leaves the object's stamp as
+    /// it is.
     pub stamp: Option<Stamp>,
     /// The order domain that the change belongs to.
     pub domain: Option<OrderDomain>,
@@ -259,8 +260,8 @@ impl ReadRequest {
     }
 }
 
-/// A request to write a range of an object. Creates the object if it is missing, and moves its end if the range
-/// reaches beyond it.
+/// A request to write a range of an object. Creates the object if it is missing, and moves its end if the
+/// range reaches beyond it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WriteRequest {
@@ -367,8 +368,8 @@ impl Run {
     }
 }
 
-/// A request to write several ranges of one object in one change. Creates the object if it is missing, and moves its
-/// end if the last range reaches beyond it. What lies between the ranges stays as it is.
+/// A request to write several ranges of one object in one change. Creates the object if it is missing, and
+/// moves its end if the last range reaches beyond it. What lies between the ranges stays as it is.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WriteRunsRequest {
@@ -649,8 +650,8 @@ impl ClaimRequest {
         Self { scope, epoch, writer, call: Call::default() }
     }
 
-    /// Returns a request for the epoch in force in `scope`, which changes nothing. The answer is epoch 0 if there is
-    /// none, otherwise [`Error::Fenced`], which names it.
+    /// Returns a request for the epoch in force in `scope`, which changes nothing. The answer is epoch 0 if
+    /// there is none, otherwise [`Error::Fenced`], which names it.
     #[must_use]
     pub fn ask(scope: Scope) -> Self {
         Self::new(scope, Epoch(0), WriterId(0))

@@ -84,8 +84,8 @@ response! {
     ListReply {
         /// The objects, in bytewise order of their names.
         entries: Vec<ListEntry>,
-        /// Whether there may be more after the last of them; if so, there is at least one entry, after which the
-        /// next page begins.
+        /// Whether there may be more after the last of them; if so, there is at least one entry, after which
+        /// the next page begins.
         has_more: bool,
     }
 }

@@ -1,9 +1,9 @@
 //! Payloads: owned, reference-counted runs of bytes, in requests and in answers.
 //!
-//! A segment keeps its memory alive until it is dropped. That makes a request sound under cancellation (a kernel or
-//! a library may still read the memory when the caller no longer waits), and a hit free of copies: a cache returns
-//! its own buckets through [`SegmentOwner`], without an allocation. A segment of zeros takes no memory. The bytes of
-//! a segment never change while it lives.
+//! A segment keeps its memory alive until it is dropped. That makes a request sound under cancellation (a
+//! kernel or a library may still read the memory when the caller no longer waits), and a hit free of copies:
+//! a cache returns its own buckets through [`SegmentOwner`], without an allocation. A segment of zeros takes
+//! no memory. The bytes of a segment never change while it lives.
 
 use std::fmt;
 use std::ops::Range;
@@ -19,8 +19,8 @@ static ZEROS: [u8; ZEROS_BYTES] = [0; ZEROS_BYTES];
 
 /// The owner of the memory behind a pinned segment, for example a cache's arena, with the bucket as `token`.
 ///
-/// The caller of [`Segment::pinned`] passes one count of `token`; each clone takes one more by `retain`, each drop
-/// returns one by `release`. From the first count to the last, the bytes and their place stay the same.
+/// The caller of [`Segment::pinned`] passes one count of `token`; each clone takes one more by `retain`, each
+/// drop returns one by `release`. From the first count to the last, the bytes and their place stay the same.
 pub trait SegmentOwner: Send + Sync {
     /// Returns the bytes that `token` stands for. They do not change while a count of it is held.
     fn bytes(&self, token: u64) -> &[u8];
@@ -77,8 +77,8 @@ impl Segment {
         Self(Repr::Pinned(Pinned { token, start: part(range.start), end: part(range.end), owner }))
     }
 
-    /// Returns a copy of `bytes`. Up to one bucket of them goes into memory that the thread keeps for that purpose,
-    /// without an allocation in the steady state.
+    /// Returns a copy of `bytes`. Up to one bucket of them goes into memory that the thread keeps for that
+    /// purpose, without an allocation in the steady state.
     #[must_use]
     pub fn copied(bytes: &[u8]) -> Self {
         let fill = |target: &mut [u8]| {
@@ -117,8 +117,8 @@ impl Segment {
         matches!(self.0, Repr::Zeros(_))
     }
 
-    /// Returns, of a pinned segment, the owner, the token, and the part of its bytes. An owner can recognise its own
-    /// memory by it when a request brings it back.
+    /// Returns, of a pinned segment, the owner, the token, and the part of its bytes. An owner can recognise
+    /// its own memory by it when a request brings it back.
     #[must_use]
     pub fn pin(&self) -> Option<(&Arc<dyn SegmentOwner>, u64, Range<usize>)> {
         match &self.0 {
@@ -162,8 +162,8 @@ impl From<Buffer> for Segment {
     }
 }
 
-/// A payload: segments that together are one run of bytes. Empty segments are never kept; a payload of one segment
-/// needs no allocation.
+/// A payload: segments that together are one run of bytes. Empty segments are never kept; a payload of one
+/// segment needs no allocation.
 ///
 /// ```
 /// use blocker::{Segment, Segments};

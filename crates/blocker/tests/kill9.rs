@@ -94,7 +94,8 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
     }
 }
 
-/// Runs the writer from `round` on, and kills it after a number of lines. Returns the last round acknowledged.
+/// Runs the writer from `round` on, and kills it after a number of lines. Returns the last round
+/// acknowledged.
 fn run_and_kill(
     dir: &std::path::Path,
     round: u64,

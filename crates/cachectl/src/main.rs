@@ -23,8 +23,8 @@ use output::Output;
 /// Try a storage backend of cached: put, get, copy, list, flush, or test it against the contract.
 ///
 /// Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such object, 4 refused (exists, condition, fenced,
-/// denied), 5 try again later (busy, out of space, not stored), 6 corrupt or lost, 7 outcome unknown. fsck has its
-/// own.
+/// denied), 5 try again later (busy, out of space, not stored), 6 corrupt or lost, 7 outcome unknown. fsck
+/// has its own.
 #[derive(Parser)]
 #[command(name = "cachectl", version, max_term_width = 100)]
 struct Arguments {
@@ -42,7 +42,8 @@ struct Arguments {
     #[arg(short, long, default_value = "default")]
     namespace: String,
 
-    /// How long a request may take, in seconds, with the way to the server and back; 0 is as long as it takes.
+    /// How long a request may take, in seconds, with the way to the server and back; 0 is as long as it
+    /// takes.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     timeout: u64,
 

@@ -1,4 +1,5 @@
-//! Reading a configuration file, with errors of one line: the place, the key, what is wrong and what would be right.
+//! Reading a configuration file, with errors of one line: the place, the key, what is wrong and what would be
+//! right.
 
 use crate::error::ConfigError;
 use serde::de::DeserializeOwned;
@@ -24,8 +25,8 @@ impl ConfigFileError {
         ConfigFileError { path: path.into(), line: None, key: String::new(), why: why.into() }
     }
 
-    /// Returns an error about the byte `offset` of `text`, where the value of `key` is; `key` is empty where the text
-    /// cannot be parsed that far.
+    /// Returns an error about the byte `offset` of `text`, where the value of `key` is; `key` is empty where
+    /// the text cannot be parsed that far.
     #[must_use]
     pub fn at(path: &Path, text: &str, offset: Option<usize>, key: String, why: &str) -> ConfigFileError {
         let before = offset.and_then(|offset| text.as_bytes().get(..offset));

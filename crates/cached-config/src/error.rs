@@ -74,10 +74,12 @@ pub fn secret_warning(path: &Path) -> Option<String> {
     })
 }
 
-/// Checks that listening at `addresses` is not open to other machines without a secret, unless `allow_exposed`.
+/// Checks that listening at `addresses` is not open to other machines without a secret, unless
+/// `allow_exposed`.
 ///
 /// # Errors
-/// [`ConfigError`] with the first such address. A name is resolved, and checked again, when the listener opens.
+/// [`ConfigError`] with the first such address. A name is resolved, and checked again, when the listener
+/// opens.
 pub fn check_exposure(
     key: &str,
     addresses: &[Address],

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 /// The shortest time between two lines of a kind; events in between are counted.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// Logs the events of the store called `name` until it is dropped: full, degraded, recovered, or lost and found again.
-/// Lines of a kind are at least 10 s apart.
+/// Logs the events of the store called `name` until it is dropped: full, degraded, recovered, or lost and
+/// found again. Lines of a kind are at least 10 s apart.
 pub async fn log_events(mut events: Subscription, name: String) {
     let mut away = Rate::default();
     let mut trouble = Rate::default();

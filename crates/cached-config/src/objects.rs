@@ -242,8 +242,9 @@ impl ObjectsTable {
             .map_err(|error| ConfigError::from(&error))
     }
 
-    /// Returns the most memory that the cache takes, in bytes: content, and bookkeeping as if every object were of the
-    /// largest size and all of its slots were known, which copies and discards reach without content.
+    /// Returns the most memory that the cache takes, in bytes: content, and bookkeeping as if every object
+    /// were of the largest size and all of its slots were known, which copies and discards reach without
+    /// content.
     #[must_use]
     pub fn cache_bytes_max(&self) -> u64 {
         let buckets = self.memory_bytes_max.0 / blocker::BUCKET_BYTES;

@@ -1,7 +1,7 @@
 //! Sizes in the configuration file: a whole number of bytes, or text such as `"256 MiB"`.
 //!
-//! Only unambiguous units are taken, and only whole numbers of them: `"1m"` may mean a million or a mebibyte, and
-//! `"0.3 GiB"` is no whole number of bytes.
+//! Only unambiguous units are taken, and only whole numbers of them: `"1m"` may mean a million or a mebibyte,
+//! and `"0.3 GiB"` is no whole number of bytes.
 
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -30,8 +30,8 @@ pub struct OpenOptions {
     pub object_bytes_max: u64,
     /// The secret that a synapse server demands.
     pub secret: Option<Secret>,
-    /// The longest time that connecting or one request may take, if it is shorter than what the table sets. `None`:
-    /// as the table has it.
+    /// The longest time that connecting or one request may take, if it is shorter than what the table sets.
+    /// `None`: as the table has it.
     pub timeout: Option<Duration>,
     /// The name under which a synapse server logs this client; empty for none.
     pub client_name: String,
@@ -126,8 +126,8 @@ impl Store {
         self.memory_bytes_max
     }
 
-    /// Closes the store in order, once all other handles have been dropped. Blocks. A connection that does not close
-    /// within `timeout` is left to the end of the process.
+    /// Closes the store in order, once all other handles have been dropped. Blocks. A connection that does
+    /// not close within `timeout` is left to the end of the process.
     ///
     /// # Errors
     /// The store's own error: something may not be stored.
@@ -141,7 +141,8 @@ impl Store {
             #[cfg(feature = "rados")]
             Close::Rados(rados) => {
                 match Arc::into_inner(rados) {
-                    // Everything acknowledged is stored: a connection that does not close in time loses nothing.
+                    // Everything acknowledged is stored: a connection that does not close in time loses
+                    // nothing.
                     Some(rados) => drop(rados.close(timeout)),
                     None => tracing::warn!("the connection to the cluster is still used, and is not closed"),
                 }

@@ -1,4 +1,5 @@
-//! Large payloads over TCP: from the socket into the buckets of a cache, and from its buckets to the socket. Counted.
+//! Large payloads over TCP: from the socket into the buckets of a cache, and from its buckets to the socket.
+//! Counted.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -113,7 +114,8 @@ fn a_client_that_stops_sending_holds_a_bounded_share_until_it_disconnects() {
         peers.push(peer);
     }
     let most = env.cache.counters().memory_bytes / 8;
-    // Two threads serve them: wait until one reservation has been refused, and its payload has gone to the heap.
+    // Two threads serve them: wait until one reservation has been refused, and its payload has gone to the
+    // heap.
     until("an eighth is reserved", || env.cache.counters().receive_buffer_bytes + (1 << 20) > most);
     assert!(env.cache.counters().receive_buffer_bytes <= most);
     // Other clients are not delayed.

@@ -37,8 +37,8 @@ pub enum Value {
     Gauge(f64),
     /// The state of a histogram.
     Histogram {
-        /// The buckets in rising order: the inclusive upper bound of each, and the number of observations at or
-        /// below that bound. Observations above the last bound are in `count` only.
+        /// The buckets in rising order: the inclusive upper bound of each, and the number of observations at
+        /// or below that bound. Observations above the last bound are in `count` only.
         buckets: Vec<(f64, u64)>,
         /// The sum of all observations.
         sum: f64,

@@ -29,8 +29,8 @@ impl Cluster {
         Self::up_with(store, None, &["--store", store, "--size", "2147483648"])
     }
 
-    /// A cluster as operators run it: three monitors, three OSDs with three copies, keys for each client. Stores
-    /// are opened by a user that may read and write the pool, and no more.
+    /// A cluster as operators run it: three monitors, three OSDs with three copies, keys for each client.
+    /// Stores are opened by a user that may read and write the pool, and no more.
     ///
     /// # Panics
     /// As [`Self::up`].

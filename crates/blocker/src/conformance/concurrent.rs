@@ -77,8 +77,8 @@ pub(super) fn runs_are_seen_all_or_none(cx: &Cx<'_>) -> Check {
     })
 }
 
-/// Writers put a byte each time where `write` says, while a reader holds all that it finds against `check`. Both know the size:
-/// one bucket; and as many bytes as one write is atomic for.
+/// Writers put a byte each time where `write` says, while a reader holds all that it finds against `check`.
+/// Both know the size: one bucket; and as many bytes as one write is atomic for.
 fn never_seen_in_part(
     cx: &Cx<'_>,
     object: &ObjectId,

@@ -1,9 +1,9 @@
 //! The conformance suite: checks any backend or layer against the contract.
 //!
-//! The suite uses nothing but [`Blocker`]. It does not expect answers at once, needs no async runtime, uses namespaces
-//! of its own and leaves them empty, so that it also runs against a store on the network that others use. Each case is
-//! one sentence of the contract; a case that a capability rules out is skipped, with the reason. The effects of a power
-//! loss are checked where the [`Harness`] can cut the power.
+//! The suite uses nothing but [`Blocker`]. It does not expect answers at once, needs no async runtime, uses
+//! namespaces of its own and leaves them empty, so that it also runs against a store on the network that
+//! others use. Each case is one sentence of the contract; a case that a capability rules out is skipped, with
+//! the reason. The effects of a power loss are checked where the [`Harness`] can cut the power.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -46,8 +46,8 @@ pub trait Harness {
         Arc::new(SystemClock)
     }
 
-    /// Cuts the power of what [`Self::backend`] returned last, loses what the store may lose, and restarts it. Returns
-    /// `None`, the default, where that cannot be done: those cases are skipped.
+    /// Cuts the power of what [`Self::backend`] returned last, loses what the store may lose, and restarts
+    /// it. Returns `None`, the default, where that cannot be done: those cases are skipped.
     fn power_cycle(&self) -> Option<Arc<dyn Blocker>> {
         None
     }
@@ -90,8 +90,8 @@ pub struct Options {
     pub timeout: Duration,
     /// The amount of random work: 1 takes a second or less on a fast backend.
     pub effort: u32,
-    /// Whether the suite is the only user of the backend, so that scopes that span all namespaces may be claimed. Once
-    /// claimed they stay so.
+    /// Whether the suite is the only user of the backend, so that scopes that span all namespaces may be
+    /// claimed. Once claimed they stay so.
     pub exclusive: bool,
 }
 

@@ -1,11 +1,11 @@
 //! Fault injection: a layer over any blocker with faults from a seed.
 //!
-//! Delays on the clock that it is given, errors with and without effect, stalls, a full store, crashes at a chosen
-//! step, and a volatile cache whose contents a crash loses, tears and reorders. For tests of everything that builds on
-//! the contract. Data are never damaged: every byte that it returns was written.
+//! Delays on the clock that it is given, errors with and without effect, stalls, a full store, crashes at a
+//! chosen step, and a volatile cache whose contents a crash loses, tears and reorders. For tests of
+//! everything that builds on the contract. Data are never damaged: every byte that it returns was written.
 //!
-//! A call's faults are drawn when it is made. A delayed or stalled call keeps its deadline: if it passes before the
-//! call is done, nothing was done; if after, the outcome is unknown.
+//! A call's faults are drawn when it is made. A delayed or stalled call keeps its deadline: if it passes
+//! before the call is done, nothing was done; if after, the outcome is unknown.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -114,8 +114,8 @@ impl Faulty {
         self.shared.state.lock().crashed
     }
 
-    /// Restarts the backend. With a volatile cache, what was not stored is lost now. Blocks; no other call may be
-    /// under way.
+    /// Restarts the backend. With a volatile cache, what was not stored is lost now. Blocks; no other call
+    /// may be under way.
     ///
     /// # Errors
     /// Those of the blocker below, while changes that had reached it are made there.

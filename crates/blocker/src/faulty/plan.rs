@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::rng::Rng;
 
-/// What goes wrong, and how often. Everything is drawn from the seed, in the order of the calls, so that a run with
-/// one caller can be replayed.
+/// What goes wrong, and how often. Everything is drawn from the seed, in the order of the calls, so that a
+/// run with one caller can be replayed.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FaultPlan {

@@ -1,9 +1,10 @@
-//! A volatile cache before the backend, as a disk has one: a crash may lose, tear or reorder what is not flushed.
+//! A volatile cache before the backend, as a disk has one: a crash may lose, tear or reorder what is not
+//! flushed.
 //!
-//! The live state is a memory backend that takes objects over from below at their first use. Changes are made there
-//! and recorded in a log; a flush makes them below, in order. A crash draws what of the log reached the store by
-//! itself: of an object with plain changes any sector of any of them, of one with stamped changes the first few (a
-//! stamp must never be stored before its data).
+//! The live state is a memory backend that takes objects over from below at their first use. Changes are made
+//! there and recorded in a log; a flush makes them below, in order. A crash draws what of the log reached the
+//! store by itself: of an object with plain changes any sector of any of them, of one with stamped changes
+//! the first few (a stamp must never be stored before its data).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -69,7 +70,8 @@ impl Logged {
         }
     }
 
-    /// Returns the change without conditions, durability and deadline: they have been checked, or are the flush's.
+    /// Returns the change without conditions, durability and deadline: they have been checked, or are the
+    /// flush's.
     fn plain(mut self) -> Self {
         let (change, call) = match &mut self {
             Self::Write(request) => (&mut request.change, &mut request.call),

@@ -1,5 +1,5 @@
-//! Damage of what the file backend writes about objects: it is borne, or refused, and the check finds it; never is
-//! it taken for something older. The objects' bytes carry no checksum and are left out.
+//! Damage of what the file backend writes about objects: it is borne, or refused, and the check finds it;
+//! never is it taken for something older. The objects' bytes carry no checksum and are left out.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

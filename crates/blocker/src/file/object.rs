@@ -68,7 +68,8 @@ pub(super) struct State {
     pub(super) changes: u64,
     /// A failed change has left bytes behind the object's end that could not be cut off yet.
     pub(super) excess: bool,
-    /// A failed change has left a header that may mark a living object as deleted, or a deleted one as living.
+    /// A failed change has left a header that may mark a living object as deleted, or a deleted one as
+    /// living.
     pub(super) header_unsure: bool,
 }
 
@@ -191,8 +192,8 @@ impl Object {
         }
     }
 
-    /// Asks the disk, the first time. Returns whether a copy of the header turned out to be damaged. If the file
-    /// has lost something, the object has too, and the caller has the file written anew.
+    /// Asks the disk, the first time. Returns whether a copy of the header turned out to be damaged. If the
+    /// file has lost something, the object has too, and the caller has the file written anew.
     ///
     /// # Errors
     /// `Corrupt` or `Unsupported`, by the header; the disk's errors.
@@ -241,8 +242,8 @@ impl Object {
         Ok(())
     }
 
-    /// Writes the header again as it was before a change that failed. The caller holds `state`, to which it is
-    /// noted whether that has to be done once more: what is changed next must not be lost with the header.
+    /// Writes the header again as it was before a change that failed. The caller holds `state`, to which it
+    /// is noted whether that has to be done once more: what is changed next must not be lost with the header.
     pub(super) fn restore_slot(&self, state: &mut State, before: Slot) -> io::Result<()> {
         let Some(file) = &state.file else { return Ok(()) };
         let mut header = self.header.lock();

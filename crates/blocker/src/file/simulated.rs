@@ -7,7 +7,8 @@
 //! file system: a rename's two halves may part, and nothing but a sync orders anything.
 //!
 //! A write-back that fails, in a sync or at any other time, loses some of a file's operations for good: the
-//! live content stays, as it does in a page cache, the next sync says so once, and the one after claims success.
+//! live content stays, as it does in a page cache, the next sync says so once, and the one after claims
+//! success.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;

@@ -1,8 +1,8 @@
 //! A small file that is kept twice, `NAME` and `NAME.copy`, so that damage of one leaves the other.
 //!
 //! Both are replaced by every change, the first before the second, each whole and stored before the next
-//! begins. So whatever was acknowledged is in both, and the second is behind by at most the one change that was
-//! cut off.
+//! begins. So whatever was acknowledged is in both, and the second is behind by at most the one change that
+//! was cut off.
 
 use std::io;
 use std::path::{Path, PathBuf};

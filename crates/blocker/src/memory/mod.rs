@@ -1,8 +1,8 @@
 //! The memory backend: the model of the contract.
 //!
-//! One map under one lock; every operation is one critical section and answers at once. It is the *store* of its
-//! process, so everything in it is *stored*, which survives nothing ([`Survives::Nothing`](crate::Survives)). It is
-//! written to be checked by reading, not to be fast.
+//! One map under one lock; every operation is one critical section and answers at once. It is the *store* of
+//! its process, so everything in it is *stored*, which survives nothing
+//! ([`Survives::Nothing`](crate::Survives)). It is written to be checked by reading, not to be fast.
 
 mod model;
 mod mutation;
@@ -101,8 +101,8 @@ impl Memory {
         memory
     }
 
-    /// Puts an object, or a remembered deletion, in place without any check, for layers that keep their live state in
-    /// a memory backend.
+    /// Puts an object, or a remembered deletion, in place without any check, for layers that keep their live
+    /// state in a memory backend.
     #[cfg(feature = "faulty")]
     pub(crate) fn adopt(&self, object: ObjectId, content: Option<(Vec<u8>, Version)>, stamp: Option<Stamp>) {
         self.model.lock().adopt(object, content, stamp);

@@ -1,7 +1,7 @@
 //! The rules of the contract that the memory backend can break in tests.
 //!
-//! For each rule the conformance suite must fail on a backend that breaks it; a rule that it does not notice is not
-//! checked. Outside of this crate's tests no rule is ever broken.
+//! For each rule the conformance suite must fail on a backend that breaks it; a rule that it does not notice
+//! is not checked. Outside of this crate's tests no rule is ever broken.
 
 macro_rules! mutations {
     ($($name:ident,)*) => {

@@ -1,9 +1,9 @@
 //! The names of a namespace in order, kept between the pages of a listing.
 //!
 //! A directory gives its entries in no order, so a page of a listing would cost a walk of them all. One walk
-//! therefore fills a *window*: the names from some first one on, as many as there may be in memory. Files that
-//! come into being are entered at once, so a window stays complete; names of files that were removed
-//! may stay, and the thread that reads them finds that out.
+//! therefore fills a *window*: the names from some first one on, as many as there may be in memory. Files
+//! that come into being are entered at once, so a window stays complete; names of files that were removed may
+//! stay, and the thread that reads them finds that out.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Bound;

@@ -68,8 +68,8 @@ impl Store {
         Ok(())
     }
 
-    /// Writes the file of an object that has lost something anew, with what is read of it now: that is what is
-    /// served, and no sync of the old file would make it stored.
+    /// Writes the file of an object that has lost something anew, with what is read of it now: that is what
+    /// is served, and no sync of the old file would make it stored.
     pub(super) fn renew(&self, object: &Object, state: &mut State) -> Result<()> {
         let Some(old) = state.file.clone() else { return Ok(()) };
         let (version, stamp, packed) = (state.version, state.stamp, state.packed);
