@@ -1,7 +1,7 @@
 //! Serves a backend over TCP with a shared secret, and uses it through a client, as another host would.
 //!
 //! ```text
-//! cargo run -p synapse --example serve
+//! cargo run -p cached-synapse --example serve
 //! ```
 
 use std::error::Error;

@@ -1,7 +1,7 @@
 //! The file backend on a disk that fails: writes, write-backs, syncs, renames and everything else fail by a
 //! draw, the process is killed or the power cut in between, and what comes up must be explained.
 //!
-//! `FILE_FAULT_ROUNDS=500 cargo test -p blocker --lib fault_tests` runs that number of rounds, each with one
+//! `FILE_FAULT_ROUNDS=500 cargo test -p cached-blocker --lib fault_tests` runs that number of rounds, each with one
 //! seed; `FILE_FAULT_SEED` is the first.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
