@@ -79,7 +79,7 @@ fn journaled(journal: &Journal, writers: usize, time: Duration) -> u64 {
     blocks.into_inner()
 }
 
-/// The appends alone: nobody waits for the disk, whose work is in the figure.
+/// The appends alone: no thread waits for the disk, whose work is included.
 fn appended(journal: &Journal, time: Duration) -> u64 {
     let payload = [7_u8; BLOCK_BYTES];
     let (begun, mut blocks) = (Instant::now(), 0);

@@ -74,7 +74,7 @@ impl<N: Into<Text>, V: Into<Text>> From<(N, V)> for Label {
     }
 }
 
-/// One value, told apart from the family's others by its labels.
+/// One value, distinguished from the family's others by its labels.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Sample {
     /// The labels; no two of a sample have the same name, no two samples of a family the same labels.

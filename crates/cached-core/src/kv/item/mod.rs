@@ -55,7 +55,7 @@ pub(crate) struct Attributes {
 
 /// A pointer at an item's entry.
 ///
-/// Whoever constructs one promises that the region is not reused while it is in use: the holder has the lock
+/// The code that constructs one guarantees that the region is not reused while it is in use: the holder has the lock
 /// of the item's hash bucket (all fields), or keeps the region in another way (key and padded size only).
 #[derive(Clone, Copy)]
 pub(crate) struct ItemPtr {
