@@ -23,6 +23,7 @@ impl Rng {
     }
 
     /// Returns true `chance` times in 1 000.
+    #[cfg(any(feature = "faulty", test))]
     pub(crate) fn permille(&mut self, chance: u32) -> bool {
         self.below(1000) < u64::from(chance)
     }
