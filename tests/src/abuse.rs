@@ -1,10 +1,10 @@
-//! What the tests of bad clients share: a witness that must go on being served, and a bound on memory.
+//! Shared by the tests of abusive clients: a witness that must continue to be served, and a bound on memory.
 
 use crate::conn::Conn;
 use crate::server::Server;
 use std::time::{Duration, Instant};
 
-/// A well-behaved client beside the bad ones.
+/// A well-behaved client beside the abusive ones.
 pub struct Witness {
     conn: Conn,
     slowest: Duration,
@@ -12,17 +12,17 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// Connects and stores the item it will ask for.
+    /// Connects and stores the item that it will request.
     pub fn new(server: &Server) -> Self {
         let mut conn = server.connect();
         conn.ask(b"set witness 3 0 7\r\nis here\r\n", b"STORED\r\n");
         Self { conn, slowest: Duration::ZERO, served: 0 }
     }
 
-    /// Asks and measures.
+    /// Requests the item and measures the time.
     ///
     /// # Panics
-    /// When the reply is wrong or does not come in time.
+    /// If the reply is wrong or late.
     pub fn check(&mut self, during: &str) {
         let start = Instant::now();
         self.conn.send(b"get witness\r\n");
@@ -31,14 +31,14 @@ impl Witness {
         self.served += 1;
     }
 
-    /// Stores something as well.
+    /// Stores an item as well.
     pub fn check_store(&mut self, during: &str) {
         self.conn.send(b"set witness 3 0 7\r\nis here\r\n");
         self.conn.expect(b"STORED\r\n", during);
         self.check(during);
     }
 
-    /// Says how it was served.
+    /// Prints how it was served.
     pub fn report(&self, test: &str) {
         println!("{test}: the witness was served {} times, slowest {:?}", self.served, self.slowest);
     }
@@ -50,15 +50,15 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Measures now.
+    /// Measures the memory.
     pub fn of(server: &Server) -> Self {
         Self { before_kib: server.rss_kib() }
     }
 
-    /// Asserts that at most so many MiB have been added, now and at any time, and says how many.
+    /// Asserts that at most `mib` MiB have been added, at present and at the peak, and prints how many.
     ///
     /// # Panics
-    /// When it is more.
+    /// If it is more.
     pub fn assert_grew_at_most(&self, server: &Server, limit_mib: u64, test: &str) {
         let now = server.rss_kib().saturating_sub(self.before_kib);
         let peak = server.rss_peak_kib().saturating_sub(self.before_kib);
@@ -69,7 +69,7 @@ impl Memory {
     }
 }
 
-/// Runs `times` rounds of `step` over many connections, with the witness asked once a round.
+/// Runs `times` rounds of `step` over many connections; the witness sends a request in each round.
 pub fn rounds(witness: &mut Witness, times: usize, during: &str, mut step: impl FnMut(usize)) {
     for round in 0..times {
         step(round);

@@ -1,9 +1,9 @@
 //! Writing bytes as text and back: `\r \n \t \0 \\ \xNN`, and base64 for recorded vectors.
 
-/// How many bytes of one side of a failure message are shown before the middle is left out.
+/// The number of bytes of each side in a failure message before its middle is left out.
 const SHOW_BYTES_MAX: usize = 1200;
 
-/// Bytes as one printable line; the middle of a long run is left out.
+/// Returns bytes as one printable line; the middle of a long run is left out.
 pub fn show(bytes: &[u8]) -> String {
     if bytes.len() <= SHOW_BYTES_MAX {
         return escape(bytes);
@@ -13,7 +13,7 @@ pub fn show(bytes: &[u8]) -> String {
     format!("{}…({left_out} bytes left out)…{}", escape(&bytes[..half]), escape(&bytes[bytes.len() - half..]))
 }
 
-/// Bytes as one printable line, in full; [`unescape`] is its inverse.
+/// Returns bytes as one printable line, in full; [`unescape`] is its inverse.
 pub fn escape(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     for &byte in bytes {
@@ -29,10 +29,10 @@ pub fn escape(bytes: &[u8]) -> String {
     out
 }
 
-/// The bytes that an escaped text stands for.
+/// Returns the bytes of an escaped text.
 ///
 /// # Errors
-/// A text naming the escape that is not one.
+/// A text that names the invalid escape.
 pub fn unescape(text: &str) -> Result<Vec<u8>, String> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -61,7 +61,7 @@ pub fn unescape(text: &str) -> Result<Vec<u8>, String> {
 /// Decodes hexadecimal digits; blanks between them are allowed.
 ///
 /// # Errors
-/// A text naming what is not hexadecimal.
+/// A text that names the invalid digit.
 pub fn from_hex(text: &str) -> Result<Vec<u8>, String> {
     let digits: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
     if !digits.len().is_multiple_of(2) {
@@ -77,7 +77,7 @@ pub fn from_hex(text: &str) -> Result<Vec<u8>, String> {
 /// Decodes standard base64, as the recorded vectors use it.
 ///
 /// # Errors
-/// A text naming the character that is not base64.
+/// A text that names the invalid character.
 pub fn from_base64(text: &str) -> Result<Vec<u8>, String> {
     let mut out = Vec::with_capacity(text.len() / 4 * 3);
     let (mut bits, mut bits_count) = (0u32, 0);

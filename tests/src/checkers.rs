@@ -1,17 +1,20 @@
-//! What the command lines of the two checkers share.
+//! The command line of the two checkers.
 
+use crate::configurations::{self, Configuration};
+use crate::program::Program;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 /// The arguments of a checker.
 #[derive(Debug, Clone)]
 pub struct Arguments {
-    /// How long all configurations together run, without `operations`.
+    /// How long all configurations together run, unless `operations` is set.
     pub seconds: u64,
-    /// How many operations all of them together make.
+    /// The number of operations of all configurations together.
     pub operations: Option<u64>,
-    /// The one configuration that is played.
+    /// The only configuration to run.
     pub only: Option<String>,
-    /// What random choices follow from.
+    /// The seed of random choices.
     pub seed: u64,
     /// The server to test.
     pub server: Option<PathBuf>,
@@ -19,11 +22,42 @@ pub struct Arguments {
     pub reference: Option<PathBuf>,
 }
 
-impl Arguments {
-    /// Those of this process.
+/// A run of a checker, as its command line describes it.
+#[derive(Debug)]
+pub struct Run {
+    /// The arguments.
+    pub arguments: Arguments,
+    /// The server to test.
+    pub program: Program,
+    /// The configurations to run.
+    pub configurations: Vec<&'static Configuration>,
+}
+
+impl Run {
+    /// Reads the command line of this process, and prints the seed.
     ///
     /// # Errors
-    /// A line about what is wrong with them.
+    /// The exit status for an invalid argument, which has been printed.
+    pub fn read() -> Result<Run, ExitCode> {
+        let arguments = Arguments::read().map_err(|line| {
+            eprintln!("{line}");
+            ExitCode::from(2)
+        })?;
+        let program = match &arguments.server {
+            Some(path) => Program::at(path),
+            None => Program::under_test().clone(),
+        };
+        let configurations = configurations::ALL.iter().filter(|it| arguments.plays(it.name)).collect();
+        println!("seed {}", arguments.seed);
+        Ok(Run { arguments, program, configurations })
+    }
+}
+
+impl Arguments {
+    /// Returns the arguments of this process.
+    ///
+    /// # Errors
+    /// A line that names the invalid argument.
     pub fn read() -> Result<Arguments, String> {
         Arguments::of(std::env::args().skip(1))
     }
@@ -62,13 +96,13 @@ impl Arguments {
         Ok(arguments)
     }
 
-    /// Whether a configuration is to be played.
+    /// Returns whether a configuration is to run.
     pub fn plays(&self, name: &str) -> bool {
         self.only.as_ref().is_none_or(|only| only == name)
     }
 }
 
-/// The full path of a program: servers run in folders of their own.
+/// Returns the full path of a program: servers run in directories of their own.
 fn program(path: &str) -> Result<PathBuf, String> {
     std::fs::canonicalize(path).map_err(|error| format!("{path}: {error}"))
 }

@@ -1,21 +1,22 @@
-//! The servers that the two checkers run against: how each is started, and what goes on beside.
+//! The servers that the two checkers run against: how each is started, and the load beside the checks.
 
-/// One server, and who else is at it.
+/// One server, and the load on it.
 #[derive(Debug, Clone, Copy)]
 pub struct Configuration {
-    /// What it is called.
+    /// Its name.
     pub name: &'static str,
     /// The arguments of a server whose values are checked.
     pub args: &'static str,
     /// The arguments of two servers whose replies are compared.
     pub compared_args: &'static str,
-    /// Connections that announce values and do not send them in full.
+    /// The number of connections that announce values and do not send them completely.
     pub half_sent: usize,
-    /// Connections that store without waiting for answers.
+    /// The number of connections that store without waiting for replies.
     pub floods: usize,
-    /// Everything is made to go, at once and with a delay.
+    /// All items are removed from time to time, at once and with a delay.
     pub flushes: bool,
-    /// Memory is ample, or nothing is evicted: what was acknowledged stays until it is changed, expires or is flushed.
+    /// Memory is ample, or nothing is evicted: an acknowledged value stays until it is changed, expires or is
+    /// flushed.
     pub lossless: bool,
     /// The largest value.
     pub value_bytes_max: usize,
@@ -37,7 +38,7 @@ pub const ALL: &[Configuration] = &[
     USUAL,
     // Evicts all the time.
     Configuration { name: "small", args: "-m 2 -t 2", compared_args: "-m 8 -t 2", lossless: false, ..USUAL },
-    // A refused set is answered, so what is acknowledged stays.
+    // A refused set has a reply, so acknowledged values stay.
     Configuration {
         name: "full",
         args: "-m 2 -M -t 2",
@@ -82,7 +83,7 @@ pub const ALL: &[Configuration] = &[
     },
 ];
 
-/// The one of that name.
+/// Returns the configuration with this name.
 pub fn named(name: &str) -> Option<&'static Configuration> {
     ALL.iter().find(|configuration| configuration.name == name)
 }

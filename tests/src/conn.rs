@@ -1,7 +1,7 @@
 //! One client connection: writes whole or in fragments, reads exactly what is expected, before a deadline.
 //!
-//! Every method panics with the bytes it saw when the server does not do what was expected: a test's
-//! message is made here. What was sent so far is kept for that message.
+//! Every method panics with the bytes it received if the server does not behave as expected, and with the
+//! bytes sent so far: this module composes a test's failure message.
 
 use crate::bytes::show;
 use crate::pattern::{Captures, Match, Pattern};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// How long an expected reply may take. Generous: the machine may be busy, and a hang is a failure anyway.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
-/// How much of what was sent is kept for failure messages.
+/// The number of sent bytes kept for failure messages.
 const SENT_KEPT_MAX: usize = 4096;
 
 enum Stream {
@@ -35,7 +35,7 @@ impl Conn {
     /// Connects.
     ///
     /// # Errors
-    /// The operating system's.
+    /// The error of the operating system.
     pub fn open(address: &Address) -> std::io::Result<Self> {
         let stream = match address {
             Address::Tcp(address) => {
@@ -48,16 +48,16 @@ impl Conn {
         Ok(Self { stream, received: Vec::new(), ended: false, sent: Vec::new() })
     }
 
-    /// Sends all bytes. A peer that has closed is no failure here: what it replied is judged by reading.
+    /// Sends all bytes. A peer that has closed is no failure here: reading checks what it replied.
     ///
     /// # Panics
-    /// When the server takes nothing more before the deadline.
+    /// If the server takes nothing more before the deadline.
     pub fn send(&mut self, bytes: &[u8]) {
         self.keep_sent(bytes);
         self.write(bytes);
     }
 
-    /// Sends all bytes in pieces of these sizes, over and over; each piece is a write of its own.
+    /// Sends all bytes in pieces of these sizes, repeated; each piece is one write.
     pub fn send_fragments(&mut self, bytes: &[u8], sizes: impl IntoIterator<Item = usize>) {
         self.keep_sent(bytes);
         let mut rest = bytes;
@@ -67,14 +67,15 @@ impl Conn {
             }
             let (piece, after) = rest.split_at(size.clamp(1, rest.len()));
             self.write(piece);
-            // Gives the server a chance to read this piece alone; nothing depends on whether it does.
+            // Lets the server read this piece by itself; nothing depends on whether it does.
             std::thread::yield_now();
             rest = after;
         }
         self.write(rest);
     }
 
-    /// Sends bytes, reading nothing, until the server takes no more for `patience`; returns how many it took.
+    /// Sends bytes without reading until the server has taken no more for `patience`; returns how many it
+    /// took.
     pub fn send_until_stuck(&mut self, bytes: &[u8], patience: Duration) -> usize {
         let mut taken = 0;
         while taken < bytes.len() && self.wait(libc::POLLOUT, patience) & libc::POLLOUT != 0 {
@@ -86,7 +87,7 @@ impl Conn {
         taken
     }
 
-    /// Says that nothing more will be sent.
+    /// Closes the sending side.
     pub fn finish_sending(&mut self) {
         let _ = match &self.stream {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
@@ -105,7 +106,7 @@ impl Conn {
         self.expect(expected, "the reply");
     }
 
-    /// Reads what the pattern wants, no more, and returns it.
+    /// Reads exactly what the pattern matches, and returns it.
     pub fn expect_pattern(&mut self, pattern: &Pattern, captures: &mut Captures, about: &str) -> Vec<u8> {
         let deadline = Instant::now() + DEADLINE;
         loop {
@@ -150,10 +151,10 @@ impl Conn {
         }
     }
 
-    /// Reads one line, or nothing when the server closes before one has begun.
+    /// Reads one line, or nothing if the server closes before one has begun.
     ///
     /// # Panics
-    /// When the server closes within a line.
+    /// If the server closes within a line.
     pub fn try_read_line(&mut self) -> Option<Vec<u8>> {
         let deadline = Instant::now() + DEADLINE;
         while !self.received.contains(&b'\n') {
@@ -165,7 +166,7 @@ impl Conn {
         Some(self.read_line())
     }
 
-    /// Reads exactly so many bytes.
+    /// Reads exactly this many bytes.
     pub fn read_exact(&mut self, count: usize) -> Vec<u8> {
         let deadline = Instant::now() + DEADLINE;
         while self.received.len() < count {
@@ -180,7 +181,7 @@ impl Conn {
         self.received.drain(..count).collect()
     }
 
-    /// Reads and counts everything up to and including the last of so many occurrences of a byte string.
+    /// Reads and counts everything up to and including the last of this many occurrences of a byte string.
     pub fn skip_until_seen(&mut self, needle: &[u8], times: usize) -> usize {
         let deadline = Instant::now() + 4 * DEADLINE;
         let (mut seen, mut skipped) = (0, 0);
@@ -207,7 +208,7 @@ impl Conn {
     /// Reads to the end of the stream and returns all of it.
     ///
     /// # Panics
-    /// When the server does not close before the deadline.
+    /// If the server does not close before the deadline.
     pub fn read_to_end(&mut self) -> Vec<u8> {
         let deadline = Instant::now() + DEADLINE;
         while self.fill(deadline) {}
@@ -226,18 +227,19 @@ impl Conn {
         );
     }
 
-    /// Takes what has arrived once nothing has come for a while. Only where no fence can be sent.
+    /// Returns what has arrived once nothing has arrived for a while. Only for places where no fence can be
+    /// sent.
     pub fn read_until_quiet(&mut self, quiet: Duration) -> Vec<u8> {
         self.fill_until_quiet(quiet);
         std::mem::take(&mut self.received)
     }
 
-    /// Whether the server has closed, as far as has been read.
+    /// Returns whether the server has closed, as far as has been read.
     pub fn is_ended(&self) -> bool {
         self.ended
     }
 
-    /// The descriptor, for socket options.
+    /// Returns the descriptor, for socket options.
     pub fn fd(&self) -> RawFd {
         match &self.stream {
             Stream::Tcp(stream) => stream.as_raw_fd(),
@@ -245,7 +247,7 @@ impl Conn {
         }
     }
 
-    /// Closes with a reset instead of a goodbye.
+    /// Closes with a reset instead of an orderly shutdown.
     pub fn reset(self) {
         let linger = libc::linger { l_onoff: 1, l_linger: 0 };
         // SAFETY: the descriptor is open (self owns it) and the option value is a live struct of that size.
@@ -265,7 +267,7 @@ impl Conn {
         self.sent.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
-    /// Writes all bytes, taking in what the server sends meanwhile, so that neither side waits for the other.
+    /// Writes all bytes and reads meanwhile, so that neither side waits for the other.
     fn write(&mut self, bytes: &[u8]) {
         let deadline = Instant::now() + DEADLINE;
         let mut rest = bytes;
@@ -293,7 +295,7 @@ impl Conn {
         usize::try_from(count).map_err(|_| std::io::Error::last_os_error())
     }
 
-    /// Waits for one of these events; 0 when the time is over.
+    /// Waits for one of these events; returns 0 after the deadline.
     fn wait(&self, events: libc::c_short, time: Duration) -> libc::c_short {
         let mut poll = libc::pollfd { fd: self.fd(), events, revents: 0 };
         let millis = i32::try_from(time.as_millis()).unwrap_or(i32::MAX).max(1);
@@ -306,7 +308,7 @@ impl Conn {
         while !self.ended && self.fill(Instant::now() + quiet) {}
     }
 
-    /// Waits for more bytes; false at the deadline and at the end of the stream.
+    /// Waits for more bytes; returns false at the deadline and at the end of the stream.
     fn fill(&mut self, deadline: Instant) -> bool {
         let mut chunk = [0; 65536];
         loop {

@@ -1,12 +1,12 @@
 //! Where `cached` differs from memcached 1.6.45 on purpose: `DIFFERENCES.md`, one heading per name.
 //!
-//! A script or test that expects different replies of the two names the difference; a name that is not in
+//! A script or test that expects different replies of the two names the difference; a name that is missing in
 //! the list is an error, so the list stays complete.
 
-/// The list itself.
+/// The text of the list.
 pub const LIST: &str = include_str!("../DIFFERENCES.md");
 
-/// The names of all listed differences.
+/// Returns the names of all listed differences.
 pub fn names() -> impl Iterator<Item = &'static str> {
     LIST.lines().filter_map(|line| line.strip_prefix("## ")).map(str::trim)
 }
@@ -14,7 +14,7 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// Asserts that a difference is listed and returns its name.
 ///
 /// # Panics
-/// When it is not.
+/// If it is not.
 pub fn known(name: &str) -> &'static str {
     names().find(|known| *known == name).unwrap_or_else(|| panic!("{name} is not in DIFFERENCES.md"))
 }

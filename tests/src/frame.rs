@@ -1,4 +1,4 @@
-//! Binary protocol frames: composing requests, also broken ones, and patterns for responses.
+//! Binary protocol frames: composing requests, malformed ones too, and patterns for responses.
 //!
 //! ```text
 //!  0       1       2               4       5       6               8
@@ -53,10 +53,10 @@ pub const OPS: &[(&str, u8)] = &[
     ("GATKQ", 0x24),
 ];
 
-/// Opaque value of every frame that does not say otherwise.
+/// The opaque of every frame that sets no other.
 pub const OPAQUE: u32 = 0xdead_beef;
 
-/// One operation code, by name or as `0x..`.
+/// Returns one operation code, by name or as `0x..`.
 pub fn op(name: &str) -> Option<u8> {
     match name.strip_prefix("0x") {
         Some(hex) => u8::from_str_radix(hex, 16).ok(),
@@ -64,7 +64,7 @@ pub fn op(name: &str) -> Option<u8> {
     }
 }
 
-/// The status and text of an error reply, as memcached words it.
+/// Returns the status and text of memcached's error response.
 pub fn error_text(status: u16) -> &'static [u8] {
     match status {
         0x01 => b"Not found",
@@ -80,7 +80,7 @@ pub fn error_text(status: u16) -> &'static [u8] {
     }
 }
 
-/// A request; lengths are right unless set on purpose.
+/// A request; lengths are right unless they are set on purpose.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     /// Operation code.
@@ -101,39 +101,39 @@ pub struct Request {
     pub datatype: u8,
     /// Virtual bucket.
     pub vbucket: u16,
-    /// A key length that lies.
+    /// A wrong key length.
     pub keylen: Option<u16>,
-    /// An extras length that lies.
+    /// A wrong extras length.
     pub extlen: Option<u8>,
-    /// A body length that lies.
+    /// A wrong body length.
     pub bodylen: Option<u32>,
 }
 
 impl Request {
-    /// A request with this operation.
+    /// Returns a request with this operation.
     pub fn new(op: u8) -> Self {
         Self { op, ..Self::default() }
     }
 
-    /// With a key.
+    /// Adds a key.
     pub fn key(mut self, key: &[u8]) -> Self {
         self.key = key.to_vec();
         self
     }
 
-    /// With extras.
+    /// Adds extras.
     pub fn extras(mut self, extras: &[u8]) -> Self {
         self.extras = extras.to_vec();
         self
     }
 
-    /// With a value.
+    /// Adds a value.
     pub fn value(mut self, value: &[u8]) -> Self {
         self.value = value.to_vec();
         self
     }
 
-    /// The bytes on the wire.
+    /// Returns the bytes to send.
     pub fn bytes(&self) -> Vec<u8> {
         let keylen = self.keylen.unwrap_or(self.key.len() as u16);
         let extlen = self.extlen.unwrap_or(self.extras.len() as u8);
@@ -152,21 +152,21 @@ impl Request {
     }
 }
 
-/// A storing request with flags and exptime 0.
+/// Returns a storage request with flags and exptime 0.
 pub fn store(op: u8, key: &[u8], value: &[u8]) -> Vec<u8> {
     Request::new(op).extras(&[0; 8]).key(key).value(value).bytes()
 }
 
-/// What to expect of a CAS field.
+/// The expected CAS field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CasField {
     /// This value.
     Is(u64),
-    /// Any but 0, kept under the name when there is one.
+    /// Any value but 0, captured under the name if there is one.
     Some(Option<String>),
 }
 
-/// A response to expect.
+/// An expected response.
 #[derive(Clone, Debug)]
 pub struct Response {
     /// Operation code.
@@ -186,7 +186,7 @@ pub struct Response {
 }
 
 impl Response {
-    /// A successful response without body.
+    /// Returns a successful response without body.
     pub fn new(op: u8) -> Self {
         Self {
             op,
@@ -199,12 +199,12 @@ impl Response {
         }
     }
 
-    /// An error response with memcached's text.
+    /// Returns an error response with memcached's text.
     pub fn error(op: u8, status: u16) -> Self {
         Self { status, value: error_text(status).to_vec(), ..Self::new(op) }
     }
 
-    /// The pattern of its bytes.
+    /// Returns the pattern of its bytes.
     pub fn pattern(&self) -> Pattern {
         let bodylen = (self.extras.len() + self.key.len() + self.value.len()) as u32;
         let mut head = vec![0x81, self.op];

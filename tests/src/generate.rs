@@ -1,10 +1,10 @@
-//! Seeded random command sequences for the comparison of two servers, and what in a reply may differ.
+//! Seeded random command sequences for the comparison of two servers, and the normalization of their replies.
 //!
-//! A sequence is made of batches. A batch is sent as a whole, in random fragments, and ends with a fence, so
-//! that its replies can be told from the next batch's. Values are letters and digits, so that a reply can be
-//! taken apart by lines and blanks. What 1.6.45 leaves to chance is not generated: short times to live, counters
-//! that get shorter (padded or not, as it happens), and other changes to a counter's item, which `incr` carries
-//! on or not (it makes a new item while something still refers to the old one).
+//! A sequence consists of batches. A batch is sent as a whole, in random fragments, and ends with a fence
+//! that separates its replies from those of the next batch. Values are letters and digits, so that a reply
+//! can be split by lines and blanks. Requests whose result 1.6.45 leaves to chance are not generated: short
+//! times to live, counters that get shorter (padded or not), and other changes to a counter's item, which
+//! `incr` keeps or not (it creates a new item while a reply still refers to the old one).
 
 use crate::frame::{OPS, Request, op};
 use rand::Rng;
@@ -18,28 +18,28 @@ pub const TEXT_FENCE: &[u8] = b"mn\r\n";
 /// The opaque value of the NOOP that ends a binary batch.
 pub const BINARY_FENCE: u32 = 0x0fe1_ce00;
 
-/// A generated request: bytes, with places for a CAS value that each server knows under another number.
+/// A generated request: bytes, with places for a CAS value that differs between the servers.
 #[derive(Clone, Debug)]
 pub struct Generated {
     /// The bytes before the CAS value, or all of them.
     pub head: Vec<u8>,
-    /// The key whose CAS value comes next, and whether it is a binary field.
+    /// The key whose CAS value follows, and whether it is a binary field.
     pub cas: Option<(String, CasForm)>,
     /// The bytes after the CAS value.
     pub tail: Vec<u8>,
 }
 
-/// What the reference understands.
+/// The version of the reference server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
     /// memcached 1.6.45.
     Full,
-    /// Debian's 1.6.18: what it answers otherwise is left out. It says `ERROR` to too few arguments, has fewer
-    /// flags in `ms` and `md`, and one word for all wrong flags.
+    /// Debian's 1.6.18: requests that it answers differently are not generated. It replies `ERROR` to too few
+    /// arguments, has fewer flags in `ms` and `md`, and one message for all invalid flags.
     Debian,
 }
 
-/// How a CAS value is written.
+/// The format of a CAS value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CasForm {
     /// Decimal digits.
@@ -48,20 +48,20 @@ pub enum CasForm {
     Binary,
 }
 
-/// The CAS values that one server has told, by key.
-pub type Told = HashMap<String, u64>;
+/// The CAS values that one server has returned, by key.
+pub type CasValues = HashMap<String, u64>;
 
 impl Generated {
     fn plain(bytes: impl Into<Vec<u8>>) -> Self {
         Self { head: bytes.into(), cas: None, tail: Vec::new() }
     }
 
-    /// The bytes for one server; a key whose CAS value was never told has one that is wrong.
-    pub fn bytes(&self, told: &Told) -> Vec<u8> {
-        const NEVER_TOLD: u64 = 0x7fff_ffff_0000;
+    /// Returns the bytes for one server; a key without a known CAS value has a wrong one.
+    pub fn bytes(&self, returned: &CasValues) -> Vec<u8> {
+        const UNKNOWN_CAS: u64 = 0x7fff_ffff_0000;
         let mut out = self.head.clone();
         if let Some((key, form)) = &self.cas {
-            let cas = told.get(key).copied().unwrap_or(NEVER_TOLD);
+            let cas = returned.get(key).copied().unwrap_or(UNKNOWN_CAS);
             match form {
                 CasForm::Text => out.extend(cas.to_string().bytes()),
                 CasForm::Binary => out.extend(cas.to_be_bytes()),
@@ -76,26 +76,26 @@ const WORD_KEYS: &[&str] = &["a", "b", "key", "a_rather_long_key_with_a_number_0
 const COUNTER_KEYS: &[&str] = &["n1", "n2", "n3"];
 const EXPTIMES: &[&str] = &["0", "0", "0", "1000", "100000", "2592000", "2147483647", "-1"];
 
-/// Every key that is generated, and what the one in base64 stands for.
+/// Every generated key, and the decoded form of the one in base64.
 pub fn all_keys() -> impl Iterator<Item = &'static str> {
     WORD_KEYS.iter().chain(COUNTER_KEYS).copied().chain(["foo"])
 }
 
-/// A key, and whether it is one of a counter.
+/// Returns a key, and whether it belongs to a counter.
 fn key(random: &mut SmallRng) -> (&'static str, bool) {
     let is_counter = random.random_bool(0.25);
     let keys = if is_counter { COUNTER_KEYS } else { WORD_KEYS };
     (keys.choose(random).expect("keys"), is_counter)
 }
 
-/// Several keys of both kinds, separated by blanks.
+/// Returns several keys of both kinds, separated by blanks.
 fn keys(random: &mut SmallRng, count: usize) -> String {
     (0..count).map(|_| key(random).0).collect::<Vec<_>>().join(" ")
 }
 
 fn value(random: &mut SmallRng, is_counter: bool) -> String {
     if is_counter {
-        // It stays as long as it is, whatever is added or taken.
+        // Its length stays the same, whatever is added or subtracted.
         return format!("{}", random.random_range(500_000_000_000u64..600_000_000_000));
     }
     let len = *[0, 1, 2, 10, 100, 1000, 3000].choose(random).expect("lengths");
@@ -164,7 +164,7 @@ pub fn text(random: &mut SmallRng, dialect: Dialect) -> Generated {
     }
 }
 
-/// Lines that are wrong, or strange and right, to every version alike.
+/// Lines that are invalid, or unusual and valid, in every version.
 const BAD_LINES_EVERYWHERE: &[&str] = &[
     "set a 0 0 -1",
     "set a 0 0 abc",
@@ -183,7 +183,7 @@ const BAD_LINES_EVERYWHERE: &[&str] = &[
     "mg a Tabc",
 ];
 
-/// Lines that older versions answer otherwise.
+/// Lines that older versions answer differently.
 const BAD_LINES: &[&str] = &[
     "get",
     "gets",
@@ -225,7 +225,7 @@ const BAD_LINES: &[&str] = &[
     "ma",
 ];
 
-/// Data blocks that do not fit their announcement; older versions answer otherwise.
+/// Data blocks whose length does not match; older versions answer differently.
 const BAD_DATA: &[&[u8]] = &[
     b"set a 0 0 3\r\nabcd\r\n",
     b"set a 0 0 1\r\nabcdefgh\r\n",
@@ -247,10 +247,10 @@ const MD_COUNTER_FLAGS: &[&str] = &["k", "Ox", "C"];
 const MA_FLAGS: &[&str] =
     &["v", "t", "c", "k", "Oy", "D5", "MD", "MI", "M+", "N1000 J700000000000", "N0 J700000000000", "C"];
 
-/// How many of the flags, from the first, make nothing.
+/// The number of the flags, from the first, that create nothing.
 const MA_FLAGS_WORDS: usize = 9;
 
-/// How many of the flags, from the first, Debian's version knows.
+/// The number of the flags, from the first, that Debian's version supports.
 const MS_FLAGS_DEBIAN: usize = 12;
 const MD_FLAGS_DEBIAN: usize = 5;
 
@@ -268,7 +268,8 @@ pub fn meta(random: &mut SmallRng, dialect: Dialect) -> Generated {
         (6..10, true) => ("ms", MS_COUNTER_FLAGS),
         (10..12, true) => ("md", MD_COUNTER_FLAGS),
         (12..19, true) => ("ma", MA_FLAGS),
-        // No number is made of a word key: it would be marked stale, and counting carries marks on or not, as it happens.
+        // No word key becomes a number: it would be marked stale, and an increment keeps marks or not, by
+        // chance.
         (17..19, false) => ("ma", &MA_FLAGS[..MA_FLAGS_WORDS]),
         _ => return Generated::plain("mn\r\n"),
     };
@@ -291,7 +292,7 @@ pub fn meta(random: &mut SmallRng, dialect: Dialect) -> Generated {
     };
     let head = format!("{command} {k}{len}{flags}");
     if cas {
-        // With `b` the CAS value must be that of the decoded key; no server has told it.
+        // With `b` the CAS value must be that of the decoded key, which no server has returned.
         let of = if seen.contains(&b'b') { "decoded" } else { k };
         Generated {
             head: format!("{head} C").into_bytes(),
@@ -303,7 +304,7 @@ pub fn meta(random: &mut SmallRng, dialect: Dialect) -> Generated {
     }
 }
 
-/// A binary request; the opaque value is its number in the batch.
+/// A binary request; the opaque is its number in the batch.
 pub fn binary(random: &mut SmallRng, number: u32) -> Generated {
     let (k, is_counter) = key(random);
     let quiet = |name: &str, random: &mut SmallRng| -> u8 {
@@ -336,7 +337,7 @@ pub fn binary(random: &mut SmallRng, number: u32) -> Generated {
             let name = *["INCR", "DECR"].choose(random).expect("operations");
             let mut extras = random.random_range(0..1000u64).to_be_bytes().to_vec();
             extras.extend(700_000_000_000u64.to_be_bytes());
-            // Only a counter is made by a miss.
+            // A miss creates counters only.
             let made = if is_counter { [0u32, 1000, u32::MAX] } else { [u32::MAX; 3] };
             extras.extend(made.choose(random).expect("times").to_be_bytes());
             Request::new(quiet(name, random)).extras(&extras)
@@ -365,8 +366,8 @@ pub fn binary(random: &mut SmallRng, number: u32) -> Generated {
     Generated::plain(bytes)
 }
 
-/// A text reply with what may differ made equal; CAS values go to `told`.
-pub fn even_text(reply: &[u8], told: &mut Told) -> Vec<u8> {
+/// Returns a text reply with varying parts replaced; CAS values go to `returned`.
+pub fn normalize_text(reply: &[u8], returned: &mut CasValues) -> Vec<u8> {
     let mut out = Vec::with_capacity(reply.len());
     for line in reply.split_inclusive(|&byte| byte == b'\n') {
         let text = String::from_utf8_lossy(line);
@@ -374,13 +375,13 @@ pub fn even_text(reply: &[u8], told: &mut Told) -> Vec<u8> {
         match words[0] {
             "VALUE" if words.len() == 5 => {
                 if let Ok(cas) = words[4].parse() {
-                    told.insert(words[1].to_owned(), cas);
+                    returned.insert(words[1].to_owned(), cas);
                 }
                 out.extend(format!("{} #\r\n", words[..4].join(" ")).bytes());
             }
             "VA" | "HD" | "EN" | "NF" | "NS" | "EX" => {
                 let even: Vec<String> = words.iter().map(|word| even_word(word)).collect();
-                // Whether an item remembers that its key was given in base64 is a listed difference.
+                // Whether an item keeps the mark that its key was given in base64 is a listed difference.
                 let line = even.join(" ").replace(" kfoo", " kZm9v b");
                 out.extend(format!("{line}\r\n").bytes());
             }
@@ -390,7 +391,7 @@ pub fn even_text(reply: &[u8], told: &mut Told) -> Vec<u8> {
     out
 }
 
-/// `c123` is any CAS value, `t123` and `l5` any time.
+/// `c123` stands for any CAS value, `t123` and `l5` for any time.
 fn even_word(word: &str) -> String {
     let digits = word.len() > 1 && word[1..].bytes().all(|byte| byte.is_ascii_digit());
     match word.as_bytes().first() {
@@ -399,9 +400,9 @@ fn even_word(word: &str) -> String {
     }
 }
 
-/// Binary replies with what may differ made equal: a CAS value is there or not. Values go to `told`, by the key
-/// that `keys` gives for an opaque value.
-pub fn even_frames(reply: &[u8], keys: &HashMap<u32, String>, told: &mut Told) -> Vec<u8> {
+/// Returns binary replies with varying parts replaced: a CAS value is present or not. Values go to `returned`, by
+/// the key that `keys` maps an opaque to.
+pub fn normalize_frames(reply: &[u8], keys: &HashMap<u32, String>, returned: &mut CasValues) -> Vec<u8> {
     let mut out = Vec::with_capacity(reply.len());
     let mut rest = reply;
     while let Some(head) = rest.first_chunk::<24>() {
@@ -413,7 +414,7 @@ pub fn even_frames(reply: &[u8], keys: &HashMap<u32, String>, told: &mut Told) -
         out.extend(&head[..16]);
         out.push(u8::from(cas != 0));
         if let (Some(key), true) = (keys.get(&opaque), cas != 0) {
-            told.insert(key.clone(), cas);
+            returned.insert(key.clone(), cas);
         }
         let frame_len = (24 + body_len).min(rest.len());
         out.extend(&rest[24..frame_len]);

@@ -1,13 +1,13 @@
-//! Two servers in lockstep: the same random commands to both, and the replies are the same.
+//! Two servers in lockstep: both get the same random commands, and their replies must be the same.
 //!
-//! What may differ is made even first ([`generate`]): CAS values, times, and what `DIFFERENCES.md` lists. Other clients may be at both
-//! servers meanwhile, with keys of their own.
+//! Varying parts of replies are normalized first ([`generate`]): CAS values, times, and the differences in
+//! `DIFFERENCES.md`. Other clients may use both servers meanwhile, with keys of their own.
 
 use crate::bytes::show;
 use crate::configurations::Configuration;
 use crate::conn::Conn;
 use crate::frame::{Request, op};
-use crate::generate::{self, BINARY_FENCE, Dialect, Generated, TEXT_FENCE, Told};
+use crate::generate::{self, BINARY_FENCE, CasValues, Dialect, Generated, TEXT_FENCE};
 use crate::program::Program;
 use crate::server::{Server, Start};
 use rand::rngs::SmallRng;
@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Which requests a sequence is made of.
+/// The kinds of requests in a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Classic text requests.
@@ -34,36 +34,36 @@ impl Kind {
     pub const ALL: [Kind; 4] = [Kind::Text, Kind::Meta, Kind::Mixed, Kind::Binary];
 }
 
-/// What is played.
+/// One comparison.
 #[derive(Clone, Debug)]
 pub struct Play<'a> {
     /// The server under test.
     pub program: &'a Program,
     /// The memcached that it is compared with.
     pub reference: &'a Program,
-    /// How both are started, and who else is at them.
+    /// How both are started, and the load beside the comparison.
     pub configuration: &'a Configuration,
-    /// Connections to each that take turns.
+    /// The number of connections to each, which take turns.
     pub connections: usize,
-    /// Batches of requests.
+    /// The number of batches of requests.
     pub batches: usize,
 }
 
-/// One server with its connections and the CAS values it has told.
+/// One server with its connections and the CAS values it has returned.
 struct Side<'a> {
     name: &'static str,
     server: &'a Server,
     conns: Vec<Conn>,
-    told: Told,
+    returned: CasValues,
 }
 
 impl<'a> Side<'a> {
     fn new(name: &'static str, server: &'a Server, play: &Play<'_>) -> Self {
         let conns = (0..play.connections).map(|_| server.connect()).collect();
-        Self { name, conns, server, told: Told::new() }
+        Self { name, conns, server, returned: CasValues::new() }
     }
 
-    /// Sends a batch in random fragments and returns the replies to it, made even.
+    /// Sends a batch in random fragments and returns the normalized replies to it.
     fn ask(
         &mut self,
         conn: usize,
@@ -71,12 +71,12 @@ impl<'a> Side<'a> {
         kind: Kind,
         random: &mut SmallRng,
     ) -> (Vec<u8>, Vec<u8>) {
-        let mut sent: Vec<u8> = batch.iter().flat_map(|request| request.bytes(&self.told)).collect();
+        let mut sent: Vec<u8> = batch.iter().flat_map(|request| request.bytes(&self.returned)).collect();
         let is_binary = matches!(kind, Kind::Binary);
         let fence = Request { opaque: Some(BINARY_FENCE), ..Request::new(op("NOOP").expect("NOOP")) }.bytes();
         sent.extend(if is_binary { &fence } else { TEXT_FENCE });
-        // Bytes one by one are for short batches, and most go as a whole: each piece gives others their turn, which takes its time on
-        // a busy machine.
+        // Single bytes are for short batches, and most batches are sent as a whole: each piece lets other
+        // processes run, which takes time on a busy machine.
         let least = 1 + sent.len() / 40;
         let largest = [1, 10, 100, 2_000, 1_000_000][random.random_range(0..5)].max(least);
         let pieces = if random.random_bool(0.25) { sent.len() / least } else { 0 };
@@ -85,13 +85,13 @@ impl<'a> Side<'a> {
         let reply = if is_binary {
             self.read_frames(conn, &sent)
         } else {
-            // The last of as many `MN` as were asked for is the fence's.
+            // The fence's reply is the last of the `MN`s.
             self.read_to_fence(conn, sent.windows(4).filter(|four| four == b"mn\r\n").count())
         };
         let even = if is_binary {
-            generate::even_frames(&reply, &keys_by_opaque(&sent), &mut self.told)
+            generate::normalize_frames(&reply, &keys_by_opaque(&sent), &mut self.returned)
         } else {
-            generate::even_text(&reply, &mut self.told)
+            generate::normalize_text(&reply, &mut self.returned)
         };
         (even, reply)
     }
@@ -125,7 +125,7 @@ impl<'a> Side<'a> {
     }
 }
 
-/// The key of every request in a binary batch.
+/// Returns the key of every request in a binary batch.
 fn keys_by_opaque(sent: &[u8]) -> HashMap<u32, String> {
     let mut keys = HashMap::new();
     let mut rest = sent;
@@ -140,10 +140,10 @@ fn keys_by_opaque(sent: &[u8]) -> HashMap<u32, String> {
     keys
 }
 
-/// Plays one sequence; how many requests it was made of.
+/// Plays one sequence; returns the number of its requests.
 ///
 /// # Errors
-/// The first batch whose replies differ, and how.
+/// The first batch whose replies differ.
 pub fn play(play: &Play<'_>, kind: Kind, seed: u64) -> Result<u64, String> {
     let mut random = SmallRng::seed_from_u64(seed);
     let start =
@@ -198,7 +198,7 @@ fn compare(
         let (their_even, their_reply) = theirs.ask(conn, &batch, kind, random);
         if our_even != their_even {
             let at = our_even.iter().zip(&their_even).take_while(|(ours, theirs)| ours == theirs).count();
-            let sent: Vec<u8> = batch.iter().flat_map(|request| request.bytes(&theirs.told)).collect();
+            let sent: Vec<u8> = batch.iter().flat_map(|request| request.bytes(&theirs.returned)).collect();
             return Err(format!(
                 "batch {batch_number}: replies differ at byte {at} (made even)\n  \
                  there expected: {}\n  there got: {}\n  \
@@ -215,7 +215,8 @@ fn compare(
     Ok(requests)
 }
 
-/// Where items are evicted, those of the comparison begin anew with each batch: which of them are left is no matter for comparison.
+/// Where items are evicted, each batch begins with new items: which items have been evicted does not matter
+/// for the comparison.
 fn make_room(server: &Server, batch_number: usize) {
     let mut conn = server.connect();
     let value = "r".repeat(3000);
@@ -229,7 +230,7 @@ fn make_room(server: &Server, batch_number: usize) {
     conn.ask(format!("{requests}mn\r\n").as_bytes(), b"MN\r\n");
 }
 
-/// Makes everything go a second later, and waits until that is over at both.
+/// Flushes everything a second later, and waits until both servers have done so.
 fn flush_later(servers: [&Server; 2]) {
     let mut uptimes = [0; 2];
     for (server, uptime) in servers.into_iter().zip(&mut uptimes) {
@@ -256,7 +257,7 @@ impl<'a> Beside<'a> {
         for server in servers {
             let half = (0..configuration.half_sent).map(|number| Beside { server, half_sent: true, number });
             let flood = (0..configuration.floods).map(|number| Beside { server, half_sent: false, number });
-            // A thread each: a few show what many would.
+            // One thread for each: a few show as much as many.
             all.extend(half.take(4).chain(flood.take(2)));
         }
         all
@@ -285,7 +286,7 @@ impl<'a> Beside<'a> {
     }
 }
 
-/// What stands around a place, long values cut out or not.
+/// Returns the text around a position; long values may be cut.
 fn around(bytes: &[u8], at: usize) -> String {
     show(&bytes[at.saturating_sub(60)..bytes.len().min(at + 120)])
 }

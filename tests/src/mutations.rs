@@ -1,9 +1,9 @@
 //! Small wrong changes to the product's code, each of which some test must notice.
 //!
-//! The list lies in `tests/mutations/*.toml`, a file for each part of the product; `src/bin/mutations.rs` applies one
-//! change at a time to a copy of the tree and runs the tests that should fail. A change is found by its text, not by a
-//! line number, and its text must occur exactly once: `tests/mutations.rs` checks that of the whole list, so that
-//! the list follows the code.
+//! The list lies in `tests/mutations/*.toml`, a file for each part of the product; `src/bin/mutations.rs`
+//! applies one change at a time to a copy of the tree and runs the tests that should fail. A change is found
+//! by its text, not by a line number, and its text must occur exactly once: `tests/mutations.rs` checks that
+//! of the whole list, so that the list follows the code.
 
 use std::fs;
 use std::path::{Path, PathBuf};

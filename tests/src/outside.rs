@@ -1,4 +1,4 @@
-//! Programs and files from outside the repository: looked for, and skipped loudly without them.
+//! Programs and files from outside the repository. Tests that need a missing one are skipped with a message.
 //!
 //! `CACHED_REQUIRE_ALL=1`, as `.ci/run` sets it, turns every skip into a failure.
 
@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// Whether a skip counts as a failure.
+/// Returns whether a skip counts as a failure.
 pub fn require_all() -> bool {
     std::env::var("CACHED_REQUIRE_ALL").is_ok_and(|value| value == "1")
 }
 
-/// Says that a test is skipped, past the test runner's capture.
+/// Prints that a test is skipped, past the test runner's capture.
 ///
 /// # Panics
 /// With `CACHED_REQUIRE_ALL=1`.
@@ -24,15 +24,15 @@ pub fn skip(test: &str, why: &str) {
     unsafe { libc::write(2, line.as_ptr().cast(), line.len()) };
 }
 
-/// The full path of a program in `PATH`.
+/// Returns the full path of a program in `PATH`.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?).map(|dir| dir.join(name)).find(|path| path.is_file())
 }
 
-/// Runs a command to its end and returns what it said.
+/// Runs a command to its end and returns its output.
 ///
 /// # Panics
-/// When it cannot be started or is still running at the deadline; then it is killed.
+/// If it cannot be started or is still running at the deadline; then it is killed.
 pub fn run(command: &mut Command, deadline: Duration) -> Output {
     let child = command
         .stdin(Stdio::null())
@@ -48,7 +48,8 @@ pub fn run(command: &mut Command, deadline: Duration) -> Output {
             .recv_timeout(deadline)
             .is_err_and(|err| err == std::sync::mpsc::RecvTimeoutError::Timeout && Instant::now() >= until);
         if timed_out {
-            // SAFETY: kill touches no memory. The child is waited for only just before this thread is told.
+            // SAFETY: kill touches no memory. The child is waited for only just before this thread is
+            // notified.
             unsafe { libc::kill(pid, libc::SIGKILL) };
         }
         timed_out
@@ -60,7 +61,7 @@ pub fn run(command: &mut Command, deadline: Duration) -> Output {
     output
 }
 
-/// Both streams of a program's output as text.
+/// Returns both streams of a program's output as text.
 pub fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }

@@ -4,7 +4,8 @@ use crate::bytes::{escape, show};
 use std::collections::HashMap;
 use std::fmt;
 
-/// How much less than expected a time to live may be: what a busy machine may take between two commands.
+/// How much less than expected a time to live may be: the time that a busy machine may take between two
+/// commands.
 const SECONDS_LOST_MAX: u64 = 15;
 
 /// Numbers captured from earlier replies, by name.
@@ -17,17 +18,17 @@ pub enum Piece {
     Literal(Vec<u8>),
     /// One decimal digit.
     Digit,
-    /// One or more decimal digits, kept under the name when there is one.
+    /// One or more decimal digits, captured under the name if there is one.
     Digits(Option<String>),
     /// A number of at most this and not much less: a time to live that may have lost some seconds.
     AtMost(u64),
-    /// One or more bytes that are neither blank nor line end, kept under the name when there is one.
+    /// One or more bytes that are neither blank nor line end, captured under the name if there is one.
     Word(Option<String>),
     /// Anything up to the next `\r\n`, which is not part of it.
     Line,
-    /// Whole lines, up to the first one that begins as the following literal does.
+    /// Whole lines, up to the first one that begins with the following literal.
     Lines,
-    /// Eight bytes, not all zero: a CAS value in a binary header, kept under the name when there is one.
+    /// Eight bytes, not all zero: a CAS value in a binary header, captured under the name if there is one.
     Cas(Option<String>),
 }
 
@@ -35,19 +36,19 @@ pub enum Piece {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pattern(pub Vec<Piece>);
 
-/// How a buffer compares with a pattern.
+/// The result of comparing a buffer with a pattern.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Match {
-    /// The first so many bytes are what was expected.
+    /// The first bytes, this many, match the pattern.
     Full(usize),
-    /// So far it fits, but bytes are missing.
+    /// The buffer matches so far, but bytes are missing.
     More,
-    /// The byte at this offset cannot be right.
+    /// The byte at this offset does not match.
     Differs(usize),
 }
 
 impl Pattern {
-    /// Exactly these bytes.
+    /// Returns a pattern of exactly these bytes.
     pub fn literal(bytes: &[u8]) -> Self {
         Self(vec![Piece::Literal(bytes.to_vec())])
     }
@@ -136,7 +137,7 @@ impl Pattern {
     }
 }
 
-/// A run of bytes of one kind: its length, or unknown while it may still grow.
+/// Returns the length of a run of bytes of one kind; unknown while the run may still grow.
 enum Run {
     Open,
     Of(usize),
@@ -146,7 +147,7 @@ fn run(bytes: &[u8], belongs: impl Fn(u8) -> bool) -> Run {
     bytes.iter().position(|&byte| !belongs(byte)).map_or(Run::Open, Run::Of)
 }
 
-/// Bytes before the first line that begins with `stop`.
+/// Returns the number of bytes before the first line that begins with `stop`.
 fn skip_lines(bytes: &[u8], stop: &[u8]) -> Option<usize> {
     let mut at = 0;
     while !bytes[at..].starts_with(stop) {

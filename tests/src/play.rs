@@ -1,4 +1,4 @@
-//! Plays the cases of a wire script against a fresh server each, in several ways of sending.
+//! Plays the cases of a wire script, each against a fresh server, in several ways of sending.
 
 use crate::conn::Conn;
 use crate::differences;
@@ -15,17 +15,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 pub enum Shape {
     /// Each request in one write, its reply read before the next; TCP.
     Whole,
-    /// Each request byte by byte; TCP, and the server logs with `-vv`.
+    /// Each request byte by byte; TCP, with a server that logs with `-vv`.
     Fragmented,
     /// All requests in one write, as far as they do not depend on replies; unix socket.
     Pipelined,
 }
 
 impl Shape {
-    /// The shape with this name.
+    /// Returns the shape with this name.
     ///
     /// # Errors
-    /// A text naming what is no shape.
+    /// A text that names the unknown shape.
     pub fn named(name: &str) -> Result<Self, String> {
         match name {
             "whole" => Ok(Self::Whole),
@@ -40,7 +40,7 @@ impl Shape {
 ///
 /// `CACHED_WIRE_ONLY` plays only cases whose name holds its value.
 pub fn play_all(cases: &[Case]) {
-    // Not once per case: without a server there is nothing to say about cases.
+    // Once for all cases: without a server no case can be played.
     let _ = Program::under_test();
     let only = std::env::var("CACHED_WIRE_ONLY").unwrap_or_default();
     let mut failed = Vec::new();
@@ -69,8 +69,8 @@ pub fn play_all(cases: &[Case]) {
     assert!(failed.is_empty(), "{} of {played} failed:\n\n{}", failed.len(), failed.join("\n\n"));
 }
 
-/// Whether a test waits for a part of `cached` that is not built yet: never with memcached as the server, and
-/// not when `CACHED_TEST_LATER` names the part, as it does while that part is being built.
+/// Returns whether a test waits for a part of `cached` that is not implemented: never with memcached as the
+/// server, and not if `CACHED_TEST_LATER` names the part, as it does while that part is being implemented.
 pub fn waits_for(part: &str) -> bool {
     let is_tried =
         std::env::var("CACHED_TEST_LATER").is_ok_and(|parts| parts.split(',').any(|tried| tried == part));
@@ -87,7 +87,7 @@ fn play(case: &Case, shape: Shape) {
     Player::new(&server, shape).play(case);
 }
 
-/// The state of one play: the connection, and what is gathered but not yet sent or checked.
+/// The state of one play: the connection, and bytes that are collected but not yet sent or checked.
 struct Player<'a> {
     server: &'a Server,
     shape: Shape,
@@ -125,7 +125,7 @@ impl<'a> Player<'a> {
         } else {
             self.fence();
         }
-        // The engine behind the connection is still there, whatever the case did to the connection.
+        // The engine behind the connection still serves, whatever the case did to the connection.
         self.conn = self.server.connect();
         self.conn.send(b"mn\r\n");
         self.conn.expect(b"MN\r\n", "a fresh connection after the case");
@@ -176,7 +176,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Sends what is gathered and checks the replies to it.
+    /// Sends the collected bytes and checks the replies to them.
     fn flush(&mut self) {
         if !self.to_send.is_empty() {
             self.conn.send(&std::mem::take(&mut self.to_send));
@@ -193,7 +193,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Asks for a reply of known form: if exactly that comes next, nothing else was sent before it.
+    /// Sends a request with a known reply: if exactly that comes next, nothing else was sent before it.
     fn fence(&mut self) {
         const FENCE_OPAQUE: u32 = 0x0fe1_ce00;
         let noop = op("NOOP").expect("the operation NOOP");

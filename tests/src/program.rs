@@ -1,13 +1,13 @@
-//! Which server binary is under test.
+//! The server binary under test.
 //!
 //! `CACHED_TEST_SERVER` names one; without it the workspace's own `cached` is built once per test process,
-//! with the profile and target directory this test was built with, and cargo itself says where it lies.
+//! with the profile and target directory of this test; cargo itself reports its path.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Whose behaviour is to be expected: replies that differ on purpose differ by this.
+/// The server whose behaviour is expected: replies that differ on purpose depend on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flavour {
     /// The server of this workspace.
@@ -16,17 +16,17 @@ pub enum Flavour {
     Memcached,
 }
 
-/// A server binary and whose behaviour it has.
+/// A server binary and its flavour.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// The file to run.
     pub path: PathBuf,
-    /// Whose replies to expect.
+    /// The flavour, which decides on the expected replies.
     pub flavour: Flavour,
 }
 
 impl Program {
-    /// The server at a path; its file name tells the flavour.
+    /// Returns the server at a path; its file name decides on the flavour.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         let is_memcached =
@@ -35,10 +35,10 @@ impl Program {
         Self { path, flavour }
     }
 
-    /// The server under test; the first call may build it.
+    /// Returns the server under test; the first call may build it.
     ///
     /// # Panics
-    /// When it does not build; it is tried once.
+    /// If it does not build; it is tried once.
     pub fn under_test() -> &'static Self {
         static PROGRAM: OnceLock<Result<Program, String>> = OnceLock::new();
         let program = PROGRAM.get_or_init(|| match std::env::var_os("CACHED_TEST_SERVER") {
@@ -49,12 +49,12 @@ impl Program {
     }
 }
 
-/// The repository's root.
+/// Returns the repository's root.
 pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the package lies in the repository")
 }
 
-/// Builds `cached` and returns its path, or cargo's words when that fails.
+/// Builds `cached` and returns its path, or cargo's output if that fails.
 fn build_cached() -> Result<PathBuf, String> {
     let (target_dir, profile) = this_build();
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -63,8 +63,8 @@ fn build_cached() -> Result<PathBuf, String> {
         .args(["build", "--package", "cached-server", "--bin", "cached", "--message-format", "json"])
         .args(["--profile", &profile, "--target-dir"])
         .arg(target_dir);
-    // What `cargo test` sets for this package would make the inner cargo see a changed environment and
-    // rebuild crates that read it.
+    // Variables that `cargo test` sets for this package would make the inner cargo see a changed environment
+    // and rebuild crates that read them.
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_PKG_")
@@ -87,7 +87,8 @@ fn build_cached() -> Result<PathBuf, String> {
     }
 }
 
-/// The target directory and profile of the running test or program: `<target>/[<triple>/]<profile>/[deps/]<name>`.
+/// Returns the target directory and profile of the running test or program:
+/// `<target>/[<triple>/]<profile>/[deps/]<name>`.
 fn this_build() -> (PathBuf, String) {
     let program = std::env::current_exe().expect("a path of the running program");
     let folder = program.parent().expect("a program lies in a folder");

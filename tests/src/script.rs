@@ -1,11 +1,11 @@
-//! The wire script language: what to send, what to expect, in small named cases.
+//! The wire script language: bytes to send and bytes to expect, in small named cases.
 //!
 //! ```text
 //! # A comment.
 //! case set and gets            a new case, on a fresh server and connection
 //! args -I 2m                   more server arguments for this case
 //! shapes whole fragmented      only these ways of sending (default: whole fragmented pipelined)
-//! later drop-in                waits for a part that `cached` does not have yet; memcached plays it
+//! later drop-in                waits for a part that `cached` does not have; memcached plays it
 //! differs stray-crlf           names the entry of DIFFERENCES.md behind `<cached` and `<memcached` lines
 //! > set k 5 0 2                send this and \r\n
 //! >> hi\r\n                    send exactly this
@@ -14,9 +14,9 @@
 //! <memcached x                 expect this and \r\n of memcached only; <cached for our server only
 //! b> SET key=k flags=5 exp=0 value=hi        send a binary frame
 //! b< SET cas=*                               expect a binary frame
-//! connect                      go on with a fresh connection
+//! connect                      continue with a fresh connection
 //! closed                       expect the server to close
-//! nofence                      do not ask at the end whether the connection is still in step
+//! nofence                      do not check at the end that the connection is still in step
 //! ```
 //!
 //! In text: `\r \n \t \0 \xNN \\ \{ \}` are escapes, `{x*250}` repeats, `{name}` stands for a captured
@@ -26,8 +26,8 @@
 //!
 //! Fields of a frame: `key= value= ext=<hex> cas= opaque=<hex>`, `flags= exp=` and `delta= initial= exp=` for
 //! extras, `number=` for an eight-byte value, `status=<hex>` (with memcached's error text unless `value=` is
-//! given), and `magic= keylen= extlen= bodylen= datatype= vbucket=` to send what is wrong. `cas=*` expects any
-//! but 0, `cas==name` captures it.
+//! given), and `magic= keylen= extlen= bodylen= datatype= vbucket=` to send malformed frames. `cas=*` expects
+//! any but 0, `cas==name` captures it.
 
 use crate::bytes::{from_hex, unescape};
 use crate::frame::{CasField, OPAQUE, Request, Response, error_text, op};
@@ -44,13 +44,13 @@ pub struct Case {
     pub args: String,
     /// Ways of sending.
     pub shapes: Vec<Shape>,
-    /// The difference from memcached it shows.
+    /// The difference from memcached that it shows.
     pub differs: Option<String>,
-    /// The part of `cached` that is not built yet and that it waits for.
+    /// The part of `cached` that it waits for.
     pub later: Option<String>,
     /// Whether to check at the end that requests and replies are in step.
     pub fence: bool,
-    /// What to do.
+    /// The steps.
     pub steps: Vec<Step>,
 }
 
@@ -61,7 +61,7 @@ pub enum Step {
     Send(Template),
     /// Send a binary frame.
     SendFrame(Fields),
-    /// Expect these bytes, of this flavour only when one is given.
+    /// Expect these bytes; of this flavour only, if one is given.
     Expect(Template, Option<Flavour>),
     /// Expect a binary frame.
     ExpectFrame(Fields),
@@ -181,7 +181,7 @@ impl Template {
         Ok(Self(parts))
     }
 
-    /// Whether all captured numbers it needs are known.
+    /// Returns whether all captured numbers that it needs are known.
     pub fn is_ready(&self, captures: &Captures) -> bool {
         self.0.iter().all(|part| match part {
             Part::Captured(name) => captures.contains_key(name),
@@ -189,7 +189,7 @@ impl Template {
         })
     }
 
-    /// The pattern, with captured numbers filled in; neighbouring literals become one.
+    /// Returns the pattern with captured numbers filled in; adjacent literals become one.
     pub fn pattern(&self, captures: &Captures) -> Pattern {
         let mut pieces: Vec<Piece> = Vec::new();
         for part in &self.0 {
@@ -208,10 +208,10 @@ impl Template {
         Pattern(pieces)
     }
 
-    /// The bytes, with captured numbers filled in.
+    /// Returns the bytes with captured numbers filled in.
     ///
     /// # Panics
-    /// When the template holds a wildcard.
+    /// If the template holds a wildcard.
     pub fn bytes(&self, captures: &Captures) -> Vec<u8> {
         match self.pattern(captures).0.as_slice() {
             [] => Vec::new(),
@@ -263,12 +263,12 @@ impl Fields {
         Ok(Self { op, fields })
     }
 
-    /// Whether all captured numbers it needs are known.
+    /// Returns whether all captured numbers that it needs are known.
     pub fn is_ready(&self, captures: &Captures) -> bool {
         self.fields.iter().all(|(_, value)| value.is_ready(captures))
     }
 
-    /// The request's bytes.
+    /// Returns the request's bytes.
     pub fn request(&self, captures: &Captures) -> Vec<u8> {
         let mut request = Request::new(self.op);
         for (name, value) in &self.fields {
@@ -294,7 +294,7 @@ impl Fields {
         request.bytes()
     }
 
-    /// The expected response.
+    /// Returns the expected response.
     pub fn response(&self, captures: &Captures) -> Pattern {
         let mut response = Response::new(self.op);
         response.opaque = OPAQUE;
@@ -339,7 +339,7 @@ fn hex(bytes: &[u8]) -> u64 {
     u64::from_str_radix(&text(bytes), 16).unwrap_or_else(|_| panic!("not hexadecimal: {}", text(bytes)))
 }
 
-/// Words between blanks; a blank after `\` or inside braces belongs to its word.
+/// Returns the words between blanks; a blank after `\` or inside braces belongs to its word.
 fn split_words(text: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let (mut escaped, mut depth) = (false, 0);

@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a server may take to listen, or to exit once told to. Generous: the machine may be busy.
+/// How long a server may take to listen, or to exit after it was requested. Generous: the machine may be
+/// busy.
 pub const START_STOP_DEADLINE: Duration = Duration::from_secs(30);
 
-/// Where a server listens.
+/// The address of a server.
 #[derive(Clone, Debug)]
 pub enum Address {
     /// A loopback TCP port.
@@ -24,15 +25,15 @@ pub enum Address {
 /// A running server; dropping it kills the process.
 #[derive(Debug)]
 pub struct Server {
-    /// Where it listens.
+    /// Its address.
     pub address: Address,
-    /// Whose replies it gives.
+    /// The flavour of its replies.
     pub flavour: Flavour,
     child: Child,
     dir: tempfile::TempDir,
 }
 
-/// What to start: arguments, and how to be reached.
+/// What to start: arguments and address.
 #[derive(Clone, Debug)]
 pub struct Start {
     program: Program,
@@ -41,29 +42,29 @@ pub struct Start {
 }
 
 impl Start {
-    /// The server under test, on a TCP port, with default options.
+    /// Returns the server under test, on a TCP port, with default options.
     pub fn new() -> Self {
         Self::program(Program::under_test().clone())
     }
 
-    /// Another server, to compare with.
+    /// Returns another server, to compare with.
     pub fn program(program: Program) -> Self {
         Self { program, args: Vec::new(), unix: None }
     }
 
-    /// More arguments, separated by blanks.
+    /// Adds arguments, separated by blanks.
     pub fn args(mut self, args: &str) -> Self {
         self.args.extend(args.split_whitespace().map(str::to_owned));
         self
     }
 
-    /// Listen on a unix socket instead of a port.
+    /// Listens on a unix socket instead of a port.
     pub fn unix(mut self) -> Self {
         self.unix = Some(None);
         self
     }
 
-    /// Listen on a unix socket at this path.
+    /// Listens on a unix socket at this path.
     pub fn unix_at(mut self, path: &Path) -> Self {
         self.unix = Some(Some(path.to_path_buf()));
         self
@@ -72,9 +73,9 @@ impl Start {
     /// Starts the server and waits until it listens.
     ///
     /// # Panics
-    /// When it does not, with what it wrote.
+    /// If it does not, with its output.
     pub fn start(self) -> Server {
-        // Another process may take a free port between our look and the server's bind.
+        // Another process may take a free port between the search and the server's bind.
         for _attempt in 0..10 {
             if let Some(server) = self.try_start() {
                 return server;
@@ -83,19 +84,19 @@ impl Start {
         panic!("no free port found in ten attempts");
     }
 
-    /// Runs the server with these arguments alone until it exits by itself: for start-up errors.
+    /// Runs the server with these arguments until it exits by itself, for start-up errors.
     ///
     /// # Panics
-    /// When it goes on running.
+    /// If it does not exit.
     pub fn run_to_exit(self) -> (ExitStatus, String) {
         let args = as_root_args();
         self.run_with(args)
     }
 
-    /// The same, without a word about the user.
+    /// Does the same without naming a user.
     ///
     /// # Panics
-    /// When it goes on running.
+    /// If it does not exit.
     pub fn run_to_exit_as_given(self) -> (ExitStatus, String) {
         self.run_with(&[])
     }
@@ -156,17 +157,17 @@ impl Default for Start {
 }
 
 impl Server {
-    /// The server under test with default options plus these.
+    /// Starts the server under test with default options plus these.
     pub fn start(args: &str) -> Self {
         Start::new().args(args).start()
     }
 
-    /// A fresh connection.
+    /// Returns a fresh connection.
     pub fn connect(&self) -> Conn {
         Conn::open(&self.address).unwrap_or_else(|err| panic!("connecting to {:?}: {err}", self.address))
     }
 
-    /// The TCP port.
+    /// Returns the TCP port.
     ///
     /// # Panics
     /// For a unix socket.
@@ -177,28 +178,28 @@ impl Server {
         }
     }
 
-    /// The process id.
+    /// Returns the process id.
     pub fn pid(&self) -> i32 {
         i32::try_from(self.child.id()).expect("a process id")
     }
 
-    /// Resident memory in KiB, as the kernel counts it.
+    /// Returns the resident memory in KiB, as counted by the kernel.
     pub fn rss_kib(&self) -> u64 {
         self.status_kib("VmRSS:")
     }
 
-    /// The highest resident memory so far, in KiB.
+    /// Returns the peak of the resident memory, in KiB.
     pub fn rss_peak_kib(&self) -> u64 {
         self.status_kib("VmHWM:")
     }
 
-    /// What the server wrote to its standard output and error.
+    /// Returns what the server wrote to its standard output and error.
     pub fn log(&self) -> String {
         String::from_utf8_lossy(&std::fs::read(self.dir.path().join("stderr")).unwrap_or_default())
             .into_owned()
     }
 
-    /// One number of plain `stats`.
+    /// Returns one number of plain `stats`.
     pub fn stat(&self, name: &str) -> u64 {
         let mut conn = self.connect();
         conn.send(b"stats\r\n");
@@ -217,7 +218,7 @@ impl Server {
         found.unwrap_or_else(|| panic!("no number called {name} in stats"))
     }
 
-    /// Asserts that the process runs and answers a new client.
+    /// Asserts that the process runs and replies to a new client.
     pub fn assert_serves(&mut self, after: &str) {
         if let Some(status) = self.child.try_wait().expect("the state of the server") {
             panic!("the server ended ({status}) after {after}; its log:\n{}", self.log_tail());
@@ -237,7 +238,7 @@ impl Server {
     /// Waits for the process to end by itself.
     ///
     /// # Panics
-    /// When it does not end in time.
+    /// If it does not end in time.
     pub fn wait_exit(&mut self) -> ExitStatus {
         wait_for_exit(&mut self.child).unwrap_or_else(|| panic!("no exit in time; log:\n{}", self.log_tail()))
     }
@@ -251,7 +252,7 @@ impl Server {
             .unwrap_or_else(|| panic!("no {field} for the server: has it ended? Log:\n{}", self.log_tail()))
     }
 
-    /// True once it listens, false when it ended before (its port was taken, as a rule).
+    /// Returns true once it listens, false if it ended before (usually because its port was in use).
     fn wait_until_listening(&mut self) -> bool {
         let deadline = Instant::now() + START_STOP_DEADLINE;
         loop {
@@ -292,7 +293,7 @@ impl Drop for Server {
     }
 }
 
-/// memcached refuses to run as root without a user name.
+/// Returns the arguments without which memcached refuses to run as root.
 fn as_root_args() -> &'static [&'static str] {
     // SAFETY: geteuid has no preconditions.
     if unsafe { libc::geteuid() } == 0 { &["-u", "root"] } else { &[] }
@@ -313,7 +314,7 @@ fn wait_for_exit(child: &mut Child) -> Option<ExitStatus> {
     None
 }
 
-/// Whether that very process listens on the port: a stranger that took the port does not count.
+/// Returns whether that very process listens on the port; another process on the same port does not count.
 fn listens_on(pid: u32, port: u16) -> bool {
     const LISTEN: &str = "0A";
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap_or_default();

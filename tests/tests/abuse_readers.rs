@@ -1,5 +1,5 @@
-//! Clients that ask and do not read: they hold bounded memory and hurt nobody, and when they read at last,
-//! every reply is there.
+//! Clients that send requests and do not read: they hold bounded memory and harm no other client, and when
+//! they read at last, every reply arrives.
 
 use cached_tests::abuse::{Memory, Witness};
 use cached_tests::conn::Conn;
@@ -7,10 +7,11 @@ use cached_tests::frame::{Request, op};
 use cached_tests::server::Server;
 use std::time::Duration;
 
-/// How long a write may stall before the client counts as stuck. Being too early only makes the abuse milder.
+/// How long a write may stall before the client counts as stuck. A short time only makes the abuse milder.
 const STUCK: Duration = Duration::from_millis(200);
 
-/// What all clients of one test together may add: their reply buffers, whatever the replies' total.
+/// The memory that all clients of one test together may add: their reply buffers, whatever the total of the
+/// replies.
 const GROWTH_MIB: u64 = 64;
 
 fn store(server: &Server, key: &str, len: usize) {
@@ -18,7 +19,7 @@ fn store(server: &Server, key: &str, len: usize) {
     conn.ask(format!("set {key} 0 0 {len}\r\n{}\r\n", "v".repeat(len)).as_bytes(), b"STORED\r\n");
 }
 
-/// Lets so many clients send the same request until the server takes no more.
+/// Lets this many clients send the same request until the server takes no more.
 fn stuck_clients(server: &Server, count: usize, request: &[u8]) -> Vec<Conn> {
     (0..count)
         .map(|_| {
@@ -64,7 +65,7 @@ fn unread_multigets() {
     server.assert_serves(TEST);
 }
 
-/// A single get line whose reply is a gigabyte.
+/// A `get` line whose reply has a gigabyte.
 #[test]
 fn one_unread_reply_of_a_gigabyte() {
     const TEST: &str = "one_unread_reply_of_a_gigabyte";
@@ -86,7 +87,8 @@ fn one_unread_reply_of_a_gigabyte() {
     server.assert_serves(TEST);
 }
 
-/// Clients that read late and little by little get every byte, whatever is stored, deleted and read meanwhile.
+/// Clients that read late and in small pieces receive every byte, whatever is stored, deleted and read
+/// meanwhile.
 #[test]
 fn late_readers_get_every_byte() {
     const TEST: &str = "late_readers_get_every_byte";
@@ -97,7 +99,7 @@ fn late_readers_get_every_byte() {
     let mut keys = String::new();
     for (index, len) in [3, 5_000, 8_191, 8_192, 40_000, 131_072, 300_000, 1_000_000].into_iter().enumerate()
     {
-        // Every byte tells where it belongs.
+        // Every byte depends on its position.
         let value: Vec<u8> = (0..len).map(|at| (at * 7 + at / 251 + index * 31) as u8).collect();
         let mut set = format!("set value{index} {index} 0 {len}\r\n").into_bytes();
         set.extend(&value);
@@ -131,7 +133,7 @@ fn late_readers_get_every_byte() {
     server.assert_serves(TEST);
 }
 
-/// CVE-2018-1000127 and the like: references of one item by many unread replies.
+/// CVE-2018-1000127 and similar ones: references to one item by many unread replies.
 #[test]
 fn seventy_thousand_unread_gets_of_one_key() {
     const TEST: &str = "seventy_thousand_unread_gets_of_one_key";
@@ -150,7 +152,7 @@ fn seventy_thousand_unread_gets_of_one_key() {
         let taken = conn.send_until_stuck(&request, STUCK);
         (conn, taken)
     });
-    // Meanwhile the item comes and goes.
+    // Meanwhile the item is deleted and stored again.
     let mut changer = server.connect();
     for _ in 0..200 {
         changer.ask(b"delete k\r\nset k 0 0 10\r\n0123456789\r\n", b"DELETED\r\nSTORED\r\n");
@@ -158,7 +160,7 @@ fn seventy_thousand_unread_gets_of_one_key() {
     }
     memory.assert_grew_at_most(&server, GROWTH_MIB, TEST);
     witness.report(TEST);
-    // The text client goes on and reads: every get is answered, hit or miss.
+    // The text client continues and reads: every get has a reply, hit or miss.
     text.send(&get[text_taken..]);
     let bytes = text.skip_until_seen(b"END\r\n", COUNT);
     println!(
@@ -194,10 +196,10 @@ fn seventy_thousand_keys_in_one_unread_get() {
     server.assert_serves(TEST);
 }
 
-/// A client that leaves with everything unread, with a reset, many times over.
+/// A client that closes with everything unread, with a reset, many times.
 #[test]
-fn leaving_with_unread_replies() {
-    const TEST: &str = "leaving_with_unread_replies";
+fn clients_that_close_with_unread_replies() {
+    const TEST: &str = "clients_that_close_with_unread_replies";
     let mut server = Server::start("");
     store(&server, "big", 500_000);
     let mut witness = Witness::new(&server);

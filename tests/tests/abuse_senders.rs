@@ -1,4 +1,4 @@
-//! Clients that send too little, too much, too slowly or nonsense.
+//! Clients that send too little, too much, too slowly or garbage.
 
 use cached_tests::abuse::{Memory, Witness, rounds};
 use cached_tests::conn::Conn;
@@ -11,10 +11,10 @@ use std::time::Duration;
 
 const STUCK: Duration = Duration::from_millis(200);
 
-/// Many clients that send one byte at a time, each of them in the middle of something all the while.
+/// Many clients that send one byte at a time, each of them always in the middle of a request.
 #[test]
-fn slow_drips() {
-    const TEST: &str = "slow_drips";
+fn clients_that_send_one_byte_at_a_time() {
+    const TEST: &str = "clients_that_send_one_byte_at_a_time";
     const CLIENTS: usize = 600;
     let mut server = Server::start("");
     let mut witness = Witness::new(&server);
@@ -43,10 +43,10 @@ fn slow_drips() {
     server.assert_serves(TEST);
 }
 
-/// Every client announces a megabyte and sends ten bytes: the announcements do not add up to memory.
+/// Every client announces a megabyte and sends ten bytes: announced values do not add up to memory.
 #[test]
-fn announced_and_not_sent() {
-    const TEST: &str = "announced_and_not_sent";
+fn announced_values_that_are_not_sent_cost_no_memory() {
+    const TEST: &str = "announced_values_that_are_not_sent_cost_no_memory";
     const CLIENTS: usize = 800;
     let mut server = Server::start("-m 64 -c 1024");
     let mut witness = Witness::new(&server);
@@ -71,7 +71,7 @@ fn announced_and_not_sent() {
         }
     }
     witness.check(TEST);
-    // -m, and what 800 connections need beside it.
+    // `-m`, and the memory for 800 more connections.
     memory.assert_grew_at_most(&server, 64 + 32, TEST);
     if server.flavour == Flavour::Cached {
         witness.check_store("a small set while the bodies are under way");
@@ -135,7 +135,7 @@ fn huge_announced_lengths() {
     server.assert_serves(TEST);
 }
 
-/// CVE-2010-1152: lines without end. Only a get line may be long, and that not without limit.
+/// CVE-2010-1152: lines without end. Only a get line may be long, up to a limit.
 #[test]
 fn endless_lines() {
     const TEST: &str = "endless_lines";
@@ -157,7 +157,7 @@ fn endless_lines() {
     server.assert_serves(TEST);
 }
 
-/// The line of a get may be long, so its memory is the server's to limit: here 64 MiB arrive.
+/// The line of a get may be long, so the server has to limit its memory: here 64 MiB arrive.
 #[test]
 fn endless_get_line() {
     const TEST: &str = "endless_get_line";
@@ -171,7 +171,7 @@ fn endless_get_line() {
         println!("{TEST}: {command} took {taken} bytes");
         witness.check(TEST);
     }
-    // 1.6.45 doubles its read buffer for as long as memory lasts; ours is to stop.
+    // 1.6.45 doubles its read buffer for as long as memory lasts; `cached` has to stop.
     let limit_mib = if server.flavour == Flavour::Cached { 32 } else { 512 };
     memory.assert_grew_at_most(&server, limit_mib, TEST);
     witness.report(TEST);
@@ -180,8 +180,8 @@ fn endless_get_line() {
 
 /// Up to 16 KiB of blanks, with and without a line end (an over-read in older versions).
 #[test]
-fn only_spaces() {
-    const TEST: &str = "only_spaces";
+fn lines_of_blanks() {
+    const TEST: &str = "lines_of_blanks";
     let mut server = Server::start("");
     let mut witness = Witness::new(&server);
     for count in (1..=16_384).step_by(251) {
@@ -230,10 +230,10 @@ fn a_multiget_in_tiny_segments() {
     server.assert_serves(TEST);
 }
 
-/// Clients that leave in the middle of a body, politely or with a reset.
+/// Clients that close in the middle of a body, in order or with a reset.
 #[test]
-fn leaving_in_the_middle_of_a_body() {
-    const TEST: &str = "leaving_in_the_middle_of_a_body";
+fn clients_that_close_in_the_middle_of_a_body() {
+    const TEST: &str = "clients_that_close_in_the_middle_of_a_body";
     let mut server = Server::start("");
     let mut witness = Witness::new(&server);
     let items = server.stat("curr_items");
@@ -266,7 +266,7 @@ fn leaving_in_the_middle_of_a_body() {
     server.assert_serves(TEST);
 }
 
-/// A good binary frame and then random bytes; the seed is printed.
+/// A valid binary frame and then random bytes; the seed is printed.
 #[test]
 fn garbage_after_binary() {
     const TEST: &str = "garbage_after_binary";
@@ -282,7 +282,7 @@ fn garbage_after_binary() {
         let len = random.random_range(1..2000);
         let mut garbage: Vec<u8> = (0..len).map(|_| random.random()).collect();
         if random.random_bool(0.7) {
-            // Near enough to a frame to get past the first checks.
+            // Similar enough to a frame to pass the first checks.
             garbage[0] = 0x80;
             if len > 24 {
                 garbage[1] %= 0x25;
@@ -301,10 +301,11 @@ fn garbage_after_binary() {
     server.assert_serves(TEST);
 }
 
-/// Connections up to the limit and beyond: who is in stays in, who comes too late is told, room is reused.
+/// Connections up to the limit and above: those inside stay, new ones are refused with a reply, and room is
+/// reused.
 #[test]
-fn connection_flood() {
-    const TEST: &str = "connection_flood";
+fn connections_above_the_limit_are_refused() {
+    const TEST: &str = "connections_above_the_limit_are_refused";
     const LIMIT: usize = 100;
     let mut server = Server::start(&format!("-c {LIMIT}"));
     let mut witness = Witness::new(&server);
@@ -318,7 +319,7 @@ fn connection_flood() {
             b"MN" => inside.push(conn),
             b"ERROR Too many open connections" => {
                 turned_away += 1;
-                // The request may cross with the close, which then comes as a reset.
+                // The request may cross with the close, which then arrives as a reset.
                 conn.read_to_end();
             }
             other => panic!("{}", cached_tests::bytes::show(other)),
@@ -329,7 +330,7 @@ fn connection_flood() {
         "{TEST}: with -c {LIMIT}, {} were let in beside the witness, {turned_away} turned away",
         inside.len()
     );
-    // 1.6.45 takes its own descriptors out of the number.
+    // 1.6.45 subtracts its own descriptors from the number.
     assert!((LIMIT / 2..=LIMIT).contains(&inside.len()), "{} connections", inside.len());
     assert!(turned_away >= 100);
     memory.assert_grew_at_most(&server, 32, TEST);
@@ -338,7 +339,7 @@ fn connection_flood() {
     }
     let mut last = inside.pop().expect("a connection");
     drop(inside);
-    // Room is free again as soon as the server has seen them go; it says so itself.
+    // Room is free again as soon as the server has seen the connections close, which its statistics show.
     let deadline = std::time::Instant::now() + cached_tests::conn::DEADLINE;
     loop {
         last.send(b"stats\r\n");
@@ -362,15 +363,15 @@ fn connection_flood() {
     server.assert_serves(TEST);
 }
 
-/// A read stops before an urgent byte; what lies behind it is read all the same.
+/// A read stops before an urgent byte; the bytes after it are read all the same.
 #[test]
-fn urgent_data_hides_nothing() {
-    const TEST: &str = "urgent_data_hides_nothing";
+fn bytes_after_urgent_data_are_read() {
+    const TEST: &str = "bytes_after_urgent_data_are_read";
     let mut server = Server::start("");
     let mut conn = server.connect();
     for round in 1..=3 {
         conn.ask(b"mn\r\n", b"MN\r\n");
-        // All of it is there before the server looks.
+        // All of it has arrived before the server reads.
         server.signal(libc::SIGSTOP);
         conn.send(b"mn\r\n");
         // SAFETY: a live buffer of that length, and a descriptor that `conn` owns.
@@ -383,10 +384,11 @@ fn urgent_data_hides_nothing() {
     server.assert_serves(TEST);
 }
 
-/// Half-sent values hold what they hold, and deny nobody anything: not one set of another client is refused, nor does one go missing.
+/// Half-sent values hold their memory and harm no other client: no set of another client is refused, and none
+/// goes missing.
 #[test]
-fn half_sent_values_deny_others_nothing() {
-    const TEST: &str = "half_sent_values_deny_others_nothing";
+fn half_sent_values_do_not_refuse_other_clients() {
+    const TEST: &str = "half_sent_values_do_not_refuse_other_clients";
     for (count, announced, sent) in [(36, 1_000_000, 500_000), (287, 5_000, 100), (100, 300_000, 10)] {
         let mut server = Server::start("-m 64 -t 2");
         let mut witness = Witness::new(&server);
@@ -419,7 +421,8 @@ fn half_sent_values_deny_others_nothing() {
     }
 }
 
-/// With `-M` and memory full, who does not send what was announced gives its memory back to who wants it.
+/// With `-M` and memory full, a client that does not send an announced value loses its memory to a client
+/// that needs it.
 #[test]
 fn with_full_memory_half_sent_values_are_given_up() {
     const TEST: &str = "with_full_memory_half_sent_values_are_given_up";
@@ -444,12 +447,12 @@ fn with_full_memory_half_sent_values_are_given_up() {
         }
         assert!(index < 10_000, "memory does not become full");
     }
-    // Nobody is closed who has only just begun; the next one that finds no memory is reason enough.
+    // A connection whose value has only just begun is not closed; the next store without memory closes it.
     conn.ask(b"debugtime 5\r\n", b"OK\r\n");
     conn.send(format!("set more 0 0 20000\r\n{value}\r\n").as_bytes());
     conn.expect(b"SERVER_ERROR out of memory storing object\r\n", TEST);
     half.expect_closed(TEST);
-    // What it held is there for others.
+    // Its memory is free for others.
     let deadline = std::time::Instant::now() + cached_tests::conn::DEADLINE;
     loop {
         conn.send(format!("set more 0 0 20000\r\n{value}\r\n").as_bytes());
@@ -461,7 +464,7 @@ fn with_full_memory_half_sent_values_are_given_up() {
     server.assert_serves(TEST);
 }
 
-/// A value to be appended may be as large as an item, whatever the buffers of a usual server are.
+/// A value to be appended may be as large as an item, whatever the default buffers are.
 #[test]
 fn large_values_can_be_appended() {
     const TEST: &str = "large_values_can_be_appended";

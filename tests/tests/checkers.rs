@@ -1,5 +1,5 @@
-//! The two checkers, for some seconds each: `CACHED_CHECKERS_SECONDS` says how many (10 without it). By hand they run for as long as
-//! one likes: `cargo run -p cached-tests --bin check-values -- --seconds 3600`, and the same with `lockstep`.
+//! The two checkers, for `CACHED_CHECKERS_SECONDS` seconds each (10 by default). By hand they run for any
+//! time: `cargo run -p cached-tests --bin check-values -- --seconds 3600`, and the same with `lockstep`.
 
 use cached_tests::outside;
 use cached_tests::program::{Flavour, Program};
@@ -28,9 +28,9 @@ fn values_are_what_was_stored() {
 }
 
 #[test]
-fn replies_are_memcacheds() {
+fn replies_equal_memcacheds() {
     if outside::find_program("memcached").is_none() {
-        return outside::skip("replies_are_memcacheds", "memcached is not installed");
+        return outside::skip("replies_equal_memcacheds", "memcached is not installed");
     }
     run(env!("CARGO_BIN_EXE_lockstep"));
 }

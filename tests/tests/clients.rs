@@ -1,4 +1,4 @@
-//! Real clients do what applications do with a cache: the scripts in `clients/`.
+//! Python clients execute the usual requests of applications: the scripts in `clients/`.
 //!
 //! Their packages are installed once into a virtual environment below the target directory.
 
@@ -40,7 +40,7 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("clients")
 }
 
-/// The interpreter of an environment that has the clients, or why there is none.
+/// Returns the interpreter of an environment with the clients, or why there is none.
 fn python() -> Result<&'static PathBuf, &'static str> {
     static PYTHON: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     PYTHON.get_or_init(install).as_ref().map_err(String::as_str)
@@ -51,7 +51,7 @@ fn install() -> Result<PathBuf, String> {
     let wanted = std::fs::read(&requirements).map_err(|err| err.to_string())?;
     let environment = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("python-clients");
     let python = environment.join("bin/python");
-    // Written last, so that an installation that was broken off is made anew.
+    // Written last, so that an interrupted installation is repeated.
     let done = environment.join("installed.txt");
     if std::fs::read(&done).is_ok_and(|installed| installed == wanted) {
         return Ok(python);

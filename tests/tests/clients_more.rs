@@ -1,7 +1,7 @@
-//! Clients of other languages do what applications do with a cache: the programs in `clients/`.
+//! Clients of other languages execute the usual requests of applications: the programs in `clients/`.
 //!
-//! Their packages are fetched by each language's own tool, once, into a copy below the target directory. What is missing on
-//! this machine, a runtime or the way to a registry, is a loud skip.
+//! Each language's own tool fetches their packages once, into a copy below the target directory. A test is
+//! skipped with a message if a runtime or the way to a registry is missing on this machine.
 
 use cached_tests::outside;
 use cached_tests::server::Server;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const INSTALL_DEADLINE: Duration = Duration::from_secs(400);
 const CLIENT_DEADLINE: Duration = Duration::from_secs(120);
 
-/// libmemcached, by way of Python, in both protocols.
+/// libmemcached through Python, in both protocols.
 #[test]
 fn pylibmc() {
     play("pylibmc", || {
@@ -100,7 +100,7 @@ fn dalli() {
     });
 }
 
-/// The exporter for Prometheus reads our statistics, and what it makes of them can be read.
+/// The Prometheus exporter reads the statistics, and its output can be parsed.
 #[test]
 fn memcached_exporter() {
     const PACKAGE: &str = "github.com/prometheus/memcached_exporter/cmd/memcached_exporter";
@@ -150,7 +150,7 @@ fn memcached_exporter() {
     println!("memcached_exporter: {} metrics, memcached_up 1", metrics.len());
 }
 
-/// The page of metrics, once somebody serves it.
+/// Returns the page of metrics, once the exporter serves it.
 fn metrics(port: u16) -> Option<String> {
     let deadline = Instant::now() + CLIENT_DEADLINE;
     while Instant::now() < deadline {
@@ -166,13 +166,13 @@ fn metrics(port: u16) -> Option<String> {
     None
 }
 
-/// How a client is told where the server is.
+/// The form in which a client takes the server's address.
 enum Form {
     HostPort,
     Joined,
 }
 
-/// Runs a client, once it is there, against a fresh server.
+/// Runs a client, once it is installed, against a fresh server.
 fn play(test: &str, prepare: impl FnOnce() -> Result<(Command, Form), String>) {
     let (mut command, form) = match prepare() {
         Ok(prepared) => prepared,
@@ -206,7 +206,7 @@ fn read(file: &str) -> Vec<u8> {
     std::fs::read(clients().join(file)).unwrap_or_else(|err| panic!("{file}: {err}"))
 }
 
-/// A copy of a client's sources, where its language's tool may leave what it fetches.
+/// Returns a copy of a client's sources, where its language's tool may write.
 fn copied(name: &str, files: &[&str]) -> Result<PathBuf, String> {
     let folder = workshop(name);
     for file in files {
@@ -217,7 +217,7 @@ fn copied(name: &str, files: &[&str]) -> Result<PathBuf, String> {
     Ok(folder)
 }
 
-/// Does what has not been done for these sources yet; what was broken off is done again.
+/// Does work that has not been done for these sources yet; interrupted work is repeated.
 fn once(folder: &Path, sources: &[u8], work: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
     let done = folder.join("installed.txt");
     if std::fs::read(&done).is_ok_and(|found| found == sources) {
@@ -230,7 +230,7 @@ fn once(folder: &Path, sources: &[u8], work: impl FnOnce() -> Result<(), String>
 fn install(command: &mut Command) -> Result<(), String> {
     let output = outside::run(command, INSTALL_DEADLINE);
     let text = outside::text(&output);
-    // The last lines say why.
+    // The last lines name the reason.
     let lines: Vec<&str> = text.trim().lines().collect();
     let end = lines[lines.len().saturating_sub(5)..].join("\n");
     if output.status.success() { Ok(()) } else { Err(format!("cannot be installed: {end}")) }

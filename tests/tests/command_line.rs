@@ -1,11 +1,12 @@
-//! Every flag of memcached's: accepted, refused in one line, or wrong, as `docs/memcached-support.md` lists it.
+//! Every flag of memcached: accepted_flags_start_the_server, missing_features_are_refused with one line, or
+//! invalid, as listed in `docs/memcached-support.md`.
 
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{Server, Start};
 
-/// Flags that a unit file may well have; the server starts and serves with each.
+/// Flags that a unit file may contain; the server starts and serves with each.
 #[test]
-fn accepted() {
+fn accepted_flags_start_the_server() {
     let flags = "-p 0|-U 0|-A|-M|-r|-k|-v|-vv|-vvv|--verbose|-R 7|-C|-b 64|-B auto|-I 512k|-F|-X|-W|-f 1.5|-n 100|-L|-D /|\
         -t 2|-c 100|-m 100|-N 2|--napi-ids=2|--enable-largepages|--slab-growth-factor=1.08|--lock-memory|\
         --max-reqs-per-event=100|--protocol=ascii|--disable-cas --disable-evictions|-o modern|-o no_modern|-o maxconns_fast|\
@@ -27,9 +28,9 @@ fn accepted() {
     }
 }
 
-/// What guards or keeps data and is not built must not seem to work.
+/// Flags that protect or persist data and are not implemented must not seem to work.
 #[test]
-fn refused() {
+fn missing_features_are_refused() {
     if Program::under_test().flavour == Flavour::Memcached {
         return;
     }
@@ -43,9 +44,9 @@ fn refused() {
     }
 }
 
-/// memcached's words and exit statuses for values that cannot be.
+/// memcached's messages and exit statuses for invalid values.
 #[test]
-fn wrong() {
+fn invalid_values_have_memcacheds_messages() {
     for (args, words, status) in [
         ("-I 1000", "Item max size cannot be less than 1024 bytes.", 64),
         ("-I 40m", "Cannot set item size limit higher than 1/2 of memory max.", 64),
@@ -89,7 +90,7 @@ fn wrong() {
     }
 }
 
-/// Tools grep the help to learn what a server can do.
+/// Tools search the help to find out what a server supports.
 #[test]
 fn the_help_names_what_works() {
     let (status, text) = Start::new().args("-h").run_to_exit();
@@ -105,7 +106,7 @@ fn the_help_names_what_works() {
 }
 
 #[test]
-fn settings_show_what_was_asked_for() {
+fn settings_show_the_given_values() {
     let server = Server::start(
         "-m 100 -c 77 -R 9 -b 33 -I 2m -f 1.5 -n 64 -D / -M -C -F -X -v -B ascii \
          -o idle_timeout=55,no_maxconns_fast,hot_lru_pct=31,track_sizes,slab_automove=2,hashpower=20",

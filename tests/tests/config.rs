@@ -1,4 +1,5 @@
-//! The configuration file: what it sets, what is said of mistakes, judging without starting, printing and feeding back.
+//! The configuration file: its settings, messages about mistakes_name_file_and_key, checking without
+//! starting, printing and reading back.
 
 use cached_tests::program::{Flavour, Program};
 use cached_tests::server::{Server, Start};
@@ -71,9 +72,9 @@ fn the_file_sets_what_flags_leave_open() {
     }
 }
 
-/// The file's own addresses are listened on when no flag says where.
+/// The server listens on the file's addresses if no flag names others.
 #[test]
-fn the_file_says_where_to_listen() {
+fn the_file_sets_the_addresses() {
     if !is_cached() {
         return;
     }
@@ -83,7 +84,7 @@ fn the_file_says_where_to_listen() {
         "[memcached]\nlisten = []\nunix_path = \"{}\"\nunix_mode = \"750\"\n",
         socket.display()
     ));
-    // The harness asks for the same path by flag, which changes nothing.
+    // The harness names the same path by flag, which changes nothing.
     let mut server = Start::new().args(&file.flag()).unix_at(&socket).start();
     server.assert_serves("a start with a unix socket");
     let mode =
@@ -91,9 +92,9 @@ fn the_file_says_where_to_listen() {
     assert_eq!(mode & 0o777, 0o750);
 }
 
-/// A mistake is one line that names file and key, whether the server is to start or only to judge.
+/// A mistake is one line that names file and key, whether the server is to start or only to check.
 #[test]
-fn mistakes() {
+fn mistakes_name_file_and_key() {
     if !is_cached() {
         return;
     }
@@ -126,7 +127,7 @@ fn mistakes() {
 }
 
 #[test]
-fn judging_starts_nothing() {
+fn checking_starts_nothing() {
     if !is_cached() {
         return;
     }
@@ -142,14 +143,14 @@ fn judging_starts_nothing() {
     assert!(status.success(), "{said}");
     assert_eq!(said, format!("{}: nothing is wrong with the configuration\n", file.path.display()));
     assert!(!store.exists() && !socket.exists(), "something was started");
-    // Flags are judged as well.
+    // Flags are checked as well.
     let (status, _) = Start::new().args("--check-config -t 0").run_to_exit();
     assert_eq!(status.code(), Some(1));
 }
 
-/// What is printed starts a server that shows the same settings.
+/// The printed configuration starts a server that shows the same settings.
 #[test]
-fn what_is_printed_can_be_fed_back() {
+fn the_printed_configuration_can_be_read_back() {
     if !is_cached() {
         return;
     }
@@ -160,7 +161,7 @@ fn what_is_printed_can_be_fed_back() {
     let file = File::new(&printed);
     let (_, again) = Start::new().args(&file.flag()).args("--print-config").run_to_exit();
     assert_eq!(again, printed);
-    // Both servers are told by flags where to listen, each on a port of its own.
+    // Flags give both servers their addresses, each on a port of its own.
     let comparable = |server: &Server| {
         let mut lines = settings(server);
         lines.retain(|line| !line.starts_with("STAT tcpport "));

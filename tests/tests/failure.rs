@@ -1,5 +1,5 @@
-//! Defects inside the server, injected on request (`debugtime` in a debug build): it never continues without one of its threads, and
-//! the data it has acknowledged is stored before it ends.
+//! Defects inside the server, injected on request (`debugtime` in a debug build): it never continues without
+//! one of its threads, and the data it has acknowledged is stored before it ends.
 
 use blocker::executor::block_on;
 use blocker::{Blocker, Durability, Name, Namespace, ObjectId, ReadRequest, WriteRequest};
@@ -31,7 +31,8 @@ fn connect(socket: &Path) -> SynapseBlocker {
     SynapseBlocker::connect_on_thread(ClientConfig::new(Address::Unix(socket.into()))).expect("a connection")
 }
 
-/// The process names the thread, stores dirty data, and ends with a status of its own, whichever thread has panicked.
+/// The process names the thread, stores dirty data, and ends with a status of its own, whichever thread has
+/// panicked.
 #[test]
 fn a_thread_that_panics_ends_the_process_and_loses_nothing() {
     if !injects_faults() {

@@ -11,7 +11,8 @@ fn is_cached() -> bool {
     Program::under_test().flavour == Flavour::Cached
 }
 
-/// `idle_timeout`: an idle TCP connection is closed and counted, a watcher is not. The clock is moved, not waited for.
+/// `idle_timeout`: an idle TCP connection is closed and counted, a watcher is not. The clock is advanced, so
+/// nothing waits.
 #[test]
 fn idle_connections_are_closed() {
     if !is_cached() {
@@ -51,10 +52,11 @@ fn items_expire_when_the_clock_is_moved() {
     conn.ask(b"debugtime p\r\ndebugtime r\r\ndebugtime 20\r\nmg a\r\n", b"OK\r\nOK\r\nOK\r\nEN\r\n");
 }
 
-/// A full table: new clients are told and turned away at once, those inside go on, and a free seat is taken again.
+/// A full table: new clients are refused with a reply at once, connected clients continue, and a freed place
+/// is used again.
 #[test]
-fn a_full_connection_table() {
-    // memcached takes its own descriptors off.
+fn a_full_table_refuses_new_clients() {
+    // memcached subtracts its own descriptors.
     if !is_cached() {
         return;
     }
@@ -84,7 +86,7 @@ fn a_full_connection_table() {
     println!("a full table of 64: {rejected} turned away, the others served");
 }
 
-/// `no_maxconns_fast`: new clients wait until somebody leaves.
+/// `no_maxconns_fast`: new clients wait until another disconnects.
 #[test]
 fn a_full_table_that_lets_clients_wait() {
     if !is_cached() {
@@ -110,7 +112,7 @@ fn a_full_table_that_lets_clients_wait() {
     assert_eq!(server_stat(&mut inside[0], "rejected_connections"), 0);
 }
 
-/// Ten thousand clients that say nothing: what each takes, and that others are served at once.
+/// Ten thousand clients that send nothing: the memory of each, and other clients are served at once.
 #[test]
 fn ten_thousand_idle_connections() {
     const WANTED: usize = 10_000;
@@ -128,7 +130,7 @@ fn ten_thousand_idle_connections() {
     let start = Instant::now();
     let mut idle: Vec<Conn> = (0..count).map(|_| server.connect()).collect();
     let accepted = start.elapsed();
-    // Each has been seen: every hundredth has asked something, and goes on waiting.
+    // The server has seen each of them: every hundredth has sent a request, and continues to wait.
     idle.iter_mut().step_by(100).for_each(|conn| conn.ask(b"mn\r\n", b"MN\r\n"));
     let mut conn = server.connect();
     let deadline = Instant::now() + DEADLINE;
@@ -150,7 +152,7 @@ fn ten_thousand_idle_connections() {
     server.assert_serves("ten thousand idle connections");
 }
 
-/// The cores that a process's threads may run on, by the thread's name.
+/// Returns the cores that a process's threads may run on, by the thread's name.
 fn cores_of_workers(server: &Server) -> Vec<String> {
     let tasks = std::fs::read_dir(format!("/proc/{}/task", server.pid())).expect("its threads");
     let field = |status: &str, name: &str| {
@@ -168,9 +170,9 @@ fn cores_of_workers(server: &Server) -> Vec<String> {
     cores
 }
 
-/// Cores belong to nobody, unless that is asked for: two servers would share the first ones.
+/// Workers are not pinned unless that is requested: two servers would share the first cores.
 #[test]
-fn workers_run_where_the_process_may() {
+fn workers_run_on_the_cores_of_the_process() {
     if !is_cached() {
         return;
     }
@@ -196,9 +198,9 @@ fn workers_run_where_the_process_may() {
     assert!(!server.log().contains("pin_workers"), "{}", server.log());
 }
 
-/// `-R`: so many requests, and then it is the turn of others; what is left is carried out in later turns.
+/// `-R`: after this many requests other connections are served; the rest is executed in later drives.
 #[test]
-fn a_pipeline_yields_to_others() {
+fn a_pipeline_yields_to_other_connections() {
     let server = Server::start("-R 1 -t 1");
     let mut conn = server.connect();
     conn.ask(&b"set foobar 0 0 5\r\nBubba\r\n".repeat(6), &b"STORED\r\n".repeat(6));
@@ -209,7 +211,7 @@ fn a_pipeline_yields_to_others() {
         let large = "v".repeat(60_000);
         server.connect().ask(format!("set k 0 0 60000\r\n{large}\r\n").as_bytes(), b"STORED\r\n");
         let reply = format!("VALUE k 0 60000\r\n{large}\r\nEND\r\n");
-        // Together, so that one is read ahead of while the other has had its turn.
+        // Sent together, so that one is read ahead while the other is driven.
         let mut conns: Vec<Conn> = (0..4).map(|_| server.connect()).collect();
         for _ in 0..10 {
             for conn in &mut conns {
@@ -226,7 +228,7 @@ fn a_pipeline_yields_to_others() {
     }
 }
 
-/// How many descriptors this process may have, raised as far as it goes.
+/// Returns how many descriptors this process may have, after raising the limit as far as possible.
 fn descriptors() -> usize {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: both calls are given a live struct of ours.

@@ -1,5 +1,5 @@
-//! `-m` bounds the items under any mix, `-M` refuses instead of evicting, `-I` sets the largest value; resident
-//! memory stays under the sum that the start prints plus 32 MiB.
+//! `-m` bounds the items under any mix, `-M` refuses instead of evicting, `-I` sets the largest value;
+//! resident memory stays below the sum that the start prints plus 32 MiB.
 
 use cached_tests::conn::Conn;
 use cached_tests::frame::{Request, Response, op, store};
@@ -7,10 +7,11 @@ use cached_tests::pattern::Captures;
 use cached_tests::program::Flavour;
 use cached_tests::server::Server;
 
-/// What a server may take beyond the sum of its limits.
+/// The memory that a server may take beyond the sum of its limits.
 const BEYOND_KIB: u64 = 32 << 10;
 
-/// The sum of all limits that the start prints, in KiB; for memcached, which prints none, a guess above `-m`.
+/// Returns the sum of all limits that the start prints, in KiB; for memcached, which prints none, an estimate
+/// above `-m`.
 fn limit_kib(server: &Server, items_mib: u64) -> u64 {
     if server.flavour == Flavour::Memcached {
         return (items_mib + 64) << 10;
@@ -29,7 +30,7 @@ fn assert_below_limit(server: &Server, items_mib: u64, after: &str) {
     assert!(rss <= limit + BEYOND_KIB, "{after}: {rss} KiB, more than {limit} KiB and 32 MiB");
 }
 
-/// Stores so many values of a size, pipelined; each is answered as expected.
+/// Stores values of one size, pipelined; each has the expected reply.
 fn fill(conn: &mut Conn, name: &str, count: usize, len: usize) {
     let value = "v".repeat(len);
     for batch in 0..count.div_ceil(100) {
@@ -48,8 +49,8 @@ fn holds(conn: &mut Conn, key: &str, len: usize) -> bool {
     conn.read_line() == format!("HD s{len}").as_bytes()
 }
 
-/// Values of one size after another, each several times the memory: every set succeeds, the newest are there,
-/// and the memory goes to the new sizes.
+/// Values of one size after another, each several times the memory: every set succeeds, the newest values are
+/// present, and the memory moves to the new sizes.
 #[test]
 fn sizes_shift() {
     const ITEMS_MIB: u64 = 64;
@@ -63,7 +64,7 @@ fn sizes_shift() {
         ("again", 800_000, 100),
     ] {
         fill(&mut conn, name, count, len);
-        // At least half of the memory is theirs by now.
+        // At least half of the memory holds them by now.
         let fit = (ITEMS_MIB << 20) as usize / 2 / (len + 100);
         let recent = fit.min(count);
         let sampled = 50.min(recent);
@@ -82,7 +83,7 @@ fn sizes_shift() {
     server.assert_serves("sizes that shift");
 }
 
-/// With `-M` what does not fit is refused, what is there stays, and a deletion makes room.
+/// With `-M`, values that do not fit are refused, stored ones stay, and a deletion makes room.
 #[test]
 fn a_full_cache_without_eviction() {
     const ITEMS_MIB: u64 = 16;
@@ -111,7 +112,7 @@ fn a_full_cache_without_eviction() {
     expected.extend(b"\r\n");
     conn.ask(format!("add more 0 0 {LEN}\r\n{value}\r\n").as_bytes(), &expected);
     conn.ask(format!("ms more {LEN}\r\n{value}\r\n").as_bytes(), &expected);
-    // The value of a refused set was read over: the connection is in step, also in binary.
+    // The value of a refused set was discarded: the connection is in step, also in binary.
     conn.ask(b"mn\r\n", b"MN\r\n");
     let mut binary = server.connect();
     binary.send(&store(op("SET").unwrap(), b"more", value.as_bytes()));
@@ -129,13 +130,13 @@ fn a_full_cache_without_eviction() {
     assert_below_limit(&server, ITEMS_MIB, "a full cache without eviction");
 }
 
-/// Values far above a megabyte come back as they went, also after others took their place.
+/// Values far above a megabyte are returned as stored, also after others took their place.
 #[test]
 fn values_of_many_megabytes() {
     const LEN: usize = 100 << 20;
     let mut server = Server::start("-m 512 -I 128m");
     let mut conn = server.connect();
-    // Not all alike, so that a piece in the wrong place shows.
+    // Not all alike, so that a misplaced piece shows.
     let mut value: Vec<u8> = (0..LEN).map(|at| (at / 4096 + at) as u8).collect();
     for round in 0..6u8 {
         value[0] = round;

@@ -1,4 +1,4 @@
-//! The list of mutations follows the code: every one of them still applies. (`--bin mutations` applies them.)
+//! The list of mutations follows the code: each of them still applies. (`--bin mutations` applies them.)
 
 use std::fs;
 

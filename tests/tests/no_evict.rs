@@ -1,4 +1,4 @@
-//! Full memory with `-M`: what is deleted or expires makes room, and what changes no value needs none.
+//! Full memory with `-M`: deletions and expiry make room, and changes without a new value need none.
 
 use cached_tests::conn::Conn;
 use cached_tests::server::Server;
@@ -13,7 +13,7 @@ fn start() -> Server {
     Server::start("-m 32 -M --debug-clock")
 }
 
-/// Stores values of `len` bytes under rising numbers until one is refused; tells the first number not used.
+/// Stores values of `len` bytes under rising numbers until one is refused; returns the first number not used.
 fn fill(conn: &mut Conn, first: usize, exptime: u32, len: usize) -> usize {
     let value = "v".repeat(len);
     for batch in 0.. {
@@ -32,7 +32,7 @@ fn fill(conn: &mut Conn, first: usize, exptime: u32, len: usize) -> usize {
             }
         }
         if let Some(refused) = refused {
-            // What was stored behind the first refusal is not counted on.
+            // Values stored after the first refusal are not relied on.
             (refused..first + (batch + 1) * BATCH).for_each(|number| {
                 delete(conn, number);
             });
@@ -48,9 +48,9 @@ fn delete(conn: &mut Conn, number: usize) -> bool {
     conn.read_line() == b"DELETED"
 }
 
-/// One, five and ten in a hundred deleted at random: as many fit again, but for what two regions hold.
+/// One, five and ten in a hundred deleted at random: as many fit again, except for what two regions hold.
 #[test]
-fn what_is_deleted_makes_room() {
+fn deletions_make_room() {
     const REGION_BYTES: usize = 128 << 10;
     for len in [100, 3_000] {
         let server = start();
@@ -74,16 +74,17 @@ fn what_is_deleted_makes_room() {
     }
 }
 
-/// Whatever the life and the size, given at once or by a touch: when it is over there is room, in the same second.
+/// Whatever the life and the size, set at once or by a touch: when it is over there is room, in the same
+/// second.
 #[test]
-fn what_expires_makes_room() {
+fn expired_items_make_room() {
     for (exptime, len) in [(3_000, 100), (9_000, 100), (9_000, 200_000), (90_000, 1_000)] {
         let server = start();
         let mut conn = server.connect();
         let count = fill(&mut conn, 0, exptime, len);
         let value = "v".repeat(len);
         let refused = [OUT_OF_MEMORY, b"\r\n"].concat();
-        // The server's clock goes on by itself, but not by so much.
+        // The server's clock advances by itself, but not by that much.
         conn.ask(format!("debugtime {}\r\n", exptime - 2_000).as_bytes(), b"OK\r\n");
         conn.ask(format!("add new 0 0 {len}\r\n{value}\r\n").as_bytes(), &refused);
         conn.ask(b"debugtime 2000\r\n", b"OK\r\n");
@@ -103,7 +104,7 @@ fn what_expires_makes_room() {
     assert_eq!(server.stat("evictions"), 0);
 }
 
-/// `touch`, `gat`, `mg` with T and `md` with I and T on what never was to expire, with memory full.
+/// `touch`, `gat`, `mg` with T and `md` with I and T on items without expiry, with memory full.
 #[test]
 fn a_touch_needs_no_memory() {
     let server = start();
@@ -132,7 +133,8 @@ fn a_touch_needs_no_memory() {
     }
 }
 
-/// A flush that falls due while other clients' values push older ones out: the server goes on, whoever notices first.
+/// A flush falls due while other clients' values evict older ones: the server continues, whichever thread
+/// notices first.
 #[test]
 fn a_flush_falls_due_under_evictions() {
     const ROUNDS: u64 = 20;
@@ -159,7 +161,7 @@ fn a_flush_falls_due_under_evictions() {
             }
         });
         for _ in 0..ROUNDS {
-            // Each flush empties the memory: the next one comes when it is full again, and items go.
+            // Each flush empties the memory: the next one comes when it is full again and items are evicted.
             let before = server.stat("evictions");
             while server.stat("evictions") == before {}
             other.ask(b"flush_all 5\r\n", b"OK\r\n");

@@ -1,5 +1,5 @@
-//! The object cache in the server, seen through its door: an end that loses nothing, an end that says what it lost, stores that
-//! cannot be had, and figures.
+//! The object cache in the server, used through its listener: an end that loses nothing, an end that reports
+//! its losses, stores that cannot be opened, and metrics.
 
 use blocker::executor::block_on;
 use blocker::{
@@ -15,12 +15,12 @@ use synapse::{Address, ClientConfig, Secret, SynapseBlocker};
 const DEADLINE: Duration = Duration::from_secs(30);
 const OBJECT_BYTES: usize = 5000;
 
-/// memcached has no such thing.
+/// Returns true for memcached, which has no object cache.
 fn is_cached() -> bool {
     Program::under_test().flavour == Flavour::Cached
 }
 
-/// A place for one server: its configuration, its store, its socket.
+/// The files of one server: its configuration, its store, its socket.
 struct Place {
     dir: tempfile::TempDir,
 }
@@ -38,12 +38,12 @@ impl Place {
         self.path("socket")
     }
 
-    /// A file store here.
+    /// Returns a file store in this directory.
     fn file_backend(&self) -> String {
         format!("kind = \"file\"\npath = \"{}\"", self.path("store").display())
     }
 
-    /// A cache with these settings over a backend, and a door on a unix socket.
+    /// Returns a cache with these settings over a backend, and a listener on a unix socket.
     fn configure(&self, objects: &str, backend: &str) -> String {
         let text = format!(
             "[process]\nverbosity = 1\n[objects]\n{objects}\n[objects.backend]\n{backend}\n[synapse]\n\
@@ -60,7 +60,7 @@ impl Place {
     }
 
     fn connect(&self) -> SynapseBlocker {
-        connect(&self.socket(), None).expect("a connection to the object door")
+        connect(&self.socket(), None).expect("a connection to the object listener")
     }
 }
 
@@ -79,7 +79,7 @@ fn content(number: usize) -> Vec<u8> {
     (0..OBJECT_BYTES).map(|index| (number * 31 + index) as u8).collect()
 }
 
-/// Writes objects, and says how durable the weakest acknowledgement was.
+/// Writes objects, and returns the weakest durability that was acknowledged.
 fn write(client: &SynapseBlocker, count: usize) -> Durability {
     let reply = |number| {
         let request = WriteRequest::new(object(number), 0, content(number));
@@ -96,10 +96,15 @@ fn assert_there(client: &SynapseBlocker, count: usize) {
     }
 }
 
-/// `stats objects`, as text has it.
-fn figures(server: &Server) -> Vec<String> {
+/// Returns `stats objects` in text.
+fn metrics(server: &Server) -> Vec<String> {
+    report(server, "stats objects")
+}
+
+/// Returns the lines of a report in text.
+fn report(server: &Server, command: &str) -> Vec<String> {
     let mut conn = server.connect();
-    conn.send(b"stats objects\r\n");
+    conn.send(format!("{command}\r\n").as_bytes());
     let mut lines = Vec::new();
     loop {
         let line = String::from_utf8_lossy(&conn.read_line()).into_owned();
@@ -111,13 +116,13 @@ fn figures(server: &Server) -> Vec<String> {
     }
 }
 
-fn figure(server: &Server, name: &str) -> u64 {
-    let lines = figures(server);
+fn metric(server: &Server, name: &str) -> u64 {
+    let lines = metrics(server);
     let value = lines.iter().find_map(|line| line.strip_prefix(&format!("STAT {name} "))?.parse().ok());
     value.unwrap_or_else(|| panic!("no {name} in\n{}", lines.join("\n")))
 }
 
-/// The files that hold objects, the record of the store's servers left out.
+/// Returns the files that hold objects, without the store's record of servers.
 fn stored(store: &Path) -> usize {
     let Ok(entries) = std::fs::read_dir(store) else { return 0 };
     let count = |entry: std::fs::DirEntry| {
@@ -143,7 +148,7 @@ fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
 
 const BACK: &str = "write = \"back\"\ndirty_age_ms_max = 86400000";
 
-/// Acknowledged from memory, nothing of it stored; then SIGTERM; then all of it is there.
+/// Acknowledged from memory, nothing of it stored; after SIGTERM all of it is stored.
 #[test]
 fn sigterm_stores_what_is_dirty() {
     if !is_cached() {
@@ -155,7 +160,7 @@ fn sigterm_stores_what_is_dirty() {
     let client = place.connect();
     assert_eq!(write(&client, 100), Durability::Cached);
     assert_eq!(stored(&place.path("store")), 0, "stored already: this would prove nothing");
-    assert!(figure(&server, "cache_dirty_bytes") >= 100 * OBJECT_BYTES as u64);
+    assert!(metric(&server, "cache_dirty_bytes") >= 100 * OBJECT_BYTES as u64);
     assert_there(&client, 100);
     server.signal(libc::SIGTERM);
     let status = server.wait_exit();
@@ -166,12 +171,12 @@ fn sigterm_stores_what_is_dirty() {
 
     let server = place.start(BACK, &backend);
     assert_there(&place.connect(), 100);
-    assert_eq!(figure(&server, "cache_dirty_bytes"), 0);
+    assert_eq!(metric(&server, "cache_dirty_bytes"), 0);
 }
 
-/// What has been flushed, or written through, needs no orderly end; what was only cached is gone with the process.
+/// Flushed or written-through data need no orderly end; data that were only cached are lost with the process.
 #[test]
-fn kill_takes_only_what_was_not_flushed() {
+fn kill_loses_only_unflushed_data() {
     if !is_cached() {
         return;
     }
@@ -196,7 +201,7 @@ fn kill_takes_only_what_was_not_flushed() {
         request.change.durability = Durability::Stored;
         let reply = block_on(client.write(request)).expect("a write");
         assert_eq!(reply.durability, Durability::Stored, "{policy}");
-        // Asked for no more, it is with the store all the same, and the kernel keeps it.
+        // Written through without a flush it is in the store all the same, and the kernel keeps it.
         write(&client, 10);
         server.signal(libc::SIGKILL);
         server.wait_exit();
@@ -205,7 +210,7 @@ fn kill_takes_only_what_was_not_flushed() {
     assert_there(&place.connect(), 10);
 }
 
-/// A cache over another server's door, whose store does not answer any more.
+/// A cache over another server whose store does not respond any more.
 fn cut_off(store: &Place, cache: &Place, flush_secs: u64) -> (Server, Server) {
     let behind = store.start("", &store.file_backend());
     let backend = format!("kind = \"synapse\"\naddress = \"unix:{}\"", store.socket().display());
@@ -217,9 +222,9 @@ fn cut_off(store: &Place, cache: &Place, flush_secs: u64) -> (Server, Server) {
     (behind, front)
 }
 
-/// At the end of its time it says what is lost, and the exit status does.
+/// When its time is over, the log and the exit status report what is lost.
 #[test]
-fn what_cannot_be_stored_is_told() {
+fn data_that_cannot_be_stored_are_reported() {
     if !is_cached() {
         return;
     }
@@ -239,10 +244,10 @@ fn what_cannot_be_stored_is_told() {
     assert!(behind.wait_exit().success());
 }
 
-/// Another writer has taken over, and what was acknowledged is gone: each flush that covers it says so, and so do the
-/// log and the exit status, however long ago it was.
+/// Another writer has taken over, and acknowledged data are lost: each flush that covers them reports it, and
+/// so do the log and the exit status, however long ago it was.
 #[test]
-fn what_another_writer_has_fenced_is_told() {
+fn data_fenced_by_another_writer_are_reported() {
     if !is_cached() {
         return;
     }
@@ -259,8 +264,14 @@ fn what_another_writer_has_fenced_is_told() {
         let flushed = block_on(client.flush(FlushRequest::new(scope.clone())));
         assert!(matches!(flushed, Err(Error::WritesLost(_))), "{scope:?}: {flushed:?}");
     }
-    assert_eq!((figure(&front, "cache_dirty_bytes"), figure(&front, "cache_lost_objects")), (0, 5));
-    assert!(figure(&front, "cache_lost_bytes_total") >= 5 * OBJECT_BYTES as u64);
+    assert_eq!((metric(&front, "cache_dirty_bytes"), metric(&front, "cache_lost_objects")), (0, 5));
+    assert!(metric(&front, "cache_lost_bytes_total") >= 5 * OBJECT_BYTES as u64);
+    let lost = report(&front, "stats objects_lost");
+    for number in 0..5 {
+        let start = format!("STAT vm/object.{number} ");
+        assert!(lost.iter().any(|line| line.starts_with(&start) && line.contains(" bytes in ")), "{lost:?}");
+    }
+    assert_eq!((lost.len(), lost[5].as_str()), (6, "END"));
     front.signal(libc::SIGTERM);
     let status = front.wait_exit();
     let log = front.log();
@@ -276,7 +287,7 @@ fn what_another_writer_has_fenced_is_told() {
     drop(behind);
 }
 
-/// Somebody who does not want to wait asks twice.
+/// An operator who does not want to wait sends a second signal.
 #[test]
 fn a_second_signal_forces_the_end() {
     if !is_cached() {
@@ -293,7 +304,7 @@ fn a_second_signal_forces_the_end() {
     behind.signal(libc::SIGCONT);
 }
 
-/// The store comes back in time: the end waits for it, and nothing is lost.
+/// The store returns in time: the end waits for it, and nothing is lost.
 #[test]
 fn the_end_waits_for_the_store() {
     if !is_cached() {
@@ -321,15 +332,15 @@ fn namespaces_have_their_own_policies() {
     let client = place.connect();
     assert_eq!(write(&client, 1), Durability::Cached);
     let other = ObjectId::new(Namespace::new("other").expect("it"), Name::new("x").expect("it"));
-    let dirty_bytes = figure(&server, "cache_dirty_bytes");
+    let dirty_bytes = metric(&server, "cache_dirty_bytes");
     assert!(dirty_bytes > 0 && stored(&place.path("store")) == 0);
     block_on(client.write(WriteRequest::new(other, 0, b"x"))).expect("a write");
-    assert_eq!((figure(&server, "cache_dirty_bytes"), stored(&place.path("store"))), (dirty_bytes, 1));
+    assert_eq!((metric(&server, "cache_dirty_bytes"), stored(&place.path("store"))), (dirty_bytes, 1));
 }
 
-/// One line, and no server.
+/// The start fails with one line.
 #[test]
-fn stores_and_doors_that_cannot_be_had() {
+fn a_store_or_listener_that_cannot_be_opened_stops_the_start() {
     if !is_cached() {
         return;
     }
@@ -350,15 +361,91 @@ fn stores_and_doors_that_cannot_be_had() {
     std::fs::write(&path, text).expect("it");
     let (status, text) = Start::new().args(&flag).run_to_exit();
     assert!(
-        text.starts_with(&format!("the object door: cannot listen to unix:{}", taken.display())),
+        text.starts_with(&format!("the object listener: cannot listen on unix:{}", taken.display())),
         "{text}"
     );
     assert_eq!((status.code(), text.trim_end().lines().count()), (Some(71), 1), "{text}");
 }
 
-/// Beyond this host only with a secret; with one, who does not know it is not let in.
+/// A cached that waits for its store, started without the harness, which would wait for it to listen.
+struct Waiting {
+    child: std::process::Child,
+    log: PathBuf,
+}
+
+impl Waiting {
+    fn start(front: &Place, store: &Place) -> Waiting {
+        let backend = format!("kind = \"synapse\"\naddress = \"unix:{}\"", store.socket().display());
+        let flag = front.configure("", &backend);
+        let log = front.path("log");
+        let file = std::fs::File::create(&log).expect("a file");
+        let mut command = std::process::Command::new(&Program::under_test().path);
+        command.arg(flag).arg(format!("-s{}", front.path("memcached").display()));
+        let child = command.stdout(std::process::Stdio::null()).stderr(file).spawn().expect("a process");
+        let waiting = Waiting { child, log };
+        waiting.until(|log| log.contains("waiting for the store of objects"));
+        waiting
+    }
+
+    fn until(&self, holds: impl Fn(&str) -> bool) {
+        let deadline = Instant::now() + DEADLINE;
+        loop {
+            let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+            if holds(&log) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{log}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn terminate(&mut self) -> std::process::ExitStatus {
+        // SAFETY: the child has not been waited for, so the id is still its own.
+        unsafe { libc::kill(self.child.id() as i32, libc::SIGTERM) };
+        self.child.wait().expect("a status")
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The start waits for a store that is away, logs that, and serves once the store is there.
 #[test]
-fn the_door_has_a_lock() {
+fn the_start_waits_for_a_store_that_is_away() {
+    if !is_cached() {
+        return;
+    }
+    let (front, store) = (Place::new(), Place::new());
+    let mut waiting = Waiting::start(&front, &store);
+    assert!(!front.socket().exists());
+    let _behind = store.start("", &store.file_backend());
+    waiting.until(|_| front.socket().exists());
+    let client = front.connect();
+    write(&client, 3);
+    assert_there(&client, 3);
+    drop(client);
+    assert!(waiting.terminate().success());
+}
+
+/// A signal ends the wait for a store, and that is no failure.
+#[test]
+fn a_signal_ends_the_wait_for_the_store() {
+    if !is_cached() {
+        return;
+    }
+    let (front, store) = (Place::new(), Place::new());
+    let mut waiting = Waiting::start(&front, &store);
+    let status = waiting.terminate();
+    assert!(status.success(), "{status}");
+}
+
+/// On other interfaces only with a secret; a client without the secret is refused.
+#[test]
+fn other_machines_need_a_secret() {
     if !is_cached() {
         return;
     }
@@ -393,7 +480,7 @@ fn the_door_has_a_lock() {
 }
 
 #[test]
-fn figures_and_memory_are_shown() {
+fn metrics_and_memory_are_shown() {
     if !is_cached() {
         return;
     }
@@ -401,22 +488,22 @@ fn figures_and_memory_are_shown() {
     let server = place.start("memory_bytes_max = \"64 MiB\"", "kind = \"memory\"\nbytes_max = \"32 MiB\"");
     let log = server.log();
     assert!(log.contains(&format!("objects on unix:{}", place.socket().display())), "{log}");
-    assert!(log.contains(" + objects ") && log.contains(" + object door "), "{log}");
+    assert!(log.contains(" + objects ") && log.contains(" + object listener "), "{log}");
     let client = place.connect();
     write(&client, 5);
-    // The first read of each may have to ask the store how long it is.
+    // The first read of each may have to request the length from the store.
     assert_there(&client, 5);
     assert_there(&client, 5);
-    assert!(figure(&server, "cache_objects") >= 5);
-    assert!(figure(&server, "cache_read_hits_total") >= 5);
-    assert!(figure(&server, "synapse_requests") >= 10);
-    // Without an object cache it is a name that memcached does not know either.
-    assert_eq!(figures(&Server::start("")), ["ERROR"]);
+    assert!(metric(&server, "cache_objects") >= 5);
+    assert!(metric(&server, "cache_read_hits_total") >= 5);
+    assert!(metric(&server, "synapse_requests_total") >= 10);
+    // Without an object cache the name is as unknown as in memcached.
+    assert_eq!(metrics(&Server::start("")), ["ERROR"]);
 }
 
-/// A cache without a door keeps nobody from starting, and says so.
+/// A cache without a listener does not keep the server from starting, and is logged.
 #[test]
-fn a_cache_without_a_door() {
+fn a_cache_without_a_listener_is_logged() {
     if !is_cached() {
         return;
     }
@@ -424,7 +511,7 @@ fn a_cache_without_a_door() {
     let path = place.path("cached.toml");
     std::fs::write(&path, format!("[objects.backend]\n{}\n", place.file_backend())).expect("it");
     let mut server = Server::start(&format!("--config={}", path.display()));
-    server.assert_serves("a start without a door");
+    server.assert_serves("a start without a listener");
     assert!(server.log().contains("objects on nowhere"), "{}", server.log());
     server.signal(libc::SIGTERM);
     assert!(server.wait_exit().success());

@@ -1,5 +1,6 @@
-//! The server with its objects on a real RADOS (`deploy/dev/ceph-dev`), behind its object door: what was stored is
-//! there after kill -9 and a new start, what was only cached is there after an orderly end.
+//! The server with its objects on a real RADOS (`deploy/dev/ceph-dev`), used through its object listener:
+//! stored data are present after kill -9 and a new start, data that were only cached are present after an
+//! orderly end.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,13 +15,13 @@ use cached_tests::program::{Flavour, Program};
 use cached_tests::server::Server;
 use synapse::{Address, ClientConfig, SynapseBlocker};
 
-/// A cluster that goes with this process.
+/// A cluster that ends with this process.
 struct Cluster {
     dir: PathBuf,
 }
 
 impl Cluster {
-    /// `None`, and a loud word, where Ceph is not installed.
+    /// Returns `None`, and prints a message, if Ceph is not installed.
     fn up(test: &str) -> Option<Self> {
         let missing =
             ["ceph-mon", "ceph-osd", "ceph", "rados"].into_iter().find(|it| find_program(it).is_none());
@@ -37,7 +38,7 @@ impl Cluster {
 
     fn dev(&self, command: &str, arguments: &[&str]) {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/dev/ceph-dev");
-        // Into a file: the daemons keep whatever the script was given open.
+        // Into a file: the daemons keep the descriptors that the script was given open.
         let log = self.dir.with_extension("log");
         let file = std::fs::File::options().create(true).append(true).open(&log).expect("a log file");
         let both = file.try_clone().expect("a log file");
@@ -64,7 +65,7 @@ impl Place {
         self.dir.path().join("socket")
     }
 
-    /// A write-back cache over the cluster that flushes when it is told to.
+    /// A write-back cache over the cluster that flushes on request only.
     fn start(&self, cluster: &Cluster, writer: &str) -> Server {
         let text = format!(
             "[objects]\nwrite = \"back\"\nwriter = \"{writer}\"\ndirty_age_ms_max = 86400000\n\
@@ -119,7 +120,7 @@ fn end(mut server: Server, signal: libc::c_int) -> std::process::ExitStatus {
 }
 
 #[test]
-fn what_was_stored_outlives_the_process() {
+fn stored_data_survive_the_process() {
     if Program::under_test().flavour != Flavour::Cached {
         return;
     }
@@ -137,7 +138,8 @@ fn what_was_stored_outlives_the_process() {
         end(server, libc::SIGKILL);
         drop(client);
 
-        // A new process, and as the only writer with a new epoch: all that was stored, and it goes on from there.
+        // A new process, with a new epoch as the only writer: everything that was stored, and it continues
+        // from there.
         let server = place.start(&cluster, writer);
         let client = place.connect();
         (0..5).for_each(|number| assert_there(&client, number));

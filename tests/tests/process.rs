@@ -1,5 +1,5 @@
-//! What a service manager and start scripts rely on: pid file, daemon, signals, sockets handed over, `sd_notify`, the file
-//! with the port, and listeners with a protocol of their own.
+//! The interface for service managers and start scripts: pid file, daemon, signals, inherited sockets,
+//! `sd_notify`, the file with the port, and listeners with a protocol of their own.
 
 use cached_tests::conn::Conn;
 use cached_tests::frame::{Request, op};
@@ -59,7 +59,7 @@ fn at(port: u16) -> Address {
     Address::Tcp(SocketAddr::from(([127, 0, 0, 1], port)))
 }
 
-/// `-d -P`: the parent leaves at once, the child serves and takes its file along at the end.
+/// `-d -P`: the parent exits at once, the child serves and removes its file at the end.
 #[test]
 fn daemon_and_pid_file() {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -84,7 +84,7 @@ fn daemon_and_pid_file() {
     assert!(!is_cached() || !socket.exists(), "the socket is left behind");
 }
 
-/// Without `-d` the file is written and left, as in memcached.
+/// Without `-d` the file is written and stays, as in memcached.
 #[test]
 fn pid_file_without_daemon() {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -116,9 +116,9 @@ fn signals() {
     server.assert_serves("SIGHUP and SIGPIPE");
 }
 
-/// What the service manager opened is listened on, and the command line's own addresses are not.
+/// The server listens on the service manager's sockets, and not on the command line's addresses.
 #[test]
-fn sockets_handed_over() {
+fn inherited_sockets_replace_the_addresses() {
     if !is_cached() {
         return;
     }
@@ -127,7 +127,7 @@ fn sockets_handed_over() {
     let tcp = TcpListener::bind("127.0.0.1:0").expect("a socket");
     let unix = UnixListener::bind(&unix_path).expect("a socket");
     let address = Address::Tcp(tcp.local_addr().expect("an address"));
-    // High numbers, so that neither is in the way of 3 and 4.
+    // High numbers, so that neither collides with 3 and 4.
     // SAFETY: duplicates of our own descriptors, closed with the process.
     let (first, second) = unsafe {
         (libc::fcntl(tcp.as_raw_fd(), libc::F_DUPFD, 100), libc::fcntl(unix.as_raw_fd(), libc::F_DUPFD, 100))
@@ -136,7 +136,7 @@ fn sockets_handed_over() {
     let unused = free_port();
     let mut command = command(&["-p", &unused.to_string(), "-l", "127.0.0.1"]);
     command.env("LISTEN_FDS", "2").env_remove("NOTIFY_SOCKET").stderr(Stdio::null());
-    // The variable names the very process, whose number is only known after the fork: a shell sets it.
+    // The variable names the process itself, whose number is only known after the fork: a shell sets it.
     let program = command.get_program().to_owned();
     let args: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
     let mut shell = Command::new("sh");
@@ -162,7 +162,7 @@ fn sockets_handed_over() {
 }
 
 #[test]
-fn the_service_manager_is_told() {
+fn the_service_manager_is_notified() {
     if !is_cached() {
         return;
     }
@@ -181,7 +181,7 @@ fn the_service_manager_is_told() {
     let note = hear();
     assert!(note.starts_with("READY=1\n"), "{note}");
     assert!(note.contains(&format!("MAINPID={}", started.0.id())), "{note}");
-    // Ready means that a client can connect at the first try.
+    // Ready means that a client can connect at the first attempt.
     Conn::open(&at(port.parse().expect("a port"))).expect("a connection").ask(b"mn\r\n", b"MN\r\n");
     // SAFETY: our own child, not waited for.
     unsafe { libc::kill(started.0.id() as i32, libc::SIGTERM) };
@@ -189,9 +189,9 @@ fn the_service_manager_is_told() {
     assert!(started.0.wait().expect("its end").success());
 }
 
-/// Test programs ask for any free port and read which one it was.
+/// Test programs request any free port and read its number from the file.
 #[test]
-fn the_file_with_the_port() {
+fn the_port_is_written_to_a_file() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let file = dir.path().join("ports");
     let child = command(&["-l", "127.0.0.1", "-p", "-1"]).env("MEMCACHED_PORT_FILENAME", &file).spawn();
@@ -203,7 +203,8 @@ fn the_file_with_the_port() {
 
 #[test]
 fn listeners_with_a_protocol_of_their_own() {
-    // memcached drops an `-l` whose text is part of an earlier one, and with it the one that is waited for.
+    // memcached drops an `-l` whose text is part of an earlier one, and with it the one that the test waits
+    // for.
     if !is_cached() {
         return;
     }
@@ -220,11 +221,11 @@ fn listeners_with_a_protocol_of_their_own() {
     conn.send(b"get a\r\nget a\r\nget a\r\nget a\r\n");
     conn.expect_closed("text to a binary listener");
     conn = connect(&at(text));
-    // No line feed is in this one.
+    // This one has no line feed.
     conn.send(&Request::new(op("VERSION").unwrap()).bytes());
     conn.send(b"\r\n");
     assert!(conn.read_line().starts_with(b"ERROR"), "binary to a text listener");
-    // The one without a word about it still takes both.
+    // The listener without a protocol still accepts both.
     server.connect().ask(b"mn\r\n", b"MN\r\n");
 }
 
@@ -239,7 +240,7 @@ fn ipv6() {
     connect(&Address::Tcp(format!("[::1]:{port}").parse().expect("an address"))).ask(b"mn\r\n", b"MN\r\n");
 }
 
-/// The socket is the user's that the server becomes, so that this user's clients may use it.
+/// The socket belongs to the user that the server becomes, so that this user's clients may use it.
 #[test]
 fn privileges_are_dropped() {
     // SAFETY: no preconditions.

@@ -1,11 +1,11 @@
-//! The history of memcached's security fixes as tests, one per row that concerns what is built, each with
-//! the server silent and with `-vv`.
+//! The history of memcached's security fixes as tests, one per row that concerns an implemented feature, each
+//! with a silent server and with `-vv`.
 //!
 //! Rows that are wire scripts (they are played with `-vv`, too):
 //!
 //! | row | script or test |
 //! |---|---|
-//! | CVE-2009-1255, -1494 | `stats.wire`, [`no_line_of_stats_tells_addresses`] |
+//! | CVE-2009-1255, -1494 | `stats.wire`, [`no_line_of_stats_shows_memory_addresses`] |
 //! | CVE-2009-2415 | `storage.wire` (lengths), `abuse_senders.rs` (memory) |
 //! | CVE-2010-1152, e8364b58b, 8b852b61f | `lines.wire`, `abuse_senders.rs` |
 //! | CVE-2011-4971, 229cf41be | `binary_broken.wire`, `abuse_senders.rs` |
@@ -47,7 +47,7 @@ fn with_and_without_log(test: impl Fn(&mut Server)) {
 }
 
 #[test]
-fn no_line_of_stats_tells_addresses() {
+fn no_line_of_stats_shows_memory_addresses() {
     with_and_without_log(|server| {
         let mut conn = server.connect();
         conn.ask(b"set k 0 0 1\r\nx\r\n", b"STORED\r\n");
@@ -66,7 +66,7 @@ fn no_line_of_stats_tells_addresses() {
     });
 }
 
-/// Keys longer than the body, with every operation code there is: status 0x81, then closed.
+/// Keys longer than the body, with every known operation code: status 0x81, then closed.
 #[test]
 fn keys_longer_than_the_body() {
     with_and_without_log(|server| {
@@ -99,7 +99,7 @@ fn extras_of_every_length() {
                 "SET" | "SETQ" | "ADD" | "ADDQ" | "REPLACE" | "REPLACEQ" => &[8],
                 "INCR" | "INCRQ" | "DECR" | "DECRQ" => &[20],
                 "TOUCH" | "GAT" | "GATQ" | "GATK" | "GATKQ" => &[4],
-                // A key is in the way, so no length is right.
+                // There is a key, so no length is right.
                 "FLUSH" | "FLUSHQ" | "NOOP" | "VERSION" | "QUIT" | "QUITQ" | "SASL_LIST" => &[],
                 _ => &[0],
             };
@@ -165,7 +165,7 @@ fn no_udp_by_default() {
     }
 }
 
-/// `stats conns` with a peer that has no name, over a path as long as a path can be.
+/// `stats conns` with a peer that has no name, over a path of the maximum length.
 #[test]
 fn stats_conns_over_a_long_unix_path() {
     const PATH_LEN: usize = 107;
@@ -210,7 +210,7 @@ fn every_flag_of_every_meta_command() {
                         request.extend(b"5\r\n");
                     }
                     conn.send(&request);
-                    // The word behind `me` comes back: the reply before it, of any kind, is complete.
+                    // The word after `me` is repeated: the reply before it, of any kind, is complete.
                     conn.send(b"mn\r\n");
                     let mut replies = 0;
                     while conn.read_line() != b"MN" {
@@ -265,7 +265,7 @@ fn all_scripts() -> Vec<Vec<u8>> {
     all
 }
 
-/// Every script once more with LF, and with CR, instead of CRLF: no reply is judged, the server lives on.
+/// Every script once more with LF, and with CR, instead of CRLF: no reply is checked, the server survives.
 #[test]
 fn scripts_with_bare_line_feeds() {
     with_and_without_log(|server| {
@@ -362,7 +362,7 @@ fn replace(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Requests that fail late must give back what they took: many of them, from several clients at once.
+/// Requests that fail late must free what they have taken: many of them, from several clients at once.
 #[test]
 fn long_opaques_leak_nothing() {
     const TIMES: usize = 50_000;
@@ -380,7 +380,7 @@ fn long_opaques_leak_nothing() {
             format!("md busy O{long}\r\n"),
             format!("ma busy O{long}\r\n"),
         ];
-        // Written by all before any is read to the end, so that they run beside each other.
+        // All are written before any is read to the end, so that they run beside each other.
         for (conn, request) in conns.iter_mut().zip(&requests) {
             conn.send(&request.as_bytes().repeat(times));
         }
@@ -409,7 +409,7 @@ fn flags_at_the_end_of_a_read() {
                 for end in ["\r\n", "\n"] {
                     let last = format!("{line}{end}");
                     let fill = read - last.len();
-                    // `mn` lines of four bytes; blanks make up for the rest.
+                    // `mn` lines of four bytes, filled up with blanks.
                     let mut sent = b"mn\r\n".repeat(fill / 4);
                     let rest = fill % 4;
                     sent.splice(2..2, std::iter::repeat_n(b' ', rest));
@@ -428,9 +428,9 @@ fn flags_at_the_end_of_a_read() {
     });
 }
 
-/// Nobody waits for ever: half a request and a half-closed connection end in a close.
+/// No connection waits for ever: half a request and a half-closed connection end in a close.
 #[test]
-fn half_closed_clients_are_let_go() {
+fn half_closed_connections_are_closed() {
     with_and_without_log(|server| {
         let requests: [&[u8]; 6] =
             [b"", b"get k", b"set k 0 0 10\r\nabc", b"ms k 10\r\nabc", b"\x80", b"\x80\x01\0\x01\x08\0"];

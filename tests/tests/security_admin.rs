@@ -6,7 +6,7 @@ use cached_tests::pattern::Captures;
 use cached_tests::server::Server;
 use std::time::Duration;
 
-/// 7eeac6e9a: a dump that nobody reads. Memory is bounded and others are served.
+/// 7eeac6e9a: a dump that the client does not read. Memory is bounded and other clients are served.
 #[test]
 fn an_unread_dump() {
     const TEST: &str = "an_unread_dump";
@@ -36,7 +36,7 @@ fn an_unread_dump() {
     server.assert_serves(TEST);
 }
 
-/// A dump that is read tells every key once.
+/// A dump that is read lists every key once.
 #[test]
 fn a_dump_tells_every_key() {
     const ITEMS: usize = 5_000;
@@ -81,9 +81,9 @@ fn a_watcher_and_a_failing_set() {
     println!("the watcher saw {} bytes", watcher.read_until_quiet(Duration::from_millis(300)).len());
 }
 
-/// e7793811f and others: watchers that come and go under load.
+/// e7793811f and others: watchers that connect and disconnect under load.
 #[test]
-fn watchers_come_and_go() {
+fn watchers_under_load() {
     let mut server = Server::start("");
     let mut conn = server.connect();
     for round in 0..100 {

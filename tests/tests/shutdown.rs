@@ -1,4 +1,4 @@
-//! Stopping: what was accepted is answered, whole; nobody can keep the server from ending.
+//! Shutdown: accepted requests are answered completely; no client can keep the server from ending.
 
 use cached_tests::program::Flavour;
 use cached_tests::server::{Address, Server, Start};
@@ -9,7 +9,7 @@ use std::time::Instant;
 
 const VALUE_LEN: usize = 10_000;
 
-/// memcached drops what is under way; what it does is no promise of ours.
+/// memcached drops requests in progress; its behaviour is no promise of `cached`.
 fn finishes_what_it_accepted(server: &Server) -> bool {
     server.flavour == Flavour::Cached
 }
@@ -27,7 +27,7 @@ fn a_signal_ends_an_idle_server() {
     }
 }
 
-/// A reader of replies that were not read when the signal came gets whole replies only, then the end.
+/// A client that reads its replies after the signal receives whole replies only, then the end.
 #[test]
 fn accepted_requests_are_answered() {
     for signal in [libc::SIGTERM, libc::SIGINT] {
@@ -54,7 +54,7 @@ fn accepted_requests_are_answered() {
 
 /// A client that never reads does not keep the server alive.
 #[test]
-fn a_client_that_never_reads_cannot_stop_the_stop() {
+fn a_client_that_never_reads_does_not_delay_the_end() {
     let mut server = Server::start("");
     let mut conn = server.connect();
     conn.ask(format!("set k 0 0 {VALUE_LEN}\r\n{}\r\n", "v".repeat(VALUE_LEN)).as_bytes(), b"STORED\r\n");
@@ -68,21 +68,21 @@ fn a_client_that_never_reads_cannot_stop_the_stop() {
     assert!(status.success(), "{status}");
 }
 
-/// Clients that send for as long as anyone takes it do not keep the server alive either.
+/// Clients that send for as long as the server reads do not keep the server alive either.
 #[test]
-fn clients_that_flood_cannot_stop_the_stop() {
+fn clients_that_flood_do_not_delay_the_end() {
     let mut server = Start::new().args("-t 1").start();
     let Address::Tcp(address) = server.address else { panic!("it listens on a port") };
     let flood = b"set k 0 0 100 noreply\r\n".iter().copied().chain([b'v'; 100]).chain(*b"\r\n");
     let flood: Vec<u8> = flood.collect::<Vec<u8>>().repeat(1000);
     let sent = AtomicUsize::new(0);
     std::thread::scope(|scope| {
-        // All are connected before the first sends: what one of them sends may bring the signal.
+        // All are connected before the first sends: the requests of one may bring the signal.
         let streams = [(); 2].map(|()| TcpStream::connect(address).expect("a connection"));
         for mut stream in streams {
             let (flood, sent) = (&flood, &sent);
             scope.spawn(move || {
-                // Until the server is gone.
+                // Until the server has ended.
                 while stream.write_all(flood).is_ok() {
                     sent.fetch_add(1, Ordering::Relaxed);
                 }
@@ -98,9 +98,9 @@ fn clients_that_flood_cannot_stop_the_stop() {
     });
 }
 
-/// Many clients work while the signal comes: every reply that comes is whole, and the server ends.
+/// Many clients work when the signal arrives: every reply is whole, and the server ends.
 #[test]
-fn a_stop_under_load() {
+fn replies_are_whole_when_the_server_ends_under_load() {
     let mut server = Server::start("");
     let stopping = AtomicBool::new(false);
     let (answered, running) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -138,7 +138,7 @@ fn a_stop_under_load() {
     assert!(status.success(), "{status}");
 }
 
-/// The unix socket is gone after a stop, and a new server takes its place.
+/// The unix socket is removed after the end, and a new server can use the path.
 #[test]
 fn a_unix_socket_can_be_taken_over() {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -149,23 +149,23 @@ fn a_unix_socket_can_be_taken_over() {
         server.signal(libc::SIGTERM);
         assert!(server.wait_exit().success());
     }
-    // One that was killed leaves its socket behind; the next one starts all the same.
+    // A killed server leaves its socket behind; the next one starts all the same.
     for _ in 0..2 {
         let server = Start::new().unix_at(&path).start();
         server.connect().ask(b"mn\r\n", b"MN\r\n");
     }
 }
 
-/// A new server takes the path over while the old one runs; the old one's end takes nothing of the new one's along.
+/// A new server takes over the path while the old one runs; the old one's end removes nothing of the new one.
 #[test]
-fn a_socket_that_was_taken_over_stays() {
+fn the_socket_of_a_new_server_stays() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("cached.sock");
     let mut old = Start::new().unix_at(&path).start();
     old.connect().ask(b"set who 0 0 3\r\nold\r\n", b"STORED\r\n");
     let inode = || std::fs::metadata(&path).map(|found| std::os::unix::fs::MetadataExt::ino(&found)).ok();
     let before = inode();
-    // It listens on the path already, so only a new file says that the new server does.
+    // It listens on the path already, so only a new file shows that the new server does.
     let mut new = Start::new().unix_at(&path).start();
     let deadline = Instant::now() + cached_tests::server::START_STOP_DEADLINE;
     while inode() == before || inode().is_none() {

@@ -1,12 +1,12 @@
-//! The start: options that cannot be, what `-V` says, the unix socket's mode, a port that is taken.
+//! The start: invalid options, the output of `-V`, the unix socket's mode, a port that is in use.
 
 use cached_tests::program::Flavour;
 use cached_tests::server::{Server, Start};
 use std::os::unix::fs::PermissionsExt;
 
-/// Wrong options end the start with a word about them, not with a panic.
+/// Invalid options end the start with a message, not with a panic.
 #[test]
-fn wrong_options() {
+fn invalid_options_end_the_start() {
     for (args, word) in [
         ("-I 1000", "Item max size cannot be less than 1024 bytes."),
         ("-I 40m -m 64", "Cannot set item size limit higher than 1/2 of memory max."),
@@ -36,7 +36,7 @@ fn version_and_help() {
 }
 
 #[test]
-fn a_port_that_is_taken() {
+fn a_port_in_use_ends_the_start() {
     let mut first = Server::start("");
     let (status, text) = Start::new().args(&format!("-l 127.0.0.1 -p {}", first.port())).run_to_exit();
     assert!(!status.success() && text.contains("in use"), "{status}: {text}");
@@ -55,9 +55,9 @@ fn the_mode_of_the_unix_socket() {
     }
 }
 
-/// What the first lines of a start promise to a newcomer.
+/// The lines that the start prints for a new user.
 #[test]
-fn the_start_says_what_it_serves() {
+fn the_start_prints_what_it_serves() {
     let server = Server::start("");
     if server.flavour == Flavour::Cached {
         let log = server.log();

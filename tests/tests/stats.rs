@@ -1,11 +1,11 @@
-//! Plain `stats`, in text and binary: memcached's names, in its order, and numbers that count.
+//! Plain `stats`, in text and binary: memcached's names, in its order, and correct counts.
 
 use cached_tests::conn::Conn;
 use cached_tests::frame::{Request, op};
 use cached_tests::program::Flavour;
 use cached_tests::server::Server;
 
-/// Names of plain `stats`, in order.
+/// The names of plain `stats`, in order.
 const NAMES: &str = "pid uptime time version libevent pointer_size rusage_user rusage_system max_connections \
     curr_connections total_connections rejected_connections connection_structures response_obj_oom \
     response_obj_count response_obj_bytes read_buf_count read_buf_bytes read_buf_bytes_free read_buf_oom \
@@ -50,7 +50,7 @@ fn names_and_order_in_binary() {
 }
 
 #[test]
-fn numbers_count() {
+fn counts_are_correct() {
     let server = Server::start("-m 100 -c 500 -t 3");
     let mut conn = server.connect();
     conn.ask(b"set a 0 0 10\r\n0123456789\r\n", b"STORED\r\n");
@@ -111,7 +111,7 @@ fn reset_sets_counters_to_zero() {
     assert_eq!(server.stat("curr_items"), 1, "what is a state and not a counter stays");
 }
 
-/// `stats settings` names, in order; lines of other builds (`ssl_*`, `ext_*`) may come and go.
+/// The names of `stats settings`, in order; lines of other builds (`ssl_*`, `ext_*`) may be present or not.
 #[test]
 fn settings_names_and_order() {
     const SETTINGS: &str = "maxbytes maxconns tcpport udpport inter verbosity oldest evictions domain_socket umask \

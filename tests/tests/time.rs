@@ -1,11 +1,12 @@
-//! What needs seconds to pass: items that expire, a flush that comes later. Nothing is slept for: the tests
-//! ask again until it has happened, with a deadline, and check that it did not happen too early.
+//! Events that need seconds to pass: items that expire, a flush with a delay. Nothing sleeps for them: the
+//! tests repeat a request until the event has happened, with a deadline, and check that it did not happen too
+//! early.
 
 use cached_tests::conn::Conn;
 use cached_tests::server::Server;
 use std::time::{Duration, Instant};
 
-/// How long something due in a few seconds may take on a busy machine.
+/// How long an event that is due in a few seconds may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 #[test]
@@ -62,7 +63,7 @@ fn a_delayed_flush_comes_later() {
     let gone = wait_for_miss(&mut conn, "k", start);
     println!("flush_all 3 took effect after {gone:?}");
     assert!(gone >= Duration::from_millis(900), "flushed after {gone:?}");
-    // What is stored within the second of the flush may go with it; after that second it stays.
+    // Items stored within the second of the flush may be flushed; after that second they stay.
     loop {
         conn.ask(b"set k 0 0 1\r\ny\r\n", b"STORED\r\n");
         conn.send(b"mg k v\r\n");
@@ -74,7 +75,7 @@ fn a_delayed_flush_comes_later() {
     }
 }
 
-/// Asks until the key is gone; returns how long that took from `start`.
+/// Repeats a request until the key is absent; returns how long that took from `start`.
 fn wait_for_miss(conn: &mut Conn, key: &str, start: Instant) -> Duration {
     loop {
         conn.send(format!("get {key}\r\n").as_bytes());

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// The program, or nothing after a loud skip.
+/// Returns the program, or prints that the test is skipped.
 fn tool(test: &str, name: &str) -> Option<Command> {
     let path = outside::find_program(name);
     if path.is_none() {
@@ -16,7 +16,7 @@ fn tool(test: &str, name: &str) -> Option<Command> {
     path.map(Command::new)
 }
 
-/// The names of memccapable's cases that did not pass, and how many there are in all.
+/// Returns the names of memccapable's cases that did not pass, and the number of all cases.
 fn memccapable(command: &mut Command, protocol: &str, flag: &str) -> (Vec<String>, usize) {
     let server = Server::start("");
     command.args(["-h", "127.0.0.1", "-p", &server.port().to_string(), flag]);

@@ -1,11 +1,10 @@
 //! Replays the recorded replies of memcached 1.6.45: 157 raw inputs, each on a fresh connection, in order, on
-//! one server, as they were recorded (later inputs meet the items that earlier ones left).
+//! one server, as they were recorded (later inputs find the items that earlier ones left).
 //!
-//! The file is measured data beside the repository and is not part of it; without it the test is skipped.
+//! `vectors/README.md` describes the file.
 
 use cached_tests::bytes::{from_base64, from_hex, show};
 use cached_tests::conn::Conn;
-use cached_tests::outside;
 use cached_tests::pattern::{Captures, Pattern, Piece};
 use cached_tests::program::{Flavour, repository};
 use cached_tests::server::Server;
@@ -13,17 +12,17 @@ use serde::Deserialize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-/// How long nothing more may come after a complete reply; waited once, for all connections together.
+/// How long a connection must stay silent after a complete reply; waited once, for all connections together.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// Inputs whose reply differs on purpose, with the name in `DIFFERENCES.md` and the reply of ours.
+/// Inputs whose reply differs on purpose, with the name in `DIFFERENCES.md` and the reply of `cached`.
 const DIFFERENT: &[(&str, &str, &[u8])] =
     &[("T get 251b key", "stray-crlf", b"CLIENT_ERROR bad command line format\r\n")];
 
-/// What has to be there before an input: the recording server had it from earlier, unrecorded requests.
+/// Items that must exist before an input: the recording server had them from earlier, unrecorded requests.
 const BEFORE: &[(&str, &[u8])] = &[("M ms append miss", b"set av 0 0 1\r\nx\r\n")];
 
-/// Goes on talking by itself after its reply.
+/// Continues to send after its reply.
 const WATCH: &str = "T watch";
 
 #[derive(Deserialize)]
@@ -56,11 +55,8 @@ impl Vector {
 
 #[test]
 fn recorded_replies() {
-    let file = repository().join("../shared/vectors/memcached-1.6.45.json");
-    let Ok(text) = std::fs::read_to_string(&file) else {
-        outside::skip("recorded_replies", "the recorded vectors are not beside the repository");
-        return;
-    };
+    let file = repository().join("tests/vectors/memcached-1.6.45.json");
+    let text = std::fs::read_to_string(&file).expect("the recorded vectors");
     let vectors: Vec<Vector> = serde_json::from_str(&text).expect("the vectors");
     let mut server = Server::start("");
     let mut failed = Vec::new();
@@ -84,7 +80,7 @@ fn recorded_replies() {
             Err(_) => failed.push(vector.name.clone()),
         }
     }
-    // One silence for all: nothing may follow a reply, and only what was closed there is closed here.
+    // One silence for all: nothing may follow a reply, and exactly the recorded connections are closed.
     let mut quiet = QUIET;
     for (vector, conn) in &mut played {
         let rest = conn.read_until_quiet(quiet);
@@ -100,7 +96,7 @@ fn recorded_replies() {
     server.assert_serves("the recorded inputs");
 }
 
-/// Text as recorded, but for the version and for CAS values that no `E` flag set.
+/// Returns the pattern of a recorded text reply; the version and CAS values that no `E` flag set may vary.
 fn text_pattern(recorded: &[u8], sent: &[u8]) -> Pattern {
     let sets_cas = sent.windows(2).any(|pair| pair == b" E") && sent.starts_with(b"m")
         || sent.windows(3).any(|three| three == b" E5" || three == b" E3" || three == b" E7");
@@ -125,7 +121,7 @@ fn text_pattern(recorded: &[u8], sent: &[u8]) -> Pattern {
     Pattern(joined(pieces))
 }
 
-/// A meta reply line: `c<digits>` may be any number, `t<digits>` some seconds less.
+/// Appends the pattern of a meta reply line: `c<digits>` may be any number, `t<digits>` some seconds less.
 fn meta_line(pieces: &mut Vec<Piece>, line: &[u8]) {
     let text = String::from_utf8_lossy(line);
     let body = text.trim_end_matches("\r\n");
@@ -150,7 +146,7 @@ fn meta_line(pieces: &mut Vec<Piece>, line: &[u8]) {
     pieces.push(Piece::Literal(b"\r\n".to_vec()));
 }
 
-/// Frames as recorded, but for CAS values, which only have to be there, and the version.
+/// Returns the pattern of recorded frames; the version may vary, and a CAS value must be present or not.
 fn frames_pattern(recorded: &[u8]) -> Pattern {
     const VERSION: u8 = 0x0b;
     let mut pieces = Vec::new();
@@ -164,7 +160,7 @@ fn frames_pattern(recorded: &[u8]) -> Pattern {
             _ => pieces.push(Piece::Cas(None)),
         }
         if head[1] == VERSION && body.starts_with(b"1.6.") {
-            // The length is pinned by the header: a version of two digits, as 1.6.45 itself.
+            // The header contains the length: a version with two digits, as 1.6.45 itself.
             pieces.push(Piece::Literal(b"1.6.".to_vec()));
             pieces.extend(std::iter::repeat_n(Piece::Digit, body.len() - 4));
         } else {

@@ -1,10 +1,10 @@
-//! `watch`: what watchers are told, in memcached's words, and that nobody waits for one that does not read.
+//! `watch`: event lines in memcached's format, and no client waits for a watcher that does not read.
 
 use cached_tests::conn::Conn;
 use cached_tests::server::Server;
 use std::time::{Duration, Instant};
 
-/// One line, without its time.
+/// Reads one line and removes its time.
 fn event(watcher: &mut Conn) -> String {
     let line = String::from_utf8_lossy(&watcher.read_line()).into_owned();
     let (head, rest) = line.split_once(" type=").unwrap_or_else(|| panic!("no event: {line}"));
@@ -16,7 +16,7 @@ fn event(watcher: &mut Conn) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-/// A watcher of these kinds.
+/// Returns a watcher of these kinds.
 fn watch(server: &Server, kinds: &str) -> Conn {
     let mut watcher = server.connect();
     watcher.ask(format!("watch {kinds}\r\n").as_bytes(), b"OK\r\n");
@@ -66,7 +66,7 @@ fn fetchers_are_the_default() {
 }
 
 #[test]
-fn connections_that_come_and_go() {
+fn connection_events() {
     let server = Server::start("");
     let mut watcher = watch(&server, "connevents");
     let mut conn = server.connect();
@@ -94,7 +94,8 @@ fn evictions() {
     assert!(line.ends_with("size=50000"), "{line}");
 }
 
-/// A watcher that does not read costs the others nothing; what it missed is counted, and it is told so.
+/// A watcher that does not read costs the others nothing; skipped lines are counted, and the watcher receives
+/// their number.
 #[test]
 fn a_watcher_that_does_not_read() {
     let mut server = Server::start("-o watcher_logbuf_size=8,worker_logbuf_size=8");
@@ -112,7 +113,7 @@ fn a_watcher_that_does_not_read() {
     server.assert_serves("a watcher that does not read");
     assert_eq!(server.stat("log_watchers"), 1);
     assert!(server.stat("log_worker_written") > 0);
-    // Once it reads, there is room again, and the next line comes with a word about the lost ones.
+    // Once it reads, there is room again, and the next line follows the number of skipped ones.
     let asker = std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             loop {
@@ -132,7 +133,7 @@ fn a_watcher_that_does_not_read() {
 }
 
 #[test]
-fn what_cannot_be_watched() {
+fn invalid_watch_commands_are_refused() {
     let server = Server::start("");
     server.connect().ask(b"watch bogus\r\n", b"ERROR\r\n");
     let refused = b"END\r\nERROR cannot pipeline other commands before watch\r\n";
@@ -149,7 +150,7 @@ fn what_cannot_be_watched() {
     forbidden.connect().ask(b"watch\r\n", b"CLIENT_ERROR watch commands not allowed\r\n");
 }
 
-/// Watchers come and go while lines are in flight.
+/// Watchers connect and disconnect while lines are in flight.
 #[test]
 fn watchers_under_load() {
     let mut server = Server::start("-t 2");

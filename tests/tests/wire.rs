@@ -1,4 +1,4 @@
-//! Plays every wire script in `wire/`: what memcached 1.6.45 answers, byte by byte.
+//! Plays every wire script in `wire/`: the replies of memcached 1.6.45, byte by byte.
 
 use cached_tests::differences;
 use cached_tests::play::play_all;
@@ -6,7 +6,7 @@ use cached_tests::script::{Case, parse};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-/// One test per script, so that they run beside each other.
+/// One test for each script, so that they run beside each other.
 macro_rules! scripts {
     ($($name:ident),+ $(,)?) => {
         const SCRIPTS: &[&str] = &[$(stringify!($name)),+];

@@ -88,7 +88,8 @@ impl Drop for Flight {
     fn drop(&mut self) {
         let iterator = self.landing.get_mut().iterator.0;
         if !iterator.is_null() {
-            // SAFETY: librados made it for this read and nobody has ended it; `attributes` nulls what it ends.
+            // SAFETY: librados made it for this read and it has not been ended; `attributes` nulls what it
+            // ends.
             unsafe { (self.ioctx.api().getxattrs_end)(iterator) };
         }
     }
@@ -190,7 +191,7 @@ impl Limits {
         }
     }
 
-    /// Tells whoever watches `object`, and waits until they have acknowledged or the time is over.
+    /// Notifies the watchers of `object`, and waits until they have acknowledged or the time is over.
     pub(crate) async fn notify(
         &self,
         ioctx: &Arc<IoCtx>,
@@ -275,7 +276,7 @@ impl Flight {
         let landing = self.landing.get();
         let flags = if op.ordered { ORDER_READS_WRITES } else { 0 };
         // SAFETY: the steps' places lie in the landing, which librados's count of the flight keeps alive at
-        // its address until the operation has ended; nobody else looks at it until then. The buffer has room
+        // its address until the operation has ended; no other thread reads it until then. The buffer has room
         // for what is asked. Names and values are copied.
         unsafe {
             let raw = (api.create_read_op)();
@@ -326,13 +327,14 @@ impl Flight {
         if outcome.code < 0 {
             return Found::default();
         }
-        // SAFETY: the operation has ended, so librados is done with the landing; the only other one who
+        // SAFETY: the operation has ended, so librados is done with the landing; the only other one that
         // looks at it is `drop`.
         let landing = unsafe { &mut *self.landing.get() };
         let mut data = std::mem::take(&mut landing.buffer);
         if op.range.1 > 0 && landing.read_code >= 0 {
             let len = landing.read_bytes.min(data.capacity());
-            // SAFETY: librados has written so many bytes, from the buffer's start, within its capacity.
+            // SAFETY: librados has written this number of bytes, from the buffer's start, within its
+            // capacity.
             unsafe { data.set_len(len) };
         }
         let attributes = if op.attributes { self.attributes(landing) } else { Vec::new() };
@@ -358,7 +360,7 @@ impl Flight {
             let value = if value.is_null() || len == 0 {
                 Vec::new()
             } else {
-                // SAFETY: librados gives so many bytes, which live until the iterator is ended.
+                // SAFETY: librados gives this number of bytes, which live until the iterator is ended.
                 unsafe { std::slice::from_raw_parts(value.cast::<u8>(), len) }.to_vec()
             };
             all.push((name, value));
@@ -385,8 +387,8 @@ unsafe extern "C" fn completed(completion: Handle, arg: *mut c_void) {
     stats.ended.fetch_add(1, Ordering::Relaxed);
     if outcome.code == errno::TIMEDOUT {
         stats.timed_out.fetch_add(1, Ordering::Relaxed);
-        if let Some(tell) = flight.on_timeout.lock().take() {
-            tell();
+        if let Some(notify) = flight.on_timeout.lock().take() {
+            notify();
         }
     }
     drop(flight.permits.lock().take());

@@ -58,7 +58,7 @@ pub(crate) enum Head {
     Ghost { gate: u64 },
     /// An object.
     Live { size_bytes: u64, gate: u64 },
-    /// An object that another program has made, so long as RADOS says.
+    /// An object that another program has made, with the size that RADOS reports.
     Foreign { size_bytes: u64 },
 }
 

@@ -26,7 +26,7 @@ use crate::op::{ReadOp, WriteOp};
 use crate::view::View;
 
 /// How often a change is prepared anew because others changed the object at the same time. Each of them
-/// means that someone's change was applied.
+/// means that a change of another client was applied.
 const TRIES: u32 = 200;
 
 /// What is to be done with an object.
@@ -157,7 +157,7 @@ fn with_bytes<R>(data: &Segments, use_them: impl FnOnce(&[u8]) -> R) -> R {
     }
 }
 
-/// Whether a change has been handed to the store, for whoever stops waiting.
+/// Whether a change has been sent to the store, for a caller that stops waiting.
 #[derive(Clone, Default)]
 pub(crate) struct Begun(Arc<AtomicBool>);
 

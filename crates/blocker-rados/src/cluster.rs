@@ -2,8 +2,8 @@
 //!
 //! Handles outlive every operation that was begun on them, because each operation holds its own count. The
 //! last count may be given back on one of librados's own threads, where nothing of librados may be torn down:
-//! a handle that is done with is only put aside, and the connection is closed on a thread of its own. A process
-//! that ends waits for such threads: librados does not bear its statics going away under it.
+//! a handle that is done with is only put aside, and the connection is closed on a thread of its own. A
+//! process that ends waits for such threads: librados does not bear its statics going away under it.
 
 use std::ffi::{CStr, CString, c_char};
 use std::sync::{Arc, Once};
@@ -28,9 +28,9 @@ unsafe impl Sync for Shared {}
 pub(crate) struct Cluster {
     pub(crate) api: Arc<Api>,
     handle: Shared,
-    /// Handles that nobody uses any more.
+    /// Handles that are no longer used.
     retired: Mutex<Vec<Shared>>,
-    /// Told when the connection has been closed.
+    /// Set when the connection has been closed.
     closed: Arc<Closed>,
 }
 
@@ -43,10 +43,10 @@ pub(crate) struct Closed {
 
 impl Closed {
     /// Waits until the connection is closed, at most so long. Whether it is.
-    pub(crate) fn wait(&self, patience: Duration) -> bool {
+    pub(crate) fn wait(&self, timeout: Duration) -> bool {
         let mut done = self.done.lock();
         if !*done {
-            self.changed.wait_for(&mut done, patience);
+            self.changed.wait_for(&mut done, timeout);
         }
         *done
     }
@@ -79,10 +79,10 @@ fn c_string(what: &str, text: &str) -> Result<CString> {
 }
 
 impl Cluster {
-    /// Connects. Blocks for as long as the configuration says.
+    /// Connects. Blocks for at most the time that the configuration gives.
     ///
     /// # Errors
-    /// One line that says what is missing: the library, the configuration file, the keyring, the monitor.
+    /// One line that names what is missing: the library, the configuration file, the keyring, the monitor.
     pub(crate) fn connect(config: &RadosConfig) -> Result<Arc<Self>> {
         let api = Arc::new(Api::load()?);
         wait_at_exit();
@@ -145,7 +145,7 @@ impl Cluster {
     /// Whether the map that is known here has the pool. Does not block.
     pub(crate) fn has_pool(&self, pool: i64) -> bool {
         let mut name = [0_u8; 256];
-        // SAFETY: the buffer is as long as is said.
+        // SAFETY: the buffer has the length that is passed.
         let found = unsafe {
             (self.api.pool_reverse_lookup)(
                 self.handle.0,
@@ -180,7 +180,7 @@ impl Cluster {
                 Error::Retryable(describe(made).into())
             });
         }
-        // SAFETY: nobody else knows the handle yet; the string is copied.
+        // SAFETY: no other thread knows the handle yet; the string is copied.
         unsafe { (self.api.ioctx_set_namespace)(handle, namespace.as_ptr()) };
         Ok(Arc::new(IoCtx { cluster: Arc::clone(self), handle: Shared(handle), pool }))
     }
@@ -213,7 +213,7 @@ impl Drop for Cluster {
                 // SAFETY: as in `bury`.
                 unsafe { (api.ioctx_destroy)(each.0) };
             }
-            // SAFETY: every operation holds a count of the cluster, so none is under way and nobody has
+            // SAFETY: every operation holds a count of the cluster, so none is under way and no thread has
             // the handle any more.
             unsafe { (api.shutdown)(handle.0) };
             *closed.done.lock() = true;

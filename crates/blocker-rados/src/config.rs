@@ -16,7 +16,7 @@ pub struct RadosConfig {
     pub conf_file: Option<PathBuf>,
     /// The user without `client.`.
     pub user: String,
-    /// The file with the user's key. None: what the configuration file says.
+    /// The file with the user's key. `None`: the one of the configuration file.
     pub keyring: Option<PathBuf>,
     /// Under which RADOS namespace everything lies, at most 50 characters, without `/` and `%`; empty:
     /// each namespace has a RADOS namespace of its own name.
@@ -36,7 +36,8 @@ pub struct RadosConfig {
     pub bytes_in_flight_max: u64,
     /// How many objects' heads are remembered between changes, at about 150 bytes each.
     pub heads_remembered_max: usize,
-    /// Hear of claims and invalidations that other clients make (a RADOS watch), and tell them of ours.
+    /// Whether to receive the claims and invalidations of other clients (a RADOS watch), and send them this
+    /// store's.
     pub watch: bool,
     /// Settings handed to librados as they are.
     pub librados: Vec<(String, String)>,
@@ -77,7 +78,7 @@ impl RadosConfig {
         ("ops_in_flight_max", "COUNT", "operations under way at once"),
         ("bytes_in_flight_max", "BYTES", "payload under way at once"),
         ("heads_remembered_max", "COUNT", "objects remembered between changes"),
-        ("watch", "true|false", "hear of other clients' claims and invalidations"),
+        ("watch", "true|false", "receive other clients' claims and invalidations"),
         ("librados.KEY", "VALUE", "any setting of librados"),
     ];
 
@@ -127,14 +128,14 @@ impl RadosConfig {
     }
 
     /// How long an operation waits for an OSD until the monitors are asked where that is now.
-    fn map_patience(&self) -> Duration {
+    fn map_timeout(&self) -> Duration {
         const LONGEST: Duration = Duration::from_secs(3);
         // In whole seconds: librados takes no less.
         let some = Duration::from_secs(self.op_timeout.as_secs() / 3).max(Duration::from_secs(1));
         if self.op_timeout.is_zero() { LONGEST } else { some.min(LONGEST) }
     }
 
-    /// What librados is told.
+    /// Returns the settings of librados.
     pub(crate) fn options(&self) -> Vec<(String, String)> {
         let seconds = |time: Duration| time.as_secs_f64().to_string();
         let mut options: Vec<(String, String)> = [
@@ -144,12 +145,12 @@ impl RadosConfig {
             // Its own throttle blocks the caller's thread; ours comes first.
             ("objecter_inflight_ops", (u64::from(self.ops_in_flight_max) * 2).to_string()),
             ("objecter_inflight_op_bytes", (self.bytes_in_flight_max * 2).to_string()),
-            // An OSD that restarts before the monitors have missed it: librados asks for the next map once, and
-            // if that is about something else, asks again only for an operation older than this, which must
-            // come before the operation fails.
+            // An OSD that restarts before the monitors have missed it: librados asks for the next map once,
+            // and if that is about something else, asks again only for an operation older than this, which
+            // must come before the operation fails.
             ("objecter_tick_interval", "1".into()),
-            ("objecter_timeout", seconds(self.map_patience())),
-            // An error is told by whoever called, once.
+            ("objecter_timeout", seconds(self.map_timeout())),
+            // The caller reports an error, once.
             ("log_to_stderr", "false".into()),
             ("err_to_stderr", "false".into()),
         ]
@@ -238,7 +239,7 @@ mod tests {
                 "{op_timeout_secs}: {options:?}"
             );
         }
-        // What the operator says of it comes last, and holds.
+        // The operator's own settings come last, and take precedence.
         let config: RadosConfig = "vm,librados.objecter_timeout=60".parse().unwrap();
         assert_eq!(config.options().last(), Some(&("objecter_timeout".into(), "60".into())));
     }

@@ -1,31 +1,33 @@
-//! What all operations share: the pool as it is now, the handle of a namespace, what an error number means,
-//! and how the store is.
+//! What all operations share: the current pool, the handle of a namespace, the meaning of error numbers, and
+//! the state of the store.
 
-use std::collections::HashMap;
 use std::ffi::CStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use blocker::event::{Event, EventHub};
 use blocker::{Clock, Error, Name, Namespace, ObjectId, Result, Version};
-use parking_lot::{Mutex, RwLock};
+use dashmap::DashMap;
+use foldhash::fast::RandomState;
+use parking_lot::RwLock;
 
 use crate::aio::{Limits, Outcome};
 use crate::cluster::{Cluster, IoCtx, describe};
 use crate::config::RadosConfig;
 use crate::ffi::errno;
-use crate::layout::Layout;
+use crate::layout::{EVENTS, Layout};
 use crate::op::{ReadOp, WriteOp};
 use crate::view::{Objects, View};
-use crate::watch::Watch;
+use crate::watch::{NOTIFY_TIMEOUT_MS, Watch, encode};
 use crate::worker::Worker;
 
-/// How many namespaces have a handle at once.
+/// The number of namespaces with a handle at which all handles are dropped. Threads that open handles at the
+/// same moment may exceed it by one each.
 const SPACES_MAX: usize = 4096;
-/// How many bits of a version are RADOS's own; the others say which pool.
+/// The number of bits of a version that are RADOS's own; the others are the pool.
 const VERSION_BITS: u32 = 48;
 
-/// The store behind its face.
+/// What the handle of a store and its calls under way share.
 pub(crate) struct Core {
     pub(crate) config: RadosConfig,
     pub(crate) layout: Layout,
@@ -35,7 +37,7 @@ pub(crate) struct Core {
     pub(crate) events: Arc<EventHub>,
     pub(crate) worker: Worker,
     pub(crate) watch: Watch,
-    /// Different for each store that is open: tells our own news from others'.
+    /// Different for each open store: distinguishes its own events from those of others.
     pub(crate) mark: u64,
     pool: RwLock<Arc<Pool>>,
     is_full: AtomicBool,
@@ -50,7 +52,8 @@ pub(crate) struct Pool {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) number: i64,
     pub(crate) root: Arc<Space>,
-    spaces: Mutex<HashMap<Namespace, Arc<Space>>>,
+    /// Read by every operation, written once for each namespace.
+    spaces: DashMap<Namespace, Arc<Space>, RandomState>,
 }
 
 /// A RADOS namespace.
@@ -65,7 +68,7 @@ impl Pool {
         let number = cluster.find_pool(&config.pool)?;
         let ioctx = cluster.open(number, &layout.root())?;
         let root = Arc::new(Space { ioctx, is_named: true.into() });
-        Ok(Arc::new(Self { cluster: Arc::clone(cluster), number, root, spaces: Mutex::default() }))
+        Ok(Arc::new(Self { cluster: Arc::clone(cluster), number, root, spaces: DashMap::default() }))
     }
 }
 
@@ -97,12 +100,42 @@ impl Core {
             config,
         });
         if core.config.watch {
-            core.watch.begin(&core, &core.pool())?;
+            core.begin_watch(&core.pool())?;
         }
         Ok(core)
     }
 
-    /// Answers no call from now on. What is under way goes on.
+    /// Begins to receive the events of other clients; ends an earlier watch. Blocks.
+    fn begin_watch(self: &Arc<Self>, pool: &Arc<Pool>) -> Result<()> {
+        let name = self.layout.internal(EVENTS);
+        let op = WriteOp::new(&pool.cluster.api).create();
+        let made = blocker::executor::block_on(Box::pin(self.change_own(&pool.root, &name, op)));
+        if made.code < 0 && made.code != errno::EXIST {
+            return Err(self.failed_read(&pool.root, made.code));
+        }
+        let core = Arc::downgrade(self);
+        let begin_again = move || {
+            let Some(core) = core.upgrade() else { return };
+            let again = Arc::clone(&core);
+            // Not here: ending a watch waits for its callbacks. If the queue is full, subscribers have been
+            // notified.
+            let _ = core.worker.run(Box::new(move || drop(again.begin_watch(&again.pool()))));
+        };
+        self.watch.begin(&pool.root.ioctx, name, &self.events, self.mark, begin_again)
+    }
+
+    /// Sends an event to other clients. Events are hints: what cannot be sent is lost.
+    pub(crate) async fn notify_others(self: &Arc<Self>, event: &Event) {
+        if !self.config.watch {
+            return;
+        }
+        let Some(message) = encode(event, self.mark) else { return };
+        let pool = self.pool();
+        let name = self.layout.internal(EVENTS);
+        self.limits.notify(&pool.root.ioctx, &name, &message, NOTIFY_TIMEOUT_MS).await;
+    }
+
+    /// Answers no call from now on. What is under way continues.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         self.watch.end();
@@ -118,12 +151,10 @@ impl Core {
             return Err(Error::Denied("the store was closed".into()));
         }
         let pool = self.pool();
-        let mut spaces = pool.spaces.lock();
-        if let Some(space) = spaces.get(namespace) {
-            return Ok(Arc::clone(space));
+        if let Some(space) = pool.spaces.get(namespace) {
+            return Ok(Arc::clone(&space));
         }
         if !pool.cluster.has_pool(pool.number) {
-            drop(spaces);
             return Err(self.pool_is_gone());
         }
         let ioctx =
@@ -133,13 +164,13 @@ impl Core {
                     other => other,
                 },
             )?;
-        if spaces.len() >= SPACES_MAX {
-            // Those in use are held by their users; the others are made again when they are wanted.
-            spaces.clear();
+        if pool.spaces.len() >= SPACES_MAX {
+            // Those in use are held by their users; the others are opened again when they are needed.
+            pool.spaces.clear();
         }
+        // Of two threads that have opened a handle each, both use the one that was there first.
         let space = Arc::new(Space { ioctx, is_named: false.into() });
-        spaces.insert(namespace.clone(), Arc::clone(&space));
-        Ok(space)
+        Ok(Arc::clone(&pool.spaces.entry(namespace.clone()).or_insert(space)))
     }
 
     /// The contract's version of a RADOS version. A pool that was made again counts anew, so its number is
@@ -156,7 +187,7 @@ impl Core {
 
     // ---- operations
 
-    /// A change of one object, in one step. An error that is no verdict of the steps is told by itself.
+    /// A change of one object, in one step. An error that is no verdict of the steps is returned by itself.
     pub(crate) async fn change_object(
         self: &Arc<Self>,
         space: &Space,
@@ -251,7 +282,7 @@ impl Core {
         }
     }
 
-    /// Keeps an eye on how the store is, and tells when that changes.
+    /// Observes the state of the store, and publishes its changes.
     fn observe(&self, code: i32, is_change: bool) {
         if code == errno::TIMEDOUT {
             self.refresh();
@@ -313,8 +344,8 @@ impl Core {
                 && pool.number != old.number
             {
                 if core.config.watch {
-                    // Without news from others nothing is wrong but late; the next search tries again.
-                    let _ = core.watch.begin(&core, &pool);
+                    // Without events from others, claims are only noticed late; the next search tries again.
+                    let _ = core.begin_watch(&pool);
                 }
                 *core.pool.write() = pool;
                 core.objects.forget_all();

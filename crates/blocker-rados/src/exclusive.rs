@@ -1,32 +1,34 @@
 //! Exclusive epochs: that no two writers hold the same epoch in scopes that overlap.
 //!
-//! A claim is recorded with its writer: that of a scope on the scope's own RADOS object (`%scope`, `%domain.*`), that
-//! of an object on the object itself. Two claims of one scope are decided by comparing that one record. Scopes that
-//! overlap (a wider and a narrower one; a domain and any object of its namespace) have records on different RADOS
-//! objects, which no operation spans. So a claim of epoch e
+//! A claim is recorded with its writer: that of a scope on the scope's own RADOS object (`%scope`,
+//! `%domain.*`), that of an object on the object itself. Two claims of one scope are decided by comparing
+//! that one record. Scopes that overlap (a wider and a narrower one; a domain and any object of its
+//! namespace) have records on different RADOS objects, which no operation spans. So a claim of epoch e
 //!  1. looks whether the epoch is taken elsewhere, and is refused if it is, before it has changed anything;
 //!  2. writes its own record, as *asked for*;
-//!  3. *announces* itself: raises to e, on the `%scope` of every wider scope, the highest epoch that was ever claimed
-//!     of something narrower (apart for domains and objects, which overlap each other);
+//!  3. *announces* itself: raises to e, on the `%scope` of every wider scope, the highest epoch that was ever
+//!     claimed of something narrower (apart for domains and objects, which overlap each other);
 //!  4. looks again, and is refused if the epoch is taken elsewhere by now;
-//!  5. marks its record as *held*. A writer that finds its own record so, or that of a wider scope, holds the epoch:
-//!     when it claims again, only a newer epoch stands against it.
+//!  5. marks its record as *held*. A writer that finds its own record so, or that of a wider scope, holds the
+//!     epoch: when it claims again, only a newer epoch stands against it.
 //!
-//! To look is to read the records of the wider scopes, and where the announcement of the narrower ones is not below
-//! e, the narrower records themselves, which takes a walk. A claim of an epoch above all that were ever announced,
-//! which is what writers make, walks nothing. A record stands against another writer in either state.
+//! To look is to read the records of the wider scopes, and where the announcement of the narrower ones is not
+//! below e, the narrower records themselves, which takes a walk. A claim of an epoch above all that were ever
+//! announced, which is what writers make, walks nothing. A record stands against another writer in either
+//! state.
 //!
-//! *Claim: of two overlapping claims of epoch e by different writers, at most one comes to hold it.* If one is of a
-//! wider scope, let it write its record at w and read the announcements at r > w; the other, of a narrower one,
-//! writes its record at w', announces at a' > w', and reads the wider scope's record at r' > a'. If r < a', then
-//! w < r', and the narrower claim meets the wider one's record. If r > a', the wider claim sees an announcement that
-//! is not below e, walks, and meets the record of w'. For a domain and an object, take the announcements of each:
-//! w < a < r and w' < a' < r', and a < r' or a' < r. A wider record that has been raised above e since refuses the
-//! narrower claim as well; a narrower record that has been, holds e no longer. ∎
+//! *Claim: of two overlapping claims of epoch e by different writers, at most one comes to hold it.* If one
+//! is of a wider scope, let it write its record at w and read the announcements at r > w; the other, of a
+//! narrower one, writes its record at w', announces at a' > w', and reads the wider scope's record at r' >
+//! a'. If r < a', then w < r', and the narrower claim meets the wider one's record. If r > a', the wider
+//! claim sees an announcement that is not below e, walks, and meets the record of w'. For a domain and an
+//! object, take the announcements of each: w < a < r and w' < a' < r', and a < r' or a' < r. A wider record
+//! that has been raised above e since refuses the narrower claim as well; a narrower record that has been,
+//! holds e no longer. ∎
 //!
-//! Both may be refused, and leave their records: a later epoch is to be had. A record that an older version has
-//! written names no writer, and stands against everyone; what older versions have claimed of narrower scopes is not
-//! announced.
+//! Both may be refused, and leave their records: a later epoch is to be had. A record that an older version
+//! has written names no writer, and excludes every writer; what older versions have claimed of narrower
+//! scopes is not announced.
 
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
@@ -45,7 +47,7 @@ const TRIES: u32 = 100;
 /// How many objects a walk asks about at once.
 const LOOKS: usize = 64;
 
-/// What an object of the store's own says about a scope.
+/// The record of a scope in an object of the store's own.
 #[derive(Default)]
 pub(crate) struct Record {
     /// The claim of the scope itself; epoch 0 if there was none.
@@ -72,7 +74,7 @@ fn refuse(found: Claim, (epoch, writer): (u64, WriterId)) -> Result<()> {
 }
 
 impl Core {
-    /// What the object of the store's own of this name says; `None` if there is none.
+    /// Returns the record in the store's own object of this name; `None` if there is none.
     pub(crate) async fn record(self: &Arc<Self>, space: &Space, name: &CStr) -> Result<Option<Record>> {
         let op = ReadOp { attributes: true, ..ReadOp::default() };
         let (outcome, found) = self.limits.read(&space.ioctx, name, op).await;
@@ -103,8 +105,8 @@ impl Core {
     /// Looks at the scopes that are wider than `scope`.
     ///
     /// # Errors
-    /// `Fenced` if one of them has a newer epoch, or this one by another writer; the latter only if `is_held` does
-    /// not say that the writer holds the epoch already.
+    /// `Fenced` if one of them has a newer epoch, or this one by another writer; the latter only if `is_held`
+    /// does not report that the writer holds the epoch already.
     pub(crate) async fn look_above(
         self: &Arc<Self>,
         scope: &Scope,
@@ -134,7 +136,8 @@ impl Core {
         Ok(Above { in_force, is_held })
     }
 
-    /// Looks at all other scopes that overlap with `scope`: narrower ones, and of domains and objects the others.
+    /// Looks at all other scopes that overlap with `scope`: narrower ones, and of domains and objects the
+    /// others.
     ///
     /// # Errors
     /// `Fenced` if another writer has claimed the epoch of one.
@@ -164,7 +167,8 @@ impl Core {
         self.look_within(&space, &whole, (domains, objects), claim).await
     }
 
-    /// Looks at the domains of a namespace, at its objects, or both, where an announcement says that it may matter.
+    /// Checks the domains of a namespace, its objects, or both, where an announcement shows that they may
+    /// matter.
     async fn look_within(
         self: &Arc<Self>,
         space: &Arc<Space>,

@@ -2,7 +2,7 @@
 //! scope, objects that do not exist yet included.
 //!
 //! Every object carries the epoch below which nothing is applied to it, its *fence*; every change compares
-//! the fence it was prepared from, in the same step as it is applied. What remains is to say how fences come
+//! the fence it was prepared from, in the same step as it is applied. What remains is how fences come
 //! to be there, and how a claim reaches all of them.
 //!
 //! **Rule 1.** No change creates its object, and none is applied to an object without a fence. Such an object
@@ -10,28 +10,29 @@
 //!  1. its `intro` attribute is set to a fresh nonce, or an `intro` that is there is read (an object that is
 //!     not there is created for it, as a ghost);
 //!  2. then the epochs of its scopes are read;
-//!  3. then the change itself sets the fence to the highest of them (and of its own epoch), takes `intro` away,
-//!     and compares `intro` with the nonce, all in its one step. It is sent only if its epoch is not below.
+//!  3. then the change itself sets the fence to the highest of them (and of its own epoch), takes `intro`
+//!     away, and compares `intro` with the nonce, all in its one step. It is sent only if its epoch is not
+//!     below.
 //!
-//! **Rule 2.** A claim of epoch e first raises the scope's own epoch (at time R), then lists every RADOS object
-//! in the scope, and for each: a fence below e is raised to e; where there is no fence, an `intro` that is
-//! there is replaced by another nonce. Then it returns.
+//! **Rule 2.** A claim of epoch e first raises the scope's own epoch (at time R), then lists every RADOS
+//! object in the scope, and for each: a fence below e is raised to e; where there is no fence, an `intro`
+//! that is there is replaced by another nonce. Then it returns.
 //!
-//! Between the two it makes sure that no other writer holds the epoch in a scope that overlaps (`exclusive.rs`); if one
-//! does, it is refused, and has raised an epoch that nobody was promised.
+//! Between the two it makes sure that no other writer holds the epoch in a scope that overlaps
+//! (`exclusive.rs`); if one does, it is refused, and has raised an epoch that no writer was promised.
 //!
-//! **Rule 3.** A fence never falls while its RADOS object exists. One is removed only if its fence tells
-//! nothing that the scopes do not tell: an unstamped deletion at fence 0, or a ghost that a claim finds with a
+//! **Rule 3.** A fence never falls while its RADOS object exists. One is removed only if its fence adds
+//! nothing to those of the scopes: an unstamped deletion at fence 0, or a ghost that a claim finds with a
 //! fence and a stamp below its epoch.
 //!
 //! *Claim: no change of an epoch below e is applied after the claim of e has returned.* Suppose one is, to an
 //! object X at time T. By rule 1 it met a fence f < e. Let I < S < C ≤ T be the times of the steps of the
 //! introduction that set the first fence of X since X's RADOS object was last created; f never fell, so at C
 //! the fence was below e, so the epoch read at S was below e, so S < R, so I < R. Hence X existed, with that
-//! `intro`, from before R until T: all through the claim's listing, which therefore met it (RADOS lists what is
-//! there throughout), at a time K < T. If C < K, there was a fence, and it was raised to e if it was below:
-//! it is not below e at T. If K < C, there was no fence, and the `intro` was replaced: the step at C met
-//! another nonce, and was refused. Either way a contradiction. ∎
+//! `intro`, from before R until T: all through the claim's listing, which therefore met it (RADOS lists what
+//! is there throughout), at a time K < T. If C < K, there was a fence, and it was raised to e if it was
+//! below: it is not below e at T. If K < C, there was no fence, and the `intro` was replaced: the step at C
+//! met another nonce, and was refused. Either way a contradiction. ∎
 //!
 //! Fences of order domains are attributes of their own that follow the same rules; an object gets one when a
 //! change of that domain first meets it. The fence of an object that has been claimed by itself is its only
@@ -40,7 +41,7 @@
 //!
 //! What it costs: one comparison more in a change that is one round trip anyway; three more round trips for
 //! the first change of an object; a claim of a namespace reads the attributes of every object in it, some
-//! tens at a time. Nobody's clock is trusted, and no client needs rights over others, as a blocklist would.
+//! tens at a time. No clock is trusted, and no client needs rights over others, as a blocklist would.
 
 use std::ffi::CString;
 use std::sync::Arc;
@@ -91,7 +92,7 @@ impl Core {
         let op = WriteOp::new(&space.ioctx.cluster.api);
         let (op, head) = match view.head {
             Head::Absent => (op.create(), Head::Ghost { gate }),
-            // Its size is what RADOS says at this version, which is asserted below.
+            // Its size is what RADOS reports at this version, which is asserted below.
             Head::Foreign { size_bytes } => (op, Head::Live { size_bytes, gate }),
             head => (op, head),
         };
@@ -177,8 +178,8 @@ impl Core {
         Ok(self.record(space, name).await?.map(|record| record.claim.epoch))
     }
 
-    /// Writes the record of a claim of a scope: raises its epoch, or marks the claim as held. `above` is what the
-    /// wider scopes have. Whether the epoch has risen.
+    /// Writes the record of a claim of a scope: raises its epoch, or marks the claim as held. `above` is what
+    /// the wider scopes have. Whether the epoch has risen.
     async fn record_claim(
         self: &Arc<Self>,
         space: &Space,
@@ -232,7 +233,7 @@ impl Core {
         writer: WriterId,
     ) -> Result<ClaimReply> {
         if epoch == Epoch(0) {
-            // Binds nobody, so it changes nothing; it tells who has claimed.
+            // Binds no writer, so it changes nothing; it shows which writer has claimed.
             return match self.epoch_in_force(&scope).await? {
                 0 => Ok(ClaimReply::new(epoch)),
                 in_force => Err(Error::Fenced { epoch: Epoch(in_force) }),
@@ -244,7 +245,7 @@ impl Core {
         };
         if raised {
             self.events.publish(&Event::Fenced(scope.clone(), epoch));
-            self.tell_others(&Event::Fenced(scope, epoch)).await;
+            self.notify_others(&Event::Fenced(scope, epoch)).await;
         }
         Ok(ClaimReply::new(epoch))
     }
@@ -305,7 +306,7 @@ impl Core {
         hold.await.map_err(after_raise)?;
         let held = Claim { is_held: true, ..asked };
         self.record_claim(&space, &name, namespace, above, held).await.map_err(after_raise)?;
-        // Also when the epoch was there already: whoever raised it may not have come through.
+        // Also when the epoch was there already: the claim that raised it may not have finished.
         let listed = domain.is_some() || namespace.is_some();
         let found = self.find_all(&pool, listed.then_some(space))?;
         let met = found.map(|found| self.meet(found, domain, epoch)).buffer_unordered(CLAIM_OBJECTS);
@@ -317,7 +318,7 @@ impl Core {
         Ok(raised)
     }
 
-    /// What a claim owes an object that it has found in a listing.
+    /// Does what a claim has to do with an object that it has found in a listing.
     async fn meet(
         self: &Arc<Self>,
         found: Result<Found>,
@@ -422,8 +423,8 @@ impl Core {
                 self.hold(scope, asked, above.is_held).await?;
                 op.compare(CLAIM, COMPARE_EQ, &own.encode()).set(CLAIM, &held.encode())
             } else {
-                // A fence comes from a wider scope, from a stamp, or from a claim: one of an older version, if
-                // there is no record of it.
+                // A fence comes from a wider scope, from a stamp, or from a claim: one of an older version,
+                // if there is no record of it.
                 let stamped = view.stamp.map_or(0, |stamp| stamp.epoch.0);
                 if fence == epoch && ![above.in_force, stamped, own.epoch].contains(&fence) {
                     return fenced(epoch);

@@ -5,7 +5,7 @@
 //! epoch of a namespace      RADOS namespace [ROOT/]esc(N), object PREFIX %scope
 //! epoch of domain D         RADOS namespace [ROOT/]esc(N), object PREFIX %domain.<D in hex>
 //! epoch of everything       RADOS namespace ROOT,          object PREFIX %scope
-//! news (watched)            RADOS namespace ROOT,          object PREFIX %news
+//! events (watched)          RADOS namespace ROOT,          object PREFIX %news
 //! ```
 //!
 //! RADOS names are C strings, so `esc` writes every byte that is not printable ASCII, and `%`, as `%` and two
@@ -25,8 +25,8 @@ const NAMESPACE_CHARS_MAX: usize = 180;
 
 /// The object with the epoch of its namespace, or of everything.
 pub(crate) const SCOPE: &str = "%scope";
-/// The object that is watched for news.
-pub(crate) const NEWS: &str = "%news";
+/// The object that is watched for events.
+pub(crate) const EVENTS: &str = "%news";
 
 /// Where in a pool the objects lie.
 #[derive(Clone, Debug)]
@@ -82,7 +82,7 @@ impl Layout {
         Name::new(unescape(rest, false)?).ok()
     }
 
-    /// [`SCOPE`] or [`NEWS`], with the prefix.
+    /// [`SCOPE`] or [`EVENTS`], with the prefix.
     pub(crate) fn internal(&self, name: &str) -> CString {
         c_string(format!("{}{name}", self.prefix))
     }
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn nothing_else_is_taken_for_an_object() {
         let layout = Layout::new("", "p.");
-        let own = [layout.internal(SCOPE), layout.internal(NEWS), layout.domain(OrderDomain(7))];
+        let own = [layout.internal(SCOPE), layout.internal(EVENTS), layout.domain(OrderDomain(7))];
         for name in
             own.iter().map(|own| own.as_bytes()).chain([&b"other"[..], b"p.%4", b"p.%zz", b"p.%61", b"p."])
         {

@@ -6,7 +6,8 @@
 //!
 //! - `change.rs`: look, decide, and apply if what was seen still holds: one round trip for an object that was
 //!   changed before, whatever the change.
-//! - `fence.rs`: how a claim reaches every object of a scope, those included that do not exist yet. With proof.
+//! - `fence.rs`: how a claim reaches every object of a scope, those included that do not exist yet. With
+//!   proof.
 //! - `exclusive.rs`: why no two writers hold the same epoch in scopes that overlap.
 //! - `settle.rs`: what is done after a timeout, so that a change that comes late is refused.
 //! - `aio.rs`: completions as futures; what librados touches outlives a future that is dropped.
@@ -17,12 +18,12 @@
 //!
 //! A change of many ranges (`write_runs`) is one RADOS operation with a step for each.
 //!
-//! Where an OSD is, librados learns from the cluster's map. When a connection breaks, it subscribes to the next
-//! map, once; if that is about something else (an OSD that boots changes the map before it is up), it goes on
-//! connecting to the process that is gone, until an operation is older than `objecter_timeout` (10 s, as Ceph
-//! has it). Operations with a shorter timeout of their own never are. So the store sets `objecter_timeout` below
-//! `op_timeout`, and asks for the newest map after each timeout (`Core::refresh`): an OSD that is back is found
-//! within seconds, whether the monitors had missed it or not.
+//! Where an OSD is, librados learns from the cluster's map. When a connection breaks, it subscribes to the
+//! next map, once; if that is about something else (an OSD that boots changes the map before it is up), it
+//! continues connecting to the process that is gone, until an operation is older than `objecter_timeout` (10
+//! s, as Ceph has it). Operations with a shorter timeout of their own never are. So the store sets
+//! `objecter_timeout` below `op_timeout`, and asks for the newest map after each timeout (`Core::refresh`):
+//! an OSD that is back is found within seconds, whether the monitors had missed it or not.
 //!
 //! Known limit: the connection is one `rados_t` for the life of the store. A network that drops packets in
 //! silence, with the OSD alive and in the map, is noticed by TCP only: operations end in `OutcomeUnknown` or

@@ -21,7 +21,7 @@ use crate::op::ReadOp;
 
 /// How many objects are asked about at once.
 const LOOKS: usize = 64;
-/// How many names may be on their way from a walk to whoever uses them.
+/// The largest number of names between a walk and the task that uses them.
 const NAMES_AHEAD: usize = 256;
 /// RADOS's word for all of a pool's namespaces.
 const EVERY_NAMESPACE: &std::ffi::CStr = c"\x01";
@@ -109,7 +109,7 @@ impl Core {
         let (core, pool) = (Arc::clone(self), Arc::clone(pool));
         self.worker.run(Box::new(move || {
             if let Err(error) = core.send_all(&pool, space, &sender) {
-                // Whoever is gone needs no error.
+                // A task that no longer waits needs no error.
                 let _ = sender.blocking_send(Err(error));
             }
         }))?;
@@ -223,14 +223,14 @@ impl Core {
         let (sender, receiver) = oneshot::channel();
         let space = Arc::clone(space);
         self.worker.run(Box::new(move || {
-            // Whoever asked may be gone.
+            // The caller may no longer wait.
             let _ = sender.send(walk(&space.ioctx));
         }))?;
         receiver.await.map_err(|_| Error::Retryable("the store is being closed".into()))
     }
 }
 
-/// Calls `visit` with the name and namespace of every RADOS object, until it says no.
+/// Calls `visit` with the name and namespace of every RADOS object, until it returns false.
 fn each_name(ioctx: &IoCtx, mut visit: impl FnMut(&[u8], &[u8]) -> bool) -> std::result::Result<(), i32> {
     let api = ioctx.api();
     let mut list: Handle = std::ptr::null_mut();
@@ -263,7 +263,7 @@ fn each_name(ioctx: &IoCtx, mut visit: impl FnMut(&[u8], &[u8]) -> bool) -> std:
             if start.is_null() || len == 0 {
                 &[][..]
             } else {
-                // SAFETY: librados gives so many bytes, which live until the next call with this list.
+                // SAFETY: librados gives this number of bytes, which live until the next call with this list.
                 unsafe { std::slice::from_raw_parts(start.cast::<u8>(), len) }
             }
         };

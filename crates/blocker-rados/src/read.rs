@@ -1,6 +1,6 @@
-//! Reading: one RADOS operation gives bytes, size and version, all of one moment. A ghost has no bytes, so what
-//! has any is there; of what has none the operation is made once more, with a comparison that a ghost's head
-//! fails, so that it is as if there were nothing.
+//! Reading: one RADOS operation gives bytes, size and version, all of one moment. A ghost has no bytes, so
+//! what has any is there; of what has none the operation is made once more, with a comparison that a ghost's
+//! head fails, so that it is as if there were nothing.
 
 use std::sync::Arc;
 

@@ -1,12 +1,12 @@
-//! After a change whose outcome is unknown: finding out, before anything else is done with the object.
+//! Finding out the outcome of a change with unknown outcome, before any other change of the object.
 //!
 //! A change that timed out may still sit in an OSD's queue and be applied minutes later, over newer data. So
-//! its object is *unsettled* until this has been done: its head is read (behind all that was sent before), and
-//! the head's *gate* is changed if it is still what was read. Every change compares the head it was prepared
-//! from, gate included, in the same step as it is applied. So one of two things is true afterwards: the late
-//! change had been applied before the gate moved, and what is read from now on shows it; or it finds another
-//! gate, and is refused by the store whenever it comes. An object that is not there needs no gate: a change
-//! never creates its object by itself (`fence.rs`).
+//! its object is *unsettled* until this has been done: its head is read (behind all that was sent before),
+//! and the head's *gate* is changed if it is still what was read. Every change compares the head it was
+//! prepared from, gate included, in the same step as it is applied. So one of two things is true afterwards:
+//! the late change had been applied before the gate moved, and what is read from now on shows it; or it finds
+//! another gate, and is refused by the store whenever it comes. An object that is not there needs no gate: a
+//! change never creates its object by itself (`fence.rs`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

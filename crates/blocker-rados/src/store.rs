@@ -1,5 +1,5 @@
-//! The store's face: the contract's calls, each checked against its deadline, each handed to the module that
-//! knows how.
+//! `impl Blocker` and `impl Control` for the store: each call is checked against its deadline and passed to
+//! the module that implements it.
 
 use std::future::Future;
 use std::pin::pin;
@@ -20,15 +20,15 @@ use crate::core::Core;
 /// The longest page of a listing.
 const LIST_ENTRIES_MAX: u32 = 10_000;
 
-/// The most runs of one change, each a step of one RADOS operation. The OSD applies it in one go, so that many
-/// more would hold up others of the same placement group.
+/// The most runs of one change, each a step of one RADOS operation. The OSD applies it in one go, so that
+/// many more would hold up others of the same placement group.
 const RUNS_MAX: u32 = 1024;
 
-/// Objects in a RADOS pool.
+/// A backend that keeps objects in a RADOS pool.
 ///
-/// What librados acknowledges is on stable storage of all replicas, so every reply says *stored*, and a flush
-/// has nothing to do. Several stores, in several processes, may use the same pool, root and prefix: every
-/// change is decided by the store itself.
+/// What librados acknowledges is on stable storage of all replicas, so every reply states *stored*, and a
+/// flush has nothing to do. Several stores, in several processes, may use the same pool, root and prefix:
+/// every change is decided by the store itself.
 pub struct RadosStore {
     core: Arc<Core>,
 }
@@ -37,8 +37,8 @@ impl RadosStore {
     /// Connects. Blocks, at most for the time that the configuration gives.
     ///
     /// # Errors
-    /// One line that says what is missing: `Unsupported` without librados, `Invalid` for a configuration that
-    /// cannot be, `Denied` without keyring or pool, `Retryable` if no monitor answers.
+    /// One line that names what is missing: `Unsupported` without librados, `Invalid` for a configuration
+    /// that cannot be, `Denied` without keyring or pool, `Retryable` if no monitor answers.
     pub fn open(config: RadosConfig) -> Result<Self> {
         Self::open_with(config, Arc::new(SystemClock))
     }
@@ -51,14 +51,14 @@ impl RadosStore {
         Core::open(config, clock).map(|core| Self { core })
     }
 
-    /// Closes the connection and waits until that is done, at most `patience`. What is under way ends first.
-    /// Whether it was done in time; if not it goes on by itself. Without this call the connection is closed
-    /// in the background, some time after the store and all its replies have been dropped.
-    pub fn close(self, patience: Duration) -> bool {
+    /// Closes the connection and waits for that, at most `timeout`. What is under way ends first. Returns
+    /// whether the connection closed in time; if not, it closes later by itself. Without this call it closes
+    /// in the background after the store and all its replies have been dropped.
+    pub fn close(self, timeout: Duration) -> bool {
         self.core.close();
         let closed = self.core.pool().cluster.closed();
         drop(self);
-        closed.wait(patience)
+        closed.wait(timeout)
     }
 
     fn check<T: 'static>(
@@ -75,12 +75,12 @@ impl RadosStore {
         let (core, changed) = (Arc::clone(&self.core), changed.cloned());
         Reply::pending(async move {
             let mut work = pin!(work);
-            let mut alarm = core.clock.sleep_until(deadline);
+            let mut timer = core.clock.sleep_until(deadline);
             std::future::poll_fn(move |cx| {
                 if let Poll::Ready(answer) = work.as_mut().poll(cx) {
                     return Poll::Ready(answer);
                 }
-                std::task::ready!(alarm.as_mut().poll(cx));
+                std::task::ready!(timer.as_mut().poll(cx));
                 if !begun.is_set() {
                     return Poll::Ready(Err(Error::DeadlinePassed));
                 }
@@ -209,7 +209,7 @@ impl Blocker for RadosStore {
             core.objects.forget_all();
             let event = Event::Changed(request.scope);
             core.events.publish(&event);
-            core.tell_others(&event).await;
+            core.notify_others(&event).await;
             Ok(InvalidateReply::new(0))
         })
     }

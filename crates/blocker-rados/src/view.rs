@@ -85,7 +85,7 @@ impl View {
         self.domains.push((domain, epoch));
     }
 
-    /// Whether there is an object for everyone to see.
+    /// Whether the object exists for readers.
     pub(crate) fn is_there(&self) -> bool {
         self.head.size_bytes().is_some()
     }
@@ -104,7 +104,7 @@ pub(crate) struct Objects {
     shards: [Mutex<Shard>; SHARDS],
     young_max: usize,
     hasher: std::hash::RandomState,
-    /// Bounded by the changes that were under way, and by the first who use an object again.
+    /// Limited by the changes that were under way, and by the first use of an object after them.
     unsettled: Mutex<HashSet<ObjectId>>,
     has_unsettled: std::sync::atomic::AtomicBool,
 }

@@ -1,11 +1,11 @@
-//! News from other clients, by RADOS's watch and notify on one object of the store's own.
+//! Events of other clients, by RADOS's watch and notify on one object of the store's own.
 //!
-//! Claims and invalidations are told, each as one small message; changes are not, since that would cost a
-//! message per write. A watch that breaks is begun again, and whoever listens here is told that something may
+//! Claims and invalidations are sent, each as one small message; changes are not, since that would cost a
+//! message per write. A watch that breaks is begun again, and subscribers are notified that something may
 //! have been missed. Messages come from the network: what cannot be read is *missed* too, never more.
 
 use std::ffi::{CString, c_int, c_void};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use blocker::event::{Event, EventHub};
 use blocker::{Epoch, Error, Name, Namespace, ObjectId, OrderDomain, Result, Scope};
@@ -13,15 +13,11 @@ use parking_lot::Mutex;
 
 use crate::attr;
 use crate::cluster::{IoCtx, describe};
-use crate::core::{Core, Pool};
-use crate::ffi::errno;
-use crate::layout::NEWS;
-use crate::op::WriteOp;
 
-/// After how many seconds without a sign of life a watcher counts as gone.
+/// The time without a sign of life after which a watcher counts as gone, in seconds.
 const WATCH_TIMEOUT_S: u32 = 10;
-/// How long a message waits for watchers that do not answer.
-const NOTIFY_TIMEOUT_MS: u64 = 2000;
+/// How long a message waits for watchers that do not answer, in milliseconds.
+pub(crate) const NOTIFY_TIMEOUT_MS: u64 = 2000;
 
 /// The watch, while there is one.
 #[derive(Default)]
@@ -32,39 +28,43 @@ pub(crate) struct Watch {
 struct Registered {
     ioctx: Arc<IoCtx>,
     cookie: u64,
-    /// What the callbacks are given: owned, and freed once no callback can come any more.
+    /// The argument of the callbacks: owned, and freed once no callback can come any more.
     listener: *mut Listener,
 }
 
-// SAFETY: the pointer is only turned back into its box, by the one who takes the registration.
+// SAFETY: the pointer is only turned back into its box, by the owner that takes the registration.
 unsafe impl Send for Registered {}
 
 struct Listener {
-    core: Weak<Core>,
+    /// Called when the watch has broken.
+    on_broken: Box<dyn Fn() + Send + Sync>,
     events: Arc<EventHub>,
     ioctx: Arc<IoCtx>,
     name: CString,
-    /// Marks our own messages.
+    /// The mark of this store's own messages.
     own: u64,
 }
 
 impl Watch {
-    /// Begins to listen; what was listened to before is let go. Blocks.
-    pub(crate) fn begin(&self, core: &Arc<Core>, pool: &Arc<Pool>) -> Result<()> {
+    /// Begins to watch the object `name`, and publishes the events that arrive there to `events`, without
+    /// those that carry the mark `own`. Ends an earlier watch. `on_broken` is called when the watch has
+    /// broken; it must not end the watch itself. Blocks.
+    pub(crate) fn begin(
+        &self,
+        ioctx: &Arc<IoCtx>,
+        name: CString,
+        events: &Arc<EventHub>,
+        own: u64,
+        on_broken: impl Fn() + Send + Sync + 'static,
+    ) -> Result<()> {
         self.end();
-        let name = core.layout.internal(NEWS);
-        let op = WriteOp::new(&pool.cluster.api).create();
-        let made = blocker::executor::block_on(Box::pin(core.change_own(&pool.root, &name, op)));
-        if made.code < 0 && made.code != errno::EXIST {
-            return Err(core.failed_read(&pool.root, made.code));
-        }
-        let ioctx = Arc::clone(&pool.root.ioctx);
+        let ioctx = Arc::clone(ioctx);
         let listener = Box::into_raw(Box::new(Listener {
-            core: Arc::downgrade(core),
-            events: Arc::clone(&core.events),
+            on_broken: Box::new(on_broken),
+            events: Arc::clone(events),
             ioctx: Arc::clone(&ioctx),
             name: name.clone(),
-            own: core.mark,
+            own,
         }));
         let mut cookie = 0;
         // SAFETY: the listener lives until `end` has made sure that no callback comes any more.
@@ -80,15 +80,17 @@ impl Watch {
             )
         };
         if watched < 0 {
-            // SAFETY: there is no watch, so nobody else has it.
+            // SAFETY: there is no watch, so nothing else refers to it.
             drop(unsafe { Box::from_raw(listener) });
-            return Err(Error::Retryable(format!("news cannot be watched: {}", describe(watched)).into()));
+            return Err(Error::Retryable(
+                format!("events of other clients cannot be watched: {}", describe(watched)).into(),
+            ));
         }
         *self.registered.lock() = Some(Registered { ioctx, cookie, listener });
         Ok(())
     }
 
-    /// Stops to listen. Blocks until the last callback has returned; not to be called from one.
+    /// Ends the watch. Blocks until the last callback has returned; must not be called from one.
     pub(crate) fn end(&self) {
         let Some(Registered { ioctx, cookie, listener }) = self.registered.lock().take() else { return };
         // SAFETY: the watch was begun with this cookie and is ended once. The flush waits for callbacks that
@@ -98,19 +100,6 @@ impl Watch {
             (ioctx.api().watch_flush)(ioctx.cluster.raw());
             drop(Box::from_raw(listener));
         }
-    }
-}
-
-impl Core {
-    /// Sends news to whoever watches. News are hints: what cannot be sent is lost.
-    pub(crate) async fn tell_others(self: &Arc<Self>, event: &Event) {
-        if !self.config.watch {
-            return;
-        }
-        let Some(message) = encode(event, self.mark) else { return };
-        let pool = self.pool();
-        let name = self.layout.internal(NEWS);
-        self.limits.notify(&pool.root.ioctx, &name, &message, NOTIFY_TIMEOUT_MS).await;
     }
 }
 
@@ -128,7 +117,7 @@ unsafe extern "C" fn notified(
     let message = if data.is_null() {
         &[][..]
     } else {
-        // SAFETY: librados gives so many bytes for the time of the call.
+        // SAFETY: librados gives this number of bytes for the time of the call.
         unsafe { std::slice::from_raw_parts(data.cast_const().cast::<u8>(), len) }
     };
     match decode(message) {
@@ -154,14 +143,7 @@ unsafe extern "C" fn watch_failed(arg: *mut c_void, _cookie: u64, _error: c_int)
     // SAFETY: as in `notified`.
     let listener = unsafe { &*arg.cast_const().cast::<Listener>() };
     listener.events.publish(&Event::Missed);
-    if let Some(core) = listener.core.upgrade() {
-        let again = Arc::clone(&core);
-        // Not here: ending a watch waits for its callbacks. If the queue is full, listeners have been told.
-        let _ = core.worker.run(Box::new(move || {
-            let pool = again.pool();
-            let _ = again.watch.begin(&again, &pool);
-        }));
-    }
+    (listener.on_broken)();
 }
 
 // ---- messages: version u8 │ sender u64 │ kind u8 │ epoch u64 │ scope u8 │ domain u64 │ namespace │ name,
@@ -171,7 +153,8 @@ const MESSAGE_VERSION: u8 = 1;
 const CHANGED: u8 = 1;
 const FENCED: u8 = 2;
 
-fn encode(event: &Event, own: u64) -> Option<Vec<u8>> {
+/// Returns the message for an event of the sender `own`; `None` for events that are not sent.
+pub(crate) fn encode(event: &Event, own: u64) -> Option<Vec<u8>> {
     let (kind, scope, epoch) = match event {
         Event::Changed(scope) => (CHANGED, scope, 0),
         Event::Fenced(scope, epoch) => (FENCED, scope, epoch.0),
@@ -236,7 +219,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn news_arrive_as_they_were_sent_and_nothing_else_is_news() {
+    fn an_event_is_decoded_as_it_was_sent_and_nothing_else_is_an_event() {
         let namespace = Namespace::new("vm").unwrap();
         let object = ObjectId::new(namespace.clone(), Name::new(vec![0; 255]).unwrap());
         let scopes = [

@@ -7,7 +7,7 @@ use blocker::{Error, Result};
 use parking_lot::Mutex;
 
 const THREADS: usize = 2;
-/// How many jobs wait before callers are told to try again.
+/// The largest number of jobs that wait; more are refused with `Retryable`.
 const QUEUE_JOBS_MAX: usize = 64;
 
 pub(crate) type Job = Box<dyn FnOnce() + Send>;

@@ -39,9 +39,9 @@ impl Harness for Rados<'_> {
     fn power_cycle(&self) -> Option<Arc<dyn Blocker>> {
         self.cluster.dev("osd", &[self.kills?]);
         let store = self.store.lock().unwrap().clone()?;
-        let nobody = ObjectId::new(Namespace::new("power").unwrap(), Name::new("on?").unwrap());
+        let missing = ObjectId::new(Namespace::new("power").unwrap(), Name::new("on?").unwrap());
         for _ in 0..5 {
-            if !matches!(block_on(store.info(InfoRequest::new(nobody.clone()))), Err(Error::Retryable(_))) {
+            if !matches!(block_on(store.info(InfoRequest::new(missing.clone()))), Err(Error::Retryable(_))) {
                 break;
             }
         }
@@ -72,7 +72,7 @@ fn bluestore_and_the_osd_killed_in_between() {
     {
         passes(&Rados::new(&cluster, None), theme);
     }
-    // A restart takes seconds, so only what each of them says most; all of them with the variable.
+    // A restart takes seconds, so only the most telling cases; all of them with the variable.
     let all = std::env::var_os("CACHED_RADOS_ALL_CRASHES").is_some();
     let cases: &[&str] = if all {
         &["crash::"]

@@ -1,5 +1,5 @@
-//! Trouble below: the OSD killed, paused, full, the pool deleted. Nothing acknowledged is lost, errors say
-//! what is the matter, and the client goes on by itself when it is over.
+//! Faults of the cluster: the OSD killed, paused, full, the pool deleted. Nothing acknowledged is lost,
+//! errors name the cause, and the client continues by itself when it is over.
 
 mod support;
 
@@ -25,7 +25,7 @@ fn trouble_below_is_survived() {
         part(&cluster);
         println!("{name}: {:.1} s", start.elapsed().as_secs_f64());
     };
-    part("what is missing is said", what_is_missing_is_said_in_one_line);
+    part("what is missing is named", what_is_missing_is_named_in_one_line);
     part("cancelled calls", cancelled_calls_leave_nothing_behind);
     part("osd killed", nothing_acknowledged_is_lost_when_the_osd_is_killed);
     part("osd paused", a_change_that_comes_late_is_refused);
@@ -33,7 +33,7 @@ fn trouble_below_is_survived() {
     part("pool deleted", a_deleted_pool_is_waited_for);
 }
 
-fn what_is_missing_is_said_in_one_line(cluster: &Cluster) {
+fn what_is_missing_is_named_in_one_line(cluster: &Cluster) {
     let fails = |change: &dyn Fn(&mut RadosConfig), kind: &str, word: &str| {
         let mut config = cluster.config();
         change(&mut config);
@@ -49,11 +49,11 @@ fn what_is_missing_is_said_in_one_line(cluster: &Cluster) {
         "no_such_setting",
     );
     let option = |key: &str, value: &str| (key.to_owned(), value.to_owned());
-    let nobody = move |config: &mut RadosConfig| {
+    let no_monitor = move |config: &mut RadosConfig| {
         config.connect_timeout = Duration::from_secs(1);
         config.librados = vec![option("mon_host", "127.0.0.1:1")];
     };
-    fails(&nobody, "retryable", "no monitor answers");
+    fails(&no_monitor, "retryable", "no monitor answers");
     let no_key = move |config: &mut RadosConfig| {
         config.keyring = Some("/nowhere".into());
         config.librados =
@@ -88,7 +88,7 @@ fn cancelled_calls_leave_nothing_behind(cluster: &Cluster) {
 const KEYS: u64 = 6;
 const BYTES: usize = 8192;
 
-/// Every 512 bytes say which round wrote them.
+/// Every 512 bytes name the round that wrote them.
 fn content(round: u64) -> Vec<u8> {
     round.to_le_bytes().repeat(BYTES / 8)
 }
@@ -160,7 +160,7 @@ fn a_change_that_comes_late_is_refused(cluster: &Cluster) {
     let mut config = cluster.config();
     config.op_timeout = Duration::from_secs(1);
     let store = cluster.open(&config);
-    let mut listener = store.subscribe();
+    let mut subscriber = store.subscribe();
     let (one, two) = (object("one"), object("two"));
     for id in [&one, &two] {
         eventually("write", || write(&*store, id, b"first"));
@@ -184,7 +184,7 @@ fn a_change_that_comes_late_is_refused(cluster: &Cluster) {
     assert!(matches!(next, Err(Error::Retryable(_))), "{next:?}");
     assert!(begun.elapsed() < Duration::from_secs(10), "answers took {:?}", begun.elapsed());
     assert_eq!(store.families().number("rados_objects_unsettled"), Some(Number::Integer(2)));
-    assert!(matches!(listener.try_next(), Some(Event::Degraded(_))));
+    assert!(matches!(subscriber.try_next(), Some(Event::Degraded(_))));
     cluster.dev("osd", &["resume"]);
     for id in [&one, &two] {
         eventually("write", || write(&*store, id, b"newer"));
@@ -193,17 +193,17 @@ fn a_change_that_comes_late_is_refused(cluster: &Cluster) {
         assert_eq!(eventually("read", || read(&*store, id)), b"newer");
     }
     assert_eq!(store.families().number("rados_objects_unsettled"), Some(Number::Integer(0)));
-    // Settling has moved the gate: a change prepared before it is refused by the store, whoever sends it, and
+    // Settling has moved the gate: a change prepared before it is refused by the store, from any client, and
     // has to be prepared anew. That is what keeps the late one out.
     assert_eq!(other.families().number("rados_changes_retried_total"), Some(Number::Integer(0)));
     write(&*other, &one, b"other").unwrap();
     assert_eq!(other.families().number("rados_changes_retried_total"), Some(Number::Integer(1)));
-    assert_eq!(listener.try_next(), Some(Event::Recovered));
+    assert_eq!(subscriber.try_next(), Some(Event::Recovered));
 }
 
 fn a_full_cluster_says_so_and_recovers(cluster: &Cluster) {
     let store = cluster.open(&cluster.config());
-    let mut listener = store.subscribe();
+    let mut subscriber = store.subscribe();
     let names: Vec<ObjectId> = (0..3).map(|n| object(format!("full-{n}"))).collect();
     for id in &names {
         write(&*store, id, b"before").unwrap();
@@ -219,7 +219,7 @@ fn a_full_cluster_says_so_and_recovers(cluster: &Cluster) {
         block_on(store.delete(DeleteRequest::new(new.clone()))).unwrap();
     };
     assert!(matches!(error, Error::OutOfSpace(_)), "{error}");
-    assert_eq!(listener.try_next(), Some(Event::Full));
+    assert_eq!(subscriber.try_next(), Some(Event::Full));
     // What is there can be read, and removed.
     assert_eq!(read(&*store, &names[0]).unwrap(), b"before");
     block_on(store.delete(DeleteRequest::new(names[0].clone()))).unwrap();
@@ -234,7 +234,7 @@ fn a_deleted_pool_is_waited_for(cluster: &Cluster) {
     config.pool = "passing".into();
     config.watch = true;
     let store = cluster.open(&config);
-    let mut listener = store.subscribe();
+    let mut subscriber = store.subscribe();
     let id = object("x");
     write(&*store, &id, b"before").unwrap();
     let version = block_on(store.info(InfoRequest::new(id.clone()))).unwrap().version;
@@ -260,6 +260,6 @@ fn a_deleted_pool_is_waited_for(cluster: &Cluster) {
     assert_eq!(read(&*store, &id).unwrap(), b"after!");
     let after = block_on(store.info(InfoRequest::new(id))).unwrap().version;
     assert_ne!(version, after, "a version stands for two contents");
-    let news: Vec<Event> = std::iter::from_fn(|| listener.try_next()).collect();
-    assert!(news.contains(&Event::Missed), "{news:?}");
+    let events: Vec<Event> = std::iter::from_fn(|| subscriber.try_next()).collect();
+    assert!(events.contains(&Event::Missed), "{events:?}");
 }

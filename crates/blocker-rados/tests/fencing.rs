@@ -38,7 +38,7 @@ fn snapshot(store: &RadosStore) -> Vec<(ObjectId, Vec<u8>, Option<Stamp>)> {
     page.entries.into_iter().map(|entry| of(entry.name)).collect()
 }
 
-/// A deposed writer goes on creating, overwriting and deleting while the claim is made, and after.
+/// A deposed writer continues to create, overwrite and delete while the claim is made, and after.
 fn depose(cluster: &Cluster, scope: &Scope, domain: Option<OrderDomain>, round: u64) {
     let config = cluster.config();
     let (old, new) = (cluster.open(&config), cluster.open(&config));
@@ -88,7 +88,7 @@ fn depose(cluster: &Cluster, scope: &Scope, domain: Option<OrderDomain>, round: 
             let start = Instant::now();
             while counter.load(Ordering::Relaxed) < count {
                 if start.elapsed() > Duration::from_secs(30) {
-                    // The writers have failed, and say so themselves.
+                    // The writers have failed, and report it themselves.
                     stop.store(true, Ordering::Release);
                     panic!("round {round}: the deposed writers do not come on");
                 }
@@ -105,7 +105,7 @@ fn depose(cluster: &Cluster, scope: &Scope, domain: Option<OrderDomain>, round: 
         assert!(!at_claim.is_empty());
         assert!(at_claim == snapshot(&new), "round {round}: something landed after the claim had returned");
     });
-    // The new owner goes on, the old one hears who it is now.
+    // The new owner continues; the old one learns the epoch in force.
     let request = WriteFullRequest::new(object("kept-0"), b"newer").change(stamped(2, 1, domain));
     block_on(new.write_full(request)).unwrap();
     assert_eq!(read(&*old, &object("kept-0")).unwrap(), b"newer");
@@ -135,7 +135,7 @@ fn claims_meet_what_others_left(cluster: &Cluster) {
     let claim =
         |scope: Scope, epoch| block_on(store.claim(ClaimRequest::new(scope, Epoch(epoch), WriterId(1))));
     let fenced = |epoch| Err(Error::Fenced { epoch: Epoch(epoch) });
-    // Epoch 0 binds nobody, and leaves nothing.
+    // Epoch 0 binds no writer, and leaves nothing.
     for scope in [Scope::All, Scope::Namespace(object("x").namespace), Scope::Object(object("asked"))] {
         claim(scope, 0).unwrap();
     }
@@ -214,7 +214,7 @@ fn an_epoch_is_held_by_one_writer(cluster: &Cluster) {
     println!("{held} of {ROUNDS} epochs were had by anyone");
 }
 
-/// Records without a writer are held against everyone.
+/// Records without a writer exclude every writer.
 fn claims_of_older_versions_belong_to_no_one(cluster: &Cluster) {
     let config = cluster.config();
     let store = cluster.open(&config);

@@ -1,5 +1,5 @@
-//! RADOS as operators run it: keys, three OSDs with copies, three monitors. One of each may go at any time; the
-//! client waits no longer than the cluster does, and nothing acknowledged is lost.
+//! RADOS as operators run it: keys, three OSDs with copies, three monitors. One of each may go at any time;
+//! the client waits no longer than the cluster does, and nothing acknowledged is lost.
 
 mod support;
 
@@ -34,7 +34,7 @@ fn what_is_wrong_with_a_key_is_said_in_one_line(cluster: &Cluster) {
         let mut config = cluster.config();
         change(&mut config);
         let open = || RadosStore::open(config.clone()).err().expect("opening must fail");
-        // A monitor that does not answer in time says nothing about keys: on a busy machine that happens.
+        // A monitor that does not answer in time proves nothing about keys: on a busy machine that happens.
         let error = (0..6).map(|_| open()).find(|error| !error.is_retryable()).expect("no monitor answers");
         let text = error.to_string();
         assert!(error.kind() == "denied" && text.contains(words), "{}: {text}, not {words}", error.kind());
@@ -76,7 +76,7 @@ fn what_is_wrong_with_a_key_is_said_in_one_line(cluster: &Cluster) {
 const KEYS: u64 = 3;
 const BYTES: usize = 8192;
 
-/// Every 8 bytes say which round wrote them.
+/// Every 8 bytes name the round that wrote them.
 fn content(round: u64) -> Vec<u8> {
     round.to_le_bytes().repeat(BYTES / 8)
 }

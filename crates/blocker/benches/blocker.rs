@@ -1,7 +1,7 @@
 //! What the contract costs: an empty layer per call, and the file backend against bare pread and pwrite.
 //!
 //! One line per figure. Two things that are compared are run in turn, in the same process, over the same
-//! amount of data, and the median of the rounds is given. `cargo bench -p blocker`; arguments choose parts:
+//! amount of data, and the median of the rounds is given. `cargo bench -p cached-blocker`; arguments choose parts:
 //! `layers`, `memory`, `file`.
 
 use std::alloc::{GlobalAlloc, Layout, System};

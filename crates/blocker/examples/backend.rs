@@ -1,6 +1,6 @@
 //! A backend: objects in a map, as small as the contract allows. It has no fencing, no conditions and no
 //! compare-and-write, and its capabilities say so. The conformance suite checks the rest. Run it with
-//! `cargo run -p blocker --example backend`.
+//! `cargo run -p cached-blocker --example backend`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ struct Map {
 }
 
 impl Map {
-    /// Makes one change in one critical section. `change` gets the old content, if any, and returns the new one, if
-    /// any.
+    /// Makes one change in one critical section. `change` gets the old content, if any, and returns the new
+    /// one, if any.
     fn change(
         &self,
         object: ObjectId,

@@ -1,5 +1,5 @@
 //! A layer: it limits how many bytes may be read from the blocker below within each second. Run it with
-//! `cargo run -p blocker --example layer`.
+//! `cargo run -p cached-blocker --example layer`.
 
 use std::sync::Arc;
 use std::time::Duration;

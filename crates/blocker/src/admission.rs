@@ -1,7 +1,20 @@
-//! Who may change an object: the one rule that every store applies, as a pure function.
+//! Admission: which changes a store accepts, as pure functions that every store uses.
 //!
-//! A store calls [`admit`] under whatever makes its check and its change one atomic step. [`Claims`]
-//! remembers the epochs in force; keeping them safe across a crash is the store's business.
+//! A store calls [`admit`] under the lock that makes its check and its change one atomic step. [`Claims`]
+//! holds the epochs in force; the store makes them durable.
+//!
+//! ```
+//! use blocker::admission::{Claims, Head, admit};
+//! use blocker::{Change, Epoch, Error, ObjectId, Scope, WriterId};
+//!
+//! let mut claims = Claims::default();
+//! let disk: ObjectId = "vm/disk".parse()?;
+//! claims.raise(&Scope::Object(disk.clone()), Epoch(3), WriterId::random())?;
+//! let unstamped = Change::default();
+//! let refused = admit(Head::ABSENT, claims.in_force(&disk, None), &unstamped);
+//! assert_eq!(refused, Err(Error::Fenced { epoch: Epoch(3) }));
+//! # Ok::<_, Error>(())
+//! ```
 
 use std::collections::HashMap;
 
@@ -11,25 +24,25 @@ use crate::name::{Name, Namespace, ObjectId};
 use crate::order::{Epoch, OrderDomain, Stamp, Version, WriterId};
 use crate::request::{Change, Condition, Run, Scope};
 
-/// What a store knows about an object before it is changed.
+/// What admission needs to know of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head {
-    /// Its version; `None` if it does not exist.
+    /// The object's version; `None` if it does not exist.
     pub version: Option<Version>,
-    /// The stamp it carries, or that its deletion carried.
+    /// The stamp that the object carries, or that its deletion carried.
     pub stamp: Option<Stamp>,
 }
 
 impl Head {
-    /// Nothing there, and no memory of anything.
+    /// An object that does not exist and has no remembered deletion.
     pub const ABSENT: Self = Self { version: None, stamp: None };
 }
 
-/// Whether `change` may be applied to an object with `head`, in a scope claimed by `claimed`.
+/// Checks whether `change` may be applied to an object with `head`, where the epoch `claimed` is in force.
 ///
 /// # Errors
-/// In this order: [`Error::Fenced`], [`Error::Invalid`] (see [`EPOCH_STEP_MAX`]), [`Error::Superseded`], then those of
-/// [`check_condition`].
+/// In this order: [`Error::Fenced`], [`Error::Invalid`] (see [`EPOCH_STEP_MAX`]), [`Error::Superseded`], then
+/// those of [`check_condition`].
 pub fn admit(head: Head, claimed: Epoch, change: &Change) -> Result<()> {
     let carried = head.stamp.map_or(Epoch(0), |stamp| stamp.epoch);
     let in_force = claimed.max(carried);
@@ -46,12 +59,12 @@ pub fn admit(head: Head, claimed: Epoch, change: &Change) -> Result<()> {
     check_condition(head.version, change.condition)
 }
 
-/// How far an epoch may lie above the one in force. Far enough for epochs that are taken from a clock (milliseconds
-/// or microseconds since 1970 are below it, counted from 0, until the year 2041), and so small that the largest epoch
-/// is thousands of claims away, not one.
+/// How far an epoch may lie above the one in force. Large enough for epochs that are taken from a clock
+/// (microseconds since 1970 stay below it, counted from 0, until the year 2041), and small enough that the
+/// largest epoch is thousands of claims away.
 pub const EPOCH_STEP_MAX: u64 = 1 << 51;
 
-/// Whether `epoch` may follow the one in force.
+/// Checks whether `epoch` may follow the one in force.
 ///
 /// # Errors
 /// [`Error::Invalid`] if it is more than [`EPOCH_STEP_MAX`] above it.
@@ -65,7 +78,7 @@ pub fn check_epoch_step(in_force: Epoch, epoch: Epoch) -> Result<()> {
     Err(Error::Invalid(text.into()))
 }
 
-/// Whether an object of this version (`None`: absent) meets `condition`.
+/// Checks whether an object of this version (`None`: absent) meets `condition`.
 ///
 /// # Errors
 /// [`Error::Exists`], [`Error::Missing`] or [`Error::ConditionFailed`].
@@ -79,7 +92,7 @@ pub fn check_condition(version: Option<Version>, condition: Condition) -> Result
     }
 }
 
-/// The end of a range, checked against the largest object.
+/// Returns the end of a range, checked against the largest object.
 ///
 /// # Errors
 /// [`Error::TooLarge`] if it ends beyond `object_bytes_max`.
@@ -88,21 +101,22 @@ pub fn range_end(offset: u64, len_bytes: u64, object_bytes_max: u64) -> Result<u
     end.ok_or(Error::TooLarge { limit_bytes: object_bytes_max })
 }
 
-/// The end of the last of several runs, once they have been checked: each by itself, their order, and against
-/// the backend's limits.
+/// Checks runs (each by itself, their order, and against the capabilities) and returns the end of the last
+/// one.
 ///
 /// # Errors
-/// [`Error::Unsupported`], [`Error::Invalid`] and [`Error::TooLarge`], as [`crate::Blocker::write_runs`] says.
+/// [`Error::Unsupported`], [`Error::Invalid`] and [`Error::TooLarge`], as [`crate::Blocker::write_runs`]
+/// documents.
 pub fn runs_end(runs: &[Run], can: &Capabilities) -> Result<u64> {
     let invalid = |text: String| Err(Error::Invalid(text.into()));
     if can.runs_max == 0 {
-        return Err(Error::Unsupported("no writing of several ranges in one change here".into()));
+        return Err(Error::Unsupported("this backend cannot write several ranges in one change".into()));
     }
     if runs.is_empty() {
-        return invalid("there is no run to write; at least one is needed".into());
+        return invalid("the request has no run; it needs at least one".into());
     }
     if runs.len() > can.runs_max as usize {
-        return invalid(format!("{} runs in one change, where {} are the most", runs.len(), can.runs_max));
+        return invalid(format!("the request has {} runs; it may have {} at most", runs.len(), can.runs_max));
     }
     let (mut end, mut bytes) = (0, 0_u64);
     for (index, run) in runs.iter().enumerate() {
@@ -112,7 +126,9 @@ pub fn runs_end(runs: &[Run], can: &Capabilities) -> Result<u64> {
         }
         if run.offset < end {
             let offset = run.offset;
-            return invalid(format!("run {index} begins at {offset}, before the end of the last one, {end}"));
+            return invalid(format!(
+                "run {index} begins at {offset}, before the end of the one before it, {end}"
+            ));
         }
         end = range_end(run.offset, len, can.object_bytes_max)?;
         bytes = bytes.saturating_add(len);
@@ -123,7 +139,7 @@ pub fn runs_end(runs: &[Run], can: &Capabilities) -> Result<u64> {
     Ok(end)
 }
 
-/// The epochs that scopes have been claimed with, and by which writers. Bounded.
+/// The epochs with which scopes have been claimed, and by which writers. At most [`CLAIMS_COUNT_MAX`].
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Claims {
     all: Claimed,
@@ -135,12 +151,12 @@ pub struct Claims {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Claimed {
     epoch: Epoch,
-    /// `None` where the record of the claim does not name one.
+    /// `None` where the record of the claim names no writer.
     writer: Option<WriterId>,
 }
 
 impl Claimed {
-    /// Whether this claim keeps `writer` from claiming `epoch` in a scope that overlaps.
+    /// Returns whether this claim prevents `writer` from claiming `epoch` in a scope that overlaps.
     fn excludes(self, epoch: Epoch, writer: WriterId) -> bool {
         self.epoch == epoch && self.writer != Some(writer)
     }
@@ -167,20 +183,20 @@ impl NamespaceClaims {
     }
 }
 
-/// How many scopes can be claimed at one store.
+/// The largest number of scopes that can be claimed at one store.
 pub const CLAIMS_COUNT_MAX: usize = 16 * 1024;
 
 impl Claims {
-    /// The epoch in force for a change of `object` in `domain`.
+    /// Returns the epoch in force for a change of `object` in `domain`.
     #[must_use]
     pub fn in_force(&self, object: &ObjectId, domain: Option<OrderDomain>) -> Epoch {
-        // The common case: nothing but epochs of namespaces, or nothing at all.
+        // The common case: no claim in this namespace.
         let Some(claims) = self.namespaces.get(&object.namespace) else { return self.all.epoch };
         let domain = domain.map_or(Epoch(0), |domain| claims.domain(domain));
         self.all.epoch.max(claims.whole.epoch).max(domain).max(claims.object(&object.name))
     }
 
-    /// The epoch that a claim of `scope` must not fall below: that of the scope, or of a wider one.
+    /// Returns the epoch that a claim of `scope` must not fall below: that of the scope, or of a wider one.
     #[must_use]
     pub fn scope_epoch(&self, scope: &Scope) -> Epoch {
         let of = |namespace, narrow: &dyn Fn(&NamespaceClaims) -> Epoch| {
@@ -195,12 +211,12 @@ impl Claims {
         }
     }
 
-    /// Raises the epoch of `scope` for `writer`. Returns whether that changed anything: it does not where the writer
-    /// holds that epoch already, nor for epoch 0, which only asks.
+    /// Raises the epoch of `scope` for `writer`. Returns whether that changed anything: not where the writer
+    /// holds that epoch already, and not for epoch 0, which only queries.
     ///
     /// # Errors
-    /// [`Error::Fenced`] if a newer epoch is in force, or this one by another writer's claim of any scope that
-    /// overlaps; [`Error::Invalid`] beyond [`EPOCH_STEP_MAX`]; [`Error::OutOfSpace`] beyond
+    /// [`Error::Fenced`] if a newer epoch is in force, or this one by another writer's claim of any scope
+    /// that overlaps; [`Error::Invalid`] beyond [`EPOCH_STEP_MAX`]; [`Error::OutOfSpace`] beyond
     /// [`CLAIMS_COUNT_MAX`] scopes.
     pub fn raise(&mut self, scope: &Scope, epoch: Epoch, writer: WriterId) -> Result<bool> {
         let in_force = self.scope_epoch(scope);
@@ -217,15 +233,15 @@ impl Claims {
             return Ok(false);
         }
         check_epoch_step(in_force, epoch)?;
-        self.note(scope, epoch, Some(writer))
+        self.record(scope, epoch, Some(writer))
     }
 
-    /// Notes a claim that has been decided elsewhere, or before. Returns whether it is news: a higher epoch than what
-    /// is known of the scope itself.
+    /// Records a claim that was admitted elsewhere or earlier. Returns whether its epoch is higher than the
+    /// recorded one of the scope itself.
     ///
     /// # Errors
     /// [`Error::OutOfSpace`] beyond [`CLAIMS_COUNT_MAX`] scopes.
-    pub fn note(&mut self, scope: &Scope, epoch: Epoch, writer: Option<WriterId>) -> Result<bool> {
+    pub fn record(&mut self, scope: &Scope, epoch: Epoch, writer: Option<WriterId>) -> Result<bool> {
         let is_known = self.own_epoch(scope) > Epoch(0);
         if epoch <= self.own_epoch(scope) {
             return Ok(false);
@@ -238,15 +254,15 @@ impl Claims {
         Ok(true)
     }
 
-    /// Takes back what [`Self::note`] made of `scope`: its epoch becomes `before` if it is still `epoch`.
-    pub fn take_back(&mut self, scope: &Scope, epoch: Epoch, before: Epoch) {
+    /// Undoes a [`Self::record`]: the epoch of `scope` becomes `before` if it is still `epoch`.
+    pub fn undo_record(&mut self, scope: &Scope, epoch: Epoch, before: Epoch) {
         if epoch > before && self.own_epoch(scope) == epoch {
             *self.slot(scope) = Claimed { epoch: before, writer: None };
             self.count -= usize::from(before == Epoch(0));
         }
     }
 
-    /// Every claimed scope with its epoch and writer, in no order.
+    /// Returns every claimed scope with its epoch and writer, in no order.
     pub fn iter(&self) -> impl Iterator<Item = (Scope, Epoch, Option<WriterId>)> + '_ {
         let entry = |scope, claimed: Claimed| {
             (claimed.epoch > Epoch(0)).then_some((scope, claimed.epoch, claimed.writer))
@@ -264,7 +280,7 @@ impl Claims {
         entry(Scope::All, self.all).into_iter().chain(namespaces)
     }
 
-    /// Every claim of a scope that has a change in common with `scope`.
+    /// Returns every claim whose scope overlaps `scope`.
     fn overlapping<'a>(&'a self, scope: &'a Scope) -> Box<dyn Iterator<Item = Claimed> + 'a> {
         let all = std::iter::once(self.all);
         let namespace = match scope {
@@ -290,7 +306,7 @@ impl Claims {
         }
     }
 
-    /// The epoch that this very scope was claimed with, wider ones aside.
+    /// Returns the epoch with which this scope itself was claimed, without wider ones.
     #[must_use]
     pub fn own_epoch(&self, scope: &Scope) -> Epoch {
         let of = |namespace| self.namespaces.get(namespace);
@@ -391,14 +407,14 @@ mod tests {
             assert_eq!(claims.raise(one, Epoch(5), WriterId(1)), Ok(true));
             assert_eq!(claims.raise(two, Epoch(5), WriterId(2)), Ok(true), "{one:?} and {two:?}");
         }
-        // A record without a writer belongs to none that could ask.
+        // A record without a writer belongs to none that can claim.
         let mut claims = Claims::default();
-        claims.note(&whole, Epoch(5), None).unwrap();
+        claims.record(&whole, Epoch(5), None).unwrap();
         assert_eq!(claims.raise(&whole, Epoch(5), WriterId(0)), fenced);
     }
 
     #[test]
-    fn no_single_step_uses_up_the_epochs() {
+    fn an_epoch_rises_by_a_limited_step() {
         let mut claims = Claims::default();
         let scope = Scope::Object(object("a"));
         let kind = |result: Result<bool>| result.map_err(|error| error.kind());
@@ -431,7 +447,7 @@ mod tests {
         };
         assert_eq!(kind(&can, &[(0, 1)]), "unsupported");
         (can.runs_max, can.request_bytes_max) = (3, 50);
-        assert_eq!(kind(&can, &[(0, 1), (1, 1), (98, 2)]), "100", "they may touch");
+        assert_eq!(kind(&can, &[(0, 1), (1, 1), (98, 2)]), "100", "adjacent runs");
         assert_eq!(kind(&can, &[]), "invalid");
         assert_eq!(kind(&can, &[(0, 1), (2, 0)]), "invalid");
         assert_eq!(kind(&can, &[(0, 2), (1, 1)]), "invalid");

@@ -1,4 +1,4 @@
-//! The trait itself, with both sides of the bargain.
+//! The trait of the storage contract, with what implementors guarantee and what callers have to keep to.
 
 use std::sync::Arc;
 
@@ -16,85 +16,86 @@ use crate::response::{
     ChangeReply, ClaimReply, DeleteReply, FlushReply, Info, InvalidateReply, ListReply, ReadReply,
 };
 
-/// Something that keeps objects: a store, a cache before a store, a connection to one.
+/// A store of objects, a cache before one, or a connection to one.
 ///
-/// # What holds for every implementation
+/// # What every implementation guarantees
 ///
-/// **Content.** An object is a run of bytes from 0 to its size, at most `object_bytes_max`. Ranges
-/// never written read as zeros (*holes*). A read returns what lies within the object and stops at its
-/// end: past the end there are no bytes, not zeros, and no error. Nothing that was cut off, discarded or
-/// deleted is ever read again; when the end moves out once more, zeros are found there.
+/// **Content.** An object is a run of bytes from 0 to its size, at most `object_bytes_max`. Ranges never
+/// written read as zeros (*holes*). A read returns what lies within the object and stops at its end: past the
+/// end there are neither bytes nor zeros, and no error. What was cut off, discarded or deleted is never read
+/// again; when the end moves out again, zeros are read there.
 ///
-/// **Atomicity.** Every operation is one step for readers as far as `atomic_bytes` goes, and always
-/// within one aligned bucket of 4 096 bytes: a reader finds all of it or none. Conditions, stamps and
-/// comparisons are checked in the same step as the change they guard. A longer operation may be seen,
-/// or left by a crash, partly done.
+/// **Atomicity.** Every operation of up to `atomic_bytes`, and every one within one aligned bucket of 4 096
+/// bytes, is one step for readers: a reader finds all of it or none. Conditions, stamps and comparisons are
+/// checked in the same step as the change that they guard. Readers, and a crash, may find a longer operation
+/// partly done.
 ///
-/// **Order.** When a reply has come, whoever asks afterwards sees the change. Of two changes that
-/// overlap in time either may come first. `list` is no snapshot: an object that is there from before
-/// the first page until after the last is in it exactly once; others may or may not be.
+/// **Order.** Every request made after a change was answered finds the change. Of two changes that overlap in
+/// time either may come first. `list` is no snapshot: an object that exists from before the first page until
+/// after the last is listed exactly once; others may or may not be.
 ///
-/// **Durability.** A reply names what it gives, at least what was asked for. Until a change is
-/// *stored* a crash may undo it, wholly or in aligned units of `crash_atomic_bytes`, in any order
-/// against other changes that are not stored. What is stored stays. After `flush` has returned, all
-/// that was acknowledged within its scope before it was called is stored. A flush of an order domain
-/// also closes its generation: whatever the loss, a store that has any change made after the flush
-/// returned has every change acknowledged before it was called. A change that overlaps the flush in
-/// time may count to either side.
+/// **Durability.** A reply states the durability that it gives, at least the one that the request asks for.
+/// Until a change is *stored*, a crash may undo it, wholly or in aligned units of `crash_atomic_bytes`, in
+/// any order relative to other changes that are not stored. What is stored stays. When `flush` has returned,
+/// everything acknowledged within its scope before it was called is stored. A flush of an order domain also
+/// closes its generation: whatever is lost, a store that has any change made after the flush returned has
+/// every change acknowledged before it was called. A change that overlaps the flush in time may count to
+/// either side.
 ///
-/// **Fencing.** A change is refused with `Fenced` if its epoch is below the epoch claimed for its
-/// object, domain, namespace or everything, or below the object's own stamp's; a change without a stamp
-/// has epoch 0. It is refused with `Superseded` if its stamp is not above the object's. When `claim`
-/// has returned, no older change is still to land; the claim itself is stored. Epochs are exclusive: one that is
-/// in force anywhere in a claim's scope is refused with `Fenced` to every writer but the one that claimed it, for
-/// which the claim succeeds again. (A domain may have any object of its namespace, so the two overlap.) An epoch
-/// rises by at most [`EPOCH_STEP_MAX`](crate::admission::EPOCH_STEP_MAX) above the one in force, by a claim or by a
-/// stamp; a larger step is `Invalid`, so that no single mistake uses up all epochs there are. A stamped delete is
-/// remembered if `tombstones` says so, until a claim makes remembering it needless. Stamps take part
-/// in durability like data: never stored before the data they stand for.
+/// **Fencing.** A change is refused with `Fenced` if its epoch is below the epoch claimed for its object,
+/// domain, namespace or everything, or below that of the object's own stamp; a change without a stamp has
+/// epoch 0. It is refused with `Superseded` if its stamp is not above the object's. When `claim` has
+/// returned, no older change can be applied any more; the claim itself is stored. Epochs are exclusive: one
+/// that is in force anywhere in a claim's scope is refused with `Fenced` to every writer except the one that
+/// claimed it, for which the claim succeeds again. (A domain may have any object of its namespace, so the two
+/// overlap.) An epoch rises by at most [`EPOCH_STEP_MAX`](crate::admission::EPOCH_STEP_MAX) above the one in
+/// force, by a claim or by a stamp; a larger step is `Invalid`, so that a single mistake cannot use up all
+/// epochs. Where `tombstones` is true, a stamped delete is remembered until a claim makes that unnecessary.
+/// Stamps are durable like data: never stored before the data that they belong to.
 ///
-/// **Conditions.** Checked after fencing, before anything is changed. `write`, `write_zeroes`, `write_runs`,
-/// `write_full` and `copy` create their object if it is missing; `discard`, `truncate`,
+/// **Conditions** are checked after fencing, before anything is changed. `write`, `write_zeroes`,
+/// `write_runs`, `write_full` and `copy` create their object if it is missing; `discard`, `truncate`,
 /// `compare_and_write` and `delete` fail with `Missing`.
 ///
-/// **Limits.** A range that ends beyond `object_bytes_max`, a request beyond `request_bytes_max`:
-/// `TooLarge`, and nothing is changed. A read may ask beyond the object's limit.
+/// **Limits.** A change whose range ends beyond `object_bytes_max`, and a request of more than
+/// `request_bytes_max` bytes, is `TooLarge`, and nothing is changed. The range of a read may end beyond
+/// `object_bytes_max`.
 ///
-/// **Runs.** `write_runs` is one change, however many its runs: admitted once, one stamp, one new version, and
-/// what a reply, a crash or a lost answer says of it is true of all runs together. It is as atomic as one
-/// write that reaches from the first run's begin to the last one's end.
+/// **Runs.** `write_runs` is one change, whatever the number of its runs: one admission, one stamp, one new
+/// version. A reply, a crash or a lost answer concerns all runs together. It is as atomic as one write from
+/// the first run's begin to the last run's end.
 ///
-/// # When time runs out
+/// # Deadlines
 ///
-/// At its deadline a call answers, whatever it waits for. `DeadlinePassed`: it was not begun, and
-/// never will be. A change that had begun answers `OutcomeUnknown`: it may be done, or be done later;
-/// read back before changing that object again, or send the same stamp again. A flush answers
-/// `NotStored`, and the data stay dirty and readable. A deadline is not a promise that the store has
-/// stopped working on it.
+/// A call answers at its deadline, whatever it waits for. `DeadlinePassed`: it was not begun, and never will
+/// be. A change that had begun answers `OutcomeUnknown`: it may have been done, or be done later; read back
+/// before changing that object again, or send the same stamp again. A flush answers `NotStored`, and the data
+/// stay dirty and readable. After a deadline the store may still be working on the call.
 ///
 /// # Cancel safety
 ///
-/// Dropping a reply, polled or not, cancels the wait. An operation that had not begun never begins;
-/// one that had begun runs to its end, wholly, as if the answer had been lost: take its outcome as
-/// unknown. Nothing is held, locked, leaked or torn by it, and other callers are not delayed. A
-/// cancelled flush may have stored something; a cancelled claim counts as perhaps made.
+/// Dropping a reply, polled or not, cancels the wait. An operation that had not begun never begins; one that
+/// had begun runs to its end as if its answer had been lost: its outcome is unknown. Nothing stays held,
+/// locked or torn, nothing leaks, and other callers are not delayed. A cancelled flush may have stored
+/// something; a cancelled claim may have been made.
 ///
-/// # What the caller owes
+/// # What callers have to keep to
 ///
-/// - Payload bytes that do not change while the request or a read's segments live, and segments
-///   dropped when they are no longer needed: they may pin a cache's memory.
-/// - At most one flush-like change in flight per object and writer where stamps are used, rising
-///   sequences, and a read-back after `OutcomeUnknown`.
-/// - Polling only from wakers: an implementation wakes whoever was polled last.
+/// - Payload bytes do not change while the request, or a read's segments, live. Segments are dropped when
+///   they are no longer needed: they may pin a cache's memory.
+/// - Where stamps are used, a writer has at most one change of an object in flight, its sequences rise, and
+///   it reads back after `OutcomeUnknown`.
+/// - A reply is polled again only when its waker was called; the waker of the last poll is the one that is
+///   called.
 ///
-/// # What the implementor owes
+/// # What implementors have to keep to
 ///
-/// - Never block the caller for I/O, beyond what its documentation admits. Answer
-///   [`Reply::Ready`] when the answer is at hand; a layer hands on its inner reply unboxed.
-/// - Futures that own what they need, so that they outlive the caller's stack.
-/// - The truth in [`Capabilities`], and the conformance suite (feature `conformance`) passed.
+/// - An operation does not block the caller for I/O, except where its documentation states so. It returns
+///   [`Reply::Ready`] when the answer is at hand; a layer returns the reply from below unboxed.
+/// - Futures own what they need, so that they can outlive the caller's stack.
+/// - The [`Capabilities`] are true, and the conformance suite (feature `conformance`) passes.
 pub trait Blocker: Send + Sync {
-    /// What this can do. Constant for the life of the handle.
+    /// Returns what this blocker can do. Constant for the life of the handle.
     fn capabilities(&self) -> Capabilities;
 
     /// Reads a range: the bytes from `offset` up to the range's or the object's end.
@@ -103,8 +104,8 @@ pub trait Blocker: Send + Sync {
     /// `Missing`, `ConditionFailed`, `TooLarge`, `Corrupt`, `DeadlinePassed`, `Retryable`.
     fn read(&self, request: ReadRequest) -> Reply<ReadReply>;
 
-    /// Writes a range, creating the object and moving its end as needed. A write of no bytes is a write
-    /// all the same: it creates, is checked, and gives a new version, but never moves the end.
+    /// Writes a range, creating the object and moving its end as needed. A write of no bytes is a write: it
+    /// creates the object, is checked, and gives a new version, but never moves the end.
     ///
     /// # Errors
     /// Those of every change: `Fenced`, `Superseded`, `Exists`, `Missing`, `ConditionFailed`,
@@ -112,32 +113,32 @@ pub trait Blocker: Send + Sync {
     /// `WritesLost`, `Unsupported`.
     fn write(&self, request: WriteRequest) -> Reply<ChangeReply>;
 
-    /// Writes zeros over a range, exactly as `write` of so many zero bytes.
+    /// Writes zeros over a range, exactly as a `write` of zero bytes.
     ///
     /// # Errors
     /// As [`Self::write`].
     fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply>;
 
-    /// Writes several ranges in one change; what lies between them stays. Not every backend has it: the one that
-    /// is not written by an implementor refuses, and `runs_max` is 0 there.
+    /// Writes several ranges in one change; what lies between them stays. Not every backend has it: the
+    /// default refuses, and `runs_max` is 0 there.
     ///
     /// # Errors
-    /// As [`Self::write`]; `Invalid` if there is no run, more than `runs_max`, an empty one, or one that begins
-    /// before the end of the one before it; `TooLarge` if they have more than `request_bytes_max` bytes
-    /// together, zeros included; `Unsupported` where `runs_max` is 0.
+    /// As [`Self::write`]; `Invalid` if there is no run, more than `runs_max`, an empty one, or one that
+    /// begins before the end of the one before it; `TooLarge` if they have more than `request_bytes_max`
+    /// bytes together, zeros included; `Unsupported` where `runs_max` is 0.
     fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
         drop(request);
-        Reply::err(Error::Unsupported("no writing of several ranges in one change here".into()))
+        Reply::err(Error::Unsupported("this backend cannot write several ranges in one change".into()))
     }
 
-    /// Zeroes the part of the range that lies within the object, giving the space back where it can.
-    /// The size stays.
+    /// Zeroes the part of the range that lies within the object, and returns the space where it can. The size
+    /// stays.
     ///
     /// # Errors
     /// As [`Self::write`]; `Missing` if there is no object.
     fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply>;
 
-    /// Compares, and writes if equal, in one step.
+    /// Compares a range, and writes if it is equal, in one step.
     ///
     /// # Errors
     /// As [`Self::write`]; `Mismatch` if the bytes differ or end too early, `Missing`, and
@@ -150,7 +151,7 @@ pub trait Blocker: Send + Sync {
     /// As [`Self::write`].
     fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply>;
 
-    /// Moves the end, in or out.
+    /// Moves the end of an object, in or out.
     ///
     /// # Errors
     /// As [`Self::write`]; `Missing` if there is no object.
@@ -162,21 +163,20 @@ pub trait Blocker: Send + Sync {
     /// As [`Self::write`]; `Missing` if there is no object.
     fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply>;
 
-    /// Replaces the whole content of one object by that of another, which stays. Copying an object
-    /// onto itself is a change like any other that leaves the bytes as they are. The stamp is not
-    /// copied.
+    /// Replaces the whole content of one object by that of another, which stays. Copying an object onto
+    /// itself is a change that leaves the bytes as they are. The stamp is not copied.
     ///
     /// # Errors
     /// As [`Self::write`], for the target; `Missing` or `ConditionFailed` also for the source.
     fn copy(&self, request: CopyRequest) -> Reply<ChangeReply>;
 
-    /// Size, version and stamp.
+    /// Returns an object's size, version and stamp.
     ///
     /// # Errors
     /// `Missing`, `Corrupt`, `DeadlinePassed`, `Retryable`.
     fn info(&self, request: InfoRequest) -> Reply<Info>;
 
-    /// One page of a namespace. A namespace nobody has used is empty.
+    /// Returns one page of a namespace. A namespace that was never used is empty.
     ///
     /// # Errors
     /// `DeadlinePassed`, `Retryable`, `Corrupt`.
@@ -185,32 +185,33 @@ pub trait Blocker: Send + Sync {
     /// Makes everything acknowledged within the scope stored, and closes its generation.
     ///
     /// # Errors
-    /// `NotStored`: still dirty and readable. `WritesLost`: see there. `DeadlinePassed`, `Retryable`.
+    /// `NotStored`: the data are still dirty and readable. [`Error::WritesLost`], `DeadlinePassed`,
+    /// `Retryable`.
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply>;
 
-    /// Takes over a scope with an epoch. With epoch 0 ([`ClaimRequest::ask`]) it changes nothing, and the answer
-    /// names the epoch in force: 0, or that of `Fenced`.
+    /// Takes over a scope with an epoch. With epoch 0 ([`ClaimRequest::ask`]) it changes nothing, and returns
+    /// the epoch in force: 0, or that of `Fenced`.
     ///
     /// # Errors
-    /// `Fenced` if a newer epoch is in force, or this one by a claim of another writer; `Invalid` if the epoch is
-    /// more than [`EPOCH_STEP_MAX`](crate::admission::EPOCH_STEP_MAX) above the one in force; `OutOfSpace` if too
-    /// many scopes are claimed; `OutcomeUnknown`, `DeadlinePassed`, `Retryable`, `Unsupported`. After any of the
-    /// last five but `Unsupported` the same claim may be made again.
+    /// `Fenced` if a newer epoch is in force, or this one by a claim of another writer; `Invalid` if the
+    /// epoch is more than [`EPOCH_STEP_MAX`](crate::admission::EPOCH_STEP_MAX) above the one in force;
+    /// `OutOfSpace` if too many scopes are claimed; `OutcomeUnknown`, `DeadlinePassed`, `Retryable`,
+    /// `Unsupported`. After any of the last five but `Unsupported` the same claim may be made again.
     fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply>;
 
-    /// The scope may have been changed behind this backend's back: drops clean copies, hands the news
-    /// on to every layer below, and tells subscribers. Dirty data stay.
+    /// Drops clean copies of a scope that may have been changed by another path than this blocker, in every
+    /// layer, and notifies subscribers. Dirty data stay.
     ///
     /// # Errors
     /// `DeadlinePassed`, `Retryable`.
     fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply>;
 
-    /// Listens to news from here and below, from now on. A claim or invalidation made through this
-    /// very handle is news as well.
+    /// Subscribes to the events of this blocker and of those below it, from now on. A claim or invalidation
+    /// through this handle is an event as well.
     fn subscribe(&self) -> Subscription;
 
-    /// Returns the control plane: policies, quotas, metrics, losses. A layer returns that of the blocker below it,
-    /// or its own, which forwards there.
+    /// Returns the control plane: policies, quotas, metrics, losses. A layer returns that of the blocker
+    /// below it, or its own, which forwards there.
     fn control(&self) -> &dyn Control {
         &NoControl
     }

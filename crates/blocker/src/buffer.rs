@@ -1,18 +1,18 @@
-//! Small buffers that are used again: for a backend that answers a read in less time than an allocator
-//! needs for a page.
+//! Small buffers that are reused: for a backend that answers a read in less time than an allocator needs for
+//! a page.
 //!
-//! Each thread keeps a few. A buffer is taken, filled while nobody else can see it, shared as a segment,
-//! and kept again by the thread on which the last who points at it lets go. Reference count and bytes
-//! are one allocation, and both are kept: in the steady state a read allocates nothing.
-//! What this leaves out: larger buffers, for which the allocator's share of the cost is small.
+//! Each thread keeps a few. A buffer is taken, filled while it has one owner, shared as a segment, and kept
+//! again by the thread that drops the last reference. Reference count and bytes are one allocation, and both
+//! are kept: in the steady state a read allocates nothing. Larger buffers are not kept, because the
+//! allocator's share of their cost is small.
 
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How long a buffer is.
+/// The length of a buffer.
 pub(crate) const BUFFER_BYTES: usize = 4096;
-/// How many a thread keeps.
+/// The largest number of buffers that a thread keeps.
 const KEPT_MAX: usize = 64;
 
 type Memory = [u8; BUFFER_BYTES];
@@ -21,18 +21,18 @@ thread_local! {
     static KEPT: RefCell<Vec<Arc<Memory>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A part of a buffer that others may point at too.
+/// A part of a buffer, which other parts may share.
 #[derive(Clone)]
 pub(crate) struct Buffer {
-    /// There until it is dropped.
+    /// `Some` until the buffer is dropped.
     memory: Option<Arc<Memory>>,
     start: u32,
     end: u32,
 }
 
 impl Buffer {
-    /// A buffer whose first `len` bytes `fill` has written; what it leaves alone is of no account.
-    /// `None` if `fill` says that it did not.
+    /// Returns a buffer of `len` bytes that `fill` has written; bytes that it does not write have any value.
+    /// `None` if `fill` returns false.
     ///
     /// # Panics
     /// If `len` is beyond [`BUFFER_BYTES`].
@@ -41,7 +41,7 @@ impl Buffer {
         assert!(len <= BUFFER_BYTES, "longer than a buffer");
         let kept = KEPT.try_with(|kept| kept.borrow_mut().pop()).ok().flatten();
         let mut memory = kept.unwrap_or_else(|| Arc::new([0; BUFFER_BYTES]));
-        // What was kept has no other owner, so this copies nothing.
+        // A kept buffer has no other owner, so this copies nothing.
         let is_filled = fill(&mut Arc::make_mut(&mut memory)[..len]);
         // Below 4 096.
         let buffer = Self { memory: Some(memory), start: 0, end: len as u32 };
@@ -57,7 +57,7 @@ impl Buffer {
         (self.end - self.start) as usize
     }
 
-    /// The part `range` of it, which the caller has found to lie within.
+    /// Returns the part `range`, which lies within the buffer.
     pub(crate) fn slice(&self, range: Range<usize>) -> Self {
         let at = |index: usize| self.start + index as u32;
         Self { memory: self.memory.clone(), start: at(range.start), end: at(range.end) }
@@ -72,10 +72,10 @@ impl AsRef<[u8]> for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // One owner, and that is us: nobody can make it two meanwhile. Should two let go at once, each
-        // sees two, and the buffer is freed instead.
+        // With one owner, this one, no other can appear meanwhile. Where two drop at once, each finds two
+        // owners, and the buffer is freed instead.
         let Some(memory) = self.memory.take_if(|memory| Arc::strong_count(memory) == 1) else { return };
-        // A thread that is ending has no place for it.
+        // A thread that is ending keeps no buffers.
         let _ = KEPT.try_with(|kept| {
             let mut kept = kept.borrow_mut();
             if kept.len() < KEPT_MAX {
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_is_used_again_when_the_last_part_of_it_has_gone() {
+    fn a_buffer_is_reused_when_its_last_part_is_dropped() {
         let first = filled(1, 10);
         let address = first.as_slice().as_ptr();
         let part = first.slice(2..8).slice(1..3);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_may_end_on_another_thread() {
+    fn a_buffer_may_be_dropped_on_another_thread() {
         let buffer = filled(5, 5);
         std::thread::spawn(move || assert_eq!(buffer.clone().as_slice(), [5; 5])).join().unwrap();
     }

@@ -1,25 +1,25 @@
-//! What a backend can do. It must tell the truth: the conformance suite holds it to every word.
+//! What a blocker can do. The conformance suite checks it against every field.
 
 use crate::order::Durability;
 
-/// The unit of atomicity every backend owes, and the natural size of a cache's bucket, in bytes.
+/// The unit of atomicity that every blocker guarantees, and the size of a cache's bucket, in bytes.
 pub const BUCKET_BYTES: u64 = 4096;
 
 /// The largest object unless configured otherwise, in bytes.
 pub const OBJECT_BYTES_MAX_DEFAULT: u64 = 4 * 1024 * 1024;
 
-/// What still has the data that a backend calls *stored*.
+/// What the data that a backend calls *stored* survive.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Survives {
-    /// Nothing: it lives in this process's memory.
+    /// Nothing: they are in this process's memory.
     Nothing,
     /// The end of the process, by any signal.
     ProcessKill,
-    /// Loss of power.
+    /// A loss of power.
     PowerLoss,
 }
 
-/// What a backend does natively, atomically, durably, and up to which size.
+/// What a blocker does natively, atomically and durably, and up to which size. Sizes are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Capabilities {
@@ -29,40 +29,40 @@ pub struct Capabilities {
     pub request_bytes_max: u64,
     /// The largest `expected` of a compare-and-write; 0 if there is no compare-and-write.
     pub compare_bytes_max: u64,
-    /// The most runs of one `write_runs`; 0 if there is no such operation. Their bytes together are bounded by
-    /// `request_bytes_max`.
+    /// The largest number of runs of one `write_runs`; 0 if there is no such operation. Their bytes together
+    /// are limited by `request_bytes_max`.
     pub runs_max: u32,
     /// The largest page of a listing.
     pub list_entries_max: u32,
-    /// A write of up to this size is atomic for concurrent readers wherever it lies. Every backend
-    /// owes [`BUCKET_BYTES`] within one aligned bucket, even if this says less.
+    /// A write of up to this size is atomic for concurrent readers at any offset. Within one aligned bucket
+    /// every write is, even if this is less than [`BUCKET_BYTES`].
     pub atomic_bytes: u64,
-    /// What is never torn by a crash: an aligned unit of this size holds old or new bytes.
+    /// The size of the aligned unit that a crash never tears: it holds old or new bytes.
     pub crash_atomic_bytes: u64,
-    /// A write_full is all or nothing, for readers and across a crash.
+    /// Whether a `write_full` is all or nothing, for readers and across a crash.
     pub write_full_atomic: bool,
-    /// Conditions are honoured; without it a request with one is `Unsupported`.
+    /// Whether conditions are checked; if not, a request with one is `Unsupported`.
     pub conditions: bool,
-    /// Stamps and claims are honoured; without it a request with one is `Unsupported`.
+    /// Whether stamps and claims are checked; if not, a request with one is `Unsupported`.
     pub fencing: bool,
-    /// A stamped delete is remembered, so that a late change with an older stamp is refused.
+    /// Whether a stamped delete is remembered, so that a late change with an older stamp is refused.
     pub tombstones: bool,
-    /// Flushes order the generations of a domain across a crash.
+    /// Whether flushes order the generations of a domain across a crash.
     pub order_domains: bool,
-    /// `copy` does not move the bytes through the caller.
+    /// Whether `copy` moves the bytes without the caller.
     pub copy_native: bool,
-    /// `discard` and `write_zeroes` give space back.
+    /// Whether `discard` and `write_zeroes` return space.
     pub holes_native: bool,
-    /// The strongest durability a single request can ask for.
+    /// The strongest durability that a single request can ask for.
     pub durability_max: Durability,
-    /// What *stored* survives.
+    /// What *stored* data survive.
     pub survives: Survives,
 }
 
 impl Capabilities {
-    /// A backend that keeps every word of the contract, with objects of up to `object_bytes_max`
-    /// bytes, and loses everything with its process. A backend starts here and changes what differs;
-    /// `runs_max` is 0 here, because [`crate::Blocker::write_runs`] has to be written to be had.
+    /// Returns the capabilities of a backend that has every feature of the contract, with objects of up to
+    /// `object_bytes_max` bytes, and loses everything with its process. A backend starts from these and
+    /// changes what differs. `runs_max` is 0, because the default [`crate::Blocker::write_runs`] refuses.
     #[must_use]
     pub fn full(object_bytes_max: u64) -> Self {
         Self {

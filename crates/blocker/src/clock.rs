@@ -1,7 +1,18 @@
-//! Time as something handed in, so that a test can step it.
+//! Clocks: time that the caller passes, so that a test can step it.
 //!
-//! Deadlines are points on a clock's own scale; caller and backend must be given the same clock. What
-//! this leaves out: the time of day.
+//! Deadlines are points on a clock's own scale, in nanoseconds; caller and blocker must use the same clock.
+//! The time of day is not part of it. (`cached-core` has a second clock for items, in whole seconds and
+//! without sleeping: it is read on every hit, where this one would cost too much.)
+//!
+//! ```
+//! use std::time::Duration;
+//! use blocker::{Clock, ManualClock};
+//!
+//! let clock = ManualClock::new();
+//! let start = clock.now();
+//! clock.advance(Duration::from_secs(3));
+//! assert_eq!(clock.now().since(start), Duration::from_secs(3));
+//! ```
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -20,7 +31,7 @@ use parking_lot::{Condvar, Mutex};
 pub struct Timestamp(pub u64);
 
 impl Timestamp {
-    /// How long it is from `earlier` until this; nothing if it is not earlier.
+    /// Returns the time from `earlier` until this; zero if `earlier` is not earlier.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
@@ -35,20 +46,19 @@ impl Add<Duration> for Timestamp {
     }
 }
 
-/// Completes once its time has come. Dropping it forgets it.
+/// A future that completes once its time has come. Dropping it cancels it.
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Where a backend gets the time from.
+/// The source of time of a blocker.
 ///
-/// An implementor owes a `now` that never goes back, and sleeps that wake their task without anybody
-/// polling them in between.
+/// `now` never goes back. A sleep wakes its task when it is due, without being polled in between.
 pub trait Clock: Send + Sync {
-    /// The time.
+    /// Returns the current time.
     fn now(&self) -> Timestamp;
-    /// Completes when `now` has reached `until`.
+    /// Returns a future that completes when `now` has reached `until`.
     fn sleep_until(&self, until: Timestamp) -> Sleep;
 
-    /// Completes after `delay`.
+    /// Returns a future that completes after `delay`.
     fn sleep(&self, delay: Duration) -> Sleep {
         self.sleep_until(self.now() + delay)
     }
@@ -58,33 +68,33 @@ pub trait Clock: Send + Sync {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 
-/// A clock that stands still until told otherwise.
+/// A clock that moves only by [`Self::advance`].
 #[derive(Clone, Default)]
 pub struct ManualClock {
-    shared: Arc<Mutex<Alarms>>,
+    shared: Arc<Mutex<TimerQueue>>,
 }
 
 impl ManualClock {
-    /// A clock that shows 0.
+    /// Returns a clock at 0.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Moves the time on, and wakes whoever has slept until then.
+    /// Moves the clock by `by`, and wakes the sleeps that are due.
     pub fn advance(&self, by: Duration) {
         let due = {
-            let mut alarms = self.shared.lock();
-            let now = alarms.now + by;
-            alarms.advance_to(now)
+            let mut queue = self.shared.lock();
+            let now = queue.now + by;
+            queue.advance_to(now)
         };
         due.into_iter().for_each(Waker::wake);
     }
 
-    /// When the next sleeper is due, if there is one: a test steps from one to the next.
+    /// Returns when the next sleep is due, if there is one.
     #[must_use]
-    pub fn next_alarm(&self) -> Option<Timestamp> {
-        self.shared.lock().heap.peek().map(|Reverse(alarm)| alarm.at)
+    pub fn next_timer(&self) -> Option<Timestamp> {
+        self.shared.lock().heap.peek().map(|Reverse(timer)| timer.at)
     }
 }
 
@@ -101,13 +111,13 @@ impl Clock for ManualClock {
 
     fn sleep_until(&self, until: Timestamp) -> Sleep {
         let shared = Arc::clone(&self.shared);
-        Box::pin(std::future::poll_fn(move |cx| shared.lock().poll_alarm(until, cx)))
+        Box::pin(std::future::poll_fn(move |cx| shared.lock().poll_timer(until, cx)))
     }
 }
 
 impl Clock for SystemClock {
     fn now(&self) -> Timestamp {
-        let since = Timers::get().start.elapsed();
+        let since = TimerThread::get().start.elapsed();
         Timestamp::default() + since
     }
 
@@ -124,109 +134,109 @@ impl Future for SystemSleep {
     type Output = ();
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let timers = Timers::get();
+        let thread = TimerThread::get();
         let now = SystemClock.now();
-        let mut alarms = timers.alarms.lock();
-        alarms.now = alarms.now.max(now);
-        let poll = alarms.poll_alarm(self.until, cx);
+        let mut queue = thread.queue.lock();
+        queue.now = queue.now.max(now);
+        let poll = queue.poll_timer(self.until, cx);
         if poll.is_pending() {
-            timers.ensure_thread(&mut alarms);
-            timers.changed.notify_one();
+            thread.ensure_running(&mut queue);
+            thread.changed.notify_one();
         }
         poll
     }
 }
 
-/// Sleepers in the order in which they are due.
+/// Sleeps in the order in which they are due.
 #[derive(Default)]
-struct Alarms {
+struct TimerQueue {
     now: Timestamp,
-    heap: BinaryHeap<Reverse<Alarm>>,
+    heap: BinaryHeap<Reverse<Timer>>,
     has_thread: bool,
 }
 
-struct Alarm {
+struct Timer {
     at: Timestamp,
     waker: Waker,
 }
 
-impl Alarms {
-    /// A sleeper that is polled again leaves its older alarm behind: a spurious wake-up, no harm.
-    fn poll_alarm(&mut self, until: Timestamp, cx: &Context<'_>) -> Poll<()> {
+impl TimerQueue {
+    /// A sleep that is polled again leaves its older timer behind: a spurious wake-up, which does no harm.
+    fn poll_timer(&mut self, until: Timestamp, cx: &Context<'_>) -> Poll<()> {
         if self.now >= until {
             return Poll::Ready(());
         }
-        self.heap.push(Reverse(Alarm { at: until, waker: cx.waker().clone() }));
+        self.heap.push(Reverse(Timer { at: until, waker: cx.waker().clone() }));
         Poll::Pending
     }
 
     fn advance_to(&mut self, now: Timestamp) -> Vec<Waker> {
         self.now = self.now.max(now);
         let mut due = Vec::new();
-        while self.heap.peek().is_some_and(|Reverse(alarm)| alarm.at <= self.now) {
-            due.extend(self.heap.pop().map(|Reverse(alarm)| alarm.waker));
+        while self.heap.peek().is_some_and(|Reverse(timer)| timer.at <= self.now) {
+            due.extend(self.heap.pop().map(|Reverse(timer)| timer.waker));
         }
         due
     }
 }
 
-impl PartialEq for Alarm {
+impl PartialEq for Timer {
     fn eq(&self, other: &Self) -> bool {
         self.at == other.at
     }
 }
-impl Eq for Alarm {}
-impl PartialOrd for Alarm {
+impl Eq for Timer {}
+impl PartialOrd for Timer {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
-impl Ord for Alarm {
+impl Ord for Timer {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.at.cmp(&other.at)
     }
 }
 
-/// The process's one timer thread and what it waits for.
-struct Timers {
+/// The process's one timer thread, and the sleeps that it wakes.
+struct TimerThread {
     start: Instant,
-    alarms: Mutex<Alarms>,
+    queue: Mutex<TimerQueue>,
     changed: Condvar,
 }
 
-impl Timers {
+impl TimerThread {
     fn get() -> &'static Self {
-        static TIMERS: OnceLock<Timers> = OnceLock::new();
-        TIMERS.get_or_init(|| Self {
+        static THREAD: OnceLock<TimerThread> = OnceLock::new();
+        THREAD.get_or_init(|| Self {
             start: Instant::now(),
-            alarms: Mutex::default(),
+            queue: Mutex::default(),
             changed: Condvar::new(),
         })
     }
 
-    fn ensure_thread(&'static self, alarms: &mut Alarms) {
-        if !alarms.has_thread {
+    fn ensure_running(&'static self, queue: &mut TimerQueue) {
+        if !queue.has_thread {
             let spawned = std::thread::Builder::new().name("blocker-timer".into()).spawn(|| self.run());
-            // Without threads left the process cannot keep any deadline; nothing better than to stop.
-            spawned.expect("a thread for the timers");
-            alarms.has_thread = true;
+            // Without another thread the process cannot keep any deadline.
+            spawned.expect("the system has no thread for the timers");
+            queue.has_thread = true;
         }
     }
 
     fn run(&self) {
-        let mut alarms = self.alarms.lock();
+        let mut queue = self.queue.lock();
         loop {
-            let due = alarms.advance_to(SystemClock.now());
+            let due = queue.advance_to(SystemClock.now());
             if !due.is_empty() {
-                parking_lot::MutexGuard::unlocked(&mut alarms, || due.into_iter().for_each(Waker::wake));
+                parking_lot::MutexGuard::unlocked(&mut queue, || due.into_iter().for_each(Waker::wake));
                 continue;
             }
-            match alarms.heap.peek().map(|Reverse(alarm)| alarm.at) {
+            match queue.heap.peek().map(|Reverse(timer)| timer.at) {
                 Some(at) => {
                     let delay = at.since(SystemClock.now());
-                    self.changed.wait_for(&mut alarms, delay);
+                    self.changed.wait_for(&mut queue, delay);
                 }
-                None => self.changed.wait(&mut alarms),
+                None => self.changed.wait(&mut queue),
             }
         }
     }
@@ -243,12 +253,12 @@ mod tests {
         let mut sleep = clock.sleep(Duration::from_secs(2));
         let mut cx = Context::from_waker(Waker::noop());
         assert!(sleep.as_mut().poll(&mut cx).is_pending());
-        assert_eq!(clock.next_alarm(), Some(Timestamp(2_000_000_000)));
+        assert_eq!(clock.next_timer(), Some(Timestamp(2_000_000_000)));
         clock.advance(Duration::from_secs(1));
         assert!(sleep.as_mut().poll(&mut cx).is_pending());
         clock.advance(Duration::from_secs(1));
         assert!(sleep.as_mut().poll(&mut cx).is_ready());
-        assert_eq!(clock.next_alarm(), None);
+        assert_eq!(clock.next_timer(), None);
     }
 
     #[test]

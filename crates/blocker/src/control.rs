@@ -17,8 +17,8 @@ use crate::reply::Reply;
 pub enum WriteMode {
     /// Write-back: acknowledged from the cache, stored later.
     Back,
-    /// Write-through: done below with the durability that the request asks for before it is acknowledged; kept
-    /// in the cache.
+    /// Write-through: done below with the durability that the request asks for before it is acknowledged;
+    /// kept in the cache.
     #[default]
     Through,
     /// Write-around: done below with the durability that the request asks for; not kept in the cache.
@@ -216,8 +216,8 @@ pub trait Control: Send + Sync {
         Reply::ok(Families::new())
     }
 
-    /// Returns acknowledged changes that can never be stored and have not been repaired: the first page of those
-    /// after the object `after`, or of all of them.
+    /// Returns acknowledged changes that can never be stored and have not been repaired: the first page of
+    /// those after the object `after`, or of all of them.
     ///
     /// # Errors
     /// `Unsupported` where they cannot be listed; `Retryable` if they have to be fetched and cannot be.
@@ -226,8 +226,8 @@ pub trait Control: Send + Sync {
         Reply::ok(LossPage::default())
     }
 
-    /// Returns the namespaces that have objects or claims in the store, in bytewise order. One whose objects are
-    /// all in a write-back cache is missing until they are stored.
+    /// Returns the namespaces that have objects or claims in the store, in bytewise order. One whose objects
+    /// are all in a write-back cache is missing until they are stored.
     ///
     /// # Errors
     /// `Retryable`, `Corrupt`, `Unsupported`.

@@ -2,8 +2,8 @@
 
 /// Writes the methods of [`Blocker`](crate::Blocker) that a layer forwards, inside of its `impl`.
 ///
-/// The first argument names the layer and gives the blocker below it as a place; `except` lists the methods that
-/// the layer writes itself. A name that is no method of the trait does not compile.
+/// The first argument names the layer and gives the blocker below it as a place; `except` lists the methods
+/// that the layer writes itself. A name that is no method of the trait does not compile.
 ///
 /// ```
 /// use std::sync::Arc;

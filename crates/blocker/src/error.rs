@@ -1,113 +1,111 @@
-//! Errors as decisions: each variant is something a caller can act on, and says what has happened to
-//! the data.
+//! Errors by what the caller can do: each variant is a decision, and defines what has happened to the data.
 //!
-//! The question a caller asks first is "was anything changed?". It is *no* for every variant except
-//! [`Error::OutcomeUnknown`] (perhaps), [`Error::NotStored`] (yes, but it is not stored) and
-//! [`Error::WritesLost`] (yes, and something that was not stored yet may be gone).
+//! Nothing was changed, except with [`Error::OutcomeUnknown`] (perhaps), [`Error::NotStored`] (changed, but
+//! not stored) and [`Error::WritesLost`] (changed, and something that was not stored yet may be gone).
 
 use std::borrow::Cow;
 use std::io;
 
 use crate::order::{Epoch, Stamp, Version};
 
-/// What a person reads about an error; no program should.
+/// A text about an error for people. Programs use the variant.
 pub type Reason = Cow<'static, str>;
 
 /// The result of an operation of the contract.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an operation did not do what was asked.
+/// Why an operation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There is no such object. Decide: create it, or tell the user.
+    /// There is no such object. Create it, or report it.
     #[error("no such object")]
     Missing,
-    /// The object is there, and the request said that it must not be.
+    /// The object exists, and the request was conditional on its absence.
     #[error("the object exists already")]
     Exists,
-    /// The object has another version than the request demanded. Decide: read again, then retry.
+    /// The object has another version than the request demands. Read it again, then retry.
     #[error("the object has version {version}, not the one asked for")]
     ConditionFailed {
-        /// The version it has.
+        /// The version that it has.
         version: Version,
     },
-    /// `compare_and_write` found other bytes. Decide: read again, then retry.
+    /// `compare_and_write` found other bytes. Read the object again, then retry.
     #[error("the bytes differ from those expected, first at offset {offset}")]
     Mismatch {
         /// The first offset within the object at which they differ.
         offset: u64,
     },
-    /// A writer with a newer epoch has taken over. Decide: stop writing; retrying never helps.
+    /// A writer with a newer epoch has taken over. Stop writing: retrying never helps.
     #[error("fenced off: epoch {epoch} has taken over")]
     Fenced {
         /// The epoch in force.
         epoch: Epoch,
     },
-    /// The object carries this stamp already, or a later one of the same epoch. If it equals the
-    /// request's, that very change was applied before: take it as done.
+    /// The object carries this stamp already, or a later one of the same epoch. If it equals the request's,
+    /// that change was applied before: treat it as done.
     #[error("superseded: the object carries stamp {stamp} already")]
     Superseded {
-        /// The stamp it carries.
+        /// The stamp that it carries.
         stamp: Stamp,
     },
-    /// A flush did not finish (in time), or a change was made but could not be stored as it asked. What
-    /// it covered is still dirty and readable; flush again.
+    /// A flush failed or did not finish in time, or a change was made but not stored as it asked. What it
+    /// covers is still dirty and readable: flush again.
     #[error("not stored: {0}")]
     NotStored(Reason),
-    /// The change may have been applied, wholly, or not; it may even be applied later. Decide: read
-    /// the stamp or the bytes back before the next change of that object.
+    /// The change may have been applied, wholly, or not; it may even be applied later. Read the stamp or the
+    /// bytes back before the next change of that object.
     #[error("outcome unknown: {0}")]
     OutcomeUnknown(Reason),
-    /// The deadline passed before anything was begun; nothing was changed, and nothing will be.
+    /// The deadline passed before the operation began. Nothing was changed, and nothing will be.
     #[error("the deadline passed before the operation began")]
     DeadlinePassed,
-    /// The store is full, or the namespace's quota is used up. Decide: free something, slow down.
+    /// The store is full, or the namespace's quota is used up. Free something, or slow down.
     #[error("out of space: {0}")]
     OutOfSpace(Reason),
-    /// Nothing was done, and the same request may well succeed shortly.
+    /// Nothing was done. The same request may succeed shortly.
     #[error("try again: {0}")]
     Retryable(Reason),
-    /// What is stored fails its checks, or the medium does not give it back. Decide: repair from
-    /// another copy; retrying does not help.
+    /// What is stored fails its checks, or the medium does not return it. Repair it from another copy:
+    /// retrying does not help.
     #[error("corrupt: {0}")]
     Corrupt(Reason),
-    /// Changes acknowledged as less than *stored* have been lost below (a failed fsync, say). Decide:
-    /// write again what was not yet stored. The error stays until the object is written in full,
-    /// deleted, or invalidated.
+    /// Changes acknowledged as less than *stored* have been lost below, for example by a failed fsync. Write
+    /// again what was not stored yet. The error stays until the object is written in full, deleted, or
+    /// invalidated.
     #[error("writes not yet stored were lost: {0}")]
     WritesLost(Reason),
-    /// This backend cannot do that, ever. `capabilities` says so beforehand.
+    /// This blocker never can do that, as its capabilities state.
     #[error("unsupported: {0}")]
     Unsupported(Reason),
-    /// The request, or the object it would make, is beyond a limit. Decide: split it.
+    /// The request, or the object that it would make, is beyond a limit. Split it.
     #[error("too large: the limit is {limit_bytes} bytes")]
     TooLarge {
-        /// The limit it is beyond.
+        /// The limit in bytes.
         limit_bytes: u64,
     },
-    /// The caller is not allowed to, or the store is held by someone else.
+    /// The caller is not allowed to do that, or another process holds the store.
     #[error("denied: {0}")]
     Denied(Reason),
-    /// The request contradicts itself: our caller's bug.
+    /// The request contradicts itself: a bug of the caller.
     #[error("invalid request: {0}")]
     Invalid(Reason),
 }
 
 impl Error {
-    /// Whether the same request, unchanged, may succeed later without anybody's doing.
+    /// Returns whether the same request, unchanged, may succeed later.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Retryable(_) | Self::NotStored(_) | Self::OutOfSpace(_))
     }
 
-    /// Whether the change may have been applied nevertheless.
+    /// Returns whether the change may have been applied nevertheless.
     #[must_use]
     pub fn is_ambiguous(&self) -> bool {
         matches!(self, Self::OutcomeUnknown(_))
     }
 
-    /// One word for it, the same in logs, metrics and JSON.
+    /// Returns one word for the variant, the same in logs, metrics and JSON.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -131,8 +129,8 @@ impl Error {
         }
     }
 
-    /// The decision behind an operating system's error, for an operation that had changed nothing
-    /// when it failed.
+    /// Returns the error for an operating system's one, of an operation that had changed nothing when it
+    /// failed. `what` names the operation.
     #[must_use]
     pub fn from_io(error: &io::Error, what: &str) -> Self {
         use io::ErrorKind as Kind;
@@ -158,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_os_error_becomes_a_decision() {
+    fn an_os_error_maps_to_what_the_caller_can_do() {
         let kind = |code| Error::from_io(&io::Error::from_raw_os_error(code), "x").kind();
         assert_eq!(kind(28), "out_of_space");
         assert_eq!(kind(13), "denied");

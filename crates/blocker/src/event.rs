@@ -1,7 +1,17 @@
-//! News from below: the channel a backend speaks up through.
+//! Events: the channel by which a blocker notifies the layers above it.
 //!
-//! Bounded, and never in the way of the data path: a subscriber that does not keep up loses its queue
-//! and is told so by [`Event::Missed`]; it then treats everything as changed.
+//! It is bounded and never delays the data path: a subscriber that does not keep up loses its queue and
+//! receives [`Event::Missed`]; it then treats everything as changed.
+//!
+//! ```
+//! use blocker::{Blocker, Event, InvalidateRequest, Memory, Scope, executor::block_on};
+//!
+//! let store = Memory::default();
+//! let mut events = store.subscribe();
+//! block_on(store.invalidate(InvalidateRequest::new(Scope::All)))?;
+//! assert_eq!(events.try_next(), Some(Event::Changed(Scope::All)));
+//! # Ok::<_, blocker::Error>(())
+//! ```
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -15,19 +25,20 @@ use crate::error::Reason;
 use crate::order::Epoch;
 use crate::request::Scope;
 
-/// How many events wait for one subscriber before they are dropped.
+/// The largest number of events that wait for one subscriber.
 const QUEUE_EVENTS_MAX: usize = 1024;
 
-/// Something happened below that the layers above should know.
+/// A notification from a blocker to the layers above it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Event {
-    /// Objects of the scope may have changed other than through this handle: drop clean copies.
+    /// Objects of the scope may have been changed by another path than this handle: drop clean copies.
     Changed(Scope),
     /// The scope has been claimed: older epochs are refused from now on.
     Fenced(Scope, Epoch),
-    /// Changes of objects of the scope that had been acknowledged as less than *stored* are lost, and flushes that
-    /// cover them answer [`Error::WritesLost`](crate::Error::WritesLost): write again what was not stored.
+    /// Changes of objects of the scope that had been acknowledged as less than *stored* are lost, and flushes
+    /// that cover them answer [`Error::WritesLost`](crate::Error::WritesLost): write again what was not
+    /// stored.
     WritesLost(Scope),
     /// The store has run out of space.
     Full,
@@ -35,12 +46,12 @@ pub enum Event {
     Degraded(Reason),
     /// The store has space again, or works as it should again.
     Recovered,
-    /// Events were lost, because the subscriber was too slow or a connection broke: treat everything
-    /// as changed.
+    /// Events were lost because the subscriber was too slow or a connection broke: treat everything as
+    /// changed.
     Missed,
 }
 
-/// Where a backend publishes; one per backend.
+/// The sending side: one for each blocker that publishes events.
 #[derive(Default)]
 pub struct EventHub {
     queues: Mutex<Vec<Weak<Mutex<Queue>>>>,
@@ -54,13 +65,13 @@ struct Queue {
 }
 
 impl EventHub {
-    /// A hub that nobody listens to yet.
+    /// Returns a hub without subscriptions.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A new listener; it hears what is published from now on.
+    /// Returns a subscription to what is published from now on.
     pub fn subscribe(&self) -> Subscription {
         let queue = Arc::new(Mutex::new(Queue::default()));
         let mut queues = self.queues.lock();
@@ -69,7 +80,7 @@ impl EventHub {
         Subscription { queue }
     }
 
-    /// Tells every listener. Never waits for one.
+    /// Sends `event` to every subscription, without waiting for any.
     pub fn publish(&self, event: &Event) {
         let mut wakers = Vec::new();
         self.queues.lock().retain(|queue| {
@@ -93,7 +104,7 @@ impl fmt::Debug for EventHub {
     }
 }
 
-/// Listeners read what is left, then see the end.
+/// Subscribers receive what is left, then the end.
 impl Drop for EventHub {
     fn drop(&mut self) {
         for queue in self.queues.get_mut().drain(..).filter_map(|queue| queue.upgrade()) {
@@ -107,7 +118,7 @@ impl Drop for EventHub {
     }
 }
 
-/// A listener's end of the channel. Dropping it ends the subscription.
+/// The receiving side. Dropping it ends the subscription.
 pub struct Subscription {
     queue: Arc<Mutex<Queue>>,
 }
@@ -119,12 +130,13 @@ impl fmt::Debug for Subscription {
 }
 
 impl Subscription {
-    /// The next event, if one waits.
+    /// Returns the next event if there is one, without waiting.
     pub fn try_next(&mut self) -> Option<Event> {
         self.queue.lock().events.pop_front()
     }
 
-    /// The next event; `None` once the backend is gone and all has been read.
+    /// Waits for the next event. Returns `None` once the blocker has been dropped and all events have been
+    /// received.
     ///
     /// # Cancel safety
     /// Dropping the future loses no event.
@@ -132,7 +144,7 @@ impl Subscription {
         std::future::poll_fn(|cx| self.poll_next(cx))
     }
 
-    /// [`Self::recv`], for those who poll.
+    /// Polls for the next event, as [`Self::recv`] does.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<Event>> {
         let mut queue = self.queue.lock();
         if let Some(event) = queue.events.pop_front() {
@@ -152,26 +164,27 @@ mod tests {
     use crate::executor::block_on;
 
     #[test]
-    fn a_slow_listener_is_told_that_it_missed_something() {
+    fn a_slow_subscriber_receives_missed() {
         let hub = EventHub::new();
-        let mut listener = hub.subscribe();
+        let mut subscriber = hub.subscribe();
         for _ in 0..=QUEUE_EVENTS_MAX {
             hub.publish(&Event::Full);
         }
-        assert_eq!(listener.try_next(), Some(Event::Missed));
-        assert_eq!(listener.try_next(), Some(Event::Full));
-        assert_eq!(listener.try_next(), None);
+        assert_eq!(subscriber.try_next(), Some(Event::Missed));
+        assert_eq!(subscriber.try_next(), Some(Event::Full));
+        assert_eq!(subscriber.try_next(), None);
     }
 
     #[test]
-    fn a_waiting_listener_is_woken_and_sees_the_end() {
+    fn a_waiting_subscriber_is_woken_and_receives_the_end() {
         let hub = EventHub::new();
-        let mut listener = hub.subscribe();
-        let waiting = std::thread::spawn(move || block_on(listener.recv()).map(|event| (event, listener)));
+        let mut subscriber = hub.subscribe();
+        let waiting =
+            std::thread::spawn(move || block_on(subscriber.recv()).map(|event| (event, subscriber)));
         hub.publish(&Event::Recovered);
-        let (event, mut listener) = waiting.join().unwrap().unwrap();
+        let (event, mut subscriber) = waiting.join().unwrap().unwrap();
         assert_eq!(event, Event::Recovered);
         drop(hub);
-        assert_eq!(block_on(listener.recv()), None);
+        assert_eq!(block_on(subscriber.recv()), None);
     }
 }

@@ -1,5 +1,10 @@
-//! The smallest executor there is: poll, park, poll again. For tests, tools and the conformance suite,
-//! which must run without a runtime; a server uses its own.
+//! A minimal executor: poll, park the thread, poll again. For tests, tools and the conformance suite, which
+//! run without a runtime.
+//!
+//! ```
+//! let reply = blocker::Reply::ok(7);
+//! assert_eq!(blocker::executor::block_on(reply), Ok(7));
+//! ```
 
 use std::future::{Future, IntoFuture};
 use std::pin::pin;
@@ -20,17 +25,17 @@ impl Wake for Unpark {
 }
 
 thread_local! {
-    /// Made once per thread: an answer that is ready should cost no allocation here either.
+    /// Made once for each thread, so that an answer that is ready costs no allocation.
     static WAKER: Waker = Arc::new(Unpark(std::thread::current())).into();
 }
 
-/// A waker that unparks the current thread.
+/// Returns a waker that unparks the current thread.
 #[must_use]
 pub fn thread_waker() -> Waker {
     WAKER.with(Waker::clone)
 }
 
-/// Runs `future` on this thread until it completes. Takes a [`crate::Reply`] as well.
+/// Runs `future`, which may be a [`crate::Reply`], on this thread until it completes.
 #[inline]
 pub fn block_on<F: IntoFuture>(future: F) -> F::Output {
     let mut future = pin!(future.into_future());
@@ -45,9 +50,9 @@ pub fn block_on<F: IntoFuture>(future: F) -> F::Output {
     })
 }
 
-/// Like [`block_on`], but gives up, dropping the future, after `patience`.
-pub fn block_on_for<F: IntoFuture>(future: F, patience: Duration) -> Option<F::Output> {
-    let give_up = Instant::now() + patience;
+/// Runs `future` on this thread for at most `timeout`, then drops it. Returns its output, if it completed.
+pub fn block_on_for<F: IntoFuture>(future: F, timeout: Duration) -> Option<F::Output> {
+    let give_up = Instant::now() + timeout;
     let mut future = pin!(future.into_future());
     let waker = thread_waker();
     let mut cx = Context::from_waker(&waker);
@@ -60,9 +65,9 @@ pub fn block_on_for<F: IntoFuture>(future: F, patience: Duration) -> Option<F::O
     }
 }
 
-/// Polls `future` at most `polls` times, parking in between (at most `patience` each time), then drops
-/// it. The output, if it came.
-pub fn poll_times<F: IntoFuture>(future: F, polls: usize, patience: Duration) -> Option<F::Output> {
+/// Polls `future` at most `polls` times, parking for at most `timeout` in between, then drops it. Returns its
+/// output, if it completed.
+pub fn poll_times<F: IntoFuture>(future: F, polls: usize, timeout: Duration) -> Option<F::Output> {
     let mut future = pin!(future.into_future());
     let waker = thread_waker();
     let mut cx = Context::from_waker(&waker);
@@ -71,7 +76,7 @@ pub fn poll_times<F: IntoFuture>(future: F, polls: usize, patience: Duration) ->
             return Some(output);
         }
         if poll < polls {
-            std::thread::park_timeout(patience);
+            std::thread::park_timeout(timeout);
         }
     }
     None

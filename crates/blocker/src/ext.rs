@@ -88,8 +88,8 @@ pub trait BlockerExt: Blocker {
         self.write_full(request).into_future()
     }
 
-    /// Removes an object, with the strongest durability that one request can ask for. Returns whether there was
-    /// one.
+    /// Removes an object, with the strongest durability that one request can ask for. Returns whether there
+    /// was one.
     ///
     /// # Errors
     /// Those of [`Blocker::delete`] except `Missing`.

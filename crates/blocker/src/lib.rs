@@ -1,14 +1,14 @@
-//! The storage contract: one trait, [`Blocker`], on which caches, connections, replicators and stores stack in any
-//! order.
+//! The storage contract: one trait, [`Blocker`], on which caches, connections, replicators and stores stack
+//! in any order.
 //!
-//! An *object* is a run of bytes with a name in a namespace; it is read, written, copied and queried by byte range.
-//! What each operation guarantees, and what its caller has to keep to, is documented at [`Blocker`]. A *backend* is
-//! a blocker that stores; a *layer* is a blocker over another one.
+//! An *object* is a run of bytes with a name in a namespace; it is read, written, copied and queried by byte
+//! range. What each operation guarantees, and what its caller has to keep to, is documented at [`Blocker`]. A
+//! *backend* is a blocker that stores; a *layer* is a blocker over another one.
 //!
 //! # Using a blocker
 //!
-//! Requests are structs made by `new` and refined by methods; answers are [replies](Reply), which are awaited.
-//! [`BlockerExt`] has shorter forms for whole objects.
+//! Requests are structs made by `new` and refined by methods; answers are [replies](Reply), which are
+//! awaited. [`BlockerExt`] has shorter forms for whole objects.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -45,8 +45,8 @@
 //! | `faulty` | `faulty`: delays, errors, stalls, crashes and lost writes over any blocker, from a seed |
 //! | `conformance` | `conformance`: the suite that checks a blocker against the contract |
 //!
-//! No async runtime is needed: futures are the standard library's, time comes from a [`Clock`] that the caller
-//! passes, and blocking work of the file backend runs on a few threads of its own.
+//! No async runtime is needed: futures are the standard library's, time comes from a [`Clock`] that the
+//! caller passes, and blocking work of the file backend runs on a few threads of its own.
 #![warn(missing_debug_implementations)]
 
 pub mod admission;
@@ -70,6 +70,7 @@ mod layer;
 pub mod memory;
 mod name;
 mod order;
+mod parse;
 mod reply;
 mod request;
 mod response;

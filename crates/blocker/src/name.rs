@@ -1,8 +1,8 @@
-//! Names: what an object is called, and the namespace it lives in.
+//! Names of objects and namespaces.
 //!
-//! Both are 1 to 255 bytes, any bytes at all: a name is never text to a backend, never a path, never
-//! trimmed or folded. They are reference-counted (`Bytes`), so a name cut out of a receive buffer
-//! travels through every layer without an allocation.
+//! Both are 1 to 255 bytes of any value: a backend never treats a name as text or as a path, and never trims
+//! or folds it. They are reference-counted (`Bytes`), so that a name taken from a receive buffer passes
+//! through every layer without an allocation.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,7 +21,7 @@ macro_rules! name_type {
         pub struct $type(Bytes);
 
         impl $type {
-            /// Takes `bytes` as a name, without copying them.
+            /// Returns the name with these bytes, without copying them.
             ///
             /// # Errors
             /// [`Error::Invalid`] if there are none, or more than [`NAME_BYTES_MAX`].
@@ -33,7 +33,7 @@ macro_rules! name_type {
                 }
             }
 
-            /// Copies `bytes` into a name.
+            /// Returns a name with a copy of `bytes`.
             ///
             /// # Errors
             /// As [`Self::new`].
@@ -41,7 +41,7 @@ macro_rules! name_type {
                 Self::new(Bytes::copy_from_slice(bytes))
             }
 
-            /// The bytes of the name.
+            /// Returns the bytes of the name.
             #[must_use]
             pub fn as_bytes(&self) -> &[u8] {
                 &self.0
@@ -91,22 +91,22 @@ name_type! {
 }
 
 name_type! {
-    /// The name of a namespace: 1 to 255 bytes. A namespace is there as soon as it is used; it is
-    /// the unit of policy, quota and listing.
+    /// The name of a namespace: 1 to 255 bytes. A namespace exists as soon as it is used; it is the unit of
+    /// policy, quota and listing.
     Namespace, "a namespace's name"
 }
 
-/// Which object is meant: a name in a namespace.
+/// The identity of an object: a name in a namespace.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ObjectId {
-    /// Where the object lives.
+    /// The namespace.
     pub namespace: Namespace,
-    /// What it is called there.
+    /// The name within the namespace.
     pub name: Name,
 }
 
 impl ObjectId {
-    /// The object called `name` in `namespace`.
+    /// Returns the identity of the object called `name` in `namespace`.
     #[must_use]
     pub fn new(namespace: Namespace, name: Name) -> Self {
         Self { namespace, name }

@@ -1,22 +1,19 @@
-//! The words for "how safe" and "which came first": durability, versions, stamps, order domains.
+//! Durability, versions, epochs, stamps and order domains.
 
 use std::fmt;
-use std::str::FromStr;
 
-use crate::error::{Error, Result};
-
-/// How safe a change is. The same word means the same thing on every layer; a reply says which one it
-/// gives, a request which one it wants. Ordered from weakest to strongest.
+/// The durability of a change: what it survives. A word means the same on every layer; a request asks for
+/// one, a reply states which one it gives. Ordered from weakest to strongest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum Durability {
-    /// In RAM here (or in the page cache): lost if this process or host dies.
+    /// In the memory of this process, or in the page cache: lost if the process or the host fails.
     #[default]
     Cached,
-    /// In a synced local log: survives a crash of process and host, not the loss of the disk.
+    /// In a synced local log: survives a crash of the process and of the host, not the loss of the disk.
     Journaled,
-    /// In the RAM or log of this many other nodes.
+    /// In the memory or log of this number of other nodes: survives the loss of the host.
     Replicated(u8),
-    /// The backing store has acknowledged it as stored.
+    /// Acknowledged as stored by the backing store: survives what the store survives.
     Stored,
 }
 
@@ -31,33 +28,9 @@ impl fmt::Display for Durability {
     }
 }
 
-/// Reads what `Display` writes.
-///
-/// ```
-/// use blocker::Durability;
-///
-/// assert_eq!("replicated(2)".parse(), Ok(Durability::Replicated(2)));
-/// ```
-impl FromStr for Durability {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let nodes = || text.strip_prefix("replicated(")?.strip_suffix(')')?.parse().ok();
-        match text {
-            "cached" => Ok(Self::Cached),
-            "journaled" => Ok(Self::Journaled),
-            "stored" => Ok(Self::Stored),
-            _ => nodes().map(Self::Replicated).ok_or_else(|| {
-                let known = "cached, journaled, replicated(NODES) or stored";
-                Error::Invalid(format!("{text:?} is no durability; there are {known}").into())
-            }),
-        }
-    }
-}
-
-/// The version of an object's content. Every change gives the object a new one, never used before for
-/// that name, not even before a delete or a crash: same name and same version, same bytes. Larger is
-/// not promised to mean later.
+/// The version of an object's content. Every change gives the object a new one, which its name never had
+/// before, not even before a delete or a crash: same name and same version, same bytes. A larger version is
+/// not necessarily a later one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Version(pub u64);
 
@@ -67,8 +40,8 @@ impl fmt::Display for Version {
     }
 }
 
-/// A fencing epoch: who is entitled to write. A claim raises it, and older epochs are then refused. A
-/// change without a stamp counts as epoch 0.
+/// A fencing epoch: the number of a claim. A claim raises it, and changes with older epochs are refused from
+/// then on. A change without a stamp counts as epoch 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Epoch(pub u64);
 
@@ -78,19 +51,11 @@ impl fmt::Display for Epoch {
     }
 }
 
-impl FromStr for Epoch {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let wrong = |_| Error::Invalid(format!("{text:?} is no epoch: a number").into());
-        text.parse().map_err(wrong).map(Self)
-    }
-}
-
-/// The identity of a writer: random, picked once per life, so that two writers never share one.
+/// The identity of a writer: random, drawn once for each run of a writer, so that two writers never share
+/// one.
 ///
-/// A claim carries it, which makes epochs exclusive: the writer that holds an epoch may claim it again (its answer
-/// was lost, say), any other is refused.
+/// A claim carries it, which makes epochs exclusive: the writer that holds an epoch may claim it again (for
+/// example because the answer was lost), any other writer is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct WriterId(pub u128);
 
@@ -98,7 +63,7 @@ impl WriterId {
     /// Returns an identity that no other writer has.
     ///
     /// # Panics
-    /// If the operating system has no random bytes to give.
+    /// If the operating system has no random bytes.
     #[must_use]
     pub fn random() -> Self {
         let mut bytes = [0; 16];
@@ -113,19 +78,19 @@ impl fmt::Display for WriterId {
     }
 }
 
-/// Where a change stands in its writer's history of one object: the writer's epoch, then a number that
-/// rises with each change of that object. A store applies a stamped change only if its stamp is above
-/// the one the object carries, atomically with the data.
+/// A change's place in its writer's history of one object: the writer's epoch, then a number that rises with
+/// each change of that object. A store applies a stamped change only if its stamp is above the one that the
+/// object carries, atomically with the data.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Stamp {
     /// The writer's epoch.
     pub epoch: Epoch,
-    /// Rises with every change of the object within the epoch.
+    /// The number of the change, which rises with every change of the object within the epoch.
     pub sequence: u64,
 }
 
 impl Stamp {
-    /// The change `sequence` of the writer that claimed `epoch`.
+    /// Returns the stamp of the change `sequence` by the writer that claimed `epoch`.
     #[must_use]
     pub fn new(epoch: u64, sequence: u64) -> Self {
         Self { epoch: Epoch(epoch), sequence }
@@ -138,25 +103,17 @@ impl fmt::Display for Stamp {
     }
 }
 
-/// A set of changes whose order matters across objects: a volume, say. Scoped to its namespace.
+/// A set of changes whose order matters across objects, for example those of a volume. Its number is of its
+/// namespace.
 ///
-/// A flush of the domain closes its generation. A store that has, after whatever loss, any change of
-/// generation g + 1 has all of generation g.
+/// A flush of the domain closes its generation. Whatever is lost, a store that has any change of generation g
+/// + 1 has all changes of generation g.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct OrderDomain(pub u64);
 
 impl fmt::Display for OrderDomain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
-    }
-}
-
-impl FromStr for OrderDomain {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let wrong = |_| Error::Invalid(format!("{text:?} is no order domain: a number").into());
-        text.parse().map_err(wrong).map(Self)
     }
 }
 
@@ -169,20 +126,6 @@ mod tests {
         use Durability::{Cached, Journaled, Replicated, Stored};
         let words = [Cached, Journaled, Replicated(1), Replicated(2), Stored];
         assert!(words.is_sorted_by(|a, b| a < b));
-    }
-
-    #[test]
-    fn what_is_written_is_read_back() {
-        use Durability::{Cached, Journaled, Replicated, Stored};
-        for durability in [Cached, Journaled, Replicated(0), Replicated(255), Stored] {
-            assert_eq!(durability.to_string().parse(), Ok(durability));
-        }
-        for wrong in ["", "Stored", "replicated", "replicated()", "replicated(256)", "replicated(1"] {
-            assert!(wrong.parse::<Durability>().is_err(), "{wrong}");
-        }
-        assert_eq!(Epoch(7).to_string().parse(), Ok(Epoch(7)));
-        assert!("-1".parse::<Epoch>().is_err());
-        assert_eq!(OrderDomain(7).to_string().parse(), Ok(OrderDomain(7)));
     }
 
     #[test]

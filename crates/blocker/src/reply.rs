@@ -1,8 +1,8 @@
-//! *Ready or pending*: what an operation answers.
+//! What an operation returns: its answer, ready or pending.
 //!
-//! A hit must not box a future on its way up through the layers, so an operation returns a plain value
-//! that says whether the answer is there already. Only an answer that is not there yet costs an
-//! allocation. A pending future owns all it needs (`'static`), so that a server can spawn it.
+//! A hit must not box a future on its way up through the layers, so an operation returns a plain value that
+//! either is the answer or a boxed future of it. Only an answer that is not ready costs an allocation. A
+//! pending future owns all it needs (`'static`), so that a server can spawn it.
 
 use std::fmt;
 use std::future::{Future, IntoFuture};
@@ -11,41 +11,48 @@ use std::task::{Context, Poll};
 
 use crate::error::{Error, Result};
 
-/// An answer that is still to come. Dropping it is cancelling: see [`crate::Blocker`].
+/// The future of an answer that is not ready. Dropping it cancels the operation: see [`crate::Blocker`].
 pub type Pending<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
-/// The answer to an operation: there already, or to come. `.await` works on it directly.
+/// The answer to an operation, ready or pending. It can be awaited.
+///
+/// ```
+/// use blocker::{Reply, executor::block_on};
+///
+/// let reply = Reply::pending(async { Ok(2) }).then(|answer| answer.map(|number| number * 21));
+/// assert_eq!(block_on(reply), Ok(42));
+/// ```
 #[must_use = "an operation whose reply is dropped is cancelled"]
 pub enum Reply<T> {
     /// The answer.
     Ready(Result<T>),
-    /// The answer is to come.
+    /// The future of the answer.
     Pending(Pending<T>),
 }
 
 impl<T> Reply<T> {
-    /// It worked, and this is the answer.
+    /// Returns a ready reply: the operation succeeded with `value`.
     pub fn ok(value: T) -> Self {
         Self::Ready(Ok(value))
     }
 
-    /// It failed.
+    /// Returns a ready reply: the operation failed.
     pub fn err(error: Error) -> Self {
         Self::Ready(Err(error))
     }
 
-    /// The answer will be what `future` gives.
+    /// Returns a reply whose answer is the output of `future`.
     pub fn pending(future: impl Future<Output = Result<T>> + Send + 'static) -> Self {
         Self::Pending(Box::pin(future))
     }
 
-    /// Whether the answer is there.
+    /// Returns whether the answer is ready.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         matches!(self, Self::Ready(_))
     }
 
-    /// Passes the answer through `change`, at once where it is there.
+    /// Returns a reply whose answer has passed through `change`: now if it is ready, otherwise when it is.
     pub fn then<U>(self, change: impl FnOnce(Result<T>) -> Result<U> + Send + 'static) -> Reply<U>
     where
         T: 'static,
@@ -81,7 +88,7 @@ impl<T: Unpin> IntoFuture for Reply<T> {
     }
 }
 
-/// The future behind `reply.await`.
+/// The future that awaits a [`Reply`].
 pub struct ReplyFuture<T>(Option<Reply<T>>);
 
 impl<T: fmt::Debug> fmt::Debug for ReplyFuture<T> {
@@ -114,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ready_reply_needs_one_poll_and_a_pending_one_keeps_its_future() {
+    fn a_ready_reply_completes_at_the_first_poll_and_a_pending_one_with_its_future() {
         let mut cx = Context::from_waker(Waker::noop());
         let mut ready = Reply::ok(1).then(|n| n.map(|n| n + 1)).into_future();
         assert_eq!(Pin::new(&mut ready).poll(&mut cx), Poll::Ready(Ok(2)));

@@ -1,9 +1,9 @@
-//! What an operation is asked: one struct each, made by `new` and refined by methods, so that fields
-//! can grow without breaking callers.
+//! Requests: one struct for each operation, made by `new` and refined by methods, so that fields can be added
+//! without breaking callers.
 //!
-//! Two groups of fields recur. [`Call`] is about the call: until when, how urgent, how the data will
-//! be used. [`Change`] is about changing an object: how safe it must be before the reply, where it
-//! stands in its writer's history, and under which condition it may happen.
+//! Two groups of fields recur. [`Call`] is about the call: its deadline, and how the data will be used.
+//! [`Change`] is about changing an object: the durability that the reply must give, the change's place in its
+//! writer's history, and the condition under which it may happen.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,86 +14,87 @@ use crate::name::{Name, Namespace, ObjectId, split_path};
 use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version, WriterId};
 use crate::segment::Segments;
 
-/// What the caller knows about the use of the data; a backend may ignore all of it.
+/// What the caller knows about the use of the data. A backend may ignore it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Hints(u32);
 
 impl Hints {
     /// Nothing is known.
     pub const NONE: Self = Self(0);
-    /// Will not be needed again soon: do not let it push out other data.
+    /// The data will not be needed again soon: caches should not evict other data for it.
     pub const NO_CACHE: Self = Self(1);
-    /// Part of a sequential run.
+    /// The request is part of a sequential run.
     pub const SEQUENTIAL: Self = Self(2);
-    /// At random: reading ahead is of no use.
+    /// The requests are random: reading ahead is of no use.
     pub const RANDOM: Self = Self(4);
 
-    /// Both these hints and `other`.
+    /// Returns these hints together with `other`.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether all of `other` is among them.
+    /// Returns whether all of `other` is among these hints.
     #[must_use]
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// The bits, for the wire.
+    /// Returns the hints as bits, for a wire format.
     #[must_use]
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// From bits off the wire; unknown ones are kept, and ignored like any hint.
+    /// Returns the hints with these bits. Unknown bits are kept, and ignored like any hint.
     #[must_use]
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 }
 
-/// What goes for every call.
+/// The terms of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Call {
-    /// When the caller stops waiting, on the common clock. None: never.
+    /// When the caller stops waiting, on the clock that caller and blocker share. `None`: never.
     pub deadline: Option<Timestamp>,
-    /// How the data will be used.
+    /// What is known about the use of the data.
     pub hints: Hints,
 }
 
-/// When a change (or a read) may happen.
+/// The condition under which a change, or a read, may happen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Condition {
     /// Always.
     #[default]
     None,
-    /// Only if there is no such object; else [`crate::Error::Exists`].
+    /// Only if the object does not exist; otherwise [`crate::Error::Exists`].
     Absent,
-    /// Only if there is one; else [`crate::Error::Missing`].
+    /// Only if the object exists; otherwise [`crate::Error::Missing`].
     Present,
-    /// Only if it has this version; else [`crate::Error::ConditionFailed`], or
+    /// Only if the object has this version; otherwise [`crate::Error::ConditionFailed`], or
     /// [`crate::Error::Missing`].
     Version(Version),
 }
 
-/// What goes for every change of an object.
+/// The terms of a change of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Change {
-    /// How safe it must be before the reply. A backend may give more, never less.
+    /// The least durability that the reply must give. A backend may give more, never less.
     pub durability: Durability,
-    /// Its place in the writer's history. None counts as epoch 0 and leaves the object's stamp alone.
+    /// The change's place in its writer's history. `None` counts as epoch 0 and leaves the object's stamp as
+    /// it is.
     pub stamp: Option<Stamp>,
-    /// The order domain it belongs to.
+    /// The order domain that the change belongs to.
     pub domain: Option<OrderDomain>,
-    /// When it may happen.
+    /// The condition under which the change may happen.
     pub condition: Condition,
 }
 
-/// What a flush, a claim or an invalidation is about.
+/// What a flush, a claim or an invalidation covers.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Scope {
@@ -108,7 +109,7 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// Whether a change of `object` in `domain` falls within it.
+    /// Returns whether the scope covers a change of `object` in `domain`.
     #[must_use]
     pub fn covers(&self, object: &ObjectId, domain: Option<OrderDomain>) -> bool {
         match self {
@@ -164,14 +165,14 @@ impl FromStr for Scope {
 macro_rules! with_call {
     ($($type:ident)*) => {$(
         impl $type {
-            /// The caller stops waiting at `deadline`.
+            /// Sets when the caller stops waiting.
             #[must_use]
             pub fn deadline(mut self, deadline: Timestamp) -> Self {
                 self.call.deadline = Some(deadline);
                 self
             }
 
-            /// How the data will be used.
+            /// Sets what is known about the use of the data.
             #[must_use]
             pub fn hints(mut self, hints: Hints) -> Self {
                 self.call.hints = hints;
@@ -184,41 +185,41 @@ macro_rules! with_call {
 macro_rules! with_change {
     ($($type:ident)*) => {$(
         impl $type {
-            /// How safe it must be before the reply.
+            /// Sets the least durability that the reply must give.
             #[must_use]
             pub fn durability(mut self, durability: Durability) -> Self {
                 self.change.durability = durability;
                 self
             }
 
-            /// Its place in the writer's history.
+            /// Sets the change's place in its writer's history.
             #[must_use]
             pub fn stamp(mut self, stamp: Stamp) -> Self {
                 self.change.stamp = Some(stamp);
                 self
             }
 
-            /// The order domain it belongs to.
+            /// Sets the order domain that the change belongs to.
             #[must_use]
             pub fn domain(mut self, domain: OrderDomain) -> Self {
                 self.change.domain = Some(domain);
                 self
             }
 
-            /// When it may happen.
+            /// Sets the condition under which the change may happen.
             #[must_use]
             pub fn condition(mut self, condition: Condition) -> Self {
                 self.change.condition = condition;
                 self
             }
 
-            /// Only if the object has this version.
+            /// Makes the change conditional on the object having this version.
             #[must_use]
             pub fn if_version(self, version: Version) -> Self {
                 self.condition(Condition::Version(version))
             }
 
-            /// All of the change's terms at once.
+            /// Sets all terms of the change.
             #[must_use]
             pub fn change(mut self, change: Change) -> Self {
                 self.change = change;
@@ -228,30 +229,30 @@ macro_rules! with_change {
     )*};
 }
 
-/// Read a range of an object.
+/// A request to read a range of an object.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ReadRequest {
-    /// Which object.
+    /// The object.
     pub object: ObjectId,
-    /// Where the range begins.
+    /// Where the range begins, in bytes.
     pub offset: u64,
-    /// How long it is; what lies past the object's end is not returned.
+    /// The length of the range in bytes. What lies past the object's end is not returned.
     pub len_bytes: u64,
-    /// When to read at all: a version, or nothing.
+    /// The condition under which to read: a version, or none.
     pub condition: Condition,
-    /// What goes for every call.
+    /// The terms of the call.
     pub call: Call,
 }
 
 impl ReadRequest {
-    /// Read `len_bytes` at `offset`.
+    /// Returns a request to read `len_bytes` at `offset`.
     #[must_use]
     pub fn new(object: ObjectId, offset: u64, len_bytes: u64) -> Self {
         Self { object, offset, len_bytes, condition: Condition::None, call: Call::default() }
     }
 
-    /// Only if the object has this version.
+    /// Makes the read conditional on the object having this version.
     #[must_use]
     pub fn if_version(mut self, version: Version) -> Self {
         self.condition = Condition::Version(version);
@@ -259,24 +260,25 @@ impl ReadRequest {
     }
 }
 
-/// Write a range of an object, creating it if need be and moving its end if the range goes beyond.
+/// A request to write a range of an object. Creates the object if it is missing, and moves its end if the
+/// range reaches beyond it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WriteRequest {
-    /// Which object.
+    /// The object.
     pub object: ObjectId,
-    /// Where the range begins.
+    /// Where the range begins, in bytes.
     pub offset: u64,
-    /// What to write.
+    /// The bytes to write.
     pub data: Segments,
-    /// How, and when.
+    /// The terms of the change.
     pub change: Change,
-    /// What goes for every call.
+    /// The terms of the call.
     pub call: Call,
 }
 
 impl WriteRequest {
-    /// Write `data` at `offset`.
+    /// Returns a request to write `data` at `offset`.
     #[must_use]
     pub fn new(object: ObjectId, offset: u64, data: impl Into<Segments>) -> Self {
         let (change, call) = Default::default();
@@ -284,24 +286,24 @@ impl WriteRequest {
     }
 }
 
-/// Write zeros: as a write of that many zero bytes, without sending them.
+/// A request to write zeros: as a write of zero bytes, without sending them.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WriteZeroesRequest {
-    /// Which object.
+    /// The object.
     pub object: ObjectId,
-    /// Where the range begins.
+    /// Where the range begins, in bytes.
     pub offset: u64,
-    /// How long it is.
+    /// The length of the range in bytes.
     pub len_bytes: u64,
-    /// How, and when.
+    /// The terms of the change.
     pub change: Change,
-    /// What goes for every call.
+    /// The terms of the call.
     pub call: Call,
 }
 
 impl WriteZeroesRequest {
-    /// Zero `len_bytes` at `offset`.
+    /// Returns a request to write `len_bytes` zeros at `offset`.
     #[must_use]
     pub fn new(object: ObjectId, offset: u64, len_bytes: u64) -> Self {
         let (change, call) = Default::default();
@@ -309,39 +311,39 @@ impl WriteZeroesRequest {
     }
 }
 
-/// One range of a [`WriteRunsRequest`]: where it begins, and what it shall be.
+/// One range of a [`WriteRunsRequest`]: where it begins, and its new content.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Run {
-    /// Where the range begins.
+    /// Where the range begins, in bytes.
     pub offset: u64,
-    /// What it shall be; at least one byte.
+    /// The new content; at least one byte.
     pub content: RunContent,
 }
 
-/// What a range shall be.
+/// The new content of a range.
 #[derive(Clone, Debug)]
 pub enum RunContent {
     /// These bytes.
     Data(Segments),
-    /// So many zeros, which are not sent.
+    /// This number of zeros, which are not sent.
     Zeroes(u64),
 }
 
 impl Run {
-    /// `data` at `offset`.
+    /// Returns a run of `data` at `offset`.
     #[must_use]
     pub fn data(offset: u64, data: impl Into<Segments>) -> Self {
         Self { offset, content: RunContent::Data(data.into()) }
     }
 
-    /// `len_bytes` zeros at `offset`.
+    /// Returns a run of `len_bytes` zeros at `offset`.
     #[must_use]
     pub fn zeroes(offset: u64, len_bytes: u64) -> Self {
         Self { offset, content: RunContent::Zeroes(len_bytes) }
     }
 
-    /// How long it is.
+    /// Returns the length of the run in bytes.
     #[must_use]
     pub fn len_bytes(&self) -> u64 {
         match &self.content {
@@ -350,13 +352,13 @@ impl Run {
         }
     }
 
-    /// Where it ends.
+    /// Returns where the run ends.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.offset.saturating_add(self.len_bytes())
     }
 
-    /// How many bytes are sent for it.
+    /// Returns the number of bytes that are sent for the run.
     #[must_use]
     pub fn payload_bytes(&self) -> u64 {
         match &self.content {
@@ -366,23 +368,23 @@ impl Run {
     }
 }
 
-/// Write several ranges of one object in one change, creating it if need be and moving its end if the last
-/// range goes beyond. What lies between them stays as it is.
+/// A request to write several ranges of one object in one change. Creates the object if it is missing, and
+/// moves its end if the last range reaches beyond it. What lies between the ranges stays as it is.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WriteRunsRequest {
-    /// Which object.
+    /// The object.
     pub object: ObjectId,
-    /// What to write where: at least one, none empty, each beginning where the one before ends or later.
+    /// The runs: at least one, none empty, each beginning where the one before it ends or later.
     pub runs: Vec<Run>,
-    /// How, and when: for all of them together.
+    /// The terms of the change, for all runs together.
     pub change: Change,
-    /// What goes for every call.
+    /// The terms of the call.
     pub call: Call,
 }
 
 impl WriteRunsRequest {
-    /// Write `runs`.
+    /// Returns a request to write `runs`.
     #[must_use]
     pub fn new(object: ObjectId, runs: Vec<Run>) -> Self {
         let (change, call) = Default::default();
@@ -390,24 +392,24 @@ impl WriteRunsRequest {
     }
 }
 
-/// Give up a range: it reads as zeros afterwards and should cost no space. Never moves the end.
+/// A request to discard a range: afterwards it reads as zeros and should take no space. Never moves the end.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DiscardRequest {
-    /// Which object.
+    /// The object.
     pub object: ObjectId,
-    /// Where the range begins.
+    /// Where the range begins, in bytes.
     pub offset: u64,
-    /// How long it is; what lies past the end is left out.
+    /// The length of the range in bytes; what lies past the object's end is left out.
     pub len_bytes: u64,
-    /// How, and when.
+    /// The terms of the change.
     pub change: Change,
-    /// What goes for every call.
+    /// The terms of the call.
     pub call: Call,
 }
 
 impl DiscardRequest {
-    /// Discard `len_bytes` at `offset`.
+    /// Returns a request to discard `len_bytes` at `offset`.
     #[must_use]
     pub fn new(object: ObjectId, offset: u64, len_bytes: u64) -> Self {
         let (change, call) = Default::default();
@@ -415,26 +417,26 @@ impl DiscardRequest {
     }
 }
 
-/// Write `data` at `offset` if the bytes at `offset` are `expected`, in one atomic step.
+/// A request to write `data` at `offset` if the bytes at `offset` are `expected`, in one atomic step.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CompareAndWriteRequest {
-    /// Which object.
+    /// The object.
     pub object: ObjectId,
-    /// Where both ranges begin.
+    /// Where both ranges begin, in bytes.
     pub offset: u64,
-    /// What must be there; a byte past the object's end is not there.
+    /// The bytes that must be there. A byte past the object's end differs from any.
     pub expected: Segments,
-    /// What to write.
+    /// The bytes to write.
     pub data: Segments,
-    /// How, and when.
+    /// The terms of the change.
     pub change: Change,
-    /// What goes for every call.
+    /// The terms of the call.
     pub call: Call,
 }
 
 impl CompareAndWriteRequest {
-    /// Write `data` at `offset` if `expected` is there.
+    /// Returns a request to write `data` at `offset` if `expected` is there.
     #[must_use]
     pub fn new(
         object: ObjectId,
@@ -447,22 +449,22 @@ impl CompareAndWriteRequest {
     }
 }
 
-/// Make `data` the whole content of an object, whatever it was before.
+/// A request to replace the whole content of an object. Creates the object if it is missing.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WriteFullRequest {
-    /// Which object.
+    /// The object.
     pub object: ObjectId,
-    /// Its new content.
+    /// The new content.
     pub data: Segments,
-    /// How, and when.
+    /// The terms of the change.
     pub change: Change,
-    /// What goes for every call.
+    /// The terms of the call.
     pub call: Call,
 }
 
 impl WriteFullRequest {
-    /// Make `data` the content of `object`.
+    /// Returns a request to make `data` the content of `object`.
     #[must_use]
     pub fn new(object: ObjectId, data: impl Into<Segments>) -> Self {
         let (change, call) = Default::default();
@@ -470,22 +472,22 @@ impl WriteFullRequest {
     }
 }
 
-/// Move an object's end; what is gained reads as zeros.
+/// A request to move an object's end. What is gained reads as zeros.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TruncateRequest {
-    /// Which object.
+    /// The object.
     pub object: ObjectId,
-    /// Its new size.
+    /// The new size in bytes.
     pub size_bytes: u64,
-    /// How, and when.
+    /// The terms of the change.
     pub change: Change,
-    /// What goes for every call.
+    /// The terms of the call.
     pub call: Call,
 }
 
 impl TruncateRequest {
-    /// Make `object` this long.
+    /// Returns a request to make `object` this long.
     #[must_use]
     pub fn new(object: ObjectId, size_bytes: u64) -> Self {
         let (change, call) = Default::default();
@@ -493,20 +495,20 @@ impl TruncateRequest {
     }
 }
 
-/// Remove an object.
+/// A request to remove an object.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DeleteRequest {
-    /// Which object.
+    /// The object.
     pub object: ObjectId,
-    /// How, and when.
+    /// The terms of the change.
     pub change: Change,
-    /// What goes for every call.
+    /// The terms of the call.
     pub call: Call,
 }
 
 impl DeleteRequest {
-    /// Remove `object`.
+    /// Returns a request to remove `object`.
     #[must_use]
     pub fn new(object: ObjectId) -> Self {
         let (change, call) = Default::default();
@@ -514,31 +516,31 @@ impl DeleteRequest {
     }
 }
 
-/// Make `to` have the content that `from` has now, whatever it had before.
+/// A request to replace the content of `to` by that of `from`.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CopyRequest {
-    /// What is copied.
+    /// The object to copy from.
     pub from: ObjectId,
-    /// When to copy: a version that the source must have, or nothing.
+    /// The condition on the source: a version that it must have, or none.
     pub from_condition: Condition,
-    /// What it is copied to, in the same namespace or another.
+    /// The object to copy to, in the same namespace or another.
     pub to: ObjectId,
-    /// How, and when, `to` may be changed.
+    /// The terms of the change of `to`.
     pub change: Change,
-    /// What goes for every call.
+    /// The terms of the call.
     pub call: Call,
 }
 
 impl CopyRequest {
-    /// Copy `from` to `to`.
+    /// Returns a request to copy `from` to `to`.
     #[must_use]
     pub fn new(from: ObjectId, to: ObjectId) -> Self {
         let (change, call) = Default::default();
         Self { from, from_condition: Condition::None, to, change, call }
     }
 
-    /// Only if the source has this version.
+    /// Makes the copy conditional on the source having this version.
     #[must_use]
     pub fn if_from_version(mut self, version: Version) -> Self {
         self.from_condition = Condition::Version(version);
@@ -546,62 +548,62 @@ impl CopyRequest {
     }
 }
 
-/// Ask about an object.
+/// A request for an object's size, version and stamp.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct InfoRequest {
-    /// Which object.
+    /// The object.
     pub object: ObjectId,
-    /// What goes for every call.
+    /// The terms of the call.
     pub call: Call,
 }
 
 impl InfoRequest {
-    /// Ask about `object`.
+    /// Returns a request for information about `object`.
     #[must_use]
     pub fn new(object: ObjectId) -> Self {
         Self { object, call: Call::default() }
     }
 }
 
-/// Ask for one page of a namespace's objects, in bytewise order of their names.
+/// A request for one page of a namespace's objects, in bytewise order of their names.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ListRequest {
-    /// Of which namespace.
+    /// The namespace.
     pub namespace: Namespace,
     /// Only names that begin with this; empty for all.
     pub prefix: bytes::Bytes,
     /// Only names after this one: the last of the page before.
     pub after: Option<Name>,
-    /// At most this many entries, and at most what `capabilities` allows; 0 counts as 1.
+    /// The largest number of entries, at most what the capabilities allow; 0 counts as 1.
     pub entries_max: u32,
-    /// What goes for every call.
+    /// The terms of the call.
     pub call: Call,
 }
 
 impl ListRequest {
-    /// The first page, of at most 1 000 entries.
+    /// Returns a request for the first page, of at most 1 000 entries.
     #[must_use]
     pub fn new(namespace: Namespace) -> Self {
         Self { namespace, prefix: bytes::Bytes::new(), after: None, entries_max: 1000, call: Call::default() }
     }
 
-    /// Only names that begin with `prefix`.
+    /// Limits the listing to names that begin with `prefix`.
     #[must_use]
     pub fn prefix(mut self, prefix: impl Into<bytes::Bytes>) -> Self {
         self.prefix = prefix.into();
         self
     }
 
-    /// Only names after `name`.
+    /// Limits the listing to names after `name`.
     #[must_use]
     pub fn after(mut self, name: Name) -> Self {
         self.after = Some(name);
         self
     }
 
-    /// At most this many entries.
+    /// Sets the largest number of entries.
     #[must_use]
     pub fn entries_max(mut self, entries_max: u32) -> Self {
         self.entries_max = entries_max;
@@ -609,65 +611,65 @@ impl ListRequest {
     }
 }
 
-/// Make everything acknowledged so far within a scope *stored*.
+/// A request to make everything acknowledged so far within a scope *stored*.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FlushRequest {
-    /// What to flush. Flushing more than asked is allowed.
+    /// What to flush. A blocker may flush more.
     pub scope: Scope,
-    /// What goes for every call.
+    /// The terms of the call.
     pub call: Call,
 }
 
 impl FlushRequest {
-    /// Flush `scope`.
+    /// Returns a request to flush `scope`.
     #[must_use]
     pub fn new(scope: Scope) -> Self {
         Self { scope, call: Call::default() }
     }
 }
 
-/// Take over a scope: once the reply is there, changes with older epochs are refused in it.
+/// A request to take over a scope: once it is answered, changes with older epochs are refused there.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ClaimRequest {
     /// What to take over.
     pub scope: Scope,
-    /// The new epoch, above the one in force; its holder may claim the one in force again. 0 only asks.
+    /// The new epoch, above the one in force; its holder may claim the one in force again. 0 only queries.
     pub epoch: Epoch,
-    /// The writer that takes the scope over. Of no meaning where `epoch` is 0.
+    /// The writer that takes the scope over. Ignored where `epoch` is 0.
     pub writer: WriterId,
-    /// What goes for every call.
+    /// The terms of the call.
     pub call: Call,
 }
 
 impl ClaimRequest {
-    /// Takes over `scope` with `epoch`, for `writer`.
+    /// Returns a request to take over `scope` with `epoch`, for `writer`.
     #[must_use]
     pub fn new(scope: Scope, epoch: Epoch, writer: WriterId) -> Self {
         Self { scope, epoch, writer, call: Call::default() }
     }
 
-    /// Asks which epoch is in force in `scope`, and changes nothing: answered with epoch 0 if there is none, else
-    /// with [`Error::Fenced`](crate::Error::Fenced), which names it.
+    /// Returns a request for the epoch in force in `scope`, which changes nothing. The answer is epoch 0 if
+    /// there is none, otherwise [`Error::Fenced`], which names it.
     #[must_use]
     pub fn ask(scope: Scope) -> Self {
         Self::new(scope, Epoch(0), WriterId(0))
     }
 }
 
-/// Tell a backend that its scope may have been changed behind its back.
+/// A notification that a scope may have been changed by another path than this blocker.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct InvalidateRequest {
     /// What may have changed.
     pub scope: Scope,
-    /// What goes for every call.
+    /// The terms of the call.
     pub call: Call,
 }
 
 impl InvalidateRequest {
-    /// `scope` may have changed.
+    /// Returns a notification that `scope` may have changed.
     #[must_use]
     pub fn new(scope: Scope) -> Self {
         Self { scope, call: Call::default() }

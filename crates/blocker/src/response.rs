@@ -1,4 +1,4 @@
-//! What an operation answers when it worked.
+//! The answers of operations that succeeded.
 
 use crate::name::Name;
 use crate::order::{Durability, Epoch, Stamp, Version};
@@ -14,7 +14,7 @@ macro_rules! response {
         }
 
         impl $name {
-            /// With these values, in the order of the fields.
+            /// Returns an answer with these values, in the order of the fields.
             #[must_use]
             pub fn new($($field: $type),*) -> Self {
                 Self { $($field),* }
@@ -24,11 +24,11 @@ macro_rules! response {
 }
 
 response! {
-    /// The bytes read, all of one version.
+    /// The answer to a read: bytes of one version.
     ReadReply {
-        /// What is in the range, up to the object's end; a hole reads as zeros.
+        /// The bytes of the range, up to the object's end. A hole reads as zeros.
         data: Segments,
-        /// The object's size.
+        /// The object's size in bytes.
         size_bytes: u64,
         /// The version of the bytes.
         version: Version,
@@ -36,31 +36,31 @@ response! {
 }
 
 response! {
-    /// An object was changed.
+    /// The answer to a change of an object.
     ChangeReply {
-        /// Its version from now on.
+        /// The object's version after the change.
         version: Version,
-        /// Its size from now on.
+        /// The object's size after the change, in bytes.
         size_bytes: u64,
-        /// How safe the change is: what was asked for, or better.
+        /// The durability of the change: what the request asked for, or more.
         durability: Durability,
     }
 }
 
 response! {
-    /// An object was removed.
+    /// The answer to the removal of an object.
     DeleteReply {
-        /// How safe the removal is: what was asked for, or better.
+        /// The durability of the removal: what the request asked for, or more.
         durability: Durability,
     }
 }
 
 response! {
-    /// What is known about an object. Exact, including what only a cache knows.
+    /// An object's size, version and stamp, including changes that only a cache has.
     Info {
-        /// Its size.
+        /// The object's size in bytes.
         size_bytes: u64,
-        /// Its version.
+        /// The object's version.
         version: Version,
         /// The stamp of the last stamped change.
         stamp: Option<Stamp>,
@@ -70,11 +70,11 @@ response! {
 response! {
     /// One object of a listing.
     ListEntry {
-        /// Its name.
+        /// The object's name.
         name: Name,
-        /// Its size.
+        /// The object's size in bytes.
         size_bytes: u64,
-        /// Its version.
+        /// The object's version.
         version: Version,
     }
 }
@@ -84,22 +84,22 @@ response! {
     ListReply {
         /// The objects, in bytewise order of their names.
         entries: Vec<ListEntry>,
-        /// Whether there may be more after the last of them. A page that says so has at least one
-        /// entry, to go on from.
+        /// Whether there may be more after the last of them; if so, there is at least one entry, after which
+        /// the next page begins.
         has_more: bool,
     }
 }
 
 response! {
-    /// All that was acknowledged before the flush is stored.
+    /// The answer to a flush: everything acknowledged before it is stored.
     FlushReply {
-        /// How safe it is: [`Durability::Stored`].
+        /// [`Durability::Stored`].
         durability: Durability,
     }
 }
 
 response! {
-    /// The scope is taken over.
+    /// The answer to a claim: the scope is taken over.
     ClaimReply {
         /// The epoch in force.
         epoch: Epoch,
@@ -107,9 +107,9 @@ response! {
 }
 
 response! {
-    /// No stale copy of the scope is held here any more.
+    /// The answer to an invalidation: no stale copy of the scope is held.
     InvalidateReply {
-        /// How many bytes of clean copies were dropped, where that is known.
+        /// The size of the clean copies that were dropped, in bytes, where it is known.
         dropped_bytes: u64,
     }
 }

@@ -17,12 +17,13 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `bound`; 0 if `bound` is 0.
+    /// Returns a number below `bound`; 0 if `bound` is 0.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         if bound == 0 { 0 } else { self.next() % bound }
     }
 
-    /// True this many times in 1 000.
+    /// Returns true `chance` times in 1 000.
+    #[cfg(any(feature = "faulty", test))]
     pub(crate) fn permille(&mut self, chance: u32) -> bool {
         self.below(1000) < u64::from(chance)
     }

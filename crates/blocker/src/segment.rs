@@ -1,10 +1,9 @@
-//! Payloads: owned, reference-counted runs of bytes, the same both ways.
+//! Payloads: owned, reference-counted runs of bytes, in requests and in answers.
 //!
-//! A segment keeps what it points at alive until it is dropped. That makes a request sound under
-//! cancellation (a kernel or a library may still read the memory after the caller has gone) and a hit
-//! free of copies: a cache hands out its own buckets through [`SegmentOwner`], without an allocation.
-//! A segment of zeros costs no memory. What this leaves out: writing into a segment; the bytes behind
-//! one never change while it lives.
+//! A segment keeps its memory alive until it is dropped. That makes a request sound under cancellation (a
+//! kernel or a library may still read the memory when the caller no longer waits), and a hit free of copies:
+//! a cache returns its own buckets through [`SegmentOwner`], without an allocation. A segment of zeros takes
+//! no memory. The bytes of a segment never change while it lives.
 
 use std::fmt;
 use std::ops::Range;
@@ -18,17 +17,16 @@ use crate::buffer::{BUFFER_BYTES, Buffer};
 const ZEROS_BYTES: usize = 64 * 1024;
 static ZEROS: [u8; ZEROS_BYTES] = [0; ZEROS_BYTES];
 
-/// Who owns the memory behind a pinned segment: a cache's arena, say, with the bucket as `token`.
+/// The owner of the memory behind a pinned segment, for example a cache's arena, with the bucket as `token`.
 ///
-/// The caller of [`Segment::pinned`] hands over one count of `token`; each clone asks for one more by
-/// `retain`, each drop gives one back by `release`. From the first to the last of them the owner owes
-/// the same bytes at the same place.
+/// The caller of [`Segment::pinned`] passes one count of `token`; each clone takes one more by `retain`, each
+/// drop returns one by `release`. From the first count to the last, the bytes and their place stay the same.
 pub trait SegmentOwner: Send + Sync {
-    /// The bytes that `token` stands for. Must not change while a count of it is held.
+    /// Returns the bytes that `token` stands for. They do not change while a count of it is held.
     fn bytes(&self, token: u64) -> &[u8];
-    /// One more segment points at `token`.
+    /// Adds a count of `token`: one more segment refers to it.
     fn retain(&self, token: u64);
-    /// One segment less points at `token`.
+    /// Removes a count of `token`: one segment less refers to it.
     fn release(&self, token: u64);
 }
 
@@ -65,7 +63,7 @@ impl Drop for Pinned {
 }
 
 impl Segment {
-    /// The part `range` of what `token` stands for at `owner`; takes over one count of `token`.
+    /// Returns the part `range` of what `token` stands for at `owner`, and takes over one count of `token`.
     ///
     /// # Panics
     /// If `range` lies outside the owner's bytes or beyond 4 GiB.
@@ -79,8 +77,8 @@ impl Segment {
         Self(Repr::Pinned(Pinned { token, start: part(range.start), end: part(range.end), owner }))
     }
 
-    /// A copy of `bytes`; up to a bucket of them in memory that the thread keeps for such, without an
-    /// allocation in the steady state.
+    /// Returns a copy of `bytes`. Up to one bucket of them goes into memory that the thread keeps for that
+    /// purpose, without an allocation in the steady state.
     #[must_use]
     pub fn copied(bytes: &[u8]) -> Self {
         let fill = |target: &mut [u8]| {
@@ -91,7 +89,7 @@ impl Segment {
         buffer.map_or_else(|| Bytes::copy_from_slice(bytes).into(), Self::from)
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         match &self.0 {
@@ -102,7 +100,7 @@ impl Segment {
         }
     }
 
-    /// How many bytes there are.
+    /// Returns the number of bytes.
     #[must_use]
     pub fn len_bytes(&self) -> usize {
         match &self.0 {
@@ -113,14 +111,14 @@ impl Segment {
         }
     }
 
-    /// Whether this is known, without looking, to be a hole. `false` does not mean that a byte is set.
+    /// Returns whether the segment is a hole: zeros without memory. If not, its bytes may still be zeros.
     #[must_use]
     pub fn is_hole(&self) -> bool {
         matches!(self.0, Repr::Zeros(_))
     }
 
-    /// Of a pinned segment: the owner, what it stands for there, and which part of that. An owner may know its
-    /// own bytes by it when they come back.
+    /// Returns, of a pinned segment, the owner, the token, and the part of its bytes. An owner can recognise
+    /// its own memory by it when a request brings it back.
     #[must_use]
     pub fn pin(&self) -> Option<(&Arc<dyn SegmentOwner>, u64, Range<usize>)> {
         match &self.0 {
@@ -129,7 +127,7 @@ impl Segment {
         }
     }
 
-    /// The part `range` of it, sharing the memory.
+    /// Returns the part `range`, which shares the memory.
     ///
     /// # Panics
     /// If `range` lies outside.
@@ -164,8 +162,17 @@ impl From<Buffer> for Segment {
     }
 }
 
-/// A payload: segments that read one after the other as one run of bytes. Empty segments are never
-/// kept; a payload of one segment needs no allocation.
+/// A payload: segments that together are one run of bytes. Empty segments are never kept; a payload of one
+/// segment needs no allocation.
+///
+/// ```
+/// use blocker::{Segment, Segments};
+///
+/// let mut payload = Segments::from(b"head");
+/// payload.append(Segments::zeros(2));
+/// payload.push(Segment::copied(b"tail"));
+/// assert_eq!(payload.slice(3..8).to_vec(), b"d\0\0ta");
+/// ```
 #[derive(Clone, Default)]
 pub struct Segments(List);
 
@@ -178,13 +185,13 @@ enum List {
 }
 
 impl Segments {
-    /// No bytes.
+    /// Returns a payload without bytes.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// This many zeros, without the memory for them.
+    /// Returns a payload of `len_bytes` zeros, which take no memory.
     #[must_use]
     pub fn zeros(len_bytes: usize) -> Self {
         let mut zeros = Self::new();
@@ -222,7 +229,7 @@ impl Segments {
         }
     }
 
-    /// The segments, in order.
+    /// Returns the segments, in order.
     #[must_use]
     pub fn as_slice(&self) -> &[Segment] {
         match &self.0 {
@@ -232,24 +239,24 @@ impl Segments {
         }
     }
 
-    /// The segments, in order.
+    /// Returns the segments, in order.
     pub fn iter(&self) -> std::slice::Iter<'_, Segment> {
         self.as_slice().iter()
     }
 
-    /// How many bytes there are in all.
+    /// Returns the number of bytes of all segments.
     #[must_use]
     pub fn len_bytes(&self) -> usize {
         self.iter().map(Segment::len_bytes).sum()
     }
 
-    /// Whether there are no bytes.
+    /// Returns whether there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         matches!(self.0, List::Empty)
     }
 
-    /// The part `range` of it, sharing the memory.
+    /// Returns the part `range`, which shares the memory.
     ///
     /// # Panics
     /// If `range` lies outside.
@@ -283,7 +290,7 @@ impl Segments {
         }
     }
 
-    /// All bytes in one run: shared where there is one segment that allows it, copied otherwise.
+    /// Returns all bytes in one run: shared where one segment allows that, copied otherwise.
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {
         match &self.0 {
@@ -293,7 +300,7 @@ impl Segments {
         }
     }
 
-    /// A copy of all bytes.
+    /// Returns a copy of all bytes.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
         let mut all = Vec::with_capacity(self.len_bytes());
@@ -301,7 +308,7 @@ impl Segments {
         all
     }
 
-    /// The first index at which these bytes differ from `other`; a missing byte differs.
+    /// Returns the first index at which these bytes differ from `other`. A missing byte differs from any.
     #[must_use]
     pub fn first_difference(&self, other: &[u8]) -> Option<usize> {
         let mut at = 0;
@@ -410,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pinned_segment_gives_back_every_count_it_took() {
+    fn a_pinned_segment_returns_every_count_that_it_took() {
         let arena = Arc::new(Arena { bytes: (0..8).collect(), counts: AtomicI64::new(1) });
         let owner: Arc<dyn SegmentOwner> = Arc::clone(&arena) as _;
         let segment = Segment::pinned(owner, 1, 0..4);
@@ -425,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_a_copy_whatever_its_length() {
+    fn a_copy_has_the_bytes_at_any_length() {
         for len in [0, 1, 4096, 4097] {
             assert_eq!(Segment::copied(&vec![3; len]).as_slice(), vec![3; len]);
         }

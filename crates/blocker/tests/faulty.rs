@@ -1,4 +1,4 @@
-//! The faulty backend does what its plan says, and nothing else; and the suite notices a lying disk.
+//! Fault injection follows its plan exactly, and the suite notices a disk that reports false success.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -188,7 +188,7 @@ fn a_stall_holds_everyone_until_it_ends_or_the_deadline_passes() {
     let patient = backend.write_full(WriteFullRequest::new(object(), b"patient"));
     assert!(matches!((&late, &patient), (Reply::Pending(_), Reply::Pending(_))));
     let waiting = std::thread::spawn(move || block_on(late));
-    // Time goes on until whoever waits for it has had enough.
+    // Steps the clock until the waiting call has its answer.
     while !waiting.is_finished() {
         clock.advance(Duration::from_secs(1));
         std::thread::yield_now();

@@ -91,7 +91,8 @@ fn a_small_object_takes_one_block() {
     }
 }
 
-/// The figures of docs/storage-contract.md: `cargo test -p blocker --test file_store -- --ignored --nocapture`.
+/// The figures of docs/storage-contract.md: `cargo test -p cached-blocker --test file_store -- --ignored
+/// --nocapture`.
 #[test]
 #[ignore = "for figures; takes a minute"]
 fn figures() {

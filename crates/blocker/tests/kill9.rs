@@ -1,8 +1,8 @@
-//! The file backend under kill -9: a real process writes and says what was acknowledged, is killed at a
+//! The file backend under kill -9: a real process writes and reports what was acknowledged, is killed at a
 //! moment drawn from a seed, and its directory is looked at.
 //!
-//! The child is this very binary, told by its environment to be the writer. Each of its lines is printed
-//! after an acknowledgement; the parent kills it after a drawn number of lines, while it goes on working.
+//! The child is the same binary; an environment variable makes it the writer. It prints a line after each
+//! acknowledgement; the parent kills it after a drawn number of lines, while it continues to work.
 //! What was acknowledged must be there whole: kill -9 spares the page cache, so *cached* survives it as
 //! well as *stored*; an operation under way is there whole or not at all, for any sector.
 
@@ -23,7 +23,7 @@ fn object(key: u64) -> ObjectId {
     ObjectId::new(Namespace::new("kill").unwrap(), Name::new(format!("object-{key}")).unwrap())
 }
 
-/// The content after round `round`: every sector says which round wrote it.
+/// The content after round `round`: every sector names the round that wrote it.
 fn content(round: u64) -> Vec<u8> {
     round.to_le_bytes().repeat(OBJECT_BYTES / 8)
 }
@@ -89,12 +89,13 @@ fn nothing_acknowledged_is_lost_by_kill_9() {
         if kill % 3 == 0 {
             store.close().unwrap();
         }
-        // The next writer goes on above anything the killed one may have begun.
+        // The next writer begins above anything that the killed one may have begun.
         round += 2 * OBJECTS - round % OBJECTS;
     }
 }
 
-/// Runs the writer from `round` on, and kills it after so many lines. The last round acknowledged.
+/// Runs the writer from `round` on, and kills it after a number of lines. Returns the last round
+/// acknowledged.
 fn run_and_kill(
     dir: &std::path::Path,
     round: u64,
@@ -128,12 +129,12 @@ fn run_and_kill(
     };
     let mut count = 0;
     while count < lines_max {
-        let line = lines.next().expect("the writer goes on until it is killed");
+        let line = lines.next().expect("the writer runs until it is killed");
         count += u64::from(take(&line));
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    // What it had said before it died counts as well.
+    // What it reported before it was killed counts as well.
     for line in lines {
         take(&line);
     }

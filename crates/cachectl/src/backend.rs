@@ -1,52 +1,44 @@
-//! `--backend`: which backend is meant, and how to open it. A new kind of backend is one more variant
-//! here; no command knows which one it talks to.
+//! `--backend`: which backend is meant, and opening it. No command knows which kind it uses.
 
-use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blocker::executor::block_on;
 use blocker::faulty::FaultPlan;
-use blocker::file::FileConfig;
-use blocker::metrics::render;
-use blocker::{Blocker, Control, Error, Faulty, FileStore, Memory, Namespace, Policy, Result, SystemClock};
-use blocker_rados::{RadosConfig, RadosStore};
-use synapse::{Address, ClientConfig, Secret, SynapseBlocker};
+use blocker::{Blocker, Error, Faulty, Result, SystemClock};
+use cached_config::{BackendTable, OpenError, OpenOptions, Store};
+use synapse::Secret;
 
-/// A backend as it is written on the command line.
+/// A backend as it is written on the command line: a store, perhaps with fault injection over it.
 #[derive(Clone, Debug)]
-pub(crate) enum BackendSpec {
-    File(PathBuf),
-    Memory,
-    Rados(Box<RadosConfig>),
-    Synapse(Address),
-    Faulty(FaultPlan, Box<BackendSpec>),
+pub(crate) struct BackendSpec {
+    store: BackendTable,
+    /// The plans of fault injection, the outermost first.
+    faults: Vec<FaultPlan>,
 }
 
 impl FromStr for BackendSpec {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let (kind, rest) =
-            text.split_once(':').ok_or("a backend is written KIND:..., for example file:DIR")?;
-        match kind {
-            "file" if rest.is_empty() => Err("file: needs a directory".into()),
-            "file" => Ok(Self::File(rest.into())),
-            "memory" if rest.is_empty() => Ok(Self::Memory),
-            "memory" => Err("memory: takes nothing after the colon".into()),
-            "rados" => Ok(Self::Rados(Box::new(rest.parse()?))),
-            "synapse" => Ok(Self::Synapse(rest.parse()?)),
-            "faulty" => {
-                let example = "faulty: is written faulty:seed=1,error_permille=10:BACKEND";
-                let (keys, inner) = rest.split_once(':').ok_or(example)?;
-                Ok(Self::Faulty(plan(keys)?, Box::new(inner.parse()?)))
+        let Some(rest) = text.strip_prefix("faulty:") else {
+            let mut store: BackendTable =
+                text.parse().map_err(|error| format!("{error}; and faulty:KEY=NUMBER,...:BACKEND"))?;
+            match &mut store {
+                // One call at a time: threads would only cost.
+                BackendTable::File(file) => file.threads = 0,
+                // A wrong address is an error of the command line.
+                BackendTable::Synapse(remote) => drop(remote.client().map_err(|error| error.why)?),
+                _ => {}
             }
-            _ => Err(format!(
-                "{kind:?} is no kind of backend; there are file:DIR, memory:, rados:POOL, synapse:HOST:PORT and \
-                 faulty:..."
-            )),
-        }
+            return Ok(Self { store, faults: Vec::new() });
+        };
+        let example = "faulty: is written faulty:seed=1,error_permille=10:BACKEND";
+        let (keys, below) = rest.split_once(':').ok_or(example)?;
+        let plan = plan(keys)?;
+        let mut spec: Self = below.parse()?;
+        spec.faults.insert(0, plan);
+        Ok(spec)
     }
 }
 
@@ -72,133 +64,44 @@ fn plan(keys: &str) -> std::result::Result<FaultPlan, String> {
     Ok(plan)
 }
 
-/// A backend, and what must be closed when the command is done.
+/// An open backend, which is closed in order when the command is done.
 pub(crate) struct Opened {
     pub(crate) backend: Arc<dyn Blocker>,
-    /// What is not data path.
-    pub(crate) control: Face,
-    open: Open,
-}
-
-/// How a backend is controlled: here, or by its server.
-#[derive(Clone)]
-pub(crate) enum Face {
-    Here(Arc<dyn Control>),
-    There(SynapseBlocker),
-}
-
-/// What is to be closed in order.
-enum Open {
-    Nothing,
-    File(Arc<FileStore>),
-    Rados(Arc<RadosStore>),
+    store: Store,
 }
 
 /// How long the connection to a cluster may take to close.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
-
-impl Face {
-    /// The figures of the backend and of what is before it, by name.
-    ///
-    /// # Errors
-    /// What its server says.
-    pub(crate) fn statistics(&self) -> Result<Vec<(String, u64)>> {
-        match self {
-            Self::Here(control) => {
-                let pairs = render::pairs(&block_on(control.metrics())?);
-                Ok(pairs.into_iter().map(|pair| (pair.name, pair.value.to_u64())).collect())
-            }
-            Self::There(server) => block_on(server.statistics()),
-        }
-    }
-
-    /// How a namespace is treated.
-    ///
-    /// # Errors
-    /// `Unsupported` where nothing is cached.
-    pub(crate) fn policy(&self, namespace: &Namespace) -> Result<Policy> {
-        match self {
-            Self::Here(control) => block_on(control.policy(namespace.clone())),
-            Self::There(server) => block_on(server.policy(namespace.clone())),
-        }
-    }
-}
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Opened {
+    /// Opens the backend; `timeout` limits connecting and each request.
+    ///
     /// # Errors
-    /// What opening it says.
+    /// The store's own.
     pub(crate) fn open(
         spec: &BackendSpec,
         secret: Option<&Secret>,
         timeout: Option<Duration>,
     ) -> Result<Self> {
-        match spec {
-            BackendSpec::Memory => {
-                let memory = Arc::new(Memory::default());
-                let control = Face::Here(Arc::clone(&memory) as _);
-                Ok(Self { backend: memory, control, open: Open::Nothing })
-            }
-            BackendSpec::File(dir) => {
-                // One call at a time: threads would only cost.
-                let config = FileConfig { threads: 0, ..FileConfig::default() };
-                // Here it is the path that is wrong, not what lies behind it.
-                std::fs::create_dir_all(dir).map_err(|error| {
-                    let dir = dir.display();
-                    Error::Denied(format!("{dir} is not there, and cannot be made: {error}").into())
-                })?;
-                let file = Arc::new(FileStore::open_with(dir, config, Arc::new(SystemClock))?);
-                let control = Face::Here(Arc::clone(&file) as _);
-                Ok(Self { backend: Arc::clone(&file) as _, control, open: Open::File(file) })
-            }
-            BackendSpec::Rados(config) => {
-                let mut config = config.as_ref().clone();
-                if let Some(timeout) = timeout {
-                    config.op_timeout = match config.op_timeout {
-                        Duration::ZERO => timeout,
-                        own => own.min(timeout),
-                    };
-                    config.connect_timeout = config.connect_timeout.min(timeout);
-                }
-                let rados = Arc::new(RadosStore::open(config)?);
-                let control = Face::Here(Arc::clone(&rados) as _);
-                Ok(Self { backend: Arc::clone(&rados) as _, control, open: Open::Rados(rados) })
-            }
-            BackendSpec::Synapse(address) => {
-                let mut config = ClientConfig::new(address.clone());
-                config.secret = secret.cloned();
-                config.name = "cachectl".into();
-                config.call_timeout = timeout;
-                if let Some(timeout) = timeout {
-                    config.reconnect_timeout = config.reconnect_timeout.min(timeout);
-                    config.connect_timeout = config.connect_timeout.min(timeout);
-                }
-                let client = SynapseBlocker::connect_on_thread(config)?;
-                let control = Face::There(client.clone());
-                Ok(Self { backend: Arc::new(client), control, open: Open::Nothing })
-            }
-            BackendSpec::Faulty(plan, inner) => {
-                let Self { backend, control, open } = Self::open(inner, secret, timeout)?;
-                let backend = Arc::new(Faulty::new(backend, plan.clone(), Arc::new(SystemClock)));
-                Ok(Self { backend, control, open })
-            }
+        let options = OpenOptions::default().secret(secret.cloned()).timeout(timeout).client_name("cachectl");
+        let mut store = Store::open(&spec.store, &options).map_err(|error| match error {
+            OpenError::Config(error) => Error::Denied(error.why.into()),
+            OpenError::Store(error) => error,
+        })?;
+        for plan in spec.faults.iter().rev() {
+            let faulty = |below| Arc::new(Faulty::new(below, plan.clone(), Arc::new(SystemClock))) as _;
+            store = store.with_layer(faulty);
         }
+        Ok(Self { backend: store.backend(), store })
     }
 
+    /// Closes the backend.
+    ///
     /// # Errors
-    /// What closing it says: something may not be stored.
+    /// The store's own: something may not be stored.
     pub(crate) fn close(self) -> Result<()> {
-        drop((self.backend, self.control));
-        match self.open {
-            Open::Nothing => Ok(()),
-            Open::File(file) => file.close(),
-            Open::Rados(rados) => {
-                // Everything acknowledged is stored; closing is only tidy.
-                if let Some(rados) = Arc::into_inner(rados) {
-                    rados.close(CLOSE_PATIENCE);
-                }
-                Ok(())
-            }
-        }
+        drop(self.backend);
+        self.store.close(CLOSE_TIMEOUT)
     }
 }
 
@@ -208,19 +111,21 @@ mod tests {
 
     #[test]
     fn backends_are_written_as_kind_and_rest() {
-        assert!(matches!("memory:".parse(), Ok(BackendSpec::Memory)));
-        assert!(matches!("file:a:b".parse(), Ok(BackendSpec::File(dir)) if dir.as_os_str() == "a:b"));
-        let Ok(BackendSpec::Faulty(plan, inner)) = "faulty:seed=7,error_permille=5:file:d".parse() else {
-            panic!("not taken for a faulty backend")
+        let parse = |text: &str| text.parse::<BackendSpec>();
+        let store = |text: &str| parse(text).unwrap().store.to_string();
+        assert_eq!(store("memory:"), "memory:");
+        assert_eq!(store("file:a:b"), "file:a:b");
+        let spec = parse("faulty:seed=7,error_permille=5:file:d").unwrap();
+        assert_eq!((spec.faults[0].seed, spec.faults[0].error_permille), (7, 5));
+        assert_eq!(spec.store.to_string(), "file:d");
+        let spec = parse("faulty:seed=1:faulty:seed=2:memory:").unwrap();
+        assert_eq!(spec.faults.iter().map(|plan| plan.seed).collect::<Vec<_>>(), [1, 2]);
+        let BackendTable::Rados(table) = parse("rados:vm,user=u").unwrap().store else {
+            panic!("not taken for RADOS")
         };
-        assert_eq!((plan.seed, plan.error_permille), (7, 5));
-        assert!(matches!(*inner, BackendSpec::File(_)));
-        let Ok(BackendSpec::Rados(config)) = "rados:vm,user=u".parse() else { panic!("not taken for RADOS") };
-        assert_eq!((config.pool.as_str(), config.user.as_str()), ("vm", "u"));
-        assert!(
-            matches!("synapse:node:7".parse(), Ok(BackendSpec::Synapse(Address::Tcp(at))) if at == "node:7")
-        );
-        assert!(matches!("synapse:unix:/run/s".parse(), Ok(BackendSpec::Synapse(Address::Unix(_)))));
+        assert_eq!((table.pool.as_str(), table.user.as_str()), ("vm", "u"));
+        assert_eq!(store("synapse:node:7"), "synapse:node:7");
+        assert_eq!(store("synapse:unix:/run/s"), "synapse:unix:/run/s");
         for wrong in [
             "",
             "synapse:",
@@ -236,7 +141,7 @@ mod tests {
             "faulty:error_permille=1001:memory:",
             "faulty:oops=1:memory:",
         ] {
-            assert!(wrong.parse::<BackendSpec>().is_err(), "{wrong}");
+            assert!(parse(wrong).is_err(), "{wrong}");
         }
     }
 }

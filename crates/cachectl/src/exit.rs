@@ -1,4 +1,4 @@
-//! What went wrong, as one line and an exit code.
+//! Failures of a command, as one line and an exit code.
 
 use std::fmt;
 use std::process::ExitCode;
@@ -8,13 +8,13 @@ use blocker::Error;
 /// Why the command failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The backend's answer, and what was asked of it.
+    /// The backend's error, and what the request was about.
     Backend { what: String, error: Error },
     /// A local file, or the terminal.
     Io { what: String, error: std::io::Error },
-    /// The command makes no sense as given.
+    /// The command line is wrong.
     Usage(String),
-    /// The conformance suite found this many broken rules.
+    /// The number of rules that the conformance suite found broken.
     NotConforming(usize),
 }
 
@@ -24,7 +24,7 @@ impl Failure {
         move |error| Self::Io { what, error }
     }
 
-    /// One word for it, for scripts that read JSON.
+    /// Returns one word for the failure, for scripts that read JSON.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Backend { error, .. } => error.kind(),
@@ -74,7 +74,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// Says of which object an error is.
+/// Adds to an error what it is about.
 pub(crate) trait About<T> {
     fn about(self, what: impl fmt::Display) -> Result<T, Failure>;
 }

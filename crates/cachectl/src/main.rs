@@ -1,12 +1,12 @@
-//! `cachectl`: a person's way to try any backend.
+//! `cachectl`: a command-line tool for any backend.
 //!
 //! ```text
 //! cachectl --backend file:DIR put NAME FILE
 //! ```
 //!
-//! One subcommand per file in `command/`, one backend per function in `backend`. Output goes to standard
+//! The subcommands are in `command/`; `backend` opens what `--backend` names. Output goes to standard
 //! output, as text or with `--json` as one JSON value per line; progress and errors go to standard error,
-//! an error as one line. The exit code says what kind of error it was, see [`exit`].
+//! an error as one line. The exit code is the kind of the error, see [`exit`].
 
 mod backend;
 mod command;
@@ -23,8 +23,8 @@ use output::Output;
 /// Try a storage backend of cached: put, get, copy, list, flush, or test it against the contract.
 ///
 /// Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such object, 4 refused (exists, condition, fenced,
-/// denied), 5 try again later (busy, out of space, not stored), 6 corrupt or lost, 7 outcome unknown. fsck has its
-/// own.
+/// denied), 5 try again later (busy, out of space, not stored), 6 corrupt or lost, 7 outcome unknown. fsck
+/// has its own.
 #[derive(Parser)]
 #[command(name = "cachectl", version, max_term_width = 100)]
 struct Arguments {
@@ -42,7 +42,8 @@ struct Arguments {
     #[arg(short, long, default_value = "default")]
     namespace: String,
 
-    /// How long a request may take, in seconds, with the way to the server and back; 0 is as long as it takes.
+    /// How long a request may take, in seconds, with the way to the server and back; 0 is as long as it
+    /// takes.
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     timeout: u64,
 
@@ -72,14 +73,14 @@ fn main() -> std::process::ExitCode {
 fn run(arguments: Arguments, output: &Output) -> Result<(), exit::Failure> {
     let namespace = blocker::Namespace::new(arguments.namespace.into_bytes())?;
     let secret = arguments.secret_file.as_deref().map(synapse::Secret::from_file).transpose();
-    let secret = secret.map_err(exit::Failure::Usage)?;
+    let secret = secret.map_err(|error| exit::Failure::Usage(error.to_string()))?;
     let timeout = (arguments.timeout > 0).then(|| std::time::Duration::from_secs(arguments.timeout));
     let backend = arguments.backend.as_ref().ok_or_else(|| {
-        exit::Failure::Usage("which backend? give it with --backend, for example --backend file:DIR".into())
+        exit::Failure::Usage("no backend is given; name one, for example --backend file:DIR".into())
     })?;
     let opened = Opened::open(backend, secret.as_ref(), timeout)?;
     let done = arguments.command.run(&opened, &namespace, output);
-    // Close in order even after a failure; the first failure is the one to tell.
+    // Close in order even after a failure; the first failure is reported.
     let closed = opened.close();
     done.and(closed.map_err(Into::into))
 }

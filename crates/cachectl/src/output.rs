@@ -1,4 +1,4 @@
-//! What a command says: text for people, or one JSON value per line for programs.
+//! The output of a command: text for people, or one JSON value in each line for programs.
 
 use std::io::Write;
 
@@ -15,14 +15,14 @@ impl Output {
         Self { json }
     }
 
-    /// One result, either way.
-    pub(crate) fn say(&self, text: impl std::fmt::Display, value: &Value) -> Result<(), Failure> {
+    /// Writes one result: `text`, or `value` as JSON.
+    pub(crate) fn write(&self, text: impl std::fmt::Display, value: &Value) -> Result<(), Failure> {
         let mut out = std::io::stdout().lock();
         let written = if self.json { writeln!(out, "{value}") } else { writeln!(out, "{text}") };
         written.map_err(Failure::io("standard output"))
     }
 
-    /// The last word when something went wrong: one line on standard error.
+    /// Writes why the command failed: one line on standard error.
     pub(crate) fn failure(&self, failure: &Failure) {
         if self.json {
             eprintln!("{}", serde_json::json!({ "error": failure.kind(), "message": failure.to_string() }));

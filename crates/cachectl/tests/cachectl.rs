@@ -36,7 +36,7 @@ impl Probe {
         let output = self.run(arguments);
         let error = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {error}");
-        assert!(error.contains(text), "{error:?} does not say {text:?}");
+        assert!(error.contains(text), "{error:?} does not contain {text:?}");
         assert_eq!(error.lines().count(), 1, "more than one line: {error:?}");
     }
 
@@ -59,8 +59,8 @@ fn what_is_put_is_got_copied_listed_and_removed() {
     let probe = Probe::new();
     let content = pattern(3_000_001);
     let input = probe.file("in", &content);
-    let said = String::from_utf8(probe.ok(&["put", "disk/0", &input])).unwrap();
-    assert!(said.starts_with("3000001 bytes stored as default/disk/0"), "{said}");
+    let output = String::from_utf8(probe.ok(&["put", "disk/0", &input])).unwrap();
+    assert!(output.starts_with("3000001 bytes stored as default/disk/0"), "{output}");
     assert_eq!(probe.ok(&["get", "disk/0"]), content);
     probe.ok(&["cp", "disk/0", "copy"]);
     let out = probe.path("out");
@@ -72,7 +72,7 @@ fn what_is_put_is_got_copied_listed_and_removed() {
     probe.ok(&["rm", "disk/0"]);
     assert_eq!(probe.ok(&["ls", "-1"]), b"copy\n");
     assert_eq!(probe.ok(&["flush"]), b"stored\n");
-    // Another namespace is another world.
+    // Another namespace has other objects.
     assert_eq!(probe.ok(&["--namespace", "other", "ls"]), b"");
 }
 
@@ -126,10 +126,9 @@ fn a_held_directory_is_refused_and_names_its_holder() {
     let probe = Probe::new();
     let mut holder = probe.command(&["put", "slow"]);
     let mut holder = holder.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
-    // It has the store open once it has said so there, and waits for its input.
-    let has_said =
-        || std::fs::read_to_string(probe.path("store/lock")).is_ok_and(|text| text.ends_with('\n'));
-    while !has_said() {
+    // It has the store open once it has reported that, and waits for its input.
+    let is_open = || std::fs::read_to_string(probe.path("store/lock")).is_ok_and(|text| text.ends_with('\n'));
+    while !is_open() {
         assert!(holder.try_wait().unwrap().is_none(), "the holder has ended");
         std::thread::yield_now();
     }
@@ -145,9 +144,9 @@ fn what_is_larger_than_an_object_is_refused_or_striped() {
     let content = pattern(9_000_000);
     let input = probe.file("in", &content);
     probe.fails(&["put", "big", &input], 2, "larger than an object may be (4194304 bytes); --stripe");
-    let said: serde_json::Value =
+    let output: serde_json::Value =
         serde_json::from_slice(&probe.ok(&["--json", "put", "--stripe", "big", &input])).unwrap();
-    assert_eq!(said["stripes"], 3);
+    assert_eq!(output["stripes"], 3);
     assert_eq!(probe.ok(&["get", "--stripe", "big"]), content);
     // Putting less leaves nothing of the old stripes.
     let less = probe.file("less", b"less");
@@ -164,10 +163,10 @@ fn what_is_larger_than_an_object_is_refused_or_striped() {
 #[test]
 fn any_backend_can_be_tested_against_the_contract() {
     let probe = Probe::new();
-    let said = String::from_utf8(probe.ok(&["conformance"])).unwrap();
-    assert!(said.contains("pass content::holes_read_as_zeros"), "{said}");
-    assert!(said.contains("skip crash::"), "{said}");
-    assert!(said.lines().last().unwrap().contains(" 0 failed"), "{said}");
+    let output = String::from_utf8(probe.ok(&["conformance"])).unwrap();
+    assert!(output.contains("pass content::holes_read_as_zeros"), "{output}");
+    assert!(output.contains("skip crash::"), "{output}");
+    assert!(output.lines().last().unwrap().contains(" 0 failed"), "{output}");
     probe.fails(&["conformance", "no such case"], 2, "no case is called");
     let faulty = Command::new(env!("CARGO_BIN_EXE_cachectl"))
         .args(["--backend", "faulty:seed=3,unknown_permille=200:memory:", "--json", "conformance", "content"])
@@ -188,7 +187,7 @@ fn a_damaged_store_is_refused() {
         let mut bytes = std::fs::read(&path).unwrap();
         bytes[10] ^= 0xff;
         std::fs::write(Path::new(&path), &bytes).unwrap();
-        // The other copy speaks for it.
+        // The other copy stands in for it.
         probe.ok(&["ls"]);
     }
     for name in ["superblock", "superblock.copy"] {
@@ -214,21 +213,21 @@ fn a_store_is_checked_and_repaired() {
     for name in ["one", "two"] {
         probe.ok(&["put", name, &input]);
     }
-    let (code, said, _) = fsck(&[]);
-    assert_eq!((code, said.as_str()), (Some(0), "2 objects, 0 remembered deletions: in order\n"));
+    let (code, output, _) = fsck(&[]);
+    assert_eq!((code, output.as_str()), (Some(0), "2 objects, 0 remembered deletions: in order\n"));
     // One copy of a header and one of the superblock.
     let object = store.join("objects/default.ns/one.obj");
     let mut content = std::fs::read(&object).unwrap();
     content[9] ^= 4;
     std::fs::write(&object, content).unwrap();
     std::fs::write(store.join("superblock"), b"nonsense").unwrap();
-    let (code, said, _) = fsck(&[]);
-    assert_eq!((code, said.matches("damage: ").count()), (Some(1), 2), "{said}");
-    assert!(said.ends_with("2 damaged; run again with --repair\n"), "{said}");
-    let (code, said, _) = fsck(&["--repair"]);
-    assert_eq!((code, said.matches("damage: ").count()), (Some(1), 2), "{said}");
-    let (code, said, _) = fsck(&[]);
-    assert_eq!(code, Some(0), "{said}");
+    let (code, output, _) = fsck(&[]);
+    assert_eq!((code, output.matches("damage: ").count()), (Some(1), 2), "{output}");
+    assert!(output.ends_with("2 damaged; run again with --repair\n"), "{output}");
+    let (code, output, _) = fsck(&["--repair"]);
+    assert_eq!((code, output.matches("damage: ").count()), (Some(1), 2), "{output}");
+    let (code, output, _) = fsck(&[]);
+    assert_eq!(code, Some(0), "{output}");
     assert_eq!(probe.ok(&["get", "one"]), b"kept");
     // While it is open it is refused.
     let held = blocker::FileStore::open(&store).unwrap();
@@ -239,7 +238,7 @@ fn a_store_is_checked_and_repaired() {
 }
 
 #[test]
-fn a_command_without_a_backend_says_what_is_missing() {
+fn a_command_without_a_backend_names_what_is_missing() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cachectl"));
     let output = command.arg("ls").env_remove("CACHECTL_BACKEND").output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();

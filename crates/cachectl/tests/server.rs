@@ -18,7 +18,7 @@ impl Host {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let memory = Arc::new(Memory::default());
-        let server = Server::new(Arc::clone(&memory) as _, Some(memory), config).unwrap();
+        let server = Server::new(memory, config).unwrap();
         let address = runtime.block_on(server.listen(&"127.0.0.1:0".parse().unwrap())).unwrap();
         Self { address, _server: server, _runtime: runtime }
     }
@@ -44,7 +44,7 @@ impl Host {
         let output = self.run(arguments);
         let error = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {error}");
-        assert!(error.contains(text), "{error:?} does not say {text:?}");
+        assert!(error.contains(text), "{error:?} does not contain {text:?}");
     }
 }
 
@@ -61,13 +61,13 @@ fn a_server_is_used_like_any_backend() {
     host.ok(&["rm", "a"]);
     assert_eq!(host.ok(&["flush"]), "stored\n");
     host.fails(&["get", "a"], 3, "no such object");
-    let figures = host.ok(&["stats"]);
-    assert!(figures.contains("objects") && figures.contains("synapse_requests"), "{figures}");
+    let metrics = host.ok(&["stats"]);
+    assert!(metrics.contains("objects") && metrics.contains("synapse_requests"), "{metrics}");
     host.fails(&["policy"], 1, "no policies");
     host.fails(&["policy", "back"], 2, "from its configuration");
-    let said = host.ok(&["--json", "bench", "--seconds", "1", "--objects", "2", "--writes", "30"]);
-    let measured: serde_json::Value = serde_json::from_str(&said).unwrap();
-    assert!(measured["requests"].as_u64().unwrap() > 0, "{said}");
+    let output = host.ok(&["--json", "bench", "--seconds", "1", "--objects", "2", "--writes", "30"]);
+    let measured: serde_json::Value = serde_json::from_str(&output).unwrap();
+    assert!(measured["requests"].as_u64().unwrap() > 0, "{output}");
     assert_eq!(host.ok(&["ls", "-1"]), "b\n", "the bench has left something");
     let report = host.ok(&["conformance", "content"]);
     assert!(report.lines().last().unwrap().contains(" 0 failed"), "{report}");
@@ -81,7 +81,7 @@ fn a_secret_is_taken_from_a_file() {
     let mut config = ServerConfig::default();
     config.secret = Some(Secret::from_file(&secret).unwrap());
     let host = Host::new(config);
-    host.fails(&["ls"], 4, "wants a secret");
+    host.fails(&["ls"], 4, "requires a secret");
     assert_eq!(host.ok(&["--secret-file", secret.to_str().unwrap(), "ls"]), "");
     host.fails(&["--secret-file", "/no/such/file", "ls"], 2, "/no/such/file");
 }

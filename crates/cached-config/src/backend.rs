@@ -1,8 +1,8 @@
-//! `[objects.backend]`: the store behind the object cache. `kind` says which, and with it which other keys there are.
+//! `[objects.backend]`: the store behind the object cache. `kind` selects it, and with it the other keys.
 
 use crate::error::{ConfigError, invalid, require, within};
 use crate::size::Size;
-use ::synapse::{Address, ClientConfig, Secret};
+use ::synapse::{Address, AddressError, ClientConfig, Secret};
 use blocker::file::FileConfig;
 use blocker::memory::MemoryConfig;
 use serde::de::Error as _;
@@ -15,13 +15,13 @@ use std::time::Duration;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum BackendTable {
-    /// In this process's memory: to try things out.
+    /// In this process's memory, for trials.
     Memory(MemoryTable),
     /// In a directory.
     File(FileTable),
     /// On a RADOS cluster.
     Rados(RadosTable),
-    /// Behind another server's object door.
+    /// On a synapse server.
     Synapse(RemoteTable),
 }
 
@@ -29,7 +29,7 @@ pub enum BackendTable {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MemoryTable {
-    /// The most that all objects may take.
+    /// The most that all objects together may take.
     pub bytes_max: Size,
 }
 
@@ -43,13 +43,13 @@ impl Default for MemoryTable {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FileTable {
-    /// The directory, which must be named; made if it is not there.
+    /// The directory; required. Created if it is missing.
     pub path: PathBuf,
-    /// Bypass the page cache.
+    /// Whether to bypass the page cache.
     pub direct: bool,
-    /// Threads for what may block.
+    /// The number of threads for blocking work.
     pub threads: usize,
-    /// About how many files are kept open.
+    /// About the largest number of open files.
     pub open_files_max: usize,
 }
 
@@ -65,11 +65,11 @@ impl Default for FileTable {
     }
 }
 
-/// The keys of `kind = "rados"`. An empty text means what librados takes without.
+/// The keys of `kind = "rados"`. An empty text means librados' own default.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RadosTable {
-    /// The pool, which must be named.
+    /// The pool; required.
     pub pool: String,
     /// Ceph's configuration file.
     pub conf: PathBuf,
@@ -78,31 +78,31 @@ pub struct RadosTable {
     pub user: String,
     /// The file with the user's key.
     pub keyring: PathBuf,
-    /// Under which RADOS namespace everything lies.
+    /// The RADOS namespace in which everything is.
     pub root: String,
-    /// What the name of every RADOS object begins with.
+    /// The prefix of the name of every RADOS object.
     pub prefix: String,
     /// How long to wait for a monitor when connecting.
     pub connect_timeout_secs: u64,
-    /// After how long without an answer from an OSD an operation fails; 0 is never.
+    /// How long an operation may wait for an answer from an OSD before it fails; 0 is for ever.
     pub op_timeout_secs: u64,
-    /// How many operations may be under way.
+    /// The largest number of operations under way.
     pub ops_in_flight_max: u32,
-    /// How many bytes of payload may be under way.
+    /// The most payload under way.
     pub bytes_in_flight_max: Size,
-    /// How many objects' heads are remembered between changes.
+    /// The largest number of objects whose heads are remembered between changes.
     pub heads_remembered_max: usize,
-    /// Hear of claims and invalidations that others make.
+    /// Whether to receive the claims and invalidations of other clients.
     pub watch: bool,
-    /// The largest object, where it is not said elsewhere.
+    /// The largest object, where no other key sets it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub object_bytes_max: Option<Size>,
-    /// Settings handed to librados as they are.
+    /// Settings passed to librados as they are.
     pub librados: BTreeMap<String, String>,
 }
 
 impl Default for RadosTable {
-    /// As `blocker-rados` has it; a test compares, where it is built in.
+    /// The defaults of `blocker-rados`, which a test compares.
     fn default() -> Self {
         RadosTable {
             pool: String::new(),
@@ -125,7 +125,7 @@ impl Default for RadosTable {
 
 #[cfg(feature = "rados")]
 impl RadosTable {
-    /// What the store is told.
+    /// Returns the configuration of the store.
     #[must_use]
     pub fn store(&self, object_bytes_max: u64) -> blocker_rados::RadosConfig {
         let named = |path: &PathBuf| Some(path.clone()).filter(|path| !path.as_os_str().is_empty());
@@ -151,33 +151,33 @@ impl RadosTable {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RemoteTable {
-    /// Where the server is, which must be named: `host:port`, or `unix:` and a path.
+    /// The server's address; required: `host:port`, or `unix:` and a path.
     pub address: String,
-    /// A file with the secret that the server demands, and must know itself.
+    /// The file with the secret that client and server share.
     pub secret_file: PathBuf,
-    /// How many connections to keep.
+    /// The number of connections.
     pub connections: u16,
-    /// Requests under way for each connection.
+    /// The largest number of requests under way on each connection.
     pub slots_max: u32,
-    /// Their bytes for each connection.
+    /// The most bytes of requests under way on each connection.
     pub bytes_max: Size,
-    /// Calls that may wait for their turn, for each connection.
+    /// The largest number of calls that wait to be sent, for each connection.
     pub waiting_max: usize,
-    /// Protect payloads by a CRC-32.
+    /// Whether to protect payloads by a CRC-32.
     pub payload_crc: bool,
     /// How long connecting may take.
     pub connect_timeout_ms: u64,
-    /// After how long a silence the server is asked whether it is there.
+    /// How long the server may be silent before it is pinged.
     pub keep_alive_ms: u64,
-    /// After how long a silence it is given up, and connected to again.
+    /// How long the server may be silent before the connection is replaced.
     pub peer_timeout_ms: u64,
-    /// Between two attempts to connect, doubled each time …
+    /// The delay between two attempts to connect, doubled each time …
     pub backoff_ms_min: u64,
     /// … up to this long.
     pub backoff_ms_max: u64,
     /// How long requests wait for a connection before they fail.
     pub reconnect_timeout_ms: u64,
-    /// Buffers for large payloads that are kept to be used again.
+    /// The size of the buffers for large payloads that are kept for reuse.
     pub payload_pool_bytes_max: Size,
 }
 
@@ -205,12 +205,15 @@ impl Default for RemoteTable {
 }
 
 impl RemoteTable {
-    /// What the client is told, but for the secret.
+    /// Returns the configuration of the client, without the secret.
     ///
     /// # Errors
-    /// That the address is none.
+    /// [`ConfigError`] if the address is none.
     pub fn client(&self) -> Result<ClientConfig, ConfigError> {
-        let wrong = |why| ConfigError { key: "objects.backend.address".into(), why };
+        let wrong = |error: AddressError| ConfigError {
+            key: "objects.backend.address".into(),
+            why: error.to_string(),
+        };
         let address = self.address.parse().map_err(wrong)?;
         let mut config = ClientConfig::new(address);
         config.connections = self.connections;
@@ -228,10 +231,10 @@ impl RemoteTable {
         Ok(config)
     }
 
-    /// The secret, if there is to be one; reads its file.
+    /// Reads the file of the secret, if one is named.
     ///
     /// # Errors
-    /// What is wrong with the file.
+    /// [`ConfigError`] with what is wrong with the file.
     pub fn secret(&self) -> Result<Option<Secret>, ConfigError> {
         crate::error::secret("objects.backend.secret_file", &self.secret_file)
     }
@@ -251,15 +254,17 @@ impl RemoteTable {
         ] {
             within(&format!("objects.backend.{key}"), time, 1..=24 * 60 * 60 * 1000)?;
         }
-        // Its lines begin with the name of the field.
-        self.client()?.check().map_err(|why| ConfigError { key: "objects.backend".into(), why })?;
+        // The text begins with the name of the field.
+        self.client()?
+            .check()
+            .map_err(|error| ConfigError { key: "objects.backend".into(), why: error.to_string() })?;
         self.secret().map(drop)
     }
 }
 
 impl<'de> Deserialize<'de> for BackendTable {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Not derived: a derived one forgets in which key of the table the mistake is.
+        // Not derived: a derived implementation loses the key within the table.
         let mut table = toml::Table::deserialize(deserializer)?;
         let kind = match table.remove("kind") {
             Some(toml::Value::String(kind)) => kind,
@@ -277,7 +282,7 @@ impl<'de> Deserialize<'de> for BackendTable {
     }
 }
 
-/// A directory that is there, or that may be made.
+/// Checks that `path` is a directory or can become one.
 fn is_directory(key: &str, path: &Path) -> Result<(), ConfigError> {
     let Some(there) = path.ancestors().find(|path| path.as_os_str().is_empty() || path.exists()) else {
         return Ok(());
@@ -287,7 +292,7 @@ fn is_directory(key: &str, path: &Path) -> Result<(), ConfigError> {
     })
 }
 
-/// A file that is there, if one is named.
+/// Checks that the file can be read, if one is named.
 fn can_be_read(key: &str, path: &Path) -> Result<(), ConfigError> {
     if path.as_os_str().is_empty() {
         return Ok(());
@@ -298,12 +303,12 @@ fn can_be_read(key: &str, path: &Path) -> Result<(), ConfigError> {
     }
 }
 
-/// The kinds there are, as they are written.
+/// Returns the kinds, as they are written in a file.
 fn kinds() -> String {
     BackendTable::KINDS.map(|kind| format!("\"{kind}\"")).join(", ")
 }
 
-/// The other keys, or which of them is wrong.
+/// Parses the other keys; the error names the wrong one.
 fn keys<T: for<'de> Deserialize<'de>>(table: toml::Table) -> Result<T, String> {
     serde_path_to_error::deserialize(table).map_err(|error| {
         let (key, why) = (error.path().to_string(), error.inner().message().to_owned());
@@ -313,13 +318,13 @@ fn keys<T: for<'de> Deserialize<'de>>(table: toml::Table) -> Result<T, String> {
 }
 
 impl BackendTable {
-    /// The kinds there are.
+    /// The kinds.
     pub const KINDS: [&str; 4] = ["memory", "file", "rados", "synapse"];
 
-    /// File descriptors that the store may need.
+    /// Returns the number of file descriptors that the store may need.
     #[must_use]
     pub fn descriptors_max(&self) -> u64 {
-        /// Connections to monitors and to as many OSDs as most clusters have.
+        /// Enough for the connections to the monitors and OSDs of most clusters.
         const RADOS_DESCRIPTORS: u64 = 1024;
         match self {
             BackendTable::Memory(_) => 0,
@@ -329,10 +334,10 @@ impl BackendTable {
         }
     }
 
-    /// Whether it can work, as far as can be told without opening it.
+    /// Checks the values, as far as that is possible without opening the store.
     ///
     /// # Errors
-    /// What cannot.
+    /// The first key whose value cannot work.
     pub fn check(&self) -> Result<(), ConfigError> {
         match self {
             BackendTable::Memory(table) => {
@@ -357,7 +362,7 @@ impl BackendTable {
                 )?;
                 can_be_read("objects.backend.conf", &table.conf)?;
                 can_be_read("objects.backend.keyring", &table.keyring)?;
-                // Without it in the build, what is wrong is the kind.
+                // In a build without RADOS the kind itself is wrong.
                 require(cfg!(feature = "rados"), "objects.backend.kind", || {
                     "is \"rados\", which this cached was built without; build it with --features rados".into()
                 })
@@ -372,7 +377,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rados_has_its_own_defaults_here() {
+    fn the_defaults_are_those_of_blocker_rados() {
         let own = blocker_rados::RadosConfig::new("p");
         let ours = RadosTable { pool: "p".into(), ..RadosTable::default() };
         assert_eq!(format!("{:?}", ours.store(own.object_bytes_max)), format!("{own:?}"));

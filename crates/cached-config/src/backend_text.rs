@@ -1,4 +1,4 @@
-//! A store in one line: `memory:`, `file:DIR`, `rados:POOL[,KEY=VALUE]...`, `synapse:ADDRESS`.
+//! A backend in one line: `memory:`, `file:DIR`, `rados:POOL[,KEY=VALUE]...`, `synapse:ADDRESS`.
 
 use crate::backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
 use std::fmt;
@@ -19,14 +19,14 @@ impl FromStr for BackendTable {
                 Ok(Self::Synapse(RemoteTable { address: address.into(), ..RemoteTable::default() }))
             }
             _ => Err(format!(
-                "{text:?} is no kind of store; there are memory:, file:DIR, rados:POOL[,KEY=VALUE]... and \
+                "{text:?} is no kind of backend; there are memory:, file:DIR, rados:POOL[,KEY=VALUE]... and \
                  synapse:HOST:PORT"
             )),
         }
     }
 }
 
-/// In one line, for logs: which store, not how.
+/// Writes the kind and the place in one line, without the other keys.
 impl fmt::Display for BackendTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_is_written_as_kind_and_rest() {
+    fn a_backend_is_written_as_kind_and_rest() {
         assert!(matches!("memory:".parse(), Ok(BackendTable::Memory(_))));
         assert!(
             matches!("file:/a:b".parse(), Ok(BackendTable::File(table)) if table.path.as_os_str() == "/a:b")

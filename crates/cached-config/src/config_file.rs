@@ -1,12 +1,12 @@
-//! A configuration file as a whole: read with a limit, and what is wrong with it in one line: where, which key, what,
-//! and what would be right.
+//! Reading a configuration file, with errors of one line: the place, the key, what is wrong and what would be
+//! right.
 
 use crate::error::ConfigError;
 use serde::de::DeserializeOwned;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The largest file that is read. Configuration is written by people.
+/// The largest file that is read, in bytes. Configuration is written by people.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Why a configuration file cannot be used: one line.
@@ -19,13 +19,14 @@ pub struct ConfigFileError {
 }
 
 impl ConfigFileError {
-    /// About the file as a whole.
+    /// Returns an error about the file as a whole.
     #[must_use]
     pub fn of_file(path: &Path, why: impl Into<String>) -> ConfigFileError {
         ConfigFileError { path: path.into(), line: None, key: String::new(), why: why.into() }
     }
 
-    /// About the place `offset` of `text`, which `key` has led to; no key at all if it cannot be read that far.
+    /// Returns an error about the byte `offset` of `text`, where the value of `key` is; `key` is empty where
+    /// the text cannot be parsed that far.
     #[must_use]
     pub fn at(path: &Path, text: &str, offset: Option<usize>, key: String, why: &str) -> ConfigFileError {
         let before = offset.and_then(|offset| text.as_bytes().get(..offset));
@@ -35,7 +36,7 @@ impl ConfigFileError {
         ConfigFileError { path: path.into(), line, key, why }
     }
 
-    /// About a value that could be read.
+    /// Returns an error about a value that was read.
     #[must_use]
     pub fn of_key(path: &Path, error: ConfigError) -> ConfigFileError {
         ConfigFileError { path: path.into(), line: None, key: error.key, why: error.why }
@@ -57,7 +58,7 @@ impl fmt::Display for ConfigFileError {
 
 impl std::error::Error for ConfigFileError {}
 
-/// The text of a file.
+/// Returns the text of a file.
 ///
 /// # Errors
 /// [`ConfigFileError`] if it cannot be read, or is too large to be a configuration.
@@ -71,10 +72,10 @@ pub fn read_config(path: &Path) -> Result<String, ConfigFileError> {
     std::fs::read_to_string(path).map_err(cannot)
 }
 
-/// What a file's text says; `path` is for complaints.
+/// Parses a file's text; `path` is for error messages.
 ///
 /// # Errors
-/// [`ConfigFileError`] for the first mistake found.
+/// [`ConfigFileError`] for the first error found.
 pub fn parse_config<T: DeserializeOwned>(path: &Path, text: &str) -> Result<T, ConfigFileError> {
     let wrong = |error: &toml::de::Error, key: String| {
         ConfigFileError::at(path, text, error.span().map(|span| span.start), key, error.message())

@@ -1,4 +1,4 @@
-//! What is wrong with a value in a configuration file: which key, what, and what would be right.
+//! Errors about single values of a configuration: the key, what is wrong, and what would be right.
 
 use cached_core::policy;
 use std::fmt;
@@ -7,10 +7,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use synapse::{Address, Secret};
 
-/// A key whose value cannot work. Whoever knows the file makes a line of it.
+/// A key whose value cannot work. [`ConfigFileError`](crate::ConfigFileError) adds the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
-    /// The key with its tables, parted by dots.
+    /// The key with its tables, separated by dots.
     pub key: String,
     /// What is wrong, and what would be right.
     pub why: String,
@@ -22,26 +22,26 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// Says that `key` is wrong.
+/// Returns an error about `key`.
 ///
 /// # Errors
-/// That one.
+/// Always.
 pub fn invalid<T>(key: impl Into<String>, why: impl Into<String>) -> Result<T, ConfigError> {
     Err(ConfigError { key: key.into(), why: why.into() })
 }
 
-/// Holds, or says that `key` is wrong.
+/// Returns an error about `key` unless `holds`.
 ///
 /// # Errors
-/// That it is.
+/// [`ConfigError`] with `why`.
 pub fn require(holds: bool, key: &str, why: impl FnOnce() -> String) -> Result<(), ConfigError> {
     if holds { Ok(()) } else { invalid(key, why()) }
 }
 
-/// `value`, which must be within `range`.
+/// Returns `value`, which must be within `range`.
 ///
 /// # Errors
-/// That it is not.
+/// [`ConfigError`] if it is not.
 pub fn within<T: PartialOrd + fmt::Display>(
     key: &str,
     value: T,
@@ -53,18 +53,18 @@ pub fn within<T: PartialOrd + fmt::Display>(
     invalid(key, format!("is {value}; it must be between {} and {}", range.start(), range.end()))
 }
 
-/// The secret in a file, if one is named.
+/// Returns the secret in the file `path`, or `None` if `path` is empty.
 ///
 /// # Errors
-/// What is wrong with the file.
+/// [`ConfigError`] with what is wrong with the file.
 pub fn secret(key: &str, path: &Path) -> Result<Option<Secret>, ConfigError> {
     if path.as_os_str().is_empty() {
         return Ok(None);
     }
-    Secret::from_file(path).map(Some).map_err(|why| ConfigError { key: key.into(), why })
+    Secret::from_file(path).map(Some).map_err(|error| ConfigError { key: key.into(), why: error.to_string() })
 }
 
-/// What is worth a warning about the file of a secret: that others than its owner can read it.
+/// Returns a warning if others than the owner can read the file of a secret.
 #[must_use]
 pub fn secret_warning(path: &Path) -> Option<String> {
     let mode = std::fs::metadata(path).ok()?.permissions().mode() & 0o777;
@@ -74,10 +74,12 @@ pub fn secret_warning(path: &Path) -> Option<String> {
     })
 }
 
-/// Refuses to listen where other machines can connect, unless there is a secret or it is wanted so.
+/// Checks that listening at `addresses` is not open to other machines without a secret, unless
+/// `allow_exposed`.
 ///
 /// # Errors
-/// The first address, and what would be right. A name is looked up when it is listened to, and judged again.
+/// [`ConfigError`] with the first such address. A name is resolved, and checked again, when the listener
+/// opens.
 pub fn check_exposure(
     key: &str,
     addresses: &[Address],
@@ -100,10 +102,10 @@ pub fn check_exposure(
     }
 }
 
-/// The name of an eviction policy that there is.
+/// Returns the eviction policy called `name`.
 ///
 /// # Errors
-/// That there is none.
+/// [`ConfigError`] if there is none.
 pub fn eviction_policy(key: &str, name: &str) -> Result<&'static str, ConfigError> {
     match policy::NAMES.iter().find(|known| **known == name) {
         Some(known) => Ok(known),

@@ -1,18 +1,19 @@
-//! What a store says of itself, in the log.
+//! A store's events in the log.
 
 use blocker::event::{Event, Subscription};
 use std::time::{Duration, Instant};
 
-/// At most one line of a kind within this time; what else comes is counted.
+/// The shortest time between two lines of a kind; events in between are counted.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// Logs news of the store called `name` until it is closed: that it is full, slow, well again, or was away.
-pub async fn log_events(mut news: Subscription, name: String) {
+/// Logs the events of the store called `name` until it is dropped: full, degraded, recovered, or lost and
+/// found again. Lines of a kind are at least 10 s apart.
+pub async fn log_events(mut events: Subscription, name: String) {
     let mut away = Rate::default();
     let mut trouble = Rate::default();
-    // Whether the log says that the store is in trouble: then it also says when that is over.
-    let mut is_told = false;
-    while let Some(event) = news.recv().await {
+    // Whether a line reports trouble: then the recovery gets a line as well.
+    let mut is_logged = false;
+    while let Some(event) = events.recv().await {
         match event {
             Event::Missed => {
                 if let Some(more) = away.admits(Instant::now()) {
@@ -24,16 +25,16 @@ pub async fn log_events(mut news: Subscription, name: String) {
                 }
             }
             Event::Full => {
-                is_told = true;
+                is_logged = true;
                 tracing::warn!(store = name, "the store is full");
             }
             Event::Degraded(why) => {
                 if let Some(more) = trouble.admits(Instant::now()) {
-                    is_told = true;
+                    is_logged = true;
                     tracing::warn!(store = name, cause = %why, times = more + 1, "the store is in trouble");
                 }
             }
-            Event::Recovered if std::mem::take(&mut is_told) => {
+            Event::Recovered if std::mem::take(&mut is_logged) => {
                 tracing::info!(store = name, "the store works again");
             }
             Event::Fenced(scope, epoch) => {
@@ -44,7 +45,7 @@ pub async fn log_events(mut news: Subscription, name: String) {
     }
 }
 
-/// Lets something through once in a while, and counts the rest.
+/// Admits an event once in a while, and counts the others.
 #[derive(Default)]
 pub(crate) struct Rate {
     last: Option<Instant>,
@@ -52,7 +53,7 @@ pub(crate) struct Rate {
 }
 
 impl Rate {
-    /// Whether it is time: then how many were held back since the last.
+    /// Returns, if it is time for a line, how many events were held back since the last one.
     pub(crate) fn admits(&mut self, now: Instant) -> Option<u64> {
         if self.last.is_some_and(|last| now.saturating_duration_since(last) < QUIET) {
             self.held_back += 1;
@@ -68,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_store_that_flaps_is_a_line_once_in_a_while_that_says_how_often() {
+    fn a_store_that_flaps_is_logged_once_in_a_while_with_a_count() {
         let start = Instant::now();
         let mut rate = Rate::default();
         assert_eq!(rate.admits(start), Some(0));

@@ -1,12 +1,25 @@
 //! The configuration of an object cache and its store, and opening what it names.
 //!
-//! `cached`, `synapsed` and `cachectl` share this crate. A store is one of four kinds ([`BackendTable`]), written as
-//! a table of a configuration file or in one line (`file:/var/lib/objects`); [`Store::open`] opens it and
-//! [`Store::close`] closes it in order. [`ObjectsTable`] has the keys of the object cache; [`store_all`] stores what
-//! is dirty at the end. [`read_config`] and [`parse_config`] read a whole file, and every error is one line that
-//! names the key, what is wrong with its value, and what would be right.
+//! `cached`, `synapsed` and `cachectl` share this crate. A store is one of four kinds ([`BackendTable`]),
+//! written as a table of a configuration file or in one line (`file:/var/lib/objects`); [`Store::open`] opens
+//! it and [`Store::close`] closes it in order. [`ObjectsTable`] has the keys of the object cache;
+//! [`store_all`] stores what is dirty at the end. [`read_config`] and [`parse_config`] read a whole file, and
+//! every error is one line that names the key, what is wrong with its value, and what would be right.
 //!
 //! Listeners and threads belong to the programs.
+//!
+//! ```
+//! use blocker::BlockerExt;
+//! use blocker::executor::block_on;
+//! use cached_config::{BackendTable, OpenOptions, Store};
+//!
+//! let table: BackendTable = "memory:".parse()?;
+//! let store = Store::open(&table, &OpenOptions::default())?;
+//! block_on(store.backend().put(&"vm/disk.0".parse()?, b"hello"))?;
+//! store.close(std::time::Duration::from_secs(5))?;
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
+#![warn(missing_debug_implementations)]
 
 mod backend;
 mod backend_text;
@@ -31,4 +44,4 @@ pub use objects::{NamespaceTable, ObjectsTable, Write, WriterName};
 pub use receive::CacheReceiveBuffers;
 pub use shutdown::{ShutdownError, store_all};
 pub use size::Size;
-pub use store::{Store, StoreError};
+pub use store::{OpenError, OpenOptions, Store};

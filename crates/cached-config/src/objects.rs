@@ -3,69 +3,71 @@
 use crate::backend::BackendTable;
 use crate::error::{ConfigError, eviction_policy, invalid, require, within};
 use crate::size::Size;
-use blocker::{Capabilities, NAME_BYTES_MAX, Namespace, WriteMode};
+use blocker::{Blocker, Capabilities, NAME_BYTES_MAX, Namespace, SystemClock, WriteMode};
 use cached_core::object::{
-    ConfigError as CacheConfigError, NamespaceConfig, OBJECT_BYTES_LIMIT, ObjectCacheConfig, Writer,
+    Background, ConfigError as CacheConfigError, NamespaceConfig, OBJECT_BYTES_LIMIT, ObjectCache,
+    ObjectCacheConfig, Writer,
 };
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use std::time::Duration;
 
-/// The table.
+/// The table `[objects]`, or `[cache]` of `synapsed`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
 pub struct ObjectsTable {
-    /// Memory for buckets.
+    /// The memory for buckets.
     pub memory_bytes_max: Size,
-    /// How many objects can be known at once.
+    /// The largest number of objects in the index.
     pub objects_count_max: u32,
     /// The largest object.
     pub object_bytes_max: Size,
-    /// The most that may wait to be stored; `None` for half of the memory.
+    /// The most data that may be dirty; `None` for half of the memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_bytes_max: Option<Size>,
-    /// How long a change may wait until its flush begins.
+    /// How long a change may be dirty before its flush begins.
     pub dirty_age_ms_max: u64,
-    /// The most flush requests under way at once.
+    /// The largest number of flush requests under way.
     pub flush_requests_max: u32,
-    /// How much that is not dirty may be written between two dirty runs, to save a request.
+    /// How much clean data may be written between two dirty runs, to save a request.
     pub flush_gap_bytes_max: Size,
-    /// The most reads of the store under way at once.
+    /// The largest number of reads of the store under way.
     pub load_requests_max: u32,
-    /// A failed flush is tried again after this long, doubled each time …
+    /// The delay before a failed flush is tried again, doubled each time …
     pub retry_delay_ms_min: u64,
     /// … up to this long.
     pub retry_delay_ms_max: u64,
-    /// Which clean buckets stay.
+    /// The eviction policy.
     pub eviction_policy: String,
-    /// Ask for huge pages.
+    /// Whether to ask for huge pages.
     pub huge_pages: bool,
-    /// What becomes of writes.
+    /// How writes are treated.
     pub write: Write,
-    /// Who stands behind the changes that reach the store.
+    /// Which writer makes the changes that reach the store.
     pub writer: WriterName,
-    /// How long an orderly end may take to store what is dirty.
+    /// How long a shutdown may take to store what is dirty.
     pub shutdown_flush_secs: u64,
-    /// Where the objects are kept; required.
+    /// The store; required.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<BackendTable>,
-    /// Namespaces with a policy of their own.
+    /// The namespaces with a write mode of their own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub namespaces: Vec<NamespaceTable>,
 }
 
-/// What becomes of writes.
+/// How writes are treated: the write mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Write {
-    /// Stored before they are acknowledged, and kept.
+    /// Write-through: stored before they are acknowledged, and kept.
     Through,
-    /// Acknowledged from memory, stored later.
+    /// Write-back: acknowledged from memory, stored later.
     Back,
-    /// Stored, not kept.
+    /// Write-around: stored before they are acknowledged, not kept.
     Around,
 }
 
-/// Who stands behind changes.
+/// Which writer makes the changes that reach the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WriterName {
@@ -79,9 +81,9 @@ pub enum WriterName {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub struct NamespaceTable {
-    /// Its name.
+    /// The namespace's name.
     pub name: String,
-    /// What becomes of writes to it.
+    /// How writes to it are treated.
     pub write: Write,
 }
 
@@ -91,7 +93,7 @@ impl Default for ObjectsTable {
     }
 }
 
-/// How long SIGTERM may take, unless told otherwise.
+/// How long a shutdown may take to store what is dirty, by default.
 const SHUTDOWN_FLUSH_SECS: u64 = 60;
 
 impl From<&ObjectCacheConfig> for ObjectsTable {
@@ -144,28 +146,28 @@ impl From<Write> for WriteMode {
 }
 
 impl ObjectsTable {
-    /// The most that may wait to be stored.
+    /// Returns the most data that may be dirty.
     #[must_use]
     pub fn dirty_bytes_max(&self) -> Size {
         self.dirty_bytes_max.unwrap_or(Size(self.memory_bytes_max.0 / 2))
     }
 
-    /// The same, with what follows from other keys.
+    /// Returns the table with the values that follow from other keys filled in.
     #[must_use]
     pub fn filled_in(self) -> ObjectsTable {
         ObjectsTable { dirty_bytes_max: Some(self.dirty_bytes_max()), ..self }
     }
 
-    /// How long an orderly end may take to store what is dirty.
+    /// Returns how long a shutdown may take to store what is dirty.
     #[must_use]
     pub fn shutdown_flush(&self) -> Duration {
         Duration::from_secs(self.shutdown_flush_secs)
     }
 
-    /// What the cache is told.
+    /// Returns the configuration of the cache.
     ///
     /// # Errors
-    /// Which namespace cannot be one.
+    /// A namespace whose name is none, or that is there twice.
     pub fn cache(&self) -> Result<ObjectCacheConfig, ConfigError> {
         let mut namespaces = Vec::new();
         for (index, table) in self.namespaces.iter().enumerate() {
@@ -197,16 +199,25 @@ impl ObjectsTable {
             },
             huge_pages: self.huge_pages,
             flush_gap_bytes_max: self.flush_gap_bytes_max.0,
-            // No key: it bounds how long a store may break its promise to answer, not how it is used.
+            // No key: it limits how long a store may break the contract, not how it is used.
             flush_timeout: ObjectCacheConfig::default().flush_timeout,
             hash_seed: None,
         })
     }
 
-    /// Whether it can work, as far as can be told without opening the store.
+    /// Returns a cache over `below`, and the background task that it needs.
     ///
     /// # Errors
-    /// What cannot.
+    /// The key whose value cannot work.
+    pub fn open_cache(&self, below: Arc<dyn Blocker>) -> Result<(ObjectCache, Background), ConfigError> {
+        let opened = ObjectCache::new(below, self.cache()?, Arc::new(SystemClock));
+        opened.map_err(|error| ConfigError::from(&error))
+    }
+
+    /// Checks the values, as far as that is possible without opening the store.
+    ///
+    /// # Errors
+    /// The first key whose value cannot work.
     pub fn check(&self) -> Result<(), ConfigError> {
         let Some(backend) = &self.backend else {
             return invalid("objects.backend", "is missing; its kind must say where the objects are kept");
@@ -215,14 +226,14 @@ impl ObjectsTable {
         self.check_cache()
     }
 
-    /// The same but for the store.
+    /// Checks the values except those of the store.
     ///
     /// # Errors
-    /// What cannot work.
+    /// The first key whose value cannot work.
     pub fn check_cache(&self) -> Result<(), ConfigError> {
         within("objects.shutdown_flush_secs", self.shutdown_flush_secs, 1..=24 * 60 * 60)?;
         eviction_policy("objects.eviction_policy", &self.eviction_policy)?;
-        // Above that, a slip of the pen is more likely than a wish.
+        // Above that, a typing error is more likely than such a machine.
         within("objects.memory_bytes_max", self.memory_bytes_max, Size(0)..=Size(MEMORY_BYTES_MAX))?;
         within("objects.dirty_age_ms_max", self.dirty_age_ms_max, 0..=TIME_MS_MAX)?;
         within("objects.retry_delay_ms_max", self.retry_delay_ms_max, 1..=TIME_MS_MAX)?;
@@ -231,8 +242,9 @@ impl ObjectsTable {
             .map_err(|error| ConfigError::from(&error))
     }
 
-    /// The most memory that the cache takes: content, and bookkeeping as if every object were of the largest size and known
-    /// throughout; after copies and discards that takes no content.
+    /// Returns the most memory that the cache takes, in bytes: content, and bookkeeping as if every object
+    /// were of the largest size and all of its slots were known, which copies and discards reach without
+    /// content.
     #[must_use]
     pub fn cache_bytes_max(&self) -> u64 {
         let buckets = self.memory_bytes_max.0 / blocker::BUCKET_BYTES;
@@ -243,19 +255,19 @@ impl ObjectsTable {
     }
 }
 
-/// What a bucket takes beside its content: its masks and count, and its share of the policy's queues.
+/// The memory of a bucket beside its content: its masks and count, and its share of the policy's queues.
 const BUCKET_OVERHEAD_BYTES: u64 = 24;
-/// What an object takes in the index, with a name of usual length.
+/// The memory of an object in the index, with a name of usual length.
 const OBJECT_BYTES: u64 = 350;
-/// An object's slots come in chunks of so many, each of so many bytes.
+/// The slots of a chunk, in which an object's slots are allocated, and the memory of a chunk.
 const CHUNK_SLOTS: u64 = 64;
 const CHUNK_BYTES: u64 = 280;
 
 const MEMORY_BYTES_MAX: u64 = 4 << 40;
-/// A day.
+/// One day.
 const TIME_MS_MAX: u64 = 24 * 60 * 60 * 1000;
 
-/// The cache names its own fields; here they have their unit in the name.
+/// The cache's error names its field; the keys here end in the unit.
 impl From<&CacheConfigError> for ConfigError {
     fn from(error: &CacheConfigError) -> ConfigError {
         let key = match error.key {

@@ -1,32 +1,39 @@
-//! A cache as the place where a server's large payloads land.
+//! A cache's buckets as the receive buffers of a server's large payloads.
 
+use std::fmt;
 use std::io::{self, IoSliceMut};
 
 use blocker::{ObjectId, Segments};
 use cached_core::object::{self, ObjectCache};
 use synapse::ReceiveBuffer;
 
-/// Large payloads go from the socket into the buckets of this cache.
+/// Receives large payloads from the socket into the buckets of a cache, without a copy.
 pub struct CacheReceiveBuffers(ObjectCache);
 
 impl CacheReceiveBuffers {
-    /// Where the payloads of writes to `cache` land.
+    /// Returns the receive buffers for the payloads of writes to `cache`.
     #[must_use]
     pub fn new(cache: ObjectCache) -> CacheReceiveBuffers {
         CacheReceiveBuffers(cache)
     }
 }
 
-impl synapse::ReceiveBuffers for CacheReceiveBuffers {
-    fn reserve(&self, object: &ObjectId, offset: u64, len_bytes: usize) -> Option<Box<dyn ReceiveBuffer>> {
-        let landing = self.0.receive_buffer(object, offset, len_bytes)?;
-        Some(Box::new(Arriving(landing)))
+impl fmt::Debug for CacheReceiveBuffers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CacheReceiveBuffers").finish_non_exhaustive()
     }
 }
 
-struct Arriving(object::ReceiveBuffer);
+impl synapse::ReceiveBuffers for CacheReceiveBuffers {
+    fn reserve(&self, object: &ObjectId, offset: u64, len_bytes: usize) -> Option<Box<dyn ReceiveBuffer>> {
+        let buffer = self.0.receive_buffer(object, offset, len_bytes)?;
+        Some(Box::new(Buckets(buffer)))
+    }
+}
 
-impl ReceiveBuffer for Arriving {
+struct Buckets(object::ReceiveBuffer);
+
+impl ReceiveBuffer for Buckets {
     fn fill(
         &mut self,
         read: &mut dyn FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>,

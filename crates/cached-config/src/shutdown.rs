@@ -1,4 +1,4 @@
-//! The end of a cache: everything stored, or a word about what is lost.
+//! The shutdown of a cache: everything is stored, or the error states what is not.
 
 use blocker::{Blocker, Clock, Error, FlushRequest, Scope, SystemClock};
 use cached_core::object::ObjectCache;
@@ -7,11 +7,11 @@ use std::time::Duration;
 /// Between tries, when storing fails at once.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// What was acknowledged and is not stored at the end.
+/// Acknowledged writes that are not stored when a cache has shut down.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the object cache ended with {dirty_bytes} bytes of acknowledged writes not stored: {why}")]
 pub struct ShutdownError {
-    /// How much is lost, as far as the cache knows.
+    /// How much is lost, as far as the cache knows, in bytes.
     pub dirty_bytes: u64,
     /// Why.
     pub why: String,
@@ -24,22 +24,22 @@ impl ShutdownError {
     }
 }
 
-/// Whether a flush that failed like this may succeed if it is tried again.
-fn may_pass(error: &Error) -> bool {
+/// Returns whether a flush that failed with `error` may succeed when it is tried again.
+fn may_succeed_later(error: &Error) -> bool {
     error.is_retryable() || matches!(error, Error::DeadlinePassed | Error::OutcomeUnknown(_))
 }
 
-/// Stores what is dirty, for as long as `flush_max`. Nobody may change anything any more.
+/// Stores what is dirty, for at most `flush_max`. No other task may change anything any more.
 ///
 /// # Errors
-/// [`ShutdownError`] says what was acknowledged and is not stored.
+/// [`ShutdownError`] with what was acknowledged and is not stored.
 pub async fn store_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), ShutdownError> {
     let dirty_bytes = cache.counters().dirty_bytes;
     if dirty_bytes > 0 {
         tracing::info!(dirty_bytes, "storing what is dirty");
     }
     let deadline = SystemClock.now() + flush_max;
-    let mut told = String::new();
+    let mut last_logged = String::new();
     loop {
         let mut request = FlushRequest::new(Scope::All);
         request.call.deadline = Some(deadline);
@@ -47,16 +47,16 @@ pub async fn store_all(cache: &ObjectCache, flush_max: Duration) -> Result<(), S
             Ok(_) => return Ok(()),
             Err(error) => error,
         };
-        // With nothing dirty left, what the store says is about what it has itself: it may yet be able to, or never.
-        let is_hopeless = !may_pass(&error) && cache.counters().dirty_bytes == 0;
+        // With nothing dirty left, the error is about the store's own data.
+        let is_hopeless = !may_succeed_later(&error) && cache.counters().dirty_bytes == 0;
         let again = SystemClock.now() + RETRY_DELAY;
         if is_hopeless || again >= deadline {
             return Err(ShutdownError::of_cache(cache, error.to_string()));
         }
-        let words = error.to_string();
-        if words != told {
-            tracing::warn!(cause = words, "cannot store what is dirty yet");
-            told = words;
+        let cause = error.to_string();
+        if cause != last_logged {
+            tracing::warn!(cause, "cannot store what is dirty yet");
+            last_logged = cause;
         }
         SystemClock.sleep_until(again).await;
     }

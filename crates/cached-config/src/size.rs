@@ -1,7 +1,7 @@
 //! Sizes in the configuration file: a whole number of bytes, or text such as `"256 MiB"`.
 //!
-//! Only units that mean one thing are taken, and only whole numbers of them: `"1m"` is a million to one reader and a
-//! mebibyte to the next, and `"0.3 GiB"` is no number of bytes at all.
+//! Only unambiguous units are taken, and only whole numbers of them: `"1m"` may mean a million or a mebibyte,
+//! and `"0.3 GiB"` is no whole number of bytes.
 
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -18,7 +18,7 @@ const EXPECTED: &str =
     "a size: a whole number of bytes, or of B, KiB, MiB, GiB or TiB in quotes, as in \"256 MiB\"";
 
 impl Size {
-    /// The size that `text` says, if it says one.
+    /// Parses a size with its unit.
     fn parse(text: &str) -> Option<Size> {
         let digits = text.find(|letter: char| !letter.is_ascii_digit())?;
         let (number, unit) = text.split_at(digits);
@@ -28,7 +28,7 @@ impl Size {
         Some(Size(bytes))
     }
 
-    /// The same as a count of things in memory.
+    /// Returns the number of bytes as a `usize`, saturating.
     pub fn to_usize(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
     }
@@ -40,7 +40,7 @@ impl From<usize> for Size {
     }
 }
 
-/// In the largest unit that it is a whole number of; below a KiB, the number of bytes alone.
+/// Writes the size in the largest unit that it is a whole number of; below a KiB, the number of bytes alone.
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whole =

@@ -1,36 +1,93 @@
-//! The store that a configuration names, opened and closed in order.
+//! Opening the store that a configuration names, and closing it in order.
 
 use crate::backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
 use crate::error::ConfigError;
 use blocker::file::FileConfig;
 use blocker::memory::MemoryConfig;
-use blocker::{Blocker, Control, FileStore, Memory, SystemClock};
+use blocker::{Blocker, FileStore, Memory, OBJECT_BYTES_MAX_DEFAULT, SystemClock};
+use std::fmt;
 use std::fs::DirBuilder;
 use std::sync::Arc;
 use std::time::Duration;
 use synapse::{Secret, SynapseBlocker};
 
-/// Why there is no store.
+/// Why a store cannot be opened.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// The configuration cannot work, as it turned out only now.
+pub enum OpenError {
+    /// The configuration cannot work, which only opening shows.
     #[error("{0}")]
     Config(ConfigError),
-    /// What the store says.
+    /// The store's own error.
     #[error("{0}")]
     Store(#[from] blocker::Error),
+}
+
+/// What opening a store needs beside its table.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct OpenOptions {
+    /// The largest object, in bytes, where the table does not set it.
+    pub object_bytes_max: u64,
+    /// The secret that a synapse server demands.
+    pub secret: Option<Secret>,
+    /// The longest time that connecting or one request may take, if it is shorter than what the table sets.
+    /// `None`: as the table has it.
+    pub timeout: Option<Duration>,
+    /// The name under which a synapse server logs this client; empty for none.
+    pub client_name: String,
+}
+
+impl Default for OpenOptions {
+    /// Objects of up to 4 MiB, no secret, the table's own timeouts, no name.
+    fn default() -> Self {
+        Self {
+            object_bytes_max: OBJECT_BYTES_MAX_DEFAULT,
+            secret: None,
+            timeout: None,
+            client_name: String::new(),
+        }
+    }
+}
+
+impl OpenOptions {
+    /// Sets the largest object, in bytes, where the table does not set it.
+    #[must_use]
+    pub fn object_bytes_max(mut self, bytes: u64) -> Self {
+        self.object_bytes_max = bytes;
+        self
+    }
+
+    /// Sets the secret that a synapse server demands.
+    #[must_use]
+    pub fn secret(mut self, secret: Option<Secret>) -> Self {
+        self.secret = secret;
+        self
+    }
+
+    /// Sets the longest time that connecting or one request may take.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Option<Duration>) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Sets the name under which a synapse server logs this client.
+    #[must_use]
+    pub fn client_name(mut self, name: impl Into<String>) -> Self {
+        self.client_name = name.into();
+        self
+    }
 }
 
 /// An open store.
 pub struct Store {
     backend: Arc<dyn Blocker>,
-    control: Option<Arc<dyn Control>>,
     memory_bytes_max: u64,
-    open: Open,
+    close: Close,
 }
 
-/// What has to be closed in order.
-enum Open {
+/// What closing has to do beside dropping the handles.
+enum Close {
     Nothing,
     File(Arc<FileStore>),
     #[cfg(feature = "rados")]
@@ -38,58 +95,56 @@ enum Open {
 }
 
 impl Store {
-    /// Opens it, for objects of at most so many bytes; blocks until it is there.
+    /// Opens the store. Blocks until it is open.
     ///
     /// # Errors
-    /// [`StoreError`].
-    pub fn open(
-        table: &BackendTable,
-        object_bytes_max: u64,
-        secret: Option<Secret>,
-    ) -> Result<Store, StoreError> {
+    /// [`OpenError`].
+    pub fn open(table: &BackendTable, options: &OpenOptions) -> Result<Store, OpenError> {
         match table {
-            BackendTable::Memory(table) => Ok(memory(table, object_bytes_max)),
-            BackendTable::File(table) => file(table, object_bytes_max),
-            BackendTable::Rados(table) => rados(table, object_bytes_max),
-            BackendTable::Synapse(table) => remote(table, secret),
+            BackendTable::Memory(table) => Ok(memory(table, options)),
+            BackendTable::File(table) => file(table, options),
+            BackendTable::Rados(table) => rados(table, options),
+            BackendTable::Synapse(table) => remote(table, options),
         }
     }
 
-    /// Its data path.
+    /// Returns the store with `layer` over it, which closing drops first.
+    #[must_use]
+    pub fn with_layer(self, layer: impl FnOnce(Arc<dyn Blocker>) -> Arc<dyn Blocker>) -> Store {
+        Store { backend: layer(self.backend), ..self }
+    }
+
+    /// Returns the store as a blocker.
     #[must_use]
     pub fn backend(&self) -> Arc<dyn Blocker> {
         Arc::clone(&self.backend)
     }
 
-    /// What is not data path, if it has that.
-    #[must_use]
-    pub fn control(&self) -> Option<Arc<dyn Control>> {
-        self.control.clone()
-    }
-
-    /// What its content or its buffers may take of this process's memory.
+    /// Returns the most memory of this process that the store's content or buffers take, in bytes.
     #[must_use]
     pub fn memory_bytes_max(&self) -> u64 {
         self.memory_bytes_max
     }
 
-    /// Closes it in order, once nobody uses it any more; blocks. A connection that does not close within `patience` is
-    /// left to the end of the process.
+    /// Closes the store in order, once all other handles have been dropped. Blocks. A connection that does
+    /// not close within `timeout` is left to the end of the process.
     ///
     /// # Errors
-    /// Something may not be stored.
-    pub fn close(self, patience: Duration) -> blocker::Result<()> {
-        drop((self.backend, self.control));
+    /// The store's own error: something may not be stored.
+    pub fn close(self, timeout: Duration) -> blocker::Result<()> {
+        drop(self.backend);
         #[cfg(not(feature = "rados"))]
-        let _ = patience;
-        match self.open {
-            Open::Nothing => Ok(()),
-            Open::File(file) => file.close(),
+        let _ = timeout;
+        match self.close {
+            Close::Nothing => Ok(()),
+            Close::File(file) => file.close(),
             #[cfg(feature = "rados")]
-            Open::Rados(rados) => {
-                // Everything acknowledged is stored; closing is only tidy.
-                if let Some(rados) = Arc::into_inner(rados) {
-                    rados.close(patience);
+            Close::Rados(rados) => {
+                match Arc::into_inner(rados) {
+                    // Everything acknowledged is stored: a connection that does not close in time loses
+                    // nothing.
+                    Some(rados) => drop(rados.close(timeout)),
+                    None => tracing::warn!("the connection to the cluster is still used, and is not closed"),
                 }
                 Ok(())
             }
@@ -97,65 +152,72 @@ impl Store {
     }
 }
 
-fn memory(table: &MemoryTable, object_bytes_max: u64) -> Store {
-    let config = MemoryConfig { object_bytes_max, bytes_max: table.bytes_max.0 };
-    let memory = Arc::new(Memory::new(config, Arc::new(SystemClock)));
-    Store {
-        backend: Arc::clone(&memory) as _,
-        control: Some(memory),
-        memory_bytes_max: table.bytes_max.0,
-        open: Open::Nothing,
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("memory_bytes_max", &self.memory_bytes_max).finish_non_exhaustive()
     }
 }
 
-fn file(table: &FileTable, object_bytes_max: u64) -> Result<Store, StoreError> {
+fn memory(table: &MemoryTable, options: &OpenOptions) -> Store {
+    let config = MemoryConfig { object_bytes_max: options.object_bytes_max, bytes_max: table.bytes_max.0 };
+    let memory = Memory::new(config, Arc::new(SystemClock));
+    Store { backend: Arc::new(memory), memory_bytes_max: table.bytes_max.0, close: Close::Nothing }
+}
+
+fn file(table: &FileTable, options: &OpenOptions) -> Result<Store, OpenError> {
     let config = FileConfig {
-        object_bytes_max,
+        object_bytes_max: options.object_bytes_max,
         direct: table.direct,
         threads: table.threads,
         open_files_max: table.open_files_max,
         ..FileConfig::default()
     };
-    // Here it is the path that is wrong, not what lies behind it.
+    // An error here is about the path, not about what the directory contains.
     DirBuilder::new().recursive(true).create(&table.path).map_err(|error| {
         let why = format!("{} is not there, and cannot be made: {error}", table.path.display());
-        StoreError::Config(ConfigError { key: "objects.backend.path".into(), why })
+        OpenError::Config(ConfigError { key: "objects.backend.path".into(), why })
     })?;
     let file = Arc::new(FileStore::open_with(&table.path, config, Arc::new(SystemClock))?);
-    Ok(Store {
-        backend: Arc::clone(&file) as _,
-        control: Some(Arc::clone(&file) as _),
-        memory_bytes_max: 0,
-        open: Open::File(file),
-    })
+    Ok(Store { backend: Arc::clone(&file) as _, memory_bytes_max: 0, close: Close::File(file) })
 }
 
 #[cfg(feature = "rados")]
-fn rados(table: &RadosTable, object_bytes_max: u64) -> Result<Store, StoreError> {
-    /// What `blocker-rados` says that a remembered head takes.
+fn rados(table: &RadosTable, options: &OpenOptions) -> Result<Store, OpenError> {
+    /// The memory that `blocker-rados` states for a remembered head.
     const HEAD_BYTES: u64 = 150;
-    let config = table.store(object_bytes_max);
+    let mut config = table.store(options.object_bytes_max);
+    if let Some(timeout) = options.timeout {
+        config.op_timeout = match config.op_timeout {
+            // Never.
+            Duration::ZERO => timeout,
+            own => own.min(timeout),
+        };
+        config.connect_timeout = config.connect_timeout.min(timeout);
+    }
     let memory_bytes_max = config.bytes_in_flight_max + config.heads_remembered_max as u64 * HEAD_BYTES;
     let rados = Arc::new(blocker_rados::RadosStore::open(config)?);
-    Ok(Store {
-        backend: Arc::clone(&rados) as _,
-        control: Some(Arc::clone(&rados) as _),
-        memory_bytes_max,
-        open: Open::Rados(rados),
-    })
+    Ok(Store { backend: Arc::clone(&rados) as _, memory_bytes_max, close: Close::Rados(rados) })
 }
 
 #[cfg(not(feature = "rados"))]
-fn rados(_: &RadosTable, _: u64) -> Result<Store, StoreError> {
+fn rados(_: &RadosTable, _: &OpenOptions) -> Result<Store, OpenError> {
     let why = "is \"rados\", which this program was built without".into();
-    Err(StoreError::Config(ConfigError { key: "objects.backend.kind".into(), why }))
+    Err(OpenError::Config(ConfigError { key: "objects.backend.kind".into(), why }))
 }
 
-fn remote(table: &RemoteTable, secret: Option<Secret>) -> Result<Store, StoreError> {
-    let mut config = table.client().map_err(StoreError::Config)?;
-    config.secret = secret;
+fn remote(table: &RemoteTable, options: &OpenOptions) -> Result<Store, OpenError> {
+    let mut config = table.client().map_err(OpenError::Config)?;
+    config.secret.clone_from(&options.secret);
+    if !options.client_name.is_empty() {
+        config.name.clone_from(&options.client_name);
+    }
+    if let Some(timeout) = options.timeout {
+        config.call_timeout = Some(timeout);
+        config.reconnect_timeout = config.reconnect_timeout.min(timeout);
+        config.connect_timeout = config.connect_timeout.min(timeout);
+    }
     let in_flight = u64::from(config.connections) * config.bytes;
     let memory_bytes_max = in_flight + config.payload_pool_bytes_max as u64;
     let backend = Arc::new(SynapseBlocker::connect_on_thread(config)?);
-    Ok(Store { backend, control: None, memory_bytes_max, open: Open::Nothing })
+    Ok(Store { backend, memory_bytes_max, close: Close::Nothing })
 }

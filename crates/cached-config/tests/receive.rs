@@ -1,4 +1,5 @@
-//! Large payloads over TCP: from the socket into the buckets of a cache, and from its buckets to the socket. Counted.
+//! Large payloads over TCP: from the socket into the buckets of a cache, and from its buckets to the socket.
+//! Counted.
 
 use std::io::{Read, Write};
 use std::sync::Arc;
@@ -12,15 +13,15 @@ use cached_config::CacheReceiveBuffers;
 use cached_core::object::{ObjectCache, ObjectCacheConfig};
 use synapse::{Address, ClientConfig, Server, ServerConfig, SynapseBlocker};
 
-struct World {
+struct Environment {
     runtime: tokio::runtime::Runtime,
     cache: ObjectCache,
     server: Server,
     address: Address,
 }
 
-impl World {
-    fn new(write: WriteMode) -> World {
+impl Environment {
+    fn new(write: WriteMode) -> Environment {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let config = ObjectCacheConfig {
@@ -34,9 +35,9 @@ impl World {
         runtime.spawn(background);
         let mut config = ServerConfig::default();
         config.receive_buffers = Some(Arc::new(CacheReceiveBuffers::new(cache.clone())));
-        let server = Server::new(Arc::new(cache.clone()), None, config).unwrap();
+        let server = Server::new(Arc::new(cache.clone()), config).unwrap();
         let address = runtime.block_on(server.listen(&"127.0.0.1:0".parse().unwrap())).unwrap();
-        World { runtime, cache, server, address }
+        Environment { runtime, cache, server, address }
     }
 
     fn client(&self) -> SynapseBlocker {
@@ -58,42 +59,42 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
 fn a_large_payload_goes_from_the_socket_into_its_buckets_and_back() {
     const ROUNDS: usize = 30;
     for write in [WriteMode::Back, WriteMode::Through] {
-        let world = World::new(write);
-        let client = world.client();
+        let env = Environment::new(write);
+        let client = env.client();
         for round in 0..ROUNDS {
             let data = pattern(1 << 20, round);
             block_on(client.write(WriteRequest::new(object("disk"), 0, data.clone()))).unwrap();
             let found = block_on(client.read(ReadRequest::new(object("disk"), 0, 1 << 20))).unwrap().data;
             assert!(found.to_vec() == data, "round {round}");
         }
-        let counters = world.cache.counters();
-        // All of it: also what came with the head was copied to where it belongs.
+        let counters = env.cache.counters();
+        // All of it: also what came with the head was copied to its bucket.
         assert_eq!(counters.zero_copy_bytes, (ROUNDS << 20) as u64, "{write:?}: {counters:?}");
         assert_eq!(counters.receive_buffer_bytes, 0);
-        // The first came while nobody expected it; of the others, what one short read brings.
-        let copied = world.server.metric("synapse_copied_bytes");
+        // The first arrived unexpected; of the others, what one short read brings.
+        let copied = env.server.metric("synapse_copied_bytes_total");
         assert!(copied <= 32 * 1024 + 1024 * ROUNDS as u64, "{copied} bytes came with their heads");
         // Edges that are no whole bucket are copied, the rest is not.
         let data = pattern(100_000, 7);
         block_on(client.write(WriteRequest::new(object("odd"), 1000, data.clone()))).unwrap();
-        let landed = world.cache.counters().zero_copy_bytes - (ROUNDS << 20) as u64;
-        assert_eq!(landed, 23 * 4096);
+        let received = env.cache.counters().zero_copy_bytes - (ROUNDS << 20) as u64;
+        assert_eq!(received, 23 * 4096);
         block_on(client.write_full(WriteFullRequest::new(object("full"), pattern(65_536, 3)))).unwrap();
-        assert_eq!(world.cache.counters().zero_copy_bytes - landed - (ROUNDS << 20) as u64, 65_536);
+        assert_eq!(env.cache.counters().zero_copy_bytes - received - (ROUNDS << 20) as u64, 65_536);
         let found = block_on(client.read(ReadRequest::new(object("odd"), 1000, 200_000))).unwrap().data;
         assert!(found.to_vec() == data);
         block_on(client.flush(FlushRequest::new(Scope::All))).unwrap();
         drop((found, client));
-        world.cache.validate().unwrap();
+        env.cache.validate().unwrap();
     }
 }
 
 #[test]
-fn who_never_sends_the_rest_holds_a_bounded_share_and_gives_it_back() {
+fn a_client_that_stops_sending_holds_a_bounded_share_until_it_disconnects() {
     use synapse::codec::{Credits, Features, Hello, Request, RequestId, SessionId};
 
-    let world = World::new(WriteMode::Back);
-    let Address::Tcp(address) = &world.address else { unreachable!("it listens to TCP") };
+    let env = Environment::new(WriteMode::Back);
+    let Address::Tcp(address) = &env.address else { unreachable!("the server listens to TCP") };
     let mut peers = Vec::new();
     for lane in 0..8 {
         let mut peer = std::net::TcpStream::connect(address).unwrap();
@@ -112,20 +113,21 @@ fn who_never_sends_the_rest_holds_a_bounded_share_and_gives_it_back() {
         peer.read_exact(&mut welcome).unwrap();
         peers.push(peer);
     }
-    let most = world.cache.counters().memory_bytes / 8;
-    // They are served by two threads: wait until one has been refused, and land where there is always room.
-    until("an eighth is claimed", || world.cache.counters().receive_buffer_bytes + (1 << 20) > most);
-    assert!(world.cache.counters().receive_buffer_bytes <= most);
-    // Others are not hindered.
-    let client = world.client();
+    let most = env.cache.counters().memory_bytes / 8;
+    // Two threads serve them: wait until one reservation has been refused, and its payload has gone to the
+    // heap.
+    until("an eighth is reserved", || env.cache.counters().receive_buffer_bytes + (1 << 20) > most);
+    assert!(env.cache.counters().receive_buffer_bytes <= most);
+    // Other clients are not delayed.
+    let client = env.client();
     let data = pattern(4 << 20, 1);
     block_on(client.write(WriteRequest::new(object("other"), 0, data.clone()))).unwrap();
     assert!(
         block_on(client.read(ReadRequest::new(object("other"), 0, 4 << 20))).unwrap().data.to_vec() == data
     );
     drop(peers);
-    until("it is given back", || world.cache.counters().receive_buffer_bytes == 0);
-    world.cache.validate().unwrap();
+    until("the buckets are returned", || env.cache.counters().receive_buffer_bytes == 0);
+    env.cache.validate().unwrap();
 }
 
 fn until(what: &str, mut holds: impl FnMut() -> bool) {

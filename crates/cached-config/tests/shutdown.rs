@@ -1,4 +1,4 @@
-//! The end of a cache: as long as it has time, it tries again what may yet succeed.
+//! The shutdown of a cache: as long as there is time, a failed flush that may succeed is tried again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,23 +22,23 @@ fn cache(store: Arc<dyn Blocker>) -> ObjectCache {
 }
 
 #[test]
-fn a_store_that_says_try_again_is_tried_again_though_nothing_is_dirty() {
+fn a_retryable_error_is_tried_again_even_if_nothing_is_dirty() {
     let mut plan = FaultPlan::benign(3);
     plan.error_permille = 700;
     let store = Arc::new(Faulty::new(Arc::new(Memory::default()), plan, Arc::new(SystemClock)));
     let cache = cache(Arc::clone(&store) as _);
     let mut tries = 0;
-    // Most of the first tries fail, so that some of ten ends take several.
+    // Most of the first tries fail, so that some of ten shutdowns take several.
     for _ in 0..10 {
         let before = store.steps();
         block_on(store_all(&cache, MINUTE)).unwrap();
         tries += store.steps() - before;
     }
-    assert!(tries > 10, "no flush has failed: this proves nothing");
+    assert!(tries > 10, "no flush has failed: nothing was tested");
 }
 
 #[test]
-fn what_was_lost_long_ago_is_told_at_the_end() {
+fn an_earlier_loss_is_reported_at_shutdown() {
     let store = Arc::new(Memory::default());
     let cache = cache(Arc::clone(&store) as _);
     let object = ObjectId::new(Namespace::new("n").unwrap(), Name::new("object").unwrap());

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use blocker::executor::block_on;
 use blocker::{
-    Blocker, Durability, FileStore, FlushRequest, Name, Namespace, ObjectId, ReadRequest, Scope, WriteMode,
-    WriteRequest,
+    Blocker, BlockerExt, Durability, FileStore, FlushRequest, ObjectId, Scope, WriteMode, WriteRequest,
 };
 use cached_core::object::ObjectCache;
 
@@ -16,7 +15,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ObjectCache::builder(store.clone()).memory_bytes(256 << 20).write_mode(WriteMode::Back).build()?;
     let background = std::thread::spawn(move || block_on(background));
 
-    let disk = ObjectId::new(Namespace::new("vm")?, Name::new("disk.0")?);
+    let disk: ObjectId = "vm/disk.0".parse()?;
     block_on(async {
         let reply = cache.write(WriteRequest::new(disk.clone(), 4096, b"hello")).await?;
         assert_eq!(
@@ -24,7 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             Durability::Cached,
             "acknowledged from memory, and lost with the process"
         );
-        assert_eq!(cache.read(ReadRequest::new(disk, 4096, 5)).await?.data.to_vec(), b"hello");
+        assert_eq!(cache.read_range(&disk, 4096..4101).await?, b"hello"[..]);
         cache.flush(FlushRequest::new(Scope::All)).await
     })?;
     println!("{:?}", cache.counters());

@@ -1,7 +1,7 @@
 //! Injected time: whole seconds since the clock's start.
 //!
-//! A cache needs no finer time than memcached's second, and reading the system's precise clock in every request
-//! costs more than the look-up. So the engine reads a [`Clock`]: a server advances one shared
+//! A cache needs no finer time than memcached's second, and reading the system's precise clock in every
+//! request costs more than the look-up. So the engine reads a [`Clock`]: a server advances one shared
 //! [`TickClock`] once a second, a test advances it as it needs, and a program without a timer uses
 //! [`SystemClock`].
 
@@ -21,6 +21,20 @@ pub trait Clock: Send + Sync + 'static {
 pub const FIRST_SECOND: u32 = 2;
 
 /// A clock that stands still until it is advanced: by the server's ticker, or by a test.
+///
+/// ```
+/// use cached_core::clock::TickClock;
+/// use cached_core::kv::Kv;
+/// use std::sync::Arc;
+/// use std::time::Duration;
+///
+/// let clock = Arc::new(TickClock::new());
+/// let kv = Kv::builder().clock(clock.clone()).build()?;
+/// kv.set_for(b"k", b"v", Duration::from_secs(10))?;
+/// clock.advance(10);
+/// assert_eq!(kv.get(b"k"), None);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct TickClock(AtomicU32);
 
@@ -53,8 +67,8 @@ impl Clock for TickClock {
     }
 }
 
-/// A clock that reads the system's monotonic time at every call: the coarse one, which the kernel advances every few
-/// milliseconds, and which takes 5 ns to read instead of 24.
+/// A clock that reads the system's monotonic time at every call: the coarse one, which the kernel advances
+/// every few milliseconds, and which takes 5 ns to read instead of 24.
 #[derive(Debug)]
 pub struct SystemClock {
     /// The system's monotonic time when the clock was made.
@@ -94,7 +108,16 @@ fn monotonic_coarse() -> Duration {
     Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
 }
 
-/// When an item stops being readable, in the clock's seconds.
+/// When an item expires, in the clock's seconds.
+///
+/// ```
+/// use cached_core::clock::Expiry;
+///
+/// let expiry = Expiry::after(100, 10);
+/// assert!(!expiry.is_past(109) && expiry.is_past(110));
+/// assert_eq!(expiry.remaining_secs(105), Some(5));
+/// assert_eq!(Expiry::NEVER.remaining_secs(105), None);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Expiry(u32);
 

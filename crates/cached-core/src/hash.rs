@@ -69,8 +69,8 @@ impl KeyHasher {
 
     /// Hashes a key of usual length without a call: foldhash hashes more than 16 bytes out of line.
     ///
-    /// As foldhash does for strings, the length rotates the seed, so that equal chunks of keys of different lengths
-    /// (`aaa…` of 20 and of 24 bytes) have different hashes.
+    /// As foldhash does for strings, the length rotates the seed, so that equal chunks of keys of different
+    /// lengths (`aaa…` of 20 and of 24 bytes) have different hashes.
     #[inline]
     fn hash_two_chunks(&self, front: &[u8; 16], back: &[u8; 16], key_bytes: usize) -> KeyHash {
         let mut hasher = self.state(self.seed.rotate_right(key_bytes as u32));
@@ -110,8 +110,8 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
-    /// Keys that differ in one bit or only in length have different hashes, and each bit of the hashes takes both values about
-    /// as often.
+    /// Keys that differ in one bit or only in length have different hashes, and each bit of the hashes takes
+    /// both values about as often.
     #[test]
     fn similar_keys_have_different_hashes() {
         let hasher = KeyHasher::new(Some(7));

@@ -1,9 +1,10 @@
-//! The engine of `cached`: two caches in memory, for programs that embed them and for the servers of this project.
+//! The engine of `cached`: two caches in memory, for programs that embed them and for the servers of this
+//! project.
 //!
-//! - [`kv`]: a **byte-keyed store** with memcached's semantics. Items are packed into regions of one arena, an index finds them,
-//!   and an eviction [policy] decides which stay.
-//! - [`object`]: an **object cache**, a [`Blocker`](blocker::Blocker) in front of another one: a file store, a RADOS pool, a server.
-//!   It keeps 4 KiB buckets of objects, writes back or through, and answers for what it has acknowledged.
+//! - [`kv`]: a **byte-keyed store** with memcached's semantics. Items are packed into regions of one arena,
+//!   an index finds them, and an eviction [policy] decides which stay.
+//! - [`object`]: an **object cache**, a [`Blocker`](blocker::Blocker) in front of another one: a file store,
+//!   a RADOS pool, a server. It keeps 4 KiB buckets of objects, and writes back or through.
 //!
 //! There are no sockets, no storage I/O and no runtime here.
 //!
@@ -16,8 +17,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The front pages of [`kv`] and [`object`] have examples, limits and the way through the source. Common to both are [`arena`] (the memory,
-//! cut into regions), [`policy`] and [`clock`].
+//! The front pages of [`kv`] and [`object`] have examples, limits and the way through the source. Common to
+//! both are [`arena`] (the memory, cut into regions), [`policy`] and [`clock`].
 
 pub mod arena;
 pub mod clock;

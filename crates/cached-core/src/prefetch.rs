@@ -1,7 +1,7 @@
 //! Prefetching of memory.
 
-/// Asks the processor to fetch the cache line at an address that will be read soon. It is only a hint, and every address is
-/// valid. Does nothing on processors other than x86-64.
+/// Asks the processor to fetch the cache line at an address that will be read soon. It is only a hint, and
+/// every address is valid. Does nothing on processors other than x86-64.
 #[inline]
 pub fn prefetch<T>(at: *const T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

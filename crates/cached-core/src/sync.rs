@@ -3,7 +3,8 @@
 //! All synchronisation of this crate uses this module, so that a test built with
 //! `--cfg shuttle` runs the same code under a scheduler that tries many interleavings.
 //!
-//! A mutex may have a [`Rank`]: builds with debug assertions check that every thread takes such locks in their order.
+//! A mutex may have a [`Rank`]: builds with debug assertions check that every thread takes such locks in
+//! their order.
 
 #[cfg(debug_assertions)]
 use lock_order::Held;

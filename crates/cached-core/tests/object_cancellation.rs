@@ -205,7 +205,7 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
     put(&mut old_a, 4096, &pattern(3, BUCKET, 6000));
     sim.run(cache.write(WriteRequest::new(b(), 100, pattern(4, 100, 700)))).unwrap();
     put(&mut old_b, 100, &pattern(4, 100, 700));
-    sim.settle();
+    sim.run_until_idle();
     store.rule(|_| Verdict::Hold);
 
     let handle = sim.spawn((kind.begin)(&cache));
@@ -243,13 +243,13 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
 
     // The other requests.
     if case.arrives_late {
-        sim.settle();
+        sim.run_until_idle();
         validate(&cache);
         let early = [
             sim.spawn(wait(cache.read(ReadRequest::new(a(), 4096, 4096)))),
             sim.spawn(wait(cache.info(InfoRequest::new(a())))),
         ];
-        sim.settle();
+        sim.run_until_idle();
         store.open();
         for each in early {
             match sim.wait(each) {
@@ -259,13 +259,13 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
         }
     }
     store.open();
-    sim.settle();
+    sim.run_until_idle();
     validate(&cache);
     let has_followed = !followers.is_empty();
     for follower in followers {
         match sim.wait(follower) {
             Ok(()) | Err(Error::Missing) => {}
-            Err(error) => panic!("{label}: who waited behind it: {error}"),
+            Err(error) => panic!("{label}: a request that waited behind it: {error}"),
         }
     }
 
@@ -325,7 +325,7 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
     }
     sim.run(cache.flush(FlushRequest::new(Scope::All))).unwrap();
     sim.run(cache.invalidate(InvalidateRequest::new(Scope::All))).unwrap();
-    sim.settle();
+    sim.run_until_idle();
     validate(&cache);
     let left = cache.counters();
     assert_eq!((left.dirty_bytes, left.loading_bytes, left.clean_bytes), (0, 0, 0), "{label}");
@@ -334,7 +334,7 @@ fn cut(kind: &Kind, case: Case, polls_max: usize) -> bool {
 
     drop(cache);
     sim.advance(Duration::from_secs(60));
-    assert!(running.is_done(), "{label}: the background goes on");
+    assert!(running.is_done(), "{label}: the background has not ended");
     finished.is_some()
 }
 

@@ -60,7 +60,7 @@ struct Environment {
     flights: Vec<(Handle<Result<Answer>>, Asked)>,
     now: u64,
     operations: u64,
-    is_told: bool,
+    is_traced: bool,
 }
 
 fn domain_of(object: usize) -> u64 {
@@ -68,10 +68,10 @@ fn domain_of(object: usize) -> u64 {
 }
 
 impl Environment {
-    fn new(seed: u64, is_told: bool, write: WriteMode, has_lasting_faults: bool) -> Self {
+    fn new(seed: u64, is_traced: bool, write: WriteMode, has_lasting_faults: bool) -> Self {
         let mut rng = Rng::new(seed);
-        let sim = Sim::new(Some(rng.next()));
-        let mut plan = FaultPlan::benign(rng.next());
+        let sim = Sim::new(Some(rng.next_u64()));
+        let mut plan = FaultPlan::benign(rng.next_u64());
         plan.delay_permille = *rng.pick(&[0, 200, 1000]);
         plan.delay = Duration::from_micros(10)..Duration::from_millis(20);
         plan.error_permille = *rng.pick(&[0, 0, 50]);
@@ -86,12 +86,13 @@ impl Environment {
         }
         let faulty = Arc::new(Faulty::new(Arc::clone(&memory) as _, plan, Arc::new(sim.clock.clone())));
         let ready_permille = *rng.pick(&[0, 0, 300, 1000]);
-        let store = DetachedStore::new(Arc::clone(&faulty) as _, sim.spawner(), rng.next(), ready_permille);
+        let store =
+            DetachedStore::new(Arc::clone(&faulty) as _, sim.spawner(), rng.next_u64(), ready_permille);
         if rng.permille(400) {
             store.limit(|capabilities| capabilities.copy_native = false);
         }
-        if is_told {
-            store.tell();
+        if is_traced {
+            store.trace();
         }
         let store = Arc::new(store);
         let mut config = small(write);
@@ -100,8 +101,8 @@ impl Environment {
         config.dirty_age_max = Duration::from_millis(*rng.pick(&[1, 10, 10_000]));
         config.flush_requests_max = *rng.pick(&[1, 2, 8]);
         config.load_requests_max = *rng.pick(&[1, 16]);
-        config.hash_seed = Some(rng.next());
-        let told = format!("{config:?}");
+        config.hash_seed = Some(rng.next_u64());
+        let config_text = format!("{config:?}");
         let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
         let mut env = Self {
             rng,
@@ -111,7 +112,7 @@ impl Environment {
             faulty,
             store,
             is_volatile,
-            config: told,
+            config: config_text,
             objects: (0..OBJECTS).map(|n| id(&format!("shared-{n}"))).collect(),
             histories: (0..OBJECTS).map(|_| History::new(SECTORS)).collect(),
             reads: (0..OBJECTS).map(|_| Vec::new()).collect(),
@@ -121,7 +122,7 @@ impl Environment {
             flights: Vec::new(),
             now: 1,
             operations: 0,
-            is_told,
+            is_traced,
             cache: Some(cache),
         };
         env.running = Some(env.sim.spawn(background));
@@ -144,7 +145,7 @@ impl Environment {
         answer: impl FnOnce(T) -> Answer + 'static,
     ) {
         self.operations += 1;
-        if self.is_told {
+        if self.is_traced {
             let what = match &asked {
                 Asked::Change { object, change } => self.histories[*object].describe(*change),
                 Asked::Read { first, sectors, .. } => format!("read {first}..{}", first + sectors),
@@ -273,14 +274,14 @@ impl Environment {
             let (handle, asked) = self.flights.swap_remove(at);
             let answered = self.moment();
             let answer = handle.take().expect("done");
-            if self.is_told {
+            if self.is_traced {
                 let asked = match &asked {
                     Asked::Change { object, change } => self.histories[*object].describe(*change),
                     Asked::Read { asked, .. } | Asked::Flush { asked, .. } => format!("{asked:?}"),
                     Asked::Other => String::new(),
                 };
-                let told = answer.as_ref().err().map_or("done".to_owned(), ToString::to_string);
-                println!("[{}] {asked}: {told}", self.now);
+                let reported = answer.as_ref().err().map_or("done".to_owned(), ToString::to_string);
+                println!("[{}] {asked}: {reported}", self.now);
             }
             self.answered(asked, answered, answer);
             let cache = self.cache();
@@ -319,9 +320,9 @@ impl Environment {
             }
             (Asked::Flush { scope, asked }, Ok(_)) => self.flushed(&scope, asked),
             (Asked::Flush { .. }, Err(error)) => {
-                let is_told =
+                let is_traced =
                     matches!(error, Error::NotStored(_) | Error::Retryable(_) | Error::DeadlinePassed);
-                assert!(is_told, "flush: {error}");
+                assert!(is_traced, "flush: {error}");
             }
             _ => {}
         }
@@ -384,7 +385,7 @@ impl Environment {
                 break;
             }
             let is_hung = !self.sim.skip();
-            assert!(!is_hung, "a hang: nobody is woken, and these wait:\n{}", self.waiting());
+            assert!(!is_hung, "a hang: no task is woken, and these wait:\n{}", self.waiting());
             skips += 1;
             assert!(skips < 100_000, "{} never end", self.flights.len());
         }
@@ -438,7 +439,7 @@ impl Environment {
             let domains = &self.flushed_domains;
             let checked =
                 self.histories[object].stored(|domain| domains[domain as usize].max(flushed), &bytes);
-            if self.is_told {
+            if self.is_traced {
                 println!("{}: flushed {flushed:?} {domains:?}", self.objects[object]);
             }
             checked.unwrap_or_else(|why| panic!("{} as stored: {why}", self.objects[object]));
@@ -508,9 +509,9 @@ impl Environment {
 
 #[test]
 fn several_clients_see_one_history() {
-    each_seed(1000, |seed, is_told| {
+    each_seed(1000, |seed, is_traced| {
         let policies = [WriteMode::Back, WriteMode::Back, WriteMode::Through, WriteMode::Around];
-        let mut env = Environment::new(seed, is_told, policies[seed as usize % 4], false);
+        let mut env = Environment::new(seed, is_traced, policies[seed as usize % 4], false);
         while env.operations < 100 {
             env.step();
         }
@@ -520,9 +521,9 @@ fn several_clients_see_one_history() {
 
 #[test]
 fn a_lost_cache_leaves_a_prefix_of_history() {
-    each_seed(1000, |seed, is_told| {
+    each_seed(1000, |seed, is_traced| {
         let policies = [WriteMode::Back, WriteMode::Back, WriteMode::Back, WriteMode::Through];
-        let mut env = Environment::new(seed, is_told, policies[seed as usize % 4], true);
+        let mut env = Environment::new(seed, is_traced, policies[seed as usize % 4], true);
         let steps = env.rng.within(10, 1200);
         for _ in 0..steps {
             env.step();

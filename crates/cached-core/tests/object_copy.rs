@@ -28,7 +28,7 @@ fn a_copy_that_is_written_to_stores_all_of_its_content() {
             if is_flushing {
                 env.hold(Op::Write, &from);
                 let _flush = env.flush(&from);
-                env.sim.settle();
+                env.sim.run_until_idle();
             }
             let copy = env.copy(&from, &to);
             env.at_once(copy).unwrap();
@@ -82,13 +82,13 @@ fn a_copy_waits_for_a_change_of_its_source_that_is_on_its_way() {
         env.hold(Op::Write, &from);
         let request = WriteRequest::new(from.clone(), 0, pattern(2, 0, 512)).stamp(Stamp::new(1, 1));
         let write = env.sim.spawn(env.cache.write(request));
-        env.sim.settle();
+        env.sim.run_until_idle();
         // First what was dirty, then the stamped write itself.
         env.store.answer_first();
-        env.sim.settle();
+        env.sim.run_until_idle();
         assert!(!write.is_done() && env.store.held().len() == 1);
         let copy = env.copy(&from, &to);
-        env.sim.settle();
+        env.sim.run_until_idle();
         assert!(!copy.is_done(), "what the source is cannot be said now");
         env.store.open();
         env.at_once(write).unwrap();
@@ -116,12 +116,12 @@ fn the_source_does_not_change_while_the_store_copies_it() {
         env.bytes(&from, 0, 3 * BUCKET);
         env.hold(Op::Copy, &to);
         let copy = env.copy(&from, &to);
-        env.sim.settle();
+        env.sim.run_until_idle();
         assert_eq!(env.store.held().len(), 1);
         // Two writes, one after the other: the copy must not have the second without the first, in whatever
         // order they are flushed.
         let writes = [2 * BUCKET, 0].map(|at| env.write(&from, at, pattern(2, at, 4096)));
-        env.sim.settle();
+        env.sim.run_until_idle();
         assert!(writes.iter().all(|write| !write.is_done()), "{policy:?}");
         env.store.open();
         env.at_once(copy).unwrap();
@@ -169,7 +169,7 @@ fn a_received_bucket_that_is_written_to_stores_all_of_its_content() {
                 false => Verdict::Pass,
             });
             let flush = env.flush(&object);
-            env.sim.settle();
+            env.sim.run_until_idle();
             assert!(!flush.is_done());
             env.store.pass();
         }
@@ -212,15 +212,15 @@ fn copies_do_not_wait_for_each_others_nodes() {
     }
     env.store.hold(&[Op::Read]);
     let reads = [0, 1].map(|n| env.read(&holders[n], 0, 100));
-    env.sim.settle();
+    env.sim.run_until_idle();
     let copies: Vec<_> =
         (0..4).map(|n| env.copy(&id(&format!("from-{n}")), &id(&format!("to-{n}")))).collect();
-    env.sim.settle();
+    env.sim.run_until_idle();
     assert_eq!(env.store.held().len(), 2);
     // One node after the other becomes free.
     for read in reads {
         env.store.answer_first();
-        env.sim.settle();
+        env.sim.run_until_idle();
         env.at_once(read).unwrap();
     }
     env.store.pass();

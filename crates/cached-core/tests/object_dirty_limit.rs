@@ -49,7 +49,7 @@ impl Environment {
     #[track_caller]
     fn acknowledged<T: Unpin + 'static>(&mut self, change: impl Fn(&ObjectCache, u64) -> Reply<T>) -> u64 {
         let changes: Vec<_> = (0..40).map(|n| self.sim.spawn(change(&self.cache, n))).collect();
-        self.sim.settle();
+        self.sim.run_until_idle();
         let acknowledged = changes.iter().filter(|change| change.is_done()).count() as u64;
         assert!(self.cache.counters().dirty_bytes <= LIMIT, "{:?}", self.cache.counters());
         self.cache.validate().unwrap();
@@ -144,7 +144,7 @@ fn changes_that_leave_nothing_to_store_take_no_room() {
         let zeros = env.cache.write_zeroes(WriteZeroesRequest::new(new.clone(), 0, 3 * BUCKET));
         env.sim.run(zeros).unwrap();
         env.sim.run(env.cache.delete(DeleteRequest::new(new))).unwrap();
-        assert_eq!(env.cache.counters().dirty_bytes, 0, "the store has never heard of it");
+        assert_eq!(env.cache.counters().dirty_bytes, 0, "the store was asked for nothing");
     }
     // A copy in memory takes the room of its zeros.
     let (from, to) = (id("from"), id("to"));

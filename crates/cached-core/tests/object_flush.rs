@@ -47,7 +47,7 @@ impl Environment {
     fn end(self) {
         let Self { mut sim, cache, running, .. } = self;
         drop(cache);
-        sim.settle();
+        sim.run_until_idle();
         assert!(running.take().is_some(), "the background ends with the cache");
     }
 }
@@ -139,7 +139,7 @@ fn changes_during_a_long_flush_keep_their_age() {
     env.write(&object, 0, pattern(2, 0, 4096));
     env.sim.advance(8 * SECOND);
     env.store.open();
-    env.sim.settle();
+    env.sim.run_until_idle();
     assert!(env.cache.counters().dirty_bytes > 0, "the second write is nine seconds old at most");
     env.sim.advance(2 * SECOND);
     assert_eq!(env.cache.counters().dirty_bytes, 0, "and now it has been stored");

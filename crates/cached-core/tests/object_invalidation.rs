@@ -66,7 +66,7 @@ fn an_invalidation_during_a_flush_drops_what_the_flush_does_not_write() {
         env.written(&object, 1024, pattern(2, 1024, 512));
         env.store.hold_changes();
         let flush = env.flush(&object);
-        env.sim.settle();
+        env.sim.run_until_idle();
         let mut wanted = pattern(3, 0, 4096);
         put(&mut wanted, 1024, &pattern(2, 1024, 512));
         if is_rewritten {
@@ -97,7 +97,7 @@ fn a_foreign_write_after_a_flush_is_seen_though_the_answer_of_the_flush_is_late(
     env.written(&object, 4096, pattern(2, 4096, 4096));
     env.store.hold_changes();
     let flush = env.flush(&object);
-    env.sim.settle();
+    env.sim.run_until_idle();
     env.perform_held();
     env.others_write(&object, pattern(3, 0, 8192));
     env.invalidated(&object);
@@ -124,7 +124,7 @@ fn an_invalidation_that_needs_memory_waits_for_it() {
     assert_eq!(env.cache.counters().free_bytes, 0);
     env.others_write(&object, pattern(3, 0, 4096));
     let invalidate = env.invalidate(&object);
-    env.sim.settle();
+    env.sim.run_until_idle();
     assert!(!invalidate.is_done(), "not answered before it is done");
     env.validate();
     drop(all);
@@ -147,7 +147,7 @@ fn an_invalidation_between_a_write_and_its_answer_counts() {
             env.written(&object, 0, pattern(1, 0, 8192));
             env.hold(Op::Write, &object);
             let write = env.write(&object, 0, pattern(2, 0, 4096));
-            env.sim.settle();
+            env.sim.run_until_idle();
             if performed_before {
                 env.perform_held();
             }
@@ -178,7 +178,7 @@ fn an_invalidation_between_a_copy_and_its_answer_counts() {
     env.others_write(&from, pattern(1, 0, 4096));
     env.hold(Op::Copy, &to);
     let copy = env.copy(&from, &to);
-    env.sim.settle();
+    env.sim.run_until_idle();
     env.perform_held();
     env.others_write(&to, pattern(2, 0, 6000));
     env.invalidated(&to);
@@ -239,5 +239,5 @@ fn the_writer_of_the_namespace_stores_two_runs_as_one() {
     assert_eq!(env.calls(Op::Write, &object), 1, "bridged");
     let theirs = WriteFullRequest::new(object.clone(), pattern(7, 0, 100));
     let theirs = executor::block_on(env.store.memory().write_full(theirs));
-    assert!(matches!(theirs, Err(Error::Fenced { .. })), "nobody else can write: {theirs:?}");
+    assert!(matches!(theirs, Err(Error::Fenced { .. })), "no other client can write: {theirs:?}");
 }

@@ -97,7 +97,7 @@ fn scopes(object: &ObjectId, domain: u64) -> [Scope; 4] {
 #[test]
 fn every_covering_flush_fails_after_the_background_was_fenced() {
     let mut env = environment(back());
-    let mut news = env.cache.subscribe();
+    let mut subscription = env.cache.subscribe();
     let (taken, kept) = (id("taken"), id("kept"));
     let elsewhere = ObjectId::new(namespace("elsewhere"), kept.name.clone());
     env.lose(&taken, 1);
@@ -126,9 +126,9 @@ fn every_covering_flush_fails_after_the_background_was_fenced() {
     assert!(lost.objects[0].why.contains('5'), "the epoch in force: {}", lost.objects[0].why);
     let counters = env.cache.counters();
     assert_eq!((counters.lost_objects, counters.lost_bytes), (1, 8192));
-    let heard: Vec<Event> = std::iter::from_fn(|| news.try_next()).collect();
-    let told = heard.iter().filter(|event| matches!(event, Event::WritesLost(_))).count();
-    assert!(told == 1 && heard.contains(&Event::WritesLost(Scope::Object(taken))), "{heard:?}");
+    let events: Vec<Event> = std::iter::from_fn(|| subscription.try_next()).collect();
+    let reported = events.iter().filter(|event| matches!(event, Event::WritesLost(_))).count();
+    assert!(reported == 1 && events.contains(&Event::WritesLost(Scope::Object(taken))), "{events:?}");
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn events_from_below_do_not_repair_a_loss() {
         // Another client of the store reports a change; the store notifies all subscribers.
         let invalidate = InvalidateRequest::new(scope);
         blocker::executor::block_on(env.store.memory().invalidate(invalidate)).unwrap();
-        env.sim.settle();
+        env.sim.run_until_idle();
         assert!(env.is_lost(Scope::All));
         assert!(env.is_lost(Scope::Object(id("taken"))));
     }
@@ -208,7 +208,7 @@ fn missed_events_do_not_repair_a_loss() {
         let invalidate = InvalidateRequest::new(Scope::Namespace(namespace("elsewhere")));
         blocker::executor::block_on(env.store.memory().invalidate(invalidate)).unwrap();
     }
-    env.sim.settle();
+    env.sim.run_until_idle();
     assert!(env.is_lost(Scope::All));
 }
 
@@ -226,7 +226,7 @@ fn lost_objects_release_their_nodes() {
         fill(env.store.memory(), &object, pattern(n, 0, 100));
         let reply = env.cache.read(ReadRequest::new(object, 0, 100));
         let reading = env.sim.spawn(reply);
-        env.sim.settle();
+        env.sim.run_until_idle();
         let read = reading.take().expect("all places are held by what is lost").unwrap();
         same(&read.data.to_vec(), &pattern(n, 0, 100), "another namespace");
     }

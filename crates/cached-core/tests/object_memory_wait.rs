@@ -22,14 +22,14 @@ fn a_writer_gets_the_buckets_that_a_load_had_held() {
     }
     store.hold(&[Op::Info]);
     let asking = sim.spawn(cache.info(InfoRequest::new(read.clone())));
-    sim.settle();
+    sim.run_until_idle();
     assert_eq!(store.held().len(), 1, "the object is being asked for");
     let bytes = pattern(2, 0, 16 * BUCKET as usize);
     let writing = sim.spawn(cache.write(WriteRequest::new(written.clone(), 0, bytes.clone())));
-    sim.settle();
+    sim.run_until_idle();
     assert!(!writing.is_done(), "there was room all the same: this proves nothing");
     store.answer_all();
-    sim.settle();
+    sim.run_until_idle();
     asking.get().unwrap();
     writing.take().expect("the buckets can be had, and the writer was not woken").unwrap();
     let found = sim.run(cache.read(ReadRequest::new(written, 0, 16 * BUCKET))).unwrap();

@@ -43,10 +43,10 @@ fn forgotten_during_a_load(forget: Forget, is_writer: bool) {
             true => (Some(env.write(&object, 1000, pattern(3, 1000, 3500))), None),
             false => (None, Some(env.read(&object, 0, 2 * BUCKET))),
         };
-        env.sim.settle();
+        env.sim.run_until_idle();
         for _ in 0..later {
             assert!(env.store.answer_first());
-            env.sim.settle();
+            env.sim.run_until_idle();
         }
         // The store has read what was there before the flush.
         let is_loading = env.perform_held().len() == 1;
@@ -128,7 +128,7 @@ fn bytes_that_were_cut_off_do_not_come_back_with_a_late_load() {
                     let mut reads = Vec::new();
                     if is_asked_first {
                         reads.push(env.read(&object, 0, BUCKET));
-                        env.sim.settle();
+                        env.sim.run_until_idle();
                         env.perform_held();
                     }
                     let mut wanted = match end {
@@ -156,7 +156,7 @@ fn bytes_that_were_cut_off_do_not_come_back_with_a_late_load() {
                     }
                     if !is_asked_first {
                         reads.push(env.read(&object, 0, BUCKET));
-                        env.sim.settle();
+                        env.sim.run_until_idle();
                         env.perform_held();
                     }
                     if is_flushed {
@@ -188,7 +188,7 @@ fn bytes_behind_a_cut_are_not_the_base_of_a_write() {
         env.hold(Op::Read, &object);
         // The bucket's first bytes are the store's, those behind the cut are not.
         let write = env.write(&object, 50, pattern(2, 50, 10));
-        env.sim.settle();
+        env.sim.run_until_idle();
         assert_eq!(env.perform_held().len(), 1);
         if is_flushed {
             env.flushed(&object);
@@ -257,7 +257,7 @@ fn a_shared_bucket_that_is_forgotten_once_it_is_stored_is_not_undone_by_a_late_l
         env.hold(Op::Read, &second);
         // Of the bucket alone, or of more.
         let read = env.read(&second, 0, if is_wide { 2 * BUCKET } else { BUCKET });
-        env.sim.settle();
+        env.sim.run_until_idle();
         // The store has read what was there before the flush.
         assert_eq!(env.perform_held().len(), 1);
         let write = env.sim.spawn(env.cache.write(WriteRequest::new(second.clone(), 0, payload)));
@@ -317,7 +317,7 @@ fn dirty_data_of_an_object_removed_below_stay() {
             if flush_begins {
                 env.store.hold_changes();
                 let flush = env.flush(&object);
-                env.sim.settle();
+                env.sim.run_until_idle();
                 assert!(!flush.is_done());
             }
             if is_written {

@@ -24,7 +24,7 @@ fn hits_beside_a_scan(policy: &str) -> f64 {
         objects_count_max: 2 * objects as u32,
         ..small(WriteMode::Through)
     };
-    let (cache, background) = cache(Arc::new(store), config, &sim.clock);
+    let (cache, _background) = cache(Arc::new(store), config, &sim.clock);
     for _ in 0..3 {
         for at in 0..hot {
             sim.run(cache.read(ReadRequest::new(id("hot"), at * BUCKET, BUCKET))).unwrap();

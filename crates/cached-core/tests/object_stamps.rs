@@ -15,12 +15,12 @@ fn parallel_writes_of_one_object_reach_the_store_in_the_order_of_their_stamps() 
         let writes: Vec<_> =
             (0..8).map(|n| env.write(&object, n * BUCKET, pattern(n, n * BUCKET, 4096))).collect();
         let other = env.write(&id("other"), 0, pattern(9, 0, 4096));
-        env.sim.settle();
+        env.sim.run_until_idle();
         assert_eq!(env.store.held().len(), 2, "one of each object");
         // The held calls are answered in the worst order: the newest first.
         while let Some(last) = env.store.held().last() {
             env.store.answer(last.number);
-            env.sim.settle();
+            env.sim.run_until_idle();
         }
         for write in writes.into_iter().chain([other]) {
             env.at_once(write).unwrap();
@@ -41,7 +41,7 @@ fn a_stamped_write_does_not_delay_readers_of_other_ranges() {
     env.bytes(&object, 0, 10);
     env.hold(Op::Write, &object);
     let write = env.write(&object, 0, pattern(2, 0, 4096));
-    env.sim.settle();
+    env.sim.run_until_idle();
     same(&env.bytes(&object, 2 * BUCKET, 100), &pattern(1, 2 * BUCKET, 100), "a miss elsewhere");
     env.store.open();
     env.at_once(write).unwrap();
@@ -60,7 +60,7 @@ fn overlapping_writes_give_no_version_to_two_contents() {
             }
             env.hold(Op::Write, &object);
             let writes = [0, BUCKET].map(|at| env.write(&object, at, pattern(2, at, 4096)));
-            env.sim.settle();
+            env.sim.run_until_idle();
             let held = env.perform_held();
             assert_eq!(held.len(), 2, "side by side");
             let mut numbers = [held[0].number, held[1].number];
@@ -70,7 +70,7 @@ fn overlapping_writes_give_no_version_to_two_contents() {
             let mut seen = Vec::new();
             for number in numbers {
                 env.store.answer(number);
-                env.sim.settle();
+                env.sim.run_until_idle();
             }
             env.store.open();
             let replies = writes.map(|write| env.at_once(write).unwrap());
@@ -110,7 +110,7 @@ fn the_result_of_overlapping_writes_is_not_taken_for_a_foreign_change() {
     env.bytes(&object, 0, BUCKET);
     env.hold(Op::Write, &object);
     let writes = [BUCKET, 2 * BUCKET].map(|at| env.write(&object, at, pattern(2, at, 4096)));
-    env.sim.settle();
+    env.sim.run_until_idle();
     let held = env.perform_held();
     // The store's version is that of the second; the first is answered last.
     env.store.answer(held[1].number);

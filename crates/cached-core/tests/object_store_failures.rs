@@ -43,7 +43,7 @@ impl Environment {
     #[track_caller]
     fn at_once<T: Unpin + 'static>(&mut self, reply: Reply<T>) -> Result<T> {
         let handle = self.sim.spawn(reply);
-        self.sim.settle();
+        self.sim.run_until_idle();
         handle.take().expect("an answer at once")
     }
 
@@ -88,7 +88,7 @@ fn continues_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_vol
             fill(memory, &id("absent"), pattern(9, 0, 65_536));
         },
     );
-    let mut news = env.cache.subscribe();
+    let mut subscription = env.cache.subscribe();
     for n in 0..3 {
         env.read(&id(&format!("clean-{n}")), 0, 65_536);
     }
@@ -124,8 +124,8 @@ fn continues_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_vol
             late.take().expect("an answer by its deadline"),
             Err(Error::DeadlinePassed | Error::Retryable(_))
         ));
-        let told = flush.take().expect("an answer by its deadline").unwrap_err();
-        assert!(matches!(told, Error::NotStored(_)), "{told}");
+        let reported = flush.take().expect("an answer by its deadline").unwrap_err();
+        assert!(matches!(reported, Error::NotStored(_)), "{reported}");
         env.validate();
     }
     // Flushes are retried with growing delays: no storm.
@@ -151,15 +151,15 @@ fn continues_during(seconds: u64, trouble: fn(&Faulty), end: fn(&Faulty), is_vol
     for n in 0..4 {
         same(&content(&*env.memory, &dirty(n)).unwrap(), &wanted[n as usize], "stored");
     }
-    let heard: Vec<Event> = std::iter::from_fn(|| news.try_next()).collect();
+    let events: Vec<Event> = std::iter::from_fn(|| subscription.try_next()).collect();
     let has_failed = env.cache.counters().flush_failures > failures_before;
     if has_failed {
-        assert!(heard.iter().any(|event| matches!(event, Event::Degraded(_))), "{heard:?}");
-        assert!(heard.contains(&Event::Recovered), "{heard:?}");
+        assert!(events.iter().any(|event| matches!(event, Event::Degraded(_))), "{events:?}");
+        assert!(events.contains(&Event::Recovered), "{events:?}");
     }
     env.validate();
     drop(env.cache);
-    env.sim.settle();
+    env.sim.run_until_idle();
     assert!(env.running.is_done());
 }
 
@@ -260,8 +260,8 @@ fn at_the_dirty_limit_writers_wait_and_are_served_in_order() {
     assert!((4..=16).contains(&done), "{done} fit");
     assert!(writes[done..].iter().all(|write| !write.is_done()), "first come, first served; none is failed");
     for write in impatient {
-        let told = write.take().expect("an answer at its deadline").unwrap_err();
-        assert!(matches!(told, Error::DeadlinePassed | Error::Retryable(_)), "{told}");
+        let reported = write.take().expect("an answer at its deadline").unwrap_err();
+        assert!(matches!(reported, Error::DeadlinePassed | Error::Retryable(_)), "{reported}");
     }
     assert!(env.cache.counters().dirty_bytes <= 64 * KIB);
     assert!(env.cache.counters().writes_throttled > 0);
@@ -282,22 +282,22 @@ fn at_the_dirty_limit_writers_wait_and_are_served_in_order() {
 fn a_full_store_keeps_data_dirty_until_there_is_room() {
     let mut env =
         faulty_environment(small(WriteMode::Back), |plan| plan.space_bytes_max = Some(100_000), |_| ());
-    let mut news = env.cache.subscribe();
+    let mut subscription = env.cache.subscribe();
     for n in 0..10_u64 {
         env.write(&id(&format!("o-{n}")), 0, pattern(n, 0, 20_000));
     }
     let deadline = env.sim.clock.now() + 20 * SECOND;
     let flush = env.cache.flush(FlushRequest::new(Scope::All).deadline(deadline));
-    let told = env.sim.run(flush).unwrap_err();
-    assert!(matches!(told, Error::NotStored(_)), "{told}");
+    let reported = env.sim.run(flush).unwrap_err();
+    assert!(matches!(reported, Error::NotStored(_)), "{reported}");
     let stored = (0..10).filter(|n| content(&*env.memory, &id(&format!("o-{n}"))).is_some()).count();
     assert!((3..=5).contains(&stored), "{stored} fit");
     for n in 0..10_u64 {
         same(&env.read(&id(&format!("o-{n}")), 0, 1 << 20), &pattern(n, 0, 20_000), "readable");
     }
     env.validate();
-    let heard: Vec<Event> = std::iter::from_fn(|| news.try_next()).collect();
-    assert!(heard.contains(&Event::Full), "{heard:?}");
+    let events: Vec<Event> = std::iter::from_fn(|| subscription.try_next()).collect();
+    assert!(events.contains(&Event::Full), "{events:?}");
     // Another client makes room.
     for n in 0..8 {
         let delete = env.cache.delete(DeleteRequest::new(id(&format!("o-{n}"))));
@@ -324,13 +324,13 @@ fn a_deposed_cache_reports_the_loss_of_its_dirty_data() {
     let theirs = WriteFullRequest::new(taken.clone(), pattern(3, 0, 100)).stamp(Stamp::new(5, 1));
     blocker::executor::block_on(env.memory.write_full(theirs)).unwrap();
     let flush = env.cache.flush(FlushRequest::new(Scope::Object(taken.clone())));
-    let told = env.sim.run(flush).unwrap_err();
-    assert!(matches!(told, Error::WritesLost(_) | Error::Fenced { .. }), "{told}");
+    let reported = env.sim.run(flush).unwrap_err();
+    assert!(matches!(reported, Error::WritesLost(_) | Error::Fenced { .. }), "{reported}");
     same(&content(&*env.memory, &taken).unwrap(), &pattern(3, 0, 100), "theirs is untouched");
     // The loss is reported until it is repaired.
     let flush = env.cache.flush(FlushRequest::new(Scope::Object(taken.clone())));
-    let told = env.sim.run(flush).unwrap_err();
-    assert!(matches!(told, Error::WritesLost(_)), "{told}");
+    let reported = env.sim.run(flush).unwrap_err();
+    assert!(matches!(reported, Error::WritesLost(_)), "{reported}");
     let flush = env.cache.flush(FlushRequest::new(Scope::Object(kept.clone())));
     env.sim.run(flush).unwrap();
     same(&content(&*env.memory, &kept).unwrap(), &pattern(2, 0, 8192), "others are stored");
@@ -397,12 +397,12 @@ fn parallel_misses_on_one_object_reach_the_store_together() {
     let reads: Vec<_> = (0..16)
         .map(|n| sim.spawn(cache.read(ReadRequest::new(id("object"), n * 3 * BUCKET, BUCKET))))
         .collect();
-    sim.settle();
+    sim.run_until_idle();
     assert_eq!(store.held().len(), 16, "sixteen deep");
     // Answered in any order.
     while let Some(last) = store.held().last() {
         store.answer(last.number);
-        sim.settle();
+        sim.run_until_idle();
     }
     for (n, read) in (0..).zip(reads) {
         same(&read.get().unwrap().data.to_vec(), &pattern(1, n * 3 * BUCKET, 4096), "a miss");
@@ -425,10 +425,10 @@ fn an_event_from_below_drops_clean_data_and_keeps_dirty_data() {
     fill(&env.memory, &id("object"), pattern(3, 0, 16_384));
     let invalidate = InvalidateRequest::new(Scope::Object(id("object")));
     blocker::executor::block_on(env.memory.invalidate(invalidate)).unwrap();
-    env.sim.settle();
+    env.sim.run_until_idle();
     let mut wanted = pattern(3, 0, 16_384);
     wanted[4096..8192].copy_from_slice(&pattern(2, 4096, 4096));
-    same(&env.read(&id("object"), 0, 16_384), &wanted, "news and own dirty data");
+    same(&env.read(&id("object"), 0, 16_384), &wanted, "the new bytes and the cache's dirty ones");
     env.flush_all();
     same(&content(&*env.memory, &id("object")).unwrap(), &wanted, "stored");
 }

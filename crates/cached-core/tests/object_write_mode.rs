@@ -24,7 +24,7 @@ fn a_forwarded_write_ends_in_the_mode_in_which_it_began() {
         env.hold(Op::Write, &object);
         let bytes = pattern(1, 0, BUCKET as usize);
         let write = env.write(&object, 0, bytes.clone());
-        env.sim.settle();
+        env.sim.run_until_idle();
         assert_eq!(env.store.held().len(), 1, "{from}: the store is asked");
         set(&env, to);
         env.store.open();
@@ -49,11 +49,11 @@ fn a_write_back_change_waits_for_changes_that_were_forwarded_before_the_mode_cha
     env.hold(Op::Write, &object);
     // It moves the object's end in the store.
     let forwarded = env.write(&object, 4 * BUCKET, first.clone());
-    env.sim.settle();
+    env.sim.run_until_idle();
     assert_eq!(env.perform_held().len(), 1);
     set(&env, WriteMode::Back);
     let written_back = env.write(&object, 2 * BUCKET, second.clone());
-    env.sim.settle();
+    env.sim.run_until_idle();
     assert!(!written_back.is_done(), "acknowledged beside a change that is on its way");
     env.store.open();
     assert_eq!(env.at_once(forwarded).unwrap().durability, Durability::Stored);
@@ -92,7 +92,7 @@ fn what_was_written_back_is_stored_before_a_forwarded_change() {
         Verdict::Pass
     });
     let copy = env.copy(&object, &target);
-    env.sim.settle();
+    env.sim.run_until_idle();
     set(&env, WriteMode::Through);
     env.store.open();
     env.at_once(copy).unwrap();
@@ -107,13 +107,13 @@ fn a_dropped_background_fails_the_operations_that_need_it() {
     env.written(&object, 0, pattern(1, 0, BUCKET as usize));
     env.store.hold_changes();
     let waiting = env.flush(&object);
-    env.sim.settle();
+    env.sim.run_until_idle();
     assert!(!waiting.is_done());
     let CacheEnvironment { mut sim, cache, running, .. } = env;
     assert!(sim.cancel(running).is_none());
-    sim.settle();
+    sim.run_until_idle();
     for flush in [waiting, sim.spawn(cache.flush(FlushRequest::new(Scope::All)))] {
-        sim.settle();
+        sim.run_until_idle();
         assert!(matches!(flush.get(), Err(Error::Unsupported(_))));
     }
     let found = sim.run(cache.read(ReadRequest::new(object, 0, BUCKET))).unwrap();

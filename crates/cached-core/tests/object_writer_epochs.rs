@@ -153,7 +153,7 @@ fn a_deposed_cache_that_is_notified_acknowledges_nothing_more() {
                 blocker::executor::block_on(env.store.memory().invalidate(other)).unwrap();
             }
         }
-        env.sim.settle();
+        env.sim.run_until_idle();
         assert_eq!(refused(env.write(0, &id("a"), pattern(2, 0, 5000))), 50);
         env.flush(0, Scope::All).unwrap();
         assert_eq!(env.caches[0].counters().lost_objects, 0, "nothing was acknowledged");
@@ -202,15 +202,15 @@ fn two_caches_that_start_together_get_epochs_of_their_own() {
             env.sim.spawn(env.caches[n].write(request))
         })
         .collect();
-    env.sim.settle();
+    env.sim.run_until_idle();
     // Both ask, and both get the same answer.
     assert_eq!(env.store.held().len(), 2);
     env.store.answer_all();
-    env.sim.settle();
+    env.sim.run_until_idle();
     // Both claim the next.
     assert_eq!(env.store.held().len(), 2);
     env.store.open();
-    env.sim.settle();
+    env.sim.run_until_idle();
     let done: Vec<_> = writes.iter().map(|write| write.take().expect("an answer")).collect();
     // The second one has it, and the other one knows.
     let flushed = [env.flush(0, Scope::All), env.flush(1, Scope::All)];
@@ -271,11 +271,11 @@ fn nothing_is_acknowledged_before_the_claim() {
     let mut env = Environment::new(false, 1);
     env.store.hold(&[Op::Claim]);
     let writing = env.sim.spawn(env.caches[0].write(WriteRequest::new(id("a"), 0, pattern(1, 0, 100))));
-    env.sim.settle();
+    env.sim.run_until_idle();
     assert!(!writing.is_done());
     let first = env.store.held()[0].number;
     env.store.fail(first, Error::Denied("not for you".into()));
-    env.sim.settle();
+    env.sim.run_until_idle();
     let answer = writing.get();
     assert!(matches!(answer, Err(Error::Denied(_))), "{answer:?}");
     assert_eq!(env.caches[0].cache_dirty(), 0);

@@ -37,8 +37,8 @@ pub enum Value {
     Gauge(f64),
     /// The state of a histogram.
     Histogram {
-        /// The buckets in rising order: the inclusive upper bound of each, and the number of observations at or
-        /// below that bound. Observations above the last bound are in `count` only.
+        /// The buckets in rising order: the inclusive upper bound of each, and the number of observations at
+        /// or below that bound. Observations above the last bound are in `count` only.
         buckets: Vec<(f64, u64)>,
         /// The sum of all observations.
         sum: f64,
@@ -74,7 +74,7 @@ impl<N: Into<Text>, V: Into<Text>> From<(N, V)> for Label {
     }
 }
 
-/// One value, told apart from the family's others by its labels.
+/// One value, distinguished from the family's others by its labels.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Sample {
     /// The labels; no two of a sample have the same name, no two samples of a family the same labels.

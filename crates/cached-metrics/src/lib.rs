@@ -1,17 +1,18 @@
-//! Typed metrics: counters, gauges and histograms with a name, a help text and labels, collected in one registry.
+//! Typed metrics: counters, gauges and histograms with a name, a help text and labels, collected in one
+//! registry.
 //!
-//! A component that counts implements [`Collect`]: it writes the current values of its metrics into [`Families`].
-//! A program registers its components with a [`Registry`], whose [`gather`](Registry::gather) merges what they
-//! write. The result is rendered as [pairs of name and number](render::pairs) or as
+//! A component that counts implements [`Collect`]: it writes the current values of its metrics into
+//! [`Families`]. A program registers its components with a [`Registry`], whose [`gather`](Registry::gather)
+//! merges what they write. The result is rendered as [pairs of name and number](render::pairs) or as
 //! [Prometheus text](render::prometheus).
 //!
-//! Names follow Prometheus' conventions: `snake_case` that begins with the component, the unit last (`_bytes`,
-//! `_seconds`), `_total` after the unit of a counter.
+//! Names follow Prometheus' conventions: `snake_case` that begins with the component, the unit last
+//! (`_bytes`, `_seconds`), `_total` after the unit of a counter.
 //!
-//! Collecting reads values and allocates little: names, help texts and label names are usually `&'static str`. A
-//! component that counts on a hot path keeps its own counters, for example one for each thread, and adds them up
-//! when it is collected; [`Counter`], [`Gauge`] and [`Histogram`] are for paths where one shared atomic is cheap
-//! enough.
+//! Collecting reads values and allocates little: names, help texts and label names are usually `&'static
+//! str`. A component that counts on a hot path keeps its own counters, for example one for each thread, and
+//! adds them up when it is collected; [`Counter`], [`Gauge`] and [`Histogram`] are for paths where one shared
+//! atomic is cheap enough.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -8,7 +8,7 @@ use crate::family::{Families, Family, Label, Sample, Text};
 
 /// A component that has metrics.
 ///
-/// Collecting happens as often as somebody looks: every few seconds, on any thread. An implementor reads its
+/// Collecting happens whenever metrics are read, usually every few seconds, on any thread. An implementor reads its
 /// counters and returns; it does not wait for I/O.
 pub trait Collect: Send + Sync {
     /// Writes the current values into `into`.

@@ -22,8 +22,8 @@ impl fmt::Display for Pair {
 
 /// Returns every number of `families` with a name: what memcached's `stats` and `cachectl stats` show.
 ///
-/// A counter or gauge is one pair. A histogram is a pair for each bucket, one for its sum and one for its count,
-/// named as Prometheus names them.
+/// A counter or gauge is one pair. A histogram is a pair for each bucket, one for its sum and one for its
+/// count, named as Prometheus names them.
 ///
 /// ```
 /// use cached_metrics::{Families, render};

@@ -1,4 +1,5 @@
-//! Arbitrary bytes, and requests that were damaged a little: nothing panics, all make progress, all cuts tell the same story.
+//! Arbitrary bytes, and slightly damaged requests: nothing panics, every call makes progress, and all cuts
+//! decode to the same events.
 
 mod checks;
 mod recorded;

@@ -1,24 +1,25 @@
-//! Any cut of a stream tells the same story: the committed corpus, and the recorded inputs of memcached where they lie beside the repository.
+//! Any cut of a stream decodes to the same events: the committed corpus, and the inputs recorded from
+//! memcached.
 
 mod checks;
 mod recorded;
 
-use checks::{Event, assert_same, binary_story, text_story};
+use checks::{Event, assert_same, binary_events, text_events};
 
 /// Cuts `input` in two at every place, and into single bytes.
-fn cut_everywhere(input: &[u8], story: impl Fn(&[u8], &[usize]) -> Vec<Event>) -> Vec<Event> {
-    let whole = story(input, &[usize::MAX]);
-    assert_same(&whole, &story(input, &[1]));
+fn cut_everywhere(input: &[u8], decode: impl Fn(&[u8], &[usize]) -> Vec<Event>) -> Vec<Event> {
+    let whole = decode(input, &[usize::MAX]);
+    assert_same(&whole, &decode(input, &[1]));
     for first in 1..input.len() {
-        assert_same(&whole, &story(input, &[first, usize::MAX]));
+        assert_same(&whole, &decode(input, &[first, usize::MAX]));
     }
     whole
 }
 
 fn cut_stream(input: &[u8]) -> Vec<Event> {
     match input.first() {
-        Some(0x80) => cut_everywhere(input, binary_story),
-        _ => cut_everywhere(input, text_story),
+        Some(0x80) => cut_everywhere(input, binary_events),
+        _ => cut_everywhere(input, text_events),
     }
 }
 
@@ -49,7 +50,7 @@ fn the_corpus_passes_the_fuzz_targets() {
     }
 }
 
-/// What the decoders answer by themselves is what memcached answered, in its order; and they close when it did.
+/// The replies of the decoders are part of memcached's reply, in its order; and they close when it did.
 #[test]
 fn recorded_inputs() {
     for vector in recorded::vectors() {
@@ -71,7 +72,7 @@ fn recorded_inputs() {
             }
         }
         assert_eq!(closed, vector.closed, "{}: {events:?}", vector.name);
-        // The other way round: words that only a decoder can have said are not missing.
+        // Conversely, no text that only a decoder can have sent is missing.
         for words in [
             "bad command line format",
             "invalid flag",

@@ -1,10 +1,11 @@
 //! The memcached-compatible server: sockets, connections, commands, statistics.
 //!
-//! The way of one `get`: `listen/acceptor.rs` accepts the connection and assigns it to a worker; `worker/mod.rs` waits for its socket;
-//! `conn/drive.rs` reads; `conn/requests.rs` decodes with `cached-proto`; `exec/get.rs` reads the store; `stream/output.rs` sends the
-//! reply.
+//! The way of one `get`: `listen/acceptor.rs` accepts the connection and assigns it to a worker;
+//! `worker/mod.rs` waits for its socket; `conn/drive.rs` reads; `conn/requests.rs` decodes with
+//! `cached-proto`; `exec/get.rs` reads the store; `stream/output.rs` sends the reply.
 //!
-//! Modules use only those below them; `cargo test -p cached-tests --test module_circles` checks that no two use each other:
+//! Modules use only those below them; `cargo test -p cached-tests --test module_circles` checks that no two
+//! use each other:
 //!
 //! ```text
 //!  server                               opens, runs and ends the whole
@@ -17,7 +18,8 @@
 //!  connections, stream, counters        the table of connections; buffers of one; counters of a worker
 //!  heartbeat, size_classes, clock, locks, settings
 //! ```
-//! `cli` and `config` produce [`Settings`] and [`Config`]; `objects` is the object cache with its synapse listener.
+//! `cli` and `config` produce [`Settings`] and [`Config`]; `objects` is the object cache with its synapse
+//! listener.
 //!
 //! ```no_run
 //! use cached_server::{Logging, Server, Settings};

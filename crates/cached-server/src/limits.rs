@@ -19,7 +19,7 @@ pub struct Limits {
     pub arena: usize,
     /// The index for an arena full of the smallest items.
     pub index: usize,
-    /// Unfinished input and unread output of all connections.
+    /// Unfinished input and unsent output of all connections.
     pub connection_buffers: usize,
     /// Connections themselves.
     pub connections: usize,

@@ -1,16 +1,17 @@
-//! What the process as a whole is told at start: descriptors, user, allocator.
+//! Settings of the process: descriptors, user, allocator, memory, terminal.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
 use std::os::fd::AsRawFd;
 
-/// Makes room for so many connections and what else needs descriptors. The count that is to be had.
+/// Raises the limit of descriptors for this number of connections and threads, and the rest of the server.
+/// Returns the limit that the system allows.
 pub fn raise_descriptor_limit(connections: usize, threads: usize) -> u64 {
     // Listeners, log, the acceptor's runtime, and two for each worker's event loop.
     cached_config::raise_descriptor_limit((connections + 32 + 2 * threads) as u64)
 }
 
-/// Keeps the allocator from spreading over one arena per thread: what is freed by one is used by all.
+/// Limits the arenas of the allocator, so that memory freed by one thread is reused by all.
 pub fn limit_allocator_arenas() {
     #[cfg(target_env = "gnu")]
     // SAFETY: `mallopt` takes two plain numbers and is called before any other thread exists.
@@ -19,7 +20,7 @@ pub fn limit_allocator_arenas() {
     }
 }
 
-/// Whether the process has root's rights.
+/// Returns whether the process has root's rights.
 pub fn is_root() -> bool {
     rustix::process::getuid().is_root() || rustix::process::geteuid().is_root()
 }
@@ -27,10 +28,10 @@ pub fn is_root() -> bool {
 /// Becomes another user. Call before threads are started.
 ///
 /// # Errors
-/// When there is no such user, or the system refuses.
+/// If there is no such user, or the system refuses.
 pub fn become_user(name: &str) -> io::Result<()> {
     let name_c = std::ffi::CString::new(name)?;
-    // SAFETY: the name is a valid C string; the result is looked at before any other call could overwrite it.
+    // SAFETY: the name is a valid C string; the result is read before any other call could overwrite it.
     let (uid, gid) = unsafe {
         let entry = libc::getpwnam(name_c.as_ptr());
         if entry.is_null() {
@@ -69,10 +70,11 @@ pub fn allow_core_dumps() -> io::Result<()> {
     }
 }
 
-/// Keeps the process's memory, now and later, from being paged out, as soon as it is used for the first time.
+/// Keeps the process's memory, present and future, from being paged out once it has been used for the first
+/// time.
 ///
 /// # Errors
-/// When the system refuses, as a rule for want of rights.
+/// If the system refuses, usually for lack of rights.
 pub fn lock_memory() -> io::Result<()> {
     // SAFETY: plain numbers.
     match unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) } {
@@ -81,8 +83,8 @@ pub fn lock_memory() -> io::Result<()> {
     }
 }
 
-/// Leaves the terminal: goes on in a child of its own session, while the parent exits. With `keep_folder` the
-/// working directory stays, with `keep_output` the standard streams do.
+/// Leaves the terminal: continues in a child with a session of its own, while the parent exits. With
+/// `keep_folder` the working directory stays, with `keep_output` the standard streams do.
 ///
 /// # Errors
 /// When the system refuses.
@@ -90,7 +92,7 @@ pub fn lock_memory() -> io::Result<()> {
 /// Call before threads are started.
 pub fn daemonize(keep_folder: bool, keep_output: bool) -> io::Result<()> {
     // SAFETY: there is one thread only, so the child is as whole as the parent; the parent leaves without
-    // running anything of what the child goes on with.
+    // running anything that the child continues with.
     match unsafe { libc::fork() } {
         -1 => return Err(io::Error::last_os_error()),
         0 => {}
@@ -104,8 +106,7 @@ pub fn daemonize(keep_folder: bool, keep_output: bool) -> io::Result<()> {
     if !keep_output {
         let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
         for stream in [libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO] {
-            // SAFETY: plain numbers; what the standard streams led to is closed, and nobody holds it
-            // otherwise.
+            // SAFETY: plain numbers; the old streams are closed, and nothing else holds them.
             if unsafe { libc::dup2(null.as_raw_fd(), stream) } < 0 {
                 return Err(io::Error::last_os_error());
             }

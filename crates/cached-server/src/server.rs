@@ -6,7 +6,7 @@ use crate::heartbeat::Activity;
 use crate::limits::Limits;
 use crate::listen::{ListenError, Listeners, acceptor};
 use crate::logging::Logging;
-use crate::objects::Figures;
+use crate::objects::ObjectStatistics;
 use crate::settings::Settings;
 use crate::shared::Shared;
 use crate::watch::{Evictions, Watch};
@@ -49,7 +49,8 @@ pub enum ServeError {
     /// A thread, its runtime or a descriptor for it cannot be created.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
-    /// A thread has panicked, or cannot continue its work. The server has ended: it does not continue without the thread.
+    /// A thread has panicked, or cannot continue its work. The server has ended: it does not continue without
+    /// the thread.
     #[error("{0}")]
     Defect(String),
     /// These workers did not end in time.
@@ -106,7 +107,8 @@ impl Server {
         Server::open_with(settings, logging, Vec::new())
     }
 
-    /// Does the same with sockets that are open already. If there are any, the addresses in the settings are ignored.
+    /// Does the same with sockets that are open already. If there are any, the addresses in the settings are
+    /// ignored.
     ///
     /// # Errors
     /// [`StartError`] if the store cannot be created or a socket not be opened.
@@ -155,10 +157,11 @@ impl Server {
         Limits::new(&self.shared.settings, &self.shared.kv.limits())
     }
 
-    /// Shows an object cache's metrics in `stats objects`. Calls after the first have no effect.
-    pub fn report_objects(&self, figures: Figures) {
+    /// Shows an object cache's statistics in `stats objects` and `stats objects_lost`. Calls after the first
+    /// have no effect.
+    pub fn report_objects(&self, statistics: ObjectStatistics) {
         // Fails after the first call.
-        let _ = self.shared.objects.set(figures);
+        let _ = self.shared.objects.set(statistics);
     }
 
     /// Returns a handle that stops it.
@@ -166,8 +169,8 @@ impl Server {
         Stopper { shared: self.shared.clone() }
     }
 
-    /// Serves until it is stopped: by a [`Stopper`], by a client's `shutdown`, or when `end` is ready. It ends within seconds then,
-    /// whatever clients do.
+    /// Serves until it is stopped: by a [`Stopper`], by a client's `shutdown`, or when `end` is ready. It
+    /// ends within seconds then, whatever clients do.
     ///
     /// # Errors
     /// [`ServeError`] if a thread cannot be created, has panicked, or does not end.

@@ -1,4 +1,4 @@
-//! What the server was told to do: command line and configuration file, judged and in plain types.
+//! The settings of a server: command line and configuration file, checked and in plain types.
 
 use cached_proto::Protocol;
 use std::path::PathBuf;
@@ -7,67 +7,67 @@ use std::path::PathBuf;
 /// server can do.
 pub const MEMCACHED_VERSION: &str = "1.6.45";
 
-/// What memcached counts for an item besides key, flags, value and CAS value.
+/// The bytes that memcached counts for an item besides key, flags, value and CAS value.
 pub(crate) const ITEM_HEADER_BYTES: usize = 48;
-/// And behind its key and its value.
+/// And the bytes after its key and its value.
 pub(crate) const ITEM_ENDS_BYTES: usize = 1 + 2;
 
-/// How the server is to run.
+/// The settings of a server.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Where to listen for TCP; empty with `unix_path`, or when TCP is off.
+    /// The TCP addresses to listen on; empty with `unix_path`, or if TCP is off.
     pub listen: Vec<ListenAddress>,
-    /// What `-l` said, for `stats settings`.
+    /// The value of `-l`, for `stats settings`.
     pub interface: Option<String>,
-    /// The TCP port as given: 0 is off, -1 any free one.
+    /// The TCP port as it was set: 0 is off, -1 any free one.
     pub port: i32,
-    /// What clients speak; `None` to tell by their first byte. Listeners may have their own.
+    /// The protocol of clients; `None` if the first byte decides. A listener may have its own.
     pub protocol: Option<Protocol>,
-    /// A unix socket, instead of TCP.
+    /// The path of a unix socket.
     pub unix_path: Option<PathBuf>,
     /// The unix socket's permissions.
     pub unix_mask: u32,
-    /// Memory for items.
+    /// The memory for items, in bytes.
     pub memory_bytes: usize,
-    /// Ask for large pages.
+    /// Use large pages if the system has them.
     pub huge_pages: bool,
     /// Keep the process's memory from being paged out.
     pub lock_memory: bool,
-    /// Connections at the same time.
+    /// The largest number of connections at the same time.
     pub connections_max: usize,
-    /// Turn clients away when there are that many; otherwise they wait.
+    /// Refuse clients above that number; otherwise they wait.
     pub connections_max_fast: bool,
     /// After how many idle seconds a TCP connection is closed; 0 for never.
     pub idle_timeout_secs: u32,
-    /// Worker threads.
+    /// The number of worker threads.
     pub threads: usize,
-    /// The largest item, key and header included.
+    /// The largest item with key and header, in bytes.
     pub item_bytes_max: usize,
-    /// Make room by evicting; otherwise refuse to store.
+    /// Make room by evicting; otherwise refuse to store when memory is full.
     pub evict: bool,
-    /// Which items stay, one of [`cached_core::kv::policy::NAMES`].
+    /// The eviction policy, one of [`cached_core::kv::policy::NAMES`].
     pub eviction_policy: &'static str,
     /// Keep CAS values.
     pub cas: bool,
-    /// How much to log: 0 to 3.
+    /// The log level, 0 to 3.
     pub verbosity: u8,
-    /// Whether `flush_all` works.
+    /// Whether `flush_all` is enabled.
     pub flush_enabled: bool,
-    /// Whether keys may be dumped, and counted by prefix.
+    /// Whether key dumps and counts by prefix are enabled.
     pub dump_enabled: bool,
-    /// Whether `watch` may be asked for.
+    /// Whether `watch` is enabled.
     pub watch_enabled: bool,
-    /// Whether `shutdown` works.
+    /// Whether `shutdown` is enabled.
     pub shutdown_command: bool,
-    /// Whether `debugtime` works: for tests.
+    /// Whether `debugtime` is enabled, for tests.
     pub debug_clock: bool,
-    /// Batches (one read, or one full output buffer) that a connection may take before others get their turn.
+    /// The number of batches (one read, or one full output buffer) of a connection before others are served.
     pub batches_per_wake: u32,
-    /// Requests that it may have carried out besides; `None` for as many as the batches hold.
+    /// The number of its requests before others are served; `None` for as many as the batches hold.
     pub requests_per_wake: Option<u32>,
     /// Tie each worker thread to one of the cores that the process may run on.
     pub pin_workers: bool,
-    /// Connections that may wait to be accepted.
+    /// The number of connections that may wait to be accepted.
     pub backlog: u32,
     /// The user to become, when started as root.
     pub user: Option<String>,
@@ -75,23 +75,23 @@ pub struct Settings {
     pub daemon: bool,
     /// Allow core files of any size.
     pub core_dumps: bool,
-    /// Where to write the process's number.
+    /// The file for the process ID.
     pub pid_file: Option<PathBuf>,
-    /// What ends a key's prefix in `stats detail`, which is then on from the start.
+    /// The delimiter after a key's prefix in `stats detail`, which is on from the start if this is set.
     pub prefix_delimiter: Option<u8>,
     /// The size classes of reports.
     pub classes: SlabClasses,
-    /// Whether `stats sizes` has something to say.
+    /// Whether `stats sizes` is enabled.
     pub track_sizes: bool,
-    /// Log lines kept for one watcher.
+    /// The buffer of log lines for each watcher, in bytes.
     pub watcher_buffer_bytes: usize,
-    /// Log lines kept for each worker until watchers have been handed them.
+    /// The queue of log lines for all watchers, in bytes for each worker.
     pub worker_buffer_bytes: usize,
-    /// What is only shown.
+    /// Settings without effect.
     pub inert: InertSettings,
-    /// What to say once in the log.
+    /// Lines to log once at the start.
     pub notes: Vec<String>,
-    /// Bytes that all connections together may hold for unfinished input and unread output.
+    /// The bytes that all connections together may hold for unfinished input and unsent output.
     pub connection_bytes_max: usize,
 }
 
@@ -102,20 +102,20 @@ pub struct ListenAddress {
     pub host: Option<String>,
     /// The port; 0 for any free one.
     pub port: u16,
-    /// What clients speak there; `None` to tell by their first byte.
+    /// The protocol of its clients; `None` if the first byte decides.
     pub protocol: Option<Protocol>,
 }
 
-/// How memcached would cut its pages, so that size classes in reports have its numbers.
+/// memcached's size classes, for reports.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SlabClasses {
-    /// From one class to the next.
+    /// The growth from one class to the next.
     pub factor: f64,
-    /// The smallest key, value and flags.
+    /// The smallest chunk's room for key, value and flags, in bytes.
     pub chunk_bytes_min: usize,
-    /// The largest chunk.
+    /// The largest chunk, in bytes.
     pub chunk_bytes_max: usize,
-    /// The classes one by one, if not empty.
+    /// The classes one by one, in bytes; if empty, they follow from the other fields.
     pub sizes: Vec<usize>,
 }
 
@@ -180,15 +180,16 @@ impl Default for InertSettings {
 }
 
 impl Settings {
-    /// The most that key and value may have together, by memcached's reckoning of what an item takes besides:
-    /// what a value comes to by appending is known to the store alone.
+    /// Returns the largest sum of key and value, by memcached's calculation of an item's size. The store
+    /// checks it, because only the store knows the length of a value after an append.
     pub(crate) fn joined_bytes_max(&self) -> usize {
         let cas_bytes = if self.cas { 8 } else { 0 };
         self.item_bytes_max.saturating_sub(ITEM_HEADER_BYTES + ITEM_ENDS_BYTES + cas_bytes)
     }
 
-    /// Buffers of all connections together, unless set: 64 KiB each, within 16 and 256 MiB, but enough for
-    /// the largest value, which is collected in one when it is to be appended.
+    /// Returns the default of [`connection_bytes_max`](Settings::connection_bytes_max): 64 KiB for each
+    /// connection, within 16 and 256 MiB, but enough for the largest value, which is collected in one buffer
+    /// for an append.
     pub fn connection_bytes_for(connections_max: usize, item_bytes_max: usize) -> usize {
         let by_count = connections_max.saturating_mul(64 << 10).clamp(16 << 20, 256 << 20);
         by_count.max(item_bytes_max.saturating_add(64 << 10))

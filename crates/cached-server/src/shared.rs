@@ -10,7 +10,7 @@ use crate::faults::InjectedFaults;
 use crate::heartbeat::Heartbeat;
 use crate::locks::{BASELINE, Lock};
 use crate::logging::Logging;
-use crate::objects::Figures;
+use crate::objects::ObjectStatistics;
 use crate::prefixes::PrefixCounts;
 use crate::settings::{InertSettings, Settings};
 use crate::size_classes::SizeClasses;
@@ -31,7 +31,8 @@ pub(crate) struct Shared {
     pub(crate) prefixes: PrefixCounts,
     pub(crate) inert: InertValues,
     pub(crate) size_classes: SizeClasses,
-    /// The kinds of events that are observed, by watchers or by `stats detail`: the one word that requests read.
+    /// The kinds of events that are observed, by watchers or by `stats detail`: the one word that requests
+    /// read.
     pub(crate) observed_events: Arc<AtomicU32>,
     pub(crate) watch: Arc<Watch>,
     pub(crate) stop: Stop,
@@ -52,7 +53,7 @@ pub(crate) struct Shared {
     /// The listening sockets, set once they are open.
     pub(crate) listeners: OnceLock<Vec<ListenerInfo>>,
     /// The metrics of the object cache, if there is one; set before clients are served.
-    pub(crate) objects: OnceLock<Figures>,
+    pub(crate) objects: OnceLock<ObjectStatistics>,
     /// One set of counters per worker.
     counters: Box<[Counters]>,
     /// The counts at the last `stats reset`.

@@ -1,23 +1,23 @@
-//! Signals: INT, TERM and QUIT stop the server, USR1 stops it gracefully, HUP and USR2 are taken note of.
+//! Signals: INT, TERM and QUIT stop the server, USR1 stops it gracefully, HUP and USR2 are logged.
 //!
 //! They are blocked from the start and read from a descriptor, so that one that comes early is neither lost
-//! nor deadly.
+//! nor fatal.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use tokio::io::unix::AsyncFd;
 
-/// The signals that the server answers to, waiting to be read.
+/// The signals that the server handles, readable from a descriptor.
 #[derive(Debug)]
 pub struct Signals {
     descriptor: OwnedFd,
 }
 
 impl Signals {
-    /// Takes the signals over. Call before any other thread exists.
+    /// Blocks the signals and opens the descriptor. To be called before any other thread exists.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the system refuses.
     pub fn take_over() -> io::Result<Signals> {
         // SAFETY: an all-zero signal set is a valid value to be overwritten, the pointers lead to it, and the
         // signal numbers exist. Each call is checked, or cannot fail with these arguments.
@@ -36,11 +36,14 @@ impl Signals {
         if descriptor < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new, and nothing else owns it.
         Ok(Signals { descriptor: unsafe { OwnedFd::from_raw_fd(descriptor) } })
     }
 
-    /// Ready when the process is asked to end, each time. Must be polled on a runtime.
+    /// Waits until a signal requests the end of the process; each such signal ends one wait. Must be polled
+    /// on a tokio runtime.
+    ///
+    /// Cancel safe: a signal that is not returned is returned by the next call.
     pub async fn end_requested(&self) {
         // SAFETY: the descriptor is borrowed for as long as the `AsyncFd` lives, so it stays open, and a
         // `BorrowedFd` always gives the same number.
@@ -56,10 +59,12 @@ impl Signals {
             let Ok(mut ready) = descriptor.readable().await else { return };
             match read(*descriptor.get_ref()) {
                 None => ready.clear_ready(),
-                Some(libc::SIGUSR2) => tracing::info!("SIGUSR2: it means nothing here"),
-                Some(libc::SIGHUP) => tracing::info!("SIGHUP: there is nothing to read again"),
+                Some(libc::SIGUSR2) => tracing::info!("SIGUSR2 is ignored"),
+                Some(libc::SIGHUP) => {
+                    tracing::info!("SIGHUP is ignored: the configuration is read at the start only");
+                }
                 Some(libc::SIGUSR1) => {
-                    // memcached's words, whatever the verbosity.
+                    // memcached's message, at any verbosity.
                     eprintln!("Gracefully stopping");
                     return;
                 }
@@ -69,7 +74,7 @@ impl Signals {
                         libc::SIGQUIT => "SIGQUIT",
                         _ => "SIGTERM",
                     };
-                    tracing::info!(signal = name, "asked to end");
+                    tracing::info!(signal = name, "a signal requests the end");
                     return;
                 }
             }
@@ -77,7 +82,7 @@ impl Signals {
     }
 }
 
-/// One signal's number, if one has come.
+/// Returns the number of one pending signal, if there is one.
 fn read(descriptor: BorrowedFd<'_>) -> Option<i32> {
     let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
     let count = rustix::io::read(descriptor, &mut info).ok()?;

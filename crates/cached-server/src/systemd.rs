@@ -1,8 +1,8 @@
-//! What a service manager hands over and wants to hear: sockets that are open already, and notes about the
-//! state.
+//! The interface of service managers: inherited sockets (`sd_listen_fds`) and notifications of the state
+//! (`sd_notify`).
 //!
-//! The protocols are systemd's (`sd_listen_fds`, `sd_notify`), spoken without its library. Without the
-//! variables they come in, nothing here does anything.
+//! The protocols are systemd's, implemented without its library. Without their environment variables nothing
+//! here has any effect.
 
 use std::ffi::OsStr;
 use std::io;
@@ -11,15 +11,15 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
-/// The first descriptor handed over.
+/// The first inherited descriptor.
 const FIRST_FD: RawFd = 3;
-/// More than anyone would hand over.
+/// The largest number of inherited descriptors that is accepted.
 const FDS_MAX: usize = 64;
 
-/// The sockets handed over by `LISTEN_FDS`, if they are meant for this process. They are to be listened on
-/// instead of what the command line says.
+/// Returns the sockets of `LISTEN_FDS`, if they are meant for this process. The server listens on them
+/// instead of the addresses in its settings.
 ///
-/// Call once, before anything else opens descriptors and before the process forks.
+/// To be called once, before anything else opens descriptors and before the process forks.
 pub fn inherited_sockets() -> Vec<OwnedFd> {
     let number = |name: &str| std::env::var(name).ok()?.parse::<u32>().ok();
     let (Some(pid), Some(count)) = (number("LISTEN_PID"), number("LISTEN_FDS")) else { return Vec::new() };
@@ -30,12 +30,12 @@ pub fn inherited_sockets() -> Vec<OwnedFd> {
         // SAFETY: a plain number; sets a flag on a descriptor, or fails.
         unsafe { libc::fcntl(*fd, libc::F_SETFD, libc::FD_CLOEXEC) == 0 }
     });
-    // SAFETY: whoever set the variables says that these descriptors are ours, they are open as just seen, and
-    // nobody else in this process knows of them.
+    // SAFETY: the variables state that these descriptors belong to this process, they are open as just
+    // checked, and nothing else in this process uses them.
     descriptors.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect()
 }
 
-/// Tells whoever set `NOTIFY_SOCKET` of a change of state, like `READY=1`.
+/// Sends a change of state, like `READY=1`, to the service manager that has set `NOTIFY_SOCKET`.
 pub fn notify(state: &str) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(error) = send(&path, state) {

@@ -1,5 +1,5 @@
-//! A whole server in this process, and clients that make its connections' life hard: fragments, tiny
-//! buffers, slow readers, large values, more than allowed.
+//! A whole server in this process, and clients that strain its connections: fragments, tiny buffers, slow
+//! readers, large values, more connections than allowed.
 
 use cached_server::settings::ListenAddress;
 use cached_server::{Logging, Server, Settings, Stopper};
@@ -39,7 +39,7 @@ impl Running {
         Client { stream }
     }
 
-    /// A client with the smallest receive buffer that can be had.
+    /// Connects with the smallest possible receive buffer.
     fn connect_narrow(&self) -> Client<TcpStream> {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
         socket.set_recv_buffer_size(1).expect("a socket option");
@@ -128,7 +128,7 @@ fn requests_in_single_bytes() {
 }
 
 #[test]
-fn values_of_every_kind_of_size_whole_and_in_pieces() {
+fn values_of_all_sizes_whole_and_in_pieces() {
     let server = Running::start(|_| {});
     let mut client = server.connect();
     let sizes = [0, 1, 100, 4095, 4096, 4097, 8191, 8192, 16_000, 16_384, 40_000, 65_536, 300_000, 1_000_000];
@@ -149,9 +149,9 @@ fn values_of_every_kind_of_size_whole_and_in_pieces() {
     }
 }
 
-/// Requests of every kind, whole, in part, refused and cut off, meet in the same turns of one worker.
+/// Requests of every kind, whole, incomplete, refused and interrupted, in the same drives of one worker.
 #[test]
-fn those_who_are_ready_together_are_served_each_as_if_alone() {
+fn connections_that_are_ready_together_do_not_affect_each_other() {
     let server = Running::start(|settings| settings.threads = 1);
     let mut clients: Vec<_> = (0..24).map(|_| server.connect()).collect();
     for round in 0..30 {
@@ -182,7 +182,7 @@ fn those_who_are_ready_together_are_served_each_as_if_alone() {
             client.expect(&replies[number]);
         }
         for (number, client) in clients.iter_mut().enumerate() {
-            // What was left in part is completed, or the client goes, and another one comes.
+            // An incomplete request is completed, or the client closes and another one connects.
             match (number * 7 + round) % 5 {
                 2 if round % 2 == 0 => client.ask("x\r\n", "STORED\r\n"),
                 3 if round % 2 == 0 => client.ask("\r\n", "END\r\n"),
@@ -212,7 +212,7 @@ fn large_values_are_joined_and_conditions_hold() {
 }
 
 #[test]
-fn refused_values_are_thrown_away() {
+fn refused_values_are_discarded() {
     let server = Running::start(|_| {});
     let mut client = server.connect();
     client.ask("set k 0 0 1\r\nx\r\nset l 0 0 1\r\nx\r\n", "STORED\r\nSTORED\r\n");
@@ -222,7 +222,7 @@ fn refused_values_are_thrown_away() {
     let add = [b"add l 0 0 3000000\r\n", &large[..], b"\r\n"].concat();
     client.ask(add, "SERVER_ERROR object too large for cache\r\n");
     client.ask("get l\r\n", "VALUE l 0 1\r\nx\r\nEND\r\n");
-    // A body that does not end as it must, too long to wait for in a buffer.
+    // A body without its terminator, too long for the input buffer.
     let bad = [b"set l 0 0 100000\r\n", &value(100_000, 0)[..], b"xx"].concat();
     client.ask(bad, "CLIENT_ERROR bad data chunk\r\n");
     client.ask("get l\r\n", "VALUE l 0 1\r\nx\r\nEND\r\n");
@@ -245,7 +245,7 @@ fn replies_wait_for_a_slow_reader() {
     }
     reply.extend_from_slice(b"END\r\n");
     let mut narrow = server.connect_narrow();
-    // Twice, with requests behind, all unread for a while.
+    // Twice, with requests after them, all unread for a while.
     narrow.send([line.as_bytes(), b"\r\nversion\r\n", line.as_bytes(), b"\r\nget key0\r\n"].concat());
     thread::sleep(Duration::from_millis(300));
     client.ask("get nobody\r\n", "END\r\n");
@@ -256,7 +256,7 @@ fn replies_wait_for_a_slow_reader() {
 }
 
 #[test]
-fn a_large_value_for_a_slow_reader_stays_as_it_was() {
+fn a_large_value_for_a_slow_reader_does_not_change() {
     let server = Running::start(|_| {});
     let mut client = server.connect();
     let before = value(1_000_000, 1);
@@ -264,7 +264,7 @@ fn a_large_value_for_a_slow_reader_stays_as_it_was() {
     let mut narrow = server.connect_narrow();
     narrow.send("get k\r\nget k\r\n");
     thread::sleep(Duration::from_millis(200));
-    // Replaced, and the memory churned through, while half of it is on its way.
+    // Replaced, and all memory rewritten, while half of it is sent.
     client.ask(set("k", b"other"), "STORED\r\n");
     for round in 0..150 {
         client.ask(set(&format!("churn{round}"), &value(900_000, round)), "STORED\r\n");
@@ -273,7 +273,7 @@ fn a_large_value_for_a_slow_reader_stays_as_it_was() {
 }
 
 #[test]
-fn whoever_holds_too_much_for_too_long_is_closed() {
+fn connections_that_hold_too_much_for_too_long_are_closed() {
     // A quarter of the memory may be pinned for slow readers: two of four.
     let server = Running::start(|settings| settings.memory_bytes = 64 << 20);
     let mut client = server.connect();
@@ -298,7 +298,7 @@ fn whoever_holds_too_much_for_too_long_is_closed() {
 }
 
 #[test]
-fn a_full_table_turns_clients_away() {
+fn a_full_table_refuses_clients() {
     let server = Running::start(|settings| settings.connections_max = 2);
     let mut first = server.connect();
     let mut second = server.connect();
@@ -313,7 +313,7 @@ fn a_full_table_turns_clients_away() {
 }
 
 #[test]
-fn what_was_received_is_answered_at_shutdown() {
+fn received_requests_are_answered_at_shutdown() {
     let mut server = Running::start(|_| {});
     let mut client = server.connect();
     client.ask("mn\r\n", "MN\r\n");
@@ -329,7 +329,7 @@ fn what_was_received_is_answered_at_shutdown() {
 }
 
 #[test]
-fn a_unix_socket_comes_and_goes() {
+fn a_unix_socket_is_created_and_removed() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("socket");
     let mut server = Running::start(|settings| {
@@ -347,7 +347,7 @@ fn a_unix_socket_comes_and_goes() {
 }
 
 #[test]
-fn a_dump_goes_on_for_a_slow_reader() {
+fn a_dump_continues_for_a_slow_reader() {
     let server = Running::start(|_| {});
     let mut client = server.connect();
     const COUNT: usize = 20_000;

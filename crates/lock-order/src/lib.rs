@@ -1,8 +1,9 @@
 //! Ranks for locks, and a check at run time that every thread takes them in order.
 //!
-//! A deadlock needs a circle: one thread holds A and waits for B, another holds B and waits for A. Where every lock has a
-//! [`Rank`] and each thread takes locks with rising levels only, there is no circle. The check fails at the first lock taken out
-//! of order, in any interleaving, whether or not another thread stands in the way: one pass through the code is enough.
+//! A deadlock needs a circle: one thread holds A and waits for B, another holds B and waits for A. If every
+//! lock has a [`Rank`] and each thread takes locks with rising levels only, there is no circle. The check
+//! fails at the first lock taken out of order, in any interleaving and without a second thread: one pass
+//! through the code is enough.
 //!
 //! ```
 //! use lock_order::Rank;
@@ -18,11 +19,11 @@
 //! let _queue = queue.lock();
 //! ```
 //!
-//! Builds without debug assertions check nothing: a [`Held`] is empty then, and every call compiles to nothing.
+//! Builds without debug assertions check nothing: a [`Held`] is empty, and every call compiles to nothing.
 
 use std::marker::PhantomData;
 
-/// The name and the place of a lock, or of a group of like locks, in the order.
+/// The name of a lock, or of a group of similar locks, and its level in the order.
 #[derive(Debug)]
 pub struct Rank {
     name: &'static str,
@@ -30,7 +31,7 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// A rank. Locks are taken with rising levels; two ranks of one level are never held together.
+    /// Makes a rank. Locks are taken with rising levels; two ranks of the same level are never held together.
     pub const fn new(name: &'static str, level: u32) -> Rank {
         Rank { name, level }
     }
@@ -40,13 +41,13 @@ impl Rank {
         self.name
     }
 
-    /// The lock's place in the order.
+    /// The lock's level in the order.
     pub const fn level(&self) -> u32 {
         self.level
     }
 
-    /// Checks that a lock of this rank may be waited for, and records it as held until the result is dropped. Call it just
-    /// before taking the lock.
+    /// Checks that the thread may wait for a lock of this rank, and records the lock as held until the result
+    /// is dropped. Call it just before taking the lock.
     ///
     /// # Panics
     /// With debug assertions, if the thread holds a lock of this level or a higher one.
@@ -56,11 +57,12 @@ impl Rank {
         self.enter_nth(0)
     }
 
-    /// As [`enter`](Rank::enter), for one of several locks of this rank, which are taken with rising numbers.
+    /// As [`enter`](Rank::enter), for one of several locks of this rank. A thread takes them with rising
+    /// numbers.
     ///
     /// # Panics
-    /// With debug assertions, if the thread holds one of this rank with this number or a higher one, or a lock of a higher
-    /// level.
+    /// With debug assertions, if the thread holds one of this rank with this number or a higher one, or a
+    /// lock of a higher level.
     #[inline(always)]
     #[track_caller]
     pub fn enter_nth(&'static self, number: u32) -> Held {
@@ -68,7 +70,8 @@ impl Rank {
         Held::new(self, number)
     }
 
-    /// Records a lock that was taken without waiting (by a `try_lock` that succeeded): it may stand anywhere in the order.
+    /// Records a lock that was taken without waiting (by a `try_lock` that succeeded). It may be taken at any
+    /// point of the order.
     #[inline(always)]
     #[track_caller]
     pub fn enter_tried(&'static self) -> Held {
@@ -77,13 +80,14 @@ impl Rank {
     }
 }
 
-/// The record of a lock that a thread holds. Keep it as long as the lock's guard, and drop it on the same thread.
+/// The record of a lock that a thread holds. Keep it as long as the lock's guard, and drop it in the same
+/// thread.
 #[derive(Debug)]
 #[must_use = "the lock counts as released when this is dropped"]
 pub struct Held {
     #[cfg(debug_assertions)]
     entry: (&'static Rank, u32),
-    /// Not for other threads: the record is the thread's own.
+    /// Neither `Send` nor `Sync`: the record belongs to the thread.
     _thread: PhantomData<*const ()>,
 }
 
@@ -138,7 +142,7 @@ mod imp {
         static HELD: RefCell<Vec<Entry>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// Shows the locks that the thread holds to `f`; not while the thread is being torn down.
+    /// Calls `f` with the locks that the thread holds, unless the thread is being torn down.
     fn with(f: impl FnOnce(&mut Vec<Entry>)) {
         let _ = HELD.try_with(|held| f(&mut held.borrow_mut()));
     }
@@ -161,7 +165,7 @@ mod imp {
             {
                 let held = describe(held);
                 panic!(
-                    "lock order: \"{}\" ({}) is waited for at {at} while the thread holds\n{held}",
+                    "lock order: \"{}\" ({}) may not be waited for at {at}: it must be taken before these, which the thread holds\n{held}",
                     rank.name, rank.level
                 );
             }
@@ -214,19 +218,19 @@ mod tests {
     }
 
     #[test]
-    fn rising_levels_pass_and_others_do_not() {
+    fn locks_are_taken_with_rising_levels() {
         let outer = OUTER.enter();
         let inner = INNER.enter();
         assert!(is_refused(|| drop(OUTER.enter())), "the same lock again");
         assert!(is_refused(|| drop(OTHER_INNER.enter())), "another of the same level");
         drop(outer);
-        assert!(is_refused(|| drop(OUTER.enter())), "the inner one is held still");
+        assert!(is_refused(|| drop(OUTER.enter())), "the inner one is still held");
         drop(inner);
         drop(OUTER.enter());
     }
 
     #[test]
-    fn like_locks_are_taken_in_the_order_of_their_numbers() {
+    fn locks_of_one_rank_are_taken_with_rising_numbers() {
         let held: Vec<_> = (0..3).map(|n| OUTER.enter_nth(n)).collect();
         assert!(is_refused(|| drop(OUTER.enter_nth(1))));
         drop(INNER.enter());
@@ -234,17 +238,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_tried_may_stand_anywhere() {
+    fn a_tried_lock_may_be_taken_at_any_point() {
         let inner = INNER.enter();
         let tried = OUTER.enter_tried();
         drop(inner);
         drop(INNER.enter());
-        assert!(is_refused(|| drop(OUTER.enter_nth(0))), "it is held, and would be waited for");
+        assert!(is_refused(|| drop(OUTER.enter_nth(0))), "it is held: waiting for it would be out of order");
         drop(tried);
     }
 
     #[test]
-    fn a_place_without_locks_is_asserted() {
+    fn the_absence_of_locks_can_be_asserted() {
         assert_none_from(0);
         let outer = OUTER.enter();
         assert_none_from(11);

@@ -1,13 +1,15 @@
 //! The shared secret: a peer that does not know it is refused, and it never crosses the wire.
 //!
-//! Both sides prove that they know it, by an HMAC-SHA-256 over every byte of the handshake so far, each with a prefix of
-//! its own so that a proof cannot be reflected (a challenge-response as in RFC 2104 and RFC 5802, without stretching: the
-//! secret must be a random key). So nothing in the handshake can be changed on the way: versions, features, credits, the
-//! store's identity. Everything after the handshake is neither secret nor protected against an attacker on the path;
-//! that needs TLS, for whose channel binding (RFC 5929, RFC 9266) the proofs have a field.
+//! Both sides prove that they know it, by an HMAC-SHA-256 over every byte of the handshake so far, each with
+//! a prefix of its own so that a proof cannot be reflected (a challenge-response as in RFC 2104 and RFC 5802,
+//! without stretching: the secret must be a random key). So nothing in the handshake can be changed on the
+//! way: versions, features, credits, the store's identity. Everything after the handshake is neither secret
+//! nor protected against an attacker on the path; that needs TLS, for whose channel binding (RFC 5929, RFC
+//! 9266) the proofs have a field.
 
 use std::fmt;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hmac::{Hmac, KeyInit, Mac};
@@ -29,31 +31,58 @@ pub const SECRET_BYTES_MIN: usize = 16;
 #[derive(Clone)]
 pub struct Secret(Arc<[u8]>);
 
+/// Why there is no [`Secret`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SecretError {
+    /// It is shorter than [`SECRET_BYTES_MIN`].
+    #[error(
+        "a secret of {len_bytes} bytes can be guessed; give at least {SECRET_BYTES_MIN} random ones, for example the \
+         output of: openssl rand -hex 32"
+    )]
+    TooShort {
+        /// Its length.
+        len_bytes: usize,
+    },
+    /// Its file cannot be read.
+    #[error("{}: {cause}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        cause: io::Error,
+    },
+    /// The content of its file is no secret.
+    #[error("{}: {error}", path.display())]
+    InFile {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        error: Box<SecretError>,
+    },
+}
+
 impl Secret {
     /// Returns the secret `bytes`; one line end (`\n` or `\r\n`) after it does not belong to it.
     ///
     /// # Errors
-    /// What to mend, if it is shorter than [`SECRET_BYTES_MIN`].
-    pub fn new(bytes: &[u8]) -> Result<Self, String> {
+    /// [`SecretError::TooShort`] if it is shorter than [`SECRET_BYTES_MIN`].
+    pub fn new(bytes: &[u8]) -> Result<Self, SecretError> {
         let bytes = bytes.strip_suffix(b"\n").unwrap_or(bytes);
         let bytes = bytes.strip_suffix(b"\r").unwrap_or(bytes);
         if bytes.len() < SECRET_BYTES_MIN {
-            let count = bytes.len();
-            return Err(format!(
-                "a secret of {count} bytes can be guessed; give at least {SECRET_BYTES_MIN} random ones, \
-                 for example the output of: openssl rand -hex 32"
-            ));
+            return Err(SecretError::TooShort { len_bytes: bytes.len() });
         }
         Ok(Self(bytes.into()))
     }
 
-    /// Reads it from a file.
+    /// Reads the secret from a file.
     ///
     /// # Errors
-    /// What to mend.
-    pub fn from_file(path: &Path) -> Result<Self, String> {
-        let bytes = std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))?;
-        Self::new(&bytes).map_err(|text| format!("{}: {text}", path.display()))
+    /// [`SecretError::Read`] if the file cannot be read, [`SecretError::InFile`] if its content is no secret.
+    pub fn from_file(path: &Path) -> Result<Self, SecretError> {
+        let bytes = std::fs::read(path).map_err(|cause| SecretError::Read { path: path.into(), cause })?;
+        Self::new(&bytes).map_err(|error| SecretError::InFile { path: path.into(), error: Box::new(error) })
     }
 
     /// Returns the proof of this side, over the handshake so far.
@@ -150,7 +179,7 @@ mod tests {
 
     #[test]
     fn a_secret_has_a_least_length_and_is_never_shown() {
-        assert!(Secret::new(b"short").unwrap_err().contains("at least 16"));
+        assert!(Secret::new(b"short").unwrap_err().to_string().contains("at least 16"));
         let secret = Secret::new(b"0123456789abcdef").unwrap();
         assert_eq!(format!("{secret:?}"), "(a secret)");
     }

@@ -1,14 +1,14 @@
-//! A connection's receiving side: one buffer for heads and small payloads, and large payloads read from the socket into
-//! their receive buffers.
+//! A connection's receiving side: one buffer for heads and small payloads, and large payloads read from the
+//! socket into their receive buffers.
 //!
-//! The read that may end a large payload has room for one more head, because another large one is likely to follow, and
-//! for little more, because what arrives with its head must be copied. After each small frame the next read is twice as
-//! long, up to the length of several frames, not all that is there: while this side works on them, the other side
-//! receives their answers and continues.
+//! The read that may end a large payload has room for one more head, because another large one is likely to
+//! follow, and for little more, because what arrives with its head must be copied. After each small frame the
+//! next read is twice as long, up to the length of several frames, not all that is there: while this side
+//! works on them, the other side receives their answers and continues.
 //!
-//! A connection that waits for bytes has no buffer: it takes one of the thread's when it reads, and returns it when it
-//! has read everything. So the memory of buffers grows with the number of connections at work, not with the number of
-//! connections.
+//! A connection that waits for bytes has no buffer: it takes one of the thread's when it reads, and returns
+//! it when it has read everything. So the memory of buffers grows with the number of connections at work, not
+//! with the number of connections.
 
 use std::cell::RefCell;
 use std::io::{self, IoSliceMut};
@@ -174,8 +174,8 @@ impl Input {
         self.body.is_some()
     }
 
-    /// Performs one read into the receive buffer, and of the next head if all of the payload is there: as many bytes as
-    /// the last head had, so that next to nothing of the next payload comes with it.
+    /// Performs one read into the receive buffer, and of the next head if all of the payload is there: as
+    /// many bytes as the last head had, so that next to nothing of the next payload comes with it.
     fn poll_fill_body(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<usize>> {
         let Some(body) = &mut self.body else { return Poll::Pending };
         // The buffer is empty: the payload has taken everything in it.
@@ -213,7 +213,8 @@ impl Input {
         }
     }
 
-    /// Returns the next frame, if it is complete. `reserve` may return the receive buffer for a large payload.
+    /// Returns the next frame, if it is complete. `reserve` may return the receive buffer for a large
+    /// payload.
     ///
     /// # Errors
     /// [`FrameError`]: close the connection.

@@ -1,11 +1,23 @@
-//! Synapse: the storage contract over a network.
+//! Synapse: the storage contract of the crate [`blocker`] over a network.
 //!
-//! - [`Server`] serves any [`blocker::Blocker`] over TCP and unix sockets.
-//! - [`SynapseBlocker`] is a server somewhere else, as a [`blocker::Blocker`] here.
+//! - [`Server`] serves any [`blocker::Blocker`] over TCP and unix sockets, with its control plane.
+//! - [`SynapseBlocker`] is the client: a remote server's backend as a [`blocker::Blocker`] of this process.
 //! - [`codec`] is the protocol between them, as pure functions; `docs/synapse-protocol.md` specifies it.
 //!
-//! So layers stack across machines as they do within one: cache, synapse, network, cache, store. What this
-//! leaves out: encryption and permissions, for which the greeting keeps a place; who owns which object.
+//! So layers stack across machines as they do within one: cache, synapse, network, cache, store.
+//!
+//! # What it guarantees
+//!
+//! - A change is executed at most once, even if its connection breaks and it is sent again: a session
+//!   outlives its connections, and the server remembers the outcome of the last request in each of its slots.
+//! - A flush that succeeds covers everything that was acknowledged before, even across a restart of the
+//!   server: otherwise it fails with `WritesLost`.
+//! - Memory is bounded on both sides: a server grants every client a number of requests and bytes.
+//! - Client and server prove to each other that they know a shared [`Secret`].
+//!
+//! What it leaves out: encryption and permissions, for which the handshake has reserved fields.
+//!
+//! # Example
 //!
 //! ```
 //! use std::sync::Arc;
@@ -13,7 +25,7 @@
 //! use synapse::{ClientConfig, Server, ServerConfig, SynapseBlocker};
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-//! let server = Server::new(Arc::new(Memory::default()), None, ServerConfig::default())?;
+//! let server = Server::new(Arc::new(Memory::default()), ServerConfig::default())?;
 //! let address = server.listen(&"127.0.0.1:0".parse()?).await?;
 //!
 //! let store = SynapseBlocker::connect(ClientConfig::new(address)).await?;
@@ -32,11 +44,13 @@ mod input;
 mod output;
 mod receive;
 mod server;
+mod setting;
 mod stream;
 mod timer;
 
-pub use auth::{SECRET_BYTES_MIN, Secret};
+pub use auth::{SECRET_BYTES_MIN, Secret, SecretError};
 pub use client::{ClientConfig, SynapseBlocker};
 pub use receive::{LARGE_BYTES, ReceiveBuffer, ReceiveBuffers};
-pub use server::{NodeRecord, Server, ServerConfig, host_name};
-pub use stream::{Address, Connector, Duplex, Opening, PORT_DEFAULT};
+pub use server::{ListenError, NodeRecord, Server, ServerConfig, host_name};
+pub use setting::SettingError;
+pub use stream::{Address, AddressError, Connector, Duplex, Opening, PORT_DEFAULT};

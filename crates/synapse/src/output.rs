@@ -1,5 +1,5 @@
-//! A connection's sending side: heads and small payloads in one buffer, large payloads by reference, all of it in as
-//! few vectored writes as the socket takes.
+//! A connection's sending side: heads and small payloads in one buffer, large payloads by reference, all of
+//! it in as few vectored writes as the socket takes.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -9,8 +9,8 @@ use blocker::Segments;
 
 use crate::stream::Stream;
 
-/// Payloads below this size are copied next to their head: the kernel reads bytes that lie in the processor's cache
-/// faster than bytes in far memory (4 KiB: by a third of a microsecond).
+/// Payloads below this size are copied next to their head: the kernel reads bytes that lie in the processor's
+/// cache faster than bytes in far memory (4 KiB: by a third of a microsecond).
 const INLINE_BYTES: usize = 16 * 1024;
 /// The most slices of one write.
 const PARTS_MAX: usize = 128;

@@ -1,8 +1,8 @@
 //! Receive buffers: memory that a large payload is read into from the socket, and that then is the payload.
 //!
-//! A backend that keeps payloads in buckets of its own hands those out through [`ReceiveBuffers`]; the bytes then go
-//! from the socket into their bucket. Otherwise they go into buffers that are reused, because fresh memory costs a page
-//! fault per 4 KiB, more than the copy that is saved.
+//! A backend that keeps payloads in buckets of its own hands those out through [`ReceiveBuffers`]; the bytes
+//! then go from the socket into their bucket. Otherwise they go into buffers that are reused, because fresh
+//! memory costs a page fault per 4 KiB, more than the copy that is saved.
 
 use std::io::{self, IoSliceMut};
 use std::sync::Arc;
@@ -19,15 +19,15 @@ pub const LARGE_BYTES: usize = 32 * 1024;
 ///
 /// The methods must not block. A buffer that is dropped before [`ReceiveBuffer::finish`] is free again.
 pub trait ReceiveBuffers: Send + Sync {
-    /// Returns memory for `len_bytes` to be written at `offset` of `object`; `None` if none is free, and the payload is
-    /// received into a buffer of the server. Whether the write will be allowed is not known yet.
+    /// Returns memory for `len_bytes` to be written at `offset` of `object`; `None` if none is free, and the
+    /// payload is received into a buffer of the server. Whether the write will be allowed is not known yet.
     fn reserve(&self, object: &ObjectId, offset: u64, len_bytes: usize) -> Option<Box<dyn ReceiveBuffer>>;
 }
 
 /// Memory for one payload, which is visible to its holder only until it is finished.
 pub trait ReceiveBuffer: Send {
-    /// Calls `read` once with slices for the next bytes, in order, and counts what it reads as filled. The slices never
-    /// add up to more than what is missing. Returns the number of bytes read.
+    /// Calls `read` once with slices for the next bytes, in order, and counts what it reads as filled. The
+    /// slices never add up to more than what is missing. Returns the number of bytes read.
     ///
     /// # Errors
     /// The error of `read`.
@@ -73,7 +73,8 @@ impl PayloadPool {
         let Some(class) = class_of(memory.len()).filter(|class| memory.len() == LARGE_BYTES << class) else {
             return;
         };
-        // Two threads that return a buffer at the same time may keep one more than allowed, or one less: harmless.
+        // Two threads that return a buffer at the same time may keep one more than allowed, or one less:
+        // harmless.
         if self.kept_bytes.fetch_add(memory.len(), Ordering::Relaxed) + memory.len() <= self.kept_bytes_max {
             self.classes[class].lock().push(memory);
         } else {

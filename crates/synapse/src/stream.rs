@@ -34,14 +34,35 @@ pub enum Address {
     Unix(PathBuf),
 }
 
+/// Why a text is not an [`Address`].
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AddressError {
+    /// There is nothing after `unix:`.
+    #[error("unix: needs a path")]
+    NoPath,
+    /// There is no host.
+    #[error("{text:?} names no host; write HOST:PORT or unix:PATH")]
+    NoHost {
+        /// The text.
+        text: String,
+    },
+    /// The port is not a number up to 65535.
+    #[error("{text:?}: the port is a number up to 65535")]
+    Port {
+        /// The text.
+        text: String,
+    },
+}
+
 impl FromStr for Address {
-    type Err = String;
+    type Err = AddressError;
 
     /// `unix:PATH`, `HOST:PORT`, `[V6]:PORT`, or `HOST` for [`PORT_DEFAULT`].
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, AddressError> {
         if let Some(path) = text.strip_prefix("unix:") {
             let is_there = !path.is_empty();
-            return is_there.then(|| Self::Unix(path.into())).ok_or_else(|| "unix: needs a path".into());
+            return is_there.then(|| Self::Unix(path.into())).ok_or(AddressError::NoPath);
         }
         let (host, port) = match text.rsplit_once(':') {
             // A bare address of IPv6 has colons of its own.
@@ -49,13 +70,13 @@ impl FromStr for Address {
             _ => (text, None),
         };
         if host.is_empty() {
-            return Err(format!("{text:?} names no host; write HOST:PORT or unix:PATH"));
+            return Err(AddressError::NoHost { text: text.into() });
         }
         match port.map(str::parse::<u16>) {
             None if host.contains(':') => Ok(Self::Tcp(format!("[{host}]:{PORT_DEFAULT}"))),
             None => Ok(Self::Tcp(format!("{host}:{PORT_DEFAULT}"))),
             Some(Ok(port)) => Ok(Self::Tcp(format!("{host}:{port}"))),
-            Some(Err(_)) => Err(format!("{text:?}: the port is a number up to 65535")),
+            Some(Err(_)) => Err(AddressError::Port { text: text.into() }),
         }
     }
 }
@@ -86,8 +107,9 @@ pub(crate) enum Stream {
     Other(Box<dyn Duplex>),
 }
 
-/// Performs one transfer of at most `$bytes_max` bytes on a socket that is ready. A shorter one has emptied the socket,
-/// or filled it: the runtime learns that at once, which spares the system call that would find it out.
+/// Performs one transfer of at most `$bytes_max` bytes on a socket that is ready. A shorter one has emptied
+/// the socket, or filled it: the runtime learns that at once, which spares the system call that would find it
+/// out.
 macro_rules! transfer {
     ($stream:ident, $interest:expr, $bytes_max:ident, $call:expr) => {{
         let mut moved = None;
@@ -181,7 +203,8 @@ impl Stream {
         }
     }
 
-    /// Returns the number of bytes written that the other side has not received yet, as far as the system knows.
+    /// Returns the number of bytes written that the other side has not received yet, as far as the system
+    /// knows.
     pub(crate) fn unreceived_bytes(&self) -> Option<u64> {
         let descriptor = match self {
             Self::Tcp(stream) => stream.as_raw_fd(),
@@ -189,8 +212,8 @@ impl Stream {
             Self::Other(_) => return None,
         };
         let mut count: libc::c_int = 0;
-        // SAFETY: the descriptor is open as long as `self` is borrowed, and TIOCOUTQ writes one int to the pointer,
-        // which points to one.
+        // SAFETY: the descriptor is open as long as `self` is borrowed, and TIOCOUTQ writes one int to the
+        // pointer, which points to one.
         let done = unsafe { libc::ioctl(descriptor, libc::TIOCOUTQ, &raw mut count) };
         u64::try_from(count).ok().filter(|_| done == 0)
     }

@@ -1,7 +1,7 @@
 //! One timer of a connection, on the injected clock.
 //!
-//! A clock's sleep leaves an entry behind each time it is polled, so it is polled only when the timer is set and
-//! when the task has another waker. Whether the timer has expired is read from the clock.
+//! A clock's sleep leaves an entry behind each time it is polled, so it is polled only when the timer is set
+//! and when the task has another waker. Whether the timer has expired is read from the clock.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -31,8 +31,8 @@ impl Timer {
         }
     }
 
-    /// Ready once the timer has expired, by the clock or by `now`, and until it is set again. The clock may be
-    /// ahead of `now`: a task that decides by `now` wakes itself once more.
+    /// Ready once the timer has expired, by the clock or by `now`, and until it is set again. The clock may
+    /// be ahead of `now`: a task that decides by `now` wakes itself once more.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>, now: Timestamp) -> Poll<()> {
         if now >= self.at {
             return Poll::Ready(());

@@ -40,7 +40,7 @@ impl Chain {
 
     /// Puts a server and a client on top, with TCP between them.
     fn wire(mut self) -> Self {
-        let server = Server::new(self.top, None, ServerConfig::default()).expect("a server");
+        let server = Server::new(self.top, ServerConfig::default()).expect("a server");
         let address = self.runtime.block_on(server.listen(&Address::Tcp("127.0.0.1:0".into())));
         let mut config = ClientConfig::new(address.expect("a port"));
         config.payload_crc = true;
@@ -54,7 +54,7 @@ impl Chain {
     fn conforms(self) {
         let mut options = Options::default();
         options.seed = 11;
-        options.patience = Duration::from_secs(30);
+        options.timeout = Duration::from_secs(30);
         let report = run(&Plain::new(Arc::clone(&self.top)), &options);
         report.cases.iter().for_each(|case| println!("{case}"));
         report.assert_passed();

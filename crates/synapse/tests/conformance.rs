@@ -1,6 +1,6 @@
 //! The conformance suite over the wire.
 
-mod common;
+mod support;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,18 +9,18 @@ use blocker::conformance::{Options, Plain, run};
 use blocker::faulty::FaultPlan;
 use blocker::file::FileConfig;
 use blocker::{Blocker, Faulty, FileStore, Memory, SystemClock};
-use common::{Host, Kind};
+use support::host::{Host, Kind};
 use synapse::ServerConfig;
 
 #[track_caller]
 fn passes(host: &Host, backend: Arc<dyn Blocker>) {
     let mut options = Options::default();
     options.seed = 9;
-    options.patience = Duration::from_secs(20);
+    options.timeout = Duration::from_secs(20);
     let report = run(&Plain::new(backend), &options);
     report.cases.iter().for_each(|case| println!("{case}"));
     report.assert_passed();
-    assert_eq!(host.server.metric("synapse_connections_broken"), 0);
+    assert_eq!(host.server.metric("synapse_connections_broken_total"), 0);
 }
 
 fn memory() -> Arc<dyn Blocker> {

@@ -1,6 +1,6 @@
-//! What a request costs in memory: allocations on a hit, copies of large payloads. Counted, not timed.
+//! The memory cost of a request: allocations on a hit, copies of large payloads. Counted, not timed.
 
-mod common;
+mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -10,12 +10,12 @@ use std::time::Duration;
 use blocker::*;
 use bytes::Bytes;
 use cached_core::object::{Background, ObjectCache, ObjectCacheConfig};
-use common::raw::{Raw, hello, id, request_bytes};
-use common::{Kind, object};
+use support::host::{Kind, object};
+use support::raw::{Raw, hello, id, request_bytes};
 use synapse::codec::*;
 use synapse::{ClientConfig, Server, ServerConfig, SynapseBlocker};
 
-/// Counts the allocations of the threads that want it.
+/// Counts the allocations of threads that enable it.
 struct Counting;
 
 thread_local! {
@@ -44,8 +44,8 @@ fn allocations() -> u64 {
     COUNT.with(|count| count.get().unwrap_or(0))
 }
 
-/// A server on a thread of its own that counts, with what its backend does in the background; the function given
-/// runs beside it.
+/// A server on a thread of its own that counts, with what its backend does in the background; the function
+/// given runs beside it.
 fn beside_a_counting_server(
     backend: Arc<dyn Blocker>,
     background: impl Future<Output = ()> + Send + 'static,
@@ -58,7 +58,7 @@ fn beside_a_counting_server(
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             tokio::spawn(background);
-            let server = Arc::new(Server::new(backend, None, ServerConfig::default()).unwrap());
+            let server = Arc::new(Server::new(backend, ServerConfig::default()).unwrap());
             let address = server.listen(&"127.0.0.1:0".parse().unwrap()).await.unwrap();
             COUNT.with(|count| count.set(Some(0)));
             ready.send((address, Arc::clone(&server))).unwrap();
@@ -86,7 +86,7 @@ fn filled() -> Arc<Memory> {
     memory
 }
 
-/// A bucket, and how many point at it.
+/// A bucket, and the number of its pins.
 struct Arena {
     bytes: Vec<u8>,
     pins: std::sync::atomic::AtomicI64,
@@ -123,7 +123,7 @@ fn buckets() -> (Arc<Arena>, Arc<Buckets>) {
 #[test]
 fn a_small_read_allocates_nothing() {
     beside_a_counting_server(buckets().1, async {}, |address, count, _| {
-        let (mut raw, _) = Raw::greeted(address, &hello(0));
+        let (mut raw, _) = Raw::welcomed(address, &hello(0));
         let read = Request::Read(ReadRequest::new(object("disk/0001"), 8192, 4096));
         let info = Request::Info(InfoRequest::new(object("disk/0001")));
         let mut round = |sequence| {
@@ -155,7 +155,7 @@ fn cache() -> (ObjectCache, Background) {
 fn a_hit_on_a_cache_allocates_nothing() {
     let (cache, background) = cache();
     beside_a_counting_server(Arc::new(cache), background, |address, count, _| {
-        let (mut raw, _) = Raw::greeted(address, &hello(0));
+        let (mut raw, _) = Raw::welcomed(address, &hello(0));
         let mut round = |sequence: u32| {
             // Four requests in one go, over 128 buckets of the object.
             let requests = (0..4).map(|slot| {
@@ -186,7 +186,7 @@ fn a_hit_on_a_cache_allocates_nothing() {
 #[test]
 fn a_call_of_the_client_allocates_no_more_than_its_reply() {
     let (cache, _background) = cache();
-    let host = common::Host::new(Kind::Tcp, Arc::new(cache), ServerConfig::default());
+    let host = support::host::Host::new(Kind::Tcp, Arc::new(cache), ServerConfig::default());
     let mut config: ClientConfig = host.client_config();
     config.connections = 1;
     let disk = object("disk/0001");
@@ -219,7 +219,7 @@ fn a_call_of_the_client_allocates_no_more_than_its_reply() {
 #[test]
 fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
     beside_a_counting_server(filled(), async {}, |address, _, server| {
-        let (mut raw, _) = Raw::greeted(address, &hello(0));
+        let (mut raw, _) = Raw::welcomed(address, &hello(0));
         let size = 256 * 1024;
         let write = Request::Write(WriteRequest::new(object("disk/0001"), 0, vec![1; size]));
         let bytes = request_bytes(id(0, 1), &write);
@@ -237,33 +237,35 @@ fn a_large_payload_is_copied_only_as_far_as_it_came_with_its_head() {
             raw.send(|out| *out = bytes);
             assert!(matches!(raw.frame().outcome(), Outcome::Answered(_)));
         }
-        let copied = server.metric("synapse_copied_bytes");
-        // The first came while nobody expected it: a buffer full. The others: what one short read brings.
+        let copied = server.metric("synapse_copied_bytes_total");
+        // The first was not expected: a full buffer. The others: the bytes of one short read.
         let most = 128 * 1024 + 512 * u64::from(rounds);
         assert!(copied <= most, "{copied} of {} bytes were copied", size * rounds as usize);
 
-        // One after the other without a pause: each payload brings the next head with it, and nothing more. Where the
-        // socket was empty in between, a short read brings the head, with some of the payload.
+        // One after the other without a pause: each payload brings the next head with it, and nothing more.
+        // Where the socket was empty in between, a short read brings the head, with some of the payload.
         let pipelined = (0..4).map(|slot| request_bytes(id(slot, rounds + 1), &write));
         let all: Vec<u8> = pipelined.flatten().collect();
         raw.send(|out| *out = all);
         for _ in 0..4 {
             assert!(matches!(raw.frame().outcome(), Outcome::Answered(_)));
         }
-        let more = server.metric("synapse_copied_bytes") - copied;
+        let more = server.metric("synapse_copied_bytes_total") - copied;
         assert!(more <= 4 * 512, "{more} bytes were copied of four payloads");
     });
 }
 
 #[test]
-fn what_a_read_points_at_goes_to_the_socket_from_where_it_lies() {
+fn pinned_payloads_are_sent_without_a_copy() {
     let (arena, backend) = buckets();
-    let host = common::Host::new(Kind::Tcp, backend, ServerConfig::default());
+    let host = support::host::Host::new(Kind::Tcp, backend, ServerConfig::default());
     let client = host.client();
     let read = |len| host.runtime.block_on(client.read(ReadRequest::new(object("o"), 0, len)).into_future());
     for len in [4096, 1 << 20, 4 << 20] {
         let data: Bytes = read(len).unwrap().data.to_bytes();
         assert!(data.len() as u64 == len && data.iter().all(|byte| *byte == 9));
     }
-    common::until("nothing is pinned any more", || arena.pins.load(std::sync::atomic::Ordering::SeqCst) == 0);
+    support::host::until("nothing is pinned any more", || {
+        arena.pins.load(std::sync::atomic::Ordering::SeqCst) == 0
+    });
 }

@@ -1,5 +1,5 @@
-//! One fault at a time, at every place where it makes a difference: what the caller is told, and what the
-//! store has done.
+//! One fault at a time, at every position where it makes a difference: the outcome for the caller, and what
+//! was applied.
 
 mod support;
 
@@ -11,25 +11,25 @@ use blocker::{Blocker, Clock, CompareAndWriteRequest, Error, Faulty, ReadRequest
 use synapse::ServerConfig;
 use tokio::time::Instant;
 
+use support::environment::clock::TokioClock;
+use support::environment::ledger::Ledger;
+use support::environment::sim_server::{SimServer, client_config, server_config, simulate};
+use support::environment::workload::{Workload, prepare, register};
 use support::history::operation::Value;
 use support::net::plan::{Direction, Fault, Kind, Plan};
-use support::world::clock::TokioClock;
-use support::world::door::{Door, client_config, server_config, simulate};
-use support::world::ledger::Ledger;
-use support::world::workload::{Workload, prepare, register};
 
 const A: Value = Value(1);
 const B: Value = Value(2);
 
-/// A world with one register, made before the clients come.
-struct World {
-    door: Arc<Door>,
+/// A environment with one register, made before the clients come.
+struct Environment {
+    server: Arc<SimServer>,
     ledger: Arc<Ledger>,
     slow: Arc<Faulty>,
     clock: TokioClock,
 }
 
-impl World {
+impl Environment {
     /// The faults of `plan` happen on the first connection.
     async fn new(plan: Plan) -> Self {
         Self::with(plan, |_| {}).await
@@ -53,11 +53,11 @@ impl World {
         let slow = Arc::new(Faulty::new(Arc::clone(&ledger) as _, delays, Arc::new(clock)));
         let mut config = server_config(clock);
         change(&mut config);
-        let door = Door::open(Arc::clone(&slow) as _, plans, clock, config);
-        Self { door, ledger, slow, clock }
+        let server = SimServer::open(Arc::clone(&slow) as _, plans, clock, config);
+        Self { server, ledger, slow, clock }
     }
 
-    /// What clients have written, in order.
+    /// Returns what clients have written, in order.
     fn applied(&self) -> Vec<Value> {
         self.ledger.applied(&register(0))[1..].to_vec()
     }
@@ -67,7 +67,7 @@ fn write(value: Value) -> WriteRequest {
     WriteRequest::new(register(0), 0, value.to_bytes())
 }
 
-/// Makes a call again as long as its answer is that nothing was done and that it may be made again.
+/// Repeats a call as long as it fails with `Retryable`.
 async fn settled<T: Unpin>(call: impl Fn() -> Reply<T>) -> Result<T, Error> {
     for _ in 0..20 {
         match call().await {
@@ -83,7 +83,7 @@ async fn read_value(client: &dyn Blocker) -> Value {
     Value::from_bytes(&read.data.to_vec()).expect("a whole value")
 }
 
-/// Every byte of the greeting and of what lies at the ends, and a good many of the payloads between.
+/// Every byte of the handshake and of both ends, and many of the payloads between.
 fn positions(total: u64) -> impl Iterator<Item = u64> {
     (0..=total).filter(move |at| *at < 700 || at + 300 > total || at % 61 == 0)
 }
@@ -99,8 +99,8 @@ fn plans(total: [u64; 2], fault: Fault) -> impl Iterator<Item = Plan> {
 /// were carried.
 fn exchange(plan: Plan) -> (Vec<Value>, Duration, [u64; 2]) {
     simulate(async {
-        let world = World::new(plan.clone()).await;
-        let client = world.door.client().await;
+        let environment = Environment::new(plan.clone()).await;
+        let client = environment.server.client().await;
         let start = Instant::now();
         settled(|| client.write(write(A))).await.unwrap_or_else(|error| panic!("{plan:?}: {error}"));
         let swap = || CompareAndWriteRequest::new(register(0), 0, A.to_bytes(), B.to_bytes());
@@ -111,10 +111,10 @@ fn exchange(plan: Plan) -> (Vec<Value>, Duration, [u64; 2]) {
         let took = start.elapsed();
         drop(client);
         tokio::time::sleep(Duration::from_secs(60)).await;
-        let hits = world.door.sim.hits();
+        let hits = environment.server.sim.hits();
         let carried =
             [&hits.up_bytes, &hits.down_bytes].map(|bytes| bytes.load(std::sync::atomic::Ordering::Relaxed));
-        (world.applied(), took, carried)
+        (environment.applied(), took, carried)
     })
 }
 
@@ -151,17 +151,17 @@ fn a_peer_that_pauses_anywhere_loses_nothing_and_does_nothing_twice() {
     does_no_harm(Fault::Pause(Duration::from_secs(8)));
 }
 
-/// What the caller of a write is told when the server dies at some byte, and what is true.
+/// Returns the outcome of a write when the server is killed at some byte, and what was applied.
 fn dies(plan: &Plan) -> (Result<(), Error>, Vec<Value>) {
     simulate(async {
-        let world = World::new(plan.clone()).await;
-        let client = world.door.client().await;
-        let told = client.write(write(A)).await.map(drop);
+        let environment = Environment::new(plan.clone()).await;
+        let client = environment.server.client().await;
+        let outcome = client.write(write(A)).await.map(drop);
         let found = read_value(&client).await;
-        let applied = world.applied();
+        let applied = environment.applied();
         assert_eq!(applied.contains(&A), found == A, "{plan:?}");
         tokio::time::sleep(Duration::from_secs(60)).await;
-        (told, world.applied())
+        (outcome, environment.applied())
     })
 }
 
@@ -188,67 +188,68 @@ fn after_the_server_has_died_the_outcome_is_unknown_and_never_guessed() {
     assert!(done > 0 && unknown_done > 10 && unknown_not_done > 10);
 }
 
-/// Bytes of the greeting in each direction: where requests and answers begin.
-fn greeting() -> [u64; 2] {
+/// Returns the bytes of the handshake in each direction: where requests and answers begin.
+fn handshake_bytes() -> [u64; 2] {
     simulate(async {
-        let world = World::new(Plan::default()).await;
-        let client = world.door.client().await;
+        let environment = Environment::new(Plan::default()).await;
+        let client = environment.server.client().await;
         tokio::time::sleep(Duration::from_millis(1)).await;
-        let hits = world.door.sim.hits();
+        let hits = environment.server.sim.hits();
         drop(client);
         [&hits.up_bytes, &hits.down_bytes].map(|bytes| bytes.load(std::sync::atomic::Ordering::Relaxed))
     })
 }
 
 #[test]
-fn an_answer_that_was_lost_is_told_again_by_the_same_instance() {
-    let [_, down] = greeting();
+fn a_lost_answer_is_repeated_by_the_same_instance() {
+    let [_, down] = handshake_bytes();
     simulate(async {
         let plan = Plan { down: Direction::one(down + 50, Fault::Cut), ..Plan::default() };
-        let world = World::new(plan).await;
-        let client = world.door.client().await;
+        let environment = Environment::new(plan).await;
+        let client = environment.server.client().await;
         client.write(write(A)).await.expect("the answer was kept");
-        assert_eq!(world.applied(), [A]);
-        assert_eq!(world.door.metric("synapse_replays"), 1);
+        assert_eq!(environment.applied(), [A]);
+        assert_eq!(environment.server.metric("synapse_replays_total"), 1);
     });
 }
 
-/// Room for one client.
+/// Limits the server to one client.
 fn only_one(config: &mut ServerConfig) {
     (config.connections_max, config.sessions_max) = (1, 1);
 }
 
-/// What a write is told whose answer was lost, and whose session was then pushed out by another client's.
-async fn forgotten(world: &World) -> Result<(), Error> {
-    let mut patient = client_config(&world.door);
+/// Returns the outcome of a write whose answer was lost, and whose session was then displaced by another
+/// client's.
+async fn forgotten(environment: &Environment) -> Result<(), Error> {
+    let mut patient = client_config(&environment.server);
     (patient.backoff_min, patient.backoff_max) = (Duration::from_secs(10), Duration::from_secs(10));
-    let first = world.door.client_with(patient).await;
+    let first = environment.server.client_with(patient).await;
     let call = tokio::spawn(first.write(write(A)).into_future());
     tokio::time::sleep(Duration::from_secs(4)).await;
-    assert_eq!(world.applied(), [A]);
-    // While the first is away, another one takes the only place.
-    let second = world.door.client().await;
+    assert_eq!(environment.applied(), [A]);
+    // While the first is disconnected, another one takes the only place.
+    let second = environment.server.client().await;
     settled(|| second.write(write(B))).await.expect("a write");
     drop(second);
-    let told = call.await.expect("the call's task").map(drop);
+    let outcome = call.await.expect("the call's task").map(drop);
     assert_eq!(read_value(&first).await, B);
-    assert_eq!(world.applied(), [A, B]);
-    told
+    assert_eq!(environment.applied(), [A, B]);
+    outcome
 }
 
 #[test]
 fn a_session_that_was_forgotten_leaves_the_outcome_unknown() {
-    let [_, down] = greeting();
+    let [_, down] = handshake_bytes();
     simulate(async {
         let plan = Plan { down: Direction::one(down + 50, Fault::Cut), ..Plan::default() };
-        let told = forgotten(&World::with(plan, only_one).await).await;
-        assert!(matches!(told, Err(Error::OutcomeUnknown(_))), "{told:?}");
+        let outcome = forgotten(&Environment::with(plan, only_one).await).await;
+        assert!(matches!(outcome, Err(Error::OutcomeUnknown(_))), "{outcome:?}");
     });
 }
 
-/// The connections with numbers in `vain` break before their welcome is complete; the first one's first answer
-/// is lost by `lost`.
-fn greeted_in_vain(
+/// The connections with numbers in `vain` break before their welcome is complete; the first one's first
+/// answer is lost by `lost`.
+fn handshakes_in_vain(
     [_, welcome]: [u64; 2],
     lost: Fault,
     vain: std::ops::Range<u64>,
@@ -262,88 +263,88 @@ fn greeted_in_vain(
 }
 
 #[test]
-fn another_instance_knows_nothing_even_where_it_has_heard_of_the_session() {
-    let plans = greeted_in_vain(greeting(), Fault::Kill, 1..4);
+fn another_instance_leaves_the_outcome_unknown_even_if_it_knows_the_session_id() {
+    let plans = handshakes_in_vain(handshake_bytes(), Fault::Kill, 1..4);
     simulate(async {
-        let world = World::with_plans(plans, |_| {}).await;
-        let client = world.door.client().await;
-        let told = client.write(write(A)).await;
-        assert!(matches!(told, Err(Error::OutcomeUnknown(_))), "{told:?}");
+        let environment = Environment::with_plans(plans, |_| {}).await;
+        let client = environment.server.client().await;
+        let outcome = client.write(write(A)).await;
+        assert!(matches!(outcome, Err(Error::OutcomeUnknown(_))), "{outcome:?}");
         assert_eq!(read_value(&client).await, A);
-        assert_eq!(world.applied(), [A]);
+        assert_eq!(environment.applied(), [A]);
     });
 }
 
 #[test]
-fn a_session_that_was_forgotten_is_not_resumed_even_where_it_was_begun_again() {
-    let plans = greeted_in_vain(greeting(), Fault::Cut, 2..4);
+fn a_forgotten_session_is_not_resumed_even_if_it_was_begun_again() {
+    let plans = handshakes_in_vain(handshake_bytes(), Fault::Cut, 2..4);
     simulate(async {
-        let told = forgotten(&World::with_plans(plans, only_one).await).await;
-        assert!(matches!(told, Err(Error::OutcomeUnknown(_))), "{told:?}");
+        let outcome = forgotten(&Environment::with_plans(plans, only_one).await).await;
+        assert!(matches!(outcome, Err(Error::OutcomeUnknown(_))), "{outcome:?}");
     });
 }
 
 #[test]
-fn at_its_deadline_a_call_answers_what_is_true() {
-    let [up, _] = greeting();
+fn at_its_deadline_a_sent_change_has_an_unknown_outcome() {
+    let [up, _] = handshake_bytes();
     simulate(async {
-        // The server reads nothing after the greeting for a long time.
+        // The server reads nothing after the handshake for a long time.
         let plan = Plan { up: Direction::one(up, Fault::Pause(Duration::from_secs(40))), ..Plan::default() };
-        let world = World::new(plan).await;
-        let client = world.door.client().await;
+        let environment = Environment::new(plan).await;
+        let client = environment.server.client().await;
         let start = Instant::now();
-        let deadline = world.clock.now() + Duration::from_secs(1);
-        let told = client.write(write(A).deadline(deadline)).await;
-        assert!(matches!(told, Err(Error::OutcomeUnknown(_))), "{told:?}");
+        let deadline = environment.clock.now() + Duration::from_secs(1);
+        let outcome = client.write(write(A).deadline(deadline)).await;
+        assert!(matches!(outcome, Err(Error::OutcomeUnknown(_))), "{outcome:?}");
         let took = start.elapsed();
         assert!(took >= Duration::from_secs(1) && took < Duration::from_millis(1_005), "{took:?}");
         // Another write gets through on another connection, and stays: the old one's bytes are void.
         settled(|| client.write(write(B))).await.expect("a write");
         tokio::time::sleep(Duration::from_secs(120)).await;
         assert_eq!(read_value(&client).await, B);
-        assert_eq!(world.applied(), [B]);
+        assert_eq!(environment.applied(), [B]);
     });
 }
 
 #[test]
-fn what_was_never_sent_is_never_done() {
+fn a_request_that_was_never_sent_is_never_executed() {
     simulate(async {
-        let world = World::new(Plan::default()).await;
-        let client = world.door.client().await;
-        world.door.kill();
+        let environment = Environment::new(Plan::default()).await;
+        let client = environment.server.client().await;
+        environment.server.kill();
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let deadline = world.clock.now() + Duration::from_secs(2);
-        let told = client.write(write(A).deadline(deadline)).await;
-        assert!(matches!(told, Err(Error::DeadlinePassed)), "{told:?}");
+        let deadline = environment.clock.now() + Duration::from_secs(2);
+        let outcome = client.write(write(A).deadline(deadline)).await;
+        assert!(matches!(outcome, Err(Error::DeadlinePassed)), "{outcome:?}");
         // A call whose caller has gone before there was a connection.
         let gone = tokio::time::timeout(Duration::from_secs(1), client.write(write(B)).into_future()).await;
         assert!(gone.is_err(), "{gone:?}");
-        world.door.start();
+        environment.server.start();
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(read_value(&client).await, Value::INITIAL);
-        assert_eq!(world.applied(), []);
+        assert_eq!(environment.applied(), []);
     });
 }
 
 #[test]
-fn no_more_is_under_way_than_was_granted() {
+fn no_more_is_outstanding_than_was_granted() {
     simulate(async {
-        let world = World::with(Plan::default(), |config| config.session_slots_max = 8).await;
-        let mut config = client_config(&world.door);
+        let environment = Environment::with(Plan::default(), |config| config.session_slots_max = 8).await;
+        let mut config = client_config(&environment.server);
         config.connections = 2;
-        let client = world.door.client_with(config).await;
-        world.slow.stall();
-        let before = world.slow.steps();
+        let client = environment.server.client_with(config).await;
+        environment.slow.stall();
+        let before = environment.slow.steps();
         let calls: Vec<_> =
             (1..=500).map(|n| tokio::spawn(client.write(write(Value(n))).into_future())).collect();
         tokio::time::sleep(Duration::from_secs(5)).await;
-        let under_way = world.slow.steps() - before;
+        let under_way = environment.slow.steps() - before;
         assert!((8..=16).contains(&under_way), "{under_way} calls at the backend");
-        world.slow.resume();
+        environment.slow.resume();
         for call in calls {
             call.await.expect("the call's task").expect("a write");
         }
-        let mut applied = world.applied();
+        let mut applied = environment.applied();
         applied.sort_unstable();
         assert_eq!(applied, (1..=500).map(Value).collect::<Vec<_>>());
     });
@@ -351,30 +352,32 @@ fn no_more_is_under_way_than_was_granted() {
 
 #[test]
 fn dead_connections_do_not_stay_open_at_the_server() {
-    let [up, _] = greeting();
+    let [up, _] = handshake_bytes();
     simulate(async {
         let plan = Plan { up: Direction::one(up, Fault::HalfOpen), ..Plan::default() };
-        let world = World::new(plan).await;
-        let client = world.door.client().await;
+        let environment = Environment::new(plan).await;
+        let client = environment.server.client().await;
         tokio::time::sleep(Duration::from_secs(60)).await;
-        assert_eq!(world.door.sim.hits().of(Kind::HalfOpen), 1);
-        assert_eq!(world.door.metric("synapse_connections_open"), 1);
+        assert_eq!(environment.server.sim.hits().of(Kind::HalfOpen), 1);
+        assert_eq!(environment.server.metric("synapse_connections_open"), 1);
         client.write(write(A)).await.expect("a write");
         drop(client);
         tokio::time::sleep(Duration::from_secs(60)).await;
-        assert_eq!(world.door.metric("synapse_connections_open"), 0);
+        assert_eq!(environment.server.metric("synapse_connections_open"), 0);
     });
 }
 
 #[test]
-fn a_client_that_is_not_understood_troubles_no_other() {
-    let [up, _] = greeting();
+fn a_client_that_breaks_the_protocol_does_not_affect_others() {
+    let [up, _] = handshake_bytes();
     simulate(async {
-        let world =
-            World::new(Plan { up: Direction::one(up + 5, Fault::Corrupt(0xff)), ..Plan::default() }).await;
-        let troubled = world.door.client().await;
-        let other = world.door.client().await;
-        let connections = || world.door.sim.hits().connections.load(std::sync::atomic::Ordering::Relaxed);
+        let environment =
+            Environment::new(Plan { up: Direction::one(up + 5, Fault::Corrupt(0xff)), ..Plan::default() })
+                .await;
+        let troubled = environment.server.client().await;
+        let other = environment.server.client().await;
+        let connections =
+            || environment.server.sim.hits().connections.load(std::sync::atomic::Ordering::Relaxed);
         assert_eq!(connections(), 2);
         for n in 0..50 {
             other.write(write(Value(100 + n))).await.expect("untouched");
@@ -382,8 +385,8 @@ fn a_client_that_is_not_understood_troubles_no_other() {
                 troubled.write(write(A)).await.expect("sent again");
             }
         }
-        assert_eq!(world.door.metric("synapse_connections_broken"), 1);
+        assert_eq!(environment.server.metric("synapse_connections_broken_total"), 1);
         assert_eq!(connections(), 3, "only the troubled one has connected again");
-        assert_eq!(world.applied().iter().filter(|&&value| value == A).count(), 1);
+        assert_eq!(environment.applied().iter().filter(|&&value| value == A).count(), 1);
     });
 }

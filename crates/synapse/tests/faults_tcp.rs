@@ -1,5 +1,5 @@
-//! The same between sockets, where a kernel adds its own buffers, segments and resets. Less repeats than in
-//! memory: the seed decides what goes wrong at which byte, not who is faster.
+//! Histories over sockets, where a kernel adds its own buffers, segments and resets. A run repeats less than
+//! in memory: the seed decides the faults and their bytes, not the order of concurrent events.
 
 mod support;
 
@@ -12,29 +12,29 @@ use blocker::{Blocker, Faulty};
 use parking_lot::Mutex;
 use synapse::{Address, ClientConfig, Server, ServerConfig, SynapseBlocker};
 
+use support::environment::clock::TokioClock;
+use support::environment::ledger::{Ledger, assert_applied};
+use support::environment::mortal::Mortal;
+use support::environment::workload::{Workload, prepare, register, run};
 use support::history::check::{CLIENTS_MAX, assert_linearizable};
 use support::net::plan::{Kind, Profile};
 use support::net::tcp::TcpRelay;
-use support::world::clock::TokioClock;
-use support::world::ledger::{Ledger, assert_applied};
-use support::world::mortal::Mortal;
-use support::world::workload::{Workload, prepare, register, run};
 
-/// A run of the server, and the process around its backend.
-struct Life {
+/// An instance of the server, and the process around its backend.
+struct Instance {
     backend: Arc<Mortal>,
     // Listens as long as it lives.
     _server: Server,
     address: SocketAddr,
 }
 
-impl Life {
+impl Instance {
     async fn begin(store: Arc<dyn Blocker>, clock: TokioClock) -> Self {
         let mut config = ServerConfig::default();
         config.clock = Arc::new(clock);
         config.peer_timeout = Duration::from_millis(900);
         let backend = Mortal::new(store);
-        let server = Server::new(Arc::clone(&backend) as _, None, config).expect("a server");
+        let server = Server::new(Arc::clone(&backend) as _, config).expect("a server");
         let bound = server.listen(&Address::Tcp("127.0.0.1:0".into())).await.expect("a port");
         let address = bound.to_string().parse().expect("an address with a port");
         Self { backend, _server: server, address }
@@ -74,41 +74,41 @@ async fn histories_between_sockets_have_an_order_and_agree_with_the_store() {
         let store: Arc<dyn Blocker> =
             Arc::new(Faulty::new(Arc::clone(&ledger) as _, delays, Arc::new(clock)));
 
-        let life = Life::begin(Arc::clone(&store), clock).await;
+        let instance = Instance::begin(Arc::clone(&store), clock).await;
         let mut profile = Profile::rough(seed, &Kind::ALL);
         (profile.pause, profile.bytes_max) =
             (Duration::from_millis(1)..Duration::from_millis(600), 128 * 1024);
-        let relay = Arc::new(TcpRelay::start(life.address, profile).await.expect("a relay"));
-        let life = Arc::new(Mutex::new(Some(life)));
+        let relay = Arc::new(TcpRelay::start(instance.address, profile).await.expect("a relay"));
+        let instance = Arc::new(Mutex::new(Some(instance)));
         let reaper = tokio::spawn({
-            let (relay, life) = (Arc::clone(&relay), Arc::clone(&life));
+            let (relay, instance) = (Arc::clone(&relay), Arc::clone(&instance));
             let store = Arc::clone(&store);
             async move {
                 loop {
                     relay.hits().kill.notified().await;
-                    let old = life.lock().take().expect("one lives at a time");
+                    let old = instance.lock().take().expect("one lives at a time");
                     old.backend.die();
                     drop(old);
-                    let new = Life::begin(Arc::clone(&store), clock).await;
+                    let new = Instance::begin(Arc::clone(&store), clock).await;
                     relay.retarget(new.address);
-                    *life.lock() = Some(new);
+                    *instance.lock() = Some(new);
                 }
             }
         });
 
-        let mut doors: Vec<Arc<dyn Blocker>> = Vec::new();
+        let mut backends: Vec<Arc<dyn Blocker>> = Vec::new();
         for _ in 0..CLIENTS_MAX / 2 {
             let client = connect(relay.address(), clock).await;
-            doors.extend([Arc::new(client.clone()) as _, Arc::new(client) as _]);
+            backends.extend([Arc::new(client.clone()) as _, Arc::new(client) as _]);
         }
-        let told = run(&doors, &workload, clock).await;
-        drop(doors);
+        let outcomes = run(&backends, &workload, clock).await;
+        drop(backends);
         reaper.abort();
         // The last server dies: nothing more can be applied.
-        if let Some(life) = life.lock().take() {
-            life.backend.die();
+        if let Some(instance) = instance.lock().take() {
+            instance.backend.die();
         }
-        for (number, history) in told.histories.iter().enumerate() {
+        for (number, history) in outcomes.histories.iter().enumerate() {
             let context = format!("seed {seed}, register {number}");
             assert_applied(&ledger.applied(&register(number))[1..], history, &context);
             assert_linearizable(history, &context);

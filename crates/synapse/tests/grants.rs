@@ -1,4 +1,4 @@
-//! Bytes under way, dealt out to many: everybody gets some, nobody keeps what others need.
+//! Outstanding bytes, distributed over many clients: every client gets some, none keeps what others need.
 
 mod support;
 
@@ -11,9 +11,9 @@ use synapse::ServerConfig;
 use synapse::codec::{self, *};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
+use support::environment::clock::TokioClock;
+use support::environment::sim_server::{SimServer, client_config, server_config, simulate};
 use support::net::plan::{Direction, Fault, Plan};
-use support::world::clock::TokioClock;
-use support::world::door::{Door, client_config, server_config, simulate};
 
 const MIB: u64 = 1 << 20;
 
@@ -21,14 +21,14 @@ fn object(name: &str) -> ObjectId {
     ObjectId::new(Namespace::new("n").unwrap(), Name::copy_from(name.as_bytes()).unwrap())
 }
 
-fn door(plan: Plan, change: impl FnOnce(&mut ServerConfig)) -> Arc<Door> {
+fn server(plan: Plan, change: impl FnOnce(&mut ServerConfig)) -> Arc<SimServer> {
     let clock = TokioClock::new();
     let mut config = server_config(clock);
     change(&mut config);
-    Door::open(Arc::new(Memory::default()), move |_| plan.clone(), clock, config)
+    SimServer::open(Arc::new(Memory::default()), move |_| plan.clone(), clock, config)
 }
 
-/// A client that says what it is told to.
+/// A client that sends given frames.
 struct Raw {
     stream: DuplexStream,
     buffer: Vec<u8>,
@@ -36,19 +36,19 @@ struct Raw {
 }
 
 impl Raw {
-    async fn greeted(door: &Door, lane: u16, features: u64, bytes: u64) -> Self {
-        let mut raw = Self::said(door, lane, features, bytes).await;
+    async fn welcomed(server: &SimServer, lane: u16, features: u64, bytes: u64) -> Self {
+        let mut raw = Self::hello(server, lane, features, bytes).await;
         let frame = raw.frame().await;
         raw.welcome = Welcome::decode(&parse(&frame).unwrap()).unwrap();
         raw
     }
 
-    /// Greets, and does not wait for an answer.
-    async fn said(door: &Door, lane: u16, features: u64, bytes: u64) -> Self {
+    /// Sends a hello, and does not wait for an answer.
+    async fn hello(server: &SimServer, lane: u16, features: u64, bytes: u64) -> Self {
         let session = SessionId { client: [9; 16], lane };
         let hello = Hello::new(session, Features(features), [1; 32], Credits { slots: 16, bytes });
         let welcome = Welcome::new([0; 16], 0, Credits::default(), Capabilities::full(0));
-        let mut raw = Self { stream: door.sim.dial().await.unwrap(), buffer: Vec::new(), welcome };
+        let mut raw = Self { stream: server.sim.dial().await.unwrap(), buffer: Vec::new(), welcome };
         raw.send(|out| hello.encode(out)).await;
         raw
     }
@@ -56,7 +56,7 @@ impl Raw {
     async fn send(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         let mut out = Vec::new();
         write(&mut out);
-        // A server that has closed the connection may have said why.
+        // The server may have closed the connection after a goodbye.
         let _ = self.stream.write_all(&out).await;
     }
 
@@ -82,7 +82,7 @@ impl Raw {
         }
     }
 
-    /// The next grant; says that it is kept to.
+    /// Returns the next grant, and accepts it.
     async fn granted(&mut self) -> u64 {
         let frame = self.frame().await;
         let header = parse(&frame).unwrap().header;
@@ -93,31 +93,32 @@ impl Raw {
 }
 
 #[test]
-fn sixteen_greedy_clients_that_never_answer_do_not_lock_the_seventeenth_out() {
+fn sixteen_clients_that_never_answer_do_not_lock_out_the_seventeenth() {
     simulate(async {
-        let door = door(Plan::default(), |_| ());
+        let server = server(Plan::default(), |_| ());
         let mut greedy = Vec::new();
         for lane in 0..16 {
-            greedy.push(Raw::greeted(&door, lane, Features::CREDIT, u64::MAX).await);
+            greedy.push(Raw::welcomed(&server, lane, Features::CREDIT, u64::MAX).await);
         }
-        // Small requests at once, and large ones once those who do not let go of what they hold are let go.
-        let client = door.client().await;
+        // Small requests at once, and large ones once the clients that do not accept smaller grants are
+        // closed.
+        let client = server.client().await;
         client.write(WriteRequest::new(object("o"), 0, vec![1; 4096])).await.unwrap();
         let mut write = WriteRequest::new(object("o"), 0, vec![2; 4 << 20]);
-        write.call.deadline = Some(door.clock.now() + 3 * server_config(door.clock).peer_timeout);
+        write.call.deadline = Some(server.clock.now() + 3 * server_config(server.clock).peer_timeout);
         client.write(write).await.unwrap();
     });
 }
 
 #[test]
-fn as_many_as_may_connect_are_let_in_and_each_can_do_the_largest_request() {
+fn connections_max_clients_are_accepted_and_each_can_send_the_largest_request() {
     simulate(async {
-        let door = door(Plan::default(), |config| config.peer_timeout = Duration::from_secs(1 << 20));
+        let server = server(Plan::default(), |config| config.peer_timeout = Duration::from_secs(1 << 20));
         let mut all = Vec::new();
         for lane in 0..1024 {
-            all.push(Raw::greeted(&door, lane, Features::CREDIT, u64::MAX).await);
+            all.push(Raw::welcomed(&server, lane, Features::CREDIT, u64::MAX).await);
         }
-        assert_eq!(door.metric("synapse_connections_refused"), 0);
+        assert_eq!(server.metric("synapse_connections_refused_total"), 0);
         let mut last = all.pop().unwrap();
         assert!(last.welcome.credits.bytes < 4 * MIB, "more than a part: {}", last.welcome.credits.bytes);
         let others: Vec<_> = all
@@ -146,16 +147,16 @@ fn as_many_as_may_connect_are_let_in_and_each_can_do_the_largest_request() {
 }
 
 #[test]
-fn clients_that_need_more_than_there_is_take_turns() {
+fn clients_that_need_more_than_there_is_are_served_in_turn() {
     simulate(async {
-        let door = door(Plan::default(), |config| {
+        let server = server(Plan::default(), |config| {
             (config.connections_max, config.sessions_max) = (24, 24);
             config.request_bytes_max = MIB;
             (config.session_bytes_max, config.bytes_max) = (4 * MIB, 4 * MIB);
         });
         let mut clients = Vec::new();
         for number in 0..24_u32 {
-            let client = door.client().await;
+            let client = server.client().await;
             clients.push(tokio::spawn(async move {
                 for round in 0..3_u8 {
                     let name = object(&format!("{number}"));
@@ -173,24 +174,24 @@ fn clients_that_need_more_than_there_is_take_turns() {
         }
         for client in clients {
             let done = tokio::time::timeout(Duration::from_secs(600), client).await;
-            done.expect("nobody waits for ever").unwrap();
+            done.expect("a client waits forever").unwrap();
         }
-        assert_eq!(door.metric("synapse_connections_broken"), 0);
-        assert!(door.metric("synapse_grants_changed") > 24, "nobody had to take turns");
-        assert_eq!(door.sim.hits().connections.load(Ordering::Relaxed), 24);
+        assert_eq!(server.metric("synapse_connections_broken_total"), 0);
+        assert!(server.metric("synapse_grants_changed_total") > 24, "no client had to wait");
+        assert_eq!(server.sim.hits().connections.load(Ordering::Relaxed), 24);
     });
 }
 
 #[test]
-fn a_client_that_exceeds_what_it_said_it_keeps_to_or_answers_nothing_is_closed() {
+fn a_client_that_answers_a_grant_wrongly_or_not_at_all_is_closed() {
     simulate(async {
-        let door = door(Plan::default(), |config| {
+        let server = server(Plan::default(), |config| {
             (config.connections_max, config.sessions_max) = (4, 4);
             (config.request_bytes_max, config.session_bytes_max, config.bytes_max) = (MIB, 4 * MIB, 4 * MIB);
         });
-        let mut first = Raw::greeted(&door, 0, Features::CREDIT, u64::MAX).await;
+        let mut first = Raw::welcomed(&server, 0, Features::CREDIT, u64::MAX).await;
         let before = first.welcome.credits.bytes;
-        let _second = Raw::greeted(&door, 1, Features::CREDIT, u64::MAX).await;
+        let _second = Raw::welcomed(&server, 1, Features::CREDIT, u64::MAX).await;
         // Until it has answered it may use what it had.
         let frame = first.frame().await;
         let bytes = parse(&frame).unwrap().header.length;
@@ -203,7 +204,7 @@ fn a_client_that_exceeds_what_it_said_it_keeps_to_or_answers_nothing_is_closed()
         };
         first.send(|out| out.extend_from_slice(&read(0))).await;
         assert_eq!(parse(&first.frame().await).unwrap().header.status, Status::Missing);
-        // An answer to something that was not said.
+        // An answer to a grant that was not announced.
         first.send(|out| encode_credit(out, bytes + 1, true)).await;
         let goodbye = first.frame().await;
         let head = parse(&goodbye).unwrap();
@@ -211,8 +212,8 @@ fn a_client_that_exceeds_what_it_said_it_keeps_to_or_answers_nothing_is_closed()
         assert!(why.contains("a grant that it was not given"), "{why}");
         // One that pings, and does not answer.
         drop((first, _second));
-        let mut silent = Raw::greeted(&door, 2, Features::CREDIT, u64::MAX).await;
-        let _other = Raw::greeted(&door, 3, Features::CREDIT, u64::MAX).await;
+        let mut silent = Raw::welcomed(&server, 2, Features::CREDIT, u64::MAX).await;
+        let _other = Raw::welcomed(&server, 3, Features::CREDIT, u64::MAX).await;
         for _ in 0..8 {
             tokio::time::sleep(Duration::from_secs(1)).await;
             silent.send(|out| codec::encode_ping(out, false)).await;
@@ -229,10 +230,10 @@ fn a_client_that_exceeds_what_it_said_it_keeps_to_or_answers_nothing_is_closed()
 }
 
 #[test]
-fn a_client_that_knows_of_no_changing_grants_has_a_fixed_one_and_may_not_ask() {
+fn a_client_without_the_feature_has_a_fixed_grant_and_may_not_request_more() {
     simulate(async {
-        let door = door(Plan::default(), |_| ());
-        let mut raw = Raw::greeted(&door, 0, 0, u64::MAX).await;
+        let server = server(Plan::default(), |_| ());
+        let mut raw = Raw::welcomed(&server, 0, 0, u64::MAX).await;
         let request = Request::Write(WriteRequest::new(object("o"), 0, vec![1; 4 << 20]));
         assert!(raw.welcome.credits.bytes >= request.cost_bytes(&raw.welcome.capabilities));
         assert!(raw.welcome.credits.bytes < 16 * MIB);
@@ -241,50 +242,50 @@ fn a_client_that_knows_of_no_changing_grants_has_a_fixed_one_and_may_not_ask() {
     });
 }
 
-/// So many bytes for each of `steps`, then a pause, in one direction.
+/// Returns a direction with a pause after each of `steps` of `step_bytes`.
 fn slowly(step_bytes: u64, pause: Duration, steps: u64) -> Direction {
     Direction { faults: (1..=steps).map(|step| (step * step_bytes, Fault::Pause(pause))).collect() }
 }
 
 #[test]
-fn a_frame_that_takes_longer_than_the_peer_timeout_arrives_in_the_end() {
+fn a_frame_that_takes_longer_than_the_peer_timeout_arrives() {
     simulate(async {
         // A megabit in a second, about, both ways.
         let slow = || slowly(8192, Duration::from_millis(65), 1 << 10);
-        let door = door(Plan { up: slow(), down: slow() }, |_| ());
-        let client = door.client().await;
+        let server = server(Plan { up: slow(), down: slow() }, |_| ());
+        let client = server.client().await;
         let payload = vec![7; 3 << 20];
         let begun = tokio::time::Instant::now();
         client.write(WriteRequest::new(object("o"), 0, payload.clone())).await.unwrap();
-        let peer_timeout = client_config(&door).peer_timeout.max(server_config(door.clock).peer_timeout);
+        let peer_timeout = client_config(&server).peer_timeout.max(server_config(server.clock).peer_timeout);
         assert!(begun.elapsed() > 2 * peer_timeout, "not slow at all: {:?}", begun.elapsed());
         let begun = tokio::time::Instant::now();
         let read = client.read(ReadRequest::new(object("o"), 0, 3 << 20)).await.unwrap();
         assert!(read.data.to_vec() == payload);
         assert!(begun.elapsed() > 2 * peer_timeout, "not slow at all: {:?}", begun.elapsed());
-        assert_eq!(client.metrics()[0], ("connects", 1), "the connection was given up in between");
+        assert_eq!(client.counters()[0], ("connects", 1), "the connection was given up in between");
     });
 }
 
 #[test]
-fn a_call_has_a_deadline_if_the_client_is_told_so() {
+fn call_timeout_limits_calls_without_a_deadline() {
     simulate(async {
         let half_open = Plan { up: Direction::one(200, Fault::HalfOpen), down: Direction::default() };
-        let door = door(half_open, |_| ());
-        let mut config = client_config(&door);
+        let server = server(half_open, |_| ());
+        let mut config = client_config(&server);
         config.call_timeout = Some(Duration::from_secs(2));
         (config.slots, config.peer_timeout) = (1, Duration::from_secs(1 << 20));
-        let client = door.client_with(config).await;
+        let client = server.client_with(config).await;
         let begun = tokio::time::Instant::now();
         let read = client.read(ReadRequest::new(object("o"), 0, 1));
         let write = client.write(WriteRequest::new(object("o"), 0, b"x"));
-        let statistics = client.statistics();
-        let (read, write, statistics) =
-            tokio::join!(read.into_future(), write.into_future(), statistics.into_future());
+        let metrics = client.control().metrics();
+        let (read, write, metrics) =
+            tokio::join!(read.into_future(), write.into_future(), metrics.into_future());
         assert_eq!(read.map(drop).unwrap_err(), Error::DeadlinePassed);
         // The only slot was taken: neither was ever sent.
         assert_eq!(write.map(drop).unwrap_err(), Error::DeadlinePassed);
-        assert_eq!(statistics.map(drop).unwrap_err(), Error::DeadlinePassed);
+        assert_eq!(metrics.map(drop).unwrap_err(), Error::DeadlinePassed);
         assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     });
 }

@@ -1,5 +1,5 @@
-//! The judge on trial: the linearizability check accepts what has an order, refuses what has none, and
-//! says the same as trying every order there is.
+//! Tests of the linearizability check: it accepts what has an order, refuses what has none, and agrees with
+//! trying every order.
 
 mod support;
 
@@ -85,7 +85,7 @@ fn known_good_histories_are_accepted() {
 #[test]
 fn known_bad_histories_are_refused() {
     let bad: &[(&str, &[Operation])] = &[
-        ("a read of what nobody wrote", &[op(0, 1, 2, Read(A))]),
+        ("a read of a value that was not written", &[op(0, 1, 2, Read(A))]),
         ("a lost write", &[op(0, 1, 2, Write(A)), op(1, 3, 4, Read(ZERO))]),
         ("a read before the write was called", &[op(1, 1, 2, Read(A)), op(0, 3, 4, Write(A))]),
         (
@@ -133,7 +133,7 @@ fn known_bad_histories_are_refused() {
 }
 
 #[test]
-fn what_is_beyond_its_limits_gets_no_verdict() {
+fn a_history_beyond_the_limits_gets_no_verdict() {
     let many: Vec<_> = (0..=OPERATIONS_MAX as u64).map(|n| op(0, 2 * n + 1, 2 * n + 2, Read(ZERO))).collect();
     let unknown: Vec<_> = (0..11).map(|n| op(0, n + 1, 0, WriteUnknown(A))).collect();
     for history in [&many[..], &unknown, &[op(8, 1, 2, Read(ZERO))], &[op(0, 2, 1, Read(ZERO))]] {
@@ -163,7 +163,7 @@ fn is_an_order_of(history: &[Operation], order: &[usize]) -> bool {
 }
 
 #[test]
-fn what_was_made_from_an_order_is_accepted_and_the_order_given_is_one() {
+fn a_history_made_from_an_order_is_accepted_with_a_valid_order() {
     for seed in 0..400 {
         let mut rng = SmallRng::seed_from_u64(seed);
         let count = 1 + seed as usize % OPERATIONS_MAX;
@@ -175,7 +175,7 @@ fn what_was_made_from_an_order_is_accepted_and_the_order_given_is_one() {
 }
 
 #[test]
-fn a_spoilt_history_is_refused() {
+fn a_corrupted_history_is_refused() {
     let mut refused = [0; Spoil::ALL.len()];
     for seed in 0..200 {
         let mut rng = SmallRng::seed_from_u64(seed);

@@ -1,9 +1,8 @@
-//! Histories through synapse, with everything going wrong that a network and a server can do: each has an
-//! order that explains it, and agrees with what the store applied. With a safety rule switched off, that is
-//! noticed.
+//! Histories over synapse with every fault of a network and a server: each has an order that explains it, and
+//! agrees with what the store applied. A safety rule that is switched off is detected.
 //!
-//! A seed repeats its faults, its delays and what the clients ask for. What synapse draws for itself (names of
-//! sessions, pauses between attempts to connect) differs from run to run: each run tries a little more.
+//! A seed repeats its faults, its delays and the calls of the clients. What synapse draws for itself (names
+//! of sessions, pauses between attempts to connect) differs from run to run: each run tries a little more.
 
 mod support;
 
@@ -14,33 +13,34 @@ use blocker::faulty::FaultPlan;
 use blocker::{Blocker, Faulty};
 use synapse::{ClientConfig, ServerConfig};
 
+use support::environment::clock::TokioClock;
+use support::environment::ledger::{Ledger, assert_applied, compare};
+use support::environment::sim_server::{SimServer, client_config, server_config, simulate};
+use support::environment::workload::{Outcomes, Workload, prepare, register, run};
 use support::history::check::{CLIENTS_MAX, Refusal, assert_linearizable, linearize};
 use support::history::operation::{Action, Operation};
 use support::net::plan::{Kind, Profile};
-use support::world::clock::TokioClock;
-use support::world::door::{Door, client_config, server_config, simulate};
-use support::world::ledger::{Ledger, assert_applied, compare};
-use support::world::workload::{Told, Workload, prepare, register, run};
 
-/// Which safety rule is switched off.
+/// The safety rule that is switched off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Rule {
     None,
-    /// The server forgets what became of requests, and does again what is sent again.
+    /// The server forgets outcomes, and executes repeated requests again.
     Outcomes,
-    /// The client sends again what another instance may have done.
+    /// The client sends requests again that another instance may have executed.
     Instances,
 }
 
-/// What became of one run.
+/// The results of one run.
 struct Run {
-    told: Told,
+    outcomes: Outcomes,
     ledger: Arc<Ledger>,
     hits: Vec<(Kind, u64)>,
     replays: u64,
 }
 
-/// Clients on a rough network before a store whose answers take time: two share a connection, or two have two.
+/// Clients on a rough network before a store whose answers take time: two share a connection, or two have
+/// two.
 fn play(seed: u64, kinds: &[Kind], off: Rule) -> Run {
     simulate(async {
         let (workload, clock) = (Workload::new(seed), TokioClock::new());
@@ -51,21 +51,22 @@ fn play(seed: u64, kinds: &[Kind], off: Rule) -> Run {
         let slow = Faulty::new(Arc::clone(&ledger) as _, plan, Arc::new(clock));
         let profile = Profile::rough(seed, kinds);
         let config = sabotaged_server(server_config(clock), off);
-        let door = Door::open(Arc::new(slow), move |connection| profile.draw(connection), clock, config);
-        let mut doors: Vec<Arc<dyn Blocker>> = Vec::new();
+        let server =
+            SimServer::open(Arc::new(slow), move |connection| profile.draw(connection), clock, config);
+        let mut backends: Vec<Arc<dyn Blocker>> = Vec::new();
         for number in 0..CLIENTS_MAX / 2 {
-            let mut config = sabotaged_client(client_config(&door), off);
+            let mut config = sabotaged_client(client_config(&server), off);
             config.connections = 1 + (number % 2) as u16;
-            let client = door.client_with(config).await;
-            doors.extend([Arc::new(client.clone()) as _, Arc::new(client) as _]);
+            let client = server.client_with(config).await;
+            backends.extend([Arc::new(client.clone()) as _, Arc::new(client) as _]);
         }
-        let told = run(&doors, &workload, clock).await;
-        let replays = door.metric("synapse_replays");
-        // What was given up may still come to pass.
-        drop(doors);
+        let outcomes = run(&backends, &workload, clock).await;
+        let replays = server.metric("synapse_replays_total");
+        // Calls that were dropped may still be applied.
+        drop(backends);
         tokio::time::sleep(Duration::from_secs(120)).await;
-        let hits = kinds.iter().map(|&kind| (kind, door.sim.hits().of(kind))).collect();
-        Run { told, ledger, hits, replays }
+        let hits = kinds.iter().map(|&kind| (kind, server.sim.hits().of(kind))).collect();
+        Run { outcomes, ledger, hits, replays }
     })
 }
 
@@ -85,7 +86,7 @@ fn applied(run: &Run, number: usize) -> Vec<support::history::operation::Value> 
 }
 
 fn assert_safe(seed: u64, kinds: &[Kind], run: &Run) {
-    for (number, history) in run.told.histories.iter().enumerate() {
+    for (number, history) in run.outcomes.histories.iter().enumerate() {
         let context = format!("seed {seed}, {kinds:?}, register {number}");
         assert_applied(&applied(run, number), history, &context);
         assert_linearizable(&with_final_read(run, number, history), &context);
@@ -113,13 +114,11 @@ fn safe_under(kinds: &[Kind], seeds: std::ops::Range<u64>) {
         let run = play(seed, kinds, Rule::None);
         assert_safe(seed, kinds, &run);
         run.hits.iter().zip(&mut hits).for_each(|((_, count), sum)| *sum += count);
-        let all = run.told.histories.iter().flatten();
+        let all = run.outcomes.histories.iter().flatten();
         unknown += all.filter(|operation| operation.action.is_unknown()).count();
         replays += run.replays;
     }
-    println!(
-        "{kinds:?} happened {hits:?} times; {unknown} outcomes stayed unknown, {replays} were told again"
-    );
+    println!("{kinds:?} happened {hits:?} times; {unknown} outcomes stayed unknown, {replays} were repeated");
     assert!(hits.iter().all(|&count| count > 0), "a quiet network proves nothing: {kinds:?} {hits:?}");
 }
 
@@ -159,7 +158,7 @@ fn runs_until_noticed(off: Rule, kinds: &[Kind], seeds: std::ops::Range<u64>) ->
     let (mut by_order, mut by_ledger) = (None, None);
     for (count, seed) in seeds.enumerate() {
         let run = play(seed, kinds, off);
-        let histories = || run.told.histories.iter().enumerate();
+        let histories = || run.outcomes.histories.iter().enumerate();
         let is_disordered = |(number, history): (usize, &Vec<Operation>)| {
             let history = with_final_read(&run, number, history);
             matches!(linearize(&history), Err(Refusal::NotLinearizable { .. }))
@@ -177,11 +176,11 @@ fn runs_until_noticed(off: Rule, kinds: &[Kind], seeds: std::ops::Range<u64>) ->
 }
 
 #[test]
-fn a_server_that_forgets_outcomes_is_noticed() {
+fn a_server_that_forgets_outcomes_is_detected() {
     assert!(runs_until_noticed(Rule::Outcomes, &[Kind::Cut], 0..300).is_some());
 }
 
 #[test]
-fn a_client_that_guesses_across_instances_is_noticed() {
+fn a_client_that_guesses_across_instances_is_detected() {
     assert!(runs_until_noticed(Rule::Instances, &[Kind::Kill], 1_000..1_300).is_some());
 }

@@ -1,4 +1,4 @@
-//! The workload on trial, without a network: over a slow store its histories have an order and agree with
+//! Tests of the workload, without a network: over a slow store its histories have an order and agree with
 //! what the store applied; over a store that breaks a promise they do not.
 
 mod support;
@@ -9,18 +9,18 @@ use std::time::Duration;
 use blocker::faulty::FaultPlan;
 use blocker::{Blocker, Faulty};
 
+use support::environment::broken::{Broken, Promise};
+use support::environment::clock::TokioClock;
+use support::environment::ledger::{Ledger, assert_applied, compare};
+use support::environment::workload::{Outcomes, Workload, prepare, register, run};
 use support::history::check::{CLIENTS_MAX, Refusal, assert_linearizable, linearize};
 use support::history::operation::{Action, Operation};
-use support::world::broken::{Broken, Promise};
-use support::world::clock::TokioClock;
-use support::world::ledger::{Ledger, assert_applied, compare};
-use support::world::workload::{Told, Workload, prepare, register, run};
 
 /// Puts a layer on a store.
 type Wrap = fn(Arc<dyn Blocker>) -> Arc<dyn Blocker>;
 
-/// What [`CLIENTS_MAX`] clients are told by a store whose answers take time, below `wrap`.
-fn play(workload: &Workload, wrap: Wrap) -> (Told, Arc<Ledger>) {
+/// Returns the outcomes of [`CLIENTS_MAX`] clients over a slow store below the layer `wrap`.
+fn play(workload: &Workload, wrap: Wrap) -> (Outcomes, Arc<Ledger>) {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(async {
@@ -31,11 +31,11 @@ fn play(workload: &Workload, wrap: Wrap) -> (Told, Arc<Ledger>) {
         (plan.delay_permille, plan.delay) = (700, Duration::from_micros(1)..Duration::from_millis(80));
         (plan.error_permille, plan.unknown_permille) = (20, 10);
         let slow = Faulty::new(wrap(Arc::clone(&ledger) as _), plan, Arc::new(clock));
-        let doors = vec![Arc::new(slow) as Arc<dyn Blocker>; CLIENTS_MAX];
-        let told = run(&doors, workload, clock).await;
-        // What was given up may still come to pass.
+        let backends = vec![Arc::new(slow) as Arc<dyn Blocker>; CLIENTS_MAX];
+        let outcomes = run(&backends, workload, clock).await;
+        // Calls that were dropped may still be applied.
         tokio::time::sleep(Duration::from_secs(60)).await;
-        (told, ledger)
+        (outcomes, ledger)
     })
 }
 
@@ -44,8 +44,8 @@ fn over_a_slow_store_histories_have_an_order_and_agree_with_the_store() {
     let (mut unknown, mut swaps, mut overlaps) = (0, 0, 0);
     for seed in 0..20 {
         let workload = Workload::new(seed);
-        let (told, ledger) = play(&workload, |inner| inner);
-        for (number, history) in told.histories.iter().enumerate() {
+        let (outcomes, ledger) = play(&workload, |inner| inner);
+        for (number, history) in outcomes.histories.iter().enumerate() {
             let context = format!("seed {seed}, register {number}");
             assert!(history.len() > workload.operations / 2, "{context}: {} operations", history.len());
             assert_linearizable(history, &context);
@@ -73,7 +73,7 @@ fn a_seed_repeats_its_history() {
 }
 
 #[test]
-fn every_broken_promise_is_noticed() {
+fn every_broken_promise_is_detected() {
     const WRAPS: [Wrap; 5] = [
         |inner| Broken::new(inner, Promise::Once, 20),
         |inner| Broken::new(inner, Promise::Acknowledged, 20),
@@ -84,8 +84,8 @@ fn every_broken_promise_is_noticed() {
     for (promise, wrap) in Promise::ALL.into_iter().zip(WRAPS) {
         let (mut by_order, mut by_ledger) = (0, 0);
         for seed in 0..8 {
-            let (told, ledger) = play(&Workload::new(seed), wrap);
-            for (number, history) in told.histories.iter().enumerate() {
+            let (outcomes, ledger) = play(&Workload::new(seed), wrap);
+            for (number, history) in outcomes.histories.iter().enumerate() {
                 by_order += usize::from(matches!(linearize(history), Err(Refusal::NotLinearizable { .. })));
                 let applied = ledger.applied(&register(number))[1..].to_vec();
                 by_ledger += usize::from(compare(&applied, history).is_err());

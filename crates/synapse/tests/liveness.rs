@@ -1,7 +1,6 @@
-//! Peers that fall silent, deadlines, and the patience of those who wait; all on a clock that stands still
-//! until it is told otherwise.
+//! Silent peers, deadlines and timeouts, on a clock that advances only when a test moves it.
 
-mod common;
+mod support;
 
 use std::io::Read;
 use std::sync::Arc;
@@ -9,8 +8,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use blocker::*;
-use common::raw::{Raw, hello, id};
-use common::{Gated, Host, Kind, object, until};
+use support::host::{Gated, Host, Kind, object, until};
+use support::raw::{Raw, hello, id};
 use synapse::codec::*;
 use synapse::{Address, ClientConfig, ServerConfig, SynapseBlocker};
 
@@ -26,18 +25,18 @@ fn clocked(backend: Arc<dyn Blocker>) -> (Host, ManualClock) {
 fn step_until(clock: &ManualClock, step: Duration, what: &str, is: impl Fn() -> bool) {
     let give_up = Instant::now() + Duration::from_secs(20);
     while !is() {
-        assert!(Instant::now() < give_up, "in vain: {what}");
+        assert!(Instant::now() < give_up, "timed out: {what}");
         clock.advance(step);
         std::thread::sleep(Duration::from_micros(200));
     }
 }
 
 #[test]
-fn a_silent_client_is_let_go_and_one_that_pings_is_not() {
+fn a_silent_client_is_closed_and_one_that_pings_is_not() {
     let (host, clock) = clocked(Arc::new(Memory::default()));
-    let (mut silent, welcome) = Raw::greeted(&host.address, &hello(0));
+    let (mut silent, welcome) = Raw::welcomed(&host.address, &hello(0));
     assert_eq!(welcome.peer_timeout_ms, 30_000);
-    let (mut alive, _) = Raw::greeted(&host.address, &hello(1));
+    let (mut alive, _) = Raw::welcomed(&host.address, &hello(1));
     for _ in 0..5 {
         clock.advance(Duration::from_secs(20));
         alive.send(|out| encode_ping(out, false));
@@ -45,12 +44,12 @@ fn a_silent_client_is_let_go_and_one_that_pings_is_not() {
         assert_eq!((pong.head().header.op, pong.head().header.flags), (Op::Ping, Flags(Flags::REPLY)));
     }
     assert!(silent.try_frame().is_none());
-    until("it is counted", || host.server.metric("synapse_connections_silent") == 1);
+    until("it is counted", || host.server.metric("synapse_connections_silent_total") == 1);
     assert_eq!(host.server.metric("synapse_connections_open"), 1);
 }
 
 #[test]
-fn a_client_that_takes_nothing_is_let_go_and_costs_no_more_than_its_grant() {
+fn a_client_that_receives_nothing_is_closed_and_costs_no_more_than_its_grant() {
     let clock = ManualClock::new();
     let mut config = ServerConfig::default();
     config.clock = Arc::new(clock.clone());
@@ -59,26 +58,26 @@ fn a_client_that_takes_nothing_is_let_go_and_costs_no_more_than_its_grant() {
     host.runtime
         .block_on(memory.write(WriteRequest::new(object("o"), 0, vec![1; 4 << 20])).into_future())
         .unwrap();
-    let (mut raw, _) = Raw::greeted(&host.address, &hello(0));
+    let (mut raw, _) = Raw::welcomed(&host.address, &hello(0));
     let read = Request::Read(ReadRequest::new(object("o"), 0, 4 << 20));
-    // What the sockets hold is nobody's; what is beyond waits, and the server stops reading.
+    // Answers beyond what the sockets hold wait, and the server stops reading.
     for slot in 0..4 {
         raw.request(id(slot, 1), &read);
     }
-    until("the server has begun", || host.server.metric("synapse_requests") >= 1);
+    until("the server has begun", || host.server.metric("synapse_requests_total") >= 1);
     let mut first = [0; 1];
     raw.stream.read_exact(&mut first).unwrap();
-    step_until(&clock, Duration::from_secs(1), "the client is let go", || {
-        host.server.metric("synapse_connections_silent") == 1
+    step_until(&clock, Duration::from_secs(1), "the client is closed", || {
+        host.server.metric("synapse_connections_silent_total") == 1
     });
 }
 
 #[test]
-fn a_client_finds_out_that_its_server_is_silent_and_connects_again() {
-    // A server that greets, and then says nothing more.
+fn a_client_detects_that_its_server_is_silent_and_connects_again() {
+    // A server that sends nothing after its welcome.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = Address::Tcp(listener.local_addr().unwrap().to_string());
-    let greeted = std::thread::spawn(move || {
+    let welcomed = std::thread::spawn(move || {
         let mut kept = Vec::new();
         for _ in 0..2 {
             let (mut stream, _) = listener.accept().unwrap();
@@ -102,17 +101,17 @@ fn a_client_finds_out_that_its_server_is_silent_and_connects_again() {
     (config.connections, config.clock) = (1, Arc::new(clock.clone()));
     // The clock runs on while the second connection is greeted.
     config.connect_timeout = Duration::from_secs(3600);
-    let runtime = common::runtime();
+    let runtime = support::host::runtime();
     let client = runtime.block_on(SynapseBlocker::connect(config)).unwrap();
-    step_until(&clock, Duration::from_millis(500), "it has connected again", || client.metrics()[0].1 == 2);
-    // On the first connection it has asked whether anybody is there.
-    let mut first = greeted.join().unwrap().swap_remove(0);
-    let mut heard = Vec::new();
+    step_until(&clock, Duration::from_millis(500), "it has connected again", || client.counters()[0].1 == 2);
+    // On the first connection it has sent a ping.
+    let mut first = welcomed.join().unwrap().swap_remove(0);
+    let mut received = Vec::new();
     let mut chunk = [0; 4096];
-    while !heard.windows(6).any(|bytes| bytes == [b'S', b'Y', b'N', b'A', VERSION, Op::Ping.code()]) {
+    while !received.windows(6).any(|bytes| bytes == [b'S', b'Y', b'N', b'A', VERSION, Op::Ping.code()]) {
         let count = first.read(&mut chunk).unwrap();
-        assert!(count > 0, "it has never asked");
-        heard.extend_from_slice(&chunk[..count]);
+        assert!(count > 0, "it has never sent a ping");
+        received.extend_from_slice(&chunk[..count]);
     }
 }
 
@@ -122,19 +121,19 @@ fn an_idle_connection_is_kept_alive() {
     let mut config = host.client_config();
     config.clock = Arc::new(clock.clone());
     let client = host.client_with(config);
-    common::until("both have connected", || client.metrics().contains(&("connects", 2)));
-    // After five seconds of silence each of them asks, and is answered.
+    support::host::until("both have connected", || client.counters().contains(&("connects", 2)));
+    // After five seconds of silence each of them sends a ping, which is answered.
     for asked in (1..=100).map(|round| 2 * round) {
         clock.advance(Duration::from_secs(5));
-        let answered = || client.metrics().contains(&("pings_answered", asked));
-        common::until("both have been answered", answered);
+        let answered = || client.counters().contains(&("pings_answered", asked));
+        support::host::until("both have been answered", answered);
     }
     host.runtime.block_on(client.write(WriteRequest::new(object("o"), 0, b"x")).into_future()).unwrap();
-    assert_eq!(client.metrics()[0], ("connects", 2));
+    assert_eq!(client.counters()[0], ("connects", 2));
 }
 
 #[test]
-fn at_its_deadline_every_call_answers() {
+fn every_call_returns_at_its_deadline() {
     let backend = Gated::new();
     let (host, clock) = clocked(Arc::clone(&backend) as _);
     let mut config = host.client_config();
@@ -167,12 +166,12 @@ fn at_its_deadline_every_call_answers() {
 }
 
 #[test]
-fn without_a_server_calls_wait_and_then_give_up_each_in_its_way() {
+fn without_a_server_calls_wait_for_reconnect_timeout_and_then_fail() {
     let backend = Gated::new();
     let (host, clock) = clocked(Arc::clone(&backend) as _);
     let mut config = host.client_config();
     (config.clock, config.reconnect_timeout) = (Arc::new(clock.clone()), Duration::from_secs(10));
-    let runtime = common::runtime();
+    let runtime = support::host::runtime();
     let client = runtime.block_on(SynapseBlocker::connect(config)).unwrap();
     let sent = runtime.spawn(client.write(WriteRequest::new(object("o"), 0, b"x")).into_future());
     until("the write is under way", || backend.begun.load(Ordering::SeqCst) == 1);

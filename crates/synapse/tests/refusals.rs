@@ -1,14 +1,14 @@
-//! What is not let in, not understood, or against the rules: a clear word, the connection closed where it
-//! must be, and nobody else troubled.
+//! Connections and requests that are refused: with a clear reason, the connection closed where it must be,
+//! and no other client affected.
 
-mod common;
+mod support;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use blocker::*;
-use common::raw::{Raw, hello, id, request_bytes};
-use common::{Host, Kind, object};
+use support::host::{Host, Kind, object};
+use support::raw::{Raw, hello, id, request_bytes};
 use synapse::codec::{self, *};
 use synapse::{Address, ClientConfig, Secret, Server, ServerConfig, SynapseBlocker};
 
@@ -16,7 +16,7 @@ fn read(len: u64) -> Request {
     Request::Read(ReadRequest::new(object("o"), 0, len))
 }
 
-fn mend(bytes: &mut [u8]) {
+fn correct_checksums(bytes: &mut [u8]) {
     let check = crc32fast::hash(&bytes[..93]).to_le_bytes();
     bytes[93..96].copy_from_slice(&check[..3]);
     let mut crc = crc32fast::Hasher::new();
@@ -28,7 +28,7 @@ fn mend(bytes: &mut [u8]) {
 }
 
 #[test]
-fn what_cannot_be_understood_closes_its_connection_and_no_other() {
+fn a_frame_that_breaks_the_protocol_closes_its_connection_and_no_other() {
     let host = Host::memory();
     let bystander = host.client();
     let write = WriteRequest::new(object("o"), 0, b"safe");
@@ -39,18 +39,18 @@ fn what_cannot_be_understood_closes_its_connection_and_no_other() {
         ("another protocol", |b| b[..4].copy_from_slice(b"GET "), "not the synapse protocol"),
         ("another version", |b| b[4] = 9, "version 9"),
         ("a damaged head", |b| b[40] ^= 1, "checksum"),
-        ("no such operation", |b| (b[5] = 200, mend(b)).1, "no operation"),
-        ("an unknown flag", |b| (b[7] = 0x40, mend(b)).1, "flags cannot be"),
-        ("a status", |b| (b[16] = 3, mend(b)).1, "status of a request"),
-        ("a durability", |b| (b[17] = 9, mend(b)).1, "durability cannot be 9"),
-        ("a condition", |b| (b[19] = 9, mend(b)).1, "condition cannot be 9"),
-        ("a payload beyond all limits", |b| (b[31] = 0xff, mend(b)).1, "a payload of"),
-        ("an answer", |b| (b[6] |= 1, mend(b)).1, "has no place here"),
-        ("a slot beyond the grant", |b| (b[8] = 4, mend(b)).1, "beyond what was granted"),
-        ("a greeting in the middle", |b| (b[5] = 1, mend(b)).1, "has no place here"),
+        ("no such operation", |b| (b[5] = 200, correct_checksums(b)).1, "no operation"),
+        ("an unknown flag", |b| (b[7] = 0x40, correct_checksums(b)).1, "flags cannot be"),
+        ("a status", |b| (b[16] = 3, correct_checksums(b)).1, "status of a request"),
+        ("a durability", |b| (b[17] = 9, correct_checksums(b)).1, "durability cannot be 9"),
+        ("a condition", |b| (b[19] = 9, correct_checksums(b)).1, "condition cannot be 9"),
+        ("a payload beyond all limits", |b| (b[31] = 0xff, correct_checksums(b)).1, "a payload of"),
+        ("an answer", |b| (b[6] |= 1, correct_checksums(b)).1, "has no place here"),
+        ("a slot beyond the grant", |b| (b[8] = 4, correct_checksums(b)).1, "beyond what was granted"),
+        ("a hello after the handshake", |b| (b[5] = 1, correct_checksums(b)).1, "has no place here"),
     ];
     for (lane, (what, damage, words)) in cases.into_iter().enumerate() {
-        let (mut raw, _) = Raw::greeted(&host.address, &hello(lane as u16));
+        let (mut raw, _) = Raw::welcomed(&host.address, &hello(lane as u16));
         let mut bytes = good.clone();
         damage(&mut bytes);
         raw.send(|out| out.extend_from_slice(&bytes));
@@ -60,18 +60,18 @@ fn what_cannot_be_understood_closes_its_connection_and_no_other() {
         let safe = host.runtime.block_on(bystander.read(ReadRequest::new(object("o"), 0, 4)).into_future());
         assert_eq!(safe.unwrap().data.to_vec(), b"safe", "{what}");
     }
-    common::until("all are counted", || host.server.metric("synapse_connections_broken") == 12);
-    assert_eq!(bystander.metrics()[0], ("connects", 2), "the bystander had to connect again");
+    support::host::until("all are counted", || host.server.metric("synapse_connections_broken_total") == 12);
+    assert_eq!(bystander.counters()[0], ("connects", 2), "the bystander had to connect again");
 }
 
 #[test]
-fn a_request_that_makes_no_sense_is_answered_and_the_connection_lives_on() {
+fn a_request_that_makes_no_sense_is_answered_and_the_connection_stays_open() {
     let host = Host::memory();
-    let (mut raw, _) = Raw::greeted(&host.address, &hello(0));
+    let (mut raw, _) = Raw::welcomed(&host.address, &hello(0));
     let mut nameless = request_bytes(id(0, 1), &read(4));
     nameless[21] = 0;
     nameless.pop();
-    mend(&mut nameless);
+    correct_checksums(&mut nameless);
     raw.send(|out| out.extend_from_slice(&nameless));
     let arrived = raw.frame();
     assert!(matches!(arrived.outcome(), Outcome::Failed(Error::Invalid(_))), "{arrived:?}");
@@ -82,18 +82,18 @@ fn a_request_that_makes_no_sense_is_answered_and_the_connection_lives_on() {
     );
     raw.request(id(0, 3), &read(4));
     assert!(matches!(raw.frame().outcome(), Outcome::Failed(Error::Missing)));
-    raw.request(id(0, 4), &Request::Quota(object("o").namespace));
+    raw.request(id(0, 4), &Request::Policy(object("o").namespace));
     assert!(matches!(raw.frame().outcome(), Outcome::Failed(Error::Unsupported(_))));
 }
 
 #[test]
-fn only_who_knows_of_runs_hears_of_them() {
+fn runs_are_announced_only_to_clients_with_the_feature() {
     let host = Host::memory();
-    let (_, welcome) = Raw::greeted(&host.address, &hello(0));
+    let (_, welcome) = Raw::welcomed(&host.address, &hello(0));
     assert_eq!(welcome.capabilities.runs_max, 0, "an older client");
-    let mut greeting = hello(1);
-    greeting.features = Features(Features::RUNS);
-    let (mut raw, welcome) = Raw::greeted(&host.address, &greeting);
+    let mut wanted = hello(1);
+    wanted.features = Features(Features::RUNS);
+    let (mut raw, welcome) = Raw::welcomed(&host.address, &wanted);
     assert!(welcome.features.has(Features::RUNS) && welcome.capabilities.runs_max > 0);
     let runs = |runs| Request::WriteRuns(WriteRunsRequest::new(object("o"), runs));
     raw.request(id(0, 1), &runs(vec![Run::data(10, b"ab"), Run::zeroes(12, 5)]));
@@ -111,9 +111,9 @@ fn only_who_knows_of_runs_hears_of_them() {
 #[test]
 fn a_payload_that_is_damaged_on_the_way_changes_nothing() {
     let host = Host::memory();
-    let mut greeting = hello(0);
-    greeting.features = Features(Features::PAYLOAD_CRC);
-    let (mut raw, welcome) = Raw::greeted(&host.address, &greeting);
+    let mut wanted = hello(0);
+    wanted.features = Features(Features::PAYLOAD_CRC);
+    let (mut raw, welcome) = Raw::welcomed(&host.address, &wanted);
     assert!(welcome.features.has(Features::PAYLOAD_CRC));
     for (sequence, len) in [(1, 100), (2, 100_000)] {
         let request = Request::Write(WriteRequest::new(object("o"), 0, vec![1; len]));
@@ -132,16 +132,16 @@ fn a_payload_that_is_damaged_on_the_way_changes_nothing() {
 
 #[test]
 fn breaking_the_rules_of_slots_and_credits_closes_the_connection() {
-    let host = Host::new(Kind::Tcp, common::Gated::new(), ServerConfig::default());
+    let host = Host::new(Kind::Tcp, support::host::Gated::new(), ServerConfig::default());
     // A slot that is in use.
-    let (mut raw, _) = Raw::greeted(&host.address, &hello(0));
+    let (mut raw, _) = Raw::welcomed(&host.address, &hello(0));
     raw.request(id(0, 1), &read(4));
     raw.request(id(0, 2), &read(4));
     assert!(raw.frame().goodbye().to_string().contains("in use"));
     // More bytes than granted.
-    let mut greeting = hello(1);
-    greeting.credits.bytes = 1;
-    let (mut raw, welcome) = Raw::greeted(&host.address, &greeting);
+    let mut wanted = hello(1);
+    wanted.credits.bytes = 1;
+    let (mut raw, welcome) = Raw::welcomed(&host.address, &wanted);
     let most = welcome.capabilities.request_bytes_max;
     assert!(welcome.credits.bytes >= most, "a grant that is of no use");
     for slot in 0..=(welcome.credits.bytes / most) as u32 {
@@ -155,9 +155,9 @@ fn the_least_grant_is_enough_for_every_kind_of_request() {
     let mut config = ServerConfig::default();
     (config.request_bytes_max, config.list_entries_max) = (4096, 10);
     let host = Host::new(Kind::Tcp, Arc::new(Memory::default()), config);
-    let mut greeting = hello(0);
-    greeting.credits.bytes = 1;
-    let (mut raw, welcome) = Raw::greeted(&host.address, &greeting);
+    let mut wanted = hello(0);
+    wanted.credits.bytes = 1;
+    let (mut raw, welcome) = Raw::welcomed(&host.address, &wanted);
     // A page larger than there are counts, and is, as large as they are.
     let mut page = ListRequest::new(object("o").namespace);
     page.entries_max = u32::MAX;
@@ -178,19 +178,19 @@ fn the_least_grant_is_enough_for_every_kind_of_request() {
 }
 
 #[test]
-fn a_client_that_speaks_other_versions_hears_which_ones_there_are() {
+fn a_client_of_other_versions_receives_the_supported_ones() {
     let host = Host::memory();
-    let mut greeting = hello(0);
-    greeting.versions = Versions { lowest: 2, highest: 3 };
+    let mut wanted = hello(0);
+    wanted.versions = Versions { lowest: 2, highest: 3 };
     let mut raw = Raw::new(&host.address);
-    raw.send(|out| greeting.encode(out));
+    raw.send(|out| wanted.encode(out));
     let arrived = raw.frame();
     assert!(matches!(arrived.goodbye(), Error::Unsupported(_)));
     assert_eq!(codec::versions(&arrived.head()), Some(Versions::OWN));
 }
 
 #[test]
-fn a_greeting_is_to_be_a_greeting_and_in_time() {
+fn a_handshake_must_be_complete_and_in_time() {
     let clock = ManualClock::new();
     let mut config = ServerConfig::default();
     config.clock = Arc::new(clock.clone());
@@ -201,16 +201,16 @@ fn a_greeting_is_to_be_a_greeting_and_in_time() {
     let mut raw = Raw::new(&host.address);
     raw.send(|out| codec::encode(out, &Header::new(Op::Hello, id(0, 0)), &Attached::default()));
     assert!(raw.frame().goodbye().to_string().contains("lacks a session"));
-    // TLS is asked for, which this version has not.
+    // A request for TLS, which this version does not have.
     let mut raw = Raw::new(&host.address);
     let mut writer = Writer::default();
     writer.put(kind::TLS, b"");
     let attached = Attached { extension: writer.bytes(), ..Attached::default() };
     raw.send(|out| codec::encode(out, &Header::new(Op::Hello, id(0, 0)), &attached));
     assert!(raw.frame().goodbye().to_string().contains("critical extension"));
-    // Nothing is said at all.
+    // A client that sends nothing.
     let mut raw = Raw::new(&host.address);
-    common::until("the server waits for a greeting", || clock.next_alarm().is_some());
+    support::host::until("the server waits for a hello", || clock.next_timer().is_some());
     let give_up = std::time::Instant::now() + Duration::from_secs(20);
     raw.stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
     let mut byte = [0];
@@ -221,23 +221,23 @@ fn a_greeting_is_to_be_a_greeting_and_in_time() {
 }
 
 #[test]
-fn beyond_loopback_only_with_a_secret_or_by_explicit_word() {
-    let runtime = common::runtime();
+fn listening_beyond_loopback_needs_a_secret_or_allow_exposed() {
+    let runtime = support::host::runtime();
     let server = |change: fn(&mut ServerConfig)| {
         let mut config = ServerConfig::default();
         change(&mut config);
-        Server::new(Arc::new(Memory::default()), None, config).unwrap()
+        Server::new(Arc::new(Memory::default()), config).unwrap()
     };
     let everywhere: Address = "0.0.0.0:0".parse().unwrap();
-    let refused = runtime.block_on(server(|_| ()).listen(&everywhere)).unwrap_err();
+    let refused = runtime.block_on(server(|_| ()).listen(&everywhere)).unwrap_err().to_string();
     assert!(refused.contains("no secret is configured"), "{refused}");
-    // What is asked is whether it would listen; an address that cannot be bound says so without opening a door.
+    // An address that cannot be bound: it shows whether the server would listen, without listening.
     let elsewhere: Address = "192.0.2.1:0".parse().unwrap();
     for allowed in [
         server(|config| config.allow_exposed = true),
         server(|config| config.secret = Some(Secret::new(&[7; 32]).unwrap())),
     ] {
-        let refused = runtime.block_on(allowed.listen(&elsewhere)).unwrap_err();
+        let refused = runtime.block_on(allowed.listen(&elsewhere)).unwrap_err().to_string();
         assert!(refused.contains("cannot listen"), "{refused}");
     }
 }
@@ -255,18 +255,20 @@ fn connect(host: &Host, secret: Option<&[u8]>) -> Result<SynapseBlocker> {
 }
 
 #[test]
-fn who_does_not_know_the_secret_is_not_let_in() {
+fn a_client_without_the_secret_is_refused() {
     let host = with_secret(b"correct horse battery");
     let client = connect(&host, Some(b"correct horse battery")).unwrap();
     host.runtime.block_on(client.write(WriteRequest::new(object("o"), 0, b"x")).into_future()).unwrap();
     for wrong in [Some(&b"incorrect horse battery"[..]), None] {
-        let error = connect(&host, wrong).err().expect("let in without the secret");
+        let error = connect(&host, wrong).err().expect("accepted without the secret");
         assert!(matches!(error, Error::Denied(_)), "{error}");
     }
-    common::until("both are counted", || host.server.metric("synapse_connections_refused") >= 1);
-    // A server that knows nothing of a secret is not trusted by a client that has one.
+    support::host::until("both are counted", || host.server.metric("synapse_connections_refused_total") >= 1);
+    // A client with a secret refuses a server without one.
     let open = Host::memory();
-    let error = connect(&open, Some(b"correct horse battery")).err().expect("an impostor is trusted");
+    let error = connect(&open, Some(b"correct horse battery"))
+        .err()
+        .expect("a server without the secret is accepted");
     assert!(error.to_string().contains("does not prove"), "{error}");
 }
 
@@ -298,7 +300,7 @@ fn a_server_whose_proof_is_wrong_is_refused() {
 fn the_secret_never_crosses_the_wire_and_a_proof_cannot_be_sent_again() {
     let secret = b"correct horse battery";
     let host = with_secret(secret);
-    // Before the proof there is nothing to be had.
+    // Before the proof no request is answered.
     let mut raw = Raw::new(&host.address);
     raw.send(|out| hello(0).encode(out));
     let challenge = raw.frame();
@@ -310,30 +312,30 @@ fn the_secret_never_crosses_the_wire_and_a_proof_cannot_be_sent_again() {
     let mut again = Raw::new(&host.address);
     again.send(|out| hello(0).encode(out));
     let second = again.frame();
-    let nonce = |arrived: &common::raw::Arrived| Challenge::decode(&arrived.head()).unwrap().nonce;
+    let nonce = |arrived: &support::raw::Arrived| Challenge::decode(&arrived.head()).unwrap().nonce;
     assert_ne!(nonce(&challenge), nonce(&second));
     again.send(|out| codec::encode_proof(out, &[0; 32], false));
     assert!(matches!(again.frame().goodbye(), Error::Denied(_)));
 }
 
 #[test]
-fn one_connection_too_many_is_closed_and_the_others_live_on() {
+fn a_connection_beyond_the_limit_is_closed_and_the_others_stay_open() {
     let mut config = ServerConfig::default();
     config.connections_max = 2;
     let host = Host::new(Kind::Tcp, Arc::new(Memory::default()), config);
-    let (mut first, _) = Raw::greeted(&host.address, &hello(0));
-    let (second, _) = Raw::greeted(&host.address, &hello(1));
+    let (mut first, _) = Raw::welcomed(&host.address, &hello(0));
+    let (second, _) = Raw::welcomed(&host.address, &hello(1));
     let mut third = Raw::new(&host.address);
     assert!(third.try_frame().is_none());
     first.request(id(0, 1), &read(4));
     assert!(matches!(first.frame().outcome(), Outcome::Failed(Error::Missing)));
     drop(second);
-    common::until("a place is free", || host.server.metric("synapse_connections_open") == 1);
-    Raw::greeted(&host.address, &hello(2));
+    support::host::until("a place is free", || host.server.metric("synapse_connections_open") == 1);
+    Raw::welcomed(&host.address, &hello(2));
 }
 
 #[test]
-fn settings_that_make_no_sense_stop_the_start() {
+fn settings_that_cannot_work_are_refused() {
     type Change = fn(&mut ServerConfig);
     let cases: [(Change, &str); 5] = [
         (|c| c.connections_max = 0, "connections_max"),
@@ -345,7 +347,7 @@ fn settings_that_make_no_sense_stop_the_start() {
     for (change, words) in cases {
         let mut config = ServerConfig::default();
         change(&mut config);
-        let refused = Server::new(Arc::new(Memory::default()), None, config).err().expect("accepted");
+        let refused = Server::new(Arc::new(Memory::default()), config).err().expect("accepted").to_string();
         assert!(refused.contains(words) && refused.lines().count() == 1, "{refused}");
     }
 }

@@ -1,4 +1,4 @@
-//! The faulty network on trial: each fault does what it says, where it says, and a seed repeats a run.
+//! Tests of the faulty network: each fault happens as specified at its byte, and a seed repeats a run.
 
 mod support;
 
@@ -58,7 +58,7 @@ async fn a_cut_comes_after_its_byte_and_ends_both_directions() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn half_open_swallows_one_direction_and_tells_nobody() {
+async fn half_open_swallows_one_direction_without_an_end() {
     let (mut client, mut server, hits) = joined(up(3, Fault::HalfOpen));
     client.write_all(b"abcdef").await.unwrap();
     let mut received = [0; 3];
@@ -68,7 +68,7 @@ async fn half_open_swallows_one_direction_and_tells_nobody() {
     let mut answer = [0; 10];
     client.read_exact(&mut answer).await.unwrap();
     client.shutdown().await.unwrap();
-    assert!(timeout(LONG, server.read(&mut received)).await.is_err(), "the server was told");
+    assert!(timeout(LONG, server.read(&mut received)).await.is_err(), "the server has seen an end");
     assert_eq!(hits.of(Kind::HalfOpen), 1);
 }
 
@@ -116,7 +116,7 @@ fn a_plan_depends_on_seed_and_connection_alone_and_every_kind_comes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_killed_server_refuses_until_somebody_listens_again() {
+async fn a_killed_server_refuses_until_a_server_listens_again() {
     let sim = Sim::new(Profile::benign());
     assert_eq!(sim.dial().await.unwrap_err().kind(), std::io::ErrorKind::ConnectionRefused);
     let echo = || {
@@ -155,7 +155,7 @@ async fn between_sockets_a_cut_comes_after_its_byte_too() {
         let (mut server, _) = listener.accept().await.unwrap();
         let sent = client.write_all(&vec![1; 1 << 20]).await;
         let mut received = Vec::new();
-        // A reset may be told before the bytes are: an error is an end as well.
+        // A reset may overtake the bytes: an error is an end as well.
         let ended = server.read_to_end(&mut received).await;
         let limit = first(&plan.up);
         assert!(received.len() as u64 <= limit, "{sent:?} {ended:?}");

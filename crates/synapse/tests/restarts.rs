@@ -1,7 +1,5 @@
-//! A server that comes back: with other limits, in order or not, over its store or over another one.
+//! A server that restarts: with other limits, in order or after a crash, over its store or over another one.
 
-#[path = "common/cached.rs"]
-mod cached;
 mod support;
 
 use std::sync::Arc;
@@ -11,31 +9,31 @@ use blocker::*;
 use cached_core::object::{ObjectCache, ObjectCacheConfig, Writer};
 use synapse::{NodeRecord, SynapseBlocker};
 
-use cached::{Caching, Promising};
+use support::environment::clock::TokioClock;
+use support::environment::sim_server::{SimServer, client_config, server_config, simulate};
+use support::layers::{Caching, Promising};
 use support::net::plan::Plan;
-use support::world::clock::TokioClock;
-use support::world::door::{Door, client_config, server_config, simulate};
 
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 fn object(name: &str) -> ObjectId {
     ObjectId::new(Namespace::new("n").unwrap(), Name::copy_from(name.as_bytes()).unwrap())
 }
 
 /// A server for `store`, on a quiet network.
-fn door(store: Arc<dyn Blocker>) -> Arc<Door> {
+fn server(store: Arc<dyn Blocker>) -> Arc<SimServer> {
     let clock = TokioClock::new();
-    Door::open(store, |_| Plan::default(), clock, server_config(clock))
+    SimServer::open(store, |_| Plan::default(), clock, server_config(clock))
 }
 
 /// A write-back cache before a client of the server.
-fn front(door: &Door, client: &SynapseBlocker) -> ObjectCache {
+fn front(server: &SimServer, client: &SynapseBlocker) -> ObjectCache {
     let mut config = ObjectCacheConfig::default();
     (config.memory_bytes_max, config.dirty_bytes_max) = (8 << 20, 4 << 20);
     (config.write, config.writer) = (WriteMode::Back, Writer::Callers);
     config.dirty_age_max = Duration::from_secs(1 << 20);
     let (cache, background) =
-        ObjectCache::new(Arc::new(client.clone()), config, Arc::new(door.clock)).unwrap();
+        ObjectCache::new(Arc::new(client.clone()), config, Arc::new(server.clock)).unwrap();
     tokio::spawn(background);
     cache
 }
@@ -45,18 +43,18 @@ async fn content(store: &dyn Blocker, id: ObjectId) -> Vec<u8> {
 }
 
 #[test]
-fn a_front_loses_nothing_when_its_server_comes_back_with_smaller_limits() {
+fn a_cache_loses_nothing_when_its_server_restarts_with_smaller_limits() {
     simulate(async {
         let store = Arc::new(Memory::default());
-        let door = door(Arc::clone(&store) as _);
-        let client = door.client().await;
-        let front = front(&door, &client);
+        let server = server(Arc::clone(&store) as _);
+        let client = server.client().await;
+        let front = front(&server, &client);
         let payload: Vec<u8> = (0..200_000_u32).map(|at| at as u8).collect();
         let written = front.write(WriteRequest::new(object("o"), 0, payload.clone())).await.unwrap();
         assert_eq!(written.durability, Durability::Cached);
-        door.reconfigure(|config| (config.request_bytes_max, config.list_entries_max) = (8192, 7));
-        door.restart().await;
-        // What was on its way is refused, kept, and cut anew.
+        server.reconfigure(|config| (config.request_bytes_max, config.list_entries_max) = (8192, 7));
+        server.restart().await;
+        // What was on its way is refused, kept, and split anew.
         let mut flushed = front.flush(FlushRequest::new(Scope::All)).into_future().await;
         if let Err(Error::NotStored(_)) = flushed {
             flushed = front.flush(FlushRequest::new(Scope::All)).into_future().await;
@@ -68,9 +66,9 @@ fn a_front_loses_nothing_when_its_server_comes_back_with_smaller_limits() {
         // Reads come in smaller pieces as well.
         front.invalidate(InvalidateRequest::new(Scope::All)).await.unwrap();
         assert!(content(&front, object("o")).await == payload);
-        // And larger ones again, when it can do more than ever.
-        door.reconfigure(|config| (config.request_bytes_max, config.list_entries_max) = (8 << 20, 1000));
-        door.restart().await;
+        // And larger ones again, with larger limits than ever.
+        server.reconfigure(|config| (config.request_bytes_max, config.list_entries_max) = (8 << 20, 1000));
+        server.restart().await;
         front.write(WriteRequest::new(object("p"), 0, payload.clone())).await.unwrap();
         front.flush(FlushRequest::new(Scope::All)).await.unwrap();
         assert_eq!(client.capabilities().list_entries_max, 1000);
@@ -78,13 +76,13 @@ fn a_front_loses_nothing_when_its_server_comes_back_with_smaller_limits() {
 }
 
 #[test]
-fn a_request_too_large_for_the_limits_that_its_server_came_back_with_is_refused_and_the_others_go_on() {
+fn a_request_beyond_the_limits_of_the_restarted_server_is_refused_and_others_succeed() {
     simulate(async {
-        let door = door(Arc::new(Memory::default()));
-        let client = door.client().await;
+        let server = server(Arc::new(Memory::default()));
+        let client = server.client().await;
         client.write(WriteRequest::new(object("o"), 0, vec![1; 100_000])).await.unwrap();
-        door.reconfigure(|config| (config.request_bytes_max, config.list_entries_max) = (8192, 7));
-        door.kill();
+        server.reconfigure(|config| (config.request_bytes_max, config.list_entries_max) = (8192, 7));
+        server.kill();
         // Waits for the server, made for what it was.
         tokio::time::sleep(Duration::from_secs(1)).await;
         let large =
@@ -93,18 +91,18 @@ fn a_request_too_large_for_the_limits_that_its_server_came_back_with_is_refused_
         let read = tokio::spawn(client.read(ReadRequest::new(object("o"), 0, 100_000)).into_future());
         let small = tokio::spawn(client.write(WriteRequest::new(object("p"), 0, b"small")).into_future());
         tokio::time::sleep(Duration::from_secs(1)).await;
-        door.start();
+        server.start();
         let limit_bytes = 8192;
         assert_eq!(large.await.unwrap().unwrap_err(), Error::TooLarge { limit_bytes });
         assert_eq!(read.await.unwrap().unwrap_err(), Error::TooLarge { limit_bytes });
         small.await.unwrap().unwrap();
         list.await.unwrap().unwrap();
-        assert_eq!(client.metrics()[0], ("connects", 2), "the connection was lost over it");
+        assert_eq!(client.counters()[0], ("connects", 2), "the connection was lost over it");
     });
 }
 
 #[test]
-fn a_server_that_promises_less_is_refused_until_it_keeps_its_word_again() {
+fn a_server_that_promises_less_is_refused_until_it_promises_as_much_again() {
     simulate(async {
         let store = Arc::new(Memory::default());
         let promising = |change: fn(&mut Capabilities)| {
@@ -112,11 +110,11 @@ fn a_server_that_promises_less_is_refused_until_it_keeps_its_word_again() {
             change(&mut can);
             Arc::new(Promising { inner: Arc::clone(&store) as _, can })
         };
-        let door = door(promising(|can| can.fencing = false));
-        let client = door.client().await;
+        let server = server(promising(|can| can.fencing = false));
+        let client = server.client().await;
         // More than before is welcome.
-        door.replace_store(promising(|_| ()));
-        door.restart().await;
+        server.replace_store(promising(|_| ()));
+        server.restart().await;
         client.write(WriteRequest::new(object("o"), 0, b"x")).await.unwrap();
         assert!(client.capabilities().fencing);
         type Change = fn(&mut Capabilities);
@@ -128,30 +126,30 @@ fn a_server_that_promises_less_is_refused_until_it_keeps_its_word_again() {
             (|can| can.atomic_bytes = 4096, "atomic writes"),
         ];
         for (change, words) in cases {
-            door.replace_store(promising(change));
-            door.restart().await;
-            tokio::time::sleep(PATIENCE).await;
+            server.replace_store(promising(change));
+            server.restart().await;
+            tokio::time::sleep(TIMEOUT).await;
             let mut write = WriteRequest::new(object("o"), 0, b"y");
-            write.call.deadline = Some(door.clock.now() + Duration::from_secs(300));
+            write.call.deadline = Some(server.clock.now() + Duration::from_secs(300));
             let error = client.write(write).await.unwrap_err();
             assert!(matches!(&error, Error::Retryable(text) if text.contains(words)), "{words}: {error}");
-            door.replace_store(promising(|_| ()));
-            door.restart().await;
-            tokio::time::sleep(PATIENCE).await;
+            server.replace_store(promising(|_| ()));
+            server.restart().await;
+            tokio::time::sleep(TIMEOUT).await;
             client.write(WriteRequest::new(object("o"), 0, b"z")).await.unwrap();
         }
     });
 }
 
-/// The server ends as a program does that has stored everything, and comes back.
-async fn planned_restart(door: &Door, store: &dyn Blocker) {
-    let instance = door.instance();
-    door.kill();
-    NodeRecord::close(store, instance, &door.clock, PATIENCE).await.unwrap();
+/// Shuts the server down as a program does that has stored everything, and restarts it.
+async fn planned_restart(server: &SimServer, store: &dyn Blocker) {
+    let instance = server.instance();
+    server.kill();
+    NodeRecord::close(store, instance, &server.clock, TIMEOUT).await.unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
-    let record = NodeRecord::open(store, &door.clock, PATIENCE).await.unwrap();
-    door.reconfigure(|config| record.apply(config));
-    door.start();
+    let record = NodeRecord::open(store, &server.clock, TIMEOUT).await.unwrap();
+    server.reconfigure(|config| record.apply(config));
+    server.start();
 }
 
 fn lost(answer: Result<FlushReply>) -> bool {
@@ -163,25 +161,25 @@ fn a_planned_restart_is_no_loss_and_a_crash_after_it_is() {
     simulate(async {
         let store = Arc::new(Memory::default());
         let below = Arc::new(Caching(Arc::clone(&store) as _));
-        let door = door(below);
-        let record = NodeRecord::open(&*store, &door.clock, PATIENCE).await.unwrap();
-        door.reconfigure(|config| record.apply(config));
-        door.restart().await;
-        let client = door.client().await;
+        let server = server(below);
+        let record = NodeRecord::open(&*store, &server.clock, TIMEOUT).await.unwrap();
+        server.reconfigure(|config| record.apply(config));
+        server.restart().await;
+        let client = server.client().await;
         let full = |name| client.write_full(WriteFullRequest::new(object(name), b"cached"));
         let flush = |scope| client.flush(FlushRequest::new(scope));
         assert_eq!(full("before").await.unwrap().durability, Durability::Cached);
-        // Twice, so that the client hears of the first instance only by the second restart.
-        planned_restart(&door, &*store).await;
-        planned_restart(&door, &*store).await;
+        // Twice, so that the client learns of the first instance only by the second restart.
+        planned_restart(&server, &*store).await;
+        planned_restart(&server, &*store).await;
         flush(Scope::All).await.unwrap();
         assert_eq!(full("after").await.unwrap().durability, Durability::Cached);
-        door.restart().await;
+        server.restart().await;
         assert!(lost(flush(Scope::All).into_future().await));
         assert!(lost(flush(Scope::Object(object("after"))).into_future().await));
         flush(Scope::Object(object("before"))).await.unwrap();
         // That an instance ended in order later on makes nothing good of what one lost before.
-        planned_restart(&door, &*store).await;
+        planned_restart(&server, &*store).await;
         assert!(lost(flush(Scope::All).into_future().await));
         full("after").await.unwrap();
         flush(Scope::All).await.unwrap();
@@ -192,59 +190,60 @@ fn a_planned_restart_is_no_loss_and_a_crash_after_it_is() {
 fn a_server_that_comes_back_over_another_store_is_refused_until_it_is_the_same_again() {
     simulate(async {
         let stores = [Arc::new(Memory::default()), Arc::new(Memory::default())];
-        let door = door(Arc::new(Caching(Arc::clone(&stores[0]) as _)));
+        let server = server(Arc::new(Caching(Arc::clone(&stores[0]) as _)));
         let serve = async |number: usize| {
             let store = &stores[number];
-            let record = NodeRecord::open(&**store, &door.clock, PATIENCE).await.unwrap();
-            door.reconfigure(|config| record.apply(config));
-            door.replace_store(Arc::new(Caching(Arc::clone(store) as _)));
-            door.restart().await;
+            let record = NodeRecord::open(&**store, &server.clock, TIMEOUT).await.unwrap();
+            server.reconfigure(|config| record.apply(config));
+            server.replace_store(Arc::new(Caching(Arc::clone(store) as _)));
+            server.restart().await;
         };
         serve(0).await;
-        let mut config = client_config(&door);
+        let mut config = client_config(&server);
         config.reconnect_timeout = Duration::from_secs(10);
-        let client = door.client_with(config).await;
+        let client = server.client_with(config).await;
         client.write_full(WriteFullRequest::new(object("o"), b"here")).await.unwrap();
         client.flush(FlushRequest::new(Scope::All)).await.unwrap();
         serve(1).await;
-        let told = |error: Error| {
-            let is_told = matches!(&error, Error::Retryable(text) if text.contains("serves another store"));
-            assert!(is_told, "{error}");
+        let refused = |error: Error| {
+            let is_refusal =
+                matches!(&error, Error::Retryable(text) if text.contains("serves another store"));
+            assert!(is_refusal, "{error}");
         };
-        told(client.flush(FlushRequest::new(Scope::All)).into_future().await.unwrap_err());
-        told(client.read(ReadRequest::new(object("o"), 0, 4)).into_future().await.map(drop).unwrap_err());
+        refused(client.flush(FlushRequest::new(Scope::All)).into_future().await.unwrap_err());
+        refused(client.read(ReadRequest::new(object("o"), 0, 4)).into_future().await.map(drop).unwrap_err());
         assert_eq!(stores[1].info(InfoRequest::new(object("o"))).await.unwrap_err(), Error::Missing);
         // One without any identity may be any store.
-        door.reconfigure(|config| config.store = None);
-        door.restart().await;
-        tokio::time::sleep(PATIENCE).await;
-        told(client.flush(FlushRequest::new(Scope::All)).into_future().await.unwrap_err());
+        server.reconfigure(|config| config.store = None);
+        server.restart().await;
+        tokio::time::sleep(TIMEOUT).await;
+        refused(client.flush(FlushRequest::new(Scope::All)).into_future().await.unwrap_err());
         serve(0).await;
-        tokio::time::sleep(PATIENCE).await;
+        tokio::time::sleep(TIMEOUT).await;
         assert_eq!(content(&client, object("o")).await, b"here");
         assert_eq!(
             client.store(),
-            Some(NodeRecord::open(&*stores[0], &door.clock, PATIENCE).await.unwrap().store())
+            Some(NodeRecord::open(&*stores[0], &server.clock, TIMEOUT).await.unwrap().store())
         );
     });
 }
 
 #[test]
-fn a_claim_far_beyond_what_is_in_force_ends_no_namespace() {
+fn a_claim_far_beyond_the_epoch_in_force_does_not_lock_a_namespace() {
     simulate(async {
-        let door = door(Arc::new(Memory::default()));
-        let client = door.client().await;
+        let server = server(Arc::new(Memory::default()));
+        let client = server.client().await;
         let scope = Scope::Namespace(object("o").namespace);
         let claim =
             |epoch, writer| client.claim(ClaimRequest::new(scope.clone(), Epoch(epoch), WriterId(writer)));
         let error = claim(u64::MAX, 1).into_future().await.unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{error}");
         claim(1, 1 << 100 | 7).await.unwrap();
-        // The writer's own again, anybody else's not; and what is nobody's not at all.
+        // The writer may claim again, another writer may not, and a claim without a writer is invalid.
         claim(1, 1 << 100 | 7).await.unwrap();
         assert_eq!(claim(1, 7).into_future().await.unwrap_err(), Error::Fenced { epoch: Epoch(1) });
-        let nobody = claim(2, 0).into_future().await.unwrap_err();
-        assert!(matches!(nobody, Error::Invalid(_)), "{nobody}");
+        let anonymous = claim(2, 0).into_future().await.unwrap_err();
+        assert!(matches!(anonymous, Error::Invalid(_)), "{anonymous}");
         let write = WriteRequest::new(object("o"), 0, b"x").stamp(Stamp::new(1, 1));
         client.write(write).await.unwrap();
     });

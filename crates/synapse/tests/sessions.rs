@@ -1,6 +1,7 @@
-//! What survives a connection: requests under way, their outcomes, and what a new server makes of them.
+//! What survives a connection: outstanding requests and their outcomes, and what a restarted server does with
+//! them.
 
-mod common;
+mod support;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,8 +9,8 @@ use std::time::Duration;
 
 use blocker::executor::poll_times;
 use blocker::*;
-use common::raw::{Raw, hello, id};
-use common::{Gated, Host, Kind, object, until};
+use support::host::{Gated, Host, Kind, object, until};
+use support::raw::{Raw, hello, id};
 use synapse::codec::*;
 use synapse::{Server, ServerConfig};
 
@@ -18,30 +19,30 @@ fn write(byte: u8) -> Request {
 }
 
 fn metric(client: &synapse::SynapseBlocker, name: &str) -> u64 {
-    client.metrics().into_iter().find(|(each, _)| *each == name).unwrap().1
+    client.counters().into_iter().find(|(each, _)| *each == name).unwrap().1
 }
 
 #[test]
-fn a_change_that_is_sent_again_is_done_once() {
+fn a_repeated_change_is_executed_once() {
     let backend = Gated::new();
     backend.open();
     let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default());
-    let (mut raw, welcome) = Raw::greeted(&host.address, &hello(0));
+    let (mut raw, welcome) = Raw::welcomed(&host.address, &hello(0));
     assert!(!welcome.is_resumed);
     raw.request(id(0, 1), &write(1));
     let Outcome::Answered(Answer::Change(first)) = raw.frame().outcome() else { panic!("not changed") };
     drop(raw);
     for _ in 0..2 {
-        let (mut raw, welcome) = Raw::greeted(&host.address, &hello(0));
+        let (mut raw, welcome) = Raw::welcomed(&host.address, &hello(0));
         assert!(welcome.is_resumed);
         raw.request(id(0, 1), &write(1));
         let Outcome::Answered(Answer::Change(again)) = raw.frame().outcome() else { panic!("not replayed") };
         assert_eq!(again.version, first.version);
     }
     assert_eq!(backend.writes.load(Ordering::SeqCst), 1);
-    assert_eq!(host.server.metric("synapse_replays"), 2);
-    // Another session's slot is another one's.
-    let (mut other, welcome) = Raw::greeted(&host.address, &hello(1));
+    assert_eq!(host.server.metric("synapse_replays_total"), 2);
+    // The slots of another session are independent.
+    let (mut other, welcome) = Raw::welcomed(&host.address, &hello(1));
     assert!(!welcome.is_resumed);
     other.request(id(0, 1), &write(1));
     other.frame();
@@ -49,7 +50,7 @@ fn a_change_that_is_sent_again_is_done_once() {
 }
 
 #[test]
-fn a_change_under_way_when_its_connection_breaks_is_done_once_and_answered_on_the_next() {
+fn a_change_outstanding_when_its_connection_breaks_is_executed_once_and_answered_on_the_next() {
     let backend = Gated::new();
     let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default());
     let client = host.client();
@@ -67,7 +68,7 @@ fn a_change_under_way_when_its_connection_breaks_is_done_once_and_answered_on_th
     backend.open();
     host.runtime.block_on(writing).unwrap().unwrap();
     assert_eq!(backend.writes.load(Ordering::SeqCst), 1);
-    assert_eq!(backend.dropped.load(Ordering::SeqCst), 0, "what had begun was given up");
+    assert_eq!(backend.dropped.load(Ordering::SeqCst), 0, "a call that had begun was dropped");
     assert!(metric(&client, "resends") >= 1);
     assert_eq!(metric(&client, "unanswered"), 0);
 }
@@ -75,7 +76,7 @@ fn a_change_under_way_when_its_connection_breaks_is_done_once_and_answered_on_th
 /// Stops a server and starts another one at the same place.
 fn restart(host: &mut Host, backend: Arc<dyn Blocker>) {
     let (place, config) = (host.address.clone(), ServerConfig::default());
-    let server = Arc::new(Server::new(backend, None, config).unwrap());
+    let server = Arc::new(Server::new(backend, config).unwrap());
     let old = std::mem::replace(&mut host.server, Arc::clone(&server));
     drop(old);
     let listening = async {
@@ -88,7 +89,7 @@ fn restart(host: &mut Host, backend: Arc<dyn Blocker>) {
 }
 
 #[test]
-fn after_a_restart_the_outcome_of_what_was_under_way_is_unknown_and_the_rest_goes_on() {
+fn after_a_restart_the_outcome_of_outstanding_changes_is_unknown_and_other_calls_succeed() {
     let backend = Gated::new();
     let mut host = Host::new(Kind::Unix, Arc::clone(&backend) as _, ServerConfig::default());
     let client = host.client();
@@ -100,23 +101,19 @@ fn after_a_restart_the_outcome_of_what_was_under_way_is_unknown_and_the_rest_goe
     let error = host.runtime.block_on(writing).unwrap().unwrap_err();
     assert!(error.is_ambiguous(), "{error}");
     backend.open();
-    // A read may be done again.
+    // A read may be executed again.
     host.runtime
         .block_on(reading)
         .unwrap()
         .map(drop)
         .or_else(|e| if e == Error::Missing { Ok(()) } else { Err(e) })
         .unwrap();
-    assert_eq!(
-        backend.writes.load(Ordering::SeqCst),
-        1,
-        "a change was sent to a server that knows nothing of it"
-    );
+    assert_eq!(backend.writes.load(Ordering::SeqCst), 1, "a change was sent again to another instance");
     host.runtime.block_on(client.write(WriteRequest::new(object("o"), 0, b"next")).into_future()).unwrap();
 }
 
 #[test]
-fn a_flush_after_a_restart_tells_of_writes_that_were_only_cached() {
+fn a_flush_after_a_restart_reports_writes_that_were_only_cached() {
     let backend = Gated::new();
     backend.open();
     let mut host = Host::new(Kind::Unix, Arc::clone(&backend) as _, ServerConfig::default());
@@ -138,19 +135,19 @@ fn a_flush_after_a_restart_tells_of_writes_that_were_only_cached() {
     assert!(lost(run(&host, client.flush(FlushRequest::new(Scope::All)))));
     assert!(lost(run(&host, client.flush(FlushRequest::new(Scope::Object(object("lost")))))));
     run(&host, client.flush(FlushRequest::new(Scope::Object(object("flushed"))))).unwrap();
-    // Written anew, it is as good as ever.
+    // Once it is written anew, the flush succeeds.
     host.runtime.block_on(client.write_full(full("lost")).into_future()).unwrap();
     run(&host, client.flush(FlushRequest::new(Scope::All))).unwrap();
 }
 
 #[test]
-fn a_second_connection_of_a_session_ends_the_first_which_begins_nothing_more() {
+fn a_second_connection_of_a_session_ends_the_first_which_executes_nothing_more() {
     let backend = Gated::new();
     let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default());
-    let (mut first, _) = Raw::greeted(&host.address, &hello(0));
+    let (mut first, _) = Raw::welcomed(&host.address, &hello(0));
     first.request(id(0, 1), &write(1));
     until("the write is under way", || backend.writes.load(Ordering::SeqCst) == 1);
-    let (mut second, welcome) = Raw::greeted(&host.address, &hello(0));
+    let (mut second, welcome) = Raw::welcomed(&host.address, &hello(0));
     assert!(welcome.is_resumed);
     assert!(first.frame().goodbye().to_string().contains("taken the session"));
     second.request(id(0, 1), &write(1));
@@ -160,7 +157,7 @@ fn a_second_connection_of_a_session_ends_the_first_which_begins_nothing_more() {
 }
 
 #[test]
-fn a_cancelled_request_is_given_up_by_the_backend_and_its_slot_used_again() {
+fn a_cancelled_request_is_dropped_at_the_backend_and_its_slot_used_again() {
     let backend = Gated::new();
     let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default());
     let mut config = host.client_config();
@@ -173,7 +170,7 @@ fn a_cancelled_request_is_given_up_by_the_backend_and_its_slot_used_again() {
         reading.abort();
         until("the backend has let go", || backend.dropped.load(Ordering::SeqCst) == round);
     }
-    assert_eq!(host.server.metric("synapse_cancels"), 3);
+    assert_eq!(host.server.metric("synapse_cancels_total"), 3);
     backend.open();
     let reply = host.runtime.block_on(client.write(WriteRequest::new(object("o"), 0, b"x")).into_future());
     reply.unwrap();
@@ -183,19 +180,19 @@ fn a_cancelled_request_is_given_up_by_the_backend_and_its_slot_used_again() {
 fn cancelled_means_that_nothing_was_changed() {
     let backend = Gated::new();
     let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default());
-    let (mut raw, _) = Raw::greeted(&host.address, &hello(0));
-    // Begun by the backend, which may have done it.
+    let (mut raw, _) = Raw::welcomed(&host.address, &hello(0));
+    // Begun by the backend, which may have executed it.
     raw.request(id(0, 1), &write(1));
     until("the write is under way", || backend.begun.load(Ordering::SeqCst) == 1);
     raw.send(|out| encode_cancel(out, id(0, 1)));
     let outcome = raw.frame().outcome();
     assert!(matches!(outcome, Outcome::Failed(Error::OutcomeUnknown(_))), "{outcome:?}");
-    // A question.
+    // A query.
     raw.request(id(0, 2), &Request::Read(ReadRequest::new(object("o"), 0, 4)));
     until("the read is under way", || backend.begun.load(Ordering::SeqCst) == 2);
     raw.send(|out| encode_cancel(out, id(0, 2)));
     assert!(matches!(raw.frame().outcome(), Outcome::Cancelled));
-    // One that never came, and comes after all.
+    // One whose cancellation arrives before it.
     raw.send(|out| encode_cancel(out, id(1, 1)));
     assert!(matches!(raw.frame().outcome(), Outcome::Cancelled));
     raw.request(id(1, 1), &write(2));
@@ -216,7 +213,7 @@ fn a_call_dropped_before_it_was_sent_never_arrives() {
         let reply = client.write(WriteRequest::new(object("o"), 0, b"never"));
         assert!(poll_times(reply, polls, Duration::from_millis(1)).is_none());
     }
-    // Those who waited in between do not hold up the next one.
+    // The dropped calls do not delay the next one.
     let next = host.runtime.spawn(client.write(WriteRequest::new(object("o"), 0, b"next")).into_future());
     backend.open();
     host.runtime.block_on(first).unwrap().unwrap();
@@ -225,10 +222,10 @@ fn a_call_dropped_before_it_was_sent_never_arrives() {
 }
 
 #[test]
-fn a_server_that_ends_in_order_answers_what_it_has_begun() {
+fn an_orderly_shutdown_answers_requests_that_have_begun() {
     let backend = Gated::new();
     let host = Host::new(Kind::Tcp, Arc::clone(&backend) as _, ServerConfig::default());
-    let (mut raw, _) = Raw::greeted(&host.address, &hello(0));
+    let (mut raw, _) = Raw::welcomed(&host.address, &hello(0));
     raw.request(id(0, 1), &write(1));
     until("the write is under way", || backend.begun.load(Ordering::SeqCst) == 1);
     let server = Arc::clone(&host.server);
@@ -238,7 +235,7 @@ fn a_server_that_ends_in_order_answers_what_it_has_begun() {
     assert!(raw.frame().goodbye().to_string().contains("ending"));
     assert!(raw.try_frame().is_none());
     assert!(host.runtime.block_on(ending).unwrap(), "not in order");
-    // Nobody listens any more.
+    // The server does not listen any more.
     let synapse::Address::Tcp(address) = &host.address else { panic!("TCP") };
     assert!(std::net::TcpStream::connect(address.as_str()).is_err());
 }

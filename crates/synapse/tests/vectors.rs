@@ -1,12 +1,13 @@
 //! A frame of each operation, byte for byte as the specification has it: what is written here is read there.
 //!
-//! `vectors/frames.txt` is for whoever writes a client or a server in another language. A change of it is a change of
-//! the protocol. With `SYNAPSE_VECTORS=write` in the environment the test writes the file anew.
+//! `vectors/frames.txt` is for authors of clients and servers in other languages. A change of it is a change
+//! of the protocol. With `SYNAPSE_VECTORS=write` in the environment the test writes the file anew.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use blocker::metrics::{Families, Value};
 use blocker::*;
 use synapse::codec::*;
 
@@ -21,7 +22,7 @@ fn namespace() -> Namespace {
     Namespace::new("vm").unwrap()
 }
 
-/// What a frame says, and its bytes.
+/// A frame: its meaning, and its bytes.
 struct Vector {
     op: Op,
     name: String,
@@ -83,6 +84,9 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("of 1 MiB", Request::SetQuota(namespace(), Some(1 << 20))),
         ("all", Request::Statistics),
         ("after vm", Request::Namespaces(Some(namespace()))),
+        ("after 1 000 samples", Request::Metrics(1000)),
+        ("all", Request::Losses(None)),
+        ("after disk", Request::Losses(Some(disk()))),
     ]
 }
 
@@ -93,6 +97,14 @@ fn answers() -> Vec<(Op, &'static str, Outcome)> {
     let change = || ChangeReply::new(Version(11), 8192, Durability::Cached);
     let entry = ListEntry::new(Name::new("disk").unwrap(), 8192, Version(11));
     let failed = Outcome::Failed;
+    let mut metrics = Families::new();
+    metrics.sample("reads_total", "Reads.", vec![("tier", "ram").into()], Value::Counter(3));
+    metrics.gauge("open_files", "Open files.", 7);
+    let histogram = Value::Histogram { buckets: vec![(0.5, 1), (2.0, 3)], sum: 4.25, count: 4 };
+    metrics.sample("latency_seconds", "Latency.", vec![], histogram);
+    let mut losses = LossPage::default();
+    losses.losses = vec![Loss::new(object("disk"), 2, 4096, "no such pool".into())];
+    (losses.has_more, losses.unlisted_objects, losses.unlisted_bytes) = (true, 2, 8192);
     vec![
         (
             Op::Read,
@@ -112,6 +124,12 @@ fn answers() -> Vec<(Op, &'static str, Outcome)> {
         (Op::Quota, "4 096 of 1 MiB", done(Answer::Quota(quota))),
         (Op::Statistics, "one figure", done(Answer::Statistics(vec![("objects".into(), 3)]))),
         (Op::Namespaces, "one, and no more", done(Answer::Namespaces(vec![namespace()], false))),
+        (
+            Op::Metrics,
+            "a counter, a gauge, a histogram, and there are more",
+            done(Answer::Metrics(metrics, true)),
+        ),
+        (Op::Losses, "one, two not listed, and there are more", done(Answer::Losses(losses))),
         (Op::Write, "fenced by epoch 6", failed(Error::Fenced { epoch: Epoch(6) })),
         (Op::Write, "too large", failed(Error::TooLarge { limit_bytes: 4 << 20 })),
         (Op::Write, "unknown, because", failed(Error::OutcomeUnknown("because".into()))),
@@ -174,17 +192,19 @@ fn framed(op: Op, name: &str, encode: impl FnOnce(&mut Vec<u8>)) -> Vector {
 fn greeting() -> Vec<Vector> {
     let session = SessionId { client: *b"0123456789abcdef", lane: 1 };
     let credits = Credits { slots: 64, bytes: 32 << 20 };
-    let mut hello = Hello::new(session, Features(Features::ALL), [0x11; 32], credits);
+    let features = Features(Features::PAYLOAD_CRC | Features::EVENTS | Features::RUNS | Features::CREDIT);
+    let mut hello = Hello::new(session, features, [0x11; 32], credits);
     (hello.client_name, hello.key) = ("front-1".into(), b"2026".to_vec());
     let challenge = Challenge { nonce: [0x22; 32], instance: [0x33; 16] };
     let mut capabilities = Capabilities::full(4 << 20);
     (capabilities.runs_max, capabilities.survives) = (1024, Survives::PowerLoss);
     let mut welcome =
         Welcome::new([0x33; 16], 0x0102_0304_0506_0708, Credits { slots: 64, bytes: 8 << 20 }, capabilities);
-    (welcome.is_resumed, welcome.features) = (true, Features(Features::ALL));
+    (welcome.is_resumed, welcome.features) = (true, features);
     (welcome.store, welcome.server_name) = (Some([0x44; 16]), "node-1".into());
     welcome.closed = vec![[0x55; 16], [0x66; 16]];
     let event = Event::Fenced(Scope::Namespace(namespace()), Epoch(6));
+    let lost = Event::WritesLost(Scope::Namespace(namespace()));
     let all = vec![
         framed(Op::Hello, "hello", |out| hello.encode(out)),
         framed(Op::Hello, "challenge", |out| challenge.encode(out)),
@@ -196,11 +216,17 @@ fn greeting() -> Vec<Vector> {
         framed(Op::Cancel, "cancel", |out| encode_cancel(out, ID)),
         framed(Op::Credit, "1 MiB from now on", |out| encode_credit(out, 1 << 20, false)),
         framed(Op::Credit, "kept to", |out| encode_credit(out, 1 << 20, true)),
-        framed(Op::Event, "fenced, the namespace, by epoch 6", |out| encode_event(out, &event)),
+        framed(Op::Event, "fenced, the namespace, by epoch 6", |out| encode_event(out, &event, features)),
         framed(Op::Goodbye, "denied, because", |out| {
             encode_goodbye(out, Err(&Error::Denied("because".into())));
         }),
         framed(Op::Goodbye, "ending", |out| encode_goodbye(out, Ok(Status::Ending))),
+        framed(Op::Event, "writes lost, of the namespace, with the feature", |out| {
+            encode_event(out, &lost, Features(Features::WRITES_LOST));
+        }),
+        framed(Op::Event, "writes lost, without the feature: missed", |out| {
+            encode_event(out, &lost, features);
+        }),
     ];
     assert_eq!(Hello::decode(&decoded(&all[0].bytes)), Ok(hello));
     assert_eq!(Challenge::decode(&decoded(&all[1].bytes)), Ok(challenge));
@@ -213,6 +239,10 @@ fn greeting() -> Vec<Vector> {
         decode_goodbye(&head.header, &all[11].bytes[head.head_bytes..]),
         Error::Denied("because".into())
     );
+    for (vector, wanted) in all[13..].iter().zip([lost, Event::Missed]) {
+        let head = decoded(&vector.bytes);
+        assert_eq!(decode_event(&head, &vector.bytes[head.head_bytes..], &mut Names::default()), Ok(wanted));
+    }
     all
 }
 
@@ -229,7 +259,7 @@ fn written(vectors: &[Vector]) -> String {
 }
 
 #[test]
-fn every_operation_is_written_as_it_always_was() {
+fn every_operation_is_encoded_as_recorded() {
     let vectors = vectors();
     let seen: HashSet<Op> = vectors.iter().map(|vector| vector.op).collect();
     let missing: Vec<_> = Op::ALL.iter().filter(|op| !seen.contains(op)).collect();

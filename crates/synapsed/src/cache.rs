@@ -1,16 +1,16 @@
-//! The cache before the backend, as `[cache]` has it: its background, and its end.
+//! The cache before the backend, as `[cache]` configures it: its background task, and its shutdown.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use blocker::{Blocker, Control, SystemClock};
+use blocker::Blocker;
 use cached_config::{CacheReceiveBuffers, ConfigError, ObjectsTable, ShutdownError, store_all};
 use cached_core::object::ObjectCache;
 use tokio::task::JoinHandle;
 
-use crate::config::here;
+use crate::config::in_this_file;
 
-/// A cache at work.
+/// A running cache.
 pub(crate) struct Cache {
     cache: ObjectCache,
     background: JoinHandle<()>,
@@ -19,17 +19,15 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// Puts a cache before `below`. Its background runs on the current runtime.
+    /// Starts a cache over `below`. Its background task runs on the current runtime.
     ///
     /// # Errors
-    /// What is wrong with its settings.
+    /// The setting that cannot work.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
-    pub(crate) fn before(below: Arc<dyn Blocker>, table: &ObjectsTable) -> Result<Self, ConfigError> {
-        let config = table.cache().map_err(here)?;
-        let made = ObjectCache::new(below, config, Arc::new(SystemClock));
-        let (cache, background) = made.map_err(|error| here((&error).into()))?;
+    pub(crate) fn over(below: Arc<dyn Blocker>, table: &ObjectsTable) -> Result<Self, ConfigError> {
+        let (cache, background) = table.open_cache(below).map_err(in_this_file)?;
         Ok(Self {
             background: tokio::spawn(background),
             flush_max: table.shutdown_flush(),
@@ -38,39 +36,39 @@ impl Cache {
         })
     }
 
-    /// What is served.
-    pub(crate) fn faces(&self) -> (Arc<dyn Blocker>, Arc<dyn Control>) {
-        (Arc::new(self.cache.clone()), Arc::new(self.cache.clone()))
+    /// Returns the cache as the backend to serve.
+    pub(crate) fn backend(&self) -> Arc<dyn Blocker> {
+        Arc::new(self.cache.clone())
     }
 
-    /// Where large payloads land.
-    pub(crate) fn landing(&self) -> Arc<dyn synapse::ReceiveBuffers> {
+    /// Returns the cache's buckets as receive buffers for large payloads.
+    pub(crate) fn receive_buffers(&self) -> Arc<dyn synapse::ReceiveBuffers> {
         Arc::new(CacheReceiveBuffers::new(self.cache.clone()))
     }
 
-    /// The cache itself, to look at while it ends.
+    /// Returns a handle of the cache, to read its metrics during the shutdown.
     pub(crate) fn cache(&self) -> ObjectCache {
         self.cache.clone()
     }
 
-    /// How long its end may take.
+    /// Returns the most time that storing its dirty data may take.
     pub(crate) fn flush_max(&self) -> Duration {
         self.flush_max
     }
 
-    /// The most memory it takes.
+    /// Returns the most memory that it takes, in bytes.
     pub(crate) fn memory_bytes_max(&self) -> u64 {
         self.memory_bytes_max
     }
 
-    /// Stores what is dirty, once nobody uses it any more.
+    /// Stores its dirty data, and stops the background task. Nothing may change the cache any more.
     ///
     /// # Errors
     /// What was acknowledged and is not stored.
-    pub(crate) async fn end(self) -> Result<(), ShutdownError> {
+    pub(crate) async fn shut_down(self) -> Result<(), ShutdownError> {
         let stored = store_all(&self.cache, self.flush_max).await;
         self.background.abort();
-        // Lets go of the store with it.
+        // The task releases the store with it.
         let _ = self.background.await;
         stored
     }

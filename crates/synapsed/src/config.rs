@@ -1,7 +1,7 @@
-//! The configuration file, and how it becomes the server's settings.
+//! The configuration file, and the server's settings made of it.
 //!
-//! Every key has its default here and its comment in `deploy/synapsed.toml`; a key that is not known stops
-//! the start. The keys, their units and their values are `cached`'s.
+//! Every key has its default here and its comment in `deploy/synapsed.toml`; an unknown key prevents the
+//! start. The keys, their units and their values are those of `cached`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,19 +14,19 @@ use cached_config::{
 };
 use cached_core::object::ObjectCache;
 use serde::{Deserialize, Deserializer, Serialize};
-use synapse::{Address, Secret, Server, ServerConfig};
+use synapse::{Address, AddressError, Secret, Server, ServerConfig, SettingError};
 
-/// What is written in the file.
+/// The content of the file.
 #[derive(Clone, PartialEq, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Config {
-    /// What is served: one line, or a table with `cached`'s keys.
+    /// The backend to serve: one line, or a table with `cached`'s keys.
     #[serde(deserialize_with = "backend")]
     pub(crate) backend: BackendTable,
-    /// Where clients connect.
+    /// The addresses to listen on.
     #[serde(default = "listen")]
     pub(crate) listen: Vec<String>,
-    /// Whose content clients must know.
+    /// The file with the secret that clients must know.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) secret_file: Option<PathBuf>,
     #[serde(default)]
@@ -35,13 +35,13 @@ pub(crate) struct Config {
     pub(crate) threads: usize,
     #[serde(default = "log_level")]
     pub(crate) log_level: String,
-    #[serde(default = "shutdown_patience_secs")]
-    pub(crate) shutdown_patience_secs: u64,
+    #[serde(default = "shutdown_timeout_secs")]
+    pub(crate) shutdown_timeout_secs: u64,
     #[serde(default)]
     pub(crate) limits: Limits,
     #[serde(default)]
     pub(crate) times: Times,
-    /// Before the backend, if there is to be one.
+    /// The cache before the backend, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<ObjectsTable>,
 }
@@ -89,7 +89,7 @@ fn log_level() -> String {
     "info".into()
 }
 
-fn shutdown_patience_secs() -> u64 {
+fn shutdown_timeout_secs() -> u64 {
     10
 }
 
@@ -127,12 +127,12 @@ impl Config {
     /// Reads a file, and checks all that can be checked without opening the backend or a socket.
     ///
     /// # Errors
-    /// One line: where it is wrong, and how to mend it.
+    /// One line: what is wrong where, and what would be right.
     pub(crate) fn read(path: &Path) -> Result<Self, ConfigFileError> {
         Self::parse(path, &read_config(path)?)
     }
 
-    /// Reads and checks the text of a file; `path` is for complaints.
+    /// Reads and checks the text of a file; `path` is for errors.
     ///
     /// # Errors
     /// As [`Self::read`].
@@ -142,28 +142,25 @@ impl Config {
         Ok(config)
     }
 
-    /// The file's text for these settings, defaults filled in.
-    ///
-    /// # Panics
-    /// Never: the structure has a text.
+    /// Returns the file's text for these settings, with the defaults filled in.
     pub(crate) fn effective(&self) -> String {
         let filled = Self { cache: self.cache.clone().map(ObjectsTable::filled_in), ..self.clone() };
-        toml::to_string_pretty(&filled).expect("a configuration has a text")
+        toml::to_string_pretty(&filled).expect("every configuration can be written")
     }
 
-    /// Where to listen.
+    /// Returns the addresses to listen on.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The text that is not an address.
     pub(crate) fn addresses(&self) -> Result<Vec<Address>, ConfigError> {
         if self.listen.is_empty() {
-            return invalid("listen", "is empty; it must say where to listen");
+            return invalid("listen", "is empty; it must name an address to listen on");
         }
-        let wrong = |why| ConfigError { key: "listen".into(), why };
+        let wrong = |error: AddressError| ConfigError { key: "listen".into(), why: error.to_string() };
         self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
     }
 
-    /// The secret, if there is to be one; reads its file.
+    /// Returns the secret, if one is configured; reads its file.
     ///
     /// # Errors
     /// What is wrong with the file.
@@ -171,18 +168,18 @@ impl Config {
         self.secret_file.as_deref().map_or(Ok(None), |path| secret("secret_file", path))
     }
 
-    /// What the server behind the backend demands, if it is one; reads its file.
+    /// Returns the secret of the server that is the backend, if it is one; reads its file.
     ///
     /// # Errors
     /// What is wrong with the file.
     pub(crate) fn backend_secret(&self) -> Result<Option<Secret>, ConfigError> {
         match &self.backend {
-            BackendTable::Synapse(table) => table.secret().map_err(here),
+            BackendTable::Synapse(table) => table.secret().map_err(in_this_file),
             _ => Ok(None),
         }
     }
 
-    /// What is worth a warning before anything begins.
+    /// Returns warnings to log at the start.
     pub(crate) fn warnings(&self) -> Vec<String> {
         let backend = match &self.backend {
             BackendTable::Synapse(table) => Some(&table.secret_file),
@@ -191,13 +188,13 @@ impl Config {
         self.secret_file.iter().chain(backend).filter_map(|path| secret_warning(path)).collect()
     }
 
-    /// The server's settings.
+    /// Returns the server's settings.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The key that is wrong.
     pub(crate) fn server(&self) -> Result<ServerConfig, ConfigError> {
         within("threads", self.threads, 1..=THREADS_MAX)?;
-        within("shutdown_patience_secs", self.shutdown_patience_secs, 0..=24 * 60 * 60)?;
+        within("shutdown_timeout_secs", self.shutdown_timeout_secs, 0..=24 * 60 * 60)?;
         let mut server = ServerConfig::default();
         server.secret = self.secret()?;
         server.allow_exposed = self.allow_exposed;
@@ -213,73 +210,75 @@ impl Config {
         server.peer_timeout = Duration::from_millis(self.times.peer_timeout_ms);
         server.handshake_timeout = Duration::from_millis(self.times.handshake_timeout_ms);
         server.session_linger = Duration::from_secs(self.times.session_linger_secs);
-        server.check().map_err(|line| of_server(&line))?;
+        server.check().map_err(|error| of_server(&error))?;
         Ok(server)
     }
 
-    /// The cache before the backend, if there is to be one.
+    /// Returns the table of the cache before the backend, if there is one.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The key that is wrong.
     pub(crate) fn cache(&self) -> Result<Option<&ObjectsTable>, ConfigError> {
         let Some(table) = &self.cache else { return Ok(None) };
         if table.backend.is_some() {
             return invalid(
                 "cache.backend",
-                "is not for here; what the cache stands before is named by backend, at the top",
+                "is not a key here; the top-level key backend names what the cache stands before",
             );
         }
-        table.check_cache().map_err(here)?;
+        table.check_cache().map_err(in_this_file)?;
         Ok(Some(table))
     }
 
-    /// The largest object that the backend is opened for.
+    /// Returns the size of the largest object that the backend is opened for, in bytes.
     pub(crate) fn object_bytes_max(&self) -> u64 {
         let default = blocker::OBJECT_BYTES_MAX_DEFAULT;
         self.cache.as_ref().map_or(default, |cache| cache.object_bytes_max.0.max(default))
     }
 
-    /// File descriptors that connections and the backend may need.
+    /// Returns the number of file descriptors that connections and the backend may need.
     pub(crate) fn descriptors_max(&self) -> u64 {
         u64::from(self.limits.connections_max) + self.backend.descriptors_max() + 3 * self.threads as u64 + 32
     }
 
-    /// All that can be checked without opening the backend or a socket.
+    /// Checks all that can be checked without opening the backend or a socket.
     fn check(&self) -> Result<(), ConfigError> {
-        self.backend.check().map_err(here)?;
+        self.backend.check().map_err(in_this_file)?;
         let addresses = self.addresses()?;
         let server = self.server()?;
         check_exposure("listen", &addresses, server.secret.is_some(), self.allow_exposed)?;
         crate::logging::level(&self.log_level).map_err(|why| ConfigError { key: "log_level".into(), why })?;
-        self.rehearse(server)
+        self.try_construction(server)
     }
 
-    /// Puts the server, and the cache if there is to be one, before a memory that has the backend's limits.
-    fn rehearse(&self, server: ServerConfig) -> Result<(), ConfigError> {
+    /// Constructs the server, and the cache if there is one, over an empty memory backend with the same
+    /// limits.
+    fn try_construction(&self, server: ServerConfig) -> Result<(), ConfigError> {
         let clock = std::sync::Arc::clone(&server.clock);
         let limits = MemoryConfig { object_bytes_max: self.object_bytes_max(), ..MemoryConfig::default() };
         let memory = std::sync::Arc::new(Memory::new(limits, std::sync::Arc::clone(&clock)));
         let Some(table) = self.cache()? else {
-            return Server::new(memory, None, server).map(drop).map_err(|line| of_server(&line));
+            return Server::new(memory, server).map(drop).map_err(|error| of_server(&error));
         };
-        let mut cache = table.cache().map_err(here)?;
-        // As small as may be: nothing is put into it.
+        let mut cache = table.cache().map_err(in_this_file)?;
+        // As small as possible: nothing is stored in it.
         let capabilities = blocker::Blocker::capabilities(&*memory);
-        cache.check(&capabilities).map_err(|error| here((&error).into()))?;
+        cache.check(&capabilities).map_err(|error| in_this_file((&error).into()))?;
         cache.memory_bytes_max = 1 << 20;
         cache.dirty_bytes_max = cache.dirty_bytes_max.min(1 << 19);
         cache.objects_count_max = cache.objects_count_max.min(64);
         cache.huge_pages = false;
-        // Rehearsed only: nothing runs its background.
+        // Constructed only: its background task does not run.
         let (cache, _background) =
-            ObjectCache::new(memory, cache, clock).map_err(|error| here((&error).into()))?;
-        Server::new(std::sync::Arc::new(cache), None, server).map(drop).map_err(|line| of_server(&line))
+            ObjectCache::new(memory, cache, clock).map_err(|error| in_this_file((&error).into()))?;
+        Server::new(std::sync::Arc::new(cache), server).map(drop).map_err(|error| of_server(&error))
     }
 }
 
-/// The tables of the cache and its store have other names in `cached`.
-pub(crate) fn here(error: ConfigError) -> ConfigError {
-    let ConfigError { key, why } = error;
+/// Returns the error with the key of this file: the tables of the cache and its store have other names in
+/// `cached`.
+pub(crate) fn in_this_file(mistake: ConfigError) -> ConfigError {
+    let ConfigError { key, why } = mistake;
     let key = match key.strip_prefix("objects.backend") {
         Some(rest) => format!("backend{rest}"),
         None => key.strip_prefix("objects.").map_or_else(|| key.clone(), |key| format!("cache.{key}")),
@@ -287,16 +286,15 @@ pub(crate) fn here(error: ConfigError) -> ConfigError {
     ConfigError { key, why }
 }
 
-/// The server knows its settings by its own names, and its lines begin with one.
-pub(crate) fn of_server(line: &str) -> ConfigError {
-    let (name, why) = line.split_once(' ').unwrap_or(("", line));
-    let key = match name {
+/// Returns the error with the key of the file: the server has its own names for its settings.
+pub(crate) fn of_server(error: &SettingError) -> ConfigError {
+    let key = match error.setting() {
         "session_slots_max" => "limits.session_requests_max".into(),
-        "peer_timeout" | "handshake_timeout" => format!("times.{name}_ms"),
-        "session_linger" => format!("times.{name}_secs"),
+        name @ ("peer_timeout" | "handshake_timeout") => format!("times.{name}_ms"),
+        "session_linger" => "times.session_linger_secs".into(),
         name => format!("limits.{name}"),
     };
-    ConfigError { key, why: why.into() }
+    ConfigError { key, why: error.problem().into() }
 }
 
 #[cfg(test)]
@@ -308,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_needs_no_more_than_its_backend() {
+    fn a_file_needs_nothing_but_its_backend() {
         let config = parse("backend = \"memory:\"").unwrap();
         assert_eq!(config.listen, ["127.0.0.1:11311"]);
         assert_eq!(parse(&config.effective()), Ok(config));
@@ -324,15 +322,15 @@ mod tests {
     }
 
     #[test]
-    fn the_file_that_is_shipped_is_right_and_says_the_defaults() {
+    fn the_shipped_file_is_valid_and_has_the_defaults() {
         let text = include_str!("../../../deploy/synapsed.toml");
         let config = parse(text).unwrap();
         let mut defaults = parse("backend = \"file:/var/lib/synapsed\"").unwrap();
-        // Its own number of threads for each machine.
+        // The default number of threads depends on the machine.
         defaults.threads = config.threads;
         assert_eq!(config, defaults);
         assert_eq!(config.cache, None, "off unless the table is there");
-        // Every key is told of, those commented out included.
+        // Every key is in the file, those commented out included.
         let all = toml::to_string(&Config { secret_file: Some("x".into()), ..config }).unwrap();
         let (own, _) = all.split_once("[backend]").unwrap_or((&all, ""));
         for line in own.lines().filter(|line| line.contains('=')) {
@@ -342,10 +340,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_in_one_line_with_file_and_key() {
+    fn an_error_is_one_line_with_file_and_key() {
         let cases = [
             ("", "s.toml:1: missing field `backend`"),
-            ("backend = \"tape:\"", "s.toml:1: backend: \"tape:\" is no kind of store"),
+            ("backend = \"tape:\"", "s.toml:1: backend: \"tape:\" is no kind of backend"),
             ("[backend]\nkind = \"tape\"", "backend: kind: is \"tape\"; it must be one of"),
             ("[backend]\nkind = \"file\"", "s.toml: backend.path: is missing"),
             (
@@ -386,7 +384,7 @@ mod tests {
                 "backend = \"memory:\"\n[cache]\neviction_policy = \"best\"",
                 "cache.eviction_policy: is \"best\"",
             ),
-            ("backend = \"memory:\"\n[cache.backend]\nkind = \"memory\"", "cache.backend: is not for here"),
+            ("backend = \"memory:\"\n[cache.backend]\nkind = \"memory\"", "cache.backend: is not a key here"),
         ];
         for (text, words) in cases {
             let error = parse(text).unwrap_err();
@@ -395,7 +393,7 @@ mod tests {
         }
     }
 
-    /// The lines of `[cache]` and below, `#` taken away.
+    /// Returns the lines of `[cache]` and below, without their `#`.
     fn cache_shown() -> String {
         let text = include_str!("../../../deploy/synapsed.toml");
         let (_, cache) = text.split_once("#[cache]").expect("the table is shown");
@@ -406,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_that_is_shipped_shows_every_key_of_the_cache_with_its_default() {
+    fn the_shipped_file_shows_every_key_of_the_cache_with_its_default() {
         let shown: toml::Table = toml::from_str(&cache_shown()).unwrap();
         let built_in = toml::Table::try_from(ObjectsTable::default().filled_in()).unwrap();
         assert_eq!(shown, built_in, "left: shown, right: built in");

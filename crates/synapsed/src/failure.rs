@@ -1,8 +1,8 @@
-//! Why the daemon does not start, or has not ended well: one line, and an exit status (`sysexits.h`).
+//! Why the daemon does not start, or ends with a failure: one line, and an exit status (`sysexits.h`).
 
 use std::fmt;
 
-/// A line and an exit status.
+/// A failure: one line, and an exit status.
 #[derive(Debug)]
 pub(crate) struct Failure {
     line: String,

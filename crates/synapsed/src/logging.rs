@@ -1,13 +1,13 @@
-//! Logs: lines on standard error, as service managers want them.
+//! Logs: lines on standard error, as service managers expect them.
 
 use std::io::IsTerminal;
 
 use tracing_subscriber::filter::LevelFilter;
 
-/// The level with this name.
+/// Returns the level with this name.
 ///
 /// # Errors
-/// One line that says which there are.
+/// One line with the names that there are.
 pub(crate) fn level(name: &str) -> Result<LevelFilter, String> {
     match name {
         "error" => Ok(LevelFilter::ERROR),
@@ -19,7 +19,7 @@ pub(crate) fn level(name: &str) -> Result<LevelFilter, String> {
     }
 }
 
-/// Sends the process's logs to standard error. At most once.
+/// Writes the process's logs to standard error. Called at most once.
 pub(crate) fn install(level: LevelFilter) {
     tracing_subscriber::fmt()
         .with_max_level(level)

@@ -1,4 +1,5 @@
-//! `synapsed`: the storage-node daemon. Serves a backend, or a cache over one, to clients of the synapse protocol.
+//! `synapsed`: the storage-node daemon. Serves a backend, or a cache over one, to clients of the synapse
+//! protocol.
 //!
 //! ```text
 //! synapsed --config /etc/synapsed.toml
@@ -27,11 +28,11 @@ struct Arguments {
     #[arg(short, long, value_name = "FILE")]
     config: PathBuf,
 
-    /// Say whether the configuration is right, and end: 0 if it is, 78 if it is not.
+    /// Check the configuration and exit: 0 if it is valid, 78 if it is not.
     #[arg(long)]
     check_config: bool,
 
-    /// Print the configuration with all defaults filled in, and end.
+    /// Print the configuration with all defaults filled in, and exit.
     #[arg(long)]
     print_config: bool,
 }
@@ -53,7 +54,7 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         return Ok(());
     }
     if arguments.check_config {
-        println!("{} is right", arguments.config.display());
+        println!("{} is valid", arguments.config.display());
         return Ok(());
     }
     logging::install(logging::level(&config.log_level).map_err(Failure::configuration)?);

@@ -1,4 +1,4 @@
-//! The life of the daemon: threads, listening, and the end in order.
+//! The daemon from start to shutdown: threads, listening, and the orderly end.
 
 use std::cell::Cell;
 use std::io::{self, Write};
@@ -9,20 +9,22 @@ use std::path::Path;
 use std::time::Duration;
 
 use blocker::{Error, SystemClock};
-use cached_config::{ConfigFileError, ShutdownError, Store, StoreError, log_events, raise_descriptor_limit};
+use cached_config::{
+    ConfigFileError, OpenError, OpenOptions, ShutdownError, Store, log_events, raise_descriptor_limit,
+};
 use synapse::{Address, NodeRecord, Secret, Server, host_name};
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::cache::Cache;
-use crate::config::{Config, here, of_server};
+use crate::config::{Config, in_this_file, of_server};
 use crate::failure::Failure;
 use crate::signals::Signals;
 
-/// Serves until a signal asks for the end. Nothing is lost then that was acknowledged as stored; requests that had
-/// begun are answered, and what a cache has not stored yet is stored.
+/// Serves until a signal requests the shutdown. Then requests that have begun are answered, and a cache
+/// stores its dirty data; nothing that was acknowledged is lost unless that fails.
 ///
 /// # Errors
-/// What went wrong.
+/// The failure, with its exit status.
 pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
     let of_file = |error| Failure::configuration(ConfigFileError::of_key(path, error));
     config.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
@@ -32,18 +34,18 @@ pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
         tracing::warn!(descriptors, wanted, "fewer file descriptors than connections and files may need");
     }
     let (mut server_config, table) = (config.server().map_err(of_file)?, config.cache().map_err(of_file)?);
-    let patience = Duration::from_secs(config.shutdown_patience_secs);
-    // A runtime per thread: connections stay where they are, and nothing is stolen.
-    let failed = |error: io::Error| Failure::refused(format!("a runtime: {error}"));
+    let timeout = Duration::from_secs(config.shutdown_timeout_secs);
+    // A runtime per thread: a connection stays on its thread, without work stealing.
+    let failed = |error: io::Error| Failure::refused(format!("cannot start a runtime: {error}"));
     let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let mut signals = {
         let _inside = runtime.enter();
-        Signals::take_over().map_err(failed)?
+        Signals::install().map_err(failed)?
     };
     let secret = config.backend_secret().map_err(of_file)?;
     let opened = runtime.block_on(open(config, secret, &mut signals)).map_err(|error| match error {
-        StoreError::Config(error) => of_file(here(error)),
-        StoreError::Store(error) => Failure::refused(format!("{}: {error}", config.backend)),
+        OpenError::Config(error) => of_file(in_this_file(error)),
+        OpenError::Store(error) => Failure::refused(format!("{}: {error}", config.backend)),
     });
     let Some(store) = opened? else { return Ok(()) };
     let workers: Vec<Worker> =
@@ -52,134 +54,132 @@ pub(crate) fn run(config: &Config, path: &Path) -> Result<(), Failure> {
         .chain(workers.iter().map(|worker| worker.handle.clone()))
         .collect();
     let ended = runtime.block_on(async {
-        let cache = table.map(|table| Cache::before(store.backend(), table)).transpose().map_err(of_file)?;
-        let faces = cache.as_ref().map(Cache::faces);
-        let (blocker, control) = match faces {
-            Some((blocker, control)) => (blocker, Some(control)),
-            None => (store.backend(), store.control()),
-        };
+        let cache = table.map(|table| Cache::over(store.backend(), table)).transpose().map_err(of_file)?;
+        let backend = cache.as_ref().map_or_else(|| store.backend(), Cache::backend);
         server_config.name = host_name();
-        server_config.receive_buffers = cache.as_ref().map(Cache::landing);
-        let record = NodeRecord::open(&*store.backend(), &SystemClock, RECORD_PATIENCE).await;
+        server_config.receive_buffers = cache.as_ref().map(Cache::receive_buffers);
+        let record = NodeRecord::open(&*store.backend(), &SystemClock, RECORD_TIMEOUT).await;
         let record = record.map_err(|error| Failure::refused(format!("{}: {error}", config.backend)))?;
         record.apply(&mut server_config);
         let cache_bytes_max = cache.as_ref().map_or(0, Cache::memory_bytes_max);
         let memory_bytes_max = server_config.memory_bytes_max() + cache_bytes_max + store.memory_bytes_max();
         let server =
-            Server::new(blocker, control, server_config).map_err(|line| of_file(of_server(&line)))?;
-        let mut places = Vec::new();
+            Server::new(backend, server_config).map_err(|error| of_file(of_server(&error)))?;
+        let mut bound = Vec::new();
         for address in &addresses {
-            places.push(server.listen(address).await.map_err(Failure::refused)?);
+            bound.push(server.listen(address).await.map_err(Failure::refused)?);
         }
-        let _news = tokio::spawn(log_events(store.backend().subscribe(), config.backend.to_string()));
-        say(&places, config, memory_bytes_max);
+        let _events = tokio::spawn(log_events(store.backend().subscribe(), config.backend.to_string()));
+        announce(&bound, config, memory_bytes_max);
         notify("READY=1");
-        let signal = signals.end_requested().await;
-        let most = patience + cache.as_ref().map_or(Duration::ZERO, Cache::flush_max);
+        let signal = signals.shutdown_requested().await;
+        let most = timeout + cache.as_ref().map_or(Duration::ZERO, Cache::flush_max);
         notify(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={}", (most + END_MARGIN).as_micros()));
         tracing::info!(signal, "ending");
-        let figures = cache.as_ref().map(Cache::cache);
+        let observed = cache.as_ref().map(Cache::cache);
         let stage = Stage::default();
         let end = async {
-            if !server.shutdown(patience).await {
-                tracing::warn!(patience_secs = patience.as_secs(), "some requests were broken off");
+            if !server.shutdown(timeout).await {
+                tracing::warn!(timeout_secs = timeout.as_secs(), "some requests were aborted");
             }
-            stage.set("storing what is dirty");
+            stage.set("storing dirty data");
             let instance = server.instance();
             drop(server);
             let stored = match cache {
-                Some(cache) => cache.end().await.map_err(Failure::not_stored),
+                Some(cache) => cache.shut_down().await.map_err(Failure::not_stored),
                 None => Ok(()),
             };
             if stored.is_ok()
                 && let Err(error) =
-                    NodeRecord::close(&*store.backend(), instance, &SystemClock, RECORD_PATIENCE).await
+                    NodeRecord::close(&*store.backend(), instance, &SystemClock, RECORD_TIMEOUT).await
             {
                 tracing::warn!(
                     cause = %error,
-                    "that all is stored cannot be written down: clients take for lost what they have not flushed"
+                    "cannot record that everything is stored: clients count as lost what they have not flushed"
                 );
             }
             stage.set("closing the store");
-            let closed = tokio::task::spawn_blocking(move || store.close(patience)).await;
+            let closed = tokio::task::spawn_blocking(move || store.close(timeout)).await;
             let closed = closed.map_err(|_| Failure::not_stored("closing the store has panicked"))?;
             stored.and(
                 closed.map_err(|error| Failure::not_stored(format!("closing {}: {error}", config.backend))),
             )
         };
-        let dirty_bytes = || figures.as_ref().map_or(0, |cache| cache.counters().dirty_bytes);
+        let dirty_bytes = || observed.as_ref().map_or(0, |cache| cache.counters().dirty_bytes);
         let waiting_for = || match dirty_bytes() {
             0 => stage.get().to_owned(),
             dirty_bytes => format!("{}, {dirty_bytes} bytes not stored yet", stage.get()),
         };
         tokio::select! {
             ended = end => ended,
-            () = signals.end_forced(waiting_for) => {
-                let line = match &figures {
+            () = signals.shutdown_forced(waiting_for) => {
+                let line = match &observed {
                     Some(cache) => ShutdownError::of_cache(cache, "a third signal forced the end").to_string(),
                     None => format!("a third signal forced the end while {}", stage.get()),
                 };
                 let failure = Failure::not_stored(line);
-                // Nothing is waited for any more: not for threads that may be what holds the end up.
+                // Exits without waiting for threads, which may be what the shutdown waits for.
                 eprintln!("synapsed: {failure}");
                 std::process::exit(i32::from(failure.status()));
             }
         }
     });
     drop(workers);
-    runtime.shutdown_timeout(patience);
+    runtime.shutdown_timeout(timeout);
     ended
 }
 
-/// How long the store may take to answer what its record of servers is.
-const RECORD_PATIENCE: Duration = Duration::from_secs(10);
-/// Between two attempts to open a store that is away.
+/// The most time for reading or writing the store's record of servers.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
+/// The pause between two attempts to open a store that is unavailable.
 const OPEN_DELAY: Duration = Duration::from_secs(1);
 
-/// Opens the store; waits for one that is away until it is there, or the process is asked to end: then there is none.
+/// Opens the store. Waits for one that is unavailable, and returns `None` if the shutdown is requested
+/// meanwhile.
 ///
 /// # Errors
-/// What waiting does not mend.
+/// Errors that waiting does not resolve.
 async fn open(
     config: &Config,
     secret: Option<Secret>,
     signals: &mut Signals,
-) -> Result<Option<Store>, StoreError> {
-    let mut said = String::new();
+) -> Result<Option<Store>, OpenError> {
+    let mut last_cause = String::new();
     loop {
-        let (table, secret) = (config.backend.clone(), secret.clone());
-        let object_bytes_max = config.object_bytes_max();
-        let opening = tokio::task::spawn_blocking(move || Store::open(&table, object_bytes_max, secret));
+        let table = config.backend.clone();
+        let options =
+            OpenOptions::default().object_bytes_max(config.object_bytes_max()).secret(secret.clone());
+        let opening = tokio::task::spawn_blocking(move || Store::open(&table, &options));
         let opened = tokio::select! {
             opened = opening => opened,
-            signal = signals.end_requested() => {
-                tracing::info!(signal, "ending before the store was there");
+            signal = signals.shutdown_requested() => {
+                tracing::info!(signal, "ending before the store was available");
                 return Ok(None);
             }
         };
-        let panicked = |_| Err(StoreError::Store(Error::Corrupt("opening the store has panicked".into())));
+        let panicked = |_| Err(OpenError::Store(Error::Corrupt("opening the store has panicked".into())));
         match opened.unwrap_or_else(panicked) {
-            Err(StoreError::Store(error)) if error.is_retryable() => {
+            Err(OpenError::Store(error)) if error.is_retryable() => {
                 let cause = error.to_string();
                 notify(&format!("STATUS=Waiting for {}\nEXTEND_TIMEOUT_USEC=60000000", config.backend));
-                if cause != said {
+                if cause != last_cause {
                     tracing::warn!(cause, store = %config.backend, "waiting for the store");
-                    said = cause;
+                    last_cause = cause;
                 }
             }
             opened => return opened.map(Some),
         }
         tokio::select! {
             () = tokio::time::sleep(OPEN_DELAY) => {}
-            signal = signals.end_requested() => {
-                tracing::info!(signal, "ending before the store was there");
+            signal = signals.shutdown_requested() => {
+                tracing::info!(signal, "ending before the store was available");
                 return Ok(None);
             }
         }
     }
 }
 
-/// What the end is doing, for whoever asks.
+/// What the shutdown is doing, for log lines.
 struct Stage(Cell<&'static str>);
 
 impl Default for Stage {
@@ -198,16 +198,17 @@ impl Stage {
     }
 }
 
-/// What a service manager is asked for beyond the time that the end may take.
-const END_MARGIN: Duration = RECORD_PATIENCE.saturating_add(Duration::from_secs(5));
+/// The time requested from a service manager beyond the most that the shutdown may take.
+const END_MARGIN: Duration = RECORD_TIMEOUT.saturating_add(Duration::from_secs(5));
 
-/// The first lines on standard output, for people and for whoever started it with port 0.
-fn say(places: &[Address], config: &Config, memory_bytes_max: u64) {
+/// Writes the first lines on standard output: for people, and for a parent process that has configured port
+/// 0.
+fn announce(bound: &[Address], config: &Config, memory_bytes_max: u64) {
     let mut out = io::stdout().lock();
-    for place in places {
-        // Nobody may be reading any more: no reason not to serve.
+    for address in bound {
+        // A closed standard output is no reason not to serve.
         let cache = if config.cache.is_some() { "a cache over " } else { "" };
-        let _ = writeln!(out, "synapsed: {cache}{} at {place}", config.backend);
+        let _ = writeln!(out, "synapsed: {cache}{} at {address}", config.backend);
     }
     let mib = memory_bytes_max >> 20;
     tracing::info!(
@@ -217,7 +218,7 @@ fn say(places: &[Address], config: &Config, memory_bytes_max: u64) {
     );
 }
 
-/// A thread with a runtime of its own, which ends with this.
+/// A thread with a runtime of its own. The thread ends when this is dropped.
 struct Worker {
     handle: Handle,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
@@ -230,7 +231,7 @@ impl Worker {
         let handle = runtime.handle().clone();
         let (stop, stopped) = tokio::sync::oneshot::channel();
         let serve = move || {
-            // An error is the sender's end: the same.
+            // A dropped sender ends the thread as well.
             let _ = runtime.block_on(stopped);
         };
         let thread = std::thread::Builder::new().name(format!("synapse-{index}")).spawn(serve)?;
@@ -247,7 +248,7 @@ impl Drop for Worker {
     }
 }
 
-/// Tells a service manager of a change of state, if there is one (systemd's `sd_notify`).
+/// Notifies the service manager of a change of state, if there is one (systemd's `sd_notify`).
 fn notify(state: &str) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let address = match path.as_bytes().strip_prefix(b"@") {

@@ -1,26 +1,26 @@
-//! Signals: which of them end the daemon, and how often they must come.
+//! Signals: which of them shut the daemon down, and what repeated ones do.
 //!
-//! TERM, INT, QUIT and USR1 ask it to end in order; HUP and USR2 are taken note of. A second one that asks for the end
-//! is answered by a line that says what the end is waiting for, a third ends it at once.
+//! TERM, INT, QUIT and USR1 request an orderly shutdown; HUP and USR2 are logged and ignored. A second
+//! request logs what the shutdown waits for, a third ends the process at once.
 
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The signals that the daemon answers to. From its making on none of them kills the process.
+/// The signals that the daemon handles. Once it exists, none of them kills the process.
 pub(crate) struct Signals {
     streams: Vec<(&'static str, Signal)>,
 }
 
 impl Signals {
-    /// Takes the signals over.
+    /// Installs the handlers.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
-    pub(crate) fn take_over() -> io::Result<Self> {
+    pub(crate) fn install() -> io::Result<Self> {
         let all = [
             ("SIGTERM", SignalKind::terminate()),
             ("SIGINT", SignalKind::interrupt()),
@@ -33,12 +33,12 @@ impl Signals {
         Ok(Self { streams: streams.collect::<io::Result<_>>()? })
     }
 
-    /// Waits until the process is asked to end. Which signal did.
-    pub(crate) async fn end_requested(&mut self) -> &'static str {
+    /// Waits for a signal that requests the shutdown, and returns its name.
+    pub(crate) async fn shutdown_requested(&mut self) -> &'static str {
         loop {
             match self.next().await {
-                "SIGHUP" => tracing::info!("SIGHUP: there is nothing to read again"),
-                "SIGUSR2" => tracing::info!("SIGUSR2: it means nothing here"),
+                "SIGHUP" => tracing::info!("SIGHUP ignored: there is nothing to read again"),
+                "SIGUSR2" => tracing::info!("SIGUSR2 ignored: it has no meaning here"),
                 name => return name,
             }
         }
@@ -56,12 +56,16 @@ impl Signals {
         .await
     }
 
-    /// Waits until the process is asked to end for the third time, after the first. `waiting_for` says what holds the
-    /// end up when it is asked for the second time.
-    pub(crate) async fn end_forced(&mut self, waiting_for: impl Fn() -> String) {
-        let signal = self.end_requested().await;
-        tracing::warn!(signal, "asked to end again; still {}; once more ends at once", waiting_for());
-        let signal = self.end_requested().await;
-        tracing::error!(signal, "asked to end for the third time: ending at once");
+    /// Waits for the second and the third request, after the first. At the second it logs what `waiting_for`
+    /// returns: what the shutdown waits for.
+    pub(crate) async fn shutdown_forced(&mut self, waiting_for: impl Fn() -> String) {
+        let signal = self.shutdown_requested().await;
+        tracing::warn!(
+            signal,
+            "shutdown requested again; still {}; one more signal ends at once",
+            waiting_for()
+        );
+        let signal = self.shutdown_requested().await;
+        tracing::error!(signal, "shutdown requested for the third time: ending at once");
     }
 }

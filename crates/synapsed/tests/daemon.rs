@@ -1,4 +1,4 @@
-//! The real program: started, used, ended.
+//! The real program: started, used, shut down.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -71,7 +71,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Ended already, unless the test has failed.
+        // It has ended already, unless the test has failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -103,11 +103,12 @@ fn a_directory_is_served_and_found_again_after_a_restart() {
         let socket = synapse::Address::Unix(dir.path().join("sock"));
         let local = SynapseBlocker::connect_on_thread(ClientConfig::new(socket)).unwrap();
         assert_eq!(block_on(local.info(InfoRequest::new(object("disk")))).unwrap().size_bytes, 4);
-        let figures = block_on(local.statistics()).unwrap();
-        assert!(figures.iter().any(|(name, value)| name == "synapse_requests" && *value >= 2), "{figures:?}");
+        let metrics = block_on(local.control().metrics()).unwrap();
+        let requests = metrics.number("synapse_requests_total").map(|number| number.to_u64());
+        assert!(requests >= Some(2), "{metrics:?}");
         let (status, log) = daemon.end();
         assert!(status.success(), "{log}");
-        assert!(log.contains("ending") && !log.contains("broken off"), "{log}");
+        assert!(log.contains("ending") && !log.contains("aborted"), "{log}");
         assert!(!dir.path().join("sock").exists(), "the socket is left behind");
     }
 }
@@ -119,22 +120,22 @@ fn a_cache_over_a_directory_stores_at_the_end_what_it_has_acknowledged() {
         let store = dir.path().join("store");
         format!("backend = \"file:{}\"\nlisten = [\"127.0.0.1:0\"]\n{cache}", store.display())
     };
-    // Nothing is stored for its age: the end must do it.
+    // Nothing is stored because of its age: the shutdown must do it.
     let cache = "[cache]\nmemory_bytes_max = \"4 MiB\"\nwrite = \"back\"\nwriter = \"cache\"\ndirty_age_ms_max = 86400000\n";
     let daemon = Daemon::start(dir.path(), &text(cache));
     let client = daemon.client();
     let reply = block_on(client.write(WriteRequest::new(object("disk"), 0, vec![7; 100_000]))).unwrap();
     assert_eq!(reply.durability, Durability::Cached);
-    let policy = block_on(client.policy(object("disk").namespace)).unwrap();
+    let policy = block_on(client.control().policy(object("disk").namespace)).unwrap();
     assert_eq!(policy.write, WriteMode::Back);
-    let figures = block_on(client.statistics()).unwrap();
-    let dirty = figures.iter().find(|(name, _)| name == "cache_dirty_bytes").expect("the cache's figures");
+    let metrics = block_on(client.control().metrics()).unwrap();
+    let dirty = metrics.number("cache_dirty_bytes").expect("the cache's metrics").to_u64();
     // Whole buckets, and what the cache counts for the object's new end.
-    assert!(dirty.1 >= 100_000 && dirty.1 <= 100_000_u64.next_multiple_of(4096) + 4096, "{dirty:?}");
+    assert!(dirty >= 100_000 && dirty <= 100_000_u64.next_multiple_of(4096) + 4096, "{dirty:?}");
     drop(client);
     let (status, log) = daemon.end();
     assert!(status.success(), "{log}");
-    // The store alone has it.
+    // The store without the cache has it.
     let daemon = Daemon::start(dir.path(), &text(""));
     let found = block_on(daemon.client().read(ReadRequest::new(object("disk"), 0, 200_000))).unwrap();
     assert_eq!(found.data.to_vec(), vec![7; 100_000]);
@@ -142,7 +143,7 @@ fn a_cache_over_a_directory_stores_at_the_end_what_it_has_acknowledged() {
 }
 
 #[test]
-fn the_secret_is_demanded() {
+fn a_client_without_the_secret_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let secret = dir.path().join("secret");
     std::fs::write(&secret, "0123456789abcdef0123456789abcdef\n").unwrap();
@@ -168,12 +169,12 @@ fn fails(dir: &Path, text: &str, more: &[&str], code: i32) -> String {
 }
 
 #[test]
-fn mistakes_stop_the_start_with_one_line_that_names_file_and_key() {
+fn a_wrong_configuration_prevents_the_start_with_one_line_that_names_file_and_key() {
     let dir = tempfile::tempdir().unwrap();
     let check = ["--check-config"];
     let error = fails(dir.path(), "backend = \"memory:\"\nlisten_on = 1\n", &check, 78);
     assert!(error.contains("synapsed.toml:2: listen_on: unknown field `listen_on`"), "{error}");
-    // What stops the start, the check finds as well.
+    // `--check-config` finds what prevents the start.
     let wrong = [
         ("listen = [\"0.0.0.0:0\"]", "synapsed.toml: listen: 0.0.0.0:0 can be reached from other machines"),
         ("[limits]\nsession_bytes_max = \"12 MiB\"\n", "limits.session_bytes_max: must be at least"),
@@ -188,7 +189,7 @@ fn mistakes_stop_the_start_with_one_line_that_names_file_and_key() {
     let text = "backend = \"file:/proc/no/such\"\nlisten = [\"127.0.0.1:0\"]\n";
     let error = fails(dir.path(), text, &[], 78);
     assert!(error.contains("backend.path: /proc/no/such is not there, and cannot be made"), "{error}");
-    // Where another one listens.
+    // An address that is in use.
     let daemon = Daemon::start(dir.path(), "backend = \"memory:\"\nlisten = [\"127.0.0.1:0\"]\n");
     let text = format!("backend = \"memory:\"\nlisten = [\"{}\"]\n", daemon.address);
     let error = fails(dir.path(), &text, &[], 71);
@@ -200,12 +201,12 @@ fn mistakes_stop_the_start_with_one_line_that_names_file_and_key() {
     assert!(program().arg("--config").arg(&right).args(check).output().unwrap().status.success());
 }
 
-/// A write-back cache over a directory, whose flushes nothing but the end begins.
+/// A write-back cache over a directory that flushes only at the shutdown.
 const BACK: &str = "listen = [\"127.0.0.1:0\"]\n[cache]\nmemory_bytes_max = \"4 MiB\"\nwrite = \"back\"\n\
                     writer = \"cache\"\ndirty_age_ms_max = 86400000\n";
 
 #[test]
-fn no_signal_ends_it_without_storing_what_it_has_acknowledged() {
+fn every_signal_stores_what_was_acknowledged_before_the_process_ends() {
     for signal in ["TERM", "INT", "QUIT", "USR1"] {
         let dir = tempfile::tempdir().unwrap();
         let store = dir.path().join("store");
@@ -216,7 +217,7 @@ fn no_signal_ends_it_without_storing_what_it_has_acknowledged() {
             block_on(client.write(WriteRequest::new(object("disk"), 0, data))).unwrap().durability
         };
         assert_eq!(write(b"acknowledged"), Durability::Cached);
-        // These are taken note of. The second proves that the first was survived.
+        // These are ignored. The second proves that the process has survived the first.
         daemon.signal("HUP");
         daemon.signal("USR2");
         assert_eq!(write(b"acknowledged, and more"), Durability::Cached);
@@ -224,7 +225,7 @@ fn no_signal_ends_it_without_storing_what_it_has_acknowledged() {
         daemon.signal(signal);
         let (status, log) = daemon.wait();
         assert!(status.success(), "SIG{signal}: {status}, {log}");
-        assert!(log.contains("SIGHUP: there is nothing to read again"), "{log}");
+        assert!(log.contains("SIGHUP ignored: there is nothing to read again"), "{log}");
         let store = blocker::FileStore::open(store).unwrap();
         let found = block_on(store.read(ReadRequest::new(object("disk"), 0, 99))).unwrap();
         assert_eq!(found.data.to_vec(), b"acknowledged, and more", "SIG{signal}");
@@ -232,9 +233,9 @@ fn no_signal_ends_it_without_storing_what_it_has_acknowledged() {
 }
 
 #[test]
-fn a_second_signal_is_answered_and_a_third_ends_at_once() {
+fn a_second_signal_is_logged_and_a_third_ends_at_once() {
     let dir = tempfile::tempdir().unwrap();
-    // A store that is gone when the end comes, and does not come back.
+    // A store that is unavailable at the shutdown, and stays so.
     let below = Daemon::start(dir.path(), "backend = \"memory:\"\nlisten = [\"127.0.0.1:0\"]\n");
     let text = format!("backend = \"synapse:{}\"\n{BACK}shutdown_flush_secs = 86400\n", below.address);
     let mut daemon = Daemon::start(dir.path(), &text);
@@ -251,13 +252,13 @@ fn a_second_signal_is_answered_and_a_third_ends_at_once() {
             }
             seen += &line;
         }
-        panic!("{words:?} is never said: {seen}");
+        panic!("{words:?} is never logged: {seen}");
     };
     daemon.signal("TERM");
     until("storing what is dirty");
     daemon.signal("TERM");
-    let line = until("asked to end again");
-    assert!(line.contains("storing what is dirty, ") && line.contains(" bytes not stored yet"), "{line}");
+    let line = until("shutdown requested again");
+    assert!(line.contains("storing dirty data, ") && line.contains(" bytes not stored yet"), "{line}");
     daemon.signal("TERM");
     let line = until("acknowledged writes not stored");
     assert!(!line.contains(" 0 bytes") && line.contains("a third signal forced the end"), "{line}");
@@ -265,7 +266,7 @@ fn a_second_signal_is_answered_and_a_third_ends_at_once() {
 }
 
 #[test]
-fn a_secret_that_others_can_read_is_warned_of() {
+fn a_secret_that_other_users_can_read_causes_a_warning() {
     use std::os::unix::fs::PermissionsExt;
     let dir = tempfile::tempdir().unwrap();
     let secret = dir.path().join("secret");
@@ -294,7 +295,7 @@ fn the_limit_of_open_files_is_raised() {
 }
 
 #[test]
-fn a_planned_restart_loses_nothing_of_what_a_client_had_not_flushed() {
+fn a_planned_restart_loses_nothing_that_a_client_had_not_flushed() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path();
     let at = |store: &str| {
@@ -310,7 +311,7 @@ fn a_planned_restart_loses_nothing_of_what_a_client_had_not_flushed() {
     let flushed = block_on(client.flush(FlushRequest::new(Scope::Object(object("disk")))));
     assert_eq!(flushed.map(|reply| reply.durability), Ok(Durability::Stored));
     assert!(daemon.end().0.success());
-    // Another directory behind the same address is not taken for this one.
+    // Another directory behind the same address is refused.
     let daemon = Daemon::start(path, &at("another"));
     let deadline = SystemClock.now() + std::time::Duration::from_secs(2);
     let read = ReadRequest::new(object("disk"), 0, 99).deadline(deadline);
@@ -320,7 +321,7 @@ fn a_planned_restart_loses_nothing_of_what_a_client_had_not_flushed() {
 }
 
 #[test]
-fn a_store_that_is_away_is_waited_for() {
+fn the_start_waits_for_an_unavailable_store() {
     let dir = tempfile::tempdir().unwrap();
     let socket = dir.path().join("below");
     let text = format!("backend = \"synapse:unix:{}\"\nlisten = [\"127.0.0.1:0\"]\n", socket.display());

@@ -1,4 +1,4 @@
-//! The real program ended and started anew under the feet of a client.
+//! The real program shut down and restarted while a client is connected.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -38,7 +38,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Ended already, unless the test has failed.
+        // It has ended already, unless the test has failed.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,5 +1,5 @@
-//! A layer whose calls live on their own, as those of a store behind a library or a network do: dropping
-//! the reply does not take the call back, and calls under way together are done in any order.
+//! A layer whose calls outlive their replies, as those of a store behind a library or a network do: dropping
+//! a reply does not take the call back, and calls under way together are performed in any order.
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -11,6 +11,7 @@ use blocker::*;
 use crate::rng::Rng;
 use crate::sim::Spawner;
 
+/// See the module.
 pub struct DetachedStore {
     inner: Arc<dyn Blocker>,
     spawner: Spawner,
@@ -19,11 +20,11 @@ pub struct DetachedStore {
 
 struct State {
     rng: Rng,
-    /// How many calls in 1 000 are answered at once, where the store below can.
+    /// How many of 1 000 calls are answered at once, where the store below does so.
     ready_permille: u64,
     begun: u64,
     in_flight: BTreeSet<u64>,
-    is_told: bool,
+    is_traced: bool,
     capabilities: Option<fn(&mut Capabilities)>,
 }
 
@@ -33,29 +34,31 @@ struct Slot<T> {
 }
 
 impl DetachedStore {
+    /// Makes a layer over `inner` that draws from `seed` whether a call is answered at once, `ready_permille`
+    /// times in 1 000.
     pub fn new(inner: Arc<dyn Blocker>, spawner: Spawner, seed: u64, ready_permille: u64) -> Self {
         let state = State {
             rng: Rng::new(seed ^ 0xde7a),
             ready_permille,
             begun: 0,
             in_flight: BTreeSet::new(),
-            is_told: false,
+            is_traced: false,
             capabilities: None,
         };
         Self { inner, spawner, state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Claims to be able to do less.
+    /// Reports fewer capabilities than the store has.
     pub fn limit(&self, change: fn(&mut Capabilities)) {
         self.state.lock().unwrap().capabilities = Some(change);
     }
 
     /// Prints every call and its answer from now on.
-    pub fn tell(&self) {
-        self.state.lock().unwrap().is_told = true;
+    pub fn trace(&self) {
+        self.state.lock().unwrap().is_traced = true;
     }
 
-    /// How many calls have been made.
+    /// Returns the number of calls made.
     pub fn calls(&self) -> u64 {
         self.state.lock().unwrap().begun
     }
@@ -73,7 +76,7 @@ impl DetachedStore {
         let (number, at_once) = {
             let mut state = self.state.lock().unwrap();
             state.begun += 1;
-            if state.is_told {
+            if state.is_traced {
                 println!("    below {}: {}", state.begun, what());
             }
             let (number, chance) = (state.begun, state.ready_permille);
@@ -98,9 +101,9 @@ impl DetachedStore {
             {
                 let mut state = state.lock().unwrap();
                 state.in_flight.remove(&number);
-                if state.is_told {
-                    let told = answer.as_ref().err().map_or("done".to_owned(), ToString::to_string);
-                    println!("    below {number}: {told}");
+                if state.is_traced {
+                    let result = answer.as_ref().err().map_or("done".to_owned(), ToString::to_string);
+                    println!("    below {number}: {result}");
                 }
             }
             let waker = {
@@ -134,8 +137,8 @@ macro_rules! detached {
                 capabilities
             }
             $(fn $name(&self, request: $request) -> Reply<$reply> {
-                let told = self.state.lock().unwrap().is_told;
-                let text = told.then(|| format!("{} {request:?}", stringify!($name)));
+                let is_traced = self.state.lock().unwrap().is_traced;
+                let text = is_traced.then(|| format!("{} {request:?}", stringify!($name)));
                 self.detach(move || text.unwrap_or_default(), move |inner| inner.$name(request))
             })*
             fn subscribe(&self) -> Subscription {

@@ -1,19 +1,20 @@
-//! What may be read where several write: a history of intervals, one register per sector.
+//! What concurrent readers may find: a history of intervals, one register per sector.
 //!
-//! Each change is noted with when it was asked and when it was answered, and gives each of its sectors a
-//! value of its own (zeros have none). A reader may find what a change wrote unless another, answered
-//! before the read was asked, began after it was answered. What was cancelled, or whose outcome is
-//! unknown, may come at any time and overwrites nothing for certain. Beyond that: two reads one after
-//! the other never go back in time, and within a bucket no mix of two changes is seen.
+//! Each change is recorded with the moments when it was asked for and answered, and gives each of its sectors
+//! a value of its own (zeros have none). A reader may find what a change wrote unless another change,
+//! answered before the read was asked for, began after the first was answered. A change that was cancelled,
+//! or whose outcome is unknown, may be made at any time and overwrites nothing for certain. Beyond that, of
+//! two reads one after the other the second never finds older data, and no bucket is a mix of two changes.
 
 use std::ops::Range;
 
+/// Bytes of a sector, the unit of a register.
 pub const SECTOR: usize = 512;
 const SECTORS_PER_BUCKET: usize = 8;
 /// Never answered.
 const NEVER: u64 = u64::MAX;
 
-/// A moment; each is taken once.
+/// A moment of the test; no two events have the same.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Moment(pub u64);
 
@@ -25,16 +26,16 @@ struct Change {
     asked: u64,
     /// [`NEVER`] while it is not answered, or if the answer is unknown.
     answered: u64,
-    /// Has failed without effect.
+    /// Whether it has failed without effect.
     is_void: bool,
-    /// Was answered as *stored*.
+    /// Whether it was answered as *stored*.
     is_stored: bool,
-    /// The order domain, as far as the test has some.
+    /// The number of its order domain.
     domain: u64,
     what: &'static str,
 }
 
-/// What was read of one sector, and when.
+/// A value read from one sector, and when.
 struct Seen {
     value: u64,
     answered: u64,
@@ -47,12 +48,12 @@ pub struct History {
     seen: Vec<Vec<Seen>>,
 }
 
-/// The bytes of a sector of this value.
+/// Returns the bytes of a sector of this value.
 pub fn sector(value: u64) -> Vec<u8> {
     value.to_le_bytes().repeat(SECTOR / 8)
 }
 
-/// What a sector's bytes stand for.
+/// Returns the value of a sector's bytes.
 fn value_of(bytes: &[u8]) -> Result<u64, String> {
     let value = u64::from_le_bytes(bytes[..8].try_into().unwrap());
     match bytes.chunks(8).all(|word| *word == value.to_le_bytes()) {
@@ -62,7 +63,7 @@ fn value_of(bytes: &[u8]) -> Result<u64, String> {
 }
 
 impl History {
-    /// An object of so many sectors, all zeros at first.
+    /// Makes the history of an object of this many sectors, all zeros at first.
     pub fn new(sectors: usize) -> Self {
         let seen = (0..sectors).map(|_| Vec::new()).collect();
         let mut history = Self { changes: Vec::new(), seen };
@@ -71,7 +72,7 @@ impl History {
         history
     }
 
-    /// A change has been asked for; `value` is new to this object, or 0.
+    /// Records that a change was asked for; `value` is new to this object, or 0. Returns its number.
     pub fn asked(
         &mut self,
         at: Moment,
@@ -94,24 +95,24 @@ impl History {
         self.changes.len() - 1
     }
 
-    /// It was answered: done.
+    /// Records that a change was made and answered.
     pub fn answered(&mut self, change: usize, at: Moment) {
         self.changes[change].answered = at.0;
     }
 
-    /// It was answered, and as *stored*.
+    /// Records that a change was answered as *stored*.
     pub fn stored_at_once(&mut self, change: usize) {
         self.changes[change].is_stored = true;
     }
 
-    /// A copy of `source`, whose history is complete, from when it was asked until it was answered:
-    /// each sector is one of those that could be read there meanwhile.
+    /// Completes a change that is a copy of `source`, whose history is complete: each sector has one of the
+    /// values that could be read in the source while the copy was under way.
     pub fn copied(&mut self, change: usize, source: &History) {
         let copy = self.changes[change].clone();
         if copy.is_void {
             return;
         }
-        // The copy itself stands for the overwriting; its value is none that is ever read.
+        // The copy itself stands for the overwriting; its own value is never read.
         for sector in copy.sectors.clone() {
             let one = |value| Change { value, sectors: sector..sector + 1, ..copy.clone() };
             for from in source.allowed(sector, copy.answered, |each| each.answered < copy.asked) {
@@ -120,17 +121,19 @@ impl History {
         }
     }
 
+    /// Returns a change in words.
     pub fn describe(&self, change: usize) -> String {
         let Change { value, sectors, asked, what, .. } = &self.changes[change];
         format!("{what} of {value} to {sectors:?}, asked at {asked}")
     }
 
-    /// It has failed, and changed nothing.
+    /// Records that a change has failed and changed nothing.
     pub fn failed(&mut self, change: usize) {
         self.changes[change].is_void = true;
     }
 
-    /// What a look at `at` may find in a sector, if all that `settled` says yes to has surely happened.
+    /// The changes that a read until `until` may find in a sector, if all changes for which `settled` returns
+    /// true have surely been made.
     fn allowed(&self, sector: usize, until: u64, settled: impl Fn(&Change) -> bool) -> Vec<&Change> {
         let here = |change: &&Change| !change.is_void && change.sectors.contains(&sector);
         let begun: Vec<&Change> =
@@ -139,7 +142,10 @@ impl History {
         begun.into_iter().filter(|change| newest.is_none_or(|newest| change.answered >= newest)).collect()
     }
 
-    /// A read asked and answered then has found these bytes from `first` on.
+    /// Checks and records a read of these bytes from sector `first` on.
+    ///
+    /// # Errors
+    /// A description of the first sector that could not hold its value.
     pub fn read(
         &mut self,
         asked: Moment,
@@ -160,8 +166,11 @@ impl History {
         Ok(())
     }
 
-    /// The store holds these bytes after the cache was lost at `at`; for each domain, what was answered
-    /// before `flushed(domain)` is stored.
+    /// Checks the content of the store after the cache was lost; for each domain, what was answered before
+    /// `flushed(domain)` must be stored.
+    ///
+    /// # Errors
+    /// A description of the first sector that could not hold its value.
     pub fn stored(&self, flushed: impl Fn(u64) -> Moment, bytes: &[u8]) -> Result<(), String> {
         let values = values_of(bytes, 0)?;
         for (sector, value) in values.iter().enumerate() {
@@ -181,12 +190,12 @@ impl History {
         Err(format!("sector {sector} holds {value} of {from:?}, allowed are {wanted:?}"))
     }
 
-    /// The one change that gave a sector its value.
+    /// Returns the one change that gave a sector its value.
     fn change_of(&self, sector: usize, value: u64) -> Option<&Change> {
         let writes = |change: &&Change| change.value == value && change.sectors.contains(&sector);
         let mut found = self.changes.iter().filter(writes);
         let first = found.next().filter(|_| value != 0)?;
-        // Copied more than once: no telling.
+        // Copied more than once: the change is not known.
         found.next().is_none().then_some(first)
     }
 

@@ -1,16 +1,15 @@
 //! What the integration tests of several crates share.
 //!
-//! - [`sim`]: a scheduler of one thread on a manual clock; the order of polls is that of wake-ups, or drawn from a seed.
+//! - [`sim`]: a scheduler of one thread on a manual clock; the order of polls is that of wake-ups, or drawn
+//!   from a seed.
 //! - [`rng`]: the random numbers of a test, from one seed.
 //! - [`steered`]: a store whose calls pass, fail or are held as a test decides.
 //! - [`detached`]: a layer whose calls outlive their replies, as calls over a network do.
 //! - [`history`]: a record of concurrent reads and writes, checked for what a read may find.
 //! - [`cache_environment`]: an object cache over a steered store in a simulator.
 //!
-//! Nothing here sleeps, starts a thread or reads the system's clock: a run is determined by its test and its seed. A
-//! task that is not woken is not polled, so a lost wake-up shows as a hang, which is reported.
-
-#![allow(missing_docs)]
+//! Nothing here sleeps, starts a thread or reads the system's clock: a run is determined by its test and its
+//! seed. A task that is not woken is not polled, so a lost wake-up shows as a hang, which is reported.
 
 pub mod cache_environment;
 pub mod detached;
@@ -25,26 +24,29 @@ use std::time::Duration;
 use blocker::{Blocker, ManualClock, Memory, Name, Namespace, ObjectId, ReadRequest, WriteMode};
 use cached_core::object::{Background, ObjectCache, ObjectCacheConfig};
 
+/// Bytes of a KiB.
 pub const KIB: u64 = 1024;
+/// Bytes of a bucket of the object cache.
 pub const BUCKET: u64 = 4096;
-/// Buckets of the smallest cache.
+/// The number of buckets of the smallest cache.
 pub const SMALL_BUCKETS: u64 = 256;
 
+/// Returns the namespace of this name.
 pub fn namespace(name: &str) -> Namespace {
     Namespace::copy_from(name.as_bytes()).unwrap()
 }
 
-/// An object in the namespace of most tests.
+/// Returns the object of this name in the namespace that most tests use.
 pub fn id(name: &str) -> ObjectId {
     ObjectId::new(namespace("ns"), Name::copy_from(name.as_bytes()).unwrap())
 }
 
-/// An empty store that takes deadlines by `clock`.
+/// Returns an empty store that checks deadlines by `clock`.
 pub fn memory(clock: &ManualClock) -> Memory {
     Memory::new(blocker::memory::MemoryConfig::default(), Arc::new(clock.clone()))
 }
 
-/// The smallest cache, with room for 16 objects.
+/// Returns the configuration of the smallest cache, with room for 16 objects.
 pub fn small(write: WriteMode) -> ObjectCacheConfig {
     ObjectCacheConfig {
         memory_bytes_max: SMALL_BUCKETS * BUCKET,
@@ -56,13 +58,13 @@ pub fn small(write: WriteMode) -> ObjectCacheConfig {
         retry_delay_min: Duration::from_millis(10),
         retry_delay_max: Duration::from_secs(1),
         write,
-        // Else a seed would not replay what it did.
+        // With a random seed a run could not be replayed.
         hash_seed: Some(1),
         ..ObjectCacheConfig::default()
     }
 }
 
-/// A cache over `inner`, and its background, to be spawned in a simulator.
+/// Returns a cache over `inner`, and its background, to be spawned in a simulator.
 pub fn cache(
     inner: Arc<dyn Blocker>,
     config: ObjectCacheConfig,
@@ -71,7 +73,7 @@ pub fn cache(
     ObjectCache::new(inner, config, Arc::new(clock.clone())).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Bytes that tell which write they come from and where they belong.
+/// Returns bytes that depend on the write (`tag`) and on their offset.
 pub fn pattern(tag: u64, offset: u64, len: usize) -> Vec<u8> {
     let first = offset / 8;
     let words = (offset as usize % 8 + len).div_ceil(8);
@@ -86,7 +88,7 @@ pub fn pattern(tag: u64, offset: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// The whole content of an object of a backend that answers at once; `None` if there is none.
+/// Returns the whole content of an object of a backend that answers at once; `None` if there is none.
 pub fn content(store: &dyn Blocker, object: &ObjectId) -> Option<Vec<u8>> {
     let request = ReadRequest::new(object.clone(), 0, store.capabilities().object_bytes_max);
     match blocker::executor::block_on(store.read(request)) {
@@ -96,13 +98,13 @@ pub fn content(store: &dyn Blocker, object: &ObjectId) -> Option<Vec<u8>> {
     }
 }
 
-/// Puts an object into a backend that answers at once.
+/// Writes an object in full into a backend that answers at once.
 pub fn fill(store: &Memory, object: &ObjectId, bytes: Vec<u8>) {
     let request = blocker::WriteFullRequest::new(object.clone(), bytes);
     blocker::executor::block_on(store.write_full(request)).unwrap();
 }
 
-/// Fails with the first difference, not with megabytes of bytes.
+/// Asserts that both are equal; reports the first difference, not megabytes of bytes.
 #[track_caller]
 pub fn same(found: &[u8], wanted: &[u8], what: &str) {
     if let Some(at) = found.iter().zip(wanted).position(|(a, b)| a != b) {
@@ -113,8 +115,8 @@ pub fn same(found: &[u8], wanted: &[u8], what: &str) {
     assert_eq!(found.len(), wanted.len(), "{what}: length");
 }
 
-/// Where a test's seeds begin and how many there are: `OBJECT_SEED=n` runs that one alone, told,
-/// `OBJECT_SEEDS=n` so many, from `OBJECT_FIRST=n` on.
+/// Returns the seeds of a test, and whether it is to print what happens: `OBJECT_SEED=n` runs that one alone
+/// and prints it, `OBJECT_SEEDS=n` runs `n`, from `OBJECT_FIRST=n` on.
 pub fn seeds(default_count: u64) -> (std::ops::Range<u64>, bool) {
     let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
     match number("OBJECT_SEED") {
@@ -126,7 +128,7 @@ pub fn seeds(default_count: u64) -> (std::ops::Range<u64>, bool) {
     }
 }
 
-/// Runs `run` for each seed; a failure tells the seed that replays it.
+/// Calls `run` for each seed; after a failure it prints the seed that replays it.
 pub fn each_seed(default_count: u64, run: impl Fn(u64, bool) + std::panic::RefUnwindSafe) {
     let (seeds, is_told) = seeds(default_count);
     let told = std::env::var("OBJECT_TELL").ok().map(|text| text.parse::<u64>().expect("a number"));

@@ -1,5 +1,5 @@
-//! A scheduler of one thread on a clock that stands still: who is polled next is drawn from a seed, and
-//! only who was woken is polled at all.
+//! A scheduler of one thread on a manual clock: it polls only tasks that were woken, in the order of the
+//! wake-ups or in one drawn from a seed.
 
 use std::cell::RefCell;
 use std::future::{Future, IntoFuture};
@@ -13,36 +13,39 @@ use blocker::{Clock, ManualClock};
 
 use crate::rng::Rng;
 
-/// More polls than this without anything coming to rest is a livelock.
+/// More polls than this without coming to rest are a livelock.
 const POLLS_MAX: u64 = 200_000;
-/// More time than this for one answer is a hang.
-const PATIENCE: Duration = Duration::from_secs(24 * 3600);
+/// An answer that takes longer than this is a hang.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 type SendTask = Pin<Box<dyn Future<Output = ()> + Send>>;
 
+/// See the module.
 pub struct Sim {
     tasks: Vec<Option<Task>>,
     free: Vec<usize>,
     shared: Arc<Shared>,
     rng: Option<Rng>,
+    /// The clock of the simulation; it moves only when the test moves it.
     pub clock: ManualClock,
-    /// How many polls there have been.
+    /// The number of polls so far.
     pub polls: u64,
 }
 
 #[derive(Default)]
 struct Shared {
-    /// Woken and not polled since, in the order of the wake-ups.
+    /// The tasks woken and not polled since, in the order of the wake-ups.
     ready: Mutex<Vec<usize>>,
     spawned: Mutex<Vec<SendTask>>,
 }
 
-/// Starts tasks from anywhere.
+/// Starts tasks from within other tasks.
 #[derive(Clone)]
 pub struct Spawner(Arc<Shared>);
 
 impl Spawner {
+    /// Starts a task.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.0.spawned.lock().unwrap().push(Box::pin(task));
     }
@@ -65,22 +68,24 @@ impl Wake for TaskWaker {
     }
 }
 
-/// A task's answer, once it is there.
+/// The answer of a task, once it has ended.
 pub struct Handle<T> {
     index: usize,
     answer: Rc<RefCell<Option<T>>>,
 }
 
 impl<T> Handle<T> {
+    /// Whether the task has ended and its answer was not taken.
     pub fn is_done(&self) -> bool {
         self.answer.borrow().is_some()
     }
 
+    /// Takes the answer, if the task has ended.
     pub fn take(&self) -> Option<T> {
         self.answer.borrow_mut().take()
     }
 
-    /// The answer, which must be there.
+    /// Takes the answer of a task that must have ended.
     #[track_caller]
     pub fn get(self) -> T {
         self.take().expect("no answer yet")
@@ -88,7 +93,7 @@ impl<T> Handle<T> {
 }
 
 impl Sim {
-    /// With a seed the order is drawn, without one it is that of the wake-ups.
+    /// Makes a simulation. With a seed the order of polls is drawn, without one it is that of the wake-ups.
     pub fn new(seed: Option<u64>) -> Self {
         Self {
             tasks: Vec::new(),
@@ -100,6 +105,7 @@ impl Sim {
         }
     }
 
+    /// Returns a way to start tasks from within tasks.
     pub fn spawner(&self) -> Spawner {
         Spawner(Arc::clone(&self.shared))
     }
@@ -126,16 +132,16 @@ impl Sim {
         index
     }
 
-    fn adopt(&mut self) {
+    fn place_spawned(&mut self) {
         let spawned = std::mem::take(&mut *self.shared.spawned.lock().unwrap());
         for task in spawned {
             self.place(task);
         }
     }
 
-    /// Polls one task that was woken. Whether there was one.
+    /// Polls one task that was woken; returns whether there was one.
     pub fn step(&mut self) -> bool {
-        self.adopt();
+        self.place_spawned();
         let index = {
             let mut ready = self.shared.ready.lock().unwrap();
             if ready.is_empty() {
@@ -149,7 +155,7 @@ impl Sim {
     }
 
     fn poll(&mut self, index: usize) {
-        // Gone meanwhile: a wake-up that came too late.
+        // The task has ended: the wake-up came too late.
         let Some(task) = self.tasks[index].as_mut() else { return };
         self.polls += 1;
         let waker = Waker::from(Arc::new(TaskWaker { index, shared: Arc::clone(&self.shared) }));
@@ -165,9 +171,9 @@ impl Sim {
         self.free.push(index);
     }
 
-    /// Polls this task once, if it was woken. Whether it was.
+    /// Polls this task once, if it was woken; returns whether it was.
     pub fn poll_one<T>(&mut self, handle: &Handle<T>) -> bool {
-        self.adopt();
+        self.place_spawned();
         let was_woken = {
             let mut ready = self.shared.ready.lock().unwrap();
             let before = ready.len();
@@ -180,7 +186,7 @@ impl Sim {
         was_woken
     }
 
-    /// Drops a task at the await where it stands; its answer if it had finished.
+    /// Drops a task at the await where it stands; returns its answer if it had ended.
     pub fn cancel<T>(&mut self, handle: Handle<T>) -> Option<T> {
         let answer = handle.take();
         if answer.is_none() {
@@ -189,54 +195,55 @@ impl Sim {
         answer
     }
 
-    /// Polls until nobody is woken any more. Time stands still.
+    /// Polls until no task is woken. Time stands still.
     #[track_caller]
-    pub fn settle(&mut self) {
+    pub fn run_until_idle(&mut self) {
         let start = self.polls;
         while self.step() {
-            assert!(self.polls - start < POLLS_MAX, "{POLLS_MAX} polls, and no rest: a livelock");
+            assert!(self.polls - start < POLLS_MAX, "{POLLS_MAX} polls without coming to rest: a livelock");
         }
     }
 
+    /// Whether no task is woken.
     pub fn is_idle(&self) -> bool {
         self.shared.ready.lock().unwrap().is_empty() && self.shared.spawned.lock().unwrap().is_empty()
     }
 
-    /// Lets time pass, in steps from one alarm to the next.
+    /// Lets time pass, from one timer to the next.
     #[track_caller]
     pub fn advance(&mut self, by: Duration) {
         let until = self.clock.now() + by;
-        self.settle();
-        while let Some(alarm) = self.clock.next_alarm().filter(|alarm| *alarm <= until) {
-            self.clock.advance(alarm.since(self.clock.now()));
-            self.settle();
+        self.run_until_idle();
+        while let Some(timer) = self.clock.next_timer().filter(|timer| *timer <= until) {
+            self.clock.advance(timer.since(self.clock.now()));
+            self.run_until_idle();
         }
         self.clock.advance(until.since(self.clock.now()));
-        self.settle();
+        self.run_until_idle();
     }
 
-    /// Moves the clock to the next alarm, if there is one.
+    /// Moves the clock to the next timer; returns whether there is one.
     pub fn skip(&mut self) -> bool {
-        let Some(alarm) = self.clock.next_alarm() else { return false };
-        self.clock.advance(alarm.since(self.clock.now()));
+        let Some(timer) = self.clock.next_timer() else { return false };
+        self.clock.advance(timer.since(self.clock.now()));
         true
     }
 
-    /// Goes on, letting time pass, until the answer is there.
+    /// Polls, and lets time pass, until the task has ended; returns its answer.
     #[track_caller]
     pub fn wait<T>(&mut self, handle: Handle<T>) -> T {
-        let give_up = self.clock.now() + PATIENCE;
+        let give_up = self.clock.now() + ANSWER_TIMEOUT;
         loop {
             while !handle.is_done() && self.step() {}
             if let Some(answer) = handle.take() {
                 return answer;
             }
-            assert!(self.skip(), "a hang: nobody is woken, and no alarm is set");
+            assert!(self.skip(), "a hang: no task is woken, and no timer is set");
             assert!(self.clock.now() < give_up, "no answer within a day");
         }
     }
 
-    /// Spawns and waits.
+    /// Starts a task, and waits for its answer.
     #[track_caller]
     pub fn run<F: IntoFuture>(&mut self, future: F) -> F::Output
     where
@@ -248,5 +255,5 @@ impl Sim {
     }
 }
 
-/// A short name for a task whose answer nobody asks for.
+/// Ignores a task's answer.
 pub fn forget<T>(_: Handle<T>) {}

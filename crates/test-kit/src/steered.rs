@@ -1,8 +1,8 @@
-//! A store that a test steers by hand: each call passes, fails or is held by a rule; what is held is
-//! done, answered or failed when the test says so, in the order it says.
+//! A store whose calls pass, fail or are held by a rule of the test; held calls are performed, answered or
+//! failed when the test decides, in any order.
 //!
-//! Dropping the reply to a call that is held does not take the call back: it is done when the test does
-//! it, as a request on the wire would be.
+//! Dropping the reply to a held call does not take the call back: it is performed when the test performs it,
+//! as a request on the wire would be.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -12,21 +12,37 @@ use std::task::{Poll, Waker};
 use blocker::*;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+/// An operation of the contract.
 pub enum Op {
+    /// `read`.
     Read,
+    /// `write`.
     Write,
+    /// `write_zeroes`.
     WriteZeroes,
+    /// `write_runs`.
     WriteRuns,
+    /// `discard`.
     Discard,
+    /// `compare_and_write`.
     CompareAndWrite,
+    /// `write_full`.
     WriteFull,
+    /// `truncate`.
     Truncate,
+    /// `delete`.
     Delete,
+    /// `copy`.
     Copy,
+    /// `info`.
     Info,
+    /// `list`.
     List,
+    /// `flush`.
     Flush,
+    /// `claim`.
     Claim,
+    /// `invalidate`.
     Invalidate,
 }
 
@@ -37,41 +53,52 @@ impl Op {
     }
 }
 
-/// What was asked of the store.
+/// A call of the store.
 #[derive(Clone, Debug)]
 pub struct CallInfo {
+    /// Its number, in the order of the calls.
     pub number: u64,
+    /// The operation.
     pub op: Op,
+    /// The object, for operations on one object.
     pub object: Option<ObjectId>,
+    /// Where its range begins.
     pub offset: u64,
+    /// The length of its range.
     pub len: u64,
+    /// The durability that a change asks for.
     pub durability: Option<Durability>,
+    /// The stamp of a change.
     pub stamp: Option<Stamp>,
+    /// The deadline of a write.
     pub deadline: Option<Timestamp>,
 }
 
 impl CallInfo {
-    /// The end of the range.
+    /// Returns the end of the range.
     pub fn end(&self) -> u64 {
         self.offset + self.len
     }
 }
 
-/// What a rule says of a call.
+/// What happens to a call.
 pub enum Verdict {
+    /// It is performed at once.
     Pass,
+    /// It waits until the test performs or answers it.
     Hold,
-    /// Nothing is done.
+    /// It is not performed, and this error is returned.
     Fail(Error),
-    /// It is done, and this is answered.
+    /// It is performed, and this error is returned.
     DoAndFail(Error),
 }
 
 type Rule = Box<dyn FnMut(&CallInfo) -> Verdict + Send>;
 
+/// See the module.
 pub struct SteeredStore {
     inner: Arc<Memory>,
-    /// Where those listen who are to hear nothing.
+    /// The subscribers that are to receive no events.
     silence: EventHub,
     state: Mutex<State>,
 }
@@ -131,12 +158,13 @@ impl<T: Send + Unpin> Held for HeldCall<T> {
 }
 
 impl SteeredStore {
-    /// Over an empty memory backend; all calls pass.
+    /// Makes a store over an empty memory backend; all calls pass.
     pub fn new() -> Arc<Self> {
-        // On a clock of its own that stands still: a call that is held is not late when it is done.
+        // On a clock of its own that stands still: a held call is not late when it is performed.
         Self::over(Arc::new(crate::memory(&ManualClock::new())))
     }
 
+    /// Makes a store over `inner`; all calls pass.
     pub fn over(inner: Arc<Memory>) -> Arc<Self> {
         let state = State {
             rule: Box::new(|_| Verdict::Pass),
@@ -149,22 +177,22 @@ impl SteeredStore {
         Arc::new(Self { inner, silence: EventHub::new(), state: Mutex::new(state) })
     }
 
-    /// What is really there.
+    /// Returns the backend that has the content.
     pub fn memory(&self) -> &Memory {
         &self.inner
     }
 
-    /// Claims other capabilities.
+    /// Reports other capabilities than the backend's.
     pub fn limit(&self, change: fn(&mut Capabilities)) {
         self.state.lock().unwrap().capabilities = change;
     }
 
-    /// Those who subscribe from now on hear no news.
+    /// Gives no events to subscribers from now on.
     pub fn silence(&self) {
         self.state.lock().unwrap().is_silent = true;
     }
 
-    /// From now on `rule` says what becomes of a call.
+    /// Decides by `rule` what happens to a call from now on.
     pub fn rule(&self, rule: impl FnMut(&CallInfo) -> Verdict + Send + 'static) {
         self.state.lock().unwrap().rule = Box::new(rule);
     }
@@ -179,17 +207,17 @@ impl SteeredStore {
         self.rule(|call| if call.op.is_change() { Verdict::Hold } else { Verdict::Pass });
     }
 
-    /// From now on calls pass; what is held stays so.
+    /// Lets calls pass from now on; held calls stay held.
     pub fn pass(&self) {
         self.rule(|_| Verdict::Pass);
     }
 
-    /// Every call so far, whatever became of it.
+    /// Returns every call so far, whatever became of it.
     pub fn log(&self) -> Vec<CallInfo> {
         self.state.lock().unwrap().log.clone()
     }
 
-    /// How many calls of this kind there were.
+    /// Returns the number of calls of this kind.
     pub fn count(&self, op: Op) -> usize {
         self.state.lock().unwrap().log.iter().filter(|call| call.op == op).count()
     }
@@ -199,7 +227,7 @@ impl SteeredStore {
         self.state.lock().unwrap().log.clear();
     }
 
-    /// What is held, in the order in which it came.
+    /// Returns the held calls, in the order in which they came.
     pub fn held(&self) -> Vec<CallInfo> {
         self.state.lock().unwrap().held.values().map(|(call, _)| call.clone()).collect()
     }
@@ -208,35 +236,35 @@ impl SteeredStore {
         self.state.lock().unwrap().held.remove(&number).expect("held").1
     }
 
-    /// Does a held call, without answering.
+    /// Performs a held call without answering it.
     pub fn perform(&self, number: u64) {
         let mut state = self.state.lock().unwrap();
         state.held.get_mut(&number).expect("held").1.perform();
     }
 
-    /// Does a held call, unless it is done, and answers it.
+    /// Performs a held call, unless that is done, and answers it.
     pub fn answer(&self, number: u64) {
         self.take(number).answer();
     }
 
-    /// Answers a held call with an error; nothing is done that is not done already.
+    /// Answers a held call with an error; it is not performed if that is not done already.
     pub fn fail(&self, number: u64, error: Error) {
         self.take(number).fail(error);
     }
 
-    /// Answers the first of those held. Whether there was one.
+    /// Answers the first held call; returns whether there was one.
     pub fn answer_first(&self) -> bool {
         let first = self.state.lock().unwrap().held.keys().next().copied();
         first.inspect(|number| self.answer(*number)).is_some()
     }
 
-    /// Answers all that are held now.
+    /// Answers all calls that are held at present.
     pub fn answer_all(&self) {
         let numbers: Vec<u64> = self.state.lock().unwrap().held.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.answer(number));
     }
 
-    /// Calls pass from now on, and what is held is answered.
+    /// Lets calls pass from now on, and answers the held ones.
     pub fn open(&self) {
         self.pass();
         self.answer_all();

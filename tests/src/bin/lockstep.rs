@@ -3,46 +3,37 @@
 //! ```text
 //! lockstep [--seconds N | --operations N] [--only NAME] [--seed N] [--server PATH] [--reference PATH]
 //! ```
-//! Plays random sequences of text, meta and binary requests in every configuration in turn (the time or the operations are shared among
-//! them), prints a line for each figure, and exits with 1 if any reply differs. Without `--server` the workspace's own `cached` is
-//! built and tested; without `--reference` it is compared with the memcached that is installed.
+//! Plays random sequences of text, meta and binary requests in every configuration in turn (the time or the
+//! operations are shared among them), prints a line for each count, and exits with 1 if any reply differs.
+//! Without `--server` the workspace's own `cached` is built and tested; without `--reference` it is compared
+//! with the memcached that is installed.
 
-use cached_tests::checkers::Arguments;
-use cached_tests::configurations::{self, Configuration};
+use cached_tests::checkers::Run;
 use cached_tests::lockstep::{self, Kind, Play};
 use cached_tests::outside;
 use cached_tests::program::Program;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Batches of a sequence, which begins with fresh servers; in a short run fewer, so that each configuration has its turn.
+/// The number of batches of a sequence, which begins with fresh servers; fewer in a short run, so that each
+/// configuration runs.
 const BATCHES: usize = 2000;
 const BATCHES_SHORT: usize = 20;
 const CONNECTIONS: usize = 3;
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::read() {
-        Ok(arguments) => arguments,
-        Err(line) => {
-            eprintln!("{line}");
-            return ExitCode::from(2);
-        }
-    };
-    let program = match &arguments.server {
-        Some(path) => Program::at(path),
-        None => Program::under_test().clone(),
+    let Run { arguments, program, configurations } = match Run::read() {
+        Ok(run) => run,
+        Err(status) => return status,
     };
     let found = arguments.reference.clone().or_else(|| outside::find_program("memcached"));
     let Some(reference) = found.map(Program::at) else {
         eprintln!("no memcached is installed; --reference names one");
         return ExitCode::from(2);
     };
-    let chosen: Vec<&Configuration> =
-        configurations::ALL.iter().filter(|it| arguments.plays(it.name)).collect();
-    println!("seed {}", arguments.seed);
-    let count = chosen.len().max(1) as u64;
-    let mut good = !chosen.is_empty();
-    for configuration in chosen {
+    let count = configurations.len().max(1) as u64;
+    let mut good = !configurations.is_empty();
+    for configuration in configurations {
         let play = Play {
             program: &program,
             reference: &reference,
@@ -56,7 +47,7 @@ fn main() -> ExitCode {
         };
         let (begun, mut requests, mut sequences, mut differences) = (Instant::now(), 0, 0, 0);
         let time = Duration::from_secs(arguments.seconds) / count as u32;
-        // Once each at least.
+        // At least once each.
         while differences < 3
             && (sequences < Kind::ALL.len() as u64
                 || match arguments.operations {

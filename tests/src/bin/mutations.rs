@@ -3,13 +3,13 @@
 //! ```text
 //! cargo run -p cached-tests --bin mutations                    all of them
 //! cargo run -p cached-tests --bin mutations -- kv- file-       those whose names begin so
-//! cargo run -p cached-tests --bin mutations -- --list          names only
+//! cargo run -p cached-tests --bin mutations -- kv- file-       those whose names begin with these
 //! ```
 //!
-//! The working tree stays as it is: changes are made in a copy of what git tracks, in `target/mutations`, which has a
-//! build directory of its own. First the tests named by the list must pass on the unchanged copy. Then one line is
-//! printed for each mutation: what became of it, the seconds it took, and the first test that failed. The exit
-//! status is 0 if each was noticed or is shown in the list to change nothing, 1 if not.
+//! The working tree stays as it is: changes are made in a copy of what git tracks, in `target/mutations`,
+//! which has a build directory of its own. First the tests named by the list must pass on the unchanged copy.
+//! Then one line is printed for each mutation: its outcome, the seconds it took, and the first test that
+//! failed. The exit status is 0 if each was noticed or is shown in the list to change nothing, 1 if not.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -23,7 +23,7 @@ use cached_tests::mutations::{Mutation, read_all, repository};
 
 /// How many times as long as without a mutation a test may take before it counts as hanging.
 const TIMES_AS_LONG: u32 = 8;
-/// And this much more.
+/// The time beyond that.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -66,9 +66,9 @@ fn run(arguments: &[String]) -> Result<bool, String> {
     Ok(bad.is_empty())
 }
 
-/// What became of a mutation.
+/// The outcome of a mutation.
 enum Outcome {
-    /// A test failed or hung: which.
+    /// This test failed or hung.
     Noticed(String),
     Unnoticed,
     /// The list is wrong: it does not compile.
@@ -85,7 +85,7 @@ impl std::fmt::Display for Outcome {
     }
 }
 
-/// The copy of the repository that the changes are made in.
+/// The copy of the repository in which the changes are made.
 struct Tree {
     root: PathBuf,
     target: PathBuf,
@@ -175,7 +175,7 @@ impl Tree {
             cargo.arg("--").args(filters.split_whitespace());
         }
         cargo.current_dir(&self.root).env("CARGO_TARGET_DIR", &self.target).env("CARGO_TERM_COLOR", "never");
-        // A process group of its own, to be ended whole; the first failure is enough.
+        // A process group of its own, to be killed as a whole; the first failure is enough.
         cargo.stdin(Stdio::null()).process_group(0);
         cargo
     }
@@ -208,7 +208,8 @@ impl Tree {
                 break Some(status);
             }
             if begun.elapsed() > limit {
-                // SAFETY: kill(2) reads no memory; the group is that of the child, which has not been waited for.
+                // SAFETY: kill(2) reads no memory; the group is that of the child, which has not been waited
+                // for.
                 unsafe { libc::kill(-group, libc::SIGKILL) };
                 child.wait().map_err(|error| error.to_string())?;
                 break None;

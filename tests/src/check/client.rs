@@ -1,9 +1,9 @@
-//! One client that speaks one of the three protocols: the same questions, the same answers.
+//! One client that uses one of the three protocols, with the same requests and results for all.
 
 use crate::conn::Conn;
 use crate::frame::{Request, op};
 
-/// What a client speaks.
+/// The protocol of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Speaks {
     /// The classic text protocol.
@@ -14,14 +14,14 @@ pub enum Speaks {
     Binary,
 }
 
-/// What became of a change.
+/// The outcome of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// It is done.
     Done,
-    /// A condition did not hold: nothing was there.
+    /// A condition did not hold: there was no item.
     Absent,
-    /// A condition did not hold: something else was there.
+    /// A condition did not hold: there was another item.
     Other,
     /// There is no memory for it.
     NoMemory,
@@ -35,7 +35,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client on a fresh connection.
+    /// Returns a client on a fresh connection.
     pub fn new(conn: Conn, speaks: Speaks) -> Client {
         Client { conn, speaks }
     }
@@ -50,7 +50,7 @@ impl Client {
         }
     }
 
-    /// Stores a value if the one that is there has this CAS value.
+    /// Stores a value if the present one has this CAS value.
     pub fn cas(&mut self, key: &str, value: &[u8], cas: u64) -> Answer {
         let bytes = value.len();
         match self.speaks {
@@ -60,7 +60,7 @@ impl Client {
         }
     }
 
-    /// Appends to a value; [`Answer::Other`] for whatever reason it cannot be.
+    /// Appends to a value; [`Answer::Other`] for whatever reason it fails.
     pub fn append(&mut self, key: &str, value: &[u8]) -> Answer {
         let bytes = value.len();
         match self.speaks {
@@ -96,7 +96,7 @@ impl Client {
     /// Adds one to a number.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason why it failed.
     pub fn increment(&mut self, key: &str) -> Result<u64, Answer> {
         let number = |text: &[u8]| String::from_utf8_lossy(text).trim_end().parse::<u64>();
         match self.speaks {
@@ -162,7 +162,7 @@ impl Client {
         }
     }
 
-    /// Values of several keys, in their order.
+    /// Returns the values of several keys, in their order.
     pub fn get_many(&mut self, keys: &[String]) -> Vec<Option<Vec<u8>>> {
         if self.speaks != Speaks::Text {
             return keys.iter().map(|key| self.get(key).map(|(value, _)| value)).collect();
@@ -171,7 +171,7 @@ impl Client {
         let mut found = vec![None; keys.len()];
         let mut at = 0;
         while let Some((key, value, _)) = self.read_value() {
-            // In the order that was asked for, with gaps.
+            // In the order of the request, with gaps.
             match keys[at..].iter().position(|asked| *asked == key) {
                 Some(gap) => at += gap,
                 None => unexpected(key.as_bytes()),
@@ -182,7 +182,7 @@ impl Client {
         found
     }
 
-    /// `VALUE key flags bytes cas` and the value, or `None` at the end.
+    /// Reads `VALUE key flags bytes cas` and the value, or `None` at the end.
     fn read_value(&mut self) -> Option<(String, Vec<u8>, u64)> {
         let line = String::from_utf8_lossy(&self.conn.read_line()).into_owned();
         let words: Vec<&str> = line.split(' ').collect();
@@ -228,7 +228,7 @@ impl Client {
         self.frame(&Request { cas, ..request.value(value) }).0
     }
 
-    /// Status, value and CAS value of the reply to a frame.
+    /// Returns status, value and CAS value of the response to a frame.
     fn frame(&mut self, request: &Request) -> (Answer, Vec<u8>, u64) {
         self.conn.send(&request.bytes());
         let head = self.conn.read_exact(24);
@@ -250,7 +250,7 @@ impl Client {
     }
 }
 
-/// What a line says became of a change.
+/// Returns the outcome of a change from a reply line.
 fn answer(line: &[u8]) -> Answer {
     match line.split(|byte| *byte == b' ').next().unwrap_or_default() {
         b"STORED" | b"DELETED" | b"TOUCHED" | b"HD" => Answer::Done,

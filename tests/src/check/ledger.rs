@@ -1,24 +1,26 @@
-//! What may be read of a key: which versions of it have been sent, acknowledged, deleted, flushed or seen to be gone.
+//! Which versions of a key may be read: those that have been sent, acknowledged, deleted, flushed or seen to
+//! be absent.
 //!
-//! A key has one writer, which numbers its versions. A reader notes what is acknowledged before it asks and what has been sent when it has
-//! its answer: only versions in between are admissible, whatever order the server carries requests out in.
+//! A key has one writer, which numbers its versions. A reader records what is acknowledged before it sends a
+//! request and what has been sent when the reply arrives: only versions in between are admissible, in
+//! whatever order the server executes requests.
 
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// One key's account.
+/// The account of one key.
 #[derive(Debug, Default)]
 pub struct Account {
     /// The newest version that has been sent.
     sent: AtomicU64,
-    /// Twice the newest version that has been acknowledged, and one more if that one is gone for good.
+    /// Twice the newest version that has been acknowledged, plus one if that one has been removed for good.
     floor: AtomicU64,
     /// A version that never became complete.
     void: AtomicU64,
-    /// Versions up to this may have been flushed, or not.
+    /// Versions up to this one may have been flushed, or not.
     doubtful: AtomicU64,
 }
 
-/// What was known of a key before it was asked for.
+/// What was known of a key before a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Before {
     floor: u64,
@@ -30,47 +32,47 @@ impl Account {
         self.sent.fetch_add(1, SeqCst) + 1
     }
 
-    /// The newest version that has been sent.
+    /// Returns the newest version that has been sent.
     pub fn sent(&self) -> u64 {
         self.sent.load(SeqCst)
     }
 
-    /// A version has been acknowledged as stored: none before it is to be seen any more.
+    /// Records that a version has been acknowledged as stored: no earlier one may be read any more.
     pub fn stored(&self, version: u64) {
         self.floor.fetch_max(2 * version, SeqCst);
     }
 
-    /// A version, and with it all before, has been acknowledged as gone.
+    /// Records that a version, and with it all before, has been acknowledged as removed.
     pub fn gone(&self, version: u64) {
         self.floor.fetch_max(2 * version + 1, SeqCst);
     }
 
-    /// A version was never sent in full.
+    /// Records that a version was never sent completely.
     pub fn never_complete(&self, version: u64) {
         self.void.store(version, SeqCst);
     }
 
-    /// A flush is over, and may have met what was sent meanwhile.
+    /// Records that a flush is over, which may have removed versions sent meanwhile.
     pub fn flushed(&self) {
         self.doubtful.store(self.sent(), SeqCst);
     }
 
-    /// The newest version that has been acknowledged, stored or gone.
+    /// Returns the newest version that has been acknowledged, stored or removed.
     pub fn acknowledged(&self) -> u64 {
         self.floor.load(SeqCst) / 2
     }
 
-    /// Whether the newest version that was acknowledged by then is gone.
+    /// Returns whether the newest version acknowledged by then has been removed.
     pub fn is_gone(before: Before) -> bool {
         !before.floor.is_multiple_of(2)
     }
 
-    /// What is known before a request is sent.
+    /// Returns what is known before a request is sent.
     pub fn before(&self) -> Before {
         Before { floor: self.floor.load(SeqCst) }
     }
 
-    /// Judges a version that was read.
+    /// Checks a version that was read.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -89,15 +91,16 @@ impl Account {
         if version == void && version != 0 {
             return Err(format!("version {version} was never sent in full"));
         }
-        // Who asks from now on must not see an older one.
+        // A request sent from here on must not return an older one.
         self.stored(version);
         Ok(())
     }
 
-    /// Judges that nothing was found. What was acknowledged before is gone for good then. With `lossless`, nothing may vanish by itself.
+    /// Checks that nothing was found. Versions acknowledged before are removed for good then. With
+    /// `lossless`, nothing may vanish by itself.
     ///
     /// # Errors
-    /// That something is lost.
+    /// That a version is lost.
     pub fn judge_miss(&self, before: Before, lossless: bool) -> Result<(), String> {
         let certain = before.floor / 2 > self.doubtful.load(SeqCst);
         let there = before.floor.is_multiple_of(2) && certain;

@@ -1,4 +1,4 @@
-//! What each kind of client of the value checker does.
+//! The load of each kind of client of the value checker.
 
 use super::client::{Answer, Client, Speaks};
 use super::ledger::Account;
@@ -8,14 +8,14 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::sync::atomic::Ordering;
 
-/// Keys of one retrieval.
+/// The number of keys of one retrieval.
 const RETRIEVAL: usize = 8;
-/// Versions in a list before it is begun anew.
+/// The number of versions in a list before it begins anew.
 const LIST_MAX: u64 = 200;
-/// The time to live of mortal keys, in seconds, and by how much the clock is moved so that they are gone.
+/// The time to live of mortal keys, in seconds, and the time by which the clock is advanced to expire them.
 const LIFE_SECS: u32 = 100;
 const MOVE_SECS: u32 = 200;
-/// Values between two fences of a flood.
+/// The number of values between two fences of a flood.
 const FLOOD: usize = 300;
 
 /// A client that changes its own keys and reads all keys, one request after the other.
@@ -35,7 +35,7 @@ pub fn usual(shared: &Shared<'_>, owner: usize, speaks: Speaks, seed: u64) {
             Group::List => change_list(shared, key, &mut client),
             _ => change_counter(shared, key, &mut client),
         }
-        shared.figures.operations.fetch_add(1, Ordering::Relaxed);
+        shared.counts.operations.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -49,10 +49,10 @@ fn read(shared: &Shared<'_>, client: &mut Client, random: &mut SmallRng) {
     for ((key, before), value) in keys.iter().zip(before).zip(values) {
         shared.judge(key, before, flushing, value.as_deref());
     }
-    shared.figures.operations.fetch_add(RETRIEVAL as u64, Ordering::Relaxed);
+    shared.counts.operations.fetch_add(RETRIEVAL as u64, Ordering::Relaxed);
 }
 
-/// The size of a value: small as a rule, large now and then.
+/// Returns the size of a value: usually small, sometimes large.
 fn size(shared: &Shared<'_>, random: &mut SmallRng) -> usize {
     let most = match random.random_range(0..100) {
         0..60 => 300,
@@ -63,17 +63,17 @@ fn size(shared: &Shared<'_>, random: &mut SmallRng) -> usize {
     random.random_range(0..most.min(shared.configuration.value_bytes_max))
 }
 
-/// Notes what became of a version that was set.
+/// Records the outcome of setting a version.
 fn note(shared: &Shared<'_>, key: &Key, version: u64, answer: Answer) {
     match answer {
         Answer::Done => {
             key.account.stored(version);
-            shared.figures.changes.fetch_add(1, Ordering::Relaxed);
+            shared.counts.changes.fetch_add(1, Ordering::Relaxed);
         }
-        // What was there is taken away with it.
+        // The previous item is removed with it.
         Answer::NoMemory => {
             key.account.gone(version);
-            shared.figures.refused.fetch_add(1, Ordering::Relaxed);
+            shared.counts.refused.fetch_add(1, Ordering::Relaxed);
         }
         Answer::Absent | Answer::Other => {
             shared.violation(format!("{}: setting version {version} answers {answer:?}", key.name));
@@ -99,11 +99,11 @@ fn change_plain(shared: &Shared<'_>, key: &Key, client: &mut Client, random: &mu
                 Answer::Done | Answer::Absent => key.account.gone(version),
                 answer => shared.violation(format!("{}: deleting answers {answer:?}", key.name)),
             }
-            shared.figures.changes.fetch_add(1, Ordering::Relaxed);
+            shared.counts.changes.fetch_add(1, Ordering::Relaxed);
         }
         _ => {
             let (flushing, before) = (shared.flushing.load(Ordering::SeqCst), key.account.before());
-            // The newest version that was sent has been acknowledged as gone.
+            // The newest version that was sent has been acknowledged as removed.
             let was_gone = key.account.acknowledged() == key.account.sent() && Account::is_gone(before);
             match client.touch(&key.name, life(key)) {
                 Answer::Done if was_gone => {
@@ -117,7 +117,7 @@ fn change_plain(shared: &Shared<'_>, key: &Key, client: &mut Client, random: &mu
     }
 }
 
-/// Sets, reads the CAS value, stores with it, and again with the one that is old by then.
+/// Sets, reads the CAS value, stores with it, and stores again with the CAS value that is old by then.
 fn change_compared(shared: &Shared<'_>, key: &Key, client: &mut Client, random: &mut SmallRng) {
     let size = size(shared, random);
     let set = |client: &mut Client| {
@@ -142,7 +142,7 @@ fn change_compared(shared: &Shared<'_>, key: &Key, client: &mut Client, random: 
             ));
         }
     }
-    shared.figures.changes.fetch_add(1, Ordering::Relaxed);
+    shared.counts.changes.fetch_add(1, Ordering::Relaxed);
     if random.random_bool(0.3) {
         let old = key.account.send();
         let value = value::make(&key.name, old, size);
@@ -161,10 +161,10 @@ fn change_list(shared: &Shared<'_>, key: &Key, client: &mut Client) {
         match client.append(&key.name, item.as_bytes()) {
             Answer::Done => {
                 account.stored(version);
-                shared.figures.changes.fetch_add(1, Ordering::Relaxed);
+                shared.counts.changes.fetch_add(1, Ordering::Relaxed);
                 return;
             }
-            // Absent, or no memory: begun anew.
+            // Absent, or no memory: begins anew.
             Answer::Absent | Answer::Other | Answer::NoMemory => {}
         }
     }
@@ -177,7 +177,7 @@ fn change_counter(shared: &Shared<'_>, key: &Key, client: &mut Client) {
     match client.increment(&key.name) {
         Ok(number) if number == version => {
             account.stored(version);
-            shared.figures.changes.fetch_add(1, Ordering::Relaxed);
+            shared.counts.changes.fetch_add(1, Ordering::Relaxed);
         }
         Ok(number) => shared.violation(format!("{}: counted to {number} instead of {version}", key.name)),
         Err(Answer::Absent | Answer::NoMemory) => {
@@ -187,7 +187,7 @@ fn change_counter(shared: &Shared<'_>, key: &Key, client: &mut Client) {
     }
 }
 
-/// Stores without waiting for answers, as fast as they are taken.
+/// Stores without waiting for replies, as fast as the server takes them.
 pub fn flood(shared: &Shared<'_>, flood: usize, seed: u64) {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut conn = shared.server.connect();
@@ -212,15 +212,15 @@ pub fn flood(shared: &Shared<'_>, flood: usize, seed: u64) {
             return shared.violation(format!("a flood is answered: {}", line.escape_ascii()));
         }
         for (key, version) in keys.iter().zip(last).filter(|(_, version)| *version > 0) {
-            // Refused or stored: one before it is not to be seen again.
+            // Refused or stored: an earlier one may not be read again.
             key.account.stored(version);
         }
-        shared.figures.operations.fetch_add(FLOOD as u64, Ordering::Relaxed);
-        shared.figures.changes.fetch_add(FLOOD as u64, Ordering::Relaxed);
+        shared.counts.operations.fetch_add(FLOOD as u64, Ordering::Relaxed);
+        shared.counts.changes.fetch_add(FLOOD as u64, Ordering::Relaxed);
     }
 }
 
-/// One that has announced a value.
+/// A client that has announced a value.
 struct Half<'a> {
     key: &'a Key,
     version: u64,
@@ -228,7 +228,7 @@ struct Half<'a> {
     rest: Vec<u8>,
 }
 
-/// Announces values and sends part of them; some are finished later, some never.
+/// Announces values and sends part of them; some are completed later, some never.
 pub fn half_sent(shared: &Shared<'_>, seed: u64) {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut halves: Vec<Half<'_>> = Vec::new();
@@ -249,9 +249,9 @@ pub fn half_sent(shared: &Shared<'_>, seed: u64) {
         }
         let mut half = halves.swap_remove(random.random_range(0..halves.len()));
         if random.random_bool(0.3) {
-            // Given up: it must never be seen.
+            // Given up: it may never be read.
             half.key.account.never_complete(half.version);
-            shared.figures.given_up.fetch_add(1, Ordering::Relaxed);
+            shared.counts.given_up.fetch_add(1, Ordering::Relaxed);
         } else {
             half.conn.send(&half.rest);
             match half.conn.try_read_line().as_deref() {
@@ -260,21 +260,21 @@ pub fn half_sent(shared: &Shared<'_>, seed: u64) {
                     note(shared, half.key, half.version, Answer::NoMemory);
                 }
                 Some(line) => shared.violation(format!("{}: {}", half.key.name, line.escape_ascii())),
-                // Closed because others wanted the memory.
+                // Closed because other clients needed the memory.
                 None => {
                     half.key.account.never_complete(half.version);
-                    shared.figures.given_up.fetch_add(1, Ordering::Relaxed);
+                    shared.counts.given_up.fetch_add(1, Ordering::Relaxed);
                 }
             }
         }
-        shared.figures.operations.fetch_add(1, Ordering::Relaxed);
+        shared.counts.operations.fetch_add(1, Ordering::Relaxed);
         idle.push(half.key);
-        // Others are to do most of the work.
+        // The other clients are to do most of the work.
         std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }
 
-/// Makes everything go: at once, with a delay, and by time.
+/// Removes everything: at once, with a delay, and by time.
 pub fn flushes(shared: &Shared<'_>, seed: u64) {
     let mut random = SmallRng::seed_from_u64(seed);
     let mut conn = shared.server.connect();
@@ -284,7 +284,7 @@ pub fn flushes(shared: &Shared<'_>, seed: u64) {
         if which == 1 {
             conn.ask(b"flush_all 3\r\n", b"OK\r\n");
         }
-        // What has been acknowledged by now is gone when the answer is here.
+        // Versions acknowledged by now are removed when the reply arrives.
         let acknowledged: Vec<u64> = shared.keys.iter().map(|key| key.account.acknowledged()).collect();
         match which {
             0 => conn.ask(b"flush_all\r\n", b"OK\r\n"),
@@ -298,7 +298,7 @@ pub fn flushes(shared: &Shared<'_>, seed: u64) {
             }
         }
         shared.flushing.fetch_add(1, Ordering::SeqCst);
-        shared.figures.flushes.fetch_add(1, Ordering::Relaxed);
+        shared.counts.flushes.fetch_add(1, Ordering::Relaxed);
         std::thread::sleep(std::time::Duration::from_millis(random.random_range(1..60)));
     }
 }

@@ -1,12 +1,13 @@
-//! The value checker: many clients change and read self-describing values, with floods, flushes and half-sent values beside, and nothing is
-//! ever torn, foreign, stale after an acknowledged newer write, or back after it was gone.
+//! The value checker: many clients change and read self-describing values, beside floods, flushes and
+//! half-sent values. No value may be torn, foreign, older than an acknowledged write, or present after its
+//! removal.
 //!
-//! | module | what it owns |
+//! | module | content |
 //! |---|---|
-//! | [`value`] | values that say what they are |
-//! | [`ledger`] | what may be read of a key |
+//! | [`value`] | self-describing values |
+//! | [`ledger`] | which versions of a key may be read |
 //! | [`client`] | one client in each of the three protocols |
-//! | [`load`] | what each kind of client does |
+//! | [`load`] | the load of each kind of client |
 
 pub mod client;
 pub mod ledger;
@@ -24,23 +25,23 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
-/// Clients that change and read.
+/// The number of clients that change and read.
 const OWNERS: usize = 12;
-/// Keys of each group that one of them changes.
+/// The number of keys in each group that one of them changes.
 const KEYS: usize = 30;
-/// Violations that are kept for the report.
+/// The number of violations that are kept for the report.
 const VIOLATIONS_MAX: usize = 20;
 
 /// When a run ends.
 #[derive(Debug, Clone, Copy)]
 pub enum Until {
-    /// After so long.
+    /// After this time.
     Time(Duration),
-    /// After so many operations.
+    /// After this many operations.
     Operations(u64),
 }
 
-/// What kind of values a key has.
+/// The kind of values of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Group {
     /// Set, deleted, touched.
@@ -51,11 +52,11 @@ pub enum Group {
     Compared,
     /// A list of versions that grows by appending.
     List,
-    /// A number that is counted up.
+    /// A number that is incremented.
     Counter,
-    /// Set by those who do not always finish.
+    /// Set by clients that do not always complete the value.
     Half,
-    /// Set by those who do not wait.
+    /// Set by clients that do not wait for replies.
     Flood,
 }
 
@@ -65,11 +66,11 @@ const OWNED: [Group; 5] = [Group::Plain, Group::Mortal, Group::Compared, Group::
 /// One key.
 #[derive(Debug)]
 pub struct Key {
-    /// Its bytes.
+    /// Its name.
     pub name: String,
     /// Its kind of values.
     pub group: Group,
-    /// What may be read of it.
+    /// Which versions may be read.
     pub account: Account,
 }
 
@@ -78,7 +79,7 @@ impl Key {
         Key { name: format!("{letter}-{owner}-{number}"), group, account: Account::default() }
     }
 
-    /// The version that a value of this key is.
+    /// Returns the version in a value of this key.
     ///
     /// # Errors
     /// What is wrong with it.
@@ -94,7 +95,7 @@ impl Key {
     }
 }
 
-/// The last of a list of versions, each one more than the one before.
+/// Returns the last of a list of versions, each one more than the one before.
 fn list_version(value: &[u8]) -> Result<u64, String> {
     let text = String::from_utf8_lossy(value);
     let mut last = None;
@@ -108,48 +109,48 @@ fn list_version(value: &[u8]) -> Result<u64, String> {
     last.filter(|_| text.ends_with(';')).ok_or_else(|| format!("no whole list: {text:?}"))
 }
 
-/// What is counted.
+/// The counts of a run.
 #[derive(Debug, Default)]
-pub struct Figures {
-    /// Keys asked for and changes made.
+pub struct Counts {
+    /// Keys requested and changes made.
     pub operations: AtomicU64,
-    /// Keys asked for and found.
+    /// Keys requested and found.
     pub hits: AtomicU64,
-    /// Keys asked for and not found.
+    /// Keys requested and not found.
     pub misses: AtomicU64,
-    /// Changes carried out.
+    /// Changes made.
     pub changes: AtomicU64,
     /// Changes refused for lack of memory.
     pub refused: AtomicU64,
-    /// Flushes, and moves of the clock.
+    /// Flushes, and advances of the clock.
     pub flushes: AtomicU64,
     /// Values that were begun and given up, by either side.
     pub given_up: AtomicU64,
 }
 
-/// What all clients of a run share.
+/// The state that all clients of a run share.
 pub struct Shared<'a> {
     /// The server.
     pub server: &'a Server,
-    /// How it was started.
+    /// Its configuration.
     pub configuration: &'a Configuration,
     /// All keys; each belongs to one client.
     pub keys: Vec<Key>,
-    /// What is counted.
-    pub figures: Figures,
-    /// Odd while everything is made to go.
+    /// The counts.
+    pub counts: Counts,
+    /// Odd while everything is being removed.
     pub flushing: AtomicU64,
     stop: AtomicBool,
     violations: Mutex<Vec<String>>,
 }
 
 impl Shared<'_> {
-    /// Whether the run is over.
+    /// Returns whether the run is over.
     pub fn is_over(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Notes what must not be.
+    /// Records a violation.
     pub fn violation(&self, text: String) {
         let mut violations = self.violations.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if violations.len() < VIOLATIONS_MAX {
@@ -158,15 +159,15 @@ impl Shared<'_> {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Judges what was read of a key.
+    /// Checks what was read of a key.
     pub fn judge(&self, key: &Key, before: ledger::Before, flushing: u64, value: Option<&[u8]>) {
         let judged = match value {
             Some(value) => {
-                self.figures.hits.fetch_add(1, Ordering::Relaxed);
+                self.counts.hits.fetch_add(1, Ordering::Relaxed);
                 key.version(value).and_then(|version| key.account.judge_hit(before, version))
             }
             None => {
-                self.figures.misses.fetch_add(1, Ordering::Relaxed);
+                self.counts.misses.fetch_add(1, Ordering::Relaxed);
                 let calm = flushing.is_multiple_of(2) && self.flushing.load(Ordering::SeqCst) == flushing;
                 let lasting = key.group != Group::Mortal;
                 key.account.judge_miss(before, self.configuration.lossless && calm && lasting)
@@ -178,7 +179,7 @@ impl Shared<'_> {
     }
 }
 
-/// Runs one configuration; prints a line for each figure. Whether nothing was violated.
+/// Runs one configuration and prints a line for each count. Returns whether there was no violation.
 pub fn run(program: &Program, configuration: &Configuration, until: Until, seed: u64) -> bool {
     let mut server = Start::program(program.clone()).args(configuration.args).start();
     let mut keys = Vec::new();
@@ -195,7 +196,7 @@ pub fn run(program: &Program, configuration: &Configuration, until: Until, seed:
         server: &server,
         configuration,
         keys,
-        figures: Figures::default(),
+        counts: Counts::default(),
         flushing: AtomicU64::new(0),
         stop: AtomicBool::new(false),
         violations: Mutex::default(),
@@ -223,7 +224,7 @@ pub fn run(program: &Program, configuration: &Configuration, until: Until, seed:
         loop {
             let over = match until {
                 Until::Time(time) => begun.elapsed() >= time,
-                Until::Operations(count) => shared.figures.operations.load(Ordering::Relaxed) >= count,
+                Until::Operations(count) => shared.counts.operations.load(Ordering::Relaxed) >= count,
             };
             if over || shared.is_over() {
                 break;
@@ -236,25 +237,25 @@ pub fn run(program: &Program, configuration: &Configuration, until: Until, seed:
     if shared.violations.lock().is_ok_and(|violations| violations.is_empty()) {
         read_all(&shared);
     }
-    let Shared { figures, violations, .. } = shared;
+    let Shared { counts, violations, .. } = shared;
     let mut violations = violations.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     violations.extend(end(&mut server));
     let name = configuration.name;
     let count = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
     println!("{name} seconds {secs:.1}");
-    println!("{name} operations {}", count(&figures.operations));
-    println!("{name} hits {}", count(&figures.hits));
-    println!("{name} misses {}", count(&figures.misses));
-    println!("{name} changes {}", count(&figures.changes));
-    println!("{name} refused {}", count(&figures.refused));
-    println!("{name} flushes {}", count(&figures.flushes));
-    println!("{name} values given up {}", count(&figures.given_up));
+    println!("{name} operations {}", count(&counts.operations));
+    println!("{name} hits {}", count(&counts.hits));
+    println!("{name} misses {}", count(&counts.misses));
+    println!("{name} changes {}", count(&counts.changes));
+    println!("{name} refused {}", count(&counts.refused));
+    println!("{name} flushes {}", count(&counts.flushes));
+    println!("{name} values given up {}", count(&counts.given_up));
     println!("{name} violations {}", violations.len());
     violations.iter().for_each(|violation| println!("{name} violation: {violation}"));
     violations.is_empty()
 }
 
-/// Starts a client with a seed of its own; a reply that cannot be, and a connection that fails, are violations.
+/// Starts a client with a seed of its own; an impossible reply and a failed connection are violations.
 fn spawn<'scope>(
     scope: &'scope Scope<'scope, '_>,
     shared: &'scope Shared<'_>,
@@ -271,13 +272,13 @@ fn spawn<'scope>(
     });
 }
 
-/// Every key once more, with nobody beside.
+/// Reads every key once more, with no other load.
 fn read_all(shared: &Shared<'_>) {
     let mut client = Client::new(shared.server.connect(), Speaks::Text);
     for key in &shared.keys {
         let before = key.account.before();
         let found = client.get(&key.name);
-        // Whether one that was under way at the end got there is not known.
+        // Whether a change in progress at the end was made is not known.
         let known = key.account.acknowledged() == key.account.sent();
         if found.is_some() || known {
             shared.judge(
@@ -290,7 +291,7 @@ fn read_all(shared: &Shared<'_>) {
     }
 }
 
-/// Ends the server; what was wrong with it.
+/// Ends the server; returns what was wrong with its end.
 fn end(server: &mut Server) -> Option<String> {
     server.signal(libc::SIGTERM);
     let status = server.wait_exit();

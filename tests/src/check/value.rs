@@ -1,8 +1,8 @@
-//! Values that say what they are: key, version and checksum in front, then bytes that follow from key and version.
+//! Self-describing values: key, version and checksum first, then bytes that follow from key and version.
 //!
-//! Whoever reads one can tell whether it is the key's, whole, and which version it is.
+//! A reader can check whether a value belongs to the key, whether it is complete, and which version it is.
 
-/// The value of a version of a key, about `bytes` long (never shorter than its head).
+/// Returns the value of a version of a key, about `bytes` long (never shorter than its head).
 pub fn make(key: &str, version: u64, bytes: usize) -> Vec<u8> {
     let body_bytes = bytes.saturating_sub(key.len() + 50);
     let body = body(key, version, body_bytes);
@@ -11,10 +11,10 @@ pub fn make(key: &str, version: u64, bytes: usize) -> Vec<u8> {
     value
 }
 
-/// The version that a value of a key is.
+/// Returns the version in a value of a key.
 ///
 /// # Errors
-/// What is wrong with it: another key's, torn, or no such value at all.
+/// What is wrong with it: another key's, torn, or not such a value.
 pub fn version(key: &str, value: &[u8]) -> Result<u64, String> {
     let shown = || value[..value.len().min(80)].escape_ascii().to_string();
     let end = value.iter().position(|byte| *byte == b'\n').ok_or_else(|| format!("no head: {}", shown()))?;
@@ -40,7 +40,7 @@ pub fn version(key: &str, value: &[u8]) -> Result<u64, String> {
     Ok(version)
 }
 
-/// Bytes that follow from key and version alone.
+/// Returns bytes that follow from key and version only.
 fn body(key: &str, version: u64, bytes: usize) -> Vec<u8> {
     let mut state = key.bytes().fold(version | 1 << 63, |state, byte| mix(state ^ u64::from(byte)));
     let mut body = Vec::with_capacity(bytes + 8);

@@ -6,8 +6,8 @@ use super::source::Crate;
 const HOPS_MAX: usize = 16;
 
 impl Crate {
-    /// Returns the path of the module that defines what `segments` name in the module `from`; `None` for other crates' items, for names
-    /// that the compiler brings in, and for `from` itself.
+    /// Returns the path of the module that defines what `segments` name in the module `from`; `None` for
+    /// other crates' items, for names that the compiler brings in, and for `from` itself.
     pub(super) fn module_of(&self, from: &[String], segments: &[String]) -> Option<Vec<String>> {
         let found = self.resolve(from, segments, HOPS_MAX)?;
         (found != from).then_some(found)

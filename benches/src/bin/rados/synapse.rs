@@ -36,7 +36,7 @@ impl Bench {
             let alone = self.alone_like(&load, 10)?;
             let server = Synapsed::start(&program, directory.path(), &self.ceph.conf)?;
             let client = SynapseBlocker::connect_on_thread(ClientConfig::new(
-                server.address.parse().map_err(|why: String| anyhow::anyhow!("{}: {why}", server.address))?,
+                server.address.parse().with_context(|| format!("the address {}", server.address))?,
             ))?;
             let backend: Arc<dyn Blocker> = Arc::new(client);
             touch(&backend, &load)?;

@@ -19,7 +19,7 @@ use crate::slots::{Slots, object, place};
 /// # Errors
 /// When the server is not content with its settings, or cannot listen.
 pub(crate) async fn serve(slots: Arc<Slots>) -> Result<(SocketAddr, Server)> {
-    let server = Server::new(slots, None, ServerConfig::default()).map_err(Error::msg)?;
+    let server = Server::new(slots, ServerConfig::default()).map_err(Error::msg)?;
     let bound = server.listen(&Address::Tcp("127.0.0.1:0".to_owned())).await.map_err(Error::msg)?;
     Ok((bound.to_string().parse()?, server))
 }

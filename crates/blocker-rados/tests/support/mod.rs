@@ -29,8 +29,8 @@ impl Cluster {
         Self::up_with(store, None, &["--store", store, "--size", "2147483648"])
     }
 
-    /// A cluster as operators run it: three monitors, three OSDs with three copies, keys for everyone. Stores
-    /// are opened by a user that may read and write the pool, and no more.
+    /// A cluster as operators run it: three monitors, three OSDs with three copies, keys for each client.
+    /// Stores are opened by a user that may read and write the pool, and no more.
     ///
     /// # Panics
     /// As [`Self::up`].
@@ -76,8 +76,8 @@ impl Cluster {
             .stderr(file)
             .status()
             .unwrap();
-        let said = || std::fs::read_to_string(&log).unwrap_or_default();
-        assert!(status.success(), "ceph-dev {command} {arguments:?} failed:\n{}", said());
+        let output = || std::fs::read_to_string(&log).unwrap_or_default();
+        assert!(status.success(), "ceph-dev {command} {arguments:?} failed:\n{}", output());
     }
 
     /// Sets an attribute of a RADOS object behind the store's back.
@@ -116,7 +116,7 @@ fn has(program: &str) -> bool {
     std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
 }
 
-/// Says that tests are skipped, past the test runner's capture.
+/// Reports that tests are skipped, past the test runner's capture.
 ///
 /// # Panics
 /// With `CACHED_REQUIRE_ALL=1`.

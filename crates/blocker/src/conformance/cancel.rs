@@ -39,7 +39,7 @@ pub(super) fn a_cancelled_change_is_all_or_nothing(cx: &Cx<'_>) -> Check {
     Ok(())
 }
 
-pub(super) fn a_cancelled_call_blocks_nobody(cx: &Cx<'_>) -> Check {
+pub(super) fn a_cancelled_call_blocks_no_other(cx: &Cx<'_>) -> Check {
     for polls in 0..POLLS_MAX {
         let object = cx.object(format!("free-{polls}"));
         let backend = cx.backend();

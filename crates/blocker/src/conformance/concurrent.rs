@@ -1,4 +1,4 @@
-//! Many callers at once: nothing torn, nothing lost, nobody in another's way.
+//! Concurrent callers: nothing is torn, nothing is lost, no caller delays another.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -19,7 +19,7 @@ const WRITERS: u8 = 3;
 /// What callers on other threads share: the backend, and how long to wait for it.
 type Shared = (Arc<dyn Blocker>, Duration);
 
-/// Runs `work` on so many threads; the first failure.
+/// Runs `work` on `threads` threads. Returns the first failure.
 fn on_threads(count: u8, work: impl Fn(u8) -> Check + Sync) -> Check {
     std::thread::scope(|scope| {
         let work = &work;
@@ -77,8 +77,8 @@ pub(super) fn runs_are_seen_all_or_none(cx: &Cx<'_>) -> Check {
     })
 }
 
-/// Writers put a byte each time where `write` says, while a reader holds all that it finds against `check`. Both know the size:
-/// one bucket; and as many bytes as one write is atomic for.
+/// Writers put a byte each time where `write` says, while a reader holds all that it finds against `check`.
+/// Both know the size: one bucket; and as many bytes as one write is atomic for.
 fn never_seen_in_part(
     cx: &Cx<'_>,
     object: &ObjectId,
@@ -89,7 +89,7 @@ fn never_seen_in_part(
     let far = cx.caps.atomic_bytes.clamp(BUCKET_BYTES, 64 << 10).min(cx.caps.object_bytes_max);
     for size in [BUCKET_BYTES, far] {
         cx.write(object, 0, &vec![0; size as usize])?;
-        let shared = (cx.backend(), cx.options.patience);
+        let shared = (cx.backend(), cx.options.timeout);
         let done = AtomicBool::new(false);
         on_threads(WRITERS + 1, |index| {
             if index < WRITERS {
@@ -117,7 +117,7 @@ fn never_seen_in_part(
 fn count_up(cx: &Cx<'_>, name: &str, add: impl Fn(&Shared) -> Check<bool> + Sync) -> Check {
     let object = cx.object(name);
     cx.write(&object, 0, &0_u64.to_le_bytes())?;
-    let shared = (cx.backend(), cx.options.patience);
+    let shared = (cx.backend(), cx.options.timeout);
     let per_thread = 60 * cx.options.effort;
     on_threads(WRITERS, |_| {
         for _ in 0..per_thread {
@@ -172,7 +172,7 @@ pub(super) fn only_one_creator_wins(cx: &Cx<'_>) -> Check {
     cx.skip_unless(cx.caps.conditions, "conditions")?;
     for round in 0..10 * cx.options.effort {
         let object = cx.object(format!("created-{round}"));
-        let shared = (cx.backend(), cx.options.patience);
+        let shared = (cx.backend(), cx.options.timeout);
         let winners = AtomicU32::new(0);
         on_threads(WRITERS, |index| {
             let data = Bytes::from(vec![index; 100]);
@@ -192,7 +192,7 @@ pub(super) fn only_one_creator_wins(cx: &Cx<'_>) -> Check {
 
 pub(super) fn objects_do_not_disturb_each_other(cx: &Cx<'_>) -> Check {
     let objects: Vec<_> = (0..WRITERS).map(|index| cx.object([b'o', index])).collect();
-    let shared = (cx.backend(), cx.options.patience);
+    let shared = (cx.backend(), cx.options.timeout);
     let rounds = 50 * cx.options.effort;
     on_threads(WRITERS, |index| {
         let object = &objects[usize::from(index)];

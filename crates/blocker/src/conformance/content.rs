@@ -308,12 +308,16 @@ pub(super) fn info_is_exact(cx: &Cx<'_>) -> Check {
             b.write_full(WriteFullRequest::new(object.clone(), Segments::zeros(size as usize)))
         })?;
         let info = cx.info(&object)?;
-        ensure!(info.size_bytes == size, "info says {} bytes, there are {size}", info.size_bytes);
+        ensure!(info.size_bytes == size, "info reports {} bytes, there are {size}", info.size_bytes);
         let read = cx.ok("read", |b| b.read(ReadRequest::new(object.clone(), 0, 1)))?;
         ensure!(info.version == read.version, "info and read give different versions");
         let page = cx.ok("list", |b| b.list(ListRequest::new(cx.namespace())))?;
         ensure!(page.entries.len() == 1, "{} objects are listed", page.entries.len());
-        ensure!(page.entries[0].size_bytes == size, "the listing says {} bytes", page.entries[0].size_bytes);
+        ensure!(
+            page.entries[0].size_bytes == size,
+            "the listing reports {} bytes",
+            page.entries[0].size_bytes
+        );
         ensure!(page.entries[0].version == info.version, "info and list give different versions");
     }
     Ok(())

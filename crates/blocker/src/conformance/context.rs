@@ -64,15 +64,15 @@ impl<'a> Cx<'a> {
         }
     }
 
-    // ---- the world
+    // ---- the backend and its objects
 
     pub(super) fn backend(&self) -> Arc<dyn Blocker> {
         Arc::clone(&self.backend.borrow())
     }
 
-    /// Cuts the power and goes on with what comes up again.
+    /// Cuts the power and continues with the restarted backend.
     pub(super) fn power_cycle(&self) -> Check {
-        // Nobody may hold on to the old one: a store has one process.
+        // No handle to the old one may be left: a store has one process.
         let placeholder: Arc<dyn Blocker> = Arc::new(crate::memory::Memory::default());
         drop(self.backend.replace(placeholder));
         let backend = self.harness.power_cycle();
@@ -148,7 +148,7 @@ impl<'a> Cx<'a> {
 
     // ---- calls
 
-    /// Calls and waits, again while the backend says "try again".
+    /// Calls and waits; repeats the call while the answer is `Retryable`.
     pub(super) fn wait<T: Unpin>(
         &self,
         what: &str,
@@ -157,9 +157,9 @@ impl<'a> Cx<'a> {
         let backend = self.backend();
         let start = Instant::now();
         loop {
-            let lost = || Stop::Fail(format!("{what}: no answer within {:?}", self.options.patience));
-            match block_on_for(call(&*backend), self.options.patience).ok_or_else(lost)? {
-                Err(Error::Retryable(_)) if start.elapsed() < self.options.patience => {
+            let lost = || Stop::Fail(format!("{what}: no answer within {:?}", self.options.timeout));
+            match block_on_for(call(&*backend), self.options.timeout).ok_or_else(lost)? {
+                Err(Error::Retryable(_)) if start.elapsed() < self.options.timeout => {
                     std::thread::yield_now();
                 }
                 answer => return Ok(answer),

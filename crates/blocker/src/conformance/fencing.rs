@@ -54,7 +54,7 @@ pub(super) fn the_stamp_is_shown_and_kept(cx: &Cx<'_>) -> Check {
     cx.write(&object, 0, b"plain")?;
     ensure!(cx.info(&object)?.stamp.is_none(), "an unstamped object shows a stamp");
     stamped(cx, &object, Stamp::new(0, 3), b"zero")?;
-    // An epoch of 0 guards against late changes, but keeps nobody out.
+    // An epoch of 0 guards against late changes, but excludes no writer.
     cx.write(&object, 0, b"plain")?;
     ensure!(cx.info(&object)?.stamp == Some(Stamp::new(0, 3)), "an unstamped change moved the stamp");
     stamped(cx, &object, Stamp::new(4, 1), b"four")?;
@@ -102,7 +102,7 @@ pub(super) fn a_claim_refuses_older_epochs_in_its_scope_only(cx: &Cx<'_>) -> Che
     stamped(cx, &one, Stamp::new(20, 0), b"newer")?;
     let elsewhere = ObjectId::new(cx.other_namespace(), one.name.clone());
     cx.write(&elsewhere, 0, b"free")?;
-    // Reading is for everyone.
+    // Reading needs no epoch.
     cx.expect(&one, b"newer")?;
     cx.expect(&other, b"free")
 }

@@ -1,4 +1,4 @@
-//! Limits: exactly as large as the capabilities say, and clear words beyond.
+//! Limits: exactly as large as the capabilities state, and a clear error beyond.
 
 use super::context::{Check, Cx, ensure, same_bytes};
 use crate::capabilities::BUCKET_BYTES;
@@ -11,7 +11,7 @@ fn is_too_large(error: &Error) -> bool {
     matches!(error, Error::TooLarge { .. })
 }
 
-pub(super) fn an_object_may_be_as_large_as_it_says(cx: &Cx<'_>) -> Check {
+pub(super) fn an_object_may_be_as_large_as_the_limit(cx: &Cx<'_>) -> Check {
     let (object, limit) = (cx.object("large"), cx.caps.object_bytes_max);
     ensure!(cx.caps.request_bytes_max >= BUCKET_BYTES, "a request must be able to carry a bucket");
     let reply = cx.write(&object, limit - 1, b"x")?;
@@ -67,7 +67,7 @@ pub(super) fn overflowing_ranges_are_refused(cx: &Cx<'_>) -> Check {
     cx.expect(&object, b"x")
 }
 
-pub(super) fn compare_goes_as_far_as_it_says(cx: &Cx<'_>) -> Check {
+pub(super) fn compare_works_up_to_its_limit(cx: &Cx<'_>) -> Check {
     cx.skip_unless(cx.caps.compare_bytes_max > 0, "compare_and_write")?;
     let object = cx.object("compare");
     let len = cx.caps.compare_bytes_max.min(cx.caps.object_bytes_max - 1).min(8 << 20) as usize;
@@ -87,7 +87,7 @@ pub(super) fn compare_goes_as_far_as_it_says(cx: &Cx<'_>) -> Check {
     same_bytes(&read.data.to_vec(), b"new")
 }
 
-pub(super) fn runs_go_as_far_as_it_says(cx: &Cx<'_>) -> Check {
+pub(super) fn runs_work_up_to_their_limit(cx: &Cx<'_>) -> Check {
     cx.skip_unless(cx.caps.runs_max > 1, "write_runs")?;
     let object = cx.object("runs");
     let count = cx.caps.runs_max.min(64 << 10) as usize;
@@ -124,7 +124,7 @@ fn is_invalid(error: &Error) -> bool {
     matches!(error, Error::Invalid(_))
 }
 
-pub(super) fn runs_that_cannot_be_are_refused(cx: &Cx<'_>) -> Check {
+pub(super) fn invalid_runs_are_refused(cx: &Cx<'_>) -> Check {
     cx.skip_unless(cx.caps.runs_max > 1, "write_runs")?;
     let object = cx.object("refused");
     let before = cx.write(&object, 0, b"intact")?.version;
@@ -148,7 +148,7 @@ pub(super) fn runs_that_cannot_be_are_refused(cx: &Cx<'_>) -> Check {
     Ok(())
 }
 
-pub(super) fn what_is_not_supported_says_so(cx: &Cx<'_>) -> Check {
+pub(super) fn what_is_not_supported_is_refused_as_such(cx: &Cx<'_>) -> Check {
     let caps = cx.caps;
     let object = cx.object("unsupported");
     cx.write(&object, 0, b"x")?;

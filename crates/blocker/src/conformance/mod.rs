@@ -1,9 +1,9 @@
-//! One conformance suite for every backend and every layer: a function of a [`Harness`].
+//! The conformance suite: checks any backend or layer against the contract.
 //!
-//! The suite knows a backend only by its [`Blocker`] face. It takes nothing to be instantaneous, needs
-//! no runtime, uses namespaces of its own and leaves them empty, so it runs as well against a store on
-//! the network that others use too. Each case is one sentence of the contract; a case that a capability
-//! rules out is skipped, and says so. What loss of power may do is checked where the harness can cut it.
+//! The suite uses nothing but [`Blocker`]. It does not expect answers at once, needs no async runtime, uses
+//! namespaces of its own and leaves them empty, so that it also runs against a store on the network that
+//! others use. Each case is one sentence of the contract; a case that a capability rules out is skipped, with
+//! the reason. The effects of a power loss are checked where the [`Harness`] can cut the power.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -19,11 +19,11 @@ mod conditions;
 mod content;
 mod context;
 mod crash;
+mod events;
 mod fencing;
 mod limits;
 mod listing;
 mod names;
-mod news;
 mod random;
 
 use std::fmt;
@@ -36,24 +36,24 @@ use crate::clock::{Clock, SystemClock};
 
 use context::{Check, Cx, Stop};
 
-/// What is put to the test, and how its world is worked.
+/// The blocker under test, and what the suite can do to it.
 pub trait Harness {
-    /// The backend. Called once per case; may be the same each time, or a fresh one.
+    /// Returns the blocker under test. Called once for each case; may return the same one or a fresh one.
     fn backend(&self) -> Arc<dyn Blocker>;
 
-    /// The clock that the backend takes deadlines by.
+    /// Returns the clock of the blocker's deadlines.
     fn clock(&self) -> Arc<dyn Clock> {
         Arc::new(SystemClock)
     }
 
-    /// Cuts the power of what [`Self::backend`] gave last, loses what the store may lose, and brings it
-    /// up again. `None`, the default, where that cannot be done: those cases are skipped.
+    /// Cuts the power of what [`Self::backend`] returned last, loses what the store may lose, and restarts
+    /// it. Returns `None`, the default, where that cannot be done: those cases are skipped.
     fn power_cycle(&self) -> Option<Arc<dyn Blocker>> {
         None
     }
 }
 
-/// One backend on the system's clock, whose power cannot be cut.
+/// A harness for one blocker on the system's clock, whose power cannot be cut.
 pub struct Plain(Arc<dyn Blocker>);
 
 impl fmt::Debug for Plain {
@@ -63,7 +63,7 @@ impl fmt::Debug for Plain {
 }
 
 impl Plain {
-    /// Puts `backend` to the test.
+    /// Returns a harness that tests `backend`.
     #[must_use]
     pub fn new(backend: Arc<dyn Blocker>) -> Self {
         Self(backend)
@@ -80,18 +80,18 @@ impl Harness for Plain {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// Where every random choice comes from; the report shows it.
+    /// The seed of every random choice; the report has it.
     pub seed: u64,
-    /// The suite's namespaces begin with this. Objects found there are removed.
+    /// The prefix of the suite's namespaces. Objects found there are removed.
     pub namespace_prefix: String,
     /// Only cases whose name contains this.
     pub filter: String,
-    /// A reply that takes longer than this has been lost.
-    pub patience: Duration,
-    /// How much random work to do: 1 is a second or less on a fast backend.
+    /// How long an answer may take before it counts as lost.
+    pub timeout: Duration,
+    /// The amount of random work: 1 takes a second or less on a fast backend.
     pub effort: u32,
-    /// No one else uses the backend: scopes that span all namespaces may be claimed. Once claimed they
-    /// stay so.
+    /// Whether the suite is the only user of the backend, so that scopes that span all namespaces may be
+    /// claimed. Once claimed they stay so.
     pub exclusive: bool,
 }
 
@@ -101,7 +101,7 @@ impl Default for Options {
             seed: 1,
             namespace_prefix: "conformance".into(),
             filter: String::new(),
-            patience: Duration::from_secs(60),
+            timeout: Duration::from_secs(60),
             effort: 1,
             exclusive: false,
         }
@@ -168,13 +168,13 @@ cases! {
         a_deleted_object_is_not_brought_back_by_a_late_change
         copies_do_not_take_the_stamp_along;
     limits:
-        an_object_may_be_as_large_as_it_says
+        an_object_may_be_as_large_as_the_limit
         one_byte_more_is_too_large
         overflowing_ranges_are_refused
-        compare_goes_as_far_as_it_says
-        runs_go_as_far_as_it_says
-        runs_that_cannot_be_are_refused
-        what_is_not_supported_says_so;
+        compare_works_up_to_its_limit
+        runs_work_up_to_their_limit
+        invalid_runs_are_refused
+        what_is_not_supported_is_refused_as_such;
     listing:
         an_unused_namespace_is_empty
         a_listing_is_in_order_and_complete
@@ -190,12 +190,12 @@ cases! {
         objects_do_not_disturb_each_other;
     cancel:
         a_cancelled_change_is_all_or_nothing
-        a_cancelled_call_blocks_nobody;
-    news:
+        a_cancelled_call_blocks_no_other;
+    events:
         a_deadline_in_the_past_changes_nothing
-        a_deadline_far_away_does_no_harm
-        subscribers_hear_of_invalidations
-        subscribers_hear_of_claims
+        a_deadline_far_away_changes_nothing
+        subscribers_receive_invalidations
+        subscribers_receive_claims
         flush_of_every_scope_answers_stored;
     random:
         any_sequence_matches_a_plain_map;
@@ -212,25 +212,25 @@ cases! {
         versions_are_not_reused_after_a_crash;
 }
 
-/// What became of a case.
+/// The result of a case.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// The backend keeps its word.
+    /// The blocker keeps the contract.
     Pass,
-    /// Not applicable, and why.
+    /// The case does not apply, for this reason.
     Skip(String),
-    /// The backend breaks the contract, and how.
+    /// The blocker breaks the contract in this way.
     Fail(String),
 }
 
-/// One case and what became of it.
+/// One case and its result.
 #[derive(Clone, Debug)]
 pub struct CaseReport {
-    /// `theme::sentence`.
+    /// The name, as `theme::sentence`.
     pub name: &'static str,
-    /// What became of it.
+    /// The result.
     pub verdict: Verdict,
-    /// How long it took.
+    /// How long the case took.
     pub took: Duration,
 }
 
@@ -244,7 +244,7 @@ impl fmt::Display for CaseReport {
     }
 }
 
-/// What became of all of them.
+/// The results of all cases that ran.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The cases, in the order in which they ran.
@@ -254,12 +254,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// The cases that failed.
+    /// Returns the cases that failed.
     pub fn failures(&self) -> impl Iterator<Item = &CaseReport> {
         self.cases.iter().filter(|case| matches!(case.verdict, Verdict::Fail(_)))
     }
 
-    /// How many passed, were skipped, failed.
+    /// Returns the number of cases that passed, were skipped, and failed.
     #[must_use]
     pub fn counts(&self) -> (usize, usize, usize) {
         let failed = self.failures().count();
@@ -267,10 +267,10 @@ impl Report {
         (passed, self.cases.len() - passed - failed, failed)
     }
 
-    /// For tests.
+    /// Checks that no case failed and at least one passed.
     ///
     /// # Panics
-    /// If a case failed, or none passed; with all failures and the seed.
+    /// If a case failed, or none passed, with all failures and the seed.
     #[track_caller]
     pub fn assert_passed(&self) {
         let failures: Vec<_> = self.failures().map(ToString::to_string).collect();
@@ -284,7 +284,7 @@ pub fn run(harness: &dyn Harness, options: &Options) -> Report {
     run_with(harness, options, |_| ())
 }
 
-/// Runs the suite, and tells `progress` of each case as soon as it is done.
+/// Runs the suite, and calls `progress` with each case as soon as it is done.
 pub fn run_with(harness: &dyn Harness, options: &Options, mut progress: impl FnMut(&CaseReport)) -> Report {
     let mut cases = Vec::new();
     for (index, case) in CASES.iter().enumerate().filter(|(_, case)| case.name.contains(&options.filter)) {
@@ -297,7 +297,7 @@ pub fn run_with(harness: &dyn Harness, options: &Options, mut progress: impl FnM
     Report { cases, seed: options.seed }
 }
 
-/// The names of all cases.
+/// Returns the names of all cases.
 pub fn case_names() -> impl Iterator<Item = &'static str> {
     CASES.iter().map(|case| case.name)
 }

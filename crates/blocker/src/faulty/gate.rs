@@ -1,5 +1,4 @@
-//! Two small things to wait at, for any executor: a gate that stops everyone, and a lock held across
-//! awaits.
+//! Two primitives for any executor: a gate that stops all tasks, and a lock that is held across awaits.
 
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
@@ -7,7 +6,7 @@ use std::task::{Poll, Waker};
 
 use parking_lot::Mutex;
 
-/// Open, or closed with those who wait.
+/// A gate: open, or closed with the wakers of the waiting tasks.
 #[derive(Default)]
 pub(super) struct Gate {
     state: Mutex<(bool, Vec<Waker>)>,
@@ -31,7 +30,7 @@ impl Gate {
         self.state.lock().0
     }
 
-    /// Completes when the gate is open.
+    /// Waits until the gate is open.
     pub(super) fn pass(&self) -> impl Future<Output = ()> + Send + '_ {
         poll_fn(|cx| {
             let mut state = self.state.lock();
@@ -44,7 +43,7 @@ impl Gate {
     }
 }
 
-/// A lock whose guard may live across awaits. Not fair; everyone who waits is woken and tries again.
+/// A lock whose guard may live across awaits. Not fair: all waiting tasks are woken and try again.
 #[derive(Default)]
 pub(super) struct AsyncLock {
     held: Gate,

@@ -1,12 +1,25 @@
-//! The faulty backend: any backend, and what can go wrong with it, from a seed.
+//! Fault injection: a layer over any blocker with faults from a seed.
 //!
-//! Delays on the injected clock, errors with and without effect, stalls, a full store, crashes at a
-//! chosen step, and a volatile cache whose contents a crash loses, tears and reorders. For tests, of
-//! whatever stands on the contract. What this leaves out: damaged data; nothing it returns was never
-//! written.
+//! Delays on the clock that it is given, errors with and without effect, stalls, a full store, crashes at a
+//! chosen step, and a volatile cache whose contents a crash loses, tears and reorders. For tests of
+//! everything that builds on the contract. Data are never damaged: every byte that it returns was written.
 //!
-//! A call's faults are drawn when it is made. A delayed or stalled call keeps its deadline: if that
-//! passes before it is done, nothing was done; if after, the outcome is unknown.
+//! A call's faults are drawn when it is made. A delayed or stalled call keeps its deadline: if it passes
+//! before the call is done, nothing was done; if after, the outcome is unknown.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use blocker::executor::block_on;
+//! use blocker::faulty::FaultPlan;
+//! use blocker::{BlockerExt, Faulty, Memory, SystemClock};
+//!
+//! let mut plan = FaultPlan::benign(1);
+//! plan.error_permille = 1000;
+//! let store = Faulty::new(Arc::new(Memory::default()), plan, Arc::new(SystemClock));
+//! let error = block_on(store.get(&"n/o".parse()?)).unwrap_err();
+//! assert!(error.is_retryable());
+//! # Ok::<_, blocker::Error>(())
+//! ```
 
 mod gate;
 mod plan;
@@ -42,7 +55,7 @@ pub use plan::FaultPlan;
 use plan::{Failure, Fate, Kind};
 use volatile::{Logged, SECTOR_BYTES, Volatile};
 
-/// A backend with faults.
+/// A layer that injects faults.
 pub struct Faulty {
     shared: Arc<Shared>,
 }
@@ -64,7 +77,7 @@ struct State {
 }
 
 impl Faulty {
-    /// `inner`, with what `plan` says going wrong, by `clock`.
+    /// Returns a layer over `inner` with the faults of `plan`. Delays and deadlines are on `clock`.
     #[must_use]
     pub fn new(inner: Arc<dyn Blocker>, plan: FaultPlan, clock: Arc<dyn Clock>) -> Self {
         let volatile =
@@ -74,13 +87,13 @@ impl Faulty {
         Self { shared: Arc::new(Shared { inner, clock, volatile, plan, state, stalled: Gate::default() }) }
     }
 
-    /// How many calls have been made.
+    /// Returns the number of calls made so far.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.shared.state.lock().step
     }
 
-    /// From now on no call makes progress, until [`Self::resume`] or its deadline.
+    /// Stops the progress of all calls until [`Self::resume`] or their deadline.
     pub fn stall(&self) {
         self.shared.stalled.close();
     }
@@ -90,22 +103,22 @@ impl Faulty {
         self.shared.stalled.open();
     }
 
-    /// Crashes: from now on every call is `Retryable`, calls under way answer `OutcomeUnknown`.
+    /// Crashes the backend: every later call answers `Retryable`, calls under way answer `OutcomeUnknown`.
     pub fn crash(&self) {
         self.shared.state.lock().crashed = true;
     }
 
-    /// Whether it has crashed and not been restarted.
+    /// Returns whether the backend has crashed and not been restarted.
     #[must_use]
     pub fn is_crashed(&self) -> bool {
         self.shared.state.lock().crashed
     }
 
-    /// Comes up again. With a volatile cache, what was not stored is lost now. Blocks; nothing else may
-    /// be under way.
+    /// Restarts the backend. With a volatile cache, what was not stored is lost now. Blocks; no other call
+    /// may be under way.
     ///
     /// # Errors
-    /// What the backend below says while it takes over what had reached it.
+    /// Those of the blocker below, while changes that had reached it are made there.
     pub fn restart(&self) -> Result<()> {
         let rng = {
             let mut state = self.shared.state.lock();
@@ -118,7 +131,7 @@ impl Faulty {
         Ok(())
     }
 
-    /// Meets the call's fate around `act`.
+    /// Runs `act` with the faults drawn for the call.
     fn run<T: Send + Unpin + 'static>(
         &self,
         kind: Kind,
@@ -139,7 +152,7 @@ impl Faulty {
             return act(shared);
         }
         let shared = Arc::clone(shared);
-        Reply::pending(async move { shared.meet(fate, kind, call, act).await })
+        Reply::pending(async move { shared.run_with_faults(fate, kind, call, act).await })
     }
 }
 
@@ -148,7 +161,7 @@ fn crashed() -> Error {
 }
 
 impl Shared {
-    async fn meet<T: Unpin>(
+    async fn run_with_faults<T: Unpin>(
         self: &Arc<Self>,
         fate: Fate,
         kind: Kind,
@@ -194,7 +207,7 @@ impl Shared {
         answer
     }
 
-    /// What a call answers whose own answer was lost.
+    /// Returns the answer of a call whose own answer is lost.
     fn unknown(&self, kind: Kind) -> Error {
         match kind {
             Kind::Read => Error::Retryable("the answer was lost".into()),
@@ -203,7 +216,7 @@ impl Shared {
         }
     }
 
-    /// Waits for `wait`, at most until the call's deadline.
+    /// Waits for `wait`, at most until the call's deadline. Returns `None` at the deadline.
     async fn in_time(&self, call: Call, wait: impl Future<Output = ()>) -> Option<()> {
         let mut wait = pin!(wait);
         let mut timer = call.deadline.map(|deadline| self.clock.sleep_until(deadline));
@@ -219,7 +232,7 @@ impl Shared {
         .await
     }
 
-    /// Whether an object may grow to `end`.
+    /// Checks whether an object may grow to `end`.
     fn check_space(&self, object: &ObjectId, end: u64) -> Result<()> {
         let Some(limit) = self.plan.space_bytes_max else { return Ok(()) };
         let state = self.state.lock();
@@ -231,7 +244,7 @@ impl Shared {
         Ok(())
     }
 
-    fn note_size(&self, object: ObjectId, size_bytes: Option<u64>) {
+    fn record_size(&self, object: ObjectId, size_bytes: Option<u64>) {
         if self.plan.space_bytes_max.is_some() {
             let mut state = self.state.lock();
             match size_bytes {
@@ -246,10 +259,10 @@ impl Shared {
             return reply;
         }
         let shared = Arc::clone(self);
-        reply.then(move |answer| answer.inspect(|reply| shared.note_size(object, Some(reply.size_bytes))))
+        reply.then(move |answer| answer.inspect(|reply| shared.record_size(object, Some(reply.size_bytes))))
     }
 
-    /// Does a change in the volatile cache.
+    /// Makes a change in the volatile cache.
     fn cached<F>(self: &Arc<Self>, touched: Vec<ObjectId>, change: Change, act: F) -> Reply<ChangeReply>
     where
         F: FnOnce(&crate::memory::Memory) -> Result<(ChangeReply, Logged)> + Send + 'static,
@@ -264,7 +277,7 @@ impl Shared {
     }
 }
 
-/// Calls through the volatile cache where there is one, else straight below.
+/// Calls through the volatile cache if there is one, otherwise the blocker below.
 macro_rules! through {
     ($self:ident, $kind:ident, $request:ident, $method:ident) => {{
         let call = $request.call;
@@ -400,7 +413,7 @@ impl Blocker for Faulty {
                 shared.inner.delete(request)
             };
             let shared = Arc::clone(shared);
-            reply.then(move |answer| answer.inspect(|_| shared.note_size(object, None)))
+            reply.then(move |answer| answer.inspect(|_| shared.record_size(object, None)))
         })
     }
 

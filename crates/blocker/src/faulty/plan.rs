@@ -1,39 +1,39 @@
-//! What goes wrong, how often, and the seeded draw that decides it for each call.
+//! The plan of faults, and the seeded draw that decides the fate of each call.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use crate::rng::Rng;
 
-/// What goes wrong. Everything is drawn from the seed, in the order of the calls: a run of one caller
-/// can be replayed. The default is that nothing does.
+/// What goes wrong, and how often. Everything is drawn from the seed, in the order of the calls, so that a
+/// run with one caller can be replayed.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FaultPlan {
-    /// Where every draw comes from.
+    /// The seed of every draw.
     pub seed: u64,
-    /// How many calls in 1 000 are delayed, before or after they are done.
+    /// The number of calls in 1 000 that are delayed, before or after they are done.
     pub delay_permille: u32,
-    /// How long a delayed call takes longer, on the injected clock.
+    /// The delay, on the clock of the layer.
     pub delay: Range<Duration>,
-    /// How many calls in 1 000 fail with `Retryable`, with nothing done.
+    /// The number of calls in 1 000 that fail with `Retryable`, with nothing done.
     pub error_permille: u32,
-    /// How many changes in 1 000 answer `OutcomeUnknown`, done or not.
+    /// The number of changes in 1 000 that answer `OutcomeUnknown`, done or not.
     pub unknown_permille: u32,
-    /// How many flushes in 1 000 answer `NotStored`.
+    /// The number of flushes in 1 000 that answer `NotStored`.
     pub not_stored_permille: u32,
     /// Changes stay in a volatile cache until they are flushed; a crash loses, tears and reorders them.
     pub volatile: bool,
-    /// A flush says *stored* without storing: the broken disk that crash tests must notice.
+    /// A flush answers *stored* without storing: the broken disk that crash tests must notice.
     pub flush_lies: bool,
     /// The call with this number, counted from 1, crashes the backend.
     pub crash_at_step: Option<u64>,
-    /// How many bytes fit, counting what was written through this layer.
+    /// The number of bytes that fit, counting what was written through this layer.
     pub space_bytes_max: Option<u64>,
 }
 
 impl FaultPlan {
-    /// Nothing goes wrong.
+    /// Returns a plan without faults.
     #[must_use]
     pub fn benign(seed: u64) -> Self {
         Self {
@@ -51,7 +51,7 @@ impl FaultPlan {
     }
 }
 
-/// What kind of call it is: decides which faults can meet it, and what lateness means.
+/// The kind of a call, which decides which faults it can have, and what a late answer means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Read,
@@ -59,7 +59,7 @@ pub(super) enum Kind {
     Flush,
 }
 
-/// What becomes of a call.
+/// The faults of one call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Fate {
     pub(super) delay_before: Option<Duration>,

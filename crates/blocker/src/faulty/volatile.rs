@@ -1,10 +1,10 @@
-//! A volatile cache in front of the backend, as a disk has one: what is not flushed, a crash may lose,
-//! tear or reorder.
+//! A volatile cache before the backend, as a disk has one: a crash may lose, tear or reorder what is not
+//! flushed.
 //!
-//! The live state is a memory backend that takes objects over from below when they are first touched.
-//! Changes are done there and noted in a log; a flush does them below, in order. A crash draws what of
-//! the log had reached the store by itself: of an object with plain changes any sector of any of
-//! them, of one with stamped changes the first few (a stamp must never be there before its data).
+//! The live state is a memory backend that takes objects over from below at their first use. Changes are made
+//! there and recorded in a log; a flush makes them below, in order. A crash draws what of the log reached the
+//! store by itself: of an object with plain changes any sector of any of them, of one with stamped changes
+//! the first few (a stamp must never be stored before its data).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -23,26 +23,26 @@ use crate::response::*;
 use crate::rng::Rng;
 use crate::segment::Segments;
 
-/// What is never torn.
+/// The size of what is never torn, in bytes.
 pub(super) const SECTOR_BYTES: u64 = 512;
 
 pub(super) struct Volatile {
     inner: Arc<dyn Blocker>,
     front: Memory,
-    /// One at a time: the order of the log is the order of the changes.
-    turn: Arc<AsyncLock>,
-    book: Mutex<Book>,
+    /// Held for one operation at a time: the order of the log is the order of the changes.
+    exclusive: Arc<AsyncLock>,
+    records: Mutex<Records>,
     flush_lies: bool,
 }
 
 #[derive(Default)]
-struct Book {
+struct Records {
     /// Objects whose live state is in front.
     taken_over: HashSet<ObjectId>,
     log: Vec<Logged>,
     claims: Vec<(Scope, Epoch, WriterId)>,
     /// Deletions that are stored and remembered below.
-    buried: HashMap<ObjectId, Stamp>,
+    tombstones: HashMap<ObjectId, Stamp>,
 }
 
 /// A change that has been done in front, ready to be done below.
@@ -70,7 +70,8 @@ impl Logged {
         }
     }
 
-    /// Without what has been checked already, or will be asked of the flush.
+    /// Returns the change without conditions, durability and deadline: they have been checked, or are the
+    /// flush's.
     fn plain(mut self) -> Self {
         let (change, call) = match &mut self {
             Self::Write(request) => (&mut request.change, &mut request.call),
@@ -98,7 +99,7 @@ impl Logged {
         }
     }
 
-    /// The sectors of what is written, each a change of its own; other changes stay whole.
+    /// Returns the sectors of what is written, each as a change of its own; other changes stay whole.
     fn pieces(self) -> Vec<Self> {
         match self {
             Self::Write(request) if !request.data.is_empty() => {
@@ -138,16 +139,16 @@ impl Volatile {
         let object_bytes_max = inner.capabilities().object_bytes_max;
         let config = MemoryConfig { object_bytes_max, bytes_max: u64::MAX };
         let front = Memory::new(config, clock);
-        Self { inner, front, turn: Arc::default(), book: Mutex::default(), flush_lies }
+        Self { inner, front, exclusive: Arc::default(), records: Mutex::default(), flush_lies }
     }
 
     pub(super) fn front(&self) -> &Memory {
         &self.front
     }
 
-    /// Has the live state of `object` in front.
+    /// Takes the live state of `object` over from below, unless that has been done.
     async fn take_over(&self, object: &ObjectId) -> Result<()> {
-        if self.book.lock().taken_over.contains(object) {
+        if self.records.lock().taken_over.contains(object) {
             return Ok(());
         }
         match self.inner.info(InfoRequest::new(object.clone())).await {
@@ -157,14 +158,14 @@ impl Volatile {
                 self.front.adopt(object.clone(), Some((data, version)), info.stamp);
             }
             Err(Error::Missing) => {
-                let buried = self.book.lock().buried.get(object).copied();
-                if buried.is_some() {
-                    self.front.adopt(object.clone(), None, buried);
+                let tombstone = self.records.lock().tombstones.get(object).copied();
+                if tombstone.is_some() {
+                    self.front.adopt(object.clone(), None, tombstone);
                 }
             }
             Err(error) => return Err(error),
         }
-        self.book.lock().taken_over.insert(object.clone());
+        self.records.lock().taken_over.insert(object.clone());
         Ok(())
     }
 
@@ -183,19 +184,19 @@ impl Volatile {
     }
 
     pub(super) async fn read(&self, request: ReadRequest) -> Result<ReadReply> {
-        let _turn = self.turn.lock().await;
+        let _exclusive = self.exclusive.lock().await;
         self.take_over(&request.object).await?;
         self.front.read(request).await
     }
 
     pub(super) async fn info(&self, request: InfoRequest) -> Result<Info> {
-        let _turn = self.turn.lock().await;
+        let _exclusive = self.exclusive.lock().await;
         self.take_over(&request.object).await?;
         self.front.info(request).await
     }
 
     pub(super) async fn list(&self, request: ListRequest) -> Result<ListReply> {
-        let _turn = self.turn.lock().await;
+        let _exclusive = self.exclusive.lock().await;
         let mut below = ListRequest::new(request.namespace.clone());
         loop {
             let page = self.inner.list(below.clone()).await?;
@@ -208,7 +209,7 @@ impl Volatile {
         self.front.list(request).await
     }
 
-    /// Does a change in front, and notes it. `logged` is the change in its simplest form.
+    /// Makes a change in the live state and records it. Returns what `act` returns, and whether it is stored.
     pub(super) async fn change<T, F>(
         &self,
         touched: &[ObjectId],
@@ -218,12 +219,12 @@ impl Volatile {
     where
         F: FnOnce(&Memory) -> Result<(T, Logged)>,
     {
-        let _turn = self.turn.lock().await;
+        let _exclusive = self.exclusive.lock().await;
         for object in touched {
             self.take_over(object).await?;
         }
         let (reply, logged) = act(&self.front)?;
-        self.book.lock().log.push(logged.plain());
+        self.records.lock().log.push(logged.plain());
         let is_stored = durability > Durability::Cached;
         if is_stored {
             self.write_back().await?;
@@ -232,20 +233,20 @@ impl Volatile {
     }
 
     pub(super) async fn flush(&self) -> Result<FlushReply> {
-        let _turn = self.turn.lock().await;
+        let _exclusive = self.exclusive.lock().await;
         self.write_back().await?;
         Ok(FlushReply::new(Durability::Stored))
     }
 
-    /// Does the log below, in order, and has it stored.
+    /// Makes the changes of the log below, in order, and flushes them.
     async fn write_back(&self) -> Result<()> {
         if self.flush_lies {
             return Ok(());
         }
         loop {
-            let Some(next) = self.book.lock().log.first().cloned() else { break };
+            let Some(next) = self.records.lock().log.first().cloned() else { break };
             self.apply_below(next).await?;
-            self.book.lock().log.remove(0);
+            self.records.lock().log.remove(0);
         }
         self.inner.flush(FlushRequest::new(Scope::All)).await.map(drop)
     }
@@ -255,32 +256,32 @@ impl Volatile {
         let (object, stamp) = (object.clone(), change.stamp);
         let is_delete = matches!(logged, Logged::Delete(_));
         match logged.apply(&*self.inner).await {
-            // Done before: the reply was lost on the way.
+            // Done before; only the reply was lost.
             Ok(()) | Err(Error::Superseded { .. } | Error::Missing) => {}
             Err(error) => return Err(error),
         }
-        let mut book = self.book.lock();
+        let mut records = self.records.lock();
         match stamp {
-            Some(stamp) if is_delete => book.buried.insert(object, stamp),
-            _ => book.buried.remove(&object),
+            Some(stamp) if is_delete => records.tombstones.insert(object, stamp),
+            _ => records.tombstones.remove(&object),
         };
         Ok(())
     }
 
     pub(super) async fn claim(&self, request: ClaimRequest) -> Result<ClaimReply> {
-        let _turn = self.turn.lock().await;
+        let _exclusive = self.exclusive.lock().await;
         // What was admitted before the claim must not be refused below after it.
         self.write_back().await?;
         let reply = self.inner.claim(request.clone()).await?;
         self.front.claim(ClaimRequest::new(request.scope.clone(), request.epoch, request.writer)).await?;
-        self.book.lock().claims.push((request.scope, request.epoch, request.writer));
+        self.records.lock().claims.push((request.scope, request.epoch, request.writer));
         Ok(reply)
     }
 
-    /// Loses what was not flushed, but for what the draw says had reached the store by itself.
+    /// Loses what was not flushed, except what the draw lets reach the store by itself.
     pub(super) async fn crash(&self, mut rng: Rng) -> Result<()> {
-        let _turn = self.turn.lock().await;
-        let log = std::mem::take(&mut self.book.lock().log);
+        let _exclusive = self.exclusive.lock().await;
+        let log = std::mem::take(&mut self.records.lock().log);
         let stamped: HashSet<ObjectId> = log
             .iter()
             .map(Logged::target)
@@ -308,9 +309,9 @@ impl Volatile {
         self.inner.flush(FlushRequest::new(Scope::All)).await?;
         self.front.forget_all();
         let claims = {
-            let mut book = self.book.lock();
-            book.taken_over.clear();
-            book.claims.clone()
+            let mut records = self.records.lock();
+            records.taken_over.clear();
+            records.claims.clone()
         };
         for (scope, epoch, writer) in claims {
             match self.front.claim(ClaimRequest::new(scope, epoch, writer)).await {

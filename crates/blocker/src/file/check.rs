@@ -1,8 +1,8 @@
 //! Checking a store that is not open, and repairing what can be repaired.
 //!
 //! What is checked is everything the store itself writes: both copies of the superblock, of the claims and of
-//! every header, and what lies in its directories. The objects' bytes carry no checksum: that they are what was
-//! written is the file system's and the medium's word.
+//! every header, and what lies in its directories. The objects' bytes carry no checksum: that they are what
+//! was written is the file system's and the medium's word.
 //!
 //! | damage | repair |
 //! |---|---|
@@ -29,8 +29,8 @@ use super::twice::{CLAIMS, Copy, SUPERBLOCK, Twice, copy_name, replace};
 use crate::admission::Claims;
 use crate::error::{Error, Result};
 
-/// How far a count of starts that had to be made up lies above the highest that is known of: versions that were
-/// given since then and never stored must not be given again.
+/// How far a count of starts that had to be made up lies above the highest that is known of: versions that
+/// were given since then and never stored must not be given again.
 const MADE_UP_STARTS: u64 = 4096;
 
 /// Something that a check has found.
@@ -61,12 +61,12 @@ pub struct CheckReport {
     pub notes: u64,
 }
 
-/// Checks the store in `dir`, and with `repair` repairs it; `each` is given every finding. The store must not be
-/// open, and cannot be opened meanwhile.
+/// Checks the store in `dir`, and with `repair` repairs it; `each` is given every finding. The store must not
+/// be open, and cannot be opened meanwhile.
 ///
 /// # Errors
 /// `Denied` if a process has the store open or the directory is no store; `Unsupported` if another version of
-/// this program wrote it; what the disk says.
+/// this program wrote it; the disk's errors.
 pub fn check(dir: impl AsRef<Path>, repair: bool, each: &mut dyn FnMut(&Finding)) -> Result<CheckReport> {
     let dir = dir.as_ref();
     if !dir.is_dir() {
@@ -103,7 +103,7 @@ struct Check<'a> {
     repair: bool,
     each: &'a mut dyn FnMut(&Finding),
     report: CheckReport,
-    /// The last start that an object's version speaks of.
+    /// The last start that an object's version names.
     starts: u64,
     temporaries: u64,
 }

@@ -1,5 +1,5 @@
-//! Damage of what the file backend writes about objects: it is borne, or refused, and the check finds it; never is
-//! it taken for something older. The objects' bytes carry no checksum and are left out.
+//! Damage of what the file backend writes about objects: it is borne, or refused, and the check finds it;
+//! never is it taken for something older. The objects' bytes carry no checksum and are left out.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -74,11 +74,11 @@ fn is_whole(store: &FileStore, what: &str) -> Versions {
 }
 
 fn checked(disk: &SimulatedDisk, repair: bool) -> (CheckReport, String) {
-    let mut said = String::new();
+    let mut findings = String::new();
     let report = check_on(disk, Path::new(ROOT), repair, &mut |finding| {
-        said += &format!("{}: {} ({})\n", finding.path.display(), finding.what, finding.remedy);
+        findings += &format!("{}: {} ({})\n", finding.path.display(), finding.what, finding.remedy);
     });
-    (report.unwrap(), said)
+    (report.unwrap(), findings)
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn every_flipped_bit_is_borne_and_found() {
         let is_object = path.extension().is_some_and(|extension| extension == "obj");
         let len = if is_object { HEADER_BYTES as usize } else { content.len() };
         for at in 0..len {
-            // The rest of a header's sectors says nothing.
+            // The rest of a header's sectors has no meaning.
             let matters = !is_object || at % 512 < SLOT_BYTES;
             if !matters && at % 31 != 0 {
                 continue;
@@ -101,8 +101,8 @@ fn every_flipped_bit_is_borne_and_found() {
             let mut damaged = content.clone();
             damaged[at] ^= 1 << (at % 8);
             disk.tamper(path, Some(damaged));
-            let (report, said) = checked(&disk, false);
-            assert_eq!(report.damaged > 0, matters, "{what}: {said}");
+            let (report, findings) = checked(&disk, false);
+            assert_eq!(report.damaged > 0, matters, "{what}: {findings}");
             let store = open(&disk).unwrap_or_else(|error| panic!("{what}: {error}"));
             let found = is_whole(&store, &what);
             // After a damaged superblock every version is new; otherwise they are what they were.
@@ -112,8 +112,8 @@ fn every_flipped_bit_is_borne_and_found() {
             // And a repair leaves nothing to be found.
             let (report, _) = checked(&disk, true);
             assert!(report.damaged == 0 || matters);
-            let (report, said) = checked(&disk, false);
-            assert_eq!(report.damaged, 0, "{what}: {said}");
+            let (report, findings) = checked(&disk, false);
+            assert_eq!(report.damaged, 0, "{what}: {findings}");
             is_whole(&open(&disk).unwrap(), &what);
         }
     }
@@ -146,8 +146,8 @@ fn a_header_damaged_twice_is_refused_until_the_file_is_set_aside() {
         block_on(store.read(ReadRequest::new(object(other), 0, 1))).unwrap();
         store.close().unwrap();
         drop(store);
-        let (report, said) = checked(&disk, false);
-        assert_eq!(report.damaged, 1, "{said}");
+        let (report, findings) = checked(&disk, false);
+        assert_eq!(report.damaged, 1, "{findings}");
         assert!(disk.contents().contains_key(&path_of(name)), "a check changes nothing");
         checked(&disk, true);
         let aside = Path::new(ROOT).join(format!("damaged/0-{name}.obj"));
@@ -194,9 +194,9 @@ fn claims_are_missed() {
     let refused = open(&disk).map(drop).unwrap_err();
     assert_eq!(refused.kind(), "corrupt");
     assert!(refused.to_string().contains("claims"), "{refused}");
-    let (report, said) = checked(&disk, true);
-    assert_eq!(report.damaged, 2, "{said}");
-    assert!(said.contains("every writer must claim"), "{said}");
+    let (report, findings) = checked(&disk, true);
+    assert_eq!(report.damaged, 2, "{findings}");
+    assert!(findings.contains("every writer must claim"), "{findings}");
     let store = open(&disk).unwrap();
     write(&store, "claimed", b"x".to_vec(), Some(Stamp::new(1, 1)));
 }
@@ -212,9 +212,9 @@ fn a_superblock_of_an_earlier_time_is_found() {
         let path = Path::new(ROOT).join(name);
         disk.tamper(&path, Some(old[&path].clone()));
     }
-    let (report, said) = checked(&disk, true);
-    assert_eq!(report.damaged, 1, "{said}");
-    assert!(said.contains("of an earlier time"), "{said}");
+    let (report, findings) = checked(&disk, true);
+    assert_eq!(report.damaged, 1, "{findings}");
+    assert!(findings.contains("of an earlier time"), "{findings}");
     assert_eq!(checked(&disk, false).0.damaged, 0);
     open(&disk).unwrap();
 }
@@ -231,11 +231,11 @@ fn what_a_crash_leaves_behind_is_tidied_up_and_no_damage() {
     let mut tombstone = disk.contents()[&path_of("gone")].clone();
     tombstone.extend([1; 5_000]);
     disk.tamper(&path_of("gone"), Some(tombstone));
-    let (report, said) = checked(&disk, false);
-    assert_eq!((report.damaged, report.notes), (0, 2), "{said}");
+    let (report, findings) = checked(&disk, false);
+    assert_eq!((report.damaged, report.notes), (0, 2), "{findings}");
     checked(&disk, true);
-    let (report, said) = checked(&disk, false);
-    assert_eq!((report.damaged, report.notes), (0, 0), "{said}");
+    let (report, findings) = checked(&disk, false);
+    assert_eq!((report.damaged, report.notes), (0, 0), "{findings}");
     is_whole(&open(&disk).unwrap(), "tidied up");
 }
 

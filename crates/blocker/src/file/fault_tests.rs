@@ -1,8 +1,8 @@
-//! The file backend on a disk that fails: writes, write-backs, syncs, renames and everything else fail by a draw,
-//! the process is killed or the power cut in between, and what comes up must be explained.
+//! The file backend on a disk that fails: writes, write-backs, syncs, renames and everything else fail by a
+//! draw, the process is killed or the power cut in between, and what comes up must be explained.
 //!
-//! `FILE_FAULT_ROUNDS=500 cargo test -p blocker --lib fault_tests` runs so many rounds, of which each is one seed;
-//! `FILE_FAULT_SEED` says which is the first.
+//! `FILE_FAULT_ROUNDS=500 cargo test -p cached-blocker --lib fault_tests` runs that number of rounds, each with one
+//! seed; `FILE_FAULT_SEED` is the first.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -43,7 +43,7 @@ fn object(key: u64) -> ObjectId {
 struct Model {
     objects: BTreeMap<u64, History>,
     versions: HashMap<(u64, Version), Vec<u8>>,
-    /// What the store has said to be lost, and not been given again.
+    /// What the store has reported as lost and no write has replaced.
     lost: BTreeMap<u64, bool>,
     sequence: u64,
     /// The last claim that was made, and the last that was acknowledged.

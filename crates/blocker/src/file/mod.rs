@@ -21,8 +21,8 @@
 //! A write to the page cache can still wait, when the kernel throttles a process that dirties pages
 //! faster than the disk takes them; an embedder that cannot have that sets `inline_write_bytes_max` to 0.
 //!
-//! Damage: every header and both small files are kept twice, and one copy suffices. What is left is refused as
-//! `Corrupt`, never taken for something older; [`check`] says what is wrong and repairs it.
+//! Damage: every header and both small files are kept twice, and one copy suffices. What is left is refused
+//! as `Corrupt`, never taken for something older; [`check`] reports what is wrong and repairs it.
 //!
 //! What this leaves out: checksums of the data (the file system's or the medium's business), and any
 //! notice of files changed behind its back.
@@ -147,7 +147,7 @@ impl FileStore {
         };
         let disk = Arc::new(RealDisk::new(config.direct, dir).map_err(failed)?);
         let opened = Self::over(dir, config, clock, disk, Some(lock))?;
-        // Whose it is helps the person who finds it held; the lock works without.
+        // The process id helps to find the holder; the lock works without it.
         let _ = std::fs::write(dir.join(HOLDER), format!("{}\n", std::process::id()));
         if config.direct {
             check_direct(dir)?;
@@ -206,8 +206,8 @@ impl FileStore {
 /// The file that names the process which has the store open, for people.
 const HOLDER: &str = "lock";
 
-/// Takes the lock, that of the directory itself: no file that could be removed. The kernel gives it back when the
-/// process ends, however it ends.
+/// Takes the lock, that of the directory itself: no file that could be removed. The kernel gives it back when
+/// the process ends, however it ends.
 fn lock(dir: &Path) -> Result<File> {
     let failed = |error: std::io::Error| Error::from_io(&error, &format!("locking {}", dir.display()));
     let file = File::open(dir).map_err(failed)?;

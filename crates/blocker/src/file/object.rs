@@ -32,7 +32,7 @@ pub(super) struct Object {
     pub(super) id: ObjectId,
     pub(super) path: PathBuf,
     pub(super) state: RwLock<State>,
-    /// What the file's header says; held across a sync.
+    /// The content of the file's header; held across a sync.
     pub(super) header: Mutex<Header>,
     /// Something acknowledged is not stored yet. Set under `state` held exclusively, cleared by a sync.
     pub(super) unsynced: AtomicBool,
@@ -64,11 +64,12 @@ pub(super) struct State {
     pub(super) size_bytes: u64,
     pub(super) version: Version,
     pub(super) stamp: Option<Stamp>,
-    /// Rises with every change: what a sync covers is told by it.
+    /// Rises with every change, so that a sync knows what it covers.
     pub(super) changes: u64,
     /// A failed change has left bytes behind the object's end that could not be cut off yet.
     pub(super) excess: bool,
-    /// A failed change has left a header that may say of a living object that it is deleted, or the other way.
+    /// A failed change has left a header that may mark a living object as deleted, or a deleted one as
+    /// living.
     pub(super) header_unsure: bool,
 }
 
@@ -95,7 +96,7 @@ pub(super) struct Snapshot {
     next: Slot,
 }
 
-/// How often a header is written to say that something was lost.
+/// How often the writing of a header that records a loss is tried.
 const MARK_ATTEMPTS: u32 = 4;
 
 /// The header of a file that is not there.
@@ -129,7 +130,7 @@ impl State {
         !self.excess
     }
 
-    /// The slot that says what is known.
+    /// Returns the slot with the known content.
     fn next_slot(&self) -> Slot {
         Slot {
             count: 0,
@@ -142,7 +143,7 @@ impl State {
     }
 }
 
-/// What the first bytes of an object's file say.
+/// The content of the first bytes of an object's file.
 ///
 /// # Errors
 /// `Corrupt`, or `Unsupported` if another version of this program wrote it.
@@ -191,11 +192,11 @@ impl Object {
         }
     }
 
-    /// Asks the disk, the first time. Returns whether a copy of the header turned out to be damaged. If the file
-    /// has lost something, the object has too, and the caller has the file written anew.
+    /// Asks the disk, the first time. Returns whether a copy of the header turned out to be damaged. If the
+    /// file has lost something, the object has too, and the caller has the file written anew.
     ///
     /// # Errors
-    /// `Corrupt` or `Unsupported` if the header says so; what the disk says.
+    /// `Corrupt` or `Unsupported`, by the header; the disk's errors.
     pub(super) fn load(&self, state: &mut State, disk: &dyn Disk, version_floor: u64) -> Result<bool> {
         if state.loaded {
             return Ok(false);
@@ -241,8 +242,8 @@ impl Object {
         Ok(())
     }
 
-    /// Writes again what the header said before a change that failed. The caller holds `state`, to which it is
-    /// noted whether that has to be done once more: what is changed next must not be lost with the header.
+    /// Writes the header again as it was before a change that failed. The caller holds `state`, to which it
+    /// is noted whether that has to be done once more: what is changed next must not be lost with the header.
     pub(super) fn restore_slot(&self, state: &mut State, before: Slot) -> io::Result<()> {
         let Some(file) = &state.file else { return Ok(()) };
         let mut header = self.header.lock();
@@ -252,7 +253,7 @@ impl Object {
         restored
     }
 
-    /// What the header says.
+    /// Returns the content of the header.
     pub(super) fn slot(&self) -> Slot {
         self.header.lock().slot
     }

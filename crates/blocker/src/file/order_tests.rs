@@ -231,7 +231,8 @@ fn a_flush_of_many_objects_stores_them_all() {
     }
 }
 
-/// The sync of everything that a flush of many objects makes does not cover a directory that is made after it.
+/// The sync of everything that a flush of many objects makes does not cover a directory that is made after
+/// it.
 #[test]
 fn a_directory_made_during_a_flush_of_many_objects_is_stored_by_the_next_flush() {
     let late = object_in("late", "a");
@@ -407,7 +408,7 @@ fn a_write_that_fails_half_way_leaves_nothing_behind_the_end() {
 fn an_object_is_stored_without_what_a_failed_write_has_left_behind_its_end() {
     let mut left_behind = 0;
     for seed in 0..20 {
-        // By itself, with few others, and with so many that they are stored together.
+        // By itself, with few others, and with enough others to be stored together.
         for others in [0, 3, 40] {
             let disk = new_disk();
             let store = open_with(&disk, 512).unwrap();
@@ -514,8 +515,8 @@ fn an_object_outgrows_its_first_block_without_loss() {
     }
 }
 
-/// A process that is killed has made directories and changed entries without coming to their sync; the next one
-/// finds them and must not take them for stored.
+/// A process that is killed has made directories and changed entries without coming to their sync; the next
+/// one finds them and must not take them for stored.
 #[test]
 fn what_a_killed_process_left_behind_is_stored_by_the_next() {
     let ids: Vec<_> =

@@ -173,7 +173,7 @@ impl<T> Future for JobFuture<T> {
 
 impl<T> Drop for JobFuture<T> {
     fn drop(&mut self) {
-        // A running job goes on, and finds that nobody waits.
+        // A running job continues, and finds that no caller waits.
         self.ticket.lock().phase = Phase::Over;
     }
 }
@@ -188,7 +188,7 @@ mod tests {
     use crate::clock::ManualClock;
     use crate::executor::block_on;
 
-    /// A pool of one thread that is busy until told otherwise.
+    /// Returns a pool of one thread that is busy until it is released.
     fn busy_pool(jobs_max: usize) -> (Pool, Reply<()>, mpsc::Sender<()>) {
         let pool = Pool::new(1, jobs_max).unwrap();
         let (release, wait) = mpsc::channel::<()>();

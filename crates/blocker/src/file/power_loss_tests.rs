@@ -156,8 +156,8 @@ fn check(store: &FileStore, key: u64, history: &History, versions: &HashMap<(u64
 
 /// What a crash leaves behind is no damage.
 fn assert_in_order(disk: &SimulatedDisk) {
-    let mut say = |finding: &Finding| assert!(!finding.is_damage, "{finding:?}");
-    match check_on(disk, Path::new(ROOT), false, &mut say) {
+    let mut on_finding = |finding: &Finding| assert!(!finding.is_damage, "{finding:?}");
+    match check_on(disk, Path::new(ROOT), false, &mut on_finding) {
         // The first start was cut off.
         Ok(_) | Err(Error::Denied(_)) => {}
         Err(error) => panic!("{error}"),
@@ -279,7 +279,7 @@ fn a_failed_sync_is_not_forgotten() {
         disk.fail_syncs(true);
         assert_eq!(kind(flush()), "writes_lost");
         disk.fail_syncs(false);
-        // The disk now says that all is well. It is not.
+        // The disk reports success from now on, although data are lost.
         assert_eq!(kind(flush()), "writes_lost");
         let request = WriteRequest::new(object(0), 0, b"more").durability(Durability::Stored);
         assert_eq!(block_on(store.write(request)).unwrap_err().kind(), "writes_lost");
@@ -297,7 +297,7 @@ fn a_failed_sync_is_not_forgotten() {
 fn a_full_disk_changes_nothing_and_is_told_once() {
     let disk = new_disk();
     let store = open(&disk).unwrap();
-    let mut news = store.subscribe();
+    let mut events = store.subscribe();
     let before = block_on(store.write(WriteRequest::new(object(0), 0, b"before"))).unwrap();
     disk.fill(true);
     for _ in 0..2 {
@@ -313,8 +313,8 @@ fn a_full_disk_changes_nothing_and_is_told_once() {
     assert_eq!(block_on(store.info(InfoRequest::new(object(1)))).unwrap_err(), Error::Missing);
     disk.fill(false);
     block_on(store.write(WriteRequest::new(object(1), 0, b"new"))).unwrap();
-    assert_eq!((news.try_next(), news.try_next()), (Some(Event::Full), Some(Event::Recovered)));
-    assert_eq!(news.try_next(), None);
+    assert_eq!((events.try_next(), events.try_next()), (Some(Event::Full), Some(Event::Recovered)));
+    assert_eq!(events.try_next(), None);
 }
 
 /// The suite, with the power cut where it asks for it.

@@ -1,4 +1,4 @@
-//! The file store's locks, each with a rank: the one place that says in which order they are taken.
+//! The file store's locks, each with a rank: the one place that defines the order in which they are taken.
 //!
 //! A thread that holds a lock waits only for locks of a higher [`Rank`]; of two objects it takes the one
 //! with the smaller id first, by [`RwLock::read_pair`] and [`RwLock::write_pair`]. Attempts that do not

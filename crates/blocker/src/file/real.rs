@@ -38,7 +38,7 @@ impl RealDisk {
     }
 }
 
-/// Whether this kernel's `syncfs` says when a write-back has failed: since Linux 5.8.
+/// Returns whether this kernel's `syncfs` reports a failed write-back: since Linux 5.8.
 fn syncs_report_failures() -> bool {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse::<u32>());
@@ -231,7 +231,7 @@ impl DiskFile for RealFile {
         if let Some(direct) = self.direct_for(offset, len as u64) {
             let (mut buffer, skip) = aligned_buffer(len);
             data.copy_to(&mut buffer[skip..skip + len]);
-            // How far a failed write has come is not told; none of it counts as done for sure.
+            // A failed write does not report how far it has come; none of it counts as done.
             let failed = |error| WriteFailed { written_bytes: len as u64, error };
             return direct.write_all_at(&buffer[skip..skip + len], offset).map_err(failed);
         }

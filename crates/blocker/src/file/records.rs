@@ -100,7 +100,7 @@ pub(super) fn decode_claims(bytes: &[u8]) -> Result<Claims> {
             3 => Scope::Object(ObjectId::new(Namespace::new(namespace)?, Name::copy_from(input.short()?)?)),
             _ => return Err(damaged("the file of claims")),
         };
-        claims.note(&scope, epoch, writer)?;
+        claims.record(&scope, epoch, writer)?;
     }
     Ok(claims)
 }
@@ -201,10 +201,10 @@ mod tests {
         let object = ObjectId::new(namespace.clone(), Name::new(vec![0; 255]).unwrap());
         let mut claims = Claims::default();
         let writer = Some(WriterId(u128::MAX - 7));
-        claims.note(&Scope::Object(object), Epoch(3), writer).unwrap();
-        claims.note(&Scope::Domain(namespace.clone(), OrderDomain(5)), Epoch(4), writer).unwrap();
-        claims.note(&Scope::Namespace(namespace), Epoch(2), None).unwrap();
-        claims.note(&Scope::All, Epoch(u64::MAX), writer).unwrap();
+        claims.record(&Scope::Object(object), Epoch(3), writer).unwrap();
+        claims.record(&Scope::Domain(namespace.clone(), OrderDomain(5)), Epoch(4), writer).unwrap();
+        claims.record(&Scope::Namespace(namespace), Epoch(2), None).unwrap();
+        claims.record(&Scope::All, Epoch(u64::MAX), writer).unwrap();
         let back = decode_claims(&encode_claims(&claims)).unwrap();
         let sorted = |claims: &Claims| {
             let mut all: Vec<_> = claims.iter().map(|claim| format!("{claim:?}")).collect();

@@ -1,4 +1,4 @@
-//! A disk in memory whose power can be cut at any step, losing, tearing and reordering whatever had not
+//! A disk in memory whose power can be cut at any step, which loses, tears and reorders whatever had not
 //! been synced; which fails as disks do; and which holds a step until a test lets it go on.
 //!
 //! Every file and directory has its live content, its stored content, and the operations in between.
@@ -7,7 +7,8 @@
 //! file system: a rename's two halves may part, and nothing but a sync orders anything.
 //!
 //! A write-back that fails, in a sync or at any other time, loses some of a file's operations for good: the
-//! live content stays, as it does in a page cache, the next sync says so once, and the one after claims success.
+//! live content stays, as it does in a page cache, the next sync says so once, and the one after claims
+//! success.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
@@ -27,7 +28,7 @@ pub(super) const SECTOR_BYTES: usize = 512;
 
 #[derive(Clone, Default)]
 pub(super) struct SimulatedDisk {
-    world: Arc<Mutex<World>>,
+    media: Arc<Mutex<Media>>,
     gate: Arc<Gate>,
 }
 
@@ -62,7 +63,7 @@ struct Place {
 }
 
 #[derive(Default)]
-struct World {
+struct Media {
     step: u64,
     cut_at: Option<u64>,
     /// The draw, and how many times in 1 000 each fails.
@@ -145,7 +146,7 @@ impl Contents {
         }
     }
 
-    /// Loses some of the operations, and keeps it for the next sync to say.
+    /// Loses some of the operations, which the next sync reports.
     fn fail_write_back(&mut self, rng: &mut Rng) {
         let live = std::mem::take(&mut self.live);
         self.cut_power(rng);
@@ -192,7 +193,7 @@ fn not_found() -> io::Error {
     io::ErrorKind::NotFound.into()
 }
 
-impl World {
+impl Media {
     fn check(&self, power: u64) -> io::Result<()> {
         if self.dead || self.power != power { Err(power_is_off()) } else { Ok(()) }
     }
@@ -253,48 +254,48 @@ impl SimulatedDisk {
     /// An empty disk with one directory.
     pub(super) fn new(root: &Path) -> Self {
         let disk = Self::default();
-        disk.world.lock().dirs.insert(root.to_path_buf(), Dir::default());
+        disk.media.lock().dirs.insert(root.to_path_buf(), Dir::default());
         disk
     }
 
     /// From now on every sync of a file fails, or none.
     pub(super) fn fail_syncs(&self, fails: bool) {
-        self.world.lock().sync_fails = fails;
+        self.media.lock().sync_fails = fails;
     }
 
     /// From now on no write finds room, or each does.
     pub(super) fn fill(&self, is_full: bool) {
-        self.world.lock().is_full = is_full;
+        self.media.lock().is_full = is_full;
     }
 
-    /// From now on operations fail, by the seed's draw, so many times in 1 000 each.
+    /// Makes operations fail from now on: `chances` in 1 000 of each kind, by the seed's draw.
     pub(super) fn fail(&self, seed: u64, chances: Vec<(Fault, u32)>) {
-        self.world.lock().faults = Some((Rng::new(seed), chances));
+        self.media.lock().faults = Some((Rng::new(seed), chances));
     }
 
     /// From now on nothing fails by draw.
     pub(super) fn heal(&self) {
-        self.world.lock().faults = None;
+        self.media.lock().faults = None;
     }
 
     /// How often anything was synced.
     pub(super) fn syncs(&self) -> u64 {
-        self.world.lock().syncs
+        self.media.lock().syncs
     }
 
     /// Whether the power is off.
     pub(super) fn is_dead(&self) -> bool {
-        self.world.lock().dead
+        self.media.lock().dead
     }
 
     /// How often each operation has failed by draw.
     pub(super) fn failed(&self) -> BTreeMap<Fault, u64> {
-        self.world.lock().failed.clone()
+        self.media.lock().failed.clone()
     }
 
-    /// From now on a sync of everything says that it cannot be trusted.
+    /// Makes a sync of everything report from now on that it cannot be trusted.
     pub(super) fn without_sync_all(&self) {
-        self.world.lock().no_sync_all = true;
+        self.media.lock().no_sync_all = true;
     }
 
     /// The next such operation on this path (`/` for that of everything) waits for [`Self::release`].
@@ -329,59 +330,59 @@ impl SimulatedDisk {
 
     /// The process ends, and another begins: what is live stays, what is open is of no use any more.
     pub(super) fn restart(&self) {
-        let mut world = self.world.lock();
-        (world.dead, world.cut_at, world.step) = (false, None, 0);
-        world.power += 1;
+        let mut media = self.media.lock();
+        (media.dead, media.cut_at, media.step) = (false, None, 0);
+        media.power += 1;
     }
 
     /// The files there are, and what they hold.
     pub(super) fn contents(&self) -> BTreeMap<PathBuf, Vec<u8>> {
-        let mut world = self.world.lock();
+        let mut media = self.media.lock();
         let mut found = Vec::new();
-        for (path, dir) in &world.dirs {
+        for (path, dir) in &media.dirs {
             let files = dir.live.iter().filter_map(|(name, node)| match node {
                 Node::File(file) => Some((path.join(name), *file)),
                 Node::Dir => None,
             });
             found.extend(files);
         }
-        found.into_iter().map(|(path, file)| (path, world.file(file).live.clone())).collect()
+        found.into_iter().map(|(path, file)| (path, media.file(file).live.clone())).collect()
     }
 
     /// Makes a file hold something else, or nothing.
     pub(super) fn tamper(&self, path: &Path, content: Option<Vec<u8>>) {
         let (parent, name) = split(path);
-        let mut world = self.world.lock();
-        let Some(dir) = world.dirs.get_mut(&parent) else { return };
+        let mut media = self.media.lock();
+        let Some(dir) = media.dirs.get_mut(&parent) else { return };
         let Some(content) = content else {
             dir.live.remove(&name);
             dir.stored.remove(&name);
             return;
         };
         let Some(Node::File(file)) = dir.live.get(&name).copied() else { return };
-        world.files.insert(file, Contents { live: content.clone(), stored: content, ..Contents::default() });
+        media.files.insert(file, Contents { live: content.clone(), stored: content, ..Contents::default() });
     }
 
     /// How many steps were taken since the power came on.
     pub(super) fn steps(&self) -> u64 {
-        self.world.lock().step
+        self.media.lock().step
     }
 
     /// The power goes at this step.
     pub(super) fn cut_at(&self, step: u64) {
-        self.world.lock().cut_at = Some(step);
+        self.media.lock().cut_at = Some(step);
     }
 
     /// Loses what was not synced, by the seed's draw, and turns the power on again.
     pub(super) fn power_cycle(&self, seed: u64) {
         let mut rng = Rng::new(seed);
-        let mut world = self.world.lock();
-        let mut files: Vec<_> = world.files.keys().copied().collect();
+        let mut media = self.media.lock();
+        let mut files: Vec<_> = media.files.keys().copied().collect();
         files.sort_unstable();
         for file in files {
-            world.file(file).cut_power(&mut rng);
+            media.file(file).cut_power(&mut rng);
         }
-        for dir in world.dirs.values_mut() {
+        for dir in media.dirs.values_mut() {
             let chance = [0, 1000, 500][rng.below(3) as usize];
             for (name, node) in dir.pending.drain(..) {
                 if rng.permille(chance) {
@@ -394,62 +395,62 @@ impl SimulatedDisk {
             dir.live = dir.stored.clone();
         }
         // A directory whose entry was lost is gone with all that was in it.
-        let roots: Vec<PathBuf> = world.dirs.keys().cloned().collect();
+        let roots: Vec<PathBuf> = media.dirs.keys().cloned().collect();
         for path in roots.into_iter().skip(1) {
             let (parent, name) = split(&path);
-            let is_there = world.dirs.get(&parent).is_some_and(|dir| dir.live.get(&name) == Some(&Node::Dir));
+            let is_there = media.dirs.get(&parent).is_some_and(|dir| dir.live.get(&name) == Some(&Node::Dir));
             if !is_there {
-                world.dirs.remove(&path);
+                media.dirs.remove(&path);
             }
         }
-        (world.dead, world.cut_at, world.step) = (false, None, 0);
-        world.error_unseen = false;
-        world.power += 1;
+        (media.dead, media.cut_at, media.step) = (false, None, 0);
+        media.error_unseen = false;
+        media.power += 1;
     }
 }
 
 impl Disk for SimulatedDisk {
     fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn DiskFile>> {
         self.pass("open", path);
-        let mut world = self.world.lock();
-        let power = world.power;
+        let mut media = self.media.lock();
+        let power = media.power;
         let (parent, name) = split(path);
-        world.check(power)?;
-        let node = world.dir(&parent)?.live.get(&name).copied();
+        media.check(power)?;
+        let node = media.dir(&parent)?.live.get(&name).copied();
         let file = match (node, how) {
             (Some(Node::File(file)), Open::Existing) => file,
             (None, Open::Existing) => return Err(not_found()),
             (Some(Node::Dir), _) => return Err(io::ErrorKind::IsADirectory.into()),
-            (Some(Node::File(file)), Open::Create) => world.step(power, |world| {
-                world.file(file).apply(FileOp::SetLen(0));
+            (Some(Node::File(file)), Open::Create) => media.step(power, |media| {
+                media.file(file).apply(FileOp::SetLen(0));
                 Ok(file)
             })?,
-            (None, Open::Create) => world.step(power, |world| {
-                world.check_fault(Fault::Create)?;
-                world.file_last += 1;
-                let file = world.file_last;
-                world.file(file);
-                world.dir(&parent)?.set(name, Some(Node::File(file)));
+            (None, Open::Create) => media.step(power, |media| {
+                media.check_fault(Fault::Create)?;
+                media.file_last += 1;
+                let file = media.file_last;
+                media.file(file);
+                media.dir(&parent)?.set(name, Some(Node::File(file)));
                 Ok(file)
             })?,
         };
-        Ok(Arc::new(SimulatedFile { world: Arc::clone(&self.world), file, power }))
+        Ok(Arc::new(SimulatedFile { media: Arc::clone(&self.media), file, power }))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.pass("rename", to);
         let ((from_dir, from_name), (to_dir, to_name)) = (split(from), split(to));
-        let mut world = self.world.lock();
-        let power = world.power;
-        world.step(power, |world| {
-            let fails = world.fails(Fault::Rename);
+        let mut media = self.media.lock();
+        let power = media.power;
+        media.step(power, |media| {
+            let fails = media.fails(Fault::Rename);
             // Half of the failed ones have happened.
-            if fails && world.step.is_multiple_of(2) {
+            if fails && media.step.is_multiple_of(2) {
                 return Err(io_error());
             }
-            let node = world.dir(&from_dir)?.live.get(&from_name).copied().ok_or_else(not_found)?;
-            world.dir(&from_dir)?.set(from_name, None);
-            world.dir(&to_dir)?.set(to_name, Some(node));
+            let node = media.dir(&from_dir)?.live.get(&from_name).copied().ok_or_else(not_found)?;
+            media.dir(&from_dir)?.set(from_name, None);
+            media.dir(&to_dir)?.set(to_name, Some(node));
             if fails { Err(io_error()) } else { Ok(()) }
         })
     }
@@ -457,11 +458,11 @@ impl Disk for SimulatedDisk {
     fn unlink(&self, path: &Path) -> io::Result<()> {
         self.pass("unlink", path);
         let (parent, name) = split(path);
-        let mut world = self.world.lock();
-        let power = world.power;
-        world.step(power, |world| {
-            world.check_fault(Fault::Unlink)?;
-            let dir = world.dir(&parent)?;
+        let mut media = self.media.lock();
+        let power = media.power;
+        media.step(power, |media| {
+            media.check_fault(Fault::Unlink)?;
+            let dir = media.dir(&parent)?;
             dir.live.get(&name).ok_or_else(not_found)?;
             dir.set(name, None);
             Ok(())
@@ -470,35 +471,35 @@ impl Disk for SimulatedDisk {
 
     fn make_dir(&self, path: &Path) -> io::Result<bool> {
         let (parent, name) = split(path);
-        let mut world = self.world.lock();
-        let power = world.power;
-        world.check(power)?;
-        if world.dirs.contains_key(path) {
+        let mut media = self.media.lock();
+        let power = media.power;
+        media.check(power)?;
+        if media.dirs.contains_key(path) {
             return Ok(false);
         }
-        world.step(power, |world| {
-            world.dir(&parent)?.set(name, Some(Node::Dir));
-            world.dirs.insert(path.to_path_buf(), Dir::default());
+        media.step(power, |media| {
+            media.dir(&parent)?.set(name, Some(Node::Dir));
+            media.dirs.insert(path.to_path_buf(), Dir::default());
             Ok(true)
         })
     }
 
     fn read_dir(&self, path: &Path, each: &mut dyn FnMut(&[u8], bool)) -> io::Result<()> {
-        let world = self.world.lock();
-        world.check(world.power)?;
-        let entries = world.dirs.get(path).map(|dir| dir.live.clone()).unwrap_or_default();
-        drop(world);
+        let media = self.media.lock();
+        media.check(media.power)?;
+        let entries = media.dirs.get(path).map(|dir| dir.live.clone()).unwrap_or_default();
+        drop(media);
         entries.iter().for_each(|(name, node)| each(name.as_bytes(), *node == Node::Dir));
         Ok(())
     }
 
     fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        let mut world = self.world.lock();
-        let power = world.power;
-        world.step(power, |world| {
-            world.syncs += 1;
-            world.check_fault(Fault::SyncDir)?;
-            let dir = world.dir(path)?;
+        let mut media = self.media.lock();
+        let power = media.power;
+        media.step(power, |media| {
+            media.syncs += 1;
+            media.check_fault(Fault::SyncDir)?;
+            let dir = media.dir(path)?;
             dir.stored = dir.live.clone();
             dir.pending.clear();
             Ok(())
@@ -520,50 +521,50 @@ impl Disk for SimulatedDisk {
     }
 
     fn sync_all(&self) -> io::Result<bool> {
-        let mut world = self.world.lock();
-        let power = world.power;
-        if world.no_sync_all {
-            return world.check(power).map(|()| false);
+        let mut media = self.media.lock();
+        let power = media.power;
+        if media.no_sync_all {
+            return media.check(power).map(|()| false);
         }
-        let synced = world.step(power, |world| {
-            world.syncs += 1;
-            if world.fails(Fault::Sync) || world.sync_fails {
+        let synced = media.step(power, |media| {
+            media.syncs += 1;
+            if media.fails(Fault::Sync) || media.sync_fails {
                 // Some file's write-back fails, perhaps one without anything to write.
-                let mut files: Vec<_> = world.files.keys().copied().collect();
+                let mut files: Vec<_> = media.files.keys().copied().collect();
                 files.sort_unstable();
-                let drawn = world.faults.as_mut().map_or(0, |(rng, _)| rng.below(files.len() as u64));
-                let fails: Vec<_> = if world.sync_fails {
+                let drawn = media.faults.as_mut().map_or(0, |(rng, _)| rng.below(files.len() as u64));
+                let fails: Vec<_> = if media.sync_fails {
                     files
                 } else {
                     files.get(drawn as usize).copied().into_iter().collect()
                 };
-                fails.into_iter().for_each(|file| world.lose(file));
+                fails.into_iter().for_each(|file| media.lose(file));
             }
-            world.files.values_mut().for_each(Contents::store);
-            for dir in world.dirs.values_mut() {
+            media.files.values_mut().for_each(Contents::store);
+            for dir in media.dirs.values_mut() {
                 dir.stored = dir.live.clone();
                 dir.pending.clear();
             }
-            if std::mem::take(&mut world.error_unseen) { Err(io_error()) } else { Ok(true) }
+            if std::mem::take(&mut media.error_unseen) { Err(io_error()) } else { Ok(true) }
         });
-        drop(world);
+        drop(media);
         self.pass("after sync_all", Path::new("/"));
         synced
     }
 }
 
 struct SimulatedFile {
-    world: Arc<Mutex<World>>,
+    media: Arc<Mutex<Media>>,
     file: u64,
     power: u64,
 }
 
 impl SimulatedFile {
     fn apply(&self, op: FileOp) -> io::Result<()> {
-        self.world.lock().step(self.power, |world| {
-            world.file(self.file).apply(op);
-            if world.fails(Fault::WriteBack) {
-                world.lose(self.file);
+        self.media.lock().step(self.power, |media| {
+            media.file(self.file).apply(op);
+            if media.fails(Fault::WriteBack) {
+                media.lose(self.file);
             }
             Ok(())
         })
@@ -571,31 +572,31 @@ impl SimulatedFile {
 
     /// How many bytes of a write are done before it fails, and of what.
     fn write_fails(&self, len: usize) -> Option<(usize, io::Error)> {
-        let mut world = self.world.lock();
-        let error = if world.is_full || world.fails(Fault::Full) {
+        let mut media = self.media.lock();
+        let error = if media.is_full || media.fails(Fault::Full) {
             io::ErrorKind::StorageFull.into()
-        } else if world.fails(Fault::Write) {
+        } else if media.fails(Fault::Write) {
             io_error()
         } else {
             return None;
         };
         let sectors = (len / SECTOR_BYTES) as u64;
-        let done = world.faults.as_mut().map_or(0, |(rng, _)| rng.below(sectors + 1));
+        let done = media.faults.as_mut().map_or(0, |(rng, _)| rng.below(sectors + 1));
         Some((done as usize * SECTOR_BYTES, error))
     }
 }
 
 impl DiskFile for SimulatedFile {
     fn len(&self) -> io::Result<u64> {
-        let mut world = self.world.lock();
-        world.check(self.power)?;
-        Ok(world.file(self.file).live.len() as u64)
+        let mut media = self.media.lock();
+        media.check(self.power)?;
+        Ok(media.file(self.file).live.len() as u64)
     }
 
     fn read_at(&self, offset: u64, len: usize) -> io::Result<Vec<u8>> {
-        let mut world = self.world.lock();
-        world.check(self.power)?;
-        let content = &world.file(self.file).live;
+        let mut media = self.media.lock();
+        media.check(self.power)?;
+        let content = &media.file(self.file).live;
         let from = (offset as usize).min(content.len());
         Ok(content[from..(from + len).min(content.len())].to_vec())
     }
@@ -617,7 +618,7 @@ impl DiskFile for SimulatedFile {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.world.lock().check_fault(Fault::SetLen)?;
+        self.media.lock().check_fault(Fault::SetLen)?;
         self.apply(FileOp::SetLen(len as usize))
     }
 
@@ -630,12 +631,12 @@ impl DiskFile for SimulatedFile {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.world.lock().step(self.power, |world| {
-            world.syncs += 1;
-            if world.fails(Fault::Sync) || world.sync_fails {
-                world.lose(self.file);
+        self.media.lock().step(self.power, |media| {
+            media.syncs += 1;
+            if media.fails(Fault::Sync) || media.sync_fails {
+                media.lose(self.file);
             }
-            let content = world.file(self.file);
+            let content = media.file(self.file);
             content.store();
             if std::mem::take(&mut content.error_unseen) { Err(io_error()) } else { Ok(()) }
         })

@@ -12,17 +12,17 @@
 //! ```
 //!
 //! A small object's data lie behind its header, so that it takes one block of 4 096 bytes; any other's begin
-//! at the next block, where they are aligned for the page cache and for O_DIRECT. The length of the file says
-//! how many there are.
+//! at the next block, where they are aligned for the page cache and for O_DIRECT. The length of the file
+//! tells how many there are.
 //!
 //! Both copies are written by one write. Of two valid ones the higher count is in force: they differ only
 //! where the power went in the middle of a write, for a sector is written whole or not at all. What has been
-//! synced is in both; so when one is damaged the other says the same, and damage of one sector never brings
+//! synced is in both; so when one is damaged the other has the same, and damage of one sector never brings
 //! back an older header. A file with two blank slots was never stored: it does not exist.
 //!
-//! *Lost* is written when a sync has failed. The page cache then shows content that the disk does not have, and a
-//! later sync would claim success. The flag lies in the same cache, so a process that finds it finds such content,
-//! and writes the file anew before it serves anything.
+//! *Lost* is written when a sync has failed. The page cache then shows content that the disk does not have,
+//! and a later sync would claim success. The flag lies in the same cache, so a process that finds it finds
+//! such content, and writes the file anew before it serves anything.
 
 use crate::order::{Stamp, Version};
 
@@ -42,7 +42,7 @@ const FLAG_STAMP: u8 = 2;
 const FLAG_PACKED: u8 = 4;
 const FLAG_LOST: u8 = 8;
 
-/// What the header says about an object.
+/// The content of an object's header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Slot {
     /// Rises with every slot written.

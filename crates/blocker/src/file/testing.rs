@@ -19,7 +19,8 @@ pub(super) fn new_disk() -> SimulatedDisk {
     SimulatedDisk::new(Path::new(ROOT))
 }
 
-/// A store on the caller's thread, with few open files, so that closing them to make room is put to the test too.
+/// A store on the caller's thread, with few open files, so that closing them to make room is put to the test
+/// too.
 pub(super) fn open(disk: &SimulatedDisk) -> Result<FileStore> {
     open_with(disk, 32)
 }
@@ -68,8 +69,9 @@ impl History {
         self.states = vec![last];
     }
 
-    /// Checks that what is there is explained: it is a state of the history, or of several of them each byte is
-    /// that of one, and a stored stamp stands for the data up to it. Returns what is there, and its version.
+    /// Checks that what is there is explained: it is a state of the history, or of several of them each byte
+    /// is that of one, and a stored stamp stands for the data up to it. Returns what is there, and its
+    /// version.
     #[track_caller]
     pub(super) fn explain(&self, store: &FileStore, id: &ObjectId) -> (Seen, Version) {
         let none = [Seen::default()];

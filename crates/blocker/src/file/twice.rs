@@ -1,8 +1,8 @@
 //! A small file that is kept twice, `NAME` and `NAME.copy`, so that damage of one leaves the other.
 //!
 //! Both are replaced by every change, the first before the second, each whole and stored before the next
-//! begins. So whatever was acknowledged is in both, and the second is behind by at most the one change that was
-//! cut off.
+//! begins. So whatever was acknowledged is in both, and the second is behind by at most the one change that
+//! was cut off.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -68,7 +68,7 @@ impl<T> Twice<T> {
         self.first.whole().or(self.second.whole())
     }
 
-    /// Whether the first is lost and the second speaks for it.
+    /// Whether the first is lost and the second stands in for it.
     pub(super) fn is_from_copy(&self) -> bool {
         self.first.whole().is_none() && self.second.whole().is_some()
     }
@@ -82,7 +82,7 @@ impl<T> Twice<T> {
 /// Replaces both files: when it returns, both are stored. `temporary` names a file to begin each with.
 ///
 /// # Errors
-/// What the disk says; each file is then the old one or the new one.
+/// The disk's errors; each file is then the old one or the new one.
 pub(super) fn replace(
     disk: &dyn Disk,
     root: &Path,

@@ -1,9 +1,8 @@
-//! The memory backend: the model that all others are measured against.
+//! The memory backend: the model of the contract.
 //!
-//! One map under one lock; every operation is one critical section and answers at once. It is the
-//! *store* of its process, so it calls everything *stored*, and says by `Survives::Nothing` what that is
-//! worth. Simple is the goal: anyone should be able to check it by reading. Speed is not, though a small
-//! read costs no more than a copy.
+//! One map under one lock; every operation is one critical section and answers at once. It is the *store* of
+//! its process, so everything in it is *stored*, which survives nothing
+//! ([`Survives::Nothing`](crate::Survives)). It is written to be checked by reading, not to be fast.
 
 mod model;
 mod mutation;
@@ -33,20 +32,20 @@ use crate::response::*;
 use model::Model;
 use mutation::Mutation;
 
-/// The limits of a memory backend.
+/// The limits of a memory backend, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryConfig {
     /// The largest object.
     pub object_bytes_max: u64,
-    /// The most that all objects together may take, each counted with [`OBJECT_OVERHEAD_BYTES`] and its
-    /// name; remembered deletions count as well.
+    /// The most that all objects together may take, each counted with [`OBJECT_OVERHEAD_BYTES`] and its name.
+    /// Remembered deletions count as well.
     pub bytes_max: u64,
 }
 
-/// What an object, or the memory of a deleted one, is counted with beyond its content and name.
+/// What an object, or a remembered deletion, counts beyond its content and name, in bytes.
 pub const OBJECT_OVERHEAD_BYTES: u64 = 256;
 
-/// The most runs of one change.
+/// The largest number of runs of one change.
 const RUNS_MAX: u32 = 1024;
 
 impl Default for MemoryConfig {
@@ -55,7 +54,16 @@ impl Default for MemoryConfig {
     }
 }
 
-/// Objects in a map.
+/// A backend that keeps objects in a map.
+///
+/// ```
+/// use blocker::{BlockerExt, Memory, executor::block_on};
+///
+/// let store = Memory::default();
+/// block_on(store.put(&"n/o".parse()?, b"content"))?;
+/// assert_eq!(block_on(store.get(&"n/o".parse()?))?, b"content"[..]);
+/// # Ok::<_, blocker::Error>(())
+/// ```
 pub struct Memory {
     config: MemoryConfig,
     clock: Arc<dyn Clock>,
@@ -72,7 +80,7 @@ impl Default for Memory {
 }
 
 impl Memory {
-    /// An empty backend with these limits, taking deadlines by `clock`.
+    /// Returns an empty backend with these limits. Deadlines are on `clock`.
     #[must_use]
     pub fn new(config: MemoryConfig, clock: Arc<dyn Clock>) -> Self {
         Self {
@@ -85,7 +93,7 @@ impl Memory {
         }
     }
 
-    /// One that breaks one rule, to see whether the suite notices.
+    /// Returns a backend that breaks one rule of the contract, for the conformance suite's own test.
     #[cfg(test)]
     pub(crate) fn broken(mutation: Mutation) -> Self {
         let memory = Self { broken: Some(mutation), ..Self::default() };
@@ -93,20 +101,20 @@ impl Memory {
         memory
     }
 
-    /// Puts an object, or the memory of a deleted one, in place as it is elsewhere, past all checks; for
-    /// layers that keep their live state here.
+    /// Puts an object, or a remembered deletion, in place without any check, for layers that keep their live
+    /// state in a memory backend.
     #[cfg(feature = "faulty")]
     pub(crate) fn adopt(&self, object: ObjectId, content: Option<(Vec<u8>, Version)>, stamp: Option<Stamp>) {
         self.model.lock().adopt(object, content, stamp);
     }
 
-    /// Forgets everything, as if it had never been written, except which versions were used.
+    /// Removes everything except the record of which versions were used.
     #[cfg(feature = "faulty")]
     pub(crate) fn forget_all(&self) {
         self.model.lock().forget_all();
     }
 
-    /// A version never used before.
+    /// Returns a version that was never used before.
     #[cfg(feature = "faulty")]
     pub(crate) fn fresh_version(&self) -> Version {
         self.model.lock().fresh_version()
@@ -132,7 +140,7 @@ impl Memory {
         Ok(())
     }
 
-    /// One change in one critical section.
+    /// Makes one change in one critical section.
     fn change(
         &self,
         call: &Call,
@@ -183,7 +191,7 @@ impl Blocker for Memory {
     fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
         let WriteRequest { object, offset, data, change, call } = request;
         if self.broken_by(Mutation::WriteTorn) && data.len_bytes() > 1 {
-            // As a backend without a lock would: in two steps, others in between.
+            // As a backend without a lock does: in two steps, with others in between.
             let half = data.len_bytes() / 2;
             let (first, second) = (data.slice(0..half), data.slice(half..data.len_bytes()));
             let unstamped = Change { condition: Condition::None, ..change };
@@ -218,7 +226,7 @@ impl Blocker for Memory {
     fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
         let WriteRunsRequest { object, mut runs, change, call } = request;
         if self.broken_by(Mutation::RunsTorn) && runs.len() > 1 {
-            // As a backend that sends them one by one would.
+            // As a backend that sends them one by one does.
             let rest = runs.split_off(1);
             let _ = self.change(&call, &change, |model| model.write_runs(&object, &runs, &change));
             std::thread::yield_now();
@@ -272,7 +280,7 @@ impl Blocker for Memory {
     }
 
     fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
-        // There is nothing between here and the store: this is the store.
+        // This is the store: everything is stored already.
         self.check_call(&request.call).map(|()| FlushReply::new(Durability::Stored)).into()
     }
 
@@ -319,7 +327,7 @@ impl Control for Memory {
     }
 
     fn detach(&self, _namespace: Namespace) -> Reply<()> {
-        // Nothing is held beside the objects themselves.
+        // Nothing is held beside the objects.
         Reply::ok(())
     }
 

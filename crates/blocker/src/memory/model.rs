@@ -20,7 +20,7 @@ use crate::request::{Change, Condition, ListRequest, Run, RunContent, Scope};
 use crate::response::{Info, ListEntry, ListReply, ReadReply};
 use crate::segment::Segments;
 
-/// How many namespaces can have a quota.
+/// The largest number of namespaces with a quota.
 const QUOTAS_COUNT_MAX: usize = 4096;
 
 pub(super) struct Model {
@@ -36,7 +36,7 @@ pub(super) struct Model {
     pub(super) broken: Option<Mutation>,
 }
 
-/// An object, or the memory of one that was deleted with a stamp.
+/// An object, or the record of one that was deleted with a stamp.
 struct Record {
     content: Option<Content>,
     stamp: Option<Stamp>,
@@ -375,15 +375,15 @@ impl Model {
             }
             Err(Error::Fenced { .. }) if self.is_broken(Mutation::ClaimLowers) => Ok(true),
             Err(Error::Invalid(_)) if self.is_broken(Mutation::EpochStepIgnored) => {
-                self.claims.note(scope, epoch, Some(writer))
+                self.claims.record(scope, epoch, Some(writer))
             }
             claimed => claimed,
         }?;
         if !claimed {
-            // Nothing new: whoever only asks should not pay for a walk.
+            // Nothing was raised: a query does not pay for the walk.
             return Ok(false);
         }
-        // Deletions with an older epoch need no memory any more: whoever could undo them is fenced.
+        // Deletions with an older epoch need not be remembered: the writers that could undo them are fenced.
         let (claims, mut forgotten) = (&self.claims, Vec::new());
         self.objects.retain(|object, record| {
             let keep = record.content.is_some()
@@ -483,7 +483,7 @@ impl Model {
         Ok(())
     }
 
-    /// What the object is counted with now.
+    /// Returns what the object counts.
     fn charge(&self, object: &ObjectId) -> u64 {
         let charged = |_| OBJECT_OVERHEAD_BYTES + object.name.as_bytes().len() as u64 + self.size(object);
         self.objects.get(object).map_or(0, charged)
@@ -524,7 +524,7 @@ impl Model {
         self.claims = Claims::default();
     }
 
-    // ---- figures
+    // ---- metrics and quotas
 
     pub(super) fn namespace_epoch(&self, namespace: &Namespace) -> Epoch {
         let whole = Scope::Namespace(namespace.clone());
@@ -572,7 +572,7 @@ impl Model {
         all
     }
 
-    /// What always holds: the counts are the sums. For tests.
+    /// Checks that the counts are the sums.
     #[cfg(test)]
     pub(super) fn validate(&self) {
         let charge: u64 = self.objects.keys().map(|object| self.charge(object)).sum();

@@ -1,7 +1,7 @@
-//! Every rule of the contract, broken on purpose: the check on the checker.
+//! The rules of the contract that the memory backend can break in tests.
 //!
-//! A test backend can be told to break one rule; the conformance suite must then fail. If it does not,
-//! the rule is not checked. Outside tests nothing is ever broken.
+//! For each rule the conformance suite must fail on a backend that breaks it; a rule that it does not notice
+//! is not checked. Outside of this crate's tests no rule is ever broken.
 
 macro_rules! mutations {
     ($($name:ident,)*) => {
@@ -66,7 +66,7 @@ mutations! {
     TruncateUnfenced,
     DeleteUnfenced,
     CopyUnfenced,
-    // Atomicity, limits, time, news, truth.
+    // Atomicity, limits, deadlines, events, capabilities.
     WriteTorn,
     RunsTorn,
     RunsUnchecked,
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_noticed_where_nothing_is_broken() {
+    fn the_suite_passes_where_no_rule_is_broken() {
         let memory = Arc::new(Memory::default());
         run(&Plain::new(Arc::clone(&memory) as _), &Options::default()).assert_passed();
         memory.model.lock().validate();

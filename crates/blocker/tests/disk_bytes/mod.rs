@@ -1,9 +1,9 @@
-//! Any bytes as what a file store finds on disk: it opens or says what is wrong, and never panics.
+//! Any bytes as what a file store finds on disk: it opens or reports what is wrong, and never panics.
 //!
-//! The first byte says which file the rest is: 0 the superblock, 1 the claims, 2 and above the two copies of an
-//! object's header. Checksums are made right, unless the first byte has its top bit set, so that the decoders
-//! behind them are reached. With the bit below it set, only the first copy of the superblock or the claims is
-//! replaced.
+//! The first byte selects the file that the rest is: 0 the superblock, 1 the claims, 2 and above the two
+//! copies of an object's header. Checksums are made right, unless the first byte has its top bit set, so that
+//! the decoders behind them are reached. With the bit below it set, only the first copy of the superblock or
+//! the claims is replaced.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! `bench`: how fast a backend is from here, at random offsets, with so many requests under way.
+//! `bench`: the speed of a backend at random offsets, with a number of requests under way.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -15,7 +15,7 @@ use serde_json::json;
 use super::Context;
 use crate::exit::{About, Failure};
 
-/// How many latencies are kept; beyond that, the first ones speak for all.
+/// The largest number of latencies that are kept; later ones do not count.
 const SAMPLES_MAX: usize = 4 << 20;
 
 #[derive(Args)]
@@ -26,19 +26,19 @@ pub(crate) struct Bench {
     /// Requests under way at a time.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1024))]
     depth: u64,
-    /// How many seconds to go on.
+    /// The duration in seconds.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
-    /// How many of 100 requests are writes.
+    /// The number of writes in 100 requests.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=100))]
     writes: u64,
-    /// How many objects to work on; they are made first and removed afterwards.
+    /// The number of objects; they are made first and removed afterwards.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     objects: u64,
     /// Bytes per object.
     #[arg(long, default_value_t = 1 << 20)]
     object_size: u64,
-    /// Where the offsets come from.
+    /// The seed of the offsets.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
@@ -61,7 +61,7 @@ impl Bench {
                 .about(object)?;
         }
         let measured = self.measure(context, &objects);
-        // Removed whatever came of it; the first failure is the one to tell.
+        // Removed even after a failure; the first failure is reported.
         let mut removed = Ok(());
         for object in &objects {
             let gone =
@@ -87,10 +87,10 @@ impl Bench {
             "latency_us": { "p50": half, "p99": most, "p999": nearly_all, "max": at(1000) },
             "size_bytes": self.size, "depth": self.depth, "writes_percent": self.writes, "seed": self.seed,
         });
-        context.output.say(text, &value)
+        context.output.write(text, &value)
     }
 
-    /// The latencies in µs, how many requests there were, and how long all of it took.
+    /// Returns the latencies in µs, the number of requests, and the duration.
     fn measure(
         &self,
         context: &Context<'_>,

@@ -1,4 +1,4 @@
-//! `conformance`: the suite, on whatever backend was named.
+//! `conformance`: the conformance suite on the backend.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,16 +15,16 @@ pub(crate) struct Conformance {
     /// Run only the cases whose name contains this.
     #[arg(default_value = "")]
     filter: String,
-    /// Where every random choice comes from.
+    /// The seed of every random choice.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How much random work to do.
+    /// The amount of random work.
     #[arg(long, default_value_t = 1)]
     effort: u32,
-    /// How many seconds an answer may take.
+    /// How long an answer may take, in seconds.
     #[arg(long, default_value_t = 60)]
     patience_s: u64,
-    /// No one else uses the backend: also claim everything in it, for good.
+    /// The suite is the only user of the backend: also claim everything in it, for good.
     #[arg(long)]
     exclusive: bool,
     /// The suite works in namespaces that begin with this, and removes what it finds there.
@@ -41,20 +41,20 @@ impl Conformance {
         options.seed = self.seed;
         options.effort = self.effort.max(1);
         options.filter.clone_from(&self.filter);
-        options.patience = Duration::from_secs(self.patience_s);
+        options.timeout = Duration::from_secs(self.patience_s);
         options.exclusive = self.exclusive;
         options.namespace_prefix.clone_from(&self.prefix);
-        let mut said = Ok(());
+        let mut written = Ok(());
         let report = run_with(&Plain::new(Arc::clone(&context.opened.backend)), &options, |case| {
-            if said.is_ok() {
-                said = context.output.say(case, &value(case));
+            if written.is_ok() {
+                written = context.output.write(case, &value(case));
             }
         });
-        said?;
+        written?;
         let (passed, skipped, failed) = report.counts();
         let text = format!("{passed} passed, {skipped} skipped, {failed} failed, seed {}", report.seed);
         let value = json!({ "passed": passed, "skipped": skipped, "failed": failed, "seed": report.seed });
-        context.output.say(text, &value)?;
+        context.output.write(text, &value)?;
         match (failed, passed) {
             (0, 0) => {
                 Err(Failure::Usage(format!("no case is called {:?}, or all were skipped", self.filter)))

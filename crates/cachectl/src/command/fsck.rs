@@ -10,14 +10,14 @@ use serde_json::json;
 use crate::exit::Failure;
 use crate::output::Output;
 
-/// What the exit code says of a store: 0 in order, 1 damaged (and with --repair repaired as far as is said), 2 it
+/// What the exit code says of a store: 0 in order, 1 damaged (and with --repair repaired as reported), 2 it
 /// could not be checked.
 #[derive(Args)]
 pub(crate) struct Fsck {
     /// The directory of the store. No process may have it open.
     dir: PathBuf,
 
-    /// Repair what can be repaired, as the check without this says.
+    /// Repair what can be repaired, as the check without this option reports.
     #[arg(long)]
     repair: bool,
 }
@@ -36,8 +36,8 @@ impl Fsck {
 
     /// Whether the store is in order.
     fn check(&self, output: &Output) -> Result<bool, Failure> {
-        let mut said = Ok(());
-        let mut say = |finding: &Finding| {
+        let mut written = Ok(());
+        let mut on_finding = |finding: &Finding| {
             let text = self.text(finding);
             let value = json!({
                 "path": finding.path.to_string_lossy(),
@@ -45,16 +45,16 @@ impl Fsck {
                 "remedy": finding.remedy,
                 "damage": finding.is_damage,
             });
-            let done = output.say(text, &value);
-            said = std::mem::replace(&mut said, Ok(())).and(done);
+            let done = output.write(text, &value);
+            written = std::mem::replace(&mut written, Ok(())).and(done);
         };
-        let report = check(&self.dir, self.repair, &mut say)?;
-        said?;
+        let report = check(&self.dir, self.repair, &mut on_finding)?;
+        written?;
         let (objects, tombstones) = (report.objects, report.tombstones);
         let verdict = match (report.damaged, self.repair) {
             (0, _) => "in order".to_owned(),
             (damaged, false) => format!("{damaged} damaged; run again with --repair"),
-            (damaged, true) => format!("{damaged} damaged, dealt with as said above"),
+            (damaged, true) => format!("{damaged} damaged, handled as reported above"),
         };
         let text = format!("{objects} objects, {tombstones} remembered deletions: {verdict}");
         let value = json!({
@@ -63,7 +63,7 @@ impl Fsck {
             "damaged": report.damaged,
             "notes": report.notes,
         });
-        output.say(text, &value)?;
+        output.write(text, &value)?;
         Ok(report.damaged == 0)
     }
 

@@ -54,7 +54,7 @@ impl Get {
                 })?;
                 drop(progress);
                 let text = format!("{size} bytes written to {}", path.display());
-                context.output.say(text, &json!({ "name": self.name, "size_bytes": size }))
+                context.output.write(text, &json!({ "name": self.name, "size_bytes": size }))
             }
         }
     }

@@ -2,11 +2,11 @@
 
 mod bench;
 mod conformance;
+mod control;
 mod fsck;
 mod get;
 mod object;
 mod put;
-mod stats;
 mod striped;
 
 use blocker::{Name, Namespace, ObjectId};
@@ -36,16 +36,18 @@ pub(crate) enum Command {
     Fsck(fsck::Fsck),
     /// Test the backend against the storage contract.
     Conformance(conformance::Conformance),
-    /// Show the figures of the backend, and of what is before it.
-    Stats(stats::Stats),
-    /// Show or change how writes to the namespace are treated.
-    Policy(stats::ShowPolicy),
+    /// Show the metrics of the backend and of the layers before it.
+    Stats(control::Stats),
+    /// Show how writes to the namespace are treated.
+    Policy(control::ShowPolicy),
+    /// List acknowledged changes that can never be stored and have not been repaired, of all namespaces.
+    Lost(control::Lost),
     /// Measure reads and writes at random offsets.
     Bench(bench::Bench),
 }
 
 impl Command {
-    /// Does what needs no backend. Returns the exit code, or nothing if a backend is needed.
+    /// Runs a command that needs no backend. Returns its exit code, or `None` if the command needs one.
     pub(crate) fn run_alone(&self, output: &Output) -> Option<std::process::ExitCode> {
         match self {
             Self::Fsck(fsck) => Some(fsck.run(output)),
@@ -68,12 +70,13 @@ impl Command {
             Self::Conformance(conformance) => conformance.run(&context),
             Self::Stats(stats) => stats.run(&context),
             Self::Policy(policy) => policy.run(&context),
+            Self::Lost(lost) => lost.run(&context),
             Self::Bench(bench) => bench.run(&context),
         }
     }
 }
 
-/// What every subcommand works with.
+/// What every subcommand uses.
 pub(crate) struct Context<'a> {
     pub(crate) opened: &'a Opened,
     pub(crate) namespace: &'a Namespace,
@@ -85,7 +88,7 @@ impl Context<'_> {
         Ok(ObjectId::new(self.namespace.clone(), Name::copy_from(name.as_bytes())?))
     }
 
-    /// The largest object that one `write_full` can carry.
+    /// Returns the size of the largest object that one `write_full` can carry, in bytes.
     pub(crate) fn whole_bytes_max(&self) -> u64 {
         let capabilities = self.opened.backend.capabilities();
         capabilities.object_bytes_max.min(capabilities.request_bytes_max)

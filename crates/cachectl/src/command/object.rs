@@ -31,7 +31,7 @@ impl Copy {
         let reply = block_on(context.opened.backend.copy(request)).about(format!("{from} to {to}"))?;
         let text = format!("{from} copied to {to}, {} bytes, version {}", reply.size_bytes, reply.version);
         let value = json!({ "name": self.to, "size_bytes": reply.size_bytes, "version": reply.version.0 });
-        context.output.say(text, &value)
+        context.output.write(text, &value)
     }
 }
 
@@ -52,7 +52,7 @@ impl Info {
         let value = json!({
             "name": self.name, "size_bytes": info.size_bytes, "version": info.version.0, "stamp": stamp,
         });
-        context.output.say(text, &value)
+        context.output.write(text, &value)
     }
 }
 
@@ -78,7 +78,7 @@ impl List {
                 let name = &entry.name;
                 let text =
                     if self.names { name.to_string() } else { format!("{:>12}  {name}", entry.size_bytes) };
-                context.output.say(text, &value(entry))?;
+                context.output.write(text, &value(entry))?;
             }
             let Some(last) = page.entries.last().filter(|_| page.has_more) else { return Ok(()) };
             request = request.after(last.name.clone());
@@ -117,11 +117,11 @@ impl Remove {
                 return Err(Error::Missing).about(object);
             }
             let text = format!("{count} stripes of {object} removed");
-            return context.output.say(text, &json!({ "name": self.name, "stripes": count }));
+            return context.output.write(text, &json!({ "name": self.name, "stripes": count }));
         }
         let request = DeleteRequest::new(object.clone()).durability(Durability::Stored);
         block_on(context.opened.backend.delete(request)).about(&object)?;
-        context.output.say(format!("{object} removed"), &json!({ "name": self.name }))
+        context.output.write(format!("{object} removed"), &json!({ "name": self.name }))
     }
 }
 
@@ -136,6 +136,6 @@ impl Flush {
     pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
         let scope = if self.all { Scope::All } else { Scope::Namespace(context.namespace.clone()) };
         let reply = block_on(context.opened.backend.flush(FlushRequest::new(scope)))?;
-        context.output.say(reply.durability, &json!({ "durability": reply.durability.to_string() }))
+        context.output.write(reply.durability, &json!({ "durability": reply.durability.to_string() }))
     }
 }

@@ -52,7 +52,7 @@ impl Put {
         if len.is_some_and(|len| len > limit) {
             return Err(too_large(&what, limit));
         }
-        // Its line is gone before the result has one.
+        // The progress line is removed before the result is written.
         let data = {
             let mut progress = Progress::new(len);
             read_up_to(&mut *input, limit + 1, &mut progress).map_err(Failure::io(what.clone()))?
@@ -65,7 +65,7 @@ impl Put {
         let condition = if self.new { Condition::Absent } else { Condition::None };
         let version = store(&*context.opened.backend, &object, data, condition)?;
         let text = format!("{size} bytes stored as {object}, version {version}");
-        context.output.say(text, &json!({ "name": self.name, "size_bytes": size, "version": version }))
+        context.output.write(text, &json!({ "name": self.name, "size_bytes": size, "version": version }))
     }
 
     fn put_striped(
@@ -98,7 +98,7 @@ impl Put {
         }
         drop(progress);
         let text = format!("{size} bytes stored as {count} stripes of {}", self.name);
-        context.output.say(text, &json!({ "name": self.name, "size_bytes": size, "stripes": count }))
+        context.output.write(text, &json!({ "name": self.name, "size_bytes": size, "stripes": count }))
     }
 }
 

@@ -10,12 +10,12 @@ use blocker::{DeleteRequest, Durability, Error, ListRequest, Name, ObjectId};
 use super::Context;
 use crate::exit::{About, Failure};
 
-/// The name of a stripe.
+/// Returns the name of a stripe.
 pub(super) fn stripe(context: &Context<'_>, name: &str, index: u64) -> Result<ObjectId, Failure> {
     context.object(&format!("{name}/{index:08}"))
 }
 
-/// The stripes there are, in order, with their sizes.
+/// Returns the stripes, in order, with their sizes.
 pub(super) fn stripes(context: &Context<'_>, name: &str) -> Result<Vec<(ObjectId, u64)>, Failure> {
     let prefix = format!("{name}/");
     let is_stripe = |found: &Name| {
@@ -38,7 +38,7 @@ pub(super) fn stripes(context: &Context<'_>, name: &str) -> Result<Vec<(ObjectId
     Ok(stripes)
 }
 
-/// Removes all stripes; how many there were.
+/// Removes all stripes. Returns how many there were.
 pub(super) fn remove(context: &Context<'_>, name: &str) -> Result<u64, Failure> {
     let stripes = stripes(context, name)?;
     for (object, _) in &stripes {

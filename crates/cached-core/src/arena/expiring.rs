@@ -1,13 +1,15 @@
 //! A histogram for each region, beside the arena: how many of its bytes expire when.
 //!
-//! Time counts from the second in which the region was opened. The spans are one second long at first, then an eighth of
-//! the time at which they begin: so every lifetime is recorded with an error of at most an eighth.
+//! Time counts from the second in which the region was opened. The spans are one second long at first, then
+//! an eighth of the time at which they begin: so every lifetime is recorded with an error of at most an
+//! eighth.
 //!
 //! ```text
 //!  seconds after:  0 1 2 3 … 15 16–17 18–19 … 30–31 32–35 36–39 …            … 2^32 − 1
 //! ```
-//! Bytes are added when an item is linked, moved or given another expiry, and subtracted when it becomes garbage, is moved away or
-//! changes: always under its hash bucket's lock, so the histogram of a region is exact while none of its items changes.
+//! Bytes are added when an item is linked, moved or given another expiry, and subtracted when it becomes
+//! garbage, is moved away or changes: always under its hash bucket's lock, so the histogram of a region is
+//! exact while none of its items changes.
 
 use super::memory::Memory;
 use crate::clock::Expiry;
@@ -78,8 +80,9 @@ impl Expiring {
 
     fn histogram(&self, region: u32) -> &Histogram {
         debug_assert!((region as usize) < self.memory.len() / size_of::<Histogram>());
-        // SAFETY: callers name regions of the arena, for each of which the mapping has room (checked in debug builds). It is
-        // aligned to a page, all-zero bytes are a valid histogram, and histograms are shared and hold only atomics.
+        // SAFETY: callers name regions of the arena, for each of which the mapping has room (checked in debug
+        // builds). It is aligned to a page, all-zero bytes are a valid histogram, and histograms are shared
+        // and hold only atomics.
         unsafe { &*self.memory.base().cast::<Histogram>().add(region as usize) }
     }
 

@@ -12,8 +12,8 @@ pub(crate) struct Memory {
     len: usize,
 }
 
-// SAFETY: the mapping is plain memory that lives as long as this value; the owners of the regions decide which
-// thread may access which bytes.
+// SAFETY: the mapping is plain memory that lives as long as this value; the owners of the regions decide
+// which thread may access which bytes.
 unsafe impl Send for Memory {}
 // SAFETY: as above; this type hands out raw pointers only, and never reads or writes itself.
 unsafe impl Sync for Memory {}

@@ -1,8 +1,8 @@
 //! One span of memory, cut into regions that change owner as a whole.
 //!
-//! The arena is mapped once and touched lazily. It is cut into *regions* of equal, power-of-two
-//! size. A region is free, or belongs to the byte-keyed store (as part of its log) or to the object cache
-//! (as 4 KiB buckets); only whole regions move between them, within each owner's share. Everything inside is addressed
+//! The arena is mapped once and touched lazily. It is cut into *regions* of equal, power-of-two size. A
+//! region is free, or belongs to the byte-keyed store (as part of its log) or to the object cache (as 4 KiB
+//! buckets); only whole regions move between them, within each owner's share. Everything inside is addressed
 //! by index, never by pointer, so that the memory could be mapped elsewhere and remain valid.
 //!
 //! The content of a region is defined by its owner, not here.
@@ -92,7 +92,8 @@ pub struct Arena {
     expiring: Expiring,
     /// The free regions. A leaf lock: no other is taken while it is held.
     free: Mutex<FreeRegions>,
-    /// The free regions that the byte-keyed store may take, readable without the lock; a hint, exact only under it.
+    /// The free regions that the byte-keyed store may take, readable without the lock; a hint, exact only
+    /// under it.
     free_count: AtomicU32,
     next_sequence: AtomicU64,
 }
@@ -195,7 +196,8 @@ impl Arena {
         self.next_sequence.fetch_add(1, Ordering::AcqRel)
     }
 
-    /// Takes a free region within the owner's share and leaves at least `keep`. The region is *active* and empty.
+    /// Takes a free region within the owner's share and leaves at least `keep`. The region is *active* and
+    /// empty.
     pub(crate) fn take(&self, owner: Owner, keep: u32) -> Option<RegionId> {
         let mut free = lock(&self.free);
         let slot = owner as usize - 1;
@@ -262,8 +264,8 @@ impl Arena {
         self.expiring.forget(id.0, bytes, expiry);
     }
 
-    /// Begins a walk that reports every live entry of a region to [`expiry_seen`](Arena::expiry_seen), so that the earliest
-    /// expiry is known again.
+    /// Begins a walk that reports every live entry of a region to [`expiry_seen`](Arena::expiry_seen), so
+    /// that the earliest expiry is known again.
     pub(crate) fn begin_expiry_walk(&self, id: RegionId) {
         self.expiring.begin_walk(id.0);
     }

@@ -31,7 +31,8 @@ impl Pins {
     /// Removes a reader. Returns whether the caller must free the region.
     #[must_use]
     pub(crate) fn unpin(&self) -> bool {
-        // Release: this thread's reads happen before the region is reused; Acquire: so do those of the other readers.
+        // Release: this thread's reads happen before the region is reused; Acquire: so do those of the other
+        // readers.
         self.0.fetch_sub(1, Ordering::AcqRel) == DRAINING | 1
     }
 

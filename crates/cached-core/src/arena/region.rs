@@ -129,7 +129,8 @@ impl Region {
         self.arrivals.fetch_add(1, Ordering::Relaxed) == 0
     }
 
-    /// Takes back one [`begin_arrival`](Region::begin_arrival). Returns whether no entry of the region waits any more.
+    /// Takes back one [`begin_arrival`](Region::begin_arrival). Returns whether no entry of the region waits
+    /// any more.
     pub(crate) fn end_arrival(&self) -> bool {
         self.arrivals.fetch_sub(1, Ordering::Relaxed) == 1
     }

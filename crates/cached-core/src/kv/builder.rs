@@ -39,7 +39,8 @@ impl Kv {
     /// ```
     ///
     /// # Errors
-    /// [`KvConfigError`] when `bytes` is below [`ARENA_BYTES_MIN`](super::ARENA_BYTES_MIN) or the system refuses the memory.
+    /// [`KvConfigError`] when `bytes` is below [`ARENA_BYTES_MIN`](super::ARENA_BYTES_MIN) or the system
+    /// refuses the memory.
     pub fn with_capacity_bytes(bytes: usize) -> Result<Kv, KvConfigError> {
         let config = KvConfig::default();
         // A small store keeps the default's limit for items as far as it can.
@@ -120,8 +121,8 @@ impl KvBuilder {
         self
     }
 
-    /// Sets the seed of the key hash, for reproducible tests. By default it is random, so that clients cannot aim keys at one hash
-    /// bucket.
+    /// Sets the seed of the key hash, for reproducible tests. By default it is random, so that clients cannot
+    /// aim keys at one hash bucket.
     pub fn hash_seed(mut self, seed: u64) -> KvBuilder {
         self.config.hash_seed = Some(seed);
         self

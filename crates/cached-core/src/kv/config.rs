@@ -18,8 +18,8 @@ pub struct KvConfig {
     /// Memory for items (keys, values and their headers) and for what the policy remembers of evicted
     /// ones, in bytes; at least [`ARENA_BYTES_MIN`]. The index takes about 8 bytes an item beside it.
     pub arena_bytes: usize,
-    /// The limit for an item, key and value together, in bytes: [`ITEM_BYTES_MIN`] to [`ITEM_BYTES_MAX`], and at most half of
-    /// `arena_bytes`.
+    /// The limit for an item, key and value together, in bytes: [`ITEM_BYTES_MIN`] to [`ITEM_BYTES_MAX`], and
+    /// at most half of `arena_bytes`.
     pub item_bytes_max: usize,
     /// How many threads may append at the same time without waiting for each other; at least 1.
     pub lanes: usize,
@@ -37,7 +37,8 @@ pub struct KvConfig {
     pub change_hook: Option<Arc<dyn ChangeHook>>,
     /// Called at every eviction, with the item.
     pub eviction_hook: Option<Arc<dyn EvictionHook>>,
-    /// The seed of the key hash; `None` draws a random one, so that clients cannot aim keys at one hash bucket.
+    /// The seed of the key hash; `None` draws a random one, so that clients cannot aim keys at one hash
+    /// bucket.
     pub hash_seed: Option<u64>,
     /// Smaller regions than the arena's size asks for, so that a test has many of them.
     #[cfg(test)]
@@ -61,7 +62,8 @@ impl std::fmt::Debug for KvConfig {
 }
 
 impl Default for KvConfig {
-    /// 64 MiB, items up to 1 MiB, four lanes, with CAS values, evicting: memcached's defaults except for the policy.
+    /// 64 MiB, items up to 1 MiB, four lanes, with CAS values, evicting: memcached's defaults except for the
+    /// policy.
     fn default() -> Self {
         KvConfig {
             arena_bytes: 64 << 20,

@@ -3,8 +3,8 @@
 /// The reason why a value was not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// The key is empty or has more than [`KEY_BYTES_MAX`](super::KEY_BYTES_MAX) bytes, or key and value together exceed
-    /// [`KvConfig::item_bytes_max`](super::KvConfig::item_bytes_max).
+    /// The key is empty or has more than [`KEY_BYTES_MAX`](super::KEY_BYTES_MAX) bytes, or key and value
+    /// together exceed [`KvConfig::item_bytes_max`](super::KvConfig::item_bytes_max).
     #[error("the key or the value exceeds the store's limits")]
     TooLarge,
     /// No memory could be freed: the store does not evict and is full, or everything in it is pinned.

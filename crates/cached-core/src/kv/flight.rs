@@ -1,9 +1,11 @@
-//! One flight per key: of the callers that miss a key at the same time, the first makes the value and the others wait.
+//! One flight per key: of the callers that miss a key at the same time, the first makes the value and the
+//! others wait.
 //!
-//! A flight is in the table while its *leader* makes the value. The callers that find it there are *followers*. The leader
-//! stores the value, removes the flight from the table and gives the value to its followers. A leader that is dropped without a
-//! value (an error, a panic, a cancelled future) abandons the flight: its followers look the key up again, and the first of them
-//! that finds nothing leads the next flight.
+//! A flight is in the table while its *leader* makes the value. The callers that find it there are
+//! *followers*. The leader stores the value, removes the flight from the table and gives the value to its
+//! followers. A leader that is dropped without a value (an error, a panic, a cancelled future) abandons the
+//! flight: its followers look the key up again, and the first of them that finds nothing leads the next
+//! flight.
 //!
 //! Nothing here is on the path of a hit.
 
@@ -19,8 +21,11 @@ const SHARDS: usize = 16;
 
 /// The values that are being made.
 pub(super) struct Flights {
-    shards: [Mutex<HashMap<Box<[u8]>, Arc<Flight>>>; SHARDS],
+    shards: [Mutex<Shard>; SHARDS],
 }
+
+/// The flights of some keys.
+type Shard = HashMap<Box<[u8]>, Arc<Flight>>;
 
 struct Flight {
     state: Mutex<State>,
@@ -100,7 +105,8 @@ impl Leader<'_> {
     /// Ends the flight, and gives its followers the value.
     pub(super) fn complete(self, value: &[u8]) {
         self.leave_table();
-        // The table has dropped its reference, and no caller can join any more: other references are followers'.
+        // The table has dropped its reference, and no caller can join any more: other references are
+        // followers'.
         if Arc::strong_count(&self.flight) > 1 {
             self.flight.end(Outcome::Made(value.into()));
         }

@@ -38,8 +38,8 @@ impl FlushSchedule {
         let _ = self.due.compare_exchange(due, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Flushes for the operation that finds the flush due. Other operations that begin meanwhile wait for it: none may still
-    /// see what is gone.
+    /// Flushes for the operation that finds the flush due. Other operations that begin meanwhile wait for it:
+    /// none may still see what is gone.
     #[cold]
     pub(super) fn run_due(&self, due: u32, log: &Log, index: &Index) {
         let _running = lock(&self.running);

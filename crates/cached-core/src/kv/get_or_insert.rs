@@ -45,9 +45,9 @@ impl<T: Into<Vec<u8>>> From<T> for NewValue {
 impl Kv {
     /// Returns a copy of a key's value. If there is none, calls `make` and stores what it returns.
     ///
-    /// Of the threads and tasks that miss a key at the same time, one calls `make`; the others wait for its value. If
-    /// `make` panics, one of them calls its own. `make` runs without a lock and may use the store, but must not
-    /// ask for the same key with this family of methods: it would wait for itself.
+    /// Of the threads and tasks that miss a key at the same time, one calls `make`; the others wait for its
+    /// value. If `make` panics, one of them calls its own. `make` runs without a lock and may use the store,
+    /// but must not ask for the same key with this family of methods: it would wait for itself.
     ///
     /// The value is returned even if it cannot be stored because it is too large or no memory can be freed.
     ///
@@ -114,14 +114,15 @@ impl Kv {
         }
     }
 
-    /// As [`get_or_insert_with`](Kv::get_or_insert_with), with a future in place of a closure. It needs no particular runtime.
+    /// As [`get_or_insert_with`](Kv::get_or_insert_with), with a future in place of a closure. It needs no
+    /// particular runtime.
     ///
-    /// `make` is polled only by the task that makes the value. Tasks and threads that ask for the same key wait for one
-    /// another whichever method they use.
+    /// `make` is polled only by the task that makes the value. Tasks and threads that ask for the same key
+    /// wait for one another whichever method they use.
     ///
     /// # Cancel safety
-    /// If the returned future is dropped while it makes the value, nothing is stored, and one of the callers that
-    /// waited makes it instead. If it is dropped while it waits, the others are not affected.
+    /// If the returned future is dropped while it makes the value, nothing is stored, and one of the callers
+    /// that waited makes it instead. If it is dropped while it waits, the others are not affected.
     ///
     /// ```
     /// # use cached_core::kv::Kv;
@@ -147,7 +148,8 @@ impl Kv {
     /// As [`get_or_insert_async`](Kv::get_or_insert_async), for a future that may fail.
     ///
     /// # Errors
-    /// The error of `make`. Nothing is stored then, and one of the callers that waited makes the value instead.
+    /// The error of `make`. Nothing is stored then, and one of the callers that waited makes the value
+    /// instead.
     pub async fn try_get_or_insert_async<V: Into<NewValue>, E>(
         &self,
         key: &[u8],

@@ -20,9 +20,34 @@ pub enum Change {
 }
 
 /// Called at every change of an item, in the order in which the changes happen to each key.
+///
+/// ```
+/// use cached_core::kv::Kv;
+/// use cached_core::kv::hook::{Change, ChangeHook};
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+///
+/// #[derive(Default)]
+/// struct Count(AtomicU64);
+///
+/// impl ChangeHook for Count {
+///     fn on_change(&self, change: Change, _key: &[u8], _version: u64) {
+///         if change == Change::Stored {
+///             self.0.fetch_add(1, Ordering::Relaxed);
+///         }
+///     }
+/// }
+///
+/// let count = Arc::new(Count::default());
+/// let kv = Kv::builder().change_hook(count.clone()).build()?;
+/// kv.set(b"k", b"v")?;
+/// assert_eq!(count.0.load(Ordering::Relaxed), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait ChangeHook: Send + Sync + 'static {
-    /// Called while the key's hash bucket is locked: must be quick, and must neither block nor call the store.
-    /// `version` is the item's CAS value (for a removal, its last one), or 0 in a store without CAS values.
+    /// Called while the key's hash bucket is locked: must be quick, and must neither block nor call the
+    /// store. `version` is the item's CAS value (for a removal, its last one), or 0 in a store without CAS
+    /// values.
     fn on_change(&self, change: Change, key: &[u8], version: u64);
 }
 
@@ -48,6 +73,7 @@ pub struct EvictedItem<'a> {
 
 /// Called for items that are removed to make room.
 pub trait EvictionHook: Send + Sync + 'static {
-    /// Called while the key's hash bucket is locked: must be quick, and must neither block nor call the store.
+    /// Called while the key's hash bucket is locked: must be quick, and must neither block nor call the
+    /// store.
     fn on_eviction(&self, evicted: &EvictedItem<'_>);
 }

@@ -53,8 +53,8 @@ pub(super) struct Found<'a> {
 }
 
 impl Inner {
-    /// The time, after a flush that has become due. An operation calls this once, before it takes a lock, and passes the time
-    /// on: the flush takes every lane.
+    /// The time, after a flush that has become due. An operation calls this once, before it takes a lock, and
+    /// passes the time on: the flush takes every lane.
     #[inline]
     #[cfg_attr(debug_assertions, track_caller)]
     pub(super) fn now(&self) -> u32 {
@@ -81,7 +81,8 @@ impl Inner {
         self.log.ptr(piece.location).wrapping_add(PIECE_HEADER_BYTES)
     }
 
-    /// Calls `each` with the locations and padded bytes of an item's pieces and of its own entry, which comes last.
+    /// Calls `each` with the locations and padded bytes of an item's pieces and of its own entry, which comes
+    /// last.
     #[inline]
     pub(super) fn each_entry(&self, item: ItemPtr, location: u32, mut each: impl FnMut(u32, u32)) {
         if item.shape().fields().extents {
@@ -117,7 +118,8 @@ impl Inner {
         Some(Found { slot, item, location })
     }
 
-    /// Looks a key up in its locked hash bucket; an item that is flushed or expired is removed and counts as missing.
+    /// Looks a key up in its locked hash bucket; an item that is flushed or expired is removed and counts as
+    /// missing.
     #[inline(always)] // On the path of every request; what is rare is kept out of it.
     pub(super) fn find<'a>(
         &self,
@@ -133,7 +135,8 @@ impl Inner {
         Ok(found)
     }
 
-    /// The live item of a key in a slot in which [`peek`](super::index::BucketHint::peek) has seen its tag, if it is there.
+    /// The live item of a key in a slot in which [`peek`](super::index::BucketHint::peek) has seen its tag,
+    /// if it is there.
     #[inline(always)]
     pub(super) fn find_seen<'a>(
         &self,
@@ -148,7 +151,8 @@ impl Inner {
         live.then_some((lock, item, location))
     }
 
-    /// Locks and looks up as [`find`](Inner::find) does, out of line. Returns only the location, which fits a register.
+    /// Locks and looks up as [`find`](Inner::find) does, out of line. Returns only the location, which fits a
+    /// register.
     #[inline(never)]
     pub(super) fn find_again(
         &self,
@@ -193,8 +197,8 @@ impl Inner {
         }
     }
 
-    /// Records a use of the item by a client that was not sent its value: it stays as one that was read would, but does not
-    /// count as read.
+    /// Records a use of the item by a client that was not sent its value: it stays as one that was read
+    /// would, but does not count as read.
     pub(super) fn bump_unread(&self, item: ItemPtr, now: u32) {
         let before = item.state();
         let after = self.log.hits().after(before) & !state::FETCHED | before & state::FETCHED;

@@ -23,11 +23,13 @@ pub struct Keys<'a> {
 impl Kv {
     /// Returns an iterator over copies of all keys and values, in no particular order.
     ///
-    /// The store may change meanwhile: an item that exists from the first step to the last is returned at least once (twice, if
-    /// the index grows past it); others may be. Expired items are left out, and no item counts as used.
+    /// The store may change meanwhile: an item that exists from the first step to the last is returned at
+    /// least once (twice, if the index grows past it); others may be. Expired items are left out, and no item
+    /// counts as used.
     ///
-    /// Each step copies at most the items of one hash bucket, about ten, and locks it only for that; where many items have
-    /// been removed it may pass over empty hash buckets. The iterator holds no lock between steps, so the store may be used.
+    /// Each step copies at most the items of one hash bucket, about ten, and locks it only for that; where
+    /// many items have been removed it may pass over empty hash buckets. The iterator holds no lock between
+    /// steps, so the store may be used.
     ///
     /// ```
     /// # use cached_core::kv::Kv;
@@ -43,7 +45,8 @@ impl Kv {
         Iter { kv: self, cursor: Some(ScanCursor::default()), bucket: Vec::new().into_iter() }
     }
 
-    /// Returns an iterator over copies of all keys. What [`Kv::iter`] says of a store that changes holds here too.
+    /// Returns an iterator over copies of all keys. What [`Kv::iter`] says of a store that changes holds here
+    /// too.
     ///
     /// ```
     /// # use cached_core::kv::Kv;

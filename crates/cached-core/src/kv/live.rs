@@ -5,7 +5,7 @@ use super::hook::{Change, EvictedItem, EvictionHook};
 use super::index::{BucketGuard, BucketRef};
 use super::inner::{Found, Inner};
 use super::item::{ItemPtr, Shape, state};
-use super::log::owner::{LiveEntry, Owner, Scanned};
+use super::log::owner::{EntryOwner, LiveEntry, Scanned};
 use crate::KeyHash;
 use crate::clock::Expiry;
 use crate::sync::Ordering;
@@ -23,11 +23,13 @@ pub(super) struct Live<'a> {
     bucket: BucketGuard<'a>,
     found: Found<'a>,
     hash: KeyHash,
+    /// The location of the entry itself.
+    location: u32,
     /// For a piece: its position in the item's list.
     piece: Option<usize>,
 }
 
-impl Owner for Inner {
+impl EntryOwner for Inner {
     type Hint<'a> = Hint<'a>;
     type Live<'a> = Live<'a>;
 
@@ -45,7 +47,7 @@ impl Owner for Inner {
         };
         let bucket = self.index.shard(hash).locate(hash);
         bucket.prefetch();
-        Scanned { hint: Hint { bucket, hash }, bytes: shape.entry_bytes(), is_piece }
+        Scanned { hint: Hint { bucket, hash }, bytes: shape.entry_bytes() as u32, is_piece }
     }
 
     #[inline]
@@ -64,7 +66,7 @@ impl Owner for Inner {
         {
             return None;
         }
-        Some(Live { inner: self, bucket, found, hash, piece })
+        Some(Live { inner: self, bucket, found, hash, location, piece })
     }
 
     fn change_stamp(&self) -> (u64, u64) {
@@ -160,16 +162,23 @@ impl LiveEntry for Live<'_> {
     }
 
     #[inline]
-    fn evict(self, now: u32, garbage: impl FnMut(u32, u32)) -> bool {
-        let Live { inner, bucket, found, .. } = self;
+    fn evict(self, now: u32, entry_bytes: u32, mut other: impl FnMut(u32, u32)) -> bool {
+        let bytes = self.item_bytes(entry_bytes);
+        let Live { inner, bucket, found, location, .. } = self;
         let item = found.item;
         let was_fetched = item.state() & state::FETCHED != 0;
         if let Some(hook) = &inner.eviction_hook {
             notify_eviction(&**hook, item, now);
         }
         inner.notify(Change::Evicted, item.key(), item.cas());
-        bucket.remove(found.slot, inner.item_bytes(item));
-        inner.each_entry(item, found.location, garbage);
+        bucket.remove(found.slot, bytes);
+        if item.shape().fields().extents {
+            inner.each_entry(item, found.location, |entry, bytes| {
+                if entry != location {
+                    other(entry, bytes);
+                }
+            });
+        }
         was_fetched
     }
 }

@@ -4,8 +4,8 @@
 //!  a flush that is due ─> lanes, in their order ─> reclaimer ─> a shard's growth ─> hash bucket ─> one leaf: overflow pool,
 //!                                                                                      queues or free regions
 //! ```
-//! While a hash bucket is locked, a lane is only ever *tried*. The hooks run under all of these but the leaves, so the locks
-//! that they take rank above.
+//! While a hash bucket is locked, a lane is only ever *tried*. The hooks run under all of these but the
+//! leaves, so the locks that they take rank above.
 
 use lock_order::Rank;
 

@@ -37,7 +37,8 @@ impl Kv {
         self.get_with_cas(key).map(|(value, _)| value)
     }
 
-    /// Returns a copy of a key's value, and the CAS value for [`Kv::compare_and_set`]. The item counts as used.
+    /// Returns a copy of a key's value, and the CAS value for [`Kv::compare_and_set`]. The item counts as
+    /// used.
     pub fn get_with_cas(&self, key: &[u8]) -> Option<(Vec<u8>, u64)> {
         self.read(key, self.hash(key), |item| (item.to_vec(), item.cas())).ok()
     }
@@ -50,8 +51,8 @@ impl Kv {
         self.put(StoreMode::Set, key, value, Expiry::NEVER).map(drop)
     }
 
-    /// Stores a value that expires after `ttl`. The clock counts whole seconds: part of a second counts as one, and
-    /// a value may expire up to one second early.
+    /// Stores a value that expires after `ttl`. The clock counts whole seconds: part of a second counts as
+    /// one, and a value may expire up to one second early.
     ///
     /// ```
     /// # use cached_core::kv::Kv;
@@ -122,8 +123,8 @@ impl Kv {
     /// ```
     ///
     /// # Errors
-    /// [`CasError`]. A store without CAS values ([`KvConfig::cas`](super::KvConfig::cas)) always returns [`CasError::Changed`]
-    /// for an item that exists.
+    /// [`CasError`]. A store without CAS values ([`KvConfig::cas`](super::KvConfig::cas)) always returns
+    /// [`CasError::Changed`] for an item that exists.
     pub fn compare_and_set(&self, key: &[u8], value: &[u8], cas: u64) -> Result<u64, CasError> {
         let options = StoreOptions { mode: StoreMode::Cas, compare: cas, ..StoreOptions::default() };
         match self.store(key, self.hash(key), value, &options) {

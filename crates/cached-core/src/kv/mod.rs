@@ -1,12 +1,13 @@
 //! The byte-keyed store: an embeddable cache with memcached's semantics.
 //!
-//! A [`Kv`] maps keys of up to 250 bytes to values of up to 1 GiB, in an amount of memory that is fixed when it is made. When
-//! that is full, an [eviction policy](crate::policy) decides which items stay. Handles are cheap to clone, and all methods take
-//! `&self`: threads share a store without a lock around it.
+//! A [`Kv`] maps keys of up to 250 bytes to values of up to 1 GiB, in an amount of memory that is fixed when
+//! it is made. When that is full, an [eviction policy](crate::policy) decides which items stay. Handles are
+//! cheap to clone, and all methods take `&self`: threads share a store without a lock around it.
 //!
-//! Choose it where values are bytes, and the memory that a cache takes must be known: keys, values and headers lie in the
-//! arena, with 16 bytes beside key and value and 8 bytes of index an item, and without size classes. Choose a cache of objects
-//! (such as `moka` or `quick_cache`) where values are Rust types that are expensive to encode. Nothing is persistent.
+//! Choose it where values are bytes, and the memory that a cache takes must be known: keys, values and
+//! headers lie in the arena, with 16 bytes beside key and value and 8 bytes of index an item, and without
+//! size classes. Choose a cache of objects (such as `moka` or `quick_cache`) where values are Rust types that
+//! are expensive to encode. Nothing is persistent.
 //!
 //! ```
 //! use cached_core::kv::{Kv, NewValue};
@@ -31,27 +32,27 @@
 //!
 //! # Where to look
 //!
-//! - Configuration: [`Kv::with_capacity_bytes`], [`Kv::builder`], [`KvConfig`]. The most memory that a store takes:
-//!   [`Kv::limits`].
-//! - Owned values and ordinary errors: [`Kv::get`], [`Kv::set`], [`Kv::add`], [`Kv::compare_and_set`], [`Kv::increment`],
-//!   [`Kv::remove`], [`Kv::iter`].
+//! - Configuration: [`Kv::with_capacity_bytes`], [`Kv::builder`], [`KvConfig`]. The most memory that a store
+//!   takes: [`Kv::limits`].
+//! - Owned values and ordinary errors: [`Kv::get`], [`Kv::set`], [`Kv::add`], [`Kv::compare_and_set`],
+//!   [`Kv::increment`], [`Kv::remove`], [`Kv::iter`].
 //! - Values that are made on a miss: [`Kv::get_or_insert_with`], [`Kv::get_or_insert_async`].
-//! - Without copies, and with every option of the memcached protocols: [`Kv::read`], [`Kv::read_many`], [`Kv::fetch`],
-//!   [`Kv::store`], [`Kv::reserve`], [`Kv::delete`], [`Kv::arithmetic`]. They take the key's [hash](Kv::hash), so that it is computed
-//!   once.
-//! - Upkeep: [`Kv::maintain`], about once a second. A store that evicts works without it; flushed memory is then reclaimed as it
-//!   is needed.
+//! - Without copies, and with every option of the memcached protocols: [`Kv::read`], [`Kv::read_many`],
+//!   [`Kv::fetch`], [`Kv::store`], [`Kv::reserve`], [`Kv::delete`], [`Kv::arithmetic`]. They take the key's
+//!   [hash](Kv::hash), so that it is computed once.
+//! - Upkeep: [`Kv::maintain`], about once a second. A store that evicts works without it; flushed memory is
+//!   then reclaimed as it is needed.
 //! - Observation: [`Kv::stats`], and the [`hook`]s for changes and evictions.
 //!
 //! # How it works
 //!
-//! Items are appended to regions and found through an index. Items that are overwritten, deleted or
-//! expired leave garbage, and the reclaimer frees the regions with the most garbage or the oldest items, copying
-//! the items that the policy keeps. Memory goes to whatever sizes are in use.
+//! Items are appended to regions and found through an index. Items that are overwritten, deleted or expired
+//! leave garbage, and the reclaimer frees the regions with the most garbage or the oldest items, copying the
+//! items that the policy keeps. Memory goes to whatever sizes are in use.
 //!
-//! In the source, read on in `ops/get.rs` and `ops/store.rs` (the operations), `inner.rs` (what they share), `item.rs` (the bytes of
-//! an item), `index/` (look-up), `log/` (allocation and reclaiming; `log/owner.rs` is its interface to the store) and `extent.rs`
-//! (large values). `lock_ranks.rs` has the order of the locks.
+//! In the source, read on in `ops/get.rs` and `ops/store.rs` (the operations), `inner.rs` (what they share),
+//! `item/` (the bytes of an item), `index/` (look-up), `log/` (allocation and reclaiming; `log/owner.rs` is
+//! its interface to the store) and `extent.rs` (large values). `lock_ranks.rs` has the order of the locks.
 
 mod builder;
 mod config;
@@ -123,7 +124,8 @@ impl std::fmt::Debug for Kv {
 const ENTRY_BYTES_USUAL: usize = 256;
 
 impl Kv {
-    /// Makes an empty store. Memory is mapped, not touched. [`Kv::with_capacity_bytes`] and [`Kv::builder`] are shorter.
+    /// Makes an empty store. Memory is mapped, not touched. [`Kv::with_capacity_bytes`] and [`Kv::builder`]
+    /// are shorter.
     ///
     /// # Errors
     /// [`KvConfigError`] when the configuration contradicts itself or the system refuses the memory.

@@ -72,10 +72,11 @@ pub struct FetchOptions {
     pub touch: Option<Expiry>,
     /// Does not count the fetch as a use of the item.
     pub no_bump: bool,
-    /// Creates an empty item with this expiry if there is none (meta `N`): the caller that creates it wins the refresh. A created
-    /// item is not touched.
+    /// Creates an empty item with this expiry if there is none (meta `N`): the caller that creates it wins
+    /// the refresh. A created item is not touched.
     pub vivify: Option<Expiry>,
-    /// Lets the caller win the right to refresh an item that expires before this (meta `R`), unless another one has won it.
+    /// Lets the caller win the right to refresh an item that expires before this (meta `R`), unless another
+    /// one has won it.
     pub recache_below: Option<Expiry>,
     /// Compares the expiry that the item has been given, not the one that it had (meta `R` after `T`).
     pub recache_after_touch: bool,
@@ -124,7 +125,8 @@ pub enum Miss {
 pub struct DeleteOptions {
     /// Deletes only an item with this CAS value.
     pub compare: Option<u64>,
-    /// Instead of deleting the item, marks it stale, gives it a new CAS value and takes back the right to refresh it (meta `I`).
+    /// Instead of deleting the item, marks it stale, gives it a new CAS value and takes back the right to
+    /// refresh it (meta `I`).
     pub invalidate: bool,
     /// The expiry of an item that stays (with `invalidate` or `clear_value`).
     pub expiry: Option<Expiry>,

@@ -1,8 +1,9 @@
-//! The store under a scheduler that tries interleavings: `RUSTFLAGS="--cfg shuttle" cargo test -p cached-core`.
+//! The store under a scheduler that tries many interleavings: `RUSTFLAGS="--cfg shuttle" cargo test -p
+//! cached-core`.
 
 use super::{DeleteOptions, DeleteOutcome, FetchOptions, Kv, KvConfig, Miss, StoreOptions};
 use crate::clock::{Expiry, TickClock};
-use crate::sync::Arc;
+use crate::sync::{Arc, AtomicU32, Ordering};
 use std::time::Duration;
 
 fn store() -> Kv {
@@ -21,7 +22,7 @@ fn uniform(value: &[u8]) -> bool {
     value.iter().all(|byte| *byte == value[0])
 }
 
-/// One writer's value, or nothing, with pairs of bytes appended by any of them.
+/// Whether a value is that of one writer, or empty, with pairs of bytes appended by any of the writers.
 fn is_whole(value: &[u8]) -> bool {
     let set = [9_000, 40, 0].into_iter().find(|bytes| value.len() >= *bytes).unwrap_or(0);
     uniform(&value[..set])
@@ -29,9 +30,9 @@ fn is_whole(value: &[u8]) -> bool {
         && value[set..].chunks(2).all(|pair| pair.len() == 2 && uniform(pair))
 }
 
-/// Writers, a deleter, a counter and a pin on one key: readers see whole values, pins do not change.
+/// Writers, a deleter and a pin on one key: readers see whole values, and the pinned value does not change.
 #[test]
-fn one_key() {
+fn values_of_one_key_are_whole() {
     shuttle::check_random(
         || {
             let kv = store();
@@ -66,9 +67,9 @@ fn one_key() {
     );
 }
 
-/// Counting from two threads while a third pins and unpins: nothing is lost.
+/// Two threads increment while a third pins and unpins: no increment is lost.
 #[test]
-fn counting() {
+fn no_increment_is_lost() {
     shuttle::check_random(
         || {
             let kv = store();
@@ -93,9 +94,9 @@ fn counting() {
     );
 }
 
-/// What a touch gives is not taken back by an append, a longer number or the end of a win that go on at the same time.
+/// An expiry given by a touch is not undone by an append or an increment at the same time.
 #[test]
-fn touching_under_joins_and_counts() {
+fn a_touch_survives_appends_and_increments() {
     shuttle::check_random(
         || {
             let kv = store();
@@ -122,9 +123,9 @@ fn touching_under_joins_and_counts() {
     );
 }
 
-/// Of two who look for a token while the number grows, one wins.
+/// Of two readers of a stale item whose number grows meanwhile, one wins the right to refresh it.
 #[test]
-fn one_token_under_counts() {
+fn one_reader_wins_while_a_number_grows() {
     shuttle::check_random(
         || {
             let kv = store();
@@ -148,9 +149,9 @@ fn one_token_under_counts() {
     );
 }
 
-/// A store is flushed and cleaned up while values are being stored: what is stored is whole.
+/// Values stored during a flush and its clean-up are whole.
 #[test]
-fn flushing_under_writers() {
+fn a_flush_leaves_later_values_whole() {
     // A priority scheduler: one thread may run through everything inside another's short window.
     shuttle::check_pct(
         || {
@@ -184,9 +185,10 @@ fn flushing_under_writers() {
     );
 }
 
-/// What is stored after a flush has returned stays, also when regions are opened while it is drawing its line.
+/// A value stored after a flush has returned stays, also when regions are opened while the flush draws its
+/// boundary.
 #[test]
-fn stored_after_a_flush_stays() {
+fn a_value_stored_after_a_flush_stays() {
     shuttle::check_pct(
         || {
             let kv = Kv::new(KvConfig {
@@ -219,9 +221,9 @@ fn stored_after_a_flush_stays() {
     );
 }
 
-/// A full store: storing reclaims while others read, pin, delete and flush.
+/// A full store: writers reclaim regions while other threads pin and flush.
 #[test]
-fn reclaiming() {
+fn pinned_values_survive_reclaiming_and_flushes() {
     shuttle::check_random(
         || {
             let kv = store();
@@ -264,5 +266,38 @@ fn reclaiming() {
             kv.validate();
         },
         100,
+    );
+}
+
+/// Threads that miss a key together: whatever the interleaving, all get a value that one of them made, also
+/// when the first of them fails, and no flight is left.
+#[test]
+fn one_flight_per_key() {
+    shuttle::check_random(
+        || {
+            let kv = store();
+            let made = Arc::new(AtomicU32::new(0));
+            let threads: Vec<_> = (0..3u8)
+                .map(|n| {
+                    let (kv, made) = (kv.clone(), made.clone());
+                    shuttle::thread::spawn(move || {
+                        kv.try_get_or_insert_with(b"k", || {
+                            if n == 0 {
+                                return Err("the first fails");
+                            }
+                            made.fetch_add(1, Ordering::SeqCst);
+                            Ok([n; 40])
+                        })
+                    })
+                })
+                .collect();
+            let results: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+            assert_eq!(made.load(Ordering::SeqCst), 1);
+            let value = kv.get(b"k").expect("one of them has made it");
+            assert!(results[1..].iter().all(|result| result.as_ref() == Ok(&value)));
+            assert!(results[0] == Err("the first fails") || results[0] == Ok(value));
+            kv.validate();
+        },
+        500,
     );
 }

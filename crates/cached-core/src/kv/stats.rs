@@ -55,6 +55,14 @@ pub struct KvLimits {
 
 impl Kv {
     /// Reads the store's metrics. That walks over the table of regions, not over the items.
+    ///
+    /// ```
+    /// # use cached_core::kv::Kv;
+    /// # let kv = Kv::with_capacity_bytes(64 << 20)?;
+    /// kv.set(b"k", b"v")?;
+    /// assert_eq!(kv.stats().items, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn stats(&self) -> KvStats {
         let inner = &self.inner;
         let log = inner.log.metrics();
@@ -82,12 +90,21 @@ impl Kv {
         stats
     }
 
-    /// The bytes of incomplete values, counted as a whole, for which there are reservations. One relaxed load.
+    /// The bytes of incomplete values, counted as a whole, for which there are reservations. One relaxed
+    /// load.
     pub fn reserved_bytes(&self) -> u64 {
         self.inner.log.reserved().bytes()
     }
 
     /// The most memory that the store takes.
+    ///
+    /// ```
+    /// # use cached_core::kv::Kv;
+    /// # let kv = Kv::with_capacity_bytes(64 << 20)?;
+    /// let limits = kv.limits();
+    /// assert!(limits.arena_bytes + limits.policy_bytes <= 64 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn limits(&self) -> KvLimits {
         KvLimits {
             arena_bytes: self.inner.log.arena().bytes(),

@@ -7,7 +7,8 @@ use crate::clock::Expiry;
 use std::collections::{HashMap, HashSet};
 
 impl Kv {
-    /// Checks that index, items, regions, queues and counters agree. No other thread may use the store during the call.
+    /// Checks that index, items, regions, queues and counters agree. No other thread may use the store during
+    /// the call.
     ///
     /// # Panics
     /// If they do not; the message names what is wrong.

@@ -38,8 +38,8 @@ impl<'a> ItemView<'a> {
         }
     }
 
-    /// The value, if it lies in one piece, as all but very large values do: those of more than a 16th of a region (4 KiB at
-    /// least) may lie in several.
+    /// The value, if it lies in one piece, as all but very large values do: those of more than a 16th of a
+    /// region (4 KiB at least) may lie in several.
     #[inline]
     pub fn inline_value(&self) -> Option<&'a [u8]> {
         (!self.item.shape().fields().extents).then(|| self.item.payload())
@@ -67,8 +67,8 @@ impl<'a> ItemView<'a> {
         value
     }
 
-    /// Keeps the value readable after the closure, without a copy. The memory of its region is not reused until the
-    /// result is dropped, so hold it only briefly, for instance while a reply is written.
+    /// Keeps the value readable after the closure, without a copy. The memory of its region is not reused
+    /// until the result is dropped, so hold it only briefly, for instance while a reply is written.
     pub fn pin(&self) -> PinnedValue {
         let pieces = match self.inline_value() {
             Some(_) => return self.pin_entry(),
@@ -183,8 +183,8 @@ pub struct PinnedValue {
     pieces: Pieces,
 }
 
-// SAFETY: the pointers lead into regions that this value has pinned: until it is dropped they are neither written nor
-// reused, and which thread reads or drops does not matter.
+// SAFETY: the pointers lead into regions that this value has pinned: until it is dropped they are neither
+// written nor reused, and which thread reads or drops does not matter.
 unsafe impl Send for PinnedValue {}
 // SAFETY: as above; sharing it only reads.
 unsafe impl Sync for PinnedValue {}

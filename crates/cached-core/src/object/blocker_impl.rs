@@ -20,18 +20,16 @@ use super::state::{Env, LINES_READ, Object};
 use super::write_back::{apply_at_once, is_too_large};
 use super::{copy, read, scope_ops, write_back, write_through};
 
-/// A change of one object, as a method of the contract has checked and taken it apart.
-struct ObjectChange {
-    id: ObjectId,
-    mutation: Mutation,
-    change: Change,
-    call: Call,
-}
-
 impl ObjectCache {
     /// Makes a change. `end` is where it ends within the object, or the limit that it exceeds.
-    fn change(&self, it: ObjectChange, end: Result<u64>) -> Reply<ChangeReply> {
-        let ObjectChange { id, mutation, change, call } = it;
+    fn change(
+        &self,
+        id: ObjectId,
+        mutation: Mutation,
+        change: Change,
+        call: Call,
+        end: Result<u64>,
+    ) -> Reply<ChangeReply> {
         let shared = self.shared();
         if let Err(error) = end.and_then(|_| check_change(shared, &change, call)) {
             return Reply::err(error);
@@ -118,25 +116,19 @@ impl Blocker for ObjectCache {
     fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
         let WriteRequest { object, offset, data, change, call, .. } = request;
         let end = self.end(offset, data.len_bytes() as u64);
-        self.change(
-            ObjectChange { id: object, mutation: Mutation::Write { offset, data }, change, call },
-            end,
-        )
+        self.change(object, Mutation::Write { offset, data }, change, call, end)
     }
 
     fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
         let WriteZeroesRequest { object, offset, len_bytes: len, change, call, .. } = request;
         let end = self.end(offset, len);
-        self.change(
-            ObjectChange { id: object, mutation: Mutation::WriteZeroes { offset, len }, change, call },
-            end,
-        )
+        self.change(object, Mutation::WriteZeroes { offset, len }, change, call, end)
     }
 
     fn write_runs(&self, request: WriteRunsRequest) -> Reply<ChangeReply> {
         let WriteRunsRequest { object, runs, change, call, .. } = request;
         let end = runs_end(&runs, &self.capabilities());
-        self.change(ObjectChange { id: object, mutation: Mutation::WriteRuns { runs }, change, call }, end)
+        self.change(object, Mutation::WriteRuns { runs }, change, call, end)
     }
 
     fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
@@ -144,10 +136,7 @@ impl Blocker for ObjectCache {
         // A range may reach beyond the largest object: that part is left out.
         let len = len_bytes.min(self.shared().config.object_bytes_max.saturating_sub(offset));
         let offset = if len == 0 { 0 } else { offset };
-        self.change(
-            ObjectChange { id: object, mutation: Mutation::Discard { offset, len }, change, call },
-            Ok(0),
-        )
+        self.change(object, Mutation::Discard { offset, len }, change, call, Ok(0))
     }
 
     fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
@@ -160,32 +149,24 @@ impl Blocker for ObjectCache {
             return Reply::err(Error::TooLarge { limit_bytes: limit });
         }
         let end = self.end(offset, expected.len_bytes().max(data.len_bytes()) as u64);
-        self.change(
-            ObjectChange {
-                id: object,
-                mutation: Mutation::CompareAndWrite { offset, expected, data },
-                change,
-                call,
-            },
-            end,
-        )
+        self.change(object, Mutation::CompareAndWrite { offset, expected, data }, change, call, end)
     }
 
     fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
         let WriteFullRequest { object, data, change, call, .. } = request;
         let end = self.end(0, data.len_bytes() as u64);
-        self.change(ObjectChange { id: object, mutation: Mutation::WriteFull { data }, change, call }, end)
+        self.change(object, Mutation::WriteFull { data }, change, call, end)
     }
 
     fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
         let TruncateRequest { object, size_bytes: size, change, call, .. } = request;
         let end = range_end(size, 0, self.shared().config.object_bytes_max);
-        self.change(ObjectChange { id: object, mutation: Mutation::Truncate { size }, change, call }, end)
+        self.change(object, Mutation::Truncate { size }, change, call, end)
     }
 
     fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
         let DeleteRequest { object, change, call, .. } = request;
-        let reply = self.change(ObjectChange { id: object, mutation: Mutation::Delete, change, call }, Ok(0));
+        let reply = self.change(object, Mutation::Delete, change, call, Ok(0));
         reply.then(|reply| reply.map(|reply| DeleteReply::new(reply.durability)))
     }
 
@@ -202,7 +183,7 @@ impl Blocker for ObjectCache {
                 (condition, other) if condition == other => condition,
                 _ => return Reply::err(Error::Invalid("two conditions for one object".into())),
             };
-            return self.change(ObjectChange { id: to, mutation: Mutation::Touch, change, call }, Ok(0));
+            return self.change(to, Mutation::Touch, change, call, Ok(0));
         }
         let hashes = (shared.hash(&request.from), shared.hash(&request.to));
         let mode = shared.write_modes.of(&request.to.namespace);

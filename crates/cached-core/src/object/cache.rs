@@ -22,17 +22,18 @@ use super::{counters, validate};
 ///
 /// ```
 /// use std::sync::Arc;
-/// use blocker::{Blocker, Memory, Name, Namespace, ObjectId, ReadRequest, WriteMode, WriteRequest};
+/// use blocker::{BlockerExt, Memory, ObjectId, WriteMode};
 /// use cached_core::object::ObjectCache;
 ///
 /// let cache = ObjectCache::builder(Arc::new(Memory::default()))
 ///     .memory_bytes(64 << 20)
 ///     .write_mode(WriteMode::Back)
 ///     .start()?;
-/// let disk = ObjectId::new(Namespace::new("vm")?, Name::new("disk.0")?);
+/// let disk: ObjectId = "vm/disk.0".parse()?;
 /// blocker::executor::block_on(async {
-///     cache.write(WriteRequest::new(disk.clone(), 0, b"hello")).await?;
-///     assert_eq!(cache.read(ReadRequest::new(disk, 1, 3)).await?.data.to_vec(), b"ell");
+///     // Stored when this returns.
+///     cache.put(&disk, b"hello").await?;
+///     assert_eq!(cache.get(&disk).await?, b"hello"[..]);
 ///     Ok::<_, blocker::Error>(())
 /// })?;
 /// # Ok::<_, Box<dyn std::error::Error>>(())
@@ -110,6 +111,15 @@ impl ObjectCache {
     }
 
     /// Returns what the cache holds and has done.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use blocker::Memory;
+    /// # use cached_core::object::ObjectCache;
+    /// let cache = ObjectCache::builder(Arc::new(Memory::default())).memory_bytes(64 << 20).start()?;
+    /// assert_eq!(cache.counters().dirty_bytes, 0);
+    /// # Ok::<_, cached_core::object::ConfigError>(())
+    /// ```
     #[must_use]
     pub fn counters(&self) -> Counters {
         counters::counters(self.shared())
@@ -129,6 +139,16 @@ impl ObjectCache {
     ///
     /// # Errors
     /// [`Error::OutOfSpace`](blocker::Error::OutOfSpace) once 65 536 namespaces have a mode of their own.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use blocker::Memory;
+    /// use blocker::{Namespace, WriteMode};
+    /// # use cached_core::object::ObjectCache;
+    /// # let cache = ObjectCache::builder(Arc::new(Memory::default())).memory_bytes(64 << 20).start()?;
+    /// cache.set_write_mode(Namespace::new("scratch")?, WriteMode::Back)?;
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
     pub fn set_write_mode(&self, namespace: Namespace, mode: WriteMode) -> Result<(), blocker::Error> {
         self.shared().write_modes.set(namespace, mode)
     }

@@ -7,7 +7,7 @@
 use blocker::{ClaimRequest, Epoch, Error, Event, Namespace, ObjectId, Result, Scope, Stamp};
 
 use super::config::Writer;
-use super::epochs::Own;
+use super::epochs::{NAMESPACES_MAX, Own};
 use super::invalidate::{drop_clean, log_failure};
 use super::shared::Shared;
 use super::wait_queue::Permits;
@@ -60,7 +60,14 @@ pub(crate) async fn own_epoch(shared: &Arc<Shared>, namespace: &Namespace) -> Re
 }
 
 /// Takes a namespace over with an epoch above the one in force.
+///
+/// # Errors
+/// `OutOfSpace` if no further namespace can be claimed, and those of [`own_epoch`].
 async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoch> {
+    if shared.epochs.is_full() {
+        let why = format!("this cache is the writer of {NAMESPACES_MAX} namespaces, the most there can be");
+        return Err(Error::OutOfSpace(why.into()));
+    }
     let scope = Scope::Namespace(namespace.clone());
     let mut in_force = ask_epoch(shared, scope.clone()).await?;
     for tries in 0..CLAIM_TRIES_MAX {

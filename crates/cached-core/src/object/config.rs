@@ -13,25 +13,25 @@ pub const OBJECT_BYTES_LIMIT: u64 = BUCKET_BYTES << 16;
 /// Which party is the writer of the changes that reach the store: it claims epochs and stamps changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Writer {
-    /// The callers: their stamps and claims go down to the store as they come.
+    /// The callers: their stamps and claims are forwarded to the store.
     #[default]
     Callers,
-    /// This cache: it claims every namespace it changes with a new epoch and stamps every change it
-    /// sends, so that a cache that has been replaced can harm nothing. Callers' own stamps and claims
-    /// are `Unsupported`.
+    /// This cache: it claims every namespace that it changes with a new epoch and stamps every change that it
+    /// sends, so that a cache that has been replaced can do no harm. Callers' own stamps and claims are
+    /// `Unsupported`.
     Cache,
 }
 
-/// How one namespace is treated.
+/// How writes to one namespace are treated.
 #[derive(Clone, Debug)]
 pub struct NamespaceConfig {
-    /// Which one.
+    /// The namespace.
     pub namespace: Namespace,
     /// How writes to it are treated.
     pub write: WriteMode,
 }
 
-/// How an [`super::ObjectCache`] is cut. All sizes in bytes.
+/// The configuration of an [`super::ObjectCache`]. All sizes are in bytes.
 #[derive(Clone, Debug)]
 pub struct ObjectCacheConfig {
     /// Memory for buckets in bytes, touched as it is used. Whole regions of up to 1 MiB; at least four of
@@ -43,20 +43,20 @@ pub struct ObjectCacheConfig {
     /// The largest object in bytes: a multiple of 4 096, up to [`OBJECT_BYTES_LIMIT`] and to what the store
     /// takes.
     pub object_bytes_max: u64,
-    /// The most that may wait to be stored; at most three quarters of the memory.
+    /// The most bytes that may wait to be stored; at most three quarters of the memory.
     pub dirty_bytes_max: u64,
     /// How long a change may wait until its flush begins.
     pub dirty_age_max: Duration,
     /// The most requests of flushes that are under way at once.
     pub flush_requests_max: usize,
-    /// Two dirty runs of an object go in one request if no more than this lies between them and all of it is
-    /// in the cache: stores that take as long for 4 KiB as for 64 are drained many times faster. What lies
-    /// between is written once more as it was when it was read, which would undo what another client has
-    /// written there since: so this works only with [`Writer::Cache`], where there is no other. 0: only what
-    /// is dirty is written.
+    /// Two dirty runs of an object go in one request if the gap between them is no longer than this and all
+    /// of it is in the cache: stores that take as long for 4 KiB as for 64 are drained many times faster. The
+    /// gap is then written once more as it was when it was read, which would undo what another client has
+    /// written there since: so this applies only with [`Writer::Cache`], where there is no other. 0: only
+    /// dirty bytes are written.
     pub flush_gap_bytes_max: u64,
-    /// How long the store may take for one request of a flush. Then it owes the answer that the outcome is
-    /// not known, and is asked what it has before the flush is tried again.
+    /// How long the store may take for one request of a flush. After that the outcome counts as unknown, and
+    /// the store is asked what it has before the flush is tried again.
     pub flush_timeout: Duration,
     /// The most reads of the store that are under way at once.
     pub load_requests_max: usize,
@@ -68,14 +68,14 @@ pub struct ObjectCacheConfig {
     pub eviction_policy: String,
     /// How writes to namespaces that are not named in `namespaces` are treated.
     pub write: WriteMode,
-    /// Namespaces that are treated in a way of their own.
+    /// Namespaces with a write mode of their own.
     pub namespaces: Vec<NamespaceConfig>,
     /// Which party is the writer of the changes.
     pub writer: Writer,
     /// Ask the kernel for huge pages for the buckets, as advice; for the index it is asked in any case.
     pub huge_pages: bool,
-    /// What names are hashed with and versions begin with, so that a test can replay a run; `None` draws
-    /// it, which a cache of real data needs: its versions must be new after every start.
+    /// The seed of the hash of names and of versions, for tests that replay a run. `None` draws it, which a
+    /// cache of real data needs: its versions must be new after every start.
     pub hash_seed: Option<u64>,
 }
 
@@ -107,17 +107,17 @@ impl Default for ObjectCacheConfig {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {why}")]
 pub struct ConfigError {
-    /// The field of [`ObjectCacheConfig`].
+    /// The field of [`ObjectCacheConfig`] at fault.
     pub key: &'static str,
     /// What is wrong with it, and what would be right.
     pub why: String,
 }
 
 impl ObjectCacheConfig {
-    /// Whether this can work over a store with `below`.
+    /// Checks that this can work over a store with the capabilities `below`.
     ///
     /// # Errors
-    /// The first key that cannot.
+    /// The first key that cannot work.
     pub fn check(&self, below: &Capabilities) -> Result<(), ConfigError> {
         let wrong = |key, why: String| Err(ConfigError { key, why });
         if self.memory_bytes_max < MEMORY_BYTES_MIN {
@@ -173,5 +173,5 @@ impl ObjectCacheConfig {
     }
 }
 
-/// The least memory a cache works with.
+/// The least memory, in bytes, with which a cache works.
 pub const MEMORY_BYTES_MIN: u64 = 1 << 20;

@@ -11,52 +11,52 @@ use crate::sync::{AtomicU64, Ordering};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Counters {
-    /// Objects that the index knows.
+    /// The number of objects that the index has.
     pub objects: u64,
-    /// Memory of all buckets, and of those that are free.
+    /// Memory of all buckets.
     pub memory_bytes: u64,
-    /// See `memory_bytes`.
+    /// Memory of free buckets.
     pub free_bytes: u64,
     /// Data that the store has as well.
     pub clean_bytes: u64,
-    /// What waits to be stored, being written or not: data by whole buckets, zeros by what they cover, and 4
-    /// KiB for each object that is to be cut, removed, or made.
+    /// Data that wait to be stored, or are being written: data by whole buckets, zeros by what they cover,
+    /// and 4 KiB for each object that is to be cut, removed, or created.
     pub dirty_bytes: u64,
-    /// Data on their way to the store.
+    /// Dirty data on their way to the store.
     pub writing_bytes: u64,
     /// Known zeros, which take no memory.
     pub zero_bytes: u64,
     /// Data being read from the store.
     pub loading_bytes: u64,
-    /// Buckets claimed for bytes that arrive, or have arrived and not been written yet.
+    /// Buckets reserved for payloads that are received, or that no write has taken over yet.
     pub receive_buffer_bytes: u64,
-    /// Payload that writes have taken over from receive buffers, without a copy.
+    /// Payload that writes have taken over from receive buffers without a copy.
     pub zero_copy_bytes: u64,
-    /// Reads answered at once.
+    /// Reads answered from the cache.
     pub read_hits: u64,
-    /// See `read_hits`.
+    /// Reads that had to read the store.
     pub read_misses: u64,
-    /// Changes applied in the cache, and changes forwarded to the store.
+    /// Changes applied in the cache.
     pub writes_back: u64,
-    /// See `writes_back`.
+    /// Changes forwarded to the store.
     pub writes_through: u64,
-    /// Changes that had to wait because too much was dirty.
+    /// Changes that waited because the limit of dirty data was reached.
     pub writes_throttled: u64,
-    /// Flushes of objects that succeeded, and that failed and will be tried again.
+    /// Flushes of objects that succeeded.
     pub flushes: u64,
-    /// See `flushes`.
+    /// Flushes of objects that failed and are tried again.
     pub flush_failures: u64,
-    /// Requests and bytes that flushes have sent.
+    /// Requests that flushes have sent.
     pub flush_requests: u64,
-    /// See `flush_requests`.
+    /// Bytes that flushes have sent.
     pub flush_bytes: u64,
-    /// Dirty data that the store has refused for good (`Fenced`), and that are gone.
+    /// Acknowledged data that the store has refused for good (`Fenced`).
     pub lost_bytes: u64,
-    /// Objects that have lost changes and have not been made good: [`super::ObjectCache::lost`] names them.
+    /// Objects with losses that have not been repaired: [`super::ObjectCache::lost`] lists them.
     pub lost_objects: u64,
-    /// Buckets that have been evicted, and objects.
+    /// Buckets that have been evicted.
     pub bucket_evictions: u64,
-    /// See `bucket_evictions`.
+    /// Objects that have been evicted.
     pub object_evictions: u64,
 }
 

@@ -1,9 +1,9 @@
 //! The objects with changes that wait to be stored, in the order in which they became dirty, and those that
 //! are urgent.
 //!
-//! An object is here from its first change until all of it is stored: waiting, *urgent* (somebody waits
-//! for it, or needs its memory), *failed* (to be tried again at a time), or *flying* (its flush is under
-//! way). A leaf lock.
+//! An object is here from its first change until all of it is stored: *waiting*; *urgent*, because a request
+//! waits for it or needs its memory; *failed*, to be tried again at a given time; or *in flight*, while its
+//! flush is under way. A leaf lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,16 +19,16 @@ pub(crate) struct DirtyQueue {
 
 impl Default for DirtyQueue {
     fn default() -> Self {
-        Self { lists: Mutex::ranked(Lists::default(), &lock_ranks::REGISTRY) }
+        Self { lists: Mutex::ranked(Lists::default(), &lock_ranks::DIRTY_QUEUE) }
     }
 }
 
 #[derive(Default)]
 struct Lists {
     next: u64,
-    /// By since when, then by the number that the object got when it entered.
+    /// By the time since when they wait, then by the number that the object got when it was inserted.
     waiting: BTreeMap<(Timestamp, u64), u32>,
-    /// Since when each of them waits.
+    /// The time since when each of them waits.
     waiting_since: BTreeMap<u64, Timestamp>,
     urgent: BTreeMap<u64, u32>,
     failed: BTreeSet<(Timestamp, u64)>,
@@ -44,7 +44,7 @@ impl Lists {
 }
 
 impl DirtyQueue {
-    /// The object has something the store lacks, since `since`; its number here.
+    /// Inserts an object that has had something pending since `since`; returns its number here.
     pub(crate) fn insert(&self, node: u32, since: Timestamp) -> u64 {
         let mut lists = lock(&self.lists);
         lists.next += 1;
@@ -53,7 +53,7 @@ impl DirtyQueue {
         number
     }
 
-    /// Somebody needs it stored soon.
+    /// Makes an object urgent.
     pub(crate) fn expedite(&self, number: u64) {
         let mut lists = lock(&self.lists);
         let Some(since) = lists.waiting_since.remove(&number) else { return };
@@ -62,8 +62,8 @@ impl DirtyQueue {
         }
     }
 
-    /// The next to be flushed: one in a hurry, one whose retry is due, one that has waited since before
-    /// `since`, or, under `pressure`, the one that has waited longest. It flies from now on.
+    /// Takes the next object to be flushed: an urgent one, one whose retry is due, one that has waited since
+    /// before `since`, or, under `pressure`, the one that has waited longest. It is in flight from now on.
     pub(crate) fn take_next(
         &self,
         now: Timestamp,
@@ -91,20 +91,20 @@ impl DirtyQueue {
         Some((number, node))
     }
 
-    /// When the next will be due without anybody's doing: the first change, and the first retry.
+    /// Returns when the next flush will be due: the oldest change, and the first retry.
     pub(crate) fn next_due(&self) -> (Option<Timestamp>, Option<Timestamp>) {
         let lists = lock(&self.lists);
         let oldest = lists.waiting.first_key_value().map(|((since, _), _)| *since);
         (oldest, lists.failed.first().map(|(at, _)| *at))
     }
 
-    /// Its flush is over, and all of it is stored.
+    /// Removes an object whose flush is over and of which everything is stored.
     pub(crate) fn remove(&self, number: u64) {
         lock(&self.lists).in_flight.remove(&number);
     }
 
-    /// Its flush is over, and there is more, since `since`: it takes its place among those that wait by that,
-    /// not the one it had.
+    /// Lets an object wait again whose flush is over and that has had something pending since `since`: it
+    /// waits by that time, not by its former one.
     pub(crate) fn requeue(&self, number: u64, since: Timestamp, is_urgent: bool) {
         let mut lists = lock(&self.lists);
         let Some(node) = lists.in_flight.remove(&number) else { return };
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_came_during_a_flush_waits_by_its_own_age() {
+    fn changes_during_a_flush_wait_by_their_own_age() {
         let dirty_queue = DirtyQueue::default();
         let at = Timestamp;
         let (first, second) = (dirty_queue.insert(0, at(1)), dirty_queue.insert(1, at(5)));

@@ -15,6 +15,9 @@ use super::wait_queue::Permits;
 use crate::hash::{KeyHasher, SeededState};
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
+/// The most namespaces that one cache can be the writer of.
+pub(crate) const NAMESPACES_MAX: usize = 64 * 1024;
+
 /// What this cache is to a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Own {
@@ -29,8 +32,8 @@ pub(crate) enum Own {
 /// See the module.
 pub(crate) struct Epochs {
     pub(crate) writer: WriterId,
-    /// Read by every flush and every change by way of the store, written at claims. At most one entry for
-    /// each namespace that this cache changes. A leaf: nothing is locked while a shard of it is.
+    /// Read by every flush and every change by way of the store, written at claims. One entry for each namespace
+    /// that this cache changes, at most [`NAMESPACES_MAX`]. A leaf: nothing is locked while a shard of it is.
     namespaces: DashMap<Namespace, Own, SeededState>,
     /// Rises whenever a held epoch becomes unconfirmed. Objects remember under which generation they were
     /// last looked up.
@@ -65,6 +68,11 @@ impl Epochs {
         if !matches!(own, Own::Held(_)) {
             self.generation.fetch_add(1, Ordering::SeqCst);
         }
+    }
+
+    /// Whether no further namespace can be claimed.
+    pub(crate) fn is_full(&self) -> bool {
+        self.namespaces.len() >= NAMESPACES_MAX
     }
 
     /// Returns the epoch that is held, or was held until it became unconfirmed.

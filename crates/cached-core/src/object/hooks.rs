@@ -2,8 +2,8 @@
 
 use blocker::ObjectId;
 
-/// Watches objects come and go. Every method has a default that does nothing. They are called in the
-/// middle of things: return quickly, call nothing of the cache, keep nothing.
+/// Called when objects enter and leave the index. Every method has a default that does nothing. They are
+/// called in the middle of operations: return quickly, call nothing of the cache, keep nothing.
 ///
 /// ```text
 ///   on_init ──> on_evict ──(dirty or busy)──> on_reinsert (asked for again)
@@ -31,11 +31,11 @@ pub trait Hooks: Send + Sync {
     fn on_put(&self, object: &ObjectId) {
         let _ = object;
     }
-    /// The place of the object in the index is free again.
+    /// The object's node in the index is free again.
     fn on_free(&self) {}
 }
 
-/// Watches nothing.
+/// Hooks that do nothing.
 pub(crate) struct NoHooks;
 
 impl Hooks for NoHooks {}

@@ -33,7 +33,7 @@ impl KnownClaims {
     /// Notes that a scope is claimed.
     pub(crate) fn note(&self, scope: &Scope, epoch: Epoch) {
         // An older claim of the same scope, or more scopes than can be remembered: the store decides.
-        if matches!(lock(&self.claims).note(scope, epoch, None), Ok(true)) {
+        if matches!(lock(&self.claims).record(scope, epoch, None), Ok(true)) {
             self.count.fetch_add(1, Ordering::Release);
         }
     }
@@ -52,7 +52,7 @@ impl KnownClaims {
         // The store knows the writer of a claim that is in force already; with more scopes than can be
         // remembered, the store decides.
         let before = claims.own_epoch(scope);
-        if epoch == in_force || !matches!(claims.note(scope, epoch, None), Ok(true)) {
+        if epoch == in_force || !matches!(claims.record(scope, epoch, None), Ok(true)) {
             return Ok(None);
         }
         drop(claims);
@@ -62,6 +62,6 @@ impl KnownClaims {
 
     /// Takes back a raised epoch that the store has refused for good.
     pub(crate) fn take_back(&self, scope: &Scope, epoch: Epoch, before: Epoch) {
-        lock(&self.claims).take_back(scope, epoch, before);
+        lock(&self.claims).undo_record(scope, epoch, before);
     }
 }

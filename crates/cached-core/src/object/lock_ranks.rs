@@ -11,7 +11,7 @@ use lock_order::Rank;
 
 pub(super) static INDEX: Rank = Rank::new("objects: index shard", 100);
 pub(super) static QUEUE: Rank = Rank::new("objects: eviction queue", 120);
-pub(super) static REGISTRY: Rank = Rank::new("objects: dirty_queue of what waits to be stored", 120);
+pub(super) static DIRTY_QUEUE: Rank = Rank::new("objects: dirty queue", 120);
 pub(super) static FREE_STACK: Rank = Rank::new("objects: stack of free buckets", 120);
 pub(super) static FRESH: Rank = Rank::new("objects: buckets never used", 125);
 pub(super) static WAITERS: Rank = Rank::new("objects: tasks that wait", 130);

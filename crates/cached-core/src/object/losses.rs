@@ -88,7 +88,8 @@ struct Unlisted {
     bytes: u64,
 }
 
-/// See the module. A leaf lock.
+/// See the module. A leaf lock, and a plain one: a flush checks all losses of its scope together, and without losses the
+/// lock is not taken.
 pub(crate) struct Losses {
     /// Whether there is any; spares the lock where nothing was ever lost.
     is_any: AtomicBool,
@@ -333,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn letting_go_ends_only_what_was_lost_before() {
+    fn a_repair_ends_only_earlier_losses() {
         let losses = Losses::default();
         let (one, other) = (id("n", 1), id("n", 2));
         assert_eq!(losses.count(), 0);
@@ -356,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_into_the_list_is_not_forgotten() {
+    fn losses_beyond_the_list_are_not_forgotten() {
         let losses = Losses::default();
         for n in 0..=OBJECTS_MAX {
             assert!(record(&losses, &id("full", n), None));

@@ -1,7 +1,8 @@
-//! What the whole cache holds, in O(1): buckets in each state, room for dirty data, and what happened.
+//! The state of the whole cache in O(1): buckets in each state, room in the dirty limit, and what has
+//! happened.
 //!
-//! States change on misses and first writes; those figures are plain atomics. Hits are counted in
-//! stripes, so that a hit writes no line that every hit writes.
+//! States change on misses and first writes; their counters are plain atomics. Hits are counted in stripes,
+//! so that threads that read different objects write to different cache lines.
 
 use super::slots::{STATES, Slot, State};
 use super::wait_queue::WaitQueue;
@@ -9,7 +10,7 @@ use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
 const STRIPES: usize = 8;
 
-/// The figures as they move.
+/// See the module.
 pub(crate) struct Metrics {
     states: [AtomicU64; STATES],
     dirty: AtomicU64,
@@ -41,7 +42,7 @@ pub(crate) struct Metrics {
 #[derive(Default)]
 struct Padded(AtomicU64);
 
-/// Adds to a figure.
+/// Adds to a counter.
 pub(crate) fn add(counter: &AtomicU64, count: u64) {
     counter.fetch_add(count, Ordering::Relaxed);
 }
@@ -189,7 +190,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn room_for_dirty_data_is_limited_but_nobody_waits_for_ever() {
+    fn room_for_dirty_data_is_limited_and_every_waiter_gets_some() {
         let metrics = Metrics::new(4);
         assert!(metrics.take_credits(3));
         assert!(!metrics.take_credits(2));
@@ -201,12 +202,12 @@ mod tests {
     }
 
     #[test]
-    fn half_of_the_room_taken_is_told_once_each_time() {
+    fn half_of_the_room_taken_is_reported_once_each_time() {
         let metrics = Metrics::new(4);
         assert!(metrics.take_credits(2) && !metrics.pressure_has_begun());
         assert!(metrics.take_credits(1) && metrics.is_pressed());
         assert!(metrics.pressure_has_begun() && !metrics.pressure_has_begun());
-        assert!(metrics.take_credits(1) && !metrics.pressure_has_begun(), "told before");
+        assert!(metrics.take_credits(1) && !metrics.pressure_has_begun(), "reported before");
         metrics.return_credits(3);
         assert!(metrics.take_credits(2) && metrics.pressure_has_begun());
     }

@@ -12,17 +12,17 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use blocker::{Blocker, FlushRequest, Memory, Name, Namespace, ObjectId, ReadRequest, Scope, WriteRequest};
-//! use blocker::WriteMode;
+//! use blocker::{Blocker, BlockerExt, FlushRequest, Memory, ObjectId, Scope, WriteMode, WriteRequest};
 //! use cached_core::object::ObjectCache;
 //!
 //! let store = Arc::new(Memory::default());
 //! let cache = ObjectCache::builder(store).memory_bytes(64 << 20).write_mode(WriteMode::Back).start()?;
 //!
-//! let disk = ObjectId::new(Namespace::new("vm")?, Name::new("disk.0")?);
+//! let disk: ObjectId = "vm/disk.0".parse()?;
 //! blocker::executor::block_on(async {
+//!     // Acknowledged from memory.
 //!     cache.write(WriteRequest::new(disk.clone(), 0, b"hello")).await?;
-//!     assert_eq!(cache.read(ReadRequest::new(disk, 1, 3)).await?.data.to_vec(), b"ell");
+//!     assert_eq!(cache.read_range(&disk, 1..4).await?, b"ell"[..]);
 //!     // What is dirty is lost with the process: store it before the end.
 //!     cache.flush(FlushRequest::new(Scope::All)).await?;
 //!     Ok::<_, blocker::Error>(())

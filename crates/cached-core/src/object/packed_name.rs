@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_every_length_come_back_and_are_told_apart() {
+    fn names_of_every_length_come_back_and_are_distinguished() {
         let id = |namespace: usize, name: usize| {
             ObjectId::new(Namespace::new(vec![7; namespace]).unwrap(), Name::new(vec![7; name]).unwrap())
         };

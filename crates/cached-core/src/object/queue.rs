@@ -1,8 +1,8 @@
-//! Which bucket goes when one is needed: queues of clean buckets under the same policies as the
+//! Which bucket is evicted when one is needed: queues of clean buckets under the same policies as the
 //! byte-keyed store's regions.
 //!
-//! Only what can go is in a queue: a bucket leaves it when it gets dirty and enters again when it is
-//! stored, so what waits to be stored pushes out nothing that is read. Queues are linked through
+//! Only evictable buckets are in a queue: a bucket leaves it when it becomes dirty and enters again when it
+//! is stored, so dirty data evict nothing that is read. Queues are linked through
 //! [`Meta`](super::pool::Meta), O(1) each way, and divided into shards by the bucket's name (object and
 //! slot), each with its own policy, ghosts and lock. A hit sets bits in the bucket, and no more.
 
@@ -73,7 +73,7 @@ impl Queues {
         self.policy_bytes
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, not(shuttle)))]
     pub(crate) fn policy_name(&self) -> &'static str {
         lock(&self.shards[0]).policy.name()
     }
@@ -120,12 +120,12 @@ impl Queues {
         if place.load(Ordering::Relaxed) & LINKED != 0 {
             shard.remove(pool, bucket);
         }
-        // An evictor that has it in hand will find that it is not to be put back.
+        // An evicting thread that has taken it out will find that it is not to be put back.
         place.store(0, Ordering::Relaxed);
     }
 
-    /// The next bucket to go, out of its queue already, from the shards in turn from `turn` on. The caller
-    /// drops it, or gives it back by [`Self::put_back`]. `hash_of` names a bucket's content.
+    /// Takes the next bucket to be evicted out of its queue, from the shards from `first_shard` on. The
+    /// caller drops it, or returns it by [`Self::put_back`]. `hash_of` returns the hash of a bucket's name.
     pub(crate) fn victim(
         &self,
         pool: &Pool,
@@ -158,7 +158,7 @@ impl Queues {
     }
 
     /// How many buckets are in queues.
-    #[cfg(test)]
+    #[cfg(all(test, not(shuttle)))]
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| lock(shard).lists.iter().map(|list| list.len).sum::<usize>()).sum()
     }

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_gives_up_leaves_no_trace() {
+    fn a_request_that_gives_up_leaves_no_entry() {
         let mut ranges = Ranges::default();
         let (first, _) = ranges.enter(WHOLE, Kind::Change);
         let (second, granted) = ranges.enter(WHOLE, Kind::Change);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn followers_hear_of_the_end_and_of_staleness() {
+    fn followers_are_woken_at_the_end_and_see_staleness() {
         let mut ranges = Ranges::default();
         let (load, _) = ranges.enter(2..6, Kind::Load);
         assert!(ranges.follow(load, Waker::noop()));
@@ -276,13 +276,13 @@ mod tests {
         assert!(!ranges.is_stale(load));
         ranges.invalidate_bytes(&(5..6));
         assert!(ranges.is_stale(load));
-        assert_eq!(ranges.load_of(&(2..3)), None, "nobody follows a stale load");
+        assert_eq!(ranges.load_of(&(2..3)), None, "no request follows a stale load");
         assert_eq!(ranges.release(load).len(), 1);
         assert!(!ranges.follow(load, Waker::noop()));
     }
 
     #[test]
-    fn what_is_void_stays_so_until_it_is_thrown_away() {
+    fn void_bytes_stay_void_until_they_are_dropped() {
         let mut ranges = Ranges::default();
         let (change, _) = ranges.enter(2..6, Kind::Change);
         ranges.ask_bytes(change);
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_void_only_if_others_may_have_changed_it() {
+    fn an_answered_change_is_void_only_if_other_clients_may_have_changed_it() {
         let mut ranges = Ranges::default();
         let (change, _) = ranges.enter(2..6, Kind::Change);
         let (waits, _) = ranges.enter(2..6, Kind::Change);
@@ -313,7 +313,7 @@ mod tests {
         let (first, _) = ranges.enter(0..1, Kind::Stamped);
         let (second, granted) = ranges.enter(5..6, Kind::Stamped);
         assert!(!granted);
-        assert!(ranges.enter(7..8, Kind::Load).1, "others' loads are not kept waiting");
+        assert!(ranges.enter(7..8, Kind::Load).1, "loads of other ranges do not wait");
         assert!(!ranges.enter(5..6, Kind::Load).1);
         assert!(ranges.enter(8..9, Kind::Change).1);
         ranges.release(first);

@@ -5,7 +5,7 @@
 //! is forwarded is forwarded as *stored*. So what is here is laid over what the store reads, and all of it is
 //! written in full, on the condition that no other client has changed the object since it was read. Where an
 //! object is larger than a request, or the store has no conditions and other clients may write, the cache
-//! instead tells the store that its loss is known (`invalidate`), and writes what is here as always.
+//! instead acknowledges the loss to the store (`invalidate`), and writes what is here as always.
 
 use blocker::{
     Condition, Error, InvalidateRequest, ReadRequest, Result, Run, RunContent, Scope, Segments,

@@ -33,14 +33,14 @@ pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
         match looked {
             Some(Ok(counts)) => states.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count),
             Some(Err(what)) => problem = Err(format!("{id}: {what}")),
-            None => problem = Err(format!("{id}: somebody is inside")),
+            None => problem = Err(format!("{id}: a thread is inside")),
         }
     });
     problem?;
     for state in State::ALL.into_iter().skip(1) {
         let (counted, found) = (shared.metrics.count_of(state), states[state as usize]);
         if counted != found {
-            return Err(format!("{found} slots are {state:?}, the gauge says {counted}"));
+            return Err(format!("{found} slots are {state:?}, counted {counted}"));
         }
     }
     if dirty > shared.metrics.dirty() {

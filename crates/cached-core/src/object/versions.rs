@@ -1,11 +1,11 @@
-//! Which version callers knew an object by, after it has left the cache.
+//! The versions by which callers knew objects that have left the cache.
 //!
-//! A change that is acknowledged before the store has seen it gets a version of the cache's own; the
-//! store gives it another when it is flushed. While the object is in the cache callers keep seeing the
-//! first. This table lets them see it when the object comes back as well: it remembers, for names that
-//! left lately, the store's version and the one that stood for it. It is bounded, and forgets: then
-//! callers see the store's version, as if the object had been changed by nothing, and a conditional
-//! request finds that it has to look again.
+//! A change that is acknowledged before the store has seen it gets a version of the cache's own; the store
+//! gives it another when it is flushed. While the object is in the cache callers continue to see the first.
+//! This table lets them see it when the object comes back as well: for names that left lately it remembers
+//! the store's version and the one that stood for it. It is bounded, and forgets: then callers see the
+//! store's version, as if the object had been changed without effect, and a conditional request fails and has
+//! to read again.
 
 use super::lock_ranks;
 use crate::sync::{Mutex, lock};
@@ -26,7 +26,7 @@ pub(crate) struct Versions {
 }
 
 impl Versions {
-    /// For an index of `objects`.
+    /// Makes a table for an index of `objects` nodes.
     pub(crate) fn new(objects: u32) -> Self {
         let entries = objects.clamp(ENTRIES_MIN, 1 << 20).next_power_of_two() as usize / STRIPES;
         let stripe =
@@ -40,7 +40,7 @@ impl Versions {
         job(&mut entries[at])
     }
 
-    /// The object leaves; `shown` stood for the store's version `store`.
+    /// Remembers, for an object that leaves, that `shown` stood for the store's version `store`.
     pub(crate) fn remember(&self, hash: u64, store: u64, shown: u64) {
         self.with(hash, |entry| *entry = Entry { hash, store, shown });
     }

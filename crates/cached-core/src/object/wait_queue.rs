@@ -1,10 +1,8 @@
 //! The wait queue: tasks parked until something can be had, first come, first served.
 //!
-//! What is waited for is a closure that takes it, or says that it is not there yet. A newcomer does not
-//! overtake those who wait; only the first of them tries. After it has queued it looks once more, so no
-//! wake-up is lost; one that gives up leaves no trace and wakes the next. The queue is bounded.
-//!
-//! After `xwaitq` of the object cache of 2013 (SOURCES §1).
+//! A task waits with a closure that takes the thing, or returns `None` if it is not there yet. A new task
+//! does not overtake those that wait; only the first of them tries. A task looks once more after it has
+//! queued, so no wake-up is lost; one that gives up leaves no trace and wakes the next. The queue is bounded.
 
 use std::collections::VecDeque;
 use std::future::Future;

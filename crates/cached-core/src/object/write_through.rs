@@ -117,7 +117,8 @@ async fn send(
             match &answer {
                 Ok(_) if object.is_stale(ticket) => object.forget(env, mutation.buckets()),
                 Ok(_) => {
-                    resources.with(None, |resources| object.take_over_change(env, &mutation, mode, resources))
+                    resources
+                        .with(None, |resources| object.take_over_change(env, &mutation, mode, resources));
                 }
                 Err(error) => object.perhaps_changed(env, &mutation, error),
             }

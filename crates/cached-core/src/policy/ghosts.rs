@@ -1,4 +1,5 @@
-//! Ghosts: hashes of recently evicted entries, by which one that is stored again is distinguished from a new one.
+//! Ghosts: hashes of recently evicted entries, by which one that is stored again is distinguished from a new
+//! one.
 //!
 //! ```text
 //!  a set:  eight ghosts in two words, found by the upper bits of the mixed hash; the latest enters at the
@@ -11,17 +12,19 @@
 //! ```
 //! A ghost counts until about as much as the whole memory has been evicted from its queue since: bytes, not
 //! entries, so it is the same for small entries and large. A hand sweeps the table and removes ghosts that
-//! are too old, before their stamps could be taken for young ones. One hash in 128 matches another entry's ghost;
-//! at worst an entry is kept a little longer.
+//! are too old, before their stamps could be taken for young ones. One hash in 128 matches another entry's
+//! ghost; at worst an entry is kept a little longer.
 //!
-//! There are four bytes, two ghosts, for every entry of the usual size that the memory could hold. Where entries are smaller,
-//! the oldest ghosts are forgotten early, and the table stays bounded. Adding one does not read the ghosts that are there, so several
-//! are added while the first waits for memory; a look-up compares a whole set at once. Each takes about twenty instructions.
+//! There are four bytes, two ghosts, for every entry of the usual size that the memory could hold. Where
+//! entries are smaller, the oldest ghosts are forgotten early, and the table stays bounded. Adding one does
+//! not read the ghosts that are there, so several are added while the first waits for memory; a look-up
+//! compares a whole set at once. Each takes about twenty instructions.
 
 use super::QueueId;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
-/// Ghosts in a word, and words in a set: the latest four in the first. An allocator aligns them so that a set lies in one cache line.
+/// Ghosts in a word, and words in a set: the latest four in the first. An allocator aligns them so that a set
+/// lies in one cache line.
 const LANES: usize = 4;
 const WORDS: usize = 2;
 const LANE_BITS: u32 = u64::BITS / LANES as u32;
@@ -42,8 +45,8 @@ const STAMP_MASK: u64 = 31;
 /// The number of stamps in which the whole memory is evicted, and for which a ghost counts.
 const STAMPS_PER_MEMORY: u64 = 4;
 const STAMPS_YOUNG: u64 = 4;
-/// The hand passes this many sets at a time, and the whole table in this many stamps: with more, a stamp could repeat
-/// before the hand comes back.
+/// The hand passes this many sets at a time, and the whole table in this many stamps: with more, a stamp
+/// could repeat before the hand comes back.
 const SWEEP_SETS: usize = 16;
 const SWEEP_STAMPS: usize = 26;
 const _: () = assert!(STAMPS_YOUNG + (SWEEP_STAMPS as u64) < STAMP_MASK);

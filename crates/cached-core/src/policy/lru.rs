@@ -9,9 +9,9 @@
 //!          │   ago: out   └>│   MAIN   │──> as above    time, as ENTRY.
 //!          │                └──────────┘
 //! ```
-//! One bit, as in CLOCK, gives a whole round to every entry that was hit at any time in the last one: an entry that is
-//! evicted has not been used for one to two rounds. Here it is one to one and a half, and an entry that was hit only
-//! at the very beginning of its round is not copied at all.
+//! One bit, as in CLOCK, gives a whole round to every entry that was hit at any time in the last one: an
+//! entry that is evicted has not been used for one to two rounds. Here it is one to one and a half, and an
+//! entry that was hit only at the very beginning of its round is not copied at all.
 
 use super::{Candidate, Policy, QUEUES_MAX, QueueId, Verdict};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -32,7 +32,8 @@ const MAIN_LENGTHS: u64 = 2;
 pub struct Lru {
     memory_bytes: u64,
     epoch: AtomicU64,
-    /// Bytes to be placed before the next epoch; written only by the thread that decides, like the other fields.
+    /// Bytes to be placed before the next epoch; written only by the thread that decides, like the other
+    /// fields.
     epoch_left: AtomicU64,
     /// Bytes recently placed in each queue: with its length they give the time that its entries stay.
     placed: [AtomicU64; QUEUES_MAX],

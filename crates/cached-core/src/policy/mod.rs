@@ -6,8 +6,8 @@
 //! the head of a queue, *evict* drops it. So promotion is lazy: a hit costs a bit
 //! or two in the entry, and where entries lie in regions, reclaiming a region compacts it.
 //!
-//! A policy has three bits in each entry. The memory for what else it remembers (*ghosts*: hashes of evicted entries)
-//! is part of the memory that it manages. Nothing here depends on regions, items or buckets:
+//! A policy has three bits in each entry. The memory for what else it remembers (*ghosts*: hashes of evicted
+//! entries) is part of the memory that it manages. Nothing here depends on regions, items or buckets:
 //! whatever has queues of entries can use these policies.
 //!
 //! ```
@@ -84,13 +84,14 @@ pub enum Verdict {
 
 /// An eviction policy.
 ///
-/// The caller guarantees that `attach` is called before anything else; that `victim`, `decide` and `record_evicted` are called by
-/// one thread at a time (`advance` and `insert` by any thread at any time); and that every new entry joins [`QueueId::ENTRY`].
-/// It may evict an entry that the policy keeps, when too much is kept. It may also keep an entry that the policy evicts, where it
-/// is (because it is pinned or dirty, for instance), and then does not call `record_evicted`.
+/// The caller guarantees that `attach` is called before anything else; that `victim`, `decide` and
+/// `record_evicted` are called by one thread at a time (`advance` and `insert` by any thread at any time);
+/// and that every new entry joins [`QueueId::ENTRY`]. It may evict an entry that the policy keeps, when too
+/// much is kept. It may also keep an entry that the policy evicts, where it is (because it is pinned or
+/// dirty, for instance), and then does not call `record_evicted`.
 ///
-/// The implementor guarantees bits below 8, O(1) per call, no allocation after `attach`, and progress: an entry about which it
-/// decides again and again, without a hit in between, is evicted in the end.
+/// The implementor guarantees bits below 8, O(1) per call, no allocation after `attach`, and progress: an
+/// entry about which it decides again and again, without a hit in between, is evicted in the end.
 pub trait Policy: Send + Sync + 'static {
     /// The name used in settings and statistics.
     fn name(&self) -> &'static str;
@@ -102,8 +103,8 @@ pub trait Policy: Send + Sync + 'static {
         0
     }
 
-    /// Called before `bytes` more are stored: this is the policy's time. The caller may report bytes in portions of up to a
-    /// region. Returns true if [`hit`](Policy::hit) returns other results from now on.
+    /// Called before `bytes` more are stored: this is the policy's time. The caller may report bytes in
+    /// portions of up to a region. Returns true if [`hit`](Policy::hit) returns other results from now on.
     fn advance(&self, bytes: u64) -> bool {
         let _ = bytes;
         false
@@ -115,19 +116,20 @@ pub trait Policy: Send + Sync + 'static {
         0
     }
 
-    /// Returns the bits after a hit on an entry with `bits`. The caller may tabulate the results, and refreshes the table after
-    /// each `victim`, and each `advance` that returned true.
+    /// Returns the bits after a hit on an entry with `bits`. The caller may tabulate the results, and
+    /// refreshes the table after each `victim`, and each `advance` that returned true.
     fn hit(&self, bits: u8) -> u8;
 
-    /// Returns the queue to reclaim from, given the bytes in each. At least one is not empty; if the returned one is, the caller
-    /// takes another.
+    /// Returns the queue to reclaim from, given the bytes in each. At least one is not empty; if the returned
+    /// one is, the caller takes another.
     fn victim(&self, lengths: [u64; QUEUES_MAX]) -> QueueId;
 
     /// Decides about an entry at the tail of a queue.
     fn decide(&self, candidate: &Candidate) -> Verdict;
 
-    /// Called after entries of one queue have been evicted in this order, whatever the verdicts were, with the hashes of their
-    /// names and the sum of their bytes. Several evictions in one call cost less than one by one.
+    /// Called after entries of one queue have been evicted in this order, whatever the verdicts were, with
+    /// the hashes of their names and the sum of their bytes. Several evictions in one call cost less than one
+    /// by one.
     fn record_evicted(&self, queue: QueueId, bytes: u64, hashes: &[u64]) {
         let _ = (queue, bytes, hashes);
     }

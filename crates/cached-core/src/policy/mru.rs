@@ -3,12 +3,12 @@
 use super::{Candidate, Policy, QUEUES_MAX, QueueId, Verdict};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Evicts entries that were read first, then those that were stored last: for swap, prefetched data and loops longer than
-/// the memory, where a second read is far away or never comes.
+/// Evicts entries that were read first, then those that were stored last: for swap, prefetched data and loops
+/// longer than the memory, where a second read is far away or never comes.
 ///
-/// New entries pass through a short entry queue. At its end they move to the main queue while there
-/// is room; otherwise they are evicted, and the main queue stays as it is. The main queue is walked for entries
-/// that have been read, as often as that finds some.
+/// New entries pass through a short entry queue. At its end they move to the main queue while there is room;
+/// otherwise they are evicted, and the main queue stays as it is. The main queue is walked for entries that
+/// have been read, as often as that finds some.
 #[derive(Debug, Default)]
 pub struct Mru {
     /// Whether the main queue has all the room there is.

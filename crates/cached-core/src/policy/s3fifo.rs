@@ -1,5 +1,5 @@
-//! S3-FIFO (Yang et al., SOSP'23) for a log: new entries must be hit in a queue of their own in order to stay; and
-//! a variant that adapts the size of that queue.
+//! S3-FIFO (Yang et al., SOSP'23) for a log: new entries must be hit in a queue of their own in order to
+//! stay; and a variant that adapts the size of that queue.
 //!
 //! ```text
 //!               hit when no longer young,   ┌──────────────┐ hit
@@ -9,18 +9,19 @@
 //!              v                                   v not hit
 //!        ghosts: evicted early               ghosts: evicted late
 //! ```
-//! Most entries are never read again, and should not displace others: they are evicted from
-//! the entry queue without having been copied. A new entry whose ghost is still remembered was evicted too
-//! early: it counts as hit, so it moves to the main queue when it comes to the tail. So does an entry that was evicted from the
-//! main queue and is stored again soon; one that is stored again later counts as new. (The paper puts both into the
-//! main queue at once. Here every entry joins the same queue, which needs one open region less per
-//! thread, and the traces show no difference.)
+//! Most entries are never read again, and should not displace others: they are evicted from the entry queue
+//! without having been copied. A new entry whose ghost is still remembered was evicted too early: it counts
+//! as hit, so it moves to the main queue when it comes to the tail. So does an entry that was evicted from
+//! the main queue and is stored again soon; one that is stored again later counts as new. (The paper puts
+//! both into the main queue at once. Here every entry joins the same queue, which needs one open region less
+//! per thread, and the traces show no difference.)
 //!
-//! *Uses just after the first* carry little information: they belong to the first (one page view, one transaction), and an entry
-//! that has only those is not used again more often than others (correlated references: LRU-K, SIGMOD'93; 2Q,
-//! VLDB'94). So once memory is full, a new entry is *young* until a sixth to a third of the entry queue has been stored
-//! after it, and hits on young entries do not count. That closes 5 points more of the gap between LRU and the optimum on the
-//! traces, and saves a third of the copies.
+//! *Uses just after the first* carry little information: they belong to the first (one page view, one
+//! transaction), and an entry that has only those is not used again more often than others (correlated
+//! references: LRU-K, SIGMOD'93; 2Q, VLDB'94). So once memory is full, a new entry is *young* until a sixth
+//! to a third of the entry queue has been stored after it, and hits on young entries do not count. That
+//! closes 5 points more of the gap between LRU and the optimum on the traces, and saves a third of the
+//! copies.
 //!
 //! *Fixed*: a fifth of the memory is for new entries.
 //!
@@ -30,15 +31,15 @@
 //! rests where both queues would gain the same (ARC, FAST'03, weighs all of its ghosts, however
 //! old; older ones carry little information about the margin).
 //!
-//! Bits: 0 to 5: a new entry not hit yet, and the phase in which it was stored, modulo six. A phase is a sixth of what
-//! the entry queue holds. 6: in the main queue, not hit in this round. 7: hit.
+//! Bits: 0 to 5: a new entry not hit yet, and the phase in which it was stored, modulo six. A phase is a
+//! sixth of what the entry queue holds. 6: in the main queue, not hit in this round. 7: hit.
 
 use super::ghosts::{Ghost, Ghosts};
 use super::{Candidate, Insertion, Policy, QUEUES_MAX, QueueId, Verdict};
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// The number of phases that a new entry's bits distinguish: as many as it takes to come to the tail of the entry queue, so that
-/// no entry looks young again.
+/// The number of phases that a new entry's bits distinguish: as many as it takes to come to the tail of the
+/// entry queue, so that no entry looks young again.
 const PHASES: u8 = 6;
 /// An entry is young in the phase in which it was stored, and in the next.
 const YOUNG_PHASES: u8 = 2;
@@ -49,7 +50,8 @@ const HIT: u8 = PHASES + 1;
 const fn share(percent: u64) -> u32 {
     ((percent << 32) / 100) as u32
 }
-/// The fixed share of the entry queue: a tenth, as in the paper, is far behind LRU where uses are a little farther apart.
+/// The fixed share of the entry queue: a tenth, as in the paper, is far behind LRU where uses are a little
+/// farther apart.
 const SHARE_FIXED: u32 = share(20);
 /// The bounds of the balanced share.
 const SHARE_MIN: u32 = share(10);
@@ -64,7 +66,8 @@ pub struct S3Fifo {
     is_balanced: bool,
     ghosts: Ghosts,
     memory_bytes: u64,
-    /// A byte's share of the memory, in units of 2^-63: it saves a division for each entry that is stored again.
+    /// A byte's share of the memory, in units of 2^-63: it saves a division for each entry that is stored
+    /// again.
     byte_share: u64,
     /// The share of the memory that the entry queue should have.
     entry_share: AtomicU32,
@@ -91,8 +94,8 @@ impl S3Fifo {
         }
     }
 
-    /// The policy with a tenth of the memory or more for new entries, adapted by which entries are stored again after their
-    /// eviction.
+    /// The policy with a tenth of the memory or more for new entries, adapted by which entries are stored
+    /// again after their eviction.
     pub fn balanced() -> S3Fifo {
         S3Fifo {
             name: "balanced",
@@ -170,8 +173,8 @@ impl Policy for S3Fifo {
     }
 
     fn hit(&self, bits: u8) -> u8 {
-        // Before memory is full for the first time, hits on young entries count: where all items fit and none is stored, time
-        // stands still, and they would stay young for ever.
+        // Before memory is full for the first time, hits on young entries count: where all items fit and none
+        // is stored, time stands still, and they would stay young for ever.
         if self.entry_bytes.load(Relaxed) == 0 {
             return HIT;
         }

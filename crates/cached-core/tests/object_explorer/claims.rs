@@ -1,4 +1,4 @@
-//! Another writer's claims.
+//! Claims by another writer.
 
 use blocker::{ClaimRequest, Epoch, Scope, WriterId};
 

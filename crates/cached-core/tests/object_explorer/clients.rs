@@ -1,10 +1,10 @@
-//! What clients ask, and what their answers mean to the oracle.
+//! The clients' operations, and what their answers mean to the oracle.
 
 use blocker::*;
 
 use super::oracle::{CELL, CELLS_PER_BUCKET, Kind, Look, bytes_of, cells_of};
 use super::profiles::Ask;
-use super::scheduler::{Environment, tell};
+use super::scheduler::{Environment, trace};
 use test_kit::rng::Rng;
 use test_kit::sim::Handle;
 
@@ -57,14 +57,14 @@ struct Drawn {
 }
 
 impl Environment {
-    /// A client asks its next operation.
+    /// Starts the next operation of a client.
     pub fn ask(&mut self) {
         let number = self.asked;
         self.asked += 1;
         if self.is_left_out(number) {
             return;
         }
-        // Drawn by itself, so that others can be left out.
+        // Drawn from a sequence of its own, so that other operations can be left out.
         let mut rng = Rng::new(self.seed.rotate_left(20) ^ (number + 1));
         let cache = rng.index(self.caches.len());
         let object = rng.index(self.ids.len());
@@ -146,7 +146,7 @@ impl Environment {
         wrap: impl FnOnce(Result<T>) -> Answer + 'static,
     ) {
         let asked = self.oracle.tick();
-        tell!(
+        trace!(
             self,
             "{asked} {what}{}",
             if self.caches.len() > 1 { format!(" by {cache}") } else { String::new() }
@@ -249,7 +249,7 @@ impl Environment {
         Some(Drawn { kind, compared, change })
     }
 
-    /// The least size that is possible.
+    /// Returns the smallest possible size.
     fn size_of_all(&self, object: usize) -> u32 {
         self.oracle.sizes_now(object).into_iter().map(|size| size.unwrap_or(0)).min().unwrap_or(0)
     }
@@ -340,14 +340,14 @@ impl Environment {
         });
     }
 
-    /// The caller of a flight gives up.
+    /// Drops an operation: its caller gives up.
     pub fn cancel(&mut self, at: usize) -> Result<(), String> {
         let flight = self.flights.swap_remove(at);
         let Flight { what, cache, asked, asks, handle } = flight;
         match self.sim.cancel(handle) {
             Some(answer) => self.answered(&what, cache, asked, asks, answer),
             None => {
-                tell!(self, "  given up: {what}");
+                trace!(self, "  given up: {what}");
                 match asks {
                     Asked::Change { look, source, .. } => {
                         self.oracle.blind(&look);
@@ -361,7 +361,7 @@ impl Environment {
         }
     }
 
-    /// Takes the answers that have come.
+    /// Handles the answers that have come.
     pub fn collect(&mut self) -> Result<(), String> {
         let mut at = 0;
         while at < self.flights.len() {
@@ -385,7 +385,7 @@ impl Environment {
     ) -> Result<(), String> {
         let result = match (asks, answer) {
             (Asked::Change { object, id, kind, look, compared, source }, Answer::Change(result)) => {
-                tell!(self, "  answered: {what}: {result:?}");
+                trace!(self, "  answered: {what}: {result:?}");
                 source.iter().for_each(|look| self.oracle.blind(look));
                 self.changed(object, id, &kind, &look, compared, result)
             }
@@ -393,7 +393,7 @@ impl Environment {
                 self.has_read(what, &look, first, len, result)
             }
             (Asked::Info { look }, Answer::Info(result)) => {
-                tell!(self, "  answered: {what}: {result:?}");
+                trace!(self, "  answered: {what}: {result:?}");
                 match result {
                     _ if self.caches.len() > 1 => self.oracle.pass(&look),
                     Ok(info) => self.oracle.present(&look, Some((info.size_bytes / CELL) as u32)),
@@ -405,14 +405,14 @@ impl Environment {
                 }
             }
             (Asked::Flush { scope }, Answer::Done(result)) => {
-                tell!(self, "  answered: {what}: {result:?}");
+                trace!(self, "  answered: {what}: {result:?}");
                 match result {
                     Ok(()) => self.flushed(cache, &scope, asked),
                     Err(error) => self.excuse(&error),
                 }
             }
             (Asked::Invalidate { scope }, Answer::Done(result)) => {
-                tell!(self, "  answered: {what}: {result:?}");
+                trace!(self, "  answered: {what}: {result:?}");
                 match result {
                     Ok(()) => {
                         self.oracle.informed(&scope, asked);
@@ -435,11 +435,11 @@ impl Environment {
         Ok(())
     }
 
-    /// Whether an error can be explained by what was done to the store.
+    /// Returns an error that the faults of the run do not explain.
     fn excuse(&self, error: &Error) -> Result<(), String> {
         let is_excused = match error {
             Error::Retryable(_) | Error::NotStored(_) | Error::OutcomeUnknown(_) | Error::OutOfSpace(_) => {
-                // A flush under which another has removed the object is tried again.
+                // A flush during which another client has removed the object is tried again.
                 let is_gone = self.profile.another_deletes && matches!(error, Error::NotStored(_));
                 !self.is_faultless() || is_gone
             }
@@ -481,8 +481,8 @@ impl Environment {
                 }
             }
             Err(Error::OutcomeUnknown(_) | Error::WritesLost(_)) if self.may_lose || !self.is_faultless() => {
-                // The caller reads back, as it owes.
-                self.store.settle(&self.ids[object]);
+                // The caller reads back, as the contract requires.
+                self.store.deliver(&self.ids[object]);
                 self.oracle.pass(look)
             }
             Err(error @ Error::NotStored(_)) => {
@@ -511,7 +511,7 @@ impl Environment {
             }
             Err(error @ Error::Superseded { .. }) => {
                 self.oracle.blind(look);
-                // After a lost answer it may stand for this very change.
+                // After a lost answer it may be of this very change.
                 if self.is_faultless() {
                     Err(format!("error: {error}, where nothing has failed"))
                 } else {
@@ -537,7 +537,7 @@ impl Environment {
         let reply = match result {
             Ok(reply) => reply,
             Err(error) => {
-                tell!(self, "  answered: {what}: {error}");
+                trace!(self, "  answered: {what}: {error}");
                 return match error {
                     Error::Missing if self.caches.len() == 1 => self.oracle.missing(look),
                     Error::Missing => self.oracle.pass(look),
@@ -549,7 +549,7 @@ impl Environment {
             }
         };
         let cells = cells_of(&reply.data.to_vec(), first)?;
-        tell!(
+        trace!(
             self,
             "  answered: {what}: {} of {} cells {}",
             cells.len(),
@@ -570,17 +570,17 @@ impl Environment {
 
     // ---- at rest
 
-    /// Flushes everything; false if a loss was reported.
+    /// Flushes everything; returns false if a loss was reported.
     pub fn flush_to_rest(&mut self, scope: Scope) -> Result<bool, String> {
         for _ in 0..20 {
             let reply = self.caches[0].flush(FlushRequest::new(scope.clone()));
             let asked = self.oracle.tick();
-            tell!(self, "flush {scope:?}");
+            trace!(self, "flush {scope:?}");
             let handle = std::rc::Rc::new(self.sim.spawn(reply));
             let own = std::rc::Rc::clone(&handle);
             self.drain(move |_| own.is_done()).map_err(|why| format!("{why}, and a flush of {scope:?}"))?;
             let answer = handle.take().expect("it is done");
-            tell!(self, "flushed: {answer:?}");
+            trace!(self, "flushed: {answer:?}");
             match answer {
                 Ok(_) => return self.flushed(0, &scope, asked).map(|()| true),
                 Err(Error::WritesLost(_)) if self.may_lose => return Ok(false),
@@ -593,7 +593,7 @@ impl Environment {
     pub fn invalidate_at_rest(&mut self, scope: Scope) -> Result<(), String> {
         let now = self.oracle.tick();
         self.oracle.forgive(&scope, now);
-        tell!(self, "invalidate {scope:?}");
+        trace!(self, "invalidate {scope:?}");
         let reply = self.caches[0].invalidate(InvalidateRequest::new(scope));
         let handle = std::rc::Rc::new(self.sim.spawn(reply));
         let own = std::rc::Rc::clone(&handle);
@@ -601,7 +601,7 @@ impl Environment {
         handle.take().expect("it is done").map(drop).map_err(|error| format!("error: {error}"))
     }
 
-    /// What the cache has of an object is what the store has.
+    /// Asserts that the cache and the store agree on an object.
     pub fn compare_one(&mut self, object: usize) -> Result<(), String> {
         let id = self.ids[object].clone();
         let limit = self.caches[0].capabilities().request_bytes_max;
@@ -638,7 +638,7 @@ impl Environment {
     }
 }
 
-/// Cells as runs of the same value.
+/// Returns cells as runs of the same value.
 pub fn in_short(cells: &[u32]) -> String {
     let mut text = String::from("[");
     let mut at = 0;

@@ -1,12 +1,12 @@
-//! What may be read, and what must be stored: for each object a history of changes with when they were
-//! asked, answered and stored, and a register for each cell.
+//! What may be read, and what must be stored: for each object a history of changes with the moments when they
+//! were asked for, answered and stored, and a register for each cell.
 //!
-//! An object is taken for its content and zeros without end; a cell of it is then set or left alone by
-//! every operation, whatever its size. A look at a cell may find what a change put there, unless another that
-//! was asked after that change had ended has ended itself before the look began. What was cancelled or
-//! answered as unknown has no end until everything is at rest. The same rule with *stored* for *ended* is what
-//! holds for the store: whatever is stored there is never older than what a flush has answered for.
-//! The size is tried by all orders in which the changes may have come.
+//! An object is taken for its content followed by zeros without end; every operation, whatever its size, sets
+//! a cell or leaves it alone. A read of a cell may find what a change wrote, unless another change that was
+//! asked for after the first had ended has itself ended before the read began. A change that was cancelled or
+//! whose outcome is unknown has no end until everything is at rest. The same rule with *stored* for *ended*
+//! holds for the store: its content is never older than what a flush has reported as stored. The size is
+//! checked against all orders in which the changes may have been made.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use blocker::{ObjectId, Scope, Version};
 /// The grain of what is written: half a sector, so that changes fill neither sectors nor buckets.
 pub const CELL: u64 = 256;
 pub const CELLS_PER_BUCKET: u32 = 16;
-/// It has not come to pass.
+/// It has not happened.
 pub const NEVER: u64 = u64::MAX;
 
 pub type Problem = String;
@@ -34,7 +34,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Whether it decides what the cell holds.
+    /// Whether it determines the content of the cell.
     pub fn covers(&self, cell: u32) -> bool {
         match self {
             Self::Write(runs) => runs.iter().any(|(from, to, _)| (*from..*to).contains(&cell)),
@@ -65,49 +65,49 @@ impl Kind {
         }
     }
 
-    /// Whether it wants the object to be there.
+    /// Whether it fails without an object.
     pub fn needs_present(&self) -> bool {
         matches!(self, Self::Discard(..) | Self::Truncate(_) | Self::Delete)
     }
 }
 
-/// In cells; none: no object.
+/// In cells; `None`: no object.
 pub type Size = Option<u32>;
 
-/// Who changes: a cache, or something else.
+/// The party that makes a change: a cache, or another client of the store.
 pub type Writer = usize;
 pub const ANOTHER: Writer = 99;
 
 #[derive(Clone, Debug)]
 pub struct Op {
-    /// What it writes; its number.
+    /// Its number, which is the value that it writes.
     pub id: u32,
     pub writer: Writer,
     pub kind: Kind,
     pub domain: Option<u64>,
     pub asked: u64,
-    /// When callers know it as done; of another's change, when the news had come.
+    /// When it was answered; for another client's change, when the cache was notified.
     pub answered: u64,
-    /// When it was done as far as the store is concerned.
+    /// When it was made in the store.
     pub ended: u64,
     pub stored: u64,
-    /// It has failed, and changed nothing.
+    /// Whether it has failed and changed nothing.
     pub is_void: bool,
-    /// It was acknowledged.
+    /// Whether it was acknowledged.
     pub is_acknowledged: bool,
-    /// Another writer had taken over before it was stored.
+    /// Whether another writer had taken over before it was stored.
     pub may_be_lost: bool,
-    /// What was lost is known, and has been put up with.
+    /// Whether its loss was reported and accepted.
     pub is_forgiven: bool,
-    /// From then on the store must not take it any more.
+    /// The moment from which on the store must not accept it.
     pub fenced: u64,
-    /// What a copy found, by cell.
+    /// The values that a copy found, by cell.
     values: Option<Rc<Vec<BTreeSet<u32>>>>,
     is_pending: bool,
     bit: u64,
 }
 
-/// A look at an object that is under way.
+/// A read or info of an object that is under way.
 #[derive(Clone, Debug)]
 pub struct Look {
     pub object: usize,
@@ -118,16 +118,16 @@ pub struct Look {
 struct Object {
     id: ObjectId,
     ops: Vec<Op>,
-    /// Sizes that are possible now, each with the pending changes that it has in it.
+    /// The sizes that are possible now, each with the pending changes that it includes.
     sizes: BTreeSet<(Size, u64)>,
-    /// Sizes possible at any time of a look.
+    /// The sizes that were possible at any time of a look.
     looks: BTreeMap<u64, BTreeSet<Size>>,
-    /// What was found, and when: `(op, cell)`.
+    /// When a value was first found: `(op, cell)`.
     found: HashMap<(u32, u32), u64>,
     versions: HashMap<Version, (u32, BTreeMap<u32, u32>)>,
-    /// The store's stable content as it was last looked at.
+    /// The store's stable content when it was last checked.
     stable: Vec<u32>,
-    /// Anything goes, until all is at rest.
+    /// The size is not checked until everything is at rest.
     pub is_loose: bool,
 }
 
@@ -138,7 +138,7 @@ pub struct Oracle {
     next_id: u32,
     pub cells: u32,
     pub checks_versions: bool,
-    /// Objects vanish below: what is found of them is tried at rest only.
+    /// Objects vanish in the store: their content is checked at rest only.
     pub is_lenient: bool,
 }
 
@@ -160,6 +160,9 @@ pub fn bytes_of(value: u32, cells: u32) -> Vec<u8> {
     value.to_le_bytes().repeat(cells as usize * CELL as usize / 4)
 }
 
+mod reads;
+mod stored;
+
 impl Oracle {
     pub fn new(cells: u32) -> Self {
         Self {
@@ -178,7 +181,7 @@ impl Oracle {
         self.now
     }
 
-    /// An object as it is before anything happens.
+    /// Adds an object as it is before anything happens.
     pub fn add(&mut self, id: ObjectId, size: Size, value: u32) {
         let kind = size.map_or(Kind::Delete, Kind::Full);
         let op = Op {
@@ -217,8 +220,6 @@ impl Oracle {
         self.next_id - 1
     }
 
-    // ---- changes
-
     pub fn asked(&mut self, writer: Writer, object: usize, id: u32, kind: Kind, domain: Option<u64>) -> u32 {
         let asked = self.tick();
         let is_copy = matches!(kind, Kind::Copy(_));
@@ -244,14 +245,14 @@ impl Oracle {
             bit,
         });
         if is_copy {
-            // What it copies may change until it is done; sizes of copies are not followed.
+            // What it copies may change until it ends; sizes of copies are not followed.
             it.is_loose = true;
         }
         it.grow();
         id
     }
 
-    /// Closes the sizes under what may have come to pass; a source's growth is not a copy's.
+    /// The operation of this number.
     fn op(&mut self, object: usize, id: u32) -> &mut Op {
         let ops = &mut self.objects[object].ops;
         ops.iter_mut().rev().find(|op| op.id == id).expect("an operation that was asked")
@@ -281,7 +282,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// It has failed without a trace.
+    /// Records that it has failed and changed nothing.
     pub fn failed(&mut self, object: usize, id: u32) {
         let op = self.op(object, id);
         (op.is_void, op.is_pending) = (true, false);
@@ -293,7 +294,7 @@ impl Oracle {
         }
     }
 
-    /// The size as it is not known any more.
+    /// Stops checking the size until everything is at rest.
     pub fn loosen(&mut self, object: usize) {
         self.objects[object].is_loose = true;
     }
@@ -306,12 +307,12 @@ impl Oracle {
         self.objects[object].sizes.iter().map(|(size, _)| *size).collect()
     }
 
-    /// How many changes may or may not have come to pass.
+    /// Returns the number of changes that may or may not have been made.
     pub fn unknown(&self, object: usize) -> usize {
         self.objects[object].ops.iter().filter(|op| op.is_pending).count()
     }
 
-    /// Nothing is under way any more: what was unknown is over.
+    /// Records that nothing is under way: unknown outcomes have become final.
     pub fn at_rest(&mut self) {
         let now = self.tick();
         for object in 0..self.objects.len() {
@@ -333,7 +334,7 @@ impl Oracle {
         }
     }
 
-    /// Of an object at rest this is what is there: everything before is over.
+    /// Takes the content of an object at rest as known: everything before is forgotten.
     pub fn rebase(&mut self, object: usize, content: Option<&[u8]>) -> Result<(), Problem> {
         let cells = content.map(|bytes| cells_of(bytes, 0)).transpose()?.unwrap_or_default();
         let now = self.tick();
@@ -345,7 +346,7 @@ impl Oracle {
         it.sizes = BTreeSet::from([(size, 0)]);
         it.is_loose = false;
         it.found.clear();
-        // One operation stands for all of the past, as a copy would.
+        // One operation stands for the whole past, as a copy would.
         let values: Vec<BTreeSet<u32>> = it.stable.iter().map(|value| BTreeSet::from([*value])).collect();
         let mut op = it.ops[0].clone();
         (op.asked, op.answered, op.ended, op.stored) = (now, now, now, now);
@@ -353,391 +354,10 @@ impl Oracle {
         it.ops = vec![op];
         Ok(())
     }
-
-    // ---- looking
-
-    /// What an op may have put into a cell.
-    fn values(&self, op: &Op, cell: u32, until: u64) -> BTreeSet<u32> {
-        self.values_within(op, cell, until, 0)
-    }
-
-    fn values_within(&self, op: &Op, cell: u32, until: u64, depth: u32) -> BTreeSet<u32> {
-        match (&op.kind, &op.values) {
-            (Kind::Copy(_), Some(values)) => values[cell as usize].clone(),
-            // Copies in a circle, all under way: anything.
-            (Kind::Copy(_), None) if depth > 2 => {
-                let all = self.objects.iter().flat_map(|it| it.ops.iter().map(|op| op.id));
-                all.chain([0]).collect()
-            }
-            (Kind::Copy(source), None) => {
-                let allowed = self.allowed(*source, cell, op.asked, until);
-                let each = allowed.into_iter().flat_map(|op| self.values_within(op, cell, until, depth + 1));
-                each.collect()
-            }
-            (kind, _) => BTreeSet::from([kind.value(op.id, cell)]),
-        }
-    }
-
-    /// What a look from `from` to `until` may find.
-    fn values_at(&self, object: usize, cell: u32, from: u64, until: u64) -> BTreeSet<u32> {
-        let allowed = self.allowed(object, cell, from, until);
-        allowed.into_iter().flat_map(|op| self.values(op, cell, until)).collect()
-    }
-
-    fn allowed(&self, object: usize, cell: u32, from: u64, until: u64) -> Vec<&Op> {
-        let it = &self.objects[object];
-        let here = |op: &&Op| !op.is_void && op.asked < until && op.kind.covers(cell);
-        let ops: Vec<&Op> = it.ops.iter().filter(here).collect();
-        let over = |op: &Op| {
-            if op.may_be_lost && op.stored == NEVER {
-                return false;
-            }
-            let found = it.found.get(&(op.id, cell)).copied().unwrap_or(NEVER);
-            // What was given up or is unknown overwrites nothing for certain, unless it has been seen.
-            let answered = if op.is_acknowledged { op.answered } else { NEVER };
-            answered.min(found) < from
-        };
-        let ended: Vec<&Op> = ops.iter().copied().filter(|op| over(op)).collect();
-        ops.into_iter()
-            .filter(|op| !ended.iter().any(|newer| newer.asked > op.end_for(newer, false)))
-            .collect()
-    }
-
-    pub fn look(&mut self, object: usize) -> Look {
-        let asked = self.tick();
-        self.next_key += 1;
-        let sizes = self.sizes_now(object);
-        self.objects[object].looks.insert(self.next_key, sizes);
-        Look { object, asked, key: self.next_key }
-    }
-
-    /// Sizes that were possible since a look was begun.
-    fn seen(&mut self, look: &Look) -> BTreeSet<Size> {
-        self.objects[look.object].looks.remove(&look.key).unwrap_or_default()
-    }
-
-    /// A look that finds nothing to say.
-    pub fn blind(&mut self, look: &Look) {
-        self.seen(look);
-    }
-
-    /// A look of which the answer says nothing.
-    pub fn pass(&mut self, look: &Look) -> Result<(), Problem> {
-        self.blind(look);
-        Ok(())
-    }
-
-    /// A look has found no object.
-    pub fn missing(&mut self, look: &Look) -> Result<(), Problem> {
-        let loose = self.is_loose(look.object);
-        let seen = self.seen(look);
-        if loose || seen.contains(&None) {
-            return Ok(());
-        }
-        let id = &self.objects[look.object].id;
-        Err(format!("{id}: missing, where it is of one of the sizes {seen:?}"))
-    }
-
-    /// A look has found an object, of a size if that is told.
-    pub fn present(&mut self, look: &Look, size: Option<u32>) -> Result<(), Problem> {
-        let loose = self.is_loose(look.object);
-        let seen = self.seen(look);
-        let fits = |it: &Size| it.is_some() && size.is_none_or(|size| *it == Some(size));
-        if loose || seen.iter().any(fits) {
-            return Ok(());
-        }
-        let id = &self.objects[look.object].id;
-        Err(format!("{id}: found with size {size:?}, where one of {seen:?} is possible"))
-    }
-
-    /// A read has found these cells.
-    pub fn read(
-        &mut self,
-        look: &Look,
-        first: u32,
-        cells: &[u32],
-        version: Version,
-        size: u32,
-    ) -> Result<(), Problem> {
-        let now = self.tick();
-        for (cell, value) in (first..).zip(cells) {
-            self.check(look.object, cell, *value, look.asked, now, "read")?;
-        }
-        let it = &mut self.objects[look.object];
-        for (cell, value) in (first..).zip(cells).filter(|(_, value)| **value != 0) {
-            let copied = it.ops.iter().any(|op| matches!(op.kind, Kind::Copy(_)) && op.asked < now);
-            if !copied {
-                let seen = it.found.entry((*value, cell)).or_insert(now);
-                *seen = now.min(*seen);
-            }
-        }
-        if !self.checks_versions {
-            return Ok(());
-        }
-        let known = it.versions.entry(version).or_insert_with(|| (size, BTreeMap::new()));
-        if known.0 != size {
-            return Err(format!("{}: version {version} had size {}, now {size}", it.id, known.0));
-        }
-        for (cell, value) in (first..).zip(cells) {
-            let before = *known.1.entry(cell).or_insert(*value);
-            if before != *value {
-                let id = &it.id;
-                return Err(format!("{id}: version {version} had {before} in cell {cell}, now {value}"));
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether these cells can have been there at some time of the look.
-    pub fn can_be(&self, look: &Look, first: u32, cells: &[u32]) -> Result<(), Problem> {
-        let found = (first..).zip(cells);
-        found.into_iter().try_for_each(|(cell, value)| {
-            self.check(look.object, cell, *value, look.asked, self.now + 1, "compared as equal")
-        })
-    }
-
-    /// Whether other cells than these can have been there, or fewer.
-    pub fn can_differ(&self, look: &Look, first: u32, cells: &[u32]) -> Result<(), Problem> {
-        let sizes = self.objects[look.object].looks.get(&look.key);
-        let end = first + cells.len() as u32;
-        if sizes.is_none_or(|sizes| sizes.iter().any(|size| size.unwrap_or(0) < end)) {
-            return Ok(());
-        }
-        for (cell, value) in (first..).zip(cells) {
-            if self.values_at(look.object, cell, look.asked, self.now + 1) != BTreeSet::from([*value]) {
-                return Ok(());
-            }
-        }
-        Err(format!("{}: compared as different, from cell {first} on", self.objects[look.object].id))
-    }
-
-    /// What is there most likely.
-    pub fn guess(&self, object: usize, cell: u32) -> u32 {
-        self.values_at(object, cell, self.now, self.now + 1).last().copied().unwrap_or(0)
-    }
-
-    fn check(
-        &self,
-        object: usize,
-        cell: u32,
-        value: u32,
-        from: u64,
-        until: u64,
-        what: &str,
-    ) -> Result<(), Problem> {
-        if self.is_lenient
-            || self.allowed(object, cell, from, until).iter().any(|op| {
-                op.values.is_none()
-                    && !matches!(op.kind, Kind::Copy(_))
-                    && op.kind.value(op.id, cell) == value
-                    || self.values(op, cell, until).contains(&value)
-            })
-        {
-            return Ok(());
-        }
-        let it = &self.objects[object];
-        let allowed = self.allowed(object, cell, from, until);
-        let allowed: Vec<String> = allowed.into_iter().map(Op::describe).collect();
-        let found = it.ops.iter().rev().find(|op| self.values(op, cell, until).contains(&value));
-        let found = found.map_or("nothing known".into(), Op::describe);
-        Err(format!(
-            "{}: {what} {value} in cell {cell} at {from}..{until}, of {found}; possible are {allowed:?}",
-            it.id
-        ))
-    }
-
-    // ---- the store
-
-    /// The store's stable content is this now.
-    pub fn stable(&mut self, object: usize, content: Option<&[u8]>, all: bool) -> Result<(), Problem> {
-        let now = self.tick();
-        let mut cells = cells_of(content.unwrap_or_default(), 0)?;
-        cells.resize(self.cells as usize, 0);
-        let all = all && !self.is_lenient;
-        for (cell, value) in (0..).zip(&cells) {
-            let is_new = self.objects[object].stable[cell as usize] != *value;
-            if all || is_new && !self.is_lenient {
-                self.check_stable(object, cell, *value, is_new, now)?;
-            }
-        }
-        self.objects[object].stable = cells;
-        Ok(())
-    }
-
-    fn check_stable(
-        &self,
-        object: usize,
-        cell: u32,
-        value: u32,
-        is_new: bool,
-        now: u64,
-    ) -> Result<(), Problem> {
-        let it = &self.objects[object];
-        let is_stored = |op: &Op| op.stored != NEVER && !op.is_void;
-        let stored: Vec<&Op> = it.ops.iter().filter(|op| is_stored(op) && op.kind.covers(cell)).collect();
-        let mut fenced = None;
-        for op in it.ops.iter().filter(|op| !op.is_void && op.kind.covers(cell)) {
-            if stored.iter().any(|newer| newer.asked > op.end_for(newer, true)) {
-                continue;
-            }
-            if !self.values(op, cell, now).contains(&value) {
-                continue;
-            }
-            if is_new && value != 0 && op.fenced < now {
-                fenced = Some(op);
-                continue;
-            }
-            return Ok(());
-        }
-        if let Some(op) = fenced {
-            let what = op.describe();
-            return Err(format!("{}: fenced, and stored all the same: {what} in cell {cell}", it.id));
-        }
-        let found = it.ops.iter().rev().find(|op| self.values(op, cell, now).contains(&value));
-        let found = found.map_or("nothing known".into(), Op::describe);
-        let newest = stored.iter().max_by_key(|op| op.asked).map(|op| op.describe());
-        Err(format!(
-            "{}: undone: the store has {value} in cell {cell}, of {found}, though stored is {newest:?}",
-            it.id
-        ))
-    }
-
-    /// Everything that was acknowledged within the scope before `asked` is stored, says a flush of a cache.
-    pub fn flushed(&mut self, writer: Writer, scope: &Scope, asked: u64) {
-        let now = self.tick();
-        for it in &mut self.objects {
-            for op in it.ops.iter_mut().filter(|op| op.writer == writer && op.answered < asked) {
-                let domain = op.domain.map(blocker::OrderDomain);
-                if op.is_acknowledged && !op.is_void && !op.is_forgiven && scope.covers(&it.id, domain) {
-                    op.stored = op.stored.min(now);
-                }
-            }
-        }
-    }
-
-    /// Another has taken over the scope from `writer`: what it has not stored is never to be.
-    pub fn fenced(&mut self, writer: Writer, scope: &Scope) {
-        let now = self.tick();
-        for it in &mut self.objects {
-            for op in it.ops.iter_mut().filter(|op| op.writer == writer && op.stored == NEVER) {
-                let domain = op.domain.map(blocker::OrderDomain);
-                if scope.covers(&it.id, domain) {
-                    op.fenced = op.fenced.min(now);
-                }
-                // Where one change is refused, what waits with it goes as well.
-                if scope.covers(&it.id, domain) || matches!(scope, Scope::Domain(..)) {
-                    op.may_be_lost = true;
-                    it.is_loose = true;
-                }
-            }
-        }
-    }
-
-    /// Changes asked from now on count as fenced as well.
-    pub fn fence(&mut self, object: usize, id: u32) {
-        let op = self.op(object, id);
-        (op.fenced, op.may_be_lost) = (op.asked, true);
-        self.objects[object].is_loose = true;
-    }
-
-    /// A writer has taken over itself: what it has may be stored again.
-    pub fn unfenced(&mut self, writer: Writer, scope: &Scope) {
-        for it in self.objects.iter_mut().filter(|it| scope.covers(&it.id, None)) {
-            it.ops.iter_mut().filter(|op| op.writer == writer).for_each(|op| op.fenced = NEVER);
-        }
-    }
-
-    /// The writer may lose what it has not stored, and says so.
-    pub fn may_lose(&mut self, object: usize) {
-        for op in self.objects[object].ops.iter_mut().filter(|op| op.stored == NEVER) {
-            op.may_be_lost = true;
-        }
-        self.objects[object].is_loose = true;
-    }
-
-    /// The object is taken as it is: what was lost is not asked for any more.
-    pub fn forgive(&mut self, scope: &Scope, before: u64) {
-        for it in self.objects.iter_mut().filter(|it| scope.covers(&it.id, None)) {
-            let lost = |op: &&mut Op| op.may_be_lost && op.stored == NEVER && op.asked < before;
-            for op in it.ops.iter_mut().filter(lost) {
-                op.is_forgiven = true;
-            }
-        }
-    }
-
-    /// News of what another has done have come to whoever asks from now on.
-    pub fn informed(&mut self, scope: &Scope, before: u64) {
-        let now = self.tick();
-        for it in self.objects.iter_mut().filter(|it| scope.covers(&it.id, None)) {
-            let others = it.ops.iter_mut().filter(|op| op.writer == ANOTHER && op.asked < before);
-            others.for_each(|op| op.answered = op.answered.min(now));
-        }
-    }
-
-    /// Another has changed an object in the store.
-    pub fn by_another(&mut self, object: usize, id: u32, kind: Kind) {
-        self.asked(ANOTHER, object, id, kind, None);
-        let now = self.tick();
-        let op = self.op(object, id);
-        (op.ended, op.stored) = (now, now);
-        (op.is_pending, op.is_acknowledged) = (false, true);
-        let bit = op.bit;
-        // When the cache knows of it is another matter.
-        let it = &mut self.objects[object];
-        it.sizes = it.sizes.iter().map(|(size, applied)| (*size, applied & !bit)).collect();
-    }
-
-    /// Buckets whose acknowledged content a crash would lose now; all that is only cut off or removed of an object
-    /// counts as one.
-    pub fn buckets_at_stake(&self) -> u64 {
-        let mut buckets = 0;
-        for it in &self.objects {
-            let (mut last, mut is_cut) = (None, false);
-            for cell in 0..self.cells {
-                if last == Some(cell / CELLS_PER_BUCKET) {
-                    continue;
-                }
-                let value = it.stable[cell as usize];
-                let certain =
-                    |op: &&Op| op.is_acknowledged && !op.is_void && !op.may_be_lost && op.kind.covers(cell);
-                let newest = it.ops.iter().filter(certain).max_by_key(|op| op.asked);
-                let since = newest.map_or(0, |op| op.asked);
-                let is_there = |op: &Op| {
-                    !op.is_void
-                        && op.kind.covers(cell)
-                        && op.ended.max(if op.writer == ANOTHER { op.answered } else { 0 }) >= since
-                        && self.values(op, cell, self.now).contains(&value)
-                };
-                if it.ops.iter().any(is_there) {
-                    continue;
-                }
-                let holds = |op: &&Op| {
-                    !op.is_void && op.kind.covers(cell) && self.values(op, cell, self.now).contains(&value)
-                };
-                let held_until = it.ops.iter().filter(holds).map(|op| op.ended).max().unwrap_or(0);
-                let cuts = |op: &Op| match op.kind {
-                    Kind::Truncate(_) | Kind::Delete => true,
-                    Kind::Full(len) => cell >= len,
-                    _ => false,
-                };
-                // Zeros over what is cut off are nothing new.
-                let is_zero = newest.is_none_or(|op| op.kind.value(op.id, cell) == 0);
-                let mut unsaved = it.ops.iter().filter(certain).filter(|op| op.asked > held_until);
-                if is_zero && unsaved.any(cuts) {
-                    is_cut = true;
-                } else {
-                    last = Some(cell / CELLS_PER_BUCKET);
-                    buckets += 1;
-                }
-            }
-            buckets += u64::from(is_cut);
-        }
-        buckets
-    }
 }
 
 impl Object {
-    /// Closes the sizes under what may come to pass, and shows them to whoever looks.
+    /// Adds the sizes that pending changes make possible, to all looks as well.
     fn grow(&mut self) {
         let pending: Vec<(u64, Kind)> = self
             .ops
@@ -762,7 +382,7 @@ impl Object {
 }
 
 impl Op {
-    /// When it was over, as seen from a newer one.
+    /// Returns when it had ended, as seen from a newer operation.
     fn end_for(&self, newer: &Op, in_store: bool) -> u64 {
         let own = if in_store { self.ended } else { self.answered };
         if self.writer == newer.writer || self.asked == 0 { own } else { own.max(self.stored) }

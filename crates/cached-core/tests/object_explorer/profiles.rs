@@ -1,10 +1,10 @@
-//! What is enabled in a run: which operations, faults and sizes. A defect that others hide behind is reached
-//! by leaving those others' causes out.
+//! What is enabled in a run: which operations, faults and sizes. A defect that hides behind others is found
+//! by leaving the causes of those out.
 
 use blocker::WriteMode;
 use cached_core::object::Writer;
 
-/// What clients may ask, each with its weight.
+/// An operation of a client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ask {
     /// Whole buckets.
@@ -40,9 +40,9 @@ pub struct Profile {
     pub caches: usize,
     pub objects: (u64, u64),
     pub namespaces: u64,
-    /// Places in the index.
+    /// Nodes of the index, from and to.
     pub places: (u64, u64),
-    /// Buckets that are not held by a slow reader.
+    /// Buckets that are not held by a slow reader, from and to.
     pub buckets: (u64, u64),
     /// The longest object, in buckets.
     pub size_buckets: u32,
@@ -51,34 +51,36 @@ pub struct Profile {
     pub stored: u64,
     /// How many changes in a thousand belong to one of two order domains.
     pub domains: u64,
-    /// For a thousand operations so many requests that fail …
+    /// The number of events for a thousand operations: requests that fail …
     pub retryable: u64,
     /// … whose answer is lost …
     pub unknown: u64,
     /// … whose sync fails.
     pub failed_sync: u64,
-    /// … operations that lose their caller …
+    /// … operations whose callers give up …
     pub cancels: u64,
     /// … changes by another client …
     pub another: u64,
-    /// It deletes objects, and does nothing else.
+    /// Whether other clients delete objects, and do nothing else.
     pub another_deletes: bool,
-    /// … takings-over by another writer, of objects, domains and namespaces …
+    /// … claims by another writer, of objects, domains and namespaces …
     pub claims: u64,
-    /// … and news that something may have changed where nothing has.
+    /// … and events that report a change where there was none.
     pub rumours: u64,
-    /// What a store takes at once, in buckets, 0 for all, and how many runs.
+    /// … and changes of a namespace's write mode.
+    pub mode_changes: u64,
+    /// The largest request of the store in buckets, 0 for no limit, and its most runs.
     pub request_buckets: &'static [u64],
     pub runs_max: &'static [u32],
     /// Clean bytes between dirty runs that may be written with them.
     pub gap_bytes: &'static [u64],
-    /// What is not asked to be stored is not.
+    /// Whether only what is asked to be stored is.
     pub is_volatile: bool,
     /// Operations of one run.
     pub operations: u64,
     /// Whether zeros and cuts count against the limit of what may be lost.
     pub checks_stake: bool,
-    /// Whether all objects are there from the beginning, as long as they may be.
+    /// Whether all objects exist from the beginning, with their largest size.
     pub is_prefilled: bool,
     /// Whether what is compared at rest is flushed object by object first.
     pub flushes_objects: bool,
@@ -164,6 +166,7 @@ fn base() -> Profile {
         another_deletes: false,
         claims: 0,
         rumours: 0,
+        mode_changes: 0,
         request_buckets: &[0],
         runs_max: &[1024, 0],
         gap_bytes: &[0],
@@ -175,7 +178,7 @@ fn base() -> Profile {
     }
 }
 
-/// All of them, the narrow ones first.
+/// Returns all profiles, the narrow ones first.
 pub fn profiles() -> Vec<Profile> {
     vec![
         Profile { name: "writes", asks: WRITES, objects: (2, 4), buckets: (4, 8), ..base() },
@@ -218,6 +221,13 @@ pub fn profiles() -> Vec<Profile> {
             policies: &[Back, Through, Around],
             namespaces: 2,
             objects: (2, 4),
+            ..base()
+        },
+        Profile {
+            name: "switched",
+            policies: &[Back, Through, Around],
+            mode_changes: 150,
+            objects: (1, 3),
             ..base()
         },
         Profile { name: "cancels", cancels: 200, policies: &[Back, Through], ..base() },

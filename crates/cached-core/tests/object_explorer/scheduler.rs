@@ -1,6 +1,6 @@
-//! One run: everything that happens is a step, and a seed draws the next one. Clients' operations, the
-//! background, each request of the store (its doing and its answer apart), time, failures, news, other
-//! writers. Nothing else moves.
+//! One run: every event is a step, and a seed draws the next one. Clients' operations, the background, each
+//! request of the store (performing it and answering it apart), time, failures, events, other writers.
+//! Nothing else moves.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use test_kit::rng::Rng;
 use test_kit::sim::{Handle, Sim};
 use test_kit::{BUCKET, namespace};
 
-/// More steps than this until all is at rest: it never will be.
+/// A run that takes more steps than this until everything is at rest never comes to rest.
 const STEPS_MAX: u64 = 30_000;
-/// More time than this, once nothing fails any more.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// The most time until everything is at rest, once nothing fails any more.
+const REST_TIMEOUT: Duration = Duration::from_secs(300);
 const HOG: &str = "hog";
 
-/// How a run went.
+/// The result of a run.
 pub struct Outcome {
-    /// What is wrong.
+    /// What went wrong.
     pub problem: Option<String>,
     pub trace: Vec<String>,
-    /// How many operations were asked.
+    /// The number of operations started.
     pub asked: u64,
     pub steps: u64,
 }
@@ -50,26 +50,26 @@ pub struct Environment {
     pub store: Store,
     pub caches: Vec<ObjectCache>,
     running: Vec<Handle<()>>,
-    /// What a slow reader holds.
+    /// The memory that a slow reader holds.
     held: Vec<Segments>,
     pub ids: Vec<ObjectId>,
     pub oracle: Oracle,
     pub flights: Vec<Flight>,
     pub asked: u64,
     without: Without,
-    is_told: bool,
+    is_traced: bool,
     pub trace: Vec<String>,
     steps: u64,
     troubles: u64,
     /// Nothing fails any more.
     pub is_calm: bool,
-    /// Another has taken over something, or a sync has failed: changes may be lost.
+    /// Another writer has taken over something, or a sync has failed: changes may be lost.
     pub may_lose: bool,
-    /// Taken over by another, from the cache of this number.
+    /// The scopes that another writer has taken over, from the cache of this number.
     pub fences: Vec<(usize, Scope)>,
-    /// Which cache changes a namespace under which epoch.
+    /// The cache that changes a namespace under an epoch.
     epochs: HashMap<(Namespace, Epoch), usize>,
-    /// Another's changes of which there is no news yet.
+    /// Objects that another client has changed without an event so far.
     unpublished: Vec<ObjectId>,
     dirty_buckets: u64,
     /// Buckets that are not held by a slow reader.
@@ -80,18 +80,20 @@ pub struct Environment {
     weights: [u64; 5],
 }
 
-macro_rules! tell {
+macro_rules! trace {
     ($env:expr, $($text:tt)*) => {
-        if $env.is_told() {
+        if $env.is_traced() {
             let text = format!($($text)*);
             $env.trace.push(text);
         }
     };
 }
-pub(super) use tell;
+pub(super) use trace;
+
+mod faults;
 
 impl Environment {
-    pub fn new(profile: &Profile, seed: u64, without: Without, is_told: bool) -> Self {
+    pub fn new(profile: &Profile, seed: u64, without: Without, is_traced: bool) -> Self {
         let mut rng = Rng::new(seed ^ 0x0b1e_c700);
         let mut sim = Sim::new(Some(seed));
         let store = Store::new(&sim.clock);
@@ -180,7 +182,7 @@ impl Environment {
             flights: Vec::new(),
             asked: 0,
             without,
-            is_told,
+            is_traced,
             trace: Vec::new(),
             steps: 0,
             troubles: 0,
@@ -197,11 +199,11 @@ impl Environment {
         }
     }
 
-    pub fn is_told(&self) -> bool {
-        self.is_told
+    pub fn is_traced(&self) -> bool {
+        self.is_traced
     }
 
-    /// Whether the store answers whatever it is asked, and nobody gives up.
+    /// Whether the store answers every request, and no caller gives up.
     pub fn is_faultless(&self) -> bool {
         self.profile.retryable + self.profile.unknown + self.profile.failed_sync == 0
     }
@@ -217,7 +219,7 @@ impl Environment {
             if self.asked > asked {
                 (asked, since) = (self.asked, self.steps);
             }
-            // Nobody asks any more: somebody waits for ever, or goes round in circles.
+            // No operation is started: one of them waits for ever, or loops.
             let moves = moves && self.steps - since < 4_000;
             if !moves || self.asked >= rest_at || unknown {
                 rest_at = self.asked + self.rng.within(5, 40);
@@ -237,7 +239,7 @@ impl Environment {
         Ok(())
     }
 
-    /// One step of those that are possible; false if nothing can happen any more.
+    /// Makes one of the possible steps; returns false if there is none.
     fn step(&mut self) -> Result<bool, String> {
         let can_ask = self.flights.len() < self.profile.clients as usize;
         let [ask, poll, begin, answer, time] = self.weights;
@@ -248,16 +250,17 @@ impl Environment {
             + profile.cancels
             + profile.another
             + profile.claims
-            + profile.rumours;
-        let news = if self.unpublished.is_empty() { 0 } else { ask * 20 };
+            + profile.rumours
+            + profile.mode_changes;
+        let event = if self.unpublished.is_empty() { 0 } else { ask * 20 };
         let weights = [
             if can_ask { ask * 100 } else { 0 },
             if self.sim.is_idle() { 0 } else { poll * 100 },
             begin * self.ease_of(Stage::Queued) + self.ease_of(Stage::Stray).div_ceil(4),
             answer * self.ease_of(Stage::Done),
-            if self.sim.clock.next_alarm().is_some() { time * 20 } else { 0 },
+            if self.sim.clock.next_timer().is_some() { time * 20 } else { 0 },
             if self.troubles * 1000 < (self.asked + 4) * rates { ask * rates / 10 } else { 0 },
-            news,
+            event,
         ];
         if weights[..4].iter().sum::<u64>() == 0 {
             return Ok(self.move_stuck());
@@ -269,7 +272,7 @@ impl Environment {
             3 => self.answer_one(),
             4 => {
                 self.sim.skip();
-                tell!(self, "time passes");
+                trace!(self, "time passes");
             }
             5 => self.trouble()?,
             _ => self.publish_one(),
@@ -288,7 +291,7 @@ impl Environment {
             self.validate()?;
         }
         if self.profile.checks_stake && self.steps.is_multiple_of(16) && !self.may_lose {
-            // What is cut off of an object counts as a bucket there or not, as it came about.
+            // Bytes that are cut off an object count as a bucket or not, depending on how that came about.
             let most = self.dirty_buckets + self.ids.len() as u64;
             let at_stake = self.oracle.buckets_at_stake();
             if at_stake > most {
@@ -306,14 +309,14 @@ impl Environment {
         self.sim.step();
     }
 
-    /// How likely a request is moved on, of 100; 0: only when nothing else can happen.
+    /// The weight with which a request makes its next step, of 100; 0: only when nothing else can happen.
     fn ease(&mut self, number: u64) -> u64 {
         let (rng, permille) = (&mut self.rng, self.slow_permille);
         let drawn = || if rng.permille(permille) { *rng.pick(&[0, 0, 1, 3, 10]) } else { 100 };
         *self.slowness.entry(number).or_insert_with(drawn)
     }
 
-    /// Moves on a request that waits for everything else; false if there is none.
+    /// Moves a request that waits for everything else; returns false if there is none.
     fn move_stuck(&mut self) -> bool {
         let waiting = self.store.waiting();
         if waiting.is_empty() {
@@ -330,7 +333,7 @@ impl Environment {
         here.map(|(number, _)| self.ease(number)).sum()
     }
 
-    /// A request of a stage, the slow ones seldom.
+    /// Picks a request of a stage, slow ones seldom.
     fn pick(&mut self, stage: Stage) -> Option<u64> {
         let waiting = self.store.waiting();
         let here: Vec<u64> = waiting.into_iter().filter(|(_, at)| *at == stage).map(|(it, _)| it).collect();
@@ -347,26 +350,26 @@ impl Environment {
         let stage = if is_stray { Stage::Stray } else { Stage::Queued };
         let Some(number) = self.pick(stage) else { return };
         if stage == Stage::Stray && self.rng.permille(300) {
-            tell!(self, "    {}: never done", number);
+            trace!(self, "    {}: never done", number);
             return self.store.forget(number);
         }
         let request = self.store.request(number);
-        tell!(self, "    {}: {} {} begun", number, named(&request.object), request.text);
+        trace!(self, "    {}: {} {} begun", number, named(&request.object), request.text);
         self.store.begin(number);
     }
 
     fn answer_one(&mut self) {
         let Some(number) = self.pick(Stage::Done) else { return };
         let request = self.store.request(number);
-        tell!(self, "    {}: {} {} answered", number, named(&request.object), request.text);
+        trace!(self, "    {}: {} {} answered", number, named(&request.object), request.text);
         self.store.answer(number, None);
     }
 
-    /// What has been done below agrees with what was promised.
+    /// Checks that what has been done in the store keeps the guarantees.
     fn look_at_store(&mut self) -> Result<(), String> {
         for done in self.store.take_done() {
             let request = &done.request;
-            tell!(self, "    {}: {:?}", request.number, done.result);
+            trace!(self, "    {}: {:?}", request.number, done.result);
             if let (Some(stamp), Some(object), Ok(())) = (request.stamp, &request.object, &done.result) {
                 let key = (object.namespace.clone(), stamp.epoch);
                 let other = *self.epochs.entry(key).or_insert(request.cache);
@@ -394,7 +397,7 @@ impl Environment {
         Ok(())
     }
 
-    /// A claim of one of our caches has been granted.
+    /// Records that a claim of one of the caches has been granted.
     fn taken_over(&mut self, cache: usize, scope: &Scope) {
         self.fences.retain(|(fenced, within)| *fenced != cache || within != scope);
         self.oracle.unfenced(cache, scope);
@@ -405,143 +408,7 @@ impl Environment {
         }
     }
 
-    /// Failures, news, other writers, callers that give up.
-    fn trouble(&mut self) -> Result<(), String> {
-        if self.is_calm {
-            return Ok(());
-        }
-        let it = &self.profile;
-        let rates = [it.retryable, it.unknown, it.failed_sync, it.cancels, it.another, it.claims, it.rumours];
-        self.troubles += 1;
-        match self.rng.weighted(&rates) {
-            0 => {
-                if let Some(number) = self.pick(Stage::Queued) {
-                    self.refuse(number);
-                }
-            }
-            1 => {
-                let stage = if self.rng.permille(500) { Stage::Queued } else { Stage::Done };
-                let picked = self.pick(stage);
-                if let Some(number) = picked.filter(|number| self.store.request(*number).is_change) {
-                    tell!(self, "    {}: {} answered as unknown", number, self.store.request(number).text);
-                    self.store.answer_unknown(number, "answer lost by the test");
-                }
-            }
-            2 => {
-                if let Some(number) = self.pick(Stage::Queued)
-                    && self.store.fail_sync(number)
-                {
-                    tell!(self, "    {number}: fails to sync");
-                    self.may_lose = true;
-                    (0..self.ids.len()).for_each(|object| self.oracle.may_lose(object));
-                    self.look_at_store()?;
-                }
-            }
-            3 => {
-                if !self.flights.is_empty() {
-                    let at = self.rng.index(self.flights.len());
-                    self.cancel(at)?;
-                }
-            }
-            4 => self.by_another(),
-            5 => self.claim_by_another(),
-            _ => {
-                let event = match self.rng.below(3) {
-                    0 => Event::Missed,
-                    1 => Event::Changed(Scope::All),
-                    _ => Event::Changed(Scope::Object(self.rng.pick(&self.ids).clone())),
-                };
-                tell!(self, "  news: {event:?}");
-                self.store.publish(&event);
-            }
-        }
-        Ok(())
-    }
-
-    /// The store refuses a request, for the time being.
-    fn refuse(&mut self, number: u64) {
-        let request = self.store.request(number);
-        let error = match (request.name, self.rng.below(3)) {
-            ("flush", _) => Error::NotStored("refused by the test".into()),
-            (_, 0) if request.is_change && request.claim.is_none() => {
-                Error::OutOfSpace("refused by the test".into())
-            }
-            _ => Error::Retryable("refused by the test".into()),
-        };
-        tell!(self, "    {}: {} {} fails: {}", number, named(&request.object), request.text, error);
-        self.store.answer(number, Some(error));
-    }
-
-    fn publish_one(&mut self) {
-        let at = self.rng.index(self.unpublished.len());
-        let id = self.unpublished.swap_remove(at);
-        let event = Event::Changed(Scope::Object(id));
-        tell!(self, "  news: {event:?}");
-        self.store.publish(&event);
-    }
-
-    /// Another client changes an object below: whole sectors within it.
-    fn by_another(&mut self) {
-        let object = self.rng.index(self.ids.len());
-        let id = self.ids[object].clone();
-        let Some(content) = self.store.current(&id) else { return };
-        self.unpublished.push(id.clone());
-        if self.profile.another_deletes {
-            tell!(self, "  another deletes {id}");
-            self.oracle.by_another(object, 0, Kind::Delete);
-            self.oracle.loosen(object);
-            let deleted = self.store.by_another(|memory| memory.delete(DeleteRequest::new(id.clone())));
-            assert!(deleted.is_ready());
-            return self.store.sync_one(&id);
-        }
-        let sectors = content.len() as u64 / (2 * CELL);
-        if sectors == 0 {
-            return;
-        }
-        let from = self.rng.below(sectors);
-        let to = self.rng.within(from + 1, sectors.min(from + 6));
-        let (from, to) = (2 * from as u32, 2 * to as u32);
-        let value = self.oracle.fresh_value();
-        tell!(self, "  another writes #{value} to {from}..{to} of {id}");
-        self.oracle.by_another(object, value, Kind::Write(vec![(from, to, true)]));
-        let request = WriteRequest::new(id.clone(), u64::from(from) * CELL, bytes_of(value, to - from));
-        let written = self.store.by_another(|memory| memory.write(request));
-        assert!(written.is_ready());
-        self.store.sync_one(&id);
-    }
-
-    /// Another writer takes over.
-    fn claim_by_another(&mut self) {
-        let id = self.rng.pick(&self.ids).clone();
-        let domain = OrderDomain(self.rng.below(2));
-        let scope = match self.rng.below(4) {
-            0 => Scope::Object(id),
-            1 if self.profile.domains > 0 => Scope::Domain(id.namespace, domain),
-            2 if self.profile.domains > 0 => Scope::Domain(id.namespace, domain),
-            _ => Scope::Namespace(id.namespace),
-        };
-        let scope = match (self.profile.writer, scope) {
-            (Writer::Cache, Scope::Object(id)) => Scope::Namespace(id.namespace),
-            (_, scope) => scope,
-        };
-        let in_force = self.store.by_another(|memory| {
-            match blocker::executor::block_on(memory.claim(super::claims::ask(scope.clone()))) {
-                Ok(reply) => reply.epoch,
-                Err(Error::Fenced { epoch }) => epoch,
-                Err(error) => panic!("{error}"),
-            }
-        });
-        let epoch = Epoch(in_force.0 + 1);
-        tell!(self, "  another takes over {scope:?} with {epoch}");
-        let claim = super::claims::claim(scope.clone(), epoch);
-        let claimed = self.store.by_another(|memory| blocker::executor::block_on(memory.claim(claim)));
-        claimed.expect("above the epoch in force");
-        self.oracle.fenced(0, &scope);
-        self.fences.push((0, scope));
-        self.may_lose = true;
-    }
-
-    /// Until `is_over`: nothing fails, everything is done in any order. Time passes only where something failed.
+    /// Runs until `is_over`, in any order and without failures. Time passes only where something has failed.
     pub fn drain(&mut self, is_over: impl Fn(&Self) -> bool) -> Result<(), String> {
         let first = self.steps;
         let was_calm = std::mem::replace(&mut self.is_calm, true);
@@ -552,16 +419,16 @@ impl Environment {
                 if is_over(self) {
                     break;
                 }
-                // What another removes under a flush is sent again, a little later.
+                // A flush during which another client removes the object is sent again, a little later.
                 let may_wait = !self.is_faultless() || self.may_lose || self.profile.another_deletes;
-                let is_late = self.sim.clock.now().since(start) > PATIENCE;
-                let due = self.sim.clock.next_alarm();
-                let far = due.is_none_or(|due| due.since(start) > PATIENCE);
+                let is_late = self.sim.clock.now().since(start) > REST_TIMEOUT;
+                let due = self.sim.clock.next_timer();
+                let far = due.is_none_or(|due| due.since(start) > REST_TIMEOUT);
                 if !may_wait || far || is_late {
                     return Err(format!("hang: nothing moves, and these wait: {:?}", self.waiting()));
                 }
                 self.sim.skip();
-                tell!(self, "time passes");
+                trace!(self, "time passes");
             } else {
                 let is_ready = if self.sim.is_idle() { 0 } else { 100 };
                 let begin = self.ease_of(Stage::Queued) + self.ease_of(Stage::Stray);
@@ -589,9 +456,9 @@ impl Environment {
         self.flights.iter().map(|flight| flight.what.as_str()).collect()
     }
 
-    /// All that was asked is over, and all news have come.
+    /// Brings the run to rest: every operation has ended, and every event has come.
     fn rest(&mut self) -> Result<(), String> {
-        tell!(self, "to rest");
+        trace!(self, "to rest");
         self.is_calm = true;
         while !self.unpublished.is_empty() {
             self.publish_one();
@@ -601,19 +468,19 @@ impl Environment {
         self.oracle.informed(&Scope::All, now);
         self.oracle.at_rest();
         self.validate()?;
-        tell!(self, "at rest");
+        trace!(self, "at rest");
         Ok(())
     }
 
-    /// Flushed, the store has what the cache has.
+    /// Flushes, and checks that cache and store agree.
     fn compare(&mut self) -> Result<(), String> {
         if self.caches.len() > 1 {
             return Ok(());
         }
         self.is_calm = true;
-        tell!(self, "flush, and compare");
+        trace!(self, "flush, and compare");
         if self.profile.flushes_objects {
-            // A flush of all could hide behind one of an object.
+            // A flush of everything could hide a loss that one of an object reports.
             for object in 0..self.ids.len() {
                 let scope = Scope::Object(self.ids[object].clone());
                 if !self.flush_to_rest(scope.clone())? {
@@ -623,7 +490,7 @@ impl Environment {
         }
         let mut losses = 0;
         while !self.flush_to_rest(Scope::All)? {
-            // What was lost is reported; now it is put up with. What is still dirty may be lost after that.
+            // The loss is reported, and accepted now. What is still dirty may be lost after that.
             losses += 1;
             if losses > 6 {
                 return Err("loss: reported again after each invalidation".into());
@@ -647,7 +514,7 @@ impl Environment {
     }
 }
 
-/// Fills the cache's memory with what a slow reader holds, but for so many buckets.
+/// Fills the cache's memory but for `free` buckets with what a slow reader holds.
 fn hold_all_but(sim: &mut Sim, cache: &ObjectCache, free: u64) -> Vec<Segments> {
     let id = ObjectId::new(namespace(HOG), Name::copy_from(b"hog").unwrap());
     let total = cache.counters().memory_bytes / BUCKET;
@@ -678,11 +545,11 @@ impl Environment {
 }
 
 /// Runs one seed.
-pub fn run(profile: &Profile, seed: u64, without: Without, is_told: bool) -> Outcome {
+pub fn run(profile: &Profile, seed: u64, without: Without, is_traced: bool) -> Outcome {
     let env = std::panic::AssertUnwindSafe(std::cell::RefCell::new(None));
     let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let mut own = env.borrow_mut();
-        let own = own.insert(Environment::new(profile, seed, without, is_told));
+        let own = own.insert(Environment::new(profile, seed, without, is_traced));
         own.run()
     }));
     let problem = match ran {
@@ -700,7 +567,7 @@ pub fn run(profile: &Profile, seed: u64, without: Without, is_told: bool) -> Out
     let outcome =
         Outcome { problem, trace: std::mem::take(&mut own.trace), asked: own.asked, steps: own.steps };
     if outcome.problem.as_ref().is_some_and(|why| why.starts_with("panic")) {
-        // Locks may be held by what has unwound.
+        // Locks may still be held by what has unwound.
         std::mem::forget(slot.take());
     }
     outcome

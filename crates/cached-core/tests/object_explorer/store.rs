@@ -1,9 +1,9 @@
-//! The store below: every request waits until the scheduler begins it, and again until the scheduler
+//! The store below: every request waits until the scheduler performs it, and again until the scheduler
 //! answers it, in any order between requests.
 //!
-//! What is begun is done to a [`Memory`], whose content is the store's; beside it stands what would be
-//! left after a loss of power. A request whose reply is dropped may still be done later, as one on the wire
-//! would be, but no later than the next look at the object: that is what the contract owes whoever reads
+//! Requests are performed on a [`Memory`], whose content is the store's; beside it stands what a loss of
+//! power would leave. A request whose reply is dropped may still be performed later, as one on the wire would
+//! be, but no later than the next read of the object: the contract guarantees that to a caller that reads
 //! back.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,37 +15,37 @@ use blocker::*;
 
 use test_kit::content;
 
-/// More calls than this between two steps of the scheduler: somebody calls in a circle.
+/// More calls than this between two steps of the scheduler are a loop.
 const CALLS_MAX: u64 = 2_000;
 
-/// Where a request stands.
+/// The stage of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stage {
-    /// Nothing is done.
+    /// It is not performed.
     Queued,
-    /// It is done, and not answered.
+    /// It is performed, and not answered.
     Done,
-    /// Answered as unknown, or dropped by its caller, and perhaps done later.
+    /// Answered as unknown, or dropped by its caller, and perhaps performed later.
     Stray,
 }
 
-/// What was asked of the store.
+/// A request of the store.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub number: u64,
-    /// Which cache asks.
+    /// The number of the cache that asks.
     pub cache: usize,
     pub name: &'static str,
     pub object: Option<ObjectId>,
     pub is_change: bool,
-    /// Its durability or that it is a flush: what a failed sync fails.
+    /// The scope that it asks to be stored; a failed sync fails that.
     pub syncs: Option<Scope>,
     pub stamp: Option<Stamp>,
-    /// The new epoch, and its scope; none for a question.
+    /// The new epoch and its scope; `None` for a question.
     pub claim: Option<(Scope, Epoch)>,
-    /// Writes an object in full or deletes it: what ends the memory of a failed sync.
+    /// Whether it writes an object in full or deletes it, which repairs a failed sync.
     pub renews: bool,
-    /// An invalidation's scope.
+    /// The scope of an invalidation.
     pub forgets: Option<Scope>,
     pub text: String,
 }
@@ -58,7 +58,7 @@ struct Held {
 
 /// A request of any type.
 trait Call_: Send {
-    /// Does it; whether it worked.
+    /// Performs it; returns whether that succeeded.
     fn perform(&mut self, memory: &Memory, weaken: bool) -> Result<()>;
     fn answer(&mut self, error: Option<Error>);
     fn is_dropped(&self) -> bool;
@@ -77,7 +77,7 @@ struct Slot<T> {
     waker: Option<Waker>,
 }
 
-/// Replies that say how safe a change is.
+/// Replies that state the durability of a change.
 pub trait Weaken {
     fn weaken(&mut self) {}
 }
@@ -126,7 +126,7 @@ impl<T: Send + Weaken> Call_ for CallOf<T> {
     }
 }
 
-/// What a change of the store was, for the oracle.
+/// What has been done in the store, for the oracle.
 pub struct Done {
     pub request: Request,
     pub result: Result<()>,
@@ -134,15 +134,15 @@ pub struct Done {
 
 struct State {
     memory: Arc<Memory>,
-    news: Subscription,
+    events: Subscription,
     held: BTreeMap<u64, Held>,
     next: u64,
     calls: u64,
-    /// Answers at once.
+    /// Whether requests are answered at once.
     is_open: bool,
-    /// What is not asked to be stored is not.
+    /// Whether only what is asked to be stored is.
     is_volatile: bool,
-    /// What a loss of power leaves of each object.
+    /// What a loss of power would leave of each object.
     stable: BTreeMap<ObjectId, Option<Vec<u8>>>,
     /// Objects of which a sync has failed.
     failed: BTreeSet<ObjectId>,
@@ -150,7 +150,7 @@ struct State {
     capabilities: Option<Capabilities>,
 }
 
-/// The store, as one of the caches before it reaches it.
+/// The store, as one of the caches reaches it.
 pub struct Store {
     state: Arc<Mutex<State>>,
     hub: Arc<EventHub>,
@@ -159,11 +159,11 @@ pub struct Store {
 
 impl Store {
     pub fn new(clock: &ManualClock) -> Self {
-        // A clock that stands still: what is held is not late when it is done.
+        // A clock that stands still: a held request is not late when it is performed.
         let _ = clock;
         let memory = Arc::new(test_kit::memory(&ManualClock::new()));
         let state = State {
-            news: memory.subscribe(),
+            events: memory.subscribe(),
             memory,
             held: BTreeMap::new(),
             next: 0,
@@ -194,7 +194,7 @@ impl Store {
         state.capabilities = Some(capabilities);
     }
 
-    /// From now on requests wait.
+    /// Lets requests wait from now on.
     pub fn close(&self, is_volatile: bool) {
         let mut state = self.state();
         (state.is_open, state.is_volatile) = (false, is_volatile);
@@ -208,12 +208,12 @@ impl Store {
         self.hub.publish(event);
     }
 
-    /// Another step of the scheduler begins.
+    /// Called when another step of the scheduler begins.
     pub fn step(&self) {
         self.state().calls = 0;
     }
 
-    /// Requests that the scheduler can move on.
+    /// Returns the requests that the scheduler can move.
     pub fn waiting(&self) -> Vec<(u64, Stage)> {
         self.state().held.iter().map(|(number, held)| (*number, held.stage)).collect()
     }
@@ -222,18 +222,18 @@ impl Store {
         self.state().held[&number].request.clone()
     }
 
-    /// What may still come of an object comes now, or never will: its caller has read back.
-    pub fn settle(&self, object: &ObjectId) {
+    /// Performs what is still on its way for an object: its caller reads back.
+    pub fn deliver(&self, object: &ObjectId) {
         let mut state = self.state();
-        state.settle(object, &self.hub);
+        state.deliver(object, &self.hub);
     }
 
-    /// What has been done since the last time.
+    /// Returns what has been done since the last call.
     pub fn take_done(&self) -> Vec<Done> {
         std::mem::take(&mut self.state().done)
     }
 
-    /// What a loss of power would leave.
+    /// Returns what a loss of power would leave.
     pub fn stable(&self, object: &ObjectId) -> Option<Vec<u8>> {
         let state = self.state();
         if state.is_volatile {
@@ -242,12 +242,12 @@ impl Store {
         content(&*state.memory, object)
     }
 
-    /// What whoever asks the store finds.
+    /// Returns the present content of an object.
     pub fn current(&self, object: &ObjectId) -> Option<Vec<u8>> {
         content(&*self.state().memory, object)
     }
 
-    /// Takes all that is there for stored.
+    /// Takes the present content of the objects as stored.
     pub fn sync_all(&self, objects: &[ObjectId]) {
         let mut state = self.state();
         for object in objects {
@@ -256,7 +256,7 @@ impl Store {
         }
     }
 
-    /// Another client changes the store, at once.
+    /// Lets another client change the store, at once.
     pub fn by_another<T>(&self, act: impl FnOnce(&Memory) -> T) -> T {
         let memory = self.memory();
         let done = act(&memory);
@@ -264,23 +264,23 @@ impl Store {
         done
     }
 
-    /// What another client has done to an object is stored.
+    /// Takes what another client has done to an object as stored.
     pub fn sync_one(&self, object: &ObjectId) {
         self.sync_all(std::slice::from_ref(object));
     }
 
-    /// Does a queued request.
+    /// Performs a queued request.
     pub fn begin(&self, number: u64) {
         self.state().begin(number, &self.hub);
     }
 
-    /// Answers what is done, or with an error what is not.
+    /// Answers a performed request, or one that is not performed with an error.
     pub fn answer(&self, number: u64, error: Option<Error>) {
         let mut held = self.state().held.remove(&number).expect("waits");
         held.call.answer(error);
     }
 
-    /// Answers a request that is not done as unknown; it may be done later.
+    /// Answers a request that is not performed as unknown; it may be performed later.
     pub fn answer_unknown(&self, number: u64, why: &'static str) {
         let mut held = self.state().held.remove(&number).expect("waits");
         held.call.answer(Some(Error::OutcomeUnknown(why.into())));
@@ -290,7 +290,7 @@ impl Store {
         }
     }
 
-    /// Does a request, fails to sync it, and remembers that.
+    /// Performs a request and lets its sync fail; returns whether it has one.
     pub fn fail_sync(&self, number: u64) -> bool {
         let mut state = self.state();
         let request = state.held[&number].request.clone();
@@ -308,12 +308,12 @@ impl Store {
         true
     }
 
-    /// Forgets a request that is not done, as if it had never been sent.
+    /// Forgets a request that is not performed, as if it had never been sent.
     pub fn forget(&self, number: u64) {
         self.state().held.remove(&number);
     }
 
-    /// Requests that have lost their callers become strays, or go if they are only looks.
+    /// Makes requests whose callers are gone strays, and drops those that change nothing.
     pub fn sort_out(&self) {
         let mut state = self.state();
         state.held.retain(|_, held| {
@@ -370,9 +370,10 @@ impl State {
             return;
         }
         if let (Some(object), false) = (&held.request.object, held.request.is_change) {
-            // Whoever looks sees what is still to come of what has been answered as unknown: it comes now.
+            // A read sees what is still on its way of requests that were answered as unknown: it is performed
+            // now.
             let object = object.clone();
-            self.settle(&object, hub);
+            self.deliver(&object, hub);
         }
         if let Some(scope) = &held.request.forgets {
             self.failed.retain(|object| !scope.covers(object, None));
@@ -398,7 +399,7 @@ impl State {
         self.pass_on(hub);
     }
 
-    fn settle(&mut self, object: &ObjectId, hub: &EventHub) {
+    fn deliver(&mut self, object: &ObjectId, hub: &EventHub) {
         let is_stray =
             |held: &Held| held.stage == Stage::Stray && held.request.object.as_ref() == Some(object);
         let strays = self.held.iter().filter(|(_, held)| is_stray(held)).map(|(number, _)| *number);
@@ -406,7 +407,7 @@ impl State {
         strays.into_iter().for_each(|stray| self.begin(stray, hub));
     }
 
-    /// Makes stored what a change or a flush asks to be.
+    /// Makes stored what a change or a flush asks to be stored.
     fn sync(&mut self, request: &Request, scope: &Scope) -> Result<()> {
         let covered: Vec<ObjectId> = match &request.object {
             Some(object) => {
@@ -435,7 +436,7 @@ impl State {
     }
 
     fn pass_on(&mut self, hub: &EventHub) {
-        while let Some(event) = self.news.try_next() {
+        while let Some(event) = self.events.try_next() {
             hub.publish(&event);
         }
     }
@@ -544,7 +545,7 @@ impl Blocker for Store {
         self.call(asked, move |memory| memory.claim(it))
     }
     fn invalidate(&self, it: InvalidateRequest) -> Reply<InvalidateReply> {
-        // Its news go to all who listen, as any other's.
+        // Its events go to all subscribers, as any other's.
         let mut asked = request("invalidate", None, format!("invalidate {:?}", it.scope));
         asked.forgets = Some(it.scope.clone());
         self.call(asked, move |memory| memory.invalidate(it))

@@ -9,7 +9,7 @@
 //!      +---------------+---------------+---------------+---------------+
 //!    8 | body length = extras + key + value                            |
 //!      +---------------+---------------+---------------+---------------+
-//!   12 | opaque, repeated as sent                                     |
+//!   12 | opaque, repeated as sent                                      |
 //!      +---------------+---------------+---------------+---------------+
 //!   16 | CAS value                                                     |
 //!      |                                                               |
@@ -82,6 +82,20 @@ impl Header {
     pub(super) fn head_len(&self) -> usize {
         HEADER_LEN + usize::from(self.extras_len) + usize::from(self.key_len)
     }
+}
+
+/// The parts of a request that its response repeats or depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The opcode as it was sent, quiet or not; the response repeats it.
+    pub opcode: u8,
+    /// Repeated in the response.
+    pub opaque: u32,
+    /// The CAS value to compare with, or 0.
+    pub cas: u64,
+    /// No response on success (for a get: on a miss). Errors are always sent, including `Not found` of a
+    /// quiet delete.
+    pub quiet: bool,
 }
 
 #[cfg(test)]

@@ -12,8 +12,8 @@ pub mod opcode;
 mod request;
 mod response;
 
-pub use header::{HEADER_LEN, Header, MAGIC_REQUEST, MAGIC_RESPONSE};
-pub use request::{Arithmetic, Command, Head, Request, Store, StoreHeader, StoreVerb};
+pub use header::{HEADER_LEN, Head, Header, MAGIC_REQUEST, MAGIC_RESPONSE};
+pub use request::{Arithmetic, Command, Request, Store, StoreHeader, StoreVerb};
 pub use response::{
     ErrorReply, Status, encode_done, encode_error, encode_error_text, encode_miss, encode_number,
     encode_response, encode_stat, encode_stat_end, encode_value_head, encode_version,

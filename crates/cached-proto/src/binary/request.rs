@@ -1,22 +1,8 @@
 //! Requests: the extras, key and value of each opcode.
 
 use super::opcode as op;
-use super::{Decoded, ErrorReply, HEADER_LEN, Header, MAGIC_REQUEST, Status};
+use super::{Decoded, ErrorReply, HEADER_LEN, Head, Header, MAGIC_REQUEST, Status};
 use crate::limits::{BINARY_BODY_LEN_MAX, BINARY_FRAME_HEAD_LEN_MAX, KEY_LEN_MAX};
-
-/// The parts of a request that its response repeats or depends on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
-    /// The opcode as it was sent, quiet or not; the response repeats it.
-    pub opcode: u8,
-    /// Repeated in the response.
-    pub opaque: u32,
-    /// The CAS value to compare with, or 0.
-    pub cas: u64,
-    /// No response on success (for a get: on a miss). Errors are always sent, including `Not found` of a
-    /// quiet delete.
-    pub quiet: bool,
-}
 
 /// One whole binary request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,15 +15,17 @@ mod line;
 pub mod meta;
 mod simple;
 mod store;
+mod tokens;
 
 pub(crate) use admin::decode as decode_unknown;
-pub use admin::{Admin, Tokens, Verb};
+pub use admin::{Admin, Verb};
 pub use get::{Get, GetCursor, encode_value, encode_value_head, first_key, plain_get, plain_gets};
 pub use simple::{
     Arithmetic, Delete, FlushAll, Touch, Verbosity, encode_number, encode_stat, encode_version,
 };
 pub(crate) use store::value_len;
 pub use store::{Store, StoreHeader, StoreVerb, TERMINATOR_LEN, check_terminator};
+pub use tokens::Tokens;
 
 use crate::limits::{LINE_LEN_MIN, Limits};
 use crate::{reply, scan};

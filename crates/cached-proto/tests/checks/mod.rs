@@ -1,7 +1,9 @@
-//! What must hold for any bytes whatever. Shared by the tests and the fuzz targets (which include this file by its path).
+//! Properties that hold for all bytes. Shared by the tests and the fuzz targets (which include this file by
+//! its path).
 //!
-//! A *story* is what a connection would see: requests with their bodies, refusals, a close. It must not depend on how the bytes were
-//! cut into pieces, and a request written anew must read as the same request.
+//! The *events* of a stream are what a connection receives: requests with their bodies, refusals, a close.
+//! They must not depend on how the bytes were cut into pieces, and a request encoded again must decode to the
+//! same request.
 
 #![allow(dead_code, reason = "each user takes what it needs")]
 
@@ -14,24 +16,25 @@ use cached_proto::meta::{self, KeyBuffer, MetaItem, Status};
 use cached_proto::text::{self, BodyHeader, check_terminator};
 use cached_proto::{Decoded, Limits, Refused, binary};
 
-/// One thing a connection sees, and the bytes it took.
+/// One event of a stream, and the bytes it took.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A request with its body, or an announced body that never came in full.
+    /// A request with its body, or an announced body that never arrived completely.
     Request(String),
-    /// A reply to something malformed.
+    /// A reply to malformed input.
     Refused { reply: Vec<u8>, swallow: usize, close: bool },
     /// A close without a reply.
     Close,
-    /// The same, with more bytes waiting than a line or a frame's head may have: it may come earlier or not at all if they arrive otherwise.
+    /// The same, with more bytes waiting than a line or a frame's head may have: it may come earlier or not
+    /// at all if they arrive in other pieces.
     Overlong,
-    /// Bytes at the end that are not a request yet.
+    /// Bytes at the end that are not a complete request.
     Rest(usize),
 }
 
-/// Decodes a text stream that arrives in pieces of the given lengths, over and over.
-pub(crate) fn text_story(input: &[u8], pieces: &[usize]) -> Vec<Event> {
-    story(
+/// Decodes a text stream that arrives in pieces of the given lengths, repeated.
+pub(crate) fn text_events(input: &[u8], pieces: &[usize]) -> Vec<Event> {
+    events_of(
         input,
         pieces,
         LINE_LEN_MAX + 1,
@@ -60,9 +63,9 @@ pub(crate) fn text_story(input: &[u8], pieces: &[usize]) -> Vec<Event> {
     )
 }
 
-/// Decodes a binary stream that arrives in pieces of the given lengths, over and over.
-pub(crate) fn binary_story(input: &[u8], pieces: &[usize]) -> Vec<Event> {
-    story(
+/// Decodes a binary stream that arrives in pieces of the given lengths, repeated.
+pub(crate) fn binary_events(input: &[u8], pieces: &[usize]) -> Vec<Event> {
+    events_of(
         input,
         pieces,
         BINARY_FRAME_HEAD_LEN_MAX,
@@ -85,33 +88,33 @@ pub(crate) fn binary_story(input: &[u8], pieces: &[usize]) -> Vec<Event> {
     )
 }
 
-/// Any bytes as a text stream; the first byte says how they are cut.
+/// Checks any bytes as a text stream; the first byte determines how they are cut.
 pub(crate) fn text(data: &[u8]) {
     let Some((cut, input)) = data.split_first() else { return };
-    let whole = text_story(input, &[usize::MAX]);
-    let cut = text_story(input, &pieces(*cut));
+    let whole = text_events(input, &[usize::MAX]);
+    let cut = text_events(input, &pieces(*cut));
     assert_same(&whole, &cut);
 }
 
-/// Any bytes as flags and arguments of each meta command in turn.
+/// Checks any bytes as flags and arguments of each meta command in turn.
 pub(crate) fn meta(data: &[u8]) {
     text(data);
     let Some((_, rest)) = data.split_first() else { return };
     for verb in ["mg ", "ms ", "md ", "ma ", "me ", "mg key ", "ms key 2 "] {
         let input = [verb.as_bytes(), rest, b"\r\nhi\r\n"].concat();
-        text_story(&input, &[usize::MAX]);
+        text_events(&input, &[usize::MAX]);
     }
 }
 
-/// Any bytes as a binary stream; the first byte says how they are cut.
+/// Checks any bytes as a binary stream; the first byte determines how they are cut.
 pub(crate) fn binary(data: &[u8]) {
     let Some((cut, input)) = data.split_first() else { return };
-    let whole = binary_story(input, &[usize::MAX]);
-    let cut = binary_story(input, &pieces(*cut));
+    let whole = binary_events(input, &[usize::MAX]);
+    let cut = binary_events(input, &pieces(*cut));
     assert_same(&whole, &cut);
 }
 
-/// The same story, however it was cut.
+/// Asserts that the events are the same, however the stream was cut.
 pub(crate) fn assert_same(whole: &[Event], cut: &[Event]) {
     let plain = |event: &Event| if *event == Event::Overlong { Event::Close } else { event.clone() };
     let same = whole.iter().zip(cut).take_while(|(one, other)| plain(one) == plain(other)).count();
@@ -128,7 +131,7 @@ fn pieces(seed: u8) -> Vec<usize> {
     }
 }
 
-fn story<'a, R: Copy + Debug, B: Copy, E>(
+fn events_of<'a, R: Copy + Debug, B: Copy, E>(
     input: &'a [u8],
     pieces: &[usize],
     overlong: usize,
@@ -189,7 +192,7 @@ fn story<'a, R: Copy + Debug, B: Copy, E>(
     }
 }
 
-/// Calls all that the server calls with a request.
+/// Calls every function that the server calls with a request.
 fn exercise_text(request: &text::Request<'_>) {
     let mut out = Vec::new();
     let mut buffer = KeyBuffer::new();

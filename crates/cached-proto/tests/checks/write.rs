@@ -4,7 +4,7 @@ use cached_proto::binary::{self, Command, Header, MAGIC_REQUEST};
 use cached_proto::meta::{Flag, MetaFlags, MetaKey, ReturnFlag, SetMode};
 use cached_proto::text::{Request, StoreVerb, Tokens, Verb};
 
-/// A text or meta request in its plainest form.
+/// Encodes a text or meta request in its plainest form.
 pub(super) fn text(request: &Request<'_>) -> Vec<u8> {
     let mut line = Line(Vec::new());
     let mut body: &[u8] = b"";
@@ -40,7 +40,7 @@ pub(super) fn text(request: &Request<'_>) -> Vec<u8> {
         Request::Delete(delete) => {
             line.word("delete").bytes(delete.key);
             if delete.key == b"noreply" && !delete.noreply {
-                // A last word that is ignored, lest the key be taken for one.
+                // A last word that is ignored, so that the key is not taken for one.
                 line.word("0");
             }
             quiet = delete.noreply;
@@ -144,7 +144,7 @@ impl Line {
         }
     }
 
-    /// Flags in an order that means the same.
+    /// Returns the flags in an order with the same meaning.
     fn flags(&mut self, flags: &MetaFlags, mode: Option<&str>) {
         let recache = flags.recache().map(|value| format!("R{value}"));
         let ttl = flags.ttl().map(|value| format!("T{value}"));
@@ -205,7 +205,7 @@ impl Line {
     }
 }
 
-/// A binary request.
+/// Encodes a binary request.
 pub(super) fn binary(request: &binary::Request<'_>) -> Vec<u8> {
     let mut extras = Vec::new();
     let (mut value, key): (&[u8], &[u8]) = match request.command {

@@ -1,11 +1,11 @@
-//! Where inputs come from: the committed corpus, and what memcached 1.6.45 was heard to answer, if that is at hand.
+//! Inputs: the committed corpus, and exchanges recorded from memcached 1.6.45.
 
 #![allow(dead_code, reason = "each test takes what it needs")]
 
 use std::fs;
 use std::path::Path;
 
-/// The seeds of a fuzz target by name, in order. Their first byte says how the rest is cut.
+/// Returns the seeds of a fuzz target by name, in order. Their first byte determines how the rest is cut.
 pub(crate) fn corpus(target: &str) -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
     let mut seeds: Vec<_> = fs::read_dir(&folder)
@@ -28,13 +28,10 @@ pub(crate) struct Vector {
     pub(crate) closed: bool,
 }
 
-/// The recorded exchanges, or none if the file is not there.
+/// Returns the recorded exchanges.
 pub(crate) fn vectors() -> Vec<Vector> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/vectors/memcached-1.6.45.json");
-    let Ok(text) = fs::read_to_string(&path) else {
-        eprintln!("no recorded replies at {}", path.display());
-        return Vec::new();
-    };
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/vectors/memcached-1.6.45.json");
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let vectors: Vec<_> = text
         .split("\"name\"")
         .skip(1)
@@ -58,7 +55,7 @@ pub(crate) fn vectors() -> Vec<Vector> {
     vectors
 }
 
-/// A string of an object, as it is written; none of ours holds a quotation mark.
+/// Returns a string of an object as it is written; none of them holds a quotation mark.
 fn string(object: &str, name: &str) -> Option<String> {
     let at = object.find(&format!("\"{name}\""))?;
     Some(object[at + name.len() + 2..].split('"').nth(1)?.to_string())

@@ -1,38 +1,38 @@
 //! `-o`: memcached's extended options.
 //!
-//! Those that mean something here are carried out; those that tune slabs, LRU threads and the hash table are checked as
-//! memcached checks them, shown by `stats settings`, and otherwise without effect.
+//! Options that tune slabs, LRU threads and the hash table are checked as memcached checks them and shown by
+//! `stats settings`; they have no other effect.
 
 use super::{FAILURE, USAGE, UsageError, wrong};
 use crate::settings::{InertSettings, Settings};
 use cached_core::kv::policy;
 
-/// memcached's page of chunks.
+/// The size of memcached's page of chunks.
 const PAGE_BYTES: usize = 1 << 20;
-/// The largest chunk, unless told otherwise.
+/// The default size of the largest chunk.
 const CHUNK_BYTES_MAX: usize = PAGE_BYTES / 2;
 
-/// What all `-o` together say.
+/// The options of all `-o` together.
 #[derive(Debug, Clone)]
 pub(super) struct Extended {
     pub(super) inert: InertSettings,
     pub(super) maxconns_fast: bool,
     pub(super) track_sizes: bool,
-    /// Our own, one of [`policy::NAMES`].
+    /// Not memcached's; one of [`policy::NAMES`].
     pub(super) eviction_policy: &'static str,
-    /// Our own.
+    /// Not memcached's.
     pub(super) pin_workers: bool,
     pub(super) watcher_buffer_bytes: usize,
     pub(super) worker_buffer_bytes: usize,
     pub(super) chunk_bytes_max: usize,
     chunk_changed: bool,
     pub(super) slab_sizes: Vec<usize>,
-    /// What was given and changes nothing.
+    /// The options given that have no effect.
     pub(super) without_effect: Vec<String>,
 }
 
 impl Extended {
-    /// What holds when nothing more is said.
+    /// Returns the options that hold where none is given.
     pub(super) fn over(settings: &Settings) -> Extended {
         Extended {
             inert: settings.inert.clone(),
@@ -49,8 +49,8 @@ impl Extended {
         }
     }
 
-    /// Carries over what was said, but for the size classes.
-    pub(super) fn settle(self, settings: &mut Settings) {
+    /// Copies the options to the settings, except for the size classes.
+    pub(super) fn apply(self, settings: &mut Settings) {
         settings.connections_max_fast = self.maxconns_fast;
         settings.idle_timeout_secs = u32::try_from(self.inert.idle_timeout).unwrap_or(0);
         settings.eviction_policy = self.eviction_policy;
@@ -100,7 +100,7 @@ impl Extended {
             }
             "no_chunked_items" => self.chunk_bytes_max = PAGE_BYTES,
             "modern" | "no_inline_ascii_resp" | "inline_ascii_resp" => {}
-            // Who drops privileges by system call filters is not this program; and they may be kept.
+            // This program does not drop privileges by system call filters; keeping them is accepted.
             "no_drop_privileges" | "drop_privileges" | "relaxed_privileges" => {}
             "resp_obj_mem_limit" => {}
             _ if name.starts_with("ssl_") => {
@@ -134,7 +134,8 @@ impl Extended {
         Ok(())
     }
 
-    /// Options of parts that this engine does not have; false for a name that memcached does not know either.
+    /// Reads an option of a part that this engine does not have; returns false for a name that memcached does
+    /// not know either.
     fn tuning(&mut self, name: &str, value: Option<&str>) -> Result<bool, UsageError> {
         let inert = &mut self.inert;
         match name {
@@ -225,7 +226,7 @@ impl Extended {
         Ok(true)
     }
 
-    /// What must go together.
+    /// Checks options that depend on each other.
     pub(super) fn check(&mut self, item_bytes_max: usize) -> Result<(), UsageError> {
         let chunk = self.chunk_bytes_max;
         if item_bytes_max > PAGE_BYTES && !self.chunk_changed {
@@ -271,7 +272,7 @@ fn unsigned(name: &str, value: Option<&str>) -> Result<usize, UsageError> {
     number.or_else(|_| wrong(FAILURE, format!("could not parse argument to {name}")))
 }
 
-/// The name of a policy that there is.
+/// Returns the name of a known policy.
 fn eviction_policy(value: Option<&str>) -> Result<&'static str, UsageError> {
     let name = value.unwrap_or_default();
     let known = policy::NAMES.iter().find(|known| **known == name);
@@ -287,11 +288,11 @@ fn eviction_policy(value: Option<&str>) -> Result<&'static str, UsageError> {
 }
 
 fn kibibytes(name: &str, value: Option<&str>) -> Result<usize, UsageError> {
-    /// Above that, a slip of the pen is more likely than a wish.
+    /// A larger number is more likely a mistake than intended.
     const KIBIBYTES_MAX: usize = 1 << 20;
     let kibibytes = unsigned(name, value)?;
     require(kibibytes <= KIBIBYTES_MAX, &format!("{name} must be at most {KIBIBYTES_MAX} kilobytes"))?;
-    // One line always fits.
+    // Large enough for one line.
     Ok((kibibytes << 10).max(4 << 10))
 }
 
@@ -317,7 +318,7 @@ fn chunk_max(value: Option<&str>) -> Result<usize, UsageError> {
     Ok((kibibytes as usize) << 10)
 }
 
-/// Sizes parted by `-`, at least a pointer apart, in order.
+/// Reads sizes separated by `-`, in rising order and more than a pointer apart.
 fn slab_sizes(value: Option<&str>) -> Result<Vec<usize>, UsageError> {
     const CHUNK_BYTES_MIN: usize = 48;
     let text = given(value, "Missing slab_sizes argument")?;
@@ -339,7 +340,7 @@ fn slab_sizes(value: Option<&str>) -> Result<Vec<usize>, UsageError> {
     Ok(sizes)
 }
 
-/// The number that a text begins with, and the rest of it.
+/// Returns the number at the start of a text, and the rest of the text.
 pub(super) fn leading_number(text: &str) -> Option<(i64, &str)> {
     let text = text.trim_start();
     let digits_from = usize::from(text.starts_with(['-', '+']));
@@ -348,12 +349,12 @@ pub(super) fn leading_number(text: &str) -> Option<(i64, &str)> {
     number.parse().ok().map(|number| (number, rest))
 }
 
-/// As `atoi`: 0 where there is no number.
+/// Reads a number as `atoi` does: 0 where there is none.
 fn integer(text: &str) -> i32 {
     leading_number(text).map_or(0, |(number, _)| number.clamp(i32::MIN.into(), i32::MAX.into()) as i32)
 }
 
-/// As `atof`, for the plain form.
+/// Reads a number as `atof` does, in its plain form.
 pub(super) fn leading_f64(text: &str) -> f64 {
     let text = text.trim_start();
     let end = text.find(|letter: char| !letter.is_ascii_digit() && !matches!(letter, '.' | '-' | '+'));

@@ -1,21 +1,21 @@
-//! What `-h`, `-i` and `-V` print.
+//! The output of `-h`, `-i` and `-V`.
 //!
-//! Tools look for words in the help to learn what a server can do, so it names what works and nothing else: neither the
-//! flags that are refused nor the options that change nothing.
+//! Tools search the help for words to find out what a server supports, so it names the flags and options that
+//! work, and neither those that are refused nor those without effect.
 
 use crate::settings::MEMCACHED_VERSION;
 
-/// What `-V` prints: clients and tools parse the second word.
+/// Returns the output of `-V`; clients and tools parse its second word.
 pub fn version_text() -> String {
     format!("memcached {MEMCACHED_VERSION} (cached {})\n", env!("CARGO_PKG_VERSION"))
 }
 
-/// What `-i` prints.
+/// Returns the output of `-i`.
 pub fn license_text() -> String {
     format!("{}\ncached is licensed under MIT or Apache-2.0, at your choice.\n", version_text())
 }
 
-/// What `-h` prints.
+/// Returns the output of `-h`.
 pub fn help_text() -> String {
     version_text() + FLAGS
 }
@@ -37,7 +37,7 @@ const FLAGS: &str = "\
 -c, --conn-limit=<num>    max simultaneous connections (default: 1024)
 -k, --lock-memory         lock down all paged memory
 -v, --verbose             verbose (warnings, refused connections, shutdown)
--vv                       very verbose (also connections that come and go)
+-vv                       very verbose (also connections that are opened and closed)
 -vvv                      extremely verbose
 -h, --help                print this help and exit
 -i, --license             print license and exit
@@ -49,8 +49,8 @@ const FLAGS: &str = "\
 -D <char>                 use <char> as the delimiter between key prefixes and IDs in
                           \"stats detail\", and start with it turned on (default: \":\", off)
 -t, --threads=<num>       number of threads to use (default: 4)
--R, --max-reqs-per-event  how many requests one connection may have carried out before others get
-                          their turn (default: as many as 20 reads bring)
+-R, --max-reqs-per-event  how many requests of one connection are executed before others are
+                          served (default: as many as 20 reads bring)
 -C, --disable-cas         disable use of CAS
 -b, --listen-backlog=<num> set the backlog queue limit (default: 1024)
 -B, --protocol=<name>     protocol - one of ascii, binary, or auto (default: auto)
@@ -59,14 +59,14 @@ const FLAGS: &str = "\
 -X, --disable-dumping     disable stats cachedump, stats detail, and lru_crawler metadump
 -W, --disable-watch       disable watch commands (live logging)
 -o, --extended            comma separated list of extended options
-   - maxconns_fast:       turn connections above the limit away at once (default);
+   - maxconns_fast:       refuse connections above the limit at once (default);
                           no_maxconns_fast lets them wait
    - idle_timeout:        seconds after which an idle TCP connection is closed (default: 0, never)
    - read_buf_mem_limit:  megabytes for unfinished requests and unread replies of all connections
                           (default: 64 KiB for each of -c, within 16 and 256 MiB)
    - watcher_logbuf_size: size in kilobytes of per-watcher write buffer (default: 256)
-   - worker_logbuf_size:  size in kilobytes, for each thread, of what watchers have not been
-                          handed yet (default: 64)
+   - worker_logbuf_size:  size in kilobytes, for each thread, of the lines that watchers have
+                          not received yet (default: 64)
    - eviction_policy:     which items stay when memory is full: balanced (default), lru, s3fifo, mru
    - pin_workers:         tie each thread to one of the cores that the process may run on, if there are
                           enough (default: no_pin_workers)
@@ -76,8 +76,8 @@ const FLAGS: &str = "\
    and named once in the log. docs/memcached-support.md lists all.
 -N, --napi-ids            accepted without effect
     --config=<file>       read settings from a TOML file; flags win over it (see deploy/cached.toml)
-    --check-config        say whether flags and file are right, and start nothing
-    --print-config        print what flags and file come to as such a file, and start nothing
+    --check-config        check flags and file, and start nothing
+    --print-config        print the settings of flags and file as such a file, and start nothing
 ";
 
 #[cfg(test)]

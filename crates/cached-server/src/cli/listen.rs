@@ -1,13 +1,14 @@
-//! `-l`: where to listen, and what each listener speaks.
+//! `-l`: the addresses to listen on, and the protocol of each.
 //!
-//! `[proto[ascii|binary|negotiating]:][tag[name]:]host[:port]`, parted by commas. Tags are for memcached's proxy; they
-//! are checked and forgotten.
+//! `[proto[ascii|binary|negotiating]:][tag[name]:]host[:port]`, separated by commas. Tags are for memcached's
+//! proxy; they are checked and ignored.
 
 use super::{FAILURE, USAGE, UsageError, wrong};
 use crate::settings::ListenAddress;
 use cached_proto::Protocol;
 
-/// All listeners. Without `-l`: every interface, or the loopback one when there was no argument at all.
+/// Returns the addresses of all listeners. Without `-l`: every interface, or the loopback one with no
+/// argument at all.
 pub(super) fn addresses(
     arguments: &[String],
     port: i32,
@@ -29,7 +30,7 @@ pub(super) fn addresses(
             continue;
         }
         let address = address(part, port, protocol)?;
-        // Given twice, it is still one.
+        // An address that is given twice is one listener.
         if !addresses.contains(&address) || address.port == 0 {
             addresses.push(address);
         }
@@ -37,7 +38,7 @@ pub(super) fn addresses(
     Ok(addresses)
 }
 
-/// One listener.
+/// Reads the address of one listener.
 fn address(text: &str, port: u16, protocol: Option<Protocol>) -> Result<ListenAddress, UsageError> {
     for tls in ["notls", "btls", "mtls"] {
         if text.starts_with(tls) {
@@ -72,7 +73,7 @@ fn address(text: &str, port: u16, protocol: Option<Protocol>) -> Result<ListenAd
     Ok(ListenAddress { host: (host != "*").then(|| host.to_owned()), port, protocol })
 }
 
-/// What follows `tag[name]:` or `tag_name_:`.
+/// Returns the text after `tag[name]:` or `tag_name_:`.
 fn untagged(text: &str) -> Result<&str, UsageError> {
     let rest = match text.strip_prefix("tag") {
         Some(rest) if rest.starts_with(['[', '_']) => &rest[1..],

@@ -1,8 +1,12 @@
-//! The command line: memcached's flags and long names, and what their values may be.
+//! The command line: memcached's flags and long names, and the values that they accept.
 //!
-//! A value that cannot work stops the start with one line, in memcached's words where it has words for it. A flag that
-//! tunes a part this engine does not have is checked, accepted, and named once in the log. A flag that guards or
-//! keeps data in a way that is not built yet stops the start: nobody shall believe in a lock that is not there.
+//! An invalid value stops the start with one line, which is memcached's message where memcached has one. A
+//! flag that tunes a part this engine does not have is checked, accepted, and named once in the log. A flag
+//! that protects or persists data in a way that is not implemented stops the start: an operator must not rely
+//! on a lock that is missing.
+//!
+//! To add a setting: a field in [`Settings`](crate::Settings), a key in `config/memcached.rs`, a line in
+//! `deploy/cached.toml`, and, if memcached has a flag for it, the flag here and in `overlay`.
 
 mod extended;
 mod help;
@@ -19,8 +23,8 @@ use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 use std::path::{Path, PathBuf};
 
 /// A memcached-compatible cache.
-// The words for `-h` are in `help.rs`. As in `getopt_long`, a flag given twice counts as given last, and a long name
-// may be cut short.
+// The text of `-h` is in `help.rs`. As in `getopt_long`, the last of two values of a flag counts, and a long
+// name may be abbreviated.
 #[derive(Parser, Debug)]
 #[command(
     name = "cached",
@@ -108,19 +112,19 @@ pub struct Cli {
     auth_file: Option<String>,
     #[arg(short = 'e', long = "memory-file")]
     memory_file: Option<String>,
-    /// Ours: a file with settings, below the flags.
+    /// Not memcached's: a file with settings, which flags override.
     #[arg(long = "config")]
     config: Option<PathBuf>,
-    /// Ours: judge, and start nothing.
+    /// Not memcached's: check the configuration, and start nothing.
     #[arg(long = "check-config", action = ArgAction::Count)]
     check_config: u8,
-    /// Ours: print what flags and file come to, and start nothing.
+    /// Not memcached's: print the resulting configuration, and start nothing.
     #[arg(long = "print-config", action = ArgAction::Count)]
     print_config: u8,
     /// For tests: the `debugtime` command.
     #[arg(long = "debug-clock", action = ArgAction::Count)]
     debug_clock: u8,
-    /// memcached takes no notice of words without a flag.
+    /// Words without a flag, which memcached ignores.
     rest: Vec<String>,
 }
 
@@ -133,16 +137,16 @@ pub struct UsageError {
     pub status: u8,
 }
 
-/// `EX_USAGE`, with which memcached ends for values that do not go together.
+/// `EX_USAGE`, memcached's exit status for values that contradict each other.
 const USAGE: u8 = 64;
-/// With which it ends for a value that is wrong in itself.
+/// memcached's exit status for an invalid value.
 const FAILURE: u8 = 1;
 
 fn wrong<T>(status: u8, line: impl Into<String>) -> Result<T, UsageError> {
     Err(UsageError { line: line.into(), status })
 }
 
-/// Of a configuration file that cannot be used: `EX_CONFIG`, which service managers know by name.
+/// The exit status for an invalid configuration file: `EX_CONFIG`, which service managers know by name.
 const CONFIGURATION: u8 = 78;
 
 impl From<ConfigFileError> for UsageError {
@@ -151,7 +155,7 @@ impl From<ConfigFileError> for UsageError {
     }
 }
 
-/// What the arguments ask for.
+/// What the program is to do.
 #[derive(Debug)]
 pub enum Request {
     /// Print this and exit.
@@ -160,7 +164,8 @@ pub enum Request {
     Serve(Box<Config>),
 }
 
-/// Reads the command line; `arguments` has the program's name first. Reads the file that `--config` names, too.
+/// Reads the command line; `arguments` has the program's name first. Reads the file that `--config` names,
+/// too.
 ///
 /// # Errors
 /// [`UsageError`] for a flag that is unknown or a value that cannot work.
@@ -179,12 +184,13 @@ pub fn read(arguments: &[std::ffi::OsString]) -> Result<Request, UsageError> {
         let given = matches.value_source(id.as_str()) == Some(ValueSource::CommandLine);
         given && !["config", "check_config", "print_config"].contains(&id.as_str())
     });
-    cli.judge(bare)
+    cli.check(bare)
 }
 
 impl Cli {
-    /// Judges the arguments. `bare` says that there were none of memcached's, which keeps the server to the loopback interface.
-    fn judge(self, bare: bool) -> Result<Request, UsageError> {
+    /// Checks the arguments. `bare` is set if none of them is memcached's; the server then listens on the
+    /// loopback interface only.
+    fn check(self, bare: bool) -> Result<Request, UsageError> {
         if self.help > 0 {
             return Ok(Request::Print(help_text()));
         }
@@ -194,7 +200,7 @@ impl Cli {
         if self.version > 0 {
             return Ok(Request::Print(version_text()));
         }
-        self.refuse_what_is_not_built()?;
+        self.refuse_missing_features()?;
         let path = self.config.clone();
         let (check, print) = (self.check_config > 0, self.print_config > 0);
         let file = match &path {
@@ -213,8 +219,8 @@ impl Cli {
         Ok(Request::Serve(Box::new(config)))
     }
 
-    fn refuse_what_is_not_built(&self) -> Result<(), UsageError> {
-        // The first two in memcached's words, for a build without.
+    fn refuse_missing_features(&self) -> Result<(), UsageError> {
+        // The first two are memcached's messages, of a build without these features.
         if self.sasl > 0 {
             return wrong(USAGE, "This server is not built with SASL support.");
         }

@@ -1,7 +1,7 @@
-//! Flags over the file over what is built in: each flag that was given replaces one setting, then all of them together are
-//! judged.
+//! Flags override the configuration file, which overrides the defaults: each flag replaces one setting, then
+//! the settings are checked together.
 //!
-//! Complaints about flags are in memcached's words; those about the file name its key.
+//! Errors in flags have memcached's messages; errors in the file name its key.
 
 use super::extended::{self, Extended};
 use super::{Cli, FAILURE, USAGE, UsageError, listen, wrong};
@@ -10,14 +10,14 @@ use crate::settings::{ListenAddress, Settings, SlabClasses};
 use cached_proto::Protocol;
 use std::path::Path;
 
-/// A file that was read, and where.
+/// A file that was read, and its path.
 pub(super) type Given<'a> = (&'a Path, File);
 
-/// Where memcached listens.
+/// memcached's port.
 const PORT: i32 = 11211;
 
 impl Cli {
-    /// All settings. `bare` says that there were no flags but ours.
+    /// Returns all settings. `bare` is set if none of the flags is memcached's.
     pub(super) fn overlay(self, file: Option<Given<'_>>, bare: bool) -> Result<Config, UsageError> {
         let path = file.as_ref().map(|(path, _)| *path);
         let blame = |error: ConfigError| match path {
@@ -72,7 +72,7 @@ impl Cli {
             let names = extended.without_effect.join(", ");
             notes.push(format!("accepted, but without effect in this engine: {names}"));
         }
-        extended.settle(&mut settings);
+        extended.apply(&mut settings);
         settings.notes = notes;
         let (objects, synapse) = match file {
             Some((_, file)) => (file.objects, file.synapse),
@@ -81,7 +81,7 @@ impl Cli {
         Ok(Config { settings, objects, synapse })
     }
 
-    /// `-p`, if given.
+    /// Returns the value of `-p`, if it is given.
     fn port_given(&self, notes: &mut Vec<String>) -> Result<Option<i32>, UsageError> {
         let Some(text) = &self.port else { return Ok(None) };
         match number("-p", text, notes)? {
@@ -137,7 +137,7 @@ impl Cli {
         Ok(())
     }
 
-    /// Flags that turn something on or off, and names.
+    /// Flags that enable or disable something, and names.
     fn switches(&self, settings: &mut Settings) -> Result<(), UsageError> {
         if let Some(name) = &self.protocol {
             settings.protocol = match name.trim() {
@@ -182,7 +182,7 @@ impl Cli {
         Ok(())
     }
 
-    /// `-f`, `-n`, and what `-o` says of chunks: they name size classes here, and place nothing.
+    /// `-f`, `-n`, and the chunk options of `-o`: they define the size classes of reports only.
     fn classes(
         &self,
         settings: &Settings,
@@ -227,7 +227,7 @@ impl Cli {
         Ok(())
     }
 
-    /// Where to listen without a file, as memcached decides it.
+    /// Sets the addresses to listen on without a file, as memcached does.
     fn listen_alone(&self, settings: &mut Settings, port: i32, bare: bool) -> Result<(), UsageError> {
         settings.interface = match self.listen.is_empty() {
             true => bare.then(|| "127.0.0.1".into()),
@@ -242,7 +242,8 @@ impl Cli {
         Ok(())
     }
 
-    /// Where to listen with a file: `-s` and `-l` replace what it says, `-p` alone moves it to another port.
+    /// Sets the addresses to listen on with a file: `-s` and `-l` replace those of the file, `-p` alone
+    /// changes their port.
     fn listen_over(&self, file: &File, settings: &mut Settings, port: Option<i32>) -> Result<(), UsageError> {
         if let Some(path) = &self.unix_socket {
             settings.unix_path = Some(path.clone());
@@ -256,7 +257,7 @@ impl Cli {
         settings.interface = (!texts.is_empty()).then(|| texts.join(","));
         settings.listen = match port {
             Some(0) => Vec::new(),
-            // No listener in the file, and a port on the command line: for this host.
+            // No listener in the file, and a port on the command line: this host only.
             Some(port) if texts.is_empty() => listen::addresses(&[], port, settings.protocol, true)?,
             None if texts.is_empty() => Vec::new(),
             port => listen::addresses(texts, port.unwrap_or(PORT), settings.protocol, false)?,
@@ -273,7 +274,7 @@ impl Cli {
     }
 }
 
-/// The same hosts at another port, each once.
+/// Changes the port of all addresses, and keeps each host once.
 fn move_to(listen: &mut Vec<ListenAddress>, port: u16) {
     let mut moved: Vec<ListenAddress> = Vec::new();
     for address in listen.drain(..) {
@@ -285,7 +286,7 @@ fn move_to(listen: &mut Vec<ListenAddress>, port: u16) {
     *listen = moved;
 }
 
-/// A number as `atoi` reads it; letters behind it are ignored as there, but noted in the log.
+/// Reads a number as `atoi` does. Letters after it are ignored, as in `atoi`, and named in the log.
 fn number(flag: &str, text: &str, notes: &mut Vec<String>) -> Result<i64, UsageError> {
     let Some((number, rest)) = extended::leading_number(text) else {
         return wrong(USAGE, format!("{flag} {text}: must be a number"));
@@ -304,7 +305,7 @@ fn positive(flag: &str, text: &str, what: &str, notes: &mut Vec<String>) -> Resu
     }
 }
 
-/// `-I`: bytes, or kibi-, mebi-, gibibytes with a letter.
+/// Reads `-I`: bytes, or kibi-, mebi-, gibibytes with a letter.
 fn item_size(text: &str, memory_bytes: usize) -> Result<usize, UsageError> {
     let (number, rest) = extended::leading_number(text).unwrap_or((0, ""));
     let unit = match rest {

@@ -1,23 +1,23 @@
-//! Command lines and what they come to.
+//! Command lines and the settings that result.
 
 use super::*;
 use crate::settings::{ListenAddress, Settings};
 use cached_proto::Protocol;
 
-fn judge(arguments: &[&str]) -> Result<Request, UsageError> {
+fn check(arguments: &[&str]) -> Result<Request, UsageError> {
     let all: Vec<_> = std::iter::once("cached").chain(arguments.iter().copied()).map(Into::into).collect();
     read(&all)
 }
 
 fn settings(arguments: &[&str]) -> Settings {
-    match judge(arguments) {
+    match check(arguments) {
         Ok(Request::Serve(config)) => config.settings,
         other => panic!("{arguments:?}: {other:?}"),
     }
 }
 
-fn complaint(arguments: &[&str]) -> String {
-    judge(arguments).expect_err("a usage error").to_string()
+fn error_of(arguments: &[&str]) -> String {
+    check(arguments).expect_err("a usage error").to_string()
 }
 
 fn address(host: Option<&str>, port: u16) -> ListenAddress {
@@ -25,7 +25,7 @@ fn address(host: Option<&str>, port: u16) -> ListenAddress {
 }
 
 #[test]
-fn without_arguments_only_this_host_is_served() {
+fn without_arguments_the_server_listens_on_the_loopback_interface() {
     let settings = settings(&[]);
     assert_eq!(settings.listen, [address(Some("127.0.0.1"), 11211)]);
     assert_eq!((settings.memory_bytes, settings.item_bytes_max, settings.threads), (64 << 20, 1 << 20, 4));
@@ -33,12 +33,12 @@ fn without_arguments_only_this_host_is_served() {
 }
 
 #[test]
-fn with_any_argument_all_interfaces_are() {
+fn with_any_argument_the_server_listens_on_all_interfaces() {
     assert_eq!(settings(&["-m", "100"]).listen, [address(None, 11211)]);
 }
 
 #[test]
-fn addresses() {
+fn listen_addresses_are_parsed() {
     let listen = |text: &str| settings(&["-p", "7", "-l", text]).listen;
     assert_eq!(listen("127.0.0.1"), [address(Some("127.0.0.1"), 7)]);
     assert_eq!(listen("localhost:8,[::1]:9"), [address(Some("localhost"), 8), address(Some("::1"), 9)]);
@@ -48,19 +48,19 @@ fn addresses() {
     assert_eq!(listen("127.0.0.1,127.0.0.1"), [address(Some("127.0.0.1"), 7)]);
     assert!(settings(&["-p", "0", "-l", "::1"]).listen.is_empty());
     assert_eq!(settings(&["-p", "-1"]).listen, [address(None, 0)]);
-    assert_eq!(complaint(&["-l", "host:x"]), "Invalid port number: \"x\"");
-    assert!(complaint(&["-l", "notls:host"]).contains("only when SSL is enabled"));
+    assert_eq!(error_of(&["-l", "host:x"]), "Invalid port number: \"x\"");
+    assert!(error_of(&["-l", "notls:host"]).contains("only when SSL is enabled"));
 }
 
 #[test]
-fn listeners_speak_what_they_are_told() {
+fn each_listener_may_have_a_protocol() {
     let listen = |text: &str| settings(&["-B", "ascii", "-l", text]).listen;
     let all = listen("proto[binary]:tag[services]:127.0.0.1:1,proto[negotiating]:tag_tools_:[::1]:2,h:3");
     assert_eq!(all[0], ListenAddress { protocol: Some(Protocol::Binary), ..address(Some("127.0.0.1"), 1) });
     assert_eq!(all[1], address(Some("::1"), 2));
     assert_eq!(all[2], ListenAddress { protocol: Some(Protocol::Text), ..address(Some("h"), 3) });
-    assert!(complaint(&["-l", "proto[foo"]).starts_with("Invalid protocol spec"));
-    assert!(complaint(&["-l", "tag[much-too-long]:h"]).starts_with("Listener tags must be between"));
+    assert!(error_of(&["-l", "proto[foo"]).starts_with("Invalid protocol spec"));
+    assert!(error_of(&["-l", "tag[much-too-long]:h"]).starts_with("Listener tags must be between"));
 }
 
 #[test]
@@ -74,13 +74,13 @@ fn flags_may_be_joined_to_their_values() {
 }
 
 #[test]
-fn the_last_of_two_counts_and_long_names_may_be_short() {
+fn the_last_of_two_values_counts_and_long_names_may_be_abbreviated() {
     let settings = settings(&["-m", "64", "--memory-l=128", "--thr", "2", "--verbose", "-MM"]);
     assert_eq!((settings.memory_bytes, settings.threads, settings.verbosity), (128 << 20, 2, 1));
 }
 
 #[test]
-fn every_long_name() {
+fn every_long_name_is_accepted() {
     let arguments = [
         "--unix-mask=770",
         "--enable-shutdown",
@@ -122,7 +122,7 @@ fn every_long_name() {
 }
 
 #[test]
-fn extended_options() {
+fn extended_options_are_applied() {
     let settings = settings(&[
         "-o",
         "no_maxconns_fast,idle_timeout=30,track_sizes,eviction_policy=lru,watcher_logbuf_size=8,read_buf_mem_limit=20",
@@ -141,7 +141,7 @@ fn extended_options() {
 }
 
 #[test]
-fn bad_values_are_named_in_memcacheds_words() {
+fn invalid_values_have_memcacheds_messages() {
     for (arguments, words, status) in [
         (&["-I", "1000"][..], "Item max size cannot be less than 1024 bytes.", 64),
         (&["-I", "x"], "Item max size cannot be less than 1024 bytes.", 64),
@@ -171,13 +171,13 @@ fn bad_values_are_named_in_memcacheds_words() {
         ),
         (&["-N", "5"], "Number of napi_ids(5) cannot be greater than number of threads(4)", 64),
     ] {
-        let error = judge(arguments).expect_err("a usage error");
+        let error = check(arguments).expect_err("a usage error");
         assert_eq!((error.to_string().as_str(), error.status), (words, status), "{arguments:?}");
     }
 }
 
 #[test]
-fn what_guards_or_keeps_data_and_is_not_built_stops_the_start() {
+fn missing_features_that_protect_or_persist_data_stop_the_start() {
     for arguments in [
         &["-S"][..],
         &["-Z"],
@@ -191,32 +191,32 @@ fn what_guards_or_keeps_data_and_is_not_built_stops_the_start() {
         &["--auth-file=x"],
         &["--memory-file=x"],
     ] {
-        let line = complaint(arguments);
+        let line = error_of(arguments);
         assert!(!line.contains('\n') && !line.is_empty(), "{line}");
     }
 }
 
 #[test]
-fn unknown_flags_are_one_line() {
+fn unknown_flags_are_refused_with_one_line() {
     for arguments in [&["-q"][..], &["--bogus"], &["-D"]] {
-        let error = judge(arguments).expect_err("a usage error");
+        let error = check(arguments).expect_err("a usage error");
         assert!(error.to_string().starts_with("Illegal argument") && error.status == 1, "{error}");
         assert!(!error.to_string().contains('\n'));
     }
 }
 
 #[test]
-fn numbers_are_read_as_by_atoi_and_noted() {
+fn trailing_letters_of_numbers_are_ignored_and_logged() {
     let settings = settings(&["-m", "100m", "word"]);
     assert_eq!(settings.memory_bytes, 100 << 20);
     assert_eq!(settings.notes, ["-m 100m is read as 100", "words without a flag are ignored: word"]);
-    assert_eq!(complaint(&["-p", "x"]), "-p x: must be a number");
+    assert_eq!(error_of(&["-p", "x"]), "-p x: must be a number");
 }
 
 #[test]
-fn what_is_printed() {
+fn version_help_and_license_are_printed() {
     for flag in ["-V", "-h", "-i", "--version", "--help", "--license"] {
-        assert!(matches!(judge(&[flag]), Ok(Request::Print(text)) if text.starts_with("memcached 1.6.45")));
+        assert!(matches!(check(&[flag]), Ok(Request::Print(text)) if text.starts_with("memcached 1.6.45")));
     }
 }
 
@@ -229,7 +229,7 @@ fn file(text: &str) -> (tempfile::NamedTempFile, String) {
 }
 
 #[test]
-fn flags_win_over_the_file() {
+fn flags_override_the_file() {
     let (_file, config) = file(
         "[process]\nverbosity = 1\n[memcached]\nmemory_bytes_max = \"128 MiB\"\nthreads = 2\n\
          connections_max = 50\nevict = false\nidle_timeout_secs = 9\neviction_policy = \"lru\"\n\
@@ -248,7 +248,7 @@ fn flags_win_over_the_file() {
 }
 
 #[test]
-fn where_to_listen_with_a_file() {
+fn flags_override_the_addresses_of_the_file() {
     let (_file, config) = file("[memcached]\nlisten = [\"127.0.0.1:5\", \"[::1]:6\", \"127.0.0.1:7\"]\n");
     let own = settings(&[&config, "-m", "100"]);
     assert_eq!(
@@ -282,7 +282,7 @@ fn where_to_listen_with_a_file() {
 }
 
 #[test]
-fn what_the_file_gets_wrong_is_named_by_its_key() {
+fn errors_in_the_file_name_its_key() {
     for (text, arguments, words, status) in [
         ("[memcached]\nlisten = [\"h:x\"]", &[][..], ": memcached.listen: Invalid port number: \"x\"", 78),
         (
@@ -306,7 +306,7 @@ fn what_the_file_gets_wrong_is_named_by_its_key() {
         all.extend(arguments);
         for mode in [&[][..], &["--check-config"], &["--print-config"]] {
             all.extend(mode);
-            let error = judge(&all).expect_err(text);
+            let error = check(&all).expect_err(text);
             assert!(error.to_string().ends_with(words), "{text}: {error}");
             assert_eq!((error.status, error.to_string().lines().count()), (status, 1), "{text}");
         }
@@ -314,15 +314,15 @@ fn what_the_file_gets_wrong_is_named_by_its_key() {
 }
 
 fn printed(arguments: &[&str]) -> String {
-    match judge(arguments) {
+    match check(arguments) {
         Ok(Request::Print(text)) => text,
         other => panic!("{arguments:?}: {other:?}"),
     }
 }
 
-/// What is printed can be fed back, prints the same again, and means the same.
+/// The printed configuration, read again, prints the same and means the same.
 #[test]
-fn the_printed_configuration_is_a_file_that_says_the_same() {
+fn the_printed_configuration_reads_back_to_the_same_settings() {
     let (_first, objects) = file(
         "[objects]\nwrite = \"back\"\ndirty_bytes_max = 4097\n[[objects.namespaces]]\nname = \"scratch\"\n\
          write = \"around\"\n[objects.backend]\nkind = \"file\"\npath = \"/x\"\n[synapse]\nlisten = [\"[::1]\"]\n",
@@ -350,7 +350,7 @@ fn the_printed_configuration_is_a_file_that_says_the_same() {
         let (_file, config) = file(&text);
         assert_eq!(printed(&[&config, "--print-config"]), text, "{arguments:?}");
         let meaning = |mut settings: Settings| {
-            // What `stats settings` shows of the addresses: as they were written, and as they came to be.
+            // `stats settings` shows the addresses as they were written, which differs.
             (settings.interface, settings.port) = (None, 0);
             format!("{settings:?}")
         };

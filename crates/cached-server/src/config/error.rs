@@ -1,4 +1,4 @@
-//! What is wrong with a configuration file, in one line.
+//! Errors in a configuration file, one line each.
 
 pub use cached_config::ConfigFileError;
 pub(crate) use cached_config::{ConfigError, invalid, require, within};

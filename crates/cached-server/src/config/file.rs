@@ -1,4 +1,4 @@
-//! The file as a whole: reading it, checking it, and writing one down.
+//! The file as a whole: reading, checking and writing.
 
 use super::Config;
 use super::error::{ConfigError, ConfigFileError, invalid};
@@ -10,7 +10,7 @@ use cached_config::{ObjectsTable, parse_config, read_config};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// What a configuration file says; what it leaves out is as built in.
+/// The content of a configuration file; keys that it omits have their defaults.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct File {
@@ -37,12 +37,12 @@ impl File {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// [`ConfigFileError`] for the first mistake found.
+    /// [`ConfigFileError`] for the first error found.
     pub(crate) fn read(path: &Path) -> Result<File, ConfigFileError> {
         File::parse(path, &read_config(path)?)
     }
 
-    /// Reads a file's text; `path` is for complaints.
+    /// Reads a file's text; `path` is for error messages.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<File, ConfigFileError> {
         let file: File = parse_config(path, text)?;
         file.check().map_err(|error| ConfigFileError::of_key(path, error))?;
@@ -66,7 +66,7 @@ impl File {
         Ok(())
     }
 
-    /// What the file says of the process and of memcached's door, but for the addresses.
+    /// Returns the settings of the process and of memcached's listeners, except for the addresses.
     pub(crate) fn settings(&self) -> Result<Settings, ConfigError> {
         let mut settings = Settings::default();
         self.process.clone().apply(&mut settings)?;

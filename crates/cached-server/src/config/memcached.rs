@@ -1,6 +1,7 @@
-//! `[memcached]`: the door for memcached's protocols. Each key stands for one of memcached's flags, with a clear name and its unit.
+//! `[memcached]`: the listeners for memcached's protocols. Each key stands for one of memcached's flags, with
+//! a clear name and its unit.
 //!
-//! Flags that change nothing in this engine have no key: they are accepted on command lines that exist, not asked for.
+//! Flags without effect in this engine have no key; they are accepted on command lines only.
 
 use super::error::{ConfigError, invalid, require, within};
 use crate::settings::{InertSettings, ListenAddress, Settings, SlabClasses};
@@ -10,18 +11,18 @@ use cached_proto::Protocol;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// The table. An empty text means none.
+/// The table. An empty string means none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
 pub(crate) struct MemcachedTable {
     /// `-l` and `-p`, one listener each.
     pub(crate) listen: Vec<String>,
-    /// `-s`; beside TCP, not instead of it.
+    /// `-s`; in addition to TCP, not instead of it.
     unix_path: PathBuf,
     /// `-a`.
     unix_mode: String,
     /// `-B`.
-    protocol: Speaks,
+    protocol: ListenProtocol,
     /// `-m`.
     memory_bytes_max: Size,
     /// `-L`.
@@ -40,13 +41,13 @@ pub(crate) struct MemcachedTable {
     connections_max: u32,
     /// `-o maxconns_fast` and `no_maxconns_fast`.
     connections_excess: Excess,
-    /// `-o read_buf_mem_limit`; 0 is by `connections_max`.
+    /// `-o read_buf_mem_limit`; with 0 it follows from `connections_max`.
     connection_bytes_max: Size,
     /// `-o idle_timeout`.
     idle_timeout_secs: u32,
     /// `-b`.
     listen_backlog: u32,
-    /// No flag; what bounds a turn without `-R`.
+    /// No flag; the limit of a drive without `-R`.
     batches_per_wake: u32,
     /// `-R`; 0 is without limit.
     requests_per_wake: u32,
@@ -78,18 +79,18 @@ pub(crate) struct MemcachedTable {
     size_report: bool,
 }
 
-/// What clients speak.
+/// The protocol of clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Speaks {
-    /// Told by a client's first byte.
+enum ListenProtocol {
+    /// The first byte of a connection decides.
     Auto,
     /// Text and meta.
     Text,
     Binary,
 }
 
-/// What becomes of clients above `connections_max`.
+/// The treatment of clients above `connections_max`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Excess {
@@ -106,9 +107,9 @@ impl Default for MemcachedTable {
 impl From<&Settings> for MemcachedTable {
     fn from(settings: &Settings) -> Self {
         let speaks = |protocol| match protocol {
-            None => Speaks::Auto,
-            Some(Protocol::Text) => Speaks::Text,
-            Some(Protocol::Binary) => Speaks::Binary,
+            None => ListenProtocol::Auto,
+            Some(Protocol::Text) => ListenProtocol::Text,
+            Some(Protocol::Binary) => ListenProtocol::Binary,
         };
         MemcachedTable {
             listen: settings.listen.iter().map(|address| listener(address, settings.protocol)).collect(),
@@ -146,7 +147,7 @@ impl From<&Settings> for MemcachedTable {
     }
 }
 
-/// An address as `-l` takes it.
+/// Returns an address in the form of `-l`.
 fn listener(address: &ListenAddress, protocol: Option<Protocol>) -> String {
     let speaks = match address.protocol {
         own if own == protocol => "",
@@ -162,21 +163,21 @@ fn listener(address: &ListenAddress, protocol: Option<Protocol>) -> String {
 }
 
 const MIB: u64 = 1 << 20;
-/// As for `-m`: above that, a slip of the pen is more likely than a wish.
+/// As for `-m`: a larger number is more likely a mistake than intended.
 const MEMORY_BYTES_MAX: u64 = 4 << 40;
 const LOG_BYTES_MAX: u64 = 1 << 30;
 const CLASS_BYTES_MIN: u64 = 48;
 const CLASS_BYTES_MAX: u64 = 512 << 10;
 
 impl MemcachedTable {
-    /// Carries the table over. Addresses are left to whoever knows which flags there are.
+    /// Copies the table to the settings, except for the addresses, which depend on flags as well.
     pub(super) fn apply(&self, settings: &mut Settings) -> Result<(), ConfigError> {
         settings.unix_path = Some(self.unix_path.clone()).filter(|path| !path.as_os_str().is_empty());
         settings.unix_mask = unix_mode("memcached.unix_mode", &self.unix_mode)?;
         settings.protocol = match self.protocol {
-            Speaks::Auto => None,
-            Speaks::Text => Some(Protocol::Text),
-            Speaks::Binary => Some(Protocol::Binary),
+            ListenProtocol::Auto => None,
+            ListenProtocol::Text => Some(Protocol::Text),
+            ListenProtocol::Binary => Some(Protocol::Binary),
         };
         let least = Size::from(ARENA_BYTES_MIN);
         let memory =
@@ -268,7 +269,7 @@ impl MemcachedTable {
     }
 }
 
-/// A unix socket's permissions, in octal.
+/// Reads a unix socket's permissions, in octal.
 pub(super) fn unix_mode(key: &str, text: &str) -> Result<u32, ConfigError> {
     match u32::from_str_radix(text, 8) {
         Ok(mode @ 0..=0o777) => Ok(mode),

@@ -1,16 +1,16 @@
-//! The configuration file that `--config` names: TOML, beside memcached's flags, which win over it.
+//! The configuration file that `--config` names: TOML, beside memcached's flags, which override it.
 //!
-//! Each table is a struct that serde reads and writes, so that what is printed can be read again; its default is the built-in
-//! one, taken from the code that uses it. A key that is unknown or cannot work stops the start with one line: which
-//! file and key, what is wrong, what would be right. `deploy/cached.toml` shows every key, and a test compares what it shows
-//! with what is built in.
+//! Each table is a struct that serde reads and writes, so that the printed configuration can be read again;
+//! its default is taken from the code that uses it. An unknown key or an invalid value stops the start with
+//! one line: the file and key, what is wrong, what would be right. `deploy/cached.toml` shows every key, and
+//! a test compares its values with the defaults.
 //!
-//! | module | what it owns |
+//! | module | content |
 //! |---|---|
 //! | `file` | the file as a whole |
-//! | `process`, `memcached`, `synapse` | a table each |
-//! | crate `cached-config` | `[objects]` and its backend, sizes with units: what `synapsed` has as well |
-//! | `error` | the one line |
+//! | `process`, `memcached`, `synapse` | one table each |
+//! | crate `cached-config` | `[objects]` and its backend, sizes with units: shared with `synapsed` and `cachectl` |
+//! | `error` | the line that states what is wrong |
 
 mod error;
 mod file;
@@ -33,64 +33,66 @@ pub(crate) use file::File;
 use crate::settings::Settings;
 use ::synapse::Secret;
 
-/// All that the program was told, flags and file together.
+/// The configuration of the program, from flags and file.
 #[derive(Debug, Clone, Default)]
 pub struct Config {
-    /// The process, and memcached's door.
+    /// The process and the memcached listeners.
     pub settings: Settings,
-    /// The object cache, if there is to be one.
+    /// The object cache, if one is configured.
     pub objects: Option<ObjectsTable>,
-    /// The object door on the network, if there is to be one.
+    /// The synapse listener of the object cache, if one is configured.
     pub synapse: Option<SynapseTable>,
 }
 
-/// What is shared with others and shown to nobody.
+/// The secrets, which are never printed.
 #[derive(Debug, Clone, Default)]
 pub struct Secrets {
-    /// What clients of the object door must know.
-    pub door: Option<Secret>,
-    /// What the server behind the cache demands.
+    /// The secret that object clients must have.
+    pub listener: Option<Secret>,
+    /// The secret for the server behind the cache.
     pub store: Option<Secret>,
 }
 
 impl Config {
-    /// The secrets of the object door and of the store. Their files are read here: do so while there are rights to.
+    /// Reads the secrets of the object listener and of the store. To be called while the process may read
+    /// their files.
     ///
     /// # Errors
-    /// What is wrong with one, in one line.
+    /// One line that states what is wrong with a file.
     pub fn secrets(&self) -> Result<Secrets, String> {
         let line = |error: ConfigError| format!("{}: {}", error.key, error.why);
-        let door = self.synapse.as_ref().map_or(Ok(None), SynapseTable::secret).map_err(line)?;
+        let listener = self.synapse.as_ref().map_or(Ok(None), SynapseTable::secret).map_err(line)?;
         let store = match self.objects.as_ref().and_then(|objects| objects.backend.as_ref()) {
             Some(BackendTable::Synapse(table)) => table.secret().map_err(line)?,
             _ => None,
         };
-        Ok(Secrets { door, store })
+        Ok(Secrets { listener, store })
     }
 
-    /// What is worth a warning about the files of the secrets.
+    /// Returns warnings about the files of the secrets.
     pub fn secret_warnings(&self) -> Vec<String> {
-        let door = self.synapse.as_ref().map(|door| &door.secret_file);
+        let listener = self.synapse.as_ref().map(|table| &table.secret_file);
         let store = match self.objects.as_ref().and_then(|objects| objects.backend.as_ref()) {
             Some(BackendTable::Synapse(table)) => Some(&table.secret_file),
             _ => None,
         };
-        door.into_iter().chain(store).filter_map(|path| cached_config::secret_warning(path)).collect()
+        listener.into_iter().chain(store).filter_map(|path| cached_config::secret_warning(path)).collect()
     }
 
-    /// File descriptors that the object cache may need, beyond those of memcached's door.
+    /// Returns the number of descriptors that the object cache may need, beyond those of memcached's
+    /// connections.
     pub fn object_descriptors(&self) -> usize {
-        let door =
-            self.synapse.as_ref().map_or(0, |door| door.connections_max as usize + 3 * door.threads + 16);
+        let listener =
+            self.synapse.as_ref().map_or(0, |table| table.connections_max as usize + 3 * table.threads + 16);
         let store = self.objects.as_ref().and_then(|objects| objects.backend.as_ref());
         let store = store.map_or(0, |store| store.descriptors_max() as usize);
-        door + store
+        listener + store
     }
 
-    /// As a file that says the same: what `--print-config` prints.
+    /// Returns the text of a configuration file with the same meaning, which `--print-config` prints.
     ///
     /// # Errors
-    /// For a value that TOML has no word for.
+    /// If TOML cannot express a value.
     pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
         toml::to_string(&File::from(self))
     }

@@ -1,11 +1,11 @@
-//! `[process]`: what goes for the whole program, whichever doors it opens.
+//! `[process]`: settings of the whole program, whichever listeners it opens.
 
 use super::error::{ConfigError, within};
 use crate::settings::Settings;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// The table. An empty text means none.
+/// The table. An empty string means none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
 pub(crate) struct ProcessTable {

@@ -1,4 +1,4 @@
-//! `[synapse]`: the object door on the network. It is off unless this table is there.
+//! `[synapse]`: the listener of the object cache. Without this table there is none.
 
 use super::error::{ConfigError, invalid, within};
 use super::memcached::unix_mode;
@@ -6,43 +6,43 @@ use cached_config::{Size, check_exposure, secret};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
-use synapse::{Address, PORT_DEFAULT, Secret, ServerConfig};
+use synapse::{Address, AddressError, PORT_DEFAULT, Secret, ServerConfig};
 
-/// The table. An empty text means none.
+/// The table. An empty string means none.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
 pub struct SynapseTable {
-    /// Where to listen: `host:port`, or `unix:` and a path.
+    /// The addresses to listen on: `host:port`, or `unix:` and a path.
     pub listen: Vec<String>,
     /// Permissions of unix sockets, in octal.
     pub unix_mode: String,
-    /// A file with the secret that clients must know.
+    /// A file with the secret that clients must have.
     pub secret_file: PathBuf,
-    /// Listen beyond this host without a secret.
+    /// Allow addresses that other machines can reach without a secret.
     pub allow_exposed: bool,
-    /// Threads that serve connections.
+    /// The number of threads that serve connections.
     pub threads: usize,
-    /// Connections at the same time.
+    /// The largest number of connections.
     pub connections_max: u32,
-    /// Sessions remembered, connected or not.
+    /// The largest number of sessions, connected or not.
     pub sessions_max: u32,
-    /// After how long a session without a connection is forgotten.
+    /// How long a session without a connection is kept, in seconds.
     pub session_linger_secs: u64,
-    /// Requests under way for each session.
+    /// The largest number of outstanding requests of each session.
     pub session_requests_max: u32,
-    /// Their bytes for each session.
+    /// The largest sum of their payloads for each session.
     pub session_bytes_max: Size,
-    /// Their bytes in all.
+    /// The largest sum of their payloads for all sessions.
     pub bytes_max: Size,
     /// The largest payload of one request.
     pub request_bytes_max: Size,
     /// The largest page of a listing.
     pub list_entries_max: u32,
-    /// Buffers for large payloads that are kept to be used again.
+    /// The buffers for large payloads that are kept for reuse.
     pub payload_pool_bytes_max: Size,
-    /// After how long a client that is silent is given up.
+    /// After how many milliseconds without a sign of life a connection is closed.
     pub peer_timeout_ms: u64,
-    /// How long a greeting may take.
+    /// How long a handshake may take, in milliseconds.
     pub handshake_timeout_ms: u64,
 }
 
@@ -71,27 +71,28 @@ impl Default for SynapseTable {
     }
 }
 
-/// As many as for memcached's door.
+/// The default number of threads, that of memcached's workers.
 const THREADS: usize = 4;
 
 impl SynapseTable {
-    /// Where to listen.
+    /// Returns the addresses to listen on.
     pub(crate) fn addresses(&self) -> Result<Vec<Address>, ConfigError> {
-        let wrong = |why| ConfigError { key: "synapse.listen".into(), why };
+        let wrong =
+            |error: AddressError| ConfigError { key: "synapse.listen".into(), why: error.to_string() };
         self.listen.iter().map(|text| text.parse().map_err(wrong)).collect()
     }
 
-    /// Permissions of unix sockets.
+    /// Returns the permissions of unix sockets.
     pub(crate) fn unix_mode(&self) -> Result<u32, ConfigError> {
         unix_mode("synapse.unix_mode", &self.unix_mode)
     }
 
-    /// The secret, if there is to be one; reads its file.
+    /// Reads the secret from its file, if one is configured.
     pub(crate) fn secret(&self) -> Result<Option<Secret>, ConfigError> {
         secret("synapse.secret_file", &self.secret_file)
     }
 
-    /// What the server is told, but for the secret.
+    /// Returns the configuration of the server, without the secret.
     pub(crate) fn server(&self) -> ServerConfig {
         let mut config = ServerConfig::default();
         config.allow_exposed = self.allow_exposed;
@@ -109,18 +110,17 @@ impl SynapseTable {
         config
     }
 
-    /// Whether it can work, as far as can be told without opening a socket.
+    /// Checks the table, as far as that is possible without opening a socket.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         self.unix_mode()?;
         within("synapse.threads", self.threads, 1..=1024)?;
         within("synapse.session_linger_secs", self.session_linger_secs, 0..=24 * 60 * 60)?;
         within("synapse.peer_timeout_ms", self.peer_timeout_ms, 10..=24 * 60 * 60 * 1000)?;
         within("synapse.handshake_timeout_ms", self.handshake_timeout_ms, 1..=24 * 60 * 60 * 1000)?;
-        // Its lines begin with the key.
-        self.server().check().map_err(|line| {
-            let (key, why) = line.split_once(' ').unwrap_or(("", &line));
+        self.server().check().map_err(|error| {
+            let key = error.setting();
             let key = if key == "session_slots_max" { "session_requests_max" } else { key };
-            ConfigError { key: format!("synapse.{key}"), why: why.to_owned() }
+            ConfigError { key: format!("synapse.{key}"), why: error.problem().to_owned() }
         })?;
         let secret = self.secret()?;
         let addresses = self.addresses()?;

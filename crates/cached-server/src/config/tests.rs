@@ -1,4 +1,4 @@
-//! Files, what they come to, and what is said of those that cannot be.
+//! Configuration files: their settings, and the errors of invalid ones.
 
 use super::*;
 use std::path::Path;
@@ -7,23 +7,23 @@ fn parse(text: &str) -> Result<File, ConfigFileError> {
     File::parse(Path::new("cached.toml"), text)
 }
 
-fn complaint(text: &str) -> String {
+fn error_of(text: &str) -> String {
     parse(text).expect_err(text).to_string()
 }
 
-/// A file with these lines in `[objects]`, over a store in memory.
+/// Returns a file with these lines in `[objects]`, over a store in memory.
 fn objects(lines: &str) -> String {
     format!("[objects]\n{lines}\n[objects.backend]\nkind = \"memory\"\n")
 }
 
 #[test]
-fn an_empty_file_changes_nothing() {
+fn an_empty_file_has_the_defaults() {
     assert_eq!(parse("").expect("a file"), File::default());
     assert_eq!(File::default(), File::from(&Config::default()));
 }
 
 #[test]
-fn a_mistake_is_one_line_with_file_key_and_what_is_right() {
+fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
     for (text, line) in [
         ("x", "cached.toml:1: key with no value, expected `=`"),
         ("\n[memcached]\nthreads = 2\nthreads = 3", "cached.toml:4: duplicate key"),
@@ -124,18 +124,18 @@ fn a_mistake_is_one_line_with_file_key_and_what_is_right() {
             "cached.toml: synapse: serves the object cache; an [objects] table must say what that is",
         ),
     ] {
-        assert_eq!(complaint(text), line, "{text}");
+        assert_eq!(error_of(text), line, "{text}");
     }
 }
 
 #[test]
-fn a_file_that_is_not_there() {
+fn a_missing_file_is_an_error() {
     let error = File::read(Path::new("/nonexistent/cached.toml")).expect_err("no file");
     assert!(error.to_string().starts_with("/nonexistent/cached.toml: cannot be read: "), "{error}");
 }
 
-/// `deploy/cached.toml`, cut at each alternative for `[objects.backend]`: what comes before all, each of them, what comes
-/// after.
+/// Returns `deploy/cached.toml`, cut at each alternative for `[objects.backend]`: the text before all, each
+/// of them, the text after.
 fn deployed() -> (String, Vec<String>, String) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/cached.toml");
     let text = std::fs::read_to_string(path).expect("deploy/cached.toml");
@@ -148,11 +148,12 @@ fn deployed() -> (String, Vec<String>, String) {
         part.push_str(line);
         part.push('\n');
     }
-    let (first, last) = (parts.remove(0), parts.pop().expect("the object door's part"));
+    let (first, last) = (parts.remove(0), parts.pop().expect("the part of [synapse]"));
     (first, parts, last)
 }
 
-/// The lines that are settings, `#` taken away; with `examples` alone, those and the names of tables only.
+/// Returns the lines that are settings, without `#`; with `examples`, only the examples and the names of
+/// tables.
 fn uncommented(text: &str, examples: bool) -> String {
     let mut lines = String::new();
     for line in text.lines() {
@@ -173,17 +174,17 @@ fn uncommented(text: &str, examples: bool) -> String {
     lines
 }
 
-/// What a file says, once everything it leaves out is filled in.
+/// Returns the content of a file with all defaults filled in.
 fn filled_in(text: &str) -> toml::Table {
     let file = parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let settings = file.settings().expect("settings");
     let mut full = File::from(&Config { settings, objects: file.objects, synapse: file.synapse });
-    // Whoever knows the flags as well makes addresses of them.
+    // The command line turns them into addresses.
     full.memcached.listen = file.memcached.listen;
     toml::Table::try_from(full).expect("TOML")
 }
 
-/// The file that documents every key cannot rot: it has every key, and each default it shows is the built-in one.
+/// The file that documents every key has every key, and each default that it shows is the built-in one.
 #[test]
 fn the_deployed_file_shows_every_key_with_its_default() {
     let (first, backends, last) = deployed();

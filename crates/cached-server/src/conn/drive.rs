@@ -13,7 +13,7 @@ use std::task::Poll;
 /// next commands along.
 const DIRECT_READ_BYTES_MIN: usize = 4 << 10;
 
-/// What a call of [`Connection::drive`] has come to.
+/// The result of [`Connection::drive`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DriveResult {
     /// The transport will wake the connection.

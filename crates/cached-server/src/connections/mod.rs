@@ -10,7 +10,7 @@
 //! | module | content |
 //! |---|---|
 //! | `info` | [`ConnInfo`]: state, endpoints and held memory of one connection, written by its worker |
-//! | `commands` | [`CommandQueue`]: what other threads ask of a worker |
+//! | `commands` | [`CommandQueue`]: commands of other threads to a worker |
 //! | `table` | [`Connections`]: all of them, and the choice of those that are closed to free memory |
 
 mod commands;

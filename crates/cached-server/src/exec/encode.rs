@@ -61,7 +61,7 @@ unsafe fn put<const N: usize>(at: *mut u8, bytes: [u8; N]) -> *mut u8 {
     }
 }
 
-/// Copies a short text without a call; the next place.
+/// Copies a short text without a call; returns the next place.
 ///
 /// # Safety
 /// `text.len() + 32` bytes can be written at `at`, which is not within `text`.
@@ -69,7 +69,7 @@ unsafe fn put<const N: usize>(at: *mut u8, bytes: [u8; N]) -> *mut u8 {
 unsafe fn put_short(at: *mut u8, text: &[u8]) -> *mut u8 {
     let len = text.len();
     // SAFETY: reads stay within `text`: each is of `N` bytes at its front or at its end, and `len >= N`.
-    // Writes stay within `len` bytes, or go by the caller's promise.
+    // Writes stay within `len` bytes, or are covered by the caller's guarantee.
     unsafe {
         let from = text.as_ptr();
         match len {
@@ -87,7 +87,7 @@ unsafe fn put_short(at: *mut u8, text: &[u8]) -> *mut u8 {
     }
 }
 
-/// Copies a value, up to 128 bytes without a call; the next place.
+/// Copies a value, up to 128 bytes without a call; returns the next place.
 ///
 /// # Safety
 /// `value.len()` bytes can be written at `at`, which is not within `value`.
@@ -140,7 +140,7 @@ static DIGITS: [u32; 1000] = {
     table
 };
 
-/// Writes a number in decimal; the next place.
+/// Writes a number in decimal; returns the next place.
 ///
 /// # Safety
 /// 20 bytes can be written at `at`.

@@ -25,7 +25,7 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>, client: RawFd) {
         match &listener.endpoints {
             Endpoints::Tcp { peer, .. } => sink.put(&format!("{fd}:addr"), Address(peer)),
             Endpoints::Unix { path } => {
-                sink.put(&format!("{fd}:addr"), format_args!("unix:{}", path.display()))
+                sink.put(&format!("{fd}:addr"), format_args!("unix:{}", path.display()));
             }
         }
         sink.put(&format!("{fd}:state"), "conn_listening");

@@ -62,7 +62,11 @@ fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], client: RawFd) -> b
         b"extstore" => {}
         b"conns" => conns::write(shared, sink, client),
         b"objects" => match shared.objects.get() {
-            Some(figures) => objects::write(figures, sink),
+            Some(statistics) => objects::write(statistics, sink),
+            None => return false,
+        },
+        b"objects_lost" => match shared.objects.get() {
+            Some(statistics) => objects::write_lost(statistics, sink),
             None => return false,
         },
         _ => return false,

@@ -110,7 +110,7 @@ impl Output {
         if !self.pins.is_empty() || self.sent.bytes > 0 {
             return false;
         }
-        // An error is met again by `send`, which reports it: a socket that has failed does not recover.
+        // `send` returns the same error: a socket that has failed does not recover.
         let Poll::Ready(Ok(written)) = to.write(&self.bytes) else { return false };
         *count += written as u64;
         if written < self.bytes.len() {

@@ -118,7 +118,7 @@ impl Watcher {
                 Ok(count) => self.sent += count,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,
-                // The connection's worker meets the same error and closes the connection.
+                // The connection's worker gets the same error and closes the connection.
                 Err(_) => self.failed = true,
             }
         }

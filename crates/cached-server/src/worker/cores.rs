@@ -1,8 +1,8 @@
-//! Tying worker threads to cores, if that is asked for (`pin_workers`).
+//! Pinning of worker threads to cores (`pin_workers`).
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Ties the calling thread to one of the cores it may run on, if there are enough for all `threads`. Best
+/// Pins the calling thread to one of the cores it may run on, if there are enough for all `threads`. Best
 /// effort.
 ///
 /// The cores are those of the process's affinity mask, which the kernel keeps within the cpuset of its
@@ -13,7 +13,7 @@ pub(crate) fn pin(index: usize, threads: usize) {
         if index == 0 {
             tracing::warn!(
                 threads,
-                "pin_workers: there are fewer cores than threads, so none is tied to one"
+                "pin_workers: there are fewer cores than threads, so no thread is pinned"
             );
         }
         return;
@@ -21,12 +21,12 @@ pub(crate) fn pin(index: usize, threads: usize) {
     let mut set = CpuSet::new();
     set.set(core);
     if let Err(error) = sched_setaffinity(None, &set) {
-        // As in some sandboxes; then it runs where it likes.
-        tracing::warn!(cause = %error, "pin_workers: a worker cannot be tied to its core");
+        // Some sandboxes refuse this; the thread then runs on any core.
+        tracing::warn!(cause = %error, "pin_workers: a worker cannot be pinned to its core");
     }
 }
 
-/// The core of a worker; `None` if there are fewer cores than workers.
+/// Returns the core of a worker; `None` if there are fewer cores than workers.
 fn core_of(index: usize, threads: usize, is_allowed: impl Fn(usize) -> bool) -> Option<usize> {
     let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|core| is_allowed(*core)).collect();
     if cores.len() < threads.max(2) {
@@ -40,11 +40,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn workers_get_the_cores_that_are_allowed() {
+    fn workers_are_pinned_to_allowed_cores() {
         let allowed = |core: usize| [3, 5, 8, 9].contains(&core);
         let cores: Vec<_> = (0..4).map(|index| core_of(index, 4, allowed)).collect();
         assert_eq!(cores, [Some(3), Some(5), Some(8), Some(9)]);
-        assert_eq!(core_of(0, 5, allowed), None, "too few cores: the scheduler knows better");
-        assert_eq!(core_of(0, 1, |core| core == 7), None, "one core: there is nothing to choose");
+        assert_eq!(core_of(0, 5, allowed), None, "too few cores: the scheduler decides");
+        assert_eq!(core_of(0, 1, |core| core == 7), None, "one core leaves no choice");
     }
 }

@@ -219,16 +219,9 @@ impl Worker {
     #[inline]
     fn prefetch_slot(&self, number: usize) {
         let Some(slot) = self.slots.get(number) else { return };
-        let at = std::ptr::from_ref(slot).cast::<i8>();
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: a prefetch is only a hint; it never faults, whatever the address.
-        unsafe {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            _mm_prefetch::<_MM_HINT_T0>(at);
-            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64));
-        }
-        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
-        let _ = at;
+        let first_line = std::ptr::from_ref(slot).cast::<u8>();
+        cached_core::prefetch(first_line);
+        cached_core::prefetch(first_line.wrapping_add(64));
     }
 
     fn run_commands(&mut self) {

@@ -25,6 +25,7 @@ impl Shared {
         if before != welcome.capabilities {
             tracing::info!(server = %self.config.address, "the server has other limits than on the last connection");
         }
+        self.features.store(welcome.features.0, Ordering::Relaxed);
         if self.unflushed.connected_to(welcome.instance, &welcome.closed) {
             // The other lanes may still hold connections to the old instance.
             tracing::info!(server = %self.config.address, name = welcome.server_name, "the server has restarted");
@@ -38,11 +39,11 @@ impl Shared {
         Ok(connected)
     }
 
-    /// Checks that the server still serves the store of the first connection, and still promises what it promised
-    /// then. Limits may change; a request beyond the new ones is refused when it is made.
+    /// Checks that the server still serves the store of the first connection, and still promises what it
+    /// promised then. Limits may change; a request beyond the new ones is refused when it is made.
     ///
     /// # Errors
-    /// One line: what differs, and how to mend it.
+    /// One line: what differs, and what would be right.
     fn check_store(&self, welcome: &Welcome) -> Result<(), String> {
         let now = &welcome.capabilities;
         if let Some(promise) = lost_promise(&self.capabilities.read(), now) {
@@ -100,8 +101,8 @@ impl Shared {
     }
 }
 
-/// Returns a promise of `before` that `now` lacks, if there is one. Sizes and numbers are no promises: a request beyond
-/// them is refused.
+/// Returns a promise of `before` that `now` lacks, if there is one. Sizes and numbers are no promises: a
+/// request beyond them is refused.
 fn lost_promise(before: &Capabilities, now: &Capabilities) -> Option<&'static str> {
     let largest = now.object_bytes_max.min(now.request_bytes_max);
     let is_lost = [

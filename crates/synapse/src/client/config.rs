@@ -8,6 +8,7 @@ use blocker::{Clock, SystemClock};
 
 use crate::auth::Secret;
 use crate::codec::{HANDSHAKE_NAME_BYTES_MAX, KEY_BYTES_MAX};
+use crate::setting::SettingError;
 use crate::stream::{Address, Connector};
 
 /// The settings of a [`SynapseBlocker`](crate::SynapseBlocker).
@@ -30,19 +31,19 @@ pub struct ClientConfig {
     pub address: Address,
     /// Opens the streams to the server. With it the address is only a name in logs and errors.
     pub connector: Option<Connector>,
-    /// The secret that server and client share. With it, a server that cannot prove that it knows the secret is
-    /// refused.
+    /// The secret that server and client share. With it, a server that cannot prove that it knows the secret
+    /// is refused.
     pub secret: Option<Secret>,
     /// The number of connections, 1 to 64. 2 unless set.
     pub connections: u16,
-    /// The number of requests per connection that may be outstanding, as far as the server grants it; 1 to 65 536.
-    /// 64 unless set.
+    /// The number of requests per connection that may be outstanding, as far as the server grants it; 1 to 65
+    /// 536. 64 unless set.
     pub slots: u32,
-    /// The bytes of requests and answers per connection that may be outstanding, as far as the server grants them.
-    /// 32 MiB unless set.
+    /// The bytes of requests and answers per connection that may be outstanding, as far as the server grants
+    /// them. 32 MiB unless set.
     pub bytes: u64,
-    /// The number of calls per connection that may wait for a slot; one more fails with `Retryable`. 65 536 unless
-    /// set.
+    /// The number of calls per connection that may wait for a slot; one more fails with `Retryable`. 65 536
+    /// unless set.
     pub waiting_max: usize,
     /// Protects payloads by a CRC-32, in both directions.
     pub payload_crc: bool,
@@ -68,8 +69,8 @@ pub struct ClientConfig {
     pub payload_pool_bytes_max: usize,
     /// The clock of deadlines and timeouts.
     pub clock: Arc<dyn Clock>,
-    /// The seed of the session's id and of the pauses' spread, so that a test run can be repeated. `None`: random
-    /// bytes of the operating system. Two clients with one seed take each other's sessions.
+    /// The seed of the session's id and of the pauses' spread, so that a test run can be repeated. `None`:
+    /// random bytes of the operating system. Two clients with one seed take each other's sessions.
     #[doc(hidden)]
     pub seed: Option<u64>,
     /// Sends changes again even if the server has forgotten whether they were executed.
@@ -111,18 +112,18 @@ impl ClientConfig {
     ///
     /// # Errors
     /// The first setting that does not, and what would be right.
-    pub fn check(&self) -> Result<(), String> {
-        let wrong = |is_wrong: bool, text: &str| if is_wrong { Err(text.to_owned()) } else { Ok(()) };
-        wrong(!(1..=64).contains(&self.connections), "connections must be 1 to 64")?;
-        wrong(!(1..=65_536).contains(&self.slots), "slots must be 1 to 65536")?;
-        wrong(self.keep_alive.is_zero(), "keep_alive must be above 0")?;
-        wrong(self.peer_timeout <= self.keep_alive, "peer_timeout must be above keep_alive")?;
-        wrong(self.backoff_min.is_zero(), "backoff_min must be above 0")?;
-        wrong(self.backoff_max < self.backoff_min, "backoff_max must be at least backoff_min")?;
-        wrong(self.key.len() > KEY_BYTES_MAX, "key must be at most 64 bytes long")?;
-        wrong(self.name.len() > HANDSHAKE_NAME_BYTES_MAX, "name must be at most 255 bytes long")?;
-        wrong(self.call_timeout.is_some_and(|timeout| timeout.is_zero()), "call_timeout must be above 0")?;
-        wrong(self.connect_timeout.is_zero(), "connect_timeout must be above 0")
+    pub fn check(&self) -> Result<(), SettingError> {
+        let check = SettingError::check;
+        check(!(1..=64).contains(&self.connections), "connections", "must be 1 to 64")?;
+        check(!(1..=65_536).contains(&self.slots), "slots", "must be 1 to 65536")?;
+        check(self.keep_alive.is_zero(), "keep_alive", "must be above 0")?;
+        check(self.peer_timeout <= self.keep_alive, "peer_timeout", "must be above keep_alive")?;
+        check(self.backoff_min.is_zero(), "backoff_min", "must be above 0")?;
+        check(self.backoff_max < self.backoff_min, "backoff_max", "must be at least backoff_min")?;
+        check(self.key.len() > KEY_BYTES_MAX, "key", "must be at most 64 bytes long")?;
+        check(self.name.len() > HANDSHAKE_NAME_BYTES_MAX, "name", "must be at most 255 bytes long")?;
+        check(self.call_timeout.is_some_and(|timeout| timeout.is_zero()), "call_timeout", "must be above 0")?;
+        check(self.connect_timeout.is_zero(), "connect_timeout", "must be above 0")
     }
 
     pub(super) fn guesses(&self) -> bool {

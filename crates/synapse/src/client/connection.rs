@@ -45,7 +45,8 @@ pub(super) struct Connection<'a> {
     keep_alive: Duration,
     timer: Timer,
     pinged_at: Timestamp,
-    /// The number of bytes sent up to the end of the first ping since the server sent something; 0: no ping was sent.
+    /// The number of bytes sent up to the end of the first ping since the server sent something; 0: no ping
+    /// was sent.
     ping_end: u64,
     /// The number of bytes that the server had received when that was last read from the system.
     received_bytes: u64,
@@ -168,8 +169,8 @@ impl<'a> Connection<'a> {
         Poll::Pending
     }
 
-    /// Records whether the server still receives what was sent before the ping: as long as it does, it is alive. What
-    /// comes after the ping proves nothing, because the system receives that without the server.
+    /// Records whether the server still receives what was sent before the ping: as long as it does, it is
+    /// alive. What comes after the ping proves nothing, because the system receives that without the server.
     fn record_progress(&mut self, now: Timestamp) {
         if self.ping_end == 0 {
             return;
@@ -261,8 +262,8 @@ impl<'a> Connection<'a> {
     }
 }
 
-/// Has the task polled again after other tasks. A task that merely wakes itself runs before the future that the
-/// runtime blocks on, which may be a caller.
+/// Has the task polled again after other tasks. A task that merely wakes itself runs before the future that
+/// the runtime blocks on, which may be a caller.
 fn yield_to_callers(cx: &mut Context<'_>) {
     // Pending at its first poll, and then woken; ready only where the runtime's budget demands it.
     if pin!(tokio::task::yield_now()).as_mut().poll(cx).is_ready() {

@@ -1,59 +1,73 @@
-//! What is not data path, over the wire. Not [`blocker::Control`] itself: two of its methods and the
-//! statistics answer on the spot, which a network cannot.
+//! `impl Control for SynapseBlocker`: the server's control plane, as this process's.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use blocker::{Attachment, Namespace, Policy, Quota, Reply};
+use blocker::metrics::{Collect, Families, Label, Value};
+use blocker::{Attachment, Control, LossPage, Namespace, ObjectId, Policy, Quota, Reply, Result};
 
-use super::SynapseBlocker;
 use super::call::Call;
 use super::operations::send;
-use crate::codec::{Answer, Request};
+use super::{Core, SynapseBlocker};
+use crate::codec::{Answer, Features, Request};
 
-impl SynapseBlocker {
-    /// As [`blocker::Control::attach`].
-    pub fn attach(&self, namespace: Namespace) -> Reply<Attachment> {
+/// The most samples that are fetched of a server's metrics.
+const SAMPLES_MAX: u64 = 65_536;
+
+/// The control plane of the server. Its metrics come with those of this client, which carry the label
+/// `server`.
+///
+/// A server without typed metrics returns names and numbers; they become gauges without help texts. One that
+/// cannot list losses makes [`losses`](Control::losses) fail with `Unsupported`.
+impl Control for SynapseBlocker {
+    fn attach(&self, namespace: Namespace) -> Reply<Attachment> {
         send!(self, Request::Attach(namespace), Attach)
     }
 
-    /// As [`blocker::Control::detach`].
-    pub fn detach(&self, namespace: Namespace) -> Reply<()> {
+    fn detach(&self, namespace: Namespace) -> Reply<()> {
         self.done(Request::Detach(namespace))
     }
 
-    /// As [`blocker::Control::policy`].
-    pub fn policy(&self, namespace: Namespace) -> Reply<Policy> {
+    fn policy(&self, namespace: Namespace) -> Reply<Policy> {
         send!(self, Request::Policy(namespace), Policy)
     }
 
-    /// As [`blocker::Control::set_policy`].
-    pub fn set_policy(&self, namespace: Namespace, policy: Policy) -> Reply<()> {
+    fn set_policy(&self, namespace: Namespace, policy: Policy) -> Reply<()> {
         self.done(Request::SetPolicy(namespace, policy))
     }
 
-    /// As [`blocker::Control::quota`].
-    pub fn quota(&self, namespace: Namespace) -> Reply<Quota> {
+    fn quota(&self, namespace: Namespace) -> Reply<Quota> {
         send!(self, Request::Quota(namespace), Quota)
     }
 
-    /// As [`blocker::Control::set_quota`].
-    pub fn set_quota(&self, namespace: Namespace, bytes_max: Option<u64>) -> Reply<()> {
+    fn set_quota(&self, namespace: Namespace, bytes_max: Option<u64>) -> Reply<()> {
         self.done(Request::SetQuota(namespace, bytes_max))
     }
 
-    /// The figures of the server and of what it serves, by name.
-    pub fn statistics(&self) -> Reply<Vec<(String, u64)>> {
-        send!(self, Request::Statistics, Statistics)
+    fn metrics(&self) -> Reply<Families> {
+        let (core, mut all) = (Arc::clone(&self.core), self.families());
+        Reply::pending(async move {
+            let features = Features(core.shared.features.load(Ordering::Relaxed));
+            let fetched = match features.has(Features::METRICS) {
+                true => typed_metrics(&core).await?,
+                false => untyped_metrics(&core).await?,
+            };
+            all.append(fetched);
+            Ok(all)
+        })
     }
 
-    /// As [`blocker::Control::namespaces`].
-    pub fn namespaces(&self) -> Reply<Vec<Namespace>> {
+    fn losses(&self, after: Option<ObjectId>) -> Reply<LossPage> {
+        send!(self, Request::Losses(after), Losses)
+    }
+
+    fn namespaces(&self) -> Reply<Vec<Namespace>> {
         let core = Arc::clone(&self.core);
         Reply::pending(async move {
             let mut all: Vec<Namespace> = Vec::new();
             loop {
-                let after = Request::Namespaces(all.last().cloned());
-                let page = Call::new(Arc::clone(&core), after, |answer| match answer {
+                let request = Request::Namespaces(all.last().cloned());
+                let page = Call::new(Arc::clone(&core), request, |answer| match answer {
                     Answer::Namespaces(namespaces, has_more) => Some((namespaces, has_more)),
                     _ => None,
                 });
@@ -66,7 +80,46 @@ impl SynapseBlocker {
             }
         })
     }
+}
 
+async fn typed_metrics(core: &Arc<Core>) -> Result<Families> {
+    let (mut all, mut sample_count) = (Families::new(), 0);
+    loop {
+        let page = Call::new(Arc::clone(core), Request::Metrics(sample_count), |answer| match answer {
+            Answer::Metrics(families, has_more) => Some((families, has_more)),
+            _ => None,
+        });
+        let (families, has_more) = page.await?;
+        let fetched: usize = families.as_slice().iter().map(|family| family.samples.len()).sum();
+        sample_count += fetched as u64;
+        all.append(families);
+        if !has_more || fetched == 0 || sample_count >= SAMPLES_MAX {
+            return Ok(all);
+        }
+    }
+}
+
+async fn untyped_metrics(core: &Arc<Core>) -> Result<Families> {
+    let pairs = Call::new(Arc::clone(core), Request::Statistics, |answer| match answer {
+        Answer::Statistics(pairs) => Some(pairs),
+        _ => None,
+    });
+    let mut all = Families::new();
+    pairs.await?.into_iter().for_each(|(name, value)| all.gauge(name, "", value));
+    Ok(all)
+}
+
+/// What this client counts on its side of the wire, with the server's address as the label `server`.
+impl Collect for SynapseBlocker {
+    fn collect(&self, into: &mut Families) {
+        let server = || vec![Label::from(("server", self.core.config.address.to_string()))];
+        for (_, name, help, value) in self.core.shared.counters.all() {
+            into.sample(name, help, server(), Value::Counter(value));
+        }
+    }
+}
+
+impl SynapseBlocker {
     fn done(&self, request: Request) -> Reply<()> {
         let core = Arc::clone(&self.core);
         Reply::pending(Call::new(core, request, |answer| matches!(answer, Answer::Done).then_some(())))

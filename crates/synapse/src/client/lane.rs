@@ -1,8 +1,8 @@
 //! A lane: one connection to the server at a time, and the requests that belong to it.
 //!
-//! A request takes a slot, and with it an id. It keeps both when the connection breaks and it is sent again on the
-//! next one: by them the server recognises it. A slot is free again only when the server has answered, or has
-//! forgotten the session.
+//! A request takes a slot, and with it an id. It keeps both when the connection breaks and it is sent again
+//! on the next one: by them the server recognises it. A slot is free again only when the server has answered,
+//! or has forgotten the session.
 //!
 //! ```text
 //!         submit            sent              answered            collected
@@ -32,8 +32,8 @@ use crate::output::Output;
 
 use state::{Slot, SlotState, State, Waiter};
 
-/// With this many bytes to send, some are sent before more requests are encoded: the server works on the first
-/// requests while this side encodes the next.
+/// With this many bytes to send, some are sent before more requests are encoded: the server works on the
+/// first requests while this side encodes the next.
 const SEND_BYTES: usize = 32 * 1024;
 
 pub(super) struct Lane {
@@ -56,7 +56,7 @@ pub(super) enum Submitted {
     Failed(Error),
 }
 
-/// What happened to the requests that were under way when a connection broke.
+/// What happened to the requests that were outstanding when a connection broke.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Resent {
     /// The number of requests that are sent again.
@@ -69,7 +69,13 @@ pub(super) struct Resent {
 pub(super) const NEVER: Timestamp = Timestamp(u64::MAX);
 
 impl Lane {
-    pub(super) fn new(index: u16, config: &ClientConfig, limits: Capabilities, now: Timestamp) -> Self {
+    pub(super) fn new(
+        index: u16,
+        config: &ClientConfig,
+        limits: Capabilities,
+        features: Features,
+        now: Timestamp,
+    ) -> Self {
         let state = State {
             slots: (0..config.slots).map(|_| Slot::default()).collect(),
             free: Vec::new(),
@@ -88,6 +94,7 @@ impl Lane {
             due: NEVER,
             down: Some((now, Error::Retryable("not connected yet".into()))),
             limits,
+            features,
         };
         let (load, is_up) = (AtomicU32::new(0), AtomicBool::new(false));
         Self { index, config: config.clone(), load, is_up, ended: Notify::new(), state: Mutex::new(state) }
@@ -103,8 +110,8 @@ impl Lane {
 
     // ---- callers
 
-    /// Moves a request into a slot, or returns a ticket to wait for one. A request that comes with its ticket keeps
-    /// its place in the queue.
+    /// Moves a request into a slot, or returns a ticket to wait for one. A request that comes with its ticket
+    /// keeps its place in the queue.
     ///
     /// # Panics
     /// If `request` is `None`.
@@ -123,8 +130,10 @@ impl Lane {
         // A request that has waited keeps the deadline that it came with.
         let waits_until = ticket.and_then(|ticket| state.waiting.get(&ticket)).map(|waiter| waiter.deadline);
         let deadline = waits_until.unwrap_or(deadline);
-        let limits = state.limits;
-        if let Err(error) = state.may_submit(&self.config, deadline).and_then(|()| submitted.fit(&limits)) {
+        let (limits, features) = (state.limits, state.features);
+        if let Err(error) =
+            state.may_submit(&self.config, deadline).and_then(|()| submitted.fit(&limits, features))
+        {
             if let Some(ticket) = ticket {
                 state.remove_waiter(ticket);
                 self.load.fetch_sub(1, Ordering::Relaxed);
@@ -249,7 +258,8 @@ impl Lane {
         state.is_closed
     }
 
-    /// Called when there is a connection. Requests that were sent on the last one are sent again where that is safe.
+    /// Called when there is a connection. Requests that were sent on the last one are sent again where that
+    /// is safe.
     pub(super) fn connected(&self, welcome: &Welcome) -> Resent {
         let credits = welcome.credits;
         let mut wakers = Vec::new();
@@ -259,9 +269,9 @@ impl Lane {
             state.credits = credits;
             state.can_request_credit = welcome.features.has(Features::CREDIT);
             (state.requested_bytes, state.sent_bytes) = (0, 0);
-            state.limits = welcome.capabilities;
-            // The name alone proves nothing: the server may know it from a handshake whose welcome was lost, and may
-            // have begun the session then.
+            (state.limits, state.features) = (welcome.capabilities, welcome.features);
+            // The name alone proves nothing: the server may know it from a handshake whose welcome was lost,
+            // and may have begun the session then.
             let is_resumed = welcome.is_resumed && state.generation == Some(welcome.generation);
             state.generation = Some(welcome.generation);
             state.down = None;
@@ -301,8 +311,8 @@ impl Lane {
         }
     }
 
-    /// Encodes requests, as far as the credit reaches and until there is enough to send. Returns whether there are
-    /// more.
+    /// Encodes requests, as far as the credit reaches and until there is enough to send. Returns whether
+    /// there are more.
     pub(super) fn fill(&self, output: &mut Output, now: Timestamp, has_crc: bool) -> bool {
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -353,8 +363,8 @@ impl Lane {
         state.requested_bytes = 0;
     }
 
-    /// Called when an answer has arrived. `decode` returns its outcome and `record` receives it with its request, both
-    /// only if the caller still waits.
+    /// Called when an answer has arrived. `decode` returns its outcome and `record` receives it with its
+    /// request, both only if the caller still waits.
     ///
     /// # Errors
     /// What is wrong with it: close the connection.
@@ -432,7 +442,8 @@ impl Lane {
         self.ended.notify_one();
     }
 
-    /// Fails the requests whose deadline has passed. Returns the next deadline and the number of requests that failed.
+    /// Fails the requests whose deadline has passed. Returns the next deadline and the number of requests
+    /// that failed.
     pub(super) fn expire(&self, now: Timestamp) -> (Timestamp, u64) {
         let mut wakers = Vec::new();
         let mut expired_count = 0;

@@ -41,7 +41,7 @@ use unflushed::Unflushed;
 /// use synapse::{ClientConfig, Server, ServerConfig, SynapseBlocker};
 ///
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-/// # let server = Server::new(Arc::new(Memory::default()), None, ServerConfig::default())?;
+/// # let server = Server::new(Arc::new(Memory::default()), ServerConfig::default())?;
 /// # let address = server.listen(&"127.0.0.1:0".parse()?).await?;
 /// let store = SynapseBlocker::connect(ClientConfig::new(address)).await?;
 /// let disk = ObjectId::new(Namespace::new("vm")?, Name::new("disk.0")?);
@@ -54,20 +54,21 @@ use unflushed::Unflushed;
 ///
 /// Beyond the contract of [`blocker::Blocker`]:
 ///
-/// - A request that was sent when its connection broke is sent again; the server recognises it and executes it at
-///   most once. If the server has restarted meanwhile, or has forgotten the session, a change fails with
-///   `OutcomeUnknown`.
-/// - After a restart of the server, flushes that cover earlier writes acknowledged as *cached* fail with `WritesLost`,
-///   unless the instance that acknowledged them is known to have ended with everything stored.
+/// - A request that was sent when its connection broke is sent again; the server recognises it and executes
+///   it at most once. If the server has restarted meanwhile, or has forgotten the session, a change fails
+///   with `OutcomeUnknown`.
+/// - After a restart of the server, flushes that cover earlier writes acknowledged as *cached* fail with
+///   `WritesLost`, unless the instance that acknowledged them is known to have ended with everything stored.
 /// - When the server comes back with other limits, the client follows them;
-///   [`capabilities`](blocker::Blocker::capabilities) returns the newest ones. A server that promises less than
-///   before, or that serves another store, is refused with `Retryable`.
+///   [`capabilities`](blocker::Blocker::capabilities) returns the newest ones. A server that promises less
+///   than before, or that serves another store, is refused with `Retryable`.
 /// - Without a connection requests wait, at most for [`ClientConfig::reconnect_timeout`], and then fail with
 ///   `Retryable` (those that had been sent: as if their answer were lost).
-/// - Dropping a reply cancels the request at the server; its slot is free again when the server has answered that.
+/// - Dropping a reply cancels the request at the server; its slot is free again when the server has answered
+///   that.
 ///
-/// Calls may be made from any thread and any executor. Cloning is cheap and returns another handle of the same
-/// connections, which are closed when the last handle and the last reply are dropped.
+/// Calls may be made from any thread and any executor. Cloning is cheap and returns another handle of the
+/// same connections, which are closed when the last handle and the last reply are dropped.
 #[derive(Clone)]
 pub struct SynapseBlocker {
     core: Arc<Core>,
@@ -91,6 +92,8 @@ pub(crate) struct Shared {
     pool: Arc<PayloadPool>,
     events: EventHub,
     has_events: AtomicBool,
+    /// The features of the last welcome.
+    features: AtomicU64,
     unflushed: Unflushed,
     instance: Mutex<Option<InstanceId>>,
     core: OnceLock<Weak<Core>>,
@@ -116,17 +119,17 @@ impl SynapseBlocker {
     /// Connects to a server. The connections run on the current tokio runtime.
     ///
     /// # Errors
-    /// `Denied`: the secret is wrong, or the server does not prove that it knows it. `Invalid`: the settings cannot
-    /// work. `Retryable`: the server cannot be reached.
+    /// `Denied`: the secret is wrong, or the server does not prove that it knows it. `Invalid`: the settings
+    /// cannot work. `Retryable`: the server cannot be reached.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
     pub async fn connect(config: ClientConfig) -> Result<Self> {
-        config.check().map_err(|text| Error::Invalid(text.into()))?;
+        config.check().map_err(|error| Error::Invalid(error.to_string().into()))?;
         let client = config.seed.map_or_else(random, |seed| u128::from(seed).to_le_bytes());
         let pool = PayloadPool::new(config.payload_pool_bytes_max);
         let first = connect::connect(&config, SessionId { client, lane: 0 }, &pool).await?;
-        let capabilities = first.welcome.capabilities;
+        let (capabilities, features) = (first.welcome.capabilities, first.welcome.features);
         let shared = Arc::new(Shared {
             config: config.clone(),
             client,
@@ -135,6 +138,7 @@ impl SynapseBlocker {
             pool,
             events: EventHub::new(),
             has_events: AtomicBool::new(false),
+            features: AtomicU64::new(features.0),
             unflushed: Unflushed::default(),
             instance: Mutex::new(None),
             core: OnceLock::new(),
@@ -142,7 +146,7 @@ impl SynapseBlocker {
         });
         let now = config.clock.now();
         let lanes: Vec<_> = (0..config.connections)
-            .map(|index| Arc::new(Lane::new(index, &config, capabilities, now)))
+            .map(|index| Arc::new(Lane::new(index, &config, capabilities, features, now)))
             .collect();
         let core = Arc::new(Core { config, lanes, shared: Arc::clone(&shared) });
         // It is set once, here.
@@ -154,18 +158,11 @@ impl SynapseBlocker {
         Ok(Self { core })
     }
 
-    /// Returns what this client has counted on its side of the wire, by name.
+    /// Returns what this client has counted on its side of the wire, by name. As typed metrics these are part
+    /// of [`Control::metrics`](blocker::Control::metrics).
     #[must_use]
-    pub fn metrics(&self) -> Vec<(&'static str, u64)> {
-        let counters = &self.core.shared.counters;
-        let all = [
-            ("connects", &counters.connects),
-            ("resends", &counters.resends),
-            ("unanswered", &counters.unanswered),
-            ("late", &counters.late),
-            ("pings_answered", &counters.pongs),
-        ];
-        all.map(|(name, counter)| (name, counter.load(Ordering::Relaxed))).into()
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.core.shared.counters.all().map(|(name, _, _, value)| (name, value)).into()
     }
 
     /// Returns the identity of the store that the server serves, if it has one.
@@ -174,8 +171,8 @@ impl SynapseBlocker {
         *self.core.shared.store.lock()
     }
 
-    /// Connects, in a program without a tokio runtime: the connections run on a thread of their own, which ends with
-    /// them. Blocks until connected.
+    /// Connects, in a program without a tokio runtime: the connections run on a thread of their own, which
+    /// ends with them. Blocks until connected.
     ///
     /// # Errors
     /// As [`Self::connect`]; `Retryable` if the thread cannot be started.
@@ -206,6 +203,40 @@ async fn all_ended(core: &Weak<Core>) {
     let lanes = core.upgrade().map(|core| core.lanes.clone()).unwrap_or_default();
     for lane in lanes {
         lane.ended().await;
+    }
+}
+
+impl Counters {
+    /// Returns the short name, the metric's name and help, and the value of each.
+    fn all(&self) -> [(&'static str, &'static str, &'static str, u64); 5] {
+        [
+            (
+                "connects",
+                "synapse_client_connections_total",
+                "Connections to the server, the first ones included.",
+                &self.connects,
+            ),
+            (
+                "resends",
+                "synapse_client_resends_total",
+                "Requests sent again on another connection.",
+                &self.resends,
+            ),
+            (
+                "unanswered",
+                "synapse_client_answers_lost_total",
+                "Requests that were sent and whose answer was lost.",
+                &self.unanswered,
+            ),
+            ("late", "synapse_client_deadlines_passed_total", "Requests whose deadline passed.", &self.late),
+            (
+                "pings_answered",
+                "synapse_client_pings_answered_total",
+                "Pings that were answered.",
+                &self.pongs,
+            ),
+        ]
+        .map(|(name, metric, help, counter)| (name, metric, help, counter.load(Ordering::Relaxed)))
     }
 }
 

@@ -1,4 +1,5 @@
-//! `impl Blocker for SynapseBlocker`: what the client can refuse is refused here, the rest goes to the server.
+//! `impl Blocker for SynapseBlocker`: what the client can refuse is refused here, the rest goes to the
+//! server.
 
 use std::sync::Arc;
 
@@ -145,6 +146,11 @@ impl Blocker for SynapseBlocker {
     fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
         check!(self.check_deadline(&request.call));
         send!(self, Request::Invalidate(request), Invalidate)
+    }
+
+    /// Returns the control plane of the server.
+    fn control(&self) -> &dyn Control {
+        self
     }
 
     /// Events of the time without a connection are missed; [`Event::Missed`] reports that.

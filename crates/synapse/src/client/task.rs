@@ -56,8 +56,8 @@ async fn serve(lane: &Lane, shared: &Arc<Shared>, first: Option<Connected>) {
     }
 }
 
-/// Returns the pause before the next attempt: doubled each time up to the longest, and drawn from its upper half, so
-/// that the clients of a server that comes back do not connect all at once.
+/// Returns the pause before the next attempt: doubled each time up to the longest, and drawn from its upper
+/// half, so that the clients of a server that comes back do not connect all at once.
 fn backoff(shared: &Shared, failures: u32) -> Duration {
     let config = &shared.config;
     let full = config.backoff_min.saturating_mul(1_u32.checked_shl(failures).unwrap_or(u32::MAX));

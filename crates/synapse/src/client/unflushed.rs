@@ -1,12 +1,14 @@
-//! The changes that a server has acknowledged as *cached* and has not flushed since: lost if the server crashes.
+//! The changes that a server has acknowledged as *cached* and has not flushed since: lost if the server
+//! crashes.
 //!
-//! A flush that another instance answers than the one that took the writes would report as *stored* bytes that were
-//! lost with the old instance's memory. So the client records which objects have such writes. When the instance
-//! changes they count as lost, and flushes that cover them fail with `WritesLost`, until the objects are written in
-//! full, deleted, or invalidated. Nothing is lost with an instance that is known to have ended with everything stored.
+//! A flush that another instance answers than the one that took the writes would report as *stored* bytes
+//! that were lost with the old instance's memory. So the client records which objects have such writes. When
+//! the instance changes they count as lost, and flushes that cover them fail with `WritesLost`, until the
+//! objects are written in full, deleted, or invalidated. Nothing is lost with an instance that is known to
+//! have ended with everything stored.
 //!
-//! Bounded: beyond the limit the namespace with the most objects counts as a whole, until it or everything is flushed.
-//! What a flush covers is removed in small steps, so that no caller waits for all of it.
+//! Bounded: beyond the limit the namespace with the most objects counts as a whole, until it or everything is
+//! flushed. What a flush covers is removed in small steps, so that no caller waits for all of it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -73,9 +75,9 @@ struct Lost {
 }
 
 impl Unflushed {
-    /// Called when a connection to `instance` is accepted; `closed` are instances known to have ended with everything
-    /// stored. Returns whether it is another instance than before; then what was dirty is lost, unless the one before
-    /// is among `closed`.
+    /// Called when a connection to `instance` is accepted; `closed` are instances known to have ended with
+    /// everything stored. Returns whether it is another instance than before; then what was dirty is lost,
+    /// unless the one before is among `closed`.
     pub(super) fn connected_to(&self, instance: InstanceId, closed: &[InstanceId]) -> bool {
         let mut state = self.state.lock();
         state.closed.clear();
@@ -247,8 +249,8 @@ impl State {
         Ok(())
     }
 
-    /// Removes what a flush of `scope` that began at `begun` covers, at most [`STEP_COUNT`] objects. Returns their
-    /// number.
+    /// Removes what a flush of `scope` that began at `begun` covers, at most [`STEP_COUNT`] objects. Returns
+    /// their number.
     fn drop_flushed(&mut self, scope: &Scope, begun: u64) -> usize {
         let mut count = 0;
         match scope {
@@ -311,7 +313,8 @@ impl Dirty {
         true
     }
 
-    /// Removes the objects whose last change is not after `begun`, at most `count_max`: those of one domain, or all.
+    /// Removes the objects whose last change is not after `begun`, at most `count_max`: those of one domain,
+    /// or all.
     fn drop_flushed(&mut self, only: Option<Domains>, begun: u64, count_max: usize) -> usize {
         if only.is_none() && self.whole.is_some_and(|tick| tick <= begun) {
             self.whole = None;
@@ -372,7 +375,7 @@ mod tests {
         assert!(is_lost(&all, &Scope::All));
         assert!(is_lost(&all, &Scope::Object(object("after"))));
         assert!(!is_lost(&all, &Scope::Object(object("flushed"))));
-        // A flush that was under way across the change must not succeed either.
+        // A flush that began before the restart must not succeed either.
         assert!(all.flushed(&Scope::All, begun + 9).is_err());
         all.clear(&Scope::Object(object("after")));
         assert!(!is_lost(&all, &Scope::All));

@@ -1,5 +1,6 @@
-//! An answer of the contract, as frames carry it: [`Answer::encode`] beside [`Answer::decode`].
+//! An answer of the contract as a frame: [`Outcome::encode`] beside [`Outcome::decode`].
 
+use blocker::metrics::Families;
 use blocker::*;
 use bytes::Bytes;
 
@@ -9,11 +10,12 @@ use super::failure::{put_error, take_error};
 use super::fields::{durability_bytes, durability_of, policy_code, policy_of, protect};
 use super::frame::{Attached, Head, encode};
 use super::header::{Flags, Header, RequestId};
+use super::metrics::{LOSSES_MAX, decode_losses, decode_metrics, encode_losses, encode_metrics};
 use super::op::Op;
 use super::page::{decode_list, decode_values, encode_list, encode_values, put_name, take_name};
 use super::status::Status;
 
-/// Everything that a server can answer when it worked.
+/// The answer to a request that succeeded.
 #[derive(Clone, Debug)]
 pub enum Answer {
     /// To a read.
@@ -36,25 +38,29 @@ pub enum Answer {
     Attach(Attachment),
     /// To a detach, and to changes of policy and quota.
     Done,
-    /// To a question about a policy.
+    /// To a policy query.
     Policy(Policy),
-    /// To a question about a quota.
+    /// To a quota query.
     Quota(Quota),
-    /// To a question about figures: name and value.
+    /// To a statistics query: names and values.
     Statistics(Vec<(String, u64)>),
-    /// To a question about namespaces: a page of at most [`CONTROL_ENTRIES_MAX`], and whether there may be
+    /// To a namespaces query: a page of at most [`super::CONTROL_ENTRIES_MAX`], and whether there may be
     /// more.
     Namespaces(Vec<Namespace>, bool),
+    /// To a metrics query: a page of them, see [`super::metrics_page`], and whether there are more.
+    Metrics(Families, bool),
+    /// To a losses query: a page of at most [`super::LOSSES_MAX`].
+    Losses(LossPage),
 }
 
-/// What became of a request, as it goes over the wire.
+/// The outcome of a request, as it is sent.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// It was answered.
+    /// It succeeded.
     Answered(Answer),
     /// It failed.
     Failed(Error),
-    /// Its caller had gone.
+    /// Its caller had cancelled it.
     Cancelled,
 }
 
@@ -68,7 +74,7 @@ impl From<Result<Answer, Error>> for Outcome {
 }
 
 impl Outcome {
-    /// Appends the head of the reply to `out`; the payload to send after it is returned.
+    /// Appends the head of the reply to `out`, and returns the payload to send after it.
     #[must_use]
     pub fn encode(self, op: Op, id: RequestId, has_crc: bool, out: &mut Vec<u8>) -> Segments {
         let mut header = Header::new(op, id);
@@ -85,16 +91,16 @@ impl Outcome {
             }
         };
         let payload_crc = protect(&mut header, &payload, has_crc);
-        // Below the byte credit, which is far below 4 GiB.
+        // Below the granted bytes, which are far below 4 GiB.
         let payload_bytes = payload.len_bytes() as u32;
         encode(out, &header, &Attached { payload_bytes, payload_crc, ..Attached::default() });
         payload
     }
 
-    /// What a reply's head and payload stand for.
+    /// Reads the outcome of a reply's head and payload.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the server makes no sense: close the connection.
+    /// [`Error::Invalid`] if it makes no sense: close the connection.
     pub fn decode(head: &Head<'_>, payload: Segments) -> Result<Self, Error> {
         let header = &head.header;
         match header.status {
@@ -146,6 +152,15 @@ impl Answer {
                 header.offset = quota.used_bytes;
             }
             Self::Statistics(values) => return encode_values(&values).into(),
+            Self::Metrics(families, has_more) => {
+                header.flags.put(Flags::MORE, has_more);
+                return encode_metrics(&families).into();
+            }
+            Self::Losses(page) => {
+                header.flags.put(Flags::MORE, page.has_more || page.losses.len() > LOSSES_MAX);
+                (header.offset, header.length) = (page.unlisted_objects, page.unlisted_bytes);
+                return encode_losses(&page.losses).into();
+            }
             Self::Namespaces(namespaces, has_more) => {
                 header.flags.put(Flags::MORE, has_more);
                 let mut bytes = Vec::new();
@@ -161,8 +176,10 @@ impl Answer {
     fn take(header: &Header, payload: Segments) -> Result<Self, Error> {
         let durability =
             || durability_of(header.durability, header.replicas).ok_or_else(|| invalid("no such durability"));
-        let has_payload =
-            matches!(header.op, Op::Read | Op::List | Op::Attach | Op::Statistics | Op::Namespaces);
+        let has_payload = matches!(
+            header.op,
+            Op::Read | Op::List | Op::Attach | Op::Statistics | Op::Namespaces | Op::Metrics | Op::Losses
+        );
         if !has_payload && !payload.is_empty() {
             return Err(invalid("this answer has no payload"));
         }
@@ -204,6 +221,17 @@ impl Answer {
                 Self::Quota(quota)
             }
             Op::Statistics => Self::Statistics(decode_values(payload.to_bytes())?),
+            Op::Metrics => {
+                let families = decode_metrics(payload.to_bytes())?;
+                Self::Metrics(families, header.flags.has(Flags::MORE))
+            }
+            Op::Losses => {
+                let mut page = LossPage::default();
+                page.losses = decode_losses(payload.to_bytes())?;
+                page.has_more = header.flags.has(Flags::MORE);
+                (page.unlisted_objects, page.unlisted_bytes) = (header.offset, header.length);
+                Self::Losses(page)
+            }
             Op::Namespaces => {
                 let mut bytes = payload.to_bytes();
                 let mut namespaces = Vec::new();

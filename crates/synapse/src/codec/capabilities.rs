@@ -4,9 +4,9 @@ use blocker::{Capabilities, Survives};
 
 use super::fields::{durability_bytes, durability_of};
 
-/// Capabilities as they were first sent: six `u64`, then bytes.
+/// The length of the first version of the capabilities: six `u64`, then bytes.
 const CAPABILITY_BYTES_MIN: usize = 6 * 8 + 10;
-/// As they are sent: the most runs after that. Longer ones may follow in later versions.
+/// The length as sent: with the most runs. Later versions may be longer.
 const CAPABILITY_BYTES: usize = CAPABILITY_BYTES_MIN + 4;
 
 pub(super) fn encode_capabilities(capabilities: &Capabilities) -> [u8; CAPABILITY_BYTES] {
@@ -53,7 +53,7 @@ pub(super) fn decode_capabilities(bytes: &[u8]) -> Option<Capabilities> {
     };
     let is = |index: usize| fixed[48 + index] != 0;
     let mut capabilities = Capabilities::full(long(0));
-    // Not known to the first servers of this version.
+    // The first servers of this version do not send it.
     let runs_max = bytes.get(CAPABILITY_BYTES_MIN..CAPABILITY_BYTES).and_then(|runs| runs.try_into().ok());
     capabilities.runs_max = runs_max.map_or(0, u32::from_le_bytes);
     capabilities.request_bytes_max = long(1);

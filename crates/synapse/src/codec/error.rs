@@ -6,19 +6,19 @@ use blocker::Error;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// The other side speaks something else.
+    /// The peer sends another protocol.
     #[error("not the synapse protocol: the frame begins with {found:02x?}")]
     Magic {
         /// The first four bytes.
         found: [u8; 4],
     },
-    /// The other side speaks another version.
-    #[error("version {found} of the protocol, this side speaks version 1")]
+    /// The peer sends another version.
+    #[error("version {found} of the protocol, this side has version 1")]
     Version {
         /// Its version.
         found: u8,
     },
-    /// Damaged on the way.
+    /// The head was damaged on the way.
     #[error("the head fails its checksum")]
     HeadChecksum,
     /// There is no such operation.
@@ -40,15 +40,15 @@ pub enum FrameError {
     TooLong {
         /// Which part.
         name: &'static str,
-        /// How long it says it is.
+        /// Its length.
         length: u64,
-        /// How long it may be.
+        /// The longest allowed.
         limit: u64,
     },
-    /// The extensions do not fill their area.
+    /// The extensions do not fill their area exactly.
     #[error("the extensions do not add up")]
     Extensions,
-    /// An extension that must be understood is not.
+    /// A critical extension is unknown.
     #[error("the critical extension {kind} is not known")]
     CriticalExtension {
         /// Its kind.

@@ -7,11 +7,12 @@ use super::failure::{cut, read_reason};
 use super::fields::{put_scope, take_scope};
 use super::frame::{Attached, Head, encode};
 use super::header::{Header, RequestId};
+use super::hello::Features;
 use super::names::Names;
 use super::op::Op;
 
-/// Appends news.
-pub fn encode_event(out: &mut Vec<u8>, event: &Event) {
+/// Appends an event, for a peer with these features.
+pub fn encode_event(out: &mut Vec<u8>, event: &Event, features: Features) {
     let mut header = Header::new(Op::Event, RequestId::default());
     let mut names: [&[u8]; 4] = [&[]; 4];
     let mut reason: &[u8] = &[];
@@ -31,7 +32,11 @@ pub fn encode_event(out: &mut Vec<u8>, event: &Event) {
             4
         }
         Event::Recovered => 5,
-        // Missed, and what a later version has: treat everything as changed.
+        Event::WritesLost(scope) if features.has(Features::WRITES_LOST) => {
+            put_scope(&mut header, &mut names, scope);
+            7
+        }
+        // Missed, and what the peer has no code for: it treats everything as changed.
         _ => 6,
     };
     let attached = Attached { names, payload_bytes: reason.len() as u32, ..Attached::default() };
@@ -39,10 +44,10 @@ pub fn encode_event(out: &mut Vec<u8>, event: &Event) {
     out.extend_from_slice(reason);
 }
 
-/// Reads news.
+/// Reads an event.
 ///
 /// # Errors
-/// [`Error::Invalid`] if they make no sense.
+/// [`Error::Invalid`] if it makes no sense.
 pub fn decode_event(head: &Head<'_>, payload: &[u8], names: &mut Names) -> Result<Event, Error> {
     Ok(match head.header.length {
         1 => Event::Changed(take_scope(head, names)?),
@@ -51,6 +56,7 @@ pub fn decode_event(head: &Head<'_>, payload: &[u8], names: &mut Names) -> Resul
         4 => Event::Degraded(read_reason(payload)),
         5 => Event::Recovered,
         6 => Event::Missed,
-        _ => return Err(invalid("no such news")),
+        7 => Event::WritesLost(take_scope(head, names)?),
+        _ => return Err(invalid("no such event")),
     })
 }

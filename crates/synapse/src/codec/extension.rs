@@ -3,16 +3,16 @@
 //! ```text
 //!   0       1       2       3       4
 //!   +-------+-------+-------+-------+----------------+
-//!   |C|    kind     |    length     | length bytes   |  and so on, to the end of the area
+//!   |C|    kind     |    length     | length bytes   |  repeated, to the end of the area
 //!   +-------+-------+-------+-------+----------------+
 //! ```
 //!
-//! `C`, the highest bit of the kind, says *critical*: who does not know the kind must not act on the frame.
-//! Other kinds that are not known are passed over.
+//! `C`, the highest bit of the kind, means *critical*: a side that does not know the kind must not act on the
+//! frame. Other unknown kinds are skipped.
 
 use super::error::FrameError;
 
-/// Set in a kind: who does not know it must not act on the frame.
+/// The bit of critical kinds: a side that does not know the kind must not act on the frame.
 pub const CRITICAL: u16 = 0x8000;
 
 /// The kinds of this version.
@@ -21,7 +21,7 @@ pub mod kind {
 
     /// Hello: 16 bytes client, `u16` lane. The session's name.
     pub const SESSION: u16 = 1;
-    /// Hello: `u64` features wanted, or granted.
+    /// Hello and welcome: `u64` features requested, and granted.
     pub const FEATURES: u16 = 2;
     /// Hello and challenge: 32 bytes drawn at random.
     pub const NONCE: u16 = 3;
@@ -33,25 +33,26 @@ pub mod kind {
     pub const CREDITS: u16 = 6;
     /// Welcome: `u32` ms after which either side takes the other for dead.
     pub const PEER_TIMEOUT: u16 = 7;
-    /// Welcome: what the backend can do.
+    /// Welcome: the backend's capabilities.
     pub const CAPABILITIES: u16 = 8;
-    /// Welcome: `u64` drawn when the session began. Another one is another session, whatever its name.
+    /// Welcome: `u64` drawn at random when the session began. Another one is another session, whatever its
+    /// id.
     pub const GENERATION: u16 = 11;
-    /// Welcome: 16 bytes, the identity of the store that is served. Left out where the store has none.
+    /// Welcome: 16 bytes, the identity of the store that is served. Left out if the store has none.
     pub const STORE: u16 = 12;
     /// Welcome: the server's name, UTF-8.
     pub const SERVER_NAME: u16 = 13;
-    /// Welcome: instances of 16 bytes each that ended with everything stored, the last one first.
+    /// Welcome: instances of 16 bytes each that ended with everything stored, the latest one first.
     pub const CLOSED: u16 = 14;
-    /// Hello and goodbye: `u8` lowest and `u8` highest version that the sender speaks.
+    /// Hello and goodbye: `u8` lowest and `u8` highest version that the sender supports.
     pub const VERSIONS: u16 = 15;
     /// Hello: the client's name, UTF-8.
     pub const CLIENT_NAME: u16 = 18;
-    /// Hello: which of the server's secrets the client proves to know.
+    /// Hello: the name of the secret that the client proves to know.
     pub const KEY: u16 = 19;
-    /// Hello: kept for the start of TLS.
+    /// Hello: reserved for the start of TLS.
     pub const TLS: u16 = 9 | CRITICAL;
-    /// Hello: kept for what the client is allowed to.
+    /// Hello: reserved for the client's permissions.
     pub const PERMISSIONS: u16 = 10 | CRITICAL;
     /// Copy: `u8` condition and `u64` version that the source must meet.
     pub const FROM_CONDITION: u16 = 16 | CRITICAL;
@@ -67,7 +68,7 @@ pub mod kind {
 pub struct Extensions<'a>(&'a [u8]);
 
 impl<'a> Extensions<'a> {
-    /// Takes `area` if its parts add up and all critical ones are known.
+    /// Returns the extensions of `area` if their lengths add up and all critical ones are known.
     ///
     /// # Errors
     /// [`FrameError::Extensions`], [`FrameError::CriticalExtension`].
@@ -83,7 +84,7 @@ impl<'a> Extensions<'a> {
         Ok(Self(area))
     }
 
-    /// The first of this kind.
+    /// Returns the first extension of this kind.
     #[must_use]
     pub fn get(&self, kind: u16) -> Option<&'a [u8]> {
         let mut left = self.0;
@@ -96,7 +97,7 @@ impl<'a> Extensions<'a> {
         None
     }
 
-    /// The first of this kind, if it has exactly `N` bytes.
+    /// Returns the first extension of this kind, if it has exactly `N` bytes.
     #[must_use]
     pub fn get_array<const N: usize>(&self, kind: u16) -> Option<[u8; N]> {
         self.get(kind)?.try_into().ok()
@@ -111,15 +112,15 @@ fn split(area: &[u8]) -> Option<(u16, &[u8], &[u8])> {
     Some((kind, value, rest))
 }
 
-/// Puts extensions together.
+/// Writes an extension area.
 #[derive(Clone, Debug, Default)]
 pub struct Writer(Vec<u8>);
 
 impl Writer {
-    /// Appends one.
+    /// Appends an extension.
     ///
     /// # Panics
-    /// If `value` is longer than 65 535 bytes: our bug.
+    /// If `value` is longer than 65 535 bytes.
     pub fn put(&mut self, kind: u16, value: &[u8]) -> &mut Self {
         let length = u16::try_from(value.len()).expect("a short extension");
         self.0.extend_from_slice(&kind.to_le_bytes());
@@ -128,7 +129,7 @@ impl Writer {
         self
     }
 
-    /// The area so far.
+    /// Returns the area so far.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0
@@ -140,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn extensions_are_found_and_unknown_ones_passed_over() {
+    fn extensions_are_found_and_unknown_ones_skipped() {
         let mut writer = Writer::default();
         writer.put(700, b"from the future").put(kind::FEATURES, &7_u64.to_le_bytes()).put(kind::NONCE, b"");
         let found = Extensions::check(writer.bytes()).unwrap();
@@ -151,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn an_area_that_does_not_add_up_or_must_be_understood_is_refused() {
+    fn an_area_with_wrong_lengths_or_an_unknown_critical_kind_is_refused() {
         let mut writer = Writer::default();
         writer.put(kind::NONCE, &[1; 32]);
         for len in 1..writer.bytes().len() {

@@ -10,7 +10,7 @@ use super::status::Status;
 /// The longest reason that is sent, in bytes; the rest is cut off.
 pub const REASON_BYTES_MAX: usize = 512;
 
-/// Puts an error into a header; what is left to send as payload is its reason.
+/// Puts an error into a header. Returns its reason, which is sent as the payload.
 pub(super) fn put_error<'a>(header: &mut Header, error: &'a Error) -> &'a str {
     let mut reason = "";
     header.status = match error {
@@ -59,26 +59,27 @@ pub(super) fn put_error<'a>(header: &mut Header, error: &'a Error) -> &'a str {
                 _ => Status::OutcomeUnknown,
             }
         }
-        // An error that this version has no word for claims the least.
+        // An error that this version has no status for: the outcome is unknown, which claims the least.
         _ => Status::OutcomeUnknown,
     };
     cut(reason)
 }
 
-/// As much of a reason as is sent: whole characters.
+/// Returns the part of a reason that is sent: whole characters.
 pub(super) fn cut(reason: &str) -> &str {
     &reason[..reason.floor_char_boundary(REASON_BYTES_MAX)]
 }
 
-/// A reason as it arrived. It is text for people and decides nothing, so one that is too long or not UTF-8 is
-/// shown as far as it goes: what counts, the status, must not be lost for its sake.
+/// Returns a reason as it arrived. It is text for people and decides nothing, so one that is too long or not
+/// UTF-8 is cut or replaced: the status, which counts, must not be lost because of it.
 pub(super) fn read_reason(payload: &[u8]) -> Cow<'static, str> {
     let shown = String::from_utf8_lossy(&payload[..payload.len().min(REASON_BYTES_MAX)]);
-    // The characters that stand for what is no text may be longer than it was.
+    // The replacement characters may be longer than the bytes that they replace.
     Cow::Owned(cut(&shown).to_owned())
 }
 
-/// The error that a reply's header and payload stand for; `None` if it is none of the contract's.
+/// Returns the error of a reply's header and payload; `None` if the status is not one of the contract's
+/// errors.
 pub(super) fn take_error(header: &Header, reason: &[u8]) -> Option<Error> {
     let text = || read_reason(reason);
     Some(match header.status {

@@ -20,7 +20,7 @@ pub(super) fn object(head: &Head<'_>, names: &mut Names) -> Result<ObjectId, Err
 pub(super) fn put_call(header: &mut Header, call: &Call, now: Timestamp) {
     if let Some(deadline) = call.deadline {
         header.flags.put(Flags::DEADLINE, true);
-        // Rounded up: the caller's own timer is what decides.
+        // Rounded up: the caller's own timer decides.
         header.deadline_us = deadline.0.saturating_sub(now.0).div_ceil(1000);
     }
     header.hints = call.hints.bits();
@@ -87,7 +87,7 @@ pub(super) fn condition_of(code: u8, version: u64) -> Result<Condition, Error> {
     })
 }
 
-/// A scope is told by which names are there, and by the flag for a domain.
+/// Puts a scope: it follows from which names are present, and from the flag of a domain.
 pub(super) fn put_scope<'a>(header: &mut Header, names: &mut [&'a [u8]; 4], scope: &'a Scope) {
     match scope {
         Scope::Object(object) => put_object(names, object),
@@ -97,7 +97,7 @@ pub(super) fn put_scope<'a>(header: &mut Header, names: &mut [&'a [u8]; 4], scop
             header.domain = domain.0;
         }
         Scope::Namespace(namespace) => names[0] = namespace.as_bytes(),
-        // All, and what a later version has: wider is what is safe.
+        // All, and scopes of later versions: the wider scope is safe.
         _ => {}
     }
 }
@@ -134,7 +134,7 @@ pub(super) fn policy_of(code: u64) -> Result<Policy, Error> {
     Ok(policy)
 }
 
-/// Sets the flag and computes the CRC where a payload is to be protected.
+/// Sets the flag and returns the CRC, if the payload is to be protected.
 pub(super) fn protect(header: &mut Header, payload: &Segments, has_crc: bool) -> u32 {
     if !has_crc || payload.is_empty() {
         return 0;
@@ -143,7 +143,7 @@ pub(super) fn protect(header: &mut Header, payload: &Segments, has_crc: bool) ->
     payload_crc(payload)
 }
 
-/// The CRC-32 of a payload.
+/// Returns the CRC-32 of a payload.
 #[must_use]
 pub fn payload_crc(payload: &Segments) -> u32 {
     let mut crc = crc32fast::Hasher::new();

@@ -1,8 +1,8 @@
 //! A frame's head: header, names, extensions. Read and written in one step each.
 //!
-//! Incomplete input is a result, not an error. An error here means that the stream can no longer be
-//! understood, or comes from something that does not speak this protocol: the connection is closed. What
-//! is wrong with a request that can be understood is answered, see [`super::request`].
+//! Incomplete input is a result, not an error. An error means that the stream can no longer be understood, or
+//! is of another protocol: the connection is closed. A request that can be read but makes no sense is
+//! answered instead, see [`Request::decode`](super::Request::decode).
 
 use super::error::FrameError;
 use super::extension::Extensions;
@@ -14,7 +14,7 @@ pub const EXTENSION_BYTES_MAX: u32 = 4096;
 /// The longest head: header, four names, extensions.
 pub const HEAD_BYTES_MAX: usize = HEADER_BYTES + 4 * 255 + EXTENSION_BYTES_MAX as usize;
 
-/// How every frame begins.
+/// The first bytes of every frame.
 const BEGINNING: [u8; 5] = [MAGIC[0], MAGIC[1], MAGIC[2], MAGIC[3], VERSION];
 
 /// The head of a frame, borrowed from the bytes it was read from.
@@ -30,27 +30,27 @@ pub struct Head<'a> {
     pub to_namespace: &'a [u8],
     /// Of a copy, the target's name; of a listing, the prefix.
     pub to_name: &'a [u8],
-    /// What else was sent.
+    /// The extensions.
     pub extensions: Extensions<'a>,
-    /// How long all of this was.
+    /// The length of the head.
     pub head_bytes: usize,
-    /// How long the payload is.
+    /// The length of the payload.
     pub payload_bytes: usize,
-    /// The payload's CRC, if it is protected.
+    /// The payload's CRC-32, if it is protected.
     pub payload_crc: Option<u32>,
 }
 
-/// What must be known of a frame before it is complete.
+/// The lengths of a frame, which are known before it is complete.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Measured {
-    /// How long header, names and extensions are.
+    /// The length of header, names and extensions.
     pub head_bytes: usize,
-    /// How long the payload after them is.
+    /// The length of the payload after them.
     pub payload_bytes: usize,
 }
 
-/// Measures the frame at the start of `input`, whose head is then known to be undamaged; `None` if the
-/// head is not complete yet. A payload may have at most `payload_bytes_max` bytes.
+/// Returns the lengths of the frame at the start of `input`, whose head is then known to be undamaged; `None`
+/// if the head is not complete yet. A payload may have at most `payload_bytes_max` bytes.
 ///
 /// # Errors
 /// [`FrameError`]: close the connection.
@@ -68,19 +68,19 @@ pub fn measure(input: &[u8], payload_bytes_max: u32) -> Result<Option<Measured>,
     limit("an extension area", lengths.extension, EXTENSION_BYTES_MAX)?;
     let head_bytes = lengths.head_bytes();
     let Some(rest) = input.get(HEADER_BYTES..head_bytes) else { return Ok(None) };
-    let said = u32::from_le_bytes([fixed[100], fixed[101], fixed[102], fixed[103]]);
+    let sent = u32::from_le_bytes([fixed[100], fixed[101], fixed[102], fixed[103]]);
     if !rest.is_empty() {
         crc.update(rest);
     }
-    if said != crc.finalize() {
+    if sent != crc.finalize() {
         return Err(FrameError::HeadChecksum);
     }
     limit("a payload", lengths.payload, payload_bytes_max)?;
     Ok(Some(Measured { head_bytes, payload_bytes: lengths.payload as usize }))
 }
 
-/// What can be told from the first bytes is told at once: someone who does not speak this protocol may never
-/// send a whole header.
+/// Checks the first bytes as soon as they are there: a peer with another protocol may never send a whole
+/// header.
 fn check_beginning(input: &[u8]) -> Result<(), FrameError> {
     let magic_len = input.len().min(MAGIC.len());
     if input[..magic_len] != MAGIC[..magic_len] {
@@ -94,11 +94,12 @@ fn check_beginning(input: &[u8]) -> Result<(), FrameError> {
     }
 }
 
-/// Reads a head that [`measure`] has found to be complete. Bytes after it are ignored.
+/// Reads a head that [`measure`] has found complete. Bytes after it are ignored.
 ///
 /// # Errors
 /// [`FrameError`]: close the connection.
-// What it returns is large: inlined, it is made where it is wanted instead of being moved there, several times.
+// Inlined because the result is large: it is constructed in its place instead of being moved there several
+// times.
 #[inline(always)]
 pub fn parse(head: &[u8]) -> Result<Head<'_>, FrameError> {
     let Some(fixed) = head.first_chunk::<HEADER_BYTES>() else { return Err(FrameError::HeadChecksum) };
@@ -126,7 +127,7 @@ pub fn parse(head: &[u8]) -> Result<Head<'_>, FrameError> {
     })
 }
 
-/// [`measure`] and [`parse`] in one.
+/// [`measure`] and [`parse`] in one step.
 ///
 /// # Errors
 /// [`FrameError`]: close the connection.
@@ -134,30 +135,30 @@ pub fn decode(input: &[u8], payload_bytes_max: u32) -> Result<Option<Head<'_>>, 
     measure(input, payload_bytes_max)?.map(|_| parse(input)).transpose()
 }
 
-/// What is sent with a header.
+/// The parts of a frame after its header.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Attached<'a> {
     /// Namespace, name, to-namespace, to-name.
     pub names: [&'a [u8]; 4],
     /// Written by [`super::Writer`].
     pub extension: &'a [u8],
-    /// How long the payload that follows is.
+    /// The length of the payload that follows.
     pub payload_bytes: u32,
-    /// Its CRC, where the flag says so.
+    /// Its CRC-32, if the flag is set.
     pub payload_crc: u32,
 }
 
-/// Appends a head to `out`. The payload is to follow.
+/// Appends a head to `out`. The caller appends the payload.
 ///
 /// # Panics
-/// If a name is longer than 255 bytes or the extensions longer than [`EXTENSION_BYTES_MAX`]: our bug.
+/// If a name is longer than 255 bytes, or the extensions than [`EXTENSION_BYTES_MAX`].
 pub fn encode(out: &mut Vec<u8>, header: &Header, attached: &Attached<'_>) {
     let len = |name: &[u8]| u8::try_from(name.len()).expect("a name has at most 255 bytes");
     assert!(attached.extension.len() <= EXTENSION_BYTES_MAX as usize, "extensions that fit");
     let [namespace, name, to_namespace, to_name] = attached.names;
     let lengths = Lengths {
         names: [len(namespace), len(name), len(to_namespace), len(to_name)],
-        // Just checked.
+        // Within the limit, by the assertion.
         extension: attached.extension.len() as u32,
         payload: attached.payload_bytes,
         payload_crc: attached.payload_crc,
@@ -176,25 +177,25 @@ pub fn encode(out: &mut Vec<u8>, header: &Header, attached: &Attached<'_>) {
     out[start + HEAD_CRC_AT..start + HEADER_BYTES].copy_from_slice(&crc.finalize().to_le_bytes());
 }
 
-/// Appends a frame that is nothing but a header.
+/// Appends a frame that consists of a header.
 pub fn encode_plain(out: &mut Vec<u8>, header: &Header) {
     encode(out, header, &Attached::default());
 }
 
-/// Whether a frame has names, which its operation may know nothing of.
+/// Whether a frame has names.
 pub(super) fn has_names(head: &Head<'_>) -> bool {
     [head.namespace, head.name, head.to_namespace, head.to_name].iter().any(|name| !name.is_empty())
 }
 
-/// A ping, or its answer.
+/// Appends a ping, or its answer.
 pub fn encode_ping(out: &mut Vec<u8>, is_reply: bool) {
     let mut header = Header::new(Op::Ping, RequestId::default());
     header.flags.put(header::Flags::REPLY, is_reply);
     encode_plain(out, &header);
 }
 
-/// How many bytes may be under way: from a server what it grants from now on, as a reply the client's word that it
-/// keeps to that, from a client what its next request needs.
+/// Appends a credit frame: from a server the bytes that it grants from now on, as a reply the client's
+/// acceptance, from a client the cost of its next request.
 pub fn encode_credit(out: &mut Vec<u8>, bytes: u64, is_reply: bool) {
     let mut header = Header::new(Op::Credit, RequestId::default());
     header.flags.put(header::Flags::REPLY, is_reply);
@@ -202,7 +203,7 @@ pub fn encode_credit(out: &mut Vec<u8>, bytes: u64, is_reply: bool) {
     encode_plain(out, &header);
 }
 
-/// The word that the caller of `id` has gone.
+/// Appends a cancellation of the request `id`.
 pub fn encode_cancel(out: &mut Vec<u8>, id: RequestId) {
     encode_plain(out, &Header::new(Op::Cancel, id));
 }

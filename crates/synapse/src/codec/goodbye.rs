@@ -10,8 +10,7 @@ use super::hello::Versions;
 use super::op::Op;
 use super::status::Status;
 
-/// Appends the last word of a connection, and why: a status, or an error. It says as well which versions of the
-/// protocol this side speaks.
+/// Appends a goodbye with its cause, a status or an error, and with the versions that this side supports.
 pub fn encode_goodbye(out: &mut Vec<u8>, why: Result<Status, &Error>) {
     let mut header = Header::new(Op::Goodbye, RequestId::default());
     let reason = match why {
@@ -28,7 +27,7 @@ pub fn encode_goodbye(out: &mut Vec<u8>, why: Result<Status, &Error>) {
     out.extend_from_slice(reason.as_bytes());
 }
 
-/// Why the other side closes the connection.
+/// Returns why the peer closes the connection.
 #[must_use]
 pub fn decode_goodbye(header: &Header, reason: &[u8]) -> Error {
     take_error(header, reason).unwrap_or(match header.status {
@@ -45,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_goodbye_says_why() {
+    fn a_goodbye_carries_its_cause() {
         let mut out = Vec::new();
         encode_goodbye(&mut out, Err(&Error::Denied("wrong secret".into())));
         let head = decode(&out, 512).unwrap().unwrap();

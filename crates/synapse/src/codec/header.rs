@@ -26,9 +26,9 @@
 //! 104: namespace, name, to-namespace, to-name, extensions; then the payload
 //! ```
 //!
-//! The header check is the low 24 bits of the CRC-32 of the first 93 bytes: the lengths among them must be
-//! known to be right before as many bytes are waited for. The head CRC covers the first 100 bytes, the
-//! names and the extensions.
+//! The header check is the low 24 bits of the CRC-32 of the first 93 bytes: the lengths among them are
+//! verified before the receiver waits for that many bytes. The head CRC covers the first 100 bytes, the names
+//! and the extensions.
 
 use std::sync::OnceLock;
 
@@ -38,15 +38,15 @@ use super::error::FrameError;
 use super::op::Op;
 use super::status::Status;
 
-/// How long the fixed header is.
+/// The length of the fixed header.
 pub const HEADER_BYTES: usize = 104;
 /// The first four bytes of every frame.
 pub const MAGIC: [u8; 4] = *b"SYNA";
-/// The version of the protocol that this speaks.
+/// The version of the protocol that this module implements.
 pub const VERSION: u8 = 1;
-/// Where the header check stands.
+/// The position of the header check.
 const CHECK_AT: usize = 93;
-/// Where the head CRC stands.
+/// The position of the head CRC.
 pub(super) const HEAD_CRC_AT: usize = 100;
 
 /// The flags of a frame.
@@ -54,21 +54,21 @@ pub(super) const HEAD_CRC_AT: usize = 100;
 pub struct Flags(pub u16);
 
 impl Flags {
-    /// This is an answer.
+    /// The frame is an answer.
     pub const REPLY: u16 = 1 << 0;
     /// `payload CRC` is that of the payload.
     pub const PAYLOAD_CRC: u16 = 1 << 1;
-    /// `epoch` and `sequence` are a stamp.
+    /// `epoch` and `sequence` are valid: a stamp.
     pub const STAMP: u16 = 1 << 2;
-    /// `order domain` is one.
+    /// `order domain` is valid.
     pub const DOMAIN: u16 = 1 << 3;
-    /// `deadline` is one.
+    /// `deadline` is valid.
     pub const DEADLINE: u16 = 1 << 4;
-    /// In the answer to a hello: the session was known, its outcomes are remembered.
+    /// In a welcome: the session was known, its outcomes are remembered.
     pub const RESUMED: u16 = 1 << 5;
-    /// In the answer to a listing: there may be more.
+    /// In the answer to a list: there may be more.
     pub const MORE: u16 = 1 << 6;
-    /// In quotas: `length` is a limit. Without it there is none.
+    /// In quotas: `length` is a limit. Without the flag there is none.
     pub const LIMIT: u16 = 1 << 7;
     const ALL: u16 = (1 << 8) - 1;
 
@@ -86,37 +86,37 @@ impl Flags {
     }
 }
 
-/// Which request a frame belongs to: a place in the session, and how often it was used.
+/// The request that a frame belongs to: a slot of the session, and a sequence number in it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct RequestId {
-    /// The place. Below the number of slots that the hello agreed on.
+    /// The slot, below the number of slots granted.
     pub slot: u32,
-    /// Rises by one or more with each request in that place; wraps around.
+    /// Rises by one or more with each request in the slot; wraps around.
     pub sequence: u32,
 }
 
-/// All fields of a header but the lengths and CRCs, which follow from what is sent with it.
+/// All fields of a header but the lengths and CRCs, which follow from the rest of the frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
-    /// What is asked or answered.
+    /// The operation.
     pub op: Op,
     /// See [`Flags`].
     pub flags: Flags,
-    /// Which request.
+    /// The request.
     pub id: RequestId,
-    /// How it went; in a request [`Status::Ok`].
+    /// The result; in a request [`Status::Ok`].
     pub status: Status,
     /// 0 cached, 1 journaled, 2 replicated, 3 stored.
     pub durability: u8,
-    /// How many nodes, where durability is *replicated*.
+    /// The number of nodes where durability is *replicated*.
     pub replicas: u8,
     /// 0 none, 1 absent, 2 present, 3 the object version.
     pub condition: u8,
-    /// Where a range begins, or bytes differ.
+    /// The start of a range, or where bytes differ.
     pub offset: u64,
-    /// How long a range is; an object's size; a limit.
+    /// The length of a range; an object's size; a limit.
     pub length: u64,
-    /// An object's version: demanded, or found.
+    /// An object's version: required, or found.
     pub version: u64,
     /// A fencing epoch.
     pub epoch: u64,
@@ -124,7 +124,7 @@ pub struct Header {
     pub sequence: u64,
     /// An order domain.
     pub domain: u64,
-    /// How long the caller still waits.
+    /// The time that the caller still waits, in microseconds.
     pub deadline_us: u64,
     /// [`blocker::Hints`].
     pub hints: u32,
@@ -133,7 +133,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// A header for `op` with nothing else in it.
+    /// Returns a header for `op` with all other fields at their defaults.
     #[must_use]
     pub const fn new(op: Op, id: RequestId) -> Self {
         Self {
@@ -166,12 +166,12 @@ pub(super) struct Lengths {
     pub(super) extension: u32,
     /// Of the payload.
     pub(super) payload: u32,
-    /// Of the payload, where the flag says so.
+    /// Of the payload, if the flag is set.
     pub(super) payload_crc: u32,
 }
 
 impl Lengths {
-    /// From the first byte of the header to the last of the extensions.
+    /// Returns the length from the first byte of the header to the last of the extensions.
     #[must_use]
     pub(super) fn head_bytes(&self) -> usize {
         let names: usize = self.names.iter().map(|len| usize::from(*len)).sum();
@@ -179,7 +179,7 @@ impl Lengths {
     }
 }
 
-/// Writes header and lengths; the head CRC is left 0. With it the CRC of what it covers so far.
+/// Returns header and lengths as bytes, with the head CRC still 0, and the CRC over what it covers so far.
 #[inline]
 pub(super) fn write(header: &Header, lengths: &Lengths) -> ([u8; HEADER_BYTES], Hasher) {
     let mut bytes = [0; HEADER_BYTES];
@@ -208,7 +208,7 @@ pub(super) fn write(header: &Header, lengths: &Lengths) -> ([u8; HEADER_BYTES], 
     (bytes, crc)
 }
 
-/// As an array, not a slice: one store instead of a call to copy a few bytes.
+/// Takes an array, not a slice: that compiles to one store instead of a call that copies a few bytes.
 #[inline(always)]
 fn put<const N: usize>(bytes: &mut [u8; HEADER_BYTES], at: usize, value: [u8; N]) {
     if let Some(place) = bytes[at..].first_chunk_mut() {
@@ -216,9 +216,9 @@ fn put<const N: usize>(bytes: &mut [u8; HEADER_BYTES], at: usize, value: [u8; N]
     }
 }
 
-/// The CRC of what the header check covers, which the head CRC goes on from; and the check.
+/// Returns the CRC over what the header check covers, from which the head CRC continues, and the check.
 fn begin_crc(bytes: &[u8; HEADER_BYTES]) -> (Hasher, [u8; 3]) {
-    // Finding out what the processor can do takes as long as half a header.
+    // A new hasher detects the processor's features, which takes as long as half a header.
     static NEW: OnceLock<Hasher> = OnceLock::new();
     let mut crc = NEW.get_or_init(Hasher::new).clone();
     crc.update(&bytes[..CHECK_AT]);
@@ -226,7 +226,7 @@ fn begin_crc(bytes: &[u8; HEADER_BYTES]) -> (Hasher, [u8; 3]) {
     (crc, [low, middle, high])
 }
 
-/// Whether the header is undamaged as far as the lengths, at least, are concerned: then the CRC so far.
+/// Returns the CRC so far, if the header check is right: then at least the lengths are undamaged.
 pub(super) fn checked(bytes: &[u8; HEADER_BYTES]) -> Option<Hasher> {
     let (mut crc, check) = begin_crc(bytes);
     if bytes[CHECK_AT..CHECK_AT + 3] != check {
@@ -236,7 +236,7 @@ pub(super) fn checked(bytes: &[u8; HEADER_BYTES]) -> Option<Hasher> {
     Some(crc)
 }
 
-/// The lengths, which say how much more is to come before anything else can be told.
+/// Reads the lengths, which are needed before anything else can be read.
 pub(super) fn read_lengths(bytes: &[u8; HEADER_BYTES]) -> Lengths {
     Lengths {
         names: [bytes[20], bytes[21], bytes[22], bytes[23]],
@@ -246,7 +246,7 @@ pub(super) fn read_lengths(bytes: &[u8; HEADER_BYTES]) -> Lengths {
     }
 }
 
-/// All other fields, each within its range. Inlined for the reason that [`super::frame::parse`] is.
+/// Reads all other fields, each within its range. Inlined for the reason that [`parse`](super::parse) is.
 #[inline(always)]
 pub(super) fn read(bytes: &[u8; HEADER_BYTES]) -> Result<Header, FrameError> {
     let flags = u16::from_le_bytes([bytes[6], bytes[7]]);

@@ -1,4 +1,4 @@
-//! The first frames of a connection: hello, challenge, proof, welcome, and the last one, goodbye.
+//! The handshake: hello, challenge, proofs, welcome.
 //!
 //! ```text
 //! client                                   server
@@ -10,7 +10,7 @@
 //!   requests ------------------------------->
 //! ```
 //!
-//! Everything stands in extensions, so that each of them can grow.
+//! All values are extensions, so that each of them can grow.
 
 use blocker::{Capabilities, Error};
 
@@ -21,67 +21,79 @@ use super::header::{Flags, Header, RequestId, VERSION};
 use super::op::Op;
 use super::status::Status;
 
-/// What a side can do beyond the least.
+/// Optional parts of the protocol, requested in the hello and granted in the welcome.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Features(pub u64);
 
 impl Features {
     /// Payloads carry a CRC-32 in both directions.
     pub const PAYLOAD_CRC: u64 = 1 << 0;
-    /// The server sends news from the backend on this connection.
+    /// The server sends the backend's events on this connection.
     pub const EVENTS: u64 = 1 << 1;
     /// Several ranges may be written in one change.
     pub const RUNS: u64 = 1 << 2;
-    /// The bytes granted change while connected, and more may be asked for.
+    /// The granted bytes change while connected, and more may be requested.
     pub const CREDIT: u64 = 1 << 3;
-    /// Everything that this side can do. Bits 4 to 6 are kept: reads of several ranges, a feed of changes, and
-    /// objects that have moved.
-    pub const ALL: u64 = Self::PAYLOAD_CRC | Self::EVENTS | Self::RUNS | Self::CREDIT;
+    /// Lost writes are an event of their own; without it they are reported as missed events.
+    pub const WRITES_LOST: u64 = 1 << 7;
+    /// Typed metrics can be read.
+    pub const METRICS: u64 = 1 << 8;
+    /// Lost changes can be listed.
+    pub const LOSSES: u64 = 1 << 9;
+    /// Everything that this side supports. Bits 4 to 6 are reserved: reads of several ranges, a feed of
+    /// changes, and objects that have moved.
+    pub const ALL: u64 = Self::PAYLOAD_CRC
+        | Self::EVENTS
+        | Self::RUNS
+        | Self::CREDIT
+        | Self::WRITES_LOST
+        | Self::METRICS
+        | Self::LOSSES;
 
-    /// Whether all of `feature` is there.
+    /// Whether all bits of `feature` are set.
     #[must_use]
     pub const fn has(self, feature: u64) -> bool {
         self.0 & feature == feature
     }
 }
 
-/// Which session: a client draws 16 bytes when it starts, and numbers its connections.
+/// The id of a session: 16 bytes that a client draws when it starts, and the number of its connection.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct SessionId {
     /// Drawn at random by the client.
     pub client: [u8; 16],
-    /// Which of the client's connections.
+    /// The number of the client's connection.
     pub lane: u16,
 }
 
-/// Which run of a server: drawn at random at its start. Another instance knows nothing of what this one
+/// The id of a server's instance: drawn at random at its start. Another instance does not have what this one
 /// held in memory.
 pub type InstanceId = [u8; 16];
 
-/// Which store a server serves: drawn at random when the store was made, and kept in it. Two servers of one store
-/// have one identity; a server that comes back over another store has another.
+/// The identity of a store: drawn at random when the store was made, and kept in it. All servers of a store
+/// have its identity.
 pub type StoreId = [u8; 16];
 
-/// The most instances that a welcome lists as closed with everything stored.
+/// The most instances that a welcome lists as ended with everything stored.
 pub const CLOSED_MAX: usize = 16;
-/// The longest name of a server or a client in a greeting, in bytes.
+/// The longest name of a server or client in a handshake, in bytes.
 pub const HANDSHAKE_NAME_BYTES_MAX: usize = 255;
-/// The longest name of a key, in bytes.
+/// The longest name of a secret, in bytes.
 pub const KEY_BYTES_MAX: usize = 64;
 
 /// 32 bytes drawn at random, against replays.
 pub type Nonce = [u8; 32];
 
-/// How much may be under way in one session.
+/// What one session may have outstanding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Credits {
-    /// Requests: the number of slots.
+    /// The number of requests, which is the number of slots.
     pub slots: u32,
-    /// Bytes: what all of them cost together, see [`super::cost_bytes`].
+    /// The cost of all of them together in bytes, see [`super::cost_bytes`].
     pub bytes: u64,
 }
 
-/// The versions of the protocol that a side speaks.
+/// The versions of the protocol that a side supports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Versions {
     /// The lowest of them.
@@ -91,75 +103,75 @@ pub struct Versions {
 }
 
 impl Versions {
-    /// What this side speaks.
+    /// The versions that this module implements.
     pub const OWN: Self = Self { lowest: VERSION, highest: VERSION };
 
-    /// Whether `version` is among them.
+    /// Whether `version` is supported.
     #[must_use]
     pub const fn has(self, version: u8) -> bool {
         self.lowest <= version && version <= self.highest
     }
 }
 
-/// What a client says first.
+/// The first frame of a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Hello {
-    /// Which session it wants to go on with, or to begin.
+    /// The session to resume, or to begin.
     pub session: SessionId,
-    /// What it would like.
+    /// The features that it requests.
     pub features: Features,
-    /// For the server's proof.
+    /// The nonce of the server's proof.
     pub nonce: Nonce,
-    /// How much it would like to have under way.
+    /// The credits that it requests.
     pub credits: Credits,
-    /// The versions that it speaks.
+    /// The versions that it supports.
     pub versions: Versions,
     /// Its name, for the server's log; empty: none.
     pub client_name: String,
-    /// Which of the server's secrets it is going to prove; empty: the only one.
+    /// The name of the secret that it is going to prove; empty: the default one.
     pub key: Vec<u8>,
 }
 
-/// What a server asks of a client before it lets it in.
+/// A server's demand for a proof.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Challenge {
-    /// For the client's proof.
+    /// The nonce of the client's proof.
     pub nonce: Nonce,
-    /// Which run of the server this is.
+    /// The server's instance.
     pub instance: InstanceId,
 }
 
-/// What a server says when it lets a client in.
+/// A server's acceptance of a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Welcome {
-    /// Which run of the server this is.
+    /// The server's instance.
     pub instance: InstanceId,
-    /// Whether the session was known, and with it the outcomes of its last requests.
+    /// Whether the session was known, with the outcomes of its last requests.
     pub is_resumed: bool,
-    /// Drawn at random when the session began. A client goes on with a session only if it has been welcomed
-    /// to this very one before: the server may know the name from a greeting whose welcome was lost.
+    /// Drawn at random when the session began. A client resumes a session only if it has been welcomed to
+    /// this generation before: the server may know the id from a handshake whose welcome was lost.
     pub generation: u64,
-    /// What is granted.
+    /// The features that are granted.
     pub features: Features,
-    /// How much may be under way.
+    /// The credits that are granted.
     pub credits: Credits,
-    /// A side that has been silent for so long is dead.
+    /// The silence after which a side counts as dead.
     pub peer_timeout_ms: u32,
-    /// What the backend can do, over this connection.
+    /// The backend's capabilities over this connection.
     pub capabilities: Capabilities,
-    /// Which store this is, if it has an identity.
+    /// The identity of the store, if it has one.
     pub store: Option<StoreId>,
     /// The server's name; empty: none.
     pub server_name: String,
-    /// Earlier instances over the same store that ended with everything stored that they had acknowledged; the
-    /// last one first, at most [`CLOSED_MAX`].
+    /// Earlier instances over the same store that ended with everything stored that they had acknowledged;
+    /// the latest one first, at most [`CLOSED_MAX`].
     pub closed: Vec<InstanceId>,
 }
 
 impl Hello {
-    /// A hello of this side, without names.
+    /// Returns a hello of this side, without names.
     #[must_use]
     pub fn new(session: SessionId, features: Features, nonce: Nonce, credits: Credits) -> Self {
         let (client_name, key) = Default::default();
@@ -184,7 +196,7 @@ impl Hello {
         frame(out, &Header::new(Op::Hello, RequestId::default()), &writer);
     }
 
-    /// Reads it out of a head.
+    /// Reads it from a head.
     ///
     /// # Errors
     /// [`Error::Invalid`] if a part is missing.
@@ -217,7 +229,7 @@ impl Challenge {
         frame(out, &header, &writer);
     }
 
-    /// Reads it out of a head.
+    /// Reads it from a head.
     ///
     /// # Errors
     /// [`Error::Invalid`] if a part is missing.
@@ -247,7 +259,7 @@ pub fn decode_proof(head: &Head<'_>) -> Result<[u8; 32], Error> {
 }
 
 impl Welcome {
-    /// A welcome to a new session, without features, names, or an identity of the store.
+    /// Returns a welcome to a new session, without features, names, or an identity of the store.
     #[must_use]
     pub fn new(instance: InstanceId, generation: u64, credits: Credits, capabilities: Capabilities) -> Self {
         Self {
@@ -289,7 +301,7 @@ impl Welcome {
         frame(out, &header, &writer);
     }
 
-    /// Reads it out of a head.
+    /// Reads it from a head.
     ///
     /// # Errors
     /// [`Error::Invalid`] if a part is missing or makes no sense.
@@ -299,7 +311,7 @@ impl Welcome {
         let capabilities = get.get(kind::CAPABILITIES).ok_or_else(|| lacks("capabilities"))?;
         let (closed, rest) = get.get(kind::CLOSED).unwrap_or_default().as_chunks();
         if !rest.is_empty() || get.get(kind::STORE).is_some_and(|store| store.len() != size_of::<StoreId>()) {
-            return Err(Error::Invalid("an identity in the greeting has not 16 bytes".into()));
+            return Err(Error::Invalid("an identity in the handshake does not have 16 bytes".into()));
         }
         Ok(Self {
             instance: get.get_array(kind::INSTANCE).ok_or_else(|| lacks("an instance"))?,
@@ -319,7 +331,7 @@ impl Welcome {
     }
 }
 
-/// The versions that the other side says it speaks, in a hello or a goodbye.
+/// Returns the versions that the peer supports, by its hello or goodbye.
 #[must_use]
 pub fn versions(head: &Head<'_>) -> Option<Versions> {
     head.extensions.get_array(kind::VERSIONS).map(|[lowest, highest]| Versions { lowest, highest })
@@ -330,19 +342,19 @@ fn frame(out: &mut Vec<u8>, header: &Header, writer: &Writer) {
 }
 
 fn lacks(what: &str) -> Error {
-    Error::Invalid(format!("the greeting lacks {what}").into())
+    Error::Invalid(format!("the handshake lacks {what}").into())
 }
 
-/// A name as it is sent: whole characters, at most [`HANDSHAKE_NAME_BYTES_MAX`] bytes.
+/// Returns a name as it is sent: whole characters, at most [`HANDSHAKE_NAME_BYTES_MAX`] bytes.
 fn cut_name(name: &str) -> &[u8] {
     &name.as_bytes()[..name.floor_char_boundary(HANDSHAKE_NAME_BYTES_MAX)]
 }
 
-/// A name as it arrived. It is text for people, so what is no UTF-8 is shown as far as it goes.
+/// Returns a name as it arrived. It is text for people: bytes that are not UTF-8 are replaced.
 fn name_of(head: &Head<'_>, kind: u16) -> String {
     let bytes = head.extensions.get(kind).unwrap_or_default();
     let mut name = String::from_utf8_lossy(&bytes[..bytes.len().min(HANDSHAKE_NAME_BYTES_MAX)]).into_owned();
-    // The characters that stand for what is no text may be longer than it was.
+    // The replacement characters may be longer than the bytes that they replace.
     name.truncate(name.floor_char_boundary(HANDSHAKE_NAME_BYTES_MAX));
     name
 }
@@ -396,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn greetings_arrive_as_they_were_sent() {
+    fn handshakes_arrive_as_they_were_sent() {
         let session = SessionId { client: [7; 16], lane: 3 };
         let credits = Credits { slots: 64, bytes: 1 << 33 };
         let mut hello = Hello::new(session, Features(3), [9; 32], credits);

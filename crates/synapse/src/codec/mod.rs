@@ -1,8 +1,25 @@
-//! The protocol as bytes: a pure function each way, no I/O, no clock, no runtime.
+//! The protocol as bytes: a pure function in each direction, without I/O, clock or runtime.
 //!
-//! `docs/synapse-protocol.md` is the specification; this is it in code. Nothing here panics on what a
-//! peer sent, and nothing is allocated that the peer did not send, except where a name is seen for the
-//! first time.
+//! `docs/synapse-protocol.md` is the specification that this module implements. Nothing here panics on the
+//! bytes of a peer, and no more memory is allocated than the peer has sent bytes, except for a name that is
+//! new.
+//!
+//! ```
+//! use blocker::{Name, Namespace, ObjectId, ReadRequest, Segments, Timestamp};
+//! use synapse::codec::{Names, Request, RequestId, decode};
+//!
+//! let disk = ObjectId::new(Namespace::new("vm")?, Name::new("disk.0")?);
+//! let request = Request::Read(ReadRequest::new(disk, 0, 4096));
+//! let mut frame = Vec::new();
+//! let id = RequestId { slot: 0, sequence: 1 };
+//! let payload = request.encode(id, Timestamp(0), false, &mut frame);
+//! assert!(payload.is_empty());
+//!
+//! let head = decode(&frame, 0)?.expect("a complete head");
+//! let decoded = Request::decode(&head, Segments::new(), &mut Names::default(), Timestamp(0))?;
+//! assert!(matches!(decoded, Request::Read(read) if read.len_bytes == 4096));
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
 
 mod answer;
 mod capabilities;
@@ -16,6 +33,7 @@ mod frame;
 mod goodbye;
 mod header;
 mod hello;
+mod metrics;
 mod names;
 mod op;
 mod page;
@@ -42,6 +60,7 @@ pub use hello::{
     CLOSED_MAX, Challenge, Credits, Features, HANDSHAKE_NAME_BYTES_MAX, Hello, InstanceId, KEY_BYTES_MAX,
     Nonce, SessionId, StoreId, Versions, Welcome, decode_proof, encode_proof, versions,
 };
+pub use metrics::{LOSSES_MAX, metrics_page};
 pub use names::Names;
 pub use op::{Kind, Op};
 pub use request::{Request, is_unmatchable_prefix};

@@ -1,15 +1,15 @@
-//! Names that come again and again: kept, so that a request for an object asked about before allocates
-//! nothing, and so that nobody who keeps a name keeps a receive buffer alive with it.
+//! Interned names: a request for an object that was named before allocates nothing, and a name that is kept
+//! does not keep a receive buffer alive.
 //!
-//! A direct-mapped table: a name that meets another in its place takes the place.
+//! A direct-mapped table: a new name replaces the one in its place.
 
 use blocker::{Error, Name, Namespace};
 use bytes::Bytes;
 
-/// How many names are kept.
+/// The number of names that are kept.
 const KEPT_COUNT: usize = 256;
 
-/// Names seen lately. One per connection; some 64 KiB at most.
+/// The names that a connection has seen lately; at most about 64 KiB.
 #[derive(Debug)]
 pub struct Names {
     kept: Vec<Bytes>,
@@ -23,7 +23,7 @@ impl Default for Names {
 }
 
 impl Names {
-    /// The object's name with these bytes.
+    /// Returns the object's name with these bytes.
     ///
     /// # Errors
     /// [`Error::Invalid`] if there are none, or more than 255.
@@ -35,7 +35,7 @@ impl Names {
         Name::new(kept.clone())
     }
 
-    /// The namespace with these bytes.
+    /// Returns the namespace with these bytes.
     ///
     /// # Errors
     /// As [`Self::name`].
@@ -51,7 +51,7 @@ impl Names {
     }
 }
 
-/// Where a name belongs. Not a hash that resists an enemy: the worst he gets is an allocation.
+/// Returns the place of a name. The hash does not resist an attacker: the worst result is an allocation.
 fn place(bytes: &[u8]) -> usize {
     let mut mixed = bytes.len() as u64;
     let mut mix = |word: u64| mixed = (mixed.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);

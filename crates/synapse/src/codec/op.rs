@@ -1,10 +1,10 @@
-//! The operations, and what kind each of them is.
+//! The operations, and the kind of each.
 
 use super::error::FrameError;
 
 macro_rules! ops {
     ($($(#[$doc:meta])* $name:ident = $code:literal, $kind:ident;)*) => {
-        /// What a frame asks for, or answers.
+        /// The operation of a frame.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[repr(u8)]
         pub enum Op {
@@ -15,7 +15,7 @@ macro_rules! ops {
             /// All of them.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// From the byte on the wire.
+            /// Returns the operation with this byte on the wire.
             ///
             /// # Errors
             /// [`FrameError::Op`] if there is none with this code.
@@ -26,13 +26,13 @@ macro_rules! ops {
                 }
             }
 
-            /// The byte on the wire.
+            /// Returns the byte on the wire.
             #[must_use]
             pub const fn code(self) -> u8 {
                 self as u8
             }
 
-            /// What may be done with it when its answer is lost.
+            /// Returns the kind: what may be done when its answer is lost.
             #[must_use]
             pub const fn kind(self) -> Kind {
                 match self {
@@ -43,35 +43,35 @@ macro_rules! ops {
     };
 }
 
-/// What may be done with an operation when its answer is lost, and what its lateness means.
+/// What may be done with an operation when its answer is lost, and what a passed deadline means.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
-    /// Belongs to the connection itself; has no answer that anyone waits for.
+    /// Belongs to the connection itself; no caller waits for an answer.
     Connection,
-    /// Changes nothing: may be done again at will.
+    /// Changes nothing: may be executed again.
     Query,
-    /// Changes an object: done again only if the server remembers that it was not done before.
+    /// Changes an object: executed again only if the server remembers that it was not executed before.
     Change,
-    /// Makes things stored: may be done again, but says nothing about what another instance has lost.
+    /// Makes changes stored: may be executed again, but does not cover what another instance has lost.
     Flush,
-    /// Has the same effect done once or twice.
+    /// Has the same effect when executed twice.
     Repeatable,
 }
 
 ops! {
-    /// First frame of a connection: who the client is and what it can do.
+    /// The first frame of a connection: the client's session and features.
     Hello = 1, Connection;
     /// The client's proof that it knows the secret.
     Prove = 2, Connection;
-    /// Is the other side alive? Its answer is the same frame with the reply flag.
+    /// Checks that the peer is alive; answered by the same frame with the reply flag.
     Ping = 3, Connection;
-    /// The caller of the request with this id has gone.
+    /// Cancels the request with this id.
     Cancel = 4, Connection;
-    /// Last frame of a connection: why it is closed.
+    /// The last frame of a connection, with the cause.
     Goodbye = 5, Connection;
-    /// News from the backend.
+    /// An event of the backend.
     Event = 6, Connection;
-    /// How many bytes may be under way from now on, or are asked for. Only with the feature.
+    /// The bytes that may be outstanding from now on, or that are requested. Only with the feature.
     Credit = 7, Connection;
     /// Read a range.
     Read = 16, Query;
@@ -79,15 +79,15 @@ ops! {
     Write = 17, Change;
     /// Write zeros over a range.
     WriteZeroes = 18, Change;
-    /// Give up a range.
+    /// Discard a range.
     Discard = 19, Change;
     /// Write if the bytes are as expected.
     CompareAndWrite = 20, Change;
     /// Replace the content.
     WriteFull = 21, Change;
-    /// Move the end.
+    /// Set the size.
     Truncate = 22, Change;
-    /// Remove.
+    /// Delete.
     Delete = 23, Change;
     /// Replace the content by another object's.
     Copy = 24, Change;
@@ -115,14 +115,18 @@ ops! {
     Quota = 52, Query;
     /// Change the namespace's limit.
     SetQuota = 53, Repeatable;
-    /// The backend's figures.
+    /// Return the metrics as names and values.
     Statistics = 54, Query;
-    /// The namespaces that have objects or claims.
+    /// Return the namespaces that have objects or claims.
     Namespaces = 55, Query;
+    /// Return typed metrics. Only with the feature.
+    Metrics = 56, Query;
+    /// Return the changes that are lost. Only with the feature.
+    Losses = 57, Query;
 }
 
 impl Op {
-    /// Whether the server keeps its outcome until the slot is used again.
+    /// Whether the server keeps the outcome until the slot is used again.
     #[must_use]
     pub const fn keeps_outcome(self) -> bool {
         !matches!(self.kind(), Kind::Query | Kind::Connection)

@@ -25,7 +25,7 @@ pub(super) fn encode_list(entries: &[ListEntry]) -> Vec<u8> {
 pub(super) fn decode_list(mut bytes: Bytes) -> Result<Vec<ListEntry>, Error> {
     let mut entries = Vec::new();
     while !bytes.is_empty() {
-        // A copy: an entry that someone keeps must not keep the whole page.
+        // A copy: an entry that is kept must not keep the whole payload.
         let name = Name::copy_from(&take_name(&mut bytes)?)?;
         let size_bytes = take_u64(&mut bytes)?;
         let version = Version(take_u64(&mut bytes)?);
@@ -34,10 +34,11 @@ pub(super) fn decode_list(mut bytes: Bytes) -> Result<Vec<ListEntry>, Error> {
     Ok(entries)
 }
 
-/// Each a name and a `u64`; what is beyond [`CONTROL_ENTRIES_MAX`] is left out.
-pub(super) fn encode_values(figures: &[(String, u64)]) -> Vec<u8> {
+/// Returns the payload of names and values: each a name and a `u64`; those beyond [`CONTROL_ENTRIES_MAX`] are
+/// left out.
+pub(super) fn encode_values(values: &[(String, u64)]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    for (name, value) in figures.iter().take(CONTROL_ENTRIES_MAX) {
+    for (name, value) in values.iter().take(CONTROL_ENTRIES_MAX) {
         put_name(&mut bytes, &name.as_bytes()[..name.floor_char_boundary(NAME_BYTES_MAX)]);
         bytes.extend_from_slice(&value.to_le_bytes());
     }
@@ -45,20 +46,20 @@ pub(super) fn encode_values(figures: &[(String, u64)]) -> Vec<u8> {
 }
 
 pub(super) fn decode_values(mut bytes: Bytes) -> Result<Vec<(String, u64)>, Error> {
-    let mut figures = Vec::new();
+    let mut values = Vec::new();
     while !bytes.is_empty() {
         let name = String::from_utf8(take_name(&mut bytes)?.into());
-        let name = name.map_err(|_| invalid("the name of a figure is not UTF-8"))?;
-        if figures.len() == CONTROL_ENTRIES_MAX {
-            return Err(invalid("more figures than one answer may have"));
+        let name = name.map_err(|_| invalid("the name of a value is not UTF-8"))?;
+        if values.len() == CONTROL_ENTRIES_MAX {
+            return Err(invalid("more values than one answer may have"));
         }
-        figures.push((name, take_u64(&mut bytes)?));
+        values.push((name, take_u64(&mut bytes)?));
     }
-    Ok(figures)
+    Ok(values)
 }
 
 pub(super) fn put_name(bytes: &mut Vec<u8>, name: &[u8]) {
-    // At most 255, by the name's type or just cut.
+    // At most 255 bytes, by the name's type or cut by the caller.
     bytes.push(name.len() as u8);
     bytes.extend_from_slice(name);
 }

@@ -1,8 +1,8 @@
-//! A request of the contract, as frames carry it.
+//! A request of the contract as a frame: [`Request::encode`] beside [`Request::decode`], an arm for each
+//! operation in both.
 //!
-//! [`Request::encode`] and [`Request::decode`] stand side by side, an arm for each operation in both. A
-//! request that can be read but makes no sense is [`Error::Invalid`]: it is answered so, and the
-//! connection lives on.
+//! A request that can be read but makes no sense is [`Error::Invalid`]: it is answered with that, and the
+//! connection continues.
 
 use blocker::*;
 use bytes::Bytes;
@@ -16,11 +16,12 @@ use super::fields::{
 };
 use super::frame::{Attached, Head, encode, has_names};
 use super::header::{Flags, HEADER_BYTES, Header, RequestId};
+use super::hello::Features;
 use super::names::Names;
 use super::op::Op;
 use super::runs;
 
-/// Everything that can be asked of a server.
+/// A request to a server.
 #[derive(Clone, Debug)]
 pub enum Request {
     /// Read a range.
@@ -31,15 +32,15 @@ pub enum Request {
     WriteZeroes(WriteZeroesRequest),
     /// Write several ranges in one change.
     WriteRuns(WriteRunsRequest),
-    /// Give up a range.
+    /// Discard a range.
     Discard(DiscardRequest),
     /// Write if the bytes are as expected.
     CompareAndWrite(CompareAndWriteRequest),
     /// Replace the content.
     WriteFull(WriteFullRequest),
-    /// Move the end.
+    /// Set the size.
     Truncate(TruncateRequest),
-    /// Remove.
+    /// Delete.
     Delete(DeleteRequest),
     /// Replace the content by another object's.
     Copy(CopyRequest),
@@ -49,9 +50,9 @@ pub enum Request {
     List(ListRequest),
     /// Make everything acknowledged in a scope stored.
     Flush(FlushRequest),
-    /// Take over a scope.
+    /// Take a scope with an epoch.
     Claim(ClaimRequest),
-    /// The scope may have changed.
+    /// Drop clean copies of the scope.
     Invalidate(InvalidateRequest),
     /// [`Control::attach`].
     Attach(Namespace),
@@ -69,13 +70,18 @@ pub enum Request {
     Statistics,
     /// [`Control::namespaces`], a page of them: those after this one.
     Namespaces(Option<Namespace>),
+    /// [`Control::metrics`], a page of them: those after this number of samples. Only with
+    /// [`Features::METRICS`].
+    Metrics(u64),
+    /// [`Control::losses`]: those after this object. Only with [`Features::LOSSES`].
+    Losses(Option<ObjectId>),
 }
 
-/// The longest extension area of a request as this side sends it.
+/// The longest extension area that this side sends in a request.
 const REQUEST_EXTENSION_BYTES_MAX: usize = 64;
 
 impl Request {
-    /// Which operation it is.
+    /// Returns its operation.
     #[must_use]
     pub fn op(&self) -> Op {
         match self {
@@ -102,10 +108,12 @@ impl Request {
             Self::SetQuota(..) => Op::SetQuota,
             Self::Statistics => Op::Statistics,
             Self::Namespaces(_) => Op::Namespaces,
+            Self::Metrics(_) => Op::Metrics,
+            Self::Losses(_) => Op::Losses,
         }
     }
 
-    /// What goes for every call; the control requests have none.
+    /// Returns its call options; control requests have none.
     #[must_use]
     pub fn call(&self) -> Call {
         match self {
@@ -128,7 +136,7 @@ impl Request {
         }
     }
 
-    /// How many bytes of payload it has.
+    /// Returns the length of its payload, in bytes.
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
         match self {
@@ -141,7 +149,7 @@ impl Request {
         }
     }
 
-    /// What it costs of the byte credit, at most.
+    /// Returns the most that it costs, in bytes.
     #[must_use]
     pub fn cost_bytes(&self, limits: &Capabilities) -> u64 {
         let mut header = Header::new(self.op(), RequestId::default());
@@ -155,22 +163,29 @@ impl Request {
         cost_bytes(&header, head_bytes, self.payload_bytes(), limits)
     }
 
-    /// Makes it fit these limits of the server: a page of a listing becomes smaller.
+    /// Makes it fit the limits and features of a server: a page of a listing becomes smaller.
     ///
     /// # Errors
-    /// [`Error::TooLarge`] if it cannot be sent to a server with such limits.
-    pub fn fit(&mut self, limits: &Capabilities) -> Result<(), Error> {
+    /// [`Error::TooLarge`] if it is beyond a limit, [`Error::Unsupported`] if the server does not know the
+    /// operation.
+    pub fn fit(&mut self, limits: &Capabilities, features: Features) -> Result<(), Error> {
         let over = |bytes: usize, limit_bytes: u64| match bytes as u64 > limit_bytes {
             true => Err(Error::TooLarge { limit_bytes }),
             false => Ok(()),
         };
+        let needs = |feature: u64| match features.has(feature) {
+            true => Ok(()),
+            false => Err(Error::Unsupported("the server does not have this operation".into())),
+        };
         match self {
+            Self::Metrics(_) => needs(Features::METRICS),
+            Self::Losses(_) => needs(Features::LOSSES),
             Self::List(r) => {
                 r.entries_max = r.entries_max.clamp(1, limits.list_entries_max.max(1));
                 Ok(())
             }
             Self::CompareAndWrite(r) => {
-                // Where there is none the server says so.
+                // A server without it answers so itself.
                 if limits.compare_bytes_max > 0 {
                     over(r.expected.len_bytes(), limits.compare_bytes_max)?;
                 }
@@ -180,7 +195,7 @@ impl Request {
                 let bytes: u64 = r.runs.iter().map(Run::payload_bytes).sum();
                 if r.runs.len() > limits.runs_max as usize {
                     let (count, most) = (r.runs.len(), limits.runs_max);
-                    let text = format!("{count} runs in one change, where the server takes {most} by now");
+                    let text = format!("{count} runs in one change, where the server now takes {most}");
                     return Err(match most {
                         0 => Error::Unsupported(text.into()),
                         _ => Error::Invalid(text.into()),
@@ -192,11 +207,11 @@ impl Request {
         }
     }
 
-    /// Appends the head to `out`; the payload to send after it is returned. The time that is left until
-    /// the deadline is counted from `now`; `has_crc` protects the payload.
+    /// Appends the head to `out`, and returns the payload to send after it. The time until the deadline is
+    /// counted from `now`; `has_crc` protects the payload.
     ///
     /// # Panics
-    /// If the payload has 4 GiB or more: the caller has checked it against `request_bytes_max`.
+    /// If the payload has 4 GiB or more: the caller checks it against `request_bytes_max`.
     pub fn encode(&self, id: RequestId, now: Timestamp, has_crc: bool, out: &mut Vec<u8>) -> Segments {
         let mut header = Header::new(self.op(), id);
         let mut names: [&[u8]; 4] = [&[]; 4];
@@ -279,6 +294,12 @@ impl Request {
                 header.length = bytes_max.unwrap_or(0);
             }
             Self::Namespaces(after) => names[0] = after.as_ref().map_or(&[], |after| after.as_bytes()),
+            Self::Metrics(after) => header.offset = *after,
+            Self::Losses(after) => {
+                if let Some(after) = after {
+                    put_object(&mut names, after);
+                }
+            }
             Self::Statistics => {}
         }
         let payload_crc = protect(&mut header, &payload, has_crc);
@@ -288,10 +309,10 @@ impl Request {
         payload
     }
 
-    /// The request that a head and its payload stand for. Its deadline is counted from `now`.
+    /// Reads the request of a head and its payload. Its deadline is counted from `now`.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if it makes no sense; answer so.
+    /// [`Error::Invalid`] if it makes no sense: answer with it.
     pub fn decode(
         head: &Head<'_>,
         payload: Segments,
@@ -417,6 +438,10 @@ impl Request {
                 let bytes_max = header.flags.has(Flags::LIMIT).then_some(header.length);
                 Self::SetQuota(names.namespace(head.namespace)?, bytes_max)
             }
+            Op::Metrics if has_names(head) => return Err(invalid("this operation takes no names")),
+            Op::Metrics => Self::Metrics(header.offset),
+            Op::Losses if !has_names(head) => Self::Losses(None),
+            Op::Losses => Self::Losses(Some(object(head, names)?)),
             Op::Statistics if has_names(head) => return Err(invalid("this operation takes no names")),
             Op::Statistics => Self::Statistics,
             Op::Namespaces if head.namespace.is_empty() => Self::Namespaces(None),
@@ -429,7 +454,7 @@ impl Request {
     }
 }
 
-/// The prefix of a listing that nothing can begin with needs no server.
+/// Whether no name can begin with `prefix`: such a listing is empty without a server.
 #[must_use]
 pub fn is_unmatchable_prefix(prefix: &Bytes) -> bool {
     prefix.len() > NAME_BYTES_MAX

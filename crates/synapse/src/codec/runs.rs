@@ -12,14 +12,14 @@ use bytes::{Buf, BufMut};
 
 use super::error::invalid;
 
-/// What a run takes in the table.
+/// The length of a run in the table.
 pub const RUN_BYTES: usize = 16;
-/// The most runs of one request, whatever a backend can do.
+/// The most runs of one request, whatever the backend's limit.
 pub const RUNS_MAX: u32 = 4096;
 
 const ZEROES: u64 = 1 << 63;
 
-/// How long the payload for these runs is.
+/// Returns the length of the payload for these runs.
 pub(super) fn payload_bytes(runs: &[Run]) -> usize {
     let data: u64 = runs.iter().map(Run::payload_bytes).sum();
     // Below the limit of a request, or refused before it is sent.
@@ -44,7 +44,7 @@ pub(super) fn encode(runs: &[Run]) -> Segments {
     payload
 }
 
-/// The runs of a payload. Their order and limits are the backend's to judge.
+/// Reads the runs of a payload. The backend checks their order and limits.
 ///
 /// # Errors
 /// [`Error::Invalid`] if table and bytes do not add up.
@@ -52,7 +52,7 @@ pub(super) fn decode(count: u64, payload: &Segments) -> Result<Vec<Run>, Error> 
     let all = payload.len_bytes();
     let table_bytes = usize::try_from(count).ok().filter(|_| count <= u64::from(RUNS_MAX));
     let table_bytes = table_bytes.map(|count| count * RUN_BYTES).filter(|bytes| *bytes <= all);
-    let table_bytes = table_bytes.ok_or_else(|| invalid("more runs are told of than were sent"))?;
+    let table_bytes = table_bytes.ok_or_else(|| invalid("more runs are announced than were sent"))?;
     let mut table = payload.slice(0..table_bytes).to_bytes();
     let mut runs = Vec::with_capacity(table_bytes / RUN_BYTES);
     let mut at = table_bytes;

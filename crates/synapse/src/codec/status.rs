@@ -1,12 +1,10 @@
-//! How a request went: one status per error of the contract, and back.
-//!
-//! A status carries its error's values in the header's own fields and its reason as the payload.
+//! The status of a frame: one per error of the contract, and those of the protocol itself.
 
 use super::error::FrameError;
 
 macro_rules! statuses {
     ($($(#[$doc:meta])* $name:ident = $code:literal;)*) => {
-        /// How a request went.
+        /// The result of a request, or the cause of a goodbye.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
         #[repr(u8)]
         pub enum Status {
@@ -17,7 +15,7 @@ macro_rules! statuses {
             /// All of them.
             pub const ALL: &[Self] = &[$(Self::$name,)*];
 
-            /// From the byte on the wire.
+            /// Returns the status with this byte on the wire.
             ///
             /// # Errors
             /// [`FrameError::Field`] if there is none with this code.
@@ -32,54 +30,54 @@ macro_rules! statuses {
 }
 
 statuses! {
-    /// It worked.
+    /// Success.
     Ok = 0;
-    /// [`Error::Missing`].
+    /// [`blocker::Error::Missing`].
     Missing = 1;
-    /// [`Error::Exists`].
+    /// [`blocker::Error::Exists`].
     Exists = 2;
-    /// [`Error::ConditionFailed`]: `object version`.
+    /// [`blocker::Error::ConditionFailed`]: `object version`.
     ConditionFailed = 3;
-    /// [`Error::Mismatch`]: `offset`.
+    /// [`blocker::Error::Mismatch`]: `offset`.
     Mismatch = 4;
-    /// [`Error::Fenced`]: `epoch`.
+    /// [`blocker::Error::Fenced`]: `epoch`.
     Fenced = 5;
-    /// [`Error::Superseded`]: `epoch`, `sequence`.
+    /// [`blocker::Error::Superseded`]: `epoch`, `sequence`.
     Superseded = 6;
-    /// [`Error::NotStored`].
+    /// [`blocker::Error::NotStored`].
     NotStored = 7;
-    /// [`Error::OutcomeUnknown`].
+    /// [`blocker::Error::OutcomeUnknown`].
     OutcomeUnknown = 8;
-    /// [`Error::DeadlinePassed`].
+    /// [`blocker::Error::DeadlinePassed`].
     DeadlinePassed = 9;
-    /// [`Error::OutOfSpace`].
+    /// [`blocker::Error::OutOfSpace`].
     OutOfSpace = 10;
-    /// [`Error::Retryable`].
+    /// [`blocker::Error::Retryable`].
     Retryable = 11;
-    /// [`Error::Corrupt`].
+    /// [`blocker::Error::Corrupt`].
     Corrupt = 12;
-    /// [`Error::WritesLost`].
+    /// [`blocker::Error::WritesLost`].
     WritesLost = 13;
-    /// [`Error::Unsupported`].
+    /// [`blocker::Error::Unsupported`].
     Unsupported = 14;
-    /// [`Error::TooLarge`]: `length`.
+    /// [`blocker::Error::TooLarge`]: `length`.
     TooLarge = 15;
-    /// [`Error::Denied`].
+    /// [`blocker::Error::Denied`].
     Denied = 16;
-    /// [`Error::Invalid`].
+    /// [`blocker::Error::Invalid`].
     Invalid = 17;
-    /// The request was cancelled by its caller; nobody waits for this.
+    /// The request was cancelled by its caller.
     Cancelled = 64;
-    /// In the answer to a hello: prove that you know the secret.
+    /// In the answer to a hello: the server demands a proof.
     Challenge = 65;
     /// In a goodbye: another connection has taken the session over.
     Replaced = 66;
-    /// In a goodbye: the server is ending in order.
+    /// In a goodbye: the sender shuts down in order.
     Ending = 67;
 }
 
 impl Status {
-    /// The byte on the wire.
+    /// Returns the byte on the wire.
     #[must_use]
     pub const fn code(self) -> u8 {
         self as u8

@@ -1,7 +1,8 @@
-//! Every field out of its range, every frame cut short, and every request and answer there and back.
+//! Every field out of its range, every frame cut short, and every request and answer in both directions.
 
 use std::time::Duration;
 
+use blocker::metrics::Families;
 use blocker::*;
 use bytes::Bytes;
 
@@ -15,7 +16,7 @@ fn object(name: &'static str) -> ObjectId {
     ObjectId::new(Namespace::new("vm").unwrap(), Name::new(name).unwrap())
 }
 
-/// A write with everything in it.
+/// A write with every field set.
 fn sample() -> Request {
     let write = WriteRequest::new(object("disk"), 8192, b"payload")
         .durability(Durability::Replicated(2))
@@ -34,13 +35,13 @@ fn bytes_of(request: &Request, has_crc: bool) -> Vec<u8> {
     out
 }
 
-/// Writes `value` at `at` and mends the checksum, so that only the value is wrong.
+/// Writes `value` at `at` and corrects the checksums, so that only the value is wrong.
 fn patched(mut bytes: Vec<u8>, at: usize, value: &[u8]) -> Vec<u8> {
     bytes[at..at + value.len()].copy_from_slice(value);
-    mended(bytes)
+    with_checksums(bytes)
 }
 
-fn mended(mut bytes: Vec<u8>) -> Vec<u8> {
+fn with_checksums(mut bytes: Vec<u8>) -> Vec<u8> {
     let check = crc32fast::hash(&bytes[..93]).to_le_bytes();
     bytes[93..96].copy_from_slice(&check[..3]);
     let names: usize = bytes[20..24].iter().map(|len| usize::from(*len)).sum();
@@ -96,7 +97,7 @@ fn a_header_out_of_range_is_a_clear_error() {
 }
 
 #[test]
-fn a_flipped_bit_anywhere_in_the_head_is_noticed() {
+fn a_flipped_bit_anywhere_in_the_head_is_detected() {
     let good = bytes_of(&sample(), false);
     let head_bytes = decode(&good, 64).unwrap().unwrap().head_bytes;
     for bit in 0..head_bytes * 8 {
@@ -105,7 +106,7 @@ fn a_flipped_bit_anywhere_in_the_head_is_noticed() {
         let found = decode(&bad, 64);
         assert!(found.is_err(), "bit {bit} went unnoticed: {found:?}");
         if bit / 8 < HEADER_BYTES - 8 {
-            // Before any more bytes are waited for.
+            // Before the receiver waits for more bytes.
             assert!(decode(&bad[..HEADER_BYTES], 64).is_err(), "bit {bit} is believed");
         }
     }
@@ -179,10 +180,14 @@ fn requests() -> Vec<Request> {
         Request::Statistics,
         Request::Namespaces(None),
         Request::Namespaces(Some(namespace())),
+        Request::Metrics(0),
+        Request::Metrics(u64::MAX),
+        Request::Losses(None),
+        Request::Losses(Some(object("o"))),
     ]
 }
 
-/// Payloads are shown by their bytes, not by how they are cut.
+/// Shows payloads by their bytes, not by their segments.
 fn shown(request: &Request) -> String {
     let payload = match request {
         Request::Write(r) => r.data.to_vec(),
@@ -225,7 +230,7 @@ fn every_request_arrives_as_it_was_sent() {
 }
 
 #[test]
-fn an_unknown_extension_that_is_not_critical_is_passed_over_in_every_request() {
+fn an_unknown_extension_that_is_not_critical_is_skipped_in_every_request() {
     let mut writer = Writer::default();
     writer.put(700, b"from the future");
     for request in requests() {
@@ -245,7 +250,7 @@ fn an_unknown_extension_that_is_not_critical_is_passed_over_in_every_request() {
 }
 
 #[test]
-fn a_request_that_makes_no_sense_is_answered_not_understood_otherwise() {
+fn a_request_that_makes_no_sense_is_invalid() {
     let read = bytes_of(&Request::Read(ReadRequest::new(object("r"), 0, 1)), false);
     let flush = bytes_of(&Request::Flush(FlushRequest::new(Scope::Object(object("r")))), false);
     let compare = CompareAndWriteRequest::new(object("c"), 5, b"12", b"3");
@@ -255,10 +260,10 @@ fn a_request_that_makes_no_sense_is_answered_not_understood_otherwise() {
     let copy = bytes_of(&copy, false);
     // The name's byte goes to the target's name.
     let cases: Vec<(&str, Vec<u8>)> = vec![
-        ("no name", mended([&read[..20], &[2, 0], &read[22..106]].concat())),
-        ("no namespace", mended([&read[..20], &[0, 1], &read[22..105]].concat())),
-        ("a target", mended([&read[..20], &[1, 1, 1, 0], &read[24..]].concat())),
-        ("a payload", mended([&read[..28], &[1], &read[29..], b"p"].concat())),
+        ("no name", with_checksums([&read[..20], &[2, 0], &read[22..106]].concat())),
+        ("no namespace", with_checksums([&read[..20], &[0, 1], &read[22..105]].concat())),
+        ("a target", with_checksums([&read[..20], &[1, 1, 1, 0], &read[24..]].concat())),
+        ("a payload", with_checksums([&read[..28], &[1], &read[29..], b"p"].concat())),
         ("a domain of an object", patched(flush, 6, &Flags::DOMAIN.to_le_bytes())),
         ("more expected than sent", patched(compare, 40, &[4])),
         ("a policy", patched(policy, 40, &[3])),
@@ -279,6 +284,11 @@ fn every_answer_and_error_arrives_as_it_was_sent() {
     let mut quota = Quota::default();
     (quota.bytes_max, quota.used_bytes) = (Some(0), 12);
     let reason = || Reason::from("because");
+    let mut metrics = Families::new();
+    metrics.counter("reads_total", "Reads.", 3);
+    let mut losses = LossPage::default();
+    losses.losses = vec![Loss::new(object("o"), 1, 4096, reason())];
+    (losses.has_more, losses.unlisted_objects, losses.unlisted_bytes) = (true, 2, 3);
     let answers = vec![
         (Op::Read, Ok(Answer::Read(ReadReply::new(Segments::from(b"data"), 99, Version(1))))),
         (Op::Copy, Ok(Answer::Change(ChangeReply::new(Version(u64::MAX), 3, Durability::Replicated(255))))),
@@ -297,6 +307,8 @@ fn every_answer_and_error_arrives_as_it_was_sent() {
         (Op::Quota, Ok(Answer::Quota(Quota::default()))),
         (Op::Statistics, Ok(Answer::Statistics(vec![("objects".into(), u64::MAX)]))),
         (Op::Namespaces, Ok(Answer::Namespaces(vec![object("x").namespace], false))),
+        (Op::Metrics, Ok(Answer::Metrics(metrics, true))),
+        (Op::Losses, Ok(Answer::Losses(losses))),
         (Op::Write, Err(Error::Missing)),
         (Op::Write, Err(Error::Exists)),
         (Op::Write, Err(Error::ConditionFailed { version: Version(u64::MAX) })),
@@ -342,7 +354,7 @@ fn a_long_reason_is_cut_between_characters() {
 }
 
 #[test]
-fn a_reason_that_is_no_text_costs_nobody_the_error() {
+fn a_reason_that_is_not_text_does_not_hide_the_error() {
     let mut header = Header::new(Op::Write, ID);
     (header.status, header.flags) = (Status::OutOfSpace, Flags(Flags::REPLY));
     for reason in [&b"disk 7\xff"[..], &[0xff; REASON_BYTES_MAX], &[b'x'; 3 * REASON_BYTES_MAX]] {
@@ -359,7 +371,7 @@ fn a_reason_that_is_no_text_costs_nobody_the_error() {
 }
 
 #[test]
-fn news_arrive_as_they_were_sent() {
+fn events_arrive_as_they_were_sent() {
     let scope = Scope::Domain(object("x").namespace, OrderDomain(1));
     for event in [
         Event::Changed(Scope::Object(object("o"))),
@@ -369,14 +381,23 @@ fn news_arrive_as_they_were_sent() {
         Event::Degraded("one disk is gone".into()),
         Event::Degraded("ä".repeat(REASON_BYTES_MAX / 2).into()),
         Event::Recovered,
+        Event::WritesLost(Scope::Object(object("o"))),
         Event::Missed,
     ] {
         let mut bytes = Vec::new();
-        encode_event(&mut bytes, &event);
+        encode_event(&mut bytes, &event, Features(Features::ALL));
         let head = decode(&bytes, 512).unwrap().unwrap();
         let payload = &bytes[head.head_bytes..];
         assert_eq!(decode_event(&head, payload, &mut Names::default()), Ok(event));
     }
+}
+
+#[test]
+fn lost_writes_are_missed_events_for_a_peer_without_the_feature() {
+    let mut bytes = Vec::new();
+    encode_event(&mut bytes, &Event::WritesLost(Scope::All), Features(Features::EVENTS));
+    let head = decode(&bytes, 512).unwrap().unwrap();
+    assert_eq!(decode_event(&head, &[], &mut Names::default()), Ok(Event::Missed));
 }
 
 #[test]

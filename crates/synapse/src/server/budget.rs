@@ -1,18 +1,18 @@
-//! The bytes that may be outstanding in all, distributed over the connections, and distributed anew as connections
-//! come, go and need more.
+//! The bytes that may be outstanding in all, distributed over the connections, and distributed anew as
+//! connections come, go and need more.
 //!
-//! Every connection has a share of its own for as long as it lives, small enough that there is one for each of
-//! `connections_max`. The bytes beyond the shares are a pool. From it come
+//! Every connection has a share of its own for as long as it lives, small enough that there is one for each
+//! of `connections_max`. The bytes beyond the shares are a pool. From it come
 //!
-//! - first, the bytes of a request that is larger than its connection's grant: the connection *requests* them, and such
-//!   demands are met in the order in which they came;
-//! - then equal parts for all connections that want more, as long as an equal part is worth a request of the largest
-//!   kind;
+//! - first, the bytes of a request that is larger than its connection's grant: the connection *requests*
+//!   them, and such demands are met in the order in which they came;
+//! - then equal parts for all connections that want more, as long as an equal part is worth a request of the
+//!   largest kind;
 //! - then the rest, for the connections that want even more.
 //!
-//! Where the pool is empty, grants of other connections shrink: to the equal part, or for a demand down to their own
-//! share, in the order of their last demand. A grant that shrinks counts in full until its client has accepted the
-//! smaller one, and after that as much as is still outstanding.
+//! Where the pool is empty, grants of other connections shrink: to the equal part, or for a demand down to
+//! their own share, in the order of their last demand. A grant that shrinks counts in full until its client
+//! has accepted the smaller one, and after that as much as is still outstanding.
 //!
 //! A client without the feature *credit* has a fixed grant, of one request of the largest kind.
 
@@ -99,8 +99,8 @@ impl Budget {
         Ok(Arc::new(Self { share_bytes, request_bytes, most_bytes, pool_bytes, state }))
     }
 
-    /// Returns a grant for one more connection: at least its share, and of `wanted_bytes` what is there. A fixed one
-    /// may have to be waited for, see [`Grant::poll_ready`].
+    /// Returns a grant for one more connection: at least its share, and of `wanted_bytes` what is there. A
+    /// fixed one may have to be waited for, see [`Grant::poll_ready`].
     ///
     /// # Errors
     /// `Retryable` if too many connections have a fixed grant.

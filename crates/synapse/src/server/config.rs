@@ -1,4 +1,4 @@
-//! What a server is told at its start: limits, times, secret.
+//! The settings of a server: limits, timeouts, secrets.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,54 +10,68 @@ use tokio::runtime::Handle;
 use crate::auth::Secret;
 use crate::codec::{InstanceId, StoreId};
 use crate::receive::ReceiveBuffers;
+use crate::setting::SettingError;
 
-/// The settings of a [`super::Server`]. Everything has a limit; the memory they allow together is
-/// [`Self::memory_bytes_max`].
+/// The settings of a [`Server`](crate::Server). Everything has a limit; [`Self::memory_bytes_max`] is the
+/// memory that they allow together.
+///
+/// ```
+/// use synapse::{Secret, ServerConfig};
+///
+/// let mut config = ServerConfig::default();
+/// config.secret = Some(Secret::new(b"0d9f1c2a7b3e4f56")?);
+/// config.connections_max = 256;
+/// config.check()?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct ServerConfig {
-    /// What clients must know. Without it anyone who can connect is let in.
+    /// The secret that clients must know. Without it every client that can connect is accepted.
     pub secret: Option<Secret>,
-    /// Listen beyond loopback even without a secret.
+    /// Listens beyond loopback even without a secret.
     pub allow_exposed: bool,
-    /// The most connections at a time. Each has a share of `bytes_max` of its own. 1 024.
+    /// The most connections at a time. Each has a share of `bytes_max` of its own. 1 024 unless set.
     pub connections_max: u32,
-    /// The most sessions remembered, connected or not; at least `connections_max`. 4 096.
+    /// The most sessions that are remembered, connected or not; at least `connections_max`. 4 096 unless set.
     pub sessions_max: u32,
-    /// The most requests under way per session. 256, up to 65 536.
+    /// The most outstanding requests per session, 1 to 65 536. 256 unless set.
     pub session_slots_max: u32,
-    /// The most bytes of requests and answers under way per session. Less where many share `bytes_max`. 64 MiB.
+    /// The most outstanding bytes of requests and answers per session; fewer where many sessions share
+    /// `bytes_max`. 64 MiB unless set.
     pub session_bytes_max: u64,
-    /// The most bytes of requests and answers under way, in all. 1 GiB.
+    /// The most outstanding bytes of requests and answers of all sessions. 1 GiB unless set.
     pub bytes_max: u64,
-    /// The largest payload of a request or an answer; the backend's own limit counts as well. 8 MiB.
+    /// The largest payload of a request or an answer in bytes, 4 096 to 1 GiB; the backend's own limit counts
+    /// as well. 8 MiB unless set.
     pub request_bytes_max: u64,
-    /// The largest page of a listing. 1 000.
+    /// The most entries of a page of a listing, 1 to 100 000. 1 000 unless set.
     pub list_entries_max: u32,
-    /// A client that has been silent, or has taken nothing of what waits for it, for so long is dead. 30 s.
+    /// The time after which a client counts as dead that sends nothing and receives nothing. 30 s unless set.
     pub peer_timeout: Duration,
-    /// How long the greeting may take. 5 s.
+    /// The most time for a handshake. 5 s unless set.
     pub handshake_timeout: Duration,
-    /// How long the outcomes of a session are remembered after its connection has gone. 5 min.
+    /// The least time for which a session is remembered after its connection has ended, while there is room.
+    /// 5 min unless set.
     pub session_linger: Duration,
-    /// How many bytes of buffers for large payloads are kept to be used again. 64 MiB.
+    /// The bytes of buffers for large payloads that are kept for reuse. 64 MiB unless set.
     pub payload_pool_bytes_max: usize,
-    /// Where deadlines and timeouts are taken from.
+    /// The clock of deadlines and timeouts.
     pub clock: Arc<dyn Clock>,
-    /// Where large payloads land; a pool of buffers unless the backend has something better.
+    /// The backend's receive buffers for large payloads. `None`: a pool of buffers.
     pub receive_buffers: Option<Arc<dyn ReceiveBuffers>>,
-    /// The runtimes that connections are dealt to in turn; the one that listens if there are none.
+    /// The runtimes that connections are assigned to, round robin. Empty: the runtime that listens.
     pub workers: Vec<Handle>,
-    /// What this server is called, for its clients' logs and figures.
+    /// The name of this server in its clients' logs.
     pub name: String,
-    /// Which store the backend is, see [`super::NodeRecord`]. A client that has seen one refuses a server with
-    /// another. `None`: it cannot be known.
+    /// The identity of the store that is served, see [`NodeRecord`](crate::NodeRecord). A client refuses a
+    /// server with another one than on its first connection. `None`: unknown.
     pub store: Option<StoreId>,
-    /// Earlier instances that ended with everything stored that they had acknowledged, the last one first.
+    /// Earlier instances that ended with everything stored that they had acknowledged, the latest one first.
     pub closed: Vec<InstanceId>,
-    /// More secrets, each by its key's name, which a client may name in its greeting.
+    /// More secrets, each with the name by which a client selects it.
     pub keys: Vec<(String, Secret)>,
-    /// Forgets the outcomes of requests, so that one that is sent again is done again.
+    /// Forgets the outcomes of requests, so that a repeated request is executed again.
     #[cfg(feature = "sabotage")]
     pub forgets_outcomes: bool,
 }
@@ -92,29 +106,30 @@ impl Default for ServerConfig {
 }
 
 impl ServerConfig {
-    /// Checks that the settings make sense together.
+    /// Checks that the settings are within their ranges and fit together.
     ///
     /// # Errors
-    /// One line that says what to mend.
-    pub fn check(&self) -> Result<(), String> {
-        let wrong = |is_wrong: bool, text: &str| if is_wrong { Err(text.to_owned()) } else { Ok(()) };
-        wrong(self.connections_max == 0, "connections_max must be at least 1")?;
-        wrong(
+    /// The first setting that does not, and what would be right.
+    pub fn check(&self) -> Result<(), SettingError> {
+        let check = SettingError::check;
+        check(self.connections_max == 0, "connections_max", "must be at least 1")?;
+        check(
             self.sessions_max < self.connections_max,
-            "sessions_max must be at least connections_max, or clients push each other's outcomes out",
+            "sessions_max",
+            "must be at least connections_max, or clients push each other's outcomes out",
         )?;
-        wrong(!(1..=65_536).contains(&self.session_slots_max), "session_slots_max must be 1 to 65536")?;
-        wrong(self.request_bytes_max < 4096, "request_bytes_max must be at least 4096")?;
-        wrong(self.request_bytes_max > 1 << 30, "request_bytes_max must be at most 1 GiB")?;
-        wrong(!(1..=100_000).contains(&self.list_entries_max), "list_entries_max must be 1 to 100000")?;
-        let least = "session_bytes_max must be at least twice request_bytes_max plus 1 MiB";
-        wrong(self.session_bytes_max < 2 * self.request_bytes_max + (1 << 20), least)?;
-        wrong(self.bytes_max < self.session_bytes_max, "bytes_max must be at least session_bytes_max")?;
-        wrong(self.peer_timeout < Duration::from_millis(10), "peer_timeout must be at least 10 ms")?;
-        wrong(self.handshake_timeout.is_zero(), "handshake_timeout must be above 0")
+        check(!(1..=65_536).contains(&self.session_slots_max), "session_slots_max", "must be 1 to 65536")?;
+        check(self.request_bytes_max < 4096, "request_bytes_max", "must be at least 4096")?;
+        check(self.request_bytes_max > 1 << 30, "request_bytes_max", "must be at most 1 GiB")?;
+        check(!(1..=100_000).contains(&self.list_entries_max), "list_entries_max", "must be 1 to 100000")?;
+        let least = "must be at least twice request_bytes_max plus 1 MiB";
+        check(self.session_bytes_max < 2 * self.request_bytes_max + (1 << 20), "session_bytes_max", least)?;
+        check(self.bytes_max < self.session_bytes_max, "bytes_max", "must be at least session_bytes_max")?;
+        check(self.peer_timeout < Duration::from_millis(10), "peer_timeout", "must be at least 10 ms")?;
+        check(self.handshake_timeout.is_zero(), "handshake_timeout", "must be above 0")
     }
 
-    /// The most memory that a server with these settings takes beside its backend's.
+    /// Returns the most memory that a server with these settings takes beside its backend, in bytes.
     #[must_use]
     pub fn memory_bytes_max(&self) -> u64 {
         let connections = u64::from(self.connections_max) * super::connection::FIXED_BYTES;
@@ -123,7 +138,7 @@ impl ServerConfig {
         connections + slots + self.bytes_max + self.payload_pool_bytes_max as u64
     }
 
-    /// The secret that a client proves to know which names `key`.
+    /// Returns the secret that a client which names `key` must prove to know.
     pub(crate) fn secret_of(&self, key: &[u8]) -> Option<&Secret> {
         let named = self.keys.iter().find(|(name, _)| !key.is_empty() && name.as_bytes() == key);
         named.map(|(_, secret)| secret).or(self.secret.as_ref())

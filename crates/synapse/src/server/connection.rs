@@ -1,9 +1,9 @@
 //! One connection: after the handshake, requests as they arrive and answers as they become ready.
 //!
-//! Per wake-up: the outcomes of tasks are answered, one write, one read, and every complete request is executed. A
-//! request whose reply is ready at once is answered in the same write; only one that has to wait gets a task. Nothing
-//! more is read while much is still to be sent. While large payloads arrive, the answers to a few of them are sent
-//! together.
+//! Per wake-up: the outcomes of tasks are answered, one write, one read, and every complete request is
+//! executed. A request whose reply is ready at once is answered in the same write; only one that has to wait
+//! gets a task. Nothing more is read while much is still to be sent. While large payloads arrive, the answers
+//! to a few of them are sent together.
 
 use std::future::poll_fn;
 use std::io;
@@ -18,9 +18,12 @@ use super::Shared;
 use super::budget::Grant;
 use super::counters::Counts;
 use super::execute::Step;
+use super::peer::Peer;
 use super::session::{Completion, Owned};
 use super::slots::{Begin, Cancel};
-use crate::codec::{self, Flags, FrameError, Names, Op, Outcome, Request, RequestId, Status, cost_bytes};
+use crate::codec::{
+    self, Features, Flags, FrameError, Names, Op, Outcome, Request, RequestId, Status, cost_bytes,
+};
 use crate::input::{Frame, Input};
 use crate::output::Output;
 use crate::stream::Stream;
@@ -30,12 +33,13 @@ use crate::timer::Timer;
 pub(super) const FIXED_BYTES: u64 = 512 * 1024;
 /// While more than this is still to be sent, nothing more is read.
 const OUTPUT_HIGH_BYTES: usize = 1 << 20;
-/// With this many bytes to send, some are sent before more is executed: the client works on the first answers while
-/// this side works on the next, and its wake-up delays neither.
+/// With this many bytes to send, some are sent before more is executed: the client works on the first answers
+/// while this side works on the next, and its wake-up delays neither.
 const SEND_BYTES: usize = 32 * 1024;
 /// How often a connection reads before other tasks of its thread run.
 const ROUNDS_MAX: u32 = 8;
-/// The number of reads of large payloads that earlier answers may wait for: the client is woken once for several.
+/// The number of reads of large payloads that earlier answers may wait for: the client is woken once for
+/// several.
 const HELD_MAX: u32 = 3;
 /// The most time for sending a goodbye.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -77,6 +81,7 @@ pub(super) struct Connection {
     pub(super) stream: Stream,
     pub(super) input: Input,
     pub(super) output: Output,
+    peer: Peer,
     names: Names,
     completions: Vec<Completion>,
     counts: Counts,
@@ -85,6 +90,7 @@ pub(super) struct Connection {
 /// What a handshake has established.
 pub(super) struct Established {
     pub(super) owned: Owned,
+    pub(super) features: Features,
     pub(super) has_crc: bool,
     pub(super) events: Option<Subscription>,
     /// The bytes that this connection may have outstanding, returned when it ends.
@@ -98,13 +104,14 @@ pub(super) struct Established {
 }
 
 impl Connection {
-    pub(super) fn new(shared: Arc<Shared>, stream: Stream) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, stream: Stream, peer: Peer) -> Self {
         let now = shared.config.clock.now();
         let input = Input::new(Arc::clone(&shared.pool), now);
         Self {
             stream,
             input,
             output: Output::default(),
+            peer,
             names: Names::default(),
             completions: Vec::new(),
             counts: Counts::default(),
@@ -304,7 +311,17 @@ impl Connection {
                 }
                 op if op.takes_slot() && !header.flags.has(Flags::REPLY) => {
                     let (shared, output) = (&self.shared, &mut self.output);
-                    handle_request(shared, open, frame, output, &mut self.names, &mut self.counts, now)?;
+                    let peer = self.peer;
+                    handle_request(
+                        shared,
+                        peer,
+                        open,
+                        frame,
+                        output,
+                        &mut self.names,
+                        &mut self.counts,
+                        now,
+                    )?;
                 }
                 op => return Err(End::Broken(format!("{op:?} has no place here"))),
             }
@@ -316,6 +333,7 @@ impl Connection {
         open.owned.take_completions(&mut self.completions);
         for (id, outcome) in self.completions.drain(..) {
             if let Some((op, outcome)) = open.owned.slots.complete(id, outcome) {
+                self.shared.log_failure(self.peer, op, &outcome);
                 reply(&mut self.output, outcome, op, id, open.has_crc);
             }
         }
@@ -336,17 +354,18 @@ impl Connection {
 
     /// Sends events, as long as the client takes them.
     fn send_events(&mut self, open: &mut Established, cx: &mut Context<'_>) {
+        let features = open.features;
         while let Some(events) = &mut open.events
             && self.output.pending_bytes() < OUTPUT_HIGH_BYTES
         {
             match events.poll_next(cx) {
                 Poll::Ready(Some(event)) => self.output.push(|out| {
-                    codec::encode_event(out, &event);
+                    codec::encode_event(out, &event, features);
                     Segments::new()
                 }),
                 Poll::Ready(None) => {
                     self.output.push(|out| {
-                        codec::encode_event(out, &Event::Missed);
+                        codec::encode_event(out, &Event::Missed, features);
                         Segments::new()
                     });
                     open.events = None;
@@ -358,8 +377,8 @@ impl Connection {
 
     // ---- shutdown
 
-    /// Waits for the requests that are being executed, and sends their answers. The caller of the shutdown bounds the
-    /// time.
+    /// Waits for the requests that are being executed, and sends their answers. The caller of the shutdown
+    /// bounds the time.
     async fn finish(&mut self, open: &mut Established) {
         let done = poll_fn(|cx| {
             _ = open.owned.register(cx.waker());
@@ -377,8 +396,11 @@ impl Connection {
     }
 }
 
+/// Executes a request, and answers it if its reply is ready.
+#[allow(clippy::too_many_arguments, reason = "the connection is borrowed in parts")]
 fn handle_request(
     shared: &Arc<Shared>,
+    peer: Peer,
     open: &mut Established,
     frame: Frame<'_>,
     output: &mut Output,
@@ -415,6 +437,7 @@ fn handle_request(
     match step {
         Step::Ready(outcome) => {
             if let Some((op, outcome)) = open.owned.slots.complete(id, Some(outcome)) {
+                shared.log_failure(peer, op, &outcome);
                 reply(output, outcome, op, id, open.has_crc);
             }
         }

@@ -1,4 +1,4 @@
-//! One request, done by the backend: an arm for each operation.
+//! Executes one request on the backend: an arm for each operation.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -7,15 +7,16 @@ use blocker::metrics::render;
 use blocker::{Control, Error, Reply};
 
 use super::Shared;
-use crate::codec::{Answer, CONTROL_ENTRIES_MAX, Outcome, Request};
+use crate::codec::{Answer, CONTROL_ENTRIES_MAX, Outcome, Request, metrics_page};
 
-/// What becomes of a request: known already, or to come.
+/// The outcome of a request: there already, or to come.
 pub(super) enum Step {
     Ready(Outcome),
     Pending(Pin<Box<dyn Future<Output = Outcome> + Send>>),
 }
 
 impl Shared {
+    /// Executes a request that has been decoded.
     pub(super) fn execute(&self, request: Request) -> Step {
         if let Some(limit_bytes) = self.exceeds(&request) {
             return Step::Ready(Outcome::Failed(Error::TooLarge { limit_bytes }));
@@ -44,13 +45,11 @@ impl Shared {
                 let pairs = render::pairs(&families).into_iter();
                 Answer::Statistics(pairs.map(|pair| (pair.name, pair.value.to_u64())).collect())
             }),
-            request => match &self.control {
-                Some(control) => self.control(&**control, request),
-                None => {
-                    let why = "this server has nothing to control";
-                    Step::Ready(Outcome::Failed(Error::Unsupported(why.into())))
-                }
-            },
+            Request::Metrics(after) => step(self.metrics(), move |families| {
+                let (page, has_more) = metrics_page(families, after);
+                Answer::Metrics(page, has_more)
+            }),
+            request => self.control(backend.control(), request),
         }
     }
 
@@ -59,7 +58,7 @@ impl Shared {
             Request::Attach(namespace) => {
                 let own = self.capabilities;
                 step(control.attach(namespace), move |mut attachment| {
-                    attachment.capabilities = super::narrowed(attachment.capabilities, &own);
+                    attachment.capabilities = super::limited(attachment.capabilities, &own);
                     Answer::Attach(attachment)
                 })
             }
@@ -80,11 +79,12 @@ impl Shared {
                 namespaces.truncate(CONTROL_ENTRIES_MAX);
                 Answer::Namespaces(namespaces, has_more)
             }),
+            Request::Losses(after) => step(control.losses(after), Answer::Losses),
             _ => Step::Ready(Outcome::Failed(Error::Invalid("not a control request".into()))),
         }
     }
 
-    /// The limit that a request is beyond, before the backend is asked.
+    /// Returns the limit that a request exceeds, if there is one, before the backend is called.
     fn exceeds(&self, request: &Request) -> Option<u64> {
         let limits = &self.capabilities;
         let over = |bytes: u64, limit: u64| (bytes > limit).then_some(limit);
@@ -94,7 +94,7 @@ impl Shared {
                 let expected = over(r.expected.len_bytes() as u64, limits.compare_bytes_max);
                 expected.or_else(|| over(r.data.len_bytes() as u64, limits.request_bytes_max))
             }
-            // Zeros that are not sent count as well: so says the contract.
+            // Zeros count as well, though they are not sent: the contract demands it.
             Request::WriteRuns(r) => {
                 let bytes = r.runs.iter().fold(0_u64, |sum, run| sum.saturating_add(run.len_bytes()));
                 over(bytes, limits.request_bytes_max)

@@ -1,4 +1,5 @@
-//! The server's side of the handshake: hello, the proofs if there is a secret, the session, the grant, welcome.
+//! The server's side of the handshake: hello, the proofs if there is a secret, the session, the grant,
+//! welcome.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -85,6 +86,7 @@ impl Connection {
         let has_crc = features.has(Features::PAYLOAD_CRC);
         Ok(Established {
             owned,
+            features,
             has_crc,
             events,
             grant,

@@ -1,4 +1,4 @@
-//! Listening: who may connect from where, and how many.
+//! Listening: which addresses may be served without a secret, and how many connections there may be.
 
 use std::future::Future;
 use std::io;
@@ -8,14 +8,40 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use blocker::Error;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream, lookup_host};
 
 use super::connection::{Connection, End};
+use super::peer::Peer;
 use super::{Server, Shared};
 use crate::stream::{Address, Duplex, Stream};
 
-/// How long to wait when the system has no descriptor for another connection.
-const PAUSE: Duration = Duration::from_millis(100);
+/// The pause after a connection that could not be accepted.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Why a server cannot listen on an address.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ListenError {
+    /// Other machines can reach the address, there is no secret, and
+    /// [`ServerConfig::allow_exposed`](crate::ServerConfig::allow_exposed) is not set.
+    #[error(
+        "{address} can be reached from other machines, and no secret is configured: configure one, or set \
+         allow_exposed"
+    )]
+    Exposed {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// The system does not bind the address.
+    #[error("cannot listen on {address}: {cause}")]
+    Bind {
+        /// The address.
+        address: Address,
+        /// The system's error.
+        cause: io::Error,
+    },
+}
 
 enum Listener {
     Tcp(TcpListener),
@@ -30,31 +56,30 @@ enum Accepted {
 }
 
 impl Server {
-    /// Serves one connection that was made in another way than by [`Self::listen`], to its end. Runs on
-    /// whichever runtime polls it; dropping it breaks the connection off.
+    /// Serves one connection that does not come from [`Self::listen`], to its end. Runs on the runtime that
+    /// polls it; dropping the future aborts the connection.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
     pub fn serve_stream(&self, stream: Box<dyn Duplex>) -> impl Future<Output = ()> + Send + 'static + use<> {
         let (shared, accepted) = (Arc::clone(&self.shared), Accepted::Other(stream));
         async move {
-            if let Some(open) = Open::new(&shared) {
-                serve(&open, accepted).await;
+            if let Some(place) = Place::take(&shared, &Peer::Other) {
+                serve(&place, Peer::Other, accepted).await;
             }
         }
     }
 
-    /// Listens to `address`, and says which one it has become: of a TCP port 0, the port chosen. The path
-    /// of a unix socket that nobody listens to any more is taken over.
+    /// Listens on `address`, and returns the address that it is bound to: for the TCP port 0, with the port
+    /// that the system has chosen. The path of a unix socket without a listener is taken over.
     ///
     /// # Errors
-    /// One line that says what to mend. Beyond loopback it listens only with a secret, or with
-    /// `allow_exposed`.
+    /// [`ListenError::Exposed`] beyond loopback without a secret; [`ListenError::Bind`].
     ///
     /// # Panics
     /// Outside of a tokio runtime.
-    pub async fn listen(&self, address: &Address) -> Result<Address, String> {
-        let failed = |error: io::Error| format!("cannot listen to {address}: {error}");
+    pub async fn listen(&self, address: &Address) -> Result<Address, ListenError> {
+        let failed = |cause: io::Error| ListenError::Bind { address: address.clone(), cause };
         let (listener, bound) = match address {
             Address::Tcp(text) => {
                 let addresses: Vec<_> = lookup_host(text.as_str()).await.map_err(failed)?.collect();
@@ -74,19 +99,17 @@ impl Server {
         Ok(bound)
     }
 
-    fn check_exposure(&self, address: &SocketAddr) -> Result<(), String> {
+    fn check_exposure(&self, address: &SocketAddr) -> Result<(), ListenError> {
         let config = &self.shared.config;
         if address.ip().is_loopback() || config.secret.is_some() || config.allow_exposed {
             return Ok(());
         }
-        Err(format!(
-            "{address} can be reached from other machines, and no secret is configured: configure one, or \
-             allow it explicitly"
-        ))
+        Err(ListenError::Exposed { address: *address })
     }
 }
 
-/// A socket file is left behind by a process that died; one that answers is in use.
+/// Binds a unix socket. A socket file that a dead process has left is removed; one that accepts connections
+/// is in use.
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
@@ -105,57 +128,72 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Self::Unix(_, path) = self {
-            // Gone already, or not ours to remove: nothing depends on it.
+            // It may be gone already; nothing depends on it.
             let _ = std::fs::remove_file(path);
         }
     }
 }
 
 async fn accept(shared: Arc<Shared>, listener: Listener) {
-    let mut turn = 0;
+    let mut next_worker = 0_usize;
     loop {
-        let accepted = match &listener {
-            Listener::Tcp(tcp) => {
-                tcp.accept().await.and_then(|(stream, _)| stream.into_std()).map(Accepted::Tcp)
-            }
-            Listener::Unix(unix, _) => {
-                unix.accept().await.and_then(|(stream, _)| stream.into_std()).map(Accepted::Unix)
-            }
-        };
-        let accepted = match accepted {
+        let (peer, accepted) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of descriptors, or a client that went at once; the former would spin.
-                tracing::warn!(cause = %error, "cannot accept");
-                shared.config.clock.sleep(PAUSE).await;
+                // Out of descriptors, or a client that has closed at once. Without a pause the former would
+                // spin.
+                if let Some(suppressed) = shared.admit_log("accept") {
+                    tracing::warn!(cause = %error, suppressed, "cannot accept a connection");
+                }
+                shared.config.clock.sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
-        // Closed at once if there are too many: the client tries again later.
-        let Some(open) = Open::new(&shared) else { continue };
-        let serving = async move { serve(&open, accepted).await };
+        // Without a place the connection is closed at once, and the client tries again later.
+        let Some(place) = Place::take(&shared, &peer) else { continue };
+        let serving = async move { serve(&place, peer, accepted).await };
         let workers = &shared.config.workers;
-        let task = match workers.get(turn % workers.len().max(1)) {
+        let task = match workers.get(next_worker % workers.len().max(1)) {
             Some(worker) => worker.spawn(serving),
             None => tokio::spawn(serving),
         };
-        turn = turn.wrapping_add(1);
+        next_worker = next_worker.wrapping_add(1);
         let mut tasks = shared.tasks.lock();
         tasks.retain(|task| !task.is_finished());
         tasks.push(task.abort_handle());
     }
 }
 
-/// Counts a connection as long as it lives.
-struct Open(Arc<Shared>);
+impl Listener {
+    async fn accept(&self) -> io::Result<(Peer, Accepted)> {
+        match self {
+            Self::Tcp(tcp) => {
+                let (stream, address) = tcp.accept().await?;
+                Ok((Peer::Tcp(address), Accepted::Tcp(stream.into_std()?)))
+            }
+            Self::Unix(unix, _) => {
+                let (stream, _) = unix.accept().await?;
+                let credentials = stream.peer_cred().ok();
+                let (pid, uid) = (credentials.and_then(|of| of.pid()), credentials.map(|of| of.uid()));
+                Ok((Peer::Unix { pid, uid }, Accepted::Unix(stream.into_std()?)))
+            }
+        }
+    }
+}
 
-impl Open {
-    /// One connection more, unless there are too many.
-    fn new(shared: &Arc<Shared>) -> Option<Self> {
+/// A connection's place among `connections_max`. Free again when it is dropped.
+struct Place(Arc<Shared>);
+
+impl Place {
+    /// Takes a place, unless all are taken.
+    fn take(shared: &Arc<Shared>, peer: &Peer) -> Option<Self> {
         if shared.connection_count.fetch_add(1, Ordering::AcqRel) >= shared.config.connections_max as usize {
             shared.connection_count.fetch_sub(1, Ordering::AcqRel);
             shared.count(|counts| counts.refused += 1);
-            tracing::warn!("a connection is refused: there are connections_max already");
+            if let Some(suppressed) = shared.admit_log("connections_max") {
+                let connections_max = shared.config.connections_max;
+                tracing::warn!(%peer, connections_max, suppressed, "connection refused: too many are open");
+            }
             return None;
         }
         shared.count(|counts| counts.connections += 1);
@@ -163,40 +201,56 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for Place {
     fn drop(&mut self) {
         self.0.connection_count.fetch_sub(1, Ordering::AcqRel);
         self.0.connection_ended.notify_waiters();
     }
 }
 
-async fn serve(open: &Open, accepted: Accepted) {
-    let shared = &open.0;
+async fn serve(place: &Place, peer: Peer, accepted: Accepted) {
+    let shared = &place.0;
     let stream = match accepted {
         Accepted::Tcp(stream) => TcpStream::from_std(stream).and_then(Stream::tcp),
         Accepted::Unix(stream) => UnixStream::from_std(stream).map(Stream::Unix),
         Accepted::Other(stream) => Ok(Stream::Other(stream)),
     };
     let end = match stream {
-        Ok(stream) => Connection::new(Arc::clone(shared), stream).run().await,
+        Ok(stream) => Connection::new(Arc::clone(shared), stream, peer).run().await,
         Err(error) => End::Closed(Err(error)),
     };
     match &end {
         End::Broken(why) => {
             shared.count(|counts| counts.broken += 1);
-            tracing::warn!(why, "a client breaks the rules");
+            if let Some(suppressed) = shared.admit_log("broken") {
+                tracing::warn!(%peer, why, suppressed, "connection closed: the client broke the protocol");
+            }
         }
         End::Refused(error) => {
             shared.count(|counts| counts.refused += 1);
-            tracing::warn!(cause = %error, "a client is not let in");
+            if let Some(suppressed) = shared.admit_log(refusal(error)) {
+                tracing::warn!(%peer, cause = %error, suppressed, "connection refused");
+            }
         }
         End::Silent => {
             shared.count(|counts| counts.silent += 1);
-            tracing::info!("a client is silent");
+            if let Some(suppressed) = shared.admit_log("silent") {
+                tracing::info!(%peer, suppressed, "connection closed: the client was silent");
+            }
         }
-        End::Closed(Err(error)) => tracing::debug!(cause = %error, "a connection broke"),
+        End::Closed(Err(error)) => tracing::debug!(%peer, cause = %error, "connection broken"),
         End::Closed(Ok(())) | End::Goodbye | End::Replaced | End::Ending => {
-            tracing::debug!(?end, "a connection ended");
+            tracing::debug!(%peer, ?end, "connection ended");
         }
+    }
+}
+
+/// Returns the reason by which log lines of a refusal are limited.
+fn refusal(error: &Error) -> &'static str {
+    match error {
+        Error::Denied(_) => "denied",
+        Error::Unsupported(_) => "unsupported",
+        Error::Invalid(_) => "invalid",
+        _ => "refused",
     }
 }

@@ -1,8 +1,8 @@
 //! The server: any backend, served to any number of clients.
 //!
 //! ```text
-//! listen ──► connection ──► slots: seen before? ──► backend ──► reply: answered in the same write
-//!                 ▲                                    └──────► pending: a task, then the session's mail
+//! listen ──► connection ──► slots: seen before? ──► backend ──► ready: answered in the same write
+//!                 ▲                                    └──────► pending: a task, then the session's completions
 //!                 └── session: outlives the connection
 //! ```
 
@@ -13,6 +13,8 @@ mod counters;
 mod execute;
 mod handshake;
 mod listen;
+mod log_limit;
+mod peer;
 mod record;
 mod session;
 mod slots;
@@ -21,28 +23,50 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use blocker::metrics::{Collect, Families};
-use blocker::{Blocker, Capabilities, Control, Reply, metrics_above};
+use blocker::metrics::{Collect, Families, Number};
+use blocker::{Blocker, Capabilities, Error, Reply, metrics_above};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use crate::auth::random;
 use crate::codec::{
-    CONTROL_BYTES_MAX, HEAD_BYTES_MAX, Head, InstanceId, LIST_ENTRY_BYTES_MAX, Names, Op, RUN_BYTES, RUNS_MAX,
+    CONTROL_BYTES_MAX, HEAD_BYTES_MAX, Head, InstanceId, LIST_ENTRY_BYTES_MAX, Names, Op, Outcome, RUN_BYTES,
+    RUNS_MAX,
 };
 use crate::receive::{PayloadPool, ReceiveBuffer};
+use crate::setting::SettingError;
 
 use budget::Budget;
 pub use config::{ServerConfig, host_name};
 use counters::{Counters, Counts};
+pub use listen::ListenError;
+use log_limit::LogLimit;
+use peer::Peer;
 pub use record::NodeRecord;
 use session::Sessions;
 
 /// Serves a backend.
 ///
-/// Listening and connections run on the runtime that [`Self::listen`] is called in, or on those of
-/// [`ServerConfig::workers`]. Dropping the server stops listening and breaks its connections off;
+/// ```
+/// use std::sync::Arc;
+/// use std::time::Duration;
+/// use blocker::Memory;
+/// use synapse::{Server, ServerConfig};
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let server = Server::new(Arc::new(Memory::default()), ServerConfig::default())?;
+/// let address = server.listen(&"127.0.0.1:0".parse()?).await?;
+/// println!("listening on {address}");
+/// // Until the process is to end:
+/// assert!(server.shutdown(Duration::from_secs(10)).await, "every request was answered");
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Accepting runs on the tokio runtime in which [`Self::listen`] is called; connections run there, or on
+/// those of [`ServerConfig::workers`]. Dropping the server stops listening and aborts its connections;
 /// [`Self::shutdown`] ends them in order.
 pub struct Server {
     shared: Arc<Shared>,
@@ -51,9 +75,8 @@ pub struct Server {
 
 pub(crate) struct Shared {
     backend: Arc<dyn Blocker>,
-    control: Option<Arc<dyn Control>>,
     config: ServerConfig,
-    /// The backend's, as far as they go over the wire.
+    /// The backend's, within the limits of the wire.
     capabilities: Capabilities,
     payload_bytes_max: u32,
     instance: InstanceId,
@@ -61,44 +84,42 @@ pub(crate) struct Shared {
     budget: Arc<Budget>,
     pool: Arc<PayloadPool>,
     counters: Counters,
+    log_limit: LogLimit,
     connection_count: AtomicUsize,
     connection_ended: Notify,
     tasks: Mutex<Vec<AbortHandle>>,
 }
 
 impl Server {
-    /// A server for `backend`, and for `control` if it has that face. Listens to nothing yet.
+    /// Returns a server for `backend` and its control plane, which does not listen yet.
     ///
     /// # Errors
-    /// One line that says which setting to mend.
-    pub fn new(
-        backend: Arc<dyn Blocker>,
-        control: Option<Arc<dyn Control>>,
-        config: ServerConfig,
-    ) -> Result<Self, String> {
+    /// The setting that cannot work, and what would be right.
+    pub fn new(backend: Arc<dyn Blocker>, config: ServerConfig) -> Result<Self, SettingError> {
         config.check()?;
-        let mut limits = backend.capabilities();
-        limits.request_bytes_max = limits.request_bytes_max.min(config.request_bytes_max);
-        limits.compare_bytes_max = limits.compare_bytes_max.min(config.request_bytes_max);
-        limits.list_entries_max = limits.list_entries_max.min(config.list_entries_max);
-        limits.runs_max = limits.runs_max.min(RUNS_MAX);
-        let capabilities = limits;
+        let mut wire = Capabilities::full(u64::MAX);
+        (wire.request_bytes_max, wire.compare_bytes_max) =
+            (config.request_bytes_max, config.request_bytes_max);
+        (wire.list_entries_max, wire.runs_max) = (config.list_entries_max, RUNS_MAX);
+        let capabilities = limited(backend.capabilities(), &wire);
         let beside = capabilities.compare_bytes_max.max(u64::from(capabilities.runs_max) * RUN_BYTES as u64);
         let payload_bytes_max = capabilities.request_bytes_max + beside;
         let list_bytes = u64::from(capabilities.list_entries_max) * LIST_ENTRY_BYTES_MAX;
         let least_bytes =
             payload_bytes_max.max(list_bytes).max(CONTROL_BYTES_MAX) + 2 * HEAD_BYTES_MAX as u64;
         if least_bytes > config.session_bytes_max {
-            return Err(format!("session_bytes_max must be at least {least_bytes} for this backend"));
+            let problem = format!("must be at least {least_bytes} for this backend");
+            return Err(SettingError::new("session_bytes_max", problem));
         }
         let budget =
             Budget::new(config.bytes_max, least_bytes, config.session_bytes_max, config.connections_max);
         let budget = budget.map_err(|needed| {
             let connections = config.connections_max;
-            format!(
-                "bytes_max must be at least {needed}: two of the largest requests, and a share for each of \
-                 {connections} connections"
-            )
+            let problem = format!(
+                "must be at least {needed}: two of the largest requests, and a share for each of {connections} \
+                 connections"
+            );
+            SettingError::new("bytes_max", problem)
         })?;
         let shared = Shared {
             capabilities,
@@ -109,41 +130,33 @@ impl Server {
             budget,
             pool: PayloadPool::new(config.payload_pool_bytes_max),
             counters: Counters::default(),
+            log_limit: LogLimit::default(),
             connection_count: AtomicUsize::new(0),
             connection_ended: Notify::new(),
             tasks: Mutex::default(),
             backend,
-            control,
             config,
         };
         Ok(Self { shared: Arc::new(shared), listeners: Mutex::default() })
     }
 
-    /// Which run of a server this is. Another one knows nothing of this one's sessions.
+    /// Returns the id of this instance: drawn at random when the server was made. Another instance does not
+    /// know its sessions.
     #[must_use]
     pub fn instance(&self) -> InstanceId {
         self.shared.instance
     }
 
-    /// What it has counted so far: name and value.
-    #[must_use]
-    pub fn metrics(&self) -> Vec<(&'static str, u64)> {
-        let mut figures = self.shared.counters.metrics();
-        let connections = self.shared.connection_count.load(Ordering::Relaxed) as u64;
-        figures.push(("synapse_connections_open", connections));
-        figures.push(("synapse_sessions", self.shared.sessions.count() as u64));
-        figures
-    }
-
-    /// The figure called `name`, or 0.
+    /// Returns the server's own metric called `name`, or 0. All of them are collected by [`Collect`].
     #[must_use]
     pub fn metric(&self, name: &str) -> u64 {
-        self.metrics().iter().find(|(each, _)| *each == name).map_or(0, |(_, value)| *value)
+        self.families().number(name).map_or(0, Number::to_u64)
     }
 
-    /// Stops listening, answers what has been received, says goodbye to every client, and waits for all
-    /// of that, at most for `patience`. What takes longer is broken off. Whether all ended in order.
-    pub async fn shutdown(&self, patience: Duration) -> bool {
+    /// Stops listening, answers the requests that have begun, and sends a goodbye to every client. Waits for
+    /// all of that, at most for `timeout`; what takes longer is aborted. Returns whether every connection
+    /// ended in order.
+    pub async fn shutdown(&self, timeout: Duration) -> bool {
         self.stop_listening();
         self.shared.sessions.end();
         let clock = Arc::clone(&self.shared.config.clock);
@@ -158,44 +171,41 @@ impl Server {
         };
         let in_order = tokio::select! {
             () = all_ended => true,
-            () = clock.sleep(patience) => false,
+            () = clock.sleep(timeout) => false,
         };
-        self.break_off();
+        self.abort_all();
         in_order
     }
 
-    /// Breaks all connections off, as a crash would, and goes on listening. For tests.
+    /// Aborts all connections, as a crash would, and continues to listen. For tests.
     pub fn abort_connections(&self) {
-        self.break_off();
+        self.abort_all();
     }
 
     fn stop_listening(&self) {
         self.listeners.lock().drain(..).for_each(|listener| listener.abort());
     }
 
-    fn break_off(&self) {
+    fn abort_all(&self) {
         self.shared.tasks.lock().drain(..).for_each(|task| task.abort());
     }
 }
 
 impl Collect for Server {
     fn collect(&self, into: &mut Families) {
-        self.shared.counters.metrics().into_iter().for_each(|(name, value)| into.counter(name, "", value));
-        let connections = self.shared.connection_count.load(Ordering::Relaxed) as u64;
-        into.gauge("synapse_connections_open", "", connections);
-        into.gauge("synapse_sessions", "", self.shared.sessions.count() as u64);
+        self.shared.collect(into);
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop_listening();
-        self.break_off();
+        self.abort_all();
     }
 }
 
 impl Shared {
-    /// Memory for a large payload, where the backend has something better than the pool.
+    /// Returns the backend's receive buffer for a large payload, if it has one.
     fn reserve_buffer(&self, head: &Head<'_>, names: &mut Names) -> Option<Box<dyn ReceiveBuffer>> {
         let buffers = self.config.receive_buffers.as_ref()?;
         if !matches!(head.header.op, Op::Write | Op::WriteFull) {
@@ -209,10 +219,42 @@ impl Shared {
     /// Returns the metrics of the backend and of the server itself.
     fn metrics(&self) -> Reply<Families> {
         let mut own = Families::new();
-        self.counters.metrics().into_iter().for_each(|(name, value)| own.counter(name, "", value));
-        match &self.control {
-            Some(control) => metrics_above(own, &**control),
-            None => Reply::ok(own),
+        self.collect(&mut own);
+        metrics_above(own, self.backend.control())
+    }
+
+    fn collect(&self, into: &mut Families) {
+        self.counters.collect(into);
+        let connections = self.connection_count.load(Ordering::Relaxed) as u64;
+        into.gauge("synapse_connections_open", "Connections that are open.", connections);
+        into.gauge("synapse_sessions", "Sessions that are remembered.", self.sessions.count() as u64);
+    }
+
+    /// Returns whether a log line of this reason may be written now, see [`LogLimit::admit`].
+    fn admit_log(&self, reason: &'static str) -> Option<u64> {
+        self.log_limit.admit(reason, self.config.clock.now())
+    }
+
+    /// Logs a request that the backend has failed for a reason that an operator can remove: no space, no
+    /// descriptors, damaged data.
+    #[inline]
+    fn log_failure(&self, peer: Peer, op: Op, outcome: &Outcome) {
+        if let Outcome::Failed(error) = outcome {
+            self.log_error(peer, op, error);
+        }
+    }
+
+    #[cold]
+    fn log_error(&self, peer: Peer, op: Op, error: &Error) {
+        let reason = match error {
+            Error::Retryable(_) => "backend: retryable",
+            Error::OutOfSpace(_) => "backend: out of space",
+            Error::Corrupt(_) => "backend: corrupt",
+            Error::WritesLost(_) => "backend: writes lost",
+            _ => return,
+        };
+        if let Some(suppressed) = self.admit_log(reason) {
+            tracing::warn!(%peer, ?op, cause = %error, suppressed, "request failed");
         }
     }
 
@@ -223,8 +265,8 @@ impl Shared {
     }
 }
 
-/// What a backend can do, with the limits of the wire.
-fn narrowed(mut capabilities: Capabilities, limits: &Capabilities) -> Capabilities {
+/// Returns `capabilities` with their sizes and numbers limited to those of `limits`.
+fn limited(mut capabilities: Capabilities, limits: &Capabilities) -> Capabilities {
     capabilities.request_bytes_max = capabilities.request_bytes_max.min(limits.request_bytes_max);
     capabilities.compare_bytes_max = capabilities.compare_bytes_max.min(limits.compare_bytes_max);
     capabilities.list_entries_max = capabilities.list_entries_max.min(limits.list_entries_max);

@@ -1,5 +1,5 @@
-//! What a store knows of the servers that serve it: an identity of its own, and which of them ended with everything
-//! stored. Kept in the store itself, as one small object, so that it goes wherever the store goes.
+//! A store's record of its servers: an identity of the store, and the instances that ended with everything
+//! stored. It is one small object in the store itself, so that it moves with the store.
 //!
 //! ```text
 //!   0       1       2       3       4               8
@@ -8,8 +8,9 @@
 //!   +-------+-------+-------+-------+---------------+--------------+-------------------+---------+
 //! ```
 //!
-//! Servers that share a store share the record: its changes depend on the version that was read. That an instance ended
-//! with everything stored stays true whatever happens to others later, so the list only ever grows, up to a limit.
+//! Servers that share a store share the record: a change of it depends on the version that was read. That an
+//! instance ended with everything stored remains true whatever other instances do, so the list only grows, up
+//! to a limit.
 
 use std::time::Duration;
 
@@ -22,17 +23,37 @@ use super::ServerConfig;
 use crate::auth::random;
 use crate::codec::{CLOSED_MAX, InstanceId, StoreId};
 
-/// Where the record lies.
+/// The namespace and name of the record's object.
 const NAMESPACE: &str = ".synapse";
 const NAME: &str = "node";
 const MAGIC: [u8; 4] = *b"SYNR";
 const FORMAT: u32 = 1;
 const FIXED_BYTES: usize = 4 + 4 + 16;
 const RECORD_BYTES_MAX: usize = FIXED_BYTES + CLOSED_MAX * 16 + 4;
-/// How often a change is tried that others come before.
+/// The most attempts of a change that other servers' changes precede.
 const TRIES_MAX: u32 = 16;
 
-/// What a store knows of its servers, as it was read at the start.
+/// A store's record of its servers, as it was read at the start.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::time::Duration;
+/// use blocker::{Memory, SystemClock};
+/// use synapse::{NodeRecord, Server, ServerConfig};
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let store = Arc::new(Memory::default());
+/// let mut config = ServerConfig::default();
+/// NodeRecord::open(&*store, &SystemClock, Duration::from_secs(10)).await?.apply(&mut config);
+/// let server = Server::new(store.clone(), config)?;
+/// // At the end, once nothing changes the store any more:
+/// let instance = server.instance();
+/// drop(server);
+/// NodeRecord::close(&*store, instance, &SystemClock, Duration::from_secs(10)).await?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NodeRecord {
     store: StoreId,
@@ -40,43 +61,45 @@ pub struct NodeRecord {
 }
 
 impl NodeRecord {
-    /// Reads the record of `store`, which is to be what keeps the data, not a cache before it; makes one if there is
-    /// none. Takes `patience` at most.
+    /// Reads the record of `store`, or creates one. `store` must be the store that keeps the data, not a
+    /// cache before it. Takes at most `timeout`.
     ///
     /// # Errors
-    /// `Corrupt` if there is something else in its place; what the store says.
-    pub async fn open(store: &dyn Blocker, clock: &dyn Clock, patience: Duration) -> Result<Self, Error> {
-        update(store, clock.now() + patience, |found| match found {
+    /// `Corrupt` if the object is not a record, `Unsupported` if it is of a later format; errors of the
+    /// store.
+    pub async fn open(store: &dyn Blocker, clock: &dyn Clock, timeout: Duration) -> Result<Self, Error> {
+        update(store, clock.now() + timeout, |found| match found {
             Some(_) => None,
             None => Some(Self { store: random(), closed: Vec::new() }),
         })
         .await
     }
 
-    /// Has a server tell its clients.
+    /// Sets the store's identity and the instances that ended in order, which the server reports to its
+    /// clients.
     pub fn apply(&self, config: &mut ServerConfig) {
         config.store = Some(self.store);
         config.closed.clone_from(&self.closed);
     }
 
-    /// Which store it is.
+    /// Returns the identity of the store.
     #[must_use]
     pub fn store(&self) -> StoreId {
         self.store
     }
 
-    /// Stores everything, and writes down that `instance` ended so. Nobody may change anything any more; a cache
-    /// before the store has stored what it had. Takes `patience` at most.
+    /// Flushes the store, and records that `instance` ended with everything stored. Nothing may change the
+    /// store any more, and a cache before it must have stored its dirty data. Takes at most `timeout`.
     ///
     /// # Errors
-    /// What the store says; then nothing is written down, and clients take for lost what was not flushed.
+    /// Errors of the store. Then nothing is recorded, and clients count as lost what they have not flushed.
     pub async fn close(
         store: &dyn Blocker,
         instance: InstanceId,
         clock: &dyn Clock,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<(), Error> {
-        let deadline = clock.now() + patience;
+        let deadline = clock.now() + timeout;
         store.flush(FlushRequest::new(Scope::All).deadline(deadline)).await?;
         let closed = |found: Option<Self>| {
             let mut record = found.unwrap_or_else(|| Self { store: random(), closed: Vec::new() });
@@ -128,7 +151,7 @@ impl NodeRecord {
     }
 }
 
-/// Changes the record, in one step with looking at it, unless `change` is content with what is there.
+/// Reads the record and writes what `change` returns, atomically; `None` keeps the record.
 async fn update(
     store: &dyn Blocker,
     deadline: Timestamp,
@@ -136,9 +159,9 @@ async fn update(
 ) -> Result<NodeRecord, Error> {
     let object = ObjectId::new(Namespace::new(NAMESPACE)?, Name::new(NAME)?);
     let can = store.capabilities();
-    // Where writers are fenced the record is written with the epoch in force.
+    // Where writers are fenced, the record is written with the epoch in force.
     let mut stamp: Option<Stamp> = None;
-    let mut last = Error::Retryable("not tried".into());
+    let mut last = Error::Retryable("the record was not written".into());
     for _ in 0..TRIES_MAX {
         let read = ReadRequest::new(object.clone(), 0, RECORD_BYTES_MAX as u64 + 1).deadline(deadline);
         let (found, condition) = match store.read(read).await {
@@ -150,7 +173,7 @@ async fn update(
             Err(error) => return Err(error),
         };
         let Some(record) = change(found.clone()) else {
-            return found.ok_or_else(|| Error::Invalid("no record is no record to be content with".into()));
+            return found.ok_or_else(|| Error::Invalid("there is no record to keep".into()));
         };
         let mut write = WriteFullRequest::new(object.clone(), record.encode());
         write = write.durability(Durability::Stored.min(can.durability_max)).deadline(deadline);
@@ -178,7 +201,7 @@ async fn update(
                 stamp = Some(Stamp::new(newer.epoch.0, newer.sequence.saturating_add(1)));
                 Error::Superseded { stamp: newer }
             }
-            // Another server of the store was first, or may have been this one.
+            // Another server has changed it first, or this attempt may have.
             Err(
                 error @ (Error::Exists
                 | Error::Missing
@@ -198,18 +221,18 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(1);
+    const TIMEOUT: Duration = Duration::from_secs(1);
 
     fn open(store: &Memory) -> NodeRecord {
-        block_on(NodeRecord::open(store, &ManualClock::new(), PATIENCE)).unwrap()
+        block_on(NodeRecord::open(store, &ManualClock::new(), TIMEOUT)).unwrap()
     }
 
     fn close(store: &Memory, instance: InstanceId) {
-        block_on(NodeRecord::close(store, instance, &ManualClock::new(), PATIENCE)).unwrap();
+        block_on(NodeRecord::close(store, instance, &ManualClock::new(), TIMEOUT)).unwrap();
     }
 
     #[test]
-    fn a_store_keeps_its_identity_and_knows_who_ended_in_order() {
+    fn a_store_keeps_its_identity_and_the_instances_that_ended_in_order() {
         let store = Memory::default();
         let first = open(&store);
         assert!(first.closed.is_empty());
@@ -229,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_around_everything_does_not_keep_the_record_from_being_written() {
+    fn the_record_is_written_in_spite_of_a_claim_of_everything() {
         let store = Memory::default();
         let claim = |epoch| {
             block_on(store.claim(ClaimRequest::new(Scope::All, Epoch(epoch), WriterId(7)))).unwrap();
@@ -245,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_record_is_told_from_none() {
+    fn a_damaged_record_is_an_error_and_not_a_missing_one() {
         let good = NodeRecord { store: [1; 16], closed: vec![[2; 16]; 3] }.encode();
         assert!(NodeRecord::decode(&good).is_ok());
         for at in 0..good.len() {

@@ -1,9 +1,9 @@
 //! Sessions: they outlive connections.
 //!
-//! One connection at a time owns a session's [`Slots`], and works on them without a lock. When another connection of
-//! the same client attaches the session, the first one is woken, hands the slots over and ends; from then on no request
-//! that still lies in the first one's socket can begin. Tasks continue whichever connection owns the slots, and deliver
-//! their outcomes to the session.
+//! One connection at a time owns a session's [`Slots`], and works on them without a lock. When another
+//! connection of the same client attaches the session, the first one is woken, hands the slots over and ends;
+//! from then on no request that still lies in the first one's socket can begin. Tasks continue whichever
+//! connection owns the slots, and deliver their outcomes to the session.
 
 use std::collections::HashMap;
 use std::future::poll_fn;
@@ -53,8 +53,8 @@ impl Session {
         Self { generation, attach_count, has_completions, state: Mutex::new(state) }
     }
 
-    /// Takes the slots, once the connection that owns them has handed them over. `attached` is the caller's number
-    /// among the connections of the session.
+    /// Takes the slots, once the connection that owns them has handed them over. `attached` is the caller's
+    /// number among the connections of the session.
     ///
     /// # Errors
     /// `Retryable` if another connection has attached the session since.
@@ -174,8 +174,8 @@ impl Drop for Reporter {
 
 /// All sessions of a server.
 pub(super) struct Sessions {
-    /// One lock and not a concurrent table: it is taken once per connection, at the handshake, and the limit and the
-    /// choice of the sessions to forget need all of them at one moment.
+    /// One lock and not a concurrent table: it is taken once per connection, at the handshake, and the limit
+    /// and the choice of the sessions to forget need all of them at one moment.
     all: Mutex<HashMap<SessionId, Arc<Session>>>,
     count_max: usize,
     linger: Duration,
@@ -207,7 +207,8 @@ impl Sessions {
         self.ending.load(Ordering::Acquire)
     }
 
-    /// Attaches the session `id`, or begins it with the slots that `new` returns. The flag is whether it was known.
+    /// Attaches the session `id`, or begins it with the slots that `new` returns. The flag is whether it was
+    /// known.
     ///
     /// # Errors
     /// `Retryable` if there are too many sessions, or another connection has attached this one meanwhile.
@@ -240,8 +241,8 @@ impl Sessions {
         Ok((Owned { session, attached, slots, waker: None, now }, is_known))
     }
 
-    /// Where there are too many sessions, forgets those without a connection for longer than the linger; if there is
-    /// none, the one without a connection for the longest time.
+    /// Where there are too many sessions, forgets those without a connection for longer than the linger; if
+    /// there is none, the one without a connection for the longest time.
     fn make_room(&self, all: &mut HashMap<SessionId, Arc<Session>>, now: Timestamp) -> Result<(), Error> {
         if all.len() < self.count_max {
             return Ok(());

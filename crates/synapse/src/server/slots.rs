@@ -1,8 +1,9 @@
 //! The slots of a session: the last request in each, and its outcome.
 //!
-//! A client uses a slot again only when it has the answer (sessions as in NFSv4.1, RFC 8881, 2.10.6). So a server
-//! remembers one outcome per slot, and by it answers a request that is sent again without executing it again. The
-//! window is exactly as large as the number of slots granted: a request is either in it or finished.
+//! A client uses a slot again only when it has the answer (sessions as in NFSv4.1, RFC 8881, 2.10.6). So a
+//! server remembers one outcome per slot, and by it answers a request that is sent again without executing it
+//! again. The window is exactly as large as the number of slots granted: a request is either in it or
+//! finished.
 //!
 //! ```text
 //!            begin, new sequence              complete
@@ -12,8 +13,9 @@
 //!     └── never again               └───────────────────────────────┴─► begin, new: executing
 //! ```
 //!
-//! *Cancelled* is answered only for a request that has changed nothing and never will: one that never arrived, or a
-//! query. The outcome of a change whose task was aborted is unknown, since the backend may have begun it.
+//! *Cancelled* is answered only for a request that has changed nothing and never will: one that never
+//! arrived, or a query. The outcome of a change whose task was aborted is unknown, since the backend may have
+//! begun it.
 
 use tokio::task::AbortHandle;
 
@@ -165,8 +167,8 @@ impl Slots {
         }
     }
 
-    /// Called when a request is done; `None`: its task has ended without an outcome. Returns what to answer, if the
-    /// client waits for it on this connection.
+    /// Called when a request is done; `None`: its task has ended without an outcome. Returns what to answer,
+    /// if the client waits for it on this connection.
     pub(super) fn complete(&mut self, id: RequestId, outcome: Option<Outcome>) -> Option<(Op, Outcome)> {
         let slot = self.slots.get_mut(id.slot as usize)?;
         let State::Executing { op, is_cancelled, .. } = slot.state else { return None };
@@ -219,7 +221,8 @@ impl Slots {
         }
     }
 
-    /// Called when the connection has ended: no answer is sent until the client sends the request again on another.
+    /// Called when the connection has ended: no answer is sent until the client sends the request again on
+    /// another.
     pub(super) fn disconnect(&mut self) {
         self.slots.iter_mut().for_each(|slot| slot.is_awaited = false);
     }

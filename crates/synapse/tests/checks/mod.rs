@@ -1,10 +1,9 @@
-//! What must hold for any bytes at all; called by the tests with recorded and random bytes, and by the fuzz
-//! targets.
+//! What must hold for any bytes; called by tests with recorded and random bytes, and by the fuzz targets.
 
 use blocker::{Capabilities, Segments, Timestamp};
 use synapse::codec::*;
 
-/// As large as a payload may be here.
+/// The longest payload here.
 const PAYLOAD_BYTES_MAX: u32 = 4096;
 
 /// Any bytes as what a client sent: they are requests, errors, or incomplete. What is a request is written
@@ -40,7 +39,7 @@ pub(crate) fn answers(data: &[u8]) {
         let _ = Challenge::decode(head);
         if let Ok(event) = decode_event(head, payload, &mut names) {
             let mut again = Vec::new();
-            encode_event(&mut again, &event);
+            encode_event(&mut again, &event, Features(Features::ALL));
             let second = whole(&again);
             assert_eq!(decode_event(&second, &again[second.head_bytes..], &mut names), Ok(event));
         }
@@ -61,19 +60,19 @@ pub(crate) fn answers(data: &[u8]) {
     });
 }
 
-/// A frame that we have written ourselves.
+/// Reads a frame of our own encoder.
 fn whole(frame: &[u8]) -> Head<'_> {
     decode(frame, u32::MAX).expect("our own frame").expect("a whole one")
 }
 
-/// Cuts frames off until something is wrong or incomplete. The first byte says whether checksums are mended
-/// first: a fuzzer does not find them by itself.
+/// Calls `check` for each frame until one is wrong or incomplete. The first byte decides whether checksums
+/// are corrected first: a fuzzer does not find them by itself.
 fn each_frame(data: &[u8], mut check: impl FnMut(&Head<'_>, &[u8])) {
     let Some((mode, rest)) = data.split_first() else { return };
     let mut rest = rest.to_vec();
     loop {
         if mode & 1 == 1 {
-            mend(&mut rest);
+            correct(&mut rest);
         }
         let Ok(Some(head)) = decode(&rest, PAYLOAD_BYTES_MAX) else { return };
         let Some(payload) = rest.get(head.head_bytes..head.head_bytes + head.payload_bytes) else { return };
@@ -83,8 +82,8 @@ fn each_frame(data: &[u8], mut check: impl FnMut(&Head<'_>, &[u8])) {
     }
 }
 
-/// Makes the beginning a header, as far as magic, version and checksum go.
-fn mend(bytes: &mut [u8]) {
+/// Corrects magic, version and checksums of the first frame.
+fn correct(bytes: &mut [u8]) {
     if bytes.len() < HEADER_BYTES {
         return;
     }

@@ -1,8 +1,19 @@
-//! What the proofs of `synapse` share: histories with their check, and networks with their faults.
+//! What the tests of `synapse` share.
+//!
+//! - [`host`]: a server and its clients in one process, over sockets.
+//! - [`raw`]: a client that sends given frames, right or wrong.
+//! - [`layers`]: backends that promise less than they do.
+//! - [`history`]: histories of registers, and the search for an order that explains them.
+//! - [`net`]: networks with seeded faults.
+//! - [`environment`]: a simulated clock, a server that can be killed, stores that record their changes,
+//!   workloads.
 
-// Each test binary includes it, and uses a part: public here means to the tests.
+// Each test binary includes it and uses a part; public means: to the tests.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod environment;
 pub mod history;
+pub mod host;
+pub mod layers;
 pub mod net;
-pub mod world;
+pub mod raw;

@@ -88,8 +88,8 @@ impl Store {
         }
     }
 
-    /// Takes back a creation that failed, and stores that: what is left of it must not be found at the next start.
-    /// Returns the error to answer.
+    /// Takes back a creation that failed, and stores that: what is left of it must not be found at the next
+    /// start. Returns the error to answer.
     fn uncreate(&self, object: &Arc<Object>, state: &mut State, had_file: bool, error: Error) -> Error {
         if state.file.is_none() {
             return error;
@@ -99,7 +99,8 @@ impl Store {
             let synced = object.path.parent().map_or(Ok(()), |dir| self.sync_dir(dir));
             return synced.map_or_else(|sync| Error::OutcomeUnknown(sync.to_string().into()), |()| error);
         }
-        // The file of a tombstone, or one that cannot be removed: it may say by now that the object lives.
+        // The file of a tombstone, or one that cannot be removed: its header may by now mark the object as
+        // living.
         let (version, stamp) = (state.version, state.stamp);
         let tombstone = Slot { count: 0, version, stamp, tombstone: true, packed: true, lost: false };
         state.packed = true;
@@ -174,13 +175,14 @@ impl Store {
                     let written = object.write_slot(&*file, &mut object.header.lock(), tombstone);
                     count(&self.counters.syncs);
                     if let Err(error) = written.and_then(|()| object.sync_within(&*file)) {
-                        // It lives on here, so what is changed next must not find a tombstone at the next start.
+                        // It lives on here, so what is changed next must not find a tombstone at the next
+                        // start.
                         let _ = object.restore_slot(&mut state, before);
                         state.changes += 1;
                         self.mark_unsynced(&object);
                         return Err(ambiguous(&error));
                     }
-                    // Costs space if it fails; whoever creates the object again does it again.
+                    // Costs space if it fails; creating the object again repeats it.
                     let _ = file.set_len(HEADER_BYTES);
                     state.stamp = change.stamp;
                     state.packed = true;

@@ -34,7 +34,7 @@ impl Store {
         let is_news = raised.raise(&request.scope, request.epoch, request.writer)?;
         // A claim that is repeated because storing it failed is answered when it is stored, and not before.
         if is_news || (held.unstored && request.epoch > Epoch(0)) {
-            // From here on it binds, whatever the disk says: perhaps it is in place.
+            // From here on it binds, even if the disk reports an error: it may be in place.
             held.claims = raised;
             held.unstored = true;
             let stored = self.replace_small(CLAIMS, &encode_claims(&held.claims));

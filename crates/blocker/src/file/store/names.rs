@@ -1,9 +1,9 @@
 //! The names of a namespace in order, kept between the pages of a listing.
 //!
 //! A directory gives its entries in no order, so a page of a listing would cost a walk of them all. One walk
-//! therefore fills a *window*: the names from some first one on, as many as there may be in memory. Files that
-//! come into being are entered at once, so a window goes on saying what is there; names of files that have gone
-//! may stay and are found out by who reads them.
+//! therefore fills a *window*: the names from some first one on, as many as there may be in memory. Files
+//! that come into being are entered at once, so a window stays complete; names of files that were removed may
+//! stay, and the thread that reads them finds that out.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Bound;
@@ -43,7 +43,7 @@ pub(super) struct Sorted {
     bytes: usize,
 }
 
-/// What a window says about a page.
+/// What a window knows about a page.
 pub(super) struct Found {
     pub(super) names: Vec<Box<[u8]>>,
     /// Where to go on; nothing if there are no more.
@@ -242,7 +242,7 @@ mod tests {
         assert_eq!(page(&mut names, "b", "", 9), Some((wanted.clone(), Some("c\0".into()))));
         names.note_made(&namespace(), b"d");
         assert_eq!(page(&mut names, "b", "", 9), Some((wanted, Some("c\0".into()))));
-        // As many as make it twice as large as it may be: it is cut and says so.
+        // Twice as many as it may have: it is cut and marked as cut.
         for number in 0..WINDOW_BYTES_MAX / (NAME_COST_BYTES + 200) * 2 {
             names.note_made(&namespace(), format!("b{number:0>199}").as_bytes());
         }

@@ -115,8 +115,8 @@ impl Store {
     }
 
     /// Stores everything that is found after a start that was not preceded by an orderly close: an earlier
-    /// process may have changed files and directories without having come to their sync, and the syncs of this
-    /// one are only of what it changes itself.
+    /// process may have changed files and directories without having come to their sync, and the syncs of
+    /// this one are only of what it changes itself.
     fn store_what_is_there(&self, dir: &Path) -> io::Result<()> {
         count(&self.counters.syncs);
         // A failure may be that of something else on the file system.
@@ -141,8 +141,8 @@ impl Store {
         Ok(())
     }
 
-    /// Gives a file that has lost a write-back the content that is read from it now: that is what is served, and
-    /// a second sync of the same file would say that it is stored.
+    /// Gives a file that has lost a write-back the content that is read from it now: that is what is served,
+    /// and a second sync of the same file would report that it is stored.
     fn renew_file(&self, path: &Path, file: &dyn DiskFile) -> io::Result<()> {
         let temporary = self.temporary();
         let renewed = self.disk.open(&temporary, Open::Create)?;

@@ -13,7 +13,7 @@ use crate::request::ReadRequest;
 use crate::response::{Info, ReadReply};
 use crate::segment::Segments;
 
-/// Up to how many bytes are read under a shard's lock. More would keep those waiting who enter objects.
+/// The largest number of bytes read under a shard's lock. More would delay the threads that enter objects.
 const SHORT_READ_BYTES: u64 = 4096;
 
 impl Store {

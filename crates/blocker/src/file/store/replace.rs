@@ -68,8 +68,8 @@ impl Store {
         Ok(())
     }
 
-    /// Writes the file of an object that has lost something anew, with what is read of it now: that is what is
-    /// served, and no sync of the old file would make it stored.
+    /// Writes the file of an object that has lost something anew, with what is read of it now: that is what
+    /// is served, and no sync of the old file would make it stored.
     pub(super) fn renew(&self, object: &Object, state: &mut State) -> Result<()> {
         let Some(old) = state.file.clone() else { return Ok(()) };
         let (version, stamp, packed) = (state.version, state.stamp, state.packed);
@@ -133,7 +133,7 @@ impl Store {
         Ok(())
     }
 
-    /// Whether the file with this header is the object's, although the rename is said to have failed: to go on
+    /// Whether the file with this header is the object's, although the rename reported a failure: to continue
     /// with the other would be to write into a file without a name.
     fn is_in_place(&self, object: &Object, slot: &Slot) -> bool {
         let mut header = [0; HEADER_BYTES as usize];

@@ -47,7 +47,7 @@ impl Store {
         Err(Error::NotStored(text.into()))
     }
 
-    /// Stores several objects, together if they are many. Goes on after an error.
+    /// Stores several objects, together if they are many. Continues after an error.
     ///
     /// # Errors
     /// The first.
@@ -91,7 +91,7 @@ impl Store {
             self.forget_synced(object);
         }
         self.unsynced_dirs.lock().note_all_stored(dirs_before);
-        // What has to be looked at by itself: an object that has lost something says so, one that is longer
+        // What has to be handled by itself: an object that has lost something reports it, one that is longer
         // than it should be is cut first.
         Ok(objects.len() == snapshots.len())
     }

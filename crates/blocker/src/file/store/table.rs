@@ -1,7 +1,7 @@
 //! The table of objects in memory: found by name, loaded from disk the first time, closed to make room.
 //!
 //! A shard's lock guards which objects there are, an object's own lock what is known of it. An object
-//! may leave only while no thread works on it: its reference count says so, and a thread that works
+//! may leave only while no thread works on it, which its reference count shows; a thread that works
 //! without a count of its own keeps the shard's lock, shared, meanwhile.
 
 use std::path::PathBuf;
@@ -77,7 +77,7 @@ impl Store {
             // The thread that had the turn before may have stored these as well.
             if !self.close_settled(shard, shard_max) {
                 let unsettled = self.unsettled();
-                // An object that cannot be synced stays, and says so to the caller that flushes it.
+                // An object that cannot be synced stays, and its flush reports that.
                 if !self.sync_together(&unsettled, true).unwrap_or(false) {
                     let here = unsettled.iter().filter(|object| std::ptr::eq(self.shard(&object.id), shard));
                     for object in here.take(shard_max.div_ceil(4)) {

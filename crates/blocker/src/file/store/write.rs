@@ -242,8 +242,9 @@ fn unsure(error: Error) -> Error {
     if error.is_ambiguous() { error } else { Error::OutcomeUnknown(error.to_string().into()) }
 }
 
-/// What a failed write answers, having taken back what it has done where that is possible: bytes behind the end
-/// are cut off again, bytes before it stay. The cut is stored before the failure is said to have changed nothing.
+/// What a failed write answers, having taken back what it has done where that is possible: bytes behind the
+/// end are cut off again, bytes before it stay. The cut is stored before the failure is reported as having
+/// changed nothing.
 fn undo(object: &Object, state: &mut State, offset: u64, failed: &WriteFailed) -> Error {
     let WriteFailed { written_bytes, error } = failed;
     // A new object is thrown away as a whole.

@@ -79,7 +79,8 @@ impl Bucket {
     /// Takes the lock. For short critical sections only: waiting threads spin.
     #[inline]
     pub(super) fn lock(&self) {
-        // One instruction (`lock bts`), which requests the line for writing at once. If the bit is set already, it changes nothing.
+        // One instruction (`lock bts`), which requests the line for writing at once. If the bit is set
+        // already, it changes nothing.
         if self.head.fetch_or(LOCK, Ordering::Acquire) & LOCK != 0 {
             self.wait_for_lock();
         }
@@ -102,8 +103,8 @@ impl Bucket {
         }
     }
 
-    /// Releases the lock. While it is held no other thread changes the head: a thread that arrives sets the bit that is set, and
-    /// one that waits only reads.
+    /// Releases the lock. While it is held no other thread changes the head: a thread that arrives sets the
+    /// bit that is set, and one that waits only reads.
     #[inline]
     pub(super) fn unlock(&self) {
         let head = self.head.load(Ordering::Relaxed);

@@ -1,9 +1,9 @@
 //! The index: a table from a key's hash to the location of its item.
 //!
-//! It is sharded by the hash's top bits. Each shard is a linear-hashing table of hash buckets, one cache line each, that
-//! grows one hash bucket at a time (Litwin, *Linear Hashing*, VLDB 1980): no operation waits for a rehash, and
-//! the load stays the same at every size, about 8 bytes an item. Every hash bucket has its
-//! own lock in its line, and a look-up writes no other line.
+//! It is sharded by the hash's top bits. Each shard is a linear-hashing table of hash buckets, one cache line
+//! each, that grows one hash bucket at a time (Litwin, *Linear Hashing*, VLDB 1980): no operation waits for a
+//! rehash, and the load stays the same at every size, about 8 bytes an item. Every hash bucket has its own
+//! lock in its line, and a look-up writes no other line.
 //!
 //! The table's address space is reserved at the start for the most items that the arena can hold, and
 //! touched as it grows: hash buckets never move.

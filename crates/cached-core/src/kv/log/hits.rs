@@ -6,7 +6,8 @@ use crate::sync::{AtomicU64, Ordering};
 // Not from `crate::sync`: a hint that orders nothing between threads, and many of them.
 use std::sync::atomic::AtomicU8;
 
-/// The state of an item after a hit, for each state before it. A hit reads one byte of it instead of calling the policy.
+/// The state of an item after a hit, for each state before it. A hit reads one byte of it instead of calling
+/// the policy.
 pub(in crate::kv) struct HitTable {
     states: [AtomicU8; state::COUNT],
     /// The policy's results for its eight bit patterns, one byte each, from which the states were made.

@@ -1,8 +1,8 @@
 //! Lanes: the open regions of the threads that store.
 //!
-//! Every thread has a lane (threads share lanes when there are more of them), so that appending takes a lock for which no
-//! other thread waits. A lane keeps one open region per lifetime class: items that expire at about the same time lie
-//! together, and their region becomes garbage as a whole.
+//! Every thread has a lane (threads share lanes when there are more of them), so that appending takes a lock
+//! for which no other thread waits. A lane keeps one open region per lifetime class: items that expire at
+//! about the same time lie together, and their region becomes garbage as a whole.
 
 use super::queues::LARGE;
 use super::stream::{Place, Stream};
@@ -31,8 +31,8 @@ pub(super) fn queue_of_stream(stream: usize) -> usize {
 pub(super) struct Lanes {
     lanes: Box<[Lane]>,
     ttl_classes: usize,
-    /// With fewer free regions than this, a thread that allocates also reclaims a little. It rises by one with every lane that
-    /// comes into use: free regions are memory without items.
+    /// With fewer free regions than this, a thread that allocates also reclaims a little. It rises by one
+    /// with every lane that comes into use: free regions are memory without items.
     low_water: AtomicU32,
 }
 
@@ -60,7 +60,8 @@ fn thread_number() -> usize {
 }
 
 impl Lanes {
-    /// Makes `count` lanes for a log of `regions` regions, or fewer: a lane may hold several half-filled regions.
+    /// Makes `count` lanes for a log of `regions` regions, or fewer: a lane may hold several half-filled
+    /// regions.
     pub(super) fn new(count: usize, regions: u32) -> Lanes {
         let count = count.min(regions as usize / 32).max(1);
         Lanes {
@@ -81,7 +82,8 @@ impl Lanes {
         &self.lanes[thread_number() % self.lanes.len()]
     }
 
-    /// The calling thread's lane, which is about to get a region: from now on one more free region is kept for it.
+    /// The calling thread's lane, which is about to get a region: from now on one more free region is kept
+    /// for it.
     pub(super) fn own_in_use(&self) -> &Lane {
         let lane = self.own();
         if !lane.is_used.load(Ordering::Relaxed) && !lane.is_used.swap(true, Ordering::Relaxed) {

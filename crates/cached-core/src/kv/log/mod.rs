@@ -5,11 +5,12 @@
 //!                                                                          │
 //!                                    what is kept or compacted <───────────┘
 //! ```
-//! The log owns the arena with its regions, the lanes that append to them, the queues of full regions, the eviction policy
-//! and the reclaimer. It stores *entries*: bytes at a location. What an entry is, and whether it is in use, it asks the
-//! store through the traits in [`owner`].
+//! The log owns the arena with its regions, the lanes that append to them, the queues of full regions, the
+//! eviction policy and the reclaimer. It stores *entries*: bytes at a location. What an entry is, and whether
+//! it is in use, it asks the store through the traits in [`owner`].
 //!
-//! Read on in `lanes.rs` and `stream.rs` (allocation), `space.rs` (addresses and accounting) and `reclaim/` (making room).
+//! Read on in `lanes.rs` and `stream.rs` (allocation), `space.rs` (addresses and accounting) and `reclaim/`
+//! (making room).
 
 mod hits;
 mod lanes;
@@ -24,7 +25,7 @@ mod validate;
 
 pub(super) use stream::Entry;
 
-use crate::arena::{Arena, Owner as RegionOwner, RegionId, RegionState};
+use crate::arena::{Arena, Owner, RegionId, RegionState};
 use crate::clock::Expiry;
 use crate::kv::extent::PIECE_HEADER_BYTES;
 use crate::kv::lock_ranks;
@@ -32,7 +33,7 @@ use crate::policy::Policy;
 use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
 use hits::HitTable;
 use lanes::{LARGE_STREAM, Lanes, queue_of_stream};
-use owner::Owner;
+use owner::EntryOwner;
 use queues::{LARGE, Queues};
 use reclaim::{BATCH, Effort, Reclaimer};
 use reserved::Reserved;
@@ -50,7 +51,8 @@ pub(super) struct Log {
     granule_shift: u32,
     /// Whether live items are evicted to make room.
     evicts: bool,
-    /// Entries in regions with a lower sequence number have been flushed; 0 while no flush is being cleaned up.
+    /// Entries in regions with a lower sequence number have been flushed; 0 while no flush is being cleaned
+    /// up.
     boundary: AtomicU64,
     lanes: Lanes,
     policy: Box<dyn Policy>,
@@ -152,7 +154,8 @@ impl Log {
         self.lanes.stream_for(expiry, now)
     }
 
-    /// Allocates an entry in the open region of a stream. Never waits, so it may be called under a hash bucket's lock.
+    /// Allocates an entry in the open region of a stream. Never waits, so it may be called under a hash
+    /// bucket's lock.
     #[inline]
     pub(super) fn try_alloc(&self, stream: usize, bytes: u32) -> Option<Entry> {
         if self.is_low() {
@@ -162,9 +165,15 @@ impl Log {
         streams[stream].append(self, bytes)
     }
 
-    /// Allocates an entry, and reclaims regions if necessary. Not under a hash bucket's lock. Returns `None` when no
-    /// memory can be freed.
-    pub(super) fn alloc<O: Owner>(&self, owner: &O, stream: usize, bytes: u32, now: u32) -> Option<Entry> {
+    /// Allocates an entry, and reclaims regions if necessary. Not under a hash bucket's lock. Returns `None`
+    /// when no memory can be freed.
+    pub(super) fn alloc<O: EntryOwner>(
+        &self,
+        owner: &O,
+        stream: usize,
+        bytes: u32,
+        now: u32,
+    ) -> Option<Entry> {
         self.reclaim_if_low(owner, now);
         let mut streams = self.lanes.own_in_use().lock();
         let open = &mut streams[stream];
@@ -187,9 +196,14 @@ impl Log {
         open.append(self, bytes)
     }
 
-    /// Allocates an entry for a piece of at most `wanted` bytes of data: what is left of the open region, or a new
-    /// region when too little is left. Returns the entry and the bytes of data for which it has room.
-    pub(super) fn alloc_piece<O: Owner>(&self, owner: &O, wanted: usize, now: u32) -> Option<(Entry, u32)> {
+    /// Allocates an entry for a piece of at most `wanted` bytes of data: what is left of the open region, or
+    /// a new region when too little is left. Returns the entry and the bytes of data for which it has room.
+    pub(super) fn alloc_piece<O: EntryOwner>(
+        &self,
+        owner: &O,
+        wanted: usize,
+        now: u32,
+    ) -> Option<(Entry, u32)> {
         let header = PIECE_HEADER_BYTES;
         let region_bytes = self.arena.region_bytes();
         self.reclaim_if_low(owner, now);
@@ -218,7 +232,7 @@ impl Log {
 
     /// Reclaims a little when few regions are free, so that no thread has to reclaim a whole region at once.
     #[inline]
-    fn reclaim_if_low<O: Owner>(&self, owner: &O, now: u32) {
+    fn reclaim_if_low<O: EntryOwner>(&self, owner: &O, now: u32) {
         if self.is_low()
             && let Some(mut reclaimer) = try_lock(&self.reclaimer)
         {
@@ -228,15 +242,17 @@ impl Log {
 
     /// Takes a free region and leaves the reclaimer's reserve.
     fn take_region(&self) -> Option<RegionId> {
-        self.arena.take(RegionOwner::Kv, RECLAIM_RESERVE)
+        self.arena.take(Owner::Kv, RECLAIM_RESERVE)
     }
 
-    /// Takes a free region, and reclaims until there is one. Returns `None` when nothing more can be reclaimed.
-    fn obtain_region<O: Owner>(&self, owner: &O, now: u32) -> Option<RegionId> {
+    /// Takes a free region, and reclaims until there is one. Returns `None` when nothing more can be
+    /// reclaimed.
+    fn obtain_region<O: EntryOwner>(&self, owner: &O, now: u32) -> Option<RegionId> {
         self.take_region().or_else(|| lock(&self.reclaimer).obtain(self, owner, now))
     }
 
-    /// Makes a region to which the reclaimer has copied survivors the stream's open one, if it has room for `bytes`.
+    /// Makes a region to which the reclaimer has copied survivors the stream's open one, if it has room for
+    /// `bytes`.
     #[cold]
     fn take_over(&self, stream: &mut stream::Stream, queue: usize, bytes: u32) -> Option<()> {
         if self.evicts {
@@ -248,24 +264,26 @@ impl Log {
         Some(())
     }
 
-    /// Reclaims for a few milliseconds where no thread waits for it. Nothing is evicted. Returns whether there was anything to do.
-    pub(super) fn reclaim_some<O: Owner>(&self, owner: &O, now: u32) -> bool {
+    /// Reclaims for a few milliseconds where no thread waits for it. Nothing is evicted. Returns whether
+    /// there was anything to do.
+    pub(super) fn reclaim_some<O: EntryOwner>(&self, owner: &O, now: u32) -> bool {
         const STEPS: usize = 16;
         const ENTRIES: usize = 256;
         let mut reclaimer = lock(&self.reclaimer);
         (0..STEPS).take_while(|_| reclaimer.step(self, owner, now, ENTRIES, Effort::Upkeep)).count() > 0
     }
 
-    /// A log that does not evict turns garbage into free regions before a thread has to wait for one. Returns whether there
-    /// was anything to do.
-    pub(super) fn make_room<O: Owner>(&self, owner: &O, now: u32) -> bool {
+    /// A log that does not evict turns garbage into free regions before a thread has to wait for one. Returns
+    /// whether there was anything to do.
+    pub(super) fn make_room<O: EntryOwner>(&self, owner: &O, now: u32) -> bool {
         !self.evicts && self.is_low() && self.reclaim_some(owner, now)
     }
 
-    /// Ends every entry that has been published: all open regions are sealed, and all regions in use fall before the boundary.
+    /// Ends every entry that has been published: all open regions are sealed, and all regions in use fall
+    /// before the boundary.
     pub(super) fn draw_boundary(&self) {
-        // Meanwhile no region may be opened, sealed or filled: one that is open on both sides of the boundary would take later
-        // entries along, or give earlier ones a later number.
+        // Meanwhile no region may be opened, sealed or filled: one that is open on both sides of the boundary
+        // would take later entries along, or give earlier ones a later number.
         self.lanes.with_all_sealed(self, || {
             let mut reclaimer = lock(&self.reclaimer);
             reclaimer.seal_survivors(self);
@@ -294,8 +312,8 @@ impl Log {
         })
     }
 
-    /// Removes the boundary, before which no region is in use. Returns false if another flush has moved it meanwhile: then it
-    /// stays.
+    /// Removes the boundary, before which no region is in use. Returns false if another flush has moved it
+    /// meanwhile: then it stays.
     pub(super) fn clear_boundary(&self, boundary: u64) -> bool {
         self.boundary.compare_exchange(boundary, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }

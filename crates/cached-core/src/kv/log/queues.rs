@@ -1,6 +1,7 @@
-//! The sealed regions in age order: index-linked lists, one per policy queue and one for pieces.
+//! The queues of sealed regions in age order: linked lists, one per queue of the policy and one for pieces of
+//! large values.
 //!
-//! A leaf lock: nothing else is taken while it is held.
+//! Their lock is a leaf: no other is taken while it is held.
 
 use crate::arena::{Arena, RegionId};
 use crate::policy::QUEUES_MAX;
@@ -38,7 +39,7 @@ impl Queues {
         }
     }
 
-    /// Adds a region where its sequence number belongs; nearly always that is the newest end.
+    /// Adds a region at the position of its sequence number, which is nearly always the newest end.
     pub(crate) fn insert(&mut self, arena: &Arena, queue: usize, id: RegionId) {
         debug_assert_eq!(self.links[id.0 as usize].queue, u8::MAX, "already in a queue");
         let sequence = arena.region(id).sequence();
@@ -59,7 +60,7 @@ impl Queues {
         self.ends[queue].regions += 1;
     }
 
-    /// Takes a region out; tells which queue it was in.
+    /// Removes a region. Returns the queue that it was in.
     pub(crate) fn remove(&mut self, id: RegionId) -> usize {
         let Link { older, newer, queue } = self.links[id.0 as usize];
         debug_assert_ne!(queue, u8::MAX, "not in a queue");
@@ -77,7 +78,7 @@ impl Queues {
         queue
     }
 
-    /// The queue a region is in.
+    /// The queue of a region; `None` if it is in none.
     #[cfg(any(test, feature = "validate"))]
     pub(crate) fn queue_of(&self, id: RegionId) -> Option<usize> {
         let queue = self.links[id.0 as usize].queue;
@@ -96,6 +97,7 @@ impl Queues {
         })
     }
 
+    /// The number of regions in a queue.
     pub(crate) fn regions(&self, queue: usize) -> usize {
         self.ends[queue].regions
     }
@@ -107,7 +109,7 @@ mod tests {
     use crate::arena::{ArenaConfig, Owner, REGION_BYTES_MIN};
 
     #[test]
-    fn regions_stand_in_age_order() {
+    fn a_queue_is_in_age_order() {
         let arena = Arena::new(ArenaConfig {
             bytes: 5 * REGION_BYTES_MIN,
             region_bytes: REGION_BYTES_MIN,

@@ -1,7 +1,7 @@
 //! Space held by values that have not arrived completely, and its limits.
 //!
-//! A region cannot be reclaimed while the rest of a value that lies in it is awaited, for as long as the sender takes. So the
-//! bytes that reservations hold and the regions in which they lie are limited.
+//! A region cannot be reclaimed while the rest of a value that lies in it is awaited, for as long as the
+//! sender takes. So the bytes that reservations hold and the regions in which they lie are limited.
 
 use crate::arena::Region;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -44,8 +44,8 @@ impl Reserved {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Counts a region in which a reservation lies, once for all of them. Returns false, and counts nothing, if there
-    /// would be more than `regions_max` such regions.
+    /// Counts a region in which a reservation lies, once for all of them. Returns false, and counts nothing,
+    /// if there would be more than `regions_max` such regions.
     pub(super) fn hold(&self, region: &Region, regions_max: u32) -> bool {
         if !region.begin_arrival() || self.regions.fetch_add(1, Ordering::Relaxed) < regions_max {
             return true;

@@ -1,6 +1,7 @@
 //! Addresses of entries, and the accounting of what is in use and what is garbage.
 //!
-//! A *location* counts granules from the start of the arena; entries start at whole granules and are padded to them.
+//! A *location* counts granules from the start of the arena; entries start at whole granules and are padded
+//! to them.
 
 use super::Log;
 use super::stream::Entry;
@@ -40,7 +41,8 @@ impl Log {
         self.arena.region(entry.region).end_entry();
     }
 
-    /// Gives up an entry that was never published. Its first word must have been written, so that walks can step over it.
+    /// Gives up an entry that was never published. Its first word must have been written, so that walks can
+    /// step over it.
     pub(in crate::kv) fn abandon(&self, entry: Entry) {
         let record = self.arena.region(entry.region);
         record.abandon_entry(entry.bytes);
@@ -70,17 +72,18 @@ impl Log {
         self.arena.note_expiry(region, bytes, after);
     }
 
-    /// Copies an entry to another place. The caller holds the lock of its hash bucket, or is the only one that knows of it.
+    /// Copies an entry to another place. The caller holds the lock of its hash bucket, or is the only one
+    /// that knows of it.
     #[inline]
     pub(in crate::kv) fn copy_entry(&self, from: u32, to: Entry) {
         let bytes = to.bytes as usize;
-        // SAFETY: both are whole entries of `bytes` bytes, apart from each other; nothing refers to the target
-        // yet, and no thread writes the source during the call, as the caller makes sure.
+        // SAFETY: both are whole entries of `bytes` bytes, apart from each other; nothing refers to the
+        // target yet, and no thread writes the source during the call, as the caller makes sure.
         unsafe { std::ptr::copy_nonoverlapping(self.ptr(from), self.ptr(to.location), bytes) };
     }
 
-    /// Keeps the region of a location from being reused. The caller holds the lock of the hash bucket of an item there, and
-    /// calls [`unpin`](Log::unpin) in the end.
+    /// Keeps the region of a location from being reused. The caller holds the lock of the hash bucket of an
+    /// item there, and calls [`unpin`](Log::unpin) in the end.
     pub(in crate::kv) fn pin(&self, location: u32) -> RegionId {
         let region = self.region_of(location);
         self.arena.region(region).pin();
@@ -92,7 +95,8 @@ impl Log {
         self.arena.unpin(region);
     }
 
-    /// Whether values in the region of a location are read by others than the holder of the hash bucket's lock.
+    /// Whether values in the region of a location are read by others than the holder of the hash bucket's
+    /// lock.
     #[inline]
     pub(in crate::kv) fn is_pinned(&self, location: u32) -> bool {
         self.arena.region(self.region_of(location)).pins() != 0
@@ -112,7 +116,8 @@ impl Log {
         }
         {
             let mut queues = lock(&self.queues);
-            // A piece can become garbage before its writer has finished: it is published after the item that lists it.
+            // A piece can become garbage before its writer has finished: it is published after the item that
+            // lists it.
             if record.live_bytes() != 0
                 || record.writers() != 0
                 || !record.shift(RegionState::Sealed, RegionState::Reclaiming)
@@ -135,8 +140,8 @@ impl Log {
         }
     }
 
-    /// Counts the region of an entry that waits for its value; false, and nothing counted, if there would be more
-    /// than `regions_max` such regions.
+    /// Counts the region of an entry that waits for its value; false, and nothing counted, if there would be
+    /// more than `regions_max` such regions.
     pub(in crate::kv) fn hold_region(&self, entry: Entry, regions_max: u32) -> bool {
         self.reserved.hold(self.arena.region(entry.region), regions_max)
     }

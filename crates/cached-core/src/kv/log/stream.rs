@@ -47,8 +47,8 @@ impl Stream {
         if self.region.is_some() { region_bytes as u32 - self.used } else { 0 }
     }
 
-    /// Allocates an entry in the open region; `None` if it does not fit. The region is not reclaimed until the entry is
-    /// published or abandoned.
+    /// Allocates an entry in the open region; `None` if it does not fit. The region is not reclaimed until
+    /// the entry is published or abandoned.
     #[inline]
     pub(super) fn append(&mut self, log: &Log, bytes: u32) -> Option<Entry> {
         let entry = self.allocate(log, bytes)?;
@@ -56,8 +56,8 @@ impl Stream {
         Some(entry)
     }
 
-    /// As [`append`](Stream::append), for an entry that counts as published at once: only where the thread that writes
-    /// it is also the only one that seals the region.
+    /// As [`append`](Stream::append), for an entry that counts as published at once: only where the thread
+    /// that writes it is also the only one that seals the region.
     #[inline]
     pub(super) fn append_published(&mut self, log: &Log, bytes: u32) -> Option<Entry> {
         let entry = self.allocate(log, bytes)?;

@@ -7,8 +7,8 @@ use crate::sync::lock;
 use std::collections::HashMap;
 
 impl Log {
-    /// Checks regions, queues and counters against what the index refers to: the bytes in use in each region, and of those the
-    /// bytes noted in each expiry span of a region. No other thread may use the store.
+    /// Checks regions, queues and counters against what the index refers to: the bytes in use in each region,
+    /// and of those the bytes noted in each expiry span of a region. No other thread may use the store.
     ///
     /// # Panics
     /// If they do not agree.

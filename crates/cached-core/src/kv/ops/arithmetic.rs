@@ -8,7 +8,22 @@ use crate::kv::item::state;
 use crate::kv::{ArithmeticOptions, ArithmeticOutcome, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
 
 impl Kv {
-    /// Adds to or subtracts from the decimal number in a value. A shorter result is padded with spaces on the right.
+    /// Adds to or subtracts from the decimal number in a value. A shorter result is padded with spaces on the
+    /// right.
+    ///
+    /// ```
+    /// use cached_core::kv::{Kv, ArithmeticOptions, ArithmeticOutcome};
+    /// # let kv = Kv::with_capacity_bytes(64 << 20)?;
+    /// use cached_core::clock::Expiry;
+    ///
+    /// let options = ArithmeticOptions { delta: 5, vivify: Some((100, Expiry::NEVER)), ..ArithmeticOptions::default() };
+    /// let count = || match kv.arithmetic(b"n", kv.hash(b"n"), &options) {
+    ///     ArithmeticOutcome::Done { value, .. } => value,
+    ///     outcome => panic!("{outcome:?}"),
+    /// };
+    /// assert_eq!((count(), count()), (100, 105));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn arithmetic(&self, key: &[u8], hash: KeyHash, options: &ArithmeticOptions) -> ArithmeticOutcome {
         let inner = &self.inner;
         loop {
@@ -47,8 +62,8 @@ impl Kv {
             let mut buffer = [b' '; DIGITS_MAX];
             let digits = number::format(value, &mut buffer);
             if digits.len() <= shape.payload_bytes() && !inner.log.is_pinned(found.location) {
-                // SAFETY: the digits fit the payload; the hash bucket's lock keeps readers away, and while the
-                // region is not pinned no thread reads without it.
+                // SAFETY: the digits fit the payload; the hash bucket's lock keeps readers away, and while
+                // the region is not pinned no thread reads without it.
                 unsafe {
                     let to = item.payload_ptr();
                     std::ptr::copy_nonoverlapping(digits.as_ptr(), to, digits.len());

@@ -9,6 +9,16 @@ use crate::kv::{DeleteOptions, DeleteOutcome, Kv, Miss, StoreMode, StoreOptions,
 
 impl Kv {
     /// Deletes an item, or marks it stale, or empties it, depending on the options.
+    ///
+    /// ```
+    /// use cached_core::kv::{Kv, DeleteOptions, DeleteOutcome};
+    /// # let kv = Kv::with_capacity_bytes(64 << 20)?;
+    /// kv.set(b"k", b"v")?;
+    /// let (_, cas) = kv.get_with_cas(b"k").expect("just set");
+    /// let only_this = DeleteOptions { compare: Some(cas + 1), ..DeleteOptions::default() };
+    /// assert_eq!(kv.delete(b"k", kv.hash(b"k"), &only_this), DeleteOutcome::Exists);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn delete(&self, key: &[u8], hash: KeyHash, options: &DeleteOptions) -> DeleteOutcome {
         let inner = &self.inner;
         loop {

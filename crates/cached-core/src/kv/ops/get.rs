@@ -7,8 +7,8 @@ use crate::kv::item::{ItemPtr, Shape, state};
 use crate::kv::{FetchOptions, Fetched, ItemView, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
 
 impl Kv {
-    /// Reads an item; it counts as used. `f` runs while the key's hash bucket is locked: the value is read in place, and
-    /// nothing is allocated. `f` must not call the store.
+    /// Reads an item; it counts as used. `f` runs while the key's hash bucket is locked: the value is read in
+    /// place, and nothing is allocated. `f` must not call the store.
     ///
     /// ```
     /// # use cached_core::kv::{Kv, KvConfig};
@@ -34,7 +34,17 @@ impl Kv {
         Ok(f(&ItemView { kv: inner, item: found.item, location: found.location, now }))
     }
 
-    /// Reads an item without counting it as used. `f` runs while the key's hash bucket is locked, and must not call the store.
+    /// Reads an item without counting it as used. `f` runs while the key's hash bucket is locked, and must
+    /// not call the store.
+    ///
+    /// ```
+    /// # use cached_core::kv::Kv;
+    /// # let kv = Kv::with_capacity_bytes(64 << 20)?;
+    /// kv.set(b"k", b"v")?;
+    /// let was_read = kv.peek(b"k", kv.hash(b"k"), |item| item.fetched());
+    /// assert_eq!(was_read, Ok(false));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// [`Miss`] with the reason why there is no item.
@@ -47,6 +57,19 @@ impl Kv {
     }
 
     /// Reads an item, and in the same step touches or creates it, or decides which caller is to refresh it.
+    ///
+    /// ```
+    /// use cached_core::kv::{Kv, FetchOptions};
+    /// # let kv = Kv::with_capacity_bytes(64 << 20)?;
+    /// use cached_core::clock::Expiry;
+    ///
+    /// kv.set(b"session", b"{}")?;
+    /// let touch = Some(Expiry::after(kv.now_secs(), 300));
+    /// let options = FetchOptions { touch, ..FetchOptions::default() };
+    /// let before = kv.fetch(b"session", kv.hash(b"session"), &options, |_item, fetched| fetched.expiry_before);
+    /// assert_eq!(before, Ok(Expiry::NEVER));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     /// [`Miss`] with the reason why there is no item; with `vivify` only [`Miss::OutOfMemory`] remains.
@@ -113,7 +136,8 @@ impl Kv {
         }
     }
 
-    /// Rewrites an item that never expires so that its entry has room for an expiry. Without eviction every entry has.
+    /// Rewrites an item that never expires so that its entry has room for an expiry. Without eviction every
+    /// entry has.
     ///
     /// # Errors
     /// [`Miss::OutOfMemory`] only if no memory can be freed at all; otherwise the item is gone.
@@ -121,7 +145,8 @@ impl Kv {
         let inner = &self.inner;
         loop {
             let now = inner.now();
-            // A pinned item is not evicted to make room, and one that counts as used survives a walk that has begun.
+            // A pinned item is not evicted to make room, and one that counts as used survives a walk that has
+            // begun.
             let (location, shape, _pins) = {
                 let locked = inner.index.shard(hash).lock(hash);
                 let found = inner.find(&locked, hash, key, now)?;
@@ -187,8 +212,8 @@ impl Kv {
     }
 }
 
-/// Protects against stampedes: of all callers that read a stale, created or soon-to-expire item, one wins the right
-/// to refresh it.
+/// Protects against stampedes: of all callers that read a stale, created or soon-to-expire item, one wins the
+/// right to refresh it.
 fn assign_refresh(item: ItemPtr, options: &FetchOptions, fetched: &mut Fetched) {
     let marks = item.state();
     fetched.token_sent = marks & state::TOKEN_SENT != 0;

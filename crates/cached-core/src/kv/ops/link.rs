@@ -22,8 +22,8 @@ pub(super) enum Decision {
 
 /// The only item that a value may replace.
 ///
-/// What identifies the item is compared. What may have changed since it was read (expiry, marks) is not compared, but taken
-/// from the item at the moment of the replacement.
+/// What identifies the item is compared. What may have changed since it was read (expiry, marks) is not
+/// compared, but taken from the item at the moment of the replacement.
 #[derive(Clone, Copy)]
 pub(super) struct Replaces {
     /// Where the item lies.
@@ -72,7 +72,8 @@ impl Inner {
     fn fields(&self, options: &StoreOptions) -> Fields {
         Fields {
             cas: self.has_cas,
-            // A stale store inherits the old item's expiry, whatever that is. Without eviction a touch must never need memory.
+            // A stale store inherits the old item's expiry, whatever that is. Without eviction a touch must
+            // never need memory.
             expiry: options.expiry != Expiry::NEVER || options.allow_stale || !self.log.evicts(),
             client_flags: options.client_flags != 0,
             extents: false,
@@ -155,8 +156,8 @@ impl Inner {
         unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), item.payload_ptr(), value.len()) };
     }
 
-    /// Overwrites an item in place, if the fields and the padded size are the same and its region is not pinned. That
-    /// saves the log an entry, and the reclaimer its garbage.
+    /// Overwrites an item in place, if the fields and the padded size are the same and its region is not
+    /// pinned. That saves the log an entry, and the reclaimer its garbage.
     pub(super) fn overwrite(
         &self,
         bucket: &BucketGuard<'_>,
@@ -166,8 +167,8 @@ impl Inner {
         attributes: &Attributes,
     ) -> Option<StoreOutcome> {
         let mut item = old.item;
-        // An item with an expiry moves to a region of items that expire at about its new time. Where nothing is evicted, there may be
-        // no memory to move to.
+        // An item with an expiry moves to a region of items that expire at about its new time. Where nothing
+        // is evicted, there may be no memory to move to.
         let fields = item.shape().fields();
         if fields.expiry && self.log.evicts()
             || fields != shape.fields()
@@ -228,8 +229,8 @@ impl Inner {
         StoreOutcome::Stored { cas: attributes.cas, value_bytes }
     }
 
-    /// Applies the mode and links a complete entry, or abandons it. With `replaces`, only if that is still the key's item. Not
-    /// under a lock.
+    /// Applies the mode and links a complete entry, or abandons it. With `replaces`, only if that is still
+    /// the key's item. Not under a lock.
     #[allow(clippy::too_many_arguments)] // As above.
     pub(super) fn decide_and_link(
         &self,
@@ -245,8 +246,8 @@ impl Inner {
             if let Some(linked) = self.try_link(hash, key, entry, value_bytes, options, replaces, now) {
                 return linked;
             }
-            // Everything has been flushed since the entry was allocated. The value is stored after that, so its entry belongs
-            // behind the boundary.
+            // Everything has been flushed since the entry was allocated. The value is stored after that, so
+            // its entry belongs behind the boundary.
             let stream = self.log.stream_for(options.expiry, now);
             let later = self.log.alloc(self, stream, entry.bytes, now);
             if let Some(later) = later {

@@ -3,8 +3,8 @@
 /// Digits of 2^64 − 1.
 pub(super) const DIGITS_MAX: usize = 20;
 
-/// Reads a number as memcached does (`strtoull`): white space, a sign, digits, then the end, white space or NUL. A negative number
-/// is taken modulo 2^64, and the result must not look negative: `-1` is none.
+/// Reads a number as memcached does (`strtoull`): white space, a sign, digits, then the end, white space or
+/// NUL. A negative number is taken modulo 2^64, and the result must not look negative: `-1` is none.
 pub(super) fn parse(text: &[u8]) -> Option<u64> {
     let start = text.iter().position(|byte| !is_space(*byte))?;
     let (negative, text) = match &text[start..] {

@@ -1,22 +1,22 @@
 //! Reads of several items in which the waits for memory overlap.
 //!
-//! A lookup waits for the line of its hash bucket and then for the lines of the item. For a batch of keys, all hash buckets are
-//! located and prefetched first, then the items to which their tags lead; then each key is read as a single one is, beginning with
-//! the slot in which its tag was seen. Nothing is locked until then: a prefetched line may not be needed, and an item that was seen
-//! may be gone.
+//! A lookup waits for the line of its hash bucket and then for the lines of the item. For a batch of keys,
+//! all hash buckets are located and prefetched first, then the items to which their tags lead; then each key
+//! is read as a single one is, beginning with the slot in which its tag was seen. Nothing is locked until
+//! then: a prefetched line may not be needed, and an item that was seen may be gone.
 
 use crate::KeyHash;
 use crate::kv::index::BucketHint;
 use crate::kv::{ItemView, Kv, Miss};
 use std::mem::MaybeUninit;
 
-/// Keys that [`Kv::read_many`] prefetches together: more waits than a core overlaps, and few enough that no line is evicted from
-/// the processor's cache before it is read.
+/// Keys that [`Kv::read_many`] prefetches together: more waits than a core overlaps, and few enough that no
+/// line is evicted from the processor's cache before it is read.
 pub const READ_BATCH: usize = 16;
 
 impl Kv {
-    /// Prefetches the line of the index in which a key will be looked up. Only a hint. [`Kv::prefetch_item`] is the next step, once
-    /// that line has arrived.
+    /// Prefetches the line of the index in which a key will be looked up. Only a hint. [`Kv::prefetch_item`]
+    /// is the next step, once that line has arrived.
     #[inline]
     pub fn prefetch_bucket(&self, hash: KeyHash) {
         self.inner.index.shard(hash).hint(hash).prefetch();
@@ -30,8 +30,9 @@ impl Kv {
         }
     }
 
-    /// Reads items as [`Kv::read`] does, one after the other in the order of `keys`. Calls `hit` with each item that is found, while its
-    /// hash bucket is locked, and `miss` with the reason for each key without one. Both get `into`.
+    /// Reads items as [`Kv::read`] does, one after the other in the order of `keys`. Calls `hit` with each
+    /// item that is found, while its hash bucket is locked, and `miss` with the reason for each key without
+    /// one. Both get `into`.
     ///
     /// ```
     /// # use cached_core::kv::{Kv, KvConfig};
@@ -77,7 +78,8 @@ impl Kv {
             hint.prefetch();
             place.write(Ahead { hash, hint, slot: usize::MAX });
         }
-        // SAFETY: there are at most `READ_BATCH` keys, and for each of them the loop above has written its place.
+        // SAFETY: there are at most `READ_BATCH` keys, and for each of them the loop above has written its
+        // place.
         let ahead = unsafe { ahead[..keys.len()].assume_init_mut() };
         for Ahead { hash, hint, slot } in &mut *ahead {
             if let Some((seen, location)) = hint.peek(*hash) {

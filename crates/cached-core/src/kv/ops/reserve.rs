@@ -1,4 +1,5 @@
-//! Reservations: room for a value that has not arrived completely, and is written to its final place as it arrives.
+//! Reservations: room for a value that has not arrived completely, and is written to its final place as it
+//! arrives.
 
 use super::link::{Linked, Replaces};
 use crate::KeyHash;
@@ -9,11 +10,12 @@ use crate::kv::log::Entry;
 use crate::kv::{Kv, StoreOptions, StoreOutcome};
 use crate::sync::Arc;
 
-/// Room for one value. Fill it with [`spare`](Reservation::spare) and [`advance`](Reservation::advance)
-/// or [`write`](Reservation::write), then call [`commit`](Reservation::commit). Dropped before that, it changes nothing.
+/// Room for one value. Fill it with [`spare`](Reservation::spare) and [`advance`](Reservation::advance) or
+/// [`write`](Reservation::write), then call [`commit`](Reservation::commit). Dropped before that, it changes
+/// nothing.
 ///
-/// A large value takes memory only as it arrives, at most one region ahead. The memory of an incomplete value cannot be
-/// reclaimed, so all reservations together are limited: see [`Kv::reserve`].
+/// A large value takes memory only as it arrives, at most one region ahead. The memory of an incomplete value
+/// cannot be reclaimed, so all reservations together are limited: see [`Kv::reserve`].
 ///
 /// ```
 /// # use cached_core::kv::{Kv, KvConfig, StoreOptions, StoreOutcome};
@@ -38,7 +40,8 @@ pub struct Reservation {
     filled: usize,
     /// Bytes of the value that the pieces have room for.
     allocated: usize,
-    /// Bytes counted against the limit for reservations; `None`: the value is complete, and no sender is waited for.
+    /// Bytes counted against the limit for reservations; `None`: the value is complete, and no sender is
+    /// waited for.
     counted_bytes: Option<u64>,
     place: Place,
 }
@@ -56,15 +59,16 @@ enum Place {
 unsafe impl Send for Reservation {}
 
 impl Kv {
-    /// Reserves room for a value of `value_bytes` bytes that has not arrived completely. The mode of `options` is applied by
-    /// [`Reservation::commit`]; append and prepend are not supported.
+    /// Reserves room for a value of `value_bytes` bytes that has not arrived completely. The mode of
+    /// `options` is applied by [`Reservation::commit`]; append and prepend are not supported.
     ///
-    /// Reservations may hold a quarter of the memory, the whole of each value counted, and lie in a quarter of the regions. The
-    /// limit concerns reservations only: it never prevents [`Kv::store`] from storing a complete value.
+    /// Reservations may hold a quarter of the memory, the whole of each value counted, and lie in a quarter
+    /// of the regions. The limit concerns reservations only: it never prevents [`Kv::store`] from storing a
+    /// complete value.
     ///
     /// # Errors
-    /// [`StoreOutcome::TooLarge`], or [`StoreOutcome::OutOfMemory`] when there is no room or the limit is reached: then the
-    /// caller collects the value elsewhere, and stores it when it is complete.
+    /// [`StoreOutcome::TooLarge`], or [`StoreOutcome::OutOfMemory`] when there is no room or the limit is
+    /// reached: then the caller collects the value elsewhere, and stores it when it is complete.
     pub fn reserve(
         &self,
         key: &[u8],
@@ -127,7 +131,8 @@ impl Kv {
             }
             reservation.place = Place::Inline(entry);
         } else if is_incomplete {
-            // The first piece at once: a caller that is refused at this point can still collect the value elsewhere.
+            // The first piece at once: a caller that is refused at this point can still collect the value
+            // elsewhere.
             let regions_max = inner.log.reserved().regions_max();
             reservation.add_piece(value_bytes, regions_max).ok_or(StoreOutcome::OutOfMemory)?;
         }
@@ -163,8 +168,8 @@ impl Reservation {
             }
             Place::Gone => return None,
         };
-        // SAFETY: the bytes lie in an entry that only this reservation knows of, behind its header, inside its
-        // size; the borrow of `self` keeps it from being committed or dropped meanwhile.
+        // SAFETY: the bytes lie in an entry that only this reservation knows of, behind its header, inside
+        // its size; the borrow of `self` keeps it from being committed or dropped meanwhile.
         Some(unsafe { std::slice::from_raw_parts_mut(at, room) })
     }
 
@@ -230,8 +235,8 @@ impl Reservation {
         self.finish(None).unwrap_or(StoreOutcome::NotStored)
     }
 
-    /// Stores the value only in place of the item that `replaces` describes; `None` if that is no longer the key's item. The
-    /// caller makes sure that the same location means the same item.
+    /// Stores the value only in place of the item that `replaces` describes; `None` if that is no longer the
+    /// key's item. The caller makes sure that the same location means the same item.
     pub(super) fn commit_replacing(self, replaces: Replaces) -> Option<StoreOutcome> {
         self.finish(Some(replaces))
     }
@@ -299,7 +304,8 @@ impl Reservation {
 
     fn count(&mut self, bytes: u64) -> Result<(), StoreOutcome> {
         self.counted_bytes = Some(bytes);
-        // One value alone always fits. When the caller drops a reservation that is refused, it is taken out of the count.
+        // One value alone always fits. When the caller drops a reservation that is refused, it is taken out
+        // of the count.
         if self.inner.log.reserved().add_bytes(bytes) { Ok(()) } else { Err(StoreOutcome::OutOfMemory) }
     }
 
@@ -310,7 +316,7 @@ impl Reservation {
         match &self.place {
             Place::Inline(entry) => self.inner.log.release_region(*entry),
             Place::Pieces(pieces) => {
-                pieces.iter().for_each(|(piece, _)| self.inner.log.release_region(*piece))
+                pieces.iter().for_each(|(piece, _)| self.inner.log.release_region(*piece));
             }
             Place::Gone => {}
         }

@@ -10,12 +10,24 @@ pub struct ScanCursor {
 }
 
 impl Kv {
-    /// Calls `f` with the items of one hash bucket, and returns the cursor of the next one; `None` at the end. Start with the default
-    /// cursor.
+    /// Calls `f` with the items of one hash bucket, and returns the cursor of the next one; `None` at the
+    /// end. Start with the default cursor.
     ///
     /// An item that exists from the first step to the last is passed to `f` at least once (twice, if the
-    /// index grows past it meanwhile); others may be. Expired and flushed items are left out, and no item counts as
-    /// used. `f` runs while the hash bucket is locked; there are about ten items in one.
+    /// index grows past it meanwhile); others may be. Expired and flushed items are left out, and no item
+    /// counts as used. `f` runs while the hash bucket is locked; there are about ten items in one.
+    ///
+    /// ```
+    /// use cached_core::kv::{Kv, ScanCursor};
+    /// # let kv = Kv::with_capacity_bytes(64 << 20)?;
+    /// kv.set(b"k", b"value")?;
+    /// let (mut cursor, mut bytes) = (Some(ScanCursor::default()), 0);
+    /// while let Some(at) = cursor {
+    ///     cursor = kv.scan(at, |item| bytes += item.value_bytes());
+    /// }
+    /// assert_eq!(bytes, 5);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn scan(&self, cursor: ScanCursor, mut f: impl FnMut(&ItemView<'_>)) -> Option<ScanCursor> {
         let inner = &self.inner;
         let now = inner.now();

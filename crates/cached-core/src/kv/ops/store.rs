@@ -6,7 +6,18 @@ use crate::KeyHash;
 use crate::kv::{ItemView, Kv, PinnedValue, StoreMode, StoreOptions, StoreOutcome};
 
 impl Kv {
-    /// Stores a value. A key has 1 to [`KEY_BYTES_MAX`](crate::kv::KEY_BYTES_MAX) bytes; others are [`StoreOutcome::TooLarge`].
+    /// Stores a value. A key has 1 to [`KEY_BYTES_MAX`](crate::kv::KEY_BYTES_MAX) bytes; others are
+    /// [`StoreOutcome::TooLarge`].
+    ///
+    /// ```
+    /// use cached_core::kv::{Kv, StoreMode, StoreOptions, StoreOutcome};
+    /// # let kv = Kv::with_capacity_bytes(64 << 20)?;
+    /// let options = StoreOptions { mode: StoreMode::Add, client_flags: 7, ..StoreOptions::default() };
+    /// let hash = kv.hash(b"k");
+    /// assert!(matches!(kv.store(b"k", hash, b"v", &options), StoreOutcome::Stored { .. }));
+    /// assert_eq!(kv.store(b"k", hash, b"w", &options), StoreOutcome::NotStored);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn store(&self, key: &[u8], hash: KeyHash, value: &[u8], options: &StoreOptions) -> StoreOutcome {
         if matches!(options.mode, StoreMode::Append | StoreMode::Prepend) {
             return self.join(key, hash, value, options);
@@ -64,7 +75,8 @@ impl Kv {
         }
     }
 
-    /// Appends or prepends: the joined value is written to a new entry, which is linked if the item has not changed.
+    /// Appends or prepends: the joined value is written to a new entry, which is linked if the item has not
+    /// changed.
     fn join(&self, key: &[u8], hash: KeyHash, value: &[u8], options: &StoreOptions) -> StoreOutcome {
         let inner = &self.inner;
         loop {

@@ -1,4 +1,4 @@
-//! Single behaviours, each with a name.
+//! Single behaviours of the store.
 
 use super::{secs, store, store_with, value_of};
 use crate::clock::Expiry;
@@ -7,7 +7,7 @@ use crate::kv::*;
 use std::sync::{Arc, Mutex};
 
 #[test]
-fn the_front_does_what_it_says() {
+fn the_map_like_methods_do_what_they_document() {
     let (kv, clock) = store(8 << 20, 1 << 20);
     assert_eq!(kv.get(b"a"), None);
     kv.set(b"a", b"1").unwrap();
@@ -45,7 +45,7 @@ fn keys_outside_their_limits_are_refused() {
 }
 
 #[test]
-fn large_values_come_back_whole() {
+fn large_values_are_read_back_whole() {
     let (kv, _) = store(64 << 20, 32 << 20);
     for bytes in [16_000, 16_384, 17_000, 262_000, 262_144, 1 << 20, 20 << 20] {
         let value = value_of(bytes as u64, bytes);
@@ -59,7 +59,7 @@ fn large_values_come_back_whole() {
 }
 
 #[test]
-fn a_stale_item_gives_one_token() {
+fn one_reader_of_a_stale_item_wins_its_refresh() {
     let (kv, _) = store(8 << 20, 1 << 20);
     kv.set(b"k", b"v").unwrap();
     let hash = kv.hash(b"k");
@@ -76,7 +76,7 @@ fn a_stale_item_gives_one_token() {
 }
 
 #[test]
-fn an_older_cas_value_may_store_stale() {
+fn an_older_cas_value_may_store_a_stale_item() {
     let (kv, _) = store(8 << 20, 1 << 20);
     let hash = kv.hash(b"k");
     let set = |cas| StoreOptions { new_cas: Some(cas), expiry: Expiry::at(500), ..StoreOptions::default() };
@@ -108,7 +108,7 @@ fn cas_values_are_unique_and_rise() {
 }
 
 #[test]
-fn a_refused_add_is_a_use_but_no_read() {
+fn a_refused_add_counts_as_use_but_not_as_read() {
     let (kv, clock) = store(8 << 20, 1 << 20);
     let seen = || kv.peek(b"k", kv.hash(b"k"), |item| (item.fetched(), item.last_access())).unwrap();
     kv.set(b"k", b"1").unwrap();
@@ -157,7 +157,7 @@ impl ChangeHook for Recorder {
 }
 
 #[test]
-fn the_hook_hears_of_every_mutation_in_order() {
+fn the_hook_is_called_at_every_change_in_order() {
     let recorder = Arc::new(Recorder::default());
     let (kv, clock) = store_with(KvConfig { change_hook: Some(recorder.clone()), ..KvConfig::default() });
     kv.set(b"k", b"1").unwrap();
@@ -168,17 +168,17 @@ fn the_hook_hears_of_every_mutation_in_order() {
     assert!(kv.get(b"k").is_none());
     kv.set(b"k", b"1").unwrap();
     kv.remove(b"k");
-    let heard = recorder.0.lock().unwrap();
-    let changes: Vec<_> = heard.iter().map(|(change, _, _)| *change).collect();
+    let recorded = recorder.0.lock().unwrap();
+    let changes: Vec<_> = recorded.iter().map(|(change, _, _)| *change).collect();
     use Change::{Deleted, Expired, Stored, Touched};
     assert_eq!(changes, [Stored, Stored, Stored, Touched, Expired, Stored, Deleted]);
-    assert!(heard.iter().all(|(_, key, _)| key == b"k"));
-    let versions: Vec<_> = heard.iter().map(|(_, _, version)| *version).collect();
+    assert!(recorded.iter().all(|(_, key, _)| key == b"k"));
+    let versions: Vec<_> = recorded.iter().map(|(_, _, version)| *version).collect();
     assert!(versions.is_sorted(), "versions rise: {versions:?}");
 }
 
 #[test]
-fn a_flush_forgets_what_was_before_and_nothing_after() {
+fn a_flush_removes_earlier_items_and_no_later_ones() {
     let (kv, clock) = store(8 << 20, 1 << 20);
     for n in 0..1000u32 {
         kv.set(&n.to_le_bytes(), &[7; 50]).unwrap();

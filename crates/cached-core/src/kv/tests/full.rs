@@ -1,4 +1,4 @@
-//! Full memory: what makes room again in a store that does not evict, and what needs none in either kind.
+//! Full memory: what makes room in a store that does not evict, and which operations need none.
 
 use super::{secs, store, store_with, value_of};
 use crate::clock::{Expiry, TickClock};
@@ -17,7 +17,7 @@ fn seed() -> u64 {
     seed
 }
 
-/// What the store should hold, and how many bytes that takes.
+/// The items that the store should hold, and the lengths of their values.
 struct Model {
     kv: Kv,
     rng: SmallRng,
@@ -35,7 +35,7 @@ impl Model {
         Model { kv: kv.clone(), rng, sizes, keys, values, next: 0, life_secs: None }
     }
 
-    /// Stores until there is no room; tells the bytes of the values stored.
+    /// Stores until there is no room. Returns the bytes of the values stored.
     fn fill(&mut self) -> usize {
         let mut stored = 0;
         loop {
@@ -60,7 +60,7 @@ impl Model {
         }
     }
 
-    /// Deletes a share of the items at random; tells the bytes of their values.
+    /// Deletes a random share of the items. Returns the bytes of their values.
     fn delete(&mut self, permille: usize) -> usize {
         let mut bytes = 0;
         for _ in 0..self.keys.len() * permille / 1000 {
@@ -82,9 +82,10 @@ impl Model {
     }
 }
 
-/// Whatever share of the items is deleted at random, again and again: as much fits again, but for two regions.
+/// Whatever share of the items is deleted at random, repeatedly: as many bytes can be stored again, except
+/// for two regions.
 #[test]
-fn what_is_deleted_makes_room() {
+fn deleted_items_make_room() {
     for (arena, sizes) in
         [(16 << 20, 100..=100), (16 << 20, 10..=1_000), (64 << 20, 1_000..=15_000), (64 << 20, 100..=60_000)]
     {
@@ -105,9 +106,9 @@ fn what_is_deleted_makes_room() {
     }
 }
 
-/// What has been deleted is found in however many regions it lies, and in the youngest as in the oldest.
+/// Garbage is found in any number of regions, in the youngest as in the oldest.
 #[test]
-fn what_is_deleted_makes_room_in_many_regions() {
+fn deleted_items_make_room_in_many_regions() {
     let (kv, _) = store_with(KvConfig {
         arena_bytes: 192 << 20,
         evict: false,
@@ -118,7 +119,7 @@ fn what_is_deleted_makes_room_in_many_regions() {
     assert!(kv.stats().regions > 3_000);
     let mut model = Model::new(&kv, 4_000..=4_000);
     model.fill();
-    // The newest eighth, of which every other item goes.
+    // Every other item of the newest eighth is deleted.
     let newest = model.keys.len() * 7 / 8;
     let goes: Vec<u64> = model.keys[newest..].iter().copied().step_by(2).collect();
     model.keys.retain(|key| !goes.contains(key));
@@ -130,9 +131,10 @@ fn what_is_deleted_makes_room_in_many_regions() {
     assert!(stored + (128 << 10) >= goes.len() * 4_000, "{stored} of {}", goes.len() * 4_000);
 }
 
-/// Items whose time is over make room in that very second: short lives and long ones, small values and large ones.
+/// Expired items make room in the second in which they expire: short and long lifetimes, small and large
+/// values.
 #[test]
-fn what_expires_makes_room_whatever_its_life_and_size() {
+fn expired_items_make_room_for_every_lifetime_and_size() {
     for life_secs in [1, 100, 5_000, 36_000, 40 * 86_400] {
         for sizes in [100..=100, 1_000..=100_000, 500_000..=1_000_000] {
             let (kv, clock) = without_eviction(16 << 20);
@@ -149,9 +151,9 @@ fn what_expires_makes_room_whatever_its_life_and_size() {
     }
 }
 
-/// As many bytes as expire come back when those that do are few, and lie among others that stay.
+/// The bytes of a few expired items among others that stay can be used again.
 #[test]
-fn the_few_that_expire_make_room() {
+fn a_few_expired_items_make_room() {
     let (kv, clock) = without_eviction(16 << 20);
     let mut rng = SmallRng::seed_from_u64(seed());
     let mut mortal = Vec::new();
@@ -178,10 +180,10 @@ fn the_few_that_expire_make_room() {
     kv.validate();
 }
 
-/// A life given by a touch, an arithmetic command or an invalidation counts as one given when the item was stored; and one taken
-/// back does not.
+/// An expiry given by a touch, a fetch or an invalidation counts like one given by the store; an earlier one
+/// no longer does.
 #[test]
-fn what_a_touch_lets_expire_makes_room() {
+fn items_that_expire_by_a_touch_make_room() {
     let (kv, clock) = without_eviction(16 << 20);
     let mut model = Model::new(&kv, 100..=30_000);
     let first = model.fill();
@@ -224,7 +226,7 @@ fn a_touch_needs_no_memory() {
             assert!(kv.touch_for(&key.to_le_bytes(), secs(1_000)));
             assert!(kv.touch_for(&key.to_le_bytes(), secs(5_000)));
         }
-        // Nor does a value of the same size, with the same life or another.
+        // Nor does a value of the same size, with the same expiry or another.
         for key in &model.keys {
             if bytes < 4_000 {
                 kv.set_for(&key.to_le_bytes(), &value_of(*key, bytes), secs(100)).unwrap();
@@ -235,7 +237,7 @@ fn a_touch_needs_no_memory() {
     }
 }
 
-/// Where room is made by evicting, it is not the touched item that goes.
+/// Where a touch makes room by evicting, it does not evict the touched item.
 #[test]
 fn a_touched_item_is_not_evicted_for_the_touch() {
     for name in policy::NAMES {
@@ -259,14 +261,14 @@ fn a_touched_item_is_not_evicted_for_the_touch() {
     }
 }
 
-/// Figures: live items evicted while as much again is stored as has expired.
+/// No live item is evicted while as much is stored as has expired.
 #[test]
-fn expired_items_of_any_life_go_before_live_ones() {
+fn expired_items_of_any_lifetime_are_evicted_before_live_ones() {
     for life_secs in [60, 3_600, 5_000, 7_200, 86_400] {
         for late_secs in [1, 1_000] {
             let (kv, clock) = store(32 << 20, 1 << 20);
             let live = |n: u32| [&b"live"[..], &n.to_le_bytes()].concat();
-            // 14 MB that stay, 8 MB that expire, by turns.
+            // 14 MB that stay and 8 MB that expire, alternating.
             for n in 0..60_000u32 {
                 kv.set(&live(n), &[1; 200]).unwrap();
                 if n % 2 == 0 {

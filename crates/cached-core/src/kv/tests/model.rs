@@ -1,8 +1,8 @@
-//! The store beside a plain map under random operations.
+//! The store compared with a plain map under random operations.
 //!
-//! Without pressure the two agree exactly. Under pressure the store may have evicted what the map
-//! still has, but what it has must be right: never an old value, never another key's, never one that
-//! expired, was deleted or flushed.
+//! Without pressure the two agree exactly. Under pressure the store may have evicted items that the map still
+//! has, but the items that it has must be right: never an old value, another key's, or one that expired, was
+//! deleted or flushed.
 
 use super::{store_with, value_of};
 use crate::clock::{Clock, Expiry, TickClock};
@@ -120,7 +120,7 @@ impl World {
         ttl.map_or(Expiry::NEVER, |secs| Expiry::after(self.now(), u32::from(secs)))
     }
 
-    /// What the store says of a key, compared with the map; forgets what was evicted.
+    /// Compares the store's item of a key with the map's, and removes an evicted one from the map.
     fn check(&mut self, key: &[u8]) -> bool {
         let hash = self.kv.hash(key);
         let seen = self.kv.peek(key, hash, |item| {
@@ -411,11 +411,11 @@ impl World {
                 for (key, value) in &seen {
                     assert!(
                         self.map.get(key).is_some_and(|e| &e.value == value),
-                        "scan shows what is not there"
+                        "a scan returns an item that does not exist"
                     );
                 }
                 if self.exact {
-                    assert_eq!(seen.len(), self.map.len(), "scan overlooks items");
+                    assert_eq!(seen.len(), self.map.len(), "a scan misses items");
                 }
             }
         }
@@ -454,15 +454,15 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 48 }, ..ProptestConfig::default() })]
 
-    /// 40 keys of at most 300 kB fit into 64 MiB whatever happens: the two agree exactly.
+    /// 40 keys of at most 300 kB always fit into 64 MiB: the two agree exactly.
     #[test]
-    fn agrees_with_a_map(ops in proptest::collection::vec(op(), 1..400)) {
+    fn the_store_agrees_with_a_map(ops in proptest::collection::vec(op(), 1..400)) {
         World::run(64 << 20, true, true, ops);
     }
 
     /// In 2 MiB they do not fit.
     #[test]
-    fn is_never_wrong_under_pressure(ops in proptest::collection::vec(op(), 1..600)) {
+    fn the_store_agrees_with_a_map_under_pressure(ops in proptest::collection::vec(op(), 1..600)) {
         World::run(2 << 20, false, true, ops);
     }
 }

@@ -1,4 +1,4 @@
-//! Pinned values: their bytes stay as they were when they were pinned, and where they were.
+//! Pinned values: their bytes do not change and do not move.
 
 use super::{store, store_with};
 use crate::kv::*;
@@ -13,7 +13,7 @@ fn place(kv: &Kv, key: &[u8]) -> *const u8 {
 }
 
 #[test]
-fn a_store_over_a_pinned_value_goes_elsewhere() {
+fn a_store_over_a_pinned_value_uses_another_entry() {
     for (evict, cas) in [(true, true), (true, false), (false, true)] {
         let (kv, _) = store_with(KvConfig { arena_bytes: 4 << 20, evict, cas, ..KvConfig::default() });
         kv.set(b"k", b"first").unwrap();
@@ -33,7 +33,7 @@ fn a_store_over_a_pinned_value_goes_elsewhere() {
 }
 
 #[test]
-fn counting_over_a_pinned_number_goes_elsewhere() {
+fn an_increment_of_a_pinned_number_uses_another_entry() {
     for cas in [true, false] {
         let (kv, _) = store_with(KvConfig { arena_bytes: 4 << 20, cas, ..KvConfig::default() });
         kv.set(b"n", b"5").unwrap();
@@ -52,7 +52,8 @@ fn counting_over_a_pinned_number_goes_elsewhere() {
     }
 }
 
-/// Its memory could not be used again before the pin is gone, so that walking it would free nothing and copy all of it.
+/// Its memory could not be used again before the pin is gone, so that walking it would free nothing and copy
+/// all of it.
 #[test]
 fn a_region_with_a_pinned_value_is_not_walked_while_others_can_be() {
     let (kv, _) = store(4 << 20, 1 << 20);

@@ -1,4 +1,4 @@
-//! More data than memory: what stays, what goes, and that memory follows the sizes in use.
+//! More data than memory: which items stay, and which are evicted.
 
 use super::{secs, store, store_with, value_of};
 use crate::kv::*;
@@ -41,7 +41,7 @@ fn memory_follows_the_sizes_in_use() {
 }
 
 #[test]
-fn most_of_the_arena_holds_items() {
+fn more_than_93_percent_of_the_arena_holds_items() {
     let (kv, _) = store(64 << 20, 1 << 20);
     fill(&kv, 1, 600_000, 100);
     let stats = kv.stats();
@@ -69,7 +69,7 @@ fn used_items_stay() {
 }
 
 #[test]
-fn a_scan_does_not_cost_what_is_used_its_place() {
+fn a_scan_does_not_displace_items_in_use() {
     let (kv, _) = store(4 << 20, 1 << 20);
     let asked = |kv: &Kv| {
         let before = kv.stats().items_stored;
@@ -81,7 +81,7 @@ fn a_scan_does_not_cost_what_is_used_its_place() {
         }
         kv.stats().items_stored - before
     };
-    // Used often enough to be told from newcomers, then not at all while twice the memory goes by.
+    // Used often enough to stay, then not at all while twice the memory is stored.
     for _ in 0..6 {
         asked(&kv);
     }
@@ -93,7 +93,7 @@ fn a_scan_does_not_cost_what_is_used_its_place() {
     kv.validate();
 }
 
-/// Every item is asked for once more, when so many others have been stored.
+/// Counts the misses when every item is read once more after `distance` others have been stored.
 fn misses_of_second_uses(policy: &str, distance: u32) -> u32 {
     let policy = policy::by_name(policy).unwrap();
     let (kv, _) = store_with(KvConfig { arena_bytes: 4 << 20, policy, ..KvConfig::default() });
@@ -113,16 +113,16 @@ fn misses_of_second_uses(policy: &str, distance: u32) -> u32 {
 
 #[test]
 fn the_balance_keeps_what_lru_would_keep() {
-    // Twice that many other items lie between two uses: most of the memory, far beyond a fifth.
+    // Between two uses most of the memory is stored, far more than a fifth.
     let [balanced, fixed, lru] = ["balanced", "s3fifo", "lru"].map(|name| misses_of_second_uses(name, 9_000));
     println!("misses of 200000: balanced {balanced}, fixed {fixed}, lru {lru}");
     assert!(fixed > 150_000 && lru < 20_000);
-    // It has to learn first.
+    // It has to adapt first.
     assert!(balanced < 60_000);
 }
 
 #[test]
-fn what_a_policy_remembers_is_part_of_the_memory() {
+fn ghosts_are_part_of_the_memory() {
     for (name, share) in [("lru", 0), ("balanced", 64)] {
         let policy = policy::by_name(name).unwrap();
         let (kv, _) = store_with(KvConfig { arena_bytes: 32 << 20, policy, ..KvConfig::default() });
@@ -131,13 +131,13 @@ fn what_a_policy_remembers_is_part_of_the_memory() {
         assert_eq!(limits.policy_bytes, (32usize << 20).checked_div(share).unwrap_or(0));
         assert_eq!(kv.stats().arena_bytes, limits.arena_bytes);
     }
-    // Without evictions there is nothing to remember.
+    // Without evictions there are no ghosts.
     let (kv, _) = store_with(KvConfig { evict: false, ..KvConfig::default() });
     assert_eq!(kv.limits().policy_bytes, 0);
 }
 
 #[test]
-fn every_policy_takes_new_items_and_bounds_its_work() {
+fn every_policy_accepts_new_items_and_bounds_its_work() {
     for name in policy::NAMES {
         let policy = policy::by_name(name).unwrap();
         let (kv, _) = store_with(KvConfig { arena_bytes: 4 << 20, policy, ..KvConfig::default() });
@@ -156,7 +156,7 @@ fn every_policy_takes_new_items_and_bounds_its_work() {
 }
 
 #[test]
-fn expired_items_go_before_live_ones() {
+fn expired_items_are_evicted_before_live_ones() {
     let (kv, clock) = store(8 << 20, 1 << 20);
     fill(&kv, 1, 20_000, 100);
     for n in 0..25_000u32 {
@@ -164,9 +164,9 @@ fn expired_items_go_before_live_ones() {
     }
     assert_eq!(kv.stats().evictions, 0, "everything fits so far");
     clock.advance(10);
-    // As much again as has expired.
+    // As much as has expired.
     fill(&kv, 3, 22_000, 100);
-    assert_eq!(kv.stats().evictions, 0, "there was garbage enough");
+    assert_eq!(kv.stats().evictions, 0, "there was enough garbage");
     assert_eq!(count(&kv, 1, 20_000), 20_000);
     kv.validate();
 }
@@ -203,7 +203,7 @@ fn a_store_takes_new_items_whatever_the_policy_would_keep() {
 }
 
 #[test]
-fn a_cache_in_which_everything_is_hit_still_takes_new_items() {
+fn a_cache_in_which_every_item_is_hit_accepts_new_ones() {
     let (kv, _) = store(4 << 20, 1 << 20);
     fill(&kv, 1, 60_000, 50);
     for n in 0..60_000u32 {
@@ -213,7 +213,7 @@ fn a_cache_in_which_everything_is_hit_still_takes_new_items() {
     kv.set(b"new", &[0; 100]).unwrap();
     let walked = kv.stats().regions_reclaimed - before;
     assert!(walked <= 8, "{walked} regions were walked for one item");
-    // Less than what newcomers may have at least.
+    // Less than the least share of new items.
     fill(&kv, 2, 4_000, 50);
     assert!(count(&kv, 2, 4_000) > 3_600);
     kv.validate();
@@ -221,7 +221,7 @@ fn a_cache_in_which_everything_is_hit_still_takes_new_items() {
 
 /// A region of which most is in use is kept where it is, and gives up only what is not.
 #[test]
-fn large_values_in_use_stay_while_others_lie_among_them() {
+fn large_values_in_use_stay_among_unused_ones() {
     let (kv, clock) = store(16 << 20, 1 << 20);
     // More than nine to a region, of which two at most are not used: so most of every region is.
     let value = value_of(1, 7_000);
@@ -243,7 +243,7 @@ fn large_values_in_use_stay_while_others_lie_among_them() {
 }
 
 #[test]
-fn large_values_give_way_to_small_ones_and_back() {
+fn large_and_small_values_displace_each_other() {
     let (kv, _) = store(16 << 20, 4 << 20);
     for round in 0..3u8 {
         for n in 0..20u32 {
@@ -260,7 +260,7 @@ fn large_values_give_way_to_small_ones_and_back() {
 }
 
 #[test]
-fn pins_outlast_everything() {
+fn a_pinned_value_survives_replacement_eviction_and_flush() {
     let (kv, _) = store(4 << 20, 1 << 20);
     let value = value_of(1, 300_000);
     kv.set(b"pinned", &value).unwrap();
@@ -277,7 +277,7 @@ fn pins_outlast_everything() {
 }
 
 #[test]
-fn a_store_full_of_pins_refuses_and_recovers() {
+fn a_store_full_of_pinned_values_refuses_and_recovers() {
     let (kv, _) = store(2 << 20, 512 << 10);
     let mut pins = Vec::new();
     for n in 0..200u32 {
@@ -294,7 +294,7 @@ fn a_store_full_of_pins_refuses_and_recovers() {
 }
 
 #[test]
-fn overwriting_the_same_sizes_makes_no_garbage() {
+fn overwriting_with_the_same_size_makes_no_garbage() {
     let (kv, _) = store(8 << 20, 1 << 20);
     for round in 0..20u8 {
         for n in 0..40_000u32 {
@@ -308,7 +308,7 @@ fn overwriting_the_same_sizes_makes_no_garbage() {
 }
 
 #[test]
-fn values_under_way_are_limited() {
+fn reservations_are_limited() {
     let (kv, _) =
         store_with(KvConfig { arena_bytes: 16 << 20, item_bytes_max: 1 << 20, ..KvConfig::default() });
     let mut under_way = Vec::new();

@@ -1,4 +1,4 @@
-//! Several keys at once are what they are one by one.
+//! Reads of several keys at once.
 
 use super::{secs, store, value_of};
 use crate::kv::{Kv, KvConfig, Miss};
@@ -7,7 +7,7 @@ use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A key of every length there is, told apart at its start, in its middle or at its end.
+/// Returns a key of any length, which differs from others at its start, in its middle or at its end.
 fn key_of(n: usize) -> Vec<u8> {
     let mut key = vec![b'k'; 1 + n % 250];
     let at = n % key.len();
@@ -16,14 +16,14 @@ fn key_of(n: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_batch_reads_what_single_reads_read() {
+fn a_batch_reads_the_same_as_single_reads() {
     let seed = 11;
     println!("seed {seed}");
     let mut random = SmallRng::seed_from_u64(seed);
     let (kv, clock) = store(8 << 20, 1 << 20);
     let keys: Vec<_> = (0..4000).map(key_of).collect();
     for round in 0..200 {
-        // The table grows all the while, items go, expire and are evicted.
+        // Meanwhile the table grows, and items are removed, expire and are evicted.
         for _ in 0..200 {
             let key = keys.choose(&mut random).expect("there are keys");
             match random.random_range(0..8) {
@@ -55,7 +55,7 @@ fn a_batch_reads_what_single_reads_read() {
 }
 
 #[test]
-fn a_batch_counts_as_use_and_tells_why_there_is_nothing() {
+fn a_batch_counts_as_use_and_reports_the_reasons_of_misses() {
     let (kv, clock) = store(1 << 20, 1 << 10);
     kv.set(b"there", b"1").unwrap();
     kv.set_for(b"expired", b"2", secs(5)).unwrap();
@@ -74,9 +74,9 @@ fn a_batch_counts_as_use_and_tells_why_there_is_nothing() {
     kv.peek(b"there", kv.hash(b"there"), |item| assert_eq!(item.last_access(), kv.now_secs())).unwrap();
 }
 
-/// What stays is found whatever the table does between the look ahead and the read.
+/// An item that stays is found whatever happens to the table between prefetch and read.
 #[test]
-fn batches_while_the_table_grows() {
+fn batches_find_items_while_the_table_grows() {
     let kv = Kv::new(KvConfig { arena_bytes: 64 << 20, ..KvConfig::default() }).unwrap();
     let stay: Vec<_> = (0..64u32).map(|n| format!("stays {n}")).collect();
     for key in &stay {

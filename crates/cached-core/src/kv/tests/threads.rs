@@ -1,11 +1,11 @@
-//! Several threads on few keys, under pressure: no torn value, no lost counter, and all invariants
-//! hold when they are done.
+//! Several threads on few keys, under pressure: no torn value, no lost increment, and all invariants hold in
+//! the end.
 
 use super::{store, value_of};
 use crate::kv::*;
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
-/// Every value carries its key, its length and a checksum.
+/// A value that contains its key, its length and a checksum.
 fn sealed(key: u32, bytes: usize, seed: u64) -> Vec<u8> {
     let mut value = [&key.to_le_bytes()[..], &(bytes as u32).to_le_bytes(), &value_of(seed, bytes)].concat();
     value.extend(crc32fast::hash(&value).to_le_bytes());
@@ -98,7 +98,7 @@ fn values_are_never_torn() {
 }
 
 #[test]
-fn no_count_is_lost() {
+fn no_increment_is_lost() {
     let (kv, _) = store(8 << 20, 1 << 20);
     let counts = if cfg!(miri) { 50 } else { 20_000 };
     for key in 0..4u8 {
@@ -110,7 +110,7 @@ fn no_count_is_lost() {
             scope.spawn(move || {
                 for n in 0..counts {
                     kv.increment(&[(n % 4) as u8], 1).unwrap();
-                    // A reader with a pin forces the counter to be written anew elsewhere.
+                    // A pin forces the number to be written to a new entry.
                     let pin = kv.peek(&[1], kv.hash(&[1]), |item| item.pin()).unwrap();
                     assert!(std::str::from_utf8(&pin.to_vec()).unwrap().trim().parse::<u64>().is_ok());
                 }
@@ -123,7 +123,7 @@ fn no_count_is_lost() {
 }
 
 #[test]
-fn appends_from_many_threads_all_arrive() {
+fn no_append_is_lost() {
     let (kv, _) = store(8 << 20, 1 << 20);
     kv.set(b"list", b"").unwrap();
     let rounds = if cfg!(miri) { 20 } else { 500 };
@@ -145,7 +145,7 @@ fn appends_from_many_threads_all_arrive() {
 }
 
 #[test]
-fn the_index_grows_under_readers() {
+fn readers_find_items_while_the_index_grows() {
     let (kv, _) = store(64 << 20, 1 << 20);
     let items = if cfg!(miri) { 300 } else { 200_000u32 };
     for n in 0..100u32 {

@@ -1,4 +1,4 @@
-//! Moments that come in the middle of something: a flush that falls due, an expiry that changes.
+//! A scheduled flush that becomes due during other operations.
 
 use super::store_with;
 use crate::clock::{Clock, TickClock};
@@ -7,7 +7,7 @@ use crate::kv::*;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Moves the clock past a flush that has been asked for while an item is being evicted.
+/// Advances the clock past a scheduled flush while an item is being evicted.
 struct Mover {
     clock: OnceLock<Arc<TickClock>>,
     evictions: AtomicU32,
@@ -22,7 +22,7 @@ impl EvictionHook for Mover {
     }
 }
 
-/// A full store of items of that size, which moves its clock by ten seconds a little later.
+/// Makes a full store of items of a size, whose clock advances by ten seconds after some evictions.
 fn evicting(bytes: usize) -> Kv {
     let mover = Arc::new(Mover { clock: OnceLock::new(), evictions: AtomicU32::new(0) });
     let (kv, clock) = store_with(KvConfig {
@@ -40,9 +40,10 @@ fn evicting(bytes: usize) -> Kv {
     kv
 }
 
-/// The evicting thread holds a lane, the reclaimer and a bucket when the flush falls due; it flushes when it has let go of them.
+/// The evicting thread holds a lane, the reclaimer and a hash bucket when the flush becomes due; it flushes
+/// when it has released them.
 #[test]
-fn a_flush_that_falls_due_while_items_are_evicted_waits_for_the_evicting_thread() {
+fn a_flush_that_becomes_due_during_evictions_waits_for_the_evicting_thread() {
     for bytes in [100, 20_000] {
         let kv = evicting(bytes);
         kv.set(b"before", b"1").unwrap();
@@ -58,13 +59,13 @@ fn a_flush_that_falls_due_while_items_are_evicted_waits_for_the_evicting_thread(
     }
 }
 
-/// Until a flush that is due has happened, every operation that begins finds it due, and waits.
+/// Until a flush that is due has run, every operation that begins finds it due, and waits.
 #[test]
-fn no_operation_passes_a_flush_that_is_due() {
+fn no_operation_overtakes_a_flush_that_is_due() {
     let (kv, clock) = store_with(KvConfig { arena_bytes: 4 << 20, ..KvConfig::default() });
     kv.set(b"key", b"value").unwrap();
     kv.flush_at(kv.now_secs() + 5);
-    // The flush takes every lane, and this one is not to be had yet.
+    // The flush takes every lane, and this one is held.
     let lane = kv.inner.log.lock_a_lane();
     clock.advance(10);
     std::thread::scope(|scope| {
@@ -72,7 +73,7 @@ fn no_operation_passes_a_flush_that_is_due() {
         while !kv.inner.flush.is_running() {
             std::thread::yield_now();
         }
-        assert_ne!(kv.inner.flush.due(), 0, "another would pass");
+        assert_ne!(kv.inner.flush.due(), 0, "another operation would overtake it");
         drop(lane);
         assert!(reader.join().unwrap().is_none());
     });

@@ -5,7 +5,7 @@
 //!          └─┬──┴────┴─ ─
 //!            v       line 0                     1                        2            3, 4
 //!  nodes   ┌──────────────────────┬─────────────────────────┬────────────────────┬──────────────┐
-//!          │ hash, chain, name    │ name, the turn, slots   │ slots, size        │ what a read  │
+//!          │ hash, chain, name    │ name, executor, slots   │ slots, size        │ what a read  │
 //!          └──────────────────────┴─────────────────────────┴────────────────────┴─ has no need ┘
 //! ```
 //! A lookup waits for memory twice before it has the object's slots: for the head, and for the node, whose

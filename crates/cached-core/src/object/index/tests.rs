@@ -12,7 +12,7 @@ fn goes(_: u32, _: u64, _: &mut Object) -> bool {
 }
 
 #[test]
-fn entering_a_full_index_evicts_what_nobody_asked_for() {
+fn entering_a_full_index_evicts_the_object_not_asked_for() {
     let index = Index::new(3).unwrap();
     for n in 0..3 {
         let Entered::Placed { in_use, evicted: None } = index.enter(hash(n), &id(n), goes) else {
@@ -31,7 +31,7 @@ fn entering_a_full_index_evicts_what_nobody_asked_for() {
 }
 
 #[test]
-fn what_is_dirty_leaves_later_or_stays_if_it_is_asked_for() {
+fn a_dirty_object_leaves_later_or_stays_if_it_is_asked_for() {
     let index = Index::new(2).unwrap();
     for n in 0..2 {
         let Entered::Placed { in_use, .. } = index.enter(hash(n), &id(n), goes) else { panic!("room") };

@@ -57,7 +57,7 @@ fn no_bucket_has_two_holders() {
 /// The holder of a pin, or of a clone of one, sees the same bytes until it drops it, whatever becomes of
 /// the slot.
 #[test]
-fn what_is_pinned_stays_as_it_is() {
+fn a_pinned_bucket_does_not_change() {
     shuttle::check_random(
         || {
             let pool = pool();

@@ -20,7 +20,7 @@ fn every_bucket_is_handed_out_once_and_comes_back() {
 }
 
 #[test]
-fn what_was_used_last_is_used_next_and_headers_tell_the_owner() {
+fn the_bucket_used_last_is_used_next_and_headers_name_the_owner() {
     let pool = Pool::new(1 << 20, false).unwrap();
     let mut reserved = pool.reserve_up_to(16);
     let (first, second) = (reserved.take(|_| ()).unwrap(), reserved.take(|_| ()).unwrap());

@@ -30,7 +30,7 @@ fn every_job_runs_once_and_alone() {
                 })
                 .collect();
             threads.into_iter().for_each(|thread| thread.join().unwrap());
-            let count = serial.try_run(|value| value.1).ok().expect("nobody is inside");
+            let count = serial.try_run(|value| value.1).ok().expect("no thread is inside");
             assert_eq!(count, 6);
         },
         2_000,
@@ -66,7 +66,7 @@ fn a_hand_off_reaches_one_that_still_waits() {
                 })
                 .collect();
             threads.into_iter().for_each(|thread| thread.join().unwrap());
-            let count = serial.try_run(|value| *value).ok().expect("nobody is inside, and nothing waits");
+            let count = serial.try_run(|value| *value).ok().expect("no thread is inside, and nothing waits");
             let sure = DRAIN_JOBS_MAX as u32 + 4;
             assert!((sure..=sure + 1).contains(&count), "{count}");
         },
@@ -76,7 +76,7 @@ fn a_hand_off_reaches_one_that_still_waits() {
 
 /// A task that gives up leaves no trace and stops no other task, even if it was the successor.
 #[test]
-fn who_gives_up_stops_nobody() {
+fn a_task_that_gives_up_stops_no_other() {
     shuttle::check_random(
         || {
             let serial: Arc<Serial<u32>> = Arc::new(Serial::new(0));
@@ -92,7 +92,7 @@ fn who_gives_up_stops_nobody() {
                 })
                 .collect();
             threads.into_iter().for_each(|thread| thread.join().unwrap());
-            let count = serial.try_run(|value| *value).ok().expect("nobody is inside");
+            let count = serial.try_run(|value| *value).ok().expect("no thread is inside");
             assert!((2..=3).contains(&count));
         },
         2_000,

@@ -10,7 +10,7 @@ fn serial() -> Handle {
 }
 
 #[test]
-fn jobs_left_behind_run_in_order_before_the_holder_leaves() {
+fn queued_jobs_run_in_order_before_the_section_ends() {
     let serial = serial();
     let inner = Arc::clone(&serial);
     let ran = serial.try_run(move |values| {
@@ -26,7 +26,7 @@ fn jobs_left_behind_run_in_order_before_the_holder_leaves() {
 }
 
 #[test]
-fn a_job_dropped_before_its_turn_never_runs() {
+fn a_job_dropped_before_its_section_never_runs() {
     let serial = serial();
     let inner = Arc::clone(&serial);
     let _ = serial.try_run(move |_| {
@@ -38,7 +38,7 @@ fn a_job_dropped_before_its_turn_never_runs() {
 }
 
 #[test]
-fn one_caller_does_not_work_for_others_without_end() {
+fn one_caller_runs_a_bounded_number_of_jobs_of_others() {
     let serial = serial();
     let inner = Arc::clone(&serial);
     let mut waiting = Vec::new();
@@ -53,7 +53,7 @@ fn one_caller_does_not_work_for_others_without_end() {
     let last = waiting.pop().unwrap();
     drop(waiting);
     let mut last = std::pin::pin!(last);
-    assert!(last.as_mut().poll(&mut cx).is_ready(), "whoever comes goes on");
+    assert!(last.as_mut().poll(&mut cx).is_ready(), "the next task continues");
     let seen = serial.try_run(|values| values.clone()).ok().unwrap();
     assert_eq!(seen.last(), Some(&(many - 1)));
 }
@@ -69,7 +69,7 @@ impl std::task::Wake for Counting {
 }
 
 #[test]
-fn jobs_are_not_handed_to_one_that_has_given_up() {
+fn jobs_are_not_handed_off_to_a_task_that_has_given_up() {
     let serial = serial();
     let inner = Arc::clone(&serial);
     let woken = Arc::new(Counting::default());
@@ -83,7 +83,7 @@ fn jobs_are_not_handed_to_one_that_has_given_up() {
         assert!(waits.as_mut().poll(&mut cx).is_pending());
         last = Some(waits);
     });
-    assert!(woken.0.load(std::sync::atomic::Ordering::SeqCst) > 0, "nobody goes on");
+    assert!(woken.0.load(std::sync::atomic::Ordering::SeqCst) > 0, "no task continues");
     assert!(last.unwrap().as_mut().poll(&mut cx).is_ready());
     let seen = serial.try_run(|values| values.clone()).ok().unwrap();
     assert_eq!((seen.len(), seen.last()), (DRAIN_JOBS_MAX + 1, Some(&1001)));

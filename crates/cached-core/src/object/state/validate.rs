@@ -50,7 +50,7 @@ impl Object {
             return Err(format!("pending {:?} with {} dirty slots", self.pending, self.slots.dirty_count()));
         }
         if self.has_pending() && self.pending.queue_number == 0 {
-            return Err("something waits to be stored and nobody knows".into());
+            return Err("something is pending and not in the dirty queue".into());
         }
         Ok(counts)
     }

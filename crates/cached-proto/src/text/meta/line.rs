@@ -156,7 +156,7 @@ mod tests {
         assert!(parse(&line(18)).is_ok());
         assert_eq!(parse(&line(19)), Err(reply::META_TOO_MANY_FLAGS));
         assert_eq!(parse(&line(25)), Err(reply::META_TOO_MANY_FLAGS));
-        // The 24th word is not looked at, the 23rd is.
+        // The 24th word is ignored, the 23rd is not.
         assert_eq!(parse(&(line(21) + " ?")), Err(reply::META_TOO_MANY_FLAGS));
         assert_eq!(parse(&(line(20) + " ?")), Err(reply::BAD_FORMAT));
     }

@@ -8,7 +8,7 @@ use blocker::{Capabilities, Error, Timestamp};
 use super::super::config::ClientConfig;
 use super::super::errors::{lost_error, unreachable_error};
 use super::{NEVER, Resent};
-use crate::codec::{Credits, Kind, Op, Outcome, Request, RequestId};
+use crate::codec::{Credits, Features, Kind, Op, Outcome, Request, RequestId};
 
 pub(super) struct State {
     pub(super) slots: Vec<Slot>,
@@ -38,6 +38,7 @@ pub(super) struct State {
     pub(super) down: Option<(Timestamp, Error)>,
     /// The server's, as of the last welcome.
     pub(super) limits: Capabilities,
+    pub(super) features: Features,
 }
 
 pub(super) struct Waiter {
@@ -146,12 +147,12 @@ impl State {
         wakers: &mut Vec<Waker>,
         resent: &mut Resent,
     ) {
-        let limits = self.limits;
+        let (limits, features) = (self.limits, self.features);
         let slot = &mut self.slots[index as usize];
         let id = RequestId { slot: index, sequence: slot.sequence };
         let is_waiting = matches!(slot.state, SlotState::Queued | SlotState::Sent) && !is_remembered;
         // A server that remembers the request has the limits that it was made for.
-        if is_waiting && let Err(error) = slot.fit(&limits) {
+        if is_waiting && let Err(error) = slot.fit(&limits, features) {
             resent.lost_count += u64::from(slot.is_owed);
             slot.is_owed = false;
             return match slot.was_sent {
@@ -165,7 +166,8 @@ impl State {
                     self.free.push(index);
                 }
             }
-            // A queued one may have been sent on the connection before the last, which broke before it was sent again.
+            // A queued one may have been sent on the connection before the last, which broke before it was
+            // sent again.
             SlotState::Sent | SlotState::Queued if slot.is_owed => {
                 let kind = slot.request.as_ref().map_or(Kind::Query, |request| request.op().kind());
                 let is_safe = is_remembered || kind != Kind::Change || guesses;
@@ -221,9 +223,9 @@ impl State {
 
 impl Slot {
     /// Makes the request fit the server's limits, which may differ from those that it was made for.
-    pub(super) fn fit(&mut self, limits: &Capabilities) -> Result<(), Error> {
+    pub(super) fn fit(&mut self, limits: &Capabilities, features: Features) -> Result<(), Error> {
         let Some(request) = &mut self.request else { return Ok(()) };
-        request.fit(limits)?;
+        request.fit(limits, features)?;
         self.cost_bytes = request.cost_bytes(limits);
         Ok(())
     }

@@ -9,7 +9,7 @@ use crate::stream::Address;
 fn lane(slots: u32) -> Lane {
     let mut config = ClientConfig::new(Address::Unix("nowhere".into()));
     config.slots = slots;
-    Lane::new(0, &config, Capabilities::full(4 << 20), Timestamp(0))
+    Lane::new(0, &config, Capabilities::full(4 << 20), Features::default(), Timestamp(0))
 }
 
 fn welcome(slots: u32, bytes: u64, is_resumed: bool) -> Welcome {
@@ -45,7 +45,7 @@ fn calls_dropped_while_there_is_no_connection_leave_nothing_in_the_queue() {
 }
 
 #[test]
-fn what_the_server_still_does_for_callers_that_have_gone_counts_on_the_next_connection() {
+fn abandoned_requests_count_against_the_grant_of_the_next_connection() {
     let lane = lane(4);
     lane.connected(&welcome(4, 1 << 20, false));
     let gone = submit(&lane, 100_000);
@@ -67,7 +67,7 @@ fn what_the_server_still_does_for_callers_that_have_gone_counts_on_the_next_conn
 }
 
 #[test]
-fn a_request_larger_than_the_grant_is_asked_for_once_and_sent_when_it_is_granted() {
+fn credit_for_a_request_larger_than_the_grant_is_requested_once_and_the_request_sent_when_granted() {
     let lane = lane(4);
     lane.connected(&welcome(4, 50_000, false));
     let id = submit(&lane, 100_000);
@@ -75,10 +75,10 @@ fn a_request_larger_than_the_grant_is_asked_for_once_and_sent_when_it_is_granted
     for _ in 0..3 {
         lane.fill(&mut output, Timestamp(0), false);
     }
-    assert_eq!(output.pending_bytes(), codec::HEADER_BYTES, "asked more than once");
+    assert_eq!(output.pending_bytes(), codec::HEADER_BYTES, "requested more than once");
     lane.granted(60_000);
     lane.fill(&mut output, Timestamp(0), false);
-    assert_eq!(output.pending_bytes(), 2 * codec::HEADER_BYTES, "not asked again");
+    assert_eq!(output.pending_bytes(), 2 * codec::HEADER_BYTES, "not requested again");
     lane.granted(1 << 20);
     lane.fill(&mut output, Timestamp(0), false);
     assert_eq!(lane.state.lock().slots[id.slot as usize].state, SlotState::Sent);

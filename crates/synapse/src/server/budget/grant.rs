@@ -17,7 +17,8 @@ pub(in crate::server) struct Grant {
     pub(super) announced_bytes: u64,
     /// The last grant that the client has accepted.
     accepted_bytes: u64,
-    /// Whether bytes are reserved that the client may no longer use, and that what is outstanding still takes.
+    /// Whether bytes are reserved that the client may no longer use, and that what is outstanding still
+    /// takes.
     is_draining: bool,
 }
 
@@ -63,7 +64,8 @@ impl Grant {
         Poll::Ready(())
     }
 
-    /// Returns the grant to announce to the client, if it has changed. `waker` is woken when it changes again.
+    /// Returns the grant to announce to the client, if it has changed. `waker` is woken when it changes
+    /// again.
     pub(in crate::server) fn take_change(&mut self, waker: &Waker) -> Option<u64> {
         // One announcement at a time.
         if self.is_unaccepted() {
@@ -116,8 +118,8 @@ impl Grant {
         Ok(())
     }
 
-    /// Records that the client knows of a grant of `bytes`. If that is what it requested, it can be taken back from now
-    /// on.
+    /// Records that the client knows of a grant of `bytes`. If that is what it requested, it can be taken
+    /// back from now on.
     fn acknowledge(&self, bytes: u64) {
         let mut state = self.budget.state.lock();
         let Some(member) = state.members.get_mut(&self.key) else { return };

@@ -120,8 +120,8 @@ fn too_few_bytes_for_two_requests_and_a_share_for_each_are_refused() {
     assert!(Budget::new(needed, 4 * MIB, 64 * MIB, 1024).is_ok());
 }
 
-/// Clients that come, go, demand, use what they have and accept late, in any order: never more than there is, and every
-/// demand is met.
+/// Clients that come, go, demand, use what they have and accept late, in any order: never more than there is,
+/// and every demand is met.
 #[test]
 fn in_any_order_nothing_is_lost_and_every_demand_is_met() {
     for seed in 1..=30 {

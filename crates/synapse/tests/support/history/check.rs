@@ -35,7 +35,7 @@ const POINTS_MAX: usize = 4_000_000;
 /// Why a history is not accepted.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// It is beyond a limit, or not a history: says why.
+    /// It is beyond a limit, or not a history; with the reason.
     Unfit(String),
     /// No order explains it. Shows the longest order found, and what could not follow.
     NotLinearizable { order: Vec<Operation>, stuck: Vec<Operation>, held: Value },
@@ -57,7 +57,7 @@ pub fn linearize(history: &[Operation]) -> Result<Vec<usize>, Refusal> {
     Ok(order.into_iter().map(|at| by_call[at]).collect())
 }
 
-/// Panics, with the history in full, unless it is linearizable. `context` tells how to get it again.
+/// Panics, with the history in full, unless it is linearizable. `context` identifies the run.
 ///
 /// # Panics
 /// If it is not.

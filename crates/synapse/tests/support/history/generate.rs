@@ -92,7 +92,7 @@ pub fn any_small(rng: &mut SmallRng) -> Vec<Operation> {
     history
 }
 
-/// Makes all times differ without changing who is before whom.
+/// Makes all times differ without changing their order.
 fn untie(history: &mut [Operation]) {
     let mut ends: Vec<(u64, bool, usize)> = Vec::new();
     for (at, operation) in history.iter().enumerate() {
@@ -112,13 +112,13 @@ fn untie(history: &mut [Operation]) {
 /// A way to make a history wrong for certain.
 #[derive(Clone, Copy, Debug)]
 pub enum Spoil {
-    /// A read finds what nobody wrote.
+    /// A read finds a value that was not written.
     FromNowhere,
     /// A read finds what had been replaced before it was called.
     Stale,
     /// A read finds what was written only after it was answered.
     FromTheFuture,
-    /// An acknowledged write that a later read had found is said to have been another's.
+    /// An acknowledged write that a later read had found is replaced by a write of another value.
     Lost,
     /// What was replaced, as a read has shown, is found again by a later one: applied twice.
     Twice,

@@ -1,8 +1,8 @@
-//! One operation of a history: what was asked, when, and what the client was told.
+//! One operation of a history: the call, its times, and its outcome.
 //!
-//! A register holds one value. A value stands for 4 KiB of bytes ([`Value::to_bytes`]), so that a torn
-//! or damaged read is no value at all. What a client was told for certain to have changed nothing is no
-//! operation: it is left out, and the check then refuses whoever has seen it.
+//! A register holds one value. A value stands for 4 KiB of bytes ([`Value::to_bytes`]), so that a torn or
+//! damaged read is no value at all. A change that failed for certain is no operation: it is left out, and the
+//! check then refuses a read of it.
 
 use std::fmt;
 
@@ -29,7 +29,7 @@ impl Value {
     }
 }
 
-/// What was asked, and what the client learnt. `Unknown` marks a change that may have been made, may
+/// A call and its outcome. `Unknown` marks a change that may have been made, may
 /// never be, and may be made at any time from its call on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
@@ -75,9 +75,9 @@ impl Action {
 /// One operation: an action within its span of time. Times are ticks of one counter, no two equal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Operation {
-    /// Who called.
+    /// The client.
     pub client: usize,
-    /// What was asked and answered.
+    /// The call and its outcome.
     pub action: Action,
     /// When the call was made.
     pub called: u64,

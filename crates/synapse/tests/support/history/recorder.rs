@@ -1,4 +1,4 @@
-//! How a test writes a history down: one counter for all clients, ticked before each call and after
+//! Records a history: one counter for all clients, ticked before each call and after
 //! each answer, and a budget of outcomes that may stay unknown.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use super::check::UNKNOWN_MAX;
 use super::operation::{Action, Operation};
 
-/// The history of one register, as its clients write it.
+/// The history of one register, as its clients record it.
 pub struct Recorder {
     ticks: AtomicU64,
     written: Mutex<Written>,
@@ -30,18 +30,18 @@ pub struct Called {
 }
 
 impl Recorder {
-    /// Nothing has happened yet.
+    /// Returns an empty history.
     pub fn new() -> Self {
         Self { ticks: AtomicU64::new(1), written: Mutex::default() }
     }
 
-    /// `client` is about to read.
+    /// Called when `client` is about to read.
     pub fn reads(&self, client: usize) -> Called {
         Called { client, at: self.tick(), is_change: false }
     }
 
-    /// `client` is about to make a change; none if too many outcomes could become unknown by it. Then
-    /// read instead.
+    /// Called when `client` is about to make a change. Returns `None` if too many outcomes could become
+    /// unknown by it: read instead.
     pub fn changes(&self, client: usize) -> Option<Called> {
         {
             let mut written = self.written.lock();
@@ -53,7 +53,7 @@ impl Recorder {
         Some(Called { client, at: self.tick(), is_change: true })
     }
 
-    /// The answer has come. `None`: for certain nothing was done, and nothing will be.
+    /// Called when the answer has arrived. `None`: for certain nothing was changed, and nothing will be.
     pub fn answered(&self, called: Called, action: Option<Action>) {
         let is_unknown = action.is_some_and(Action::is_unknown);
         let answered = if is_unknown { u64::MAX } else { self.tick() };
@@ -67,7 +67,7 @@ impl Recorder {
         }
     }
 
-    /// What has been written.
+    /// Returns the history so far.
     pub fn history(&self) -> Vec<Operation> {
         self.written.lock().operations.clone()
     }

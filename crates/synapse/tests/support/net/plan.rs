@@ -1,5 +1,5 @@
-//! What goes wrong on one connection: faults at byte positions of either direction, drawn from a seed
-//! and the connection's number alone, so that no interleaving changes them.
+//! The faults of one connection: at byte positions of either direction, drawn from a seed and the
+//! connection's number alone, so that no interleaving changes them.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,20 +10,20 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use tokio::sync::Notify;
 
-/// A fault of one direction, once so many bytes have passed.
+/// A fault of one direction, at a byte position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// Both directions end at once, in the middle of whatever was under way.
+    /// Both directions end at once, in the middle of a frame.
     Cut,
-    /// The same, because the server has died: see [`Hits::kill`].
+    /// The same, because the server is killed: see [`Hits::kill`].
     Kill,
-    /// This direction swallows everything from here on; the other goes on. No side is told.
+    /// This direction swallows everything from here on; the other continues. Neither side is notified.
     HalfOpen,
-    /// Nothing is taken from the sender for so long: the receiver seems paused.
+    /// Nothing is taken from the sender for this time: the receiver seems paused.
     Pause(Duration),
-    /// What comes next arrives so much later.
+    /// The next bytes arrive later by this time.
     Delay(Duration),
-    /// Bits of the next byte are turned over.
+    /// These bits of the next byte are flipped.
     Corrupt(u8),
 }
 
@@ -65,17 +65,17 @@ pub struct Plan {
     pub down: Direction,
 }
 
-/// Which faults there are to be, and where. Connections beyond `faulty_connections` have none, so that
+/// Which faults happen, and where. Connections beyond `faulty_connections` have none, so that
 /// every run comes to an end.
 #[derive(Clone, Debug)]
 pub struct Profile {
     pub seed: u64,
     pub kinds: Vec<Kind>,
     pub faulty_connections: u64,
-    /// How many of a thousand directions have faults.
+    /// The number of directions in a thousand with faults.
     pub permille: u32,
-    /// A fault lies below so many bytes, at every order of magnitude alike: handshakes are hit as well
-    /// as payloads.
+    /// Faults lie below this position, at every order of magnitude alike: handshakes are hit as well as
+    /// payloads.
     pub bytes_max: u64,
     pub pause: Range<Duration>,
     pub delay: Range<Duration>,
@@ -108,7 +108,7 @@ impl Profile {
         }
     }
 
-    /// What goes wrong on the connection with this number.
+    /// Returns the faults of the connection with this number.
     pub fn draw(&self, connection: u64) -> Plan {
         if connection >= self.faulty_connections || self.kinds.is_empty() {
             return Plan::default();
@@ -141,15 +141,14 @@ impl Profile {
     }
 }
 
-/// How often each kind of fault has really happened: a test proves by it that it was not played on a
-/// quiet network.
+/// How often each kind of fault has happened: a test proves by it that the network was not quiet.
 #[derive(Default, Debug)]
 pub struct Hits {
     pub connections: AtomicU64,
     pub refused: AtomicU64,
     pub cut: AtomicU64,
     pub killed: AtomicU64,
-    /// Told when the server is to die; whoever runs it listens.
+    /// Notified when the server is to be killed, by the test that runs it.
     pub kill: Notify,
     pub half_open: AtomicU64,
     pub pause: AtomicU64,
@@ -177,7 +176,7 @@ impl Hits {
         }
     }
 
-    /// How often `kind` has happened.
+    /// Returns how often `kind` has happened.
     pub fn of(&self, kind: Kind) -> u64 {
         let counter = match kind {
             Kind::Cut => &self.cut,

@@ -1,4 +1,4 @@
-//! Carries the bytes of one direction, byte for byte as sent, until a fault of its plan says otherwise.
+//! Carries the bytes of one direction as they were sent, except for the faults of its plan.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,9 +13,9 @@ const CHUNK_BYTES: usize = 16 * 1024;
 /// How a direction ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
-    /// The sender was done, and the receiver has been told.
+    /// The sender was done, and the receiver has seen the end.
     Closed,
-    /// The sender was done, and nobody has been told: half-open.
+    /// The sender was done, and the receiver has not seen it: half-open.
     Swallowed,
     /// The whole connection is to end now.
     Cut,
@@ -53,8 +53,8 @@ pub async fn pump(
         let room = until_next.min(if corruption == 0 { CHUNK_BYTES as u64 } else { 1 }) as usize;
         match forward(&mut source, &mut sink, &mut chunk[..room], corruption).await {
             Ok(0) => {
-                let told = sink.shutdown().await;
-                return if told.is_ok() { End::Closed } else { End::Cut };
+                let closed = sink.shutdown().await;
+                return if closed.is_ok() { End::Closed } else { End::Cut };
             }
             Ok(bytes) => {
                 passed += bytes as u64;

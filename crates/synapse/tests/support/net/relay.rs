@@ -12,7 +12,7 @@ pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin + 'static> Stream for S {}
 
 /// Carries between `client` and `server` until one of them is gone or the plan cuts the connection;
-/// both are closed then. A direction that has swallowed bytes keeps the rest open.
+/// both are closed then. A direction that swallows bytes keeps the connection open.
 pub async fn relay(client: impl Stream, server: impl Stream, plan: Plan, hits: &Hits) {
     let (client_source, client_sink) = split(client);
     let (server_source, server_sink) = split(server);
@@ -26,7 +26,7 @@ pub async fn relay(client: impl Stream, server: impl Stream, plan: Plan, hits: &
         end = &mut down => (end, false),
     };
     if !cut(&first.0) {
-        // The other direction may still have something to say.
+        // The other direction may still carry bytes.
         if first.1 {
             down.await
         } else {

@@ -1,5 +1,5 @@
-//! A network in memory. On a runtime of one thread with tokio's clock paused, a run takes no real time
-//! and depends on its seed alone, as far as what is tested does.
+//! A network in memory. On a runtime of one thread with tokio's clock paused, a run takes no real time and
+//! depends on its seed alone, as far as the tested code does.
 
 use std::future::poll_fn;
 use std::io;
@@ -17,10 +17,10 @@ use super::relay::relay;
 /// What one side may send before the other has read, in bytes: small, so that frames come in pieces.
 const WINDOW_BYTES: usize = 8 * 1024;
 
-/// Takes in a connection at the server's end; the task it starts is ended with the server.
+/// Accepts a connection at the server's end. The task that it starts is aborted with the server.
 pub type Accept = Arc<dyn Fn(DuplexStream) -> AbortHandle + Send + Sync>;
 
-/// What goes wrong on the connection with a number.
+/// Returns the faults of the connection with a number.
 type Plans = Box<dyn Fn(u64) -> Plan + Send + Sync>;
 
 /// The network between clients and one server.
@@ -38,32 +38,32 @@ struct Shared {
 /// The server's side as the network sees it.
 #[derive(Default)]
 struct Server {
-    /// None: nobody listens.
+    /// `None`: no server listens.
     accept: Option<Accept>,
-    /// Tasks of connections that were taken in.
+    /// The tasks of accepted connections.
     connections: Vec<AbortHandle>,
     relays: JoinSet<()>,
 }
 
 impl Sim {
-    /// A network with these faults, and nobody who listens.
+    /// Returns a network with these faults, without a server.
     pub fn new(profile: Profile) -> Self {
         Self::with(move |connection| profile.draw(connection))
     }
 
-    /// A network with the faults that `plans` tells for each connection, by its number.
+    /// Returns a network with the faults that `plans` returns for each connection, by its number.
     pub fn with(plans: impl Fn(u64) -> Plan + Send + Sync + 'static) -> Self {
         let plans = Box::new(plans);
         Self { shared: Arc::new(Shared { plans, hits: Arc::default(), server: Mutex::default() }) }
     }
 
-    /// From now on `accept` takes in connections.
+    /// Has `accept` accept connections from now on.
     pub fn listen(&self, accept: Accept) {
         self.shared.server.lock().accept = Some(accept);
     }
 
-    /// The server is gone, as if killed: what it was doing ends where it stands, connections with it,
-    /// and new ones are refused until somebody listens again.
+    /// Ends the server as if it were killed: its tasks stop where they are, its connections end, and new ones
+    /// are refused until a server listens again.
     pub fn kill_server(&self) {
         let mut server = self.shared.server.lock();
         server.accept = None;
@@ -71,7 +71,7 @@ impl Sim {
         server.relays.abort_all();
     }
 
-    /// What has gone wrong so far.
+    /// Returns the faults that have happened so far.
     pub fn hits(&self) -> &Hits {
         &self.shared.hits
     }
@@ -79,9 +79,9 @@ impl Sim {
     /// Connects to the server.
     ///
     /// # Errors
-    /// `ConnectionRefused` if nobody listens.
+    /// `ConnectionRefused` if no server listens.
     pub async fn dial(&self) -> io::Result<DuplexStream> {
-        // As with sockets, the answer never comes in the same breath.
+        // As with sockets, the answer never comes in the same poll.
         yield_once().await;
         let mut server = self.shared.server.lock();
         let hits = &self.shared.hits;

@@ -24,7 +24,7 @@ impl TcpRelay {
     /// A relay to `target` with these faults.
     ///
     /// # Errors
-    /// What the operating system says about listening.
+    /// The system's error when it cannot listen.
     pub async fn start(target: SocketAddr, profile: Profile) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
@@ -33,17 +33,17 @@ impl TcpRelay {
         Ok(Self { address, target, hits, accepting })
     }
 
-    /// Where clients connect to.
+    /// Returns the address that clients connect to.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// New connections lead to `target` from now on.
+    /// Connects new connections to `target` from now on.
     pub fn retarget(&self, target: SocketAddr) {
         *self.target.lock() = target;
     }
 
-    /// What has gone wrong so far.
+    /// Returns the faults that have happened so far.
     pub fn hits(&self) -> &Hits {
         &self.hits
     }
@@ -68,7 +68,8 @@ async fn accept(listener: TcpListener, target: Arc<Mutex<SocketAddr>>, profile: 
         for socket in [&client, &server] {
             // Best effort: without it the relay is only slower.
             let _ = socket.set_nodelay(true);
-            // Every other connection ends with a reset instead of an orderly end, whatever is on its way.
+            // Every other connection ends with a reset instead of an orderly end, whatever is still on its
+            // way.
             if number % 2 == 1 {
                 let _ = socket.set_zero_linger();
             }

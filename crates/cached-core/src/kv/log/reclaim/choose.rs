@@ -1,6 +1,6 @@
 //! The choice of regions for compactions and sweeps.
 
-use super::{Effort, GARBAGE_SHARE, Job, Log, Owner, Purpose, Survivors};
+use super::{Effort, EntryOwner, GARBAGE_SHARE, Job, Log, Purpose, Survivors};
 use crate::arena::{RegionId, RegionState};
 use crate::sync::lock;
 
@@ -18,7 +18,8 @@ pub(super) struct Choice {
     chosen: Vec<(u32, RegionId)>,
     /// The purpose for which they were chosen.
     purpose: Purpose,
-    /// When no region had enough garbage, or less than it seemed: the clock's second, and the jobs done by then.
+    /// When no region had enough garbage, or less than it seemed: the clock's second, and the jobs done by
+    /// then.
     exhausted_at: Option<(u32, u64)>,
     /// The owner's stamp at that time, which differs after every change that made garbage.
     exhausted_stamp: (u64, u64),
@@ -38,7 +39,7 @@ impl Choice {
     }
 
     /// Takes the next chosen region out of its queue; looks again if none is left.
-    pub(super) fn take<O: Owner>(
+    pub(super) fn take<O: EntryOwner>(
         &mut self,
         log: &Log,
         owner: &O,
@@ -70,7 +71,7 @@ impl Choice {
     }
 
     /// Whether a look may find what the last one did not.
-    fn may_look<O: Owner>(&self, log: &Log, owner: &O, jobs: u64, now: u32, effort: Effort) -> bool {
+    fn may_look<O: EntryOwner>(&self, log: &Log, owner: &O, jobs: u64, now: u32, effort: Effort) -> bool {
         let Some((second, jobs_then)) = self.exhausted_at else { return true };
         if second != now || log.boundary() != 0 {
             return true;
@@ -84,7 +85,7 @@ impl Choice {
     }
 
     /// Looks at all regions, and chooses those that are worth a walk.
-    fn look<O: Owner>(&mut self, log: &Log, owner: &O, survivors: &mut Survivors, jobs: u64, now: u32) {
+    fn look<O: EntryOwner>(&mut self, log: &Log, owner: &O, survivors: &mut Survivors, jobs: u64, now: u32) {
         let region_bytes = log.arena.region_bytes() as u32;
         survivors.seal_littered(log);
         // Read before the look: a change during the look is worth another one.
@@ -108,8 +109,8 @@ impl Choice {
         }
     }
 
-    /// Chooses the regions with the most bytes by `bytes_of`, of those that have more than `above`. Returns how many bytes those
-    /// have together.
+    /// Chooses the regions with the most bytes by `bytes_of`, of those that have more than `above`. Returns
+    /// how many bytes those have together.
     fn choose(&mut self, log: &Log, above: u32, bytes_of: impl Fn(RegionId) -> u32) -> u64 {
         let chosen = &mut self.chosen;
         chosen.clear();
@@ -135,8 +136,8 @@ impl Choice {
         sum
     }
 
-    /// Called after a sweep. If sweeps find little, items expire one by one: a store that evicts stops looking for them for a
-    /// while.
+    /// Called after a sweep. If sweeps find little, items expire one by one: a store that evicts stops
+    /// looking for them for a while.
     pub(super) fn note_sweep(&mut self, log: &Log, job: &Job, jobs: u64, now: u32) {
         let freed = job.live_bytes_before.saturating_sub(log.arena.region(job.region).live_bytes());
         if !log.evicts || freed > log.arena.region_bytes() as u32 / GARBAGE_SHARE {
@@ -149,8 +150,8 @@ impl Choice {
         }
     }
 
-    /// Called after a compaction that copied `copied_bytes`. If it freed less than what makes one worth it, the estimates are
-    /// bad at present, and are left alone for a while.
+    /// Called after a compaction that copied `copied_bytes`. If it freed less than what makes one worth it,
+    /// the estimates are bad at present, and are left alone for a while.
     pub(super) fn note_compaction(&mut self, log: &Log, job: &Job, copied_bytes: u32, jobs: u64, now: u32) {
         let region_bytes = log.arena.region_bytes() as u32;
         if log.evicts

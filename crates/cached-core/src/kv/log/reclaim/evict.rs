@@ -1,6 +1,6 @@
-//! Eviction: what of the oldest region of a queue stays, and what goes.
+//! Eviction: which items of a queue's oldest region stay, and which are removed.
 
-use super::{Job, LiveEntry, Log, Owner, Reclaimer};
+use super::{EntryOwner, Job, LiveEntry, Log, Reclaimer};
 use crate::arena::RegionId;
 use crate::kv::log::queues::{LARGE, Queues};
 use crate::policy::{Candidate, QUEUES_MAX, QueueId, Verdict};
@@ -70,7 +70,7 @@ impl Reclaimer {
         }
         self.evicted.push(candidate.hash);
         self.evicted_bytes += candidate.bytes;
-        self.evict(log, job, entry, now);
+        self.evict(log, job, entry, bytes, now);
     }
 
     /// Decides about a piece of a large value by the last use of its item.
@@ -89,29 +89,23 @@ impl Reclaimer {
         }
         let may_stay = keeps && self.may_keep(bytes) || is_pinned_since(log, job);
         if !may_stay || self.relocate(log, job, LARGE, &entry, place, now).is_err() {
-            self.evict(log, job, entry, now);
+            self.evict(log, job, entry, bytes, now);
         }
     }
 
-    /// Removes an item, and counts what becomes garbage in the job's region at the end of the step.
-    fn evict<L: LiveEntry>(&mut self, log: &Log, job: &Job, entry: L, now: u32) {
-        let tally = &mut self.tally;
+    /// Removes an item. What becomes garbage of the walked entry is applied at the end of the step.
+    fn evict<L: LiveEntry>(&mut self, log: &Log, job: &Job, entry: L, bytes: u32, now: u32) {
         let expiry = entry.expiry();
-        let was_fetched = entry.evict(now, |location, bytes| {
-            if log.region_of(location) == job.region {
-                log.arena.forget_expiry(job.region, bytes, expiry);
-                tally.dead_bytes += bytes;
-            } else {
-                log.entry_died(location, bytes, expiry);
-            }
-        });
-        tally.evictions += 1;
-        tally.evicted_unfetched += u64::from(!was_fetched);
+        log.arena.forget_expiry(job.region, bytes, expiry);
+        let was_fetched = entry.evict(now, bytes, |location, bytes| log.entry_died(location, bytes, expiry));
+        self.tally.dead_bytes += bytes;
+        self.tally.evictions += 1;
+        self.tally.evicted_unfetched += u64::from(!was_fetched);
     }
 }
 
-/// Whether the job's region has been pinned since it was chosen. The reader may be the very thread that makes room, for an item
-/// that lies there: what is left of the region is not evicted.
+/// Whether the job's region has been pinned since it was chosen. The reader may be the very thread that makes
+/// room, for an item that lies there: what is left of the region is not evicted.
 fn is_pinned_since(log: &Log, job: &Job) -> bool {
     log.arena.region(job.region).pins() != 0
 }
@@ -122,14 +116,14 @@ fn keeps_piece<L: LiveEntry>(log: &Log, region: RegionId, entry: &L, now: u32) -
 }
 
 /// Whether at least three quarters of a region of pieces would be kept: then it is not copied.
-pub(super) fn is_mostly_kept<O: Owner>(log: &Log, owner: &O, job: &Job, now: u32) -> bool {
+pub(super) fn is_mostly_kept<O: EntryOwner>(log: &Log, owner: &O, job: &Job, now: u32) -> bool {
     let mut kept = 0u64;
     job.for_each_ahead(log, owner, |walked| {
         if walked.scanned.is_piece
             && let Some(entry) = owner.lock(&walked.scanned, walked.location, now)
             && keeps_piece(log, job.region, &entry, now)
         {
-            kept += walked.scanned.bytes as u64;
+            kept += u64::from(walked.scanned.bytes);
         }
     });
     kept * 4 >= log.arena.region_bytes() as u64 * 3

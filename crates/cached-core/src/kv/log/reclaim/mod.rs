@@ -2,24 +2,24 @@
 //!
 //! A region is walked for one of three purposes:
 //!
-//! - *Compaction*: a seventh or more of it is garbage (dead or expired). All entries in use are copied together; none
-//!   is evicted.
-//! - *Eviction*: no region has that much garbage. The policy names a queue, and decides about every item of its oldest
-//!   region. So expired items go before live ones, and memory follows the sizes in use.
-//! - *Sweep*: the amount that has expired is an estimate. Where it may be a seventh, a walk removes the expired items first
-//!   and leaves the others in place.
+//! - *Compaction*: a seventh or more of it is garbage (dead or expired). All entries in use are copied
+//!   together; none is evicted.
+//! - *Eviction*: no region has that much garbage. The policy names a queue, and decides about every item of
+//!   its oldest region. So expired items go before live ones, and memory follows the sizes in use.
+//! - *Sweep*: the amount that has expired is an estimate. Where it may be a seventh, a walk removes the
+//!   expired items first and leaves the others in place.
 //!
-//! A store that does not evict uses all of its garbage: when there is a region's worth in total, the region that has
-//! the most is compacted, however little that is; before an allocation fails, all regions in which something has
-//! expired are swept.
+//! A store that does not evict uses all of its garbage: when there is a region's worth in total, the region
+//! that has the most is compacted, however little that is; before an allocation fails, all regions in which
+//! something has expired are swept.
 //!
-//! Evictions keep at most three quarters of what they walk, whatever the policy decides, averaged over several regions. So
-//! a byte freed costs at most three bytes copied, and a cache in which every item has just been hit does not
-//! stall while all of it is copied: a thread that needs a region waits for a few walks, then the average starts
-//! from there.
+//! Evictions keep at most three quarters of what they walk, whatever the policy decides, averaged over
+//! several regions. So a byte freed costs at most three bytes copied, and a cache in which every item has
+//! just been hit does not stall while all of it is copied: a thread that needs a region waits for a few
+//! walks, then the average starts from there.
 //!
-//! Threads that allocate do the work in small steps while few regions are free. The reclaimer's lock admits one thread at a
-//! time.
+//! Threads that allocate do the work in small steps while few regions are free. The reclaimer's lock admits
+//! one thread at a time.
 
 mod choose;
 mod evict;
@@ -27,10 +27,10 @@ mod survivors;
 mod walk;
 
 use super::Log;
-use super::owner::{LiveEntry, Owner, Scanned};
+use super::owner::{EntryOwner, LiveEntry, Scanned};
 use super::queues::LARGE;
 use super::stream::Stream;
-use crate::arena::{Owner as RegionOwner, RegionId, RegionState};
+use crate::arena::{Owner, RegionId, RegionState};
 use crate::policy::QueueId;
 use crate::sync::{Ordering, lock};
 use choose::Choice;
@@ -41,8 +41,8 @@ use walk::{Job, Walked};
 const GARBAGE_SHARE: u32 = 7;
 /// Regions of large values that may be requeued in a row before one is evicted regardless.
 const REQUEUES_MAX: u32 = 8;
-/// A store that does not evict copies at most this much for one region before it reports that memory is used up; what it has
-/// freed by then is not lost.
+/// A store that does not evict copies at most this much for one region before it reports that memory is used
+/// up; what it has freed by then is not lost.
 const COMPACTED_FOR_ONE_BYTES_MAX: u64 = 256 << 20;
 /// The same for sweeps.
 const SWEPT_FOR_ONE_BYTES_MAX: u64 = 64 << 20;
@@ -51,8 +51,8 @@ const PATIENT_JOBS: u64 = 3;
 /// Entries whose index lines are prefetched together.
 pub(super) const BATCH: usize = 16;
 
-/// The walk under way, and where survivors go. With its lock on cache lines of its own: it is written with nearly every
-/// store of a full cache, and every hit of every thread reads what would lie beside it.
+/// The walk under way, and where survivors go. With its lock on cache lines of its own: it is written with
+/// nearly every store of a full cache, and every hit of every thread reads what would lie beside it.
 #[repr(align(128))]
 pub(super) struct Reclaimer {
     job: Option<Job>,
@@ -71,7 +71,8 @@ pub(super) struct Reclaimer {
     /// Bytes copied out of the job's region.
     copied_bytes: u32,
     tally: Tally,
-    /// Hashes and bytes of what was evicted from the job's queue and not yet reported to the policy: at most `BATCH`.
+    /// Hashes and bytes of what was evicted from the job's queue and not yet reported to the policy: at most
+    /// `BATCH`.
     evicted: Vec<u64>,
     evicted_bytes: u64,
 }
@@ -135,14 +136,15 @@ impl Reclaimer {
         self.survivors.seal_all(log);
     }
 
-    /// Gives away the region to which survivors of compactions are copied, if it has room for `bytes`: without eviction it may be
-    /// all the room there is.
+    /// Gives away the region to which survivors of compactions are copied, if it has room for `bytes`:
+    /// without eviction it may be all the room there is.
     pub(super) fn give_room(&mut self, log: &Log, bytes: u32) -> Option<Stream> {
         self.survivors.give_room(log, bytes)
     }
 
-    /// Takes a free region, and reclaims until there is one. Returns `None` when nothing more can be reclaimed.
-    pub(super) fn obtain<O: Owner>(&mut self, log: &Log, owner: &O, now: u32) -> Option<RegionId> {
+    /// Takes a free region, and reclaims until there is one. Returns `None` when nothing more can be
+    /// reclaimed.
+    pub(super) fn obtain<O: EntryOwner>(&mut self, log: &Log, owner: &O, now: u32) -> Option<RegionId> {
         let (first_job, first_sweep) = (self.jobs, self.sweeps);
         let region_bytes = log.arena.region_bytes() as u64;
         let (jobs_max, sweeps_max) = if log.evicts {
@@ -171,7 +173,7 @@ impl Reclaimer {
     }
 
     /// Walks at most about `entries` entries. Returns false when there is nothing to reclaim.
-    pub(super) fn step<O: Owner>(
+    pub(super) fn step<O: EntryOwner>(
         &mut self,
         log: &Log,
         owner: &O,
@@ -245,7 +247,7 @@ impl Reclaimer {
 
     /// Does with one entry what the purpose of the walk demands. Garbage is passed over.
     #[inline]
-    fn process<'a, O: Owner>(
+    fn process<'a, O: EntryOwner>(
         &mut self,
         log: &Log,
         owner: &'a O,
@@ -298,7 +300,7 @@ impl Reclaimer {
     }
 
     /// Chooses the next region and takes it out of its queue.
-    fn pick<O: Owner>(&mut self, log: &Log, owner: &O, now: u32, effort: Effort) -> Option<Job> {
+    fn pick<O: EntryOwner>(&mut self, log: &Log, owner: &O, now: u32, effort: Effort) -> Option<Job> {
         let may_evict = log.evicts && effort != Effort::Upkeep;
         let may_compact = !std::mem::take(&mut self.has_no_place);
         let chosen = if may_compact {
@@ -335,5 +337,5 @@ impl Reclaimer {
 
 /// A region for survivors, from the reclaimer's reserve if there is no other.
 fn take_reserve(log: &Log) -> Result<RegionId, NoPlace> {
-    log.arena.take(RegionOwner::Kv, 0).ok_or(NoPlace)
+    log.arena.take(Owner::Kv, 0).ok_or(NoPlace)
 }

@@ -16,8 +16,8 @@ pub(super) struct Survivors {
     kept: [Stream; QUEUES],
     /// For entries moved by compaction: they keep their region's place in the age order.
     compacted: [Stream; QUEUES],
-    /// Without eviction: further regions of compacted entries in which some room is left, and their queues. Without these
-    /// every compaction would lose at the regions' ends what it gains.
+    /// Without eviction: further regions of compacted entries in which some room is left, and their queues.
+    /// Without these every compaction would lose at the regions' ends what it gains.
     roomy: Vec<(usize, Stream)>,
 }
 
@@ -33,8 +33,9 @@ impl Survivors {
         }
     }
 
-    /// Allocates an entry for a survivor of the job, in the stream's open region or a new one from the reserve. It counts as
-    /// published: only the reclaimer seals that region, so nothing has to wait for the writer.
+    /// Allocates an entry for a survivor of the job, in the stream's open region or a new one from the
+    /// reserve. It counts as published: only the reclaimer seals that region, so nothing has to wait for the
+    /// writer.
     #[inline]
     pub(super) fn place(
         &mut self,
@@ -90,7 +91,8 @@ impl Survivors {
         stream.append_published(log, bytes).ok_or(NoPlace)
     }
 
-    /// Seals those roomy regions in which there is more garbage than room: garbage can be reclaimed only from sealed ones.
+    /// Seals those roomy regions in which there is more garbage than room: garbage can be reclaimed only from
+    /// sealed ones.
     pub(super) fn seal_littered(&mut self, log: &Log) {
         let region_bytes = log.arena.region_bytes();
         for at in (0..self.roomy.len()).rev() {

@@ -1,6 +1,6 @@
 //! A walk over the entries of one region.
 
-use super::{BATCH, Log, Owner, Purpose, Scanned};
+use super::{BATCH, EntryOwner, Log, Purpose, Scanned};
 use crate::arena::{REGION_HEADER_BYTES, RegionId};
 
 /// A region being walked.
@@ -54,7 +54,7 @@ impl Job {
     }
 
     /// Scans the next entries into `batch`, and prefetches their index lines. Returns their number.
-    pub(super) fn scan<'a, O: Owner>(
+    pub(super) fn scan<'a, O: EntryOwner>(
         &mut self,
         log: &Log,
         owner: &'a O,
@@ -66,7 +66,7 @@ impl Job {
             // SAFETY: the cursor stands on an entry of a region that only this job can give away;
             // entries are complete, since the region had no writers when the job began.
             let scanned = unsafe { owner.scan(log.ptr(location)) };
-            let bytes = log.padded(scanned.bytes);
+            let bytes = log.padded(scanned.bytes as usize);
             batch[count] = Some(Walked { scanned, location, bytes });
             count += 1;
             self.cursor += bytes;
@@ -75,7 +75,7 @@ impl Job {
     }
 
     /// Calls `each` with the entries that are still to be walked, which stay to be walked.
-    pub(super) fn for_each_ahead<'a, O: Owner>(
+    pub(super) fn for_each_ahead<'a, O: EntryOwner>(
         &self,
         log: &Log,
         owner: &'a O,

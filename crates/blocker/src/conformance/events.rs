@@ -1,0 +1,130 @@
+//! Deadlines, events and flushes: deadlines are kept, subscribers are notified, every scope can be flushed.
+
+use std::time::Duration;
+
+use super::conditions::{changes, source_of};
+use super::context::{Check, Cx, Stop, ensure};
+use crate::error::Error;
+use crate::event::{Event, Subscription};
+use crate::executor::block_on_for;
+use crate::order::{Epoch, OrderDomain};
+use crate::request::*;
+
+pub(super) fn a_deadline_in_the_past_changes_nothing(cx: &Cx<'_>) -> Check {
+    let object = cx.object("late");
+    let before = cx.write(&object, 0, b"before")?;
+    let now = cx.clock.now();
+    let is_late = |error: &Error| matches!(error, Error::DeadlinePassed);
+    let write = WriteRequest::new(object.clone(), 0, b"after!").deadline(now);
+    cx.fails("late write", |b| b.write(write.clone()), is_late)?;
+    let full = WriteFullRequest::new(object.clone(), b"after!").deadline(now);
+    cx.fails("late write_full", |b| b.write_full(full.clone()), is_late)?;
+    let truncate = TruncateRequest::new(object.clone(), 1).deadline(now);
+    cx.fails("late truncate", |b| b.truncate(truncate.clone()), is_late)?;
+    let copy = CopyRequest::new(object.clone(), cx.object("copy")).deadline(now);
+    cx.fails("late copy", |b| b.copy(copy.clone()), is_late)?;
+    let delete = DeleteRequest::new(object.clone()).deadline(now);
+    cx.fails("late delete", |b| b.delete(delete.clone()), is_late)?;
+    let read = ReadRequest::new(object.clone(), 0, 6).deadline(now);
+    cx.fails("late read", |b| b.read(read.clone()), is_late)?;
+    let info = InfoRequest::new(object.clone()).deadline(now);
+    cx.fails("late info", |b| b.info(info.clone()), is_late)?;
+    let list = ListRequest::new(cx.namespace()).deadline(now);
+    cx.fails("late list", |b| b.list(list.clone()), is_late)?;
+    let flush = FlushRequest::new(Scope::Object(object.clone())).deadline(now);
+    let flush_late = |error: &Error| matches!(error, Error::DeadlinePassed | Error::NotStored(_));
+    cx.fails("late flush", |b| b.flush(flush.clone()), flush_late)?;
+    cx.expect(&object, b"before")?;
+    cx.is_missing(&cx.object("copy"))?;
+    ensure!(cx.info(&object)?.version == before.version, "a late change gave a new version");
+    Ok(())
+}
+
+pub(super) fn a_deadline_far_away_changes_nothing(cx: &Cx<'_>) -> Check {
+    let object = cx.object("in-time");
+    cx.write(&source_of(&object), 0, b"source")?;
+    let later = cx.clock.now() + Duration::from_secs(3600);
+    let write = WriteRequest::new(object.clone(), 0, b"in time").deadline(later);
+    cx.ok("write", |b| b.write(write.clone()))?;
+    let hints = Hints::NO_CACHE.and(Hints::SEQUENTIAL).and(Hints::from_bits(1 << 31));
+    let read = ReadRequest::new(object.clone(), 0, 7).deadline(later).hints(hints);
+    let reply = cx.ok("read", |b| b.read(read.clone()))?;
+    ensure!(reply.data == *b"in time".as_slice(), "hints changed what is read");
+    for (what, change) in changes(cx).into_iter().filter(|(what, _)| *what != "delete") {
+        cx.ok(what, |b| change(b, object.clone(), Change::default()))?;
+    }
+    Ok(())
+}
+
+fn receives(cx: &Cx<'_>, subscriber: &mut Subscription, is: impl Fn(&Event) -> bool, what: &str) -> Check {
+    loop {
+        let lost =
+            || Stop::Fail(format!("no event for {what} within {:?}", cx.options.timeout.min(EVENT_TIMEOUT)));
+        match block_on_for(subscriber.recv(), cx.options.timeout.min(EVENT_TIMEOUT)).ok_or_else(lost)? {
+            Some(event) if is(&event) => return Ok(()),
+            Some(_) => {}
+            None => return Err(lost()),
+        }
+    }
+}
+
+/// How long an event may take.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(5);
+
+pub(super) fn subscribers_receive_invalidations(cx: &Cx<'_>) -> Check {
+    let object = cx.object("changed");
+    cx.write(&object, 0, b"bytes")?;
+    let mut subscribers = [cx.backend().subscribe(), cx.backend().subscribe()];
+    for scope in [Scope::Object(object.clone()), Scope::Namespace(cx.namespace())] {
+        let request = InvalidateRequest::new(scope.clone());
+        cx.ok("invalidate", |b| b.invalidate(request.clone()))?;
+        for subscriber in &mut subscribers {
+            let is_it =
+                |event: &Event| matches!(event, Event::Changed(s) if *s == scope) || *event == Event::Missed;
+            receives(cx, subscriber, is_it, "an invalidation")?;
+        }
+    }
+    // What is dirty stays, invalidated or not.
+    cx.expect(&object, b"bytes")
+}
+
+pub(super) fn subscribers_receive_claims(cx: &Cx<'_>) -> Check {
+    cx.skip_unless(cx.caps.fencing, "fencing")?;
+    let scope = Scope::Object(cx.object("claimed"));
+    let mut subscriber = cx.backend().subscribe();
+    // On a store that remembers an earlier run the claim may be known already: raise it step by step.
+    let mut epoch = 1;
+    loop {
+        let request = ClaimRequest::new(scope.clone(), Epoch(epoch), super::fencing::WRITER);
+        match cx.wait("claim", |b| b.claim(request.clone()))? {
+            Ok(_) if subscriber.try_next().is_none() && epoch < 3 => epoch += 1,
+            Ok(_) => break,
+            Err(Error::Fenced { epoch: found }) => epoch = found.0 + 1,
+            Err(error) => return Err(Stop::Fail(format!("claim failed: {error}"))),
+        }
+    }
+    let mut subscriber = cx.backend().subscribe();
+    let request = ClaimRequest::new(scope.clone(), Epoch(epoch + 1), super::fencing::WRITER);
+    cx.ok("claim", |b| b.claim(request.clone()))?;
+    let is_it = |event: &Event| matches!(event, Event::Fenced(s, e) if *s == scope && e.0 == epoch + 1);
+    receives(cx, &mut subscriber, is_it, "a claim")
+}
+
+pub(super) fn flush_of_every_scope_answers_stored(cx: &Cx<'_>) -> Check {
+    let object = cx.object("flushed");
+    let domain = OrderDomain(1);
+    cx.flush(Scope::Namespace(cx.other_namespace()))?;
+    cx.flush(Scope::Object(object.clone()))?;
+    for scope in [
+        Scope::Object(object.clone()),
+        Scope::Domain(cx.namespace(), domain),
+        Scope::Namespace(cx.namespace()),
+        Scope::All,
+    ] {
+        let request = WriteRequest::new(object.clone(), 0, b"data").domain(domain);
+        cx.ok("write", |b| b.write(request.clone()))?;
+        cx.flush(scope)?;
+        cx.expect(&object, b"data")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,271 @@
+//! References to a hash bucket, and its lock.
+
+use super::Shard;
+use crate::KeyHash;
+use crate::kv::index::bucket::{Bucket, SLOTS};
+use crate::kv::lock_ranks;
+use crate::sync::Ordering;
+
+/// The hash bucket to which a hash belongs, as long as it is not split: located once, prefetched early,
+/// locked later.
+#[derive(Clone, Copy)]
+pub(crate) struct BucketRef<'a> {
+    shard: &'a Shard,
+    bucket: &'a Bucket,
+    /// The shard's extent by which `bucket` was located.
+    extent: u64,
+}
+
+impl<'a> BucketRef<'a> {
+    #[inline]
+    pub(super) fn new(shard: &'a Shard, bucket: &'a Bucket, extent: u64) -> BucketRef<'a> {
+        BucketRef { shard, bucket, extent }
+    }
+
+    /// The hash bucket, for a look at its first line.
+    #[inline]
+    pub(super) fn hint(self) -> BucketHint<'a> {
+        BucketHint(self.bucket)
+    }
+
+    /// Prefetches the hash bucket's line.
+    #[inline]
+    pub(crate) fn prefetch(&self) {
+        crate::prefetch::prefetch(std::ptr::from_ref(self.bucket));
+    }
+
+    /// Locks the hash bucket to which `hash` belongs.
+    #[inline(always)]
+    pub(crate) fn lock(&self, hash: KeyHash) -> BucketGuard<'a> {
+        let BucketRef { shard, bucket, extent } = *self;
+        let lock = BucketLock::lock(bucket);
+        // A hash bucket is split under its lock, so while it is locked the location is final.
+        if shard.extent.load(Ordering::Acquire) == extent {
+            return BucketGuard { shard, lock };
+        }
+        lock_again(shard, hash, lock)
+    }
+}
+
+/// Locks the hash bucket to which `hash` belongs, after the table has grown since it was located.
+#[cold]
+fn lock_again<'a>(shard: &'a Shard, hash: KeyHash, mut lock: BucketLock<'a>) -> BucketGuard<'a> {
+    loop {
+        let bucket = shard.locate(hash).bucket;
+        if std::ptr::eq(bucket, lock.bucket) {
+            return BucketGuard { shard, lock };
+        }
+        drop(lock);
+        lock = BucketLock::lock(bucket);
+    }
+}
+
+/// The hash bucket to which a hash belonged a moment ago. An item found in it, once it is locked, is the
+/// right one; one that is not found may have moved when the hash bucket was split.
+#[derive(Clone, Copy)]
+pub(crate) struct BucketHint<'a>(&'a Bucket);
+
+impl<'a> BucketHint<'a> {
+    /// Prefetches the hash bucket's line.
+    #[inline]
+    pub(crate) fn prefetch(self) {
+        crate::prefetch::prefetch(std::ptr::from_ref(self.0));
+    }
+
+    /// Guesses the item's slot and location without the lock: good for a prefetch, and for
+    /// [`BucketLock::location`] to look there first.
+    #[inline]
+    pub(crate) fn peek(self, hash: KeyHash) -> Option<(usize, u32)> {
+        // The first slot with the tag. It may be empty or another key's: once in forty.
+        let slot = self.0.matches(hash.tag()).next()?;
+        Some((slot, self.0.location(slot)))
+    }
+
+    /// Locks the hash bucket.
+    #[inline]
+    pub(crate) fn lock(self) -> BucketLock<'a> {
+        BucketLock::lock(self.0)
+    }
+}
+
+/// The lock of a hash bucket: permission to read and change the items to which it refers.
+pub(crate) struct BucketLock<'a> {
+    bucket: &'a Bucket,
+    /// Its place in the lock order; dropped after the lock has been released.
+    _order: lock_order::Held,
+}
+
+impl<'a> BucketLock<'a> {
+    /// Locks a hash bucket.
+    #[inline(always)]
+    #[cfg_attr(debug_assertions, track_caller)]
+    fn lock(bucket: &'a Bucket) -> BucketLock<'a> {
+        let _order = lock_ranks::BUCKET.enter();
+        bucket.lock();
+        BucketLock { bucket, _order }
+    }
+
+    /// The location of the item in a slot of the first line, if there is one, whatever its key.
+    #[inline]
+    pub(crate) fn location(&self, slot: usize) -> Option<u32> {
+        let location = self.bucket.location_or_none(slot);
+        (location != 0).then_some(location)
+    }
+}
+
+impl Drop for BucketLock<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.bucket.unlock();
+    }
+}
+
+/// The locked hash bucket to which a hash belongs: an item that is not found here does not exist.
+pub(crate) struct BucketGuard<'a> {
+    shard: &'a Shard,
+    lock: BucketLock<'a>,
+}
+
+/// A slot found in a locked hash bucket.
+#[derive(Clone, Copy)]
+pub(crate) struct Slot<'a> {
+    line: &'a Bucket,
+    slot: usize,
+}
+
+impl Slot<'_> {
+    /// Records that the item has moved. The caller holds the hash bucket's lock.
+    pub(crate) fn set_location(&self, location: u32) {
+        self.line.set_location(self.slot, location);
+    }
+}
+
+impl<'a> BucketGuard<'a> {
+    /// Locks a hash bucket of the shard.
+    #[cfg_attr(debug_assertions, track_caller)]
+    pub(super) fn lock(shard: &'a Shard, bucket: &'a Bucket) -> BucketGuard<'a> {
+        BucketGuard { shard, lock: BucketLock::lock(bucket) }
+    }
+
+    pub(crate) fn shard(&self) -> &'a Shard {
+        self.shard
+    }
+
+    /// Keeps only the lock.
+    #[inline]
+    pub(crate) fn into_lock(self) -> BucketLock<'a> {
+        self.lock
+    }
+
+    #[inline]
+    pub(super) fn bucket(&self) -> &'a Bucket {
+        self.lock.bucket
+    }
+
+    /// The slot with the hash's tag whose location `is_it` accepts.
+    pub(crate) fn find(&self, hash: KeyHash, mut is_it: impl FnMut(u32) -> bool) -> Option<Slot<'a>> {
+        self.find_map(hash, |location| is_it(location).then_some(())).map(|(slot, ())| slot)
+    }
+
+    /// The slot with the hash's tag for whose location `find` returns something.
+    #[inline(always)]
+    pub(crate) fn find_map<T>(
+        &self,
+        hash: KeyHash,
+        mut find: impl FnMut(u32) -> Option<T>,
+    ) -> Option<(Slot<'a>, T)> {
+        let mut line = self.bucket();
+        loop {
+            for slot in line.matches(hash.tag()) {
+                let location = line.location(slot);
+                if location != 0
+                    && let Some(found) = find(location)
+                {
+                    return Some((Slot { line, slot }, found));
+                }
+            }
+            match line.link() {
+                0 => return None,
+                link => line = self.shard.line(link),
+            }
+        }
+    }
+
+    /// Adds an item. Returns false when the shard has no room left.
+    #[must_use]
+    pub(crate) fn insert(&self, hash: KeyHash, location: u32, entry_bytes: u64) -> bool {
+        debug_assert_ne!(location, 0);
+        let mut line = self.bucket();
+        let slot = loop {
+            if let Some(slot) = line.empty_slot() {
+                break slot;
+            }
+            match line.link() {
+                0 => {
+                    let Some(link) = self.shard.take_line() else { return false };
+                    line.set_link(link);
+                    line = self.shard.line(link);
+                }
+                link => line = self.shard.line(link),
+            }
+        };
+        line.set(slot, hash.tag(), location);
+        self.shard.counters.items.fetch_add(1, Ordering::Relaxed);
+        self.shard.adjust_bytes(entry_bytes, 0);
+        true
+    }
+
+    /// Removes an item, and fills its slot from the chain's last line so that chains stay short.
+    pub(crate) fn remove(&self, slot: Slot<'a>, entry_bytes: u64) {
+        slot.line.set_location(slot.slot, 0);
+        self.shard.counters.items.fetch_sub(1, Ordering::Relaxed);
+        self.shard.adjust_bytes(0, entry_bytes);
+        if self.bucket().link() != 0 {
+            self.compact();
+        }
+    }
+
+    /// Moves items of the last line into empty slots of earlier ones, and frees empty lines.
+    pub(super) fn compact(&self) {
+        while self.bucket().link() != 0 {
+            let (mut before, mut last) = (self.bucket(), self.shard.line(self.bucket().link()));
+            let mut hole = before.empty_slot().map(|slot| (before, slot));
+            while last.link() != 0 {
+                hole = hole.or_else(|| last.empty_slot().map(|slot| (last, slot)));
+                (before, last) = (last, self.shard.line(last.link()));
+            }
+            match ((0..SLOTS).find(|&slot| last.location(slot) != 0), hole) {
+                (None, _) => {
+                    let link = before.link();
+                    before.set_link(0);
+                    self.shard.give_line(link);
+                }
+                (Some(slot), Some((into, hole))) => {
+                    into.set(hole, last.tag(slot), last.location(slot));
+                    last.set_location(slot, 0);
+                }
+                (Some(_), None) => return,
+            }
+        }
+    }
+
+    pub(super) fn for_each_slot(&self, mut each: impl FnMut(&'a Bucket, usize)) {
+        let mut line = self.bucket();
+        loop {
+            for slot in 0..SLOTS {
+                if line.location(slot) != 0 {
+                    each(line, slot);
+                }
+            }
+            match line.link() {
+                0 => return,
+                link => line = self.shard.line(link),
+            }
+        }
+    }
+
+    /// Calls `each` with every location in this hash bucket.
+    pub(crate) fn for_each(&self, mut each: impl FnMut(u32)) {
+        self.for_each_slot(|line, slot| each(line.location(slot)));
+    }
+}

@@ -1,0 +1,344 @@
+//! One shard: a linear-hashing table whose hash buckets are locked one by one.
+//!
+//! The table has `(base << level) + split` hash buckets. A hash belongs to number `hash mod base·2^level`,
+//! or, when that is below `split`, to `hash mod base·2^(level+1)`: the hash buckets below `split` have
+//! already been split in this round. An insertion that raises the mean load above the target splits the hash
+//! bucket at `split` and increments it. A split holds the lock of that one hash bucket; a reader that waited
+//! for it checks afterwards that its hash still belongs there.
+//!
+//! Locks: the growth lock, then a hash bucket, then the overflow pool.
+
+mod guard;
+#[cfg(all(test, shuttle))]
+mod shuttle_tests;
+
+pub(crate) use guard::{BucketGuard, BucketHint, BucketLock, BucketRef, Slot};
+
+use super::bucket::{Bucket, Buckets, SLOTS};
+use crate::KeyHash;
+use crate::kv::lock_ranks;
+use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
+
+/// The load at which a shard grows: items per hash bucket. At 10 the index takes 7.7–8.3 bytes an item, and a
+/// look-up reads 1.25 lines on average (12 slots a line; the unevenness of linear hashing included).
+const ITEMS_PER_BUCKET: u64 = 10;
+/// The number of hash buckets of an empty shard.
+const BUCKETS_INITIAL: u32 = 16;
+
+/// The table.
+#[repr(align(128))]
+pub(crate) struct Shard {
+    /// `(2 · base · 2^level − 1) << 32 | split`; the upper half is the mask of the wider addresses. Written
+    /// under `growing` only.
+    extent: AtomicU64,
+    buckets: Buckets,
+    overflow: Buckets,
+    buckets_max: u32,
+    overflow_max: u32,
+    growing: Mutex<()>,
+    overflow_pool: Mutex<OverflowPool>,
+    /// The number of shards: each assigns CAS values with a remainder of its own.
+    cas_step: u64,
+    counters: Counters,
+}
+
+/// Counters of changes, on a line of their own that look-ups do not read.
+#[repr(align(128))]
+pub(super) struct Counters {
+    items: AtomicU64,
+    bytes: AtomicU64,
+    stored: AtomicU64,
+    /// The next CAS value.
+    cas: AtomicU64,
+    /// Items that have been flushed but not removed, and their bytes.
+    flushed_items: AtomicU64,
+    flushed_bytes: AtomicU64,
+}
+
+struct OverflowPool {
+    free: Vec<u32>,
+    /// Lines from this number on have never been used.
+    unused: u32,
+}
+
+/// The extent of an empty table.
+const EXTENT_INITIAL: u64 = (BUCKETS_INITIAL as u64 * 2 - 1) << 32;
+
+/// The number of hash buckets at the start of this round.
+fn round_of(extent: u64) -> u32 {
+    (extent >> 33) as u32 + 1
+}
+
+/// The number of hash buckets.
+fn bucket_count(extent: u64) -> u64 {
+    u64::from(round_of(extent)) + u64::from(extent as u32)
+}
+
+/// The number of the hash bucket to which a hash belongs.
+#[inline]
+fn address(extent: u64, hash: KeyHash) -> u32 {
+    let wide = hash.low() & (extent >> 32) as u32;
+    let narrow = wide & (extent >> 33) as u32;
+    if narrow >= extent as u32 { narrow } else { wide }
+}
+
+impl Shard {
+    /// Makes an empty shard, the `number`th of `shards`.
+    pub(super) fn new(items_max: u64, number: u64, shards: u64) -> std::io::Result<Shard> {
+        let buckets_max = (items_max.div_ceil(ITEMS_PER_BUCKET) as u32).max(BUCKETS_INITIAL) + 1;
+        // At the target load less than a third of the hash buckets have a second line; half is ample, and
+        // a shard that has used all its hash buckets can still add lines.
+        let overflow_max = buckets_max / 2 + 64;
+        Ok(Shard {
+            extent: AtomicU64::new(EXTENT_INITIAL),
+            buckets: Buckets::reserve(buckets_max)?,
+            overflow: Buckets::reserve(overflow_max)?,
+            buckets_max,
+            overflow_max,
+            growing: Mutex::ranked((), &lock_ranks::GROWTH),
+            overflow_pool: Mutex::ranked(OverflowPool { free: Vec::new(), unused: 0 }, &lock_ranks::OVERFLOW),
+            cas_step: shards,
+            counters: Counters {
+                items: AtomicU64::new(0),
+                bytes: AtomicU64::new(0),
+                stored: AtomicU64::new(0),
+                cas: AtomicU64::new(shards + number),
+                flushed_items: AtomicU64::new(0),
+                flushed_bytes: AtomicU64::new(0),
+            },
+        })
+    }
+
+    pub(super) fn bytes_max(&self) -> usize {
+        (self.buckets_max as usize + self.overflow_max as usize) * size_of::<Bucket>()
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let lines = self.bucket_count() + u64::from(lock(&self.overflow_pool).unused);
+        lines as usize * size_of::<Bucket>()
+    }
+
+    pub(crate) fn bucket_count(&self) -> u64 {
+        bucket_count(self.extent.load(Ordering::Acquire))
+    }
+
+    /// The number of items.
+    pub(crate) fn items(&self) -> u64 {
+        self.counters.items.load(Ordering::Relaxed)
+    }
+
+    /// The bytes of the items' entries, pieces of large values included.
+    pub(crate) fn item_bytes(&self) -> u64 {
+        self.counters.bytes.load(Ordering::Relaxed)
+    }
+
+    /// The number of items that have been flushed but not removed, and their bytes.
+    pub(crate) fn flushed(&self) -> (u64, u64) {
+        let Counters { flushed_items, flushed_bytes, .. } = &self.counters;
+        (flushed_items.load(Ordering::Relaxed), flushed_bytes.load(Ordering::Relaxed))
+    }
+
+    /// Records that all items have been flushed, or, with `done`, that no flushed item is left.
+    ///
+    /// Items stored while a flush draws its boundary may be counted on the wrong side until then.
+    pub(crate) fn count_flushed(&self, done: bool) {
+        let (items, bytes) = if done { (0, 0) } else { (self.items(), self.item_bytes()) };
+        self.counters.flushed_items.store(items, Ordering::Relaxed);
+        self.counters.flushed_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Records that a flushed item has been removed.
+    pub(crate) fn flushed_item_gone(&self, bytes: u64) {
+        let take = |counter: &AtomicU64, amount| {
+            let less = |left: u64| Some(left.saturating_sub(amount));
+            // The closure always returns a value, so the update cannot fail.
+            let _ = counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        };
+        take(&self.counters.flushed_items, 1);
+        take(&self.counters.flushed_bytes, bytes);
+    }
+
+    /// The number of items ever stored.
+    pub(crate) fn stored(&self) -> u64 {
+        self.counters.stored.load(Ordering::Relaxed)
+    }
+
+    /// Returns a new CAS value: higher than all earlier ones of the shard, never 0, and unique among all
+    /// shards.
+    pub(crate) fn next_cas(&self) -> u64 {
+        self.counters.cas.fetch_add(self.cas_step, Ordering::Relaxed)
+    }
+
+    /// Counts an item that is stored.
+    pub(crate) fn count_stored(&self) {
+        self.counters.stored.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Adjusts the bytes when an item is replaced, or part of it moves.
+    pub(crate) fn adjust_bytes(&self, added: u64, removed: u64) {
+        self.counters.bytes.fetch_add(added.wrapping_sub(removed), Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn bucket(&self, index: u32) -> &Bucket {
+        self.buckets.get(index)
+    }
+
+    /// A line of the overflow area, by its link.
+    #[inline]
+    fn line(&self, link: u32) -> &Bucket {
+        debug_assert!(link != 0);
+        self.overflow.get(link - 1)
+    }
+
+    /// The hash bucket to which `hash` belongs at present.
+    #[inline]
+    pub(crate) fn locate(&self, hash: KeyHash) -> BucketRef<'_> {
+        let extent = self.extent.load(Ordering::Acquire);
+        BucketRef::new(self, self.bucket(address(extent, hash)), extent)
+    }
+
+    /// The hash bucket to which `hash` belongs at present, for a look at its first line.
+    #[inline]
+    pub(crate) fn hint(&self, hash: KeyHash) -> BucketHint<'_> {
+        self.locate(hash).hint()
+    }
+
+    /// Locks the hash bucket to which `hash` belongs.
+    #[inline]
+    pub(crate) fn lock(&self, hash: KeyHash) -> BucketGuard<'_> {
+        self.locate(hash).lock(hash)
+    }
+
+    /// Locks a hash bucket by its number, for a walk over all; `None` if there is none.
+    pub(crate) fn lock_bucket(&self, index: u64) -> Option<BucketGuard<'_>> {
+        (index < self.bucket_count()).then(|| BucketGuard::lock(self, self.bucket(index as u32)))
+    }
+
+    /// Splits one hash bucket if the shard is fuller than it should be. `rehash` returns the hash of the
+    /// item at a location; it is called while its hash bucket is locked.
+    pub(crate) fn grow(&self, rehash: impl Fn(u32) -> KeyHash) {
+        let count = self.bucket_count();
+        if self.items() <= count * ITEMS_PER_BUCKET || count >= u64::from(self.buckets_max) {
+            return;
+        }
+        // Another thread splits one already: the load is only a mean, so this one need not wait.
+        let Some(_growing) = try_lock(&self.growing) else { return };
+        let extent = self.extent.load(Ordering::Acquire);
+        let count = bucket_count(extent);
+        if count >= u64::from(self.buckets_max) {
+            return;
+        }
+        let split = extent as u32;
+        let new = count as u32;
+        let old = BucketGuard::lock(self, self.bucket(split));
+        let round = round_of(extent);
+        let moved_bit = round;
+        // No thread can reach the new hash bucket before `extent` is written below, so its lock is not taken.
+        let fresh = self.bucket(new);
+        let mut tail = fresh;
+        let mut filled = 0;
+        let mut complete = true;
+        old.for_each_slot(|line, slot| {
+            let location = line.location(slot);
+            if !complete || rehash(location).low() & moved_bit == 0 {
+                return;
+            }
+            if filled == SLOTS {
+                match self.take_line() {
+                    Some(link) => {
+                        tail.set_link(link);
+                        tail = self.line(link);
+                        filled = 0;
+                    }
+                    None => {
+                        complete = false;
+                        return;
+                    }
+                }
+            }
+            tail.set(filled, line.tag(slot), location);
+            filled += 1;
+        });
+        if !complete {
+            // No line is left for the new chain: undo, and leave the table as it is.
+            self.clear_chain(fresh);
+            return;
+        }
+        old.for_each_slot(|line, slot| {
+            if rehash(line.location(slot)).low() & moved_bit != 0 {
+                line.set_location(slot, 0);
+            }
+        });
+        old.compact();
+        let next = if split + 1 == round { (u64::from(round) * 4 - 1) << 32 } else { extent + 1 };
+        self.extent.store(next, Ordering::Release);
+    }
+
+    fn clear_chain(&self, bucket: &Bucket) {
+        let mut link = bucket.link();
+        bucket.set_link(0);
+        for slot in 0..SLOTS {
+            bucket.set_location(slot, 0);
+        }
+        while link != 0 {
+            let line = self.line(link);
+            let next = line.link();
+            self.give_line(link);
+            link = next;
+        }
+    }
+
+    fn take_line(&self) -> Option<u32> {
+        let mut pool = lock(&self.overflow_pool);
+        if let Some(link) = pool.free.pop() {
+            return Some(link);
+        }
+        if pool.unused == self.overflow_max {
+            return None;
+        }
+        pool.unused += 1;
+        Some(pool.unused)
+    }
+
+    fn give_line(&self, link: u32) {
+        let line = self.line(link);
+        line.set_link(0);
+        for slot in 0..SLOTS {
+            line.set_location(slot, 0);
+        }
+        lock(&self.overflow_pool).free.push(link);
+    }
+}
+
+/// Checks for tests.
+#[cfg(any(test, feature = "validate"))]
+impl Shard {
+    /// Checks counters and chains, and calls `each` with the number of the hash bucket and the location of
+    /// every item. No other thread may use the shard.
+    pub(crate) fn validate(&self, mut each: impl FnMut(u64, u32)) {
+        let mut items = 0;
+        let mut lines = 0;
+        for index in 0..self.bucket_count() {
+            let locked = self.lock_bucket(index).expect("below the count");
+            locked.for_each(|location| {
+                items += 1;
+                each(index, location);
+            });
+            let mut link = locked.bucket().link();
+            while link != 0 {
+                lines += 1;
+                assert!(!self.line(link).is_empty(), "an empty overflow line is left in a chain");
+                link = self.line(link).link();
+            }
+        }
+        assert_eq!(items, self.items(), "items counted and found");
+        let pool = lock(&self.overflow_pool);
+        assert_eq!(lines + pool.free.len(), pool.unused as usize, "overflow lines used and free");
+    }
+
+    /// Whether `hash` belongs to hash bucket `index`.
+    pub(crate) fn belongs(&self, index: u64, hash: KeyHash) -> bool {
+        u64::from(address(self.extent.load(Ordering::Acquire), hash)) == index
+    }
+}

@@ -1,0 +1,338 @@
+//! The bytes of an item in a region, and access to them.
+//!
+//! ```text
+//!  0                4                8          16?       20?       24?
+//! ┌────────────────┬────────────────┬──────────┬─────────┬─────────┬───────┬─────────┬─────┐
+//! │ shape          │ usage          │ CAS      │ expiry  │ client  │ key   │ payload │ pad │
+//! │ u32            │ u32            │ u64 if   │ u32 if  │ flags   │ 1-250 │         │     │
+//! │                │                │ HAS_CAS  │ HAS_EXP │ u32 if… │ bytes │         │     │
+//! └────────────────┴────────────────┴──────────┴─────────┴─────────┴───────┴─────────┴─────┘
+//!  shape:  31          30        29           28          27       26                8 7        0
+//!         ┌───────────┬─────────┬────────────┬───────────┬────────┬───────────────────┬──────────┐
+//!         │KEY_BINARY │ EXTENTS │ HAS_CLIENT │ HAS_EXPIRY│ HAS_CAS│ payload bytes, 19 │ key bytes│
+//!         └───────────┴─────────┴────────────┴───────────┴────────┴───────────────────┴──────────┘
+//!  usage:  31                                                          6 5      3 2            0
+//!         ┌─────────────────────────────────────────────────────────────┬────────┬──────────────┐
+//!         │ the clock's second of the last use, its lower 26 bits        │ policy │ marks        │
+//!         └─────────────────────────────────────────────────────────────┴────────┴──────────────┘
+//! ```
+//! 26 bits are two years: the idle time of an item that is not used for longer is reported too low.
+//!
+//! Little-endian; an entry starts at a multiple of the granule (4 bytes or more) and is padded to one. The
+//! payload is the value, or with EXTENTS the list of the pieces in which the value lies (see `extent.rs`). An
+//! entry with 255 as the number of key bytes is such a piece, not an item.
+//!
+//! Access: the key, and the padded size that follows from the shape, never change after the entry is written;
+//! a thread that keeps the region from being reused may read them without a lock. Everything else is read and
+//! written under the lock of the key's hash bucket. An overwrite in place changes the shape's payload bytes
+//! within the same padded size. The payload of an entry in a pinned region does not change: writers check the
+//! pins.
+
+mod shape;
+mod usage;
+
+pub(crate) use shape::{Fields, PAYLOAD_BYTES_MAX, Shape, entry_bytes_min};
+pub(crate) use usage::{Usage, state};
+
+use crate::clock::Expiry;
+use shape::FIXED_BYTES;
+// Not from `crate::sync`: these words lie in raw memory, and order nothing between threads.
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Keys have 1 to 250 bytes, as in memcached.
+pub const KEY_BYTES_MAX: usize = 250;
+
+const USAGE_AT: usize = 4;
+
+/// The attributes of an item: all but key and payload.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Attributes {
+    pub(crate) cas: u64,
+    pub(crate) expiry: Expiry,
+    pub(crate) client_flags: u32,
+    pub(crate) usage: Usage,
+}
+
+/// A pointer at an item's entry.
+///
+/// The code that constructs one guarantees that the region is not reused while it is in use: the holder has the lock
+/// of the item's hash bucket (all fields), or keeps the region in another way (key and padded size only).
+#[derive(Clone, Copy)]
+pub(crate) struct ItemPtr {
+    ptr: *mut u8,
+    shape: Shape,
+    /// The key's offset, computed once from the shape.
+    key_at: u32,
+}
+
+impl ItemPtr {
+    /// # Safety
+    /// `ptr` points at a complete item entry of a mapped region that is not reused while the
+    /// result is in use; for anything but key and padded size the caller holds the hash bucket's lock.
+    #[inline]
+    pub(crate) unsafe fn new(ptr: *mut u8) -> ItemPtr {
+        // SAFETY: as the caller promises.
+        ItemPtr::shaped(ptr, unsafe { Shape::read(ptr) })
+    }
+
+    #[inline]
+    fn shaped(ptr: *mut u8, shape: Shape) -> ItemPtr {
+        ItemPtr { ptr, shape, key_at: shape.key_at() as u32 }
+    }
+
+    /// Writes a new entry except for its payload, which the caller writes to [`ItemPtr::payload_ptr`].
+    ///
+    /// # Safety
+    /// `ptr` points at `shape.entry_bytes()` writable bytes (granule-aligned) that no other thread uses.
+    pub(crate) unsafe fn write(ptr: *mut u8, shape: Shape, key: &[u8], attributes: &Attributes) -> ItemPtr {
+        debug_assert_eq!(key.len(), shape.key_bytes());
+        let item = ItemPtr::shaped(ptr, shape);
+        // SAFETY: all offsets below are inside `shape.entry_bytes()`, which the caller provides.
+        unsafe {
+            shape.write(ptr);
+            std::ptr::copy_nonoverlapping(key.as_ptr(), ptr.add(shape.key_at()), key.len());
+        }
+        item.set_attributes(attributes);
+        item
+    }
+
+    /// Writes all attributes for which the shape has room.
+    #[inline]
+    pub(crate) fn set_attributes(self, attributes: &Attributes) {
+        self.set_usage(attributes.usage);
+        self.set_cas(attributes.cas);
+        if self.shape.has_expiry() {
+            self.put_u32(self.shape.expiry_at(), attributes.expiry.as_secs());
+        }
+        if self.shape.has_client_flags() {
+            self.put_u32(self.shape.client_flags_at(), attributes.client_flags);
+        }
+    }
+
+    pub(crate) fn attributes(self) -> Attributes {
+        Attributes {
+            cas: self.cas(),
+            expiry: self.expiry(),
+            client_flags: self.client_flags(),
+            usage: self.usage(),
+        }
+    }
+
+    /// Changes the payload's length within the same padded size (overwrite in place).
+    pub(crate) fn set_payload_bytes(&mut self, payload: usize) {
+        self.shape = Shape::item(self.shape.key_bytes(), payload, self.shape.fields());
+        // SAFETY: the entry's first word, aligned; the lock of the hash bucket is held.
+        unsafe { self.shape.write(self.ptr) };
+    }
+
+    #[inline]
+    pub(crate) fn shape(self) -> Shape {
+        self.shape
+    }
+
+    #[inline]
+    fn get_u32(self, at: usize) -> u32 {
+        // SAFETY: `at` is the offset of a field that the shape has; the read is unaligned.
+        u32::from_le(unsafe { self.ptr.add(at).cast::<u32>().read_unaligned() })
+    }
+
+    #[inline]
+    fn put_u32(self, at: usize, value: u32) {
+        // SAFETY: as in `get_u32`; the hash bucket's lock excludes other threads.
+        unsafe { self.ptr.add(at).cast::<u32>().write_unaligned(value.to_le()) };
+    }
+
+    /// The key. It is valid for as long as the caller keeps the region.
+    #[inline]
+    pub(crate) fn key<'a>(self) -> &'a [u8] {
+        // SAFETY: the key lies inside the entry and never changes; the caller bounds the lifetime,
+        // as the constructor demands.
+        unsafe { std::slice::from_raw_parts(self.ptr.add(self.key_at as usize), self.shape.key_bytes()) }
+    }
+
+    /// Whether this is the item of `key`. Keys of usual length are compared without a call.
+    #[inline]
+    pub(crate) fn is_of(self, key: &[u8]) -> bool {
+        if self.shape.key_bytes() != key.len() {
+            return false;
+        }
+        // SAFETY: as in `key`; the length is the same, as has just been compared.
+        let own: &[u8] = unsafe { std::slice::from_raw_parts(self.ptr.add(self.key_at as usize), key.len()) };
+        if (16..=32).contains(&key.len())
+            && let (Some(front), Some(back), Some(own_front), Some(own_back)) =
+                (key.first_chunk(), key.last_chunk(), own.first_chunk(), own.last_chunk())
+        {
+            let [front, back, own_front, own_back] =
+                [front, back, own_front, own_back].map(|chunk: &[u8; 16]| u128::from_ne_bytes(*chunk));
+            return (front ^ own_front) | (back ^ own_back) == 0;
+        }
+        own == key
+    }
+
+    #[inline]
+    pub(crate) fn payload_ptr(self) -> *mut u8 {
+        // SAFETY: at most one past the entry's end when the payload is empty.
+        unsafe { self.ptr.add(self.key_at as usize + self.shape.key_bytes()) }
+    }
+
+    /// The payload: the value, or the list of pieces.
+    #[inline]
+    pub(crate) fn payload<'a>(self) -> &'a [u8] {
+        // SAFETY: inside the entry; only changed under the hash bucket's lock, which the caller holds, and
+        // not at all while the region is pinned.
+        unsafe { std::slice::from_raw_parts(self.payload_ptr(), self.shape.payload_bytes()) }
+    }
+
+    #[inline]
+    pub(crate) fn usage(self) -> Usage {
+        // SAFETY: the second word of the entry, aligned.
+        Usage(unsafe { &*self.ptr.add(USAGE_AT).cast::<AtomicU32>() }.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    pub(crate) fn set_usage(self, usage: Usage) {
+        // SAFETY: the second word of the entry, aligned.
+        unsafe { &*self.ptr.add(USAGE_AT).cast::<AtomicU32>() }.store(usage.0, Ordering::Relaxed);
+    }
+
+    /// Seconds since the last use.
+    #[inline]
+    pub(crate) fn idle_secs(self, now: u32) -> u32 {
+        self.usage().idle_secs(now)
+    }
+
+    /// The clock's second of the last use.
+    #[inline]
+    pub(crate) fn last_access(self, now: u32) -> u32 {
+        now.saturating_sub(self.idle_secs(now))
+    }
+
+    #[inline]
+    pub(crate) fn set_last_access(self, secs: u32) {
+        self.set_usage(Usage::new(self.state(), secs));
+    }
+
+    #[inline]
+    pub(crate) fn state(self) -> u8 {
+        self.usage().state()
+    }
+
+    #[inline]
+    pub(crate) fn set_state(self, state: u8) {
+        let Usage(usage) = self.usage();
+        self.set_usage(Usage(usage & !(state::COUNT as u32 - 1) | u32::from(state)));
+    }
+
+    #[inline]
+    pub(crate) fn policy_bits(self) -> u8 {
+        self.state() >> state::POLICY_SHIFT
+    }
+
+    #[inline]
+    pub(crate) fn set_policy_bits(self, bits: u8) {
+        let marks = self.state() & ((1 << state::POLICY_SHIFT) - 1);
+        self.set_state(marks | bits << state::POLICY_SHIFT);
+    }
+
+    /// The CAS value; 0 when the store keeps none.
+    #[inline]
+    pub(crate) fn cas(self) -> u64 {
+        if !self.shape.has_cas() {
+            return 0;
+        }
+        // SAFETY: the shape has the field; unaligned read.
+        u64::from_le(unsafe { self.ptr.add(FIXED_BYTES).cast::<u64>().read_unaligned() })
+    }
+
+    #[inline]
+    pub(crate) fn set_cas(self, cas: u64) {
+        if self.shape.has_cas() {
+            // SAFETY: the shape has the field; the hash bucket's lock excludes other threads.
+            unsafe { self.ptr.add(FIXED_BYTES).cast::<u64>().write_unaligned(cas.to_le()) };
+        }
+    }
+
+    #[inline]
+    pub(crate) fn expiry(self) -> Expiry {
+        if !self.shape.has_expiry() {
+            return Expiry::NEVER;
+        }
+        Expiry::from_secs(self.get_u32(self.shape.expiry_at()))
+    }
+
+    /// Sets the expiry. Returns false when the entry has no room for one and must be rewritten: only that of
+    /// an item that never expires may have none.
+    #[must_use]
+    pub(crate) fn set_expiry(self, expiry: Expiry) -> bool {
+        if !self.shape.has_expiry() {
+            return expiry == Expiry::NEVER;
+        }
+        self.put_u32(self.shape.expiry_at(), expiry.as_secs());
+        true
+    }
+
+    #[inline]
+    pub(crate) fn client_flags(self) -> u32 {
+        if !self.shape.has_client_flags() {
+            return 0;
+        }
+        self.get_u32(self.shape.client_flags_at())
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn entry_sizes_are_as_documented() {
+        let plain = Fields { cas: true, ..Fields::default() };
+        assert_eq!(Shape::item(20, 100, plain).entry_bytes(), 136, "16 bytes beyond key and value");
+        assert_eq!(Shape::item(20, 100, Fields::default()).entry_bytes(), 128);
+        let full = Fields { cas: true, expiry: true, client_flags: true, ..Fields::default() };
+        assert_eq!(Shape::item(20, 100, full).entry_bytes(), 144);
+        assert_eq!(Shape::piece(1000).entry_bytes(), 1016);
+        assert_eq!(Shape::piece(1 << 20).piece_bytes(), Some(1 << 20));
+        assert_eq!(entry_bytes_min(true), 17);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            key in proptest::collection::vec(any::<u8>(), 1..=KEY_BYTES_MAX),
+            payload in proptest::collection::vec(any::<u8>(), 0..300),
+            cas in any::<u64>(), expiry in any::<u32>(), client_flags in any::<u32>(),
+            last_access in 0u32..1 << 26, state in 0u8..64,
+            has in any::<[bool; 5]>(),
+        ) {
+            let fields = Fields {
+                cas: has[0], expiry: has[1], client_flags: has[2], extents: has[3], key_binary: has[4],
+            };
+            let shape = Shape::item(key.len(), payload.len(), fields);
+            let mut memory = vec![0u64; shape.entry_bytes().div_ceil(8)];
+            let attributes = Attributes {
+                cas, expiry: Expiry::from_secs(expiry), client_flags, usage: Usage::new(state, last_access),
+            };
+            // SAFETY: the vector has room for the entry, is aligned, and is ours alone.
+            let item = unsafe {
+                let item = ItemPtr::write(memory.as_mut_ptr().cast(), shape, &key, &attributes);
+                std::ptr::copy_nonoverlapping(payload.as_ptr(), item.payload_ptr(), payload.len());
+                ItemPtr::new(memory.as_mut_ptr().cast())
+            };
+            prop_assert_eq!(item.key(), &key[..]);
+            prop_assert_eq!(item.payload(), &payload[..]);
+            prop_assert_eq!(item.shape().fields(), fields);
+            prop_assert_eq!(item.cas(), if has[0] { cas } else { 0 });
+            prop_assert_eq!(item.expiry().as_secs(), if has[1] { expiry } else { 0 });
+            prop_assert_eq!(item.client_flags(), if has[2] { client_flags } else { 0 });
+            prop_assert_eq!(item.last_access(last_access + 7), last_access);
+            prop_assert_eq!(item.state(), state);
+            item.set_policy_bits(5);
+            prop_assert_eq!(item.policy_bits(), 5);
+            prop_assert_eq!(item.state() & 7, state & 7);
+            item.set_last_access(9);
+            prop_assert_eq!((item.policy_bits(), item.last_access(10)), (5, 9));
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The first word of an entry: what it consists of, and the offsets of its fields.
+
+use super::KEY_BYTES_MAX;
+use crate::kv::extent::PIECE_HEADER_BYTES;
+// Not from `crate::sync`: these words lie in raw memory, and order nothing between threads.
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The bytes before the optional fields: the shape and the usage.
+pub(super) const FIXED_BYTES: usize = 8;
+
+const KEY_BITS: u32 = 8;
+const PAYLOAD_BITS: u32 = 19;
+pub(crate) const PAYLOAD_BYTES_MAX: usize = (1 << PAYLOAD_BITS) - 1;
+const HAS_CAS: u32 = 1 << 27;
+const HAS_EXPIRY: u32 = 1 << 28;
+const HAS_CLIENT_FLAGS: u32 = 1 << 29;
+const EXTENTS: u32 = 1 << 30;
+const KEY_BINARY: u32 = 1 << 31;
+const _: () = assert!(KEY_BITS + PAYLOAD_BITS == 27, "the shape word is full");
+const HAS_SHIFT: u32 = HAS_CAS.trailing_zeros();
+const _: () = assert!(HAS_CAS >> 24 == 8 && HAS_EXPIRY >> 26 == 4);
+const _: () = assert!(HAS_EXPIRY >> HAS_SHIFT == 2 && HAS_CLIENT_FLAGS >> HAS_SHIFT == 4);
+
+/// As the number of key bytes: the entry is a piece of a large value.
+const PIECE: u32 = 255;
+const _: () = assert!(KEY_BYTES_MAX < PIECE as usize);
+
+/// The offset of the key for each set of optional fields: every look-up needs it first.
+static KEY_AT: [u8; 8] = {
+    let mut table = [0; 8];
+    let mut has = 0;
+    while has < table.len() {
+        table[has] =
+            FIXED_BYTES as u8 + (has & 1) as u8 * 8 + (has >> 1 & 1) as u8 * 4 + (has >> 2) as u8 * 4;
+        has += 1;
+    }
+    table
+};
+
+/// The first word of an entry: what it consists of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Shape(u32);
+
+impl Shape {
+    /// The shape of an item. Key and payload are within their limits (the callers check).
+    #[inline]
+    pub(crate) fn item(key: usize, payload: usize, fields: Fields) -> Shape {
+        debug_assert!((1..=KEY_BYTES_MAX).contains(&key) && payload <= PAYLOAD_BYTES_MAX);
+        let mut word = key as u32 | (payload as u32) << KEY_BITS;
+        for (on, bit) in [
+            (fields.cas, HAS_CAS),
+            (fields.expiry, HAS_EXPIRY),
+            (fields.client_flags, HAS_CLIENT_FLAGS),
+            (fields.extents, EXTENTS),
+            (fields.key_binary, KEY_BINARY),
+        ] {
+            if on {
+                word |= bit;
+            }
+        }
+        Shape(word)
+    }
+
+    /// The shape of a piece that holds `data` bytes of a large value.
+    pub(crate) fn piece(data: u32) -> Shape {
+        Shape(PIECE | data << KEY_BITS)
+    }
+
+    /// Reads the first word of the entry at `ptr`.
+    ///
+    /// # Safety
+    /// `ptr` points at an entry (4-byte aligned) whose first word has been written, in memory that
+    /// stays mapped.
+    #[inline]
+    pub(crate) unsafe fn read(ptr: *const u8) -> Shape {
+        // SAFETY: the caller promises an aligned, initialised word; an overwrite in place may write it at the
+        // same time, hence the atomic access.
+        Shape(unsafe { &*ptr.cast::<AtomicU32>() }.load(Ordering::Relaxed))
+    }
+
+    /// Writes the first word of an entry.
+    ///
+    /// # Safety
+    /// `ptr` points at four writable bytes, 4-byte aligned, in memory that stays mapped.
+    pub(crate) unsafe fn write(self, ptr: *mut u8) {
+        // SAFETY: as the caller promises; atomic, since a walk may read the word at the same time.
+        unsafe { &*ptr.cast::<AtomicU32>() }.store(self.0, Ordering::Relaxed);
+    }
+
+    /// The bytes of data of a piece; `None` for an item.
+    #[inline]
+    pub(crate) fn piece_bytes(self) -> Option<u32> {
+        (self.0 & 0xff == PIECE).then_some(self.0 >> KEY_BITS)
+    }
+
+    #[inline]
+    pub(crate) fn key_bytes(self) -> usize {
+        (self.0 & 0xff) as usize
+    }
+
+    #[inline]
+    pub(crate) fn payload_bytes(self) -> usize {
+        ((self.0 >> KEY_BITS) & ((1 << PAYLOAD_BITS) - 1)) as usize
+    }
+
+    #[inline]
+    pub(crate) fn fields(self) -> Fields {
+        Fields {
+            cas: self.has_cas(),
+            expiry: self.has_expiry(),
+            client_flags: self.has_client_flags(),
+            extents: self.0 & EXTENTS != 0,
+            key_binary: self.0 & KEY_BINARY != 0,
+        }
+    }
+
+    #[inline]
+    pub(super) fn has_cas(self) -> bool {
+        self.0 & HAS_CAS != 0
+    }
+
+    #[inline]
+    pub(super) fn has_expiry(self) -> bool {
+        self.0 & HAS_EXPIRY != 0
+    }
+
+    #[inline]
+    pub(super) fn has_client_flags(self) -> bool {
+        self.0 & HAS_CLIENT_FLAGS != 0
+    }
+
+    #[inline]
+    pub(super) fn key_at(self) -> usize {
+        usize::from(KEY_AT[(self.0 >> HAS_SHIFT & 7) as usize])
+    }
+
+    // Without branches: each optional field's bit, shifted so that its value is the field's length.
+    #[inline]
+    pub(super) fn expiry_at(self) -> usize {
+        FIXED_BYTES + (self.0 >> 24 & 8) as usize
+    }
+
+    #[inline]
+    pub(super) fn client_flags_at(self) -> usize {
+        self.expiry_at() + (self.0 >> 26 & 4) as usize
+    }
+
+    /// The bytes of the entry before padding.
+    #[inline]
+    pub(crate) fn entry_bytes(self) -> usize {
+        match self.piece_bytes() {
+            Some(data) => PIECE_HEADER_BYTES + data as usize,
+            None => self.key_at() + self.key_bytes() + self.payload_bytes(),
+        }
+    }
+}
+
+/// The optional parts of an item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Fields {
+    pub(crate) cas: bool,
+    pub(crate) expiry: bool,
+    pub(crate) client_flags: bool,
+    pub(crate) extents: bool,
+    pub(crate) key_binary: bool,
+}
+
+/// The bytes of the smallest entry: one byte of key, no value. It bounds the number of items.
+pub(crate) fn entry_bytes_min(with_cas: bool) -> usize {
+    FIXED_BYTES + if with_cas { 8 } else { 0 } + 1
+}

@@ -1,0 +1,204 @@
+//! Failures of the store, and the end of a run.
+
+use super::*;
+
+impl Environment {
+    pub(super) fn trouble(&mut self) {
+        if !self.is_noisy {
+            return;
+        }
+        match self.rng.below(4) {
+            0 if self.crashed.is_none() => {
+                self.is_stalled = !self.is_stalled;
+                trace!(self, "stalled: {}", self.is_stalled);
+                if self.is_stalled { self.faulty.stall() } else { self.faulty.resume() }
+            }
+            1 if self.crashed.is_none() && !self.is_stalled => {
+                trace!(self, "the store crashes");
+                self.faulty.crash();
+                self.crashed = Some(self.store.calls() + 1);
+            }
+            2 | 3 => self.restart(),
+            _ => {}
+        }
+    }
+
+    /// Brings the store up again, once no call from before waits for it.
+    pub(super) fn restart(&mut self) {
+        let Some(number) = self.crashed else { return };
+        if self.store.has_older_than(number) {
+            return;
+        }
+        trace!(self, "the store is up again");
+        self.faulty.restart().unwrap();
+        self.crashed = None;
+        if self.is_volatile {
+            for tracked in self.objects.iter_mut().filter(|tracked| tracked.write != WriteMode::Back) {
+                tracked.is_uncertain = true;
+                tracked.version = None;
+            }
+            self.must_invalidate = true;
+        }
+    }
+
+    pub(super) fn release(&mut self) {
+        if self.kept.is_empty() {
+            return;
+        }
+        let at = self.rng.index(self.kept.len());
+        let kept = self.kept.swap_remove(at);
+        test_kit::same(&kept.data.to_vec(), &kept.wanted, "a payload that was kept");
+    }
+
+    /// Asserts that nothing is under way in the cache or below: cancelled requests have ended.
+    pub(super) fn forget_cancelled(&mut self) {
+        if self.sim.is_idle() && !self.store.has_older_than(u64::MAX) {
+            self.objects.iter_mut().for_each(|tracked| tracked.has_cancelled_change = false);
+        }
+    }
+
+    pub(super) fn step(&mut self) {
+        let haunted = self.objects.iter().filter(|tracked| tracked.has_cancelled_change).count();
+        if haunted > 0 {
+            self.forget_cancelled();
+        }
+        match self.rng.weighted(&[30, 100, 8, 4, 3, 3]) {
+            0 if self.flights.len() < 6 && haunted < 4 => self.begin(),
+            0 | 1 => {
+                for _ in 0..self.rng.within(1, 6) {
+                    self.sim.step();
+                }
+            }
+            2 => {
+                self.sim.skip();
+            }
+            3 => {
+                if self.rng.permille(400) {
+                    self.cancel_one();
+                }
+            }
+            4 => {
+                if self.rng.permille(300) {
+                    self.trouble();
+                }
+            }
+            _ => self.release(),
+        }
+        self.collect();
+        if self.crashed.is_some() && self.rng.permille(50) {
+            self.restart();
+        }
+        let is_full = self.flights.len() >= 6 || haunted >= 4;
+        if self.sim.is_idle() && is_full && !self.sim.skip() {
+            // All requests wait, and only the test can bring the store back.
+            self.end_failures();
+        }
+    }
+
+    /// Ends all failures.
+    pub(super) fn end_failures(&mut self) {
+        if self.is_stalled {
+            self.is_stalled = false;
+            self.faulty.resume();
+        }
+        for _ in 0..1000 {
+            self.restart();
+            if self.crashed.is_none() {
+                break;
+            }
+            self.sim.run_until_idle();
+            self.sim.skip();
+        }
+        assert!(self.crashed.is_none(), "calls from before the crash are still under way");
+    }
+
+    /// With everything flushed and the cache dropped, the store has what the map has.
+    pub(super) fn finish(mut self) {
+        self.end_failures();
+        while !self.kept.is_empty() {
+            self.release();
+        }
+        self.end_flights();
+        self.sim.advance(Duration::from_secs(600));
+        self.forget_cancelled();
+        assert!(self.objects.iter().all(|tracked| !tracked.has_cancelled_change), "calls below never end");
+        let is_uncertain = |env: &Self| env.objects.iter().any(|tracked| tracked.is_uncertain);
+        let mut rounds = 0;
+        while is_uncertain(&self) || self.must_invalidate {
+            if self.must_invalidate {
+                self.begin_invalidate(Scope::All);
+            } else {
+                self.read_uncertain();
+            }
+            self.end_flights();
+            rounds += 1;
+            assert!(rounds < 10_000, "the store never answers");
+        }
+        self.flush_all();
+        self.validate();
+        assert_eq!(self.cache().counters().dirty_bytes, 0, "all is flushed");
+        drop(self.cache.take());
+        self.sim.advance(Duration::from_secs(60));
+        if let Some(running) = &self.running {
+            assert!(running.is_done(), "the background has not ended with the cache");
+        }
+        assert!(!self.store.has_older_than(u64::MAX), "calls of a cache that is gone");
+        if self.is_volatile {
+            self.faulty.crash();
+            self.faulty.restart().unwrap();
+        }
+        for tracked in &self.objects {
+            let found = content(&*self.memory, &tracked.id);
+            let is_known = tracked.candidates.iter().any(|state| state.as_deref() == found.as_ref());
+            if !is_known {
+                let wanted = bytes_of(&tracked.candidates[0]);
+                let label = format!("{} as stored", tracked.id);
+                println!("{label}: {:?} bytes", found.as_ref().map(Vec::len));
+                test_kit::same(&found.unwrap_or_default(), wanted, &label);
+                panic!("{label}: it is there or not, against the map");
+            }
+        }
+    }
+
+    pub(super) fn end_flights(&mut self) {
+        let mut skips = 0;
+        while !self.flights.is_empty() {
+            while self.sim.step() {}
+            self.collect();
+            if self.flights.is_empty() {
+                break;
+            }
+            let waiting: Vec<_> = self.flights.iter().map(|flight| &flight.asked).collect();
+            assert!(
+                self.sim.skip(),
+                "a hang: no task is woken, no timer is set, and these wait: {waiting:?}"
+            );
+            skips += 1;
+            assert!(skips < 200_000, "these never end: {waiting:?}");
+        }
+    }
+
+    pub(super) fn read_uncertain(&mut self) {
+        let tainted = self.objects.iter().position(|tracked| tracked.is_uncertain).expect("asked for");
+        self.objects[tainted].readers += 1;
+        let request = ReadRequest::new(self.objects[tainted].id.clone(), 0, SIZE_MAX + 10);
+        let reply = self.cache().read(request);
+        let asked = Asked::Read { object: tainted, offset: 0, len: SIZE_MAX + 10, tainted: true };
+        self.launch(reply, false, asked, Answer::Read);
+    }
+
+    pub(super) fn flush_all(&mut self) {
+        for _ in 0..1000 {
+            let reply = self.cache().flush(FlushRequest::new(Scope::All));
+            let handle = self.sim.spawn(reply);
+            match self.sim.wait(handle) {
+                Ok(_) => return,
+                Err(error) => {
+                    let is_excused = matches!(error, Error::NotStored(_) | Error::Retryable(_));
+                    assert!(is_excused && self.is_noisy, "flush: {error}");
+                }
+            }
+        }
+        panic!("a store that works most of the time never takes the dirty data");
+    }
+}

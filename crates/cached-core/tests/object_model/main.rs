@@ -1,0 +1,440 @@
+//! Random sequences of operations, by several clients at once, over a store with every kind of failure,
+//! compared with a plain map.
+//!
+//! Each seed draws a cache (tiny, of few objects, with little room for dirty data), a store (delays, errors,
+//! unknown outcomes, stalls, crashes that lose what it had not stored) and a history: which client is polled
+//! next, what is requested, what is dropped half-way. An object is changed by one client at a time, so its
+//! content is known: one vector of bytes, or a few where an outcome is not known and the next read decides.
+//! `validate` checks the cache's invariants after each answer. At the end everything is flushed, the cache
+//! dropped, the power of the store cut, and the content of the store compared with the map.
+//!
+//! `object_concurrency` tests what several clients may see of one object that all of them change.
+//! `OBJECT_SEED=n` replays one seed and prints what happens, `OBJECT_SEEDS=n` runs `n` seeds.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blocker::faulty::FaultPlan;
+use blocker::*;
+use cached_core::object::{NamespaceConfig, ObjectCache, Writer};
+use test_kit::detached::DetachedStore;
+use test_kit::rng::Rng;
+use test_kit::sim::{Handle, Sim};
+use test_kit::{KIB, cache, content, each_seed, namespace, pattern, small};
+
+const OBJECTS: usize = 14;
+const SIZE_MAX: u64 = 256 * KIB;
+const OPERATIONS: u64 = 120;
+/// The most possible contents of one object before a read must decide between them.
+const CANDIDATES_MAX: usize = 8;
+/// The most states of one object that the store may have lost before a flush must end that.
+const HISTORY_MAX: usize = 24;
+const PINNED_BYTES_MAX: usize = 256 << 10;
+
+/// The content of an object; `None` if it does not exist.
+type Content = Option<Rc<Vec<u8>>>;
+
+fn bytes_of(content: &Content) -> &[u8] {
+    content.as_ref().map_or(&[], |bytes| bytes)
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Write {
+        offset: u64,
+        len: u64,
+        tag: u64,
+    },
+    Zeroes {
+        offset: u64,
+        len: u64,
+    },
+    /// Offset, length, and whether data or zeros.
+    Runs {
+        runs: Rc<Vec<(u64, u64, bool)>>,
+        tag: u64,
+    },
+    Discard {
+        offset: u64,
+        len: u64,
+    },
+    Truncate {
+        size: u64,
+    },
+    Full {
+        len: u64,
+        tag: u64,
+    },
+    Delete,
+    CompareAndWrite {
+        offset: u64,
+        expected: Rc<Vec<u8>>,
+        len: u64,
+        tag: u64,
+    },
+    CopyFrom(usize),
+}
+
+/// Returns what the operation makes of `before`, or the kind of its error.
+fn effect(
+    act: &Act,
+    condition: Condition,
+    before: &Content,
+    source: &Content,
+) -> Result<Content, &'static str> {
+    match (condition, before) {
+        (Condition::Absent, Some(_)) => return Err("exists"),
+        (Condition::Present | Condition::Version(_), None) => return Err("missing"),
+        _ => {}
+    }
+    let overwrite = |at: u64, len: u64, data: Option<Vec<u8>>| {
+        let mut after = bytes_of(before).to_vec();
+        let (from, to) = (at as usize, (at + len) as usize);
+        if len > 0 {
+            after.resize(after.len().max(to), 0);
+            match data {
+                Some(data) => after[from..to].copy_from_slice(&data),
+                None => after[from..to].fill(0),
+            }
+        }
+        Ok(Some(Rc::new(after)))
+    };
+    let existing = || before.as_ref().ok_or("missing");
+    match act {
+        Act::Write { offset, len, tag } => {
+            overwrite(*offset, *len, Some(pattern(*tag, *offset, *len as usize)))
+        }
+        Act::Zeroes { offset, len } => overwrite(*offset, *len, None),
+        Act::Runs { runs, tag } => {
+            let mut after = bytes_of(before).to_vec();
+            for (offset, len, is_data) in runs.iter() {
+                let range = *offset as usize..(offset + len) as usize;
+                after.resize(after.len().max(range.end), 0);
+                match is_data {
+                    true => after[range].copy_from_slice(&pattern(*tag, *offset, *len as usize)),
+                    false => after[range].fill(0),
+                }
+            }
+            Ok(Some(Rc::new(after)))
+        }
+        Act::Discard { offset, len } => {
+            let size = existing()?.len() as u64;
+            let from = (*offset).min(size);
+            overwrite(from, (offset + len).min(size) - from, None)
+        }
+        Act::Truncate { size } => {
+            let mut after = existing()?.to_vec();
+            after.resize(*size as usize, 0);
+            Ok(Some(Rc::new(after)))
+        }
+        Act::Full { len, tag } => Ok(Some(Rc::new(pattern(*tag, 0, *len as usize)))),
+        Act::Delete => existing().map(|_| None),
+        Act::CompareAndWrite { offset, expected, len, tag } => {
+            let found = existing()?.get(*offset as usize..).unwrap_or(&[]);
+            if found.get(..expected.len()) != Some(expected.as_slice()) {
+                return Err("mismatch");
+            }
+            overwrite(*offset, *len, Some(pattern(*tag, *offset, *len as usize)))
+        }
+        Act::CopyFrom(_) => match source {
+            Some(bytes) => Ok(Some(Rc::clone(bytes))),
+            None => Err("missing"),
+        },
+    }
+}
+
+/// One object, as the map has it.
+struct Tracked {
+    id: ObjectId,
+    write: WriteMode,
+    /// Its possible contents: one, unless an outcome is not known.
+    candidates: Vec<Content>,
+    /// Its contents since it was last surely stored: a crash of the store may mix them.
+    history: Vec<Content>,
+    /// All contents it ever had.
+    past: Vec<Content>,
+    /// The store has crashed, and forwarded changes may be lost: the next read decides.
+    is_uncertain: bool,
+    /// A change is under way.
+    is_written: bool,
+    /// The caller of a change has given up, and the change may still be on its way: it arrives before later
+    /// changes, but not before later reads.
+    has_cancelled_change: bool,
+    readers: usize,
+    /// The number of changes begun.
+    changes: u64,
+    /// The version it has, by the last reply.
+    version: Option<Version>,
+    /// Versions that it no longer has.
+    old_versions: Vec<Version>,
+}
+
+impl Tracked {
+    fn is_known(&self) -> bool {
+        self.candidates.len() == 1 && !self.is_uncertain && !self.has_cancelled_change
+    }
+
+    fn reset_history(&mut self) {
+        self.history.clone_from(&self.candidates);
+    }
+
+    fn add_candidates(&mut self, more: impl IntoIterator<Item = Content>) {
+        for each in more {
+            if !self.candidates.contains(&each) {
+                self.candidates.push(each);
+            }
+        }
+    }
+}
+
+enum Answer {
+    Change(ChangeReply),
+    Gone(Durability),
+    Read(ReadReply),
+    Info(Info),
+    List(ListReply),
+    Flush,
+    Invalidated,
+}
+
+#[derive(Debug)]
+enum Asked {
+    Change {
+        target: usize,
+        act: Act,
+        change: Change,
+        is_stale: bool,
+    },
+    Read {
+        object: usize,
+        offset: u64,
+        len: u64,
+        tainted: bool,
+    },
+    Info {
+        object: usize,
+    },
+    /// With how many changes of each object had begun, and whether one was under way.
+    List {
+        namespace: usize,
+        marks: Vec<(u64, bool)>,
+    },
+    Flush {
+        scope: Scope,
+        marks: Vec<(u64, bool)>,
+    },
+    Invalidate,
+}
+
+struct Flight {
+    handle: Handle<Result<Answer>>,
+    asked: Asked,
+    has_deadline: bool,
+    number: u64,
+}
+
+/// A payload kept for a while, and the bytes that it must still have when it is dropped.
+struct Kept {
+    data: Segments,
+    wanted: Vec<u8>,
+}
+
+struct Environment {
+    rng: Rng,
+    sim: Sim,
+    cache: Option<ObjectCache>,
+    running: Option<Handle<()>>,
+    memory: Arc<Memory>,
+    faulty: Arc<Faulty>,
+    store: Arc<DetachedStore>,
+    namespaces: Vec<Namespace>,
+    objects: Vec<Tracked>,
+    flights: Vec<Flight>,
+    kept: Vec<Kept>,
+    versions: HashMap<(usize, Version), Rc<Vec<u8>>>,
+    is_noisy: bool,
+    is_volatile: bool,
+    is_stalled: bool,
+    /// While the store is down: the number of the first call made since.
+    crashed: Option<u64>,
+    /// After a restart, until the cache has invalidated what it knows of the store.
+    must_invalidate: bool,
+    operations: u64,
+    is_traced: bool,
+}
+
+macro_rules! trace {
+    ($env:expr, $($text:tt)+) => {
+        if $env.is_traced {
+            println!("[{:>6}] {}", $env.sim.clock.now().0 / 1_000_000, format_args!($($text)+));
+        }
+    };
+}
+
+mod answers;
+mod failures;
+mod requests;
+
+impl Environment {
+    fn new(seed: u64, is_traced: bool) -> Self {
+        let mut rng = Rng::new(seed);
+        let sim = Sim::new(Some(rng.next_u64()));
+        let is_noisy = rng.permille(800);
+        let mut plan = FaultPlan::benign(rng.next_u64());
+        plan.delay_permille = *rng.pick(&[0, 100, 500, 1000]);
+        plan.delay = Duration::from_micros(100)..Duration::from_millis(*rng.pick(&[2, 60]));
+        if is_noisy {
+            plan.error_permille = *rng.pick(&[0, 20, 150]);
+            plan.unknown_permille = *rng.pick(&[0, 20, 100]);
+            plan.not_stored_permille = *rng.pick(&[0, 50, 300]);
+            plan.volatile = rng.permille(500);
+        }
+        let is_volatile = plan.volatile;
+        let memory = Arc::new(test_kit::memory(&sim.clock));
+        let namespaces = vec![namespace("back"), namespace("through"), namespace("around")];
+        let policies = [WriteMode::Back, WriteMode::Through, WriteMode::Around];
+        let mut objects = Vec::new();
+        for number in 0..OBJECTS {
+            // Most of the state is in write-back mode.
+            let space = rng.weighted(&[6, 3, 1]);
+            let name = Name::copy_from(format!("object-{number:02}").as_bytes()).unwrap();
+            let id = ObjectId::new(namespaces[space].clone(), name);
+            let bytes = rng.permille(700).then(|| {
+                let size = rng.below(SIZE_MAX / 2);
+                Rc::new(pattern(1 + number as u64, 0, size as usize))
+            });
+            if let Some(bytes) = &bytes {
+                test_kit::fill(&memory, &id, bytes.to_vec());
+            }
+            objects.push(Tracked {
+                id,
+                write: policies[space],
+                candidates: vec![bytes.clone()],
+                history: vec![bytes.clone()],
+                past: vec![bytes],
+                is_uncertain: false,
+                is_written: false,
+                has_cancelled_change: false,
+                readers: 0,
+                changes: 0,
+                version: None,
+                old_versions: Vec::new(),
+            });
+        }
+        let clock = Arc::new(sim.clock.clone());
+        let faulty = Arc::new(Faulty::new(Arc::clone(&memory) as _, plan, clock));
+        let ready_permille = *rng.pick(&[0, 300, 1000]);
+        let store =
+            DetachedStore::new(Arc::clone(&faulty) as _, sim.spawner(), rng.next_u64(), ready_permille);
+        // With copies and runs of its own, without, and with few runs in one change.
+        let limits: [fn(&mut Capabilities); 6] = [
+            |_| (),
+            |can| can.copy_native = false,
+            |can| can.runs_max = 0,
+            |can| (can.copy_native, can.runs_max) = (false, 0),
+            |can| can.runs_max = 3,
+            |can| (can.copy_native, can.runs_max) = (false, 3),
+        ];
+        store.limit(*rng.pick(&limits));
+        if is_traced {
+            store.trace();
+        }
+        let store = Arc::new(store);
+        let mut config = small(WriteMode::Back);
+        config.objects_count_max = *rng.pick(&[3, 5, 10, 20]);
+        config.dirty_bytes_max = *rng.pick(&[4, 64, 300, 768]) * KIB;
+        config.dirty_age_max = Duration::from_millis(*rng.pick(&[5, 200, 10_000]));
+        config.flush_requests_max = *rng.pick(&[1, 2, 8]);
+        config.load_requests_max = *rng.pick(&[1, 2, 16]);
+        config.eviction_policy = (*rng.pick(cached_core::policy::NAMES)).into();
+        config.writer = *rng.pick(&[Writer::Callers, Writer::Callers, Writer::Cache]);
+        let of = |each: usize| NamespaceConfig { namespace: namespaces[each].clone(), write: policies[each] };
+        config.hash_seed = Some(rng.next_u64());
+        config.namespaces = (0..3).map(of).collect();
+        if is_traced {
+            println!("noisy {is_noisy}, volatile {is_volatile}, {config:?}");
+        }
+        let (cache, background) = cache(Arc::clone(&store) as _, config, &sim.clock);
+        let mut env = Self {
+            rng,
+            cache: Some(cache),
+            running: None,
+            sim,
+            memory,
+            faulty,
+            store,
+            namespaces,
+            objects,
+            flights: Vec::new(),
+            kept: Vec::new(),
+            versions: HashMap::new(),
+            is_noisy,
+            is_volatile,
+            is_stalled: false,
+            crashed: None,
+            must_invalidate: false,
+            operations: 0,
+            is_traced,
+        };
+        env.running = Some(env.sim.spawn(background));
+        env
+    }
+
+    fn cache(&self) -> ObjectCache {
+        self.cache.clone().expect("not dropped yet")
+    }
+
+    fn validate(&self) {
+        if let Some(cache) = &self.cache {
+            cache.validate().unwrap_or_else(|why| panic!("validate: {why}"));
+        }
+    }
+}
+
+/// Asserts that each byte found is one that the object had in some state since it was stored.
+fn check_mix(label: &str, history: &[Content], found: Option<&[u8]>) {
+    let Some(found) = found else {
+        assert!(history.iter().any(Option::is_none), "{label}: it is gone after a crash");
+        return;
+    };
+    let longest = history.iter().map(|state| bytes_of(state).len()).max().unwrap_or(0);
+    assert!(found.len() <= longest, "{label}: {} bytes after a crash", found.len());
+    assert!(history.iter().any(Option::is_some), "{label}: it has come into being by a crash");
+    for (at, sector) in (0..).step_by(512).zip(found.chunks(512)) {
+        let of = |state: &Content| bytes_of(state).get(at..).unwrap_or(&[]).to_vec();
+        if history.iter().any(|state| bytes_of(state).get(at..at + sector.len()) == Some(sector)) {
+            continue;
+        }
+        for (within, byte) in sector.iter().enumerate() {
+            let is_known = history.iter().any(|state| *byte == of(state).get(within).copied().unwrap_or(0));
+            assert!(is_known, "{label}: byte {} after a crash was never there", at + within);
+        }
+    }
+}
+
+/// In one segment or in several.
+fn payload(rng: &mut Rng, bytes: Vec<u8>) -> Segments {
+    let whole = Segments::from(bytes);
+    if whole.len_bytes() < 2 || rng.permille(700) {
+        return whole;
+    }
+    let cut = 1 + rng.index(whole.len_bytes() - 1);
+    let mut cut_up: Segments = whole.slice(0..cut).iter().cloned().collect();
+    whole.slice(cut..whole.len_bytes()).iter().for_each(|segment| cut_up.push(segment.clone()));
+    cut_up
+}
+
+fn run(seed: u64, is_traced: bool) {
+    let mut env = Environment::new(seed, is_traced);
+    while env.operations < OPERATIONS {
+        env.step();
+    }
+    env.finish();
+}
+
+#[test]
+fn any_history_matches_a_plain_map() {
+    each_seed(1500, run);
+}

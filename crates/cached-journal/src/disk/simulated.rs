@@ -1,0 +1,415 @@
+//! A disk in memory whose power can be cut at any step, losing, tearing and reordering whatever was not
+//! synced, and which fails as disks do.
+//!
+//! Cutting the power keeps what was synced and, of each later write, the sectors of 512 bytes that a draw
+//! decides; of each later change of a name, as the draw decides. Only a sync orders anything.
+//!
+//! A sync that fails loses some of the file's unsynced writes for good, while reads still return them, and
+//! the next sync succeeds: so does a page cache.
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::{Disk, DiskFile};
+
+const SECTOR_BYTES: usize = 512;
+
+/// A sequence of numbers that a seed determines.
+#[derive(Clone, Debug)]
+pub struct Random(u64);
+
+impl Random {
+    /// Returns the sequence of a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
+    }
+
+    /// Returns the next number.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Returns a number below `end`, which is not 0.
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.next_u64() % end
+    }
+
+    /// Returns true `permille` times in 1 000.
+    pub fn chance(&mut self, permille: u64) -> bool {
+        self.below(1000) < permille
+    }
+}
+
+/// How often operations fail, in 1 000.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Faults {
+    /// Writes, after some of their sectors.
+    pub write: u64,
+    /// Syncs of a file, losing some of its unsynced writes.
+    pub sync: u64,
+    /// Creations of files, for want of space.
+    pub full: u64,
+}
+
+/// The disk. Clones share one disk.
+#[derive(Clone, Default)]
+pub struct SimulatedDisk {
+    medium: Arc<Mutex<Medium>>,
+}
+
+struct Medium {
+    random: Random,
+    faults: Faults,
+    step: u64,
+    cut_at: Option<u64>,
+    is_off: bool,
+    /// Counts the times that the power came back: files opened before are of no use after.
+    power: u64,
+    is_locked: bool,
+    names: BTreeMap<String, u64>,
+    stored_names: BTreeMap<String, u64>,
+    /// Changes of names, each stored wholly or not at all.
+    pending_names: Vec<Vec<(String, Option<u64>)>>,
+    files: HashMap<u64, Content>,
+    next_file: u64,
+}
+
+impl Default for Medium {
+    fn default() -> Self {
+        Self {
+            random: Random::new(0),
+            faults: Faults::default(),
+            step: 0,
+            cut_at: None,
+            is_off: false,
+            power: 0,
+            is_locked: false,
+            names: BTreeMap::new(),
+            stored_names: BTreeMap::new(),
+            pending_names: Vec::new(),
+            files: HashMap::new(),
+            next_file: 0,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Content {
+    live: Vec<u8>,
+    stored: Vec<u8>,
+    pending: Vec<(usize, Vec<u8>)>,
+}
+
+fn write_into(content: &mut Vec<u8>, at: usize, data: &[u8]) {
+    content.resize(content.len().max(at + data.len()), 0);
+    content[at..at + data.len()].copy_from_slice(data);
+}
+
+impl Content {
+    fn write(&mut self, at: usize, data: Vec<u8>) {
+        write_into(&mut self.live, at, &data);
+        self.pending.push((at, data));
+    }
+
+    fn store(&mut self) {
+        for (at, data) in self.pending.drain(..) {
+            write_into(&mut self.stored, at, &data);
+        }
+    }
+
+    /// Stores those sectors of the unsynced writes that a draw decides.
+    fn store_some(&mut self, random: &mut Random) {
+        // Mostly all or nothing; sometimes anything.
+        let chance = [0, 1000, 500][random.below(3) as usize];
+        for (at, data) in std::mem::take(&mut self.pending) {
+            let mut done = 0;
+            while done < data.len() {
+                let end = (done + SECTOR_BYTES - (at + done) % SECTOR_BYTES).min(data.len());
+                if random.chance(chance) {
+                    write_into(&mut self.stored, at + done, &data[done..end]);
+                }
+                done = end;
+            }
+        }
+    }
+}
+
+fn io_error() -> io::Error {
+    io::Error::from_raw_os_error(5)
+}
+
+impl Medium {
+    fn check(&self, power: u64) -> io::Result<()> {
+        if self.is_off || self.power != power { Err(io::Error::other("the power is off")) } else { Ok(()) }
+    }
+
+    /// Counts an operation that changes something. The one at which the power goes fails, having been started
+    /// or not.
+    fn change(&mut self, power: u64) -> io::Result<bool> {
+        self.check(power)?;
+        self.step += 1;
+        self.is_off = self.cut_at == Some(self.step);
+        Ok(self.is_off)
+    }
+
+    fn set_names(&mut self, change: &[(&str, Option<u64>)]) {
+        let change: Vec<_> = change.iter().map(|(name, file)| ((*name).to_owned(), *file)).collect();
+        apply(&mut self.names, &change);
+        self.pending_names.push(change);
+    }
+}
+
+fn apply(names: &mut BTreeMap<String, u64>, change: &[(String, Option<u64>)]) {
+    for (name, file) in change {
+        match file {
+            Some(file) => names.insert(name.clone(), *file),
+            None => names.remove(name),
+        };
+    }
+}
+
+fn off_if(is_cut: bool) -> io::Result<()> {
+    if is_cut { Err(io::Error::other("the power is off")) } else { Ok(()) }
+}
+
+impl SimulatedDisk {
+    /// Returns an empty disk.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Cuts the power at the operation that many operations from now, 1 being the next one. `None` leaves it
+    /// on.
+    pub fn cut_power_in(&self, operations: Option<u64>) {
+        let mut medium = self.medium.lock();
+        medium.cut_at = operations.map(|operations| medium.step + operations);
+    }
+
+    /// Returns whether the power has been cut.
+    pub fn is_off(&self) -> bool {
+        self.medium.lock().is_off
+    }
+
+    /// Returns the number of operations that changed something.
+    pub fn steps(&self) -> u64 {
+        self.medium.lock().step
+    }
+
+    /// Cuts the power if it is on, decides by `seed` what of the unsynced changes is on the medium, and
+    /// switches it on again.
+    pub fn power_cycle(&self, seed: u64) {
+        let mut medium = self.medium.lock();
+        let medium = &mut *medium;
+        let mut random = Random::new(seed);
+        for content in medium.files.values_mut() {
+            content.store_some(&mut random);
+            content.live.clone_from(&content.stored);
+        }
+        let chance = [0, 1000, 500][random.below(3) as usize];
+        for names in medium.pending_names.drain(..) {
+            if random.chance(chance) {
+                apply(&mut medium.stored_names, &names);
+            }
+        }
+        medium.names.clone_from(&medium.stored_names);
+        let (names, files) = (&medium.names, &mut medium.files);
+        files.retain(|file, _| names.values().any(|named| named == file));
+        medium.is_off = false;
+        medium.is_locked = false;
+        medium.cut_at = None;
+        medium.power += 1;
+    }
+
+    /// Ends the process that uses the disk, as kill -9 does: what it wrote stays, synced or not, its lock is
+    /// released, and its open files are of no use.
+    pub fn kill_process(&self) {
+        let mut medium = self.medium.lock();
+        medium.is_off = false;
+        medium.is_locked = false;
+        medium.cut_at = None;
+        medium.power += 1;
+    }
+
+    /// Lets operations fail from here on, as `seed` decides.
+    pub fn set_faults(&self, seed: u64, faults: Faults) {
+        let mut medium = self.medium.lock();
+        medium.random = Random::new(seed);
+        medium.faults = faults;
+    }
+
+    /// Returns the content of a file as the program sees it, if there is one.
+    pub fn content(&self, name: &str) -> Option<Vec<u8>> {
+        let medium = self.medium.lock();
+        medium.names.get(name).map(|file| medium.files[file].live.clone())
+    }
+
+    /// Replaces the content of a file, durably.
+    pub fn set_content(&self, name: &str, bytes: &[u8]) {
+        let mut medium = self.medium.lock();
+        let medium = &mut *medium;
+        let file = *medium.names.entry(name.to_owned()).or_insert_with(|| {
+            medium.next_file += 1;
+            medium.next_file
+        });
+        medium.stored_names.insert(name.to_owned(), file);
+        let content = Content { live: bytes.to_vec(), stored: bytes.to_vec(), pending: Vec::new() };
+        medium.files.insert(file, content);
+    }
+
+    /// Returns a disk of its own with the same durable files.
+    pub fn copy(&self) -> Self {
+        let copy = Self::new();
+        let names: Vec<_> = self.medium.lock().names.keys().cloned().collect();
+        for name in names {
+            copy.set_content(&name, &self.content(&name).unwrap_or_default());
+        }
+        copy
+    }
+
+    fn file(&self, medium: &Medium, file: u64) -> Arc<dyn DiskFile> {
+        Arc::new(SimulatedFile { medium: Arc::clone(&self.medium), file, power: medium.power })
+    }
+}
+
+struct Locked {
+    medium: Arc<Mutex<Medium>>,
+    power: u64,
+}
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        let mut medium = self.medium.lock();
+        if medium.power == self.power {
+            medium.is_locked = false;
+        }
+    }
+}
+
+impl Disk for SimulatedDisk {
+    fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
+        let mut medium = self.medium.lock();
+        if std::mem::replace(&mut medium.is_locked, true) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        Ok(Box::new(Locked { medium: Arc::clone(&self.medium), power: medium.power }))
+    }
+
+    fn names(&self) -> io::Result<Vec<String>> {
+        Ok(self.medium.lock().names.keys().cloned().collect())
+    }
+
+    fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        let mut medium = self.medium.lock();
+        let power = medium.power;
+        let is_cut = medium.change(power)?;
+        let permille = medium.faults.full;
+        if !is_cut && medium.random.chance(permille) {
+            return Err(io::Error::from_raw_os_error(28));
+        }
+        medium.next_file += 1;
+        let file = medium.next_file;
+        medium.files.insert(file, Content::default());
+        medium.set_names(&[(name, Some(file))]);
+        off_if(is_cut)?;
+        Ok(self.file(&medium, file))
+    }
+
+    fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
+        let medium = self.medium.lock();
+        medium.check(medium.power)?;
+        let file = *medium.names.get(name).ok_or(io::ErrorKind::NotFound)?;
+        Ok(self.file(&medium, file))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let mut medium = self.medium.lock();
+        let power = medium.power;
+        let is_cut = medium.change(power)?;
+        let file = *medium.names.get(from).ok_or(io::ErrorKind::NotFound)?;
+        medium.set_names(&[(to, Some(file)), (from, None)]);
+        off_if(is_cut)
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let mut medium = self.medium.lock();
+        let power = medium.power;
+        let is_cut = medium.change(power)?;
+        medium.names.get(name).ok_or(io::ErrorKind::NotFound)?;
+        medium.set_names(&[(name, None)]);
+        off_if(is_cut)
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        let mut medium = self.medium.lock();
+        let power = medium.power;
+        off_if(medium.change(power)?)?;
+        medium.stored_names = medium.names.clone();
+        medium.pending_names.clear();
+        Ok(())
+    }
+
+    fn random(&self) -> io::Result<u64> {
+        let mut medium = self.medium.lock();
+        Ok(medium.random.next_u64())
+    }
+}
+
+struct SimulatedFile {
+    medium: Arc<Mutex<Medium>>,
+    file: u64,
+    power: u64,
+}
+
+impl DiskFile for SimulatedFile {
+    fn len(&self) -> io::Result<u64> {
+        let medium = self.medium.lock();
+        medium.check(self.power)?;
+        Ok(medium.files[&self.file].live.len() as u64)
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        let medium = self.medium.lock();
+        medium.check(self.power)?;
+        let live = &medium.files[&self.file].live;
+        let from = live.get(offset as usize..).unwrap_or_default();
+        let read = from.len().min(buffer.len());
+        buffer[..read].copy_from_slice(&from[..read]);
+        Ok(read)
+    }
+
+    fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()> {
+        let data = parts.concat();
+        assert!(offset.is_multiple_of(4096) && data.len().is_multiple_of(4096), "an unaligned write");
+        let mut medium = self.medium.lock();
+        let is_cut = medium.change(self.power)?;
+        let medium = &mut *medium;
+        let content = medium.files.get_mut(&self.file).expect("an open file");
+        if !is_cut && medium.random.chance(medium.faults.write) {
+            let part = medium.random.below(data.len() as u64 / 512 + 1) as usize * 512;
+            content.write(offset as usize, data[..part].to_vec());
+            return Err(io_error());
+        }
+        content.write(offset as usize, data);
+        off_if(is_cut)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        let mut medium = self.medium.lock();
+        off_if(medium.change(self.power)?)?;
+        let medium = &mut *medium;
+        let content = medium.files.get_mut(&self.file).expect("an open file");
+        if medium.random.chance(medium.faults.sync) {
+            content.store_some(&mut medium.random);
+            return Err(io_error());
+        }
+        content.store();
+        Ok(())
+    }
+}

@@ -1,0 +1,217 @@
+//! Which positions are durable, and the tasks that wait for one.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
+
+use parking_lot::Mutex;
+
+use crate::error::NotDurable;
+use crate::record::Position;
+
+/// How many separate runs of failed positions are remembered. A run ends with a restart, so there is at most
+/// one in 5 s; beyond this number the two oldest become one, and what lies between them counts as failed.
+const FAILED_RUNS_MAX: usize = 1024;
+
+/// What became of the records up to a position.
+#[derive(Default)]
+pub(crate) struct Durability {
+    /// Every position below is either durable or failed.
+    decided: AtomicU64,
+    has_failed: AtomicBool,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// Runs of failed positions, first and last, rising.
+    failed: Vec<(u64, u64)>,
+    waiters: BTreeMap<(u64, u64), Waker>,
+    next_waiter: u64,
+}
+
+impl Durability {
+    pub(crate) fn new(next_position: u64) -> Self {
+        Self { decided: AtomicU64::new(next_position), ..Self::default() }
+    }
+
+    /// Returns what became of a record, nothing as long as it is undecided.
+    pub(crate) fn outcome(&self, position: Position) -> Option<Result<(), NotDurable>> {
+        if position.0 >= self.decided.load(Ordering::Acquire) {
+            return None;
+        }
+        if !self.has_failed.load(Ordering::Acquire) {
+            return Some(Ok(()));
+        }
+        let inner = self.inner.lock();
+        let run = inner.failed.partition_point(|(_, last)| *last < position.0);
+        let is_failed = inner.failed.get(run).is_some_and(|(first, _)| *first <= position.0);
+        Some(if is_failed { Err(NotDurable) } else { Ok(()) })
+    }
+
+    /// Records below `next` are durable. Returns the wakers of the tasks to wake, in the order of their
+    /// positions.
+    #[must_use]
+    pub(crate) fn advance(&self, next: u64) -> Vec<Waker> {
+        self.decided.store(next, Ordering::Release);
+        self.inner.lock().take_below(next)
+    }
+
+    /// The records from `first` to before `next` have failed.
+    #[must_use]
+    pub(crate) fn fail(&self, first: u64, next: u64) -> Vec<Waker> {
+        let mut inner = self.inner.lock();
+        if first < next {
+            match inner.failed.last_mut() {
+                Some((_, last)) if *last + 1 == first => *last = next - 1,
+                _ => inner.failed.push((first, next - 1)),
+            }
+            if inner.failed.len() > FAILED_RUNS_MAX {
+                let (oldest, _) = inner.failed.remove(0);
+                inner.failed[0].0 = oldest;
+            }
+            self.has_failed.store(true, Ordering::Release);
+        }
+        self.decided.store(next, Ordering::Release);
+        inner.take_below(next)
+    }
+}
+
+impl Inner {
+    fn take_below(&mut self, next: u64) -> Vec<Waker> {
+        if self.waiters.first_key_value().is_none_or(|(key, _)| key.0 >= next) {
+            return Vec::new();
+        }
+        let later = self.waiters.split_off(&(next, 0));
+        std::mem::replace(&mut self.waiters, later).into_values().collect()
+    }
+}
+
+/// Completes when a record is durable, or has failed. Made by [`Journal::wait`](crate::Journal::wait).
+///
+/// Dropping it gives up waiting; the record becomes durable all the same.
+#[must_use = "a future does nothing unless it is polled"]
+pub struct Wait {
+    pub(crate) durability: Arc<Durability>,
+    pub(crate) position: Position,
+    pub(crate) waiter: Option<u64>,
+}
+
+impl Future for Wait {
+    type Output = Result<(), NotDurable>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Some(outcome) = self.durability.outcome(self.position) {
+            return Poll::Ready(outcome);
+        }
+        let durability = Arc::clone(&self.durability);
+        let mut inner = durability.inner.lock();
+        // A commit stores `decided` before it takes the lock: it either shows here, or finds the waker below.
+        if self.position.0 < durability.decided.load(Ordering::Acquire) {
+            drop(inner);
+            return Poll::Ready(self.durability.outcome(self.position).unwrap_or(Err(NotDurable)));
+        }
+        let waiter = *self.waiter.get_or_insert_with(|| {
+            inner.next_waiter += 1;
+            inner.next_waiter
+        });
+        inner.waiters.insert((self.position.0, waiter), context.waker().clone());
+        Poll::Pending
+    }
+}
+
+impl Drop for Wait {
+    fn drop(&mut self) {
+        if let Some(waiter) = self.waiter {
+            self.durability.inner.lock().waiters.remove(&(self.position.0, waiter));
+        }
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Blocks the thread until a future completes.
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
+    let mut future = std::pin::pin!(future);
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    loop {
+        if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+            return output;
+        }
+        std::thread::park();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_position_stays_failed_among_durable_ones() {
+        let durability = Durability::new(1);
+        assert!(durability.outcome(Position(1)).is_none());
+        assert!(durability.advance(4).is_empty());
+        assert!(durability.fail(4, 6).is_empty());
+        assert!(durability.advance(9).is_empty());
+        let outcomes: Vec<_> = (1..10).map(|position| durability.outcome(Position(position))).collect();
+        let failed: Vec<_> = outcomes.iter().map(|outcome| *outcome == Some(Err(NotDurable))).collect();
+        assert_eq!(failed, [false, false, false, true, true, false, false, false, false]);
+        assert_eq!(outcomes[8], None);
+    }
+
+    struct Recorder(u64, Arc<Mutex<Vec<u64>>>);
+
+    impl Wake for Recorder {
+        fn wake(self: Arc<Self>) {
+            self.1.lock().push(self.0);
+        }
+    }
+
+    #[test]
+    fn tasks_are_woken_in_the_order_of_their_positions_and_forgotten_when_dropped() {
+        let (durability, woken) = (Arc::new(Durability::new(1)), Arc::<Mutex<Vec<u64>>>::default());
+        let mut waits: Vec<_> = [3, 1, 5, 2, 4]
+            .map(|position| Wait {
+                durability: Arc::clone(&durability),
+                position: Position(position),
+                waiter: None,
+            })
+            .into();
+        for wait in &mut waits {
+            let waker = Waker::from(Arc::new(Recorder(wait.position.0, Arc::clone(&woken))));
+            // Polled twice: a task has one waker all the same.
+            for _ in 0..2 {
+                assert!(Pin::new(&mut *wait).poll(&mut Context::from_waker(&waker)).is_pending());
+            }
+        }
+        drop(waits.remove(3));
+        durability.advance(5).into_iter().for_each(Waker::wake);
+        assert_eq!(*woken.lock(), [1, 3, 4]);
+        let context = &mut Context::from_waker(Waker::noop());
+        assert_eq!(Pin::new(&mut waits[0]).poll(context), Poll::Ready(Ok(())));
+        assert_eq!(durability.inner.lock().waiters.len(), 1);
+    }
+
+    #[test]
+    fn runs_of_failures_beyond_the_limit_are_joined() {
+        let durability = Durability::new(1);
+        for round in 0..2 * FAILED_RUNS_MAX as u64 {
+            assert!(durability.fail(2 * round + 1, 2 * round + 2).is_empty());
+            assert!(durability.advance(2 * round + 3).is_empty());
+        }
+        assert_eq!(durability.inner.lock().failed.len(), FAILED_RUNS_MAX);
+        assert_eq!(durability.outcome(Position(4 * FAILED_RUNS_MAX as u64)), Some(Ok(())));
+        assert_eq!(durability.outcome(Position(1)), Some(Err(NotDurable)));
+    }
+}

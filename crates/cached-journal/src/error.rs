@@ -1,0 +1,110 @@
+//! What can go wrong, by the party that has to act on it.
+
+use std::io;
+
+use thiserror::Error;
+
+/// An operation of the disk failed.
+#[derive(Debug, Error)]
+#[error("{file}: {operation} failed: {error}")]
+pub struct DiskError {
+    /// The file's name in the journal's directory.
+    pub file: String,
+    /// The operation, as a verb: `write`, `sync`, `open`.
+    pub operation: &'static str,
+    /// The operating system's error.
+    #[source]
+    pub error: io::Error,
+}
+
+impl DiskError {
+    pub(crate) fn new(file: &str, operation: &'static str, error: io::Error) -> Self {
+        Self { file: file.to_owned(), operation, error }
+    }
+}
+
+/// Bytes on disk that no crash of this program explains.
+#[derive(Clone, PartialEq, Eq, Debug, Error)]
+#[error("{file} at byte {offset}: {reason}")]
+pub struct Corruption {
+    /// The file's name in the journal's directory.
+    pub file: String,
+    /// The byte in the file at which the damage begins.
+    pub offset: u64,
+    /// What was found, and what would be right.
+    pub reason: String,
+}
+
+impl Corruption {
+    pub(crate) fn new(file: &str, offset: u64, reason: impl Into<String>) -> Self {
+        Self { file: file.to_owned(), offset, reason: reason.into() }
+    }
+}
+
+/// A journal could not be opened, or a tool could not read it.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// Another process, or another `Journal` of this one, has the directory open.
+    #[error("the journal is in use: another process holds the lock of its directory")]
+    Locked,
+    /// The configuration cannot be used.
+    #[error("the journal's configuration is wrong: {0}")]
+    Config(String),
+    /// The journal is damaged, or the directory holds something else. Nothing was changed. `verify` lists the
+    /// damage, `export` reads what is readable, `discard` empties the directory.
+    #[error(
+        "the journal is corrupt: {0}; verify lists all damage, export saves what is readable, discard starts anew"
+    )]
+    Corrupt(#[from] Corruption),
+    /// The disk failed.
+    #[error("the journal's disk failed: {0}")]
+    Disk(#[from] DiskError),
+}
+
+/// A record was not appended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub enum AppendError {
+    /// The journal has no room. Room comes when holds of the oldest segment are released; the next event is
+    /// `Event::Room`.
+    #[error("the journal is full")]
+    Full,
+    /// More bytes wait for the disk than `unsynced_bytes_max`. Room comes with the next commit; the next
+    /// event is `Event::Room`.
+    #[error("the journal's disk is behind")]
+    Busy,
+    /// The disk has failed, and no segment works at present. The next event is `Event::Restarted`.
+    #[error("the journal's disk has failed")]
+    Failed,
+    /// The record's payload or name is longer than allowed, or the reservation does not cover it.
+    #[error("the record is too large for the journal or for its reservation")]
+    TooLarge,
+    /// The journal has been closed.
+    #[error("the journal is closed")]
+    Closed,
+}
+
+/// A record did not become durable: the disk failed before it was synced. It may or may not be found by the
+/// next recovery if the process ends before `Event::Restarted`, and is never found after it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error("the journal's disk failed before the record was synced")]
+pub struct NotDurable;
+
+/// A record's payload could not be read back.
+#[derive(Debug, Error)]
+pub enum ReadError {
+    /// The payload does not match its checksum.
+    #[error(transparent)]
+    Corrupt(#[from] Corruption),
+    /// The disk failed.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+impl From<ReadError> for OpenError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Corrupt(corruption) => Self::Corrupt(corruption),
+            ReadError::Disk(error) => Self::Disk(error),
+        }
+    }
+}

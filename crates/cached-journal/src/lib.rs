@@ -1,0 +1,108 @@
+//! A journal on local disk.
+//!
+//! A writer appends a record, gets a [`Position`], and waits for the position before it acknowledges. Records
+//! that arrive while the disk is busy become durable together, by one write and one sync. After a crash,
+//! [`Journal::open`] returns the records from the oldest one that is still needed up to the first one that
+//! did not become durable: always a prefix of what was appended, nothing torn, nothing behind something lost.
+//!
+//! The journal knows nothing of what it stores. The caller counts, by [`Hold`]s, which positions are still
+//! needed; the journal uses the space before the oldest hold again.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use cached_journal::{Head, Journal, JournalConfig, Kind, Object, Record};
+//!
+//! # let directory = std::env::temp_dir().join(format!("journal-{}", std::process::id()));
+//! let config = JournalConfig {
+//!     segment_bytes: 1 << 20,
+//!     limit_bytes: 3 << 20,
+//!     direct: false,
+//!     ..JournalConfig::new(&directory)
+//! };
+//! let (journal, replay) = Journal::open(&config, Arc::new(|event| eprintln!("{event:?}")))?;
+//! assert!(replay.is_empty());
+//!
+//! let head = Head { offset: 4096, len: 5, sequence: 1, ..Head::new(Kind(1), Object::Number(7)) };
+//! let appended = journal.append(&Record { head, payload: &[b"he", b"llo"] })?;
+//! journal.wait_blocking(appended.position)?;
+//! // The process may crash here: the record is there.
+//! drop((journal, replay, appended));
+//!
+//! let (journal, replay) = Journal::open(&config, Arc::new(|_| {}))?;
+//! for record in replay.records() {
+//!     let record = record?;
+//!     assert_eq!((record.head.offset, record.payload()?), (4096, b"hello".to_vec()));
+//! }
+//! # drop((journal, replay));
+//! # std::fs::remove_dir_all(directory)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What holds
+//!
+//! - A record whose wait succeeded is found by every later recovery as long as it is held: after kill -9,
+//!   after power loss, also during a recovery or while segments are used again.
+//! - What recovery finds is a prefix: if a record is there, so are all held ones before it.
+//! - After a write or a sync that failed, nothing is believed that was not durable before: the records get
+//!   [`NotDurable`], their segment is written no more, and a new one is tried every 5 s.
+//! - Damage that no crash explains is refused at open, with file, offset and reason, or found when the
+//!   payload is read. The one exception: damage to the last batch of a journal that was not closed looks like
+//!   a torn write.
+//!
+//! # What the caller owes
+//!
+//! - A change that goes to the store without the journal needs a mark: see [`Head::mark`].
+//! - While appends are refused with [`AppendError::Failed`], no mark can be written. Changes that go to the
+//!   store then must not be overwritten by older records if the process ends before [`Event::Restarted`]: the
+//!   store has to recognise them by their sequence.
+//! - Holds: data that are not stored need a hold of their oldest record.
+//!
+//! `docs/journal-format.md` draws the bytes on disk.
+
+#![forbid(unsafe_code)]
+
+mod append;
+mod batch;
+mod buffer;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod check;
+mod clock;
+mod commit;
+mod committer;
+mod config;
+pub mod disk;
+mod durability;
+mod environment;
+mod error;
+mod event;
+mod format;
+mod hold;
+mod journal;
+mod marks;
+mod metrics;
+mod prepare;
+mod record;
+mod recovery;
+mod replay;
+mod scan;
+mod shared;
+mod survey;
+mod table;
+#[cfg(test)]
+mod tests;
+pub mod tools;
+
+pub use append::{Appended, Reservation};
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use config::{JournalConfig, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SEGMENTS_MIN};
+pub use durability::Wait;
+pub use environment::Environment;
+pub use error::{AppendError, Corruption, DiskError, NotDurable, OpenError, ReadError};
+pub use event::{Event, Level, Observer};
+pub use hold::Hold;
+pub use journal::Journal;
+pub use marks::{Epochs, Marks};
+pub use metrics::{BUCKETS, Histogram, Metrics};
+pub use record::{Head, Kind, NAME_BYTES_MAX, Object, Position, Record, Scope};
+pub use replay::{Records, Recovered, Replay};

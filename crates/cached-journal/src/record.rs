@@ -1,0 +1,134 @@
+//! What a record consists of.
+
+use std::borrow::Cow;
+
+/// A record's place in the journal: records are numbered in the order in which they were appended, from 1. A
+/// position is never used twice by records that both became durable.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct Position(pub u64);
+
+/// What a record is about. The journal gives a meaning to [`Kind::MARK`] only; the caller numbers its own
+/// kinds from 1.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Kind(pub u8);
+
+impl Kind {
+    /// A mark: see [`Head::mark`].
+    pub const MARK: Self = Self(0);
+}
+
+/// The object that a record changes.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Object<'a> {
+    /// No object: the record is about its namespace, its domain, or everything.
+    None,
+    /// An object that has a number.
+    Number(u64),
+    /// An object that has a name of at most [`NAME_BYTES_MAX`] bytes.
+    Name(Cow<'a, [u8]>),
+}
+
+/// The longest name of an object, in bytes.
+pub const NAME_BYTES_MAX: usize = 1024;
+
+impl Object<'_> {
+    /// Returns the object with bytes of its own.
+    pub fn into_owned(self) -> Object<'static> {
+        match self {
+            Self::None => Object::None,
+            Self::Number(number) => Object::Number(number),
+            Self::Name(name) => Object::Name(Cow::Owned(name.into_owned())),
+        }
+    }
+}
+
+/// What a mark covers.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Scope {
+    /// The object named by namespace and object.
+    Object,
+    /// The order domain named by namespace and domain.
+    Domain,
+    /// The namespace.
+    Namespace,
+    /// Everything.
+    All,
+}
+
+/// What a record states about a change, without the changed bytes. The journal stores these fields and
+/// returns them; except in marks it reads none of them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Head<'a> {
+    /// The kind of change.
+    pub kind: Kind,
+    /// What the record is about: [`Scope::Object`] in all records but marks.
+    pub scope: Scope,
+    /// The number of the object's namespace.
+    pub namespace: u64,
+    /// The number of the order domain.
+    pub domain: u64,
+    /// The object.
+    pub object: Object<'a>,
+    /// The first byte that the change touches. In a mark: the last position that it covers.
+    pub offset: u64,
+    /// The number of bytes that the change touches.
+    pub len: u64,
+    /// The sequence number of the change.
+    pub sequence: u64,
+    /// The epoch under which the change was made.
+    pub epoch: u64,
+    /// The generation of the object: distinguishes an object from an earlier one of the same name.
+    pub generation: u64,
+}
+
+impl<'a> Head<'a> {
+    /// Returns the head of a change of `object`, with every number 0.
+    pub fn new(kind: Kind, object: Object<'a>) -> Self {
+        Self {
+            kind,
+            scope: Scope::Object,
+            namespace: 0,
+            domain: 0,
+            object,
+            offset: 0,
+            len: 0,
+            sequence: 0,
+            epoch: 0,
+            generation: 0,
+        }
+    }
+
+    /// Returns the head of a mark: of the records that `scope` covers, those up to `up_to`, itself included,
+    /// are not replayed.
+    ///
+    /// A change that reaches the store without the journal needs one, durable before the change is
+    /// acknowledged. Otherwise an old record, kept because another object's data hold its segment, would be
+    /// replayed over the newer bytes. Take `up_to` before flushing the scope. Set `namespace`, `domain` and
+    /// `object` as the scope asks for.
+    pub fn mark(scope: Scope, up_to: Position) -> Self {
+        Self { scope, offset: up_to.0, ..Self::new(Kind::MARK, Object::None) }
+    }
+
+    /// Returns the head with bytes of its own.
+    pub fn into_owned(self) -> Head<'static> {
+        let Self { kind, scope, namespace, domain, object, offset, len, sequence, epoch, generation } = self;
+        let object = object.into_owned();
+        Head { kind, scope, namespace, domain, object, offset, len, sequence, epoch, generation }
+    }
+}
+
+/// A record to append: a head, and its payload in any number of slices.
+#[derive(Clone, Debug)]
+pub struct Record<'a> {
+    /// What is stated about the change.
+    pub head: Head<'a>,
+    /// The bytes, copied once, into the batch.
+    pub payload: &'a [&'a [u8]],
+}
+
+impl Record<'_> {
+    /// The number of bytes in the payload.
+    pub fn payload_bytes(&self) -> u64 {
+        self.payload.iter().map(|slice| slice.len() as u64).sum()
+    }
+}

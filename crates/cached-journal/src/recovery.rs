@@ -1,0 +1,185 @@
+//! Opening: a new journal, or the log that an earlier process left.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::buffer::AlignedBuffer;
+use crate::committer::Committer;
+use crate::config::JournalConfig;
+use crate::disk::Disk;
+use crate::environment::Environment;
+use crate::error::{Corruption, DiskError, OpenError};
+use crate::format::superblock::Superblock;
+use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT};
+use crate::metrics::Counters;
+use crate::prepare::make_segment;
+use crate::replay::Replay;
+use crate::shared::{Shared, State};
+use crate::survey::{DISCARDED_NAME, SUPERBLOCK_NAME, Survey, check_empty, read_superblock, segment_index};
+use crate::table::NEW_SUFFIX;
+use crate::table::{Segment, SegmentTable};
+
+/// How many segments a new journal makes before it is open; the rest is made in the background.
+const SEGMENTS_AT_ONCE: u32 = 2;
+
+/// Takes the lock of a journal's directory.
+pub(crate) fn lock(disk: &dyn Disk) -> Result<Box<dyn Send + Sync>, OpenError> {
+    disk.lock().map_err(|error| match error.kind() {
+        std::io::ErrorKind::WouldBlock => OpenError::Locked,
+        _ => DiskError::new("lock", "lock", error).into(),
+    })
+}
+
+fn disk_error(file: &str, operation: &'static str) -> impl Fn(std::io::Error) -> OpenError {
+    move |error| DiskError::new(file, operation, error).into()
+}
+
+/// Removes everything that belongs to a journal. The superblock's new name comes first, so that a later call,
+/// or the next open, finishes what a crash has cut off.
+pub(crate) fn discard(disk: &dyn Disk) -> Result<(), OpenError> {
+    let names = disk.names().map_err(disk_error(".", "list"))?;
+    if names.iter().any(|name| name == SUPERBLOCK_NAME) {
+        disk.rename(SUPERBLOCK_NAME, DISCARDED_NAME).map_err(disk_error(SUPERBLOCK_NAME, "rename"))?;
+        disk.sync_names().map_err(disk_error(".", "sync"))?;
+    }
+    for name in names.iter().filter(|name| segment_index(name.trim_end_matches(NEW_SUFFIX)).is_some()) {
+        disk.remove(name).map_err(disk_error(name, "remove"))?;
+    }
+    disk.sync_names().map_err(disk_error(".", "sync"))?;
+    match disk.remove(DISCARDED_NAME) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(disk_error(DISCARDED_NAME, "remove")(error))
+        }
+        _ => disk.sync_names().map_err(disk_error(".", "sync")),
+    }
+}
+
+/// Makes a journal in an empty directory.
+fn create(disk: &dyn Disk, segment_bytes: u64) -> Result<Superblock, OpenError> {
+    check_empty(disk)?;
+    let journal = disk.random().map_err(disk_error(SUPERBLOCK_NAME, "draw a number for"))?;
+    let superblock = Superblock { journal, segment_bytes };
+    let new_name = format!("{SUPERBLOCK_NAME}{NEW_SUFFIX}");
+    let file = disk.create(&new_name).map_err(disk_error(&new_name, "create"))?;
+    let mut block = AlignedBuffer::default();
+    block.extend(&superblock.encode());
+    file.write_at(0, &[block.as_slice()]).map_err(disk_error(&new_name, "write"))?;
+    file.sync().map_err(disk_error(&new_name, "sync"))?;
+    disk.rename(&new_name, SUPERBLOCK_NAME).map_err(disk_error(&new_name, "rename"))?;
+    disk.sync_names().map_err(disk_error(".", "sync"))?;
+    Ok(superblock)
+}
+
+/// Writes the log's last batch and last header again, as they are, and syncs them.
+///
+/// After kill -9 they may have been read from the page cache without being on the disk; even a sync of the
+/// process before may have failed on them. What is written anew is on the disk when the sync succeeds. All
+/// batches before were synced before the last one was begun.
+fn make_durable(survey: &Survey) -> Result<(), OpenError> {
+    let Some(last) = survey.log.last() else { return Ok(()) };
+    let segment = &last.segment;
+    let header_run = ((last.header_block * BLOCK_BYTES) as u64, BLOCK_BYTES as u64);
+    let batch_run = survey.last_batch.map(|(offset, header)| (offset, header.layout().total));
+    for (offset, bytes) in [Some(header_run), batch_run].into_iter().flatten() {
+        let mut buffer = AlignedBuffer::default();
+        buffer.extend_zeros(bytes as usize);
+        let read = segment.read(offset, buffer.as_mut_slice())?;
+        if (read as u64) < bytes {
+            return Err(Corruption::new(&segment.name, offset + read as u64, "the file ends here").into());
+        }
+        segment.file.write_at(offset, &[buffer.as_slice()]).map_err(disk_error(&segment.name, "write"))?;
+    }
+    segment.file.sync().map_err(disk_error(&segment.name, "sync"))
+}
+
+/// Removes what an earlier process did not finish making.
+fn remove_unfinished(disk: &dyn Disk) -> Result<(), OpenError> {
+    let names = disk.names().map_err(disk_error(".", "list"))?;
+    for name in names.iter().filter(|name| name.ends_with(NEW_SUFFIX)) {
+        disk.remove(name).map_err(disk_error(name, "remove"))?;
+    }
+    Ok(())
+}
+
+/// Opens or makes the journal of a directory.
+pub(crate) fn open(
+    config: &JournalConfig,
+    environment: Environment,
+) -> Result<(Arc<Shared>, Replay), OpenError> {
+    let disk = &*environment.disk;
+    let lock = lock(disk)?;
+    let names = disk.names().map_err(disk_error(".", "list"))?;
+    if names.iter().any(|name| name == DISCARDED_NAME) {
+        discard(disk)?;
+    }
+    let superblock = match read_superblock(disk)? {
+        Some(superblock) => superblock,
+        None => create(disk, config.segment_bytes)?,
+    };
+    let survey = Survey::new(disk, superblock)?;
+    make_durable(&survey)?;
+    // The directory may show names that are not durable either.
+    remove_unfinished(disk)?;
+    disk.sync_names().map_err(disk_error(".", "sync"))?;
+
+    let segment_bytes = superblock.segment_bytes;
+    let segments_max = (config.limit_bytes / segment_bytes).max(crate::config::SEGMENTS_MIN);
+    let now = environment.clock.now();
+    let mut table = SegmentTable { segment_bytes, ..SegmentTable::default() };
+    for log in &survey.log {
+        let found = &survey.found[log.at];
+        let mut segment = Segment::fresh(found.index, Arc::clone(&found.file));
+        segment.header_block = log.header_block;
+        segment.life = log.segment.header.life;
+        segment.is_started = true;
+        segment.first_position = log.segment.header.first_position;
+        segment.end = log.end;
+        segment.begun = now;
+        // Held by the replay, until it has been applied.
+        segment.holds.store(1, Ordering::Relaxed);
+        table.live.push_back(segment);
+    }
+    for (at, found) in survey.found.iter().enumerate() {
+        if survey.log.iter().any(|log| log.at == at) {
+            continue;
+        }
+        if (table.live.len() + table.free.len()) as u64 >= segments_max {
+            // The limit has been lowered. The segment is no part of the log, so it does not matter when its
+            // name is gone.
+            disk.remove(&found.name).map_err(disk_error(&found.name, "remove"))?;
+            continue;
+        }
+        let mut segment = Segment::fresh(found.index, Arc::clone(&found.file));
+        if let Some((header, block)) = found.header() {
+            (segment.life, segment.header_block) = (header.life, block);
+        }
+        table.free.push_back(segment);
+    }
+    let mut index = 0;
+    while table.live.len() + table.free.len() < SEGMENTS_AT_ONCE as usize {
+        let is_used = |segment: &Segment| segment.index == index;
+        if !table.live.iter().chain(&table.free).any(is_used) {
+            let file = make_segment(disk, index, segment_bytes, &|| true)?;
+            table.free.push_back(Segment::fresh(index, file));
+        }
+        index += 1;
+    }
+
+    let committer = Committer {
+        next_number: survey.next_number,
+        last_check: survey.last_check,
+        last_life: survey.log.last().map_or(0, |log| log.segment.header.life),
+        next_life: survey.life_max + 1,
+    };
+    let mut state = State::new(table, survey.next_position);
+    state.durable_tail = survey.tail;
+    let unsynced_bytes_max = config.unsynced_bytes_max.max(1);
+    let journal = superblock.journal;
+    let shared = Shared::new(environment, lock, journal, segments_max, unsynced_bytes_max, state, committer);
+    Counters::add(&shared.counters.replay_records, survey.records);
+    let shared = Arc::new(shared);
+    let replay = Replay::new(Arc::clone(&shared), survey);
+    Ok((shared, replay))
+}
+
+const _: () = assert!(SEGMENT_DATA_AT >= 2 * BLOCK_BYTES as u64);

@@ -1,0 +1,205 @@
+//! What a recovery found, for the caller to apply.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::error::{Corruption, OpenError, ReadError};
+use crate::hold::Hold;
+use crate::marks::{Epochs, Marks};
+use crate::metrics::Counters;
+use crate::record::{Head, Kind, Position};
+use crate::scan::{OpenSegment, PayloadPlace, ScanError, Scanner};
+use crate::shared::Shared;
+use crate::survey::Survey;
+
+/// A record that a recovery found. Its payload is read on demand.
+#[derive(Clone)]
+pub struct Recovered {
+    /// The record's place.
+    pub position: Position,
+    /// What the record states.
+    pub head: Head<'static>,
+    pub(crate) place: PayloadPlace,
+}
+
+impl Recovered {
+    /// Returns the length of the payload.
+    pub fn payload_bytes(&self) -> u64 {
+        self.place.sum.bytes.into()
+    }
+
+    /// Reads the payload from disk and verifies it. Call it before the record's segment is released: as long
+    /// as the replay, or a hold of the record's position, is there.
+    ///
+    /// # Errors
+    /// If the payload does not match its checksum, with file and offset, and if the disk fails.
+    pub fn payload(&self) -> Result<Vec<u8>, ReadError> {
+        Ok(self.place.read()?)
+    }
+}
+
+impl std::fmt::Debug for Recovered {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Recovered")
+            .field("position", &self.position)
+            .field("head", &self.head)
+            .finish()
+    }
+}
+
+/// The records that an earlier process left, in the order in which they were appended.
+///
+/// The journal can be used at once. Every recovered segment is held until the records in it are
+/// [`applied`](Self::applied), or the replay is dropped. To apply a record twice does no harm: applied in
+/// order, every byte ends as the last record states.
+pub struct Replay {
+    shared: Arc<Shared>,
+    survey: Survey,
+    /// A hold for each recovered segment, and the position behind its records.
+    holds: VecDeque<(Position, Hold)>,
+    applied: u64,
+}
+
+impl Replay {
+    pub(crate) fn new(shared: Arc<Shared>, survey: Survey) -> Self {
+        let mut holds = VecDeque::new();
+        let state = shared.state.lock();
+        for (at, segment) in state.table.live.iter().enumerate() {
+            let end = state.table.live.get(at + 1).map_or(state.next_position, |next| next.first_position);
+            let hold =
+                Hold::new(Arc::clone(&shared), Arc::clone(&segment.holds), Position(segment.first_position));
+            holds.push_back((Position(end), hold));
+        }
+        drop(state);
+        Self { shared, survey, holds, applied: 0 }
+    }
+
+    /// Returns the number of records to apply.
+    pub fn len(&self) -> u64 {
+        self.survey.records
+    }
+
+    /// Returns whether there is nothing to apply.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the bytes of all payloads to apply.
+    pub fn payload_bytes(&self) -> u64 {
+        self.survey.payload_bytes
+    }
+
+    /// Returns the epochs under which the records were made. Ask the store before applying: a record of an
+    /// epoch that has been overtaken must not be applied.
+    pub fn epochs(&self) -> &Epochs {
+        &self.survey.epochs
+    }
+
+    /// Returns the marks.
+    pub fn marks(&self) -> &Marks {
+        &self.survey.marks
+    }
+
+    /// Returns the position behind the last recovered record.
+    pub fn end(&self) -> Position {
+        Position(self.survey.next_position)
+    }
+
+    /// Returns the records to apply, oldest first: all but marks and what marks cover. Reads the heads from
+    /// disk as it advances.
+    pub fn records(&self) -> Records<'_> {
+        Records { replay: self, is_all: false, log: 0, scanner: None, batch: VecDeque::new() }
+    }
+
+    /// Returns all records, oldest first, marks and what they cover included.
+    pub fn all_records(&self) -> Records<'_> {
+        Records { is_all: true, ..self.records() }
+    }
+
+    /// The records up to `position`, itself included, have been applied, and their data are either stored or
+    /// held by the caller: releases the segments that are behind.
+    pub fn applied(&mut self, position: Position, records: u64) {
+        let records = records.min(self.survey.records - self.applied);
+        self.applied += records;
+        Counters::add(&self.shared.counters.replay_applied, records);
+        while self.holds.len() > 1 && self.holds[0].0 <= Position(position.0 + 1) {
+            self.holds.pop_front();
+        }
+    }
+}
+
+impl std::fmt::Debug for Replay {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Replay")
+            .field("records", &self.len())
+            .field("applied", &self.applied)
+            .finish()
+    }
+}
+
+/// The iterator over recovered records. Made by [`Replay::records`].
+///
+/// An error ends it: the disk failed, or the journal's files have changed since it was opened.
+pub struct Records<'a> {
+    replay: &'a Replay,
+    is_all: bool,
+    log: usize,
+    scanner: Option<Scanner<'a>>,
+    batch: VecDeque<Recovered>,
+}
+
+impl Records<'_> {
+    fn is_wanted(&self, position: Position, head: &Head<'_>) -> bool {
+        self.is_all || (head.kind != Kind::MARK && !self.replay.survey.marks.covers(position, head))
+    }
+
+    /// Reads the next batch. Returns false at the end of the log.
+    fn read_batch(&mut self) -> Result<bool, OpenError> {
+        let log = &self.replay.survey.log;
+        while let Some(current) = log.get(self.log) {
+            let segment: &OpenSegment = &current.segment;
+            let scanner = self.scanner.get_or_insert_with(|| Scanner::new(segment));
+            if scanner.next_number >= current.end_number {
+                self.scanner = None;
+                self.log += 1;
+                continue;
+            }
+            let batch = match scanner.next() {
+                Ok(batch) => batch,
+                Err(ScanError::Break(reason)) => {
+                    return Err(Corruption::new(&segment.name, scanner.offset, reason).into());
+                }
+                Err(ScanError::Disk(error)) => return Err(error.into()),
+            };
+            let records =
+                segment.records(&batch).filter(|(position, head, _)| self.is_wanted(*position, head));
+            self.batch = records
+                .map(|(position, head, place)| Recovered { position, head: head.clone(), place })
+                .collect();
+            return Ok(true);
+        }
+        Ok(false)
+    }
+}
+
+impl Iterator for Records<'_> {
+    type Item = Result<Recovered, OpenError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(record) = self.batch.pop_front() {
+                return Some(Ok(record));
+            }
+            match self.read_batch() {
+                Ok(true) => {}
+                Ok(false) => return None,
+                Err(error) => {
+                    self.log = usize::MAX;
+                    return Some(Err(error));
+                }
+            }
+        }
+    }
+}

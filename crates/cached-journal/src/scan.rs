@@ -1,0 +1,207 @@
+//! Reading one segment, batch by batch.
+
+use std::sync::Arc;
+
+use crate::disk::DiskFile;
+use crate::error::{Corruption, DiskError};
+use crate::format::batch::BatchHeader;
+use crate::format::head::{PayloadSum, decode_all};
+use crate::format::segment::SegmentHeader;
+use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, batch_bytes_max, checksum, salt};
+use crate::record::{Head, Position};
+
+/// How much is read at a time when blocks are searched for batches.
+const SEARCH_BYTES: u64 = 1 << 20;
+
+/// A segment whose header is known.
+#[derive(Clone)]
+pub(crate) struct OpenSegment {
+    pub(crate) name: String,
+    pub(crate) file: Arc<dyn DiskFile>,
+    pub(crate) header: SegmentHeader,
+    pub(crate) segment_bytes: u64,
+}
+
+/// A batch that was read, without payloads.
+pub(crate) struct ReadBatch {
+    pub(crate) offset: u64,
+    pub(crate) header: BatchHeader,
+    pub(crate) heads: Vec<(Head<'static>, PayloadSum)>,
+}
+
+/// Where a payload lies.
+#[derive(Clone)]
+pub(crate) struct PayloadPlace {
+    pub(crate) name: Arc<str>,
+    pub(crate) file: Arc<dyn DiskFile>,
+    pub(crate) offset: u64,
+    pub(crate) sum: PayloadSum,
+}
+
+/// Why a segment could not be read on.
+#[derive(Debug)]
+pub(crate) enum ScanError {
+    /// No batch that continues the chain is here. Not an error at the end of the log.
+    Break(&'static str),
+    Disk(DiskError),
+}
+
+/// The place in a segment's chain of batches.
+pub(crate) struct Scanner<'a> {
+    pub(crate) segment: &'a OpenSegment,
+    salt: u32,
+    pub(crate) offset: u64,
+    pub(crate) next_number: u64,
+    pub(crate) last_check: u32,
+    pub(crate) next_position: u64,
+}
+
+impl<'a> Scanner<'a> {
+    pub(crate) fn new(segment: &'a OpenSegment) -> Self {
+        let header = &segment.header;
+        Self {
+            segment,
+            salt: salt(header.journal, header.life),
+            offset: SEGMENT_DATA_AT,
+            next_number: header.first_number,
+            last_check: header.previous_check,
+            next_position: header.first_position,
+        }
+    }
+
+    /// Reads the next batch, and moves behind it.
+    pub(crate) fn next(&mut self) -> Result<ReadBatch, ScanError> {
+        let (header, heads) = self.segment.read_batch(self.offset, self.salt)?;
+        if header.number != self.next_number {
+            return Err(ScanError::Break("the batch has another number than the one that is due"));
+        }
+        if header.previous_check != self.last_check {
+            return Err(ScanError::Break("the batch does not follow the batch before it"));
+        }
+        if header.first_position < self.next_position {
+            return Err(ScanError::Break("the batch's positions have been used"));
+        }
+        let batch = ReadBatch { offset: self.offset, header, heads };
+        self.offset += header.layout().total;
+        self.next_number += 1;
+        self.last_check = header.check;
+        self.next_position = header.first_position + u64::from(header.count);
+        Ok(batch)
+    }
+
+    /// Looks behind the end of the log for a batch that was begun after it.
+    ///
+    /// A batch is begun when the one before is durable. So if a later one is found, the chain was not broken
+    /// by a crash.
+    pub(crate) fn check_nothing_behind(&self) -> Result<(), ScanFailure> {
+        let segment = self.segment;
+        let mut window = Vec::new();
+        let mut at = self.offset + BLOCK_BYTES as u64;
+        while at < segment.segment_bytes {
+            window.resize(SEARCH_BYTES.min(segment.segment_bytes - at) as usize, 0);
+            let read = segment.read(at, &mut window)?;
+            for (block, offset) in window[..read].chunks(BLOCK_BYTES).zip((at..).step_by(BLOCK_BYTES)) {
+                // Spares reading most payloads that only look like batches.
+                let is_possible = |header: BatchHeader| header.life == segment.header.life;
+                if !BatchHeader::peek(block, segment.segment_bytes - offset).is_ok_and(is_possible) {
+                    continue;
+                }
+                match segment.read_batch(offset, self.salt) {
+                    Ok((header, _)) if header.number > self.next_number => {
+                        let reason = format!(
+                            "batch {} is damaged: batch {} at byte {offset} was written after it had been synced",
+                            self.next_number, header.number
+                        );
+                        return Err(Corruption::new(&segment.name, self.offset, reason).into());
+                    }
+                    Err(ScanError::Disk(error)) => return Err(error.into()),
+                    _ => {}
+                }
+            }
+            at += window.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// A scan found damage, or the disk failed.
+#[derive(Debug)]
+pub(crate) enum ScanFailure {
+    Corrupt(Corruption),
+    Disk(DiskError),
+}
+
+impl From<Corruption> for ScanFailure {
+    fn from(corruption: Corruption) -> Self {
+        Self::Corrupt(corruption)
+    }
+}
+
+impl From<DiskError> for ScanFailure {
+    fn from(error: DiskError) -> Self {
+        Self::Disk(error)
+    }
+}
+
+impl OpenSegment {
+    pub(crate) fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<usize, DiskError> {
+        self.file.read_at(offset, buffer).map_err(|error| DiskError::new(&self.name, "read", error))
+    }
+
+    /// Reads a batch's header and heads, if they are intact under a salt.
+    #[allow(clippy::type_complexity, reason = "a header and its heads")]
+    pub(crate) fn read_batch(
+        &self,
+        offset: u64,
+        salt: u32,
+    ) -> Result<(BatchHeader, Vec<(Head<'static>, PayloadSum)>), ScanError> {
+        let mut bytes = vec![0; BLOCK_BYTES];
+        let read = self.read(offset, &mut bytes).map_err(ScanError::Disk)?;
+        let room = self.segment_bytes.saturating_sub(offset).min(batch_bytes_max(self.segment_bytes));
+        let header = BatchHeader::peek(&bytes[..read], room).map_err(ScanError::Break)?;
+        let heads_end = header.layout().heads_end as usize;
+        if heads_end > bytes.len() {
+            bytes.resize(heads_end, 0);
+            let more =
+                self.read(offset + BLOCK_BYTES as u64, &mut bytes[BLOCK_BYTES..]).map_err(ScanError::Disk)?;
+            bytes.truncate(BLOCK_BYTES + more);
+        }
+        let intact = bytes.get(..heads_end).filter(|bytes| header.is_intact(salt, bytes));
+        let Some(intact) = intact else {
+            return Err(ScanError::Break("the batch does not match its checksum"));
+        };
+        let heads = decode_all(&header, &intact[crate::format::batch::BATCH_HEADER_BYTES..]);
+        Ok((header, heads.ok_or(ScanError::Break("the batch's heads are not what its header describes"))?))
+    }
+
+    /// Returns the records of a batch with the places of their payloads.
+    pub(crate) fn records<'a>(
+        &'a self,
+        batch: &'a ReadBatch,
+    ) -> impl Iterator<Item = (Position, &'a Head<'static>, PayloadPlace)> + 'a {
+        let name: Arc<str> = self.name.as_str().into();
+        let mut offset = batch.offset + batch.header.layout().payload_at;
+        batch.heads.iter().zip(batch.header.first_position..).map(move |((head, sum), position)| {
+            let place =
+                PayloadPlace { name: Arc::clone(&name), file: Arc::clone(&self.file), offset, sum: *sum };
+            offset += u64::from(sum.bytes);
+            (Position(position), head, place)
+        })
+    }
+}
+
+impl PayloadPlace {
+    /// Reads the payload and compares it with its checksum.
+    pub(crate) fn read(&self) -> Result<Vec<u8>, ScanFailure> {
+        let mut payload = vec![0; self.sum.bytes as usize];
+        let read = self
+            .file
+            .read_at(self.offset, &mut payload)
+            .map_err(|error| DiskError::new(&self.name, "read", error))?;
+        if read < payload.len() || checksum(0, &[&payload]) != self.sum.crc {
+            let reason = format!("a payload of {} bytes does not match its checksum", payload.len());
+            return Err(Corruption::new(&self.name, self.offset, reason).into());
+        }
+        Ok(payload)
+    }
+}

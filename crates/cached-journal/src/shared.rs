@@ -1,0 +1,227 @@
+//! What the caller's threads, the commit thread and the preparing thread share.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::batch::{Batch, Buffers};
+use crate::clock::Clock;
+use crate::committer::Committer;
+use crate::disk::Disk;
+use crate::durability::Durability;
+use crate::error::AppendError;
+use crate::event::{Event, Level, Observer};
+use crate::metrics::{Counters, Metrics};
+use crate::record::Position;
+use crate::table::SegmentTable;
+
+/// The time between two attempts after a failure.
+pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(5);
+/// How many buffers are kept for batches to come.
+const BUFFERS_MAX: usize = 4;
+
+/// Locks, in the order in which they are taken: `committer`, which only the commit thread takes, `state`, and
+/// the one inside `durability`. Wakers and the observer are called with none held but `committer`.
+pub(crate) struct Shared {
+    pub(crate) disk: Box<dyn Disk>,
+    pub(crate) clock: Arc<dyn Clock>,
+    observer: Observer,
+    /// The journal's random number.
+    pub(crate) journal: u64,
+    pub(crate) unsynced_bytes_max: u64,
+    pub(crate) segments_max: u64,
+    pub(crate) segment_bytes: u64,
+    pub(crate) state: Mutex<State>,
+    pub(crate) committer: Mutex<Committer>,
+    pub(crate) durability: Arc<Durability>,
+    pub(crate) counters: Counters,
+    /// Wakes the commit thread.
+    pub(crate) work: Condvar,
+    /// Wakes the preparing thread.
+    pub(crate) prepare: Condvar,
+    pub(crate) lock: Mutex<Option<Box<dyn Send + Sync>>>,
+}
+
+/// Whether appends are accepted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Phase {
+    Open,
+    /// The disk has failed; a restart is tried at this time.
+    Failed(Duration),
+}
+
+pub(crate) struct State {
+    pub(crate) phase: Phase,
+    pub(crate) is_closing: bool,
+    pub(crate) table: SegmentTable,
+    /// The batch that takes records, in the last live segment.
+    pub(crate) filling: Option<Batch>,
+    /// Batches that take no more records, with their offsets, oldest first.
+    pub(crate) closed: VecDeque<(Batch, u64)>,
+    pub(crate) next_position: u64,
+    pub(crate) reserved_bytes: u64,
+    pub(crate) unsynced_bytes: u64,
+    pub(crate) buffers: Vec<Buffers>,
+    pub(crate) level: Level,
+    /// An append or a reservation was refused for want of room since the last `Event::Room`.
+    pub(crate) is_room_wanted: bool,
+    pub(crate) is_committer_asleep: bool,
+    /// Segments taken out of the table, by the commit thread to restart with, or being made.
+    pub(crate) in_hand: u64,
+    /// The segment of those that the commit thread restarts with.
+    pub(crate) restarting: Option<u32>,
+    /// The tail that the log on disk states.
+    pub(crate) durable_tail: u64,
+    /// No segment is made before this time.
+    pub(crate) prepare_at: Duration,
+}
+
+impl State {
+    pub(crate) fn new(table: SegmentTable, next_position: u64) -> Self {
+        Self {
+            phase: Phase::Open,
+            is_closing: false,
+            table,
+            filling: None,
+            closed: VecDeque::new(),
+            next_position,
+            reserved_bytes: 0,
+            unsynced_bytes: 0,
+            buffers: Vec::new(),
+            level: Level::Low,
+            is_room_wanted: false,
+            is_committer_asleep: false,
+            in_hand: 0,
+            restarting: None,
+            durable_tail: 0,
+            prepare_at: Duration::ZERO,
+        }
+    }
+
+    /// Returns the bytes that can be appended for sure, reserved or not.
+    pub(crate) fn available_bytes(&mut self) -> u64 {
+        let filling_bytes = self.filling.as_ref().map_or(0, Batch::total_bytes);
+        self.table.available_bytes(filling_bytes)
+    }
+
+    /// Takes no more records into the filling batch.
+    pub(crate) fn close_filling(&mut self) {
+        let Some(batch) = self.filling.take() else { return };
+        let Some(segment) = self.table.find(batch.segment) else { return };
+        let offset = segment.end;
+        segment.end += batch.total_bytes();
+        self.closed.push_back((batch, offset));
+    }
+
+    pub(crate) fn keep_buffers(&mut self, batch: Batch) {
+        if self.buffers.len() < BUFFERS_MAX {
+            self.buffers.push(batch.into_buffers());
+        }
+    }
+
+    /// Returns why nothing may be appended, if so.
+    pub(crate) fn check_open(&self) -> Result<(), AppendError> {
+        match self.phase {
+            _ if self.is_closing => Err(AppendError::Closed),
+            Phase::Open => Ok(()),
+            Phase::Failed(_) => Err(AppendError::Failed),
+        }
+    }
+
+    fn fill_level(&self, fill_bytes: u64) -> Level {
+        let capacity = self.table.capacity_bytes().max(1);
+        match fill_bytes * 10 / capacity {
+            9.. => Level::NineTenths,
+            5..9 => Level::Half,
+            _ => Level::Low,
+        }
+    }
+}
+
+impl Shared {
+    #[allow(clippy::too_many_arguments, reason = "called once, by the recovery that found all of these")]
+    pub(crate) fn new(
+        environment: crate::environment::Environment,
+        lock: Box<dyn Send + Sync>,
+        journal: u64,
+        segments_max: u64,
+        unsynced_bytes_max: u64,
+        state: State,
+        committer: Committer,
+    ) -> Self {
+        Self {
+            durability: Arc::new(Durability::new(state.next_position)),
+            disk: environment.disk,
+            clock: environment.clock,
+            observer: environment.observer,
+            journal,
+            unsynced_bytes_max,
+            segments_max,
+            segment_bytes: state.table.segment_bytes,
+            state: Mutex::new(state),
+            committer: Mutex::new(committer),
+            counters: Counters::default(),
+            work: Condvar::new(),
+            prepare: Condvar::new(),
+            lock: Mutex::new(Some(lock)),
+        }
+    }
+
+    /// Unlocks the state and reports what has changed in it.
+    pub(crate) fn unlock(&self, mut state: MutexGuard<'_, State>, event: Option<Event>) {
+        let level = state.fill_level(state.table.fill_bytes());
+        let level_event = (level != state.level).then_some(Event::Level(level));
+        state.level = level;
+        let has_room = state.is_room_wanted && state.phase == Phase::Open && {
+            let spare = state.available_bytes().saturating_sub(state.reserved_bytes);
+            spare > 0 && state.unsynced_bytes < self.unsynced_bytes_max
+        };
+        if has_room {
+            state.is_room_wanted = false;
+        }
+        drop(state);
+        event.iter().chain(&level_event).for_each(|event| (self.observer)(event));
+        if has_room {
+            (self.observer)(&Event::Room);
+        }
+    }
+
+    /// Frees segments that have lost their last hold.
+    pub(crate) fn release(&self) {
+        let mut state = self.state.lock();
+        if state.table.release() {
+            self.prepare.notify_one();
+            self.unlock(state, None);
+        }
+    }
+
+    pub(crate) fn metrics(&self) -> Metrics {
+        let mut metrics = self.counters.read();
+        let mut state = self.state.lock();
+        metrics.fill_bytes = state.table.fill_bytes();
+        metrics.capacity_bytes = state.table.capacity_bytes();
+        metrics.live_segments = state.table.live.len() as u64;
+        metrics.free_segments = state.table.free.len() as u64;
+        metrics.unsynced_bytes = state.unsynced_bytes;
+        metrics.is_failed = state.phase != Phase::Open;
+        let oldest = state.table.live.front_mut();
+        metrics.oldest = oldest.as_ref().map(|segment| Position(segment.first_position));
+        metrics.oldest_age = oldest.map(|segment| self.clock.now().saturating_sub(segment.begun));
+        metrics
+    }
+
+    pub(crate) fn level(&self) -> Level {
+        self.state.lock().level
+    }
+
+    /// Returns the positions of the oldest segment, from its first one to before the next segment's first
+    /// one.
+    pub(crate) fn oldest(&self) -> Option<std::ops::Range<Position>> {
+        let state = self.state.lock();
+        let first = state.table.live.front()?.first_position;
+        let next = state.table.live.get(1).map_or(state.next_position, |segment| segment.first_position);
+        Some(Position(first)..Position(next))
+    }
+}

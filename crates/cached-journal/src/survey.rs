@@ -1,0 +1,396 @@
+//! Reading a whole journal without changing it: where its log begins and ends, and whether it is intact.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::disk::{Disk, DiskFile};
+use crate::error::{Corruption, DiskError, OpenError, ReadError};
+use crate::format::batch::BatchHeader;
+use crate::format::segment::{HeaderBlock, SegmentHeader};
+use crate::format::superblock::Superblock;
+use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, salt};
+use crate::marks::{Epochs, Marks};
+use crate::record::Kind;
+use crate::scan::{OpenSegment, ReadBatch, ScanError, ScanFailure, Scanner};
+use crate::table::NEW_SUFFIX;
+use crate::table::segment_name;
+
+/// The superblock's file.
+pub(crate) const SUPERBLOCK_NAME: &str = "journal";
+/// What the superblock's file is called while the journal is discarded.
+pub(crate) const DISCARDED_NAME: &str = "discarded";
+
+impl From<ScanFailure> for OpenError {
+    fn from(failure: ScanFailure) -> Self {
+        match failure {
+            ScanFailure::Corrupt(corruption) => Self::Corrupt(corruption),
+            ScanFailure::Disk(error) => Self::Disk(error),
+        }
+    }
+}
+
+impl From<ScanFailure> for ReadError {
+    fn from(failure: ScanFailure) -> Self {
+        match failure {
+            ScanFailure::Corrupt(corruption) => Self::Corrupt(corruption),
+            ScanFailure::Disk(error) => Self::Disk(error),
+        }
+    }
+}
+
+/// A segment's file as it was found.
+pub(crate) struct FoundSegment {
+    pub(crate) index: u32,
+    pub(crate) name: String,
+    pub(crate) file: Arc<dyn DiskFile>,
+    pub(crate) bytes: u64,
+    pub(crate) blocks: [HeaderBlock; 2],
+}
+
+impl FoundSegment {
+    /// Returns the newest header and the number of its block.
+    pub(crate) fn header(&self) -> Option<(SegmentHeader, usize)> {
+        let valid = self.blocks.iter().enumerate().filter_map(|(at, block)| match block {
+            HeaderBlock::Valid(header) => Some((*header, at)),
+            HeaderBlock::Unused | HeaderBlock::Invalid(_) => None,
+        });
+        valid.max_by_key(|(header, _)| header.life)
+    }
+
+    fn open(&self, header: SegmentHeader, segment_bytes: u64) -> OpenSegment {
+        OpenSegment { name: self.name.clone(), file: Arc::clone(&self.file), header, segment_bytes }
+    }
+}
+
+/// A segment of the log, as it was found.
+pub(crate) struct LogSegment {
+    /// Its place in `Survey::found`.
+    pub(crate) at: usize,
+    pub(crate) segment: OpenSegment,
+    pub(crate) header_block: usize,
+    /// The number of the batch at which the next segment continues, or the log ends.
+    pub(crate) end_number: u64,
+    /// Where that batch would be.
+    pub(crate) end: u64,
+}
+
+/// What a journal consists of.
+pub(crate) struct Survey {
+    pub(crate) superblock: Superblock,
+    pub(crate) found: Vec<FoundSegment>,
+    /// The log, oldest segment first.
+    pub(crate) log: Vec<LogSegment>,
+    /// Offset and header of the log's last batch, if it is in the last segment.
+    pub(crate) last_batch: Option<(u64, BatchHeader)>,
+    pub(crate) next_number: u64,
+    pub(crate) last_check: u32,
+    pub(crate) next_position: u64,
+    pub(crate) life_max: u64,
+    pub(crate) tail: u64,
+    pub(crate) marks: Marks,
+    pub(crate) epochs: Epochs,
+    /// Records but marks, without what marks cover.
+    pub(crate) records: u64,
+    pub(crate) payload_bytes: u64,
+}
+
+/// Reads a file's first bytes.
+fn read_start(name: &str, file: &dyn DiskFile, bytes: usize) -> Result<Vec<u8>, DiskError> {
+    let mut start = vec![0; bytes];
+    let read = file.read_at(0, &mut start).map_err(|error| DiskError::new(name, "read", error))?;
+    start.truncate(read);
+    Ok(start)
+}
+
+/// Returns the number in a segment's file name.
+pub(crate) fn segment_index(name: &str) -> Option<u32> {
+    let index = name.strip_prefix("segment-")?.parse().ok()?;
+    (segment_name(index) == name).then_some(index)
+}
+
+/// Reads the superblock; nothing if there is none.
+pub(crate) fn read_superblock(disk: &dyn Disk) -> Result<Option<Superblock>, OpenError> {
+    let file = match disk.open(SUPERBLOCK_NAME) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(DiskError::new(SUPERBLOCK_NAME, "open", error).into()),
+    };
+    let block = read_start(SUPERBLOCK_NAME, &*file, BLOCK_BYTES + 1)?;
+    let superblock =
+        Superblock::decode(&block).map_err(|reason| Corruption::new(SUPERBLOCK_NAME, 0, reason))?;
+    Ok(Some(superblock))
+}
+
+/// Reads the headers of all segments, in the order of their numbers.
+pub(crate) fn find_segments(disk: &dyn Disk) -> Result<Vec<FoundSegment>, OpenError> {
+    let names = disk.names().map_err(|error| DiskError::new(".", "list", error))?;
+    let mut found = BTreeMap::new();
+    for name in names {
+        let Some(index) = segment_index(&name) else { continue };
+        let failed = |operation| {
+            let name = &name;
+            move |error| DiskError::new(name, operation, error)
+        };
+        let file = disk.open(&name).map_err(failed("open"))?;
+        let bytes = file.len().map_err(failed("measure"))?;
+        let start = read_start(&name, &*file, SEGMENT_DATA_AT as usize)?;
+        let (first, second) = start.split_at(start.len().min(BLOCK_BYTES));
+        let blocks = [HeaderBlock::decode(first), HeaderBlock::decode(second)];
+        found.insert(index, FoundSegment { index, name, file, bytes, blocks });
+    }
+    Ok(found.into_values().collect())
+}
+
+/// Returns an error unless the directory is empty but for what a first open that was cut off leaves behind.
+pub(crate) fn check_empty(disk: &dyn Disk) -> Result<(), OpenError> {
+    let names = disk.names().map_err(|error| DiskError::new(".", "list", error))?;
+    let foreign = names.iter().find(|name| !name.ends_with(NEW_SUFFIX) && *name != "lost+found");
+    match foreign {
+        Some(name) => Err(Corruption::new(
+            name,
+            0,
+            "this directory holds files, but no journal: give the journal a directory of its own",
+        )
+        .into()),
+        None => Ok(()),
+    }
+}
+
+impl Survey {
+    /// Reads all heads of the log, and the payloads of its last batch.
+    pub(crate) fn new(disk: &dyn Disk, superblock: Superblock) -> Result<Self, OpenError> {
+        let found = find_segments(disk)?;
+        check_segments(&found, &superblock)?;
+        let mut survey = Self {
+            superblock,
+            found,
+            log: Vec::new(),
+            last_batch: None,
+            next_number: 1,
+            last_check: 0,
+            next_position: 1,
+            life_max: 0,
+            tail: 0,
+            marks: Marks::default(),
+            epochs: Epochs::default(),
+            records: 0,
+            payload_bytes: 0,
+        };
+        survey.life_max = survey.newest().map_or(0, |(_, header, _)| header.life);
+        survey.read_last()?;
+        survey.read_others()?;
+        survey.check_rest()?;
+        survey.count_records()?;
+        Ok(survey)
+    }
+
+    fn newest(&self) -> Option<(usize, SegmentHeader, usize)> {
+        let headers = self.found.iter().enumerate();
+        let headers =
+            headers.filter_map(|(at, found)| found.header().map(|(header, block)| (at, header, block)));
+        headers.max_by_key(|(_, header, _)| header.life)
+    }
+
+    /// Finds the end of the log in the segment that was begun last.
+    fn read_last(&mut self) -> Result<(), OpenError> {
+        let Some((at, header, header_block)) = self.newest() else { return Ok(()) };
+        let segment = self.found[at].open(header, self.superblock.segment_bytes);
+        let mut scanner = Scanner::new(&segment);
+        // The last two: the payloads of the last one may be torn.
+        let (mut before, mut last): (Option<ReadBatch>, Option<ReadBatch>) = (None, None);
+        loop {
+            match scanner.next() {
+                Ok(batch) => before = last.replace(batch).or(before),
+                Err(ScanError::Break(_)) => break,
+                Err(ScanError::Disk(error)) => return Err(error.into()),
+            }
+        }
+        let torn_at = match &last {
+            Some(batch) => torn_payload(&segment, batch)?.then_some(batch.offset),
+            None => None,
+        };
+        if let Some(torn_at) = torn_at {
+            last = before;
+            scanner = Scanner::new(&segment);
+            while scanner.offset < torn_at && scanner.next().is_ok() {}
+        }
+        scanner.check_nothing_behind()?;
+        self.tail = last.as_ref().map_or(header.tail, |batch| batch.header.tail);
+        self.last_batch = last.map(|batch| (batch.offset, batch.header));
+        self.next_number = scanner.next_number;
+        self.last_check = scanner.last_check;
+        self.next_position = scanner.next_position;
+        let (end_number, end) = (scanner.next_number, scanner.offset);
+        self.log = vec![LogSegment { at, segment, header_block, end_number, end }];
+        Ok(())
+    }
+
+    /// Follows the log back from its last segment to its tail.
+    fn read_others(&mut self) -> Result<(), OpenError> {
+        let Some(last) = self.log.first() else { return Ok(()) };
+        let mut next = last.segment.header;
+        if self.tail > next.life {
+            let reason = format!("the log's tail, life {}, is behind its end, life {}", self.tail, next.life);
+            return Err(Corruption::new(&last.segment.name, SEGMENT_DATA_AT, reason).into());
+        }
+        while next.life > self.tail {
+            let previous = self.found.iter().enumerate().find_map(|(at, found)| {
+                let (header, block) = found.header()?;
+                (header.life == next.previous_life).then_some((at, header, block))
+            });
+            let Some((at, header, header_block)) = previous else {
+                let next_name = &self.log[0].segment.name;
+                return Err(self.missing(next_name, &next).into());
+            };
+            let segment = self.found[at].open(header, self.superblock.segment_bytes);
+            let mut scanner = Scanner::new(&segment);
+            while scanner.next_number < next.first_number {
+                match scanner.next() {
+                    Ok(_) => {}
+                    Err(ScanError::Break(reason)) => {
+                        let reason = format!(
+                            "{reason}; the log continues up to batch {} here and goes over to {} then",
+                            next.first_number - 1,
+                            self.log[0].segment.name
+                        );
+                        return Err(Corruption::new(&segment.name, scanner.offset, reason).into());
+                    }
+                    Err(ScanError::Disk(error)) => return Err(error.into()),
+                }
+            }
+            if (scanner.next_number, scanner.last_check) != (next.first_number, next.previous_check) {
+                let reason =
+                    format!("the last batch is not the one that {} follows", self.log[0].segment.name);
+                return Err(Corruption::new(&segment.name, scanner.offset, reason).into());
+            }
+            let (end_number, end) = (scanner.next_number, scanner.offset);
+            self.log.insert(0, LogSegment { at, segment, header_block, end_number, end });
+            next = header;
+        }
+        Ok(())
+    }
+
+    fn missing(&self, next_name: &str, next: &SegmentHeader) -> Corruption {
+        let damaged: Vec<_> = self
+            .found
+            .iter()
+            .filter(|found| found.blocks.iter().any(|block| matches!(block, HeaderBlock::Invalid(_))))
+            .map(|found| found.name.as_str())
+            .collect();
+        let suspects = if damaged.is_empty() {
+            "a file is missing".to_owned()
+        } else {
+            format!("damaged headers: {}", damaged.join(", "))
+        };
+        let reason = format!(
+            "no segment has life {}, which comes before life {}: {suspects}",
+            next.previous_life, next.life
+        );
+        Corruption::new(next_name, 0, reason)
+    }
+
+    /// Looks at the segments that are not in the log: no batch in them may be newer than the log.
+    ///
+    /// A life's header is durable before its first batch is written. So if a newer batch is found, its header
+    /// was damaged later.
+    fn check_rest(&self) -> Result<(), OpenError> {
+        for (at, found) in self.found.iter().enumerate() {
+            if self.log.iter().any(|log| log.at == at) {
+                continue;
+            }
+            let header = SegmentHeader { journal: self.superblock.journal, ..SegmentHeader::default() };
+            let segment = found.open(header, self.superblock.segment_bytes);
+            let mut block = vec![0; BLOCK_BYTES];
+            segment.read(SEGMENT_DATA_AT, &mut block)?;
+            let room = self.superblock.segment_bytes - SEGMENT_DATA_AT;
+            let Ok(batch) = BatchHeader::peek(&block, room) else { continue };
+            if batch.life <= self.life_max {
+                continue;
+            }
+            match segment.read_batch(SEGMENT_DATA_AT, salt(self.superblock.journal, batch.life)) {
+                Ok((batch, _)) => {
+                    let reason =
+                        format!("the header of life {} is damaged: its batches are there", batch.life);
+                    return Err(Corruption::new(&found.name, 0, reason).into());
+                }
+                Err(ScanError::Break(_)) => {}
+                Err(ScanError::Disk(error)) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn count_records(&mut self) -> Result<(), OpenError> {
+        let (mut marks, mut epochs) = (Marks::default(), Epochs::default());
+        self.each_batch(|_, batch| {
+            for (head, _) in &batch.heads {
+                marks.add(head);
+                epochs.add(head);
+            }
+        })?;
+        let (mut records, mut payload_bytes) = (0, 0);
+        self.each_batch(|segment, batch| {
+            for (position, head, place) in segment.records(batch) {
+                if head.kind != Kind::MARK && !marks.covers(position, head) {
+                    records += 1;
+                    payload_bytes += u64::from(place.sum.bytes);
+                }
+            }
+        })?;
+        (self.marks, self.epochs, self.records, self.payload_bytes) = (marks, epochs, records, payload_bytes);
+        Ok(())
+    }
+
+    /// Reads every batch of the log, in order.
+    pub(crate) fn each_batch(&self, mut each: impl FnMut(&OpenSegment, &ReadBatch)) -> Result<(), OpenError> {
+        for log in &self.log {
+            let mut scanner = Scanner::new(&log.segment);
+            while scanner.next_number < log.end_number {
+                match scanner.next() {
+                    Ok(batch) => each(&log.segment, &batch),
+                    Err(ScanError::Break(reason)) => {
+                        return Err(Corruption::new(&log.segment.name, scanner.offset, reason).into());
+                    }
+                    Err(ScanError::Disk(error)) => return Err(error.into()),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns whether a payload of the batch is not what its head describes.
+fn torn_payload(segment: &OpenSegment, batch: &ReadBatch) -> Result<bool, DiskError> {
+    for (_, _, place) in segment.records(batch) {
+        match place.read() {
+            Ok(_) => {}
+            Err(ScanFailure::Corrupt(_)) => return Ok(true),
+            Err(ScanFailure::Disk(error)) => return Err(error),
+        }
+    }
+    Ok(false)
+}
+
+/// Checks what holds for every segment by itself.
+fn check_segments(found: &[FoundSegment], superblock: &Superblock) -> Result<(), Corruption> {
+    let mut lives = BTreeMap::new();
+    for segment in found {
+        if segment.bytes != superblock.segment_bytes {
+            let reason = format!(
+                "the file has {} bytes, its journal's segments have {}",
+                segment.bytes, superblock.segment_bytes
+            );
+            return Err(Corruption::new(&segment.name, segment.bytes, reason));
+        }
+        let Some((header, block)) = segment.header() else { continue };
+        let offset = (block * BLOCK_BYTES) as u64;
+        if header.journal != superblock.journal {
+            return Err(Corruption::new(&segment.name, offset, "the segment belongs to another journal"));
+        }
+        if let Some(other) = lives.insert(header.life, &segment.name) {
+            let reason = format!("life {} is that of {other}, too: one of the files is a copy", header.life);
+            return Err(Corruption::new(&segment.name, offset, reason));
+        }
+    }
+    Ok(())
+}

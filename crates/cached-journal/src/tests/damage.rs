@@ -1,0 +1,177 @@
+//! Bits that flip: every one is detected, or changes nothing that a recovery returns.
+
+use super::kit::{Kit, SEGMENT_BYTES, append};
+use crate::disk::Disk;
+use crate::disk::simulated::{Faults, Random, SimulatedDisk};
+use crate::{Environment, Journal, OpenError, Position, tools};
+
+const SEGMENTS: u64 = 6;
+
+type Content = Vec<(Position, Vec<u8>)>;
+
+fn segments(disk: &SimulatedDisk) -> impl Iterator<Item = String> {
+    disk.names().unwrap().into_iter().filter(|name| name.starts_with("segment"))
+}
+
+/// Reads everything; `None` if damage was reported.
+fn content(disk: &SimulatedDisk) -> Option<Content> {
+    let environment = Environment::new(disk.clone());
+    let (_journal, replay) = match Journal::open_stepped(&super::kit::config(SEGMENTS), environment) {
+        Ok(opened) => opened,
+        Err(OpenError::Corrupt(corruption)) => {
+            assert!(corruption.offset <= SEGMENT_BYTES && !corruption.reason.is_empty());
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let mut content = Vec::new();
+    for record in replay.records() {
+        let record = record.unwrap();
+        content.push((record.position, record.payload().ok()?));
+    }
+    Some(content)
+}
+
+/// A journal in which every segment has been used several times, and whose log spans several.
+fn journal() -> (SimulatedDisk, Content) {
+    let kit = Kit::new(SEGMENTS);
+    let journal = kit.open_ready();
+    let mut held = std::collections::VecDeque::new();
+    for number in 0..150 {
+        held.push_back(append(&journal, number, 3000).unwrap().1);
+        journal.step_commit();
+        if held.len() > 20 {
+            held.pop_front();
+        }
+    }
+    // An empty batch, as a journal that is closed writes.
+    journal.close_stepped();
+    let content = content(&kit.disk.copy()).unwrap();
+    assert!(content.len() >= 20);
+    drop(held);
+    (kit.disk, content)
+}
+
+#[test]
+fn every_flipped_bit_is_detected_or_harmless() {
+    let (disk, intact) = journal();
+    let mut random = Random::new(1);
+    let (mut detected, mut harmless) = (0, 0);
+    for name in disk.names().unwrap() {
+        let name = name.as_str();
+        let bytes = disk.content(name).unwrap();
+        for run in 0..bytes.len() / 64 {
+            let mut damaged = bytes.clone();
+            // One bit in each run of 64 bytes: in every batch header and every head.
+            let byte = run * 64 + random.below(64) as usize;
+            damaged[byte] ^= 1 << random.below(8);
+            let copy = disk.copy();
+            copy.set_content(name, &damaged);
+            match content(&copy) {
+                None => detected += 1,
+                Some(found) => {
+                    assert!(
+                        found == intact,
+                        "{name}, byte {byte}: {} of {} records",
+                        found.len(),
+                        intact.len()
+                    );
+                    harmless += 1;
+                }
+            }
+        }
+    }
+    println!("{detected} detected, {harmless} harmless");
+    assert!(detected > 1000 && harmless > 100);
+}
+
+#[test]
+fn a_damaged_journal_is_reported_with_file_and_offset_and_can_be_exported() {
+    let (disk, intact) = journal();
+    // The first batch of each segment.
+    for name in segments(&disk) {
+        let name = name.as_str();
+        let copy = disk.copy();
+        let mut bytes = copy.content(name).unwrap();
+        bytes[8192 + 70] ^= 1;
+        copy.set_content(name, &bytes);
+        let Err(OpenError::Corrupt(corruption)) =
+            Journal::open_stepped(&super::kit::config(SEGMENTS), Environment::new(copy.clone()))
+        else {
+            // The segment was not part of the log.
+            continue;
+        };
+        assert_eq!((corruption.file.as_str(), corruption.offset), (name, 8192));
+        assert_eq!(tools::inspect(&copy).unwrap().problem, Some(corruption.clone()));
+        assert_eq!(tools::verify(&copy).unwrap(), std::slice::from_ref(&corruption));
+        let mut exported = 0;
+        let problems = tools::export(&copy, |_, _| {
+            exported += 1;
+            Ok(())
+        });
+        let is_reported =
+            |problem: &crate::Corruption| (&problem.file, problem.offset) == (&corruption.file, 8192);
+        assert!(problems.unwrap().iter().any(is_reported));
+        assert!(exported > 0 && exported < 150);
+    }
+    assert_eq!(content(&disk.copy()).unwrap(), intact);
+}
+
+#[test]
+fn a_truncated_or_missing_segment_is_refused() {
+    let (disk, _) = journal();
+    let mut refused = 0;
+    for name in segments(&disk) {
+        let name = name.as_str();
+        let copy = disk.copy();
+        let bytes = copy.content(name).unwrap();
+        copy.set_content(name, &bytes[..bytes.len() - 4096]);
+        assert!(content(&copy).is_none(), "{name} truncated");
+        let copy = disk.copy();
+        copy.set_content(name, &[0; SEGMENT_BYTES as usize]);
+        refused += usize::from(content(&copy).is_none());
+    }
+    assert!(refused > 0, "a segment inside the log is missed");
+}
+
+#[test]
+fn a_header_that_is_destroyed_while_it_is_written_leaves_the_segment_as_it_was() {
+    let kit = Kit::new(3);
+    let journal = kit.open_ready();
+    let mut holds = std::collections::VecDeque::new();
+    while let Ok((_, hold)) = append(&journal, holds.len() as u64, 12_000) {
+        holds.push_back(hold);
+        journal.step_commit();
+    }
+    let oldest = journal.oldest().unwrap();
+    while holds.front().is_some_and(|hold| oldest.contains(&hold.position())) {
+        holds.pop_front();
+    }
+    // No batch states the new tail: the log on disk still begins with the segment that the restart uses
+    // again.
+    kit.disk.set_faults(1, Faults { write: 1000, ..Faults::default() });
+    append(&journal, 1, 12_000).unwrap();
+    journal.step_commit();
+    kit.disk.set_faults(1, Faults::default());
+    kit.clock.advance(std::time::Duration::from_secs(5));
+    let before: Vec<_> = segments(&kit.disk).map(|name| (name.clone(), kit.disk.content(&name))).collect();
+    // The header is written, its sync is not done.
+    kit.disk.cut_power_in(Some(2));
+    journal.step_commit();
+    kit.disk.kill_process();
+    let mut destroyed = 0;
+    for (name, old) in before {
+        let (old, mut new) = (old.unwrap(), kit.disk.content(&name).unwrap());
+        for block in [0, 4096] {
+            if old[block..block + 4096] != new[block..block + 4096] {
+                new[block] ^= 1;
+                destroyed += 1;
+            }
+        }
+        kit.disk.set_content(&name, &new);
+    }
+    assert_eq!(destroyed, 1);
+    let (_journal, replay) = kit.open().unwrap();
+    let found: Vec<_> = replay.records().map(|record| record.unwrap().position).collect();
+    assert!(holds.iter().all(|hold| found.contains(&hold.position())));
+}

@@ -1,0 +1,213 @@
+//! What an operator does with a journal that no process has open.
+//!
+//! Every function takes the directory's lock, and refuses with [`OpenError::Locked`] while another process
+//! holds it. None of them but [`discard`] changes anything.
+
+use crate::disk::Disk;
+use crate::error::{Corruption, OpenError};
+use crate::format::BLOCK_BYTES;
+use crate::format::segment::HeaderBlock;
+use crate::marks::Epochs;
+use crate::record::Position;
+use crate::recovery;
+use crate::replay::Recovered;
+use crate::scan::{OpenSegment, ScanError, ScanFailure, Scanner};
+use crate::survey::{Survey, find_segments, read_superblock};
+
+/// A segment's file, as [`inspect`] found it.
+#[derive(Clone, Debug)]
+pub struct SegmentReport {
+    /// The file.
+    pub file: String,
+    /// The number of its life, 0 if it has not been used.
+    pub life: u64,
+    /// Whether its records are part of the log. Not known, hence false, if the log is damaged.
+    pub is_in_log: bool,
+    /// The batches that follow each other from the segment's beginning.
+    pub batches: u64,
+    /// The records in them.
+    pub records: u64,
+    /// The bytes up to their end.
+    pub used_bytes: u64,
+    /// What is wrong with its headers.
+    pub header_problem: Option<String>,
+}
+
+/// What [`inspect`] found.
+#[derive(Clone, Debug)]
+pub struct Inspection {
+    /// The size of each segment.
+    pub segment_bytes: u64,
+    /// The segments, in the order of their lives.
+    pub segments: Vec<SegmentReport>,
+    /// The records that the next open would replay; nothing if the log is damaged.
+    pub records: Option<u64>,
+    /// The bytes of their payloads.
+    pub payload_bytes: Option<u64>,
+    /// The position behind the last record.
+    pub end: Option<Position>,
+    /// The epochs of the records.
+    pub epochs: Epochs,
+    /// Why the next open would refuse the journal.
+    pub problem: Option<Corruption>,
+}
+
+fn superblock_of(disk: &dyn Disk) -> Result<crate::format::superblock::Superblock, OpenError> {
+    match read_superblock(disk)? {
+        Some(superblock) => Ok(superblock),
+        None => {
+            Err(Corruption::new(crate::survey::SUPERBLOCK_NAME, 0, "there is no journal in this directory")
+                .into())
+        }
+    }
+}
+
+/// Returns what a journal consists of, also if it is damaged.
+///
+/// # Errors
+/// If the directory is in use, holds no journal, or the disk fails.
+pub fn inspect(disk: &dyn Disk) -> Result<Inspection, OpenError> {
+    let _lock = recovery::lock(disk)?;
+    let superblock = superblock_of(disk)?;
+    let (survey, problem) = match Survey::new(disk, superblock) {
+        Ok(survey) => (Some(survey), None),
+        Err(OpenError::Corrupt(corruption)) => (None, Some(corruption)),
+        Err(error) => return Err(error),
+    };
+    let mut segments = Vec::new();
+    for (at, found) in find_segments(disk)?.into_iter().enumerate() {
+        let header_problem = found.blocks.iter().find_map(|block| match block {
+            HeaderBlock::Invalid(reason) => Some(reason.clone()),
+            HeaderBlock::Unused | HeaderBlock::Valid(_) => None,
+        });
+        let mut report = SegmentReport {
+            file: found.name.clone(),
+            life: 0,
+            is_in_log: survey.iter().any(|survey| survey.log.iter().any(|log| log.at == at)),
+            batches: 0,
+            records: 0,
+            used_bytes: 0,
+            header_problem,
+        };
+        if let Some((header, _)) = found.header() {
+            let segment_bytes = superblock.segment_bytes;
+            let segment = OpenSegment { name: found.name, file: found.file, header, segment_bytes };
+            let mut scanner = Scanner::new(&segment);
+            report.life = header.life;
+            while let Ok(batch) = scanner.next() {
+                report.batches += 1;
+                report.records += batch.heads.len() as u64;
+            }
+            report.used_bytes = scanner.offset;
+        }
+        segments.push(report);
+    }
+    segments.sort_by_key(|report| report.life);
+    Ok(Inspection {
+        segment_bytes: superblock.segment_bytes,
+        segments,
+        records: survey.as_ref().map(|survey| survey.records),
+        payload_bytes: survey.as_ref().map(|survey| survey.payload_bytes),
+        end: survey.as_ref().map(|survey| Position(survey.next_position)),
+        epochs: survey.map(|survey| survey.epochs).unwrap_or_default(),
+        problem,
+    })
+}
+
+/// Reads a whole journal, payloads included, and returns everything that is damaged. An intact journal
+/// returns nothing.
+///
+/// # Errors
+/// If the directory is in use, or the disk fails.
+pub fn verify(disk: &dyn Disk) -> Result<Vec<Corruption>, OpenError> {
+    let _lock = recovery::lock(disk)?;
+    let survey = match superblock_of(disk).and_then(|superblock| Survey::new(disk, superblock)) {
+        Ok(survey) => survey,
+        Err(OpenError::Corrupt(corruption)) => return Ok(vec![corruption]),
+        Err(error) => return Err(error),
+    };
+    let (mut problems, mut failure) = (Vec::new(), None);
+    survey.each_batch(|segment, batch| {
+        for (_, _, place) in segment.records(batch) {
+            match place.read() {
+                Ok(_) => {}
+                Err(ScanFailure::Corrupt(corruption)) => problems.push(corruption),
+                Err(ScanFailure::Disk(error)) => failure = Some(error),
+            }
+        }
+    })?;
+    match failure {
+        Some(error) => Err(error.into()),
+        None => Ok(problems),
+    }
+}
+
+/// Passes every readable record to `each`, with its payload, segment by segment in the order of their lives,
+/// also those that the log needs no longer. Returns the places at which records could not be read.
+///
+/// It is the way to save what is left of a damaged journal: it follows no chain from one segment to the next.
+///
+/// # Errors
+/// If the directory is in use, holds no journal, or the disk fails; and the errors of `each`.
+pub fn export(
+    disk: &dyn Disk,
+    mut each: impl FnMut(&Recovered, &[u8]) -> std::io::Result<()>,
+) -> Result<Vec<Corruption>, OpenError> {
+    let _lock = recovery::lock(disk)?;
+    let superblock = superblock_of(disk)?;
+    let mut problems = Vec::new();
+    let mut segments = Vec::new();
+    for found in find_segments(disk)? {
+        match found.header() {
+            Some((header, _)) if header.journal == superblock.journal => {
+                let segment_bytes = superblock.segment_bytes;
+                segments.push(OpenSegment { name: found.name, file: found.file, header, segment_bytes });
+            }
+            Some(_) => {
+                problems.push(Corruption::new(&found.name, 0, "the segment belongs to another journal"));
+            }
+            None => {}
+        }
+        for (at, block) in found.blocks.iter().enumerate() {
+            if let HeaderBlock::Invalid(reason) = block {
+                let name = crate::table::segment_name(found.index);
+                problems.push(Corruption::new(&name, (at * BLOCK_BYTES) as u64, reason.clone()));
+            }
+        }
+    }
+    segments.sort_by_key(|segment| segment.header.life);
+    for segment in &segments {
+        let mut scanner = Scanner::new(segment);
+        loop {
+            let batch = match scanner.next() {
+                Ok(batch) => batch,
+                Err(ScanError::Break(_)) => break,
+                Err(ScanError::Disk(error)) => return Err(error.into()),
+            };
+            for (position, head, place) in segment.records(&batch) {
+                let record = Recovered { position, head: head.clone(), place };
+                match record.place.read() {
+                    Ok(payload) => each(&record, &payload)
+                        .map_err(|error| crate::error::DiskError::new("the export", "write", error))?,
+                    Err(ScanFailure::Corrupt(corruption)) => problems.push(corruption),
+                    Err(ScanFailure::Disk(error)) => return Err(error.into()),
+                }
+            }
+        }
+        match scanner.check_nothing_behind() {
+            Err(ScanFailure::Corrupt(corruption)) => problems.push(corruption),
+            Err(ScanFailure::Disk(error)) => return Err(error.into()),
+            Ok(()) => {}
+        }
+    }
+    Ok(problems)
+}
+
+/// Removes the journal and all its records. The next open begins a new one.
+///
+/// # Errors
+/// If the directory is in use, or the disk fails. A call that was cut off can be repeated.
+pub fn discard(disk: &dyn Disk) -> Result<(), OpenError> {
+    let _lock = recovery::lock(disk)?;
+    recovery::discard(disk)
+}

@@ -1,0 +1,76 @@
+//! Layers that break one promise each: a check that does not detect them proves nothing.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use blocker::{Blocker, ChangeReply, Durability, Error, Reply, Version, WriteRequest};
+
+/// The promise that is broken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Promise {
+    /// A write is applied once more, some time after it was acknowledged.
+    Once,
+    /// A write is acknowledged and not made.
+    Acknowledged,
+    /// A write is refused for good, and made all the same.
+    Refused,
+    /// A write is acknowledged before it is made.
+    Order,
+    /// A write of unknown outcome is reported as failed.
+    Unknown,
+}
+
+impl Promise {
+    pub const ALL: [Self; 5] = [Self::Once, Self::Acknowledged, Self::Refused, Self::Order, Self::Unknown];
+}
+
+/// Forwards every call, but breaks `promise` at one write in `every`.
+pub struct Broken {
+    inner: Arc<dyn Blocker>,
+    promise: Promise,
+    every: u64,
+    writes: AtomicU64,
+}
+
+impl Broken {
+    pub fn new(inner: Arc<dyn Blocker>, promise: Promise, every: u64) -> Arc<Self> {
+        Arc::new(Self { inner, promise, every, writes: AtomicU64::new(0) })
+    }
+
+    /// Makes the write after `delay`, without a caller.
+    fn later(&self, request: WriteRequest, delay: Duration) {
+        let inner = Arc::clone(&self.inner);
+        tokio::spawn(async move {
+            tokio::time::sleep(delay).await;
+            inner.write(request).await.expect("a late write");
+        });
+    }
+}
+
+impl Blocker for Broken {
+    blocker::delegate!(|this| this.inner, except write);
+
+    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
+        if self.writes.fetch_add(1, Ordering::Relaxed) % self.every != self.every - 1 {
+            return self.inner.write(request);
+        }
+        let acknowledged = Reply::ok(ChangeReply::new(Version(0), 4096, Durability::Cached));
+        match self.promise {
+            Promise::Once => {
+                self.later(request.clone(), Duration::from_millis(40));
+                self.inner.write(request)
+            }
+            Promise::Acknowledged => acknowledged,
+            Promise::Refused => self.inner.write(request).then(|_| Err(Error::Retryable("refused".into()))),
+            Promise::Order => {
+                self.later(request, Duration::from_millis(40));
+                acknowledged
+            }
+            Promise::Unknown => {
+                self.later(request, Duration::from_millis(40));
+                Reply::err(Error::DeadlinePassed)
+            }
+        }
+    }
+}

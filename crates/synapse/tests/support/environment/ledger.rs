@@ -1,0 +1,133 @@
+//! A store that records which changes were applied to it, in order. Each value is written once, so that an
+//! entry identifies its change: one that was applied twice is recorded twice, a lost one is not recorded.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use blocker::{
+    Blocker, ChangeReply, CompareAndWriteRequest, Memory, ObjectId, ReadRequest, Reply, WriteFullRequest,
+    WriteRequest,
+};
+use parking_lot::Mutex;
+
+use crate::support::history::operation::{Action, Operation, Value};
+
+/// [`Memory`] with a ledger.
+pub struct Ledger {
+    memory: Memory,
+    applied: Mutex<Vec<(ObjectId, Value)>>,
+}
+
+impl Ledger {
+    /// Returns an empty store.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self { memory: Memory::default(), applied: Mutex::default() })
+    }
+
+    /// Returns the values written to `object`, in order.
+    pub fn applied(&self, object: &ObjectId) -> Vec<Value> {
+        let applied = self.applied.lock();
+        applied.iter().filter(|(changed, _)| changed == object).map(|&(_, value)| value).collect()
+    }
+
+    /// Returns the value that `object` holds now.
+    ///
+    /// # Panics
+    /// If it is not a whole value.
+    pub fn value(&self, object: &ObjectId) -> Value {
+        let read = blocker::executor::block_on(self.memory.read(ReadRequest::new(object.clone(), 0, 4096)));
+        Value::from_bytes(&read.expect("the register is there").data.to_vec()).expect("a whole value")
+    }
+
+    /// Makes a change, and records it if it succeeds. The store answers at once, so this is the order of the
+    /// changes.
+    fn note(
+        &self,
+        object: ObjectId,
+        value: Value,
+        change: impl FnOnce() -> Reply<ChangeReply>,
+    ) -> Reply<ChangeReply> {
+        let mut applied = self.applied.lock();
+        let reply = change();
+        assert!(reply.is_ready(), "memory answers at once");
+        if matches!(reply, Reply::Ready(Ok(_))) {
+            applied.push((object, value));
+        }
+        reply
+    }
+}
+
+/// Compares what was applied to a register with the outcomes of its clients: an acknowledged change is
+/// recorded once, one of unknown outcome at most once, a refused one never; and a change that was answered
+/// before another was called precedes it.
+///
+/// # Errors
+/// The first contradiction.
+pub fn compare(applied: &[Value], history: &[Operation]) -> Result<(), String> {
+    let mut places: HashMap<Value, usize> = HashMap::new();
+    for (place, &value) in applied.iter().enumerate() {
+        if places.insert(value, place).is_some() {
+            return Err(format!("{value:?} was applied twice"));
+        }
+    }
+    let mut changes: Vec<(&Operation, usize)> = Vec::new();
+    for operation in history {
+        let (value, is_certain) = match operation.action {
+            Action::Write(value) | Action::Swap { value, .. } => (value, true),
+            Action::WriteUnknown(value) | Action::SwapUnknown { value, .. } => (value, false),
+            Action::Read(_) | Action::Mismatch { .. } => continue,
+        };
+        match places.remove(&value) {
+            Some(place) => changes.push((operation, place)),
+            None if is_certain => return Err(format!("lost, though acknowledged: {operation}")),
+            None => {}
+        }
+    }
+    if !places.is_empty() {
+        return Err(format!("applied, though refused: {places:?}"));
+    }
+    for (earlier, first) in &changes {
+        for (later, second) in &changes {
+            if earlier.answered < later.called && first > second {
+                return Err(format!("applied in the wrong order: {earlier}, and {later}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Panics, with both lists, unless they agree. See [`compare`].
+///
+/// # Panics
+/// If they do not.
+#[track_caller]
+pub fn assert_applied(applied: &[Value], history: &[Operation], context: &str) {
+    if let Err(why) = compare(applied, history) {
+        let outcomes: Vec<_> = history.iter().map(Operation::to_string).collect();
+        panic!("{context}: {why}\napplied: {applied:?}\noutcomes:\n{}", outcomes.join("\n"));
+    }
+}
+
+/// Returns the value of a payload; `u32::MAX`, which no client writes, if it is not one.
+fn value_of(data: &blocker::Segments) -> Value {
+    Value::from_bytes(&data.to_vec()).unwrap_or(Value(u32::MAX))
+}
+
+impl Blocker for Ledger {
+    blocker::delegate!(|this| this.memory, except write compare_and_write write_full);
+
+    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
+        let (object, value) = (request.object.clone(), value_of(&request.data));
+        self.note(object, value, || self.memory.write(request))
+    }
+
+    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
+        let (object, value) = (request.object.clone(), value_of(&request.data));
+        self.note(object, value, || self.memory.compare_and_write(request))
+    }
+
+    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
+        let (object, value) = (request.object.clone(), value_of(&request.data));
+        self.note(object, value, || self.memory.write_full(request))
+    }
+}

@@ -1,0 +1,98 @@
+//! A process around a backend: when it is killed, the calls of its clients stop where they are, and the store
+//! below stays.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+
+use blocker::{
+    Blocker, Capabilities, ChangeReply, ClaimReply, ClaimRequest, CompareAndWriteRequest, CopyRequest,
+    DeleteReply, DeleteRequest, DiscardRequest, FlushReply, FlushRequest, Info, InfoRequest, InvalidateReply,
+    InvalidateRequest, ListReply, ListRequest, ReadReply, ReadRequest, Reply, Subscription, TruncateRequest,
+    WriteFullRequest, WriteRequest, WriteZeroesRequest,
+};
+
+/// Forwards every call until it is killed. Then no call begins, and none that had begun continues.
+pub struct Mortal {
+    inner: Arc<dyn Blocker>,
+    is_dead: Arc<AtomicBool>,
+}
+
+impl Mortal {
+    pub fn new(inner: Arc<dyn Blocker>) -> Arc<Self> {
+        Arc::new(Self { inner, is_dead: Arc::default() })
+    }
+
+    pub fn die(&self) {
+        self.is_dead.store(true, Ordering::SeqCst);
+    }
+
+    fn live<T: Send + Unpin + 'static>(&self, call: impl FnOnce(&dyn Blocker) -> Reply<T>) -> Reply<T> {
+        let is_dead = Arc::clone(&self.is_dead);
+        if is_dead.load(Ordering::SeqCst) {
+            return Reply::pending(std::future::pending());
+        }
+        let mut future = match call(&*self.inner) {
+            Reply::Pending(future) => future,
+            ready => return ready,
+        };
+        Reply::pending(std::future::poll_fn(move |cx| {
+            if is_dead.load(Ordering::SeqCst) {
+                return Poll::Pending;
+            }
+            Pin::new(&mut future).poll(cx)
+        }))
+    }
+}
+
+impl Blocker for Mortal {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+    fn read(&self, request: ReadRequest) -> Reply<ReadReply> {
+        self.live(|inner| inner.read(request))
+    }
+    fn write(&self, request: WriteRequest) -> Reply<ChangeReply> {
+        self.live(|inner| inner.write(request))
+    }
+    fn write_zeroes(&self, request: WriteZeroesRequest) -> Reply<ChangeReply> {
+        self.live(|inner| inner.write_zeroes(request))
+    }
+    fn discard(&self, request: DiscardRequest) -> Reply<ChangeReply> {
+        self.live(|inner| inner.discard(request))
+    }
+    fn compare_and_write(&self, request: CompareAndWriteRequest) -> Reply<ChangeReply> {
+        self.live(|inner| inner.compare_and_write(request))
+    }
+    fn write_full(&self, request: WriteFullRequest) -> Reply<ChangeReply> {
+        self.live(|inner| inner.write_full(request))
+    }
+    fn truncate(&self, request: TruncateRequest) -> Reply<ChangeReply> {
+        self.live(|inner| inner.truncate(request))
+    }
+    fn delete(&self, request: DeleteRequest) -> Reply<DeleteReply> {
+        self.live(|inner| inner.delete(request))
+    }
+    fn copy(&self, request: CopyRequest) -> Reply<ChangeReply> {
+        self.live(|inner| inner.copy(request))
+    }
+    fn info(&self, request: InfoRequest) -> Reply<Info> {
+        self.live(|inner| inner.info(request))
+    }
+    fn list(&self, request: ListRequest) -> Reply<ListReply> {
+        self.live(|inner| inner.list(request))
+    }
+    fn flush(&self, request: FlushRequest) -> Reply<FlushReply> {
+        self.live(|inner| inner.flush(request))
+    }
+    fn claim(&self, request: ClaimRequest) -> Reply<ClaimReply> {
+        self.live(|inner| inner.claim(request))
+    }
+    fn invalidate(&self, request: InvalidateRequest) -> Reply<InvalidateReply> {
+        self.live(|inner| inner.invalidate(request))
+    }
+    fn subscribe(&self) -> Subscription {
+        self.inner.subscribe()
+    }
+}

@@ -1,0 +1,159 @@
+//! Synapse in a simulation: a server that can be killed, its clients, and a network between them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use blocker::Blocker;
+use parking_lot::Mutex;
+use synapse::{Address, ClientConfig, Duplex, Server, ServerConfig, SynapseBlocker};
+
+use crate::support::environment::clock::TokioClock;
+use crate::support::environment::mortal::Mortal;
+use crate::support::net::plan::Plan;
+use crate::support::net::sim::Sim;
+
+/// The time between the death of the server and its restart.
+const DOWNTIME: Duration = Duration::from_millis(300);
+
+/// A server, the network to it, and the store below it, which outlives it.
+pub struct SimServer {
+    pub sim: Sim,
+    pub clock: TokioClock,
+    store: Mutex<Arc<dyn Blocker>>,
+    config: Mutex<ServerConfig>,
+    instance: Mutex<Option<Instance>>,
+}
+
+/// One instance of the server.
+struct Instance {
+    server: Arc<Server>,
+    backend: Arc<Mortal>,
+}
+
+/// Runs a simulation on one thread, with tokio's clock paused: nothing waits for real.
+pub fn simulate<T>(run: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    runtime.expect("a runtime").block_on(run)
+}
+
+/// Settings with times short enough for many failures in one run.
+pub fn server_config(clock: TokioClock) -> ServerConfig {
+    let mut config = ServerConfig::default();
+    config.clock = Arc::new(clock);
+    config.peer_timeout = Duration::from_secs(9);
+    config
+}
+
+/// Settings of a client that detects a dead server within seconds. Payloads carry CRCs, since bytes get
+/// damaged.
+pub fn client_config(server: &SimServer) -> ClientConfig {
+    let mut config = ClientConfig::new(Address::Tcp("simulated:1".into()));
+    let sim = server.sim.clone();
+    config.connector = Some(Arc::new(move || {
+        let sim = sim.clone();
+        Box::pin(async move { sim.dial().await.map(|stream| Box::new(stream) as Box<dyn Duplex>) })
+    }));
+    config.clock = Arc::new(server.clock);
+    config.connections = 1;
+    config.payload_crc = true;
+    config.connect_timeout = Duration::from_secs(2);
+    config.keep_alive = Duration::from_secs(1);
+    config.peer_timeout = Duration::from_secs(3);
+    config.reconnect_timeout = Duration::from_secs(60);
+    config
+}
+
+impl SimServer {
+    /// Returns a server for `store` that listens, behind a network with the faults of `plans`. When a fault
+    /// kills it, it restarts as another instance after [`DOWNTIME`].
+    pub fn open(
+        store: Arc<dyn Blocker>,
+        plans: impl Fn(u64) -> Plan + Send + Sync + 'static,
+        clock: TokioClock,
+        config: ServerConfig,
+    ) -> Arc<Self> {
+        let sim = Sim::with(plans);
+        let server = Arc::new(Self {
+            sim,
+            clock,
+            store: Mutex::new(store),
+            config: Mutex::new(config),
+            instance: Mutex::new(None),
+        });
+        server.start();
+        let weak = Arc::downgrade(&server);
+        tokio::spawn(async move {
+            while let Some(server) = weak.upgrade() {
+                server.sim.hits().kill.notified().await;
+                server.restart().await;
+            }
+        });
+        server
+    }
+
+    /// Kills the server, and starts another instance.
+    pub async fn restart(&self) {
+        self.kill();
+        tokio::time::sleep(DOWNTIME).await;
+        self.start();
+    }
+
+    /// Kills the server, whatever it is doing.
+    pub fn kill(&self) {
+        if let Some(instance) = self.instance.lock().take() {
+            instance.backend.die();
+        }
+        self.sim.kill_server();
+    }
+
+    /// Starts another instance.
+    pub fn start(&self) {
+        let backend = Mortal::new(Arc::clone(&*self.store.lock()));
+        let server = Server::new(Arc::clone(&backend) as _, self.config.lock().clone());
+        let server = Arc::new(server.expect("settings that make sense"));
+        let serving = Arc::clone(&server);
+        self.sim.listen(Arc::new(move |stream| {
+            tokio::spawn(serving.serve_stream(Box::new(stream))).abort_handle()
+        }));
+        *self.instance.lock() = Some(Instance { server, backend });
+    }
+
+    /// Changes the settings of the next instance.
+    pub fn reconfigure(&self, change: impl FnOnce(&mut ServerConfig)) {
+        change(&mut self.config.lock());
+    }
+
+    /// Replaces the store of the next instance.
+    pub fn replace_store(&self, store: Arc<dyn Blocker>) {
+        *self.store.lock() = store;
+    }
+
+    /// Returns the id of the running instance.
+    ///
+    /// # Panics
+    /// If it does not run.
+    pub fn instance(&self) -> [u8; 16] {
+        self.instance.lock().as_ref().expect("a server").server.instance()
+    }
+
+    /// Returns a metric of the running instance.
+    pub fn metric(&self, name: &str) -> u64 {
+        self.instance.lock().as_ref().map_or(0, |instance| instance.server.metric(name))
+    }
+
+    /// Returns a connected client with the usual settings, after as many attempts as that takes.
+    pub async fn client(&self) -> SynapseBlocker {
+        self.client_with(client_config(self)).await
+    }
+
+    /// Returns a connected client with these settings.
+    pub async fn client_with(&self, config: ClientConfig) -> SynapseBlocker {
+        for _ in 0..1_000 {
+            if let Ok(client) = SynapseBlocker::connect(config.clone()).await {
+                return client;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("the server could not be reached in a thousand attempts");
+    }
+}
