@@ -276,7 +276,7 @@ fn a_client_without_the_secret_is_refused() {
 #[test]
 fn a_server_whose_proof_is_wrong_is_refused() {
     let open = Host::memory();
-    let (_, welcome) = Raw::greeted(&open.address, &hello(0));
+    let (_, welcome) = Raw::welcomed(&open.address, &hello(0));
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address: Address = listener.local_addr().unwrap().to_string().parse().unwrap();
     let impostor = std::thread::spawn(move || {
