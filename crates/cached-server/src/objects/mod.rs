@@ -161,7 +161,7 @@ impl Objects {
             // Fails if the end was forced, when the receiver no longer waits.
             let _ = sender.send(shutdown::close(result, store));
         };
-        spawn("cached-objects", body)?;
+        spawn("object-cache", body)?;
         Ok(running)
     }
 }
