@@ -116,13 +116,14 @@ impl Shared {
 
         committer.next_number += 1;
         committer.last_check = check;
-        let wakers = self.durability.advance(batch.first_position + u64::from(batch.count));
-        wakers.into_iter().for_each(Waker::wake);
+        // Counted before a waiter is woken: a writer whose record is durable finds it in the metrics.
         Counters::add(&self.counters.written_bytes, bytes);
         self.counters.batch_bytes.add(bytes);
         self.counters.batch_records.add(batch.count.into());
         let took = self.clock.now().saturating_sub(begun);
         self.counters.commit_micros.add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+        let wakers = self.durability.advance(batch.first_position + u64::from(batch.count));
+        wakers.into_iter().for_each(Waker::wake);
 
         let mut state = self.state.lock();
         state.durable_tail = tail;
