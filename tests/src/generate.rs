@@ -235,7 +235,7 @@ const BAD_DATA: &[&[u8]] = &[
 ];
 
 const MG_FLAGS: &[&str] =
-    &["v", "v", "c", "f", "k", "s", "t", "q", "u", "Oabc", "T1000", "N1000", "R30", "b", "l", "P1", "L"];
+    &["v", "v", "c", "f", "k", "s", "t", "q", "u", "Oabc", "T1000", "N1000", "R500", "b", "l", "P1", "L"];
 const MS_FLAGS: &[&str] =
     &["k", "q", "Ox", "F5", "T0", "T1000", "ME", "MA", "MP", "MR", "MS", "I", "C", "c", "s", "b", "N100"];
 const MD_FLAGS: &[&str] = &["k", "q", "Ox", "I", "T30", "C", "b", "x"];
