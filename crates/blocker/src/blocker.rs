@@ -182,7 +182,8 @@ pub trait Blocker: Send + Sync {
     /// `DeadlinePassed`, `Retryable`, `Corrupt`.
     fn list(&self, request: ListRequest) -> Reply<ListReply>;
 
-    /// Makes everything acknowledged within the scope stored, and closes its generation.
+    /// Makes everything acknowledged within the scope stored, and closes its generation. Where the request
+    /// asks for less, a blocker may do less; the reply states what holds.
     ///
     /// # Errors
     /// `NotStored`: the data are still dirty and readable. [`Error::WritesLost`], `DeadlinePassed`,

@@ -23,15 +23,18 @@ pub enum WriteMode {
     Through,
     /// Write-around: done below with the durability that the request asks for; not kept in the cache.
     Around,
+    /// Every change is refused with [`Error::Denied`]; reads are answered.
+    ReadOnly,
 }
 
-/// Writes `back`, `through` or `around`.
+/// Writes `back`, `through`, `around` or `read-only`.
 impl fmt::Display for WriteMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Back => "back",
             Self::Through => "through",
             Self::Around => "around",
+            Self::ReadOnly => "read-only",
         })
     }
 }
@@ -51,8 +54,9 @@ impl FromStr for WriteMode {
             "back" => Ok(Self::Back),
             "through" => Ok(Self::Through),
             "around" => Ok(Self::Around),
+            "read-only" => Ok(Self::ReadOnly),
             _ => {
-                let known = "back, through and around";
+                let known = "back, through, around and read-only";
                 Err(Error::Invalid(format!("{text:?} is no write mode; there are {known}").into()))
             }
         }
@@ -180,10 +184,13 @@ pub trait Control: Send + Sync {
         Reply::err(Error::Unsupported("this backend has no policies".into()))
     }
 
-    /// Changes the namespace's policy.
+    /// Changes the namespace's policy. The answer comes when nothing of the one before is left: every change that
+    /// began under it has ended, and what was written back is stored. The new one is in force for changes that
+    /// begin after the request, also if the answer is an error or is not waited for.
     ///
     /// # Errors
-    /// `Unsupported` where nothing is cached; `Denied`, `Retryable`.
+    /// `Unsupported` where nothing is cached; `OutOfSpace` if too many namespaces have a policy; `Denied`,
+    /// `Retryable`, and those of a flush of the namespace.
     fn set_policy(&self, namespace: Namespace, policy: Policy) -> Reply<()> {
         drop((namespace, policy));
         Reply::err(Error::Unsupported("this backend has no policies".into()))

@@ -67,6 +67,7 @@ pub mod faulty;
 #[cfg(feature = "file")]
 pub mod file;
 mod layer;
+mod measured;
 pub mod memory;
 mod name;
 mod order;
@@ -77,6 +78,8 @@ mod response;
 #[cfg(any(feature = "faulty", feature = "conformance"))]
 mod rng;
 mod segment;
+pub mod trace;
+mod traced;
 
 pub use crate::blocker::Blocker;
 pub use crate::capabilities::{BUCKET_BYTES, Capabilities, OBJECT_BYTES_MAX_DEFAULT, Survives};
@@ -92,18 +95,21 @@ pub use crate::faulty::Faulty;
 #[cfg(feature = "file")]
 pub use crate::file::FileStore;
 pub use crate::layer::PassThrough;
+pub use crate::measured::{Measured, Measurements, OperationStats};
 pub use crate::memory::Memory;
 pub use crate::name::{NAME_BYTES_MAX, Name, Namespace, ObjectId};
 pub use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version, WriterId};
 pub use crate::reply::{Pending, Reply, ReplyFuture};
 pub use crate::request::{
     Call, Change, ClaimRequest, CompareAndWriteRequest, Condition, CopyRequest, DeleteRequest,
-    DiscardRequest, FlushRequest, Hints, InfoRequest, InvalidateRequest, ListRequest, ReadRequest, Run,
-    RunContent, Scope, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest, WriteZeroesRequest,
+    DiscardRequest, FlushRequest, Hints, InfoRequest, InvalidateRequest, ListRequest, Priority, ReadRequest,
+    Run, RunContent, Scope, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest,
+    WriteZeroesRequest,
 };
 pub use crate::response::{
     ChangeReply, ClaimReply, DeleteReply, FlushReply, Info, InvalidateReply, ListEntry, ListReply, ReadReply,
 };
 pub use crate::segment::{Segment, SegmentOwner, Segments};
+pub use crate::traced::{Traced, note_error};
 /// The metrics that [`Control::metrics`] returns.
 pub use cached_metrics as metrics;

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::name::{Name, Namespace, ObjectId, split_path};
 use crate::order::{Durability, Epoch, OrderDomain, Stamp, Version, WriterId};
 use crate::segment::Segments;
+use crate::trace::TraceContext;
 
 /// What the caller knows about the use of the data. A backend may ignore it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -53,6 +54,18 @@ impl Hints {
     }
 }
 
+/// How urgent a call is beside others of the same namespace. A backend may ignore it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum Priority {
+    /// No caller waits for it now: reading ahead, copies, checks.
+    Low,
+    /// A caller waits for it.
+    #[default]
+    Normal,
+    /// Others wait until it is done.
+    Urgent,
+}
+
 /// The terms of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
@@ -61,6 +74,10 @@ pub struct Call {
     pub deadline: Option<Timestamp>,
     /// What is known about the use of the data.
     pub hints: Hints,
+    /// How urgent it is.
+    pub priority: Priority,
+    /// The trace that the call belongs to, if it is traced.
+    pub trace: Option<TraceContext>,
 }
 
 /// The condition under which a change, or a read, may happen.
@@ -176,6 +193,13 @@ macro_rules! with_call {
             #[must_use]
             pub fn hints(mut self, hints: Hints) -> Self {
                 self.call.hints = hints;
+                self
+            }
+
+            /// Sets how urgent the call is.
+            #[must_use]
+            pub fn priority(mut self, priority: Priority) -> Self {
+                self.call.priority = priority;
                 self
             }
         }
@@ -611,21 +635,30 @@ impl ListRequest {
     }
 }
 
-/// A request to make everything acknowledged so far within a scope *stored*.
+/// A request to make everything acknowledged so far within a scope *stored*, or as durable as it asks for.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct FlushRequest {
     /// What to flush. A blocker may flush more.
     pub scope: Scope,
+    /// The least durability that the reply must give. A blocker may give more: one without a log stores.
+    pub durability: Durability,
     /// The terms of the call.
     pub call: Call,
 }
 
 impl FlushRequest {
-    /// Returns a request to flush `scope`.
+    /// Returns a request to make `scope` *stored*.
     #[must_use]
     pub fn new(scope: Scope) -> Self {
-        Self { scope, call: Call::default() }
+        Self { scope, durability: Durability::Stored, call: Call::default() }
+    }
+
+    /// Sets the least durability that the reply must give: *journaled* is enough for a guest's flush.
+    #[must_use]
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.durability = durability;
+        self
     }
 }
 

@@ -19,6 +19,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use super::directory_lock::DirectoryLock;
 use super::disk::{Disk, Open};
 use super::path::{self, Entry};
 use super::real::RealDisk;
@@ -72,7 +73,7 @@ pub fn check(dir: impl AsRef<Path>, repair: bool, each: &mut dyn FnMut(&Finding)
     if !dir.is_dir() {
         return Err(Error::Denied(format!("there is no directory {}", dir.display()).into()));
     }
-    let _lock = super::lock(dir)?;
+    let _lock = DirectoryLock::take(dir)?;
     let failed = |error: io::Error| Error::from_io(&error, &format!("checking {}", dir.display()));
     let disk = RealDisk::new(false, dir).map_err(failed)?;
     check_on(&disk, dir, repair, each)

@@ -30,6 +30,7 @@
 mod check;
 #[cfg(test)]
 mod damage_tests;
+mod directory_lock;
 mod disk;
 #[cfg(test)]
 mod fault_tests;
@@ -52,7 +53,7 @@ mod testing;
 mod twice;
 
 use std::fmt;
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, OpenOptions};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -73,6 +74,7 @@ use crate::response::*;
 
 pub use check::{CheckReport, Finding, check};
 
+use directory_lock::DirectoryLock;
 use disk::Disk;
 use pool::{Late, Pool};
 use real::RealDisk;
@@ -119,7 +121,7 @@ pub struct FileStore {
     pool: Option<Pool>,
     store: Arc<Store>,
     clock: Arc<dyn Clock>,
-    _lock: Option<File>,
+    _lock: Option<DirectoryLock>,
 }
 
 impl FileStore {
@@ -140,15 +142,14 @@ impl FileStore {
         let dir = dir.as_ref();
         let failed = |error: std::io::Error| Error::from_io(&error, &format!("opening {}", dir.display()));
         DirBuilder::new().recursive(true).create(dir).map_err(failed)?;
-        let lock = lock(dir)?;
+        let lock = DirectoryLock::take(dir)?;
         let config = FileConfig {
             inline_write_bytes_max: if config.direct { 0 } else { config.inline_write_bytes_max },
             ..config
         };
         let disk = Arc::new(RealDisk::new(config.direct, dir).map_err(failed)?);
         let opened = Self::over(dir, config, clock, disk, Some(lock))?;
-        // The process id helps to find the holder; the lock works without it.
-        let _ = std::fs::write(dir.join(HOLDER), format!("{}\n", std::process::id()));
+        DirectoryLock::name_holder(dir);
         if config.direct {
             check_direct(dir)?;
         }
@@ -160,7 +161,7 @@ impl FileStore {
         config: FileConfig,
         clock: Arc<dyn Clock>,
         disk: Arc<dyn Disk>,
-        lock: Option<File>,
+        lock: Option<DirectoryLock>,
     ) -> Result<Self> {
         let store = Arc::new(Store::open(dir, config, disk)?);
         let pool = match config.threads {
@@ -200,31 +201,6 @@ impl FileStore {
         let store = Arc::clone(&self.store);
         let deadline = call.deadline.map(|deadline| (deadline, &*self.clock));
         pool.submit(deadline, late, move || act(&store))
-    }
-}
-
-/// The file that names the process which has the store open, for people.
-const HOLDER: &str = "lock";
-
-/// Takes the lock, that of the directory itself: no file that could be removed. The kernel gives it back when
-/// the process ends, however it ends.
-fn lock(dir: &Path) -> Result<File> {
-    let failed = |error: std::io::Error| Error::from_io(&error, &format!("locking {}", dir.display()));
-    let file = File::open(dir).map_err(failed)?;
-    match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
-        Err(rustix::io::Errno::WOULDBLOCK) => {
-            let holder = std::fs::read_to_string(dir.join(HOLDER)).unwrap_or_default();
-            let holder =
-                holder.trim().parse::<u32>().map_or(String::new(), |pid| format!(" (process {pid})"));
-            Err(Error::Denied(format!("{} is held by another process{holder}", dir.display()).into()))
-        }
-        // Over a network, for one.
-        Err(rustix::io::Errno::BADF | rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOLCK) => {
-            let text = format!("the file system of {} has no locks of directories", dir.display());
-            Err(Error::Unsupported(text.into()))
-        }
-        Err(errno) => Err(failed(errno.into())),
     }
 }
 

@@ -1,0 +1,75 @@
+//! The lock of a store's directory: one process at a time.
+
+use std::fs::File;
+use std::path::Path;
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+use crate::error::{Error, Result};
+
+/// The file that names the process which has the store open, for people.
+const HOLDER: &str = "lock";
+
+/// The exclusive lock of a directory itself: no file that could be removed. It ends when it is dropped, and with
+/// the process, however that ends.
+///
+/// Closing the directory would not end it: the lock belongs to the open file description, and a child that another
+/// thread has just forked holds that too, until it executes its program.
+pub(super) struct DirectoryLock(File);
+
+impl DirectoryLock {
+    /// Takes the lock of a directory.
+    ///
+    /// # Errors
+    /// `Denied` while another process holds it, with that process's id; `Unsupported` if the file system has no
+    /// such locks; the disk's errors.
+    pub(super) fn take(dir: &Path) -> Result<Self> {
+        let failed = |error: std::io::Error| Error::from_io(&error, &format!("locking {}", dir.display()));
+        let file = File::open(dir).map_err(failed)?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self(file)),
+            Err(Errno::WOULDBLOCK) => {
+                let holder = std::fs::read_to_string(dir.join(HOLDER)).unwrap_or_default();
+                let holder =
+                    holder.trim().parse::<u32>().map_or(String::new(), |pid| format!(" (process {pid})"));
+                Err(Error::Denied(format!("{} is held by another process{holder}", dir.display()).into()))
+            }
+            // Over a network, for one.
+            Err(Errno::BADF | Errno::OPNOTSUPP | Errno::NOLCK) => {
+                let text = format!("the file system of {} has no locks of directories", dir.display());
+                Err(Error::Unsupported(text.into()))
+            }
+            Err(errno) => Err(failed(errno.into())),
+        }
+    }
+
+    /// Writes this process's id into the directory, for the message of the next one that wants the lock.
+    pub(super) fn name_holder(dir: &Path) {
+        // It helps to find the holder; the lock works without it.
+        let _ = std::fs::write(dir.join(HOLDER), format!("{}\n", std::process::id()));
+    }
+}
+
+impl Drop for DirectoryLock {
+    fn drop(&mut self) {
+        // Closing the directory ends the lock in all other cases.
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::DirectoryLock;
+
+    #[test]
+    fn a_lock_ends_although_a_child_still_has_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = DirectoryLock::take(dir.path()).unwrap();
+        let of_the_child = lock.0.try_clone().unwrap();
+        assert!(DirectoryLock::take(dir.path()).is_err());
+        drop(lock);
+        DirectoryLock::take(dir.path()).unwrap();
+        drop(of_the_child);
+    }
+}

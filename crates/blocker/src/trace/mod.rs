@@ -1,0 +1,24 @@
+//! Traces: which parts of the system a request goes through, and how long each takes.
+//!
+//! A *span* is the time that one part spends on a request. A part begins it as the child of the span in the
+//! request's [`Call::trace`](crate::Call::trace), and puts its own context there for the parts below. A
+//! request without a context is not traced: whether a request is, is decided once, where it comes in
+//! ([`Tracer::sample`]), so that all other requests cost one comparison.
+//!
+//! ```
+//! use blocker::trace::{SpanKind, Tracer};
+//!
+//! let tracer = Tracer::new(1.0, |span| println!("{} of {:?}", span.name, span.parent));
+//! let root = tracer.sample("request", SpanKind::Server).expect("all requests are sampled");
+//! let child = tracer.child(root.context(), "store", SpanKind::Internal);
+//! drop(child);
+//! drop(root);
+//! ```
+
+mod context;
+mod span;
+
+pub use context::TraceContext;
+#[cfg(test)]
+pub(crate) use span::tests;
+pub use span::{AttributeValue, FinishedSpan, Span, SpanKind, Tracer};

@@ -1,0 +1,172 @@
+//! A layer that traces what passes through it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::blocker::Blocker;
+use crate::error::{Error, Result};
+use crate::reply::Reply;
+use crate::request::{
+    ClaimRequest, CompareAndWriteRequest, CopyRequest, DeleteRequest, DiscardRequest, FlushRequest,
+    InfoRequest, InvalidateRequest, ListRequest, ReadRequest, Run, TruncateRequest, WriteFullRequest,
+    WriteRequest, WriteRunsRequest, WriteZeroesRequest,
+};
+use crate::response::{
+    ChangeReply, ClaimReply, DeleteReply, FlushReply, Info, InvalidateReply, ListReply, ReadReply,
+};
+use crate::trace::{Span, SpanKind, TraceContext, Tracer};
+
+/// Begins a span for every traced operation of the blocker below, with the object, the number of bytes, and
+/// whether the answer was there at once; changes nothing else. Operations without a
+/// [context](crate::Call::trace) pass through.
+pub struct Traced {
+    below: Arc<dyn Blocker>,
+    tracer: Tracer,
+    part: &'static str,
+    backend: &'static str,
+}
+
+impl Traced {
+    /// Returns a layer over an object cache: spans are called `objects.read` and so on.
+    #[must_use]
+    pub fn cache(below: Arc<dyn Blocker>, tracer: Tracer) -> Traced {
+        Traced { below, tracer, part: "objects", backend: "" }
+    }
+
+    /// Returns a layer over a store, which is of the kind `backend`: spans are called `store.read` and so on.
+    #[must_use]
+    pub fn store(below: Arc<dyn Blocker>, tracer: Tracer, backend: &'static str) -> Traced {
+        Traced { below, tracer, part: "store", backend }
+    }
+
+    fn begin(&self, parent: TraceContext, operation: &str) -> Span {
+        let name = format!("{}.{operation}", self.part);
+        let mut span = self.tracer.child(parent, name, SpanKind::Internal);
+        if !self.backend.is_empty() {
+            span.set("store.backend", self.backend);
+        }
+        span
+    }
+}
+
+impl fmt::Debug for Traced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Traced").field("part", &self.part).finish_non_exhaustive()
+    }
+}
+
+/// Notes in a span why a request has failed, if it has. That something is missing, exists, or differs from
+/// what was expected is no failure, but an attribute.
+pub fn note_error(span: &mut Span, error: &Error) {
+    match error {
+        Error::Missing
+        | Error::Exists
+        | Error::ConditionFailed { .. }
+        | Error::Mismatch { .. }
+        | Error::Superseded { .. } => span.set("outcome", error.to_string()),
+        error => span.fail(error),
+    }
+}
+
+/// Ends a span with its answer.
+fn end<T>(mut span: Span, answer: &Result<T>) {
+    if let Err(error) = answer {
+        note_error(&mut span, error);
+    }
+}
+
+/// Ends a span with its reply, when that is there.
+fn ended_by<T: Send + 'static>(mut span: Span, reply: Reply<T>) -> Reply<T> {
+    span.set("at_once", matches!(reply, Reply::Ready(_)));
+    match reply {
+        Reply::Ready(answer) => {
+            end(span, &answer);
+            Reply::Ready(answer)
+        }
+        Reply::Pending(future) => Reply::pending(async move {
+            let answer = future.await;
+            end(span, &answer);
+            answer
+        }),
+    }
+}
+
+macro_rules! traced {
+    ($($method:ident($request:ident: $type:ty) -> $reply:ty { $($key:literal: $value:expr),* })*) => {
+        $(fn $method(&self, mut $request: $type) -> Reply<$reply> {
+            let Some(parent) = $request.call.trace else { return self.below.$method($request) };
+            let mut span = self.begin(parent, stringify!($method));
+            $(span.set($key, $value);)*
+            $request.call.trace = Some(span.context());
+            ended_by(span, self.below.$method($request))
+        })*
+    };
+}
+
+impl Blocker for Traced {
+    crate::delegate!(|this| *this.below, except
+        read write write_zeroes write_runs discard compare_and_write write_full truncate delete copy info list
+        flush claim invalidate
+    );
+
+    traced! {
+        read(r: ReadRequest) -> ReadReply { "object": r.object.to_string(), "bytes": r.len_bytes }
+        write(r: WriteRequest) -> ChangeReply { "object": r.object.to_string(), "bytes": r.data.len_bytes() as u64 }
+        write_zeroes(r: WriteZeroesRequest) -> ChangeReply { "object": r.object.to_string(), "bytes": r.len_bytes }
+        write_runs(r: WriteRunsRequest) -> ChangeReply {
+            "object": r.object.to_string(), "bytes": r.runs.iter().map(Run::payload_bytes).sum::<u64>()
+        }
+        discard(r: DiscardRequest) -> ChangeReply { "object": r.object.to_string(), "bytes": r.len_bytes }
+        compare_and_write(r: CompareAndWriteRequest) -> ChangeReply {
+            "object": r.object.to_string(), "bytes": r.data.len_bytes() as u64
+        }
+        write_full(r: WriteFullRequest) -> ChangeReply {
+            "object": r.object.to_string(), "bytes": r.data.len_bytes() as u64
+        }
+        truncate(r: TruncateRequest) -> ChangeReply { "object": r.object.to_string() }
+        delete(r: DeleteRequest) -> DeleteReply { "object": r.object.to_string() }
+        copy(r: CopyRequest) -> ChangeReply { "object": r.from.to_string(), "to": r.to.to_string() }
+        info(r: InfoRequest) -> Info { "object": r.object.to_string() }
+        list(r: ListRequest) -> ListReply { "namespace": r.namespace.to_string() }
+        flush(r: FlushRequest) -> FlushReply { "scope": r.scope.to_string() }
+        claim(r: ClaimRequest) -> ClaimReply { "scope": r.scope.to_string() }
+        invalidate(r: InvalidateRequest) -> InvalidateReply { "scope": r.scope.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::executor::block_on;
+    use crate::memory::Memory;
+    use crate::trace::AttributeValue;
+    use crate::trace::tests::kept;
+
+    #[test]
+    fn traced_operations_are_spans_within_each_other_and_others_pass_through() {
+        let (tracer, ended) = kept(1.0);
+        let store = Traced::store(Arc::new(Memory::default()), tracer.clone(), "memory");
+        let cache = Traced::cache(Arc::new(store), tracer);
+        let parent = TraceContext::new([7; 16], 9).unwrap();
+        let mut write = WriteRequest::new("a/b".parse().unwrap(), 0, b"hello");
+        block_on(cache.write(write.clone())).expect("it is written");
+        assert_eq!(ended.lock().len(), 0, "not traced");
+        write.call.trace = Some(parent);
+        block_on(cache.write(write)).expect("it is written");
+        let mut read = ReadRequest::new("a/none".parse().unwrap(), 0, 10);
+        read.call.trace = Some(parent);
+        block_on(cache.read(read)).expect_err("it is missing");
+        let spans = ended.lock();
+        let names: Vec<&str> = spans.iter().map(|span| span.name.as_ref()).collect();
+        assert_eq!(names, ["store.write", "objects.write", "store.read", "objects.read"]);
+        for pair in spans.chunks(2) {
+            let (below, above) = (&pair[0], &pair[1]);
+            assert_eq!(above.parent, Some(parent.span_id()));
+            assert_eq!(below.parent, Some(above.context.span_id()));
+            assert!(pair.iter().all(|span| span.context.trace_id() == [7; 16] && span.error.is_none()));
+            assert_eq!(below.attributes[0], ("store.backend", AttributeValue::from("memory")));
+        }
+        assert!(spans[1].attributes.contains(&("bytes", AttributeValue::Number(5))));
+        assert!(spans[3].attributes.iter().any(|(name, _)| *name == "outcome"), "missing is no failure");
+    }
+}
