@@ -42,7 +42,7 @@ pub(crate) struct Closed {
 }
 
 impl Closed {
-    /// Waits until the connection is closed, at most so long. Whether it is.
+    /// Waits until the connection is closed, for at most `timeout`. Returns whether it is.
     pub(crate) fn wait(&self, timeout: Duration) -> bool {
         let mut done = self.done.lock();
         if !*done {
