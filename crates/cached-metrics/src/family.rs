@@ -33,6 +33,8 @@ impl fmt::Display for Kind {
 pub enum Value {
     /// The value of a counter.
     Counter(u64),
+    /// The value of a counter that has a fraction, as one of seconds.
+    CounterFloat(f64),
     /// The value of a gauge.
     Gauge(f64),
     /// The state of a histogram.
@@ -52,7 +54,7 @@ impl Value {
     #[must_use]
     pub fn kind(&self) -> Kind {
         match self {
-            Self::Counter(_) => Kind::Counter,
+            Self::Counter(_) | Self::CounterFloat(_) => Kind::Counter,
             Self::Gauge(_) => Kind::Gauge,
             Self::Histogram { .. } => Kind::Histogram,
         }
@@ -231,11 +233,15 @@ impl Families {
         let family = self.get(name)?;
         match family.kind {
             Kind::Counter => {
-                let add = |sum: u64, sample: &Sample| match sample.value {
-                    Value::Counter(value) => sum.wrapping_add(value),
-                    _ => sum,
-                };
-                Some(Number::Integer(family.samples.iter().fold(0, add)))
+                let (mut whole, mut rest) = (0u64, 0.0);
+                for sample in &family.samples {
+                    match sample.value {
+                        Value::Counter(value) => whole = whole.wrapping_add(value),
+                        Value::CounterFloat(value) => rest += value,
+                        Value::Gauge(_) | Value::Histogram { .. } => {}
+                    }
+                }
+                Some(if rest == 0.0 { Number::Integer(whole) } else { (whole as f64 + rest).into() })
             }
             Kind::Gauge => {
                 let add = |sum: f64, sample: &Sample| match sample.value {

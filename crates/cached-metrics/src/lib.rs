@@ -3,8 +3,8 @@
 //!
 //! A component that counts implements [`Collect`]: it writes the current values of its metrics into
 //! [`Families`]. A program registers its components with a [`Registry`], whose [`gather`](Registry::gather)
-//! merges what they write. The result is rendered as [pairs of name and number](render::pairs) or as
-//! [Prometheus text](render::prometheus).
+//! merges what they write. The result is rendered as [pairs of name and number](render::pairs), as
+//! [Prometheus text](render::prometheus) or as [OpenMetrics](render::openmetrics).
 //!
 //! Names follow Prometheus' conventions: `snake_case` that begins with the component, the unit last
 //! (`_bytes`, `_seconds`), `_total` after the unit of a counter.
@@ -12,7 +12,7 @@
 //! Collecting reads values and allocates little: names, help texts and label names are usually `&'static
 //! str`. A component that counts on a hot path keeps its own counters, for example one for each thread, and
 //! adds them up when it is collected; [`Counter`], [`Gauge`] and [`Histogram`] are for paths where one shared
-//! atomic is cheap enough.
+//! atomic is cheap enough. [`Latency`] counts durations on one scale for the whole program.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -41,9 +41,11 @@
 
 mod family;
 mod instrument;
+mod latency;
 mod registry;
 pub mod render;
 
 pub use family::{Families, Family, Kind, Label, Number, Sample, Text, Value};
 pub use instrument::{Counter, Gauge, Histogram};
+pub use latency::{Latency, LatencySnapshot};
 pub use registry::{Collect, GatherError, Gathered, Limits, Registration, Registry};

@@ -1,8 +1,12 @@
-//! Outputs: pairs of name and number, and Prometheus' text format.
+//! Outputs: pairs of name and number, Prometheus' text format, and OpenMetrics.
 
 use std::fmt::{self, Write};
 
 use crate::family::{Families, Family, Label, Number, Value};
+
+mod openmetrics;
+
+pub use openmetrics::openmetrics;
 
 /// One number with the name under which a plain list shows it.
 #[derive(Clone, PartialEq, Debug)]
@@ -66,12 +70,12 @@ pub fn prometheus(families: &Families) -> String {
 }
 
 /// Calls `each` with every number of the family: suffix of the name, labels, a bucket's bound, and value.
-fn series(family: &Family, mut each: impl FnMut(&str, &[Label], Option<Number>, Number)) {
+pub(crate) fn series(family: &Family, mut each: impl FnMut(&str, &[Label], Option<Number>, Number)) {
     for sample in &family.samples {
         let labels = &sample.labels;
         match &sample.value {
             Value::Counter(value) => each("", labels, None, (*value).into()),
-            Value::Gauge(value) => each("", labels, None, (*value).into()),
+            Value::CounterFloat(value) | Value::Gauge(value) => each("", labels, None, (*value).into()),
             Value::Histogram { buckets, sum, count } => {
                 let last = [(f64::INFINITY, *count)];
                 for (bound, count) in buckets.iter().chain(&last) {
@@ -84,10 +88,10 @@ fn series(family: &Family, mut each: impl FnMut(&str, &[Label], Option<Number>, 
     }
 }
 
-fn write_labels(
+pub(crate) fn write_labels(
     text: &mut String,
     labels: &[Label],
-    bound: Option<Number>,
+    bound: Option<impl fmt::Display>,
     is_unfit: impl Fn(char) -> bool + Copy,
 ) {
     if labels.is_empty() && bound.is_none() {
