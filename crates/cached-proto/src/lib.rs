@@ -70,7 +70,8 @@
 //!
 //! # Modules
 //! [`text`] has the line rules and the classic commands, [`meta`] (`text/meta`) the two-letter commands that
-//! share the connection with them, [`binary`] the framed protocol. [`limits`] and [`number`] hold the rules
+//! share the connection with them, [`binary`] the framed protocol, [`udp`] the frame of datagrams.
+//! [`text::auth`] and [`binary::sasl`] decode for clients that are not authenticated. [`limits`] and [`number`] hold the rules
 //! that all commands share.
 
 pub mod binary;
@@ -78,6 +79,7 @@ pub mod limits;
 pub mod number;
 pub mod reply;
 pub mod text;
+pub mod udp;
 
 mod decoded;
 mod scan;

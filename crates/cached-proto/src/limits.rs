@@ -37,6 +37,12 @@ pub const BINARY_BODY_LEN_MAX: u32 = 1 << 30;
 /// A binary request's header, extras and key must fit a read buffer of this size.
 pub const BINARY_FRAME_HEAD_LEN_MAX: usize = 16 * 1024;
 
+/// Longest user and password of text authentication, and longest data of a SASL frame.
+pub const AUTH_TOKEN_LEN_MAX: usize = 16 * 1024;
+
+/// Longest name of a SASL mechanism.
+pub const SASL_MECHANISM_LEN_MAX: usize = 32;
+
 /// How much input a decoder accepts while it waits for the end of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {

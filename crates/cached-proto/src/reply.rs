@@ -42,6 +42,10 @@ replies! {
     NON_NUMERIC = "CLIENT_ERROR cannot increment or decrement non-numeric value";
     /// `flush_all` under `-F`.
     FLUSH_NOT_ALLOWED = "CLIENT_ERROR flush_all not allowed";
+    /// `flush_prefix` under `-F`. Not memcached's.
+    FLUSH_PREFIX_NOT_ALLOWED = "CLIENT_ERROR flush_prefix not allowed";
+    /// `flush_prefix` while as many prefixes as possible are being removed. Not memcached's.
+    TOO_MANY_PREFIXES = "SERVER_ERROR too many flushes of prefixes are pending";
     /// `shutdown` with an unknown argument.
     INVALID_SHUTDOWN_MODE = "CLIENT_ERROR invalid shutdown mode";
     /// `shutdown` without `-A`.
@@ -56,6 +60,19 @@ replies! {
     OUT_OF_MEMORY_READING = "SERVER_ERROR out of memory reading request";
     /// A `get` could not be executed.
     OUT_OF_MEMORY_GET = "SERVER_ERROR out of memory writing get response";
+
+    /// A command of a client that must authenticate first.
+    UNAUTHENTICATED = "CLIENT_ERROR unauthenticated";
+    /// More bytes than a user and a password have.
+    AUTH_TOKEN_TOO_LONG = "CLIENT_ERROR auth token too long";
+    /// User and password do not end in CRLF.
+    AUTH_BAD_TERMINATION = "CLIENT_ERROR bad command line termination";
+    /// There is no blank between user and password.
+    AUTH_BAD_TOKEN = "CLIENT_ERROR bad authentication token format";
+    /// Wrong user or password.
+    AUTH_FAILURE = "CLIENT_ERROR authentication failure";
+    /// A reply that is to be asked for over TCP.
+    UDP_REPLY_TOO_LARGE = "SERVER_ERROR reply too large for UDP";
 
     /// `mn`.
     META_NOOP = "MN";

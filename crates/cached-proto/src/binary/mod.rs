@@ -11,6 +11,9 @@ mod header;
 pub mod opcode;
 mod request;
 mod response;
+pub mod sasl;
+#[cfg(test)]
+mod test_frame;
 
 pub use header::{HEADER_LEN, Head, Header, MAGIC_REQUEST, MAGIC_RESPONSE};
 pub use request::{Arithmetic, Command, Request, Store, StoreHeader, StoreVerb};

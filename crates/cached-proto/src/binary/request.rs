@@ -261,21 +261,9 @@ fn be_u64(extras: &[u8], at: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::test_frame::{CAS, OPAQUE, frame};
     use super::super::{decode, opcode};
     use super::*;
-
-    fn frame(opcode: u8, extras: &[u8], key: &[u8], value: &[u8]) -> Vec<u8> {
-        let header = Header {
-            magic: MAGIC_REQUEST,
-            opcode,
-            key_len: key.len() as u16,
-            extras_len: extras.len() as u8,
-            body_len: (extras.len() + key.len() + value.len()) as u32,
-            opaque: 0xdead_beef,
-            cas: 7,
-        };
-        [&header.to_bytes()[..], extras, key, value].concat()
-    }
 
     fn command(input: &[u8]) -> (Command<'_>, bool) {
         match decode(input) {
@@ -283,7 +271,7 @@ mod tests {
                 assert_eq!(consumed, input.len());
                 assert_eq!(
                     (request.head.opcode, request.head.opaque, request.head.cas),
-                    (input[1], 0xdead_beef, 7)
+                    (input[1], OPAQUE, CAS)
                 );
                 (request.command, request.head.quiet)
             }

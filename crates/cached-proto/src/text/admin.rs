@@ -22,6 +22,8 @@ pub struct Admin<'a> {
 pub enum Verb {
     /// `cache_memlimit MB`
     CacheMemlimit,
+    /// `config …`, of clients that look for the nodes of a cluster.
+    Config,
     /// `debugitem …`, in debug builds of memcached.
     DebugItem,
     /// `debugtime …`, in debug builds of memcached.
@@ -60,8 +62,10 @@ pub(crate) fn decode<'a>(text: &'a [u8], line_len: usize) -> Decoded<'a> {
     let noreply = last == b"noreply";
     let verb = match first {
         b"flush_all" => return simple::decode_flush_all(tokens, noreply, line_len),
+        b"flush_prefix" => return simple::decode_flush_prefix(tokens, noreply, line_len),
         b"verbosity" => return simple::decode_verbosity(tokens, noreply, line_len),
         b"cache_memlimit" => Verb::CacheMemlimit,
+        b"config" => Verb::Config,
         b"debugitem" => Verb::DebugItem,
         b"debugtime" => Verb::DebugTime,
         b"extstore" => Verb::Extstore,

@@ -10,6 +10,7 @@
 //! among them.
 
 mod admin;
+pub mod auth;
 mod get;
 mod line;
 pub mod meta;
@@ -21,7 +22,7 @@ pub(crate) use admin::decode as decode_unknown;
 pub use admin::{Admin, Verb};
 pub use get::{Get, GetCursor, encode_value, encode_value_head, first_key, plain_get, plain_gets};
 pub use simple::{
-    Arithmetic, Delete, FlushAll, Touch, Verbosity, encode_number, encode_stat, encode_version,
+    Arithmetic, Delete, FlushAll, FlushPrefix, Touch, Verbosity, encode_number, encode_stat, encode_version,
 };
 pub(crate) use store::value_len;
 pub use store::{Store, StoreHeader, StoreVerb, TERMINATOR_LEN, check_terminator};
@@ -60,6 +61,8 @@ pub enum Request<'a> {
     MetaDebug(meta::Debug<'a>),
     /// `flush_all`.
     FlushAll(FlushAll),
+    /// `flush_prefix`.
+    FlushPrefix(FlushPrefix<'a>),
     /// `version`.
     Version,
     /// `quit`: close without a reply; replies that are due are sent first.

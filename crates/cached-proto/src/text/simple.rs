@@ -52,6 +52,15 @@ pub struct FlushAll {
     pub noreply: bool,
 }
 
+/// `flush_prefix prefix [noreply]`. Not memcached's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlushPrefix<'a> {
+    /// 1 to 250 bytes.
+    pub prefix: &'a [u8],
+    /// Send nothing.
+    pub noreply: bool,
+}
+
 /// `verbosity level [noreply]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verbosity {
@@ -119,6 +128,18 @@ pub(super) fn decode_flush_all<'a>(tokens: Tokens<'a>, noreply: bool, line_len: 
         _ => Some(0),
     };
     Decoded::Request { request: Request::FlushAll(FlushAll { delay, noreply }), consumed: line_len }
+}
+
+/// There is no delay as in `flush_all`: more words than these are an error, not a flush at once.
+pub(super) fn decode_flush_prefix<'a>(tokens: Tokens<'a>, noreply: bool, line_len: usize) -> Decoded<'a> {
+    let words = if noreply { 3 } else { 2 };
+    match tokens.get(1) {
+        Some(prefix) if tokens.len() == words && prefix.len() <= KEY_LEN_MAX => {
+            let request = Request::FlushPrefix(FlushPrefix { prefix, noreply });
+            Decoded::Request { request, consumed: line_len }
+        }
+        _ => Decoded::refused(reply::BAD_FORMAT, line_len),
+    }
 }
 
 pub(super) fn decode_verbosity<'a>(tokens: Tokens<'a>, noreply: bool, line_len: usize) -> Decoded<'a> {
@@ -222,6 +243,25 @@ mod tests {
         assert_eq!(refusal("touch k\r\n"), reply::BAD_FORMAT);
         assert_eq!(refusal("touch k abc\r\n"), reply::INVALID_EXPTIME);
         assert_eq!(refusal("touch k abc noreply\r\n"), reply::SILENT);
+    }
+
+    #[test]
+    fn flush_prefix_has_one_prefix_and_no_delay() {
+        let flush = |prefix, noreply| Request::FlushPrefix(FlushPrefix { prefix, noreply });
+        assert_eq!(request("flush_prefix user:\r\n"), flush(b"user:", false));
+        assert_eq!(request("  flush_prefix  user: noreply\r\n"), flush(b"user:", true));
+        assert_eq!(request("flush_prefix noreply noreply\r\n"), flush(b"noreply", true));
+        let long = "k".repeat(250);
+        assert_eq!(request(&format!("flush_prefix {long}\r\n")), flush(long.as_bytes(), false));
+        for line in ["flush_prefix", "flush_prefix noreply", "flush_prefix a 10", "flush_prefix a 0 noreply"]
+        {
+            let line = format!("{line}\r\n");
+            let refused = Decoded::refused(reply::BAD_FORMAT, line.len());
+            assert_eq!(decode(line.as_bytes(), 0, &Limits::DEFAULT), refused, "{line}");
+        }
+        let line = format!("flush_prefix {long}k noreply\r\n");
+        let refused = Decoded::refused(reply::BAD_FORMAT, line.len());
+        assert_eq!(decode(line.as_bytes(), 0, &Limits::DEFAULT), refused);
     }
 
     #[test]

@@ -61,6 +61,11 @@ pub(super) fn text(request: &Request<'_>) -> Vec<u8> {
             };
             quiet = flush.noreply;
         }
+        Request::FlushPrefix(flush) => {
+            line.word("flush_prefix");
+            line.bytes(flush.prefix);
+            quiet = flush.noreply;
+        }
         Request::Verbosity(verbosity) => {
             line.word("verbosity").number(verbosity.level);
             quiet = verbosity.noreply;
