@@ -1,0 +1,29 @@
+//! What the TLS listeners of `cached` have in common: settings, certificates that are replaced while clients are
+//! served, and session tickets.
+//!
+//! ```text
+//!  TlsSettings ── ServerTls::load ──► files read, key and chain verified together ──► one ServerConfig for each
+//!                      ▲                                                               client-certificate policy
+//!                      └─ reload, reload_if_changed: all of it again; after an error the old ones stay
+//! ```
+//! The library is rustls with aws-lc-rs: TLS 1.2 and 1.3, no early data, no renegotiation, no compression.
+//!
+//! | module | content |
+//! |---|---|
+//! | `settings` | [`TlsSettings`] and its parts |
+//! | `expiry` | when certificates expire |
+//! | `files` | reads PEM and DER; [`TlsError`] |
+//! | `no_authorities` | listeners that require certificates which nothing can verify |
+//! | `server` | [`ServerTls`] |
+
+mod expiry;
+mod files;
+mod no_authorities;
+mod server;
+mod settings;
+#[cfg(test)]
+mod tests;
+
+pub use files::TlsError;
+pub use server::ServerTls;
+pub use settings::{ClientCertificates, KeyFormat, MinVersion, TlsSettings, suite_names};

@@ -1,0 +1,259 @@
+//! The server's side of TLS: what new connections are served with, and its replacement.
+
+use crate::expiry::expiry;
+use crate::files::{Material, Stamp, TlsError, stamps};
+use crate::no_authorities::NoAuthorities;
+use crate::settings::{ClientCertificates, MinVersion, TlsSettings};
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::pki_types::CertificateDer;
+use rustls::server::{NoServerSessionStorage, ProducesTickets, WebPkiClientVerifier};
+use rustls::{ServerConfig, SupportedCipherSuite, SupportedProtocolVersion};
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+/// The number of tickets that a client of TLS 1.3 receives after a full handshake.
+const TICKETS: usize = 2;
+
+/// TLS for a server. May be used from any thread.
+pub struct ServerTls {
+    settings: TlsSettings,
+    /// The policies that listeners need.
+    policies: Vec<ClientCertificates>,
+    in_force: RwLock<InForce>,
+    /// The states of the files at the last attempt to read them. Held while they are read, so that two reloads
+    /// do not overtake each other.
+    read: Mutex<Vec<Stamp>>,
+}
+
+/// What new connections are served with.
+struct InForce {
+    configs: HashMap<ClientCertificates, Arc<ServerConfig>>,
+    authorities: Vec<CertificateDer<'static>>,
+    since: Instant,
+    /// In seconds since 1970.
+    expiry: Option<u64>,
+}
+
+impl ServerTls {
+    /// Reads the files, and checks that key and chain belong together. `policies` are those of
+    /// [`config`](Self::config) that listeners need beside that of the settings.
+    ///
+    /// # Errors
+    /// One line that states what is wrong.
+    pub fn load(settings: TlsSettings, policies: &[ClientCertificates]) -> Result<ServerTls, TlsError> {
+        let mut all = vec![settings.client_certificates];
+        for policy in policies {
+            if !all.contains(policy) {
+                all.push(*policy);
+            }
+        }
+        let read = stamps(&settings);
+        let in_force = InForce::load(&settings, &all, None)?;
+        Ok(ServerTls { settings, policies: all, in_force: RwLock::new(in_force), read: Mutex::new(read) })
+    }
+
+    /// Returns the settings.
+    pub fn settings(&self) -> &TlsSettings {
+        &self.settings
+    }
+
+    /// Returns what a new connection under this policy is served with; `None` if `load` was not given the
+    /// policy.
+    pub fn config(&self, policy: ClientCertificates) -> Option<Arc<ServerConfig>> {
+        let in_force = self.in_force.read().unwrap_or_else(PoisonError::into_inner);
+        in_force.configs.get(&policy).cloned()
+    }
+
+    /// Returns whether no client can be served under this policy, because it requires certificates and no authority is
+    /// named that signs them.
+    pub fn refuses_all(&self, policy: ClientCertificates) -> bool {
+        policy == ClientCertificates::Require && self.settings.ca_file.as_os_str().is_empty()
+    }
+
+    /// Returns for how long the certificates have been in force.
+    pub fn age(&self) -> Duration {
+        self.in_force.read().unwrap_or_else(PoisonError::into_inner).since.elapsed()
+    }
+
+    /// Returns when the first certificate of the chain expires, in seconds since 1970; `None` if no date in it can be
+    /// read.
+    pub fn expiry(&self) -> Option<u64> {
+        self.in_force.read().unwrap_or_else(PoisonError::into_inner).expiry
+    }
+
+    /// Reads the files again. New connections are served with them; after an error the old ones stay. Waits
+    /// for the disk.
+    ///
+    /// # Errors
+    /// One line that states what is wrong.
+    pub fn reload(&self) -> Result<(), TlsError> {
+        self.reload_as(self.lock_files(), stamps(&self.settings), || Ok::<_, Infallible>(()))?;
+        Ok(())
+    }
+
+    /// Reads the files again, and then runs `others`: what they hold is put in force only if that succeeds.
+    /// Returns its outcome. Waits for the disk.
+    ///
+    /// # Errors
+    /// One line that states what is wrong with the files; then `others` has not been run.
+    pub fn reload_with<T, E>(&self, others: impl FnOnce() -> Result<T, E>) -> Result<Result<T, E>, TlsError> {
+        self.reload_as(self.lock_files(), stamps(&self.settings), others)
+    }
+
+    /// Does the same if a file has changed since the last attempt. Returns whether that was so.
+    ///
+    /// # Errors
+    /// One line that states what is wrong; once for each change.
+    pub fn reload_if_changed(&self) -> Result<bool, TlsError> {
+        let (read, now) = (self.lock_files(), stamps(&self.settings));
+        if *read == now {
+            return Ok(false);
+        }
+        self.reload_as(read, now, || Ok::<_, Infallible>(()))?;
+        Ok(true)
+    }
+
+    fn reload_as<T, E>(
+        &self,
+        mut read: MutexGuard<'_, Vec<Stamp>>,
+        now: Vec<Stamp>,
+        others: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Result<T, E>, TlsError> {
+        // Before the files are read: a change meanwhile is noticed the next time.
+        let attempted = std::mem::replace(&mut *read, now);
+        let before = self.in_force.read().unwrap_or_else(PoisonError::into_inner).share();
+        let fresh = InForce::load(&self.settings, &self.policies, Some(&before))?;
+        let outcome = others();
+        match outcome {
+            Ok(_) => *self.in_force.write().unwrap_or_else(PoisonError::into_inner) = fresh,
+            // The files are good, and still not in use.
+            Err(_) => *read = attempted,
+        }
+        Ok(outcome)
+    }
+
+    fn lock_files(&self) -> MutexGuard<'_, Vec<Stamp>> {
+        self.read.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for ServerTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerTls").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl InForce {
+    fn share(&self) -> InForce {
+        let (configs, authorities) = (self.configs.clone(), self.authorities.clone());
+        InForce { configs, authorities, since: self.since, expiry: self.expiry }
+    }
+
+    /// Reads the files; `before` is what they replace.
+    fn load(
+        settings: &TlsSettings,
+        policies: &[ClientCertificates],
+        before: Option<&InForce>,
+    ) -> Result<InForce, TlsError> {
+        let material = Material::read(settings)?;
+        let provider = Arc::new(provider(settings)?);
+        // A session that was resumed with a ticket shows no certificate, so tickets issued under other
+        // authorities are void.
+        let before = before.filter(|before| before.authorities == material.authorities);
+        let mut configs = HashMap::new();
+        for policy in policies {
+            let earlier = before.and_then(|before| before.configs.get(policy));
+            let config = config(settings, &material, *policy, &provider, earlier)?;
+            configs.insert(*policy, Arc::new(config));
+        }
+        let expiry = expiry(&material.chain, &provider);
+        Ok(InForce { configs, authorities: material.authorities, since: Instant::now(), expiry })
+    }
+}
+
+/// Returns the cryptography, with the cipher suites that the settings name.
+fn provider(settings: &TlsSettings) -> Result<CryptoProvider, TlsError> {
+    let mut provider = aws_lc_rs::default_provider();
+    if settings.cipher_suites.is_empty() {
+        return Ok(provider);
+    }
+    let find = |name: &String| {
+        let named = |suite: &&SupportedCipherSuite| format!("{:?}", suite.suite()) == *name;
+        aws_lc_rs::ALL_CIPHER_SUITES.iter().find(named).copied().ok_or_else(|| {
+            let known = crate::suite_names().join(", ");
+            TlsError::Settings(format!("there is no cipher suite {name}; there are {known}"))
+        })
+    };
+    provider.cipher_suites = settings.cipher_suites.iter().map(find).collect::<Result<_, _>>()?;
+    Ok(provider)
+}
+
+fn config(
+    settings: &TlsSettings,
+    material: &Material,
+    policy: ClientCertificates,
+    provider: &Arc<CryptoProvider>,
+    earlier: Option<&Arc<ServerConfig>>,
+) -> Result<ServerConfig, TlsError> {
+    let versions: &[&SupportedProtocolVersion] = match settings.min_version {
+        MinVersion::Tls12 => &[&rustls::version::TLS12, &rustls::version::TLS13],
+        MinVersion::Tls13 => &[&rustls::version::TLS13],
+    };
+    let builder = ServerConfig::builder_with_provider(provider.clone()).with_protocol_versions(versions);
+    let builder = builder.map_err(|_| {
+        TlsError::Settings("the cipher suites fit none of the versions of TLS that are accepted".into())
+    })?;
+    let builder = match policy {
+        ClientCertificates::None => builder.with_no_client_auth(),
+        ClientCertificates::Require
+            if material.authorities.is_empty() && settings.client_certificates != policy =>
+        {
+            // A listener of its own: it serves no client, and the others theirs, as in memcached.
+            builder.with_client_cert_verifier(Arc::new(NoAuthorities(provider.clone())))
+        }
+        ClientCertificates::Request | ClientCertificates::Require => {
+            if material.authorities.is_empty() {
+                let why = "clients' certificates cannot be verified without the certificates of their \
+                           authorities: name a file of them (ssl_ca_cert, ca_file)";
+                return Err(TlsError::Settings(why.into()));
+            }
+            let roots = Arc::new(material.roots(settings)?);
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone());
+            let verifier = match policy {
+                ClientCertificates::Require => verifier,
+                _ => verifier.allow_unauthenticated(),
+            };
+            let wrong = |cause| TlsError::Authorities { path: settings.ca_file.clone(), cause };
+            builder.with_client_cert_verifier(verifier.build().map_err(|error| wrong(error.to_string()))?)
+        }
+    };
+    let single = builder.with_single_cert(material.chain.clone(), material.key.clone_key());
+    let mut config = single.map_err(|error| match error {
+        rustls::Error::InconsistentKeys(_) => {
+            TlsError::Mismatch("the key does not belong to the first certificate of the chain".into())
+        }
+        error => TlsError::Mismatch(error.to_string()),
+    })?;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.max_early_data_size = 0;
+    config.send_tls13_tickets = 0;
+    if settings.session_tickets {
+        config.send_tls13_tickets = TICKETS;
+        // Each policy has tickets of its own: a client that showed no certificate must not resume where one
+        // is required.
+        config.ticketer = match earlier {
+            Some(earlier) => earlier.ticketer.clone(),
+            None => tickets()?,
+        };
+    }
+    Ok(config)
+}
+
+/// Returns keys for tickets, which change every six hours.
+fn tickets() -> Result<Arc<dyn ProducesTickets>, TlsError> {
+    aws_lc_rs::Ticketer::new()
+        .map_err(|error| TlsError::Settings(format!("cannot make keys for session tickets: {error}")))
+}
