@@ -1,0 +1,190 @@
+//! The thread that sends.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use blocker::trace::Tracer;
+use cached_metrics::{Collect, Counter, Families, Value};
+
+use crate::encode::{Origin, request};
+use crate::queue::Queue;
+use crate::table::TracingTable;
+
+/// The most time for one request to the collector.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// The first pause after a request that failed, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// How much of what a collector answers is read.
+const ANSWER_BYTES_MAX: u64 = 4096;
+/// The most time for sending what is queued at the end.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Sends the spans of its tracer to a collector, from a thread of its own. Dropping it sends what is queued,
+/// for at most two seconds.
+pub struct Exporter {
+    tracer: Tracer,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    queue: Queue,
+    sent: Counter,
+    refused: Counter,
+    /// Those that the program's end came before.
+    unsent: Counter,
+}
+
+/// What became of a batch.
+enum Answer {
+    Taken,
+    /// The collector does not want it.
+    Refused(String),
+    /// It may take it later.
+    Away(String),
+}
+
+impl Exporter {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// If the thread cannot be started.
+    pub fn start(table: &TracingTable, origin: Origin) -> io::Result<Exporter> {
+        let shared = Arc::new(Shared {
+            queue: Queue::default(),
+            sent: Counter::new(),
+            refused: Counter::new(),
+            unsent: Counter::new(),
+        });
+        let (sending, url) = (Arc::clone(&shared), table.url());
+        let thread = thread::Builder::new().name("tracing".into());
+        thread.spawn(move || {
+            sending.send_all(&url, &origin);
+            sending.queue.set_ended();
+        })?;
+        let sink = Arc::clone(&shared);
+        let tracer = Tracer::new(table.sample_ratio, move |span| sink.queue.push(span));
+        Ok(Exporter { tracer, shared })
+    }
+
+    /// Returns what makes spans.
+    #[must_use]
+    pub fn tracer(&self) -> Tracer {
+        self.tracer.clone()
+    }
+
+    /// Returns what it counts, for a registry.
+    #[must_use]
+    pub fn metrics(&self) -> Arc<dyn Collect> {
+        Arc::clone(&self.shared) as _
+    }
+}
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        self.tracer.set_ratio(0.0);
+        let end = Instant::now() + END_TIMEOUT;
+        self.shared.queue.request_end(end);
+        self.shared.queue.wait_for_end(end);
+    }
+}
+
+impl fmt::Debug for Exporter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Exporter").field("tracer", &self.tracer).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// Sends batches until the end.
+    fn send_all(&self, url: &str, origin: &Origin) {
+        let agent = ureq::Agent::config_builder()
+            .timeout_global(Some(REQUEST_TIMEOUT))
+            .http_status_as_error(false)
+            .max_redirects(0)
+            // The collector is this host's or a near one's; a proxy from the environment is not meant for it.
+            .proxy(None)
+            .user_agent(format!("{}/{}", origin.program, origin.version))
+            .build()
+            .new_agent();
+        let resource = origin.resource();
+        let (mut away_since, mut pause): (Option<SystemTime>, _) = (None, PAUSES.0);
+        let mut has_refused = false;
+        while let Some(batch) = self.queue.next() {
+            let count = batch.len() as u64;
+            let body = request(origin, &resource, batch);
+            loop {
+                match post(&agent, url, &body) {
+                    Answer::Taken => {
+                        self.sent.add(count);
+                        if let Some(since) = away_since.take() {
+                            let away_secs = since.elapsed().unwrap_or_default().as_secs();
+                            let dropped = self.queue.dropped.get();
+                            tracing::info!(url, away_secs, dropped, "the collector of traces answers again");
+                        }
+                        (pause, has_refused) = (PAUSES.0, false);
+                        break;
+                    }
+                    Answer::Refused(why) => {
+                        self.refused.add(count);
+                        if !std::mem::replace(&mut has_refused, true) {
+                            tracing::warn!(url, cause = why, "the collector of traces refuses spans");
+                        }
+                        break;
+                    }
+                    Answer::Away(why) => {
+                        if away_since.is_none() {
+                            away_since = Some(SystemTime::now());
+                            tracing::warn!(url, cause = why, "the collector of traces does not answer");
+                        }
+                        if self.queue.pause(pause).is_some() {
+                            self.unsent.add(count);
+                            break;
+                        }
+                        pause = (2 * pause).min(PAUSES.1);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn post(agent: &ureq::Agent, url: &str, body: &[u8]) -> Answer {
+    let sent = agent.post(url).content_type("application/x-protobuf").send(body);
+    let mut response = match sent {
+        Ok(response) => response,
+        Err(error) => return Answer::Away(error.to_string()),
+    };
+    let status = response.status();
+    // Read, so that the connection can be used again.
+    let text = response.body_mut().with_config().limit(ANSWER_BYTES_MAX).read_to_vec();
+    match status.as_u16() {
+        200..=299 => Answer::Taken,
+        429 | 502..=504 => Answer::Away(status.to_string()),
+        _ => {
+            let text = text.unwrap_or_default();
+            let text: String =
+                String::from_utf8_lossy(&text).chars().filter(|c| !c.is_control()).take(200).collect();
+            Answer::Refused(format!("{status} {text}").trim_end().to_owned())
+        }
+    }
+}
+
+impl Collect for Shared {
+    fn collect(&self, into: &mut Families) {
+        let help = "Spans that the collector of traces has taken.";
+        into.counter("cached_tracing_spans_sent_total", help, self.sent.get());
+        let help = "Spans that were not sent, by reason.";
+        let reasons = [
+            ("queue_full", self.queue.dropped.get()),
+            ("refused", self.refused.get()),
+            ("end", self.unsent.get()),
+        ];
+        for (reason, count) in reasons {
+            let labels = vec![("reason", reason).into()];
+            into.sample("cached_tracing_spans_dropped_total", help, labels, Value::Counter(count));
+        }
+    }
+}

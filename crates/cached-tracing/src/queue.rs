@@ -1,0 +1,124 @@
+//! The queue between the threads that serve and the one that sends: bounded, and never waited for by the
+//! former.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use blocker::trace::FinishedSpan;
+use cached_metrics::Counter;
+use parking_lot::{Condvar, Mutex};
+
+/// The number of spans that wait at most; more are dropped.
+pub const QUEUE_MAX: usize = 4096;
+/// The number of spans that are sent together at most.
+pub const BATCH_MAX: usize = 512;
+/// How long a span waits for others to be sent with.
+const BATCH_WAIT: Duration = Duration::from_secs(1);
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+    pub(crate) dropped: Counter,
+}
+
+#[derive(Default)]
+struct State {
+    spans: VecDeque<FinishedSpan>,
+    /// Until when what is queued may be sent; `None` while the program runs.
+    end: Option<Instant>,
+    has_ended: bool,
+}
+
+impl Queue {
+    /// Adds a span, or drops it if the queue is full.
+    pub(crate) fn push(&self, span: FinishedSpan) {
+        let mut state = self.state.lock();
+        if state.spans.len() >= QUEUE_MAX {
+            drop(state);
+            return self.dropped.increment();
+        }
+        state.spans.push_back(span);
+        // The first begins the wait for more, and a whole batch ends it.
+        if state.spans.len() == 1 || state.spans.len() == BATCH_MAX {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits for the next batch: a whole one, or what has come within a second of its first span. `None` at
+    /// the end, once nothing is left.
+    pub(crate) fn next(&self) -> Option<Vec<FinishedSpan>> {
+        let mut state = self.state.lock();
+        while state.spans.is_empty() && state.end.is_none() {
+            self.changed.wait(&mut state);
+        }
+        let until = Instant::now() + BATCH_WAIT;
+        while state.spans.len() < BATCH_MAX && state.end.is_none() {
+            if self.changed.wait_until(&mut state, until).timed_out() {
+                break;
+            }
+        }
+        let count = state.spans.len().min(BATCH_MAX);
+        (count > 0).then(|| state.spans.drain(..count).collect())
+    }
+
+    /// Waits for `pause`, or until the end is requested; then returns until when spans may be sent.
+    pub(crate) fn pause(&self, pause: Duration) -> Option<Instant> {
+        let mut state = self.state.lock();
+        let until = Instant::now() + pause;
+        while state.end.is_none() && !self.changed.wait_until(&mut state, until).timed_out() {}
+        state.end
+    }
+
+    /// Requests the end: what is queued may be sent until `end`.
+    pub(crate) fn request_end(&self, end: Instant) {
+        self.state.lock().end = Some(end);
+        self.changed.notify_all();
+    }
+
+    /// Notes that nothing more is sent.
+    pub(crate) fn set_ended(&self) {
+        self.state.lock().has_ended = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until nothing more is sent, or until `end`.
+    pub(crate) fn wait_for_end(&self, end: Instant) {
+        let mut state = self.state.lock();
+        while !state.has_ended && !self.changed.wait_until(&mut state, end).timed_out() {}
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use blocker::trace::{SpanKind, Tracer};
+    use std::sync::Arc;
+
+    /// Returns a span.
+    pub(crate) fn span() -> FinishedSpan {
+        let ended = Arc::new(Mutex::new(None));
+        let sink = Arc::clone(&ended);
+        let tracer = Tracer::new(1.0, move |span| *sink.lock() = Some(span));
+        drop(tracer.sample("one", SpanKind::Server));
+        let span = ended.lock().take();
+        span.expect("it has ended")
+    }
+
+    #[test]
+    fn what_does_not_fit_is_counted_and_the_rest_comes_in_batches() {
+        let queue = Queue::default();
+        let span = span();
+        (0..QUEUE_MAX + 3).for_each(|_| queue.push(span.clone()));
+        assert_eq!(queue.dropped.get(), 3);
+        let first = queue.next().expect("a batch").len();
+        queue.request_end(Instant::now());
+        let mut rest = 0;
+        while let Some(batch) = queue.next() {
+            assert!(batch.len() <= BATCH_MAX);
+            rest += batch.len();
+        }
+        assert_eq!((first, rest), (BATCH_MAX, QUEUE_MAX - BATCH_MAX));
+    }
+}
