@@ -1,0 +1,64 @@
+//! The request to end, from a signal, an administrator or a client, and the state that readiness reports.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::Notify;
+
+/// Requests the end of the process, and knows whether it has been requested. Clones are handles of the same
+/// request.
+#[derive(Clone, Debug, Default)]
+pub struct Drain(Arc<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    is_requested: AtomicBool,
+    notify: Notify,
+}
+
+impl Drain {
+    /// Requests the end. From now on the process is not ready. Calls after the first have no effect.
+    pub fn request(&self) {
+        if !self.0.is_requested.swap(true, Ordering::SeqCst) {
+            self.0.notify.notify_waiters();
+        }
+    }
+
+    /// Returns whether the end has been requested.
+    #[must_use]
+    pub fn is_requested(&self) -> bool {
+        self.0.is_requested.load(Ordering::SeqCst)
+    }
+
+    /// Waits until the end is requested, which may have been before the call. For any number of waiters.
+    ///
+    /// # Cancel safety
+    /// Dropping the future has no effect.
+    pub async fn requested(&self) {
+        let notified = self.0.notify.notified();
+        let mut notified = std::pin::pin!(notified);
+        // Registered first: a request between the check and the wait is not missed.
+        notified.as_mut().enable();
+        if !self.is_requested() {
+            notified.await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::task::{Context, Waker};
+
+    #[test]
+    fn every_waiter_sees_the_request_whenever_it_comes() {
+        let drain = Drain::default();
+        let mut cx = Context::from_waker(Waker::noop());
+        let (mut first, mut second) = (Box::pin(drain.requested()), Box::pin(drain.requested()));
+        assert!(first.as_mut().poll(&mut cx).is_pending() && second.as_mut().poll(&mut cx).is_pending());
+        assert!(!drain.is_requested());
+        drain.clone().request();
+        drain.request();
+        assert!(first.as_mut().poll(&mut cx).is_ready() && second.as_mut().poll(&mut cx).is_ready());
+        assert!(Box::pin(drain.requested()).as_mut().poll(&mut cx).is_ready() && drain.is_requested());
+    }
+}
