@@ -1,0 +1,141 @@
+//! The routes that every program has: `/metrics`, the probes, `/status.json`.
+
+use std::sync::Arc;
+
+use cached_metrics::{Collect, Families, Registration, Registry, Value, render};
+
+use crate::counts::Counts;
+use crate::health::Health;
+use crate::process;
+use crate::routes::{Access, Response, Routes};
+use crate::status::Status;
+
+/// What the listener itself adds to the registry.
+struct Own {
+    counts: Arc<Counts>,
+    program: &'static str,
+    version: &'static str,
+    health: Health,
+}
+
+impl Collect for Own {
+    fn collect(&self, into: &mut Families) {
+        let labels = vec![("program", self.program).into(), ("version", self.version).into()];
+        let help = "The program and its version; the value is always 1.";
+        into.sample("cached_build_info", help, labels, Value::Gauge(1.0));
+        let is_ready = self.health.not_ready().is_empty();
+        into.gauge("cached_ready", "Whether clients should be sent here: 1 or 0.", u64::from(is_ready));
+        process::collect(into);
+        self.counts.collect(into);
+    }
+}
+
+/// Registers what the listener itself shows.
+pub(crate) fn register(
+    registry: &Registry,
+    counts: &Arc<Counts>,
+    program: &'static str,
+    version: &'static str,
+    health: &Health,
+) -> Registration {
+    let own = Own { counts: Arc::clone(counts), program, version, health: health.clone() };
+    registry.register(Arc::new(own), std::iter::empty::<(&str, &str)>())
+}
+
+/// Adds the routes.
+pub(crate) fn add_routes(routes: &Routes, registry: &Registry, health: &Health, status: &Status) {
+    let registry = registry.clone();
+    routes.get("/metrics", Access::Read, move |request| {
+        let accept = request.header("accept").unwrap_or_default().to_owned();
+        let response = metrics(&registry, &accept);
+        async move { response }
+    });
+    let state = health.clone();
+    routes.get("/livez", Access::Public, move |_| {
+        let response = probe(&state.not_live());
+        async move { response }
+    });
+    let state = health.clone();
+    routes.get("/readyz", Access::Public, move |_| {
+        let response = probe(&state.not_ready());
+        async move { response }
+    });
+    let state = health.clone();
+    routes.get("/startupz", Access::Public, move |_| {
+        let response = probe(state.not_started().as_slice());
+        async move { response }
+    });
+    let status = status.clone();
+    routes.get("/status.json", Access::Read, move |_| {
+        let response = Response::json(&status.document());
+        async move { response }
+    });
+}
+
+/// Returns 200, or 503 with one line for each reason.
+fn probe(reasons: &[String]) -> Response {
+    match reasons {
+        [] => Response::text("ok\n"),
+        reasons => Response::failure(503, reasons.join("\n")),
+    }
+}
+
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Returns all metrics in the format that the client prefers.
+fn metrics(registry: &Registry, accept: &str) -> Response {
+    let gathered = registry.gather();
+    for error in &gathered.errors {
+        tracing::debug!(cause = %error, "a metric was left out");
+    }
+    if prefers_openmetrics(accept) {
+        Response::new(200, OPENMETRICS, render::openmetrics(&gathered.families))
+    } else {
+        Response::new(200, PROMETHEUS, render::prometheus(&gathered.families))
+    }
+}
+
+/// Returns whether OpenMetrics is accepted, and not less than plain text is.
+fn prefers_openmetrics(accept: &str) -> bool {
+    let quality = |wanted: &str| {
+        let of = |range: &str| {
+            let mut parts = range.split(';').map(str::trim);
+            let name = parts.next()?;
+            if !name.eq_ignore_ascii_case(wanted) {
+                return None;
+            }
+            let weight = parts.find_map(|part| part.strip_prefix("q="));
+            Some(weight.map_or(1.0, |weight| weight.parse::<f64>().unwrap_or(0.0)))
+        };
+        accept.split(',').filter_map(of).fold(0.0, f64::max)
+    };
+    let open = quality("application/openmetrics-text");
+    open > 0.0 && open >= quality("text/plain")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_format_follows_the_accept_header() {
+        // Prometheus 2.42's own header.
+        assert!(prefers_openmetrics(
+            "application/openmetrics-text;version=1.0.0;q=0.75,application/openmetrics-text;version=0.0.1;q=0.5,\
+             text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
+        ));
+        assert!(prefers_openmetrics("application/openmetrics-text"));
+        assert!(!prefers_openmetrics("text/plain, application/openmetrics-text; q=0.5"));
+        assert!(!prefers_openmetrics("application/openmetrics-text; q=0"));
+        assert!(!prefers_openmetrics("*/*"));
+        assert!(!prefers_openmetrics(""));
+    }
+
+    #[test]
+    fn a_probe_has_a_line_for_each_reason() {
+        let failing = probe(&["a".into(), "b".into()]);
+        assert_eq!((failing.status.as_u16(), &failing.body[..]), (503, &b"a\nb\n"[..]));
+        assert_eq!(probe(&[]).status.as_u16(), 200);
+    }
+}

@@ -1,0 +1,181 @@
+//! What the probes depend on: checks, each of which returns the reason why the program is not well, or nothing.
+//!
+//! | probe | 200 while | a 503 means |
+//! |---|---|---|
+//! | `/livez` | no liveness check fails | restart the process: it does not recover by itself |
+//! | `/readyz` | it has started, is not draining, no readiness check fails | send clients elsewhere for a while |
+//! | `/startupz` | it has started | wait |
+
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+/// A check: returns one line with the reason, or `None` if all is well. It does not wait.
+type Check = Arc<dyn Fn() -> Option<String> + Send + Sync>;
+
+/// The state that probes report. Cheap to clone; all clones are the same.
+#[derive(Clone, Default)]
+pub struct Health {
+    inner: Arc<Mutex<Inner>>,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// The reason why the start is not complete; `None` once it is.
+    starting: Starting,
+    draining: Option<String>,
+    live: Vec<Check>,
+    ready: Vec<Check>,
+}
+
+enum Starting {
+    Waiting(String),
+    Done,
+}
+
+impl Default for Starting {
+    fn default() -> Self {
+        Starting::Waiting("the program is starting".into())
+    }
+}
+
+/// Where the program is in its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stage {
+    /// It does not serve yet.
+    Starting,
+    /// It serves.
+    Serving,
+    /// It is about to end: it answers what it has received and stores what is dirty.
+    Draining,
+}
+
+impl Health {
+    /// Returns the state of a program that is starting and has no checks.
+    #[must_use]
+    pub fn new() -> Health {
+        Health::default()
+    }
+
+    /// Adds a condition for readiness.
+    pub fn check_readiness(&self, check: impl Fn() -> Option<String> + Send + Sync + 'static) {
+        self.inner.lock().ready.push(Arc::new(check));
+    }
+
+    /// Adds a condition for liveness: one that only a restart mends.
+    pub fn check_liveness(&self, check: impl Fn() -> Option<String> + Send + Sync + 'static) {
+        self.inner.lock().live.push(Arc::new(check));
+    }
+
+    /// Records what the start waits for. Has no effect once it is complete.
+    pub fn set_starting(&self, line: impl Into<String>) {
+        let mut inner = self.inner.lock();
+        if matches!(inner.starting, Starting::Waiting(_)) {
+            inner.starting = Starting::Waiting(line.into());
+        }
+    }
+
+    /// Records that the start is complete.
+    pub fn set_started(&self) {
+        self.inner.lock().starting = Starting::Done;
+    }
+
+    /// Records that the program is about to end, for this reason. It is not ready from now on.
+    pub fn set_draining(&self, line: impl Into<String>) {
+        self.inner.lock().draining = Some(line.into());
+    }
+
+    /// Returns where the program is in its life.
+    #[must_use]
+    pub fn stage(&self) -> Stage {
+        let inner = self.inner.lock();
+        match (&inner.draining, &inner.starting) {
+            (Some(_), _) => Stage::Draining,
+            (None, Starting::Done) => Stage::Serving,
+            (None, Starting::Waiting(_)) => Stage::Starting,
+        }
+    }
+
+    /// Returns why the process should be restarted; empty if it should not.
+    #[must_use]
+    pub fn not_live(&self) -> Vec<String> {
+        let checks = self.inner.lock().live.clone();
+        run(&checks)
+    }
+
+    /// Returns why no client should be sent here; empty if the program is ready.
+    #[must_use]
+    pub fn not_ready(&self) -> Vec<String> {
+        let (mut reasons, checks, live) = {
+            let inner = self.inner.lock();
+            let waiting = match &inner.starting {
+                Starting::Waiting(line) => Some(line.clone()),
+                Starting::Done => None,
+            };
+            let reasons: Vec<String> = inner.draining.iter().cloned().chain(waiting).collect();
+            (reasons, inner.ready.clone(), inner.live.clone())
+        };
+        // Outside of the lock: a check may use the state.
+        reasons.extend(run(&checks));
+        reasons.extend(run(&live));
+        reasons
+    }
+
+    /// Returns what the start waits for; `None` if it is complete.
+    #[must_use]
+    pub fn not_started(&self) -> Option<String> {
+        match &self.inner.lock().starting {
+            Starting::Waiting(line) => Some(line.clone()),
+            Starting::Done => None,
+        }
+    }
+}
+
+/// Returns the reasons, each in one line.
+fn run(checks: &[Check]) -> Vec<String> {
+    checks.iter().filter_map(|check| check()).map(|line| line.replace(['\r', '\n'], " ")).collect()
+}
+
+impl fmt::Debug for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Health").field("stage", &self.stage()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn readiness_follows_start_checks_and_drain() {
+        let health = Health::new();
+        assert_eq!(health.stage(), Stage::Starting);
+        health.set_starting("waiting for the store");
+        assert_eq!(health.not_ready(), ["waiting for the store"]);
+        assert_eq!(health.not_started().as_deref(), Some("waiting for the store"));
+        assert!(health.not_live().is_empty());
+        health.set_started();
+        health.set_starting("too late");
+        assert!(health.not_ready().is_empty() && health.not_started().is_none());
+        let is_away = Arc::new(AtomicBool::new(true));
+        let seen = Arc::clone(&is_away);
+        health.check_readiness(move || seen.load(Ordering::Relaxed).then(|| "the store is\naway".into()));
+        assert_eq!(health.not_ready(), ["the store is away"]);
+        is_away.store(false, Ordering::Relaxed);
+        assert_eq!((health.not_ready(), health.stage()), (vec![], Stage::Serving));
+        health.set_draining("the end was requested");
+        assert_eq!((health.not_ready().len(), health.stage()), (1, Stage::Draining));
+        assert!(health.not_live().is_empty());
+    }
+
+    #[test]
+    fn what_is_not_live_is_not_ready() {
+        let health = Health::new();
+        health.set_started();
+        health.check_liveness(|| Some("worker 0 stands still".into()));
+        assert_eq!(health.not_live(), ["worker 0 stands still"]);
+        assert_eq!(health.not_ready(), ["worker 0 stands still"]);
+    }
+}

@@ -1,0 +1,179 @@
+//! What an object cache shows of its requests, and the thread that makes it of samples.
+
+use std::fmt;
+use std::io;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use cached_core::insight::MissRatioCurve;
+use cached_core::object::{ObjectCache, WeakObjectCache};
+use cached_metrics::{Collect, Families};
+use serde::Serialize;
+
+use super::documents::{
+    Curve, HotDocument, HotKey, HotPrefix, HotReport, Misses, collect_curves, curves_of, hot_count,
+};
+use super::slow::SlowLog;
+use crate::listener::AdminServer;
+use crate::routes::{Access, Request, Response};
+use crate::sources::Shown;
+use crate::status::{Document, Source};
+
+/// How often samples are taken while there are any: a queue holds what comes in that time.
+const INTERVAL: Duration = Duration::from_millis(50);
+/// How often, at least, without requests.
+const INTERVAL_IDLE: Duration = Duration::from_secs(1);
+
+/// Returns the objects and namespaces that have been read most, and why buckets were missed; `None` if the cache
+/// samples nothing.
+#[must_use]
+pub fn hot_document(cache: &ObjectCache, count: usize) -> Option<HotDocument> {
+    cache.take_samples();
+    let hot = cache.hot_objects(count)?;
+    let shown = |one| HotKey::new(one, hot.sampled, hot.per_sec);
+    let mut report = HotReport {
+        keys: hot.names.iter().map(shown).collect(),
+        prefixes: hot.groups.iter().map(shown).map(HotPrefix::from).collect(),
+        sampled: hot.sampled,
+        dropped: hot.dropped,
+    };
+    report.add_namespaces(cache.miss_ratio_curve());
+    Some(HotDocument::new(report, cache.misses_by_reason()))
+}
+
+/// Writes the metric of the reasons of misses of a cache's buckets.
+pub fn collect_misses(cache: &ObjectCache, into: &mut Families) {
+    let help = "Buckets read from the store since the start by the reason, estimated from a sample.";
+    if let Some(misses) = cache.misses_by_reason() {
+        Misses::from(misses).collect("cached_objects_misses_by_reason", help, into);
+    }
+}
+
+/// The document `/mrc.json` of an object cache.
+#[derive(Serialize)]
+struct MissRatios {
+    curves: Vec<Curve>,
+}
+
+/// What is shown of a cache's requests.
+struct InsightSource {
+    cache: WeakObjectCache,
+    slow: Arc<SlowLog>,
+    is_on: bool,
+}
+
+impl InsightSource {
+    fn curves(&self) -> Vec<Curve> {
+        let curve = |cache: ObjectCache| -> Option<MissRatioCurve> {
+            cache.take_samples();
+            cache.miss_ratio_curve()
+        };
+        self.cache.upgrade().and_then(curve).map_or_else(Vec::new, |curve| curves_of("objects", curve))
+    }
+
+    fn hot(&self, request: &Request) -> Response {
+        let count = match hot_count(request) {
+            Ok(count) => count,
+            Err(refused) => return *refused,
+        };
+        let document = self.cache.upgrade().and_then(|cache| hot_document(&cache, count));
+        let mut document = document.unwrap_or_else(|| HotDocument::new(HotReport::default(), None));
+        if !request.has_token() {
+            document.hot.shorten_keys();
+        }
+        Response::json(&document)
+    }
+}
+
+impl Collect for InsightSource {
+    fn collect(&self, into: &mut Families) {
+        collect_curves(&self.curves(), into);
+        if let Some(cache) = self.cache.upgrade() {
+            collect_misses(&cache, into);
+        }
+        let help = "Requests that took longer than insight.slow_request_ms.";
+        into.counter("cached_slow_requests_total", help, self.slow.report().count);
+    }
+}
+
+impl Source for InsightSource {
+    fn fill(&self, document: &mut Document) {
+        document.insight |= self.is_on;
+    }
+}
+
+/// Makes of a cache's samples what is shown, and shows it, until this is dropped. Keeps no handle of the cache.
+#[must_use = "dropping this ends it"]
+pub struct ObjectsInsight {
+    end: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+    _shown: Option<Shown>,
+}
+
+impl ObjectsInsight {
+    /// Starts the thread, if the cache samples anything, and shows the documents `/mrc.json`, `/hot.json` and
+    /// `/slow.json` and metrics on the admin listener, if there is one.
+    ///
+    /// Names are clients' data: without a token only the first letters of objects are shown, on loopback too.
+    ///
+    /// # Errors
+    /// If the system has no thread for it.
+    pub fn start(
+        admin: Option<&AdminServer>,
+        cache: &ObjectCache,
+        slow: Arc<SlowLog>,
+    ) -> io::Result<ObjectsInsight> {
+        let is_on = cache.miss_ratio_curve().is_some();
+        let source = Arc::new(InsightSource { cache: cache.downgrade(), slow, is_on });
+        let shown = admin.map(|admin| {
+            add_routes(admin, &source);
+            Shown::new(admin, &source)
+        });
+        let (end, ended) = mpsc::channel();
+        let cache = cache.downgrade();
+        let body = move || take_samples(&cache, &ended);
+        let thread = is_on.then(|| thread::Builder::new().name("insight".into()).spawn(body)).transpose()?;
+        Ok(ObjectsInsight { end: Some(end), thread, _shown: shown })
+    }
+}
+
+fn take_samples(cache: &WeakObjectCache, ended: &mpsc::Receiver<()>) {
+    let mut interval = INTERVAL;
+    while ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
+        let Some(cache) = cache.upgrade() else { return };
+        interval = if cache.take_samples() > 0 { INTERVAL } else { (interval * 2).min(INTERVAL_IDLE) };
+    }
+}
+
+fn add_routes(admin: &AdminServer, source: &Arc<InsightSource>) {
+    let add = |path: &str, answer: fn(&InsightSource, &Request) -> Response| {
+        let source: Weak<InsightSource> = Arc::downgrade(source);
+        admin.routes().get(path, Access::Read, move |request| {
+            let response = match source.upgrade() {
+                Some(source) => answer(&source, &request),
+                None => Response::failure(503, "the cache has ended"),
+            };
+            async move { response }
+        });
+    };
+    add("/mrc.json", |source, _| Response::json(&MissRatios { curves: source.curves() }));
+    add("/hot.json", InsightSource::hot);
+    add("/slow.json", |source, request| source.slow.report().response(request));
+}
+
+impl Drop for ObjectsInsight {
+    fn drop(&mut self) {
+        self.end = None;
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread that takes samples has panicked");
+        }
+    }
+}
+
+impl fmt::Debug for ObjectsInsight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObjectsInsight").finish_non_exhaustive()
+    }
+}

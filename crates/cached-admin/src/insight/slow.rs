@@ -1,0 +1,225 @@
+//! Slow requests: the last of them, and a log line for each, at most ten a second.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use crate::routes::{Request, Response};
+
+/// Requests that are kept.
+const KEPT_MAX: usize = 512;
+/// Lines that are logged in a second.
+const LINES_PER_SECOND: u32 = 10;
+
+/// A duration in whole microseconds.
+#[must_use]
+pub fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+fn millis(duration: Duration) -> u64 {
+    micros(duration) / 1000
+}
+
+/// A request that took longer than the threshold.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SlowRequest {
+    /// When it ended, in milliseconds since 1970.
+    pub unix_ms: u64,
+    /// What it came through: `memcached`, or `store` for a request of the object cache to its store.
+    pub listener: &'static str,
+    /// The client's address, if it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client: Option<String>,
+    /// The command or operation, or what the worker was doing.
+    pub command: &'static str,
+    /// The object. Keys of memcached's protocols are not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// The bytes that were asked for or sent, if they are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// How long it took, in microseconds; for memcached's protocols to within 50 ms.
+    pub total_us: u64,
+    /// How much of that was spent in the store of objects.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store_us: Option<u64>,
+}
+
+/// The last slow requests.
+#[derive(Debug)]
+pub struct SlowLog {
+    /// In milliseconds; 0 for none. It can change.
+    threshold_ms: AtomicU64,
+    kept: Mutex<Kept>,
+}
+
+#[derive(Debug)]
+struct Kept {
+    requests: VecDeque<SlowRequest>,
+    count: u64,
+    /// The second for which lines are counted, and how many there were.
+    second: u64,
+    lines: u32,
+    /// Lines that were not logged since the last that was.
+    unlogged: u64,
+}
+
+/// The slow requests that are kept.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SlowReport {
+    /// From how long on a request is slow; 0 if none is recorded.
+    pub threshold_ms: u64,
+    /// The number of slow requests since the start.
+    pub count: u64,
+    /// The last 512 of them, the latest first.
+    pub requests: Vec<SlowRequest>,
+}
+
+impl SlowReport {
+    /// Returns the document `/slow.json`. Names are clients' data: without a token they are not shown.
+    #[must_use]
+    pub fn response(mut self, request: &Request) -> Response {
+        if !request.has_token() {
+            self.requests.iter_mut().for_each(|slow| slow.key = None);
+        }
+        Response::json(&self)
+    }
+
+    /// Adds another log's requests, and keeps the latest.
+    pub fn append(&mut self, other: SlowReport) {
+        self.count += other.count;
+        self.requests.extend(other.requests);
+        self.requests.sort_by_key(|request| std::cmp::Reverse(request.unix_ms));
+        self.requests.truncate(KEPT_MAX);
+    }
+}
+
+impl SlowLog {
+    /// Returns an empty log of requests that take `threshold` or longer; 0 for none.
+    #[must_use]
+    pub fn new(threshold: Duration) -> SlowLog {
+        let kept = Kept { requests: VecDeque::new(), count: 0, second: 0, lines: 0, unlogged: 0 };
+        let log = SlowLog { threshold_ms: AtomicU64::new(0), kept: Mutex::new(kept) };
+        log.set_threshold(threshold);
+        log
+    }
+
+    /// Returns from how long on a request is slow; `None` if none is recorded.
+    #[must_use]
+    pub fn threshold(&self) -> Option<Duration> {
+        Some(self.threshold_ms.load(Ordering::Relaxed)).filter(|ms| *ms > 0).map(Duration::from_millis)
+    }
+
+    /// Changes from how long on a request is slow, to the millisecond; 0 for none.
+    pub fn set_threshold(&self, threshold: Duration) {
+        let millis = u64::try_from(threshold.as_millis()).unwrap_or(u64::MAX);
+        self.threshold_ms.store(millis, Ordering::Relaxed);
+    }
+
+    /// Records a request that ended now, if it took long enough.
+    pub fn record(&self, took: Duration, request: impl FnOnce() -> SlowRequest) {
+        if self.threshold().is_some_and(|threshold| took >= threshold) {
+            let mut request = request();
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            (request.unix_ms, request.total_us) = (millis(now), micros(took));
+            self.keep(request, now.as_secs());
+        }
+    }
+
+    fn keep(&self, request: SlowRequest, second: u64) {
+        let mut kept = self.kept.lock();
+        kept.count += 1;
+        if kept.second != second {
+            (kept.second, kept.lines) = (second, 0);
+        }
+        let unlogged = (kept.lines < LINES_PER_SECOND).then(|| std::mem::take(&mut kept.unlogged));
+        match unlogged {
+            Some(_) => kept.lines += 1,
+            None => kept.unlogged += 1,
+        }
+        if kept.requests.len() == KEPT_MAX {
+            kept.requests.pop_back();
+        }
+        kept.requests.push_front(request.clone());
+        drop(kept);
+        if let Some(unlogged) = unlogged {
+            let SlowRequest { listener, command, client, key, bytes, total_us, .. } = request;
+            let (client, key) = (client.unwrap_or_default(), key.unwrap_or_default());
+            let millis = total_us / 1000;
+            tracing::warn!(
+                listener,
+                client,
+                key,
+                bytes,
+                unlogged,
+                "slow request: {command} took {millis} ms"
+            );
+        }
+    }
+
+    /// Returns what is kept, the latest first.
+    #[must_use]
+    pub fn report(&self) -> SlowReport {
+        let kept = self.kept.lock();
+        SlowReport {
+            threshold_ms: millis(self.threshold().unwrap_or_default()),
+            count: kept.count,
+            requests: kept.requests.iter().cloned().collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(command: &'static str) -> SlowRequest {
+        SlowRequest {
+            unix_ms: 0,
+            listener: "store",
+            client: None,
+            command,
+            key: None,
+            bytes: None,
+            total_us: 0,
+            store_us: None,
+        }
+    }
+
+    #[test]
+    fn the_last_slow_requests_are_kept_latest_first() {
+        let log = SlowLog::new(Duration::from_millis(100));
+        log.record(Duration::from_millis(99), || request("fast"));
+        for _ in 0..KEPT_MAX {
+            log.record(Duration::from_millis(100), || request("old"));
+        }
+        log.record(Duration::from_secs(2), || request("new"));
+        let report = log.report();
+        assert_eq!((report.count, report.requests.len(), report.threshold_ms), (513, KEPT_MAX, 100));
+        assert_eq!((report.requests[0].command, report.requests[0].total_us), ("new", 2_000_000));
+        assert!(report.requests[1..].iter().all(|request| request.command == "old"));
+        let off = SlowLog::new(Duration::ZERO);
+        off.record(Duration::from_secs(1000), || request("any"));
+        assert_eq!((off.report().count, off.threshold()), (0, None));
+        off.set_threshold(Duration::from_secs(1000));
+        off.record(Duration::from_secs(1000), || request("any"));
+        assert_eq!(off.report().count, 1);
+    }
+
+    #[test]
+    fn at_most_ten_lines_are_logged_in_a_second() {
+        let log = SlowLog::new(Duration::from_millis(1));
+        (0..25).for_each(|_| log.keep(request("r"), 7));
+        let counts = || {
+            let kept = log.kept.lock();
+            (kept.lines, kept.unlogged)
+        };
+        assert_eq!(counts(), (10, 15));
+        log.keep(request("r"), 8);
+        assert_eq!(counts(), (1, 0));
+    }
+}

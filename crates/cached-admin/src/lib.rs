@@ -1,0 +1,63 @@
+//! The HTTP admin listener of `cached` and `synapsed`.
+//!
+//! ```text
+//! client ──► listener ──► access (token, Host) ──► routes ──► handler ──► Response
+//!                                                    ▲
+//!         /metrics ── the one registry               │ other parts add routes: Routes::add
+//!         /livez /readyz /startupz ── Health ────────┤
+//!         /status.json ── Status ────────────────────┘
+//! ```
+//! An [`AdminServer`] has a thread of its own with a tokio runtime: so it answers while the start waits for a store,
+//! while the acceptor is busy, and when the acceptor hangs; and a long report delays no client.
+//!
+//! | module | content |
+//! |---|---|
+//! | [`routes`] | requests, responses, and the table of routes |
+//! | [`tokens`] | the bearer tokens and their file |
+//! | [`health`] | what liveness, readiness and the end of the start depend on |
+//! | [`status`] | the document `/status.json`, with an hour of history |
+//! | [`sources`] | what an object cache, a store and a synapse server show |
+//! | [`insight`] | what is known of requests beyond counters: predictions, hot names, reasons of misses, slow requests |
+//! | [`control`] | reload, drain, the configuration in force, the log's last lines |
+//! | [`process`] | what the system counts for this process |
+//!
+//! A part adds a route:
+//!
+//! ```
+//! use cached_admin::{Access, Response, Routes};
+//!
+//! let routes = Routes::new();
+//! routes.get("/hello", Access::Read, |request| async move {
+//!     Response::text(format!("hello {}\n", request.query("name").unwrap_or_default()))
+//! });
+//! ```
+#![warn(missing_debug_implementations)]
+
+mod access;
+mod attaching;
+mod builtin;
+mod cache_routes;
+mod config;
+mod connection;
+mod console;
+pub mod control;
+mod counts;
+pub mod health;
+pub mod insight;
+mod listener;
+mod namespaces;
+pub mod process;
+pub mod routes;
+pub mod sources;
+pub mod status;
+mod table;
+mod tls;
+pub mod tokens;
+
+pub use config::{ADDRESS_DEFAULT, AdminConfig};
+pub use health::Health;
+pub use listener::{AdminError, AdminServer};
+pub use routes::{Access, Request, Response, Routes};
+pub use status::Status;
+pub use table::AdminTable;
+pub use tokens::{Tokens, TokensRead};

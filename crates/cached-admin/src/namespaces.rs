@@ -1,0 +1,277 @@
+//! The routes of the object cache's namespaces.
+//!
+//! | route | |
+//! |---|---|
+//! | `GET /namespaces.json` | all that are configured or used, those with the most dirty data first; `name=NAME`: that one |
+//! | `POST /namespaces/set` | `{"namespace", "write", "settings", "wait_ms"}` sets the write mode, and settings |
+//! | `POST /namespaces/remove` | `{"namespace", "flush", "discard_dirty", "wait_ms"}` drops what the cache has of it |
+//!
+//! Settings have their keys in the configuration, and are numbers or `null`. A change waits until nothing of the mode before is left, for 20 seconds at most: then the answer has `done`: false
+//! with the reason. It goes on all the same.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use blocker::{Error, Namespace, WriteMode};
+use cached_core::object::{DirtyData, NamespaceCounters, NamespaceKey, ObjectCache, WeakObjectCache};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::cache_routes::{ended, wait_of};
+use crate::routes::{Access, Request, Response, Routes};
+
+/// The most namespaces that are listed.
+const LISTED_MAX: usize = 4097;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Set {
+    namespace: String,
+    write: Option<String>,
+    #[serde(default)]
+    settings: BTreeMap<String, Option<u64>>,
+    wait_ms: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Remove {
+    namespace: String,
+    #[serde(default)]
+    flush: bool,
+    #[serde(default)]
+    discard_dirty: bool,
+    wait_ms: Option<u64>,
+}
+
+/// Adds the routes. They keep no cache open.
+pub(crate) fn add_routes(routes: &Routes, cache: &ObjectCache) {
+    let listed = cache.downgrade();
+    routes.get("/namespaces.json", Access::Read, move |request| {
+        let response = listed.upgrade().map_or_else(ended, |cache| list(&cache, request.query("name")));
+        async move { response }
+    });
+    let changed = cache.downgrade();
+    routes.post("/namespaces/set", move |request| set(changed.clone(), request));
+    let removed = cache.downgrade();
+    routes.post("/namespaces/remove", move |request| remove(removed.clone(), request));
+}
+
+fn list(cache: &ObjectCache, name: Option<String>) -> Response {
+    let mut all = cache.namespaces();
+    if let Some(name) = name {
+        let found = all.iter().find(|of| of.namespace.as_ref().is_some_and(|own| own.to_string() == name));
+        return match found {
+            Some(of) => {
+                let mut value = value(of);
+                if let Some(name) = &of.namespace {
+                    value["settings"] = settings(cache, name);
+                }
+                Response::json(&value)
+            }
+            None => {
+                Response::failure(404, format_args!("no namespace {name:?} is configured, or has been used"))
+            }
+        };
+    }
+    all.sort_by_key(|of| Reverse((of.dirty_bytes, of.cached_bytes)));
+    let values: Vec<Value> = all.iter().take(LISTED_MAX).map(value).collect();
+    Response::json(&json!({ "namespaces": values }))
+}
+
+/// Returns the settings of a namespace, by key; `null` where it has none of its own.
+fn settings(cache: &ObjectCache, name: &Namespace) -> Value {
+    let values = cache.namespace_settings(name);
+    values.into_iter().map(|(key, value)| (key.name().to_owned(), json!(value))).collect()
+}
+
+/// Returns what is shown of a namespace; its name is `null` for all together that are not counted apart.
+fn value(of: &NamespaceCounters) -> Value {
+    json!({
+        "namespace": of.namespace.as_ref().map(ToString::to_string),
+        "write": of.write_mode.to_string(),
+        "changing": of.is_mode_changing,
+        "configured": of.is_configured,
+        "objects": of.objects,
+        "cached_bytes": of.cached_bytes,
+        "dirty_bytes": of.dirty_bytes,
+        "dirty_bytes_max": of.dirty_bytes_max,
+        "dirty_age_ms": u64::try_from(of.dirty_age.as_millis()).unwrap_or(u64::MAX),
+        "writes_throttled": of.writes_throttled,
+        "read_hits": of.read_hits,
+        "read_misses": of.read_misses,
+        "writes": of.writes.iter().sum::<u64>(),
+    })
+}
+
+async fn set(cache: WeakObjectCache, request: Request) -> Response {
+    let Some(cache) = cache.upgrade() else { return ended() };
+    let Set { namespace, write, settings, wait_ms } = match serde_json::from_slice(request.body()) {
+        Ok(body) => body,
+        Err(error) => {
+            let form = "{\"namespace\": \"NAME\", \"write\": \"back\"}";
+            return Response::failure(400, format_args!("give {form}: {error}"));
+        }
+    };
+    let (name, mode, values) = match parsed(&namespace, write.as_deref(), &settings) {
+        Ok(parsed) => parsed,
+        Err(error) => return Response::failure(400, error),
+    };
+    if mode.is_none() && values.is_empty() {
+        return Response::failure(400, "give a write mode, or settings, or both");
+    }
+    tracing::info!(peer = %request.peer(), %namespace, write, ?settings, "the admin listener changes a namespace");
+    if let Err(error) = cache.set_namespace(&name, &values) {
+        return Response::failure(409, error);
+    }
+    let Some(mode) = mode else { return Response::json(&json!({ "done": true })) };
+    let changed = cache.change_write_mode(name.clone(), mode, None);
+    match tokio::time::timeout(wait_of(wait_ms), changed).await {
+        Ok(Ok(())) => Response::json(&json!({ "done": true })),
+        Ok(Err(error @ Error::OutOfSpace(_))) => Response::failure(409, error),
+        Ok(Err(error)) => Response::json(&json!({ "done": false, "why": error.to_string() })),
+        Err(_) => {
+            // What is left is stored without a caller that waits.
+            match cache.set_write_mode(name, mode) {
+                Ok(()) => {
+                    let why = "changes of the mode before are under way, or not stored yet";
+                    Response::json(&json!({ "done": false, "why": why }))
+                }
+                Err(error) => Response::failure(409, error),
+            }
+        }
+    }
+}
+
+type Parsed = (Namespace, Option<WriteMode>, Vec<(NamespaceKey, Option<u64>)>);
+
+/// # Errors
+/// What is none of the values that there are.
+fn parsed(
+    namespace: &str,
+    write: Option<&str>,
+    settings: &BTreeMap<String, Option<u64>>,
+) -> blocker::Result<Parsed> {
+    let name = Namespace::copy_from(namespace.as_bytes())?;
+    let mode = write.map(str::parse::<WriteMode>).transpose()?;
+    let mut values = Vec::new();
+    for (key, value) in settings {
+        values.push((key.parse::<NamespaceKey>()?, *value));
+    }
+    Ok((name, mode, values))
+}
+
+async fn remove(cache: WeakObjectCache, request: Request) -> Response {
+    let Some(cache) = cache.upgrade() else { return ended() };
+    let Remove { namespace, flush, discard_dirty, wait_ms } = match serde_json::from_slice(request.body()) {
+        Ok(body) => body,
+        Err(error) => {
+            return Response::failure(400, format_args!("give {{\"namespace\": \"NAME\"}}: {error}"));
+        }
+    };
+    let name = match Namespace::copy_from(namespace.as_bytes()) {
+        Ok(name) => name,
+        Err(error) => return Response::failure(400, error),
+    };
+    let dirty_data = match (flush, discard_dirty) {
+        (false, false) => DirtyData::Refuse,
+        (true, false) => DirtyData::Store,
+        (false, true) => DirtyData::Discard,
+        (true, true) => {
+            let why =
+                "flush and discard_dirty exclude each other: data that are not stored are stored or dropped";
+            return Response::failure(400, why);
+        }
+    };
+    tracing::info!(peer = %request.peer(), %namespace, ?dirty_data, "the admin listener removes a namespace");
+    match tokio::time::timeout(wait_of(wait_ms), cache.remove_namespace(name, dirty_data, None)).await {
+        Ok(Ok(removed)) => Response::json(&json!({
+            "done": true,
+            "dropped_bytes": removed.dropped_bytes,
+            "discarded_bytes": removed.discarded_bytes,
+        })),
+        Ok(Err(Error::Missing)) => {
+            Response::failure(404, format_args!("no namespace {namespace:?} is configured, or has been used"))
+        }
+        Ok(Err(error @ Error::Denied(_))) => Response::failure(409, error),
+        Ok(Err(error)) => Response::json(&json!({ "done": false, "why": error.to_string() })),
+        Err(_) => Response::json(&json!({ "done": false, "why": "its data are not stored yet" })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use blocker::executor::block_on;
+    use blocker::{Blocker, Memory, ReadRequest, WriteRequest};
+    use hyper::Method;
+
+    use super::*;
+    use crate::cache_routes::tests::ask;
+
+    #[test]
+    fn namespaces_are_listed_set_and_removed() {
+        let cache = ObjectCache::builder(Arc::new(Memory::default())).memory_bytes(8 << 20);
+        let cache = cache.start().expect("a cache");
+        let routes = Routes::new();
+        add_routes(&routes, &cache);
+        let post = |path: &str, body: Value| ask(&routes, &Method::POST, path, "", &body.to_string());
+        let show = |query: &str| ask(&routes, &Method::GET, "/namespaces.json", query, "null");
+        assert_eq!(
+            post("/namespaces/set", json!({"namespace": "vm", "write": "back"})),
+            (200, json!({"done": true}))
+        );
+        let write = WriteRequest::new("vm/o".parse().expect("a name"), 0, vec![1; 4096]);
+        block_on(cache.write(write)).expect("it is written");
+        let (status, vm) = show("name=vm");
+        assert_eq!((status, &vm["write"], &vm["changing"]), (200, &json!("back"), &json!(false)));
+        assert!(vm["dirty_bytes"].as_u64() >= Some(4096), "{vm}");
+        let settings = json!({"namespace": "vm", "settings": {"quota_bytes_max": 8192, "store_weight": 3}});
+        assert_eq!(post("/namespaces/set", settings), (200, json!({"done": true})));
+        let vm = show("name=vm").1;
+        assert_eq!(
+            (&vm["settings"]["quota_bytes_max"], &vm["write"]),
+            (&json!(8192), &json!("back")),
+            "{vm}"
+        );
+        let write = WriteRequest::new("vm/p".parse().expect("a name"), 0, vec![1; 16384]);
+        assert!(matches!(block_on(cache.write(write)), Err(Error::OutOfSpace(_))));
+        let wrong = json!({"namespace": "vm", "settings": {"store_weight": 0}});
+        assert_eq!(post("/namespaces/set", wrong).0, 409);
+        let none = json!({"namespace": "vm", "settings": {"quota_bytes_max": null}});
+        assert_eq!(post("/namespaces/set", none).0, 200);
+        assert_eq!(show("name=vm").1["settings"]["quota_bytes_max"], Value::Null);
+        assert_eq!(post("/namespaces/set", json!({"namespace": "vm", "settings": {"colour": 1}})).0, 400);
+        assert_eq!(show("name=none").0, 404);
+        let listed = show("").1;
+        assert_eq!(
+            (listed["namespaces"].as_array().map(Vec::len), &listed["namespaces"][0]["namespace"]),
+            (Some(1), &json!("vm"))
+        );
+        let (status, why) = post("/namespaces/remove", json!({"namespace": "vm"}));
+        assert_eq!(status, 409);
+        assert!(why.to_string().contains("bytes that are not stored"), "{why}");
+        let (status, done) = post("/namespaces/remove", json!({"namespace": "vm", "flush": true}));
+        assert_eq!((status, done), (200, json!({"done": true, "dropped_bytes": 4096, "discarded_bytes": 0})));
+        assert_eq!(show("name=vm").1["write"], "through");
+        assert_eq!(post("/namespaces/remove", json!({"namespace": "none"})).0, 404);
+        let both = json!({"namespace": "vm", "flush": true, "discard_dirty": true});
+        assert_eq!(post("/namespaces/remove", both).0, 400);
+        post("/namespaces/set", json!({"namespace": "vm", "write": "back"}));
+        let write = WriteRequest::new("vm/o".parse().expect("a name"), 0, vec![2; 4096]);
+        block_on(cache.write(write)).expect("it is written");
+        let (status, done) = post("/namespaces/remove", json!({"namespace": "vm", "discard_dirty": true}));
+        assert_eq!((status, &done["done"], &done["discarded_bytes"]), (200, &json!(true), &json!(4096)));
+        let kept =
+            block_on(cache.read(ReadRequest::new("vm/o".parse().expect("a name"), 0, 1))).expect("there");
+        assert_eq!(kept.data.to_vec(), [1], "as the store has it");
+        for wrong in
+            [json!({"namespace": "vm"}), json!({"namespace": "vm", "write": "sideways"}), json!({"x": 1})]
+        {
+            assert_eq!(post("/namespaces/set", wrong).0, 400);
+        }
+        drop(cache);
+        assert_eq!(show("").0, 503);
+    }
+}

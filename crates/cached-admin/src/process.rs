@@ -1,0 +1,124 @@
+//! What the system counts for this process, under the names that Prometheus' own libraries use.
+
+use std::fs;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use cached_metrics::{Families, Value};
+use serde::Serialize;
+
+/// What the system counts for this process. What it does not report is 0.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
+pub struct Process {
+    /// Processor time in user mode, in seconds.
+    pub cpu_user_secs: f64,
+    /// Processor time in the system, in seconds.
+    pub cpu_system_secs: f64,
+    /// Resident memory.
+    pub resident_bytes: u64,
+    /// The number of threads.
+    pub threads: u64,
+    /// The number of open file descriptors.
+    pub open_fds: u64,
+    /// The largest number of them.
+    pub max_fds: u64,
+    /// Mapped memory.
+    #[serde(skip)]
+    pub virtual_bytes: u64,
+}
+
+impl Process {
+    /// Reads the counts.
+    #[must_use]
+    pub fn read() -> Process {
+        let (cpu_user_secs, cpu_system_secs) = cpu_times();
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let number = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            let word = line.and_then(|line| line.split_whitespace().next());
+            word.and_then(|word| word.parse::<u64>().ok()).unwrap_or(0)
+        };
+        Process {
+            cpu_user_secs,
+            cpu_system_secs,
+            resident_bytes: number("VmRSS:") << 10,
+            virtual_bytes: number("VmSize:") << 10,
+            threads: number("Threads:"),
+            // One of them is the directory itself.
+            open_fds: fs::read_dir("/proc/self/fd").map_or(0, |fds| fds.count().saturating_sub(1) as u64),
+            max_fds: descriptors_max(),
+        }
+    }
+}
+
+/// Writes the counts into `into`.
+pub fn collect(into: &mut Families) {
+    let process = Process::read();
+    let help = "Total user and system CPU time spent in seconds.";
+    let cpu = Value::CounterFloat(process.cpu_user_secs + process.cpu_system_secs);
+    into.sample("process_cpu_seconds_total", help, Vec::new(), cpu);
+    into.gauge("process_resident_memory_bytes", "Resident memory size in bytes.", process.resident_bytes);
+    into.gauge("process_virtual_memory_bytes", "Virtual memory size in bytes.", process.virtual_bytes);
+    into.gauge("process_open_fds", "Number of open file descriptors.", process.open_fds);
+    into.gauge("process_max_fds", "Maximum number of open file descriptors.", process.max_fds);
+    into.gauge("process_threads", "Number of OS threads in the process.", process.threads);
+    let help = "Start time of the process since unix epoch in seconds.";
+    into.sample("process_start_time_seconds", help, Vec::new(), Value::Gauge(start_unix_secs()));
+}
+
+/// Returns the Unix time in milliseconds.
+#[must_use]
+pub fn unix_millis() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Returns the start of the process as Unix time in seconds.
+#[must_use]
+pub fn start_unix_secs() -> f64 {
+    static START: std::sync::OnceLock<f64> = std::sync::OnceLock::new();
+    *START.get_or_init(|| {
+        let now = unix_millis() as f64 / 1000.0;
+        now - age_secs().unwrap_or(0.0)
+    })
+}
+
+/// Returns for how long the process has existed, by the system's clock ticks.
+fn age_secs() -> Option<f64> {
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    // The second field is the program's name in parentheses, and may contain blanks.
+    let started: f64 = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()?;
+    let uptime: f64 = fs::read_to_string("/proc/uptime").ok()?.split_whitespace().next()?.parse().ok()?;
+    // SAFETY: `sysconf` has no preconditions.
+    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
+    (ticks > 0).then(|| (uptime - started / ticks as f64).max(0.0))
+}
+
+fn cpu_times() -> (f64, f64) {
+    // SAFETY: an all-zero `rusage` is a valid value of that plain C struct.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the pointer leads to a local `rusage` that the call fills in.
+    unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) };
+    let secs = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
+    (secs(usage.ru_utime), secs(usage.ru_stime))
+}
+
+fn descriptors_max() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the pointer leads to a local `rlimit` that the call fills in.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) };
+    limit.rlim_cur
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_reports_every_count() {
+        let process = Process::read();
+        assert!(process.resident_bytes > 1 << 20 && process.virtual_bytes >= process.resident_bytes);
+        assert!(process.threads > 0 && process.open_fds > 2 && process.max_fds >= process.open_fds);
+        let age = unix_millis() as f64 / 1000.0 - start_unix_secs();
+        assert!((0.0..86_400.0).contains(&age), "{age}");
+    }
+}
