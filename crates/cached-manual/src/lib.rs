@@ -1,0 +1,97 @@
+//! Manual pages and shell completions of a program, from its [`clap::Command`].
+//!
+//! A program calls [`written_on_request`] first of all. With the arguments `--generate-manual DIR`, and with
+//! nothing else, it writes its pages and completions and ends; the option is in no help, because packages are
+//! its only users:
+//!
+//! ```text
+//! DIR/man/NAME.1, DIR/man/NAME-SUBCOMMAND.1   manual pages
+//! DIR/bash/NAME, DIR/zsh/_NAME, DIR/fish/NAME.fish
+//! ```
+
+use clap::Command;
+use clap_complete::Shell;
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+use std::{fs, io};
+
+/// The option that requests pages and completions.
+pub const OPTION: &str = "--generate-manual";
+
+/// `EX_IOERR`: a file could not be written.
+const NOT_WRITTEN: u8 = 74;
+
+/// Writes pages and completions if the arguments of this process are [`OPTION`] and a directory; returns
+/// the exit status of the process, or `None` if the program is to run as usual.
+pub fn written_on_request(command: impl FnOnce() -> Command) -> Option<ExitCode> {
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let [option, directory] = arguments.as_slice() else { return None };
+    if option != OPTION {
+        return None;
+    }
+    match write(command(), Path::new(directory)) {
+        Ok(()) => Some(ExitCode::SUCCESS),
+        Err(error) => {
+            eprintln!("{OPTION} {}: {error}", Path::new(directory).display());
+            Some(ExitCode::from(NOT_WRITTEN))
+        }
+    }
+}
+
+/// Writes the manual pages and completions of a program into subdirectories of a directory, which are made
+/// where they are missing. Files of the same names are replaced.
+///
+/// # Errors
+/// If a directory or a file cannot be written; those before it have been.
+pub fn write(mut command: Command, directory: &Path) -> io::Result<()> {
+    let name = command.get_name().to_owned();
+    // Pages about `help` and its own subcommands would repeat the others. Completions add it to their command.
+    let without_help = command.clone().disable_help_subcommand(true);
+    let folder = |part: &str| {
+        let path = directory.join(part);
+        fs::create_dir_all(&path).map(|()| path)
+    };
+    for (shell, part) in [(Shell::Bash, "bash"), (Shell::Zsh, "zsh"), (Shell::Fish, "fish")] {
+        let mut text = Vec::new();
+        clap_complete::generate(shell, &mut command, &name, &mut text);
+        // The names under which the shells look for them.
+        let file = match shell {
+            Shell::Zsh => format!("_{name}"),
+            Shell::Fish => format!("{name}.fish"),
+            _ => name.clone(),
+        };
+        fs::write(folder(part)?.join(file), text)?;
+    }
+    clap_mangen::generate_to(without_help, folder("man")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{Arg, Command};
+
+    fn example() -> Command {
+        let put = Command::new("put").about("Stores").arg(Arg::new("name").help("The object"));
+        Command::new("example").version("1.2").arg(Arg::new("json").long("json")).subcommand(put)
+    }
+
+    #[test]
+    fn every_page_and_completion_is_written() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        write(example(), dir.path()).expect("a directory that can be written");
+        for file in
+            ["man/example.1", "man/example-put.1", "bash/example", "zsh/_example", "fish/example.fish"]
+        {
+            let text = fs::read_to_string(dir.path().join(file)).expect(file);
+            assert!(text.contains("put"), "{file}:\n{text}");
+        }
+        assert!(!dir.path().join("man/example-help.1").exists());
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_made_is_an_error() {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        assert!(write(example(), file.path()).is_err());
+    }
+}
