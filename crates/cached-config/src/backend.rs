@@ -318,6 +318,17 @@ fn keys<T: for<'de> Deserialize<'de>>(table: toml::Table) -> Result<T, String> {
 }
 
 impl BackendTable {
+    /// Returns the kind, as the key `kind` names it.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            BackendTable::Memory(_) => "memory",
+            BackendTable::File(_) => "file",
+            BackendTable::Rados(_) => "rados",
+            BackendTable::Synapse(_) => "synapse",
+        }
+    }
+
     /// The kinds.
     pub const KINDS: [&str; 4] = ["memory", "file", "rados", "synapse"];
 

@@ -3,7 +3,8 @@
 //! `cached`, `synapsed` and `cachectl` share this crate. A store is one of four kinds ([`BackendTable`]),
 //! written as a table of a configuration file or in one line (`file:/var/lib/objects`); [`Store::open`] opens
 //! it and [`Store::close`] closes it in order. [`ObjectsTable`] has the keys of the object cache;
-//! [`store_all`] stores what is dirty at the end. [`read_config`] and [`parse_config`] read a whole file, and
+//! [`begin_recovery`] begins what a cache with a journal has to recover, [`store_all`] stores what is dirty at
+//! the end. [`read_config`] and [`parse_config`] read a whole file, and
 //! every error is one line that names the key, what is wrong with its value, and what would be right.
 //!
 //! Listeners and threads belong to the programs.
@@ -25,23 +26,38 @@ mod backend;
 mod backend_text;
 mod config_file;
 mod descriptors;
+mod drain_times;
 mod error;
 mod event_log;
+mod insight_table;
+mod live_objects;
 mod objects;
+mod open_wait;
 mod receive;
+mod recovery;
 mod shutdown;
 mod size;
 mod store;
+mod synapse_table;
+mod tls_table;
 
 pub use backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTable};
+pub use cached_process::notify;
 pub use config_file::{ConfigFileError, parse_config, read_config};
 pub use descriptors::raise_descriptor_limit;
+pub use drain_times::DrainTimes;
 pub use error::{
     ConfigError, check_exposure, eviction_policy, invalid, require, secret, secret_warning, within,
 };
 pub use event_log::log_events;
+pub use insight_table::InsightTable;
+pub use live_objects::{LIVE_KEYS, LiveObjects, Secrets};
+pub use objects::journal::{AtLimitName, DurabilityName, JournalTable};
 pub use objects::{NamespaceTable, ObjectsTable, Write, WriterName};
 pub use receive::CacheReceiveBuffers;
-pub use shutdown::{ShutdownError, store_all};
+pub use recovery::{begin_recovery, log_recovery, recovery_mistake};
+pub use shutdown::{ShutdownError, close_stored_journal, flush_all, store_all};
 pub use size::Size;
 pub use store::{OpenError, OpenOptions, Store};
+pub use synapse_table::{SynapseTable, unix_mode};
+pub use tls_table::{ClientCertificatesName, KeyFormatName, MinVersionName, TlsTable};

@@ -1,18 +1,23 @@
 //! `[objects]`: the object cache. It is off unless this table is there.
 
+pub(crate) mod journal;
+
 use crate::backend::BackendTable;
 use crate::error::{ConfigError, eviction_policy, invalid, require, within};
 use crate::size::Size;
-use blocker::{Blocker, Capabilities, NAME_BYTES_MAX, Namespace, SystemClock, WriteMode};
+use blocker::{Blocker, Capabilities, NAME_BYTES_MAX, Namespace, WriteMode};
+use cached_core::arena::MemoryRange;
+use cached_core::insight::Sampling;
 use cached_core::object::{
     Background, ConfigError as CacheConfigError, NamespaceConfig, OBJECT_BYTES_LIMIT, ObjectCache,
-    ObjectCacheConfig, Writer,
+    ObjectCacheConfig, OpenJournal, StoreTerms, Writer,
 };
+use journal::{DurabilityName, JournalTable, check_durability};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The table `[objects]`, or `[cache]` of `synapsed`.
+/// The table `[objects]`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
 pub struct ObjectsTable {
@@ -22,7 +27,7 @@ pub struct ObjectsTable {
     pub objects_count_max: u32,
     /// The largest object.
     pub object_bytes_max: Size,
-    /// The most data that may be dirty; `None` for half of the memory.
+    /// The most data that may be dirty; `None` for half of the least memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dirty_bytes_max: Option<Size>,
     /// How long a change may be dirty before its flush begins.
@@ -33,6 +38,14 @@ pub struct ObjectsTable {
     pub flush_gap_bytes_max: Size,
     /// The largest number of reads of the store under way.
     pub load_requests_max: u32,
+    /// How far ahead of a client that reads in order the store is read; 0: not at all.
+    pub read_ahead_bytes_max: Size,
+    /// Nothing is read ahead while the store usually answers faster than this.
+    pub read_ahead_latency_us_min: u64,
+    /// From how many bytes on reads in order are not kept; 0: all are.
+    pub bypass_read_bytes_min: Size,
+    /// From how many bytes on writes in order go around the cache; 0: none does.
+    pub bypass_write_bytes_min: Size,
     /// The delay before a failed flush is tried again, doubled each time …
     pub retry_delay_ms_min: u64,
     /// … up to this long.
@@ -45,14 +58,23 @@ pub struct ObjectsTable {
     pub write: Write,
     /// Which writer makes the changes that reach the store.
     pub writer: WriterName,
+    /// The least durability of an acknowledgement in namespaces with a journal.
+    pub durability: DurabilityName,
     /// How long a shutdown may take to store what is dirty.
     pub shutdown_flush_secs: u64,
+    /// The journal, if there is to be one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub journal: Option<JournalTable>,
     /// The store; required.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backend: Option<BackendTable>,
-    /// The namespaces with a write mode of their own.
+    /// The namespaces with terms of their own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub namespaces: Vec<NamespaceTable>,
+    /// The range in which the memory changes while the program runs. No key: a program that shares memory between
+    /// this cache and another sets it.
+    #[serde(skip)]
+    pub memory_range: Option<MemoryRange>,
 }
 
 /// How writes are treated: the write mode.
@@ -65,6 +87,9 @@ pub enum Write {
     Back,
     /// Write-around: stored before they are acknowledged, not kept.
     Around,
+    /// Changes are refused.
+    #[serde(rename = "read-only")]
+    ReadOnly,
 }
 
 /// Which writer makes the changes that reach the store.
@@ -85,6 +110,69 @@ pub struct NamespaceTable {
     pub name: String,
     /// How writes to it are treated.
     pub write: Write,
+    /// Whether its changes are logged in the journal; `None`: if there is a journal, and writes are
+    /// write-back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub journal: Option<bool>,
+    /// The least durability of an acknowledgement; `None`: as `[objects]` has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub durability: Option<DurabilityName>,
+    /// Its own part of the data that may be dirty; `None`: it shares the rest with the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dirty_bytes_max: Option<Size>,
+    /// How long a change may be dirty before its flush begins; `None`: as `[objects]` has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dirty_age_ms_max: Option<u64>,
+    /// The most bytes of objects that it may have; `None`: no quota.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quota_bytes_max: Option<Size>,
+    /// The most requests to the store a second; `None`: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store_requests_per_second_max: Option<u64>,
+    /// The most bytes to and from the store a second; `None`: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store_bytes_per_second_max: Option<Size>,
+    /// The requests to the store a second that are reserved for it; `None`: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store_requests_per_second_min: Option<u64>,
+    /// Its share of what is not reserved, beside the weights of the others; `None`: 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store_weight: Option<u32>,
+    /// For how long it can save up what it has not used of its rates; `None`: 100 ms.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store_burst_ms: Option<u64>,
+    /// Memory that the others cannot take from it; `None`: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes_min: Option<Size>,
+    /// The most memory that it has; `None`: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes_max: Option<Size>,
+    /// How much its misses count beside those of the others; `None`: 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_weight: Option<u32>,
+    /// How far ahead is read; `None`: as `[objects]` has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_ahead_bytes_max: Option<Size>,
+    /// From how many bytes on reads in order are not kept; `None`: as `[objects]` has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bypass_read_bytes_min: Option<Size>,
+    /// From how many bytes on writes in order go around the cache; `None`: as `[objects]` has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bypass_write_bytes_min: Option<Size>,
+}
+
+impl NamespaceTable {
+    /// Returns what the namespace may have of the store.
+    fn store_terms(&self) -> StoreTerms {
+        let without = StoreTerms::default();
+        StoreTerms {
+            requests_per_second_max: self.store_requests_per_second_max,
+            bytes_per_second_max: self.store_bytes_per_second_max.map(|size| size.0),
+            requests_per_second_min: self.store_requests_per_second_min,
+            weight: self.store_weight.unwrap_or(without.weight),
+            burst: self.store_burst_ms.map_or(without.burst, Duration::from_millis),
+        }
+    }
 }
 
 impl Default for ObjectsTable {
@@ -109,6 +197,11 @@ impl From<&ObjectCacheConfig> for ObjectsTable {
             flush_requests_max: count(cache.flush_requests_max),
             flush_gap_bytes_max: Size(cache.flush_gap_bytes_max),
             load_requests_max: count(cache.load_requests_max),
+            read_ahead_bytes_max: Size(cache.read_ahead_bytes_max),
+            read_ahead_latency_us_min: u64::try_from(cache.read_ahead_latency_min.as_micros())
+                .unwrap_or(u64::MAX),
+            bypass_read_bytes_min: Size(cache.bypass_read_bytes_min),
+            bypass_write_bytes_min: Size(cache.bypass_write_bytes_min),
             retry_delay_ms_min: millis(cache.retry_delay_min),
             retry_delay_ms_max: millis(cache.retry_delay_max),
             eviction_policy: cache.eviction_policy.clone(),
@@ -118,9 +211,12 @@ impl From<&ObjectCacheConfig> for ObjectsTable {
                 Writer::Callers => WriterName::Callers,
                 Writer::Cache => WriterName::Cache,
             },
+            durability: DurabilityName::Cached,
             shutdown_flush_secs: SHUTDOWN_FLUSH_SECS,
+            journal: None,
             backend: None,
             namespaces: Vec::new(),
+            memory_range: cache.memory_range,
         }
     }
 }
@@ -131,6 +227,7 @@ impl From<WriteMode> for Write {
             WriteMode::Through => Write::Through,
             WriteMode::Back => Write::Back,
             WriteMode::Around => Write::Around,
+            WriteMode::ReadOnly => Write::ReadOnly,
         }
     }
 }
@@ -141,6 +238,7 @@ impl From<Write> for WriteMode {
             Write::Through => WriteMode::Through,
             Write::Back => WriteMode::Back,
             Write::Around => WriteMode::Around,
+            Write::ReadOnly => WriteMode::ReadOnly,
         }
     }
 }
@@ -149,7 +247,8 @@ impl ObjectsTable {
     /// Returns the most data that may be dirty.
     #[must_use]
     pub fn dirty_bytes_max(&self) -> Size {
-        self.dirty_bytes_max.unwrap_or(Size(self.memory_bytes_max.0 / 2))
+        let least = self.memory_range.map_or(self.memory_bytes_max.0, |range| range.bytes_min);
+        self.dirty_bytes_max.unwrap_or(Size(least / 2))
     }
 
     /// Returns the table with the values that follow from other keys filled in.
@@ -178,20 +277,43 @@ impl ObjectsTable {
             };
             let twice = self.namespaces[..index].iter().any(|other| other.name == table.name);
             require(!twice, &key(), || format!("\"{}\" is there twice; once is right", table.name))?;
-            namespaces.push(NamespaceConfig { namespace, write: table.write.into() });
+            let inherited =
+                if table.journal == Some(false) { DurabilityName::Cached } else { self.durability };
+            namespaces.push(NamespaceConfig {
+                journal: table.journal,
+                durability: table.durability.unwrap_or(inherited).into(),
+                dirty_bytes_max: table.dirty_bytes_max.map(|size| size.0),
+                dirty_age_max: table.dirty_age_ms_max.map(Duration::from_millis),
+                store: table.store_terms(),
+                quota_bytes_max: table.quota_bytes_max.map(|size| size.0),
+                memory_bytes_min: table.memory_bytes_min.map(|size| size.0),
+                memory_bytes_max: table.memory_bytes_max.map(|size| size.0),
+                memory_weight: table.memory_weight,
+                read_ahead_bytes_max: table.read_ahead_bytes_max.map(|size| size.0),
+                bypass_read_bytes_min: table.bypass_read_bytes_min.map(|size| size.0),
+                bypass_write_bytes_min: table.bypass_write_bytes_min.map(|size| size.0),
+                ..NamespaceConfig::new(namespace, table.write.into())
+            });
         }
         Ok(ObjectCacheConfig {
             memory_bytes_max: self.memory_bytes_max.0,
+            memory_range: self.memory_range,
             objects_count_max: self.objects_count_max,
             object_bytes_max: self.object_bytes_max.0,
             dirty_bytes_max: self.dirty_bytes_max().0,
             dirty_age_max: Duration::from_millis(self.dirty_age_ms_max),
             flush_requests_max: self.flush_requests_max as usize,
             load_requests_max: self.load_requests_max as usize,
+            read_ahead_bytes_max: self.read_ahead_bytes_max.0,
+            read_ahead_latency_min: Duration::from_micros(self.read_ahead_latency_us_min),
+            bypass_read_bytes_min: self.bypass_read_bytes_min.0,
+            bypass_write_bytes_min: self.bypass_write_bytes_min.0,
             retry_delay_min: Duration::from_millis(self.retry_delay_ms_min),
             retry_delay_max: Duration::from_millis(self.retry_delay_ms_max),
             eviction_policy: self.eviction_policy.clone(),
             write: self.write.into(),
+            journal: None,
+            durability: self.durability.into(),
             namespaces,
             writer: match self.writer {
                 WriterName::Callers => Writer::Callers,
@@ -201,17 +323,38 @@ impl ObjectsTable {
             flush_gap_bytes_max: self.flush_gap_bytes_max.0,
             // No key: it limits how long a store may break the contract, not how it is used.
             flush_timeout: ObjectCacheConfig::default().flush_timeout,
+            // The program's switch, see `open_cache`.
+            insight: Sampling::Off,
             hash_seed: None,
         })
     }
 
-    /// Returns a cache over `below`, and the background task that it needs.
+    /// Opens the journal, if one is configured, for [`open_cache`](Self::open_cache).
+    ///
+    /// # Errors
+    /// One line that names the directory, what is wrong with it, and the way out.
+    pub fn open_journal(&self) -> Result<Option<OpenJournal>, ConfigError> {
+        self.journal.as_ref().map(JournalTable::open).transpose()
+    }
+
+    /// Returns a cache over `below`, with the journal that [`open_journal`](Self::open_journal) has opened, and
+    /// the background task that it needs. With `insight`, other amounts of memory are simulated on a sample of
+    /// the requests.
     ///
     /// # Errors
     /// The key whose value cannot work.
-    pub fn open_cache(&self, below: Arc<dyn Blocker>) -> Result<(ObjectCache, Background), ConfigError> {
-        let opened = ObjectCache::new(below, self.cache()?, Arc::new(SystemClock));
-        opened.map_err(|error| ConfigError::from(&error))
+    pub fn open_cache(
+        &self,
+        below: Arc<dyn Blocker>,
+        journal: Option<OpenJournal>,
+        insight: Sampling,
+    ) -> Result<(ObjectCache, Background), ConfigError> {
+        let config = ObjectCacheConfig { insight, ..self.cache()? };
+        let mut builder = ObjectCache::builder(below).config(config);
+        if let (Some(table), Some(journal)) = (&self.journal, journal) {
+            builder = builder.journal(journal, table.options());
+        }
+        builder.build().map_err(|error| ConfigError::from(&error))
     }
 
     /// Checks the values, as far as that is possible without opening the store.
@@ -236,10 +379,13 @@ impl ObjectsTable {
         // Above that, a typing error is more likely than such a machine.
         within("objects.memory_bytes_max", self.memory_bytes_max, Size(0)..=Size(MEMORY_BYTES_MAX))?;
         within("objects.dirty_age_ms_max", self.dirty_age_ms_max, 0..=TIME_MS_MAX)?;
+        within("objects.read_ahead_latency_us_min", self.read_ahead_latency_us_min, 0..=TIME_MS_MAX * 1000)?;
         within("objects.retry_delay_ms_max", self.retry_delay_ms_max, 1..=TIME_MS_MAX)?;
         self.cache()?
             .check(&Capabilities::full(OBJECT_BYTES_LIMIT))
-            .map_err(|error| ConfigError::from(&error))
+            .map_err(|error| ConfigError::from(&error))?;
+        check_durability(self)?;
+        self.journal.as_ref().map_or(Ok(()), |journal| journal.check(self))
     }
 
     /// Returns the most memory that the cache takes, in bytes: content, and bookkeeping as if every object
@@ -247,7 +393,8 @@ impl ObjectsTable {
     /// content.
     #[must_use]
     pub fn cache_bytes_max(&self) -> u64 {
-        let buckets = self.memory_bytes_max.0 / blocker::BUCKET_BYTES;
+        let most = self.memory_range.map_or(self.memory_bytes_max.0, |range| range.bytes_max);
+        let buckets = most / blocker::BUCKET_BYTES;
         let chunks = (self.object_bytes_max.0 / blocker::BUCKET_BYTES).div_ceil(CHUNK_SLOTS);
         self.memory_bytes_max.0
             + buckets * BUCKET_OVERHEAD_BYTES
@@ -272,6 +419,7 @@ impl From<&CacheConfigError> for ConfigError {
     fn from(error: &CacheConfigError) -> ConfigError {
         let key = match error.key {
             "dirty_age_max" => "dirty_age_ms_max",
+            "read_ahead_latency_min" => "read_ahead_latency_us_min",
             "retry_delay_min" => "retry_delay_ms_min",
             "retry_delay_max" => "retry_delay_ms_max",
             key => key,

@@ -4,12 +4,14 @@ use crate::backend::{BackendTable, FileTable, MemoryTable, RadosTable, RemoteTab
 use crate::error::ConfigError;
 use blocker::file::FileConfig;
 use blocker::memory::MemoryConfig;
-use blocker::{Blocker, FileStore, Memory, OBJECT_BYTES_MAX_DEFAULT, SystemClock};
+use blocker::metrics::Collect;
+use blocker::trace::Tracer;
+use blocker::{Blocker, FileStore, Memory, OBJECT_BYTES_MAX_DEFAULT, SystemClock, Traced};
 use std::fmt;
 use std::fs::DirBuilder;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
-use synapse::{Secret, SynapseBlocker};
+use synapse::{Secret, SecretHandle, SynapseBlocker};
 
 /// Why a store cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +37,8 @@ pub struct OpenOptions {
     pub timeout: Option<Duration>,
     /// The name under which a synapse server logs this client; empty for none.
     pub client_name: String,
+    /// Makes spans of the store's operations that are traced.
+    pub tracer: Option<Tracer>,
 }
 
 impl Default for OpenOptions {
@@ -45,6 +49,7 @@ impl Default for OpenOptions {
             secret: None,
             timeout: None,
             client_name: String::new(),
+            tracer: None,
         }
     }
 }
@@ -77,12 +82,22 @@ impl OpenOptions {
         self.client_name = name.into();
         self
     }
+
+    /// Sets what makes spans of the store's operations that are traced.
+    #[must_use]
+    pub fn tracer(mut self, tracer: Option<Tracer>) -> Self {
+        self.tracer = tracer;
+        self
+    }
 }
 
 /// An open store.
 pub struct Store {
     backend: Arc<dyn Blocker>,
     memory_bytes_max: u64,
+    secret: Option<SecretHandle>,
+    /// The store's own metrics; does not keep it open.
+    metrics: Weak<dyn Collect>,
     close: Close,
 }
 
@@ -100,11 +115,18 @@ impl Store {
     /// # Errors
     /// [`OpenError`].
     pub fn open(table: &BackendTable, options: &OpenOptions) -> Result<Store, OpenError> {
-        match table {
+        let store = match table {
             BackendTable::Memory(table) => Ok(memory(table, options)),
             BackendTable::File(table) => file(table, options),
             BackendTable::Rados(table) => rados(table, options),
             BackendTable::Synapse(table) => remote(table, options),
+        };
+        match &options.tracer {
+            None => store,
+            Some(tracer) => {
+                let traced = |below| Arc::new(Traced::store(below, tracer.clone(), table.kind())) as _;
+                store.map(|store| store.with_layer(traced))
+            }
         }
     }
 
@@ -120,14 +142,26 @@ impl Store {
         Arc::clone(&self.backend)
     }
 
+    /// Returns the means of changing the secret, of a store that is another server.
+    #[must_use]
+    pub fn secret(&self) -> Option<SecretHandle> {
+        self.secret.clone()
+    }
+
     /// Returns the most memory of this process that the store's content or buffers take, in bytes.
     #[must_use]
     pub fn memory_bytes_max(&self) -> u64 {
         self.memory_bytes_max
     }
 
-    /// Closes the store in order, once all other handles have been dropped. Blocks. A connection that does
-    /// not close within `timeout` is left to the end of the process.
+    /// Returns what the store itself counts, without its layers, for as long as it is open.
+    #[must_use]
+    pub fn metrics(&self) -> Weak<dyn Collect> {
+        Weak::clone(&self.metrics)
+    }
+
+    /// Closes the store in order, once all other handles have been dropped. Blocks. A connection that is still used
+    /// after `timeout`, or does not close within it, is left to the end of the process.
     ///
     /// # Errors
     /// The store's own error: something may not be stored.
@@ -140,11 +174,16 @@ impl Store {
             Close::File(file) => file.close(),
             #[cfg(feature = "rados")]
             Close::Rados(rados) => {
-                match Arc::into_inner(rados) {
+                match alone(rados, timeout) {
                     // Everything acknowledged is stored: a connection that does not close in time loses
                     // nothing.
-                    Some(rados) => drop(rados.close(timeout)),
-                    None => tracing::warn!("the connection to the cluster is still used, and is not closed"),
+                    Ok(rados) => drop(rados.close(timeout)),
+                    Err(rados) => {
+                        tracing::warn!("the connection to the cluster is still used, and is not closed");
+                        // Its last handle, wherever that is, would close it while the process ends, and librados does
+                        // not survive that.
+                        std::mem::forget(rados);
+                    }
                 }
                 Ok(())
             }
@@ -158,10 +197,36 @@ impl fmt::Debug for Store {
     }
 }
 
+/// Returns the value once all other handles of it have been dropped; a thread that is about to end may have one.
+///
+/// # Errors
+/// The handle, after `timeout`.
+#[cfg(feature = "rados")]
+fn alone<T>(mut shared: Arc<T>, timeout: Duration) -> Result<T, Arc<T>> {
+    let deadline = std::time::Instant::now() + timeout;
+    loop {
+        shared = match Arc::try_unwrap(shared) {
+            Ok(value) => return Ok(value),
+            Err(shared) if std::time::Instant::now() >= deadline => return Err(shared),
+            Err(shared) => shared,
+        };
+        // A handle reports nothing when it is dropped.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Returns the store as a blocker, and its metrics.
+fn handles<S: Blocker + Collect + 'static>(store: &Arc<S>) -> (Arc<dyn Blocker>, Weak<dyn Collect>) {
+    let metrics: Weak<S> = Arc::downgrade(store);
+    (Arc::clone(store) as _, metrics)
+}
+
 fn memory(table: &MemoryTable, options: &OpenOptions) -> Store {
     let config = MemoryConfig { object_bytes_max: options.object_bytes_max, bytes_max: table.bytes_max.0 };
-    let memory = Memory::new(config, Arc::new(SystemClock));
-    Store { backend: Arc::new(memory), memory_bytes_max: table.bytes_max.0, close: Close::Nothing }
+    let memory = Arc::new(Memory::new(config, Arc::new(SystemClock)));
+    let (backend, metrics) = handles(&memory);
+    let memory_bytes_max = table.bytes_max.0;
+    Store { backend, memory_bytes_max, secret: None, metrics, close: Close::Nothing }
 }
 
 fn file(table: &FileTable, options: &OpenOptions) -> Result<Store, OpenError> {
@@ -178,7 +243,8 @@ fn file(table: &FileTable, options: &OpenOptions) -> Result<Store, OpenError> {
         OpenError::Config(ConfigError { key: "objects.backend.path".into(), why })
     })?;
     let file = Arc::new(FileStore::open_with(&table.path, config, Arc::new(SystemClock))?);
-    Ok(Store { backend: Arc::clone(&file) as _, memory_bytes_max: 0, close: Close::File(file) })
+    let (backend, metrics) = handles(&file);
+    Ok(Store { backend, memory_bytes_max: 0, secret: None, metrics, close: Close::File(file) })
 }
 
 #[cfg(feature = "rados")]
@@ -196,7 +262,8 @@ fn rados(table: &RadosTable, options: &OpenOptions) -> Result<Store, OpenError> 
     }
     let memory_bytes_max = config.bytes_in_flight_max + config.heads_remembered_max as u64 * HEAD_BYTES;
     let rados = Arc::new(blocker_rados::RadosStore::open(config)?);
-    Ok(Store { backend: Arc::clone(&rados) as _, memory_bytes_max, close: Close::Rados(rados) })
+    let (backend, metrics) = handles(&rados);
+    Ok(Store { backend, memory_bytes_max, secret: None, metrics, close: Close::Rados(rados) })
 }
 
 #[cfg(not(feature = "rados"))]
@@ -208,6 +275,7 @@ fn rados(_: &RadosTable, _: &OpenOptions) -> Result<Store, OpenError> {
 fn remote(table: &RemoteTable, options: &OpenOptions) -> Result<Store, OpenError> {
     let mut config = table.client().map_err(OpenError::Config)?;
     config.secret.clone_from(&options.secret);
+    config.tracer.clone_from(&options.tracer);
     if !options.client_name.is_empty() {
         config.name.clone_from(&options.client_name);
     }
@@ -219,5 +287,7 @@ fn remote(table: &RemoteTable, options: &OpenOptions) -> Result<Store, OpenError
     let in_flight = u64::from(config.connections) * config.bytes;
     let memory_bytes_max = in_flight + config.payload_pool_bytes_max as u64;
     let backend = Arc::new(SynapseBlocker::connect_on_thread(config)?);
-    Ok(Store { backend, memory_bytes_max, close: Close::Nothing })
+    let secret = Some(backend.secret());
+    let (backend, metrics) = handles(&backend);
+    Ok(Store { backend, memory_bytes_max, secret, metrics, close: Close::Nothing })
 }

@@ -6,11 +6,13 @@ use std::time::Duration;
 use blocker::executor::block_on;
 use blocker::faulty::FaultPlan;
 use blocker::{
-    Blocker, ClaimRequest, Epoch, Faulty, FlushRequest, Memory, Name, Namespace, ObjectId, Scope,
-    SystemClock, WriteMode, WriteRequest, WriterId,
+    Blocker, ClaimRequest, Durability, Epoch, Error, Faulty, FlushRequest, Memory, Name, Namespace, ObjectId,
+    ReadRequest, Scope, SystemClock, WriteMode, WriteRequest, WriterId,
 };
-use cached_config::store_all;
-use cached_core::object::{ObjectCache, ObjectCacheConfig};
+use cached_config::{ShutdownError, store_all};
+use cached_core::object::{JournalOptions, ObjectCache, ObjectCacheConfig, OpenJournal, Writer};
+use cached_journal::JournalConfig;
+use test_kit::steered::{Op, SteeredStore, Verdict};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -48,4 +50,155 @@ fn an_earlier_loss_is_reported_at_shutdown() {
     assert_eq!(cache.counters().dirty_bytes, 0);
     let unfinished = block_on(store_all(&cache, MINUTE)).unwrap_err();
     assert!(unfinished.dirty_bytes > 0 && unfinished.why.contains("n/object"), "{unfinished}");
+}
+
+/// What the store has not taken in time is no loss if the journal has it: the next process stores it. Without a
+/// journal, and where a namespace is not logged, it is one.
+#[test]
+fn what_the_journal_has_is_no_loss() {
+    for (is_journaled, is_logged) in [(true, true), (true, false), (false, false)] {
+        let directory = tempfile::tempdir().unwrap();
+        let store = SteeredStore::new();
+        let mut config = ObjectCacheConfig {
+            write: WriteMode::Back,
+            writer: Writer::Cache,
+            memory_bytes_max: 64 << 20,
+            dirty_bytes_max: 4 << 20,
+            ..ObjectCacheConfig::default()
+        };
+        if is_journaled {
+            config.journal = Some(is_logged);
+        }
+        let mut builder = ObjectCache::builder(Arc::clone(&store) as _).config(config.clone());
+        let journal = || {
+            let config = JournalConfig {
+                segment_bytes: 16 << 20,
+                limit_bytes: 128 << 20,
+                direct: false,
+                ..JournalConfig::new(directory.path().join("journal"))
+            };
+            OpenJournal::open(&config).unwrap()
+        };
+        if is_journaled {
+            builder = builder.journal(journal(), JournalOptions::default());
+        }
+        let cache = builder.start().unwrap();
+        let object = ObjectId::new(Namespace::new("n").unwrap(), Name::new("object").unwrap());
+        block_on(cache.write(WriteRequest::new(object.clone(), 0, vec![7; 5000]))).unwrap();
+        store.rule(|call| match call.op.is_change() || call.op == Op::Flush {
+            true => Verdict::Fail(Error::Retryable("away".into())),
+            false => Verdict::Pass,
+        });
+        let ended = block_on(store_all(&cache, Duration::from_millis(300)));
+        assert_eq!(ended.is_ok(), is_logged, "{ended:?}");
+        drop(cache);
+        store.pass();
+        if is_logged {
+            let next = ObjectCache::builder(Arc::clone(&store) as _).config(config);
+            let next = next.journal(journal(), JournalOptions::default()).start().unwrap();
+            block_on(next.begin_recovery()).unwrap();
+            block_on(store_all(&next, MINUTE)).unwrap();
+            assert_eq!(test_kit::content(store.memory(), &object).unwrap(), vec![7; 5000]);
+        }
+    }
+}
+
+#[test]
+fn a_forced_end_states_what_the_journal_has() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = ObjectCacheConfig {
+        write: WriteMode::Back,
+        writer: Writer::Cache,
+        memory_bytes_max: 64 << 20,
+        dirty_bytes_max: 4 << 20,
+        ..ObjectCacheConfig::default()
+    };
+    let journal = JournalConfig {
+        segment_bytes: 16 << 20,
+        limit_bytes: 128 << 20,
+        direct: false,
+        ..JournalConfig::new(directory.path().join("journal"))
+    };
+    let builder = ObjectCache::builder(Arc::new(Memory::default())).config(config);
+    let with =
+        builder.journal(OpenJournal::open(&journal).unwrap(), JournalOptions::default()).start().unwrap();
+    let text = ShutdownError::of_cache(&with, "a second signal forced the end").to_string();
+    assert!(text.contains("the journal has what was acknowledged as journaled"), "{text}");
+    let text = ShutdownError::of_cache(&cache(Arc::new(Memory::default())), "a second signal").to_string();
+    assert!(!text.contains("journal"), "{text}");
+}
+
+/// What the journal has of an object, and cannot read any more, is neither stored nor forgotten.
+#[test]
+fn what_could_not_be_recovered_is_reported_and_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = SteeredStore::new();
+    let start = |journal: OpenJournal| {
+        let config = ObjectCacheConfig {
+            write: WriteMode::Back,
+            writer: Writer::Cache,
+            memory_bytes_max: 64 << 20,
+            dirty_bytes_max: 4 << 20,
+            dirty_age_max: MINUTE,
+            ..ObjectCacheConfig::default()
+        };
+        let builder = ObjectCache::builder(Arc::clone(&store) as _).config(config);
+        builder.journal(journal, JournalOptions::default()).start().unwrap()
+    };
+    let open = || {
+        let config = JournalConfig {
+            segment_bytes: 16 << 20,
+            limit_bytes: 128 << 20,
+            direct: false,
+            ..JournalConfig::new(directory.path().join("journal"))
+        };
+        OpenJournal::open(&config).unwrap()
+    };
+    let object = |name| ObjectId::new(Namespace::new("n").unwrap(), Name::new(name).unwrap());
+    let write =
+        |name, tag| WriteRequest::new(object(name), 0, vec![tag; 5000]).durability(Durability::Journaled);
+    let cache = start(open());
+    block_on(cache.write(write("damaged", 7))).unwrap();
+    store.rule(|call| match call.op.is_change() || call.op == Op::Flush {
+        true => Verdict::Fail(Error::Retryable("away".into())),
+        false => Verdict::Pass,
+    });
+    block_on(store_all(&cache, Duration::from_millis(300))).unwrap();
+    drop(cache);
+    store.pass();
+    for life in 0..2 {
+        let journal = open();
+        assert!(journal.records() > 0, "life {life}");
+        if life == 0 {
+            damage(&directory.path().join("journal"), &[7; 5000]);
+        }
+        let cache = start(journal);
+        block_on(cache.begin_recovery()).unwrap();
+        let read = block_on(cache.read(ReadRequest::new(object("damaged"), 0, 100)));
+        assert!(matches!(read, Err(Error::Corrupt(_))), "life {life}: {read:?}");
+        while !cache.recovery().is_done {
+            std::thread::yield_now();
+        }
+        block_on(cache.write(write("other", life))).unwrap();
+        let ended = block_on(store_all(&cache, MINUTE)).unwrap_err().to_string();
+        assert!(ended.contains("1 objects could not be recovered"), "{ended}");
+        assert!(ended.contains("cachectl journal export"), "{ended}");
+        assert_eq!(test_kit::content(store.memory(), &object("other")).unwrap(), vec![life; 5000]);
+        drop(cache);
+    }
+}
+
+/// Changes a byte of a payload in a journal's directory.
+fn damage(directory: &std::path::Path, payload: &[u8]) {
+    let mut damaged = 0;
+    for file in std::fs::read_dir(directory).unwrap() {
+        let path = file.unwrap().path();
+        let bytes = std::fs::read(&path).unwrap();
+        if let Some(at) = bytes.windows(payload.len()).position(|run| run == payload) {
+            let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+            std::os::unix::fs::FileExt::write_all_at(&file, &[1], at as u64).unwrap();
+            damaged += 1;
+        }
+    }
+    assert_eq!(damaged, 1);
 }

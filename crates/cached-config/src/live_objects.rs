@@ -1,0 +1,146 @@
+//! What of `[objects]`, `[synapse]`, `[tracing]` and `[log]` can change while a program runs, and changing it.
+
+use crate::error::ConfigError;
+use crate::objects::ObjectsTable;
+use crate::synapse_table::SynapseTable;
+use cached_core::object::LiveSettings;
+use cached_process::reload::LiveSecs;
+use std::sync::{Mutex, PoisonError, Weak};
+use synapse::{Secret, SecretHandle, Server};
+
+/// The keys that can change while a program runs, of the tables that `cached` and `synapsed` share.
+pub const LIVE_KEYS: [&str; 30] = [
+    "process.drain_delay_secs",
+    "process.drain_timeout_secs",
+    "log.level",
+    "log.format",
+    "objects.dirty_bytes_max",
+    "objects.dirty_age_ms_max",
+    "objects.flush_requests_max",
+    "objects.load_requests_max",
+    "objects.flush_gap_bytes_max",
+    "objects.read_ahead_bytes_max",
+    "objects.bypass_read_bytes_min",
+    "objects.bypass_write_bytes_min",
+    "objects.retry_delay_ms_min",
+    "objects.retry_delay_ms_max",
+    "objects.write",
+    "objects.namespaces",
+    "objects.shutdown_flush_secs",
+    "objects.backend.secret_file",
+    "backend.secret_file",
+    "synapse.secret_file",
+    "synapse.secret_file_previous",
+    "synapse.connections_max",
+    "synapse.sessions_max",
+    "synapse.session_linger_secs",
+    "synapse.session_requests_max",
+    "synapse.session_bytes_max",
+    "synapse.bytes_max",
+    "synapse.peer_timeout_ms",
+    "synapse.handshake_timeout_ms",
+    "tracing.sample_ratio",
+];
+
+/// A running object cache, its listener and its store, as far as their settings can change. Keeps none of
+/// them open.
+#[derive(Debug)]
+pub struct LiveObjects {
+    /// The cache and the time for storing dirty data at the end, if there is a cache.
+    pub cache: Option<(LiveSettings, LiveSecs)>,
+    /// The listener, if there is one.
+    pub listener: Option<Weak<Server>>,
+    /// The secret for a store that is another server.
+    pub store: Option<SecretHandle>,
+    /// The secrets in force, to find out which of them have changed.
+    secrets: Mutex<Secrets>,
+}
+
+/// The secrets of a listener and of a store.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Secrets {
+    /// The secrets of which a client must have one.
+    pub listener: Vec<Secret>,
+    /// The secret for the server behind the cache.
+    pub store: Option<Secret>,
+}
+
+impl LiveObjects {
+    /// Returns the handles of what runs with `secrets`.
+    pub fn new(
+        cache: Option<(LiveSettings, LiveSecs)>,
+        listener: Option<Weak<Server>>,
+        store: Option<SecretHandle>,
+        secrets: Secrets,
+    ) -> LiveObjects {
+        LiveObjects { cache, listener, store, secrets: Mutex::new(secrets) }
+    }
+
+    /// Puts in force what can change, from the tables `before` to `after`, of which `listener` is the listener's.
+    /// Returns the keys of the secrets that have changed; `store_key` is the one of the store's.
+    ///
+    /// # Errors
+    /// The key that cannot work with the others in force; then nothing has changed.
+    pub fn change(
+        &self,
+        before: Option<&ObjectsTable>,
+        after: Option<&ObjectsTable>,
+        listener: Option<&SynapseTable>,
+        secrets: Secrets,
+        store_key: &str,
+    ) -> Result<Vec<String>, ConfigError> {
+        let mut in_force = self.secrets.lock().unwrap_or_else(PoisonError::into_inner);
+        let change = match (before, after) {
+            (Some(before), Some(after)) => Some((before.cache()?, after.cache()?, after)),
+            _ => None,
+        };
+        let mut changed = Vec::new();
+        let server = self.listener.as_ref().and_then(Weak::upgrade);
+        let limits_before = server.as_ref().map(|server| server.limits());
+        if let (Some(server), Some(table)) = (&server, listener) {
+            // First, because they can be refused: then nothing has changed.
+            server.set_limits(table.server().limits()).map_err(|error| SynapseTable::error(&error))?;
+        }
+        let undo_limits = || {
+            if let (Some(server), Some(before)) = (&server, limits_before) {
+                // They were in force a moment ago; connections that came since may make them too small.
+                let _ = server.set_limits(before);
+            }
+        };
+        if let Some(listener) = &server
+            && in_force.listener != secrets.listener
+        {
+            let mut all = secrets.listener.iter().cloned();
+            if let Err(error) = listener.set_secrets(all.next(), all.next()) {
+                undo_limits();
+                return Err(SynapseTable::error(&error));
+            }
+            let of = |secrets: &Secrets, index| secrets.listener.get(index).cloned();
+            for (index, key) in ["synapse.secret_file", "synapse.secret_file_previous"].iter().enumerate() {
+                if of(&in_force, index) != of(&secrets, index) {
+                    changed.push((*key).to_owned());
+                }
+            }
+        }
+        if let (Some((cache, flush_max)), Some((before, after, table))) = (&self.cache, change) {
+            if let Err(error) = cache.change(&before, &after) {
+                undo_limits();
+                if let Some(listener) = &server {
+                    let mut all = in_force.listener.iter().cloned();
+                    // They were in force a moment ago.
+                    let _ = listener.set_secrets(all.next(), all.next());
+                }
+                return Err((&error).into());
+            }
+            flush_max.set(table.shutdown_flush_secs);
+        }
+        if let Some(store) = &self.store
+            && in_force.store != secrets.store
+        {
+            store.set(secrets.store.clone());
+            changed.push(store_key.to_owned());
+        }
+        *in_force = secrets;
+        Ok(changed)
+    }
+}

@@ -1,0 +1,223 @@
+//! `[objects.journal]`: the journal that makes write-back lose nothing. Off unless the table is there.
+
+use super::{ObjectsTable, WriterName};
+use crate::error::{ConfigError, invalid, require, within};
+use crate::size::Size;
+use blocker::Durability;
+use cached_core::object::{AtLimit, JournalOptions, OpenJournal};
+use cached_journal::{DiskError, JournalConfig, OpenError, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+use serde::{Deserialize, Serialize};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The table `[objects.journal]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, expecting = "a table")]
+pub struct JournalTable {
+    /// The journal's directory, for itself alone; required. Made if its parent is there.
+    pub directory: PathBuf,
+    /// The size of a segment file.
+    pub segment_bytes: Size,
+    /// The most disk that the journal takes.
+    pub limit_bytes: Size,
+    /// Whether to bypass the page cache.
+    pub direct: bool,
+    /// The most bytes that wait in memory for the disk.
+    pub unsynced_bytes_max: Size,
+    /// How long the disk may take to confirm a batch, in seconds; beyond it, it has failed.
+    pub commit_timeout_secs: u64,
+    /// What writers do while the journal is nearly full.
+    pub at_limit: AtLimitName,
+    /// The largest payload that is logged; larger ones go to the store before they are acknowledged.
+    pub journaled_bytes_max: Size,
+}
+
+/// What writers do while the journal is nearly full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AtLimitName {
+    /// They wait for room.
+    Wait,
+    /// They go to the store.
+    Through,
+}
+
+/// The least durability of an acknowledgement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DurabilityName {
+    /// What the request asks for.
+    Cached,
+    /// *Journaled*, also if the request asks for less.
+    Journaled,
+}
+
+impl From<DurabilityName> for Durability {
+    fn from(name: DurabilityName) -> Durability {
+        match name {
+            DurabilityName::Cached => Durability::Cached,
+            DurabilityName::Journaled => Durability::Journaled,
+        }
+    }
+}
+
+impl Default for JournalTable {
+    fn default() -> Self {
+        let (config, options) = (JournalConfig::new(""), JournalOptions::default());
+        JournalTable {
+            directory: config.directory,
+            segment_bytes: Size(config.segment_bytes),
+            limit_bytes: Size(config.limit_bytes),
+            direct: config.direct,
+            unsynced_bytes_max: Size(config.unsynced_bytes_max),
+            commit_timeout_secs: config.commit_timeout.as_secs(),
+            at_limit: match options.at_limit {
+                AtLimit::Wait => AtLimitName::Wait,
+                AtLimit::Through => AtLimitName::Through,
+            },
+            journaled_bytes_max: Size(options.journaled_bytes_max),
+        }
+    }
+}
+
+const KEY: &str = "objects.journal";
+
+fn key(name: &str) -> String {
+    format!("{KEY}.{name}")
+}
+
+impl JournalTable {
+    /// Returns the configuration of the journal.
+    #[must_use]
+    pub fn config(&self) -> JournalConfig {
+        JournalConfig {
+            directory: self.directory.clone(),
+            segment_bytes: self.segment_bytes.0,
+            limit_bytes: self.limit_bytes.0,
+            direct: self.direct,
+            unsynced_bytes_max: self.unsynced_bytes_max.0,
+            commit_timeout: Duration::from_secs(self.commit_timeout_secs),
+        }
+    }
+
+    /// Returns how the cache uses the journal.
+    #[must_use]
+    pub fn options(&self) -> JournalOptions {
+        let at_limit = match self.at_limit {
+            AtLimitName::Wait => AtLimit::Wait,
+            AtLimitName::Through => AtLimit::Through,
+        };
+        JournalOptions { at_limit, journaled_bytes_max: self.journaled_bytes_max.0 }
+    }
+
+    /// Checks the values, as far as that is possible without opening the journal.
+    ///
+    /// # Errors
+    /// The first key whose value cannot work.
+    pub(crate) fn check(&self, objects: &ObjectsTable) -> Result<(), ConfigError> {
+        if self.directory.as_os_str().is_empty() {
+            return invalid(key("directory"), "is missing; it must name a directory on a local disk");
+        }
+        require(objects.writer == WriterName::Cache, "objects.writer", || {
+            "is \"callers\"; a journal needs writer = \"cache\": only with exclusive claims is it certain, after \
+             a crash, that no other writer has changed what the journal replays"
+                .into()
+        })?;
+        let (segment, range) = (self.segment_bytes, Size(SEGMENT_BYTES_MIN)..=Size(SEGMENT_BYTES_MAX));
+        within(&key("segment_bytes"), segment, range)?;
+        require(segment.0.is_multiple_of(blocker::BUCKET_BYTES), &key("segment_bytes"), || {
+            format!("is {segment}; it must be a multiple of {}", Size(blocker::BUCKET_BYTES))
+        })?;
+        let segment = segment.0;
+        let dirty = objects.dirty_bytes_max();
+        let least = dirty.0.saturating_mul(2).saturating_add(segment.saturating_mul(4));
+        require(self.limit_bytes.0 >= least, &key("limit_bytes"), || {
+            format!(
+                "is {}; it must be at least {}: twice dirty_bytes_max ({dirty}) and four segments ({})",
+                self.limit_bytes,
+                Size(least),
+                self.segment_bytes
+            )
+        })?;
+        require(self.unsynced_bytes_max.0 >= UNSYNCED_BYTES_MIN, &key("unsynced_bytes_max"), || {
+            format!("is {}; it must be at least {}", self.unsynced_bytes_max, Size(UNSYNCED_BYTES_MIN))
+        })?;
+        within(&key("commit_timeout_secs"), self.commit_timeout_secs, 1..=COMMIT_TIMEOUT_SECS_MAX)?;
+        let longest = Size(self.config().payload_bytes_max());
+        within(&key("journaled_bytes_max"), self.journaled_bytes_max, Size(blocker::BUCKET_BYTES)..=longest)?;
+        let checked = self.options().check(&self.config(), &objects.cache()?);
+        checked.map_err(|error| ConfigError::from(&error))
+    }
+
+    /// Opens the journal. Reads the heads of all records that an earlier process left.
+    ///
+    /// # Errors
+    /// One line that names the directory, what is wrong, and the way out.
+    pub fn open(&self) -> Result<OpenJournal, ConfigError> {
+        let directory = self.directory.display();
+        OpenJournal::open(&self.config()).map_err(|error| ConfigError {
+            key: key("directory"),
+            why: match error {
+                OpenError::Locked => format!(
+                    "{directory}: another process has this journal open; stop it, or name another directory"
+                ),
+                OpenError::Config(why) => why,
+                error @ OpenError::Foreign { .. } => format!("{directory}: {error}"),
+                OpenError::Corrupt(corruption) => format!(
+                    "{directory}: {corruption}; cachectl journal verify {directory} lists all damage, export saves \
+                     what is readable, discard starts anew"
+                ),
+                OpenError::Disk(error) => disk_mistake(&self.directory, &error),
+            },
+        })
+    }
+}
+
+/// Returns what is wrong with a directory in which an operation has failed, and what would be right.
+fn disk_mistake(directory: &Path, DiskError { file, operation, error }: &DiskError) -> String {
+    let shown = directory.display();
+    let place = match directory.join(file) {
+        // The directory itself could not be opened.
+        place if place == directory => format!("{shown}: {operation} failed: {error}"),
+        place => format!("{}: {operation} failed: {error}", place.display()),
+    };
+    match error.kind() {
+        ErrorKind::PermissionDenied => format!("{place}; the program's user needs to read and write there"),
+        ErrorKind::NotFound => format!("{place}; its parent has to be there"),
+        ErrorKind::StorageFull => format!("{place}; two segments need room at the start"),
+        _ => place,
+    }
+}
+
+/// A disk that takes longer serves no writer.
+const COMMIT_TIMEOUT_SECS_MAX: u64 = 3600;
+
+/// The least that may wait for the disk: a batch of usual size.
+const UNSYNCED_BYTES_MIN: u64 = 1 << 20;
+
+/// Checks the keys about durability of `[objects]` and its namespaces.
+///
+/// # Errors
+/// A key that needs a journal, or another write mode.
+pub(crate) fn check_durability(objects: &ObjectsTable) -> Result<(), ConfigError> {
+    let needs_journal = |is_asked: bool, key: &str, value: &str| {
+        require(!is_asked || objects.journal.is_some(), key, || {
+            format!("is {value}, and there is no journal; an [objects.journal] table must name its directory")
+        })
+    };
+    let is_journaled = |durability| durability == Some(DurabilityName::Journaled);
+    needs_journal(is_journaled(Some(objects.durability)), "objects.durability", "\"journaled\"")?;
+    for (index, table) in objects.namespaces.iter().enumerate() {
+        let key = |name| format!("objects.namespaces[{index}].{name}");
+        needs_journal(table.journal == Some(true), &key("journal"), "true")?;
+        needs_journal(is_journaled(table.durability), &key("durability"), "\"journaled\"")?;
+        let is_unlogged = table.journal == Some(false);
+        require(!(is_unlogged && is_journaled(table.durability)), &key("durability"), || {
+            "is \"journaled\" with journal = false; without a journal it is \"cached\", or \"stored\" as the \
+             request asks for"
+                .into()
+        })?;
+    }
+    Ok(())
+}
