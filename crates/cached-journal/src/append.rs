@@ -39,7 +39,7 @@ impl Reservation {
     /// that segments are missing.
     pub fn append(&mut self, record: &Record<'_>) -> Result<Appended, AppendError> {
         let shared = Arc::clone(&self.shared);
-        shared.append(record, Some(&mut self.left_bytes))
+        shared.append(record, Some(&mut self.left_bytes), 0)
     }
 
     /// Returns the bytes that are left.
@@ -69,9 +69,10 @@ fn cost(payload_bytes: u64) -> u64 {
 }
 
 impl State {
-    /// Checks that there is room beside what is reserved.
-    fn check_room(&mut self, cost: u64, unsynced_bytes_max: u64) -> Result<(), AppendError> {
-        let refusal = if self.available_bytes() < self.reserved_bytes.saturating_add(cost) {
+    /// Checks that there is room beside what is reserved, and `leave` bytes more.
+    fn check_room(&mut self, cost: u64, leave: u64, unsynced_bytes_max: u64) -> Result<(), AppendError> {
+        let needed = self.reserved_bytes.saturating_add(cost).saturating_add(leave);
+        let refusal = if self.available_bytes() < needed {
             AppendError::Full
         } else if self.unsynced_bytes.saturating_add(cost) > unsynced_bytes_max && self.unsynced_bytes > 0 {
             AppendError::Busy
@@ -88,11 +89,12 @@ impl Shared {
         self: &Arc<Self>,
         records: u64,
         payload_bytes: u64,
+        leave: u64,
     ) -> Result<Reservation, AppendError> {
         let cost = records.saturating_mul(RECORD_OVERHEAD_BYTES).saturating_add(payload_bytes);
         let mut state = self.state.lock();
         state.check_open()?;
-        state.check_room(cost, self.unsynced_bytes_max)?;
+        state.check_room(cost, leave, self.unsynced_bytes_max)?;
         state.reserved_bytes += cost;
         drop(state);
         Ok(Reservation { shared: Arc::clone(self), left_bytes: cost })
@@ -102,6 +104,7 @@ impl Shared {
         self: &Arc<Self>,
         record: &Record<'_>,
         reserved: Option<&mut u64>,
+        leave: u64,
     ) -> Result<Appended, AppendError> {
         let payload_bytes = record.payload_bytes();
         let is_name_too_long =
@@ -124,7 +127,7 @@ impl Shared {
                 *left -= cost;
                 state.reserved_bytes -= cost;
             }
-            None => state.check_room(cost, self.unsynced_bytes_max)?,
+            None => state.check_room(cost, leave, self.unsynced_bytes_max)?,
         }
         if !self.place(&mut state, &measured) {
             state.is_room_wanted = true;
@@ -138,9 +141,9 @@ impl Shared {
         let position = Position(state.next_position);
         state.next_position += 1;
         state.unsynced_bytes += bytes;
-        let is_committer_asleep = std::mem::take(&mut state.is_committer_asleep);
+        let is_wake_due = state.take_wake();
         self.unlock(state, None);
-        if is_committer_asleep {
+        if is_wake_due {
             self.work.notify_one();
         }
         Counters::add(&self.counters.appended_records, 1);

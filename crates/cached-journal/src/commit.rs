@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::Instant;
 
 use parking_lot::MutexGuard;
 
@@ -14,7 +15,7 @@ use crate::format::batch::BatchHeader;
 use crate::format::segment::SegmentHeader;
 use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, salt};
 use crate::metrics::Counters;
-use crate::shared::{Phase, RETRY_AFTER, Shared, State};
+use crate::shared::{Committing, Phase, RETRY_AFTER, Shared, State};
 use crate::table::segment_name;
 
 /// Where a header is to be written.
@@ -75,15 +76,26 @@ impl Shared {
         let begun = self.clock.now();
         let Some(segment) = state.table.find(batch.segment) else { return };
         let (index, file) = (segment.index, Arc::clone(&segment.file));
-        if !segment.is_started {
-            let place = Place { index, file: Arc::clone(&file), header_block: 1 - segment.header_block };
+        let (is_started, header_block) = (segment.is_started, 1 - segment.header_block);
+        state.committing = Some(Committing { begun, segment: index, first_position: batch.first_position });
+        if std::mem::take(&mut state.is_watcher_asleep) {
+            self.watch.notify_one();
+        }
+        if !is_started {
+            let place = Place { index, file: Arc::clone(&file), header_block };
             let tail = state.table.tail_life();
+            let last_life = committer.last_life;
             drop(state);
             if let Err(error) = self.write_header(committer, &place, tail, batch.first_position) {
                 self.fail(self.state.lock(), batch, error);
                 return;
             }
             state = self.state.lock();
+            if state.committing.is_none() {
+                // Given up: what the disk has done since is not believed.
+                committer.last_life = last_life;
+                return state.keep_buffers(batch);
+            }
             let Some(segment) = state.table.find(index) else { return };
             segment.is_started = true;
             segment.life = committer.last_life;
@@ -109,10 +121,17 @@ impl Shared {
             .write_at(offset, &parts)
             .map_err(|error| DiskError::new(&name, "write", error))
             .and_then(|()| file.sync().map_err(|error| DiskError::new(&name, "sync", error)));
+        let written = written.and_then(|()| self.check_name(&name, &*file));
         if let Err(error) = written {
             self.fail(self.state.lock(), batch, error);
             return;
         }
+        let mut state = self.state.lock();
+        if state.committing.take().is_none() {
+            return state.keep_buffers(batch);
+        }
+        let waiting = state.filling_records();
+        drop(state);
 
         committer.next_number += 1;
         committer.last_check = check;
@@ -122,6 +141,7 @@ impl Shared {
         self.counters.batch_records.add(batch.count.into());
         let took = self.clock.now().saturating_sub(begun);
         self.counters.commit_micros.add(u64::try_from(took.as_micros()).unwrap_or(u64::MAX));
+        committer.gather.committed(batch.count, waiting, took);
         let wakers = self.durability.advance(batch.first_position + u64::from(batch.count));
         wakers.into_iter().for_each(Waker::wake);
 
@@ -176,6 +196,7 @@ impl Shared {
             .write_at(offset, &[block.as_slice()])
             .map_err(|error| DiskError::new(&name, "write", error))?;
         place.file.sync().map_err(|error| DiskError::new(&name, "sync", error))?;
+        self.check_name(&name, &*place.file)?;
         committer.last_life = life;
         Ok(())
     }
@@ -185,13 +206,31 @@ impl Shared {
     /// A sync that failed is not repeated: the kernel reports an error once, and forgets the bytes that it
     /// could not write.
     fn fail(&self, mut state: MutexGuard<'_, State>, batch: Batch, error: DiskError) {
+        state.keep_buffers(batch);
+        // What was given up has failed already.
+        if let Some(committing) = state.committing.take() {
+            self.give_up(state, committing, error);
+        }
+    }
+
+    /// As [`fail`](Self::fail), if the disk has not answered for too long. Returns whether it has not. It may
+    /// answer yet: the commit thread then finds that its batch was given up, and restarts the journal.
+    pub(crate) fn give_up_late(&self) -> bool {
+        let mut state = self.state.lock();
+        let is_late = |it: &mut Committing| self.clock.now() >= it.begun + self.commit_timeout;
+        let Some(late) = state.committing.take_if(is_late) else { return false };
+        let why = format!("no answer within {:?}", self.commit_timeout);
+        let error = std::io::Error::new(std::io::ErrorKind::TimedOut, why);
+        self.give_up(state, late, DiskError::new(&segment_name(late.segment), "commit", error));
+        true
+    }
+
+    fn give_up(&self, mut state: MutexGuard<'_, State>, committing: Committing, error: DiskError) {
         state.phase = Phase::Failed(self.clock.now() + RETRY_AFTER);
-        let first = batch.first_position;
-        let failed = batch.segment;
+        let Committing { first_position: first, segment: failed, .. } = committing;
         state.filling = None;
         state.closed.clear();
         state.unsynced_bytes = 0;
-        state.keep_buffers(batch);
         state.table.poison_current(failed);
         let next = state.next_position;
         Counters::add(&self.counters.failures, 1);
@@ -205,8 +244,14 @@ impl Shared {
     }
 
     /// Tries to begin a new segment.
-    fn restart(&self, committer: &mut Committer, mut state: MutexGuard<'_, State>) {
+    fn restart<'a>(&'a self, committer: &mut Committer, mut state: MutexGuard<'a, State>) {
         state.phase = Phase::Failed(self.clock.now() + RETRY_AFTER);
+        drop(state);
+        if let Err(error) = self.reopen() {
+            self.report_failed_restart(self.state.lock(), error);
+            return;
+        }
+        state = self.state.lock();
         let Some(mut segment) = state.table.free.pop_front() else { return };
         state.in_hand += 1;
         state.restarting = Some(segment.index);
@@ -236,26 +281,76 @@ impl Shared {
             Err(error) => {
                 // Another one is tried first next time.
                 state.table.free.push_back(segment);
-                Counters::add(&self.counters.failures, 1);
-                let DiskError { file, operation, error } = error;
-                self.unlock(state, Some(Event::Failed { file, operation, error: error.to_string() }));
+                self.report_failed_restart(state, error);
             }
         }
+    }
+
+    /// The thread that watches the commits: gives up what takes too long, until the journal has closed.
+    pub(crate) fn run_watch(&self) {
+        loop {
+            self.give_up_late();
+            let mut state = self.state.lock();
+            if state.is_closing && state.threads == 0 {
+                return;
+            }
+            match state.committing {
+                None => {
+                    state.is_watcher_asleep = true;
+                    self.watch.wait(&mut state);
+                    state.is_watcher_asleep = false;
+                }
+                Some(committing) => {
+                    let due = committing.begun + self.commit_timeout;
+                    self.watch.wait_for(&mut state, due.saturating_sub(self.clock.now()));
+                }
+            }
+        }
+    }
+
+    fn report_failed_restart(&self, state: MutexGuard<'_, State>, error: DiskError) {
+        Counters::add(&self.counters.failures, 1);
+        let DiskError { file, operation, error } = error;
+        self.unlock(state, Some(Event::Failed { file, operation, error: error.to_string() }));
+    }
+
+    /// Waits a little for the writers that the last commit has woken.
+    fn gather(&self) {
+        let mut committer = self.committer.lock();
+        let mut state = self.state.lock();
+        if state.phase != Phase::Open || state.is_closing || !state.closed.is_empty() {
+            return;
+        }
+        let Some(wanted) = committer.gather.wanted(state.filling_records()) else { return };
+        let deadline = Instant::now() + wanted.time;
+        state.wake_at_records = wanted.records;
+        // Woken by the append that makes the number full or closes the batch, and when the journal closes.
+        while state.wake_at_records != 0 && !state.is_closing {
+            if self.work.wait_until(&mut state, deadline).timed_out() {
+                break;
+            }
+        }
+        state.wake_at_records = 0;
+        let is_full = !state.closed.is_empty();
+        let records = if is_full { wanted.records } else { state.filling_records() };
+        committer.gather.waited(wanted, records);
     }
 
     /// The commit thread: commits until the journal closes.
     pub(crate) fn run_commits(&self) {
         loop {
-            while self.commit_next() {}
+            while self.commit_next() {
+                self.gather();
+            }
             let mut state = self.state.lock();
             let is_idle = state.closed.is_empty() && state.filling.is_none();
             match state.phase {
                 Phase::Open if !is_idle => {}
                 Phase::Open | Phase::Failed(_) if state.is_closing => break,
                 Phase::Open => {
-                    state.is_committer_asleep = true;
+                    state.wake_at_records = 1;
                     self.work.wait(&mut state);
-                    state.is_committer_asleep = false;
+                    state.wake_at_records = 0;
                 }
                 Phase::Failed(due) => {
                     let wait = due.saturating_sub(self.clock.now());

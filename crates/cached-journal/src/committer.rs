@@ -1,5 +1,7 @@
 //! What the commit thread knows of the end of the durable log.
 
+use crate::gather::Gather;
+
 /// The end of the durable log, which only one thread at a time extends.
 #[derive(Debug, Default)]
 pub(crate) struct Committer {
@@ -10,4 +12,5 @@ pub(crate) struct Committer {
     /// The life of the last segment whose header is durable.
     pub(crate) last_life: u64,
     pub(crate) next_life: u64,
+    pub(crate) gather: Gather,
 }

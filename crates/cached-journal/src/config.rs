@@ -1,6 +1,7 @@
 //! What an operator chooses.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT, record_payload_max};
 
@@ -26,6 +27,9 @@ pub struct JournalConfig {
     pub direct: bool,
     /// The most bytes that wait in memory for the disk. Default: 32 MiB.
     pub unsynced_bytes_max: u64,
+    /// How long the write and the sync of a batch may take: beyond it the disk counts as failed, and what it may
+    /// still do is not believed. Default: 30 s.
+    pub commit_timeout: Duration,
 }
 
 impl JournalConfig {
@@ -37,7 +41,18 @@ impl JournalConfig {
             limit_bytes: 4 << 30,
             direct: true,
             unsynced_bytes_max: 32 << 20,
+            commit_timeout: Duration::from_secs(30),
         }
+    }
+
+    /// Returns the longest payload, in bytes, that a record may have in segments of this size.
+    ///
+    /// An existing journal keeps the size of its segments: [`Journal::payload_bytes_max`] is what holds there.
+    ///
+    /// [`Journal::payload_bytes_max`]: crate::Journal::payload_bytes_max
+    #[must_use]
+    pub fn payload_bytes_max(&self) -> u64 {
+        record_payload_max(self.segment_bytes)
     }
 
     /// Checks what an operator may have got wrong, and returns what would be right.
@@ -49,6 +64,11 @@ impl JournalConfig {
             return Err(format!(
                 "segment_bytes is {segment_bytes}: a multiple of 4096 from {SEGMENT_BYTES_MIN} to {SEGMENT_BYTES_MAX} is needed"
             ));
+        }
+        if self.commit_timeout.is_zero() {
+            return Err(
+                "commit_timeout is 0: the time that a disk may take, 30 s for example, is needed".into()
+            );
         }
         self.validate_ratios().map_err(|reason| format!("limit_bytes is {limit_bytes}: {reason}"))
     }

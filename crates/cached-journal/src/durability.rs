@@ -39,6 +39,11 @@ impl Durability {
         Self { decided: AtomicU64::new(next_position), ..Self::default() }
     }
 
+    /// Returns the first position that is undecided.
+    pub(crate) fn decided(&self) -> u64 {
+        self.decided.load(Ordering::Acquire)
+    }
+
     /// Returns what became of a record, nothing as long as it is undecided.
     pub(crate) fn outcome(&self, position: Position) -> Option<Result<(), NotDurable>> {
         if position.0 >= self.decided.load(Ordering::Acquire) {

@@ -50,8 +50,14 @@ pub enum OpenError {
     /// The configuration cannot be used.
     #[error("the journal's configuration is wrong: {0}")]
     Config(String),
-    /// The journal is damaged, or the directory holds something else. Nothing was changed. `verify` lists the
-    /// damage, `export` reads what is readable, `discard` empties the directory.
+    /// The directory holds other files, and no journal. Nothing was changed.
+    #[error("the directory holds {file}, but no journal: give the journal a directory of its own")]
+    Foreign {
+        /// The name of one of the files.
+        file: String,
+    },
+    /// The journal is damaged. Nothing was changed. `verify` lists the damage, `export` reads what is readable,
+    /// `discard` removes the journal.
     #[error(
         "the journal is corrupt: {0}; verify lists all damage, export saves what is readable, discard starts anew"
     )]

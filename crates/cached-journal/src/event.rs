@@ -20,11 +20,12 @@ pub enum Event {
     Level(Level),
     /// There is room again after an append or a reservation was refused with `Full` or `Busy`.
     Room,
-    /// A write or sync failed. Records that were not durable are lost to the journal, appends are refused.
+    /// A write or sync failed, or took too long. Records that were not durable are lost to the journal, appends are refused.
     Failed {
         /// The file.
         file: String,
-        /// `write` or `sync`.
+        /// `write`, `sync`, `commit` if the disk has not answered, `find` or `lock`: what cannot be found was removed,
+        /// replaced or unmounted.
         operation: &'static str,
         /// The operating system's message.
         error: String,

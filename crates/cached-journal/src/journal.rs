@@ -19,13 +19,29 @@ use crate::recovery;
 use crate::replay::Replay;
 use crate::shared::{Phase, Shared};
 
+/// Runs a thread that uses the disk, and has been counted, to its end.
+fn counted(shared: &Shared, run: impl FnOnce(&Shared)) {
+    struct Counted<'a>(&'a Shared);
+    impl Drop for Counted<'_> {
+        fn drop(&mut self) {
+            self.0.state.lock().threads -= 1;
+            self.0.ended.notify_all();
+            self.0.watch.notify_all();
+        }
+    }
+    let _counted = Counted(shared);
+    run(shared);
+}
+
 /// A journal: records appended in order, durable in groups, replayed as a prefix after a crash.
 ///
-/// Two threads work for it: one commits batches, one makes segments. Dropping the journal commits what was
-/// appended, and ends both.
+/// Three threads work for it: one commits batches, one makes segments, one gives up a disk that does not
+/// answer. Dropping the journal commits what was appended, and ends them.
 pub struct Journal {
     shared: Arc<Shared>,
+    /// Those that use the disk.
     threads: Mutex<Vec<JoinHandle<()>>>,
+    watcher: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Journal {
@@ -54,14 +70,26 @@ impl Journal {
     pub fn open_in(config: &JournalConfig, environment: Environment) -> Result<(Self, Replay), OpenError> {
         config.validate_ratios().map_err(OpenError::Config)?;
         let (shared, replay) = recovery::open(config, environment)?;
-        let journal = Self { shared, threads: Mutex::default() };
+        let journal = Self { shared, threads: Mutex::default(), watcher: Mutex::default() };
         let spawn = |name: &str, run: fn(&Shared)| {
             let shared = Arc::clone(&journal.shared);
             let thread = std::thread::Builder::new().name(name.into()).spawn(move || run(&shared));
             thread.map_err(|error| OpenError::Disk(DiskError::new(name, "start the thread of", error)))
         };
-        journal.threads.lock().push(spawn("journal-commit", Shared::run_commits)?);
-        journal.threads.lock().push(spawn("journal-prepare", Shared::run_prepares)?);
+        *journal.watcher.lock() = Some(spawn("journal-watch", Shared::run_watch)?);
+        for (name, run) in [
+            ("journal-commit", (|shared| counted(shared, Shared::run_commits)) as fn(&Shared)),
+            ("journal-prepare", |shared| counted(shared, Shared::run_prepares)),
+        ] {
+            journal.shared.state.lock().threads += 1;
+            match spawn(name, run) {
+                Ok(thread) => journal.threads.lock().push(thread),
+                Err(error) => {
+                    journal.shared.state.lock().threads -= 1;
+                    return Err(error);
+                }
+            }
+        }
         Ok((journal, replay))
     }
 
@@ -74,7 +102,7 @@ impl Journal {
     ) -> Result<(Self, Replay), OpenError> {
         config.validate_ratios().map_err(OpenError::Config)?;
         let (shared, replay) = recovery::open(config, environment)?;
-        Ok((Self { shared, threads: Mutex::default() }, replay))
+        Ok((Self { shared, threads: Mutex::default(), watcher: Mutex::default() }, replay))
     }
 
     /// Does the commit thread's next piece of work. Returns whether there was one.
@@ -97,6 +125,13 @@ impl Journal {
         self.shared.durability.outcome(position)
     }
 
+    /// Gives up a commit that takes too long. Returns whether there was one.
+    #[cfg(any(test, feature = "simulated"))]
+    #[doc(hidden)]
+    pub fn step_watch(&self) -> bool {
+        self.shared.give_up_late()
+    }
+
     /// Does the preparing thread's next piece of work. Returns whether there was one.
     #[cfg(any(test, feature = "simulated"))]
     #[doc(hidden)]
@@ -112,7 +147,16 @@ impl Journal {
     /// `Full`, `Busy` or `Failed` if there is no room beside what is reserved, the disk is behind, or it has
     /// failed; `TooLarge`; `Closed`. Nothing was appended then.
     pub fn append(&self, record: &Record<'_>) -> Result<Appended, AppendError> {
-        self.shared.append(record, None)
+        self.shared.append(record, None, 0)
+    }
+
+    /// As [`append`](Self::append), but refused with `Full` unless `leave` bytes of room are left besides: for
+    /// records that matter more than this one.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    pub fn append_leaving(&self, record: &Record<'_>, leave: u64) -> Result<Appended, AppendError> {
+        self.shared.append(record, None, leave)
     }
 
     /// Sets room aside for `records` records with `payload_bytes` bytes of payload in all, so that appending
@@ -122,7 +166,20 @@ impl Journal {
     /// As [`append`](Self::append). Reserve before entering an exclusive section, and wait for `Event::Room`
     /// outside of it.
     pub fn reserve(&self, records: u64, payload_bytes: u64) -> Result<Reservation, AppendError> {
-        self.shared.reserve(records, payload_bytes)
+        self.shared.reserve(records, payload_bytes, 0)
+    }
+
+    /// As [`reserve`](Self::reserve), but refused with `Full` unless `leave` bytes of room are left besides.
+    ///
+    /// # Errors
+    /// As [`append`](Self::append).
+    pub fn reserve_leaving(
+        &self,
+        records: u64,
+        payload_bytes: u64,
+        leave: u64,
+    ) -> Result<Reservation, AppendError> {
+        self.shared.reserve(records, payload_bytes, leave)
     }
 
     /// Completes when the record at `position` is durable. Any executor may poll it. Cancel safe.
@@ -183,17 +240,37 @@ impl Journal {
         self.shared.metrics()
     }
 
+    /// Returns the random number that distinguishes this journal from all others: drawn when it was made, and
+    /// kept for as long as its directory is.
+    pub fn id(&self) -> u64 {
+        self.shared.journal
+    }
+
+    /// Returns the bytes that its segments take at most, and the bytes of one segment.
+    pub fn limit_bytes(&self) -> (u64, u64) {
+        (self.shared.segments_max * self.shared.segment_bytes, self.shared.segment_bytes)
+    }
+
     /// Returns the longest payload that a record may have, in bytes.
     pub fn payload_bytes_max(&self) -> u64 {
         crate::format::record_payload_max(self.shared.segment_bytes)
     }
 
     /// Commits what was appended, ends the threads and releases the directory's lock. Appends are refused
-    /// from the beginning.
+    /// from the beginning. A disk that does not answer is waited for no longer than a commit may take; then the
+    /// lock stays until the process ends, because the disk may still write.
     ///
     /// # Errors
     /// [`NotDurable`] if a record could not be made durable, or the disk has failed before.
     pub fn close(self) -> Result<(), NotDurable> {
+        self.shut_down()
+    }
+
+    /// As [`close`](Self::close), where others share the journal.
+    ///
+    /// # Errors
+    /// As [`close`](Self::close).
+    pub fn shut_down(&self) -> Result<(), NotDurable> {
         self.end();
         if self.is_failed() { Err(NotDurable) } else { Ok(()) }
     }
@@ -202,11 +279,43 @@ impl Journal {
         self.shared.state.lock().is_closing = true;
         self.shared.work.notify_all();
         self.shared.prepare.notify_all();
-        for thread in self.threads.lock().drain(..) {
+        self.shared.watch.notify_all();
+        // The last handle may be dropped by a task that the commit thread, or the watcher, has just woken.
+        let is_own = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
+        let threads = std::mem::take(&mut *self.threads.lock());
+        let own = threads.iter().filter(|thread| is_own(thread)).count();
+        let is_second = threads.is_empty() && self.shared.state.lock().threads > 0;
+        if is_second || !self.wait_for_threads(own as u32) {
+            return;
+        }
+        // The watcher ends with the last of the others.
+        let watcher = self.watcher.lock().take().filter(|_| own == 0);
+        for thread in threads.into_iter().chain(watcher).filter(|thread| !is_own(thread)) {
             // A thread that panicked has reported it already.
             let _ = thread.join();
         }
         self.shared.lock.lock().take();
+    }
+
+    /// Waits until `own` threads are left that use the disk; returns false if the disk keeps one, and nothing
+    /// has moved for as long as a commit may take.
+    fn wait_for_threads(&self, own: u32) -> bool {
+        let shared = &self.shared;
+        let mut due = shared.clock.now() + shared.commit_timeout;
+        let mut state = shared.state.lock();
+        let mut seen = (state.threads, shared.durability.decided());
+        while state.threads > own {
+            let left = due.saturating_sub(shared.clock.now());
+            if left.is_zero() {
+                return false;
+            }
+            shared.ended.wait_for(&mut state, left);
+            let now_seen = (state.threads, shared.durability.decided());
+            if now_seen != seen {
+                (seen, due) = (now_seen, shared.clock.now() + shared.commit_timeout);
+            }
+        }
+        true
     }
 }
 

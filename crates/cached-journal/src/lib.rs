@@ -45,6 +45,8 @@
 //! - What recovery finds is a prefix: if a record is there, so are all held ones before it.
 //! - After a write or a sync that failed, nothing is believed that was not durable before: the records get
 //!   [`NotDurable`], their segment is written no more, and a new one is tried every 5 s.
+//! - A disk that has not answered within [`commit_timeout`](JournalConfig::commit_timeout) has failed. What it
+//!   answers later about that batch is not believed either; a new segment is tried once it has answered.
 //! - Damage that no crash explains is refused at open, with file, offset and reason, or found when the
 //!   payload is read. The one exception: damage to the last batch of a journal that was not closed looks like
 //!   a torn write.
@@ -77,11 +79,14 @@ mod environment;
 mod error;
 mod event;
 mod format;
+mod gather;
 mod hold;
 mod journal;
 mod marks;
 mod metrics;
+mod place;
 mod prepare;
+mod reader;
 mod record;
 mod recovery;
 mod replay;
@@ -104,5 +109,6 @@ pub use hold::Hold;
 pub use journal::Journal;
 pub use marks::{Epochs, Marks};
 pub use metrics::{BUCKETS, Histogram, Metrics};
+pub use reader::{Read, Reader, RecordPlace, Source};
 pub use record::{Head, Kind, NAME_BYTES_MAX, Object, Position, Record, Scope};
 pub use replay::{Records, Recovered, Replay};

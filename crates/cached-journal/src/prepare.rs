@@ -65,19 +65,24 @@ impl Shared {
         state.in_hand += 1;
         drop(state);
         let name = segment_name(segment.index);
-        let removed = self
-            .disk
-            .remove(&name)
-            .or_else(|error| if error.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
-            .and_then(|()| self.disk.sync_names());
+        let removed = self.check_place().and_then(|()| self.remove(&name, &*segment.file));
         let mut state = self.state.lock();
         state.in_hand -= 1;
-        if let Err(error) = removed {
+        if let Err(DiskError { file, error, .. }) = removed {
             state.table.condemned.push(segment);
             state.prepare_at = self.clock.now() + RETRY_AFTER;
-            self.unlock(state, Some(Event::PrepareFailed { file: name, error: error.to_string() }));
+            self.unlock(state, Some(Event::PrepareFailed { file, error: error.to_string() }));
         }
         true
+    }
+
+    /// Removes a segment's file, unless another file has its name by now.
+    fn remove(&self, name: &str, file: &dyn DiskFile) -> Result<(), DiskError> {
+        if self.check_name(name, file).is_err() {
+            return Ok(());
+        }
+        self.disk.remove(name).map_err(|error| DiskError::new(name, "remove", error))?;
+        self.disk.sync_names().map_err(|error| DiskError::new(name, "sync the directory of", error))
     }
 
     fn make_next(&self) -> bool {
@@ -101,7 +106,9 @@ impl Shared {
         let segment_bytes = table.segment_bytes;
         state.in_hand += 1;
         drop(state);
-        let made = make_segment(&*self.disk, index, segment_bytes, &|| !self.state.lock().is_closing);
+        let is_wanted = || !self.state.lock().is_closing;
+        let made = self.check_place();
+        let made = made.and_then(|()| make_segment(&*self.disk, index, segment_bytes, &is_wanted));
         let mut state = self.state.lock();
         state.in_hand -= 1;
         match made {

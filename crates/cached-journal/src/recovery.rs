@@ -11,6 +11,7 @@ use crate::environment::Environment;
 use crate::error::{Corruption, DiskError, OpenError};
 use crate::format::superblock::Superblock;
 use crate::format::{BLOCK_BYTES, SEGMENT_DATA_AT};
+use crate::gather::Gather;
 use crate::metrics::Counters;
 use crate::prepare::make_segment;
 use crate::replay::Replay;
@@ -170,12 +171,12 @@ pub(crate) fn open(
         last_check: survey.last_check,
         last_life: survey.log.last().map_or(0, |log| log.segment.header.life),
         next_life: survey.life_max + 1,
+        gather: Gather::default(),
     };
     let mut state = State::new(table, survey.next_position);
     state.durable_tail = survey.tail;
-    let unsynced_bytes_max = config.unsynced_bytes_max.max(1);
     let journal = superblock.journal;
-    let shared = Shared::new(environment, lock, journal, segments_max, unsynced_bytes_max, state, committer);
+    let shared = Shared::new(environment, lock, journal, segments_max, config, state, committer);
     Counters::add(&shared.counters.replay_records, survey.records);
     let shared = Arc::new(shared);
     let replay = Replay::new(Arc::clone(&shared), survey);

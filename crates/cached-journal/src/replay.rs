@@ -4,9 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::error::{Corruption, OpenError, ReadError};
+use crate::format::BLOCK_BYTES;
 use crate::hold::Hold;
 use crate::marks::{Epochs, Marks};
 use crate::metrics::Counters;
+use crate::reader::{Reader, RecordPlace, Source};
 use crate::record::{Head, Kind, Position};
 use crate::scan::{OpenSegment, PayloadPlace, ScanError, Scanner};
 use crate::shared::Shared;
@@ -55,7 +57,7 @@ impl std::fmt::Debug for Recovered {
 /// order, every byte ends as the last record states.
 pub struct Replay {
     shared: Arc<Shared>,
-    survey: Survey,
+    survey: Arc<Survey>,
     /// A hold for each recovered segment, and the position behind its records.
     holds: VecDeque<(Position, Hold)>,
     applied: u64,
@@ -72,7 +74,7 @@ impl Replay {
             holds.push_back((Position(end), hold));
         }
         drop(state);
-        Self { shared, survey, holds, applied: 0 }
+        Self { shared, survey: Arc::new(survey), holds, applied: 0 }
     }
 
     /// Returns the number of records to apply.
@@ -117,6 +119,17 @@ impl Replay {
         Records { is_all: true, ..self.records() }
     }
 
+    /// Returns a reader of the records to apply with their payloads, from the oldest on, in large sequential
+    /// reads.
+    pub fn reader(&self) -> Reader {
+        Reader::new(Arc::clone(&self.survey))
+    }
+
+    /// Returns what reads single records by their places. It does not hold their segments: the replay does.
+    pub fn source(&self) -> Source {
+        Source::new(Arc::clone(&self.survey))
+    }
+
     /// The records up to `position`, itself included, have been applied, and their data are either stored or
     /// held by the caller: releases the segments that are behind.
     pub fn applied(&mut self, position: Position, records: u64) {
@@ -147,7 +160,7 @@ pub struct Records<'a> {
     is_all: bool,
     log: usize,
     scanner: Option<Scanner<'a>>,
-    batch: VecDeque<Recovered>,
+    batch: VecDeque<(RecordPlace, Recovered)>,
 }
 
 impl Records<'_> {
@@ -175,19 +188,23 @@ impl Records<'_> {
             };
             let records =
                 segment.records(&batch).filter(|(position, head, _)| self.is_wanted(*position, head));
-            self.batch = records
-                .map(|(position, head, place)| Recovered { position, head: head.clone(), place })
-                .collect();
+            let (log, block) = (self.log as u32, (batch.offset / BLOCK_BYTES as u64) as u32);
+            let first = batch.header.first_position;
+            let recovered = |(position, head, place): (Position, &Head<'static>, PayloadPlace)| {
+                let ordinal = (position.0 - first) as u32;
+                let record_place = RecordPlace { log, block, ordinal };
+                (record_place, Recovered { position, head: head.clone(), place })
+            };
+            self.batch = records.map(recovered).collect();
             return Ok(true);
         }
         Ok(false)
     }
 }
 
-impl Iterator for Records<'_> {
-    type Item = Result<Recovered, OpenError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
+impl Records<'_> {
+    /// Returns the next record with its place, for [`Source::read`].
+    pub fn next_placed(&mut self) -> Option<Result<(RecordPlace, Recovered), OpenError>> {
         loop {
             if let Some(record) = self.batch.pop_front() {
                 return Some(Ok(record));
@@ -201,5 +218,13 @@ impl Iterator for Records<'_> {
                 }
             }
         }
+    }
+}
+
+impl Iterator for Records<'_> {
+    type Item = Result<Recovered, OpenError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.next_placed().map(|next| next.map(|(_, record)| record))
     }
 }

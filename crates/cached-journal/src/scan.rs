@@ -1,5 +1,6 @@
 //! Reading one segment, batch by batch.
 
+use std::ops::Deref;
 use std::sync::Arc;
 
 use crate::disk::DiskFile;
@@ -12,6 +13,12 @@ use crate::record::{Head, Position};
 
 /// How much is read at a time when blocks are searched for batches.
 const SEARCH_BYTES: u64 = 1 << 20;
+
+/// How far a scan reads ahead of the batch at which it is.
+const AHEAD_BYTES: u64 = 8 << 20;
+/// Batches of more bytes than this are not read ahead: a scan needs their heads alone, and reading those one by one
+/// takes less time than reading everything between them.
+const AHEAD_BATCH_BYTES_MAX: u64 = 256 << 10;
 
 /// A segment whose header is known.
 #[derive(Clone)]
@@ -47,20 +54,19 @@ pub(crate) enum ScanError {
 }
 
 /// The place in a segment's chain of batches.
-pub(crate) struct Scanner<'a> {
-    pub(crate) segment: &'a OpenSegment,
-    salt: u32,
+#[derive(Clone)]
+pub(crate) struct Chain {
+    pub(crate) salt: u32,
     pub(crate) offset: u64,
     pub(crate) next_number: u64,
     pub(crate) last_check: u32,
     pub(crate) next_position: u64,
 }
 
-impl<'a> Scanner<'a> {
-    pub(crate) fn new(segment: &'a OpenSegment) -> Self {
+impl Chain {
+    pub(crate) fn new(segment: &OpenSegment) -> Self {
         let header = &segment.header;
         Self {
-            segment,
             salt: salt(header.journal, header.life),
             offset: SEGMENT_DATA_AT,
             next_number: header.first_number,
@@ -69,9 +75,8 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Reads the next batch, and moves behind it.
-    pub(crate) fn next(&mut self) -> Result<ReadBatch, ScanError> {
-        let (header, heads) = self.segment.read_batch(self.offset, self.salt)?;
+    /// Moves behind a batch, if it is the next one.
+    pub(crate) fn follow(&mut self, header: &BatchHeader) -> Result<(), ScanError> {
         if header.number != self.next_number {
             return Err(ScanError::Break("the batch has another number than the one that is due"));
         }
@@ -81,12 +86,54 @@ impl<'a> Scanner<'a> {
         if header.first_position < self.next_position {
             return Err(ScanError::Break("the batch's positions have been used"));
         }
-        let batch = ReadBatch { offset: self.offset, header, heads };
         self.offset += header.layout().total;
         self.next_number += 1;
         self.last_check = header.check;
         self.next_position = header.first_position + u64::from(header.count);
-        Ok(batch)
+        Ok(())
+    }
+}
+
+/// Reads the chain of a segment.
+pub(crate) struct Scanner<'a> {
+    pub(crate) segment: &'a OpenSegment,
+    chain: Chain,
+    /// The offset up to which the segment has been read ahead.
+    ahead_to: u64,
+}
+
+impl Deref for Scanner<'_> {
+    type Target = Chain;
+    fn deref(&self) -> &Chain {
+        &self.chain
+    }
+}
+
+impl<'a> Scanner<'a> {
+    pub(crate) fn new(segment: &'a OpenSegment) -> Self {
+        Self { segment, chain: Chain::new(segment), ahead_to: 0 }
+    }
+
+    /// Reads the next batch, and moves behind it.
+    pub(crate) fn next(&mut self) -> Result<ReadBatch, ScanError> {
+        let offset = self.chain.offset;
+        let (header, heads) = self.segment.read_batch(offset, self.chain.salt)?;
+        self.chain.follow(&header)?;
+        self.read_ahead(self.chain.offset - offset);
+        Ok(ReadBatch { offset, header, heads })
+    }
+
+    /// Has the next bytes read in the background, if the batches are small: the last one had `batch_bytes`.
+    fn read_ahead(&mut self, batch_bytes: u64) {
+        let (here, end) = (self.chain.offset, self.segment.segment_bytes);
+        if batch_bytes > AHEAD_BATCH_BYTES_MAX || (here + AHEAD_BYTES / 2).min(end) <= self.ahead_to {
+            return;
+        }
+        let from = self.ahead_to.max(here);
+        self.ahead_to = (here + AHEAD_BYTES).min(end);
+        if from < self.ahead_to {
+            self.segment.file.read_ahead(from, self.ahead_to - from);
+        }
     }
 
     /// Looks behind the end of the log for a batch that was begun after it.
@@ -94,6 +141,34 @@ impl<'a> Scanner<'a> {
     /// A batch is begun when the one before is durable. So if a later one is found, the chain was not broken
     /// by a crash.
     pub(crate) fn check_nothing_behind(&self) -> Result<(), ScanFailure> {
+        match self.find_behind()? {
+            Some((offset, header)) => Err(self.damage(offset, &header).into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Moves to the next batch behind a break, and returns what is damaged; nothing if no batch is there.
+    pub(crate) fn skip_damage(&mut self) -> Result<Option<Corruption>, DiskError> {
+        let Some((offset, header)) = self.find_behind()? else { return Ok(None) };
+        let damage = self.damage(offset, &header);
+        self.chain.offset = offset;
+        self.chain.next_number = header.number;
+        self.chain.last_check = header.previous_check;
+        self.chain.next_position = header.first_position;
+        Ok(Some(damage))
+    }
+
+    fn damage(&self, offset: u64, behind: &BatchHeader) -> Corruption {
+        let reason = format!(
+            "batch {} is damaged: batch {} at byte {offset} was written after it had been synced",
+            self.next_number, behind.number
+        );
+        Corruption::new(&self.segment.name, self.offset, reason)
+    }
+
+    /// Returns offset and header of the first batch behind this place that was begun after the one that is
+    /// due here.
+    fn find_behind(&self) -> Result<Option<(u64, BatchHeader)>, DiskError> {
         let segment = self.segment;
         let mut window = Vec::new();
         let mut at = self.offset + BLOCK_BYTES as u64;
@@ -108,19 +183,15 @@ impl<'a> Scanner<'a> {
                 }
                 match segment.read_batch(offset, self.salt) {
                     Ok((header, _)) if header.number > self.next_number => {
-                        let reason = format!(
-                            "batch {} is damaged: batch {} at byte {offset} was written after it had been synced",
-                            self.next_number, header.number
-                        );
-                        return Err(Corruption::new(&segment.name, self.offset, reason).into());
+                        return Ok(Some((offset, header)));
                     }
-                    Err(ScanError::Disk(error)) => return Err(error.into()),
+                    Err(ScanError::Disk(error)) => return Err(error),
                     _ => {}
                 }
             }
             at += window.len() as u64;
         }
-        Ok(())
+        Ok(None)
     }
 }
 
@@ -191,6 +262,11 @@ impl OpenSegment {
 }
 
 impl PayloadPlace {
+    pub(crate) fn damage(name: &str, offset: u64, bytes: u32) -> Corruption {
+        let reason = format!("a payload of {bytes} bytes does not match its checksum");
+        Corruption::new(name, offset, reason)
+    }
+
     /// Reads the payload and compares it with its checksum.
     pub(crate) fn read(&self) -> Result<Vec<u8>, ScanFailure> {
         let mut payload = vec![0; self.sum.bytes as usize];
@@ -199,8 +275,7 @@ impl PayloadPlace {
             .read_at(self.offset, &mut payload)
             .map_err(|error| DiskError::new(&self.name, "read", error))?;
         if read < payload.len() || checksum(0, &[&payload]) != self.sum.crc {
-            let reason = format!("a payload of {} bytes does not match its checksum", payload.len());
-            return Err(Corruption::new(&self.name, self.offset, reason).into());
+            return Err(Self::damage(&self.name, self.offset, self.sum.bytes).into());
         }
         Ok(payload)
     }

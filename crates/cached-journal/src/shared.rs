@@ -9,6 +9,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::batch::{Batch, Buffers};
 use crate::clock::Clock;
 use crate::committer::Committer;
+use crate::config::JournalConfig;
 use crate::disk::Disk;
 use crate::durability::Durability;
 use crate::error::AppendError;
@@ -31,6 +32,8 @@ pub(crate) struct Shared {
     /// The journal's random number.
     pub(crate) journal: u64,
     pub(crate) unsynced_bytes_max: u64,
+    /// How long a commit may take.
+    pub(crate) commit_timeout: Duration,
     pub(crate) segments_max: u64,
     pub(crate) segment_bytes: u64,
     pub(crate) state: Mutex<State>,
@@ -41,6 +44,10 @@ pub(crate) struct Shared {
     pub(crate) work: Condvar,
     /// Wakes the preparing thread.
     pub(crate) prepare: Condvar,
+    /// Wakes the thread that watches the commits.
+    pub(crate) watch: Condvar,
+    /// Wakes whatever waits for the threads to end.
+    pub(crate) ended: Condvar,
     pub(crate) lock: Mutex<Option<Box<dyn Send + Sync>>>,
 }
 
@@ -50,6 +57,14 @@ pub(crate) enum Phase {
     Open,
     /// The disk has failed; a restart is tried at this time.
     Failed(Duration),
+}
+
+/// A batch on its way to the disk.
+#[derive(Clone, Copy)]
+pub(crate) struct Committing {
+    pub(crate) begun: Duration,
+    pub(crate) segment: u32,
+    pub(crate) first_position: u64,
 }
 
 pub(crate) struct State {
@@ -67,7 +82,13 @@ pub(crate) struct State {
     pub(crate) level: Level,
     /// An append or a reservation was refused for want of room since the last `Event::Room`.
     pub(crate) is_room_wanted: bool,
-    pub(crate) is_committer_asleep: bool,
+    /// The number of records in the filling batch for which the commit thread is to be woken, 0 while it is awake.
+    pub(crate) wake_at_records: u32,
+    /// The batch that the disk is making durable.
+    pub(crate) committing: Option<Committing>,
+    pub(crate) is_watcher_asleep: bool,
+    /// Threads that use the disk and have not ended.
+    pub(crate) threads: u32,
     /// Segments taken out of the table, by the commit thread to restart with, or being made.
     pub(crate) in_hand: u64,
     /// The segment of those that the commit thread restarts with.
@@ -92,7 +113,10 @@ impl State {
             buffers: Vec::new(),
             level: Level::Low,
             is_room_wanted: false,
-            is_committer_asleep: false,
+            wake_at_records: 0,
+            committing: None,
+            is_watcher_asleep: false,
+            threads: 0,
             in_hand: 0,
             restarting: None,
             durable_tail: 0,
@@ -113,6 +137,22 @@ impl State {
         let offset = segment.end;
         segment.end += batch.total_bytes();
         self.closed.push_back((batch, offset));
+    }
+
+    /// Returns the number of records in the filling batch.
+    pub(crate) fn filling_records(&self) -> u32 {
+        self.filling.as_ref().map_or(0, |batch| batch.count)
+    }
+
+    /// Returns whether the commit thread is to be woken: it sleeps, and what it waits for is there. The caller
+    /// that gets true wakes it.
+    pub(crate) fn take_wake(&mut self) -> bool {
+        let is_there = self.filling_records() >= self.wake_at_records || !self.closed.is_empty();
+        let is_due = self.wake_at_records != 0 && is_there;
+        if is_due {
+            self.wake_at_records = 0;
+        }
+        is_due
     }
 
     pub(crate) fn keep_buffers(&mut self, batch: Batch) {
@@ -147,7 +187,7 @@ impl Shared {
         lock: Box<dyn Send + Sync>,
         journal: u64,
         segments_max: u64,
-        unsynced_bytes_max: u64,
+        config: &JournalConfig,
         state: State,
         committer: Committer,
     ) -> Self {
@@ -157,7 +197,8 @@ impl Shared {
             clock: environment.clock,
             observer: environment.observer,
             journal,
-            unsynced_bytes_max,
+            unsynced_bytes_max: config.unsynced_bytes_max.max(1),
+            commit_timeout: config.commit_timeout,
             segments_max,
             segment_bytes: state.table.segment_bytes,
             state: Mutex::new(state),
@@ -165,6 +206,8 @@ impl Shared {
             counters: Counters::default(),
             work: Condvar::new(),
             prepare: Condvar::new(),
+            watch: Condvar::new(),
+            ended: Condvar::new(),
             lock: Mutex::new(Some(lock)),
         }
     }

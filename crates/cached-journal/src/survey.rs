@@ -57,7 +57,35 @@ impl FoundSegment {
         valid.max_by_key(|(header, _)| header.life)
     }
 
-    fn open(&self, header: SegmentHeader, segment_bytes: u64) -> OpenSegment {
+    /// Returns a header as the segment's first batch states it, if the batch belongs to a newer life than
+    /// every header that is intact: then the header of that life is damaged.
+    ///
+    /// A life's header is durable before its first batch is written.
+    pub(crate) fn likely_header(&self, superblock: &Superblock) -> Result<Option<SegmentHeader>, DiskError> {
+        let header = SegmentHeader { journal: superblock.journal, ..SegmentHeader::default() };
+        let segment = self.open(header, superblock.segment_bytes);
+        let mut block = vec![0; BLOCK_BYTES];
+        segment.read(SEGMENT_DATA_AT, &mut block)?;
+        let room = superblock.segment_bytes.saturating_sub(SEGMENT_DATA_AT);
+        let Ok(batch) = BatchHeader::peek(&block, room) else { return Ok(None) };
+        if batch.life <= self.header().map_or(0, |(header, _)| header.life) {
+            return Ok(None);
+        }
+        match segment.read_batch(SEGMENT_DATA_AT, salt(superblock.journal, batch.life)) {
+            Ok((batch, _)) => Ok(Some(SegmentHeader {
+                life: batch.life,
+                tail: batch.tail,
+                first_number: batch.number,
+                first_position: batch.first_position,
+                previous_check: batch.previous_check,
+                ..header
+            })),
+            Err(ScanError::Break(_)) => Ok(None),
+            Err(ScanError::Disk(error)) => Err(error),
+        }
+    }
+
+    pub(crate) fn open(&self, header: SegmentHeader, segment_bytes: u64) -> OpenSegment {
         OpenSegment { name: self.name.clone(), file: Arc::clone(&self.file), header, segment_bytes }
     }
 }
@@ -144,16 +172,12 @@ pub(crate) fn find_segments(disk: &dyn Disk) -> Result<Vec<FoundSegment>, OpenEr
 /// Returns an error unless the directory is empty but for what a first open that was cut off leaves behind.
 pub(crate) fn check_empty(disk: &dyn Disk) -> Result<(), OpenError> {
     let names = disk.names().map_err(|error| DiskError::new(".", "list", error))?;
-    let foreign = names.iter().find(|name| !name.ends_with(NEW_SUFFIX) && *name != "lost+found");
-    match foreign {
-        Some(name) => Err(Corruption::new(
-            name,
-            0,
-            "this directory holds files, but no journal: give the journal a directory of its own",
-        )
-        .into()),
-        None => Ok(()),
+    if names.iter().any(|name| segment_index(name).is_some()) {
+        let reason = "the superblock is missing, and there are segments";
+        return Err(Corruption::new(SUPERBLOCK_NAME, 0, reason).into());
     }
+    let foreign = names.into_iter().find(|name| !name.ends_with(NEW_SUFFIX) && name != "lost+found");
+    foreign.map_or(Ok(()), |file| Err(OpenError::Foreign { file }))
 }
 
 impl Survey {
@@ -298,24 +322,12 @@ impl Survey {
             if self.log.iter().any(|log| log.at == at) {
                 continue;
             }
-            let header = SegmentHeader { journal: self.superblock.journal, ..SegmentHeader::default() };
-            let segment = found.open(header, self.superblock.segment_bytes);
-            let mut block = vec![0; BLOCK_BYTES];
-            segment.read(SEGMENT_DATA_AT, &mut block)?;
-            let room = self.superblock.segment_bytes - SEGMENT_DATA_AT;
-            let Ok(batch) = BatchHeader::peek(&block, room) else { continue };
-            if batch.life <= self.life_max {
+            let Some(header) = found.likely_header(&self.superblock)? else { continue };
+            if header.life <= self.life_max {
                 continue;
             }
-            match segment.read_batch(SEGMENT_DATA_AT, salt(self.superblock.journal, batch.life)) {
-                Ok((batch, _)) => {
-                    let reason =
-                        format!("the header of life {} is damaged: its batches are there", batch.life);
-                    return Err(Corruption::new(&found.name, 0, reason).into());
-                }
-                Err(ScanError::Break(_)) => {}
-                Err(ScanError::Disk(error)) => return Err(error.into()),
-            }
+            let reason = format!("the header of life {} is damaged: its batches are there", header.life);
+            return Err(Corruption::new(&found.name, 0, reason).into());
         }
         Ok(())
     }

@@ -123,6 +123,11 @@ impl SegmentTable {
         self.live.push_back(segment);
     }
 
+    /// Returns all segments.
+    pub(crate) fn all(&mut self) -> impl Iterator<Item = &mut Segment> {
+        self.live.iter_mut().chain(&mut self.free).chain(&mut self.condemned)
+    }
+
     /// Returns the number of a live segment in `live`.
     pub(crate) fn find(&mut self, index: u32) -> Option<&mut Segment> {
         self.live.iter_mut().rev().find(|segment| segment.index == index)

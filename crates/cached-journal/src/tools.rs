@@ -7,8 +7,9 @@ use crate::disk::Disk;
 use crate::error::{Corruption, OpenError};
 use crate::format::BLOCK_BYTES;
 use crate::format::segment::HeaderBlock;
+use crate::format::superblock::Superblock;
 use crate::marks::Epochs;
-use crate::record::Position;
+use crate::record::{Head, Kind, Position};
 use crate::recovery;
 use crate::replay::Recovered;
 use crate::scan::{OpenSegment, ScanError, ScanFailure, Scanner};
@@ -36,6 +37,8 @@ pub struct SegmentReport {
 /// What [`inspect`] found.
 #[derive(Clone, Debug)]
 pub struct Inspection {
+    /// The random number that names the journal.
+    pub journal: u64,
     /// The size of each segment.
     pub segment_bytes: u64,
     /// The segments, in the order of their lives.
@@ -44,6 +47,8 @@ pub struct Inspection {
     pub records: Option<u64>,
     /// The bytes of their payloads.
     pub payload_bytes: Option<u64>,
+    /// The position that the log begins with; nothing if it is empty or damaged.
+    pub begin: Option<Position>,
     /// The position behind the last record.
     pub end: Option<Position>,
     /// The epochs of the records.
@@ -52,7 +57,7 @@ pub struct Inspection {
     pub problem: Option<Corruption>,
 }
 
-fn superblock_of(disk: &dyn Disk) -> Result<crate::format::superblock::Superblock, OpenError> {
+fn superblock_of(disk: &dyn Disk) -> Result<Superblock, OpenError> {
     match read_superblock(disk)? {
         Some(superblock) => Ok(superblock),
         None => {
@@ -104,13 +109,34 @@ pub fn inspect(disk: &dyn Disk) -> Result<Inspection, OpenError> {
     }
     segments.sort_by_key(|report| report.life);
     Ok(Inspection {
+        journal: superblock.journal,
         segment_bytes: superblock.segment_bytes,
         segments,
         records: survey.as_ref().map(|survey| survey.records),
         payload_bytes: survey.as_ref().map(|survey| survey.payload_bytes),
+        begin: survey
+            .as_ref()
+            .and_then(|survey| Some(Position(survey.log.first()?.segment.header.first_position))),
         end: survey.as_ref().map(|survey| Position(survey.next_position)),
         epochs: survey.map(|survey| survey.epochs).unwrap_or_default(),
         problem,
+    })
+}
+
+/// Passes the head of every record that the next open would replay to `each`, with the length of its payload,
+/// oldest first.
+///
+/// # Errors
+/// If the directory is in use, holds no journal, or the disk fails; `Corrupt` if the log is damaged.
+pub fn heads(disk: &dyn Disk, mut each: impl FnMut(Position, &Head<'_>, u64)) -> Result<(), OpenError> {
+    let _lock = recovery::lock(disk)?;
+    let survey = Survey::new(disk, superblock_of(disk)?)?;
+    survey.each_batch(|segment, batch| {
+        for (position, head, place) in segment.records(batch) {
+            if head.kind != Kind::MARK && !survey.marks.covers(position, head) {
+                each(position, head, place.sum.bytes.into());
+            }
+        }
     })
 }
 
@@ -142,10 +168,31 @@ pub fn verify(disk: &dyn Disk) -> Result<Vec<Corruption>, OpenError> {
     }
 }
 
+/// Returns the superblock. If it is damaged or missing, what most of the segments state instead, and the
+/// damage.
+fn superblock_or_likely(disk: &dyn Disk) -> Result<(Superblock, Option<Corruption>), OpenError> {
+    let damage = match superblock_of(disk) {
+        Ok(superblock) => return Ok((superblock, None)),
+        Err(OpenError::Corrupt(damage)) => damage,
+        Err(error) => return Err(error),
+    };
+    let mut journals = std::collections::BTreeMap::<_, u32>::new();
+    for found in find_segments(disk)?.iter().filter(|found| Superblock::is_possible(found.bytes)) {
+        if let Some((header, _)) = found.header() {
+            *journals.entry((header.journal, found.bytes)).or_default() += 1;
+        }
+    }
+    match journals.into_iter().max_by_key(|(_, count)| *count) {
+        Some(((journal, segment_bytes), _)) => Ok((Superblock { journal, segment_bytes }, Some(damage))),
+        None => Err(damage.into()),
+    }
+}
+
 /// Passes every readable record to `each`, with its payload, segment by segment in the order of their lives,
 /// also those that the log needs no longer. Returns the places at which records could not be read.
 ///
-/// It is the way to save what is left of a damaged journal: it follows no chain from one segment to the next.
+/// It is the way to save what is left of a damaged journal: it needs no superblock and no header, follows no
+/// chain from one segment to the next, and goes on behind a batch that cannot be read.
 ///
 /// # Errors
 /// If the directory is in use, holds no journal, or the disk fails; and the errors of `each`.
@@ -154,19 +201,30 @@ pub fn export(
     mut each: impl FnMut(&Recovered, &[u8]) -> std::io::Result<()>,
 ) -> Result<Vec<Corruption>, OpenError> {
     let _lock = recovery::lock(disk)?;
-    let superblock = superblock_of(disk)?;
-    let mut problems = Vec::new();
+    let (superblock, damage) = superblock_or_likely(disk)?;
+    let mut problems: Vec<_> = damage.into_iter().collect();
     let mut segments = Vec::new();
     for found in find_segments(disk)? {
-        match found.header() {
-            Some((header, _)) if header.journal == superblock.journal => {
-                let segment_bytes = superblock.segment_bytes;
-                segments.push(OpenSegment { name: found.name, file: found.file, header, segment_bytes });
-            }
+        if found.bytes != superblock.segment_bytes {
+            let reason = format!(
+                "the file has {} bytes, its journal's segments have {}",
+                found.bytes, superblock.segment_bytes
+            );
+            problems.push(Corruption::new(&found.name, found.bytes, reason));
+        }
+        let mut header = match found.header() {
+            Some((header, _)) if header.journal == superblock.journal => Some(header),
             Some(_) => {
                 problems.push(Corruption::new(&found.name, 0, "the segment belongs to another journal"));
+                None
             }
-            None => {}
+            None => None,
+        };
+        if let Some(likely) = found.likely_header(&superblock)? {
+            header = Some(likely);
+        }
+        if let Some(header) = header {
+            segments.push(found.open(header, superblock.segment_bytes));
         }
         for (at, block) in found.blocks.iter().enumerate() {
             if let HeaderBlock::Invalid(reason) = block {
@@ -181,7 +239,13 @@ pub fn export(
         loop {
             let batch = match scanner.next() {
                 Ok(batch) => batch,
-                Err(ScanError::Break(_)) => break,
+                Err(ScanError::Break(_)) => match scanner.skip_damage()? {
+                    Some(corruption) => {
+                        problems.push(corruption);
+                        continue;
+                    }
+                    None => break,
+                },
                 Err(ScanError::Disk(error)) => return Err(error.into()),
             };
             for (position, head, place) in segment.records(&batch) {
@@ -193,11 +257,6 @@ pub fn export(
                     Err(ScanFailure::Disk(error)) => return Err(error.into()),
                 }
             }
-        }
-        match scanner.check_nothing_behind() {
-            Err(ScanFailure::Corrupt(corruption)) => problems.push(corruption),
-            Err(ScanFailure::Disk(error)) => return Err(error.into()),
-            Ok(()) => {}
         }
     }
     Ok(problems)

@@ -15,6 +15,9 @@ pub mod simulated;
 
 pub use real::RealDisk;
 
+/// What tells a file from all others, whatever names lead to it: its device and its number there.
+pub type FileId = (u64, u64);
+
 /// A directory of files, without subdirectories.
 pub trait Disk: Send + Sync {
     /// Takes the exclusive lock of the directory. It is released when the result is dropped or the process
@@ -29,6 +32,8 @@ pub trait Disk: Send + Sync {
     fn create(&self, name: &str) -> io::Result<Arc<dyn DiskFile>>;
     /// Opens a file.
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>>;
+    /// Returns which file a name leads to.
+    fn id(&self, name: &str) -> io::Result<FileId>;
     /// Renames a file, replacing what has the new name.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
     /// Removes a file.
@@ -43,6 +48,8 @@ pub trait Disk: Send + Sync {
 pub trait DiskFile: Send + Sync {
     /// Returns the length in bytes.
     fn len(&self) -> io::Result<u64>;
+    /// Returns which file this is.
+    fn id(&self) -> io::Result<FileId>;
     /// Returns whether the file has no bytes.
     fn is_empty(&self) -> io::Result<bool> {
         Ok(self.len()? == 0)
@@ -50,6 +57,10 @@ pub trait DiskFile: Send + Sync {
     /// Reads into `buffer` and returns the number of bytes read: fewer than asked for only at the end of the
     /// file.
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize>;
+    /// Requests that these bytes are read into the system's memory, without waiting for it: a hint.
+    fn read_ahead(&self, offset: u64, len: u64) {
+        let _ = (offset, len);
+    }
     /// Writes all parts, one behind the other. Offset and lengths are multiples of 4 KiB.
     fn write_at(&self, offset: u64, parts: &[&[u8]]) -> io::Result<()>;
     /// Makes the file's bytes and length durable.

@@ -2,14 +2,15 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, IoSlice};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::num::NonZeroU64;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{FlockOperation, OFlags};
+use rustix::fs::{Advice, FlockOperation, OFlags};
 use rustix::io::Errno;
 
-use super::{Disk, DiskFile};
+use super::{Disk, DiskFile, FileId};
 
 const LOCK_NAME: &str = "lock";
 
@@ -55,16 +56,14 @@ impl RealDisk {
         } else {
             None
         };
-        Ok(Arc::new(RealFile { buffered, direct }))
+        let metadata = buffered.metadata()?;
+        Ok(Arc::new(RealFile { buffered, direct, id: (metadata.dev(), metadata.ino()) }))
     }
 }
 
 impl Disk for RealDisk {
     fn lock(&self) -> io::Result<Box<dyn Send + Sync>> {
-        let path = self.root.join(LOCK_NAME);
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
-        Ok(Box::new(file))
+        Ok(Box::new(Lock::take(&self.root.join(LOCK_NAME))?))
     }
 
     fn names(&self) -> io::Result<Vec<String>> {
@@ -79,6 +78,10 @@ impl Disk for RealDisk {
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn DiskFile>> {
         self.file(name, &mut OpenOptions::new())
+    }
+
+    fn id(&self, name: &str) -> io::Result<FileId> {
+        fs::metadata(self.root.join(name)).map(|found| (found.dev(), found.ino()))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -98,15 +101,41 @@ impl Disk for RealDisk {
     }
 }
 
+/// A lock that ends when it is dropped.
+///
+/// Closing the file would not do: the lock belongs to the open file description, and a child that another thread
+/// has just forked holds that too, until it executes its program.
+struct Lock(File);
+
+impl Lock {
+    fn take(path: &Path) -> io::Result<Self> {
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+        Ok(Self(file))
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing the file ends the lock in all other cases.
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
 struct RealFile {
     /// Reads, which want the page cache's read-ahead, and writes without `O_DIRECT`.
     buffered: File,
     direct: Option<File>,
+    id: FileId,
 }
 
 impl DiskFile for RealFile {
     fn len(&self) -> io::Result<u64> {
         Ok(self.buffered.metadata()?.len())
+    }
+
+    fn id(&self) -> io::Result<FileId> {
+        Ok(self.id)
     }
 
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
@@ -120,6 +149,11 @@ impl DiskFile for RealFile {
             }
         }
         Ok(done)
+    }
+
+    fn read_ahead(&self, offset: u64, len: u64) {
+        // A hint: a file system that does not take it reads later.
+        let _ = rustix::fs::fadvise(&self.buffered, offset, NonZeroU64::new(len), Advice::WillNeed);
     }
 
     fn write_at(&self, mut offset: u64, parts: &[&[u8]]) -> io::Result<()> {
@@ -142,5 +176,22 @@ impl DiskFile for RealFile {
 
     fn sync(&self) -> io::Result<()> {
         self.buffered.sync_data()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Lock;
+
+    #[test]
+    fn a_lock_ends_although_a_child_still_has_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("lock");
+        let lock = Lock::take(&path).unwrap();
+        let of_the_child = lock.0.try_clone().unwrap();
+        assert!(Lock::take(&path).is_err());
+        drop(lock);
+        Lock::take(&path).unwrap();
+        drop(of_the_child);
     }
 }

@@ -7,13 +7,13 @@
 //! A sync that fails loses some of the file's unsynced writes for good, while reads still return them, and
 //! the next sync succeeds: so does a page cache.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 
-use super::{Disk, DiskFile};
+use super::{Disk, DiskFile, FileId};
 
 const SECTOR_BYTES: usize = 512;
 
@@ -62,6 +62,32 @@ pub struct Faults {
 #[derive(Clone, Default)]
 pub struct SimulatedDisk {
     medium: Arc<Mutex<Medium>>,
+    gate: Arc<Gate>,
+}
+
+/// Where syncs are held back.
+#[derive(Default)]
+struct Gate {
+    state: Mutex<GateState>,
+    moved: Condvar,
+}
+
+#[derive(Default)]
+struct GateState {
+    is_closed: bool,
+    waiting: u32,
+}
+
+impl Gate {
+    fn pass(&self) {
+        let mut state = self.state.lock();
+        state.waiting += 1;
+        self.moved.notify_all();
+        while state.is_closed {
+            self.moved.wait(&mut state);
+        }
+        state.waiting -= 1;
+    }
 }
 
 struct Medium {
@@ -77,7 +103,8 @@ struct Medium {
     stored_names: BTreeMap<String, u64>,
     /// Changes of names, each stored wholly or not at all.
     pending_names: Vec<Vec<(String, Option<u64>)>>,
-    files: HashMap<u64, Content>,
+    /// In one order: what a seed draws for each of them depends on it.
+    files: BTreeMap<u64, Content>,
     next_file: u64,
 }
 
@@ -94,7 +121,7 @@ impl Default for Medium {
             names: BTreeMap::new(),
             stored_names: BTreeMap::new(),
             pending_names: Vec::new(),
-            files: HashMap::new(),
+            files: BTreeMap::new(),
             next_file: 0,
         }
     }
@@ -244,6 +271,20 @@ impl SimulatedDisk {
         medium.faults = faults;
     }
 
+    /// Lets syncs of files wait, as a disk that does not answer, or go on.
+    pub fn hold_syncs(&self, is_held: bool) {
+        self.gate.state.lock().is_closed = is_held;
+        self.gate.moved.notify_all();
+    }
+
+    /// Blocks the thread until a sync is held back.
+    pub fn wait_for_held_sync(&self) {
+        let mut state = self.gate.state.lock();
+        while !(state.is_closed && state.waiting > 0) {
+            self.gate.moved.wait(&mut state);
+        }
+    }
+
     /// Returns the content of a file as the program sees it, if there is one.
     pub fn content(&self, name: &str) -> Option<Vec<u8>> {
         let medium = self.medium.lock();
@@ -274,7 +315,8 @@ impl SimulatedDisk {
     }
 
     fn file(&self, medium: &Medium, file: u64) -> Arc<dyn DiskFile> {
-        Arc::new(SimulatedFile { medium: Arc::clone(&self.medium), file, power: medium.power })
+        let (gate, power) = (Arc::clone(&self.gate), medium.power);
+        Arc::new(SimulatedFile { medium: Arc::clone(&self.medium), gate, file, power })
     }
 }
 
@@ -328,6 +370,12 @@ impl Disk for SimulatedDisk {
         Ok(self.file(&medium, file))
     }
 
+    fn id(&self, name: &str) -> io::Result<FileId> {
+        let medium = self.medium.lock();
+        medium.check(medium.power)?;
+        medium.names.get(name).map(|file| (0, *file)).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
         let mut medium = self.medium.lock();
         let power = medium.power;
@@ -363,6 +411,7 @@ impl Disk for SimulatedDisk {
 
 struct SimulatedFile {
     medium: Arc<Mutex<Medium>>,
+    gate: Arc<Gate>,
     file: u64,
     power: u64,
 }
@@ -372,6 +421,12 @@ impl DiskFile for SimulatedFile {
         let medium = self.medium.lock();
         medium.check(self.power)?;
         Ok(medium.files[&self.file].live.len() as u64)
+    }
+
+    fn id(&self) -> io::Result<FileId> {
+        let medium = self.medium.lock();
+        medium.check(self.power)?;
+        Ok((0, self.file))
     }
 
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize> {
@@ -401,6 +456,7 @@ impl DiskFile for SimulatedFile {
     }
 
     fn sync(&self) -> io::Result<()> {
+        self.gate.pass();
         let mut medium = self.medium.lock();
         off_if(medium.change(self.power)?)?;
         let medium = &mut *medium;

@@ -23,6 +23,12 @@ impl Superblock {
         block
     }
 
+    /// Returns whether segments of this size can be.
+    pub(crate) fn is_possible(segment_bytes: u64) -> bool {
+        segment_bytes.is_multiple_of(BLOCK_BYTES as u64)
+            && (16 * BLOCK_BYTES as u64..=1 << 30).contains(&segment_bytes)
+    }
+
     /// Reads a superblock; the error is what is wrong with it.
     pub(crate) fn decode(block: &[u8]) -> Result<Self, String> {
         if block.len() != BLOCK_BYTES {
@@ -40,9 +46,7 @@ impl Superblock {
         if version != VERSION {
             return Err(format!("format version {version}; this program reads version {VERSION}"));
         }
-        let is_possible = segment_bytes.is_multiple_of(BLOCK_BYTES as u64)
-            && (16 * BLOCK_BYTES as u64..=1 << 30).contains(&segment_bytes);
-        if !is_possible {
+        if !Self::is_possible(segment_bytes) {
             return Err(format!("segments of {segment_bytes} bytes are impossible"));
         }
         Ok(Self { journal, segment_bytes })

@@ -117,6 +117,46 @@ fn a_damaged_journal_is_reported_with_file_and_offset_and_can_be_exported() {
     assert_eq!(content(&disk.copy()).unwrap(), intact);
 }
 
+fn exported(disk: &SimulatedDisk) -> (Vec<Position>, usize) {
+    let mut positions = Vec::new();
+    let problems = tools::export(disk, |record, _| {
+        positions.push(record.position);
+        Ok(())
+    });
+    (positions, problems.unwrap().len())
+}
+
+#[test]
+fn an_export_needs_no_superblock_and_no_header_and_goes_on_behind_damage() {
+    let (disk, _) = journal();
+    let (all, problems) = exported(&disk);
+    assert_eq!(problems, 0);
+    for superblock in [None, Some(vec![0; 4096]), Some(b"short".to_vec())] {
+        let copy = disk.copy();
+        match superblock {
+            None => copy.remove("journal").unwrap(),
+            Some(bytes) => copy.set_content("journal", &bytes),
+        }
+        assert_eq!(exported(&copy), (all.clone(), 1));
+    }
+    for name in segments(&disk) {
+        // Both headers, and then the first batch.
+        let copy = disk.copy();
+        let mut bytes = copy.content(&name).unwrap();
+        bytes[..8192].fill(0);
+        copy.set_content(&name, &bytes);
+        assert_eq!(exported(&copy).0, all, "{name}");
+        let copy = disk.copy();
+        let mut bytes = copy.content(&name).unwrap();
+        bytes[8192 + 70] ^= 1;
+        copy.set_content(&name, &bytes);
+        let (found, problems) = exported(&copy);
+        let lost = all.iter().filter(|position| !found.contains(position)).count();
+        assert!(lost <= 1 && problems == 1, "{name}: {lost} lost, {problems}");
+        assert!(found.is_sorted());
+    }
+}
+
 #[test]
 fn a_truncated_or_missing_segment_is_refused() {
     let (disk, _) = journal();

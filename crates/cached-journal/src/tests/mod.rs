@@ -5,5 +5,6 @@ mod decoding;
 mod kit;
 mod opening;
 mod power_loss;
+mod reading;
 mod space;
 mod trouble;

@@ -1,6 +1,7 @@
 //! Opening, closing, marks, and the tools.
 
 use super::kit::{Kit, SEGMENT_BYTES, append, head};
+use crate::disk::Disk;
 use crate::{Head, Object, OpenError, Position, Record, Scope, tools};
 
 #[test]
@@ -66,8 +67,18 @@ fn marked_records_are_not_replayed() {
 fn a_directory_with_other_files_is_refused() {
     let kit = Kit::new(3);
     kit.disk.set_content("letters.txt", b"Dear Sir");
+    assert!(matches!(kit.open(), Err(OpenError::Foreign { file }) if file == "letters.txt"));
+}
+
+#[test]
+fn segments_without_a_superblock_are_what_is_left_of_a_journal() {
+    let kit = Kit::new(3);
+    drop(kit.open_ready());
+    kit.disk.remove("journal").unwrap();
     let Err(OpenError::Corrupt(corruption)) = kit.open() else { panic!("opened") };
-    assert_eq!(corruption.file, "letters.txt");
+    assert_eq!((corruption.file.as_str(), corruption.offset), ("journal", 0));
+    tools::discard(&kit.disk).unwrap();
+    kit.open().unwrap();
 }
 
 #[test]

@@ -162,3 +162,24 @@ fn a_replay_holds_its_segments_until_they_are_applied() {
     drop(replay);
     assert_eq!(journal.metrics().live_segments, 1);
 }
+
+#[test]
+fn records_that_matter_less_leave_room_for_the_others() {
+    let kit = Kit::new(4);
+    let journal = kit.open_ready();
+    let mut holds = Vec::new();
+    let payload = payload(1, 4096);
+    let slices: [&[u8]; 1] = [&payload];
+    let record = || Record { head: head(1), payload: &slices };
+    let leave = SEGMENT_BYTES / 2;
+    loop {
+        match journal.append_leaving(&record(), leave) {
+            Ok(appended) => holds.push(appended.hold),
+            Err(error) => break assert_eq!(error, AppendError::Full),
+        }
+        journal.step_commit();
+    }
+    assert_eq!(journal.reserve_leaving(1, 4096, leave).unwrap_err(), AppendError::Full);
+    journal.reserve_leaving(1, 4096, 0).unwrap();
+    holds.push(journal.append(&record()).unwrap().hold);
+}

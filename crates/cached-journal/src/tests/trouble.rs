@@ -1,10 +1,12 @@
 //! A disk that fails: what was not durable is given up, and the journal comes back.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::kit::{Kit, append};
+use crate::disk::Disk;
 use crate::disk::simulated::Faults;
-use crate::{AppendError, Event, NotDurable};
+use crate::{AppendError, Environment, Event, Journal, JournalConfig, NotDurable, OpenError};
 
 const ALWAYS: u64 = 1000;
 
@@ -44,6 +46,76 @@ fn a_failed_sync_fails_its_records_and_appends_until_a_new_segment_works() {
         let found: Vec<_> = replay.records().map(|record| record.unwrap().position).collect();
         assert_eq!(found, [before, after]);
     }
+}
+
+/// A commit thread that a test steps.
+fn commit_beside(journal: &Arc<Journal>) -> std::thread::JoinHandle<bool> {
+    let journal = Arc::clone(journal);
+    std::thread::spawn(move || journal.step_commit())
+}
+
+#[test]
+fn a_disk_that_does_not_answer_has_failed_and_is_not_believed_when_it_does() {
+    // The sync of a batch, and that of the header of a new segment.
+    for is_header in [false, true] {
+        let kit = Kit::new(4);
+        let journal = Arc::new(kit.open_ready());
+        let mut before = None;
+        if !is_header {
+            before = Some(append(&journal, 1, 100).unwrap());
+            assert!(journal.step_commit());
+        }
+        kit.disk.hold_syncs(true);
+        let (hung, _hold) = append(&journal, 2, 100).unwrap();
+        let committing = commit_beside(&journal);
+        kit.disk.wait_for_held_sync();
+        let (behind, _hold) = append(&journal, 3, 100).unwrap();
+        kit.clock.advance(Duration::from_millis(29_999));
+        assert!(!journal.step_watch(), "not yet too late");
+        kit.clock.advance(Duration::from_millis(1));
+        assert!(journal.step_watch());
+        assert!(!journal.step_watch(), "once");
+        assert!(matches!(kit.events.lock().last(), Some(Event::Failed { operation: "commit", .. })));
+        assert_eq!([hung, behind].map(|it| journal.outcome(it)), [Some(Err(NotDurable)); 2]);
+        assert_eq!(append(&journal, 4, 100).unwrap_err(), AppendError::Failed);
+
+        // The sync comes back, and says that all is well.
+        kit.disk.hold_syncs(false);
+        assert!(committing.join().unwrap());
+        assert_eq!([hung, behind].map(|it| journal.outcome(it)), [Some(Err(NotDurable)); 2]);
+        assert!(journal.is_failed());
+        kit.clock.advance(Duration::from_secs(5));
+        assert!(journal.step_commit());
+        assert_eq!(kit.events.lock().last(), Some(&Event::Restarted));
+        let (after, _hold) = append(&journal, 5, 100).unwrap();
+        assert!(journal.step_commit());
+        assert!(journal.is_durable(after));
+
+        drop(journal);
+        let (_journal, replay) = kit.open().unwrap();
+        let found: Vec<_> = replay.records().map(|record| record.unwrap().position).collect();
+        let expected: Vec<_> = before.iter().map(|(position, _)| *position).chain([after]).collect();
+        assert_eq!(found, expected, "although the bytes of the batch are there");
+    }
+}
+
+#[test]
+fn a_journal_whose_disk_does_not_answer_can_be_closed_and_keeps_its_lock() {
+    let kit = Kit::new(4);
+    let (commit_timeout, events) = (Duration::from_millis(50), Arc::clone(&kit.events));
+    let config = JournalConfig { commit_timeout, ..super::kit::config(4) };
+    let environment = Environment {
+        observer: Arc::new(move |event| events.lock().push(event.clone())),
+        ..Environment::new(kit.disk.clone())
+    };
+    let (journal, _) = Journal::open_in(&config, environment).unwrap();
+    // The threads' own work: the watcher finds out by itself.
+    kit.disk.hold_syncs(true);
+    let (hung, _hold) = append(&journal, 1, 100).unwrap();
+    assert_eq!(journal.wait_blocking(hung), Err(NotDurable));
+    assert_eq!(journal.shut_down(), Err(NotDurable));
+    assert!(matches!(kit.open(), Err(OpenError::Locked)), "the disk may still write");
+    kit.disk.hold_syncs(false);
 }
 
 #[test]
@@ -130,4 +202,104 @@ fn queued_records_fail_with_the_batch_before_them() {
         while journal.step_prepare() {}
     }
     assert_eq!(journal.metrics().live_segments + journal.metrics().free_segments, 6);
+}
+
+/// What is written to a file that has lost its name succeeds, and no recovery finds it.
+#[test]
+fn a_segment_that_was_removed_or_replaced_is_not_believed() {
+    for is_replaced in [false, true] {
+        let kit = Kit::new(4);
+        let journal = kit.open_ready();
+        let (before, _hold) = append(&journal, 1, 100).unwrap();
+        journal.step_commit();
+        kit.disk.remove("segment-000000").unwrap();
+        if is_replaced {
+            kit.disk.set_content("segment-000000", b"another's");
+        }
+        let (lost, hold) = append(&journal, 2, 100).unwrap();
+        journal.step_commit();
+        assert!(journal.is_durable(before));
+        assert_eq!(journal.outcome(lost), Some(Err(NotDurable)));
+        let events = kit.events.lock().clone();
+        assert!(matches!(events.last(), Some(Event::Failed { operation: "find", .. })), "{events:?}");
+        // Another segment works; the lost one is made anew once nothing needs it.
+        drop((hold, _hold));
+        kit.clock.advance(Duration::from_secs(5));
+        assert!(journal.step_commit());
+        for number in 3..9 {
+            let (position, _hold) = append(&journal, number, 15_000).unwrap();
+            while journal.step_commit() {}
+            assert!(journal.is_durable(position));
+            if number == 3 && is_replaced {
+                assert!(journal.step_prepare());
+                let content = kit.disk.content("segment-000000").unwrap();
+                assert!(content == b"another's", "what is not the journal's is not removed");
+                kit.disk.remove("segment-000000").unwrap();
+            }
+            while journal.step_prepare() {}
+        }
+        assert_eq!(journal.metrics().live_segments + journal.metrics().free_segments, 4);
+    }
+}
+
+#[test]
+fn a_disk_that_was_away_is_used_again_through_files_opened_anew() {
+    let kit = Kit::new(4);
+    let journal = kit.open_ready();
+    let (before, _hold) = append(&journal, 1, 100).unwrap();
+    journal.step_commit();
+    // Open files and the lock are of no use from here on; the names are there.
+    kit.disk.kill_process();
+    let (failed, _hold2) = append(&journal, 2, 100).unwrap();
+    journal.step_commit();
+    assert_eq!(journal.outcome(failed), Some(Err(NotDurable)));
+    kit.clock.advance(Duration::from_secs(5));
+    assert!(journal.step_commit());
+    assert_eq!(kit.events.lock().last(), Some(&Event::Restarted));
+    assert!(kit.disk.lock().is_err(), "the lock is taken again");
+    let mut positions = vec![before];
+    let mut holds = Vec::new();
+    for number in 3..8 {
+        let (position, hold) = append(&journal, number, 15_000).unwrap();
+        while journal.step_commit() {}
+        assert!(journal.is_durable(position), "{number}: {:?}", kit.events.lock());
+        positions.push(position);
+        holds.push(hold);
+    }
+    assert_eq!(journal.metrics().restarts, 1, "one restart is enough for all files");
+    drop(journal);
+    let (_journal, replay) = kit.open().unwrap();
+    let found: Vec<_> = replay.records().map(|record| record.unwrap().position).collect();
+    assert_eq!(found, positions);
+}
+
+#[test]
+fn nothing_is_written_where_the_journal_is_not() {
+    let kit = Kit::new(5);
+    let (journal, _) = kit.open().unwrap();
+    assert!(journal.step_prepare());
+    let superblock = kit.disk.content("journal").unwrap();
+    let other =
+        crate::format::superblock::Superblock { journal: 77, segment_bytes: super::kit::SEGMENT_BYTES };
+    kit.disk.set_faults(1, Faults { sync: ALWAYS, ..Faults::default() });
+    let (_, _hold) = append(&journal, 1, 100).unwrap();
+    journal.step_commit();
+    kit.disk.set_faults(1, Faults::default());
+    for content in [None, Some(other.encode()), Some(vec![1; 4096])] {
+        match content {
+            None => kit.disk.remove("journal").unwrap(),
+            Some(content) => kit.disk.set_content("journal", &content),
+        }
+        let names = kit.disk.names().unwrap();
+        kit.clock.advance(Duration::from_secs(5));
+        journal.step_commit();
+        assert!(journal.is_failed());
+        while journal.step_prepare() {}
+        assert_eq!(kit.disk.names().unwrap(), names, "neither made nor removed");
+    }
+    // It is back.
+    kit.disk.set_content("journal", &superblock);
+    kit.clock.advance(Duration::from_secs(5));
+    assert!(journal.step_commit());
+    assert!(!journal.is_failed());
 }
