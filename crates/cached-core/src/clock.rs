@@ -41,7 +41,12 @@ pub struct TickClock(AtomicU32);
 impl TickClock {
     /// Makes a clock at [`FIRST_SECOND`].
     pub fn new() -> Self {
-        TickClock(AtomicU32::new(FIRST_SECOND))
+        TickClock::starting_at(FIRST_SECOND)
+    }
+
+    /// Makes a clock at `secs`; at [`FIRST_SECOND`] if that is later.
+    pub fn starting_at(secs: u32) -> Self {
+        TickClock(AtomicU32::new(secs.max(FIRST_SECOND)))
     }
 
     /// Sets the clock to `secs`; a value in the past is ignored.
@@ -73,12 +78,19 @@ impl Clock for TickClock {
 pub struct SystemClock {
     /// The system's monotonic time when the clock was made.
     start: Duration,
+    /// The second that it then showed.
+    first: u32,
 }
 
 impl SystemClock {
-    /// Makes a clock that starts now.
+    /// Makes a clock that starts now, at [`FIRST_SECOND`].
     pub fn new() -> Self {
-        SystemClock { start: monotonic_coarse() }
+        SystemClock::starting_at(FIRST_SECOND)
+    }
+
+    /// Makes a clock that starts now, at `secs`; at [`FIRST_SECOND`] if that is later.
+    pub fn starting_at(secs: u32) -> Self {
+        SystemClock { start: monotonic_coarse(), first: secs.max(FIRST_SECOND) }
     }
 }
 
@@ -92,8 +104,8 @@ impl Clock for SystemClock {
     fn now_secs(&self) -> u32 {
         // After 136 years the clock stops at its last second.
         u32::try_from(monotonic_coarse().saturating_sub(self.start).as_secs())
-            .unwrap_or(u32::MAX - FIRST_SECOND)
-            .saturating_add(FIRST_SECOND)
+            .unwrap_or(u32::MAX)
+            .saturating_add(self.first)
     }
 }
 
@@ -186,15 +198,19 @@ mod tests {
 
     #[test]
     fn the_system_clock_counts_whole_seconds_from_its_start() {
-        let clock = SystemClock { start: monotonic_coarse().saturating_sub(Duration::from_millis(3_500)) };
+        let clock = SystemClock {
+            start: monotonic_coarse().saturating_sub(Duration::from_millis(3_500)),
+            ..SystemClock::new()
+        };
         let passed = monotonic_coarse().saturating_sub(clock.start).as_secs() as u32;
         assert!(passed >= 3);
         assert!(
             (passed..passed + 60).contains(&(clock.now_secs() - FIRST_SECOND)),
             "unless the test took a minute"
         );
-        let future = SystemClock { start: clock.start + Duration::from_secs(1000) };
+        let future = SystemClock { start: clock.start + Duration::from_secs(1000), ..SystemClock::new() };
         assert_eq!(future.now_secs(), FIRST_SECOND);
+        assert_eq!(SystemClock { start: future.start, ..SystemClock::starting_at(77) }.now_secs(), 77);
     }
 
     #[test]

@@ -12,6 +12,7 @@
 use foldhash::SharedSeed;
 use foldhash::quality::SeedableRandomState;
 use std::hash::{BuildHasher, Hasher};
+use std::sync::{Mutex, PoisonError};
 
 /// What a hash map hashes its keys with, seeded as a [`KeyHasher`] is.
 pub(crate) type SeededState = SeedableRandomState;
@@ -38,6 +39,19 @@ impl KeyHash {
     }
 }
 
+/// The table of a shared seed. It is never freed, but there is one of each, however many stores are opened.
+fn lasting_seed(seed: u64) -> &'static SharedSeed {
+    // Not from `crate::sync`: it has no state that a test of interleavings could explore.
+    static TABLES: Mutex<Vec<(u64, &SharedSeed)>> = Mutex::new(Vec::new());
+    let mut tables = TABLES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, table)) = tables.iter().find(|(of, _)| *of == seed) {
+        return table;
+    }
+    let table = Box::leak(Box::new(SharedSeed::from_u64(seed)));
+    tables.push((seed, table));
+    table
+}
+
 /// Hashes keys with one seed.
 #[derive(Clone)]
 pub(crate) struct KeyHasher {
@@ -53,6 +67,18 @@ impl KeyHasher {
             None => (random_seed(), SharedSeed::global_random()),
         };
         KeyHasher { seed, shared }
+    }
+
+    /// Makes a hasher that hashes in the same way in every process.
+    pub(crate) fn lasting(seed: u64, shared: u64) -> Self {
+        KeyHasher { seed, shared: lasting_seed(shared) }
+    }
+
+    /// A hash by which a process recognises whether it hashes as an earlier one did.
+    pub(crate) fn check(&self) -> u64 {
+        [&b"key"[..], b"a key of twenty byte", b"a key of more than thirty-two bytes, for the other way"]
+            .iter()
+            .fold(0, |sum: u64, key| sum.rotate_left(1) ^ self.hash(key).0)
     }
 
     #[inline]
@@ -101,7 +127,7 @@ impl KeyHasher {
 }
 
 /// A random seed, from the standard library's random state.
-fn random_seed() -> u64 {
+pub(crate) fn random_seed() -> u64 {
     std::collections::hash_map::RandomState::new().build_hasher().finish()
 }
 
@@ -132,5 +158,13 @@ mod tests {
         }
         assert_eq!(hasher.hash(b"the same key"), hasher.clone().hash(b"the same key"));
         assert_ne!(hasher.hash(b"the same key").0, KeyHasher::new(Some(8)).hash(b"the same key").0);
+    }
+
+    #[test]
+    fn a_shared_seed_has_one_table() {
+        let table = |shared| std::ptr::from_ref(KeyHasher::lasting(1, shared).shared);
+        assert_eq!(table(1_234_567), table(1_234_567));
+        assert_ne!(table(1_234_567), table(7_654_321));
+        assert_ne!(KeyHasher::lasting(1, 2).hash(b"a key"), KeyHasher::lasting(1, 3).hash(b"a key"));
     }
 }

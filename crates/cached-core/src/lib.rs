@@ -3,6 +3,7 @@
 //!
 //! - [`kv`]: a **byte-keyed store** with memcached's semantics. Items are packed into regions of one arena,
 //!   an index finds them, and an eviction [policy] decides which stay.
+//! - [`arbiter`]: lets both share one amount of memory.
 //! - [`object`]: an **object cache**, a [`Blocker`](blocker::Blocker) in front of another one: a file store,
 //!   a RADOS pool, a server. It keeps 4 KiB buckets of objects, and writes back or through.
 //!
@@ -18,16 +19,23 @@
 //! ```
 //!
 //! The front pages of [`kv`] and [`object`] have examples, limits and the way through the source. Common to
-//! both are [`arena`] (the memory, cut into regions), [`policy`] and [`clock`].
+//! both are [`arena`] (the memory, cut into regions), [`policy`], [`clock`], and [`insight`]: what more memory
+//! would give, and why requests miss.
 
+#[cfg(not(any(miri, shuttle)))]
+mod all_cores;
+pub mod arbiter;
 pub mod arena;
 pub mod clock;
 mod hash;
+pub mod insight;
 pub mod kv;
 pub mod object;
 pub mod policy;
 mod prefetch;
+mod stores;
 mod sync;
+mod thread_number;
 
 pub use hash::KeyHash;
 pub use prefetch::prefetch;

@@ -42,6 +42,8 @@ struct Powered {
     /// The store with a volatile cache of its own, which a power cut loses as well.
     faulty: Option<Arc<Faulty>>,
     config: ObjectCacheConfig,
+    /// Whether the cache is taken out of the path of requests as soon as it runs.
+    is_detached: bool,
     running: RefCell<Option<Running>>,
 }
 
@@ -52,7 +54,7 @@ struct Running {
 
 impl Powered {
     fn new(store: Arc<dyn Blocker>, config: ObjectCacheConfig) -> Self {
-        Self { store, faulty: None, config, running: RefCell::new(None) }
+        Self { store, faulty: None, config, is_detached: false, running: RefCell::new(None) }
     }
 
     fn volatile(faulty: Arc<Faulty>, config: ObjectCacheConfig) -> Self {
@@ -103,7 +105,11 @@ impl Harness for Powered {
             let clock = Arc::new(SystemClock);
             let (cache, work) =
                 ObjectCache::new(Arc::clone(&self.store), self.config.clone(), clock).unwrap();
-            Running { cache, background: std::thread::spawn(move || block_on(work)) }
+            let background = std::thread::spawn(move || block_on(work));
+            if self.is_detached {
+                block_on(cache.detach_cache(None)).unwrap();
+            }
+            Running { cache, background }
         });
         Arc::new(running.cache.clone())
     }
@@ -136,6 +142,15 @@ fn passes_over_memory() {
         for config in [tiny(policy), ample(policy)] {
             Powered::new(Arc::new(Memory::default()), config).passes(&options(1));
         }
+    }
+}
+
+#[test]
+fn passes_while_the_cache_is_detached() {
+    for writer in [Writer::Callers, Writer::Cache] {
+        let config = ObjectCacheConfig { writer, ..tiny(WriteMode::Back) };
+        let detached = Powered { is_detached: true, ..Powered::new(Arc::new(Memory::default()), config) };
+        detached.passes(&options(9));
     }
 }
 

@@ -1,15 +1,20 @@
-//! The bytes behind an arena or an index: a private anonymous mapping, or the heap under miri.
+//! The bytes behind an arena or an index: a private anonymous mapping, part of a file's, or the heap under
+//! miri.
 
 #[cfg(not(miri))]
 use memmap2::MmapRaw;
+#[cfg(not(miri))]
+use std::sync::Arc;
 
 /// A span of zeroed memory at a fixed address, touched lazily.
 pub(crate) struct Memory {
-    #[cfg(not(miri))]
-    map: MmapRaw,
-    #[cfg(miri)]
-    heap: (std::ptr::NonNull<u8>, std::alloc::Layout),
+    base: *mut u8,
     len: usize,
+    /// Keeps the bytes mapped.
+    #[cfg(not(miri))]
+    map: Arc<MmapRaw>,
+    #[cfg(miri)]
+    layout: std::alloc::Layout,
 }
 
 // SAFETY: the mapping is plain memory that lives as long as this value; the owners of the regions decide
@@ -27,7 +32,17 @@ impl Memory {
             // Only advice: a kernel without huge pages uses small ones, which is not an error.
             let _ = map.advise(memmap2::Advice::HugePage);
         }
-        Ok(Memory { map: MmapRaw::from(map), len })
+        Ok(Memory::part(&Arc::new(MmapRaw::from(map)), 0, len))
+    }
+
+    /// Returns `len` bytes of a mapping, from `offset` on.
+    ///
+    /// # Panics
+    /// If the mapping has fewer.
+    #[cfg(not(miri))]
+    pub(crate) fn part(map: &Arc<MmapRaw>, offset: usize, len: usize) -> Memory {
+        assert!(offset <= map.len() && len <= map.len() - offset, "a part beyond the mapping");
+        Memory { base: map.as_mut_ptr().wrapping_add(offset), len, map: map.clone() }
     }
 
     #[cfg(miri)]
@@ -37,18 +52,53 @@ impl Memory {
         // SAFETY: the layout's size is not zero.
         let base = unsafe { std::alloc::alloc_zeroed(layout) };
         let base = std::ptr::NonNull::new(base).ok_or_else(|| std::io::Error::other("out of memory"))?;
-        Ok(Memory { heap: (base, layout), len })
+        Ok(Memory { base: base.as_ptr(), len, layout })
     }
 
+    /// Keeps the system from using huge pages, of which a part cannot be returned by
+    /// [`discard`](Memory::discard). Best effort: without huge pages in the kernel there are none to keep away.
     #[cfg(not(miri))]
-    #[inline]
-    pub(crate) fn base(&self) -> *mut u8 {
-        self.map.as_mut_ptr()
+    pub(crate) fn keep_pages_small(&self) {
+        #[cfg(target_os = "linux")]
+        let _ = self.map.advise_range(memmap2::Advice::NoHugePage, self.offset(), self.len);
     }
 
     #[cfg(miri)]
+    pub(crate) fn keep_pages_small(&self) {}
+
+    /// Returns `len` bytes from `offset` on to the system; they are zero when they are used again. Both are
+    /// multiples of the page size.
+    ///
+    /// # Errors
+    /// If the system refuses: the bytes may be what they were.
+    ///
+    /// # Safety
+    /// The memory is anonymous, the range lies within it, and no thread refers to a byte of it.
+    #[cfg(not(miri))]
+    pub(crate) unsafe fn discard(&self, offset: usize, len: usize) -> std::io::Result<()> {
+        debug_assert!(offset <= self.len && len <= self.len - offset);
+        let offset = self.offset() + offset;
+        // SAFETY: as the caller promises; anonymous memory that is not needed reads as zero.
+        unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, len) }
+    }
+
+    #[cfg(miri)]
+    pub(crate) unsafe fn discard(&self, offset: usize, len: usize) -> std::io::Result<()> {
+        debug_assert!(offset <= self.len && len <= self.len - offset);
+        // SAFETY: as the caller promises.
+        unsafe { self.base.add(offset).write_bytes(0, len) };
+        Ok(())
+    }
+
+    /// Where these bytes begin in their mapping.
+    #[cfg(not(miri))]
+    fn offset(&self) -> usize {
+        self.base.addr() - self.map.as_mut_ptr().addr()
+    }
+
+    #[inline]
     pub(crate) fn base(&self) -> *mut u8 {
-        self.heap.0.as_ptr()
+        self.base
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -60,6 +110,6 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: allocated in `map` with this very layout, freed once.
-        unsafe { std::alloc::dealloc(self.heap.0.as_ptr(), self.heap.1) };
+        unsafe { std::alloc::dealloc(self.base, self.layout) };
     }
 }

@@ -7,18 +7,38 @@
 //!
 //! The content of a region is defined by its owner, not here.
 
+#![cfg_attr(any(miri, shuttle), allow(dead_code, reason = "memory files are left out of these builds"))]
+
 mod expiring;
+#[cfg(not(any(miri, shuttle)))]
+mod file;
 mod memory;
 mod pins;
 mod region;
+mod regions;
+mod shares;
+mod superblock;
 
 pub(crate) use expiring::Expired;
 use expiring::Expiring;
+#[cfg(not(any(miri, shuttle)))]
+pub use file::{ArenaFile, ArenaFileError, RestartProgress};
+#[cfg(not(any(miri, shuttle)))]
+pub(crate) use file::{HeldFile, Opened};
 pub(crate) use memory::Memory;
 pub use region::{Owner, REGION_HEADER_BYTES, RegionHeader, RegionHeaderError};
 pub(crate) use region::{Region, RegionState};
+use regions::Regions;
+use shares::FreeRegions;
+pub use shares::MemoryRange;
+pub(crate) use superblock::Superblock;
+#[cfg(all(test, not(any(miri, shuttle))))]
+pub(crate) use superblock::test_time;
+#[cfg(not(any(miri, shuttle)))]
+pub(crate) use superblock::{Identity, Notes};
 
 use crate::clock::Expiry;
+use crate::stores;
 use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering, lock};
 use lock_order::Rank;
 
@@ -88,7 +108,7 @@ pub struct Arena {
     memory: Memory,
     region_bytes: usize,
     region_shift: u32,
-    regions: Box<[Region]>,
+    regions: Regions,
     expiring: Expiring,
     /// The free regions. A leaf lock: no other is taken while it is held.
     free: Mutex<FreeRegions>,
@@ -96,13 +116,6 @@ pub struct Arena {
     /// under it.
     free_count: AtomicU32,
     next_sequence: AtomicU64,
-}
-
-struct FreeRegions {
-    ids: Vec<u32>,
-    /// Regions held per owner, and each owner's share, indexed by `Owner as usize - 1`.
-    held: [u32; 2],
-    share: [u32; 2],
 }
 
 impl std::fmt::Debug for Arena {
@@ -121,6 +134,32 @@ impl Arena {
     /// # Errors
     /// [`ArenaError`] when the sizes do not fit or the system refuses the memory.
     pub fn new(config: ArenaConfig) -> Result<Arena, ArenaError> {
+        Arena::over(config, |count, bytes| Ok((Regions::new(count)?, Memory::map(bytes, config.huge_pages)?)))
+    }
+
+    /// Cuts memory that may hold the arena of an earlier process, with the table of its regions. All regions
+    /// count as taken, until [`restore_free`](Arena::restore_free) is called.
+    ///
+    /// # Errors
+    /// As [`Arena::new`].
+    #[cfg(not(any(miri, shuttle)))]
+    pub(crate) fn in_memory_of(
+        config: ArenaConfig,
+        table: Memory,
+        memory: Memory,
+    ) -> Result<Arena, ArenaError> {
+        let arena = Arena::over(config, |count, _| Ok((Regions::over(table, count), memory)))?;
+        let mut free = lock(&arena.free);
+        free.ids.clear();
+        arena.publish_free_count(&free);
+        drop(free);
+        Ok(arena)
+    }
+
+    fn over(
+        config: ArenaConfig,
+        map: impl FnOnce(u32, usize) -> std::io::Result<(Regions, Memory)>,
+    ) -> Result<Arena, ArenaError> {
         let ArenaConfig { bytes, region_bytes, .. } = config;
         let bad = |why| ArenaError::Sizes { bytes, region_bytes, why };
         if !region_bytes.is_power_of_two() {
@@ -135,16 +174,16 @@ impl Arena {
         }
         let count = u32::try_from(count).map_err(|_| bad("too many regions"))?;
         let bytes = count as usize * region_bytes;
-        let memory =
-            Memory::map(bytes, config.huge_pages).map_err(|source| ArenaError::Map { bytes, source })?;
+        let (regions, memory) = map(count, bytes).map_err(|source| ArenaError::Map { bytes, source })?;
+        debug_assert!(memory.len() >= bytes);
         let expiring = Expiring::new(count).map_err(|source| ArenaError::Map { bytes, source })?;
         Ok(Arena {
             memory,
             expiring,
             region_bytes,
             region_shift: region_bytes.trailing_zeros(),
-            regions: (0..count).map(|_| Region::new()).collect(),
-            // Popped from the end, so that memory is touched from the bottom up.
+            regions,
+            // Taken from the back, so that memory is touched from the bottom up.
             free: Mutex::ranked(
                 FreeRegions {
                     ids: (0..count).rev().collect(),
@@ -156,6 +195,47 @@ impl Arena {
             free_count: AtomicU32::new(count.min(config.kv_regions_max)),
             next_sequence: AtomicU64::new(1),
         })
+    }
+
+    /// Keeps the system from using huge pages, so that the memory of each region can be given up.
+    pub(crate) fn keep_pages_small(&self) {
+        self.memory.keep_pages_small();
+    }
+
+    /// Counts what an earlier process has left: the regions that are free, and the age order of the others,
+    /// which is renumbered. `in_use` are all that are not free, oldest first.
+    #[cfg(not(any(miri, shuttle)))]
+    pub(crate) fn restore_free(&self, owner: Owner, in_use: &[RegionId]) {
+        for (n, id) in in_use.iter().enumerate() {
+            self.region(*id).set_sequence(n as u64 + 1);
+        }
+        self.next_sequence.store(in_use.len() as u64 + 1, Ordering::Release);
+        let mut free = lock(&self.free);
+        let is_free = |id: &u32| self.regions[*id as usize].state() == RegionState::Free;
+        free.ids = (0..self.region_count()).rev().filter(is_free).collect();
+        free.held[owner as usize - 1] = in_use.len() as u32;
+        self.publish_free_count(&free);
+    }
+
+    /// Marks a region that an earlier process had in use as free. Before
+    /// [`restore_free`](Arena::restore_free).
+    #[cfg(not(any(miri, shuttle)))]
+    pub(crate) fn restore_as_free(&self, id: RegionId) {
+        self.region(id).close();
+    }
+
+    /// The records of all regions.
+    #[cfg(not(any(miri, shuttle)))]
+    pub(crate) fn table(&self) -> &[Region] {
+        &self.regions
+    }
+
+    /// The CRC-32 of a region's allocated bytes. No other thread may write to it.
+    #[cfg(not(any(miri, shuttle)))]
+    pub(crate) fn crc_of(&self, id: RegionId) -> u32 {
+        let bytes = (self.region(id).used_bytes() as usize).min(self.region_bytes);
+        // SAFETY: the range lies inside the region, and no thread writes to it during the call.
+        crc32fast::hash(unsafe { std::slice::from_raw_parts(self.at(self.offset_of(id, 0)), bytes) })
     }
 
     /// The size of a region in bytes.
@@ -200,13 +280,11 @@ impl Arena {
     /// empty.
     pub(crate) fn take(&self, owner: Owner, keep: u32) -> Option<RegionId> {
         let mut free = lock(&self.free);
-        let slot = owner as usize - 1;
-        let available = (free.ids.len() as u32).min(free.share[slot] - free.held[slot].min(free.share[slot]));
-        if available <= keep {
+        if free.available(owner) <= keep {
             return None;
         }
-        let id = free.ids.pop()?;
-        free.held[slot] += 1;
+        let id = free.ids.pop_back()?;
+        free.held[owner as usize - 1] += 1;
         self.publish_free_count(&free);
         drop(free);
         let sequence = self.next_sequence.fetch_add(1, Ordering::AcqRel);
@@ -234,13 +312,12 @@ impl Arena {
         let owner = self.region(id).close();
         let mut free = lock(&self.free);
         free.held[owner as usize - 1] -= 1;
-        free.ids.push(id.0);
+        free.ids.push_back(id.0);
         self.publish_free_count(&free);
     }
 
     fn publish_free_count(&self, free: &FreeRegions) {
-        let kv_room = free.share[0].saturating_sub(free.held[0]);
-        self.free_count.store((free.ids.len() as u32).min(kv_room), Ordering::Relaxed);
+        self.free_count.store(free.available(Owner::Kv), Ordering::Relaxed);
     }
 
     #[inline]
@@ -319,7 +396,7 @@ impl Arena {
         let to = self.at(self.offset_of(id, 0));
         // SAFETY: the region is active and owned by the caller, entries start after the header, and
         // a region is larger than its header; no other thread writes or reads these bytes.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        unsafe { stores::copy(bytes.as_ptr(), to, bytes.len()) };
     }
 
     /// Reads and checks a region's header.

@@ -9,6 +9,7 @@
 //! *active*: a stream appends to it. *sealed*: full, in a queue. *reclaiming*: the reclaimer walks it.
 
 use super::pins::Pins;
+use crate::stores;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 /// The owner of a region.
@@ -31,8 +32,11 @@ pub(crate) enum RegionState {
     Reclaiming = 3,
 }
 
-/// The volatile record of one region, beside the arena. What writers change lies in one cache line.
-#[repr(align(64))]
+/// The record of one region, beside the arena. What writers change lies in one cache line.
+///
+/// A restart takes over what describes the content (state, bytes allocated, owner, queue, sequence, time), and
+/// counts the rest anew. Zeroed memory is the record of a free region.
+#[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct Region {
     state: AtomicU32,
@@ -40,21 +44,31 @@ pub(crate) struct Region {
     /// Low half: bytes of entries that are in use or being written. High half: writers, that is
     /// entries allocated but not published; while there are any, the region is not reclaimed.
     usage: AtomicU64,
-    /// Bytes allocated, the header included. Written by the stream that appends.
+    /// Bytes allocated, the header included. Written by the stream that appends, once the entry up to there
+    /// can be stepped over.
     used_bytes: AtomicU32,
     owner: AtomicU32,
     /// The writers whose bytes are awaited from a client, however long that takes.
     arrivals: AtomicU32,
+    /// The queue that the region is in, or will join when it is sealed.
+    queue: AtomicU32,
     /// The region's place in the age order of the queues. It rises with every region taken or requeued.
     sequence: AtomicU64,
     /// When the region was opened or requeued, clock seconds.
     opened_at: AtomicU32,
+    /// CRC-32 of the bytes allocated, from a clean end to the next start.
+    crc: AtomicU32,
 }
+
+// The layout of a file; under shuttle its atomics are larger.
+#[cfg(not(shuttle))]
+const _: () = assert!(size_of::<Region>() == 64);
 
 const WRITER: u64 = 1 << 32;
 
 impl Region {
-    pub(crate) fn new() -> Self {
+    #[cfg(shuttle)]
+    pub(super) fn new() -> Self {
         Region {
             state: AtomicU32::new(RegionState::Free as u32),
             pins: Pins::new(),
@@ -62,8 +76,10 @@ impl Region {
             used_bytes: AtomicU32::new(0),
             owner: AtomicU32::new(0),
             arrivals: AtomicU32::new(0),
+            queue: AtomicU32::new(0),
             sequence: AtomicU64::new(0),
             opened_at: AtomicU32::new(0),
+            crc: AtomicU32::new(0),
         }
     }
 
@@ -72,12 +88,15 @@ impl Region {
         self.used_bytes.store(REGION_HEADER_BYTES as u32, Ordering::Relaxed);
         self.owner.store(owner as u32, Ordering::Relaxed);
         self.sequence.store(sequence, Ordering::Release);
+        stores::done();
         self.state.store(RegionState::Active as u32, Ordering::Release);
+        stores::done();
     }
 
     /// Marks the region free. Returns its last owner.
     pub(crate) fn close(&self) -> Owner {
         self.state.store(RegionState::Free as u32, Ordering::Release);
+        stores::done();
         self.pins.reset();
         if self.owner.load(Ordering::Relaxed) == Owner::Objects as u32 { Owner::Objects } else { Owner::Kv }
     }
@@ -166,6 +185,7 @@ impl Region {
 
     pub(crate) fn set_used_bytes(&self, bytes: u32) {
         self.used_bytes.store(bytes, Ordering::Release);
+        stores::done();
     }
 
     pub(crate) fn sequence(&self) -> u64 {
@@ -189,6 +209,50 @@ impl Region {
     /// Gives the region another place in the age order.
     pub(crate) fn set_sequence(&self, sequence: u64) {
         self.sequence.store(sequence, Ordering::Release);
+        stores::done();
+    }
+
+    pub(crate) fn queue(&self) -> u32 {
+        self.queue.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_queue(&self, queue: u32) {
+        self.queue.store(queue, Ordering::Relaxed);
+        stores::done();
+    }
+
+    pub(crate) fn crc(&self) -> u32 {
+        self.crc.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_crc(&self, crc: u32) {
+        self.crc.store(crc, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_owned_by(&self, owner: Owner) -> bool {
+        self.owner.load(Ordering::Relaxed) == owner as u32
+    }
+
+    /// What a restart takes over, for a checksum.
+    pub(crate) fn kept_words(&self) -> [u64; 4] {
+        [
+            u64::from(self.state.load(Ordering::Relaxed)) | u64::from(self.used_bytes()) << 32,
+            u64::from(self.owner.load(Ordering::Relaxed)) | u64::from(self.queue()) << 32,
+            self.sequence(),
+            u64::from(self.opened_at()) | u64::from(self.crc()) << 32,
+        ]
+    }
+
+    /// Begins to take over the record of an earlier process: nothing is in use yet, and no thread waits.
+    pub(crate) fn begin_restore(&self) {
+        self.pins.reset();
+        self.usage.store(0, Ordering::Relaxed);
+        self.arrivals.store(0, Ordering::Relaxed);
+    }
+
+    /// Marks a region that an earlier process had in use as open or sealed.
+    pub(crate) fn restore(&self, state: RegionState) {
+        self.state.store(state as u32, Ordering::Release);
     }
 
     /// Bytes of entries that are garbage.

@@ -3,7 +3,11 @@
 use super::Kv;
 use super::config::{KvConfig, KvConfigError};
 use super::hook::{ChangeHook, EvictionHook};
+#[cfg(not(any(miri, shuttle)))]
+use crate::arena::ArenaFile;
+use crate::arena::MemoryRange;
 use crate::clock::Clock;
+use crate::insight::Sampling;
 use crate::policy::Policy;
 use std::sync::Arc;
 
@@ -59,6 +63,13 @@ impl KvBuilder {
     /// Sets the memory for items and for what the policy remembers of evicted ones, in bytes.
     pub fn memory_bytes(mut self, bytes: usize) -> KvBuilder {
         self.config.arena_bytes = bytes;
+        self
+    }
+
+    /// Sets the range in which an [`arbiter`](crate::arbiter) can change that memory, see
+    /// [`KvConfig::memory_range`].
+    pub fn memory_range(mut self, range: MemoryRange) -> KvBuilder {
+        self.config.memory_range = Some(range);
         self
     }
 
@@ -125,6 +136,19 @@ impl KvBuilder {
     /// aim keys at one hash bucket.
     pub fn hash_seed(mut self, seed: u64) -> KvBuilder {
         self.config.hash_seed = Some(seed);
+        self
+    }
+
+    /// Sets the sample of the keys on which to simulate other amounts of memory, see [`KvConfig::insight`].
+    pub fn insight(mut self, insight: Sampling) -> KvBuilder {
+        self.config.insight = insight;
+        self
+    }
+
+    /// Sets the file in which the memory is, which the next process takes over.
+    #[cfg(not(any(miri, shuttle)))]
+    pub fn file(mut self, file: ArenaFile) -> KvBuilder {
+        self.config.file = Some(file);
         self
     }
 

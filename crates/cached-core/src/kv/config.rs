@@ -1,8 +1,11 @@
 //! The configuration of a store, and its limits.
 
 use super::hook::{ChangeHook, EvictionHook};
-use crate::arena::ArenaError;
+use crate::arena::{ArenaError, MemoryRange};
+#[cfg(not(any(miri, shuttle)))]
+use crate::arena::{ArenaFile, ArenaFileError};
 use crate::clock::{Clock, SystemClock};
+use crate::insight::Sampling;
 use crate::policy::{Policy, S3Fifo};
 use std::sync::Arc;
 
@@ -18,8 +21,12 @@ pub struct KvConfig {
     /// Memory for items (keys, values and their headers) and for what the policy remembers of evicted
     /// ones, in bytes; at least [`ARENA_BYTES_MIN`]. The index takes about 8 bytes an item beside it.
     pub arena_bytes: usize,
+    /// The range in which an [`arbiter`](crate::arbiter) can change `arena_bytes` while the store is used;
+    /// `None`: it never changes. A store with a range evicts, under a policy that remembers what it has
+    /// evicted, and has neither a file nor huge pages.
+    pub memory_range: Option<MemoryRange>,
     /// The limit for an item, key and value together, in bytes: [`ITEM_BYTES_MIN`] to [`ITEM_BYTES_MAX`], and
-    /// at most half of `arena_bytes`.
+    /// at most half of `arena_bytes`, or of the least of `memory_range`.
     pub item_bytes_max: usize,
     /// How many threads may append at the same time without waiting for each other; at least 1.
     pub lanes: usize,
@@ -40,6 +47,16 @@ pub struct KvConfig {
     /// The seed of the key hash; `None` draws a random one, so that clients cannot aim keys at one hash
     /// bucket.
     pub hash_seed: Option<u64>,
+    /// The sample of the keys on which to simulate other amounts of memory ([`Kv::miss_ratio_curve`]). Needs a
+    /// policy that [`by_name`](crate::policy::by_name) finds by its name, and eviction; takes up to about
+    /// 6 MiB, and 96 KiB for each lane.
+    ///
+    /// [`Kv::miss_ratio_curve`]: super::Kv::miss_ratio_curve
+    pub insight: Sampling,
+    /// The file in which the memory is; it outlives the process. The [clock](KvConfig::clock) must start at
+    /// [`ArenaFile::resume_secs`] or later.
+    #[cfg(not(any(miri, shuttle)))]
+    pub file: Option<ArenaFile>,
     /// Smaller regions than the arena's size asks for, so that a test has many of them.
     #[cfg(test)]
     pub(crate) region_bytes: Option<usize>,
@@ -49,6 +66,7 @@ impl std::fmt::Debug for KvConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("KvConfig")
             .field("arena_bytes", &self.arena_bytes)
+            .field("memory_range", &self.memory_range)
             .field("item_bytes_max", &self.item_bytes_max)
             .field("lanes", &self.lanes)
             .field("cas", &self.cas)
@@ -67,6 +85,7 @@ impl Default for KvConfig {
     fn default() -> Self {
         KvConfig {
             arena_bytes: 64 << 20,
+            memory_range: None,
             item_bytes_max: 1 << 20,
             lanes: 4,
             cas: true,
@@ -77,6 +96,9 @@ impl Default for KvConfig {
             change_hook: None,
             eviction_hook: None,
             hash_seed: None,
+            insight: Sampling::Off,
+            #[cfg(not(any(miri, shuttle)))]
+            file: None,
             #[cfg(test)]
             region_bytes: None,
         }
@@ -85,6 +107,8 @@ impl Default for KvConfig {
 
 /// The smallest [`KvConfig::arena_bytes`].
 pub const ARENA_BYTES_MIN: usize = 1 << 20;
+/// The smallest least of a range: up to half of it is what the policy remembers.
+const RANGE_BYTES_MIN: u64 = 2 * ARENA_BYTES_MIN as u64;
 /// The smallest [`KvConfig::item_bytes_max`].
 pub const ITEM_BYTES_MIN: usize = 1 << 10;
 /// The largest [`KvConfig::item_bytes_max`].
@@ -98,7 +122,7 @@ pub enum KvConfigError {
     ArenaTooSmall(usize),
     /// The item limit is out of range.
     #[error(
-        "item_bytes_max is {item}; it must be between {ITEM_BYTES_MIN} and {ITEM_BYTES_MAX}, and at most half of arena_bytes ({arena})"
+        "item_bytes_max is {item}; it must be between {ITEM_BYTES_MIN} and {ITEM_BYTES_MAX}, and at most half of the memory ({arena})"
     )]
     ItemLimit {
         /// The item limit requested.
@@ -106,6 +130,9 @@ pub enum KvConfigError {
         /// The arena's size.
         arena: usize,
     },
+    /// The range of the memory cannot work.
+    #[error("memory_range: {0}")]
+    Range(&'static str),
     /// There is no lane.
     #[error("lanes must be at least 1")]
     NoLane,
@@ -115,6 +142,25 @@ pub enum KvConfigError {
     /// The system refused the index's address space.
     #[error("cannot reserve address space for the index: {0}")]
     Index(std::io::Error),
+    /// The file cannot hold the memory.
+    #[cfg(not(any(miri, shuttle)))]
+    #[error(transparent)]
+    File(#[from] ArenaFileError),
+    /// The clock is behind the one of the process before: items would live longer than they may.
+    #[error(
+        "the clock is at {clock} s, the file was left at {resume} s; start the clock at ArenaFile::resume_secs"
+    )]
+    ClockBehind {
+        /// The clock's second.
+        clock: u32,
+        /// The second at which it must start.
+        resume: u32,
+    },
+}
+
+/// A number of bytes; more than the address space has are as many as it has.
+fn bytes(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 impl KvConfig {
@@ -122,12 +168,48 @@ impl KvConfig {
         if self.arena_bytes < ARENA_BYTES_MIN {
             return Err(KvConfigError::ArenaTooSmall(self.arena_bytes));
         }
-        let (item, arena) = (self.item_bytes_max, self.arena_bytes);
+        let arena = self.arena_bytes_min();
+        let item = self.item_bytes_max;
         if !(ITEM_BYTES_MIN..=ITEM_BYTES_MAX).contains(&item) || item > arena / 2 {
             return Err(KvConfigError::ItemLimit { item, arena });
         }
         if self.lanes == 0 {
             return Err(KvConfigError::NoLane);
+        }
+        self.memory_range.as_ref().map_or(Ok(()), |range| self.check_range(range))
+    }
+
+    /// The least memory for items, in bytes.
+    pub(super) fn arena_bytes_min(&self) -> usize {
+        self.memory_range.map_or(self.arena_bytes, |range| bytes(range.bytes_min))
+    }
+
+    /// The most memory for items, in bytes.
+    pub(super) fn arena_bytes_max(&self) -> usize {
+        self.memory_range.map_or(self.arena_bytes, |range| bytes(range.bytes_max))
+    }
+
+    fn check_range(&self, range: &MemoryRange) -> Result<(), KvConfigError> {
+        let wrong = |why| Err(KvConfigError::Range(why));
+        let memory = self.arena_bytes as u64;
+        if range.bytes_min < RANGE_BYTES_MIN {
+            return wrong("its least must be at least 2 MiB");
+        }
+        if !(range.bytes_min..=range.bytes_max).contains(&memory) {
+            return wrong("arena_bytes must lie in it");
+        }
+        if range.bytes_max / MemoryRange::RATIO_MAX > range.bytes_min {
+            return wrong("its most must be at most 32 times its least");
+        }
+        if !self.evict {
+            return wrong("a store that does not evict cannot give memory up");
+        }
+        if self.huge_pages {
+            return wrong("memory in huge pages cannot be given up by regions");
+        }
+        #[cfg(not(any(miri, shuttle)))]
+        if self.file.is_some() {
+            return wrong("the memory of a file cannot be changed");
         }
         Ok(())
     }

@@ -26,6 +26,17 @@ pub enum CasError {
     Store(#[from] StoreError),
 }
 
+/// The reason why the items of a prefix were not flushed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum PrefixError {
+    /// The prefix is empty or has more than [`KEY_BYTES_MAX`](super::KEY_BYTES_MAX) bytes.
+    #[error("a prefix has 1 to 250 bytes")]
+    Length,
+    /// As many prefixes are pending as may be: their items have ended, but not all have been removed.
+    #[error("too many flushes of prefixes are pending")]
+    TooMany,
+}
+
 /// The reason why a number was not changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CountError {

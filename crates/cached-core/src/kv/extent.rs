@@ -12,6 +12,7 @@
 //! the index, and the item's list shows whether the piece is in use.
 
 use crate::KeyHash;
+use crate::stores;
 
 pub(crate) const PIECE_HEADER_BYTES: usize = 16;
 const LIST_HEADER_BYTES: usize = 8;
@@ -39,6 +40,7 @@ pub(crate) unsafe fn write_list(to: *mut u8, value_bytes: u32, pieces: impl Exac
     let put = |at: usize, value: u32| {
         // SAFETY: `at` stays below `list_bytes`, as the caller promises; unaligned write.
         unsafe { to.add(at).cast::<u32>().write_unaligned(value.to_le()) };
+        stores::done();
     };
     put(0, value_bytes);
     put(4, pieces.len() as u32);
@@ -90,6 +92,7 @@ pub(crate) unsafe fn set_piece_location(list: *mut u8, n: usize, location: u32) 
     unsafe {
         list.add(LIST_HEADER_BYTES + n * LIST_ENTRY_BYTES).cast::<u32>().write_unaligned(location.to_le());
     }
+    stores::done();
 }
 
 /// Writes the header of a piece after its shape word.
@@ -100,6 +103,7 @@ pub(crate) unsafe fn write_piece_owner(entry: *mut u8, hash: KeyHash) {
     // SAFETY: as the caller promises; unaligned writes.
     unsafe {
         entry.add(4).cast::<u64>().write_unaligned(hash.0.to_le());
+        stores::done();
         entry.add(12).cast::<u32>().write_unaligned(0);
     }
 }

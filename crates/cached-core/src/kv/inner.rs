@@ -6,12 +6,16 @@ use super::flush::FlushSchedule;
 use super::hook::{Change, ChangeHook, EvictionHook};
 use super::index::{BucketGuard, BucketLock, Index, Slot};
 use super::item::{ItemPtr, Usage, state};
+#[cfg(not(any(miri, shuttle)))]
+use super::lasting::Lasting;
 use super::lock_ranks;
 use super::log::Log;
+use super::prefixes::PrefixFlushes;
 use super::request::Miss;
 use crate::KeyHash;
 use crate::clock::{Clock, Expiry};
 use crate::hash::KeyHasher;
+use crate::insight::Insight;
 use crate::prefetch::prefetch;
 use crate::sync::{Arc, AtomicU64, Ordering};
 
@@ -22,6 +26,7 @@ pub(super) struct Inner {
     pub(super) hasher: KeyHasher,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) flush: FlushSchedule,
+    pub(super) prefixes: PrefixFlushes,
     /// Values that callers of [`get_or_insert_with`](super::Kv::get_or_insert_with) make.
     pub(super) flights: Flights,
     /// Whether items have CAS values.
@@ -32,6 +37,10 @@ pub(super) struct Inner {
     pub(super) change_hook: Option<Arc<dyn ChangeHook>>,
     pub(super) eviction_hook: Option<Arc<dyn EvictionHook>>,
     pub(super) expirations: Expirations,
+    pub(super) insight: Insight,
+    /// The file of the memory, if it is in one.
+    #[cfg(not(any(miri, shuttle)))]
+    pub(super) lasting: Option<Lasting>,
 }
 
 /// Counters of expirations: off the hot path, and on a cache line that hits do not read.
@@ -110,7 +119,12 @@ impl Inner {
 
     /// Looks a key up in its locked hash bucket, whatever the state of the item.
     #[inline(always)]
-    fn find_any<'a>(&self, bucket: &BucketGuard<'a>, hash: KeyHash, key: &[u8]) -> Option<Found<'a>> {
+    pub(super) fn find_any<'a>(
+        &self,
+        bucket: &BucketGuard<'a>,
+        hash: KeyHash,
+        key: &[u8],
+    ) -> Option<Found<'a>> {
         let (slot, (item, location)) = bucket.find_map(hash, |location| {
             let item = self.item_at(location);
             item.is_of(key).then_some((item, location))
@@ -129,7 +143,7 @@ impl Inner {
         now: u32,
     ) -> Result<Found<'a>, Miss> {
         let found = self.find_any(bucket, hash, key).ok_or(Miss::Absent)?;
-        if self.log.boundary() != 0 || found.item.expiry().is_past(now) {
+        if self.log.may_have_ended() || found.item.expiry().is_past(now) {
             self.remove_if_ended(bucket, found, now)?;
         }
         Ok(found)
@@ -147,7 +161,7 @@ impl Inner {
     ) -> Option<(BucketLock<'a>, ItemPtr, u32)> {
         let location = lock.location(slot)?;
         let item = self.item_at(location);
-        let live = item.is_of(key) && self.log.boundary() == 0 && !item.expiry().is_past(now);
+        let live = item.is_of(key) && !self.log.may_have_ended() && !item.expiry().is_past(now);
         live.then_some((lock, item, location))
     }
 
@@ -172,12 +186,49 @@ impl Inner {
             self.remove(bucket, found, Change::Flushed);
             return Err(Miss::Flushed);
         }
+        if self.is_ended_by_prefix(found.item) {
+            self.remove_flushed(bucket, found);
+            return Err(Miss::Flushed);
+        }
         if found.item.expiry().is_past(now) {
             self.count_expired(found.item);
             self.remove(bucket, found, Change::Expired);
             return Err(Miss::Expired);
         }
         Ok(())
+    }
+
+    /// Whether an item that was found in a locked hash bucket has been ended by the flush of a prefix.
+    pub(super) fn is_ended_by_prefix(&self, item: ItemPtr) -> bool {
+        self.log.owner_ended()
+            && self.prefixes.is_ended(&self.index, self.hasher.hash(item.key()), item.key())
+    }
+
+    /// Records that a key that had no item is being stored; false if it must not be. Its hash bucket is
+    /// locked.
+    #[inline]
+    #[must_use]
+    pub(super) fn note_stored(&self, hash: KeyHash, key: &[u8]) -> bool {
+        !self.log.may_have_ended() || self.note_stored_again(hash, key)
+    }
+
+    #[cold]
+    fn note_stored_again(&self, hash: KeyHash, key: &[u8]) -> bool {
+        !self.log.owner_ended() || self.prefixes.note_stored(&self.index, hash, key)
+    }
+
+    /// Removes an item that the flush of a prefix has ended.
+    pub(super) fn remove_flushed(&self, bucket: &BucketGuard<'_>, found: Found<'_>) {
+        let bytes = self.item_bytes(found.item);
+        self.prefixes.count_removed(bytes);
+        if self.log.is_flushed(found.location) {
+            return self.remove(bucket, found, Change::Flushed);
+        }
+        // Not counted among those that a flush of everything has ended.
+        self.notify(Change::Flushed, found.item.key(), found.item.cas());
+        found.item.make_dead();
+        bucket.remove(found.slot, bytes);
+        self.item_died(found.item, found.location);
     }
 
     /// Counts an item that has expired.
@@ -208,6 +259,7 @@ impl Inner {
     /// Removes an item from the index. Its entries become garbage.
     pub(super) fn remove(&self, bucket: &BucketGuard<'_>, found: Found<'_>, change: Change) {
         self.notify(change, found.item.key(), found.item.cas());
+        found.item.make_dead();
         let bytes = self.item_bytes(found.item);
         bucket.remove(found.slot, bytes);
         if change == Change::Flushed {

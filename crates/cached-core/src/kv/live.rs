@@ -5,9 +5,11 @@ use super::hook::{Change, EvictedItem, EvictionHook};
 use super::index::{BucketGuard, BucketRef};
 use super::inner::{Found, Inner};
 use super::item::{ItemPtr, Shape, state};
+use super::log::Entry;
 use super::log::owner::{EntryOwner, LiveEntry, Scanned};
 use crate::KeyHash;
 use crate::clock::Expiry;
+use crate::stores;
 use crate::sync::Ordering;
 
 /// Where the index will be asked for an entry.
@@ -61,7 +63,7 @@ impl EntryOwner for Inner {
             let slot = bucket.find(hash, |entry| entry == location)?;
             (Found { slot, item: self.item_at(location), location }, None)
         };
-        if (self.log.boundary() != 0 || found.item.shape().fields().expiry)
+        if (self.log.may_have_ended() || found.item.shape().fields().expiry)
             && self.remove_from_walk(&bucket, found, now)
         {
             return None;
@@ -97,6 +99,10 @@ impl Inner {
     fn remove_from_walk(&self, bucket: &BucketGuard<'_>, found: Found<'_>, now: u32) -> bool {
         if self.log.is_flushed(found.location) {
             self.remove(bucket, found, Change::Flushed);
+            return true;
+        }
+        if self.is_ended_by_prefix(found.item) {
+            self.remove_flushed(bucket, found);
             return true;
         }
         if found.item.expiry().is_past(now) {
@@ -150,14 +156,24 @@ impl LiveEntry for Live<'_> {
     }
 
     #[inline]
-    fn relocate(&self, location: u32) {
+    fn relocate(&self, to: Entry) {
+        let Found { slot, item, .. } = self.found;
         match self.piece {
-            None => self.found.slot.set_location(location),
-            // SAFETY: the payload is the list in which the piece was found at this position, and the lock
-            // of its hash bucket is held.
-            Some(position) => unsafe {
-                extent::set_piece_location(self.found.item.payload_ptr(), position, location);
-            },
+            None => {
+                // SAFETY: the new entry has the old one's size, and nothing refers to it yet; the lock of the
+                // item's hash bucket is held.
+                let moved = unsafe { item.copy_to(self.inner.log.ptr(to.location), to.bytes as usize) };
+                moved.make_live(item.usage());
+                slot.set_location(to.location);
+                item.make_dead();
+            }
+            Some(position) => {
+                self.inner.log.copy_entry(self.location, to);
+                stores::fence();
+                // SAFETY: the payload is the list in which the piece was found at this position, and the lock
+                // of its hash bucket is held.
+                unsafe { extent::set_piece_location(item.payload_ptr(), position, to.location) };
+            }
         }
     }
 
@@ -171,6 +187,7 @@ impl LiveEntry for Live<'_> {
             notify_eviction(&**hook, item, now);
         }
         inner.notify(Change::Evicted, item.key(), item.cas());
+        item.make_dead();
         bucket.remove(found.slot, bytes);
         if item.shape().fields().extents {
             inner.each_entry(item, found.location, |entry, bytes| {

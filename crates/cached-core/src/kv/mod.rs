@@ -7,7 +7,9 @@
 //! Choose it where values are bytes, and the memory that a cache takes must be known: keys, values and
 //! headers lie in the arena, with 16 bytes beside key and value and 8 bytes of index an item, and without
 //! size classes. Choose a cache of objects (such as `moka` or `quick_cache`) where values are Rust types that
-//! are expensive to encode. Nothing is persistent.
+//! are expensive to encode. Nothing is
+//! persistent, except that a store may have its memory in [a file](crate::arena::ArenaFile), which the next process
+//! takes over.
 //!
 //! ```
 //! use cached_core::kv::{Kv, NewValue};
@@ -40,9 +42,12 @@
 //! - Without copies, and with every option of the memcached protocols: [`Kv::read`], [`Kv::read_many`],
 //!   [`Kv::fetch`], [`Kv::store`], [`Kv::reserve`], [`Kv::delete`], [`Kv::arithmetic`]. They take the key's
 //!   [hash](Kv::hash), so that it is computed once.
+//! - Removal of many items: [`Kv::flush_all`], [`Kv::flush_prefix`].
 //! - Upkeep: [`Kv::maintain`], about once a second. A store that evicts works without it; flushed memory is
 //!   then reclaimed as it is needed.
-//! - Observation: [`Kv::stats`], and the [`hook`]s for changes and evictions.
+//! - Observation: [`Kv::stats`], and the [`hook`]s for changes and evictions. With [`KvConfig::insight`],
+//!   [`Kv::miss_ratio_curve`] predicts what other amounts of memory would give, and
+//!   [`Kv::misses_by_reason`] counts why keys were missed.
 //!
 //! # How it works
 //!
@@ -52,7 +57,7 @@
 //!
 //! In the source, read on in `ops/get.rs` and `ops/store.rs` (the operations), `inner.rs` (what they share),
 //! `item/` (the bytes of an item), `index/` (look-up), `log/` (allocation and reclaiming; `log/owner.rs` is
-//! its interface to the store) and `extent.rs` (large values). `lock_ranks.rs` has the order of the locks.
+//! its interface to the store), `extent.rs` (large values) and `prefixes/` (flushes of a prefix). `lock_ranks.rs` has the order of the locks.
 
 mod builder;
 mod config;
@@ -64,14 +69,22 @@ mod get_or_insert;
 pub mod hook;
 mod index;
 mod inner;
+mod insight;
 mod item;
 mod iter;
+#[cfg(not(any(miri, shuttle)))]
+mod lasting;
 mod live;
 mod lock_ranks;
 mod log;
 mod map;
+mod memory;
+mod memory_moves;
 mod ops;
+mod prefixes;
 mod request;
+#[cfg(not(any(miri, shuttle)))]
+mod restart;
 #[cfg(all(test, shuttle))]
 mod shuttle_tests;
 mod stats;
@@ -82,26 +95,35 @@ mod validate;
 mod view;
 
 pub use crate::policy;
+pub(crate) use log::Giving;
+
 pub use builder::KvBuilder;
 pub use config::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN, KvConfig, KvConfigError};
-pub use error::{CasError, CountError, StoreError};
+pub use error::{CasError, CountError, PrefixError, StoreError};
 pub use get_or_insert::NewValue;
 pub use item::KEY_BYTES_MAX;
 pub use iter::{Iter, Keys};
+#[cfg(not(any(miri, shuttle)))]
+pub use lasting::Restart;
 pub use ops::{READ_BATCH, Reservation, ScanCursor};
+pub use prefixes::PrefixFlushStats;
 pub use request::*;
+#[cfg(not(any(miri, shuttle)))]
+pub use restart::HandedOver;
 pub use stats::{KvLimits, KvStats};
 pub use view::{ItemView, PinnedValue};
 
 use crate::KeyHash;
-use crate::arena::{Arena, ArenaConfig, region_bytes_for};
-use crate::hash::KeyHasher;
+use crate::arena::{ArenaConfig, region_bytes_for};
+use crate::insight::Insight;
 use crate::sync::Arc;
 use flight::Flights;
 use flush::FlushSchedule;
 use index::Index;
 use inner::{Expirations, Inner};
 use log::{Log, LogConfig};
+use memory::KvMemory;
+use prefixes::PrefixFlushes;
 
 /// A handle on a store. Clones share the store; it is freed with the last of them.
 #[derive(Clone)]
@@ -114,7 +136,7 @@ impl std::fmt::Debug for Kv {
         let (_, items) = self.inner.index.stored_and_items();
         f.debug_struct("Kv")
             .field("items", &items)
-            .field("arena_bytes", &self.inner.log.arena().bytes())
+            .field("arena_bytes", &self.inner.log.present_bytes())
             .field("policy", &self.inner.log.policy().name())
             .finish_non_exhaustive()
     }
@@ -123,31 +145,55 @@ impl std::fmt::Debug for Kv {
 /// Items usually take this much or more; the policy's ghosts are as many as fits that.
 const ENTRY_BYTES_USUAL: usize = 256;
 
+/// Keys stored while a flush of their prefix is swept are marked: at most one for each `MARK_PER_BYTES` of the
+/// arena, or `MARKS_MIN` if that is more. At 40 bytes each that is a fiftieth of the arena.
+const MARK_PER_BYTES: usize = 2048;
+const MARKS_MIN: usize = 1024;
+
 impl Kv {
     /// Makes an empty store. Memory is mapped, not touched. [`Kv::with_capacity_bytes`] and [`Kv::builder`]
     /// are shorter.
     ///
     /// # Errors
     /// [`KvConfigError`] when the configuration contradicts itself or the system refuses the memory.
-    pub fn new(config: KvConfig) -> Result<Kv, KvConfigError> {
+    pub fn new(mut config: KvConfig) -> Result<Kv, KvConfigError> {
         config.check()?;
-        let mut policy = config.policy;
+        let mut policy = std::mem::replace(&mut config.policy, Box::new(policy::Lru::default()));
+        let insight = if config.evict {
+            Insight::new(policy.name(), config.arena_bytes as u64, config.lanes, config.insight)
+        } else {
+            Insight::off()
+        };
         // What the policy remembers of evicted items comes out of the same memory.
-        let policy_bytes =
-            if config.evict { policy.attach(config.arena_bytes, ENTRY_BYTES_USUAL) } else { 0 };
-        let region_bytes = region_bytes_for(config.arena_bytes);
+        let (bytes_min, bytes_max) = (config.arena_bytes_min(), config.arena_bytes_max());
+        let policy_bytes = if config.evict { policy.attach(bytes_max, ENTRY_BYTES_USUAL) } else { 0 };
+        let region_bytes = region_bytes_for(bytes_min);
         #[cfg(test)]
         let region_bytes = config.region_bytes.unwrap_or(region_bytes);
-        let regions = ((config.arena_bytes - policy_bytes) / region_bytes) as u32;
-        let arena = Arena::new(ArenaConfig {
-            bytes: regions as usize * region_bytes,
+        let regions_in = |bytes: usize| (bytes.saturating_sub(policy_bytes) / region_bytes) as u32;
+        let regions_min = regions_in(bytes_min);
+        if config.memory_range.is_some() && policy.ghost_hits().is_none() {
+            return Err(KvConfigError::Range(
+                "the policy must remember what it has evicted, as \"balanced\" does",
+            ));
+        }
+        let arena_config = ArenaConfig {
+            bytes: regions_in(bytes_max) as usize * region_bytes,
             region_bytes,
-            kv_regions_max: regions,
+            kv_regions_max: regions_in(config.arena_bytes),
             objects_regions_max: 0,
             huge_pages: config.huge_pages,
-        })?;
+        };
         // Locations have 32 bits: 4-byte granules reach 16 GiB, each doubling doubles the reach.
-        let granule_shift = (2..).find(|shift| arena.bytes() >> shift <= u32::MAX as usize).unwrap_or(2);
+        let granule_shift = (2..).find(|shift| arena_config.bytes >> shift <= u32::MAX as usize).unwrap_or(2);
+        // Without eviction the memory is divided in another way, and every entry has room for an expiry.
+        let policy_name = if config.evict { policy.name() } else { "none" };
+        let memory = KvMemory::new(arena_config, granule_shift, &mut config, policy_name)?;
+        let KvMemory { arena, superblock, hasher, .. } = memory;
+        if config.memory_range.is_some() {
+            arena.keep_pages_small();
+        }
+        let least_bytes = regions_min as usize * region_bytes;
         let entry_bytes_min = item::entry_bytes_min(config.cas).next_multiple_of(1 << granule_shift);
         let index = Index::new((arena.bytes() / entry_bytes_min) as u64).map_err(KvConfigError::Index)?;
         let log = Log::new(LogConfig {
@@ -156,17 +202,26 @@ impl Kv {
             lanes: config.lanes,
             policy,
             policy_bytes,
-            reserved_bytes_max: (arena.bytes() as u64 / 4).max(config.item_bytes_max as u64),
+            regions_min,
+            reserved_bytes_max: (least_bytes as u64 / 4).max(config.item_bytes_max as u64),
             // One value alone is always accepted.
-            reserved_regions_max: (regions / 4).max((config.item_bytes_max / region_bytes) as u32 + 2),
+            reserved_regions_max: (regions_min / 4).max((config.item_bytes_max / region_bytes) as u32 + 2),
             arena,
+            superblock: superblock.clone(),
         });
-        let inner = Inner {
+        let prefixes = PrefixFlushes::new(
+            config.lanes,
+            (bytes_max / MARK_PER_BYTES).max(MARKS_MIN) as u64,
+            &hasher.seeded_state(),
+        );
+        #[cfg_attr(any(miri, shuttle), allow(unused_mut))]
+        let mut inner = Inner {
             index,
             log,
-            hasher: KeyHasher::new(config.hash_seed),
+            hasher,
             clock: config.clock,
-            flush: FlushSchedule::new(),
+            flush: FlushSchedule::new(superblock.clone()),
+            prefixes,
             flights: Flights::new(),
             has_cas: config.cas,
             inline_bytes_max: region_bytes / 16,
@@ -174,7 +229,15 @@ impl Kv {
             change_hook: config.change_hook,
             eviction_hook: config.eviction_hook,
             expirations: Expirations::default(),
+            insight,
+            #[cfg(not(any(miri, shuttle)))]
+            lasting: None,
         };
+        #[cfg(not(any(miri, shuttle)))]
+        if let Some(file) = memory.mapped {
+            inner.index.outlast(&superblock);
+            restart::take_over(&mut inner, file, superblock);
+        }
         Ok(Kv { inner: Arc::new(inner) })
     }
 

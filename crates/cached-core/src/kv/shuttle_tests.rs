@@ -301,3 +301,41 @@ fn one_flight_per_key() {
         500,
     );
 }
+
+/// A flush of a prefix, its sweep and stores of one key: what is stored after the flush stays, and what was
+/// stored before it is never seen after it.
+#[test]
+fn a_prefix_ends_what_was_stored_before_and_nothing_else() {
+    shuttle::check_random(
+        || {
+            let kv = store();
+            kv.set(b"a:1", b"old").unwrap();
+            kv.set(b"a:2", b"old").unwrap();
+            kv.set(b"b:1", b"stays").unwrap();
+            let sweeper = {
+                let kv = kv.clone();
+                shuttle::thread::spawn(move || (0..3).for_each(|_| drop(kv.sweep_prefixes())))
+            };
+            let writer = {
+                let kv = kv.clone();
+                shuttle::thread::spawn(move || {
+                    kv.set(b"a:1", b"meanwhile").unwrap();
+                    assert_eq!(kv.get(b"b:1").as_deref(), Some(&b"stays"[..]));
+                })
+            };
+            kv.flush_prefix(b"a:").unwrap();
+            assert_ne!(kv.get(b"a:1").as_deref(), Some(&b"old"[..]));
+            assert_eq!(kv.get(b"a:2"), None);
+            kv.set(b"a:2", b"new").unwrap();
+            assert_eq!(kv.get(b"a:2").as_deref(), Some(&b"new"[..]));
+            sweeper.join().unwrap();
+            writer.join().unwrap();
+            while kv.sweep_prefixes() {}
+            assert_eq!(kv.get(b"a:2").as_deref(), Some(&b"new"[..]));
+            assert_ne!(kv.get(b"a:1").as_deref(), Some(&b"old"[..]));
+            assert_eq!(kv.get(b"b:1").as_deref(), Some(&b"stays"[..]));
+            kv.validate();
+        },
+        300,
+    );
+}

@@ -25,7 +25,7 @@ pub struct KvStats {
     pub regions_reclaimed: u64,
     /// The bytes of the index in use.
     pub index_bytes: usize,
-    /// The bytes of the arena, used or not.
+    /// The bytes of the arena, used or not; what an [`arbiter`](crate::arbiter) has moved away is not there.
     pub arena_bytes: usize,
     /// The number of free regions.
     pub regions_free: u32,
@@ -42,7 +42,7 @@ pub struct KvStats {
 /// The most memory that a store takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvLimits {
-    /// Bytes for keys, values and their headers.
+    /// Bytes for keys, values and their headers, at present where an [`arbiter`](crate::arbiter) changes them.
     pub arena_bytes: usize,
     /// Bytes of the index, if the arena were full of the smallest items, and of the table of regions.
     pub index_bytes_max: usize,
@@ -51,6 +51,8 @@ pub struct KvLimits {
     pub policy_bytes: usize,
     /// Bytes of the arena that incomplete values may take.
     pub reserved_bytes_max: u64,
+    /// Bytes that flushes of prefixes may take until they have been swept.
+    pub prefix_flush_bytes_max: usize,
 }
 
 impl Kv {
@@ -67,7 +69,7 @@ impl Kv {
         let inner = &self.inner;
         let log = inner.log.metrics();
         let mut stats = KvStats {
-            arena_bytes: inner.log.arena().bytes(),
+            arena_bytes: inner.log.present_bytes(),
             index_bytes: inner.index.bytes(),
             regions: log.regions,
             regions_free: log.regions_free,
@@ -107,10 +109,11 @@ impl Kv {
     /// ```
     pub fn limits(&self) -> KvLimits {
         KvLimits {
-            arena_bytes: self.inner.log.arena().bytes(),
+            arena_bytes: self.inner.log.present_bytes(),
             policy_bytes: self.inner.log.policy_bytes(),
             index_bytes_max: self.inner.index.bytes_max() + self.inner.log.arena().table_bytes(),
             reserved_bytes_max: self.inner.log.reserved().bytes_max(),
+            prefix_flush_bytes_max: self.inner.prefixes.bytes_max(),
         }
     }
 }

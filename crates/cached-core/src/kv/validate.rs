@@ -3,6 +3,10 @@
 use super::Kv;
 use super::extent::List;
 use super::item::KEY_BYTES_MAX;
+#[cfg(not(any(miri, shuttle)))]
+use super::restart::scan::{Kind, Scan};
+#[cfg(not(any(miri, shuttle)))]
+use crate::arena::{RegionId, RegionState};
 use crate::clock::Expiry;
 use std::collections::{HashMap, HashSet};
 
@@ -49,6 +53,35 @@ impl Kv {
             });
             assert_eq!(bytes, shard.item_bytes(), "bytes counted and found in a shard");
         }
+        #[cfg(not(any(miri, shuttle)))]
+        self.validate_marks(&locations);
         log.validate(&live, expiring);
+    }
+
+    /// Checks that exactly the items in the index are marked live, and that every region can be walked over.
+    #[cfg(not(any(miri, shuttle)))]
+    fn validate_marks(&self, locations: &HashSet<u32>) {
+        let log = &self.inner.log;
+        let mut live = 0;
+        for id in (0..log.arena().region_count()).map(RegionId) {
+            if log.arena().region(id).state() == RegionState::Free {
+                continue;
+            }
+            let mut scan = Scan::new(log, id);
+            for entry in scan.by_ref() {
+                if let Kind::Item(item) = entry.kind
+                    && item.is_live()
+                {
+                    live += 1;
+                    assert!(
+                        locations.contains(&entry.location),
+                        "a live item to which the index does not lead"
+                    );
+                }
+            }
+            assert!(scan.is_complete(), "region {} cannot be walked over", id.0);
+        }
+        let (_, items) = self.inner.index.stored_and_items();
+        assert_eq!(live, items, "live items and items in the index");
     }
 }

@@ -120,6 +120,12 @@ impl<'a> ItemView<'a> {
         self.item.last_access(self.now)
     }
 
+    /// Seconds since the item's region was opened: since about when the item was stored, or last kept by an
+    /// eviction.
+    pub(super) fn region_age_secs(&self) -> u32 {
+        self.now.saturating_sub(self.kv.log.opened_at(self.location))
+    }
+
     /// Whether the item has been read since it was stored.
     pub fn fetched(&self) -> bool {
         self.item.state() & state::FETCHED != 0

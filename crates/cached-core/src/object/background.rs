@@ -4,19 +4,29 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use blocker::clock::Sleep;
 use blocker::{Event, Scope, Subscription, Timestamp};
+use cached_journal::Position;
 use futures_util::stream::{FuturesUnordered, Stream};
 
 use super::background_queue::Task;
+use super::change_log::{ChangeLog, JournalState};
 use super::claim::{check_epochs, note_claim_event};
+use super::detach::detaching_task;
+use super::fetch_ahead::{FETCHES_MAX, serve};
 use super::flush::flush_object;
 use super::handle::Handle;
 use super::invalidate::{drop_clean, log_failure};
+use super::limited_flush::LimitedFlush;
+use super::log_space::{crowded_before, log_again};
+use super::log_trouble::lead_out;
+use super::quota_count::count;
 use super::shared::Shared;
 use super::store_pending::abandon;
-use crate::sync::Arc;
+use super::write_modes::settling_tasks;
+use crate::sync::{Arc, Ordering};
 
 /// The background work of one [`ObjectCache`](super::ObjectCache), as a future to be spawned on any executor.
 ///
@@ -32,9 +42,65 @@ pub struct Background {
     shared: Arc<Shared>,
     events: Subscription,
     flushes: FuturesUnordered<Task>,
-    flushes_max: usize,
     tasks: FuturesUnordered<Task>,
+    /// What ends changes of write modes, and what detaches the cache. Not waited for at the end.
+    settling: FuturesUnordered<Task>,
+    /// What is read ahead. Not waited for at the end.
+    fetches: FuturesUnordered<Task>,
     timer: Option<(Timestamp, Sleep)>,
+    /// What keeps the log in order. Not waited for at the end.
+    log: LogTasks,
+    /// Counts what a namespace with a quota uses. Not waited for at the end.
+    count: Option<Task>,
+}
+
+/// The time of what is not due before something else has happened.
+const NEVER: Timestamp = Timestamp(u64::MAX);
+
+/// The tasks that keep the log in order, one of each kind at a time.
+#[derive(Default)]
+struct LogTasks {
+    trouble: Option<Task>,
+    space: Option<Task>,
+}
+
+impl LogTasks {
+    /// Whether the log is in order, and no object is being logged again.
+    fn is_idle(&self, shared: &Shared) -> bool {
+        let is_ok = |log: &ChangeLog| log.events.condition.state() == JournalState::Ok;
+        self.space.is_none() && shared.log.as_ref().is_some_and(is_ok)
+    }
+
+    /// Starts what is due, and goes on with what has been started. Returns whether anything has ended.
+    fn poll(&mut self, shared: &Arc<Shared>, cx: &mut Context<'_>) -> bool {
+        let Some(log) = &shared.log else { return false };
+        log.events.register(cx.waker());
+        if log.events.condition.state() != JournalState::Ok {
+            self.trouble.get_or_insert_with(|| Box::pin(lead_out(Arc::clone(shared))));
+        } else if self.space.is_none()
+            && let Some(end) = crowded_before(log)
+            && let Some((number, node)) = first_held_up(shared, end)
+        {
+            self.space = Some(Box::pin(log_again(Arc::clone(shared), number, node)));
+        }
+        let mut has_ended = false;
+        for task in [&mut self.trouble, &mut self.space] {
+            if task.as_mut().is_some_and(|task| task.as_mut().poll(cx).is_ready()) {
+                *task = None;
+                has_ended = true;
+            }
+        }
+        has_ended
+    }
+}
+
+/// Returns the object with the oldest record before `end` of those that are not stored for the time being:
+/// the store has refused them, or their namespace is limited at the gate and has as many flushes under way as
+/// it may.
+fn first_held_up(shared: &Shared, end: Position) -> Option<(u64, u32)> {
+    let is_limited = |namespace: u16| shared.namespaces.record(namespace).limited_flushes.is_full();
+    let dirty_queue = &shared.dirty_queue;
+    dirty_queue.first_failed_held(end).or_else(|| dirty_queue.first_waiting_held(end, is_limited))
 }
 
 impl Background {
@@ -42,9 +108,12 @@ impl Background {
         Self {
             events: shared.below.subscribe(),
             flushes: FuturesUnordered::new(),
-            flushes_max: shared.config.flush_requests_max,
             tasks: FuturesUnordered::new(),
+            fetches: FuturesUnordered::new(),
+            settling: FuturesUnordered::new(),
             timer: None,
+            log: LogTasks::default(),
+            count: None,
             shared,
         }
     }
@@ -75,26 +144,87 @@ impl Background {
         }
     }
 
+    /// Returns after how long the next flush of a namespace is due: never while the namespace has as many
+    /// under way as it may, of which each ends here.
+    fn age_max(&self, namespace: u16) -> Duration {
+        let record = self.shared.namespaces.record(namespace);
+        match record.limited_flushes.is_full() {
+            true => Duration::MAX,
+            false => self.shared.live.dirty_age_max(record),
+        }
+    }
+
+    /// Begins to read ahead what has been asked for, as far as there is room.
+    fn begin_fetches(&mut self, cx: &mut Context<'_>) {
+        while self.fetches.len() < FETCHES_MAX
+            && let Some(request) = self.shared.read_ahead.next_request(cx.waker())
+        {
+            self.fetches.push(Box::pin(serve(Arc::clone(&self.shared), request)));
+        }
+    }
+
     /// Begins the flushes that are due.
     fn begin_flushes(&mut self) {
         let shared = &self.shared;
         let now = shared.clock.now();
-        let age = u64::try_from(shared.config.dirty_age_max.as_nanos()).unwrap_or(u64::MAX);
-        // Nothing can be older than the clock.
-        let since = now.0.checked_sub(age).map(Timestamp);
-        while self.flushes.len() < self.flushes_max {
-            let pressure = shared.is_under_pressure();
-            let next = shared.dirty_queue.take_next(now, since, pressure);
-            let Some((number, node)) = next else { return };
-            self.flushes.push(Box::pin(flush_object(Arc::clone(shared), number, node)));
+        let flushes_max = shared.live.flush_requests_max();
+        let crowded = shared.log.as_ref().and_then(crowded_before);
+        while self.unlimited_flushes() < flushes_max {
+            let is_memory_short = shared.is_memory_short();
+            if let Some(end) = crowded {
+                let can_begin =
+                    |namespace: u16| !shared.namespaces.record(namespace).limited_flushes.is_full();
+                shared.dirty_queue.expedite_first_held(end, can_begin);
+            }
+            let is_due = |namespace: u16, since: Timestamp| {
+                let record = shared.namespaces.record(namespace);
+                !record.limited_flushes.is_full()
+                    && (is_memory_short
+                        || now.since(since) >= shared.live.dirty_age_max(record)
+                        || shared.metrics.dirty_room.is_pressed(namespace))
+            };
+            let next = shared.dirty_queue.take_next(now, is_due);
+            let Some((number, node)) = next else { break };
+            let limited = LimitedFlush::begin(shared, shared.index.namespace_of(node));
+            let flush = flush_object(Arc::clone(shared), number, node);
+            self.flushes.push(Box::pin(async move {
+                let _limited = limited;
+                flush.await;
+            }));
         }
+        if let Some(end) = crowded
+            && self.log.is_idle(shared)
+            && first_held_up(shared, end).is_some()
+        {
+            // What has just begun is all that a namespace may have under way: the rest is logged again.
+            shared.background.wake();
+        }
+    }
+
+    /// Counts the next namespace of which that is wanted; returns whether a count has ended.
+    fn count_use(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.count.is_none()
+            && let Some((number, namespace)) = self.shared.quotas.wanted()
+        {
+            self.count = Some(Box::pin(count(Arc::clone(&self.shared), number, namespace)));
+        }
+        let has_ended = self.count.as_mut().is_some_and(|count| count.as_mut().poll(cx).is_ready());
+        if has_ended {
+            self.count = None;
+        }
+        has_ended
+    }
+
+    /// Returns the number of flushes under way of namespaces that are not limited: those of others wait for
+    /// their limits, and must keep no flush from beginning.
+    fn unlimited_flushes(&self) -> usize {
+        self.flushes.len().saturating_sub(self.shared.limited_flushes.load(Ordering::SeqCst) as usize)
     }
 
     /// Arranges to be woken when the next flush will be due; returns whether it is due now and can begin.
     fn set_timer(&mut self, cx: &mut Context<'_>) -> bool {
-        let (oldest, retry) = self.shared.dirty_queue.next_due();
-        let oldest = oldest.map(|since| since + self.shared.config.dirty_age_max);
-        let Some(due) = oldest.into_iter().chain(retry).min() else {
+        let due = self.shared.dirty_queue.next_due(|namespace| self.age_max(namespace));
+        let Some(due) = due.filter(|due| *due < NEVER) else {
             self.timer = None;
             return false;
         };
@@ -105,7 +235,7 @@ impl Background {
         if is_due {
             self.timer = None;
         }
-        is_due && self.flushes.len() < self.flushes_max
+        is_due && self.unlimited_flushes() < self.shared.live.flush_requests_max()
     }
 }
 
@@ -120,10 +250,21 @@ impl Future for Background {
             while let Poll::Ready(Some(event)) = this.events.poll_next(cx) {
                 this.handle_event(event);
             }
-            if !is_closed {
-                this.begin_flushes();
-            }
             let mut has_moved = false;
+            if !is_closed {
+                has_moved |= this.log.poll(&this.shared, cx);
+                has_moved |= this.count_use(cx);
+                this.begin_flushes();
+                this.begin_fetches(cx);
+                this.settling.extend(settling_tasks(&this.shared));
+                this.settling.extend(detaching_task(&this.shared));
+                while let Poll::Ready(Some(())) = Pin::new(&mut this.settling).poll_next(cx) {
+                    has_moved = true;
+                }
+                while let Poll::Ready(Some(())) = Pin::new(&mut this.fetches).poll_next(cx) {
+                    has_moved = true;
+                }
+            }
             while let Poll::Ready(Some(())) = Pin::new(&mut this.flushes).poll_next(cx) {
                 has_moved = true;
             }
@@ -147,12 +288,14 @@ impl Drop for Background {
         // queue.
         let shared = &self.shared;
         shared.background.end();
+        shared.attaching.end();
         for node in shared.dirty_queue.nodes() {
             if let Some(handle) = Handle::of_node(shared, node) {
                 abandon(&handle);
             }
         }
-        shared.metrics.dirty_waiters.notify();
+        shared.recovery.abandon();
+        shared.metrics.dirty_room.notify_all();
         shared.pool.waiters().notify();
         shared.node_waiters.notify();
     }

@@ -1,4 +1,4 @@
-//! The data path: each operation of the storage contract checks its limits, resolves the write mode of its
+//! The data path: each operation of the storage contract checks its limits, takes the write mode of its
 //! namespace once, and is answered at once where it can be.
 
 use std::sync::Arc;
@@ -13,12 +13,16 @@ use blocker::{
 };
 
 use super::cache::ObjectCache;
+use super::change_log::ChangeLog;
 use super::deadline::is_late;
+use super::geometry::buckets_of;
 use super::mutation::Mutation;
 use super::shared::Shared;
 use super::state::{Env, LINES_READ, Object};
 use super::write_back::{apply_at_once, is_too_large};
-use super::{copy, read, scope_ops, write_back, write_through};
+use super::write_modes::{TakenMode, read_only};
+use super::write_through::Route;
+use super::{copy, direct, read, scope_ops, write_back, write_through};
 
 impl ObjectCache {
     /// Makes a change. `end` is where it ends within the object, or the limit that it exceeds.
@@ -35,18 +39,82 @@ impl ObjectCache {
             return Reply::err(error);
         }
         let hash = shared.hash(&id);
-        let mode = shared.write_modes.of(&id.namespace);
-        let is_back = mode == WriteMode::Back && change.stamp.is_none() && !is_too_large(shared, &mutation);
-        if !is_back {
-            let shared = Arc::clone(shared);
-            return Reply::pending(write_through::change(shared, id, hash, mutation, change, call, mode));
+        if let Some(log) = &shared.log {
+            return self.journaled_change(log, id, hash, mutation, change, call);
         }
-        if change.durability == Durability::Cached
-            && let Some(answer) = apply_at_once(shared, &id, hash, &mutation, &change)
+        let is_passing = shared.read_ahead.follows_writes() && passes(shared, &id, &mutation);
+        let may_be_back = change.stamp.is_none() && !is_passing && !is_too_large(shared, &mutation);
+        if may_be_back
+            && change.durability == Durability::Cached
+            && let Some(answer) = apply_at_once(shared, &id, hash, &mutation, &change, None)
         {
-            return Reply::Ready(answer);
+            return Reply::Ready(answer.map(|applied| applied.reply));
         }
-        Reply::pending(write_back::change(Arc::clone(shared), id, hash, mutation, change, call))
+        let taken = match take_mode(shared, &id) {
+            Ok(taken) => taken,
+            Err(error) => return Reply::err(error),
+        };
+        let shared = Arc::clone(shared);
+        if taken.mode == WriteMode::Back && may_be_back {
+            return Reply::pending(write_back::change(shared, id, hash, mutation, change, call, taken));
+        }
+        let route = Route { taken, is_passing };
+        Reply::pending(write_through::change(shared, id, hash, mutation, change, call, route))
+    }
+
+    /// Makes a change in a cache that has a log.
+    fn journaled_change(
+        &self,
+        log: &ChangeLog,
+        id: ObjectId,
+        hash: u64,
+        mutation: Mutation,
+        mut change: Change,
+        call: Call,
+    ) -> Reply<ChangeReply> {
+        let shared = self.shared();
+        let (known, terms) = (log.names.get(&id.namespace), log.names.terms(&id.namespace));
+        let is_journaled = known.as_ref().map_or(terms.is_journaled, |known| known.is_journaled());
+        change.durability = change.durability.max(terms.durability);
+        let is_passing = shared.read_ahead.follows_writes() && passes(shared, &id, &mutation);
+        let is_forwarded = is_journaled && log.goes_through(&mutation);
+        let may_be_back =
+            change.stamp.is_none() && !is_passing && !is_forwarded && !is_too_large(shared, &mutation);
+        let is_at_once = change.durability == Durability::Cached
+            || is_journaled && change.durability == Durability::Journaled;
+        if may_be_back
+            && is_at_once
+            && let Some(answer) = apply_at_once(shared, &id, hash, &mutation, &change, known.as_deref())
+        {
+            let asked = change.durability;
+            return match answer {
+                Ok(applied) if asked != Durability::Cached => {
+                    Reply::pending(write_back::acknowledge_at_once(
+                        Arc::clone(shared),
+                        id,
+                        hash,
+                        applied,
+                        asked,
+                        call.deadline,
+                    ))
+                }
+                answer => Reply::Ready(answer.map(|applied| applied.reply)),
+            };
+        }
+        let taken = match take_mode(shared, &id) {
+            Ok(taken) => taken,
+            Err(error) => return Reply::err(error),
+        };
+        let shared = Arc::clone(shared);
+        if taken.mode == WriteMode::Back && may_be_back {
+            return Reply::pending(write_back::change(shared, id, hash, mutation, change, call, taken));
+        }
+        // This cache has no record of it, and the store need not have a log.
+        if change.durability == Durability::Journaled {
+            change.durability = Durability::Stored;
+        }
+        let route = Route { taken, is_passing };
+        Reply::pending(write_through::change(shared, id, hash, mutation, change, call, route))
     }
 
     /// Returns the end of a range, if both are within the limits.
@@ -57,6 +125,34 @@ impl ObjectCache {
         }
         range_end(offset, len, self.shared().config.object_bytes_max)
     }
+}
+
+/// Takes the write mode of an object's namespace, for a change that may wait.
+///
+/// # Errors
+/// `Denied` where the namespace is read-only.
+fn take_mode(shared: &Arc<Shared>, id: &ObjectId) -> Result<TakenMode> {
+    let taken = TakenMode::take(shared, &id.namespace);
+    if taken.mode == WriteMode::ReadOnly {
+        return Err(read_only(&id.namespace));
+    }
+    Ok(taken)
+}
+
+/// Takes note of a write; returns whether it goes around the cache because it is part of a long one.
+#[cold]
+fn passes(shared: &Shared, id: &ObjectId, mutation: &Mutation) -> bool {
+    let (offset, bytes) = match mutation {
+        Mutation::Write { offset, data } => (*offset, data.len_bytes() as u64),
+        Mutation::WriteFull { data } => (0, data.len_bytes() as u64),
+        _ => return false,
+    };
+    let mode = shared.namespaces.write_mode(&id.namespace);
+    if matches!(mode, WriteMode::Around | WriteMode::ReadOnly) || bytes == 0 {
+        return false;
+    }
+    let namespace = shared.namespaces.of(&id.namespace);
+    shared.read_ahead.observe_write(namespace, id, buckets_of(offset, bytes), bytes).is_passing
 }
 
 /// Checks that a change can be made over this store, and before its deadline.
@@ -102,11 +198,21 @@ impl Blocker for ObjectCache {
         if is_late(&*shared.clock, request.call) {
             return Reply::err(Error::DeadlinePassed);
         }
+        if shared.hot.is_due() {
+            let object = &request.object;
+            let namespace = object.namespace.as_bytes();
+            shared.hot.sample(|| ([namespace, b"/", object.name.as_bytes()].concat(), namespace.to_vec()));
+        }
         let hash = shared.hash(&request.object);
+        if shared.attaching.is_direct() {
+            return Reply::pending(direct::read(Arc::clone(shared), request, hash));
+        }
         let ahead = |object: &Object, env: &Env<'_>| object.prefetch(env, request.offset, LINES_READ);
-        let read = |object: &mut Object, env: &Env<'_>| object.read_at_once(env, &request, None);
-        if let Some(Some(answer)) = shared.at_once(hash, &request.object, ahead, read) {
-            shared.metrics.count_hit(hash);
+        let read = |object: &mut Object, env: &Env<'_>| {
+            Some((object.read_at_once(env, &request, None)?, env.namespace))
+        };
+        if let Some(Some((answer, namespace))) = shared.at_once(hash, &request.object, ahead, read) {
+            shared.metrics.count_hit(namespace, hash);
             return Reply::Ready(answer);
         }
         Reply::pending(read::read(Arc::clone(shared), request, hash))
@@ -185,9 +291,16 @@ impl Blocker for ObjectCache {
             };
             return self.change(to, Mutation::Touch, change, call, Ok(0));
         }
+        let mut request = request;
+        if let Some(log) = &shared.log {
+            let least = log.names.terms(&request.to.namespace).durability;
+            request.change.durability = request.change.durability.max(least);
+        }
         let hashes = (shared.hash(&request.from), shared.hash(&request.to));
-        let mode = shared.write_modes.of(&request.to.namespace);
-        Reply::pending(copy::copy(Arc::clone(shared), request, hashes, mode))
+        match take_mode(shared, &request.to) {
+            Ok(taken) => Reply::pending(copy::copy(Arc::clone(shared), request, hashes, taken)),
+            Err(error) => Reply::err(error),
+        }
     }
 
     fn info(&self, request: InfoRequest) -> Reply<Info> {
@@ -196,6 +309,9 @@ impl Blocker for ObjectCache {
             return Reply::err(Error::DeadlinePassed);
         }
         let hash = shared.hash(&request.object);
+        if shared.attaching.is_direct() {
+            return Reply::pending(direct::info(Arc::clone(shared), request, hash));
+        }
         if let Some(Some(answer)) =
             shared.at_once(hash, &request.object, |_, _| (), |object, _| object.info())
         {

@@ -8,8 +8,12 @@ use blocker::{Blocker, Clock, Namespace, SystemClock, WriteMode};
 
 use super::background::Background;
 use super::cache::ObjectCache;
+use super::change_log::{JournalOptions, OpenJournal};
 use super::config::{ConfigError, NamespaceConfig, ObjectCacheConfig, Writer};
 use super::hooks::{Hooks, NoHooks};
+use crate::arena::MemoryRange;
+use crate::insight::Sampling;
+use crate::sync::{Mutex, lock};
 
 /// Builds an [`ObjectCache`]: made by [`ObjectCache::builder`].
 ///
@@ -39,6 +43,8 @@ pub struct ObjectCacheBuilder {
     has_dirty_bytes_max: bool,
     clock: Arc<dyn Clock>,
     hooks: Arc<dyn Hooks>,
+    /// Clones share it: the first that makes a cache takes it.
+    journal: Option<(Arc<Mutex<Option<OpenJournal>>>, JournalOptions)>,
 }
 
 impl ObjectCache {
@@ -57,6 +63,7 @@ impl ObjectCacheBuilder {
             has_dirty_bytes_max: false,
             clock: Arc::new(SystemClock),
             hooks: Arc::new(NoHooks),
+            journal: None,
         }
     }
 
@@ -76,6 +83,17 @@ impl ObjectCacheBuilder {
         self
     }
 
+    /// Sets the range in which an [`arbiter`](crate::arbiter) can change that memory, see
+    /// [`ObjectCacheConfig::memory_range`]. The limit of dirty data is half of its least, unless
+    /// [`Self::dirty_bytes_max`] sets another.
+    pub fn memory_range(mut self, range: MemoryRange) -> Self {
+        self.config.memory_range = Some(range);
+        if !self.has_dirty_bytes_max {
+            self.config.dirty_bytes_max = range.bytes_min / 2;
+        }
+        self
+    }
+
     /// Sets how many objects the cache knows at once, whatever it holds of them; 65 536 without.
     pub fn objects_max(mut self, count: u32) -> Self {
         self.config.objects_count_max = count;
@@ -91,7 +109,7 @@ impl ObjectCacheBuilder {
     /// Sets how writes to one namespace are treated.
     pub fn namespace_write_mode(mut self, namespace: Namespace, mode: WriteMode) -> Self {
         self.config.namespaces.retain(|each| each.namespace != namespace);
-        self.config.namespaces.push(NamespaceConfig { namespace, write: mode });
+        self.config.namespaces.push(NamespaceConfig::new(namespace, mode));
         self
     }
 
@@ -113,6 +131,12 @@ impl ObjectCacheBuilder {
         self
     }
 
+    /// Sets the sample on which to simulate other amounts of memory, see [`ObjectCacheConfig::insight`].
+    pub fn insight(mut self, insight: Sampling) -> Self {
+        self.config.insight = insight;
+        self
+    }
+
     /// Sets which party claims epochs and stamps changes.
     pub fn writer(mut self, writer: Writer) -> Self {
         self.config.writer = writer;
@@ -131,12 +155,31 @@ impl ObjectCacheBuilder {
         self
     }
 
+    /// Logs changes in `journal`: those of namespaces that are written back, unless the configuration says
+    /// otherwise. Needs [`Writer::Cache`], and so a store with fencing.
+    ///
+    /// What an earlier process left in the journal is replayed once
+    /// [`begin_recovery`](ObjectCache::begin_recovery) has succeeded; until then operations wait.
+    ///
+    /// One cache alone can use a journal: of a builder and its clones, the first that makes a cache.
+    pub fn journal(mut self, journal: OpenJournal, options: JournalOptions) -> Self {
+        self.journal = Some((Arc::new(Mutex::new(Some(journal))), options));
+        self
+    }
+
     /// Returns the cache and its background, which must run for as long as the cache is used.
     ///
     /// # Errors
     /// The first value that cannot work, or the memory that cannot be mapped.
     pub fn build(self) -> Result<(ObjectCache, Background), ConfigError> {
-        ObjectCache::with_hooks(self.store, self.config, self.clock, self.hooks)
+        let journal = match self.journal {
+            None => None,
+            Some((journal, options)) => {
+                let taken = || ConfigError { key: "journal", why: "is used by another cache already".into() };
+                Some((lock(&journal).take().ok_or_else(taken)?, options))
+            }
+        };
+        ObjectCache::make(self.store, self.config, self.clock, self.hooks, journal)
     }
 
     /// Returns the cache, with its background spawned by `spawn` on an executor.

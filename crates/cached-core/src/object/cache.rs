@@ -1,20 +1,32 @@
 //! The cache itself: how it is made, and what it shows of its state.
 
-use std::sync::Arc;
+use std::future::Future;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-use blocker::{Blocker, Clock, Namespace, ObjectId, Result, WriteMode};
+use blocker::{Blocker, Clock, Namespace, ObjectId, Result, Timestamp, WriteMode};
 
+use super::attach_state::AttachStatus;
 use super::background::Background;
+use super::change_log::{ChangeLog, JournalHealth, JournalOptions, OpenJournal, check_without_journal};
 use super::config::{ConfigError, ObjectCacheConfig};
 use super::counters::Counters;
 use super::hooks::{Hooks, NoHooks};
 use super::index::Index;
+use super::log_waits;
 use super::losses::LostWrites;
-use super::pool::Pool;
+use super::namespace_counters::{self, NamespaceCounters};
+use super::namespace_removal::{self, DirtyData, Removed};
+use super::namespaces::Namespaces;
+use super::pool::{Pool, PoolMemory};
 use super::queue::Queues;
 use super::receive::ReceiveBuffer;
+use super::recovery::{self, RecoveryError};
+use super::recovery_state::{Recovery, RecoveryProgress};
 use super::shared::Shared;
-use super::{counters, validate};
+use super::{counters, detach, validate, write_modes};
+use crate::arena::MemoryRange;
+use crate::insight::Sampling;
 
 /// A cache of objects in front of a store. Clones are cheap, and handles of the same cache.
 ///
@@ -43,6 +55,33 @@ pub struct ObjectCache {
     inner: Arc<Inner>,
 }
 
+/// A handle that keeps neither the cache nor its store: for what shows or reports a cache.
+#[derive(Clone)]
+pub struct WeakObjectCache {
+    inner: Weak<Inner>,
+    shared: Weak<Shared>,
+}
+
+impl WeakObjectCache {
+    /// Returns the cache, as long as there is another handle of it.
+    #[must_use]
+    pub fn upgrade(&self) -> Option<ObjectCache> {
+        self.inner.upgrade().map(|inner| ObjectCache { inner })
+    }
+
+    /// Returns whether nothing of the cache is left: no handle, and no operation that keeps its store or its journal.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        self.shared.strong_count() == 0
+    }
+}
+
+impl std::fmt::Debug for WeakObjectCache {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("WeakObjectCache").finish_non_exhaustive()
+    }
+}
+
 struct Inner {
     shared: Arc<Shared>,
 }
@@ -54,6 +93,12 @@ impl Drop for Inner {
 }
 
 impl ObjectCache {
+    /// Returns a handle that keeps neither the cache nor its store.
+    #[must_use]
+    pub fn downgrade(&self) -> WeakObjectCache {
+        WeakObjectCache { inner: Arc::downgrade(&self.inner), shared: Arc::downgrade(self.shared()) }
+    }
+
     /// Returns an empty cache over `below`, and its background, which must run for as long as the cache is
     /// used.
     ///
@@ -92,20 +137,61 @@ impl ObjectCache {
         clock: Arc<dyn Clock>,
         hooks: Arc<dyn Hooks>,
     ) -> Result<(Self, Background), ConfigError> {
+        Self::make(below, config, clock, hooks, None)
+    }
+
+    /// As [`Self::with_hooks`], with a journal.
+    pub(super) fn make(
+        below: Arc<dyn Blocker>,
+        config: ObjectCacheConfig,
+        clock: Arc<dyn Clock>,
+        hooks: Arc<dyn Hooks>,
+        journal: Option<(OpenJournal, JournalOptions)>,
+    ) -> Result<(Self, Background), ConfigError> {
         config.check(&below.capabilities())?;
         let memory = |why: String| ConfigError { key: "memory_bytes_max", why };
         // What the policy remembers of evicted buckets is taken out of the memory.
-        let buckets = u32::try_from(config.memory_bytes_max / blocker::BUCKET_BYTES)
+        let bytes_max = config.memory_range.map_or(config.memory_bytes_max, |range| range.bytes_max);
+        let buckets = u32::try_from(bytes_max / blocker::BUCKET_BYTES)
             .map_err(|_| memory("must be below 16 TiB".into()))?;
         let policy = ConfigError { key: "eviction_policy", why: "is not known".into() };
-        let remembered = Queues::new(&config.eviction_policy, buckets).ok_or(policy.clone())?.policy_bytes();
-        let bytes = config.memory_bytes_max.saturating_sub(remembered as u64);
-        let pool = Pool::new(bytes, config.huge_pages).map_err(|error| memory(error.to_string()))?;
-        let queues = Queues::new(&config.eviction_policy, pool.count()).ok_or(policy)?;
+        let remembered =
+            Queues::new(&config.eviction_policy, buckets).ok_or(policy.clone())?.policy_bytes_each();
+        // Each share of the memory remembers as much.
+        let shares = 1 + config.namespaces.iter().filter(|each| each.has_own_memory()).count();
+        let without = |bytes: u64| bytes.saturating_sub((remembered * shares) as u64);
+        let pool = Pool::new(PoolMemory {
+            bytes: without(config.memory_bytes_max),
+            range: config.memory_range.map(|range| MemoryRange {
+                bytes_min: without(range.bytes_min),
+                bytes_max: without(range.bytes_max),
+            }),
+            huge_pages: config.huge_pages,
+        })
+        .map_err(|error| memory(error.to_string()))?;
+        let mut queues = Queues::new(&config.eviction_policy, pool.count_max()).ok_or(policy)?;
+        if config.insight != Sampling::Off {
+            queues = queues.with_insight(&config.eviction_policy, config.memory_bytes_max, config.insight);
+        }
         let objects =
             |error: std::io::Error| ConfigError { key: "objects_count_max", why: error.to_string() };
-        let index = Index::new(config.objects_count_max).map_err(objects)?;
-        let shared = Arc::new(Shared::new(below, config, clock, hooks, pool, queues, index));
+        let namespaces = Namespaces::new(&config);
+        let index = Index::new(config.objects_count_max, &namespaces).map_err(objects)?;
+        let (log, replay) = match journal {
+            None => {
+                check_without_journal(&config)?;
+                (None, None)
+            }
+            Some((OpenJournal { journal, replay, events, is_stepped }, options)) => {
+                let log = ChangeLog::new(journal, events, options, &config, Arc::clone(&clock))?;
+                (Some(log), Some((replay, is_stepped)))
+            }
+        };
+        let (replay, is_stepped) = replay.unzip();
+        let recovery = Recovery::new(replay, log.as_ref(), is_stepped == Some(false));
+        let shared = Arc::new(Shared::new(
+            below, config, clock, hooks, namespaces, pool, queues, index, log, recovery,
+        ));
         let background = Background::new(Arc::clone(&shared));
         Ok((Self { inner: Arc::new(Inner { shared }) }, background))
     }
@@ -125,6 +211,13 @@ impl ObjectCache {
         counters::counters(self.shared())
     }
 
+    /// Returns what each namespace has of the cache that was configured or used, up to 4 096 of them, and all
+    /// others together.
+    #[must_use]
+    pub fn namespaces(&self) -> Vec<NamespaceCounters> {
+        namespace_counters::counters(self.shared())
+    }
+
     /// Returns what has been acknowledged as *cached*, can never be stored, and has not been repaired yet.
     ///
     /// Every flush that covers any of it returns [`Error::WritesLost`](blocker::Error::WritesLost) until the
@@ -134,11 +227,41 @@ impl ObjectCache {
         self.shared().losses.all()
     }
 
+    /// Returns the age of the oldest change that is not stored yet; zero if everything is stored.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use blocker::Memory;
+    /// # use cached_core::object::ObjectCache;
+    /// let cache = ObjectCache::builder(Arc::new(Memory::default())).memory_bytes(64 << 20).start()?;
+    /// assert!(cache.dirty_age().is_zero());
+    /// # Ok::<_, cached_core::object::ConfigError>(())
+    /// ```
+    #[must_use]
+    pub fn dirty_age(&self) -> Duration {
+        let shared = self.shared();
+        let oldest = shared.dirty_queue.oldest();
+        oldest.map_or(Duration::ZERO, |since| shared.clock.now().since(since))
+    }
+
+    /// Returns the most data that may be dirty, in bytes.
+    #[must_use]
+    pub fn dirty_bytes_max(&self) -> u64 {
+        self.shared().metrics.dirty_room.dirty_max() * blocker::BUCKET_BYTES
+    }
+
+    /// Returns how long a change may be dirty before its flush begins.
+    #[must_use]
+    pub fn dirty_age_max(&self) -> Duration {
+        self.shared().config.dirty_age_max
+    }
+
     /// Sets the write mode of a namespace, for operations that begin from now on. Operations under way end in
-    /// the mode in which they began.
+    /// the mode in which they began, and what was written back is stored in the background;
+    /// [`change_write_mode`](Self::change_write_mode) waits for that.
     ///
     /// # Errors
-    /// [`Error::OutOfSpace`](blocker::Error::OutOfSpace) once 65 536 namespaces have a mode of their own.
+    /// [`Error::OutOfSpace`](blocker::Error::OutOfSpace) once 4 096 namespaces have been used or configured.
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -150,7 +273,139 @@ impl ObjectCache {
     /// # Ok::<_, Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_write_mode(&self, namespace: Namespace, mode: WriteMode) -> Result<(), blocker::Error> {
-        self.shared().write_modes.set(namespace, mode)
+        write_modes::set(self.shared(), &namespace, mode)?;
+        write_modes::settle_in_background(self.shared());
+        Ok(())
+    }
+
+    /// Sets the write mode of a namespace, and returns a future that is ready when nothing of an earlier mode is
+    /// left: every change that began in it has ended, and what was written back is stored.
+    ///
+    /// The mode is in force when this returns, for changes that begin from now on. If the future fails or is
+    /// dropped, it stays in force; what is left is tried again in the background until it is stored, and a
+    /// further call waits for it again.
+    ///
+    /// # Errors
+    /// [`Error::NotStored`](blocker::Error::NotStored) if the deadline passes before,
+    /// [`Error::OutOfSpace`](blocker::Error::OutOfSpace) as [`set_write_mode`](Self::set_write_mode), and those of a
+    /// flush of the namespace.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use blocker::Memory;
+    /// use blocker::{Namespace, WriteMode};
+    /// # use blocker::executor::block_on;
+    /// # use cached_core::object::ObjectCache;
+    /// # let cache = ObjectCache::builder(Arc::new(Memory::default())).memory_bytes(64 << 20).start()?;
+    /// let volume = Namespace::new("volume")?;
+    /// block_on(cache.change_write_mode(volume.clone(), WriteMode::Back, None))?;
+    /// // When this returns, the store has all that was written back.
+    /// block_on(cache.change_write_mode(volume, WriteMode::ReadOnly, None))?;
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn change_write_mode(
+        &self,
+        namespace: Namespace,
+        mode: WriteMode,
+        deadline: Option<Timestamp>,
+    ) -> impl Future<Output = Result<()>> + Send + use<> {
+        let set = write_modes::set(self.shared(), &namespace, mode);
+        let shared = Arc::clone(self.shared());
+        async move {
+            let number = set?;
+            let settled = write_modes::settle(&shared, number, deadline).await;
+            if settled.is_err() {
+                write_modes::settle_in_background(&shared);
+            }
+            settled
+        }
+    }
+
+    /// Takes the cache out of the path of requests, which go on without failing for it: everything is stored,
+    /// what is cached is dropped, and requests go to the store; returns when that is done. A cache that is
+    /// detached stays so until [`attach_cache`](Self::attach_cache) is called.
+    ///
+    /// While it is detached, reads go straight to the store; changes go around the cache in every namespace that
+    /// is not read-only, with the same stamps, conditions, quotas and rates. What other clients change in the
+    /// store is seen at once. With a journal, there is nothing to replay when this returns.
+    ///
+    /// The work begins with the call and is done in the background; a further call waits for the same. If the
+    /// store is away, the cache stays attached as it is until the store has taken what is dirty.
+    ///
+    /// # Cancel safety
+    /// Dropped, it is not waited for any longer; the cache is detached all the same.
+    ///
+    /// # Errors
+    /// [`Error::NotStored`](blocker::Error::NotStored) if the deadline passes before, with the state and why;
+    /// [`Error::Retryable`](blocker::Error::Retryable) if the cache is attached again meanwhile;
+    /// [`Error::Unsupported`](blocker::Error::Unsupported) if its background has ended.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use blocker::{BlockerExt, Memory, ObjectId};
+    /// # use blocker::executor::block_on;
+    /// # use cached_core::object::{AttachState, ObjectCache};
+    /// # let cache = ObjectCache::builder(Arc::new(Memory::default())).memory_bytes(64 << 20).start()?;
+    /// # let disk: ObjectId = "vm/disk.0".parse()?;
+    /// block_on(cache.detach_cache(None))?;
+    /// assert_eq!(cache.attach_status().state, AttachState::Detached);
+    /// block_on(cache.put(&disk, b"straight to the store"))?;
+    /// block_on(cache.attach_cache(None))?;
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn detach_cache(
+        &self,
+        deadline: Option<Timestamp>,
+    ) -> impl Future<Output = Result<()>> + Send + use<> {
+        let shared = Arc::clone(self.shared());
+        let turn = detach::begin(&shared);
+        async move { detach::finish(&shared, turn, deadline).await }
+    }
+
+    /// Puts the cache back into the path of requests: what it knew is dropped, and the write modes that were set
+    /// are in force again. Returns when nothing is left of the changes that went around it. Also ends a
+    /// [`detach_cache`](Self::detach_cache) that is under way. Of a cache that is attached nothing changes.
+    ///
+    /// # Errors
+    /// [`Error::NotStored`](blocker::Error::NotStored) if the deadline passes while changes that began before are
+    /// under way: the cache is attached all the same; [`Error::Retryable`](blocker::Error::Retryable) if too many
+    /// requests wait for memory: then nothing has changed.
+    pub fn attach_cache(
+        &self,
+        deadline: Option<Timestamp>,
+    ) -> impl Future<Output = Result<()>> + Send + use<> {
+        let shared = Arc::clone(self.shared());
+        async move { detach::attach(&shared, deadline).await }
+    }
+
+    /// Returns whether the cache is in the path of requests.
+    #[must_use]
+    pub fn attach_status(&self) -> AttachStatus {
+        self.shared().attaching.status()
+    }
+
+    /// Drops what the cache has of a namespace, and the write mode and settings that were set for it: it is treated
+    /// as one that has never been used, until it is used again. Returns what was dropped. What the store has stays.
+    ///
+    /// `dirty_data` states what becomes of data that are not stored; they are dropped only with
+    /// [`DirtyData::Discard`]. Then the namespace is read-only until that is done, a change that overlaps the
+    /// removal may be dropped as well, and one that begins after it is kept. The store need not be there for it,
+    /// unless a change is on its way to it.
+    ///
+    /// # Errors
+    /// [`Error::Missing`](blocker::Error::Missing) if it has not been used;
+    /// [`Error::Denied`](blocker::Error::Denied) if it has dirty data and they are to be refused: then nothing has
+    /// changed; [`Error::NotStored`](blocker::Error::NotStored) if the deadline passes before all is stored, and
+    /// [`Error::Retryable`](blocker::Error::Retryable) if it was written to meanwhile: its data are still here
+    /// then; those of a flush.
+    pub fn remove_namespace(
+        &self,
+        namespace: Namespace,
+        dirty_data: DirtyData,
+        deadline: Option<Timestamp>,
+    ) -> impl Future<Output = Result<Removed>> + Send + use<> {
+        let shared = Arc::clone(self.shared());
+        async move { namespace_removal::remove(&shared, &namespace, dirty_data, deadline).await }
     }
 
     /// Returns memory of the cache for `len_bytes` that are to be written at `offset` of `object`.
@@ -160,6 +415,44 @@ impl ObjectCache {
     #[must_use]
     pub fn receive_buffer(&self, object: &ObjectId, offset: u64, len_bytes: usize) -> Option<ReceiveBuffer> {
         ReceiveBuffer::new(self.shared(), object, offset, len_bytes)
+    }
+
+    /// Closes the cache's journal, if it has one: at the end, after a [flush](Blocker::flush) of everything.
+    /// If everything is stored, a restart has nothing to replay. If objects could not be recovered
+    /// ([`RecoveryProgress::objects_failed`]), the journal keeps its records: the next start finds the damage
+    /// again. Changes that come later are not logged.
+    ///
+    /// # Errors
+    /// [`Error::NotStored`](blocker::Error::NotStored) if what is in the journal is not durable, because its
+    /// disk has failed.
+    pub async fn close_journal(&self) -> Result<()> {
+        log_waits::close(self.shared()).await
+    }
+
+    /// Returns the state of the cache's journal, if it has one.
+    #[must_use]
+    pub fn journal_health(&self) -> Option<JournalHealth> {
+        self.shared().log.as_ref().map(|log| log.events.condition.health())
+    }
+
+    /// Begins to recover what an earlier process logged: claims the namespaces of its changes. Without a
+    /// journal, or if that is empty, there is nothing to do.
+    ///
+    /// Call it before the cache is used: until it has succeeded, operations wait. After it, the background
+    /// makes the changes again, those of an object that is asked for first. It may be called again after an
+    /// error.
+    ///
+    /// # Errors
+    /// If another writer has taken over a namespace since, if the journal cannot be read, and if the store
+    /// does not answer.
+    pub async fn begin_recovery(&self) -> Result<(), RecoveryError> {
+        recovery::begin(self.shared()).await
+    }
+
+    /// Returns how far the recovery is.
+    #[must_use]
+    pub fn recovery(&self) -> RecoveryProgress {
+        self.shared().recovery.progress()
     }
 
     /// Checks every invariant of the cache. Operations may wait for the store meanwhile; none may be inside

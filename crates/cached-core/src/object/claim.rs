@@ -6,9 +6,11 @@
 
 use blocker::{ClaimRequest, Epoch, Error, Event, Namespace, ObjectId, Result, Scope, Stamp};
 
+use super::change_log::JournalState;
 use super::config::Writer;
 use super::epochs::{NAMESPACES_MAX, Own};
 use super::invalidate::{drop_clean, log_failure};
+use super::log_waits;
 use super::shared::Shared;
 use super::wait_queue::Permits;
 use crate::sync::Arc;
@@ -36,6 +38,9 @@ pub(crate) async fn own_stamp(shared: &Arc<Shared>, namespace: &Namespace) -> Re
         return Ok(None);
     }
     let epoch = own_epoch(shared, namespace).await?;
+    if shared.log.as_ref().is_some_and(|log| log.events.condition.state() != JournalState::Ok) {
+        shared.epochs.note_unlogged();
+    }
     Ok(Some(shared.epochs.next_stamp(epoch)))
 }
 
@@ -77,8 +82,13 @@ async fn claim_first(shared: &Arc<Shared>, namespace: &Namespace) -> Result<Epoc
             tracing::error!(%namespace, %in_force, "the highest possible epoch is in force: nothing can be changed");
             return Err(Error::Fenced { epoch: in_force });
         }
+        // Before the claim: a recovery learns by it which epochs are its own.
+        log_waits::note_epoch(shared, namespace, epoch.0).await?;
         match claim_below(shared, &scope, epoch).await {
             Ok(()) => {
+                if let Some(log) = &shared.log {
+                    log.names.claimed(namespace, epoch.0);
+                }
                 drop_clean(shared, &scope).await?;
                 shared.epochs.set(namespace, Own::Held(epoch));
                 return Ok(epoch);
@@ -100,6 +110,12 @@ async fn claim_again(shared: &Arc<Shared>, namespace: &Namespace, epoch: Epoch) 
             shared.epochs.set(namespace, Own::Held(epoch));
             Ok(epoch)
         }
+        Err(Error::Fenced { epoch: newer }) if shared.epochs.renewed(namespace) == Some(newer) => {
+            // Our own claim, of which the answer was lost.
+            claim_below(shared, &scope, newer).await?;
+            hold_renewed(shared, namespace, newer);
+            Ok(newer)
+        }
         Err(Error::Fenced { epoch: newer }) => {
             shared.epochs.set(namespace, Own::Deposed(newer));
             tracing::error!(
@@ -115,6 +131,50 @@ async fn claim_again(shared: &Arc<Shared>, namespace: &Namespace, epoch: Epoch) 
         }
         Err(error) => Err(error),
     }
+}
+
+/// Claims every namespace anew of which the log has records: a recovery finds by it that they are void. A
+/// claim whose answer was lost is made once more.
+///
+/// # Errors
+/// The store's; then some are claimed, and the next call claims the others.
+pub(crate) async fn claim_anew(shared: &Arc<Shared>) -> Result<()> {
+    for namespace in shared.epochs.claimed() {
+        if !log_waits::has_records(shared, &namespace) && !shared.epochs.is_renewing(&namespace) {
+            continue;
+        }
+        let _alone = Permits::acquire(&shared.epochs.claiming).await?;
+        let Some(Own::Held(epoch) | Own::Unconfirmed(epoch)) = shared.epochs.get(&namespace) else {
+            continue;
+        };
+        // The very next one: a higher one could pass over another writer's claim.
+        let newer = Epoch(epoch.0.saturating_add(1));
+        shared.epochs.renew(&namespace, newer);
+        match claim_below(shared, &Scope::Namespace(namespace.clone()), newer).await {
+            Ok(()) => hold_renewed(shared, &namespace, newer),
+            // Another writer has taken over.
+            Err(Error::Fenced { .. }) => match claim_again(shared, &namespace, epoch).await {
+                Ok(_) | Err(Error::Fenced { .. }) => (),
+                Err(error) => return Err(error),
+            },
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Notes that a namespace that this cache held is held with a new epoch.
+fn hold_renewed(shared: &Shared, namespace: &Namespace, epoch: Epoch) {
+    if let Some(log) = &shared.log {
+        log.names.claimed(namespace, epoch.0);
+        // Only while nothing is logged, and all that was is stored.
+        if log.events.condition.state() == JournalState::Draining
+            && let Some(known) = log.names.get(namespace)
+        {
+            known.note_mark(log.last_position());
+        }
+    }
+    shared.epochs.set(namespace, Own::Held(epoch));
 }
 
 async fn claim_below(shared: &Shared, scope: &Scope, epoch: Epoch) -> Result<()> {

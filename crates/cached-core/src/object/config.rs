@@ -2,8 +2,13 @@
 
 use std::time::Duration;
 
-use blocker::{BUCKET_BYTES, Capabilities, Namespace, OBJECT_BYTES_MAX_DEFAULT, WriteMode};
+use blocker::{BUCKET_BYTES, Capabilities, Durability, Namespace, OBJECT_BYTES_MAX_DEFAULT, WriteMode};
 
+use super::gate::StoreTerms;
+use super::namespace_numbers::NAMESPACES_MAX;
+use super::share::MEMORY_SHARES_MAX;
+use crate::arena::MemoryRange;
+use crate::insight::Sampling;
 use crate::policy;
 
 /// The largest object, in bytes, that a cache can be configured for: a bucket's place in its object is a
@@ -29,6 +34,84 @@ pub struct NamespaceConfig {
     pub namespace: Namespace,
     /// How writes to it are treated.
     pub write: WriteMode,
+    /// Whether its changes are logged. `None`: if it is written back at the start, and the cache has a
+    /// journal.
+    pub journal: Option<bool>,
+    /// The least durability of an acknowledgement, *cached* or *journaled*.
+    pub durability: Durability,
+    /// Its own part of [`ObjectCacheConfig::dirty_bytes_max`], in bytes: it takes no other room for dirty
+    /// data, and no other namespace takes this. `None`: it shares what is left with the others.
+    pub dirty_bytes_max: Option<u64>,
+    /// How long a change to it may wait until its flush begins. `None`: as
+    /// [`ObjectCacheConfig::dirty_age_max`].
+    pub dirty_age_max: Option<Duration>,
+    /// What it may have of the store, and what it is sure to get.
+    pub store: StoreTerms,
+    /// The most bytes that its objects may have together, by their sizes; `None`: no quota. A change that
+    /// would exceed it is refused with [`OutOfSpace`](blocker::Error::OutOfSpace) before it is acknowledged.
+    ///
+    /// What is used is counted by listing the namespace once, in the background, and by every change of a
+    /// size that goes through this cache. Changes that other writers make are found at the next count: after
+    /// a change of the quota, at the start, and after a refusal, at most once a minute. Until the first count
+    /// has ended, only what it has seen so far is compared.
+    pub quota_bytes_max: Option<u64>,
+    /// Memory that other namespaces cannot take from it as long as it uses it, in bytes. With this or one of
+    /// the next two it has a share of the memory of its own, of which there can be [`MEMORY_SHARES_MAX`].
+    /// `None`: 0.
+    pub memory_bytes_min: Option<u64>,
+    /// The most memory that it has, in bytes; exceeded by what the requests under way take, and by dirty
+    /// data. `None`: all.
+    pub memory_bytes_max: Option<u64>,
+    /// How much a miss of it counts beside a miss of the others, 1 to [`MEMORY_WEIGHT_MAX`], when memory goes
+    /// to where it gains most. `None`: 1.
+    pub memory_weight: Option<u32>,
+    /// How far ahead is read, in bytes. `None`: as [`ObjectCacheConfig::read_ahead_bytes_max`].
+    pub read_ahead_bytes_max: Option<u64>,
+    /// From how many bytes on reads in order bypass the cache. `None`: as
+    /// [`ObjectCacheConfig::bypass_read_bytes_min`].
+    pub bypass_read_bytes_min: Option<u64>,
+    /// From how many bytes on writes in order bypass the cache. `None`: as
+    /// [`ObjectCacheConfig::bypass_write_bytes_min`].
+    pub bypass_write_bytes_min: Option<u64>,
+}
+
+/// The largest [`NamespaceConfig::memory_weight`].
+pub const MEMORY_WEIGHT_MAX: u32 = 1000;
+
+impl NamespaceConfig {
+    /// Returns the configuration of a namespace with a write mode of its own, and nothing else.
+    #[must_use]
+    pub fn new(namespace: Namespace, write: WriteMode) -> Self {
+        Self {
+            namespace,
+            write,
+            journal: None,
+            durability: Durability::Cached,
+            dirty_bytes_max: None,
+            dirty_age_max: None,
+            store: StoreTerms::default(),
+            quota_bytes_max: None,
+            memory_bytes_min: None,
+            memory_bytes_max: None,
+            memory_weight: None,
+            read_ahead_bytes_max: None,
+            bypass_read_bytes_min: None,
+            bypass_write_bytes_min: None,
+        }
+    }
+
+    /// Returns whether it has a share of the memory of its own.
+    pub(crate) fn has_own_memory(&self) -> bool {
+        self.memory_bytes_min.is_some() || self.memory_bytes_max.is_some() || self.memory_weight.is_some()
+    }
+
+    /// Returns whether it is limited in anything apart from other namespaces.
+    pub(crate) fn has_own_limits(&self) -> bool {
+        self.dirty_bytes_max.is_some()
+            || self.dirty_age_max.is_some()
+            || self.store != StoreTerms::default()
+            || self.quota_bytes_max.is_some()
+    }
 }
 
 /// The configuration of an [`super::ObjectCache`]. All sizes are in bytes.
@@ -37,6 +120,10 @@ pub struct ObjectCacheConfig {
     /// Memory for buckets in bytes, touched as it is used. Whole regions of up to 1 MiB; at least four of
     /// them.
     pub memory_bytes_max: u64,
+    /// The range in which an [`arbiter`](crate::arbiter) can change `memory_bytes_max` while the cache is used;
+    /// `None`: it never changes. What must always have room is sized by its least: dirty data, what is received, the
+    /// namespaces' minima. Needs a policy that remembers what it has evicted, and no huge pages.
+    pub memory_range: Option<MemoryRange>,
     /// How many objects can be known at once, whatever they hold; 2 (a copy needs two) to 2^31. Each takes
     /// about 340 bytes.
     pub objects_count_max: u32,
@@ -60,6 +147,18 @@ pub struct ObjectCacheConfig {
     pub flush_timeout: Duration,
     /// The most reads of the store that are under way at once.
     pub load_requests_max: usize,
+    /// How far ahead of a client that reads in order the store is read, in bytes; at most an eighth of the
+    /// memory. 0: not at all.
+    pub read_ahead_bytes_max: u64,
+    /// Nothing is read ahead while at least half of the store's last answers took less than this: over a fast
+    /// store it costs more than it saves. 0: whatever they take.
+    pub read_ahead_latency_min: Duration,
+    /// Reads that have gone on in order for this many bytes, or a single one of as many, are served and not
+    /// kept. 0: all are kept.
+    pub bypass_read_bytes_min: u64,
+    /// Writes that have gone on in order for this many bytes, or a single one of as many, go around the cache,
+    /// whatever the write mode. 0: none does.
+    pub bypass_write_bytes_min: u64,
     /// A failed flush is tried again after this long, doubled each time …
     pub retry_delay_min: Duration,
     /// … up to this long.
@@ -68,12 +167,21 @@ pub struct ObjectCacheConfig {
     pub eviction_policy: String,
     /// How writes to namespaces that are not named in `namespaces` are treated.
     pub write: WriteMode,
-    /// Namespaces with a write mode of their own.
+    /// Whether changes are logged in namespaces that are not named in `namespaces`. `None`: if they are
+    /// written back at the start, and the cache has a journal.
+    pub journal: Option<bool>,
+    /// The least durability of an acknowledgement in namespaces that are not named in `namespaces`, *cached*
+    /// or *journaled*.
+    pub durability: Durability,
+    /// Namespaces with terms of their own.
     pub namespaces: Vec<NamespaceConfig>,
     /// Which party is the writer of the changes.
     pub writer: Writer,
     /// Ask the kernel for huge pages for the buckets, as advice; for the index it is asked in any case.
     pub huge_pages: bool,
+    /// The sample of the buckets on which to simulate other amounts of memory
+    /// ([`ObjectCache::miss_ratio_curve`](super::ObjectCache::miss_ratio_curve)); takes up to about 6 MiB.
+    pub insight: Sampling,
     /// The seed of the hash of names and of versions, for tests that replay a run. `None` draws it, which a
     /// cache of real data needs: its versions must be new after every start.
     pub hash_seed: Option<u64>,
@@ -83,6 +191,7 @@ impl Default for ObjectCacheConfig {
     fn default() -> Self {
         Self {
             memory_bytes_max: 256 << 20,
+            memory_range: None,
             objects_count_max: 64 * 1024,
             object_bytes_max: OBJECT_BYTES_MAX_DEFAULT,
             dirty_bytes_max: 128 << 20,
@@ -91,13 +200,20 @@ impl Default for ObjectCacheConfig {
             flush_gap_bytes_max: 64 << 10,
             flush_timeout: Duration::from_secs(60),
             load_requests_max: 256,
+            read_ahead_bytes_max: 1 << 20,
+            read_ahead_latency_min: Duration::from_micros(200),
+            bypass_read_bytes_min: 0,
+            bypass_write_bytes_min: 0,
             retry_delay_min: Duration::from_millis(50),
             retry_delay_max: Duration::from_secs(5),
             eviction_policy: policy::NAMES[0].into(),
             write: WriteMode::Through,
+            journal: None,
+            durability: Durability::Cached,
             namespaces: Vec::new(),
             writer: Writer::Callers,
             huge_pages: false,
+            insight: Sampling::Off,
             hash_seed: None,
         }
     }
@@ -123,6 +239,7 @@ impl ObjectCacheConfig {
         if self.memory_bytes_max < MEMORY_BYTES_MIN {
             return wrong("memory_bytes_max", format!("must be at least {MEMORY_BYTES_MIN}"));
         }
+        self.check_memory_range()?;
         if self.objects_count_max < 2 || self.objects_count_max > 1 << 31 {
             return wrong("objects_count_max", "must be between 2, for a copy, and 2147483648".into());
         }
@@ -137,13 +254,16 @@ impl ObjectCacheConfig {
             let why = format!("the store takes objects of up to {} bytes", below.object_bytes_max);
             return wrong("object_bytes_max", why);
         }
-        if self.dirty_bytes_max < BUCKET_BYTES || self.dirty_bytes_max > self.memory_bytes_max / 4 * 3 {
-            let most = self.memory_bytes_max / 4 * 3;
+        let most = self.memory_bytes_min() / 4 * 3;
+        if self.dirty_bytes_max < BUCKET_BYTES || self.dirty_bytes_max > most {
+            let of = self.name_of_least();
             return wrong(
                 "dirty_bytes_max",
-                format!("must be between {BUCKET_BYTES} and {most}, three quarters of memory_bytes_max"),
+                format!("must be between {BUCKET_BYTES} and {most}, three quarters of {of}"),
             );
         }
+        self.check_namespaces()?;
+        self.check_memory_shares()?;
         if self.flush_requests_max == 0 {
             return wrong("flush_requests_max", "must be at least 1".into());
         }
@@ -161,6 +281,122 @@ impl ObjectCacheConfig {
         }
         if self.writer == Writer::Cache && !below.fencing {
             return wrong("writer", "the store below refuses no one: it has no fencing".into());
+        }
+        Ok(())
+    }
+
+    /// Returns the least memory that the cache has, in bytes.
+    pub(crate) fn memory_bytes_min(&self) -> u64 {
+        self.memory_range.map_or(self.memory_bytes_max, |range| range.bytes_min)
+    }
+
+    fn name_of_least(&self) -> &'static str {
+        if self.memory_range.is_some() { "the least memory of the cache" } else { "memory_bytes_max" }
+    }
+
+    /// Checks the range in which the memory can change.
+    fn check_memory_range(&self) -> Result<(), ConfigError> {
+        let Some(range) = self.memory_range else { return Ok(()) };
+        let wrong = |why: String| Err(ConfigError { key: "memory_range", why });
+        if range.bytes_min < MEMORY_BYTES_MIN {
+            return wrong(format!("its least must be at least {MEMORY_BYTES_MIN}"));
+        }
+        if !(range.bytes_min..=range.bytes_max).contains(&self.memory_bytes_max) {
+            return wrong("memory_bytes_max must lie in it".into());
+        }
+        if range.bytes_max / MemoryRange::RATIO_MAX > range.bytes_min {
+            return wrong(format!("its most must be at most {} times its least", MemoryRange::RATIO_MAX));
+        }
+        if self.huge_pages {
+            return wrong(
+                "memory in huge pages cannot be given up by buckets; huge_pages must be false".into(),
+            );
+        }
+        // A policy that is not known is found by another check.
+        if policy::by_name(&self.eviction_policy).is_some_and(|policy| policy.ghost_hits().is_none()) {
+            return wrong(format!(
+                "\"{}\" does not remember what it has evicted; \"balanced\" and \"s3fifo\" do",
+                self.eviction_policy
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks what namespaces have of their own.
+    fn check_namespaces(&self) -> Result<(), ConfigError> {
+        let wrong = |why| Err(ConfigError { key: "namespaces", why });
+        let own: Vec<&NamespaceConfig> =
+            self.namespaces.iter().filter(|each| each.has_own_limits()).collect();
+        let count = self.namespaces.len();
+        if count > NAMESPACES_MAX {
+            return wrong(format!("{count} of them have settings of their own; {NAMESPACES_MAX} can have"));
+        }
+        if let Some(each) =
+            own.iter().find(|each| each.dirty_bytes_max.is_some_and(|part| part < BUCKET_BYTES))
+        {
+            return wrong(format!(
+                "dirty_bytes_max of \"{}\" must be at least {BUCKET_BYTES}",
+                each.namespace
+            ));
+        }
+        for each in &own {
+            each.store.check().or_else(|why| wrong(format!("\"{}\": {why}", each.namespace)))?;
+        }
+        let reserved = own.iter().filter_map(|each| each.store.requests_per_second_min);
+        let sum = reserved.fold(0, u64::saturating_add);
+        if sum > StoreTerms::RATE_MAX {
+            return wrong(format!(
+                "their store_requests_per_second_min add up to {sum}; {} can be reserved in all",
+                StoreTerms::RATE_MAX
+            ));
+        }
+        let parts = own.iter().filter_map(|each| each.dirty_bytes_max);
+        let sum = parts.fold(0, u64::saturating_add);
+        let most = self.dirty_bytes_max - BUCKET_BYTES;
+        if sum > most {
+            return wrong(format!(
+                "their own dirty_bytes_max add up to {sum}; they can have {most} of the {} of all, so that something \
+                 is left for the others",
+                self.dirty_bytes_max
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks the namespaces' shares of the memory.
+    fn check_memory_shares(&self) -> Result<(), ConfigError> {
+        let wrong = |why| Err(ConfigError { key: "namespaces", why });
+        let own = || self.namespaces.iter().filter(|each| each.has_own_memory());
+        if own().count() > MEMORY_SHARES_MAX {
+            return wrong(format!(
+                "{} of them have a share of the memory (memory_bytes_min, memory_bytes_max, memory_weight); \
+                 {MEMORY_SHARES_MAX} can have",
+                own().count()
+            ));
+        }
+        for each in own() {
+            let name = &each.namespace;
+            if each.memory_bytes_max.is_some_and(|max| max < BUCKET_BYTES) {
+                return wrong(format!("memory_bytes_max of \"{name}\" must be at least {BUCKET_BYTES}"));
+            }
+            if each.memory_bytes_min > each.memory_bytes_max && each.memory_bytes_max.is_some() {
+                return wrong(format!(
+                    "memory_bytes_min of \"{name}\" must not be above its memory_bytes_max"
+                ));
+            }
+            if !each.memory_weight.is_none_or(|weight| (1..=MEMORY_WEIGHT_MAX).contains(&weight)) {
+                return wrong(format!(
+                    "memory_weight of \"{name}\" must be between 1 and {MEMORY_WEIGHT_MAX}"
+                ));
+            }
+        }
+        let sum = own().filter_map(|each| each.memory_bytes_min).fold(0, u64::saturating_add);
+        let most = self.memory_bytes_min() / 8 * 7;
+        if sum > most {
+            return wrong(format!(
+                "their memory_bytes_min add up to {sum}; they can have {most}, seven eighths of {}",
+                self.name_of_least()
+            ));
         }
         Ok(())
     }

@@ -4,15 +4,19 @@ use std::sync::Arc;
 
 use blocker::metrics::{Collect, Families};
 use blocker::{
-    Attachment, Blocker, Control, Epoch, Error, FlushRequest, Loss, LossPage, Namespace, ObjectId, Policy,
-    Quota, Reply, Scope, metrics_above,
+    Attachment, Blocker, Control, Epoch, Error, Loss, LossPage, Namespace, ObjectId, Policy, Quota, Reply,
+    Scope, WriteMode, metrics_above,
 };
 
+use super::attach_state::AttachState;
 use super::cache::ObjectCache;
 use super::claim::{ask_epoch, own_stamp};
 use super::invalidate::drop_clean;
+use super::log_waits;
 use super::losses::LostWrites;
-use super::scope_ops;
+use super::recovery_gate;
+use super::write_modes::store_and_mark;
+use crate::sync::Ordering;
 
 /// The largest number of losses on one page.
 const LOSSES_PAGE_MAX: usize = 1000;
@@ -20,6 +24,30 @@ const LOSSES_PAGE_MAX: usize = 1000;
 impl Collect for ObjectCache {
     fn collect(&self, into: &mut Families) {
         self.counters().collect(into);
+        if let Some(log) = &self.shared().log {
+            log.collect(into);
+        }
+        let is_attached = u64::from(self.attach_status().state != AttachState::Detached);
+        let help = "1 if requests go to the cache, 0 while it is detached and they go to the store.";
+        into.gauge("cache_attached", help, is_attached);
+        let help = "Reads that went straight to the store while the cache was detached.";
+        into.counter(
+            "cache_direct_reads_total",
+            help,
+            self.shared().metrics.direct_reads.load(Ordering::Relaxed),
+        );
+        let gate = &self.shared().gate;
+        let help = "The most requests to the store under way at once.";
+        into.gauge("cache_gate_width", help, u64::from(gate.width()));
+        let help = "Requests that wait before the store is asked.";
+        into.gauge("cache_gate_waiting", help, u64::from(gate.waiting()));
+        let sizes = self.shared().metrics.flush_sizes.value();
+        into.sample(
+            "cache_flush_request_bytes",
+            "The sizes of the requests that flushes sent.",
+            Vec::new(),
+            sizes,
+        );
     }
 }
 
@@ -28,8 +56,15 @@ impl Control for ObjectCache {
         let shared = Arc::clone(self.shared());
         let can = self.capabilities();
         Reply::pending(async move {
+            recovery_gate::begun(&shared).await?;
             let scope = Scope::Namespace(namespace.clone());
-            let epoch = match own_stamp(&shared, &namespace).await? {
+            let stamp = own_stamp(&shared, &namespace).await?;
+            let is_logged = shared.log.as_ref().is_some_and(|log| log.names.is_journaled(&namespace));
+            if is_logged && shared.namespaces.write_mode(&namespace) == WriteMode::Back {
+                // The first change need not wait for it.
+                log_waits::store_forwarded(&shared, &namespace).await?;
+            }
+            let epoch = match stamp {
                 Some(own) => own.epoch,
                 None if can.fencing => ask_epoch(&shared, scope).await?,
                 None => Epoch(0),
@@ -42,7 +77,7 @@ impl Control for ObjectCache {
         let shared = Arc::clone(self.shared());
         Reply::pending(async move {
             let scope = Scope::Namespace(namespace.clone());
-            scope_ops::flush(Arc::clone(&shared), FlushRequest::new(scope.clone())).await?;
+            store_and_mark(&shared, &namespace).await?;
             drop_clean(&shared, &scope).await?;
             let detached = shared.below.control().detach(namespace);
             match detached.await {
@@ -54,15 +89,22 @@ impl Control for ObjectCache {
 
     fn policy(&self, namespace: Namespace) -> Reply<Policy> {
         let mut policy = Policy::default();
-        policy.write = self.shared().write_modes.of(&namespace);
+        policy.write = self.shared().namespaces.set_mode_of(&namespace);
         Reply::ok(policy)
     }
 
     fn set_policy(&self, namespace: Namespace, policy: Policy) -> Reply<()> {
-        Reply::Ready(self.set_write_mode(namespace, policy.write))
+        Reply::pending(self.change_write_mode(namespace, policy.write, None))
     }
 
+    /// That of this cache, if it has one for the namespace.
     fn quota(&self, namespace: Namespace) -> Reply<Quota> {
+        let number = self.shared().namespaces.known(&namespace);
+        if let Some(own) = number.and_then(|number| self.shared().quotas.get(number)) {
+            let mut quota = Quota::default();
+            (quota.bytes_max, quota.used_bytes) = (Some(own.bytes_max), own.used_bytes);
+            return Reply::ok(quota);
+        }
         self.shared().below.control().quota(namespace)
     }
 

@@ -4,41 +4,61 @@
 //! old bytes, a crash could leave the target with neither its old content nor its new.
 
 use blocker::admission::check_condition;
-use blocker::{ChangeReply, CopyRequest, Error, ObjectId, Result, Scope, Version, WriteMode};
+use blocker::{ChangeReply, CopyRequest, Durability, Error, ObjectId, Result, Scope, Version, WriteMode};
 
 use super::claim::own_stamp;
 use super::copied_content::CopiedContent;
 use super::deadline::{StoreAsked, until, until_forwarded};
-use super::forward::{forwarded_durability, store_condition};
+use super::forward::{forwarded_durability, sizes, store_condition, with_durability};
+use super::gate::{Class, Lane};
 use super::handle::Handle;
+use super::log_waits;
 use super::mutation::Mutation;
 use super::pool::BUCKET;
+use super::quota_count::Resize;
 use super::ranges::{Kind, WHOLE};
+use super::recovery_gate;
 use super::shared::Shared;
 use super::shield::shielded;
 use super::state::Known;
+use super::store_call::begin;
 use super::store_pending::store_pending;
 use super::wait_queue::Permits;
 use super::write_back;
+use super::write_modes::TakenMode;
+use super::write_through::forget_head_if_direct;
 use crate::sync::Arc;
+
+/// The largest object, in bytes, whose copy is logged by its bytes. The store copies larger ones.
+const COPY_BYTES_MAX: u64 = 256 << 10;
 
 /// Copies one object's content to another, in the write mode of the target's namespace.
 pub(crate) async fn copy(
     shared: Arc<Shared>,
     request: CopyRequest,
     hashes: (u64, u64),
-    mode: WriteMode,
+    taken_mode: TakenMode,
 ) -> Result<ChangeReply> {
     let call = request.call;
-    if mode == WriteMode::Back && request.change.stamp.is_none() {
+    if taken_mode.mode == WriteMode::Back && request.change.stamp.is_none() {
         let taking = take(&shared, &request, hashes);
         let taken = until(&*shared.clock, call.deadline, || Error::DeadlinePassed, taking).await?;
         if let Some((taken, _target)) = taken {
             let CopyRequest { to, change, .. } = request;
-            return write_back::change(shared, to, hashes.1, Mutation::Adopt(taken), change, call).await;
+            return write_back::change(
+                shared,
+                to,
+                hashes.1,
+                Mutation::Adopt(taken),
+                change,
+                call,
+                taken_mode,
+            )
+            .await;
         }
     }
-    until_forwarded(&*shared.clock, call, |asked| copy_below(&shared, request, hashes, mode, asked)).await
+    until_forwarded(&*shared.clock, call, |asked| copy_below(&shared, request, hashes, taken_mode, asked))
+        .await
 }
 
 /// Lets the store copy. The caller holds both objects as a whole, in the order of their nodes, so that two
@@ -47,11 +67,17 @@ async fn copy_below(
     shared: &Arc<Shared>,
     request: CopyRequest,
     hashes: (u64, u64),
-    mode: WriteMode,
+    taken_mode: TakenMode,
     store_asked: StoreAsked,
 ) -> Result<ChangeReply> {
     let CopyRequest { from, from_condition, to, mut change, call, .. } = request;
+    if shared.log.is_some() && change.durability == Durability::Journaled {
+        // This cache has no record of it, and the store need not have a log.
+        change.durability = Durability::Stored;
+    }
     let (source, target) = acquire_both(shared, (&from, hashes.0), (&to, hashes.1)).await?;
+    forget_head_if_direct(&source).await;
+    forget_head_if_direct(&target).await;
     let is_source_first = source.at() < target.at();
     let (first, second) = if is_source_first { (&source, &target) } else { (&target, &source) };
     let guards =
@@ -59,18 +85,41 @@ async fn copy_below(
     let ticket = if is_source_first { guards.1.ticket() } else { guards.0.ticket() };
     store_pending(&target).await?;
     store_pending(&source).await?;
+    log_waits::mark_object(shared, &to).await?;
     let from_condition = store_condition(&source, from_condition, call).await?;
     change.condition = store_condition(&target, change.condition, call).await?;
+    let resize = match shared.quotas.has(shared.index.namespace_of(target.at())) {
+        true => {
+            let (_, from) = sizes(&source, call, |size| size.unwrap_or(0)).await?;
+            Some(Resize::begin(shared, &target, sizes(&target, call, |_| from).await?)?)
+        }
+        false => None,
+    };
+    let namespace = shared.index.namespace_of(target.at());
+    let asking = begin(shared, namespace, (Lane::Change, Class::of(call.priority)), 0).await?;
     let own_stamp = own_stamp(shared, &to.namespace).await?;
     store_asked.begin(&*shared.clock, call)?;
-    let (own, handle) = (Arc::clone(shared), target.clone());
+    let (own, handle, target_namespace) = (Arc::clone(shared), target.clone(), to.namespace.clone());
     let work = async move {
         let started = handle.enter(move |object, _| object.begin_change(ticket)).await;
         let mut request = CopyRequest::new(from, to).change(change);
         request.change.stamp = own_stamp.or(change.stamp);
-        request.change.durability = forwarded_durability(mode, change.durability);
+        request.change.durability = forwarded_durability(taken_mode.mode, change.durability);
         (request.from_condition, request.call) = (from_condition, call);
+        let is_volatile = request.change.durability < Durability::Stored;
         let answer = own.below.copy(request).await;
+        asking.end(&own, &answer, 0);
+        resize.into_iter().for_each(|resize| resize.end(&answer));
+        if is_volatile {
+            let durability = answer.as_ref().map(|reply| reply.durability);
+            log_waits::note_forwarded(&own, &handle.id().namespace, durability);
+        }
+        let answer = answer.map_err(|error| match error {
+            Error::Fenced { epoch } if own.epochs.is_own(&handle.id().namespace, epoch) => {
+                Error::Retryable("the namespace was claimed anew meanwhile".into())
+            }
+            error => error,
+        });
         let hash = handle.in_use().node.hash();
         let (shared, target) = (Arc::clone(&own), handle.id().clone());
         let done = handle.enter(move |object, env| {
@@ -88,7 +137,7 @@ async fn copy_below(
                         object.head.version = shared.next_version(hash);
                     }
                     let (version, size) = (Version(object.head.version), object.head.size);
-                    if object.is_stale(ticket) {
+                    if object.is_stale(ticket) || shared.attaching.is_direct() {
                         // Another client may have changed the target after the copy.
                         object.invalidate_head(env);
                     }
@@ -101,10 +150,13 @@ async fn copy_below(
             }
         });
         let done = done.await;
-        drop(guards);
+        drop((guards, taken_mode));
         done
     };
-    shielded(shared, work).await
+    let reply = shielded(shared, work).await?;
+    let durability =
+        log_waits::acknowledged(shared, &target_namespace, change.durability, reply.durability).await?;
+    Ok(with_durability(reply, durability))
 }
 
 /// Returns both objects, in use. Only one copy at a time may hold the node of one object while it waits for a
@@ -114,6 +166,11 @@ async fn acquire_both(
     (from, from_hash): (&ObjectId, u64),
     (to, to_hash): (&ObjectId, u64),
 ) -> Result<(Handle, Handle)> {
+    if shared.recovery.is_active() {
+        // Before a node is held: a recovery needs nodes.
+        recovery_gate::object(shared, from_hash).await?;
+        recovery_gate::object(shared, to_hash).await?;
+    }
     let find = |hash, id| shared.find(hash, id).map(|in_use| Handle::of(shared, in_use));
     if let (Some(source), Some(target)) = (find(from_hash, from), find(to_hash, to)) {
         return Ok((source, target));
@@ -134,10 +191,15 @@ async fn take(
 ) -> Result<Option<(CopiedContent, Handle)>> {
     let (source, target) = acquire_both(shared, (&request.from, hashes.0), (&request.to, hashes.1)).await?;
     let (own, condition) = (Arc::clone(shared), request.from_condition);
+    // It is logged by its bytes.
+    let log = shared.log.as_ref().filter(|log| log.names.is_journaled(&request.to.namespace));
+    let logged_bytes_max = log.map_or(u64::MAX, |log| log.options.journaled_bytes_max.min(COPY_BYTES_MAX));
+    let namespace = shared.index.namespace_of(target.at());
     let taken = source.enter(move |object, env| {
         // A copy that takes several requests to be stored could be seen half done in the store.
         let is_wanted = (object.has_pending() || object.flushing.is_some() || !own.can.copy_native)
             && object.head.size <= own.can.request_bytes_max / BUCKET as u64 * BUCKET as u64;
+        let is_wanted = is_wanted && object.head.size <= logged_bytes_max;
         if object.head.known != Known::Present || !is_wanted || object.is_changing(&WHOLE) {
             return Ok(None);
         }
@@ -147,11 +209,11 @@ async fn take(
         }
         let bucketless = object.zeros_known() + 1;
         let credits = object.buckets_held() + bucketless;
-        if !own.metrics.take_credits(credits) {
+        if !own.metrics.dirty_room.take(namespace, credits) {
             return Ok(None);
         }
         let (slots, size) = (object.share(env), object.head.size);
-        Ok(Some(CopiedContent::new(own, slots, size, credits, bucketless)))
+        Ok(Some(CopiedContent::new(own, namespace, slots, size, credits, bucketless)))
     });
     Ok(taken.await?.map(|taken| (taken, target)))
 }

@@ -54,6 +54,16 @@ pub struct Counters {
     pub lost_bytes: u64,
     /// Objects with losses that have not been repaired: [`super::ObjectCache::lost`] lists them.
     pub lost_objects: u64,
+    /// Data that were read from the store before a caller had asked for them.
+    pub read_ahead_bytes: u64,
+    /// Of these, data that a caller then has asked for.
+    pub read_ahead_used_bytes: u64,
+    /// Of these, data that were evicted, overwritten or dropped before.
+    pub read_ahead_wasted_bytes: u64,
+    /// Data that were read in order for long, and not kept.
+    pub bypassed_read_bytes: u64,
+    /// Data that were written in order for long, and went around the cache.
+    pub bypassed_write_bytes: u64,
     /// Buckets that have been evicted.
     pub bucket_evictions: u64,
     /// Objects that have been evicted.
@@ -89,6 +99,16 @@ impl Collect for Counters {
         into.counter("cache_lost_bytes_total", help, self.lost_bytes);
         let help = "Objects with losses that have not been repaired.";
         into.gauge("cache_lost_objects", help, self.lost_objects);
+        let help = "Data read from the store before a client asked for them.";
+        into.counter("cache_read_ahead_bytes_total", help, self.read_ahead_bytes);
+        let help = "Data read ahead that a client then asked for.";
+        into.counter("cache_read_ahead_used_bytes_total", help, self.read_ahead_used_bytes);
+        let help = "Data read ahead that were gone before a client asked for them.";
+        into.counter("cache_read_ahead_wasted_bytes_total", help, self.read_ahead_wasted_bytes);
+        let help = "Data read in order for long, and not kept.";
+        into.counter("cache_bypassed_read_bytes_total", help, self.bypassed_read_bytes);
+        let help = "Data written in order for long, around the cache.";
+        into.counter("cache_bypassed_write_bytes_total", help, self.bypassed_write_bytes);
         into.counter("cache_bucket_evictions_total", "Buckets evicted.", self.bucket_evictions);
         into.counter("cache_object_evictions_total", "Objects evicted.", self.object_evictions);
     }
@@ -113,16 +133,21 @@ pub(crate) fn counters(shared: &Shared) -> Counters {
         zero_copy_bytes: read(&metrics.zero_copy) * BUCKET_BYTES,
         loading_bytes: read(&metrics.loading) * BUCKET_BYTES,
         read_hits: metrics.hits(),
-        read_misses: read(&metrics.misses),
+        read_misses: metrics.misses(),
         writes_back: metrics.writes_back(),
-        writes_through: read(&metrics.writes_through),
-        writes_throttled: read(&metrics.throttled),
+        writes_through: metrics.writes_through(),
+        writes_throttled: metrics.throttled(),
         flushes: read(&metrics.flushes),
         flush_failures: read(&metrics.flush_failures),
         flush_requests: read(&metrics.flush_requests),
         flush_bytes: read(&metrics.flush_bytes),
         lost_bytes: read(&metrics.lost_bytes),
         lost_objects: shared.losses.objects(),
+        read_ahead_bytes: shared.read_ahead.total(|counters| &counters.ahead) * BUCKET_BYTES,
+        read_ahead_used_bytes: shared.read_ahead.total(|counters| &counters.used) * BUCKET_BYTES,
+        read_ahead_wasted_bytes: shared.read_ahead.total(|counters| &counters.wasted) * BUCKET_BYTES,
+        bypassed_read_bytes: shared.read_ahead.total(|counters| &counters.bypassed_read_bytes),
+        bypassed_write_bytes: shared.read_ahead.total(|counters| &counters.bypassed_write_bytes),
         bucket_evictions: read(&metrics.bucket_evictions),
         object_evictions: read(&metrics.object_evictions),
     }

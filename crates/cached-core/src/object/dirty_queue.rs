@@ -4,11 +4,18 @@
 //! An object is here from its first change until all of it is stored: *waiting*; *urgent*, because a request
 //! waits for it or needs its memory; *failed*, to be tried again at a given time; or *in flight*, while its
 //! flush is under way. A leaf lock.
+//!
+//! In a journaled namespace the queue also keeps the log from the oldest record on of which an object's data
+//! are not stored, and, during a flush, from the first that the flush does not have. What it gives up it
+//! returns, to be dropped without the lock.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
 
 use blocker::Timestamp;
+use cached_journal::Position;
 
+use super::change_log::KeptHold;
 use super::lock_ranks;
 use crate::sync::{Mutex, lock};
 
@@ -26,114 +33,337 @@ impl Default for DirtyQueue {
 #[derive(Default)]
 struct Lists {
     next: u64,
-    /// By the time since when they wait, then by the number that the object got when it was inserted.
-    waiting: BTreeMap<(Timestamp, u64), u32>,
-    /// The time since when each of them waits.
-    waiting_since: BTreeMap<u64, Timestamp>,
-    urgent: BTreeMap<u64, u32>,
+    /// Those of each namespace, by the number of which the list has its place: by the time since when they
+    /// wait, then by the number that the object got when it was inserted.
+    waiting: Vec<BTreeMap<(Timestamp, u64), u32>>,
+    /// The time since when each of them waits, and its namespace.
+    waiting_since: BTreeMap<u64, (Timestamp, u16)>,
+    /// The one of each namespace that has waited longest: since when, its number, its namespace.
+    first_of_each: BTreeSet<(Timestamp, u64, u16)>,
+    urgent: BTreeMap<u64, Entry>,
     failed: BTreeSet<(Timestamp, u64)>,
-    failed_nodes: BTreeMap<u64, u32>,
-    in_flight: BTreeMap<u64, u32>,
+    failed_nodes: BTreeMap<u64, Entry>,
+    in_flight: BTreeMap<u64, Entry>,
+    holds: BTreeMap<u64, Holds>,
+    /// Objects that wait, by the position of their oldest record.
+    waiting_held: BTreeSet<(u64, u64)>,
+    /// The same of those whose flush has failed.
+    failed_held: BTreeSet<(u64, u64)>,
 }
 
+/// How many objects that do not wait are looked at to find the oldest of each namespace: some ten microseconds.
+const WALKED_MAX: usize = 1024;
+
+/// An object that does not wait.
+#[derive(Clone, Copy)]
+struct Entry {
+    node: u32,
+    /// The time since when it has had something pending.
+    since: Timestamp,
+    /// The number of its namespace.
+    namespace: u16,
+}
+
+/// What an object keeps of the log.
+#[derive(Default)]
+struct Holds {
+    /// Its oldest record that is not stored.
+    oldest: Option<KeptHold>,
+    /// The first record that the flush under way does not have.
+    newer: Option<KeptHold>,
+}
+
+/// Holds that the queue has given up: to be dropped without locks.
+pub(crate) type Released = [Option<KeptHold>; 2];
+
 impl Lists {
-    fn wait(&mut self, number: u64, node: u32, since: Timestamp) {
-        self.waiting.insert((since, number), node);
-        self.waiting_since.insert(number, since);
+    fn wait(&mut self, number: u64, entry: Entry) {
+        let Entry { node, since, namespace } = entry;
+        let place = usize::from(namespace);
+        if self.waiting.len() <= place {
+            self.waiting.resize_with(place + 1, BTreeMap::new);
+        }
+        let waiting = &mut self.waiting[place];
+        match waiting.first_key_value().map(|((since, number), _)| (*since, *number)) {
+            Some(first) if first < (since, number) => {}
+            first => {
+                if let Some((since, number)) = first {
+                    self.first_of_each.remove(&(since, number, namespace));
+                }
+                self.first_of_each.insert((since, number, namespace));
+            }
+        }
+        waiting.insert((since, number), node);
+        self.waiting_since.insert(number, (since, namespace));
+        if let Some(position) = self.position(number) {
+            self.waiting_held.insert((position, number));
+        }
+    }
+
+    /// Takes a waiting object out, in time and position.
+    fn take_waiting(&mut self, number: u64) -> Option<Entry> {
+        let (since, namespace) = self.waiting_since.remove(&number)?;
+        if let Some(position) = self.position(number) {
+            self.waiting_held.remove(&(position, number));
+        }
+        let waiting = &mut self.waiting[usize::from(namespace)];
+        let node = waiting.remove(&(since, number))?;
+        if self.first_of_each.remove(&(since, number, namespace))
+            && let Some(((since, number), _)) = waiting.first_key_value()
+        {
+            self.first_of_each.insert((*since, *number, namespace));
+        }
+        Some(Entry { node, since, namespace })
+    }
+
+    /// Returns the waiting object with the oldest record before `end`, of the namespaces for which `is_meant`
+    /// returns true. Many are looked at and not all.
+    fn first_waiting_held(&self, end: Position, is_meant: impl Fn(u16) -> bool) -> Option<u64> {
+        let mut held = self.waiting_held.range(..(end.0, 0)).take(WALKED_MAX).map(|(_, number)| *number);
+        held.find(|number| self.waiting_since.get(number).is_some_and(|(_, namespace)| is_meant(*namespace)))
+    }
+
+    fn position(&self, number: u64) -> Option<u64> {
+        Some(self.holds.get(&number)?.oldest.as_ref()?.position().0)
+    }
+
+    fn set_oldest(&mut self, number: u64, hold: KeptHold) -> Option<KeptHold> {
+        let position = hold.position().0;
+        let (before, was) = (self.position(number), self.holds.entry(number).or_default());
+        let old = was.oldest.replace(hold);
+        for held in [&mut self.waiting_held, &mut self.failed_held] {
+            if before.is_some_and(|before| held.remove(&(before, number))) {
+                held.insert((position, number));
+            }
+        }
+        if before.is_none() && self.waiting_since.contains_key(&number) {
+            self.waiting_held.insert((position, number));
+        } else if before.is_none() && self.failed_nodes.contains_key(&number) {
+            self.failed_held.insert((position, number));
+        }
+        old
     }
 }
 
 impl DirtyQueue {
-    /// Inserts an object that has had something pending since `since`; returns its number here.
-    pub(crate) fn insert(&self, node: u32, since: Timestamp) -> u64 {
+    /// Inserts an object of a namespace that has had something pending since `since`; returns its number here.
+    pub(crate) fn insert(&self, node: u32, namespace: u16, since: Timestamp) -> u64 {
         let mut lists = lock(&self.lists);
         lists.next += 1;
         let number = lists.next;
-        lists.wait(number, node, since);
+        lists.wait(number, Entry { node, since, namespace });
         number
     }
 
     /// Makes an object urgent.
     pub(crate) fn expedite(&self, number: u64) {
         let mut lists = lock(&self.lists);
-        let Some(since) = lists.waiting_since.remove(&number) else { return };
-        if let Some(node) = lists.waiting.remove(&(since, number)) {
-            lists.urgent.insert(number, node);
+        if let Some(entry) = lists.take_waiting(number) {
+            lists.urgent.insert(number, entry);
         }
     }
 
-    /// Takes the next object to be flushed: an urgent one, one whose retry is due, one that has waited since
-    /// before `since`, or, under `pressure`, the one that has waited longest. It is in flight from now on.
+    /// Makes all waiting objects urgent that keep something of the log.
+    pub(crate) fn expedite_held(&self) {
+        let mut lists = lock(&self.lists);
+        while let Some((_, number)) = lists.waiting_held.first().copied() {
+            let Some(entry) = lists.take_waiting(number) else { return };
+            lists.urgent.insert(number, entry);
+        }
+    }
+
+    /// Makes the waiting object urgent whose oldest record is the oldest, if that is before `end`, of the
+    /// namespaces for which `is_meant` returns true.
+    pub(crate) fn expedite_first_held(&self, end: Position, is_meant: impl Fn(u16) -> bool) {
+        let mut lists = lock(&self.lists);
+        if let Some(number) = lists.first_waiting_held(end, is_meant)
+            && let Some(entry) = lists.take_waiting(number)
+        {
+            lists.urgent.insert(number, entry);
+        }
+    }
+
+    /// Returns the number and node of the waiting object with the oldest record before `end`, of the
+    /// namespaces for which `is_meant` returns true.
+    pub(crate) fn first_waiting_held(
+        &self,
+        end: Position,
+        is_meant: impl Fn(u16) -> bool,
+    ) -> Option<(u64, u32)> {
+        let lists = lock(&self.lists);
+        let number = lists.first_waiting_held(end, is_meant)?;
+        let (since, namespace) = *lists.waiting_since.get(&number)?;
+        Some((number, *lists.waiting.get(usize::from(namespace))?.get(&(since, number))?))
+    }
+
+    /// Returns the number and node of the object with the oldest record before `end` of those whose flush has
+    /// failed.
+    pub(crate) fn first_failed_held(&self, end: Position) -> Option<(u64, u32)> {
+        let lists = lock(&self.lists);
+        let (_, number) = lists.failed_held.first().copied().filter(|(position, _)| *position < end.0)?;
+        Some((number, lists.failed_nodes.get(&number)?.node))
+    }
+
+    /// Keeps the log from an object's oldest record on that is not stored.
+    pub(crate) fn hold_oldest(&self, number: u64, hold: KeptHold) -> Released {
+        [lock(&self.lists).set_oldest(number, hold), None]
+    }
+
+    /// Keeps the log from the first record on that the flush under way does not have.
+    pub(crate) fn hold_newer(&self, number: u64, hold: KeptHold) -> Released {
+        let mut lists = lock(&self.lists);
+        [lists.holds.entry(number).or_default().newer.replace(hold), None]
+    }
+
+    /// Replaces an object's oldest hold by one of a record that stands for all that the older ones state.
+    /// Returns what is to be dropped: `hold` itself, if the object keeps nothing as old any more.
+    pub(crate) fn hold_instead(&self, number: u64, hold: KeptHold) -> Released {
+        let mut lists = lock(&self.lists);
+        match lists.position(number) {
+            Some(before) if before < hold.position().0 => [lists.set_oldest(number, hold), None],
+            _ => [Some(hold), None],
+        }
+    }
+
+    /// A flush has ended well, of an object that is in flight: gives up its oldest hold for the one of what
+    /// is newer. Returns whether there is one.
+    pub(crate) fn release_stored(&self, number: u64) -> (Released, bool) {
+        let mut lists = lock(&self.lists);
+        let Some(holds) = lists.holds.get_mut(&number) else { return ([None, None], false) };
+        let newer = holds.newer.take();
+        let old = std::mem::replace(&mut holds.oldest, newer);
+        let is_held = holds.oldest.is_some();
+        if !is_held {
+            lists.holds.remove(&number);
+        }
+        ([old, None], is_held)
+    }
+
+    /// A flush has failed, of an object that is in flight: the older hold stands for what is newer too.
+    /// Returns whether there is one.
+    pub(crate) fn release_newer(&self, number: u64) -> (Released, bool) {
+        let mut lists = lock(&self.lists);
+        let Some(holds) = lists.holds.get_mut(&number) else { return ([None, None], false) };
+        let mut newer = holds.newer.take();
+        if holds.oldest.is_none() {
+            holds.oldest = newer.take();
+        }
+        let is_held = holds.oldest.is_some();
+        if !is_held {
+            lists.holds.remove(&number);
+        }
+        ([newer, None], is_held)
+    }
+
+    /// Gives up all that an object keeps, which is in flight.
+    pub(crate) fn release_all(&self, number: u64) -> Released {
+        let holds = lock(&self.lists).holds.remove(&number).unwrap_or_default();
+        [holds.oldest, holds.newer]
+    }
+
+    /// Takes the next object to be flushed: an urgent one, one whose retry is due, or the one that has waited
+    /// longest of those whose turn it is. `is_due` returns whether an object of the namespace with this number
+    /// has its turn that has waited since this time. The object is in flight from now on.
     pub(crate) fn take_next(
         &self,
         now: Timestamp,
-        since: Option<Timestamp>,
-        pressure: bool,
+        is_due: impl Fn(u16, Timestamp) -> bool,
     ) -> Option<(u64, u32)> {
         let mut lists = lock(&self.lists);
         let lists = &mut *lists;
         let due = lists.failed.first().copied().filter(|(at, _)| *at <= now);
-        let (number, node) = if let Some((number, node)) = lists.urgent.pop_first() {
-            (number, node)
+        let (number, entry) = if let Some((number, entry)) = lists.urgent.pop_first() {
+            (number, entry)
         } else if let Some((at, number)) = due {
             lists.failed.remove(&(at, number));
+            if let Some(position) = lists.position(number) {
+                lists.failed_held.remove(&(position, number));
+            }
             (number, lists.failed_nodes.remove(&number)?)
         } else {
-            let first = lists.waiting.first_entry()?;
-            if !pressure && since.is_none_or(|since| first.key().0 > since) {
-                return None;
-            }
-            let ((_, number), node) = first.remove_entry();
-            lists.waiting_since.remove(&number);
-            (number, node)
+            let mut firsts = lists.first_of_each.iter();
+            let (_, number, _) = *firsts.find(|(since, _, namespace)| is_due(*namespace, *since))?;
+            (number, lists.take_waiting(number)?)
         };
-        lists.in_flight.insert(number, node);
-        Some((number, node))
+        lists.in_flight.insert(number, entry);
+        Some((number, entry.node))
     }
 
-    /// Returns when the next flush will be due: the oldest change, and the first retry.
-    pub(crate) fn next_due(&self) -> (Option<Timestamp>, Option<Timestamp>) {
+    /// Returns when the next flush will be due: of an object that has waited for the time that `age_max`
+    /// returns for its namespace, or of one whose flush has failed.
+    pub(crate) fn next_due(&self, age_max: impl Fn(u16) -> Duration) -> Option<Timestamp> {
         let lists = lock(&self.lists);
-        let oldest = lists.waiting.first_key_value().map(|((since, _), _)| *since);
-        (oldest, lists.failed.first().map(|(at, _)| *at))
+        let aged = lists.first_of_each.iter().map(|(since, _, namespace)| *since + age_max(*namespace));
+        aged.chain(lists.failed.first().map(|(at, _)| *at)).min()
     }
 
     /// Removes an object whose flush is over and of which everything is stored.
-    pub(crate) fn remove(&self, number: u64) {
-        lock(&self.lists).in_flight.remove(&number);
+    pub(crate) fn remove(&self, number: u64) -> Released {
+        let mut lists = lock(&self.lists);
+        lists.in_flight.remove(&number);
+        let holds = lists.holds.remove(&number).unwrap_or_default();
+        [holds.oldest, holds.newer]
     }
 
     /// Lets an object wait again whose flush is over and that has had something pending since `since`: it
     /// waits by that time, not by its former one.
     pub(crate) fn requeue(&self, number: u64, since: Timestamp, is_urgent: bool) {
         let mut lists = lock(&self.lists);
-        let Some(node) = lists.in_flight.remove(&number) else { return };
+        let Some(entry) = lists.in_flight.remove(&number) else { return };
+        let entry = Entry { since, ..entry };
         if is_urgent {
-            lists.urgent.insert(number, node);
+            lists.urgent.insert(number, entry);
         } else {
-            lists.wait(number, node, since);
+            lists.wait(number, entry);
         }
     }
 
     /// Its flush failed: the next try is at `at`.
     pub(crate) fn retry_at(&self, number: u64, at: Timestamp) {
         let mut lists = lock(&self.lists);
-        let Some(node) = lists.in_flight.remove(&number) else { return };
+        let Some(entry) = lists.in_flight.remove(&number) else { return };
         lists.failed.insert((at, number));
-        lists.failed_nodes.insert(number, node);
+        lists.failed_nodes.insert(number, entry);
+        if let Some(position) = lists.position(number) {
+            lists.failed_held.insert((position, number));
+        }
     }
 
-    /// Whether one object alone waits: the background may be asleep.
-    pub(crate) fn has_one(&self) -> bool {
-        lock(&self.lists).waiting.len() == 1
+    /// Whether one object of a namespace alone waits: the background may be asleep until another one is due.
+    pub(crate) fn has_one_of(&self, namespace: u16) -> bool {
+        lock(&self.lists).waiting.get(usize::from(namespace)).is_some_and(|waiting| waiting.len() == 1)
     }
 
     /// All objects here.
     pub(crate) fn nodes(&self) -> Vec<u32> {
         let lists = lock(&self.lists);
-        let waiting = lists.waiting.values().copied();
+        let waiting = lists.waiting.iter().flat_map(BTreeMap::values).copied();
         let others = lists.urgent.values().chain(lists.failed_nodes.values()).chain(lists.in_flight.values());
-        waiting.chain(others.copied()).collect()
+        waiting.chain(others.map(|entry| entry.node)).collect()
+    }
+
+    /// Returns, for each namespace that has some, since when its object that has waited longest has had something pending.
+    /// Of those that are urgent, in flight or failed, many are looked at and not all.
+    pub(crate) fn oldest_of_each(&self) -> HashMap<u16, Timestamp> {
+        let mut oldest = HashMap::new();
+        let lists = lock(&self.lists);
+        let others = lists.urgent.values().chain(lists.failed_nodes.values()).chain(lists.in_flight.values());
+        let others = others.take(WALKED_MAX).map(|entry| (entry.namespace, entry.since));
+        let firsts = lists.first_of_each.iter().map(|(since, _, namespace)| (*namespace, *since));
+        for (namespace, since) in firsts.chain(others) {
+            let known: &mut Timestamp = oldest.entry(namespace).or_insert(since);
+            *known = since.min(*known);
+        }
+        oldest
+    }
+
+    /// Returns the time since when the object that has waited longest to be stored has had something pending,
+    /// under way or not; `None` if there is none.
+    pub(crate) fn oldest(&self) -> Option<Timestamp> {
+        let lists = lock(&self.lists);
+        let waiting = lists.first_of_each.first().map(|(since, _, _)| *since);
+        let others = lists.urgent.values().chain(lists.failed_nodes.values()).chain(lists.in_flight.values());
+        others.map(|entry| entry.since).chain(waiting).min()
     }
 }
 
@@ -141,37 +371,98 @@ impl DirtyQueue {
 mod tests {
     use super::*;
 
+    fn never(_: u16, _: Timestamp) -> bool {
+        false
+    }
+
+    fn always(_: u16, _: Timestamp) -> bool {
+        true
+    }
+
+    fn before(time: u64) -> impl Fn(u16, Timestamp) -> bool {
+        move |_, since| since <= Timestamp(time)
+    }
+
+    #[test]
+    fn each_namespace_has_its_turn_by_its_own_terms() {
+        let dirty_queue = DirtyQueue::default();
+        let at = Timestamp;
+        let old = dirty_queue.insert(0, 1, at(1));
+        let young = dirty_queue.insert(1, 2, at(5));
+        let due = |ages: [u64; 3]| {
+            dirty_queue.next_due(move |namespace: u16| Duration::from_nanos(ages[usize::from(namespace)]))
+        };
+        assert_eq!(due([9, 9, 9]), Some(at(10)));
+        assert_eq!(due([0, 9, 2]), Some(at(7)), "the younger one may wait less");
+        assert_eq!(dirty_queue.oldest_of_each(), [(1, at(1)), (2, at(5))].into());
+        let of = |due: u16| move |namespace: u16, _: Timestamp| namespace == due;
+        assert_eq!(dirty_queue.take_next(at(9), of(0)), None);
+        assert_eq!(dirty_queue.take_next(at(9), of(2)), Some((young, 1)));
+        dirty_queue.requeue(young, at(6), false);
+        assert_eq!(dirty_queue.take_next(at(9), always), Some((old, 0)), "the one that has waited longest");
+        assert_eq!(dirty_queue.take_next(at(9), always), Some((young, 1)), "still of its namespace");
+        let other = dirty_queue.insert(2, 2, at(8));
+        assert_eq!(dirty_queue.oldest_of_each()[&2], at(6), "in flight, and older than what waits");
+        dirty_queue.expedite(other);
+        dirty_queue.insert(3, 1, at(9));
+        assert_eq!(dirty_queue.oldest_of_each(), [(1, at(1)), (2, at(6))].into());
+    }
+
+    #[test]
+    fn the_oldest_is_found_wherever_it_is() {
+        let dirty_queue = DirtyQueue::default();
+        let at = Timestamp;
+        assert_eq!(dirty_queue.oldest(), None);
+        let (first, second) = (dirty_queue.insert(0, 0, at(1)), dirty_queue.insert(1, 0, at(5)));
+        assert_eq!(dirty_queue.oldest(), Some(at(1)), "waiting");
+        dirty_queue.expedite(first);
+        assert_eq!(dirty_queue.oldest(), Some(at(1)), "urgent");
+        dirty_queue.take_next(at(9), never);
+        assert_eq!(dirty_queue.oldest(), Some(at(1)), "in flight");
+        dirty_queue.retry_at(first, at(20));
+        assert_eq!(dirty_queue.oldest(), Some(at(1)), "failed");
+        dirty_queue.take_next(at(20), never);
+        dirty_queue.requeue(first, at(7), true);
+        assert_eq!(dirty_queue.oldest(), Some(at(5)), "the rest of the first is younger");
+        dirty_queue.expedite(second);
+        for number in [first, second] {
+            dirty_queue.take_next(at(20), never);
+            dirty_queue.remove(number);
+        }
+        assert_eq!(dirty_queue.oldest(), None);
+    }
+
     #[test]
     fn changes_during_a_flush_wait_by_their_own_age() {
         let dirty_queue = DirtyQueue::default();
         let at = Timestamp;
-        let (first, second) = (dirty_queue.insert(0, at(1)), dirty_queue.insert(1, at(5)));
-        assert_eq!(dirty_queue.take_next(at(9), None, true), Some((first, 0)));
+        let (first, second) = (dirty_queue.insert(0, 0, at(1)), dirty_queue.insert(1, 0, at(5)));
+        assert_eq!(dirty_queue.take_next(at(9), always), Some((first, 0)));
         dirty_queue.requeue(first, at(7), false);
         // The one that has waited longer has its turn, however many there are before it by number.
-        assert_eq!(dirty_queue.take_next(at(9), None, true), Some((second, 1)));
-        dirty_queue.remove(second);
-        assert_eq!(dirty_queue.next_due().0, Some(at(7)));
+        assert_eq!(dirty_queue.take_next(at(9), always), Some((second, 1)));
+        let _ = dirty_queue.remove(second);
+        assert_eq!(dirty_queue.next_due(|_| Duration::ZERO), Some(at(7)));
         dirty_queue.expedite(first);
-        assert_eq!(dirty_queue.take_next(at(9), None, false), Some((first, 0)));
+        assert_eq!(dirty_queue.take_next(at(9), never), Some((first, 0)));
     }
 
     #[test]
     fn the_oldest_goes_first_and_the_urgent_before_it() {
         let dirty_queue = DirtyQueue::default();
         let at = Timestamp;
-        let numbers: Vec<u64> = (0..4).map(|node| dirty_queue.insert(node, at(u64::from(node)))).collect();
-        assert_eq!(dirty_queue.take_next(at(9), None, false), None, "nothing is old enough");
-        assert_eq!(dirty_queue.take_next(at(9), Some(at(0)), false), Some((numbers[0], 0)));
-        assert_eq!(dirty_queue.take_next(at(9), Some(at(0)), false), None, "the next is younger");
+        let numbers: Vec<u64> = (0..4).map(|node| dirty_queue.insert(node, 0, at(u64::from(node)))).collect();
+        assert_eq!(dirty_queue.take_next(at(9), never), None, "nothing is old enough");
+        assert_eq!(dirty_queue.take_next(at(9), before(0)), Some((numbers[0], 0)));
+        assert_eq!(dirty_queue.take_next(at(9), before(0)), None, "the next is younger");
         dirty_queue.expedite(numbers[2]);
-        assert_eq!(dirty_queue.take_next(at(9), Some(at(0)), false), Some((numbers[2], 2)));
+        assert_eq!(dirty_queue.take_next(at(9), before(0)), Some((numbers[2], 2)));
         dirty_queue.retry_at(numbers[0], at(20));
-        assert_eq!(dirty_queue.next_due(), (Some(at(1)), Some(at(20))));
-        assert_eq!(dirty_queue.take_next(at(19), Some(at(0)), true), Some((numbers[1], 1)));
-        assert_eq!(dirty_queue.take_next(at(20), Some(at(0)), true), Some((numbers[0], 0)));
+        assert_eq!(dirty_queue.next_due(|_| Duration::ZERO), Some(at(1)));
+        assert_eq!(dirty_queue.take_next(at(19), always), Some((numbers[1], 1)));
+        assert_eq!(dirty_queue.take_next(at(20), always), Some((numbers[0], 0)));
         dirty_queue.requeue(numbers[0], at(7), false);
-        dirty_queue.remove(numbers[2]);
+        let _ = dirty_queue.remove(numbers[2]);
         let mut nodes = dirty_queue.nodes();
         nodes.sort_unstable();
         assert_eq!(nodes, [0, 1, 3]);

@@ -18,6 +18,10 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 /// The most namespaces that one cache can be the writer of.
 pub(crate) const NAMESPACES_MAX: usize = 64 * 1024;
 
+/// Sequences from here on state that the store may have what the log does not have: see
+/// [`Epochs::note_unlogged`].
+pub(crate) const UNLOGGED_SEQUENCE: u64 = 1 << 63;
+
 /// What this cache is to a namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Own {
@@ -35,6 +39,9 @@ pub(crate) struct Epochs {
     /// Read by every flush and every change by way of the store, written at claims. One entry for each namespace
     /// that this cache changes, at most [`NAMESPACES_MAX`]. A leaf: nothing is locked while a shard of it is.
     namespaces: DashMap<Namespace, Own, SeededState>,
+    /// Epochs with which this cache claims anew what it holds: if one is found to be in force, it is the
+    /// cache's own.
+    renewed: DashMap<Namespace, Epoch, SeededState>,
     /// Rises whenever a held epoch becomes unconfirmed. Objects remember under which generation they were
     /// last looked up.
     generation: AtomicU32,
@@ -44,10 +51,12 @@ pub(crate) struct Epochs {
 }
 
 impl Epochs {
-    pub(crate) fn new(hasher: &KeyHasher) -> Self {
+    /// `writer`: the identity of the claims, if it is that of an earlier process.
+    pub(crate) fn new(hasher: &KeyHasher, writer: Option<WriterId>) -> Self {
         Self {
-            writer: WriterId::random(),
+            writer: writer.unwrap_or_else(WriterId::random),
             namespaces: DashMap::with_hasher(hasher.seeded_state()),
+            renewed: DashMap::with_hasher(hasher.seeded_state()),
             generation: AtomicU32::new(1),
             claiming: Permits::new(1),
             sequence: AtomicU64::new(0),
@@ -70,6 +79,28 @@ impl Epochs {
         }
     }
 
+    /// Notes that this cache is about to claim a namespace that it holds with a new epoch.
+    pub(crate) fn renew(&self, namespace: &Namespace, epoch: Epoch) {
+        self.renewed.insert(namespace.clone(), epoch);
+    }
+
+    /// Returns the epoch with which this cache has claimed, or may have claimed, a namespace anew.
+    pub(crate) fn renewed(&self, namespace: &Namespace) -> Option<Epoch> {
+        self.renewed.get(namespace).map(|epoch| *epoch)
+    }
+
+    /// Whether this cache may have claimed a namespace anew, and has had no answer: the store may refuse the
+    /// epoch that is held.
+    pub(crate) fn is_renewing(&self, namespace: &Namespace) -> bool {
+        self.renewed(namespace).zip(self.epoch(namespace)).is_some_and(|(renewed, own)| own < renewed)
+    }
+
+    /// Whether an epoch that is in force is this cache's own: a change that was refused because of it was
+    /// sent before the namespace was claimed anew.
+    pub(crate) fn is_own(&self, namespace: &Namespace, epoch: Epoch) -> bool {
+        self.epoch(namespace) == Some(epoch) || self.renewed(namespace) == Some(epoch)
+    }
+
     /// Whether no further namespace can be claimed.
     pub(crate) fn is_full(&self) -> bool {
         self.namespaces.len() >= NAMESPACES_MAX
@@ -88,6 +119,13 @@ impl Epochs {
         Stamp { epoch, sequence: self.sequence.fetch_add(1, Ordering::Relaxed) }
     }
 
+    /// Lets the stamps from now on state that the store may get what the log does not have, because the journal
+    /// is in trouble. A recovery that finds such a stamp does not show the versions of the log: they stood for
+    /// other contents.
+    pub(crate) fn note_unlogged(&self) {
+        self.sequence.fetch_max(UNLOGGED_SEQUENCE, Ordering::Relaxed);
+    }
+
     /// Makes every epoch below `newer` unconfirmed that is held in a namespace for which `is_meant` returns
     /// true.
     pub(crate) fn unconfirm(&self, newer: Epoch, is_meant: impl Fn(&Namespace) -> bool) {
@@ -96,6 +134,7 @@ impl Epochs {
             if let Own::Held(epoch) = *entry.value()
                 && epoch < newer
                 && is_meant(entry.key())
+                && self.renewed(entry.key()) != Some(newer)
             {
                 *entry.value_mut() = Own::Unconfirmed(epoch);
                 is_any = true;
@@ -109,6 +148,12 @@ impl Epochs {
     /// Whether no other writer can have changed the namespace since this cache claimed it.
     pub(crate) fn holds(&self, namespace: &Namespace) -> bool {
         matches!(self.get(namespace), Some(Own::Held(_)))
+    }
+
+    /// Returns the namespaces that have been claimed, and not been found to be another writer's.
+    pub(crate) fn claimed(&self) -> Vec<Namespace> {
+        let claimed = self.namespaces.iter().filter(|entry| !matches!(entry.value(), Own::Deposed(_)));
+        claimed.map(|entry| entry.key().clone()).collect()
     }
 
     /// Returns the namespaces whose epochs are held.

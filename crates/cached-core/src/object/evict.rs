@@ -3,6 +3,7 @@
 use super::metrics::add;
 use super::pool::Reserved;
 use super::queue::bucket_hash;
+use super::share::Share;
 use super::shared::Shared;
 use super::state::Object;
 
@@ -11,6 +12,9 @@ const EVICT_AHEAD: u32 = 4;
 
 /// Takes `count` buckets, evicting clean ones if too few are free; fewer if none can be evicted.
 pub(crate) fn reserve_up_to(shared: &Shared, count: u32) -> Reserved<'_> {
+    if !shared.shares.is_common_only() {
+        keep_maxima(shared, count);
+    }
     let mut reserved = shared.pool.reserve_up_to(count);
     let mut tries = 0;
     while reserved.count() < count && tries < 2 * count + 64 {
@@ -39,16 +43,36 @@ pub(crate) fn reserve(shared: &Shared, count: u32) -> Option<Reserved<'_>> {
     None
 }
 
+/// Evicts from namespaces that have more memory than they may have: a little more than the `count` buckets
+/// that are wanted now, so that they come back to their maxima while they are used.
+fn keep_maxima(shared: &Shared, count: u32) {
+    for _ in 0..u64::from(count) + u64::from(EVICT_AHEAD) {
+        // One that has nothing clean to evict is not in the way of the others.
+        if !evict_from(shared, shared.shares.above_maximum(&shared.namespaces)) {
+            return;
+        }
+    }
+}
+
 /// Evicts a clean bucket, or finds that the policy's choice cannot go at present. Returns false if there is
 /// none.
 fn evict_one(shared: &Shared) -> bool {
+    match shared.shares.is_common_only() {
+        true => evict_from(shared, std::iter::once(Share::COMMON)),
+        false => evict_from(shared, shared.shares.by_excess(&shared.pool, &shared.namespaces)),
+    }
+}
+
+/// As [`evict_one`], from the first of these shares that has a bucket in a queue.
+fn evict_from(shared: &Shared, mut shares: impl Iterator<Item = Share>) -> bool {
     // A bucket in a queue has an owner; if that changes this moment, any name will do.
     let hash_of = |bucket: u32| {
         let owner = shared.pool.meta(bucket).owner();
         owner.map_or(0, |(node, at)| bucket_hash(shared.index.node(node).hash(), at))
     };
     let first_shard = shared.next_queue_shard();
-    let Some(bucket) = shared.queues.victim(&shared.pool, first_shard, hash_of) else { return false };
+    let victim = |share| Some((share, shared.queues.victim(&shared.pool, share, first_shard, hash_of)?));
+    let Some((share, bucket)) = shares.find_map(victim) else { return false };
     let Some((node, at)) = shared.pool.meta(bucket).owner() else { return true };
     let owner = shared.index.node(node);
     let env = shared.env(node, owner.hash());
@@ -70,8 +94,9 @@ fn evict_one(shared: &Shared) -> bool {
     };
     if tried == Some(true) {
         add(&shared.metrics.bucket_evictions, 1);
+        shared.shares.count_eviction(&shared.pool, &shared.queues, &shared.namespaces);
     } else {
-        shared.queues.put_back(&shared.pool, bucket, hash_of);
+        shared.queues.put_back(&shared.pool, share, bucket, hash_of);
     }
     if tried.is_some() {
         shared.section_ended();

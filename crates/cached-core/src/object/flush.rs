@@ -3,11 +3,15 @@
 use std::time::Duration;
 
 use blocker::{Error, Event, Namespace, ObjectId, Scope};
+use cached_journal::Position;
 
 use super::claim::note_refusal;
 use super::flush_send::{Terms, send};
+use super::gate::Class;
 use super::handle::Handle;
 use super::invalidate::{log_failure, narrow_rest};
+use super::log_space::crowded_before;
+use super::log_waits;
 use super::losses::Lost;
 use super::metrics::add;
 use super::pool::BUCKET;
@@ -18,7 +22,7 @@ use crate::sync::{Arc, Ordering};
 
 /// Flushes the object in the node `node`, which has `number` in the dirty queue.
 pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
-    let Some(handle) = Handle::of_node(&shared, node) else { return shared.dirty_queue.remove(number) };
+    let Some(handle) = Handle::of_node(&shared, node) else { return drop(shared.dirty_queue.remove(number)) };
     let bucket = BUCKET as u64;
     // The store's present limits: one that is reached over a network may come back with others.
     let can = shared.below.capabilities();
@@ -29,45 +33,95 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
     };
     let begun = handle.enter(move |object, env| {
         let (domain, lost_below) = (object.pending.domain, object.pending.lost_below);
-        Some((object.begin_flush(env, limits)?, domain, lost_below))
+        let logged_to = Position(object.pending.logged_to);
+        let is_waited_for = object.activity_ref().is_some_and(|it| !it.flush_waiters.is_empty());
+        let terms = (domain, lost_below, logged_to, is_waited_for);
+        Some((object.begin_flush(env, limits)?, terms))
     });
+    let record = shared.namespaces.record(shared.index.namespace_of(handle.at()));
+    let is_discarded = record.discards_dirty.load(Ordering::SeqCst);
     let result = match begun.await {
         None => None,
-        Some((plan, domain, lost_below)) => {
-            let terms = Terms { shared: &shared, id: handle.id(), domain };
+        Some((plan, (domain, lost_below, logged_to, is_waited_for))) => {
+            if let Some(log) = &shared.log
+                && logged_to != Position(0)
+                && !is_discarded
+            {
+                // The store must not have what the log may lose: older records would be replayed over it.
+                // What has failed is no longer replayed once the log is void.
+                log_waits::committed(log, logged_to).await;
+            }
+            let namespace = shared.index.namespace_of(handle.at());
+            let is_urgent = is_waited_for || logged_to != Position(0) && is_log_crowded(&shared);
+            let class = class(&shared, namespace, is_urgent);
+            let terms = Terms { shared: &shared, id: handle.id(), domain, namespace, class };
             let result = match lost_below && plan.is_present && !plan.replace {
+                _ if is_discarded => Err(Error::Retryable("its namespace is being removed".into())),
                 true => restore(&terms, &plan, limits).await,
                 false => send(&terms, &plan, limits).await,
             };
-            if let Err(error) = &result {
+            let result = result.map_err(|error| match error {
+                Error::Fenced { epoch } if shared.epochs.is_own(&handle.id().namespace, epoch) => {
+                    Error::Retryable("the namespace was claimed anew meanwhile".into())
+                }
+                error => error,
+            });
+            if let Err(error) = &result
+                && !is_discarded
+            {
                 report_failure(&shared, handle.id(), error);
             }
             Some((plan, result))
         }
     };
     let (own, id) = (Arc::clone(&shared), handle.id().clone());
-    let (loss, done, left) = handle
+    let (loss, done, left, released) = handle
         .enter(move |object, env| {
             let (mut done, mut left) = (Vec::new(), 0);
             let (mut failure, mut loss) = (None, None);
+            let mut released = Vec::new();
+            // Once the removal has ended, or was given up, what comes is kept.
+            let record = own.namespaces.record(env.namespace);
+            let is_discarded = is_discarded && record.discards_dirty.load(Ordering::SeqCst);
             let result = result.map(|(plan, result)| {
                 let result = object.outcome(&plan, result);
                 (plan, result)
             });
             match result {
                 None => (),
+                Some((plan, _)) if is_discarded => {
+                    let (lost, waiters) = object.lose(env, &plan);
+                    add(&record.discarded_bytes, lost.map_or(0, |lost| lost.bytes));
+                    let why = "its namespace is being removed, and what is not stored of it is discarded";
+                    done.extend(
+                        waiters.into_iter().map(|ticket| (ticket, Err(Error::NotStored(why.into())))),
+                    );
+                    mark_lost(&own, &id);
+                    object.pending.is_held = false;
+                    released.push(own.dirty_queue.release_all(number));
+                }
                 Some((plan, Err(why @ Error::Fenced { epoch }))) => {
                     note_refusal(&own, &id, epoch);
                     let (lost, waiters) = object.lose(env, &plan);
+                    add(&own.metrics.lost_bytes, lost.map_or(0, |lost| lost.bytes));
                     // In the exclusive section: every later look at the object finds that its changes are
                     // lost.
                     loss = lost.map(|lost| (own.losses.record(&id, lost, &why), lost, why));
                     let is_lost = || Err(Error::WritesLost("another writer has taken over".into()));
                     done.extend(waiters.into_iter().map(|ticket| (ticket, is_lost())));
+                    mark_lost(&own, &id);
+                    object.pending.is_held = false;
+                    released.push(own.dirty_queue.release_all(number));
                 }
                 Some((plan, result)) => {
                     Ended { done, left } = object.end_flush(env, &plan, &result);
                     failure = result.err();
+                    let (old, is_held) = match failure {
+                        None => own.dirty_queue.release_stored(number),
+                        Some(_) => own.dirty_queue.release_newer(number),
+                    };
+                    released.push(old);
+                    object.pending.is_held = is_held;
                     object.pending.lost_below = matches!(failure, Some(Error::WritesLost(_)))
                         || failure.is_some() && object.pending.lost_below;
                     let counter =
@@ -91,13 +145,14 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
                 let is_urgent = object.activity_ref().is_some_and(|it| !it.flush_waiters.is_empty());
                 own.dirty_queue.requeue(number, object.pending.dirty_since, is_urgent);
             } else {
-                object.pending.queue_number = 0;
-                own.dirty_queue.remove(number);
+                (object.pending.queue_number, object.pending.is_held) = (0, false);
+                released.push(own.dirty_queue.remove(number));
                 done.extend(object.take_stored_waiters());
             }
-            (loss, done, left)
+            (loss, done, left, released)
         })
         .await;
+    drop(released);
     done.into_iter().for_each(|(ticket, result)| ticket.complete(result));
     if let Some((is_first, lost, why)) = loss {
         report_loss(&shared, handle.id(), is_first, lost, &why);
@@ -112,6 +167,31 @@ pub(crate) async fn flush_object(shared: Arc<Shared>, number: u64, node: u32) {
     shared.finalize(node);
     // Clean buckets can be evicted.
     shared.pool.waiters().notify();
+}
+
+fn is_log_crowded(shared: &Shared) -> bool {
+    shared.log.as_ref().is_some_and(|log| log.events.room.has_waiters() || crowded_before(log).is_some())
+}
+
+/// Returns how urgent a flush of a namespace is.
+fn class(shared: &Shared, namespace: u16, is_urgent: bool) -> Class {
+    if is_urgent {
+        Class::Urgent
+    } else if shared.is_memory_short() || shared.metrics.dirty_room.is_pressed(namespace) {
+        Class::Demand
+    } else {
+        Class::Age
+    }
+}
+
+/// Marks what an object has lost, as far as that is possible at once: it cannot be stored after a restart
+/// either.
+fn mark_lost(shared: &Shared, object: &ObjectId) {
+    let Some(log) = &shared.log else { return };
+    if let Some(namespace) = log.names.get(&object.namespace).filter(|it| it.has_unmarked()) {
+        // Without room the restart refuses to replay, because another writer has taken over.
+        let _ = log.mark_object(&namespace, object, log.last_position());
+    }
 }
 
 /// Whether trying again soon will not help. The flush is tried again all the same, later each time.
@@ -155,8 +235,8 @@ fn report_loss(shared: &Shared, object: &ObjectId, is_first: bool, lost: Lost, w
 }
 
 fn retry_delay(shared: &Shared, failures: u32) -> Duration {
-    let doubled = shared.config.retry_delay_min.saturating_mul(1 << failures.saturating_sub(1).min(20));
-    doubled.min(shared.config.retry_delay_max)
+    let (shortest, longest) = shared.live.retry_delays();
+    shortest.saturating_mul(1 << failures.saturating_sub(1).min(20)).min(longest)
 }
 
 /// The most clean bytes between two dirty runs of an object that a flush may send along, to make one run of
@@ -166,5 +246,5 @@ fn retry_delay(shared: &Shared, failures: u32) -> Duration {
 /// sending it would undo that. So it is sent only where no other client can have written: in a namespace that
 /// this cache has claimed, and of which it has read everything since (`claim.rs` drops what was read before).
 fn gap_bytes_max(shared: &Shared, namespace: &Namespace) -> u64 {
-    if shared.epochs.holds(namespace) { shared.config.flush_gap_bytes_max } else { 0 }
+    if shared.epochs.holds(namespace) { shared.live.flush_gap_bytes_max() } else { 0 }
 }

@@ -1,18 +1,20 @@
 //! Sending what a flush has planned.
 
 use blocker::{
-    Call, Change, DeleteRequest, Durability, Error, Event, InfoRequest, ObjectId, OrderDomain, Result, Run,
-    RunContent, Segments, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest,
+    Call, Change, DeleteRequest, Durability, Error, Event, InfoRequest, ObjectId, OrderDomain, Reply, Result,
+    Run, RunContent, Segments, TruncateRequest, WriteFullRequest, WriteRequest, WriteRunsRequest,
     WriteZeroesRequest,
 };
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::claim::own_stamp;
 use super::config::Writer;
+use super::gate::{Class, Lane};
 use super::metrics::add;
+use super::mutation::runs_bytes;
 use super::shared::Shared;
 use super::state::{FlushPlan, RunLimits};
-use super::wait_queue::Permits;
+use super::store_call::begin;
 use crate::sync::{Arc, Ordering};
 
 /// What all requests of one flush have in common.
@@ -21,6 +23,9 @@ pub(crate) struct Terms<'a> {
     pub(crate) id: &'a ObjectId,
     /// The order domain of everything that it sends.
     pub(crate) domain: Option<OrderDomain>,
+    /// The number of the object's namespace.
+    pub(crate) namespace: u16,
+    pub(crate) class: Class,
 }
 
 impl Terms<'_> {
@@ -33,6 +38,19 @@ impl Terms<'_> {
         Ok(change)
     }
 
+    /// Asks the store once it is the turn of this flush.
+    async fn ask<T: Send + Unpin + 'static>(
+        &self,
+        (lane, bytes): (Lane, u64),
+        send: impl FnOnce(Change, Call) -> Reply<T>,
+    ) -> Result<T> {
+        let asking = begin(self.shared, self.namespace, (lane, self.class), bytes).await?;
+        let change = self.change().await?;
+        let answer = send(change, self.call()).await;
+        asking.end(self.shared, &answer, bytes);
+        answer
+    }
+
     /// Returns the deadline of one call: a store that does not answer in time is asked again, and cannot keep
     /// the object from being flushed.
     pub(crate) fn call(&self) -> Call {
@@ -42,36 +60,31 @@ impl Terms<'_> {
     }
 }
 
-/// The permits for flushes, reached through the cache.
-#[derive(Clone)]
-struct FlushPermits(Arc<Shared>);
-
-impl std::ops::Deref for FlushPermits {
-    type Target = Permits;
-    fn deref(&self) -> &Permits {
-        &self.0.flush_permits
-    }
-}
-
 /// Sends a plan; returns the store's version after it, if that is certain.
 pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits) -> Result<Option<u64>> {
     let Terms { shared, id, .. } = *terms;
-    let below = &shared.below;
-    // A request on the terms of this flush.
-    macro_rules! on_terms {
-        ($request:expr) => {{
-            let mut request = $request.change(terms.change().await?);
-            request.call = terms.call();
-            request
+    // A request on the terms of this flush, which carries `$bytes` bytes.
+    macro_rules! ask {
+        ($operation:ident, $bytes:expr, $request:expr) => {{
+            let mut request = $request;
+            let send = |change, call| {
+                request = request.change(change);
+                request.call = call;
+                shared.below.$operation(request)
+            };
+            terms.ask((Lane::Change, $bytes), send).await
         }};
     }
     let mut exists = plan.store_exists;
     if plan.is_retry {
         // What failed may have been done all the same, or still be on its way. The contract rules the latter
         // out once the store has answered what there is.
-        let mut request = InfoRequest::new(id.clone());
-        request.call = terms.call();
-        exists = match below.info(request).await {
+        let info = |_, call| {
+            let mut request = InfoRequest::new(id.clone());
+            request.call = call;
+            shared.below.info(request)
+        };
+        exists = match terms.ask((Lane::Change, 0), info).await {
             Ok(_) => true,
             Err(Error::Missing) => false,
             Err(error) => return Err(error),
@@ -79,7 +92,7 @@ pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits)
     }
     if !plan.is_present {
         if plan.replace {
-            match below.delete(on_terms!(DeleteRequest::new(id.clone()))).await {
+            match ask!(delete, 0, DeleteRequest::new(id.clone())) {
                 Ok(_) | Err(Error::Missing) => (),
                 Err(error) => return Err(error),
             }
@@ -94,11 +107,10 @@ pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits)
             // All of the object's runs are data here: none is an empty object.
             _ => Segments::new(),
         };
-        let request = on_terms!(WriteFullRequest::new(id.clone(), first));
-        version = Some(below.write_full(request).await?.version.0);
+        let bytes = first.len_bytes() as u64;
+        version = Some(ask!(write_full, bytes, WriteFullRequest::new(id.clone(), first))?.version.0);
     } else if let Some(to) = plan.truncate_to {
-        let request = on_terms!(TruncateRequest::new(id.clone(), to));
-        match below.truncate(request).await {
+        match ask!(truncate, 0, TruncateRequest::new(id.clone(), to)) {
             Ok(reply) => version = Some(reply.version.0),
             Err(Error::Missing) => (),
             Err(error) => return Err(error),
@@ -106,8 +118,7 @@ pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits)
     }
     let rest = plan.requests(usize::from(plan.replace), limits);
     if !plan.replace && !exists && rest.is_empty() {
-        let request = on_terms!(WriteRequest::new(id.clone(), 0, Segments::new()));
-        version = Some(below.write(request).await?.version.0);
+        version = Some(ask!(write, 0, WriteRequest::new(id.clone(), 0, Segments::new()))?.version.0);
     }
     let count = rest.len();
     if shared.config.writer == Writer::Cache {
@@ -131,8 +142,7 @@ pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits)
         }
     }
     if plan.is_retry || plan.size > plan.end_of_runs() {
-        let request = on_terms!(TruncateRequest::new(id.clone(), plan.size));
-        version = Some(below.truncate(request).await?.version.0);
+        version = Some(ask!(truncate, 0, TruncateRequest::new(id.clone(), plan.size))?.version.0);
     }
     add(&shared.metrics.flush_bytes, plan.bytes());
     succeeded(shared);
@@ -142,27 +152,28 @@ pub(crate) async fn send(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimits)
 /// Sends the runs of one request.
 async fn send_runs(terms: &Terms<'_>, runs: &[Run]) -> Result<u64> {
     let Terms { shared, id, .. } = *terms;
-    let _permit = Permits::acquire(FlushPermits(Arc::clone(shared))).await?;
-    let (change, call) = (terms.change().await?, terms.call());
-    add(&shared.metrics.flush_requests, 1);
-    let reply = match runs {
-        [Run { offset, content: RunContent::Data(data), .. }] => {
-            let mut request = WriteRequest::new(id.clone(), *offset, data.clone()).change(change);
-            request.call = call;
-            shared.below.write(request).await?
-        }
-        [Run { offset, content: RunContent::Zeroes(len_bytes), .. }] => {
-            let mut request = WriteZeroesRequest::new(id.clone(), *offset, *len_bytes).change(change);
-            request.call = call;
-            shared.below.write_zeroes(request).await?
-        }
-        several => {
-            let mut request = WriteRunsRequest::new(id.clone(), several.to_vec()).change(change);
-            request.call = call;
-            shared.below.write_runs(request).await?
+    let send = |change, call| {
+        add(&shared.metrics.flush_requests, 1);
+        shared.metrics.flush_sizes.observe(runs.iter().map(Run::len_bytes).sum::<u64>() as f64);
+        match runs {
+            [Run { offset, content: RunContent::Data(data), .. }] => {
+                let mut request = WriteRequest::new(id.clone(), *offset, data.clone()).change(change);
+                request.call = call;
+                shared.below.write(request)
+            }
+            [Run { offset, content: RunContent::Zeroes(len_bytes), .. }] => {
+                let mut request = WriteZeroesRequest::new(id.clone(), *offset, *len_bytes).change(change);
+                request.call = call;
+                shared.below.write_zeroes(request)
+            }
+            several => {
+                let mut request = WriteRunsRequest::new(id.clone(), several.to_vec()).change(change);
+                request.call = call;
+                shared.below.write_runs(request)
+            }
         }
     };
-    Ok(reply.version.0)
+    Ok(terms.ask((Lane::Flush, runs_bytes(runs)), send).await?.version.0)
 }
 
 pub(crate) fn succeeded(shared: &Shared) {

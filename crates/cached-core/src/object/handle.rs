@@ -11,6 +11,7 @@ use blocker::{Error, ObjectId, Result};
 use super::index::{Entered, InUse};
 use super::owned_resources::flushed_meanwhile;
 use super::ranges::{Buckets, Kind, Ticket};
+use super::recovery_gate;
 use super::serial::Serial;
 use super::shared::Shared;
 use super::state::{Env, Object};
@@ -56,11 +57,20 @@ impl Handle {
         shared.index.use_placed(at).map(|in_use| Self::of(shared, in_use))
     }
 
-    /// The object called `id`; waits for a node of the index if need be.
+    /// The object called `id`; waits until it is recovered, and for a node of the index if need be.
     ///
     /// # Errors
-    /// `Retryable` if too many tasks wait already, `Unsupported` if the background of the cache has ended.
+    /// `Retryable` if too many tasks wait already, `Unsupported` if the background of the cache has ended;
+    /// why the object cannot be recovered.
     pub(crate) async fn acquire(shared: &Arc<Shared>, id: &ObjectId, hash: u64) -> Result<Self> {
+        if shared.recovery.is_active() {
+            recovery_gate::object(shared, hash).await?;
+        }
+        Self::acquire_unrecovered(shared, id, hash).await
+    }
+
+    /// As [`Self::acquire`], whether the object is recovered or not.
+    pub(crate) async fn acquire_unrecovered(shared: &Arc<Shared>, id: &ObjectId, hash: u64) -> Result<Self> {
         if let Some(in_use) = shared.find(hash, id) {
             return Ok(Self::of(shared, in_use));
         }
@@ -124,6 +134,19 @@ impl Handle {
         Ok(guard)
     }
 
+    /// Takes the first run of buckets within a range that are neither here nor on their way, to be read ahead;
+    /// `None` if there is none, or if something stands in the way.
+    pub(crate) async fn lock_missing(&self, within: Buckets) -> Option<(RangeGuard, Buckets)> {
+        let own = self.clone();
+        let locked = self.enter(move |object, _| {
+            let run = object.run_to_read_ahead(within)?;
+            let ranges = &mut object.activity().ranges;
+            let (ticket, _) = ranges.enter(run.clone(), Kind::Ahead);
+            Some((RangeGuard { handle: own, ticket }, run))
+        });
+        locked.await
+    }
+
     /// Waits until another request's load of the same range is over.
     pub(crate) async fn follow(&self, ticket: Ticket) {
         let mut first = true;
@@ -159,7 +182,7 @@ impl Deref for NodeWaiters {
 /// Finds the object or gives it a node; `None` if no other object can leave at present.
 fn enter_index<'a>(shared: &'a Shared, hash: u64, id: &ObjectId) -> Option<InUse<'a>> {
     let clear = |at, hash, object: &mut Object| shared.clear_for_eviction(at, hash, object);
-    let entered = shared.index.enter(hash, id, clear);
+    let entered = shared.index.enter(hash, id, shared.namespaces.of(&id.namespace), clear);
     shared.section_ended();
     match entered {
         Entered::Found { in_use, reinserted } => {
@@ -366,7 +389,7 @@ mod shuttle_tests {
                         let shared = Arc::clone(&shared);
                         spawn(move || {
                             // Each needs all the room, and most of the buckets.
-                            let taking = OwnedResources::acquire(&shared, buckets - 2, 2);
+                            let taking = OwnedResources::acquire(&shared, 1, buckets - 2, 2);
                             let resources = if n == 1 { give_up(taking) } else { Some(block_on(taking)) };
                             if let Some(resources) = resources {
                                 yield_now();
@@ -376,8 +399,8 @@ mod shuttle_tests {
                     })
                     .collect();
                 threads.into_iter().for_each(|thread| thread.join().unwrap());
-                assert_eq!((shared.pool.free(), shared.metrics.dirty()), (buckets, 0));
-                assert!(!shared.pool.waiters().has_waiters() && !shared.metrics.dirty_waiters.has_waiters());
+                assert_eq!((shared.pool.free(), shared.metrics.dirty_room.dirty()), (buckets, 0));
+                assert!(!shared.pool.waiters().has_waiters() && !shared.metrics.dirty_room.is_any_pressed());
             },
             300,
         );

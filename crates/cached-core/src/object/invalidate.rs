@@ -4,6 +4,7 @@
 use blocker::{Result, Scope};
 
 use super::handle::Handle;
+use super::namespace_numbers::OTHERS;
 use super::owned_resources::OwnedResources;
 use super::pool::{BUCKET, Reserved};
 use super::shared::Shared;
@@ -44,8 +45,8 @@ async fn drop_clean_object(handle: &Handle) -> Invalidated {
 /// `Retryable` if too many tasks wait for buckets already.
 pub(crate) async fn narrow_rest(handle: Handle, mut left: u32) -> Result<()> {
     while left > 0 {
-        let count = left.min(handle.shared.pool.count() / SHARE).max(1);
-        let mut resources = OwnedResources::acquire(&handle.shared, count, 0).await?;
+        let count = left.min(handle.shared.pool.count_min() / SHARE).max(1);
+        let mut resources = OwnedResources::acquire(&handle.shared, OTHERS, count, 0).await?;
         let narrowed = handle
             .enter(move |object, env| {
                 resources.with(None, |resources| object.invalidate(env, &mut resources.reserved))

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use blocker::{ListEntry, ListReply, ListRequest, Name, ObjectId, Result, Version};
+use blocker::{ListEntry, ListReply, ListRequest, Name, ObjectId, Result, Scope, Version};
 
 use super::handle::Handle;
+use super::recovery_gate;
 use super::shared::Shared;
 use super::state::Known;
 use crate::sync::Arc;
@@ -13,6 +14,7 @@ use crate::sync::Arc;
 pub(crate) async fn list(shared: Arc<Shared>, mut request: ListRequest) -> Result<ListReply> {
     request.entries_max = request.entries_max.clamp(1, shared.can.list_entries_max);
     let most = request.entries_max as usize;
+    recovery_gate::scope(&shared, &Scope::Namespace(request.namespace.clone())).await?;
     loop {
         // Collected before the store is asked: what is stored meanwhile is in one of the two.
         let ours = pending_of(&shared, &request).await;
@@ -77,6 +79,9 @@ async fn corrected(
         let version = Version(shared.remembered.shown_for(hash, entry.version.0));
         ListEntry::new(entry.name.clone(), entry.size_bytes, version)
     };
+    if shared.attaching.is_direct() {
+        return Some(shown());
+    }
     let Some(in_use) = shared.find(hash, &id) else { return Some(shown()) };
     let handle = Handle::of(shared, in_use);
     let known = handle.enter(move |object, _| (object.head.known, object.list_entry(name))).await;

@@ -1,17 +1,19 @@
 //! Asking the store what an object is, and what is in a range of it: once for all tasks that wait for it.
 
-use blocker::{Call, Error, InfoRequest, ReadReply, ReadRequest, Result, Scope, Segments};
+use blocker::{Call, Error, Info, InfoRequest, ReadReply, ReadRequest, Result, Scope, Segments};
 use futures_util::future::join_all;
 
 use super::claim::ask_epoch;
+use super::epochs::UNLOGGED_SEQUENCE;
+use super::gate::{Class, Lane};
 use super::handle::{Handle, RangeGuard};
 use super::metrics::add;
 use super::owned_resources::OwnedResources;
 use super::pool::BUCKET;
 use super::ranges::{Buckets, Kind, WHOLE};
 use super::shared::Shared;
-use super::state::{Known, Loaded, Object, ReportedHead};
-use super::wait_queue::Permits;
+use super::state::{Keep, Known, Loaded, Object, ReportedHead};
+use super::store_call::begin;
 use crate::sync::{Arc, Ordering};
 
 /// What the store has given for a range.
@@ -21,7 +23,13 @@ struct Fetched {
 }
 
 /// Asks the store for what is missing of `buckets`; the caller holds the range.
-async fn ask(handle: &Handle, guard: &RangeGuard, buckets: Buckets, call: Call) -> Result<Fetched> {
+async fn ask(
+    handle: &Handle,
+    guard: &RangeGuard,
+    buckets: Buckets,
+    call: Call,
+    is_asked_for: bool,
+) -> Result<Fetched> {
     let shared = Arc::clone(&handle.shared);
     // The store's present limits: one that is reached over a network may come back with others.
     let request_bytes_max = shared.below.capabilities().request_bytes_max;
@@ -35,15 +43,23 @@ async fn ask(handle: &Handle, guard: &RangeGuard, buckets: Buckets, call: Call) 
         .await;
     let bytes: u64 = runs.iter().map(|(_, len)| len / BUCKET as u64).sum();
     let _loading = Loading::begin(&shared, bytes);
+    let began = shared.clock.now();
     let mut fetched = Fetched { loaded: Loaded::default(), reported: None };
+    let namespace = shared.index.namespace_of(handle.at());
+    let class = if is_asked_for { Class::of(call.priority) } else { Class::Idle };
     let reads = runs.into_iter().map(|(start, len)| {
         let shared = Arc::clone(&shared);
         let mut request = ReadRequest::new(handle.id().clone(), start, len);
         request.call = call;
         async move {
-            // A permit for each, until its answer has come: none is held while another is waited for.
-            let _permit = Permits::acquire(LoadPermits(Arc::clone(&shared))).await?;
-            Ok::<_, Error>((start, len, shared.below.read(request).await))
+            let asking = begin(&shared, namespace, (Lane::Load, class), len).await?;
+            let began = shared.clock.now();
+            let answer = shared.below.read(request).await;
+            asking.end(&shared, &answer, answer.as_ref().map_or(0, |reply| reply.data.len_bytes() as u64));
+            if is_asked_for && answer.is_ok() {
+                shared.read_ahead.note_answer(shared.clock.now().since(began));
+            }
+            Ok::<_, Error>((start, len, answer))
         }
     });
     for answer in join_all(reads).await {
@@ -58,18 +74,9 @@ async fn ask(handle: &Handle, guard: &RangeGuard, buckets: Buckets, call: Call) 
         fetched.reported = Some(ReportedHead { head, is_mixed, steps });
         fetched.loaded.runs.push((start, len, data));
     }
+    let nanos = u64::try_from(shared.clock.now().since(began).as_nanos()).unwrap_or(u64::MAX);
+    shared.shares.loaded(&shared.queues, namespace, bytes, nanos);
     Ok(fetched)
-}
-
-/// The permits for loads, reached through the cache.
-#[derive(Clone)]
-struct LoadPermits(Arc<Shared>);
-
-impl std::ops::Deref for LoadPermits {
-    type Target = Permits;
-    fn deref(&self) -> &Permits {
-        &self.0.load_permits
-    }
 }
 
 /// Counts what is being loaded.
@@ -88,7 +95,7 @@ impl Drop for Loading {
     }
 }
 
-/// Loads a range into the cache, as far as there are buckets and `keep` allows, and returns the bytes, with
+/// Loads a range into the cache, as far as there are buckets and `keep` asks for, and returns the bytes, with
 /// those that came `earlier` under the same guard; `None` if they are void, or the object must be looked at
 /// again.
 pub(crate) async fn load(
@@ -96,16 +103,21 @@ pub(crate) async fn load(
     guard: &RangeGuard,
     buckets: Buckets,
     call: Call,
-    keep: bool,
+    keep: Keep,
     earlier: Loaded,
 ) -> Result<Option<Loaded>> {
-    let Fetched { mut loaded, reported } = ask(handle, guard, buckets, call).await?;
+    let Fetched { mut loaded, reported } = ask(handle, guard, buckets, call, keep.is_asked_for()).await?;
     // As many as came, not as were asked for: a read may reach far beyond the object's end.
     let came = loaded.runs.iter().map(|(_, _, data)| data.len_bytes().div_ceil(BUCKET) as u32);
-    let mut resources = OwnedResources::at_hand(&handle.shared, if keep { came.sum() } else { 0 });
+    let mut resources = OwnedResources::at_hand(&handle.shared, keep.count_max(came.sum()));
     let ticket = guard.ticket();
+    let shared = Arc::clone(&handle.shared);
     let loaded = handle.enter(move |object, env| {
         if object.take_stale(ticket) {
+            return None;
+        }
+        // That an object is not there may be known only to a caller that has asked: it may come.
+        if !keep.is_asked_for() && reported.is_some_and(|reported| reported.head.is_none()) {
             return None;
         }
         let counts = reported.is_none_or(|reported| object.apply_head(env, reported));
@@ -115,8 +127,13 @@ pub(crate) async fn load(
             return None;
         }
         object.activity().ranges.ask_bytes(ticket);
-        if object.head.known != Known::Unknown {
-            resources.with(Some(&loaded), |resources| object.fill(env, resources));
+        if keep.is_asked_for() {
+            object.sample_misses(env, &loaded);
+        }
+        // Asked for before the cache was detached: it keeps nothing any more.
+        let is_kept = !shared.attaching.is_direct();
+        if object.head.known != Known::Unknown && is_kept {
+            resources.with(Some(&loaded), |resources| object.fill(env, resources, keep));
         }
         if !is_first {
             loaded.runs.extend(earlier.runs);
@@ -124,6 +141,16 @@ pub(crate) async fn load(
         Some(loaded)
     });
     Ok(loaded.await)
+}
+
+/// Asks the store what an object is as a whole.
+pub(crate) async fn ask_info(handle: &Handle, request: InfoRequest) -> Result<Info> {
+    let shared = &handle.shared;
+    let namespace = shared.index.namespace_of(handle.at());
+    let asking = begin(shared, namespace, (Lane::Change, Class::of(request.call.priority)), 0).await?;
+    let answer = shared.below.info(request).await;
+    asking.end(shared, &answer, 0);
+    answer
 }
 
 /// Makes sure that everything is known of an object as a whole: its size, version, stamp, and the epoch in
@@ -142,7 +169,7 @@ pub(crate) async fn load_head(handle: &Handle, call: Call) -> Result<()> {
     let Some(steps) = asked.await else { return Ok(()) };
     let mut request = InfoRequest::new(handle.id().clone());
     request.call = call;
-    let info = match shared.below.info(request).await {
+    let info = match ask_info(handle, request).await {
         Ok(info) => Some(info),
         Err(Error::Missing) => None,
         Err(error) => return Err(error),
@@ -168,6 +195,8 @@ pub(crate) async fn load_head(handle: &Handle, call: Call) -> Result<()> {
             // Where the cache is the writer, stamps are its own, and are not shown to callers.
             let stamp = info.as_ref().and_then(|info| info.stamp).filter(|_| fences);
             head.stamp = stamp.or(head.stamp);
+            let own = info.as_ref().and_then(|info| info.stamp).filter(|_| !fences);
+            head.has_unlogged |= own.is_some_and(|stamp| stamp.sequence >= UNLOGGED_SEQUENCE);
         })
         .await;
     Ok(())

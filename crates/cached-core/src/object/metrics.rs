@@ -1,46 +1,39 @@
-//! The state of the whole cache in O(1): buckets in each state, room in the dirty limit, and what has
-//! happened.
+//! The state of the whole cache in O(1): buckets in each state, room for dirty data, and what has happened.
 //!
-//! States change on misses and first writes; their counters are plain atomics. Hits are counted in stripes,
-//! so that threads that read different objects write to different cache lines.
+//! What is counted by namespace lies in the namespace's record ([`super::namespace_metrics`]); the sums over all
+//! of them are made when they are asked for.
 
-use super::slots::{STATES, Slot, State};
-use super::wait_queue::WaitQueue;
-use crate::sync::{AtomicBool, AtomicU64, Ordering};
+use blocker::metrics::Histogram;
 
-const STRIPES: usize = 8;
+use super::dirty_room::{DirtyLimits, DirtyRoom};
+use super::namespace_metrics::NamespaceMetrics;
+use super::namespace_table::NamespaceTable;
+use super::slots::{Slot, State};
+use crate::sync::{AtomicU64, Ordering};
+
+/// The bounds of the sizes of flush requests: a bucket, and then each four times the one before.
+const FLUSH_SIZES: [f64; 7] = [4096.0, 16_384.0, 65_536.0, 262_144.0, 1_048_576.0, 4_194_304.0, 16_777_216.0];
 
 /// See the module.
 pub(crate) struct Metrics {
-    states: [AtomicU64; STATES],
-    dirty: AtomicU64,
-    /// The part of `dirty` that stands for what has no bucket.
-    bucketless: AtomicU64,
-    dirty_max: u64,
-    /// More than half of the room has been taken since [`Self::pressure_has_begun`] was last called.
-    is_half_full: AtomicBool,
-    /// The tasks that wait until less is dirty.
-    pub(crate) dirty_waiters: WaitQueue,
-    hits: [Padded; STRIPES],
+    /// What is counted of each namespace is in its record.
+    namespaces: NamespaceTable,
+    pub(crate) dirty_room: DirtyRoom,
     pub(crate) loading: AtomicU64,
+    /// Reads that went straight to the store.
+    pub(crate) direct_reads: AtomicU64,
     /// Buckets that writes have taken over.
     pub(crate) zero_copy: AtomicU64,
-    pub(crate) misses: AtomicU64,
-    writes_back: [Padded; STRIPES],
-    pub(crate) writes_through: AtomicU64,
-    pub(crate) throttled: AtomicU64,
     pub(crate) flushes: AtomicU64,
     pub(crate) flush_failures: AtomicU64,
     pub(crate) flush_requests: AtomicU64,
     pub(crate) flush_bytes: AtomicU64,
+    /// The bytes of each request that a flush sends.
+    pub(crate) flush_sizes: Histogram,
     pub(crate) lost_bytes: AtomicU64,
     pub(crate) bucket_evictions: AtomicU64,
     pub(crate) object_evictions: AtomicU64,
 }
-
-#[repr(align(64))]
-#[derive(Default)]
-struct Padded(AtomicU64);
 
 /// Adds to a counter.
 pub(crate) fn add(counter: &AtomicU64, count: u64) {
@@ -48,167 +41,111 @@ pub(crate) fn add(counter: &AtomicU64, count: u64) {
 }
 
 impl Metrics {
-    /// At most `dirty_max` buckets may be dirty.
-    pub(crate) fn new(dirty_max: u64) -> Self {
+    pub(crate) fn new(namespaces: &NamespaceTable, limits: &DirtyLimits) -> Self {
         let zero = || AtomicU64::new(0);
         Self {
-            states: std::array::from_fn(|_| zero()),
-            dirty: zero(),
-            bucketless: zero(),
-            dirty_max,
-            is_half_full: AtomicBool::new(false),
-            dirty_waiters: WaitQueue::default(),
-            hits: Default::default(),
+            namespaces: namespaces.clone(),
+            dirty_room: DirtyRoom::new(namespaces, limits),
             loading: zero(),
+            direct_reads: zero(),
             zero_copy: zero(),
-            misses: zero(),
-            writes_back: Default::default(),
-            writes_through: zero(),
-            throttled: zero(),
             flushes: zero(),
             flush_failures: zero(),
             flush_requests: zero(),
             flush_bytes: zero(),
+            flush_sizes: Histogram::new(FLUSH_SIZES),
             lost_bytes: zero(),
             bucket_evictions: zero(),
             object_evictions: zero(),
         }
     }
 
-    /// A slot has changed its state.
-    pub(crate) fn shift(&self, from: Slot, to: Slot) {
+    /// Returns what is counted of the namespace with this number.
+    #[inline]
+    fn of(&self, namespace: u16) -> &NamespaceMetrics {
+        &self.namespaces.record(namespace).metrics
+    }
+
+    /// A slot of an object in this namespace has changed its state.
+    pub(crate) fn shift(&self, namespace: u16, from: Slot, to: Slot) {
         if from.state() != to.state() {
-            self.states[from.state() as usize].fetch_sub(1, Ordering::Relaxed);
-            self.states[to.state() as usize].fetch_add(1, Ordering::Relaxed);
+            self.of(namespace).shift(from.state(), to.state());
         }
     }
 
     /// How many slots are in `state`; of no meaning for absent ones.
     pub(crate) fn count_of(&self, state: State) -> u64 {
-        self.states[state as usize].load(Ordering::Relaxed)
+        self.total(|of| of.count_of(state))
     }
 
-    /// Returns the number of buckets that are dirty or being written, with the room taken for those that are
-    /// about to be.
-    pub(crate) fn dirty(&self) -> u64 {
-        self.dirty.load(Ordering::SeqCst)
-    }
-
-    pub(crate) fn dirty_max(&self) -> u64 {
-        self.dirty_max
-    }
-
-    /// Takes room for `count` dirty buckets. One that alone is beyond the limit gets it once nothing else
-    /// is dirty, so that no request waits for ever.
-    pub(crate) fn take_credits(&self, count: u32) -> bool {
-        if count == 0 {
-            return true;
-        }
-        let more = |dirty: u64| {
-            let after = dirty + u64::from(count);
-            (after <= self.dirty_max || dirty == 0).then_some(after)
-        };
-        let taken = self.dirty.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
-        if let Ok(before) = taken
-            && !self.is_above_half(before)
-            && self.is_above_half(before + u64::from(count))
-        {
-            self.is_half_full.store(true, Ordering::SeqCst);
-        }
-        taken.is_ok()
-    }
-
-    /// Whether this number of dirty buckets is more than half of those that may be: then flushing begins, so
-    /// that writers seldom wait for it.
-    fn is_above_half(&self, dirty: u64) -> bool {
-        dirty > self.dirty_max / 2
-    }
-
-    /// Whether flushing should not wait for age.
-    pub(crate) fn is_pressed(&self) -> bool {
-        self.is_above_half(self.dirty())
-    }
-
-    /// Whether that has just become so. True once each time.
-    pub(crate) fn pressure_has_begun(&self) -> bool {
-        self.is_half_full.load(Ordering::Relaxed) && self.is_half_full.swap(false, Ordering::SeqCst)
-    }
-
-    /// Takes back what the same slot returned a moment ago, or will return in a moment.
-    pub(crate) fn retake_credits(&self, count: u32) {
-        self.dirty.fetch_add(u64::from(count), Ordering::SeqCst);
-    }
-
-    /// Returns room to the limit.
-    pub(crate) fn return_credits(&self, count: u32) {
-        if count > 0 {
-            self.dirty.fetch_sub(u64::from(count), Ordering::SeqCst);
-            self.dirty_waiters.notify();
-        }
+    fn total(&self, count: impl Fn(&NamespaceMetrics) -> u64) -> u64 {
+        // A slot may change between two: then the sum of its states wraps around, and back.
+        self.namespaces.records().fold(0, |sum, record| sum.wrapping_add(count(&record.metrics)))
     }
 
     /// Notes that room taken before is held for what has no bucket.
-    pub(crate) fn hold_bucketless(&self, count: u32) {
-        add(&self.bucketless, u64::from(count));
+    pub(crate) fn hold_bucketless(&self, namespace: u16, count: u32) {
+        self.of(namespace).hold_bucketless(count);
     }
 
-    /// Returns such room to the limit.
-    pub(crate) fn return_bucketless(&self, count: u32) {
-        self.bucketless.fetch_sub(u64::from(count), Ordering::Relaxed);
-        self.return_credits(count);
+    /// Returns such room.
+    pub(crate) fn return_bucketless(&self, namespace: u16, count: u32) {
+        self.of(namespace).return_bucketless(count);
+        self.dirty_room.give_back(namespace, count);
     }
 
     /// How much of it is held.
     pub(crate) fn bucketless(&self) -> u64 {
-        self.bucketless.load(Ordering::Relaxed)
+        self.total(NamespaceMetrics::bucketless)
     }
 
     /// Counts a read that was answered at once.
     #[inline]
-    pub(crate) fn count_hit(&self, hash: u64) {
+    pub(crate) fn count_hit(&self, namespace: u16, hash: u64) {
         // Striped by object: two threads that read different objects write different lines.
-        add(&self.hits[hash as usize % STRIPES].0, 1);
+        self.of(namespace).count_hit(hash);
     }
 
-    /// A change was applied here.
+    /// Counts a read that had to read the store.
+    pub(crate) fn count_miss(&self, namespace: u16) {
+        self.of(namespace).count_miss();
+    }
+
+    /// Counts a change that waits for room for dirty data.
+    pub(crate) fn count_throttled(&self, namespace: u16) {
+        self.of(namespace).count_throttled();
+    }
+
+    /// Changes that waited for room for dirty data.
+    pub(crate) fn throttled(&self) -> u64 {
+        self.total(NamespaceMetrics::throttled)
+    }
+
+    /// A change was applied here that is acknowledged with the durability of this rank.
     #[inline]
-    pub(crate) fn count_write(&self, hash: u64) {
-        add(&self.writes_back[hash as usize % STRIPES].0, 1);
+    pub(crate) fn count_write(&self, namespace: u16, hash: u64, durability: usize) {
+        self.of(namespace).count_write(hash, durability);
+    }
+
+    /// A change was forwarded to the store, which has acknowledged it with the durability of this rank, or
+    /// has not.
+    pub(crate) fn count_forwarded(&self, namespace: u16, durability: Option<usize>) {
+        self.of(namespace).count_forwarded(durability);
+    }
+
+    pub(crate) fn misses(&self) -> u64 {
+        self.total(NamespaceMetrics::misses)
+    }
+
+    pub(crate) fn writes_through(&self) -> u64 {
+        self.total(NamespaceMetrics::writes_through)
     }
 
     pub(crate) fn writes_back(&self) -> u64 {
-        self.writes_back.iter().map(|stripe| stripe.0.load(Ordering::Relaxed)).sum()
+        self.total(NamespaceMetrics::writes_back)
     }
 
     pub(crate) fn hits(&self) -> u64 {
-        self.hits.iter().map(|stripe| stripe.0.load(Ordering::Relaxed)).sum()
-    }
-}
-
-#[cfg(all(test, not(shuttle)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn room_for_dirty_data_is_limited_and_every_waiter_gets_some() {
-        let metrics = Metrics::new(4);
-        assert!(metrics.take_credits(3));
-        assert!(!metrics.take_credits(2));
-        assert!(metrics.take_credits(1));
-        metrics.return_credits(4);
-        assert!(metrics.take_credits(9), "alone, even beyond the limit");
-        assert!(!metrics.take_credits(1));
-        assert!(metrics.take_credits(0));
-    }
-
-    #[test]
-    fn half_of_the_room_taken_is_reported_once_each_time() {
-        let metrics = Metrics::new(4);
-        assert!(metrics.take_credits(2) && !metrics.pressure_has_begun());
-        assert!(metrics.take_credits(1) && metrics.is_pressed());
-        assert!(metrics.pressure_has_begun() && !metrics.pressure_has_begun());
-        assert!(metrics.take_credits(1) && !metrics.pressure_has_begun(), "reported before");
-        metrics.return_credits(3);
-        assert!(metrics.take_credits(2) && metrics.pressure_has_begun());
+        self.total(NamespaceMetrics::hits)
     }
 }

@@ -37,21 +37,23 @@
 //! that need it fail once it has been dropped.
 //!
 //! # Where things are
-//! To follow one read, open the files in this order: `blocker_impl.rs` (the operation), `index.rs` (name →
-//! object), `serial.rs` (the object's exclusive section), `state/read.rs` (slots → bytes), `slots.rs` and
-//! `pool.rs` (what slots and buckets are); on a miss `read.rs`, `ranges.rs` (one load for all readers),
-//! `load.rs` (the store).
+//! To follow one read, open the files in this order: `blocker_impl.rs` (the operation), `index/` (name →
+//! object), `serial/` (the object's exclusive section), `state/read.rs` (slots → bytes), `slots.rs` and
+//! `pool/` (what slots and buckets are); on a miss `read.rs`, `ranges.rs` (one load for all readers),
+//! `load.rs` (the store); what is read before it is asked for: `read_ahead/` (what, and when), `fetch_ahead.rs`.
 //!
 //! To follow one write: `write_back.rs` (applied here, acknowledged as *cached*), then, later,
 //! `dirty_queue.rs` (what waits to be stored), `background.rs` (when), `state/flush.rs` (what), `flush.rs`
-//! and `flush_send.rs` (sent). Or `write_through.rs`: the store first. Eviction: `queue.rs` (which bucket)
+//! and `flush_send.rs` (sent). Or `write_through.rs`: the store first. Eviction: `queue/` (which bucket)
 //! and `evict.rs`.
 
+mod attach_state;
 mod background;
 mod background_queue;
 mod blocker_impl;
 mod builder;
 mod cache;
+mod change_log;
 mod claim;
 mod config;
 mod control_impl;
@@ -59,55 +61,104 @@ mod copied_content;
 mod copy;
 mod counters;
 mod deadline;
+mod detach;
+mod direct;
+mod dirty_pool;
 mod dirty_queue;
+mod dirty_room;
 mod epochs;
 mod evict;
+mod fetch_ahead;
 mod flush;
 mod flush_send;
 mod flush_ticket;
 mod forward;
+mod gate;
 mod geometry;
 mod handle;
 mod hooks;
 mod index;
+mod insight;
 mod invalidate;
 mod known_claims;
+mod limited_flush;
+mod limited_flushes;
 mod list;
+mod live_settings;
+mod live_values;
 mod load;
 mod lock_ranks;
+mod log_space;
+mod log_trouble;
+mod log_waits;
 mod losses;
+mod memory_moves;
+mod memory_shares;
 mod metrics;
 mod mutation;
+mod namespace_counters;
+mod namespace_metrics;
+mod namespace_numbers;
+mod namespace_removal;
+mod namespace_settings;
+mod namespace_table;
+mod namespaces;
 
 mod owned_resources;
 mod packed_name;
 mod pool;
 mod queue;
+mod quota_count;
+mod quotas;
 mod ranges;
 mod read;
+mod read_ahead;
 mod receive;
+mod recovery;
+mod recovery_gate;
+mod recovery_state;
 mod restore;
 mod scope_ops;
 mod serial;
+mod settings_in_force;
+mod share;
+mod share_moves;
 mod shared;
 mod shield;
 mod slots;
 mod state;
+mod store_call;
+mod store_metrics;
 mod store_pending;
 mod validate;
 mod versions;
 mod wait_queue;
 mod write_back;
 mod write_modes;
+mod write_phases;
 mod write_through;
 
+pub use attach_state::{AttachState, AttachStatus};
 pub use background::Background;
 pub use builder::ObjectCacheBuilder;
-pub use cache::ObjectCache;
+pub use cache::{ObjectCache, WeakObjectCache};
+pub use change_log::recorded as journal_records;
+pub use change_log::{AtLimit, JournalHealth, JournalOptions, JournalState, OpenJournal};
 pub use config::{
-    ConfigError, MEMORY_BYTES_MIN, NamespaceConfig, OBJECT_BYTES_LIMIT, ObjectCacheConfig, Writer,
+    ConfigError, MEMORY_BYTES_MIN, MEMORY_WEIGHT_MAX, NamespaceConfig, OBJECT_BYTES_LIMIT, ObjectCacheConfig,
+    Writer,
 };
 pub use counters::Counters;
+pub use gate::StoreTerms;
 pub use hooks::Hooks;
+pub use live_settings::LiveSettings;
 pub use losses::{LostObject, LostWrites};
+pub use namespace_counters::{DURABILITIES, NamespaceCounters};
+pub use namespace_removal::{DirtyData, Removed};
+pub use namespace_settings::NamespaceKey;
+pub use quotas::QuotaUse;
 pub use receive::ReceiveBuffer;
+pub use recovery::RecoveryError;
+pub use recovery_state::RecoveryProgress;
+pub use share::MEMORY_SHARES_MAX;
+pub use store_metrics::StoreCounters;

@@ -94,6 +94,33 @@ impl Mutation {
         }
     }
 
+    /// Returns the size that it gives to an object that has had this one, or was not there.
+    pub(crate) fn size_after(&self, before: Option<u64>) -> u64 {
+        let size = before.unwrap_or(0);
+        match self {
+            Self::Write { .. }
+            | Self::CompareAndWrite { .. }
+            | Self::WriteZeroes { .. }
+            | Self::WriteRuns { .. } => size.max(self.end()),
+            Self::Discard { .. } | Self::Touch => size,
+            Self::WriteFull { data } => data.len_bytes() as u64,
+            Self::Truncate { size } => *size,
+            Self::Delete => 0,
+            Self::Adopt(content) => content.size(),
+        }
+    }
+
+    /// Returns how many bytes a request carries that forwards it.
+    pub(crate) fn sent_bytes(&self) -> u64 {
+        let len = |data: &Segments| data.len_bytes() as u64;
+        match self {
+            Self::Write { data, .. } | Self::WriteFull { data } => len(data),
+            Self::CompareAndWrite { expected, data, .. } => len(expected) + len(data),
+            Self::WriteRuns { runs } => runs_bytes(runs),
+            _ => 0,
+        }
+    }
+
     /// Where the bytes that it writes end, for what moves the object's end by writing beyond; 0 if it writes
     /// none.
     pub(crate) fn end(&self) -> u64 {
@@ -155,4 +182,10 @@ fn run_buckets_max(run: &Run) -> u32 {
         }
         RunContent::Zeroes(_) => 2,
     }
+}
+
+/// Returns how many bytes runs carry: zeros take none.
+pub(crate) fn runs_bytes(runs: &[Run]) -> u64 {
+    let data = runs.iter().filter(|run| matches!(run.content, RunContent::Data(_)));
+    data.map(Run::len_bytes).sum()
 }

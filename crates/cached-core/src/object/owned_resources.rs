@@ -7,7 +7,7 @@ use std::task::Poll;
 use blocker::Result;
 
 use super::evict::{reserve, reserve_up_to};
-use super::metrics::add;
+use super::namespace_numbers::OTHERS;
 use super::pool::{Detached, Reserved};
 use super::shared::Shared;
 use super::state::{Loaded, Missing, Resources};
@@ -19,25 +19,32 @@ pub(crate) struct OwnedResources {
     shared: Arc<Shared>,
     reserved: Option<Detached>,
     credits: u32,
+    /// The number of the namespace that the credits are taken for.
+    namespace: u16,
 }
 
 impl OwnedResources {
     pub(crate) fn none(shared: &Arc<Shared>) -> Self {
-        Self { shared: Arc::clone(shared), reserved: None, credits: 0 }
+        Self { shared: Arc::clone(shared), reserved: None, credits: 0, namespace: OTHERS }
     }
 
-    /// Waits for `buckets` free buckets, and room for `credits` dirty ones. While it waits for room it holds
-    /// nothing, and while it waits for buckets only room, which other waiters need in the same order.
+    /// Waits for `buckets` free buckets, and room for `credits` dirty ones of the namespace with this number.
+    /// While it waits for room it holds nothing, and while it waits for buckets only room, which other waiters
+    /// need in the same order.
     ///
     /// # Errors
     /// `Retryable` if too many tasks wait already, `Unsupported` if the background of the cache has ended.
-    pub(crate) async fn acquire(shared: &Arc<Shared>, buckets: u32, credits: u32) -> Result<Self> {
+    pub(crate) async fn acquire(
+        shared: &Arc<Shared>,
+        namespace: u16,
+        buckets: u32,
+        credits: u32,
+    ) -> Result<Self> {
         let mut resources = Self::none(shared);
-        let has_room = || shared.metrics.take_credits(credits).then_some(());
-        if shared.metrics.dirty_waiters.try_take(has_room).is_none() {
-            add(&shared.metrics.throttled, 1);
-            let queue = RoomWaiters(Arc::clone(shared));
-            flushed_meanwhile(shared, wait(queue, has_room)).await?;
+        resources.namespace = namespace;
+        if !take_room_at_once(shared, namespace, credits) {
+            shared.metrics.count_throttled(namespace);
+            flushed_meanwhile(shared, wait_for_room(shared, namespace, credits)).await?;
         }
         resources.credits = credits;
         let queue = BucketWaiters(Arc::clone(shared));
@@ -51,7 +58,9 @@ impl OwnedResources {
         let reserved = reserve_up_to(shared, buckets).detach();
         // A waiting task may have found the buckets in use that the call above looked at.
         shared.pool.waiters().notify();
-        Self { shared: Arc::clone(shared), reserved: Some(reserved), credits: 0 }
+        let mut resources = Self::none(shared);
+        resources.reserved = Some(reserved);
+        resources
     }
 
     /// Whether `missing` is more than what is held.
@@ -79,7 +88,7 @@ impl OwnedResources {
 impl Drop for OwnedResources {
     fn drop(&mut self) {
         drop(self.reserved.take().map(|detached| Reserved::attach(&self.shared.pool, detached)));
-        self.shared.metrics.return_credits(self.credits);
+        self.shared.metrics.dirty_room.give_back(self.namespace, self.credits);
     }
 }
 
@@ -102,13 +111,40 @@ pub(crate) async fn flushed_meanwhile<T>(
     .await
 }
 
-/// The queue of tasks that wait for room in the dirty limit.
-struct RoomWaiters(Arc<Shared>);
+/// Takes room for `credits` dirty buckets of a namespace, unless there is none or other tasks wait for it.
+pub(crate) fn take_room_at_once(shared: &Shared, namespace: u16, credits: u32) -> bool {
+    let room = &shared.metrics.dirty_room;
+    let taking = || room.take(namespace, credits).then_some(());
+    room.waiters(room.pool_of(namespace)).try_take(taking).is_some()
+}
+
+/// Waits for room for `credits` dirty buckets of a namespace.
+///
+/// # Errors
+/// `Retryable` if too many tasks wait already.
+async fn wait_for_room(shared: &Arc<Shared>, namespace: u16, credits: u32) -> Result<()> {
+    let room = &shared.metrics.dirty_room;
+    let _waits = room.begin_wait();
+    loop {
+        let pool = room.pool_of(namespace);
+        let taking = || {
+            // Its room may come from another pool by now: then this is the wrong place to wait.
+            let has_moved = room.pool_of(namespace) != pool;
+            (has_moved || room.take(namespace, credits)).then_some(has_moved)
+        };
+        if !wait(RoomWaiters(Arc::clone(shared), pool), taking).await? {
+            return Ok(());
+        }
+    }
+}
+
+/// The queue of tasks that wait for room in a pool.
+struct RoomWaiters(Arc<Shared>, u16);
 
 impl Deref for RoomWaiters {
     type Target = WaitQueue;
     fn deref(&self) -> &WaitQueue {
-        &self.0.metrics.dirty_waiters
+        self.0.metrics.dirty_room.waiters(self.1)
     }
 }
 

@@ -52,6 +52,11 @@ impl PackedName {
         name == id.name.as_bytes() && namespace == id.namespace.as_bytes()
     }
 
+    /// The namespace.
+    pub(super) fn namespace(&self) -> &[u8] {
+        self.parts().0
+    }
+
     /// The name, to be handed out.
     pub(super) fn to_id(&self) -> ObjectId {
         let (namespace, name) = self.parts();

@@ -31,6 +31,8 @@ pub(crate) const WHOLE: Buckets = 0..u32::MAX;
 pub(crate) enum Kind {
     /// Reads it.
     Load,
+    /// Reads it before any caller has asked for it.
+    Ahead,
     /// Changes it.
     Change,
     /// Changes it by way of the store.
@@ -38,6 +40,12 @@ pub(crate) enum Kind {
     /// As [`Self::Forward`], with a stamp of the cache's own. Stamps must reach the store in their order, so
     /// of one object there is one such change at a time, whatever its range.
     Stamped,
+}
+
+impl Kind {
+    fn changes(self) -> bool {
+        matches!(self, Kind::Change | Kind::Forward | Kind::Stamped)
+    }
 }
 
 /// What an entry has asked of the store whose answer it has not used yet.
@@ -69,7 +77,7 @@ struct Entry {
 impl Entry {
     fn conflicts(&self, buckets: &Buckets, kind: Kind) -> bool {
         let are_stamped = kind == Kind::Stamped && self.kind == Kind::Stamped;
-        let changes = kind != Kind::Load || self.kind != Kind::Load;
+        let changes = kind.changes() || self.kind.changes();
         are_stamped || changes && overlap(&self.buckets, buckets)
     }
 }
@@ -139,14 +147,16 @@ impl Ranges {
         woken
     }
 
-    /// A granted load that covers `buckets`, to be waited for instead of loading again.
+    /// A granted load that covers `buckets`, to be waited for instead of loading again. What is being read
+    /// ahead need only cover the first of them: the rest is read ahead as well, or asked for afterwards.
     pub(crate) fn load_of(&self, buckets: &Buckets) -> Option<Ticket> {
         let covers = |entry: &&Entry| {
-            entry.kind == Kind::Load
+            let last = if entry.kind == Kind::Ahead { buckets.start + 1 } else { buckets.end };
+            !entry.kind.changes()
                 && entry.is_granted
                 && !entry.is_stale
                 && entry.buckets.start <= buckets.start
-                && entry.buckets.end >= buckets.end
+                && entry.buckets.end >= last
         };
         self.entries.iter().find(covers).map(|entry| entry.ticket)
     }
@@ -162,7 +172,13 @@ impl Ranges {
 
     /// Whether a change is on its way to, or waits for, any of `buckets`.
     pub(crate) fn is_changing(&self, buckets: &Buckets) -> bool {
-        self.entries.iter().any(|entry| entry.kind != Kind::Load && overlap(&entry.buckets, buckets))
+        self.entries.iter().any(|entry| entry.kind.changes() && overlap(&entry.buckets, buckets))
+    }
+
+    /// Whether a load of `bucket` is under way, or waits.
+    pub(crate) fn is_wanted(&self, bucket: u32) -> bool {
+        let one = bucket..bucket + 1;
+        self.entries.iter().any(|entry| !entry.kind.changes() && overlap(&entry.buckets, &one))
     }
 
     /// Whether a granted entry changes a range by way of the store. What is written back must not be mixed
@@ -247,6 +263,20 @@ mod tests {
         assert!(!ranges.poll(late, Waker::noop()));
         ranges.release(change);
         assert!(ranges.poll(late, Waker::noop()));
+    }
+
+    #[test]
+    fn a_read_waits_for_what_is_being_read_ahead_where_it_begins() {
+        let mut ranges = Ranges::default();
+        let (ahead, granted) = ranges.enter(8..16, Kind::Ahead);
+        assert!(granted && ranges.enter(0..9, Kind::Load).1, "loads share");
+        assert_eq!(ranges.load_of(&(15..20)), Some(ahead), "the rest may follow");
+        assert_eq!(ranges.load_of(&(7..12)), None, "it does not begin there");
+        assert!(ranges.is_wanted(8) && ranges.is_wanted(0) && !ranges.is_wanted(16));
+        assert!(!ranges.is_changing(&(8..16)) && !ranges.enter(10..11, Kind::Change).1);
+        ranges.ask_bytes(ahead);
+        ranges.invalidate_bytes(&(10..11));
+        assert_eq!(ranges.load_of(&(15..20)), None, "its answer is void");
     }
 
     #[test]

@@ -3,13 +3,12 @@
 use blocker::{Error, Hints, ReadReply, ReadRequest, Result};
 
 use super::deadline::until;
-use super::geometry::buckets_of;
+use super::geometry::{BUCKET_U64, buckets_of};
 use super::handle::Handle;
 use super::load::{load, load_head};
-use super::metrics::add;
 use super::ranges::Kind;
 use super::shared::Shared;
-use super::state::{Loaded, Lookup};
+use super::state::{Keep, Loaded, Lookup};
 use crate::sync::Arc;
 
 /// The most loads for one request: each may turn out void, if other clients change the object that fast.
@@ -24,38 +23,42 @@ pub(crate) async fn read(shared: Arc<Shared>, request: ReadRequest, hash: u64) -
 
 async fn read_from_store(shared: &Arc<Shared>, request: ReadRequest, hash: u64) -> Result<ReadReply> {
     let handle = Handle::acquire(shared, &request.object, hash).await?;
-    let keep = !request.call.hints.has(Hints::NO_CACHE);
+    let mut keep = if request.call.hints.has(Hints::NO_CACHE) { Keep::Nothing } else { Keep::All };
     let object_bytes_max = shared.config.object_bytes_max;
     let request = Arc::new(request);
     let mut is_counted = false;
     for _ in 0..LOADS_MAX {
         let asked = Arc::clone(&request);
-        let buckets =
-            match handle.enter(move |object, env| object.look_up(env, &asked, object_bytes_max)).await {
-                Lookup::Answer(answer) => {
-                    if !is_counted {
-                        shared.metrics.count_hit(hash);
-                    }
-                    return answer;
+        let looked = handle
+            .enter(move |object, env| (object.look_up(env, &asked, object_bytes_max), object.content_end()));
+        let (looked, content_end) = looked.await;
+        let buckets = match looked {
+            Lookup::Answer(answer) => {
+                if !is_counted {
+                    shared.metrics.count_hit(shared.index.namespace_of(handle.at()), hash);
                 }
-                Lookup::Head => {
-                    load_head(&handle, request.call).await?;
-                    continue;
-                }
-                Lookup::Follow(ticket) => {
-                    handle.follow(ticket).await;
-                    continue;
-                }
-                // What is here already is not asked for, unless it was evicted while the rest was loaded:
-                // then all of it is.
-                Lookup::Load(buckets) if !is_counted => buckets,
-                Lookup::Load(_) => {
-                    let within = object_bytes_max.saturating_sub(request.offset).min(request.len_bytes);
-                    buckets_of(request.offset, within)
-                }
-            };
+                return answer;
+            }
+            Lookup::Head => {
+                load_head(&handle, request.call).await?;
+                continue;
+            }
+            Lookup::Follow(ticket) => {
+                handle.follow(ticket).await;
+                continue;
+            }
+            // What is here already is not asked for, unless it was evicted while the rest was loaded:
+            // then all of it is.
+            Lookup::Load(buckets) if !is_counted => buckets,
+            Lookup::Load(_) => {
+                let within = object_bytes_max.saturating_sub(request.offset).min(request.len_bytes);
+                buckets_of(request.offset, within)
+            }
+        };
         if !std::mem::replace(&mut is_counted, true) {
-            add(&shared.metrics.misses, 1);
+            let namespace = shared.index.namespace_of(handle.at());
+            shared.metrics.count_miss(namespace);
+            keep = what_to_keep(shared, namespace, &request, content_end, keep);
         }
         let guard = handle.lock_range(buckets.clone(), Kind::Load).await?;
         let loaded = load(&handle, &guard, buckets, request.call, keep, Loaded::default()).await?;
@@ -71,6 +74,25 @@ async fn read_from_store(shared: &Arc<Shared>, request: ReadRequest, hash: u64) 
         }
     }
     Err(changes_too_fast())
+}
+
+/// Takes note of a read that the store must be asked for; returns what of it is kept.
+fn what_to_keep(
+    shared: &Shared,
+    namespace: u16,
+    request: &ReadRequest,
+    content_end: u64,
+    keep: Keep,
+) -> Keep {
+    let end = request.offset.saturating_add(request.len_bytes).min(shared.config.object_bytes_max);
+    let buckets = buckets_of(request.offset, end.saturating_sub(request.offset));
+    let last = buckets.end - 1;
+    let seen = shared.read_ahead.observe_read(namespace, &request.object, buckets, content_end, request.call);
+    match seen.is_passing {
+        false => keep,
+        true if end.is_multiple_of(BUCKET_U64) => Keep::Nothing,
+        true => Keep::Passing(last),
+    }
 }
 
 pub(crate) fn changes_too_fast() -> Error {

@@ -41,7 +41,7 @@ pub struct ReceiveBuffer {
 
 impl ReceiveBuffer {
     /// Memory for `len_bytes` that are to be written at `offset` of `object`; `None` if they fill no whole
-    /// bucket, are not kept in the namespace's write mode, exceed the object's size limit, or find no room at
+    /// bucket, are not kept or refused in the namespace's write mode, exceed the object's size limit, or find no room at
     /// once.
     pub(crate) fn new(
         shared: &Arc<Shared>,
@@ -50,7 +50,8 @@ impl ReceiveBuffer {
         len_bytes: usize,
     ) -> Option<Self> {
         offset.checked_add(len_bytes as u64).filter(|end| *end <= shared.config.object_bytes_max)?;
-        if shared.write_modes.of(&object.namespace) == WriteMode::Around {
+        if matches!(shared.namespaces.write_mode(&object.namespace), WriteMode::Around | WriteMode::ReadOnly)
+        {
             return None;
         }
         let (mut head, mut tail, mut count) = (0, 0, 0);
@@ -61,7 +62,7 @@ impl ReceiveBuffer {
                 len => tail = len,
             }
         }
-        if count == 0 || !shared.pool.reserve_receive(count, shared.pool.count() / SHARE) {
+        if count == 0 || !shared.pool.reserve_receive(count, shared.pool.count_min() / SHARE) {
             return None;
         }
         let Some(mut reserved) = shared.pool.waiters().try_take(|| reserve(shared, count)) else {

@@ -48,6 +48,7 @@ pub(crate) async fn restore(terms: &Terms<'_>, plan: &FlushPlan, limits: RunLimi
     }
     request.call = terms.call();
     add(&shared.metrics.flush_requests, 1);
+    shared.metrics.flush_sizes.observe(plan.size as f64);
     let version = match shared.below.write_full(request).await {
         Ok(reply) => reply.version.0,
         Err(error @ (Error::ConditionFailed { .. } | Error::Exists | Error::Missing)) => {

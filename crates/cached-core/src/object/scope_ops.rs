@@ -2,15 +2,20 @@
 
 use blocker::{
     ClaimReply, ClaimRequest, Durability, Error, FlushReply, FlushRequest, Info, InfoRequest,
-    InvalidateReply, InvalidateRequest, ListReply, ListRequest, Result, Scope,
+    InvalidateReply, InvalidateRequest, ListReply, ListRequest, Namespace, ObjectId, Result, Scope,
+    WriteMode,
 };
+use cached_journal::Position;
 
+use super::change_log::{ChangeLog, JournalState};
 use super::deadline::until;
 use super::flush_ticket::{FlushTicket, Stored};
 use super::handle::Handle;
 use super::invalidate::drop_clean;
 use super::list;
 use super::load::load_head;
+use super::log_waits;
+use super::recovery_gate;
 use super::shared::Shared;
 use super::store_pending::expedite;
 use crate::sync::Arc;
@@ -47,17 +52,101 @@ pub(crate) async fn flush(shared: Arc<Shared>, request: FlushRequest) -> Result<
         return Err(Error::NotStored("the deadline passed before the flush began".into()));
     }
     let work = async {
+        if request.durability <= Durability::Journaled
+            && let Some(reply) = flush_log(&shared, &request).await?
+        {
+            return Ok(reply);
+        }
+        // An object that cannot be recovered does not keep the rest from being stored.
+        let recovered = recovery_gate::scope(&shared, &request.scope).await;
+        let up_to = shared.log.as_ref().map(ChangeLog::last_position);
         store_scope(&shared, &request.scope, &ticket).await?;
         // What was forwarded may not be stored below either.
-        shared.below.flush(request.clone()).await?;
-        shared.losses.check(&request.scope)
+        flush_below(&shared, &request).await?;
+        log_waits::scope_not_draining(&shared, &request.scope).await?;
+        recovered?;
+        if let (Some(log), Some(up_to)) = (&shared.log, up_to) {
+            mark_stored(&shared, log, &request.scope, up_to);
+        }
+        shared.losses.check(&request.scope)?;
+        Ok(FlushReply::new(Durability::Stored))
     };
-    until(&*shared.clock, deadline, late, work).await?;
-    Ok(FlushReply::new(Durability::Stored))
+    until(&*shared.clock, deadline, late, work).await
+}
+
+/// Makes everything within the scope *journaled*: waits until the last record is durable, and stores what the
+/// log does not have. Returns `None` if everything must be stored.
+async fn flush_log(shared: &Arc<Shared>, request: &FlushRequest) -> Result<Option<FlushReply>> {
+    let Some(log) = &shared.log else { return Ok(None) };
+    if log.events.condition.state() != JournalState::Ok {
+        return Ok(None);
+    }
+    let position = log.last_position();
+    match &request.scope {
+        Scope::Object(ObjectId { namespace, .. })
+        | Scope::Domain(namespace, _)
+        | Scope::Namespace(namespace) => {
+            if !is_all_logged(shared, log, namespace) {
+                return Ok(None);
+            }
+        }
+        _ => {
+            // What this cache has not claimed it has not changed.
+            for namespace in shared.epochs.claimed() {
+                if !is_all_logged(shared, log, &namespace) {
+                    let mut of_it = request.clone();
+                    (of_it.scope, of_it.durability) = (Scope::Namespace(namespace), Durability::Stored);
+                    Box::pin(flush(Arc::clone(shared), of_it)).await?;
+                }
+            }
+        }
+    }
+    if position != Position(0) && !log_waits::durable(shared, position, None).await? {
+        return Ok(None);
+    }
+    shared.losses.check(&request.scope)?;
+    Ok(Some(FlushReply::new(Durability::Journaled)))
+}
+
+/// Asks the store to store what it has within the scope.
+async fn flush_below(shared: &Shared, request: &FlushRequest) -> Result<()> {
+    let mut below = request.clone();
+    below.durability = Durability::Stored;
+    let log = shared.log.as_ref();
+    let forwarded = log.map_or_else(Vec::new, |log| log.names.forwarded_within(&request.scope));
+    shared.below.flush(below).await?;
+    forwarded.iter().for_each(|(namespace, count)| namespace.note_forwarded_stored(*count));
+    Ok(())
+}
+
+/// Whether the log has everything of a namespace that the store need not have stored.
+fn is_all_logged(shared: &Shared, log: &ChangeLog, namespace: &Namespace) -> bool {
+    log.names.is_journaled(namespace)
+        && shared.namespaces.write_mode(namespace) == WriteMode::Back
+        && log.names.get(namespace).is_some_and(|known| !known.has_forwarded())
+}
+
+/// Marks what has been stored, as far as that is possible at once: a restart then has nothing to replay.
+fn mark_stored(shared: &Shared, log: &ChangeLog, scope: &Scope, up_to: Position) {
+    if shared.losses.is_any() {
+        return;
+    }
+    // Without room, or in trouble, what is stored is replayed once more.
+    let _ = match scope {
+        Scope::Object(object) => match log.names.get(&object.namespace).filter(|it| it.has_unmarked()) {
+            Some(namespace) => log.mark_object(&namespace, object, up_to),
+            None => return,
+        },
+        scope => log.mark_scope(scope, up_to),
+    };
 }
 
 /// Waits until what the cache has within `scope` is stored, or recorded as lost.
-async fn store_scope(shared: &Arc<Shared>, scope: &Scope, ticket: &Arc<FlushTicket>) -> Result<()> {
+pub(crate) async fn store_scope(
+    shared: &Arc<Shared>,
+    scope: &Scope,
+    ticket: &Arc<FlushTicket>,
+) -> Result<()> {
     match flush_scope(shared, scope, ticket).await {
         Err(Error::WritesLost(_)) => Ok(()),
         result => result,
@@ -99,6 +188,7 @@ pub(crate) async fn claim(shared: Arc<Shared>, request: ClaimRequest) -> Result<
     let deadline = request.call.deadline;
     let work = async {
         let ticket = Arc::new(FlushTicket::default());
+        recovery_gate::scope(&shared, &request.scope).await?;
         store_scope(&shared, &request.scope, &ticket).await?;
         // From here on no older change is accepted here; what came during the flush is stored as well.
         let raised = match shared.fences_callers() {

@@ -1,26 +1,37 @@
 //! What all operations of one cache share: its parts, the names and versions of objects, and the way into an
 //! object's exclusive section.
 
-use blocker::{Blocker, Capabilities, Clock, EventHub, ObjectId};
+use blocker::{Blocker, Capabilities, Clock, EventHub, ObjectId, Timestamp};
 
+use super::attach_state::Attaching;
 use super::background_queue::BackgroundQueue;
+use super::change_log::ChangeLog;
 use super::config::{ObjectCacheConfig, Writer};
 use super::copied_content::ContentOwner;
 use super::dirty_queue::DirtyQueue;
 use super::epochs::Epochs;
+use super::gate::Gate;
 use super::hooks::Hooks;
 use super::index::{InUse, Index};
 use super::known_claims::KnownClaims;
+use super::live_values::{LiveValues, dirty_limits, quotas, set_limited, store_terms};
+use super::lock_ranks;
 use super::losses::Losses;
+use super::memory_shares::MemoryShares;
 use super::metrics::{Metrics, add};
+use super::namespace_settings::NamespaceSettings;
+use super::namespaces::Namespaces;
 use super::pool::Pool;
 use super::queue::Queues;
+use super::quotas::Quotas;
+use super::read_ahead::ReadAhead;
+use super::recovery_state::Recovery;
 use super::state::{Env, Object};
 use super::versions::Versions;
 use super::wait_queue::{Permits, WaitQueue};
-use super::write_modes::WriteModes;
 use crate::hash::KeyHasher;
-use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::insight::{HotSketch, Sampling};
+use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
 
 const VERSION_STRIPES: usize = 8;
 
@@ -30,13 +41,24 @@ pub(crate) struct Shared {
     pub(crate) below: Arc<dyn Blocker>,
     /// What the store could do when the cache was made.
     pub(crate) can: Capabilities,
+    /// As it was at the start; what can change since is in `live`, `namespaces`, `metrics` and the gate.
     pub(crate) config: ObjectCacheConfig,
-    pub(crate) write_modes: WriteModes,
+    /// What is in force for the namespaces; held while that changes.
+    pub(crate) settings: Mutex<NamespaceSettings>,
+    pub(crate) live: LiveValues,
+    /// Whether requests go to the cache.
+    pub(crate) attaching: Attaching,
+    pub(crate) namespaces: Namespaces,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) hooks: Arc<dyn Hooks>,
     pub(crate) pool: Pool,
     pub(crate) queues: Queues,
+    /// The namespaces' shares of the memory.
+    pub(crate) shares: MemoryShares,
+    /// The objects that are read most.
+    pub(crate) hot: HotSketch,
     pub(crate) metrics: Metrics,
+    pub(crate) read_ahead: ReadAhead,
     pub(crate) index: Index,
     pub(crate) dirty_queue: DirtyQueue,
     /// What was acknowledged here and can never be stored.
@@ -57,8 +79,11 @@ pub(crate) struct Shared {
     has_missed_eviction: AtomicBool,
     /// Tasks that wait for a node of the index.
     pub(crate) node_waiters: WaitQueue,
-    pub(crate) load_permits: Permits,
-    pub(crate) flush_permits: Permits,
+    /// Where requests to the store are put in order.
+    pub(crate) gate: Gate,
+    /// Flushes under way of namespaces that are limited there.
+    pub(crate) limited_flushes: AtomicU32,
+    pub(crate) quotas: Quotas,
     pub(crate) background: BackgroundQueue,
     /// One object at a time is read back and written in full.
     pub(crate) restoring: Permits,
@@ -66,6 +91,12 @@ pub(crate) struct Shared {
     pub(crate) pairing: Permits,
     /// Flushes that failed since one succeeded.
     pub(crate) failing: AtomicU32,
+    /// The log of changes, if the cache has a journal.
+    pub(crate) log: Option<ChangeLog>,
+    /// When the cache was made.
+    pub(crate) made_at: Timestamp,
+    /// What an earlier process has logged and this one has not applied.
+    pub(crate) recovery: Recovery,
 }
 
 impl Shared {
@@ -75,9 +106,12 @@ impl Shared {
         config: ObjectCacheConfig,
         clock: Arc<dyn Clock>,
         hooks: Arc<dyn Hooks>,
+        namespaces: Namespaces,
         pool: Pool,
         queues: Queues,
         index: Index,
+        log: Option<ChangeLog>,
+        recovery: Recovery,
     ) -> Self {
         let seed = config.hash_seed;
         let random = |stripe: usize| {
@@ -85,12 +119,24 @@ impl Shared {
             KeyHasher::new(own).hash(b"versions").0
         };
         let hasher = KeyHasher::new(seed);
-        let dirty_max = config.dirty_bytes_max / blocker::BUCKET_BYTES;
+        let gate = Gate::new(Arc::clone(&clock), config.load_requests_max, config.flush_requests_max);
+        let terms = store_terms(&config, &namespaces);
+        gate.set_terms(&terms);
+        set_limited(&namespaces, &terms);
+        let own_quotas = quotas(&config, &namespaces);
+        let shares = MemoryShares::new(pool.count());
+        // No bucket is in a queue yet, so none is to be moved.
+        shares.set(&config, &namespaces, &queues, pool.count_max());
         Self {
             can: below.capabilities(),
-            write_modes: WriteModes::new(&config, &hasher),
-            epochs: Epochs::new(&hasher),
-            metrics: Metrics::new(dirty_max.min(u64::from(pool.count()) / 4 * 3).max(1)),
+            attaching: Attaching::default(),
+            settings: Mutex::ranked(NamespaceSettings::new(config.clone()), &lock_ranks::SETTINGS),
+            epochs: Epochs::new(&hasher, log.as_ref().map(ChangeLog::writer)),
+            metrics: Metrics::new(&namespaces, &dirty_limits(&config, pool.count_min(), &namespaces)),
+            read_ahead: ReadAhead::new(&config, pool.count_min(), &namespaces),
+            live: LiveValues::new(&config, &namespaces),
+            namespaces,
+            hot: HotSketch::new(config.insight != Sampling::Off, clock.now()),
             index,
             dirty_queue: DirtyQueue::default(),
             losses: Losses::default(),
@@ -102,18 +148,23 @@ impl Shared {
             next_shard: AtomicU32::new(0),
             has_missed_eviction: AtomicBool::new(false),
             node_waiters: WaitQueue::default(),
-            load_permits: Permits::new(config.load_requests_max),
-            flush_permits: Permits::new(config.flush_requests_max),
+            gate,
+            limited_flushes: AtomicU32::new(0),
+            quotas: Quotas::new(&own_quotas),
             background: BackgroundQueue::default(),
             restoring: Permits::new(1),
             pairing: Permits::new(1),
             failing: AtomicU32::new(0),
+            log,
+            made_at: clock.now(),
+            recovery,
             below,
             config,
             clock,
             hooks,
             pool,
             queues,
+            shares,
         }
     }
 
@@ -138,8 +189,10 @@ impl Shared {
             queues: &self.queues,
             metrics: &self.metrics,
             versions: &self.remembered,
+            read_ahead: &self.read_ahead,
             node,
             hash,
+            namespace: self.index.namespace_of(node),
             clock: &*self.clock,
         }
     }
@@ -154,10 +207,32 @@ impl Shared {
         Some(in_use)
     }
 
-    /// Runs `job` in the exclusive section of the object called `id`, if the index has it and no thread is
-    /// inside. `ahead` runs before the name has been compared, to prefetch memory that `job` will read.
+    /// Whether an object has changes of an earlier process that are not applied yet: no caller may see it.
+    #[inline]
+    pub(crate) fn is_unrecovered(&self, hash: u64) -> bool {
+        self.recovery.is_active() && !self.recovery.is_recovered(hash)
+    }
+
+    /// Runs `job` in the exclusive section of the object called `id`, if the index has it, it is recovered,
+    /// and no thread is inside. `ahead` runs before the name has been compared, to prefetch memory that `job`
+    /// will read.
     #[inline]
     pub(crate) fn at_once<R>(
+        &self,
+        hash: u64,
+        id: &ObjectId,
+        ahead: impl FnOnce(&Object, &Env<'_>),
+        job: impl FnOnce(&mut Object, &Env<'_>) -> R,
+    ) -> Option<R> {
+        if self.is_unrecovered(hash) {
+            return None;
+        }
+        self.enter_at_once(hash, id, ahead, job)
+    }
+
+    /// As [`Self::at_once`], whether the object is recovered or not.
+    #[inline]
+    pub(crate) fn enter_at_once<R>(
         &self,
         hash: u64,
         id: &ObjectId,
@@ -255,12 +330,17 @@ impl Shared {
         self.next_shard.fetch_add(1, Ordering::Relaxed) as usize
     }
 
-    /// Whether flushing should not wait for age.
+    /// Whether flushing something should not wait for age.
     pub(crate) fn is_under_pressure(&self) -> bool {
-        self.metrics.is_pressed()
-            || self.metrics.dirty_waiters.has_waiters()
-            || self.pool.waiters().has_waiters()
+        self.metrics.dirty_room.is_any_pressed() || self.is_memory_short()
+    }
+
+    /// Whether tasks wait for what any flush gives back: flushing should not wait for age, whatever the
+    /// namespace.
+    pub(crate) fn is_memory_short(&self) -> bool {
+        self.pool.waiters().has_waiters()
             || self.node_waiters.has_waiters()
+            || self.log.as_ref().is_some_and(|log| log.events.room.has_waiters())
     }
 
     /// Whether an object's change may be acknowledged as far as the writer goes: callers are the writers, or

@@ -1,9 +1,13 @@
 //! The walk over every invariant of a cache.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
+use blocker::WriteMode;
+
+use super::queue::UNREAD;
 use super::shared::Shared;
 use super::slots::{STATES, Slot, State};
+use crate::sync::Ordering;
 
 /// Checks every invariant; see [`ObjectCache::validate`](super::ObjectCache::validate).
 pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
@@ -43,11 +47,30 @@ pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
             return Err(format!("{found} slots are {state:?}, counted {counted}"));
         }
     }
-    if dirty > shared.metrics.dirty() {
+    if dirty > shared.metrics.dirty_room.dirty() {
         return Err(format!(
             "{dirty} buckets are dirty, bucketless was taken for {}",
-            shared.metrics.dirty()
+            shared.metrics.dirty_room.dirty()
         ));
+    }
+    shared.metrics.dirty_room.validate()?;
+    shared.gate.validate()?;
+    shared.namespaces.validate()?;
+    if shared.log.is_none() {
+        // What a journal has of an earlier process is written back whatever the mode.
+        for record in shared.namespaces.records() {
+            let (phases, dirty) = (&record.write_phases, record.dirty_taken.load(Ordering::SeqCst));
+            let mode = phases.mode();
+            if mode != WriteMode::Back && !phases.is_changing() && !phases.is_busy() && dirty > 0 {
+                return Err(format!(
+                    "{dirty} buckets of namespace {} are dirty in mode {mode}",
+                    record.number
+                ));
+            }
+        }
+    }
+    if shared.attaching.is_direct() && dirty > 0 {
+        return Err(format!("{dirty} buckets are dirty while reads go straight to the store"));
     }
     let free = shared.pool.free_list();
     if free.len() as u64 != u64::from(shared.pool.free()) {
@@ -55,6 +78,15 @@ pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
     }
     if let Some(bucket) = free.iter().find(|bucket| pointed.contains_key(bucket)) {
         return Err(format!("bucket {bucket} is free and in use"));
+    }
+    let absent = shared.pool.absent_list()?;
+    let is_used = |bucket: &&u32| pointed.contains_key(bucket) || shared.pool.meta(**bucket).refs() != 0;
+    if let Some(bucket) = absent.iter().find(is_used) {
+        return Err(format!("bucket {bucket} is absent and in use"));
+    }
+    let absent: HashSet<u32> = absent.into_iter().collect();
+    if let Some(bucket) = free.iter().find(|bucket| absent.contains(bucket)) {
+        return Err(format!("bucket {bucket} is absent and free"));
     }
     let receiving = shared.pool.receiving_list();
     // Buckets may be counted this very moment that are not marked yet.
@@ -74,6 +106,17 @@ pub(crate) fn validate(shared: &Shared) -> Result<(), String> {
         if refs < *slots {
             return Err(format!("{slots} slots point at bucket {bucket}, counted {refs}"));
         }
+    }
+    shared.shares.validate(shared.pool.count())?;
+    let unread = clean.iter().filter(|bucket| shared.pool.meta(**bucket).has_flags(UNREAD)).count() as u64;
+    if unread != u64::from(shared.read_ahead.unread()) {
+        return Err(format!("{unread} buckets are unread, counted {}", shared.read_ahead.unread()));
+    }
+    if let Some(bucket) = pointed
+        .keys()
+        .find(|bucket| shared.pool.meta(**bucket).is_flagged() && clean.iter().all(|clean| clean != *bucket))
+    {
+        return Err(format!("bucket {bucket} has flags, and is not clean"));
     }
     let mut queued = shared.queues.all(&shared.pool)?;
     queued.sort_unstable();

@@ -159,14 +159,15 @@ impl<Q: Deref<Target = WaitQueue>, F> Drop for Wait<Q, F> {
 
 /// A number of permits, and the tasks that wait for one.
 pub(crate) struct Permits {
-    left: AtomicU32,
+    taken: AtomicU32,
+    count: u32,
     queue: WaitQueue,
 }
 
 impl Permits {
     pub(crate) fn new(count: usize) -> Self {
-        let left = AtomicU32::new(u32::try_from(count).unwrap_or(u32::MAX));
-        Self { left, queue: WaitQueue::default() }
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        Self { taken: AtomicU32::new(0), count, queue: WaitQueue::default() }
     }
 
     /// Waits for one; given back when it is dropped.
@@ -175,8 +176,8 @@ impl Permits {
         H: Deref<Target = Self> + Clone + Unpin,
     {
         wait(QueueOf(&permits), || {
-            let down = |left: u32| left.checked_sub(1);
-            permits.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, down).ok()
+            let up = |taken: u32| (taken < permits.count).then(|| taken + 1);
+            permits.taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, up).ok()
         })
         .await?;
         Ok(Permit(permits.clone()))
@@ -197,7 +198,7 @@ pub(crate) struct Permit<H: Deref<Target = Permits>>(H);
 
 impl<H: Deref<Target = Permits>> Drop for Permit<H> {
     fn drop(&mut self) {
-        self.0.left.fetch_add(1, Ordering::SeqCst);
+        self.0.taken.fetch_sub(1, Ordering::SeqCst);
         self.0.queue.notify();
     }
 }

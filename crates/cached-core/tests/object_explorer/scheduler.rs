@@ -109,9 +109,9 @@ impl Environment {
         let dirty_buckets = rng.within(1, (free / 4 * 3).max(1));
         let policy = *rng.pick(profile.policies);
         let ns = |index: u64| namespace(if index == 0 { "a" } else { "b" });
-        let mut namespaces = vec![NamespaceConfig { namespace: namespace(HOG), write: WriteMode::Through }];
+        let mut namespaces = vec![NamespaceConfig::new(namespace(HOG), WriteMode::Through)];
         for index in 0..profile.namespaces {
-            namespaces.push(NamespaceConfig { namespace: ns(index), write: *rng.pick(profile.policies) });
+            namespaces.push(NamespaceConfig::new(ns(index), *rng.pick(profile.policies)));
         }
         let config = ObjectCacheConfig {
             objects_count_max: rng.within(profile.places.0, profile.places.1) as u32,

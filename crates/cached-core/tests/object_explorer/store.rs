@@ -461,7 +461,8 @@ fn request(name: &'static str, object: Option<&ObjectId>, text: String) -> Reque
 fn change(name: &'static str, object: &ObjectId, change: &Change, text: String) -> Request {
     Request {
         is_change: true,
-        syncs: (change.durability == Durability::Stored).then(|| Scope::Object(object.clone())),
+        // A store that is asked for *journaled* gives at least that: this one by a sync.
+        syncs: (change.durability >= Durability::Journaled).then(|| Scope::Object(object.clone())),
         stamp: change.stamp,
         renews: matches!(name, "write_full" | "delete"),
         text: format!("{text}{}", if change.durability == Durability::Stored { ", stored" } else { "" }),

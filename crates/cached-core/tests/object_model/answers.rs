@@ -44,18 +44,27 @@ impl Environment {
         let Flight { asked, has_deadline, number, .. } = flight;
         if let Some(Err(error)) = &answer {
             let is_excused = match error {
+                // Attached again meanwhile.
+                Error::Retryable(_) if matches!(asked, Asked::Switch { detaches: true, .. }) => true,
                 Error::Retryable(_) => self.is_noisy || has_deadline,
                 Error::DeadlinePassed => has_deadline,
+                // A quota may have been in force when it began.
+                Error::OutOfSpace(_) => self.has_had_quota,
                 Error::OutcomeUnknown(_) | Error::NotStored(_) => self.is_noisy || has_deadline,
                 Error::Missing | Error::Exists | Error::Mismatch { .. } | Error::ConditionFailed { .. } => {
                     true
                 }
+                Error::Denied(_) => matches!(asked, Asked::Change { is_refused: true, .. }),
                 _ => false,
             };
             assert!(is_excused, "#{number} {asked:?}: {error}");
         }
         match asked {
-            Asked::Change { target, act, change, is_stale } => {
+            Asked::Change { target, act, change, is_stale, is_refused } => {
+                assert!(
+                    !is_refused || !matches!(answer, Some(Ok(_))),
+                    "#{number}: a change to what is read-only"
+                );
                 let label = format!("#{number} {act:?} of {}", self.objects[target].id);
                 self.changed(&label, target, &act, change, is_stale, answer);
             }
@@ -81,6 +90,28 @@ impl Environment {
                     self.flushed(&scope, &marks);
                 }
             }
+            Asked::Mode { namespace, mode, changes } => {
+                let is_last = self.modes[namespace].1 == changes;
+                if let (true, Some(Ok(_)), Some(cache)) = (is_last, &answer, &self.cache) {
+                    let name = Some(&self.namespaces[namespace]);
+                    let all = cache.namespaces();
+                    let of = all.iter().find(|of| of.namespace.as_ref() == name).expect("configured");
+                    // The mode in force changes as well with the way in or out of the path of requests.
+                    let is_changing = of.is_mode_changing && self.switches.unwrap_or(0) == 0;
+                    assert_eq!((of.write_mode, is_changing), (mode, false), "#{number}");
+                    assert!(mode == WriteMode::Back || of.dirty_bytes == 0, "#{number}: {of:?}");
+                }
+            }
+            Asked::Switch { detaches, switches } => {
+                let is_last = self.switches == Some(switches);
+                if let (true, Some(Ok(_)), Some(cache)) = (is_last, &answer, &self.cache) {
+                    let (state, counters) = (cache.attach_status().state, cache.counters());
+                    let wanted = if detaches { AttachState::Detached } else { AttachState::Attached };
+                    assert_eq!(state, wanted, "#{number}");
+                    let held = counters.dirty_bytes + counters.clean_bytes + counters.zero_bytes;
+                    assert!(!detaches || held == 0, "#{number}: {counters:?}");
+                }
+            }
             Asked::Invalidate => {
                 if let Some(Ok(_)) = answer {
                     self.must_invalidate = false;
@@ -98,16 +129,22 @@ impl Environment {
         is_stale: bool,
         answer: Option<Result<Answer>>,
     ) {
+        let mut is_of_uncertain = false;
         let sources = match act {
             Act::CopyFrom(source) => {
                 if *source != target {
                     self.objects[*source].readers -= 1;
                 }
-                self.objects[*source].candidates.clone()
+                let source = &self.objects[*source];
+                is_of_uncertain = source.is_uncertain;
+                // A crash may have made a mix of what it was, and that is what was copied.
+                let more = if is_of_uncertain { source.history.as_slice() } else { &[] };
+                source.candidates.iter().chain(more).cloned().collect()
             }
             _ => vec![None],
         };
         let tracked = &mut self.objects[target];
+        tracked.is_uncertain |= is_of_uncertain;
         tracked.is_written = false;
         let effects = |states: &[Content]| -> Vec<Result<Content, &'static str>> {
             let each = states.iter().flat_map(|state| sources.iter().map(move |source| (state, source)));
@@ -122,7 +159,7 @@ impl Environment {
             }
         }
         // A crash of the store may make any of these of it, on top of what may be there.
-        let may_be_lost = self.is_volatile && tracked.write != WriteMode::Back;
+        let may_be_lost = self.is_volatile && tracked.may_be_forwarded;
         if tracked.is_uncertain {
             let more: Vec<Content> = effects(&tracked.history).into_iter().flatten().collect();
             tracked.history.extend(more);

@@ -33,7 +33,7 @@ impl Environment {
         self.faulty.restart().unwrap();
         self.crashed = None;
         if self.is_volatile {
-            for tracked in self.objects.iter_mut().filter(|tracked| tracked.write != WriteMode::Back) {
+            for tracked in self.objects.iter_mut().filter(|tracked| tracked.may_be_forwarded) {
                 tracked.is_uncertain = true;
                 tracked.version = None;
             }
@@ -62,7 +62,7 @@ impl Environment {
         if haunted > 0 {
             self.forget_cancelled();
         }
-        match self.rng.weighted(&[30, 100, 8, 4, 3, 3]) {
+        match self.rng.weighted(&[30, 100, 8, 4, 3, 1, 3, 4, if self.switches.is_some() { 3 } else { 0 }]) {
             0 if self.flights.len() < 6 && haunted < 4 => self.begin(),
             0 | 1 => {
                 for _ in 0..self.rng.within(1, 6) {
@@ -82,7 +82,11 @@ impl Environment {
                     self.trouble();
                 }
             }
-            _ => self.release(),
+            5 if self.rng.permille(500) => self.set_one(),
+            5 => self.change_limits(),
+            6 => self.release(),
+            7 => self.change_mode(),
+            _ => self.switch(),
         }
         self.collect();
         if self.crashed.is_some() && self.rng.permille(50) {
@@ -93,6 +97,100 @@ impl Environment {
             // All requests wait, and only the test can bring the store back.
             self.end_failures();
         }
+    }
+
+    /// Changes the dirty limits and the shares of the running cache.
+    fn change_limits(&mut self) {
+        let Some(cache) = &self.cache else { return };
+        let mut after = self.config.clone();
+        draw_limits(&mut self.rng, &mut after);
+        draw_flow(&mut self.rng, &mut after);
+        trace!(self, "limits {} of {:?}", after.dirty_bytes_max, after.namespaces);
+        cache.live_settings().change(&self.config, &after).unwrap_or_else(|error| panic!("{error}"));
+        self.config = after;
+        self.policy_changes += 1;
+        self.has_had_quota |= self.config.namespaces.iter().any(|each| each.quota_bytes_max.is_some());
+        self.validate();
+    }
+
+    /// Sets one thing for a namespace, beside its configuration.
+    fn set_one(&mut self) {
+        let Some(cache) = &self.cache else { return };
+        let keys: Vec<_> = NamespaceKey::ALL.into_iter().filter(|key| has_no_sum(*key)).collect();
+        let key = *self.rng.pick(&keys);
+        let values: &[u64] = match key {
+            NamespaceKey::QuotaBytesMax => &[0, 64 * KIB, 300 * KIB, 100_000 * KIB],
+            NamespaceKey::DirtyAgeMsMax => &[0, 50, 20_000],
+            NamespaceKey::StoreRequestsPerSecondMax => &[5, 100, 5000],
+            NamespaceKey::StoreBytesPerSecondMax => &[64 * KIB, 1024 * KIB],
+            NamespaceKey::StoreRequestsPerSecondMin => &[5],
+            NamespaceKey::StoreWeight => &[1, 2, 100],
+            NamespaceKey::StoreBurstMs => &[0, 100, 2000],
+            _ => &[0, 4 * KIB, 20 * KIB, 200 * KIB],
+        };
+        let value = self.rng.permille(700).then(|| *self.rng.pick(values));
+        let name = self.rng.pick(&self.namespaces).clone();
+        trace!(self, "{name}: {key} is {value:?}");
+        cache.set_namespace(&name, &[(key, value)]).unwrap_or_else(|error| panic!("{error}"));
+        let in_force = cache.namespace_settings(&name)[&key];
+        // What is the default is none of its own.
+        assert!(
+            in_force == value || in_force.is_none() && key.name().starts_with("store_"),
+            "{key}: {in_force:?}"
+        );
+        self.has_had_quota |= key == NamespaceKey::QuotaBytesMax;
+        self.policy_changes += 1;
+        self.validate();
+    }
+
+    /// Changes the write mode of a namespace, and perhaps waits until nothing of the one before is left.
+    fn change_mode(&mut self) {
+        if self.flights.len() >= 6 || self.cache.is_none() {
+            return;
+        }
+        let namespace = self.rng.index(self.namespaces.len());
+        let all = [WriteMode::Back, WriteMode::Through, WriteMode::Around, WriteMode::ReadOnly];
+        let mode = all[self.rng.weighted(&[8, 5, 3, 1])];
+        let name = self.namespaces[namespace].clone();
+        let deadline = self.deadline();
+        let (own, changes) = &mut self.modes[namespace];
+        (*own, *changes) = (mode, *changes + 1);
+        self.policy_changes += 1;
+        let changes = *changes;
+        if mode != WriteMode::Back {
+            let of_it = self.objects.iter_mut().filter(|tracked| tracked.id.namespace == name);
+            of_it.for_each(|tracked| tracked.may_be_forwarded = true);
+        }
+        let changed = Reply::pending(self.cache().change_write_mode(name, mode, deadline));
+        let asked = Asked::Mode { namespace, mode, changes };
+        self.launch(changed, deadline.is_some(), asked, |()| Answer::ModeChanged);
+        self.validate();
+    }
+
+    /// Takes the cache out of the path of requests, or puts it back, and perhaps waits until that is done.
+    fn switch(&mut self) {
+        if self.flights.len() >= 6 || self.cache.is_none() {
+            return;
+        }
+        let is_attached = self.cache().attach_status().state == AttachState::Attached;
+        // What is done already, now and then.
+        let detaches = if self.rng.permille(100) { !is_attached } else { is_attached };
+        let deadline = self.deadline();
+        let Some(switches) = &mut self.switches else { return };
+        *switches += 1;
+        let switches = *switches;
+        self.policy_changes += 1;
+        self.objects.iter_mut().for_each(|tracked| tracked.may_be_forwarded = true);
+        let cache = self.cache();
+        let switched = match detaches {
+            true => Reply::pending(cache.detach_cache(deadline)),
+            false => Reply::pending(cache.attach_cache(deadline)),
+        };
+        // Of two commands that overlap either may come last: then the answer states nothing about the end.
+        let overlaps = self.flights.iter().any(|flight| matches!(flight.asked, Asked::Switch { .. }));
+        let asked = Asked::Switch { detaches, switches: if overlaps { 0 } else { switches } };
+        self.launch(switched, deadline.is_some(), asked, |()| Answer::Switched);
+        self.validate();
     }
 
     /// Ends all failures.
@@ -201,4 +299,9 @@ impl Environment {
         }
         panic!("a store that works most of the time never takes the dirty data");
     }
+}
+
+/// Whether the values of all namespaces need not fit together.
+fn has_no_sum(key: NamespaceKey) -> bool {
+    !key.name().starts_with("memory_") && key != NamespaceKey::DirtyBytesMax
 }

@@ -13,6 +13,17 @@ impl Environment {
         (offset, len)
     }
 
+    /// A range for a read (0) or a write (1), which may go on where the last one of the object ended.
+    pub(super) fn next_range(&mut self, object: usize, kind: usize) -> (u64, u64) {
+        let (mut offset, len) = self.range();
+        let end = self.ends[object][kind];
+        if self.rng.permille(400) && end + len <= SIZE_MAX {
+            offset = end;
+        }
+        self.ends[object][kind] = offset + len;
+        (offset, len)
+    }
+
     pub(super) fn begin(&mut self) {
         if self.must_invalidate {
             return self.begin_invalidate(Scope::All);
@@ -75,7 +86,7 @@ impl Environment {
             let scope = Scope::Object(self.objects[target].id.clone());
             return self.launch_flush(scope);
         }
-        let (offset, len) = self.range();
+        let (offset, len) = self.next_range(target, 1);
         let tag = 100 + self.operations;
         let has_runs = self.cache().capabilities().runs_max > 0;
         let act = match self.rng.weighted(&[50, 8, 8, 8, 6, 6, 6, 8, if has_runs { 10 } else { 0 }]) {
@@ -153,7 +164,9 @@ impl Environment {
         }
         let deadline = self.deadline();
         let cache = self.cache();
-        let asked = Asked::Change { target, act: act.clone(), change, is_stale };
+        let space = self.namespaces.iter().position(|name| *name == id.namespace).expect("one of ours");
+        let is_refused = self.modes[space].0 == WriteMode::ReadOnly;
+        let asked = Asked::Change { target, act: act.clone(), change, is_stale, is_refused };
         // The requests are built in the same way.
         macro_rules! send {
             ($method:ident, $request:expr, $answer:expr) => {{
@@ -206,7 +219,7 @@ impl Environment {
         if self.objects[object].is_written {
             return;
         }
-        let (mut offset, mut len) = self.range();
+        let (mut offset, mut len) = self.next_range(object, 0);
         let tainted = self.objects[object].is_uncertain;
         if self.objects[object].candidates.len() > 1 || tainted || self.rng.permille(100) {
             (offset, len) = (0, SIZE_MAX + 10);

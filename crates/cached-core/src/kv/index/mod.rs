@@ -16,6 +16,10 @@ mod tests;
 pub(crate) use shard::{BucketGuard, BucketHint, BucketLock, BucketRef, Shard, Slot};
 
 use crate::KeyHash;
+#[cfg(not(any(miri, shuttle)))]
+use crate::arena::Superblock;
+#[cfg(not(any(miri, shuttle)))]
+use crate::sync::Arc;
 
 /// The most bits of the hash that choose the shard.
 const SHARD_BITS_MAX: u32 = crate::hash::SHARD_BITS;
@@ -43,10 +47,34 @@ impl Index {
         Ok(Index { shard_mask: shards.len() - 1, shards, bytes_max })
     }
 
+    /// Gives no CAS value twice, whatever processes the memory outlives. Before the index is used.
+    #[cfg(not(any(miri, shuttle)))]
+    pub(crate) fn outlast(&mut self, superblock: &Arc<Superblock>) {
+        self.shards.iter_mut().for_each(|shard| shard.outlast(superblock));
+    }
+
+    /// The lowest number above every CAS value given.
+    #[cfg(not(any(miri, shuttle)))]
+    pub(crate) fn cas_ahead(&self) -> u64 {
+        self.shards.iter().map(Shard::cas_ahead).max().unwrap_or(0)
+    }
+
+    /// Makes room for this many items in an empty index, so that it need not grow step by step.
+    #[cfg(not(any(miri, shuttle)))]
+    pub(crate) fn make_room(&self, items: u64) {
+        let per_shard = items / self.shards.len() as u64;
+        self.shards.iter().for_each(|shard| shard.make_room(per_shard));
+    }
+
     #[inline]
     pub(crate) fn shard(&self, hash: KeyHash) -> &Shard {
         // SAFETY: there is one shard at least, and the mask is the number of the last.
         unsafe { self.shards.get_unchecked(hash.shard_bits() & self.shard_mask) }
+    }
+
+    /// The number of the shard to which a hash belongs.
+    pub(crate) fn shard_number(&self, hash: KeyHash) -> usize {
+        hash.shard_bits() & self.shard_mask
     }
 
     pub(crate) fn shards(&self) -> &[Shard] {

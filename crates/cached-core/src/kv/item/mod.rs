@@ -11,12 +11,17 @@
 //!         ┌───────────┬─────────┬────────────┬───────────┬────────┬───────────────────┬──────────┐
 //!         │KEY_BINARY │ EXTENTS │ HAS_CLIENT │ HAS_EXPIRY│ HAS_CAS│ payload bytes, 19 │ key bytes│
 //!         └───────────┴─────────┴────────────┴───────────┴────────┴───────────────────┴──────────┘
-//!  usage:  31                                                          6 5      3 2            0
-//!         ┌─────────────────────────────────────────────────────────────┬────────┬──────────────┐
-//!         │ the clock's second of the last use, its lower 26 bits        │ policy │ marks        │
-//!         └─────────────────────────────────────────────────────────────┴────────┴──────────────┘
+//!  usage:  31                                                   7   6   5      3 2            0
+//!         ┌──────────────────────────────────────────────────────┬──────┬────────┬──────────────┐
+//!         │ the clock's second of the last use, its lower 25 bits │ LIVE │ policy │ marks        │
+//!         └──────────────────────────────────────────────────────┴──────┴────────┴──────────────┘
 //! ```
-//! 26 bits are two years: the idle time of an item that is not used for longer is reported too low.
+//! 25 bits are a year: the idle time of an item that is not used for longer is reported too low.
+//!
+//! LIVE is set if and only if the index leads to the item, except while the lock of its hash bucket is held:
+//! then an item may be in the index with its mark off, or two items of one key may have it. What a thread
+//! stores reaches the memory in program order as far as a later process can see, so a process that opens the
+//! memory of one that was killed finds complete items where it finds LIVE, and rebuilds the index from them.
 //!
 //! Little-endian; an entry starts at a multiple of the granule (4 bytes or more) and is padded to one. The
 //! payload is the value, or with EXTENTS the list of the pieces in which the value lies (see `extent.rs`). An
@@ -35,6 +40,7 @@ pub(crate) use shape::{Fields, PAYLOAD_BYTES_MAX, Shape, entry_bytes_min};
 pub(crate) use usage::{Usage, state};
 
 use crate::clock::Expiry;
+use crate::stores;
 use shape::FIXED_BYTES;
 // Not from `crate::sync`: these words lie in raw memory, and order nothing between threads.
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -51,6 +57,22 @@ pub(crate) struct Attributes {
     pub(crate) expiry: Expiry,
     pub(crate) client_flags: u32,
     pub(crate) usage: Usage,
+}
+
+/// Writes an entry of `bytes` bytes to which nothing refers.
+///
+/// # Safety
+/// `ptr` points at `bytes` writable bytes (granule-aligned) that no other thread uses.
+#[inline]
+pub(crate) unsafe fn write_unborn(ptr: *mut u8, bytes: u32) {
+    let shape = Shape::unborn(bytes);
+    // SAFETY: an entry has two words at least.
+    unsafe {
+        if shape.piece_bytes().is_none() {
+            ItemPtr::shaped(ptr, shape).set_usage(Usage::new(0, 0));
+        }
+        shape.write(ptr);
+    }
 }
 
 /// A pointer at an item's entry.
@@ -86,20 +108,74 @@ impl ItemPtr {
     /// `ptr` points at `shape.entry_bytes()` writable bytes (granule-aligned) that no other thread uses.
     pub(crate) unsafe fn write(ptr: *mut u8, shape: Shape, key: &[u8], attributes: &Attributes) -> ItemPtr {
         debug_assert_eq!(key.len(), shape.key_bytes());
+        debug_assert!(attributes.usage.state() & state::LIVE == 0, "a new entry is not live");
         let item = ItemPtr::shaped(ptr, shape);
+        // Before the shape makes it an item: an earlier entry may have left the mark here.
+        item.set_usage(attributes.usage);
+        stores::fence();
         // SAFETY: all offsets below are inside `shape.entry_bytes()`, which the caller provides.
         unsafe {
             shape.write(ptr);
-            std::ptr::copy_nonoverlapping(key.as_ptr(), ptr.add(shape.key_at()), key.len());
+            stores::copy(key.as_ptr(), ptr.add(shape.key_at()), key.len());
         }
-        item.set_attributes(attributes);
+        item.set_optional(attributes);
         item
+    }
+
+    /// Copies the entry of `bytes` bytes, padding included. The copy is not live.
+    ///
+    /// # Safety
+    /// `to` points at `bytes` writable bytes (granule-aligned) that no other thread uses, apart from this
+    /// entry, which takes as many.
+    #[inline]
+    pub(crate) unsafe fn copy_to(self, to: *mut u8, bytes: usize) -> ItemPtr {
+        let copy = ItemPtr { ptr: to, ..self };
+        copy.set_usage(self.usage().without(state::LIVE));
+        stores::fence();
+        // SAFETY: as the caller promises; an entry is longer than its first two words.
+        unsafe {
+            self.shape.write(to);
+            stores::copy(self.ptr.add(FIXED_BYTES), to.add(FIXED_BYTES), bytes - FIXED_BYTES);
+        }
+        copy
+    }
+
+    /// Marks a complete item as one to which the index leads, with the last of the stores that made it.
+    #[inline]
+    pub(crate) fn make_live(self, usage: Usage) {
+        stores::fence();
+        self.set_usage(usage.with(state::LIVE));
+        stores::fence();
+    }
+
+    /// Marks the item as one to which the index does not lead, or that is being changed.
+    #[inline]
+    pub(crate) fn make_dead(self) {
+        self.make_dead_from(self.usage());
+    }
+
+    /// Does the same with the usage that has been read.
+    #[inline]
+    pub(crate) fn make_dead_from(self, usage: Usage) {
+        self.set_usage(usage.without(state::LIVE));
+        stores::fence();
+    }
+
+    #[inline]
+    pub(crate) fn is_live(self) -> bool {
+        self.state() & state::LIVE != 0
     }
 
     /// Writes all attributes for which the shape has room.
     #[inline]
     pub(crate) fn set_attributes(self, attributes: &Attributes) {
         self.set_usage(attributes.usage);
+        self.set_optional(attributes);
+    }
+
+    /// Writes all attributes but the usage, for which the shape has room.
+    #[inline]
+    pub(crate) fn set_optional(self, attributes: &Attributes) {
         self.set_cas(attributes.cas);
         if self.shape.has_expiry() {
             self.put_u32(self.shape.expiry_at(), attributes.expiry.as_secs());
@@ -118,9 +194,12 @@ impl ItemPtr {
         }
     }
 
-    /// Changes the payload's length within the same padded size (overwrite in place).
-    pub(crate) fn set_payload_bytes(&mut self, payload: usize) {
-        self.shape = Shape::item(self.shape.key_bytes(), payload, self.shape.fields());
+    /// Changes the shape to one that differs in the payload's length only, within the same padded size (overwrite in
+    /// place).
+    #[inline]
+    pub(crate) fn reshape(&mut self, shape: Shape) {
+        debug_assert_eq!((self.shape.key_bytes(), self.shape.fields()), (shape.key_bytes(), shape.fields()));
+        self.shape = shape;
         // SAFETY: the entry's first word, aligned; the lock of the hash bucket is held.
         unsafe { self.shape.write(self.ptr) };
     }
@@ -140,6 +219,7 @@ impl ItemPtr {
     fn put_u32(self, at: usize, value: u32) {
         // SAFETY: as in `get_u32`; the hash bucket's lock excludes other threads.
         unsafe { self.ptr.add(at).cast::<u32>().write_unaligned(value.to_le()) };
+        stores::done();
     }
 
     /// The key. It is valid for as long as the caller keeps the region.
@@ -193,6 +273,7 @@ impl ItemPtr {
     pub(crate) fn set_usage(self, usage: Usage) {
         // SAFETY: the second word of the entry, aligned.
         unsafe { &*self.ptr.add(USAGE_AT).cast::<AtomicU32>() }.store(usage.0, Ordering::Relaxed);
+        stores::done();
     }
 
     /// Seconds since the last use.
@@ -208,11 +289,6 @@ impl ItemPtr {
     }
 
     #[inline]
-    pub(crate) fn set_last_access(self, secs: u32) {
-        self.set_usage(Usage::new(self.state(), secs));
-    }
-
-    #[inline]
     pub(crate) fn state(self) -> u8 {
         self.usage().state()
     }
@@ -225,13 +301,12 @@ impl ItemPtr {
 
     #[inline]
     pub(crate) fn policy_bits(self) -> u8 {
-        self.state() >> state::POLICY_SHIFT
+        (self.state() & state::POLICY) >> state::POLICY_SHIFT
     }
 
     #[inline]
     pub(crate) fn set_policy_bits(self, bits: u8) {
-        let marks = self.state() & ((1 << state::POLICY_SHIFT) - 1);
-        self.set_state(marks | bits << state::POLICY_SHIFT);
+        self.set_state(self.state() & !state::POLICY | bits << state::POLICY_SHIFT);
     }
 
     /// The CAS value; 0 when the store keeps none.
@@ -249,6 +324,7 @@ impl ItemPtr {
         if self.shape.has_cas() {
             // SAFETY: the shape has the field; the hash bucket's lock excludes other threads.
             unsafe { self.ptr.add(FIXED_BYTES).cast::<u64>().write_unaligned(cas.to_le()) };
+            stores::done();
         }
     }
 
@@ -303,7 +379,7 @@ mod tests {
             key in proptest::collection::vec(any::<u8>(), 1..=KEY_BYTES_MAX),
             payload in proptest::collection::vec(any::<u8>(), 0..300),
             cas in any::<u64>(), expiry in any::<u32>(), client_flags in any::<u32>(),
-            last_access in 0u32..1 << 26, state in 0u8..64,
+            last_access in 0u32..1 << 25, state in 0u8..64,
             has in any::<[bool; 5]>(),
         ) {
             let fields = Fields {
@@ -331,7 +407,7 @@ mod tests {
             item.set_policy_bits(5);
             prop_assert_eq!(item.policy_bits(), 5);
             prop_assert_eq!(item.state() & 7, state & 7);
-            item.set_last_access(9);
+            item.set_usage(Usage::new(item.state(), 9));
             prop_assert_eq!((item.policy_bits(), item.last_access(10)), (5, 9));
         }
     }

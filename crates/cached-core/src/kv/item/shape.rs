@@ -2,6 +2,7 @@
 
 use super::KEY_BYTES_MAX;
 use crate::kv::extent::PIECE_HEADER_BYTES;
+use crate::stores;
 // Not from `crate::sync`: these words lie in raw memory, and order nothing between threads.
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -66,6 +67,17 @@ impl Shape {
         Shape(PIECE | data << KEY_BITS)
     }
 
+    /// The shape of an entry of `bytes` bytes, padding included, that nothing refers to yet: a walk steps over
+    /// it. It is a piece that no list has; where there is no room for one's header, an item, whose second word
+    /// must not say that it is live.
+    #[inline]
+    pub(crate) fn unborn(bytes: u32) -> Shape {
+        match (bytes as usize).checked_sub(PIECE_HEADER_BYTES) {
+            Some(data) => Shape::piece(data as u32),
+            None => Shape::item(1, bytes as usize - FIXED_BYTES - 1, Fields::default()),
+        }
+    }
+
     /// Reads the first word of the entry at `ptr`.
     ///
     /// # Safety
@@ -85,6 +97,7 @@ impl Shape {
     pub(crate) unsafe fn write(self, ptr: *mut u8) {
         // SAFETY: as the caller promises; atomic, since a walk may read the word at the same time.
         unsafe { &*ptr.cast::<AtomicU32>() }.store(self.0, Ordering::Relaxed);
+        stores::done();
     }
 
     /// The bytes of data of a piece; `None` for an item.

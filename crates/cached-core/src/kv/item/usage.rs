@@ -1,6 +1,6 @@
 //! The second word of an item: marks, the policy's bits, and the time of the last use.
 
-/// Volatile marks of an item; the upper three of its six bits belong to the eviction policy.
+/// Marks of an item; three of the seven bits belong to the eviction policy.
 pub(crate) mod state {
     /// Marked stale (`md I`); the next reader wins the right to refresh it.
     pub(crate) const STALE: u8 = 1;
@@ -10,8 +10,13 @@ pub(crate) mod state {
     pub(crate) const FETCHED: u8 = 4;
     /// Where the policy's three bits start.
     pub(crate) const POLICY_SHIFT: u32 = 3;
+    /// The policy's three bits.
+    pub(crate) const POLICY: u8 = 7 << POLICY_SHIFT;
+    /// The index leads to the item: a restart takes it over. It differs from that only while the lock of its
+    /// hash bucket is held.
+    pub(crate) const LIVE: u8 = 64;
     /// The number of states.
-    pub(crate) const COUNT: usize = 64;
+    pub(crate) const COUNT: usize = 128;
 }
 
 /// An item's state, and the time of its last use.
@@ -37,6 +42,13 @@ impl Usage {
         Usage(self.0 | u32::from(marks))
     }
 
+    /// Removes marks.
+    #[inline]
+    #[must_use]
+    pub(crate) fn without(self, marks: u8) -> Usage {
+        Usage(self.0 & !u32::from(marks))
+    }
+
     #[inline]
     pub(crate) fn state(self) -> u8 {
         self.0 as u8 & (state::COUNT as u8 - 1)
@@ -54,9 +66,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_use_is_known_for_two_years() {
-        for now in [2, 1000, Usage::STAMP_MAX - 1, Usage::STAMP_MAX, 3 << 26, u32::MAX - 5] {
-            for idle in [0, 1, 59, 86_400, 2 * 365 * 86_400] {
+    fn the_last_use_is_known_for_a_year() {
+        for now in [2, 1000, Usage::STAMP_MAX - 1, Usage::STAMP_MAX, 3 << 25, u32::MAX - 5] {
+            for idle in [0, 1, 59, 86_400, 365 * 86_400] {
                 let Some(then) = now.checked_sub(idle) else { continue };
                 let usage = Usage::new(45, then);
                 assert_eq!((usage.idle_secs(now), usage.state()), (idle, 45), "{now}");

@@ -34,9 +34,10 @@ impl HitTable {
         }
         self.bits.store(word, Ordering::Relaxed);
         for (before, after) in self.states.iter().enumerate() {
-            let marks = before as u8 & ((1 << state::POLICY_SHIFT) - 1);
-            let bits = bits[before >> state::POLICY_SHIFT];
-            after.store(marks | state::FETCHED | bits << state::POLICY_SHIFT, Ordering::Relaxed);
+            let before = before as u8;
+            let bits = bits[usize::from((before & state::POLICY) >> state::POLICY_SHIFT)];
+            let marks = before & !state::POLICY | state::FETCHED;
+            after.store(marks | bits << state::POLICY_SHIFT, Ordering::Relaxed);
         }
     }
 

@@ -11,8 +11,8 @@ use crate::clock::Expiry;
 use crate::kv::lock_ranks;
 use crate::policy::QueueId;
 use crate::sync::{AtomicBool, AtomicU32, Mutex, MutexGuard, lock};
-use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use crate::thread_number::thread_number;
+use std::sync::atomic::Ordering;
 
 /// The classes of lifetimes: a day and more or none, an hour and more, two minutes and more, less.
 const TTL_CLASSES: usize = 4;
@@ -42,21 +42,6 @@ pub(super) struct Lane {
     streams: Mutex<[Stream; STREAMS]>,
     /// Whether a thread has asked for a region here.
     is_used: AtomicBool,
-}
-
-static THREADS: AtomicUsize = AtomicUsize::new(0);
-thread_local! {
-    static THREAD: Cell<usize> = const { Cell::new(usize::MAX) };
-}
-
-/// A small number for this thread.
-fn thread_number() -> usize {
-    THREAD.with(|thread| {
-        if thread.get() == usize::MAX {
-            thread.set(THREADS.fetch_add(1, Ordering::Relaxed));
-        }
-        thread.get()
-    })
 }
 
 impl Lanes {
@@ -111,6 +96,12 @@ impl Lanes {
             }
         }
         f();
+    }
+
+    /// Whether no thread holds the first lane.
+    #[cfg(all(test, not(shuttle)))]
+    pub(super) fn is_first_free(&self) -> bool {
+        self.lanes[0].try_lock().is_some()
     }
 
     /// Locks the first lane.

@@ -12,25 +12,31 @@
 //! Read on in `lanes.rs` and `stream.rs` (allocation), `space.rs` (addresses and accounting) and `reclaim/`
 //! (making room).
 
+mod giving;
 mod hits;
 mod lanes;
 pub(super) mod owner;
 mod queues;
 mod reclaim;
 mod reserved;
+#[cfg(not(any(miri, shuttle)))]
+mod restore;
 mod space;
 mod stream;
 #[cfg(any(test, feature = "validate"))]
 mod validate;
 
+pub(crate) use giving::Giving;
 pub(super) use stream::Entry;
 
-use crate::arena::{Arena, Owner, RegionId, RegionState};
+#[cfg(not(any(miri, shuttle)))]
+use crate::arena::Notes;
+use crate::arena::{Arena, Owner, RegionId, RegionState, Superblock};
 use crate::clock::Expiry;
 use crate::kv::extent::PIECE_HEADER_BYTES;
 use crate::kv::lock_ranks;
 use crate::policy::Policy;
-use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock, try_lock};
 use hits::HitTable;
 use lanes::{LARGE_STREAM, Lanes, queue_of_stream};
 use owner::EntryOwner;
@@ -43,6 +49,9 @@ use stream::Place;
 const RECLAIM_RESERVE: u32 = 2;
 /// The low-water mark of free regions while no lane is in use.
 const LOW_WATER_MIN: u32 = RECLAIM_RESERVE + 2;
+/// In the word of the boundary: the owner knows of entries that have ended by its own account. One word, so
+/// that an operation reads one.
+const OWNER_ENDED: u64 = 1 << 63;
 
 /// Regions, lanes, queues, policy and reclaimer of one store.
 pub(super) struct Log {
@@ -52,8 +61,10 @@ pub(super) struct Log {
     /// Whether live items are evicted to make room.
     evicts: bool,
     /// Entries in regions with a lower sequence number have been flushed; 0 while no flush is being cleaned
-    /// up.
+    /// up. The highest bit is apart: [`OWNER_ENDED`].
     boundary: AtomicU64,
+    /// Has the boundary for a later process.
+    superblock: Arc<Superblock>,
     lanes: Lanes,
     policy: Box<dyn Policy>,
     /// Memory that the policy takes for itself.
@@ -76,9 +87,12 @@ struct Evictions {
 /// What a log is made of.
 pub(super) struct LogConfig {
     pub(super) arena: Arena,
+    pub(super) superblock: Arc<Superblock>,
     pub(super) granule_shift: u32,
     pub(super) evicts: bool,
     pub(super) lanes: usize,
+    /// The number of regions that it has at least.
+    pub(super) regions_min: u32,
     /// Attached to its memory.
     pub(super) policy: Box<dyn Policy>,
     pub(super) policy_bytes: usize,
@@ -104,7 +118,8 @@ impl Log {
             granule_shift: config.granule_shift,
             evicts: config.evicts,
             boundary: AtomicU64::new(0),
-            lanes: Lanes::new(config.lanes, regions),
+            superblock: config.superblock,
+            lanes: Lanes::new(config.lanes, config.regions_min),
             hits: HitTable::new(&*config.policy),
             policy: config.policy,
             policy_bytes: config.policy_bytes,
@@ -114,6 +129,12 @@ impl Log {
             reserved: Reserved::new(config.reserved_bytes_max, config.reserved_regions_max),
             arena: config.arena,
         }
+    }
+
+    /// What a later process must know.
+    #[cfg(not(any(miri, shuttle)))]
+    pub(super) fn notes(&self) -> &Notes {
+        self.superblock.notes()
     }
 
     /// The memory and the table of its regions.
@@ -192,7 +213,7 @@ impl Log {
             }
         }
         open.seal(self, queue_of_stream(stream), Place::Newest);
-        open.open(self, region, now);
+        open.open(self, region, queue_of_stream(stream), now);
         open.append(self, bytes)
     }
 
@@ -214,7 +235,7 @@ impl Log {
             match self.obtain_region(owner, now) {
                 Some(region) => {
                     open.seal(self, LARGE, Place::Newest);
-                    open.open(self, region, now);
+                    open.open(self, region, LARGE, now);
                 }
                 None => self.take_over(open, LARGE, (header + wanted).min(region_bytes / 64) as u32)?,
             }
@@ -287,14 +308,41 @@ impl Log {
         self.lanes.with_all_sealed(self, || {
             let mut reclaimer = lock(&self.reclaimer);
             reclaimer.seal_survivors(self);
-            self.boundary.fetch_max(self.arena.next_sequence(), Ordering::AcqRel);
+            let boundary = self.arena.next_sequence();
+            // First for a later process: what this one sees as flushed must not come back.
+            self.superblock.notes().raise_boundary(boundary);
+            self.change_boundary(|word| Some(word & OWNER_ENDED | boundary.max(word & !OWNER_ENDED)));
         });
+    }
+
+    /// Changes the word of the boundary, unless `change` returns `None`. Returns whether it did.
+    fn change_boundary(&self, change: impl FnMut(u64) -> Option<u64>) -> bool {
+        self.boundary.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
+    }
+
+    /// Whether an entry may have ended otherwise than by its expiry: it may be flushed, or the owner has to
+    /// be asked.
+    #[inline]
+    pub(super) fn may_have_ended(&self) -> bool {
+        self.boundary.load(Ordering::Acquire) != 0
+    }
+
+    /// Whether the owner has ended entries by its own account.
+    #[inline]
+    pub(super) fn owner_ended(&self) -> bool {
+        self.boundary.load(Ordering::Acquire) & OWNER_ENDED != 0
+    }
+
+    /// Records whether the owner has ended entries by its own account, for which it has to be asked.
+    pub(super) fn set_owner_ended(&self, ended: bool) {
+        let bit = if ended { OWNER_ENDED } else { 0 };
+        self.change_boundary(|word| Some(word & !OWNER_ENDED | bit));
     }
 
     /// The sequence number below which regions have been flushed; 0 for none.
     #[inline]
     pub(super) fn boundary(&self) -> u64 {
-        self.boundary.load(Ordering::Acquire)
+        self.boundary.load(Ordering::Acquire) & !OWNER_ENDED
     }
 
     /// Whether the entry at a location has been flushed.
@@ -315,7 +363,8 @@ impl Log {
     /// Removes the boundary, before which no region is in use. Returns false if another flush has moved it
     /// meanwhile: then it stays.
     pub(super) fn clear_boundary(&self, boundary: u64) -> bool {
-        self.boundary.compare_exchange(boundary, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        self.superblock.notes().clear_boundary(boundary);
+        self.change_boundary(|word| (word & !OWNER_ENDED == boundary).then_some(word & OWNER_ENDED))
     }
 
     /// Reads the counters, and walks over the table of regions.
@@ -325,10 +374,10 @@ impl Log {
             evicted_unfetched: self.evictions.unfetched.load(Ordering::Relaxed),
             regions_reclaimed: lock(&self.reclaimer).jobs(),
             regions_free: 0,
-            regions: self.arena.region_count(),
+            regions: self.arena.share(Owner::Kv),
             garbage_bytes: 0,
         };
-        for region in (0..metrics.regions).map(RegionId) {
+        for region in (0..self.arena.region_count()).map(RegionId) {
             let record = self.arena.region(region);
             match record.state() {
                 RegionState::Free => metrics.regions_free += 1,
@@ -339,6 +388,9 @@ impl Log {
                 _ => {}
             }
         }
+        // Those that the store may not take are free as well.
+        let absent = self.arena.region_count() - metrics.regions;
+        metrics.regions_free = metrics.regions_free.saturating_sub(absent);
         metrics
     }
 
@@ -346,6 +398,12 @@ impl Log {
     #[cfg(all(test, not(shuttle)))]
     pub(super) fn seal_lanes(&self) {
         self.lanes.with_all_sealed(self, || ());
+    }
+
+    /// Whether no thread holds the first lane.
+    #[cfg(all(test, not(shuttle)))]
+    pub(super) fn is_a_lane_free(&self) -> bool {
+        self.lanes.is_first_free()
     }
 
     /// Locks a lane, for which a flush then waits.

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!  scan ──> lock ──> None: garbage, or removed because it was flushed or has expired
-//!              └────> LiveEntry ──> relocate(location): the entry has been copied there
+//!              └────> LiveEntry ──> relocate(entry): it is moved there
 //!                             └───> evict(…): the item is removed
 //! ```
 //! `scan` takes no lock and prefetches what `lock` reads, so the reclaimer scans a batch of entries before it
@@ -18,6 +18,7 @@
 //! second tier on flash need the same questions and no others. The traits are monomorphised: no call through
 //! them is dynamic.
 
+use super::Entry;
 use crate::clock::Expiry;
 
 /// A store that keeps its entries in a log.
@@ -85,8 +86,8 @@ pub(in crate::kv) trait LiveEntry {
     /// Bytes that evicting the item makes garbage; its own entry takes `entry_bytes` of them.
     fn item_bytes(&self, entry_bytes: u32) -> u64;
 
-    /// Records that the entry has been copied to `location`.
-    fn relocate(&self, location: u32);
+    /// Copies the entry to `to`, which has its size, and records that it lies there.
+    fn relocate(&self, to: Entry);
 
     /// Removes the item to make room. The entry, of `entry_bytes` with its padding, is the caller's to
     /// account for; `other` is called with the location and the padded bytes of each of the item's other

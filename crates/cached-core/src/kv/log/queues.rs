@@ -42,6 +42,7 @@ impl Queues {
     /// Adds a region at the position of its sequence number, which is nearly always the newest end.
     pub(crate) fn insert(&mut self, arena: &Arena, queue: usize, id: RegionId) {
         debug_assert_eq!(self.links[id.0 as usize].queue, u8::MAX, "already in a queue");
+        arena.region(id).set_queue(queue as u32);
         let sequence = arena.region(id).sequence();
         let mut older = self.ends[queue].newest;
         while older != NONE && arena.region(RegionId(older)).sequence() > sequence {

@@ -7,6 +7,8 @@ use super::Log;
 use super::stream::Entry;
 use crate::arena::{RegionId, RegionState};
 use crate::clock::Expiry;
+use crate::kv::item;
+use crate::stores;
 use crate::sync::lock;
 
 impl Log {
@@ -22,6 +24,11 @@ impl Log {
         self.arena.region_of((location as usize) << self.granule_shift)
     }
 
+    /// The second in which the region of a location was opened.
+    pub(in crate::kv) fn opened_at(&self, location: u32) -> u32 {
+        self.arena.region(self.region_of(location)).opened_at()
+    }
+
     /// The location of a byte of a region, which starts a granule.
     #[inline]
     pub(super) fn location_in(&self, region: RegionId, offset: u32) -> u32 {
@@ -33,6 +40,14 @@ impl Log {
     pub(in crate::kv) fn padded(&self, bytes: usize) -> u32 {
         let mask = (1usize << self.granule_shift) - 1;
         ((bytes + mask) & !mask) as u32
+    }
+
+    /// Makes the bytes at a location an entry that nothing refers to, so that a restart can step over it.
+    #[inline]
+    pub(super) fn begin_unborn(&self, location: u32, bytes: u32) {
+        // SAFETY: the bytes have just been cut from the open region of the caller's stream, whose lock the
+        // caller holds; they are aligned to a granule.
+        unsafe { item::write_unborn(self.ptr(location), bytes) };
     }
 
     /// Records that the index refers to the entry: its region may be reclaimed again.
@@ -72,14 +87,14 @@ impl Log {
         self.arena.note_expiry(region, bytes, after);
     }
 
-    /// Copies an entry to another place. The caller holds the lock of its hash bucket, or is the only one
-    /// that knows of it.
+    /// Copies an entry that is not a live item to another place. The caller holds the lock of its hash
+    /// bucket, or is the only one that knows of it.
     #[inline]
     pub(in crate::kv) fn copy_entry(&self, from: u32, to: Entry) {
         let bytes = to.bytes as usize;
         // SAFETY: both are whole entries of `bytes` bytes, apart from each other; nothing refers to the
         // target yet, and no thread writes the source during the call, as the caller makes sure.
-        unsafe { std::ptr::copy_nonoverlapping(self.ptr(from), self.ptr(to.location), bytes) };
+        unsafe { stores::copy(self.ptr(from), self.ptr(to.location), bytes) };
     }
 
     /// Keeps the region of a location from being reused. The caller holds the lock of the hash bucket of an

@@ -37,6 +37,12 @@ impl Stream {
         Stream { region: None, used: 0 }
     }
 
+    /// A stream that continues a region of an earlier process.
+    #[cfg(not(any(miri, shuttle)))]
+    pub(super) fn adopted(log: &Log, region: RegionId) -> Stream {
+        Stream { region: Some(region), used: log.arena.region(region).used_bytes() }
+    }
+
     /// The open region.
     pub(super) fn region(&self) -> Option<RegionId> {
         self.region
@@ -73,12 +79,15 @@ impl Stream {
         }
         let location = log.location_in(region, self.used);
         self.used += bytes;
+        log.begin_unborn(location, bytes);
+        log.arena.region(region).set_used_bytes(self.used);
         Some(Entry { region, location, bytes })
     }
 
-    /// Opens a region that has just been taken. The stream has no open one.
-    pub(super) fn open(&mut self, log: &Log, region: RegionId, now: u32) {
+    /// Opens a region that has just been taken, which will join `queue`. The stream has no open one.
+    pub(super) fn open(&mut self, log: &Log, region: RegionId, queue: usize, now: u32) {
         debug_assert!(self.region.is_none());
+        log.arena.region(region).set_queue(queue as u32);
         log.arena.begin(region, now);
         log.arena.write_header(
             region,
@@ -99,7 +108,6 @@ impl Stream {
     pub(super) fn seal(&mut self, log: &Log, queue: usize, place: Place) {
         let Some(region) = self.region.take() else { return };
         let record = log.arena.region(region);
-        record.set_used_bytes(self.used);
         if place == Place::Newest {
             record.set_sequence(log.arena.take_sequence());
         }

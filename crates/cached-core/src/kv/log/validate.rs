@@ -14,6 +14,7 @@ impl Log {
     /// If they do not agree.
     pub(in crate::kv) fn validate(&self, live: &[u64], mut expiring: HashMap<(u32, usize), u32>) {
         let regions = self.arena.region_count();
+        self.arena.validate();
         let queues = lock(&self.queues);
         let mut queued = 0;
         for queue in 0..QUEUES {

@@ -4,8 +4,9 @@ use super::link::{Inherited, Replaces};
 use super::number::{self, DIGITS_MAX};
 use crate::KeyHash;
 use crate::kv::hook::Change;
-use crate::kv::item::state;
+use crate::kv::item::{Usage, state};
 use crate::kv::{ArithmeticOptions, ArithmeticOutcome, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
+use crate::stores;
 
 impl Kv {
     /// Adds to or subtracts from the decimal number in a value. A shorter result is padded with spaces on the
@@ -62,15 +63,17 @@ impl Kv {
             let mut buffer = [b' '; DIGITS_MAX];
             let digits = number::format(value, &mut buffer);
             if digits.len() <= shape.payload_bytes() && !inner.log.is_pinned(found.location) {
+                item.make_dead();
                 // SAFETY: the digits fit the payload; the hash bucket's lock keeps readers away, and while
                 // the region is not pinned no thread reads without it.
                 unsafe {
                     let to = item.payload_ptr();
-                    std::ptr::copy_nonoverlapping(digits.as_ptr(), to, digits.len());
+                    stores::copy(digits.as_ptr(), to, digits.len());
                     std::ptr::write_bytes(to.add(digits.len()), b' ', shape.payload_bytes() - digits.len());
                 }
+                stores::done();
                 item.set_cas(inner.next_cas(&locked, options.new_cas));
-                item.set_last_access(now);
+                item.make_live(Usage::new(item.state(), now));
                 inner.notify(Change::Stored, key, item.cas());
                 return ArithmeticOutcome::Done {
                     value,

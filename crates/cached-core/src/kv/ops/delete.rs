@@ -6,6 +6,7 @@ use crate::clock::Expiry;
 use crate::kv::hook::Change;
 use crate::kv::item::state;
 use crate::kv::{DeleteOptions, DeleteOutcome, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
+use crate::stores;
 
 impl Kv {
     /// Deletes an item, or marks it stale, or empties it, depending on the options.
@@ -39,6 +40,9 @@ impl Kv {
                 }
             }
             if !options.invalidate {
+                if inner.insight.sampler.takes(hash.0) {
+                    inner.sample_delete(hash);
+                }
                 inner.remove(&locked, found, Change::Deleted);
                 return DeleteOutcome::Done;
             }
@@ -51,8 +55,10 @@ impl Kv {
                     _ => continue,
                 }
             }
-            item.set_state(item.state() & !state::TOKEN_SENT | state::STALE);
+            // In this order a restart finds no stale item with the CAS value that it had before.
             item.set_cas(inner.next_cas(&locked, options.new_cas));
+            stores::fence();
+            item.set_state(item.state() & !state::TOKEN_SENT | state::STALE);
             inner.notify(Change::Touched, key, item.cas());
             return DeleteOutcome::Done;
         }

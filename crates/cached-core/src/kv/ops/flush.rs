@@ -1,6 +1,6 @@
 //! Flushes and upkeep.
 
-use crate::kv::{Kv, flush};
+use crate::kv::Kv;
 
 impl Kv {
     /// Removes every item: what was stored before this call is gone when it returns. Memory is reclaimed
@@ -20,7 +20,7 @@ impl Kv {
         // This flush replaces a scheduled one; one that is due already runs first.
         inner.now();
         let due = inner.flush.due();
-        flush::flush(&inner.log, &inner.index);
+        inner.flush.flush(&inner.log, &inner.index);
         inner.flush.clear(due);
     }
 
@@ -37,19 +37,22 @@ impl Kv {
     pub fn maintain(&self) -> bool {
         let inner = &*self.inner;
         let now = inner.now();
+        #[cfg(not(any(miri, shuttle)))]
+        inner.note_time(now);
+        let has_more = self.sweep_prefixes();
         let boundary = inner.log.boundary();
         if boundary == 0 {
-            return inner.log.make_room(inner, now);
+            return inner.log.make_room(inner, now) || has_more;
         }
         if !inner.log.has_regions_before(boundary) {
             // Nothing older is left: lookups need not compare any more.
             if inner.log.clear_boundary(boundary) {
                 inner.index.shards().iter().for_each(|shard| shard.count_flushed(true));
             }
-            return false;
+            return has_more;
         }
         // Flushed regions are all garbage, so they come first. Those that are pinned or written to stay for a
         // later call.
-        inner.log.reclaim_some(inner, now)
+        inner.log.reclaim_some(inner, now) || has_more
     }
 }

@@ -3,8 +3,9 @@
 use crate::KeyHash;
 use crate::clock::Expiry;
 use crate::kv::hook::Change;
-use crate::kv::item::{ItemPtr, Shape, state};
+use crate::kv::item::{Attributes, ItemPtr, Shape, state};
 use crate::kv::{FetchOptions, Fetched, ItemView, Kv, Miss, StoreMode, StoreOptions, StoreOutcome};
+use crate::stores;
 
 impl Kv {
     /// Reads an item; it counts as used. `f` runs while the key's hash bucket is locked: the value is read in
@@ -29,7 +30,19 @@ impl Kv {
         let inner = &self.inner;
         let now = inner.now();
         let locked = inner.index.shard(hash).lock(hash);
-        let found = inner.find(&locked, hash, key, now)?;
+        // Sampled in each arm, so that the usual path has one comparison more and nothing else.
+        let found = match inner.find(&locked, hash, key, now) {
+            Ok(found) => found,
+            Err(miss) => {
+                if inner.insight.sampler.takes(hash.0) {
+                    inner.sample_read(hash, key, Err(miss));
+                }
+                return Err(miss);
+            }
+        };
+        if inner.insight.sampler.takes(hash.0) {
+            inner.sample_read(hash, key, Ok(found.item));
+        }
         inner.bump(found.item, now);
         Ok(f(&ItemView { kv: inner, item: found.item, location: found.location, now }))
     }
@@ -85,7 +98,11 @@ impl Kv {
         loop {
             let now = inner.now();
             let locked = inner.index.shard(hash).lock(hash);
-            let found = match inner.find(&locked, hash, key, now) {
+            let found = inner.find(&locked, hash, key, now);
+            if inner.insight.sampler.takes(hash.0) && !created {
+                inner.sample_fetch(hash, key, found.map(|found| found.item), options.touch);
+            }
+            let found = match found {
                 Ok(found) => found,
                 Err(miss) => {
                     drop(locked);
@@ -167,7 +184,10 @@ impl Kv {
             let locked = inner.index.shard(hash).lock(hash);
             let found = inner.find(&locked, hash, key, now);
             let attributes = match &found {
-                Ok(found) => found.item.attributes(),
+                Ok(found) => {
+                    let attributes = found.item.attributes();
+                    Attributes { usage: attributes.usage.without(state::LIVE), ..attributes }
+                }
                 // The entry is abandoned below; walks need only its shape and key.
                 Err(_) => inner.fresh_attributes(&StoreOptions::default(), now),
             };
@@ -183,8 +203,10 @@ impl Kv {
                     let payload = old.item.payload();
                     // SAFETY: the new entry's payload has this length; the two entries are apart.
                     unsafe {
-                        std::ptr::copy_nonoverlapping(payload.as_ptr(), new.payload_ptr(), payload.len());
+                        stores::copy(payload.as_ptr(), new.payload_ptr(), payload.len());
                     }
+                    new.make_live(attributes.usage);
+                    old.item.make_dead();
                     let old_bytes = log.padded(old.item.shape().entry_bytes());
                     old.slot.set_location(entry.location);
                     locked.shard().adjust_bytes(u64::from(entry.bytes), u64::from(old_bytes));

@@ -11,6 +11,7 @@ use crate::kv::item::{Attributes, Fields, ItemPtr, KEY_BYTES_MAX, PAYLOAD_BYTES_
 use crate::kv::log::Entry;
 use crate::kv::{StoreMode, StoreOptions, StoreOutcome};
 use crate::policy::Insertion;
+use crate::stores;
 
 /// The result of the mode's condition.
 pub(super) enum Decision {
@@ -65,7 +66,7 @@ pub(super) enum Linked {
 
 impl Inner {
     /// Whether a key and a value of these lengths are within the limits of an item.
-    pub(super) fn fits(&self, key: usize, value: usize) -> bool {
+    pub(in crate::kv) fn fits(&self, key: usize, value: usize) -> bool {
         (1..=KEY_BYTES_MAX).contains(&key) && key.saturating_add(value) <= self.item_bytes_max
     }
 
@@ -153,7 +154,7 @@ impl Inner {
         // SAFETY: the entry has room for the shape, and nothing refers to it yet.
         let item = unsafe { ItemPtr::write(self.log.ptr(entry.location), shape, key, attributes) };
         // SAFETY: the shape's payload has the value's length.
-        unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), item.payload_ptr(), value.len()) };
+        unsafe { stores::copy(value.as_ptr(), item.payload_ptr(), value.len()) };
     }
 
     /// Overwrites an item in place, if the fields and the padded size are the same and its region is not
@@ -161,6 +162,7 @@ impl Inner {
     pub(super) fn overwrite(
         &self,
         bucket: &BucketGuard<'_>,
+        hash: KeyHash,
         old: Found<'_>,
         shape: Shape,
         value: &[u8],
@@ -169,24 +171,28 @@ impl Inner {
         let mut item = old.item;
         // An item with an expiry moves to a region of items that expire at about its new time. Where nothing
         // is evicted, there may be no memory to move to.
-        let fields = item.shape().fields();
-        if fields.expiry && self.log.evicts()
-            || fields != shape.fields()
-            || self.log.padded(item.shape().entry_bytes()) != self.log.padded(shape.entry_bytes())
-            || self.log.is_pinned(old.location)
-        {
+        let of_old = item.shape();
+        let is_as_long = of_old == shape
+            || of_old.fields() == shape.fields()
+                && self.log.padded(of_old.entry_bytes()) == self.log.padded(shape.entry_bytes());
+        if !is_as_long || shape.fields().expiry && self.log.evicts() || self.log.is_pinned(old.location) {
             return None;
         }
-        let bits = self.log.hits().after(item.state()) >> state::POLICY_SHIFT;
-        item.set_payload_bytes(value.len());
+        let before = item.usage();
+        let bits = self.log.hits().after(before.state()) & state::POLICY;
+        item.make_dead_from(before);
+        item.reshape(shape);
         // SAFETY: the padded size is unchanged, so the value fits; the hash bucket's lock keeps readers
         // away, and while the region is not pinned no thread reads without it.
-        unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), item.payload_ptr(), value.len()) };
+        unsafe { stores::copy(value.as_ptr(), item.payload_ptr(), value.len()) };
         let fits = self.set_expiry(item, old.location, attributes.expiry);
         debug_assert!(fits, "the fields are the same");
-        item.set_attributes(attributes);
-        item.set_policy_bits(bits);
+        item.set_optional(attributes);
+        item.make_live(attributes.usage.with(bits));
         bucket.shard().count_stored();
+        if self.insight.sampler.takes(hash.0) {
+            self.sample_store(hash, item.key(), item);
+        }
         self.notify(Change::Stored, item.key(), attributes.cas);
         Some(StoreOutcome::Stored { cas: attributes.cas, value_bytes: value.len() })
     }
@@ -207,15 +213,19 @@ impl Inner {
         let item = self.item_at(entry.location);
         let bytes = self.item_bytes(item);
         let replaces = old.map(|old| old.item.policy_bits());
-        item.set_policy_bits(self.log.policy().insert(&Insertion { hash: hash.0, bytes, replaces }));
+        let bits = self.log.policy().insert(&Insertion { hash: hash.0, bytes, replaces });
+        // Of two live items of a key a restart takes one, so no value is lost that is being replaced.
+        item.make_live(attributes.usage.with(bits << state::POLICY_SHIFT));
         match old {
             Some(old) => {
+                old.item.make_dead();
                 bucket.shard().adjust_bytes(bytes, self.item_bytes(old.item));
                 old.slot.set_location(entry.location);
                 self.item_died(old.item, old.location);
             }
             None => {
-                if !bucket.insert(hash, entry.location, bytes) {
+                if !self.note_stored(hash, key) || !bucket.insert(hash, entry.location, bytes) {
+                    item.make_dead();
                     self.log.abandon(entry);
                     return StoreOutcome::OutOfMemory;
                 }
@@ -223,6 +233,9 @@ impl Inner {
         }
         bucket.shard().count_stored();
         self.note_expiry(item, entry.location, attributes.expiry);
+        if self.insight.sampler.takes(hash.0) {
+            self.sample_store(hash, key, item);
+        }
         self.notify(Change::Stored, key, attributes.cas);
         self.log.publish(entry);
         debug_assert!(options.new_cas.is_none_or(|cas| !self.has_cas || cas == attributes.cas));

@@ -3,6 +3,7 @@
 mod arithmetic;
 mod delete;
 mod flush;
+mod flush_prefix;
 mod get;
 mod link;
 mod number;

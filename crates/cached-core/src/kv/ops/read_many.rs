@@ -94,12 +94,21 @@ impl Kv {
                     .find_again(*hash, key, now)
                     .map(|(lock, location)| (lock, inner.item_at(location), location)),
             };
+            // Sampled in each arm, so that the usual path has one comparison more and nothing else.
             match found {
                 Ok((_lock, item, location)) => {
+                    if inner.insight.sampler.takes(hash.0) {
+                        inner.sample_read(*hash, key, Ok(item));
+                    }
                     inner.bump(item, now);
                     hit(into, key, &ItemView { kv: inner, item, location, now });
                 }
-                Err(reason) => miss(into, key, reason),
+                Err(reason) => {
+                    if inner.insight.sampler.takes(hash.0) {
+                        inner.sample_read(*hash, key, Err(reason));
+                    }
+                    miss(into, key, reason);
+                }
             }
         }
     }

@@ -9,6 +9,13 @@ pub struct ScanCursor {
     bucket: u32,
 }
 
+impl ScanCursor {
+    /// The position of a hash bucket.
+    pub(in crate::kv) fn at(shard: u32, bucket: u32) -> ScanCursor {
+        ScanCursor { shard, bucket }
+    }
+}
+
 impl Kv {
     /// Calls `f` with the items of one hash bucket, and returns the cursor of the next one; `None` at the
     /// end. Start with the default cursor.
@@ -35,7 +42,10 @@ impl Kv {
         if let Some(guard) = shard.lock_bucket(u64::from(cursor.bucket)) {
             guard.for_each(|location| {
                 let item = inner.item_at(location);
-                if !inner.log.is_flushed(location) && !item.expiry().is_past(now) {
+                if !inner.log.is_flushed(location)
+                    && !item.expiry().is_past(now)
+                    && !inner.is_ended_by_prefix(item)
+                {
                     f(&ItemView { kv: inner, item, location, now });
                 }
             });

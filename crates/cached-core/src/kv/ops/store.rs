@@ -40,7 +40,7 @@ impl Kv {
                 Decision::Refuse(outcome) => return outcome,
             };
             if let Some(old) = old
-                && let Some(outcome) = inner.overwrite(&locked, old, shape, value, &attributes)
+                && let Some(outcome) = inner.overwrite(&locked, hash, old, shape, value, &attributes)
             {
                 return outcome;
             }

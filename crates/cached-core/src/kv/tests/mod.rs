@@ -6,9 +6,12 @@ mod full;
 mod interleaving;
 mod model;
 mod pins;
+mod prefixes;
 mod pressure;
 mod read_many;
 mod reservations;
+#[cfg(not(miri))]
+mod restart;
 mod threads;
 mod time;
 

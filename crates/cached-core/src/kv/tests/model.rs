@@ -4,6 +4,8 @@
 //! has, but the items that it has must be right: never an old value, another key's, or one that expired, was
 //! deleted or flushed.
 
+#[cfg(not(miri))]
+use super::restart::{Lab, open_with, set_wall_clock};
 use super::{store_with, value_of};
 use crate::clock::{Clock, Expiry, TickClock};
 use crate::kv::policy::Lru;
@@ -23,12 +25,15 @@ enum Op {
     Touch { key: u8, ttl: Option<u8> },
     Vivify { key: u8, ttl: u8 },
     Flush,
+    FlushPrefix { key: u8, alone: bool },
+    Sweep(u8),
     FlushIn(u8),
     Advance(u8),
     Maintain,
     Pin(u8),
     Unpin,
     Scan,
+    Reopen { clean: bool },
 }
 
 /// Value sizes: most are small, some straddle the inline limit, a few are huge.
@@ -66,12 +71,15 @@ fn op() -> impl Strategy<Value = Op> {
         2 => (key.clone(), ttl()).prop_map(|(key, ttl)| Op::Touch { key, ttl }),
         1 => (key.clone(), 1u8..60).prop_map(|(key, ttl)| Op::Vivify { key, ttl }),
         1 => Just(Op::Flush),
+        3 => (key.clone(), proptest::bool::weighted(0.3)).prop_map(|(key, alone)| Op::FlushPrefix { key, alone }),
+        4 => (1u8..).prop_map(Op::Sweep),
         1 => (1u8..20).prop_map(Op::FlushIn),
         3 => (1u8..30).prop_map(Op::Advance),
         1 => Just(Op::Maintain),
         1 => key.prop_map(Op::Pin),
         1 => Just(Op::Unpin),
         1 => Just(Op::Scan),
+        1 => any::<bool>().prop_map(|clean| Op::Reopen { clean }),
     ]
 }
 
@@ -93,13 +101,17 @@ struct World {
     versions: u64,
     /// Nothing may be missing.
     exact: bool,
+    /// Where the memory is in files, and how to open another store.
+    #[cfg(not(miri))]
+    files: Option<(Lab, fn() -> KvConfig)>,
 }
 
 impl World {
     fn key(key: u8) -> Vec<u8> {
-        // Lengths from 1 to 250, so that every alignment of the parts behind the key comes up.
-        let mut bytes = vec![key];
-        bytes.resize(1 + usize::from(key) * 249 / 39, b'k');
+        // Lengths from 2 to 250, so that every alignment of the parts behind the key comes up. Eight keys have
+        // a prefix in common.
+        let mut bytes = vec![key / 8, key];
+        bytes.resize(2 + usize::from(key) * 248 / 39, b'k');
         bytes
     }
 
@@ -387,6 +399,14 @@ impl World {
                 self.kv.flush_all();
                 self.map.clear();
             }
+            Op::FlushPrefix { key, alone } => {
+                let prefix = &[key / 8, key][..1 + usize::from(alone)];
+                self.kv.flush_prefix(prefix).unwrap();
+                self.map.retain(|key, _| !key.starts_with(prefix));
+            }
+            Op::Sweep(buckets) => {
+                self.kv.sweep_buckets(u64::from(buckets));
+            }
             Op::FlushIn(secs) => {
                 let at = self.now() + u32::from(secs);
                 self.kv.flush_at(at);
@@ -406,6 +426,7 @@ impl World {
             Op::Unpin => {
                 self.pinned.pop();
             }
+            Op::Reopen { clean } => self.reopen(clean),
             Op::Scan => {
                 let seen: HashMap<_, _> = self.kv.iter().collect();
                 for (key, value) in &seen {
@@ -424,6 +445,52 @@ impl World {
         }
     }
 
+    /// Ends the store or kills its process, and opens another one in its memory.
+    #[cfg(not(miri))]
+    fn reopen(&mut self, clean: bool) {
+        let Some((lab, config)) = &self.files else { return };
+        self.pinned.clear();
+        self.kv.validate();
+        set_wall_clock(&self.clock);
+        let path = if clean {
+            let path = self.kv.memory_file().unwrap().to_owned();
+            self.kv =
+                store_with(KvConfig { arena_bytes: 1 << 20, item_bytes_max: 1 << 10, ..KvConfig::default() })
+                    .0;
+            path
+        } else {
+            self.kv.maintain();
+            let path = lab.copy(&self.kv);
+            self.kv.end_as_killed();
+            let old = self.kv.memory_file().unwrap().to_owned();
+            std::fs::remove_file(old).unwrap();
+            path
+        };
+        let now = self.clock.now_secs();
+        (self.kv, self.clock) = open_with(&path, config());
+        let restart = self.kv.restart().unwrap();
+        assert_eq!((restart.cold.as_deref(), restart.was_clean), (None, clean));
+        assert_eq!((restart.damaged_items, restart.damaged_regions, restart.replaced_items), (0, 0, 0));
+        assert_eq!(self.clock.now_secs(), now);
+        self.kv.validate();
+        for key in self.map.keys().cloned().collect::<Vec<_>>() {
+            self.expire();
+            self.check(&key);
+        }
+    }
+
+    #[cfg(miri)]
+    fn reopen(&mut self, _clean: bool) {}
+
+    /// Runs the operations on a store in a file.
+    #[cfg(not(miri))]
+    fn run_in_file(exact: bool, config: fn() -> KvConfig, ops: Vec<Op>) {
+        let lab = Lab::new();
+        let (kv, clock) = open_with(&lab.path(), config());
+        set_wall_clock(&clock);
+        World::run_with(kv, clock, exact, Some((lab, config)), ops);
+    }
+
     fn run(arena_bytes: usize, exact: bool, cas: bool, ops: Vec<Op>) {
         let (kv, clock) = store_with(KvConfig {
             arena_bytes,
@@ -432,8 +499,30 @@ impl World {
             policy: Box::new(Lru::default()),
             ..KvConfig::default()
         });
-        let mut world =
-            World { kv, clock, map: HashMap::new(), flush_at: None, pinned: Vec::new(), versions: 0, exact };
+        #[cfg(not(miri))]
+        World::run_with(kv, clock, exact, None, ops);
+        #[cfg(miri)]
+        World::run_with(kv, clock, exact, ops);
+    }
+
+    fn run_with(
+        kv: Kv,
+        clock: Arc<TickClock>,
+        exact: bool,
+        #[cfg(not(miri))] files: Option<(Lab, fn() -> KvConfig)>,
+        ops: Vec<Op>,
+    ) {
+        let mut world = World {
+            kv,
+            clock,
+            map: HashMap::new(),
+            flush_at: None,
+            pinned: Vec::new(),
+            versions: 0,
+            exact,
+            #[cfg(not(miri))]
+            files,
+        };
         for op in ops {
             world.apply(op);
         }
@@ -464,5 +553,51 @@ proptest! {
     #[test]
     fn the_store_agrees_with_a_map_under_pressure(ops in proptest::collection::vec(op(), 1..600)) {
         World::run(2 << 20, false, true, ops);
+    }
+}
+
+/// The same stores in files, which are reopened after clean ends and kills.
+#[cfg(not(miri))]
+mod in_files {
+    use super::*;
+
+    fn roomy() -> KvConfig {
+        KvConfig { arena_bytes: 32 << 20, item_bytes_max: 512 << 10, ..KvConfig::default() }
+    }
+
+    fn tight() -> KvConfig {
+        KvConfig { arena_bytes: 2 << 20, item_bytes_max: 512 << 10, ..KvConfig::default() }
+    }
+
+    fn tight_lru() -> KvConfig {
+        KvConfig { policy: Box::new(Lru::default()), ..tight() }
+    }
+
+    fn without_eviction() -> KvConfig {
+        KvConfig { evict: false, ..tight() }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+        #[test]
+        fn the_store_agrees_with_a_map_across_restarts(ops in proptest::collection::vec(op(), 1..300)) {
+            World::run_in_file(true, roomy, ops);
+        }
+
+        #[test]
+        fn the_store_agrees_with_a_map_across_restarts_under_pressure(
+            ops in proptest::collection::vec(op(), 1..500),
+        ) {
+            World::run_in_file(false, tight, ops.clone());
+            World::run_in_file(false, tight_lru, ops);
+        }
+
+        #[test]
+        fn a_store_that_does_not_evict_agrees_with_a_map_across_restarts(
+            ops in proptest::collection::vec(op(), 1..500),
+        ) {
+            World::run_in_file(false, without_eviction, ops);
+        }
     }
 }

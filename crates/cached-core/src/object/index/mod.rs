@@ -29,11 +29,12 @@ mod node;
 use blocker::ObjectId;
 
 use super::lock_ranks;
+use super::namespace_table::NamespaceTable;
 use super::packed_name::PackedName;
 use super::state::Object;
 use crate::arena::Memory;
 use crate::prefetch::prefetch;
-use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+use crate::sync::{Mutex, Ordering, lock};
 
 pub(crate) use node::InUse;
 use node::{Found, LEAVING, Node, USED};
@@ -54,7 +55,8 @@ pub(crate) struct Index {
     nodes_from: usize,
     heads_per_shard: u32,
     per_shard: u32,
-    count: AtomicU64,
+    /// Each record has the number of its objects.
+    namespaces: NamespaceTable,
 }
 
 #[repr(align(64))]
@@ -77,11 +79,11 @@ pub(crate) enum Entered<'a> {
 }
 
 impl Index {
-    /// Makes an index of `count` nodes.
+    /// Makes an index of `count` nodes, for objects of these namespaces.
     ///
     /// # Errors
     /// The system's error, if it refuses the memory.
-    pub(crate) fn new(count: u32) -> std::io::Result<Self> {
+    pub(crate) fn new(count: u32, namespaces: &NamespaceTable) -> std::io::Result<Self> {
         let shards = (count / SHARD_NODES_MIN).clamp(1, SHARDS_MAX);
         let shards = 1u32 << shards.ilog2();
         let per_shard = count.div_ceil(shards);
@@ -97,13 +99,19 @@ impl Index {
             nodes_from,
             heads_per_shard,
             per_shard,
-            count: AtomicU64::new(0),
+            namespaces: namespaces.clone(),
         })
     }
 
     /// Returns the number of objects that the index has.
     pub(crate) fn count(&self) -> u64 {
-        self.count.load(Ordering::Relaxed)
+        self.namespaces.records().map(|record| record.objects.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Returns the number of the namespace of the object that has the node `at`.
+    #[inline]
+    pub(crate) fn namespace_of(&self, at: u32) -> u16 {
+        self.node(at).namespace.load(Ordering::Relaxed) as u16
     }
 
     fn place_of(&self, at: u32) -> *mut Node {
@@ -248,6 +256,17 @@ impl Index {
         Some(self.use_again(at))
     }
 
+    /// Returns the namespace of the object that has the node `at`, if any has.
+    pub(crate) fn namespace_at(&self, at: u32) -> Option<Vec<u8>> {
+        let shard = lock(self.shard_of(at));
+        if at as usize / self.shards.len() >= shard.fresh as usize {
+            return None;
+        }
+        // SAFETY: under the shard's lock.
+        let name = unsafe { &*self.node(at).name.get() }.as_ref()?;
+        Some(name.namespace().to_vec())
+    }
+
     /// Returns the shard that a node belongs to for ever.
     fn shard_of(&self, at: u32) -> &Mutex<Shard> {
         &self.shards[at as usize & (self.shards.len() - 1)]
@@ -269,11 +288,12 @@ impl Index {
         name.expect("a node in use has a name").to_id()
     }
 
-    /// Finds the object, or gives it a node. `clear` empties the object that leaves for it.
+    /// Finds the object, or gives it a node; `namespace` is the number of its namespace. `clear` empties the object that leaves for it.
     pub(crate) fn enter(
         &self,
         hash: u64,
         id: &ObjectId,
+        namespace: u16,
         clear: impl Fn(u32, u64, &mut Object) -> bool,
     ) -> Entered<'_> {
         let mut guard = lock(self.shard(hash));
@@ -290,11 +310,11 @@ impl Index {
                 None => return Entered::Full { leaving },
             }
         };
-        self.place(shard, at, hash, PackedName::of(id));
+        self.place(shard, at, hash, PackedName::of(id), namespace);
         Entered::Placed { in_use: InUse { node: self.node(at), at }, evicted }
     }
 
-    fn place(&self, shard: &mut Shard, at: u32, hash: u64, name: PackedName) {
+    fn place(&self, shard: &mut Shard, at: u32, hash: u64, name: PackedName, namespace: u16) {
         let node = self.node(at);
         // SAFETY: the node is in no chain and not in use, and this thread holds the shard's lock.
         unsafe { *node.name.get() = Some(name) };
@@ -303,7 +323,8 @@ impl Index {
         node.marks.store(USED, Ordering::Relaxed);
         node.next.store(self.head(hash, shard), Ordering::Relaxed);
         self.set_head(hash, at + 1, shard);
-        self.count.fetch_add(1, Ordering::Relaxed);
+        node.namespace.store(namespace.into(), Ordering::Relaxed);
+        self.namespaces.record(namespace).objects.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Takes a node out of its chain; returns its name.
@@ -320,7 +341,7 @@ impl Index {
             }
             self.node(before).next.store(next, Ordering::Relaxed);
         }
-        self.count.fetch_sub(1, Ordering::Relaxed);
+        self.namespaces.record(self.namespace_of(at)).objects.fetch_sub(1, Ordering::Relaxed);
         // SAFETY: the node is not in use (the caller has checked), it is in no chain any more, and this
         // thread holds the shard's lock.
         unsafe { (*node.name.get()).take() }.map(|name| name.to_id())
@@ -405,7 +426,7 @@ impl Index {
     /// Checks that every chain leads to its objects, and to nothing else; for
     /// [`super::ObjectCache::validate`].
     pub(crate) fn validate(&self) -> Result<(), String> {
-        let mut found = 0;
+        let (mut found, count) = (0, self.count());
         for shard in &self.shards {
             let shard = lock(shard);
             for chain in 0..u64::from(self.heads_per_shard) {
@@ -419,18 +440,14 @@ impl Index {
                         return Err(format!("node {at} is in a chain that is not its own"));
                     }
                     found += 1;
-                    if found > self.count() {
+                    if found > count {
                         return Err("a chain goes round".into());
                     }
                     next = node.next.load(Ordering::Relaxed);
                 }
             }
         }
-        if found != self.count() {
-            Err(format!("{found} objects found, {} counted", self.count()))
-        } else {
-            Ok(())
-        }
+        if found != count { Err(format!("{found} objects found, {count} counted")) } else { Ok(()) }
     }
 }
 

@@ -23,6 +23,8 @@ pub(crate) struct Node {
     pub(super) marks: AtomicU32,
     /// The number of its uses outside of the index.
     pub(super) refs: AtomicU32,
+    /// The number of the object's namespace. Written as the name is.
+    pub(super) namespace: AtomicU32,
     /// Written under the shard's lock while the node is not in use; read under it, while it is in use, or in
     /// an exclusive section that began under the lock.
     pub(super) name: UnsafeCell<Option<PackedName>>,
@@ -46,6 +48,7 @@ impl Node {
             next: AtomicU32::new(0),
             marks: AtomicU32::new(0),
             refs: AtomicU32::new(0),
+            namespace: AtomicU32::new(0),
             name: UnsafeCell::new(None),
             serial: Serial::new(Object::default()),
         }

@@ -13,15 +13,17 @@ fn goes(_: u32, _: u64, _: &mut Object) -> bool {
 
 #[test]
 fn entering_a_full_index_evicts_the_object_not_asked_for() {
-    let index = Index::new(3).unwrap();
+    let index = Index::new(3, &NamespaceTable::new(blocker::WriteMode::Through)).unwrap();
     for n in 0..3 {
-        let Entered::Placed { in_use, evicted: None } = index.enter(hash(n), &id(n), goes) else {
+        let Entered::Placed { in_use, evicted: None } = index.enter(hash(n), &id(n), 1, goes) else {
             panic!("there is room")
         };
         index.unuse(in_use);
     }
     let (held, _) = index.get(hash(0), &id(0)).unwrap();
-    let Entered::Placed { in_use, evicted } = index.enter(hash(3), &id(3), goes) else { panic!("one goes") };
+    let Entered::Placed { in_use, evicted } = index.enter(hash(3), &id(3), 1, goes) else {
+        panic!("one goes")
+    };
     assert_eq!(evicted, Some(id(1)));
     index.unuse(in_use);
     assert!(index.get(hash(1), &id(1)).is_none());
@@ -32,12 +34,12 @@ fn entering_a_full_index_evicts_the_object_not_asked_for() {
 
 #[test]
 fn a_dirty_object_leaves_later_or_stays_if_it_is_asked_for() {
-    let index = Index::new(2).unwrap();
+    let index = Index::new(2, &NamespaceTable::new(blocker::WriteMode::Through)).unwrap();
     for n in 0..2 {
-        let Entered::Placed { in_use, .. } = index.enter(hash(n), &id(n), goes) else { panic!("room") };
+        let Entered::Placed { in_use, .. } = index.enter(hash(n), &id(n), 1, goes) else { panic!("room") };
         index.unuse(in_use);
     }
-    let Entered::Full { leaving } = index.enter(hash(2), &id(2), |_, _, _| false) else {
+    let Entered::Full { leaving } = index.enter(hash(2), &id(2), 1, |_, _, _| false) else {
         panic!("none goes")
     };
     assert_eq!(leaving, [0, 1]);
@@ -46,6 +48,6 @@ fn a_dirty_object_leaves_later_or_stays_if_it_is_asked_for() {
     index.unuse(in_use);
     assert_eq!(index.finalize(0, goes), None, "it stays");
     assert_eq!(index.finalize(1, goes), Some(id(1)));
-    assert!(matches!(index.enter(hash(2), &id(2), goes), Entered::Placed { evicted: None, .. }));
+    assert!(matches!(index.enter(hash(2), &id(2), 1, goes), Entered::Placed { evicted: None, .. }));
     index.validate().unwrap();
 }

@@ -23,9 +23,9 @@ pub(crate) struct Meta {
     /// The sectors whose bytes are meaningful, and those newer than the store.
     pub(super) valid: AtomicU8,
     pub(super) dirty: AtomicU8,
-    /// The policy's bits.
+    /// The policy's bits, the lowest three, and flags: see `queue/`.
     pub(in crate::object) bits: AtomicU8,
-    /// Whether it is in a queue, and in which: see `queue.rs`. Guarded by the queue's lock.
+    /// Whether it is in a queue, and in which: see `queue/`. Guarded by the queue's lock.
     pub(in crate::object) place: AtomicU8,
 }
 
@@ -63,6 +63,18 @@ impl Meta {
     }
     pub(crate) fn set_dirty(&self, mask: u8) {
         self.dirty.store(mask, Ordering::Relaxed);
+    }
+    /// Whether it has flags beside the policy's bits.
+    pub(crate) fn is_flagged(&self) -> bool {
+        self.bits.load(Ordering::Relaxed) > 7
+    }
+    /// Whether it has any of `flags`.
+    pub(crate) fn has_flags(&self, flags: u8) -> bool {
+        self.bits.load(Ordering::Relaxed) & flags != 0
+    }
+    /// Takes away `flags`; returns all that it had.
+    pub(crate) fn take_flags(&self, flags: u8) -> u8 {
+        self.bits.fetch_and(!flags, Ordering::Relaxed) & !7
     }
     pub(crate) fn refs(&self) -> u16 {
         self.refs.load(Ordering::Acquire)

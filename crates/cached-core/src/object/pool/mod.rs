@@ -14,10 +14,14 @@
 //! alone refers to it, in that object's exclusive section; so bytes that a reader can see never change.
 //! Reserve, then enter, then use or give back: no job waits for a bucket while it holds others.
 //!
+//! The memory may have a range in which it changes while the pool is used (`present.rs`): then some buckets are
+//! *absent*, in use by no party and without memory.
+//!
 //! Free buckets form stacks through `Meta::next`, one per group of threads, so that the bucket used last is
 //! used next; buckets never used are taken in order of address.
 
 mod meta;
+mod present;
 mod reserved;
 
 use std::cell::Cell;
@@ -33,6 +37,8 @@ use crate::sync::{Arc, AtomicU32, Mutex, Ordering, lock};
 
 pub(crate) use meta::Meta;
 use meta::{Metas, RECEIVING};
+use present::Fresh;
+pub(crate) use present::PoolMemory;
 pub(crate) use reserved::{Detached, Reserved};
 
 /// Bytes of one bucket.
@@ -55,14 +61,17 @@ struct Core {
     arena: Arena,
     regions: Box<[RegionId]>,
     metas: Metas,
-    /// The number of buckets; `metas` has a few more.
-    count: u32,
+    /// The most buckets that there can be, and the fewest; `metas` has a few more.
+    count_max: u32,
+    count_min: u32,
+    /// The number of buckets that are not absent.
+    present: AtomicU32,
     /// A region has this power of two places, its header's included.
     region_shift: u32,
     stripes: [Stripe; STRIPES],
-    /// The number of buckets that were ever used.
-    fresh: Mutex<u32>,
-    /// The number of free buckets, those never used included.
+    /// The buckets that were never used, and those that are absent.
+    fresh: Mutex<Fresh>,
+    /// The number of free buckets, those never used included; absent ones are not free.
     free: AtomicU32,
     /// The number of buckets of receive buffers and of payloads that no write has taken over yet.
     receiving: AtomicU32,
@@ -84,14 +93,20 @@ struct Stack {
 struct RegionOwner(Arc<Core>);
 
 impl Pool {
-    /// Makes a pool of the buckets that `bytes` of memory hold.
+    /// Makes a pool of the buckets that the memory holds.
     ///
     /// # Errors
     /// As [`Arena::new`].
-    pub(crate) fn new(bytes: u64, huge_pages: bool) -> Result<Self, ArenaError> {
-        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+    pub(crate) fn new(memory: PoolMemory) -> Result<Self, ArenaError> {
+        let PoolMemory { huge_pages, .. } = memory;
+        let bytes = usize::try_from(memory.bytes_max()).unwrap_or(usize::MAX);
         let wanted = (bytes / 16).max(1);
         let region_bytes = (1 << wanted.ilog2()).clamp(REGION_BYTES_MIN, REGION_BYTES_MAX);
+        // What is address space first is rounded up; how much of it is memory is counted in buckets.
+        let bytes = match memory.range {
+            Some(_) => bytes.checked_next_multiple_of(region_bytes).unwrap_or(bytes),
+            None => bytes,
+        };
         let count = u32::try_from(bytes / region_bytes).unwrap_or(u32::MAX);
         let arena = Arena::new(ArenaConfig {
             bytes,
@@ -104,17 +119,23 @@ impl Pool {
         let region_shift = (region_bytes / BUCKET).trailing_zeros();
         // If the memory has more buckets than there are numbers, the rest is not used.
         let numbers = ((regions.len() as u64) << region_shift).min(u64::from(BUCKETS_MAX)) as u32;
-        let count = numbers - (numbers >> region_shift);
+        let headers = numbers >> region_shift;
+        let [count_min, present, count_max] = memory.counts(numbers - headers, headers);
+        if memory.range.is_some() {
+            arena.keep_pages_small();
+        }
         let core = Arc::new(Core {
             arena,
             metas: Metas::new(numbers as usize).map_err(|source| ArenaError::Map { bytes, source })?,
-            count,
+            count_max,
+            count_min,
+            present: AtomicU32::new(present),
             region_shift,
             stripes: std::array::from_fn(|_| {
                 Stripe(Mutex::ranked(Stack::default(), &lock_ranks::FREE_STACK))
             }),
-            fresh: Mutex::ranked(0, &lock_ranks::FRESH),
-            free: AtomicU32::new(count),
+            fresh: Mutex::ranked(Fresh::new(present), &lock_ranks::FRESH),
+            free: AtomicU32::new(present),
             receiving: AtomicU32::new(0),
             waiters: WaitQueue::default(),
             regions,
@@ -123,9 +144,19 @@ impl Pool {
         Ok(Self { core, owners })
     }
 
-    /// Returns the number of buckets.
+    /// Returns the number of buckets that there are at present.
     pub(crate) fn count(&self) -> u32 {
-        self.core.count
+        self.core.present.load(Ordering::Relaxed)
+    }
+
+    /// Returns the most buckets that there can be.
+    pub(crate) fn count_max(&self) -> u32 {
+        self.core.count_max
+    }
+
+    /// Returns the fewest buckets that there can be: what must always hold is sized by them.
+    pub(crate) fn count_min(&self) -> u32 {
+        self.core.count_min
     }
 
     /// Returns the number of free buckets; exact while no thread uses the pool.
@@ -167,11 +198,11 @@ impl Pool {
         }
         if reserved.count() < count {
             let mut fresh = lock(&self.core.fresh);
-            let more = (count - reserved.count()).min(self.count() - *fresh);
+            let (used, more) = (fresh.used, (count - reserved.count()).min(fresh.end - fresh.used));
             // Put last first, so that they are taken in order of address.
-            (*fresh..*fresh + more).rev().for_each(|nth| reserved.put(self.core.number(nth)));
-            self.core.write_headers(*fresh, more);
-            *fresh += more;
+            (used..used + more).rev().for_each(|nth| reserved.put(self.core.number(nth)));
+            self.core.write_headers(used, more);
+            fresh.used += more;
         }
         self.core.free.fetch_sub(reserved.count(), Ordering::Relaxed);
         reserved
@@ -250,10 +281,19 @@ impl Pool {
         self.core.bytes(bucket)
     }
 
+    /// Returns the numbers of all buckets that were ever used.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
+        let used = lock(&self.core.fresh).used;
+        (0..used).map(|nth| self.core.number(nth))
+    }
+
     /// Returns every bucket that is on a free stack or was never used, for [`super::ObjectCache::validate`].
     pub(crate) fn free_list(&self) -> Vec<u32> {
-        let fresh = *lock(&self.core.fresh);
-        let mut free: Vec<u32> = (fresh..self.count()).map(|nth| self.core.number(nth)).collect();
+        let (used, end) = {
+            let fresh = lock(&self.core.fresh);
+            (fresh.used, fresh.end)
+        };
+        let mut free: Vec<u32> = (used..end).map(|nth| self.core.number(nth)).collect();
         for stripe in &self.core.stripes {
             let stack = lock(&stripe.0);
             let mut at = stack.top;

@@ -35,7 +35,7 @@ impl<'a> Reserved<'a> {
         }
     }
 
-    fn pop(&mut self) -> Option<u32> {
+    pub(super) fn pop(&mut self) -> Option<u32> {
         let bucket = self.top.checked_sub(1)?;
         let meta = self.pool.meta(bucket);
         self.top = meta.next.load(Ordering::Relaxed);

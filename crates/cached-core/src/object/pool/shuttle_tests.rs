@@ -1,11 +1,12 @@
 use std::collections::HashSet;
 
 use super::*;
+use crate::arena::MemoryRange;
 
 const BUCKETS: u32 = 15;
 
 fn pool() -> Arc<Pool> {
-    let pool = Pool::new(REGION_BYTES_MIN as u64, false).unwrap();
+    let pool = Pool::new(PoolMemory::fixed(REGION_BYTES_MIN as u64)).unwrap();
     assert_eq!(pool.count(), BUCKETS);
     Arc::new(pool)
 }
@@ -86,6 +87,49 @@ fn a_pinned_bucket_does_not_change() {
             }));
             threads.into_iter().for_each(|thread| thread.join().unwrap());
             all_free(&pool);
+        },
+        1_000,
+    );
+}
+
+/// While a thread gives buckets up and takes them back, no bucket that is in use loses its bytes, and none is
+/// lost.
+#[test]
+fn buckets_that_go_and_come_back_have_no_holder() {
+    shuttle::check_random(
+        || {
+            let bytes = REGION_BYTES_MIN as u64;
+            let range = MemoryRange { bytes_min: bytes / 4, bytes_max: bytes };
+            let pool =
+                Arc::new(Pool::new(PoolMemory { bytes, range: Some(range), huge_pages: false }).unwrap());
+            let mut threads: Vec<_> = (1..=2)
+                .map(|own| {
+                    let pool = Arc::clone(&pool);
+                    shuttle::thread::spawn(move || {
+                        for _ in 0..2 {
+                            let mut reserved = pool.reserve_up_to(5);
+                            let taken: Vec<u32> =
+                                std::iter::from_fn(|| reserved.take(|bytes| bytes.fill(own))).collect();
+                            shuttle::thread::yield_now();
+                            for bucket in taken {
+                                assert_eq!(pool.bytes(bucket), [own; BUCKET]);
+                                pool.release(bucket);
+                            }
+                        }
+                    })
+                })
+                .collect();
+            let moving = Arc::clone(&pool);
+            threads.push(shuttle::thread::spawn(move || {
+                for _ in 0..2 {
+                    let fresh = moving.give_fresh(2);
+                    let given = moving.give_up(moving.reserve_up_to(6)).unwrap();
+                    assert_eq!(moving.take_back(fresh + given), fresh + given);
+                }
+            }));
+            threads.into_iter().for_each(|thread| thread.join().unwrap());
+            let absent = pool.absent_list().unwrap().len() as u32;
+            assert_eq!((absent, pool.free_list().len() as u32, pool.free()), (0, BUCKETS, BUCKETS));
         },
         1_000,
     );

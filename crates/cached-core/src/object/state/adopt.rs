@@ -64,7 +64,7 @@ impl Object {
         add(&env.metrics.zero_copy, 1);
         if was_dirty {
             // `put` returns the slot's credit: the slot keeps it.
-            env.metrics.retake_credits(1);
+            env.metrics.dirty_room.retake(env.namespace, 1);
         } else {
             resources.credits -= 1;
         }
@@ -82,7 +82,7 @@ impl Object {
         let is_new = self.slots.get(at).state() != State::Clean;
         env.meta(bucket).set_owner(Some((env.node, at)));
         self.put(env, at, Slot::of(State::Clean, bucket));
-        env.queues.link(env.pool, bucket, env.bucket_name(at), is_new);
+        env.queues.link(env.pool, bucket, env.bucket_name(at), is_new, env.namespace);
         true
     }
 }

@@ -57,10 +57,10 @@ impl Object {
     /// stored.
     pub(crate) fn hold_bucketless(&mut self, env: &Env<'_>, bucketless: u32, resources: &mut Resources<'_>) {
         resources.credits -= bucketless;
-        env.metrics.hold_bucketless(bucketless);
+        env.metrics.hold_bucketless(env.namespace, bucketless);
         self.pending.bucketless += bucketless;
         if !self.has_pending() {
-            env.metrics.return_bucketless(std::mem::take(&mut self.pending.bucketless));
+            env.metrics.return_bucketless(env.namespace, std::mem::take(&mut self.pending.bucketless));
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use super::{Env, Loaded, Object, Resources};
 use crate::object::geometry::{BUCKET_U64, SECTORS, touched};
+use crate::object::queue::{MARKED, PASSING, UNREAD};
 use crate::object::slots::{SECTOR_BYTES, Slot, State};
 
 impl Object {
@@ -19,15 +20,21 @@ impl Object {
         if slot == Slot::ABSENT && old != Slot::ABSENT {
             self.invalidate_bytes(at..at + 1);
         }
-        env.metrics.shift(old, slot);
+        env.metrics.shift(env.namespace, old, slot);
         if matches!(old.state(), State::Dirty | State::DirtyWhole) {
-            env.metrics.return_credits(1);
+            env.metrics.dirty_room.give_back(env.namespace, 1);
         }
         if !old.state().has_bucket() {
             return;
         }
-        if old.state() == State::Clean {
-            env.queues.unlink(env.pool, old.bucket(), env.bucket_name(at));
+        if old.state() == State::Clean && env.meta(old.bucket()).is_flagged() {
+            Self::drop_flags(env, old.bucket());
+        }
+        // One that is being evicted has left its queue before.
+        let is_evicted =
+            old.state() == State::Clean && !env.queues.unlink(env.pool, old.bucket(), env.bucket_name(at));
+        if !slot.state().has_bucket() && !is_evicted {
+            env.queues.removed(env.bucket_name(at), env.node);
         }
         if !slot.state().has_bucket() || slot.bucket() != old.bucket() {
             let meta = env.meta(old.bucket());
@@ -35,6 +42,14 @@ impl Object {
                 meta.set_owner(None);
             }
             env.pool.release(old.bucket());
+        }
+    }
+
+    /// A bucket with flags is no longer the clean one that was read ahead, or bypassed the cache.
+    #[cold]
+    pub(super) fn drop_flags(env: &Env<'_>, bucket: u32) {
+        if env.meta(bucket).take_flags(UNREAD | MARKED | PASSING) & UNREAD != 0 {
+            env.read_ahead.count_wasted(env.namespace);
         }
     }
 
@@ -59,13 +74,17 @@ impl Object {
     /// Evicts one clean bucket, if the slot still has it. Not while the store is asked for its bytes: it
     /// would have to be asked again.
     pub(crate) fn evict(&mut self, env: &Env<'_>, at: u32, bucket: u32) -> bool {
-        let slot = self.slots.get(at);
         let is_loading = self.activity.as_ref().is_some_and(|activity| activity.ranges.is_loading(at));
-        let goes = slot == Slot::of(State::Clean, bucket) && env.meta(bucket).refs() == 1 && !is_loading;
+        let goes = self.has_clean(at, bucket) && env.meta(bucket).refs() == 1 && !is_loading;
         if goes {
             self.clear(env, at);
         }
         goes
+    }
+
+    /// Whether the slot has this bucket, and it is clean.
+    pub(crate) fn has_clean(&self, at: u32, bucket: u32) -> bool {
+        self.slots.get(at) == Slot::of(State::Clean, bucket)
     }
 
     /// Returns the valid sectors of a slot, with those that are zeros because no content reaches that far.

@@ -40,7 +40,7 @@ impl Object {
         let Some(content) = content.take() else { return };
         self.replace(env, Known::Present);
         self.head.size = content.size;
-        env.metrics.hold_bucketless(content.bucketless);
+        env.metrics.hold_bucketless(env.namespace, content.bucketless);
         self.pending.bucketless += content.bucketless;
         self.adopt(env, content.into_slots());
     }

@@ -7,7 +7,6 @@ use super::{Env, Known, Object};
 use crate::object::flush_ticket::FlushTicket;
 use crate::object::geometry::{parts, touched};
 use crate::object::losses::Lost;
-use crate::object::metrics::add;
 use crate::object::pool::{BUCKET, Reserved};
 use crate::object::slots::{Slot, State};
 use crate::sync::Arc;
@@ -19,6 +18,8 @@ pub(crate) struct Flushing {
     pub(crate) truncate_to: u64,
     /// When the first change was made that the flush does not have.
     pub(crate) newer_since: Option<Timestamp>,
+    /// Whether the dirty queue keeps the log from the first record on that the flush does not have.
+    pub(crate) newer_is_held: bool,
     /// What it sends of each slot, in the order of the slots.
     pub(crate) sent: Arc<[Sent]>,
     /// Other clients may have changed the object since the flush began: what it stores need not be what the
@@ -83,6 +84,7 @@ impl Object {
             replace: pending.replace,
             truncate_to: pending.truncate_to,
             newer_since: None,
+            newer_is_held: false,
             sent: Arc::clone(&plan.slots),
             is_invalidated: false,
         }));
@@ -170,7 +172,7 @@ impl Object {
         };
         // The slot's credit belongs to the plan from now on.
         self.slots.set(at, writing);
-        env.metrics.shift(slot, writing);
+        env.metrics.shift(env.namespace, slot, writing);
         Some(Sent { at, mask, was: slot.state() })
     }
 
@@ -199,7 +201,7 @@ impl Object {
         match result {
             Ok(version) => {
                 plan.slots.iter().for_each(|sent| self.stored(env, sent));
-                env.metrics.return_bucketless(plan.bucketless);
+                env.metrics.return_bucketless(env.namespace, plan.bucketless);
                 // The store has cut off or replaced what it had from here on. While the flush was under way
                 // such bytes were clipped; from now on only bytes that are asked for anew are without them.
                 let cut_at = if plan.replace { 0 } else { plan.truncate_before };
@@ -247,7 +249,7 @@ impl Object {
 
     /// Completes a slot whose flush is stored.
     fn stored(&mut self, env: &Env<'_>, sent: &Sent) {
-        env.metrics.return_credits(if sent.was == State::ZeroDirty { 0 } else { 1 });
+        env.metrics.dirty_room.give_back(env.namespace, if sent.was == State::ZeroDirty { 0 } else { 1 });
         let slot = self.slots.get(sent.at);
         match slot.state() {
             State::ZeroWriting => self.set_state(env, sent.at, Slot::bare(State::ZeroClean)),
@@ -260,7 +262,7 @@ impl Object {
                 if meta.owner() == Some((env.node, sent.at)) {
                     meta.set_dirty(0);
                     self.set_state(env, sent.at, Slot::of(State::Clean, slot.bucket()));
-                    env.queues.link(env.pool, slot.bucket(), env.bucket_name(sent.at), false);
+                    env.queues.link(env.pool, slot.bucket(), env.bucket_name(sent.at), false, env.namespace);
                 } else {
                     // Clean data have one owner, which eviction can find.
                     self.forget(env, sent.at..sent.at + 1);
@@ -283,18 +285,20 @@ impl Object {
                     let meta = env.meta(slot.bucket());
                     meta.set_dirty(meta.dirty() | sent.mask & meta.valid());
                 }
-                env.metrics.return_credits(if sent.was == State::ZeroDirty { 0 } else { 1 });
+                env.metrics
+                    .dirty_room
+                    .give_back(env.namespace, if sent.was == State::ZeroDirty { 0 } else { 1 });
             }
         }
     }
 
     fn set_state(&mut self, env: &Env<'_>, at: u32, slot: Slot) {
         let old = self.slots.set(at, slot);
-        env.metrics.shift(old, slot);
+        env.metrics.shift(env.namespace, old, slot);
     }
 
-    /// Ends a flush that the store refuses for good: what the store does not have is dropped. Returns what
-    /// had been acknowledged of it, if anything had, and the tickets that waited for it.
+    /// Ends a flush that the store refuses for good, or that is not made: what the store does not have is
+    /// dropped. Returns what had been acknowledged of it, if anything had, and the tickets that waited for it.
     pub(crate) fn lose(&mut self, env: &Env<'_>, plan: &FlushPlan) -> (Option<Lost>, Vec<Arc<FlushTicket>>) {
         self.flushing = None;
         self.head.store_steps += 1;
@@ -303,11 +307,11 @@ impl Object {
         let changes = self.pending.change_seq - self.pending.stored_seq;
         let lost = Lost { changes, bytes, domain: self.pending.domain };
         let lost = std::mem::take(&mut self.pending.is_acknowledged).then_some(lost);
-        add(&env.metrics.lost_bytes, lost.map_or(0, |lost| lost.bytes));
         let sent = plan.slots.iter().filter(|sent| sent.was != State::ZeroDirty).count();
         self.forget(env, 0..u32::MAX);
-        env.metrics.return_credits(sent as u32);
-        env.metrics.return_bucketless(plan.bucketless + std::mem::take(&mut self.pending.bucketless));
+        env.metrics.dirty_room.give_back(env.namespace, sent as u32);
+        let bucketless = plan.bucketless + std::mem::take(&mut self.pending.bucketless);
+        env.metrics.return_bucketless(env.namespace, bucketless);
         self.activity().ranges.invalidate_all();
         self.head.known = Known::Unknown;
         self.head.is_full = false;
@@ -320,7 +324,7 @@ impl Object {
     }
 }
 
-fn pinned(env: &Env<'_>, bucket: u32, range: std::ops::Range<usize>) -> Segment {
+pub(super) fn pinned(env: &Env<'_>, bucket: u32, range: std::ops::Range<usize>) -> Segment {
     let copied = || Segment::from(bytes::Bytes::copy_from_slice(&env.pool.bytes(bucket)[range.clone()]));
     env.pool.pin(bucket, range.clone()).unwrap_or_else(copied)
 }

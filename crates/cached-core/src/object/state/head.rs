@@ -24,6 +24,9 @@ pub(crate) struct Head {
     /// Whether `stamp` and `claimed` are known as well.
     pub(crate) is_full: bool,
     pub(crate) store_exists: bool,
+    /// Whether the store may have had of the object what the log had not: see `Epochs::note_unlogged`. Of use
+    /// while the object is recovered.
+    pub(crate) has_unlogged: bool,
     /// The number of changes on their way to the store.
     pub(crate) store_changes: u32,
     pub(crate) size: u64,

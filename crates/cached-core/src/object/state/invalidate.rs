@@ -81,7 +81,7 @@ impl Object {
         meta.set_owner(Some((env.node, at)));
         if is_dirty {
             // `put` returns the slot's credit: the slot keeps it.
-            env.metrics.retake_credits(1);
+            env.metrics.dirty_room.retake(env.namespace, 1);
         }
         self.put(env, at, Slot::of(slot.state(), bucket));
         true

@@ -2,21 +2,100 @@
 
 use blocker::Segment;
 
-use super::{Env, Object, Resources};
-use crate::object::geometry::BUCKET_U64;
+use super::{Env, Loaded, Object, Resources};
+use crate::object::geometry::{BUCKET_U64, buckets_of};
+use crate::object::queue::{MARKED, PASSING, UNREAD};
 use crate::object::slots::{Slot, State};
 
+/// What of a load is kept, and as what.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Keep {
+    All,
+    Nothing,
+    /// One bucket, in which a read ends that bypasses the cache: the next read will ask for the rest of it.
+    Passing(u32),
+    /// All, for a read that is expected. `mark` is the bucket whose first read shows that it is time to read
+    /// on.
+    Ahead {
+        mark: Option<u32>,
+        is_passing: bool,
+    },
+}
+
+impl Keep {
+    /// Returns how many of `count` buckets are kept at most.
+    pub(crate) fn count_max(self, count: u32) -> u32 {
+        match self {
+            Keep::All | Keep::Ahead { .. } => count,
+            Keep::Nothing => 0,
+            Keep::Passing(_) => count.min(1),
+        }
+    }
+
+    /// Whether a caller waits for it.
+    pub(crate) fn is_asked_for(self) -> bool {
+        !matches!(self, Keep::Ahead { .. })
+    }
+
+    /// Returns the same for an object that has content up to the bucket `end` alone: that is not known before
+    /// the answer has come.
+    fn within(self, end: u32) -> Self {
+        match self {
+            Keep::Ahead { mark: Some(mark), is_passing } => {
+                Keep::Ahead { mark: Some(mark.min(end.saturating_sub(1))), is_passing }
+            }
+            other => other,
+        }
+    }
+
+    fn takes(self, at: u32) -> bool {
+        match self {
+            Keep::Passing(one) => one == at,
+            _ => true,
+        }
+    }
+
+    fn link(self, env: &Env<'_>, at: u32, bucket: u32) {
+        let name = env.bucket_name(at);
+        match self {
+            Keep::Ahead { mark, is_passing } => {
+                let marked = if mark == Some(at) { MARKED } else { 0 };
+                let passing = if is_passing { PASSING } else { 0 };
+                env.queues.link_ahead(env.pool, bucket, name, UNREAD | marked | passing, env.namespace);
+                env.read_ahead.count_ahead(env.namespace);
+            }
+            Keep::Passing(_) => {
+                env.queues.link(env.pool, bucket, name, true, env.namespace);
+                env.queues.flag(env.meta(bucket), name, PASSING);
+            }
+            Keep::All | Keep::Nothing => env.queues.link(env.pool, bucket, name, true, env.namespace),
+        }
+    }
+}
+
 impl Object {
-    /// Keeps what the store gave, as far as buckets were reserved for it.
-    pub(crate) fn fill(&mut self, env: &Env<'_>, resources: &mut Resources<'_>) {
+    /// Samples the buckets that the store gave, each as one that was missed.
+    pub(crate) fn sample_misses(&self, env: &Env<'_>, loaded: &Loaded) {
+        for (start, _, data) in loaded.runs.iter().filter(|(_, _, data)| data.len_bytes() > 0) {
+            for at in buckets_of(*start, data.len_bytes() as u64) {
+                env.queues.missed(env.bucket_name(at), env.node);
+            }
+        }
+    }
+
+    /// Keeps what the store gave, as far as it is to be kept and buckets were reserved for it.
+    pub(crate) fn fill(&mut self, env: &Env<'_>, resources: &mut Resources<'_>, keep: Keep) {
         let Some(loaded) = resources.loaded else { return };
+        let end = self.content_end().min(self.head.size).div_ceil(BUCKET_U64);
+        // A bucket's number in its object has 16 bits.
+        let keep = keep.within(end as u32);
         for (start, len, data) in &loaded.runs {
             let first = (start / BUCKET_U64) as u32;
             let is_hole = data.iter().all(Segment::is_hole) && self.content_end() >= start + len;
             for at in first..first + (len / BUCKET_U64) as u32 {
                 let slot = self.slots.get(at);
                 let from = u64::from(at) * BUCKET_U64;
-                if from >= self.content_end() || from >= self.head.size {
+                if from >= self.content_end() || from >= self.head.size || !keep.takes(at) {
                     continue;
                 }
                 if slot == Slot::ABSENT && is_hole {
@@ -27,7 +106,7 @@ impl Object {
                     env.meta(bucket).set_owner(Some((env.node, at)));
                     self.fill_up(env, at, bucket, resources.loaded);
                     self.put(env, at, Slot::of(State::Clean, bucket));
-                    env.queues.link(env.pool, bucket, env.bucket_name(at), true);
+                    keep.link(env, at, bucket);
                 } else if Self::is_exclusive(env, slot) {
                     self.fill_up(env, at, slot.bucket(), resources.loaded);
                 }

@@ -20,6 +20,7 @@
 //! | `flush.rs`, `flush_plan.rs` | what a flush sends, and what becomes of it |
 //! | `invalidate.rs` | dropping what other clients may have changed in the store |
 //! | `pending.rs` | what waits to be stored |
+//! | `log_state.rs` | the same, to be logged once more |
 //! | `bucketless_credits.rs` | room in the dirty limit for what has no bucket |
 //! | `activity.rs` | ranges, loads and waiting tasks |
 //! | `buckets.rs` | slots and their buckets; eviction |
@@ -42,6 +43,7 @@ mod flush_plan;
 mod head;
 mod invalidate;
 mod load;
+mod log_state;
 mod mutate;
 mod pending;
 mod read;
@@ -55,6 +57,7 @@ use blocker::Clock;
 use super::metrics::Metrics;
 use super::pool::{BUCKET, Meta, Pool};
 use super::queue::{Queues, bucket_hash};
+use super::read_ahead::ReadAhead;
 use super::slots::Slots;
 use super::versions::Versions;
 use activity::Activity;
@@ -66,6 +69,7 @@ pub(crate) use flush::Ended;
 pub(crate) use flush_plan::{FlushPlan, RunLimits};
 pub(crate) use head::{Known, ReportedHead};
 pub(crate) use invalidate::Invalidated;
+pub(crate) use load::Keep;
 pub(crate) use read::{LINES_READ, LINES_WRITTEN, Lookup};
 pub(crate) use resources::{Loaded, Missing, Resources};
 
@@ -76,10 +80,13 @@ pub(crate) struct Env<'a> {
     pub(crate) queues: &'a Queues,
     pub(crate) metrics: &'a Metrics,
     pub(crate) versions: &'a Versions,
+    pub(crate) read_ahead: &'a ReadAhead,
     /// The number of the object's node in the index.
     pub(crate) node: u32,
     /// The hash of the object's name.
     pub(crate) hash: u64,
+    /// The number of the object's namespace, by which is counted.
+    pub(crate) namespace: u16,
     pub(crate) clock: &'a dyn Clock,
 }
 

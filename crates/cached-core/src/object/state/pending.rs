@@ -25,6 +25,10 @@ pub(crate) struct Pending {
     pub(crate) bucketless: u32,
     /// The object's number in the dirty queue; 0: none.
     pub(crate) queue_number: u64,
+    /// Whether the dirty queue keeps the log from its oldest record on that is not stored.
+    pub(crate) is_held: bool,
+    /// The position in the log of its last change; 0: none.
+    pub(crate) logged_to: u64,
     /// The number of flushes that failed in a row.
     pub(crate) failures: u32,
     /// Some of what is pending has been acknowledged; otherwise callers wait for all of it to be *stored*.
@@ -49,6 +53,8 @@ impl Default for Pending {
             domain: None,
             bucketless: 0,
             queue_number: 0,
+            is_held: false,
+            logged_to: 0,
             failures: 0,
             is_acknowledged: false,
             lost_below: false,
@@ -74,7 +80,9 @@ impl Object {
 
     /// Whether [`Self::note_change`] needs the time of the next change.
     pub(crate) fn asks_for_time(&self) -> bool {
-        self.pending.queue_number == 0 || self.flushing.as_ref().is_some_and(|it| it.newer_since.is_none())
+        self.pending.queue_number == 0
+            || self.pending.change_seq == self.pending.stored_seq
+            || self.flushing.as_ref().is_some_and(|it| it.newer_since.is_none())
     }
 
     /// Notes a change that the store does not know of, made `now` if [`Self::asks_for_time`].

@@ -6,8 +6,10 @@ use blocker::{Error, ReadReply, ReadRequest, Result, Segment, Segments, Version}
 use super::{Env, Known, Loaded, Missing, Object};
 use crate::object::geometry::{BUCKET_U64, SECTORS, buckets_of, push_zeros, touched};
 use crate::object::pool::BUCKET;
+use crate::object::queue::{MARKED, PASSING, UNREAD};
 use crate::object::ranges::{Buckets, Ticket};
-use crate::object::slots::{SECTOR_BYTES, State};
+use crate::object::read_ahead::Marked;
+use crate::object::slots::{SECTOR_BYTES, Slot, State};
 use crate::prefetch::prefetch;
 
 /// Cache lines of a bucket that are prefetched: the processor continues by itself once it sees them read.
@@ -54,7 +56,10 @@ impl Object {
         if touched(range.start, range.end) & !meta.valid() != 0 {
             return None;
         }
-        env.queues.hit(meta, env.bucket_name((offset / BUCKET_U64) as u32));
+        let at = (offset / BUCKET_U64) as u32;
+        if env.queues.hit(meta, env.bucket_name(at)) {
+            self.read_first(env, at, range.end);
+        }
         env.pool.pin(slot.bucket(), range).map(Segments::from)
     }
 
@@ -148,8 +153,9 @@ impl Object {
                     if absent_sectors == 0 {
                         // The request that has just loaded it reads it for the first time: a scan must not
                         // look like use.
-                        if loaded.is_none() {
-                            env.queues.hit(meta, env.bucket_name(at));
+                        let counts = loaded.is_none() || meta.is_flagged();
+                        if counts && env.queues.hit(meta, env.bucket_name(at)) {
+                            self.read_first(env, at, hi);
                         }
                         let pinned = env.pool.pin(slot.bucket(), lo..hi);
                         let copied = || {
@@ -209,6 +215,43 @@ impl Object {
             bytes[range.clone()].copy_from_slice(&own[range]);
         }
         bytes::Bytes::from(bytes).slice(lo..hi).into()
+    }
+
+    /// A bucket with flags has been read up to `end` within it: one that was read ahead, or that bypasses the
+    /// cache.
+    #[cold]
+    #[inline(never)]
+    fn read_first(&self, env: &Env<'_>, at: u32, end: usize) {
+        let bucket = self.slots.get(at).bucket();
+        let flags = env.meta(bucket).take_flags(UNREAD | MARKED);
+        if flags & UNREAD != 0 {
+            // It enters the policy's memory as a bucket does that is loaded when it is asked for.
+            env.queues.read_first(env.meta(bucket), env.bucket_name(at));
+            env.read_ahead.count_used(env.namespace);
+        }
+        if flags & MARKED != 0 {
+            env.read_ahead.mark_was_read(Marked { node: env.node, hash: env.hash, bucket: at });
+        }
+        if flags & PASSING != 0 && end == BUCKET {
+            env.queues.expire(env.pool, bucket, env.bucket_name(at));
+        }
+    }
+
+    /// Returns the first run of buckets within a range that the store can be asked for ahead: none of it is
+    /// here, is being loaded, or lies beyond the content.
+    pub(crate) fn run_to_read_ahead(&self, within: Buckets) -> Option<Buckets> {
+        let ranges = self.activity_ref().map(|activity| &activity.ranges);
+        let is_in_the_way = ranges.is_some_and(|ranges| ranges.is_full() || ranges.is_changing(&within));
+        if self.head.known == Known::Absent || is_in_the_way {
+            return None;
+        }
+        let is_missing = |at: &u32| {
+            let is_wanted = ranges.is_some_and(|ranges| ranges.is_wanted(*at));
+            self.slots.get(*at) == Slot::ABSENT && self.beyond(*at) != u8::MAX && !is_wanted
+        };
+        let start = within.clone().find(is_missing)?;
+        let end = (start..within.end).find(|at| !is_missing(at)).unwrap_or(within.end);
+        Some(start..end)
     }
 
     /// Returns a reply of the present version.

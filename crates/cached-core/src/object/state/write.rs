@@ -30,24 +30,34 @@ impl Object {
     }
 
     /// Overwrites in place what is newer than the store already, as most writes do. Returns false if more is
-    /// needed; then nothing was changed.
+    /// needed; then nothing was changed. Calls `before` when the write is certain to be made.
+    ///
+    /// # Errors
+    /// Those of `before`; then nothing was changed.
     #[inline]
-    pub(crate) fn rewrite(&mut self, env: &Env<'_>, offset: u64, data: &Segments) -> bool {
+    pub(crate) fn rewrite<E>(
+        &mut self,
+        env: &Env<'_>,
+        offset: u64,
+        data: &Segments,
+        before: impl FnOnce(&mut Self) -> Result<(), E>,
+    ) -> Result<bool, E> {
         let (at, lo, len) = ((offset / BUCKET_U64) as u32, (offset % BUCKET_U64) as usize, data.len_bytes());
         let fits = len > 0 && lo + len <= BUCKET && offset + len as u64 <= self.head.size;
         let slot = self.slots.get(at);
         if !fits || slot.state() != State::Dirty || !Self::is_exclusive(env, slot) {
-            return false;
+            return Ok(false);
         }
         let (hi, meta) = (lo + len, env.meta(slot.bucket()));
         if edges(lo, hi) & !meta.valid() != 0 {
-            return false;
+            return Ok(false);
         }
+        before(self)?;
         data.copy_to(&mut env.bytes_mut(slot.bucket())[lo..hi]);
         let touched = touched(lo, hi);
         meta.set_valid(meta.valid() | touched);
         meta.set_dirty(meta.dirty() | touched);
-        true
+        Ok(true)
     }
 
     /// Writes a range as newer than the store. `resources` has what [`Self::missing_for_write`] asked for.
@@ -116,7 +126,7 @@ impl Object {
         }
         if was_dirty {
             // `put` returns the slot's credit: the slot keeps it.
-            env.metrics.retake_credits(1);
+            env.metrics.dirty_room.retake(env.namespace, 1);
         } else {
             resources.credits -= 1;
         }

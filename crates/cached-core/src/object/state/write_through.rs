@@ -151,11 +151,13 @@ impl Object {
         meta.set_valid(valid);
         meta.set_dirty(0);
         if slot == Slot::of(State::Clean, bucket) {
-            env.queues.hit(meta, env.bucket_name(at));
+            if env.queues.hit(meta, env.bucket_name(at)) {
+                Self::drop_flags(env, bucket);
+            }
         } else {
             let is_new = slot.state() != State::Clean;
             self.put(env, at, Slot::of(State::Clean, bucket));
-            env.queues.link(env.pool, bucket, env.bucket_name(at), is_new);
+            env.queues.link(env.pool, bucket, env.bucket_name(at), is_new, env.namespace);
         }
     }
 

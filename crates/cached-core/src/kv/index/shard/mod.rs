@@ -16,12 +16,15 @@ pub(crate) use guard::{BucketGuard, BucketHint, BucketLock, BucketRef, Slot};
 
 use super::bucket::{Bucket, Buckets, SLOTS};
 use crate::KeyHash;
+use crate::arena::Superblock;
 use crate::kv::lock_ranks;
-use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock, try_lock};
 
 /// The load at which a shard grows: items per hash bucket. At 10 the index takes 7.7–8.3 bytes an item, and a
 /// look-up reads 1.25 lines on average (12 slots a line; the unevenness of linear hashing included).
 const ITEMS_PER_BUCKET: u64 = 10;
+/// The CAS values of a shard that are noted at once as given.
+const CAS_VALUES_AHEAD: u64 = 1 << 20;
 /// The number of hash buckets of an empty shard.
 const BUCKETS_INITIAL: u32 = 16;
 
@@ -39,6 +42,8 @@ pub(crate) struct Shard {
     overflow_pool: Mutex<OverflowPool>,
     /// The number of shards: each assigns CAS values with a remainder of its own.
     cas_step: u64,
+    /// Has the bound of CAS values for a later process, if there may be one.
+    superblock: Option<Arc<Superblock>>,
     counters: Counters,
 }
 
@@ -50,6 +55,8 @@ pub(super) struct Counters {
     stored: AtomicU64,
     /// The next CAS value.
     cas: AtomicU64,
+    /// From here on a later process might give the same values.
+    cas_bound: AtomicU64,
     /// Items that have been flushed but not removed, and their bytes.
     flushed_items: AtomicU64,
     flushed_bytes: AtomicU64,
@@ -98,11 +105,13 @@ impl Shard {
             growing: Mutex::ranked((), &lock_ranks::GROWTH),
             overflow_pool: Mutex::ranked(OverflowPool { free: Vec::new(), unused: 0 }, &lock_ranks::OVERFLOW),
             cas_step: shards,
+            superblock: None,
             counters: Counters {
                 items: AtomicU64::new(0),
                 bytes: AtomicU64::new(0),
                 stored: AtomicU64::new(0),
                 cas: AtomicU64::new(shards + number),
+                cas_bound: AtomicU64::new(u64::MAX),
                 flushed_items: AtomicU64::new(0),
                 flushed_bytes: AtomicU64::new(0),
             },
@@ -166,7 +175,48 @@ impl Shard {
     /// Returns a new CAS value: higher than all earlier ones of the shard, never 0, and unique among all
     /// shards.
     pub(crate) fn next_cas(&self) -> u64 {
-        self.counters.cas.fetch_add(self.cas_step, Ordering::Relaxed)
+        let cas = self.counters.cas.fetch_add(self.cas_step, Ordering::Relaxed);
+        if cas >= self.counters.cas_bound.load(Ordering::Relaxed) {
+            self.raise_cas_bound(cas);
+        }
+        cas
+    }
+
+    /// Notes for a later process that values up to some after `cas` may have been given.
+    #[cold]
+    fn raise_cas_bound(&self, cas: u64) {
+        let Some(superblock) = &self.superblock else { return };
+        let bound = cas.saturating_add(CAS_VALUES_AHEAD.saturating_mul(self.cas_step));
+        superblock.notes().raise_cas_bound(bound);
+        self.counters.cas_bound.fetch_max(bound, Ordering::Relaxed);
+    }
+
+    /// Gives only CAS values that no earlier process has given, and notes for later ones which it gives. Before
+    /// the first one is given.
+    #[cfg(not(any(miri, shuttle)))]
+    pub(super) fn outlast(&mut self, superblock: &Arc<Superblock>) {
+        let first = self.counters.cas.load(Ordering::Relaxed);
+        let earlier = superblock.notes().cas_bound().saturating_sub(first).div_ceil(self.cas_step);
+        let first = first.saturating_add(earlier.saturating_mul(self.cas_step));
+        self.counters.cas.store(first, Ordering::Relaxed);
+        self.counters.cas_bound.store(first, Ordering::Relaxed);
+        self.superblock = Some(superblock.clone());
+    }
+
+    /// The next CAS value.
+    #[cfg(not(any(miri, shuttle)))]
+    pub(super) fn cas_ahead(&self) -> u64 {
+        self.counters.cas.load(Ordering::Relaxed)
+    }
+
+    /// Makes hash buckets for this many items in an empty shard.
+    #[cfg(not(any(miri, shuttle)))]
+    pub(super) fn make_room(&self, items: u64) {
+        debug_assert_eq!(self.items(), 0);
+        let (least, most) = (u64::from(BUCKETS_INITIAL), u64::from(self.buckets_max));
+        let count = items.div_ceil(ITEMS_PER_BUCKET).clamp(least, most);
+        let round = least << (count / least).ilog2();
+        self.extent.store(((2 * round - 1) << 32) | (count - round), Ordering::Release);
     }
 
     /// Counts an item that is stored.

@@ -142,6 +142,13 @@ impl Reclaimer {
         self.survivors.give_room(log, bytes)
     }
 
+    /// Keeps a region of an earlier process open for survivors, without eviction. Returns false if there is too
+    /// little room in it, or enough of such regions.
+    #[cfg(not(any(miri, shuttle)))]
+    pub(super) fn adopt(&mut self, log: &Log, queue: usize, region: RegionId) -> bool {
+        self.survivors.adopt(log, queue, region)
+    }
+
     /// Takes a free region, and reclaims until there is one. Returns `None` when nothing more can be
     /// reclaimed.
     pub(super) fn obtain<O: EntryOwner>(&mut self, log: &Log, owner: &O, now: u32) -> Option<RegionId> {
@@ -285,12 +292,11 @@ impl Reclaimer {
         job: &Job,
         queue: usize,
         entry: &L,
-        (from, bytes): (u32, u32),
+        (_, bytes): (u32, u32),
         now: u32,
     ) -> Result<(), NoPlace> {
         let to = self.survivors.place(log, job, queue, bytes, now)?;
-        log.copy_entry(from, to);
-        entry.relocate(to.location);
+        entry.relocate(to);
         let expiry = entry.expiry();
         log.arena.note_expiry(to.region, bytes, expiry);
         log.arena.forget_expiry(job.region, bytes, expiry);

@@ -2,6 +2,8 @@
 
 use super::{Job, Log, Purpose, take_reserve};
 use crate::arena::REGION_HEADER_BYTES;
+#[cfg(not(any(miri, shuttle)))]
+use crate::arena::RegionId;
 use crate::kv::log::queues::QUEUES;
 use crate::kv::log::stream::{Entry, Place, Stream};
 
@@ -87,7 +89,7 @@ impl Survivors {
             let inherited = log.arena.region(job.region).sequence();
             log.arena.region(region).set_sequence(inherited.max(log.boundary()));
         }
-        stream.open(log, region, now);
+        stream.open(log, region, queue, now);
         stream.append_published(log, bytes).ok_or(NoPlace)
     }
 
@@ -105,6 +107,19 @@ impl Survivors {
                 self.roomy.swap_remove(at);
             }
         }
+    }
+
+    /// Keeps a region open for the room left in it. Returns false if that is little, or there are enough.
+    #[cfg(not(any(miri, shuttle)))]
+    pub(super) fn adopt(&mut self, log: &Log, queue: usize, region: RegionId) -> bool {
+        let region_bytes = log.arena.region_bytes();
+        let stream = Stream::adopted(log, region);
+        let adopts = self.roomy.len() < roomy_max(log)
+            && stream.room(region_bytes) >= region_bytes as u32 / ROOM_SHARE;
+        if adopts {
+            self.roomy.push((queue, stream));
+        }
+        adopts
     }
 
     /// Seals all open regions.
@@ -130,14 +145,18 @@ impl Survivors {
     }
 }
 
+/// Regions that may stay open for the room left in them.
+fn roomy_max(log: &Log) -> usize {
+    ROOMY_MAX.min(log.arena.region_count() as usize / 32)
+}
+
 /// Keeps a region open while there is room in it, and seals the one that has the least.
 fn set_aside(log: &Log, roomy: &mut Vec<(usize, Stream)>, queue: usize, stream: Stream) {
     let region_bytes = log.arena.region_bytes();
     roomy.push((queue, stream));
     let room_of = |roomy: &[(usize, Stream)], at: usize| roomy[at].1.room(region_bytes);
     while let Some(tightest) = (0..roomy.len()).min_by_key(|at| room_of(roomy, *at))
-        && (roomy.len() > ROOMY_MAX.min(log.arena.region_count() as usize / 32)
-            || room_of(roomy, tightest) < region_bytes as u32 / ROOM_SHARE)
+        && (roomy.len() > roomy_max(log) || room_of(roomy, tightest) < region_bytes as u32 / ROOM_SHARE)
     {
         let (queue, mut stream) = roomy.swap_remove(tightest);
         stream.seal(log, queue, Place::Inherited);

@@ -1,0 +1,20 @@
+//! Work for all cores, at a start and an end.
+
+/// Runs `work` on as many threads as there are cores, but at most `threads_max`, and waits for all of them.
+pub(crate) fn on_all_cores<T: Send>(threads_max: usize, work: impl Fn() -> T + Sync) -> Vec<T> {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let threads = cores.min(threads_max).max(1);
+    std::thread::scope(|scope| {
+        // Where no thread can be had, this one does the work.
+        let others: Vec<_> = (1..threads)
+            .filter_map(|_| {
+                std::thread::Builder::new().name("cached-restart".into()).spawn_scoped(scope, &work).ok()
+            })
+            .collect();
+        let mut results = vec![work()];
+        for other in others {
+            results.push(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        results
+    })
+}

@@ -1,0 +1,315 @@
+//! One amount of memory for a byte-keyed store and an object cache: the *arbiter* moves memory to the half in
+//! which it saves more.
+//!
+//! Each half has address space for the most that it can have; what moves is memory. The half that gives
+//! evicts what its policy would evict next, and returns the memory to the system: the store whole regions,
+//! the cache pages of buckets. Then the other half may use as much more. So the sum never exceeds the whole,
+//! and neither half gets less than its least.
+//!
+//! ```text
+//!              items                              objects
+//!  ├───────────────────────────────┼────────────────────────────────────┤   the whole
+//!  ├───────────┤                   ^                      ├─────────────┤
+//!  items_bytes_min          moves with the gains          objects_bytes_min
+//! ```
+//! *Which way* (`decision.rs`): the rule by which the namespaces of an object cache share its memory,
+//! marginal gain. Both policies remember what they have evicted, for the same amount of memory: a quarter of
+//! the most that a half can have. What was stored again in that time is what so much more memory would have
+//! saved; times the cost of a miss it can be compared.
+//!
+//! *How fast*: by as much as the half that gets it has stored since, so it fills what it gets as fast as it
+//! gets it; and by one bounded [`step`](Arbiter::step) after the other, each of which does its own evicting.
+//! No operation of either half does more work for a move, or waits for one: the store gives up only regions
+//! that are free beyond those that it keeps ready, the cache no bucket for which a task waits.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use cached_core::arbiter::{Arbiter, SharedMemory};
+//! use cached_core::kv::Kv;
+//! use cached_core::object::ObjectCache;
+//!
+//! let memory = SharedMemory {
+//!     items_bytes: 64 << 20,
+//!     objects_bytes: 64 << 20,
+//!     items_bytes_min: 16 << 20,
+//!     objects_bytes_min: 16 << 20,
+//!     item_miss: None,
+//! };
+//! let kv = Kv::builder().memory_bytes(64 << 20).memory_range(memory.items_range()).build()?;
+//! let store = Arc::new(blocker::Memory::default());
+//! let cache = ObjectCache::builder(store)
+//!     .memory_bytes(memory.objects_bytes)
+//!     .memory_range(memory.objects_range())
+//!     .start()?;
+//! let mut arbiter = Arbiter::new(kv, &cache, memory);
+//! // About ten times a second, on a thread that may work for a while:
+//! arbiter.look();
+//! while arbiter.step() {}
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
+
+mod decision;
+mod metrics;
+
+use crate::arena::MemoryRange;
+use crate::kv::{Giving, Kv};
+use crate::object::{ObjectCache, WeakObjectCache};
+use crate::sync::Arc;
+use blocker::BUCKET_BYTES;
+use decision::{Decision, Move, Sample};
+use std::time::Duration;
+
+pub use decision::Half;
+pub use metrics::ArbiterMetrics;
+
+/// Buckets that one step gives up.
+const STEP_BUCKETS: u32 = 64;
+/// Steps without a region given up after which the store counts as stuck: more than it takes to walk every
+/// item of several regions.
+const FRUITLESS_STEPS_MAX: u32 = 16 * 1024;
+
+/// How a byte-keyed store and an object cache share memory. All sizes are in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedMemory {
+    /// What the store has at the start.
+    pub items_bytes: u64,
+    /// What the object cache has at the start.
+    pub objects_bytes: u64,
+    /// The least that the store has.
+    pub items_bytes_min: u64,
+    /// The least that the object cache has.
+    pub objects_bytes_min: u64,
+    /// What it costs when an item is missed. `None`: as much as the load of one bucket, so that a hit of the
+    /// one counts as a hit of the other.
+    pub item_miss: Option<Duration>,
+}
+
+impl SharedMemory {
+    /// Returns the memory of both.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.items_bytes.saturating_add(self.objects_bytes)
+    }
+
+    /// Returns the range of the store's memory, for
+    /// [`KvConfig::memory_range`](crate::kv::KvConfig::memory_range).
+    #[must_use]
+    pub fn items_range(&self) -> MemoryRange {
+        let bytes_max = self.bytes().saturating_sub(self.objects_bytes_min);
+        MemoryRange { bytes_min: self.items_bytes_min, bytes_max }
+    }
+
+    /// Returns the range of the cache's memory, for
+    /// [`ObjectCacheConfig::memory_range`](crate::object::ObjectCacheConfig::memory_range).
+    #[must_use]
+    pub fn objects_range(&self) -> MemoryRange {
+        let bytes_max = self.bytes().saturating_sub(self.items_bytes_min);
+        MemoryRange { bytes_min: self.objects_bytes_min, bytes_max }
+    }
+}
+
+/// Moves memory between a byte-keyed store and an object cache; see the [module](self).
+///
+/// One thread calls [`look`](Arbiter::look) and [`step`](Arbiter::step); both halves may be used by any
+/// threads meanwhile.
+#[derive(Debug)]
+pub struct Arbiter {
+    kv: Kv,
+    objects: WeakObjectCache,
+    item_miss: Option<Duration>,
+    /// The memory of both halves, and what the store has of it at least; without what the policies remember.
+    bytes: u64,
+    items_bytes_min: u64,
+    decision: Decision,
+    /// The move under way, and what is left of it.
+    pending: Option<Move>,
+    /// What one half has given up and the other has not got yet; less than a region between two steps.
+    in_hand: u64,
+    fruitless_steps: u32,
+    metrics: Arc<ArbiterMetrics>,
+}
+
+impl Arbiter {
+    /// Returns an arbiter over a store and a cache that were made with the ranges of `memory`. It keeps the
+    /// cache no longer than others do.
+    #[must_use]
+    pub fn new(kv: Kv, objects: &ObjectCache, memory: SharedMemory) -> Arbiter {
+        let items_bytes = kv.item_memory();
+        let bytes = items_bytes + objects.bytes();
+        let items_bytes_min = kv.item_memory_in(memory.items_bytes_min).min(items_bytes);
+        let metrics = Arc::new(ArbiterMetrics::new([items_bytes_min, objects.bytes_min()]));
+        let decision = Decision::new(bytes, kv.move_unit_bytes());
+        let mut arbiter = Arbiter {
+            objects: objects.downgrade(),
+            item_miss: memory.item_miss,
+            bytes,
+            items_bytes_min,
+            decision,
+            pending: None,
+            in_hand: 0,
+            fruitless_steps: 0,
+            metrics,
+            kv,
+        };
+        arbiter.look();
+        arbiter
+    }
+
+    /// Returns what it has done, for reports.
+    #[must_use]
+    pub fn metrics(&self) -> Arc<ArbiterMetrics> {
+        Arc::clone(&self.metrics)
+    }
+
+    /// Looks at both halves, and decides whether memory moves. Does nothing while a move is under way, and
+    /// once the cache is gone.
+    pub fn look(&mut self) {
+        let Some(objects) = self.objects.upgrade() else { return };
+        if self.pending.is_some() {
+            return;
+        }
+        let (items, needs) = (self.kv.needs(), objects.needs());
+        let load_nanos = needs.load_nanos.max(1);
+        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let samples = [
+            Sample {
+                bytes: items.bytes,
+                bytes_min: self.items_bytes_min,
+                spare_bytes: items.spare_bytes,
+                ghost_hits: items.ghost_hits,
+                miss_nanos: self.item_miss.map_or(load_nanos, nanos),
+                stored: items.stored,
+                entry_bytes: items.item_bytes,
+            },
+            Sample {
+                bytes: needs.bytes,
+                bytes_min: objects.bytes_min(),
+                spare_bytes: needs.spare_bytes,
+                ghost_hits: needs.ghost_hits,
+                miss_nanos: load_nanos,
+                stored: needs.stored,
+                entry_bytes: BUCKET_BYTES,
+            },
+        ];
+        self.pending = self.decision.decide(&samples);
+        self.fruitless_steps = 0;
+        self.metrics.look([items.bytes, needs.bytes], self.decision.gains());
+        if self.pending.is_some() {
+            self.metrics.begin();
+        }
+    }
+
+    /// Does a bounded part of the move under way. Returns false if there is none.
+    pub fn step(&mut self) -> bool {
+        let Some(mut moved) = self.pending else { return false };
+        let Some(objects) = self.objects.upgrade() else {
+            self.pending = None;
+            return false;
+        };
+        let unit = self.kv.move_unit_bytes();
+        let before = moved.bytes;
+        let goes_on = match moved.from {
+            Half::Items => self.move_from_items(&objects, unit, &mut moved.bytes),
+            Half::Objects => self.move_from_objects(&objects, unit, &mut moved.bytes),
+        };
+        self.metrics.moved(moved.from, before - moved.bytes);
+        let goes_on = goes_on && moved.bytes >= unit;
+        self.pending = goes_on.then_some(moved);
+        if !goes_on {
+            // What is not enough for a region goes back: the cache takes any number of buckets.
+            self.give_to(&objects);
+            self.metrics.look([self.kv.item_memory(), objects.bytes()], self.decision.gains());
+        }
+        goes_on
+    }
+
+    /// Moves a region's memory from the store to the cache, or prepares it. Returns false if that cannot go
+    /// on.
+    fn move_from_items(&mut self, objects: &ObjectCache, unit: u64, left: &mut u64) -> bool {
+        let room = objects.bytes_max().saturating_sub(objects.bytes());
+        if self.kv.item_memory() < self.items_bytes_min + unit || room < self.in_hand + unit {
+            return false;
+        }
+        match self.kv.give_step() {
+            Ok(Giving::Given) => {
+                self.fruitless_steps = 0;
+                self.in_hand += unit;
+                *left -= unit;
+                self.give_to(objects);
+                true
+            }
+            Ok(Giving::Working) => {
+                self.fruitless_steps += 1;
+                self.fruitless_steps < FRUITLESS_STEPS_MAX
+            }
+            Ok(Giving::Stuck) => false,
+            Err(error) => self.failed(Half::Items, &error),
+        }
+    }
+
+    /// Moves buckets' memory from the cache to the store. Returns false if that cannot go on.
+    fn move_from_objects(&mut self, objects: &ObjectCache, unit: u64, left: &mut u64) -> bool {
+        let missing = (unit - self.in_hand) / BUCKET_BYTES;
+        let given = objects.give_buckets(STEP_BUCKETS.min(missing as u32));
+        let given = match given {
+            Ok(given) => given,
+            Err(error) => return self.failed(Half::Objects, &error),
+        };
+        self.in_hand += u64::from(given) * BUCKET_BYTES;
+        if self.in_hand < unit {
+            return given > 0;
+        }
+        if !self.kv.take_region() {
+            return false;
+        }
+        self.in_hand -= unit;
+        *left -= unit;
+        true
+    }
+
+    /// Gives what is in hand to the cache.
+    fn give_to(&mut self, objects: &ObjectCache) {
+        // Less than 2^32: at most a few regions.
+        let taken = objects.take_buckets((self.in_hand / BUCKET_BYTES) as u32);
+        self.in_hand -= u64::from(taken) * BUCKET_BYTES;
+    }
+
+    fn failed(&self, half: Half, error: &std::io::Error) -> bool {
+        if self.metrics.failed() {
+            tracing::warn!(cause = %error, "the system does not take the memory of {half} back; it stays where it is");
+        }
+        false
+    }
+
+    /// Checks that no memory is lost or counted twice, and that each half has its least. No step may be under
+    /// way.
+    ///
+    /// # Errors
+    /// What does not hold.
+    pub fn validate(&self) -> Result<(), String> {
+        let Some(objects) = self.objects.upgrade() else { return Ok(()) };
+        let (items, buckets) = (self.kv.item_memory(), objects.bytes());
+        let sum = items + buckets + self.in_hand;
+        if sum != self.bytes {
+            return Err(format!("items, objects and what moves have {sum} bytes of {}", self.bytes));
+        }
+        if items < self.items_bytes_min || buckets < objects.bytes_min() {
+            return Err(format!("items have {items}, objects {buckets} bytes: less than their least"));
+        }
+        match &self.pending {
+            None if self.in_hand > 0 => Err(format!("{} bytes are in hand, and nothing moves", self.in_hand)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Begins a move as if it had been decided, for tests: `bytes` from one half, in place of what is under
+    /// way.
+    #[doc(hidden)]
+    pub fn force(&mut self, from: Half, bytes: u64) {
+        if let Some(objects) = self.objects.upgrade() {
+            self.give_to(&objects);
+        }
+        self.fruitless_steps = 0;
+        self.pending = Some(Move { from, bytes });
+    }
+}

@@ -1,0 +1,496 @@
+//! An arena in a file: the memory outlives the process.
+//!
+//! ```text
+//!  0            4096                    arena at                             file's length
+//! ┌────────────┬───────────────────────┬────────────────────────────────────┐
+//! │ superblock │ table of regions,     │ regions                            │
+//! │            │ 64 bytes each         │                                    │
+//! └────────────┴───────────────────────┴────────────────────────────────────┘
+//! ```
+//! The file is mapped as a whole and shared. A process that is killed leaves in it what its threads had stored.
+//! The bytes reach a disk in any order, so after another boot of the system the content counts only if the
+//! process had ended cleanly: then it had written everything, and checksums show whether that is still so.
+
+use super::superblock::{IdentityError, MemoryState, SUPERBLOCK_BYTES};
+use super::{Identity, Memory, Region, Superblock};
+use crate::clock::FIRST_SECOND;
+use memmap2::{MmapOptions, MmapRaw};
+use std::fs::{File, OpenOptions, Permissions, TryLockError};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// From this size on the regions start at a multiple of [`HUGE_BYTES`].
+const LARGE_ARENA_BYTES: u64 = 64 << 20;
+/// The size of a huge page.
+const HUGE_BYTES: u64 = 2 << 20;
+
+/// Why a file cannot hold an arena: one line.
+#[derive(Debug, thiserror::Error)]
+pub enum ArenaFileError {
+    /// It cannot be opened, made long enough, or mapped.
+    #[error("memory file {path}: {what}: {cause}", path = .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// The system's reason.
+        cause: io::Error,
+    },
+    /// It is a directory, a device or a socket.
+    #[error("memory file {path} is not a regular file; name one on a tmpfs or a disk", path = .0.display())]
+    NotAFile(PathBuf),
+    /// Another process has it.
+    #[error("memory file {path} is in use by another process; give each process a file of its own", path = .0.display())]
+    InUse(PathBuf),
+    /// Another user has it.
+    #[error(
+        "memory file {path} belongs to user {owner}, and this process is user {user}; name one of its own, or remove it",
+        path = .path.display()
+    )]
+    NotOwned {
+        /// The file.
+        path: PathBuf,
+        /// The number of its owner.
+        owner: u32,
+        /// The number of the user of this process.
+        user: u32,
+    },
+    /// A process that hands it over has it, and its content cannot be taken over.
+    #[error("memory file {path} cannot be taken over from the running process: {reason}; restart instead", path = .path.display())]
+    NotHandedOver {
+        /// The file.
+        path: PathBuf,
+        /// What stands against it.
+        reason: String,
+    },
+}
+
+/// Why a store starts empty although it has a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Cold {
+    /// The file is new or empty.
+    New,
+    /// No arena of this program.
+    Foreign,
+    /// It was made by a program with another layout.
+    Version(u32),
+    /// The superblock or the table of regions does not match its checksum.
+    Damaged,
+    /// The file is shorter than its arena.
+    Truncated,
+    /// The settings ask for another arena.
+    Differs(String),
+    /// The system has booted since, and the process before had not ended cleanly.
+    UncleanBoot,
+    /// The process that made the file ended before it was ready.
+    Unfinished,
+}
+
+impl std::fmt::Display for Cold {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Cold::New => "the file is new",
+            Cold::Foreign => "the file holds no memory of cached",
+            Cold::Version(found) => {
+                let known = super::superblock::VERSION;
+                return write!(f, "the file has layout version {found}, this program reads version {known}");
+            }
+            Cold::Damaged => "the file does not match its checksum",
+            Cold::Truncated => "the file is shorter than it was",
+            Cold::Differs(what) => return write!(f, "the settings have changed: {what}"),
+            Cold::UncleanBoot => "the system has booted since, and the process before had not ended cleanly",
+            Cold::Unfinished => "the process that made the file had not finished",
+        })
+    }
+}
+
+/// A file for the memory of a [`Kv`](crate::kv::Kv), locked, and perhaps with what an earlier process has left.
+///
+/// ```
+/// use cached_core::arena::ArenaFile;
+/// use cached_core::clock::SystemClock;
+/// use cached_core::kv::Kv;
+/// use std::sync::Arc;
+///
+/// # let directory = tempfile::tempdir()?;
+/// # let path = directory.path().join("cache");
+/// for run in 0..2 {
+///     let file = ArenaFile::open(&path)?;
+///     let clock = Arc::new(SystemClock::starting_at(file.resume_secs()));
+///     let kv = Kv::builder().memory_bytes(8 << 20).clock(clock).file(file).build()?;
+///     if run == 0 {
+///         kv.set(b"greeting", b"hello")?;
+///     }
+///     assert_eq!(kv.get(b"greeting").as_deref(), Some(&b"hello"[..]));
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct ArenaFile {
+    path: PathBuf,
+    file: File,
+    earlier: Result<Identity, Cold>,
+    resume_secs: u32,
+    progress: Arc<RestartProgress>,
+    /// Another process has handed it over, and may go on with it.
+    is_handed_over: bool,
+}
+
+/// How far a store is with taking over what an earlier process has left.
+#[derive(Debug, Default)]
+pub struct RestartProgress {
+    /// The regions that have been read.
+    pub regions: AtomicU32,
+    /// The regions to read; 0 before it begins.
+    pub regions_max: AtomicU32,
+    /// The items found.
+    pub items: AtomicU64,
+}
+
+/// A file whose memory is mapped.
+pub(crate) struct Opened {
+    pub(crate) superblock: Superblock,
+    pub(crate) table: Memory,
+    pub(crate) arena: Memory,
+    /// With the seeds of the file.
+    pub(crate) identity: Identity,
+    /// Why there is nothing to take over; `None` if there is.
+    pub(crate) cold: Option<Cold>,
+    /// The process before ended cleanly: the checksums of regions are valid.
+    pub(crate) was_clean: bool,
+    /// Another process has handed it over, and may go on with it.
+    pub(crate) is_handed_over: bool,
+    pub(crate) held: HeldFile,
+    pub(crate) progress: Arc<RestartProgress>,
+}
+
+/// A file that is mapped and locked. The lock is released when it is dropped.
+pub(crate) struct HeldFile {
+    path: PathBuf,
+    map: Arc<MmapRaw>,
+    file: File,
+}
+
+impl ArenaFile {
+    /// Opens a file or creates it, locks it, and reads what it is. Nothing in it changes yet.
+    ///
+    /// # Errors
+    /// [`ArenaFileError`]: not because of what is in it, which then is not taken over.
+    pub fn open(path: impl AsRef<Path>) -> Result<ArenaFile, ArenaFileError> {
+        let path = path.as_ref().to_owned();
+        let failed = |what| {
+            let path = path.clone();
+            move |cause| ArenaFileError::Io { path, what, cause }
+        };
+        // A pipe would block, and a device is nothing to lock.
+        if let Ok(metadata) = path.metadata()
+            && !metadata.is_file()
+        {
+            return Err(ArenaFileError::NotAFile(path));
+        }
+        let mut options = OpenOptions::new();
+        let options = options.read(true).write(true).create(true).truncate(false);
+        let file = std::os::unix::fs::OpenOptionsExt::mode(options, 0o600)
+            .open(&path)
+            .map_err(failed("cannot open it"))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(ArenaFileError::InUse(path)),
+            Err(TryLockError::Error(cause)) => return Err(failed("cannot lock it")(cause)),
+        }
+        let metadata = file.metadata().map_err(failed("cannot read its owner"))?;
+        // SAFETY: reads a number of the process.
+        let user = unsafe { libc::geteuid() };
+        if metadata.uid() != user {
+            // Its owner can read what clients store, and change it.
+            return Err(ArenaFileError::NotOwned { path, owner: metadata.uid(), user });
+        }
+        if metadata.mode() & 0o077 != 0 {
+            file.set_permissions(Permissions::from_mode(0o600)).map_err(failed("cannot make it private"))?;
+        }
+        ArenaFile::read(path, file)
+    }
+
+    /// Takes a file that another process has [handed over](crate::kv::Kv::hand_over), with its lock. The clock of the
+    /// store must go on from `resume_secs`.
+    ///
+    /// The other process may go on with the memory until the store that is made with this file
+    /// [confirms](crate::kv::Kv::confirm_hand_over) that it has it; a store that is dropped before leaves the file alone.
+    ///
+    /// # Errors
+    /// [`ArenaFileError`]: the file cannot be read.
+    pub fn handed_over(
+        path: impl AsRef<Path>,
+        file: impl Into<File>,
+        resume_secs: u32,
+    ) -> Result<ArenaFile, ArenaFileError> {
+        let file = ArenaFile::read(path.as_ref().to_owned(), file.into())?;
+        Ok(ArenaFile { resume_secs, is_handed_over: true, ..file })
+    }
+
+    /// Reads what a file is.
+    fn read(path: PathBuf, file: File) -> Result<ArenaFile, ArenaFileError> {
+        let failed = |what| {
+            let path = path.clone();
+            move |cause| ArenaFileError::Io { path, what, cause }
+        };
+        let mut page = [0; SUPERBLOCK_BYTES];
+        let bytes = file.metadata().map_err(failed("cannot read its length"))?.len();
+        let earlier = if bytes == 0 {
+            Err(Cold::New)
+        } else if bytes < SUPERBLOCK_BYTES as u64 {
+            Err(Cold::Foreign)
+        } else {
+            file.read_exact_at(&mut page, 0).map_err(failed("cannot read it"))?;
+            Identity::decode(&page).map_err(|error| match error {
+                IdentityError::Foreign => Cold::Foreign,
+                IdentityError::Version(version) => Cold::Version(version),
+                IdentityError::Damaged => Cold::Damaged,
+            })
+        };
+        let earlier = earlier.and_then(|identity| match bytes < identity.bytes {
+            true => Err(Cold::Truncated),
+            false => Ok(identity),
+        });
+        let mut resume_secs = FIRST_SECOND;
+        if earlier.is_ok() {
+            let copy = Memory::map(SUPERBLOCK_BYTES, false).map_err(failed("cannot map a page"))?;
+            // SAFETY: both are pages of this size, and the mapping is new and ours alone.
+            unsafe { std::ptr::copy_nonoverlapping(page.as_ptr(), copy.base(), SUPERBLOCK_BYTES) };
+            let (last, passed) = Superblock::over(copy).notes().time_since();
+            // A damaged note must not bring the clock to its end.
+            resume_secs = last.saturating_add(passed).clamp(FIRST_SECOND, u32::MAX / 2);
+        }
+        Ok(ArenaFile { path, file, earlier, resume_secs, progress: Arc::default(), is_handed_over: false })
+    }
+
+    /// Returns the second at which the clock of the store must start: the one at which the process before
+    /// ended, and the time that has passed since, by the system's clock. If that went back, no time has passed.
+    #[must_use]
+    pub fn resume_secs(&self) -> u32 {
+        self.resume_secs
+    }
+
+    /// Returns how far the store that is made with this file is with taking it over, to be read from another
+    /// thread.
+    #[must_use]
+    pub fn progress(&self) -> Arc<RestartProgress> {
+        self.progress.clone()
+    }
+
+    /// Maps the memory. `check` returns the [`Identity::hash_check`] of seeds; `seeds` are those of a new file.
+    ///
+    /// # Errors
+    /// [`ArenaFileError`] when the file cannot have the length, or not be mapped.
+    pub(crate) fn map(
+        self,
+        wanted: Identity,
+        seeds: (u64, u64),
+        huge_pages: bool,
+        check: impl Fn(u64, u64) -> u64,
+    ) -> Result<Opened, ArenaFileError> {
+        let ArenaFile { path, file, earlier, progress, is_handed_over, .. } = self;
+        let failed = |what| {
+            let path = path.clone();
+            move |cause| ArenaFileError::Io { path, what, cause }
+        };
+        let metadata = file.metadata().map_err(failed("cannot read its length"))?;
+        let mut wanted = placed(wanted, metadata.blksize());
+        let usable = earlier.and_then(|found| match found.differs(&wanted) {
+            Some(what) => Err(Cold::Differs(what)),
+            None if check(found.hash_seed, found.shared_seed) != found.hash_check => {
+                Err(Cold::Differs("keys are hashed in another way".to_owned()))
+            }
+            None => Ok(found),
+        });
+        if let Err(reason) = &usable {
+            if is_handed_over {
+                return Err(ArenaFileError::NotHandedOver { path, reason: reason.to_string() });
+            }
+            // To zeros: what was there is gone.
+            file.set_len(0).map_err(failed("cannot empty it"))?;
+            reserve(&file, wanted.bytes).map_err(failed("there is no room for the memory"))?;
+        }
+        let map =
+            MmapOptions::new().len(wanted.bytes as usize).map_raw(&file).map_err(failed("cannot map it"))?;
+        if huge_pages {
+            // Only advice: a kernel without huge pages uses small ones, which is not an error.
+            let _ = map.advise(memmap2::Advice::HugePage);
+        }
+        let map = Arc::new(map);
+        let arena_bytes = wanted.regions as usize * wanted.region_bytes as usize;
+        let table_bytes = wanted.regions as usize * size_of::<Region>();
+        let mut opened = Opened {
+            superblock: Superblock::over(Memory::part(&map, 0, SUPERBLOCK_BYTES)),
+            table: Memory::part(&map, wanted.table_at as usize, table_bytes),
+            arena: Memory::part(&map, wanted.arena_at as usize, arena_bytes),
+            identity: wanted,
+            cold: None,
+            was_clean: false,
+            is_handed_over,
+            held: HeldFile { path: path.clone(), map, file },
+            progress,
+        };
+        if is_handed_over {
+            // The other process has it still: nothing is written.
+            return match opened.superblock.notes().state() {
+                MemoryState::Running => Ok(Opened { identity: usable.unwrap_or(wanted), ..opened }),
+                _ => Err(ArenaFileError::NotHandedOver { path, reason: Cold::Unfinished.to_string() }),
+            };
+        }
+        let boot = boot_id();
+        let mut cold = usable.as_ref().err().cloned();
+        if let Ok(found) = usable {
+            opened.identity = found;
+            cold = opened.cold_content(boot);
+            if cold.is_some() {
+                opened.held.file.set_len(0).map_err(failed("cannot empty it"))?;
+                reserve(&opened.held.file, wanted.bytes)
+                    .map_err(failed("there is no room for the memory"))?;
+            } else {
+                opened.was_clean = opened.superblock.notes().state() == MemoryState::Clean;
+            }
+        }
+        if cold.is_some() {
+            (wanted.hash_seed, wanted.shared_seed) = seeds;
+            wanted.hash_check = check(seeds.0, seeds.1);
+            opened.identity = wanted;
+            opened.superblock.write_identity(&wanted);
+        }
+        opened.cold = cold;
+        // Before anything else changes, and on the disk, too: after a crash of the system the end was not clean.
+        let notes = opened.superblock.notes();
+        notes.set_state(MemoryState::Running);
+        notes.set_boot(boot);
+        opened.held.sync_superblock().map_err(failed("cannot write it"))?;
+        Ok(opened)
+    }
+}
+
+impl Opened {
+    /// Why the content cannot be taken over.
+    fn cold_content(&self, boot: u128) -> Option<Cold> {
+        let notes = self.superblock.notes();
+        match notes.state() {
+            MemoryState::None => Some(Cold::Unfinished),
+            MemoryState::Running => (boot == 0 || notes.boot() != boot).then_some(Cold::UncleanBoot),
+            MemoryState::Clean => {
+                // SAFETY: the table lies in the mapping, aligned; any bytes are valid records.
+                let table = unsafe {
+                    std::slice::from_raw_parts(
+                        self.table.base().cast::<Region>(),
+                        self.identity.regions as usize,
+                    )
+                };
+                (notes.crc() != clean_crc(&self.identity, &self.superblock, table)).then_some(Cold::Damaged)
+            }
+        }
+    }
+}
+
+impl HeldFile {
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the file, whose lock every copy of the descriptor keeps.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Returns a copy of the superblock and of the table of regions. No other thread may change them.
+    pub(crate) fn head(&self, identity: &Identity) -> Vec<u64> {
+        self.head_words(identity).iter().map(|word| word.load(Ordering::Relaxed)).collect()
+    }
+
+    /// Puts a copy that [`head`](Self::head) has returned back; returns whether that changes anything. No other
+    /// thread or process may use the memory.
+    pub(crate) fn put_head(&self, identity: &Identity, head: &[u64]) -> bool {
+        let words = self.head_words(identity).iter().zip(head);
+        let changed = words.filter(|(word, value)| word.swap(**value, Ordering::AcqRel) != **value);
+        changed.count() > 0
+    }
+
+    fn head_words(&self, identity: &Identity) -> &[AtomicU64] {
+        let bytes = identity.table_at as usize + identity.regions as usize * size_of::<Region>();
+        let bytes = bytes.min(self.map.len());
+        // SAFETY: the range lies inside the mapping, which starts at a page; any bytes are valid words, which are
+        // shared and accessed as atomics.
+        unsafe { std::slice::from_raw_parts(self.map.as_mut_ptr().cast::<AtomicU64>(), bytes / 8) }
+    }
+
+    fn sync_superblock(&self) -> io::Result<()> {
+        self.map.flush_range(0, SUPERBLOCK_BYTES)
+    }
+
+    /// Writes everything, and then that the end was clean. No thread may use the memory any more.
+    ///
+    /// # Errors
+    /// The system's reason why the bytes may not be on the disk. A process of the same boot takes them over
+    /// nevertheless.
+    pub(crate) fn end(
+        &self,
+        identity: &Identity,
+        superblock: &Superblock,
+        table: &[Region],
+    ) -> io::Result<()> {
+        self.map.flush()?;
+        let notes = superblock.notes();
+        notes.set_crc(clean_crc(identity, superblock, table));
+        notes.set_state(MemoryState::Clean);
+        self.sync_superblock()
+    }
+}
+
+/// The checksum of a clean end.
+fn clean_crc(identity: &Identity, superblock: &Superblock, table: &[Region]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&identity.encode());
+    superblock.notes().words().iter().for_each(|word| hasher.update(&word.to_le_bytes()));
+    table.iter().flat_map(Region::kept_words).for_each(|word| hasher.update(&word.to_le_bytes()));
+    hasher.finalize()
+}
+
+/// Where the parts of the file lie.
+fn placed(identity: Identity, block_bytes: u64) -> Identity {
+    let arena_bytes = u64::from(identity.regions) * u64::from(identity.region_bytes);
+    let align = if arena_bytes >= LARGE_ARENA_BYTES { HUGE_BYTES } else { SUPERBLOCK_BYTES as u64 };
+    let table_at = SUPERBLOCK_BYTES as u64;
+    let arena_at =
+        (table_at + u64::from(identity.regions) * size_of::<Region>() as u64).next_multiple_of(align);
+    // On a hugetlbfs the length is a multiple of the page.
+    let end_align = if block_bytes.is_power_of_two() { block_bytes.max(align) } else { align };
+    Identity { table_at, arena_at, bytes: (arena_at + arena_bytes).next_multiple_of(end_align), ..identity }
+}
+
+/// Gives the file this length and reserves the room: a page that finds none later ends the process.
+fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+    if file.metadata()?.len() != bytes {
+        file.set_len(bytes)?;
+    }
+    loop {
+        // SAFETY: the descriptor is open, and the call takes no pointers.
+        let code = unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, bytes.cast_signed()) };
+        if code == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EINTR) => {}
+            // The file system takes room as it is used.
+            Some(libc::EOPNOTSUPP | libc::ENOSYS) => return Ok(()),
+            _ => return Err(error),
+        }
+    }
+}
+
+/// The system's boot; 0 where that is unknown.
+fn boot_id() -> u128 {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    u128::from_str_radix(&text.trim().replace('-', ""), 16).unwrap_or(0)
+}

@@ -1,0 +1,154 @@
+//! The free regions, and how many each owner may hold: a share can change while the arena is used.
+
+use super::{Arena, Owner, RegionId};
+use crate::sync::lock;
+use std::collections::VecDeque;
+
+/// The range in which a cache's memory can be changed while it runs, in bytes: one half of a memory that a
+/// byte-keyed store and an object cache share ([`arbiter`](crate::arbiter)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryRange {
+    /// The least memory.
+    pub bytes_min: u64,
+    /// The most memory, for which address space is reserved.
+    pub bytes_max: u64,
+}
+
+impl MemoryRange {
+    /// The most that `bytes_max` can be of `bytes_min`: what a policy remembers is sized by the first, and
+    /// taken out of both.
+    pub const RATIO_MAX: u64 = 32;
+}
+
+pub(super) struct FreeRegions {
+    /// Taken from the back, where the regions lie that were in use; those at the front have no memory: they
+    /// were never touched, or have been given up. There are always enough of these for the regions that no
+    /// owner may take, so that memory in use never exceeds the shares.
+    pub(super) ids: VecDeque<u32>,
+    /// Regions held per owner, and each owner's share, indexed by `Owner as usize - 1`.
+    pub(super) held: [u32; 2],
+    pub(super) share: [u32; 2],
+}
+
+impl FreeRegions {
+    /// How many regions an owner may take.
+    pub(super) fn available(&self, owner: Owner) -> u32 {
+        let slot = owner as usize - 1;
+        (self.ids.len() as u32).min(self.share[slot].saturating_sub(self.held[slot]))
+    }
+}
+
+impl Arena {
+    /// Lowers an owner's share by one region, if it can then still take `keep`, and returns the region's memory
+    /// to the system. Returns whether it did. Not for memory in a file.
+    ///
+    /// # Errors
+    /// If the system refuses the memory; the share is what it was.
+    pub(crate) fn give_up(&self, owner: Owner, keep: u32) -> std::io::Result<bool> {
+        let mut free = lock(&self.free);
+        if free.available(owner) <= keep {
+            return Ok(false);
+        }
+        let Some(id) = free.ids.pop_back() else { return Ok(false) };
+        free.share[owner as usize - 1] -= 1;
+        self.publish_free_count(&free);
+        drop(free);
+        // SAFETY: the region was free and is in no list: no thread knows of it.
+        let given = unsafe { self.memory.discard(self.offset_of(RegionId(id), 0), self.region_bytes) };
+        let mut free = lock(&self.free);
+        match given {
+            Ok(()) => free.ids.push_front(id),
+            Err(_) => {
+                free.ids.push_back(id);
+                free.share[owner as usize - 1] += 1;
+                self.publish_free_count(&free);
+            }
+        }
+        given.map(|()| true)
+    }
+
+    /// Returns bytes of the arena to the system; they are zero when they are used again.
+    ///
+    /// # Errors
+    /// If the system refuses: the bytes may be what they were.
+    ///
+    /// # Safety
+    /// The caller owns the bytes, whole pages of anonymous memory, and no thread refers to any of them.
+    pub(crate) unsafe fn discard(&self, offset: usize, len: usize) -> std::io::Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe { self.memory.discard(offset, len) }
+    }
+
+    /// Raises an owner's share by one region, unless all regions are its own. Returns whether it did.
+    pub(crate) fn add_to_share(&self, owner: Owner) -> bool {
+        let mut free = lock(&self.free);
+        let share = &mut free.share[owner as usize - 1];
+        if *share >= self.region_count() {
+            return false;
+        }
+        *share += 1;
+        self.publish_free_count(&free);
+        true
+    }
+
+    /// The number of regions that an owner may hold.
+    pub(crate) fn share(&self, owner: Owner) -> u32 {
+        lock(&self.free).share[owner as usize - 1]
+    }
+
+    /// Checks that every region is free or held, and that no owner holds more than its share. No other thread
+    /// may use the arena.
+    ///
+    /// # Panics
+    /// If it is not so.
+    #[cfg(any(test, feature = "validate"))]
+    pub(crate) fn validate(&self) {
+        let free = lock(&self.free);
+        let held: u32 = free.held.iter().sum();
+        assert_eq!(free.ids.len() as u32 + held, self.region_count(), "a region is neither free nor held");
+        for (held, share) in free.held.iter().zip(&free.share) {
+            assert!(held <= share, "{held} regions are held, the share is {share}");
+        }
+        assert_eq!(self.kv_available(), free.available(Owner::Kv), "free regions counted");
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use crate::arena::{ArenaConfig, REGION_BYTES_MIN};
+
+    #[test]
+    fn regions_given_up_have_no_memory_and_come_back_zero() {
+        let arena = Arena::new(ArenaConfig {
+            bytes: 4 * REGION_BYTES_MIN,
+            region_bytes: REGION_BYTES_MIN,
+            kv_regions_max: 3,
+            objects_regions_max: 0,
+            huge_pages: false,
+        })
+        .unwrap();
+        let taken: Vec<_> = std::iter::from_fn(|| arena.take(Owner::Kv, 0)).collect();
+        for id in &taken {
+            // SAFETY: the region has just been taken, so no other thread uses it.
+            unsafe { arena.at(arena.offset_of(*id, 0)).write_bytes(7, REGION_BYTES_MIN) };
+        }
+        assert!(!arena.give_up(Owner::Kv, 0).unwrap(), "none is free");
+        arena.release(taken[0]);
+        arena.release(taken[1]);
+        assert!(!arena.give_up(Owner::Kv, 2).unwrap(), "two are to be kept");
+        assert!(arena.give_up(Owner::Kv, 1).unwrap());
+        arena.validate();
+        assert_eq!((arena.share(Owner::Kv), arena.kv_available()), (2, 1));
+        let bytes_of = |id: RegionId| {
+            // SAFETY: no thread uses the region.
+            unsafe { std::slice::from_raw_parts(arena.at(arena.offset_of(id, 0)), REGION_BYTES_MIN) }
+        };
+        assert_eq!([taken[0], taken[1]].map(|id| bytes_of(id)[9]), [7, 0], "the one freed last has gone");
+        assert!(arena.add_to_share(Owner::Kv) && arena.add_to_share(Owner::Kv));
+        assert!(!arena.add_to_share(Owner::Kv), "all regions are its own");
+        assert_eq!(arena.take(Owner::Kv, 0), Some(taken[0]), "one that has memory goes first");
+        assert_eq!(std::iter::from_fn(|| arena.take(Owner::Kv, 0)).count(), 2);
+        arena.validate();
+    }
+}

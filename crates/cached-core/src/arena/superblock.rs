@@ -1,0 +1,423 @@
+//! The first page of an arena in a file: what the memory is, and what a restart must know beyond its regions.
+//!
+//! ```text
+//!  0          8         12            16        20         24    28      32        48          56
+//! ┌──────────┬─────────┬─────────────┬─────────┬──────────┬─────┬───────┬─────────┬───────────┬─ …
+//! │ magic    │ version │ region bytes│ regions │ granule  │ CAS │   0   │ policy  │ hash seed │
+//! │ 8 bytes  │ u32     │ u32         │ u32     │ log2 u32 │ u32 │       │ 16 bytes│ u64       │
+//! └──────────┴─────────┴─────────────┴─────────┴──────────┴─────┴───────┴─────────┴───────────┴─ …
+//!  … 56            64           72         80         88      96      100        1024
+//!   ┬─────────────┬────────────┬──────────┬──────────┬───────┬───────┬─ … ──────┬───────────────────┐
+//!   │ shared seed │ hash check │ table at │ arena at │ bytes │ CRC-32│    0     │ notes: `Notes`     │
+//!   │ u64         │ u64        │ u64      │ u64      │ u64   │ u32   │          │                   │
+//!   ┴─────────────┴────────────┴──────────┴──────────┴───────┴───────┴─ … ──────┴───────────────────┘
+//! ```
+//! Little-endian. The identity is written once, when the file is made; the CRC (IEEE) covers what is before it.
+//! The notes change while the store runs, each in one store. A store without a file has the page, too, in
+//! memory of its own.
+
+use super::Memory;
+use crate::stores;
+// Not from `crate::sync`: these words lie in raw memory.
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// The bytes of the superblock.
+pub(super) const SUPERBLOCK_BYTES: usize = 4096;
+const NOTES_AT: usize = 1024;
+const IDENTITY_BYTES: usize = 100;
+const MAGIC: [u8; 8] = *b"cachedMF";
+/// The version of the layout of the file: of the superblock, the table of regions, region headers and entries.
+pub(super) const VERSION: u32 = 1;
+const POLICY_BYTES: usize = 16;
+
+/// What the memory is: a process with another identity cannot use it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) region_bytes: u32,
+    pub(crate) regions: u32,
+    pub(crate) granule_shift: u32,
+    pub(crate) has_cas: bool,
+    pub(super) policy: [u8; POLICY_BYTES],
+    /// The seeds of the key hash.
+    pub(crate) hash_seed: u64,
+    pub(crate) shared_seed: u64,
+    /// A hash under these seeds, which shows whether this program hashes as the earlier one did.
+    pub(crate) hash_check: u64,
+    pub(super) table_at: u64,
+    pub(super) arena_at: u64,
+    /// The length of the file.
+    pub(super) bytes: u64,
+}
+
+/// Why bytes are not an identity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum IdentityError {
+    Foreign,
+    Version(u32),
+    Damaged,
+}
+
+impl Identity {
+    pub(crate) fn new(
+        region_bytes: usize,
+        regions: u32,
+        granule_shift: u32,
+        has_cas: bool,
+        policy: &str,
+    ) -> Identity {
+        let mut name = [0; POLICY_BYTES];
+        let bytes = policy.len().min(POLICY_BYTES);
+        name[..bytes].copy_from_slice(&policy.as_bytes()[..bytes]);
+        Identity {
+            region_bytes: region_bytes as u32,
+            regions,
+            granule_shift,
+            has_cas,
+            policy: name,
+            hash_seed: 0,
+            shared_seed: 0,
+            hash_check: 0,
+            table_at: 0,
+            arena_at: 0,
+            bytes: 0,
+        }
+    }
+
+    /// What differs, where it matters; `None` if this memory can be used as `wanted`.
+    pub(super) fn differs(&self, wanted: &Identity) -> Option<String> {
+        let arena = |identity: &Identity| u64::from(identity.region_bytes) * u64::from(identity.regions);
+        let cas = |identity: &Identity| if identity.has_cas { "with" } else { "without" };
+        // First: a policy takes some of the memory for itself.
+        if self.policy != wanted.policy {
+            let name = |identity: &Identity| {
+                String::from_utf8_lossy(&identity.policy).trim_end_matches('\0').escape_debug().to_string()
+            };
+            return Some(format!("its eviction policy is {}, not {}", name(self), name(wanted)));
+        }
+        if arena(self) != arena(wanted) || self.region_bytes != wanted.region_bytes {
+            return Some(format!("it has {} bytes for items, not {}", arena(self), arena(wanted)));
+        }
+        if self.has_cas != wanted.has_cas {
+            return Some(format!("its items are {} CAS values, not {}", cas(self), cas(wanted)));
+        }
+        let places = |identity: &Identity| {
+            (identity.granule_shift, identity.table_at, identity.arena_at, identity.bytes)
+        };
+        (places(self) != places(wanted)).then(|| "it is laid out in another way".to_owned())
+    }
+
+    pub(super) fn encode(&self) -> [u8; IDENTITY_BYTES] {
+        let mut bytes = [0; IDENTITY_BYTES];
+        let mut at = 0;
+        let mut put = |field: &[u8]| {
+            bytes[at..at + field.len()].copy_from_slice(field);
+            at += field.len();
+        };
+        put(&MAGIC);
+        let words =
+            [VERSION, self.region_bytes, self.regions, self.granule_shift, u32::from(self.has_cas), 0];
+        words.iter().for_each(|word| put(&word.to_le_bytes()));
+        put(&self.policy);
+        let words =
+            [self.hash_seed, self.shared_seed, self.hash_check, self.table_at, self.arena_at, self.bytes];
+        words.iter().for_each(|word| put(&word.to_le_bytes()));
+        let crc = crc32fast::hash(&bytes[..IDENTITY_BYTES - 4]);
+        bytes[IDENTITY_BYTES - 4..].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8; SUPERBLOCK_BYTES]) -> Result<Identity, IdentityError> {
+        let u32_at = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+        let u64_at = |at: usize| u64::from(u32_at(at)) | u64::from(u32_at(at + 4)) << 32;
+        if bytes[..8] != MAGIC {
+            return Err(IdentityError::Foreign);
+        }
+        if u32_at(8) != VERSION {
+            return Err(IdentityError::Version(u32_at(8)));
+        }
+        if u32_at(IDENTITY_BYTES - 4) != crc32fast::hash(&bytes[..IDENTITY_BYTES - 4]) {
+            return Err(IdentityError::Damaged);
+        }
+        let mut policy = [0; POLICY_BYTES];
+        policy.copy_from_slice(&bytes[32..32 + POLICY_BYTES]);
+        Ok(Identity {
+            region_bytes: u32_at(12),
+            regions: u32_at(16),
+            granule_shift: u32_at(20),
+            has_cas: u32_at(24) != 0,
+            policy,
+            hash_seed: u64_at(48),
+            shared_seed: u64_at(56),
+            hash_check: u64_at(64),
+            table_at: u64_at(72),
+            arena_at: u64_at(80),
+            bytes: u64_at(88),
+        })
+    }
+}
+
+/// What changes while the store runs. All zero is a store that has nothing to note.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub(crate) struct Notes {
+    state: AtomicU32,
+    /// The clock's second in which a flush is due; 0 for none.
+    flush_due: AtomicU32,
+    /// Entries in regions with a lower sequence number have been flushed.
+    boundary: AtomicU64,
+    /// No CAS value from here on has been given.
+    cas_bound: AtomicU64,
+    /// Low half: the last second of the clock that was noted. High half: the Unix time then, its lower 32 bits.
+    time: AtomicU64,
+    /// The number of items when the time was noted.
+    items: AtomicU64,
+    /// The boot of the system in which the memory was last written.
+    boot: [AtomicU64; 2],
+    /// CRC-32 of the identity, the notes and the table of regions, from a clean end to the next start.
+    crc: AtomicU32,
+}
+
+/// Whether a process has the memory, or has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MemoryState {
+    None,
+    Running,
+    Clean,
+}
+
+impl Notes {
+    pub(super) fn state(&self) -> MemoryState {
+        match self.state.load(Ordering::Acquire) {
+            1 => MemoryState::Running,
+            2 => MemoryState::Clean,
+            _ => MemoryState::None,
+        }
+    }
+
+    pub(super) fn set_state(&self, state: MemoryState) {
+        self.state.store(state as u32, Ordering::Release);
+    }
+
+    pub(super) fn boot(&self) -> u128 {
+        let [low, high] = [0, 1].map(|n| u128::from(self.boot[n].load(Ordering::Relaxed)));
+        low | high << 64
+    }
+
+    pub(super) fn set_boot(&self, boot: u128) {
+        self.boot[0].store(boot as u64, Ordering::Relaxed);
+        self.boot[1].store((boot >> 64) as u64, Ordering::Release);
+    }
+
+    pub(super) fn crc(&self) -> u32 {
+        self.crc.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_crc(&self, crc: u32) {
+        self.crc.store(crc, Ordering::Relaxed);
+    }
+
+    /// What the checksum of a clean end covers.
+    pub(super) fn words(&self) -> [u64; 5] {
+        [
+            u64::from(self.flush_due()),
+            self.boundary(),
+            self.cas_bound(),
+            self.time.load(Ordering::Relaxed),
+            self.items(),
+        ]
+    }
+
+    pub(crate) fn flush_due(&self) -> u32 {
+        self.flush_due.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_flush_due(&self, secs: u32) {
+        self.flush_due.store(secs, Ordering::Release);
+        stores::done();
+    }
+
+    pub(crate) fn boundary(&self) -> u64 {
+        self.boundary.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn raise_boundary(&self, boundary: u64) {
+        self.boundary.fetch_max(boundary, Ordering::AcqRel);
+        stores::done();
+    }
+
+    /// Removes the boundary, unless it has been raised meanwhile.
+    pub(crate) fn clear_boundary(&self, boundary: u64) {
+        // Fails if another flush has raised it: then it stays.
+        let _ = self.boundary.compare_exchange(boundary, 0, Ordering::AcqRel, Ordering::Relaxed);
+        stores::done();
+    }
+
+    pub(crate) fn cas_bound(&self) -> u64 {
+        self.cas_bound.load(Ordering::Acquire)
+    }
+
+    /// Raises the bound of CAS values to at least `bound`.
+    pub(crate) fn raise_cas_bound(&self, bound: u64) {
+        self.cas_bound.fetch_max(bound, Ordering::AcqRel);
+        stores::done();
+    }
+
+    /// Lowers the bound to what has been given, at a clean end.
+    pub(crate) fn set_cas_bound(&self, bound: u64) {
+        self.cas_bound.store(bound, Ordering::Release);
+    }
+
+    pub(crate) fn items(&self) -> u64 {
+        self.items.load(Ordering::Relaxed)
+    }
+
+    /// Notes the time, and the number of items.
+    pub(crate) fn note_time(&self, now: u32, items: u64) {
+        self.items.store(items, Ordering::Relaxed);
+        self.time.store(u64::from(now) | u64::from(unix_secs() as u32) << 32, Ordering::Release);
+    }
+
+    /// The last second of the clock that was noted, and the seconds that have passed since; none if the
+    /// system's clock went back.
+    pub(super) fn time_since(&self) -> (u32, u32) {
+        let time = self.time.load(Ordering::Acquire);
+        // Unix times wrap after 136 years; a difference above half of that is one below zero.
+        let passed = (unix_secs() as u32).wrapping_sub((time >> 32) as u32).cast_signed();
+        (time as u32, passed.max(0).cast_unsigned())
+    }
+}
+
+/// The first page of an arena.
+pub(crate) struct Superblock {
+    memory: Memory,
+}
+
+impl Superblock {
+    /// Makes the superblock of a store without a file.
+    ///
+    /// # Errors
+    /// The system's reason to refuse the memory.
+    pub(crate) fn without_file() -> std::io::Result<Superblock> {
+        Ok(Superblock::over(Memory::map(SUPERBLOCK_BYTES, false)?))
+    }
+
+    /// # Panics
+    /// If the memory is smaller than a superblock.
+    pub(super) fn over(memory: Memory) -> Superblock {
+        assert!(memory.len() >= SUPERBLOCK_BYTES && memory.base().addr().is_multiple_of(align_of::<Notes>()));
+        Superblock { memory }
+    }
+
+    pub(crate) fn notes(&self) -> &Notes {
+        // SAFETY: the notes lie inside the superblock, aligned (checked where the memory was taken); any bytes
+        // are valid notes, which are shared and hold only atomics.
+        unsafe { &*self.memory.base().add(NOTES_AT).cast::<Notes>() }
+    }
+
+    /// Writes the identity of memory that no other thread uses yet.
+    #[cfg(not(any(miri, shuttle)))]
+    pub(super) fn write_identity(&self, identity: &Identity) {
+        let bytes = identity.encode();
+        // SAFETY: the identity lies inside the superblock, before the notes, and the caller has the memory for
+        // itself.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.memory.base(), bytes.len()) };
+    }
+}
+
+const _: () = assert!(NOTES_AT + size_of::<Notes>() <= SUPERBLOCK_BYTES && IDENTITY_BYTES <= NOTES_AT);
+
+/// The system's Unix time in seconds; 0 before 1970.
+fn unix_secs() -> u64 {
+    #[cfg(test)]
+    if let Some(secs) = test_time::get() {
+        return secs;
+    }
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// The wall clock of tests.
+#[cfg(test)]
+pub(crate) mod test_time {
+    use std::cell::Cell;
+
+    thread_local! {
+        static SECS: Cell<Option<u64>> = const { Cell::new(None) };
+    }
+
+    /// Sets this thread's wall clock.
+    #[cfg(not(shuttle))]
+    pub(crate) fn set(secs: u64) {
+        SECS.with(|cell| cell.set(Some(secs)));
+    }
+
+    pub(super) fn get() -> Option<u64> {
+        SECS.with(Cell::get)
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    fn identity() -> Identity {
+        Identity {
+            hash_seed: 7,
+            shared_seed: 8,
+            hash_check: 9,
+            table_at: 4096,
+            arena_at: 8192,
+            bytes: 1 << 21,
+            ..Identity::new(1 << 16, 16, 2, true, "balanced")
+        }
+    }
+
+    #[test]
+    fn an_identity_round_trips_and_damage_is_noticed() {
+        let mut page = [0; SUPERBLOCK_BYTES];
+        page[..IDENTITY_BYTES].copy_from_slice(&identity().encode());
+        assert_eq!(Identity::decode(&page), Ok(identity()));
+        for bit in 0..IDENTITY_BYTES * 8 {
+            let mut damaged = page;
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            let expected = match bit / 8 {
+                0..8 => Err(IdentityError::Foreign),
+                8..12 => Err(IdentityError::Version(VERSION ^ 1 << (bit - 64))),
+                _ => Err(IdentityError::Damaged),
+            };
+            assert_eq!(Identity::decode(&damaged), expected, "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn what_differs_is_named() {
+        let other = |change: fn(&mut Identity)| {
+            let mut other = identity();
+            change(&mut other);
+            identity().differs(&other)
+        };
+        assert_eq!(other(|_| ()), None);
+        assert_eq!(other(|other| other.hash_seed += 1), None, "the seeds are the file's");
+        let named = |change, words| assert!(other(change).unwrap().contains(words));
+        named(|other| other.regions *= 2, "1048576 bytes for items, not 2097152");
+        named(|other| other.has_cas = false, "with CAS values, not without");
+        named(|other| other.policy = *b"lru\0\0\0\0\0\0\0\0\0\0\0\0\0", "balanced, not lru");
+        named(|other| other.arena_at *= 2, "another way");
+        named(|other| other.granule_shift += 1, "another way");
+    }
+
+    #[test]
+    fn time_that_passed_counts_and_a_clock_that_went_back_stands_still() {
+        let notes = Notes::default();
+        test_time::set(1_000_000);
+        notes.note_time(500, 3);
+        assert_eq!((notes.time_since(), notes.items()), ((500, 0), 3));
+        test_time::set(1_000_100);
+        assert_eq!(notes.time_since(), (500, 100));
+        test_time::set(900_000);
+        assert_eq!(notes.time_since(), (500, 0));
+        test_time::set((1 << 32) - 5);
+        notes.note_time(500, 3);
+        test_time::set((1 << 32) + 5);
+        assert_eq!(notes.time_since(), (500, 10), "across the wrap of 32 bits");
+    }
+}

@@ -1,0 +1,184 @@
+//! Hot names: one request in about 256, counted by space-saving sketches.
+//!
+//! Requests are sampled, not names, as a hot name is one of many requests. The gap between two samples varies, so
+//! that a client that asks for names in turn is not always met at the same one. A thread that meets another one
+//! in the sketches drops its sample.
+
+use super::HotNames;
+use super::space_saving::SpaceSaving;
+use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
+use blocker::Timestamp;
+use std::cell::Cell;
+use std::time::Duration;
+
+/// Requests between two samples of a thread, on average.
+pub(crate) const GAP: u32 = 256;
+/// The counters of the sketches.
+const NAMES_MAX: usize = 1024;
+const GROUPS_MAX: usize = 256;
+/// After this long all counts are halved.
+const HALVING: Duration = Duration::from_secs(300);
+
+thread_local! {
+    /// The requests until the next sample, and what the gap after it is drawn from.
+    static NEXT: Cell<(u32, u32)> = const { Cell::new((1, 1)) };
+}
+
+/// The sketches, and when the next request is sampled.
+pub(crate) struct HotSketch {
+    /// `None`: nothing is sampled.
+    counts: Option<Mutex<Counts>>,
+    dropped: AtomicU64,
+}
+
+struct Counts {
+    names: SpaceSaving,
+    groups: SpaceSaving,
+    /// When the first request was counted that still counts, and the number of all requests before it.
+    since: Mark,
+    halved: Mark,
+}
+
+/// A moment, and the number of all requests until then.
+#[derive(Clone, Copy)]
+struct Mark {
+    at: Timestamp,
+    requests: u64,
+}
+
+impl HotSketch {
+    /// Returns sketches that count from `now` on; none if not `is_on`.
+    pub(crate) fn new(is_on: bool, now: Timestamp) -> HotSketch {
+        let start = Mark { at: now, requests: 0 };
+        let counts = || Counts {
+            names: SpaceSaving::new(NAMES_MAX),
+            groups: SpaceSaving::new(GROUPS_MAX),
+            since: start,
+            halved: start,
+        };
+        HotSketch { counts: is_on.then(|| Mutex::new(counts())), dropped: AtomicU64::new(0) }
+    }
+
+    /// Returns whether the request that a thread begins is to be sampled.
+    #[inline]
+    pub(crate) fn is_due(&self) -> bool {
+        self.counts.is_some()
+            && NEXT.with(|next| {
+                let (left, random) = next.get();
+                next.set((left.wrapping_sub(1), random));
+                left <= 1
+            })
+    }
+
+    /// Counts a request that is due, for the name and the group that `of` returns, and chooses the thread's next.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn sample<N: AsRef<[u8]>>(&self, of: impl FnOnce() -> (N, N)) {
+        NEXT.with(|next| {
+            let random = next.get().1.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            next.set((GAP / 2 + (random >> 16) % (GAP + 1), random));
+        });
+        let Some(counts) = &self.counts else { return };
+        match try_lock(counts) {
+            Some(mut counts) => {
+                let (name, group) = of();
+                counts.names.count(name.as_ref());
+                counts.groups.count(group.as_ref());
+            }
+            None => {
+                self.dropped.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Halves the counts if it is time. `requests` is the number of all requests since the start.
+    pub(crate) fn age(&self, now: Timestamp, requests: u64) {
+        let Some(counts) = &self.counts else { return };
+        let counts = &mut *lock(counts);
+        if now.since(counts.halved.at) >= HALVING {
+            counts.names.halve();
+            counts.groups.halve();
+            (counts.since, counts.halved) = (counts.halved, Mark { at: now, requests });
+        }
+    }
+
+    /// Returns the `count` hottest names and groups; `None` where nothing is sampled.
+    pub(crate) fn report(&self, count: usize, now: Timestamp, requests: u64) -> Option<HotNames> {
+        let counts = lock(self.counts.as_ref()?);
+        let seconds = now.since(counts.since.at).as_secs_f64().max(1e-3);
+        Some(HotNames {
+            names: counts.names.top(count),
+            groups: counts.groups.top(count),
+            sampled: counts.names.total(),
+            dropped: self.dropped.load(Ordering::Relaxed),
+            per_sec: requests.saturating_sub(counts.since.requests) as f64 / seconds,
+        })
+    }
+}
+
+/// Returns the memory, in bytes, for names and groups of at most `name_bytes_max` bytes: the sketch keeps each of
+/// them twice.
+pub(crate) const fn bytes_max(name_bytes_max: usize) -> usize {
+    (NAMES_MAX + GROUPS_MAX) * (2 * name_bytes_max + 128)
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::super::Hot;
+    use super::*;
+
+    fn at(secs: u64) -> Timestamp {
+        Timestamp(secs * 1_000_000_000)
+    }
+
+    fn count(hot: &HotSketch, name: &str) -> bool {
+        let due = hot.is_due();
+        if due {
+            hot.sample(|| (name.as_bytes().to_vec(), b"vm".to_vec()));
+        }
+        due
+    }
+
+    #[test]
+    fn one_request_in_about_256_is_counted_whatever_the_order() {
+        let (hot, off) = (HotSketch::new(true, at(0)), HotSketch::new(false, at(0)));
+        assert!(!(0..1000).any(|_| off.is_due()) && off.report(1, at(1), 1).is_none());
+        // Every eighth is for one name, the others in turn for 256: they must not all be met at one.
+        let name = |n: u64| if n.is_multiple_of(8) { "hot".to_owned() } else { format!("k{}", n % 256) };
+        let samples = (0..256_000).filter(|n| count(&hot, &name(*n))).count();
+        assert!((850..1200).contains(&samples), "{samples}");
+        let report = hot.report(5, at(100), 256_000).unwrap();
+        assert_eq!((report.sampled, report.dropped, report.per_sec), (samples as u64, 0, 2560.0));
+        assert_eq!((&*report.names[0].name, report.names.len()), (&b"hot"[..], 5));
+        let share = |of: &Hot| of.count as f64 / report.sampled as f64;
+        assert!(
+            (share(&report.names[0]) - 0.125).abs() < 0.04 && share(&report.names[1]) < 0.04,
+            "{report:?}"
+        );
+        assert_eq!((&*report.groups[0].name, report.groups[0].count), (&b"vm"[..], report.sampled));
+    }
+
+    #[test]
+    fn counts_are_halved_after_a_while_and_rates_stay() {
+        let hot = HotSketch::new(true, at(0));
+        (0..10).for_each(|_| hot.sample(|| (b"a", b"g")));
+        hot.age(at(299), 2990);
+        assert_eq!(hot.report(1, at(299), 2990).unwrap().sampled, 10);
+        hot.age(at(300), 3000);
+        let report = hot.report(1, at(300), 3000).unwrap();
+        assert_eq!((report.sampled, report.names[0].count, report.per_sec), (5, 5, 10.0));
+        hot.age(at(600), 6000);
+        assert_eq!(hot.report(1, at(600), 6000).unwrap().per_sec, 10.0, "of the last five minutes");
+        assert_eq!(hot.report(1, at(700), 9000).unwrap().per_sec, 15.0, "and of what came since");
+    }
+
+    #[test]
+    fn a_thread_that_meets_another_one_drops_its_sample() {
+        let hot = HotSketch::new(true, at(0));
+        let inside = lock(hot.counts.as_ref().unwrap());
+        hot.sample(|| -> (&[u8], &[u8]) { panic!("it has no room to count") });
+        drop(inside);
+        let report = hot.report(1, at(1), 1).unwrap();
+        assert_eq!((report.dropped, report.sampled), (1, 0));
+    }
+}

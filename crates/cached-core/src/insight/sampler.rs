@@ -1,0 +1,201 @@
+//! Samples of requests: those for names whose hash lies below a threshold, queued for the thread that
+//! simulates.
+//!
+//! A request pays one comparison with a hash that it has computed in any case. Names are sampled, not
+//! requests: all requests for a sampled name pass, so what happens to it in a cache of another size can be
+//! simulated. Each thread has a bounded queue of its own; what does not fit is dropped and counted.
+
+use crate::sync::{AtomicU64, Mutex, Ordering, lock, try_lock};
+use crate::thread_number::thread_number;
+
+/// Samples that wait in one queue, at most.
+const QUEUE_SAMPLES_MAX: usize = 2048;
+/// The most bytes of a prefix that are kept: keys with a longer one count as keys without.
+pub(crate) const PREFIX_BYTES_MAX: usize = 26;
+
+/// What happened to a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// It was read and found.
+    Hit,
+    /// It was read, and nothing was there.
+    Absent,
+    /// It was read, and its entry had expired.
+    Expired,
+    /// It was read, and its entry had been flushed.
+    Flushed,
+    /// It was stored.
+    Store,
+    /// It was changed, and can be evicted again: no use, but it is there.
+    Return,
+    /// Its expiry was changed.
+    Touch,
+    /// It was deleted.
+    Delete,
+}
+
+/// One event of a sampled name.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sample {
+    pub(crate) hash: u64,
+    /// Memory that the entry takes; 0 where there is none.
+    pub(crate) bytes: u32,
+    /// The second in which the entry expires; 0 for never.
+    pub(crate) expiry: u32,
+    /// A number by which the owner of the sampler finds the name's namespace.
+    pub(crate) owner: u32,
+    pub(crate) event: Event,
+    prefix_bytes: u8,
+    prefix: [u8; PREFIX_BYTES_MAX],
+}
+
+const _: () = assert!(size_of::<Sample>() == 48);
+
+impl Sample {
+    pub(crate) fn new(hash: u64, event: Event) -> Sample {
+        Sample { hash, bytes: 0, expiry: 0, owner: 0, event, prefix_bytes: 0, prefix: [0; PREFIX_BYTES_MAX] }
+    }
+
+    /// Adds the entry's size and expiry.
+    #[must_use]
+    pub(crate) fn entry(self, bytes: u64, expiry: u32) -> Sample {
+        Sample { bytes: u32::try_from(bytes).unwrap_or(u32::MAX), expiry, ..self }
+    }
+
+    /// Adds the number by which the namespace is found.
+    #[must_use]
+    pub(crate) fn owner(self, owner: u32) -> Sample {
+        Sample { owner, ..self }
+    }
+
+    /// Adds the prefix, if it is not too long.
+    #[must_use]
+    pub(crate) fn prefix(mut self, prefix: &[u8]) -> Sample {
+        if let Some(place) = self.prefix.get_mut(..prefix.len()) {
+            place.copy_from_slice(prefix);
+            self.prefix_bytes = prefix.len() as u8;
+        }
+        self
+    }
+
+    /// The prefix; empty if there is none.
+    pub(crate) fn prefix_of(&self) -> &[u8] {
+        &self.prefix[..usize::from(self.prefix_bytes)]
+    }
+}
+
+/// The gate and the queues.
+pub(crate) struct Sampler {
+    /// Names with a hash below are sampled; 0 samples none. On a cache line that only changes of the
+    /// threshold write.
+    threshold: Threshold,
+    queues: Box<[Queue]>,
+}
+
+#[repr(align(128))]
+struct Threshold(AtomicU64);
+
+#[repr(align(128))]
+struct Queue {
+    samples: Mutex<Vec<Sample>>,
+    dropped: AtomicU64,
+}
+
+impl Sampler {
+    /// Memory of one queue in bytes.
+    pub(crate) const QUEUE_BYTES: usize = QUEUE_SAMPLES_MAX * size_of::<Sample>();
+
+    /// Returns a sampler with a queue for each of `threads` threads, which samples nothing yet. With no queue
+    /// it never does.
+    pub(crate) fn new(threads: usize) -> Sampler {
+        let queue = || Queue {
+            samples: Mutex::new(Vec::with_capacity(QUEUE_SAMPLES_MAX)),
+            dropped: AtomicU64::new(0),
+        };
+        Sampler { threshold: Threshold(AtomicU64::new(0)), queues: (0..threads).map(|_| queue()).collect() }
+    }
+
+    /// Returns whether the name with this hash is sampled.
+    #[inline]
+    pub(crate) fn takes(&self, hash: u64) -> bool {
+        hash < self.threshold.0.load(Ordering::Relaxed)
+    }
+
+    /// Samples names with hashes below `threshold`.
+    pub(crate) fn set_threshold(&self, threshold: u64) {
+        let threshold = if self.queues.is_empty() { 0 } else { threshold };
+        self.threshold.0.store(threshold, Ordering::Relaxed);
+    }
+
+    /// Queues a sample; drops it if the thread's queue is full or in use. Never waits.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn push(&self, sample: Sample) {
+        let count = self.queues.len();
+        let Some(queue) = self.queues.get(thread_number().checked_rem(count).unwrap_or(0)) else { return };
+        match try_lock(&queue.samples) {
+            Some(mut samples) if samples.len() < QUEUE_SAMPLES_MAX => samples.push(sample),
+            _ => {
+                queue.dropped.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Returns the number of samples that have been dropped.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.queues.iter().map(|queue| queue.dropped.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Calls `each` with everything that has been queued. Threads that sample meanwhile do not wait for it.
+    pub(crate) fn drain(&self, mut each: impl FnMut(&Sample)) {
+        let mut taken = Vec::new();
+        for queue in &self.queues {
+            if taken.capacity() == 0 {
+                taken.reserve_exact(QUEUE_SAMPLES_MAX);
+            }
+            std::mem::swap(&mut *lock(&queue.samples), &mut taken);
+            taken.iter().for_each(&mut each);
+            taken.clear();
+        }
+    }
+
+    /// Memory of the queues in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.queues.len() * Self::QUEUE_BYTES
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_below_the_threshold_pass_and_a_full_queue_drops() {
+        let sampler = Sampler::new(1);
+        assert!(!sampler.takes(0), "nothing is sampled before a threshold is set");
+        sampler.set_threshold(100);
+        assert!(sampler.takes(99) && !sampler.takes(100));
+        for n in 0..QUEUE_SAMPLES_MAX as u64 + 3 {
+            sampler.push(Sample::new(n, Event::Hit));
+        }
+        assert_eq!(sampler.dropped(), 3);
+        let mut hashes = Vec::new();
+        sampler.drain(|sample| hashes.push(sample.hash));
+        assert_eq!(hashes, (0..QUEUE_SAMPLES_MAX as u64).collect::<Vec<_>>());
+        sampler.push(Sample::new(7, Event::Hit));
+        let mut count = 0;
+        sampler.drain(|_| count += 1);
+        assert_eq!((count, sampler.dropped()), (1, 3));
+        let off = Sampler::new(0);
+        off.set_threshold(u64::MAX);
+        assert!(!off.takes(0) && off.bytes() == 0);
+    }
+
+    #[test]
+    fn prefixes_are_kept_whole_or_not_at_all() {
+        let sample = Sample::new(1, Event::Store);
+        assert_eq!(sample.prefix(b"user").prefix_of(), b"user");
+        assert_eq!(sample.prefix(&[b'x'; PREFIX_BYTES_MAX]).prefix_of().len(), PREFIX_BYTES_MAX);
+        assert_eq!(sample.prefix(&[b'x'; PREFIX_BYTES_MAX + 1]).prefix_of(), b"");
+    }
+}

@@ -1,0 +1,122 @@
+//! Taking over the regions of an earlier process.
+
+use super::Log;
+use super::lanes::queue_of_stream;
+use super::queues::{LARGE, QUEUES};
+use crate::all_cores::on_all_cores;
+use crate::arena::{Owner, REGION_HEADER_BYTES, RegionId, RegionState};
+use crate::clock::Expiry;
+use crate::sync::{Ordering, lock};
+
+impl Log {
+    /// Prepares every region to be scanned: no bytes are in use yet. Returns those that have entries, and how many
+    /// are not what they should be; these and the others are freed. No other thread may use the store.
+    pub(in crate::kv) fn begin_restore(&self, now: u32) -> (Vec<RegionId>, u64) {
+        let (mut with_entries, mut damaged) = (Vec::new(), 0);
+        for id in (0..self.arena.region_count()).map(RegionId) {
+            let record = self.arena.region(id);
+            record.begin_restore();
+            let used = record.used_bytes() as usize;
+            let has_entries = record.state() != RegionState::Free && used > REGION_HEADER_BYTES;
+            let is_ours = has_entries
+                && record.is_owned_by(Owner::Kv)
+                && used <= self.arena.region_bytes()
+                && self.arena.read_header(id).is_ok_and(|header| {
+                    header.owner == Owner::Kv as u8 && u32::from(header.granule_shift) == self.granule_shift
+                });
+            if is_ours {
+                self.arena.begin(id, record.opened_at().min(now));
+                with_entries.push(id);
+            } else {
+                damaged += u64::from(has_entries);
+                self.arena.restore_as_free(id);
+            }
+        }
+        (with_entries, damaged)
+    }
+
+    /// Where a region's first entry starts.
+    pub(in crate::kv) fn first_entry(&self) -> u32 {
+        (REGION_HEADER_BYTES as u32).next_multiple_of(1 << self.granule_shift)
+    }
+
+    /// The location of a byte of a region, which starts a granule.
+    pub(in crate::kv) fn location_at(&self, region: RegionId, offset: u32) -> u32 {
+        self.location_in(region, offset)
+    }
+
+    /// Whether the regions before the flush of an earlier process include this one.
+    pub(in crate::kv) fn was_flushed(&self, region: RegionId) -> bool {
+        self.arena.region(region).sequence() < self.superblock.notes().boundary()
+    }
+
+    /// Counts an entry to which the index now leads.
+    pub(in crate::kv) fn entry_restored(&self, location: u32, bytes: u32, expiry: Expiry) {
+        let region = self.region_of(location);
+        self.arena.region(region).entry_moved_in(bytes);
+        self.arena.note_expiry(region, bytes, expiry);
+    }
+
+    /// Takes back one [`entry_restored`](Log::entry_restored).
+    pub(in crate::kv) fn entry_not_restored(&self, location: u32, bytes: u32, expiry: Expiry) {
+        let region = self.region_of(location);
+        self.arena.forget_expiry(region, bytes, expiry);
+        self.arena.region(region).entry_died(bytes);
+    }
+
+    /// Frees the scanned regions in which nothing is in use, and puts the others into their queues. Without
+    /// eviction, those with the most room stay open.
+    pub(in crate::kv) fn end_restore(
+        &self,
+        mut scanned: Vec<RegionId>,
+        holds_items: impl Fn(RegionId) -> bool,
+    ) {
+        // Every entry before it has lost its mark.
+        self.superblock.notes().clear_boundary(self.superblock.notes().boundary());
+        scanned.retain(|id| {
+            let is_used = self.arena.region(*id).live_bytes() != 0;
+            if !is_used {
+                self.arena.restore_as_free(*id);
+            }
+            is_used
+        });
+        scanned.sort_by_key(|id| (self.arena.region(*id).sequence(), *id));
+        self.arena.restore_free(Owner::Kv, &scanned);
+        for id in scanned {
+            let record = self.arena.region(id);
+            let queue = match record.queue() as usize {
+                LARGE if holds_items(id) => queue_of_stream(0),
+                queue if queue < QUEUES => queue,
+                _ => queue_of_stream(0),
+            };
+            let was_open = record.state() == RegionState::Active;
+            if was_open && !self.evicts && lock(&self.reclaimer).adopt(self, queue, id) {
+                continue;
+            }
+            record.restore(RegionState::Sealed);
+            lock(&self.queues).insert(&self.arena, queue, id);
+        }
+    }
+
+    /// Notes the CRC of every region that has entries, for a later process. No other thread may use the store.
+    pub(in crate::kv) fn note_crcs(&self) {
+        let regions = self.arena.region_count();
+        let next = crate::sync::AtomicU32::new(0);
+        let work = || {
+            loop {
+                let id = RegionId(next.fetch_add(1, Ordering::Relaxed));
+                if id.0 >= regions {
+                    return;
+                }
+                let record = self.arena.region(id);
+                record.set_crc(if record.state() == RegionState::Free { 0 } else { self.arena.crc_of(id) });
+            }
+        };
+        on_all_cores(regions as usize, work);
+    }
+
+    /// Whether a region's bytes match the CRC that was noted.
+    pub(in crate::kv) fn matches_crc(&self, region: RegionId) -> bool {
+        self.arena.crc_of(region) == self.arena.region(region).crc()
+    }
+}

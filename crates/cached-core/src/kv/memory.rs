@@ -1,0 +1,99 @@
+//! The memory of a store: anonymous, or in a file that outlives the process.
+
+use super::config::{KvConfig, KvConfigError};
+use crate::arena::{Arena, ArenaConfig, Superblock};
+#[cfg(not(any(miri, shuttle)))]
+use crate::arena::{ArenaFile, Identity, Opened};
+use crate::hash::KeyHasher;
+#[cfg(not(any(miri, shuttle)))]
+use crate::hash::random_seed;
+use crate::sync::Arc;
+
+/// An arena, and what belongs to its memory.
+pub(super) struct KvMemory {
+    pub(super) arena: Arena,
+    pub(super) superblock: Arc<Superblock>,
+    pub(super) hasher: KeyHasher,
+    /// The file, with what is to be taken over.
+    #[cfg(not(any(miri, shuttle)))]
+    pub(super) mapped: Option<MappedFile>,
+}
+
+/// A file whose memory is in use.
+#[cfg(not(any(miri, shuttle)))]
+pub(super) struct MappedFile {
+    pub(super) identity: Identity,
+    pub(super) cold: Option<String>,
+    pub(super) was_clean: bool,
+    pub(super) is_handed_over: bool,
+    pub(super) held: crate::arena::HeldFile,
+    pub(super) progress: Arc<crate::arena::RestartProgress>,
+}
+
+impl KvMemory {
+    /// Maps the memory, in the configuration's file if it has one.
+    pub(super) fn new(
+        arena: ArenaConfig,
+        granule_shift: u32,
+        config: &mut KvConfig,
+        policy: &str,
+    ) -> Result<KvMemory, KvConfigError> {
+        #[cfg(not(any(miri, shuttle)))]
+        if let Some(file) = config.file.take() {
+            return KvMemory::in_file(arena, granule_shift, config, policy, file);
+        }
+        let _ = (granule_shift, policy);
+        let bytes = arena.bytes;
+        let no_superblock = |source| crate::arena::ArenaError::Map { bytes, source };
+        Ok(KvMemory {
+            arena: Arena::new(arena)?,
+            superblock: Arc::new(Superblock::without_file().map_err(no_superblock)?),
+            hasher: KeyHasher::new(config.hash_seed),
+            #[cfg(not(any(miri, shuttle)))]
+            mapped: None,
+        })
+    }
+
+    #[cfg(not(any(miri, shuttle)))]
+    fn in_file(
+        arena: ArenaConfig,
+        granule_shift: u32,
+        config: &KvConfig,
+        policy: &str,
+        file: ArenaFile,
+    ) -> Result<KvMemory, KvConfigError> {
+        let (clock, resume) = (config.clock.now_secs(), file.resume_secs());
+        if clock < resume {
+            return Err(KvConfigError::ClockBehind { clock, resume });
+        }
+        let regions = (arena.bytes / arena.region_bytes) as u32;
+        let identity = Identity::new(arena.region_bytes, regions, granule_shift, config.cas, policy);
+        let seed = config.hash_seed.unwrap_or_else(random_seed);
+        let shared = config.hash_seed.unwrap_or_else(random_seed);
+        let check = |seed, shared| KeyHasher::lasting(seed, shared).check();
+        let Opened {
+            superblock,
+            table,
+            arena: memory,
+            identity,
+            cold,
+            was_clean,
+            is_handed_over,
+            held,
+            progress,
+        } = file.map(identity, (seed, shared), arena.huge_pages, check)?;
+        Ok(KvMemory {
+            arena: Arena::in_memory_of(arena, table, memory)?,
+            superblock: Arc::new(superblock),
+            hasher: KeyHasher::lasting(identity.hash_seed, identity.shared_seed),
+            mapped: Some(MappedFile {
+                identity,
+                cold: cold.map(|cold| cold.to_string()),
+                was_clean,
+                is_handed_over,
+                held,
+                progress,
+            }),
+        })
+    }
+}

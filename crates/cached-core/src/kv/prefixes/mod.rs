@@ -1,0 +1,343 @@
+//! Flushes of a prefix: every item whose key begins with it ends at once.
+//!
+//! The request only enters the prefix into a table. As long as that is not empty, an operation asks it about the
+//! item that it has found; a word that operations read anyway ([`Log::may_have_ended`](super::log::Log)) says whether it is, so that a store without such
+//! flushes does nothing more. Meanwhile a *sweep* walks over the index, removes what has ended, and takes the
+//! prefixes out of the table.
+//!
+//! An item does not record when it was stored. So a key that is stored while a prefix of it is in the table gets a *mark*: the
+//! number of the last flush by then. An item has ended if a flush of a prefix of its key is in the table whose sweep has not
+//! passed it, and whose number is above its mark. All of that is read and written under the lock of the item's
+//! hash bucket. Keys are marked by their hashes, which have 64 bits and a secret seed; marks are bounded, and
+//! a store beyond that is refused for want of memory.
+//!
+//! A sweep is for the prefixes that are in the table when it begins; others wait for the next one. It goes by
+//! *units*: hash values modulo a power of two that does not change while a shard is swept, although the shard
+//! grows. A hash bucket is split into buckets of the same unit, with a higher number, so an item is met even if
+//! it moves, and whether the sweep has passed a key is known from its hash.
+
+mod marks;
+
+use super::index::Index;
+use super::lock_ranks;
+use crate::KeyHash;
+use crate::hash::SeededState;
+use crate::sync::{Arc, AtomicU64, Mutex, Ordering, lock};
+use crate::thread_number::thread_number;
+pub(super) use marks::MARK_BYTES_MAX;
+use marks::Marks;
+
+/// Prefixes in the table, at most. An operation compares its key with each of them.
+pub(super) const PENDING_MAX: usize = 256;
+
+/// The position of a sweep that has passed everything.
+const SWEPT: u64 = u64::MAX;
+const SHARD_SHIFT: u32 = 48;
+const UNITS_SHIFT: u32 = 40;
+const UNIT_MASK: u64 = (1 << UNITS_SHIFT) - 1;
+
+/// A prefix in the table.
+pub(super) struct Pending {
+    prefix: Box<[u8]>,
+    /// Its flush's number; later flushes have higher ones.
+    number: u64,
+}
+
+/// The prefixes whose items have ended and may not have been removed.
+#[derive(Default)]
+pub(super) struct Table {
+    entries: Vec<Arc<Pending>>,
+    /// The first eight bytes of each prefix, and which of them count: what a key is compared with first.
+    heads: Vec<(u64, u64)>,
+    /// The number of the first ones that belong to the sweep under way.
+    sweeping: usize,
+}
+
+/// The first eight bytes of a key or prefix, zeros behind it.
+fn head(bytes: &[u8]) -> u64 {
+    let mut word = [0; 8];
+    let length = bytes.len().min(8);
+    word[..length].copy_from_slice(&bytes[..length]);
+    u64::from_le_bytes(word)
+}
+
+fn head_mask(prefix: &[u8]) -> u64 {
+    let length = prefix.len().min(8);
+    u64::MAX.checked_shr(64 - 8 * length as u32).unwrap_or(0)
+}
+
+impl Table {
+    fn new(entries: Vec<Arc<Pending>>, sweeping: usize) -> Table {
+        let heads = entries.iter().map(|one| (head(&one.prefix), head_mask(&one.prefix))).collect();
+        Table { entries, heads, sweeping }
+    }
+
+    /// The positions and entries of the prefixes with which a key begins.
+    fn matching<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = (usize, &'a Pending)> {
+        let word = head(key);
+        self.heads.iter().enumerate().filter_map(move |(at, (head, mask))| {
+            let entry = &*self.entries[at];
+            (word & mask == *head && key.starts_with(&entry.prefix)).then_some((at, entry))
+        })
+    }
+}
+
+/// One of several copies of the table, on a line of its own.
+#[repr(align(128))]
+struct TableCopy(Mutex<Arc<Table>>);
+
+/// The table, the marks, and how far the sweep is.
+pub(super) struct PrefixFlushes {
+    /// The table itself.
+    table: Mutex<Arc<Table>>,
+    /// Copies for operations, which choose one by their thread.
+    copies: Box<[TableCopy]>,
+    /// The number of the last flush.
+    number: AtomicU64,
+    /// How far the sweep is: the shard, the binary logarithm of its number of units, the next unit.
+    position: AtomicU64,
+    /// Under which the sweep works, in slices.
+    sweep: Mutex<Option<Sweep>>,
+    marks: Marks,
+    counts: Counts,
+}
+
+/// Counters: on a line that other operations do not read.
+#[repr(align(128))]
+#[derive(Default)]
+struct Counts {
+    refused: AtomicU64,
+    items: AtomicU64,
+    bytes: AtomicU64,
+    sweeps: AtomicU64,
+}
+
+/// A sweep under way.
+pub(super) struct Sweep {
+    table: Arc<Table>,
+    pub(super) shard: usize,
+    /// The number of units of the shard, a power of two.
+    pub(super) units: u64,
+    /// The next unit.
+    pub(super) unit: u64,
+}
+
+/// What is known of the flushes of prefixes.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[non_exhaustive]
+pub struct PrefixFlushStats {
+    /// The number of flushes of a prefix so far.
+    pub flushes: u64,
+    /// The number refused because too many were pending.
+    pub refused: u64,
+    /// The number of prefixes whose items have ended but may not all have been removed.
+    pub pending: u64,
+    /// How much of the store the sweep under way has passed, 0 to 1; 1 if none is pending.
+    pub swept_share: f64,
+    /// The number of sweeps completed.
+    pub sweeps: u64,
+    /// The number of items removed.
+    pub items_removed: u64,
+    /// The bytes of those items, headers and padding included.
+    pub bytes_removed: u64,
+    /// The number of keys that are marked as stored since.
+    pub marks: u64,
+    /// The most keys that may be marked.
+    pub marks_max: u64,
+}
+
+impl PrefixFlushes {
+    /// Makes an empty table, with `copies` copies for operations.
+    pub(super) fn new(copies: usize, marks_max: u64, state: &SeededState) -> PrefixFlushes {
+        let copy = |number| TableCopy(Mutex::ranked_nth(Arc::default(), &lock_ranks::PREFIXES, number));
+        PrefixFlushes {
+            table: Mutex::ranked(Arc::default(), &lock_ranks::PREFIX_TABLE),
+            copies: (0..copies.max(1) as u32).map(copy).collect(),
+            number: AtomicU64::new(0),
+            position: AtomicU64::new(SWEPT),
+            sweep: Mutex::ranked(None, &lock_ranks::SWEEP),
+            marks: Marks::new(marks_max, state),
+            counts: Counts::default(),
+        }
+    }
+
+    /// Bytes of the marks and of the table, at most.
+    pub(super) fn bytes_max(&self) -> usize {
+        // The table itself, that of a sweep, and one that is being replaced.
+        self.marks.max() as usize * MARK_BYTES_MAX + 3 * PENDING_MAX * 512
+    }
+
+    /// Enters a prefix; waiting ones that begin with it are covered by it. Calls `entered` when operations that begin from now on find it. Returns false, and
+    /// nothing is done, if the table is full.
+    pub(super) fn request(&self, prefix: &[u8], entered: impl FnOnce()) -> bool {
+        let mut table = lock(&self.table);
+        let mut entries: Vec<Arc<Pending>> = table.entries[..table.sweeping].to_vec();
+        let waiting = &table.entries[table.sweeping..];
+        entries.extend(waiting.iter().filter(|one| !one.prefix.starts_with(prefix)).cloned());
+        if entries.len() >= PENDING_MAX {
+            self.counts.refused.fetch_add(1, Ordering::Relaxed);
+            return false;
+        }
+        // Before operations find the prefix: a mark that is made after that has this number at least.
+        let number = self.number.fetch_add(1, Ordering::AcqRel) + 1;
+        entries.push(Arc::new(Pending { prefix: prefix.into(), number }));
+        let next = Arc::new(Table::new(entries, table.sweeping));
+        self.publish(&mut table, next);
+        entered();
+        true
+    }
+
+    /// Replaces the table and its copies.
+    fn publish(&self, table: &mut Arc<Table>, next: Arc<Table>) {
+        for copy in &self.copies {
+            *lock(&copy.0) = next.clone();
+        }
+        *table = next;
+    }
+
+    fn own_copy(&self) -> &Mutex<Arc<Table>> {
+        &self.copies[thread_number() % self.copies.len()].0
+    }
+
+    /// Whether the item of a key has been ended by the flush of a prefix. Its hash bucket is locked.
+    pub(super) fn is_ended(&self, index: &Index, hash: KeyHash, key: &[u8]) -> bool {
+        let table = lock(self.own_copy());
+        let mut mark = None;
+        table.matching(key).any(|(at, pending)| {
+            !(at < table.sweeping && self.is_swept(index, hash))
+                && *mark.get_or_insert_with(|| self.marks.of(hash)) < pending.number
+        })
+    }
+
+    /// Records that an item has been stored for a key that had none. Its hash bucket is locked. Returns
+    /// false if there is no room to record that: then the item must not be stored.
+    #[must_use]
+    pub(super) fn note_stored(&self, index: &Index, hash: KeyHash, key: &[u8]) -> bool {
+        let table = lock(self.own_copy());
+        let is_due = table.matching(key).any(|(at, _)| !(at < table.sweeping && self.is_swept(index, hash)));
+        !is_due || self.marks.set(hash, self.number.load(Ordering::Acquire))
+    }
+
+    /// Whether the sweep has passed the key with this hash.
+    fn is_swept(&self, index: &Index, hash: KeyHash) -> bool {
+        let position = self.position.load(Ordering::Acquire);
+        if position == SWEPT {
+            return true;
+        }
+        let (at, shard) = (index.shard_number(hash) as u64, position >> SHARD_SHIFT);
+        let units = 1u64 << (position >> UNITS_SHIFT & 0xff);
+        at < shard || at == shard && u64::from(hash.low()) & (units - 1) < position & UNIT_MASK
+    }
+
+    /// The place of the sweep, for one thread at a time; `None` in it if none is under way.
+    pub(super) fn sweep(&self) -> &Mutex<Option<Sweep>> {
+        &self.sweep
+    }
+
+    /// Whether a prefix waits to be swept, or is being swept.
+    pub(super) fn is_pending(&self) -> bool {
+        !lock(&self.table).entries.is_empty()
+    }
+
+    /// Begins a sweep for the prefixes in the table; `None` if there are none.
+    pub(super) fn begin_sweep(&self) -> Option<Sweep> {
+        let mut table = lock(&self.table);
+        if table.entries.is_empty() {
+            return None;
+        }
+        // No copy has prefixes that are being swept, so no operation asks for the position.
+        self.position.store(0, Ordering::Release);
+        let entries = table.entries.clone();
+        let sweeping = entries.len();
+        let next = Arc::new(Table::new(entries, sweeping));
+        self.publish(&mut table, next.clone());
+        Some(Sweep { table: next, shard: 0, units: 1, unit: 0 })
+    }
+
+    /// Records how far the sweep is.
+    pub(super) fn advance(&self, sweep: &Sweep) {
+        let units = u64::from(sweep.units.trailing_zeros());
+        let position = (sweep.shard as u64) << SHARD_SHIFT | units << UNITS_SHIFT | sweep.unit;
+        self.position.store(position, Ordering::Release);
+    }
+
+    /// Whether the sweep removes the item of a key, whose hash bucket is locked.
+    pub(super) fn is_due(
+        &self,
+        sweep: &Sweep,
+        key: &[u8],
+        hash: impl FnOnce() -> KeyHash,
+    ) -> Option<KeyHash> {
+        let number = sweep.table.matching(key).map(|(_, pending)| pending.number).max()?;
+        let hash = hash();
+        (self.marks.of(hash) < number).then_some(hash)
+    }
+
+    /// Ends a sweep that has passed everything: its prefixes leave the table. Calls `emptied` if no other is
+    /// left.
+    pub(super) fn end_sweep(&self, sweep: &Sweep, emptied: impl FnOnce()) {
+        let mut table = lock(&self.table);
+        self.position.store(SWEPT, Ordering::Release);
+        let next = Arc::new(Table::new(table.entries[table.sweeping..].to_vec(), 0));
+        let is_empty = next.entries.is_empty();
+        self.publish(&mut table, next);
+        self.counts.sweeps.fetch_add(1, Ordering::Relaxed);
+        // Flushes that wait have higher numbers than those that were swept.
+        let last = sweep.table.entries.iter().map(|one| one.number).max().unwrap_or(0);
+        self.marks.forget_up_to(last);
+        if is_empty {
+            emptied();
+        }
+    }
+
+    /// Counts an item that is removed.
+    pub(super) fn count_removed(&self, bytes: u64) {
+        self.counts.items.fetch_add(1, Ordering::Relaxed);
+        self.counts.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Returns the metrics of a store with `shards` shards.
+    pub(super) fn stats(&self, shards: usize) -> PrefixFlushStats {
+        let table = lock(&self.table).clone();
+        let position = self.position.load(Ordering::Relaxed);
+        let swept_share = if table.entries.is_empty() {
+            1.0
+        } else if table.sweeping == 0 || position == SWEPT {
+            0.0
+        } else {
+            let units = (1u64 << (position >> UNITS_SHIFT & 0xff)) as f64;
+            ((position >> SHARD_SHIFT) as f64 + (position & UNIT_MASK) as f64 / units) / shards as f64
+        };
+        PrefixFlushStats {
+            flushes: self.number.load(Ordering::Relaxed),
+            refused: self.counts.refused.load(Ordering::Relaxed),
+            pending: table.entries.len() as u64,
+            swept_share,
+            sweeps: self.counts.sweeps.load(Ordering::Relaxed),
+            items_removed: self.counts.items.load(Ordering::Relaxed),
+            bytes_removed: self.counts.bytes.load(Ordering::Relaxed),
+            marks: self.marks.len(),
+            marks_max: self.marks.max(),
+        }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_compared_with_prefixes_of_any_length() {
+        let prefixes: [&[u8]; 6] = [b"a", b"ab", b"abcdefgh", b"abcdefghi", b"\0", b"b"];
+        let pending = |prefix: &[u8]| Arc::new(Pending { prefix: prefix.into(), number: 1 });
+        let table = Table::new(prefixes.iter().map(|prefix| pending(prefix)).collect(), 0);
+        let keys: [&[u8]; 9] =
+            [b"a", b"ab", b"abc", b"abcdefgh", b"abcdefghi", b"abcdefghj", b"\0\0", b"c", b"b\0"];
+        for key in keys {
+            let found: Vec<&[u8]> = table.matching(key).map(|(_, one)| &*one.prefix).collect();
+            let expected: Vec<&[u8]> =
+                prefixes.into_iter().filter(|prefix| key.starts_with(prefix)).collect();
+            assert_eq!(found, expected, "{key:?}");
+        }
+    }
+}

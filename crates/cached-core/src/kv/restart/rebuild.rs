@@ -1,0 +1,240 @@
+//! The index rebuilt from the items that an earlier process has left.
+
+use super::scan::{Entry, Kind, Scan};
+use crate::KeyHash;
+use crate::all_cores::on_all_cores;
+use crate::arena::{RegionId, RestartProgress};
+use crate::kv::extent::{self, List};
+use crate::kv::index::BucketGuard;
+use crate::kv::inner::{Found, Inner};
+use crate::kv::item::ItemPtr;
+use crate::kv::lasting::Restart;
+use crate::sync::{AtomicU32, Ordering};
+use std::collections::{HashMap, HashSet};
+
+/// Items whose hash buckets are prefetched together.
+const BATCH: usize = 32;
+
+/// What one thread has found.
+#[derive(Default)]
+struct Part {
+    expired: u64,
+    flushed: u64,
+    replaced: u64,
+    damaged: u64,
+    damaged_regions: u64,
+    /// Pieces of large values: where they start, the bytes of data, and the hashes of their items' keys.
+    pieces: Vec<(u32, (u32, KeyHash))>,
+    /// Live items whose values lie in pieces.
+    large: Vec<u32>,
+    /// Regions in which there are items.
+    with_items: Vec<RegionId>,
+}
+
+/// Whether an item was linked.
+enum Linked {
+    Yes,
+    /// There are two items of its key; one of them was left out.
+    Replaced,
+    NoRoom,
+}
+
+/// Rebuilds the index and the accounting of regions. No other thread uses the store.
+pub(super) fn rebuild(inner: &Inner, now: u32, was_clean: bool, progress: &RestartProgress) -> Restart {
+    let (regions, damaged_regions) = inner.log.begin_restore(now);
+    progress.regions_max.store(regions.len() as u32, Ordering::Relaxed);
+    inner.index.make_room(inner.log.notes().items());
+    let next = AtomicU32::new(0);
+    let parts = on_all_cores(regions.len(), || {
+        let mut part = Part::default();
+        while let Some(region) = regions.get(next.fetch_add(1, Ordering::Relaxed) as usize) {
+            if was_clean && !inner.log.matches_crc(*region) {
+                part.damaged_regions += 1;
+                inner.log.arena().region(*region).set_used_bytes(inner.log.first_entry());
+            } else {
+                scan_region(inner, *region, now, &mut part);
+            }
+            progress.regions.fetch_add(1, Ordering::Relaxed);
+            progress.items.store(inner.index.stored_and_items().1, Ordering::Relaxed);
+        }
+        part
+    });
+    let mut sum = Part::default();
+    for part in parts {
+        sum.expired += part.expired;
+        sum.flushed += part.flushed;
+        sum.replaced += part.replaced;
+        sum.damaged += part.damaged;
+        sum.damaged_regions += part.damaged_regions;
+        sum.pieces.extend(part.pieces);
+        sum.large.extend(part.large);
+        sum.with_items.extend(part.with_items);
+    }
+    link_large(inner, &mut sum);
+    let with_items: HashSet<u32> = sum.with_items.iter().map(|region| region.0).collect();
+    inner.log.end_restore(regions, |region| with_items.contains(&region.0));
+    Restart {
+        items: inner.index.stored_and_items().1,
+        expired_items: sum.expired,
+        flushed_items: sum.flushed,
+        replaced_items: sum.replaced,
+        damaged_items: sum.damaged,
+        damaged_regions: damaged_regions + sum.damaged_regions,
+        ..Restart::nothing()
+    }
+}
+
+/// Links the live items of a region, except for those with pieces.
+fn scan_region(inner: &Inner, region: RegionId, now: u32, part: &mut Part) {
+    let is_flushed = inner.log.was_flushed(region);
+    let mut scan = Scan::new(&inner.log, region);
+    let mut batch: Vec<(Entry, ItemPtr, KeyHash)> = Vec::with_capacity(BATCH);
+    let mut has_items = false;
+    loop {
+        for Entry { location, bytes, kind } in scan.by_ref() {
+            let item = match kind {
+                Kind::Piece { data_bytes, owner } => {
+                    part.pieces.push((location, (data_bytes, owner)));
+                    continue;
+                }
+                Kind::Item(item) => item,
+            };
+            if !item.is_live() {
+                continue;
+            }
+            has_items = true;
+            if is_flushed || item.expiry().is_past(now) || !inner.may_hold(item) {
+                item.make_dead();
+                *(if is_flushed {
+                    &mut part.flushed
+                } else if item.expiry().is_past(now) {
+                    &mut part.expired
+                } else {
+                    &mut part.damaged
+                }) += 1;
+            } else if item.shape().fields().extents {
+                part.large.push(location);
+            } else {
+                let hash = inner.hasher.hash(item.key());
+                inner.index.shard(hash).locate(hash).prefetch();
+                batch.push((Entry { location, bytes, kind }, item, hash));
+                if batch.len() == BATCH {
+                    break;
+                }
+            }
+        }
+        if batch.is_empty() {
+            break;
+        }
+        for (entry, item, hash) in batch.drain(..) {
+            part.count(inner.link_found(hash, item, entry.location));
+        }
+    }
+    if !scan.is_complete() {
+        part.damaged_regions += 1;
+        // What follows is not walked over any more.
+        inner.log.arena().region(region).set_used_bytes(scan.cursor());
+    }
+    if has_items {
+        part.with_items.push(region);
+    }
+}
+
+/// Links the items whose values lie in pieces, where all pieces are there.
+fn link_large(inner: &Inner, part: &mut Part) {
+    let mut pieces: HashMap<u32, (u32, KeyHash)> = part.pieces.drain(..).collect();
+    for location in std::mem::take(&mut part.large) {
+        let item = inner.item_at(location);
+        let hash = inner.hasher.hash(item.key());
+        let list = List::new(item.payload());
+        let is_whole = extent::list_bytes(list.len()) == item.payload().len()
+            && list.pieces().map(|piece| u64::from(piece.bytes)).sum::<u64>() == list.value_bytes() as u64
+            && list.pieces().all(|piece| pieces.get(&piece.location) == Some(&(piece.bytes, hash)))
+            && list.pieces().map(|piece| piece.location).collect::<HashSet<_>>().len() == list.len();
+        if !is_whole {
+            item.make_dead();
+            // While an item is moved, two entries of it list the same pieces.
+            match inner.is_linked(hash, item) {
+                true => part.replaced += 1,
+                false => part.damaged += 1,
+            }
+            continue;
+        }
+        list.pieces().for_each(|piece| {
+            pieces.remove(&piece.location);
+        });
+        part.count(inner.link_found(hash, item, location));
+    }
+}
+
+impl Inner {
+    /// Whether the store could have made an item like this.
+    fn may_hold(&self, item: ItemPtr) -> bool {
+        let shape = item.shape();
+        let value_bytes = match shape.fields().extents {
+            true => List::new(item.payload()).value_bytes(),
+            false => shape.payload_bytes(),
+        };
+        shape.fields().cas == self.has_cas && self.fits(shape.key_bytes(), value_bytes)
+    }
+
+    /// Whether the index leads to an item of the same key.
+    fn is_linked(&self, hash: KeyHash, item: ItemPtr) -> bool {
+        self.find_any(&self.index.shard(hash).lock(hash), hash, item.key()).is_some()
+    }
+
+    /// Lets the index lead to an item that was found live.
+    fn link_found(&self, hash: KeyHash, item: ItemPtr, location: u32) -> Linked {
+        let linked = {
+            let bucket = self.index.shard(hash).lock(hash);
+            match self.find_any(&bucket, hash, item.key()) {
+                None if bucket.insert(hash, location, self.item_bytes(item)) => {
+                    self.count_found(item, location);
+                    Linked::Yes
+                }
+                None => {
+                    item.make_dead();
+                    Linked::NoRoom
+                }
+                Some(old) => {
+                    self.keep_newer(&bucket, old, item, location);
+                    Linked::Replaced
+                }
+            }
+        };
+        self.grow_index(hash);
+        linked
+    }
+
+    /// Of two live items of a key, keeps one. Either is right: the change between them was not acknowledged.
+    fn keep_newer(&self, bucket: &BucketGuard<'_>, old: Found<'_>, item: ItemPtr, location: u32) {
+        if (old.item.cas(), old.location) > (item.cas(), location) {
+            item.make_dead();
+            return;
+        }
+        bucket.shard().adjust_bytes(self.item_bytes(item), self.item_bytes(old.item));
+        old.slot.set_location(location);
+        old.item.make_dead();
+        let expiry = old.item.expiry();
+        self.each_entry(old.item, old.location, |location, bytes| {
+            self.log.entry_not_restored(location, bytes, expiry);
+        });
+        self.count_found(item, location);
+    }
+
+    /// Counts the bytes of an item to which the index now leads.
+    fn count_found(&self, item: ItemPtr, location: u32) {
+        let expiry = item.expiry();
+        self.each_entry(item, location, |location, bytes| self.log.entry_restored(location, bytes, expiry));
+    }
+}
+
+impl Part {
+    fn count(&mut self, linked: Linked) {
+        match linked {
+            Linked::Yes => {}
+            Linked::Replaced => self.replaced += 1,
+            Linked::NoRoom => self.damaged += 1,
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! A journal before its cache exists.
+
+use cached_journal::{Environment, Journal, JournalConfig, OpenError, Replay};
+
+use super::events::Events;
+use crate::sync::Arc;
+
+/// An open journal, with what an earlier process left in it: given to the cache that is to use it.
+///
+/// ```no_run
+/// use std::sync::Arc;
+/// use blocker::{Memory, WriteMode};
+/// use cached_core::object::{JournalOptions, ObjectCache, OpenJournal, Writer};
+/// use cached_journal::JournalConfig;
+///
+/// let journal = OpenJournal::open(&JournalConfig::new("/var/lib/cached/journal"))?;
+/// println!("{} records to replay", journal.records());
+/// let cache = ObjectCache::builder(Arc::new(Memory::default()))
+///     .write_mode(WriteMode::Back)
+///     .writer(Writer::Cache)
+///     .journal(journal, JournalOptions::default())
+///     .start()?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct OpenJournal {
+    pub(crate) journal: Arc<Journal>,
+    pub(crate) replay: Replay,
+    pub(crate) events: Arc<Events>,
+    /// Whether a test does the work of the journal's threads.
+    pub(crate) is_stepped: bool,
+}
+
+impl OpenJournal {
+    /// Opens the journal of a directory, or makes one if the directory is empty or missing.
+    ///
+    /// # Errors
+    /// As [`Journal::open`].
+    pub fn open(config: &JournalConfig) -> Result<Self, OpenError> {
+        Self::with(|observer| Journal::open(config, observer))
+    }
+
+    /// As [`Self::open`], on the given disk and clock. The observer of `environment` is not called.
+    ///
+    /// # Errors
+    /// As [`Journal::open_in`].
+    pub fn open_in(config: &JournalConfig, environment: Environment) -> Result<Self, OpenError> {
+        Self::with(|observer| Journal::open_in(config, Environment { observer, ..environment }))
+    }
+
+    /// As [`Self::open_in`], without threads: the test does their work by [`Self::journal`].
+    ///
+    /// # Errors
+    /// As [`Journal::open_in`].
+    #[cfg(any(test, feature = "simulated"))]
+    #[doc(hidden)]
+    pub fn open_stepped(config: &JournalConfig, environment: Environment) -> Result<Self, OpenError> {
+        let open =
+            Self::with(|observer| Journal::open_stepped(config, Environment { observer, ..environment }));
+        open.map(|open| Self { is_stepped: true, ..open })
+    }
+
+    fn with(
+        open: impl FnOnce(cached_journal::Observer) -> Result<(Journal, Replay), OpenError>,
+    ) -> Result<Self, OpenError> {
+        let events = Arc::<Events>::default();
+        let own = Arc::clone(&events);
+        let (journal, replay) = open(std::sync::Arc::new(move |event| own.observe(event)))?;
+        Ok(Self { journal: Arc::new(journal), replay, events, is_stepped: false })
+    }
+
+    /// Returns the number of records to replay.
+    #[must_use]
+    pub fn records(&self) -> u64 {
+        self.replay.len()
+    }
+
+    /// Returns the bytes of payload to replay.
+    #[must_use]
+    pub fn payload_bytes(&self) -> u64 {
+        self.replay.payload_bytes()
+    }
+
+    /// Returns the journal itself.
+    #[cfg(any(test, feature = "simulated"))]
+    #[doc(hidden)]
+    #[must_use]
+    pub fn journal(&self) -> Arc<Journal> {
+        Arc::clone(&self.journal)
+    }
+}
+
+impl std::fmt::Debug for Events {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Events").field("health", &self.condition.health()).finish_non_exhaustive()
+    }
+}

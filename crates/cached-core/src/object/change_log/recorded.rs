@@ -1,0 +1,292 @@
+//! Reading a cache's records without a cache: for tools that show or save what a journal holds.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use blocker::{
+    Blocker, DeleteRequest, DiscardRequest, Error, Namespace, ObjectId, Run, Segments, TruncateRequest,
+    WriteFullRequest, WriteRequest, WriteRunsRequest, WriteZeroesRequest,
+};
+use cached_journal::{Head, Position};
+
+use super::records::{self, Malformed, PendingState, Replayed};
+use crate::object::mutation::Mutation;
+
+/// A record that is none of a cache's.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct MalformedRecord(String);
+
+impl From<Malformed> for MalformedRecord {
+    fn from(malformed: Malformed) -> Self {
+        Self(malformed.to_string())
+    }
+}
+
+/// Returns the namespace that a record is about, if it names one.
+#[must_use]
+pub fn namespace_of(head: &Head<'_>) -> Option<Namespace> {
+    records::subject(head).ok().map(|subject| subject.namespace)
+}
+
+/// What a record does to its object, in the order in which it is to be done.
+#[derive(Clone, Debug)]
+pub struct RecordedChange {
+    /// The object.
+    pub object: ObjectId,
+    steps: Vec<Step>,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write(u64, Segments),
+    Zeroes(u64, u64),
+    Discard(u64, u64),
+    Runs(Vec<Run>),
+    Replace(Segments),
+    Truncate(u64),
+    Delete,
+}
+
+/// Puts records into changes: all that an object has pending may take several records.
+#[derive(Debug, Default)]
+pub struct RecordReader {
+    /// The states of which parts are missing, with the number of parts that are there.
+    parts: HashMap<ObjectId, (u64, Vec<u8>)>,
+}
+
+impl RecordReader {
+    /// Returns what the next record does; `None` if it changes no object, or is a part of a change that is not
+    /// complete yet. Records come in the order of their positions.
+    ///
+    /// # Errors
+    /// [`MalformedRecord`]: read on with the next one.
+    pub fn read(
+        &mut self,
+        _position: Position,
+        head: &Head<'_>,
+        payload: Vec<u8>,
+    ) -> Result<Option<RecordedChange>, MalformedRecord> {
+        let subject = records::subject(head)?;
+        let replayed = records::decode(head, payload)?;
+        let Some(name) = subject.name else { return Ok(None) };
+        let object = ObjectId::new(subject.namespace, name);
+        let steps = match replayed {
+            Replayed::Epoch => return Ok(None),
+            Replayed::StatePart(part, parts, bytes) => match self.join(&object, part, parts, bytes) {
+                None => return Ok(None),
+                Some(state) => steps_of_state(PendingState::decode(state)?),
+            },
+            Replayed::Change(mutation) => vec![step_of(mutation)?],
+        };
+        Ok(Some(RecordedChange { object, steps }))
+    }
+
+    /// Adds a part of a state. Returns all of it with the last part.
+    fn join(&mut self, object: &ObjectId, part: u64, parts: u64, bytes: Vec<u8>) -> Option<Vec<u8>> {
+        let mut entry = match self.parts.entry(object.clone()) {
+            // A first part begins anew, whatever was there.
+            entry if part == 0 => entry.insert_entry((0, Vec::new())),
+            Entry::Occupied(entry) if entry.get().0 == part => entry,
+            Entry::Occupied(entry) => {
+                entry.remove();
+                return None;
+            }
+            Entry::Vacant(_) => return None,
+        };
+        let (next, all) = entry.get_mut();
+        all.extend_from_slice(&bytes);
+        *next = part + 1;
+        (part + 1 == parts).then(|| entry.remove().1)
+    }
+}
+
+fn step_of(mutation: Mutation) -> Result<Step, MalformedRecord> {
+    Ok(match mutation {
+        Mutation::Write { offset, data } | Mutation::CompareAndWrite { offset, data, .. } => {
+            Step::Write(offset, data)
+        }
+        Mutation::WriteZeroes { offset, len } => Step::Zeroes(offset, len),
+        Mutation::Discard { offset, len } => Step::Discard(offset, len),
+        Mutation::WriteRuns { runs } => Step::Runs(runs),
+        Mutation::WriteFull { data } => Step::Replace(data),
+        Mutation::Truncate { size } => Step::Truncate(size),
+        Mutation::Delete => Step::Delete,
+        Mutation::Adopt(_) | Mutation::Touch => {
+            return Err(MalformedRecord(
+                "a record of the journal states a change that is never logged".into(),
+            ));
+        }
+    })
+}
+
+fn steps_of_state(state: PendingState) -> Vec<Step> {
+    let PendingState { is_present, is_replaced, truncate_to, size, runs } = state;
+    if !is_present {
+        return vec![Step::Delete];
+    }
+    let mut steps = Vec::new();
+    if is_replaced {
+        steps.push(Step::Replace(Segments::new()));
+    }
+    steps.extend(truncate_to.map(Step::Truncate));
+    if !runs.is_empty() {
+        steps.push(Step::Runs(runs));
+    }
+    steps.extend(size.map(Step::Truncate));
+    steps
+}
+
+impl RecordedChange {
+    /// Makes the change to `store`. What it would do to a missing object is nothing.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn make(&self, store: &dyn Blocker) -> Result<(), Error> {
+        for step in &self.steps {
+            let id = self.object.clone();
+            let made = match step {
+                Step::Write(offset, data) => {
+                    store.write(WriteRequest::new(id, *offset, data.clone())).await.map(drop)
+                }
+                Step::Zeroes(offset, len) => {
+                    store.write_zeroes(WriteZeroesRequest::new(id, *offset, *len)).await.map(drop)
+                }
+                Step::Discard(offset, len) => {
+                    store.discard(DiscardRequest::new(id, *offset, *len)).await.map(drop)
+                }
+                Step::Runs(runs) => write_runs(store, &id, runs).await,
+                Step::Replace(data) => {
+                    store.write_full(WriteFullRequest::new(id, data.clone())).await.map(drop)
+                }
+                Step::Truncate(size) => store.truncate(TruncateRequest::new(id, *size)).await.map(drop),
+                Step::Delete => store.delete(DeleteRequest::new(id)).await.map(drop),
+            };
+            match made {
+                Ok(()) | Err(Error::Missing) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls `each` with what the change does to the ranges that are known of its object: offset and length,
+    /// and true if the range is known afterwards, false if it is no longer part of the object.
+    pub fn ranges(&self, mut each: impl FnMut(u64, u64, bool)) {
+        for step in &self.steps {
+            match step {
+                Step::Write(offset, data) => each(*offset, data.len_bytes() as u64, true),
+                Step::Zeroes(offset, len) | Step::Discard(offset, len) => each(*offset, *len, true),
+                Step::Runs(runs) => runs.iter().for_each(|run| each(run.offset, run.len_bytes(), true)),
+                Step::Replace(data) => {
+                    each(0, u64::MAX, false);
+                    each(0, data.len_bytes() as u64, true);
+                }
+                Step::Truncate(size) => each(*size, u64::MAX - *size, false),
+                Step::Delete => each(0, u64::MAX, false),
+            }
+        }
+    }
+
+    /// Returns whether the change leaves nothing of what the object was before: it is replaced or removed.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step, Step::Replace(_) | Step::Delete))
+    }
+
+    /// Returns whether the object is removed.
+    #[must_use]
+    pub fn is_removal(&self) -> bool {
+        matches!(self.steps.last(), Some(Step::Delete))
+    }
+}
+
+/// Writes runs one by one: a store may take fewer in one change.
+async fn write_runs(store: &dyn Blocker, id: &ObjectId, runs: &[Run]) -> Result<(), Error> {
+    let runs_max = store.capabilities().runs_max.max(1) as usize;
+    if runs_max >= runs.len() && store.capabilities().runs_max > 0 {
+        return store.write_runs(WriteRunsRequest::new(id.clone(), runs.to_vec())).await.map(drop);
+    }
+    for run in runs {
+        match &run.content {
+            blocker::RunContent::Data(data) => {
+                store.write(WriteRequest::new(id.clone(), run.offset, data.clone())).await.map(drop)?;
+            }
+            blocker::RunContent::Zeroes(len) => {
+                let request = WriteZeroesRequest::new(id.clone(), run.offset, *len);
+                store.write_zeroes(request).await.map(drop)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+    use blocker::executor::block_on;
+    use blocker::{BlockerExt, Memory, Name};
+    use records::Origin;
+
+    fn id() -> ObjectId {
+        ObjectId::new(Namespace::new("vm").unwrap(), Name::new("disk").unwrap())
+    }
+
+    fn make(reader: &mut RecordReader, store: &Memory, record: &cached_journal::Record<'_>) -> bool {
+        let change = reader.read(Position(1), &record.head, record.payload.concat()).unwrap();
+        if let Some(change) = &change {
+            block_on(change.make(store)).unwrap();
+        }
+        change.is_some()
+    }
+
+    #[test]
+    fn records_are_made_to_a_store_in_their_order() {
+        let (id, store, mut reader) = (id(), Memory::default(), RecordReader::default());
+        let origin = Origin { namespace: 1, id: &id, domain: None, version: 1, epoch: 1, was_present: false };
+        let changes = [
+            Mutation::Write { offset: 2, data: Segments::from(b"abc") },
+            Mutation::WriteRuns { runs: vec![Run::data(0, b"x"), Run::zeroes(3, 1)] },
+            Mutation::Discard { offset: 4, len: 1 },
+        ];
+        for change in changes {
+            let made = records::encode(&origin, &change, |record| make(&mut reader, &store, record));
+            assert_eq!(made, Some(true));
+        }
+        assert_eq!(block_on(store.get(&id)).unwrap(), b"x\0a\0\0"[..]);
+        records::encode(&origin, &Mutation::Delete, |record| make(&mut reader, &store, record));
+        // A change of what is missing does nothing.
+        records::encode(&origin, &Mutation::Truncate { size: 0 }, |record| make(&mut reader, &store, record));
+        let discard = Mutation::Discard { offset: 0, len: 1 };
+        records::encode(&origin, &discard, |record| make(&mut reader, &store, record));
+    }
+
+    #[test]
+    fn a_state_counts_once_all_its_parts_are_there() {
+        let (id, store, mut reader) = (id(), Memory::default(), RecordReader::default());
+        let origin = Origin { namespace: 1, id: &id, domain: None, version: 1, epoch: 1, was_present: false };
+        let state = PendingState {
+            is_present: true,
+            is_replaced: true,
+            size: Some(9),
+            runs: vec![Run::data(1, b"state")],
+            ..PendingState::default()
+        };
+        let bytes = state.encode();
+        let mut made = Vec::new();
+        let mut is_first = true;
+        // The first part is lost once: the rest of that state counts for nothing.
+        for _ in 0..2 {
+            records::encode_state(&origin, &bytes, 20, |record| {
+                if !std::mem::take(&mut is_first) {
+                    made.push(make(&mut reader, &store, record));
+                }
+                Ok::<(), ()>(())
+            })
+            .unwrap();
+        }
+        assert_eq!(made.iter().filter(|made| **made).count(), 1);
+        assert_eq!(made.last(), Some(&true));
+        assert_eq!(block_on(store.get(&id)).unwrap(), b"\0state\0\0\0"[..]);
+    }
+}

@@ -1,0 +1,102 @@
+//! Reading ahead: the background asks the store for what a progression will ask for next.
+//!
+//! It is a load like any other, so whatever makes the answer of a load void makes this one void, and a read
+//! of the same range waits for it. What it may do is less. It waits for no change and for no bucket, takes
+//! only what is missing and not under way already, and ends, without another try, where anything stands in
+//! its way.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use blocker::{Call, Error, Result};
+
+use super::deadline::until;
+use super::handle::Handle;
+use super::load::load;
+use super::read_ahead::{Fetch, Marked, Request};
+use super::shared::Shared;
+use super::state::{Keep, Loaded};
+use crate::sync::Arc;
+
+/// The most requests of the background that are under way at once.
+pub(crate) const FETCHES_MAX: usize = 16;
+/// After this long the store's answer is no longer waited for: a read that waits for it asks by itself.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// Does what the background was asked to.
+pub(crate) async fn serve(shared: Arc<Shared>, request: Request) {
+    let fetch = match request {
+        Request::Fetch(fetch) => Some(fetch),
+        Request::Marked(marked) => next_after(&shared, marked).await,
+    };
+    let Some(fetch) = fetch else { return };
+    let deadline = shared.clock.now() + ANSWER_MAX;
+    let work = read_ahead(&shared, fetch);
+    if let Err(error) = until(&*shared.clock, Some(deadline), || Error::DeadlinePassed, work).await {
+        tracing::debug!(%error, "what may be read next was not read ahead");
+    }
+}
+
+async fn next_after(shared: &Arc<Shared>, marked: Marked) -> Option<Fetch> {
+    let handle = Handle::of_node(shared, marked.node)?;
+    if handle.in_use().node.hash() != marked.hash {
+        return None;
+    }
+    let end = handle.enter(|object, _| object.content_end()).await;
+    let namespace = shared.index.namespace_of(handle.at());
+    shared.read_ahead.reach_mark(namespace, handle.id(), marked.bucket, end)
+}
+
+async fn read_ahead(shared: &Arc<Shared>, fetch: Fetch) -> Result<()> {
+    let hash = shared.hash(&fetch.id);
+    if shared.is_unrecovered(hash) {
+        return Ok(());
+    }
+    let handle = match shared.find(hash, &fetch.id) {
+        Some(in_use) => Handle::of(shared, in_use),
+        // No object leaves the index for it.
+        None if shared.index.count() >= u64::from(shared.config.objects_count_max) => return Ok(()),
+        None => Handle::acquire(shared, &fetch.id, hash).await?,
+    };
+    let object_end = (shared.config.object_bytes_max / blocker::BUCKET_BYTES) as u32;
+    for range in fetch.plan.ranges(object_end) {
+        // Reads that callers wait for come first.
+        if shared.gate.is_crowded() {
+            return Ok(());
+        }
+        read_range(&handle, range, &fetch).await?;
+    }
+    Ok(())
+}
+
+async fn read_range(handle: &Handle, range: Range<u32>, fetch: &Fetch) -> Result<()> {
+    let shared = &handle.shared;
+    let coming = Coming::begin(shared, range.end - range.start);
+    let range = range.start..range.start + coming.1;
+    let Some((guard, run)) = handle.lock_missing(range).await else { return Ok(()) };
+    let mark = if run.contains(&fetch.plan.mark) {
+        Some(fetch.plan.mark)
+    } else {
+        // What it lay on is here already.
+        fetch.plan.is_one_range().then(|| run.start + (run.end - run.start) / 2)
+    };
+    let keep = Keep::Ahead { mark, is_passing: fetch.is_passing };
+    // What has come is in the cache.
+    load(handle, &guard, run, Call::default(), keep, Loaded::default()).await.map(|_| ())
+}
+
+/// Buckets that are being read ahead, counted.
+struct Coming(Arc<Shared>, u32);
+
+impl Coming {
+    fn begin(shared: &Arc<Shared>, count: u32) -> Self {
+        let count = shared.read_ahead.begin(count);
+        Self(Arc::clone(shared), count)
+    }
+}
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        self.0.read_ahead.end(self.1);
+    }
+}

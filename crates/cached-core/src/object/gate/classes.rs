@@ -1,0 +1,124 @@
+//! The kinds of requests that go to the store, and what each of them is sure to get.
+
+use blocker::Priority;
+
+/// Which way a request takes to the store. Each has a limit of its own to the requests under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Lane {
+    /// Reads of what is missing.
+    Load,
+    /// What a flush sends.
+    Flush,
+    /// Changes that are forwarded as they come. Limited by the width of the gate alone.
+    Change,
+}
+
+impl Lane {
+    pub(super) const ALL: [Self; LANES] = [Self::Load, Self::Flush, Self::Change];
+}
+
+pub(super) const LANES: usize = 3;
+
+/// How urgent a request is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Class {
+    /// A caller waits until something is stored, or the log for room; what a caller calls urgent.
+    Urgent,
+    /// A caller waits.
+    Demand,
+    /// A flush of what has been dirty for long enough.
+    Age,
+    /// No caller waits: reading ahead, and what a caller gives a low priority.
+    Idle,
+}
+
+impl Class {
+    pub(super) const ALL: [Self; CLASSES] = [Self::Urgent, Self::Demand, Self::Age, Self::Idle];
+
+    /// Returns the class of a request that a caller makes.
+    pub(crate) fn of(priority: Priority) -> Self {
+        match priority {
+            Priority::Urgent => Self::Urgent,
+            Priority::Normal => Self::Demand,
+            Priority::Low => Self::Idle,
+        }
+    }
+}
+
+pub(super) const CLASSES: usize = 4;
+
+/// What each class gets at least of what all get, if it has enough to send.
+const LEAST: [f64; CLASSES] = [0.0, 0.125, 0.05, 0.01];
+/// The most that can be owed to a class, in units of cost.
+const OWED_MAX: f64 = 32.0;
+/// What must be owed to a class before it overtakes the more urgent ones.
+const OWED_DUE: f64 = 1.0;
+
+/// What is owed to each class because more urgent ones were served.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Shares {
+    owed: [f64; CLASSES],
+}
+
+impl Shares {
+    /// Returns the class that overtakes the more urgent ones, if one does.
+    pub(super) fn due(&self, is_waiting: [bool; CLASSES]) -> Option<Class> {
+        let due = Class::ALL.into_iter().filter(|class| is_waiting[*class as usize] && self.is_due(*class));
+        due.max_by(|one, other| self.owed[*one as usize].total_cmp(&self.owed[*other as usize]))
+    }
+
+    fn is_due(&self, class: Class) -> bool {
+        self.owed[class as usize] >= OWED_DUE
+    }
+
+    /// Returns the class that is served next.
+    pub(super) fn next(&self, is_waiting: [bool; CLASSES]) -> Option<Class> {
+        let first = || Class::ALL.into_iter().find(|class| is_waiting[*class as usize]);
+        self.due(is_waiting).or_else(first)
+    }
+
+    /// Takes into account that a class was served while those of `is_waiting` waited.
+    pub(super) fn charge(&mut self, class: Class, units: f64, is_waiting: [bool; CLASSES]) {
+        let owed = &mut self.owed[class as usize];
+        *owed = match *owed >= OWED_DUE {
+            true => *owed - units,
+            false => (*owed - units).max(owed.min(0.0)),
+        };
+        for each in Class::ALL.into_iter().filter(|each| is_waiting[*each as usize]) {
+            let owed = &mut self.owed[each as usize];
+            *owed = (*owed + units * LEAST[each as usize]).min(OWED_MAX);
+        }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_class_gets_its_least_share_and_the_most_urgent_the_rest() {
+        let mut shares = Shares::default();
+        let mut served = [0.0; CLASSES];
+        for turn in 0..20_000 {
+            let class = shares.next([true; CLASSES]).expect("all wait");
+            let units = 1.0 + f64::from(turn % 3) * 8.0;
+            shares.charge(class, units, [true; CLASSES]);
+            served[class as usize] += units;
+        }
+        let total: f64 = served.iter().sum();
+        for class in Class::ALL {
+            let least = LEAST[class as usize];
+            assert!(served[class as usize] >= total * least * 0.99, "{class:?}: {served:?}");
+        }
+        assert!(served[0] >= total * (1.0 - LEAST.iter().sum::<f64>()) * 0.99, "{served:?}");
+    }
+
+    #[test]
+    fn a_class_that_was_not_waiting_is_owed_nothing() {
+        let mut shares = Shares::default();
+        let only_demand = [false, true, false, false];
+        (0..1000).for_each(|_| shares.charge(Class::Demand, 1.0, only_demand));
+        assert_eq!(shares.next([true, true, true, true]), Some(Class::Urgent));
+        assert_eq!(shares.due([false, false, true, true]), None);
+    }
+}

@@ -1,0 +1,369 @@
+//! Which of the requests that wait is let through next: pure, over the time that the caller passes.
+//!
+//! In this order:
+//! 1. what is owed to flushes by age and to idle requests because others were served before them;
+//! 2. namespaces whose reservation is due, the one that has waited longest first;
+//! 3. requests that callers wait for, then flushes by age, then idle requests, each by weight.
+//!
+//! Within a namespace the class decides, and what is owed to each. A namespace that is at a limit waits, and
+//! none waits for it. What is not used is lent to all that have requests: no request waits while its lane and
+//! the gate have room and its namespace is within its limits.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use blocker::Timestamp;
+
+use super::classes::{CLASSES, Class, LANES, Lane, Shares};
+use super::lanes::Lanes;
+use super::tags::{By, Cost, Tags};
+use super::terms::StoreTerms;
+use super::width::Width;
+
+/// The number of a namespace.
+pub(crate) type Number = u32;
+
+/// The number under which all requests wait while no namespace has terms: first come, first served.
+const ALL: Number = Number::MAX;
+
+/// The part of the store that goes by weight even where reservations take all of it, so that nothing starves.
+const BY_WEIGHT_LEAST: f64 = 0.02;
+
+/// Namespaces without terms of their own that are remembered although none of their requests waits.
+const IDLE_MAX: usize = 256;
+
+/// What a request asks for.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Ask {
+    pub(crate) namespace: Number,
+    pub(crate) lane: Lane,
+    pub(crate) class: Class,
+    /// What it carries.
+    pub(crate) bytes: u64,
+}
+
+/// A request that was let through, and what was charged for it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(super) struct Granted {
+    pub(super) id: u64,
+    pub(super) ask: Ask,
+    pub(super) charged: Option<By>,
+}
+
+/// See the module.
+pub(super) struct Scheduler {
+    is_scheduling: bool,
+    terms: HashMap<Number, StoreTerms>,
+    clients: HashMap<Number, Client>,
+    /// Those with requests that wait.
+    active: BTreeSet<Number>,
+    waiting: BTreeMap<u64, Ask>,
+    next_id: u64,
+    /// The share of the request by weight that was let through last.
+    virtual_time: f64,
+    shares: Shares,
+    /// What is owed to requests by weight because reserved ones were let through.
+    owed_by_weight: f64,
+    pub(super) width: Width,
+}
+
+/// One namespace.
+struct Client {
+    tags: Tags,
+    shares: Shares,
+    queues: [[BTreeSet<u64>; LANES]; CLASSES],
+    waiting: u32,
+}
+
+impl Client {
+    fn new(terms: StoreTerms, now: Timestamp, virtual_time: f64) -> Self {
+        Self {
+            tags: Tags::new(terms, now, virtual_time),
+            shares: Shares::default(),
+            queues: Default::default(),
+            waiting: 0,
+        }
+    }
+
+    /// Returns the first request of each class that has waited longest of those whose lane is open.
+    fn heads(&self, is_open: [bool; LANES]) -> [Option<(u64, Lane)>; CLASSES] {
+        std::array::from_fn(|class| {
+            let open = Lane::ALL.into_iter().filter(|lane| is_open[*lane as usize]);
+            let heads = open.filter_map(|lane| Some((*self.queues[class][lane as usize].first()?, lane)));
+            heads.min_by_key(|(id, _)| *id)
+        })
+    }
+}
+
+/// A namespace that could have its next request now.
+struct Candidate {
+    namespace: Number,
+    heads: [Option<(u64, Lane)>; CLASSES],
+    share: f64,
+    reserved_since: Option<u64>,
+}
+
+impl Candidate {
+    fn waits(&self) -> [bool; CLASSES] {
+        self.heads.map(|head| head.is_some())
+    }
+
+    fn first(&self) -> u64 {
+        self.heads.iter().flatten().map(|(id, _)| *id).min().unwrap_or(u64::MAX)
+    }
+
+    fn has_any(&self, classes: &[Class]) -> bool {
+        classes.iter().any(|class| self.heads[*class as usize].is_some())
+    }
+}
+
+/// Returns the candidate with the least share of those with a request of these classes.
+fn by_weight<'a>(candidates: &'a [Candidate], classes: &[Class]) -> Option<&'a Candidate> {
+    let of_them = candidates.iter().filter(|candidate| candidate.has_any(classes));
+    of_them
+        .min_by(|one, other| one.share.total_cmp(&other.share).then_with(|| one.first().cmp(&other.first())))
+}
+
+impl Scheduler {
+    pub(super) fn new(width_max: u32, now: Timestamp) -> Self {
+        Self {
+            is_scheduling: false,
+            terms: HashMap::new(),
+            clients: HashMap::new(),
+            active: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            next_id: 0,
+            virtual_time: 0.0,
+            shares: Shares::default(),
+            owed_by_weight: 0.0,
+            width: Width::new(width_max, now),
+        }
+    }
+
+    /// Whether any namespace has terms of its own.
+    pub(super) fn is_scheduling(&self) -> bool {
+        self.is_scheduling
+    }
+
+    /// Puts the terms of the namespaces in force that have their own. Without any, requests are let through
+    /// first come, first served, and the width follows nothing.
+    pub(super) fn set_terms(&mut self, terms: &[(Number, StoreTerms)], now: Timestamp) {
+        self.terms = terms.iter().copied().filter(|(_, terms)| *terms != StoreTerms::default()).collect();
+        if self.is_scheduling == self.terms.is_empty() {
+            self.is_scheduling = !self.terms.is_empty();
+            let max = self.width.max();
+            self.width = Width::new(max, now);
+        }
+        for (number, client) in &mut self.clients {
+            client.tags.set_terms(self.terms.get(number).copied().unwrap_or_default(), now);
+        }
+    }
+
+    /// Returns the number of requests that wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Returns the first of the requests that wait.
+    pub(super) fn first_waiting(&self) -> Option<u64> {
+        self.waiting.keys().next().copied()
+    }
+
+    /// Whether this request waits.
+    pub(super) fn is_waiting(&self, id: u64) -> bool {
+        self.waiting.contains_key(&id)
+    }
+
+    /// Lets a request wait; returns its number.
+    pub(super) fn enqueue(&mut self, mut ask: Ask, now: Timestamp) -> u64 {
+        if !self.is_scheduling {
+            (ask.namespace, ask.class) = (ALL, Class::Demand);
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        self.waiting.insert(id, ask);
+        let terms = self.terms.get(&ask.namespace).copied().unwrap_or_default();
+        let virtual_time = self.virtual_time;
+        let new = || Client::new(terms, now, virtual_time);
+        let client = self.clients.entry(ask.namespace).or_insert_with(new);
+        if client.waiting == 0 {
+            client.tags.begin(virtual_time);
+            self.active.insert(ask.namespace);
+        }
+        client.waiting += 1;
+        client.queues[ask.class as usize][ask.lane as usize].insert(id);
+        id
+    }
+
+    /// Takes a request back that waits; returns whether it did.
+    pub(super) fn withdraw(&mut self, id: u64) -> bool {
+        let Some(ask) = self.waiting.remove(&id) else { return false };
+        self.leave(id, &ask);
+        true
+    }
+
+    fn leave(&mut self, id: u64, ask: &Ask) {
+        let Some(client) = self.clients.get_mut(&ask.namespace) else { return };
+        client.queues[ask.class as usize][ask.lane as usize].remove(&id);
+        client.waiting -= 1;
+        if client.waiting == 0 {
+            self.active.remove(&ask.namespace);
+            if self.clients.len() > IDLE_MAX && !self.terms.contains_key(&ask.namespace) {
+                self.clients.remove(&ask.namespace);
+            }
+        }
+    }
+
+    /// Takes back what was charged for a request that is not sent after all.
+    pub(super) fn refund(&mut self, granted: &Granted) {
+        if let (Some(by), Some(client)) = (granted.charged, self.clients.get_mut(&granted.ask.namespace)) {
+            client.tags.refund(1.0, Cost::of(granted.ask.bytes), by);
+        }
+    }
+
+    /// Takes back what was charged for bytes that a request did not carry after all: a read may reach beyond
+    /// its object's end.
+    pub(super) fn adjust(&mut self, granted: &Granted, bytes: u64) {
+        let less = granted.ask.bytes.saturating_sub(bytes);
+        if let (Some(by), Some(client)) = (granted.charged, self.clients.get_mut(&granted.ask.namespace))
+            && less > 0
+        {
+            let units = Cost::of(granted.ask.bytes).units - Cost::of(bytes).units;
+            client.tags.refund(0.0, Cost { bytes: less, units }, by);
+        }
+    }
+
+    /// Returns how many requests wait for no place, but because their namespace is at a limit.
+    pub(super) fn limited(&self, now: Timestamp) -> usize {
+        let clients = self.active.iter().filter_map(|number| self.clients.get(number));
+        let limited = clients.filter(|client| client.tags.limited_until() > now);
+        limited.map(|client| client.waiting as usize).sum()
+    }
+
+    /// Lets the next request through and takes its place in its lane. Returns `None` if none can go now, with
+    /// the time at which a limit lets one through, if that is all it waits for.
+    pub(super) fn next(&mut self, lanes: &Lanes, now: Timestamp) -> Result<Granted, Option<Timestamp>> {
+        if self.waiting.is_empty() {
+            return Err(None);
+        }
+        let under_way = lanes.under_way();
+        let is_full = self.is_scheduling && under_way >= self.width.get();
+        let has_room = Lane::ALL.map(|lane| lanes.has_room(lane));
+        let is_open = has_room.map(|has_room| has_room && !is_full);
+        let (mut due, mut candidates, mut is_held_up) = (None::<Timestamp>, Vec::new(), false);
+        for number in &self.active {
+            let Some(client) = self.clients.get(number) else { continue };
+            let until = client.tags.limited_until();
+            if until > now {
+                due = Some(due.map_or(until, |due| due.min(until)));
+                continue;
+            }
+            let heads = client.heads(is_open);
+            is_held_up |= is_full && client.heads(has_room).iter().any(Option::is_some);
+            if heads.iter().any(Option::is_some) {
+                let (share, reserved_since) = (client.tags.share(), client.tags.reserved_since(now));
+                candidates.push(Candidate { namespace: *number, heads, share, reserved_since });
+            }
+        }
+        if is_held_up {
+            self.width.note_queued();
+        }
+        let Some((chosen, class, by)) = self.choose(&candidates) else { return Err(due) };
+        let Some((id, lane)) = chosen.heads[class as usize] else { return Err(due) };
+        if !lanes.try_take(lane) {
+            // Taken at this moment by a request that did not have to wait; its end comes here again.
+            return Err(due);
+        }
+        let mut all = [false; CLASSES];
+        candidates.iter().for_each(|each| {
+            all.iter_mut().zip(each.waits()).for_each(|(any, waits)| *any |= waits);
+        });
+        let (namespace, waits) = (chosen.namespace, chosen.waits());
+        self.width.note_begun(under_way + 1);
+        Ok(self.grant(id, namespace, class, by, now, (waits, all)))
+    }
+
+    /// Returns the namespace whose turn it is, the class of its request, and why.
+    fn choose<'a>(&self, candidates: &'a [Candidate]) -> Option<(&'a Candidate, Class, By)> {
+        let waits = |class: Class| candidates.iter().any(|each| each.heads[class as usize].is_some());
+        let unattended = [false, false, waits(Class::Age), waits(Class::Idle)];
+        if let Some(class) = self.shares.due(unattended) {
+            return by_weight(candidates, &[class]).map(|chosen| (chosen, class, By::Weight));
+        }
+        // What is reserved is not for a namespace with idle requests alone.
+        let not_idle = [Class::Urgent, Class::Demand, Class::Age];
+        let next_of = |chosen: &'a Candidate, by: By| {
+            let shares = &self.clients.get(&chosen.namespace)?.shares;
+            Some((chosen, shares.next(chosen.waits())?, by))
+        };
+        let is_by_weight = self.owed_by_weight >= 1.0;
+        let reserved = candidates.iter().filter(|each| !is_by_weight && each.has_any(&not_idle));
+        let reserved = reserved.filter_map(|each| Some((each.reserved_since?, each)));
+        if let Some((_, chosen)) = reserved.min_by_key(|(since, each)| (*since, each.first())) {
+            return next_of(chosen, By::Reservation);
+        }
+        let bands: [&[Class]; 3] = [&[Class::Urgent, Class::Demand], &[Class::Age], &[Class::Idle]];
+        let chosen = bands.into_iter().find_map(|band| by_weight(candidates, band));
+        next_of(chosen?, By::Weight)
+    }
+
+    fn grant(
+        &mut self,
+        id: u64,
+        namespace: Number,
+        class: Class,
+        by: By,
+        now: Timestamp,
+        (waits, all): ([bool; CLASSES], [bool; CLASSES]),
+    ) -> Granted {
+        let ask = self.waiting.remove(&id).expect("a request in a queue waits");
+        let cost = Cost::of(ask.bytes);
+        let client = self.clients.get_mut(&namespace).expect("a candidate is known");
+        match by {
+            By::Weight => {
+                self.virtual_time = self.virtual_time.max(client.tags.share());
+                self.owed_by_weight = (self.owed_by_weight - cost.units).max(0.0);
+            }
+            By::Reservation => {
+                self.owed_by_weight = (self.owed_by_weight + cost.units * BY_WEIGHT_LEAST).min(1.0);
+            }
+        }
+        client.tags.charge(cost, by, now, self.virtual_time);
+        client.shares.charge(class, cost.units, waits);
+        self.shares.charge(class, cost.units, all);
+        self.leave(id, &ask);
+        Granted { id, ask, charged: Some(by) }
+    }
+
+    /// Checks that queues, counts and sets agree.
+    pub(super) fn validate(&self) -> Result<(), String> {
+        let mut queued = 0;
+        for (number, client) in &self.clients {
+            let mut own = 0;
+            for class in Class::ALL {
+                for lane in Lane::ALL {
+                    for id in &client.queues[class as usize][lane as usize] {
+                        own += 1;
+                        let ask = self
+                            .waiting
+                            .get(id)
+                            .ok_or(format!("request {id} is queued, and does not wait"))?;
+                        if (ask.namespace, ask.class, ask.lane) != (*number, class, lane) {
+                            return Err(format!("request {id} is in the queue of another kind"));
+                        }
+                    }
+                }
+            }
+            if own != client.waiting || self.active.contains(number) != (own > 0) {
+                return Err(format!(
+                    "namespace {number} has {own} requests that wait, counted {}",
+                    client.waiting
+                ));
+            }
+            queued += own as usize;
+        }
+        if queued != self.waiting.len() {
+            return Err(format!("{} requests wait at the gate, {queued} are queued", self.waiting.len()));
+        }
+        Ok(())
+    }
+}

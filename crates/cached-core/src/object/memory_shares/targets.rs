@@ -1,0 +1,306 @@
+//! How much of the memory each share should have: targets that follow what a little more of it would gain.
+//!
+//! A share's *gain* is what it lost by too little memory: how many buckets it had to load again so soon after
+//! their eviction that a quarter more of all memory would have kept them, times what a load costs, times the
+//! share's weight. All shares' gains are for the same amount of memory, so they can be compared: memory moves
+//! from where it gains least to where it gains most, a little at a time, until the gains are alike (marginal
+//! utility: Cidon et al., *Memshare*, ATC'17).
+
+use crate::object::share::SHARES;
+
+/// Memory moves when the larger gain is this many times the smaller one.
+const GAINS_DIFFER: f64 = 1.25;
+/// The part of the memory that moves at a time.
+const STEP_DIVISOR: u64 = 128;
+/// How much of a gain is forgotten from one time to the next.
+const FORGOTTEN: f64 = 0.25;
+
+/// What a namespace may have of the memory, in buckets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Bounds {
+    pub(super) min: u64,
+    pub(super) max: u64,
+    pub(super) weight: u64,
+}
+
+impl Bounds {
+    /// Those of a share without settings: the common one, for instance.
+    pub(super) const NONE: Self = Self { min: 0, max: u64::MAX, weight: 1 };
+}
+
+/// What is measured of a share between two times.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Measured {
+    /// Its memory, in buckets.
+    pub(super) used: u64,
+    /// Buckets that were loaded again soon after their eviction, since the start.
+    pub(super) ghost_hits: u64,
+    /// What the load of one bucket costs.
+    pub(super) load_nanos: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    bounds: Bounds,
+    target: u64,
+    ghost_hits: u64,
+    gain: f64,
+}
+
+/// The targets of the shares that are in use; together they are the whole memory.
+#[derive(Debug)]
+pub(super) struct Targets {
+    total: u64,
+    entries: [Option<Entry>; SHARES],
+}
+
+impl Targets {
+    /// All of `total` buckets are the common share's.
+    pub(super) fn new(total: u64) -> Self {
+        let mut entries = [None; SHARES];
+        entries[0] = Some(Entry { bounds: Bounds::NONE, target: total, ghost_hits: 0, gain: 0.0 });
+        Self { total, entries }
+    }
+
+    /// Sets the bounds of a share; one that is new begins with its part by weight.
+    pub(super) fn set(&mut self, share: usize, bounds: Bounds) {
+        if let Some(entry) = &mut self.entries[share] {
+            entry.bounds = bounds;
+        } else {
+            let weights: u64 = self.entries.iter().flatten().map(|entry| entry.bounds.weight).sum();
+            let part = u128::from(self.total) * u128::from(bounds.weight)
+                / u128::from(weights.saturating_add(bounds.weight));
+            // At most the total. The others give in proportion to what they have.
+            let left = u128::from(self.total) - part;
+            for entry in self.entries.iter_mut().flatten() {
+                entry.target = (u128::from(entry.target) * left / u128::from(self.total.max(1))) as u64;
+            }
+            self.entries[share] = Some(Entry { bounds, target: part as u64, ghost_hits: 0, gain: 0.0 });
+        }
+        self.fit();
+    }
+
+    /// Changes the whole memory, in which each share keeps its part as far as its bounds allow.
+    pub(super) fn resize(&mut self, total: u64) {
+        for entry in self.entries.iter_mut().flatten() {
+            let part = u128::from(entry.target) * u128::from(total) / u128::from(self.total.max(1));
+            entry.target = u64::try_from(part).unwrap_or(u64::MAX);
+        }
+        self.total = total;
+        self.fit();
+    }
+
+    /// Keeps the targets within their bounds, and their sum at the total, as far as the bounds allow.
+    fn fit(&mut self) {
+        for entry in self.entries.iter_mut().flatten() {
+            entry.target = entry.target.clamp(entry.bounds.min, entry.bounds.max);
+        }
+        // Each round either ends, or brings at least one entry to a bound.
+        for _ in 0..=2 * SHARES {
+            let sum: u64 = self.entries.iter().flatten().map(|entry| entry.target).sum();
+            let (missing, excess) = (self.total.saturating_sub(sum), sum.saturating_sub(self.total));
+            if missing == 0 && excess == 0 {
+                return;
+            }
+            let can_move = |entry: &Entry| {
+                if missing > 0 { entry.target < entry.bounds.max } else { entry.target > entry.bounds.min }
+            };
+            let movable = self.entries.iter().flatten().filter(|entry| can_move(entry));
+            let weight = |entry: &Entry| if missing > 0 { entry.bounds.weight } else { entry.target };
+            let weights: u128 = movable.map(|entry| u128::from(weight(entry))).sum();
+            if weights == 0 {
+                return;
+            }
+            let mut left = missing.max(excess);
+            for entry in self.entries.iter_mut().flatten().filter(|entry| can_move(entry)) {
+                let part = u128::from(missing.max(excess)) * u128::from(weight(entry)) / weights;
+                // At most what is to be moved; and at least one, so that a rest is moved too.
+                let part = (part as u64).max(1).min(left);
+                let before = entry.target;
+                entry.target = match missing > 0 {
+                    true => (before + part).min(entry.bounds.max),
+                    false => before.saturating_sub(part).max(entry.bounds.min),
+                };
+                left -= entry.target.abs_diff(before);
+            }
+        }
+    }
+
+    /// Moves some memory from the share that gains least by it to the one that gains most, if they differ;
+    /// returns whether any was moved.
+    pub(super) fn rebalance(&mut self, measured: &[Measured; SHARES]) -> bool {
+        for (entry, now) in self.entries.iter_mut().zip(measured) {
+            let Some(entry) = entry else { continue };
+            let hits = now.ghost_hits.wrapping_sub(entry.ghost_hits);
+            entry.ghost_hits = now.ghost_hits;
+            // Below 2^53 in practice; a gain is an estimate in any case.
+            let new = hits as f64 * now.load_nanos.max(1) as f64 * entry.bounds.weight as f64;
+            entry.gain += (new - entry.gain) * FORGOTTEN;
+        }
+        let step = (self.total / STEP_DIVISOR).max(1);
+        let places = || (0..SHARES).filter_map(|at| self.entries[at].as_ref().map(|entry| (at, entry)));
+        // A share that does not use what it has would not use more.
+        let taker = places()
+            .filter(|(at, entry)| {
+                entry.target < entry.bounds.max && measured[*at].used + step >= entry.target
+            })
+            .max_by(|(_, one), (_, other)| one.gain.total_cmp(&other.gain));
+        let floor = |entry: &Entry| entry.bounds.min.max(step);
+        let giver = places()
+            .filter(|(_, entry)| entry.target > floor(entry))
+            .min_by(|(_, one), (_, other)| one.gain.total_cmp(&other.gain));
+        let (Some((taker, to)), Some((giver, from))) = (taker, giver) else { return false };
+        if taker == giver || to.gain <= from.gain * GAINS_DIFFER {
+            return false;
+        }
+        let step = step.min(from.target - floor(from)).min(to.bounds.max - to.target);
+        for (at, sign) in [(taker, true), (giver, false)] {
+            if let Some(entry) = &mut self.entries[at] {
+                entry.target = if sign { entry.target + step } else { entry.target - step };
+            }
+        }
+        true
+    }
+
+    /// Returns the whole memory, in buckets.
+    pub(super) fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Returns the target of a share, in buckets; `None` for one that is not in use.
+    pub(super) fn target(&self, share: usize) -> Option<u64> {
+        self.entries[share].map(|entry| entry.target)
+    }
+
+    /// Returns the gain of a share: nanoseconds of loads, weighted, that it might have saved lately.
+    pub(super) fn gain(&self, share: usize) -> f64 {
+        self.entries[share].map_or(0.0, |entry| entry.gain)
+    }
+
+    /// Checks that the targets are within their bounds and make up the whole.
+    pub(super) fn validate(&self) -> Result<(), String> {
+        let sum: u64 = self.entries.iter().flatten().map(|entry| entry.target).sum();
+        let all = self.entries.iter().flatten();
+        let is_within = |entry: &Entry| (entry.bounds.min..=entry.bounds.max).contains(&entry.target);
+        match all.clone().find(|entry| !is_within(entry)) {
+            Some(entry) => Err(format!("a share's target is out of its bounds: {entry:?}")),
+            None if sum != self.total => Err(format!("the targets add up to {sum} of {}", self.total)),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use super::*;
+
+    fn bounds(min: u64, max: u64, weight: u64) -> Bounds {
+        Bounds { min, max, weight }
+    }
+
+    /// Everything is used, and these buckets were loaded again since the start.
+    fn measured(targets: &Targets, ghost_hits: [u64; 3]) -> [Measured; SHARES] {
+        std::array::from_fn(|at| Measured {
+            used: targets.target(at).unwrap_or(0),
+            ghost_hits: ghost_hits.get(at).copied().unwrap_or(0),
+            load_nanos: 1000,
+        })
+    }
+
+    #[test]
+    fn new_shares_get_their_part_by_weight_within_their_bounds() {
+        let mut targets = Targets::new(1000);
+        targets.set(1, bounds(0, u64::MAX, 3));
+        assert_eq!((targets.target(0), targets.target(1)), (Some(250), Some(750)));
+        targets.set(2, bounds(0, 100, 1));
+        assert_eq!(targets.target(2), Some(100));
+        targets.validate().unwrap();
+        targets.set(2, bounds(600, u64::MAX, 1));
+        assert_eq!(targets.target(2), Some(600));
+        targets.validate().unwrap();
+        // All but the common share have a limit.
+        targets.set(1, bounds(0, 50, 1));
+        targets.set(2, bounds(0, 60, 1));
+        assert_eq!([0, 1, 2].map(|share| targets.target(share)), [890, 50, 60].map(Some));
+        targets.validate().unwrap();
+    }
+
+    #[test]
+    fn memory_moves_to_where_it_gains_most_and_no_further_than_the_bounds() {
+        let mut targets = Targets::new(12_800);
+        targets.set(1, bounds(1000, u64::MAX, 1));
+        targets.set(2, bounds(0, 9000, 1));
+        let mut hits = 0;
+        let mut rounds = 0;
+        loop {
+            hits += 100;
+            rounds += 1;
+            let now = measured(&targets, [0, 0, hits]);
+            let moved = targets.rebalance(&now);
+            targets.validate().unwrap();
+            if !moved {
+                break;
+            }
+        }
+        assert_eq!(targets.target(2), Some(9000));
+        assert!(targets.target(1) >= Some(1000), "{targets:?}");
+        assert!(rounds < 2 * STEP_DIVISOR, "{rounds}");
+    }
+
+    #[test]
+    fn equal_gains_move_nothing_and_weights_count() {
+        let mut targets = Targets::new(12_800);
+        targets.set(1, bounds(0, u64::MAX, 1));
+        for round in 1..50 {
+            let now = measured(&targets, [round * 100, round * 90, 0]);
+            assert!(!targets.rebalance(&now));
+        }
+        targets.set(1, bounds(0, u64::MAX, 2));
+        let before = targets.target(1);
+        for round in 50..60 {
+            let now = measured(&targets, [round * 100, round * 90, 0]);
+            targets.rebalance(&now);
+        }
+        assert!(targets.target(1) > before);
+    }
+
+    #[test]
+    fn a_dear_load_weighs_more_and_an_unused_target_does_not_grow() {
+        let mut targets = Targets::new(12_800);
+        targets.set(1, bounds(0, u64::MAX, 1));
+        let before = targets.target(1);
+        let mut now = measured(&targets, [100, 100, 0]);
+        now[1].load_nanos = 5000;
+        now[1].used = 100;
+        assert!(!targets.rebalance(&now), "it has room");
+        now[1].used = targets.target(1).unwrap();
+        now[1].ghost_hits = 200;
+        assert!(targets.rebalance(&now));
+        assert!(targets.target(1) > before);
+    }
+
+    #[test]
+    fn another_amount_of_memory_leaves_each_share_its_part_within_its_bounds() {
+        let mut targets = Targets::new(1000);
+        targets.set(1, bounds(300, u64::MAX, 1));
+        targets.set(2, bounds(0, 100, 1));
+        for total in [2000, 500, 400, 1000, 301] {
+            targets.resize(total);
+            targets.validate().unwrap();
+        }
+        assert!(targets.target(1) >= Some(300), "{targets:?}");
+        let mut alone = Targets::new(7);
+        alone.resize(3);
+        assert_eq!(alone.target(0), Some(3));
+    }
+
+    #[test]
+    fn bounds_that_cannot_all_hold_leave_the_sum_as_near_as_can_be() {
+        let mut targets = Targets::new(100);
+        targets.set(1, bounds(80, u64::MAX, 1));
+        targets.set(2, bounds(80, u64::MAX, 1));
+        assert_eq!([0, 1, 2].map(|share| targets.target(share)), [0, 80, 80].map(Some));
+        assert!(targets.validate().is_err());
+        assert!(!targets.rebalance(&measured(&targets, [1, 2, 3])));
+    }
+}

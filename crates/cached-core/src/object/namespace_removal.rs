@@ -1,0 +1,134 @@
+//! Taking a namespace out of the cache: its data, and what has been set for it while the cache runs.
+
+use blocker::{Error, Namespace, Result, Scope, Timestamp, WriteMode};
+
+use super::change_log::ChangeLog;
+use super::deadline::until;
+use super::invalidate::drop_clean;
+use super::log_waits;
+use super::namespace_numbers::OTHERS;
+use super::namespaces::too_many;
+use super::recovery_gate;
+use super::settings_in_force::forget_settings;
+use super::shared::Shared;
+use super::write_modes::{discard_left, settle, settle_in_background, store_and_mark};
+use crate::sync::{Arc, Ordering};
+
+/// What becomes of a namespace's data that are not stored when it is removed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum DirtyData {
+    /// They are a reason to refuse.
+    #[default]
+    Refuse,
+    /// They are stored first.
+    Store,
+    /// They are dropped. What was acknowledged as *cached* or *journaled*, and is not stored, is gone.
+    Discard,
+}
+
+/// What has left the cache with a namespace.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Removed {
+    /// Data that the store has, in bytes.
+    pub dropped_bytes: u64,
+    /// Acknowledged data that the store does not have, in bytes, by whole buckets.
+    pub discarded_bytes: u64,
+}
+
+/// See [`ObjectCache::remove_namespace`](super::ObjectCache::remove_namespace).
+pub(crate) async fn remove(
+    shared: &Arc<Shared>,
+    namespace: &Namespace,
+    dirty_data: DirtyData,
+    deadline: Option<Timestamp>,
+) -> Result<Removed> {
+    let number = shared.namespaces.known(namespace).ok_or(Error::Missing)?;
+    let record = shared.namespaces.record(number);
+    let dirty = || record.dirty_taken.load(Ordering::SeqCst) * blocker::BUCKET_BYTES;
+    if dirty_data == DirtyData::Refuse && (dirty() > 0 || record.write_phases.is_changing()) {
+        let why = format!("namespace {namespace} has {} bytes that are not stored", dirty());
+        return Err(Error::Denied(why.into()));
+    }
+    let late = || Error::NotStored(format!("{} bytes of namespace {namespace} are left", dirty()).into());
+    let mut removed = Removed::default();
+    if dirty_data == DirtyData::Discard {
+        let discarding = discard(shared, namespace, number);
+        removed.discarded_bytes = until(&*shared.clock, deadline, late, discarding).await?;
+    }
+    shared.namespaces.set_mode(number, None);
+    forget_settings(shared, namespace);
+    let stored = settle(shared, number, deadline).await;
+    if stored.is_err() {
+        settle_in_background(shared);
+    }
+    stored?;
+    if dirty_data != DirtyData::Discard {
+        until(&*shared.clock, deadline, late, store_and_mark(shared, namespace)).await?;
+    }
+    removed.dropped_bytes = drop_clean(shared, &Scope::Namespace(namespace.clone())).await?;
+    match dirty() {
+        0 => Ok(removed),
+        left => {
+            let why = format!("{left} bytes were written to namespace {namespace} meanwhile");
+            Err(Error::Retryable(why.into()))
+        }
+    }
+}
+
+/// Drops what is not stored of a namespace; returns how much of it was acknowledged, in bytes. Meanwhile the
+/// namespace is read-only: nothing is dropped that is acknowledged after the end. If this fails or is dropped, the
+/// namespace has its mode again, and what is left is stored.
+async fn discard(shared: &Arc<Shared>, namespace: &Namespace, number: u16) -> Result<u64> {
+    recovery_gate::scope(shared, &Scope::Namespace(namespace.clone())).await?;
+    let discarding = Discarding::begin(shared, namespace, number)?;
+    let record = shared.namespaces.record(number);
+    let before = record.discarded_bytes.load(Ordering::SeqCst);
+    discard_left(shared, namespace, number).await?;
+    if let Some(up_to) = shared.log.as_ref().map(ChangeLog::last_position) {
+        // Before changes are logged again: nothing of what was dropped is replayed.
+        log_waits::mark_namespace(shared, namespace, up_to).await?;
+    }
+    shared.losses.repair(&Scope::Namespace(namespace.clone()));
+    shared.quotas.recount(number);
+    drop(discarding);
+    let bytes = record.discarded_bytes.load(Ordering::SeqCst) - before;
+    if bytes > 0 {
+        tracing::warn!(%namespace, bytes, "acknowledged data of a removed namespace are discarded");
+    }
+    Ok(bytes)
+}
+
+/// A namespace of which nothing is stored any more, until this is dropped.
+struct Discarding<'a> {
+    shared: &'a Shared,
+    number: u16,
+    mode: Option<WriteMode>,
+}
+
+impl<'a> Discarding<'a> {
+    /// # Errors
+    /// `Retryable` if it is one already, `OutOfSpace` if the namespace is not counted apart.
+    fn begin(shared: &'a Shared, namespace: &Namespace, number: u16) -> Result<Self> {
+        if number == OTHERS {
+            return Err(Error::OutOfSpace(too_many(namespace).into()));
+        }
+        let record = shared.namespaces.record(number);
+        if record.discards_dirty.swap(true, Ordering::SeqCst) {
+            return Err(Error::Retryable(format!("namespace {namespace} is being removed already").into()));
+        }
+        let has_own = record.has_own_mode.load(Ordering::Relaxed);
+        let mode = has_own.then(|| record.write_phases.set_mode());
+        shared.namespaces.set_mode(number, Some(WriteMode::ReadOnly));
+        Ok(Self { shared, number, mode })
+    }
+}
+
+impl Drop for Discarding<'_> {
+    fn drop(&mut self) {
+        let record = self.shared.namespaces.record(self.number);
+        record.discards_dirty.store(false, Ordering::SeqCst);
+        self.shared.namespaces.set_mode(self.number, self.mode);
+        settle_in_background(self.shared);
+    }
+}

@@ -1,0 +1,183 @@
+//! A pool whose memory changes while it is used: buckets become *absent*, and return.
+//!
+//! ```text
+//!  number of bucket   0                    used           end                count_max
+//!                     ├─────────────────────┼──────────────┼─────────────────────┤
+//!                       in use, free, or      never used,    absent, never used
+//!                       absent (in `absent`)  free
+//! ```
+//! A bucket is a page of memory, so it is given up by itself: which ones go is the eviction policy's choice,
+//! and no region has to be cleared of buckets that are in use.
+
+use super::{BUCKET, Core, Pool, Reserved, Stack};
+use crate::arena::MemoryRange;
+use crate::sync::{Ordering, lock};
+
+/// The memory of a pool.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PoolMemory {
+    /// What it has at the start, in bytes.
+    pub(crate) bytes: u64,
+    /// The range in which it can change, in bytes; `None`: it never changes.
+    pub(crate) range: Option<MemoryRange>,
+    /// Whether to ask the system for huge pages.
+    pub(crate) huge_pages: bool,
+}
+
+impl PoolMemory {
+    /// Memory that never changes.
+    #[cfg(test)]
+    pub(crate) fn fixed(bytes: u64) -> Self {
+        Self { bytes, range: None, huge_pages: false }
+    }
+
+    /// Returns the most memory, in bytes.
+    pub(super) fn bytes_max(&self) -> u64 {
+        self.range.map_or(self.bytes, |range| range.bytes_max)
+    }
+
+    /// Returns the fewest buckets, how many there are at the start, and the most, where there is room for `count`, in
+    /// regions with `headers` headers, whose memory never goes.
+    pub(super) fn counts(&self, count: u32, headers: u32) -> [u32; 3] {
+        let Some(range) = self.range else { return [count; 3] };
+        [range.bytes_min, self.bytes, range.bytes_max].map(|bytes| {
+            let buckets = (bytes / BUCKET as u64).saturating_sub(headers.into());
+            u32::try_from(buckets).unwrap_or(u32::MAX).min(count)
+        })
+    }
+}
+
+/// The buckets that were never used, and those that are absent. Guarded by one lock.
+pub(super) struct Fresh {
+    /// Buckets below were used.
+    pub(super) used: u32,
+    /// Buckets from here on are absent, and were never used.
+    pub(super) end: u32,
+    /// Buckets that were used, and are absent.
+    absent: Stack,
+}
+
+impl Fresh {
+    pub(super) fn new(present: u32) -> Self {
+        Self { used: 0, end: present, absent: Stack::default() }
+    }
+}
+
+impl Pool {
+    /// Makes buckets that were never used absent, up to `count`, and no more than the pool can lack. Returns
+    /// how many.
+    pub(crate) fn give_fresh(&self, count: u32) -> u32 {
+        let core = &self.core;
+        let mut fresh = lock(&core.fresh);
+        let present = core.present.load(Ordering::Relaxed);
+        let given = count.min(fresh.end - fresh.used).min(present.saturating_sub(core.count_min));
+        fresh.end -= given;
+        core.present.fetch_sub(given, Ordering::Relaxed);
+        core.free.fetch_sub(given, Ordering::Relaxed);
+        given
+    }
+
+    /// Makes reserved buckets absent, but no more than the pool can lack, and returns their memory to the
+    /// system. Returns how many; the others are free again.
+    ///
+    /// # Errors
+    /// If the system does not take some of the memory; those buckets are free again.
+    pub(crate) fn give_up(&self, mut reserved: Reserved<'_>) -> std::io::Result<u32> {
+        let core = &self.core;
+        let mut numbers = Vec::with_capacity(reserved.count() as usize);
+        while let Some(bucket) = reserved.pop() {
+            numbers.push(bucket);
+        }
+        // Neighbours go in one call.
+        numbers.sort_unstable();
+        let mut result = Ok(());
+        let mut given: u32 = 0;
+        for run in numbers.chunk_by(|one, next| one + 1 == *next) {
+            let can = {
+                let present = core.present.load(Ordering::Relaxed);
+                (present.saturating_sub(core.count_min) as usize).min(run.len())
+            };
+            let (run, back) = run.split_at(can);
+            back.iter().for_each(|bucket| reserved.put(*bucket));
+            if run.is_empty() {
+                continue;
+            }
+            match core.discard(run) {
+                Ok(()) => {
+                    self.make_absent(run);
+                    given += run.len() as u32;
+                }
+                Err(error) => {
+                    run.iter().for_each(|bucket| reserved.put(*bucket));
+                    result = Err(error);
+                }
+            }
+        }
+        result.map(|()| given)
+    }
+
+    fn make_absent(&self, buckets: &[u32]) {
+        let mut fresh = lock(&self.core.fresh);
+        for bucket in buckets {
+            self.meta(*bucket).next.store(fresh.absent.top, Ordering::Relaxed);
+            fresh.absent.top = bucket + 1;
+            fresh.absent.count += 1;
+        }
+        self.core.present.fetch_sub(buckets.len() as u32, Ordering::Relaxed);
+    }
+
+    /// Makes absent buckets free, up to `count`. Returns how many.
+    pub(crate) fn take_back(&self, count: u32) -> u32 {
+        let core = &self.core;
+        let mut reserved = Reserved::none(self);
+        let mut fresh = lock(&core.fresh);
+        while reserved.count() < count && fresh.absent.count > 0 {
+            let bucket = fresh.absent.top - 1;
+            fresh.absent.top = self.meta(bucket).next.load(Ordering::Relaxed);
+            fresh.absent.count -= 1;
+            reserved.put(bucket);
+        }
+        let new = (count - reserved.count()).min(core.count_max - fresh.end);
+        fresh.end += new;
+        core.free.fetch_add(new, Ordering::SeqCst);
+        let taken = reserved.count() + new;
+        core.present.fetch_add(taken, Ordering::Relaxed);
+        drop(fresh);
+        // They become free, and a task that waits for one is woken.
+        drop(reserved);
+        core.waiters.notify();
+        taken
+    }
+
+    /// Returns the buckets that were used and are absent; checks that those that are there make up the rest.
+    pub(crate) fn absent_list(&self) -> Result<Vec<u32>, String> {
+        let fresh = lock(&self.core.fresh);
+        let mut absent = Vec::new();
+        let mut at = fresh.absent.top;
+        for _ in 0..fresh.absent.count {
+            let bucket = at.checked_sub(1).ok_or("the list of absent buckets is shorter than its length")?;
+            absent.push(bucket);
+            at = self.meta(bucket).next.load(Ordering::Relaxed);
+        }
+        let (present, count) = (self.count(), fresh.absent.count);
+        if present + count != fresh.end || present < self.core.count_min || fresh.end > self.core.count_max {
+            return Err(format!(
+                "{present} buckets are there, {count} are absent of the first {}",
+                fresh.end
+            ));
+        }
+        Ok(absent)
+    }
+}
+
+impl Core {
+    /// Returns the memory of neighbouring buckets to the system.
+    fn discard(&self, run: &[u32]) -> std::io::Result<()> {
+        let Some(first) = run.first() else { return Ok(()) };
+        let within = (first & ((1 << self.region_shift) - 1)) * BUCKET as u32;
+        let offset = self.arena.offset_of(self.regions[(first >> self.region_shift) as usize], within);
+        // SAFETY: the buckets were taken out of the free ones by the caller, so nothing refers to them; their
+        // numbers follow each other, and no number between two regions is a bucket's, so they lie in one.
+        unsafe { self.arena.discard(offset, run.len() * BUCKET) }
+    }
+}

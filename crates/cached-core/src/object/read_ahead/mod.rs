@@ -1,0 +1,346 @@
+//! Reading ahead, and bypassing the cache: what is asked for in order is fetched before it is asked for, and
+//! what goes on for long is not kept.
+//!
+//! This module decides; [`super::fetch_ahead`] asks the store. A miss is looked up in a table of
+//! [progressions](progressions). A bucket that is read ahead has bits of its own beside the policy's, which
+//! its first read finds: so a hit on any other bucket costs nothing.
+
+mod accuracy;
+mod flow;
+mod object_numbers;
+mod progressions;
+mod requests;
+mod store_speed;
+
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::task::Waker;
+use std::time::Duration;
+
+use blocker::{BUCKET_BYTES, Call, Hints, Name, ObjectId};
+
+use super::config::{NamespaceConfig, ObjectCacheConfig};
+use super::lock_ranks;
+use super::namespace_numbers::{NAMESPACES_MAX, OTHERS};
+use super::namespaces::Namespaces;
+use crate::hash::KeyHasher;
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering, lock};
+pub(crate) use flow::FlowCounters;
+use flow::{Flow, FlowSettings};
+use object_numbers::ObjectNumber;
+use progressions::{Access, Found, Plan, Progressions, Terms};
+use requests::Requests;
+pub(crate) use requests::{Fetch, Marked, Request};
+use store_speed::StoreSpeed;
+
+/// The number of tables of progressions; a row of objects has its place in one of them.
+const TABLES: usize = 8;
+/// One in this many of all buckets may be read ahead and unread.
+const UNREAD_SHARE: u32 = 8;
+
+/// See the module.
+pub(crate) struct ReadAhead {
+    reads: [Mutex<Progressions>; TABLES],
+    writes: [Mutex<Progressions>; TABLES],
+    hasher: KeyHasher,
+    requests: Requests,
+    speed: StoreSpeed,
+    /// Reads of the store that take so long or longer are slow; 0: all are.
+    slow_nanos: u64,
+    defaults: FlowSettings,
+    /// What each namespace has, by its number, once it has something.
+    flows: Box<[OnceLock<Box<Flow>>]>,
+    /// Whether reads of any namespace are to be looked at.
+    follows_reads: AtomicBool,
+    /// Whether any namespace has a cut-off for writes.
+    follows_writes: AtomicBool,
+    /// Buckets that were read ahead, and have not been read.
+    unread: AtomicU32,
+    /// Buckets that are being read ahead.
+    coming: AtomicU32,
+    /// The most of both.
+    unread_max: u32,
+    object_end_max: u32,
+}
+
+/// What is known of an access before the store is asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Seen {
+    /// Whether it is to bypass the cache.
+    pub(crate) is_passing: bool,
+}
+
+impl ReadAhead {
+    /// `buckets` is the number that there are.
+    pub(crate) fn new(config: &ObjectCacheConfig, buckets: u32, numbers: &Namespaces) -> Self {
+        let table = || Mutex::ranked(Progressions::default(), &lock_ranks::READ_AHEAD);
+        let own = Self {
+            reads: std::array::from_fn(|_| table()),
+            writes: std::array::from_fn(|_| table()),
+            hasher: KeyHasher::new(config.hash_seed),
+            requests: Requests::default(),
+            speed: StoreSpeed::default(),
+            slow_nanos: nanos(config.read_ahead_latency_min),
+            defaults: FlowSettings::default(),
+            flows: (0..=NAMESPACES_MAX).map(|_| OnceLock::new()).collect(),
+            follows_reads: AtomicBool::new(false),
+            follows_writes: AtomicBool::new(false),
+            unread: AtomicU32::new(0),
+            coming: AtomicU32::new(0),
+            unread_max: (buckets / UNREAD_SHARE).max(1),
+            // A bucket's number in its object has 16 bits.
+            object_end_max: (config.object_bytes_max / BUCKET_BYTES) as u32,
+        };
+        own.set(config, numbers);
+        own
+    }
+
+    /// Puts the settings in force that can change while the cache runs.
+    pub(crate) fn set(&self, config: &ObjectCacheConfig, numbers: &Namespaces) {
+        self.defaults.read_ahead_bytes_max.set(Some(config.read_ahead_bytes_max));
+        self.defaults.bypass_read_bytes_min.set(Some(config.bypass_read_bytes_min));
+        self.defaults.bypass_write_bytes_min.set(Some(config.bypass_write_bytes_min));
+        let configured = |each: &NamespaceConfig| numbers.of(&each.namespace);
+        let all: Vec<u16> = config.namespaces.iter().map(configured).collect();
+        for (number, flow) in (0..).zip(&self.flows) {
+            if let Some(flow) = flow.get().filter(|_| !all.contains(&number)) {
+                set_own(&flow.own, None);
+            }
+        }
+        for (each, number) in config.namespaces.iter().zip(&all).filter(|(_, number)| **number != OTHERS) {
+            set_own(&self.flow(*number).own, Some(each));
+        }
+        let any = |default: u64, own: fn(&NamespaceConfig) -> Option<u64>| {
+            default > 0 || config.namespaces.iter().any(|each| own(each).is_some_and(|bytes| bytes > 0))
+        };
+        let reads = any(config.read_ahead_bytes_max, |each| each.read_ahead_bytes_max)
+            || any(config.bypass_read_bytes_min, |each| each.bypass_read_bytes_min);
+        self.follows_reads.store(reads, Ordering::Relaxed);
+        let writes = any(config.bypass_write_bytes_min, |each| each.bypass_write_bytes_min);
+        self.follows_writes.store(writes, Ordering::Relaxed);
+    }
+
+    fn flow(&self, namespace: u16) -> &Flow {
+        self.flows[usize::from(namespace)].get_or_init(Box::default)
+    }
+
+    /// Returns what is counted of a namespace, if it has something.
+    pub(crate) fn counters(&self, namespace: u16) -> Option<&FlowCounters> {
+        Some(&self.flows[usize::from(namespace)].get()?.counters)
+    }
+
+    /// Returns the sum of one counter over all namespaces.
+    pub(crate) fn total(&self, of: fn(&FlowCounters) -> &AtomicU64) -> u64 {
+        let all = self.flows.iter().filter_map(OnceLock::get);
+        all.map(|flow| of(&flow.counters).load(Ordering::Relaxed)).sum()
+    }
+
+    /// Notes how long the store took to answer a read that a caller waited for.
+    pub(crate) fn note_answer(&self, took: Duration) {
+        self.speed.note(took, Duration::from_nanos(self.slow_nanos));
+    }
+
+    /// Returns how far ahead may be read in a namespace upon a miss or a mark.
+    fn terms(&self, flow: &Flow, hints: Hints) -> Terms {
+        let bytes = flow.own.read_ahead_bytes_max.or(&self.defaults.read_ahead_bytes_max);
+        let is_of_use = self.slow_nanos == 0 || self.speed.is_slow();
+        if !is_of_use || bytes < BUCKET_BYTES {
+            return Terms::NONE;
+        }
+        let most = u32::try_from(bytes / BUCKET_BYTES).unwrap_or(u32::MAX).min(self.unread_max);
+        let mut terms = flow.accuracy.terms(most);
+        if hints.has(Hints::SEQUENTIAL) {
+            terms.in_order_min = 1;
+        }
+        terms
+    }
+
+    fn place(&self, id: &ObjectId) -> Place {
+        let name = id.name.as_bytes();
+        let (number, digits) = ObjectNumber::of(name);
+        let row = self.hasher.hash_pair(id.namespace.as_bytes(), &name[..digits.start]);
+        Place { row, number, digits }
+    }
+
+    /// Takes note of a read that the store must be asked for, and has the background read ahead if that is
+    /// due. `object_end` is where the object ends, as far as known.
+    pub(crate) fn observe_read(
+        &self,
+        namespace: u16,
+        id: &ObjectId,
+        buckets: Range<u32>,
+        object_end: u64,
+        call: Call,
+    ) -> Seen {
+        let hints = call.hints;
+        if !self.follows_reads.load(Ordering::Relaxed)
+            || hints.has(Hints::RANDOM)
+            || hints.has(Hints::NO_CACHE)
+        {
+            return Seen::default();
+        }
+        let flow = self.flow(namespace);
+        let terms = self.terms(flow, hints);
+        let cut_off = flow.own.bypass_read_bytes_min.or(&self.defaults.bypass_read_bytes_min);
+        if terms.window_max == 0 && cut_off == 0 {
+            return Seen::default();
+        }
+        let place = self.place(id);
+        let access = place.access(&buckets, self.end_in_buckets(object_end));
+        let found = lock(&self.reads[place.table()]).observe(&access, terms);
+        let is_passing = passes(&found, cut_off);
+        if let Some(plan) = found.plan
+            && let Some(id) = place.id_of(id, &plan)
+        {
+            self.requests.push(Request::Fetch(Fetch { id, plan, is_passing }));
+        }
+        if is_passing {
+            let bytes = u64::from(access.end - access.first) * BUCKET_BYTES;
+            flow.counters.bypassed_read_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        Seen { is_passing }
+    }
+
+    /// Takes note of the first read of a marked bucket, and returns what to read ahead next.
+    pub(crate) fn reach_mark(
+        &self,
+        namespace: u16,
+        id: &ObjectId,
+        bucket: u32,
+        object_end: u64,
+    ) -> Option<Fetch> {
+        let (flow, place) = (self.flow(namespace), self.place(id));
+        let access = place.access(&(bucket..bucket + 1), self.end_in_buckets(object_end));
+        let found = lock(&self.reads[place.table()]).reach_mark(&access, self.terms(flow, Hints::NONE));
+        let is_passing =
+            passes(&found, flow.own.bypass_read_bytes_min.or(&self.defaults.bypass_read_bytes_min));
+        let plan = found.plan?;
+        Some(Fetch { id: place.id_of(id, &plan)?, plan, is_passing })
+    }
+
+    /// Whether any namespace has a cut-off for writes: then [`Self::observe_write`] is to be called.
+    #[inline]
+    pub(crate) fn follows_writes(&self) -> bool {
+        self.follows_writes.load(Ordering::Relaxed)
+    }
+
+    /// Takes note of a write; returns whether it is to go around the cache.
+    pub(crate) fn observe_write(
+        &self,
+        namespace: u16,
+        id: &ObjectId,
+        buckets: Range<u32>,
+        bytes: u64,
+    ) -> Seen {
+        let flow = self.flow(namespace);
+        let cut_off = flow.own.bypass_write_bytes_min.or(&self.defaults.bypass_write_bytes_min);
+        if cut_off == 0 || buckets.is_empty() {
+            return Seen::default();
+        }
+        let place = self.place(id);
+        let access = place.access(&buckets, self.object_end_max);
+        let found = lock(&self.writes[place.table()]).observe(&access, Terms::NONE);
+        let is_passing = passes(&found, cut_off);
+        if is_passing {
+            flow.counters.bypassed_write_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        Seen { is_passing }
+    }
+
+    fn end_in_buckets(&self, bytes: u64) -> u32 {
+        u32::try_from(bytes.div_ceil(BUCKET_BYTES)).unwrap_or(u32::MAX).min(self.object_end_max)
+    }
+
+    /// Takes the next request; without one, `waker` is woken when there is.
+    pub(crate) fn next_request(&self, waker: &Waker) -> Option<Request> {
+        self.requests.take(waker)
+    }
+
+    /// Has the background see what comes after a marked bucket.
+    pub(crate) fn mark_was_read(&self, marked: Marked) {
+        self.requests.push(Request::Marked(marked));
+    }
+
+    /// Counts buckets that are about to be read ahead, as many of `count` as there is room for; returns how
+    /// many.
+    pub(crate) fn begin(&self, count: u32) -> u32 {
+        let unread = self.unread.load(Ordering::Relaxed);
+        let coming = self.coming.fetch_add(count, Ordering::Relaxed);
+        let room = self.unread_max.saturating_sub(unread.saturating_add(coming)).min(count);
+        self.coming.fetch_sub(count - room, Ordering::Relaxed);
+        room
+    }
+
+    /// Counts such buckets no more.
+    pub(crate) fn end(&self, count: u32) {
+        self.coming.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    /// Counts a bucket that was read ahead.
+    pub(crate) fn count_ahead(&self, namespace: u16) {
+        self.unread.fetch_add(1, Ordering::Relaxed);
+        self.flow(namespace).counters.ahead.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts the first read of a bucket that was read ahead.
+    pub(crate) fn count_used(&self, namespace: u16) {
+        self.unread.fetch_sub(1, Ordering::Relaxed);
+        let flow = self.flow(namespace);
+        flow.counters.used.fetch_add(1, Ordering::Relaxed);
+        flow.accuracy.count(true);
+    }
+
+    /// Counts a bucket that was read ahead, and is gone or overwritten unread.
+    pub(crate) fn count_wasted(&self, namespace: u16) {
+        self.unread.fetch_sub(1, Ordering::Relaxed);
+        let flow = self.flow(namespace);
+        flow.counters.wasted.fetch_add(1, Ordering::Relaxed);
+        flow.accuracy.count(false);
+    }
+
+    /// Returns the number of buckets that were read ahead, and have not been read.
+    pub(crate) fn unread(&self) -> u32 {
+        self.unread.load(Ordering::Relaxed)
+    }
+}
+
+/// Where an object is: in which row, and where its number is in its name.
+struct Place {
+    row: u64,
+    number: ObjectNumber,
+    digits: Range<usize>,
+}
+
+impl Place {
+    fn table(&self) -> usize {
+        self.row as usize % TABLES
+    }
+
+    fn access(&self, buckets: &Range<u32>, object_end: u32) -> Access {
+        let end = buckets.end.min(object_end.max(buckets.start + 1)).max(buckets.start + 1);
+        Access { row: self.row, object: self.number, first: buckets.start, end, object_end }
+    }
+
+    /// Returns the name of the object that a plan is for: that of `id`, or of the one after it.
+    fn id_of(&self, id: &ObjectId, plan: &Plan) -> Option<ObjectId> {
+        if plan.object == self.number {
+            return Some(id.clone());
+        }
+        let name = plan.object.in_place_of(id.name.as_bytes(), self.digits.clone());
+        Some(ObjectId::new(id.namespace.clone(), Name::new(name).ok()?))
+    }
+}
+
+fn passes(found: &Found, cut_off_bytes: u64) -> bool {
+    cut_off_bytes > 0 && found.buckets.saturating_mul(BUCKET_BYTES) >= cut_off_bytes
+}
+
+fn set_own(own: &FlowSettings, config: Option<&NamespaceConfig>) {
+    own.read_ahead_bytes_max.set(config.and_then(|config| config.read_ahead_bytes_max));
+    own.bypass_read_bytes_min.set(config.and_then(|config| config.bypass_read_bytes_min));
+    own.bypass_write_bytes_min.set(config.and_then(|config| config.bypass_write_bytes_min));
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,212 @@
+//! One record: what it changes, and the change itself.
+
+use std::time::Duration;
+
+use blocker::admission::{range_end, runs_end};
+use blocker::{Change, Error, ObjectId, Result, Segments};
+use cached_journal::{Head, Position, ReadError, RecordPlace};
+
+use crate::object::change_log::records::{PendingState, Replayed, decode, subject};
+use crate::object::mutation::Mutation;
+use crate::object::shared::Shared;
+use crate::object::write_back::{Again, apply_again_at_once, change_again, is_too_large};
+use crate::sync::Arc;
+
+/// How often a record is read in vain before it counts as damaged.
+pub(super) const READS_MAX: u32 = 10;
+/// The time between two attempts to read.
+pub(super) const READ_DELAY: Duration = Duration::from_secs(1);
+
+/// What a record changes.
+pub(super) struct Redo {
+    pub(super) id: ObjectId,
+    pub(super) hash: u64,
+    mutations: Vec<Mutation>,
+    change: Change,
+    again: Again,
+}
+
+/// Returns what a record changes: nothing if it is a part of a state, and not the last one. `earlier` returns
+/// that many records of the object before it.
+///
+/// # Errors
+/// `Corrupt` if the record is none of this program's, `TooLarge` if this cache does not take what it changes.
+pub(super) fn redo(
+    shared: &Shared,
+    position: Position,
+    head: &Head<'_>,
+    payload: Vec<u8>,
+    earlier: impl FnOnce(u32) -> Result<Vec<(Position, Head<'static>, Vec<u8>)>>,
+) -> Result<Option<Redo>> {
+    let corrupt = |why: String| Error::Corrupt(format!("record {} of the journal: {why}", position.0).into());
+    let about = subject(head).map_err(|error| corrupt(error.to_string()))?;
+    let Some(name) = about.name else { return Ok(None) };
+    let id = ObjectId::new(about.namespace, name);
+    // The log must stay from there on until the change is stored.
+    let mut first = position;
+    let mutations = match decode(head, payload).map_err(|error| corrupt(error.to_string()))? {
+        Replayed::Change(mutation) => vec![mutation],
+        Replayed::Epoch => return Ok(None),
+        Replayed::StatePart(part, of, _) if part + 1 < of => return Ok(None),
+        Replayed::StatePart(part, of, last) => {
+            let count = u32::try_from(part).map_err(|_| corrupt("a state of too many parts".into()))?;
+            let parts = earlier(count)?;
+            let mut state = Vec::new();
+            for (number, (_, head_before, payload)) in parts.iter().enumerate() {
+                match decode(head_before, payload.clone()) {
+                    Ok(Replayed::StatePart(part, all, bytes))
+                        if (part, all) == (number as u64, of) && head_before.sequence == head.sequence =>
+                    {
+                        state.extend(bytes);
+                    }
+                    // A mark covers the first parts: the store has what they state, and the rest.
+                    _ => return Ok(None),
+                }
+            }
+            if parts.len() as u64 != part {
+                return Ok(None);
+            }
+            first = parts.first().map_or(position, |(first, ..)| *first);
+            state.extend(last);
+            mutations_of(PendingState::decode(state).map_err(|error| corrupt(error.to_string()))?)
+        }
+    };
+    for mutation in &mutations {
+        check(shared, mutation)?;
+    }
+    let mut change = Change::default();
+    change.domain = about.domain;
+    let again = Again { version: head.sequence, position: first, was_present: about.was_present };
+    Ok(Some(Redo { hash: shared.hash(&id), id, mutations, change, again }))
+}
+
+/// Returns the changes that make a state.
+fn mutations_of(state: PendingState) -> Vec<Mutation> {
+    if !state.is_present {
+        return vec![Mutation::Delete];
+    }
+    let mut all = vec![match state.is_replaced {
+        true => Mutation::WriteFull { data: Segments::new() },
+        // The object is there, if only empty.
+        false => Mutation::Write { offset: 0, data: Segments::new() },
+    }];
+    all.extend(state.truncate_to.map(|size| Mutation::Truncate { size }));
+    if !state.runs.is_empty() {
+        all.push(Mutation::WriteRuns { runs: state.runs });
+    }
+    all.extend(state.size.map(|size| Mutation::Truncate { size }));
+    all
+}
+
+/// Checks that a change is within the limits of this cache, which may be lower than those of the process that
+/// made it.
+fn check(shared: &Shared, mutation: &Mutation) -> Result<()> {
+    let limit = shared.config.object_bytes_max;
+    match mutation {
+        Mutation::Write { offset, data } => range_end(*offset, data.len_bytes() as u64, limit)?,
+        Mutation::WriteZeroes { offset, len } => range_end(*offset, *len, limit)?,
+        // Its part beyond the largest object was cut off when it was made.
+        Mutation::Discard { offset, len } => range_end(*offset, *len, limit)?,
+        Mutation::WriteFull { data } => range_end(0, data.len_bytes() as u64, limit)?,
+        Mutation::Truncate { size } => range_end(*size, 0, limit)?,
+        Mutation::WriteRuns { runs } => {
+            let mut can = shared.can;
+            (can.object_bytes_max, can.runs_max, can.request_bytes_max) = (limit, u32::MAX, u64::MAX);
+            runs_end(runs, &can)?
+        }
+        _ => 0,
+    };
+    if is_too_large(shared, mutation) {
+        return Err(Error::TooLarge {
+            limit_bytes: shared.metrics.dirty_room.dirty_max() * blocker::BUCKET_BYTES,
+        });
+    }
+    Ok(())
+}
+
+impl Redo {
+    /// Makes the change, if all that it needs is at hand.
+    pub(super) fn at_once(&self, shared: &Shared) -> Option<Result<()>> {
+        let [mutation] = &self.mutations[..] else { return None };
+        let Self { id, hash, change, again, .. } = self;
+        let answer = apply_again_at_once(shared, id, *hash, mutation, change, *again)?;
+        Some(or_nothing_to_do(answer))
+    }
+
+    /// Makes the change. What the store refuses for the time being is tried again.
+    ///
+    /// # Errors
+    /// What trying again does not help against.
+    pub(super) async fn make(&self, shared: &Arc<Shared>) -> Result<()> {
+        for mutation in &self.mutations {
+            let mut delay = shared.config.retry_delay_min;
+            loop {
+                let Self { id, hash, change, again, .. } = self;
+                let made = change_again(shared, id, *hash, mutation.clone(), *change, *again).await;
+                match or_nothing_to_do(made) {
+                    Ok(()) => break,
+                    Err(error) if is_for_the_time_being(&error) => {
+                        if delay == shared.config.retry_delay_min {
+                            tracing::warn!(object = %id, %error, "a change of the journal cannot be made yet");
+                        }
+                        shared.clock.sleep_until(shared.clock.now() + delay).await;
+                        delay = delay.saturating_mul(2).min(shared.config.retry_delay_max);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Cutting, discarding or removing what is not there changes nothing: it has been removed later.
+fn or_nothing_to_do(made: Result<()>) -> Result<()> {
+    match made {
+        Err(Error::Missing) => Ok(()),
+        made => made,
+    }
+}
+
+fn is_for_the_time_being(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Retryable(_)
+            | Error::OutcomeUnknown(_)
+            | Error::OutOfSpace(_)
+            | Error::NotStored(_)
+            | Error::WritesLost(_)
+            | Error::DeadlinePassed
+    )
+}
+
+/// Reads a record by its place; waits, and tries again, while the disk fails.
+///
+/// # Errors
+/// `Corrupt` if it is damaged, or the disk does not return it.
+pub(super) async fn read(shared: &Shared, place: RecordPlace) -> Result<(Position, Head<'static>, Vec<u8>)> {
+    let Some(source) = shared.recovery.source() else { return Err(Error::Corrupt("no journal".into())) };
+    let mut reads = 0;
+    loop {
+        let source = source.clone();
+        match shared.recovery.reading().read(move || source.read(place)).await.ok_or_else(not_read)? {
+            Ok(read) => return Ok(read),
+            Err(ReadError::Disk(error)) if reads < READS_MAX => {
+                tracing::warn!(%error, "the journal cannot be read, will be tried again");
+                shared.clock.sleep_until(shared.clock.now() + READ_DELAY).await;
+                reads += 1;
+            }
+            Err(error) => return Err(damage(&error)),
+        }
+    }
+}
+
+/// The thread that reads has panicked.
+pub(super) fn not_read() -> Error {
+    Error::Corrupt("the journal cannot be read any more: its thread has ended".into())
+}
+
+/// The error of operations on an object whose records are damaged.
+pub(super) fn damage(error: &impl std::fmt::Display) -> Error {
+    Error::Corrupt(format!("the journal's record of an acknowledged change is damaged: {error}").into())
+}

@@ -1,0 +1,281 @@
+//! The pass: everything that was found is applied in the order of the log, a window of records at a time.
+//!
+//! The records of one object are applied in their order; objects of the same window go side by side where the
+//! store must be asked first. The journal's segments are released behind the pass.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::future::poll_fn;
+use std::task::Poll;
+
+use blocker::Result;
+use cached_journal::{Head, Position, ReadError, Reader, RecordPlace};
+use futures_util::stream::{FuturesUnordered, StreamExt};
+
+use super::apply::{self, READ_DELAY, READS_MAX, Redo};
+use super::busy::Busy;
+use super::on_demand::{fail, keep_part, prepare};
+use super::stuck;
+use crate::object::change_log::records::subject;
+use crate::object::recovery_state::Standing;
+use crate::object::recovery_state::Unapplied;
+use crate::object::shared::Shared;
+use crate::sync::Arc;
+
+/// The most records of one window.
+const WINDOW_RECORDS: usize = 256;
+/// A window ends with the record that fills this many bytes of payload.
+const WINDOW_BYTES: usize = 1 << 20;
+
+/// One record of a window.
+struct Found {
+    position: Position,
+    place: RecordPlace,
+    /// The number of its object, `None` if it has none.
+    object: Option<u32>,
+    /// What is left to do; `Err`: its payload is damaged.
+    content: Result<(Head<'static>, Vec<u8>)>,
+}
+
+/// Applies everything that `replay` has.
+pub(super) async fn run(shared: Arc<Shared>, unapplied: Unapplied) {
+    let Unapplied { mut replay, logged } = unapplied;
+    let begun = shared.clock.now();
+    let mut reader = replay.reader();
+    let mut is_stuck = false;
+    loop {
+        let (read, back) = read_window(&shared, reader).await;
+        let window = match (read, back) {
+            (Ok(window), Some(back)) => {
+                reader = back;
+                window
+            }
+            (read, _) => {
+                let why = read.err().unwrap_or_else(apply::not_read);
+                tracing::error!(%why, "the journal cannot be read on: what is not recovered is not served");
+                shared.recovery.fail_rest(&why);
+                is_stuck = true;
+                break;
+            }
+        };
+        let Some(last) = window.last().map(|found| found.position) else { break };
+        let records = window.len() as u64;
+        apply_window(&shared, window).await;
+        release_parts(&shared);
+        // The records of an object that cannot be recovered stay in the journal.
+        is_stuck |= shared.recovery.progress().objects_failed > 0;
+        if !is_stuck {
+            replay.applied(last, records);
+        }
+        yield_now().await;
+    }
+    let progress = shared.recovery.progress();
+    shared.recovery.finish();
+    let parts = shared.recovery.parts().take();
+    // Objects that cannot be recovered do not keep a log in trouble from being void.
+    drop(logged);
+    if let Some(log) = &shared.log {
+        // The log may be waiting for it to be void.
+        log.events.changed();
+    }
+    let took = shared.clock.now().since(begun);
+    let (records, applied, failed) = (progress.records, progress.records_applied, progress.objects_failed);
+    if is_stuck {
+        tracing::error!(
+            records,
+            applied,
+            failed,
+            "recovery has ended, but not for every object: operations on these fail until the journal is exported and discarded"
+        );
+        stuck::keep(&shared, replay, parts).await;
+    } else {
+        tracing::info!(records, ?took, "recovery has ended: every change of the journal is made");
+        drop((parts, replay));
+    }
+}
+
+/// Reads the next records, none at the end; returns the reader as well, unless its thread has ended.
+///
+/// # Errors
+/// If the chain of batches is broken, or the disk fails for good.
+async fn read_window(shared: &Arc<Shared>, mut reader: Reader) -> (Result<Vec<Found>>, Option<Reader>) {
+    let mut reads = 0;
+    loop {
+        let own = Arc::clone(shared);
+        let read = shared.recovery.reading().read(move || {
+            let (window, error) = read_at_once(&own, &mut reader);
+            (reader, window, error)
+        });
+        let Some((back, window, error)) = read.await else { return (Err(apply::not_read()), None) };
+        match error {
+            // What has been read before an error is applied first.
+            _ if !window.is_empty() => return (Ok(window), Some(back)),
+            None => return (Ok(window), Some(back)),
+            Some(ReadError::Disk(error)) if reads < READS_MAX => {
+                tracing::warn!(%error, "the journal cannot be read, will be tried again");
+                shared.clock.sleep_until(shared.clock.now() + READ_DELAY).await;
+                (reader, reads) = (back, reads + 1);
+            }
+            Some(error) => return (Err(apply::damage(&error)), Some(back)),
+        }
+    }
+}
+
+/// Reads the next records, up to the first that cannot be read.
+fn read_at_once(shared: &Shared, reader: &mut Reader) -> (Vec<Found>, Option<ReadError>) {
+    let (mut window, mut bytes) = (Vec::new(), 0);
+    while window.len() < WINDOW_RECORDS && bytes < WINDOW_BYTES {
+        let read = match reader.next() {
+            Ok(Some(read)) => read,
+            Ok(None) => break,
+            Err(error) => return (window, Some(error)),
+        };
+        let position = read.position;
+        let id = subject(read.head)
+            .ok()
+            .and_then(|about| Some(blocker::ObjectId::new(about.namespace, about.name?)));
+        let object = id.and_then(|id| shared.recovery.object_of(shared.hash(&id)));
+        let content = match read.payload {
+            Ok(payload) => {
+                bytes += payload.len();
+                Ok((read.head.clone(), payload.to_vec()))
+            }
+            Err(damage) => Err(apply::damage(&damage)),
+        };
+        let Some(place) = reader.place() else { break };
+        window.push(Found { position, place, object, content });
+    }
+    (window, None)
+}
+
+/// Applies the records of a window that are not applied yet. It ends when all are, or never will be.
+async fn apply_window(shared: &Arc<Shared>, window: Vec<Found>) {
+    let mut left = window;
+    while !left.is_empty() {
+        let mut round = Round::default();
+        for found in left {
+            round.take(shared, found);
+        }
+        let Round { busy, later, elsewhere, again } = round;
+        let mut making: FuturesUnordered<_> = later.into_values().map(|later| later.make(shared)).collect();
+        while making.next().await.is_some() {}
+        drop((making, busy));
+        for object in elsewhere {
+            shared.recovery.free(object).await;
+        }
+        left = again;
+    }
+}
+
+/// One look at the records of a window that are left.
+#[derive(Default)]
+struct Round {
+    /// The objects of which this round applies records.
+    busy: BTreeMap<u32, Busy>,
+    /// What cannot be made at once.
+    later: BTreeMap<u32, Later>,
+    /// The objects of which another task applies records, and those records, to be looked at again.
+    elsewhere: Vec<u32>,
+    again: Vec<Found>,
+}
+
+impl Round {
+    /// Applies a record, if everything it needs is at hand.
+    fn take(&mut self, shared: &Arc<Shared>, found: Found) {
+        let Some(object) = found.object else {
+            // An epoch, of use to the claims alone, or a record of a namespace that is left out.
+            return shared.recovery.count_applied();
+        };
+        if shared.recovery.is_over(object, found.place) {
+            return;
+        }
+        if let Entry::Vacant(place) = self.busy.entry(object) {
+            match shared.recovery.begin_object(object) {
+                Standing::Waiting => {
+                    place.insert(Busy { shared: Arc::clone(shared), object });
+                }
+                Standing::Busy => {
+                    self.elsewhere.push(object);
+                    return self.again.push(found);
+                }
+                Standing::Recovered | Standing::Failed(_) => return,
+            }
+        }
+        if let Some(later) = self.later.get_mut(&object) {
+            return later.rest.push(found);
+        }
+        if let Some(first) = make_at_once(shared, object, found) {
+            self.later.insert(object, Later { object, first, rest: Vec::new() });
+        }
+    }
+}
+
+/// The changes of one object that take waiting.
+struct Later {
+    object: u32,
+    first: Redo,
+    rest: Vec<Found>,
+}
+
+impl Later {
+    async fn make(self, shared: &Arc<Shared>) {
+        let Self { object, first, rest } = self;
+        if let Err(why) = first.make(shared).await {
+            return fail(shared, object, why);
+        }
+        shared.recovery.applied(object);
+        for found in rest {
+            if shared.recovery.has_failed(object) {
+                return;
+            }
+            if let Some(redo) = make_at_once(shared, object, found) {
+                if let Err(why) = redo.make(shared).await {
+                    return fail(shared, object, why);
+                }
+                shared.recovery.applied(object);
+            }
+        }
+    }
+}
+
+/// Makes a record's change if everything it needs is at hand; returns the change if not.
+fn make_at_once(shared: &Shared, object: u32, found: Found) -> Option<Redo> {
+    let (number, _) = shared.recovery.next_of(object)?;
+    let prepared = found
+        .content
+        .and_then(|(head, payload)| prepare(shared, object, number, found.position, &head, payload));
+    match prepared {
+        Ok(Some(redo)) => match redo.at_once(shared) {
+            Some(Ok(())) => shared.recovery.applied(object),
+            Some(Err(_)) | None => return Some(redo),
+        },
+        Ok(None) => {
+            keep_part(shared, object, number, found.position);
+            shared.recovery.applied(object);
+        }
+        Err(why) => fail(shared, object, why),
+    }
+    None
+}
+
+/// Releases the parts of the states that are applied. Those of objects that cannot be recovered stay: the
+/// next start must find the whole state.
+fn release_parts(shared: &Shared) {
+    shared.recovery.parts().release(|object, last| match shared.recovery.next_of(object) {
+        Some((next, _)) => next > last + 1,
+        None => !shared.recovery.has_failed(object),
+    });
+}
+
+/// Lets other tasks of the background go on.
+async fn yield_now() {
+    let mut has_yielded = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}

@@ -1,0 +1,548 @@
+//! Recovery of damaged, foreign and overtaken journals, through the cache.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use blocker::*;
+use cached_core::object::{
+    JournalOptions, JournalState, ObjectCache, ObjectCacheConfig, OpenJournal, RecoveryError, Writer,
+};
+use cached_journal::disk::Disk;
+use cached_journal::disk::simulated::{Faults, SimulatedDisk};
+use cached_journal::{Environment, Head, Journal, JournalConfig, Kind, Object, Record};
+use test_kit::rng::Rng;
+use test_kit::sim::Sim;
+use test_kit::steered::{SteeredStore, Verdict};
+use test_kit::{BUCKET, KIB, id, pattern};
+
+const SEGMENT_BYTES: u64 = 64 * KIB;
+const OBJECTS: usize = 6;
+
+fn journal_config() -> JournalConfig {
+    JournalConfig {
+        segment_bytes: SEGMENT_BYTES,
+        limit_bytes: 8 * SEGMENT_BYTES,
+        ..JournalConfig::new("simulated")
+    }
+}
+
+fn environment(disk: &SimulatedDisk) -> Environment {
+    Environment { clock: Arc::<cached_journal::ManualClock>::default(), ..Environment::new(disk.clone()) }
+}
+
+struct Process {
+    sim: Sim,
+    cache: ObjectCache,
+    journal: Arc<Journal>,
+}
+
+impl Process {
+    fn start<S: Blocker + 'static>(
+        disk: &SimulatedDisk,
+        store: &Arc<S>,
+        seed: u64,
+    ) -> std::result::Result<Self, String> {
+        let mut sim = Sim::new(None);
+        let open =
+            OpenJournal::open_stepped(&journal_config(), environment(disk)).map_err(|it| it.to_string())?;
+        let journal = open.journal();
+        let config = ObjectCacheConfig {
+            memory_bytes_max: 256 * BUCKET,
+            object_bytes_max: 4 * BUCKET,
+            // Less than half of it is used: nothing is stored before it is asked for.
+            dirty_bytes_max: 128 * KIB,
+            dirty_age_max: std::time::Duration::from_secs(36_000),
+            write: WriteMode::Back,
+            writer: Writer::Cache,
+            hash_seed: Some(seed),
+            ..ObjectCacheConfig::default()
+        };
+        let (cache, background) = ObjectCache::builder(Arc::clone(store) as _)
+            .config(config)
+            .clock(Arc::new(sim.clock.clone()))
+            .journal(open, JournalOptions { journaled_bytes_max: 16 * KIB, ..JournalOptions::default() })
+            .build()
+            .unwrap();
+        test_kit::sim::forget(sim.spawn(background));
+        // All segments: a journal that is half full has its objects stored.
+        while journal.step_prepare() {}
+        Ok(Self { sim, cache, journal })
+    }
+
+    fn run<T: 'static>(&mut self, work: impl Future<Output = T> + 'static) -> T {
+        let handle = self.sim.spawn(work);
+        for _ in 0..100_000 {
+            self.sim.run_until_idle();
+            if let Some(answer) = handle.take() {
+                return answer;
+            }
+            let has_moved = self.journal.step_commit() | self.journal.step_prepare();
+            if !has_moved && self.sim.is_idle() {
+                assert!(self.sim.skip(), "a hang");
+            }
+        }
+        panic!("no answer");
+    }
+
+    /// Lets everything go on until nothing moves.
+    fn go_on(&mut self) {
+        loop {
+            self.sim.run_until_idle();
+            if !(self.journal.step_commit() | self.journal.step_prepare()) {
+                return;
+            }
+        }
+    }
+
+    /// Writes and stores an object, so that of the log only what is held stays.
+    fn move_on(&mut self, object: usize, bytes: Vec<u8>) {
+        let cache = self.cache.clone();
+        let write = WriteRequest::new(name(object), 0, bytes).durability(Durability::Journaled);
+        self.run(async move { cache.write(write).await }).unwrap();
+        let cache = self.cache.clone();
+        self.run(async move { cache.flush(FlushRequest::new(Scope::Object(name(object)))).await }).unwrap();
+    }
+
+    fn begin(&mut self) -> std::result::Result<(), RecoveryError> {
+        let cache = self.cache.clone();
+        self.run(async move { cache.begin_recovery().await })
+    }
+
+    fn read(&mut self, object: usize) -> Result<Option<Vec<u8>>> {
+        let cache = self.cache.clone();
+        let answer = self.run(async move { cache.read(ReadRequest::new(name(object), 0, 4 * BUCKET)).await });
+        match answer {
+            Ok(reply) => Ok(Some(reply.data.to_vec())),
+            Err(Error::Missing) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..10_000 {
+            self.sim.run_until_idle();
+            if self.cache.recovery().is_done {
+                return;
+            }
+            if !self.journal.step_commit() {
+                self.sim.skip();
+            }
+        }
+        panic!("the recovery does not end: {:?}", self.cache.recovery());
+    }
+}
+
+fn name(object: usize) -> ObjectId {
+    id(&format!("o{object}"))
+}
+
+/// Returns a journal with a few changes of each object, none of them stored, and what the objects hold.
+fn written() -> (SimulatedDisk, Arc<Memory>, Vec<Option<Vec<u8>>>) {
+    let (disk, store) = (SimulatedDisk::new(), Arc::new(test_kit::memory(&ManualClock::new())));
+    let mut process = Process::start(&disk, &store, 1).unwrap();
+    process.begin().unwrap();
+    let mut contents = vec![None; OBJECTS];
+    for round in 0..3 {
+        for (object, content) in contents.iter_mut().enumerate() {
+            let bytes = pattern(10 * round + object as u64, 0, 2000 + 700 * object);
+            let cache = process.cache.clone();
+            let request = WriteRequest::new(name(object), 0, bytes.clone()).durability(Durability::Journaled);
+            process.run(async move { cache.write(request).await }).unwrap();
+            *content = Some(bytes);
+        }
+    }
+    drop(process);
+    disk.kill_process();
+    (disk, store, contents)
+}
+
+/// Copies the store, which a recovery claims.
+fn copy_of(store: &Memory) -> Arc<Memory> {
+    let copy = Arc::new(test_kit::memory(&ManualClock::new()));
+    for object in 0..OBJECTS {
+        if let Some(bytes) = test_kit::content(store, &name(object)) {
+            test_kit::fill(&copy, &name(object), bytes);
+        }
+    }
+    copy
+}
+
+#[test]
+fn what_was_journaled_is_there_after_a_restart_with_its_version() {
+    let (disk, store, contents) = written();
+    let mut process = Process::start(&disk, &store, 2).unwrap();
+    process.begin().unwrap();
+    // Out of turn, and in an order of its own.
+    for object in (0..OBJECTS).rev() {
+        assert_eq!(process.read(object).unwrap(), contents[object]);
+    }
+    process.settle();
+    let progress = process.cache.recovery();
+    assert!(progress.records > 18 && progress.records_applied == progress.records, "{progress:?}");
+    let cache = process.cache.clone();
+    process.run(async move { cache.flush(FlushRequest::new(Scope::All)).await }).unwrap();
+    for (object, content) in contents.iter().enumerate() {
+        assert_eq!(test_kit::content(&*store, &name(object)), *content);
+    }
+}
+
+/// Flips a bit of an object's payload.
+fn damage(disk: &SimulatedDisk, contents: &[Option<Vec<u8>>], object: usize) {
+    let mut damaged = 0;
+    for segment in disk.names().unwrap().iter().filter(|name| name.starts_with("segment")) {
+        let mut bytes = disk.content(segment).unwrap();
+        let wanted = &contents[object].as_ref().unwrap()[100..140];
+        if let Some(at) = bytes.windows(wanted.len()).position(|run| run == wanted) {
+            bytes[at] ^= 1;
+            damaged += 1;
+            disk.set_content(segment, &bytes);
+        }
+    }
+    assert_eq!(damaged, 1);
+}
+
+#[test]
+fn a_payload_damaged_after_the_start_fails_its_object_and_no_other() {
+    let (disk, store, contents) = written();
+    let mut process = Process::start(&disk, &store, 2).unwrap();
+    damage(&disk, &contents, 3);
+    // The background applies the records as soon as the recovery has begun.
+    process.begin().unwrap();
+    for (object, content) in contents.iter().enumerate() {
+        match (object, process.read(object)) {
+            (3, answer) => assert!(
+                matches!(&answer, Err(Error::Corrupt(why)) if why.to_string().contains("segment-")),
+                "{answer:?}"
+            ),
+            (_, answer) => assert_eq!(answer.unwrap(), *content),
+        }
+    }
+    process.settle();
+    let progress = process.cache.recovery();
+    assert_eq!((progress.objects_failed, progress.is_done), (1, true));
+    let cache = process.cache.clone();
+    let flushed = process.run(async move { cache.flush(FlushRequest::new(Scope::All)).await });
+    assert!(matches!(flushed, Err(Error::Corrupt(_))), "a flush says what is not stored: {flushed:?}");
+    // Nothing is skipped silently: the next start finds the damage again.
+    drop(process);
+    disk.kill_process();
+    let mut process = Process::start(&disk, &store, 3).unwrap();
+    process.begin().unwrap();
+    assert!(matches!(process.read(3), Err(Error::Corrupt(_))));
+}
+
+#[test]
+fn every_flipped_bit_is_detected_or_harmless_through_the_cache() {
+    let (disk, store, contents) = written();
+    let mut rng = Rng::new(5);
+    let (mut detected, mut harmless) = (0, 0);
+    let last = OBJECTS - 1;
+    let before_last = Some(pattern(10 + last as u64, 0, 2000 + 700 * last));
+    for segment in disk.names().unwrap() {
+        let bytes = disk.content(&segment).unwrap();
+        for run in 0..bytes.len() / 64 {
+            if bytes[run * 64..][..64].iter().all(|byte| *byte == 0) && run % 61 != 0 {
+                continue;
+            }
+            let mut damaged = bytes.clone();
+            damaged[run * 64 + rng.index(64)] ^= 1 << rng.below(8);
+            let (disk, store) = (disk.copy(), copy_of(&store));
+            disk.set_content(&segment, &damaged);
+            let outcome = Process::start(&disk, &store, 2).and_then(|mut process| {
+                process.begin().map_err(|error| error.to_string())?;
+                for (object, content) in contents.iter().enumerate() {
+                    match process.read(object) {
+                        // Damage to the last batch of a journal that was not closed looks like a torn write.
+                        Ok(found) if object == OBJECTS - 1 && found == before_last => (),
+                        Ok(found) => {
+                            assert!(found == *content, "{segment}, run {run}: object {object} is wrong");
+                        }
+                        Err(Error::Corrupt(why)) => return Err(why.to_string()),
+                        Err(error) => panic!("{segment}, run {run}: {error}"),
+                    }
+                }
+                Ok(())
+            });
+            match outcome {
+                Ok(()) => harmless += 1,
+                Err(why) => {
+                    assert!(why.contains("byte ") || why.contains("journal"), "{why}");
+                    detected += 1;
+                }
+            }
+        }
+    }
+    println!("{detected} detected, {harmless} harmless");
+    assert!(detected > 300 && harmless > 50, "{detected} {harmless}");
+}
+
+#[test]
+fn a_journal_that_another_writer_has_overtaken_is_not_replayed() {
+    let (disk, store, _) = written();
+    let scope = Scope::Namespace(name(0).namespace);
+    let other = ClaimRequest::new(scope, Epoch(9), WriterId(77));
+    executor::block_on(store.claim(other)).unwrap();
+    let mut process = Process::start(&disk, &store, 2).unwrap();
+    let refused = process.begin().unwrap_err();
+    let RecoveryError::Overtaken { in_force, journal_epoch, .. } = &refused else { panic!("{refused}") };
+    assert_eq!((*in_force, *journal_epoch), (Epoch(9), Epoch(1)));
+    assert!(refused.to_string().contains("cachectl journal export"), "{refused}");
+    assert!(test_kit::content(&*store, &name(0)).is_none());
+}
+
+#[test]
+fn any_records_are_refused_or_applied_and_never_panic() {
+    for seed in 0..150 {
+        let mut rng = Rng::new(seed);
+        let (disk, store) = (SimulatedDisk::new(), Arc::new(test_kit::memory(&ManualClock::new())));
+        let (journal, _) = Journal::open_stepped(&journal_config(), environment(&disk)).unwrap();
+        let mut holds = Vec::new();
+        let numbers = [0, 1, 2, 5, 512, 4096, 16_384, 16_385, 1 << 40, 1 << 63, u64::MAX - 1, u64::MAX];
+        for _ in 0..rng.within(1, 12) {
+            let mut key = b"\x02nso0".to_vec();
+            if rng.permille(100) {
+                let at = rng.index(key.len());
+                key[at] = rng.next_u64() as u8;
+            }
+            let mut payload = vec![rng.next_u64() as u8; *rng.pick(&[0, 1, 24, 40, 512, 5000])];
+            for number in payload.chunks_exact_mut(8).take(6) {
+                number.copy_from_slice(&rng.pick(&numbers).to_le_bytes());
+            }
+            let kind = Kind(rng.within(1, 10) as u8);
+            let len = if rng.permille(600) { payload.len() as u64 } else { *rng.pick(&numbers) };
+            let head = Head {
+                namespace: *rng.pick(&numbers),
+                offset: *rng.pick(&numbers),
+                len,
+                domain: *rng.pick(&numbers),
+                generation: *rng.pick(&[0, 0, 1]),
+                sequence: *rng.pick(&numbers),
+                epoch: *rng.pick(&[1, 1, 2, 1 << 52]),
+                ..Head::new(kind, Object::Name(key.into()))
+            };
+            let Ok(appended) = journal.append(&Record { head, payload: &[&payload] }) else { continue };
+            holds.push(appended.hold);
+        }
+        while journal.step_commit() {}
+        disk.kill_process();
+        drop((holds, journal));
+        let Ok(mut process) = Process::start(&disk, &store, 2) else { continue };
+        if process.begin().is_ok() {
+            let _ = process.read(0);
+            process.settle();
+            process.cache.validate().unwrap();
+        }
+    }
+}
+
+/// An object that cannot be recovered keeps neither the log in trouble nor what others store.
+#[test]
+fn a_damaged_object_does_not_keep_the_log_in_trouble() {
+    let (disk, store, contents) = written();
+    let mut process = Process::start(&disk, &store, 2).unwrap();
+    damage(&disk, &contents, 3);
+    process.begin().unwrap();
+    process.settle();
+    assert_eq!(process.cache.recovery().objects_failed, 1);
+    disk.set_faults(1, Faults { sync: 1000, ..Faults::default() });
+    let cache = process.cache.clone();
+    let write = WriteRequest::new(name(1), 0, pattern(1, 0, 100)).durability(Durability::Journaled);
+    let write = process.run(async move { cache.write(write).await });
+    assert_eq!(write.unwrap().durability, Durability::Stored);
+    assert_eq!(process.cache.journal_health().unwrap().state, JournalState::Void);
+    assert!(matches!(process.read(3), Err(Error::Corrupt(_))), "as before");
+}
+
+/// An object that cannot be recovered does not fill the log, and is not forgotten either.
+#[test]
+fn a_damaged_object_does_not_stop_the_log() {
+    let (disk, store, contents) = written();
+    damage(&disk, &contents, 3);
+    for life in 0..3 {
+        let mut process = Process::start(&disk, &store, 10 + life).unwrap();
+        process.begin().unwrap();
+        process.settle();
+        assert_eq!(process.cache.recovery().objects_failed, 1, "life {life}");
+        // Several times what the journal has room for.
+        for round in 0..150 {
+            let cache = process.cache.clone();
+            let write =
+                WriteRequest::new(name(1), 0, pattern(round, 0, 12_000)).durability(Durability::Journaled);
+            assert_eq!(
+                process.run(async move { cache.write(write).await }).unwrap().durability,
+                Durability::Journaled
+            );
+            let cache = process.cache.clone();
+            process.run(async move { cache.flush(FlushRequest::new(Scope::Object(name(1)))).await }).unwrap();
+        }
+        assert!(matches!(process.read(3), Err(Error::Corrupt(_))));
+        assert_eq!(process.read(2).unwrap(), contents[2]);
+        let flushed = process.run({
+            let cache = process.cache.clone();
+            async move { cache.flush(FlushRequest::new(Scope::All)).await }
+        });
+        assert!(matches!(flushed, Err(Error::Corrupt(_))), "{flushed:?}");
+        drop(process);
+        disk.kill_process();
+    }
+}
+
+/// An orderly end stores all else, and the next start finds the damage again.
+#[test]
+fn an_orderly_end_keeps_the_records_of_what_could_not_be_recovered() {
+    let (disk, store, contents) = written();
+    let mut process = Process::start(&disk, &store, 2).unwrap();
+    damage(&disk, &contents, 3);
+    process.begin().unwrap();
+    process.settle();
+    assert_eq!(process.cache.recovery().objects_failed, 1);
+    // Of the namespace nothing is left that the store has taken past the log.
+    let cache = process.cache.clone();
+    let write = WriteRequest::new(name(1), 0, pattern(1, 0, 100)).durability(Durability::Journaled);
+    process.run(async move { cache.write(write).await }).unwrap();
+    let cache = process.cache.clone();
+    let stored = process.run(async move { cache.flush(FlushRequest::new(Scope::All)).await });
+    assert!(matches!(stored, Err(Error::Corrupt(_))), "{stored:?}");
+    assert_eq!(process.cache.counters().dirty_bytes, 0, "all else is stored");
+    let cache = process.cache.clone();
+    let journaled = FlushRequest::new(Scope::All).durability(Durability::Journaled);
+    process.run(async move { cache.flush(journaled).await }).unwrap();
+    let cache = process.cache.clone();
+    process.run(async move { cache.close_journal().await }).unwrap();
+    drop(process);
+    disk.kill_process();
+    let mut process = Process::start(&disk, &store, 3).unwrap();
+    process.begin().unwrap();
+    assert!(matches!(process.read(3), Err(Error::Corrupt(_))), "its acknowledged changes are not forgotten");
+    assert_eq!(process.read(2).unwrap(), contents[2]);
+}
+
+/// Returns a journal with a state of object 0 in three parts: `before` records of object 1 are before them,
+/// and after each but the last `between` records that fill more than a segment, of `bytes` bytes each.
+fn state_in_three_segments(content: &[u8], before: usize, between: usize, bytes: usize) -> SimulatedDisk {
+    let disk = SimulatedDisk::new();
+    let (journal, _) = Journal::open_stepped(&journal_config(), environment(&disk)).unwrap();
+    while journal.step_prepare() {}
+    let mut holds = Vec::new();
+    let mut append = |object: usize, kind: u8, (offset, len): (u64, u64), payload: &[u8]| {
+        let key = format!("\x02nso{object}").into_bytes();
+        let sequence = if kind == STATE { 7 } else { 100 + holds.len() as u64 };
+        let head = Head {
+            namespace: 1,
+            offset,
+            len,
+            sequence,
+            epoch: 1,
+            ..Head::new(Kind(kind), Object::Name(key.into()))
+        };
+        let record = Record { head, payload: &[payload] };
+        let appended = loop {
+            match journal.append(&record) {
+                Ok(appended) => break appended,
+                Err(error) => assert!(journal.step_commit() | journal.step_prepare(), "{error}"),
+            }
+        };
+        holds.push(appended.hold);
+    };
+    // It is present and replaced; one run.
+    let mut state = vec![3_u8];
+    [0, 0, 1, 0, content.len() as u64].iter().for_each(|number: &u64| state.extend(number.to_le_bytes()));
+    state.extend(content);
+    let filler = pattern(2, 0, bytes);
+    (0..before).for_each(|_| append(1, WRITE, (0, 8), &filler[..8]));
+    for (number, part) in state.chunks(state.len().div_ceil(3)).enumerate() {
+        if number > 0 {
+            (0..between).for_each(|_| append(1, WRITE, (0, bytes as u64), &filler));
+        }
+        append(0, STATE, (number as u64, 3), part);
+    }
+    while journal.step_commit() | journal.step_prepare() {}
+    disk.kill_process();
+    disk
+}
+
+/// The kinds of the records of a write, and of a state's part.
+const WRITE: u8 = 1;
+const STATE: u8 = 8;
+
+/// All parts of a state stay in the log until what it states is stored.
+#[test]
+fn a_recovered_state_is_kept_from_its_first_part_on() {
+    let content = pattern(1, 0, 8000);
+    let disk = state_in_three_segments(&content, 0, 6, 12_000);
+    let store = SteeredStore::new();
+    store.rule(|call| match call.op.is_change() && call.object == Some(name(0)) {
+        true => Verdict::Fail(Error::Retryable("refused".into())),
+        false => Verdict::Pass,
+    });
+    for life in 2..5 {
+        let mut process = Process::start(&disk, &store, life).unwrap();
+        process.begin().unwrap();
+        process.settle();
+        assert_eq!(process.read(0).unwrap().as_ref(), Some(&content), "life {life}");
+        process.move_on(1, pattern(life, 0, 100));
+        process.move_on(5, pattern(life, 0, 100));
+        drop(process);
+        disk.kill_process();
+    }
+    assert_eq!(test_kit::content(store.memory(), &name(0)), None, "the store has refused it");
+}
+
+/// The pass does not release what an object needs that is recovered out of turn.
+#[test]
+fn a_state_that_is_recovered_out_of_turn_is_kept_from_its_first_part_on() {
+    // The first window of the pass ends before the first part, the second one before the last.
+    let content = pattern(1, 0, 8000);
+    let disk = state_in_three_segments(&content, 256, 128, 500);
+    let store = SteeredStore::new();
+    store.rule(|call| match call.object.is_some() {
+        true => Verdict::Hold,
+        false => Verdict::Pass,
+    });
+    let mut process = Process::start(&disk, &store, 2).unwrap();
+    let cache = process.cache.clone();
+    let read = process.sim.spawn(async move { cache.read(ReadRequest::new(name(0), 0, 100)).await });
+    process.begin().unwrap();
+    process.go_on();
+    assert!(store.held().iter().any(|call| call.object == Some(name(0))), "all parts are read");
+    // The pass goes on, to the last part.
+    store.rule(|call| match call.object == Some(name(0)) {
+        true => Verdict::Hold,
+        false => Verdict::Pass,
+    });
+    let others = store.held().into_iter().filter(|call| call.object != Some(name(0)));
+    others.for_each(|call| store.answer(call.number));
+    process.go_on();
+    let progress = process.cache.recovery();
+    assert_eq!(progress.records - progress.records_applied, 1, "{progress:?}");
+    process.move_on(1, pattern(2, 0, 100));
+    process.move_on(5, pattern(2, 0, 100));
+    assert!(!read.is_done());
+    drop((read, process));
+    disk.kill_process();
+    store.open();
+    let mut process = Process::start(&disk, &store, 3).unwrap();
+    process.begin().unwrap();
+    assert_eq!(process.read(0).unwrap(), Some(content));
+}
+
+/// A state that cannot be applied stays as a whole: with a part of it, the next start would take it for
+/// stored.
+#[test]
+fn a_state_that_is_refused_is_kept_from_its_first_part_on() {
+    // Larger than this cache takes objects.
+    let content = pattern(1, 0, 5 * BUCKET as usize);
+    let disk = state_in_three_segments(&content, 256, 128, 300);
+    let store = Arc::new(test_kit::memory(&ManualClock::new()));
+    for life in 2..5 {
+        let mut process = Process::start(&disk, &store, life).unwrap();
+        process.begin().unwrap();
+        process.settle();
+        let read = process.read(0);
+        assert!(matches!(read, Err(Error::TooLarge { .. })), "life {life}: {read:?}");
+        process.move_on(1, pattern(life, 0, 100));
+        process.move_on(5, pattern(life, 0, 100));
+        drop(process);
+        disk.kill_process();
+    }
+}
