@@ -130,6 +130,16 @@ impl Transcript {
     }
 }
 
+/// The time of the comparison does not depend on where the secrets differ.
+impl PartialEq for Secret {
+    fn eq(&self, other: &Self) -> bool {
+        let differing = self.0.iter().zip(&*other.0).fold(0, |all, (own, other)| all | (own ^ other));
+        self.0.len() == other.0.len() && differing == 0
+    }
+}
+
+impl Eq for Secret {}
+
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("(a secret)")
@@ -179,6 +189,10 @@ mod tests {
 
     #[test]
     fn a_secret_has_a_least_length_and_is_never_shown() {
+        assert_eq!(Secret::new(b"0123456789abcdef\r\n").unwrap(), Secret::new(b"0123456789abcdef").unwrap());
+        for other in [&b"0123456789abcdeF"[..], b"0123456789abcdef0", b"0123456789abcdef0123456789abcdef"] {
+            assert_ne!(Secret::new(other).unwrap(), Secret::new(b"0123456789abcdef").unwrap());
+        }
         assert!(Secret::new(b"short").unwrap_err().to_string().contains("at least 16"));
         let secret = Secret::new(b"0123456789abcdef").unwrap();
         assert_eq!(format!("{secret:?}"), "(a secret)");

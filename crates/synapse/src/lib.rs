@@ -49,8 +49,8 @@ mod stream;
 mod timer;
 
 pub use auth::{SECRET_BYTES_MIN, Secret, SecretError};
-pub use client::{ClientConfig, SynapseBlocker};
+pub use client::{ClientConfig, SecretHandle, SynapseBlocker};
 pub use receive::{LARGE_BYTES, ReceiveBuffer, ReceiveBuffers};
-pub use server::{ListenError, NodeRecord, Server, ServerConfig, host_name};
+pub use server::{ListenError, ListeningSocket, NodeRecord, Server, ServerConfig, ServerLimits, host_name};
 pub use setting::SettingError;
 pub use stream::{Address, AddressError, Connector, Duplex, Opening, PORT_DEFAULT};

@@ -272,6 +272,50 @@ fn a_client_without_the_secret_is_refused() {
     assert!(error.to_string().contains("does not prove"), "{error}");
 }
 
+/// While a secret is changed, clients may have the one or the other; at the end only the new one.
+#[test]
+fn two_secrets_are_accepted_while_they_are_changed() {
+    let (old, new) = (&b"correct horse battery"[..], &b"another horse battery"[..]);
+    let secret = |bytes: &[u8]| Some(Secret::new(bytes).unwrap());
+    let host = with_secret(old);
+    let client = connect(&host, Some(old)).unwrap();
+    let write = |client: &SynapseBlocker| {
+        host.runtime.block_on(client.write(WriteRequest::new(object("o"), 0, b"x")).into_future()).unwrap()
+    };
+    assert!(connect(&host, Some(new)).is_err());
+    host.server.set_secrets(secret(new), secret(old)).unwrap();
+    for known in [old, new] {
+        write(&connect(&host, Some(known)).unwrap());
+    }
+    assert!(connect(&host, None).is_err());
+    assert!(connect(&host, Some(b"incorrect horse battery")).is_err());
+    // A connection that is open stays open, and its client connects again with the new one.
+    client.secret().set(secret(new));
+    host.server.set_secrets(secret(new), None).unwrap();
+    assert!(connect(&host, Some(old)).is_err());
+    write(&client);
+    let connects = |client: &SynapseBlocker| client.counters()[0];
+    let before = connects(&client);
+    host.server.abort_connections();
+    write(&client);
+    assert!(connects(&client) > before, "{before:?}");
+    assert!(host.server.set_secrets(None, secret(old)).is_err());
+    host.server.set_secrets(None, None).unwrap();
+    connect(&host, None).unwrap();
+}
+
+/// A server beyond loopback keeps a secret.
+#[test]
+fn an_exposed_server_keeps_its_secret() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let mut config = ServerConfig::default();
+    config.secret = Some(Secret::new(&[7; 32]).unwrap());
+    let server = Server::new(Arc::new(Memory::default()), config).unwrap();
+    runtime.block_on(server.listen(&"0.0.0.0:0".parse().unwrap())).unwrap();
+    assert!(server.set_secrets(None, None).is_err());
+    server.set_secrets(Some(Secret::new(&[8; 32]).unwrap()), None).unwrap();
+}
+
 /// A server that asks for a proof as one that knows the secret does, and sends some proof of its own.
 #[test]
 fn a_server_whose_proof_is_wrong_is_refused() {

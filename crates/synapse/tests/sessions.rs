@@ -12,7 +12,7 @@ use blocker::*;
 use support::host::{Gated, Host, Kind, object, until};
 use support::raw::{Raw, hello, id};
 use synapse::codec::*;
-use synapse::{Server, ServerConfig};
+use synapse::{Address, ClientConfig, ListeningSocket, Server, ServerConfig, SynapseBlocker};
 
 fn write(byte: u8) -> Request {
     Request::Write(WriteRequest::new(object("o"), 0, vec![byte; 16]))
@@ -238,6 +238,72 @@ fn an_orderly_shutdown_answers_requests_that_have_begun() {
     // The server does not listen any more.
     let synapse::Address::Tcp(address) = &host.address else { panic!("TCP") };
     assert!(std::net::TcpStream::connect(address.as_str()).is_err());
+}
+
+/// The socket outlives the first server: a client is not refused meanwhile, and a change that the server has received and
+/// not begun, or that it did not receive any more, is made by the second.
+#[test]
+fn a_change_that_an_ending_server_has_not_begun_is_made_by_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    for (number, is_late) in [(0, false), (1, true)] {
+        let unix = dir.path().join(number.to_string());
+        for place in [Address::Tcp("127.0.0.1:0".into()), Address::Unix(unix)] {
+            made_by_the_next(&place, is_late);
+        }
+    }
+}
+
+fn made_by_the_next(place: &Address, is_late: bool) {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    // The server runs only while this is called: in between it stands still.
+    let drive = |runtime: tokio::runtime::Runtime, stop: tokio::sync::oneshot::Receiver<()>| {
+        std::thread::spawn(move || {
+            // Ends with an error, when the other half is dropped.
+            let _ = runtime.block_on(stop);
+            runtime
+        })
+    };
+    let backend = Gated::new();
+    backend.open();
+    let (servers, clients) = (runtime(), runtime());
+    let socket = servers.block_on(ListeningSocket::bind(place)).unwrap();
+    let serve = |runtime: &tokio::runtime::Runtime| {
+        let _inside = runtime.enter();
+        let server = Server::new(Arc::clone(&backend) as _, ServerConfig::default()).unwrap();
+        server.listen_on(&socket).unwrap();
+        server
+    };
+    let first = serve(&servers);
+    let mut config = ClientConfig::new(socket.address().clone());
+    config.connections = 1;
+    config.reconnect_timeout = Duration::from_secs(20);
+    let (stop, stopped) = tokio::sync::oneshot::channel();
+    let driven = drive(servers, stopped);
+    let client = clients.block_on(SynapseBlocker::connect(config)).unwrap();
+    drop(stop);
+    let servers = driven.join().unwrap();
+
+    let write = || clients.spawn(client.write(WriteRequest::new(object("o"), 0, b"once")).into_future());
+    let early = (!is_late).then(write);
+    // The socket takes it at once.
+    clients.block_on(async {
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+    });
+    assert!(servers.block_on(first.shutdown(Duration::from_secs(20))), "not in order");
+    drop(first);
+    assert_eq!(backend.writes.load(Ordering::SeqCst), 0, "the first server has begun it");
+
+    let writing = early.unwrap_or_else(write);
+    let _second = serve(&servers);
+    let (stop, stopped) = tokio::sync::oneshot::channel();
+    let driven = drive(servers, stopped);
+    clients.block_on(writing).unwrap().unwrap();
+    drop(stop);
+    driven.join().unwrap();
+    assert_eq!(backend.writes.load(Ordering::SeqCst), 1, "{place}, late: {is_late}");
+    assert_eq!(metric(&client, "unanswered"), 0);
 }
 
 #[test]

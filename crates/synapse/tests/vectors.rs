@@ -70,6 +70,12 @@ fn requests() -> Vec<(&'static str, Request)> {
         ("10 names after da that begin with di", Request::List(page)),
         ("of domain 9", Request::Flush(FlushRequest::new(Scope::Domain(namespace(), OrderDomain(9))))),
         (
+            "of the namespace, to be journaled",
+            Request::Flush(
+                FlushRequest::new(Scope::Namespace(namespace())).durability(Durability::Journaled),
+            ),
+        ),
+        (
             "of epoch 5 in the namespace",
             Request::Claim(ClaimRequest::new(Scope::Namespace(namespace()), Epoch(5), writer)),
         ),
@@ -116,6 +122,7 @@ fn answers() -> Vec<(Op, &'static str, Outcome)> {
         (Op::Info, "with a stamp", done(Answer::Info(Info::new(8192, Version(11), Some(Stamp::new(5, 6)))))),
         (Op::List, "one name, and there are more", done(Answer::List(ListReply::new(vec![entry], true)))),
         (Op::Flush, "stored", done(Answer::Flush(FlushReply::new(Durability::Stored)))),
+        (Op::Flush, "journaled", done(Answer::Flush(FlushReply::new(Durability::Journaled)))),
         (Op::Claim, "epoch 5", done(Answer::Claim(ClaimReply::new(Epoch(5))))),
         (Op::Invalidate, "4 096 bytes dropped", done(Answer::Invalidate(InvalidateReply::new(4096)))),
         (Op::Attach, "epoch 5", done(Answer::Attach(Attachment::new(Capabilities::full(4 << 20), Epoch(5))))),
@@ -282,4 +289,26 @@ fn what_is_reserved_is_refused() {
     }
     assert!(Status::from_code(68).is_err());
     assert_eq!(Features::ALL & (1 << 4 | 1 << 5 | 1 << 6), 0);
+}
+
+#[test]
+fn a_flush_without_a_durability_is_to_be_stored() {
+    use Durability::{Cached, Journaled, Replicated, Stored};
+    let durability_at = 17;
+    for (asked, code, found) in [
+        (Stored, 0, Stored),
+        (Journaled, 1, Journaled),
+        (Replicated(3), 2, Replicated(3)),
+        // No code stands for less.
+        (Cached, 1, Journaled),
+    ] {
+        let mut bytes = Vec::new();
+        let request = Request::Flush(FlushRequest::new(Scope::All).durability(asked));
+        let _no_payload = request.encode(ID, NOW, false, &mut bytes);
+        assert_eq!(bytes[durability_at], code, "{asked}");
+        let head = decoded(&bytes);
+        let decoded = Request::decode(&head, Segments::new(), &mut Names::default(), NOW);
+        let Ok(Request::Flush(decoded)) = decoded else { panic!("{decoded:?}") };
+        assert_eq!(decoded.durability, found);
+    }
 }

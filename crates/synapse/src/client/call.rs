@@ -5,7 +5,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use blocker::{Error, Result};
+use blocker::trace::{Span, SpanKind};
+use blocker::{Error, Result, note_error};
 
 use super::Core;
 use super::lane::{Lane, Submitted};
@@ -19,6 +20,8 @@ pub(super) struct Call<T> {
     place: Place,
     /// Returns the reply in an answer, if it is of the right operation.
     take: fn(Answer) -> Option<T>,
+    /// From its making to its answer, if it is traced.
+    span: Option<Span>,
 }
 
 #[derive(Clone, Copy)]
@@ -31,15 +34,46 @@ enum Place {
 
 impl<T> Call<T> {
     pub(super) fn new(core: Arc<Core>, request: Request, take: fn(Answer) -> Option<T>) -> Self {
-        Self { core, request: Some(request), place: Place::Start, take }
+        let (mut request, mut span) = (request, None);
+        if let Some(tracer) = &core.config.tracer
+            && let Some(parent) = request.call().trace
+            && let Some(name) = request.op().span_name()
+        {
+            let mut begun = tracer.child(parent, name, SpanKind::Client);
+            begun.set("rpc.system", "synapse");
+            begun.set("server.address", core.config.address.to_string());
+            request.set_trace(begun.context());
+            span = Some(begun);
+        }
+        Self { core, request: Some(request), place: Place::Start, take, span }
+    }
+
+    /// Ends the span with an outcome.
+    #[cold]
+    fn end_span(&mut self, outcome: &Result<Outcome>) {
+        let Some(mut span) = self.span.take() else { return };
+        match outcome {
+            Ok(Outcome::Answered(_)) => {}
+            Ok(Outcome::Failed(error)) | Err(error) => note_error(&mut span, error),
+            Ok(Outcome::Cancelled) => span.fail("the server has cancelled the request"),
+        }
     }
 
     fn submit(&mut self, lane: usize, ticket: Option<u64>, cx: &Context<'_>) -> Poll<Result<T>> {
         self.place = match self.core.lanes[lane].submit(&mut self.request, ticket, cx) {
-            Submitted::Queued(id) => Place::Submitted { lane, id },
+            Submitted::Queued(id) => {
+                if let Some(span) = &mut self.span {
+                    span.set("synapse.request_id", id.to_string());
+                    span.set("synapse.lane", lane as u64);
+                }
+                Place::Submitted { lane, id }
+            }
             Submitted::Waits(ticket) => Place::Waits { lane, ticket },
             Submitted::Failed(error) => {
                 self.place = Place::Done;
+                if let Some(span) = &mut self.span {
+                    note_error(span, &error);
+                }
                 return Poll::Ready(Err(error));
             }
         };
@@ -76,6 +110,9 @@ impl<T> Future for Call<T> {
             Place::Submitted { lane, id } => {
                 let outcome = ready!(self.lane(lane).poll(id, cx));
                 self.place = Place::Done;
+                if self.span.is_some() {
+                    self.end_span(&outcome);
+                }
                 Poll::Ready(self.unwrap(outcome))
             }
             Place::Done => panic!("polled after completion"),

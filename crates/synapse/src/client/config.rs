@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blocker::trace::Tracer;
 use blocker::{Clock, SystemClock};
 
 use crate::auth::Secret;
@@ -67,6 +68,8 @@ pub struct ClientConfig {
     pub key: String,
     /// The bytes of buffers for large payloads that are kept for reuse. 32 MiB unless set.
     pub payload_pool_bytes_max: usize,
+    /// Makes a span of each call that is [traced](blocker::Call::trace), from the call to its answer.
+    pub tracer: Option<Tracer>,
     /// The clock of deadlines and timeouts.
     pub clock: Arc<dyn Clock>,
     /// The seed of the session's id and of the pauses' spread, so that a test run can be repeated. `None`:
@@ -101,6 +104,7 @@ impl ClientConfig {
             name: String::new(),
             key: String::new(),
             payload_pool_bytes_max: 32 << 20,
+            tracer: None,
             clock: Arc::new(SystemClock),
             seed: None,
             #[cfg(feature = "sabotage")]

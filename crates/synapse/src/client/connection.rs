@@ -1,6 +1,7 @@
 //! A connection of a lane: sends what is queued, hands out answers, and watches whether the server is alive.
 
 use std::future::poll_fn;
+use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -38,6 +39,8 @@ pub(super) struct Connection<'a> {
     stream: Stream,
     input: Input,
     output: Output,
+    /// Nothing can be sent any more.
+    write_failure: Option<io::Error>,
     names: Names,
     instance: InstanceId,
     has_crc: bool,
@@ -75,6 +78,7 @@ impl<'a> Connection<'a> {
             ping_end: 0,
             received_bytes: 0,
             progressed_at: now,
+            write_failure: None,
             keep_alive,
             stream,
             input,
@@ -101,11 +105,9 @@ impl<'a> Connection<'a> {
             if self.lane.register(cx.waker()) {
                 return Poll::Ready(Err(End::Closed));
             }
-            if !self.shared.is_current(self.instance) {
-                let why = Error::Retryable("the server has restarted".into());
-                return Poll::Ready(Err(End::Broken(why)));
-            }
-            loop {
+            // Another lane has connected to the next server. Answers of this one may have arrived before it ended.
+            let is_over = !self.shared.is_current(self.instance);
+            while !is_over && self.write_failure.is_none() {
                 let has_more = self.lane.fill(&mut self.output, now, self.has_crc);
                 let before = self.output.written_bytes();
                 let flushed = self.output.poll_flush(cx, &mut self.stream);
@@ -114,12 +116,17 @@ impl<'a> Connection<'a> {
                     self.progressed_at = now;
                 }
                 match flushed {
-                    Poll::Ready(Err(error)) => return Poll::Ready(Err(self.broken(&error))),
+                    // The server has closed the connection; its last answers and its goodbye may have arrived before.
+                    Poll::Ready(Err(error)) => self.write_failure = Some(error),
                     Poll::Ready(Ok(())) if has_more => {}
                     _ => break,
                 }
             }
             match self.input.poll_fill(cx, &mut self.stream) {
+                Poll::Pending if is_over => {
+                    let why = Error::Retryable("the server has restarted".into());
+                    return Poll::Ready(Err(End::Broken(why)));
+                }
                 Poll::Pending => {
                     self.input.release_buffer();
                     return Poll::Pending;
@@ -142,6 +149,9 @@ impl<'a> Connection<'a> {
 
     fn poll_keep_alive(&mut self, now: Timestamp, cx: &mut Context<'_>) -> Poll<End> {
         if self.timer.poll(cx, now).is_ready() {
+            if let Some(error) = &self.write_failure {
+                return Poll::Ready(self.broken(error));
+            }
             let silence = now.since(self.input.received_at);
             self.record_progress(now);
             let alive_at = self.input.received_at.max(self.progressed_at);
@@ -205,6 +215,10 @@ impl<'a> Connection<'a> {
                     self.shared.events.publish(&event.map_err(|error| broken(&error))?);
                 }
                 Op::Goodbye => {
+                    if header.status == Status::Ending {
+                        let count = self.lane.take_back_unexecuted();
+                        self.shared.counters.resends.fetch_add(count, Ordering::Relaxed);
+                    }
                     let payload = frame.payload.into_segments().to_bytes();
                     return Err(broken(&codec::decode_goodbye(&header, &payload)));
                 }

@@ -311,6 +311,12 @@ impl Lane {
         }
     }
 
+    /// Called when the server has said that it ends in order, behind its last answer. Returns how many requests wait to
+    /// be sent again because it has not begun them.
+    pub(super) fn take_back_unexecuted(&self) -> u64 {
+        self.state.lock().take_back_unexecuted()
+    }
+
     /// Encodes requests, as far as the credit reaches and until there is enough to send. Returns whether
     /// there are more.
     pub(super) fn fill(&self, output: &mut Output, now: Timestamp, has_crc: bool) -> bool {
@@ -347,7 +353,8 @@ impl Lane {
                     break;
                 }
                 state.sent_bytes += slot.cost_bytes;
-                (slot.state, slot.is_owed, slot.was_sent) = (SlotState::Sent, true, true);
+                slot.was_sent_before = std::mem::replace(&mut slot.was_sent, true);
+                (slot.state, slot.is_owed) = (SlotState::Sent, true);
                 output.push(|out| request.encode(id, now, has_crc, out));
             }
             state.queue.pop_front();

@@ -25,7 +25,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use blocker::{Capabilities, Error, EventHub, Result};
 use parking_lot::{Mutex, RwLock};
 
-use crate::auth::random;
+use crate::auth::{Secret, random};
 use crate::codec::{InstanceId, SessionId, StoreId};
 use crate::receive::PayloadPool;
 
@@ -84,6 +84,8 @@ pub(crate) struct Core {
 /// What lanes share.
 pub(crate) struct Shared {
     config: ClientConfig,
+    /// The secret of connections that are made from now on.
+    secret: Mutex<Option<Secret>>,
     client: [u8; 16],
     /// The server's, as of the last welcome.
     capabilities: RwLock<Capabilities>,
@@ -115,6 +117,26 @@ pub(crate) struct Counters {
     pongs: AtomicU64,
 }
 
+/// Changes the secret of a client. It does not keep the client open.
+#[derive(Clone)]
+pub struct SecretHandle(Weak<Shared>);
+
+impl SecretHandle {
+    /// Replaces [`ClientConfig::secret`] for the connections that are made from now on; those that are open
+    /// stay open. Does nothing once the client is closed.
+    pub fn set(&self, secret: Option<Secret>) {
+        if let Some(shared) = self.0.upgrade() {
+            *shared.secret.lock() = secret;
+        }
+    }
+}
+
+impl std::fmt::Debug for SecretHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SecretHandle")
+    }
+}
+
 impl SynapseBlocker {
     /// Connects to a server. The connections run on the current tokio runtime.
     ///
@@ -131,6 +153,7 @@ impl SynapseBlocker {
         let first = connect::connect(&config, SessionId { client, lane: 0 }, &pool).await?;
         let (capabilities, features) = (first.welcome.capabilities, first.welcome.features);
         let shared = Arc::new(Shared {
+            secret: Mutex::new(config.secret.clone()),
             config: config.clone(),
             client,
             capabilities: RwLock::new(capabilities),
@@ -156,6 +179,12 @@ impl SynapseBlocker {
             tokio::spawn(task::run(Arc::clone(lane), Arc::clone(&shared), first.take()));
         }
         Ok(Self { core })
+    }
+
+    /// Returns the means of changing the secret.
+    #[must_use]
+    pub fn secret(&self) -> SecretHandle {
+        SecretHandle(Arc::downgrade(&self.core.shared))
     }
 
     /// Returns what this client has counted on its side of the wire, by name. As typed metrics these are part

@@ -133,7 +133,10 @@ impl Blocker for SynapseBlocker {
         });
         Reply::pending(async move {
             let reply = call.await?;
-            shared.unflushed.flushed(&scope, begun)?;
+            // What is only cached does not survive the server's crash.
+            if reply.durability > Durability::Cached {
+                shared.unflushed.flushed(&scope, begun)?;
+            }
             Ok(reply)
         })
     }

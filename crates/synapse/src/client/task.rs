@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Shared;
+use super::config::ClientConfig;
 use super::connect::{Connected, connect};
 use super::connection::{Connection, End};
 use super::deadlines::Deadlines;
@@ -26,7 +27,8 @@ async fn serve(lane: &Lane, shared: &Arc<Shared>, first: Option<Connected>) {
             Some(attempt) => attempt,
             None => {
                 let session = shared.session(lane.index);
-                let connecting = connect(&shared.config, session, &shared.pool);
+                let config = ClientConfig { secret: shared.secret.lock().clone(), ..shared.config.clone() };
+                let connecting = connect(&config, session, &shared.pool);
                 match deadlines.during(lane, connecting).await {
                     Some(attempt) => attempt,
                     None => return,

@@ -50,6 +50,9 @@ pub mod kind {
     pub const CLIENT_NAME: u16 = 18;
     /// Hello: the name of the secret that the client proves to know.
     pub const KEY: u16 = 19;
+    /// Requests of the contract: 16 bytes trace, 8 bytes span, both as W3C's Trace Context has them. Only of a
+    /// request that is traced.
+    pub const TRACE: u16 = 20;
     /// Hello: reserved for the start of TLS.
     pub const TLS: u16 = 9 | CRITICAL;
     /// Hello: reserved for the client's permissions.

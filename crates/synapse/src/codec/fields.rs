@@ -24,6 +24,11 @@ pub(super) fn put_call(header: &mut Header, call: &Call, now: Timestamp) {
         header.deadline_us = deadline.0.saturating_sub(now.0).div_ceil(1000);
     }
     header.hints = call.hints.bits();
+    header.priority = match call.priority {
+        Priority::Low => 0,
+        Priority::Normal => 1,
+        Priority::Urgent => 2,
+    };
 }
 
 pub(super) fn take_call(header: &Header, now: Timestamp) -> Call {
@@ -32,6 +37,11 @@ pub(super) fn take_call(header: &Header, now: Timestamp) -> Call {
         call.deadline = Some(now + Duration::from_micros(header.deadline_us));
     }
     call.hints = Hints::from_bits(header.hints);
+    call.priority = match header.priority {
+        0 => Priority::Low,
+        2 => Priority::Urgent,
+        _ => Priority::Normal,
+    };
     call
 }
 
@@ -120,6 +130,7 @@ pub(super) fn policy_code(policy: &Policy) -> u64 {
         WriteMode::Back => 0,
         WriteMode::Through => 1,
         WriteMode::Around => 2,
+        WriteMode::ReadOnly => 3,
     }
 }
 
@@ -129,6 +140,7 @@ pub(super) fn policy_of(code: u64) -> Result<Policy, Error> {
         0 => WriteMode::Back,
         1 => WriteMode::Through,
         2 => WriteMode::Around,
+        3 => WriteMode::ReadOnly,
         _ => return Err(invalid("no such policy")),
     };
     Ok(policy)
@@ -168,4 +180,18 @@ pub(super) fn durability_of(code: u8, replicas: u8) -> Option<Durability> {
         3 => Durability::Stored,
         _ => return None,
     })
+}
+
+/// A flush of an earlier version has 0, and is answered with *stored*: so that is what 0 means in a flush.
+pub(super) fn flush_durability_bytes(durability: Durability) -> (u8, u8) {
+    match durability {
+        Durability::Stored => (0, 0),
+        // More than was asked for: a flush that guarantees nothing has no code.
+        Durability::Cached => durability_bytes(Durability::Journaled),
+        other => durability_bytes(other),
+    }
+}
+
+pub(super) fn flush_durability_of(code: u8, replicas: u8) -> Option<Durability> {
+    if code == 0 { Some(Durability::Stored) } else { durability_of(code, replicas) }
 }

@@ -30,6 +30,7 @@
 //! verified before the receiver waits for that many bytes. The head CRC covers the first 100 bytes, the names
 //! and the extensions.
 
+use std::fmt;
 use std::sync::OnceLock;
 
 use crc32fast::Hasher;
@@ -95,6 +96,12 @@ pub struct RequestId {
     pub sequence: u32,
 }
 
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.slot, self.sequence)
+    }
+}
+
 /// All fields of a header but the lengths and CRCs, which follow from the rest of the frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
@@ -106,7 +113,7 @@ pub struct Header {
     pub id: RequestId,
     /// The result; in a request [`Status::Ok`].
     pub status: Status,
-    /// 0 cached, 1 journaled, 2 replicated, 3 stored.
+    /// 0 cached (in a flush: stored), 1 journaled, 2 replicated, 3 stored.
     pub durability: u8,
     /// The number of nodes where durability is *replicated*.
     pub replicas: u8,
@@ -128,7 +135,7 @@ pub struct Header {
     pub deadline_us: u64,
     /// [`blocker::Hints`].
     pub hints: u32,
-    /// Reserved: 1 when sent; 0 to 2 are accepted, and of no meaning.
+    /// [`blocker::Priority`]: 0 low, 1 normal, 2 urgent.
     pub priority: u8,
 }
 

@@ -104,6 +104,8 @@ fn put_sample(bytes: &mut Vec<u8>, sample: &Sample) {
     }
     match &sample.value {
         Value::Counter(value) => bytes.extend_from_slice(&value.to_le_bytes()),
+        // The wire has whole counters only. The cast saturates.
+        Value::CounterFloat(value) => bytes.extend_from_slice(&(*value as u64).to_le_bytes()),
         Value::Gauge(value) => bytes.extend_from_slice(&value.to_le_bytes()),
         Value::Histogram { buckets, sum, count } => {
             bytes.extend_from_slice(&(buckets.len() as u16).to_le_bytes());

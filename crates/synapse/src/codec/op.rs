@@ -132,6 +132,29 @@ impl Op {
         !matches!(self.kind(), Kind::Query | Kind::Connection)
     }
 
+    /// Returns the name of its spans; `None` for what is not traced: connections and the control plane.
+    #[must_use]
+    pub const fn span_name(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Read => "synapse.read",
+            Self::WriteZeroes => "synapse.write_zeroes",
+            Self::Write => "synapse.write",
+            Self::WriteRuns => "synapse.write_runs",
+            Self::Discard => "synapse.discard",
+            Self::CompareAndWrite => "synapse.compare_and_write",
+            Self::WriteFull => "synapse.write_full",
+            Self::Truncate => "synapse.truncate",
+            Self::Delete => "synapse.delete",
+            Self::Copy => "synapse.copy",
+            Self::Info => "synapse.info",
+            Self::List => "synapse.list",
+            Self::Flush => "synapse.flush",
+            Self::Claim => "synapse.claim",
+            Self::Invalidate => "synapse.invalidate",
+            _ => return None,
+        })
+    }
+
     /// Whether it is a request that takes a slot.
     #[must_use]
     pub const fn takes_slot(self) -> bool {

@@ -4,6 +4,7 @@
 //! A request that can be read but makes no sense is [`Error::Invalid`]: it is answered with that, and the
 //! connection continues.
 
+use blocker::trace::TraceContext;
 use blocker::*;
 use bytes::Bytes;
 
@@ -11,8 +12,8 @@ use super::cost::cost_bytes;
 use super::error::invalid;
 use super::extension::{Writer, kind};
 use super::fields::{
-    condition_bytes, condition_of, object, policy_code, policy_of, protect, put_call, put_change, put_object,
-    put_scope, take_call, take_change, take_scope,
+    condition_bytes, condition_of, flush_durability_bytes, flush_durability_of, object, policy_code,
+    policy_of, protect, put_call, put_change, put_object, put_scope, take_call, take_change, take_scope,
 };
 use super::frame::{Attached, Head, encode, has_names};
 use super::header::{Flags, HEADER_BYTES, Header, RequestId};
@@ -136,6 +137,29 @@ impl Request {
         }
     }
 
+    /// Puts the context of another span into its call options, if it has any.
+    pub fn set_trace(&mut self, trace: TraceContext) {
+        let call = match self {
+            Self::Read(r) => &mut r.call,
+            Self::Write(r) => &mut r.call,
+            Self::WriteZeroes(r) => &mut r.call,
+            Self::WriteRuns(r) => &mut r.call,
+            Self::Discard(r) => &mut r.call,
+            Self::CompareAndWrite(r) => &mut r.call,
+            Self::WriteFull(r) => &mut r.call,
+            Self::Truncate(r) => &mut r.call,
+            Self::Delete(r) => &mut r.call,
+            Self::Copy(r) => &mut r.call,
+            Self::Info(r) => &mut r.call,
+            Self::List(r) => &mut r.call,
+            Self::Flush(r) => &mut r.call,
+            Self::Claim(r) => &mut r.call,
+            Self::Invalidate(r) => &mut r.call,
+            _ => return,
+        };
+        call.trace = Some(trace);
+    }
+
     /// Returns the length of its payload, in bytes.
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
@@ -217,7 +241,11 @@ impl Request {
         let mut names: [&[u8]; 4] = [&[]; 4];
         let mut extension = Writer::default();
         let mut payload = Segments::new();
-        put_call(&mut header, &self.call(), now);
+        let call = self.call();
+        put_call(&mut header, &call, now);
+        if let Some(trace) = call.trace {
+            extension.put(kind::TRACE, &trace.to_bytes());
+        }
         match self {
             Self::Read(r) => {
                 put_object(&mut names, &r.object);
@@ -273,7 +301,10 @@ impl Request {
                 header.length = r.entries_max.into();
                 payload = r.prefix.clone().into();
             }
-            Self::Flush(r) => put_scope(&mut header, &mut names, &r.scope),
+            Self::Flush(r) => {
+                put_scope(&mut header, &mut names, &r.scope);
+                (header.durability, header.replicas) = flush_durability_bytes(r.durability);
+            }
             Self::Claim(r) => {
                 put_scope(&mut header, &mut names, &r.scope);
                 header.epoch = r.epoch.0;
@@ -320,7 +351,9 @@ impl Request {
         now: Timestamp,
     ) -> Result<Self, Error> {
         let header = &head.header;
-        let call = take_call(header, now);
+        let mut call = take_call(header, now);
+        // One that cannot be read is none: a trace never changes what is done.
+        call.trace = head.extensions.get_array(kind::TRACE).and_then(TraceContext::from_bytes);
         if !payload.is_empty()
             && !matches!(
                 header.op,
@@ -411,7 +444,9 @@ impl Request {
                 Self::List(r)
             }
             Op::Flush => {
-                let mut r = FlushRequest::new(take_scope(head, names)?);
+                let durability = flush_durability_of(header.durability, header.replicas);
+                let durability = durability.ok_or_else(|| invalid("no such durability"))?;
+                let mut r = FlushRequest::new(take_scope(head, names)?).durability(durability);
                 r.call = call;
                 Self::Flush(r)
             }

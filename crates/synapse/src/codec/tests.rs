@@ -266,7 +266,7 @@ fn a_request_that_makes_no_sense_is_invalid() {
         ("a payload", with_checksums([&read[..28], &[1], &read[29..], b"p"].concat())),
         ("a domain of an object", patched(flush, 6, &Flags::DOMAIN.to_le_bytes())),
         ("more expected than sent", patched(compare, 40, &[4])),
-        ("a policy", patched(policy, 40, &[3])),
+        ("a policy", patched(policy, 40, &[4])),
         ("a source's condition", patched(copy, HEADER_BYTES + 6 + 4, &[4])),
     ];
     for (what, bytes) in cases {

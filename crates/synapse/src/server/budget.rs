@@ -34,23 +34,29 @@ pub(super) use grant::Grant;
 pub(super) const SHARE_BYTES_MIN: u64 = 16 * 1024;
 
 pub(super) struct Budget {
-    /// A connection's own share, whatever others use.
-    share_bytes: u64,
     /// The cost of one request of the largest kind.
     request_bytes: u64,
+    state: Mutex<State>,
+}
+
+/// How the bytes are divided.
+#[derive(Clone, Copy, Default)]
+struct Division {
+    /// A connection's own share, whatever others use.
+    share_bytes: u64,
     /// The most bytes of one connection.
     most_bytes: u64,
     /// All bytes beyond the shares.
     pool_bytes: u64,
-    state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// The part of the pool that is not reserved.
-    left_bytes: u64,
-    /// The part of the pool that clients with fixed grants hold.
-    fixed_bytes: u64,
+    division: Division,
+    /// The part of the pool that is not reserved. Negative while more is reserved than a smaller budget has.
+    left_bytes: i64,
+    /// The number of clients with fixed grants.
+    fixed_count: u64,
     members: BTreeMap<u64, Member>,
     /// The members with a demand, in the order of their demands.
     demanding: VecDeque<u64>,
@@ -88,15 +94,51 @@ impl Budget {
         most_bytes: u64,
         connections_max: u32,
     ) -> Result<Arc<Self>, u64> {
-        let connections = u64::from(connections_max.max(1));
-        let shares_min = connections.saturating_mul(SHARE_BYTES_MIN.min(request_bytes));
-        let needed = shares_min.saturating_add(2 * request_bytes);
-        let spare = all_bytes.checked_sub(needed).ok_or(needed)?;
-        // Half of the spare bytes for shares, half for the connections that need more.
-        let share_bytes = (SHARE_BYTES_MIN + spare / 2 / connections).min(request_bytes);
-        let pool_bytes = all_bytes - share_bytes * connections;
-        let state = Mutex::new(State { left_bytes: pool_bytes, ..State::default() });
-        Ok(Arc::new(Self { share_bytes, request_bytes, most_bytes, pool_bytes, state }))
+        let division = Division::new(all_bytes, request_bytes, most_bytes, connections_max)?;
+        let left_bytes = division.pool_bytes.cast_signed();
+        let state = Mutex::new(State { division, left_bytes, ..State::default() });
+        Ok(Arc::new(Self { request_bytes, state }))
+    }
+
+    /// Distributes `all_bytes` from now on, as [`new`](Self::new) would; `connections_max` counts at least those
+    /// that are open. What is granted beyond that is taken back, and counts until then.
+    ///
+    /// # Errors
+    /// `all_bytes` that would do, also for clients whose grant cannot change; then nothing has changed.
+    pub(super) fn change(&self, all_bytes: u64, most_bytes: u64, connections_max: u32) -> Result<(), u64> {
+        let mut state = self.state.lock();
+        let members = u32::try_from(state.members.len()).unwrap_or(u32::MAX);
+        let division =
+            Division::new(all_bytes, self.request_bytes, most_bytes, connections_max.max(members))?;
+        let fixed_extra = self.request_bytes - division.share_bytes;
+        let is_smaller = division.pool_bytes < state.division.pool_bytes;
+        if is_smaller && (state.fixed_count + 1) * fixed_extra > division.pool_bytes {
+            // Nothing would be left for a large request of the others.
+            let shares = u64::from(connections_max.max(members)) * SHARE_BYTES_MIN;
+            return Err(shares + 2 * (state.fixed_count + 1) * self.request_bytes);
+        }
+        state.division = division;
+        let reserved: u64 = state.members.values().map(|member| member.reserved_bytes).sum();
+        let shares = division.share_bytes * u64::from(members);
+        state.left_bytes = (division.pool_bytes + shares).cast_signed() - reserved.cast_signed();
+        let mut wakers = Vec::new();
+        let mut below = Vec::new();
+        for (key, member) in &mut state.members {
+            if !member.is_fixed {
+                member.lower(division.most(), &mut wakers);
+            }
+            if member.target_bytes < division.share_bytes {
+                below.push(*key);
+            }
+        }
+        // Their own share is larger now: it is theirs before others get more.
+        for key in below {
+            self.demand(&mut state, key, division.share_bytes);
+        }
+        wakers.extend(self.distribute(&mut state));
+        drop(state);
+        wakers.into_iter().for_each(Waker::wake);
+        Ok(())
     }
 
     /// Returns a grant for one more connection: at least its share, and of `wanted_bytes` what is there. A
@@ -106,8 +148,9 @@ impl Budget {
     /// `Retryable` if too many connections have a fixed grant.
     pub(super) fn join(self: &Arc<Self>, wanted_bytes: u64, is_fixed: bool) -> Result<Grant, Error> {
         let mut state = self.state.lock();
-        let fixed_extra = self.request_bytes - self.share_bytes;
-        if is_fixed && state.fixed_bytes + 2 * fixed_extra > self.pool_bytes {
+        let Division { share_bytes, pool_bytes, .. } = state.division;
+        let fixed_extra = self.request_bytes - share_bytes;
+        if is_fixed && (state.fixed_count + 2) * fixed_extra > pool_bytes {
             let text = "the server has no bytes left for a client whose grant cannot change; raise bytes_max";
             return Err(Error::Retryable(text.into()));
         }
@@ -116,10 +159,9 @@ impl Budget {
         let changed = Arc::new(AtomicBool::new(false));
         let member = Member {
             is_fixed,
-            wanted_bytes: if is_fixed { self.request_bytes } else { wanted_bytes }
-                .clamp(self.share_bytes, self.most_bytes.max(self.share_bytes)),
-            target_bytes: self.share_bytes,
-            reserved_bytes: self.share_bytes,
+            wanted_bytes: if is_fixed { self.request_bytes } else { wanted_bytes },
+            target_bytes: share_bytes,
+            reserved_bytes: share_bytes,
             demand_bytes: 0,
             demanded_at: state.tick,
             is_served: false,
@@ -128,11 +170,11 @@ impl Budget {
         };
         state.members.insert(key, member);
         if is_fixed {
-            state.fixed_bytes += fixed_extra;
+            state.fixed_count += 1;
             self.demand(&mut state, key, self.request_bytes);
         }
         let wakers = self.distribute(&mut state);
-        let bytes = state.members.get(&key).map_or(self.share_bytes, |member| member.target_bytes);
+        let bytes = state.members.get(&key).map_or(share_bytes, |member| member.target_bytes);
         changed.store(false, Ordering::Release);
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
@@ -144,7 +186,7 @@ impl Budget {
         state.tick += 1;
         let tick = state.tick;
         let Some(member) = state.members.get_mut(&key) else { return };
-        let bytes = bytes.min(self.request_bytes.max(self.share_bytes));
+        let bytes = bytes.min(self.request_bytes);
         if member.demand_bytes == 0 {
             state.demanding.push_back(key);
         }
@@ -154,7 +196,9 @@ impl Budget {
 
     /// Returns an equal part of everything.
     fn equal_bytes(&self, state: &State) -> u64 {
-        self.share_bytes + (self.pool_bytes - state.fixed_bytes) / (state.members.len() as u64).max(1)
+        let Division { share_bytes, pool_bytes, .. } = state.division;
+        let fixed_bytes = state.fixed_count * (self.request_bytes - share_bytes);
+        share_bytes + pool_bytes.saturating_sub(fixed_bytes) / (state.members.len() as u64).max(1)
     }
 
     /// Distributes what is left, and takes back what is needed elsewhere. Returns the wakers to wake.
@@ -166,10 +210,10 @@ impl Budget {
                 state.demanding.pop_front();
                 continue;
             };
-            let missing = member.demand_bytes.saturating_sub(member.reserved_bytes);
+            let missing = member.demand_bytes.saturating_sub(member.reserved_bytes).cast_signed();
             if missing > *left_bytes {
-                let missing = missing - *left_bytes;
-                self.take_back(state, key, missing, &mut wakers);
+                let missing = (missing - *left_bytes).cast_unsigned();
+                self.take_back(state, Some(key), missing, &mut wakers);
                 return wakers;
             }
             let bytes = member.demand_bytes.max(member.target_bytes);
@@ -178,17 +222,24 @@ impl Budget {
             member.raise(bytes, left_bytes, &mut wakers);
             state.demanding.pop_front();
         }
+        if state.left_bytes < 0 {
+            // More is reserved than there is.
+            let missing = state.left_bytes.unsigned_abs();
+            self.take_back(state, None, missing, &mut wakers);
+            return wakers;
+        }
         let equal = self.equal_bytes(state);
         if equal < self.request_bytes {
             // An equal part would be too small for a large request: only demands are met.
             return wakers;
         }
-        let State { left_bytes, members, .. } = &mut *state;
+        let State { left_bytes, members, division, .. } = &mut *state;
         let mut is_short = false;
         for part in [equal, u64::MAX] {
             for member in members.values_mut().filter(|member| !member.is_fixed) {
-                let aim = member.wanted_bytes.min(part);
-                let reach = member.reserved_bytes.saturating_add(*left_bytes);
+                let wanted = member.wanted_bytes.clamp(division.share_bytes, division.most());
+                let aim = wanted.min(part);
+                let reach = member.reserved_bytes.saturating_add((*left_bytes).max(0).cast_unsigned());
                 if member.target_bytes < aim {
                     is_short |= part == equal && reach < aim;
                     let bytes = aim.min(reach).max(member.target_bytes);
@@ -205,14 +256,15 @@ impl Budget {
     }
 
     /// Shrinks the grants of others by `missing` bytes in all, less what is on its way back already.
-    fn take_back(&self, state: &mut State, demanding: u64, missing: u64, wakers: &mut Vec<Waker>) {
-        let equal = self.equal_bytes(state).max(self.share_bytes);
-        let others = state.members.iter_mut().filter(|(key, member)| **key != demanding && !member.is_fixed);
+    fn take_back(&self, state: &mut State, demanding: Option<u64>, missing: u64, wakers: &mut Vec<Waker>) {
+        let (equal, share) = (self.equal_bytes(state), state.division.share_bytes);
+        let others =
+            state.members.iter_mut().filter(|(key, member)| Some(**key) != demanding && !member.is_fixed);
         let mut others: Vec<_> = others.map(|(_, member)| member).collect();
         others.sort_unstable_by_key(|member| member.demanded_at);
         let mut coming: u64 =
             others.iter().map(|member| member.reserved_bytes.saturating_sub(member.target_bytes)).sum();
-        for floor in [equal, self.share_bytes] {
+        for floor in [equal, share] {
             for member in &mut others {
                 if coming >= missing {
                     return;
@@ -228,16 +280,43 @@ impl Budget {
     fn reserved_bytes(&self) -> u64 {
         let state = self.state.lock();
         let reserved: u64 = state.members.values().map(|member| member.reserved_bytes).sum();
-        let shares = self.share_bytes * state.members.len() as u64;
-        assert_eq!(reserved - shares + state.left_bytes, self.pool_bytes, "bytes are lost or made");
+        let shares = state.division.share_bytes * state.members.len() as u64;
+        let left = (state.division.pool_bytes + shares).cast_signed() - reserved.cast_signed();
+        assert_eq!(state.left_bytes, left, "bytes are lost or made");
         reserved
     }
 }
 
+impl Division {
+    /// Divides `all_bytes` over at most `connections_max` connections, at most `most_bytes` to each.
+    ///
+    /// # Errors
+    /// The least `all_bytes` that would do.
+    fn new(
+        all_bytes: u64,
+        request_bytes: u64,
+        most_bytes: u64,
+        connections_max: u32,
+    ) -> Result<Division, u64> {
+        let connections = u64::from(connections_max.max(1));
+        let shares_min = connections.saturating_mul(SHARE_BYTES_MIN.min(request_bytes));
+        let needed = shares_min.saturating_add(2 * request_bytes);
+        let spare = all_bytes.checked_sub(needed).ok_or(needed)?;
+        // Half of the spare bytes for shares, half for the connections that need more.
+        let share_bytes = (SHARE_BYTES_MIN + spare / 2 / connections).min(request_bytes);
+        Ok(Division { share_bytes, most_bytes, pool_bytes: all_bytes - share_bytes * connections })
+    }
+
+    /// Returns the most bytes of one connection, at least its share.
+    fn most(&self) -> u64 {
+        self.most_bytes.max(self.share_bytes)
+    }
+}
+
 impl Member {
-    fn raise(&mut self, bytes: u64, left_bytes: &mut u64, wakers: &mut Vec<Waker>) {
+    fn raise(&mut self, bytes: u64, left_bytes: &mut i64, wakers: &mut Vec<Waker>) {
         let more = bytes.saturating_sub(self.reserved_bytes);
-        *left_bytes -= more;
+        *left_bytes -= more.cast_signed();
         self.reserved_bytes += more;
         self.set_target(bytes, wakers);
     }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use blocker::trace::Tracer;
 use blocker::{Clock, SystemClock};
 use tokio::runtime::Handle;
 
@@ -29,6 +30,8 @@ use crate::setting::SettingError;
 pub struct ServerConfig {
     /// The secret that clients must know. Without it every client that can connect is accepted.
     pub secret: Option<Secret>,
+    /// Another secret that clients may know instead, while they change from one to the other.
+    pub secret_previous: Option<Secret>,
     /// Listens beyond loopback even without a secret.
     pub allow_exposed: bool,
     /// The most connections at a time. Each has a share of `bytes_max` of its own. 1 024 unless set.
@@ -56,6 +59,8 @@ pub struct ServerConfig {
     pub session_linger: Duration,
     /// The bytes of buffers for large payloads that are kept for reuse. 64 MiB unless set.
     pub payload_pool_bytes_max: usize,
+    /// Makes a span of each request that its client traces, or that is sampled here. `None`: of none.
+    pub tracer: Option<Tracer>,
     /// The clock of deadlines and timeouts.
     pub clock: Arc<dyn Clock>,
     /// The backend's receive buffers for large payloads. `None`: a pool of buffers.
@@ -69,6 +74,9 @@ pub struct ServerConfig {
     pub store: Option<StoreId>,
     /// Earlier instances that ended with everything stored that they had acknowledged, the latest one first.
     pub closed: Vec<InstanceId>,
+    /// The instance that this server continues: an earlier server over the same backend, which is as that one has left
+    /// it, with all that it had acknowledged. `None`: a new instance.
+    pub continues: Option<InstanceId>,
     /// More secrets, each with the name by which a client selects it.
     pub keys: Vec<(String, Secret)>,
     /// Forgets the outcomes of requests, so that a repeated request is executed again.
@@ -80,6 +88,7 @@ impl Default for ServerConfig {
     fn default() -> Self {
         Self {
             secret: None,
+            secret_previous: None,
             allow_exposed: false,
             connections_max: 1024,
             sessions_max: 4096,
@@ -92,12 +101,14 @@ impl Default for ServerConfig {
             handshake_timeout: Duration::from_secs(5),
             session_linger: Duration::from_secs(300),
             payload_pool_bytes_max: 64 << 20,
+            tracer: None,
             clock: Arc::new(SystemClock),
             receive_buffers: None,
             workers: Vec::new(),
             name: String::new(),
             store: None,
             closed: Vec::new(),
+            continues: None,
             keys: Vec::new(),
             #[cfg(feature = "sabotage")]
             forgets_outcomes: false,
@@ -112,6 +123,8 @@ impl ServerConfig {
     /// The first setting that does not, and what would be right.
     pub fn check(&self) -> Result<(), SettingError> {
         let check = SettingError::check;
+        let is_alone = self.secret.is_none() && self.secret_previous.is_some();
+        check(is_alone, "secret_previous", "needs a secret beside it")?;
         check(self.connections_max == 0, "connections_max", "must be at least 1")?;
         check(
             self.sessions_max < self.connections_max,
@@ -136,12 +149,6 @@ impl ServerConfig {
         let slots =
             u64::from(self.sessions_max) * u64::from(self.session_slots_max) * super::slots::SLOT_BYTES;
         connections + slots + self.bytes_max + self.payload_pool_bytes_max as u64
-    }
-
-    /// Returns the secret that a client which names `key` must prove to know.
-    pub(crate) fn secret_of(&self, key: &[u8]) -> Option<&Secret> {
-        let named = self.keys.iter().find(|(name, _)| !key.is_empty() && name.as_bytes() == key);
-        named.map(|(_, secret)| secret).or(self.secret.as_ref())
     }
 
     pub(crate) fn remembers_outcomes(&self) -> bool {

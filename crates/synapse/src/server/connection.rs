@@ -99,6 +99,8 @@ pub(super) struct Established {
     pub(super) announced_at: Timestamp,
     /// The bytes that the client had not received when that was last read from the system.
     pub(super) unreceived_bytes: u64,
+    /// The timeout that the hello sent to the client names.
+    pub(super) peer_timeout: Duration,
     pub(super) timer: Timer,
     pub(super) wrote_at: Timestamp,
 }
@@ -182,7 +184,7 @@ impl Connection {
         }
         // The time of the last read: what arrived since then has not been read yet.
         let now = open.owned.now;
-        let timeout = self.shared.config.peer_timeout;
+        let timeout = open.peer_timeout;
         if open.timer.poll(cx, now).is_ready() {
             if open.grant.is_unaccepted() && now.since(open.announced_at) >= timeout {
                 return Poll::Ready(End::Broken("it does not accept its grant in time".into()));
@@ -430,12 +432,22 @@ fn handle_request(
     } else {
         Request::decode(&frame.head, frame.payload.into_segments(), names, now)
     };
+    let mut span = None;
     let step = match decoded {
-        Ok(request) => shared.execute(request),
+        Ok(mut request) => {
+            if let Some(tracer) = &shared.config.tracer {
+                let session = open.owned.generation();
+                span = super::spans::begin(tracer, &mut request, peer, session, id);
+            }
+            shared.execute(request)
+        }
         Err(error) => Step::Ready(Outcome::Failed(error)),
     };
     match step {
         Step::Ready(outcome) => {
+            if let Some(span) = span {
+                super::spans::end(span, &outcome);
+            }
             if let Some((op, outcome)) = open.owned.slots.complete(id, Some(outcome)) {
                 shared.log_failure(peer, op, &outcome);
                 reply(output, outcome, op, id, open.has_crc);
@@ -444,7 +456,14 @@ fn handle_request(
         Step::Pending(future) => {
             counts.waits += 1;
             let reporter = open.owned.reporter(id);
-            let task = tokio::spawn(async move { reporter.report(future.await) });
+            let task = match span {
+                None => tokio::spawn(async move { reporter.report(future.await) }),
+                Some(span) => tokio::spawn(async move {
+                    let outcome = future.await;
+                    super::spans::end(span, &outcome);
+                    reporter.report(outcome);
+                }),
+            };
             open.owned.slots.set_abort(id, task.abort_handle());
         }
     }

@@ -18,7 +18,8 @@ impl Connection {
     /// Performs the handshake, within `handshake_timeout`.
     pub(super) async fn handshake(&mut self) -> Result<Established, End> {
         let shared = Arc::clone(&self.shared);
-        let timer = Timer::after(Arc::clone(&shared.config.clock), shared.config.handshake_timeout);
+        let timeout = shared.limits.read().handshake_timeout;
+        let timer = Timer::after(Arc::clone(&shared.config.clock), timeout);
         let mut expired = pin!(timer.expired());
         let mut exchange = pin!(self.exchange());
         poll_fn(|cx| {
@@ -33,7 +34,7 @@ impl Connection {
 
     async fn exchange(&mut self) -> Result<Established, End> {
         let shared = Arc::clone(&self.shared);
-        let config = &shared.config;
+        let (config, limits) = (&shared.config, *shared.limits.read());
         let mut transcript = Transcript::default();
         let hello = self.expect(Op::Hello, &mut transcript, Hello::decode).await?;
         if !hello.versions.has(codec::VERSION) {
@@ -42,13 +43,16 @@ impl Connection {
             let text = format!("versions {lowest} to {highest} of the protocol, this side has version {own}");
             return Err(End::Refused(Error::Unsupported(text.into())));
         }
-        let secret = config.secret_of(&hello.key);
-        if let Some(secret) = secret {
+        let secrets = shared.secrets.of(&hello.key);
+        // The one that the client knows, which this side proves to know as well.
+        let mut secret = None;
+        if !secrets.is_empty() {
             let challenge = Challenge { nonce: random(), instance: shared.instance };
             self.send(&mut transcript, |out| challenge.encode(out));
             let before = transcript.clone();
             let proof = self.expect(Op::Prove, &mut transcript, codec::decode_proof).await?;
-            if !secret.is_proof(&proof, Role::Client, &before) {
+            secret = secrets.iter().find(|secret| secret.is_proof(&proof, Role::Client, &before));
+            if secret.is_none() {
                 return Err(End::Refused(Error::Denied("the secret is not the server's".into())));
             }
         }
@@ -59,7 +63,7 @@ impl Connection {
         let grant = shared.budget.join(hello.credits.bytes, !features.has(Features::CREDIT));
         let mut grant = grant.map_err(End::Refused)?;
         poll_fn(|cx| grant.poll_ready(cx)).await;
-        let slots = hello.credits.slots.min(config.session_slots_max);
+        let slots = hello.credits.slots.min(limits.session_slots_max);
         let new = || Slots::new(slots, config.remembers_outcomes());
         let attached = shared.sessions.attach(hello.session, config.clock.now(), new).await;
         let (owned, is_resumed) = attached.map_err(End::Refused)?;
@@ -70,7 +74,7 @@ impl Connection {
         let credits = Credits { slots: owned.slots.count(), bytes: grant.bytes() };
         let mut welcome = Welcome::new(shared.instance, owned.generation(), credits, capabilities);
         (welcome.is_resumed, welcome.features) = (is_resumed, features);
-        welcome.peer_timeout_ms = u32::try_from(config.peer_timeout.as_millis()).unwrap_or(u32::MAX);
+        welcome.peer_timeout_ms = u32::try_from(limits.peer_timeout.as_millis()).unwrap_or(u32::MAX);
         (welcome.store, welcome.server_name) = (config.store, config.name.clone());
         welcome.closed.clone_from(&config.closed);
         // Subscribed before the welcome is sent: no event after the welcome is missed.
@@ -81,7 +85,7 @@ impl Connection {
             self.send(&mut transcript, |out| codec::encode_proof(out, &proof, true));
         }
         self.input.payload_bytes_max = shared.payload_bytes_max;
-        let timer = Timer::after(Arc::clone(&config.clock), config.peer_timeout);
+        let timer = Timer::after(Arc::clone(&config.clock), limits.peer_timeout);
         let wrote_at = config.clock.now();
         let has_crc = features.has(Features::PAYLOAD_CRC);
         Ok(Established {
@@ -92,6 +96,7 @@ impl Connection {
             grant,
             announced_at: wrote_at,
             unreceived_bytes: 0,
+            peer_timeout: limits.peer_timeout,
             timer,
             wrote_at,
         })

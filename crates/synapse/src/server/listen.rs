@@ -3,49 +3,27 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use blocker::Error;
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream, lookup_host};
+use tokio::net::{TcpStream, UnixStream, lookup_host};
 
 use super::connection::{Connection, End};
 use super::peer::Peer;
+use super::socket::{Accepting, ListenError, ListeningSocket};
 use super::{Server, Shared};
 use crate::stream::{Address, Duplex, Stream};
 
 /// The pause after a connection that could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Why a server cannot listen on an address.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ListenError {
-    /// Other machines can reach the address, there is no secret, and
-    /// [`ServerConfig::allow_exposed`](crate::ServerConfig::allow_exposed) is not set.
-    #[error(
-        "{address} can be reached from other machines, and no secret is configured: configure one, or set \
-         allow_exposed"
-    )]
-    Exposed {
-        /// The address.
-        address: SocketAddr,
-    },
-    /// The system does not bind the address.
-    #[error("cannot listen on {address}: {cause}")]
-    Bind {
-        /// The address.
-        address: Address,
-        /// The system's error.
-        cause: io::Error,
-    },
-}
-
-enum Listener {
-    Tcp(TcpListener),
-    Unix(UnixListener, PathBuf),
+/// A socket that is accepted from, and the file that is removed at the end of that.
+struct Listener {
+    socket: Accepting,
+    file: Option<PathBuf>,
 }
 
 /// A connection on its way to the runtime that serves it.
@@ -80,54 +58,64 @@ impl Server {
     /// Outside of a tokio runtime.
     pub async fn listen(&self, address: &Address) -> Result<Address, ListenError> {
         let failed = |cause: io::Error| ListenError::Bind { address: address.clone(), cause };
-        let (listener, bound) = match address {
+        let (socket, file) = match address {
             Address::Tcp(text) => {
                 let addresses: Vec<_> = lookup_host(text.as_str()).await.map_err(failed)?.collect();
+                // Before the socket is there.
                 addresses.iter().try_for_each(|one| self.check_exposure(one))?;
-                let listener = TcpListener::bind(&*addresses).await.map_err(failed)?;
-                let bound = listener.local_addr().map_err(failed)?;
-                (Listener::Tcp(listener), Address::Tcp(bound.to_string()))
+                (ListeningSocket::bind_tcp(&addresses).await, None)
             }
-            Address::Unix(path) => {
-                let listener = bind_unix(path).map_err(failed)?;
-                (Listener::Unix(listener, path.clone()), address.clone())
-            }
+            Address::Unix(path) => (ListeningSocket::bind_unix(path), Some(path.clone())),
         };
-        let accepting = tokio::spawn(accept(Arc::clone(&self.shared), listener));
-        self.listeners.lock().push(accepting.abort_handle());
+        self.accept_from(&socket.map_err(failed)?, file)
+    }
+
+    /// Listens on a socket that is open already, and returns its address. The socket is the caller's, and stays open
+    /// when the server ends.
+    ///
+    /// # Errors
+    /// [`ListenError::Exposed`] beyond loopback without a secret; [`ListenError::Bind`] if the system has no
+    /// descriptor.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
+    pub fn listen_on(&self, socket: &ListeningSocket) -> Result<Address, ListenError> {
+        if let Address::Tcp(text) = socket.address()
+            && let Ok(address) = text.parse()
+        {
+            self.check_exposure(&address)?;
+        }
+        self.accept_from(socket, None)
+    }
+
+    fn accept_from(&self, socket: &ListeningSocket, file: Option<PathBuf>) -> Result<Address, ListenError> {
+        let bound = socket.address().clone();
+        let accepting = socket.accepting();
+        let accepting = accepting.map_err(|cause| ListenError::Bind { address: bound.clone(), cause })?;
+        let listener = Listener { socket: accepting, file };
+        let task = tokio::spawn(accept(Arc::clone(&self.shared), listener));
+        self.listeners.lock().push(task.abort_handle());
         tracing::info!(address = %bound, "listening");
         Ok(bound)
     }
 
     fn check_exposure(&self, address: &SocketAddr) -> Result<(), ListenError> {
         let config = &self.shared.config;
-        if address.ip().is_loopback() || config.secret.is_some() || config.allow_exposed {
+        if address.ip().is_loopback() {
+            return Ok(());
+        }
+        // Before the look at the secrets, which another thread may be about to take away.
+        self.shared.is_exposed.store(true, Ordering::SeqCst);
+        if self.shared.secrets.are_required() || config.allow_exposed {
             return Ok(());
         }
         Err(ListenError::Exposed { address: *address })
     }
 }
 
-/// Binds a unix socket. A socket file that a dead process has left is removed; one that accepts connections
-/// is in use.
-fn bind_unix(path: &Path) -> io::Result<UnixListener> {
-    match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            match std::os::unix::net::UnixStream::connect(path) {
-                Err(answer) if answer.kind() == io::ErrorKind::ConnectionRefused => {
-                    std::fs::remove_file(path)?;
-                    UnixListener::bind(path)
-                }
-                _ => Err(error),
-            }
-        }
-        done => done,
-    }
-}
-
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Self::Unix(_, path) = self {
+        if let Some(path) = &self.file {
             // It may be gone already; nothing depends on it.
             let _ = std::fs::remove_file(path);
         }
@@ -166,12 +154,12 @@ async fn accept(shared: Arc<Shared>, listener: Listener) {
 
 impl Listener {
     async fn accept(&self) -> io::Result<(Peer, Accepted)> {
-        match self {
-            Self::Tcp(tcp) => {
+        match &self.socket {
+            Accepting::Tcp(tcp) => {
                 let (stream, address) = tcp.accept().await?;
                 Ok((Peer::Tcp(address), Accepted::Tcp(stream.into_std()?)))
             }
-            Self::Unix(unix, _) => {
+            Accepting::Unix(unix) => {
                 let (stream, _) = unix.accept().await?;
                 let credentials = stream.peer_cred().ok();
                 let (pid, uid) = (credentials.and_then(|of| of.pid()), credentials.map(|of| of.uid()));
@@ -187,11 +175,16 @@ struct Place(Arc<Shared>);
 impl Place {
     /// Takes a place, unless all are taken.
     fn take(shared: &Arc<Shared>, peer: &Peer) -> Option<Self> {
-        if shared.connection_count.fetch_add(1, Ordering::AcqRel) >= shared.config.connections_max as usize {
+        let is_full = {
+            // Held meanwhile: a change of the limit counts every connection that has a place.
+            let limits = shared.limits.read();
+            let before = shared.connection_count.fetch_add(1, Ordering::AcqRel);
+            (before >= limits.connections_max as usize).then_some(limits.connections_max)
+        };
+        if let Some(connections_max) = is_full {
             shared.connection_count.fetch_sub(1, Ordering::AcqRel);
             shared.count(|counts| counts.refused += 1);
             if let Some(suppressed) = shared.admit_log("connections_max") {
-                let connections_max = shared.config.connections_max;
                 tracing::warn!(%peer, connections_max, suppressed, "connection refused: too many are open");
             }
             return None;

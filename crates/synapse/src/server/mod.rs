@@ -12,20 +12,24 @@ mod connection;
 mod counters;
 mod execute;
 mod handshake;
+mod limits;
 mod listen;
 mod log_limit;
 mod peer;
 mod record;
+mod secrets;
 mod session;
 mod slots;
+mod socket;
+mod spans;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use blocker::metrics::{Collect, Families, Number};
 use blocker::{Blocker, Capabilities, Error, Reply, metrics_above};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
@@ -40,11 +44,13 @@ use crate::setting::SettingError;
 use budget::Budget;
 pub use config::{ServerConfig, host_name};
 use counters::{Counters, Counts};
-pub use listen::ListenError;
+pub use limits::ServerLimits;
 use log_limit::LogLimit;
 use peer::Peer;
 pub use record::NodeRecord;
+use secrets::Secrets;
 use session::Sessions;
+pub use socket::{ListenError, ListeningSocket};
 
 /// Serves a backend.
 ///
@@ -75,16 +81,23 @@ pub struct Server {
 
 pub(crate) struct Shared {
     backend: Arc<dyn Blocker>,
+    /// As it was at the start; what can change since is in `limits` and `secrets`.
     config: ServerConfig,
+    limits: RwLock<ServerLimits>,
     /// The backend's, within the limits of the wire.
     capabilities: Capabilities,
     payload_bytes_max: u32,
+    /// The bytes of the largest request or answer, as they are counted.
+    least_bytes: u64,
     instance: InstanceId,
     sessions: Sessions,
     budget: Arc<Budget>,
     pool: Arc<PayloadPool>,
     counters: Counters,
     log_limit: LogLimit,
+    secrets: Secrets,
+    /// Whether it listens at an address that other machines can reach.
+    is_exposed: AtomicBool,
     connection_count: AtomicUsize,
     connection_ended: Notify,
     tasks: Mutex<Vec<AbortHandle>>,
@@ -107,30 +120,24 @@ impl Server {
         let list_bytes = u64::from(capabilities.list_entries_max) * LIST_ENTRY_BYTES_MAX;
         let least_bytes =
             payload_bytes_max.max(list_bytes).max(CONTROL_BYTES_MAX) + 2 * HEAD_BYTES_MAX as u64;
-        if least_bytes > config.session_bytes_max {
-            let problem = format!("must be at least {least_bytes} for this backend");
-            return Err(SettingError::new("session_bytes_max", problem));
-        }
+        check_session_bytes(config.session_bytes_max, least_bytes)?;
         let budget =
             Budget::new(config.bytes_max, least_bytes, config.session_bytes_max, config.connections_max);
-        let budget = budget.map_err(|needed| {
-            let connections = config.connections_max;
-            let problem = format!(
-                "must be at least {needed}: two of the largest requests, and a share for each of {connections} \
-                 connections"
-            );
-            SettingError::new("bytes_max", problem)
-        })?;
+        let budget = budget.map_err(|needed| limits::too_few_bytes(needed, config.connections_max))?;
         let shared = Shared {
             capabilities,
             // Each at most 1 GiB, by the check.
             payload_bytes_max: payload_bytes_max as u32,
-            instance: random(),
+            least_bytes,
+            limits: RwLock::new(config.limits()),
+            instance: config.continues.unwrap_or_else(random),
             sessions: Sessions::new(config.sessions_max, config.session_linger),
             budget,
             pool: PayloadPool::new(config.payload_pool_bytes_max),
             counters: Counters::default(),
             log_limit: LogLimit::default(),
+            secrets: Secrets::new(&config),
+            is_exposed: AtomicBool::new(false),
             connection_count: AtomicUsize::new(0),
             connection_ended: Notify::new(),
             tasks: Mutex::default(),
@@ -204,7 +211,20 @@ impl Drop for Server {
     }
 }
 
+/// Checks that a session may have the largest request outstanding, of `least_bytes`.
+fn check_session_bytes(session_bytes_max: u64, least_bytes: u64) -> Result<(), SettingError> {
+    let problem = || format!("must be at least {least_bytes} for this backend");
+    match least_bytes <= session_bytes_max {
+        true => Ok(()),
+        false => Err(SettingError::new("session_bytes_max", problem())),
+    }
+}
+
 impl Shared {
+    fn check_session_bytes(&self, session_bytes_max: u64) -> Result<(), SettingError> {
+        check_session_bytes(session_bytes_max, self.least_bytes)
+    }
+
     /// Returns the backend's receive buffer for a large payload, if it has one.
     fn reserve_buffer(&self, head: &Head<'_>, names: &mut Names) -> Option<Box<dyn ReceiveBuffer>> {
         let buffers = self.config.receive_buffers.as_ref()?;

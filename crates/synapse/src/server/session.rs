@@ -177,15 +177,21 @@ pub(super) struct Sessions {
     /// One lock and not a concurrent table: it is taken once per connection, at the handshake, and the limit
     /// and the choice of the sessions to forget need all of them at one moment.
     all: Mutex<HashMap<SessionId, Arc<Session>>>,
-    count_max: usize,
-    linger: Duration,
+    /// The most sessions, and for how long one without a connection is kept.
+    limits: Mutex<(usize, Duration)>,
     ending: AtomicBool,
 }
 
 impl Sessions {
     pub(super) fn new(count_max: u32, linger: Duration) -> Self {
         let all = Mutex::default();
-        Self { all, count_max: count_max as usize, linger, ending: AtomicBool::new(false) }
+        let limits = Mutex::new((count_max as usize, linger));
+        Self { all, limits, ending: AtomicBool::new(false) }
+    }
+
+    /// Changes the limits, for sessions that begin from now on.
+    pub(super) fn set_limits(&self, count_max: u32, linger: Duration) {
+        *self.limits.lock() = (count_max as usize, linger);
     }
 
     pub(super) fn count(&self) -> usize {
@@ -244,7 +250,8 @@ impl Sessions {
     /// Where there are too many sessions, forgets those without a connection for longer than the linger; if
     /// there is none, the one without a connection for the longest time.
     fn make_room(&self, all: &mut HashMap<SessionId, Arc<Session>>, now: Timestamp) -> Result<(), Error> {
-        if all.len() < self.count_max {
+        let (count_max, linger) = *self.limits.lock();
+        if all.len() < count_max {
             return Ok(());
         }
         // Not while a request is being executed: its outcome may be needed.
@@ -257,11 +264,11 @@ impl Sessions {
             })
             .collect();
         left.sort_unstable();
-        let overdue = left.iter().take_while(|(at, _)| now.since(*at) >= self.linger).count();
+        let overdue = left.iter().take_while(|(at, _)| now.since(*at) >= linger).count();
         for (_, id) in left.iter().take(overdue.max(1)) {
             all.remove(id);
         }
-        if all.len() < self.count_max {
+        if all.len() < count_max {
             return Ok(());
         }
         Err(Error::Retryable("the server has too many sessions; raise sessions_max".into()))

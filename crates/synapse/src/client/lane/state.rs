@@ -60,6 +60,8 @@ pub(super) struct Slot {
     pub(super) is_owed: bool,
     /// Whether it was ever sent: it may have been executed then, even if it is queued once more.
     pub(super) was_sent: bool,
+    /// Whether another connection than the present one has sent it before.
+    pub(super) was_sent_before: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -205,6 +207,24 @@ impl State {
                 self.cancels.push(id);
             }
         }
+    }
+
+    /// Called when the server has ended in order: it has answered what it had begun. What was sent and has no answer
+    /// was not executed, unless an earlier connection had sent it as well; it waits to be sent again, to whichever
+    /// server comes next. Returns how many do.
+    pub(super) fn take_back_unexecuted(&mut self) -> u64 {
+        let mut count = 0;
+        for index in 0..self.slots.len() as u32 {
+            let slot = &mut self.slots[index as usize];
+            if slot.state != SlotState::Sent || slot.was_sent_before {
+                continue;
+            }
+            (slot.state, slot.is_owed, slot.was_sent) = (SlotState::Queued, false, false);
+            let id = RequestId { slot: index, sequence: slot.sequence };
+            self.enqueue(id);
+            count += 1;
+        }
+        count
     }
 
     /// Appends a request to the queue.

@@ -147,7 +147,7 @@ impl Grant {
             return;
         }
         member.reserved_bytes -= freed;
-        state.left_bytes += freed;
+        state.left_bytes += freed.cast_signed();
         let wakers = self.budget.distribute(&mut state);
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
@@ -167,9 +167,9 @@ impl Drop for Grant {
     fn drop(&mut self) {
         let mut state = self.budget.state.lock();
         let Some(member) = state.members.remove(&self.key) else { return };
-        state.left_bytes += member.reserved_bytes - self.budget.share_bytes;
+        state.left_bytes += member.reserved_bytes.cast_signed() - state.division.share_bytes.cast_signed();
         if member.is_fixed {
-            state.fixed_bytes -= self.budget.request_bytes - self.budget.share_bytes;
+            state.fixed_count -= 1;
         }
         let key = self.key;
         state.demanding.retain(|demanding| *demanding != key);

@@ -50,7 +50,7 @@ fn a_late_connection_gets_an_equal_part_once_the_others_accept_theirs() {
     let mut grants: Vec<_> = (0..16).map(|_| budget.join(u64::MAX, false).unwrap()).collect();
     accept_all_of(&mut grants);
     let mut late = budget.join(32 * MIB, false).unwrap();
-    assert!(late.bytes() >= budget.share_bytes, "refused");
+    assert!(late.bytes() >= budget.state.lock().division.share_bytes, "refused");
     // Smaller grants are announced to those that hold more than their part; they count until accepted.
     accept_all(&mut late);
     let before = late.bytes();
@@ -125,8 +125,9 @@ fn too_few_bytes_for_two_requests_and_a_share_for_each_are_refused() {
 #[test]
 fn in_any_order_nothing_is_lost_and_every_demand_is_met() {
     for seed in 1..=30 {
-        let all = 40 * MIB;
+        let mut all = 40 * MIB;
         let budget = budget(all, 24);
+        let mut before = 0;
         let mut state: u64 = seed;
         let mut random = |below: u64| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -137,6 +138,12 @@ fn in_any_order_nothing_is_lost_and_every_demand_is_met() {
         for _ in 0..2_000 {
             let count = clients.len() as u64;
             match random(8) {
+                _ if random(40) == 0 => {
+                    let bytes = (20 + random(60)) * MIB;
+                    if budget.change(bytes, (9 + random(40)) * MIB, 24).is_ok() {
+                        all = bytes;
+                    }
+                }
                 0 if count < 24 => {
                     if let Ok(grant) = budget.join(random(80) * MIB, random(8) == 0) {
                         clients.push((grant, 0));
@@ -174,7 +181,11 @@ fn in_any_order_nothing_is_lost_and_every_demand_is_met() {
             }
             let reserved = budget.reserved_bytes();
             let used: u64 = clients.iter().map(|(_, cost)| *cost).sum();
-            assert!(used <= reserved && reserved <= all, "seed {seed}: {used} of {reserved} of {all}");
+            // While more than a smaller budget is reserved, only a share for who joins is added.
+            let joined = (clients.len() as u64).saturating_sub(count) * 4 * MIB;
+            let most = all.max(before + joined);
+            assert!(used <= reserved && reserved <= most, "seed {seed}: {used} of {reserved} of {most}");
+            before = reserved;
         }
         // Every client finishes what is outstanding and accepts what is announced: every demand is met.
         for _ in 0..200 {
@@ -190,4 +201,55 @@ fn in_any_order_nothing_is_lost_and_every_demand_is_met() {
         }
         assert!(budget.state.lock().demanding.is_empty(), "seed {seed}: a demand is never met");
     }
+}
+
+#[test]
+fn a_smaller_budget_is_reached_as_clients_accept_smaller_grants() {
+    let budget = budget(64 * MIB, 8);
+    let mut grants: Vec<_> = (0..4).map(|_| budget.join(u64::MAX, false).unwrap()).collect();
+    accept_all_of(&mut grants);
+    assert!(budget.reserved_bytes() > 32 * MIB);
+    budget.change(16 * MIB, 8 * MIB, 4).unwrap();
+    assert!(budget.reserved_bytes() > 32 * MIB, "what clients may use counts");
+    let late = budget.join(u64::MAX, false).unwrap();
+    assert!(late.bytes() < 4 * MIB, "a new one has its share only");
+    drop(late);
+    accept_all_of(&mut grants);
+    assert!(budget.reserved_bytes() <= 16 * MIB);
+    assert!(grants.iter().all(|grant| (2 * MIB..=8 * MIB).contains(&grant.bytes())));
+    // Raised again, all of it is distributed.
+    budget.change(64 * MIB, 64 * MIB, 8).unwrap();
+    accept_all_of(&mut grants);
+    assert!(budget.reserved_bytes() > 32 * MIB && budget.reserved_bytes() <= 64 * MIB);
+}
+
+#[test]
+fn the_most_of_one_connection_and_the_number_of_connections_can_change() {
+    let budget = budget(1 << 30, 16);
+    let mut grants: Vec<_> = (0..2).map(|_| budget.join(u64::MAX, false).unwrap()).collect();
+    accept_all_of(&mut grants);
+    assert_eq!(grants[0].bytes(), 64 * MIB);
+    budget.change(1 << 30, 8 * MIB, 16).unwrap();
+    accept_all_of(&mut grants);
+    assert_eq!((grants[0].bytes(), grants[1].bytes()), (8 * MIB, 8 * MIB));
+    assert_eq!(budget.change(4 * MIB, 8 * MIB, 16), Err(8 * MIB + 16 * SHARE_BYTES_MIN));
+    assert_eq!(budget.change(9 * MIB, 8 * MIB, 1).map_err(|_| ()), Ok(()), "two are open, and fit");
+    accept_all_of(&mut grants);
+    assert!(budget.reserved_bytes() <= 9 * MIB);
+    budget.change(1 << 30, 16 * MIB, 1024).unwrap();
+    accept_all_of(&mut grants);
+    assert_eq!(grants[0].bytes(), 16 * MIB);
+    drop(grants);
+    assert_eq!(budget.reserved_bytes(), 0);
+}
+
+#[test]
+fn a_budget_too_small_for_the_clients_whose_grants_cannot_change_is_refused() {
+    let budget = budget(64 * MIB, 8);
+    let fixed: Vec<_> = (0..6).map(|_| budget.join(0, true).unwrap()).collect();
+    let needed = budget.change(16 * MIB, 16 * MIB, 8).unwrap_err();
+    assert!(budget.change(64 * MIB, 64 * MIB, 8).is_ok(), "what is in force stays possible");
+    assert!(budget.change(needed, 16 * MIB, 8).is_ok(), "{needed}");
+    drop(fixed);
+    assert!(budget.change(16 * MIB, 16 * MIB, 8).is_ok());
 }
