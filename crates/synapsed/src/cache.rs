@@ -1,11 +1,12 @@
-//! The cache before the backend, as `[cache]` configures it: its background task, and its shutdown.
+//! The cache before the backend, as `[objects]` configures it: its background task, and its shutdown.
 
+use cached_core::insight::Sampling;
 use std::sync::Arc;
-use std::time::Duration;
 
 use blocker::Blocker;
 use cached_config::{CacheReceiveBuffers, ConfigError, ObjectsTable, ShutdownError, store_all};
-use cached_core::object::ObjectCache;
+use cached_core::object::{ObjectCache, OpenJournal};
+use cached_process::reload::LiveSecs;
 use tokio::task::JoinHandle;
 
 use crate::config::in_this_file;
@@ -14,23 +15,28 @@ use crate::config::in_this_file;
 pub(crate) struct Cache {
     cache: ObjectCache,
     background: JoinHandle<()>,
-    flush_max: Duration,
+    flush_max: LiveSecs,
     memory_bytes_max: u64,
 }
 
 impl Cache {
-    /// Starts a cache over `below`. Its background task runs on the current runtime.
+    /// Starts a cache over `below`, of whose requests `insight` are sampled. Its background task runs on the current runtime.
     ///
     /// # Errors
     /// The setting that cannot work.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
-    pub(crate) fn over(below: Arc<dyn Blocker>, table: &ObjectsTable) -> Result<Self, ConfigError> {
-        let (cache, background) = table.open_cache(below).map_err(in_this_file)?;
+    pub(crate) fn over(
+        below: Arc<dyn Blocker>,
+        table: &ObjectsTable,
+        insight: Sampling,
+        journal: Option<OpenJournal>,
+    ) -> Result<Self, ConfigError> {
+        let (cache, background) = table.open_cache(below, journal, insight).map_err(in_this_file)?;
         Ok(Self {
             background: tokio::spawn(background),
-            flush_max: table.shutdown_flush(),
+            flush_max: LiveSecs::new(table.shutdown_flush_secs),
             memory_bytes_max: table.cache_bytes_max(),
             cache,
         })
@@ -51,9 +57,9 @@ impl Cache {
         self.cache.clone()
     }
 
-    /// Returns the most time that storing its dirty data may take.
-    pub(crate) fn flush_max(&self) -> Duration {
-        self.flush_max
+    /// Returns the most time that storing its dirty data may take, which can change.
+    pub(crate) fn flush_max(&self) -> LiveSecs {
+        self.flush_max.clone()
     }
 
     /// Returns the most memory that it takes, in bytes.
@@ -66,7 +72,7 @@ impl Cache {
     /// # Errors
     /// What was acknowledged and is not stored.
     pub(crate) async fn shut_down(self) -> Result<(), ShutdownError> {
-        let stored = store_all(&self.cache, self.flush_max).await;
+        let stored = store_all(&self.cache, self.flush_max.get()).await;
         self.background.abort();
         // The task releases the store with it.
         let _ = self.background.await;

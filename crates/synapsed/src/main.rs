@@ -2,20 +2,22 @@
 //! protocol.
 //!
 //! ```text
-//! synapsed --config /etc/synapsed.toml
+//! synapsed --config /etc/synapsed/synapsed.toml
 //! ```
 
 mod cache;
 mod config;
 mod failure;
-mod logging;
+mod reload;
 mod serve;
-mod signals;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::Parser;
+use cached_process::log::Log;
+use cached_process::panics;
+use cached_process::signals::Signals;
+use clap::{CommandFactory, Parser};
 
 use config::Config;
 use failure::Failure;
@@ -38,6 +40,9 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = cached_manual::written_on_request(Arguments::command) {
+        return code;
+    }
     match run(&Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -48,15 +53,17 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let config = Config::read(&arguments.config).map_err(Failure::configuration)?;
+    let (config, text) = Config::read(&arguments.config).map_err(Failure::configuration)?;
     if arguments.print_config {
         print!("{}", config.effective());
         return Ok(());
     }
     if arguments.check_config {
-        println!("{} is valid", arguments.config.display());
+        println!("{}: nothing is wrong with the configuration", arguments.config.display());
         return Ok(());
     }
-    logging::install(logging::level(&config.log_level).map_err(Failure::configuration)?);
-    serve::run(&config, &arguments.config)
+    let signals = Signals::take_over().map_err(Failure::refused)?;
+    let log = Log::install(config.log);
+    panics::watch();
+    serve::run((&config, &text), &arguments.config, &signals, &log)
 }

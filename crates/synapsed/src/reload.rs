@@ -1,0 +1,101 @@
+//! Reading the configuration again while `synapsed` runs.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use blocker::trace::Tracer;
+use cached_admin::insight::slow::SlowLog;
+use cached_admin::{Tokens, TokensRead};
+use cached_config::{ConfigFileError, LIVE_KEYS, LiveObjects, raise_descriptor_limit};
+use cached_process::log::Log;
+use cached_process::reload::{LiveSecs, Program, Source};
+use toml::Table;
+
+use crate::config::{Config, in_this_file};
+
+/// The daemon, as far as its configuration can change.
+pub(crate) struct Synapsed {
+    pub(crate) path: PathBuf,
+    pub(crate) log: Log,
+    /// The delay of the end, and the time for what has begun.
+    pub(crate) drain: (LiveSecs, LiveSecs),
+    pub(crate) objects: LiveObjects,
+    /// The tokens of the admin listener.
+    pub(crate) tokens: Option<Tokens>,
+    /// Makes spans, if requests are traced.
+    pub(crate) tracer: Option<Tracer>,
+    /// The slow requests to the store.
+    pub(crate) slow: Arc<SlowLog>,
+    /// The configuration in force.
+    pub(crate) in_force: Mutex<Config>,
+}
+
+/// Returns the source of a configuration that was made of `text`, the text of the file `path`.
+///
+/// # Errors
+/// One line, if the text is not what `config` was made of.
+pub(crate) fn source(config: &Config, path: &Path, text: &str) -> Result<Source, String> {
+    let file: Table = text
+        .parse()
+        .map_err(|error: toml::de::Error| ConfigFileError::of_file(path, error.message()).to_string())?;
+    let effective = Table::try_from(config).map_err(|error| error.to_string())?;
+    Ok(Source { without_flags: effective.clone(), effective, file })
+}
+
+impl Program for Synapsed {
+    fn read(&self) -> Result<Source, String> {
+        let (config, text) = Config::read(&self.path).map_err(|error| error.to_string())?;
+        source(&config, &self.path, &text)
+    }
+
+    fn file(&self) -> Option<PathBuf> {
+        Some(self.path.clone())
+    }
+
+    fn is_live(&self, key: &str) -> bool {
+        LIVE_KEYS.contains(&key) || key == "insight.slow_request_ms"
+    }
+
+    fn apply(&self, table: &Table) -> Result<Vec<String>, String> {
+        let line = |error| ConfigFileError::of_key(&self.path, error).to_string();
+        let text = toml::to_string(table).map_err(|error| error.to_string())?;
+        let after = Config::parse(&self.path, &text).map_err(|error| error.to_string())?;
+        let (drain, secrets) = (after.drain().map_err(line)?, after.secrets().map_err(line)?);
+        let mut in_force = self.in_force.lock().unwrap_or_else(PoisonError::into_inner);
+        let (before, objects) = (in_force.objects.as_ref(), after.objects.as_ref());
+        let listener = Some(&after.synapse);
+        // What can be refused comes first: its file is read, then the object cache changes, or nothing does.
+        let tokens = self.tokens.as_ref().map(Tokens::read_again).transpose()?;
+        let files = self.objects.change(before, objects, listener, secrets, "backend.secret_file");
+        let mut files = files.map_err(|error| line(in_this_file(error)))?;
+        if tokens.is_some_and(TokensRead::put_in_force) {
+            files.push("admin.token_file".into());
+        }
+        let descriptors = after.descriptors_max();
+        if descriptors > in_force.descriptors_max() {
+            let possible = raise_descriptor_limit(descriptors);
+            if possible < descriptors {
+                tracing::warn!(
+                    descriptors = possible,
+                    wanted = descriptors,
+                    "fewer file descriptors than connections and files may need"
+                );
+            }
+        }
+        self.log.set(after.log);
+        self.slow.set_threshold(after.insight.slow_threshold());
+        if let (Some(tracer), Some(table)) = (&self.tracer, &after.tracing) {
+            tracer.set_ratio(table.sample_ratio);
+        }
+        self.drain.0.set(drain.delay_secs);
+        self.drain.1.set(drain.timeout_secs);
+        *in_force = after;
+        Ok(files)
+    }
+
+    fn filled_in(&self, table: &Table) -> Table {
+        let text = toml::to_string(table).unwrap_or_default();
+        let filled_in = Config::parse(&self.path, &text).ok().map(|config| config.effective());
+        filled_in.and_then(|text| text.parse().ok()).unwrap_or_else(|| table.clone())
+    }
+}
