@@ -18,6 +18,8 @@ pub const RELATIVE_SECS_MAX: i64 = 60 * 60 * 24 * 30;
 pub struct ServerClock {
     ticks: Arc<TickClock>,
     started: Instant,
+    /// What the counter was then.
+    first_secs: u32,
     /// The Unix time at which the counter would have been 0.
     origin_unix_secs: i64,
     /// The seconds by which tests have advanced the counter.
@@ -27,16 +29,47 @@ pub struct ServerClock {
 }
 
 impl ServerClock {
-    /// Returns a clock that starts now.
+    /// Returns a clock that starts now, at [`FIRST_SECOND`].
     pub fn new() -> ServerClock {
+        ServerClock::starting_at(FIRST_SECOND)
+    }
+
+    /// Returns a clock that starts now, at `secs`: it continues the one of an earlier process.
+    pub fn starting_at(secs: u32) -> ServerClock {
+        let ticks = Arc::new(TickClock::starting_at(secs));
+        let first_secs = ticks.now_secs();
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         ServerClock {
-            ticks: Arc::new(TickClock::new()),
+            ticks,
             started: Instant::now(),
-            origin_unix_secs: unix.as_secs() as i64 - i64::from(FIRST_SECOND),
+            first_secs,
+            origin_unix_secs: unix.as_secs() as i64 - i64::from(first_secs),
             shift_secs: AtomicI64::new(0),
             paused: AtomicBool::new(false),
         }
+    }
+
+    /// Returns a clock that continues another process's: it was `nanos` into the second `secs` when the system's
+    /// [monotonic clock](monotonic_nanos) showed `then_nanos`.
+    pub(crate) fn continuing(secs: u32, nanos: u32, then_nanos: u64) -> ServerClock {
+        let since = Duration::from_nanos(monotonic_nanos().saturating_sub(then_nanos));
+        let into = Duration::from_nanos(nanos.into()) + since;
+        let started = Instant::now().checked_sub(into).unwrap_or_else(Instant::now);
+        let clock = ServerClock { started, ..ServerClock::starting_at(secs) };
+        let origin_unix_secs = clock.origin_unix_secs - into.as_secs() as i64;
+        let clock = ServerClock { origin_unix_secs, ..clock };
+        clock.tick();
+        clock
+    }
+
+    /// Returns the counter, and how many nanoseconds of its second are over.
+    pub(crate) fn position(&self) -> (u32, u32) {
+        (self.now_secs(), self.started.elapsed().subsec_nanos())
+    }
+
+    /// Returns the Unix time of the start, in seconds.
+    pub fn started_unix_secs(&self) -> u64 {
+        u64::try_from(self.origin_unix_secs + i64::from(FIRST_SECOND)).unwrap_or(0)
     }
 
     /// Returns the counter, for the store.
@@ -52,7 +85,7 @@ impl ServerClock {
         let elapsed = self.started.elapsed().as_secs() as i64 + self.shift_secs.load(Ordering::Relaxed);
         // Never back: an item that has expired stays expired.
         let secs = u32::try_from(elapsed.max(0)).unwrap_or(u32::MAX / 2).min(u32::MAX / 2);
-        self.ticks.set((FIRST_SECOND + secs).max(self.now_secs()));
+        self.ticks.set(self.first_secs.saturating_add(secs).max(self.now_secs()));
     }
 
     /// Advances the counter by `secs`, for tests. It never moves back.
@@ -74,7 +107,7 @@ impl ServerClock {
 
     /// Returns the seconds since the start.
     pub fn uptime_secs(&self) -> u32 {
-        self.now_secs() - FIRST_SECOND
+        self.now_secs() - self.first_secs
     }
 
     /// Returns the Unix time by the counter.
@@ -118,6 +151,12 @@ impl Default for ServerClock {
     }
 }
 
+/// Returns what the system's monotonic clock shows, the same in all processes.
+pub(crate) fn monotonic_nanos() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,5 +189,20 @@ mod tests {
         clock.tick();
         assert!(clock.uptime_secs() <= 1);
         assert_eq!(clock.unix_secs_of(clock.now_secs()), clock.unix_secs());
+        let later = ServerClock::starting_at(1_000_000);
+        later.tick();
+        assert!(later.uptime_secs() <= 1 && later.now_secs() >= 1_000_000);
+        assert!((later.unix_secs() - clock.unix_secs()).abs() <= 1, "both show the present");
+    }
+
+    #[test]
+    fn a_clock_continues_that_of_another_process() {
+        let then = monotonic_nanos() - 5_600_000_000;
+        let clock = ServerClock::continuing(1_000, 500_000_000, then);
+        let (secs, nanos) = clock.position();
+        assert!((1_006, 99_000_000) < (secs, nanos) && secs < 1_066, "{secs} {nanos}");
+        let present = ServerClock::new().unix_secs();
+        assert!((clock.unix_secs() - present).abs() <= 1);
+        assert!(clock.uptime_secs() >= 6);
     }
 }

@@ -3,7 +3,9 @@
 //! A [`Counters`] belongs to one worker, which alone adds to it; other threads only read. `stats reset`
 //! cannot therefore write zeroes: it stores the counts of that moment, and later reports subtract them.
 
+use crate::command_latency::{CommandLatency, Kind, NextTimed};
 use crate::heartbeat::Heartbeat;
+use crate::insight::hot::NextSample;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that one thread increases and any thread may read.
@@ -37,13 +39,28 @@ macro_rules! counters {
         pub(crate) struct Counters {
             /// What the worker is doing: beside its counters, in cache lines that no other thread writes.
             pub(crate) heartbeat: Heartbeat,
+            /// Which of its turns are timed.
+            pub(crate) next_timed: NextTimed,
+            /// When the next get is sampled for the hot keys.
+            pub(crate) next_sample: NextSample,
+            /// The number of the worker.
+            pub(crate) worker: usize,
             $($(#[$doc])* pub(crate) $name: Counter,)*
+            /// How long its requests take.
+            pub(crate) latency: CommandLatency,
         }
 
         /// Sums over all workers.
         #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
         pub(crate) struct Totals {
             $($(#[$doc])* pub(crate) $name: u64,)*
+        }
+
+        impl Counters {
+            /// Returns what this worker has counted.
+            pub(crate) fn totals(&self) -> Totals {
+                Totals { $($name: self.$name.get(),)* }
+            }
         }
 
         impl Totals {
@@ -58,6 +75,21 @@ macro_rules! counters {
             }
         }
     };
+}
+
+impl Totals {
+    /// Returns the number of commands of each kind. A retrieval counts once for each key.
+    pub(crate) fn commands(&self) -> [u64; Kind::ALL.len()] {
+        Kind::ALL.map(|kind| match kind {
+            Kind::Get => self.get_cmds,
+            Kind::Set => self.set_cmds,
+            Kind::Touch => self.touch_cmds,
+            Kind::Delete => self.delete_hits + self.delete_misses,
+            Kind::Incr => self.incr_hits + self.incr_misses,
+            Kind::Decr => self.decr_hits + self.decr_misses,
+            Kind::Flush => self.flush_cmds,
+        })
+    }
 }
 
 counters! {
@@ -105,12 +137,44 @@ counters! {
     store_too_large,
     /// Values for which there was no memory.
     store_no_memory,
+    /// Attempts to authenticate.
+    auth_cmds,
+    /// Those with a wrong user or password.
+    auth_errors,
+    /// Datagrams that were requests.
+    udp_requests,
+    /// Datagrams that were dropped: malformed requests, and replies for which the system had no room.
+    udp_dropped,
     /// Bytes received.
     bytes_read,
     /// Bytes sent.
     bytes_written,
     /// Times that a connection with more to do had to wait for the others.
     conn_yields,
+    /// TLS handshakes that were complete and did not resume a session.
+    tls_handshakes_full,
+    /// TLS handshakes that resumed a session.
+    tls_handshakes_resumed,
+    /// TLS handshakes that failed or took too long.
+    tls_handshake_failures,
+    /// TLS connections that failed after their handshake.
+    tls_failures,
+}
+
+impl Counters {
+    /// Returns the counters of the worker with this number.
+    pub(crate) fn of_worker(worker: usize) -> Counters {
+        Counters { worker, ..Counters::default() }
+    }
+
+    /// Counts gets of `keys` keys. Returns the number of all, if one of these is to be sampled for the hot
+    /// keys.
+    #[inline]
+    pub(crate) fn count_gets(&self, keys: u64) -> Option<u64> {
+        self.get_cmds.add(keys);
+        let gets = self.get_cmds.get();
+        self.next_sample.is_reached(gets).then_some(gets)
+    }
 }
 
 #[cfg(test)]

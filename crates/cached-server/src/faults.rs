@@ -1,6 +1,7 @@
 //! Defects on request, so that tests can check how a server ends that has one: a thread that panics, a worker
 //! that makes no progress. Requested by `debugtime` with `--debug-clock`, and only in builds with debug
-//! assertions; other builds have none.
+//! assertions; other builds have none. A process that takes over from another can be ended or stopped at each step
+//! (`CACHED_FAULT`).
 
 #[cfg(debug_assertions)]
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,3 +59,25 @@ impl InjectedFaults {
     /// Does nothing.
     pub(crate) fn check_acceptor(&self) {}
 }
+
+/// Ends or stops the process at this step of taking over from another, if the environment requests that:
+/// `CACHED_FAULT=kill:STEP`, `stall:STEP`, or `slow:STEP` for a second's pause.
+#[cfg(debug_assertions)]
+pub(crate) fn at_step(step: &str) {
+    let Ok(fault) = std::env::var("CACHED_FAULT") else { return };
+    match fault.split_once(':') {
+        Some(("kill", at)) if at == step => {
+            // SAFETY: plain numbers; the process ends.
+            unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+        }
+        Some(("slow", at)) if at == step => std::thread::sleep(std::time::Duration::from_secs(1)),
+        Some(("stall", at)) if at == step => loop {
+            std::thread::park();
+        },
+        _ => {}
+    }
+}
+
+/// Does nothing.
+#[cfg(not(debug_assertions))]
+pub(crate) fn at_step(_: &str) {}

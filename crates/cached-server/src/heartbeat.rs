@@ -40,6 +40,7 @@ pub(crate) enum Activity {
     Touch,
     MetaDebug,
     FlushAll,
+    FlushPrefix,
     Stats,
     Admin,
     Binary,
@@ -47,7 +48,7 @@ pub(crate) enum Activity {
 }
 
 impl Activity {
-    const NAMES: [&str; 18] = [
+    const NAMES: [&str; 19] = [
         "a retrieval, receiving or sending",
         "commands from other threads",
         "draining connections at shutdown",
@@ -62,6 +63,7 @@ impl Activity {
         "touch",
         "me",
         "flush_all",
+        "flush_prefix",
         "stats",
         "an administrative command",
         "a binary command",
@@ -82,6 +84,7 @@ impl Activity {
             Request::Touch(_) => Activity::Touch,
             Request::MetaDebug(_) => Activity::MetaDebug,
             Request::FlushAll(_) => Activity::FlushAll,
+            Request::FlushPrefix(_) => Activity::FlushPrefix,
             Request::Stats(_) => Activity::Stats,
             Request::Admin(_) => Activity::Admin,
             _ => Activity::Other,
@@ -130,6 +133,11 @@ impl HeartbeatState {
     /// Returns whether the thread waits for events, which may take any time.
     pub(crate) fn is_idle(self) -> bool {
         self.0 == 0
+    }
+
+    /// Returns whether both are of the same step, whatever its activity.
+    pub(crate) fn is_same_step(self, other: HeartbeatState) -> bool {
+        self.0 | ACTIVITY_MASK == other.0 | ACTIVITY_MASK && self.is_idle() == other.is_idle()
     }
 
     /// Returns the descriptor of the connection that is served.

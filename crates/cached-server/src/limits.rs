@@ -1,14 +1,19 @@
 //! The sum of all limits: the most memory that the server takes, calculated at the start and printed.
 
 use crate::connections::ConnInfo;
+use crate::insight::hot;
 use crate::settings::Settings;
-use crate::stream::{COPY_BYTES_MAX, FULL_BYTES, INPUT_BUFFERS_BYTES};
-use crate::worker::ConnectionSlot;
+use crate::stream::{COPY_BYTES_MAX, FULL_BYTES, INPUT_BUFFERS_BYTES, TLS_BUFFERS_BYTES};
+use crate::worker::{ConnectionSlot, udp_bytes_max};
+use cached_core::insight;
 use cached_core::kv::KvLimits;
 use std::fmt;
 
 /// A connection without buffers: its state, its entry in the table, its socket in the kernel's view.
 const CONNECTION_BYTES: usize = 2048;
+
+/// What TLS adds to a connection without buffers: keys, and rustls's state.
+const TLS_CONNECTION_BYTES: usize = 6 << 10;
 
 const _: () = assert!(size_of::<ConnInfo>() + size_of::<ConnectionSlot>() < CONNECTION_BYTES);
 
@@ -17,7 +22,7 @@ const _: () = assert!(size_of::<ConnInfo>() + size_of::<ConnectionSlot>() < CONN
 pub struct Limits {
     /// The memory of `-m`: keys, values and their headers, and the eviction policy's ghosts.
     pub arena: usize,
-    /// The index for an arena full of the smallest items.
+    /// The index for an arena full of the smallest items, and the marks of keys while a flushed prefix is swept.
     pub index: usize,
     /// Unfinished input and unsent output of all connections.
     pub connection_buffers: usize,
@@ -25,21 +30,36 @@ pub struct Limits {
     pub connections: usize,
     /// Buffers of the worker threads.
     pub workers: usize,
+    /// Samples of requests, simulated caches and sketches; 0 where requests are not sampled.
+    pub insight: usize,
     /// The object cache and its store's buffers; 0 without one.
     pub objects: usize,
     /// The listener of the object cache; 0 without one.
     pub object_listener: usize,
 }
 
+/// Returns the bytes of the samples of items and of objects, and of the hot keys, with `threads` workers.
+fn insight_bytes_max(threads: usize) -> usize {
+    2 * insight::bytes_max(threads.max(8)) + insight::hot_objects_bytes_max() + hot::bytes_max(threads)
+}
+
 impl Limits {
     /// Returns the limits of a server with these settings and this store.
     pub fn new(settings: &Settings, store: &KvLimits) -> Limits {
+        let tls = settings.tls.as_ref();
+        let worker_bytes = INPUT_BUFFERS_BYTES + 8 * FULL_BYTES + COPY_BYTES_MAX;
+        let udp_bytes = match settings.udp_listen.is_empty() {
+            true => 0,
+            false => udp_bytes_max(settings.udp_reply_bytes_max),
+        };
         Limits {
             arena: store.arena_bytes + store.policy_bytes,
-            index: store.index_bytes_max,
+            index: store.index_bytes_max + store.prefix_flush_bytes_max,
             connection_buffers: settings.connection_bytes_max,
-            connections: settings.connections_max * CONNECTION_BYTES,
-            workers: settings.threads * (INPUT_BUFFERS_BYTES + 8 * FULL_BYTES + COPY_BYTES_MAX),
+            connections: settings.connections_max
+                * (CONNECTION_BYTES + tls.map_or(0, |_| TLS_CONNECTION_BYTES)),
+            workers: settings.threads * (worker_bytes + tls.map_or(0, |_| TLS_BUFFERS_BYTES) + udp_bytes),
+            insight: if settings.insight { insight_bytes_max(settings.threads) } else { 0 },
             objects: 0,
             object_listener: 0,
         }
@@ -55,7 +75,7 @@ impl Limits {
     /// Returns the sum, in bytes.
     pub fn sum(&self) -> usize {
         let memcached = self.arena + self.index + self.connection_buffers + self.connections + self.workers;
-        memcached + self.objects + self.object_listener
+        memcached + self.insight + self.objects + self.object_listener
     }
 }
 
@@ -72,6 +92,9 @@ impl fmt::Display for Limits {
             mib(self.connections),
             mib(self.workers)
         )?;
+        if self.insight > 0 {
+            write!(f, " + insight {}", mib(self.insight))?;
+        }
         if self.objects > 0 {
             write!(f, " + objects {}", mib(self.objects))?;
         }

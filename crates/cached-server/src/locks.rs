@@ -2,9 +2,13 @@
 //!
 //! | lock | level | held while |
 //! |---|---|---|
+//! | changes from outside of requests | 4 | a prefix is swept or flushed by another thread than a worker |
 //! | table of connections | 5 | a command is sent to a worker |
 //! | counts at the last `stats reset` | 6 | they are copied |
+//! | wrong passwords by address | 7 | one is counted |
 //! | lines for watchers | 60 | a line is queued; the store's eviction hook takes it while it holds the store's locks |
+//! | sketches of hot keys | 61 | queued keys are counted, or the hottest copied |
+//! | lines on their way to a worker | 63 | they are added, or all are taken |
 //! | a worker's commands | 300 | a command is added, or all are taken |
 //!
 //! The store's locks have the levels between, 10 to 59. Builds with debug assertions check the order at run
@@ -15,9 +19,13 @@ use lock_order::{Held, Rank};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+pub(crate) static CHANGES: Rank = Rank::new("server: changes from outside of requests", 4);
 pub(crate) static CONNECTIONS: Rank = Rank::new("server: table of connections", 5);
 pub(crate) static BASELINE: Rank = Rank::new("server: counts at the last reset", 6);
+pub(crate) static ATTEMPTS: Rank = Rank::new("server: wrong passwords by address", 7);
 pub(crate) static WATCHERS: Rank = Rank::new("server: lines for watchers", 60);
+pub(crate) static RELAY: Rank = Rank::new("server: lines on their way to a worker", 63);
+pub(crate) static HOT: Rank = Rank::new("server: hot keys", 61);
 pub(crate) static COMMANDS: Rank = Rank::new("server: a worker's commands", 300);
 
 /// A lock with a rank.

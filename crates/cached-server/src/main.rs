@@ -1,32 +1,38 @@
 //! `cached`: reads the command line, prints what it serves, and serves it.
 
+use blocker::metrics::Registration;
+use blocker::trace::Tracer;
+use cached_admin::{AdminConfig, AdminError, AdminServer, Health, control};
+use cached_process::drain::Drain;
+use cached_process::log::Log;
+use cached_process::reload::{LiveSecs, Reloader, Reloads};
+use cached_process::signals::{Requested, Signals};
+use cached_process::{exit, panics};
 use cached_server::cli::{self, Request};
-use cached_server::config::Secrets;
-use cached_server::objects::{Objects, ObjectsError, RunningObjects};
-use cached_server::signals::Signals;
-use cached_server::{Config, Logging, ServeError, Server, panics, pid_file, process, systemd};
+use cached_server::config::{AdminTable, Secrets, TracingTable};
+use cached_server::objects::{ObjectSockets, Objects, ObjectsControl, ObjectsError, RunningObjects};
+use cached_server::reload::{self, Cached};
+use cached_server::{
+    Config, Logging, MemoryFileStart, PreparedServer, Program, ServeError, Server, TakeOver, TakingOver,
+    Upgrader, pid_file, process, systemd,
+};
+use cached_tracing::{Exporter, Origin};
+use std::cell::Cell;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Builder;
 
-/// `EX_SOFTWARE`: a defect has ended the program.
-const DEFECT: u8 = 70;
-/// `EX_NOUSER`: there is no such user.
-const NO_USER: u8 = 67;
-/// `EX_OSERR`: the system refused something.
-const REFUSED: u8 = 71;
-/// `EX_IOERR`: acknowledged data could not be stored at the end.
-const NOT_STORED: u8 = 74;
-/// `EX_CONFIG`: the configuration is invalid, which only opening has shown.
-const CONFIGURATION: u8 = 78;
-
 /// The time requested from a service manager beyond the time that storing may take.
 const END_MARGIN: Duration = Duration::from_secs(5);
+
+/// memcached's exit status for a file of passwords that cannot be used.
+const PASSWORDS: u8 = 1;
 
 /// Why the program ends: a line, and memcached's exit status.
 struct Failure {
@@ -36,12 +42,22 @@ struct Failure {
 
 impl Failure {
     fn refused(cause: impl std::fmt::Display) -> Failure {
-        Failure { line: cause.to_string(), status: REFUSED }
+        Failure { line: cause.to_string(), status: exit::REFUSED }
     }
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = cached_manual::written_on_request(cli::command) {
+        return code;
+    }
     process::limit_allocator_arenas();
+    let take_over = match TakeOver::from_environment() {
+        Ok(take_over) => take_over,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::from(exit::REFUSED);
+        }
+    };
     let inherited = systemd::inherited_sockets();
     let arguments: Vec<OsString> = std::env::args_os().collect();
     let result = match cli::read(&arguments) {
@@ -50,7 +66,7 @@ fn main() -> ExitCode {
             let _ = std::io::stdout().write_all(text.as_bytes());
             return ExitCode::SUCCESS;
         }
-        Ok(Request::Serve(config)) => serve(*config, inherited),
+        Ok(Request::Serve(config)) => serve(*config, arguments, inherited, take_over),
         Err(error) => Err(Failure { line: error.to_string(), status: error.status }),
     };
     match result {
@@ -64,34 +80,54 @@ fn main() -> ExitCode {
 
 /// Serves until the end is requested. The order of the first steps is memcached's: those that need root's
 /// rights come before the rights are given up, sockets and files come after.
-fn serve(config: Config, inherited: Vec<OwnedFd>) -> Result<(), Failure> {
+fn serve(
+    config: Config,
+    arguments: Vec<OsString>,
+    inherited: Vec<OwnedFd>,
+    mut take_over: Option<TakeOver>,
+) -> Result<(), Failure> {
+    let program = Program::of_this_process(&arguments);
     let signals = Signals::take_over().map_err(Failure::refused)?;
     let settings = &config.settings;
     if settings.core_dumps {
         process::allow_core_dumps().map_err(Failure::refused)?;
     }
-    let connections = settings.connections_max + config.object_descriptors();
+    let connections = settings.connections_max + config.object_descriptors() + config.admin_descriptors();
     let descriptors = process::raise_descriptor_limit(connections, settings.threads);
     // Before the user changes: the files may be readable by root only.
-    let secret_warnings = config.secret_warnings();
-    let secrets = config.secrets().map_err(|line| Failure { line, status: CONFIGURATION })?;
+    let mut secret_warnings = config.secret_warnings();
+    secret_warnings.extend(settings.auth.warnings());
+    let secrets = config.secrets().map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
+    let tokens = config.admin_tokens().map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
+    settings.auth.load().map_err(|line| Failure { line, status: PASSWORDS })?;
+    let tls =
+        settings.load_tls().map_err(|error| Failure { line: error.to_string(), status: exit::USAGE })?;
+    let admin_tls = config.admin_tls().map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
     let without_user = process::is_root() && settings.user.is_none();
     if let Some(user) = settings.user.as_deref().filter(|_| process::is_root()) {
         process::become_user(user).map_err(|error| {
             let unknown = error.kind() == std::io::ErrorKind::NotFound;
-            Failure { line: error.to_string(), status: if unknown { NO_USER } else { REFUSED } }
+            Failure { line: error.to_string(), status: if unknown { exit::NO_USER } else { exit::REFUSED } }
         })?;
     }
-    if settings.daemon {
+    // A process that takes over is a child of one that has left the terminal.
+    if settings.daemon && take_over.is_none() {
         process::daemonize(settings.core_dumps, settings.verbosity > 0).map_err(|error| Failure {
             line: format!("failed to daemon() in order to daemonize: {error}"),
             status: 1,
         })?;
     }
-    let logging = Logging::install(settings.verbosity);
+    let log = Log::install(settings.log);
+    let logging = Logging::over(log.clone(), settings.log.level, settings.verbosity);
     panics::watch();
     settings.notes.iter().for_each(|note| tracing::warn!("{note}"));
     secret_warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    if tls.as_ref().is_some_and(|tls| settings.refuses_all_clients(tls)) {
+        tracing::warn!(
+            "a listener requires certificates of clients (mtls:), and no authority is named that signs them \
+             (ssl_ca_cert, ca_file): it serves no client"
+        );
+    }
     if descriptors < connections as u64 {
         tracing::warn!(descriptors, "fewer file descriptors than connections and files may need");
     }
@@ -105,24 +141,100 @@ fn serve(config: Config, inherited: Vec<OwnedFd>) -> Result<(), Failure> {
     }
     let activated = !inherited.is_empty();
     let (pid_path, daemon) = (settings.pid_file.clone(), settings.daemon);
-    let objects = match open_objects(&config, secrets, &signals) {
-        Err(ObjectsError::Ended) => return Ok(()),
-        Err(ObjectsError::Config(line)) => return Err(Failure { line, status: CONFIGURATION }),
-        objects => objects.map_err(Failure::refused)?,
+    // First, so that it answers while the start waits for the store.
+    let admin_sockets = take_over.as_mut().map_or_else(Vec::new, TakeOver::take_admin_sockets);
+    let open_admin = |table: &AdminTable| {
+        let mut config = table.config(tokens.clone(), admin_tls);
+        config.inherited =
+            admin_sockets.into_iter().map(|(name, socket)| (name, Arc::new(socket.into()))).collect();
+        // The running process answers until this one serves.
+        config.is_held = take_over.is_some();
+        open_admin(config)
     };
-    let server = Server::open_with(config.settings, logging, inherited).map_err(Failure::refused)?;
-    if let Some(path) = &pid_path
-        && let Err(error) = pid_file::write(path)
-    {
-        tracing::warn!(cause = %error, path = %path.display(), "cannot write the pid file");
+    let mut admin = config.admin.as_ref().map(open_admin).transpose()?;
+    let admin_sockets = admin.as_mut().map_or_else(Vec::new, AdminServer::take_sockets);
+    let admin = admin.map(Arc::new);
+    let exporter = config.tracing.as_ref().map(|table| start_tracing(table, admin.as_deref())).transpose()?;
+    let tracer = exporter.as_ref().map(|(exporter, _)| exporter.tracer());
+    let open_objects =
+        |sockets| match open_objects(&config, secrets, &signals, sockets, admin.as_ref(), tracer.as_ref()) {
+            Err(ObjectsError::Ended) => Ok(None),
+            Err(ObjectsError::Config(line)) => Err(Failure { line, status: exit::CONFIGURATION }),
+            objects => objects.map(Some).map_err(Failure::refused),
+        };
+    let is_taking_over = take_over.is_some();
+    let start = MemoryFileStart::new(admin.as_deref());
+    let on_taking_over = |now: &TakingOver| {
+        if !is_taking_over {
+            start.show(now);
+        }
+        if signals.is_end_requested("while the memory file is taken over") {
+            // What the file holds does not change by that: the next start is one after a kill.
+            tracing::info!("ended before the memory file was taken over");
+            std::process::exit(0);
+        }
+    };
+    let (objects, mut server) = match take_over {
+        None => {
+            let Some(objects) = open_objects(None)? else { return Ok(()) };
+            let server = Server::open_with(config.settings.clone(), logging, inherited, tls, &on_taking_over);
+            (objects, server.map_err(Failure::refused)?)
+        }
+        Some(mut take_over) => {
+            let sockets = ObjectSockets::open(config.synapse.as_ref(), take_over.take_object_sockets());
+            let sockets = sockets.map_err(Failure::refused)?;
+            let server = PreparedServer::new(config.settings.clone(), logging, take_over, tls);
+            let server = server.map_err(Failure::refused)?;
+            server.wait_for_store().map_err(Failure::refused)?;
+            let Some(objects) = open_objects(Some(sockets))? else { return Ok(()) };
+            (objects, server.take_over(&on_taking_over).map_err(Failure::refused)?)
+        }
+    };
+    let upgrades = if let Some(obstacle) = objects.as_ref().and_then(|objects| objects.control().obstacle()) {
+        Err(obstacle)
+    } else if config.settings.shared_memory.is_some() {
+        // The process that goes on after a failed upgrade opens its object cache anew, and items may have its memory.
+        Err("items and objects share memory ([shared_memory]), which cannot be handed over; restart instead")
+    } else if std::process::id() == 1 {
+        Err("process 1 cannot hand over: its end is the end of the container")
+    } else {
+        server.allow_upgrades(program, admin_sockets, objects.as_ref().map(Objects::control));
+        Ok(server.upgrader())
+    };
+    tracer.iter().for_each(|tracer| server.trace(tracer.clone()));
+    let in_force = reload::source(&arguments, config.path.as_deref().zip(config.text.as_deref()))
+        .map_err(|line| Failure { line, status: exit::CONFIGURATION })?;
+    let program = Cached::new(arguments, &config, server.live(), objects.as_ref().map(Objects::live), tokens)
+        .with_tracer(tracer);
+    let reloader = Arc::new(Reloader::new(program, in_force));
+    if let Some(admin) = &admin {
+        control::add_routes(admin.routes(), &reloader, &server.drain(), &log);
     }
-    if !activated && server.addresses().iter().any(|address| address.ip().is_unspecified()) {
+    let write_pid_file = || {
+        let Some(path) = &pid_path else { return };
+        let written = if is_taking_over { pid_file::replace(path) } else { pid_file::write(path) };
+        if let Err(error) = written {
+            tracing::warn!(cause = %error, path = %path.display(), "cannot write the pid file");
+        }
+    };
+    if !is_taking_over {
+        write_pid_file();
+    }
+    let is_open = !config.settings.auth.is_required();
+    if !activated && is_open && server.addresses().iter().any(|address| address.ip().is_unspecified()) {
         tracing::warn!("listening on all interfaces without access control; -l restricts the addresses");
     }
-    let addresses = announce(&server, objects.as_ref());
-    let result = run(server, objects, &signals, &addresses);
-    if let Some(path) = pid_path.filter(|_| daemon) {
-        pid_file::remove(&path);
+    let addresses = announce(&server, objects.as_ref(), admin.as_deref());
+    let upgrader = server.upgrader();
+    let serving = || {
+        if is_taking_over {
+            write_pid_file();
+        }
+    };
+    let requests = Requests { signals: &signals, reloader: &reloader, upgrades };
+    let result = run(server, objects, &requests, &addresses, admin.as_deref(), serving);
+    if let Some(path) = pid_path.as_ref().filter(|_| daemon && !upgrader.is_done()) {
+        pid_file::remove(path);
     }
     result
 }
@@ -132,51 +244,169 @@ fn open_objects(
     config: &Config,
     secrets: Secrets,
     signals: &Signals,
+    sockets: Option<ObjectSockets>,
+    admin: Option<&Arc<AdminServer>>,
+    tracer: Option<&Tracer>,
 ) -> Result<Option<Objects>, ObjectsError> {
     let Some(table) = &config.objects else { return Ok(None) };
-    Objects::open(table, config.synapse.as_ref(), secrets, signals.end_requested()).map(Some)
+    let (synapse, settings) = (config.synapse.as_ref(), &config.settings);
+    let end = signals.end_requested("while the store is being opened");
+    Objects::open(table, synapse, settings, secrets, sockets, end, admin, tracer).map(Some)
+}
+
+/// Starts what sends spans to the collector, and shows its metrics until the result is dropped.
+fn start_tracing(
+    table: &TracingTable,
+    admin: Option<&AdminServer>,
+) -> Result<(Exporter, Option<Registration>), Failure> {
+    let origin = Origin { program: "cached", version: env!("CARGO_PKG_VERSION") };
+    let exporter = Exporter::start(table, origin).map_err(Failure::refused)?;
+    let none = std::iter::empty::<(&str, &str)>;
+    let shown = admin.map(|admin| admin.registry().register(exporter.metrics(), none()));
+    Ok((exporter, shown))
+}
+
+/// Opens the admin listener.
+fn open_admin(config: AdminConfig) -> Result<AdminServer, Failure> {
+    let opened = AdminServer::start(config, "cached", env!("CARGO_PKG_VERSION"));
+    opened.map_err(|error| match error {
+        AdminError::Exposed { .. } => Failure { line: error.to_string(), status: exit::CONFIGURATION },
+        error => Failure::refused(error),
+    })
 }
 
 /// Serves on all listeners until the end is requested, then ends in order: first no more requests are
 /// accepted, then dirty objects are stored.
-fn run(server: Server, objects: Option<Objects>, signals: &Signals, addresses: &str) -> Result<(), Failure> {
+fn run(
+    server: Server,
+    objects: Option<Objects>,
+    requests: &Requests<'_>,
+    addresses: &str,
+    admin: Option<&AdminServer>,
+    serving: impl FnOnce(),
+) -> Result<(), Failure> {
+    let signals = requests.signals;
+    let shown = admin.map(|admin| server.show(admin));
     let objects = match objects {
         Some(objects) => {
             server.report_objects(objects.statistics());
-            Some(objects.serve().map_err(Failure::refused)?)
+            Some(objects.serve(server.live().drain_timeout()).map_err(Failure::refused)?)
         }
         None => None,
     };
     let shutdown = objects.as_ref().map(|objects| (objects.shutdown_handle(), objects.shutdown_time_max()));
-    systemd::notify(&format!("READY=1\nMAINPID={}\nSTATUS=Serving {addresses}", std::process::id()));
+    let (drain, delay, upgrader) = (server.drain(), server.live().drain_delay(), server.upgrader());
+    let memory_file_end = server.memory_file_end();
+    let health = admin.map(AdminServer::health);
+    let control = objects.as_ref().map(RunningObjects::control);
+    let has_served = Cell::new(false);
+    let serving = || {
+        has_served.set(true);
+        serving();
+        control.iter().for_each(ObjectsControl::serve);
+        admin.into_iter().for_each(AdminServer::accept);
+        let pid = std::process::id();
+        cached_config::notify(&format!("READY=1\nMAINPID={pid}\nSTATUS=Serving {addresses}"));
+        health.into_iter().for_each(Health::set_started);
+    };
+    let draining = || health.into_iter().for_each(|health| health.set_draining("the end was requested"));
     let end = async {
-        tokio::select! {
-            () = signals.end_requested() => {}
-            () = panics::happened() => tracing::error!("a thread has panicked: the server ends"),
+        until_end(requests, &drain).await;
+        draining();
+        let time_max = shutdown.as_ref().map_or(Duration::ZERO, |(_, time_max)| *time_max);
+        request_time(delay.get() + time_max + memory_file_end);
+        if panics::first().is_none() {
+            serve_on(signals, &delay).await;
         }
-        match &shutdown {
-            None => systemd::notify("STOPPING=1"),
-            Some((objects, time_max)) => {
-                objects.request();
-                request_time(*time_max);
-            }
+        if let Some((objects, _)) = &shutdown {
+            objects.request();
         }
     };
     // After a panic on this thread, too, objects are stored before the end.
-    let served = panic::catch_unwind(AssertUnwindSafe(|| server.run(end)));
-    let stored = objects.map_or(Ok(()), |objects| store(objects, signals));
+    let served = panic::catch_unwind(AssertUnwindSafe(|| server.run_with(end, serving)));
+    // Also when a client has requested the end.
+    draining();
+    // It keeps handles of the object cache, which the store waits for.
+    drop(shown);
+    if let Some(successor) = upgrader.successor() {
+        pass_on_end(signals, &drain, successor);
+    }
+    let stored = match objects {
+        Some(objects) if has_served.get() && !upgrader.is_done() => store(objects, signals),
+        // There is none, it has acknowledged nothing, or another process has its store.
+        _ => Ok(()),
+    };
     let defect = match (served, panics::first()) {
         (_, Some(first)) => first.to_owned(),
         (Ok(Ok(())), None) => return stored,
-        (Ok(Err(error @ ServeError::Thread(_))), None) => return stored.and(Err(Failure::refused(error))),
+        (Ok(Err(error @ (ServeError::Thread(_) | ServeError::TakeOver(_)))), None) => {
+            return stored.and(Err(Failure::refused(error)));
+        }
         (Ok(Err(error)), None) => error.to_string(),
         // The panic hook has recorded it, unless another hook has replaced it.
         (Err(_), None) => "a panic".to_owned(),
     };
     let line = format!("a defect of cached has ended it: {defect}");
     match stored {
-        Ok(()) => Err(Failure { line, status: DEFECT }),
+        Ok(()) => Err(Failure { line, status: exit::DEFECT }),
         Err(Failure { line: lost, status }) => Err(Failure { line: format!("{line}\n{lost}"), status }),
+    }
+}
+
+/// Where requests to the process come from and lead to.
+struct Requests<'a> {
+    signals: &'a Signals,
+    reloader: &'a Arc<Reloader>,
+    /// Why no other process can take over, if none can.
+    upgrades: Result<Upgrader, &'static str>,
+}
+
+/// Waits until the end is requested. Whenever that is requested the configuration is read again, or a new process
+/// started that takes over.
+async fn until_end(requests: &Requests<'_>, drain: &Drain) {
+    let mut reloads = Reloads::new(requests.reloader);
+    loop {
+        let requested = tokio::select! {
+            requested = requests.signals.requested() => requested,
+            () = drain.requested() => return,
+            never = reloads.run() => never,
+            () = panics::happened() => {
+                tracing::error!("a thread has panicked: the server ends");
+                Requested::End
+            }
+        };
+        match (requested, &requests.upgrades) {
+            (Requested::End, _) => return drain.request(),
+            (Requested::Upgrade, Ok(upgrader)) => upgrader.request(),
+            (Requested::Upgrade, Err(line)) => tracing::warn!("SIGUSR2: {line}"),
+            (Requested::Reload, _) => reloads.request(),
+        }
+    }
+}
+
+/// Waits for as long as load balancers may still send clients here; a second signal ends the wait.
+async fn serve_on(signals: &Signals, delay: &LiveSecs) {
+    if delay.get().is_zero() {
+        return;
+    }
+    tracing::info!(delay_secs = delay.get().as_secs(), "not ready any more; the listeners close later");
+    tokio::select! {
+        () = tokio::time::sleep(delay.get()) => {}
+        () = signals.end_requested("while the process ends") => {}
+    }
+}
+
+/// Requests the end of the process that has taken over, if the end of this one was requested while it did.
+fn pass_on_end(signals: &Signals, drain: &Drain, successor: u32) {
+    if !drain.is_requested() && !signals.is_end_requested("after another process has taken over") {
+        return;
+    }
+    tracing::info!(
+        pid = successor,
+        "the end was requested, and is passed on to the process that has taken over"
+    );
+    if let Err(error) = process::request_end(successor) {
+        tracing::error!(cause = %error, pid = successor, "the end cannot be passed on");
     }
 }
 
@@ -186,32 +416,38 @@ fn store(objects: RunningObjects, signals: &Signals) -> Result<(), Failure> {
     request_time(objects.shutdown_time_max());
     let runtime = Builder::new_current_thread().enable_all().build().map_err(Failure::refused)?;
     let forced = async {
-        signals.end_requested().await;
+        signals.end_requested("while the process ends").await;
         tracing::warn!("a second signal forces the end");
     };
     let stored = runtime.block_on(objects.shut_down(forced));
-    stored.map_err(|error| Failure { line: error.to_string(), status: NOT_STORED })
+    stored.map_err(|error| Failure { line: error.to_string(), status: exit::NOT_STORED })
 }
 
 /// Requests time for the end from the service manager.
 fn request_time(time_max: Duration) {
     let micros = (time_max + END_MARGIN).as_micros();
-    systemd::notify(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS=Storing objects"));
+    cached_config::notify(&format!("STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS=Ending"));
 }
 
 /// Prints what is served and how to try it; returns the memcached addresses.
-fn announce(server: &Server, objects: Option<&Objects>) -> String {
+fn announce(server: &Server, objects: Option<&Objects>, admin: Option<&AdminServer>) -> String {
     let mut text = String::from("cached serves memcached's protocols (text, meta, binary)");
     let addresses = server.addresses();
     let all: Vec<String> = (addresses.iter().map(ToString::to_string))
         .chain(server.unix_path().map(|path| path.display().to_string()))
+        .chain(server.udp_addresses().iter().map(|address| format!("udp:{address}")))
         .collect();
     let all = all.join(", ");
     let _ = writeln!(text, " on {all}");
     if let Some(first) = addresses.first() {
         let host = if first.ip().is_unspecified() { "localhost".into() } else { first.ip().to_string() };
         let command = r"printf 'set greeting 0 0 5\r\nhello\r\nget greeting\r\nquit\r\n'";
-        let _ = writeln!(text, "try:    {command} | nc {host} {}", first.port());
+        let _ = match server.has_tls() {
+            false => writeln!(text, "try:    {command} | nc {host} {}", first.port()),
+            true => {
+                writeln!(text, "try:    {command} | openssl s_client -quiet -connect {host}:{}", first.port())
+            }
+        };
     }
     let mut limits = server.limits();
     if let Some(objects) = objects {
@@ -222,6 +458,9 @@ fn announce(server: &Server, objects: Option<&Objects>) -> String {
             false => listeners.join(", "),
         };
         let _ = writeln!(text, "objects on {listeners}");
+    }
+    for url in admin.map(AdminServer::urls).unwrap_or_default() {
+        let _ = writeln!(text, "admin on {url}");
     }
     let _ = writeln!(text, "memory: {limits}");
     // Fails if standard output is closed, which is no reason to stop.

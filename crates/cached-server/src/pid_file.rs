@@ -12,6 +12,14 @@ pub fn write(path: &Path) -> io::Result<()> {
     if let Some(pid) = running(path) {
         tracing::warn!(pid, "the pid file contained the ID of a running process");
     }
+    replace(path)
+}
+
+/// Writes the file in place of that of the process that has handed over to this one.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn replace(path: &Path) -> io::Result<()> {
     let mut draft = path.as_os_str().to_owned();
     draft.push(".tmp");
     let draft = PathBuf::from(draft);

@@ -4,6 +4,16 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io;
 use std::os::fd::AsRawFd;
 
+/// Requests the end of another process, by SIGTERM.
+///
+/// # Errors
+/// If there is no such process any more.
+pub fn request_end(pid: u32) -> io::Result<()> {
+    let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+    let pid = pid.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+    Ok(rustix::process::kill_process(pid, rustix::process::Signal::TERM)?)
+}
+
 /// Raises the limit of descriptors for this number of connections and threads, and the rest of the server.
 /// Returns the limit that the system allows.
 pub fn raise_descriptor_limit(connections: usize, threads: usize) -> u64 {

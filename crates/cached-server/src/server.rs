@@ -1,27 +1,47 @@
 //! The server as a whole: opening sockets, starting threads, stopping in order.
 
+use crate::admin::ServerSource;
+use crate::arbiter_thread::ArbiterThread;
+use crate::certificates;
 use crate::clock::ServerClock;
 use crate::connections::{Command, CommandQueue};
+use crate::hand_over::{Program, TakeOverError, Taking};
 use crate::heartbeat::Activity;
+use crate::insight_report::Reports;
+use crate::insight_thread::InsightThread;
 use crate::limits::Limits;
-use crate::listen::{ListenError, Listeners, acceptor};
+use crate::listen::{Handed, ListenError, Listeners, acceptor};
 use crate::logging::Logging;
-use crate::objects::ObjectStatistics;
+use crate::objects::{ObjectStatistics, ObjectsControl};
+use crate::reload::LiveServer;
+use crate::restart::{self, OnTakingOver};
 use crate::settings::Settings;
 use crate::shared::Shared;
+use crate::socket_file::SocketFile;
+use crate::sweep_thread::SweepThread;
+use crate::upgrade::{Prepared, Upgradable, Upgrades};
+use crate::upgrader::Upgrader;
 use crate::watch::{Evictions, Watch};
-use crate::worker::{self, DRAIN_TIME, Watchdog, Worker};
+use crate::worker::{self, Watchdog, Worker};
+use blocker::trace::Tracer;
+use cached_admin::AdminServer;
+use cached_admin::sources::Shown;
+use cached_core::arena::{ArenaFile, ArenaFileError};
 use cached_core::kv::{ITEM_BYTES_MIN, Kv, KvConfig, KvConfigError, policy};
+use cached_process::drain::Drain;
+use cached_tls::{ServerTls, TlsError};
 use std::io;
 use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::PathBuf;
-use std::sync::{Arc, mpsc};
+use std::pin::pin;
+use std::sync::{Arc, OnceLock, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
 use tokio::task::{JoinHandle, LocalSet};
 
 /// Why the server cannot start: one line each.
@@ -30,6 +50,9 @@ pub enum StartError {
     /// The memory settings cannot work.
     #[error("cannot set up the store: {0}")]
     Store(#[from] KvConfigError),
+    /// The memory file cannot be used.
+    #[error(transparent)]
+    MemoryFile(#[from] ArenaFileError),
     /// An address cannot be listened on.
     #[error("cannot listen on {address}: {cause}")]
     Listen {
@@ -38,9 +61,18 @@ pub enum StartError {
         /// The error of the system.
         cause: io::Error,
     },
+    /// The passwords of clients cannot be read.
+    #[error("{0}")]
+    Passwords(String),
     /// A thread, its runtime or a descriptor for it cannot be created.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
+    /// The certificates cannot be used.
+    #[error("{0}")]
+    Tls(#[from] TlsError),
+    /// The running process cannot be taken over from.
+    #[error(transparent)]
+    TakeOver(#[from] TakeOverError),
 }
 
 /// Why the server cannot run, or did not end in order: one line each.
@@ -56,15 +88,27 @@ pub enum ServeError {
     /// These workers did not end in time.
     #[error("these workers do not end: {0}")]
     Stuck(String),
+    /// The running process went on by itself.
+    #[error(transparent)]
+    TakeOver(#[from] TakeOverError),
 }
 
-/// How long workers may take to end beyond [`DRAIN_TIME`].
+/// How long workers may take to end beyond the time that clients have.
 const END_MARGIN: Duration = Duration::from_secs(5);
+
+/// How fast a memory file is written at the end, at least: what a slow disk takes in a second.
+const MEMORY_FILE_BYTES_PER_SEC: usize = 50 << 20;
 
 /// A server whose sockets are open. Clients can connect, and are served once [`run`](Server::run) is called.
 pub struct Server {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
     listeners: Listeners,
+    /// The process that is being taken over from.
+    pub(crate) taking: Option<Taking>,
+    /// The connections taken over.
+    pub(crate) taken: u32,
+    /// Whether and how another process can take over.
+    upgrades: Option<Upgrades>,
 }
 
 /// Stops a server from any thread.
@@ -104,11 +148,13 @@ impl Server {
     /// # Errors
     /// [`StartError`] if the store cannot be created or a socket not be opened.
     pub fn open(settings: Settings, logging: Logging) -> Result<Server, StartError> {
-        Server::open_with(settings, logging, Vec::new())
+        let tls = settings.load_tls()?;
+        Server::open_with(settings, logging, Vec::new(), tls, &|_| ())
     }
 
-    /// Does the same with sockets that are open already. If there are any, the addresses in the settings are
-    /// ignored.
+    /// Creates the store and opens the sockets, with sockets that are open already and certificates that
+    /// [`Settings::load_tls`] has read. If there are any such sockets, the addresses in the settings are
+    /// ignored. Calls `on_taking_over` while a memory file is taken over; the sockets are open then.
     ///
     /// # Errors
     /// [`StartError`] if the store cannot be created or a socket not be opened.
@@ -116,35 +162,58 @@ impl Server {
         settings: Settings,
         logging: Logging,
         inherited: Vec<OwnedFd>,
+        tls: Option<Arc<ServerTls>>,
+        on_taking_over: &OnTakingOver<'_>,
     ) -> Result<Server, StartError> {
-        let clock = ServerClock::new();
-        let pending_bytes = settings.worker_buffer_bytes.saturating_mul(settings.threads);
-        let watch = Watch::new(pending_bytes, settings.watcher_buffer_bytes).map_err(StartError::Thread)?;
-        let watch = Arc::new(watch);
-        let kv = Kv::new(KvConfig {
-            arena_bytes: settings.memory_bytes,
-            item_bytes_max: settings.joined_bytes_max().max(ITEM_BYTES_MIN),
-            lanes: settings.threads,
-            cas: settings.cas,
-            evict: settings.evict,
-            policy: policy::by_name(settings.eviction_policy).unwrap_or_else(|| KvConfig::default().policy),
-            huge_pages: settings.huge_pages,
-            clock: clock.ticks(),
-            eviction_hook: Some(Arc::new(Evictions::new(watch.clone(), &settings))),
-            ..KvConfig::default()
-        })?;
-        let listeners = Listeners::open(&settings, inherited)?;
-        let queues: Result<Box<[_]>, _> = (0..settings.threads).map(|_| CommandQueue::new()).collect();
+        settings.auth.load_missing().map_err(StartError::Passwords)?;
+        let file = settings.memory_file.as_ref().map(ArenaFile::open).transpose()?;
+        let clock = file.as_ref().map_or_else(ServerClock::new, |file| {
+            // Expiry times go on from where the process before has left them.
+            ServerClock::starting_at(file.resume_secs())
+        });
+        // First, so that clients wait while a memory file is taken over, instead of being refused.
+        let listeners = Listeners::open(&settings, inherited, &mut Handed::default())?;
+        let (watch, kv) = open_store(&settings, &clock, file, on_taking_over)?;
+        Server::assemble(settings, logging, tls, clock, watch, kv, listeners)
+    }
+
+    pub(crate) fn assemble(
+        settings: Settings,
+        logging: Logging,
+        tls: Option<Arc<ServerTls>>,
+        clock: ServerClock,
+        watch: Arc<Watch>,
+        kv: Kv,
+        mut listeners: Listeners,
+    ) -> Result<Server, StartError> {
+        let queues: Result<Arc<[_]>, _> = (0..settings.threads).map(|_| CommandQueue::new()).collect();
         let queues = queues.map_err(StartError::Thread)?;
-        let shared = Arc::new(Shared::new(kv, clock, settings, logging, watch, queues));
+        let mut shared = Shared::new(kv, clock, settings, logging, watch, queues);
+        shared.tls = tls;
+        let shared = Arc::new(shared);
         // Set once, here.
         let _ = shared.listeners.set(listeners.infos());
-        Ok(Server { shared, listeners })
+        let _ = shared.udp.set(std::mem::take(&mut listeners.udp).into());
+        Ok(Server { shared, listeners, taking: None, taken: 0, upgrades: None })
     }
 
     /// Returns the TCP addresses it listens on.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.listeners.tcp_addresses()
+    }
+
+    /// Returns whether the first TCP listener has TLS.
+    pub fn has_tls(&self) -> bool {
+        self.listeners.sockets.first().is_some_and(|listener| listener.tls.is_some())
+    }
+
+    /// Returns the addresses at which it reads datagrams.
+    pub fn udp_addresses(&self) -> Vec<SocketAddr> {
+        self.shared
+            .udp
+            .get()
+            .map(|sockets| sockets.iter().map(|udp| udp.address).collect())
+            .unwrap_or_default()
     }
 
     /// Returns the path of the unix socket it listens on.
@@ -164,21 +233,101 @@ impl Server {
         let _ = self.shared.objects.set(statistics);
     }
 
+    /// Traces a sample of the requests, and the slow ones. Calls after the first have no effect.
+    pub fn trace(&self, tracer: Tracer) {
+        // Fails after the first call.
+        let _ = self.shared.tracer.set(tracer);
+    }
+
+    /// Returns how long the end may take beyond that of its threads: the checksums of a memory file, and its bytes on a
+    /// disk. Zero without a memory file.
+    pub fn memory_file_end(&self) -> Duration {
+        let settings = &self.shared.settings;
+        let bytes = settings.memory_file.as_ref().map_or(0, |_| settings.memory_bytes);
+        Duration::from_secs((bytes / MEMORY_FILE_BYTES_PER_SEC) as u64)
+    }
+
+    /// Returns the means of changing its settings while it runs.
+    pub fn live(&self) -> LiveServer {
+        LiveServer::new(&self.shared)
+    }
+
+    /// Returns the request to end in order, which clients can make as well.
+    pub fn drain(&self) -> Drain {
+        self.shared.drain.clone()
+    }
+
+    /// Shows the server's metrics, its part of the status and whether its threads make progress on an admin listener, until the
+    /// result is dropped.
+    pub fn show(&self, admin: &AdminServer) -> Shown {
+        ServerSource::show(admin, &self.shared)
+    }
+
+    /// Returns a handle on what it reports beyond statistics.
+    pub fn reports(&self) -> Reports {
+        Reports::new(self.shared.clone())
+    }
+
+    /// Lets another process take over when an [`Upgrader`] requests it: `program`, which also gets the sockets of the
+    /// admin listener, each with its configured address, and the store of `objects` with its sockets.
+    pub fn allow_upgrades(
+        &mut self,
+        program: Program,
+        admin: Vec<(String, OwnedFd)>,
+        objects: Option<ObjectsControl>,
+    ) {
+        self.upgrades = Some(Upgrades::new(program, admin, objects));
+    }
+
+    /// Returns a handle that requests that another process takes over.
+    pub fn upgrader(&self) -> Upgrader {
+        self.shared.upgrade.clone()
+    }
+
     /// Returns a handle that stops it.
     pub fn stopper(&self) -> Stopper {
         Stopper { shared: self.shared.clone() }
     }
 
     /// Serves until it is stopped: by a [`Stopper`], by a client's `shutdown`, or when `end` is ready. It
-    /// ends within seconds then, whatever clients do.
+    /// ends within seconds then, whatever clients do. `serving` is called once it serves: at once, unless it takes
+    /// over from another process.
     ///
     /// # Errors
     /// [`ServeError`] if a thread cannot be created, has panicked, or does not end.
-    pub fn run(self, end: impl Future<Output = ()>) -> Result<(), ServeError> {
+    pub fn run_with(self, end: impl Future<Output = ()>, serving: impl FnOnce()) -> Result<(), ServeError> {
         let runtime = runtime()?;
-        let Server { shared, listeners } = self;
-        let ended = start_workers(&shared)?;
+        let Server { shared, mut listeners, taking, taken, upgrades } = self;
+        let upgradable = upgrades.and_then(|upgrades| match upgrades.over(&listeners, &shared) {
+            Ok(upgradable) => Some(upgradable),
+            Err(error) => {
+                tracing::warn!(cause = %error, "no other process will be able to take over");
+                None
+            }
+        });
+        let begin = Begin::default();
+        let ended = start_workers(&shared, &begin)?;
+        if let Some(taking) = &taking {
+            let items = shared.kv.stats().items;
+            if let Err(error) = taking.ready(items, taken) {
+                begin.set(false);
+                return Err(error.into());
+            }
+            shared.kv.confirm_hand_over();
+        }
+        listeners.unix_file.iter_mut().for_each(SocketFile::own);
+        begin.set(true);
+        // Before the start counts as complete, so that its metrics are there.
+        let arbiter = ArbiterThread::start(&shared).map_err(ServeError::Thread)?;
+        serving();
+        if let Some(taking) = taking
+            && let Err(error) = taking.serving()
+        {
+            tracing::warn!(cause = %error, "the process that has handed over is gone");
+        }
         let watchdog = Watchdog::start(shared.clone()).map_err(ServeError::Thread)?;
+        let insight = InsightThread::start(shared.clone()).map_err(ServeError::Thread)?;
+        let sweep = SweepThread::start(shared.clone()).map_err(ServeError::Thread)?;
         let tasks = LocalSet::new();
         let next_worker = acceptor::RoundRobin::default();
         let watched = |task: JoinHandle<()>| {
@@ -196,23 +345,32 @@ impl Server {
             watched(tasks.spawn_local(acceptor::accept(listener, shared.clone(), next_worker.clone())));
         }
         watched(tasks.spawn_local(tick(shared.clone())));
-        tasks.block_on(&runtime, async {
-            tokio::select! {
-                () = end => {}
-                () = shared.stop.requested() => {}
-            }
-        });
+        if shared.tls.is_some() {
+            watched(tasks.spawn_local(certificates::renew(shared.clone())));
+        }
+        let is_handed_over = serve(&shared, &runtime, &tasks, upgradable.as_ref(), end);
         tracing::info!("stopping");
-        // Before the listeners: while the socket is open, no other file can be mistaken for its file.
-        drop(listeners.unix_file);
+        if is_handed_over {
+            // The socket is another process's now.
+            std::mem::forget(listeners.unix_file);
+        } else {
+            // Before the listeners: while the socket is open, no other file can be mistaken for its file.
+            drop(listeners.unix_file);
+        }
         // Closes the listeners: from now on the system refuses clients.
         drop(tasks);
+        drop(upgradable);
         let failed = shared.defect.first().is_some();
-        for queue in shared.connections.queues() {
+        for queue in shared.connections.queues().iter() {
             queue.send(if failed { Command::Abort } else { Command::Drain });
         }
         let stuck = wait_for_workers(&ended, &shared);
         drop(watchdog);
+        drop(insight);
+        drop(sweep);
+        drop(arbiter);
+        // A thread may be reading a file that a hung disk never returns: the end does not wait for it.
+        runtime.shutdown_background();
         match shared.defect.first() {
             Some(text) => Err(ServeError::Defect(text.to_owned())),
             None if stuck.is_empty() => Ok(()),
@@ -222,19 +380,133 @@ impl Server {
             }
         }
     }
+
+    /// As [`run_with`](Self::run_with), where nothing is to be done once it serves.
+    ///
+    /// # Errors
+    /// As [`run_with`](Self::run_with).
+    pub fn run(self, end: impl Future<Output = ()>) -> Result<(), ServeError> {
+        self.run_with(end, || {})
+    }
+}
+
+/// Serves until the end is requested, or another process has taken over; returns whether it has.
+fn serve(
+    shared: &Arc<Shared>,
+    runtime: &Runtime,
+    tasks: &LocalSet,
+    upgradable: Option<&Upgradable>,
+    end: impl Future<Output = ()>,
+) -> bool {
+    enum Next {
+        End,
+        Upgrade,
+        Finish(Prepared),
+    }
+    let mut end = pin!(end);
+    let mut preparing: Option<oneshot::Receiver<Prepared>> = None;
+    loop {
+        let prepared = async {
+            match &mut preparing {
+                Some(preparing) => preparing.await.unwrap_or_else(|_| Err("no thread can be created".into())),
+                None => std::future::pending().await,
+            }
+        };
+        let next = tasks.block_on(runtime, async {
+            tokio::select! {
+                biased;
+                () = &mut end => Next::End,
+                () = shared.stop.requested() => Next::End,
+                () = shared.drained() => Next::End,
+                prepared = prepared => Next::Finish(prepared),
+                () = shared.upgrade.requested() => Next::Upgrade,
+            }
+        });
+        match (next, upgradable) {
+            (Next::End, _) => return false,
+            (Next::Upgrade, None) => tracing::warn!("no other process can take over from this one"),
+            (Next::Upgrade, Some(_)) if preparing.is_some() => {
+                tracing::warn!("a new process is being started already");
+            }
+            (Next::Upgrade, Some(upgradable)) => preparing = Some(upgradable.start(shared)),
+            (Next::Finish(prepared), Some(upgradable)) => {
+                preparing = None;
+                // The end wins, also while it waits for load balancers: the new process would not know of it.
+                let prepared = match shared.drain.is_requested() {
+                    true => {
+                        drop(prepared);
+                        Err("the end has been requested".into())
+                    }
+                    false => prepared,
+                };
+                if upgradable.finish(shared, prepared) {
+                    return true;
+                }
+            }
+            (Next::Finish(_), None) => {}
+        }
+    }
+}
+
+/// Lets threads begin, or end, that have been created before it is certain.
+#[derive(Clone, Default)]
+struct Begin(Arc<OnceLock<bool>>);
+
+impl Begin {
+    fn set(&self, begins: bool) {
+        // Set once.
+        let _ = self.0.set(begins);
+    }
+
+    fn wait(&self) -> bool {
+        *self.0.wait()
+    }
+}
+
+/// Makes the store, in `file` if there is one, and what observes its evictions.
+pub(crate) fn open_store(
+    settings: &Settings,
+    clock: &ServerClock,
+    file: Option<ArenaFile>,
+    on_taking_over: &OnTakingOver<'_>,
+) -> Result<(Arc<Watch>, Kv), StartError> {
+    let pending_bytes = settings.worker_buffer_bytes.saturating_mul(settings.threads);
+    let watch = Watch::new(pending_bytes, settings.watcher_buffer_bytes).map_err(StartError::Thread)?;
+    let watch = Arc::new(watch);
+    let config = KvConfig {
+        arena_bytes: settings.memory_bytes,
+        memory_range: settings.shared_memory.map(|memory| memory.items_range()),
+        item_bytes_max: settings.joined_bytes_max().max(ITEM_BYTES_MIN),
+        lanes: settings.threads,
+        cas: settings.cas,
+        evict: settings.evict,
+        policy: policy::by_name(settings.eviction_policy).unwrap_or_else(|| KvConfig::default().policy),
+        huge_pages: settings.huge_pages,
+        clock: clock.ticks(),
+        insight: settings.sampling(),
+        eviction_hook: Some(Arc::new(Evictions::new(watch.clone(), settings))),
+        ..KvConfig::default()
+    };
+    let kv = restart::make_store(config, file, on_taking_over)?;
+    Ok((watch, kv))
 }
 
 /// Starts the worker threads. Returns a channel that receives the index of each worker that ends.
-fn start_workers(shared: &Arc<Shared>) -> Result<mpsc::Receiver<usize>, ServeError> {
+fn start_workers(shared: &Arc<Shared>, begin: &Begin) -> Result<mpsc::Receiver<usize>, ServeError> {
     let (sender, ended) = mpsc::channel();
     for index in 0..shared.settings.threads {
         let worker = Worker::new(index, shared.clone()).map_err(ServeError::Thread)?;
-        let (shared, sender) = (shared.clone(), sender.clone());
+        let (shared, sender, begin) = (shared.clone(), sender.clone(), begin.clone());
         let body = move || {
+            if !begin.wait() {
+                return;
+            }
             if shared.settings.pin_workers {
                 worker::pin(index, shared.settings.threads);
             }
             run_worker(index, worker, &shared);
+            // First: the last to have the store completes its memory file, and the process may end once the workers have.
+            drop(shared);
             // Fails if the server has stopped waiting.
             let _ = sender.send(index);
         };
@@ -259,7 +531,7 @@ fn run_worker(index: usize, worker: Worker, shared: &Shared) {
 
 /// Waits until all workers have ended, for a bounded time; returns those that have not.
 fn wait_for_workers(ended: &mpsc::Receiver<usize>, shared: &Shared) -> Vec<usize> {
-    let end = Instant::now() + DRAIN_TIME + END_MARGIN;
+    let end = Instant::now() + shared.live.drain_timeout.get() + END_MARGIN;
     let mut running: Vec<usize> = (0..shared.settings.threads).collect();
     while !running.is_empty() {
         let Ok(index) = ended.recv_timeout(end.saturating_duration_since(Instant::now())) else { break };
@@ -286,12 +558,32 @@ async fn tick(shared: Arc<Shared>) {
         shared.acceptor_heartbeat.begin(second, -1, Activity::Upkeep);
         shared.faults.check_acceptor();
         shared.clock.tick();
+        shared.request_timings();
         shared.close_idle();
+        shared.logging.report_repeats();
         for _ in 0..UPKEEP_STEPS {
             if !shared.kv.maintain() {
                 break;
             }
             tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The last to have the store completes its memory file: a thread that is not waited for would do so while the process
+    /// ends, or not at all.
+    #[test]
+    fn no_thread_has_the_store_after_the_end() {
+        for _ in 0..50 {
+            let settings = Settings { listen: Vec::new(), threads: 4, ..Settings::default() };
+            let server = Server::open(settings, Logging::embedded(0)).unwrap();
+            let shared = Arc::downgrade(&server.shared);
+            server.run(std::future::ready(())).unwrap();
+            assert!(shared.upgrade().is_none());
         }
     }
 }

@@ -1,7 +1,16 @@
 //! The settings of a server: command line and configuration file, checked and in plain types.
 
+use crate::auth::Auth;
+use crate::discovery::Discovery;
+use cached_config::DrainTimes;
+use cached_core::arbiter::SharedMemory;
+use cached_core::insight::Sampling;
+use cached_process::log::LogTable;
 use cached_proto::Protocol;
+pub use cached_tls::{ClientCertificates, KeyFormat, MinVersion, TlsSettings};
+use cached_tls::{ServerTls, TlsError};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// The version that `version`, `stats` and `-V` report: memcached's, because clients parse it to learn what a
 /// server can do.
@@ -17,18 +26,32 @@ pub(crate) const ITEM_ENDS_BYTES: usize = 1 + 2;
 pub struct Settings {
     /// The TCP addresses to listen on; empty with `unix_path`, or if TCP is off.
     pub listen: Vec<ListenAddress>,
+    /// The addresses at which datagrams are read; each has a port of its own, 0 for any free one.
+    pub udp_listen: Vec<ListenAddress>,
+    /// The UDP port as it was set: 0 is off, -1 any free one.
+    pub udp_port: i32,
+    /// The longest reply to a datagram; longer ones are to be asked for over TCP.
+    pub udp_reply_bytes_max: usize,
     /// The value of `-l`, for `stats settings`.
     pub interface: Option<String>,
     /// The TCP port as it was set: 0 is off, -1 any free one.
     pub port: i32,
     /// The protocol of clients; `None` if the first byte decides. A listener may have its own.
     pub protocol: Option<Protocol>,
+    /// The passwords that clients need.
+    pub auth: Auth,
+    /// TLS for TCP listeners; `None` without it.
+    pub tls: Option<TlsSettings>,
     /// The path of a unix socket.
     pub unix_path: Option<PathBuf>,
     /// The unix socket's permissions.
     pub unix_mask: u32,
     /// The memory for items, in bytes.
     pub memory_bytes: usize,
+    /// How items and objects share their memory, if they do.
+    pub shared_memory: Option<SharedMemory>,
+    /// The file in which the items' memory is, which the next process takes over.
+    pub memory_file: Option<PathBuf>,
     /// Use large pages if the system has them.
     pub huge_pages: bool,
     /// Keep the process's memory from being paged out.
@@ -49,8 +72,14 @@ pub struct Settings {
     pub eviction_policy: &'static str,
     /// Keep CAS values.
     pub cas: bool,
-    /// The log level, 0 to 3.
+    /// memcached's verbosity, 0 to 3: the number of `-v`.
     pub verbosity: u8,
+    /// The log.
+    pub log: LogTable,
+    /// The times of an orderly end.
+    pub drain: DrainTimes,
+    /// How long a new process may take to start, and again to take over, in seconds.
+    pub upgrade_timeout_secs: u64,
     /// Whether `flush_all` is enabled.
     pub flush_enabled: bool,
     /// Whether key dumps and counts by prefix are enabled.
@@ -59,6 +88,8 @@ pub struct Settings {
     pub watch_enabled: bool,
     /// Whether `shutdown` is enabled.
     pub shutdown_command: bool,
+    /// What `config get cluster` answers.
+    pub cluster_discovery: Discovery,
     /// Whether `debugtime` is enabled, for tests.
     pub debug_clock: bool,
     /// The number of batches (one read, or one full output buffer) of a connection before others are served.
@@ -91,6 +122,12 @@ pub struct Settings {
     pub inert: InertSettings,
     /// Lines to log once at the start.
     pub notes: Vec<String>,
+    /// Whether to sample requests: for predicted miss ratios, reasons of misses and hot keys.
+    pub insight: bool,
+    /// The share of the keys and buckets that are sampled, above 0 to 1; 0 if it adapts to the requests.
+    pub insight_share: f64,
+    /// From how many milliseconds on a request is recorded as slow; 0 for none.
+    pub slow_request_ms: u32,
     /// The bytes that all connections together may hold for unfinished input and unsent output.
     pub connection_bytes_max: usize,
 }
@@ -104,6 +141,22 @@ pub struct ListenAddress {
     pub port: u16,
     /// The protocol of its clients; `None` if the first byte decides.
     pub protocol: Option<Protocol>,
+    /// Whether its clients use TLS.
+    pub tls: ListenTls,
+}
+
+/// Whether the clients of a listener use TLS.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub enum ListenTls {
+    /// If there is TLS at all, with the certificates of clients that its settings name.
+    #[default]
+    AsSet,
+    /// They do not (`notls:`).
+    Off,
+    /// They do, and show no certificates (`btls:`).
+    WithoutCertificates,
+    /// They do, and must show a certificate (`mtls:`).
+    WithCertificates,
 }
 
 /// memcached's size classes, for reports.
@@ -149,6 +202,7 @@ pub struct InertSettings {
     pub temporary_ttl: u32,
     pub idle_timeout: i32,
     pub read_buf_mem_limit: usize,
+    pub ssl_wbuf_size: usize,
 }
 
 impl Default for InertSettings {
@@ -175,11 +229,52 @@ impl Default for InertSettings {
             temporary_ttl: 61,
             idle_timeout: 0,
             read_buf_mem_limit: 0,
+            ssl_wbuf_size: 16 << 10,
         }
     }
 }
 
 impl Settings {
+    /// Reads the certificates that the settings name; `None` without TLS. To be called while the process may
+    /// read their files.
+    ///
+    /// # Errors
+    /// [`TlsError`]: what is wrong with them.
+    pub fn load_tls(&self) -> Result<Option<Arc<ServerTls>>, TlsError> {
+        let Some(tls) = &self.tls else { return Ok(None) };
+        ServerTls::load(tls.clone(), &self.certificate_policies()).map(Arc::new).map(Some)
+    }
+
+    /// Returns which certificates the clients of a TCP listener must show; `None` if they do not use TLS.
+    pub(crate) fn client_certificates(&self, listen: ListenTls) -> Option<ClientCertificates> {
+        let tls = self.tls.as_ref()?;
+        match listen {
+            ListenTls::AsSet => Some(tls.client_certificates),
+            ListenTls::Off => None,
+            ListenTls::WithoutCertificates => Some(ClientCertificates::None),
+            ListenTls::WithCertificates => Some(ClientCertificates::Require),
+        }
+    }
+
+    /// Returns whether there is a listener that can serve no client.
+    pub fn refuses_all_clients(&self, tls: &ServerTls) -> bool {
+        self.certificate_policies().into_iter().any(|policy| tls.refuses_all(policy))
+    }
+
+    /// Returns the policies that listeners need.
+    fn certificate_policies(&self) -> Vec<ClientCertificates> {
+        self.listen.iter().filter_map(|address| self.client_certificates(address.tls)).collect()
+    }
+
+    /// Returns which requests are sampled.
+    pub(crate) fn sampling(&self) -> Sampling {
+        match self.insight_share {
+            _ if !self.insight => Sampling::Off,
+            0.0 => Sampling::Adaptive,
+            share => Sampling::Share(share),
+        }
+    }
+
     /// Returns the largest sum of key and value, by memcached's calculation of an item's size. The store
     /// checks it, because only the store knows the length of a value after an append.
     pub(crate) fn joined_bytes_max(&self) -> usize {
@@ -200,13 +295,25 @@ impl Default for Settings {
     /// memcached's defaults, on the loopback interface.
     fn default() -> Self {
         Settings {
-            listen: vec![ListenAddress { host: Some("127.0.0.1".into()), port: 11211, protocol: None }],
+            listen: vec![ListenAddress {
+                host: Some("127.0.0.1".into()),
+                port: 11211,
+                protocol: None,
+                tls: ListenTls::AsSet,
+            }],
+            udp_listen: Vec::new(),
+            udp_port: 0,
+            udp_reply_bytes_max: 2 << 20,
             interface: Some("127.0.0.1".into()),
             port: 11211,
             protocol: None,
+            auth: Auth::default(),
+            tls: None,
             unix_path: None,
             unix_mask: 0o700,
             memory_bytes: 64 << 20,
+            shared_memory: None,
+            memory_file: None,
             huge_pages: false,
             lock_memory: false,
             connections_max: 1024,
@@ -218,10 +325,14 @@ impl Default for Settings {
             eviction_policy: cached_core::kv::policy::NAMES[0],
             cas: true,
             verbosity: 0,
+            log: LogTable::default(),
+            drain: DrainTimes::default(),
+            upgrade_timeout_secs: 30,
             flush_enabled: true,
             dump_enabled: true,
             watch_enabled: true,
             shutdown_command: false,
+            cluster_discovery: Discovery::Off,
             debug_clock: false,
             batches_per_wake: 20,
             requests_per_wake: None,
@@ -238,6 +349,9 @@ impl Default for Settings {
             worker_buffer_bytes: 64 << 10,
             inert: InertSettings::default(),
             notes: Vec::new(),
+            insight: true,
+            insight_share: 0.0,
+            slow_request_ms: 100,
             connection_bytes_max: Settings::connection_bytes_for(1024, 1 << 20),
         }
     }

@@ -3,32 +3,52 @@
 //! It consists of parts that know nothing of each other: the store, the clock, the table of connections,
 //! counters, watchers. Listeners, workers, requests and reports use it; it uses none of them.
 
+use crate::auth::Attempts;
 use crate::clock::ServerClock;
-use crate::connections::{CommandQueue, Connections, Endpoints};
+use crate::connections::{CommandQueue, Connections, Endpoints, ListenerCounts, UdpSocket};
 use crate::counters::{Counters, Totals};
 use crate::faults::InjectedFaults;
 use crate::heartbeat::Heartbeat;
-use crate::locks::{BASELINE, Lock};
+use crate::insight::Insight;
+use crate::insight::hot::HotKeys;
+use crate::insight::slow::{SlowLog, SlowReport};
+use crate::live::Live;
+use crate::locks::{BASELINE, CHANGES, Lock};
 use crate::logging::Logging;
 use crate::objects::ObjectStatistics;
 use crate::prefixes::PrefixCounts;
 use crate::settings::{InertSettings, Settings};
 use crate::size_classes::SizeClasses;
+use crate::upgrader::Upgrader;
 use crate::watch::Watch;
-use cached_core::kv::{ItemView, Kv, KvStats};
+use blocker::trace::Tracer;
+use cached_core::arbiter::ArbiterMetrics;
+use cached_core::insight;
+use cached_core::kv::{ItemView, Kv, KvStats, PrefixError};
+use cached_process::drain::Drain;
+use cached_tls::ServerTls;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 /// The server's shared state. Every part may be used from any thread.
 pub(crate) struct Shared {
     pub(crate) kv: Kv,
     pub(crate) clock: ServerClock,
+    /// As they were at the start; those in `live` can have changed since.
     pub(crate) settings: Settings,
+    pub(crate) live: Live,
+    /// TLS, if there are listeners with it.
+    pub(crate) tls: Option<Arc<ServerTls>>,
+    /// The request to end in order.
+    pub(crate) drain: Drain,
     pub(crate) logging: Logging,
     pub(crate) connections: Connections,
     pub(crate) prefixes: PrefixCounts,
+    pub(crate) insight: Insight,
     pub(crate) inert: InertValues,
     pub(crate) size_classes: SizeClasses,
     /// The kinds of events that are observed, by watchers or by `stats detail`: the one word that requests
@@ -42,29 +62,46 @@ pub(crate) struct Shared {
     pub(crate) faults: InjectedFaults,
     /// Changes once a second.
     pub(crate) acceptor_heartbeat: Heartbeat,
+    /// For how many seconds each worker, and after them the acceptor, has made no progress; written by the watchdog.
+    pub(crate) stalled_secs: Box<[AtomicU32]>,
     /// Whether new connections are being accepted.
     pub(crate) accepting: AtomicBool,
     /// The number of pauses in accepting, for lack of descriptors or of room.
     pub(crate) listen_disabled: AtomicU64,
     /// The length of those pauses together.
     pub(crate) listen_disabled_micros: AtomicU64,
+    /// The addresses that have sent wrong passwords.
+    pub(crate) attempts: Attempts,
     /// The number of connections closed for being idle.
     idle_kicks: AtomicU64,
     /// The listening sockets, set once they are open.
     pub(crate) listeners: OnceLock<Vec<ListenerInfo>>,
+    /// The UDP sockets, set once they are open.
+    pub(crate) udp: OnceLock<Arc<[UdpSocket]>>,
     /// The metrics of the object cache, if there is one; set before clients are served.
     pub(crate) objects: OnceLock<ObjectStatistics>,
+    /// The numbers of the arbiter between items and objects, if they share memory.
+    pub(crate) arbiter: OnceLock<Arc<ArbiterMetrics>>,
+    /// The thread that sweeps prefixes, once it runs.
+    pub(crate) sweeper: OnceLock<Thread>,
+    /// Makes spans, if requests are traced.
+    pub(crate) tracer: OnceLock<Tracer>,
     /// One set of counters per worker.
-    counters: Box<[Counters]>,
+    counters: Box<[Arc<Counters>]>,
     /// The counts at the last `stats reset`.
     baseline: Lock<Baseline>,
+    /// Held by threads other than workers while they change the store; true once another process has it.
+    pub(crate) is_handed_over: Lock<bool>,
+    /// The request that another process takes over.
+    pub(crate) upgrade: Upgrader,
 }
 
-/// A listening socket, for `stats conns`.
+/// A listening socket, for `stats conns` and metrics.
 #[derive(Debug)]
 pub(crate) struct ListenerInfo {
     pub(crate) fd: RawFd,
     pub(crate) endpoints: Endpoints,
+    pub(crate) counts: Arc<ListenerCounts>,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -109,7 +146,7 @@ impl InertValues {
     }
 }
 
-/// The request to stop the server.
+/// The request to stop the server, without the delay of [`Drain`].
 #[derive(Debug, Default)]
 pub(crate) struct Stop {
     notify: Notify,
@@ -139,6 +176,12 @@ impl Defect {
 }
 
 impl Shared {
+    /// Waits until an end in order has been requested and its delay is over, in which clients are served.
+    pub(crate) async fn drained(&self) {
+        self.drain.requested().await;
+        tokio::time::sleep(self.live.drain_delay.get()).await;
+    }
+
     /// Records that a thread has panicked, and requests the stop.
     pub(crate) fn fail_by_panic(&self, thread: &str, payload: &(dyn std::any::Any + Send)) {
         let words = payload.downcast_ref::<&str>().copied();
@@ -162,15 +205,29 @@ impl Shared {
         settings: Settings,
         logging: Logging,
         watch: Arc<Watch>,
-        queues: Box<[CommandQueue]>,
+        queues: Arc<[CommandQueue]>,
     ) -> Shared {
         let observed_events = watch.observed_events();
+        let counters: Box<[Arc<Counters>]> =
+            (0..settings.threads).map(|worker| Arc::new(Counters::of_worker(worker))).collect();
+        let insight = Insight {
+            is_on: settings.insight,
+            hot: HotKeys::new(
+                if settings.insight { settings.threads } else { 0 },
+                settings.prefix_delimiter.unwrap_or(b':'),
+            ),
+            slow: Arc::new(SlowLog::new(Duration::from_millis(settings.slow_request_ms.into()))),
+        };
+        if settings.insight {
+            counters.iter().for_each(|worker| worker.next_sample.start());
+        }
         Shared {
             kv,
             clock,
             logging,
             connections: Connections::new(queues),
             prefixes: PrefixCounts::new(settings.prefix_delimiter, observed_events.clone()),
+            insight,
             inert: InertValues::new(&settings.inert),
             size_classes: SizeClasses::new(&settings.classes),
             observed_events,
@@ -179,33 +236,125 @@ impl Shared {
             defect: Defect::default(),
             faults: InjectedFaults::default(),
             acceptor_heartbeat: Heartbeat::default(),
+            stalled_secs: (0..=settings.threads).map(|_| AtomicU32::new(0)).collect(),
             accepting: AtomicBool::new(true),
             listen_disabled: AtomicU64::new(0),
             listen_disabled_micros: AtomicU64::new(0),
+            attempts: Attempts::default(),
             idle_kicks: AtomicU64::new(0),
             listeners: OnceLock::new(),
+            udp: OnceLock::new(),
             objects: OnceLock::new(),
-            counters: (0..settings.threads).map(|_| Counters::default()).collect(),
+            arbiter: OnceLock::new(),
+            sweeper: OnceLock::new(),
+            tracer: OnceLock::new(),
+            counters,
             baseline: Lock::new(&BASELINE, Baseline::default()),
+            is_handed_over: Lock::new(&CHANGES, false),
+            upgrade: Upgrader::default(),
+            live: Live::new(&settings),
+            tls: None,
+            drain: Drain::default(),
             settings,
         }
     }
 
     /// Returns the counters of one worker.
-    pub(crate) fn counters(&self, worker: usize) -> &Counters {
+    pub(crate) fn counters(&self, worker: usize) -> &Arc<Counters> {
         &self.counters[worker]
+    }
+
+    /// Requests that each worker measures its next turn. Called once a second.
+    pub(crate) fn request_timings(&self) {
+        self.counters.iter().for_each(|worker| worker.next_timed.request());
+    }
+
+    /// Makes of the samples what is reported. Returns whether there were any.
+    pub(crate) fn take_samples(&self) -> bool {
+        if !self.insight.is_on {
+            return false;
+        }
+        let totals = self.sum();
+        let gets = insight::Totals {
+            requests: totals.get_cmds,
+            misses: totals.get_misses,
+            expired: totals.get_expired,
+            flushed: totals.get_flushed,
+        };
+        let keys = self.insight.hot.take(totals.get_cmds, Instant::now());
+        let objects = self.objects.get().map_or(0, ObjectStatistics::take_samples);
+        self.kv.take_samples(Some(gets)) + keys + objects > 0
+    }
+
+    /// Removes all items whose keys begin with `prefix`, and wakes the thread that makes their memory free.
+    ///
+    /// # Errors
+    /// [`PrefixError`]; nothing is removed then.
+    pub(crate) fn flush_prefix(&self, prefix: &[u8]) -> Result<(), PrefixError> {
+        self.kv.flush_prefix(prefix)?;
+        if let Some(sweeper) = self.sweeper.get() {
+            sweeper.unpark();
+        }
+        Ok(())
+    }
+
+    /// Returns why keys were missed, after what has been sampled so far; `None` without samples.
+    pub(crate) fn misses_by_reason(&self) -> Option<insight::MissesByReason> {
+        self.take_samples();
+        self.kv.misses_by_reason()
+    }
+
+    /// Returns the slow requests of all listeners, the latest first.
+    pub(crate) fn slow_requests(&self) -> SlowReport {
+        let mut report = self.insight.slow.report();
+        if let Some(objects) = self.objects.get() {
+            report.append(objects.slow_requests());
+        }
+        report
+    }
+
+    /// Returns the address of the client with this descriptor, if it is connected.
+    pub(crate) fn client_of(&self, fd: u64) -> Option<String> {
+        let all = self.connections.snapshot();
+        let info = all.into_iter().find(|info| u64::try_from(info.fd).is_ok_and(|own| own == fd))?;
+        Some(info.client())
     }
 
     /// Returns the number of descriptors in use besides those of clients: listeners, event loops, the
     /// acceptor's runtime.
     pub(crate) fn reserved_descriptors(&self) -> usize {
-        // Two for each worker's event loop, and eight for the acceptor's runtime and the signals.
-        self.listeners.get().map_or(0, Vec::len) + 2 * self.settings.threads + 8
+        // Two for each listener, of which one is for a new process; two for each worker's event loop, and eight
+        // for the acceptor's runtime and the signals.
+        2 * self.listeners.get().map_or(0, Vec::len) + 2 * self.settings.threads + 8
+    }
+
+    /// Returns the counts of the listener with this descriptor.
+    pub(crate) fn listener_counts(&self, fd: RawFd) -> Arc<ListenerCounts> {
+        let known = self.listeners.get().and_then(|all| all.iter().find(|listener| listener.fd == fd));
+        known.map(|listener| listener.counts.clone()).unwrap_or_default()
+    }
+
+    /// Returns the counts of the listener that a connection with these ends came by.
+    pub(crate) fn counts_for(&self, connection: &Endpoints) -> Arc<ListenerCounts> {
+        let is_of = |listener: &&ListenerInfo| match (&listener.endpoints, connection) {
+            (Endpoints::Tcp { peer: own, .. }, Endpoints::Tcp { local: Some(local), .. }) => {
+                own.port() == local.port() && (own.ip().is_unspecified() || own.ip() == local.ip())
+            }
+            (Endpoints::Unix { path: own }, Endpoints::Unix { path }) => own == path,
+            _ => false,
+        };
+        let known = self.listeners.get().and_then(|all| all.iter().find(is_of));
+        known.map(|listener| listener.counts.clone()).unwrap_or_default()
+    }
+
+    /// Returns the number of worker threads.
+    pub(crate) fn workers(&self) -> usize {
+        self.counters.len()
     }
 
     /// Returns whether there are as many connections as allowed.
     pub(crate) fn is_full(&self) -> bool {
-        self.connections.count() >= self.settings.connections_max
+        self.connections.count() >= self.live.connections_max()
     }
 
     /// Returns the class that an item would have in memcached.
@@ -214,7 +363,8 @@ impl Shared {
         self.size_classes.class_of_item(key, value, item.client_flags(), self.settings.cas)
     }
 
-    fn sum(&self) -> Totals {
+    /// Returns the counts of all workers since the start.
+    pub(crate) fn sum(&self) -> Totals {
         let mut totals = Totals::default();
         self.counters.iter().for_each(|worker| totals.add(worker));
         totals
@@ -249,7 +399,7 @@ impl Shared {
 
     /// Closes TCP connections that have been idle for too long. Called once a second.
     pub(crate) fn close_idle(&self) {
-        let timeout = self.settings.idle_timeout_secs;
+        let timeout = self.live.idle_timeout_secs();
         if timeout == 0 {
             return;
         }

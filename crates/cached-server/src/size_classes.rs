@@ -53,6 +53,11 @@ impl SizeClasses {
         self.class_of(item_bytes(key, value, client_flags, cas))
     }
 
+    /// Returns the number of the largest class.
+    pub(crate) fn largest(&self) -> u32 {
+        self.sizes.len() as u32
+    }
+
     /// Returns the chunk size of a class, in bytes.
     pub(crate) fn chunk_bytes(&self, class: u32) -> usize {
         self.sizes[class as usize - 1]
@@ -85,7 +90,7 @@ mod tests {
         let classes = SizeClasses::new(&SlabClasses::default());
         // From `memcached -vv`.
         assert_eq!(classes.sizes[..6], [96, 120, 152, 192, 240, 304]);
-        assert_eq!(classes.sizes.len(), 39);
+        assert_eq!(classes.largest(), 39);
         assert_eq!((classes.chunk_bytes(25), classes.chunk_bytes(39)), (21_696, 524_288));
         let class_of = |bytes| classes.class_of(bytes);
         assert_eq!((class_of(1), class_of(96), class_of(97), class_of(1 << 30)), (1, 1, 2, 39));

@@ -1,14 +1,17 @@
 //! A whole server in this process, and clients that strain its connections: fragments, tiny buffers, slow
 //! readers, large values, more connections than allowed.
 
-use cached_server::settings::ListenAddress;
+use cached_server::settings::{ListenAddress, ListenTls};
 use cached_server::{Logging, Server, Settings, Stopper};
 use socket2::{Domain, Socket, Type};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// How long an answer or a condition may take. Generous: the machine may be busy.
+const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A server that runs until it is dropped.
 struct Running {
@@ -20,7 +23,12 @@ struct Running {
 impl Running {
     fn start(change: impl FnOnce(&mut Settings)) -> Running {
         let mut settings = Settings {
-            listen: vec![ListenAddress { host: Some("127.0.0.1".into()), port: 0, protocol: None }],
+            listen: vec![ListenAddress {
+                host: Some("127.0.0.1".into()),
+                port: 0,
+                protocol: None,
+                tls: ListenTls::AsSet,
+            }],
             threads: 2,
             ..Settings::default()
         };
@@ -35,7 +43,7 @@ impl Running {
     fn connect(&self) -> Client<TcpStream> {
         let stream = TcpStream::connect(self.address).expect("a connection");
         stream.set_nodelay(true).expect("a socket option");
-        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket option");
+        stream.set_read_timeout(Some(DEADLINE)).expect("a socket option");
         Client { stream }
     }
 
@@ -45,7 +53,7 @@ impl Running {
         socket.set_recv_buffer_size(1).expect("a socket option");
         socket.connect(&self.address.into()).expect("a connection");
         let stream: TcpStream = socket.into();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket option");
+        stream.set_read_timeout(Some(DEADLINE)).expect("a socket option");
         Client { stream }
     }
 
@@ -95,6 +103,36 @@ impl<S: Read + Write> Client<S> {
         // A reset is an end, too.
         let _ = self.stream.read_to_end(&mut rest);
         assert_eq!(rest.escape_ascii().to_string(), "");
+    }
+}
+
+impl Client<TcpStream> {
+    /// Returns one number of plain `stats`.
+    fn stat(&mut self, name: &str) -> u64 {
+        self.send("stats\r\n");
+        let mut report = Vec::new();
+        let mut piece = [0; 4096];
+        while !report.ends_with(b"END\r\n") {
+            let count = self.stream.read(&mut piece).expect("a report");
+            assert!(count > 0, "the end came early");
+            report.extend_from_slice(&piece[..count]);
+        }
+        let report = String::from_utf8_lossy(&report).into_owned();
+        let line = report.lines().find_map(|line| line.strip_prefix(&format!("STAT {name} ")));
+        line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in {report}"))
+    }
+
+    /// Waits until a number of plain `stats` is as wanted.
+    fn wait_for_stat(&mut self, name: &str, is_wanted: impl Fn(u64) -> bool) {
+        let end = Instant::now() + DEADLINE;
+        loop {
+            let found = self.stat(name);
+            if is_wanted(found) {
+                return;
+            }
+            assert!(Instant::now() < end, "{name} is {found}");
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
@@ -263,7 +301,7 @@ fn a_large_value_for_a_slow_reader_does_not_change() {
     client.ask(set("k", &before), "STORED\r\n");
     let mut narrow = server.connect_narrow();
     narrow.send("get k\r\nget k\r\n");
-    thread::sleep(Duration::from_millis(200));
+    client.wait_for_stat("get_hits", |hits| hits > 0);
     // Replaced, and all memory rewritten, while half of it is sent.
     client.ask(set("k", b"other"), "STORED\r\n");
     for round in 0..150 {
@@ -279,18 +317,15 @@ fn connections_that_hold_too_much_for_too_long_are_closed() {
     let mut client = server.connect();
     client.ask(set("k", &value(900_000, 1)), "STORED\r\n");
     let mut slow: Vec<_> = (0..4).map(|_| server.connect_narrow()).collect();
+    slow.iter_mut().for_each(|slow| slow.ask("mn\r\n", "MN\r\n"));
     for slow in &mut slow {
         slow.send("get k k k k k k k k\r\n");
-        thread::sleep(Duration::from_millis(50));
     }
-    thread::sleep(Duration::from_millis(300));
+    client.wait_for_stat("curr_connections", |open| open < 5);
     let closed = |slow: &mut Client<TcpStream>| {
-        let mut rest = Vec::new();
-        slow.stream.set_read_timeout(Some(Duration::from_millis(300))).expect("a socket option");
-        let whole = 8 * hit("k", &value(900_000, 1)).len() + b"END\r\n".len();
+        let mut whole = vec![0; 8 * hit("k", &value(900_000, 1)).len() + b"END\r\n".len()];
         // Ends early, by an end or a reset.
-        let _ = slow.stream.read_to_end(&mut rest);
-        rest.len() < whole
+        slow.stream.read_exact(&mut whole).is_err()
     };
     let count = slow.iter_mut().map(closed).filter(|closed| *closed).count();
     assert!((1..4).contains(&count), "{count} of four were closed");
@@ -308,7 +343,7 @@ fn a_full_table_refuses_clients() {
     third.expect("ERROR Too many open connections\r\n");
     third.expect_end();
     drop(second);
-    thread::sleep(Duration::from_millis(200));
+    first.wait_for_stat("curr_connections", |open| open == 1);
     server.connect().ask("mn\r\n", "MN\r\n");
 }
 
@@ -319,7 +354,7 @@ fn received_requests_are_answered_at_shutdown() {
     client.ask("mn\r\n", "MN\r\n");
     let large = value(500_000, 5);
     client.send([set("k", &large), b"get k\r\nget k".to_vec()].concat());
-    thread::sleep(Duration::from_millis(100));
+    server.connect().wait_for_stat("get_hits", |hits| hits == 1);
     let reader = thread::spawn(move || {
         client.expect([b"STORED\r\n".to_vec(), hit("k", &large), b"END\r\n".to_vec()].concat());
         client.expect_end();

@@ -1,10 +1,11 @@
 //! `-o`: memcached's extended options.
 //!
-//! Options that tune slabs, LRU threads and the hash table are checked as memcached checks them and shown by
+//! `ssl_…` are in `ssl`. Options that tune slabs, LRU threads and the hash table are checked as memcached checks them and shown by
 //! `stats settings`; they have no other effect.
 
-use super::{FAILURE, USAGE, UsageError, wrong};
-use crate::settings::{InertSettings, Settings};
+use super::{FAILURE, USAGE, UsageError, ssl, wrong};
+use crate::discovery::Discovery;
+use crate::settings::{InertSettings, Settings, TlsSettings};
 use cached_core::kv::policy;
 
 /// The size of memcached's page of chunks.
@@ -22,10 +23,14 @@ pub(super) struct Extended {
     pub(super) eviction_policy: &'static str,
     /// Not memcached's.
     pub(super) pin_workers: bool,
+    /// Not memcached's.
+    pub(super) cluster_discovery: Discovery,
     pub(super) watcher_buffer_bytes: usize,
     pub(super) worker_buffer_bytes: usize,
     pub(super) chunk_bytes_max: usize,
     chunk_changed: bool,
+    /// In effect with `-Z`, or with `[memcached.tls]` in the file.
+    pub(super) tls: TlsSettings,
     pub(super) slab_sizes: Vec<usize>,
     /// The options given that have no effect.
     pub(super) without_effect: Vec<String>,
@@ -40,10 +45,12 @@ impl Extended {
             track_sizes: settings.track_sizes,
             eviction_policy: settings.eviction_policy,
             pin_workers: settings.pin_workers,
+            cluster_discovery: settings.cluster_discovery.clone(),
             watcher_buffer_bytes: settings.watcher_buffer_bytes,
             worker_buffer_bytes: settings.worker_buffer_bytes,
             chunk_bytes_max: settings.classes.chunk_bytes_max,
             chunk_changed: settings.classes.chunk_bytes_max != CHUNK_BYTES_MAX,
+            tls: settings.tls.clone().unwrap_or_default(),
             slab_sizes: settings.classes.sizes.clone(),
             without_effect: Vec::new(),
         }
@@ -55,6 +62,7 @@ impl Extended {
         settings.idle_timeout_secs = u32::try_from(self.inert.idle_timeout).unwrap_or(0);
         settings.eviction_policy = self.eviction_policy;
         settings.pin_workers = self.pin_workers;
+        settings.cluster_discovery = self.cluster_discovery;
         settings.track_sizes = self.track_sizes;
         settings.watcher_buffer_bytes = self.watcher_buffer_bytes;
         settings.worker_buffer_bytes = self.worker_buffer_bytes;
@@ -85,6 +93,11 @@ impl Extended {
             "eviction_policy" => self.eviction_policy = eviction_policy(value)?,
             "pin_workers" => self.pin_workers = true,
             "no_pin_workers" => self.pin_workers = false,
+            "cluster_discovery" => {
+                let parsed = value.unwrap_or("reached").parse();
+                self.cluster_discovery =
+                    parsed.or_else(|why: String| wrong(FAILURE, format!("cluster_discovery {why}")))?;
+            }
             "idle_timeout" => {
                 self.inert.idle_timeout = integer(given(value, "Missing numeric argument for idle_timeout")?);
             }
@@ -103,9 +116,7 @@ impl Extended {
             // This program does not drop privileges by system call filters; keeping them is accepted.
             "no_drop_privileges" | "drop_privileges" | "relaxed_privileges" => {}
             "resp_obj_mem_limit" => {}
-            _ if name.starts_with("ssl_") => {
-                return wrong(USAGE, format!("-o {name}: This server is not built with TLS support."));
-            }
+            _ if name.starts_with("ssl_") && ssl::read(&mut self.tls, &mut self.inert, name, value)? => {}
             _ if name.starts_with("ext_") => {
                 return wrong(USAGE, format!("-o {name}: this server has no external storage yet."));
             }
@@ -120,6 +131,7 @@ impl Extended {
                 | "eviction_policy"
                 | "pin_workers"
                 | "no_pin_workers"
+                | "cluster_discovery"
                 | "idle_timeout"
                 | "watcher_logbuf_size"
                 | "worker_logbuf_size"
@@ -127,6 +139,13 @@ impl Extended {
                 | "slab_sizes"
                 | "slab_chunk_max"
                 | "no_chunked_items"
+                | "ssl_chain_cert"
+                | "ssl_key"
+                | "ssl_keyformat"
+                | "ssl_verify_mode"
+                | "ssl_ca_cert"
+                | "ssl_session_cache"
+                | "ssl_min_version"
         );
         if !has_effect {
             self.without_effect.push(format!("-o {name}"));

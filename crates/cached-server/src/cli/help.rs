@@ -20,15 +20,17 @@ pub fn help_text() -> String {
     version_text() + FLAGS
 }
 
-const FLAGS: &str = "\
+pub(super) const FLAGS: &str = "\
 -p, --port=<num>          TCP port to listen on (default: 11211; 0: none, -1: any free one)
--U, --udp-port=<num>      only 0 (off) is possible
+-U, --udp-port=<num>      UDP port to listen on (default: 0, off; -1: any free one)
 -s, --unix-socket=<file>  UNIX socket to listen on (disables network support)
 -a, --unix-mask=<mask>    access mask for UNIX socket, in octal (default: 700)
 -A, --enable-shutdown     enable ascii \"shutdown\" command
 -l, --listen=<addr>       interface to listen on (default: all; without any flag at all: 127.0.0.1)
                           several may be given, separated by commas, each with a port and a protocol:
-                          proto[ascii|binary|negotiating]:host:port, IPv6 as [address]:port
+                          proto[ascii|binary|negotiating]:host:port, IPv6 as [address]:port;
+                          with -Z, notls: before it is without TLS, btls: without, and mtls:
+                          with client certificates
 -d, --daemon              run as a daemon
 -r, --enable-coredumps    maximize core file limit
 -u, --user=<user>         assume identity of <username> (only when run as root)
@@ -45,6 +47,8 @@ const FLAGS: &str = "\
 -P, --pidfile=<file>      save PID in <file>; removed at the end with -d
 -f, --slab-growth-factor=<num> growth factor of the size classes in reports (default: 1.25)
 -n, --slab-min-size=<bytes> smallest size class in reports: key+value+flags (default: 48)
+-e, --memory-file=<file>  keep the items in <file>, on a tmpfs or a disk: the next process takes them over,
+                          also after a crash of this one
 -L, --enable-largepages   try to use large memory pages (if available)
 -D <char>                 use <char> as the delimiter between key prefixes and IDs in
                           \"stats detail\", and start with it turned on (default: \":\", off)
@@ -55,9 +59,14 @@ const FLAGS: &str = "\
 -b, --listen-backlog=<num> set the backlog queue limit (default: 1024)
 -B, --protocol=<name>     protocol - one of ascii, binary, or auto (default: auto)
 -I, --max-item-size=<num> adjusts max item size (default: 1m, min: 1k, max: 1024m)
--F, --disable-flush-all   disable flush_all command
+-S, --enable-sasl         turn on SASL authentication (PLAIN, binary protocol only); users and passwords are
+                          in the file that MEMCACHED_SASL_PWDB names, \"user:password\" in each line
+-Y, --auth-file=<file>    enable text authentication; users and passwords are in the file,
+                          \"user:password\" in each line
+-F, --disable-flush-all   disable flush_all and flush_prefix commands
 -X, --disable-dumping     disable stats cachedump, stats detail, and lru_crawler metadump
 -W, --disable-watch       disable watch commands (live logging)
+-Z, --enable-ssl          enable TLS on TCP listeners (see ssl_chain_cert and ssl_key)
 -o, --extended            comma separated list of extended options
    - maxconns_fast:       refuse connections above the limit at once (default);
                           no_maxconns_fast lets them wait
@@ -70,8 +79,18 @@ const FLAGS: &str = "\
    - eviction_policy:     which items stay when memory is full: balanced (default), lru, s3fifo, mru
    - pin_workers:         tie each thread to one of the cores that the process may run on, if there are
                           enough (default: no_pin_workers)
+   - cluster_discovery:   what \"config get cluster\" answers: off, reached (the address to which the client
+                          is connected) or HOST:PORT (default: off)
    - track_sizes:         enable reports of the \"stats sizes\" command
    - slab_sizes, slab_chunk_max, no_chunked_items: size classes in reports
+   - ssl_chain_cert:      file of the certificate chain, PEM
+   - ssl_key:             file of the private key, if it is not in the file of the chain
+   - ssl_keyformat:       form of the private key: PEM or DER (default: PEM)
+   - ssl_verify_mode:     client certificates: 0 none (default), 1 verified if there is one,
+                          2 or 3 required
+   - ssl_ca_cert:         file of the authorities that sign client certificates, PEM
+   - ssl_session_cache:   sessions can be resumed (always, by tickets)
+   - ssl_min_version:     2 TLS 1.2 (default), 3 TLS 1.3
    Other options of memcached that tune its slabs, LRU and hash table are accepted without effect
    and named once in the log. docs/memcached-support.md lists all.
 -N, --napi-ids            accepted without effect
@@ -92,10 +111,19 @@ mod tests {
     #[test]
     fn only_what_works_is_named() {
         let help = help_text().to_lowercase();
-        for works in ["unix-socket", "shutdown", "--pidfile", "idle_timeout", "--daemon", "--disable-watch"] {
+        for works in [
+            "unix-socket",
+            "shutdown",
+            "--pidfile",
+            "idle_timeout",
+            "--daemon",
+            "--disable-watch",
+            "--enable-ssl",
+            "memory-file",
+        ] {
             assert!(help.contains(works), "{works}");
         }
-        for missing in ["sasl", "ssl", "tls", "auth", "ext_path", "proxy", "memory-file", "drop_privileges"] {
+        for missing in ["ext_path", "proxy", "drop_privileges"] {
             assert!(!help.contains(missing), "{missing}");
         }
     }

@@ -1,10 +1,10 @@
 //! `-l`: the addresses to listen on, and the protocol of each.
 //!
-//! `[proto[ascii|binary|negotiating]:][tag[name]:]host[:port]`, separated by commas. Tags are for memcached's
+//! `[notls:|tls:|btls:|mtls:][proto[ascii|binary|negotiating]:][tag[name]:]host[:port]`, separated by commas. Tags are for memcached's
 //! proxy; they are checked and ignored.
 
 use super::{FAILURE, USAGE, UsageError, wrong};
-use crate::settings::ListenAddress;
+use crate::settings::{ListenAddress, ListenTls};
 use cached_proto::Protocol;
 
 /// Returns the addresses of all listeners. Without `-l`: every interface, or the loopback one with no
@@ -13,6 +13,7 @@ pub(super) fn addresses(
     arguments: &[String],
     port: i32,
     protocol: Option<Protocol>,
+    has_tls: bool,
     bare: bool,
 ) -> Result<Vec<ListenAddress>, UsageError> {
     if port == 0 {
@@ -21,7 +22,7 @@ pub(super) fn addresses(
     let port = u16::try_from(port).unwrap_or(0);
     if arguments.is_empty() {
         let host = bare.then(|| "127.0.0.1".into());
-        return Ok(vec![ListenAddress { host, port, protocol }]);
+        return Ok(vec![ListenAddress { host, port, protocol, tls: ListenTls::AsSet }]);
     }
     let mut addresses: Vec<ListenAddress> = Vec::new();
     for part in arguments.iter().flat_map(|list| list.split([',', ';'])) {
@@ -29,7 +30,7 @@ pub(super) fn addresses(
         if part.is_empty() {
             continue;
         }
-        let address = address(part, port, protocol)?;
+        let address = address(part, port, protocol, has_tls)?;
         // An address that is given twice is one listener.
         if !addresses.contains(&address) || address.port == 0 {
             addresses.push(address);
@@ -39,12 +40,13 @@ pub(super) fn addresses(
 }
 
 /// Reads the address of one listener.
-fn address(text: &str, port: u16, protocol: Option<Protocol>) -> Result<ListenAddress, UsageError> {
-    for tls in ["notls", "btls", "mtls"] {
-        if text.starts_with(tls) {
-            return wrong(USAGE, format!("'{tls}' option is valid only when SSL is enabled"));
-        }
-    }
+fn address(
+    text: &str,
+    port: u16,
+    protocol: Option<Protocol>,
+    has_tls: bool,
+) -> Result<ListenAddress, UsageError> {
+    let (text, tls) = tls(text, has_tls)?;
     let (text, protocol) = match text.strip_prefix("proto[") {
         None => (text, protocol),
         Some(rest) => {
@@ -70,7 +72,27 @@ fn address(text: &str, port: u16, protocol: Option<Protocol>) -> Result<ListenAd
             return wrong(FAILURE, format!("Invalid port number: \"{}\"", given.unwrap_or_default()));
         }
     };
-    Ok(ListenAddress { host: (host != "*").then(|| host.to_owned()), port, protocol })
+    Ok(ListenAddress { host: (host != "*").then(|| host.to_owned()), port, protocol, tls })
+}
+
+/// Returns the text after `notls:` and the like.
+fn tls(text: &str, has_tls: bool) -> Result<(&str, ListenTls), UsageError> {
+    // `tls` is not memcached's: the contrary of `notls`.
+    let names = [
+        ("notls", ListenTls::Off),
+        ("tls", ListenTls::AsSet),
+        ("btls", ListenTls::WithoutCertificates),
+        ("mtls", ListenTls::WithCertificates),
+    ];
+    for (name, tls) in names {
+        if let Some(rest) = text.strip_prefix(name).and_then(|rest| rest.strip_prefix(':')) {
+            if !has_tls {
+                return wrong(USAGE, format!("'{name}' option is valid only when SSL is enabled"));
+            }
+            return Ok((rest, tls));
+        }
+    }
+    Ok((text, ListenTls::AsSet))
 }
 
 /// Returns the text after `tag[name]:` or `tag_name_:`.

@@ -8,16 +8,23 @@
 //! To add a setting: a field in [`Settings`](crate::Settings), a key in `config/memcached.rs`, a line in
 //! `deploy/cached.toml`, and, if memcached has a flag for it, the flag here and in `overlay`.
 
+mod auth;
 mod extended;
 mod help;
 mod listen;
+mod manual;
 mod overlay;
+mod ssl;
 #[cfg(test)]
 mod tests;
+mod udp;
 
 pub use help::{help_text, license_text, version_text};
+pub use manual::command;
 
 use crate::config::{Config, ConfigFileError, File};
+use cached_config::read_config;
+use cached_process::exit::{self, USAGE};
 use clap::parser::ValueSource;
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 use std::path::{Path, PathBuf};
@@ -111,7 +118,7 @@ pub struct Cli {
     #[arg(short = 'Y', long = "auth-file")]
     auth_file: Option<String>,
     #[arg(short = 'e', long = "memory-file")]
-    memory_file: Option<String>,
+    memory_file: Option<PathBuf>,
     /// Not memcached's: a file with settings, which flags override.
     #[arg(long = "config")]
     config: Option<PathBuf>,
@@ -137,8 +144,6 @@ pub struct UsageError {
     pub status: u8,
 }
 
-/// `EX_USAGE`, memcached's exit status for values that contradict each other.
-const USAGE: u8 = 64;
 /// memcached's exit status for an invalid value.
 const FAILURE: u8 = 1;
 
@@ -146,12 +151,9 @@ fn wrong<T>(status: u8, line: impl Into<String>) -> Result<T, UsageError> {
     Err(UsageError { line: line.into(), status })
 }
 
-/// The exit status for an invalid configuration file: `EX_CONFIG`, which service managers know by name.
-const CONFIGURATION: u8 = 78;
-
 impl From<ConfigFileError> for UsageError {
     fn from(error: ConfigFileError) -> UsageError {
-        UsageError { line: error.to_string(), status: CONFIGURATION }
+        UsageError { line: error.to_string(), status: exit::CONFIGURATION }
     }
 }
 
@@ -170,6 +172,15 @@ pub enum Request {
 /// # Errors
 /// [`UsageError`] for a flag that is unknown or a value that cannot work.
 pub fn read(arguments: &[std::ffi::OsString]) -> Result<Request, UsageError> {
+    read_with(arguments, None)
+}
+
+/// Does the same with the file's path and text, if they are given, in place of the file that `--config` names:
+/// the process may have left the directory in which it was started.
+pub(crate) fn read_with(
+    arguments: &[std::ffi::OsString],
+    file: Option<(&Path, &str)>,
+) -> Result<Request, UsageError> {
     let illegal = |error: clap::Error| {
         let text = error.to_string();
         let line = text.lines().next().unwrap_or_default();
@@ -179,18 +190,22 @@ pub fn read(arguments: &[std::ffi::OsString]) -> Result<Request, UsageError> {
         }
     };
     let matches = Cli::command().try_get_matches_from(arguments).map_err(illegal)?;
-    let cli = Cli::from_arg_matches(&matches).map_err(illegal)?;
+    let mut cli = Cli::from_arg_matches(&matches).map_err(illegal)?;
+    let mut text = None;
+    if let Some((path, given)) = file {
+        (cli.config, text) = (Some(path.to_owned()), Some(given.to_owned()));
+    }
     let bare = !matches.ids().any(|id| {
         let given = matches.value_source(id.as_str()) == Some(ValueSource::CommandLine);
         given && !["config", "check_config", "print_config"].contains(&id.as_str())
     });
-    cli.check(bare)
+    cli.check(bare, text)
 }
 
 impl Cli {
     /// Checks the arguments. `bare` is set if none of them is memcached's; the server then listens on the
-    /// loopback interface only.
-    fn check(self, bare: bool) -> Result<Request, UsageError> {
+    /// loopback interface only. `text` is the file's, read if it is absent.
+    fn check(self, bare: bool, mut text: Option<String>) -> Result<Request, UsageError> {
         if self.help > 0 {
             return Ok(Request::Print(help_text()));
         }
@@ -200,42 +215,36 @@ impl Cli {
         if self.version > 0 {
             return Ok(Request::Print(version_text()));
         }
-        self.refuse_missing_features()?;
         let path = self.config.clone();
         let (check, print) = (self.check_config > 0, self.print_config > 0);
         let file = match &path {
-            Some(path) => Some((path.as_path(), File::read(path)?)),
+            Some(path) => {
+                let text = match &mut text {
+                    Some(text) => text,
+                    absent => absent.insert(read_config(path)?),
+                };
+                Some((path.as_path(), File::parse(path, text)?))
+            }
             None => None,
         };
-        let config = self.overlay(file, bare)?;
+        let mut config = self.overlay(file, bare)?;
+        // Without a current directory it stays as it is.
+        config.path = path.as_ref().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+        config.text = text;
         if print {
             let text = config.to_toml();
             return text.map(Request::Print).or_else(|error| wrong(USAGE, error.to_string()));
         }
         if check {
+            let wrong_files = |error: cached_tls::TlsError| UsageError {
+                line: error.to_string(),
+                status: exit::CONFIGURATION,
+            };
+            config.settings.load_tls().map_err(wrong_files)?;
+            config.admin_tls().or_else(|line| wrong(exit::CONFIGURATION, line))?;
             let what = path.as_deref().map_or("the command line".into(), Path::to_string_lossy);
             return Ok(Request::Print(format!("{what}: nothing is wrong with the configuration\n")));
         }
         Ok(Request::Serve(Box::new(config)))
-    }
-
-    fn refuse_missing_features(&self) -> Result<(), UsageError> {
-        // The first two are memcached's messages, of a build without these features.
-        if self.sasl > 0 {
-            return wrong(USAGE, "This server is not built with SASL support.");
-        }
-        if self.tls > 0 {
-            return wrong(USAGE, "This server is not built with TLS support.");
-        }
-        if self.auth_file.is_some() {
-            return wrong(USAGE, "-Y: this server cannot ask clients for a password yet.");
-        }
-        if self.memory_file.is_some() {
-            return wrong(USAGE, "-e: this server cannot keep items in a file yet.");
-        }
-        if let Some(port) = self.udp_port.as_deref().filter(|port| port.trim() != "0") {
-            return wrong(USAGE, format!("-U {port}: UDP is not available; the UDP port must be 0 (off)."));
-        }
-        Ok(())
     }
 }

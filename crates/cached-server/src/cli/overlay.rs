@@ -4,8 +4,9 @@
 //! Errors in flags have memcached's messages; errors in the file name its key.
 
 use super::extended::{self, Extended};
-use super::{Cli, FAILURE, USAGE, UsageError, listen, wrong};
-use crate::config::{Config, ConfigError, ConfigFileError, File};
+use super::{Cli, FAILURE, USAGE, UsageError, auth, listen, wrong};
+use crate::config::{Config, ConfigError, ConfigFileError, File, share};
+use crate::logging::Logging;
 use crate::settings::{ListenAddress, Settings, SlabClasses};
 use cached_proto::Protocol;
 use std::path::Path;
@@ -34,9 +35,14 @@ impl Cli {
         }
         let mut notes = Vec::new();
         let port = self.port_given(&mut notes)?;
+        let udp_port = self.udp_port_given(&mut notes)?;
         self.sizes(&mut settings, &mut notes)?;
         self.counts(&mut settings, &mut notes)?;
         self.switches(&mut settings)?;
+        self.authentication(&mut settings).map_err(|error| error.blamed(&blame))?;
+        if self.tls > 0 || settings.tls.is_some() {
+            settings.tls = Some(extended.tls.clone());
+        }
         settings.classes = self.classes(&settings, &mut notes, &extended)?;
         let sizes_given = self.memory_limit.is_some() || self.max_item_size.is_some();
         if settings.item_bytes_max > settings.memory_bytes / 2 {
@@ -63,7 +69,19 @@ impl Cli {
                 }
                 blame(ConfigError { key: "memcached.listen".into(), why: error.to_string() })
             })?,
-            None => self.listen_alone(&mut settings, port.unwrap_or(PORT), bare)?,
+            None => {
+                let port = port.or(udp_port.filter(|port| *port != 0)).unwrap_or(PORT);
+                self.listen_alone(&mut settings, port, bare)?;
+            }
+        }
+        auth::check_listeners(&settings)?;
+        let own = file.as_ref().map(|(_, file)| file);
+        self.udp(own, &mut settings, udp_port, bare).map_err(|error| error.blamed(&blame))?;
+        if settings.tls.is_some() && !settings.udp_listen.is_empty() {
+            notes.push("datagrams are not encrypted, unlike connections; -U 0 turns them off".into());
+        }
+        if settings.tls.is_some() && settings.listen.is_empty() {
+            return wrong(USAGE, "ERROR: You cannot enable SSL without a TCP port.");
         }
         if !self.rest.is_empty() {
             notes.push(format!("words without a flag are ignored: {}", self.rest.join(" ")));
@@ -73,12 +91,16 @@ impl Cli {
             notes.push(format!("accepted, but without effect in this engine: {names}"));
         }
         extended.apply(&mut settings);
+        // A daemon leaves the directory in which it was started. Without one the path stays as it is.
+        settings.memory_file = settings.memory_file.map(|path| std::path::absolute(&path).unwrap_or(path));
         settings.notes = notes;
-        let (objects, synapse) = match file {
-            Some((_, file)) => (file.objects, file.synapse),
-            None => (None, None),
-        };
-        Ok(Config { settings, objects, synapse })
+        let File { mut objects, shared_memory, synapse, admin, tracing, .. } =
+            file.map_or_else(File::default, |(_, file)| file);
+        // With the memory that flags have set.
+        if let Some(table) = &shared_memory {
+            settings.shared_memory = Some(share(table, &settings, objects.as_mut()).map_err(blame)?);
+        }
+        Ok(Config { settings, objects, shared_memory, synapse, admin, tracing, path: None, text: None })
     }
 
     /// Returns the value of `-p`, if it is given.
@@ -164,9 +186,16 @@ impl Cli {
         if let Some(path) = &self.pid_file {
             settings.pid_file = Some(path.clone());
         }
+        if let Some(path) = &self.memory_file {
+            if path.as_os_str().is_empty() {
+                return wrong(USAGE, "-e names no file");
+            }
+            settings.memory_file = Some(path.clone());
+        }
         let loud = usize::from(self.verbose) + self.verbose_long.len();
         if loud > 0 {
             settings.verbosity = loud.min(3) as u8;
+            settings.log.level = Logging::level(settings.log.level, settings.verbosity);
         }
         settings.huge_pages |= self.large_pages > 0;
         settings.lock_memory |= self.lock_memory > 0;
@@ -237,7 +266,7 @@ impl Cli {
         settings.unix_path = self.unix_socket.clone();
         settings.listen = match &settings.unix_path {
             Some(_) => Vec::new(),
-            None => listen::addresses(&self.listen, port, settings.protocol, bare)?,
+            None => listen::addresses(&self.listen, port, settings.protocol, settings.tls.is_some(), bare)?,
         };
         Ok(())
     }
@@ -253,14 +282,15 @@ impl Cli {
             return Ok(());
         }
         let own = &file.memcached.listen;
+        let has_tls = settings.tls.is_some();
         let texts = if self.listen.is_empty() { own } else { &self.listen };
         settings.interface = (!texts.is_empty()).then(|| texts.join(","));
         settings.listen = match port {
             Some(0) => Vec::new(),
             // No listener in the file, and a port on the command line: this host only.
-            Some(port) if texts.is_empty() => listen::addresses(&[], port, settings.protocol, true)?,
+            Some(port) if texts.is_empty() => listen::addresses(&[], port, settings.protocol, has_tls, true)?,
             None if texts.is_empty() => Vec::new(),
-            port => listen::addresses(texts, port.unwrap_or(PORT), settings.protocol, false)?,
+            port => listen::addresses(texts, port.unwrap_or(PORT), settings.protocol, has_tls, false)?,
         };
         if let Some(port) = port.filter(|_| self.listen.is_empty()) {
             move_to(&mut settings.listen, u16::try_from(port).unwrap_or(0));
@@ -275,7 +305,7 @@ impl Cli {
 }
 
 /// Changes the port of all addresses, and keeps each host once.
-fn move_to(listen: &mut Vec<ListenAddress>, port: u16) {
+pub(super) fn move_to(listen: &mut Vec<ListenAddress>, port: u16) {
     let mut moved: Vec<ListenAddress> = Vec::new();
     for address in listen.drain(..) {
         let address = ListenAddress { port, ..address };
@@ -287,7 +317,7 @@ fn move_to(listen: &mut Vec<ListenAddress>, port: u16) {
 }
 
 /// Reads a number as `atoi` does. Letters after it are ignored, as in `atoi`, and named in the log.
-fn number(flag: &str, text: &str, notes: &mut Vec<String>) -> Result<i64, UsageError> {
+pub(super) fn number(flag: &str, text: &str, notes: &mut Vec<String>) -> Result<i64, UsageError> {
     let Some((number, rest)) = extended::leading_number(text) else {
         return wrong(USAGE, format!("{flag} {text}: must be a number"));
     };

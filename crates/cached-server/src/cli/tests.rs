@@ -1,7 +1,8 @@
 //! Command lines and the settings that result.
 
 use super::*;
-use crate::settings::{ListenAddress, Settings};
+use crate::settings::{ClientCertificates, ListenAddress, ListenTls, MinVersion, Settings};
+use cached_process::log::Level;
 use cached_proto::Protocol;
 
 fn check(arguments: &[&str]) -> Result<Request, UsageError> {
@@ -21,7 +22,7 @@ fn error_of(arguments: &[&str]) -> String {
 }
 
 fn address(host: Option<&str>, port: u16) -> ListenAddress {
-    ListenAddress { host: host.map(Into::into), port, protocol: None }
+    ListenAddress { host: host.map(Into::into), port, protocol: None, tls: ListenTls::AsSet }
 }
 
 #[test]
@@ -154,8 +155,17 @@ fn invalid_values_have_memcacheds_messages() {
         (&["-f", "1"], "Factor must be greater than 1", 1),
         (&["-n", "0"], "Chunk size must be greater than 0", 1),
         (&["-p", "70000"], "ERROR: Invalid port number 70000.", 64),
-        (&["-S"], "This server is not built with SASL support.", 64),
-        (&["-Z"], "This server is not built with TLS support.", 64),
+        (&["-o", "ssl_verify_mode=9"], "Invalid ssl_verify_mode. Use help to see valid options.", 1),
+        (&["-o", "ssl_verify_mode=x"], "could not parse argument to ssl_verify_mode", 1),
+        (&["-o", "ssl_min_version=4"], "Invalid ssl_min_version. Use help to see valid options.", 1),
+        (&["-o", "ssl_keyformat"], "Missing ssl_keyformat argument", 1),
+        (&["-o", "ssl_keyformat=ENGINE"], "could not parse argument to ssl_keyformat", 1),
+        (&["-o", "ssl_chain_cert"], "Missing ssl_chain_cert argument", 1),
+        (&["-o", "ssl_wbuf_size=x"], "could not parse argument to ssl_wbuf_size", 1),
+        (&["-o", "ssl_bogus=1"], "Illegal suboption \"ssl_bogus=1\"", 1),
+        (&["-Z", "-p", "0"], "ERROR: You cannot enable SSL without a TCP port.", 64),
+        (&["-l", "notls:127.0.0.1"], "'notls' option is valid only when SSL is enabled", 64),
+        (&["-l", "mtls:127.0.0.1"], "'mtls' option is valid only when SSL is enabled", 64),
         (&["-o", "bogus"], "Illegal suboption \"bogus\"", 1),
         (&["-o", "hashpower=3"], "Initial hashtable multiplier of 3 is too low", 1),
         (
@@ -180,16 +190,11 @@ fn invalid_values_have_memcacheds_messages() {
 fn missing_features_that_protect_or_persist_data_stop_the_start() {
     for arguments in [
         &["-S"][..],
-        &["-Z"],
-        &["-Y", "/x"],
-        &["-e", "/x"],
-        &["-U", "11211"],
-        &["-o", "ssl_chain_cert=x"],
+        &["-o", "ssl_ciphers=HIGH"],
+        &["-Z", "-o", "ssl_min_version=1"],
         &["-o", "ext_path=/x:1G"],
         &["--enable-sasl"],
-        &["--enable-ssl"],
-        &["--auth-file=x"],
-        &["--memory-file=x"],
+        &["-e", ""],
     ] {
         let line = error_of(arguments);
         assert!(!line.contains('\n') && !line.is_empty(), "{line}");
@@ -231,18 +236,19 @@ fn file(text: &str) -> (tempfile::NamedTempFile, String) {
 #[test]
 fn flags_override_the_file() {
     let (_file, config) = file(
-        "[process]\nverbosity = 1\n[memcached]\nmemory_bytes_max = \"128 MiB\"\nthreads = 2\n\
+        "[log]\nlevel = \"warn\"\n[memcached]\nmemory_bytes_max = \"128 MiB\"\nthreads = 2\n\
          connections_max = 50\nevict = false\nidle_timeout_secs = 9\neviction_policy = \"lru\"\n\
          size_class_bytes_max = \"256 KiB\"\nconnections_excess = \"wait\"\n",
     );
     let from_file = settings(&[&config]);
-    assert_eq!((from_file.memory_bytes, from_file.threads, from_file.verbosity), (128 << 20, 2, 1));
+    assert_eq!((from_file.memory_bytes, from_file.threads, from_file.log.level), (128 << 20, 2, Level::Warn));
     assert_eq!((from_file.connections_max, from_file.evict, from_file.idle_timeout_secs), (50, false, 9));
     assert_eq!((from_file.inert.idle_timeout, from_file.eviction_policy), (9, "lru"));
     assert_eq!((from_file.classes.chunk_bytes_max, from_file.connections_max_fast), (256 << 10, false));
     let over =
         settings(&[&config, "-m", "100", "-vv", "-o", "idle_timeout=3,eviction_policy=mru", "-c", "9000"]);
     assert_eq!((over.memory_bytes, over.threads, over.verbosity), (100 << 20, 2, 2));
+    assert_eq!(over.log.level, Level::Debug);
     assert_eq!((over.idle_timeout_secs, over.eviction_policy), (3, "mru"));
     assert_eq!((over.evict, over.connection_bytes_max), (false, 256 << 20), "buffers follow the connections");
 }
@@ -299,7 +305,12 @@ fn errors_in_the_file_name_its_key() {
             64,
         ),
         ("[memcached]\nthreads = 0", &[], ": memcached.threads: is 0; it must be between 1 and 1024", 78),
-        ("[process]\nverbosity = 4", &["-v"], ": process.verbosity: is 4; it must be between 0 and 3", 78),
+        (
+            "[process]\ndrain_timeout_secs = 0",
+            &["-v"],
+            ": process.drain_timeout_secs: is 0; it must be between 1 and 3600",
+            78,
+        ),
     ] {
         let (_file, config) = file(text);
         let mut all = vec![config.as_str()];
@@ -325,7 +336,8 @@ fn printed(arguments: &[&str]) -> String {
 fn the_printed_configuration_reads_back_to_the_same_settings() {
     let (_first, objects) = file(
         "[objects]\nwrite = \"back\"\ndirty_bytes_max = 4097\n[[objects.namespaces]]\nname = \"scratch\"\n\
-         write = \"around\"\n[objects.backend]\nkind = \"file\"\npath = \"/x\"\n[synapse]\nlisten = [\"[::1]\"]\n",
+         write = \"around\"\nquota_bytes_max = \"1 GiB\"\nstore_weight = 3\nstore_burst_ms = 50\n\
+         store_bytes_per_second_max = \"1 MiB\"\n[objects.backend]\nkind = \"file\"\npath = \"/x\"\n[synapse]\nlisten = [\"[::1]\"]\n",
     );
     let (_second, rados) =
         file("[objects.backend]\nkind = \"rados\"\npool = \"p\"\nlibrados = { ms_type = \"async\" }\n");
@@ -352,10 +364,56 @@ fn the_printed_configuration_reads_back_to_the_same_settings() {
         let meaning = |mut settings: Settings| {
             // `stats settings` shows the addresses as they were written, which differs.
             (settings.interface, settings.port) = (None, 0);
+            // memcached's number, of which the file has the level that follows.
+            settings.verbosity = 0;
             format!("{settings:?}")
         };
         assert_eq!(meaning(settings(&[&config])), meaning(settings(arguments)), "{arguments:?}");
         let check = printed(&[&config, "--check-config"]);
         assert!(check.ends_with(": nothing is wrong with the configuration\n"), "{check}");
+    }
+}
+
+#[test]
+fn tls_has_memcacheds_names() {
+    let all = settings(&[
+        "-Z",
+        "-l",
+        "h:1,notls:h:2,btls:proto[binary]:h:3,mtls:h:4,tls:h:5",
+        "-o",
+        "ssl_chain_cert=/c,ssl_key=/k,ssl_verify_mode=1,ssl_ca_cert=/a,ssl_wbuf_size=32",
+        "-o",
+        "ssl_session_cache,ssl_min_version=3,ssl_keyformat=2",
+    ]);
+    let tls = all.tls.as_ref().expect("TLS");
+    assert_eq!(
+        (tls.chain_file.to_str(), tls.key_file.to_str(), tls.ca_file.to_str()),
+        (Some("/c"), Some("/k"), Some("/a"))
+    );
+    assert_eq!((tls.client_certificates, tls.min_version), (ClientCertificates::Request, MinVersion::Tls13));
+    assert_eq!(all.inert.ssl_wbuf_size, 32 << 10);
+    let listen: Vec<_> =
+        all.listen.iter().map(|address| (address.port, address.tls, address.protocol)).collect();
+    use ListenTls::{AsSet, Off, WithCertificates, WithoutCertificates};
+    let binary = Some(Protocol::Binary);
+    assert_eq!(
+        listen,
+        [
+            (1, AsSet, None),
+            (2, Off, None),
+            (3, WithoutCertificates, binary),
+            (4, WithCertificates, None),
+            (5, AsSet, None)
+        ]
+    );
+    let (request, none, require) =
+        (ClientCertificates::Request, ClientCertificates::None, ClientCertificates::Require);
+    let policies: Vec<_> = all.listen.iter().map(|address| all.client_certificates(address.tls)).collect();
+    assert_eq!(policies, [Some(request), None, Some(none), Some(require), Some(request)]);
+    assert_eq!(settings(&["-o", "ssl_chain_cert=/c"]).tls, None, "without -Z there is none, as in memcached");
+    for mode in ["2", "3"] {
+        let option = format!("ssl_verify_mode={mode}");
+        let tls = settings(&["-Z", "-o", &option]).tls.expect("TLS");
+        assert_eq!(tls.client_certificates, require);
     }
 }

@@ -2,11 +2,15 @@
 
 use super::Config;
 use super::error::{ConfigError, ConfigFileError, invalid};
+use super::insight;
 use super::memcached::MemcachedTable;
 use super::process::ProcessTable;
-use super::synapse::SynapseTable;
+use super::shared_memory::{self, SharedMemoryTable};
 use crate::settings::Settings;
-use cached_config::{ObjectsTable, parse_config, read_config};
+use cached_admin::AdminTable;
+use cached_config::{BackendTable, InsightTable, ObjectsTable, Secrets, SynapseTable, parse_config};
+use cached_process::log::LogTable;
+use cached_tracing::TracingTable;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -15,37 +19,66 @@ use std::path::Path;
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct File {
     process: ProcessTable,
+    log: LogTable,
     pub(crate) memcached: MemcachedTable,
+    insight: InsightTable,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) objects: Option<ObjectsTable>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) shared_memory: Option<SharedMemoryTable>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) synapse: Option<SynapseTable>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) admin: Option<AdminTable>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tracing: Option<TracingTable>,
 }
 
+/// With the values that follow from others.
 impl From<&Config> for File {
     fn from(config: &Config) -> File {
-        File {
-            process: ProcessTable::from(&config.settings),
-            memcached: MemcachedTable::from(&config.settings),
-            objects: config.objects.clone().map(ObjectsTable::filled_in),
-            synapse: config.synapse.clone(),
-        }
+        File::with_derived_values_absent(config).filled_in()
     }
 }
 
 impl File {
-    /// Reads and checks a file.
+    /// Returns the configuration as a file, without the values that follow from others.
+    pub(crate) fn with_derived_values_absent(config: &Config) -> File {
+        File {
+            process: ProcessTable::from(&config.settings),
+            log: config.settings.log,
+            memcached: MemcachedTable::from(&config.settings),
+            insight: insight::table(&config.settings),
+            objects: config.objects.clone(),
+            shared_memory: config.shared_memory.clone(),
+            synapse: config.synapse.clone(),
+            admin: config.admin.clone(),
+            tracing: config.tracing.clone(),
+        }
+    }
+
+    /// Returns the file with the values that follow from others.
+    pub(crate) fn filled_in(self) -> File {
+        let shared = self.settings().ok().zip(self.objects.as_ref()).zip(self.shared_memory.as_ref());
+        let shared_memory = match shared {
+            Some(((settings, objects), table)) => Some(table.filled_in(settings.memory_bytes, objects)),
+            None => self.shared_memory,
+        };
+        File { shared_memory, objects: self.objects.map(ObjectsTable::filled_in), ..self }
+    }
+}
+
+impl File {
+    /// Reads and checks a file's text; `path` is for error messages.
     ///
     /// # Errors
     /// [`ConfigFileError`] for the first error found.
-    pub(crate) fn read(path: &Path) -> Result<File, ConfigFileError> {
-        File::parse(path, &read_config(path)?)
-    }
-
-    /// Reads a file's text; `path` is for error messages.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<File, ConfigFileError> {
-        let file: File = parse_config(path, text)?;
+        let mut file: File = parse_config(path, text)?;
         file.check().map_err(|error| ConfigFileError::of_key(path, error))?;
+        // Whether memory can be shared is checked with the memory that flags set.
+        let settings = file.settings().map_err(|error| ConfigFileError::of_key(path, error))?;
+        shared_memory::set_range(file.shared_memory.as_ref(), &settings, file.objects.as_mut());
         Ok(file)
     }
 
@@ -54,6 +87,10 @@ impl File {
         if let Some(objects) = &self.objects {
             objects.check()?;
         }
+        if let Some(admin) = &self.admin {
+            admin.check()?;
+        }
+        self.tracing.as_ref().map_or(Ok(()), TracingTable::check)?;
         if let Some(synapse) = &self.synapse {
             synapse.check()?;
             if self.objects.is_none() {
@@ -66,11 +103,23 @@ impl File {
         Ok(())
     }
 
+    /// Reads the files of the secrets.
+    pub(crate) fn secrets(&self) -> Result<Secrets, ConfigError> {
+        let listener = self.synapse.as_ref().map_or(Ok(Vec::new()), SynapseTable::secrets)?;
+        let store = match self.objects.as_ref().and_then(|objects| objects.backend.as_ref()) {
+            Some(BackendTable::Synapse(table)) => table.secret()?,
+            _ => None,
+        };
+        Ok(Secrets { listener, store })
+    }
+
     /// Returns the settings of the process and of memcached's listeners, except for the addresses.
     pub(crate) fn settings(&self) -> Result<Settings, ConfigError> {
         let mut settings = Settings::default();
         self.process.clone().apply(&mut settings)?;
+        settings.log = self.log;
         self.memcached.apply(&mut settings)?;
+        insight::apply(&self.insight, &mut settings)?;
         Ok(settings)
     }
 }

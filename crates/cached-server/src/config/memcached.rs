@@ -4,10 +4,12 @@
 //! Flags without effect in this engine have no key; they are accepted on command lines only.
 
 use super::error::{ConfigError, invalid, require, within};
-use crate::settings::{InertSettings, ListenAddress, Settings, SlabClasses};
-use cached_config::{Size, eviction_policy};
+use crate::auth::Credentials;
+use crate::settings::{InertSettings, ListenAddress, ListenTls, Settings, SlabClasses};
+use cached_config::{Size, TlsTable, eviction_policy, unix_mode};
 use cached_core::kv::{ARENA_BYTES_MIN, ITEM_BYTES_MAX, ITEM_BYTES_MIN};
 use cached_proto::Protocol;
+use cached_proto::udp::{UDP_DATA_LEN_MAX, UDP_REPLY_LEN_MAX};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -17,14 +19,24 @@ use std::path::PathBuf;
 pub(crate) struct MemcachedTable {
     /// `-l` and `-p`, one listener each.
     pub(crate) listen: Vec<String>,
+    /// `-U`, with the addresses of `-l`.
+    pub(crate) udp_listen: Vec<String>,
+    /// No flag; without it replies to datagrams would have no limit.
+    udp_reply_bytes_max: Size,
     /// `-s`; in addition to TCP, not instead of it.
     unix_path: PathBuf,
     /// `-a`.
     unix_mode: String,
     /// `-B`.
     protocol: ListenProtocol,
+    /// `-Y`.
+    auth_file: PathBuf,
+    /// `-S`, with the file that MEMCACHED_SASL_PWDB names.
+    sasl_file: PathBuf,
     /// `-m`.
     memory_bytes_max: Size,
+    /// `-e`.
+    memory_file: PathBuf,
     /// `-L`.
     huge_pages: bool,
     /// `-I`.
@@ -61,6 +73,8 @@ pub(crate) struct MemcachedTable {
     watch_command: bool,
     /// `-A`.
     shutdown_command: bool,
+    /// `-o cluster_discovery`.
+    cluster_discovery: String,
     /// `-D`.
     prefix_delimiter: String,
     /// `-o watcher_logbuf_size`.
@@ -77,6 +91,9 @@ pub(crate) struct MemcachedTable {
     size_classes_bytes: Vec<Size>,
     /// `-o track_sizes`.
     size_report: bool,
+    /// `-Z` and `-o ssl_…`; no TLS without this table.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tls: Option<TlsTable>,
 }
 
 /// The protocol of clients.
@@ -113,10 +130,15 @@ impl From<&Settings> for MemcachedTable {
         };
         MemcachedTable {
             listen: settings.listen.iter().map(|address| listener(address, settings.protocol)).collect(),
+            udp_listen: settings.udp_listen.iter().map(|address| listener(address, None)).collect(),
+            udp_reply_bytes_max: settings.udp_reply_bytes_max.into(),
             unix_path: settings.unix_path.clone().unwrap_or_default(),
             unix_mode: format!("{:o}", settings.unix_mask),
             protocol: speaks(settings.protocol),
+            auth_file: settings.auth.text_path(),
+            sasl_file: settings.auth.sasl_path(),
             memory_bytes_max: settings.memory_bytes.into(),
+            memory_file: settings.memory_file.clone().unwrap_or_default(),
             huge_pages: settings.huge_pages,
             item_bytes_max: settings.item_bytes_max.into(),
             evict: settings.evict,
@@ -135,6 +157,7 @@ impl From<&Settings> for MemcachedTable {
             dump_commands: settings.dump_enabled,
             watch_command: settings.watch_enabled,
             shutdown_command: settings.shutdown_command,
+            cluster_discovery: settings.cluster_discovery.to_string(),
             prefix_delimiter: settings.prefix_delimiter.map(char::from).map(String::from).unwrap_or_default(),
             watcher_buffer_bytes: settings.watcher_buffer_bytes.into(),
             worker_buffer_bytes: settings.worker_buffer_bytes.into(),
@@ -143,6 +166,7 @@ impl From<&Settings> for MemcachedTable {
             size_class_bytes_max: settings.classes.chunk_bytes_max.into(),
             size_classes_bytes: settings.classes.sizes.iter().map(|size| Size::from(*size)).collect(),
             size_report: settings.track_sizes,
+            tls: settings.tls.as_ref().map(TlsTable::from),
         }
     }
 }
@@ -155,10 +179,16 @@ fn listener(address: &ListenAddress, protocol: Option<Protocol>) -> String {
         Some(Protocol::Text) => "proto[ascii]:",
         Some(Protocol::Binary) => "proto[binary]:",
     };
+    let tls = match address.tls {
+        ListenTls::AsSet => "",
+        ListenTls::Off => "notls:",
+        ListenTls::WithoutCertificates => "btls:",
+        ListenTls::WithCertificates => "mtls:",
+    };
     let port = address.port;
     match address.host.as_deref().unwrap_or("*") {
-        host if host.contains(':') => format!("{speaks}[{host}]:{port}"),
-        host => format!("{speaks}{host}:{port}"),
+        host if host.contains(':') => format!("{tls}{speaks}[{host}]:{port}"),
+        host => format!("{tls}{speaks}{host}:{port}"),
     }
 }
 
@@ -179,10 +209,17 @@ impl MemcachedTable {
             ListenProtocol::Text => Some(Protocol::Text),
             ListenProtocol::Binary => Some(Protocol::Binary),
         };
+        let (least, most) = (Size::from(UDP_DATA_LEN_MAX), Size::from(UDP_REPLY_LEN_MAX));
+        let reply = within("memcached.udp_reply_bytes_max", self.udp_reply_bytes_max, least..=most)?;
+        settings.udp_reply_bytes_max = reply.to_usize();
+        let given = |path: &PathBuf| Some(path.clone()).filter(|path| !path.as_os_str().is_empty());
+        settings.auth.text = given(&self.auth_file).map(Credentials::text);
+        settings.auth.sasl = given(&self.sasl_file).map(Credentials::sasl);
         let least = Size::from(ARENA_BYTES_MIN);
         let memory =
             within("memcached.memory_bytes_max", self.memory_bytes_max, least..=Size(MEMORY_BYTES_MAX))?;
         settings.memory_bytes = memory.to_usize();
+        settings.memory_file = given(&self.memory_file);
         settings.huge_pages = self.huge_pages;
         let (least, most) = (Size::from(ITEM_BYTES_MIN), Size::from(ITEM_BYTES_MAX));
         settings.item_bytes_max =
@@ -208,6 +245,10 @@ impl MemcachedTable {
         settings.dump_enabled = self.dump_commands;
         settings.watch_enabled = self.watch_command;
         settings.shutdown_command = self.shutdown_command;
+        settings.cluster_discovery = match self.cluster_discovery.parse() {
+            Ok(discovery) => discovery,
+            Err(wrong) => return invalid("memcached.cluster_discovery", wrong),
+        };
         settings.prefix_delimiter = match self.prefix_delimiter.as_bytes() {
             [] => None,
             [letter] => Some(*letter),
@@ -215,6 +256,8 @@ impl MemcachedTable {
         };
         settings.classes = self.classes()?;
         settings.track_sizes = self.size_report;
+        let tls = self.tls.as_ref().map(|table| table.settings("memcached.tls")).transpose()?;
+        settings.tls = tls;
         Ok(())
     }
 
@@ -266,13 +309,5 @@ impl MemcachedTable {
             chunk_bytes_max: chunk_max.to_usize(),
             sizes: self.size_classes_bytes.iter().map(|size| size.to_usize()).collect(),
         })
-    }
-}
-
-/// Reads a unix socket's permissions, in octal.
-pub(super) fn unix_mode(key: &str, text: &str) -> Result<u32, ConfigError> {
-    match u32::from_str_radix(text, 8) {
-        Ok(mode @ 0..=0o777) => Ok(mode),
-        _ => invalid(key, format!("is \"{text}\"; it must be permissions in octal, as in \"660\"")),
     }
 }

@@ -8,30 +8,38 @@
 //! | module | content |
 //! |---|---|
 //! | `file` | the file as a whole |
-//! | `process`, `memcached`, `synapse` | one table each |
-//! | crate `cached-config` | `[objects]` and its backend, sizes with units: shared with `synapsed` and `cachectl` |
+//! | `process`, `memcached`, `shared_memory` | one table each |
+//! | crate `cached-admin` | `[admin]`: shared with `synapsed` |
+//! | crate `cached-config` | `[insight]`, `[objects]` and its backend, `[synapse]`, sizes with units: shared with `synapsed` |
 //! | `error` | the line that states what is wrong |
 
 mod error;
 mod file;
+mod insight;
 mod memcached;
 mod process;
-mod synapse;
+mod shared_memory;
 #[cfg(test)]
 mod tests;
 
+pub use cached_admin::AdminTable;
 pub use cached_config::{
-    BackendTable, FileTable, MemoryTable, NamespaceTable, ObjectsTable, RadosTable, RemoteTable, Size, Write,
-    WriterName,
+    BackendTable, FileTable, MemoryTable, NamespaceTable, ObjectsTable, RadosTable, RemoteTable, Secrets,
+    Size, SynapseTable, Write, WriterName,
 };
+pub use cached_tracing::TracingTable;
 pub use error::ConfigFileError;
-pub use synapse::SynapseTable;
+pub use shared_memory::SharedMemoryTable;
 
 pub(crate) use error::ConfigError;
 pub(crate) use file::File;
+pub(crate) use shared_memory::share;
 
 use crate::settings::Settings;
-use ::synapse::Secret;
+use cached_admin::Tokens;
+use cached_tls::ServerTls;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 /// The configuration of the program, from flags and file.
 #[derive(Debug, Clone, Default)]
@@ -40,17 +48,18 @@ pub struct Config {
     pub settings: Settings,
     /// The object cache, if one is configured.
     pub objects: Option<ObjectsTable>,
+    /// How items and objects share their memory, if they do.
+    pub shared_memory: Option<SharedMemoryTable>,
     /// The synapse listener of the object cache, if one is configured.
     pub synapse: Option<SynapseTable>,
-}
-
-/// The secrets, which are never printed.
-#[derive(Debug, Clone, Default)]
-pub struct Secrets {
-    /// The secret that object clients must have.
-    pub listener: Option<Secret>,
-    /// The secret for the server behind the cache.
-    pub store: Option<Secret>,
+    /// The admin listener, if one is configured.
+    pub admin: Option<AdminTable>,
+    /// What is traced, if anything is.
+    pub tracing: Option<TracingTable>,
+    /// The file, if there is one; absolute.
+    pub path: Option<PathBuf>,
+    /// The file's text: what was read once is not read again, as it may have changed by then.
+    pub text: Option<String>,
 }
 
 impl Config {
@@ -60,23 +69,37 @@ impl Config {
     /// # Errors
     /// One line that states what is wrong with a file.
     pub fn secrets(&self) -> Result<Secrets, String> {
-        let line = |error: ConfigError| format!("{}: {}", error.key, error.why);
-        let listener = self.synapse.as_ref().map_or(Ok(None), SynapseTable::secret).map_err(line)?;
-        let store = match self.objects.as_ref().and_then(|objects| objects.backend.as_ref()) {
-            Some(BackendTable::Synapse(table)) => table.secret().map_err(line)?,
-            _ => None,
-        };
-        Ok(Secrets { listener, store })
+        File::from(self).secrets().map_err(|error| error.to_string())
+    }
+
+    /// Reads the tokens of the admin listener. To be called while the process may read their file.
+    ///
+    /// # Errors
+    /// One line that states what is wrong with the file.
+    pub fn admin_tokens(&self) -> Result<Option<Tokens>, String> {
+        let tokens = self.admin.as_ref().map_or(Ok(None), AdminTable::tokens);
+        tokens.map_err(|error| format!("{}: {}", error.key, error.why))
+    }
+
+    /// Reads the certificates of the admin listener. To be called while the process may read their files.
+    ///
+    /// # Errors
+    /// One line that states what is wrong with them.
+    pub fn admin_tls(&self) -> Result<Option<Arc<ServerTls>>, String> {
+        let tls = self.admin.as_ref().map_or(Ok(None), AdminTable::load_tls);
+        tls.map_err(|error| format!("{}: {}", error.key, error.why))
     }
 
     /// Returns warnings about the files of the secrets.
     pub fn secret_warnings(&self) -> Vec<String> {
-        let listener = self.synapse.as_ref().map(|table| &table.secret_file);
+        let listener = self.synapse.as_ref().map_or_else(Vec::new, SynapseTable::secret_warnings);
         let store = match self.objects.as_ref().and_then(|objects| objects.backend.as_ref()) {
             Some(BackendTable::Synapse(table)) => Some(&table.secret_file),
             _ => None,
         };
-        listener.into_iter().chain(store).filter_map(|path| cached_config::secret_warning(path)).collect()
+        let store = store.and_then(|path| cached_config::secret_warning(path));
+        let admin = self.admin.as_ref().and_then(|table| cached_config::secret_warning(&table.token_file));
+        listener.into_iter().chain(store).chain(admin).collect()
     }
 
     /// Returns the number of descriptors that the object cache may need, beyond those of memcached's
@@ -87,6 +110,11 @@ impl Config {
         let store = self.objects.as_ref().and_then(|objects| objects.backend.as_ref());
         let store = store.map_or(0, |store| store.descriptors_max() as usize);
         listener + store
+    }
+
+    /// Returns the number of descriptors that the admin listener may need.
+    pub fn admin_descriptors(&self) -> usize {
+        self.admin.as_ref().map_or(0, |table| table.descriptors_max() as usize)
     }
 
     /// Returns the text of a configuration file with the same meaning, which `--print-config` prints.

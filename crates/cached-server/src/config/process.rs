@@ -2,6 +2,7 @@
 
 use super::error::{ConfigError, within};
 use crate::settings::Settings;
+use cached_config::DrainTimes;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -9,8 +10,6 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, expecting = "a table")]
 pub(crate) struct ProcessTable {
-    /// `-v`, `-vv`, `-vvv`.
-    verbosity: u8,
     /// `-u`.
     user: String,
     /// `-d`.
@@ -21,6 +20,12 @@ pub(crate) struct ProcessTable {
     core_dumps: bool,
     /// `-k`.
     lock_memory: bool,
+    /// How long the process is not ready before its listeners close.
+    drain_delay_secs: u64,
+    /// How long clients have to take their replies after that.
+    drain_timeout_secs: u64,
+    /// How long a new process may take to start, and again to take over.
+    upgrade_timeout_secs: u64,
 }
 
 impl Default for ProcessTable {
@@ -32,24 +37,28 @@ impl Default for ProcessTable {
 impl From<&Settings> for ProcessTable {
     fn from(settings: &Settings) -> Self {
         ProcessTable {
-            verbosity: settings.verbosity,
             user: settings.user.clone().unwrap_or_default(),
             daemon: settings.daemon,
             pid_file: settings.pid_file.clone().unwrap_or_default(),
             core_dumps: settings.core_dumps,
             lock_memory: settings.lock_memory,
+            drain_delay_secs: settings.drain.delay_secs,
+            drain_timeout_secs: settings.drain.timeout_secs,
+            upgrade_timeout_secs: settings.upgrade_timeout_secs,
         }
     }
 }
 
 impl ProcessTable {
     pub(super) fn apply(self, settings: &mut Settings) -> Result<(), ConfigError> {
-        settings.verbosity = within("process.verbosity", self.verbosity, 0..=3)?;
         settings.user = Some(self.user).filter(|user| !user.is_empty());
         settings.daemon = self.daemon;
         settings.pid_file = Some(self.pid_file).filter(|path| !path.as_os_str().is_empty());
         settings.core_dumps = self.core_dumps;
         settings.lock_memory = self.lock_memory;
+        settings.drain = DrainTimes::new(self.drain_delay_secs, self.drain_timeout_secs)?;
+        settings.upgrade_timeout_secs =
+            within("process.upgrade_timeout_secs", self.upgrade_timeout_secs, 1..=60 * 60)?;
         Ok(())
     }
 }

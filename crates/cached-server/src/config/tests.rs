@@ -1,7 +1,9 @@
 //! Configuration files: their settings, and the errors of invalid ones.
 
 use super::*;
+use cached_core::arbiter::SharedMemory;
 use std::path::Path;
+use std::time::Duration;
 
 fn parse(text: &str) -> Result<File, ConfigFileError> {
     File::parse(Path::new("cached.toml"), text)
@@ -29,12 +31,16 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
         ("\n[memcached]\nthreads = 2\nthreads = 3", "cached.toml:4: duplicate key"),
         (
             "\n[memcachd]",
-            "cached.toml:2: memcachd: unknown field `memcachd`, expected one of `process`, `memcached`, \
-             `objects`, `synapse`",
+            "cached.toml:2: memcachd: unknown field `memcachd`, expected one of `process`, `log`, \
+             `memcached`, `insight`, `objects`, `shared_memory`, `synapse`, `admin`, `tracing`",
         ),
         (
             "[memcached]\nthreads = \"four\"",
             "cached.toml:2: memcached.threads: invalid type: string \"four\", expected u32",
+        ),
+        (
+            "[memcached.tls]\nkey_file = \"k\"",
+            "cached.toml: memcached.tls.chain_file: is missing; it must name the file of the certificate chain",
         ),
         ("memcached = 1", "cached.toml:1: memcached: invalid type: integer `1`, expected a table"),
         (
@@ -120,6 +126,57 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
             "cached.toml: objects.namespaces[1].name: \"a\" is there twice; once is right",
         ),
         (
+            &objects("namespaces = [{ name = \"a\", write = \"back\", store_weight = 0 }]"),
+            "cached.toml: objects.namespaces: \"a\": store_weight must be between 1 and 10000",
+        ),
+        (
+            &objects(
+                "namespaces = [{ name = \"a\", write = \"back\", store_requests_per_second_min = 9, \
+                 store_requests_per_second_max = 8 }]",
+            ),
+            "cached.toml: objects.namespaces: \"a\": store_requests_per_second_min is 9, above its limit of 8",
+        ),
+        (
+            &objects("durability = \"journaled\""),
+            "cached.toml: objects.durability: is \"journaled\", and there is no journal; an [objects.journal] table \
+             must name its directory",
+        ),
+        (
+            &objects("namespaces = [{ name = \"a\", write = \"back\", journal = true }]"),
+            "cached.toml: objects.namespaces[0].journal: is true, and there is no journal; an [objects.journal] \
+             table must name its directory",
+        ),
+        (
+            &objects("writer = \"cache\"\n[objects.journal]"),
+            "cached.toml: objects.journal.directory: is missing; it must name a directory on a local disk",
+        ),
+        (
+            &objects("[objects.journal]\ndirectory = \"j\""),
+            "cached.toml: objects.writer: is \"callers\"; a journal needs writer = \"cache\": only with exclusive \
+             claims is it certain, after a crash, that no other writer has changed what the journal replays",
+        ),
+        (
+            &objects("writer = \"cache\"\n[objects.journal]\ndirectory = \"j\"\nlimit_bytes = \"500 MiB\""),
+            "cached.toml: objects.journal.limit_bytes: is 500 MiB; it must be at least 512 MiB: twice dirty_bytes_max \
+             (128 MiB) and four segments (64 MiB)",
+        ),
+        (
+            &objects("writer = \"cache\"\n[objects.journal]\ndirectory = \"j\"\nsegment_bytes = \"1 KiB\""),
+            "cached.toml: objects.journal.segment_bytes: is 1 KiB; it must be between 1 MiB and 1 GiB",
+        ),
+        (
+            &objects("writer = \"cache\"\n[objects.journal]\ndirectory = \"j\"\nsegment_bytes = 1048577"),
+            "cached.toml: objects.journal.segment_bytes: is 1048577; it must be a multiple of 4 KiB",
+        ),
+        (
+            &objects(
+                "writer = \"cache\"\nnamespaces = [{ name = \"a\", write = \"back\", journal = false, durability = \
+                 \"journaled\" }]\n[objects.journal]\ndirectory = \"j\"",
+            ),
+            "cached.toml: objects.namespaces[0].durability: is \"journaled\" with journal = false; without a journal \
+             it is \"cached\", or \"stored\" as the request asks for",
+        ),
+        (
             "[synapse]",
             "cached.toml: synapse: serves the object cache; an [objects] table must say what that is",
         ),
@@ -130,7 +187,7 @@ fn an_error_is_one_line_with_file_key_and_what_would_be_right() {
 
 #[test]
 fn a_missing_file_is_an_error() {
-    let error = File::read(Path::new("/nonexistent/cached.toml")).expect_err("no file");
+    let error = cached_config::read_config(Path::new("/nonexistent/cached.toml")).expect_err("no file");
     assert!(error.to_string().starts_with("/nonexistent/cached.toml: cannot be read: "), "{error}");
 }
 
@@ -178,7 +235,10 @@ fn uncommented(text: &str, examples: bool) -> String {
 fn filled_in(text: &str) -> toml::Table {
     let file = parse(text).unwrap_or_else(|error| panic!("{error}\n{text}"));
     let settings = file.settings().expect("settings");
-    let mut full = File::from(&Config { settings, objects: file.objects, synapse: file.synapse });
+    let (objects, synapse) = (file.objects, file.synapse);
+    let (admin, tracing, shared_memory) = (file.admin, file.tracing, file.shared_memory);
+    let config = Config { settings, objects, shared_memory, synapse, admin, tracing, path: None, text: None };
+    let mut full = File::from(&config);
     // The command line turns them into addresses.
     full.memcached.listen = file.memcached.listen;
     toml::Table::try_from(full).expect("TOML")
@@ -193,8 +253,108 @@ fn the_deployed_file_shows_every_key_with_its_default() {
     for (backend, kind) in backends.iter().zip(BackendTable::KINDS) {
         let whole = format!("{first}{backend}{last}");
         let (all, examples) = (uncommented(&whole, false), uncommented(&whole, true));
-        let shown: toml::Table = toml::from_str(&all).expect("TOML");
+        let mut shown: toml::Table = toml::from_str(&all).expect("TOML");
+        // The journal that is shown needs it.
+        let examples = examples.replacen("[objects]\n", "[objects]\nwriter = \"cache\"\n", 1);
+        let writer = &mut shown["objects"]["writer"];
+        assert_eq!(writer.as_str(), Some("callers"));
+        *writer = "cache".into();
         assert_eq!(shown["objects"]["backend"]["kind"].as_str(), Some(kind));
+        // With it, less may be dirty, which is not what is shown there.
+        let (shared, examples) =
+            (shown.remove("shared_memory"), examples.replacen("[shared_memory]\n", "", 1));
+        let table = SharedMemoryTable::default().filled_in(64 << 20, &ObjectsTable::default());
+        assert_eq!(shared, toml::Value::try_from(table).ok());
         assert_eq!(shown, filled_in(&examples), "left: shown in deploy/cached.toml, right: built in");
+    }
+}
+
+/// Shares memory as a file with these lines wants it.
+fn shared_memory(text: &str) -> Result<(SharedMemory, ObjectsTable), String> {
+    let file = parse(text).map_err(|error| error.to_string())?;
+    let (settings, mut objects) = (file.settings().expect("settings"), file.objects);
+    let shared = share(&file.shared_memory.expect("the table"), &settings, objects.as_mut());
+    let shared = shared.map_err(|error| format!("{}: {}", error.key, error.why))?;
+    Ok((shared, objects.expect("it is there")))
+}
+
+#[test]
+fn items_and_objects_share_what_both_have() {
+    let (memory, table) = shared_memory(&(objects("") + "[shared_memory]")).unwrap();
+    assert_eq!((memory.items_bytes, memory.objects_bytes), (64 << 20, 256 << 20));
+    assert_eq!((memory.items_bytes_min, memory.objects_bytes_min), (40 << 20, 40 << 20));
+    assert_eq!(memory.item_miss, None);
+    assert_eq!(table.dirty_bytes_max(), Size(20 << 20));
+    let cache = table.cache().unwrap();
+    assert_eq!(cache.memory_range, Some(memory.objects_range()));
+    assert_eq!((memory.objects_range().bytes_max, memory.items_range().bytes_max), (280 << 20, 280 << 20));
+    // What both have is limited together: the rest is bookkeeping.
+    let alone = ObjectsTable { memory_range: None, ..table.clone() };
+    assert_eq!(table.cache_bytes_max() - alone.cache_bytes_max(), (24 << 20) / 4096 * 24);
+    let given =
+        "[shared_memory]\nitems_bytes_min = \"16 MiB\"\nobjects_bytes_min = \"64 MiB\"\nitem_miss_us = 1500";
+    let (memory, table) = shared_memory(&(objects("dirty_bytes_max = \"48 MiB\"") + given)).unwrap();
+    assert_eq!((memory.items_bytes_min, memory.objects_bytes_min), (16 << 20, 64 << 20));
+    assert_eq!(memory.item_miss, Some(Duration::from_micros(1500)));
+    assert_eq!(table.dirty_bytes_max(), Size(48 << 20));
+}
+
+#[test]
+fn memory_that_cannot_be_shared_is_refused() {
+    let wrong = |before: &str, lines: &str, objects_lines: &str| {
+        let text = format!("{before}\n{}[shared_memory]\n{lines}", objects(objects_lines));
+        shared_memory(&text).expect_err(&text)
+    };
+    let memcached = |line: &str| wrong(&format!("[memcached]\n{line}"), "", "");
+    for (error, begins) in [
+        (
+            shared_memory("[shared_memory]").unwrap_err(),
+            "shared_memory: is between items and objects; an [objects] table",
+        ),
+        (
+            memcached("memory_file = \"/f\""),
+            "shared_memory: the memory of a file (memory_file, -e) cannot move",
+        ),
+        (memcached("huge_pages = true"), "shared_memory: huge pages cannot move"),
+        (wrong("", "", "huge_pages = true"), "shared_memory: huge pages cannot move"),
+        (
+            wrong("[process]\nlock_memory = true", "", ""),
+            "shared_memory: memory that is kept from being paged out",
+        ),
+        (memcached("evict = false"), "shared_memory: items that are not evicted cannot make room"),
+        (
+            memcached("eviction_policy = \"lru\""),
+            "memcached.eviction_policy: is lru, which cannot tell what more",
+        ),
+        (
+            wrong("", "", "eviction_policy = \"mru\""),
+            "objects.eviction_policy: is mru, which cannot tell what more",
+        ),
+        (
+            wrong("", "items_bytes_min = \"1 MiB\"", ""),
+            "shared_memory.items_bytes_min: is 1 MiB; it must be between 2 MiB and 64 MiB",
+        ),
+        (
+            wrong("", "objects_bytes_min = \"257 MiB\"", ""),
+            "shared_memory.objects_bytes_min: is 257 MiB; it must be between 2 MiB and 256 MiB",
+        ),
+        (
+            wrong("", "items_bytes_min = \"4 MiB\"", ""),
+            "shared_memory.items_bytes_min: is 4 MiB; it must be at least 8960 KiB, a 32nd of the most that items can have",
+        ),
+        (
+            wrong("[memcached]\nitem_bytes_max = \"30 MiB\"", "", ""),
+            "shared_memory.items_bytes_min: is 40 MiB; it must be at least twice item_bytes_max",
+        ),
+        (
+            wrong("", "", "dirty_bytes_max = \"31 MiB\""),
+            "objects.dirty_bytes_max: must be between 4096 and 31457280, three quarters of the least memory",
+        ),
+        (
+            wrong("", "item_miss_us = 86400000001", ""),
+            "shared_memory.item_miss_us: is 86400000001; it must be",
+        ),
+    ] {
+        assert!(error.starts_with(begins), "{error}");
     }
 }

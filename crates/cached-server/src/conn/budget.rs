@@ -1,6 +1,6 @@
 //! How much one connection may do before others are served.
 
-use crate::settings::Settings;
+use crate::live::Live;
 
 /// What is left for a connection in one call of [`Connection::drive`](super::Connection::drive).
 pub(super) struct Budget {
@@ -13,9 +13,9 @@ pub(super) struct Budget {
 impl Budget {
     const UNLIMITED: u32 = u32::MAX;
 
-    pub(super) fn of(settings: &Settings) -> Budget {
-        let requests = settings.requests_per_wake.unwrap_or(Self::UNLIMITED);
-        Budget { batches: settings.batches_per_wake, requests }
+    pub(super) fn of(live: &Live) -> Budget {
+        let requests = live.requests_per_wake().unwrap_or(Self::UNLIMITED);
+        Budget { batches: live.batches_per_wake(), requests }
     }
 
     /// Returns whether requests are counted one by one. `-R` is at most `i32::MAX`, and without it no drive

@@ -49,7 +49,7 @@ impl Connection {
             self.last_active = now;
             self.info.set_active(now);
         }
-        let mut budget = Budget::of(&context.shared.settings);
+        let mut budget = Budget::of(&context.shared.live);
         loop {
             let result = self.step(context, io, &mut budget);
             debug_assert!(
@@ -57,6 +57,8 @@ impl Connection {
                 "bytes that were read ahead are lost"
             );
             match result {
+                // Usual after one request: saves another step, which would find that out.
+                None if !io.may_read() => return DriveResult::Wait,
                 None if !budget.is_used_up() => {}
                 None | Some(DriveResult::Yield) => {
                     context.counters.conn_yields.bump();
@@ -77,6 +79,11 @@ impl Connection {
     ) -> Option<DriveResult> {
         if self.output.is_some()
             && let Some(result) = self.send_held(context, io)
+        {
+            return Some(result);
+        }
+        if io.is_encrypted()
+            && let Some(result) = self.send_lines(context, io)
         {
             return Some(result);
         }
@@ -139,6 +146,21 @@ impl Connection {
                 self.closing.then_some(DriveResult::Close)
             }
         }
+    }
+
+    /// Sends the lines that the log thread has for this watcher; `None` if nothing of them waits.
+    fn send_lines(
+        &mut self,
+        context: &mut WorkerContext<'_>,
+        io: &mut impl Transport,
+    ) -> Option<DriveResult> {
+        let Phase::Watch(subscription) = &self.phase else { return None };
+        let lines = subscription.take_lines();
+        if lines.is_empty() {
+            return None;
+        }
+        context.output.bytes.extend_from_slice(&lines);
+        self.send(context, io)
     }
 
     /// Executes input that was held back.

@@ -23,19 +23,26 @@
 //! | `drive` | reads and sends |
 //! | `requests` | decodes and executes requests; where a protocol is added |
 //! | `phase` | the states in the drawing |
+//! | `resume` | how a connection continues in each of them |
+//! | `hand_over` | a connection that another process goes on with |
+//! | `gate` | the state before them where clients must authenticate |
 //! | `budget` | how much a connection may do before others are served |
 //! | `context` | what the worker lends |
 
 mod budget;
 mod context;
 mod drive;
+mod gate;
+mod hand_over;
 mod phase;
 mod requests;
+mod resume;
 
 pub(crate) use context::WorkerContext;
 pub(crate) use drive::DriveResult;
+pub(crate) use hand_over::Finishing;
 
-use crate::connections::{ConnInfo, ConnState, HeldMemory};
+use crate::connections::{ConnInfo, ConnState, Endpoints, HeldMemory};
 use crate::shared::Shared;
 use crate::stream::Output;
 use cached_proto::Protocol;
@@ -82,33 +89,39 @@ impl Connection {
         }
     }
 
-    /// Returns the memory that this connection keeps while it waits.
-    fn held(&self) -> HeldMemory {
+    /// Returns whether it ends with the datagram that it is.
+    fn is_datagram(&self) -> bool {
+        matches!(self.info.endpoints, Endpoints::Udp { .. })
+    }
+
+    /// Returns the memory that this connection keeps while it waits; `tls_bytes` are those of its TLS side.
+    fn held(&self, tls_bytes: usize) -> HeldMemory {
         let (body, arriving_bytes) = match &self.phase {
             Phase::Body(body) => (body.held_bytes(), body.reserved_bytes()),
             _ => (0, 0),
         };
         let output = self.output.as_deref();
         HeldMemory {
-            buffer_bytes: self.input.capacity() + output.map_or(0, Output::capacity) + body,
+            buffer_bytes: self.input.capacity() + output.map_or(0, Output::capacity) + body + tls_bytes,
             pinned_bytes: output.map_or(0, Output::pinned_bytes),
             arriving_bytes,
         }
     }
 
     /// Publishes what the connection holds and is doing. Called after each drive, before the connection
-    /// waits.
+    /// waits. `tls_bytes` are the bytes of buffers of its TLS side.
     #[inline]
-    pub(crate) fn update_info(&mut self, shared: &Shared) {
-        let plain = matches!(self.phase, Phase::Command) && self.input.is_empty() && self.output.is_none();
+    pub(crate) fn update_info(&mut self, shared: &Shared, tls_bytes: usize) {
+        let waits = matches!(self.phase, Phase::Command) && self.input.is_empty() && self.output.is_none();
+        let plain = waits && tls_bytes == 0;
         if !plain || self.is_reported {
             self.is_reported = !plain;
-            self.publish(shared);
+            self.publish(shared, tls_bytes);
         }
     }
 
     #[cold]
-    fn publish(&mut self, shared: &Shared) {
+    fn publish(&mut self, shared: &Shared, tls_bytes: usize) {
         let within_value = std::mem::take(&mut self.within_value);
         self.info.set_state(match &self.phase {
             _ if self.output.is_some() => ConnState::Write,
@@ -116,15 +129,14 @@ impl Connection {
             Phase::Command if within_value && !self.input.is_empty() => ConnState::ReadBody,
             Phase::Swallow(_) => ConnState::Swallow,
             Phase::Watch(_) => ConnState::Watch,
-            Phase::Command | Phase::Get { .. } | Phase::Dump(_) => ConnState::Read,
+            Phase::Gate(_) | Phase::Command | Phase::Get { .. } | Phase::Dump(_) => ConnState::Read,
         });
         let now = shared.clock.now_secs();
-        shared.connections.record_held(&self.info, self.held(), now);
-        let settings = &shared.settings;
+        shared.connections.record_held(&self.info, self.held(tls_bytes), now);
         // Memory that waits for slow readers is missing for all other clients.
         let limit = HeldMemory {
-            buffer_bytes: settings.connection_bytes_max,
-            pinned_bytes: settings.memory_bytes / 4,
+            buffer_bytes: shared.live.connection_bytes_max(),
+            pinned_bytes: shared.settings.memory_bytes / 4,
             // The store limits these itself.
             arriving_bytes: usize::MAX,
         };

@@ -10,7 +10,11 @@ use super::budget::Budget;
 use super::context::WorkerContext;
 use super::phase::{Phase, StopReason};
 use crate::exec::{self, Begun, Executor, Next};
+use crate::shared::Shared;
+use crate::watch::{Refused, Relay, Subscriber, Subscription};
+use cached_proto::binary::sasl::is_sasl;
 use cached_proto::{Decoded, Limits, Protocol, binary, text};
+use std::os::fd::BorrowedFd;
 
 /// Values up to this size are collected in the input buffer; larger ones are read into their place.
 const BUFFERED_BODY_BYTES_MAX: usize = 4 << 10;
@@ -56,6 +60,10 @@ impl Connection {
             let next = match protocol {
                 Protocol::Text if at_once && let Some((key, consumed)) = text::plain_get(rest) => {
                     used += exec::get_plain_run(&mut executor, rest, key, consumed);
+                    // The usual end, with the shortest way to it.
+                    if used == input.len() {
+                        return (used, StopReason::Input);
+                    }
                     Next::Continue
                 }
                 Protocol::Text
@@ -83,11 +91,12 @@ impl Connection {
             scanned = 0;
             budget.take_request();
             match next {
+                Next::Dump(_) if self.is_datagram() => executor.refuse_dump(),
                 Next::Dump(dump) => {
                     self.phase = Phase::Dump(dump);
                     return (used, StopReason::Output);
                 }
-                Next::Watch(events) => match shared.watch.subscribe(client, events) {
+                Next::Watch(events) => match self.subscribe(shared, client, events) {
                     Ok(subscription) => self.phase = Phase::Watch(subscription),
                     Err(refused) => executor.refuse_watcher(refused),
                 },
@@ -99,6 +108,24 @@ impl Connection {
                 Next::Close => return (used, StopReason::Close),
             }
         }
+    }
+
+    /// Makes this connection a watcher.
+    #[cold]
+    fn subscribe(
+        &self,
+        shared: &Shared,
+        client: BorrowedFd<'_>,
+        events: u32,
+    ) -> Result<Subscription, Refused> {
+        if self.is_datagram() {
+            return Err(Refused::NotAllowed);
+        }
+        let subscriber = match self.info.is_encrypted {
+            false => Subscriber::Socket(client),
+            true => Subscriber::Relay(Relay::new(self.info.clone(), shared.connections.queues().clone())),
+        };
+        shared.watch.subscribe(subscriber, events)
     }
 
     /// Executes the text or meta request at the front of `rest`, of which the first `scanned` bytes hold no
@@ -125,7 +152,7 @@ impl Connection {
                 self.scanned = rest.len();
                 Err(StopReason::Input)
             }
-            Decoded::Close => Ok((0, Next::Close)),
+            Decoded::Close => Ok((0, self.break_off())),
         }
     }
 
@@ -138,12 +165,18 @@ impl Connection {
                 let begin = || exec::begin_binary(executor, &header);
                 self.begin_body(Protocol::Binary, &rest[..consumed], body_len, begin)
             }
+            Decoded::Refused(refused)
+                if is_sasl(refused.reply.head.opcode) && executor.shared.settings.auth.sasl.is_some() =>
+            {
+                self.require_authentication();
+                Ok((0, Next::Continue))
+            }
             Decoded::Refused(refused) => {
                 refused.reply.encode(&mut executor.out.bytes);
                 Ok(self.refuse(refused.consumed, refused.swallow, refused.close))
             }
             Decoded::Incomplete => Err(StopReason::Input),
-            Decoded::Close => Ok((0, Next::Close)),
+            Decoded::Close => Ok((0, self.break_off())),
         }
     }
 
@@ -169,6 +202,13 @@ impl Connection {
     #[inline(always)]
     fn refuse(&mut self, consumed: usize, swallow: usize, close: bool) -> (usize, Next) {
         self.swallow(swallow);
-        (consumed, if close { Next::Close } else { Next::Continue })
+        (consumed, if close { self.break_off() } else { Next::Continue })
+    }
+
+    /// Closes the connection because of what the client has sent.
+    #[cold]
+    fn break_off(&self) -> Next {
+        self.info.set_broken();
+        Next::Close
     }
 }

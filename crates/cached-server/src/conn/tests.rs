@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::clock::ServerClock;
-use crate::connections::{CommandQueue, Endpoints};
+use crate::connections::{CommandQueue, Endpoints, HandedConnection, HandedPhase};
 use crate::logging::Logging;
 use crate::settings::Settings;
 use crate::stream::{INPUT_BYTES, Transport};
@@ -41,6 +41,20 @@ impl Transport for Fake {
         let before = self.written.len();
         pieces.iter().for_each(|piece| self.written.extend_from_slice(piece));
         Poll::Ready(Ok(self.written.len() - before))
+    }
+}
+
+impl Transport for &mut Fake {
+    fn read(&mut self, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        (**self).read(into)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        (**self).write(bytes)
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        (**self).write_vectored(pieces)
     }
 }
 
@@ -92,7 +106,7 @@ impl Bench {
             client: self.client.as_fd(),
         };
         let result = self.connection.drive(&mut context, &mut self.io);
-        self.connection.update_info(&self.shared);
+        self.connection.update_info(&self.shared, 0);
         result
     }
 
@@ -140,4 +154,105 @@ fn a_drive_ends_after_the_allowed_number_of_requests() {
     let mut bench = Bench::new(|_| {});
     bench.io.pieces.push_back(b"get a\r\n".repeat(400));
     assert_eq!(bench.drive_until_it_waits(), 1, "without -R a pipeline is not cut into pieces");
+}
+
+/// A connection that goes on in another process after any byte replies as if nothing had been.
+#[test]
+fn a_connection_can_be_handed_over_after_any_byte() {
+    let text = b"set a 1 0 5\r\nvalue\r\nget a b\r\nms c 2 T0\r\nhi\r\nset big 0 0 9999999\r\nxx\r\nmn\r\nincr a 1\r\n";
+    let mut binary = Vec::new();
+    for (opcode, key) in [(0x0c_u8, &b"k"[..]), (0x0a, b""), (0x0c, b"other")] {
+        let mut head = [0; 24];
+        (head[0], head[1], head[3], head[11]) = (0x80, opcode, key.len() as u8, key.len() as u8);
+        binary.extend_from_slice(&head);
+        binary.extend_from_slice(key);
+    }
+    for script in [&text[..], &binary] {
+        let whole = |cut: Option<usize>| {
+            let mut bench = Bench::new(|_| {});
+            let (front, back) = script.split_at(cut.unwrap_or(script.len()));
+            bench.io.pieces.push_back(front.to_vec());
+            bench.drive_until_it_waits();
+            if cut.is_some() {
+                let handed = bench.connection.hand_over(false).expect("it is at rest");
+                assert!(!handed.is_authenticated);
+                let info = ConnInfo::new(9, Endpoints::Unix { path: "/x".into() }, None, 0, 2);
+                bench.connection = Connection::resume_handed(Arc::new(info), handed, false);
+                bench.io.pieces.push_back(back.to_vec());
+                bench.drive_until_it_waits();
+                // What came along was not driven by the socket's event alone.
+                bench.drive_until_it_waits();
+            }
+            bench.io.written
+        };
+        let expected = whole(None);
+        assert!(!expected.is_empty());
+        for cut in 1..script.len() {
+            assert_eq!(whole(Some(cut)), expected, "cut at {cut}");
+        }
+    }
+}
+
+/// Input with whole requests, which no event announces, is executed.
+#[test]
+fn input_that_is_handed_over_is_executed() {
+    let mut bench = Bench::new(|_| {});
+    let handed = HandedConnection {
+        protocol: Some(Protocol::Text),
+        is_authenticated: false,
+        phase: HandedPhase::Swallow(3),
+        input: b"xyzmn\r\nmn\r\nget".to_vec(),
+    };
+    let info = Arc::new(ConnInfo::new(9, Endpoints::Unix { path: "/x".into() }, None, 0, 2));
+    bench.connection = Connection::resume_handed(info, handed, false);
+    bench.drive_until_it_waits();
+    assert_eq!(bench.io.written, b"MN\r\nMN\r\n");
+    assert_eq!(bench.connection.hand_over(false).map(|handed| handed.input), Some(b"get".to_vec()));
+}
+
+#[test]
+fn a_connection_within_a_value_is_brought_to_its_end_and_no_further() {
+    let mut bench = Bench::new(|_| {});
+    bench.io.pieces.push_back(b"set a 0 0 10000\r\nbegin".to_vec());
+    bench.drive_until_it_waits();
+    assert!(!bench.connection.is_at_rest() && bench.connection.hand_over(false).is_none());
+    let rest = [&vec![b'x'; 9_995][..], b"\r\nget a\r\n"].concat();
+    bench.io.pieces.push_back(rest);
+    let mut context = WorkerContext {
+        shared: &bench.shared,
+        counters: bench.shared.counters(0),
+        input: &mut bench.input,
+        received: None,
+        output: &mut bench.output,
+        client: bench.client.as_fd(),
+    };
+    let allowed = bench.connection.missing_bytes();
+    bench.connection.drive(&mut context, &mut Finishing { io: &mut bench.io, allowed });
+    assert!(bench.connection.is_at_rest());
+    assert_eq!(bench.io.written, b"STORED\r\n");
+    let left: usize = bench.io.pieces.iter().map(Vec::len).sum();
+    assert_eq!(left, b"get a\r\n".len(), "the next request stays in the socket");
+}
+
+/// A client that had to authenticate, and did, need not again; one that did not, or did not have to, must.
+#[test]
+fn a_client_that_has_not_authenticated_must() {
+    let info = || Arc::new(ConnInfo::new(9, Endpoints::Unix { path: "/x".into() }, None, 0, 2));
+    let handed = |is_authenticated, phase| HandedConnection {
+        protocol: Some(Protocol::Text),
+        is_authenticated,
+        phase,
+        input: Vec::new(),
+    };
+    let gate = HandedPhase::Gate { swallow: 0, is_started: false, failures: 3 };
+    let is_gated = |handed, is_required| {
+        matches!(Connection::resume_handed(info(), handed, is_required).phase, Phase::Gate(_))
+    };
+    assert!(!is_gated(handed(true, HandedPhase::Command), true));
+    assert!(is_gated(handed(false, HandedPhase::Command), true));
+    assert!(is_gated(handed(false, HandedPhase::Swallow(9)), true));
+    assert!(is_gated(handed(false, gate), true));
+    assert!(!is_gated(handed(false, gate), false));
+    let again = Connection::resume_handed(info(), handed(false, gate), true).hand_over(true);
+    assert_eq!(again.map(|again| (again.is_authenticated, again.phase)), Some((false, gate)));
 }

@@ -1,11 +1,14 @@
 //! Commands that other threads send to a worker.
 
+use super::handed::HandedConnection;
 use super::info::ConnInfo;
 use crate::locks::{COMMANDS, Lock};
+use cached_tls::ClientCertificates;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 /// One command to a worker.
 pub(crate) enum Command {
@@ -13,6 +16,10 @@ pub(crate) enum Command {
     Serve(AcceptedConnection),
     /// Check whether the connection in this slot is to be closed; its socket raises no event for that.
     Check(usize),
+    /// Send the lines that wait for the watcher in this slot; its socket raises no event for that.
+    Relay(usize),
+    /// Stop between two requests, and wait for a verdict.
+    Pause(Pause),
     /// Answer what has been received, then end.
     Drain,
     /// End without answering.
@@ -23,6 +30,46 @@ pub(crate) enum Command {
 pub(crate) struct AcceptedConnection {
     pub(crate) socket: OwnedFd,
     pub(crate) info: Arc<ConnInfo>,
+    /// With TLS: the certificates that the client must show.
+    pub(crate) tls: Option<ClientCertificates>,
+    /// Where it stands, if another process has handed it over.
+    pub(crate) handed: Option<Box<HandedConnection>>,
+}
+
+/// The request to stop between two requests.
+pub(crate) struct Pause {
+    /// How long requests that have begun may take to end.
+    pub(crate) finish_within: Duration,
+    /// Receives what the worker has when it has stopped.
+    pub(crate) report: mpsc::Sender<Paused>,
+    /// Gives the verdict; if the other half is dropped, the worker goes on.
+    pub(crate) verdict: mpsc::Receiver<Verdict>,
+}
+
+/// A worker that has stopped. Until it has a verdict it keeps the sockets open and touches nothing.
+pub(crate) struct Paused {
+    /// Its index.
+    pub(crate) worker: usize,
+    /// Its connections that another process can go on with.
+    pub(crate) connections: Vec<PausedConnection>,
+    /// The number of its other connections.
+    pub(crate) others: usize,
+}
+
+/// A connection of a worker that has stopped.
+pub(crate) struct PausedConnection {
+    /// Its socket, which the worker keeps open.
+    pub(crate) fd: RawFd,
+    pub(crate) connection: HandedConnection,
+}
+
+/// How a worker that has stopped continues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// It serves its connections.
+    Resume,
+    /// Another process serves: it closes its own descriptors, and ends.
+    End,
 }
 
 /// The commands for one worker, and the descriptor that wakes it.
@@ -68,6 +115,8 @@ impl std::fmt::Debug for Command {
         match self {
             Command::Serve(accepted) => write!(f, "Serve({})", accepted.info.fd),
             Command::Check(slot) => write!(f, "Check({slot})"),
+            Command::Relay(slot) => write!(f, "Relay({slot})"),
+            Command::Pause(_) => f.write_str("Pause"),
             Command::Drain => f.write_str("Drain"),
             Command::Abort => f.write_str("Abort"),
         }

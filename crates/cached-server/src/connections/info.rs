@@ -4,10 +4,11 @@
 //! thread that finds that connections together hold too much memory and chooses which of them to close.
 
 use cached_proto::Protocol;
-use std::net::SocketAddr;
-use std::os::fd::RawFd;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// What a connection is doing, in memcached's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,8 +41,35 @@ impl ConnState {
 /// The two ends of a connection, or the address of a listener.
 #[derive(Debug, Clone)]
 pub(crate) enum Endpoints {
-    Tcp { peer: SocketAddr, local: Option<SocketAddr> },
-    Unix { path: PathBuf },
+    Tcp {
+        peer: SocketAddr,
+        local: Option<SocketAddr>,
+    },
+    Unix {
+        path: PathBuf,
+    },
+    /// Of any client that sends datagrams there.
+    Udp {
+        local: SocketAddr,
+    },
+}
+
+/// A UDP socket, from which all workers read.
+#[derive(Debug)]
+pub(crate) struct UdpSocket {
+    pub(crate) socket: OwnedFd,
+    pub(crate) address: SocketAddr,
+}
+
+/// What is counted for each listener.
+#[derive(Debug, Default)]
+pub(crate) struct ListenerCounts {
+    /// Open connections.
+    pub(crate) open: AtomicUsize,
+    /// Connections accepted.
+    pub(crate) accepted: AtomicU64,
+    /// Connections refused because there were as many as allowed.
+    pub(crate) refused: AtomicU64,
 }
 
 /// The memory that a connection keeps while it waits for its client.
@@ -63,6 +91,10 @@ pub(crate) struct ConnInfo {
     pub(crate) endpoints: Endpoints,
     /// The protocol of its listener; `None` if the first byte decides.
     pub(crate) protocol: Option<Protocol>,
+    /// Its bytes are TLS records.
+    pub(crate) is_encrypted: bool,
+    /// The counts of the listener that it came from.
+    pub(super) listener: Arc<ListenerCounts>,
     /// The index of the worker that serves it.
     pub(super) worker: usize,
     /// Its connection slot in that worker.
@@ -78,9 +110,28 @@ pub(crate) struct ConnInfo {
     close_requested: AtomicBool,
     /// The reason for closing it is that it was idle.
     idle_timeout: AtomicBool,
+    /// The reason for closing it is what its client has sent.
+    broken: AtomicBool,
 }
 
 impl ConnInfo {
+    /// Returns the client's address, or the path of the socket that it came by.
+    pub(crate) fn client(&self) -> String {
+        match &self.endpoints {
+            Endpoints::Tcp { peer, .. } => peer.to_string(),
+            Endpoints::Unix { path } => path.display().to_string(),
+            Endpoints::Udp { local } => format!("udp:{local}"),
+        }
+    }
+
+    /// Returns the client's host; `None` for a client of this one, by a unix socket.
+    pub(crate) fn client_host(&self) -> Option<IpAddr> {
+        match &self.endpoints {
+            Endpoints::Tcp { peer, .. } => Some(peer.ip()),
+            Endpoints::Unix { .. } | Endpoints::Udp { .. } => None,
+        }
+    }
+
     /// Returns the entry for a connection that `worker` is going to serve, active at second `now`.
     pub(crate) fn new(
         fd: RawFd,
@@ -93,6 +144,8 @@ impl ConnInfo {
             fd,
             endpoints,
             protocol,
+            is_encrypted: false,
+            listener: Arc::default(),
             worker,
             slot: AtomicUsize::new(usize::MAX),
             state: AtomicU8::new(ConnState::Read as u8),
@@ -103,7 +156,13 @@ impl ConnInfo {
             held_since: AtomicU32::new(0),
             close_requested: AtomicBool::new(false),
             idle_timeout: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
         }
+    }
+
+    /// Returns the entry of a connection that came from the listener with these counts.
+    pub(crate) fn of_listener(self, listener: Arc<ListenerCounts>, is_encrypted: bool) -> ConnInfo {
+        ConnInfo { listener, is_encrypted, ..self }
     }
 
     /// Records the slot in which its worker keeps it.
@@ -111,7 +170,13 @@ impl ConnInfo {
         self.slot.store(slot, Ordering::Relaxed);
     }
 
-    pub(super) fn slot(&self) -> usize {
+    /// Returns the index of the worker that serves it.
+    pub(crate) fn worker(&self) -> usize {
+        self.worker
+    }
+
+    /// Returns the slot in which its worker keeps it.
+    pub(crate) fn slot(&self) -> usize {
         self.slot.load(Ordering::Relaxed)
     }
 
@@ -165,5 +230,14 @@ impl ConnInfo {
 
     pub(super) fn set_timed_out(&self) {
         self.idle_timeout.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether it was closed because of what its client has sent.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_broken(&self) {
+        self.broken.store(true, Ordering::Relaxed);
     }
 }

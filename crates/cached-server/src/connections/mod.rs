@@ -11,12 +11,17 @@
 //! |---|---|
 //! | `info` | [`ConnInfo`]: state, endpoints and held memory of one connection, written by its worker |
 //! | `commands` | [`CommandQueue`]: commands of other threads to a worker |
+//! | `handed` | [`HandedConnection`]: what another process must know to go on with one |
 //! | `table` | [`Connections`]: all of them, and the choice of those that are closed to free memory |
 
 mod commands;
+mod handed;
 mod info;
 mod table;
 
-pub(crate) use commands::{AcceptedConnection, Command, CommandQueue};
-pub(crate) use info::{ConnInfo, ConnState, Endpoints, HeldMemory};
+pub(crate) use commands::{
+    AcceptedConnection, Command, CommandQueue, Pause, Paused, PausedConnection, Verdict,
+};
+pub(crate) use handed::{HANDED_INPUT_BYTES_MAX, HandedConnection, HandedPhase};
+pub(crate) use info::{ConnInfo, ConnState, Endpoints, HeldMemory, ListenerCounts, UdpSocket};
 pub(crate) use table::Connections;

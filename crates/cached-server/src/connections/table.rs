@@ -17,7 +17,7 @@ pub(crate) struct Connections {
     /// chooses.
     table: Lock<BTreeMap<RawFd, Arc<ConnInfo>>>,
     /// The command queue of each worker.
-    queues: Box<[CommandQueue]>,
+    queues: Arc<[CommandQueue]>,
     count: AtomicUsize,
     count_peak: AtomicUsize,
     /// The number accepted since the start.
@@ -37,7 +37,7 @@ const ARRIVING_SECS_MIN: u32 = 2;
 
 impl Connections {
     /// Returns an empty table for workers with these command queues.
-    pub(crate) fn new(queues: Box<[CommandQueue]>) -> Connections {
+    pub(crate) fn new(queues: Arc<[CommandQueue]>) -> Connections {
         Connections {
             table: Lock::new(&CONNECTIONS, BTreeMap::new()),
             queues,
@@ -58,7 +58,7 @@ impl Connections {
     }
 
     /// Returns the command queues of all workers.
-    pub(crate) fn queues(&self) -> &[CommandQueue] {
+    pub(crate) fn queues(&self) -> &Arc<[CommandQueue]> {
         &self.queues
     }
 
@@ -67,6 +67,8 @@ impl Connections {
         let count = self.count.fetch_add(1, Ordering::Relaxed) + 1;
         self.count_peak.fetch_max(count, Ordering::Relaxed);
         self.total.fetch_add(1, Ordering::Relaxed);
+        info.listener.accepted.fetch_add(1, Ordering::Relaxed);
+        info.listener.open.fetch_add(1, Ordering::Relaxed);
         self.table.lock().insert(info.fd, info);
     }
 
@@ -76,6 +78,7 @@ impl Connections {
         self.record_held(info, HeldMemory::default(), 0);
         self.table.lock().remove(&info.fd);
         self.count.fetch_sub(1, Ordering::Relaxed);
+        info.listener.open.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Returns the number of connections.

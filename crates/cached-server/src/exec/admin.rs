@@ -4,7 +4,8 @@
 //! `stats settings`; they change nothing else.
 
 use super::dump::{Dump, DumpKind};
-use super::{Executor, Next};
+use super::{Executor, Next, cluster};
+use crate::certificates;
 use crate::size_classes;
 use crate::watch::{Refused, events};
 use cached_core::kv::ScanCursor;
@@ -12,6 +13,9 @@ use cached_proto::number;
 use cached_proto::reply;
 use cached_proto::text::{Admin, Tokens, Verb, Verbosity};
 use std::sync::atomic::Ordering;
+
+const WATCH_NOT_ALLOWED: &[u8] = b"CLIENT_ERROR watch commands not allowed\r\n";
+const DUMP_NOT_ALLOWED: &[u8] = b"ERROR metadump not allowed\r\n";
 
 /// `verbosity`.
 pub(super) fn verbosity(executor: &mut Executor<'_>, command: &Verbosity) {
@@ -28,7 +32,7 @@ pub(super) fn execute(executor: &mut Executor<'_>, command: &Admin<'_>) -> Next 
             Ok(()) => return Next::Close,
             Err(words) => words,
         },
-        Verb::Slabs => slabs(tokens),
+        Verb::Slabs => slabs(executor, tokens),
         Verb::Lru => lru(executor, tokens),
         Verb::LruCrawler => match lru_crawler(executor, tokens) {
             Crawl::Reply(words) => words,
@@ -43,7 +47,25 @@ pub(super) fn execute(executor: &mut Executor<'_>, command: &Admin<'_>) -> Next 
         },
         Verb::DebugTime => debug_time(executor, tokens),
         // A usual build of memcached answers the same: it lacks these commands, or what they work on.
-        Verb::RefreshCerts | Verb::Extstore | Verb::DebugItem | Verb::Misbehave => reply::ERROR,
+        Verb::RefreshCerts => match certificates::refresh(executor.shared) {
+            // As from a memcached built without TLS.
+            None => reply::ERROR,
+            Some(Ok(())) => reply::OK,
+            Some(Err(error)) => {
+                executor.out.bytes.extend_from_slice(format!("{error}\r\n").as_bytes());
+                return Next::Continue;
+            }
+        },
+        Verb::Config => match cluster::reply(executor, tokens) {
+            Ok(bytes) => {
+                if !command.noreply {
+                    executor.out.bytes.extend_from_slice(&bytes);
+                }
+                return Next::Continue;
+            }
+            Err(words) => words,
+        },
+        Verb::Extstore | Verb::DebugItem | Verb::Misbehave => reply::ERROR,
     };
     executor.reply_unless(command.noreply, words);
     Next::Continue
@@ -70,25 +92,25 @@ fn memory_limit(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
 }
 
 fn shutdown(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<(), &'static [u8]> {
-    if !executor.shared.settings.shutdown_command {
+    if !executor.shared.live.shutdown_command() {
         return Err(reply::SHUTDOWN_NOT_ENABLED);
     }
     if tokens.len() == 1 || tokens.len() == 2 && tokens.get(1) == Some(b"graceful") {
         tracing::info!("a client has requested shutdown");
-        executor.shared.stop.request();
+        executor.shared.drain.request();
         return Ok(());
     }
     Err(reply::INVALID_SHUTDOWN_MODE)
 }
 
 /// `slabs`: there are no slabs, so no class ever has a page to spare.
-fn slabs(tokens: &Tokens<'_>) -> &'static [u8] {
+fn slabs(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8] {
     if tokens.len() == 4 && tokens.is_prefix_of(1, "reassign") {
         let class = |index| tokens.get(index).and_then(number::token_i32);
         return match (class(2), class(3)) {
             (Some(from), Some(to)) if from == to => b"SAME src and dst class are identical\r\n",
             (Some(from), Some(to)) => {
-                let known = |class: i32| (0..=size_classes::CLASS_MAX as i32).contains(&class);
+                let known = |class: i32| (0..=executor.shared.size_classes.largest() as i32).contains(&class);
                 // -1 stands for any source.
                 if (from == -1 || known(from)) && known(to) {
                     b"NOSPARE source class has no spare pages\r\n"
@@ -182,13 +204,13 @@ fn lru_crawler(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Crawl {
 fn dump(executor: &Executor<'_>, tokens: &Tokens<'_>, kind: DumpKind) -> Crawl {
     let words: [&[u8]; 2] = match kind {
         DumpKind::Attributes => {
-            [b"ERROR metadump not allowed\r\n", b"ERROR cannot pipeline other commands before metadump\r\n"]
+            [DUMP_NOT_ALLOWED, b"ERROR cannot pipeline other commands before metadump\r\n"]
         }
         DumpKind::Requests => {
             [b"ERROR key dump not allowed\r\n", b"ERROR cannot pipeline other commands before mgdump\r\n"]
         }
     };
-    if !executor.shared.settings.dump_enabled {
+    if !executor.shared.live.dump_commands() {
         Crawl::Reply(words[0])
     } else if !executor.out.is_empty() {
         Crawl::Reply(words[1])
@@ -235,8 +257,8 @@ fn crawler_setting(executor: &Executor<'_>, tokens: &Tokens<'_>) -> &'static [u8
 
 /// `watch`: returns the kinds of events that a client subscribes to.
 fn watch(executor: &Executor<'_>, tokens: &Tokens<'_>) -> Result<u32, &'static [u8]> {
-    if !executor.shared.settings.watch_enabled {
-        return Err(b"CLIENT_ERROR watch commands not allowed\r\n");
+    if !executor.shared.live.watch_command() {
+        return Err(WATCH_NOT_ALLOWED);
     }
     if !executor.out.is_empty() {
         return Err(b"ERROR cannot pipeline other commands before watch\r\n");
@@ -258,7 +280,16 @@ impl Executor<'_> {
         self.reply(match refused {
             Refused::TooMany => b"WATCHER_TOO_MANY log watcher limit reached\r\n",
             Refused::Failed => b"WATCHER_FAILED failed to add log watcher\r\n",
+            Refused::NotAllowed => WATCH_NOT_ALLOWED,
         });
+    }
+
+    /// Takes back the `OK` of a dump that was to begin, and refuses it.
+    #[cold]
+    pub(crate) fn refuse_dump(&mut self) {
+        let before = self.out.bytes.len().saturating_sub(reply::OK.len());
+        self.out.bytes.truncate(before);
+        self.reply(DUMP_NOT_ALLOWED);
     }
 }
 

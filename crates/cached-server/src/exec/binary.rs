@@ -44,7 +44,7 @@ pub(crate) fn execute(executor: &mut Executor<'_>, request: &Request<'_>) -> Nex
 /// GET, GETK.
 fn get(executor: &mut Executor<'_>, head: &Head, key: &[u8], with_key: bool) {
     let (kv, counters) = (executor.kv(), executor.counters);
-    counters.get_cmds.bump();
+    executor.count_gets(&[key]);
     let out = &mut *executor.out;
     let returned = with_key.then_some(key);
     let result = kv.read(key, kv.hash(key), |item| encode_hit(out, head, returned, item));

@@ -1,7 +1,8 @@
-//! `flush_all`, FLUSH.
+//! `flush_all`, FLUSH, `flush_prefix`.
 
 use super::Executor;
 use cached_core::clock::Expiry;
+use cached_core::kv::PrefixError;
 use cached_proto::binary::{Head, Status, encode_done, encode_error};
 use cached_proto::{reply, text};
 
@@ -20,7 +21,7 @@ impl Executor<'_> {
 /// `flush_all`.
 pub(super) fn text(executor: &mut Executor<'_>, command: &text::FlushAll) {
     executor.counters.flush_cmds.bump();
-    if !executor.shared.settings.flush_enabled {
+    if !executor.shared.live.flush_command() {
         return executor.reply_unless(command.noreply, reply::FLUSH_NOT_ALLOWED);
     }
     match command.delay {
@@ -34,10 +35,23 @@ pub(super) fn text(executor: &mut Executor<'_>, command: &text::FlushAll) {
 
 /// FLUSH.
 pub(super) fn binary(executor: &mut Executor<'_>, head: &Head, exptime: u32) {
-    if !executor.shared.settings.flush_enabled {
+    if !executor.shared.live.flush_command() {
         return encode_error(&mut executor.out.bytes, head, Status::AuthError);
     }
     executor.flush(executor.shared.clock.expiry_unsigned(exptime));
     executor.counters.flush_cmds.bump();
     encode_done(&mut executor.out.bytes, head, 0);
+}
+
+/// `flush_prefix`.
+pub(super) fn prefix(executor: &mut Executor<'_>, command: &text::FlushPrefix<'_>) {
+    let words = match executor.shared.live.flush_command() {
+        false => reply::FLUSH_PREFIX_NOT_ALLOWED,
+        true => match executor.shared.flush_prefix(command.prefix) {
+            Ok(()) => reply::OK,
+            Err(PrefixError::TooMany) => reply::TOO_MANY_PREFIXES,
+            Err(PrefixError::Length) => reply::BAD_FORMAT,
+        },
+    };
+    executor.reply_unless(command.noreply, words);
 }

@@ -71,7 +71,7 @@ fn read_batch<const LAST: bool, const WITH_CAS: bool>(executor: &mut Executor<'_
         },
     );
     let (executor, misses) = answer;
-    count_gets(executor, keys.len() as u64, keys.len() as u64 - misses);
+    count_gets(executor, keys, keys.len() as u64 - misses);
 }
 
 /// The same while requests are observed: the attributes of an item are looked up after its hash bucket has
@@ -86,20 +86,20 @@ fn read_one_by_one<const LAST: bool>(executor: &mut Executor<'_>, keys: &[&[u8]]
             executor.reply(reply::END);
         }
     }
-    count_gets(executor, keys.len() as u64, hits);
+    count_gets(executor, keys, hits);
 }
 
-fn count_gets(executor: &Executor<'_>, keys: u64, hits: u64) {
-    executor.counters.get_cmds.add(keys);
+fn count_gets(executor: &Executor<'_>, keys: &[&[u8]], hits: u64) {
+    executor.count_gets(keys);
     executor.counters.get_hits.add(hits);
-    executor.counters.get_misses.add(keys - hits);
+    executor.counters.get_misses.add(keys.len() as u64 - hits);
 }
 
 /// `get` of one key: the shortest path.
 #[inline]
 fn plain(executor: &mut Executor<'_>, key: &[u8]) {
     let counters = executor.counters;
-    counters.get_cmds.bump();
+    executor.count_gets(&[key]);
     if read_one::<true>(executor, key, executor.kv().hash(key), false) {
         counters.get_hits.bump();
     } else {

@@ -100,7 +100,7 @@ pub(super) fn get(executor: &mut Executor<'_>, command: &Get<'_>) {
             counters.touch_hits.bump();
         }
         Ok(()) => {
-            counters.get_cmds.bump();
+            executor.count_gets(&[key_bytes]);
             counters.get_hits.bump();
         }
         Err(Miss::OutOfMemory) => {

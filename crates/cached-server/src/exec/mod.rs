@@ -9,13 +9,15 @@
 //! | `get`, `gets`, `gat`, `touch` | `get`, `encode` |
 //! | `mg` | `meta` |
 //! | `set` and its like in all protocols, where a `cas` is turned into a conditional store | `store` |
-//! | `delete`, `incr`, `me`, `flush_all` | `delete`, `arithmetic`, `debug`, `flush` |
+//! | `delete`, `incr`, `me`, `flush_all`, `flush_prefix` | `delete`, `arithmetic`, `debug`, `flush` |
+//! | `config get cluster` | `cluster` |
 //! | `lru_crawler metadump`, `mgdump` | `dump` |
 //! | `verbosity`, `watch`, `shutdown`, `slabs`, `lru` | `admin` |
 
 mod admin;
 mod arithmetic;
 mod binary;
+mod cluster;
 mod debug;
 mod delete;
 mod dump;
@@ -89,6 +91,15 @@ impl<'a> Executor<'a> {
     fn reply_unless(&mut self, noreply: bool, words: &[u8]) {
         if !noreply {
             self.reply(words);
+        }
+    }
+
+    /// Counts gets of these keys; some are sampled for the hot keys.
+    #[inline]
+    fn count_gets(&self, keys: &[&[u8]]) {
+        if let Some(gets) = self.counters.count_gets(keys.len() as u64) {
+            let Counters { worker, next_sample, .. } = self.counters;
+            self.shared.insight.hot.sample(*worker, next_sample, gets, keys);
         }
     }
 

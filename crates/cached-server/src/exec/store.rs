@@ -87,7 +87,7 @@ impl Executor<'_> {
             }
         }
         // A value larger than all connections may hold would only get this one closed before it is complete.
-        let fits = value_bytes < self.shared.settings.connection_bytes_max;
+        let fits = value_bytes < self.shared.live.connection_bytes_max();
         if fits { Ok(Begun::Collect(value_bytes)) } else { Err(Refusal::OutOfMemory) }
     }
 

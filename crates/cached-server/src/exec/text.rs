@@ -33,6 +33,7 @@ fn execute_other(executor: &mut Executor<'_>, request: &Request<'_>) -> Next {
         Request::MetaNoop => executor.reply(reply::META_NOOP),
         Request::MetaDebug(command) => debug::meta(executor, command),
         Request::FlushAll(command) => flush::text(executor, command),
+        Request::FlushPrefix(command) => flush::prefix(executor, command),
         Request::Version => text::encode_version(&mut executor.out.bytes, MEMCACHED_VERSION),
         Request::Quit => return Next::Close,
         Request::Verbosity(command) => admin::verbosity(executor, command),

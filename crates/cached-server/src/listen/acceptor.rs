@@ -1,9 +1,10 @@
 //! Accepts connections and assigns them to the workers, round robin.
 
 use super::{Listener, ListenerAddress};
-use crate::connections::{AcceptedConnection, Command, ConnInfo, Endpoints};
+use crate::connections::{AcceptedConnection, Command, ConnInfo, Endpoints, ListenerCounts};
 use crate::shared::Shared;
 use cached_proto::Protocol;
+use cached_tls::ClientCertificates;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 use std::cell::Cell;
@@ -27,7 +28,8 @@ pub(crate) type RoundRobin = Rc<Cell<usize>>;
 
 /// Accepts from one listener until it is dropped.
 pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, next_worker: RoundRobin) {
-    let (address, protocol) = (listener.address, listener.protocol);
+    let counts = shared.listener_counts(listener.socket.as_raw_fd());
+    let origin = Origin { address: listener.address, protocol: listener.protocol, tls: listener.tls, counts };
     // SAFETY: the descriptor is owned by the `AsyncFd`, an `OwnedFd` always gives the same number, and it is
     // closed with the `AsyncFd` only.
     let registered =
@@ -42,14 +44,14 @@ pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, next_worker:
             Err(error) => return shared.fail(format!("cannot wait for connections: {error}")),
         };
         for _ in 0..BATCH {
-            if shared.is_full() && !shared.settings.connections_max_fast {
+            if shared.is_full() && !shared.live.refuses_excess() {
                 pause(&shared, "too many open connections", || shared.is_full()).await;
             }
             match rustix::net::acceptfrom_with(socket.get_ref(), SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
             {
                 Ok((fd, peer)) => {
                     let peer = peer.and_then(|peer| SocketAddr::try_from(peer).ok());
-                    admit(fd, peer, (&address, protocol), &shared, &next_worker);
+                    admit(fd, peer, &origin, &shared, &next_worker);
                 }
                 Err(Errno::AGAIN) => {
                     ready.clear_ready();
@@ -71,7 +73,7 @@ pub(crate) async fn accept(listener: Listener, shared: Arc<Shared>, next_worker:
 async fn pause(shared: &Shared, reason: &str, must_wait: impl Fn() -> bool) {
     let start = Instant::now();
     if shared.accepting.swap(false, Ordering::Relaxed) {
-        tracing::info!("{reason}: new connections wait");
+        tracing::warn!("{reason}: new connections wait");
     }
     shared.listen_disabled.fetch_add(1, Ordering::Relaxed);
     tokio::time::sleep(PAUSE).await;
@@ -83,22 +85,45 @@ async fn pause(shared: &Shared, reason: &str, must_wait: impl Fn() -> bool) {
     shared.accepting.store(true, Ordering::Relaxed);
 }
 
+/// Returns the name of a client for the log.
+fn peer_name(peer: Option<SocketAddr>) -> String {
+    peer.map_or_else(|| "unix".to_owned(), |peer| peer.to_string())
+}
+
+/// What a listener's connections have in common.
+struct Origin {
+    address: ListenerAddress,
+    protocol: Option<Protocol>,
+    tls: Option<ClientCertificates>,
+    counts: Arc<ListenerCounts>,
+}
+
+/// A TLS record with the alert `internal_error`: the only words that a client of TLS understands before a
+/// handshake, which would cost a server that is full as much as serving.
+const REFUSED_TLS: &[u8] = &[21, 3, 3, 0, 2, 2, 80];
+
 /// Enters an accepted connection in the table and sends it to a worker, or turns it away if the table is full.
 fn admit(
     socket: OwnedFd,
     peer: Option<SocketAddr>,
-    (address, protocol): (&ListenerAddress, Option<Protocol>),
+    origin: &Origin,
     shared: &Shared,
     next_worker: &RoundRobin,
 ) {
     if shared.is_full() {
         shared.connections.rejected.fetch_add(1, Ordering::Relaxed);
-        tracing::info!("too many open connections: a new one is refused");
+        let (peer, connections_max) = (peer_name(peer), shared.live.connections_max());
+        tracing::warn!(peer, connections_max, "connection refused: too many are open");
+        origin.counts.refused.fetch_add(1, Ordering::Relaxed);
+        let words = match origin.tls {
+            None => &b"ERROR Too many open connections\r\n"[..],
+            Some(_) => REFUSED_TLS,
+        };
         // Fails if the client has gone already.
-        let _ = rustix::io::write(&socket, b"ERROR Too many open connections\r\n");
+        let _ = rustix::io::write(&socket, words);
         return;
     }
-    let endpoints = match (address, peer) {
+    let endpoints = match (&origin.address, peer) {
         (ListenerAddress::Tcp(listening), peer) => Endpoints::Tcp {
             peer: peer.unwrap_or(*listening),
             local: rustix::net::getsockname(socket.as_fd())
@@ -109,9 +134,15 @@ fn admit(
     };
     let worker = next_worker.get() % shared.connections.queues().len();
     next_worker.set(worker + 1);
-    let info = ConnInfo::new(socket.as_raw_fd(), endpoints, protocol, worker, shared.clock.now_secs());
-    let info = Arc::new(info);
+    let now = shared.clock.now_secs();
+    let info = ConnInfo::new(socket.as_raw_fd(), endpoints, origin.protocol, worker, now);
+    let info = Arc::new(info.of_listener(origin.counts.clone(), origin.tls.is_some()));
     shared.connections.add(info.clone());
     shared.watch.connection_opened(&info);
-    shared.connections.queue(worker).send(Command::Serve(AcceptedConnection { socket, info }));
+    shared.connections.queue(worker).send(Command::Serve(AcceptedConnection {
+        socket,
+        info,
+        tls: origin.tls,
+        handed: None,
+    }));
 }

@@ -32,5 +32,5 @@ pub(super) fn adopt(descriptor: OwnedFd, protocol: Option<Protocol>, backlog: u3
         }
         None => ListenerAddress::Unix(address.as_pathname().map_or_else(PathBuf::new, PathBuf::from)),
     };
-    Ok(Listener { socket, address, protocol })
+    Ok(Listener { socket, address, protocol, tls: None })
 }

@@ -6,6 +6,7 @@
 //! | module | content |
 //! |---|---|
 //! | `tcp`, `unix` | open a listening socket of that kind |
+//! | `udp` | opens the sockets that workers read datagrams from |
 //! | `inherited` | takes over sockets that a service manager has opened |
 //! | `acceptor` | accepts connections and assigns them to workers |
 //! | `port_file` | the file that `MEMCACHED_PORT_FILENAME` names |
@@ -20,17 +21,21 @@ pub(crate) mod acceptor;
 mod inherited;
 mod port_file;
 mod tcp;
+mod udp;
 mod unix;
 
-use crate::connections::Endpoints;
-use crate::settings::Settings;
+use crate::connections::{Endpoints, UdpSocket};
+use crate::settings::{ListenAddress, ListenTls, Settings};
 use crate::shared::ListenerInfo;
+use crate::socket_file::SocketFile;
 use cached_proto::Protocol;
+use cached_tls::ClientCertificates;
 use socket2::Socket;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A listening socket.
 #[derive(Debug)]
@@ -39,6 +44,8 @@ pub(crate) struct Listener {
     pub(crate) address: ListenerAddress,
     /// The protocol of its clients; `None` if the first byte of a connection decides.
     pub(crate) protocol: Option<Protocol>,
+    /// With TLS: the certificates that clients must show.
+    pub(crate) tls: Option<ClientCertificates>,
 }
 
 /// The address of a listening socket.
@@ -49,13 +56,13 @@ pub(crate) enum ListenerAddress {
 }
 
 impl Listener {
-    /// Returns what `stats conns` shows of the listener.
+    /// Returns what `stats conns` and metrics show of the listener.
     fn info(&self) -> ListenerInfo {
         let endpoints = match &self.address {
             ListenerAddress::Tcp(address) => Endpoints::Tcp { peer: *address, local: None },
             ListenerAddress::Unix(path) => Endpoints::Unix { path: path.clone() },
         };
-        ListenerInfo { fd: self.socket.as_raw_fd(), endpoints }
+        ListenerInfo { fd: self.socket.as_raw_fd(), endpoints, counts: Arc::default() }
     }
 }
 
@@ -65,51 +72,157 @@ pub(crate) struct ListenError {
     pub(crate) cause: io::Error,
 }
 
+/// Sockets that another process has handed over.
+#[derive(Debug, Default)]
+pub(crate) struct Handed {
+    sockets: Vec<(SocketName, OwnedFd)>,
+    /// There is another process, which may go on.
+    is_of_process: bool,
+}
+
+impl Handed {
+    /// Returns those of a process, none at first.
+    pub(crate) fn of_process() -> Handed {
+        Handed { sockets: Vec::new(), is_of_process: true }
+    }
+
+    pub(crate) fn push(&mut self, name: SocketName, socket: OwnedFd) {
+        self.sockets.push((name, socket));
+    }
+
+    /// Removes and returns the sockets of this name.
+    pub(crate) fn take(&mut self, name: &SocketName) -> Vec<OwnedFd> {
+        self.sockets.extract_if(.., |(own, _)| own == name).map(|(_, socket)| socket).collect()
+    }
+
+    /// Returns the number of those that have not been taken.
+    pub(crate) fn len(&self) -> usize {
+        self.sockets.len()
+    }
+}
+
 /// All listening sockets of a server.
 #[derive(Debug)]
 pub(crate) struct Listeners {
     pub(crate) sockets: Vec<Listener>,
+    pub(crate) udp: Vec<UdpSocket>,
     /// Removes the unix socket's file when it is dropped.
-    pub(crate) unix_file: Option<unix::SocketFile>,
+    pub(crate) unix_file: Option<SocketFile>,
+    /// The name by which another process recognises each of `sockets`, and then each of `udp`.
+    pub(crate) names: Vec<SocketName>,
+}
+
+/// What a socket is in the configuration, by which another process recognises one that is handed over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum SocketName {
+    /// A TCP listener of this `HOST:PORT`.
+    Tcp(String),
+    /// A UDP socket of this `HOST:PORT`.
+    Udp(String),
+    /// The unix listener of this path.
+    Unix(PathBuf),
+    /// A listener that the service manager has opened.
+    Inherited,
+}
+
+/// The host and port of an address as they are configured.
+fn configured(address: &ListenAddress) -> String {
+    format!("{}:{}", address.host.as_deref().unwrap_or("*"), address.port)
 }
 
 impl Listeners {
-    /// Opens the sockets that the settings name, or takes over the `inherited` ones instead if there are any.
+    /// Opens the sockets that the settings name, or takes over the `inherited` ones instead if there are any. Of those
+    /// that the settings name, the ones are taken from `handed` that are there.
     ///
     /// # Errors
     /// For the first address that fails.
-    pub(crate) fn open(settings: &Settings, inherited: Vec<OwnedFd>) -> Result<Listeners, ListenError> {
-        let mut listeners = Listeners { sockets: Vec::new(), unix_file: None };
+    pub(crate) fn open(
+        settings: &Settings,
+        inherited: Vec<OwnedFd>,
+        handed: &mut Handed,
+    ) -> Result<Listeners, ListenError> {
+        let mut listeners =
+            Listeners { sockets: Vec::new(), udp: Vec::new(), unix_file: None, names: Vec::new() };
         if !inherited.is_empty() {
             for socket in inherited {
                 let adopted = inherited::adopt(socket, settings.protocol, settings.backlog);
                 let failed = |cause| ListenError { address: "a socket of LISTEN_FDS".into(), cause };
-                listeners.sockets.push(adopted.map_err(failed)?);
+                let mut listener = adopted.map_err(failed)?;
+                if matches!(listener.address, ListenerAddress::Tcp(_)) {
+                    listener.tls = settings.client_certificates(ListenTls::AsSet);
+                }
+                listeners.sockets.push(listener);
             }
+            listeners.names = vec![SocketName::Inherited; listeners.sockets.len()];
             return Ok(listeners);
         }
         for address in &settings.listen {
-            let opened = tcp::bind(address, settings.backlog).map_err(|cause| {
+            let failed = |cause| {
                 let host = address.host.as_deref().unwrap_or("all interfaces");
                 ListenError { address: format!("{host}, port {}", address.port), cause }
-            })?;
-            listeners.sockets.extend(opened);
+            };
+            let name = SocketName::Tcp(configured(address));
+            let opened: Vec<Listener> = match handed.take(&name) {
+                taken if taken.is_empty() => tcp::bind(address, settings.backlog).map_err(failed)?,
+                taken => {
+                    let adopt = |socket| inherited::adopt(socket, address.protocol, settings.backlog);
+                    taken.into_iter().map(adopt).collect::<Result<_, _>>().map_err(failed)?
+                }
+            };
+            let tls = settings.client_certificates(address.tls);
+            listeners.names.extend(opened.iter().map(|_| name.clone()));
+            listeners.sockets.extend(opened.into_iter().map(|listener| Listener { tls, ..listener }));
+        }
+        let mut udp_names = Vec::new();
+        for address in &settings.udp_listen {
+            let failed = |cause| {
+                let host = address.host.as_deref().unwrap_or("all interfaces");
+                ListenError { address: format!("{host}, UDP port {}", address.port), cause }
+            };
+            let name = SocketName::Udp(configured(address));
+            let opened = match handed.take(&name) {
+                taken if taken.is_empty() => {
+                    udp::bind(address, settings.udp_reply_bytes_max).map_err(failed)?
+                }
+                taken => taken.into_iter().map(udp::adopt).collect::<Result<_, _>>().map_err(failed)?,
+            };
+            udp_names.extend(opened.iter().map(|_| name.clone()));
+            listeners.udp.extend(opened);
         }
         if let Some(path) = &settings.unix_path {
-            let bound = unix::bind(path, settings.unix_mask, settings.protocol, settings.backlog);
             let failed = |cause| ListenError { address: path.display().to_string(), cause };
+            let name = SocketName::Unix(path.clone());
+            let bound = match handed.take(&name).pop() {
+                Some(socket) => inherited::adopt(socket, settings.protocol, settings.backlog)
+                    .map(|listener| (listener, SocketFile::of_another(path))),
+                // The other process may go on with the socket that is there.
+                None if handed.is_of_process && path.exists() => Err(io::ErrorKind::AddrInUse.into()),
+                None => unix::bind(path, settings.unix_mask, settings.protocol, settings.backlog),
+            };
             let (listener, file) = bound.map_err(failed)?;
             listeners.sockets.push(listener);
+            listeners.names.push(name);
             listeners.unix_file = Some(file);
-        } else if let Err(error) = port_file::write(&listeners.tcp_addresses()) {
+        } else if let Err(error) = port_file::write(&listeners.tcp_addresses(), &listeners.udp_addresses()) {
             tracing::warn!(cause = %error, "cannot write the file that MEMCACHED_PORT_FILENAME names");
         }
+        listeners.names.extend(udp_names);
         Ok(listeners)
     }
 
     /// Returns what `stats conns` shows of the listeners.
     pub(crate) fn infos(&self) -> Vec<ListenerInfo> {
-        self.sockets.iter().map(Listener::info).collect()
+        let udp = self.udp.iter().map(|udp| ListenerInfo {
+            fd: udp.socket.as_raw_fd(),
+            endpoints: Endpoints::Udp { local: udp.address },
+            counts: Arc::default(),
+        });
+        self.sockets.iter().map(Listener::info).chain(udp).collect()
+    }
+
+    /// Returns the addresses of the UDP sockets.
+    pub(crate) fn udp_addresses(&self) -> Vec<SocketAddr> {
+        self.udp.iter().map(|udp| udp.address).collect()
     }
 
     /// Returns the addresses of the TCP listeners.

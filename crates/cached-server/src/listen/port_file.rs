@@ -11,13 +11,14 @@ use std::path::PathBuf;
 ///
 /// # Errors
 /// When the file cannot be written.
-pub(super) fn write(addresses: &[SocketAddr]) -> io::Result<()> {
+pub(super) fn write(tcp: &[SocketAddr], udp: &[SocketAddr]) -> io::Result<()> {
     let Some(path) = std::env::var_os("MEMCACHED_PORT_FILENAME") else { return Ok(()) };
     let mut text = String::new();
-    for address in addresses {
+    let all = tcp.iter().map(|address| ("TCP", address)).chain(udp.iter().map(|address| ("UDP", address)));
+    for (kind, address) in all {
         let family = if address.is_ipv6() { "INET6" } else { "INET" };
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "TCP {family}: {}", address.port());
+        let _ = writeln!(text, "{kind} {family}: {}", address.port());
     }
     let mut draft = path.clone();
     draft.push(".lck");

@@ -51,5 +51,5 @@ fn open(address: SocketAddr, protocol: Option<cached_proto::Protocol>, backlog: 
     socket.bind(&address.into())?;
     socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
     let at = socket.local_addr()?.as_socket().unwrap_or(address);
-    Ok(Listener { socket, address: ListenerAddress::Tcp(at), protocol })
+    Ok(Listener { socket, address: ListenerAddress::Tcp(at), protocol, tls: None })
 }

@@ -1,43 +1,13 @@
 //! Unix listeners.
 
 use super::{Listener, ListenerAddress};
+use crate::socket_file::SocketFile;
 use cached_proto::Protocol;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
-
-/// A unix socket's file. It is removed when this is dropped, unless the path leads to another file by then: a new server may have
-/// bound a socket there.
-///
-/// To be dropped while the socket is still open: only then can no other file have the same inode.
-#[derive(Debug)]
-pub(crate) struct SocketFile {
-    path: PathBuf,
-    /// Device and inode.
-    file: Option<(u64, u64)>,
-}
-
-impl SocketFile {
-    fn new(path: &Path) -> SocketFile {
-        SocketFile { path: path.to_owned(), file: file_at(path) }
-    }
-}
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        if self.file.is_some() && file_at(&self.path) == self.file {
-            // Fails if it has been removed meanwhile.
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
-/// Returns device and inode of the file at a path.
-fn file_at(path: &Path) -> Option<(u64, u64)> {
-    fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
-}
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::Path;
 
 /// Opens a listening socket with permissions `mask`. A socket left behind at this path is replaced, any other file is not.
 ///
@@ -59,5 +29,5 @@ pub(super) fn bind(
     // No client can connect before `listen`, so the permissions are in time.
     fs::set_permissions(path, fs::Permissions::from_mode(mask))?;
     socket.listen(i32::try_from(backlog).unwrap_or(i32::MAX))?;
-    Ok((Listener { socket, address: ListenerAddress::Unix(path.to_owned()), protocol }, file))
+    Ok((Listener { socket, address: ListenerAddress::Unix(path.to_owned()), protocol, tls: None }, file))
 }

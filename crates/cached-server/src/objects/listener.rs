@@ -1,40 +1,43 @@
 //! The listener of the object cache: a synapse server with threads of its own.
 
+use super::sockets::ObjectSockets;
 use super::{ObjectsError, spawn};
 use crate::config::SynapseTable;
-use blocker::Blocker;
+use blocker::trace::Tracer;
+use blocker::{Blocker, Traced};
 use cached_config::CacheReceiveBuffers;
 use cached_core::object::ObjectCache;
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
-use synapse::{Address, NodeRecord, Secret, Server, host_name};
-use tokio::runtime::{Builder, Runtime};
+use synapse::codec::InstanceId;
+use synapse::{NodeRecord, Secret, Server, host_name};
+use tokio::runtime::Builder;
 use tokio::sync::oneshot;
 
-/// A synapse server whose sockets are open.
+/// A synapse server over an object cache, and the threads that serve its connections.
 pub(super) struct ObjectListener {
     server: Arc<Server>,
-    addresses: Vec<Address>,
     memory_bytes_max: u64,
     /// The threads end when these are dropped.
     _threads: Vec<oneshot::Sender<()>>,
 }
 
 impl ObjectListener {
-    /// Opens the sockets, and starts the threads that serve connections. Connections are accepted on
-    /// `control`.
-    pub(super) fn open(
+    /// Starts the threads that serve connections. None is accepted yet. `continues` is the instance of a listener
+    /// that has ended before over the same cache.
+    pub(super) fn new(
         table: &SynapseTable,
-        secret: Option<Secret>,
+        secrets: Vec<Secret>,
         record: &NodeRecord,
         cache: &ObjectCache,
-        control: &Runtime,
+        tracer: Option<&Tracer>,
+        continues: Option<InstanceId>,
     ) -> Result<ObjectListener, ObjectsError> {
         let mut config = table.server();
-        config.secret = secret;
+        let mut secrets = secrets.into_iter();
+        (config.secret, config.secret_previous) = (secrets.next(), secrets.next());
         config.name = host_name();
+        config.continues = continues;
         record.apply(&mut config);
         config.receive_buffers = Some(Arc::new(CacheReceiveBuffers::new(cache.clone())));
         let mut threads = Vec::new();
@@ -47,39 +50,34 @@ impl ObjectListener {
             threads.push(keep);
         }
         let memory_bytes_max = config.memory_bytes_max();
-        let backend: Arc<dyn Blocker> = Arc::new(cache.clone());
+        let mut backend: Arc<dyn Blocker> = Arc::new(cache.clone());
+        if let Some(tracer) = tracer {
+            backend = Arc::new(Traced::cache(backend, tracer.clone()));
+        }
+        config.tracer = tracer.cloned();
         let server =
             Server::new(backend, config).map_err(|error| ObjectsError::Listener(error.to_string()))?;
-        let mut addresses = Vec::new();
-        for address in table.addresses()? {
-            let bound = control.block_on(server.listen(&address));
-            let bound = bound.map_err(|error| ObjectsError::Listener(error.to_string()))?;
-            if let Address::Unix(path) = &bound {
-                let mode = Permissions::from_mode(table.unix_mode()?);
-                fs::set_permissions(path, mode)
-                    .map_err(|error| ObjectsError::Listener(format!("{}: {error}", path.display())))?;
-            }
-            addresses.push(bound);
-        }
-        Ok(ObjectListener { server: Arc::new(server), addresses, memory_bytes_max, _threads: threads })
+        Ok(ObjectListener { server: Arc::new(server), memory_bytes_max, _threads: threads })
     }
 
-    pub(super) fn server(&self) -> Arc<Server> {
-        self.server.clone()
+    /// Accepts connections, in the runtime that is entered.
+    pub(super) fn listen(&self, sockets: &ObjectSockets) -> Result<(), ObjectsError> {
+        sockets.listen(&self.server).map_err(ObjectsError::Listener)
     }
 
-    /// Returns the addresses it listens on.
-    pub(super) fn addresses(&self) -> Vec<String> {
-        self.addresses.iter().map(ToString::to_string).collect()
+    pub(super) fn server(&self) -> &Arc<Server> {
+        &self.server
     }
 
     pub(super) fn memory_bytes_max(&self) -> u64 {
         self.memory_bytes_max
     }
 
-    /// Answers what has been received, and ends. Returns whether all clients took their replies within
-    /// `timeout`.
-    pub(super) async fn shut_down(self, timeout: Duration) -> bool {
-        self.server.shutdown(timeout).await
+    /// Answers what it has begun, and ends. Connections whose clients do not take their replies within `timeout` are
+    /// closed.
+    pub(super) async fn end(self, timeout: Duration) {
+        if !self.server.shutdown(timeout).await {
+            tracing::warn!("connections of object clients that did not take their replies are closed");
+        }
     }
 }

@@ -8,26 +8,48 @@
 //! ```
 //!
 //! memcached's workers never wait for any of it; they only read its metrics, for `stats objects`.
+//!
+//! | module | content |
+//! |---|---|
+//! | `open`, `store`, `recovery` | opening a cache: at the start, and again if another process has failed to take over |
+//! | `thread`, `control` | the control thread, and what it is asked for |
+//! | `release` | letting the store go for another process |
+//! | `sockets`, `listener` | the sockets, which stay; the server that accepts from them, which ends with its cache |
+//! | `statistics`, `live` | what is shown of the cache that is open, and what can be changed of it |
+//! | `shutdown` | the end |
 
+mod control;
 mod listener;
+mod live;
+mod open;
+mod recovery;
+mod release;
 mod shutdown;
+mod sockets;
+mod statistics;
 mod store;
+mod thread;
 
+pub use control::ObjectsControl;
+pub use live::ReloadObjects;
 pub use shutdown::ShutdownError;
+pub use sockets::ObjectSockets;
+pub use statistics::ObjectStatistics;
 
-use crate::config::{ConfigError, ObjectsTable, Secrets, SynapseTable};
-use blocker::SystemClock;
-use blocker::metrics::{Collect, render};
-use cached_config::{Store, log_events};
-use cached_core::object::{Background, ObjectCache};
+use crate::config::{BackendTable, ConfigError, ObjectsTable, Secrets, SynapseTable};
+use crate::insight::slow::SlowLog;
+use crate::settings::Settings;
+use blocker::trace::Tracer;
+use cached_admin::AdminServer;
+use cached_process::reload::LiveSecs;
 use listener::ObjectListener;
+use open::{OpenObjects, Opening};
 use std::io;
-use std::sync::Arc;
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
 use std::time::Duration;
-use synapse::NodeRecord;
-use tokio::runtime::{Builder, Runtime};
-use tokio::sync::{Notify, oneshot};
+use thread::ObjectThread;
+use tokio::sync::oneshot;
 
 /// Why the object cache cannot start: one line each.
 #[derive(Debug, thiserror::Error)]
@@ -44,7 +66,7 @@ pub enum ObjectsError {
     /// A thread or its runtime cannot be created.
     #[error("cannot start a thread of the object cache: {0}")]
     Thread(#[from] io::Error),
-    /// The end was requested before the store could be opened.
+    /// The end was requested before the store answered.
     #[error("the end was requested while the store of objects was away")]
     Ended,
 }
@@ -55,64 +77,74 @@ impl From<ConfigError> for ObjectsError {
     }
 }
 
-/// How long the store may take to return its record of servers.
-const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// An object cache whose sockets are open. Clients are served once [`serve`](Objects::serve) is called.
+/// An object cache that is open. Clients connect, and are served once [`serve`](Objects::serve) is called and
+/// [`ObjectsControl::serve`] after it.
 pub struct Objects {
-    cache: ObjectCache,
-    background: Background,
-    store: Store,
-    /// The store's name, for the log.
-    name: String,
-    listener: Option<ObjectListener>,
-    control: Runtime,
-    flush_max: Duration,
+    open: OpenObjects,
     memory_bytes_max: u64,
+    control: ObjectsControl,
+    reload: ReloadObjects,
+    statistics: ObjectStatistics,
+    admin: Option<Weak<AdminServer>>,
+    flush_max: LiveSecs,
 }
 
 impl Objects {
-    /// Opens the store, creates the cache, and listens. While the store is away, this waits for it until
-    /// `end` is ready. The secrets are read separately, because that may need rights which the process gives
-    /// up before.
+    /// Opens the journal and the store, creates the cache, begins its recovery, and opens the sockets, unless `sockets`
+    /// are open already. While the store is away, this waits for it until `end` is ready. The secrets are read separately, because that may need
+    /// rights which the process gives up before. With an `admin` listener the store is measured, and what the
+    /// start waits for is shown; with a `tracer` requests are traced.
     ///
     /// # Errors
     /// [`ObjectsError`] for the first failure.
+    #[allow(clippy::too_many_arguments, reason = "each is another part of the program")]
     pub fn open(
         objects: &ObjectsTable,
         synapse: Option<&SynapseTable>,
+        settings: &Settings,
         secrets: Secrets,
+        sockets: Option<ObjectSockets>,
         end: impl Future<Output = ()>,
+        admin: Option<&Arc<AdminServer>>,
+        tracer: Option<&Tracer>,
     ) -> Result<Objects, ObjectsError> {
-        let control = Builder::new_current_thread().enable_all().build()?;
-        let store = control.block_on(store::open(objects, secrets.store, end));
-        if matches!(store, Err(ObjectsError::Ended)) {
-            // An attempt to open the store may hang; the process ends without waiting for it.
-            control.shutdown_background();
-            return Err(ObjectsError::Ended);
-        }
-        let store = store?;
-        let (cache, background) = objects.open_cache(store.backend())?;
-        let listener = match synapse {
-            Some(table) => {
-                let backend = store.backend();
-                let opening = NodeRecord::open(&*backend, &SystemClock, RECORD_TIMEOUT);
-                let record = control.block_on(opening)?;
-                Some(ObjectListener::open(table, secrets.listener, &record, &cache, &control)?)
-            }
-            None => None,
+        let slow = Arc::new(SlowLog::new(Duration::from_millis(settings.slow_request_ms.into())));
+        let opening = Opening {
+            objects: objects.clone(),
+            synapse: synapse.cloned(),
+            secrets,
+            sampling: settings.sampling(),
+            tracer: tracer.cloned(),
+            slow: slow.clone(),
+            health: admin.map(|admin| admin.health().clone()),
         };
-        let memory_bytes_max = objects.cache_bytes_max() + store.memory_bytes_max();
-        let name = objects.backend.as_ref().map_or_else(String::new, ToString::to_string);
+        let open = opening.open(end)?;
+        let memory_bytes_max = objects.cache_bytes_max() + open.parts.store.memory_bytes_max();
+        let is_in_memory = matches!(objects.backend, Some(BackendTable::Memory(_)));
+        let obstacle =
+            is_in_memory.then_some("the store of objects is in memory, and would be lost; restart instead");
+        let sockets = match sockets {
+            Some(sockets) => sockets,
+            // Last: clients are refused until the store is there.
+            None => ObjectSockets::open(synapse, Vec::new())?,
+        };
+        let control = ObjectsControl::new(sockets, obstacle);
+        if let Some(admin) = admin {
+            let control = control.clone();
+            admin.health().check_readiness(move || {
+                control.is_released().then(|| "another process takes the object cache over".into())
+            });
+        }
+        let statistics = ObjectStatistics::new(slow);
+        statistics.set(&open.parts.cache, open.parts.listener.as_ref());
         Ok(Objects {
-            cache,
-            background,
-            store,
-            name,
-            listener,
-            control,
-            flush_max: objects.shutdown_flush(),
+            open,
             memory_bytes_max,
+            control,
+            reload: ReloadObjects::new(opening),
+            statistics,
+            admin: admin.map(Arc::downgrade),
+            flush_max: LiveSecs::new(objects.shutdown_flush_secs),
         })
     }
 
@@ -123,45 +155,51 @@ impl Objects {
 
     /// Returns the most memory that the listener takes, in bytes.
     pub fn listener_bytes_max(&self) -> u64 {
-        self.listener.as_ref().map_or(0, ObjectListener::memory_bytes_max)
+        self.open.parts.listener.as_ref().map_or(0, ObjectListener::memory_bytes_max)
     }
 
     /// Returns the addresses it listens on.
     pub fn addresses(&self) -> Vec<String> {
-        self.listener.as_ref().map_or_else(Vec::new, ObjectListener::addresses)
+        self.control.listening().addresses()
     }
 
     /// Returns the statistics of cache, store and listener.
     pub fn statistics(&self) -> ObjectStatistics {
-        let server = self.listener.as_ref().map(ObjectListener::server);
-        ObjectStatistics { cache: self.cache.clone(), server }
+        self.statistics.clone()
     }
 
-    /// Serves, on threads of its own, until its end is requested.
+    /// Returns the means of changing the settings of cache, listener and store while they run.
+    pub fn live(&self) -> ReloadObjects {
+        self.reload.clone()
+    }
+
+    /// Returns what asks it to serve, and lets another process take over.
+    pub fn control(&self) -> ObjectsControl {
+        self.control.clone()
+    }
+
+    /// Starts its threads. They serve from [`ObjectsControl::serve`] on until the end is requested. At the end clients
+    /// have `drain_timeout` to take their replies.
     ///
     /// # Errors
     /// If a thread cannot be created.
-    pub fn serve(self) -> Result<RunningObjects, ObjectsError> {
-        let end = Arc::new(Notify::new());
+    pub fn serve(self, drain_timeout: LiveSecs) -> Result<RunningObjects, ObjectsError> {
+        let Objects { open, control, reload, statistics, admin, flush_max, .. } = self;
         let (sender, ended) = oneshot::channel();
-        let running =
-            RunningObjects { end: end.clone(), ended, cache: self.cache.clone(), flush_max: self.flush_max };
-        let Objects { cache, background, store, name, listener, control, flush_max, .. } = self;
-        let body = move || {
-            let result = control.block_on(async {
-                let background = tokio::spawn(background);
-                let event_log = tokio::spawn(log_events(store.backend().subscribe(), name));
-                end.notified().await;
-                let result = shutdown::shut_down(&cache, &store, listener, flush_max).await;
-                background.abort();
-                event_log.abort();
-                result
-            });
-            drop(cache);
-            // Fails if the end was forced, when the receiver no longer waits.
-            let _ = sender.send(shutdown::close(result, store));
+        let running = RunningObjects {
+            control: control.clone(),
+            ended,
+            statistics: statistics.clone(),
+            flush_max: flush_max.clone(),
+            drain_timeout: drain_timeout.clone(),
         };
-        spawn("object-cache", body)?;
+        let thread = ObjectThread { control, reload, statistics, admin, flush_max, drain_timeout };
+        thread.listen(&open)?;
+        let shown = thread.show(&open.parts);
+        spawn("object-cache", move || {
+            // Fails if the end was forced, when the receiver no longer waits.
+            let _ = sender.send(thread.run(open, shown));
+        })?;
         Ok(running)
     }
 }
@@ -172,69 +210,41 @@ impl std::fmt::Debug for Objects {
     }
 }
 
-/// The statistics of an object cache, its store and its listener.
-#[derive(Clone)]
-pub struct ObjectStatistics {
-    cache: ObjectCache,
-    server: Option<Arc<synapse::Server>>,
-}
-
-impl ObjectStatistics {
-    /// Returns all metrics as names and values.
-    pub fn metrics(&self) -> Vec<render::Pair> {
-        let mut families = self.cache.families();
-        self.server.iter().for_each(|server| server.collect(&mut families));
-        render::pairs(&families)
-    }
-
-    /// Returns the objects with acknowledged changes that are lost and not repaired: the name of each, and
-    /// how much is lost for what reason. If there are more than the cache lists, the last entry has their
-    /// number.
-    pub fn lost(&self) -> Vec<(String, String)> {
-        let lost = self.cache.lost();
-        let listed = lost.objects.iter().map(|object| {
-            let text = format!("{} bytes in {} changes: {}", object.bytes, object.changes, object.why);
-            (object.object.to_string(), text)
-        });
-        let unlisted = (lost.unlisted_objects > 0).then(|| {
-            (
-                "others".to_owned(),
-                format!("{} bytes in {} objects", lost.unlisted_bytes, lost.unlisted_objects),
-            )
-        });
-        listed.chain(unlisted).collect()
-    }
-}
-
 /// An object cache that serves.
 pub struct RunningObjects {
-    end: Arc<Notify>,
+    control: ObjectsControl,
     ended: oneshot::Receiver<Result<(), ShutdownError>>,
-    cache: ObjectCache,
-    flush_max: Duration,
+    statistics: ObjectStatistics,
+    flush_max: LiveSecs,
+    drain_timeout: LiveSecs,
 }
 
 /// Requests the end of an object cache, from any thread.
 #[derive(Clone, Debug)]
-pub struct ShutdownHandle(Arc<Notify>);
+pub struct ShutdownHandle(ObjectsControl);
 
 impl ShutdownHandle {
     /// Requests the end: the cache stops listening, answers what it has received, and stores dirty data.
     /// Calls after the first have no effect.
     pub fn request(&self) {
-        self.0.notify_one();
+        self.0.end();
     }
 }
 
 impl RunningObjects {
+    /// Returns what asks it to serve, and lets another process take over.
+    pub fn control(&self) -> ObjectsControl {
+        self.control.clone()
+    }
+
     /// Returns a handle that requests the end.
     pub fn shutdown_handle(&self) -> ShutdownHandle {
-        ShutdownHandle(self.end.clone())
+        ShutdownHandle(self.control.clone())
     }
 
     /// Returns the usual upper limit of the time that the end takes.
     pub fn shutdown_time_max(&self) -> Duration {
-        2 * shutdown::STEP_TIMEOUT + self.flush_max
+        2 * shutdown::STEP_TIMEOUT + self.drain_timeout.get() + self.flush_max.get()
     }
 
     /// Requests the end, and waits until it is complete, or until `forced` is ready.
@@ -242,13 +252,17 @@ impl RunningObjects {
     /// # Errors
     /// [`ShutdownError`] states what was acknowledged and is not stored.
     pub async fn shut_down(self, forced: impl Future<Output = ()>) -> Result<(), ShutdownError> {
-        self.end.notify_one();
+        self.control.end();
+        let unfinished = |why: &str| match self.statistics.cache() {
+            Some(cache) => ShutdownError::of_cache(&cache, why),
+            None => ShutdownError { dirty_bytes: 0, why: why.into() },
+        };
         tokio::select! {
             ended = self.ended => match ended {
                 Ok(result) => result,
-                Err(_) => Err(ShutdownError::of_cache(&self.cache, "its thread has panicked")),
+                Err(_) => Err(unfinished("its thread has panicked")),
             },
-            () = forced => Err(ShutdownError::of_cache(&self.cache, "a second signal forced the end")),
+            () = forced => Err(unfinished("a second signal forced the end")),
         }
     }
 }
@@ -260,5 +274,5 @@ impl std::fmt::Debug for RunningObjects {
 }
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, io::Error> {
-    thread::Builder::new().name(name.into()).spawn(body)
+    std::thread::Builder::new().name(name.into()).spawn(body)
 }

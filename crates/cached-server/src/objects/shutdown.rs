@@ -3,39 +3,50 @@
 
 use super::listener::ObjectListener;
 use blocker::SystemClock;
+use blocker::metrics::Collect;
 use cached_config::{Store, store_all};
-use cached_core::object::ObjectCache;
-use std::time::Duration;
+use cached_core::object::{ObjectCache, WeakObjectCache};
+use cached_process::reload::LiveSecs;
+use std::sync::Weak;
+use std::thread;
+use std::time::{Duration, Instant};
 use synapse::NodeRecord;
+use synapse::codec::InstanceId;
 
 pub use cached_config::ShutdownError;
 
-/// How long clients have to take their replies, and how long the store has to write its record and to close.
+/// How long the store has to write its record, and to close.
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Ends the listener, then stores dirty data for at most `flush_max`.
+/// Ends the listener, whose clients have `drain_timeout` to take their replies, then stores dirty data for at
+/// most `flush_max`.
 pub(super) async fn shut_down(
     cache: &ObjectCache,
     store: &Store,
     listener: Option<ObjectListener>,
-    flush_max: Duration,
+    drain_timeout: &LiveSecs,
+    flush_max: &LiveSecs,
 ) -> Result<(), ShutdownError> {
     let instance = listener.as_ref().map(|listener| listener.server().instance());
-    if let Some(listener) = listener
-        && !listener.shut_down(STEP_TIMEOUT).await
-    {
-        tracing::warn!("connections of object clients that did not take their replies are closed");
+    if let Some(listener) = listener {
+        listener.end(drain_timeout.get()).await;
     }
-    store_all(cache, flush_max).await?;
-    if let Some(instance) = instance
-        && let Err(error) = NodeRecord::close(&*store.backend(), instance, &SystemClock, STEP_TIMEOUT).await
-    {
+    store_all(cache, flush_max.get()).await?;
+    if let Some(instance) = instance {
+        record_end(store, instance).await;
+    }
+    Ok(())
+}
+
+/// Records in the store that a listener's instance has ended with everything stored.
+pub(super) async fn record_end(store: &Store, instance: InstanceId) {
+    let closed = NodeRecord::close(&*store.backend(), instance, &SystemClock, STEP_TIMEOUT).await;
+    if let Err(error) = closed {
         tracing::warn!(
             cause = %error,
             "cannot record in the store that everything is stored: clients will treat unflushed writes as lost"
         );
     }
-    Ok(())
 }
 
 /// Closes the store, whatever the result of the shutdown.
@@ -43,4 +54,17 @@ pub(super) fn close(result: Result<(), ShutdownError>, store: Store) -> Result<(
     let closed = store.close(STEP_TIMEOUT);
     result?;
     closed.map_err(|error| ShutdownError { dirty_bytes: 0, why: format!("closing the store: {error}") })
+}
+
+/// Waits until nothing uses a cache and a store that have been dropped: threads that are about to end, and whatever is
+/// being shown, may do so for a moment.
+pub(super) fn wait_until_unused(cache: &WeakObjectCache, store: &Weak<dyn Collect>) {
+    let deadline = Instant::now() + STEP_TIMEOUT;
+    while !(cache.is_gone() && store.strong_count() == 0) {
+        if Instant::now() >= deadline {
+            tracing::warn!("the store is still used; another process may be unable to open it");
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
 }

@@ -27,6 +27,14 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>, client: RawFd) {
             Endpoints::Unix { path } => {
                 sink.put(&format!("{fd}:addr"), format_args!("unix:{}", path.display()));
             }
+            Endpoints::Udp { local } => {
+                sink.put(&format!("{fd}:UDP"), "UDP");
+                let family = if local.is_ipv6() { "udp6" } else { "udp" };
+                sink.put(&format!("{fd}:addr"), format_args!("{family}:{local}"));
+                sink.put(&format!("{fd}:state"), "conn_read");
+                sink.put(&format!("{fd}:secs_since_last_cmd"), shared.clock.uptime_secs());
+                continue;
+            }
         }
         sink.put(&format!("{fd}:state"), "conn_listening");
         sink.put(&format!("{fd}:secs_since_last_cmd"), shared.clock.uptime_secs());
@@ -44,6 +52,8 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>, client: RawFd) {
                 sink.put(&format!("{fd}:addr"), "unix:");
                 sink.put(&format!("{fd}:listen_addr"), format_args!("unix:{}", path.display()));
             }
+            // Clients that send datagrams are in no table.
+            Endpoints::Udp { .. } => {}
         }
         let state = if fd == client { "conn_parse_cmd" } else { conn.state_text() };
         sink.put(&format!("{fd}:state"), state);

@@ -25,7 +25,7 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     let (user, system) = cpu_times();
     sink.put("rusage_user", user);
     sink.put("rusage_system", system);
-    sink.put("max_connections", settings.connections_max);
+    sink.put("max_connections", shared.live.connections_max());
     sink.put("curr_connections", connections.count());
     sink.put("total_connections", shared.connections_total());
     sink.put("rejected_connections", shared.connections_rejected());
@@ -60,9 +60,9 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("touch_misses", totals.touch_misses);
     sink.put("store_too_large", totals.store_too_large);
     sink.put("store_no_memory", totals.store_no_memory);
-    sink.put("auth_cmds", 0);
-    sink.put("auth_errors", 0);
-    if settings.idle_timeout_secs > 0 {
+    sink.put("auth_cmds", totals.auth_cmds);
+    sink.put("auth_errors", totals.auth_errors);
+    if shared.live.idle_timeout_secs() > 0 {
         sink.put("idle_kicks", shared.idle_kicks());
     }
     sink.put("bytes_read", totals.bytes_read);
@@ -100,6 +100,14 @@ pub(super) fn write(shared: &Shared, sink: &mut Sink<'_>) {
     sink.put("log_watcher_skipped", logged(&watch.watcher_skipped));
     sink.put("log_watcher_sent", logged(&watch.watcher_sent));
     sink.put("log_watchers", logged(&watch.watchers));
+    if let Some(tls) = &shared.tls {
+        if tls.settings().session_tickets {
+            sink.put("ssl_new_sessions", totals.tls_handshakes_full);
+        }
+        sink.put("ssl_handshake_errors", totals.tls_handshake_failures);
+        sink.put("ssl_proto_errors", totals.tls_failures);
+        sink.put("time_since_server_cert_refresh", tls.age().as_secs());
+    }
     sink.put("unexpected_napi_ids", 0);
     sink.put("round_robin_fallback", 0);
     sink.put("bytes", kv.item_bytes);

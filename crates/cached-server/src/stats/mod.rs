@@ -5,7 +5,9 @@
 
 mod cachedump;
 mod conns;
+mod flush_prefix;
 mod general;
+mod insight;
 mod items;
 mod objects;
 mod settings;
@@ -69,9 +71,33 @@ fn report(shared: &Shared, sink: &mut Sink<'_>, name: &[u8], client: RawFd) -> b
             Some(statistics) => objects::write_lost(statistics, sink),
             None => return false,
         },
+        // Keys of other clients are shown where key dumps are.
+        b"hot" | b"slow" if !shared.settings.dump_enabled => return false,
+        b"hot" => insight::write_hot(shared, sink),
+        b"mrc" => insight::write_mrc(shared, sink),
+        b"misses" => insight::write_misses(shared, sink),
+        b"shape" => insight::write_shape(shared, sink),
+        b"slow" => insight::write_slow(shared, sink),
+        b"flush_prefix" => flush_prefix::write(shared, sink),
+        b"journal" => match shared.objects.get() {
+            Some(statistics) => return objects::write_journal(statistics, sink),
+            None => return false,
+        },
         _ => return false,
     }
     true
+}
+
+/// Returns the names and values of the report called `name`; none if there is no such report.
+pub(crate) fn pairs(shared: &Shared, name: &[u8]) -> Vec<(String, String)> {
+    let mut text = Vec::new();
+    let mut sink = Sink::new(&mut text, None);
+    report(shared, &mut sink, name, -1);
+    let line = |line: &str| {
+        let (name, value) = line.strip_prefix("STAT ")?.trim_end().split_once(' ')?;
+        Some((name.to_owned(), value.to_owned()))
+    };
+    String::from_utf8_lossy(&text).lines().filter_map(line).collect()
 }
 
 /// `stats …` from the connection `client`.
@@ -110,7 +136,7 @@ pub(crate) fn binary(shared: &Shared, client: RawFd, out: &mut Vec<u8>, head: &H
         return encode_stat_end(out, head);
     }
     if let Some(what) = name.strip_prefix(b"detail") {
-        if !shared.settings.dump_enabled {
+        if !shared.live.dump_commands() {
             return encode_error(out, head, Status::NotFound);
         }
         let known = [&b" dump"[..], b" on", b" off"].into_iter().find(|known| what.starts_with(known));
@@ -136,7 +162,7 @@ pub(crate) fn binary(shared: &Shared, client: RawFd, out: &mut Vec<u8>, head: &H
 }
 
 fn detail(shared: &Shared, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
-    if !shared.settings.dump_enabled {
+    if !shared.live.dump_commands() {
         return out.extend_from_slice(b"CLIENT_ERROR stats detail not allowed\r\n");
     }
     let what = if tokens.len() < 3 { 0 } else { 2 };
@@ -157,7 +183,7 @@ fn detail(shared: &Shared, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
 fn cachedump(shared: &Shared, out: &mut Vec<u8>, tokens: &Tokens<'_>) {
     let number = |index| tokens.get(index).and_then(number::token_u32);
     let words: &[u8] = match (number(2), number(3)) {
-        _ if !shared.settings.dump_enabled => b"CLIENT_ERROR stats cachedump not allowed\r\n",
+        _ if !shared.live.dump_commands() => b"CLIENT_ERROR stats cachedump not allowed\r\n",
         _ if tokens.len() < 4 => b"CLIENT_ERROR bad command line\r\n",
         (Some(class), Some(_)) if class > CLASS_MAX => b"CLIENT_ERROR Illegal slab id\r\n",
         (Some(class), Some(limit)) => return cachedump::write(shared, out, class, limit),

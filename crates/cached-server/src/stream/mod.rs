@@ -2,6 +2,7 @@
 //!
 //! | module | content |
 //! |---|---|
+//! | `tls` | [`TlsSocket`]: a socket whose bytes are TLS records |
 //! | `transport` | [`Transport`]: nonblocking reads and writes, and the sockets that implement it |
 //! | `output` | [`Output`]: replies that have not been sent |
 //! | `body` | [`Body`]: a value that has not arrived completely |
@@ -10,10 +11,12 @@
 
 mod body;
 mod output;
+pub(crate) mod tls;
 mod transport;
 
 pub(crate) use body::{Body, OutOfMemory};
 pub(crate) use output::{COPY_BYTES_MAX, FULL_BYTES, Output, PIN_BYTES_MIN};
+pub(crate) use tls::{BUFFERS_BYTES as TLS_BUFFERS_BYTES, TlsBuffers, TlsSocket, TlsStream};
 pub(crate) use transport::{Draining, Readiness, Socket, Transport};
 
 /// Bytes requested by one read.

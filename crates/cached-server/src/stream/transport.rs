@@ -19,6 +19,16 @@ pub(crate) trait Transport {
     fn write(&mut self, bytes: &[u8]) -> Poll<io::Result<usize>>;
     /// Writes some of the pieces, in order; returns the number of bytes.
     fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>>;
+    /// Returns whether to try a read: `false` only if it would be `Pending` without a system call.
+    #[inline]
+    fn may_read(&self) -> bool {
+        true
+    }
+    /// Returns whether the bytes are encrypted, so that none may go to the socket by another way.
+    #[inline]
+    fn is_encrypted(&self) -> bool {
+        false
+    }
 }
 
 /// What is known of a socket without a system call. The system reports changes (edges) only.
@@ -46,6 +56,11 @@ pub(crate) struct Socket<'a> {
 }
 
 impl Transport for Socket<'_> {
+    #[inline]
+    fn may_read(&self) -> bool {
+        self.ready.read
+    }
+
     #[inline]
     fn read(&mut self, into: &mut [u8]) -> Poll<io::Result<usize>> {
         if !self.ready.read {

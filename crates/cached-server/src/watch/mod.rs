@@ -11,13 +11,16 @@
 //! ```
 //! Without watchers a request reads one word ([`Watch::observed_events`]) and there is no log thread. A
 //! watcher's socket still belongs to its connection's worker, which notices when the client closes it; the
-//! log thread writes to a duplicate of the descriptor.
+//! log thread writes to a duplicate of the descriptor. Where the connection is encrypted, its worker alone can
+//! write to it; the log thread passes lines to the worker ([`Relay`]).
 
 pub(crate) mod events;
 mod line;
+mod relay;
 mod thread;
 
 pub(crate) use line::ItemSummary;
+pub(crate) use relay::Relay;
 
 use crate::connections::{ConnInfo, Endpoints};
 use crate::locks::{Guard, Lock, WATCHERS};
@@ -95,9 +98,26 @@ struct Line {
 /// A watcher that the log thread has not taken over yet.
 #[derive(Debug)]
 struct NewWatcher {
-    socket: OwnedFd,
+    sink: Sink,
     kinds: u32,
     gone: Arc<AtomicBool>,
+}
+
+/// Where a watcher's lines go.
+#[derive(Debug)]
+enum Sink {
+    /// To a socket.
+    Socket(OwnedFd),
+    /// To the connection's worker.
+    Relay(Arc<Relay>),
+}
+
+/// A connection that subscribes.
+pub(crate) enum Subscriber<'a> {
+    /// Lines go to this socket.
+    Socket(BorrowedFd<'a>),
+    /// Lines go to the connection's worker.
+    Relay(Relay),
 }
 
 /// A connection's subscription, which ends when it is dropped. Kept by the connection.
@@ -105,6 +125,19 @@ struct NewWatcher {
 pub(crate) struct Subscription {
     watch: Arc<Watch>,
     gone: Arc<AtomicBool>,
+    relay: Option<Arc<Relay>>,
+}
+
+impl Subscription {
+    /// Removes and returns the lines that its connection's worker is to send; empty if there are none.
+    pub(crate) fn take_lines(&self) -> Vec<u8> {
+        let lines = self.relay.as_ref().map_or_else(Vec::new, |relay| relay.take());
+        if !lines.is_empty() {
+            // There is room for those that wait.
+            self.watch.wake();
+        }
+        lines
+    }
 }
 
 impl Drop for Subscription {
@@ -119,6 +152,8 @@ impl Drop for Subscription {
 pub(crate) enum Refused {
     TooMany,
     Failed,
+    /// The client sends datagrams, and has no stream for the lines.
+    NotAllowed,
 }
 
 impl Watch {
@@ -152,7 +187,7 @@ impl Watch {
     /// Makes a connection a watcher of events of these kinds. It receives `OK` first.
     pub(crate) fn subscribe(
         self: &Arc<Self>,
-        socket: BorrowedFd<'_>,
+        subscriber: Subscriber<'_>,
         kinds: u32,
     ) -> Result<Subscription, Refused> {
         let gone = Arc::new(AtomicBool::new(false));
@@ -160,7 +195,15 @@ impl Watch {
         if pending.watchers >= WATCHERS_MAX {
             return Err(Refused::TooMany);
         }
-        let socket = socket.try_clone_to_owned().map_err(|_| Refused::Failed)?;
+        let (sink, relay) = match subscriber {
+            Subscriber::Socket(socket) => {
+                (Sink::Socket(socket.try_clone_to_owned().map_err(|_| Refused::Failed)?), None)
+            }
+            Subscriber::Relay(relay) => {
+                let relay = Arc::new(relay);
+                (Sink::Relay(relay.clone()), Some(relay))
+            }
+        };
         if !pending.thread_runs {
             let watch = self.clone();
             let thread = std::thread::Builder::new().name("cached-log".into());
@@ -168,12 +211,12 @@ impl Watch {
             pending.thread_runs = true;
         }
         pending.watchers += 1;
-        pending.new_watchers.push(NewWatcher { socket, kinds, gone: gone.clone() });
+        pending.new_watchers.push(NewWatcher { sink, kinds, gone: gone.clone() });
         self.counts.watchers.store(pending.watchers as u64, Ordering::Relaxed);
         self.observed.fetch_or(kinds & KINDS, Ordering::Relaxed);
         drop(pending);
         self.wake();
-        Ok(Subscription { watch: self.clone(), gone })
+        Ok(Subscription { watch: self.clone(), gone, relay })
     }
 
     /// Queues a line for the watchers of `kind`; `rest` follows the time and the line's number.
@@ -214,7 +257,7 @@ impl Watch {
         if self.wants(CONNEVENTS) {
             let reason = match () {
                 () if info.is_timed_out() => "idle_timeout",
-                () if info.is_close_requested() => "error",
+                () if info.is_close_requested() || info.is_broken() => "error",
                 () => "normal",
             };
             let (peer, fd) = (Peer(&info.endpoints), info.fd);
@@ -263,6 +306,7 @@ impl std::fmt::Display for Peer<'_> {
         match self.0 {
             Endpoints::Tcp { peer, .. } => write!(f, "rip={} rport={} transport=tcp", peer.ip(), peer.port()),
             Endpoints::Unix { .. } => f.write_str("rip=unix rport=0 transport=local"),
+            Endpoints::Udp { local } => write!(f, "rip={} rport={} transport=udp", local.ip(), local.port()),
         }
     }
 }

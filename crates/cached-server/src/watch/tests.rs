@@ -26,7 +26,7 @@ fn a_watcher_gets_the_kinds_it_asked_for() {
     let watch = watch(1 << 16, 1 << 16);
     let (ours, mut client) = UnixStream::pair().expect("sockets");
     assert!(!watch.wants(KINDS));
-    let subscription = watch.subscribe(ours.as_fd(), FETCHERS).expect("room");
+    let subscription = watch.subscribe(Subscriber::Socket(ours.as_fd()), FETCHERS).expect("room");
     assert!(watch.wants(FETCHERS) && !watch.wants(MUTATIONS));
     assert_eq!(read_until(&mut client, "\n"), "OK\r\n");
     watch.publish(MUTATIONS, &"not asked for");
@@ -48,7 +48,7 @@ fn a_watcher_that_does_not_read_skips_lines_and_receives_their_number() {
     let watch = watch(1 << 20, 8 << 10);
     let (ours, mut client) = UnixStream::pair().expect("sockets");
     ours.set_nonblocking(true).expect("a flag");
-    let _subscription = watch.subscribe(ours.as_fd(), FETCHERS).expect("room");
+    let _subscription = watch.subscribe(Subscriber::Socket(ours.as_fd()), FETCHERS).expect("room");
     assert_eq!(read_until(&mut client, "\n"), "OK\r\n");
     let long = "x".repeat(2000);
     while watch.counts.watcher_skipped.load(Ordering::Relaxed) == 0 {
@@ -76,7 +76,7 @@ fn a_watcher_that_does_not_read_skips_lines_and_receives_their_number() {
 fn pending_lines_are_bounded() {
     let watch = watch(1000, 1 << 16);
     let (ours, _client) = UnixStream::pair().expect("sockets");
-    let _subscription = watch.subscribe(ours.as_fd(), FETCHERS).expect("room");
+    let _subscription = watch.subscribe(Subscriber::Socket(ours.as_fd()), FETCHERS).expect("room");
     // Longer than the whole queue: the line is dropped.
     watch.publish(FETCHERS, &"x".repeat(2000));
     assert_eq!(watch.counts.worker_dropped.load(Ordering::Relaxed), 1);
@@ -86,7 +86,8 @@ fn pending_lines_are_bounded() {
 fn at_most_twenty_connections_watch() {
     let watch = watch(1000, 1000);
     let pairs: Vec<_> = (0..=WATCHERS_MAX).map(|_| UnixStream::pair().expect("sockets")).collect();
-    let all: Vec<_> = pairs.iter().map(|(ours, _)| watch.subscribe(ours.as_fd(), FETCHERS)).collect();
+    let all: Vec<_> =
+        pairs.iter().map(|(ours, _)| watch.subscribe(Subscriber::Socket(ours.as_fd()), FETCHERS)).collect();
     assert!(all[..WATCHERS_MAX].iter().all(Result::is_ok));
     assert_eq!(all[WATCHERS_MAX].as_ref().err(), Some(&Refused::TooMany));
 }

@@ -1,17 +1,17 @@
 //! The log thread: passes pending lines to watchers as fast as each of them reads.
 
 use super::events::KINDS;
-use super::{Line, NewWatcher, Watch};
+use super::{Line, NewWatcher, Sink, Watch};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A connection that watches.
 struct Watcher {
-    socket: OwnedFd,
+    sink: Sink,
     kinds: u32,
     gone: Arc<AtomicBool>,
     /// Lines that its socket has not taken, from `sent` on.
@@ -51,7 +51,12 @@ pub(super) fn run(watch: &Arc<Watch>) {
 fn wait(watch: &Watch, watchers: &[Watcher]) {
     let mut waited_for = vec![PollFd::new(&watch.waker, PollFlags::IN)];
     let behind = watchers.iter().filter(|watcher| watcher.sent < watcher.buffer.len());
-    waited_for.extend(behind.map(|watcher| PollFd::new(&watcher.socket, PollFlags::OUT)));
+    // The worker of a watcher that has none wakes this thread.
+    let sockets = behind.filter_map(|watcher| match &watcher.sink {
+        Sink::Socket(socket) => Some(socket),
+        Sink::Relay(_) => None,
+    });
+    waited_for.extend(sockets.map(|socket| PollFd::new(socket, PollFlags::OUT)));
     // Whatever it returns, everything is checked.
     let _ = poll(&mut waited_for, None);
     let _ = rustix::io::read(&watch.waker, &mut [0; 8]);
@@ -79,9 +84,9 @@ fn update_observed(watch: &Watch, watchers: &[Watcher]) -> bool {
 
 impl Watcher {
     fn new(new: NewWatcher) -> Watcher {
-        let NewWatcher { socket, kinds, gone } = new;
+        let NewWatcher { sink, kinds, gone } = new;
         let buffer = b"OK\r\n".to_vec();
-        Watcher { socket, kinds, gone, buffer, sent: 0, skipped: 0, failed: false }
+        Watcher { sink, kinds, gone, buffer, sent: 0, skipped: 0, failed: false }
     }
 
     /// Appends a line, if there is room for it and for the number of lines skipped before it.
@@ -110,11 +115,22 @@ impl Watcher {
         watch.counts.watcher_sent.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Sends as much as the socket takes.
+    /// Sends as much as the socket or the worker takes.
     fn send(&mut self) {
+        let socket = match &self.sink {
+            Sink::Socket(socket) => socket,
+            Sink::Relay(relay) => {
+                if self.sent < self.buffer.len() && !relay.put(&self.buffer[self.sent..]) {
+                    return;
+                }
+                self.buffer.clear();
+                self.sent = 0;
+                return;
+            }
+        };
         while self.sent < self.buffer.len() && !self.failed {
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            match rustix::net::send(self.socket.as_fd(), &self.buffer[self.sent..], flags) {
+            match rustix::net::send(socket.as_fd(), &self.buffer[self.sent..], flags) {
                 Ok(count) => self.sent += count,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return,

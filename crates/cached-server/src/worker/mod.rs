@@ -16,16 +16,26 @@
 //! more to do than its budget allows is driven again after all others, without waiting for its socket.
 
 mod cores;
+mod pause;
+mod spans;
+mod timing;
+mod tls;
+mod udp;
 mod watchdog;
 
 pub(crate) use cores::pin;
+pub(crate) use spans::record_slow;
+pub(crate) use udp::udp_bytes_max;
 pub(crate) use watchdog::Watchdog;
 
 use crate::conn::{Connection, DriveResult, WorkerContext};
 use crate::connections::{AcceptedConnection, Command};
+use crate::counters::Counters;
 use crate::heartbeat::Activity;
 use crate::shared::Shared;
-use crate::stream::{AHEAD_BYTES, Draining, FULL_BYTES, GROUP, INPUT_BYTES, Output, Readiness, Socket};
+use crate::stream::{
+    AHEAD_BYTES, Draining, FULL_BYTES, GROUP, INPUT_BYTES, Output, Readiness, Socket, TlsStream,
+};
 use cached_core::KeyHash;
 use cached_proto::text;
 use rustix::event::{Timespec, epoll};
@@ -34,10 +44,9 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// How long clients have at shutdown to take the replies to the requests that they had sent. A client that
-/// continues to send is served no longer than that.
-pub(crate) const DRAIN_TIME: Duration = Duration::from_secs(2);
+use timing::Timing;
+use tls::WorkerTls;
+use udp::{UDP_FIRST, WorkerUdp};
 
 /// The number of events taken at once.
 const EVENTS_MAX: usize = 256;
@@ -51,6 +60,8 @@ pub(crate) struct ConnectionSlot {
     socket: OwnedFd,
     ready: Readiness,
     connection: Connection,
+    /// `None` without TLS.
+    tls: Option<Box<TlsStream>>,
     /// The slot is listed in `Worker::yielded`.
     is_listed: bool,
 }
@@ -72,6 +83,10 @@ pub(crate) struct Worker {
     shared: Arc<Shared>,
     epoll: OwnedFd,
     slots: Vec<Option<ConnectionSlot>>,
+    /// What TLS connections need; `None` without TLS.
+    tls: Option<WorkerTls>,
+    /// What datagrams need; `None` without UDP.
+    udp: Option<WorkerUdp>,
     free: Vec<usize>,
     /// Slots whose connections have more to do.
     yielded: Vec<usize>,
@@ -79,8 +94,11 @@ pub(crate) struct Worker {
     /// The bytes read ahead from the connections of a group.
     ahead: Box<[u8]>,
     output: Output,
+    /// Those of this worker in `shared`.
+    counters: Arc<Counters>,
     /// The number of steps begun, by which the watchdog distinguishes one from the next.
     steps: u64,
+    timing: Timing,
     draining: bool,
     /// End without answering what has been received.
     aborted: bool,
@@ -95,9 +113,14 @@ impl Worker {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let waker = shared.connections.queue(index).waker();
         epoll::add(&epoll, waker, epoll::EventData::new_u64(WAKER), epoll::EventFlags::IN)?;
+        let tls = shared.tls.clone().map(WorkerTls::new);
+        let udp = WorkerUdp::new(index, &shared, &epoll)?;
         Ok(Worker {
             index,
+            counters: shared.counters(index).clone(),
             shared,
+            tls,
+            udp,
             epoll,
             slots: Vec::new(),
             free: Vec::new(),
@@ -106,6 +129,7 @@ impl Worker {
             ahead: vec![0; GROUP * AHEAD_BYTES].into(),
             output: Output::with_capacity(2 * FULL_BYTES),
             steps: 0,
+            timing: Timing::new(index),
             draining: false,
             aborted: false,
         })
@@ -115,22 +139,40 @@ impl Worker {
     pub(crate) fn run(&mut self) {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         while !self.draining {
-            let timeout = (!self.yielded.is_empty()).then(Timespec::default);
+            let timeout = match (self.yielded.is_empty(), &self.tls) {
+                (false, _) => Some(Timespec::default()),
+                (true, None) => None,
+                (true, Some(tls)) => tls.timeout(),
+            };
+            if let Some(tls) = &mut self.tls {
+                tls.begin_turn(!self.yielded.is_empty());
+            }
             self.wait(&mut events, timeout);
-            for number in std::mem::take(&mut self.yielded) {
-                if let Some(Some(slot)) = self.slots.get_mut(number) {
-                    slot.is_listed = false;
-                }
-                self.serve(number, None);
+            if self.tls.is_some() {
+                self.follow_handshakes();
+            }
+            if !self.yielded.is_empty() {
+                self.serve_yielded();
             }
         }
         self.drain(&mut events);
     }
 
+    /// Serves the connections with more to do.
+    #[inline(never)]
+    fn serve_yielded(&mut self) {
+        for number in std::mem::take(&mut self.yielded) {
+            if let Some(Some(slot)) = self.slots.get_mut(number) {
+                slot.is_listed = false;
+            }
+            self.serve(number, None);
+        }
+    }
+
     /// Waits for events and serves the connections concerned.
     #[inline]
     fn wait(&mut self, events: &mut Vec<epoll::Event>, timeout: Option<Timespec>) {
-        self.shared.counters(self.index).heartbeat.set_idle();
+        self.counters.heartbeat.set_idle();
         events.clear();
         match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -140,11 +182,35 @@ impl Worker {
                 self.draining = true;
             }
         }
-        if let [event] = events[..] {
+        if self.counters.next_timed.is_due(self.steps) {
+            self.timing.turn(self.steps, &self.counters);
+        }
+        if let [event] = events[..]
+            && event.data.u64() < UDP_FIRST
+        {
             self.record_event(event);
             self.serve(event.data.u64() as usize, None);
         } else {
-            self.serve_groups(events);
+            self.serve_several(events);
+        }
+    }
+
+    /// Serves any number of events of any kind.
+    #[inline(never)]
+    fn serve_several(&mut self, events: &[epoll::Event]) {
+        self.serve_groups(events);
+        if events.iter().any(|event| event.data.u64() >= UDP_FIRST) {
+            self.serve_others(events);
+        }
+    }
+
+    /// Serves what has no connection slot: UDP sockets and the command queue.
+    #[cold]
+    fn serve_others(&mut self, events: &[epoll::Event]) {
+        for event in events {
+            if (UDP_FIRST..WAKER).contains(&event.data.u64()) {
+                self.serve_datagrams(event.data.u64());
+            }
         }
         if events.iter().any(|event| event.data.u64() == WAKER) {
             self.begin_step(-1, Activity::Commands);
@@ -156,7 +222,7 @@ impl Worker {
     #[inline]
     fn begin_step(&mut self, fd: i32, activity: Activity) {
         self.steps += 1;
-        self.shared.counters(self.index).heartbeat.begin(self.steps, fd, activity);
+        self.counters.heartbeat.begin(self.steps, fd, activity);
     }
 
     /// Serves the connections that are ready together.
@@ -204,7 +270,16 @@ impl Worker {
         let Some(Some(slot)) = self.slots.get_mut(number) else { return ReadAhead::default() };
         let input = &mut self.ahead[at * AHEAD_BYTES..][..AHEAD_BYTES];
         let mut socket = Socket { fd: slot.socket.as_fd(), ready: &mut slot.ready };
-        let Some(received) = slot.connection.receive_ahead(input, &mut socket) else {
+        let received = match &mut slot.tls {
+            None => slot.connection.receive_ahead(input, &mut socket),
+            Some(stream) if stream.is_established => {
+                let Some(tls) = &mut self.tls else { return ReadAhead::default() };
+                slot.connection.receive_ahead(input, &mut tls.socket(socket, stream, &self.counters))
+            }
+            // Handshakes are done one by one, and counted.
+            Some(_) => None,
+        };
+        let Some(received) = received else {
             return ReadAhead::default();
         };
         let key = text::first_key(&input[..received]);
@@ -228,6 +303,7 @@ impl Worker {
         for command in self.shared.connections.queue(self.index).take() {
             match command {
                 Command::Serve(accepted) => self.open_slot(accepted),
+                Command::Relay(number) => self.serve(number, None),
                 Command::Check(number) => {
                     if let Some(Some(slot)) = self.slots.get(number)
                         && slot.connection.info.is_close_requested()
@@ -235,6 +311,7 @@ impl Worker {
                         self.close_slot(number);
                     }
                 }
+                Command::Pause(pause) => self.pause(pause),
                 Command::Drain => self.draining = true,
                 Command::Abort => (self.draining, self.aborted) = (true, true),
             }
@@ -243,7 +320,7 @@ impl Worker {
 
     /// Puts an accepted connection into a free slot.
     fn open_slot(&mut self, accepted: AcceptedConnection) {
-        let AcceptedConnection { socket, info } = accepted;
+        let AcceptedConnection { socket, info, tls, handed } = accepted;
         let number = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1
@@ -261,10 +338,24 @@ impl Worker {
             self.free.push(number);
             return;
         }
+        let tls = match (tls, &mut self.tls) {
+            (Some(policy), Some(worker)) => worker.begin(policy, self.shared.clock.now_secs()),
+            _ => None,
+        };
         tracing::debug!(fd = info.fd, "new connection");
         info.set_slot(number);
-        let connection = Connection::new(info);
-        let slot = ConnectionSlot { socket, ready: Readiness::NEW, connection, is_listed: false };
+        let must_authenticate = self.shared.settings.auth.is_required();
+        let connection = match handed {
+            Some(handed) => Connection::resume_handed(info, *handed, must_authenticate),
+            None => {
+                let mut connection = Connection::new(info);
+                if must_authenticate {
+                    connection.require_authentication();
+                }
+                connection
+            }
+        };
+        let slot = ConnectionSlot { socket, ready: Readiness::NEW, connection, tls, is_listed: false };
         self.slots[number] = Some(slot);
     }
 
@@ -273,7 +364,7 @@ impl Worker {
     fn serve(&mut self, number: usize, received: Option<Range<usize>>) {
         let Some(Some(slot)) = self.slots.get_mut(number) else { return };
         self.steps += 1;
-        let counters = self.shared.counters(self.index);
+        let counters = &*self.counters;
         counters.heartbeat.begin(self.steps, slot.socket.as_raw_fd(), Activity::Serving);
         let mut context = WorkerContext {
             shared: &self.shared,
@@ -284,11 +375,23 @@ impl Worker {
             client: slot.socket.as_fd(),
         };
         let mut socket = Socket { fd: slot.socket.as_fd(), ready: &mut slot.ready };
-        let result = slot.connection.drive(&mut context, &mut socket);
+        let (result, tls_bytes) = match &mut slot.tls {
+            None => (slot.connection.drive(&mut context, &mut socket), 0),
+            Some(stream) => {
+                let Some(tls) = &mut self.tls else { return };
+                (tls.drive(&mut slot.connection, &mut context, socket, stream), stream.held_bytes())
+            }
+        };
+        if counters.next_timed.is_running() {
+            let served = self.timing.served(counters);
+            if let Some(tracer) = self.shared.tracer.get() {
+                spans::record_turn(tracer, self.index, self.steps, &slot.connection.info, &served);
+            }
+        }
         if result == DriveResult::Close {
             return self.close_slot(number);
         }
-        slot.connection.update_info(&self.shared);
+        slot.connection.update_info(&self.shared, tls_bytes);
         if result == DriveResult::Yield && !slot.is_listed {
             slot.is_listed = true;
             self.yielded.push(number);
@@ -298,7 +401,11 @@ impl Worker {
     /// Removes a connection from the table and closes its socket.
     #[cold]
     fn close_slot(&mut self, number: usize) {
-        if let Some(slot) = self.slots.get_mut(number).and_then(Option::take) {
+        if let Some(mut slot) = self.slots.get_mut(number).and_then(Option::take) {
+            if let (Some(stream), Some(tls)) = (&mut slot.tls, &mut self.tls) {
+                let socket = Socket { fd: slot.socket.as_fd(), ready: &mut slot.ready };
+                tls.end(socket, stream, &self.counters);
+            }
             self.shared.connections.remove(&slot.connection.info);
             self.shared.watch.connection_closed(&slot.connection.info);
             tracing::debug!(fd = slot.connection.info.fd, "connection closed");
@@ -307,10 +414,11 @@ impl Worker {
     }
 
     /// Serves connections at shutdown: reads what has arrived, replies, and closes each connection whose
-    /// client has taken the replies, until none is left or [`DRAIN_TIME`] is over.
+    /// client has taken the replies, until none is left or `drain_timeout` is over. A client that continues
+    /// to send is served no longer than that.
     fn drain(&mut self, events: &mut Vec<epoll::Event>) {
         self.run_commands();
-        let end = Instant::now() + DRAIN_TIME;
+        let end = Instant::now() + self.shared.live.drain_timeout.get();
         while !self.aborted && self.shared.defect.first().is_none() {
             let more = self.drain_all(end);
             let left = end.saturating_duration_since(Instant::now());
@@ -323,7 +431,7 @@ impl Worker {
                 );
                 break;
             }
-            self.shared.counters(self.index).heartbeat.set_idle();
+            self.counters.heartbeat.set_idle();
             events.clear();
             // A connection with more to do does not wait for events of the others.
             let wait = if more { Duration::ZERO } else { left };
@@ -353,7 +461,7 @@ impl Worker {
         let Some(Some(slot)) = self.slots.get_mut(number) else { return false };
         slot.ready.write = true;
         self.steps += 1;
-        let counters = self.shared.counters(self.index);
+        let counters = &*self.counters;
         counters.heartbeat.begin(self.steps, slot.socket.as_raw_fd(), Activity::Draining);
         let mut context = WorkerContext {
             shared: &self.shared,
@@ -364,7 +472,11 @@ impl Worker {
             client: slot.socket.as_fd(),
         };
         let socket = Socket { fd: slot.socket.as_fd(), ready: &mut slot.ready };
-        match slot.connection.drive(&mut context, &mut Draining(socket)) {
+        let result = match (&mut slot.tls, &mut self.tls) {
+            (Some(stream), Some(tls)) => tls.drain(&mut slot.connection, &mut context, socket, stream),
+            _ => slot.connection.drive(&mut context, &mut Draining(socket)),
+        };
+        match result {
             DriveResult::Yield => return true,
             DriveResult::Wait => {}
             DriveResult::Close => self.close_slot(number),

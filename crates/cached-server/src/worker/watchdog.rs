@@ -8,6 +8,7 @@ use crate::heartbeat::HeartbeatState;
 use crate::shared::Shared;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -62,6 +63,12 @@ impl WatchedThread {
         Some(Finding::Stalled(stalled))
     }
 
+    /// Returns for how long it has made no progress; zero below the time at which that is reported.
+    fn stalled(&self, now: Duration) -> Duration {
+        let stalled = now.saturating_sub(self.since);
+        if self.last.is_idle() || stalled < self.timeout { Duration::ZERO } else { stalled }
+    }
+
     /// Ignores the time up to `now`, unless the thread has been reported already.
     fn ignore_until(&mut self, now: Duration) {
         if self.next == self.timeout {
@@ -114,6 +121,10 @@ fn watch(shared: &Shared, ended: &mpsc::Receiver<()>) {
             report(watched, shared.counters(index).heartbeat.read(), now, late);
         }
         report(&mut acceptor, shared.acceptor_heartbeat.read(), now, late);
+        for (watched, stalled) in workers.iter().chain([&acceptor]).zip(&shared.stalled_secs) {
+            let secs = watched.stalled(now).as_secs();
+            stalled.store(u32::try_from(secs).unwrap_or(u32::MAX), Ordering::Relaxed);
+        }
     }
 }
 
@@ -155,7 +166,9 @@ mod tests {
         let reported: Vec<u64> =
             (1..=40).filter(|now| watched.check(busy(1), secs(*now)).is_some()).collect();
         assert_eq!(reported, [3, 5, 9, 17, 33], "seen in second 1 for the first time");
+        assert_eq!((watched.stalled(secs(40)), watched.stalled(secs(2))), (secs(39), secs(0)));
         assert_eq!(watched.check(busy(2), secs(41)), Some(Finding::Resumed(secs(40))));
+        assert_eq!(watched.stalled(secs(41)), secs(0));
         assert_eq!(watched.check(busy(2), secs(42)), None);
         assert_eq!(watched.check(busy(2), secs(43)), Some(Finding::Stalled(secs(2))));
     }

@@ -1,0 +1,135 @@
+//! Wrong passwords by the address that they come from. Beyond a limit each costs the client its connection, so that
+//! guessing is not free.
+//!
+//! A right password is accepted from every address at all times: many clients may share one, and a ban would let any of
+//! them lock out the others. Nothing is delayed either: a client that guesses would not wait for the answer, but
+//! connect anew, which is what it costs here.
+
+use crate::locks::{ATTEMPTS, Lock};
+use std::net::IpAddr;
+
+/// The addresses that are remembered, at most. Beyond that the one that has been quiet for longest is forgotten.
+const ADDRESSES_MAX: usize = 1024;
+/// How many wrong passwords an address may send at once; one more for each second.
+const BURST: u32 = 100;
+
+/// What a wrong password leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WrongPassword {
+    /// The client may try again.
+    Usual,
+    /// It is one of too many from its address: the connection ends.
+    TooMany,
+}
+
+/// What identifies a client: an address of IPv4, a network of IPv6 (whose hosts choose the rest), this host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    V4(u32),
+    V6(u64),
+    Local,
+}
+
+impl Source {
+    fn of(peer: Option<IpAddr>) -> Source {
+        match peer.map(|peer| peer.to_canonical()) {
+            Some(IpAddr::V4(address)) => Source::V4(address.to_bits()),
+            Some(IpAddr::V6(address)) => Source::V6((address.to_bits() >> 64) as u64),
+            None => Source::Local,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    source: Source,
+    /// Wrong passwords, less one for each second since.
+    level: u32,
+    /// The second of the last one.
+    second: u32,
+}
+
+/// The addresses that have sent wrong passwords.
+#[derive(Debug)]
+pub(crate) struct Attempts(Lock<Vec<Entry>>);
+
+impl Default for Attempts {
+    fn default() -> Self {
+        Attempts(Lock::new(&ATTEMPTS, Vec::new()))
+    }
+}
+
+impl Attempts {
+    /// Counts a wrong password from `peer`, or by a unix socket, in second `now`.
+    pub(crate) fn count(&self, peer: Option<IpAddr>, now: u32) -> WrongPassword {
+        let source = Source::of(peer);
+        let mut entries = self.0.lock();
+        let fresh = Entry { source, level: 0, second: now };
+        let at = entries.iter().position(|entry| entry.source == source).unwrap_or_else(|| {
+            if entries.len() < ADDRESSES_MAX {
+                entries.push(fresh);
+                return entries.len() - 1;
+            }
+            let oldest = entries.iter().enumerate().min_by_key(|(_, entry)| entry.second);
+            let at = oldest.map_or(0, |(at, _)| at);
+            entries[at] = fresh;
+            at
+        });
+        let entry = &mut entries[at];
+        entry.level = entry.level.saturating_sub(now.saturating_sub(entry.second));
+        entry.second = now;
+        if entry.level == BURST {
+            return WrongPassword::TooMany;
+        }
+        entry.level += 1;
+        WrongPassword::Usual
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> Option<IpAddr> {
+        Some(text.parse().expect("an address"))
+    }
+
+    #[test]
+    fn an_address_may_send_many_at_once_and_one_more_each_second() {
+        let attempts = Attempts::default();
+        let one = || address("10.0.0.1");
+        assert!((0..BURST).all(|_| attempts.count(one(), 5) == WrongPassword::Usual));
+        assert_eq!(attempts.count(one(), 5), WrongPassword::TooMany);
+        assert_eq!(attempts.count(address("::ffff:10.0.0.1"), 5), WrongPassword::TooMany, "the same");
+        for other in [address("10.0.0.2"), address("2001:db8::1"), None] {
+            assert_eq!(attempts.count(other, 5), WrongPassword::Usual, "{other:?} has done nothing");
+        }
+        // Two seconds later two more are usual.
+        let usual = (0..5).filter(|_| attempts.count(one(), 7) == WrongPassword::Usual).count();
+        assert_eq!(usual, 2);
+        assert!((8..65).all(|second| attempts.count(one(), second) == WrongPassword::Usual));
+        assert_eq!(attempts.count(one(), 64), WrongPassword::TooMany);
+        assert!((0..BURST).all(|_| attempts.count(one(), 1000) == WrongPassword::Usual), "it has been quiet");
+    }
+
+    #[test]
+    fn hosts_of_one_network_of_ipv6_count_together() {
+        let attempts = Attempts::default();
+        let host = |number: u32| address(&format!("2001:db8:1:2::{number:x}"));
+        assert!((0..BURST).all(|number| attempts.count(host(number), 5) == WrongPassword::Usual));
+        assert_ne!(attempts.count(host(9999), 5), WrongPassword::Usual);
+        assert_eq!(attempts.count(address("2001:db8:1:3::1"), 5), WrongPassword::Usual);
+    }
+
+    #[test]
+    fn the_number_of_addresses_is_bounded() {
+        let attempts = Attempts::default();
+        let host = |number: u32| Some(IpAddr::V4(number.into()));
+        (1..ADDRESSES_MAX as u32).for_each(|number| _ = attempts.count(host(number), 1));
+        (0..=BURST).for_each(|_| _ = attempts.count(host(0), 2));
+        assert_ne!(attempts.count(host(0), 2), WrongPassword::Usual, "there is room for all of them");
+        (0..10).for_each(|number| _ = attempts.count(host(1_000_000 + number), 3));
+        assert_eq!(attempts.0.lock().len(), ADDRESSES_MAX);
+        assert_ne!(attempts.count(host(0), 2), WrongPassword::Usual, "others have been quiet for longer");
+    }
+}

@@ -1,0 +1,241 @@
+//! A file of users and passwords, as memcached has it: a line for each user, `user:password`.
+//!
+//! Only digests of user and password are kept, and each attempt is compared with all of them, so that the
+//! time of an answer reveals neither which users there are nor how much of a password was right.
+
+use parking_lot::RwLock;
+use sha2::{Digest, Sha256};
+use std::fmt;
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The largest file, in bytes.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+/// The longest line, in bytes: memcached cuts longer ones.
+const LINE_BYTES_MAX: usize = 255;
+/// The largest number of users: each is compared with for every attempt.
+const USERS_MAX: usize = 1024;
+
+/// How a line is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// Of `-Y`: the password is the rest of the line.
+    Text,
+    /// Of `-S`: the password ends at a further colon, and lines may be empty.
+    Sasl,
+}
+
+/// Users and their passwords. Cheap to clone; all clones are the same.
+#[derive(Clone)]
+pub struct Credentials {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    path: PathBuf,
+    form: Form,
+    /// Empty until the file is read: no password is accepted.
+    digests: RwLock<Vec<[u8; 32]>>,
+}
+
+impl Credentials {
+    /// Returns the credentials of a file of `-Y`, which is not read yet.
+    #[must_use]
+    pub fn text(path: impl Into<PathBuf>) -> Credentials {
+        Credentials::of(path.into(), Form::Text)
+    }
+
+    /// Returns the credentials of a file of `-S`, which is not read yet.
+    #[must_use]
+    pub fn sasl(path: impl Into<PathBuf>) -> Credentials {
+        Credentials::of(path.into(), Form::Sasl)
+    }
+
+    fn of(path: PathBuf, form: Form) -> Credentials {
+        // A daemon leaves its directory; the file is read again later.
+        let path = std::path::absolute(&path).unwrap_or(path);
+        Credentials { inner: Arc::new(Inner { path, form, digests: RwLock::default() }) }
+    }
+
+    /// Returns the file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.inner.path
+    }
+
+    /// Returns whether the password is the user's. Takes the same time for every user and password of the
+    /// same length together.
+    #[must_use]
+    pub fn accept(&self, user: &[u8], password: &[u8]) -> bool {
+        let digest = digest(user, password);
+        let differs = |known: &[u8; 32]| known.iter().zip(&digest).fold(0, |all, (a, b)| all | (a ^ b)) != 0;
+        // Compares with all of them.
+        self.inner.digests.read().iter().filter(|known| !differs(known)).count() > 0
+    }
+
+    /// Returns whether the file has been read.
+    pub(super) fn is_loaded(&self) -> bool {
+        !self.inner.digests.read().is_empty()
+    }
+
+    /// Reads and checks the file.
+    pub(super) fn read(&self) -> Result<Vec<[u8; 32]>, String> {
+        let Inner { path, form, .. } = &*self.inner;
+        let failed = |error| format!("cannot read the passwords in {}: {error}", path.display());
+        // A pipe without a writer must not block the start.
+        let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
+        if !file.metadata().map_err(failed)?.is_file() {
+            return Err(format!(
+                "{} is not a file; it must have lines of the form user:password",
+                path.display()
+            ));
+        }
+        let mut bytes = Vec::new();
+        file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
+        parse(&bytes, *form).map_err(|why| format!("{}: {why}", path.display()))
+    }
+
+    /// Accepts these from now on and no others; returns whether they differ from those before.
+    pub(super) fn put_in_force(&self, digests: Vec<[u8; 32]>) -> bool {
+        let mut accepted = self.inner.digests.write();
+        let are_new = *accepted != digests;
+        *accepted = digests;
+        are_new
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("path", &self.inner.path).finish_non_exhaustive()
+    }
+}
+
+/// Returns a digest of both, in which the border between them counts.
+fn digest(user: &[u8], password: &[u8]) -> [u8; 32] {
+    let user = Sha256::digest(user);
+    Sha256::new_with_prefix(user).chain_update(password).finalize().into()
+}
+
+/// Returns the digests of a file's users. An error names the line.
+fn parse(text: &[u8], form: Form) -> Result<Vec<[u8; 32]>, String> {
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(format!("larger than {FILE_BYTES_MAX} bytes"));
+    }
+    let mut digests = Vec::new();
+    for (number, line) in (1..).zip(text.strip_suffix(b"\n").unwrap_or(text).split(|byte| *byte == b'\n')) {
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        if line.is_empty() && form == Form::Sasl {
+            continue;
+        }
+        let wrong = |why: &str| Err(format!("line {number} {why}; it must be user:password"));
+        if line.len() > LINE_BYTES_MAX {
+            return wrong("is longer than 255 bytes");
+        }
+        if line.iter().any(|byte| matches!(byte, 0 | b'\r')) {
+            return wrong("has a NUL or a carriage return");
+        }
+        let Some(at) = line.iter().position(|byte| *byte == b':') else { return wrong("has no colon") };
+        let (user, rest) = (&line[..at], &line[at + 1..]);
+        let password = match form {
+            Form::Text => rest,
+            Form::Sasl => rest.split(|byte| *byte == b':').next().unwrap_or_default(),
+        };
+        if user.is_empty() {
+            return wrong("has no user");
+        }
+        if password.is_empty() {
+            return wrong("has no password");
+        }
+        if form == Form::Text && user.contains(&b' ') {
+            return wrong("has a blank in the user, which no client can send");
+        }
+        digests.push(digest(user, password));
+    }
+    match digests.len() {
+        0 => Err("has no users; each needs a line of the form user:password".into()),
+        count if count > USERS_MAX => Err(format!("has {count} users; {USERS_MAX} at most can be accepted")),
+        _ => Ok(digests),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn accepts(text: &[u8], form: Form, user: &str, password: &str) -> bool {
+        let credentials = Credentials::of("x".into(), form);
+        credentials.put_in_force(parse(text, form).expect("a right file"));
+        credentials.accept(user.as_bytes(), password.as_bytes())
+    }
+
+    #[test]
+    fn users_and_passwords_as_memcached_reads_them() {
+        for end in ["", "\n", "\r\n"] {
+            let text = format!("foo:bar\nbaaaz:quux:1\r\nlast:pass word{end}");
+            let text = text.as_bytes();
+            assert!(accepts(text, Form::Text, "foo", "bar"));
+            assert!(accepts(text, Form::Text, "baaaz", "quux:1"));
+            assert!(accepts(text, Form::Sasl, "baaaz", "quux"));
+            assert!(!accepts(text, Form::Sasl, "baaaz", "quux:1"));
+            assert!(accepts(text, Form::Text, "last", "pass word"), "{end:?}");
+            for (user, password) in [
+                ("foo", "ba"),
+                ("foo", "barr"),
+                ("fo", "obar"),
+                ("foob", "ar"),
+                ("", ""),
+                ("foo", ""),
+                ("foo", "quux"),
+                ("FOO", "bar"),
+                ("", "foo:bar"),
+            ] {
+                assert!(!accepts(text, Form::Text, user, password), "{user} {password}");
+                assert!(!accepts(text, Form::Sasl, user, password), "{user} {password}");
+            }
+        }
+        let many: String = (0..USERS_MAX).map(|user| format!("user{user}:password{user}\n")).collect();
+        for user in [0, 7, 8, 9, USERS_MAX - 1] {
+            assert!(accepts(many.as_bytes(), Form::Text, &format!("user{user}"), &format!("password{user}")));
+        }
+        assert!(accepts(b"\n\na:b\n\n", Form::Sasl, "a", "b"));
+    }
+
+    #[test]
+    fn wrong_files_are_refused_with_their_line() {
+        let (long, many) = ([b'x'; 256], "u:p\n".repeat(USERS_MAX + 1));
+        for (text, words) in [
+            (&b""[..], "line 1 has no colon"),
+            (b"user", "line 1 has no colon"),
+            (b"a:b\nuser\n", "line 2 has no colon"),
+            (b"a:b\n\nc:d\n", "line 2 has no colon"),
+            (b"\xff\xfe\n", "line 1 has no colon"),
+            (b":password", "line 1 has no user"),
+            (b"user:\n", "line 1 has no password"),
+            (b"a:b\0c\n", "line 1 has a NUL"),
+            (b"a:b\rc:d\n", "line 1 has a NUL or a carriage return"),
+            (b"a b:c\n", "line 1 has a blank"),
+            (&long, "line 1 is longer than 255 bytes"),
+            (many.as_bytes(), "has 1025 users"),
+            (&vec![b'\n'; (1 << 20) + 1], "larger than 1048576 bytes"),
+        ] {
+            let error = parse(text, Form::Text).expect_err("a wrong file");
+            assert!(error.contains(words) && error.lines().count() == 1, "{error} instead of {words}");
+        }
+        assert!(parse(b"\n\n", Form::Sasl).is_err_and(|error| error.contains("no users")));
+        assert!(parse(b"user::x\n", Form::Sasl).is_err_and(|error| error.contains("no password")));
+    }
+
+    #[test]
+    fn only_a_file_is_read_and_none_is_waited_for() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let missing = dir.path().join("missing");
+        for path in [dir.path(), missing.as_path(), Path::new("/dev/null")] {
+            let credentials = Credentials::text(path);
+            assert!(credentials.read().is_err(), "{}", path.display());
+            assert!(!credentials.accept(b"", b""));
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! Hot keys and hot prefixes: one get in about 256, counted by space-saving sketches.
+//!
+//! Requests are sampled, not keys, as a hot key is one of many requests. The gap between two samples varies, so
+//! that a client that asks for keys in turn is not always met at the same one. A worker queues the keys, and
+//! the insight thread counts them.
+
+use crate::locks::{HOT, Lock};
+use cached_core::insight::SpaceSaving;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, TryLockError};
+use std::time::{Duration, Instant};
+
+pub use cached_admin::insight::documents::{HotKey, HotPrefix, HotReport};
+
+/// Requests between two samples, on average.
+pub(crate) const GAP: u64 = 256;
+/// Bytes of keys that wait in the queue of one worker, at most.
+const QUEUE_BYTES_MAX: usize = 32 << 10;
+/// The counters of the sketches.
+const KEYS_MAX: usize = 1024;
+const PREFIXES_MAX: usize = 256;
+/// After this long all counts are halved.
+const HALVING: Duration = Duration::from_secs(300);
+
+/// The number of gets after which the next key is sampled; of the worker that has it.
+#[derive(Debug)]
+pub(crate) struct NextSample(AtomicU64);
+
+impl Default for NextSample {
+    fn default() -> Self {
+        // Off.
+        NextSample(AtomicU64::new(u64::MAX))
+    }
+}
+
+impl NextSample {
+    /// Begins to sample.
+    pub(crate) fn start(&self) {
+        self.0.store(1, Ordering::Relaxed);
+    }
+
+    /// Returns whether it is time, after `gets` gets.
+    #[inline]
+    pub(crate) fn is_reached(&self, gets: u64) -> bool {
+        gets >= self.0.load(Ordering::Relaxed)
+    }
+
+    /// Sets the next one, after a gap of half to three halves of the mean. Returns how many of the latest
+    /// gets came after the one that was to be sampled.
+    fn advance(&self, gets: u64) -> u64 {
+        let reached = self.0.load(Ordering::Relaxed);
+        let gap = GAP / 2 + (gets.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % (GAP + 1);
+        self.0.store(gets + gap, Ordering::Relaxed);
+        gets.saturating_sub(reached)
+    }
+}
+
+/// Keys of one worker that have not been counted: each is a byte with its length, and its bytes.
+#[repr(align(128))]
+#[derive(Debug)]
+struct Queue {
+    keys: Mutex<Vec<u8>>,
+    dropped: AtomicU64,
+}
+
+/// The queues and the sketches.
+#[derive(Debug)]
+pub(crate) struct HotKeys {
+    queues: Box<[Queue]>,
+    counts: Lock<Counts>,
+    delimiter: u8,
+}
+
+#[derive(Debug)]
+struct Counts {
+    keys: SpaceSaving,
+    prefixes: SpaceSaving,
+    /// The gets of all workers, less those that have been halved away.
+    gets: u64,
+    gets_seen: u64,
+    since: Instant,
+    halved_at: Instant,
+}
+
+impl HotKeys {
+    /// Returns sketches for keys of `workers` workers, whose prefixes end with `delimiter`.
+    pub(crate) fn new(workers: usize, delimiter: u8) -> HotKeys {
+        let queue =
+            || Queue { keys: Mutex::new(Vec::with_capacity(QUEUE_BYTES_MAX)), dropped: AtomicU64::new(0) };
+        let now = Instant::now();
+        let counts = Counts {
+            keys: SpaceSaving::new(KEYS_MAX),
+            prefixes: SpaceSaving::new(PREFIXES_MAX),
+            gets: 0,
+            gets_seen: 0,
+            since: now,
+            halved_at: now,
+        };
+        let queues = (0..workers).map(|_| queue()).collect();
+        HotKeys { queues, counts: Lock::new(&HOT, counts), delimiter }
+    }
+
+    /// Queues one of the keys of the latest gets of a worker, and sets when the next one is sampled. Never
+    /// waits; what does not fit is dropped.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn sample(&self, worker: usize, next: &NextSample, gets: u64, keys: &[&[u8]]) {
+        let after = usize::try_from(next.advance(gets)).unwrap_or(usize::MAX);
+        let Some(key) = keys.get(keys.len().saturating_sub(1).saturating_sub(after)) else { return };
+        let (Some(queue), Ok(length)) = (self.queues.get(worker), u8::try_from(key.len())) else { return };
+        // A panic leaves at most one key of the queue incomplete, and ends the server.
+        let mut queued = match queue.keys.try_lock() {
+            Ok(queued) => queued,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                queue.dropped.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+        };
+        if queued.len() + 1 + key.len() > QUEUE_BYTES_MAX {
+            queue.dropped.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        queued.push(length);
+        queued.extend_from_slice(key);
+    }
+
+    /// Counts what has been queued; `gets` is the number of all gets since the start. Returns the number of
+    /// keys.
+    pub(crate) fn take(&self, gets: u64, now: Instant) -> usize {
+        let mut counts = self.counts.lock();
+        let mut taken = Vec::with_capacity(QUEUE_BYTES_MAX);
+        let mut count = 0;
+        for queue in &self.queues {
+            let mut queued = queue.keys.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            std::mem::swap(&mut *queued, &mut taken);
+            drop(queued);
+            let mut rest = &taken[..];
+            while let Some((length, tail)) = rest.split_first() {
+                let Some((key, tail)) = tail.split_at_checked(usize::from(*length)) else { break };
+                rest = tail;
+                count += 1;
+                counts.keys.count(key);
+                if let Some(end) = key.iter().position(|byte| *byte == self.delimiter) {
+                    counts.prefixes.count(&key[..end]);
+                }
+            }
+            taken.clear();
+        }
+        counts.gets += gets.saturating_sub(counts.gets_seen);
+        counts.gets_seen = gets;
+        if now.saturating_duration_since(counts.halved_at) >= HALVING {
+            counts.halved_at = now;
+            counts.keys.halve();
+            counts.prefixes.halve();
+            counts.gets /= 2;
+            // Half of the gets in half of the time.
+            let half = now.saturating_duration_since(counts.since) / 2;
+            counts.since = now.checked_sub(half).unwrap_or(now);
+        }
+        count
+    }
+
+    /// Returns the `count` hottest keys and prefixes.
+    pub(crate) fn report(&self, count: usize, now: Instant) -> HotReport {
+        let counts = self.counts.lock();
+        let sampled = counts.keys.total();
+        let seconds = now.saturating_duration_since(counts.since).as_secs_f64().max(1e-3);
+        let rate = counts.gets as f64 / seconds;
+        let shown = |hot| HotKey::new(hot, sampled, rate);
+        HotReport {
+            keys: counts.keys.top(count).iter().map(shown).collect(),
+            prefixes: counts.prefixes.top(count).iter().map(shown).map(HotPrefix::from).collect(),
+            sampled,
+            dropped: self.queues.iter().map(|queue| queue.dropped.load(Ordering::Relaxed)).sum(),
+        }
+    }
+}
+
+/// Returns the memory for the keys of `workers` workers, in bytes at most: a key has up to 250 bytes, and is kept
+/// twice.
+pub(crate) fn bytes_max(workers: usize) -> usize {
+    const ENTRY_BYTES_MAX: usize = 2 * 250 + 128;
+    (KEYS_MAX + PREFIXES_MAX) * ENTRY_BYTES_MAX + (workers + 1) * QUEUE_BYTES_MAX
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_sampled_once_in_about_256_gets_and_counted() {
+        let (hot, next) = (HotKeys::new(1, b':'), NextSample::default());
+        assert!(!next.is_reached(1 << 60), "off until it is started");
+        next.start();
+        let mut samples = 0;
+        for gets in 1..=256_000u64 {
+            // Every eighth is for one key, the others in turn for 256: they must not all be met at one.
+            let key = if gets % 8 == 0 { "hot:1".to_owned() } else { format!("k{}", gets % 256) };
+            if next.is_reached(gets) {
+                samples += 1;
+                hot.sample(0, &next, gets, &[key.as_bytes()]);
+            }
+            if gets % 1000 == 0 {
+                hot.take(gets, Instant::now());
+            }
+        }
+        assert!((850..1200).contains(&samples), "{samples}");
+        let report = hot.report(5, Instant::now());
+        assert_eq!((report.keys[0].key.as_str(), report.keys.len(), report.dropped), ("hot:1", 5, 0));
+        assert!((report.keys[0].share - 0.125).abs() < 0.03, "{report:?}");
+        assert!(report.keys[1].share < 0.04, "{report:?}");
+        assert_eq!(report.prefixes.len(), 1);
+        assert_eq!((report.prefixes[0].prefix.as_str(), report.keys[0].bytes.as_deref()), ("hot", None));
+    }
+
+    #[test]
+    fn the_key_that_was_reached_within_a_batch_is_taken_and_a_full_queue_drops() {
+        let (hot, next) = (HotKeys::new(1, b':'), NextSample::default());
+        next.start();
+        // The first of three gets was to be sampled.
+        hot.sample(0, &next, 3, &[b"\xff", b"b", b"c"]);
+        assert!(!next.is_reached(3 + GAP / 2 - 1) && next.is_reached(3 + GAP * 3 / 2));
+        hot.take(3, Instant::now());
+        let report = hot.report(1, Instant::now());
+        assert_eq!((report.keys[0].share, report.keys[0].bytes.as_deref()), (1.0, Some("ff")));
+        let long = [b'k'; 250];
+        let fits = QUEUE_BYTES_MAX / 251;
+        (0..fits as u64 + 2).for_each(|gets| hot.sample(0, &next, gets, &[&long]));
+        assert_eq!(hot.report(1, Instant::now()).dropped, 2);
+        assert_eq!(hot.take(1000, Instant::now()), fits);
+        assert_eq!(hot.take(1000, Instant::now()), 0);
+    }
+
+    #[test]
+    fn counts_are_halved_after_a_while_and_rates_stay() {
+        let (hot, next) = (HotKeys::new(1, b':'), NextSample::default());
+        let start = Instant::now();
+        (0..100).for_each(|gets| hot.sample(0, &next, gets, &[b"a:1"]));
+        hot.take(6400, start + HALVING);
+        let report = hot.report(1, start + HALVING);
+        assert_eq!(report.sampled, 50);
+        let rate = 6400.0 / HALVING.as_secs_f64();
+        assert!((report.keys[0].per_sec - rate).abs() < rate / 20.0, "{report:?}");
+    }
+}

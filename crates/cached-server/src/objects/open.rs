@@ -1,0 +1,142 @@
+//! An object cache over its store, with a listener: what one process at a time can have open. It is opened at the start,
+//! and once more if another process that was to take over has failed.
+
+use super::listener::ObjectListener;
+use super::{ObjectsError, recovery, store};
+use crate::config::{ObjectsTable, Secrets, SynapseTable};
+use crate::insight::slow::SlowLog;
+use blocker::trace::Tracer;
+use blocker::{Blocker, Measurements, SystemClock};
+use cached_admin::Health;
+use cached_admin::insight::slow_store::SlowStore;
+use cached_admin::sources::{StoreSource, measured};
+use cached_config::{LiveObjects, Store, log_events, log_recovery};
+use cached_core::insight::Sampling;
+use cached_core::object::{Background, ObjectCache};
+use cached_process::reload::LiveSecs;
+use std::sync::Arc;
+use std::time::Duration;
+use synapse::NodeRecord;
+use synapse::codec::InstanceId;
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::AbortHandle;
+
+/// How long the store may take to return its record of servers.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What an object cache is opened with.
+#[derive(Clone)]
+pub(super) struct Opening {
+    pub(super) objects: ObjectsTable,
+    pub(super) synapse: Option<SynapseTable>,
+    pub(super) secrets: Secrets,
+    pub(super) sampling: Sampling,
+    pub(super) tracer: Option<Tracer>,
+    pub(super) slow: Arc<SlowLog>,
+    /// Where is shown what the start waits for. With it the store is measured.
+    pub(super) health: Option<Health>,
+}
+
+/// An object cache that is open. Nothing runs yet.
+pub(super) struct OpenObjects {
+    pub(super) parts: Parts,
+    pub(super) background: Background,
+    pub(super) control: Runtime,
+}
+
+/// What clients, and those that look, get to see of it.
+pub(super) struct Parts {
+    pub(super) cache: ObjectCache,
+    pub(super) store: Store,
+    /// The store's name, for the log.
+    pub(super) name: String,
+    pub(super) listener: Option<ObjectListener>,
+    /// The store's record of servers, if there is a listener.
+    pub(super) record: Option<NodeRecord>,
+    /// What the store takes, if it is measured.
+    pub(super) measurements: Option<Arc<Measurements>>,
+}
+
+impl Opening {
+    /// Opens the journal and the store, creates the cache, and begins its recovery. While the store is away, this
+    /// waits for it until `end` is ready.
+    ///
+    /// # Errors
+    /// [`ObjectsError`] for the first failure.
+    pub(super) fn open(&self, end: impl Future<Output = ()>) -> Result<OpenObjects, ObjectsError> {
+        let Opening { objects, synapse, secrets, sampling, tracer, slow, health } = self;
+        let control = Builder::new_current_thread().enable_all().build()?;
+        // Before the wait for the store: a journal that cannot be used ends the start at once.
+        let journal = objects.open_journal()?;
+        let mut end = std::pin::pin!(end);
+        let opening =
+            store::open(objects, secrets.store.clone(), tracer.as_ref(), end.as_mut(), health.as_ref());
+        let store = control.block_on(opening);
+        if matches!(store, Err(ObjectsError::Ended)) {
+            // An attempt to open the store may hang; the process ends without waiting for it.
+            control.shutdown_background();
+            return Err(ObjectsError::Ended);
+        }
+        let (store, measurements) = match (store?, &objects.backend, health) {
+            (store, Some(table), Some(_)) => measured(store, table.kind()),
+            (store, ..) => (store, None),
+        };
+        // Always there, because the threshold can change.
+        let below: Arc<dyn Blocker> = Arc::new(SlowStore::new(store.backend(), slow.clone()));
+        let (cache, background) = objects.open_cache(below, journal, *sampling)?;
+        control.block_on(recovery::begin(&cache, objects, end))?;
+        let record = match synapse {
+            Some(_) => {
+                let backend = store.backend();
+                Some(control.block_on(NodeRecord::open(&*backend, &SystemClock, RECORD_TIMEOUT))?)
+            }
+            None => None,
+        };
+        let listener = self.listener(record.as_ref(), &cache, None)?;
+        let name = objects.backend.as_ref().map_or_else(String::new, ToString::to_string);
+        let parts = Parts { cache, store, name, listener, record, measurements };
+        Ok(OpenObjects { parts, background, control })
+    }
+
+    /// Returns the listener, if one is configured, which accepts nothing yet. `continues` is the instance of one that
+    /// has ended before over the same cache.
+    pub(super) fn listener(
+        &self,
+        record: Option<&NodeRecord>,
+        cache: &ObjectCache,
+        continues: Option<InstanceId>,
+    ) -> Result<Option<ObjectListener>, ObjectsError> {
+        let (Some(table), Some(record)) = (&self.synapse, record) else { return Ok(None) };
+        let secrets = self.secrets.listener.clone();
+        ObjectListener::new(table, secrets, record, cache, self.tracer.as_ref(), continues).map(Some)
+    }
+
+    /// Returns the means of changing the settings of what was opened with this.
+    pub(super) fn live(
+        &self,
+        cache: &ObjectCache,
+        store: &Store,
+        listener: Option<&ObjectListener>,
+        flush_max: &LiveSecs,
+    ) -> LiveObjects {
+        let listener = listener.map(|listener| Arc::downgrade(listener.server()));
+        let cache = (cache.live_settings(), flush_max.clone());
+        LiveObjects::new(Some(cache), listener, store.secret(), self.secrets.clone())
+    }
+}
+
+impl Parts {
+    /// Starts what runs beside the requests of clients, in the runtime that is entered.
+    pub(super) fn run(&self, background: Background) -> Vec<AbortHandle> {
+        let mut tasks = vec![
+            tokio::spawn(background).abort_handle(),
+            tokio::spawn(log_events(self.store.backend().subscribe(), self.name.clone())).abort_handle(),
+            tokio::spawn(log_recovery(self.cache.clone())).abort_handle(),
+        ];
+        if let Some(measurements) = &self.measurements {
+            let watch = StoreSource::watch(Arc::downgrade(&self.store.backend()), measurements.clone());
+            tasks.push(tokio::spawn(watch).abort_handle());
+        }
+        tasks
+    }
+}

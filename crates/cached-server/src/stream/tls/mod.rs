@@ -1,0 +1,347 @@
+//! TLS under a connection: records in, records out, in the worker's own loop.
+//!
+//! ```text
+//!  socket ──► worker's `incoming` ──► rustls ──► plaintext ──► the reader's buffer
+//!             (a part of a record: `partial`)    (more than it takes: `received`)
+//!  replies ──► rustls, up to 16 KiB a record ──► worker's `outgoing` ──► one send
+//!                                                (what the socket does not take: `unsent`)
+//! ```
+//! A connection keeps none of these buffers while it is idle. rustls holds no bytes of its own: its interface
+//! without buffers is used. Until a client has sent its first byte there is no TLS state at all.
+//!
+//! What was encrypted must be sent as it is. So bytes count as written once the last of their records has been
+//! taken by the socket; until then [`TlsSocket::write`] returns `Pending` and the caller offers the same bytes
+//! again, which are not encrypted a second time.
+//!
+//! | module | content |
+//! |---|---|
+//! | `records` | the calls to rustls: decrypting, encrypting, alerts |
+//! | `harness` | a client at the other end, for tests and fuzzing |
+//! | `buffers` | what a worker lends |
+
+mod buffers;
+#[cfg(any(test, feature = "fuzzing"))]
+#[cfg_attr(not(test), allow(dead_code, reason = "the tests use more of it than the fuzz target"))]
+#[cfg_attr(not(feature = "fuzzing"), allow(unreachable_pub, reason = "the fuzz target calls it"))]
+pub(crate) mod harness;
+mod records;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use buffers::{BUFFERS_BYTES, TlsBuffers};
+
+use super::transport::{Socket, Transport};
+use crate::counters::Counters;
+use buffers::READ_BYTES;
+use records::Processed;
+use rustls::ServerConfig;
+use rustls::server::UnbufferedServerConnection;
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+use std::task::{Poll, ready};
+
+/// Bytes of records that have arrived incompletely, at most: one record, or one handshake message of several.
+const PARTIAL_BYTES_MAX: usize = 32 << 10;
+
+/// The number of reads that bring no plaintext before other connections are served: records may be empty.
+const FRUITLESS_READS_MAX: usize = 8;
+
+/// The TLS side of one connection.
+pub(crate) struct TlsStream {
+    state: State,
+    /// Records that have arrived incompletely.
+    partial: Vec<u8>,
+    /// Plaintext that the reader had no room for, from `received_used` on.
+    received: Vec<u8>,
+    received_used: usize,
+    /// Records that the socket has not taken, from `unsent_used` on.
+    unsent: Vec<u8>,
+    unsent_used: usize,
+    /// Bytes of plaintext within `unsent` that do not count as written yet.
+    owed: usize,
+    /// The clock's second in which the handshake began.
+    since: u32,
+    /// The handshake is complete.
+    pub(crate) is_established: bool,
+    /// The peer has ended its side in order.
+    is_ended: bool,
+    /// There is input, but other connections are to be served first.
+    pub(crate) is_deferred: bool,
+    /// Why the connection cannot continue.
+    failure: Option<Box<str>>,
+}
+
+/// How far a connection has come.
+enum State {
+    /// Nothing has been received.
+    Waiting(Arc<ServerConfig>),
+    Begun(Box<UnbufferedServerConnection>),
+    /// Nothing more can be received or sent.
+    Over,
+}
+
+/// How a handshake has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Handshake {
+    Full,
+    Resumed,
+}
+
+impl TlsStream {
+    /// Returns the TLS side of a connection that was accepted in the clock's second `since`.
+    pub(crate) fn new(config: Arc<ServerConfig>, since: u32) -> Box<TlsStream> {
+        Box::new(TlsStream {
+            state: State::Waiting(config),
+            partial: Vec::new(),
+            received: Vec::new(),
+            received_used: 0,
+            unsent: Vec::new(),
+            unsent_used: 0,
+            owed: 0,
+            since,
+            is_established: false,
+            is_ended: false,
+            is_deferred: false,
+            failure: None,
+        })
+    }
+
+    /// Returns whether the handshake has taken longer than `secs_max`.
+    pub(crate) fn is_overdue(&self, now: u32, secs_max: u32) -> bool {
+        !self.is_established && now.saturating_sub(self.since) > secs_max
+    }
+
+    /// Returns the bytes of buffers that the connection keeps while it waits.
+    #[inline]
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.partial.capacity() + self.received.capacity() + self.unsent.capacity()
+    }
+
+    /// Returns why the connection could not continue, if it could not.
+    pub(crate) fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    /// Records why the connection cannot continue.
+    pub(crate) fn fail(&mut self, why: impl Into<Box<str>>, counters: &Counters) -> io::Error {
+        if self.failure.is_none() {
+            let counter =
+                if self.is_established { &counters.tls_failures } else { &counters.tls_handshake_failures };
+            counter.bump();
+            self.failure = Some(why.into());
+        }
+        self.state = State::Over;
+        io::ErrorKind::InvalidData.into()
+    }
+
+    /// Moves plaintext that was left over to `into`; returns how much.
+    fn take_received(&mut self, into: &mut [u8]) -> usize {
+        let rest = &self.received[self.received_used..];
+        let count = rest.len().min(into.len());
+        into[..count].copy_from_slice(&rest[..count]);
+        self.received_used += count;
+        if self.received_used == self.received.len() {
+            (self.received, self.received_used) = (Vec::new(), 0);
+        }
+        count
+    }
+}
+
+/// A socket with TLS, and what its worker lends for a step.
+pub(crate) struct TlsSocket<'a> {
+    pub(crate) socket: Socket<'a>,
+    pub(crate) stream: &'a mut TlsStream,
+    pub(crate) buffers: &'a mut TlsBuffers,
+    pub(crate) counters: &'a Counters,
+    /// At shutdown: what has arrived is still read, and the stream ends after it.
+    pub(crate) is_draining: bool,
+}
+
+impl Transport for TlsSocket<'_> {
+    fn read(&mut self, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        if !self.stream.received.is_empty() {
+            return Poll::Ready(Ok(self.stream.take_received(into)));
+        }
+        for _ in 0..FRUITLESS_READS_MAX {
+            if self.stream.failure.is_some() {
+                return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+            }
+            // Nothing more is read for a peer that does not take what it was sent.
+            ready!(self.flush())?;
+            if self.stream.is_ended {
+                return Poll::Ready(Ok(0));
+            }
+            let count = ready!(self.read_records(into))?;
+            if count > 0 {
+                return Poll::Ready(Ok(count));
+            }
+        }
+        self.stream.is_deferred = true;
+        Poll::Pending
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.write_vectored(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        ready!(self.flush())?;
+        if self.stream.owed > 0 {
+            return Poll::Ready(Ok(std::mem::take(&mut self.stream.owed)));
+        }
+        if !self.socket.ready.write {
+            return Poll::Pending;
+        }
+        let plain = self.encrypt(pieces)?;
+        self.stream.owed = plain;
+        ready!(self.send_outgoing())?;
+        self.stream.owed = 0;
+        Poll::Ready(Ok(plain))
+    }
+
+    fn is_encrypted(&self) -> bool {
+        true
+    }
+}
+
+impl TlsSocket<'_> {
+    /// Reads from the socket once, and decrypts. Returns the number of bytes of plaintext, which may be 0.
+    fn read_records(&mut self, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        if !self.stream.is_established && self.socket.ready.read && self.buffers.handshakes_left == 0 {
+            self.stream.is_deferred = true;
+            return Poll::Pending;
+        }
+        let held = self.stream.partial.len();
+        let incoming = &mut self.buffers.incoming;
+        incoming[..held].copy_from_slice(&self.stream.partial);
+        if self.is_draining {
+            self.socket.ready.read = true;
+        }
+        let read = match self.socket.read(&mut incoming[held..held + READ_BYTES]) {
+            Poll::Pending if self.is_draining => {
+                self.stream.is_ended = true;
+                return Poll::Ready(Ok(0));
+            }
+            read => ready!(read),
+        };
+        let count = match read {
+            Ok(0) | Err(_) if !self.stream.is_established => {
+                // A probe of the port, or a client that went away.
+                let why = "the peer has closed during the handshake";
+                if matches!(self.stream.state, State::Waiting(_)) {
+                    self.stream.is_ended = true;
+                    return Poll::Ready(Ok(0));
+                }
+                return Poll::Ready(Err(self.stream.fail(why, self.counters)));
+            }
+            Ok(0) => {
+                let why = "the stream was cut off: the peer has closed without close_notify";
+                return Poll::Ready(Err(self.stream.fail(why, self.counters)));
+            }
+            Ok(count) => count,
+            Err(error) => return Poll::Ready(Err(self.stream.fail(error.to_string(), self.counters))),
+        };
+        self.stream.partial = Vec::new();
+        if !self.stream.is_established {
+            self.buffers.handshakes_left = self.buffers.handshakes_left.saturating_sub(1);
+        }
+        self.process(held + count, into)
+    }
+
+    /// Decrypts the first `filled` bytes of `incoming`, and sends what the protocol answers by itself. Returns
+    /// the number of bytes of plaintext in `into`.
+    fn process(&mut self, filled: usize, into: &mut [u8]) -> Poll<io::Result<usize>> {
+        if let State::Waiting(config) = &self.stream.state {
+            match UnbufferedServerConnection::new(config.clone()) {
+                Ok(connection) => self.stream.state = State::Begun(Box::new(connection)),
+                Err(error) => return Poll::Ready(Err(self.stream.fail(error.to_string(), self.counters))),
+            }
+        }
+        let State::Begun(connection) = &mut self.stream.state else {
+            return Poll::Ready(Err(io::ErrorKind::InvalidData.into()));
+        };
+        self.buffers.outgoing_used = 0;
+        let TlsBuffers { incoming, outgoing, outgoing_used, .. } = &mut *self.buffers;
+        let mut processed = Processed::new(into, &mut self.stream.received);
+        let result = processed.take_in(connection, &mut incoming[..filled], outgoing, outgoing_used);
+        let (used, count) = (processed.used, processed.plain_bytes);
+        let ended = if self.stream.is_established { None } else { records::handshake(connection) };
+        self.stream.is_ended |= processed.is_ended;
+        let rest = &incoming[used..filled];
+        if !rest.is_empty() && !self.stream.is_ended {
+            self.stream.partial = rest.to_vec();
+        }
+        if let Err(why) = result {
+            // The alert states the reason to the peer, as far as that takes no waiting.
+            let _ = self.send_outgoing();
+            return Poll::Ready(Err(self.stream.fail(why, self.counters)));
+        }
+        if self.stream.partial.len() > PARTIAL_BYTES_MAX {
+            let why = "a handshake message is too long";
+            return Poll::Ready(Err(self.stream.fail(why, self.counters)));
+        }
+        if let Some(handshake) = ended {
+            self.stream.is_established = true;
+            match handshake {
+                Handshake::Full => self.counters.tls_handshakes_full.bump(),
+                Handshake::Resumed => self.counters.tls_handshakes_resumed.bump(),
+            }
+        }
+        if count == 0 {
+            ready!(self.send_outgoing())?;
+        } else if let Poll::Ready(Err(error)) = self.send_outgoing() {
+            return Poll::Ready(Err(error));
+        }
+        Poll::Ready(Ok(count))
+    }
+
+    /// Encrypts some of the pieces into `outgoing`; returns the number of bytes of plaintext.
+    fn encrypt(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        let State::Begun(connection) = &mut self.stream.state else {
+            return Err(io::ErrorKind::NotConnected.into());
+        };
+        let encrypted = records::encrypt(connection, &mut self.stream.partial, pieces, self.buffers);
+        encrypted.map_err(|why| self.stream.fail(why, self.counters))
+    }
+
+    /// Sends `outgoing`; what the socket does not take is kept.
+    fn send_outgoing(&mut self) -> Poll<io::Result<()>> {
+        let bytes = &self.buffers.outgoing[..self.buffers.outgoing_used];
+        if bytes.is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        let taken = match self.socket.write(bytes) {
+            Poll::Ready(Ok(count)) if count == bytes.len() => return Poll::Ready(Ok(())),
+            Poll::Ready(Ok(count)) => count,
+            Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+            Poll::Pending => 0,
+        };
+        debug_assert!(self.stream.unsent.is_empty(), "records would overtake each other");
+        self.stream.unsent = bytes[taken..].to_vec();
+        Poll::Pending
+    }
+
+    /// Sends the records that the socket has not taken.
+    fn flush(&mut self) -> Poll<io::Result<()>> {
+        let stream = &mut *self.stream;
+        while stream.unsent_used < stream.unsent.len() {
+            stream.unsent_used += ready!(self.socket.write(&stream.unsent[stream.unsent_used..]))?;
+        }
+        if !stream.unsent.is_empty() {
+            (stream.unsent, stream.unsent_used) = (Vec::new(), 0);
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Ends the stream in order (close_notify), as far as that takes no waiting.
+    pub(crate) fn close(&mut self) {
+        let State::Begun(connection) = &mut self.stream.state else { return };
+        if !self.stream.is_established || !self.stream.unsent.is_empty() {
+            return;
+        }
+        self.buffers.outgoing_used = 0;
+        records::close_notify(connection, &mut self.stream.partial, self.buffers);
+        // A peer that has gone already does not miss it.
+        let _ = self.send_outgoing();
+    }
+}

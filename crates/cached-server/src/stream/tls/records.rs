@@ -1,0 +1,236 @@
+//! The calls to rustls.
+
+use super::Handshake;
+use super::buffers::{BATCH_BYTES, RECORD_BYTES, TlsBuffers};
+use rustls::HandshakeKind;
+use rustls::server::{ServerConnectionData, UnbufferedServerConnection};
+use rustls::unbuffered::{
+    ConnectionState, EncodeError, EncodeTlsData, EncryptError, InsufficientSizeError, UnbufferedStatus,
+    WriteTraffic,
+};
+use std::io::IoSlice;
+
+/// What one read has brought.
+pub(super) struct Processed<'a> {
+    into: &'a mut [u8],
+    /// Takes the plaintext for which `into` has no room.
+    overflow: &'a mut Vec<u8>,
+    /// The bytes of plaintext in `into`.
+    pub(super) plain_bytes: usize,
+    /// The bytes of input that are done with.
+    pub(super) used: usize,
+    /// The peer has ended its side in order.
+    pub(super) is_ended: bool,
+}
+
+impl<'a> Processed<'a> {
+    pub(super) fn new(into: &'a mut [u8], overflow: &'a mut Vec<u8>) -> Processed<'a> {
+        Processed { into, overflow, plain_bytes: 0, used: 0, is_ended: false }
+    }
+
+    /// Processes all complete records of `input`. What the protocol answers is appended to `outgoing`, the
+    /// alert after an error included.
+    pub(super) fn take_in(
+        &mut self,
+        connection: &mut UnbufferedServerConnection,
+        input: &mut [u8],
+        outgoing: &mut Vec<u8>,
+        outgoing_used: &mut usize,
+    ) -> Result<(), String> {
+        loop {
+            let UnbufferedStatus { mut discard, state } =
+                connection.process_tls_records(&mut input[self.used..]);
+            let mut goes_on = true;
+            match state {
+                Ok(ConnectionState::ReadTraffic(mut traffic)) => {
+                    while let Some(record) = traffic.next_record() {
+                        match record {
+                            Ok(record) => {
+                                discard += record.discard;
+                                self.take_plaintext(record.payload);
+                            }
+                            Err(error) => return Err(error.to_string()),
+                        }
+                    }
+                }
+                Ok(ConnectionState::EncodeTlsData(mut data)) => encode(&mut data, outgoing, outgoing_used)?,
+                // Everything in `outgoing` is sent, or kept until it can be.
+                Ok(ConnectionState::TransmitTlsData(data)) => data.done(),
+                Ok(ConnectionState::PeerClosed) => self.is_ended = true,
+                Ok(ConnectionState::Closed) => (self.is_ended, goes_on) = (true, false),
+                Ok(ConnectionState::WriteTraffic(_) | ConnectionState::BlockedHandshake) => goes_on = false,
+                Ok(_) => return Err("a state of TLS that was not asked for".into()),
+                Err(error) => {
+                    self.used += discard;
+                    collect_alert(connection, outgoing, outgoing_used);
+                    return Err(error.to_string());
+                }
+            }
+            self.used += discard;
+            if !goes_on {
+                return Ok(());
+            }
+        }
+    }
+
+    fn take_plaintext(&mut self, plaintext: &[u8]) {
+        let room = &mut self.into[self.plain_bytes..];
+        let count = room.len().min(plaintext.len());
+        room[..count].copy_from_slice(&plaintext[..count]);
+        self.plain_bytes += count;
+        self.overflow.extend_from_slice(&plaintext[count..]);
+    }
+}
+
+/// Appends the alert that states a failure to the peer. A connection that has failed takes no more input.
+fn collect_alert(connection: &mut UnbufferedServerConnection, outgoing: &mut Vec<u8>, used: &mut usize) {
+    while connection.wants_write() {
+        let Ok(ConnectionState::EncodeTlsData(mut data)) = connection.process_tls_records(&mut []).state
+        else {
+            return;
+        };
+        // There is room, or it is made.
+        let _ = encode(&mut data, outgoing, used);
+    }
+}
+
+/// Appends what the protocol sends by itself.
+fn encode(
+    data: &mut EncodeTlsData<'_, ServerConnectionData>,
+    outgoing: &mut Vec<u8>,
+    used: &mut usize,
+) -> Result<(), String> {
+    loop {
+        match data.encode(&mut outgoing[*used..]) {
+            Ok(count) => {
+                *used += count;
+                return Ok(());
+            }
+            Err(EncodeError::InsufficientSize(InsufficientSizeError { required_size })) => {
+                outgoing.resize(*used + required_size, 0);
+            }
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+}
+
+/// Returns how the handshake has ended, if it is complete.
+pub(super) fn handshake(connection: &UnbufferedServerConnection) -> Option<Handshake> {
+    if connection.is_handshaking() {
+        return None;
+    }
+    Some(match connection.handshake_kind() {
+        Some(HandshakeKind::Resumed) => Handshake::Resumed,
+        _ => Handshake::Full,
+    })
+}
+
+/// Encrypts pieces into the worker's `outgoing`, full records as far as possible; returns the number of bytes
+/// of plaintext. `partial` are the records that have arrived incompletely.
+pub(super) fn encrypt(
+    connection: &mut UnbufferedServerConnection,
+    partial: &mut Vec<u8>,
+    pieces: &[IoSlice<'_>],
+    buffers: &mut TlsBuffers,
+) -> Result<usize, String> {
+    let TlsBuffers { outgoing, outgoing_used, joined, .. } = buffers;
+    *outgoing_used = 0;
+    if let [piece] = pieces {
+        let batch = &piece[..piece.len().min(BATCH_BYTES)];
+        with_traffic(connection, partial, outgoing, outgoing_used, |traffic, outgoing, used| {
+            encrypt_into(traffic, batch, outgoing, used)
+        })?;
+        return Ok(batch.len());
+    }
+    let mut plain = 0;
+    with_traffic(connection, partial, outgoing, outgoing_used, |traffic, outgoing, used| {
+        joined.clear();
+        for piece in pieces {
+            let mut rest = &piece[..piece.len().min(BATCH_BYTES - plain)];
+            plain += rest.len();
+            // What is left of the piece before fills up a record.
+            if !joined.is_empty() || rest.len() < RECORD_BYTES {
+                let (head, tail) = rest.split_at(rest.len().min(RECORD_BYTES - joined.len()));
+                joined.extend_from_slice(head);
+                rest = tail;
+                if joined.len() == RECORD_BYTES {
+                    encrypt_into(traffic, joined, outgoing, used)?;
+                    joined.clear();
+                }
+            }
+            let (whole, tail) = rest.split_at(rest.len() - rest.len() % RECORD_BYTES);
+            if !whole.is_empty() {
+                encrypt_into(traffic, whole, outgoing, used)?;
+            }
+            joined.extend_from_slice(tail);
+            if plain == BATCH_BYTES {
+                break;
+            }
+        }
+        if joined.is_empty() { Ok(()) } else { encrypt_into(traffic, joined, outgoing, used) }
+    })?;
+    Ok(plain)
+}
+
+/// Appends a close_notify to the worker's `outgoing`, unless the connection has failed.
+pub(super) fn close_notify(
+    connection: &mut UnbufferedServerConnection,
+    partial: &mut Vec<u8>,
+    buffers: &mut TlsBuffers,
+) {
+    let TlsBuffers { outgoing, outgoing_used, .. } = buffers;
+    // After a failure there is nothing to end in order.
+    let _ = with_traffic(connection, partial, outgoing, outgoing_used, |traffic, outgoing, used| {
+        let count = traffic.queue_close_notify(&mut outgoing[*used..]).map_err(|error| error.to_string())?;
+        *used += count;
+        Ok(())
+    });
+}
+
+/// Calls `act` with the connection in the state in which it encrypts, after what the protocol sends by itself.
+fn with_traffic(
+    connection: &mut UnbufferedServerConnection,
+    partial: &mut Vec<u8>,
+    outgoing: &mut Vec<u8>,
+    used: &mut usize,
+    act: impl FnOnce(&mut WriteTraffic<'_, ServerConnectionData>, &mut Vec<u8>, &mut usize) -> Result<(), String>,
+) -> Result<(), String> {
+    loop {
+        // rustls expects what it has left in the input to be there at every call.
+        let UnbufferedStatus { discard, state } = connection.process_tls_records(partial);
+        match state {
+            Ok(ConnectionState::WriteTraffic(mut traffic)) => {
+                let result = act(&mut traffic, outgoing, used);
+                partial.drain(..discard);
+                return result;
+            }
+            Ok(ConnectionState::EncodeTlsData(mut data)) => encode(&mut data, outgoing, used)?,
+            Ok(ConnectionState::TransmitTlsData(data)) => data.done(),
+            Ok(ConnectionState::PeerClosed) => {}
+            Ok(other) => return Err(format!("nothing can be sent: TLS is in {other:?}")),
+            Err(error) => return Err(error.to_string()),
+        }
+        partial.drain(..discard);
+    }
+}
+
+/// Appends the records of `plaintext`.
+fn encrypt_into(
+    traffic: &mut WriteTraffic<'_, ServerConnectionData>,
+    plaintext: &[u8],
+    outgoing: &mut Vec<u8>,
+    used: &mut usize,
+) -> Result<(), String> {
+    loop {
+        match traffic.encrypt(plaintext, &mut outgoing[*used..]) {
+            Ok(count) => {
+                *used += count;
+                return Ok(());
+            }
+            Err(EncryptError::InsufficientSize(InsufficientSizeError { required_size })) => {
+                outgoing.resize(*used + required_size, 0);
+            }
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+}

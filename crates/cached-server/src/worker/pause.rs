@@ -1,0 +1,107 @@
+//! A worker that stops between two requests, so that another process can go on with its connections.
+//!
+//! Requests that have begun are brought to their end, and no other is begun; connections whose request does not end
+//! in time are closed. Then the worker waits for the verdict, with all sockets open: it resumes as if nothing had
+//! been, or closes its descriptors and ends.
+
+use super::Worker;
+use crate::conn::{DriveResult, Finishing, WorkerContext};
+use crate::connections::{Pause, Paused, PausedConnection, Verdict};
+use crate::heartbeat::Activity;
+use crate::stream::Socket;
+use std::os::fd::{AsFd, AsRawFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How long to wait before connections whose requests have not ended are tried again.
+const RETRY: Duration = Duration::from_micros(300);
+
+impl Worker {
+    /// Stops, and continues as the verdict says.
+    #[cold]
+    pub(super) fn pause(&mut self, pause: Pause) {
+        let Pause { finish_within, report, verdict } = pause;
+        self.finish_requests(Instant::now() + finish_within);
+        // Fails if the pause has been given up: then there is no verdict either.
+        let _ = report.send(self.paused());
+        drop(report);
+        self.counters.heartbeat.set_idle();
+        if let Ok(Verdict::End) = verdict.recv() {
+            (self.draining, self.aborted) = (true, true);
+        }
+    }
+
+    /// Brings requests that have begun to their end; closes connections of those that do not end before `end`.
+    fn finish_requests(&mut self, end: Instant) {
+        loop {
+            let unfinished: Vec<usize> =
+                (0..self.slots.len()).filter(|number| !self.is_at_rest(*number)).collect();
+            if unfinished.is_empty() {
+                return;
+            }
+            if Instant::now() >= end {
+                tracing::warn!(
+                    connections = unfinished.len(),
+                    "connections whose requests do not end are closed before the hand-over"
+                );
+                return unfinished.into_iter().for_each(|number| self.close_slot(number));
+            }
+            unfinished.into_iter().for_each(|number| self.finish_request(number));
+            if !(0..self.slots.len()).all(|number| self.is_at_rest(number)) {
+                self.counters.heartbeat.set_idle();
+                thread::sleep(RETRY);
+            }
+        }
+    }
+
+    /// Whether a slot is empty, or its connection can wait.
+    fn is_at_rest(&self, number: usize) -> bool {
+        self.slots[number].as_ref().is_none_or(|slot| slot.connection.is_at_rest())
+    }
+
+    /// Drives one connection towards the end of its request.
+    fn finish_request(&mut self, number: usize) {
+        let Some(Some(slot)) = self.slots.get_mut(number) else { return };
+        // Events are not waited for here.
+        (slot.ready.read, slot.ready.write) = (true, true);
+        self.steps += 1;
+        self.counters.heartbeat.begin(self.steps, slot.socket.as_raw_fd(), Activity::Draining);
+        let mut context = WorkerContext {
+            shared: &self.shared,
+            counters: &self.counters,
+            input: &mut self.input,
+            received: None,
+            output: &mut self.output,
+            client: slot.socket.as_fd(),
+        };
+        let socket = Socket { fd: slot.socket.as_fd(), ready: &mut slot.ready };
+        let (result, tls_bytes) = match (&mut slot.tls, &mut self.tls) {
+            (Some(stream), Some(tls)) => {
+                (tls.drive(&mut slot.connection, &mut context, socket, stream), stream.held_bytes())
+            }
+            _ => {
+                let allowed = slot.connection.missing_bytes();
+                (slot.connection.drive(&mut context, &mut Finishing { io: socket, allowed }), 0)
+            }
+        };
+        match result {
+            DriveResult::Close => self.close_slot(number),
+            DriveResult::Wait | DriveResult::Yield => slot.connection.update_info(&self.shared, tls_bytes),
+        }
+    }
+
+    /// What another process must know of the connections.
+    fn paused(&self) -> Paused {
+        let must_authenticate = self.shared.settings.auth.is_required();
+        let mut paused = Paused { worker: self.index, connections: Vec::new(), others: 0 };
+        for slot in self.slots.iter().flatten() {
+            match slot.connection.hand_over(must_authenticate) {
+                Some(connection) if slot.tls.is_none() => {
+                    paused.connections.push(PausedConnection { fd: slot.socket.as_raw_fd(), connection });
+                }
+                _ => paused.others += 1,
+            }
+        }
+        paused
+    }
+}

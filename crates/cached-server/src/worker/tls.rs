@@ -1,0 +1,131 @@
+//! What a worker needs for TLS connections: buffers, and limits on handshakes.
+//!
+//! A handshake costs as much as some hundred requests. So a worker does a few steps of them in each turn of its
+//! loop; clients that want more wait in line, while the others are served in every turn. A handshake that is not
+//! complete after ten seconds ends its connection.
+
+use super::Worker;
+use crate::conn::{Connection, DriveResult, WorkerContext};
+use crate::counters::Counters;
+use crate::stream::{Socket, TlsBuffers, TlsSocket, TlsStream};
+use cached_tls::{ClientCertificates, ServerTls};
+use rustix::event::Timespec;
+use std::sync::Arc;
+
+/// The steps of handshakes in one turn of the loop.
+const HANDSHAKES_PER_TURN: u32 = 4;
+
+/// The time that a client has for its handshake.
+const HANDSHAKE_SECS_MAX: u32 = 10;
+
+/// The TLS of one worker.
+pub(super) struct WorkerTls {
+    server: Arc<ServerTls>,
+    buffers: Box<TlsBuffers>,
+    /// The number of connections whose handshake is not complete.
+    handshaking: usize,
+    /// The clock's second in which overdue handshakes were last looked for.
+    checked: u32,
+}
+
+impl WorkerTls {
+    pub(super) fn new(server: Arc<ServerTls>) -> WorkerTls {
+        WorkerTls { server, buffers: TlsBuffers::new(), handshaking: 0, checked: 0 }
+    }
+
+    /// Returns the longest wait for events: overdue handshakes are looked for once a second.
+    pub(super) fn timeout(&self) -> Option<Timespec> {
+        (self.handshaking > 0).then_some(Timespec { tv_sec: 1, tv_nsec: 0 })
+    }
+
+    /// Begins a turn of the loop. `others_wait` states that connections wait in line: they come before those
+    /// whose events are new.
+    pub(super) fn begin_turn(&mut self, others_wait: bool) {
+        self.buffers.handshakes_left = if others_wait { 0 } else { HANDSHAKES_PER_TURN };
+    }
+
+    /// Returns the TLS side of a connection that has been accepted.
+    pub(super) fn begin(&mut self, policy: ClientCertificates, now: u32) -> Option<Box<TlsStream>> {
+        let config = self.server.config(policy)?;
+        self.handshaking += 1;
+        Some(TlsStream::new(config, now))
+    }
+
+    /// Returns the transport of a connection.
+    pub(super) fn socket<'a>(
+        &'a mut self,
+        socket: Socket<'a>,
+        stream: &'a mut TlsStream,
+        counters: &'a Counters,
+    ) -> TlsSocket<'a> {
+        TlsSocket { socket, stream, buffers: &mut self.buffers, counters, is_draining: false }
+    }
+
+    /// Drives a connection.
+    pub(super) fn drive(
+        &mut self,
+        connection: &mut Connection,
+        context: &mut WorkerContext<'_>,
+        socket: Socket<'_>,
+        stream: &mut TlsStream,
+    ) -> DriveResult {
+        let was_established = stream.is_established;
+        stream.is_deferred = false;
+        let result = connection.drive(context, &mut self.socket(socket, stream, context.counters));
+        if stream.is_established && !was_established {
+            self.handshaking -= 1;
+        }
+        match result {
+            DriveResult::Wait if stream.is_deferred => DriveResult::Yield,
+            result => result,
+        }
+    }
+
+    /// Drives a connection at shutdown. One without requests, because its handshake is not complete, ends.
+    pub(super) fn drain(
+        &mut self,
+        connection: &mut Connection,
+        context: &mut WorkerContext<'_>,
+        socket: Socket<'_>,
+        stream: &mut TlsStream,
+    ) -> DriveResult {
+        if !stream.is_established {
+            return DriveResult::Close;
+        }
+        let mut socket = TlsSocket { is_draining: true, ..self.socket(socket, stream, context.counters) };
+        connection.drive(context, &mut socket)
+    }
+
+    /// Ends the TLS side of a connection that is about to be closed.
+    pub(super) fn end(&mut self, socket: Socket<'_>, stream: &mut TlsStream, counters: &Counters) {
+        if !stream.is_established {
+            self.handshaking -= 1;
+        }
+        self.socket(socket, stream, counters).close();
+        if let Some(why) = stream.failure() {
+            tracing::debug!(cause = why, "a TLS connection has failed");
+        }
+    }
+}
+
+impl Worker {
+    /// Ends overdue handshakes, and allows those that wait in line a few steps.
+    pub(super) fn follow_handshakes(&mut self) {
+        let now = self.shared.clock.now_secs();
+        let Some(tls) = &mut self.tls else { return };
+        tls.buffers.handshakes_left = HANDSHAKES_PER_TURN;
+        if tls.handshaking == 0 || tls.checked == now {
+            return;
+        }
+        tls.checked = now;
+        for number in 0..self.slots.len() {
+            if let Some(Some(slot)) = self.slots.get_mut(number)
+                && let Some(stream) = &mut slot.tls
+                && stream.is_overdue(now, HANDSHAKE_SECS_MAX)
+            {
+                stream.fail("the handshake took too long", self.shared.counters(self.index));
+                self.close_slot(number);
+            }
+        }
+    }
+}
