@@ -12,6 +12,8 @@ pub(crate) enum Failure {
     Backend { what: String, error: Error },
     /// A local file, or the terminal.
     Io { what: String, error: std::io::Error },
+    /// The admin listener cannot be reached (no status), or its answer is a failure.
+    Admin { what: String, status: Option<u16>, text: String },
     /// The command line is wrong.
     Usage(String),
     /// The number of rules that the conformance suite found broken.
@@ -29,6 +31,7 @@ impl Failure {
         match self {
             Self::Backend { error, .. } => error.kind(),
             Self::Io { .. } => "io",
+            Self::Admin { .. } => "admin",
             Self::Usage(_) => "usage",
             Self::NotConforming(_) => "not_conforming",
         }
@@ -38,6 +41,11 @@ impl Failure {
         ExitCode::from(match self {
             Self::Io { .. } | Self::NotConforming(_) => 1,
             Self::Usage(_) => 2,
+            Self::Admin { status, .. } => match status {
+                Some(401 | 403) => 4,
+                None | Some(503) => 5,
+                _ => 1,
+            },
             Self::Backend { error, .. } => match error {
                 Error::Missing => 3,
                 Error::Exists
@@ -62,6 +70,7 @@ impl fmt::Display for Failure {
             Self::Backend { what, error } if what.is_empty() => write!(f, "{error}"),
             Self::Backend { what, error } => write!(f, "{what}: {error}"),
             Self::Io { what, error } => write!(f, "{what}: {error}"),
+            Self::Admin { what, text, .. } => write!(f, "{what}: {text}"),
             Self::Usage(text) => f.write_str(text),
             Self::NotConforming(count) => write!(f, "{count} rules of the contract are broken"),
         }

@@ -8,13 +8,16 @@
 //! output, as text or with `--json` as one JSON value per line; progress and errors go to standard error,
 //! an error as one line. The exit code is the kind of the error, see [`exit`].
 
+mod admin;
 mod backend;
 mod command;
 mod exit;
 mod output;
 mod progress;
 
-use clap::Parser;
+use std::time::Duration;
+
+use clap::{CommandFactory, Parser};
 
 use backend::{BackendSpec, Opened};
 use command::Command;
@@ -24,7 +27,7 @@ use output::Output;
 ///
 /// Exit codes: 0 done, 1 failed, 2 wrong usage, 3 no such object, 4 refused (exists, condition, fenced,
 /// denied), 5 try again later (busy, out of space, not stored), 6 corrupt or lost, 7 outcome unknown. fsck
-/// has its own.
+/// and journal have their own.
 #[derive(Parser)]
 #[command(name = "cachectl", version, max_term_width = 100)]
 struct Arguments {
@@ -47,21 +50,37 @@ struct Arguments {
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     timeout: u64,
 
+    #[command(flatten)]
+    admin: admin::AdminArguments,
+
     /// Write one JSON value per line instead of text.
-    #[arg(long)]
+    #[arg(long, global = true)]
     json: bool,
 
     #[command(subcommand)]
     command: Command,
 }
 
+impl Arguments {
+    fn timeout(&self) -> Option<Duration> {
+        (self.timeout > 0).then(|| Duration::from_secs(self.timeout))
+    }
+}
+
 fn main() -> std::process::ExitCode {
+    if let Some(code) = cached_manual::written_on_request(Arguments::command) {
+        return code;
+    }
     let arguments = Arguments::parse();
     let output = Output::new(arguments.json);
     if let Some(code) = arguments.command.run_alone(&output) {
         return code;
     }
-    match run(arguments, &output) {
+    let done = match arguments.command.run_admin(&arguments.admin, arguments.timeout(), &output) {
+        Some(done) => done,
+        None => run(arguments, &output),
+    };
+    match done {
         Ok(()) => std::process::ExitCode::SUCCESS,
         Err(failure) => {
             output.failure(&failure);
@@ -71,10 +90,10 @@ fn main() -> std::process::ExitCode {
 }
 
 fn run(arguments: Arguments, output: &Output) -> Result<(), exit::Failure> {
+    let timeout = arguments.timeout();
     let namespace = blocker::Namespace::new(arguments.namespace.into_bytes())?;
     let secret = arguments.secret_file.as_deref().map(synapse::Secret::from_file).transpose();
     let secret = secret.map_err(|error| exit::Failure::Usage(error.to_string()))?;
-    let timeout = (arguments.timeout > 0).then(|| std::time::Duration::from_secs(arguments.timeout));
     let backend = arguments.backend.as_ref().ok_or_else(|| {
         exit::Failure::Usage("no backend is given; name one, for example --backend file:DIR".into())
     })?;

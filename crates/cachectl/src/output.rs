@@ -15,6 +15,11 @@ impl Output {
         Self { json }
     }
 
+    /// Returns whether results are written as JSON.
+    pub(crate) fn is_json(&self) -> bool {
+        self.json
+    }
+
     /// Writes one result: `text`, or `value` as JSON.
     pub(crate) fn write(&self, text: impl std::fmt::Display, value: &Value) -> Result<(), Failure> {
         let mut out = std::io::stdout().lock();

@@ -245,3 +245,21 @@ fn a_command_without_a_backend_names_what_is_missing() {
     assert_eq!((output.status.code(), error.lines().count()), (Some(2), 1), "{error}");
     assert!(error.contains("--backend file:DIR"), "{error}");
 }
+
+#[test]
+fn the_durability_that_was_reached_is_stated() {
+    let probe = Probe::new();
+    let input = probe.file("in", b"x");
+    for asked in ["cached", "journaled", "stored"] {
+        let output =
+            String::from_utf8(probe.ok(&["--json", "put", "--durability", asked, "o", &input])).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&output).unwrap();
+        let reached: blocker::Durability = value["durability"].as_str().unwrap().parse().unwrap();
+        assert!(reached >= asked.parse().unwrap(), "{asked}: {output}");
+    }
+    assert_eq!(probe.ok(&["flush", "--durability", "journaled"]), b"stored\n", "a file store has no journal");
+    let output = probe.run(&["put", "--durability", "safe", "o", &input]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(error.contains("there are cached, journaled, replicated(NODES) or stored"), "{error}");
+}

@@ -64,7 +64,8 @@ fn a_server_is_used_like_any_backend() {
     let metrics = host.ok(&["stats"]);
     assert!(metrics.contains("objects") && metrics.contains("synapse_requests"), "{metrics}");
     host.fails(&["policy"], 1, "no policies");
-    host.fails(&["policy", "back"], 2, "from its configuration");
+    host.fails(&["policy", "back"], 1, "no policies");
+    host.fails(&["policy", "sideways"], 2, "read-only");
     let output = host.ok(&["--json", "bench", "--seconds", "1", "--objects", "2", "--writes", "30"]);
     let measured: serde_json::Value = serde_json::from_str(&output).unwrap();
     assert!(measured["requests"].as_u64().unwrap() > 0, "{output}");

@@ -2,6 +2,7 @@
 
 use blocker::executor::block_on;
 use blocker::metrics::{Number, render};
+use blocker::{Policy, WriteMode};
 use clap::Args;
 use serde_json::{Map, Value, json};
 
@@ -33,20 +34,18 @@ impl Stats {
 
 #[derive(Args)]
 pub(crate) struct ShowPolicy {
-    /// Not taken: the write mode is set in the server's configuration.
-    #[arg(hide = true)]
-    write: Option<String>,
+    /// The write mode to set: back, through, around or read-only.
+    write: Option<WriteMode>,
 }
 
 impl ShowPolicy {
     pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
         let namespace = context.namespace;
-        if let Some(write) = &self.write {
-            let text = format!(
-                "{write} is not taken: a cache has its policies from its configuration, and keeps them while it \
-                 runs; set write under [[objects.namespaces]] there ([[cache.namespaces]] for synapsed)"
-            );
-            return Err(Failure::Usage(text));
+        if let Some(write) = self.write {
+            let mut policy = Policy::default();
+            policy.write = write;
+            let control = context.opened.backend.control();
+            block_on(control.set_policy(namespace.clone(), policy)).about(namespace)?;
         }
         let policy = block_on(context.opened.backend.control().policy(namespace.clone())).about(namespace)?;
         let mode = policy.write.to_string();

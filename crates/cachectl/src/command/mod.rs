@@ -1,17 +1,28 @@
 //! The subcommands, one per file.
 
 mod bench;
+mod cache;
 mod conformance;
 mod control;
 mod fsck;
 mod get;
+mod health;
+mod insight;
+mod journal;
+mod namespaces;
 mod object;
+mod operate;
 mod put;
 mod striped;
+mod top;
+mod until_done;
+
+use std::time::Duration;
 
 use blocker::{Name, Namespace, ObjectId};
 use clap::Subcommand;
 
+use crate::admin::AdminArguments;
 use crate::backend::Opened;
 use crate::exit::Failure;
 use crate::output::Output;
@@ -30,20 +41,64 @@ pub(crate) enum Command {
     Ls(object::List),
     /// Remove an object.
     Rm(object::Remove),
-    /// Make everything in the namespace stored.
+    /// Make everything in the namespace stored, or journaled.
     Flush(object::Flush),
     /// Check the directory of a file store that is not open, and repair it: cachectl fsck DIR [--repair].
     Fsck(fsck::Fsck),
+    /// Inspect, verify, export or discard a journal that no process has open: cachectl journal inspect DIR.
+    ///
+    /// Exit codes: 0 in order, 1 damaged, 2 it could not be read, for example because it is in use.
+    Journal(journal::Journal),
     /// Test the backend against the storage contract.
     Conformance(conformance::Conformance),
     /// Show the metrics of the backend and of the layers before it.
     Stats(control::Stats),
-    /// Show how writes to the namespace are treated.
+    /// Show how writes to the namespace are treated, or change it: cachectl -b synapse://… policy back.
+    ///
+    /// A change ends when nothing of the mode before is left, and holds until the cache restarts.
     Policy(control::ShowPolicy),
     /// List acknowledged changes that can never be stored and have not been repaired, of all namespaces.
     Lost(control::Lost),
     /// Measure reads and writes at random offsets.
     Bench(bench::Bench),
+    /// Ask a running cached or synapsed whether it is ready, by its admin listener (--admin): exit code 0, or 5
+    /// with the reasons.
+    Health(health::Health),
+    /// Watch a running cached or synapsed, by its admin listener (--admin).
+    Top(top::Top),
+    /// Show the configuration in force of a running cached or synapsed, by its admin listener (--admin).
+    ///
+    /// Each key with its value, where that is from (default, file, flag), and whether it can change while the
+    /// server runs (live) or needs a restart.
+    Config(operate::Config),
+    /// Let a running cached or synapsed read its configuration again, by its admin listener (--admin).
+    ///
+    /// Shows what has changed, and what needs a restart. A configuration that is wrong changes nothing.
+    Reload(operate::Reload),
+    /// Request the end of a running cached or synapsed, by its admin listener (--admin): it becomes not ready,
+    /// serves what has begun, stores what is dirty, and ends.
+    Drain(operate::Drain),
+    /// Remove all items of a running cached whose keys begin with a prefix, by its admin listener (--admin).
+    ///
+    /// None of them is served once this is done; their memory becomes free a little later.
+    FlushPrefix(operate::FlushPrefix),
+    /// List, show, change or remove the namespaces of a running cached or synapsed's object cache, by its admin
+    /// listener (--admin).
+    Namespace(namespaces::Namespaces),
+    /// Take the object cache of a running cached or synapsed out of the path of requests, or put it back, by its admin
+    /// listener (--admin).
+    Cache(cache::Cache),
+    /// Show the miss ratios that other amounts of memory would give a running cached or synapsed (--admin).
+    Mrc(insight::Mrc),
+    /// Show the keys and prefixes, or the objects and namespaces, that clients of a running cached or synapsed ask for
+    /// most (--admin).
+    ///
+    /// Whole keys and objects are shown only with the token of the admin listener, otherwise their first letters.
+    Hot(insight::Hot),
+    /// Show why clients of a running cached missed keys, or why reads of a running synapsed missed its cache (--admin).
+    Misses(insight::Misses),
+    /// Show the last slow requests of a running cached or synapsed (--admin).
+    Slow(insight::Slow),
 }
 
 impl Command {
@@ -51,6 +106,31 @@ impl Command {
     pub(crate) fn run_alone(&self, output: &Output) -> Option<std::process::ExitCode> {
         match self {
             Self::Fsck(fsck) => Some(fsck.run(output)),
+            Self::Journal(journal) => Some(journal.run(output)),
+            _ => None,
+        }
+    }
+
+    /// Runs a command that uses a server's admin listener only. Returns `None` if the command does not.
+    pub(crate) fn run_admin(
+        &self,
+        admin: &AdminArguments,
+        timeout: Option<Duration>,
+        output: &Output,
+    ) -> Option<Result<(), Failure>> {
+        match self {
+            Self::Health(health) => Some(health.run(admin, timeout, output)),
+            Self::Top(top) => Some(top.run(admin, timeout, output)),
+            Self::Config(config) => Some(config.run(admin, timeout, output)),
+            Self::Reload(reload) => Some(reload.run(admin, timeout, output)),
+            Self::Drain(drain) => Some(drain.run(admin, timeout, output)),
+            Self::FlushPrefix(flush) => Some(flush.run(admin, timeout, output)),
+            Self::Namespace(namespaces) => Some(namespaces.run(admin, timeout, output)),
+            Self::Cache(cache) => Some(cache.run(admin, timeout, output)),
+            Self::Mrc(mrc) => Some(mrc.run(admin, timeout, output)),
+            Self::Hot(hot) => Some(hot.run(admin, timeout, output)),
+            Self::Misses(misses) => Some(misses.run(admin, timeout, output)),
+            Self::Slow(slow) => Some(slow.run(admin, timeout, output)),
             _ => None,
         }
     }
@@ -65,8 +145,11 @@ impl Command {
             Self::Ls(list) => list.run(&context),
             Self::Rm(remove) => remove.run(&context),
             Self::Flush(flush) => flush.run(&context),
-            // It has no backend, see `run_alone`.
-            Self::Fsck(_) => Ok(()),
+            // They have no backend, see `run_alone` and `run_admin`.
+            Self::Fsck(_) | Self::Health(_) | Self::Journal(_) | Self::Top(_) => Ok(()),
+            Self::Config(_) | Self::Reload(_) | Self::Drain(_) | Self::FlushPrefix(_) => Ok(()),
+            Self::Namespace(_) | Self::Cache(_) => Ok(()),
+            Self::Mrc(_) | Self::Hot(_) | Self::Misses(_) | Self::Slow(_) => Ok(()),
             Self::Conformance(conformance) => conformance.run(&context),
             Self::Stats(stats) => stats.run(&context),
             Self::Policy(policy) => policy.run(&context),

@@ -130,12 +130,17 @@ pub(crate) struct Flush {
     /// Flush all namespaces.
     #[arg(long)]
     all: bool,
+    /// What everything acknowledged must survive before the command ends: stored, or journaled (a crash of
+    /// the server and of its host, if the server has a journal). The output states what it got.
+    #[arg(long, value_name = "DURABILITY", default_value_t = Durability::Stored)]
+    durability: Durability,
 }
 
 impl Flush {
     pub(crate) fn run(&self, context: &Context<'_>) -> Result<(), Failure> {
         let scope = if self.all { Scope::All } else { Scope::Namespace(context.namespace.clone()) };
-        let reply = block_on(context.opened.backend.flush(FlushRequest::new(scope)))?;
+        let request = FlushRequest::new(scope).durability(self.durability);
+        let reply = block_on(context.opened.backend.flush(request))?;
         context.output.write(reply.durability, &json!({ "durability": reply.durability.to_string() }))
     }
 }

@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use std::path::PathBuf;
 
 use blocker::executor::block_on;
-use blocker::{Blocker, Condition, Durability, ObjectId, WriteFullRequest};
+use blocker::{ChangeReply, Condition, Durability, ObjectId, WriteFullRequest};
 use clap::Args;
 use serde_json::json;
 
@@ -28,6 +28,10 @@ pub(crate) struct Put {
     /// Split what is larger than an object may be into NAME/00000000, NAME/00000001, ...
     #[arg(long)]
     stripe: bool,
+    /// What the object must survive before the command ends: stored, journaled (a crash of the server and
+    /// of its host, if the server has a journal) or cached (nothing). The output states what it got.
+    #[arg(long, value_name = "DURABILITY", default_value_t = Durability::Stored)]
+    durability: Durability,
 }
 
 impl Put {
@@ -63,9 +67,12 @@ impl Put {
         let object = context.object(&self.name)?;
         let size = data.len();
         let condition = if self.new { Condition::Absent } else { Condition::None };
-        let version = store(&*context.opened.backend, &object, data, condition)?;
-        let text = format!("{size} bytes stored as {object}, version {version}");
-        context.output.write(text, &json!({ "name": self.name, "size_bytes": size, "version": version }))
+        let ChangeReply { version, durability, .. } = self.store(context, &object, data, condition)?;
+        let text = format!("{size} bytes {durability} as {object}, version {version}");
+        let value = json!({
+            "name": self.name, "size_bytes": size, "version": version.0, "durability": durability.to_string(),
+        });
+        context.output.write(text, &value)
     }
 
     fn put_striped(
@@ -80,7 +87,7 @@ impl Put {
         striped::stripe(context, &self.name, 0)?;
         striped::remove(context, &self.name)?;
         let mut progress = Progress::new(len);
-        let (mut size, mut count) = (0, 0);
+        let (mut size, mut count, mut durability) = (0, 0, Durability::Stored);
         loop {
             let data = read_up_to(input, limit, &mut progress).map_err(Failure::io(what))?;
             // An empty input is one empty stripe.
@@ -90,15 +97,30 @@ impl Put {
             let is_last = (data.len() as u64) < limit;
             size += data.len() as u64;
             let object = striped::stripe(context, &self.name, count)?;
-            store(&*context.opened.backend, &object, data, Condition::None)?;
+            durability = durability.min(self.store(context, &object, data, Condition::None)?.durability);
             count += 1;
             if is_last {
                 break;
             }
         }
         drop(progress);
-        let text = format!("{size} bytes stored as {count} stripes of {}", self.name);
-        context.output.write(text, &json!({ "name": self.name, "size_bytes": size, "stripes": count }))
+        let text = format!("{size} bytes {durability} as {count} stripes of {}", self.name);
+        let value = json!({
+            "name": self.name, "size_bytes": size, "stripes": count, "durability": durability.to_string(),
+        });
+        context.output.write(text, &value)
+    }
+
+    fn store(
+        &self,
+        context: &Context<'_>,
+        object: &ObjectId,
+        data: Vec<u8>,
+        condition: Condition,
+    ) -> Result<ChangeReply, Failure> {
+        let request =
+            WriteFullRequest::new(object.clone(), data).durability(self.durability).condition(condition);
+        block_on(context.opened.backend.write_full(request)).about(object)
     }
 }
 
@@ -106,17 +128,6 @@ fn too_large(what: &str, limit: u64) -> Failure {
     let text =
         format!("{what} is larger than an object may be ({limit} bytes); --stripe splits it into several");
     Failure::Usage(text)
-}
-
-fn store(
-    backend: &dyn Blocker,
-    object: &ObjectId,
-    data: Vec<u8>,
-    condition: Condition,
-) -> Result<u64, Failure> {
-    let request =
-        WriteFullRequest::new(object.clone(), data).durability(Durability::Stored).condition(condition);
-    Ok(block_on(backend.write_full(request)).about(object)?.version.0)
 }
 
 /// Reads until the end, or this many bytes.

@@ -1,0 +1,106 @@
+//! `top`: watches a running server by its admin listener.
+//!
+//! | module | content |
+//! |---|---|
+//! | `status` | the parts of `/status.json` that are shown |
+//! | `model` | rates, ratios, what is at risk |
+//! | `view` | figures and tables as text |
+//! | `screen` | draws them |
+//! | `watch` | the terminal, its keys, and the thread that asks |
+
+mod format;
+mod model;
+mod screen;
+mod status;
+#[cfg(test)]
+mod tests;
+mod view;
+mod watch;
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::Value;
+
+use crate::admin::{Admin, AdminArguments};
+use crate::exit::Failure;
+use crate::output::Output;
+
+/// The longest wait after a failure, unless figures are wanted less often.
+const FAILED_DELAY_MAX: Duration = Duration::from_secs(5);
+/// How long the screen waits for an answer, unless --timeout is less.
+const ANSWER_TIMEOUT_MAX: Duration = Duration::from_secs(5);
+
+#[derive(Args)]
+pub(crate) struct Top {
+    /// Write the figures once and end, for scripts: as text, or with --json the server's status.json as one
+    /// line.
+    #[arg(long)]
+    once: bool,
+
+    /// The time between two looks, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    every: u32,
+}
+
+impl Top {
+    pub(crate) fn run(
+        &self,
+        admin: &AdminArguments,
+        timeout: Option<Duration>,
+        output: &Output,
+    ) -> Result<(), Failure> {
+        if self.once {
+            return once(&Admin::new(admin, timeout)?, output);
+        }
+        if !std::io::stdout().is_terminal() || output.is_json() {
+            let text = "top needs a terminal; for scripts: top --once, with or without --json";
+            return Err(Failure::Usage(text.into()));
+        }
+        let timeout = timeout.map_or(ANSWER_TIMEOUT_MAX, |timeout| timeout.min(ANSWER_TIMEOUT_MAX));
+        watch::watch(Admin::new(admin, Some(timeout))?, Duration::from_secs(self.every.into()))
+    }
+}
+
+fn parse(document: Value) -> Result<status::Status, Failure> {
+    let wrong = |why: &dyn std::fmt::Display| Failure::Admin {
+        what: "/status.json".into(),
+        status: None,
+        text: format!("the answer is not a status: {why}"),
+    };
+    if !document.get("instance").is_some_and(Value::is_string) {
+        return Err(wrong(&"it has no instance"));
+    }
+    serde_json::from_value(document).map_err(|error| wrong(&error))
+}
+
+/// Writes the figures once.
+fn once(admin: &Admin, output: &Output) -> Result<(), Failure> {
+    let document = admin.get("/status.json")?;
+    let mut model = model::Model::default();
+    model.take(parse(document.clone())?);
+    output.write(once_text(&model), &document)
+}
+
+/// Returns the overview as text.
+fn once_text(model: &model::Model) -> String {
+    let mut lines: Vec<String> = model.now().map(view::header).into_iter().collect();
+    for risk in model.risks() {
+        lines.push(format!("{} {}", if risk.is_bad { "▲" } else { "●" }, risk.text));
+    }
+    for figure in view::figures(model) {
+        lines.push(
+            format!("{:<15}  {:<12}  {}", figure.name, figure.value, figure.detail).trim_end().to_owned(),
+        );
+    }
+    for page in [view::Page::Overview, view::Page::Requests] {
+        for table in view::tables(page, model, &view::Documents::default()) {
+            if !table.rows.is_empty() {
+                lines.push(String::new());
+                lines.extend(screen::lines(&table, usize::from(u16::MAX)).into_iter().map(|(_, line)| line));
+            }
+        }
+    }
+    lines.join("\n")
+}

@@ -1,0 +1,318 @@
+//! Draws the screen.
+
+use std::time::Duration;
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Paragraph, Sparkline};
+
+use super::format::{NONE, age, percent, rate};
+use super::model::Model;
+use super::view::{Documents, Page, Table, figures, header, tables};
+
+/// From this width on, figures and tables stand in two columns.
+const WIDE: u16 = 110;
+/// From this height on, there are charts.
+const TALL: u16 = 22;
+
+/// How the server answers.
+#[derive(Default)]
+pub(super) struct Link {
+    /// The time since the last answer, and why there is none since then.
+    pub(super) away: Option<(Option<Duration>, String)>,
+    pub(super) is_paused: bool,
+}
+
+/// All that the screen shows.
+pub(super) struct Screen {
+    pub(super) url: String,
+    pub(super) model: Model,
+    pub(super) documents: Documents,
+    pub(super) link: Link,
+    pub(super) page: Page,
+    /// The first row of the tables that is shown; of the log, counted from its end.
+    pub(super) scroll: u16,
+    pub(super) colors: bool,
+}
+
+/// What a text is, which decides its style.
+#[derive(Clone, Copy)]
+enum Kind {
+    Quiet,
+    Strong,
+    Good,
+    Warn,
+    Bad,
+}
+
+impl Screen {
+    fn style(&self, kind: Kind) -> Style {
+        let (color, modifier) = match kind {
+            Kind::Quiet => (Color::Reset, Modifier::DIM),
+            Kind::Strong => (Color::Reset, Modifier::BOLD),
+            Kind::Good => (Color::Green, Modifier::empty()),
+            Kind::Warn => (Color::Yellow, Modifier::BOLD),
+            Kind::Bad => (Color::Red, Modifier::BOLD),
+        };
+        let style = Style::new().add_modifier(modifier);
+        if self.colors { style.fg(color) } else { style }
+    }
+
+    fn span(&self, kind: Kind, text: impl Into<String>) -> Span<'static> {
+        Span::styled(text.into(), self.style(kind))
+    }
+
+    /// Draws everything. Returns the largest useful value of `scroll`.
+    pub(super) fn draw(&self, frame: &mut Frame<'_>) -> u16 {
+        let area = frame.area();
+        let mut top = self.top_lines(area.width);
+        let figures = self.figure_lines(area.width);
+        let charts = if area.height >= TALL && self.model.now().is_some() { 4 } else { 0 };
+        // The tables keep at least a third of the screen.
+        top.extend(figures);
+        top.truncate((area.height.saturating_sub(charts) / 3 * 2).max(1).into());
+        let rows = [
+            Constraint::Length(top.len().try_into().unwrap_or(u16::MAX)),
+            Constraint::Length(charts),
+            Constraint::Min(0),
+            Constraint::Length(1),
+        ];
+        let [head, middle, body, foot] = Layout::vertical(rows).areas(area);
+        frame.render_widget(Paragraph::new(top), head);
+        if charts > 0 {
+            self.draw_charts(frame, middle);
+        }
+        let last = self.draw_tables(frame, body);
+        frame.render_widget(Paragraph::new(self.foot_line()), foot);
+        last
+    }
+
+    fn top_lines(&self, width: u16) -> Vec<Line<'static>> {
+        let mut lines = Vec::new();
+        match self.model.now() {
+            Some(now) => {
+                let state = if now.health.ready { Kind::Strong } else { Kind::Bad };
+                lines.push(Line::from(self.span(state, header(now))));
+            }
+            None => lines.push(Line::from(self.span(Kind::Strong, self.url.clone()))),
+        }
+        if let Some((since, reason)) = &self.link.away {
+            let since = since.map_or_else(
+                || "no answer yet".to_owned(),
+                |since| format!("no answer for {}, the figures are old", age(since.as_secs_f64())),
+            );
+            let text = format!("✕ {since}; trying again: {reason}");
+            lines
+                .extend(wrapped(&text, width).into_iter().map(|line| Line::from(self.span(Kind::Bad, line))));
+        } else {
+            let risks = self.model.risks();
+            if risks.is_empty() && self.model.now().is_some() {
+                lines.push(Line::from(self.span(Kind::Good, "✓ nothing at risk")));
+            }
+            for risk in risks {
+                let (kind, sign) = if risk.is_bad { (Kind::Bad, "▲") } else { (Kind::Warn, "●") };
+                lines.push(Line::from(self.span(kind, format!("{sign} {}", risk.text))));
+            }
+        }
+        lines
+    }
+
+    fn figure_lines(&self, width: u16) -> Vec<Line<'static>> {
+        let figures = figures(&self.model);
+        let columns = if width >= WIDE { 2 } else { 1 };
+        let room = usize::from(width) / columns;
+        let (names, values) = (15, 13);
+        let cell = |figure: &super::view::Figure| {
+            let detail = cut(&figure.detail, room.saturating_sub(names + values + 2));
+            vec![
+                self.span(Kind::Quiet, pad(figure.name, names)),
+                self.span(Kind::Strong, pad(&figure.value, values)),
+                Span::raw(pad(&detail, room.saturating_sub(names + values))),
+            ]
+        };
+        let half = figures.len().div_ceil(columns);
+        let row = |at: usize| {
+            let places = (0..columns).filter_map(|column| figures.get(at + column * half));
+            Line::from(places.flat_map(cell).collect::<Vec<_>>())
+        };
+        (0..half).map(row).collect()
+    }
+
+    fn draw_charts(&self, frame: &mut Frame<'_>, area: Rect) {
+        let halves = [Constraint::Ratio(1, 2), Constraint::Ratio(1, 2)];
+        let [left, right] = Layout::horizontal(halves).spacing(2).areas(area);
+        let ratios = self.model.hit_ratios();
+        let step_secs = self.model.now().and_then(|now| Some(now.history.as_ref()?.step_secs)).unwrap_or(0.0);
+        let column = ["gets", "synapse_requests"].into_iter().find_map(|name| self.model.column(name));
+        let rates: Vec<_> = column
+            .unwrap_or_default()
+            .iter()
+            .map(|value| value.filter(|_| step_secs > 0.0).map(|value| value / step_secs))
+            .collect();
+        let span = age(ratios.len().max(rates.len()) as f64 * step_secs);
+        self.draw_chart(frame, left, &format!("hit ratio, {span}"), &ratios, Some(1.0), percent);
+        let name = if self.model.column("gets").is_some() { "gets" } else { "object requests" };
+        self.draw_chart(frame, right, &format!("{name}, {span}"), &rates, None, rate);
+    }
+
+    fn draw_chart(
+        &self,
+        frame: &mut Frame<'_>,
+        area: Rect,
+        title: &str,
+        values: &[Option<f64>],
+        top: Option<f64>,
+        write: fn(Option<f64>) -> String,
+    ) {
+        let [name, chart] = Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(area);
+        let known = || values.iter().flatten().copied();
+        let (low, high) = (known().reduce(f64::min), known().reduce(f64::max));
+        let now = values.last().copied().flatten();
+        let range =
+            if low.is_some() { format!("{} to {}", write(low), write(high)) } else { NONE.to_owned() };
+        let title = Line::from(vec![
+            self.span(Kind::Quiet, format!("{title} ")),
+            self.span(Kind::Strong, write(now)),
+            self.span(Kind::Quiet, format!("  {range}")),
+        ]);
+        frame.render_widget(Paragraph::new(title), name);
+        // As many steps as columns; several steps of a long history share one.
+        let width = usize::from(chart.width.max(1));
+        let group = values.len().div_ceil(width).max(1);
+        let mean = |steps: &[Option<f64>]| {
+            let known: Vec<_> = steps.iter().flatten().collect();
+            let sum: f64 = known.iter().copied().sum();
+            (!known.is_empty()).then(|| sum / known.len() as f64)
+        };
+        let top = top.or(high).filter(|top| *top > 0.0).unwrap_or(1.0);
+        let bars: Vec<Option<u64>> = values
+            .chunks(group)
+            .map(mean)
+            .map(|value| value.map(|value| (value / top * 1000.0) as u64))
+            .collect();
+        let style = if self.colors { Style::new().fg(Color::Cyan) } else { Style::new() };
+        frame.render_widget(Sparkline::default().data(bars).max(1000).style(style), chart);
+    }
+
+    /// Returns the largest useful value of `scroll`.
+    fn draw_tables(&self, frame: &mut Frame<'_>, area: Rect) -> u16 {
+        let tables = tables(self.page, &self.model, &self.documents);
+        let is_wide = area.width >= WIDE && matches!(self.page, Page::Overview | Page::Keys);
+        let columns = if is_wide { 2 } else { 1 };
+        let areas =
+            Layout::horizontal(vec![Constraint::Ratio(1, columns); columns as usize]).spacing(2).split(area);
+        let mut texts = vec![Vec::new(); areas.len()];
+        for table in &tables {
+            // Into the column that is shorter so far.
+            let shortest = (0..texts.len()).min_by_key(|column| texts[*column].len()).unwrap_or(0);
+            texts[shortest].push(Line::default());
+            let room = usize::from(areas[shortest].width);
+            texts[shortest].extend(lines(table, room).into_iter().map(|(is_head, text)| {
+                if is_head { Line::from(self.span(Kind::Strong, text)) } else { Line::raw(text) }
+            }));
+        }
+        let longest = texts.iter().map(Vec::len).max().unwrap_or(0);
+        let last = u16::try_from(longest.saturating_sub(area.height.into())).unwrap_or(u16::MAX);
+        // The log begins at its end.
+        let scroll = self.scroll.min(last);
+        let first = if self.page == Page::Log { last - scroll } else { scroll };
+        for (text, area) in texts.into_iter().zip(areas.iter()) {
+            frame.render_widget(Paragraph::new(text).scroll((first, 0)), *area);
+        }
+        last
+    }
+
+    fn foot_line(&self) -> Line<'static> {
+        let mut spans = vec![self.span(Kind::Quiet, "q quit  ")];
+        for (number, page) in Page::ALL.into_iter().enumerate() {
+            let text = format!("{} {}", number + 1, page.name());
+            let style = if page == self.page {
+                Style::new().add_modifier(Modifier::REVERSED)
+            } else {
+                self.style(Kind::Quiet)
+            };
+            spans.push(Span::styled(text, style));
+            spans.push(Span::raw("  "));
+        }
+        spans.push(self.span(Kind::Quiet, "↑↓ scroll  p pause"));
+        if self.link.is_paused {
+            spans.push(self.span(Kind::Warn, "  PAUSED"));
+        }
+        Line::from(spans)
+    }
+}
+
+fn width(text: &str) -> usize {
+    Span::raw(text).width()
+}
+
+fn pad(text: &str, to: usize) -> String {
+    format!("{text}{}", " ".repeat(to.saturating_sub(width(text))))
+}
+
+/// Returns as much of a text as fits.
+fn cut(text: &str, room: usize) -> String {
+    if width(text) <= room {
+        return text.to_owned();
+    }
+    let mut kept = String::new();
+    for letter in text.chars() {
+        kept.push(letter);
+        if width(&kept) + 1 > room {
+            kept.pop();
+            break;
+        }
+    }
+    if room > 0 {
+        kept.push('…');
+    }
+    kept
+}
+
+/// Returns a text in lines of at most `room` columns, cut between words.
+fn wrapped(text: &str, room: u16) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("never empty");
+        if line.is_empty() {
+            line.push_str(word);
+        } else if width(line) + 1 + width(word) <= usize::from(room) {
+            line.push(' ');
+            line.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
+}
+
+/// Returns a table as lines of at most `room` columns, and which of them are headings.
+pub(super) fn lines(table: &Table, room: usize) -> Vec<(bool, String)> {
+    let mut lines = vec![(true, table.title.to_owned())];
+    let is_right = |column: usize| table.columns[column].starts_with('>');
+    if !table.rows.is_empty() {
+        let heads: Vec<String> =
+            table.columns.iter().map(|title| title.trim_start_matches('>').to_owned()).collect();
+        let all = || std::iter::once(&heads).chain(&table.rows);
+        let widths: Vec<usize> =
+            (0..heads.len()).map(|column| all().map(|row| width(&row[column])).max().unwrap_or(0)).collect();
+        for row in all() {
+            let cell = |(column, text): (usize, &String)| {
+                let fill = " ".repeat(widths[column].saturating_sub(width(text)));
+                if is_right(column) { format!("{fill}{text}") } else { format!("{text}{fill}") }
+            };
+            let line = row.iter().enumerate().map(cell).collect::<Vec<_>>().join("  ");
+            lines.push((false, cut(&format!("  {}", line.trim_end()), room)));
+        }
+    }
+    if !table.note.is_empty() {
+        lines.extend(
+            wrapped(&table.note, room.saturating_sub(2).try_into().unwrap_or(u16::MAX))
+                .into_iter()
+                .map(|line| (false, format!("  {line}"))),
+        );
+    }
+    lines
+}
