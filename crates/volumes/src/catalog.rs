@@ -1,0 +1,226 @@
+//! The catalog: names of volumes, and which clones depend on which snapshots. In a namespace of its own,
+//! which no owner of a volume claims.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use blocker::{
+    BlockerExt, Condition, DeleteRequest, Durability, FlushRequest, Name, ObjectId, Scope, WriteFullRequest,
+};
+use futures_util::TryStreamExt;
+
+use crate::entry::{Kind, VOLUME_MAX, VolumeId};
+use crate::error::{Error, Result};
+use crate::format::{CatalogEntry, Head, NAME_BYTES_MAX, Origin};
+use crate::space::Pool;
+
+/// How often a record is changed that others change at the same time.
+const TRIES: u32 = 64;
+
+/// Checks the name of a volume or a snapshot.
+pub(crate) fn check_name(name: &str) -> Result<()> {
+    let is_plain = name.chars().all(|c| !c.is_control() && c != '/' && c != '@');
+    if is_plain && (1..=NAME_BYTES_MAX).contains(&name.len()) {
+        return Ok(());
+    }
+    let wanted = format!("1 to {NAME_BYTES_MAX} bytes without control characters, \"/\" and \"@\"");
+    Err(Error::Invalid(format!("the name {name:?}: a name has {wanted}")))
+}
+
+/// Returns the time in seconds since 1970.
+pub(crate) fn now_unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+impl Pool {
+    fn in_catalog(&self, name: String) -> ObjectId {
+        ObjectId::new(self.catalog(), Name::new(name).expect("names were checked"))
+    }
+
+    fn name_object(&self, name: &str) -> ObjectId {
+        self.in_catalog(format!("v/{name}"))
+    }
+
+    fn remains_object(&self, volume: VolumeId) -> ObjectId {
+        self.in_catalog(format!("x/{volume}"))
+    }
+
+    fn clone_object(&self, origin: Origin, clone: VolumeId) -> ObjectId {
+        self.in_catalog(format!("c/{}/{:09x}/{clone}", origin.volume, origin.node))
+    }
+
+    /// Writes a record, *stored* when this returns.
+    async fn put_record(
+        &self,
+        object: ObjectId,
+        bytes: Vec<u8>,
+        condition: Condition,
+    ) -> Result<(), blocker::Error> {
+        let durability = Durability::Stored.min(self.capabilities.durability_max);
+        let request =
+            WriteFullRequest::new(object.clone(), bytes).durability(durability).condition(condition);
+        let reply = self.store.write_full(request).await?;
+        if reply.durability < Durability::Stored {
+            self.store.flush(FlushRequest::new(Scope::Object(object))).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes a record, if it is there; *stored* when this returns.
+    async fn remove_record(&self, object: ObjectId) -> Result<()> {
+        let durability = Durability::Stored.min(self.capabilities.durability_max);
+        match self.store.delete(DeleteRequest::new(object.clone()).durability(durability)).await {
+            Ok(reply) if reply.durability < Durability::Stored => {
+                self.store.flush(FlushRequest::new(Scope::Object(object))).await?;
+                Ok(())
+            }
+            Ok(_) | Err(blocker::Error::Missing) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Returns a number that no volume has had.
+    pub(crate) async fn new_volume_id(&self) -> Result<VolumeId> {
+        let object = self.in_catalog("next".to_owned());
+        for _ in 0..TRIES {
+            let (volume, condition) = match self.get(object.clone()).await {
+                Ok((bytes, version)) => {
+                    let entry = CatalogEntry::decode(&bytes.to_vec());
+                    let damaged = |why| Error::Damaged(format!("the catalog's record {object}: {why}"));
+                    (entry.map_err(damaged)?.volume, Condition::Version(version))
+                }
+                Err(blocker::Error::Missing) => (VolumeId(1), Condition::Absent),
+                Err(error) => return Err(error.into()),
+            };
+            if volume.0 == VOLUME_MAX {
+                return Err(Error::Limit("the catalog has no numbers left for further volumes".into()));
+            }
+            let next = CatalogEntry { volume: VolumeId(volume.0 + 1) };
+            match self.put_record(object.clone(), next.encode(), condition).await {
+                Ok(()) => return Ok(volume),
+                // Another caller was first, or it is not known: the next number is free in any case.
+                Err(
+                    blocker::Error::ConditionFailed { .. }
+                    | blocker::Error::Exists
+                    | blocker::Error::OutcomeUnknown(_)
+                    | blocker::Error::NotStored(_),
+                ) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Error::Io(blocker::Error::Retryable("too many volumes are made at the same time".into())))
+    }
+
+    /// Returns the number of the volume of this name.
+    pub(crate) async fn find(&self, name: &str) -> Result<VolumeId> {
+        check_name(name)?;
+        match self.get(self.name_object(name)).await {
+            Ok((bytes, _)) => {
+                let damaged = |why| Error::Damaged(format!("the catalog's record of volume {name:?}: {why}"));
+                Ok(CatalogEntry::decode(&bytes.to_vec()).map_err(damaged)?.volume)
+            }
+            Err(blocker::Error::Missing) => Err(Error::NoSuchVolume(name.to_owned())),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Gives a volume its name. With an error it does not have it.
+    pub(crate) async fn publish(&self, name: &str, volume: VolumeId) -> Result<()> {
+        let bytes = CatalogEntry { volume }.encode();
+        let mut error = match self.put_record(self.name_object(name), bytes.clone(), Condition::Absent).await
+        {
+            Ok(()) => return Ok(()),
+            Err(error) => error,
+        };
+        for _ in 0..TRIES {
+            match error {
+                blocker::Error::OutcomeUnknown(_) | blocker::Error::NotStored(_) | blocker::Error::Exists => {
+                }
+                other => return Err(other.into()),
+            }
+            match self.find(name).await {
+                Ok(found) if found == volume => {
+                    self.store.flush(FlushRequest::new(Scope::Object(self.name_object(name)))).await?;
+                    return Ok(());
+                }
+                Ok(_) => return Err(Error::Exists(name.to_owned())),
+                Err(Error::NoSuchVolume(_)) => {}
+                Err(error) => return Err(error),
+            }
+            match self.put_record(self.name_object(name), bytes.clone(), Condition::Absent).await {
+                Ok(()) => return Ok(()),
+                Err(next) => error = next,
+            }
+        }
+        Err(error.into())
+    }
+
+    pub(crate) async fn unpublish(&self, name: &str) -> Result<()> {
+        self.remove_record(self.name_object(name)).await
+    }
+
+    /// Returns the names and numbers of all volumes.
+    pub(crate) async fn names(&self) -> Result<Vec<(String, VolumeId)>> {
+        let entries: Vec<_> = self.store.entries(self.catalog(), "v/").try_collect().await?;
+        let mut names = Vec::new();
+        for entry in entries {
+            let name = String::from_utf8_lossy(&entry.name.as_bytes()[2..]).into_owned();
+            match self.find(&name).await {
+                Ok(volume) => names.push((name, volume)),
+                // Deleted meanwhile.
+                Err(Error::NoSuchVolume(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(names)
+    }
+
+    /// Records that a clone depends on a snapshot.
+    pub(crate) async fn add_clone(&self, origin: Origin, clone: VolumeId) -> Result<()> {
+        let bytes = CatalogEntry { volume: clone }.encode();
+        Ok(self.put_record(self.clone_object(origin, clone), bytes, Condition::None).await?)
+    }
+
+    pub(crate) async fn remove_clone(&self, origin: Origin, clone: VolumeId) -> Result<()> {
+        self.remove_record(self.clone_object(origin, clone)).await
+    }
+
+    /// Returns whether any clone depends on a snapshot.
+    pub(crate) async fn has_clones(&self, origin: Origin) -> Result<bool> {
+        let prefix = format!("c/{}/{:09x}/", origin.volume, origin.node);
+        let mut request = blocker::ListRequest::new(self.catalog()).prefix(prefix);
+        request = request.entries_max(1);
+        Ok(!self.store.list(request).await?.entries.is_empty())
+    }
+
+    /// Records that a volume is being deleted, or is kept without a name for its clones.
+    pub(crate) async fn add_remains(&self, volume: VolumeId) -> Result<()> {
+        let bytes = CatalogEntry { volume }.encode();
+        Ok(self.put_record(self.remains_object(volume), bytes, Condition::None).await?)
+    }
+
+    pub(crate) async fn remove_remains(&self, volume: VolumeId) -> Result<()> {
+        self.remove_record(self.remains_object(volume)).await
+    }
+
+    /// Returns whether there is a volume of this number, with or without a name.
+    pub(crate) async fn has_head(&self, volume: VolumeId) -> Result<bool> {
+        Ok(self.store.exists(&self.object(volume, Kind::Head)).await?)
+    }
+
+    /// Returns the head of a volume and its version.
+    pub(crate) async fn head(&self, volume: VolumeId) -> Result<(Head, blocker::Version)> {
+        let object = self.object(volume, Kind::Head);
+        let damaged = |why: &str| Error::Damaged(format!("head {object} of a volume: {why}"));
+        match self.get(object.clone()).await {
+            Ok((bytes, version)) => {
+                let head = Head::decode(&bytes.to_vec()).map_err(|why| damaged(&why))?;
+                if head.volume != volume {
+                    return Err(damaged("it is that of another volume"));
+                }
+                Ok((head, version))
+            }
+            Err(blocker::Error::Missing) => Err(damaged("it is missing")),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Checking the volumes of a store, and repairing what an interrupted operation has left.
+
+use std::collections::{HashMap, HashSet};
+
+use blocker::{Blocker, BlockerExt, Namespace, ObjectId};
+use futures_util::TryStreamExt;
+
+use crate::entry::{Kind, VolumeId};
+use crate::error::{Error, Result};
+use crate::format::Origin;
+use crate::manage::Lease;
+use crate::volume::View;
+use crate::volumes::Volumes;
+
+/// The largest number of problems that a report lists.
+const PROBLEMS_MAX: usize = 1000;
+
+/// What is wrong with an object.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[non_exhaustive]
+pub enum ProblemKind {
+    /// A map names it, and it is not there: data are lost. Cannot be repaired.
+    Missing,
+    /// It fails its checks. Cannot be repaired.
+    Damaged,
+    /// It is written in place, and another volume or snapshot has it as well. Cannot be repaired.
+    Shared,
+    /// Nothing names it: left by an operation that was cut short. A repair removes it.
+    Leftover,
+}
+
+/// One thing that is wrong.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Problem {
+    /// What is wrong.
+    pub kind: ProblemKind,
+    /// The object, or the reason, for people.
+    pub what: String,
+}
+
+/// What a check has found.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Report {
+    /// The number of volumes that were checked, with those that were deleted and are kept for clones.
+    pub volumes: u64,
+    /// The number of objects that they have.
+    pub objects: u64,
+    /// What is wrong, as found: repaired or not. At most 1 000.
+    pub problems: Vec<Problem>,
+    /// The number of problems that are not listed.
+    pub unlisted: u64,
+    /// The number of leftovers that were removed.
+    pub repaired: u64,
+    /// How often a new object met one of its name in a volume that is open now: a fault of this program if
+    /// not 0.
+    pub births_met: u64,
+    /// The volumes that other owners have, which were not checked.
+    pub skipped: Vec<String>,
+}
+
+impl Report {
+    fn note(&mut self, kind: ProblemKind, what: impl ToString) {
+        if self.problems.len() < PROBLEMS_MAX {
+            self.problems.push(Problem { kind, what: what.to_string() });
+        } else {
+            self.unlisted += 1;
+        }
+    }
+}
+
+/// What all maps together name, and how many nodes name it.
+type Names = HashMap<(VolumeId, Kind), u32>;
+
+impl Volumes {
+    /// Checks that each entry of each map has its object, that each object is named by a map, and that
+    /// nothing is written in place that is shared. With `repair`, what nothing names is removed, and
+    /// deletions that were cut short are ended. Each volume is attached and takes no changes meanwhile; those
+    /// of other owners are skipped, and then nothing is removed. No volume may be made, cloned or deleted
+    /// elsewhere meanwhile.
+    ///
+    /// # Errors
+    /// See [`Volumes`]. What is wrong with volumes is not an error, but in the report.
+    pub async fn check(&self, repair: bool) -> Result<Report> {
+        let mut report = Report::default();
+        let named: HashMap<VolumeId, String> =
+            self.pool.names().await?.into_iter().map(|(name, volume)| (volume, name)).collect();
+        let remains = self.pool.remains().await?;
+        let mut volumes: Vec<VolumeId> = named.keys().chain(&remains).copied().collect();
+        volumes.sort_unstable();
+        volumes.dedup();
+        let mut leases = Vec::new();
+        let mut unread = 0;
+        for volume in &volumes {
+            // All but the record of its deletion is gone.
+            if !named.contains_key(volume) && !self.pool.has_head(*volume).await? {
+                continue;
+            }
+            match self.lease(*volume, true).await {
+                Ok(lease) => leases.push((*volume, lease)),
+                Err(Error::InUse { .. }) => {
+                    let name = named.get(volume).cloned();
+                    report.skipped.push(name.unwrap_or_else(|| format!("number {volume}")));
+                    unread += 1;
+                }
+                Err(Error::Damaged(why)) => {
+                    report.note(ProblemKind::Damaged, why);
+                    unread += 1;
+                }
+                Err(error) => return end_all(leases, Err(error)).await.map(|()| report),
+            }
+        }
+        let checked = self.check_leased(&mut report, &leases, unread == 0, repair).await;
+        end_all(leases, checked).await?;
+        self.check_catalog(&mut report, &named, &remains, repair).await?;
+        Ok(report)
+    }
+
+    async fn check_leased(
+        &self,
+        report: &mut Report,
+        leases: &[(VolumeId, Lease)],
+        are_all: bool,
+        repair: bool,
+    ) -> Result<()> {
+        let mut views: Vec<View<'_>> = Vec::new();
+        for (_, lease) in leases {
+            match lease.inner.view().await {
+                Ok(view) => views.push(view),
+                Err(Error::Damaged(why)) => report.note(ProblemKind::Damaged, why),
+                Err(error) => return Err(error),
+            }
+        }
+        let is_complete = are_all && views.len() == leases.len();
+        let mut names = Names::new();
+        for view in &views {
+            view.each_name(|volume, kind| *names.entry((volume, kind)).or_default() += 1);
+        }
+        for view in &views {
+            view.each_own(|volume, kind| {
+                if names.get(&(volume, kind)) != Some(&1) {
+                    report.note(ProblemKind::Shared, self.pool.object(volume, kind));
+                }
+            });
+        }
+        for view in &views {
+            report.volumes += 1;
+            report.births_met += view.births_met();
+            let namespace = self.pool.namespace(view.volume());
+            let found = self.objects(&namespace).await?;
+            report.objects += found.len() as u64;
+            let kinds: HashSet<Kind> = found.iter().filter_map(|object| Kind::of(&object.name)).collect();
+            let wanted = names.keys().filter(|(volume, _)| *volume == view.volume());
+            let mut missing: Vec<_> = wanted.filter(|(_, kind)| !kinds.contains(kind)).collect();
+            missing.sort_unstable();
+            for (volume, kind) in missing {
+                report.note(ProblemKind::Missing, self.pool.object(*volume, *kind));
+            }
+            for object in found {
+                let kind = Kind::of(&object.name);
+                let is_named =
+                    kind.is_some_and(|kind| kind == Kind::Head || names.contains_key(&(view.volume(), kind)));
+                // With a volume unread it may be named there.
+                if is_named || !is_complete {
+                    continue;
+                }
+                report.note(ProblemKind::Leftover, &object);
+                if let Some(kind) = kind.filter(|_| repair) {
+                    view.remove(kind).await?;
+                    report.repaired += 1;
+                }
+            }
+            if repair {
+                view.flush().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends deletions that were cut short; removes marks of clones, and namespaces, of volumes that were
+    /// never made.
+    async fn check_catalog(
+        &self,
+        report: &mut Report,
+        named: &HashMap<VolumeId, String>,
+        remains: &[VolumeId],
+        repair: bool,
+    ) -> Result<()> {
+        for volume in remains {
+            let (head, is_named) = match self.pool.head(*volume).await {
+                Ok((head, _)) => (Some(head), named.contains_key(volume)),
+                Err(Error::Damaged(_)) => (None, named.contains_key(volume)),
+                Err(error) => return Err(error),
+            };
+            let is_needed = head.as_ref().is_some_and(|head| head.is_deleted && !head.nodes.is_empty());
+            if is_needed && !is_named {
+                if repair {
+                    self.finish_deletion(*volume).await?;
+                }
+                continue;
+            }
+            report.note(ProblemKind::Leftover, format!("the record of the deletion of volume {volume}"));
+            if !repair {
+                continue;
+            }
+            match head {
+                Some(_) if !is_named => self.finish_deletion(*volume).await?,
+                // The deletion had not begun, or has removed all but this record.
+                _ => self.pool.remove_remains(*volume).await?,
+            }
+            report.repaired += 1;
+        }
+        for (origin, clone) in self.pool.clones().await? {
+            let is_clone = match self.pool.head(clone).await {
+                Ok((head, _)) => {
+                    head.origin == Some(origin) && (named.contains_key(&clone) || head.is_deleted)
+                }
+                Err(Error::Damaged(_)) => false,
+                Err(error) => return Err(error),
+            };
+            if !is_clone {
+                report.note(
+                    ProblemKind::Leftover,
+                    format!("the mark of {clone} as a clone of {}", origin.volume),
+                );
+                if repair {
+                    self.release(origin, clone).await?;
+                    report.repaired += 1;
+                }
+            }
+        }
+        let known: HashSet<Namespace> =
+            named.keys().chain(remains).map(|volume| self.pool.namespace(*volume)).collect();
+        let namespaces = match self.pool.store.control().namespaces().await {
+            Ok(namespaces) => namespaces,
+            // Such a store has no means to find them.
+            Err(blocker::Error::Unsupported(_)) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        for namespace in namespaces {
+            if !self.pool.is_of_volume(&namespace) || known.contains(&namespace) {
+                continue;
+            }
+            for object in self.objects(&namespace).await? {
+                report.note(ProblemKind::Leftover, &object);
+                if repair {
+                    self.pool.store.remove(&object).await?;
+                    report.repaired += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn finish_deletion(&self, volume: VolumeId) -> Result<()> {
+        match self.lease(volume, true).await {
+            Ok(lease) => self.destroy(lease, volume).await,
+            Err(Error::InUse { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn objects(&self, namespace: &Namespace) -> Result<Vec<ObjectId>> {
+        let entries: Vec<_> = self.pool.store.entries(namespace.clone(), "").try_collect().await?;
+        Ok(entries.into_iter().map(|entry| ObjectId::new(namespace.clone(), entry.name)).collect())
+    }
+}
+
+async fn end_all(leases: Vec<(VolumeId, Lease)>, mut result: Result<()>) -> Result<()> {
+    for (_, lease) in leases {
+        result = lease.end(result).await;
+    }
+    result
+}
+
+impl crate::space::Pool {
+    /// Returns the volumes that are being deleted, or are kept without a name for their clones.
+    async fn remains(&self) -> Result<Vec<VolumeId>> {
+        let names = self.catalog_names("x/").await?;
+        Ok(names.iter().filter_map(|name| number(name.strip_prefix("x/")?)).collect())
+    }
+
+    /// Returns the marks of clones.
+    async fn clones(&self) -> Result<Vec<(Origin, VolumeId)>> {
+        let mark = |name: &String| {
+            let mut parts = name.strip_prefix("c/")?.split('/');
+            let (volume, node) = (number(parts.next()?)?, u64::from_str_radix(parts.next()?, 16).ok()?);
+            Some((Origin { volume, node }, number(parts.next()?)?))
+        };
+        Ok(self.catalog_names("c/").await?.iter().filter_map(mark).collect())
+    }
+
+    async fn catalog_names(&self, prefix: &'static str) -> Result<Vec<String>> {
+        let entries: Vec<_> = self.store.entries(self.catalog(), prefix).try_collect().await?;
+        Ok(entries.iter().map(|entry| String::from_utf8_lossy(entry.name.as_bytes()).into_owned()).collect())
+    }
+
+    fn is_of_volume(&self, namespace: &Namespace) -> bool {
+        let bytes = namespace.as_bytes();
+        let catalog = self.catalog();
+        let rest = bytes.strip_prefix(catalog.as_bytes()).and_then(|rest| rest.strip_prefix(b"."));
+        let id = rest.and_then(|rest| number(std::str::from_utf8(rest).ok()?));
+        id.is_some_and(|id| self.namespace(id) == *namespace)
+    }
+}
+
+fn number(text: &str) -> Option<VolumeId> {
+    u32::from_str_radix(text, 16).ok().filter(|number| *number != 0).map(VolumeId)
+}

@@ -1,0 +1,131 @@
+//! Entries of a map: where an object was born, which is where it lies.
+
+use std::fmt;
+
+use blocker::Name;
+
+/// The number of bits of a birth.
+const BIRTH_BITS: u32 = 36;
+/// The highest birth.
+pub(crate) const BIRTH_MAX: u64 = (1 << BIRTH_BITS) - 1;
+/// The highest number of a volume.
+pub(crate) const VOLUME_MAX: u32 = (1 << (64 - BIRTH_BITS)) - 1;
+
+/// The number of a volume, never used twice in a catalog. 0 is no volume.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct VolumeId(pub(crate) u32);
+
+impl fmt::Display for VolumeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:07x}", self.0)
+    }
+}
+
+/// What a map says of one place: a hole, or the volume in whose namespace its object lies, and its birth.
+/// 28 bits of volume, 36 of birth; all zero is a hole.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub(crate) struct Entry(u64);
+
+impl Entry {
+    pub(crate) const HOLE: Self = Self(0);
+
+    pub(crate) fn new(volume: VolumeId, birth: u64) -> Self {
+        debug_assert!((1..=BIRTH_MAX).contains(&birth) && (1..=VOLUME_MAX).contains(&volume.0));
+        Self(u64::from(volume.0) << BIRTH_BITS | birth)
+    }
+
+    pub(crate) fn is_hole(self) -> bool {
+        self == Self::HOLE
+    }
+
+    pub(crate) fn volume(self) -> VolumeId {
+        // The shift leaves 28 bits.
+        VolumeId((self.0 >> BIRTH_BITS) as u32)
+    }
+
+    pub(crate) fn birth(self) -> u64 {
+        self.0 & BIRTH_MAX
+    }
+
+    pub(crate) fn to_bits(self) -> u64 {
+        self.0
+    }
+
+    /// Returns the entry with these bits; `None` if they name a volume without a birth, or the reverse.
+    pub(crate) fn from_bits(bits: u64) -> Option<Self> {
+        let entry = Self(bits);
+        (entry.is_hole() || (entry.volume().0 != 0 && entry.birth() != 0)).then_some(entry)
+    }
+}
+
+impl fmt::Debug for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_hole() { f.write_str("hole") } else { write!(f, "{}:{:x}", self.volume(), self.birth()) }
+    }
+}
+
+/// What an object in the namespace of a volume is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) enum Kind {
+    /// The volume's head.
+    Head,
+    /// The root of the snapshot with this number.
+    Root(u64),
+    /// A page of a map: its birth and number.
+    Page(u64, u32),
+    /// Data: its birth and place in the volume.
+    Data(u64, u32),
+}
+
+impl Kind {
+    /// Returns the object's name. Places are last and of one length, so that a cache reads ahead.
+    pub(crate) fn name(self) -> Name {
+        let text = match self {
+            Self::Head => "head".to_owned(),
+            Self::Root(node) => format!("r/{node:09x}"),
+            Self::Page(birth, page) => format!("m/{birth:09x}/{page:08x}"),
+            Self::Data(birth, index) => format!("d/{birth:09x}/{index:08x}"),
+        };
+        Name::new(text).expect("less than 255 bytes")
+    }
+
+    /// Returns what the object of this name is; `None` for a name that no volume makes.
+    pub(crate) fn of(name: &Name) -> Option<Self> {
+        let text = std::str::from_utf8(name.as_bytes()).ok()?;
+        let birth = |text: &str| u64::from_str_radix(text, 16).ok();
+        let place = |text: &str| u32::from_str_radix(text, 16).ok();
+        let mut parts = text.split('/');
+        let kind = match (parts.next()?, parts.next(), parts.next()) {
+            ("head", None, None) => Self::Head,
+            ("r", Some(node), None) => Self::Root(birth(node)?),
+            ("m", Some(born), Some(page)) => Self::Page(birth(born)?, place(page)?),
+            ("d", Some(born), Some(index)) => Self::Data(birth(born)?, place(index)?),
+            _ => return None,
+        };
+        (kind.name() == *name).then_some(kind)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back_and_no_other_names() {
+        for kind in [Kind::Head, Kind::Root(7), Kind::Page(1, 2), Kind::Data(BIRTH_MAX, u32::MAX)] {
+            assert_eq!(Kind::of(&kind.name()), Some(kind));
+        }
+        for other in ["heads", "r/7", "m/000000001", "d/000000001/00000001/", "d/00000000A/00000001", "x"] {
+            assert_eq!(Kind::of(&other.parse().unwrap()), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn half_an_entry_is_none() {
+        assert_eq!(Entry::from_bits(0), Some(Entry::HOLE));
+        assert_eq!(Entry::from_bits(1), None);
+        assert_eq!(Entry::from_bits(1 << BIRTH_BITS), None);
+        let entry = Entry::new(VolumeId(VOLUME_MAX), BIRTH_MAX);
+        assert_eq!(Entry::from_bits(entry.to_bits()), Some(entry));
+    }
+}

@@ -1,0 +1,84 @@
+//! Errors by what the caller of a volume can do about them.
+
+use blocker::Epoch;
+
+/// The result of an operation on volumes.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an operation on volumes failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no volume of this name.
+    #[error("there is no volume {0:?}")]
+    NoSuchVolume(String),
+    /// The volume has no snapshot of this name.
+    #[error("there is no snapshot {0:?} of this volume")]
+    NoSuchSnapshot(String),
+    /// A volume or a snapshot of this name exists.
+    #[error("{0:?} exists already")]
+    Exists(String),
+    /// Another owner has the volume attached: let it close the volume, or take over.
+    #[error("the volume is in use by {owner:?}; close it there, or take it over")]
+    InUse {
+        /// The name that the owner gave itself.
+        owner: String,
+    },
+    /// The range ends beyond the end of the volume. Nothing was read or changed.
+    #[error("the range of {length} bytes at {offset} ends beyond the volume's end, {size_bytes}")]
+    OutOfRange {
+        /// Where the range begins, in bytes.
+        offset: u64,
+        /// Its length in bytes.
+        length: u64,
+        /// The size of the volume in bytes.
+        size_bytes: u64,
+    },
+    /// The volume takes no changes: it was opened, or is set, to be read only.
+    #[error("the volume is read-only")]
+    ReadOnly,
+    /// The store is full, or the volume's quota is used up. What was asked for may have been done in part.
+    #[error("no space: {0}")]
+    NoSpace(String),
+    /// Another owner has taken the volume over. This handle never works again.
+    #[error("fenced off: another owner has taken the volume over")]
+    Fenced {
+        /// The epoch in force, where the store reported it; otherwise 0.
+        epoch: Epoch,
+    },
+    /// The volume was closed through this or another handle.
+    #[error("the volume is closed")]
+    Closed,
+    /// An operation on the volume's snapshots was abandoned half way. Close the volume and open it again.
+    #[error("an operation on the volume was abandoned half way: close it and open it again")]
+    Interrupted,
+    /// `write_zeroes` was to be done only if it is fast, and it is not. Nothing was changed.
+    #[error("writing zeros here is no faster than writing data")]
+    NotFast,
+    /// What the store has is not what was put there. The text names the object.
+    #[error("damaged: {0}")]
+    Damaged(String),
+    /// The request contradicts itself, or a value is out of its range.
+    #[error("invalid: {0}")]
+    Invalid(String),
+    /// The store below cannot do what volumes need.
+    #[error("unsupported: {0}")]
+    Unsupported(String),
+    /// A limit is reached.
+    #[error("limit: {0}")]
+    Limit(String),
+    /// Any other failure of the store. After a failed write its range has the old bytes, the new ones, or
+    /// some of both.
+    #[error("the store failed: {0}")]
+    Io(blocker::Error),
+}
+
+impl From<blocker::Error> for Error {
+    fn from(error: blocker::Error) -> Self {
+        match error {
+            blocker::Error::Fenced { epoch } => Self::Fenced { epoch },
+            blocker::Error::OutOfSpace(why) => Self::NoSpace(why.into_owned()),
+            other => Self::Io(other),
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! The head of a volume: all that is not in its maps. Every change of a volume's shape is one conditional
+//! write of its head, so a crash finds the shape before it or after it.
+
+use blocker::WriteMode;
+
+use super::reader::{Reader, put_text, sealed};
+use super::root::{pages, put_pages};
+use super::{NODES_MAX, PAGES_MAX, pages_of};
+use crate::entry::{BIRTH_MAX, Entry, VOLUME_MAX, VolumeId};
+use crate::settings::Settings;
+
+const MAGIC: &[u8; 8] = b"cvolhead";
+const VERSION: u32 = 1;
+/// The least that a node takes.
+const NODE_BYTES_MIN: usize = 34;
+
+/// The owner that has a volume attached.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Owner {
+    /// The epoch with which it has claimed the volume; 0 where the layer below is the writer.
+    pub(crate) epoch: u64,
+    /// Its identity.
+    pub(crate) writer: u128,
+    /// What it calls itself.
+    pub(crate) name: String,
+}
+
+/// The snapshot that a clone was made of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Origin {
+    pub(crate) volume: VolumeId,
+    pub(crate) node: u64,
+}
+
+/// A snapshot.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Node {
+    /// The birth that was current when it was made, which is also the number of its root.
+    pub(crate) id: u64,
+    /// The snapshot before it in this volume; 0 if there is none.
+    pub(crate) parent: u64,
+    pub(crate) size_bytes: u64,
+    /// When it was made, in seconds since 1970.
+    pub(crate) made_unix_seconds: u64,
+    /// Empty once it was deleted and is kept only for those that depend on it.
+    pub(crate) name: String,
+}
+
+/// See the module.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Head {
+    pub(crate) volume: VolumeId,
+    /// The number of writes of the head; no two that differ have the same.
+    pub(crate) sequence: u64,
+    pub(crate) size_bytes: u64,
+    pub(crate) object_bytes: u64,
+    /// Above every birth that was ever used.
+    pub(crate) birth_limit: u64,
+    /// `None` if no owner has it.
+    pub(crate) owner: Option<Owner>,
+    /// Whether it was deleted; what is left is there for clones.
+    pub(crate) is_deleted: bool,
+    pub(crate) origin: Option<Origin>,
+    /// The snapshot that the volume itself comes after; 0 if none of its own.
+    pub(crate) parent: u64,
+    pub(crate) settings: Settings,
+    pub(crate) nodes: Vec<Node>,
+    /// Where each page of the map lies; a hole where a page has none but holes.
+    pub(crate) root: Vec<Entry>,
+}
+
+impl Head {
+    pub(crate) fn node(&self, id: u64) -> Option<&Node> {
+        self.nodes.iter().find(|node| node.id == id)
+    }
+
+    pub(crate) fn named(&self, name: &str) -> Option<&Node> {
+        self.nodes.iter().find(|node| node.name == name && !name.is_empty())
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut bytes = MAGIC.to_vec();
+        let put = |into: &mut Vec<u8>, number: u64| into.extend_from_slice(&number.to_le_bytes());
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&self.volume.0.to_le_bytes());
+        for number in [self.sequence, self.size_bytes, self.object_bytes, self.birth_limit] {
+            put(&mut bytes, number);
+        }
+        bytes.push(u8::from(self.owner.is_some()) | u8::from(self.is_deleted) << 1);
+        let none = Owner { epoch: 0, writer: 0, name: String::new() };
+        let owner = self.owner.as_ref().unwrap_or(&none);
+        put(&mut bytes, owner.epoch);
+        bytes.extend_from_slice(&owner.writer.to_le_bytes());
+        put_text(&mut bytes, &owner.name);
+        bytes.extend_from_slice(&self.origin.map_or(0, |origin| origin.volume.0).to_le_bytes());
+        put(&mut bytes, self.origin.map_or(0, |origin| origin.node));
+        put(&mut bytes, self.parent);
+        bytes.push(u8::from(self.settings.is_read_only));
+        bytes.push(match self.settings.write {
+            None => 0,
+            Some(WriteMode::Back) => 1,
+            Some(WriteMode::Through) => 2,
+            Some(WriteMode::Around) => 3,
+            Some(WriteMode::ReadOnly) => 4,
+        });
+        put(&mut bytes, self.settings.quota_bytes_max.unwrap_or(u64::MAX));
+        let count = u32::try_from(self.nodes.len()).expect("at most 4096 nodes");
+        bytes.extend_from_slice(&count.to_le_bytes());
+        for node in &self.nodes {
+            for number in [node.id, node.parent, node.size_bytes, node.made_unix_seconds] {
+                put(&mut bytes, number);
+            }
+            put_text(&mut bytes, &node.name);
+        }
+        put_pages(&mut bytes, &self.root);
+        sealed(bytes)
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let mut reader = Reader::open(bytes, MAGIC, VERSION)?;
+        let volume = VolumeId(reader.u32()?);
+        let (sequence, size_bytes) = (reader.u64()?, reader.u64()?);
+        let (object_bytes, birth_limit) = (reader.u64()?, reader.u64()?);
+        let flags = reader.u8()?;
+        let owner = Owner { epoch: reader.u64()?, writer: reader.u128()?, name: reader.text()? };
+        let origin = Origin { volume: VolumeId(reader.u32()?), node: reader.u64()? };
+        let parent = reader.u64()?;
+        let is_read_only = reader.u8()? != 0;
+        let write = match reader.u8()? {
+            0 => None,
+            1 => Some(WriteMode::Back),
+            2 => Some(WriteMode::Through),
+            3 => Some(WriteMode::Around),
+            4 => Some(WriteMode::ReadOnly),
+            _ => return Err("it has an unknown write mode".into()),
+        };
+        let quota_bytes_max = Some(reader.u64()?).filter(|bytes| *bytes != u64::MAX);
+        let mut nodes = Vec::new();
+        for _ in 0..reader.count(NODES_MAX, NODE_BYTES_MIN)? {
+            nodes.push(Node {
+                id: reader.u64()?,
+                parent: reader.u64()?,
+                size_bytes: reader.u64()?,
+                made_unix_seconds: reader.u64()?,
+                name: reader.text()?,
+            });
+        }
+        let root = pages(&mut reader)?;
+        reader.end()?;
+        let head = Self {
+            volume,
+            sequence,
+            size_bytes,
+            object_bytes,
+            birth_limit,
+            owner: (flags & 1 != 0).then_some(owner),
+            is_deleted: flags & 2 != 0,
+            origin: (origin.volume.0 != 0).then_some(origin),
+            parent,
+            settings: Settings { is_read_only, write, quota_bytes_max, object_bytes: Some(object_bytes) },
+            nodes,
+            root,
+        };
+        head.check(flags)?;
+        Ok(head)
+    }
+
+    /// Checks what the rest of the crate relies on.
+    fn check(&self, flags: u8) -> Result<(), String> {
+        let is_size = self.object_bytes.is_power_of_two() && (4096..=1 << 30).contains(&self.object_bytes);
+        let is_volume = |id: VolumeId| (1..=VOLUME_MAX).contains(&id.0);
+        let mut known = std::collections::HashSet::from([0]);
+        let are_nodes = self.nodes.iter().all(|node| {
+            // A parent is before its children, so there is no circle.
+            let is_node = node.id != 0 && node.id < self.birth_limit && known.contains(&node.parent);
+            is_node && known.insert(node.id)
+        });
+        let is_whole = flags < 4
+            && is_size
+            && are_nodes
+            && known.contains(&self.parent)
+            && is_volume(self.volume)
+            && self.origin.is_none_or(|origin| is_volume(origin.volume) && origin.node != 0)
+            && (1..=BIRTH_MAX + 1).contains(&self.birth_limit)
+            && self.root.len() == pages_of(self.size_bytes, self.object_bytes)
+            && self.root.len() <= PAGES_MAX;
+        if is_whole { Ok(()) } else { Err("its numbers contradict each other".into()) }
+    }
+}

@@ -1,0 +1,153 @@
+//! What is stored: `docs/volume-format.md` in code. Bytes from the store are decoded or refused, never
+//! trusted: a decoder allocates no more than it was given.
+
+mod catalog;
+mod head;
+mod page;
+mod reader;
+mod root;
+
+pub(crate) use catalog::CatalogEntry;
+pub(crate) use head::{Head, Node, Origin, Owner};
+pub(crate) use page::{
+    PAGE_BYTES, PAGE_ENTRIES, Page, PageName, SECTOR_BYTES, SECTOR_ENTRIES, decode_page, encode_sector,
+};
+pub(crate) use root::{decode_root, encode_root};
+
+/// The largest number of pages of a map: about a PiB with objects of 4 MiB.
+pub(crate) const PAGES_MAX: usize = 1 << 16;
+/// The largest number of snapshots of a volume, with and without a name.
+pub(crate) const NODES_MAX: usize = 4096;
+/// The longest name of a volume, a snapshot or an owner, in bytes.
+pub(crate) const NAME_BYTES_MAX: usize = 200;
+
+/// Returns the number of objects of a volume.
+pub(crate) fn objects_of(size_bytes: u64, object_bytes: u64) -> u64 {
+    size_bytes.div_ceil(object_bytes)
+}
+
+/// Returns the number of pages of a volume's map.
+pub(crate) fn pages_of(size_bytes: u64, object_bytes: u64) -> usize {
+    usize::try_from(objects_of(size_bytes, object_bytes).div_ceil(PAGE_ENTRIES as u64)).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use blocker::WriteMode;
+
+    use super::*;
+    use crate::entry::{Entry, VolumeId};
+    use crate::settings::Settings;
+
+    fn head() -> Head {
+        let node = |id, parent, name: &str| Node {
+            id,
+            parent,
+            size_bytes: 1 << 30,
+            made_unix_seconds: 1_700_000_000,
+            name: name.to_owned(),
+        };
+        Head {
+            volume: VolumeId(5),
+            sequence: 9,
+            size_bytes: 40 << 30,
+            object_bytes: 4 << 20,
+            birth_limit: 5000,
+            owner: Some(Owner { epoch: 3, writer: 1 << 100, name: "host:1".into() }),
+            is_deleted: false,
+            origin: Some(Origin { volume: VolumeId(2), node: 8 }),
+            parent: 12,
+            settings: Settings::default().write(WriteMode::Back).quota_bytes_max(7).object_bytes(4 << 20),
+            nodes: vec![node(4, 0, "monday"), node(12, 4, "")],
+            root: vec![Entry::new(VolumeId(5), 17), Entry::HOLE, Entry::new(VolumeId(2), 1)],
+        }
+    }
+
+    /// Decodes every cut and every change of one bit: what was sealed is refused, and nothing panics.
+    fn refuses_damage<T>(bytes: &[u8], decode: impl Fn(&[u8]) -> Result<T, String>) {
+        assert!(decode(bytes).is_ok());
+        for len in 0..bytes.len() {
+            assert!(decode(&bytes[..len]).is_err(), "cut to {len}");
+        }
+        for at in 0..bytes.len() {
+            for bit in 0..8 {
+                let mut damaged = bytes.to_vec();
+                damaged[at] ^= 1 << bit;
+                assert!(decode(&damaged).is_err(), "bit {bit} of byte {at}");
+            }
+        }
+        assert!(decode(&[bytes, &[0]].concat()).is_err());
+    }
+
+    #[test]
+    fn records_are_read_back_and_damage_is_refused() {
+        let head = head();
+        assert_eq!(Head::decode(&head.encode()), Ok(head.clone()));
+        refuses_damage(&head.encode(), Head::decode);
+        assert_eq!(decode_root(&encode_root(&head.root)), Ok(head.root.clone()));
+        refuses_damage(&encode_root(&head.root), decode_root);
+        let entry = CatalogEntry { volume: VolumeId(77) };
+        assert_eq!(CatalogEntry::decode(&entry.encode()), Ok(entry));
+        refuses_damage(&entry.encode(), CatalogEntry::decode);
+    }
+
+    #[test]
+    fn a_head_that_contradicts_itself_is_refused_though_its_checksum_is_right() {
+        let wrong: [fn(&mut Head); 9] = [
+            |head| head.root.push(Entry::HOLE),
+            |head| head.object_bytes = 5000,
+            |head| head.object_bytes = 0,
+            |head| head.parent = 13,
+            |head| head.nodes[0].parent = 12,
+            |head| head.nodes[1].id = 4,
+            |head| head.nodes[1].id = 5000,
+            |head| head.birth_limit = 0,
+            |head| head.volume = VolumeId(0),
+        ];
+        for (at, wrong) in wrong.iter().enumerate() {
+            let mut head = head();
+            wrong(&mut head);
+            assert!(Head::decode(&head.encode()).is_err(), "{at}");
+        }
+        let sealed = |content: &[u8]| {
+            let sum = crc32fast::hash(content);
+            [content, &sum.to_le_bytes()].concat()
+        };
+        // Any content behind a right checksum: refused or read, without a panic or a large allocation.
+        let bytes = head().encode();
+        let content = &bytes[..bytes.len() - 4];
+        for at in 12..content.len() {
+            for byte in [0, 1, 0x7f, 0x80, 0xff] {
+                let mut changed = content.to_vec();
+                changed[at] = byte;
+                let _ = Head::decode(&sealed(&changed));
+                let _ = Head::decode(&sealed(&changed[..at]));
+            }
+        }
+    }
+
+    #[test]
+    fn a_torn_page_is_a_mix_of_sectors_and_a_sector_elsewhere_is_refused() {
+        let name = PageName { volume: VolumeId(5), birth: 17, page: 2 };
+        let pages = [1, 2].map(|birth| [Entry::new(VolumeId(5), birth); PAGE_ENTRIES]);
+        let sectors = |page: &Page| -> Vec<_> { (0..64).map(|at| encode_sector(name, page, at)).collect() };
+        let (old, new) = (sectors(&pages[0]), sectors(&pages[1]));
+        let mut torn = old.clone();
+        torn[7] = new[7];
+        let page = decode_page(name, &torn.concat()).unwrap();
+        assert_eq!(page[7 * SECTOR_ENTRIES - 1], pages[0][0]);
+        assert_eq!(page[7 * SECTOR_ENTRIES], pages[1][0]);
+        let mut moved = old.clone();
+        moved[7] = old[8];
+        assert!(decode_page(name, &moved.concat()).is_err());
+        for other in [
+            PageName { volume: VolumeId(6), ..name },
+            PageName { birth: 18, ..name },
+            PageName { page: 3, ..name },
+        ] {
+            assert!(decode_page(other, &old.concat()).is_err(), "{other:?}");
+        }
+        assert!(decode_page(name, &old.concat()[1..]).is_err());
+        assert!(decode_page(name, &[0; PAGE_BYTES]).is_err());
+    }
+}

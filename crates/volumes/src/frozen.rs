@@ -1,0 +1,120 @@
+//! Reading a snapshot without making a volume of it.
+
+use std::fmt;
+
+use blocker::{ReadRequest, Segments};
+
+use crate::entry::Kind;
+use crate::error::{Error, Result};
+use crate::map::Map;
+use crate::settings::{Change, Extent, ExtentKind};
+use crate::space::{Pool, load_node};
+use crate::volume::changes;
+use crate::volumes::Volumes;
+
+/// A snapshot, to be read. It needs no owner, and holds nothing: once the snapshot is deleted, reads may fail
+/// with `Damaged`.
+#[derive(Clone)]
+pub struct Snapshot {
+    pool: Pool,
+    size_bytes: u64,
+    object_bytes: u64,
+    map: Map,
+}
+
+impl Volumes {
+    /// Opens a snapshot of a volume for reading.
+    ///
+    /// # Errors
+    /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`.
+    pub async fn open_snapshot(&self, name: &str, snapshot: &str) -> Result<Snapshot> {
+        let volume = self.pool.find(name).await?;
+        let (head, _) = self.pool.head(volume).await?;
+        let node = head.named(snapshot).ok_or_else(|| Error::NoSuchSnapshot(snapshot.to_owned()))?;
+        let (_, map) = load_node(&self.pool, volume, node.id, (&[], &Map::default())).await?;
+        let (size_bytes, object_bytes) = (node.size_bytes, head.object_bytes);
+        Ok(Snapshot { pool: self.pool.clone(), size_bytes, object_bytes, map })
+    }
+}
+
+impl Snapshot {
+    /// Returns the size in bytes.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// Returns the size of its objects in bytes.
+    #[must_use]
+    pub fn object_bytes(&self) -> u64 {
+        self.object_bytes
+    }
+
+    /// Reads `length` bytes at `offset`.
+    ///
+    /// # Errors
+    /// `OutOfRange`, `Io`, and `Damaged` if an object that the map names is missing.
+    pub async fn read(&self, offset: u64, length: u64) -> Result<Segments> {
+        if offset.checked_add(length).is_none_or(|end| end > self.size_bytes) {
+            return Err(Error::OutOfRange { offset, length, size_bytes: self.size_bytes });
+        }
+        let mut data = Segments::new();
+        let (mut at, end) = (offset, offset + length);
+        while at < end {
+            let within = at % self.object_bytes;
+            let part = (self.object_bytes - within).min(end - at);
+            // A volume has less than 2^32 objects.
+            let index = (at / self.object_bytes) as u32;
+            let entry = self.map.get(index);
+            let mut found = 0;
+            if !entry.is_hole() {
+                let object = self.pool.object(entry.volume(), Kind::Data(entry.birth(), index));
+                let reply = match self.pool.store.read(ReadRequest::new(object.clone(), within, part)).await {
+                    Err(blocker::Error::Missing) => {
+                        return Err(Error::Damaged(format!("object {object} of the snapshot is missing")));
+                    }
+                    answer => answer?,
+                };
+                found = reply.data.len_bytes() as u64;
+                data.append(reply.data);
+            }
+            // At most an object.
+            data.append(Segments::zeros((part - found) as usize));
+            at += part;
+        }
+        Ok(data)
+    }
+
+    /// Returns what there is, in order and without gaps, by whole objects.
+    #[must_use]
+    pub fn extents(&self) -> Vec<Extent> {
+        let mut all = Vec::new();
+        let mut end = 0;
+        for change in changes(&Map::default(), &self.map, self.size_bytes, self.object_bytes) {
+            if change.offset > end {
+                all.push(Extent { offset: end, length: change.offset - end, kind: ExtentKind::Hole });
+            }
+            all.push(Extent { offset: change.offset, length: change.length, kind: ExtentKind::Data });
+            end = change.offset + change.length;
+        }
+        if end < self.size_bytes {
+            all.push(Extent { offset: end, length: self.size_bytes - end, kind: ExtentKind::Hole });
+        }
+        all
+    }
+
+    /// Returns the ranges, by whole objects, in which this may differ from `before`, another snapshot with
+    /// objects of the same size; with `None`, from holes.
+    #[must_use]
+    pub fn changed_extents(&self, before: Option<&Self>) -> Vec<Change> {
+        let none = Map::default();
+        let old = before.map_or(&none, |before| &before.map);
+        changes(old, &self.map, self.size_bytes, self.object_bytes)
+    }
+}
+
+impl fmt::Debug for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Snapshot").field("size_bytes", &self.size_bytes).finish_non_exhaustive()
+    }
+}

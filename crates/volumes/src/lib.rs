@@ -1,0 +1,51 @@
+//! Volumes: disks of any size, cut into objects over one [`Blocker`](blocker::Blocker).
+//!
+//! A volume is thin: what was never written takes no space. A snapshot or a clone moves no data, whatever the
+//! size. A write in steady state is one write of one object: the map of which object lies where is in memory,
+//! and changes of it are stored by the flush that comes after them. [`Volumes`] makes, lists and opens; a
+//! [`Volume`] is an open one. No runtime is needed: futures are the standard library's.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use blocker::{Durability, Memory, executor::block_on};
+//! use volumes::{OpenOptions, Options, Settings, Volumes};
+//!
+//! let volumes = Volumes::new(Arc::new(Memory::default()), Options::new("volumes"))?;
+//! block_on(async {
+//!     volumes.create("disk", 1 << 40, Settings::default()).await?;
+//!     let disk = volumes.open("disk", OpenOptions::default()).await?;
+//!     disk.write(1 << 39, b"hello".into(), Durability::Cached).await?;
+//!     disk.flush().await?;
+//!     assert_eq!(disk.read(1 << 39, 7).await?.to_vec(), b"hello\0\0");
+//!     disk.close().await
+//! })?;
+//! # Ok::<_, volumes::Error>(())
+//! ```
+//!
+//! What is stored, and in which order, is in `docs/volume-format.md`.
+#![warn(missing_debug_implementations)]
+
+mod attach;
+mod catalog;
+mod check;
+mod entry;
+mod error;
+mod format;
+mod frozen;
+mod manage;
+mod map;
+mod settings;
+mod space;
+mod stream;
+mod volume;
+mod volumes;
+
+pub use crate::check::{Problem, ProblemKind, Report};
+pub use crate::error::{Error, Result};
+pub use crate::frozen::Snapshot;
+pub use crate::settings::{
+    Change, Extent, ExtentKind, Fencing, OpenOptions, Options, Settings, SnapshotInfo, Usage, VolumeInfo,
+};
+pub use crate::stream::{Export, Import};
+pub use crate::volume::Volume;
+pub use crate::volumes::Volumes;

@@ -1,0 +1,332 @@
+//! Snapshots, clones and deletion: what concerns more than one open volume.
+
+use std::sync::Arc;
+
+use blocker::Condition;
+
+use crate::attach::attach;
+use crate::catalog::{check_name, now_unix_seconds};
+use crate::entry::{Kind, VolumeId};
+use crate::error::{Error, Result};
+use crate::format::{Head, Origin};
+use crate::settings::{Change, Usage};
+use crate::space::{Space, load_node};
+use crate::volume::{Inner, changes, snapshot_all};
+use crate::volumes::{Volumes, check_size};
+
+/// The largest number of volumes with a snapshot at one instant.
+const TOGETHER_MAX: usize = 256;
+
+/// A volume for one operation: one that is open, or attached for as long as it takes.
+pub(crate) struct Lease {
+    pub(crate) inner: Arc<Inner>,
+    is_attached: bool,
+    _turn: async_lock::MutexGuardArc<()>,
+}
+
+impl Lease {
+    /// Ends the operation, and returns its result. A volume that was attached for it is given up.
+    pub(crate) async fn end<T>(self, result: Result<T>) -> Result<T> {
+        if !self.is_attached {
+            return result;
+        }
+        let closed = self.inner.close().await;
+        let value = result?;
+        closed.map(|()| value)
+    }
+}
+
+impl Volumes {
+    pub(crate) async fn lease(&self, volume: VolumeId, deleted: bool) -> Result<Lease> {
+        let turn = self.turn(volume).lock_arc().await;
+        if let Some(inner) = self.opened(volume) {
+            return Ok(Lease { inner, is_attached: false, _turn: turn });
+        }
+        let inner = attach(&self.pool, &self.options, self.writer, volume, false, deleted).await?;
+        Ok(Lease { inner: Arc::new(inner), is_attached: true, _turn: turn })
+    }
+
+    /// Makes a snapshot of a volume.
+    ///
+    /// # Errors
+    /// See [`Volumes`]; `NoSuchVolume`, `Exists`, `Limit`.
+    pub async fn snapshot(&self, name: &str, snapshot: &str) -> Result<()> {
+        self.snapshot_together(&[name], snapshot).await
+    }
+
+    /// Makes a snapshot of several volumes at one instant: none of them has a change that was begun after a
+    /// change that another one lacks was acknowledged.
+    ///
+    /// # Errors
+    /// As [`Self::snapshot`]. Either all have the snapshot or none, unless the store fails while it is
+    /// undone.
+    pub async fn snapshot_together(&self, names: &[&str], snapshot: &str) -> Result<()> {
+        check_name(snapshot)?;
+        if names.len() > TOGETHER_MAX {
+            return Err(Error::Limit(format!(
+                "at most {TOGETHER_MAX} volumes have a snapshot at one instant"
+            )));
+        }
+        let mut volumes = Vec::new();
+        for name in names {
+            volumes.push(self.pool.find(name).await?);
+        }
+        volumes.sort_unstable();
+        volumes.dedup();
+        let mut leases = Vec::new();
+        let mut result = Ok(());
+        for volume in volumes {
+            match self.lease(volume, false).await {
+                Ok(lease) => leases.push(lease),
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        if result.is_ok() {
+            let inners: Vec<&Inner> = leases.iter().map(|lease| &*lease.inner).collect();
+            result = snapshot_all(&inners, snapshot, now_unix_seconds()).await;
+        }
+        for lease in leases {
+            result = lease.end(result).await;
+        }
+        result
+    }
+
+    /// Deletes a snapshot. Clones of it, and snapshots after it, keep what they have.
+    ///
+    /// # Errors
+    /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`.
+    pub async fn delete_snapshot(&self, name: &str, snapshot: &str) -> Result<()> {
+        let lease = self.lease(self.pool.find(name).await?, false).await?;
+        let result = lease.inner.delete_snapshot(snapshot).await;
+        lease.end(result).await
+    }
+
+    /// Makes a volume what a snapshot of it has. What was written since is lost unless another snapshot has
+    /// it; later snapshots stay.
+    ///
+    /// # Errors
+    /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`, `ReadOnly`.
+    pub async fn rollback(&self, name: &str, snapshot: &str) -> Result<()> {
+        let lease = self.lease(self.pool.find(name).await?, false).await?;
+        let result = lease.inner.rollback(snapshot).await;
+        lease.end(result).await
+    }
+
+    /// Moves the end of a volume. What is gained reads as zeros.
+    ///
+    /// # Errors
+    /// See [`Volumes`]; `NoSuchVolume`, `ReadOnly`, and `Invalid` with the range of sizes.
+    pub async fn resize(&self, name: &str, size_bytes: u64) -> Result<()> {
+        let lease = self.lease(self.pool.find(name).await?, false).await?;
+        let result = match check_size(size_bytes, lease.inner.object_bytes()) {
+            Ok(()) => lease.inner.resize(size_bytes).await,
+            Err(error) => Err(error),
+        };
+        lease.end(result).await
+    }
+
+    /// Returns what a volume uses.
+    ///
+    /// # Errors
+    /// See [`Volumes`]; `NoSuchVolume`.
+    pub async fn usage(&self, name: &str) -> Result<Usage> {
+        let lease = self.lease(self.pool.find(name).await?, false).await?;
+        let result = lease.inner.usage();
+        lease.end(result).await
+    }
+
+    /// Returns the ranges, by whole objects, in which `to` may differ from `from`: snapshots of a volume, or,
+    /// for `None`, the volume as it is stored for `to` and holes for `from`. No data are read. What lies
+    /// beyond the end of `to` is left out.
+    ///
+    /// # Errors
+    /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`.
+    pub async fn diff(&self, name: &str, from: Option<&str>, to: Option<&str>) -> Result<Vec<Change>> {
+        let volume = self.pool.find(name).await?;
+        let (head, _) = self.pool.head(volume).await?;
+        let none = (&[][..], &Default::default());
+        let node = |name: &str| head.named(name).ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()));
+        let (root, new, size_bytes) = match to {
+            Some(to) => {
+                let node = node(to)?;
+                let (root, map) = load_node(&self.pool, volume, node.id, none).await?;
+                (root, map, node.size_bytes)
+            }
+            None => (head.root.clone(), self.pool.load(&head.root, None).await?, head.size_bytes),
+        };
+        let old = match from {
+            Some(from) => load_node(&self.pool, volume, node(from)?.id, (&root, &new)).await?.1,
+            None => Default::default(),
+        };
+        Ok(changes(&old, &new, size_bytes, head.object_bytes))
+    }
+
+    /// Makes a volume of a snapshot, or of a volume as it is now. No data are copied: it has what its origin
+    /// has, and both can be written to, and deleted, from then on.
+    ///
+    /// # Errors
+    /// See [`Volumes`]; `NoSuchVolume`, `NoSuchSnapshot`, `Exists`.
+    pub async fn clone_volume(&self, name: &str, snapshot: Option<&str>, new: &str) -> Result<()> {
+        check_name(new)?;
+        let origin = self.pool.find(name).await?;
+        if self.exists(new).await? {
+            return Err(Error::Exists(new.to_owned()));
+        }
+        let clone = self.pool.new_volume_id().await?;
+        match snapshot {
+            Some(snapshot) => self.clone_as(origin, snapshot, new, clone).await,
+            None => {
+                // For the clone alone: it loses its name at once, and goes with the clone.
+                let snapshot = format!("for clone {clone}");
+                self.snapshot(name, &snapshot).await?;
+                let cloned = self.clone_as(origin, &snapshot, new, clone).await;
+                let unnamed = self.delete_snapshot(name, &snapshot).await;
+                cloned.and(unnamed)
+            }
+        }
+    }
+
+    async fn clone_as(&self, volume: VolumeId, snapshot: &str, new: &str, clone: VolumeId) -> Result<()> {
+        let (head, _) = self.pool.head(volume).await?;
+        let no_snapshot = || Error::NoSuchSnapshot(snapshot.to_owned());
+        let node = head.named(snapshot).ok_or_else(no_snapshot)?.clone();
+        let origin = Origin { volume, node: node.id };
+        self.pool.add_clone(origin, clone).await?;
+        let made = async {
+            // A deletion takes the name before it looks for clones, so one of the two finds the other.
+            let (head, _) = self.pool.head(volume).await?;
+            if head.named(snapshot).is_none_or(|found| found.id != node.id) {
+                return Err(no_snapshot());
+            }
+            let (root, _) = load_node(&self.pool, volume, node.id, (&[], &Default::default())).await?;
+            let head = Head {
+                volume: clone,
+                sequence: 1,
+                size_bytes: node.size_bytes,
+                object_bytes: head.object_bytes,
+                birth_limit: 1,
+                owner: None,
+                is_deleted: false,
+                origin: Some(origin),
+                parent: 0,
+                settings: head.settings.read_only(false),
+                nodes: Vec::new(),
+                root,
+            };
+            self.make(new, &head).await
+        };
+        let made = made.await;
+        if matches!(made, Err(Error::NoSuchSnapshot(_) | Error::Exists(_))) {
+            self.pool.remove_clone(origin, clone).await?;
+        }
+        made
+    }
+
+    /// Stores a new volume's head, then its name. A head that stays without a name is removed.
+    pub(crate) async fn make(&self, name: &str, head: &Head) -> Result<()> {
+        let space = Space::new(self.pool.clone(), head.volume, None);
+        space.put(Kind::Head, head.encode(), Condition::Absent).await?;
+        let published = self.pool.publish(name, head.volume).await;
+        if matches!(published, Err(Error::Exists(_))) {
+            space.remove(Kind::Head).await?;
+        }
+        published
+    }
+
+    pub(crate) async fn exists(&self, name: &str) -> Result<bool> {
+        match self.pool.find(name).await {
+            Ok(_) => Ok(true),
+            Err(Error::NoSuchVolume(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes a clone independent of its origin: what it shares is copied. It may be in use meanwhile.
+    ///
+    /// # Errors
+    /// See [`Volumes`]; `NoSuchVolume`, `ReadOnly`; `Invalid` if it has snapshots.
+    pub async fn flatten(&self, name: &str) -> Result<()> {
+        let volume = self.pool.find(name).await?;
+        let lease = self.lease(volume, false).await?;
+        let result = lease.inner.flatten().await;
+        match lease.end(result).await? {
+            Some(origin) => self.release(origin, volume).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Deletes a volume and its snapshots. What clones have of them is kept until they are deleted.
+    ///
+    /// # Errors
+    /// See [`Volumes`]; `NoSuchVolume`; `InUse` if it is open, here or at another owner.
+    pub async fn delete(&self, name: &str) -> Result<()> {
+        let volume = self.pool.find(name).await?;
+        let lease = self.lease(volume, false).await?;
+        if !lease.is_attached {
+            return Err(Error::InUse { owner: self.options.owner.clone() });
+        }
+        let recorded = async {
+            self.pool.add_remains(volume).await?;
+            self.pool.unpublish(name).await
+        };
+        if let Err(error) = recorded.await {
+            return lease.end(Err(error)).await;
+        }
+        self.destroy(lease, volume).await
+    }
+
+    /// Removes what is left of a volume without a name, and what was kept for it alone.
+    pub(crate) async fn destroy(&self, lease: Lease, volume: VolumeId) -> Result<()> {
+        match self.destroy_one(lease, volume).await? {
+            Some(origin) => self.release(origin, volume).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Returns what the volume was cloned from, if nothing is left of it.
+    async fn destroy_one(&self, lease: Lease, volume: VolumeId) -> Result<Option<Origin>> {
+        let is_gone = match lease.inner.destroy().await {
+            Ok(is_gone) => is_gone,
+            Err(error) => return lease.end(Err(error)).await,
+        };
+        if !is_gone {
+            return lease.end(Ok(None)).await;
+        }
+        let result = lease.inner.remove_head().await;
+        let origin = lease.end(result).await?;
+        self.pool.remove_remains(volume).await?;
+        Ok(origin)
+    }
+
+    /// Ends the dependence of a clone; removes what was kept for it alone, if no other owner has its origin.
+    pub(crate) async fn release(&self, origin: Origin, clone: VolumeId) -> Result<()> {
+        let mut next = Some((origin, clone));
+        while let Some((origin, clone)) = next.take() {
+            self.pool.remove_clone(origin, clone).await?;
+            if !self.pool.has_head(origin.volume).await? {
+                return Ok(());
+            }
+            let (head, _) = self.pool.head(origin.volume).await?;
+            let is_kept = head.node(origin.node).is_none_or(|node| !node.name.is_empty());
+            if is_kept || self.pool.has_clones(origin).await? {
+                return Ok(());
+            }
+            let lease = match self.lease(origin.volume, true).await {
+                Ok(lease) => lease,
+                // Its owner does it with the next snapshot that it deletes; `check` does it as well.
+                Err(Error::InUse { .. }) => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            if head.is_deleted {
+                next = self.destroy_one(lease, origin.volume).await?.map(|before| (before, origin.volume));
+            } else {
+                let result = lease.inner.collect().await;
+                lease.end(result).await?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,206 @@
+//! What callers set, and what they are given to read.
+
+use blocker::{Durability, WriteMode};
+
+/// How a volume is treated. Kept with the volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Whether every change is refused.
+    pub is_read_only: bool,
+    /// The write mode of the volume's namespace, set when it is opened; `None` leaves what the cache has.
+    pub write: Option<WriteMode>,
+    /// The quota of the volume's namespace in bytes, set when it is opened; `None` leaves what there is.
+    pub quota_bytes_max: Option<u64>,
+    /// The size of the objects that the volume is cut into: a power of two from 4 096 to what the store
+    /// takes. Fixed when the volume is made; `None` means 4 MiB, or the largest that the store takes.
+    pub object_bytes: Option<u64>,
+}
+
+impl Settings {
+    /// Sets whether every change is refused.
+    #[must_use]
+    pub fn read_only(mut self, is_read_only: bool) -> Self {
+        self.is_read_only = is_read_only;
+        self
+    }
+
+    /// Sets the write mode.
+    #[must_use]
+    pub fn write(mut self, write: WriteMode) -> Self {
+        self.write = Some(write);
+        self
+    }
+
+    /// Sets the quota in bytes.
+    #[must_use]
+    pub fn quota_bytes_max(mut self, bytes: u64) -> Self {
+        self.quota_bytes_max = Some(bytes);
+        self
+    }
+
+    /// Sets the size of the objects in bytes.
+    #[must_use]
+    pub fn object_bytes(mut self, bytes: u64) -> Self {
+        self.object_bytes = Some(bytes);
+        self
+    }
+}
+
+/// How one writer at a time is enforced.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Fencing {
+    /// By the layer below: a cache that is the writer of its store, or a store that one process opens. The
+    /// volume is attached there when it is opened.
+    #[default]
+    Below,
+    /// By the volumes: each is claimed with an epoch of its own when it is opened, and every change is
+    /// stamped. For a store that several hosts write to without a cache that is the writer.
+    Stamps,
+}
+
+/// What all volumes of a store have in common.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Options {
+    /// The namespace of the catalog, and the begin of the names of the volumes' namespaces: 1 to 200 bytes.
+    pub prefix: String,
+    /// What this owner calls itself, for others to find it: a host and a port, as a rule. After a crash the
+    /// same owner may open its volumes again without a takeover. 1 to 200 bytes.
+    pub owner: String,
+    /// How one writer at a time is enforced.
+    pub fencing: Fencing,
+    /// What a flush of a volume promises, as long as it has no new object to record: *journaled* is enough
+    /// where the cache below has a journal. *Stored* unless set.
+    pub flush_durability: Durability,
+}
+
+impl Options {
+    /// Returns options for volumes in namespaces that begin with `prefix`.
+    #[must_use]
+    pub fn new(prefix: &str) -> Self {
+        Self {
+            prefix: prefix.to_owned(),
+            owner: "local".to_owned(),
+            fencing: Fencing::default(),
+            flush_durability: Durability::Stored,
+        }
+    }
+
+    /// Sets what this owner calls itself.
+    #[must_use]
+    pub fn owner(mut self, owner: &str) -> Self {
+        owner.clone_into(&mut self.owner);
+        self
+    }
+
+    /// Sets how one writer at a time is enforced.
+    #[must_use]
+    pub fn fencing(mut self, fencing: Fencing) -> Self {
+        self.fencing = fencing;
+        self
+    }
+
+    /// Sets what a flush promises.
+    #[must_use]
+    pub fn flush_durability(mut self, durability: Durability) -> Self {
+        self.flush_durability = durability;
+        self
+    }
+}
+
+/// How a volume is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct OpenOptions {
+    /// Whether to take the volume over from an owner that has not closed it. That owner is fenced off.
+    pub take_over: bool,
+}
+
+impl OpenOptions {
+    /// Sets whether to take the volume over from an owner that has not closed it.
+    #[must_use]
+    pub fn take_over(mut self, take_over: bool) -> Self {
+        self.take_over = take_over;
+        self
+    }
+}
+
+/// A volume, as a listing has it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct VolumeInfo {
+    /// Its name.
+    pub name: String,
+    /// Its size in bytes.
+    pub size_bytes: u64,
+    /// The size of its objects in bytes.
+    pub object_bytes: u64,
+    /// The owner that has it attached; `None` if none has.
+    pub owner: Option<String>,
+    /// The number of its snapshots.
+    pub snapshots: usize,
+    /// Whether it is a clone that still depends on its origin.
+    pub is_clone: bool,
+    /// How it is treated.
+    pub settings: Settings,
+}
+
+/// A snapshot.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct SnapshotInfo {
+    /// Its name.
+    pub name: String,
+    /// The size of the volume when it was made, in bytes.
+    pub size_bytes: u64,
+    /// When it was made, in seconds since 1970.
+    pub made_unix_seconds: u64,
+    /// The name of the snapshot before it, from which it differs; `None` for the first one.
+    pub parent: Option<String>,
+}
+
+/// What lies at a range of a volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ExtentKind {
+    /// Something was written there.
+    Data,
+    /// Reads as zeros, and takes space.
+    Zero,
+    /// Reads as zeros, and takes no space.
+    Hole,
+}
+
+/// A range of a volume whose parts are of one kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// Where it begins, in bytes.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub length: u64,
+    /// What lies there.
+    pub kind: ExtentKind,
+}
+
+/// A range of a volume that may differ from what a snapshot has there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Change {
+    /// Where it begins, in bytes.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub length: u64,
+    /// Whether something is there now; if not, it reads as zeros.
+    pub is_data: bool,
+}
+
+/// What a volume uses, from its map: whole objects are counted, also where less of them was written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Usage {
+    /// The size of the volume in bytes.
+    pub size_bytes: u64,
+    /// The bytes that it refers to, its own and those it shares.
+    pub referenced_bytes: u64,
+    /// The bytes that were written since the last snapshot: no snapshot and no clone has them.
+    pub exclusive_bytes: u64,
+}

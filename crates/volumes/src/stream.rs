@@ -1,0 +1,246 @@
+//! Export and import: the stream of `rbd export-diff`, format 1, both ways.
+//!
+//! A stream has a size, ranges of data, and ranges of zeros; it begins at a snapshot, or at nothing. So a
+//! full stream is a sparse copy, and one between two snapshots carries what changed.
+
+use blocker::{Durability, Segments};
+
+use crate::error::{Error, Result};
+use crate::format::NAME_BYTES_MAX;
+use crate::frozen::Snapshot;
+use crate::settings::Change;
+use crate::volume::Volume;
+
+const MAGIC: &[u8] = b"rbd diff v1\n";
+/// The largest range of data that is written with one record.
+const DATA_BYTES_MAX: u64 = 4 << 20;
+
+/// The stream of a snapshot, piece by piece.
+#[derive(Debug)]
+pub struct Export {
+    of: Snapshot,
+    /// What comes before the ranges; empty once it was returned.
+    begin: Vec<u8>,
+    /// The ranges to come, the last one first.
+    changes: Vec<Change>,
+    is_ended: bool,
+}
+
+impl Export {
+    /// Returns the stream that makes `to` of `from`, or of nothing: snapshots with these names. What the
+    /// stream has of them is their names, which RBD checks at import.
+    #[must_use]
+    pub fn new(from: Option<(&str, &Snapshot)>, to: (&str, &Snapshot)) -> Self {
+        let mut begin = MAGIC.to_vec();
+        let mut text = |tag: u8, text: &str| {
+            begin.push(tag);
+            // Names have at most 200 bytes.
+            begin.extend_from_slice(&(text.len() as u32).to_le_bytes());
+            begin.extend_from_slice(text.as_bytes());
+        };
+        if let Some((name, _)) = from {
+            text(b'f', name);
+        }
+        text(b't', to.0);
+        begin.push(b's');
+        begin.extend_from_slice(&to.1.size_bytes().to_le_bytes());
+        let mut changes = to.1.changed_extents(from.map(|(_, before)| before));
+        changes.reverse();
+        Self { of: to.1.clone(), begin, changes, is_ended: false }
+    }
+
+    /// Returns the next piece of the stream; `None` after the last.
+    ///
+    /// # Errors
+    /// Those of [`Snapshot::read`]. The same piece can be asked for again.
+    pub async fn next(&mut self) -> Result<Option<Segments>> {
+        if !self.begin.is_empty() {
+            return Ok(Some(std::mem::take(&mut self.begin).into()));
+        }
+        let Some(change) = self.changes.last().copied() else {
+            let is_ended = std::mem::replace(&mut self.is_ended, true);
+            return Ok((!is_ended).then(|| b"e".into()));
+        };
+        let range = |tag: u8, length: u64| -> Segments {
+            let mut head = vec![tag];
+            head.extend_from_slice(&change.offset.to_le_bytes());
+            head.extend_from_slice(&length.to_le_bytes());
+            head.into()
+        };
+        let length = if change.is_data { change.length.min(DATA_BYTES_MAX) } else { change.length };
+        let piece = if change.is_data {
+            let data = self.of.read(change.offset, length).await?;
+            let is_zero = data.iter().all(|segment| segment.as_slice().iter().all(|byte| *byte == 0));
+            let mut piece = range(if is_zero { b'z' } else { b'w' }, length);
+            if !is_zero {
+                piece.append(data);
+            }
+            piece
+        } else {
+            range(b'z', length)
+        };
+        self.changes.pop();
+        if length < change.length {
+            let rest = Change { offset: change.offset + length, length: change.length - length, ..change };
+            self.changes.push(rest);
+        }
+        Ok(Some(piece))
+    }
+}
+
+/// What comes next in a stream that is read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Expect {
+    Magic,
+    Tag,
+    Text { is_from: bool },
+    Size,
+    Range { is_data: bool },
+    Data { offset: u64, left: u64 },
+    End,
+}
+
+/// Writes a stream into a volume, which must have what the stream begins at.
+#[derive(Debug)]
+pub struct Import {
+    volume: Volume,
+    expect: Expect,
+    /// Bytes of a record that is not complete: at most a name.
+    rest: Vec<u8>,
+    from: Option<String>,
+    to: Option<String>,
+    size_bytes: Option<u64>,
+}
+
+impl Import {
+    /// Returns an import into `volume`.
+    #[must_use]
+    pub fn new(volume: Volume) -> Self {
+        Self { volume, expect: Expect::Magic, rest: Vec::new(), from: None, to: None, size_bytes: None }
+    }
+
+    /// Returns the snapshot at which the stream begins, once it has been read: the volume must be what that
+    /// is.
+    #[must_use]
+    pub fn from(&self) -> Option<&str> {
+        self.from.as_deref()
+    }
+
+    /// Returns the snapshot at which the stream ends, once it has been read.
+    #[must_use]
+    pub fn to(&self) -> Option<&str> {
+        self.to.as_deref()
+    }
+
+    /// Takes the next bytes of the stream.
+    ///
+    /// # Errors
+    /// `Invalid` if they are no stream, or it is of a larger volume; those of [`Volume::write`].
+    pub async fn take(&mut self, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            if let Expect::Data { offset, left } = self.expect {
+                let (now, later) =
+                    bytes.split_at(bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX)));
+                self.volume.write(offset, now.to_vec().into(), Durability::Cached).await?;
+                let now = now.len() as u64;
+                self.expect = Expect::Data { offset: offset + now, left: left - now };
+                if left == now {
+                    self.expect = Expect::Tag;
+                }
+                bytes = later;
+                continue;
+            }
+            self.rest.push(bytes[0]);
+            bytes = &bytes[1..];
+            if self.rest.len() == self.wanted()? {
+                let record = std::mem::take(&mut self.rest);
+                self.record(&record).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the import: flushes the volume.
+    ///
+    /// # Errors
+    /// `Invalid` if the stream has not ended; those of [`Volume::flush`].
+    pub async fn finish(self) -> Result<()> {
+        if self.expect != Expect::End {
+            return Err(Error::Invalid("the stream ends too early".into()));
+        }
+        self.volume.flush().await
+    }
+
+    /// Returns the length of what is expected, as far as it is known.
+    fn wanted(&self) -> Result<usize> {
+        Ok(match self.expect {
+            Expect::Magic => MAGIC.len(),
+            Expect::Tag => 1,
+            Expect::Size => 8,
+            Expect::Range { .. } => 16,
+            Expect::Text { .. } => match self.rest.first_chunk::<4>() {
+                None => 4 + NAME_BYTES_MAX,
+                Some(len) => match u32::from_le_bytes(*len) as usize {
+                    len @ 1..=NAME_BYTES_MAX => 4 + len,
+                    len => return Err(Error::Invalid(format!("the stream has a name of {len} bytes"))),
+                },
+            },
+            Expect::Data { .. } => unreachable!("taken as it comes"),
+            Expect::End => return Err(Error::Invalid("the stream has bytes after its end".into())),
+        })
+    }
+
+    async fn record(&mut self, record: &[u8]) -> Result<()> {
+        let number = |at: usize| u64::from_le_bytes(record[at..at + 8].try_into().expect("8 bytes"));
+        self.expect = match self.expect {
+            Expect::Magic if record == MAGIC => Expect::Tag,
+            Expect::Magic => {
+                return Err(Error::Invalid("this is no stream of rbd export-diff, format 1".into()));
+            }
+            Expect::Tag => match record[0] {
+                b'f' => Expect::Text { is_from: true },
+                b't' => Expect::Text { is_from: false },
+                b's' => Expect::Size,
+                b'w' => Expect::Range { is_data: true },
+                b'z' => Expect::Range { is_data: false },
+                b'e' => Expect::End,
+                tag => return Err(Error::Invalid(format!("the stream has an unknown record, {tag:#04x}"))),
+            },
+            Expect::Text { is_from } => {
+                let name = String::from_utf8(record[4..].to_vec());
+                let name = name.map_err(|_| Error::Invalid("a name in the stream is no UTF-8".into()))?;
+                *(if is_from { &mut self.from } else { &mut self.to }) = Some(name);
+                Expect::Tag
+            }
+            Expect::Size => {
+                let size_bytes = number(0);
+                if size_bytes != self.volume.size_bytes() {
+                    let has = self.volume.size_bytes();
+                    let why = format!(
+                        "the stream is of a volume of {size_bytes} bytes, and this one has {has}: resize it first"
+                    );
+                    return Err(Error::Invalid(why));
+                }
+                self.size_bytes = Some(size_bytes);
+                Expect::Tag
+            }
+            Expect::Range { is_data } => {
+                let (offset, length) = (number(0), number(8));
+                if self.size_bytes.is_none() {
+                    return Err(Error::Invalid("the stream has a range before the size".into()));
+                }
+                if offset.checked_add(length).is_none_or(|end| end > self.volume.size_bytes()) {
+                    return Err(Error::Invalid(format!(
+                        "the stream has a range of {length} bytes at {offset}"
+                    )));
+                }
+                if !is_data {
+                    self.volume.write_zeroes(offset, length, true, false).await?;
+                }
+                if is_data && length > 0 { Expect::Data { offset, left: length } } else { Expect::Tag }
+            }
+            Expect::Data { .. } | Expect::End => unreachable!("not gathered"),
+        };
+        Ok(())
+    }
+}

@@ -1,0 +1,156 @@
+//! Changing the head: a conditional write, whose outcome is known before anything builds on it.
+
+use blocker::{Condition, Epoch};
+
+use super::state::Status;
+use super::{BIRTHS_RESERVED, Inner, Recorder};
+use crate::entry::{BIRTH_MAX, Kind};
+use crate::error::{Error, Result};
+use crate::format::Head;
+
+/// How often a head is written whose outcome is unknown.
+const TRIES: u32 = 4;
+
+impl Inner {
+    /// Makes `head` the volume's head. Either it is *stored* when this returns, or the old one is in force,
+    /// or the next change of the head finds out.
+    pub(super) async fn commit(&self, recorder: &mut Recorder, mut head: Head) -> Result<()> {
+        self.state.lock().check()?;
+        self.resolve(recorder).await?;
+        head.sequence = recorder.head.sequence + 1;
+        let bytes = self.encoded(&head)?;
+        self.send_head(recorder, head, bytes).await
+    }
+
+    fn encoded(&self, head: &Head) -> Result<Vec<u8>> {
+        let bytes = head.encode();
+        let can = &self.space.pool.capabilities;
+        if bytes.len() as u64 > can.request_bytes_max.min(can.object_bytes_max) {
+            return Err(Error::Limit(
+                "the head of the volume is longer than an object: delete snapshots".into(),
+            ));
+        }
+        Ok(bytes)
+    }
+
+    async fn send_head(&self, recorder: &mut Recorder, head: Head, bytes: Vec<u8>) -> Result<()> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            recorder.in_flight = Some(bytes.clone());
+            let condition = Condition::Version(recorder.head_version);
+            let error = match self.space.put(Kind::Head, bytes.clone(), condition).await {
+                Ok(version) => {
+                    (recorder.head, recorder.head_version, recorder.in_flight) = (head, version, None);
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            use blocker::Error as Store;
+            if !matches!(
+                error,
+                Store::OutcomeUnknown(_)
+                    | Store::NotStored(_)
+                    | Store::ConditionFailed { .. }
+                    | Store::Superseded { .. }
+                    | Store::Missing
+            ) {
+                // Nothing was changed.
+                recorder.in_flight = None;
+                return Err(self.noted(error));
+            }
+            let (found, version) = match self.space.pool.get(self.space.object(Kind::Head)).await {
+                Ok((found, version)) => (found.to_vec(), version),
+                Err(Store::Missing) => return Err(self.deposed()),
+                Err(error) => return Err(self.noted(error)),
+            };
+            recorder.head_version = version;
+            if found == bytes {
+                let is_stored = self.space.ensure_stored(Kind::Head, blocker::Durability::Cached).await;
+                is_stored.map_err(|error| self.noted(error))?;
+                (recorder.head, recorder.in_flight) = (head, None);
+                return Ok(());
+            }
+            if found != recorder.head.encode() {
+                return Err(self.found_other(&found));
+            }
+            if tries == TRIES {
+                return Err(self.noted(error));
+            }
+        }
+    }
+
+    /// Finds out what became of a head whose write was not seen to end, and keeps it from coming later.
+    async fn resolve(&self, recorder: &mut Recorder) -> Result<()> {
+        let Some(bytes) = recorder.in_flight.clone() else { return Ok(()) };
+        let found = self.space.pool.get(self.space.object(Kind::Head)).await;
+        let (found, version) = found.map_err(|error| self.noted(error))?;
+        let found = found.to_vec();
+        recorder.head_version = version;
+        if found == bytes {
+            self.adopt(recorder, Head::decode(&found).map_err(Error::Damaged)?).await?;
+        } else if found != recorder.head.encode() {
+            return Err(self.found_other(&found));
+        }
+        // Written once more, under a number above both: what is still on its way meets another version.
+        let mut head = recorder.head.clone();
+        head.sequence += 2;
+        let bytes = self.encoded(&head)?;
+        self.send_head(recorder, head, bytes).await?;
+        self.state.lock().birth_limit = recorder.head.birth_limit;
+        Ok(())
+    }
+
+    /// Takes over a head that this owner has written without seeing the write end.
+    async fn adopt(&self, recorder: &mut Recorder, head: Head) -> Result<()> {
+        let old = &recorder.head;
+        let has_same_shape =
+            head.parent == old.parent && head.nodes == old.nodes && head.size_bytes == old.size_bytes;
+        if !has_same_shape || head.is_deleted != old.is_deleted || head.origin != old.origin {
+            self.state.lock().status = Status::Interrupted;
+            return Err(Error::Interrupted);
+        }
+        let recorded = self.state.lock().recorded.clone();
+        let map = self.space.pool.load(&head.root, Some((&old.root, &recorded))).await?;
+        recorder
+            .page_versions
+            .retain(|page, _| old.root.get(*page as usize) == head.root.get(*page as usize));
+        self.state.lock().recorded = map;
+        recorder.head = head;
+        Ok(())
+    }
+
+    fn found_other(&self, found: &[u8]) -> Error {
+        match Head::decode(found) {
+            Ok(_) => self.deposed(),
+            Err(why) => Error::Damaged(format!("the head of volume {}: {why}", self.space.volume)),
+        }
+    }
+
+    fn deposed(&self) -> Error {
+        self.fence(Epoch(0));
+        Error::Fenced { epoch: Epoch(0) }
+    }
+
+    /// Reserves births in the head.
+    pub(super) async fn reserve_births(&self, recorder: &mut Recorder) -> Result<()> {
+        let mut head = recorder.head.clone();
+        let birth = self.state.lock().birth.max(head.birth_limit);
+        head.birth_limit = next_limit(birth)?;
+        let limit = head.birth_limit;
+        self.commit(recorder, head).await?;
+        let mut state = self.state.lock();
+        state.birth_limit = limit;
+        Ok(())
+    }
+}
+
+/// Returns the limit to store so that births from `birth` on can be used.
+pub(crate) fn next_limit(birth: u64) -> Result<u64> {
+    if birth + BIRTHS_RESERVED > BIRTH_MAX {
+        return Err(Error::Limit(
+            "the volume has used up its births: export it and import it as a new one".into(),
+        ));
+    }
+    Ok(birth + BIRTHS_RESERVED)
+}

@@ -1,0 +1,140 @@
+//! The handle of an open volume.
+
+use std::fmt;
+use std::sync::Arc;
+
+use blocker::{Durability, Segments};
+
+use super::Inner;
+use crate::error::Result;
+use crate::settings::{Change, Extent, Settings, Usage};
+
+/// An open volume: a disk. All methods can be called concurrently, through any number of handles.
+///
+/// Ranges may have any alignment. Changes that overlap in time have no order; all else is as on a disk with a
+/// volatile cache: what was acknowledged as *cached* is kept by [`Self::flush`], and a crash before it may
+/// lose any part of it.
+///
+/// A volume stays open without handles until [`Self::close`]. When its [`Volumes`](crate::Volumes) are
+/// dropped before, what was not flushed may be lost as in a crash.
+///
+/// # Errors
+/// Every method may fail with `Fenced`, `Closed`, `Interrupted` and `Io`. Those with a range fail with
+/// `OutOfRange` if it ends beyond the volume's end; changes also with `ReadOnly` and `NoSpace`.
+///
+/// # Cancel safety
+/// Dropping the future of a change leaves its range with the old bytes, the new ones, or some of both; a
+/// dropped flush may have stored something. Neither keeps anything locked.
+#[derive(Clone)]
+pub struct Volume {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl Volume {
+    /// Returns the size of the volume in bytes.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.inner.state.lock().size_bytes
+    }
+
+    /// Returns the size in bytes of the objects that the volume is cut into. Ranges that begin and end at its
+    /// multiples are discarded wholly.
+    #[must_use]
+    pub fn object_bytes(&self) -> u64 {
+        self.inner.object_bytes
+    }
+
+    /// Returns how the volume is treated.
+    #[must_use]
+    pub fn settings(&self) -> Settings {
+        self.inner.settings
+    }
+
+    /// Reads `length` bytes at `offset`. The segments may pin a cache's memory: drop them soon.
+    ///
+    /// # Errors
+    /// See [`Volume`]; `Damaged` if an object that the map names is missing.
+    pub async fn read(&self, offset: u64, length: u64) -> Result<Segments> {
+        self.inner.read(offset, length).await
+    }
+
+    /// Writes `data` at `offset`. Returns the durability that holds: at least the one asked for.
+    ///
+    /// # Errors
+    /// See [`Volume`].
+    pub async fn write(&self, offset: u64, data: Segments, durability: Durability) -> Result<Durability> {
+        self.inner.write(offset, data, durability).await
+    }
+
+    /// Makes everything acknowledged before the call *stored*, or what the options say flushes promise.
+    ///
+    /// # Errors
+    /// See [`Volume`]. After an error nothing is lost: the next flush covers the same.
+    pub async fn flush(&self) -> Result<()> {
+        self.inner.flush().await
+    }
+
+    /// Gives the range back where that is possible: whole objects, and parts of objects that no snapshot
+    /// shares, read as zeros afterwards. What remains may keep its bytes.
+    ///
+    /// # Errors
+    /// See [`Volume`].
+    pub async fn discard(&self, offset: u64, length: u64) -> Result<()> {
+        self.inner.discard(offset, length).await
+    }
+
+    /// Makes the range read as zeros. With `may_punch` its space may be given back. With `fast_only` nothing
+    /// is done if that would need the copy of an object.
+    ///
+    /// # Errors
+    /// See [`Volume`]; `NotFast`.
+    pub async fn write_zeroes(
+        &self,
+        offset: u64,
+        length: u64,
+        may_punch: bool,
+        fast_only: bool,
+    ) -> Result<()> {
+        self.inner.write_zeroes(offset, length, may_punch, fast_only).await
+    }
+
+    /// Returns what lies in the range, in order and without gaps, by whole objects.
+    ///
+    /// # Errors
+    /// See [`Volume`].
+    pub async fn extents(&self, offset: u64, length: u64) -> Result<Vec<Extent>> {
+        self.inner.extents(offset, length)
+    }
+
+    /// Returns the ranges in which the volume may differ from its snapshot `since`, by whole objects; with
+    /// `None`, from a volume of holes. What lies beyond either end is left out.
+    ///
+    /// # Errors
+    /// See [`Volume`]; `NoSuchSnapshot`.
+    pub async fn changed_extents(&self, since: Option<&str>) -> Result<Vec<Change>> {
+        self.inner.changed_extents(since).await
+    }
+
+    /// Returns what the volume uses.
+    ///
+    /// # Errors
+    /// See [`Volume`].
+    pub fn usage(&self) -> Result<Usage> {
+        self.inner.usage()
+    }
+
+    /// Stores everything and gives the volume up, so that another owner can open it. No handle works
+    /// afterwards. Changes under way end first.
+    ///
+    /// # Errors
+    /// See [`Volume`]. If the volume could not be flushed, it stays open. A second close succeeds.
+    pub async fn close(&self) -> Result<()> {
+        self.inner.close().await
+    }
+}
+
+impl fmt::Debug for Volume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Volume").field("size_bytes", &self.size_bytes()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,177 @@
+//! An open volume.
+
+mod commit;
+mod handle;
+mod read;
+mod record;
+mod report;
+mod resize;
+mod state;
+mod tree;
+mod view;
+mod write;
+mod zero;
+
+use std::collections::HashMap;
+
+use async_lock::{Mutex as AsyncMutex, RwLock};
+use blocker::{Durability, Version};
+use parking_lot::Mutex;
+
+use crate::entry::Entry;
+use crate::error::{Error, Result};
+use crate::format::Head;
+use crate::map::Map;
+use crate::settings::Settings;
+use crate::space::Space;
+
+pub(crate) use commit::next_limit;
+pub use handle::Volume;
+pub(crate) use report::changes;
+use state::{State, Status};
+pub(crate) use tree::snapshot_all;
+pub(crate) use view::View;
+
+/// Births that are reserved at once.
+pub(crate) const BIRTHS_RESERVED: u64 = 4096;
+/// Locks of objects; places that are equal modulo this share one.
+const LOCKS: u32 = 256;
+
+/// An open volume, shared by all its handles.
+///
+/// Locks are taken in the order of the fields `recorder`, `turn`, `objects`, `state`.
+pub(crate) struct Inner {
+    space: Space,
+    object_bytes: u64,
+    settings: Settings,
+    flush_durability: Durability,
+    /// What is stored of the volume's shape, and the right to change it.
+    recorder: AsyncMutex<Recorder>,
+    /// Changes of content share it; what needs an instant without any takes it alone.
+    turn: RwLock<()>,
+    /// Changes in place share an object, unless they are stamped; births take it alone.
+    objects: Box<[RwLock<()>]>,
+    state: Mutex<State>,
+}
+
+/// What is stored of a volume's shape.
+pub(crate) struct Recorder {
+    head: Head,
+    head_version: Version,
+    /// The pages of the map of `head.parent`.
+    parent_root: Vec<Entry>,
+    /// The versions of pages that are this volume's own, where they are known.
+    page_versions: HashMap<u32, Version>,
+    /// A head whose write was not seen to end.
+    in_flight: Option<Vec<u8>>,
+}
+
+/// What an open volume begins with.
+pub(crate) struct Opened {
+    pub(crate) space: Space,
+    pub(crate) head: Head,
+    pub(crate) head_version: Version,
+    pub(crate) live: Map,
+    pub(crate) parent_root: Vec<Entry>,
+    pub(crate) parent: Map,
+    /// The first birth that was never used.
+    pub(crate) birth: u64,
+    pub(crate) flush_durability: Durability,
+}
+
+/// A part of a range that lies within one object.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    index: u32,
+    /// Where it begins within the object.
+    within: u64,
+    length: u64,
+    /// Where it begins within the range.
+    at: u64,
+}
+
+impl Inner {
+    pub(crate) fn new(opened: Opened) -> Self {
+        let Opened { space, head, head_version, live, parent_root, parent, birth, flush_durability } = opened;
+        let state = State {
+            volume: space.volume,
+            status: Status::Open,
+            size_bytes: head.size_bytes,
+            recorded: live.clone(),
+            live,
+            parent,
+            birth,
+            birth_limit: head.birth_limit,
+            drops: Vec::new(),
+            births_met: 0,
+        };
+        let (object_bytes, settings) = (head.object_bytes, head.settings);
+        let recorder =
+            Recorder { head, head_version, parent_root, page_versions: HashMap::new(), in_flight: None };
+        Self {
+            space,
+            object_bytes,
+            settings,
+            flush_durability,
+            recorder: AsyncMutex::new(recorder),
+            turn: RwLock::new(()),
+            objects: (0..LOCKS).map(|_| RwLock::new(())).collect(),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Returns the parts of a range, object by object.
+    fn pieces(&self, offset: u64, length: u64) -> impl Iterator<Item = Piece> + use<> {
+        let object_bytes = self.object_bytes;
+        let mut at = 0;
+        std::iter::from_fn(move || {
+            let position = offset + at;
+            let within = position % object_bytes;
+            let piece = (object_bytes - within).min(length - at);
+            // A volume has less than 2^32 objects.
+            let index = (position / object_bytes) as u32;
+            let piece = Piece { index, within, length: piece, at };
+            at += piece.length;
+            (piece.length > 0).then_some(piece)
+        })
+    }
+
+    /// Returns whether a part is all that the volume has of its object.
+    fn is_whole(&self, piece: &Piece, size_bytes: u64) -> bool {
+        let begin = u64::from(piece.index) * self.object_bytes;
+        piece.within == 0 && begin + piece.length >= (begin + self.object_bytes).min(size_bytes)
+    }
+
+    fn lock_of(&self, index: u32) -> &RwLock<()> {
+        &self.objects[(index % LOCKS) as usize]
+    }
+
+    pub(crate) fn object_bytes(&self) -> u64 {
+        self.object_bytes
+    }
+
+    /// Returns whether the volume can be used.
+    pub(crate) fn is_open(&self) -> bool {
+        self.state.lock().status == Status::Open
+    }
+
+    /// Checks that the volume takes changes.
+    fn check_writable(&self) -> Result<()> {
+        if self.settings.is_read_only { Err(Error::ReadOnly) } else { self.state.lock().check() }
+    }
+
+    /// Converts an error of the store, and notes if it says that this owner was deposed.
+    fn noted(&self, error: blocker::Error) -> Error {
+        if let blocker::Error::Fenced { epoch } = error {
+            self.fence(epoch);
+        }
+        error.into()
+    }
+
+    fn fence(&self, epoch: blocker::Epoch) {
+        let mut state = self.state.lock();
+        if state.status == Status::Open {
+            state.status = Status::Fenced(epoch);
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Reading.
+
+use blocker::{ReadRequest, Segments};
+
+use super::{Inner, Piece};
+use crate::entry::Kind;
+use crate::error::{Error, Result};
+
+/// How often a place is looked up again because its object was removed meanwhile.
+const TRIES: u32 = 64;
+
+impl Inner {
+    pub(super) async fn read(&self, offset: u64, length: u64) -> Result<Segments> {
+        self.state.lock().check_range(offset, length)?;
+        let mut pieces = self.pieces(offset, length);
+        let Some(first) = pieces.next() else { return Ok(Segments::new()) };
+        if first.length == length {
+            return self.read_piece(first).await;
+        }
+        let all = std::iter::once(first).chain(pieces).map(|piece| self.read_piece(piece));
+        let mut data = Segments::new();
+        for part in futures_util::future::join_all(all).await {
+            data.append(part?);
+        }
+        Ok(data)
+    }
+
+    async fn read_piece(&self, piece: Piece) -> Result<Segments> {
+        let mut before = None;
+        for _ in 0..TRIES {
+            let entry = {
+                let state = self.state.lock();
+                state.check()?;
+                state.live.get(piece.index)
+            };
+            if entry.is_hole() {
+                return Ok(zeros(piece.length));
+            }
+            let object = self.space.pool.object(entry.volume(), Kind::Data(entry.birth(), piece.index));
+            if before == Some(entry) {
+                return Err(Error::Damaged(format!("object {object} of the volume is missing")));
+            }
+            match self.space.store().read(ReadRequest::new(object, piece.within, piece.length)).await {
+                Ok(reply) => {
+                    let mut data = reply.data;
+                    let found = data.len_bytes() as u64;
+                    // The object ends here, and the volume goes on.
+                    if found < piece.length {
+                        data.append(zeros(piece.length - found));
+                    }
+                    return Ok(data);
+                }
+                // It may have been replaced and removed since the look at the map.
+                Err(blocker::Error::Missing) => before = Some(entry),
+                Err(error) => return Err(self.noted(error)),
+            }
+        }
+        Err(Error::Io(blocker::Error::Retryable("the range is discarded faster than it can be read".into())))
+    }
+}
+
+fn zeros(length: u64) -> Segments {
+    // At most an object.
+    Segments::zeros(length as usize)
+}

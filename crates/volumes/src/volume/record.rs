@@ -1,0 +1,224 @@
+//! Flushing: what was born is recorded in the map once it is stored.
+//!
+//! In this order: (1) take the map as it is; (2) flush the data; (3) store its changed entries, and the head
+//! if a page was born; (4) remove what no map has any more. So an entry is stored after all that it names,
+//! and nothing is removed that a stored entry names.
+
+use blocker::{Condition, Durability, Run, Version, WriteRequest, WriteRunsRequest};
+
+use super::{Inner, Recorder};
+use crate::entry::{Entry, Kind};
+use crate::error::{Error, Result};
+use crate::format::{PAGE_BYTES, Page, PageName, SECTOR_BYTES, SECTOR_ENTRIES, encode_sector};
+use crate::map::Map;
+
+/// How often a page is written that was found changed, or whose outcome is unknown.
+const TRIES: u32 = 3;
+
+impl Inner {
+    /// Makes everything acknowledged before as durable as the volume's flushes are.
+    pub(super) async fn flush(&self) -> Result<()> {
+        self.flush_as(self.flush_durability).await
+    }
+
+    pub(super) async fn flush_as(&self, durability: Durability) -> Result<()> {
+        let has_births = {
+            let state = self.state.lock();
+            state.check()?;
+            !state.drops.is_empty()
+                || (0..state.live.pages.len()).any(|page| !state.live.shares_page(&state.recorded, page))
+        };
+        if !has_births {
+            // Whatever is born from now on was not acknowledged before.
+            return self.space.flush(durability).await.map_err(|error| self.noted(error));
+        }
+        let mut recorder = self.recorder.lock().await;
+        self.record(&mut recorder).await
+    }
+
+    /// Flushes the data and records all births until now.
+    pub(super) async fn record(&self, recorder: &mut Recorder) -> Result<()> {
+        let (frozen, drops) = {
+            let state = self.state.lock();
+            state.check()?;
+            (state.live.clone(), state.drops.len())
+        };
+        self.record_map(recorder, &frozen).await?;
+        self.remove_drops(drops).await
+    }
+
+    /// Flushes the data and stores the entries of `frozen`, a map that the volume had.
+    pub(super) async fn record_map(&self, recorder: &mut Recorder, frozen: &Map) -> Result<()> {
+        self.space.flush(Durability::Stored).await.map_err(|error| self.noted(error))?;
+        let recorded = self.state.lock().recorded.clone();
+        let old_root = recorder.head.root.clone();
+        let mut root = old_root.clone();
+        let mut born = Vec::new();
+        for (page, at) in old_root.iter().enumerate() {
+            let Some(entries) = frozen.page(page).filter(|_| !frozen.shares_page(&recorded, page)) else {
+                continue;
+            };
+            let is_own = at.volume() == self.space.volume && recorder.parent_root.get(page) != Some(at);
+            // A map has at most 65 536 pages.
+            let number = page as u32;
+            if is_own {
+                self.write_page(
+                    recorder,
+                    number,
+                    at.birth(),
+                    entries,
+                    recorded.page(page).map(|page| &**page),
+                )
+                .await?;
+                self.state.lock().recorded.pages[page] = Some(entries.clone());
+            } else {
+                let (birth, version) = self.bear_page(number, entries).await?;
+                root[page] = Entry::new(self.space.volume, birth);
+                born.push((number, birth, version));
+            }
+        }
+        if born.is_empty() {
+            return Ok(());
+        }
+        let mut head = recorder.head.clone();
+        head.root = root;
+        if let Err(error) = self.commit(recorder, head).await {
+            if recorder.in_flight.is_none() {
+                let pages = born.iter().map(|(page, birth, _)| Kind::Page(*birth, *page));
+                self.state.lock().drops.extend(pages);
+            }
+            return Err(error);
+        }
+        let mut state = self.state.lock();
+        for (page, _, version) in born {
+            recorder.page_versions.insert(page, version);
+            state.recorded.pages[page as usize] = frozen.page(page as usize).cloned();
+        }
+        Ok(())
+    }
+
+    /// Removes the first `count` objects that no map has any more.
+    pub(super) async fn remove_drops(&self, count: usize) -> Result<()> {
+        for _ in 0..count {
+            let Some(kind) = self.state.lock().drops.first().copied() else { return Ok(()) };
+            self.space.remove(kind).await.map_err(|error| self.noted(error))?;
+            self.state.lock().drops.remove(0);
+        }
+        Ok(())
+    }
+
+    /// Stores a new page. Returns its birth and version.
+    async fn bear_page(&self, page: u32, entries: &Page) -> Result<(u64, Version)> {
+        for _ in 0..TRIES {
+            let birth = self.state.lock().current_birth()?;
+            let name = PageName { volume: self.space.volume, birth, page };
+            let bytes: Vec<u8> =
+                (0..PAGE_BYTES / SECTOR_BYTES).flat_map(|at| encode_sector(name, entries, at)).collect();
+            match self.space.put(Kind::Page(birth, page), bytes, Condition::Absent).await {
+                Ok(version) => return Ok((birth, version)),
+                Err(
+                    error @ (blocker::Error::Exists
+                    | blocker::Error::OutcomeUnknown(_)
+                    | blocker::Error::NotStored(_)
+                    | blocker::Error::Superseded { .. }),
+                ) => {
+                    // The name is not used again. What was there before is left alone.
+                    let mut state = self.state.lock();
+                    state.birth = state.birth.max(birth + 1);
+                    if error == blocker::Error::Exists {
+                        state.births_met += 1;
+                    } else {
+                        state.drops.push(Kind::Page(birth, page));
+                    }
+                }
+                Err(error) => return Err(self.noted(error)),
+            }
+        }
+        Err(Error::Io(blocker::Error::Retryable("a page of the map was not stored".into())))
+    }
+
+    /// Stores the sectors of an own page that differ from `old`.
+    async fn write_page(
+        &self,
+        recorder: &mut Recorder,
+        page: u32,
+        birth: u64,
+        entries: &Page,
+        old: Option<&Page>,
+    ) -> Result<()> {
+        let name = PageName { volume: self.space.volume, birth, page };
+        let kind = Kind::Page(birth, page);
+        let mut is_whole = false;
+        for _ in 0..TRIES {
+            let version = match recorder.page_versions.get(&page) {
+                Some(version) => *version,
+                None => {
+                    let info =
+                        self.space.store().info(blocker::InfoRequest::new(self.space.object(kind))).await;
+                    info.map_err(|error| self.noted(error))?.version
+                }
+            };
+            recorder.page_versions.remove(&page);
+            let is_changed = |sector: &usize| {
+                let range = sector * SECTOR_ENTRIES..(sector + 1) * SECTOR_ENTRIES;
+                is_whole || old.is_none_or(|old| old[range.clone()] != entries[range])
+            };
+            let sectors: Vec<usize> = (0..PAGE_BYTES / SECTOR_BYTES).filter(is_changed).collect();
+            match self.send_sectors(name, entries, &sectors, Condition::Version(version)).await {
+                Ok(version) => {
+                    recorder.page_versions.insert(page, version);
+                    return Ok(());
+                }
+                // An earlier attempt may have been made in part, and may still be made: it would fail its
+                // condition after this one.
+                Err(
+                    blocker::Error::ConditionFailed { .. }
+                    | blocker::Error::OutcomeUnknown(_)
+                    | blocker::Error::Superseded { .. }
+                    | blocker::Error::NotStored(_),
+                ) => {
+                    self.check_owner(recorder).await?;
+                    is_whole = true;
+                }
+                Err(error) => return Err(self.noted(error)),
+            }
+        }
+        Err(Error::Io(blocker::Error::Retryable("a page of the map was not stored".into())))
+    }
+
+    /// Sends sectors of a page in one change; *stored* when this returns.
+    async fn send_sectors(
+        &self,
+        name: PageName,
+        entries: &Page,
+        sectors: &[usize],
+        condition: Condition,
+    ) -> Result<Version, blocker::Error> {
+        let kind = Kind::Page(name.birth, name.page);
+        let (Some(first), Some(last)) = (sectors.first(), sectors.last()) else {
+            let info = self.space.store().info(blocker::InfoRequest::new(self.space.object(kind)));
+            return info.await.map(|info| info.version);
+        };
+        let change = self.space.change(Durability::Stored, condition);
+        let offset = |sector: &usize| (sector * SECTOR_BYTES) as u64;
+        let bytes = |sector: &usize| encode_sector(name, entries, *sector);
+        let reply = if sectors.len() as u64 <= u64::from(self.space.pool.capabilities.runs_max) {
+            let runs =
+                sectors.iter().map(|sector| Run::data(offset(sector), bytes(sector).to_vec())).collect();
+            let request = WriteRunsRequest::new(self.space.object(kind), runs).change(change);
+            self.space.store().write_runs(request).await?
+        } else {
+            let all: Vec<u8> = (*first..=*last).flat_map(|sector| bytes(&sector)).collect();
+            let request = WriteRequest::new(self.space.object(kind), offset(first), all).change(change);
+            self.space.store().write(request).await?
+        };
+        self.space.ensure_stored(kind, reply.durability).await?;
+        Ok(reply.version)
+    }
+
+    /// Checks that the stored head is this owner's.
+    async fn check_owner(&self, recorder: &mut Recorder) -> Result<()> {
+        let head = recorder.head.clone();
+        self.commit(recorder, head).await
+    }
+}

@@ -1,0 +1,73 @@
+//! What a volume's map says, without reading data.
+
+use super::Inner;
+use crate::entry::Entry;
+use crate::error::{Error, Result};
+use crate::map::Map;
+use crate::settings::{Change, Extent, ExtentKind, Usage};
+
+impl Inner {
+    pub(super) fn extents(&self, offset: u64, length: u64) -> Result<Vec<Extent>> {
+        let state = self.state.lock();
+        state.check_range(offset, length)?;
+        let mut all: Vec<Extent> = Vec::new();
+        for piece in self.pieces(offset, length) {
+            let is_hole = state.live.get(piece.index).is_hole();
+            let kind = if is_hole { ExtentKind::Hole } else { ExtentKind::Data };
+            match all.last_mut().filter(|last| last.kind == kind) {
+                Some(last) => last.length += piece.length,
+                None => all.push(Extent { offset: offset + piece.at, length: piece.length, kind }),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Returns the ranges in which the volume may differ from the snapshot `since`; from holes for `None`.
+    pub(super) async fn changed_extents(&self, since: Option<&str>) -> Result<Vec<Change>> {
+        let old = match since {
+            None => Map::default(),
+            Some(name) => {
+                let recorder = self.recorder.lock().await;
+                let node = recorder.head.named(name).ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()))?;
+                self.map_of_node(&recorder, node.id).await?.1
+            }
+        };
+        let state = self.state.lock();
+        state.check()?;
+        Ok(changes(&old, &state.live, state.size_bytes, self.object_bytes))
+    }
+
+    pub(crate) fn usage(&self) -> Result<Usage> {
+        let state = self.state.lock();
+        state.check()?;
+        let count = |objects: usize| objects as u64 * self.object_bytes;
+        Ok(Usage {
+            size_bytes: state.size_bytes,
+            referenced_bytes: count(state.live.objects().count()),
+            exclusive_bytes: count(
+                state.live.objects().filter(|(index, entry)| state.owns(*index, *entry)).count(),
+            ),
+        })
+    }
+}
+
+/// Returns where `new` differs from `old`. Pages that they share are not looked at.
+pub(crate) fn changes(old: &Map, new: &Map, size_bytes: u64, object_bytes: u64) -> Vec<Change> {
+    let mut all: Vec<Change> = Vec::new();
+    let mut places: Vec<(u32, Entry)> = new.objects_not_in(old).collect();
+    let gone = old.objects_not_in(new).filter(|(index, _)| new.get(*index).is_hole());
+    places.extend(gone.map(|(index, _)| (index, Entry::HOLE)));
+    places.sort_unstable();
+    for (index, entry) in places {
+        let offset = u64::from(index) * object_bytes;
+        if offset >= size_bytes {
+            break;
+        }
+        let (length, is_data) = (object_bytes.min(size_bytes - offset), !entry.is_hole());
+        match all.last_mut().filter(|last| last.offset + last.length == offset && last.is_data == is_data) {
+            Some(last) => last.length += length,
+            None => all.push(Change { offset, length, is_data }),
+        }
+    }
+    all
+}

@@ -1,0 +1,104 @@
+//! What a volume's owner has in memory, under one lock that is never held across an await.
+
+use blocker::Epoch;
+
+use crate::entry::{Entry, Kind, VolumeId};
+use crate::error::{Error, Result};
+use crate::map::Map;
+
+/// Whether a volume can be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Status {
+    Open,
+    Closed,
+    Fenced(Epoch),
+    Interrupted,
+}
+
+pub(super) struct State {
+    pub(super) volume: VolumeId,
+    pub(super) status: Status,
+    pub(super) size_bytes: u64,
+    /// The map as the volume's user sees it.
+    pub(super) live: Map,
+    /// The map as it is stored.
+    pub(super) recorded: Map,
+    /// The map of the snapshot that the volume comes after; holes if there is none in this volume.
+    pub(super) parent: Map,
+    /// The birth of objects born now.
+    pub(super) birth: u64,
+    /// Births from here on must be reserved in the head first.
+    pub(super) birth_limit: u64,
+    /// Objects that no map has any more, removed once that is stored.
+    pub(super) drops: Vec<Kind>,
+    /// How many births met an object of their name. None should.
+    pub(super) births_met: u64,
+}
+
+impl State {
+    /// Checks that the volume can be used.
+    pub(super) fn check(&self) -> Result<()> {
+        match self.status {
+            Status::Open => Ok(()),
+            Status::Closed => Err(Error::Closed),
+            Status::Fenced(epoch) => Err(Error::Fenced { epoch }),
+            Status::Interrupted => Err(Error::Interrupted),
+        }
+    }
+
+    /// Checks that a range lies within the volume.
+    pub(super) fn check_range(&self, offset: u64, length: u64) -> Result<()> {
+        self.check()?;
+        match offset.checked_add(length) {
+            Some(end) if end <= self.size_bytes => Ok(()),
+            _ => Err(Error::OutOfRange { offset, length, size_bytes: self.size_bytes }),
+        }
+    }
+
+    /// Returns whether `entry` at `index` is this volume's alone. Nodes that share an entry are a connected
+    /// part of the tree, and the live volume is a leaf: so none has it if the one before has not. What came
+    /// from another volume is shared with the snapshot there.
+    pub(super) fn owns(&self, index: u32, entry: Entry) -> bool {
+        entry.volume() == self.volume && self.parent.get(index) != entry
+    }
+
+    /// Returns the birth of the object at `index` if it may be written in place.
+    pub(super) fn own_birth(&self, index: u32) -> Option<u64> {
+        let entry = self.live.get(index);
+        self.owns(index, entry).then(|| entry.birth())
+    }
+
+    /// Returns whether the entry of a place is stored.
+    pub(super) fn is_recorded(&self, index: u32) -> bool {
+        self.live.get(index) == self.recorded.get(index)
+    }
+
+    /// Makes an entry that of an object born now.
+    pub(super) fn set_born(&mut self, index: u32, birth: u64) {
+        self.live.set(index, Entry::new(self.volume, birth));
+    }
+
+    /// Makes a place a hole. Its object is removed later if no other node has it.
+    pub(super) fn set_hole(&mut self, index: u32) {
+        let old = self.live.get(index);
+        if old.is_hole() {
+            return;
+        }
+        if self.owns(index, old) {
+            self.drops.push(Kind::Data(old.birth(), index));
+            // The name is not used again: its removal may come late.
+            if old.birth() == self.birth {
+                self.birth += 1;
+            }
+        }
+        self.live.set(index, Entry::HOLE);
+    }
+
+    /// Returns the birth for an object to be born now.
+    pub(super) fn current_birth(&self) -> Result<u64> {
+        if self.birth < self.birth_limit {
+            return Ok(self.birth);
+        }
+        Err(Error::Io(blocker::Error::Retryable("too many births failed at once".into())))
+    }
+}

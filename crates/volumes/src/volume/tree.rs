@@ -1,0 +1,363 @@
+//! The volume among its snapshots: making them, going back to one, deleting them in any order.
+//!
+//! Snapshots and the live volume are nodes of a tree. An object that two nodes have, all nodes on the way
+//! between them have. So when a node goes, an object of it goes as well if neither the node before it nor the
+//! one after it has it; and a node on which two others hang stays, without a name, because it is what
+//! connects them.
+
+use async_lock::{MutexGuard, RwLockWriteGuard};
+
+use super::state::Status;
+use super::{Inner, Recorder};
+use crate::entry::{Entry, Kind, VolumeId};
+use crate::error::{Error, Result};
+use crate::format::{NODES_MAX, Node, Origin, encode_root};
+use crate::map::Map;
+use crate::space::load_node;
+
+/// What a volume was at the instant of a snapshot.
+struct Frozen {
+    id: u64,
+    size_bytes: u64,
+    map: Map,
+    /// The map of the snapshot before.
+    parent: Map,
+    /// The number of objects to be removed by then.
+    drops: usize,
+}
+
+/// Makes a snapshot of several volumes at one instant, in the order of their numbers, each once. Either all
+/// of them have it, or none if the store can be reached.
+pub(crate) async fn snapshot_all(volumes: &[&Inner], name: &str, made_unix_seconds: u64) -> Result<()> {
+    debug_assert!(volumes.is_sorted_by(|a, b| a.space.volume < b.space.volume));
+    let mut recorders: Vec<MutexGuard<'_, Recorder>> = Vec::new();
+    for volume in volumes {
+        volume.ensure_births().await?;
+        recorders.push(volume.recorder.lock().await);
+    }
+    for recorder in &recorders {
+        if recorder.head.named(name).is_some() {
+            return Err(Error::Exists(name.to_owned()));
+        }
+        if recorder.head.nodes.len() >= NODES_MAX {
+            return Err(Error::Limit(format!("a volume has at most {NODES_MAX} snapshots: delete some")));
+        }
+    }
+    let frozen = {
+        let mut turns: Vec<RwLockWriteGuard<'_, ()>> = Vec::new();
+        for volume in volumes {
+            turns.push(volume.turn.write().await);
+        }
+        for volume in volumes {
+            volume.state.lock().check()?;
+        }
+        volumes.iter().map(|volume| volume.freeze()).collect::<Result<Vec<_>>>()?
+    };
+    let mut error = None;
+    let mut stored = 0;
+    for ((volume, recorder), frozen) in volumes.iter().zip(&mut recorders).zip(&frozen) {
+        if let Err(why) = volume.store_snapshot(recorder, frozen, name, made_unix_seconds).await {
+            error = Some(why);
+            break;
+        }
+        stored += 1;
+    }
+    let Some(error) = error else { return Ok(()) };
+    for (at, (volume, recorder)) in volumes.iter().zip(&mut recorders).enumerate() {
+        if at < stored {
+            volume.delete_snapshot_named(recorder, name).await?;
+        } else if recorder.in_flight.is_none() {
+            volume.thaw(&frozen[at]);
+        }
+    }
+    Err(error)
+}
+
+impl Inner {
+    /// Returns the pages and the map of a snapshot of this volume; nothing for 0.
+    pub(super) async fn map_of_node(&self, recorder: &Recorder, node: u64) -> Result<(Vec<Entry>, Map)> {
+        if node == 0 {
+            return Ok(Default::default());
+        }
+        let recorded = self.state.lock().recorded.clone();
+        let near = (recorder.head.root.as_slice(), &recorded);
+        load_node(&self.space.pool, self.space.volume, node, near).await
+    }
+
+    /// Fixes what the volume has. The caller has the turn alone. From now on nothing of it is written in
+    /// place.
+    fn freeze(&self) -> Result<Frozen> {
+        let mut state = self.state.lock();
+        let id = state.current_birth()?;
+        state.birth += 1;
+        let map = state.live.clone();
+        let parent = std::mem::replace(&mut state.parent, map.clone());
+        Ok(Frozen { id, size_bytes: state.size_bytes, map, parent, drops: state.drops.len() })
+    }
+
+    /// Undoes [`Self::freeze`] where the snapshot was not made.
+    fn thaw(&self, frozen: &Frozen) {
+        let mut state = self.state.lock();
+        state.parent = frozen.parent.clone();
+        // What was replaced meanwhile because it seemed to be shared.
+        let replaced: Vec<_> = frozen.map.objects_not_in(&state.live).collect();
+        for (index, entry) in replaced {
+            if state.owns(index, entry) {
+                state.drops.push(Kind::Data(entry.birth(), index));
+            }
+        }
+        state.drops.push(Kind::Root(frozen.id));
+    }
+
+    async fn store_snapshot(
+        &self,
+        recorder: &mut Recorder,
+        frozen: &Frozen,
+        name: &str,
+        made_unix_seconds: u64,
+    ) -> Result<()> {
+        self.record_map(recorder, &frozen.map).await?;
+        // The pages just born are the snapshot's: the next ones have other names.
+        self.state.lock().birth += 1;
+        let root = encode_root(&recorder.head.root);
+        let put = self.space.put(Kind::Root(frozen.id), root, blocker::Condition::Absent).await;
+        put.map_err(|error| self.noted(error))?;
+        let mut head = recorder.head.clone();
+        let (id, parent) = (frozen.id, head.parent);
+        let name = name.to_owned();
+        head.nodes.push(Node { id, parent, size_bytes: frozen.size_bytes, made_unix_seconds, name });
+        head.parent = id;
+        self.commit(recorder, head).await?;
+        recorder.parent_root = recorder.head.root.clone();
+        recorder.page_versions.clear();
+        self.remove_drops(frozen.drops).await
+    }
+
+    /// Makes the volume what the snapshot has. Later snapshots stay.
+    pub(crate) async fn rollback(&self, name: &str) -> Result<()> {
+        self.check_writable()?;
+        self.ensure_births().await?;
+        let mut recorder = self.recorder.lock().await;
+        let node = recorder.head.named(name).ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()))?.clone();
+        let (root, map) = self.map_of_node(&recorder, node.id).await?;
+        let _turn = self.turn.write().await;
+        let mut head = recorder.head.clone();
+        (head.root, head.parent, head.size_bytes) = (root.clone(), node.id, node.size_bytes);
+        let old_root = recorder.head.root.clone();
+        self.commit(&mut recorder, head).await?;
+        {
+            let mut state = self.state.lock();
+            let old: Vec<_> =
+                state.live.objects().filter(|(index, entry)| state.owns(*index, *entry)).collect();
+            state.drops.extend(old.into_iter().map(|(index, entry)| Kind::Data(entry.birth(), index)));
+            let pages = lost_pages(self.space.volume, &old_root, &[&recorder.parent_root]);
+            state.drops.extend(pages);
+            (state.live, state.recorded, state.parent) = (map.clone(), map.clone(), map);
+            state.size_bytes = node.size_bytes;
+            // Names of what is removed now are not used again.
+            state.birth += 1;
+        }
+        recorder.parent_root = root;
+        recorder.page_versions.clear();
+        self.record(&mut recorder).await
+    }
+
+    /// Deletes a snapshot, and what it alone has.
+    pub(crate) async fn delete_snapshot(&self, name: &str) -> Result<()> {
+        let mut recorder = self.recorder.lock().await;
+        self.delete_snapshot_named(&mut recorder, name).await
+    }
+
+    async fn delete_snapshot_named(&self, recorder: &mut Recorder, name: &str) -> Result<()> {
+        let mut head = recorder.head.clone();
+        let node = head.nodes.iter_mut().find(|node| node.name == name && !name.is_empty());
+        node.ok_or_else(|| Error::NoSuchSnapshot(name.to_owned()))?.name.clear();
+        // First: a clone that is being made looks for the name after it has made itself known.
+        self.commit(recorder, head).await?;
+        self.collect_nodes(recorder).await
+    }
+
+    /// Removes the snapshots without a name that nothing needs any more.
+    pub(crate) async fn collect(&self) -> Result<()> {
+        let mut recorder = self.recorder.lock().await;
+        self.collect_nodes(&mut recorder).await
+    }
+
+    async fn collect_nodes(&self, recorder: &mut Recorder) -> Result<()> {
+        while let Some(node) = self.unneeded(recorder).await? {
+            self.splice(recorder, node).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns a nameless snapshot with no clone and at most one child.
+    async fn unneeded(&self, recorder: &Recorder) -> Result<Option<u64>> {
+        let head = &recorder.head;
+        for node in head.nodes.iter().filter(|node| node.name.is_empty()) {
+            let children = head.nodes.iter().filter(|other| other.parent == node.id).count();
+            let is_live = usize::from(head.parent == node.id && !head.is_deleted);
+            let origin = Origin { volume: self.space.volume, node: node.id };
+            if children + is_live <= 1 && !self.space.pool.has_clones(origin).await? {
+                return Ok(Some(node.id));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes a snapshot with at most one child out of the tree.
+    async fn splice(&self, recorder: &mut Recorder, id: u64) -> Result<()> {
+        let mut head = recorder.head.clone();
+        let at = head.nodes.iter().position(|node| node.id == id).expect("found by the caller");
+        let node = head.nodes.remove(at);
+        let (root, map) = self.map_of_node(recorder, id).await?;
+        let (before_root, before) = self.map_of_node(recorder, node.parent).await?;
+        let is_live = recorder.head.parent == id && !recorder.head.is_deleted;
+        let child = head.nodes.iter().find(|other| other.parent == id).map(|child| child.id);
+        let (after_root, after) = self.map_of_node(recorder, child.unwrap_or(0)).await?;
+        head.nodes.iter_mut().filter(|other| other.parent == id).for_each(|child| child.parent = node.parent);
+        if head.parent == id {
+            head.parent = node.parent;
+        }
+        self.commit(recorder, head).await?;
+        let volume = self.space.volume;
+        let live_root = if is_live { recorder.head.root.clone() } else { Vec::new() };
+        {
+            let _turn = self.turn.write().await;
+            let mut state = self.state.lock();
+            let lost = map.objects_not_in(&before).filter(|(index, entry)| {
+                let is_live = is_live && state.live.get(*index) == *entry;
+                entry.volume() == volume && after.get(*index) != *entry && !is_live
+            });
+            let lost: Vec<_> = lost.map(|(index, entry)| Kind::Data(entry.birth(), index)).collect();
+            state.drops.extend(lost);
+            state.drops.extend(lost_pages(volume, &root, &[&before_root, &after_root, &live_root]));
+            state.drops.push(Kind::Root(id));
+            if is_live {
+                state.parent = before;
+            }
+        }
+        if is_live {
+            recorder.parent_root = before_root;
+            recorder.page_versions.clear();
+        }
+        // What the stored map still has goes only once it has not.
+        self.record(recorder).await
+    }
+
+    /// Deletes the volume itself and the names of its snapshots. Returns whether nothing is left of it.
+    pub(crate) async fn destroy(&self) -> Result<bool> {
+        let mut recorder = self.recorder.lock().await;
+        let _turn = self.turn.write().await;
+        let old_root = recorder.head.root.clone();
+        if !recorder.head.is_deleted {
+            let mut head = recorder.head.clone();
+            head.is_deleted = true;
+            head.parent = 0;
+            head.root.fill(Entry::HOLE);
+            head.nodes.iter_mut().for_each(|node| node.name.clear());
+            self.commit(&mut recorder, head).await?;
+        }
+        {
+            let mut state = self.state.lock();
+            let own: Vec<_> =
+                state.live.objects().filter(|(index, entry)| state.owns(*index, *entry)).collect();
+            state.drops.extend(own.into_iter().map(|(index, entry)| Kind::Data(entry.birth(), index)));
+            state.drops.extend(lost_pages(self.space.volume, &old_root, &[&recorder.parent_root]));
+            let holes = Map::of_holes(recorder.head.root.len());
+            (state.live, state.recorded, state.parent) = (holes.clone(), holes, Map::default());
+        }
+        recorder.parent_root.clear();
+        recorder.page_versions.clear();
+        self.record(&mut recorder).await?;
+        drop(_turn);
+        self.collect_nodes(&mut recorder).await?;
+        Ok(recorder.head.nodes.is_empty())
+    }
+
+    /// Removes the head of a volume of which nothing else is left. Returns what it was cloned from.
+    pub(crate) async fn remove_head(&self) -> Result<Option<Origin>> {
+        let recorder = self.recorder.lock().await;
+        // Without a head nothing finds what a crash brings back: all else is gone for good first.
+        self.space.flush(blocker::Durability::Stored).await.map_err(|error| self.noted(error))?;
+        self.space.remove(Kind::Head).await.map_err(|error| self.noted(error))?;
+        self.space.flush(blocker::Durability::Stored).await.map_err(|error| self.noted(error))?;
+        self.state.lock().status = Status::Closed;
+        Ok(recorder.head.origin)
+    }
+
+    /// Makes the volume independent of what it was cloned from: it gets objects of its own. Returns the
+    /// origin.
+    pub(crate) async fn flatten(&self) -> Result<Option<Origin>> {
+        self.check_writable()?;
+        {
+            let recorder = self.recorder.lock().await;
+            if recorder.head.origin.is_none() {
+                return Ok(None);
+            }
+            if !recorder.head.nodes.is_empty() {
+                let why = "its snapshots depend on the origin as well: delete them first";
+                return Err(Error::Invalid(format!("the volume cannot be flattened: {why}")));
+            }
+        }
+        let foreign: Vec<u32> = {
+            let state = self.state.lock();
+            let foreign = state.live.objects().filter(|(_, entry)| entry.volume() != self.space.volume);
+            foreign.map(|(index, _)| index).collect()
+        };
+        for index in foreign {
+            self.ensure_births().await?;
+            let _turn = self.turn.read().await;
+            let _alone = self.lock_of(index).write().await;
+            let entry = self.state.lock().live.get(index);
+            if !entry.is_hole() && entry.volume() != self.space.volume {
+                self.bear_copy(index, entry).await?;
+            }
+        }
+        let mut recorder = self.recorder.lock().await;
+        if !recorder.head.nodes.is_empty() {
+            return Err(Error::Invalid("a snapshot was made while the volume was flattened".into()));
+        }
+        self.record(&mut recorder).await?;
+        let origin = recorder.head.origin;
+        let mut head = recorder.head.clone();
+        head.origin = None;
+        // A page of the origin that is still there has nothing but holes.
+        head.root
+            .iter_mut()
+            .filter(|page| page.volume() != self.space.volume)
+            .for_each(|page| *page = Entry::HOLE);
+        self.commit(&mut recorder, head).await?;
+        Ok(origin)
+    }
+
+    pub(crate) async fn close(&self) -> Result<()> {
+        let mut recorder = self.recorder.lock().await;
+        match self.state.lock().status {
+            Status::Open => {}
+            Status::Closed => return Ok(()),
+            Status::Interrupted => {
+                self.state.lock().status = Status::Closed;
+                return Ok(());
+            }
+            Status::Fenced(epoch) => return Err(Error::Fenced { epoch }),
+        }
+        let _turn = self.turn.write().await;
+        self.record(&mut recorder).await?;
+        let mut head = recorder.head.clone();
+        head.owner = None;
+        head.birth_limit = self.state.lock().birth + 1;
+        self.commit(&mut recorder, head).await?;
+        self.state.lock().status = Status::Closed;
+        Ok(())
+    }
+}
+
+/// Returns the pages of `volume` in `root` that none of `others` has.
+fn lost_pages(volume: VolumeId, root: &[Entry], others: &[&[Entry]]) -> Vec<Kind> {
+    let lost = root.iter().enumerate().filter(|(page, at)| {
+        let is_kept = others.iter().any(|other| other.get(*page) == Some(*at));
+        !at.is_hole() && at.volume() == volume && !is_kept
+    });
+    // A map has at most 65 536 pages.
+    lost.map(|(page, at)| Kind::Page(at.birth(), page as u32)).collect()
+}

@@ -1,0 +1,280 @@
+//! Writing: in place where an object is the volume's own; anything else is born first.
+//!
+//! A birth gives an object a name that was never used, on the condition that there is nothing of that name,
+//! so whatever becomes of an attempt whose answer is lost, it changes nothing that a map has.
+
+use blocker::{
+    ChangeReply, Condition, CopyRequest, Durability, InfoRequest, Reply, Segments, WriteRequest,
+    WriteZeroesRequest,
+};
+
+use super::{Inner, Piece};
+use crate::entry::{Entry, Kind};
+use crate::error::{Error, Result};
+
+/// How often a change is tried whose outcome is unknown.
+const TRIES: u32 = 3;
+/// As many births are reserved at least when a change begins.
+const BIRTHS_MIN: u64 = 512;
+
+/// The new content of a part of an object.
+#[derive(Clone)]
+pub(super) enum Content {
+    Data(Segments),
+    Zeroes,
+}
+
+impl Inner {
+    pub(super) async fn write(
+        &self,
+        offset: u64,
+        data: Segments,
+        durability: Durability,
+    ) -> Result<Durability> {
+        let length = data.len_bytes() as u64;
+        self.check_writable()?;
+        self.ensure_births().await?;
+        let (is, is_recorded) = {
+            let _turn = self.turn.read().await;
+            self.state.lock().check_range(offset, length)?;
+            let mut pieces = self.pieces(offset, length);
+            let Some(first) = pieces.next() else { return Ok(durability) };
+            if first.length == length {
+                self.write_piece(first, Content::Data(data), durability).await?
+            } else {
+                let writes = std::iter::once(first).chain(pieces).map(|piece| {
+                    let part = data.slice(piece.at as usize..(piece.at + piece.length) as usize);
+                    self.write_piece(piece, Content::Data(part), durability)
+                });
+                let mut all = (Durability::Stored, true);
+                for (is, is_recorded) in
+                    futures_util::future::join_all(writes).await.into_iter().collect::<Result<Vec<_>>>()?
+                {
+                    all = (all.0.min(is), all.1 && is_recorded);
+                }
+                all
+            }
+        };
+        self.settle(is, is_recorded, durability).await
+    }
+
+    /// Records the births of a change that asks for more than *cached*; returns what it can promise.
+    pub(super) async fn settle(
+        &self,
+        is: Durability,
+        is_recorded: bool,
+        wanted: Durability,
+    ) -> Result<Durability> {
+        if is_recorded {
+            return Ok(is);
+        }
+        if wanted == Durability::Cached {
+            return Ok(Durability::Cached);
+        }
+        self.flush_as(Durability::Stored).await?;
+        Ok(Durability::Stored)
+    }
+
+    /// Reserves births in the head when few are left. The caller holds no lock.
+    pub(super) async fn ensure_births(&self) -> Result<()> {
+        let has_enough = || {
+            let state = self.state.lock();
+            state.birth + BIRTHS_MIN <= state.birth_limit
+        };
+        if has_enough() {
+            return Ok(());
+        }
+        let mut recorder = self.recorder.lock().await;
+        if has_enough() {
+            return Ok(());
+        }
+        self.reserve_births(&mut recorder).await
+    }
+
+    /// Writes a part of an object. Returns the durability of the bytes, and whether the object's entry is
+    /// stored. The caller shares the turn.
+    pub(super) async fn write_piece(
+        &self,
+        piece: Piece,
+        content: Content,
+        durability: Durability,
+    ) -> Result<(Durability, bool)> {
+        let lock = self.lock_of(piece.index);
+        if !self.space.is_stamped() {
+            let _shared = lock.read().await;
+            let own = self.own(piece.index)?;
+            if let Some(birth) = own {
+                return self.write_in_place(&piece, birth, &content, durability).await;
+            }
+        }
+        let _alone = lock.write().await;
+        if let Some(birth) = self.own(piece.index)? {
+            return self.write_in_place(&piece, birth, &content, durability).await;
+        }
+        let (old, size_bytes) = {
+            let state = self.state.lock();
+            (state.live.get(piece.index), state.size_bytes)
+        };
+        if old.is_hole() || self.is_whole(&piece, size_bytes) {
+            let reply = self
+                .bear(piece.index, |birth| self.send(&piece, birth, &content, durability, Condition::Absent))
+                .await?;
+            return Ok((reply.durability, false));
+        }
+        let birth = self.bear_copy(piece.index, old).await?;
+        self.write_in_place(&piece, birth, &content, durability).await
+    }
+
+    fn own(&self, index: u32) -> Result<Option<u64>> {
+        let state = self.state.lock();
+        state.check()?;
+        Ok(state.own_birth(index))
+    }
+
+    /// Gives the volume an object of its own with the content of `old`. The caller has the object alone.
+    /// Returns its birth.
+    pub(super) async fn bear_copy(&self, index: u32, old: Entry) -> Result<u64> {
+        let from = self.space.pool.object(old.volume(), Kind::Data(old.birth(), index));
+        self.bear(index, |birth| {
+            let to = self.space.object(Kind::Data(birth, index));
+            let change = self.space.change(Durability::Cached, Condition::Absent);
+            self.space.store().copy(CopyRequest::new(from.clone(), to).change(change))
+        })
+        .await
+        .map_err(|error| match error {
+            Error::Io(blocker::Error::Missing) => {
+                Error::Damaged(format!("object {from} of the volume is missing"))
+            }
+            other => other,
+        })?;
+        Ok(self.state.lock().live.get(index).birth())
+    }
+
+    /// Makes a new object by `make`, on the condition that there is none of its name, and puts it into the
+    /// map. The caller has the object alone.
+    async fn bear(&self, index: u32, make: impl Fn(u64) -> Reply<ChangeReply>) -> Result<ChangeReply> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let birth = self.state.lock().current_birth()?;
+            let mut attempt = Attempt { inner: self, birth, index, ends: Ends::Unknown };
+            match make(birth).await {
+                Ok(reply) => {
+                    attempt.ends = Ends::Born;
+                    return Ok(reply);
+                }
+                // Durable as asked or not, it is there; the caller's next flush covers it.
+                Err(error @ blocker::Error::NotStored(_)) => {
+                    attempt.ends = Ends::Born;
+                    return Err(self.noted(error));
+                }
+                Err(blocker::Error::Exists) if tries < TRIES => attempt.ends = Ends::Met,
+                Err(blocker::Error::OutcomeUnknown(_) | blocker::Error::Superseded { .. })
+                    if tries < TRIES => {}
+                Err(error @ (blocker::Error::OutcomeUnknown(_) | blocker::Error::Superseded { .. })) => {
+                    return Err(self.noted(error));
+                }
+                Err(error) => {
+                    attempt.ends = Ends::Nothing;
+                    return Err(self.noted(error));
+                }
+            }
+        }
+    }
+
+    async fn write_in_place(
+        &self,
+        piece: &Piece,
+        birth: u64,
+        content: &Content,
+        durability: Durability,
+    ) -> Result<(Durability, bool)> {
+        let send = || self.send(piece, birth, content, durability, Condition::None);
+        let reply = self.change_in_place(piece.index, birth, send).await?;
+        Ok((reply.durability, self.state.lock().is_recorded(piece.index)))
+    }
+
+    /// Makes a change of an own object. Where its outcome is unknown, the object is asked for, which comes
+    /// after it, and the change is made again.
+    pub(super) async fn change_in_place(
+        &self,
+        index: u32,
+        birth: u64,
+        send: impl Fn() -> Reply<ChangeReply>,
+    ) -> Result<ChangeReply> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match send().await {
+                Err(blocker::Error::OutcomeUnknown(_) | blocker::Error::Superseded { .. })
+                    if tries < TRIES =>
+                {
+                    let object = self.space.object(Kind::Data(birth, index));
+                    match self.space.store().info(InfoRequest::new(object)).await {
+                        Ok(_) | Err(blocker::Error::Missing) => {}
+                        Err(error) => return Err(self.noted(error)),
+                    }
+                }
+                answer => return answer.map_err(|error| self.noted(error)),
+            }
+        }
+    }
+
+    fn send(
+        &self,
+        piece: &Piece,
+        birth: u64,
+        content: &Content,
+        durability: Durability,
+        condition: Condition,
+    ) -> Reply<ChangeReply> {
+        let object = self.space.object(Kind::Data(birth, piece.index));
+        let change = self.space.change(durability, condition);
+        match content {
+            Content::Data(data) => {
+                self.space.store().write(WriteRequest::new(object, piece.within, data.clone()).change(change))
+            }
+            Content::Zeroes => {
+                let request = WriteZeroesRequest::new(object, piece.within, piece.length).change(change);
+                self.space.store().write_zeroes(request)
+            }
+        }
+    }
+}
+
+/// How an attempt to make an object ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ends {
+    /// Not at all as far as is known: also where the caller has given up.
+    Unknown,
+    Nothing,
+    /// There was an object of that name.
+    Met,
+    Born,
+}
+
+/// An attempt to make an object. Unless nothing came of it, its name is not used for another one.
+struct Attempt<'a> {
+    inner: &'a Inner,
+    birth: u64,
+    index: u32,
+    ends: Ends,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        let mut state = self.inner.state.lock();
+        match self.ends {
+            Ends::Born => state.set_born(self.index, self.birth),
+            Ends::Nothing => {}
+            Ends::Met | Ends::Unknown => {
+                state.birth = state.birth.max(self.birth + 1);
+                if self.ends == Ends::Met {
+                    state.births_met += 1;
+                } else {
+                    state.drops.push(Kind::Data(self.birth, self.index));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The volumes of a store.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use async_lock::Mutex as AsyncMutex;
+use blocker::{BUCKET_BYTES, Blocker, WriterId};
+use parking_lot::Mutex;
+
+use crate::attach::attach;
+use crate::catalog::check_name;
+use crate::entry::{Entry, VolumeId};
+use crate::error::{Error, Result};
+use crate::format::{Head, NAME_BYTES_MAX, PAGE_BYTES, PAGES_MAX, pages_of};
+use crate::settings::{Fencing, OpenOptions, Options, Settings, SnapshotInfo, VolumeInfo};
+use crate::space::Pool;
+use crate::volume::{Inner, Volume};
+
+/// The size of a volume's objects unless it is set.
+const OBJECT_BYTES: u64 = 4 << 20;
+
+/// The volumes of a store, for one owner. All methods can be called concurrently.
+///
+/// Operations on a volume that is not open attach it for as long as they take.
+///
+/// # Errors
+/// Every method may fail with `Io` and `Damaged`; those that change a volume also with `InUse` if another
+/// owner has it, `Fenced`, `NoSpace`, `Interrupted` and `ReadOnly`.
+///
+/// # Cancel safety
+/// What makes, changes or deletes volumes and snapshots should run to its end. If its future is dropped,
+/// either it has been done or not, but objects may be left that [`Self::check`] removes, and an open volume
+/// may answer `Interrupted` until it is closed and opened again.
+pub struct Volumes {
+    pub(crate) pool: Pool,
+    pub(crate) options: Options,
+    pub(crate) writer: WriterId,
+    /// Until they are closed, also without a handle: they have what was not flushed.
+    open: Mutex<HashMap<VolumeId, Arc<Inner>>>,
+    /// One opening, closing or attached operation of a volume at a time.
+    turns: Mutex<HashMap<VolumeId, Arc<AsyncMutex<()>>>>,
+}
+
+impl Volumes {
+    /// Returns the volumes of `store` with these options.
+    ///
+    /// # Errors
+    /// `Invalid` if a name is empty or too long; `Unsupported` if the store lacks conditions, atomic writes
+    /// of whole objects, objects that can hold a page of a map, or, with [`Fencing::Stamps`], fencing.
+    pub fn new(store: Arc<dyn Blocker>, options: Options) -> Result<Self> {
+        for (what, name) in [("prefix", &options.prefix), ("owner", &options.owner)] {
+            if name.is_empty() || name.len() > NAME_BYTES_MAX {
+                return Err(Error::Invalid(format!(
+                    "the {what} {name:?} must have 1 to {NAME_BYTES_MAX} bytes"
+                )));
+            }
+        }
+        let can = store.capabilities();
+        let smallest = can.object_bytes_max.min(can.request_bytes_max);
+        let lacks =
+            |what: &str| Err(Error::Unsupported(format!("the store has no {what}, which volumes need")));
+        if !can.conditions {
+            return lacks("conditions");
+        }
+        if !can.write_full_atomic {
+            return lacks("atomic writes of whole objects");
+        }
+        if smallest < PAGE_BYTES as u64 {
+            return lacks("objects and requests of 32 KiB");
+        }
+        if options.fencing == Fencing::Stamps && !can.fencing {
+            return lacks("fencing");
+        }
+        let pool = Pool::new(store, &options.prefix);
+        Ok(Self {
+            pool,
+            options,
+            writer: WriterId::random(),
+            open: Mutex::default(),
+            turns: Mutex::default(),
+        })
+    }
+
+    /// Makes a volume of `size_bytes`, which reads as zeros and takes no space.
+    ///
+    /// # Errors
+    /// See [`Volumes`]; `Exists`; `Invalid` for a size or a setting out of its range, with the range.
+    pub async fn create(&self, name: &str, size_bytes: u64, settings: Settings) -> Result<()> {
+        check_name(name)?;
+        let object_bytes = self.object_bytes(&settings)?;
+        check_size(size_bytes, object_bytes)?;
+        if self.exists(name).await? {
+            return Err(Error::Exists(name.to_owned()));
+        }
+        let volume = self.pool.new_volume_id().await?;
+        let head = Head {
+            volume,
+            sequence: 1,
+            size_bytes,
+            object_bytes,
+            birth_limit: 1,
+            owner: None,
+            is_deleted: false,
+            origin: None,
+            parent: 0,
+            settings: settings.object_bytes(object_bytes),
+            nodes: Vec::new(),
+            root: vec![Entry::HOLE; pages_of(size_bytes, object_bytes)],
+        };
+        self.make(name, &head).await
+    }
+
+    fn object_bytes(&self, settings: &Settings) -> Result<u64> {
+        let can = &self.pool.capabilities;
+        let max = can.object_bytes_max.min(can.request_bytes_max).min(1 << 30);
+        let largest = 1 << max.ilog2();
+        let bytes = settings.object_bytes.unwrap_or(OBJECT_BYTES.min(largest));
+        if bytes.is_power_of_two() && (BUCKET_BYTES..=largest).contains(&bytes) {
+            return Ok(bytes);
+        }
+        let range = format!("a power of two from {BUCKET_BYTES} to {largest}");
+        Err(Error::Invalid(format!("object_bytes is {bytes}, and must be {range}")))
+    }
+
+    /// Opens a volume. If it is open already, the same one is returned. It stays open until it is closed.
+    ///
+    /// # Errors
+    /// See [`Volumes`]; `NoSuchVolume`; `InUse` if another owner has not closed it and `take_over` is not
+    /// set.
+    pub async fn open(&self, name: &str, options: OpenOptions) -> Result<Volume> {
+        let volume = self.pool.find(name).await?;
+        let turn = self.turn(volume);
+        let _turn = turn.lock().await;
+        if let Some(inner) = self.opened(volume) {
+            return Ok(Volume { inner });
+        }
+        let inner = attach(&self.pool, &self.options, self.writer, volume, options.take_over, false).await?;
+        let inner = Arc::new(inner);
+        self.open.lock().insert(volume, Arc::clone(&inner));
+        Ok(Volume { inner })
+    }
+
+    /// Returns all volumes in the order of their names.
+    ///
+    /// # Errors
+    /// See [`Volumes`].
+    pub async fn list(&self) -> Result<Vec<VolumeInfo>> {
+        let mut all = Vec::new();
+        for (name, volume) in self.pool.names().await? {
+            let (head, _) = self.pool.head(volume).await?;
+            all.push(info(name, &head));
+        }
+        Ok(all)
+    }
+
+    /// Returns one volume.
+    ///
+    /// # Errors
+    /// See [`Volumes`]; `NoSuchVolume`.
+    pub async fn info(&self, name: &str) -> Result<VolumeInfo> {
+        let (head, _) = self.pool.head(self.pool.find(name).await?).await?;
+        Ok(info(name.to_owned(), &head))
+    }
+
+    /// Returns the snapshots of a volume, oldest first.
+    ///
+    /// # Errors
+    /// See [`Volumes`]; `NoSuchVolume`.
+    pub async fn snapshots(&self, name: &str) -> Result<Vec<SnapshotInfo>> {
+        let (head, _) = self.pool.head(self.pool.find(name).await?).await?;
+        let named = head.nodes.iter().filter(|node| !node.name.is_empty());
+        let snapshots = named.map(|node| {
+            let mut parent = head.node(node.parent);
+            while let Some(nameless) = parent.filter(|parent| parent.name.is_empty()) {
+                parent = head.node(nameless.parent);
+            }
+            SnapshotInfo {
+                name: node.name.clone(),
+                size_bytes: node.size_bytes,
+                made_unix_seconds: node.made_unix_seconds,
+                parent: parent.map(|parent| parent.name.clone()),
+            }
+        });
+        Ok(snapshots.collect())
+    }
+
+    pub(crate) fn turn(&self, volume: VolumeId) -> Arc<AsyncMutex<()>> {
+        let mut turns = self.turns.lock();
+        turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+        Arc::clone(turns.entry(volume).or_default())
+    }
+
+    /// Returns the open volume of this number. One that was closed, fenced off or interrupted is not.
+    pub(crate) fn opened(&self, volume: VolumeId) -> Option<Arc<Inner>> {
+        let mut open = self.open.lock();
+        open.retain(|_, inner| inner.is_open());
+        open.get(&volume).cloned()
+    }
+}
+
+fn info(name: String, head: &Head) -> VolumeInfo {
+    VolumeInfo {
+        name,
+        size_bytes: head.size_bytes,
+        object_bytes: head.object_bytes,
+        owner: head.owner.as_ref().map(|owner| owner.name.clone()),
+        snapshots: head.nodes.iter().filter(|node| !node.name.is_empty()).count(),
+        is_clone: head.origin.is_some(),
+        settings: head.settings,
+    }
+}
+
+pub(crate) fn check_size(size_bytes: u64, object_bytes: u64) -> Result<()> {
+    if (1..=u64::MAX - object_bytes).contains(&size_bytes) && pages_of(size_bytes, object_bytes) <= PAGES_MAX
+    {
+        return Ok(());
+    }
+    let most = (PAGES_MAX * crate::format::PAGE_ENTRIES) as u64 * object_bytes;
+    Err(Error::Invalid(format!("a volume with objects of {object_bytes} bytes has 1 to {most} bytes")))
+}
+
+impl fmt::Debug for Volumes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Volumes").field("options", &self.options).finish_non_exhaustive()
+    }
+}

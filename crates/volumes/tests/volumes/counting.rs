@@ -1,0 +1,92 @@
+//! What a volume asks of its store, counted.
+
+use std::sync::Arc;
+
+use blocker::executor::block_on;
+use blocker::{Blocker, Durability};
+use test_kit::steered::{Op, SteeredStore};
+use volumes::{OpenOptions, Options, Settings, Volumes};
+
+const OBJECTS: u64 = 64;
+const OBJECT_BYTES: u64 = 64 << 10;
+
+fn calls(store: &SteeredStore, begin: usize) -> Vec<Op> {
+    store.log()[begin..].iter().map(|call| call.op).collect()
+}
+
+#[test]
+fn a_random_write_in_steady_state_is_one_call_and_a_flush_another() {
+    let store = SteeredStore::new();
+    let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, Options::new("vol")).unwrap();
+    let size = OBJECTS * OBJECT_BYTES;
+    block_on(volumes.create("a", size, Settings::default().object_bytes(OBJECT_BYTES))).unwrap();
+    let disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
+    let all = vec![1; size as usize];
+    block_on(disk.write(0, all.into(), Durability::Cached)).unwrap();
+    block_on(disk.flush()).unwrap();
+    let mut rng = test_kit::rng::Rng::new(1);
+    for _ in 0..1000 {
+        let offset = rng.below(size / 4096) * 4096;
+        let begin = store.log().len();
+        block_on(disk.write(offset, vec![2; 4096].into(), Durability::Cached)).unwrap();
+        assert_eq!(calls(&store, begin), [Op::Write]);
+        let begin = store.log().len();
+        block_on(disk.write(offset, vec![3; 4096].into(), Durability::Stored)).unwrap();
+        assert_eq!(calls(&store, begin), [Op::Write]);
+        let begin = store.log().len();
+        assert_eq!(block_on(disk.read(offset, 4096)).unwrap().to_vec(), [3; 4096]);
+        assert_eq!(calls(&store, begin), [Op::Read]);
+    }
+    let begin = store.log().len();
+    block_on(disk.flush()).unwrap();
+    assert_eq!(calls(&store, begin), [Op::Flush]);
+}
+
+#[test]
+fn the_births_of_a_page_are_recorded_by_one_request() {
+    let store = SteeredStore::new();
+    let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, Options::new("vol")).unwrap();
+    block_on(volumes.create("a", 1 << 40, Settings::default())).unwrap();
+    let disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
+    let write_all = |disk: &volumes::Volume| {
+        for place in 0..200 {
+            block_on(disk.write(place * (8 << 20), vec![1; 4096].into(), Durability::Cached)).unwrap();
+        }
+    };
+    write_all(&disk);
+    let begin = store.log().len();
+    block_on(disk.flush()).unwrap();
+    // The data, the new page, the head.
+    assert_eq!(calls(&store, begin), [Op::Flush, Op::WriteFull, Op::WriteFull]);
+    block_on(disk.discard(0, 100 * (8 << 20))).unwrap();
+    let begin = store.log().len();
+    block_on(disk.flush()).unwrap();
+    let calls_made = calls(&store, begin);
+    assert_eq!(calls_made[..2], [Op::Flush, Op::WriteRuns]);
+    assert!(calls_made[2..].iter().all(|op| *op == Op::Delete) && calls_made.len() == 102);
+}
+
+#[test]
+fn a_snapshot_and_a_clone_of_a_large_volume_take_no_more_calls_than_of_a_small_one() {
+    let mut counts = Vec::new();
+    for size in [1 << 30, 1 << 40] {
+        let store = SteeredStore::new();
+        let volumes = Volumes::new(Arc::clone(&store) as Arc<dyn Blocker>, Options::new("vol")).unwrap();
+        block_on(volumes.create("a", size, Settings::default())).unwrap();
+        let disk = block_on(volumes.open("a", OpenOptions::default())).unwrap();
+        block_on(disk.write(5, b"something".into(), Durability::Stored)).unwrap();
+        let begin = store.log().len();
+        block_on(volumes.snapshot("a", "s")).unwrap();
+        block_on(volumes.clone_volume("a", Some("s"), "b")).unwrap();
+        let log = store.log();
+        assert!(
+            log[begin..]
+                .iter()
+                .all(|call| call.op != Op::Copy && (call.op == Op::Read || call.len < 64 << 10))
+        );
+        counts.push(calls(&store, begin));
+        let clone = block_on(volumes.open("b", OpenOptions::default())).unwrap();
+        assert_eq!(block_on(clone.read(0, 14)).unwrap().to_vec(), b"\0\0\0\0\0something");
+    }
+    assert_eq!(counts[0], counts[1]);
+}

@@ -1,0 +1,119 @@
+//! The model of a volume: sparse bytes, and stacks of stores to compare with.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use blocker::executor::block_on;
+use blocker::{Blocker, FileStore, Memory, SystemClock, WriteMode};
+use cached_core::object::ObjectCache;
+use volumes::Volume;
+
+/// The size of the objects of the tests' volumes.
+pub(crate) const OBJECT: u64 = 4096;
+/// Entries of a page of a map.
+pub(crate) const PAGE: u64 = 4032;
+
+/// A disk of which a few objects are used: at its begin, and on both sides of the end of a page of the map.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Disk {
+    pub(crate) size_bytes: u64,
+    objects: BTreeMap<u64, Vec<u8>>,
+}
+
+impl Disk {
+    pub(crate) fn new(size_bytes: u64) -> Self {
+        Self { size_bytes, objects: BTreeMap::new() }
+    }
+
+    pub(crate) fn write(&mut self, offset: u64, bytes: &[u8]) {
+        for (at, byte) in bytes.iter().enumerate() {
+            let position = offset + at as u64;
+            let object = self.objects.entry(position / OBJECT).or_insert_with(|| vec![0; OBJECT as usize]);
+            object[(position % OBJECT) as usize] = *byte;
+        }
+    }
+
+    pub(crate) fn zero(&mut self, offset: u64, length: u64) {
+        self.write(offset, &vec![0; length as usize]);
+    }
+
+    pub(crate) fn read(&self, offset: u64, length: u64) -> Vec<u8> {
+        let byte = |position: u64| {
+            let object = self.objects.get(&(position / OBJECT));
+            object.map_or(0, |object| object[(position % OBJECT) as usize])
+        };
+        (offset..offset + length).map(byte).collect()
+    }
+
+    pub(crate) fn resize(&mut self, size_bytes: u64) {
+        if size_bytes < self.size_bytes {
+            self.objects.retain(|object, _| object * OBJECT < size_bytes);
+            if let Some(object) = self.objects.get_mut(&(size_bytes / OBJECT)) {
+                object[(size_bytes % OBJECT) as usize..].fill(0);
+            }
+        }
+        self.size_bytes = size_bytes;
+    }
+
+    /// Returns the places that a test uses, which lie within the disk.
+    pub(crate) fn places(&self) -> Vec<u64> {
+        let places = (0..6).chain(PAGE - 3..PAGE + 3);
+        places.filter(|object| object * OBJECT < self.size_bytes).collect()
+    }
+
+    #[track_caller]
+    pub(crate) fn assert_same(&self, volume: &Volume, what: &str) {
+        assert_eq!(volume.size_bytes(), self.size_bytes, "{what}: size");
+        for place in self.places() {
+            let offset = place * OBJECT;
+            let length = OBJECT.min(self.size_bytes - offset);
+            let found =
+                block_on(volume.read(offset, length)).unwrap_or_else(|error| panic!("{what}: {error}"));
+            test_kit::same(&found.to_vec(), &self.read(offset, length), &format!("{what}: object {place}"));
+        }
+    }
+}
+
+/// What volumes are made over.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stack {
+    Memory,
+    File,
+    Through,
+    Back,
+}
+
+/// A stack, and what must live as long as it.
+pub(crate) struct Standing {
+    pub(crate) store: Arc<dyn Blocker>,
+    _directory: Option<tempfile::TempDir>,
+}
+
+impl Stack {
+    pub(crate) fn stand(self) -> Standing {
+        let mut directory = None;
+        let cached = |write| {
+            let config = cached_core::object::ObjectCacheConfig {
+                objects_count_max: 64,
+                dirty_age_max: std::time::Duration::from_millis(5),
+                ..test_kit::small(write)
+            };
+            let store = Arc::new(Memory::default());
+            let (cache, background) = ObjectCache::new(store, config, Arc::new(SystemClock)).unwrap();
+            std::thread::spawn(move || block_on(background));
+            Arc::new(cache) as Arc<dyn Blocker>
+        };
+        let store: Arc<dyn Blocker> = match self {
+            Self::Memory => Arc::new(Memory::default()),
+            Self::File => {
+                let made = tempfile::tempdir().unwrap();
+                let store = Arc::new(FileStore::open(made.path()).unwrap());
+                directory = Some(made);
+                store
+            }
+            Self::Through => cached(WriteMode::Through),
+            Self::Back => cached(WriteMode::Back),
+        };
+        Standing { store, _directory: directory }
+    }
+}

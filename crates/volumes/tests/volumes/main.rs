@@ -1,0 +1,8 @@
+//! Volumes over every backend and stack.
+
+mod counting;
+mod crash;
+mod disk;
+mod model;
+mod operations;
+mod streams;
