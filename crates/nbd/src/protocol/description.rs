@@ -1,0 +1,97 @@
+//! What is known about an export before anything is read from it.
+
+use super::context::Context;
+use super::wire::{PAYLOAD_BYTES_MAX, transmission};
+
+/// What is known about an export. It holds for a connection from its beginning to its end.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Description {
+    /// The size in bytes.
+    pub size_bytes: u64,
+    /// The smallest unit of a request, in bytes: a power of two, at most 64 KiB.
+    pub block_bytes_min: u32,
+    /// The unit that is served best, in bytes: a power of two, at least `block_bytes_min`.
+    pub block_bytes_preferred: u32,
+    /// What it offers.
+    pub features: Features,
+    /// A line for people.
+    pub text: String,
+    /// The contexts that its extents can be asked for.
+    pub contexts: Vec<Context>,
+}
+
+/// What an export offers beyond reading and writing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Features {
+    /// It cannot be written.
+    pub read_only: bool,
+    /// Flushes, and writes that are durable when they are acknowledged.
+    pub flush: bool,
+    /// Bytes can be given up.
+    pub trim: bool,
+    /// Zeros can be written without sending them.
+    pub write_zeroes: bool,
+    /// Zeros can be demanded on condition that they are faster than a write.
+    pub fast_zero: bool,
+    /// Bytes can be read ahead.
+    pub cache: bool,
+    /// Several connections see the same data, and a flush on one covers all.
+    pub multi_conn: bool,
+}
+
+impl Features {
+    /// Returns all of them, of an export that can be written.
+    #[must_use]
+    pub fn all() -> Self {
+        Self {
+            read_only: false,
+            flush: true,
+            trim: true,
+            write_zeroes: true,
+            fast_zero: true,
+            cache: true,
+            multi_conn: true,
+        }
+    }
+}
+
+impl Description {
+    /// Returns the description of an export that offers everything: blocks from 1 byte, 4 KiB preferred, and
+    /// the context `base:allocation`.
+    #[must_use]
+    pub fn new(size_bytes: u64) -> Self {
+        Self {
+            size_bytes,
+            block_bytes_min: 1,
+            block_bytes_preferred: 4096,
+            features: Features::all(),
+            text: String::new(),
+            contexts: vec![Context::Allocation],
+        }
+    }
+
+    /// Returns the longest payload, in bytes: a multiple of the smallest block.
+    #[must_use]
+    pub fn payload_bytes_max(&self) -> u32 {
+        PAYLOAD_BYTES_MAX - PAYLOAD_BYTES_MAX % self.block_bytes_min.max(1)
+    }
+
+    /// Returns the transmission flags on a connection with or without structured replies.
+    #[must_use]
+    pub fn transmission_flags(&self, is_structured: bool) -> u16 {
+        let of = self.features;
+        let can_write = !of.read_only;
+        let flags = [
+            (of.read_only, transmission::READ_ONLY),
+            (of.flush, transmission::SEND_FLUSH | transmission::SEND_FUA),
+            (of.trim && can_write, transmission::SEND_TRIM),
+            (of.write_zeroes && can_write, transmission::SEND_WRITE_ZEROES),
+            (of.write_zeroes && of.fast_zero && can_write, transmission::SEND_FAST_ZERO),
+            (of.cache, transmission::SEND_CACHE),
+            (of.multi_conn, transmission::CAN_MULTI_CONN),
+            (is_structured, transmission::SEND_DF),
+        ];
+        let set = flags.iter().filter(|(is_set, _)| *is_set);
+        set.fold(transmission::HAS_FLAGS, |all, (_, flag)| all | flag)
+    }
+}

@@ -1,0 +1,374 @@
+//! The negotiation: from the greeting to an export, as a state machine without I/O.
+//!
+//! ```text
+//! greeting ──► client flags ──► option ──► option … ──► GO or EXPORT_NAME ──► Session
+//!                                 ▲  │
+//!                                 │  └── Action: what the server has to find out or do
+//!                                 └───── answer_…: what it has found
+//! ```
+//! [`Negotiation::receive`] takes the bytes that have arrived, and appends what is to be sent. Where the
+//! answer depends on the exports, it returns what has to be found out; the answer follows by one of the
+//! methods `answer_…`.
+
+use super::context::Context;
+use super::description::Description;
+use super::fields::{Bad, Fields, text};
+use super::option_reply as reply;
+use super::violation::Violation;
+use super::wire::{
+    CONTEXTS_MAX, GREETING_MAGIC, OPTION_BYTES_MAX, OPTION_HEAD_BYTES, OPTION_MAGIC, OPTIONS_MAX, handshake,
+    option, option_reply as kind,
+};
+
+/// Whether a server offers TLS.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum TlsMode {
+    /// It does not.
+    #[default]
+    Off,
+    /// A client may request it.
+    Optional,
+    /// Nothing but the request for TLS is answered without it.
+    Required,
+}
+
+/// What a negotiation has established.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Session {
+    /// Whether replies are structured.
+    pub is_structured: bool,
+    /// The selected contexts, each with its id on the wire.
+    pub contexts: Vec<(u32, Context)>,
+}
+
+/// What has to happen next.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// More bytes must arrive.
+    Receive,
+    /// [`Negotiation::receive`] is to be called again, with the bytes that are left.
+    Continue,
+    /// The names of the exports are needed: [`Negotiation::answer_list`].
+    List,
+    /// The description of this export is needed: [`Negotiation::answer_export`].
+    Describe(String),
+    /// This export is to be opened: [`Negotiation::answer_export`].
+    Open(String),
+    /// What is to be sent must be sent, then TLS begins, and then [`Negotiation::begin_tls`] is called.
+    StartTls,
+    /// What is to be sent must be sent, then the connection ends.
+    End,
+}
+
+/// Why there is no export for a client.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoExport {
+    /// There is none of that name.
+    #[error("there is no export of that name")]
+    Unknown,
+    /// It cannot be served now, or not to this client.
+    #[error("{0}")]
+    Refused(String),
+    /// The server is shutting down.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+}
+
+/// What follows the answer about an export.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Answered {
+    /// The negotiation goes on.
+    Continue,
+    /// The transmission begins.
+    Transmission(Session),
+    /// The connection ends: the option has no room for an error.
+    End,
+}
+
+/// The negotiation of one connection.
+#[derive(Debug)]
+pub struct Negotiation {
+    tls: TlsMode,
+    is_encrypted: bool,
+    flags: Option<ClientFlags>,
+    is_structured: bool,
+    /// The selected contexts, and the export that they were selected for.
+    contexts: Option<(String, Vec<Context>)>,
+    option_count: u32,
+    waiting: Option<Waiting>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ClientFlags {
+    is_fixed: bool,
+    no_zeroes: bool,
+}
+
+/// An option whose answer depends on the exports.
+#[derive(Debug)]
+enum Waiting {
+    List,
+    Info { option: u32, name: String, requested: Vec<u16> },
+    ExportName { name: String },
+    Contexts { option: u32, name: String, queries: Vec<String> },
+}
+
+impl Negotiation {
+    /// Begins a negotiation, and appends the greeting to `out`.
+    #[must_use]
+    pub fn new(tls: TlsMode, out: &mut Vec<u8>) -> Self {
+        out.extend_from_slice(&GREETING_MAGIC.to_be_bytes());
+        out.extend_from_slice(&OPTION_MAGIC.to_be_bytes());
+        out.extend_from_slice(&(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES).to_be_bytes());
+        Self {
+            tls,
+            is_encrypted: false,
+            flags: None,
+            is_structured: false,
+            contexts: None,
+            option_count: 0,
+            waiting: None,
+        }
+    }
+
+    /// Takes what the client has sent, at most one option of it. Returns the number of bytes that were taken
+    /// and what has to happen next; replies are appended to `out`.
+    ///
+    /// # Errors
+    /// [`Violation`]: the connection cannot be continued.
+    pub fn receive(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<(usize, Action), Violation> {
+        let Some(flags) = self.flags else { return self.receive_flags(input) };
+        let Some(head) = input.first_chunk::<OPTION_HEAD_BYTES>() else { return Ok((0, Action::Receive)) };
+        let (magic, rest) = head.split_at(8);
+        let magic = magic.iter().fold(0_u64, |magic, byte| (magic << 8) | u64::from(*byte));
+        if magic != OPTION_MAGIC {
+            return Err(Violation::OptionMagic(magic));
+        }
+        let number = u32::from_be_bytes([rest[0], rest[1], rest[2], rest[3]]);
+        let len_bytes = u32::from_be_bytes([rest[4], rest[5], rest[6], rest[7]]);
+        if len_bytes > OPTION_BYTES_MAX {
+            return Err(Violation::OptionTooLong(len_bytes));
+        }
+        let end = OPTION_HEAD_BYTES + len_bytes as usize;
+        let Some(data) = input.get(OPTION_HEAD_BYTES..end) else { return Ok((0, Action::Receive)) };
+        self.option_count += 1;
+        if self.option_count > OPTIONS_MAX {
+            return Err(Violation::TooManyOptions);
+        }
+        if !flags.is_fixed && number != option::EXPORT_NAME {
+            return Err(Violation::NotFixed(number));
+        }
+        let action = self.handle(number, data, out);
+        if action == Action::StartTls && input.len() > end {
+            return Err(Violation::PlainAfterTls);
+        }
+        Ok((end, action))
+    }
+
+    fn receive_flags(&mut self, input: &[u8]) -> Result<(usize, Action), Violation> {
+        let Some(bytes) = input.first_chunk::<4>() else { return Ok((0, Action::Receive)) };
+        let flags = u32::from_be_bytes(*bytes);
+        let has = |flag: u16| flags & u32::from(flag) != 0;
+        if flags & !u32::from(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES) != 0 {
+            return Err(Violation::ClientFlags(flags));
+        }
+        let no_zeroes = has(handshake::NO_ZEROES);
+        self.flags = Some(ClientFlags { is_fixed: has(handshake::FIXED_NEWSTYLE), no_zeroes });
+        Ok((4, Action::Continue))
+    }
+
+    fn handle(&mut self, number: u32, data: &[u8], out: &mut Vec<u8>) -> Action {
+        let needs_tls = self.tls == TlsMode::Required && !self.is_encrypted;
+        let decoded = match number {
+            option::ABORT => {
+                reply::ack(out, number);
+                return Action::End;
+            }
+            option::STARTTLS => return self.handle_tls(data, out),
+            // There is no room for an error.
+            option::EXPORT_NAME if needs_tls => return Action::End,
+            _ if needs_tls => {
+                let why = "this server demands TLS: begin with STARTTLS";
+                reply::error(out, number, kind::ERR_TLS_REQD, why);
+                return Action::Continue;
+            }
+            option::EXPORT_NAME => match text(data) {
+                Ok(name) => Ok((Action::Open(name.into()), Waiting::ExportName { name: name.into() })),
+                Err(_) => return Action::End,
+            },
+            option::LIST if data.is_empty() => Ok((Action::List, Waiting::List)),
+            option::LIST => Err(Bad::Form),
+            option::STRUCTURED_REPLY if data.is_empty() => {
+                self.is_structured = true;
+                reply::ack(out, number);
+                return Action::Continue;
+            }
+            option::STRUCTURED_REPLY => Err(Bad::Form),
+            option::INFO | option::GO => decode_info(number, data),
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT if !self.is_structured => {
+                let why = "contexts need structured replies: request those first";
+                reply::error(out, number, kind::ERR_INVALID, why);
+                return Action::Continue;
+            }
+            option::LIST_META_CONTEXT | option::SET_META_CONTEXT => {
+                if number == option::SET_META_CONTEXT {
+                    // Whatever becomes of it, it replaces what was selected before.
+                    self.contexts = None;
+                }
+                decode_contexts(number, data)
+            }
+            _ => {
+                reply::error(out, number, kind::ERR_UNSUP, "the option is not known");
+                return Action::Continue;
+            }
+        };
+        match decoded {
+            Ok((action, waiting)) => {
+                self.waiting = Some(waiting);
+                action
+            }
+            Err(Bad::Form) => {
+                reply::error(out, number, kind::ERR_INVALID, "the data of the option are not in its form");
+                Action::Continue
+            }
+            Err(Bad::TooBig) => {
+                reply::error(out, number, kind::ERR_TOO_BIG, "a text is longer than 4096 bytes, or too many");
+                Action::Continue
+            }
+        }
+    }
+
+    fn handle_tls(&mut self, data: &[u8], out: &mut Vec<u8>) -> Action {
+        let (kind, why) = if !data.is_empty() {
+            (kind::ERR_INVALID, "STARTTLS has no data")
+        } else if self.is_encrypted {
+            (kind::ERR_INVALID, "TLS has begun already")
+        } else if self.tls == TlsMode::Off {
+            (kind::ERR_POLICY, "this server has no certificate")
+        } else {
+            reply::ack(out, option::STARTTLS);
+            return Action::StartTls;
+        };
+        reply::error(out, option::STARTTLS, kind, why);
+        Action::Continue
+    }
+
+    /// Continues under TLS. What was negotiated before is void: it was not protected.
+    pub fn begin_tls(&mut self) {
+        self.is_encrypted = true;
+        self.is_structured = false;
+        self.contexts = None;
+    }
+
+    /// Answers [`Action::List`].
+    pub fn answer_list(&mut self, names: Result<&[String], &NoExport>, out: &mut Vec<u8>) {
+        if let Some(Waiting::List) = self.waiting.take() {
+            match names {
+                Ok(names) => reply::list(out, option::LIST, names),
+                Err(error) => refuse(out, option::LIST, error),
+            }
+        }
+    }
+
+    /// Answers [`Action::Describe`] and [`Action::Open`].
+    pub fn answer_export(&mut self, export: Result<&Description, &NoExport>, out: &mut Vec<u8>) -> Answered {
+        match (self.waiting.take(), export) {
+            (None | Some(Waiting::List), _) => Answered::Continue,
+            (Some(Waiting::ExportName { .. }), Err(_)) => Answered::End,
+            (Some(Waiting::Info { option, .. } | Waiting::Contexts { option, .. }), Err(error)) => {
+                refuse(out, option, error);
+                Answered::Continue
+            }
+            (Some(Waiting::ExportName { name }), Ok(export)) => {
+                out.extend_from_slice(&export.size_bytes.to_be_bytes());
+                out.extend_from_slice(&export.transmission_flags(self.is_structured).to_be_bytes());
+                if !self.flags.is_some_and(|flags| flags.no_zeroes) {
+                    out.extend_from_slice(&[0; 124]);
+                }
+                Answered::Transmission(self.session(&name, export))
+            }
+            (Some(Waiting::Info { option, name, requested }), Ok(export)) => {
+                reply::infos(out, option, &name, export, self.is_structured, &requested);
+                if option == option::GO {
+                    return Answered::Transmission(self.session(&name, export));
+                }
+                Answered::Continue
+            }
+            (Some(Waiting::Contexts { option, name, queries }), Ok(export)) => {
+                self.answer_contexts(option, name, &queries, export, out);
+                Answered::Continue
+            }
+        }
+    }
+
+    fn answer_contexts(
+        &mut self,
+        option: u32,
+        name: String,
+        queries: &[String],
+        export: &Description,
+        out: &mut Vec<u8>,
+    ) {
+        if option == option::LIST_META_CONTEXT {
+            let is_listed = |context: &&Context| {
+                queries.is_empty() || queries.iter().any(|query| context.is_listed_by(query))
+            };
+            let listed = export.contexts.iter().filter(is_listed).map(|context| (0, context));
+            return reply::contexts(out, option, listed);
+        }
+        let is_asked =
+            |context: &&Context| queries.iter().any(|query| Context::parse(query).as_ref() == Some(*context));
+        let selected: Vec<_> = export.contexts.iter().filter(is_asked).cloned().collect();
+        let numbered = selected.iter().enumerate().map(|(index, context)| (context_id(index), context));
+        reply::contexts(out, option, numbered);
+        self.contexts = Some((name, selected));
+    }
+
+    fn session(&mut self, name: &str, export: &Description) -> Session {
+        // Contexts hold for the export that they were selected for, and only as far as it still has them.
+        let selected = self.contexts.take().filter(|(of, _)| of == name).map(|(_, selected)| selected);
+        let numbered = selected.unwrap_or_default().into_iter().enumerate();
+        let contexts = numbered
+            .map(|(index, context)| (context_id(index), context))
+            .filter(|(_, context)| export.contexts.contains(context))
+            .collect();
+        Session { is_structured: self.is_structured, contexts }
+    }
+}
+
+/// Returns the id of a selected context. At most [`CONTEXTS_MAX`] are.
+fn context_id(index: usize) -> u32 {
+    index as u32 + 1
+}
+
+fn refuse(out: &mut Vec<u8>, option: u32, error: &NoExport) {
+    let kind = match error {
+        NoExport::Unknown => kind::ERR_UNKNOWN,
+        NoExport::Refused(_) => kind::ERR_POLICY,
+        NoExport::ShuttingDown => kind::ERR_SHUTDOWN,
+    };
+    reply::error(out, option, kind, &error.to_string());
+}
+
+fn decode_info(option: u32, data: &[u8]) -> Result<(Action, Waiting), Bad> {
+    let mut fields = Fields(data);
+    let name = fields.text()?.to_owned();
+    let count = fields.half()?;
+    let requested = (0..count).map(|_| fields.half()).collect::<Result<Vec<_>, _>>()?;
+    fields.end()?;
+    let action = if option == option::GO { Action::Open } else { Action::Describe };
+    Ok((action(name.clone()), Waiting::Info { option, name, requested }))
+}
+
+fn decode_contexts(option: u32, data: &[u8]) -> Result<(Action, Waiting), Bad> {
+    let mut fields = Fields(data);
+    let name = fields.text()?.to_owned();
+    let count = fields.word()? as usize;
+    if count > CONTEXTS_MAX {
+        return Err(Bad::TooBig);
+    }
+    let queries = (0..count).map(|_| fields.text().map(str::to_owned)).collect::<Result<Vec<_>, _>>()?;
+    fields.end()?;
+    Ok((Action::Describe(name.clone()), Waiting::Contexts { option, name, queries }))
+}

@@ -1,0 +1,194 @@
+//! The numbers of the protocol: magic numbers, options, replies, flags, and the limits of this server.
+
+/// The first eight bytes that a server sends.
+pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
+/// Begins the rest of the greeting, and each option.
+pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
+/// Begins each reply to an option.
+pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
+/// Begins each request.
+pub const REQUEST_MAGIC: u32 = 0x2560_9513;
+/// Begins a simple reply.
+pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
+/// Begins a chunk of a structured reply.
+pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+
+/// The bytes of the head of an option: magic number, option, length.
+pub const OPTION_HEAD_BYTES: usize = 16;
+/// The bytes of a request without its payload.
+pub const REQUEST_BYTES: usize = 28;
+/// The bytes of a simple reply without its payload.
+pub const SIMPLE_REPLY_BYTES: usize = 16;
+/// The bytes of the head of a structured reply's chunk.
+pub const CHUNK_HEAD_BYTES: usize = 20;
+
+/// The longest text of the protocol, in bytes: names of exports and contexts, and messages.
+pub const TEXT_BYTES_MAX: usize = 4096;
+/// The longest data of an option that is accepted, in bytes. A connection with a longer one is closed.
+pub const OPTION_BYTES_MAX: u32 = 64 * 1024;
+/// The most options of one connection.
+pub const OPTIONS_MAX: u32 = 4096;
+/// The most contexts that one connection can select, and the most queries of one option.
+pub const CONTEXTS_MAX: usize = 64;
+/// The longest reply to a request for the list of exports, in bytes.
+pub const LIST_BYTES_MAX: usize = 4 << 20;
+/// The longest payload of a request or a reply, in bytes.
+pub const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
+/// The most extents that a reply describes in each context.
+pub const EXTENTS_MAX: usize = 8192;
+/// The longest request that must be answered in one chunk where the client demands that, in bytes.
+pub const UNFRAGMENTED_BYTES_MIN: u32 = 64 * 1024;
+
+/// Flags of the server's greeting and of the client's answer to it.
+pub mod handshake {
+    /// Options other than `EXPORT_NAME` are understood, and each is answered.
+    pub const FIXED_NEWSTYLE: u16 = 1 << 0;
+    /// The reply to `EXPORT_NAME` ends without 124 zeros.
+    pub const NO_ZEROES: u16 = 1 << 1;
+}
+
+/// Options.
+pub mod option {
+    /// Selects an export and begins the transmission; the reply has no room for an error.
+    pub const EXPORT_NAME: u32 = 1;
+    /// Ends the connection.
+    pub const ABORT: u32 = 2;
+    /// Requests the names of the exports.
+    pub const LIST: u32 = 3;
+    /// Requests TLS.
+    pub const STARTTLS: u32 = 5;
+    /// Requests what is known about an export.
+    pub const INFO: u32 = 6;
+    /// Selects an export, requests what is known about it, and begins the transmission.
+    pub const GO: u32 = 7;
+    /// Requests structured replies.
+    pub const STRUCTURED_REPLY: u32 = 8;
+    /// Requests the names of contexts.
+    pub const LIST_META_CONTEXT: u32 = 9;
+    /// Selects contexts.
+    pub const SET_META_CONTEXT: u32 = 10;
+}
+
+/// Types of replies to options.
+pub mod option_reply {
+    /// The option is accepted, or all of its answer has been sent.
+    pub const ACK: u32 = 1;
+    /// The name of an export.
+    pub const SERVER: u32 = 2;
+    /// A piece of information about an export.
+    pub const INFO: u32 = 3;
+    /// The name of a context.
+    pub const META_CONTEXT: u32 = 4;
+    /// The option is not known.
+    pub const ERR_UNSUP: u32 = (1 << 31) + 1;
+    /// The option is known and not allowed.
+    pub const ERR_POLICY: u32 = (1 << 31) + 2;
+    /// The data of the option are wrong.
+    pub const ERR_INVALID: u32 = (1 << 31) + 3;
+    /// TLS must come first.
+    pub const ERR_TLS_REQD: u32 = (1 << 31) + 5;
+    /// There is no such export.
+    pub const ERR_UNKNOWN: u32 = (1 << 31) + 6;
+    /// The server is shutting down.
+    pub const ERR_SHUTDOWN: u32 = (1 << 31) + 7;
+    /// The data of the option, or the answer, are too long.
+    pub const ERR_TOO_BIG: u32 = (1 << 31) + 9;
+}
+
+/// Types of information about an export.
+pub mod info {
+    /// Its size and its transmission flags.
+    pub const EXPORT: u16 = 0;
+    /// Its name.
+    pub const NAME: u16 = 1;
+    /// Its description for people.
+    pub const DESCRIPTION: u16 = 2;
+    /// Its block sizes.
+    pub const BLOCK_SIZE: u16 = 3;
+}
+
+/// Transmission flags: what an export offers.
+pub mod transmission {
+    /// The flags are valid.
+    pub const HAS_FLAGS: u16 = 1 << 0;
+    /// It cannot be written.
+    pub const READ_ONLY: u16 = 1 << 1;
+    /// `FLUSH`.
+    pub const SEND_FLUSH: u16 = 1 << 2;
+    /// The flag `FUA`.
+    pub const SEND_FUA: u16 = 1 << 3;
+    /// It is a rotating medium.
+    pub const ROTATIONAL: u16 = 1 << 4;
+    /// `TRIM`.
+    pub const SEND_TRIM: u16 = 1 << 5;
+    /// `WRITE_ZEROES`.
+    pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
+    /// The flag `DF`.
+    pub const SEND_DF: u16 = 1 << 7;
+    /// Several connections see the same data, and a flush on one covers all.
+    pub const CAN_MULTI_CONN: u16 = 1 << 8;
+    /// `CACHE`.
+    pub const SEND_CACHE: u16 = 1 << 10;
+    /// The flag `FAST_ZERO`.
+    pub const SEND_FAST_ZERO: u16 = 1 << 11;
+}
+
+/// Types of requests.
+pub mod command {
+    /// Reads.
+    pub const READ: u16 = 0;
+    /// Writes.
+    pub const WRITE: u16 = 1;
+    /// Ends the connection once everything is answered.
+    pub const DISC: u16 = 2;
+    /// Makes everything durable that was acknowledged before.
+    pub const FLUSH: u16 = 3;
+    /// The bytes are no longer needed.
+    pub const TRIM: u16 = 4;
+    /// The bytes will be read soon.
+    pub const CACHE: u16 = 5;
+    /// Writes zeros.
+    pub const WRITE_ZEROES: u16 = 6;
+    /// Requests the extents of contexts.
+    pub const BLOCK_STATUS: u16 = 7;
+}
+
+/// Flags of requests.
+pub mod command_flag {
+    /// The change must be durable before it is acknowledged.
+    pub const FUA: u16 = 1 << 0;
+    /// The zeros must take up space.
+    pub const NO_HOLE: u16 = 1 << 1;
+    /// The reply to a read must be one chunk.
+    pub const DF: u16 = 1 << 2;
+    /// One extent per context is enough.
+    pub const REQ_ONE: u16 = 1 << 3;
+    /// The zeros must not take as long as a write would.
+    pub const FAST_ZERO: u16 = 1 << 4;
+}
+
+/// Types and flags of chunks.
+pub mod chunk {
+    /// The flag of the last chunk of a reply.
+    pub const DONE: u16 = 1 << 0;
+    /// Nothing more.
+    pub const NONE: u16 = 0;
+    /// Bytes at an offset.
+    pub const OFFSET_DATA: u16 = 1;
+    /// Zeros at an offset.
+    pub const OFFSET_HOLE: u16 = 2;
+    /// Extents of one context.
+    pub const BLOCK_STATUS: u16 = 5;
+    /// An error.
+    pub const ERROR: u16 = (1 << 15) + 1;
+}
+
+/// Flags of extents.
+pub mod state {
+    /// In `base:allocation`: the extent takes up no space.
+    pub const HOLE: u32 = 1 << 0;
+    /// In `base:allocation`: the extent reads as zeros.
+    pub const ZERO: u32 = 1 << 1;
+    /// In `qemu:dirty-bitmap:…`: the extent has changed.
+    pub const DIRTY: u32 = 1 << 0;
+}

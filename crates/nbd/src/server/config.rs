@@ -1,0 +1,149 @@
+//! The settings of a server: limits, timeouts, TLS.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cached_tls::ServerTls;
+use tokio::runtime::Handle;
+
+use super::input::BUFFER_BYTES;
+use crate::protocol::TlsMode;
+use crate::protocol::wire::PAYLOAD_BYTES_MAX;
+
+/// The settings of a [`Server`](crate::Server). Everything has a limit; [`Self::memory_bytes_max`] is the
+/// memory that they allow together.
+#[derive(Clone)]
+#[non_exhaustive]
+pub struct ServerConfig {
+    /// The most connections at a time. 256 unless set.
+    pub connections_max: u32,
+    /// The most requests of one connection that are being executed, 1 to 65 536. 256 unless set.
+    pub connection_requests_max: u32,
+    /// The most bytes of payloads of one connection, of requests that are being executed and of replies that
+    /// the client has not taken; at least [`PAYLOAD_BYTES_MAX`]. A single request may always have its
+    /// payload. 64 MiB unless set.
+    pub connection_bytes_max: u64,
+    /// The most bytes of payloads of all connections; at least `connection_bytes_max`. 1 GiB unless set.
+    pub bytes_max: u64,
+    /// The bytes of buffers for large payloads that are kept for reuse. 64 MiB unless set.
+    pub payload_pool_bytes_max: usize,
+    /// The most time for a negotiation, TLS and the opening of the export included. 10 s unless set.
+    pub negotiation_timeout: Duration,
+    /// The time after which a connection is closed whose client has sent a part of a request, or has replies
+    /// to take, and does neither. A client that has nothing outstanding may be silent forever. 60 s unless
+    /// set.
+    pub stall_timeout: Duration,
+    /// TLS by X.509 certificates. `None`: there is none.
+    pub tls: Option<Arc<ServerTls>>,
+    /// Whether clients must use TLS.
+    pub tls_required: bool,
+    /// The runtimes that connections are assigned to, round robin. Empty: the runtime that listens.
+    pub workers: Vec<Handle>,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            connections_max: 256,
+            connection_requests_max: 256,
+            connection_bytes_max: 64 << 20,
+            bytes_max: 1 << 30,
+            payload_pool_bytes_max: 64 << 20,
+            negotiation_timeout: Duration::from_secs(10),
+            stall_timeout: Duration::from_secs(60),
+            tls: None,
+            tls_required: false,
+            workers: Vec::new(),
+        }
+    }
+}
+
+/// A setting that cannot work, and what would be right.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{setting} {problem}")]
+pub struct SettingError {
+    setting: &'static str,
+    problem: &'static str,
+}
+
+impl SettingError {
+    /// Returns the name of the setting: the field of the configuration.
+    #[must_use]
+    pub fn setting(&self) -> &'static str {
+        self.setting
+    }
+
+    /// Returns what would be right, for example `must be at least 1`.
+    #[must_use]
+    pub fn problem(&self) -> &'static str {
+        self.problem
+    }
+}
+
+impl ServerConfig {
+    /// Checks that the settings are within their ranges and fit together.
+    ///
+    /// # Errors
+    /// The first setting that does not, and what would be right.
+    pub fn check(&self) -> Result<(), SettingError> {
+        let check = |is_wrong: bool, setting, problem| {
+            if is_wrong { Err(SettingError { setting, problem }) } else { Ok(()) }
+        };
+        check(self.connections_max == 0, "connections_max", "must be at least 1")?;
+        let requests = 1..=65_536;
+        check(
+            !requests.contains(&self.connection_requests_max),
+            "connection_requests_max",
+            "must be 1 to 65536",
+        )?;
+        check(
+            self.connection_bytes_max < u64::from(PAYLOAD_BYTES_MAX),
+            "connection_bytes_max",
+            "must be at least 32 MiB, the longest payload",
+        )?;
+        check(
+            self.bytes_max < self.connection_bytes_max,
+            "bytes_max",
+            "must be at least connection_bytes_max",
+        )?;
+        check(self.bytes_max > 1 << 40, "bytes_max", "must be at most 1 TiB")?;
+        check(self.negotiation_timeout.is_zero(), "negotiation_timeout", "must be above 0")?;
+        check(self.stall_timeout.is_zero(), "stall_timeout", "must be above 0")?;
+        check(self.tls_required && self.tls.is_none(), "tls_required", "needs a certificate")
+    }
+
+    /// Returns the most memory that a server with these settings takes beside its exports, in bytes.
+    #[must_use]
+    pub fn memory_bytes_max(&self) -> u64 {
+        let requests = u64::from(self.connection_requests_max) * REQUEST_BYTES;
+        let connections = u64::from(self.connections_max) * (FIXED_BYTES + requests);
+        connections + self.bytes_max + self.payload_pool_bytes_max as u64
+    }
+
+    pub(crate) fn tls_mode(&self) -> TlsMode {
+        match (&self.tls, self.tls_required) {
+            (None, _) => TlsMode::Off,
+            (Some(_), false) => TlsMode::Optional,
+            (Some(_), true) => TlsMode::Required,
+        }
+    }
+}
+
+/// The memory of a connection beside its requests, in bytes: buffers, and TLS.
+const FIXED_BYTES: u64 = BUFFER_BYTES as u64 + 128 * 1024;
+/// The memory of a request that is being executed, beside its payload, in bytes.
+const REQUEST_BYTES: u64 = 1024;
+
+impl fmt::Debug for ServerConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerConfig")
+            .field("connections_max", &self.connections_max)
+            .field("connection_requests_max", &self.connection_requests_max)
+            .field("connection_bytes_max", &self.connection_bytes_max)
+            .field("bytes_max", &self.bytes_max)
+            .field("tls", &self.tls)
+            .field("tls_required", &self.tls_required)
+            .finish_non_exhaustive()
+    }
+}

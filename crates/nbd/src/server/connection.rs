@@ -1,0 +1,381 @@
+//! One connection: the negotiation, then requests as they arrive and replies as they become ready.
+//!
+//! Per wake-up: what has become ready is answered, every complete request is executed, one write, one read. A
+//! request whose reply is ready at once is answered in the same write. Nothing more is read while the
+//! connection has as many requests or bytes outstanding as it may.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use blocker::{Error, Segments};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::time::{Instant, Sleep, sleep, timeout};
+
+use super::Shared;
+use super::budget::Share;
+use super::counters::Counts;
+use super::end::End;
+use super::in_flight::{InFlight, Outcome, Step};
+use super::input::Input;
+use super::negotiate::Negotiating;
+use super::output::Output;
+use super::peer::Peer;
+use super::stream::Stream;
+use crate::export::Export;
+use crate::protocol::{
+    Command, Errno, Refusal, Request, Session, encode_block_status, encode_done, encode_error, encode_read,
+};
+
+/// With this many bytes to send, some are sent before more is executed: the client works on the first replies
+/// while this side works on the next.
+const SEND_BYTES: usize = 256 * 1024;
+/// How often a connection reads before other tasks of its thread run.
+const ROUNDS_MAX: u32 = 16;
+/// The most time for the end of a connection: what is queued is sent, and what still arrives is received.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Serves a connection to its end.
+pub(super) async fn run(shared: &Arc<Shared>, stream: Stream, peer: Peer) -> End {
+    let mut ending = shared.ending.subscribe();
+    let (mut input, mut output) = (Input::new(Arc::clone(&shared.pool)), Output::default());
+    let negotiating = Negotiating { shared, input: &mut input, output: &mut output };
+    let negotiated = tokio::select! {
+        negotiated = timeout(shared.config.negotiation_timeout, negotiating.run(stream)) => negotiated,
+        _ = ending.wait_for(|is_ending| *is_ending) => return End::ShuttingDown,
+    };
+    let (stream, export, session) = match negotiated {
+        Ok(Ok(negotiated)) => negotiated,
+        Ok(Err(end)) => return end,
+        Err(_) => return End::Slow,
+    };
+    tracing::debug!(
+        %peer, structured = session.is_structured, contexts = session.contexts.len(),
+        "export opened",
+    );
+    let mut open = Transmission {
+        share: shared.budget.share(),
+        stall: Box::pin(sleep(shared.config.stall_timeout)),
+        is_stall_armed: false,
+        progress_at: Instant::now(),
+        in_flight: FuturesUnordered::new(),
+        in_flight_bytes: 0,
+        is_ended: false,
+        is_paused: false,
+        counts: Counts::default(),
+        shared,
+        peer,
+        stream,
+        input,
+        output,
+        export,
+        session,
+    };
+    let end = tokio::select! {
+        biased;
+        end = poll_fn(|cx| open.poll(cx)) => end,
+        _ = ending.wait_for(|is_ending| *is_ending) => End::ShuttingDown,
+    };
+    open.finish(&end).await;
+    end
+}
+
+/// A connection that has selected its export.
+struct Transmission<'a> {
+    shared: &'a Arc<Shared>,
+    peer: Peer,
+    stream: Stream,
+    input: Input,
+    output: Output,
+    export: Arc<dyn Export>,
+    session: Session,
+    in_flight: FuturesUnordered<InFlight>,
+    /// The payloads of the requests in flight: those that have arrived, and those to be returned.
+    in_flight_bytes: u64,
+    share: Share,
+    /// Whether the client has requested the end.
+    is_ended: bool,
+    /// Whether the next request waits for room, not for the client.
+    is_paused: bool,
+    /// When bytes were received or taken last.
+    progress_at: Instant,
+    stall: Pin<Box<Sleep>>,
+    is_stall_armed: bool,
+    counts: Counts,
+}
+
+/// Why no more requests are executed now.
+enum Pause {
+    /// The next one has not arrived.
+    Arrival,
+    /// The connection has as much outstanding as it may.
+    Room,
+}
+
+/// Returns the bytes that a request takes until its reply has been sent.
+fn cost_bytes(request: &Request, checked: Result<Command, Refusal>) -> u64 {
+    match checked {
+        Ok(Command::Read { .. }) => request.len_bytes.into(),
+        _ => request.payload_bytes().into(),
+    }
+}
+
+impl Transmission<'_> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        let end = self.poll_rounds(cx);
+        self.shared.counters.add(&mut self.counts);
+        match end {
+            Poll::Ready(Ok(())) => {
+                // Other tasks of the thread run first.
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Poll::Ready(Err(end)) => Poll::Ready(end),
+            Poll::Pending => self.poll_stall(cx),
+        }
+    }
+
+    /// Ready once the client has made no progress for too long, although it is its turn.
+    fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        let is_in_request = !self.is_ended && !self.is_paused && self.input.is_in_request();
+        if self.output.pending_bytes() == 0 && !is_in_request {
+            self.is_stall_armed = false;
+            return Poll::Pending;
+        }
+        if !self.is_stall_armed {
+            self.is_stall_armed = true;
+            // Until now it was the turn of this side.
+            self.progress_at = Instant::now();
+            self.stall.as_mut().reset(self.progress_at + self.shared.config.stall_timeout);
+        }
+        while self.stall.as_mut().poll(cx).is_ready() {
+            let deadline = self.progress_at + self.shared.config.stall_timeout;
+            if Instant::now() >= deadline {
+                return Poll::Ready(End::Stalled);
+            }
+            self.stall.as_mut().reset(deadline);
+        }
+        Poll::Pending
+    }
+
+    /// Pending when nothing is left to do; ready when there may be more to do, or at the end.
+    fn poll_rounds(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
+        for _ in 0..ROUNDS_MAX {
+            self.answer_ready(cx);
+            let pause = self.execute_requests(cx)?;
+            // Those that have just begun are polled for the first time.
+            self.answer_ready(cx);
+            let is_sent = self.flush(cx)?;
+            if self.is_ended {
+                let is_over = is_sent && self.in_flight.is_empty();
+                return if is_over { Poll::Ready(Err(End::Ended)) } else { Poll::Pending };
+            }
+            self.is_paused = matches!(pause, Pause::Room);
+            if self.is_paused {
+                // The flush may have made room; otherwise one of the wakers of what is outstanding is set.
+                if !self.has_room_for_next(cx) {
+                    return Poll::Pending;
+                }
+                continue;
+            }
+            match self.input.poll_fill(cx, &mut self.stream) {
+                Poll::Ready(Ok(0)) => return Poll::Ready(Err(End::Closed(Ok(())))),
+                Poll::Ready(Ok(_)) => self.progress_at = Instant::now(),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Sends what the socket takes. Returns whether nothing is left.
+    fn flush(&mut self, cx: &mut Context<'_>) -> Result<bool, End> {
+        let before = self.output.pending_bytes();
+        let is_sent = self.output.poll_flush(cx, &mut self.stream)?.is_ready();
+        let pending_bytes = self.output.pending_bytes();
+        if pending_bytes < before {
+            self.progress_at = Instant::now();
+        }
+        let held_bytes = self.in_flight_bytes + self.input.receiving_bytes() + pending_bytes as u64;
+        self.share.release_beyond(held_bytes);
+        Ok(is_sent)
+    }
+
+    /// Answers the requests that have become ready.
+    fn answer_ready(&mut self, cx: &mut Context<'_>) {
+        while let Poll::Ready(Some((request, outcome))) = self.in_flight.poll_next_unpin(cx) {
+            let checked = request.check(&self.session, self.export.description());
+            self.in_flight_bytes -= cost_bytes(&request, checked);
+            self.answer(request, outcome);
+        }
+    }
+
+    /// Returns whether the connection may have one more request of this cost outstanding.
+    fn admits(&mut self, cost_bytes: u64, cx: &mut Context<'_>) -> bool {
+        let outstanding_bytes = self.in_flight_bytes + self.output.pending_bytes() as u64;
+        let is_alone = self.in_flight.is_empty() && outstanding_bytes == 0;
+        let limits = &self.shared.config;
+        let is_within = self.in_flight.len() < limits.connection_requests_max as usize
+            && outstanding_bytes + cost_bytes <= limits.connection_bytes_max;
+        (is_alone || is_within) && self.share.poll_hold(outstanding_bytes + cost_bytes, cx).is_ready()
+    }
+
+    fn has_room_for_next(&mut self, cx: &mut Context<'_>) -> bool {
+        let Ok(Some(request)) = self.input.peek() else { return true };
+        let checked = request.check(&self.session, self.export.description());
+        self.admits(cost_bytes(&request, checked), cx)
+    }
+
+    /// Executes every complete request. Returns why it stopped.
+    fn execute_requests(&mut self, cx: &mut Context<'_>) -> Result<Pause, End> {
+        let mut send_at = SEND_BYTES;
+        while !self.is_ended {
+            if self.output.pending_bytes() >= send_at {
+                self.flush(cx)?;
+                // What the socket does not take is not offered again at every request.
+                send_at = self.output.pending_bytes() + SEND_BYTES;
+            }
+            let Some(request) = self.input.peek()? else { return Ok(Pause::Arrival) };
+            let checked = request.check(&self.session, self.export.description());
+            let cost = cost_bytes(&request, checked);
+            if !self.admits(cost, cx) {
+                return Ok(Pause::Room);
+            }
+            let Some(payload) = self.input.take_request(request) else { return Ok(Pause::Arrival) };
+            self.counts.requests += 1;
+            let command = match checked {
+                Ok(Command::Disconnect) => {
+                    self.is_ended = true;
+                    break;
+                }
+                Ok(command) => command,
+                Err(refusal) => {
+                    self.refuse(&request, refusal.errno, refusal.why);
+                    continue;
+                }
+            };
+            match self.execute(request, command, payload) {
+                Step::Ready(outcome) => self.answer(request, outcome),
+                Step::Pending(in_flight) => {
+                    self.counts.waits += 1;
+                    self.in_flight_bytes += cost;
+                    self.in_flight.push(in_flight);
+                }
+            }
+        }
+        Ok(Pause::Arrival)
+    }
+
+    fn execute(&mut self, request: Request, command: Command, payload: Segments) -> Step {
+        let Request { offset, len_bytes, .. } = request;
+        let export = &self.export;
+        let done = |()| Outcome::Done;
+        match command {
+            Command::Flush => {
+                self.counts.flushes += 1;
+                Step::new(request, export.flush(), done)
+            }
+            Command::BlockStatus { is_one } => self.block_status(request, is_one),
+            Command::Read { is_unfragmented } if len_bytes > 0 => {
+                let wrap = move |data| Outcome::Read(data, is_unfragmented);
+                Step::new(request, export.read(offset, len_bytes), wrap)
+            }
+            Command::Read { is_unfragmented } => {
+                Step::Ready(Ok(Outcome::Read(Segments::new(), is_unfragmented)))
+            }
+            // Of nothing there is nothing to do.
+            _ if len_bytes == 0 => Step::Ready(Ok(Outcome::Done)),
+            Command::Write { fua } => {
+                self.counts.written_bytes += u64::from(len_bytes);
+                Step::new(request, export.write(offset, payload, fua), done)
+            }
+            Command::Trim { fua } => Step::new(request, export.trim(offset, len_bytes, fua), done),
+            Command::Cache => Step::new(request, export.cache(offset, len_bytes), done),
+            Command::WriteZeroes(zeroes) => {
+                Step::new(request, export.write_zeroes(offset, len_bytes, zeroes), done)
+            }
+            Command::Disconnect => Step::Ready(Ok(Outcome::Done)),
+        }
+    }
+
+    fn block_status(&self, request: Request, is_one: bool) -> Step {
+        let Request { offset, len_bytes, .. } = request;
+        let ask =
+            |(id, context): &(u32, _)| (*id, self.export.block_status(context, offset, len_bytes, is_one));
+        let asked: Vec<_> = self.session.contexts.iter().map(ask).collect();
+        Step::later(request, async move {
+            let mut extents = Vec::with_capacity(asked.len());
+            for (id, reply) in asked {
+                extents.push((id, reply.await?));
+            }
+            Ok(Outcome::Status(extents, is_one))
+        })
+    }
+
+    fn answer(&mut self, request: Request, outcome: Result<Outcome, Error>) {
+        let (cookie, is_structured) = (request.cookie, self.session.is_structured);
+        match outcome {
+            Ok(Outcome::Done) => self.output.push(Segments::new(), |out| encode_done(out, cookie)),
+            Ok(Outcome::Read(data, _)) if data.len_bytes() != request.len_bytes as usize => {
+                // Sending it would put the stream out of step.
+                tracing::error!(peer = %self.peer, ?request, "a read returned {} bytes", data.len_bytes());
+                self.refuse(&request, Errno::Eio, "the export returned another number of bytes");
+            }
+            Ok(Outcome::Read(data, is_unfragmented)) => {
+                self.counts.read_bytes += data.len_bytes() as u64;
+                let output = &mut self.output;
+                encode_read(cookie, is_structured, is_unfragmented, request.offset, data, |head, data| {
+                    output.push(data, head);
+                });
+            }
+            Ok(Outcome::Status(extents, is_one)) => self.output.push(Segments::new(), |out| {
+                encode_block_status(out, cookie, request.len_bytes, is_one, &extents);
+            }),
+            Err(error) => {
+                self.shared.log_failure(self.peer, &request, &error);
+                self.refuse(&request, Errno::of(&error), &error.to_string());
+            }
+        }
+    }
+
+    fn refuse(&mut self, request: &Request, errno: Errno, why: &str) {
+        self.counts.failures += 1;
+        let is_structured = self.session.is_structured;
+        self.output.push(Segments::new(), |out| encode_error(out, request.cookie, is_structured, errno, why));
+    }
+
+    /// Ends the connection: what was begun is completed, whether its client is there or not, and where it is
+    /// there, it gets its replies.
+    async fn finish(&mut self, end: &End) {
+        let is_there = matches!(end, End::Ended | End::ShuttingDown);
+        while let Some((request, outcome)) = self.in_flight.next().await {
+            if is_there {
+                self.answer(request, outcome);
+                // Bounded, because nothing more is received: by what one connection may have outstanding.
+            }
+        }
+        self.shared.counters.add(&mut self.counts);
+        if is_there {
+            // A client that is gone by now misses nothing that it could still take.
+            let _ = timeout(LINGER, poll_fn(|cx| self.poll_close(cx))).await;
+        }
+    }
+
+    /// Sends what is left, closes the sending direction, and receives what still arrives: a socket that is
+    /// closed with bytes unread would discard replies that the client has not taken.
+    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        std::task::ready!(self.output.poll_flush(cx, &mut self.stream))?;
+        std::task::ready!(self.stream.poll_shutdown(cx))?;
+        let mut bytes = [0; 4096];
+        loop {
+            let mut places = [io::IoSliceMut::new(&mut bytes)];
+            if std::task::ready!(self.stream.poll_read_vectored(cx, &mut places))? == 0 {
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! The server: exports, served to any number of clients.
+//!
+//! ```text
+//! listen ──► negotiate ──► connection: request ──► export ──► ready: answered in the same write
+//!                              ▲                      └─────► pending: in flight, answered when it is ready
+//!                              └── budget: the bytes of payloads of all connections
+//! ```
+
+mod budget;
+mod config;
+mod connection;
+mod counters;
+mod end;
+mod in_flight;
+mod input;
+mod listen;
+mod log_limit;
+mod negotiate;
+mod output;
+mod peer;
+mod pool;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use blocker::Error;
+use cached_metrics::{Collect, Families, Number};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+use tokio::task::{AbortHandle, JoinHandle};
+
+use crate::export::Exports;
+use crate::protocol::Request;
+
+use budget::Budget;
+pub use config::{ServerConfig, SettingError};
+use counters::{Counters, Counts};
+pub use listen::ListenError;
+use log_limit::LogLimit;
+use peer::Peer;
+use pool::PayloadPool;
+
+/// Serves exports.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::time::Duration;
+/// use nbd::{MemoryExport, NamedExports, Server, ServerConfig};
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let exports = NamedExports::one("disk", Arc::new(MemoryExport::new(1 << 30)));
+/// let server = Server::new(Arc::new(exports), ServerConfig::default())?;
+/// let address = server.listen(&"127.0.0.1:0".parse()?).await?;
+/// println!("nbd://{address}/disk");
+/// // Until the process is to end:
+/// assert!(server.shutdown(Duration::from_secs(10)).await, "every request was answered");
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
+/// Accepting runs on the tokio runtime in which [`Self::listen`] is called; connections run there, or on
+/// those of [`ServerConfig::workers`]. Dropping the server stops listening and aborts its connections;
+/// [`Self::shutdown`] ends them in order.
+pub struct Server {
+    shared: Arc<Shared>,
+    listeners: Mutex<Vec<JoinHandle<()>>>,
+}
+
+struct Shared {
+    exports: Arc<dyn Exports>,
+    config: ServerConfig,
+    budget: Budget,
+    pool: Arc<PayloadPool>,
+    counters: Counters,
+    log_limit: LogLimit,
+    connection_count: AtomicUsize,
+    connection_ended: Notify,
+    /// Whether the server shuts down.
+    ending: watch::Sender<bool>,
+    tasks: Mutex<Vec<AbortHandle>>,
+}
+
+impl Server {
+    /// Returns a server for `exports`, which does not listen yet.
+    ///
+    /// # Errors
+    /// The setting that cannot work, and what would be right.
+    pub fn new(exports: Arc<dyn Exports>, config: ServerConfig) -> Result<Self, SettingError> {
+        config.check()?;
+        let shared = Shared {
+            budget: Budget::new(config.bytes_max),
+            pool: PayloadPool::new(config.payload_pool_bytes_max),
+            counters: Counters::default(),
+            log_limit: LogLimit::default(),
+            connection_count: AtomicUsize::new(0),
+            connection_ended: Notify::new(),
+            ending: watch::Sender::new(false),
+            tasks: Mutex::default(),
+            exports,
+            config,
+        };
+        Ok(Self { shared: Arc::new(shared), listeners: Mutex::default() })
+    }
+
+    /// Returns the server's own metric called `name`, or 0. All of them are collected by [`Collect`].
+    #[must_use]
+    pub fn metric(&self, name: &str) -> u64 {
+        self.families().number(name).map_or(0, Number::to_u64)
+    }
+
+    /// Stops listening, answers the requests that have been received, and closes every connection: clients
+    /// that reconnect send what was not answered again. Waits for all of that, at most for `timeout`; what
+    /// takes longer is aborted. Returns whether every connection ended in order.
+    pub async fn shutdown(&self, timeout: Duration) -> bool {
+        let listeners: Vec<_> = self.listeners.lock().drain(..).collect();
+        for listener in listeners {
+            listener.abort();
+            // Then it is gone, and its address is free. An abort is its only error.
+            let _ = listener.await;
+        }
+        self.shared.ending.send_replace(true);
+        let all_ended = async {
+            loop {
+                let ended = self.shared.connection_ended.notified();
+                if self.shared.connection_count.load(Ordering::Acquire) == 0 {
+                    break;
+                }
+                ended.await;
+            }
+        };
+        let in_order = tokio::time::timeout(timeout, all_ended).await.is_ok();
+        self.abort_connections();
+        in_order
+    }
+
+    /// Aborts all connections, as a crash would, and continues to listen. For tests.
+    pub fn abort_connections(&self) {
+        self.shared.tasks.lock().drain(..).for_each(|task| task.abort());
+    }
+}
+
+impl Collect for Server {
+    fn collect(&self, into: &mut Families) {
+        self.shared.counters.collect(into);
+        let connections = self.shared.connection_count.load(Ordering::Relaxed) as u64;
+        into.gauge("nbd_connections_open", "Connections that are open.", connections);
+    }
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("config", &self.shared.config).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.listeners.lock().drain(..).for_each(|listener| listener.abort());
+        self.abort_connections();
+    }
+}
+
+impl Shared {
+    /// Returns whether a log line of this reason may be written now, see [`LogLimit::admit`].
+    fn admit_log(&self, reason: &'static str) -> Option<u64> {
+        self.log_limit.admit(reason, Instant::now())
+    }
+
+    /// Logs a request that the export has failed for a reason that an operator can remove.
+    #[cold]
+    fn log_failure(&self, peer: Peer, request: &Request, error: &Error) {
+        // A client may ask on condition that it is fast.
+        if !matches!(error, Error::Unsupported(_))
+            && let Some(suppressed) = self.admit_log(error.kind())
+        {
+            let Request { command, offset, len_bytes, .. } = *request;
+            tracing::warn!(
+                %peer, command, offset, len_bytes, cause = %error, suppressed,
+                "NBD request failed",
+            );
+        }
+    }
+
+    fn count(&self, count: impl FnOnce(&mut Counts)) {
+        let mut counts = Counts::default();
+        count(&mut counts);
+        self.counters.add(&mut counts);
+    }
+}

@@ -1,0 +1,114 @@
+//! The beginning of a connection: options until the client has selected an export, TLS included.
+
+use std::future::poll_fn;
+use std::io;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use super::Shared;
+use super::end::End;
+use super::input::Input;
+use super::output::Output;
+use super::stream::Stream;
+use crate::export::Export;
+use crate::protocol::{Action, Answered, Description, Negotiation, NoExport, Session};
+use blocker::Segments;
+
+/// A connection that negotiates.
+pub(super) struct Negotiating<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) input: &'a mut Input,
+    pub(super) output: &'a mut Output,
+}
+
+impl Negotiating<'_> {
+    /// Negotiates, and returns the stream, under TLS if the client has asked for it, with the export and what
+    /// holds for the transmission. The reply that begins the transmission is in the output.
+    pub(super) async fn run(mut self, mut stream: Stream) -> Result<(Stream, Arc<dyn Export>, Session), End> {
+        let mut out = Vec::new();
+        let mut state = Negotiation::new(self.shared.config.tls_mode(), &mut out);
+        loop {
+            let (taken, action) = state.receive(self.input.arrived(), &mut out)?;
+            self.input.take(taken);
+            match action {
+                Action::Continue => {}
+                Action::Receive => {
+                    self.send(&mut stream, &mut out).await?;
+                    let count = poll_fn(|cx| self.poll_fill(cx, &mut stream)).await?;
+                    if count == 0 {
+                        return Err(End::Closed(Ok(())));
+                    }
+                }
+                Action::List => {
+                    let names = self.shared.exports.list().await;
+                    state.answer_list(names.as_deref(), &mut out);
+                }
+                Action::Describe(name) => {
+                    let export = self.shared.exports.describe(&name).await.and_then(checked);
+                    // It can select nothing: only an opened export is transmitted.
+                    let _ = state.answer_export(export.as_ref(), &mut out);
+                }
+                Action::Open(name) => {
+                    let export = self.shared.exports.open(&name).await;
+                    let export = export.and_then(|export| {
+                        checked(export.description().clone()).map(|description| (export, description))
+                    });
+                    let description = export.as_ref().map(|(_, description)| description);
+                    let answered = state.answer_export(description, &mut out);
+                    match (answered, export) {
+                        (Answered::Transmission(session), Ok((export, _))) => {
+                            self.output.push(Segments::new(), |small| small.append(&mut out));
+                            return Ok((stream, export, session));
+                        }
+                        (Answered::End, Err(error)) => return Err(End::NoExport(name, error)),
+                        _ => {}
+                    }
+                }
+                Action::StartTls => {
+                    self.send(&mut stream, &mut out).await?;
+                    let tls = self.shared.config.tls.as_ref();
+                    let config = tls.and_then(|tls| tls.config(tls.settings().client_certificates));
+                    let config = config.ok_or_else(|| io::Error::other("TLS has no configuration"))?;
+                    stream = stream.accept_tls(config).await.map_err(End::Tls)?;
+                    state.begin_tls();
+                }
+                Action::End => {
+                    self.send(&mut stream, &mut out).await?;
+                    return Err(End::Ended);
+                }
+            }
+        }
+    }
+
+    fn poll_fill(&mut self, cx: &mut Context<'_>, stream: &mut Stream) -> Poll<io::Result<usize>> {
+        self.input.poll_fill(cx, stream)
+    }
+
+    async fn send(&mut self, stream: &mut Stream, out: &mut Vec<u8>) -> io::Result<()> {
+        self.output.push(Segments::new(), |small| small.append(out));
+        poll_fn(|cx| {
+            ready!(self.output.poll_flush(cx, stream))?;
+            Poll::Ready(Ok(()))
+        })
+        .await
+    }
+}
+
+/// Refuses an export that contradicts itself, rather than to serve it.
+fn checked(export: Description) -> Result<Description, NoExport> {
+    let (least, preferred) = (export.block_bytes_min, export.block_bytes_preferred);
+    let is_right = least.is_power_of_two()
+        && least <= 64 * 1024
+        && preferred.is_power_of_two()
+        && preferred >= least
+        && export.size_bytes <= i64::MAX as u64;
+    if is_right {
+        return Ok(export);
+    }
+    let why = format!(
+        "the export has {} bytes and blocks of {least} and {preferred}: these must be powers of two, the first at \
+         most 65536 and the second at least the first, and the size below 2^63",
+        export.size_bytes
+    );
+    Err(NoExport::Refused(why))
+}

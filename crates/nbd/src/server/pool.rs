@@ -1,0 +1,134 @@
+//! Buffers for large payloads, which are reused: fresh memory costs a page fault per 4 KiB, more than a copy.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use blocker::Segments;
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+/// Payloads from this size on, in bytes, are read from the socket into buffers of the pool.
+pub(super) const LARGE_BYTES: usize = 32 * 1024;
+/// The number of buffer sizes: the powers of two from [`LARGE_BYTES`] to 4 MiB.
+const CLASS_COUNT: usize = 8;
+
+/// Large buffers that are reused.
+#[derive(Debug)]
+pub(super) struct PayloadPool {
+    classes: [Mutex<Vec<Vec<u8>>>; CLASS_COUNT],
+    kept_bytes: AtomicUsize,
+    kept_bytes_max: usize,
+}
+
+impl PayloadPool {
+    /// Returns a pool that keeps at most `kept_bytes_max` bytes for reuse.
+    pub(super) fn new(kept_bytes_max: usize) -> Arc<Self> {
+        Arc::new(Self { classes: Default::default(), kept_bytes: AtomicUsize::new(0), kept_bytes_max })
+    }
+
+    pub(super) fn reserve(self: &Arc<Self>, len_bytes: usize) -> Lease {
+        let class = class_of(len_bytes);
+        let kept = class.and_then(|class| self.classes[class].lock().pop());
+        let memory = match (kept, class) {
+            (Some(memory), _) => {
+                self.kept_bytes.fetch_sub(memory.len(), Ordering::Relaxed);
+                memory
+            }
+            (None, Some(class)) => vec![0; LARGE_BYTES << class],
+            (None, None) => vec![0; len_bytes],
+        };
+        Lease { memory, filled: 0, len_bytes, pool: Arc::clone(self) }
+    }
+
+    fn return_memory(&self, memory: Vec<u8>) {
+        let Some(class) = class_of(memory.len()).filter(|class| memory.len() == LARGE_BYTES << class) else {
+            return;
+        };
+        // Two threads that return a buffer at the same time may keep one more than allowed, or one less:
+        // harmless.
+        if self.kept_bytes.fetch_add(memory.len(), Ordering::Relaxed) + memory.len() <= self.kept_bytes_max {
+            self.classes[class].lock().push(memory);
+        } else {
+            self.kept_bytes.fetch_sub(memory.len(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Returns the smallest class that holds `len_bytes`, if one does.
+fn class_of(len_bytes: usize) -> Option<usize> {
+    let class =
+        len_bytes.next_power_of_two().max(LARGE_BYTES).trailing_zeros() - LARGE_BYTES.trailing_zeros();
+    Some(class as usize).filter(|class| *class < CLASS_COUNT)
+}
+
+/// One of the pool's buffers, for one payload. Returned to the pool when it is dropped.
+pub(super) struct Lease {
+    memory: Vec<u8>,
+    filled: usize,
+    len_bytes: usize,
+    pool: Arc<PayloadPool>,
+}
+
+impl Lease {
+    /// Returns the memory that is still to be filled.
+    pub(super) fn room(&mut self) -> &mut [u8] {
+        &mut self.memory[self.filled..self.len_bytes]
+    }
+
+    /// Counts the next `count` bytes as filled.
+    pub(super) fn fill(&mut self, count: usize) {
+        self.filled = (self.filled + count).min(self.len_bytes);
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.filled == self.len_bytes
+    }
+
+    /// Returns the payload.
+    pub(super) fn finish(self) -> Segments {
+        let len_bytes = self.len_bytes;
+        Bytes::from_owner(self).slice(..len_bytes).into()
+    }
+}
+
+impl AsRef<[u8]> for Lease {
+    fn as_ref(&self) -> &[u8] {
+        &self.memory
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.pool.return_memory(std::mem::take(&mut self.memory));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(pool: &Arc<PayloadPool>, len: usize, byte: u8) -> Segments {
+        let mut lease = pool.reserve(len);
+        while !lease.is_full() {
+            let count = lease.room().len().min(10_000);
+            lease.room()[..count].fill(byte);
+            lease.fill(count);
+        }
+        lease.finish()
+    }
+
+    #[test]
+    fn a_buffer_is_reused_and_the_pool_is_bounded() {
+        let pool = PayloadPool::new(128 * 1024);
+        let first = filled(&pool, 100_000, 1);
+        assert_eq!(first.to_vec(), vec![1; 100_000]);
+        let address = first.as_slice()[0].as_slice().as_ptr();
+        drop(first);
+        drop((filled(&pool, 100_000, 2), filled(&pool, 40_000, 3)));
+        assert_eq!(pool.kept_bytes.load(Ordering::Relaxed), 128 * 1024, "the pool is full");
+        let again = filled(&pool, 120_000, 4);
+        assert_eq!(again.as_slice()[0].as_slice().as_ptr(), address);
+        drop(filled(&pool, 5 << 20, 5));
+        assert_eq!(pool.kept_bytes.load(Ordering::Relaxed), 0, "larger than the largest class");
+    }
+}

@@ -1,0 +1,442 @@
+//! The server against a client that speaks byte by byte, and an export whose replies are held back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use blocker::{Error, Reply, Segments};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::{mpsc, oneshot};
+
+use super::{Server, ServerConfig};
+use crate::address::Address;
+use crate::export::Export;
+use crate::memory::{MemoryExport, NamedExports};
+use crate::protocol::wire::{chunk, command, command_flag, option};
+use crate::protocol::{Context, Description, Extent, Request, Zeroes};
+
+/// An export that holds every reply back until the test releases it.
+struct Held {
+    inner: Arc<MemoryExport>,
+    calls: mpsc::UnboundedSender<Call>,
+    begun: Arc<AtomicUsize>,
+    ended: Arc<AtomicUsize>,
+}
+
+/// A call of [`Held`]. Sending a result releases it; dropping it releases it with an error.
+struct Call {
+    offset: u64,
+    segments: usize,
+    release: oneshot::Sender<Result<(), Error>>,
+}
+
+impl Held {
+    fn hold<T: Send + 'static>(&self, offset: u64, segments: usize, reply: Reply<T>) -> Reply<T> {
+        let (release, released) = oneshot::channel();
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        // The test may be over.
+        let _ = self.calls.send(Call { offset, segments, release });
+        let ended = Arc::clone(&self.ended);
+        let Reply::Ready(answer) = reply else { panic!("memory is always ready") };
+        Reply::pending(async move {
+            let released = released.await;
+            ended.fetch_add(1, Ordering::SeqCst);
+            released.unwrap_or(Err(Error::Retryable("dropped".into())))?;
+            answer
+        })
+    }
+}
+
+impl Export for Held {
+    fn description(&self) -> &Description {
+        self.inner.description()
+    }
+    fn read(&self, offset: u64, len_bytes: u32) -> Reply<Segments> {
+        self.hold(offset, 0, self.inner.read(offset, len_bytes))
+    }
+    fn write(&self, offset: u64, data: Segments, fua: bool) -> Reply<()> {
+        self.hold(offset, data.as_slice().len(), self.inner.write(offset, data, fua))
+    }
+    fn flush(&self) -> Reply<()> {
+        self.hold(0, 0, self.inner.flush())
+    }
+    fn trim(&self, offset: u64, len_bytes: u32, fua: bool) -> Reply<()> {
+        self.hold(offset, 0, self.inner.trim(offset, len_bytes, fua))
+    }
+    fn write_zeroes(&self, offset: u64, len_bytes: u32, zeroes: Zeroes) -> Reply<()> {
+        self.hold(offset, 0, self.inner.write_zeroes(offset, len_bytes, zeroes))
+    }
+    fn cache(&self, offset: u64, len_bytes: u32) -> Reply<()> {
+        self.hold(offset, 0, self.inner.cache(offset, len_bytes))
+    }
+    fn block_status(
+        &self,
+        context: &Context,
+        offset: u64,
+        len_bytes: u32,
+        is_one: bool,
+    ) -> Reply<Vec<Extent>> {
+        self.hold(offset, 0, self.inner.block_status(context, offset, len_bytes, is_one))
+    }
+}
+
+/// A server of one export at a unix socket.
+struct Site {
+    server: Arc<Server>,
+    address: Address,
+    calls: mpsc::UnboundedReceiver<Call>,
+    begun: Arc<AtomicUsize>,
+    ended: Arc<AtomicUsize>,
+    _folder: TempDir,
+}
+
+impl Site {
+    async fn new(is_held: bool, change: impl FnOnce(&mut ServerConfig)) -> Self {
+        let mut config = ServerConfig::default();
+        change(&mut config);
+        let memory = Arc::new(MemoryExport::new(256 << 20));
+        let (sender, calls) = mpsc::unbounded_channel();
+        let (begun, ended) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
+        let held = Held {
+            inner: Arc::clone(&memory),
+            calls: sender,
+            begun: Arc::clone(&begun),
+            ended: Arc::clone(&ended),
+        };
+        let export: Arc<dyn Export> = if is_held { Arc::new(held) } else { memory };
+        let server = Server::new(Arc::new(NamedExports::one("disk", export)), config).unwrap();
+        let folder = TempDir::new().unwrap();
+        let address = Address::Unix(folder.path().join("nbd.sock"));
+        server.listen(&address).await.unwrap();
+        Self { server: Arc::new(server), address, calls, begun, ended, _folder: folder }
+    }
+
+    async fn connect(&self) -> UnixStream {
+        let Address::Unix(path) = &self.address else { unreachable!("it listens at a unix socket") };
+        UnixStream::connect(path).await.unwrap()
+    }
+
+    /// Returns a client in the transmission phase.
+    async fn client(&self, is_structured: bool) -> Client {
+        let mut stream = self.connect().await;
+        let mut bytes = 3_u32.to_be_bytes().to_vec();
+        let mut expected = 18 + 10;
+        let mut push = |number: u32, data: &[u8]| {
+            bytes.extend_from_slice(b"IHAVEOPT");
+            bytes.extend_from_slice(&number.to_be_bytes());
+            bytes.extend_from_slice(&(data.len() as u32).to_be_bytes());
+            bytes.extend_from_slice(data);
+        };
+        if is_structured {
+            push(option::STRUCTURED_REPLY, b"");
+            expected += 20;
+        }
+        push(option::EXPORT_NAME, b"disk");
+        stream.write_all(&bytes).await.unwrap();
+        let mut greeting = vec![0; expected];
+        stream.read_exact(&mut greeting).await.unwrap();
+        Client { stream }
+    }
+}
+
+struct Client {
+    stream: UnixStream,
+}
+
+impl Client {
+    async fn send(&mut self, command: u16, cookie: u64, offset: u64, len_bytes: u32, payload: &[u8]) {
+        self.send_flagged(0, command, cookie, offset, len_bytes, payload).await;
+    }
+
+    async fn send_flagged(
+        &mut self,
+        flags: u16,
+        command: u16,
+        cookie: u64,
+        offset: u64,
+        len_bytes: u32,
+        payload: &[u8],
+    ) {
+        let mut bytes = Vec::new();
+        Request { flags, command, cookie, offset, len_bytes }.encode(&mut bytes);
+        bytes.extend_from_slice(payload);
+        self.stream.write_all(&bytes).await.unwrap();
+    }
+
+    /// Receives a simple reply: its cookie and its error.
+    async fn reply(&mut self) -> (u64, u32) {
+        let mut bytes = [0; 16];
+        self.stream.read_exact(&mut bytes).await.unwrap();
+        assert_eq!(bytes[..4], 0x6744_6698_u32.to_be_bytes());
+        (
+            u64::from_be_bytes(bytes[8..].try_into().unwrap()),
+            u32::from_be_bytes(bytes[4..8].try_into().unwrap()),
+        )
+    }
+
+    /// Receives a chunk: its flags, its type, its cookie and its payload.
+    async fn chunk(&mut self) -> (u16, u16, u64, Vec<u8>) {
+        let mut head = [0; 20];
+        self.stream.read_exact(&mut head).await.unwrap();
+        assert_eq!(head[..4], 0x668e_33ef_u32.to_be_bytes());
+        let half = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
+        let length = u32::from_be_bytes(head[16..].try_into().unwrap());
+        let mut payload = vec![0; length as usize];
+        self.stream.read_exact(&mut payload).await.unwrap();
+        (half(4), half(6), u64::from_be_bytes(head[8..16].try_into().unwrap()), payload)
+    }
+
+    async fn bytes(&mut self, count: usize) -> Vec<u8> {
+        let mut bytes = vec![0; count];
+        self.stream.read_exact(&mut bytes).await.unwrap();
+        bytes
+    }
+
+    /// Waits for the end of the stream.
+    async fn end(&mut self) {
+        let mut rest = Vec::new();
+        self.stream.read_to_end(&mut rest).await.unwrap();
+        assert_eq!(rest, b"");
+    }
+}
+
+#[tokio::test]
+async fn replies_come_in_the_order_in_which_they_are_ready() {
+    let mut site = Site::new(true, |_| ()).await;
+    let mut client = site.client(false).await;
+    client.send(command::READ, 1, 4096, 4096, b"").await;
+    client.send(command::WRITE, 2, 0, 5, b"hello").await;
+    client.send(command::FLUSH, 3, 0, 0, b"").await;
+    let read = site.calls.recv().await.unwrap();
+    let write = site.calls.recv().await.unwrap();
+    let flush = site.calls.recv().await.unwrap();
+    assert_eq!((read.offset, write.offset), (4096, 0));
+    write.release.send(Ok(())).unwrap();
+    assert_eq!(client.reply().await, (2, 0));
+    flush.release.send(Err(Error::OutOfSpace("full".into()))).unwrap();
+    assert_eq!(client.reply().await, (3, 28));
+    read.release.send(Ok(())).unwrap();
+    assert_eq!(client.reply().await, (1, 0));
+    assert_eq!(client.bytes(4096).await, vec![0; 4096]);
+    client.send(command::DISC, 4, 0, 0, b"").await;
+    client.end().await;
+    assert_eq!(site.server.metric("nbd_requests_failed_total"), 1);
+}
+
+#[tokio::test]
+async fn payloads_of_every_size_arrive_and_return() {
+    let site = Site::new(false, |_| ()).await;
+    let mut client = site.client(true).await;
+    let sizes = [1, 100, 4096, 4097, 32 * 1024 - 1, 32 * 1024, 100_000, 5 << 20, 32 << 20];
+    for (cookie, size) in sizes.into_iter().enumerate() {
+        let cookie = cookie as u64;
+        let payload: Vec<u8> = (0..size).map(|at| (at % 251) as u8 + 1).collect();
+        // Two at once: the end of a large one and the next arrive together.
+        let mut both = Vec::new();
+        for (cookie, offset) in [(cookie, 0), (100 + cookie, 64 << 20)] {
+            let len_bytes = size as u32;
+            Request { flags: 0, command: command::WRITE, cookie, offset, len_bytes }.encode(&mut both);
+            both.extend_from_slice(&payload);
+        }
+        client.stream.write_all(&both).await.unwrap();
+        assert_eq!(client.reply().await, (cookie, 0));
+        assert_eq!(client.reply().await, (100 + cookie, 0));
+        for offset in [0, 64 << 20] {
+            client.send_flagged(command_flag::DF, command::READ, cookie, offset, size as u32, b"").await;
+            let (flags, kind, of, data) = client.chunk().await;
+            assert_eq!((flags, kind, of), (chunk::DONE, chunk::OFFSET_DATA, cookie));
+            assert_eq!(data[..8], offset.to_be_bytes());
+            assert!(data[8..] == payload, "{size} bytes at {offset}");
+        }
+    }
+    // What was never written is a hole.
+    client.send(command::READ, 9, 200 << 20, 1 << 20, b"").await;
+    let (flags, kind, cookie, _) = client.chunk().await;
+    assert_eq!((flags, kind, cookie), (chunk::DONE, chunk::OFFSET_HOLE, 9));
+}
+
+#[tokio::test]
+async fn a_large_payload_is_one_run_of_memory() {
+    let mut site = Site::new(true, |_| ()).await;
+    let mut client = site.client(false).await;
+    let payload = vec![7; 8 << 20];
+    client.send(command::WRITE, 1, 0, 8 << 20, &payload).await;
+    let call = site.calls.recv().await.unwrap();
+    assert_eq!(call.segments, 1);
+    call.release.send(Ok(())).unwrap();
+    assert_eq!(client.reply().await, (1, 0));
+}
+
+/// Lets every task run that can.
+async fn settle() {
+    for _ in 0..200 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn no_more_requests_are_executed_than_a_connection_may_have() {
+    let mut site = Site::new(true, |config| config.connection_requests_max = 2).await;
+    let mut client = site.client(false).await;
+    for cookie in 0..5 {
+        client.send(command::TRIM, cookie, 0, 1, b"").await;
+    }
+    for done in 1..=5 {
+        let call = site.calls.recv().await.unwrap();
+        settle().await;
+        assert!(site.begun.load(Ordering::SeqCst) <= done + 1, "{done}");
+        call.release.send(Ok(())).unwrap();
+        client.reply().await;
+    }
+}
+
+#[tokio::test]
+async fn no_more_bytes_are_outstanding_than_a_connection_may_have() {
+    let mut site = Site::new(true, |config| config.connection_bytes_max = 32 << 20).await;
+    let mut client = site.client(false).await;
+    for cookie in 0..3 {
+        client.send(command::READ, cookie, 0, 20 << 20, b"").await;
+    }
+    for done in 1..=3 {
+        let call = site.calls.recv().await.unwrap();
+        settle().await;
+        assert_eq!(site.begun.load(Ordering::SeqCst), done);
+        call.release.send(Ok(())).unwrap();
+        assert_eq!(client.reply().await, (done as u64 - 1, 0));
+        client.bytes(20 << 20).await;
+    }
+}
+
+#[tokio::test]
+async fn connections_share_the_bytes_of_all_and_wait_for_each_other() {
+    let limit = 32 << 20;
+    let mut site =
+        Site::new(true, |config| (config.bytes_max, config.connection_bytes_max) = (limit, limit)).await;
+    let (mut first, mut second) = (site.client(false).await, site.client(false).await);
+    first.send(command::READ, 1, 0, 20 << 20, b"").await;
+    let held = site.calls.recv().await.unwrap();
+    second.send(command::READ, 2, 0, 20 << 20, b"").await;
+    settle().await;
+    assert_eq!(site.begun.load(Ordering::SeqCst), 1);
+    held.release.send(Ok(())).unwrap();
+    first.reply().await;
+    first.bytes(20 << 20).await;
+    site.calls.recv().await.unwrap().release.send(Ok(())).unwrap();
+    assert_eq!(second.reply().await, (2, 0));
+    second.bytes(20 << 20).await;
+}
+
+#[tokio::test]
+async fn a_request_runs_to_its_end_when_its_client_is_gone() {
+    let mut site = Site::new(true, |_| ()).await;
+    let mut client = site.client(false).await;
+    client.send(command::WRITE, 1, 0, 5, b"hello").await;
+    let call = site.calls.recv().await.unwrap();
+    drop(client);
+    settle().await;
+    call.release.send(Ok(())).unwrap();
+    while site.server.metric("nbd_connections_open") > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(site.ended.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn a_shutdown_answers_what_has_begun_and_closes_every_connection() {
+    let mut site = Site::new(true, |_| ()).await;
+    let (mut busy, mut idle) = (site.client(false).await, site.client(false).await);
+    let mut negotiating = site.connect().await;
+    busy.send(command::WRITE, 1, 0, 5, b"hello").await;
+    let call = site.calls.recv().await.unwrap();
+    let server = Arc::clone(&site.server);
+    let ending = tokio::spawn(async move { server.shutdown(Duration::from_secs(60)).await });
+    idle.end().await;
+    let mut greeting = Vec::new();
+    negotiating.read_to_end(&mut greeting).await.unwrap();
+    call.release.send(Ok(())).unwrap();
+    assert_eq!(busy.reply().await, (1, 0));
+    busy.end().await;
+    drop((busy, idle, negotiating));
+    assert!(ending.await.unwrap(), "every connection ended in order");
+    let Address::Unix(path) = &site.address else { unreachable!("it listens at a unix socket") };
+    assert!(!path.exists(), "a stale socket is left");
+}
+
+#[tokio::test]
+async fn a_server_that_is_full_refuses_and_has_room_again() {
+    let site = Site::new(false, |config| config.connections_max = 1).await;
+    let client = site.client(false).await;
+    let mut refused = site.connect().await;
+    assert_eq!(refused.read(&mut [0; 18]).await.unwrap(), 0);
+    assert_eq!(site.server.metric("nbd_connections_refused_total"), 1);
+    drop(client);
+    while site.server.metric("nbd_connections_open") > 0 {
+        tokio::task::yield_now().await;
+    }
+    site.client(false).await;
+}
+
+#[tokio::test]
+async fn a_client_out_of_step_is_disconnected() {
+    let site = Site::new(false, |_| ()).await;
+    let mut client = site.client(false).await;
+    client.stream.write_all(&[0; 28]).await.unwrap();
+    client.end().await;
+    let mut client = site.client(false).await;
+    client.send(command::WRITE, 1, 0, (32 << 20) + 1, b"").await;
+    client.end().await;
+    assert_eq!(site.server.metric("nbd_connections_broken_total"), 2);
+}
+
+#[tokio::test]
+async fn an_error_of_the_server_keeps_the_stream_in_step() {
+    let site = Site::new(false, |_| ()).await;
+    let mut client = site.client(true).await;
+    // The payload of a refused write is received all the same.
+    client.send(command::WRITE, 1, 256 << 20, 100_000, &vec![1; 100_000]).await;
+    let (flags, kind, cookie, payload) = client.chunk().await;
+    assert_eq!(
+        (flags, kind, cookie, payload[..4].to_vec()),
+        (chunk::DONE, chunk::ERROR, 1, vec![0, 0, 0, 28])
+    );
+    client.send(8, 2, 0, 0, b"").await;
+    assert_eq!(client.chunk().await.3[..4], [0, 0, 0, 22]);
+    client.send(command::WRITE, 3, 0, 0, b"").await;
+    assert_eq!(client.reply().await, (3, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_negotiation_and_a_request_have_a_time_and_an_idle_client_has_none() {
+    let site = Site::new(false, |_| ()).await;
+    // Time passes when nothing else can happen.
+    let mut silent = site.connect().await;
+    let mut greeting = Vec::new();
+    silent.read_to_end(&mut greeting).await.unwrap();
+    assert_eq!(greeting.len(), 18);
+    let mut client = site.client(false).await;
+    tokio::time::sleep(Duration::from_secs(24 * 60 * 60)).await;
+    client.send(command::WRITE, 1, 0, 5, b"hello").await;
+    assert_eq!(client.reply().await, (1, 0));
+    client.stream.write_all(&[0x25]).await.unwrap();
+    client.end().await;
+    assert_eq!(site.server.metric("nbd_connections_stalled_total"), 2);
+}
+
+#[test]
+fn settings_that_cannot_work_are_refused_with_what_would_be_right() {
+    let wrong = |change: fn(&mut ServerConfig)| {
+        let mut config = ServerConfig::default();
+        change(&mut config);
+        config.check().unwrap_err().to_string()
+    };
+    assert_eq!(wrong(|config| config.connections_max = 0), "connections_max must be at least 1");
+    assert_eq!(
+        wrong(|config| config.connection_bytes_max = 1 << 20),
+        "connection_bytes_max must be at least 32 MiB, the longest payload"
+    );
+    assert_eq!(wrong(|config| config.bytes_max = 1), "bytes_max must be at least connection_bytes_max");
+    assert_eq!(wrong(|config| config.tls_required = true), "tls_required needs a certificate");
+    assert_eq!(ServerConfig::default().check(), Ok(()));
+}
