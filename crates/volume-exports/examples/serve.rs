@@ -1,0 +1,51 @@
+//! Serves the disks of a directory over NBD, with a cache in memory before it:
+//!
+//! ```text
+//! cargo run --release -p cached-volume-exports --example serve -- DIR unix:/tmp/nbd.sock root=8192
+//! qemu-img info 'nbd+unix:///root?socket=/tmp/nbd.sock'
+//! ```
+//! The arguments are the directory of a file store, an address, and disks to make where they are missing, each with its
+//! size in MiB. It ends when its standard input does; then everything that clients have written is stored.
+
+use std::error::Error;
+use std::io::Read;
+use std::sync::Arc;
+use std::time::Duration;
+
+use blocker::FileStore;
+use cached_core::object::ObjectCache;
+use nbd::{Address, Server, ServerConfig};
+use volume_exports::VolumeExports;
+use volumes::{Options, Settings, Volumes};
+
+const USAGE: &str = "the arguments are a directory, an address and any number of NAME=MEBIBYTES";
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let (Some(directory), Some(address)) = (arguments.next(), arguments.next()) else {
+        return Err(USAGE.into());
+    };
+    let address: Address = address.parse()?;
+    let cache =
+        ObjectCache::builder(Arc::new(FileStore::open(directory)?)).memory_bytes(256 << 20).start()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let volumes = Arc::new(Volumes::new(Arc::new(cache), Options::new("volumes"))?);
+        for disk in arguments {
+            let (name, mebibytes) = disk.split_once('=').ok_or(USAGE)?;
+            match volumes.create(name, mebibytes.parse::<u64>()? << 20, Settings::default()).await {
+                Ok(()) | Err(volumes::Error::Exists(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let exports = VolumeExports::new(volumes);
+        let server = Server::new(Arc::new(exports.clone()), ServerConfig::default())?;
+        println!("listening on {}", server.listen(&address).await?);
+        tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new())).await??;
+        server.shutdown(Duration::from_secs(5)).await;
+        match exports.close().await.into_iter().next() {
+            None => Ok(()),
+            Some((name, error)) => Err(format!("volume {name} could not be closed: {error}").into()),
+        }
+    })
+}

@@ -1,0 +1,27 @@
+//! Errors of volumes, as the NBD server has them.
+
+use blocker::Error as StoreError;
+use nbd::protocol::NoExport;
+use volumes::Error;
+
+/// Returns why a volume cannot be exported.
+pub(crate) fn no_export(error: Error) -> NoExport {
+    match error {
+        Error::NoSuchVolume(_) => NoExport::Unknown,
+        error => NoExport::Refused(error.to_string()),
+    }
+}
+
+/// Returns the error of a request.
+pub(crate) fn of_request(error: Error) -> StoreError {
+    match error {
+        Error::Io(error) => error,
+        Error::Fenced { epoch } => StoreError::Fenced { epoch },
+        Error::NoSpace(why) => StoreError::OutOfSpace(why.into()),
+        Error::ReadOnly => StoreError::Denied("the volume is read-only".into()),
+        Error::NotFast => StoreError::Unsupported("zeros are no faster than data here".into()),
+        error @ (Error::Closed | Error::Interrupted) => StoreError::Retryable(error.to_string().into()),
+        error @ Error::Damaged(_) => StoreError::Corrupt(error.to_string().into()),
+        error => StoreError::Invalid(error.to_string().into()),
+    }
+}

@@ -1,0 +1,143 @@
+//! One volume as an export.
+
+use std::sync::Arc;
+
+use blocker::{Durability, Reply, Segments};
+use nbd::Export;
+use nbd::protocol::wire::state;
+use nbd::protocol::{Context, Description, Extent, Zeroes};
+use volumes::{Change, ExtentKind, Result, Volume};
+
+use crate::attached::Attached;
+use crate::errors::of_request;
+
+/// A volume, for one connection. The volume stays attached while there is one.
+pub(crate) struct VolumeExport {
+    pub(crate) volume: Volume,
+    pub(crate) description: Description,
+    pub(crate) fua_durability: Durability,
+    /// Gives the volume up when the last one is dropped.
+    pub(crate) _attached: Arc<Attached>,
+}
+
+impl VolumeExport {
+    /// Returns the reply that `operation` on the volume makes.
+    fn reply<T, F>(&self, operation: impl FnOnce(Volume) -> F) -> Reply<T>
+    where
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let future = operation(self.volume.clone());
+        Reply::pending(async move { future.await.map_err(of_request) })
+    }
+
+    fn durability(&self, fua: bool) -> Durability {
+        if fua { self.fua_durability } else { Durability::Cached }
+    }
+}
+
+impl Export for VolumeExport {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn read(&self, offset: u64, len_bytes: u32) -> Reply<Segments> {
+        self.reply(|volume| async move { volume.read(offset, len_bytes.into()).await })
+    }
+
+    fn write(&self, offset: u64, data: Segments, fua: bool) -> Reply<()> {
+        let durability = self.durability(fua);
+        self.reply(|volume| async move { volume.write(offset, data, durability).await.map(|_| ()) })
+    }
+
+    fn flush(&self) -> Reply<()> {
+        self.reply(|volume| async move { volume.flush().await })
+    }
+
+    fn trim(&self, offset: u64, len_bytes: u32, fua: bool) -> Reply<()> {
+        self.reply(move |volume| async move {
+            volume.discard(offset, len_bytes.into()).await?;
+            if fua { volume.flush().await } else { Ok(()) }
+        })
+    }
+
+    fn write_zeroes(&self, offset: u64, len_bytes: u32, zeroes: Zeroes) -> Reply<()> {
+        self.reply(move |volume| async move {
+            volume.write_zeroes(offset, len_bytes.into(), !zeroes.no_hole, zeroes.fast).await?;
+            if zeroes.fua { volume.flush().await } else { Ok(()) }
+        })
+    }
+
+    fn cache(&self, offset: u64, len_bytes: u32) -> Reply<()> {
+        // What is read stays in the cache below, and is not sent.
+        self.reply(|volume| async move { volume.read(offset, len_bytes.into()).await.map(drop) })
+    }
+
+    fn block_status(
+        &self,
+        context: &Context,
+        offset: u64,
+        len_bytes: u32,
+        _is_one: bool,
+    ) -> Reply<Vec<Extent>> {
+        let context = context.clone();
+        self.reply(move |volume| async move {
+            match context {
+                Context::Allocation => {
+                    let extents = volume.extents(offset, len_bytes.into()).await?;
+                    Ok(extents.iter().map(|extent| allocation(extent.kind, extent.length)).collect())
+                }
+                Context::ChangedSince(snapshot) => {
+                    let changes = volume.changed_extents(Some(&snapshot)).await?;
+                    Ok(dirty(&changes, offset, len_bytes.into()))
+                }
+            }
+        })
+    }
+}
+
+fn allocation(kind: ExtentKind, len_bytes: u64) -> Extent {
+    let flags = match kind {
+        ExtentKind::Data => 0,
+        ExtentKind::Zero => state::ZERO,
+        ExtentKind::Hole => state::HOLE | state::ZERO,
+    };
+    Extent { len_bytes, flags }
+}
+
+/// Returns the range at `offset` as extents that have changed and extents that have not. `changes` are in
+/// order and do not overlap.
+fn dirty(changes: &[Change], offset: u64, len_bytes: u64) -> Vec<Extent> {
+    let end = offset + len_bytes;
+    let mut extents = Vec::new();
+    let mut at = offset;
+    for change in changes {
+        let (from, to) = (change.offset.clamp(at, end), (change.offset + change.length).clamp(at, end));
+        if from < to {
+            extents.push(Extent { len_bytes: from - at, flags: 0 });
+            extents.push(Extent { len_bytes: to - from, flags: state::DIRTY });
+            at = to;
+        }
+    }
+    extents.push(Extent { len_bytes: end - at, flags: 0 });
+    extents
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_cut_to_the_range_and_what_is_between_has_not_changed() {
+        let change = |offset, length| Change { offset, length, is_data: true };
+        let changes = [change(0, 10), change(20, 10), change(50, 10)];
+        let states = |offset, len_bytes| {
+            let extents = dirty(&changes, offset, len_bytes);
+            let states = extents.iter().filter(|extent| extent.len_bytes > 0);
+            states.map(|extent| (extent.len_bytes, extent.flags)).collect::<Vec<_>>()
+        };
+        assert_eq!(states(0, 100), [(10, 1), (10, 0), (10, 1), (20, 0), (10, 1), (40, 0)]);
+        assert_eq!(states(5, 20), [(5, 1), (10, 0), (5, 1)]);
+        assert_eq!(states(22, 3), [(3, 1)]);
+        assert_eq!(states(30, 20), [(20, 0)]);
+    }
+}

@@ -1,0 +1,148 @@
+//! The volumes of a store as exports of an NBD server: each under its name.
+//!
+//! A volume is attached when the first connection selects it, and given up, everything stored, when the last
+//! one is gone; then another host can have it. Its snapshots are contexts: `qemu:dirty-bitmap:NAME` shows
+//! what has changed since the snapshot of that name.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use blocker::Memory;
+//! use nbd::{Server, ServerConfig};
+//! use volume_exports::VolumeExports;
+//! use volumes::{Options, Settings, Volumes};
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let volumes = Arc::new(Volumes::new(Arc::new(Memory::default()), Options::new("volumes"))?);
+//! volumes.create("disk", 1 << 30, Settings::default()).await?;
+//! let exports = VolumeExports::new(volumes);
+//! let server = Server::new(Arc::new(exports.clone()), ServerConfig::default())?;
+//! let address = server.listen(&"127.0.0.1:0".parse()?).await?;
+//! println!("nbd://{address}/disk");
+//! server.shutdown(std::time::Duration::from_secs(10)).await;
+//! assert!(exports.close().await.is_empty(), "every volume was given up");
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
+#![warn(missing_debug_implementations)]
+
+mod attached;
+mod errors;
+mod export;
+
+use std::fmt;
+use std::sync::Arc;
+
+use blocker::Durability;
+use nbd::protocol::{Context, Description, NoExport};
+use nbd::{Export, Exports, Lookup};
+use volumes::{OpenOptions, SnapshotInfo, Volumes};
+
+use attached::Table;
+use errors::no_export;
+use export::VolumeExport;
+
+/// The most snapshots of a volume that are contexts: the latest ones.
+const CONTEXTS_MAX: usize = 1024;
+
+/// The volumes of a store, as exports.
+#[derive(Clone)]
+pub struct VolumeExports {
+    volumes: Arc<Volumes>,
+    table: Arc<Table>,
+    fua_durability: Durability,
+}
+
+impl VolumeExports {
+    /// Returns the volumes as exports. What a client demands to be durable is *stored*.
+    #[must_use]
+    pub fn new(volumes: Arc<Volumes>) -> Self {
+        Self { volumes, table: Arc::default(), fua_durability: Durability::Stored }
+    }
+
+    /// Sets what a write holds that a client demands to be durable: *journaled* is enough where the cache
+    /// below has a journal.
+    #[must_use]
+    pub fn fua_durability(mut self, durability: Durability) -> Self {
+        self.fua_durability = durability;
+        self
+    }
+
+    /// Gives up every volume that is attached, everything stored. Call it when the server has ended. Returns
+    /// those that could not be given up, each with the reason.
+    pub async fn close(&self) -> Vec<(String, volumes::Error)> {
+        self.table.close_all().await
+    }
+}
+
+impl Exports for VolumeExports {
+    fn list(&self) -> Lookup<Vec<String>> {
+        let volumes = Arc::clone(&self.volumes);
+        Box::pin(async move {
+            let all = volumes.list().await.map_err(no_export)?;
+            Ok(all.into_iter().map(|volume| volume.name).collect())
+        })
+    }
+
+    fn describe(&self, name: &str) -> Lookup<Description> {
+        let (volumes, name) = (Arc::clone(&self.volumes), name.to_owned());
+        Box::pin(async move {
+            let info = volumes.info(&name).await.map_err(no_export)?;
+            let snapshots = volumes.snapshots(&name).await.map_err(no_export)?;
+            Ok(description(info.size_bytes, info.object_bytes, info.settings.is_read_only, &snapshots))
+        })
+    }
+
+    fn open(&self, name: &str) -> Lookup<Arc<dyn Export>> {
+        let (this, name) = (self.clone(), name.to_owned());
+        Box::pin(async move {
+            // In a task of its own: a client that goes away in the middle must not leave the volume half
+            // attached.
+            let opening = tokio::spawn(async move { this.attach(&name).await });
+            match opening.await {
+                Ok(opened) => opened.map(|export| Arc::new(export) as Arc<dyn Export>).map_err(no_export),
+                Err(error) => Err(NoExport::Refused(format!("opening the volume failed: {error}"))),
+            }
+        })
+    }
+}
+
+impl VolumeExports {
+    async fn attach(&self, name: &str) -> volumes::Result<VolumeExport> {
+        let mut turn = self.table.turn(name).await;
+        let is_attached = turn.volume().is_some();
+        // One that is attached and works is returned again; one that was fenced off or interrupted is opened
+        // anew.
+        let volume = self.volumes.open(name, OpenOptions::default()).await?;
+        let attached = turn.attach(volume.clone());
+        drop(turn);
+        if !is_attached {
+            tracing::debug!(volume = name, "volume attached");
+        }
+        let snapshots = self.volumes.snapshots(name).await?;
+        let settings = volume.settings();
+        let description =
+            description(volume.size_bytes(), volume.object_bytes(), settings.is_read_only, &snapshots);
+        Ok(VolumeExport { volume, description, fua_durability: self.fua_durability, _attached: attached })
+    }
+}
+
+fn description(
+    size_bytes: u64,
+    object_bytes: u64,
+    is_read_only: bool,
+    snapshots: &[SnapshotInfo],
+) -> Description {
+    let mut description = Description::new(size_bytes);
+    description.features.read_only = is_read_only;
+    description.text = format!("a volume of cached, in objects of {object_bytes} bytes");
+    let latest = &snapshots[snapshots.len().saturating_sub(CONTEXTS_MAX)..];
+    description.contexts.extend(latest.iter().map(|snapshot| Context::ChangedSince(snapshot.name.clone())));
+    description
+}
+
+impl fmt::Debug for VolumeExports {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VolumeExports").field("volumes", &self.volumes).finish_non_exhaustive()
+    }
+}
