@@ -1,0 +1,9 @@
+//! Any bytes as what an NBD client sends: a negotiation, and after it requests.
+
+#![no_main]
+
+// The checks are the tests' own, so that `cargo test` replays the corpus through the same functions.
+#[path = "../../crates/nbd/tests/checks/mod.rs"]
+mod checks;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| checks::client(data));

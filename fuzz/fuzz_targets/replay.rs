@@ -1,0 +1,9 @@
+//! Any bytes as damage to a journal's files or records, replayed through a cache over a store in memory.
+
+#![no_main]
+
+// The check is the tests' own, so that `cargo test` replays the corpus through the same code.
+#[path = "../../crates/cached-core/tests/replay_bytes/mod.rs"]
+mod replay_bytes;
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| replay_bytes::run(data));
